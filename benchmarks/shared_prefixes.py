@@ -19,11 +19,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from isojax.core import registry
 from isojax.core.config import ModelConfig, SamplingConfig
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
+from isojax.models.families import family
 from isojax.models.hf import hf_load
 from isojax.sampling.batch import ProblemArrays
 from isojax.sampling.engine import build_sampler
@@ -42,7 +42,7 @@ def main() -> None:
 
     config = hf_load.resolve_model(ModelConfig(path=str(args.model)))
     mesh = make_mesh(parse_mesh("auto", 1), jax.devices())
-    build = registry.load("models.families", config.family, "build").build
+    build = family.load(config.family)
     params: Any = hf_load.load(args.model, config, build(config, config.vocab), mesh)
     if args.layers:
         config = config.model_copy(update={"layers": args.layers})

@@ -15,6 +15,7 @@ from isojax.core.config import Config, config_names, load_config
 from isojax.core.config.load import find_config
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import config_keys
+from isojax.runs.importers import importer
 from isojax.runs.ledger import INCLUDE_FLAGGED
 
 # Settings that name a plug-in -> the folders of its file.
@@ -66,7 +67,7 @@ def complete_run(incomplete: str) -> list[str]:
 
 def complete_log_format(incomplete: str) -> list[str]:
     """For a shell: the formats of other trainers' logs."""
-    return [name for name in registry.plugin_names(["runs.importers"], ("read",)) if name.startswith(incomplete)]
+    return [name for name in importer.names() if name.startswith(incomplete)]
 
 
 RUNS_HELP = "Sweep folders, cell folders or ledgers, such as runs/quickstart."

@@ -15,15 +15,16 @@ import difflib
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType, UnionType
-from typing import Any, Generic, ParamSpec, TypeVar, get_args, get_origin, overload
+from types import ModuleType
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from isojax.core import registry
 from isojax.core.errors import InputError
-from isojax.core.user_code import is_library_file
+from isojax.core.plugin_traits import check_traits, decorating_advice, first_line
+from isojax.core.user_code import note_plugin_file
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -78,7 +79,8 @@ class PluginKind(Generic[Traits]):
         scope = frame.f_back.f_globals  # of the module that is being imported
         module = scope["__name__"]
         name = module.rpartition(".")[2] if module.startswith(_OWN_PREFIX) else module
-        checked_traits = self._make_traits(traits)
+        check_traits(self.name, self.traits_type, traits)
+        checked_traits = self.traits_type(**traits)
 
         def decorate(function: Callable[P, R]) -> Plugin[P, R, Traits]:
             if not callable(function):
@@ -97,29 +99,18 @@ class PluginKind(Generic[Traits]):
         """The names of isojax's own, of which none is imported."""
         return registry.file_names([self.folder])
 
-    def _make_traits(self, traits: dict[str, Any]) -> Traits:
-        known_fields = _fields_of(self)
-        known = [field.name for field in known_fields]
-        for name in traits.keys() - set(known):
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            expected = f"expected {' or '.join(known)}" if known else "expected no argument"
-            raise InputError(f"@{self.name} has an argument {name!r}; {expected}.{hint}")
-
-        missing = [field.name for field in known_fields if _is_required(field) and field.name not in traits]
-        if missing:
-            raise InputError(f"@{self.name} has no argument {' and no '.join(missing)}, which it needs.")
-        for field in known_fields:
-            if field.name in traits and not _is_of_type(traits[field.name], field.type):
-                value = repr(traits[field.name])[:80]
-                raise InputError(f"@{self.name} has {field.name} = {value}; expected {_describe_type(field.type)}.")
-        return self.traits_type(**traits)
-
 
 def load_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any, Any]:
     """The plug-in `name` of one of these kinds: that of the file of this name in isojax's folders, the config's or the
     working directory; or of a dotted module path, which may also name a function in a module. InputError where there is
     none, with the known names, or where the module has several, or its function lacks the decorator."""
+    plugin = _find_plugin(kinds, name)
+    if not plugin.is_own:
+        note_plugin_file(plugin.file)
+    return plugin
+
+
+def _find_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any, Any]:
     label = f"{kinds[-1].folder.rpartition('.')[2]} plug-in {name!r}"
     kind = kinds[-1]
 
@@ -180,74 +171,14 @@ def _plain_functions(module: ModuleType) -> list[str]:
         if not name.startswith("_")
         and not isinstance(value, Plugin)
         and getattr(value, "__module__", None) == module.__name__
-        and _first_line(value)
+        and first_line(value)
     ]
 
 
-def _refuse_undecorated(label: str, kind: PluginKind[Any], module: ModuleType, names: Iterable[str]) -> None:
+def _refuse_undecorated(label: str, kind: PluginKind[Any], module: ModuleType, names: Sequence[str]) -> None:
     """InputError that says what to write above which line, where a module has such functions."""
-    decorator, trait_functions = _decorator_for(kind, module)
-    functions = {name: vars(module)[name] for name in names if name not in trait_functions}
-    if kind.name in functions:
-        functions = {kind.name: functions[kind.name]}
-    if not functions:
-        return
-
-    file = str(module.__file__)
-    import_line = f"`from {_OWN_PREFIX}{kind.folder} import {kind.name}`"
-    problem = f"{label}: {file} has no function with the decorator @{kind.name}"
-    if is_library_file(file):
-        name = next(iter(functions))
-        lines = f"`from {module.__name__} import {name}`, {import_line} and `my_{kind.name} = {kind.name}({name})`"
-        raise InputError(f"{problem}. In a file of your own, write {lines} (docs/extending.md).")
-    places = " or ".join(f"line {_first_line(function)} ({name})" for name, function in functions.items())
-    choice = ", whichever it is" if len(functions) > 1 else ""
-    write = f"Write `{decorator}` above {places}{choice}, and {import_line} at the head of the file"
-    raise InputError(f"{problem}. {write} (docs/extending.md).")
-
-
-def _decorator_for(kind: PluginKind[Any], module: ModuleType) -> tuple[str, set[str]]:
-    """The decorator as text, with the traits of which the module has a constant or a function (NEEDS_GROUP, reply), and
-    those that every plug-in of the kind states; and the names of these functions."""
-    arguments, functions = list[str](), set[str]()
-    names = [field.name for field in _fields_of(kind)]
-    for field in _fields_of(kind):
-        constant, function = (vars(module).get(name) for name in (field.name.upper(), field.name))
-        if constant is not None and _is_of_type(constant, field.type):
-            arguments.append(f"{field.name}={constant if isinstance(constant, bool) else field.name.upper()}")
-        elif inspect.isfunction(function) and _is_of_type(function, field.type):
-            arguments.append(f"{field.name}={field.name}")
-            functions.add(field.name)
-        elif _is_required(field):
-            arguments.append(f"{field.name}=...")
-    for name, value in vars(module).items():
-        if name.isupper() and isinstance(value, dict) and value and set(value) <= set(names):
-            arguments.append(f"**{name}")  # DEFAULTS of a loss
-    return f"@{kind.name}({', '.join(arguments)})".removesuffix("()"), functions
-
-
-def _first_line(function: Any) -> int:
-    """Where a function begins, its decorators included; 0 of what is no function in Python."""
-    code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
-    return code.co_firstlineno if code else 0
-
-
-def _fields_of(kind: PluginKind[Any]) -> tuple[Field[Any], ...]:
-    return fields(kind.traits_type)
-
-
-def _is_required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
-
-
-def _describe_type(annotation: Any) -> str:
-    options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    names = [(get_origin(option) or option).__name__ for option in options]
-    return " or ".join(names).replace("NoneType", "None")
-
-
-def _is_of_type(value: Any, annotation: Any) -> bool:
-    """Whether a value is what a field's annotation says, without a look at what it holds; an int may be a float."""
-    options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    classes = [get_origin(option) or option for option in options]
-    return isinstance(value, (*classes, int) if float in classes else tuple(classes))
+    home = f"{_OWN_PREFIX}{kind.folder}"
+    advice = decorating_advice(kind.name, home, kind.traits_type, module, names)
+    if advice:
+        problem = f"{label}: {module.__file__} has no function with the decorator @{kind.name}"
+        raise InputError(f"{problem}. {advice} (docs/extending.md).")

@@ -144,7 +144,7 @@ def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.Mon
         lambda: detect_format([tmp_path]),
         lambda: open_source(f"parquet:{closed}", DataConfig()),
         lambda: weight_files(closed),
-        *(partial(logs_of_folder, tmp_path, importer) for importer in (csv, wandb, trl, tensorboard)),
+        *(partial(logs_of_folder, tmp_path, one.read) for one in (csv, wandb, trl, tensorboard)),
     ]
     for read in readers:
         with pytest.raises(InputError, match=f"cannot read the folder {closed}: Permission denied"):

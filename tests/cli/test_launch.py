@@ -160,30 +160,34 @@ def test_what_nothing_foresees_is_one_message_and_its_traceback_a_file(
         isojax("launch")
 
 
+FORMAT = "from isojax.runs.importers import importer\n\n@importer(fields={})\n"
+EXPORT = "from isojax.runs.exporters import exporter\n\n@exporter(how_to_run='')\n"
+
+
 def test_an_error_in_a_plug_in_of_ones_own_names_its_file(isojax: Isojax, tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("a\n")
     plugins = {
-        "my_format": "FIELDS = {}\ndef read(path):\n    return _rows(path)\ndef _rows(path):\n    return {}['rows']\n",
-        "my_json": "import json\nFIELDS = {}\ndef read(path):\n    return json.loads(path.read_text())\n",
-        "my_export": "HOW_TO_RUN = ''\ndef render(recommendation, config):\n    return recommendation.rollouts\n",
+        "my_format": FORMAT + "def read(path):\n    return _rows(path)\ndef _rows(path):\n    return {}['rows']\n",
+        "my_json": FORMAT + "def read(path):\n    import json\n    return json.loads(path.read_text())\n",
+        "my_export": EXPORT + "def render(recommendation, config):\n    return recommendation.rollouts\n",
     }
     for name, text in plugins.items():
         (tmp_path / f"{name}.py").write_text(text)
     (tmp_path / "fit.json").write_text(document().model_dump_json())
     words = ("records", "import", "a.log", "--out", "runs/o", "--from")
     for command, place, cause in (
-        ((*words, "my_format"), "my_format.py, line 5", "KeyError: 'rows'"),
-        ((*words, "my_json"), "my_json.py, line 4", "JSONDecodeError: Expecting value"),  # of a function that it calls
+        ((*words, "my_format"), "my_format.py, line 7", "KeyError: 'rows'"),
+        ((*words, "my_json"), "my_json.py, line 6", "JSONDecodeError: Expecting value"),  # of a function that it calls
         (
             ("recommend", "fit.json", "--budget", "1e5", "--write", "x.txt", "--for", "my_export"),
-            "my_export.py, line 3", "AttributeError: 'Recommendation' object has no attribute 'rollouts'",
+            "my_export.py, line 5", "AttributeError: 'Recommendation' object has no attribute 'rollouts'",
         ),
     ):  # fmt: skip
         code, out, err = isojax(*command)
         assert (code, out) == (1, "") and f"error: the plug-in failed at {tmp_path / place} ({cause}" in err
         assert "The traceback is in" in err and "report it" not in err and not (tmp_path / "x.txt").exists()
-    (tmp_path / "my_format.py").write_text("FIELDS = {}\ndef read(path):\n    return None\n")
-    (tmp_path / "my_empty.py").write_text("FIELDS = {}\ndef read(path):\n    return None\n")
+    (tmp_path / "my_format.py").write_text(FORMAT + "def read(path):\n    return None\n")
+    (tmp_path / "my_empty.py").write_text(FORMAT + "def read(path):\n    return None\n")
     assert "the format my_empty found no run in a.log" in error_of(isojax(*words, "my_empty"))
 
 

@@ -15,8 +15,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from isojax.cli import app
-from isojax.core import registry
 from isojax.core.config import Config, ModelConfig, save_config
+from isojax.models.families import family
 from isojax.models.hf import hf_load
 from isojax.rl.optimizer import build_init_state
 from isojax.tasks.tokenizer import end_tokens, load_tokenizer
@@ -86,7 +86,7 @@ def write_cell(model: ModelConfig, cell: Path) -> dict[str, Any]:
         cell.parent.parent / "config.yaml",
     )
     on = mesh("data=2,fsdp=2,tensor=2")
-    decoder = registry.load("models.families", model.family, "build").build(model, model.vocab)
+    decoder = family.load(model.family)(model, model.vocab)
     rng = np.random.default_rng(5)
     params = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(np.float32), decoder.shapes())
     with Checkpoints(cell / "checkpoint") as checkpoints:

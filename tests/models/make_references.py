@@ -167,8 +167,8 @@ BOUNDS = ((5, 130), (10, 300), (1, 5))  # intermediate_size, vocab_size, num_hid
 def check(count: int, seed: int, longest: int) -> None:
     """`count` random models, here and there; a JSON line each."""
     sys.path.insert(0, str(ROOT))
-    from isojax.core import registry
     from isojax.core.config import ModelConfig
+    from isojax.models import families
     from isojax.models.hf.hf_config import find_family
     from tests.models.agreement import differences, from_checkpoint
 
@@ -181,8 +181,9 @@ def check(count: int, seed: int, longest: int) -> None:
         expected = reference_logits(model, tokens, lengths)
         hf = json.loads(config.to_json_string(use_diff=False))
         hf = older_spelling({"dtype": "float32", **hf}, "rope_type") if i % 2 else hf
-        family = registry.load("models.families", find_family(hf["architectures"][0]), "build")
-        decoder = family.build(ModelConfig(family=drawn["family"], **family.settings(hf)), config.vocab_size)
+        family = families.family.load(find_family(hf["architectures"][0]))
+        assert family.traits.settings is not None
+        decoder = family(ModelConfig(family=drawn["family"], **family.traits.settings(hf)), config.vocab_size)
         weights = {k: v.numpy() for k, v in model.state_dict().items()}
         result = differences(decoder, from_checkpoint(weights, decoder), tokens, lengths, expected)
         far = {way: float(np.abs(d).max()) for way, d in result.items()}

@@ -15,10 +15,9 @@ import pytest
 from jax.sharding import PartitionSpec
 from safetensors.numpy import load_file
 
-from isojax.core import registry
 from isojax.core.config import ModelConfig, RopeScaling, load_config
 from isojax.core.errors import InputError
-from isojax.models.families import llama, qwen2, qwen3
+from isojax.models.families import family, llama, qwen2, qwen3
 from isojax.models.hf.hf_config import find_family
 from isojax.models.layers.rope import rope_frequencies
 from isojax.models.transformer import Decoder
@@ -39,9 +38,9 @@ def read(name: str, file: str = "config.json") -> dict[str, Any]:
 def model_of(name: str) -> tuple[Decoder, Any]:
     """A reference's decoder and parameters, by its family file alone."""
     hf = read(name)
-    family = FAMILIES[find_family(hf["architectures"][0])]
-    config = ModelConfig(**family.settings(hf))
-    decoder = family.build(config, config.vocab)
+    module = FAMILIES[find_family(hf["architectures"][0])]
+    config = ModelConfig(**module.settings(hf))
+    decoder = module.build(config, config.vocab)
     return decoder, from_checkpoint(load_file(REFERENCES / name / "model.safetensors"), decoder)
 
 
@@ -65,8 +64,8 @@ def test_logits_equal_transformers(name: str, axes: str) -> None:
 def test_both_spellings_of_config_json_are_one_model(name: str) -> None:
     old, new = read(name, "config_v4.json"), read(name)
     assert "rope_theta" in old and "rope_theta" not in new
-    family = FAMILIES[find_family(new["architectures"][0])]
-    assert family.settings(old) == family.settings(new)
+    module = FAMILIES[find_family(new["architectures"][0])]
+    assert module.settings(old) == module.settings(new)
 
 
 def test_every_setting_of_a_config_json_arrives() -> None:
@@ -200,8 +199,7 @@ def test_a_tied_embedding_gathers_both_gradients() -> None:
 )
 def test_presets_have_the_published_number_of_parameters(preset: str, parameters: int) -> None:
     cell = load_config(str(CONFIGS / f"{preset}.yaml")).cell
-    family = registry.load("models.families", cell.model.family, "build")
-    decoder = family.build(cell.model, cell.model.vocab)
+    decoder = family.load(cell.model.family)(cell.model, cell.model.vocab)
     shapes = jax.tree_util.tree_flatten_with_path(decoder.shapes())[0]
     assert sum(x.size for _, x in shapes) == parameters
     assert ("unembed" in decoder.shapes()) != cell.model.tied

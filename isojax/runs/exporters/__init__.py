@@ -1,18 +1,32 @@
 """A recommendation as a trainer's config: one file for each framework, or a fork's own module (`--for
-my_fork.my_trainer`), with `render(recommendation, sweep_config) -> str` (sweep_config is None for imported logs) and
-HOW_TO_RUN, the command that uses the written file; {file}, {folder} and {name} stand for its path, its folder, and
-its name less .yaml.
+my_fork.my_trainer`), with `render(recommendation, sweep_config) -> str`, which has the decorator
+`@exporter(how_to_run=...)`. sweep_config is None for imported logs."""
 
-For --growing also `render_growing(recommendation, sweep_config, name) -> texts`, one config or a series of runs, each
-of which goes on from the checkpoint of the one before; HOW_TO_GO_ON where their commands differ from the first's."""
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation, GrowingRun, Recommendation
+from isojax.core.plugins import Plugin, PluginKind
 from isojax.core.schedule import parse_schedule, stage_spans
+
+
+@dataclass(frozen=True)
+class ExporterTraits:
+    # The command that uses the written file; {file}, {folder} and {name} are its path, its folder, and its name less
+    # .yaml.
+    how_to_run: str
+
+    # For --growing: (recommendation, sweep_config, name) -> texts, one config or a series of runs, each of which goes
+    # on from the checkpoint of the one before.
+    render_growing: Callable[[Recommendation, Config | None, str], list[str]] | None = None
+    how_to_go_on: str | None = None  # where the commands of later runs differ from the first's
+
+
+Exporter = Plugin[..., str, ExporterTraits]
+
+exporter = PluginKind("exporter", "runs.exporters", ExporterTraits)
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,11 @@ from isojax.core.config import WHOLE_GRID, Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import recommended_growth
-
-HOW_TO_RUN = "isojax train {file}"
-
-
-def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
-    """The sweep's config as YAML with the chosen cell alone, under a name of its own: same task and recipe."""
-    return yaml_text(_config(recommendation, sweep_config).model_dump(mode="json"))
+from isojax.runs.exporters import exporter, recommended_growth
 
 
 def render_growing(recommendation: Recommendation, sweep_config: Config | None, name: str) -> list[str]:
-    """The same with the recommended schedule in place of the cell: one run, which is named after the sweep."""
+    """As `render`, with the recommended schedule in place of the cell: one run, which is named after the sweep."""
     schedules = {"growing": recommended_growth(recommendation).schedule}
     config = _config(recommendation, sweep_config)
     largest_n = max(cell.n for cell in recommendation.measured_cells)
@@ -25,6 +18,12 @@ def render_growing(recommendation: Recommendation, sweep_config: Config | None, 
     sweep = {"B_p": (), "n": (), "schedules": schedules, "B_max": B_max}
     config = config.with_settings(name=f"{config.name}-growing", sweep=sweep)
     return [yaml_text(config.model_dump(mode="json"))]
+
+
+@exporter(how_to_run="isojax train {file}", render_growing=render_growing)
+def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
+    """The sweep's config as YAML with the chosen cell alone, under a name of its own: same task and recipe."""
+    return yaml_text(_config(recommendation, sweep_config).model_dump(mode="json"))
 
 
 def _config(recommendation: Recommendation, sweep_config: Config | None) -> Config:

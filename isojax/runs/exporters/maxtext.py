@@ -5,11 +5,12 @@ batch_size counts prompts, and a batch is one update. A run takes num_batches ba
 from isojax.core.config import Config
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import header_comments, small_dataset_note
+from isojax.runs.exporters import exporter, header_comments, small_dataset_note
 
 HOW_TO_RUN = "python -m maxtext.trainers.post_train.rl.train_rl {file} model_name=... load_parameters_path=..."
 
 
+@exporter(how_to_run=HOW_TO_RUN)
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     allocation = recommendation.allocation
     config = {

@@ -5,11 +5,12 @@ num_prompts_per_step counts prompts and train_global_batch_size completions: wit
 from isojax.core.config import Config
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import header_comments
+from isojax.runs.exporters import exporter, header_comments
 
 HOW_TO_RUN = "uv run examples/run_grpo.py --config {file}"
 
 
+@exporter(how_to_run=HOW_TO_RUN)
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     allocation = recommendation.allocation
     config = {

@@ -6,11 +6,12 @@ rollout is used once by the policy that drew it. It ends after max_samples promp
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Recommendation
-from isojax.runs.exporters import header_comments, small_dataset_note
+from isojax.runs.exporters import exporter, header_comments, small_dataset_note
 
 HOW_TO_RUN = "grep -v '^#' {file} | xargs python -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path ..."
 
 
+@exporter(how_to_run=HOW_TO_RUN)
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     """The arguments; InputError for n = 1, which OpenRLHF's group_norm refuses."""
     allocation = recommendation.allocation

@@ -9,7 +9,7 @@ from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import GrowingStage, growing_stages, header_comments
+from isojax.runs.exporters import GrowingStage, exporter, growing_stages, header_comments
 
 HOW_TO_RUN = "trl grpo --config {file} --model_name_or_path ... --dataset_name ... --reward_funcs ..."
 HOW_TO_GO_ON = "trl grpo --config {file} --dataset_name ... --reward_funcs ..."  # the file names the model
@@ -27,6 +27,7 @@ def render_growing(recommendation: Recommendation, sweep_config: Config | None, 
     return texts
 
 
+@exporter(how_to_run=HOW_TO_RUN, render_growing=render_growing, how_to_go_on=HOW_TO_GO_ON)
 def render(
     recommendation: Recommendation,
     sweep_config: Config | None,

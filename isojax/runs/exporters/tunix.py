@@ -6,11 +6,12 @@ rl_training_config as a whole, so that what stands in it (the optimizer, max_ste
 from isojax.core.config import Config
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import header_comments, small_dataset_note
+from isojax.runs.exporters import exporter, header_comments, small_dataset_note
 
 HOW_TO_RUN = "python -m tunix.cli.grpo_main BASE.yaml override_config_file={file}"
 
 
+@exporter(how_to_run=HOW_TO_RUN)
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     allocation = recommendation.allocation
     overrides = {

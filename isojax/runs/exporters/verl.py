@@ -7,7 +7,7 @@ epoch is at least one update, so M epochs never end first."""
 from isojax.core.config import Config
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import GrowingStage, growing_stages, header_comments
+from isojax.runs.exporters import GrowingStage, exporter, growing_stages, header_comments
 
 HOW_TO_RUN = (
     "python -m verl.trainer.main_ppo --config-dir={folder} --config-name={name} data.train_files=... "
@@ -20,6 +20,7 @@ def render_growing(recommendation: Recommendation, sweep_config: Config | None, 
     return [render(s.recommendation, sweep_config, s, f"checkpoints/{name}") for s in growing_stages(recommendation)]
 
 
+@exporter(how_to_run=HOW_TO_RUN, render_growing=render_growing)
 def render(
     recommendation: Recommendation, sweep_config: Config | None, stage: GrowingStage | None = None, folder: str = ""
 ) -> str:

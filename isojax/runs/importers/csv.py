@@ -19,7 +19,7 @@ from isojax.core.csv_text import parse_csv
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_text
 from isojax.core.tabular import DataTable, RowTable
-from isojax.runs.importers import wandb
+from isojax.runs.importers import importer, wandb
 from isojax.runs.logs.log_table import LEDGER_FIELDS, LogTable, check_log_file
 
 FIELDS = LEDGER_FIELDS | {
@@ -38,6 +38,7 @@ BOUND_SUFFIXES = ("__MIN", "__MAX")  # of W&B's export
 MEANS_NOTE = "its values are means over runs, or over buckets of steps; else export it ungrouped, with full fidelity"
 
 
+@importer(fields=FIELDS, suffixes=SUFFIXES)
 def read(path: Path, whole_lines: bool = False) -> list[LogTable]:
     """A table, in the wide form one per run; `whole_lines`: no last line without its end; InputError as `parse_csv`."""
     check_log_file(path)

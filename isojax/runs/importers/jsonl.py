@@ -5,13 +5,11 @@ from pathlib import Path
 
 from isojax.core.tabular import DataRow, RowTable
 from isojax.core.yaml_files import flatten
-from isojax.runs.importers import csv
+from isojax.runs.importers import csv, importer
 from isojax.runs.logs.log_table import LogTable, read_log_objects
 
-FIELDS = csv.FIELDS
-SUFFIXES = (".jsonl", ".ndjson")
 
-
+@importer(fields=csv.FIELDS, suffixes=(".jsonl", ".ndjson"))
 def read(path: Path) -> list[LogTable]:
     """The file as one table; raises InputError as `read_log_objects`."""
     rows, notes = read_log_objects(path)

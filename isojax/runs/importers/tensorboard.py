@@ -14,7 +14,7 @@ from isojax.core.errors import InputError
 from isojax.core.registry import import_extra
 from isojax.core.table_files import paths_below
 from isojax.core.tabular import DataRow
-from isojax.runs.importers import trl, wandb
+from isojax.runs.importers import importer, trl, wandb
 from isojax.runs.logs.log_table import LogTable, check_log_file, parse_message
 
 EVENT_FILE_PATTERN = "*tfevents*"
@@ -36,6 +36,7 @@ def find_logs(folder: Path) -> list[Path]:
     return folders
 
 
+@importer(fields=FIELDS, find_logs=find_logs)
 def read(path: Path) -> list[LogTable]:
     """An event file, or the event files of a folder, as one run."""
     files = sorted(path.glob(EVENT_FILE_PATTERN)) if path.is_dir() else [path]

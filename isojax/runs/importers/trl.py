@@ -16,6 +16,7 @@ from isojax.core.errors import InputError
 from isojax.core.limits import MAX_NUMBER
 from isojax.core.table_files import parse_json, paths_below, read_text
 from isojax.core.tabular import DataRow
+from isojax.runs.importers import importer
 from isojax.runs.logs.log_table import SAME_NAME_FIELDS, LogTable, check_log_file
 
 STATE_FILE, ARGUMENTS_FILE = "trainer_state.json", "training_args.bin"
@@ -65,6 +66,7 @@ def find_logs(folder: Path) -> list[Path]:
     return list(dict.fromkeys(runs)) or [folder]
 
 
+@importer(fields=FIELDS, find_logs=find_logs)
 def read(path: Path) -> list[LogTable]:
     """A trainer_state.json or its log_history, a checkpoint's folder, or an output folder (its last), as one run."""
     file = _state_file(path)

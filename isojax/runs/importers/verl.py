@@ -10,6 +10,7 @@ from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.tabular import DataRow, parse_number
+from isojax.runs.importers import importer
 from isojax.runs.logs.log_table import SAME_NAME_FIELDS, LogTable, read_log_objects
 
 METRIC_COLUMNS = ("val-core/*/mean@*", "val/test_score/*")  # acc/mean@k, or reward/mean@k of problems without acc
@@ -31,7 +32,6 @@ SAMPLED = {"sampled_batches": ("train/num_gen_batches",), "sampled_B_p": ("data.
 STEP_SECONDS = ("perf/time_per_step", "timing_s/step")
 
 FIELDS = SAME_NAME_FIELDS | TRAIN_COLUMNS | SAMPLED | {"reward": METRIC_COLUMNS, "step_seconds": STEP_SECONDS}
-SUFFIXES = (".jsonl",)
 
 
 def derived_settings(config: Mapping[str, Any], rows: Sequence[DataRow]) -> dict[str, int]:
@@ -54,6 +54,7 @@ def derived_settings(config: Mapping[str, Any], rows: Sequence[DataRow]) -> dict
     return {name: value for name, value in settings.items() if value}
 
 
+@importer(fields=FIELDS, suffixes=(".jsonl",))
 def read(path: Path) -> list[LogTable]:
     """The file as one run; InputError for a line of another form."""
     rows, notes = read_log_objects(path)

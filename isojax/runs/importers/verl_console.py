@@ -13,11 +13,10 @@ from isojax.core.errors import InputError
 from isojax.core.table_files import read_lines
 from isojax.core.tabular import DataRow, parse_number
 from isojax.core.yaml_files import flatten
-from isojax.runs.importers import verl
+from isojax.runs.importers import importer, verl
 from isojax.runs.logs.log_table import LogTable, check_log_file
 
 FIELDS = verl.FIELDS | verl.CONFIG_COLUMNS
-SUFFIXES = (".log", ".txt", ".out")
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # and what moves the cursor, as progress bars do
 # What kubectl and docker (--timestamps), ts, srun -l, torchrun, mpirun and docker compose put before a line.
@@ -41,6 +40,7 @@ def is_step_line(text: str) -> bool:
     return any(_STEP_LINE.match(piece) for _, piece in _plain_pieces(text))
 
 
+@importer(fields=FIELDS, suffixes=(".log", ".txt", ".out"))
 def read(path: Path) -> list[LogTable]:
     """The file as one run; InputError where it has no step."""
     check_log_file(path)

@@ -13,7 +13,7 @@ from isojax.core.registry import import_extra
 from isojax.core.table_files import parse_json, paths_below
 from isojax.core.tabular import DataRow
 from isojax.core.yaml_files import flatten
-from isojax.runs.importers import trl, verl
+from isojax.runs.importers import importer, trl, verl
 from isojax.runs.logs.log_table import SAME_NAME_FIELDS, LogTable, check_log_file, parse_message
 
 MAGIC = b":W&B\xe1\xbe"  # and a byte for the version
@@ -44,6 +44,7 @@ def find_logs(folder: Path) -> list[Path]:
     return files
 
 
+@importer(fields=FIELDS, find_logs=find_logs)
 def read(file: Path) -> list[LogTable]:
     """A .wandb file as one run; its id is that of the run, which may go on in another file."""
     record_class = import_extra("wandb", "--from wandb", "wandb.proto.wandb_internal_pb2").Record

@@ -1,19 +1,28 @@
 """Loggers send the curves of a cell to other tools: each of `run.loggers`, a file of this folder or a module of yours
-by its path, with `begin(folder, cell, config) -> Logger` and, where it may be unusable here, `check()`, which raises
-InputError before any work. What a logger writes is a function of the ledger: it gets all of it when the cell is
-opened and after each further point, so no kill loses a point or writes one twice."""
+by its path, with `begin(folder, cell, config) -> Logger`, which has the decorator `@logger`. What a logger writes is a
+function of the ledger: it gets all of it when the cell is opened and after each further point, so no kill loses a point
+or writes one twice."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from isojax.core.config import Config
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.core.registry import load
+from isojax.core.plugins import PluginKind
 from isojax.core.schedule import schedule_text
 from isojax.core.terminal import warn
 from isojax.core.yaml_files import flatten
 from isojax.runs.ledger import Ledger, read_run
+
+
+@dataclass(frozen=True)
+class LoggerTraits:
+    check: Callable[[], None] | None = None  # called before any work; InputError where the logger cannot work here
+
+
+logger = PluginKind("logger", "runs.loggers", LoggerTraits)
 
 
 class Logger(Protocol):
@@ -29,7 +38,9 @@ class Logger(Protocol):
 def check_loggers(names: Iterable[str]) -> None:
     """InputError where one of `run.loggers` is not known, or cannot work here."""
     for name in names:
-        vars(load("runs.loggers", name, "begin")).get("check", lambda: None)()
+        check = logger.load(name).traits.check
+        if check is not None:
+            check()
 
 
 @contextmanager
@@ -46,22 +57,22 @@ def cell_loggers(ledger: Ledger, cell: Cell, config: Config) -> Iterator[None]:
             warn(f"{cell.name}: the logger {name} failed ({e}); the run goes on without it, its ledger has every point")
 
     def update() -> None:
-        for name, logger in list(active.items()):
+        for name, active_logger in list(active.items()):
             with left_out_if_it_fails(name):
-                logger.update(read_run(ledger.folder))
+                active_logger.update(read_run(ledger.folder))
 
     for name in config.run.loggers:
         with left_out_if_it_fails(name):
-            active[name] = load("runs.loggers", name, "begin").begin(ledger.folder, cell, config)
+            active[name] = logger.load(name)(ledger.folder, cell, config)
     ledger.on_append = update
     if ledger.targets:
         update()
     try:
         yield
     finally:
-        for name, logger in list(active.items()):
+        for name, active_logger in list(active.items()):
             with left_out_if_it_fails(name):
-                logger.close()
+                active_logger.close()
 
 
 def point_scalars(point: EvalPoint) -> dict[str, float]:

@@ -17,7 +17,7 @@ from isojax.core.atomic_files import append_bytes, write_bytes
 from isojax.core.config import Config
 from isojax.core.nouns import Cell, RunRecord
 from isojax.runs.ledger import read_timing
-from isojax.runs.loggers import Logger, cell_hparams, point_scalars
+from isojax.runs.loggers import Logger, cell_hparams, logger, point_scalars
 
 Event: Any = vars(event_pb2)["Event"]  # protobuf makes its classes when it is imported
 HParams: Any = vars(plugin_hparams_pb2)["HParamsPluginData"]
@@ -55,6 +55,7 @@ class TensorBoardLogger(Logger):
             yield Event(wall_time=wall_time, step=point.rollouts, summary=summary.Summary(value=values))
 
 
+@logger
 def begin(folder: Path, cell: Cell, config: Config) -> TensorBoardLogger:
     return TensorBoardLogger(folder, cell_hparams(cell, config))
 

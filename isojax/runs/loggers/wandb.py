@@ -13,7 +13,7 @@ from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, RunRecord
 from isojax.core.registry import import_extra
-from isojax.runs.loggers import cell_hparams, point_scalars
+from isojax.runs.loggers import cell_hparams, logger, point_scalars
 
 # How long the end of a cell waits for an upload; what is left stays in the cell's folder, for `wandb sync`.
 FINISH_SECONDS = 60.0
@@ -47,6 +47,7 @@ class WandbLogger:
         self.run.finish()
 
 
+@logger(check=check)
 def begin(folder: Path, cell: Cell, config: Config) -> WandbLogger:
     wandb = import_extra("wandb", PURPOSE, "wandb")
 

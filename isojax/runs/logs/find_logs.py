@@ -5,32 +5,30 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 
 from isojax.core.csv_header import BAR, COMMENT, DELIMITERS
 from isojax.core.errors import InputError
 from isojax.core.table_files import JSON_LINES_SUFFIXES, paths_below, read_lines
 from isojax.core.tabular import parse_number
-from isojax.runs.importers import csv, tensorboard, trl, verl_console
+from isojax.runs.importers import Importer, csv, tensorboard, trl, verl_console
 from isojax.runs.logs.log_table import COLUMNS_OF_FRAME, check_log_file
 
 FOLDER_PATTERNS = {"wandb": "run-*.wandb", "trl": trl.STATE_FILE, "tensorboard": tensorboard.EVENT_FILE_PATTERN}
 LINES_LOOKED_AT, HEAD_LINES = 20_000, 40  # of a console log, before its first step; of JSON, to know whose it is
 
 
-def logs_of_folder(folder: Path, importer: ModuleType) -> list[Path]:
-    """The logs below a folder: as the importer's `find_logs` says, else the files of its format or SUFFIXES, also
-    packed (a reader refuses all but .gz); the folder itself where a module has neither. InputError if there is none."""
-    if hasattr(importer, "find_logs"):
-        return importer.find_logs(folder)
-    suffixes = getattr(importer, "SUFFIXES", None)
+def logs_of_folder(folder: Path, importer: Importer) -> list[Path]:
+    """The logs below a folder: as the importer's `find_logs` says, else the files of its format or suffixes, also
+    packed (a reader refuses all but .gz); the folder itself where it has neither. InputError if there is none."""
+    if importer.traits.find_logs is not None:
+        return importer.traits.find_logs(folder)
+    suffixes = importer.traits.suffixes
     if suffixes is None:
         return [folder]
     endings = tuple(suffix + packed for suffix in suffixes for packed in ("", ".gz", ".zip", ".xz", ".bz2", ".zst"))
-    name = importer.__name__.rpartition(".")[2]
     paths = [path for path in paths_below(folder) if path.is_file()]
     files = [path for path in paths if not any(x.startswith(".") for x in path.relative_to(folder).parts)]
-    logs = [path for path in files if path.name.lower().endswith(endings) or _format_of_file(path) == name]
+    logs = [path for path in files if path.name.lower().endswith(endings) or _format_of_file(path) == importer.name]
     if not logs:
         raise InputError(f"{folder} holds no file that ends in {' or '.join(suffixes)}; name the logs themselves.")
     pieces = {path: re.split(r"(\d+)", str(path.with_suffix(""))) for path in logs}

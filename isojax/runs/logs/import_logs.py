@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +18,9 @@ from isojax.core.cycle_collection import cycle_collection_paused
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell, RunRecord
-from isojax.core.registry import load, require_constant
 from isojax.core.tabular import RowTable, is_blank, list_some
-from isojax.runs.importers import csv
+from isojax.runs import importers
+from isojax.runs.importers import Importer, csv
 from isojax.runs.ledger import write_run
 from isojax.runs.logs.column_map import ColumnMap, is_validation, map_columns
 from isojax.runs.logs.find_logs import detect_format, logs_of_folder
@@ -67,8 +66,7 @@ def read_logs(
     end shows no tear, a last line without a line end is left out. `choice`: which logs and runs are taken."""
     _check_paths(paths)
     log_format = log_format or detect_format(paths)
-    importer = load("runs.importers", log_format, "read")
-    require_constant(importer, "FIELDS")
+    importer = importers.importer.load(log_format)
     log_runs, notes, refusals, left_out = list[LogRun](), list[str](), list[InputError](), 0
     depth = depth_of_shared_folder([path if path.is_dir() else path.parent for path in paths])
     for log, may_be_skipped in _logs_of_paths(paths, importer):
@@ -105,14 +103,14 @@ def read_logs(
     return replace(imported, notes=(*dict.fromkeys(notes), *resumed_notes, *imported.notes))
 
 
-def _logs_of_paths(paths: Sequence[Path], importer: ModuleType) -> Iterator[tuple[LogFiles, bool]]:
+def _logs_of_paths(paths: Sequence[Path], importer: Importer) -> Iterator[tuple[LogFiles, bool]]:
     """The logs that the paths name, and whether each is skipped where it has no use, as one of several in a folder."""
     is_one_of_several: dict[Path, bool] = {}
     for path in paths:
         files = logs_of_folder(path, importer) if path.is_dir() else [path]
         is_one_of_several |= dict.fromkeys(files, len(files) > 1)
     files = list(is_one_of_several)
-    for log in group_tag_files(files) if importer is csv else [LogFiles((file,), file) for file in files]:
+    for log in group_tag_files(files) if importer is csv.read else [LogFiles((file,), file) for file in files]:
         yield log, all(is_one_of_several[file] for file in log.files)
 
 
@@ -125,25 +123,25 @@ def _check_paths(paths: Sequence[Path]) -> None:
             raise InputError(f"{path} is given twice (as {earlier_path} too), expected once; leave one out.")
 
 
-def _read_tables(log: Path, importer: ModuleType, whole_lines: bool) -> list[LogTable]:
+def _read_tables(log: Path, importer: Importer, whole_lines: bool) -> list[LogTable]:
     try:
-        return csv.read(log, whole_lines) if importer is csv else importer.read(log) or []
+        return csv.read(log, whole_lines) if importer is csv.read else importer(log) or []
     except OSError as e:
         raise InputError(f"cannot read {log}: {e.strerror or e}. Check who may read it.") from e
 
 
 def gather_runs(
-    tables: Sequence[LogTable], field_map: Mapping[str, str], settings: RunSettings, importer: ModuleType
+    tables: Sequence[LogTable], field_map: Mapping[str, str], settings: RunSettings, importer: Importer
 ) -> list[LogRun]:
     """The runs of a log's tables; each is taken for itself where its name says its settings; InputError as above."""
     mapped_tables = [
-        part for table in tables for part in split_run_columns(table, field_map, settings, importer.FIELDS)
+        part for table in tables for part in split_run_columns(table, field_map, settings, importer.traits.fields)
     ]
     if settings or any("{}" in text for text in field_map.values()):
         mapped_tables = [
             replace(mapped, table=part)
             for mapped in mapped_tables
-            for part in _split_by_run(mapped.table, mapped.field_map, importer.FIELDS)
+            for part in _split_by_run(mapped.table, mapped.field_map, importer.traits.fields)
         ]
     log_runs = list[LogRun]()
     for mapped in mapped_tables:
@@ -152,7 +150,7 @@ def gather_runs(
         is_auto = own_map.get("scale") == AUTO_SCALE
         if is_auto:
             del own_map["scale"]
-        runs = group_rows(map_columns(mapped.table, own_map, importer.FIELDS))
+        runs = group_rows(map_columns(mapped.table, own_map, importer.traits.fields))
         for run in runs:
             run.seed_is_stated = "seed" in own_settings
             run.scale_is_stated = "scale" in own_settings and "scale" not in mapped.field_map

@@ -153,8 +153,10 @@ def test_logs_of_one_id_with_other_settings_are_refused(tmp_path, monkeypatch):
 
 OF_ONE_ID = """
 from isojax.core.tabular import DataRow
-from isojax.runs.logs.log_table import LEDGER_FIELDS as FIELDS, LogTable
+from isojax.runs.importers import importer
+from isojax.runs.logs.log_table import LEDGER_FIELDS, LogTable
 
+@importer(fields=LEDGER_FIELDS)
 def read(path):
     row = DataRow(str(path), "line 1", {"step": 0, "reward": 0.5, "n": int(path.stem), "B_p": 2})
     return [LogTable(str(path), (row,), run_id="x")]

@@ -197,8 +197,9 @@ def test_a_validation_metric_with_a_nan_is_still_one_of_two(logged):
 def test_a_module_of_ones_own_is_a_format(tmp_path, monkeypatch, logged):
     (tmp_path / "my_format.py").write_text(
         "from isojax.core.tabular import DataRow\n"
+        "from isojax.runs.importers import importer\n"
         "from isojax.runs.logs.log_table import LogTable\n"
-        "FIELDS = {'reward': ('r',), 'n': ('n',), 'B_p': ('b',), 'step': ('s',)}\n"
+        "@importer(fields={'reward': ('r',), 'n': ('n',), 'B_p': ('b',), 'step': ('s',)})\n"
         "def read(path):\n"
         "    rows = [dict(zip('rnbs', map(float, line.split()))) for line in path.read_text().splitlines()]\n"
         "    return [LogTable(str(path), tuple(DataRow(str(path), f'line {i}', row) for i, row in enumerate(rows,"
@@ -212,12 +213,16 @@ def test_a_module_of_ones_own_is_a_format(tmp_path, monkeypatch, logged):
 
 
 @pytest.mark.parametrize(
-    ("constant", "message"),
-    [("", "unfit0 defines no FIELDS"), ("FIELDS = {}", "the format unfit1 found no run in .*a")],
+    ("traits", "message"),
+    [
+        ("", "importers plug-in 'unfit0': unfit0.py:2: @importer has no argument fields, which it needs"),
+        ("(fields={})", "the format unfit1 found no run in .*a"),
+    ],
 )
-def test_a_format_without_fields_or_runs_is_refused(tmp_path, monkeypatch, logged, constant, message):
-    name = f"unfit{len(constant) > 0:d}"
-    (tmp_path / f"{name}.py").write_text(f"{constant}\ndef read(path):\n    return []\n")
+def test_a_format_without_fields_or_runs_is_refused(tmp_path, monkeypatch, logged, traits, message):
+    name = f"unfit{len(traits) > 0:d}"
+    decorated = f"from isojax.runs.importers import importer\n@importer{traits}\ndef read(path):\n    return []\n"
+    (tmp_path / f"{name}.py").write_text(decorated)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=message):
         logged(name, {"a.txt": "x"})

@@ -1,0 +1,113 @@
+"""What a plug-in's decorator may be given, and which one to write above a function that has none.
+
+A kind's traits are the fields of a dataclass, and these are the decorator's arguments.
+"""
+
+import difflib
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from types import ModuleType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from isojax.core.errors import InputError
+from isojax.core.user_code import is_library_file
+
+
+def check_traits(decorator: str, traits_type: type[Any], traits: Mapping[str, Any]) -> None:
+    """InputError where a decorator's arguments are not the fields of the dataclass, or of another type than these."""
+    types = get_type_hints(traits_type)
+    for name, value in traits.items():
+        if name not in types:
+            close = difflib.get_close_matches(name, types, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            expected = ", ".join(types) or "no argument"
+            raise InputError(f"@{decorator} has an argument {name!r}; expected {expected}.{hint}")
+        if not _is_of_type(value, types[name]):
+            expected = " or ".join(option.__name__ for option in _classes(types[name])).replace("NoneType", "None")
+            raise InputError(f"@{decorator} has {name} = {repr(value)[:80]}; expected {expected}.")
+
+    missing = [name for name in _required_fields(traits_type) if name not in traits]
+    if missing:
+        raise InputError(f"@{decorator} has no argument {' and no '.join(missing)}, which it needs.")
+
+
+def decorating_advice(
+    decorator: str, package: str, traits_type: type[Any], module: ModuleType, names: Sequence[str]
+) -> str:
+    """What to write so that one of these functions of a module is decorated; "" where there is none. `package` is what
+    the decorator is imported from."""
+    constants = _constant_traits(traits_type, module)
+    trait_functions = _function_traits(traits_type, module)
+    functions = {name: vars(module)[name] for name in names if name not in trait_functions}
+    if decorator in functions:
+        functions = {decorator: functions[decorator]}
+    if not functions:
+        return ""
+
+    import_line = f"`from {package} import {decorator}`"
+    if any(_is_elsewhere(function, module) for function in functions.values()):
+        name = next(iter(functions))
+        lines = f"`from {module.__name__} import {name}`, {import_line} and `my_{decorator} = {decorator}({name})`"
+        return f"In a file of your own, write {lines}"
+
+    arguments = constants + [f"{name}={name}" for name in trait_functions]
+    stated = [argument.partition("=")[0] for argument in arguments]
+    arguments += [f"{name}=..." for name in _required_fields(traits_type) if name not in stated]
+    line = f"@{decorator}({', '.join(arguments)})" if arguments else f"@{decorator}"
+    places = " or ".join(f"line {first_line(function)} ({name})" for name, function in functions.items())
+    choice = ", whichever it is" if len(functions) > 1 else ""
+    return f"Write `{line}` above {places}{choice}, and {import_line} at the head of the file"
+
+
+def first_line(function: Any) -> int:
+    """Where a function begins, its decorators included; 0 of what is no function in Python."""
+    code = _code(function)
+    return code.co_firstlineno if code else 0
+
+
+def _code(function: Any) -> Any:
+    return getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+
+
+def _is_elsewhere(function: Callable[..., Any], module: ModuleType) -> bool:
+    """Whether the user cannot decorate a function where it is defined: in a library, or not in this module."""
+    file, code = str(module.__file__), _code(function)
+    return is_library_file(file) or code is None or os.path.realpath(code.co_filename) != os.path.realpath(file)
+
+
+def _constant_traits(traits_type: type[Any], module: ModuleType) -> list[str]:
+    """The arguments that a module's constants state: NEEDS_GROUP = True is needs_group=True, and a dict of several
+    traits, such as DEFAULTS of a loss, is **DEFAULTS."""
+    types, arguments = get_type_hints(traits_type), list[str]()
+    for name, annotation in types.items():
+        value = vars(module).get(name.upper())
+        if value is not None and _is_of_type(value, annotation):
+            arguments.append(f"{name}={value if isinstance(value, bool) else name.upper()}")
+    for name, value in vars(module).items():
+        if name.isupper() and isinstance(value, dict) and value and value.keys() <= types.keys():
+            arguments.append(f"**{name}")
+    return arguments
+
+
+def _function_traits(traits_type: type[Any], module: ModuleType) -> list[str]:
+    """The traits of which a module has a function of this name, such as `reply`."""
+    functions = {name: value for name, value in vars(module).items() if inspect.isfunction(value)}
+    types = get_type_hints(traits_type)
+    return [name for name in types if name in functions and _is_of_type(functions[name], types[name])]
+
+
+def _required_fields(traits_type: type[Any]) -> list[str]:
+    return [f.name for f in fields(traits_type) if f.default is MISSING and f.default_factory is MISSING]
+
+
+def _classes(annotation: Any) -> list[type]:
+    options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    return [get_origin(option) or option for option in options]
+
+
+def _is_of_type(value: Any, annotation: Any) -> bool:
+    """Whether a value is what a field's annotation says, without a look at what it holds; an int may be a float."""
+    classes = _classes(annotation)
+    return isinstance(value, (*classes, int) if float in classes else tuple(classes))

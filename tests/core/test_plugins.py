@@ -1,0 +1,260 @@
+"""Plug-ins by name or path, the traits that their decorators state, and what a refusal says is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isojax.core.errors import InputError
+from isojax.core.plugins import NoTraits, Plugin, PluginKind, load_plugin
+from isojax.core.registry import set_plugin_folders
+from isojax.models.families import family
+from isojax.rl.advantages import advantage
+from isojax.rl.aggregations import aggregation
+from isojax.rl.kl_estimators import kl_estimator
+from isojax.rl.losses import LossTraits, loss
+from isojax.runs.exporters import exporter
+from isojax.runs.importers import importer
+from isojax.runs.loggers import logger
+from isojax.tasks.device import device_task
+from isojax.tasks.sources import source
+from isojax.tasks.verifiers import verifier
+
+KINDS = (
+    advantage,
+    aggregation,
+    device_task,
+    exporter,
+    family,
+    importer,
+    kl_estimator,
+    logger,
+    loss,
+    source,
+    verifier,
+)
+VERIFIER = "from isojax.tasks.verifiers import verifier\n\n\n@verifier(isolated=False, pure=True)\n"
+
+
+@pytest.fixture
+def fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the path with the package `plugins_fork`, and also the working directory."""
+    package = tmp_path / "plugins_fork"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "rewards.py").write_text(f"{VERIFIER}def echo(argument): return argument\ndef other(): return 7\n")
+    (package / "needy.py").write_text("import a_package_nobody_has\n")
+    (package / "broken.py").write_text("def build(argument)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(name: str, kind: PluginKind[Any] = verifier) -> str:
+    with pytest.raises(InputError) as e:
+        kind.load(name)
+    return str(e.value)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_each_of_isojaxs_own_files_has_one_plug_in_of_the_kind(kind: PluginKind[Any]) -> None:
+    assert kind.names()
+    for name in kind.names():
+        plugin = kind.load(name)
+        assert (plugin.name, plugin.kind, plugin.is_own) == (name, kind, True)
+        assert plugin.file.endswith(f"/{kind.folder.replace('.', '/')}/{name}.py")
+        assert isinstance(plugin.traits, kind.traits_type) and callable(plugin.function)
+
+
+def test_a_name_a_module_path_and_a_function_path(fork: Path) -> None:
+    assert verifier.load("exact").module == "isojax.tasks.verifiers.exact"
+    plugin = verifier.load("plugins_fork.rewards")
+    assert plugin("x") == "x" and (plugin.traits.isolated, plugin.traits.pure) == (False, True)
+    assert (plugin.name, plugin.is_own) == ("plugins_fork.rewards", False)
+    assert plugin.file == str(fork / "plugins_fork" / "rewards.py")
+    assert verifier.load("plugins_fork.rewards.echo") == Plugin(
+        plugin.function, plugin.traits, verifier, "plugins_fork.rewards.echo", plugin.module, plugin.file
+    )
+
+
+def test_what_is_missing_is_said(fork: Path) -> None:
+    assert "plug-in 'exat': no such module; expected one of exact" in refused("exat")
+    assert refused("exat").endswith("Did you mean 'exact'?")
+    assert "plug-in 'plugins_frok.rewards': no such module" in refused("plugins_frok.rewards")
+    said = "the module plugins_fork.rewards has no function and no submodule 'ecko'"
+    assert said in refused("plugins_fork.rewards.ecko")
+    assert "Did you mean" not in refused("plugins_fork", loss)  # a name is no hint for itself
+    assert "needs the module a_package_nobody_has, which is not there" in refused("plugins_fork.needy")
+    assert "cannot be imported: broken.py:1: SyntaxError: expected ':'" in refused("plugins_fork.broken")
+
+
+def test_a_file_of_a_name_is_found_in_a_stated_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """isojax's own, then beside the configs (the later first), then in the working directory."""
+    folders = [tmp_path / name for name in ("later", "earlier", "working")]
+    for folder in folders:
+        folder.mkdir()
+        text = f"import helper_of_mine\n{VERIFIER}def build(argument): return {folder.name!r}"
+        (folder / "a_file_of_mine.py").write_text(text)
+        (folder / "helper_of_mine.py").write_text("")
+        (folder / "exact.py").write_text(f"{VERIFIER}def build(argument): return 'not reached'")
+    monkeypatch.chdir(folders[2])
+    monkeypatch.setenv("ISOJAX_PLUGIN_FOLDERS", "")
+    for expected in ("later", "earlier", "working"):
+        set_plugin_folders([str(folder) for folder in folders[:2]])
+        assert verifier.load("a_file_of_mine")("") == expected
+        assert verifier.load("a_file_of_mine") is verifier.load("a_file_of_mine")
+        (tmp_path / expected / "a_file_of_mine.py").unlink()
+    assert verifier.load("exact").is_own
+    places = ", ".join(str(folder / "a_file_of_mine.py") for folder in folders)
+    assert f", a file of your own ({places}), or the module path of" in refused("a_file_of_mine")
+    (folders[0] / "broken_file.py").write_text("def build(argument)")
+    assert "'broken_file' cannot be imported: broken_file.py:1: SyntaxError: expected ':'" in refused("broken_file")
+    (folders[0] / "empty_file.py").write_text("LIMIT = 3")
+    said = "'empty_file': the module empty_file has no function with the decorator @verifier; expected one of exact"
+    assert said in refused("empty_file")
+
+
+def test_a_file_that_exits_ends_nothing(fork: Path) -> None:
+    (fork / "exits_at_once.py").write_text("import sys; sys.exit(0)")
+    assert "'exits_at_once' cannot be imported: exits_at_once.py:1: SystemExit" in refused("exits_at_once", loss)
+
+
+def test_of_several_in_a_file_one_is_named(fork: Path) -> None:
+    text = "from isojax.rl.losses import loss\nfrom isojax.rl.losses.grpo import grpo\n"
+    text += "narrow = loss(clip=0.1)(grpo)\nwide = loss(clip=0.9, advantage='mean')(grpo)\nsame = wide\n"
+    (fork / "two_losses.py").write_text(text)
+    said = f"losses plug-in 'two_losses': {fork}/two_losses.py has 2 plug-ins of this kind; name one: "
+    assert refused("two_losses", loss) == f"{said}two_losses.narrow or two_losses.wide."
+    narrow, wide = loss.load("two_losses.narrow"), loss.load("two_losses.wide")
+    assert narrow.function is wide.function is loss.load("grpo").function
+    assert (narrow.name, narrow.traits) == ("two_losses.narrow", LossTraits(clip=0.1))  # not grpo's advantage_only
+    assert wide.traits == LossTraits(advantage="mean", clip=0.9)
+
+
+def test_one_that_a_file_imports_counts_where_it_has_none_of_its_own(fork: Path) -> None:
+    (fork / "my_dapo.py").write_text("from isojax.rl.losses.dapo import dapo\n")
+    assert loss.load("my_dapo") is loss.load("dapo")
+    text = "from isojax.rl.losses import loss\nfrom isojax.rl.losses.dapo import dapo\n\n"
+    (fork / "my_own.py").write_text(f"{text}@loss(clips=False)\ndef mine(*inputs):\n    return dapo(*inputs)\n")
+    assert loss.load("my_own").traits == LossTraits(clips=False)
+
+
+def test_of_two_kinds_that_share_a_setting_the_file_decides(fork: Path) -> None:
+    assert load_plugin((device_task, source), "solvers").kind == device_task
+    assert load_plugin((device_task, source), "jsonl").kind == source
+    text = (
+        f"{VERIFIER}def build(argument): ...\n\nfrom isojax.tasks.sources import source\n@source\ndef mine(*_): ...\n"
+    )
+    (fork / "a_task_and_its_verifier.py").write_text(text)
+    assert load_plugin((device_task, source), "a_task_and_its_verifier").kind == source
+    assert verifier.load("a_task_and_its_verifier").traits.pure
+
+
+UNDECORATED = """
+from isojax.core.config import PromptConfig
+NEEDS_GROUP = True
+NEEDS_CRITIC = None
+ISOLATED, PURE = True, False
+PROMPT = PromptConfig()
+VERIFIER = f"function:{__name__}:judge"
+ADVANTAGE_ONLY = True
+DEFAULTS = {"advantage": "mean", "clip": 0.3}
+FIELDS = {"step": ("s",)}
+
+def advantage(batch): ...
+
+def _helper(): ...
+
+@property
+def build(argument): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "decorator"),
+    [
+        (advantage, "@advantage(needs_group=True)"),
+        (aggregation, "@aggregation"),
+        (loss, "@loss(advantage_only=True, **DEFAULTS)"),
+        (verifier, "@verifier(isolated=True, pure=False)"),
+        (source, "@source(prompt=PROMPT, verifier=VERIFIER)"),
+        (importer, "@importer(fields=FIELDS)"),
+        (exporter, "@exporter(how_to_run=...)"),
+    ],
+    ids=lambda value: value.name if isinstance(value, PluginKind) else "",
+)
+def test_a_file_without_the_decorator_is_told_the_line(fork: Path, kind: PluginKind[Any], decorator: str) -> None:
+    """What constants of its own once said is said by arguments."""
+    module = f"undecorated_{kind.name}"
+    (fork / f"{module}.py").write_text(UNDECORATED)
+    problem = f"{fork}/{module}.py has no function with the decorator @{kind.name}"
+    head = f"`from isojax.{kind.folder} import {kind.name}` at the head of the file"
+    for name in (module, f"{module}.advantage"):
+        said = f"{problem}. Write `{decorator}` above line 12 (advantage), and {head} (docs/extending.md)."
+        assert refused(name, kind).endswith(said)
+
+
+def test_a_reply_is_a_trait_and_no_candidate(fork: Path) -> None:
+    (fork / "old_task.py").write_text("def open_it(argument, data): ...\n\ndef reply(problem, turns): ...\n")
+    assert "Write `@source(reply=reply)` above line 1 (open_it), and" in refused("old_task", source)
+
+
+def test_of_several_functions_without_the_decorator_all_are_listed(fork: Path) -> None:
+    (fork / "plain.py").write_text("def one(x): ...\ndef two(x): ...\n")
+    assert "Write `@aggregation` above line 1 (one) or line 2 (two), whichever it is" in refused("plain", aggregation)
+    (fork / "named.py").write_text("def loss(x): ...\ndef two(x): ...\n")
+    assert "Write `@loss` above line 1 (loss), and" in refused("named", loss)
+
+
+def test_a_librarys_function_is_decorated_elsewhere() -> None:
+    lines = "`from json import dumps`, `from isojax.rl.losses import loss` and `my_loss = loss(dumps)`"
+    assert f"In a file of your own, write {lines} (docs/extending.md)" in refused("json.dumps", loss)
+
+
+@pytest.mark.parametrize(
+    ("decorator", "said"),
+    [
+        (
+            "@loss(clipp=0.3)",
+            "@loss has an argument 'clipp'; expected advantage, aggregation, clip, clip_high,",
+        ),
+        ("@loss(clipp=0.3)", "Did you mean 'clip'?"),
+        ("@loss(clip='wide')", "@loss has clip = 'wide'; expected float."),
+        ("@loss(clip_high=[1])", "@loss has clip_high = [1]; expected float or None."),
+        ("@loss(advantage=1)", "@loss has advantage = 1; expected str."),
+        ("@loss(0.3)", "@loss is above a float; expected a function."),
+        ("@aggregation(pure=True)", "@aggregation has an argument 'pure'; expected no argument."),
+        ("@verifier(isolated=True)", "@verifier has no argument pure, which it needs."),
+        ("@verifier", "@verifier has no argument isolated and no pure, which it needs."),
+    ],
+)
+def test_arguments_that_are_no_traits_have_their_line(fork: Path, decorator: str, said: str) -> None:
+    name = f"wrong_traits_{abs(hash(decorator))}"
+    imports = "from isojax.rl.aggregations import aggregation\nfrom isojax.rl.losses import loss\n"
+    imports += "from isojax.tasks.verifiers import verifier\n"
+    (fork / f"{name}.py").write_text(f"{imports}\n\n{decorator}\ndef mine(*inputs): ...\n")
+    message = refused(name, loss)
+    assert message.startswith(f"losses plug-in '{name}': {name}.py:6: @") and said in message
+
+
+def test_a_decorated_function_is_called_as_itself() -> None:
+    @dataclass(frozen=True)
+    class Traits:
+        unit: str = ""
+
+    measure = PluginKind("measure", "rl.losses", Traits)
+
+    @measure(unit="m")
+    def length(x: float, scale: float = 1.0) -> float:
+        return x * scale
+
+    @measure
+    def width(x: float) -> float:
+        return x
+
+    assert length(3.0, scale=2.0) == 6.0 and length.traits == Traits("m") and width.traits == Traits()
+    assert measure(unit="cm")(length).function is length.function  # decorated again, not twice
+    assert PluginKind("measure", "rl.losses", NoTraits) != measure
