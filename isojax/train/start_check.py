@@ -11,6 +11,7 @@ launcher prints it before the first update, and again at the end of the run. doc
 to look further."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +31,7 @@ COMMON = 0.5  # the share of responses above which a symptom is warned of
 FEW = 0.01  # the share of checks that may fail without a word; of responses with an answer, too few
 # From so many problems and rollouts of each, rewards that no problem has two of are no coincidence.
 MIN_PROBLEMS, MIN_ROLLOUTS = 16, 4
+MAX_USUAL_WEIGHT = 1e5  # released models have weights of some thousands at most
 
 
 def check_start(
@@ -73,24 +75,46 @@ def refuse_nonfinite(counts_by_set: Mapping[str, EvalCounts], decoder: Decoder, 
     weight = first_nonfinite_weight(decoder, params)
     cause = f"the weight {weight} is not finite: put in a checkpoint whose weights are numbers"
     if weight is None:
-        cause = "its weights are finite, so numbers overflow in between: try cell.precision.compute=float32"
+        cause = f"its weights are finite, so numbers overflow in between: {_overflow_fix(decoder, params)}"
     problem = f"the base policy's log-probabilities are no numbers in {nonfinite:,} of its first {total:,} responses"
     raise DeadStart(f"{problem}; {cause}. Nothing was trained ({PAGE}#nan-or-inf).")
+
+
+def _overflow_fix(decoder: Decoder, params: Params) -> str:
+    """What to try where finite weights give numbers that are none."""
+    largest = max(weight_sizes(decoder, params), key=lambda weight: weight.size)
+    is_absurd = largest.size > MAX_USUAL_WEIGHT
+    if decoder.options.compute_dtype != "float32" and not is_absurd:
+        return "try cell.precision.compute=float32"
+    found = f"the largest number among them, {largest.size:.3g}, is in {largest.name}"
+    damage = "such sizes come of a damaged or wrongly converted checkpoint, or of a training that diverged"
+    return f"{found}{f', and {damage}' if is_absurd else ''}. Fetch or convert the checkpoint again, or take another"
 
 
 def first_nonfinite_weight(decoder: Decoder, params: Params) -> str | None:
     """The first weight that holds NaN or an infinity, as the checkpoint calls it if there is one; None where all are
     finite. Of arrays over several processes, all of them call it."""
+    return next((weight.name for weight in weight_sizes(decoder, params) if not np.isfinite(weight.size)), None)
+
+
+@dataclass(frozen=True)
+class WeightSize:
+    """A weight, as the checkpoint calls it if there is one, and its largest number without its sign; NaN of a NaN."""
+
+    name: str
+    size: float
+
+
+def weight_sizes(decoder: Decoder, params: Params) -> Iterator[WeightSize]:
+    """All weights in their order. Of arrays over several processes, all of them call it."""
     layouts = weight_layouts(decoder) if decoder.config.path else []
     names = {layout.key: layout.tensor_names for layout in layouts}
     for key, value in flatten(params):
         layers = value if key.startswith("blocks.") else value[None]
-        are_finite = np.asarray(jnp.isfinite(layers).reshape(len(layers), -1).all(1))
-        if not are_finite.all():
-            first = int(are_finite.argmin())
-            own_name = f"{key}[{first}]" if len(layers) > 1 else key  # adapters too have no name in a checkpoint
-            return names[key][first] if key in names else own_name
-    return None
+        sizes = np.asarray(jnp.abs(layers).reshape(len(layers), -1).max(1).astype(jnp.float32))
+        for i, size in enumerate(sizes.tolist()):
+            own_name = f"{key}[{i}]" if len(layers) > 1 else key  # adapters too have no name in a checkpoint
+            yield WeightSize(names[key][i] if key in names else own_name, size)
 
 
 def refuse_impossible_rewards(counts_by_set: Mapping[str, EvalCounts], cell: CellConfig) -> None:

@@ -11,7 +11,7 @@ import pytest
 from isojax.core.config import CellConfig, SamplingConfig, VerifierConfig
 from isojax.core.errors import DeadStart, InputError
 from isojax.core.nouns import StartReport
-from isojax.models.transformer import Decoder
+from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.train.evaluate import EvalCounts
 from isojax.train.start_check import check_start, first_nonfinite_weight
 from tests.device import CONFIG, DECODER, VOCAB, policy
@@ -116,8 +116,27 @@ def test_a_log_probability_that_is_no_number_is_refused_and_the_weight_named() -
     task: Any = SimpleNamespace(on_device=True)
     with pytest.raises(DeadStart, match="no numbers in 3 of its first 32 responses; the weight embed is not finite"):
         check_start({"": counts(), "hard": counts(nonfinite=3)}, CELL, task, DECODER, broken)
-    with pytest.raises(DeadStart, match=r"its weights are finite, .*cell.precision.compute=float32"):
-        check(counts(nonfinite=1))
+
+
+def test_finite_weights_that_overflow_and_what_to_try() -> None:
+    """float32 where it is not in use yet; else the largest weight is named, and called damaged where no model has
+    such a one."""
+    task: Any = SimpleNamespace(on_device=True)
+    in_bfloat16 = DECODER.with_options(ComputeOptions("bfloat16", "bfloat16"))
+    with pytest.raises(DeadStart, match=r"its weights are finite, .*: try cell\.precision\.compute=float32\."):
+        check_start({"": counts(nonfinite=1)}, CELL, task, in_bfloat16, policy())
+
+    weights: Any = jax.tree.map(np.array, policy())
+    weights["blocks"]["query"][1].flat[3] = -1200
+    with pytest.raises(DeadStart) as e:
+        check_start({"": counts(nonfinite=1)}, CELL, task, DECODER, weights)
+    assert "the largest number among them, 1.2e+03, is in blocks.query[1]. Fetch or convert" in str(e.value)
+    assert "compute=float32" not in str(e.value)
+
+    weights["embed"][0, 0] = 1e30
+    for decoder in (DECODER, in_bfloat16):
+        with pytest.raises(DeadStart, match=r"1e\+30, is in embed, and such sizes come of a damaged"):
+            check_start({"": counts(nonfinite=1)}, CELL, task, decoder, weights)
 
 
 @pytest.mark.parametrize(("reward", "shown"), [(np.nan, "nan"), (np.inf, "inf"), (2.0, "2"), (-1.0, "-1")])
