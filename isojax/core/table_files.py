@@ -15,6 +15,7 @@ from isojax.core import limits
 from isojax.core.atomic_files import open_file
 from isojax.core.csv_text import parse_csv
 from isojax.core.errors import InputError
+from isojax.core.git_lfs import POINTER_START, pointer_error, refuse_pointer
 from isojax.core.limits import MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_LINE_BYTES
 from isojax.core.tabular import DataRow, DataTable, RowTable
 from isojax.core.yaml_files import first_line, flatten
@@ -81,6 +82,8 @@ def _read_blocks(path: Path, errors: OtherBytes) -> Iterator[tuple[int, str]]:
         with open_file(path) as packed:
             file = gzip.GzipFile(fileobj=packed) if path.suffix.lower() == ".gz" else cast(io.BufferedReader, packed)
             while data := file.read1(BLOCK_BYTES):  # as much as is there, so that a torn .gz is read up to its tear
+                if not size and data.startswith(POINTER_START):
+                    raise pointer_error(path)
                 _check_size(path, line_number, unfinished + data, size - len(unfinished))
                 size += len(data)
 
@@ -95,6 +98,8 @@ def _read_blocks(path: Path, errors: OtherBytes) -> Iterator[tuple[int, str]]:
     except (OSError, EOFError, zlib.error) as e:
         reason = (e.strerror if isinstance(e, OSError) else None) or e
         location = f"{path}, line {line_number}" if size else str(path)
+        if isinstance(e, gzip.BadGzipFile):
+            refuse_pointer(path)
         raise InputError(f"cannot read {location}: {reason}; expected a text file, or a whole .gz of one.") from e
     if unfinished:
         yield line_number, _decode(unfinished, path, line_number, errors)

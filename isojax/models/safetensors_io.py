@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from isojax.core.atomic_files import atomic_folder
 from isojax.core.errors import InputError
+from isojax.core.git_lfs import refuse_pointer
 from isojax.core.terminal import warn
 from isojax.models.weight_files import INDEX_FILE, plain_name, read_weight_map, weight_files
 
@@ -26,7 +27,6 @@ TEXT_FILES = (
     "generation_config.json", "*token*.json", "*.model", "vocab.json", "merges.txt", "tekken.json", "chat_template*"
 )  # fmt: skip
 MAX_FILE_BYTES = 5_000_000_000
-LFS_POINTER = b"version https://git-lfs"
 _warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
 
 TensorSources = Mapping[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]  # name -> shape, and how to get it
@@ -91,10 +91,7 @@ def _read_header(file: Path) -> list[StoredTensor]:
                 header = f.get_slice(name)
                 tensors.append(StoredTensor(file, name, header.get_dtype(), tuple(header.get_shape())))
     except (OSError, SafetensorError) as e:
-        with suppress(OSError), file.open("rb") as head:
-            if head.read(len(LFS_POINTER)) == LFS_POINTER:
-                problem = f"{file}: is a pointer of Git LFS, not the weights themselves"
-                raise InputError(f"{problem}. In the clone of the repository: git lfs pull") from e
+        refuse_pointer(file, "the weights themselves")
         raise InputError(f"{file}: not a whole safetensors file ({e}). Copy it again.") from e
     return tensors
 

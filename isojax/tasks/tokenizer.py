@@ -24,13 +24,17 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_PROMPT_CHARACTERS
 from isojax.core.table_files import read_json_object
+from isojax.tasks.broken_tokenizer import (
+    SENTENCEPIECE_FILES,
+    TOKENIZER_FILES,
+    refuse_broken_file,
+    refuse_pointers,
+)
 from isojax.tasks.tokenizer_file import CONFIG_FILE, TOKENIZER_FILE, read_as_written
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-TOKENIZER_FILES = (TOKENIZER_FILE, *SENTENCEPIECE_FILES, "vocab.json", "tiktoken.model", "tekken.json")
 SENTENCEPIECE_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes a space
 PROBE_TEXT = "The 12 cats sat on 3 mats."
 MAX_STOP_BYTES = 512  # of all stop strings
@@ -49,6 +53,7 @@ def load_tokenizer(folder: Path, notes: list[str] | None = None) -> PreTrainedTo
         raise InputError(f"cell.model.path: no such folder: {folder}; expected one of a model's files.")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(f"cell.model.path: {folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}.")
+    refuse_pointers(folder)
     from transformers import LlamaTokenizer
 
     has_tokenizer_json = (folder / TOKENIZER_FILE).is_file()
@@ -84,15 +89,18 @@ def _load_by_class(folder: Path) -> PreTrainedTokenizerBase:
 
 
 @contextmanager
-def readable(source: object) -> Iterator[None]:
-    """A context in which whatever the tokenizers library raises is an InputError that names `source`, a folder."""
+def readable(folder: Path) -> Iterator[None]:
+    """A context in which whatever the tokenizers library raises is an InputError that names the folder, and the file
+    where one is no whole file."""
     try:
         yield
     except (InputError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as e:  # the library raises Exception itself; a panic of its Rust code is none
         reason = (str(e).strip() or repr(e)).splitlines()[0]
-        raise InputError(f"the tokenizer in {source} cannot be read: {reason} Copy its files again.") from e
+        refuse_broken_file(folder)
+        problem = f"the tokenizer in {folder} cannot be read: {reason.rstrip('.')}"
+        raise InputError(f"{problem}. Copy its files again.") from e
 
 
 def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:

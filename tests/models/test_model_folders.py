@@ -158,7 +158,7 @@ FOLDERS: dict[str, tuple[Make, tuple[str, ...]]] = {
         ("cache of huggingface_hub", "give model/models--org--name/snapshots/0123"),
     ),
     "links to nothing": (linked_to_nothing, ("links to files that are not there: model.safetensors", "cp -rL")),
-    "a pointer of Git LFS": (pointer_of_git_lfs, ("Git LFS", "git lfs pull")),
+    "a pointer of Git LFS": (pointer_of_git_lfs, ("model.safetensors: is a pointer of Git LFS", "git lfs pull")),
     "llama.cpp": (
         with_files("model-q4_k_m.gguf", config=False),
         ("llama.cpp", "M.from_pretrained('model', gguf_file='model-q4_k_m.gguf').save_pretrained("),

@@ -133,6 +133,31 @@ def test_a_panic_of_the_tokenizers_library_is_an_error_like_others(
         load_tokenizer(byte_level(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+def test_a_pointer_of_git_lfs_and_a_file_cut_off_are_named(tmp_path: Path, name: str) -> None:
+    folder = byte_level(tmp_path)
+    whole = (folder / name).read_bytes() if (folder / name).is_file() else b'{"eos_token": "x", "pad_token": "x"}'
+    (folder / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
+    with pytest.raises(InputError, match=rf"{folder}/{name}: is a pointer of Git LFS, .* git lfs pull"):
+        load_tokenizer(folder)
+
+    (folder / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=rf"{folder}.*{name}.* (is no whole|not) JSON"):
+        load_tokenizer(folder)
+
+
+def test_a_pointer_that_nothing_needs_is_left_alone(tmp_path: Path) -> None:
+    """Beside tokenizer.json a sentencepiece model is not read."""
+    folder = byte_level(tmp_path)
+    expected = load_tokenizer(folder)("a cat")["input_ids"]
+    (folder / "tokenizer.model").write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert load_tokenizer(folder)("a cat")["input_ids"] == expected
+
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match=r"tokenizer\.model: is a pointer of Git LFS, not the tokenizer itself"):
+        load_tokenizer(folder)
+
+
 def test_a_tokenizer_without_tokens_is_refused(tmp_path: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="has no tokens"):

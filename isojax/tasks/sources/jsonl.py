@@ -5,6 +5,7 @@ from pathlib import Path
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_objects
+from isojax.tasks.other_formats import refuse_other_format
 from isojax.tasks.problem_sources import InMemorySource, rows_to_problems
 from isojax.tasks.sources import source
 
@@ -15,4 +16,9 @@ def jsonl(argument: str, data: DataConfig) -> InMemorySource:
     if not argument:
         raise InputError("cell.task: jsonl takes a file: jsonl:problems.jsonl, a .jsonl or .jsonl.gz.")
     path = Path(argument).expanduser()
-    return InMemorySource(rows_to_problems(read_objects(path), data, str(path)))
+    try:
+        rows = list(read_objects(path))
+    except InputError:
+        refuse_other_format(path)
+        raise
+    return InMemorySource(rows_to_problems(rows, data, str(path)))

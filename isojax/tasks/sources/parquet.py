@@ -8,6 +8,7 @@ from pathlib import Path
 from isojax.core import limits
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
+from isojax.core.git_lfs import refuse_pointer
 from isojax.core.registry import import_extra
 from isojax.core.table_files import paths_below
 from isojax.core.tabular import DataRow
@@ -61,6 +62,7 @@ def _read_rows(paths: list[Path]) -> Iterator[DataRow]:
         except InputError:
             raise
         except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as e:  # no UTF-8, no date of the calendar
+            refuse_pointer(path)
             place = f"from row {row_number - file_start}: {str(e).splitlines()[0]}"
             expected = "a Parquet file, of text in UTF-8 and dates of the years 1 to 9999"
             raise InputError(f"cannot read {path} {place}; expected {expected}.") from e
