@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from isojax.core.atomic_files import open_file
-from isojax.core.csv_text import DELIMITERS
+from isojax.core.csv_header import HeaderLine
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_lines
 from isojax.tasks.problem_columns import ANSWER_COLUMNS, PROMPT_COLUMNS
@@ -31,7 +31,7 @@ def refuse_other_format(path: Path) -> None:
         command = _conversion(path, "json", rows)
         raise InputError(f"{path}, line {line_number}: begins a JSON array; {expected}. Convert it: {command}")
     if line_number == 1 and (header := _header_of_table(path, text)):
-        delimiter = max(DELIMITERS, key=text.count)
+        delimiter = HeaderLine(1, text).delimiter
         option = "" if delimiter == "," else f", delimiter={delimiter!r}"
         command = _conversion(path, "csv, json", f"csv.DictReader({_opened(path)}{option})")
         found = f"the header of a table in CSV ({', '.join(header)})"
@@ -42,9 +42,7 @@ def _header_of_table(path: Path, text: str) -> list[str]:
     """The names of the columns, by a file's first line; none where this is no header."""
     if text.lstrip().startswith("{"):
         return []
-    header = [
-        name.strip() for name in next(csv.reader([text.rstrip("\r\n")], delimiter=max(DELIMITERS, key=text.count)))
-    ]
+    header = [name.strip() for name in next(csv.reader([text.rstrip("\r\n")], delimiter=HeaderLine(1, text).delimiter))]
     is_named_so = any(suffix in TABLE_SUFFIXES for suffix in path.suffixes)
     has_usual_names = bool({name.lower() for name in header} & {*PROMPT_COLUMNS, *ANSWER_COLUMNS})
     return header if len(header) > 1 and all(header) and (is_named_so or has_usual_names) else []

@@ -41,6 +41,7 @@ def table(delimiter: str = ",") -> str:
         ("p.csv", table(), "line 1: the header of a table in CSV (question, answer)"),
         ("p.tsv", table("\t"), "line 1: the header of a table in CSV (question, answer)"),
         ("excel.csv", "\ufeff" + table(";"), "line 1: the header of a table in CSV (question, answer)"),
+        ("bars.csv", table("|"), "line 1: the header of a table in CSV (question, answer)"),
         ("wrong-name.jsonl", table(), "line 1: the header of a table in CSV (question, answer)"),
         ("array.json", json.dumps([{"question": q, "answer": a} for q, a in PROBLEMS.items()]), "begins a JSON array"),
         (
