@@ -58,7 +58,10 @@ def decorating_advice(
     line = f"@{decorator}({', '.join(arguments)})" if arguments else f"@{decorator}"
     places = " or ".join(f"line {first_line(function)} ({name})" for name, function in functions.items())
     choice = ", whichever it is" if len(functions) > 1 else ""
-    return f"Write `{line}` above {places}{choice}, and {import_line} at the head of the file"
+    first = min(first_line(function) for function in functions.values())
+    later = [name for name in trait_functions if first_line(vars(module)[name]) > first]
+    order = f" (move it below {' and '.join(later)})" if later else ""
+    return f"Write `{line}` above {places}{choice}{order}, and {import_line} at the head of the file"
 
 
 def first_line(function: Any) -> int:

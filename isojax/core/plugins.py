@@ -66,6 +66,11 @@ class PluginKind(Generic[Traits]):
     folder: str  # of isojax's own plug-ins, whose package has the decorator: "rl.advantages"
     traits_type: type[Traits]  # a dataclass, whose fields the decorator takes as arguments
 
+    @property
+    def package(self) -> str:
+        """What the decorator is imported from."""
+        return f"{_OWN_PREFIX}{self.folder}"
+
     @overload
     def __call__(self, function: Callable[P, R], /) -> Plugin[P, R, Traits]: ...
 
@@ -120,7 +125,7 @@ def _find_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any
     user_files = [Path(folder, f"{name}.py") for folder in registry.plugin_folders()] if is_name and not parent else []
     places: list[str | Path] = [name] if parent else []
     if is_name and not parent:
-        places = [f"{_OWN_PREFIX}{kind.folder}.{name}" for kind in kinds]
+        places = [f"{kind.package}.{name}" for kind in kinds]
         places += [file for file in user_files if os.path.isfile(file)]
 
     missing = "no such module"
@@ -131,13 +136,13 @@ def _find_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any
         if plugins:
             paths = " or ".join(f"{module.__name__}.{one}" for one in plugins)
             raise InputError(f"{label}: {module.__file__} has {len(plugins)} plug-ins of this kind; name one: {paths}.")
-        _refuse_undecorated(label, kind, module, _plain_functions(module))
+        _refuse_undecorated(label, kinds, module, _plain_functions(module))
         missing = f"the module {module.__name__} has no function with the decorator @{kind.name}"
     elif parent and (module := registry.import_first([parent], label)) is not None:
         value = vars(module).get(attribute)
         if isinstance(value, Plugin) and value.kind in kinds:
             return replace(value, name=name)
-        _refuse_undecorated(label, kind, module, [attribute] if callable(value) else [])
+        _refuse_undecorated(label, kinds, module, [attribute] if callable(value) else [])
         missing = f"the module {parent} has no function and no submodule {attribute!r}"
     raise InputError(f"{label}: {missing}; {_describe_known(kinds, name, user_files)}")
 
@@ -175,10 +180,11 @@ def _plain_functions(module: ModuleType) -> list[str]:
     ]
 
 
-def _refuse_undecorated(label: str, kind: PluginKind[Any], module: ModuleType, names: Sequence[str]) -> None:
+def _refuse_undecorated(label: str, kinds: Sequence[PluginKind[Any]], module: ModuleType, names: Sequence[str]) -> None:
     """InputError that says what to write above which line, where a module has such functions."""
-    home = f"{_OWN_PREFIX}{kind.folder}"
-    advice = decorating_advice(kind.name, home, kind.traits_type, module, names)
+    *other_kinds, kind = kinds
+    advice = decorating_advice(kind.name, kind.package, kind.traits_type, module, names)
     if advice:
         problem = f"{label}: {module.__file__} has no function with the decorator @{kind.name}"
-        raise InputError(f"{problem}. {advice} (docs/extending.md).")
+        others = "".join(f", or, where it is one, @{other.name} of {other.package}" for other in other_kinds)
+        raise InputError(f"{problem}. {advice}{others} (docs/extending.md).")

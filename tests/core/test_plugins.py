@@ -199,7 +199,18 @@ def test_a_file_without_the_decorator_is_told_the_line(fork: Path, kind: PluginK
 
 def test_a_reply_is_a_trait_and_no_candidate(fork: Path) -> None:
     (fork / "old_task.py").write_text("def open_it(argument, data): ...\n\ndef reply(problem, turns): ...\n")
-    assert "Write `@source(reply=reply)` above line 1 (open_it), and" in refused("old_task", source)
+    line = "Write `@source(reply=reply)` above line 1 (open_it) (move it below reply), and"
+    assert line in refused("old_task", source)
+    (fork / "old_order.py").write_text("def reply(problem, turns): ...\n\ndef open_it(argument, data): ...\n")
+    assert "Write `@source(reply=reply)` above line 3 (open_it), and" in refused("old_order", source)
+
+
+def test_where_a_file_may_be_of_two_kinds_both_decorators_are_named(fork: Path) -> None:
+    (fork / "old_device_task.py").write_text("def build(argument=''): ...\n")
+    with pytest.raises(InputError) as e:
+        load_plugin((device_task, source), "old_device_task")
+    assert "Write `@source` above line 1 (build), and" in str(e.value)
+    assert ", or, where it is one, @device_task of isojax.tasks.device (docs/extending.md)." in str(e.value)
 
 
 def test_of_several_functions_without_the_decorator_all_are_listed(fork: Path) -> None:
