@@ -17,10 +17,16 @@ from isojax.tasks.answers.tree import (
     Matrix,
     Node,
     Number,
+    Relation,
     Series,
     Symbol,
 )
 from isojax.tasks.answers.vocabulary import FUNCTION_NAMES, FUNCTIONS
+
+# The beginning of the real numbers with a condition: {x in R | x > 3}
+_SET_BUILDER = re.compile(
+    r"\s*\(?[A-Za-z]\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?|\\R(?![A-Za-z]))\s*)?\)?(?:\\mid(?![A-Za-z])|\\colon(?![A-Za-z])|\\vert(?![A-Za-z])|\\,?\||:|\|)"
+)
 
 
 class Reader(Protocol):
@@ -122,9 +128,14 @@ def _between(reader: Reader, function: str, closing: str) -> Node:
 def _set_of(reader: Reader, closing: str) -> Node:
     if reader.cursor.take_text(closing):
         return EMPTY_SET
+    is_condition = reader.cursor.take(_SET_BUILDER) is not None
     with reader.cursor.inside(brackets=True):
         items = reader.items()
     reader.cursor.expect(closing)
+    if is_condition:
+        if len(items) != 1 or not isinstance(items[0], Relation):
+            raise Unreadable("condition")
+        return items[0]
     return Group("{}", tuple(items))
 
 

@@ -14,7 +14,7 @@ from isojax.tasks.answers.arithmetic import (
 )
 from isojax.tasks.answers.colons import same_colons
 from isojax.tasks.answers.expression import is_decimal
-from isojax.tasks.answers.names import NamedValue, has_variables, is_name, unnamed
+from isojax.tasks.answers.names import NamedValue, has_variables, is_asked_for, is_name, unnamed
 from isojax.tasks.answers.real_sets import Interval, NotASet, RealSets
 from isojax.tasks.answers.sign_choice import expand
 from isojax.tasks.answers.tree import (
@@ -232,7 +232,7 @@ class Equality:
         name: Node | None = None
         sides = list(relation.sides)
         operators = list(relation.operators)
-        if is_name(sides[0]):
+        if is_name(sides[0]) or (is_response and len(sides) > 1 and is_asked_for(sides[0])):
             name = sides.pop(0)
             operators.pop(0)
         elif len(sides) == 2 and is_name(sides[1]):

@@ -7,8 +7,10 @@ import re
 from fractions import Fraction
 
 from isojax.tasks.answers.commands import COMMANDS, take_function, take_root
+from isojax.tasks.answers.compound import compound_quantity
 from isojax.tasks.answers.cursor import Cursor, Unreadable
 from isojax.tasks.answers.measures import is_scale, is_unit_next, take_money, take_per_cent, take_scale, take_unit
+from isojax.tasks.answers.number_words import number_in_words
 from isojax.tasks.answers.numerals import take_colon, take_number, whole_base_numeral
 from isojax.tasks.answers.spelling import MATH_IN_TEXT
 from isojax.tasks.answers.tree import (
@@ -31,10 +33,10 @@ MAX_LENGTH = 2000  # characters of an answer
 _RELATIONS = {
     r"\leq": "<=", r"\le": "<=", r"\leqslant": "<=", r"\geq": ">=", r"\ge": ">=", r"\geqslant": ">=", r"\neq": "!=",
     r"\ne": "!=", r"\in": "in", r"\lt": "<", r"\gt": ">", r"\approx": "~", r"\simeq": "~", "<=": "<=", ">=": ">=",
-    "!=": "!=", "==": "=", "=": "=", "<": "<", ">": ">",
+    r"\equiv": "=", "!=": "!=", "==": "=", "=": "=", "<": "<", ">": ">",
 }  # fmt: skip
 _RELATION = re.compile(
-    r"\s*(\\(?:leqslant|leq|le|geqslant|geq|ge|neq|ne|in|lt|gt|approx|simeq)(?![A-Za-z])|[<>!=]=|[=<>])"
+    r"\s*(\\(?:leqslant|leq|le|geqslant|geq|ge|neq|ne|in|lt|gt|approx|simeq|equiv)(?![A-Za-z])|[<>!=]=|[=<>])"
 )
 _ABOUT = re.compile(r"\s*\\(?:approx|simeq)(?![A-Za-z])")
 _SET_OPERATION = re.compile(r"\s*(\\(?:cup|cap|setminus|backslash)(?![A-Za-z]))")
@@ -54,7 +56,11 @@ _NAME_BEFORE_EQUALS = re.compile(
     r"|[A-Za-z](?:_\{?\w+\}?)?\s*:\s*[A-Za-z](?:_\{?\w+\}?)?)\s*=(?!=)"
 )
 _FUNCTION_BEFORE_EQUALS = re.compile(
-    r"\s*([A-Za-z](?:_\{?\w+\}?)?(?:\^\{-1\})?)\s*\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)\s*=(?!=)"
+    r"\s*([A-Za-z](?:_\{?\w+\}?)?'*(?:\^\{-1\})?)\s*\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)\s*=(?!=)"
+    # of a value: f(2) = 17, P(A) = 1/2, \gcd(4, 6) = 2
+    r"|\s*((?:[fghkpqFGHPQTSNVACDLMREd]|Pr|\\(?:gcd|lcm|max|min|det|deg|varphi|phi|mathbb\{[A-Z]\}|Pr)|gcd|lcm|max|min)(?:_\{?\w+\}?)?'*)"
+    r"\s*[(\[]((?:[-\w.,+ \\{}/|=]|\([-\w.,+ \\/]*\))*)[)\]]\s*=(?!=)"
+    r"|\s*((?:m\s*)?\\(?:angle|triangle|overline|overrightarrow|widehat|vec|measuredangle|arc)\s*(?:\{\s*)?([A-Za-z]{1,4}|\\[a-z]+|[0-9])(?:_\{?\w+\}?)?\s*\}?)\s*=(?!=)"
 )
 _DEGREE = Unit((("degree", 1),))
 
@@ -73,6 +79,10 @@ def read_answer(text: str, *, with_exponents: bool = True) -> Node:
     text = re.sub(r"(?<=[0-9]),\\!\s*(?=[0-9]{3})", ",", text).strip()
     if (numeral := whole_base_numeral(text)) is not None:
         return numeral
+    if (quantity := compound_quantity(text)) is not None:
+        return quantity
+    if (number := number_in_words(text)) is not None:
+        return Number(number)
     return _Reader(Cursor(text, with_exponents)).read_all()
 
 
@@ -113,9 +123,13 @@ class _Reader:
         is_about = self.cursor.take(_ABOUT) is not None
         operators: list[str] = []
         sides: list[Node] = [self.name_of_a_value() or self.set_expression()]
+        is_congruence = False
         while match := self.cursor.take(_RELATION):
+            is_congruence = is_congruence or match[1] == r"\equiv"
             operators.append(_RELATIONS[match[1]])
             sides.append(self.set_expression())
+        if is_congruence and not isinstance(sides[-1], Residue):
+            raise Unreadable("congruent modulo nothing")
         if is_about and not (len(sides) == 1 and is_decimal(sides[0])):
             raise Unreadable("about")  # of 7, a guess; 33.3 may be rounded because that was asked for
         return Relation(tuple(operators), tuple(sides)) if operators else sides[0]
@@ -126,11 +140,19 @@ class _Reader:
         match = match or _FUNCTION_BEFORE_EQUALS.match(self.cursor.text, self.cursor.position)
         if not match:
             return None
-        words = match[1].split()
+        name = match[1]
+        if name is None:  # with what stands in the brackets: f(2), and f(3) is another
+            return self.name_with_argument(match)
+        words = name.split()
         if set(words) & WORDS or words[0] in FUNCTIONS:
-            raise Unreadable(match[1])
+            raise Unreadable(name)
         self.cursor.position = match.end() - 1
-        return Symbol(match[1])
+        return Symbol(name)
+
+    def name_with_argument(self, match: re.Match[str]) -> Symbol:
+        """The left side of `f(2) = 17` or `\\angle ABC = 30^\\circ`."""
+        self.cursor.position = match.end() - 1
+        return Symbol("".join(match[0].removesuffix("=").split()))
 
     def set_expression(self) -> Node:
         node = self.quantity()
@@ -240,13 +262,13 @@ class _Reader:
         if rest[0] in "([":
             return not isinstance(previous, Group) and rest[0] == "("
         if rest[0].isdigit() or rest[0] == ".":
-            return False
+            return rest[0] != "." and not is_apart and self.cursor.text[before - 1 : before] == "!"  # 3!7!
         if run := re.match(r"[A-Za-z]+", rest):
             if isinstance(previous, Apply) and previous.function == "degree" and run[0] in ("C", "F"):
                 return False
-            return self.is_algebra(run[0]) and not (
-                is_apart and isinstance(previous, Number) and is_unit_next(self.cursor)
-            )
+            has_argument = run[0] in FUNCTIONS | {"sqrt"} and rest[run.end() :].lstrip()[:1] in ("(", "{")
+            may_be_unit = is_apart and isinstance(previous, Number) and not has_argument
+            return self.is_algebra(run[0]) and not (may_be_unit and is_unit_next(self.cursor))
         if rest[0] == "|":
             return self.cursor.bars == 0
         if rest[0] != "\\":

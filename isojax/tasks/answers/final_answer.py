@@ -47,6 +47,12 @@ _TAKEN_BACK = re.compile(
     rf"|[\s$)\\]*[,.;]?\s*{_IS_WRONG}",
     re.IGNORECASE,
 )
+# \text{The answer is } 42, \text{Answer: 42}
+_LABEL_IN_BOX = re.compile(
+    r"^(?:(\\(?:text|textbf|mathrm|mbox)\s*\{)\s*)?(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|result|solution)"
+    r"\s*(?:(?:is|are)\b\s*:?|:)\s*(?=\S)",
+    re.IGNORECASE,
+)
 # What goes on behind a box in its formula or sentence, and makes another number of what it holds.
 _GOES_ON_BEHIND_BOX = re.compile(
     r"\s*(?:[/^_!]|\*(?!\*)(?=\s*[0-9A-Za-z(\\])|\\(?:sqrt|pi|cdot|times|div|frac|d?frac|binom|p?mod|bmod)(?![A-Za-z])|[0-9])"
@@ -143,7 +149,8 @@ def final_answer(response: str) -> Statement:
         return Statement(normalize_answer(inside.text), Form.SENTENCE) if is_one_line else inside
     boxed = _stated_box(response)
     if boxed is not None:
-        return Statement(normalize_answer(boxed.lstrip(" ~")), Form.WHOLE)  # LaTeX, where ~ is a space
+        boxed = _LABEL_IN_BOX.sub(r"\1", boxed.lstrip(" ~"))  # LaTeX, where ~ is a space
+        return Statement(normalize_answer(boxed), Form.WHOLE)
     marked = _behind_hashes(response)
     if marked is not None:
         return Statement(marked, Form.SENTENCE)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from isojax.tasks.answers.arithmetic import Undefined, variables
 from isojax.tasks.answers.tree import Apply, Group, Node, Relation, Symbol
 
+_FUNCTIONS_ASKED_FOR = frozenset(["sin", "cos", "tan", "cot", "sec", "csc"])
+
 
 @dataclass(frozen=True)
 class NamedValue:
@@ -45,3 +47,11 @@ def has_variables(node: Node) -> bool:
         return bool(variables(node))
     except Undefined:
         return False
+
+
+def is_asked_for(node: Node) -> bool:
+    """Whether an expression may be what a problem asks for: m + n, a^2 + b^2, \\sin A. Of 2x = 10 only x is."""
+    if not isinstance(node, Apply) or not has_variables(node):
+        return False
+    is_function_of_a_name = node.function in _FUNCTIONS_ASKED_FOR and all(map(is_name, node.arguments))
+    return is_function_of_a_name or len(variables(node)) >= 2

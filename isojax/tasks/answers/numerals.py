@@ -5,11 +5,10 @@ from fractions import Fraction
 
 from isojax.tasks.answers.cursor import Cursor, Unreadable
 from isojax.tasks.answers.tree import BaseNumeral, Colon, Number
+from isojax.tasks.answers.vocabulary import TEXT
 
 MAX_EXPONENT = 10_000  # of ten, in a number as it is written: 1e9999
-_THOUSANDS = re.compile(
-    r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]{1,3}(?: [0-9]{3})+(?![0-9])(?:\.[0-9]+)?"
-)
+_THOUSANDS = re.compile(r"[0-9]{1,3}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+|(?:['’][0-9]{3})+)(?![0-9])(?:\.[0-9]+)?")
 _PLAIN_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
 _EXPONENT = re.compile(r"[eE]([+-]?[0-9]+)(?![0-9.])")
 _REPEATING = re.compile(
@@ -27,12 +26,27 @@ _COLON = re.compile(r"([0-9]+(?:\.[0-9]+)?)((?:\s*(?::|\\colon(?![A-Za-z]))\s*[0
 _BASE_NUMERAL = re.compile(
     r"(?:\\text\{)?([0-9A-F]*[0-9A-F])\}?_\s*(?:\{\s*(?:\\text\s*\{\s*)?([0-9]+)\s*\}?\s*\}|([0-9]+))"
 )
+_BASES_TEXT = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+_BASES = {word: value for value, word in enumerate(_BASES_TEXT.split(), start=2)} | {
+    "binary": 2, "octal": 8, "decimal": 10, "hexadecimal": 16,
+}  # fmt: skip
+_BASE = rf"([0-9]+|{'|'.join(_BASES)})"
+# Of a whole answer: (2516)_7, 52_{\text{eight}}, 52 (base 8), 101 in binary
+_WHOLE_BASE_NUMERAL = re.compile(
+    rf"(\(\s*[0-9A-F]+\s*\)|[0-9A-F]+)\s*(?:_\s*(?:\{{\s*(?:base\s*)?{_BASE}\s*\}}|{_BASE})"
+    rf"|,?\s*\(?\s*(?:in\s+)?base[\s-]*{_BASE}\s*\)?|\(?\s*in\s+(binary|octal|decimal|hexadecimal)\s*\)?)"
+)
 
 
 def whole_base_numeral(text: str) -> Number | BaseNumeral | None:
     """An answer that is nothing but digits in a base, which may be letters: A3_{16}."""
-    match = _BASE_NUMERAL.fullmatch(text)
-    return None if match is None else _base_numeral(match)
+    if "_" not in text and "bas" not in text and " in " not in text:
+        return None
+    match = _WHOLE_BASE_NUMERAL.fullmatch(" ".join(TEXT.sub(r" \1 ", text).split()))
+    if match is None:
+        return None
+    base = next(group for group in match.groups()[1:] if group is not None)
+    return _base_numeral(match[1].strip("() "), int(base) if base.isdigit() else _BASES[base])
 
 
 def take_colon(cursor: Cursor) -> Colon | None:
@@ -45,7 +59,7 @@ def take_number(cursor: Cursor) -> Number | BaseNumeral:
     """The number that stands here, with its fraction or exponent."""
     if (numeral := _BASE_NUMERAL.match(cursor.text, cursor.position)) and numeral[1].isdigit():
         cursor.position = numeral.end()
-        return _base_numeral(numeral)
+        return _base_numeral(numeral[1], int(numeral[2] or numeral[3]))
     if match := cursor.take(_REPEATING):
         whole, fixed = match[1], match[2]
         first, middle, last = match[5] or "", match[6] or "", match[7] or ""
@@ -56,7 +70,7 @@ def take_number(cursor: Cursor) -> Number | BaseNumeral:
     match = match or cursor.take(_PLAIN_NUMBER)
     if match is None:
         raise Unreadable(cursor.text[cursor.position :])
-    literal = re.sub("[, ]", "", match[0])
+    literal = re.sub("[, '’]", "", match[0])
     if literal.count(".") and cursor.text.startswith((".", r"\ldots", r"\dots"), cursor.position):
         raise Unreadable("dots")
     decimals = len(literal.partition(".")[2]) if "." in literal else None
@@ -76,8 +90,7 @@ def take_number(cursor: Cursor) -> Number | BaseNumeral:
     return Number(value, decimals)
 
 
-def _base_numeral(match: re.Match[str]) -> Number | BaseNumeral:
-    digits, base = match[1], int(match[2] or match[3])
+def _base_numeral(digits: str, base: int) -> Number | BaseNumeral:
     if not 2 <= base <= 36:
         raise Unreadable("no base")
     if base == 10 and digits.isdigit():

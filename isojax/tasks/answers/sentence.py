@@ -68,6 +68,9 @@ _SEVERAL_AT_END = re.compile(
     r"\b(?:is|are|equals?|at)\s+(\(\s*-?[0-9./]+(?:\s*,\s*-?[0-9./]+)+\s*\))$"
     r"|\bare\s+(-?[0-9./]+(?:,\s+-?[0-9./]+)*,?\s+and\s+-?[0-9./]+)$"
 )
+# "The solutions are $x = -1$ and $x = 3$"
+_ROOT = r"(?:\$[^$]+\$|\\\([^()]*\\\)|[a-z]\s*=\s*-?[0-9./]+)"
+_ROOTS = re.compile(rf"\bare\s+({_ROOT}(?:,\s+{_ROOT})*,?\s+and\s+{_ROOT})$")
 # "about 42" guesses; a decimal, as in "about 33.3", may be rounded because that was asked for.
 _APPROXIMATE = re.compile(
     r"(?:\b(?:about|around|roughly|approximately|approx\.?|circa|ca\.|c\.|or\s+so)|[~≈≃]|\\(?:approx|simeq|sim))[\s:*$]*$",
@@ -136,9 +139,11 @@ def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
     values = list(_VALUE.finditer(sentence))
     if not values:
         return []
+    words = MATH_IN_TEXT.sub(" ", sentence)
+    if (roots := _ROOTS.search(sentence)) and not _DENIED.search(words):
+        return [re.sub(r"\$|\\[()]", "", roots[1])]
     if (equation := _right_side(sentence)) is not None:
         return equation
-    words = MATH_IN_TEXT.sub(" ", sentence)
     if _DENIED.search(words) or _BOUNDED.search(words) or _FUNCTION_OF.search(words):
         return []
     if several := _SEVERAL_AT_END.search(sentence):
@@ -229,5 +234,6 @@ def _is_compound(between: str) -> bool:
 
 def _with_and_without_words(sentence: str, value: re.Match[str]) -> list[str]:
     content = _content(value[0])
-    words = re.match(r"\s*(?:[a-zA-Z°²³¢][a-zA-Z°²³¢./^ -]*)?", sentence[value.end() :])
+    behind = re.sub(r"^(?:st|nd|rd|th)\b", "", sentence[value.end() :])  # the 5th
+    words = re.match(r"\s*(?:[a-zA-Z°²³¢][a-zA-Z°²³¢./^ -]*)?", behind)
     return [f"{content} {words[0].strip() if words else ''}".strip(), content]

@@ -2,6 +2,8 @@
 
 import re
 
+from isojax.tasks.answers.latex_style import plain_style, without_ordinal
+
 MAX_ANSWER_LENGTH = 200  # characters of a number, and of words that are an answer
 MAX_DOLLARS = 4  # pairs around an answer
 
@@ -24,6 +26,7 @@ _NUMBER_NEXT_TO_CJK = re.compile(rf"(?<=[{CJK}])(?=[-+]?[0-9$])|(?<=[0-9$%])(?=[
 _ASCII_PUNCTUATION = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | str.maketrans(
     {"。": ". ", "、": ", ", "，": ", ", "；": "; ", "：": ": ", "？": "? ", "！": "! ", "\u3000": " "}
 )
+_DOTS = re.compile(r"\\[lc]?dots(?![A-Za-z])|\.\.\.")
 _IDLE_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])|(?<=[0-9])\s+(?=[A-Za-z])|(?<=[A-Za-z])\s+(?=[0-9])")
 
 
@@ -43,19 +46,20 @@ def normalize_answer(text: str) -> str:
     text = re.sub(r"[\u2212\u2013\ufe63\uff0d]", "-", text.replace("{,}", ","))
     if "\\\\" in text and "\\begin" not in text:  # escaped once too often, as in some data sets
         text = re.sub(r"\\\\(?=[A-Za-z{}%$])", r"\\", text)
+    text = plain_style(text) if "\\" in text else text
     text = _ABOUT.sub(r"\\approx ", text) if "~" in text else text
     text = _SPACES.sub(" ", re.sub(r"\\!\s*", "", text))
     text = re.sub(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|textstyle)(?![A-Za-z])", "", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", text).replace("\\%", "%")
     text = text.strip()
-    is_endless = text.endswith("..") and re.search(r"\.[0-9]+\.\.\.?$", text)
+    is_endless = text.endswith("...") or (text.endswith("..") and re.search(r"\.[0-9]+\.\.$", text))
     text = without_emphasis(text if is_endless else text.removesuffix("."))
     for _ in range(MAX_DOLLARS):
         math_match = INLINE_MATH.fullmatch(text)
         if math_match is None:
             break
         text = next(group for group in math_match.groups() if group is not None).strip().removesuffix(".")
-    return text.strip()
+    return without_ordinal(text.strip())
 
 
 def without_emphasis(text: str) -> str:
@@ -70,7 +74,8 @@ def without_emphasis(text: str) -> str:
 
 def canonical_text(text: str) -> str:
     """A normalized text without the spacing, and the LaTeX around words, that make no difference."""
-    return _IDLE_SPACE.sub("", _LATEX_TEXT.sub(r"\1", text).strip()).rstrip(".")
+    text = _DOTS.sub("…", _LATEX_TEXT.sub(r"\1", text).strip())
+    return _IDLE_SPACE.sub("", text).removesuffix(".")
 
 
 def is_matchable(reference: str) -> bool:

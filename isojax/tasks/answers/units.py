@@ -121,6 +121,7 @@ def read_unit(text: str) -> Unit | None:
     if cjk := _CJK_UNIT.fullmatch(text):
         return read_unit(_CJK_UNITS[text]) if text in _CJK_UNITS else Unit(words=frozenset([cjk[0]]))
     text = re.sub(r"(?<![A-Za-z])([A-Za-z])\.\s?([A-Za-z])\.?(?![A-Za-z])", r"\1\2", text)  # p.m.
+    text = re.sub(r"(?<![A-Za-z])([AP]M)(?![A-Za-z])", lambda match: match[1].lower(), text)
     tokens = [match for match in _UNIT_TOKEN.finditer(text) if match[0].strip()]
     if sum(len(match[0]) for match in _UNIT_TOKEN.finditer(text)) != len(text):
         return None

@@ -13,6 +13,7 @@ from isojax.tasks.answers.cursor import Unreadable
 from isojax.tasks.answers.equality import Equality
 from isojax.tasks.answers.expression import read_answer
 from isojax.tasks.answers.final_answer import Form, Statement, final_answer, last_values, reference_answer
+from isojax.tasks.answers.multiple_choice import option_alone, option_letters, option_with_value, stated_option
 from isojax.tasks.answers.sentence import values_in_sentence
 from isojax.tasks.answers.spelling import (
     MAX_ANSWER_LENGTH,
@@ -30,7 +31,6 @@ _PLAIN_NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
 _PLAIN_ANSWER = re.compile(rf"\$?({_PLAIN_NUMBER.pattern})(?: ([A-Za-z]{{3,}}))?")
 _DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]{1,2}|[0-9]{4,})")
 _ABOUT = re.compile(r"^\s*(?:\\(?:approx|simeq)(?![A-Za-z])|≈|about\b|approximately\b)\s*")
-_OPTION_AT_END = re.compile(r"\b(?:correct|right) (?:option|choice) is:?[\s*$(]*([A-Z])[\s.*$)]*$")
 _LETTER_UNIT = re.compile(r"(.*[0-9])([mgsLlhVWJNKCF])")
 
 
@@ -62,8 +62,8 @@ def _judge(reference: str, statement: Statement, equality: Equality, algebra: Co
         return Verdict(correct=False, parsed=False)
     is_whole = statement.form is not Form.NOWHERE
     answer = statement.text if is_whole else normalize_answer(statement.text)
-    if not is_whole and len(as_words(reference) or "") == 1 and (option := _OPTION_AT_END.search(answer)):
-        answer = option[1]
+    if _is_option(reference) and _same_options(reference, statement, answer):
+        return Verdict(correct=True, parsed=True)
     if (is_same := _same_plain_numbers(reference, answer)) is not None:
         return Verdict(is_same, parsed=True)
     if not is_matchable(reference):
@@ -79,6 +79,24 @@ def _judge(reference: str, statement: Statement, equality: Equality, algebra: Co
         nodes = _read_statement(statement)
     parsed = is_whole or bool(nodes)
     return Verdict(_same_nodes(reference_nodes, nodes, equality), parsed)
+
+
+@lru_cache(1024)
+def _is_option(reference: str) -> bool:
+    """Whether a problem asks for one or several of A, B, C ..."""
+    return option_with_value(reference) is not None or option_letters(reference) is not None
+
+
+def _same_options(reference: str, statement: Statement, answer: str) -> bool:
+    """Whether an answer chooses what the reference does: C, or C with a value where the reference has none."""
+    letters = option_letters(reference)
+    if letters is not None:
+        return letters == option_letters(answer)
+    letter = option_with_value(reference)
+    if statement.form is Form.NOWHERE:
+        return letter == stated_option(statement.text)
+    has_value = len(as_words(reference) or "") != 1
+    return letter == (option_alone(answer) if has_value else option_with_value(answer))
 
 
 def _same_plain_numbers(reference: str, answer: str) -> bool | None:

@@ -1,0 +1,70 @@
+r"""What in LaTeX changes only how an answer looks: fonts, sizes, colours, spaces; and old spellings of its commands."""
+
+import re
+
+MAX_NESTED = 4  # fonts in fonts
+MAX_ORDINAL_LENGTH = 50  # characters
+
+_SWITCHES = (
+    r"bf|it|rm|tt|sf|sc|sl|em|cal|[a-z]+(?:series|shape|family)|normalfont|tiny|(?:script|footnote|normal)size|small"
+    r"|[lL]arge|LARGE|[hH]uge|boldmath|scriptstyle|scriptscriptstyle|nolimits|strut|hfill"
+)
+_STYLED = re.compile(
+    rf"\\(?:{_SWITCHES}|(?:text)?color|f?colorbox|[hv]space|[hv]?phantom|mspace|text[a-z]{{2}}|textsuperscript|emph"
+    r"|math(?:sf|tt|normal|scr|rm|bf|it)|bm|pmb|hbox|text|choose|over|boldsymbol|mbox)(?![a-zA-Z])"
+)
+_SWITCH = re.compile(rf"\\(?:{_SWITCHES})(?![A-Za-z])\s*")
+_SWITCHED_WORDS = re.compile(
+    r"\{\s*\\(?:bf|it|rm|tt|sf|sc|sl|em)(?:\s+|\\[ ,;])([A-Za-z][A-Za-z. ]+)\}"
+    r"|\\(?:bf|it|rm|tt|sf|sc)\s*\{\s*([A-Za-z][A-Za-z. ]+)\}"
+)
+_COLOUR = re.compile(r"\\(?:color|textcolor|colorbox|fcolorbox\s*\{[^{}]*\})\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}\s*")
+_SPACE = re.compile(r"\\(?:[hv]space\*?|[hv]?phantom|mspace)\s*\{[^{}]*\}")
+_TEXT_FONT = re.compile(r"\\(?:text(?:sf|tt|sc|sl|up|md)|emph)(?=\s*\{)")
+_MATH_FONT = re.compile(r"\\(?:math(?:sf|tt|normal|scr)|bm|pmb)(?=\s*\{)")
+_OF_ONE_LETTER = re.compile(r"\\(?:math(?:rm|bf|it|sf|tt)|text|bm|boldsymbol)\s+([A-Za-z0-9])(?![A-Za-z])")
+_FONT = r"\\(?:text[a-z]*|math(?:rm|bf|it)|mbox)\s*\{"
+_TEXT_IN_TEXT = re.compile(rf"{_FONT}\s*({_FONT}[^{{}}]*\}})\s*\}}")
+_INFIX = re.compile(r"\{([^{}]*)\\(choose|over)(?![A-Za-z])([^{}]*)\}|^([^{}]*)\\(choose|over)(?![A-Za-z])([^{}]*)$")
+_ORDINAL = re.compile(
+    r"([0-9]+)\s*\^?\s*\{?\s*(?:\\(?:text|mathrm|textrm|mbox|textsuperscript)\s*\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?"
+)
+_GROUP = re.compile(r"\{([^{}]*[^{}\\])\}")
+
+
+def plain_style(text: str) -> str:
+    """An answer without what only changes its looks."""
+    if not _STYLED.search(text):
+        return text
+    text = _SPACE.sub(" ", text)
+    text = _SWITCHED_WORDS.sub(lambda match: f"\\text{{{match[1] or match[2]}}}", text)
+    text = _SWITCH.sub("", text)
+    text = _COLOUR.sub("", text)
+
+    text = text.replace("\\hbox", "\\mbox")
+    text = _MATH_FONT.sub(r"\\boldsymbol", _TEXT_FONT.sub(r"\\text", text))
+    text = _OF_ONE_LETTER.sub(r"\\mathrm{\1}", text)
+    for _ in range(MAX_NESTED):
+        inner = _TEXT_IN_TEXT.sub(r"\1", text)
+        if inner == text:
+            break
+        text = inner
+
+    text = _INFIX.sub(_prefix, text)
+    group = _GROUP.fullmatch(text.strip())
+    return group[1] if group else text
+
+
+def without_ordinal(text: str) -> str:
+    """5 of 5th and 5^{\\text{th}}."""
+    match = _ORDINAL.fullmatch(text) if len(text) < MAX_ORDINAL_LENGTH else None
+    return match[1] if match else text
+
+
+def _prefix(match: re.Match[str]) -> str:
+    r"""\binom{a}{b} of {a \choose b}, \frac{a}{b} of {a \over b}."""
+    first, command, last = match[1], match[2], match[3]
+    if command is None:
+        first, command, last = match[4], match[5], match[6]
+    name = "binom" if command == "choose" else "frac"
+    return f"\\{name}{{{first.strip()}}}{{{last.strip()}}}"
