@@ -140,7 +140,24 @@ def read_objects(path: Path, lines: Iterable[NumberedLine] | None = None) -> Ite
             if not isinstance(value, dict):
                 received = f"{str(value)[:80]!r} ({type(value).__name__})"
                 raise InputError(f"{path}, {position}: given {received}, expected a JSON object on each line.")
+            _reject_repeated_keys(text, value, f"{path}, {position}")
             yield DataRow(str(path), position, value, line_number - 1)
+
+
+def _reject_repeated_keys(text: str, value: dict[str, Any], location: str) -> None:
+    """InputError where an object has a key twice, with two values, of which Python's reader takes the last."""
+    if text.count('":') == len(value):
+        return  # as most rows: each key once, and no object within
+
+    def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        whole = dict(pairs)
+        for key, first in pairs if len(whole) < len(pairs) else ():
+            if repr(first) != repr(whole[key]):
+                problem = f"{location}: the key {key!r} is there twice, with {first!r} and {whole[key]!r}"
+                raise InputError(f"{problem}; expected it once. Remove one.")
+        return whole
+
+    json.loads(text, object_pairs_hook=check)
 
 
 def parse_json(text: str, path: Path, line: int = 1) -> Any:

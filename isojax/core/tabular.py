@@ -207,15 +207,17 @@ def check_number(
     minimum: float | None = None,
     exclusive_minimum: float | None = None,
     whole: bool = False,
+    remedy: str = "Correct it, or remove the row.",
 ) -> float:
-    """A cell's finite number; InputError names the `cell` and what was `expected`, if it is none or out of range."""
+    """A cell's finite number; InputError names the `cell` and what was `expected`, if it is none or out of range, with
+    the `remedy` for text that nobody takes for a number."""
     if is_blank(cell_value):
         raise InputError(f"{cell} is missing or empty; expected {expected}. Fill the cell in, or remove the row.")
     number = parse_number(cell_value)
     if number is None:
         form = "a number such as 0.25 or 2.5e5, without unit and thousands separator"
         advice = number_advice(cell_value, whole) if isinstance(cell_value, str) else ""
-        raise InputError(f"{cell} is {cell_value!r}; expected {form}.{advice}")
+        raise InputError(f"{cell} is {cell_value!r}; expected {form}.{advice or f' {remedy}'}")
     is_too_low = minimum is not None and number < minimum
     requirement = ""
     if not math.isfinite(number):

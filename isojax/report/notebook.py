@@ -87,7 +87,7 @@ def read_runs(source: str | Path | Iterable[str | Path] | Any, field_map: str = 
         raise InputError("the DataFrame has no row; expected one for each evaluation.")
     data_rows = [DataRow("DataFrame", f"row {i}", values, i) for i, values in enumerate(rows)]
     table = LogTable("DataFrame", tuple(data_rows), one_run=False, is_export=True)
-    log_runs = gather_runs([table], parse_field_map([field_map] if field_map else []), {}, csv.read)
+    log_runs = gather_runs([table], parse_field_map([field_map] if field_map else []), {}, csv.read).runs
     return list(to_run_records(log_runs).runs)
 
 

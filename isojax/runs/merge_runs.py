@@ -2,10 +2,12 @@
 or with several maps."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import NoReturn
 
 from isojax.core.atomic_files import atomic_folder, write_text
 from isojax.core.errors import InputError
@@ -23,10 +25,9 @@ def merge_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
     numbered its seeds by itself. InputError where a run is there twice, or was not imported, or where the runs have no
     metric in common."""
     runs = [read_run(folder) for path in paths for folder in ledger_folders([path])]
-    for run in runs:
-        if run.cell_hash != IMPORTED:
-            problem = f"{run.source} was trained by isojax, expected runs that `isojax records import` wrote"
-            raise InputError(f"{problem}. `isojax fit` and `isojax report` take several folders of trained runs.")
+    trained = next((run for run in runs if run.cell_hash != IMPORTED), None)
+    if trained is not None:
+        _refuse_trained(trained, runs, paths)
     _reject_same_run(runs)
     notes = _compare_measurements(runs)
     cells: set[Cell] = set()
@@ -42,6 +43,20 @@ def merge_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
     _require_metric(merged)
     notes += [f"seeds that were there twice are numbered anew: {list_some(renumbered)}"] if renumbered else []
     return merged, notes
+
+
+def _refuse_trained(trained: RunRecord, runs: Sequence[RunRecord], paths: Sequence[Path]) -> NoReturn:
+    """InputError with the command that takes these folders as they are. A sweep that isojax trained has one config,
+    which a folder of several would not have, and runs with different settings follow no one law."""
+    folders = shlex.join(map(str, paths))
+    if len(paths) == 1:
+        instead = f"It is a sweep already, which every command takes: isojax recommend {folders}"
+    elif len({run.cell_hash for run in runs}) == 1:
+        instead = f"Their settings are the same: fit them together by isojax fit {folders}"
+    else:
+        instead = f"Their settings differ, so no one law holds for all: isojax compare {folders}"
+    problem = f"{trained.source} was trained by isojax, expected runs that `isojax records import` wrote"
+    raise InputError(f"{problem}. {instead}")
 
 
 def _require_metric(runs: Sequence[RunRecord]) -> None:

@@ -90,5 +90,5 @@ def test_a_trained_sweep_is_refused(imported):
     a = imported("a", {"n4.csv": [0.1, 0.2, 0.3]})
     records = next(a.glob("cells/*/records.jsonl"))
     records.write_text(records.read_text().replace('"imported"', '"8d3f"'))
-    with pytest.raises(InputError, match="was trained by isojax"):
+    with pytest.raises(InputError, match=r"was trained by isojax.* isojax recommend \S+$"):
         merge_runs([a])

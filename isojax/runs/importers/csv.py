@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from operator import eq
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from isojax.core.csv_header import reject_further_headers
 from isojax.core.csv_text import parse_csv
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_text
-from isojax.core.tabular import DataTable, RowTable
+from isojax.core.tabular import DataTable, RowTable, list_some
 from isojax.runs.importers import importer, wandb
 from isojax.runs.logs.log_table import LEDGER_FIELDS, LogTable, check_log_file
 
@@ -45,6 +46,8 @@ def read(path: Path, whole_lines: bool = False) -> list[LogTable]:
     text = read_text(path)
     table = parse_csv(path, text[: text.rfind("\n") + 1] if whole_lines else text)
     reject_further_headers(table.source, text)
+    if len(table.columns) == 1:
+        _refuse_lone_column(table)
     is_chart = len(table.columns) > 1 and all(" - " in name for name in table.columns[1:])
     if is_chart or any(name.endswith(BOUND_SUFFIXES) for name in table.columns):
         return list(_read_wide(table))
@@ -53,6 +56,16 @@ def read(path: Path, whole_lines: bool = False) -> list[LogTable]:
     if metric is not None and value is not None:
         return [_read_long(table, metric, value)]
     return [LogTable(table.source, table.rows, one_run=False, is_export=True)]
+
+
+def _refuse_lone_column(table: DataTable) -> NoReturn:
+    """InputError: no log has one column, but a file has one whose columns another mark divides, as spaces or colons."""
+    (name,) = table.columns
+    problem = f"{table.source}, {table.header_position}: one column, {name[:80]!r}; expected several"
+    fix = "Divide them by commas, tabs, semicolons or |"
+    if len(name.split()) > 1:
+        fix += r", as by pandas.read_csv(FILE, sep=r'\s+').to_csv(OTHER, index=False)"
+    raise InputError(f"{problem}. {fix}.")
 
 
 def _read_long(table: DataTable, metric: str, value: str) -> LogTable:
@@ -85,12 +98,16 @@ def _read_wide(table: DataTable) -> Iterator[LogTable]:
     of_runs = [table.rows.column(column) for metrics in metrics_of_run.values() for column in metrics]
     if nan_count := sum(int((column.is_missing & ~column.is_blank).sum()) for column in of_runs):
         notes += (f"{nan_count} cells that say NaN are taken as not logged",)
+    rows_of_run: dict[str, RowTable] = {}
     for run, metrics in metrics_of_run.items():
         columns = {name: table.rows.column(column) for column, name in metrics.items()}
         columns = {name: column.where(~column.is_missing) for name, column in columns.items()}
         is_logged = np.logical_or.reduce([column.is_present for column in columns.values()])
-        rows = table.rows.with_columns({clock: table.rows.column(steps), **columns}).take(is_logged)
-        if len(rows):
+        rows_of_run[run] = table.rows.with_columns({clock: table.rows.column(steps), **columns}).take(is_logged)
+    if without := [run for run, rows in rows_of_run.items() if not rows]:
+        notes += (f"without {list_some(without)}, which {'has' if len(without) == 1 else 'have'} no value",)
+    for run, rows in rows_of_run.items():
+        if rows:
             yield LogTable(table.source, rows, is_export=True, notes=notes, run=run, only_metric=only_metric)
 
 

@@ -18,7 +18,8 @@ from isojax.core.nouns import RewardSums
 from isojax.core.tabular import DataRow, RowTable, check_number, is_blank, list_some, nearest_names, parse_number
 from isojax.runs.logs.log_table import FIELD_HELP, STEP_FIELDS, LogTable
 from isojax.runs.logs.measured_words import is_of_training
-from isojax.runs.logs.run_columns import RUN_COLUMNS_HINT, number_columns
+from isojax.runs.logs.reward_rounding import clip_rounding
+from isojax.runs.logs.run_columns import leave_out_option, map_of_names, number_columns
 
 # The lowest value of each field that is a whole number.
 LOWEST_VALUES = {"rollouts": 0, "step": 0, "tokens": 0, "seed": 0, "n": 1, "B_p": 1, "B": 1, "samples": 1, "devices": 1}
@@ -29,6 +30,7 @@ _RUN_SETTINGS = ("n", "B_p", "B")
 METRIC_AT_K = re.compile(r"(avg|best|worst|pass)@[1-9]\d*")
 _DOT_OF_THOUSANDS, _DECIMALS = re.compile(r"\s*[1-9]\d{0,2}(\.\d{3})+\s*"), re.compile(r"\s*(0|\d{4,})\.\d{3}\s*")
 _TWO_MEANINGS = ", where the point may divide thousands or decimals; expected a whole number, without a point."
+NOT_LOGGED_HINT = "Where nothing was logged, write NaN."
 _MEAN_AT_K = re.compile(r"(?:mean|avg)@([1-9]\d*)$")
 
 
@@ -105,9 +107,12 @@ class ColumnMap:
         return column if is_everywhere else column.or_else(self.table.config[name])
 
     def describe_cell(self, field: str, row: DataRow) -> str:
-        """ "runs.csv, line 7: reward (column val/acc)"."""
+        """ "runs.csv, line 7: reward (column val/acc)"; where each column is a run, its run too."""
         column = self.columns.get(field, field)
-        return f"{row.location}: {field}" + (f" (column {column})" if column != field else "")
+        names = [f"column {column}"] if column != field else []
+        if self.table.run and self.table.is_export and self.table.one_run:
+            names.append(f"run {self.table.run}")
+        return f"{row.location}: {field}" + (f" ({', '.join(names)})" if names else "")
 
     def is_unlogged(self, field: str, rows: RowTable) -> Mask:
         """bool[rows]: where neither a row nor the log has a value of a field."""
@@ -127,7 +132,15 @@ class ColumnMap:
             raise InputError(f"{cell} is {value}{_TWO_MEANINGS}")
         if field in _RUN_SETTINGS and is_blank(value) and (remedy := self._say_once(row)):
             raise InputError(f"{cell} is missing or empty; expected {expected}. {remedy}")
-        number = check_number(value, cell, expected=expected or "a number", minimum=lowest, whole=lowest is not None)
+        is_metric = is_validation(field) or is_training(field)
+        number = check_number(
+            value,
+            cell,
+            expected=expected or "a number",
+            minimum=lowest,
+            whole=lowest is not None,
+            remedy=NOT_LOGGED_HINT if is_metric and self.table.is_export else "Correct it, or remove the row.",
+        )
         return number if lowest is None else int(number)
 
     def _say_once(self, row: DataRow) -> str:
@@ -183,8 +196,10 @@ class ColumnMap:
             counts: Any = json.loads(value) if isinstance(value, str) else value
         except (ValueError, RecursionError):
             counts = None
-        is_list = isinstance(counts, list) and len(counts) > 0
-        if not is_list or not all(type(x) in (int, float) and 0 <= x <= samples for x in counts):
+        is_list = isinstance(counts, list) and len(counts) > 0 and all(type(x) in (int, float) for x in counts)
+        if is_list:
+            counts = [x if isinstance(x, int) else clip_rounding(x, samples) for x in counts]
+        if not is_list or not all(0 <= x <= samples for x in counts):
             problem = f"{self.describe_cell('counts', row)} is {str(value)[:60]!r}"
             raise InputError(f"{problem}, expected a list of numbers in 0..{samples}, one per problem, as [1, 0, 4].")
         return tuple(map(int if all(x == int(x) for x in counts) else float, counts))
@@ -294,7 +309,9 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
         hint = "" if table.one_run or table.run else hint
         found = f"{', '.join(sorted(numbers)) or 'no number'} there, and in its name {elsewhere}"
         expected = f"expected one, as {field}{{}} finds 8 in {field}8.jsonl or run-{field}8-a.jsonl"
-        hint += _pattern_hint(field, table.run) if table.run else ""
+        if table.run:
+            leave_out = "" if numbers else f" Where it is no run of the sweep: {leave_out_option(table.run)}."
+            hint += _pattern_hint(field, table.run) or leave_out
         raise InputError(f"--map {field}={text}: {table.label} has {found}; {expected}.{hint}")
     return int(numbers.pop())
 
@@ -417,9 +434,12 @@ def _require_fields(column_map: ColumnMap, table: LogTable, known_columns: Mappi
     if "sampled_batches" in column_map and not any(name in column_map for name in ("sampled_B_p", "rollouts")):
         missing.append("sampled_B_p")
     if missing:
+        if missing[0] == "reward" and (runs := _columns_that_may_be_runs(table, known_columns)):
+            maps = ",".join(filter(None, ["reward=*", map_of_names(runs)]))
+            problem = f"{table.source}: no column is known to be reward ({FIELD_HELP['reward']})"
+            columns = f"The columns are {list_some(table.columns)}"
+            raise InputError(f"{problem}; where each column is a run, add --map '{maps}', else name it. {columns}.")
         hints = [f"no column is known to be {x} ({FIELD_HELP[x]}); type {_mapping_hint(x, table)}" for x in missing]
-        if missing[0] == "reward" and _columns_may_be_runs(table, known_columns):
-            hints.insert(1, f"or, where each column is a run, {RUN_COLUMNS_HINT}")
         raise InputError(f"{table.source}: {'; '.join(hints)}. The columns are {list_some(table.columns)}.")
     field_by_name: dict[tuple[str, bool], str] = {}
     for field in column_map.metric_fields:
@@ -431,13 +451,14 @@ def _require_fields(column_map: ColumnMap, table: LogTable, known_columns: Mappi
         raise InputError(f"{table.source}: say of how many rollouts per problem counts are, as --map samples=4.")
 
 
-def _columns_may_be_runs(table: LogTable, known_columns: Mapping[str, Sequence[str]]) -> bool:
-    """Whether each column of numbers may be a run: none is named like a metric, or all are named alike but for digits
-    (acc_n4, acc_n8)."""
+def _columns_that_may_be_runs(table: LogTable, known_columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """The columns of numbers where each may be a run: none is named like a metric, or all are named alike but for
+    digits (acc_n4, acc_n8)."""
     names = [] if table.run else number_columns(table, {}, known_columns)
     metric_names = (_VALIDATION_COLUMN, _TRAINING_COLUMN, _REWARD, _NO_REWARD)
     is_metric = any(pattern.search(name) for pattern in metric_names for name in names)
-    return len(names) > 1 and (not is_metric or len({re.sub(r"\d+", "", name) for name in names}) == 1)
+    are_alike = len({re.sub(r"\d+", "", name) for name in names}) == 1
+    return names if len(names) > 1 and (not is_metric or are_alike) else []
 
 
 def _mapping_hint(field: str, table: LogTable) -> str:

@@ -4,9 +4,10 @@ and runs become records: a seed for each, one validation metric for all, and no 
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, combinations, pairwise
+from functools import partial
+from itertools import chain, combinations, compress, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,11 +26,18 @@ from isojax.runs.ledger import write_run
 from isojax.runs.logs.column_map import ColumnMap, is_validation, map_columns
 from isojax.runs.logs.find_logs import detect_format, logs_of_folder
 from isojax.runs.logs.log_evaluations import UnloggedCells, read_run_record
-from isojax.runs.logs.log_table import LogTable, RunSettings, settings_of
-from isojax.runs.logs.measured_words import other_settings, other_words
+from isojax.runs.logs.log_table import LogTable, RunSettings, name_in_settings, settings_of
+from isojax.runs.logs.measured_words import (
+    BENCHMARKS,
+    HELD_OUT,
+    TRAINING,
+    other_settings,
+    other_words,
+    words_of_source,
+)
 from isojax.runs.logs.resumed_runs import LogRun, join_resumed_runs
 from isojax.runs.logs.reward_scale import AUTO_SCALE, scale_runs
-from isojax.runs.logs.run_columns import split_run_columns
+from isojax.runs.logs.run_columns import MappedTable, split_run_columns
 from isojax.runs.logs.source_words import (
     TAKE_ALL,
     SourceChoice,
@@ -77,7 +85,8 @@ def read_logs(
         try:
             tables = [table for file in log.files for table in _read_tables(file, importer, whole_lines)]
             tables = join_tags(log, tables, field_map)
-            runs = gather_runs(tables, field_map, settings or {}, importer)
+            takes_run = None if choice == TAKE_ALL else partial(choice.takes, source)
+            gathered = gather_runs(tables, field_map, settings or {}, importer, takes_run)
         except InputError as e:
             if not choice.takes(source):  # it need not be usable
                 left_out += 1
@@ -86,8 +95,8 @@ def read_logs(
                 raise
             refusals.append(e)
             continue
-        taken = [run for run in runs if choice.takes(source, run.name, run.column_map.table.run)]
-        left_out += len(runs) - len(taken)
+        taken = [run for run in gathered.runs if choice.takes(source, run.name, run.column_map.table.run)]
+        left_out += gathered.left_out + len(gathered.runs) - len(taken)
         log_runs += [replace(run, may_be_skipped=may_be_skipped) for run in taken]
         tables_of_runs = [run.column_map.table for run in taken]
         notes += [f"{table.source}: {note}" for table in (*tables, *tables_of_runs) for note in table.notes]
@@ -98,6 +107,8 @@ def read_logs(
     if left_out:
         which = "1 log or run is" if left_out == 1 else f"{left_out} logs or runs are"
         notes.append(f"{which} left out, as --only and --leave-out say")
+    elif settings and not refusals:
+        notes += _describe_unused_settings([run.column_map.table for run in log_runs], settings)
     log_runs, resumed_notes = join_resumed_runs(log_runs, resumed)
     imported = to_run_records(log_runs, refusals)
     return replace(imported, notes=(*dict.fromkeys(notes), *resumed_notes, *imported.notes))
@@ -130,13 +141,36 @@ def _read_tables(log: Path, importer: Importer, whole_lines: bool) -> list[LogTa
         raise InputError(f"cannot read {log}: {e.strerror or e}. Check who may read it.") from e
 
 
+def _describe_unused_settings(tables: Sequence[LogTable], settings: RunSettings) -> list[str]:
+    """A note of the rows of the user's table that no run has."""
+    used = {name_in_settings(table, settings) for table in tables}
+    unused = [name for name in settings if name not in used]
+    if not unused:
+        return []
+    return [f"--settings: no run, or none with a value, is called {list_some(unused)}"]
+
+
+@dataclass(frozen=True)
+class GatheredRuns:
+    runs: list[LogRun]
+    left_out: int  # runs that the user does not take
+
+
 def gather_runs(
-    tables: Sequence[LogTable], field_map: Mapping[str, str], settings: RunSettings, importer: Importer
-) -> list[LogRun]:
-    """The runs of a log's tables; each is taken for itself where its name says its settings; InputError as above."""
-    mapped_tables = [
-        part for table in tables for part in split_run_columns(table, field_map, settings, importer.traits.fields)
-    ]
+    tables: Sequence[LogTable],
+    field_map: Mapping[str, str],
+    settings: RunSettings,
+    importer: Importer,
+    takes_run: Callable[[str], bool] | None = None,
+) -> GatheredRuns:
+    """The runs of a log's tables; each is taken for itself where its name says its settings; InputError as above.
+    `takes_run`: whether a run of this name is taken (None: all are); nothing is asked of those that are not."""
+    mapped_tables, left_out = list[MappedTable](), 0
+    for table in tables:
+        for part in split_run_columns(table, field_map, settings, importer.traits.fields, takes_run):
+            taken, count = _leave_out_runs(part, importer.traits.fields, takes_run)
+            mapped_tables += [taken] if taken.table.rows else []
+            left_out += count
     if settings or any("{}" in text for text in field_map.values()):
         mapped_tables = [
             replace(mapped, table=part)
@@ -156,14 +190,38 @@ def gather_runs(
             run.scale_is_stated = "scale" in own_settings and "scale" not in mapped.field_map
             run.scale_is_auto = is_auto
         log_runs += runs
-    return log_runs
+    return GatheredRuns(log_runs, left_out)
+
+
+def _leave_out_runs(
+    mapped: MappedTable, known_columns: Mapping[str, Sequence[str]], takes_run: Callable[[str], bool] | None
+) -> tuple[MappedTable, int]:
+    """The table without the rows of the runs that are not taken, and how many runs these are."""
+    table = mapped.table
+    if takes_run is None:
+        return mapped, 0
+    column = _column_of_runs(table, mapped.field_map, known_columns)
+    if column is None:
+        is_left_out = table.run != "" and "run" not in mapped.field_map and not takes_run(table.run)
+        return (replace(mapped, table=replace(table, rows=())), 1) if is_left_out else (mapped, 0)
+
+    names = table.cells.column(column)
+    is_left_out = names.ask(lambda name: not is_blank(name) and not takes_run(str(name)))
+    count = len({str(name) for name in names.take(is_left_out)})
+    return replace(mapped, table=replace(table, rows=table.cells.take(~is_left_out))), count
+
+
+def _column_of_runs(
+    table: LogTable, field_map: Mapping[str, str], known_columns: Mapping[str, Sequence[str]]
+) -> str | None:
+    names = [field_map["run"]] if "run" in field_map else known_columns.get("run", ())
+    return next((name for name in names if name in table.cells.names), None)
 
 
 def _split_by_run(
     table: LogTable, field_map: Mapping[str, str], known_columns: Mapping[str, Sequence[str]]
 ) -> list[LogTable]:
-    names = [field_map["run"]] if "run" in field_map else known_columns.get("run", ())
-    column = next((name for name in names if name in table.columns), None)
+    column = _column_of_runs(table, field_map, known_columns)
     if column is None:
         return [table]
     names = ("" if name is None else str(name) for name in table.cells.column(column))
@@ -191,6 +249,8 @@ def write_ledgers(imported: ImportedRuns, out: Path, manifest: Mapping[str, obje
 
 
 _SEPARATE_RUNS_HINT = "Give each run its own file, or name the column that separates them: --map run=COLUMN."
+_SAYS_WHETHER = re.compile(r"(?i)is_?(val|valid|validation|eval|train|training|test)")
+_MOST_KINDS = 100  # of one column, that are looked at
 _KIND_COLUMN = re.compile(r"(?i)split|mode|phase|stage|subset|data_?(set|source)|benchmark|is_?(val|eval|train|test)")
 
 
@@ -221,7 +281,7 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
     runs = []
     for first, run_rows in rows.group_by(first_rows).items():
         run = LogRun(column_map, names[first], *settings[first], rows=run_rows)
-        _reject_kinds_of_rows(run)
+        _reject_kinds_of_rows(run, is_only_run=len(first_row_of_key) == 1 and "run" not in column_map)
         run.rows = _join_metrics(run.rows, column_map)
         runs += [run] if _has_any(run.rows, metric_columns).any() else []
     return runs
@@ -252,22 +312,47 @@ def _rows_of_runs(column_map: ColumnMap) -> RowTable:
     return rows.take(says_its_run & ~lacks_needed & _has_any(rows, column_map.step_columns))
 
 
-def _reject_kinds_of_rows(run: LogRun) -> None:
-    """Refuse a `split` that goes to and fro in a run's evaluations, train or val, and the like: they are two curves."""
-    used = set(run.column_map.columns.values())
-    kind_columns = [x for x in run.column_map.table.columns if x not in used and _KIND_COLUMN.fullmatch(x)]
-    if not kind_columns or run.column_map.table.one_run:
+def _reject_kinds_of_rows(run: LogRun, is_only_run: bool) -> None:
+    """Refuse a `split` of a run's evaluations, train or val, and the like: they are two curves, whose rows alternate,
+    or come one after another, each from its first step."""
+    column_map = run.column_map
+    if column_map.table.one_run:
         return
-    rows = run.rows.take(~run.column_map.is_unlogged(run.column_map.main_metric, run.rows))
-    for column in kind_columns:
-        texts = [str(x) for x in rows.column(column) if isinstance(x, str | bool) and not is_blank(x)]
-        kinds, changes = list(dict.fromkeys(texts)), sum(a != b for a, b in pairwise(texts))
-        if 2 <= len(kinds) <= changes:
-            separate = "" if "run" in run.column_map else f" Where each is a run of its own: --map run={column}."
-            location = rows.place(0).location
-            problem = f"{location}: from there on, {column} is {' or '.join(kinds)} by turns within a run"
-            fix = f"Keep the rows of one, as {column} = {kinds[0]}, or remove the column if it distinguishes none"
-            raise InputError(f"{problem}; expected one curve. {fix}.{separate}")
+    rows = run.rows.take(~column_map.is_unlogged(column_map.main_metric, run.rows))
+    steps_fall = np.diff(column_map.cells(column_map.clock_field, rows).numbers) <= 0
+    used = set(column_map.columns.values())
+    for column in (name for name in column_map.table.columns if name not in used):
+        names_kinds = _KIND_COLUMN.fullmatch(column) is not None
+        if not names_kinds and not steps_fall.any():
+            continue  # most columns of most logs: their values need not be looked at
+        kind_of_row = [str(x) if isinstance(x, str | bool) and not is_blank(x) else "" for x in rows.column(column)]
+        kinds_of_rows = [kind for kind in kind_of_row if kind]
+        kinds, changes = list(dict.fromkeys(kinds_of_rows)), sum(a != b for a, b in pairwise(kinds_of_rows))
+        alternate = names_kinds and 2 <= len(kinds) <= changes
+        changes_where_steps_fall = any(a != b for a, b in compress(pairwise(kind_of_row), steps_fall))
+        if not alternate and not (changes_where_steps_fall and _are_measurements(column, kinds)):
+            continue
+        kinds.sort(key=lambda kind: not _is_held_out(column, kind))  # what most will want to fit first
+        order = "by turns" if alternate else "one after another"
+        problem = f"{rows.place(0).location}: from there on, {column} is {' or '.join(kinds[:4])} {order} within a run"
+        fix = f"Keep the rows of one, as {column} = {kinds[0]}"
+        fix += ", or remove the column if it distinguishes none" if alternate else ""
+        fix += f"; in pandas: df[df[{column!r}].astype(str) == {kinds[0]!r}].to_csv(OTHER, index=False)"
+        separate = f" Where each is a run of its own: --map run={column}." if is_only_run else ""
+        raise InputError(f"{problem}; expected one curve. {fix}.{separate}")
+
+
+def _is_held_out(column: str, kind: str) -> bool:
+    if _SAYS_WHETHER.fullmatch(column):
+        return (kind.lower() in ("true", "1")) != ("train" in column.lower())
+    return bool(words_of_source(kind) & HELD_OUT)
+
+
+def _are_measurements(column: str, kinds: Sequence[str]) -> bool:
+    """Whether the words of a column differ in what was measured: train or val, gsm8k or aime. Where others differ, as
+    the phases of a run, its steps may fall because it was resumed."""
+    words_of_kinds = {words_of_source(kind) & (TRAINING | HELD_OUT | BENCHMARKS) for kind in kinds[:_MOST_KINDS]}
+    return len(words_of_kinds) > 1 or (_SAYS_WHETHER.fullmatch(column) is not None and len(kinds) > 1)
 
 
 def _join_metrics(rows: RowTable, column_map: ColumnMap) -> RowTable:

@@ -16,6 +16,8 @@ from isojax.core.nouns import IMPORTED, Cell, EvalPoint, RunRecord
 from isojax.core.tabular import RowTable, list_some
 from isojax.runs.logs.column_map import ColumnMap, is_training, is_validation, rewards_within_one
 from isojax.runs.logs.log_table import FIELD_HELP, STEP_FIELDS
+from isojax.runs.logs.reward_rounding import clip_rounding
+from isojax.runs.logs.run_columns import leave_out_option
 from isojax.runs.logs.run_seconds import check_durations, seconds_so_far
 from isojax.runs.logs.run_steps import NO_ROW, RunSteps, join_steps
 
@@ -118,7 +120,9 @@ def _refuse_run_without_evaluation(steps: RunSteps, not_finite: Sequence[str]) -
         cell = column_map.describe_cell(column_map.main_metric, row)
         value = column_map.cell_value(column_map.main_metric, row)
         problem = f"{cell} is {value}, and the run has no other value of it"
-    raise InputError(f"{problem}; expected an evaluation.")
+    name = str(column_map.cell_value("run", steps.rows[0]) or column_map.table.run)
+    fix = f" Leave the run out: {leave_out_option(name)}." if name else ""
+    raise InputError(f"{problem}; expected an evaluation.{fix}")
 
 
 def _reject_empty_cells(steps: RunSteps, is_evaluation: Mask) -> None:
@@ -193,11 +197,11 @@ def _evaluation_metrics(steps: RunSteps, evaluated: Sequence[int]) -> list[dict[
         for metrics_of_step, step in zip(metrics, evaluated, strict=True):
             if field.values[step] is None:
                 continue
-            value = field.values[step] * scale
+            value = clip_rounding(field.values[step] * scale)
             if not 0 <= value <= 1:
                 cell = column_map.describe_cell(name, steps.rows.place(field.value_rows[step]))
                 others = rewards_within_one(column_map.table)
-                problem = f"{cell} is {value:g}, expected a number in [0, 1]. {others}Percent: --map scale=0.01"
+                problem = f"{cell} is {value:.12g}, expected a number in [0, 1]. {others}Percent: --map scale=0.01"
                 raise InputError(f"{problem}; otherwise correct it, or name another column.")
             metrics_of_step[ledger_name] = value
     if "counts" in steps.fields:

@@ -150,10 +150,9 @@ def _rows_of_frame(path: Path, text: str) -> list[DataRow]:
 def _is_object(path: Path, line: str) -> bool:
     """Whether a line is a whole object, or blank."""
     try:
-        list(read_objects(path, [(1, line)]))
+        return not line.strip() or isinstance(parse_json(line, path), dict)
     except InputError:
         return False
-    return True
 
 
 def parse_message(message_class: Any, data: bytes, path: Path) -> Any:
@@ -184,17 +183,22 @@ def read_settings(path: Path) -> RunSettings:
     return settings
 
 
-def settings_of(table: LogTable, settings: RunSettings) -> Mapping[str, str]:
-    """What the settings, if any, say of a run by its name, id, path, file or a folder of it; InputError for nothing."""
-    if not settings:
-        return {}
+def name_in_settings(table: LogTable, settings: RunSettings) -> str | None:
+    """What the settings call a run: its name, id, path or file, or a folder of it; None where they do not have it."""
     path = Path(table.source)
     stem = path.name.removesuffix(".gz")
     names = [table.run, table.run_id, table.source, path.name, stem, Path(stem).stem, *reversed(path.parts[:-1])]
-    for name in filter(None, names):
-        if name in settings:
-            return settings[name]
-    wanted = table.run or path.name
+    return next((name for name in names if name and name in settings), None)
+
+
+def settings_of(table: LogTable, settings: RunSettings) -> Mapping[str, str]:
+    """What the settings, if any, say of a run, by `name_in_settings`; InputError where they do not have it."""
+    if not settings:
+        return {}
+    name = name_in_settings(table, settings)
+    if name is not None:
+        return settings[name]
+    wanted = table.run or Path(table.source).name
     (nearest,) = nearest_names(wanted, list(settings))
     problem = f"--settings: no row for {table.label}; expected one with run = {wanted}"
     raise InputError(f"{problem}. The nearest is {nearest!r}; the runs are {list_some(list(settings))}.")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from isojax.core.errors import InputError
 from isojax.core.tabular import list_some
 from isojax.runs.logs.resumed_runs import LogRun
+from isojax.runs.logs.reward_rounding import ROUNDING
 
 AUTO_SCALE = "auto"  # of --map scale=auto
 PERCENT = 0.01
@@ -29,7 +30,7 @@ def scale_runs(runs: Sequence[LogRun]) -> tuple[list[LogRun], list[str]]:
     notes = [f"scale=auto: rewards are percent in {list_some(percent_sources)}"] if percent_sources else []
     highest = max((_rewards(run).max(initial=0) for run in runs), default=0)
     scales = {run.column_map.constants.get("scale", 1) for run in runs if not run.scale_is_stated}
-    if PERCENT in scales and 0 < highest <= 1:
+    if PERCENT in scales and 0 < highest <= 1 + ROUNDING:
         notes.append(f"the highest reward is {highest:g} before scale={PERCENT:g} makes it less: are these percent?")
     return scaled, notes
 
@@ -38,7 +39,7 @@ def _reject_mixed_scales(runs: Sequence[LogRun]) -> None:
     rewards = [_rewards(run) for run in runs]
     of_percent = [(run, x) for run, x in zip(runs, rewards, strict=True) if _is_percent(x)]
     # All 0 is the same in percent.
-    within_one = [(run, x) for run, x in zip(runs, rewards, strict=True) if 0 < x.max(initial=0) <= 1]
+    within_one = [(run, x) for run, x in zip(runs, rewards, strict=True) if 0 < x.max(initial=0) <= 1 + ROUNDING]
     if not of_percent or not within_one:
         return
     percent_run, percents = of_percent[0]
@@ -63,4 +64,5 @@ def _rewards(run: LogRun) -> NDArray[np.float64]:
 def _is_percent(rewards: NDArray[np.float64]) -> bool:
     """Whether most rewards above 0 exceed 1, and none 100; a single one that does is a mistake of its row."""
     positive = rewards[rewards > 0]
-    return len(positive) > 0 and bool(np.median(positive) > 1) and bool(positive.max() <= 100)
+    highest = positive.max(initial=0)
+    return len(positive) > 0 and bool(np.median(positive) > 1 + ROUNDING) and bool(highest <= 100 * (1 + ROUNDING))

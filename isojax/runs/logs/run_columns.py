@@ -3,8 +3,10 @@ or reward=val/acc_* where the columns share a name. Without it, columns are runs
 the user's map (n{}), or are those of the user's table of settings."""
 
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from glob import escape
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +26,6 @@ _NO_RUN = re.compile(
     r"(?i)|unnamed: ?\d+|index|.*__(min|max)|.* - _step|_step|_timestamp|_runtime|epochs?|.*\btime\b.*"
 )
 _NAMES_A_STEP = re.compile(r"(?i)((global|training)?[-_ ]?(step|update|iter(ation)?)[-_ =]?)?\d+")
-RUN_COLUMNS_HINT = "add --map 'reward=*', with --map n=n{} for names such as n8-a, or --settings TABLE (run,n,B_p)"
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,14 @@ class MappedTable:
 
 
 def split_run_columns(
-    table: LogTable, field_map: FieldMap, settings: RunSettings, known_columns: KnownColumns
+    table: LogTable,
+    field_map: FieldMap,
+    settings: RunSettings,
+    known_columns: KnownColumns,
+    takes_run: Callable[[str], bool] | None = None,
 ) -> list[MappedTable]:
     """A table of each run where the columns are runs, else the table itself. InputError for a pattern that no column
-    matches, and where nothing says the runs' steps, n or B_p."""
+    matches, and where nothing says the runs' steps, n or B_p; those of the runs that `takes_run`, if that is given."""
     pattern = field_map.get("reward", "")
     is_pattern = "*" in pattern and pattern not in table.columns
     if table.one_run or table.run:
@@ -56,12 +61,17 @@ def split_run_columns(
     if not run_by_column:
         return [MappedTable(table, field_map)]
     _require_steps(table, list(run_by_column), map_of_all, known_columns)
-    _require_settings(table, list(run_by_column.values()), field_map, settings, known_columns)
+    taken_runs = [run for run in run_by_column.values() if takes_run is None or takes_run(run)]
+    _require_settings(table, taken_runs, field_map, settings, known_columns)
+    _require_numbers_in_names(table, taken_runs, field_map)
 
     metric = pattern.replace("*", "").strip(" -_/.") or "reward"
     tables = [_table_of_column(table, column, run, metric, run_by_column) for column, run in run_by_column.items()]
     map_of_run = {**map_of_all, "reward": metric}
     notes = table.notes
+    unread = _describe_unread(table, pattern or "*", map_of_all, known_columns, set(run_by_column))
+    if is_pattern and unread:
+        notes = (*notes, f"--map reward={pattern} leaves out {unread}")
     if not is_pattern:  # nobody said it
         other_columns = [name for name in number_columns(table, map_of_all, known_columns) if name not in run_by_column]
         notes = (*notes, _describe_reading(list(run_by_column), other_columns))
@@ -85,6 +95,26 @@ def _refuse_unmatched(table: LogTable, pattern: str, field_map: FieldMap, known:
 def _looks_like_number(value: Any) -> bool:
     """Whether a text is no number here, but one to a person."""
     return isinstance(value, str) and number_advice(value) != ""
+
+
+def _describe_unread(
+    table: LogTable, pattern: str, field_map: FieldMap, known: KnownColumns, run_columns: set[str]
+) -> str:
+    """The columns that a pattern matches and that are neither runs nor fields, each with the reason; "" for none."""
+    template = _pattern(pattern)
+    fields = _names_of_fields(field_map, known)
+    others = [name for name in table.columns if name not in fields | run_columns and template.fullmatch(name)]
+    reasons = []
+    for name in others:
+        column = table.cells.column(name)
+        if name.endswith(("__MIN", "__MAX")):
+            continue  # bounds of a curve that is a run
+        if column.is_missing.all():
+            reason = "no value"
+        else:
+            reason = "an index or a time" if _holds_numbers(table, name) else "no number"
+        reasons.append(f"{name or 'the column without a name'} ({reason})")
+    return list_some(reasons)
 
 
 def _describe_reading(columns: Sequence[str], other_columns: Sequence[str]) -> str:
@@ -131,11 +161,16 @@ def number_columns(table: LogTable, field_map: FieldMap, known: KnownColumns) ->
 
 
 def _columns_of_no_field(table: LogTable, field_map: FieldMap, known: KnownColumns) -> list[str]:
-    fields = {name for field, names in known.items() if field != "reward" for name in names}
-    # A number of the map stands for itself, also where a run is called so: B_p=8 beside the columns 4, 8 and 16.
-    taken = fields | {text for field, text in field_map.items() if field != "reward" and parse_number(text) is None}
-    columns = [name for name in table.columns if name not in taken and name not in table.config]
+    fields = _names_of_fields(field_map, known)
+    columns = [name for name in table.columns if name not in fields and name not in table.config]
     return [name for name in columns if not _NO_RUN.fullmatch(name.strip())]
+
+
+def _names_of_fields(field_map: FieldMap, known: KnownColumns) -> set[str]:
+    """The columns that are a field, but for the reward, by a known name or by the map. A number of the map stands for
+    itself, also where a run is called so: B_p=8 beside the columns 4, 8 and 16."""
+    fields = {name for field, names in known.items() if field != "reward" for name in names}
+    return fields | {text for field, text in field_map.items() if field != "reward" and parse_number(text) is None}
 
 
 def _holds_numbers(table: LogTable, column: str) -> bool:
@@ -197,19 +232,57 @@ def _require_settings(
     """InputError, which shows the table to write, where neither the map, nor settings, nor a column says n and B_p."""
     in_columns = {field for field, names in known.items() if any(name in table.columns for name in names)}
     said_for_all = {*field_map} | in_columns
+    lacking: list[str] = []
+    missing_of_first: list[str] = []
     for run in runs:
         said = said_for_all | {*settings.get(run, {})}
         missing = [field for field in ("n", "B_p") if field not in said]
         if "B" in said and "B_p" in missing:
             missing.remove("B_p")
-        if not missing:
+        if missing:
+            missing_of_first = missing_of_first or missing
+            lacking.append(run)
+    if not lacking:
+        return
+
+    problem = f"{table.source}: nothing says {' and '.join(missing_of_first)} of the run {lacking[0]} (a column)"
+    rows = [f"{run},8,32" for run in lacking]
+    if settings:
+        leave_out = " ".join(map(leave_out_option, lacking))
+        fix = f"add to the --settings table {' '.join(rows)} (with your numbers), or leave out: {leave_out}"
+        raise InputError(f"{problem}; {fix}.")
+    if maps := map_of_names(lacking, missing_of_first):
+        raise InputError(f"{problem}; say it for all, with your numbers: --map '{maps}'.")
+    write = f"printf '%s\\n' {shlex.join(['run,n,B_p', *rows])} > settings.csv"
+    fix = f"write a table, with your numbers, and add --settings settings.csv: {write}"
+    raise InputError(f"{problem}; {fix} (or, where one holds for all: --map n=8,B_p=32).")
+
+
+def leave_out_option(name: str) -> str:
+    """What to type to leave a run out, by its name."""
+    return f"--leave-out {shlex.quote(escape(name))}"
+
+
+def map_of_names(runs: Sequence[str], missing: Sequence[str] = ("n", "B_p")) -> str:
+    """What to type of --map where most names have n, as n8-s0 (others, as mean, may be no runs), or where nothing but
+    B_p is missing; "" where neither holds."""
+    with_n = [run for run in runs if re.search(r"(?<![A-Za-z])n\d+(?!\d)", run)]
+    if "n" in missing and 2 * len(with_n) <= len(runs):
+        return ""
+    hints = {"n": "n=n{}", "B_p": "B_p=32"}
+    return ",".join(hints[field] for field in missing)
+
+
+def _require_numbers_in_names(table: LogTable, runs: Sequence[str], field_map: FieldMap) -> None:
+    """InputError, which shows how to leave them out, where the names of some runs lack the number that others have."""
+    for field, text in field_map.items():
+        if "{}" not in text or field not in ("n", "B_p", "B", "seed") or _template(text).search(table.source):
             continue
-        others = [other for other in runs if other not in settings]
-        lines = " ".join(f"{other},8,32" for other in others)
-        problem = f"{table.source}: nothing says {' and '.join(missing)} of the run {run} (a column)"
-        write = f"write a table, say settings.csv, with the lines run,n,B_p {lines} (with the numbers of your runs)"
-        for_all = "or, where one holds for all, --map n=8,B_p=32; or --map n=n{} where names have it, as n8-a"
-        raise InputError(f"{problem}; {write} and add --settings settings.csv; {for_all}.")
+        without = [run for run in runs if not _template(text).search(run)]
+        if without and len(without) < len(runs):
+            problem = f"{table.source}: --map {field}={text} finds no number in the names of {list_some(without)}"
+            leave_out = " ".join(map(leave_out_option, without))
+            raise InputError(f"{problem} (columns); expected one for each run. Where they are no runs: {leave_out}.")
 
 
 def _table_of_column(table: LogTable, column: str, run: str, metric: str, run_by_column: Mapping[str, str]) -> LogTable:

@@ -275,3 +275,20 @@ def test_settings_that_stand_only_in_the_first_row_of_each_run(logged):
         logged("csv", ONCE.replace("n4", "a").replace("n8", "b"), "reward=acc")
     with pytest.raises(InputError, match=r"rollouts per problem\. Fill the cell in, or remove the row\."):
         logged("csv", "step,n,B_p,acc\n0,4,32,.1\n1,,32,.2\n0,8,32,.1\n1,8,32,.3\n", "reward=acc")
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('{"step": 2, "reward": 0.1, "n": 4, "reward": 0.99}', "reward"),
+        ('{"step": 2, "val": {"acc": 0.1, "acc": 0.2}, "n": 4}', "acc"),
+        ('{"step" : 2, "step" : 3, "reward": 0.1, "n": 4}', "step"),
+    ],
+)
+def test_a_key_with_two_values_in_a_line_is_refused(logged, line, key):
+    good = '{"step": 1, "reward": 0.1, "n": 4, "val": {"acc": 0.3}}\n'
+    for end in ("", "\n"):  # without an end it is not taken for torn
+        with pytest.raises(InputError, match=rf"line 2: the key '{key}' is there twice, with .* Remove one"):
+            logged("jsonl", good + line + end, "B_p=2")
+    same = '{"step": 2, "reward": 0.2, "note": "\\"a\\": 1", "n": 4, "n": 4}\n'
+    assert len(logged("jsonl", good + same, "B_p=2,reward=reward").runs[0].points) == 2

@@ -189,3 +189,45 @@ def test_the_kind_of_training_rows_is_no_kind_of_evaluations(logged):
     rows += [{"step": i, "mode": "eval", "reward": 0.1 + i / 10} for i in (1, 3)]
     (run,) = logged("jsonl", sorted(rows, key=lambda row: row["step"]), "n=2,B_p=2").runs
     assert [p.M for p in run.points] == [1, 3]
+
+
+def rows_by_kind(column: str, kinds: tuple[str, str], runs: tuple[str, ...] = ("a",)) -> str:
+    rows = [
+        f"{run},8,2,{step},{kind},{step / 100 + seed / 10}\n"
+        for seed, run in enumerate(runs)
+        for kind in kinds
+        for step in (0, 5, 10)
+    ]
+    return f"run,n,B_p,step,{column},reward\n" + "".join(rows)
+
+
+@pytest.mark.parametrize(
+    ("column", "kinds", "first"),
+    [
+        ("split", ("train", "val"), "val"),
+        ("set", ("train", "test"), "test"),
+        ("is_eval", ("False", "True"), "True"),
+        ("is_train", ("True", "False"), "False"),
+        ("dataset", ("gsm8k", "math500"), "gsm8k"),
+    ],
+)
+@pytest.mark.parametrize("runs", [("a",), ("a", "b")])
+def test_a_metric_after_another_that_a_column_tells_apart(tmp_path, column, kinds, first, runs):
+    """Not "step falls": they are no runs. The rows of one, as the message says, are imported."""
+    (tmp_path / "log.csv").write_text(rows_by_kind(column, kinds, runs))
+    match = rf"line 2: from there on, {column} is .* one after another within a run; .*as {column} = {first};"
+    with pytest.raises(InputError, match=match):
+        read_logs([tmp_path / "log.csv"], None, {})
+    lines = (tmp_path / "log.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "one.csv").write_text("".join(line for i, line in enumerate(lines) if not i or f",{first}," in line))
+    assert len(read_logs([tmp_path / "one.csv"], None, {}).runs) == len(runs)
+
+
+def test_stages_of_a_run_are_no_such_column(tmp_path):
+    """A run of two stages, and one that was resumed in its second."""
+    rows = [(0, "short"), (5, "short"), (10, "short"), (10, "long"), (15, "long")]
+    text = "run,n,B_p,step,stage,reward\n" + "".join(f"a,8,2,{step},{stage},.{step + 10}\n" for step, stage in rows)
+    (tmp_path / "log.csv").write_text(text)
+    assert len(read_logs([tmp_path / "log.csv"], None, {}, resumed=True).runs[0].points) == 4
+    (tmp_path / "log.csv").write_text(text.replace("a,8,2,10,long,.20\n", ""))
+    assert len(read_logs([tmp_path / "log.csv"], None, {}).runs[0].points) == 4

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 
 import pytest
 
 from isojax.core.errors import InputError
+from isojax.runs.logs.import_logs import read_logs
+from isojax.runs.logs.source_words import SourceChoice
 
 HEAD = "run,n,B_p,step,reward\n"
 WORDS = ("NaN", "nan", "-nan", "None", "NA", "N/A", "null", "NULL", "<NA>", "#N/A", '"NaN"')
@@ -135,3 +138,29 @@ def test_a_hundred_thousand_rows_take_seconds(logged):
     result = logged("csv", text)
     assert time.process_time() - before < 3.0
     assert len(result.runs) == 50 and all(len(run.points) == 2000 for run in result.runs)
+
+
+@pytest.mark.parametrize("mark", ["-", "missing", "n.a.", "--"])
+def test_other_marks_than_those_of_pandas_are_refused_with_what_to_write(logged, mark):
+    long_form, pivot = f"step,reward\n1,.1\n2,{mark}\n3,.3\n", f"step,n4,n8\n1,.1,.1\n2,{mark},.2\n3,.3,.3\n"
+    for text, maps, cell in ((long_form, "n=8,B_p=2", "reward"), (pivot, "reward=*,n=n{},B_p=2", "reward (run n4)")):
+        match = rf"line 3: {re.escape(cell)} is '{re.escape(mark)}'; .* Where nothing was logged, write NaN\.$"
+        with pytest.raises(InputError, match=match):
+            logged("csv", text, maps)
+        points = logged("csv", text.replace(f"2,{mark}", "2,NaN"), maps).runs[0].points
+        assert [p.M for p in points] == [1, 3]
+
+
+def test_a_step_that_is_no_number_is_corrected_or_removed(logged):
+    with pytest.raises(InputError, match=r"line 3: step is 'None'; .*Correct it, or remove the row\.$"):
+        logged("csv", "step,reward\n1,.1\nNone,.2\n", "n=8,B_p=2")
+
+
+def test_a_run_that_is_always_nan_is_left_out_as_the_refusal_says(logged, tmp_path):
+    text = "run,n,B_p,step,reward\n" + "".join(
+        f"n{n},{n},2,{i},{'NaN' if n == 8 else i / 10}\n" for n in (4, 8) for i in (1, 2, 3)
+    )
+    with pytest.raises(InputError, match=r"line 5: reward is NaN.* Leave the run out: --leave-out n8\.$"):
+        logged("csv", text)
+    result = read_logs([tmp_path / "log.csv"], None, {}, choice=SourceChoice(leave_out=("n8",)))
+    assert [run.cell.n for run in result.runs] == [4]

@@ -72,3 +72,17 @@ def test_one_wrong_row_is_named_itself(logged):
     logs = {"n4.csv": "step,acc\n0,.1\n1,42\n2,.3\n", "n8.csv": "step,acc\n0,.1\n1,.2\n2,.3\n"}
     with pytest.raises(InputError, match=r"n4\.csv, line 3: .* is 42, expected a number in \[0, 1\]"):
         logged("csv", logs, "n=n{},B_p=8,reward=acc")
+
+
+def test_rewards_off_by_rounding_are_0_or_1(logged):
+    """As means of float weights are, in double and in single precision; what is off by more is named in full."""
+    text = "step,acc\n0,-1e-17\n1,1.0000000000000002\n2,1.0000001192\n"
+    (run,) = logged("csv", text, "n=8,B_p=8,reward=acc").runs
+    assert [point.metrics["acc"] for point in run.points] == [0.0, 1.0, 1.0]
+    (run,) = logged("csv", "step,acc\n0,50\n1,100.00000000000001\n", "n=8,B_p=8,reward=acc,scale=auto").runs
+    assert [point.metrics["acc"] for point in run.points] == [0.5, 1.0]
+    counts = 'step,counts\n0,"[0.5, 4.000000000000001]"\n1,"[4, 4]"\n'
+    (run,) = logged("csv", counts, "n=8,B_p=8,samples=4").runs
+    assert [point.counts for point in run.points] == [(0.5, 4.0), (4, 4)]
+    with pytest.raises(InputError, match=r"line 2: .* is 1\.00001, expected a number in \[0, 1\]"):
+        logged("csv", "step,acc\n0,1.00001\n", "n=8,B_p=8,reward=acc")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -102,12 +103,11 @@ def test_what_a_pivot_lacks_is_said_with_what_to_type(logged, tmp_path):
     """The advice of each refusal, followed, leads on to the import."""
     with pytest.raises(InputError, match=r"where each column is a run, add --map 'reward=\*'"):
         logged("csv", PIVOT)
-    lines = "the lines run,n,B_p 0.6b,8,32 14b,8,32 8b,8,32"
-    with pytest.raises(
-        InputError, match=rf"nothing says n and B_p of the run 0\.6b .*{lines}.*--settings settings\.csv"
-    ):
+    with pytest.raises(InputError, match=r"nothing says n and B_p of the run 0\.6b .*--settings settings\.csv") as e:
         logged("csv", PIVOT, "reward=*")
-    (tmp_path / "settings.csv").write_text("run,n,B_p\n0.6b,8,32\n14b,8,32\n8b,8,32\n")
+    command = str(e.value).partition("settings.csv: ")[2].partition(" (or, ")[0]
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    assert (tmp_path / "settings.csv").read_text() == "run,n,B_p\n0.6b,8,32\n14b,8,32\n8b,8,32\n"
     settings = read_settings(tmp_path / "settings.csv")
     result = read_logs([tmp_path / "log.csv"], None, {"reward": "*"}, settings)
     assert [run.cell.seed for run in result.runs] == [0, 1, 2]
@@ -217,3 +217,56 @@ def test_files_that_are_only_named_like_tags_are_read_by_themselves(tmp_path):
         (tmp_path / f"run-n8-tag-{seed}.csv").write_text(f"step,acc\n0,.1\n1,.{seed + 2}\n")
     runs = read_logs([tmp_path], None, {"n": "n{}", "B_p": "4", "reward": "acc"}).runs
     assert [run.cell.seed for run in runs] == [0, 1]
+
+
+SUMMARIES = "Step,n4,n8,mean,best\n0,.10,.30,.20,.30\n10,.15,.35,.25,.35\n20,.2,.4,.3,.4\n"
+
+
+def test_columns_that_are_no_runs_are_left_out(logged, tmp_path):
+    """By the options that the refusal shows; nothing is asked of them then, be it their n or a row of the table."""
+    with pytest.raises(InputError, match=r"in the names of mean, best .*--leave-out mean --leave-out best\.$"):
+        logged("csv", SUMMARIES, "reward=*,n=n{},B_p=16")
+    settings = {"n4": {"n": "4", "B_p": "16"}, "n8": {"n": "8", "B_p": "16"}}
+    for choice in (SourceChoice(leave_out=("mean", "best")), SourceChoice(only=("n4", "n8"))):
+        for maps, table in (({"reward": "*", "n": "n{}", "B_p": "16"}, None), ({"reward": "*"}, settings)):
+            result = read_logs([tmp_path / "log.csv"], None, maps, table, choice=choice)
+            assert [run.cell.n for run in result.runs] == [4, 8]
+            assert result.notes == ("2 logs or runs are left out, as --only and --leave-out say",)
+
+
+def test_runs_of_the_long_form_that_are_left_out_need_no_settings(tmp_path):
+    """A run called mean, without n, among the rows of others."""
+    (tmp_path / "long.csv").write_text("run,n,B_p,step,reward\nn4,4,2,0,.1\nmean,,,0,.1\nn4,4,2,5,.2\nmean,,,5,.2\n")
+    with pytest.raises(InputError, match=r"line 3: n is missing"):
+        read_logs([tmp_path / "long.csv"], None, {})
+    for maps in ({}, {"n": "n{}", "B_p": "2"}):
+        result = read_logs([tmp_path / "long.csv"], None, maps, choice=SourceChoice(leave_out=("mean",)))
+        assert [(run.cell.n, len(run.points)) for run in result.runs] == [(4, 2)]
+        assert "1 log or run is left out, as --only and --leave-out say" in result.notes
+
+
+def test_what_a_star_does_not_read_is_noted(logged):
+    text = "step,index,n4,n8,n16,commit\n0,0,.1,.2,,a1\n1,1,.2,.3,,a1\n"
+    result = logged("csv", text, "reward=*,n=n{},B_p=2")
+    assert [run.cell.n for run in result.runs] == [4, 8]
+    leaves_out = "leaves out index (an index or a time), n16 (no value), commit (no number)"
+    assert any(note.endswith(f"--map reward=* {leaves_out}") for note in result.notes)
+    assert logged("csv", "step,n4,n8\n0,.1,.2\n1,.2,.3\n", "reward=*,n=n{},B_p=2").notes == ()
+
+
+def test_a_run_without_a_value_in_a_chart_is_noted(logged):
+    result = logged("csv", "Step,n4 - acc,n8 - acc\n0,.1,\n1,.2,\n", "n=n{},B_p=2")
+    assert len(result.runs) == 1 and any(note.endswith("without n8, which has no value") for note in result.notes)
+
+
+def test_rows_of_the_table_that_no_run_has_are_noted(logged, tmp_path):
+    settings = {name: {"n": n, "B_p": "16"} for name, n in (("0.6b", "4"), ("14b", "8"), ("8b", "8"), ("32b", "8"))}
+    (tmp_path / "log.csv").write_text(PIVOT)
+    notes = read_logs([tmp_path / "log.csv"], None, {"reward": "*"}, settings).notes
+    assert "--settings: no run, or none with a value, is called 32b" in notes
+
+
+@pytest.mark.parametrize(("mark", "fix"), [(" ", "pandas.read_csv"), (":", "commas, tabs, semicolons")])
+def test_columns_that_another_mark_divides_are_refused(logged, mark, fix):
+    with pytest.raises(InputError, match=rf"log\.csv, line 1: one column, .* expected several\. .*{fix}"):
+        logged("csv", f"step{mark}n{mark}reward\n0{mark}4{mark}.1\n")
