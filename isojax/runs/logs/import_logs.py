@@ -169,7 +169,7 @@ def gather_runs(
     for table in tables:
         for part in split_run_columns(table, field_map, settings, importer.traits.fields, takes_run):
             taken, count = _leave_out_runs(part, importer.traits.fields, takes_run)
-            mapped_tables += [taken] if taken.table.rows else []
+            mapped_tables += [taken] if taken.table.rows or not count else []
             left_out += count
     if settings or any("{}" in text for text in field_map.values()):
         mapped_tables = [
