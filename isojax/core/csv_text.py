@@ -149,7 +149,8 @@ def _remedy_for_cells(row: Any, delimiter: str) -> str:
     if row.actual_columns < row.expected_columns:
         return "Complete the line, or remove it."
     if delimiter == ",":
-        return "A number may hold no comma: export with decimal points and without thousands separators."
+        number = "A number may hold no comma: export with decimal points and without thousands separators"
+        return f"{number}. Else remove what is too much."
     return f"A text that holds {delimiter!r} needs quotes around it: correct the line, or remove it."
 
 

@@ -10,6 +10,8 @@ _ONE_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 _EITHER = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # one comma before three digits: 1,234
 _PLAIN = re.compile(r"[+-]?\d+(\.\d+)?")
 _SCALED = re.compile(r"([+-]?\d+(?:\.\d+)?) ?([kKMB%])")
+_WITH_ERROR = re.compile(r"([+-]?\d*\.?\d+) ?(?:±|\+/-|\+-|\().*")  # "0.12 ± 0.01", "0.12 (0.01)"
+_SIGNS = str.maketrans("\u2212\u2013\u00b7\u2219\u066b", "--...")  # a minus, a dash; points of Britain and of Arabic
 _SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "%": 1e-2}
 
 _EXPORT = "export with decimal points and without thousands separators"
@@ -19,6 +21,10 @@ def number_advice(text: str, is_whole: bool = False) -> str:
     """What to write for a text that a person may take for a number; "" where nobody would. `is_whole`: a count, in
     which a comma before three digits divides thousands."""
     text = text.strip()
+    if _PLAIN.fullmatch(with_signs := text.translate(_SIGNS)) and with_signs != text:
+        return f" Write {with_signs}, with the signs of a keyboard."
+    if with_error := _WITH_ERROR.fullmatch(text):
+        return f" Write {with_error[1]} alone, and what is beside it in a column of its own."
     if _EITHER.fullmatch(text) and not is_whole:
         thousands, decimals = text.replace(",", ""), text.replace(",", ".")
         return f" Where the comma divides thousands, write {thousands}, where decimals, {decimals}: {_EXPORT}."

@@ -52,3 +52,17 @@ def test_percent_and_suffixes() -> None:
 @pytest.mark.parametrize("text", ["", "eight", "0x10", "1,2,3", "12 s", "1,000,00", "1e5", "32, 64", "2026-01-02"])
 def test_no_number(text: str) -> None:
     assert number_advice(text) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("\u22120.1", "Write -0.1, with the signs of a keyboard."),
+        ("0\u00b75", "Write 0.5, with the signs of a keyboard."),
+        ("0.12 \u00b1 0.01", "Write 0.12 alone, and what is beside it in a column of its own."),
+        ("0.12 +/- 0.01", "Write 0.12 alone, and what is beside it in a column of its own."),
+        ("0.12 (0.01)", "Write 0.12 alone, and what is beside it in a column of its own."),
+    ],
+)
+def test_signs_of_typesetters_and_errors_beside_a_number(text: str, advice: str) -> None:
+    assert number_advice(text) == f" {advice}"

@@ -19,7 +19,8 @@ from isojax.core.tabular import DataRow, RowTable, check_number, is_blank, list_
 from isojax.runs.logs.log_table import FIELD_HELP, STEP_FIELDS, LogTable
 from isojax.runs.logs.measured_words import is_of_training
 from isojax.runs.logs.reward_rounding import clip_rounding
-from isojax.runs.logs.run_columns import leave_out_option, map_of_names, number_columns
+from isojax.runs.logs.run_columns import map_of_names, number_columns
+from isojax.runs.logs.typed_options import leave_out_option, map_option
 
 # The lowest value of each field that is a whole number.
 LOWEST_VALUES = {"rollouts": 0, "step": 0, "tokens": 0, "seed": 0, "n": 1, "B_p": 1, "B": 1, "samples": 1, "devices": 1}
@@ -30,7 +31,7 @@ _RUN_SETTINGS = ("n", "B_p", "B")
 METRIC_AT_K = re.compile(r"(avg|best|worst|pass)@[1-9]\d*")
 _DOT_OF_THOUSANDS, _DECIMALS = re.compile(r"\s*[1-9]\d{0,2}(\.\d{3})+\s*"), re.compile(r"\s*(0|\d{4,})\.\d{3}\s*")
 _TWO_MEANINGS = ", where the point may divide thousands or decimals; expected a whole number, without a point."
-NOT_LOGGED_HINT = "Where nothing was logged, write NaN."
+NOT_LOGGED_HINT = "Correct it; where nothing was logged, write NaN."
 _MEAN_AT_K = re.compile(r"(?:mean|avg)@([1-9]\d*)$")
 
 
@@ -288,7 +289,7 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
         columns = [name for name in table.columns if name not in _CLOCK_COLUMNS] or table.columns
         (nearest,) = nearest_names(text, columns)
         problem = f"{table.source} has no column {text!r} for {field}; the nearest is {nearest!r}"
-        raise InputError(f"{problem} (--map {field}={nearest}). The columns are {list_some(table.columns)}.")
+        raise InputError(f"{problem} ({map_option(field, nearest)}). The columns are {list_some(table.columns)}.")
     if field not in CONSTANT_FIELDS:
         problem = f"--map {field}={text}: a number for the whole file cannot stand for {field}"
         raise InputError(f"{problem}; type {_mapping_hint(field, table)}. The columns are {list_some(table.columns)}.")
@@ -310,7 +311,10 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
         found = f"{', '.join(sorted(numbers)) or 'no number'} there, and in its name {elsewhere}"
         expected = f"expected one, as {field}{{}} finds 8 in {field}8.jsonl or run-{field}8-a.jsonl"
         if table.run:
-            leave_out = "" if numbers else f" Where it is no run of the sweep: {leave_out_option(table.run)}."
+            in_table = f"a table of it in place of this option: --settings TABLE (run,{field})"
+            leave_out = (
+                f" Where it is no run of the sweep: {leave_out_option(table.run)}; where no name has it, {in_table}."
+            )
             hint += _pattern_hint(field, table.run) or leave_out
         raise InputError(f"--map {field}={text}: {table.label} has {found}; {expected}.{hint}")
     return int(numbers.pop())
@@ -348,7 +352,9 @@ def _reject_logging_calls(table: LogTable, columns: Mapping[str, str], metrics: 
             is_clock = are_counts and len(set(steps.tolist())) > 1 and (np.diff(steps) >= 0).all()
             if is_clock and not np.array_equal(steps, calls):
                 problem = f"{table.label}: _step counts calls of wandb.log, and {name} has other numbers"
-                raise InputError(f"{problem}; name the one that counts updates: --map step={name} or --map step=_step.")
+                raise InputError(
+                    f"{problem}; name the one that counts updates: {map_option('step', name)} or --map step=_step."
+                )
         if _evaluates_in_own_calls(table, run, metrics):
             problem = f"{table.label}: _step counts calls of wandb.log, and evaluations are calls of their own"
             fix = "Name a column that counts updates: --map step=COLUMN; or, if it is one, --map step=_step"
@@ -401,7 +407,7 @@ def _detect_column(field: str, names: Sequence[str], table: LogTable, field_map:
                 fix = "Name a validation metric: --map reward=COLUMN; or fit the training reward: --map reward=reward"
                 raise InputError(f"{problem}. {fix}.")
         if len(matches) > 1 and field == "reward":
-            choices = " or ".join(f"--map reward={match}" for match in matches)
+            choices = " or ".join(map_option("reward", match) for match in matches)
             raise InputError(f"{table.source} has {len(matches)} possible validation metrics; choose one: {choices}.")
         if matches:
             return matches[0]
@@ -414,7 +420,7 @@ def _detect_column(field: str, names: Sequence[str], table: LogTable, field_map:
 def rewards_within_one(table: LogTable) -> str:
     """What to type for a validation reward in [0, 1], such as a part of a sum of rewards; "" where there is none."""
     names = [x for x in table.columns if "reward" in x.lower() and _may_be_validation(x, table, highest=1)]
-    return f"Name one that is: {' or '.join(f'--map reward={name}' for name in names)}. " if names else ""
+    return f"Name one that is: {' or '.join(map_option('reward', name) for name in names)}. " if names else ""
 
 
 def _may_be_validation(name: str, table: LogTable, highest: float = 100) -> bool:
@@ -445,7 +451,7 @@ def _require_fields(column_map: ColumnMap, table: LogTable, known_columns: Mappi
     for field in column_map.metric_fields:
         name = column_map.ledger_name(field)
         if (other := field_by_name.setdefault((name, is_training(field)), field)) != field:
-            rename = f"--map {'train' if is_training(field) else 'metric'}:NAME={column_map.columns[field]}"
+            rename = map_option(f"{'train' if is_training(field) else 'metric'}:NAME", column_map.columns[field])
             raise InputError(f"{table.source}: {other} and {field} are both called {name} in a ledger; type {rename}.")
     if "counts" in column_map and "samples" not in column_map:
         raise InputError(f"{table.source}: say of how many rollouts per problem counts are, as --map samples=4.")
@@ -462,9 +468,11 @@ def _columns_that_may_be_runs(table: LogTable, known_columns: Mapping[str, Seque
 
 
 def _mapping_hint(field: str, table: LogTable) -> str:
+    in_other_case = [name for name in table.columns if name.lower() == field.lower()]
     columns = [name for name in table.columns if field != "reward" or _may_be_validation(name, table)]
     cutoff = 0.0 if field == "reward" else 0.6
-    suggestions = [f"--map {field}={name} (the nearest)" for name in columns and nearest_names(field, columns, cutoff)]
+    nearest = in_other_case or (columns and nearest_names(field, columns, cutoff))
+    suggestions = [f"{map_option(field, name)} (the nearest)" for name in nearest]
     suggestions += [_SUGGESTIONS[field]] if field in _SUGGESTIONS else []
     only_metric = f"{table.only_metric} if it is one" if table.only_metric and field == "reward" else "COLUMN"
     return ", or ".join(suggestions or [f"--map {field}={only_metric}"])

@@ -17,9 +17,9 @@ from isojax.core.tabular import RowTable, list_some
 from isojax.runs.logs.column_map import ColumnMap, is_training, is_validation, rewards_within_one
 from isojax.runs.logs.log_table import FIELD_HELP, STEP_FIELDS
 from isojax.runs.logs.reward_rounding import clip_rounding
-from isojax.runs.logs.run_columns import leave_out_option
 from isojax.runs.logs.run_seconds import check_durations, seconds_so_far
 from isojax.runs.logs.run_steps import NO_ROW, RunSteps, join_steps
+from isojax.runs.logs.typed_options import leave_out_option, map_option
 
 
 @dataclass(frozen=True)
@@ -391,7 +391,7 @@ def _metrics_without_steps(steps: RunSteps) -> list[str]:
         if len(rows) and table.is_unlogged(rows.column(step)).all():
             first = rows[0].values
             others = [x for x in rows.names if "step" in x and x != "_step" and not is_missing(first.get(x))]
-            use = f"to use them: --map step={(*others, 'COLUMN')[0]}"
+            use = f"to use them: {map_option('step', (*others, 'COLUMN')[0])}"
             notes.append(f"{len(rows)} rows with {column} have no {step} and are left out; {use}")
     return notes
 

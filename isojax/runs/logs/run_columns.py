@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from glob import escape
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +16,7 @@ from isojax.core.errors import InputError
 from isojax.core.number_text import number_advice
 from isojax.core.tabular import check_number, list_some
 from isojax.runs.logs.log_table import LogTable, RunSettings
+from isojax.runs.logs.typed_options import leave_out_option, map_option
 
 KnownColumns = Mapping[str, Sequence[str]]
 FieldMap = Mapping[str, str]
@@ -137,7 +137,7 @@ def _has_steps(table: LogTable, field_map: FieldMap, known: KnownColumns) -> boo
 def _only_column(table: LogTable, pattern: str, known_columns: KnownColumns) -> str:
     columns = list(_match_columns(table, pattern, {}, known_columns))
     if len(columns) != 1:
-        choices = " or ".join(f"--map reward={name}" for name in columns or ["COLUMN"])
+        choices = " or ".join(map_option("reward", name) for name in columns or ["COLUMN"])
         problem = f"{table.label}: --map reward={pattern} matches {list_some(columns) or 'no column'}, expected one"
         raise InputError(f"{problem}, as the log holds one run; type {choices}.")
     return columns[0]
@@ -221,7 +221,7 @@ def _require_steps(table: LogTable, columns: Sequence[str], field_map: FieldMap,
         example = f", as by {in_pandas}" if others == table.columns[:1] else ""
         raise InputError(f"{problem}, {expected}. Transpose it, with the steps in a column named step{example}.")
     first = table.columns[0]
-    fix = f"name it, as --map step={first}" if first else "name the first column step, in the file's header"
+    fix = f"name it, as {map_option('step', first)}" if first else "name the first column step, in the file's header"
     problem = f"{table.source}: no column is known to count updates, where the others are runs"
     raise InputError(f"{problem}; {fix}. The columns are {list_some(table.columns)}.")
 
@@ -256,11 +256,6 @@ def _require_settings(
     write = f"printf '%s\\n' {shlex.join(['run,n,B_p', *rows])} > settings.csv"
     fix = f"write a table, with your numbers, and add --settings settings.csv: {write}"
     raise InputError(f"{problem}; {fix} (or, where one holds for all: --map n=8,B_p=32).")
-
-
-def leave_out_option(name: str) -> str:
-    """What to type to leave a run out, by its name."""
-    return f"--leave-out {shlex.quote(escape(name))}"
 
 
 def map_of_names(runs: Sequence[str], missing: Sequence[str] = ("n", "B_p")) -> str:

@@ -144,7 +144,7 @@ def test_a_hundred_thousand_rows_take_seconds(logged):
 def test_other_marks_than_those_of_pandas_are_refused_with_what_to_write(logged, mark):
     long_form, pivot = f"step,reward\n1,.1\n2,{mark}\n3,.3\n", f"step,n4,n8\n1,.1,.1\n2,{mark},.2\n3,.3,.3\n"
     for text, maps, cell in ((long_form, "n=8,B_p=2", "reward"), (pivot, "reward=*,n=n{},B_p=2", "reward (run n4)")):
-        match = rf"line 3: {re.escape(cell)} is '{re.escape(mark)}'; .* Where nothing was logged, write NaN\.$"
+        match = rf"line 3: {re.escape(cell)} is '{re.escape(mark)}'; .*; where nothing was logged, write NaN\.$"
         with pytest.raises(InputError, match=match):
             logged("csv", text, maps)
         points = logged("csv", text.replace(f"2,{mark}", "2,NaN"), maps).runs[0].points

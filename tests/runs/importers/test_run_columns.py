@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -270,3 +272,11 @@ def test_rows_of_the_table_that_no_run_has_are_noted(logged, tmp_path):
 def test_columns_that_another_mark_divides_are_refused(logged, mark, fix):
     with pytest.raises(InputError, match=rf"log\.csv, line 1: one column, .* expected several\. .*{fix}"):
         logged("csv", f"step{mark}n{mark}reward\n0{mark}4{mark}.1\n")
+
+
+def test_what_a_message_says_to_type_is_quoted_for_the_shell(logged):
+    text = "Unnamed: 0,n4 (a),n8 (b)\n0,.1,.1\n5,.2,.3\n"
+    with pytest.raises(InputError) as refusal:
+        logged("csv", text, "reward=*,n=n{},B_p=2")
+    option = re.search(r"as --map (.*)\. The columns", str(refusal.value))[1]
+    assert [run.cell.n for run in logged("csv", text, "reward=*,n=n{},B_p=2", *shlex.split(option)).runs] == [4, 8]
