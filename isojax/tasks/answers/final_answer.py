@@ -13,7 +13,7 @@ from isojax.tasks.answers.spelling import (
     with_spaces_around_cjk,
     without_emphasis,
 )
-from isojax.tasks.answers.value_end import AS_OF_A_CLAUSE, value_ends_at
+from isojax.tasks.answers.value_end import AS_OF_A_CLAUSE, NEW_READING, value_ends_at
 
 _THINKING = r"think(?:ing)?|thoughts?|reasoning|scratchpad|reflection"
 _THINKING_TAG = re.compile(rf"<(/?)(?:{_THINKING})>|<\|(?:(end)|begin)_of_thought\|>", re.IGNORECASE)
@@ -100,13 +100,15 @@ _CONTINUATION = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(
-    rf"[.!?]?\*\*(?![-0-9(\\]|{_SCALE}|,?{_RETRACTION})|[.!?](?=\s|$)|\n|;|,(?!{_RETRACTION})\s+(?!(?:and|or|otherwise|else|{HEDGES})\b)(?=[A-Za-z]{{2,}})"
+    rf"[.!?]?\*\*(?![-0-9(\\]|{_SCALE}|,?{_RETRACTION})|[.!?](?=\s|$)|\n|;|,(?!{_RETRACTION})\s+(?!(?:and|or|otherwise|else|{NEW_READING}|{HEDGES})\b)(?=[A-Za-z]{{2,}})"
     rf"|(?<!\s)\s+(?=(?:because|since|which|where|so)\b)|(?<!\s){AS_OF_A_CLAUSE}",
     re.IGNORECASE,
 )
 _NEXT_TAKES_BACK = re.compile(
-    r"[.!]?[ *$]*\s?(?:No|Wait|Actually|Sorry|Hmm|Oops|Correction|Scratch that|Not|Or|Let me re\w*)\b[^\n]*[0-9]"
+    r"[.!]?[ *$]*\s?(?:No|Wait|Actually|Sorry|Hmm|Oops|Maybe|Perhaps|Possibly|Correction|Scratch that|Not|Or"
+    r"|Let me re\w*)\b[^\n]*[0-9]"
 )
+_NEXT_IN_LIST = re.compile(r";[ ]*\$?-?[0-9(\\]")
 _NEXT_DENIES = re.compile(rf"[.!,;]?[ *$]*\s*(?:{_IS_WRONG})", re.IGNORECASE)
 _ALTERNATIVE = re.compile(
     r"[.!;,]?[ *$]*\s?\(?(?:or\s+)?alternatively[\s,:]+(?:it\s+is\s+)?(?=[-$\\.]*[0-9(]|\\)", re.IGNORECASE
@@ -357,6 +359,8 @@ def _behind_answer_is(response: str) -> str | None:
         if alternative := _ALTERNATIVE.match(remaining, end):
             # 1/2; alternatively 0.5: right where both are the same
             return f"{statement} = {_first_sentence(remaining[alternative.end() :])[0]}"
+        if _NEXT_IN_LIST.match(remaining, end):
+            return normalize_answer(remaining.partition("\n")[0])
         if _NEXT_DENIES.match(remaining, end):
             return ""
         if _NEXT_TAKES_BACK.match(remaining, end):

@@ -62,7 +62,7 @@ _GUESSED = re.compile(rf"(?<!\w)(?:{'|'.join(_GUESSES)})(?!\w)", re.IGNORECASE)
 
 # Thousands, millions, dozens and halves.
 SCALES = (
-    r"mil|mill[oó]n(?:es)?|milh(?:ão|ões|ao|oes)|milion[ei]?|millionen|milliarden?|milliards?|mille|mila"
+    r"lakhs?|crores?|mil|mill[oó]n(?:es)?|milh(?:ão|ões|ao|oes)|milion[ei]?|millionen|milliarden?|milliards?|mille|mila"
     r"|tausend|hundert|dutzend|docenas?|douzaines?|тыс\w*|миллион\w*|миллиард\w*|milyon|triệu|nghìn|juta|ribu"
     r"|y\s+medi[oa]|et\s+demie?|einhalb|e\s+mezz[oa]|e\s+mei[oa]|с\s+половиной"
 )

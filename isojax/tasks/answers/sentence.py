@@ -29,6 +29,7 @@ _DENIED = re.compile(
     r"\b(?:not|never|cannot|neither|nor|wrong|incorrect|incorrectly|false|mistaken|untrue|doubt|doubtful|unlikely"
     r"|impossible|either|or|maybe|perhaps|possibly|guess|whether|unknown|unclear|unsure"
     r"|candidates?|options?|instead\s+of|far\s+from|contrary|hardly|scarcely"
+    r"|none|excludes?d?|exclude|rejects?|rejected|discard(?:ed|s)?|eliminated?|too\s+(?:small|large|big|low|high)"
     r"|no\s+(?:way|chance|reason|evidence|proof)|by\s+no\s+means|in\s+no\s+(?:way|case)|out\s+of\s+the\s+question"
     r"|ruled?\s+out|rules\s+out|refute[sd]?|disprove[sdn]?|debunked|nonsense|absurd|untenable"
     r"|(?:thought|believed|supposed|assumed|said|claimed|alleged|rumou?red)\s+to\s+(?:be|equal)"
@@ -36,30 +37,41 @@ _DENIED = re.compile(
     re.IGNORECASE,
 )
 # Words that make a bound, a range or another number of it.
+# "The largest possible value is 42" states a value.
+_SUPERLATIVES = "largest smallest greatest least maximum minimum most fewest lowest highest best only of"
+_OF_NONE_LARGER = "".join(f"(?<!{word} )" for word in _SUPERLATIVES.split())
 _BOUNDED = re.compile(
-    r"\b(?:than|at\s+(?:the\s+)?(?:least|most|minimum|maximum)|between|range[sd]?|any(?:thing|where|one)?|something"
-    r"|somewhere|except|excluding|one\s+of|some\s+of|among|possib\w+|unless|minus|multipl\w+|divided|squared|cubed"
-    r"|an?\s+(?:minimum|maximum)\s+of|(?:lower|upper)\s+bound|bounded|(?:divisible|capped|limited|preceded|followed)\s+by"
-    r"|exceed\w*|no\s+(?:longer|more|less|fewer)|up\s+to)\b|[<>≤≥≠]|\\(?:leq?|geq?|neq?|lt|gt)(?![A-Za-z])",
+    rf"\b(?:than|at\s+(?:the\s+)?(?:least|most|minimum|maximum)|between|range[sd]?|any(?:thing|where|one)?|something"
+    rf"|somewhere|except|excluding|one\s+of|some\s+of|among|{_OF_NONE_LARGER}possib\w+|unless|minus|multipl\w+|divided|squared|cubed"
+    rf"|an?\s+(?:minimum|maximum)\s+of|(?:lower|upper)\s+bound|bounded|(?:divisible|capped|limited|preceded|followed)\s+by"
+    r"|(?:answer|number|result|value|it)\s+(?:ends|starts|begins)\s+(?:in|with)"
+    rf"|exceed\w*|no\s+(?:longer|more|less|fewer)|up\s+to)\b|[<>≤≥≠]|\\(?:leq?|geq?|neq?|lt|gt)(?![A-Za-z])",
     re.IGNORECASE,
 )
 # "half of 42", "the square of 42"
 _FUNCTION_OF = re.compile(
     r"\b(?:half|halves|thirds?|quarters?|fourths?|fifths?|tenths?|hundredths?|square|cube|root|factorial|multiples?"
     r"|factors?|divisors?|percent|per\s?cent|%|percentage|twice|double|triple|opposite|negative|inverse|reciprocal|fraction"
-    r"|part|portion|power|log\w*|sine|cosine|successor|predecessor|digits?|multiplicative|neighbou?rs?|remainder)"
+    r"|part|portion|power|log\w*|sine|cosine|negation|complement|conjugate|successor|predecessor|digits?|multiplicative|neighbou?rs?|remainder)"
     r"(?:\s+\w+)?\s+(?:of|to|from)\b",
     re.IGNORECASE,
 )
 # What may not stand right before a value.
 _BAD_PRECURSOR = re.compile(
     r"(?:\b(?:from|to|under|below|over|above|beyond|past|within|twice|double|triple|thrice|half|times|plus|without"
-    r"|(?:might|could|may)(?:\s+\w+)?\s+be"
-    r"|until|till|(?:many|much|few|long|old|high|tall|often|far|big|large|heavy|fast)\s+as|nearly|almost|near|nearing|but|square|cube|cubed|root|of\s+the|per|approaching|versus|vs|log|ln"
+    r"|(?:might|could|may|can)(?:\s+\w+)?\s+be"
+    r"|until|till|(?:many|much|few|long|old|high|tall|often|far|big|large|heavy|fast)\s+as"
+    r"|nearly|almost|near|nearing|but|square|cube|cubed|root|of\s+the|per|approaching|versus|vs|log|ln"
     r"|sin|cos|tan|sqrt|close|around\s+about|just\s+shy\s+of|short\s+of|every|prime|after|before|since|except|like"
     r"|step|question|problem|example|exercise|case|part|line|option|page|chapter|equation|figure|table|note)"
     r"|[-+*/^_=]\s*[a-z]|[*/^(_{[&#@¬×÷√∛±∓]"
     r"|\\(?!(?:therefore|q?quad|implies|[Rr]ightarrow|Longrightarrow)\b)[A-Za-z]+)\s*$",
+    re.IGNORECASE,
+)
+# "The answer is within 3 of 42", "ends in 42", "larger by 42"; but "a total of 42"
+_PART_OF_A_PHRASE = re.compile(
+    r"\b(?:in|with|by|within|unlike|through|(?<!total )(?<!sum )(?<!value )(?<!amount )(?<!number )(?<!cost )"
+    r"(?<!price )(?<!profit )(?<!average )(?<!area )(?<!length )of)(?:\s+the)?[\s$]*$",
     re.IGNORECASE,
 )
 _AS_AN_EXAMPLE = re.compile(r"(?:\b(?:for\s+(?:example|instance)|such\s+as)|\be\.g\.)[\s,:]*$", re.IGNORECASE)
@@ -112,10 +124,10 @@ _UNIT_BETWEEN = re.compile(
     r"[\s$]*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?([A-Za-z]+)\.?\s*,?\s*(?:and)?\s*\}?[\s$]*(?:and)?[\s$]*", re.IGNORECASE
 )
 _CLAUSES = re.compile(r"[,;:](?=\s)")
-_TAKEN_BACK_BEHIND = re.compile(r"[\s,]*(?:is|was)\s+(?:not|wrong|incorrect|false)\b", re.IGNORECASE)
+_TAKEN_BACK_BEHIND = re.compile(r"[\s,]*(?:(?:is|was)\s+(?:not|wrong|incorrect|false)|fails)\b", re.IGNORECASE)
 _SCALE_BEHIND = re.compile(
     r"\s*\**\s*[-~]?\s*(?:and\s+)?(?:(?:an?|one|two|three)\s+)?(?:halves|half|thirds?|quarters?|fifths?|tenths?|score|gross"
-    r"|dozens?|hundreds?|thousands?|[mbtr]+illions?|squared|cubed|times\s+(?=\S*[0-9])|factorial|pi|plus|minus)\b|\s*\**\s*(?:[-+*×÷^!_]|/(?=\s*[-0-9$(])|\\)",
+    r"|dozens?|hundreds?|thousands?|[mbtr]+illions?|squared|cubed|times\s+(?=\S*[0-9])|factorial|pi|plus|minus)\b|\s*\**\s*(?:-(?!-{0,2}\s+[A-Za-z]{2})|[+*×÷^!_]|/(?=\s*[-0-9$(])|\\)",
     re.IGNORECASE,
 )
 
@@ -149,7 +161,7 @@ def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
     if several := _SEVERAL_AT_END.search(sentence):
         return [several[1] or several[2]]
     is_first = is_statement and _BEFORE_A_STATED_VALUE.fullmatch(sentence[: values[0].start()])
-    return _single_value(sentence, values, 0 if is_first else len(values) - 1)
+    return _single_value(sentence, values, 0 if is_first else len(values) - 1, is_statement=is_statement)
 
 
 def _without_emphasis(sentence: str) -> str:
@@ -186,10 +198,14 @@ def _right_side(sentence: str) -> list[str] | None:
     return _with_and_without_words(sentence, value)
 
 
-def _single_value(sentence: str, values: list[re.Match[str]], index: int) -> list[str]:
+def _single_value(sentence: str, values: list[re.Match[str]], index: int, *, is_statement: bool) -> list[str]:
     value = values[index]
     before = sentence[: value.start()]
     if _BAD_PRECURSOR.search(before) and not _GOOD_TO.search(before):
+        return []
+    if is_statement and _PART_OF_A_PHRASE.search(before):
+        return []
+    if _TAKEN_BACK_BEHIND.match(sentence, value.end()):
         return []
     if _AS_AN_EXAMPLE.search(before) or _is_guess(sentence, value):
         return []

@@ -52,7 +52,7 @@ _NOT_UNITS = re.compile(
     r"|pi|plus|minus|over|squared|cubed|than|least|most|maybe|perhaps|possibly|but|except|if|unless|mod|modulo|ish"
     r"|hundreds?|thousands?|[mbtr]+illions?|dozens?|exclusive|smaller|larger|bigger|greater|divided|multiplied"
     r"|between|through|isn|doesn|point|factorial|percent|score|gross|pairs?|power|root|base"
-    r"|ths|(?:hundred|thousand|[mbtr]+illion|sixth|seventh|eighth|ninth|twelfth)ths?|sixths|sevenths|eighths|ninths"
+    r"|tens|something|odd|itself|followed|fails|resp|respectively|ths|\w*(?:tie|een)ths|(?:hundred|thousand|[mbtr]+illion|sixth|seventh|eighth|ninth|twelfth)ths?|sixths|sevenths|eighths|ninths"
     rf"|binary|octal|hexadecimal|(?:below|under)\s+zero|choose|(?:added|raised)\s+to|subtracted|(?:shy|short)\s+of"
     rf"|{_SCALES})\b|n't",
     re.IGNORECASE,

@@ -7,13 +7,14 @@ it is.
 import re
 
 from isojax.tasks.answers.other_languages import SCALES
+from isojax.tasks.answers.units import is_unit_name
 
 _CLOSING_MARKS = re.compile(r"""[`"'”’)\]$]*(?![0-9])|\*\*(?![0-9(\\])""")
 # Of "as many as 4" no part begins a clause of its own.
 _WORDS_BEFORE_AS = "times many much few long old high tall often far big large heavy fast same such well"
-AS_OF_A_CLAUSE = "".join(f"(?<!{word})" for word in _WORDS_BEFORE_AS.split()) + r"\s+as\b"
+AS_OF_A_CLAUSE = "".join(f"(?<!{word})" for word in _WORDS_BEFORE_AS.split()) + r"\s+as\b(?!\s+well\s+as\b)"
 _CLAUSE_END = re.compile(
-    rf"[.!?;:…]+(?=[\s*\"')\]]|$)|,(?=\s|$)|\n|\s[–—-]{{1,2}}\s(?![-$\\(]*[0-9])|{AS_OF_A_CLAUSE}"
+    rf"[.!?;:…]+(?=[\s*\"')\]]|$)|,(?=\s|$)|\n|\s[–—-]{{1,3}}\s(?![-$\\(]*[0-9])|{AS_OF_A_CLAUSE}"
     r"|\s(?:because|since|which|who|where|when|while|so|but|although|though|if|that|i\.e\.)(?![A-Za-z])"
     r"|\s(?:and|or)\s+(?=(?!an?\s|half\b|one\b|two\b|three\b)[A-Za-z]{2,}\s)",
     re.IGNORECASE,
@@ -27,26 +28,35 @@ CHANGING_REMARK = re.compile(
 _MODULUS = re.compile(r"\(\s*mod(?:ulo)?\b[^()]*\)$", re.IGNORECASE)
 # Words that make another number of the one before them.
 _CHANGES = re.compile(
-    r"\b(?:choose|base|added\s+to|plus|minus|multiplied|divided|modulo|mod|raised|power|out\s+of|in\s+(?:binary|octal"
-    r"|hexadecimal|hex)|factorial|squared|cubed|(?:below|under)\s+(?:zero|0)|(?:short|shy)\s+of|subtracted"
-    r"|increased|decreased|reduced|and\s+(?:a|one|two|three)\s+(?:half|third|quarter|fifth|tenth|eighth)s?)\b"
-    r"|^\s*(?:halves|thirds|quarters|fourths|fifths|sixths|sevenths|eighths|ninths|tenths|twelfths"
-    r"|(?:hundred|thousand|[mbtr]+illion)ths)\b|^ths\b|^\s*over\b|\b(?:times|over|per|by|to)\s+(?:\S*[0-9]|[b-zB-Z](?![\w'’]))"
+    r"\b(?:choose|(?<!the )base|added\s+to\s+\S*[0-9]|plus|minus|multiplied|divided|modulo|mod|raised"
+    r"|to\s+the\s+(?:\w+\s+)?power|in\s+(?:binary|octal"
+    r"|hexadecimal|hex)|factorial|squared|cubed|(?:below|under)\s+(?:zero|0)|(?:short|shy)\s+of\s+\S*[0-9]|subtracted"
+    r"|increased|decreased|reduced|and\s+(?:a|one|two|three)\s+(?:half|third|quarter|fifth|tenth|eighth)s?"
+    r"|followed\s+by|as\s+well\s+as\s+\S*[0-9]|with\s+an?\s+(?:\w+\s+)?(?:error|margin|tolerance|uncertainty)|parts?\s+(?:in|per)|times\s+(?:itself|that|this)"
+    r"|and\s+(?:up|above|over|beyond|below|under|more|counting))\b"
+    r"|^\s*(?:halves|thirds|quarters|fourths|\w*(?:fif|six|seven|eigh|nin|ten|twelf|eleven|een|tie|illion|hundred|thousand)ths"
+    r"|tens|something|odd)\b|^(?:ths\b|(?:st|nd|rd|th)\s+[a-z])|^\s*over(?=\s*$|\s+\S*[0-9])|\b(?:times|per|by)\s+(?:\S*[0-9]|[b-zB-Z](?![\w'’]))"
+    r"|^\s*(?:\w+\s+)?(?:to|out\s+of)\s+\S*[0-9]|^\s*out\s+of\b"
     rf"|^\s*(?:{SCALES})(?!\w)",
     re.IGNORECASE,
 )
+NEW_READING = r"(?:in\s+)?(?:base|[mb]illions|thousands|hundreds|dozens|binary|octal|hexadecimal)\b"
+_CHANGES_BEHIND_COMMA = re.compile(rf"\s*,\s*{NEW_READING}", re.IGNORECASE)
 # Nothing ends with these.
-_LEFT_OPEN = re.compile(r"\b(?:and|or|to|plus|minus|per|of|the|by|point)\s*$", re.IGNORECASE)
+_LEFT_OPEN = re.compile(r"\b(?:and|or|resp|respectively|to|plus|minus|per|of|the|by|point)\s*$", re.IGNORECASE)
 _NO_WORDS = re.compile(r"(?<![A-Za-z])/|/(?![A-Za-z])|[\\*+=<>|~#@&×÷·∙⋅√^_{}]|[-–](?![A-Za-z])")
+_PER = re.compile(r"^/(?=[A-Za-z]{3})")  # $30/hour
 _POWER_OF_A_UNIT = re.compile(r"(?<=[A-Za-z])(?:\^\{?-?[1-4]\}?|[²³])")
+# "$12 for 5 apples", "$80 in 3 days"
+_MONEY_BEFORE = re.compile(r"[$€£¥]\s*[0-9][0-9.,]*\s*$")
+_FOR_SO_MANY = re.compile(r"\s+(?:in|for|after|over|during|within)(?:\s+(?:the|those|these|all|his|her|their))?\s+")
 _NUMBER_LATER = re.compile(r"[$€£¥\\({-]*[0-9]|\$")
-_PREPOSITION_TEXT = (
-    "in for on at from after before with within during the these those all each every his her their its my our your"
-    " of until around inside into both only this last first next"
+_LINK_WORD_TEXT = (
+    "in for on at from after before with within during the these those all each every his her their its my our your of"
+    " until around inside into both only this last first next a an to by per is are and or more less left"
 )
-_LINK_WORD_TEXT = "a an to by per is are and or more less left"
-_PREPOSITIONS = frozenset(_PREPOSITION_TEXT.split())
-_LINK_WORDS = _PREPOSITIONS | frozenset(_LINK_WORD_TEXT.split())
+_LINK_WORDS = frozenset(_LINK_WORD_TEXT.split())
+_JOINING_WORDS = frozenset(["and", "or", "per", "times", "over", "plus", "minus"])
 MAX_CLAUSE_LENGTH = 1000
 
 
@@ -63,6 +73,8 @@ def value_ends_at(text: str, end: int) -> bool:
             return False
         rest = rest[remark.end() :]
 
+    if _CHANGES_BEHIND_COMMA.match(rest):
+        return False
     clause_end = _CLAUSE_END.search(rest)
     clause = rest[: clause_end.start()] if clause_end else rest
     clause = _REMARK.sub(" ", _POWER_OF_A_UNIT.sub("", clause))
@@ -70,19 +82,22 @@ def value_ends_at(text: str, end: int) -> bool:
         return clause.count("*") != 1
 
     number = _NUMBER_LATER.search(clause)
-    words = clause[: number.start()] if number else clause
+    words = _PER.sub(" ", clause[: number.start()] if number else clause)
     if _CHANGES.search(clause) or _NO_WORDS.search(words.replace("**", "")):
         return False
     if number is None:
-        return _LEFT_OPEN.search(clause) is None
-    return _is_a_phrase_of_its_own(words)
+        is_cut_off = clause_end is None and _LEFT_OPEN.search(clause) is not None
+        return not is_cut_off
+    is_money = _MONEY_BEFORE.search(text[max(0, end - 20) : end]) is not None
+    return (is_money and _FOR_SO_MANY.fullmatch(words) is not None) or _is_a_phrase_of_its_own(words)
 
 
 def _is_a_phrase_of_its_own(words_between: str) -> bool:
     """Whether words between two numbers part them: "apples in", but not "feet", "hours and", "of" or "in"."""
     without_name = re.sub(r"(?<=\s)[A-Z][a-z]+\s*$", "", words_between)  # after May 3
     words = [word.casefold() for word in re.findall(r"[^\W\d_]+", without_name)]
-    if not words or words[-1] not in _PREPOSITIONS:
+    if not words or words[-1] in _JOINING_WORDS or (is_unit_name(words[-1]) and words[-1] != "in"):
         return False
     has_noun = any(word not in _LINK_WORDS for word in words)
-    return has_noun and "times" not in words
+    is_phrase = len(words) > 1
+    return has_noun and is_phrase and "times" not in words

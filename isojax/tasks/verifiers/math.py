@@ -31,7 +31,7 @@ _PLAIN_NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
 _PLAIN_ANSWER = re.compile(rf"\$?({_PLAIN_NUMBER.pattern})(?: ([A-Za-z]{{3,}}))?")
 _DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]{1,2}|[0-9]{4,})")
 _ABOUT = re.compile(r"^\s*(?:\\(?:approx|simeq)(?![A-Za-z])|≈|about\b|approximately\b)\s*")
-_LETTER_UNIT = re.compile(r"(.*[0-9])([mgsLlhVWJNKCF])")
+_LETTER_UNIT = re.compile(r"(.*[0-9])([mgsLlhVWJNCF])")
 
 
 @verifier(isolated=True, pure=True)
