@@ -16,6 +16,7 @@ DELIMITERS = ",\t;"
 BAR = "|"  # divides the columns of a header that has none of the others: a name may have a bar within it
 COMMENT = "#"
 _BEFORE_HEADER = re.compile(r"\s*(sep=.\s*)?")  # blank lines, and Excel's first one
+_RULE = re.compile(r"[\s|]*(:-+:?|:?-+:|-{2,})(\s*\|\s*(:-+:?|:?-+:|-{2,}))+[\s|]*")  # |---|:-:|
 _MOST_HEADERS, _HEAD_CHARACTERS = 5, 2**20  # rows, and what of a text, that are looked at for further ones
 
 
@@ -91,6 +92,7 @@ def check_header(source: str, header: HeaderLine, cells: Sequence[str], text_bel
 def _refuse_levels(source: str, header: HeaderLine, rows: Sequence[Sequence[str]]) -> None:
     """InputError where the columns have names of several levels: where rows of words are below a header, or a row that
     names the index alone, as pandas writes it below the levels."""
+    _reject_markdown(source, rows)
     words = list(takewhile(_is_row_of_words, rows))
     further_headers = len(words)
     for i, (first, *others) in enumerate(rows):
@@ -105,10 +107,17 @@ def reject_further_headers(source: str, text: str) -> None:
     lines = _head_of(text)
     header = find_header(lines)
     rows = _first_rows(header, lines)
+    _reject_markdown(source, rows)
     words = list(takewhile(_is_row_of_words, rows))
     first_of_numbers = rows[len(words)] if len(words) < len(rows) else []
     if words and sum(map(_is_number, first_of_numbers)) > 1 and all(len(x) == len(first_of_numbers) for x in words):
         raise InputError(_describe_headers(source, header.number, 1 + len(words)))
+
+
+def _reject_markdown(source: str, rows: Sequence[Sequence[str]]) -> None:
+    if rows and _RULE.fullmatch("|".join(rows[0])):
+        problem = f"{source}: a table of Markdown, by the rule below its header; expected CSV"
+        raise InputError(f"{problem}. Remove the rule, and the bars at the ends of the lines.")
 
 
 def _head_of(text: str) -> io.StringIO:

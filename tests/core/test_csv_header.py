@@ -55,3 +55,11 @@ def test_a_row_of_units_below_the_header_of_a_log() -> None:
 def test_a_name_twice_above_rows_of_numbers_is_one_header() -> None:
     with pytest.raises(InputError, match=r"line 1: the column 'reward' is there twice; rename or remove one"):
         parse_csv(Path("a.csv"), "run,step,reward,reward\na,0,.1,.2\n")
+
+
+@pytest.mark.parametrize("text", ["| n | acc |\n|---|:-:|\n| 0 | .1 |\n", "n | acc\n-----|------\n0 | .1\n"])
+def test_a_table_of_markdown(text: str) -> None:
+    with pytest.raises(InputError, match=r"a table of Markdown, .*Remove the rule, and the bars at the ends"):
+        parse_csv(Path("a.md"), text)
+        reject_further_headers("a.md", text)
+    assert parse_csv(Path("a.md"), "step | reward\n0 | .1\n").columns == ("step", "reward")

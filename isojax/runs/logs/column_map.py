@@ -312,10 +312,9 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
         expected = f"expected one, as {field}{{}} finds 8 in {field}8.jsonl or run-{field}8-a.jsonl"
         if table.run:
             in_table = f"a table of it in place of this option: --settings TABLE (run,{field})"
-            leave_out = (
-                f" Where it is no run of the sweep: {leave_out_option(table.run)}; where no name has it, {in_table}."
-            )
-            hint += _pattern_hint(field, table.run) or leave_out
+            leave_out = leave_out_option(table.run, [table.source])
+            other_ways = f" Where it is no run of the sweep: {leave_out}; where no name has it, {in_table}."
+            hint += _pattern_hint(field, table.run) or other_ways
         raise InputError(f"--map {field}={text}: {table.label} has {found}; {expected}.{hint}")
     return int(numbers.pop())
 

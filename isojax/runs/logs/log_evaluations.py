@@ -121,7 +121,7 @@ def _refuse_run_without_evaluation(steps: RunSteps, not_finite: Sequence[str]) -
         value = column_map.cell_value(column_map.main_metric, row)
         problem = f"{cell} is {value}, and the run has no other value of it"
     name = str(column_map.cell_value("run", steps.rows[0]) or column_map.table.run)
-    fix = f" Leave the run out: {leave_out_option(name)}." if name else ""
+    fix = f" Leave the run out: {leave_out_option(name, [column_map.table.source])}." if name else ""
     raise InputError(f"{problem}; expected an evaluation.{fix}")
 
 

@@ -107,12 +107,11 @@ def _describe_unread(
     reasons = []
     for name in others:
         column = table.cells.column(name)
-        if name.endswith(("__MIN", "__MAX")):
-            continue  # bounds of a curve that is a run
-        if column.is_missing.all():
-            reason = "no value"
-        else:
-            reason = "an index or a time" if _holds_numbers(table, name) else "no number"
+        is_empty = bool(column.is_missing.all())
+        if name.endswith(("__MIN", "__MAX")) or (not name and is_empty):
+            continue  # bounds of a curve that is a run; what is behind a last delimiter
+        without_number = "no value" if is_empty else "no number"
+        reason = "an index or a time" if _holds_numbers(table, name) else without_number
         reasons.append(f"{name or 'the column without a name'} ({reason})")
     return list_some(reasons)
 
@@ -248,7 +247,7 @@ def _require_settings(
     problem = f"{table.source}: nothing says {' and '.join(missing_of_first)} of the run {lacking[0]} (a column)"
     rows = [f"{run},8,32" for run in lacking]
     if settings:
-        leave_out = " ".join(map(leave_out_option, lacking))
+        leave_out = _leave_out_options(lacking, runs, table)
         fix = f"add to the --settings table {' '.join(rows)} (with your numbers), or leave out: {leave_out}"
         raise InputError(f"{problem}; {fix}.")
     if maps := map_of_names(lacking, missing_of_first):
@@ -256,6 +255,11 @@ def _require_settings(
     write = f"printf '%s\\n' {shlex.join(['run,n,B_p', *rows])} > settings.csv"
     fix = f"write a table, with your numbers, and add --settings settings.csv: {write}"
     raise InputError(f"{problem}; {fix} (or, where one holds for all: --map n=8,B_p=32).")
+
+
+def _leave_out_options(left_out: Sequence[str], runs: Sequence[str], table: LogTable) -> str:
+    others = [table.source, *(run for run in runs if run not in left_out)]
+    return " ".join(leave_out_option(run, others) for run in left_out)
 
 
 def map_of_names(runs: Sequence[str], missing: Sequence[str] = ("n", "B_p")) -> str:
@@ -276,7 +280,7 @@ def _require_numbers_in_names(table: LogTable, runs: Sequence[str], field_map: F
         without = [run for run in runs if not _template(text).search(run)]
         if without and len(without) < len(runs):
             problem = f"{table.source}: --map {field}={text} finds no number in the names of {list_some(without)}"
-            leave_out = " ".join(map(leave_out_option, without))
+            leave_out = _leave_out_options(without, runs, table)
             raise InputError(f"{problem} (columns); expected one for each run. Where they are no runs: {leave_out}.")
 
 

@@ -280,3 +280,14 @@ def test_what_a_message_says_to_type_is_quoted_for_the_shell(logged):
         logged("csv", text, "reward=*,n=n{},B_p=2")
     option = re.search(r"as --map (.*)\. The columns", str(refusal.value))[1]
     assert [run.cell.n for run in logged("csv", text, "reward=*,n=n{},B_p=2", *shlex.split(option)).runs] == [4, 8]
+
+
+def test_a_run_is_left_out_by_its_whole_name_where_others_have_it_too(tmp_path):
+    """The option as the message says, in a file whose name has the word, and beside a run that begins alike."""
+    (tmp_path / "by_mean.csv").write_text("step,n4,n4 mean x,mean,n8\n0,.1,.1,.2,.1\n5,.2,.3,.4,.3\n")
+    maps = {"reward": "*", "n": "n{}", "B_p": "2"}
+    with pytest.raises(InputError, match="in the names of mean ") as refusal:
+        read_logs([tmp_path / "by_mean.csv"], None, maps)
+    (pattern,) = shlex.split(re.search(r"--leave-out (\S+)\.$", str(refusal.value))[1])
+    choice = SourceChoice(leave_out=(pattern,))
+    assert [run.cell.n for run in read_logs([tmp_path / "by_mean.csv"], None, maps, choice=choice).runs] == [4, 4, 8]
