@@ -19,6 +19,7 @@ from isojax.core.nouns import Problem
 from isojax.core.plugins import load_plugin
 from isojax.core.table_files import read_json_object
 from isojax.tasks.answers.final_answer import Form, final_answer
+from isojax.tasks.answers.thinking import behind_thinking, never_ends_thinking
 from isojax.tasks.context_limit import describe_excess
 from isojax.tasks.device import device_task
 from isojax.tasks.grading import Checker
@@ -255,13 +256,16 @@ class TextTask:
         earlier = b"".join(self._token_bytes[token] or b"" for token in ids[:last_turn])
         return (earlier + self._text_to_stop(ids[last_turn:])).decode(errors="replace")
 
-    def answer_found(self, response: np.ndarray) -> str | None:
-        """The final answer that `math` finds in a response, for a person to read; empty where none is stated, None
-        where another verifier judges."""
+    def answer_found(self, problem: Problem, response: np.ndarray) -> str | None:
+        """The final answer that `math` finds in a response to a problem, for a person to read; empty where none is
+        stated, None where another verifier judges."""
         uses = [self._verifier.use] if isinstance(self._verifier.use, str) else self._verifier.use.values()
         if "math" not in uses:
             return None
-        statement = final_answer(self.decode(response)[-MAX_ENDING_CHARACTERS:])
+        (prompt,), text = self._writer.texts([problem]), self.decode(response)
+        if never_ends_thinking(prompt, text):
+            return ""
+        statement = final_answer(behind_thinking(text)[-MAX_ENDING_CHARACTERS:])
         return statement.text if statement.form is not Form.NOWHERE else ""
 
     def _text_to_stop(self, ids: Sequence[int]) -> bytes:

@@ -24,6 +24,7 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_PROMPT_CHARACTERS
 from isojax.core.table_files import read_json_object
+from isojax.tasks.answers.thinking import is_thinking_tag
 from isojax.tasks.broken_tokenizer import (
     SENTENCEPIECE_FILES,
     TOKENIZER_FILES,
@@ -130,7 +131,8 @@ def added_beyond_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab: int) -> d
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | None]:
-    """The bytes that each id below `vocab` adds to a text (byte-level BPE, sentencepiece); None for special tokens."""
+    """The bytes that each id below `vocab` adds to a text (byte-level BPE, sentencepiece); None for special tokens, but
+    those that begin or end thinking: without them nobody could tell thoughts and answer apart."""
     beyond = added_beyond_vocabulary(tokenizer, vocab)
     id_of_token = {token: i for token, i in tokenizer.get_vocab().items() if i not in beyond}
     if not id_of_token:
@@ -151,6 +153,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | 
 
     added_tokens = tokenizer.added_tokens_decoder
     special_ids = {i for i, token in added_tokens.items() if token.special} | set(tokenizer.all_special_ids)
+    special_ids -= {i for i, token in added_tokens.items() if is_thinking_tag(token.content)}
     bytes_of_id: list[bytes | None] = [None] * vocab
     for token, i in id_of_token.items():
         if i not in special_ids:

@@ -69,7 +69,7 @@ def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalC
     for problem, prompt, sample in zip(shown, prompts, _first_rollouts(counts), strict=False):
         rollout = f"{prompt.removeprefix(beginning)}{mark_context(task, sample.tokens)}".replace("\n", "\n    ")
         lines.append(f"    {rollout}    {describe_verdict(problem, sample, counts.graded)}\n")
-        if details := describe_details(task, sample):
+        if details := describe_details(task, problem, sample):
             lines.append(f"        ({details})\n")
 
     if len(retained) < len(old_text):

@@ -37,12 +37,12 @@ def describe_verdict(problem: Problem, sample: RolloutSample, graded: bool) -> s
     return verdict if sample.reward == 1 else f"{verdict}, the answer is {reference_answer(problem.answer)}"
 
 
-def describe_details(task: Task, sample: RolloutSample) -> str:
+def describe_details(task: Task, problem: Problem, sample: RolloutSample) -> str:
     """Why a rollout in text has that reward: its scores, the answer that was found, and whether it was cut off."""
     if is_on_device(task):
         return ""
     details = [f"{name} {score:.3f}" for name, score in sample.scores.items()]
-    found = task.answer_found(sample.tokens)
+    found = task.answer_found(problem, sample.tokens)
     if found and sample.reward != 1:
         details.append(f"the response says {found}")
     elif found == "":

@@ -23,6 +23,7 @@ from isojax.core.yaml_files import flatten
 from isojax.distributed import multiprocess
 from isojax.models.hf.hf_load import weight_layouts
 from isojax.models.transformer import Decoder, Params
+from isojax.tasks.answers.thinking import never_ends_thinking
 from isojax.tasks.task import Task, is_on_device
 from isojax.train.evaluate import VALIDATION_SET, EvalCounts
 
@@ -180,7 +181,7 @@ def _doubtful_scores(
     is_parsed = counts.parsed > FEW * total or is_on_device(task)  # there an answer ends with its response
     if not is_parsed and counts.empty < total:
         text = f"the verifier {_verifier_text(cell)} finds an answer in {counts.parsed:,} of {total:,} responses"
-        yield StartWarning("nothing_parsed", f"{text} ({PAGE}#nothing-parsed)")
+        yield StartWarning("nothing_parsed", f"{text}{_thinking_hint(cell, task)} ({PAGE}#nothing-parsed)")
 
     if partial > COMMON * total:
         first = f"; the first: {failures['partial']}" if "partial" in failures else ""
@@ -194,6 +195,16 @@ def _doubtful_scores(
         hint = "" if isinstance(use, str) else _opening_hint(use.get(name, ""), task)
         text = f"the score {name!r} is 0 for all {total:,} responses{hint} ({PAGE}#the-reward-stays-at-0)"
         yield StartWarning(f"score_{name}", text)
+
+
+def _thinking_hint(cell: CellConfig, task: Task) -> str:
+    """Where `math` looks for an answer, if the chat template has begun the policy's thinking."""
+    uses = [cell.verifier.use] if isinstance(cell.verifier.use, str) else cell.verifier.use.values()
+    if "math" not in uses or is_on_device(task) or not never_ends_thinking(task.opening, ""):
+        return ""
+    return (
+        f"; each prompt ends with {task.opening[-60:]!r}, and only what follows the end of that thinking is an answer"
+    )
 
 
 def _opening_hint(use: str, task: Task) -> str:

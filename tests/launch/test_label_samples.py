@@ -23,7 +23,7 @@ def task() -> Any:
         on_device=False,
         decode=lambda tokens: "".join(LETTERS[t] for t in tokens),
         prompt_texts=lambda problems: [f"{SHOTS}{p.prompt} = " for p in problems],
-        answer_found=lambda tokens: None,
+        answer_found=lambda problem, tokens: None,
     )
 
 

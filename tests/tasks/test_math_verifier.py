@@ -533,3 +533,33 @@ def test_units_in_text_without_spaces(check: Check) -> None:
 )
 def test_several_values_options_bases_and_dots(check: Check, reference: str, response: str, right: bool) -> None:
     assert judged(check, reference, response)[0] is right
+
+
+BEGUN = "<|im_start|>user\n6 * 7?<|im_end|>\n<|im_start|>assistant\n<think>\n"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "verdict"),
+    [
+        (BEGUN, "42", NONE),
+        (BEGUN, r"So $\boxed{42}$. But wait", NONE),
+        (BEGUN, "<answer>42</answer>", NONE),
+        (BEGUN, "#### 42", NONE),
+        (BEGUN, "6 * 7 is 42.\n</think>\nThe answer is 42.", RIGHT),
+        (BEGUN, "6 * 7 is 42.\n</think>\nThe answer is 43.", WRONG),
+        (BEGUN, "6 * 7 is 42.\n</think>\n", NONE),
+        (BEGUN, "<think>6 * 7</think> 42", RIGHT),
+        (BEGUN, "6 * 7</think> 42 <think> or not", NONE),
+        ("Add: 6 * 7\n<think>", "42", NONE),  # a raw template
+        ("User: 6 * 7 Assistant: <THINKING> ", "42", NONE),
+        ("<|begin_of_thought|>\n\n", "42", NONE),
+        ("<|begin_of_thought|>\n\n", "so <|end_of_thought|> 42", RIGHT),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "42", RIGHT),  # Qwen3 without thinking
+        ("Write your thoughts after <think> and before </think>.", "42", RIGHT),
+        ("Begin with <think>.\nassistant:", "42", RIGHT),
+        ("<|im_start|>assistant\n<answer>", "42", RIGHT),
+        ("", "42", RIGHT),
+    ],
+)
+def test_thinking_that_the_prompt_begins(check: Check, prompt: str, response: str, verdict: tuple[bool, bool]) -> None:
+    assert check(Problem(5, "6 * 7?", "42"), prompt, response)[:2] == verdict

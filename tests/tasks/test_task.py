@@ -479,6 +479,27 @@ def test_a_reward_sees_what_the_chat_template_has_begun_for_the_policy(
     made.close()
 
 
+def test_thoughts_that_the_chat_template_has_begun_are_no_answer(tmp_path: Path) -> None:
+    """For the reward, and for a person who reads what the response says."""
+    cell = CellConfig(
+        model=ModelConfig(path=str(byte_level(tmp_path, chat=PREFILLED))),
+        prompt=PromptConfig(format="chat"),
+        verifier=VerifierConfig(use="math"),
+    )
+    made = TextTask(InMemorySource(SUMS), cell, num_workers=1)
+    responses = [
+        "#### 19",
+        "#### 19\n</think>\n#### 18",
+        "18?\n</think>\n#### 19",
+        f"</think>\n{'so ' * 1000}\n#### 19",
+    ]
+    grades = grade(made, SUMS[:1] * 4, responses)
+    assert grades.rewards.tolist() == [0, 0, 1, 1] and grades.parsed.tolist() == [False, True, True, True]
+    found = [made.answer_found(SUMS[0], ids(made, response)) for response in responses]
+    assert found == ["", "18", "19", "19"]
+    made.close()
+
+
 def test_a_reward_of_a_raw_prompt_sees_the_template_filled_in(tmp_path: Path) -> None:
     """Without the BOS that the tokenizer adds: it is no text of the user's."""
     (tmp_path / "rewards.py").write_text("def f(prompts, completions): return [p == 'Add: 3 + 4 =' for p in prompts]\n")

@@ -158,6 +158,20 @@ def test_a_pointer_that_nothing_needs_is_left_alone(tmp_path: Path) -> None:
         load_tokenizer(folder)
 
 
+def test_tags_of_thinking_are_text_also_where_the_file_calls_them_special(tmp_path: Path) -> None:
+    """Else a response would not show where its thoughts end; other special tokens are no text."""
+    folder = byte_level(tmp_path)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    first = max(token["id"] for token in content["added_tokens"]) + 1
+    like = {**content["added_tokens"][0], "special": True}
+    new_tokens = ["</think>", "<tool>"]
+    content["added_tokens"] += [{**like, "id": first + i, "content": new} for i, new in enumerate(new_tokens)]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.convert_tokens_to_ids(new_tokens) == [first, first + 1]
+    assert token_bytes(tokenizer, first + 2)[first:] == [b"</think>", None]
+
+
 def test_a_tokenizer_without_tokens_is_refused(tmp_path: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="has no tokens"):

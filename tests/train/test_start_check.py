@@ -160,6 +160,18 @@ DOUBTFUL = {
 }
 
 
+def test_answers_that_math_does_not_find_behind_thinking_that_the_prompt_begins() -> None:
+    cell = CELL.model_copy(update={"verifier": VerifierConfig(use="math")})
+    texts = []
+    for opening in ("<think>", "Answer:"):
+        task: Any = SimpleNamespace(on_device=False, failure_examples=dict, warnings=[], opening=opening)
+        report = check_start({"": counts(ZEROS, parsed=0)}, cell, task, DECODER, policy())
+        assert symptoms(report) == ["nothing_parsed"]
+        texts.append(report.warnings[0].text)
+    assert "each prompt ends with '<think>', and only what follows the end of that thinking is an answer" in texts[0]
+    assert "each prompt" not in texts[1]
+
+
 @pytest.mark.parametrize("name", DOUBTFUL)
 def test_one_symptom_is_one_warning_with_its_numbers(name: str) -> None:
     first, text = DOUBTFUL[name]

@@ -63,7 +63,7 @@ class LabelSamples:
         lines = [head, f"{indent(prompt, 4)}\n"]
         for number, sample in enumerate(samples, 1):
             verdict = describe_verdict(problem, sample, graded)
-            details = describe_details(self._task, sample)
+            details = describe_details(self._task, problem, sample)
             said = f"{verdict} ({details})" if details else verdict
             lines.append(f"        response {number} of {problem.attempts}, {said}:\n")
             lines.append(f"{indent(mark_context(self._task, sample.tokens), 12)}\n")

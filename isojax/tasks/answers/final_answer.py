@@ -13,10 +13,9 @@ from isojax.tasks.answers.spelling import (
     with_spaces_around_cjk,
     without_emphasis,
 )
+from isojax.tasks.answers.thinking import behind_thinking
 from isojax.tasks.answers.value_end import AS_OF_A_CLAUSE, NEW_READING, value_ends_at
 
-_THINKING = r"think(?:ing)?|thoughts?|reasoning|scratchpad|reflection"
-_THINKING_TAG = re.compile(rf"<(/?)(?:{_THINKING})>|<\|(?:(end)|begin)_of_thought\|>", re.IGNORECASE)
 _ANSWER_TAG = re.compile(r"<(/?)(?:final_)?answer>", re.IGNORECASE)
 
 _ENDS_OF_TURN = ("</s>", "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>")
@@ -143,7 +142,7 @@ class Statement(NamedTuple):
 def final_answer(response: str) -> Statement:
     """What a response says at its end, behind its thinking; an empty WHOLE answer where it takes its answer back, or
     does not end it."""
-    response = with_spaces_around_cjk(_behind_thinking(_without_end_of_turn(response)))
+    response = with_spaces_around_cjk(behind_thinking(_without_end_of_turn(response)))
     tag = _last_tag(response)
     if tag is not None and _last_box_start(response) < tag[1]:
         inside = final_answer(tag[0]) if tag[0].strip() else Statement("", Form.WHOLE)
@@ -182,17 +181,6 @@ def _without_end_of_turn(response: str) -> str:
     while response.endswith(_ENDS_OF_TURN):
         response = next(response.removesuffix(end) for end in _ENDS_OF_TURN if response.endswith(end)).rstrip()
     return response
-
-
-def _behind_thinking(response: str) -> str:
-    """What follows the last end of thinking; nothing where the thinking does not end."""
-    if "<" not in response:
-        return response
-    tags = list(_THINKING_TAG.finditer(response))
-    if not tags:
-        return response
-    is_end = tags[-1][1] or tags[-1][2]
-    return response[tags[-1].end() :] if is_end else ""
 
 
 def _last_tag(response: str) -> tuple[str, int] | None:

@@ -23,6 +23,7 @@ from isojax.tasks.answers.spelling import (
     is_prose,
     normalize_answer,
 )
+from isojax.tasks.answers.thinking import never_ends_thinking
 from isojax.tasks.answers.tree import Node, Number, Quantity
 from isojax.tasks.answers.units import read_unit
 from isojax.tasks.verifiers import Check, Verdict, refuse_argument, verifier
@@ -48,6 +49,8 @@ def build(argument: str) -> Check:
         return reference_answer(answer)
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
+        if never_ends_thinking(prompt, response):
+            return Verdict(correct=False, parsed=False)
         reference = reference_of(problem.answer)
         statement = final_answer(response)
         return _judge(reference, statement, equality, algebra)
