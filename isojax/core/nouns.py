@@ -335,6 +335,9 @@ class Recommendation:
     level: float  # of the intervals
     # Of a sweep that shows nothing: what was seen and why, a sentence without its capital. No n is then better.
     nothing_learnt: str = ""
+    # Where all cells stand at one reward at this budget, in words; no n is then better. "" elsewhere.
+    tie: str = ""
+    not_settled: str = ""  # why its intervals are not to be used, in words; "" where they are
 
     @property
     def risk_summary(self) -> str:

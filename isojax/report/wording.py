@@ -120,8 +120,8 @@ def law_is_drawn(view: FrontierFit) -> bool:
     return values == 1 or values >= MIN_DISTINCT_N
 
 
-def nothing_learnt_sentence(text: str) -> str:
-    """The first sentence of every answer about a sweep that shows nothing, from the text of its flag."""
+def sentence_of(text: str) -> str:
+    """A flag's text as a sentence, such as the first one of every answer about a sweep that shows nothing."""
     return f"{text[:1].upper()}{text[1:]}."
 
 

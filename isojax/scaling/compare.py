@@ -9,9 +9,9 @@ import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.scaling import comparison
-from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, FloatArray, IntArray, load_ensemble
+from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray, IntArray, load_ensemble
 from isojax.scaling.comparison import EarlierSaturation, SweepComparison, SweepSummary
-from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES
+from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES, any_of
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.frontier import spread_indices
 from isojax.scaling.result import FitResult
@@ -29,6 +29,7 @@ class FrontierPath:
     C: FloatArray
     n: IntArray
     n_draws: IntArray
+    tied: BoolArray  # where all measured cells stand at the reward of their start: no n leads
     reward: FloatArray
     reward_draws: FloatArray
 
@@ -99,10 +100,19 @@ def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
     rewards = ensemble.expected_rewards(C)  # [G, J]
     reward_draws = ensemble.sampled_rewards(C).transpose(1, 0, 2)  # [Q, G, J]
     leader = np.where(measured_near, rewards, -np.inf).argmax(-1)[:, None]  # [G, 1], as in law/frontier.py
+    tied = np.array(
+        [ensemble.level_of_all(np.full(len(ensemble.n), at), measured_near[g]) is not None for g, at in enumerate(C)]
+    )
+    n = ensemble.n[np.where(measured_within_reach, rewards, -np.inf).argmax(-1)]
+    if tied[0] and not tied.all():  # the n that is first to lead, so that n* does not change where none leads
+        first = int(tied.argmin())
+        n[:first] = n[first]
+    best_draws = ensemble.samples.is_best(reward_draws, np.broadcast_to(measured_within_reach, reward_draws.shape), -1)
     return FrontierPath(
         C=C,
-        n=ensemble.n[np.where(measured_within_reach, rewards, -np.inf).argmax(-1)],
-        n_draws=ensemble.n[np.where(measured_within_reach, reward_draws, -np.inf).argmax(-1)],
+        n=n,
+        n_draws=ensemble.n[any_of(best_draws, -1)],
+        tied=tied,
         reward=np.take_along_axis(rewards, leader, -1)[:, 0],
         reward_draws=np.take_along_axis(reward_draws, leader[None], -1)[..., 0],
     )
@@ -112,10 +122,11 @@ def _summarize(label: str, fit: FitResult, ensemble: CurveEnsemble, path: Fronti
     rows, no_effect, all_n = [], fit.joint.n_star.no_effect, sorted(set(ensemble.n.tolist()))
     for g, C in enumerate(path.C.tolist()):
         n_low, n_high = (None if n is None else int(n) for n in central_interval(path.n_draws[:, g], discrete=True))
-        if fit.nothing_learnt:  # any may be the best
+        is_tied = bool(fit.nothing_learnt or path.tied[g])
+        if is_tied:  # any may be the best
             n_low, n_high = all_n[0], all_n[-1]
         low, high = central_interval(path.reward_draws[:, g])
-        rows.append(comparison.BudgetRow(C, int(path.n[g]), n_low, n_high, float(path.reward[g]), low, high))
+        rows.append(comparison.BudgetRow(C, int(path.n[g]), n_low, n_high, float(path.reward[g]), low, high, is_tied))
     overfitting_runs = group_by(fit.overfitting, lambda run: (run.B_p, run.n))
     return SweepSummary(
         label=label,

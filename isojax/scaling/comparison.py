@@ -16,6 +16,7 @@ class BudgetRow:
     reward: float
     low: float | None
     high: float | None
+    tied: bool = False  # no cell has left the reward of its start, so that any n is as good
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from isojax.scaling.checks.run_health import RunHealth, flagged_runs, healthy_ru
 from isojax.scaling.checks.stability import assess_stability, find_overfitting
 from isojax.scaling.curves import fit_hierarchical, paper_mode
 from isojax.scaling.curves.departures import TRIAL_DRAWS, try_forecast
+from isojax.scaling.curves.flat_start import add_flat_starts
 from isojax.scaling.curves.flat_sweep import can_be_flat, flat_estimate
 from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions, SweepEstimate, to_curve_draws
 from isojax.scaling.law.frontier import Frontier, compare_schedules, compute_frontier, crossover_rows, frontier_rows
@@ -84,6 +85,7 @@ def fit_all_runs(
     else:
         nothing, estimate = None, MODES[mode](cells, metric, options)
         _require_a_curve(estimate, len(usable_runs), mode)
+        estimate = add_flat_starts(estimate, cells, metric)
         estimate, forecast = _try_forecast(cells, estimate, metric, options)
 
     joint, by_B_p, frontier_flags = _fit_frontiers(estimate, cells, metric)

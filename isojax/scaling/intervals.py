@@ -54,6 +54,17 @@ def share_quantiles(share: float, rollouts: float, levels: ArrayLike) -> FloatAr
     return np.where(inner & (misses < 1), np.minimum(quantiles, max(0.0, 1 - 3 / rollouts)), quantiles)
 
 
+def share_draws(share: float, rollouts: float, count: int, interval: tuple[float, float]) -> FloatArray:
+    """float[count], rising: draws of what the true share may be, evenly over its quantiles; the middle is the share,
+    and their central interval holds `interval`."""
+    rank, last = np.arange(count), count - 1
+    draws = share_quantiles(share, rollouts, (rank + 0.5) / count)
+    draws = np.where(np.abs(rank - last / 2) < 1, share, draws)
+    # The bounds of an interval lie between two draws: both have to be outside.
+    draws = np.where(rank <= np.ceil(TAILS[0] * last), np.minimum(draws, interval[0]), draws)
+    return np.where(rank >= np.floor(TAILS[1] * last), np.maximum(draws, interval[1]), draws)
+
+
 def share_interval(share: float, rollouts: float) -> tuple[float, float]:
     """The central LEVEL of the same; the share itself is inside."""
     low, high = share_quantiles(share, rollouts, TAILS).tolist()

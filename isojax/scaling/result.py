@@ -73,6 +73,7 @@ class FrontierRow(ResultRow):
     low: float | None = None  # interval of the frontier's reward
     high: float | None = None
     n_probability: dict[int, float] | None = None  # n -> share of the replicates in which it attains the frontier
+    tied: bool = False  # no n leads: all cells measured here stand where all began; n and B_p are the first to lead
 
 
 class CrossoverRow(ResultRow):
@@ -195,6 +196,7 @@ class CurveDraws(ResultRow):
     tail: tuple[float, ...]
     shift: tuple[tuple[float, ...], tuple[float, ...]]  # [2, replicates], what other validation problems would add
     departure_sd: float | None  # of a reward at four times a cell's data, from its curve: `forecast` has its source
+    rollouts: float | None = None  # of one evaluation; None where no run learnt anything
 
     @model_validator(mode="after")
     def _check_shapes(self) -> Self:
@@ -281,6 +283,7 @@ class ScheduleRow(ResultRow):
 GRADED_FLAG = "graded_rewards"  # the code of the flag of runs whose rewards are graded
 # Codes of the flags of a sweep that shows nothing: no reward rises, or all are 1 from the start. Such a fit is flat.
 NOTHING_LEARNT, NOTHING_TO_LEARN = "nothing_learnt", "nothing_to_learn"
+NOT_CONVERGED = "not_converged"  # the code of the flag of draws that have not settled
 EVALUATION_SIZE = "evaluation_size"  # the code of the flag that says what their intervals rest on
 
 
@@ -325,6 +328,11 @@ class FitResult(ResultRow):
         """Of a sweep that shows nothing: what was seen and why, a sentence without its capital; "" of any other."""
         codes = (NOTHING_LEARNT, NOTHING_TO_LEARN)
         return next((flag.text for flag in self.flags if flag.code in codes), "")
+
+    @property
+    def not_settled(self) -> str:
+        """Why its intervals are not to be used; "" where they are."""
+        return next((flag.text for flag in self.flags if flag.code == NOT_CONVERGED), "")
 
     @property
     def evaluation_size(self) -> str:

@@ -162,3 +162,23 @@ def test_broken_runs_that_learnt_nothing_are_refused_with_the_sentence(isojax: I
     write_ledgers(Path("broken"), {"nonfinite_update": 1.0}, {})
     said = error_of(isojax("fit", "broken"))
     assert said.startswith("error: no run learnt anything") and "every run is flagged as broken" in said
+
+
+def test_where_no_run_has_learnt_yet_no_n_leads(isojax: Isojax) -> None:
+    """n = 32 alone learns, from step 40 on: C = 40,960."""
+    write_log("late.csv", lambda n, seed, step: (0.002 * (step - 40 + seed)) if n == 32 and step > 40 else 0.0)
+    assert isojax("records", "import", "late.csv", "--out", "late")[0] == 0
+    code, out, _ = isojax("fit", "late")
+    assert code == 0 and "any" in out
+    assert not any("-" in line for line in out.splitlines() if line.startswith("│"))
+    assert "supported" not in out and "excluded" not in out
+
+    code, out, _ = isojax("recommend", "late", "--budget", "20000")
+    assert code == 0
+    assert out.splitlines()[0] == "No n leads at this budget: up to here every evaluation of every cell shows reward 0."
+    assert " -0.0" not in out and "stop below" not in out
+
+
+def test_a_written_config_says_first_that_nothing_was_learnt(zeros: Isojax) -> None:
+    assert zeros("recommend", "zeros", "--budget", "150000", "--write", "next.yaml", "--for", "verl")[0] == 0
+    assert Path("next.yaml").read_text().splitlines()[0] == f"# {FIRST}"

@@ -95,7 +95,7 @@ def print_comparison(console: SafeConsole, comparison: SweepComparison) -> None:
 
 
 def _format_best_n(sweep: SweepSummary, row: BudgetRow) -> str:
-    if sweep.no_effect:
+    if sweep.no_effect or row.tied:
         return "any"
     if row.n_low is None or row.n_low == row.n_high:
         return f"{row.n}"

@@ -24,7 +24,7 @@ from isojax.scaling.checks.validate import REPLICATES
 from isojax.scaling.checks.validate import validate as predict_hidden_runs
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, FitOptions
-from isojax.scaling.result import FitResult, FrontierFit
+from isojax.scaling.result import NOT_CONVERGED, FitResult, FrontierFit, FrontierRow
 from isojax.scaling.tracks import fixed_runs
 
 ComputeUnit = Literal["rollouts", "tokens", "device_hours"]
@@ -76,6 +76,8 @@ def fit(
 def print_fit(console: SafeConsole, fit: FitResult) -> None:
     """The curves, which n leads where, the crossovers, n*(C) and the flags, with intervals where the fit has them."""
     print_nothing_learnt(console, fit.nothing_learnt)
+    if fit.not_settled:
+        console.print(f"[yellow]warning:[/yellow] {escape(fit.not_settled)}; do not use these intervals")
     level = "" if fit.intervals is None else format_percent(fit.intervals.level)
     columns = ("B_p", "n", "R0", "A", level, "exponent", "C_mid")
     title = "reward(C) from R0 to the plateau A, half way at C_mid (? : plateau not reached)"
@@ -90,7 +92,7 @@ def print_fit(console: SafeConsole, fit: FitResult) -> None:
         columns = ("schedule", "stages", "seeds", "gain", level)
         console.print(TextTable("n along a run against the best fixed n at each C", columns, _schedule_rows(fit)))
     further_flags = fit.flags[1:] if fit.nothing_learnt else fit.flags
-    for flag in further_flags:
+    for flag in (flag for flag in further_flags if flag.code != NOT_CONVERGED):
         label = "note" if flag.severity == "info" else "warning"
         console.print(f"[yellow]{label}:[/yellow] {escape(f'{flag.text} ({flag.code})')}")
 
@@ -113,12 +115,17 @@ def _print_frontier(console: SafeConsole, fit: FitResult, level: str) -> None:
 
 
 def _frontier_rows(view: FrontierFit) -> Iterator[list[str]]:
-    for (n, B_p), group in groupby(view.frontier, key=lambda point: (point.n, point.B_p)):
+    """One row for each stretch; "any" n where no cell has left the reward of its start."""
+    for (n, B_p), group in groupby(view.frontier, key=_leading_cell):
         points = list(group)
         first, last = points[0], points[-1]
         rewards = (format_number(first.reward), format_number(last.reward))
         interval = format_range((last.low, last.high), format_number)
-        yield [format_number(first.C), format_number(last.C), str(n), str(B_p), *rewards, interval]
+        yield [format_number(first.C), format_number(last.C), n, B_p, *rewards, interval]
+
+
+def _leading_cell(point: FrontierRow) -> tuple[str, str]:
+    return ("any", "any") if point.tied else (str(point.n), str(point.B_p))
 
 
 def _schedule_rows(fit: FitResult) -> Iterator[list[str]]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+from rich.markup import escape
 from typer import Argument, Option
 
 from isojax.cli.commands.recommend_command import DEVICES_HELP, PRICE_HELP, check_price, fit_on_devices
@@ -57,6 +58,8 @@ def quote(
         return
     if sentence := describe_devices(measured_devices(fit_as_measured), devices):
         console.print(sentence)
+    if fit.not_settled:
+        console.print(f"[yellow]warning:[/yellow] {escape(fit.not_settled)}; do not use these intervals")
     console.print(_table(quoted, price))
     level = format_percent(quoted.level)
     console.print(f"Of a new run, with {level} intervals; * fewest rollouts. Never: not by C = {quoted.horizon:,.0f}.")

@@ -204,7 +204,7 @@ def print_recommendation(
             console.print(batch_table)
     for sentence in (*recommendation.reasons, *wording.describe_advice(recommendation)):
         console.print(f"  {escape(sentence)}")
-    for warning in recommendation.further_warnings:
+    for warning in (text for text in recommendation.further_warnings if text != recommendation.not_settled):
         console.print(f"  [yellow]warning:[/yellow] {escape(warning)}")
 
 
@@ -212,10 +212,14 @@ def print_answer(console: SafeConsole, recommendation: Recommendation, budget: i
     """The allocation for a budget, and its expected reward with interval."""
     allocation = recommendation.allocation
     print_nothing_learnt(console, recommendation.nothing_learnt)
-    if recommendation.no_effect and not recommendation.nothing_learnt:
+    if recommendation.tie:
+        console.print(f"[bold]{escape(wording.sentence_of(recommendation.tie))}[/bold]", highlight=False)
+    elif recommendation.no_effect and not recommendation.nothing_learnt:
         equal_n = join_commas(recommendation.equal_n)
         sentence = f": any of n = {equal_n} will do" if len(recommendation.equal_n) > 1 else " at one and the same B_p"
         console.print(f"[bold]n makes no difference here[/bold]{sentence}")
+    if recommendation.not_settled and not recommendation.tie:  # whose interval rests on no draw
+        console.print(f"[yellow]warning:[/yellow] {escape(recommendation.not_settled)}; do not use these intervals")
     budget_text = budget if isinstance(budget, str) else f"{budget:,} rollouts"
     headline = f"for {budget_text}: B_p = {allocation.B_p}, n = {allocation.n}, M = {allocation.M}"
     size = f"(B = {allocation.B}, C = {allocation.C:,})"
@@ -231,6 +235,8 @@ def print_answer(console: SafeConsole, recommendation: Recommendation, budget: i
 def _regret_sentence(recommendation: Recommendation) -> str:
     if recommendation.nothing_learnt:
         return "regret unknown: no reward rises, so no cell can be compared with another"
+    if recommendation.tie:
+        return "regret unknown: no cell has left the reward of its start, so none can be compared with another"
     if recommendation.regret is None:
         return "regret unknown: no measured cell agrees with these limits, so there is none to compare with"
     if len(recommendation.measured_cells) == 1:

@@ -55,6 +55,8 @@ def answer_row(fit: FitResult, C: float, B_p: int | None = None) -> dict[str, An
     if equal_n:
         sentences.append(f"As good within the tolerance: n = {wording.join_list(equal_n)}.")
     words = " ".join(filter(None, sentences))
+    if best.tie:
+        words = f"{wording.sentence_of(best.tie)} This is the smallest."
     if fit.nothing_learnt:
         words = "No run learnt anything, so no n is better than another: this is the smallest."
     return row | {"M": best.allocation.M, "extrapolated": best.extrapolated, "words": words}

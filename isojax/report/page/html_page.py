@@ -69,7 +69,7 @@ def _header(folder: Path, fit: FitResult, main: Html) -> Html:
 def _answer_card(fit: FitResult) -> Html:
     unit, row = wording.UNITS[fit.compute], explorer.answer_row(fit, measured_budget(fit))
     if fit.nothing_learnt:
-        headline = wording.nothing_learnt_sentence(fit.nothing_learnt)
+        headline = wording.sentence_of(fit.nothing_learnt)
         reward = format_interval(fit.curves[0].A_interval)
         sentences = [
             "No n is shown to be better than another, so there is no frontier, no crossover and no law n*(C).",

@@ -73,7 +73,9 @@ def header_comments(
     interval_text = f", {interval[0]:.3f} to {interval[1]:.3f}" if interval else ""
     reward_text = f"Expected {recommendation.metric}: {recommendation.expected_reward:.3f}{interval_text}."
     warmup = f" The rate is constant after {sweep_config.cell.rl.warmup} updates of warm-up." if sweep_config else ""
+    first = recommendation.nothing_learnt or recommendation.tie
     lines = [
+        *([f"{first[:1].upper()}{first[1:]}."] if first else []),
         f"isojax recommend: B_p = {allocation.B_p} problems per batch, n = {allocation.n} rollouts per problem, M = "
         f"{allocation.M} updates; C = {allocation.C} rollouts.",
         *([reward_text, *recommendation.reasons] if stage is None else [stage.note]),

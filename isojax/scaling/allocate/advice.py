@@ -66,7 +66,8 @@ def set_halting_marks(ensemble: CurveEnsemble, allocation: Allocation, cell: int
         draws = ensemble.sampled_at_cell_budgets(np.array([max(M, 1.0) * B]), same_problems=True)[:, cell]
         low = np.quantile(draws + _measurement_noise(ensemble), MARK_TAIL)
         marks.append(HaltingMark(M, M * B, float(draws.mean()), float(low)))
-    return tuple(mark for mark in marks if mark.C >= curve.C_low)  # below, nothing was measured
+    # Below C_low nothing was measured, and no run is below a reward of 0.
+    return tuple(mark for mark in marks if mark.C >= curve.C_low and mark.stop_below > 0)
 
 
 def _measurement_noise(ensemble: CurveEnsemble) -> FloatArray:

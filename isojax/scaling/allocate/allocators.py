@@ -123,7 +123,8 @@ def allocate_by_curves(fit: FitResult, ensemble: CurveEnsemble, request: Allocat
 
 
 def _explain_cell(ensemble: CurveEnsemble, request: AllocationRequest, chosen_cell: int, unstable_text: str) -> None:
-    if ensemble.fit.nothing_learnt:
+    stands = ensemble.level_of_all(*ensemble.allowed_cells(request)) is not None
+    if ensemble.fit.nothing_learnt or stands:
         B_p, n = ensemble.curves[chosen_cell].key
         request.reasons.append(f"n = {n}, B_p = {B_p}: no cell is better than another; of equal ones the smallest n")
         return

@@ -11,7 +11,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Interval
 from isojax.scaling.allocate.constraints import AllocationRequest, TimeBudget
 from isojax.scaling.curves.hill import MEASURED_TOLERANCE, FittedCurve, curve_reward
-from isojax.scaling.curves.sweep_estimate import PosteriorSamples, apply_problem_shift, from_curve_draws
+from isojax.scaling.curves.sweep_estimate import PosteriorSamples, from_curve_draws
 from isojax.scaling.intervals import LEVEL, central_band
 from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import Clock, FloatArray
@@ -60,14 +60,13 @@ class CurveEnsemble:
         spends: float[..., cells] -> float[..., cells]. Of a sweep that shows nothing, the mean of its evaluations: that
         of the replicates, which say how far off it may be, is above 0 where no response was right."""
         if self.replicates and not self.fit.nothing_learnt:
-            return self.samples.curves_at(spent).mean(-2)
+            return self.samples.expected_at(spent)
         by_cell = np.broadcast_to(spent, (*spent.shape[:-1], len(self.curves)))
         return np.stack([curve_reward(c, by_cell[..., i]) for i, c in enumerate(self.curves)], axis=-1)
 
     def sampled_at_cell_budgets(self, spent: FloatArray, same_problems: bool = False) -> FloatArray:
         """The same of each replicate, on resampled or equal problems: float[..., cells] -> [..., replicates, cells]."""
-        rewards = self.samples.curves_at(spent)
-        return rewards if same_problems else apply_problem_shift(self.samples.shift, rewards)
+        return self.samples.curves_at(spent, same_problems)
 
     def predict_reward(self, i: int, C: float, same_problems: bool = False) -> tuple[float, Interval | None]:
         """The expected reward of cell i after C rollouts and its interval, on resampled problems or on the same."""
@@ -129,6 +128,16 @@ class CurveEnsemble:
         """The same without the unstable cells, unless the user has fixed B_p."""
         C_spent, affordable = self.affordable_cells(request)
         return C_spent, affordable if "B_p" in request.fix else affordable & self.stable
+
+    def level_of_all(self, C_spent: FloatArray, allowed: BoolArray) -> float | None:
+        """Where the allowed cells, at what each would spend, float[cells], all stand at the level at which they began:
+        that level, else None."""
+        standing = [self.curves[i].flat_start for i in np.flatnonzero(allowed)]
+        if not standing or any(
+            flat is None or not flat.holds_at(C) for flat, C in zip(standing, C_spent[allowed], strict=True)
+        ):
+            return None
+        return next(flat.level for flat in standing if flat is not None)
 
     def choose_cell(self, C_spent: FloatArray, allowed: BoolArray, epsilon: float) -> int:
         """The best n of the allowed cells (at least one; the smaller of equals), and the smallest B_p at it within

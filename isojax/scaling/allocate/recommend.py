@@ -16,7 +16,7 @@ from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest, Time
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_rollout_ensemble
 from isojax.scaling.allocate.growing_n import plan_growing_run
 from isojax.scaling.curves.hill import MEASURED_TOLERANCE, curve_value
-from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
+from isojax.scaling.curves.sweep_estimate import FEW_HITS, MAX_EXTRAPOLATION
 from isojax.scaling.intervals import LEVEL, TAILS
 from isojax.scaling.result import NOTHING_TO_LEARN, FitResult
 from isojax.scaling.tracks import FloatArray, group_by
@@ -58,15 +58,18 @@ def recommend(
     new_run = ensemble.predict_new_run(cell, allocation.C)[1]
     if new_run is not None and interval is not None:  # of the same problems: widened to hold that of any problems
         new_run = min(new_run[0], interval[0]), max(new_run[1], interval[1])
-    comparison = _compare_cells(ensemble, request, allocation.n, cell)
+    comparison, tie = _compare_cells(ensemble, request, allocation.n, cell), _describe_tie(ensemble, request)
     likely_n = [n for n, p in (comparison["n_probability"] or {}).items() if p >= advice.MIN_P_BEST]
-    _explain_outcome(ensemble, request.reasons, allocation, cell, reward, likely_n or [allocation.n])
+    _explain_outcome(ensemble, request, allocation, cell, reward, likely_n or [allocation.n])
     measured = (allocation.B_p, allocation.n) == ensemble.curves[cell].key
     hours, device_hours = ensemble.predict_hours(cell, allocation.C) if measured else (None, None)
     risks, further_warnings = advice.find_risks(ensemble, allocation, cell)
-    with_advice = with_details and not fit.nothing_learnt
+    with_advice = with_details and not (fit.nothing_learnt or tie)
     halting_marks = advice.set_halting_marks(ensemble, allocation, cell) if with_advice else ()
-    may_grow = with_advice and measured and not (request.fix or request.time or fit.joint.n_star.no_effect)
+    is_guess = _is_guess(ensemble, cell, allocation.C)
+    may_grow = (
+        with_advice and measured and not is_guess and not (request.fix or request.time or fit.joint.n_star.no_effect)
+    )
     return Recommendation(
         allocation=allocation,
         metric=fit.metric,
@@ -91,6 +94,18 @@ def recommend(
         epsilon=epsilon,
         level=LEVEL,
         nothing_learnt=fit.nothing_learnt,
+        tie=tie,
+        not_settled=fit.not_settled,
+    )
+
+
+def _describe_tie(ensemble: CurveEnsemble, request: AllocationRequest) -> str:
+    """That no cell has left the reward of its start at this budget; "" where one has."""
+    level = ensemble.level_of_all(*ensemble.allowed_cells(request))
+    if level is None:
+        return ""
+    return (
+        f"no n leads at this budget: up to here every evaluation of every cell shows {ensemble.fit.metric} {level:.4g}"
     )
 
 
@@ -133,11 +148,12 @@ def _compare_cells(ensemble: CurveEnsemble, request: AllocationRequest, chosen_n
     regret, n_probability = max(0.0, float(best_reward - expected_rewards[cell])), None
     if ensemble.replicates:
         regret = float(regret_draws.mean())
-        all_n, is_best = np.unique(ensemble.n[allowed]), allowed & (draws == draws[:, allowed].max(1, keepdims=True))
+        all_n, is_best = np.unique(ensemble.n[allowed]), ensemble.samples.is_best(draws, allowed, axis=1)
         n_is_best = np.stack([is_best[:, ensemble.n == n].any(1) for n in all_n], axis=1)
         shares = n_is_best / n_is_best.sum(1, keepdims=True)  # equal n share a draw
         n_probability = dict(zip(all_n.tolist(), shares.mean(0).tolist(), strict=True))
-    if ensemble.fit.nothing_learnt:  # a loss of 0 against n that never rose would say that the choice is right
+    # A loss of 0 against n that never rose, or not yet, would say that the choice is right.
+    if ensemble.fit.nothing_learnt or ensemble.level_of_all(C_spent, allowed) is not None:
         regret, regret_draws = None, draws[:0, 0]
     return {
         "n_probability": n_probability,
@@ -176,10 +192,15 @@ def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest) ->
 
 
 def _explain_outcome(
-    ensemble: CurveEnsemble, reasons: list[str], allocation: Allocation, cell: int, reward: float, likely_n: list[int]
+    ensemble: CurveEnsemble,
+    request: AllocationRequest,
+    allocation: Allocation,
+    cell: int,
+    reward: float,
+    likely_n: list[int],
 ) -> None:
     """What the expected reward rests on, and reasons against training at all or against the choice of n."""
-    fit, curve = ensemble.fit, ensemble.curves[cell]
+    fit, curve, reasons = ensemble.fit, ensemble.curves[cell], request.reasons
     name = f"{curve.B_p}x{curve.n}"
     if curve.key != (allocation.B_p, allocation.n):
         missing = f"{allocation.B_p}x{allocation.n} has no curve"
@@ -187,10 +208,17 @@ def _explain_outcome(
     if curve.C_peak is not None and allocation.C > curve.C_peak:
         peak = f"C = {curve.C_peak:,.0f} (M = {int(curve.C_peak // allocation.B)})"
         reasons.append(f"stop early: reward of {name} falls beyond {peak}; what is expected is its peak")
+    elif _is_guess(ensemble, cell, allocation.C):
+        last = ensemble.predict_reward(cell, curve.C_high)[0]
+        doubt = "how it goes on, only further evaluations can tell: the expected reward stays near that"
+        reasons.append(f"{name}, measured up to C = {curve.C_high:,.0f}, has hardly scored there ({last:.3f}); {doubt}")
     elif ensemble.is_beyond_data(cell, allocation.C):
         reasons.append(f"the expected reward is extrapolated: {name} was measured up to C = {curve.C_high:,.0f}")
     # Of a sweep that shows nothing, a reward below the base policy's is noise, as all others are.
-    if fit.base_reward is not None and reward < fit.base_reward and not fit.nothing_learnt:
+    is_noise = bool(fit.nothing_learnt) or ensemble.level_of_all(*ensemble.allowed_cells(request)) is not None
+    if fit.draws is not None and fit.draws.rollouts is not None:  # a few hits less than a few
+        is_noise |= fit.base_reward is not None and fit.base_reward * fit.draws.rollouts < FEW_HITS
+    if fit.base_reward is not None and reward < fit.base_reward and not is_noise:
         loss = f"less than the base policy's {fit.base_reward:.3f}"
         reasons.append(f"that is {loss}: these runs made it worse, and no training is the better choice")
     if fit.nothing_learnt and fit.flags[0].code == NOTHING_TO_LEARN:
@@ -198,6 +226,11 @@ def _explain_outcome(
     if fit.joint.n_star.no_effect and not fit.nothing_learnt:
         fastest = f"take the fastest on your hardware of n = {', '.join(map(str, likely_n))}"
         reasons.append(f"n makes no difference here, by a test of all n together; {fastest}")
+
+
+def _is_guess(ensemble: CurveEnsemble, cell: int, C: float) -> bool:
+    """Whether C is beyond the data of a cell that has hardly scored by their end."""
+    return ensemble.is_beyond_data(cell, C) and bool(ensemble.samples.hardly_scored()[cell])
 
 
 def _measured_cells(ensemble: CurveEnsemble, request: AllocationRequest) -> tuple[MeasuredCell, ...]:
@@ -283,7 +316,7 @@ def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> Flo
     """float[replicates, cells]: C at which a new run of each cell first has the reward, by each draw of the curves and
     of the run's own luck; infinite where it has not by the horizon."""
     C = np.geomspace(0.1 * float(ensemble.samples.C_low.min()), horizon, BUDGETS)
-    rewards = ensemble.sampled_at_cell_budgets(C[:, None], same_problems=True)  # [BUDGETS, replicates, cells]
+    rewards = ensemble.samples.curves_as_seen(C[:, None])  # [BUDGETS, replicates, cells]
     settings, samples = ensemble.fit.intervals, ensemble.samples
     run_sd = 0.0 if settings is None else settings.run_sd
     luck = np.random.default_rng(LUCK_SEED).normal(size=rewards.shape[1:]) * run_sd  # at the plateau

@@ -17,6 +17,7 @@ from isojax.scaling.law.n_star_law import MIN_DISTINCT_N, law_limits
 from isojax.scaling.result import (
     EVALUATION_SIZE,
     GRADED_FLAG,
+    NOT_CONVERGED,
     NOTHING_LEARNT,
     NOTHING_TO_LEARN,
     FitDiagnostics,
@@ -77,7 +78,7 @@ def effect_flags(estimate: SweepEstimate) -> Iterator[FitFlag]:
         yield _warning("few_replicates", f"only {intervals.replicates} replicates: {consequence}")
     if intervals is not None and intervals.r_hat is not None and intervals.r_hat[1] > MAX_R_HAT:
         text = f"R-hat {intervals.r_hat[1]:.2f} (at most {MAX_R_HAT}), {intervals.acceptance:.0%} of steps accepted"
-        yield _warning("not_converged", f"the draws behind the intervals have not settled: {text}")
+        yield _warning(NOT_CONVERGED, f"the draws behind the intervals have not settled: {text}")
     if len({c.n for c in estimate.curves}) == 1:
         text = f"only one n was measured ({estimate.curves[0].n}): nothing can be said of how n*(C) changes"
         yield _warning("one_n", text)

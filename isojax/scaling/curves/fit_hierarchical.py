@@ -135,7 +135,7 @@ def _summarise_curve(
     return FittedCurve(
         B_p=B_p,
         n=n,
-        R0=float(posterior.R0.mean()),
+        R0=float(np.clip(posterior.R0.mean(), 0.0, 1.0)),  # its prior, a normal one, has no bounds
         A=A,
         exponent=float(np.exp(lnB)),
         C_mid=10**mid,

@@ -9,7 +9,7 @@ from isojax.scaling.checks.learning import NothingLearnt
 from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.sweep_estimate import FitOptions, PosteriorSamples, SweepEstimate
-from isojax.scaling.intervals import LEVEL, TAILS, share_quantiles
+from isojax.scaling.intervals import LEVEL, share_draws
 from isojax.scaling.result import IntervalSettings
 from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell
 
@@ -81,14 +81,7 @@ def _flat_draws(curves: list[FittedCurve], nothing: NothingLearnt, replicates: i
 def level_draws(nothing: NothingLearnt, count: int) -> FloatArray:
     """float[count]: draws of the level, evenly over its quantiles, whose median is the level itself; their central
     interval holds `nothing.interval`."""
-    rank = np.arange(count)
-    levels = share_quantiles(nothing.level, nothing.rollouts, (rank + 0.5) / count)
-    levels = np.where(np.abs(rank - (count - 1) / 2) < 1, nothing.level, levels)
-    # The bounds of an interval lie between two draws: both have to be outside.
-    low, high = nothing.interval
-    last = count - 1
-    levels = np.where(rank <= np.ceil(TAILS[0] * last), np.minimum(levels, low), levels)
-    return np.where(rank >= np.floor(TAILS[1] * last), np.maximum(levels, high), levels)
+    return share_draws(nothing.level, nothing.rollouts, count, nothing.interval)
 
 
 def evaluation_sd(nothing: NothingLearnt) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
 from isojax.scaling.intervals import OpenInterval, Positive, Size
@@ -94,6 +94,33 @@ def _knot_draws(correction: ResidualCorrection, replicates: int, key: tuple[int,
 
 
 @dataclass(frozen=True)
+class FlatStart:
+    """Where a cell begins: up to C_flat every evaluation shows one level, such as 0 before the first right answer. The
+    reward there is known as well as one evaluation of so many rollouts shows it, whatever the curve says."""
+
+    level: float
+    rollouts: float  # of one evaluation
+    C_flat: Positive
+    C_rise: Positive | None  # of the first evaluation that shows something else; None where none does
+
+    @property
+    def step(self) -> float:
+        """The smallest difference that an evaluation can show."""
+        return 1 / self.rollouts
+
+    def holds_at(self, C: ArrayLike) -> NDArray[np.bool_]:
+        """bool[...], whether C > 0 is where the evaluations show the level."""
+        return np.asarray(C) <= self.C_flat * (1 + 1e-9)
+
+    def doubt_at(self, C: ArrayLike) -> FloatArray:
+        """float[...]: how much of an evaluation's own uncertainty remains at C: 1 up to C_flat, 0 from C_rise on."""
+        if self.C_rise is None:
+            return np.ones(np.shape(C))
+        decades = np.log10(np.asarray(C, dtype=np.float64) / self.C_flat) / np.log10(self.C_rise / self.C_flat)
+        return 1 - np.clip(decades, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
 class FittedCurve:
     """A fitted R(C) of one (B_p, n); a bound of None in an interval is an open end."""
 
@@ -115,6 +142,7 @@ class FittedCurve:
     A_interval: OpenInterval | None = None  # 90%, where the mode gives intervals
     exponent_interval: OpenInterval | None = None
     C_mid_interval: OpenInterval | None = None
+    flat_start: FlatStart | None = None  # None where the cell's first evaluations differ
 
     @property
     def key(self) -> tuple[int, int]:
@@ -125,4 +153,8 @@ def curve_reward(curve: FittedCurve, C: ArrayLike) -> FloatArray:
     """The curve's reward at C > 0, float[...] -> float[...]; a curve with a peak gives the best reward up to C."""
     C_capped = np.minimum(np.asarray(C, dtype=np.float64), np.inf if curve.C_peak is None else curve.C_peak)
     reward = curve_value(C_capped, curve.R0, curve.A, curve.exponent, curve.C_mid, curve.tail)
-    return reward if curve.correction is None else reward + curve.correction.evaluate(C_capped)
+    if curve.correction is not None:
+        reward = np.clip(reward + curve.correction.evaluate(C_capped), 0.0, 1.0)
+    if curve.flat_start is None:
+        return reward
+    return np.where(curve.flat_start.holds_at(C_capped), curve.flat_start.level, reward)

@@ -5,13 +5,14 @@ R = 1, where problems cannot differ."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from isojax.scaling.curves.hill import FittedCurve, ResidualCorrection, curve_value
-from isojax.scaling.intervals import REPLICATES, SEED
+from isojax.scaling.curves.hill import FittedCurve, FlatStart, ResidualCorrection, curve_value
+from isojax.scaling.intervals import REPLICATES, SEED, share_draws, share_interval
 from isojax.scaling.result import CurveDraws, IntervalSettings
 from isojax.scaling.tracks import FloatArray
 
@@ -27,6 +28,11 @@ DEPARTURE_FREEDOM = 5  # degrees of freedom of Student's t, which departures bey
 # far as they do, and the expected reward stays near what the cell itself has shown.
 HARDLY_SCORED = 0.01
 SHARE_THAT_RISES = 0.06  # of the draws, which holds the bound of a central 90%
+# So has one that came from no right answer at all to no more than a few, whose number is known to a third: how they go
+# on nobody can tell. Of three times as many all draws count.
+FEW_HITS = 8
+MAX_FEW = 0.03  # of reward: more than that are not few where the first evaluations were not at 0
+LEVEL_SEED = 4
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ class PosteriorSamples:
     corrections: tuple[ResidualCorrection | None, ...] = ()  # of each cell; empty where no cell has one
     # Of a reward at four times its cell's data, from the curve; None: the curves go on alone beyond the data.
     departure_sd: float | None = None
+    flat_starts: tuple[FlatStart | None, ...] = ()  # of each cell; empty where no cell has one
+    rollouts: float | None = None  # of one evaluation of a sweep
 
     @classmethod
     def of_curves(cls, curves: Sequence[FittedCurve], departure_sd: float | None = None, **draws: FloatArray) -> Self:
@@ -74,17 +82,31 @@ class PosteriorSamples:
             C_low=np.array([c.C_low for c in curves]),
             C_high=np.array([c.C_high for c in curves]),
             corrections=tuple(c.correction for c in curves),
+            flat_starts=tuple(c.flat_start for c in curves),
             **draws,
         )
 
     def rewards(self, C: ArrayLike) -> FloatArray:
         """float[Q, J, G] at compute C, float[G] > 0, each replicate on validation problems of its own."""
-        curves = self.curves_at(np.asarray(C, dtype=np.float64)[:, None])
-        return np.moveaxis(apply_problem_shift(self.shift, curves), 0, 2)
+        curves = self.curves_at(np.asarray(C, dtype=np.float64)[:, None], same_problems=False)
+        return np.moveaxis(curves, 0, 2)
 
-    def curves_at(self, C: FloatArray) -> FloatArray:
-        """The replicates' rewards on the problems that were used, each cell at its own compute C > 0: float[..., J] or
-        float[..., 1] -> float[..., Q, J]. A curve with a peak gives the best reward up to C."""
+    def curves_at(self, C: FloatArray, same_problems: bool = True) -> FloatArray:
+        """The replicates' rewards on the problems that were used, or on those of each replicate, each cell at its own
+        compute C > 0: float[..., J] or float[..., 1] -> float[..., Q, J]. A curve with a peak gives the best reward up
+        to C."""
+        seen = self.curves_as_seen(C)
+        if not same_problems:
+            seen = apply_problem_shift(self.shift, seen)
+        return self._doubt_levels(seen, np.minimum(C, self.C_peak))
+
+    def expected_at(self, C: FloatArray) -> FloatArray:
+        """Their mean, float[..., J]; where a cell stands at a level, the level that its evaluations show: how far off
+        that may be is no part of what to expect."""
+        return self.curves_as_seen(C).mean(-2)
+
+    def curves_as_seen(self, C: FloatArray) -> FloatArray:
+        """`curves_at` without what evaluations leave open of the level at which cells stand."""
         C_capped = np.minimum(C, self.C_peak)
         R0, tail = self.R0[:, None], self.tail[:, None]
         R = curve_value(C_capped[..., None, :], R0, self.A, self.exponent, self.C_mid, tail)
@@ -92,6 +114,11 @@ class PosteriorSamples:
             if correction is not None:
                 sampled = correction.sample(C_capped[..., j].reshape(-1), len(self.R0), self.keys[j])
                 R[..., j] = np.clip(R[..., j] + sampled.T.reshape(R.shape[:-1]), 0.0, 1.0)
+        if self.rollouts is not None:  # of a sweep, whose rewards are in [0, 1]; the prior of R0 has no bounds
+            R = np.clip(R, 0.0, 1.0)
+        for j, flat in enumerate(self.flat_starts):
+            if flat is not None:
+                R[..., j] = np.where(flat.holds_at(C_capped[..., j])[..., None], flat.level, R[..., j])
         decades_beyond = np.maximum(np.log10(C_capped / self.C_high), 0.0)[..., None, :]
         if self.departure_sd is None or not decades_beyond.any() or not len(self.R0):
             return R
@@ -106,12 +133,44 @@ class PosteriorSamples:
         departure = spread * (rng.normal(size=(replicates, 1)) + np.stack(own_parts, axis=1)) / np.sqrt(2)
         departure -= departure.mean(0)  # so that no cell gains by chance
         rewards = np.clip(curve_rewards + departure * departure_sd * decades_beyond / CURVE_REACH_DECADES, 0.0, 1.0)
-        ends = self.curves_at(np.minimum(self.C_high, self.C_peak))  # [Q, J]
-        hardly_scored = (ends.mean(0) < HARDLY_SCORED) & (ends.mean(0).max() >= HARDLY_SCORED)
-        if hardly_scored.any():
-            highest = rewards >= np.quantile(rewards, 1 - SHARE_THAT_RISES, axis=-2, keepdims=True)
-            rewards = np.where(hardly_scored & ~highest, np.minimum(rewards, ends), rewards)
+        ends = self.curves_as_seen(np.minimum(self.C_high, self.C_peak))  # [Q, J]
+        for j, share in enumerate(self._shares_that_rise(ends.mean(0)).tolist()):
+            if share < 1:
+                of_cell = rewards[..., j]
+                highest = of_cell >= np.quantile(of_cell, 1 - share, axis=-1, keepdims=True)
+                rewards[..., j] = np.where(highest, of_cell, np.minimum(of_cell, ends[:, j]))
         return np.where(decades_beyond > 0, rewards, curve_rewards)
+
+    def hardly_scored(self) -> NDArray[np.bool_]:
+        """bool[J], of which cells so little was seen that beyond their data nothing follows from it."""
+        if self.departure_sd is None or not len(self.R0):
+            return np.zeros(len(self.keys), dtype=bool)
+        ends = self.curves_as_seen(np.minimum(self.C_high, self.C_peak)).mean(0)
+        return self._shares_that_rise(ends) <= SHARE_THAT_RISES
+
+    def _shares_that_rise(self, ends: FloatArray) -> FloatArray:
+        """float[J]: the share of the draws that follow their curve beyond the data of each cell, by the cells' rewards
+        float[J] at the end of these."""
+        hardly = (ends < HARDLY_SCORED) & (ends.max() >= HARDLY_SCORED)
+        shares = np.where(hardly, SHARE_THAT_RISES, 1.0)
+        if self.rollouts is None:
+            return shares
+        began = np.array([0.0 if flat is None else flat.level for flat in self.flat_starts or [None] * len(ends)])
+        is_flat = np.array([flat is not None for flat in self.flat_starts or [None] * len(ends)])
+        known = np.clip(((ends - began) * self.rollouts - FEW_HITS) / (2 * FEW_HITS), 0.0, 1.0)
+        known = np.where((began < 0.5) & (is_flat | (ends < MAX_FEW)), known, 1.0)
+        return np.minimum(shares, SHARE_THAT_RISES + (1 - SHARE_THAT_RISES) * known)
+
+    def _doubt_levels(self, R: FloatArray, C_capped: FloatArray) -> FloatArray:
+        """Rewards float[..., Q, J] at C float[..., J], with what an evaluation of N rollouts leaves open of the level
+        at which cells stand; all cells of a replicate share it, so that it puts none ahead of another."""
+        for j, flat in enumerate(self.flat_starts):
+            if flat is not None:
+                doubt = flat.doubt_at(C_capped[..., j])[..., None] * _level_doubt(
+                    flat.level, flat.rollouts, len(self.R0)
+                )
+                R[..., j] = np.clip(R[..., j] + doubt, 0.0, 1.0)
+        return R
 
     def for_cells(self, keys: Sequence[tuple[int, int]]) -> Self:
         """The same replicates of some cells."""
@@ -119,7 +178,21 @@ class PosteriorSamples:
         of_replicates = {name: getattr(self, name)[:, cell_index] for name in ("A", "exponent", "C_mid")}
         of_cells = {name: getattr(self, name)[cell_index] for name in ("C_peak", "C_low", "C_high")}
         corrections = tuple(self.corrections[j] for j in cell_index) if self.corrections else ()
-        return replace(self, keys=tuple(keys), corrections=corrections, **of_replicates, **of_cells)
+        flat_starts = tuple(self.flat_starts[j] for j in cell_index) if self.flat_starts else ()
+        return replace(
+            self, keys=tuple(keys), corrections=corrections, flat_starts=flat_starts, **of_replicates, **of_cells
+        )
+
+    def is_best(self, rewards: FloatArray, allowed: NDArray[np.bool_], axis: int) -> NDArray[np.bool_]:
+        """bool[...], which of the allowed cells along `axis` have the highest reward; the difference of less than one
+        hit is none, where the highest is only a few hits above the level at which cells began."""
+        allowed_rewards = np.where(allowed, rewards, -np.inf)
+        best = allowed_rewards.max(axis, keepdims=True)
+        if self.rollouts is None:
+            return allowed_rewards == best
+        level = next((flat.level for flat in self.flat_starts if flat is not None), 0.0)
+        is_few = best - level < FEW_HITS / self.rollouts
+        return allowed_rewards >= np.where(is_few, best - 1 / self.rollouts, best)
 
     def is_measured(self, C: ArrayLike, slack: float = MIN_DECADES, reach: float | None = None) -> NDArray[np.bool_]:
         """bool[J, G]: which cells were measured to within `slack` decades of C, or end at most `reach` before it."""
@@ -152,17 +225,23 @@ def best_cells(
 ) -> tuple[FloatArray, NDArray[np.intp]]:
     """(float[Q, J, G] the cells' rewards, int[Q, G] which is the best of the cells measured within `slack`)."""
     R = draws.rewards(C)
-    return R, argmax_of_ties(np.where(draws.is_measured(C, slack), R, -np.inf), axis=1)
+    return R, any_of(draws.is_best(R, draws.is_measured(C, slack), axis=1), axis=1)
 
 
-def argmax_of_ties(values: FloatArray, axis: int) -> NDArray[np.intp]:
-    """argmax along an axis; of values that are equal each is as likely, not the first."""
-    best = values.argmax(axis)
-    is_best = values == values.max(axis, keepdims=True)
+def any_of(is_best: NDArray[np.bool_], axis: int) -> NDArray[np.intp]:
+    """One of those along an axis that are the best; of several each is as likely, not the first."""
     if not (is_best.sum(axis) > 1).any():
-        return best
-    order = np.random.default_rng(0).random(values.shape)
+        return is_best.argmax(axis)
+    order = np.random.default_rng(0).random(is_best.shape)
     return np.where(is_best, order, -1.0).argmax(axis)
+
+
+@lru_cache(maxsize=64)
+def _level_doubt(level: float, rollouts: float, count: int) -> FloatArray:
+    """float[count]: how far the true level may be from the one seen, in an order that has nothing to do with that of
+    the replicates."""
+    draws = share_draws(level, rollouts, count, share_interval(level, rollouts))
+    return np.random.default_rng(LEVEL_SEED).permutation(draws) - level
 
 
 def to_curve_draws(draws: PosteriorSamples) -> CurveDraws:
@@ -182,6 +261,7 @@ def to_curve_draws(draws: PosteriorSamples) -> CurveDraws:
         tail=rounded(draws.tail),
         shift=(a, b),
         departure_sd=draws.departure_sd,
+        rollouts=draws.rollouts,
     )
 
 
@@ -193,6 +273,7 @@ def from_curve_draws(draws: CurveDraws | None, curves: Sequence[FittedCurve]) ->
     order = [draws.cells.index(c.key) for c in curves]
     A, exponent, C_mid = (np.array(values)[order].T for values in (draws.A, draws.exponent, draws.C_mid))
     tail, R0, shift = np.array(draws.tail), np.array(draws.R0), np.array(draws.shift).T
-    return PosteriorSamples.of_curves(
+    samples = PosteriorSamples.of_curves(
         curves, draws.departure_sd, tail=tail, A=A, exponent=exponent, C_mid=C_mid, R0=R0, shift=shift
     )
+    return replace(samples, rollouts=draws.rollouts)

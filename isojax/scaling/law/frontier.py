@@ -60,21 +60,39 @@ def compute_frontier(curves: Sequence[FittedCurve]) -> Frontier:
     covered = np.isfinite(measured_rewards.max(0))
     C, log10_C, measured_rewards = C[covered], log10_C[covered], measured_rewards[:, covered]
     nearly_measured = np.stack([_measured_reward(c, log10_C, MIN_DECADES) for c in ordered_curves])
-    winner = _merge_brief_stretches(log10_C, nearly_measured, measured_rewards.argmax(0))
+    tied = _tied_start(ordered_curves, C, nearly_measured)
+    start = tied if tied < len(C) else 0  # of what is led by one cell or another
+    winner = _merge_brief_stretches(log10_C[start:], nearly_measured[:, start:], measured_rewards[:, start:].argmax(0))
+    winner = np.concatenate([np.full(start, winner[0]), winner])  # where none leads, the one that is first to
     winning_curves = [ordered_curves[i] for i in winner]
     points = tuple(
-        FrontierRow(C=at, reward=float(curve_reward(c, at)), n=c.n, B_p=c.B_p)
-        for at, c in zip(C.tolist(), winning_curves, strict=True)
+        FrontierRow(C=at, reward=float(curve_reward(c, at)), n=c.n, B_p=c.B_p, tied=i < tied)
+        for i, (at, c) in enumerate(zip(C.tolist(), winning_curves, strict=True))
     )
     spans = _runs_of_winner(winner)
     takeovers = [_takeover(winning_curves[b - 1], winning_curves[b], log10_C[b - 1], log10_C[b]) for _, b in spans[:-1]]
-    starts = [(float(C[0]), False), *takeovers]
+    starts = [(float(C[start]), False), *takeovers]
     ends = [*(at for at, _ in takeovers), float(C[-1])]
     stretches = tuple(
         FrontierStretch(winning_curves[a].n, winning_curves[a].B_p, start, end, from_crossing)
         for (a, _), (start, from_crossing), end in zip(spans, starts, ends, strict=True)
     )
     return Frontier(points, stretches)
+
+
+def _tied_start(curves: Sequence[FittedCurve], C: FloatArray, rewards: FloatArray) -> int:
+    """How many of the budgets C, from the smallest on, show no n to lead: every cell measured there still stands where
+    all began, or has come less than one hit further. `rewards`: float[curves, grid], -inf where not measured."""
+    flat_starts = [c.flat_start for c in curves]
+    first = next((flat for flat in flat_starts if flat is not None), None)
+    if first is None:
+        return 0
+
+    ends = [0.0 if flat is None else np.inf if flat.C_rise is None else flat.C_flat for flat in flat_starts]
+    stands = C[None, :] <= np.array(ends)[:, None] * (1 + 1e-9)
+    is_near = np.abs(rewards - first.level) < first.step
+    all_stand = (stands | is_near | ~np.isfinite(rewards)).all(0)
+    return len(C) if all_stand.all() else int(all_stand.argmin())
 
 
 def _measured_reward(curve: FittedCurve, log10_C: FloatArray, slack_decades: float) -> FloatArray:
@@ -134,7 +152,7 @@ def frontier_rows(points: Sequence[FrontierRow], draws: PosteriorSamples | None)
         return tuple(points)
     C = [p.C for p in points]
     rewards = draws.rewards(C)
-    shares = n_shares(draws, np.where(draws.is_measured(C, MIN_DECADES), rewards, -np.inf))
+    shares = n_shares(draws, rewards, draws.is_measured(C, MIN_DECADES))
     rows = []
     for g, p in enumerate(points):
         low, high = central_interval(rewards[:, draws.keys.index((p.B_p, p.n)), g])
@@ -143,12 +161,12 @@ def frontier_rows(points: Sequence[FrontierRow], draws: PosteriorSamples | None)
     return tuple(rows)
 
 
-def n_shares(draws: PosteriorSamples, rewards: FloatArray) -> list[dict[int, float]]:
-    """For each of G budgets: n -> the share of draws in which it has the highest of rewards float[Q, J, G]; equal n
-    share a draw."""
+def n_shares(draws: PosteriorSamples, rewards: FloatArray, measured: NDArray[np.bool_]) -> list[dict[int, float]]:
+    """For each of G budgets: n -> the share of draws in which it has the highest of rewards float[Q, J, G] of the cells
+    measured there, bool[J, G]; equal n share a draw."""
     cell_n = np.array([n for _, n in draws.keys])
     all_n = np.unique(cell_n)
-    is_best = rewards == rewards.max(1, keepdims=True)
+    is_best = draws.is_best(rewards, measured, axis=1)
     n_is_best = np.stack([is_best[:, cell_n == n].any(1) for n in all_n], axis=1)  # [Q, n, G]
     shares = (n_is_best / n_is_best.sum(1, keepdims=True)).mean(0)
     return [dict(zip(all_n.tolist(), of_budget.tolist(), strict=True)) for of_budget in shares.T]

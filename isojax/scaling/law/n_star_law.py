@@ -131,9 +131,13 @@ def fit_n_star(
 ) -> NStarFit:
     """The law of the replicates' mean log2 n* at MAX_LAW_POINTS budgets, weighted by their variance plus that of the
     grid of n (a uniform error of one step); the paper's sigmoid in a mode that cannot say whether n matters."""
-    C, n = np.array([p.C for p in frontier.points]), np.array([p.n for p in frontier.points])
+    C = np.array([p.C for p in frontier.points])
+    leading = [p for p in frontier.points if not p.tied]
+    if len(leading) < 2:
+        leading = list(frontier.points)
+    C_leading, n = np.array([p.C for p in leading]), np.array([p.n for p in leading])
     if no_effect is None:
-        return NStarFit(law=fit_law(C, n, n_largest), no_effect=False)
+        return NStarFit(law=fit_law(C_leading, n, n_largest), no_effect=False)
     band = None  # the law's own parameters trade off against one another: an interval for each would say less
     if draws is not None:
         band_C = C[spread_indices(len(C), BAND_POINTS)].tolist()
@@ -142,14 +146,14 @@ def fit_n_star(
         band = tuple(NStarBandRow(C=at, low=2**low, high=2**high) for at, low, high in rows)
     if no_effect:
         return NStarFit(law=most_common_n_law(n), no_effect=True, band=band)
-    law_indices = spread_indices(len(C), MAX_LAW_POINTS)
+    law_indices = spread_indices(len(n), MAX_LAW_POINTS)
     log2_n, variance = np.log2(n[law_indices]), None
     if draws is not None:
-        log2_n_replicates = log2_best_n(draws, C[law_indices])
+        log2_n_replicates = log2_best_n(draws, C_leading[law_indices])
         log2_n = log2_n_replicates.mean(0)
         steps = np.diff(np.log2(np.unique(n)))
         variance = log2_n_replicates.var(0) + (float(np.median(steps)) if len(steps) else 1.0) ** 2 / 12
-    choice = choose_law(C[law_indices], log2_n, n_largest, variance, min(target_count, len(law_indices)))
+    choice = choose_law(C_leading[law_indices], log2_n, n_largest, variance, min(target_count, len(law_indices)))
     return choice.model_copy(update={"band": band})
 
 

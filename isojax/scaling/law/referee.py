@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES, PosteriorSamples, SweepEstimate
+from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES, FEW_HITS, PosteriorSamples, SweepEstimate
 from isojax.scaling.intervals import central_band
 from isojax.scaling.law.n_star_law import best_nondecreasing_sum
 from isojax.scaling.result import DecidingRun, LawVerdict
@@ -93,13 +93,33 @@ def judge_laws(estimate: SweepEstimate) -> tuple[LawVerdict, ...]:
     cells, run_sd = compare_cells(estimate.draws), estimate.intervals.run_sd
     if estimate.is_flat:
         cells = Evidence("no run learnt anything, so no n can be compared with another")
+    elif (reason := _nothing_compared(estimate.draws)) is not None:
+        cells = Evidence(reason)
     verdicts = []
     for law, (reference, judge) in LAWS.items():
         evidence = cells if isinstance(cells, Evidence) else judge(cells)
         verdicts.append(LawVerdict(law=law, reference=reference, text=evidence.text, deciding_run=evidence.missing_run))
+        if law in LAWS_OF_THE_BEST_N and estimate.no_effect:
+            continue  # where every n is as good, none is better at a larger C, nor one at every C
         if isinstance(cells, ComparedCells) and evidence.open_loss is not None:
             verdicts[-1] = verdicts[-1].model_copy(update=_weigh(evidence, evidence.open_loss, cells, run_sd))
     return tuple(verdicts)
+
+
+def _nothing_compared(draws: PosteriorSamples) -> str | None:
+    """Why a sweep that began at one level says nothing of n: fewer than two n left it, or by a few hits alone."""
+    if draws.rollouts is None:
+        return None
+    level = next((flat.level for flat in draws.flat_starts if flat is not None), None)
+    few_hits = FEW_HITS / draws.rollouts
+    C_end = np.minimum(draws.C_high, draws.C_peak)
+    change = np.abs(draws.expected_at(C_end) - (level or 0.0))  # [J]
+    left_it = sorted({n for (_, n), moved in zip(draws.keys, (change > few_hits).tolist(), strict=True) if moved})
+    if not left_it:
+        return f"no n has come further than {FEW_HITS} hits in an evaluation from reward {level or 0.0:.4g}"
+    if len(left_it) < 2 and level is not None and len({n for _, n in draws.keys}) > 1:
+        return f"only n = {left_it[0]} has come further than {FEW_HITS} hits from the reward of its start, {level:.4g}"
+    return None
 
 
 def _weigh(evidence: Evidence, open_loss: FloatArray, cells: ComparedCells, run_sd: float) -> dict[str, Any]:
@@ -123,6 +143,8 @@ def compare_cells(draws: PosteriorSamples) -> ComparedCells | Evidence:
     if len(all_n) < 2:
         return Evidence("only one n was measured", missing_run=DecidingRun(B_p=B_p, n=2 * all_n[0], C=C_most))
     C_start = np.sort([draws.C_low[j].min() for j in cells_of_n])[1]
+    if draws.flat_starts:  # up to the first cell that rises all are equal
+        C_start = max(C_start, min(0.0 if flat is None else flat.C_flat for flat in draws.flat_starts))
     C_end = min(np.sort(C_high)[-2], C_high[shortest] * reach)
     if C_end < C_start * 10**MIN_DECADES_COMPARED:
         text = f"all values of n together share less than {MIN_DECADES_COMPARED} decade of C"
@@ -198,9 +220,11 @@ def _most_telling_run(cells: ComparedCells, open_loss: FloatArray, run_sd: float
     return DecidingRun(B_p=B_p, n=n, C=float(cells.C[g]), explained=float(explained[j, g]))
 
 
+RISING, CONSTANT = "n* grows with C", "n* is one number whatever C"
+LAWS_OF_THE_BEST_N = (RISING, CONSTANT)
 LAWS: dict[str, tuple[str, Callable[[ComparedCells], Evidence]]] = {
-    "n* grows with C": ("arXiv:2603.12151", _judge_rising),
-    "n* is one number whatever C": ("arXiv:2603.01162", _judge_constant),
+    RISING: ("arXiv:2603.12151", _judge_rising),
+    CONSTANT: ("arXiv:2603.01162", _judge_constant),
     "n = 2 is enough": ("arXiv:2510.00977", _judge_two),
     "hundreds keep gaining": ("arXiv:2510.01180", _judge_hundreds),
     "only B_p n matters": ("arXiv:1812.06162", _judge_batch),
