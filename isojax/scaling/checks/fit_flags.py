@@ -80,7 +80,10 @@ def effect_flags(estimate: SweepEstimate) -> Iterator[FitFlag]:
         text = f"R-hat {intervals.r_hat[1]:.2f} (at most {MAX_R_HAT}), {intervals.acceptance:.0%} of steps accepted"
         yield _warning(NOT_CONVERGED, f"the draws behind the intervals have not settled: {text}")
     if len({c.n for c in estimate.curves}) == 1:
-        text = f"only one n was measured ({estimate.curves[0].n}): nothing can be said of how n*(C) changes"
+        n = estimate.curves[0].n
+        has_others = any(other != n for _, other, _ in estimate.unfitted_cells)
+        what = f"only one n has a curve ({n})" if has_others else f"only one n was measured ({n})"
+        text = f"{what}: nothing can be said of how n*(C) changes"
         yield _warning("one_n", text)
 
 

@@ -73,10 +73,17 @@ class PosteriorSamples:
     rollouts: float | None = None  # of one evaluation of a sweep
 
     @classmethod
-    def of_curves(cls, curves: Sequence[FittedCurve], departure_sd: float | None = None, **draws: FloatArray) -> Self:
+    def of_curves(
+        cls,
+        curves: Sequence[FittedCurve],
+        departure_sd: float | None = None,
+        rollouts: float | None = None,
+        **draws: FloatArray,
+    ) -> Self:
         """Draws (tail, A, exponent, C_mid, R0, shift) of the fitted curves."""
         return cls(
             departure_sd=departure_sd,
+            rollouts=rollouts,
             keys=tuple(c.key for c in curves),
             C_peak=np.array([np.inf if c.C_peak is None else c.C_peak for c in curves]),
             C_low=np.array([c.C_low for c in curves]),
@@ -102,8 +109,16 @@ class PosteriorSamples:
 
     def expected_at(self, C: FloatArray) -> FloatArray:
         """Their mean, float[..., J]; where a cell stands at a level, the level that its evaluations show: how far off
-        that may be is no part of what to expect."""
-        return self.curves_as_seen(C).mean(-2)
+        that may be is no part of what to expect. Nor are, beyond the data of a cell that has hardly scored, the few
+        draws that rise all the same: they say how far it may get."""
+        seen = self.curves_as_seen(C)
+        expected = seen.mean(-2)
+        is_beyond = np.broadcast_to(np.minimum(C, self.C_peak) > self.C_high, expected.shape)
+        kept = int((1 - SHARE_THAT_RISES) * len(self.R0))
+        for j in np.flatnonzero(self.hardly_scored()).tolist():
+            lower = np.sort(seen[..., j], axis=-1)[..., :kept].mean(-1)
+            expected[..., j] = np.where(is_beyond[..., j], lower, expected[..., j])
+        return expected
 
     def curves_as_seen(self, C: FloatArray) -> FloatArray:
         """`curves_at` without what evaluations leave open of the level at which cells stand."""
@@ -273,7 +288,7 @@ def from_curve_draws(draws: CurveDraws | None, curves: Sequence[FittedCurve]) ->
     order = [draws.cells.index(c.key) for c in curves]
     A, exponent, C_mid = (np.array(values)[order].T for values in (draws.A, draws.exponent, draws.C_mid))
     tail, R0, shift = np.array(draws.tail), np.array(draws.R0), np.array(draws.shift).T
-    samples = PosteriorSamples.of_curves(
-        curves, draws.departure_sd, tail=tail, A=A, exponent=exponent, C_mid=C_mid, R0=R0, shift=shift
+    beyond = draws.departure_sd, draws.rollouts
+    return PosteriorSamples.of_curves(
+        curves, *beyond, tail=tail, A=A, exponent=exponent, C_mid=C_mid, R0=R0, shift=shift
     )
-    return replace(samples, rollouts=draws.rollouts)
