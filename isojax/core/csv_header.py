@@ -103,14 +103,17 @@ def _refuse_levels(source: str, header: HeaderLine, rows: Sequence[Sequence[str]
 
 
 def reject_further_headers(source: str, text: str) -> None:
-    """InputError for a table of numbers with a row of words between the header and the numbers: units, or levels."""
+    """InputError for a table of numbers with rows of words between the header and the numbers: units, or levels, which
+    are words in several columns of numbers; a value that is text in one column is another thing."""
     lines = _head_of(text)
     header = find_header(lines)
     rows = _first_rows(header, lines)
     _reject_markdown(source, rows)
     words = list(takewhile(_is_row_of_words, rows))
     first_of_numbers = rows[len(words)] if len(words) < len(rows) else []
-    if words and sum(map(_is_number, first_of_numbers)) > 1 and all(len(x) == len(first_of_numbers) for x in words):
+    columns_of_numbers = [i for i, cell in enumerate(first_of_numbers) if _is_number(cell)]
+    words_above = [[row[i] for i in columns_of_numbers if i < len(row) and row[i].strip()] for row in words]
+    if words and all(len(texts) > 1 for texts in words_above):
         raise InputError(_describe_headers(source, header.number, 1 + len(words)))
 
 

@@ -49,6 +49,7 @@ def test_a_row_of_units_below_the_header_of_a_log() -> None:
     with pytest.raises(InputError, match=r"lines 1 and 2 are 2 header rows; .*remove the units"):
         reject_further_headers("a.csv", "run,step,reward\n,(updates),(fraction)\na,0,.1\n")
     reject_further_headers("a.csv", "run,step,reward\na,0,.1\na,1,.2\n")
+    reject_further_headers("a.csv", "run,metric,step,value\na,model,,Qwen\na,acc,1,.2\n")  # one cell that is text
     reject_further_headers("a.csv", "problem,answer\nWho?,I\nWho else?,4\n")
 
 

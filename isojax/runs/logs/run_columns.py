@@ -69,10 +69,10 @@ def split_run_columns(
     tables = [_table_of_column(table, column, run, metric, run_by_column) for column, run in run_by_column.items()]
     map_of_run = {**map_of_all, "reward": metric}
     notes = table.notes
-    unread = _describe_unread(table, pattern or "*", map_of_all, known_columns, set(run_by_column))
-    if is_pattern and unread:
-        notes = (*notes, f"--map reward={pattern} leaves out {unread}")
-    if not is_pattern:  # nobody said it
+    if is_pattern:
+        unread = _describe_unread(table, pattern, map_of_all, known_columns, set(run_by_column))
+        notes += (f"--map reward={pattern} leaves out {unread}",) if unread else ()
+    else:  # nobody said it
         other_columns = [name for name in number_columns(table, map_of_all, known_columns) if name not in run_by_column]
         notes = (*notes, _describe_reading(list(run_by_column), other_columns))
     return [MappedTable(replace(part, notes=notes), map_of_run) for part in tables if part.rows]
