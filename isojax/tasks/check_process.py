@@ -56,10 +56,19 @@ def _forged() -> CheckWorkerLost:
 def _parse_verdict(reply: Any) -> tuple[Verdict, bool]:
     """A process's answer: the verdict, and whether the process is worn; CheckWorkerLost where it is none."""
     match reply:
-        case [bool(right), bool(parsed), str(failure), str(message), (None | {}) as scores, [*others], bool(is_worn)]:
+        case [
+            bool(right),
+            bool(parsed),
+            str(failure),
+            str(message),
+            (None | {}) as scores,
+            [*others],
+            str(place),
+            bool(is_worn),
+        ]:
             are_scores = all(isinstance(score, int | float) for score in (scores or {}).values())
             if are_scores and all(isinstance(name, str) for name in others):
-                return Verdict(right, parsed, failure, message, scores, tuple(others)), is_worn
+                return Verdict(right, parsed, failure, message, scores, tuple(others), place), is_worn
     raise _forged()
 
 
@@ -253,6 +262,7 @@ def run_check(check: Check, problem: Problem, prompt: str, response: str) -> Ver
             message=str(verdict.message)[:MAX_MESSAGE_LENGTH],
             scores=None if scores is None else {str(name): float(score) for name, score in scores.items()},
             not_applicable=tuple(map(str, verdict.not_applicable)),
+            place=str(verdict.place)[:MAX_MESSAGE_LENGTH],
         )
     except MemoryError:
         pass  # returned below, when the frames that hold the memory are gone

@@ -161,6 +161,8 @@ def split_by_difficulty(problems: Sequence[Problem], data: DataConfig) -> tuple[
     eligible, min_problems = within_difficulty(problems, data), 2 * data.validation
     if len(eligible) < min_problems:
         shortage, fix = f"there are {len(problems)} problems", "lower it, or set cell.data.held_out"
+        if len(problems) == 1:  # which no validation leaves for training
+            shortage, fix = "there is 1 problem", "set cell.data.held_out, or give a file of more prompts"
         if data.attempts:
             attempts = problems[0].attempts if problems else data.attempts
             shortage = f"{len(eligible)} of {len(problems)} problems have avg@{attempts} in {list(data.difficulty)}"

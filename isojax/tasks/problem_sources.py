@@ -21,6 +21,7 @@ from isojax.core.terminal import note, warn
 from isojax.core.yaml_files import YAML_ERRORS, check_yaml, first_line
 from isojax.tasks import sources
 from isojax.tasks.problem_columns import ANSWER_COLUMNS, PROMPT_COLUMNS, choose_column, column_value, note_other_answers
+from isojax.tasks.repeated_prompts import check_prompts_differ
 from isojax.tasks.text_literals import parse_messages
 
 MAX_CONFLICTS = 3  # of the rows with a prompt met before and another answer, in a message
@@ -60,6 +61,7 @@ def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> 
         raise InputError(f"{source} holds no problem; expected at least one row with a prompt and an answer.")
     prompt_column = choose_column(all_rows, "prompt", data.prompt_key, PROMPT_COLUMNS)
     answer_column = choose_column(all_rows, "answer", data.answer_key, ANSWER_COLUMNS)
+    check_prompts_differ(all_rows, prompt_column, answer_column, data.prompt_key)
     if data.answer_key is None:
         note_other_answers(all_rows, answer_column)
     _warn_of_number_lists(all_rows, answer_column)

@@ -140,7 +140,7 @@ def refuse_failed_checks(counts: EvalCounts, cell: CellConfig, failures: Mapping
         "memory": "Correct it, or raise cell.verifier.memory_gib",
         "machine": "Free memory, disk or processes of this machine",
         "none": "Let one function give a number for each problem",
-        "score": "Divide its scores so that they lie between 0 and 1",
+        "score": "Let its scores lie between 0 and 1",
     }.get(kind, "Correct it")
     raise DeadStart(
         f"cell.verifier.use = {_verifier_text(cell)}: none of its first {total:,} checks ended with a verdict "

@@ -146,3 +146,68 @@ def test_the_same_answer_written_otherwise_is_no_other(
 def test_drafts_beside_an_answer_are_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     read(tmp_path / "p.jsonl", {"question": "q", "answer": "1", "output": "a draft", "solution": "by parts"})
     assert capsys.readouterr().err == ""
+
+
+SYSTEM = "You are a helpful assistant."
+SYSTEM_MESSAGES = [{"role": "user", "content": SYSTEM}]
+
+
+def same_prompts(other: str, prompt: Any = SYSTEM, count: int = 6) -> list[dict[str, Any]]:
+    return [{"prompt": prompt, other: f"{i} + {i}?", "answer": str(2 * i)} for i in range(count)]
+
+
+@pytest.mark.parametrize("other", ["question", "input", "Problem", "instruction"])
+@pytest.mark.parametrize("prompt", [SYSTEM, SYSTEM_MESSAGES])
+def test_a_prompt_that_is_the_same_in_every_row_is_refused_with_the_column_that_differs(
+    tmp_path: Path, other: str, prompt: Any
+) -> None:
+    rows = same_prompts(other, prompt)
+    with pytest.raises(InputError) as e:
+        read(tmp_path / "p.jsonl", *rows)
+    assert f"the prompt 'prompt' is the same in all 6 rows ({SYSTEM!r})" in str(e.value) or prompt != SYSTEM
+    assert f"and {other!r} differs from row to row" in str(e.value)
+    assert f"set cell.data.prompt_key={other};" in str(e.value)
+    assert [p.prompt for p in read(tmp_path / "p.jsonl", *rows, prompt_key=other)] == [row[other] for row in rows]
+
+
+def test_a_prompt_that_is_the_same_in_every_row_is_kept_where_it_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems = read(tmp_path / "p.jsonl", *same_prompts("question"), prompt_key="prompt")
+    assert [p.prompt for p in problems] == [SYSTEM]
+    assert "warning: " in (printed := capsys.readouterr().err) and "prompt_key=question" in printed
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        (same_prompts("task_text"), "prompt_key=task_text"),  # an unusual name may be anything
+        (
+            [{"prompt": f"Solve {i % 2}.", "query": "", "input": f"{i}?", "answer": i} for i in range(8)],
+            "prompt_key=input",
+        ),
+    ],
+)
+def test_prompts_that_most_rows_repeat_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[dict[str, Any]], named: str
+) -> None:
+    read(tmp_path / "p.jsonl", *rows)
+    assert "differs from row to row" in (printed := capsys.readouterr().err) and named in printed
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"prompt": "1 + 1?", "answer": "2", "input": "x", "id": f"row-{i % 3}"} for i in range(4)][:1],  # one row
+        [{"prompt": "1 + 1?", "answer": "2", "input": "x"}] * 4,  # one problem for one-shot training
+        [{"prompt": f"{i}?", "input": "x", "answer": str(i)} for i in range(4)],
+        [{"prompt": f"{i // 2}?", "question": f"{i % 2}?", "answer": "1"} for i in range(8)],
+        [{"prompt": "1?", "answer": "1", "level": i} for i in range(4)],  # numbers are no problems
+        [{"prompt": "1?", "answer": f"{i}"} for i in range(4)],
+    ],
+)
+def test_prompts_of_which_nothing_is_to_be_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[dict[str, Any]]
+) -> None:
+    read(tmp_path / "p.jsonl", *rows)
+    assert "differs from row to row" not in capsys.readouterr().err

@@ -134,6 +134,36 @@ def test_a_graded_reward_is_the_weighted_mean(
     assert graded.scores == pytest.approx(scores or {"a": 0.0, "b": 0.0})
 
 
+@pytest.mark.parametrize(
+    ("score", "remedy"),
+    [
+        (-1.0, "(score + 1) / 2, or set cell.reward.kind=binary"),
+        (-0.5, "(score + 1) / 2"),
+        (-3.0, "(score - LOW) / (HIGH - LOW), or set cell.reward.kind=binary"),
+        (100.0, "Divide its scores by the largest one that it gives"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["function", "verl"])
+def test_a_score_outside_0_to_1_brings_its_place_and_a_remedy(
+    tmp_path: Path, kind: str, score: float, remedy: str
+) -> None:
+    """Also through a process, as all of a user's functions run."""
+    path = tmp_path / "scores.py"
+    path.write_text(
+        f"\n\ndef reward(completions, **columns): return [{score}]\n\n"
+        f"def compute_score(data_source, solution_str, ground_truth, extra_info=None): return {{'score': {score}}}\n"
+    )
+    use = f"function:{path}:reward" if kind == "function" else f"verl:{path}"
+    place = "scores.py:3 (reward)" if kind == "function" else "scores.py:5 (compute_score)"
+    with Checker(VerifierConfig(use=use), 1, {"score": 1.0}) as checker:
+        (verdict,) = checker.judge([Problem(0, "?", "1")], [""], ["1"])
+        _, graded = weigh_scores(verdict, {"score": 1.0})
+        assert graded.failure == "score" and graded.message.startswith(f"the score 'score' is {score:g}; ")
+        assert f"and {place} gave this one" in graded.message and remedy in graded.message
+        with pytest.raises(InputError, match=rf"problem 0, an empty response: the score 'score' is {score:g}"):
+            checker.check_problems([Problem(0, "?", "1")], [""])
+
+
 def test_a_score_alone_needs_no_weights() -> None:
     assert weigh_scores(Verdict(True, True), {"score": 1.0})[0] == 1.0
     assert weigh_scores(Verdict(False, True, "partial", "", {"score": 0.3}), {"score": 1.0})[0] == 0.3

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,6 +42,7 @@ class Verdict(NamedTuple):
     message: str = ""  # what happened, in one line
     scores: Mapping[str, float] | None = None  # by name, for graded rewards; None: `correct` is the only one
     not_applicable: Sequence[str] = ()  # the names of scores that this problem does not have: their function gave None
+    place: str = ""  # of the user's function that gave the scores: rewards.py:12 (reward)
 
     def scores_by_name(self) -> Mapping[str, float]:
         """Its scores, at least one."""
@@ -136,6 +137,7 @@ def weigh_scores(verdict: Verdict, weights: Mapping[str, float]) -> tuple[float,
         elif not -SCORE_TOLERANCE <= scores[name] <= 1 + SCORE_TOLERANCE:  # NaN too
             reason = f" ({verdict.message})" if verdict.failure == "error" else ""
             message = f"the score {name!r} is {scores[name]:g}{reason}; graded rewards are made of numbers from 0 to 1"
+            message += _range_remedy(scores[name], verdict.place)
     if message:
         return 0.0, Verdict(False, verdict.parsed, "score", message, dict.fromkeys(weights, 0.0))
 
@@ -144,6 +146,19 @@ def weigh_scores(verdict: Verdict, weights: Mapping[str, float]) -> tuple[float,
     weighted_sum = sum(weight * graded[name] for name, weight in applying.items())
     reward = weighted_sum / total_weight if total_weight else 0.0
     return reward, verdict._replace(failure="", message="", scores=dict.fromkeys(weights, 0.0) | graded)
+
+
+def _range_remedy(score: float, place: str) -> str:
+    """How to bring a score into 0..1, and which function gave it; empty of one that is no number."""
+    if isnan(score):
+        return ""
+    source = f", and {place} gave this one" if place else ""
+    if score > 1:
+        return f"{source}. Divide its scores by the largest one that it gives"
+    binary = "set cell.reward.kind=binary, which counts 1 as right and 0 and -1 as wrong"
+    if score >= -1:
+        return f"{source}. Of scores from -1 to 1 give (score + 1) / 2, or {binary}"
+    return f"{source}. Of scores from LOW to HIGH give (score - LOW) / (HIGH - LOW), or {binary}"
 
 
 def describe_no_verdict(returned: object) -> str:

@@ -122,22 +122,23 @@ def load_function(verifier: str, argument: str, default_name: str = "") -> Calla
     return function
 
 
-def score_to_verdict(score: Any, response: str, place: str = "the function") -> Verdict:
+def score_to_verdict(score: Any, response: str, place: str = "") -> Verdict:
     """1 (or True) is correct, any other number is not. Where rewards are binary, numbers but 0, 1 and -1 are the
     failure `partial`, and of those the ones above 1 `score`: whoever returns 2 for a right answer means 1."""
+    giver = place or "the function"
     try:
         if isinstance(score, str):
             raise TypeError("a text is no score")
         value = float(score)
     except (TypeError, ValueError, OverflowError) as e:
-        problem = f"{place} returned {describe_value(score)} for a score, expected a number ({e})"
+        problem = f"{giver} returned {describe_value(score)} for a score, expected a number ({e})"
         return Verdict(False, False, "error", problem, NO_SCORE)
     if not math.isfinite(value):
-        problem = f"{place} returned {value} for a score, expected a finite number"
+        problem = f"{giver} returned {value} for a score, expected a finite number"
         return Verdict(False, False, "error", problem, {MAIN_SCORE: value})
     parsed = bool(response.strip())
     if all(abs(value - plain) > SCORE_TOLERANCE for plain in (-1, 0, 1)):
-        message = f"{place} returned a score of {value:g}, which counts as 0: cell.reward.kind = binary"
+        message = f"{giver} returned a score of {value:g}, which counts as 0: cell.reward.kind = binary"
         kind = "score" if value > 1 else "partial"
-        return Verdict(False, parsed, kind, message, {MAIN_SCORE: value})
-    return Verdict(abs(value - 1) <= SCORE_TOLERANCE, parsed, scores={MAIN_SCORE: value})
+        return Verdict(False, parsed, kind, message, {MAIN_SCORE: value}, place=place)
+    return Verdict(abs(value - 1) <= SCORE_TOLERANCE, parsed, scores={MAIN_SCORE: value}, place=place)
