@@ -6,7 +6,7 @@ Implementations: `plain` is array code, which tests compare the others with; `pa
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,19 @@ RowHeads = Float[Array, "b K t H"]
 SlotQueries = Float[Array, "R N H"]
 SlotHeads = Float[Array, "R K H"]
 SlotInts = Int[Array, " R"]
+
+
+class SlotPositions(NamedTuple):
+    """Where in a cache each slot's new key goes, and the last that its query sees: its position, but in a ring."""
+
+    write: SlotInts
+    last: SlotInts
+
+
+def ring_positions(positions: SlotInts, size: int) -> SlotPositions:
+    """In a cache of `size` positions that holds the last ones, position p at p mod size, each once the ring is full.
+    Keys are rotated already, so their order does not count."""
+    return SlotPositions(positions % size, jnp.minimum(positions, size - 1))
 
 
 def attend(q: RowQueries, kv_segments: list[tuple[Array, Array, Bool[Array, "b t c"]]]) -> RowQueries:
@@ -141,23 +154,32 @@ def shard_over_heads(
 
 
 def self_attention(
-    implementation: str, q: RowQueries, k: RowHeads, v: RowHeads, prefix: PrefixKV | None = None
+    implementation: str,
+    q: RowQueries,
+    k: RowHeads,
+    v: RowHeads,
+    prefix: PrefixKV | None = None,
+    window: int | None = None,
 ) -> RowQueries:
-    """Causal attention within each row, and over the live part of its prefix."""
+    """Causal attention within each row, and over the live part of its prefix, which the row continues. `window`: a
+    token sees itself and window - 1 positions before it; None: all."""
     if prefix is not None and not prefix[0].shape[2]:
         prefix = None
     if implementation == "plain":
         b, t = q.shape[:2]
-        kv_segments = [(k, v, jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool))[None], (b, t, t)))]
+        is_seen = jnp.tril(jnp.ones((t, t), bool))
+        if window is not None:
+            is_seen &= ~jnp.tril(jnp.ones((t, t), bool), -window)
+        kv_segments = [(k, v, jnp.broadcast_to(is_seen[None], (b, t, t)))]
         if prefix is not None:
-            live = jnp.arange(prefix[0].shape[2])[None] < prefix[2][:, None]
-            kv_segments.append((prefix[0], prefix[1], jnp.broadcast_to(live[:, None], (b, t, live.shape[1]))))
+            is_live = prefix_mask(prefix[2], t, prefix[0].shape[2], window)
+            kv_segments.append((prefix[0], prefix[1], jnp.broadcast_to(is_live, (b, t, is_live.shape[2]))))
         return attend(q, kv_segments)
-    kernel: Any = cudnn_attention
+    kernel: Any = functools.partial(cudnn_attention, window=window)
     if implementation != "cudnn":
         from isojax.models.kernels.splash import splash_attention  # loads Pallas, which only a TPU's kernels need
 
-        kernel = functools.partial(splash_attention, interpret=implementation == "interpret")
+        kernel = functools.partial(splash_attention, window=window, interpret=implementation == "interpret")
 
     def attention(q: Array, k: Array, v: Array, *prefix: Array) -> tuple[Array]:
         return (kernel(q, k, v, prefix or None),)
@@ -166,12 +188,31 @@ def self_attention(
     return shard_over_heads(attention, k.shape[1], inputs, (2,))(q, k, v, *(prefix or ()))[0]
 
 
-def sequence_sharded_attention(positions: Int[Array, "b t"], q: RowQueries, k: RowHeads, v: RowHeads) -> RowQueries:
+def prefix_mask(
+    lengths: Int[Array, " b"], queries: int, prefix_positions: int, window: int | None
+) -> Bool[Array, "b _ p"]:
+    """Which positions of its prefix each of a row's queries sees, [b 1 p] without a window: the live ones, of which the
+    first query's position is the number."""
+    key_positions = jnp.arange(prefix_positions)
+    is_live = (key_positions[None] < lengths[:, None])[:, None]
+    if window is None:
+        return is_live
+    query_positions = lengths[:, None] + jnp.arange(queries)[None]
+    return is_live & (key_positions[None, None] > query_positions[:, :, None] - window)
+
+
+def sequence_sharded_attention(
+    positions: Int[Array, "b t"], q: RowQueries, k: RowHeads, v: RowHeads, window: int | None = None
+) -> RowQueries:
     """Causal attention of a device's queries, at these positions, to the keys of all devices over `sequence`."""
 
     def attention(positions: Array, q: Array, k: Array, v: Array) -> tuple[Array]:
         keys, values = (lax.all_gather(x, PROMPT_AXIS, axis=2, tiled=True) for x in (k, v))
-        return (attend(q, [(keys, values, jnp.arange(keys.shape[2])[None, None] <= positions[..., None])]),)
+        key_positions, query_positions = jnp.arange(keys.shape[2])[None, None], positions[..., None]
+        is_seen = key_positions <= query_positions
+        if window is not None:
+            is_seen &= key_positions > query_positions - window
+        return (attend(q, [(keys, values, is_seen)]),)
 
     return shard_over_heads(attention, k.shape[1], (None, 2, 1, 1), (2,))(positions, q, k, v)[0]
 
@@ -197,10 +238,10 @@ def decode_attention(
     v: SlotHeads,
     cache: KVArrays,
     layer: Array | None,
-    positions: SlotInts,
+    at: SlotPositions,
     live: tuple[Array, ...],
 ) -> tuple[SlotQueries, KVArrays]:
-    """Writes each slot's new key and value at its position of `layer`, and attends to positions 0 .. positions[r].
+    """Writes each slot's new key and value into `layer`, and attends to positions 0 .. at.last[r].
     `layer`: None where `cache` has one layer alone, without their axis. `live`: of `live_blocks`."""
     new_kv = to_cache_dtype(k, v, cache[0].dtype)
     if implementation in PALLAS:
@@ -215,17 +256,17 @@ def decode_attention(
         new_axes, cache_axes = (1,) * len(new_kv), (2,) * len(cache)
         input_axes = (1, None, None, *(None,) * len(live), *new_axes, *cache_axes)
         attention = shard_over_heads(kernel, k.shape[1], input_axes, (1, *cache_axes))
-        out, *updated_cache = attention(q, layer, positions, *live, *new_kv, *cache)
+        out, *updated_cache = attention(q, layer, at.write, *live, *new_kv, *cache)
         return out, tuple(updated_cache)
     # Written before it is read: XLA then works in place, where reading first made it copy the cache in every layer.
-    cache = write_token(cache, new_kv, position_axes(implementation, q.shape[2]), layer, positions)
+    cache = write_token(cache, new_kv, position_axes(implementation, q.shape[2]), layer, at.write)
     keys, values, *scales = cache if layer is None else (lax.dynamic_index_in_dim(c, layer, 0, False) for c in cache)
     if implementation == "triton":
         from isojax.models.kernels.gpu_decode import triton_decode  # as above
 
         sharded_decode = shard_over_heads(lambda *x: (triton_decode(*x),), k.shape[1], (1, 1, 1, None), (1,))
-        return sharded_decode(q, keys, values, positions)[0], cache
-    mask = jnp.arange(values.shape[2])[None] <= positions[:, None]
+        return sharded_decode(q, keys, values, at.last)[0], cache
+    mask = jnp.arange(values.shape[2])[None] <= at.last[:, None]
     if scales:
         return _attend_int8(q, keys, values, scales[0], scales[1], mask[:, None]), cache
     return attend_slots(q, [(keys, values, mask)]), cache

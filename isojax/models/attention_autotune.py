@@ -21,6 +21,7 @@ from isojax.core.shapes import layers_are_unrolled
 from isojax.distributed.device_probe import seconds_per_call
 from isojax.distributed.sharding import positions_are_split
 from isojax.models.attention import (
+    SlotPositions,
     cache_positions,
     decode_attention,
     live_blocks,
@@ -102,7 +103,7 @@ class DecodeAttentionShape:
         q, k, v, cache, positions = inputs
         live = live_blocks(implementation, positions, cache, self.head_dim)
         layer = None if self.unrolled else jnp.int32(1)
-        out, cache = decode_attention(implementation, q, k, v, cache, layer, positions, live)
+        out, cache = decode_attention(implementation, q, k, v, cache, layer, SlotPositions(positions, positions), live)
         return out, (out, k, v, cache, positions)
 
 

@@ -5,8 +5,11 @@ The R slots are Z prefix groups of W. Where W > 1, or a mesh splits prompts, a g
 
     together    keys [R K H C], values [R K C H], C = P + T; or as a kernel has its positions (`position_axes`)
     separate    prefix keys [Z K H P], values [Z K P H], Z = R / W;    keys [R K H T], values [R K T H]
+
+A layer that slides holds at most its window of each: a ring, in which position p is at p mod the ring's size.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -16,19 +19,22 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from isojax.core.shapes import PALLAS
 from isojax.distributed.sharding import with_logical_constraint
 from isojax.models import attention, cpu
-from isojax.models.attention import SlotHeads, SlotInts, SlotQueries
+from isojax.models.attention import SlotHeads, SlotInts, SlotPositions, SlotQueries, ring_positions
 from isojax.models.lora import merge_adapters
-from isojax.models.spec import LayerDescription, Spec
-from isojax.models.transformer import Decoder, Params
+from isojax.models.spec import LayerDescription
+from isojax.models.stack import Segment, Stack
+from isojax.models.transformer import KV, Decoder, Params
 from isojax.models.weight_forms import output_major_layer, to_output_major, to_stacked_matrices
 
 LayerKV = tuple[Array, ...]  # keys, values, and of int8 ones their scales
 
 
 class KVCache(NamedTuple):
-    """Of slots, and of separate prefixes (else empty): one `LayerKV` for each layer, or one of all, stacked."""
+    """Of slots, and of separate prefixes (else empty): one `LayerKV` for each unrolled layer; or one for each stack, by
+    itself where there is one stack."""
 
     slot_kv: Any
     prefix_kv: Any
@@ -37,6 +43,14 @@ class KVCache(NamedTuple):
 class TokenPositions(NamedTuple):
     positions: SlotInts  # in their sequences
     t: SlotInts  # in their responses
+
+
+class LayerCache(NamedTuple):
+    """What a layer attends to, in its own arrays or at index `layer` in those of its stack."""
+
+    slot_kv: LayerKV
+    prefix_kv: LayerKV  # of separate prefixes, else empty
+    layer: Array | None
     live: tuple[Array, ...]  # attention.live_blocks
 
 
@@ -76,14 +90,19 @@ class Decoding:
         """The axis of slots, prefix groups or table entries in each array of a cache: [R K ...], or [L R K ...]."""
         return 0 if self.unrolled_layers else 1
 
-    @property
-    def _attention(self) -> str:
-        return "plain" if self.separate_prefix else self.decoder.options.decode_attention
+    def _attention(self, stack: Stack) -> str:
+        """How a stack's attention is computed: kernels of a TPU know no rings, and none knows separate prefixes."""
+        implementation = self.decoder.options.decode_attention
+        is_ring = stack.attention.ring_size(self._positions) < self._positions
+        return "plain" if self.separate_prefix or (is_ring and implementation in PALLAS) else implementation
 
     @property
-    def position_axes(self) -> tuple[int, ...]:
-        """The axes of positions of the arrays of a `LayerKV`."""
-        return attention.position_axes(self._attention, self.decoder.config.head_dim)
+    def _positions(self) -> int:
+        return self.prefix_length + self.response_length
+
+    def position_axes(self, stack: Stack) -> tuple[int, ...]:
+        """The axes of positions of the arrays of a stack's `LayerKV`."""
+        return attention.position_axes(self._attention(stack), stack.attention.head_dim)
 
     @property
     def _merges_adapters(self) -> bool:
@@ -91,30 +110,34 @@ class Decoding:
         return self.decoder.options.compute_dtype == "float32"
 
     @cached_property
-    def _layer(self) -> LayerDescription:
-        """A layer as `prepare_weights` stores it."""
-        layer = self.decoder.base.layer if self._merges_adapters else self.decoder.layer
-        return output_major_layer(layer) if self.transpose_weights else layer
-
-    @cached_property
-    def _layer_specs(self) -> dict[str, Spec]:
-        return self.decoder.specs()["blocks"]
+    def _layers(self) -> dict[str, LayerDescription]:
+        """A layer of each stack as `prepare_weights` stores it."""
+        layers = {s.name: s.base if self._merges_adapters else s.described for s in self.decoder.stacks}
+        if not self.transpose_weights:
+            return layers
+        return {name: output_major_layer(described) for name, described in layers.items()}
 
     def prepare_weights(self, params: Params) -> Params:
-        """The cast parameters and rotary table as `step` reads them; unrolled layers are a list, stacked ones
+        """The cast parameters and rotary tables as `step` reads them; unrolled layers are a list, stacked ones
         matrices."""
         decoder = self.decoder
-        cos_sin = decoder.cos_sin(jnp.arange(self.prefix_length + self.response_length))
+        cos_sin = list(decoder.rotations(jnp.arange(self._positions)).values())
         if self._merges_adapters:
             params = merge_adapters(params, decoder.config.lora)
         weights = {**decoder.cast_params(params), "cos_sin": cos_sin}
-        if not self.unrolled_layers:
-            return {**weights, "blocks": to_stacked_matrices(weights["blocks"], self._layer_specs)}
-        layers = [jax.tree.map(lambda w, i=i: w[i], weights["blocks"]) for i in range(decoder.config.layers)]
-        if not self.transpose_weights:
-            return {**weights, "blocks": layers}
-        weights["blocks"] = [to_output_major(layer, self._layer_specs) for layer in layers]
-        return weights if decoder.config.tied else {**weights, "unembed": weights["unembed"].T}
+        for stack in decoder.stacks:
+            stacked = weights[stack.name]
+            if not self.unrolled_layers:
+                weights[stack.name] = to_stacked_matrices(stacked, stack.described.specs)
+                continue
+            layers = [jax.tree.map(lambda w, i=i: w[i], stacked) for i in range(len(stack.layers))]
+            if self.transpose_weights:
+                layers = [to_output_major(layer, stack.described.specs) for layer in layers]
+            weights[stack.name] = layers
+
+        if self.transpose_weights and not decoder.config.tied:
+            weights["unembed"] = weights["unembed"].T
+        return weights
 
     def logits(self, weights: Params, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """Float32 logits of hidden states from `step`."""
@@ -123,26 +146,42 @@ class Decoding:
         output_major = weights["embed" if self.decoder.config.tied else "unembed"]
         return cpu.small_batch_matmul(hidden, output_major, dtype=jnp.float32)
 
-    def _to_cache_layers(self, keys: Array, values: Array) -> Any:
-        in_cache_dtype = attention.to_cache_dtype(keys, values, self.decoder.options.cache_dtype)
-        stacked = attention.move_positions(*in_cache_dtype, axes=self.position_axes)
-        return [tuple(x[i] for x in stacked) for i in range(len(stacked[0]))] if self.unrolled_layers else stacked
+    def _to_cache_layers(self, kv_by_stack: Sequence[KV]) -> Any:
+        """Keys and values of each stack [L b K c H] as the cache has them."""
+        stacks = self.decoder.stacks
+        stacked = {}
+        for stack, (keys, values) in zip(stacks, kv_by_stack, strict=True):
+            in_cache_dtype = attention.to_cache_dtype(keys, values, self.decoder.options.cache_dtype)
+            stacked[stack.name] = attention.move_positions(*in_cache_dtype, axes=self.position_axes(stack))
+
+        if self.unrolled_layers:
+            return [tuple(x[i] for x in stacked[stack.name]) for stack, i in self.decoder.layers]
+        return self._join_stacks(list(stacked.values()))
+
+    def _join_stacks(self, kv_by_stack: list[LayerKV]) -> Any:
+        return kv_by_stack[0] if len(kv_by_stack) == 1 else kv_by_stack
+
+    def _split_stacks(self, stacked: Any) -> list[LayerKV]:
+        return [stacked] if len(self.decoder.stacks) == 1 else stacked
 
     def _zero_cache(self, rows: int, positions: int, for_prefixes: bool = False) -> Any:
-        config = self.decoder.config
-        shape = (config.layers, rows, config.kv_heads, positions, config.head_dim)
-        zeros = jnp.zeros(shape, self.decoder.options.compute_dtype)
-        if for_prefixes:
-            zeros = with_logical_constraint(zeros, ("layer", None, "kv_heads", "position", "head_dim"))
-        return self._to_cache_layers(zeros, zeros)
+        kv_by_stack = []
+        for stack in self.decoder.stacks:
+            of_heads, ring = stack.attention, stack.attention.ring_size(positions)
+            if not self.separate_prefix and ring == self._positions:
+                ring = attention.cache_positions(self._attention(stack), ring)
+            shape = (len(stack.layers), rows, of_heads.kv_heads, ring, of_heads.head_dim)
+            zeros = jnp.zeros(shape, self.decoder.options.compute_dtype)
+            if for_prefixes:
+                zeros = with_logical_constraint(zeros, ("layer", None, "kv_heads", "position", "head_dim"))
+            kv_by_stack.append((zeros, zeros))
+        return self._to_cache_layers(kv_by_stack)
 
     def empty_cache(self) -> KVCache:
         if self.separate_prefix:
             prefix_table = self.empty_prefix_table(self.prefix_groups)
             return KVCache(self._zero_cache(self.slots, self.response_length), prefix_table)
-        positions = self.prefix_length + self.response_length
-        padded_positions = attention.cache_positions(self.decoder.options.decode_attention, positions)
-        return KVCache(self._zero_cache(self.slots, padded_positions), ())
+        return KVCache(self._zero_cache(self.slots, self._positions), ())
 
     def empty_prefix_table(self, entries: int) -> Any:
         return self._zero_cache(entries, self.prefix_length, for_prefixes=True)
@@ -153,7 +192,11 @@ class Decoding:
         """Keys and values of g prompts as a table's entries, and last hidden states."""
         params = self.decoder.cast_params({k: w for k, w in params.items() if k != "cos_sin"})
         prefix = self.decoder.prefill(params, prompts, lengths)
-        return self._to_cache_layers(prefix.keys, prefix.values), prefix.last_hidden
+        kv_by_stack = []
+        for stack, kv in zip(self.decoder.stacks, prefix.kv, strict=True):
+            ring = stack.attention.ring_size(self.prefix_length)
+            kv_by_stack.append(kv if ring == self.prefix_length else take_last_positions(kv, lengths, ring))
+        return self._to_cache_layers(kv_by_stack), prefix.last_hidden
 
     def store_entries(self, prefix_table: Any, entries: Any, first_entry: Int[Array, ""]) -> Any:
         """The table with these entries, from `first_entry` on."""
@@ -181,48 +224,116 @@ class Decoding:
         self, weights: Params, cache: KVCache, tokens: SlotInts, positions: SlotInts, t: SlotInts
     ) -> tuple[Float[Array, "R D"], KVCache]:
         """Hidden states of one token per slot, the t-th of its response, and the cache with the token in it."""
-        cos_sin = jax.tree.map(lambda table: table[positions][:, None], weights["cos_sin"])
-        live = attention.live_blocks(self._attention, positions, cache.slot_kv, self.decoder.config.head_dim)
-        at = TokenPositions(positions, t, live)
+        rotations = {}
+        for rope, table in zip(self.decoder.ropes, weights["cos_sin"], strict=True):
+            rotations[rope] = jax.tree.map(lambda x: x[positions][:, None], table)
+        at = TokenPositions(positions, t)
 
-        def run_layer(x: Array, layer: Params, cache: KVCache, index: Array | None) -> tuple[Array, LayerKV]:
-            def attend(q: Array, k: Array, v: Array) -> tuple[Array, LayerKV]:
-                attention_out, slot_kv = self._attend(q[:, 0], k[:, :, 0], v[:, :, 0], cache, index, at)
+        def run_layer(stack: Stack, x: Array, layer: Params, layer_cache: LayerCache) -> tuple[Array, LayerKV]:
+            def attend(q: Array, k: Array, v: Array, window: int | None) -> tuple[Array, LayerKV]:
+                attention_out, slot_kv = self._attend(stack, q[:, 0], k[:, :, 0], v[:, :, 0], layer_cache, at)
                 return attention_out[:, None], slot_kv
 
-            return self._layer.bind(layer)(x, cos_sin, attend)
+            return self._layers[stack.name].bind(layer)(x, rotations, attend)
 
-        def scan_layer(carry: tuple[Array, LayerKV, Array], layer: Params) -> tuple[tuple[Array, LayerKV, Array], None]:
-            x, slot_kv, i = carry
-            x, slot_kv = run_layer(x, layer, KVCache(slot_kv, cache.prefix_kv), i)
-            return (x, slot_kv, i + 1), None
-
-        x = weights["embed"][tokens][:, None]
+        x = self.decoder.embed(weights, tokens[:, None])
         if self.unrolled_layers:
-            slot_layers = []
-            for i, (layer, slot_kv) in enumerate(zip(weights["blocks"], cache.slot_kv, strict=True)):
-                prefix_kv = cache.prefix_kv[i] if self.separate_prefix else ()
-                x, slot_kv = run_layer(x, layer, KVCache(slot_kv, prefix_kv), None)
-                slot_layers.append(slot_kv)
+            x, slot_kv = self._step_unrolled(weights, x, cache, run_layer)
         else:
-            (x, slot_layers, _), _ = lax.scan(scan_layer, (x, cache.slot_kv, jnp.int32(0)), weights["blocks"])
-        return self.decoder.final_norm(weights, x[:, 0]), KVCache(slot_layers, cache.prefix_kv)
+            x, slot_kv = self._step_scanned(weights, x, cache, at, run_layer)
+        return self.decoder.final_norm(weights, x[:, 0]), KVCache(slot_kv, cache.prefix_kv)
+
+    def _step_unrolled(
+        self, weights: Params, x: Float[Array, "R 1 D"], cache: KVCache, run_layer: Callable[..., Any]
+    ) -> tuple[Float[Array, "R 1 D"], Any]:
+        slot_layers = []
+        for number, (stack, i) in enumerate(self.decoder.layers):
+            prefix_kv = cache.prefix_kv[number] if self.separate_prefix else ()
+            layer_cache = LayerCache(cache.slot_kv[number], prefix_kv, None, ())
+            x, slot_kv = run_layer(stack, x, weights[stack.name][i], layer_cache)
+            slot_layers.append(slot_kv)
+        return x, slot_layers
+
+    def _step_scanned(
+        self, weights: Params, x: Float[Array, "R 1 D"], cache: KVCache, at: TokenPositions, run_layer: Any
+    ) -> tuple[Float[Array, "R 1 D"], Any]:
+        """The cache is carried, with an index: as an input and output of the scan it would be copied."""
+        slot_kv = dict(zip(self.decoder.stacks, self._split_stacks(cache.slot_kv), strict=True))
+        no_prefixes: Any = [()] * len(self.decoder.stacks)
+        prefix_kv = self._split_stacks(cache.prefix_kv) if self.separate_prefix else no_prefixes
+        prefix_of = dict(zip(self.decoder.stacks, prefix_kv, strict=True))
+        live = {
+            stack: attention.live_blocks(self._attention(stack), at.positions, kv, stack.attention.head_dim)
+            for stack, kv in slot_kv.items()
+        }
+
+        for segment in self.decoder.segments:
+
+            def run_repeat(carry: Any, layers: Any, segment: Segment = segment) -> tuple[Any, None]:
+                x, kv_by_stack, i = carry
+                new_kv = []
+                for stack, layer, kv in zip(segment.stacks, layers, kv_by_stack, strict=True):
+                    layer_cache = LayerCache(kv, prefix_of[stack], i, live[stack])
+                    x, kv = run_layer(stack, x, layer, layer_cache)
+                    new_kv.append(kv)
+                return (x, new_kv, i + 1), None
+
+            carry = (x, [slot_kv[stack] for stack in segment.stacks], jnp.int32(0))
+            layers = [weights[stack.name] for stack in segment.stacks]
+            (x, new_kv, _), _ = lax.scan(run_repeat, carry, layers)
+            slot_kv |= dict(zip(segment.stacks, new_kv, strict=True))
+        return x, self._join_stacks(list(slot_kv.values()))
 
     def _attend(
-        self, q: SlotQueries, k: SlotHeads, v: SlotHeads, cache: KVCache, index: Any, at: TokenPositions
+        self, stack: Stack, q: SlotQueries, k: SlotHeads, v: SlotHeads, cache: LayerCache, at: TokenPositions
     ) -> tuple[SlotQueries, LayerKV]:
-        """A layer's attention, and its updated slot cache. `cache`: the layer's own, or of all layers, at `index`."""
-        slot_kv, prefix_kv = cache
+        """A layer's attention, and its updated slot cache."""
+        layer = cache.layer
         if not self.separate_prefix:
-            return attention.decode_attention(self._attention, q, k, v, slot_kv, index, at.positions, at.live)
-        new_kv = attention.to_cache_dtype(k, v, slot_kv[0].dtype)
-        slot_kv = attention.write_token(slot_kv, new_kv, self.position_axes, index, at.t)
+            in_cache = positions_in_cache(at.positions, self._positions, stack)
+            implementation = self._attention(stack)
+            return attention.decode_attention(implementation, q, k, v, cache.slot_kv, layer, in_cache, cache.live)
+
+        in_cache = positions_in_cache(at.t, self.response_length, stack)
+        new_kv = attention.to_cache_dtype(k, v, cache.slot_kv[0].dtype)
+        slot_kv = attention.write_token(cache.slot_kv, new_kv, self.position_axes(stack), layer, in_cache.write)
 
         def select_layer(kv: LayerKV) -> LayerKV:
-            return kv if index is None else tuple(c[index] for c in kv)
+            return kv if layer is None else tuple(c[layer] for c in kv)
 
         keys, values = select_layer(slot_kv)
-        mask = jnp.arange(values.shape[2])[None] <= at.t[:, None]
-        prefix_mask = jnp.arange(self.prefix_length)[None] < (at.positions - at.t)[:, None]
-        segments = [(keys, values, mask), (*select_layer(prefix_kv), prefix_mask)]
+        mask = jnp.arange(values.shape[2])[None] <= in_cache.last[:, None]
+        segments = [(keys, values, mask), (*select_layer(cache.prefix_kv), self._prefix_mask(stack, at))]
         return attention.attend_slots(q, segments), slot_kv
+
+    def _prefix_mask(self, stack: Stack, at: TokenPositions) -> Bool[Array, "R p"]:
+        """Which of a separate prefix's entries a slot's token sees."""
+        lengths, window = (at.positions - at.t)[:, None], stack.attention.window
+        ring = stack.attention.ring_size(self.prefix_length)
+        held = jnp.arange(ring)[None]  # the position that each entry holds
+        if ring < self.prefix_length:
+            held = held_positions(lengths[:, 0], ring)
+        is_live = (held >= 0) & (held < lengths)
+        if window is None:
+            return is_live
+        return is_live & (held > at.positions[:, None] - window)
+
+
+def positions_in_cache(positions: SlotInts, row_length: int, stack: Stack) -> SlotPositions:
+    """Where a stack's cache of rows of this length has the slots' positions."""
+    ring = stack.attention.ring_size(row_length)
+    return SlotPositions(positions, positions) if ring == row_length else ring_positions(positions, ring)
+
+
+def held_positions(lengths: Int[Array, " b"], ring: int) -> Int[Array, "b ring"]:
+    """The position that each entry of a ring holds of rows of these lengths: the last that fell on it; negative where
+    none has yet."""
+    last = lengths[:, None] - 1
+    return last - (last - jnp.arange(ring)[None]) % ring
+
+
+def take_last_positions(kv: KV, lengths: Int[Array, " b"], ring: int) -> KV:
+    """Of keys and values [L b K p H] of whole prompts, those that a ring holds, [L b K ring H]."""
+    index = jnp.maximum(held_positions(lengths, ring), 0)[None, :, None, :, None]
+    keys, values = (jnp.take_along_axis(x, index, 3) for x in kv)
+    return keys, values

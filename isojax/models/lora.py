@@ -15,6 +15,7 @@ from jaxtyping import Array
 from isojax.core.config.model import LoraConfig
 from isojax.models.layers.linear import ADAPTER_A, ADAPTER_B, Adapted, Linear
 from isojax.models.spec import Spec
+from isojax.models.stack import stacks_of
 
 
 def add_adapters(layer: Any, lora: LoraConfig) -> tuple[Any, list[Spec]]:
@@ -38,16 +39,18 @@ def is_adapter(name: str) -> bool:
 
 def split_adapters(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A tree of parameters, or of their shapes or shardings, as (adapters, the base policy's)."""
-    adapters = {name: x for name, x in tree["blocks"].items() if is_adapter(name)}
-    base_blocks = {name: x for name, x in tree["blocks"].items() if not is_adapter(name)}
-    return {"blocks": adapters}, {**tree, "blocks": base_blocks}
+    adapters, base = {}, dict(tree)
+    for stack, weights in stacks_of(tree).items():
+        adapters[stack] = {name: x for name, x in weights.items() if is_adapter(name)}
+        base[stack] = {name: x for name, x in weights.items() if not is_adapter(name)}
+    return adapters, base
 
 
 def policy_params(trained: dict[str, Any], base_params: dict[str, Any]) -> dict[str, Any]:
     """The policy's parameters: `trained`, if those are all, or adapters with the base policy's."""
     if "embed" in trained:
         return trained
-    return {**base_params, "blocks": base_params["blocks"] | trained["blocks"]}
+    return base_params | {stack: base_params[stack] | adapters for stack, adapters in trained.items()}
 
 
 def merge_adapters(params: dict[str, Any], lora: LoraConfig | None) -> dict[str, Any]:
@@ -56,12 +59,14 @@ def merge_adapters(params: dict[str, Any], lora: LoraConfig | None) -> dict[str,
         return params
     adapters, base = split_adapters(params)
 
-    def merge(name: str, w: Array) -> Array:
-        if name not in lora.targets:
+    def merge(name: str, w: Array, adapters: dict[str, Array]) -> Array:
+        if name + ADAPTER_A not in adapters:
             return w
-        a, b = (adapters["blocks"][name + suffix] for suffix in (ADAPTER_A, ADAPTER_B))
+        a, b = adapters[name + ADAPTER_A], adapters[name + ADAPTER_B]
         layers, rank = len(w), lora.rank
         product = jnp.einsum("lir,lro->lio", a.reshape(layers, -1, rank), b.reshape(layers, rank, -1))
         return w + (lora.alpha / rank) * product.reshape(w.shape)
 
-    return {**base, "blocks": {name: merge(name, w) for name, w in base["blocks"].items()}}
+    for stack, stack_adapters in adapters.items():
+        base[stack] = {name: merge(name, w, stack_adapters) for name, w in base[stack].items()}
+    return base

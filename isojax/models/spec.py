@@ -76,6 +76,7 @@ class Spec:
     transposed: bool = False  # whether it is [outputs, inputs] there
 
     stacked: Axes = ()  # layers: each index is a tensor of its own in a checkpoint
+    layers: range = range(0)  # the model's layers that are stacked
     adapts: str = ""  # the name in cell.model.lora.targets by which it gets an adapter; empty: never
     is_adapter: bool = False
 
@@ -124,8 +125,7 @@ class Spec:
         """The tensors of a checkpoint that hold it: one for each layer, or one."""
         if not self.stacked:
             return (self.tensor,)
-        ((_, layers),) = self.stacked
-        return tuple(self.tensor.format(layer=layer) for layer in range(layers))
+        return tuple(self.tensor.format(layer=layer) for layer in self.layers)
 
 
 def sizes(axes: Axes) -> tuple[int, ...]:
@@ -150,9 +150,9 @@ def specs_of(module: Any) -> Iterator[Spec]:
             yield from specs_of(value)
 
 
-def stack_spec(spec: Spec, layers: int, prefix: str) -> Spec:
-    """The Spec of one layer as that of several, on a new first axis."""
-    return replace(spec, stacked=(("layer", layers), *spec.stacked), tensor=prefix + spec.tensor)
+def stack_spec(spec: Spec, layers: range, prefix: str) -> Spec:
+    """The Spec of one layer as that of these layers of the model, on a new first axis."""
+    return replace(spec, stacked=(("layer", len(layers)), *spec.stacked), layers=layers, tensor=prefix + spec.tensor)
 
 
 def rename_tensor(spec: Spec, renamed: Mapping[str, str]) -> Spec:
@@ -169,6 +169,7 @@ class LayerDescription:
     def __init__(self, layer: Any):
         parameters = jax.tree.leaves(layer, is_leaf=lambda x: isinstance(x, nnx.Param))
         self.layer = layer
+        self.specs = {spec_of(parameter).name: spec_of(parameter) for parameter in parameters}
         self._names = [spec_of(parameter).name for parameter in parameters]
         self._structure = jax.tree.structure(layer)
 

@@ -1,13 +1,14 @@
-"""The transformer: a decoder of RMSNorm, rotary positions, grouped-query attention and SwiGLU. A family configures it.
+"""The transformer: a decoder, as its family describes it (architecture.py), run over whole sequences.
 
-`Decoder` stacks L of `Block` (layers/block.py) and holds no arrays: its functions take the parameters,
-{"embed": [V D], "blocks": {name: [L ...]}, "norm": [D], "unembed": [D V], unless the model is tied}.
+`Decoder` holds no arrays: its functions take the parameters, {"embed": [V D], "blocks": {name: [L ...]}, "norm": [D],
+"unembed": [D V], unless the model is tied}. A plan of several kinds of layers has a stack for each layer of a period:
+"blocks", "blocks_1", ... (stack.py).
 Dimension letters, as in distributed/sharding.py: b rows (sequences), t tokens of a row, g prompts, P prompt positions,
 L layers, V vocabulary, D width, K key/value heads, H head dimension.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,31 +22,25 @@ from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.distributed import sharding
 from isojax.distributed.sharding import PROMPT_AXIS
+from isojax.models.architecture import LAYER_PREFIX, Describe, find_ropes, llama_architecture
 from isojax.models.attention import self_attention, sequence_sharded_attention
-from isojax.models.fsdp import all_gather_weight, embedding_lookup, resolve_anchors
-from isojax.models.layers.attention_layer import Attention
-from isojax.models.layers.block import Block, pre_norm_block
-from isojax.models.layers.gated_mlp import GatedMLP
-from isojax.models.layers.norm import rms_norm
-from isojax.models.layers.rope import CosSin, rope_frequencies
-from isojax.models.lora import add_adapters, is_adapter, policy_params, split_adapters
+from isojax.models.fsdp import all_gather_weight, resolve_anchors
+from isojax.models.layers.attention_layer import Rotations
+from isojax.models.layers.block import Block
+from isojax.models.lora import add_adapters, policy_params, split_adapters
 from isojax.models.remat import remat_policy
-from isojax.models.spec import Constant, LayerDescription, Normal, Spec, rename_tensor, specs_of, stack_spec
+from isojax.models.spec import LayerDescription, Spec, rename_tensor, specs_of, stack_spec
+from isojax.models.stack import FIRST_STACK, Segment, Stack, plan, probe_attention
 
 Params = dict[str, Any]
-# Names in a published checkpoint. A layer's tensors have its number, and their layers' own names after it.
-EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-LAYER_PREFIX = "model.layers.{layer}."
-NO_NAMES: Mapping[str, str] = {}
-KV = tuple[Array, Array]  # keys and values, each [L b K positions H]
+KV = tuple[Array, Array]  # keys and values of a stack, each [L b K positions H]
 
 
 class PrefixCache(NamedTuple):
-    """Prompts as responses continue them: keys and values [L b K P H], hidden states of their last tokens [b D]."""
+    """Prompts as responses continue them: keys and values of each stack, and hidden states of their last tokens."""
 
-    keys: Array
-    values: Array
-    last_hidden: Array
+    kv: list[KV]  # [L b K P H] each
+    last_hidden: Array  # [b D]
 
 
 class ComputeOptions(NamedTuple):
@@ -59,24 +54,55 @@ class ComputeOptions(NamedTuple):
 
 
 class Decoder:
-    """A decoder's configuration, and the functions of its parameters. Hashable: it may be a static argument."""
+    """A policy's description, and the functions of its parameters. Hashable: it may be a static argument."""
 
     options = ComputeOptions()
 
-    def __init__(self, config: ModelConfig, vocab: int, renamed: Mapping[str, str] = NO_NAMES):
-        """`renamed`: parts of tensors' names here -> what a family's checkpoints have in their place."""
+    def __init__(self, config: ModelConfig, vocab: int, describe: Describe = llama_architecture):
         check_model(config)
-        self.config, self.vocab, self._renamed = config, vocab, renamed
-        attention = Attention(config, bias=config.qkv_bias, head_norm=config.qk_norm)
-        block = pre_norm_block(config, attention, GatedMLP(config))
-        layer_specs = list(specs_of(block))
-        if config.lora is not None:
-            block, adapter_specs = add_adapters(block, config.lora)
-            layer_specs += adapter_specs
-        self.layer = LayerDescription(block)
-        self._layer_specs = tuple(layer_specs)  # in the order in which their values are drawn
+        self.config, self.vocab = config, vocab
+        self.architecture = architecture = describe(config, vocab)
+        self._embedding, self._norm = LayerDescription(architecture.embedding), LayerDescription(architecture.norm)
+        self._outer_specs = [*specs_of(architecture.embedding), *specs_of(architecture.norm)]
+        if architecture.head is not None:
+            self._outer_specs += specs_of(architecture.head)
+
+        self.segments: list[Segment] = []
+        self._add_segments()
         # The base policy's: the same without adapters.
-        self.base = Decoder(config.model_copy(update={"lora": None}), vocab, renamed) if config.lora else self
+        self.base = Decoder(config.model_copy(update={"lora": None}), vocab, describe) if config.lora else self
+
+    def _add_segments(self) -> None:
+        first_layer, number = 0, 0
+        for period, repeats in plan(self.architecture.kinds):
+            end = first_layer + len(period) * repeats
+            stacks = []
+            for i, kind in enumerate(period):
+                name = FIRST_STACK if number == 0 else f"{FIRST_STACK}_{number}"
+                stacks.append(self._describe_stack(name, range(first_layer + i, end, len(period)), kind))
+                number += 1
+            self.segments.append(Segment(tuple(stacks), repeats))
+            first_layer = end
+
+    def _describe_stack(self, name: str, layers: range, kind: Any) -> Stack:
+        block = self.architecture.block(kind)
+        specs = list(specs_of(block))
+        base = adapted = LayerDescription(block)
+        if self.config.lora is not None:
+            with_adapters, adapter_specs = add_adapters(block, self.config.lora)
+            adapted = LayerDescription(with_adapters)
+            specs += adapter_specs
+        return Stack(name, layers, adapted, base, probe_attention(base, self.config.width), tuple(specs))
+
+    @property
+    def stacks(self) -> list[Stack]:
+        return [stack for segment in self.segments for stack in segment.stacks]
+
+    @property
+    def layers(self) -> list[tuple[Stack, int]]:
+        """The stack of each layer of the model, and its place there."""
+        places = {layer: (stack, i) for stack in self.stacks for i, layer in enumerate(stack.layers)}
+        return [places[layer] for layer in range(len(places))]
 
     def with_options(self, options: ComputeOptions) -> "Decoder":
         decoder = copy.copy(self)
@@ -86,33 +112,24 @@ class Decoder:
 
     def specs(self) -> Params:
         """What there is to know of each parameter, in the parameters' own tree."""
-        config, width, vocab = self.config, ("embed", self.config.width), ("vocab", self.vocab)
-        embed = Spec("embed", (vocab,), (width,), Normal(1, 0.5), EMBEDDING)
-        norm = Spec("norm", (), (width,), Constant(1.0), FINAL_NORM)
-        unembed = Spec("unembed", (width,), (vocab,), Normal(config.width), HEAD, transposed=True)
-
-        outer_specs = [embed, norm] if config.tied else [embed, norm, unembed]
-        layer_specs = [stack_spec(spec, config.layers, LAYER_PREFIX) for spec in self._layer_specs]
-        return {
-            **{spec.name: rename_tensor(spec, self._renamed) for spec in outer_specs},
-            "blocks": {spec.name: rename_tensor(spec, self._renamed) for spec in layer_specs},
-        }
+        renamed = self.architecture.renamed
+        specs: Params = {spec.name: rename_tensor(spec, renamed) for spec in self._outer_specs}
+        for stack in self.stacks:
+            stacked = [stack_spec(spec, stack.layers, LAYER_PREFIX) for spec in stack.specs]
+            specs[stack.name] = {spec.name: rename_tensor(spec, renamed) for spec in stacked}
+        return specs
 
     def init(self, key: Array) -> Params:
-        specs = self.specs()
-        embed_key, blocks_key, unembed_key = jax.random.split(key, 3)
-        layer_keys = jax.random.split(blocks_key, self.config.layers)
-        keys = {"embed": embed_key, "norm": key, "unembed": unembed_key}
-        params = {name: specs[name].init(keys[name], specs[name].shape) for name in specs if name != "blocks"}
-        return {**params, "blocks": jax.vmap(self._init_layer)(layer_keys)}
-
-    def _init_layer(self, key: Array) -> Params:
-        """Each drawn parameter has a key of its own, by its number among these."""
-        values, num_drawn = {}, 0
-        for spec in self._layer_specs:
-            values[spec.name] = spec.init(jax.random.fold_in(key, num_drawn), spec.shape)
-            num_drawn += spec.init.is_drawn
-        return values
+        embed_key, layers_key, head_key = jax.random.split(key, 3)
+        layer_keys = jax.random.split(layers_key, len(self.layers))
+        outer_keys = {"unembed": head_key}
+        params: Params = {}
+        for spec in self._outer_specs:
+            params[spec.name] = spec.init(outer_keys.get(spec.name, embed_key), spec.shape)
+        for stack in self.stacks:
+            keys = layer_keys[jnp.asarray(stack.layers)]
+            params[stack.name] = jax.vmap(partial(init_layer, stack.specs))(keys)
+        return params
 
     def logical_axes(self) -> Params:
         """The logical axes of each parameter, in the parameters' own tree."""
@@ -142,17 +159,23 @@ class Decoder:
         """The parameters in the precision that products are computed in."""
         return jax.tree.map(lambda w: w.astype(self.options.compute_dtype), params)
 
-    def bind_block(self, weights: Params) -> Block:
+    def bind_block(self, stack: Stack, weights: Params) -> Block:
         """A layer with these weights, which adapters are a part of or not."""
-        layer = self.layer if any(map(is_adapter, weights)) else self.base.layer
-        return layer.bind(resolve_anchors(weights))
+        has_adapters = any(spec.is_adapter and spec.name in weights for spec in stack.specs)
+        described = stack.described if has_adapters else stack.base
+        return described.bind(resolve_anchors(weights))
 
-    def cos_sin(self, positions: Int[Array, "*b"]) -> CosSin:
-        """Cosines and sines of the rotary positions, each f32[*b H/2]; once for all layers and heads."""
-        config = self.config
-        frequencies = rope_frequencies(config.head_dim, config.rope_base, config.rope_scaling)
-        angle = positions[..., None].astype(jnp.float32) * frequencies.reshape((1,) * positions.ndim + (-1,))
-        return jnp.cos(angle), jnp.sin(angle)
+    @property
+    def ropes(self) -> list[Any]:
+        """The rotary tables, each once."""
+        return list(dict.fromkeys(rope for stack in self.stacks for rope in find_ropes(stack.base.layer)))
+
+    def rotations(self, positions: Int[Array, "*b"]) -> Rotations:
+        """Cosines and sines of the positions by each rotary table; once for all layers and heads."""
+        return {rope: rope.cos_sin(positions) for rope in self.ropes}
+
+    def embed(self, params: Params, tokens: Int[Array, "b t"]) -> Float[Array, "b t D"]:
+        return self._embedding.bind(params)(tokens)
 
     def run_layers(
         self,
@@ -160,36 +183,56 @@ class Decoder:
         tokens: Int[Array, "b t"],
         positions: Int[Array, "b t"],
         attention: Callable[..., Array],
-        layer_inputs: Any = None,
+        layer_inputs: Sequence[Any] | None = None,
         first_tokens: slice | None = None,
-    ) -> tuple[Float[Array, "b t D"], KV]:
-        """Hidden states before the final norm, and the new keys and values. `attention(q, k, v, layer_input)` gets one
-        of `layer_inputs` for each layer; `first_tokens`: as in `Block`."""
-        cos_sin = self.cos_sin(positions)
-
-        def run_layer(x: Array, scanned: tuple[Params, Any]) -> tuple[Array, KV]:
-            weights, layer_input = scanned
-
-            def attend(q: Array, k: Array, v: Array) -> tuple[Array, KV]:
-                return attention(q, k, v, layer_input), (k, v)
-
-            return self.bind_block(weights)(x, cos_sin, attend, first_tokens)
-
-        x = sharding.split_tokens(embedding_lookup(params["embed"], tokens, self.config.width), True)
+    ) -> tuple[Float[Array, "b t D"], list[KV]]:
+        """Hidden states before the final norm, and the new keys and values by stack. `attention(q, k, v, window,
+        layer_input)` gets one of a stack's `layer_inputs` for each layer; `first_tokens`: as in `Block`."""
+        rotations = self.rotations(positions)
         policy = remat_policy(self.options.remat, self.config.lora.rank if self.config.lora else None)
-        rematerialised = jax.checkpoint(run_layer, prevent_cse=False, policy=policy)
-        if not isinstance(params["blocks"], list):
-            x, kv = lax.scan(rematerialised, x, (params["blocks"], layer_inputs))
-            return sharding.split_tokens(x, False), kv
-        assert layer_inputs is None, "a sampler's unrolled layers prefill whole prompts"
-        new_kv = []
-        for weights in params["blocks"]:
-            x, kv = run_layer(x, (weights, None))
-            new_kv.append(kv)
-        return x, jax.tree.map(lambda *kv: jnp.stack(kv), *new_kv)
+
+        def run_layer(stack: Stack, x: Array, weights: Params, layer_input: Any) -> tuple[Array, KV]:
+            def attend(q: Array, k: Array, v: Array, window: int | None) -> tuple[Array, KV]:
+                return attention(q, k, v, window, layer_input), (k, v)
+
+            return self.bind_block(stack, weights)(x, rotations, attend, first_tokens)
+
+        x = sharding.split_tokens(self.embed(params, tokens), True)
+        if isinstance(params[FIRST_STACK], list):
+            assert layer_inputs is None, "a sampler's unrolled layers prefill whole prompts"
+            x, kv_by_stack = self._run_unrolled(params, x, run_layer)
+            return x, kv_by_stack
+
+        inputs = dict(zip(self.stacks, layer_inputs or [None] * len(self.stacks), strict=True))
+        kv_by_stack = []
+        for segment in self.segments:
+            # Each layer of the period by itself, so that only one is computed again at a time.
+            run_period = [
+                jax.checkpoint(partial(run_layer, stack), prevent_cse=False, policy=policy) for stack in segment.stacks
+            ]
+
+            def run_repeat(x: Array, scanned: Any, run_period: Any = run_period) -> tuple[Array, list[KV]]:
+                kept = []
+                for run, weights, layer_input in zip(run_period, *scanned, strict=True):
+                    x, kv = run(x, weights, layer_input)
+                    kept.append(kv)
+                return x, kept
+
+            weights = [params[stack.name] for stack in segment.stacks]
+            x, kv = lax.scan(run_repeat, x, (weights, [inputs[stack] for stack in segment.stacks]))
+            kv_by_stack += kv
+        return sharding.split_tokens(x, False), kv_by_stack
+
+    def _run_unrolled(self, params: Params, x: Array, run_layer: Callable[..., Any]) -> tuple[Array, list[KV]]:
+        """Layers that a sampler holds one by one: `params` has a list of layers' weights for each stack."""
+        kept: dict[str, list[KV]] = {stack.name: [] for stack in self.stacks}
+        for stack, i in self.layers:
+            x, kv = run_layer(stack, x, params[stack.name][i], None)
+            kept[stack.name].append(kv)
+        return x, [jax.tree.map(lambda *kv: jnp.stack(kv), *kept[stack.name]) for stack in self.stacks]
 
     def final_norm(self, params: Params, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
-        return rms_norm(x, all_gather_weight(params["norm"], 0, self.config.width), self.config.norm_eps)
+        return self._norm.bind(params)(x)
 
     def prefill(self, params: Params, prompts: Int[Array, "b P"], lengths: Int[Array, " b"]) -> PrefixCache:
         """Prompts of these lengths as responses continue them. Right padding needs no mask: attention is causal."""
@@ -229,7 +272,7 @@ class Decoder:
         sharded_prefill: Callable[..., PrefixCache] = shard_map(
             prefill_shard,
             in_specs=(whole, whole, whole, PartitionSpec(PROMPT_AXIS)),
-            out_specs=PrefixCache(kv_spec, kv_spec, whole),
+            out_specs=PrefixCache([(kv_spec, kv_spec)] * len(self.stacks), whole),
             axis_names={PROMPT_AXIS},
             check_vma=False,
         )
@@ -245,28 +288,30 @@ class Decoder:
         first_tokens: slice | None = None,
     ) -> PrefixCache:
         """Prompts through the layers. `take_last`: from [b t D] to [b D] of the last tokens."""
-        x, (keys, values) = self.run_layers(
-            params, tokens, positions, lambda q, k, v, _: causal_attention(q, k, v), first_tokens=first_tokens
-        )
-        return PrefixCache(keys, values, self.final_norm(params, take_last(x)))
+
+        def attention(q: Array, k: Array, v: Array, window: int | None, _: None) -> Array:
+            return causal_attention(q, k, v, window=window)
+
+        x, kv = self.run_layers(params, tokens, positions, attention, first_tokens=first_tokens)
+        return PrefixCache(kv, self.final_norm(params, take_last(x)))
 
     def forward(
         self,
         params: Params,
         tokens: Int[Array, "b t"],
         start_position: Int[Array, " b"],
-        prefix: KV | None = None,
+        prefix: Sequence[KV] | None = None,
         prompt_index: Int[Array, " b"] | None = None,
     ) -> Float[Array, "b t D"]:
-        """Hidden states of tokens from `start_position` on. `prefix`: keys and values of g prompts [L g K P H], of
-        which row i continues the `prompt_index[i]`-th; without one, tokens are whole sequences."""
+        """Hidden states of tokens from `start_position` on. `prefix`: keys and values of g prompts by stack, of which
+        row i continues the `prompt_index[i]`-th; without one, tokens are whole sequences."""
 
-        def attention(q: Array, k: Array, v: Array, prefix_kv: KV | None) -> Array:
-            if prefix_kv is None:
-                return self_attention(self.options.forward_attention, q, k, v)
-            keys, values = resolve_anchors(prefix_kv)
-            continued = keys[prompt_index], values[prompt_index], start_position
-            return self_attention(self.options.forward_attention, q, k, v, continued)
+        def attention(q: Array, k: Array, v: Array, window: int | None, prefix_kv: KV | None) -> Array:
+            continued = None
+            if prefix_kv is not None:
+                keys, values = resolve_anchors(prefix_kv)
+                continued = keys[prompt_index], values[prompt_index], start_position
+            return self_attention(self.options.forward_attention, q, k, v, continued, window)
 
         positions = start_position[:, None] + jnp.arange(tokens.shape[1])[None]
         first_tokens = slice(1) if prefix is None else None
@@ -297,14 +342,14 @@ class Decoder:
             of_prompts, of_responses = split(kv.swapaxes(1, 2))
             return of_prompts.swapaxes(1, 2), of_responses.swapaxes(1, 2)
 
-        def attention(q: Array, k: Array, v: Array, _: None) -> Array:
+        def attention(q: Array, k: Array, v: Array, window: int | None, _: None) -> Array:
             prompt_queries, response_queries = split(q)
             (prompt_keys, response_keys), (prompt_values, response_values) = split_heads(k), split_heads(v)
             implementation = self.options.forward_attention
             prefix = prompt_keys[prompt_index], prompt_values[prompt_index], start_position
             return concatenate(
-                self_attention(implementation, prompt_queries, prompt_keys, prompt_values),
-                self_attention(implementation, response_queries, response_keys, response_values, prefix),
+                self_attention(implementation, prompt_queries, prompt_keys, prompt_values, None, window),
+                self_attention(implementation, response_queries, response_keys, response_values, prefix, window),
             )
 
         prompt_positions = jnp.broadcast_to(jnp.arange(P)[None], (g, P))
@@ -313,8 +358,9 @@ class Decoder:
         x, _ = self.run_layers(params, concatenate(prompts, tokens), positions, attention, first_tokens=first_tokens)
         prompt_states, response_states = split(x)
         last_states = jnp.take_along_axis(prompt_states, (lengths - 1)[:, None, None], 1)[:, 0]
-        norm_scale, eps = all_gather_weight(params["norm"], 0, self.config.width), self.config.norm_eps  # once for both
-        return rms_norm(last_states, norm_scale, eps), rms_norm(response_states, norm_scale, eps)
+        norm = self._norm.bind(params)
+        scale = norm.gathered_scale()  # once for both
+        return norm.apply(scale, last_states), norm.apply(scale, response_states)
 
     def logits(self, params: Params, hidden: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
         matrix, vocab_axis = self.unembedding_matrix(params)
@@ -326,6 +372,15 @@ class Decoder:
         if self.config.tied:
             return all_gather_weight(params["embed"], 1, self.config.width), 0
         return all_gather_weight(params["unembed"], 0, self.config.width), 1
+
+
+def init_layer(specs: Sequence[Spec], key: Array) -> Params:
+    """A layer's initial values. Each drawn parameter has a key of its own, by its number among these."""
+    values, num_drawn = {}, 0
+    for spec in specs:
+        values[spec.name] = spec.init(jax.random.fold_in(key, num_drawn), spec.shape)
+        num_drawn += spec.init.is_drawn
+    return values
 
 
 def check_model(config: ModelConfig) -> None:

@@ -24,6 +24,7 @@ from isojax.distributed import sharding
 from isojax.distributed.sharding import PARAM_AXIS, ROLLOUT_AXES, manual_specs, map_over_shards, shard_count
 from isojax.models.fsdp import GradAnchor, resolve_anchors
 from isojax.models.lora import policy_params
+from isojax.models.stack import is_stack
 from isojax.models.transformer import Params, PrefixCache
 from isojax.rl.metric import Metric, Metrics, combine
 from isojax.rl.objective import MetricSums, Microbatch, Objective, Prefix, PromptTokens, UpdateInputs
@@ -252,7 +253,7 @@ def _make_anchor(x: Array) -> Array:
 def _attach_anchors(anchors: Params, inputs: UpdateInputs) -> Params:
     """The policy's parameters, trained ones with the gradient of their anchors: those of a layer where it is used."""
     anchored = jax.tree.map(GradAnchor, anchors, inputs.params)
-    trained = {name: pair if name == "blocks" else resolve_anchors(pair) for name, pair in anchored.items()}
+    trained = {name: pair if is_stack(pair) else resolve_anchors(pair) for name, pair in anchored.items()}
     return policy_params(trained, inputs.base_params)
 
 

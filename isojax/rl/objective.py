@@ -165,8 +165,8 @@ def hidden_states(
     if tokens.shape[1] == 0:
         response_hidden = jnp.zeros((len(tokens), 0, prompt_hidden.shape[-1]), prompt_hidden.dtype)
     else:
-        prompt_lengths, cache = problems.lengths[microbatch.group], (prefix.keys, prefix.values)
-        response_hidden = decoder.forward(params, tokens, prompt_lengths, cache, prefix_entry)
+        prompt_lengths = problems.lengths[microbatch.group]
+        response_hidden = decoder.forward(params, tokens, prompt_lengths, prefix.kv, prefix_entry)
     return HiddenStates(params, prompt_hidden, prefix_entry, response_hidden)
 
 

@@ -266,6 +266,8 @@ def sampler_state_shardings(engine: Engine, mesh: Mesh) -> Any:
     """The state's shardings between chunks: shards over rollout axes, heads over tensor, positions over sequence. Its
     arrays have an axis of shards first, but caches all shards' rows on one axis."""
     shards, axis = engine.shapes.shards, engine.decoding.row_axis
+    # The same in all stacks where a mesh splits positions; elsewhere it does not count.
+    position_axes = engine.decoding.position_axes(engine.decoding.decoder.stacks[0])
     shapes = _map_state(
         jax.eval_shape(engine.init_state, jax.ShapeDtypeStruct((), "int32")),
         lambda x: jax.ShapeDtypeStruct((shards, *x.shape), x.dtype),
@@ -279,7 +281,7 @@ def sampler_state_shardings(engine: Engine, mesh: Mesh) -> Any:
         def layer_shardings(arrays: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[NamedSharding, ...]:
             return tuple(
                 array_sharding(x, {axis: "shard", axis + 1: "kv_heads", x.ndim + position_dim: position_axis})
-                for x, position_dim in zip(arrays, engine.decoding.position_axes, strict=False)
+                for x, position_dim in zip(arrays, position_axes, strict=False)
             )
 
         return jax.tree.map(layer_shardings, entries, is_leaf=lambda x: isinstance(x, tuple))

@@ -45,7 +45,7 @@ def run(
     start, following = cut[row], responses[:, 1:]
     full = decoder.forward(params, tokens, jnp.zeros_like(start))
     prefix = decoder.prefill(params, prompts, cut)
-    after = decoder.forward(params, following, start, (prefix.keys, prefix.values), row)
+    after = decoder.forward(params, following, start, prefix.kv, row)
 
     def stepped(unrolled: bool) -> Any:
         decoding = Decoding(decoder, len(row), 1, prompts.shape[1], tokens.shape[1], unrolled)

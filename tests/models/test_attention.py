@@ -15,6 +15,7 @@ from jax import shard_map
 from jax.sharding import PartitionSpec as P
 
 from isojax.models.attention import (
+    SlotPositions,
     cache_positions,
     decode_attention,
     live_blocks,
@@ -181,7 +182,9 @@ def decode(implementation: str, q: Any, k: Any, v: Any, cache: Any, layer: int, 
     axes = position_axes(implementation, q.shape[-1])
     cache, positions = move_positions(*cache, axes=axes), jnp.asarray(positions)
     live = live_blocks(implementation, positions, cache, q.shape[-1])
-    out, written = decode_attention(implementation, q, k, v, cache, jnp.int32(layer), positions, live)
+    out, written = decode_attention(
+        implementation, q, k, v, cache, jnp.int32(layer), SlotPositions(positions, positions), live
+    )
     return out, move_positions(*written, axes=axes)
 
 
@@ -296,7 +299,7 @@ def test_a_layers_own_cache_is_one_of_a_stack(implementation: str, monkeypatch: 
     positions = np.array([0, 3, 7, 8], np.int32)
 
     def step(cache: Any, layer: int | None) -> Any:
-        return decode_attention(implementation, q, k, v, cache, layer, positions, ())
+        return decode_attention(implementation, q, k, v, cache, layer, SlotPositions(positions, positions), ())
 
     (out, stack), (own_out, own) = step(cache, 1), step(tuple(x[1] for x in cache), None)
     np.testing.assert_allclose(own_out, out, rtol=1e-5, atol=1e-6)

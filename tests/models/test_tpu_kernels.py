@@ -35,7 +35,7 @@ def decode(mesh: Any, N: int, K: int, H: int, kind: str) -> dict[str, Any]:
     from jax.sharding import PartitionSpec as P
 
     from isojax.distributed.sharding import ROLLOUT_AXES, shard_count
-    from isojax.models.attention import decode_attention, live_blocks, position_axes
+    from isojax.models.attention import SlotPositions, decode_attention, live_blocks, position_axes
     from tests.distributed.test_tpu import compile_ahead
 
     R = SLOTS
@@ -49,7 +49,7 @@ def decode(mesh: Any, N: int, K: int, H: int, kind: str) -> dict[str, Any]:
         def token(state: tuple) -> tuple:
             def layer(carry: tuple, i: Any) -> tuple:
                 q, cache, at = carry
-                out, cache = decode_attention("pallas", q, k * q.mean(), v, cache, i, at, live)
+                out, cache = decode_attention("pallas", q, k * q.mean(), v, cache, i, SlotPositions(at, at), live)
                 return (out, cache, at), None
 
             i, q, cache, at = state

@@ -27,7 +27,7 @@ def responses() -> np.ndarray:
 def forward(params, prompts, lengths, group, tokens):
     """prefill, then score, as the trainer runs them."""
     prefix = DECODER.prefill(params, prompts, lengths)
-    after = DECODER.forward(params, tokens[:, :-1], lengths[group], (prefix.keys, prefix.values), group)
+    after = DECODER.forward(params, tokens[:, :-1], lengths[group], prefix.kv, group)
     return DECODER.logits(params, jnp.concatenate([prefix.last_hidden[group][:, None], after], 1))
 
 

@@ -302,15 +302,24 @@ def test_values_that_are_no_numbers_are_counted_by_tensor_and_file(tmp_path: Pat
     assert f"{tmp_path / file}: {name} holds {counts} values of {stored[name].size}" in str(e.value)
 
 
+RENAMED_FAMILY = """
+from dataclasses import replace
+from isojax.models.architecture import llama_architecture
+from isojax.models.families import family
+from isojax.models.families.llama import settings
+
+@family(settings=settings)
+def describe(config, vocab):
+    return replace(llama_architecture(config, vocab), renamed={"embed_tokens": "wte"})
+"""
+
+
 def test_a_family_of_other_names_is_checked_by_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What isojax knows of published names says nothing about a fork's."""
     stored = checkpoint(tmp_path / "model", tied=True)
     renamed = {"model.wte.weight" if name == EMBED else name: value for name, value in stored.items()}
     save_file(renamed | {HEAD: stored[EMBED] + 1}, tmp_path / "model" / "model.safetensors")
-    source = "from isojax.models.families import family\nfrom isojax.models.families.llama import settings\n"
-    source += "from isojax.models.transformer import Decoder\n\n@family(settings=settings)\n"
-    build = 'def build(config, vocab):\n    return Decoder(config, vocab, {"embed_tokens": "wte"})\n'
-    (tmp_path / "renamed_family.py").write_text(source + build)
+    (tmp_path / "renamed_family.py").write_text(RENAMED_FAMILY)
     monkeypatch.chdir(tmp_path)
 
     hf_load.check_weights(hf_load.resolve_model(ModelConfig(path="model", family="renamed_family")))

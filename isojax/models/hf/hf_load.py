@@ -23,12 +23,13 @@ from isojax.core.errors import InputError
 from isojax.core.table_files import read_json_object
 from isojax.core.yaml_files import flatten
 from isojax.models import families
+from isojax.models.architecture import EMBEDDING, HEAD
 from isojax.models.folder_kinds import CONFIG_FILE, describe_folder, holds_model
 from isojax.models.hf.hf_config import check_model_type, find_family
 from isojax.models.hf.weight_checks import check_tensors
 from isojax.models.safetensors_io import StoredTensor, read_headers
 from isojax.models.spec import Spec
-from isojax.models.transformer import EMBEDDING, HEAD, Decoder, Params
+from isojax.models.transformer import Decoder, Params
 
 SOURCE_FILE = "model_source.json"  # where `isojax model import` took the folder from
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"  # ORG/NAME

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from isojax.core.config import ModelConfig
+from isojax.models.architecture import EMBEDDING, HEAD, LAYER_PREFIX
 from isojax.models.folder_kinds import CONFIG_AND_TOKENIZER, NEW, TOKENIZER, python_command
 from isojax.models.safetensors_io import StoredTensor
 from isojax.models.spec import Spec
-from isojax.models.transformer import EMBEDDING, HEAD, LAYER_PREFIX
 
 Shapes = Mapping[str, tuple[int, ...]]  # of the tensors that a model needs, by name
 

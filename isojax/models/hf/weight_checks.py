@@ -10,6 +10,7 @@ import numpy as np
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.terminal import warn
+from isojax.models.architecture import EMBEDDING, HEAD
 from isojax.models.folder_kinds import ADAPTER_CONFIG, CONFIG_FILE
 from isojax.models.hf.quantised import describe_quantised_tensors
 from isojax.models.hf.tensor_kinds import (
@@ -21,7 +22,6 @@ from isojax.models.hf.tensor_kinds import (
 )
 from isojax.models.safetensors_io import DTYPES, StoredTensor
 from isojax.models.spec import Spec
-from isojax.models.transformer import EMBEDDING, HEAD
 from isojax.models.weight_files import INDEX_FILE, read_weight_map
 
 MAX_LISTED = 4

@@ -1,7 +1,7 @@
-"""What attention projects, norms and rotates. How it is computed, and over which keys, is the caller's
-(models/attention.py)."""
+"""What attention projects, norms and rotates, and how far it sees. How it is computed, and over which keys, is the
+caller's (models/attention.py)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -10,41 +10,60 @@ from jaxtyping import Array, Float
 from isojax.core.config import ModelConfig
 from isojax.models.layers.linear import Linear
 from isojax.models.layers.norm import RMSNorm
-from isojax.models.layers.rope import CosSin, apply_rope
+from isojax.models.layers.rope import CosSin, Rope, apply_rope
 from isojax.models.spec import Normal
 
-# From queries [b t N H], keys and values [b K t H] to the mixed values [b t N H], and what the caller keeps.
-Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
+# From queries [b t N H], keys and values [b K t H], and the window (None: all positions before) to the mixed values
+# [b t N H], and what the caller keeps. Scores are divided by sqrt(H).
+Attend = Callable[[Array, Array, Array, int | None], tuple[Array, Any]]
+Rotations = Mapping[Rope, CosSin]  # of the tokens' positions, by table
 
 
 class Attention(nnx.Module):
     """Grouped-query attention (arXiv:2305.13245) with rotary positions."""
 
-    def __init__(self, config: ModelConfig, *, bias: bool = False, head_norm: bool = False):
-        """`bias`: of queries, keys and values. `head_norm`: whether each head's queries and keys are normalised before
-        they are rotated."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        rope: Rope,
+        *,
+        window: int | None = None,
+        scale: float | None = None,
+        bias: bool = False,
+        out_bias: bool = False,
+        query_norm: RMSNorm | None = None,
+        key_norm: RMSNorm | None = None,
+    ):
+        """`window`: a token sees itself and window - 1 positions before it; None: all. `scale`: of scores; None: 1 /
+        sqrt(head_dim). `bias`: of queries, keys and values. The norms come before the rotation."""
         D, N, K, H = config.width, config.heads, config.kv_heads, config.head_dim
         embed, queries, keys = {"embed": D}, {"heads": N, "head_dim": H}, {"kv_heads": K, "head_dim": H}
+        out_init = Normal(N * H, residual_gain(config))
 
         self.query = Linear("query", embed, queries, "self_attn.q_proj", bias=bias)
         self.key = Linear("key", embed, keys, "self_attn.k_proj", bias=bias)
         self.value = Linear("value", embed, keys, "self_attn.v_proj", bias=bias)
-        self.out = Linear("out", queries, embed, "self_attn.o_proj", init=Normal(N * H, residual_gain(config)))
+        self.out = Linear("out", queries, embed, "self_attn.o_proj", bias=out_bias, init=out_init)
+        self.query_norm, self.key_norm = query_norm, key_norm
 
-        def norm(name: str, tensor: str) -> RMSNorm | None:
-            return RMSNorm(name, {"head_dim": H}, tensor, config.norm_eps) if head_norm else None
+        self.rope, self.window = rope, window
+        # What attention is computed by divides scores by sqrt(H); the rest of the scale is the queries'.
+        self.query_factor = 1.0 if scale is None else scale * H**0.5
 
-        self.query_norm = norm("query_norm", "self_attn.q_norm")
-        self.key_norm = norm("key_norm", "self_attn.k_norm")
-
-    def __call__(self, x: Float[Array, "b t D"], cos_sin: CosSin, attend: Attend) -> tuple[Float[Array, "b t D"], Any]:
+    def __call__(
+        self, x: Float[Array, "b t D"], rotations: Rotations, attend: Attend
+    ) -> tuple[Float[Array, "b t D"], Any]:
         """The output projection, and what `attend` returns beside the mixed values."""
         q, k, v = self.query(x), self.key(x), self.value(x)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
 
+        cos_sin = rotations[self.rope]
         q, k = apply_rope(q, cos_sin), apply_rope(k, cos_sin)
-        mixed, kept = attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2))
+        if self.query_factor != 1:
+            q = q * self.query_factor
+
+        mixed, kept = attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), self.window)
         return self.out(mixed), kept
 
 

@@ -11,40 +11,59 @@ from jaxtyping import Array, Float
 
 from isojax.core.config import ModelConfig
 from isojax.distributed.sharding import split_tokens
-from isojax.models.layers.attention_layer import Attend, Attention
+from isojax.models.layers.attention_layer import Attend, Attention, Rotations
 from isojax.models.layers.gated_mlp import GatedMLP
 from isojax.models.layers.norm import RMSNorm
-from isojax.models.layers.rope import CosSin
 
 MLP_INPUT = "mlp_input"  # the name of the hidden states after attention, which a checkpoint may keep
 
 
 class Block(nnx.Module):
-    """One layer, with a norm before attention and one before the MLP."""
+    """One layer, with norms before attention and the MLP, after them, or both."""
 
-    def __init__(self, attention_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: GatedMLP):
-        self.attention_norm, self.attention = attention_norm, attention
-        self.mlp_norm, self.mlp = mlp_norm, mlp
+    def __init__(
+        self,
+        attention: Attention,
+        mlp: GatedMLP,
+        *,
+        attention_norm: RMSNorm | None = None,
+        attention_out_norm: RMSNorm | None = None,
+        mlp_norm: RMSNorm | None = None,
+        mlp_out_norm: RMSNorm | None = None,
+    ):
+        """The `out` norms are of what is added to the hidden states."""
+        self.attention_norm, self.attention, self.attention_out_norm = attention_norm, attention, attention_out_norm
+        self.mlp_norm, self.mlp, self.mlp_out_norm = mlp_norm, mlp, mlp_out_norm
 
     def __call__(
-        self, x: Float[Array, "b t D"], cos_sin: CosSin, attend: Attend, first_tokens: slice | None = None
+        self, x: Float[Array, "b t D"], rotations: Rotations, attend: Attend, first_tokens: slice | None = None
     ) -> tuple[Float[Array, "b t D"], Any]:
         """The hidden states after the layer, and what `attend` returns beside the mixed values. `first_tokens`: those
         that begin sequences, for `sum_in_blocks`."""
-        normed = split_tokens(self.attention_norm(x), False)
-        attention_out, kept = self.attention(normed, cos_sin, attend)
-        x = checkpoint_name(x + split_tokens(attention_out, True), MLP_INPUT)
+        attention_out, kept = self.attention(sublayer_input(self.attention_norm, x), rotations, attend)
+        x = checkpoint_name(add_output(x, self.attention_out_norm, attention_out), MLP_INPUT)
 
-        normed = split_tokens(self.mlp_norm(x), False)
-        return x + split_tokens(self.mlp(normed, first_tokens), True), kept
+        mlp_out = self.mlp(sublayer_input(self.mlp_norm, x), first_tokens)
+        return add_output(x, self.mlp_out_norm, mlp_out), kept
+
+
+def sublayer_input(norm: RMSNorm | None, x: Float[Array, "b t D"]) -> Float[Array, "b t D"]:
+    """The normalised hidden states of all tokens, of which each device over `tensor` may have a part."""
+    return split_tokens(x if norm is None else norm(x), False)
+
+
+def add_output(x: Float[Array, "b t D"], norm: RMSNorm | None, output: Float[Array, "b t D"]) -> Float[Array, "b t D"]:
+    """The hidden states with what attention or the MLP made of all tokens."""
+    output = split_tokens(output, True)
+    return x + (output if norm is None else norm(output))
 
 
 def pre_norm_block(config: ModelConfig, attention: Attention, mlp: GatedMLP) -> Block:
     """Llama's layer, with the names of its norms."""
     embed = {"embed": config.width}
     return Block(
-        RMSNorm("attention_norm", embed, "input_layernorm", config.norm_eps),
         attention,
-        RMSNorm("mlp_norm", embed, "post_attention_layernorm", config.norm_eps),
         mlp,
+        attention_norm=RMSNorm("attention_norm", embed, "input_layernorm", config.norm_eps),
+        mlp_norm=RMSNorm("mlp_norm", embed, "post_attention_layernorm", config.norm_eps),
     )

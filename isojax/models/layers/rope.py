@@ -1,17 +1,39 @@
 """Rotary positions (arXiv:2104.09864)."""
 
+from dataclasses import dataclass
+
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from isojax.core.config import RopeScaling
 
 CosSin = tuple[Float[Array, "*b half"], Float[Array, "*b half"]]  # cosines and sines, by position
 
 
+@dataclass(frozen=True)
+class Rope:
+    """A table of rotations, which layers may share: a policy has one, or one for each kind of layer."""
+
+    head_dim: int
+    base: float  # theta
+    scaling: RopeScaling | None = None
+    linear_factor: float = 1.0  # which stretches all positions alike
+
+    def frequencies(self) -> Float[np.ndarray, " half"]:
+        """Radians per position of each pair of head dimensions."""
+        frequencies = rope_frequencies(self.head_dim, self.base, self.scaling)
+        return frequencies if self.linear_factor == 1 else frequencies / np.float32(self.linear_factor)
+
+    def cos_sin(self, positions: Int[Array, "*b"]) -> CosSin:
+        """Cosines and sines of positions, each f32[*b H/2]; the same for all heads."""
+        angle = positions[..., None].astype(jnp.float32) * self.frequencies().reshape((1,) * positions.ndim + (-1,))
+        return jnp.cos(angle), jnp.sin(angle)
+
+
 def rope_frequencies(head_dim: int, base: float, scaling: RopeScaling | None) -> Float[np.ndarray, " half"]:
-    """Radians per position of each pair of head dimensions: base^(-2i / head_dim), rounded to float32 at each step as
-    transformers does, with which published models were trained.
+    """base^(-2i / head_dim), rounded to float32 at each step as transformers does, with which published models were
+    trained.
 
     With `scaling`, as in Llama 3.1, a wavelength beyond original / low_freq_factor grows by `factor`, one below
     original / high_freq_factor stays, and between them the frequency is linear in original / wavelength."""

@@ -1,0 +1,87 @@
+"""What a family describes: embedding, the kind of each layer, a layer of each kind, the last norm and the head."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flax import nnx
+
+from isojax.core.config import ModelConfig
+from isojax.models.layers.attention_layer import Attention
+from isojax.models.layers.block import Block, pre_norm_block
+from isojax.models.layers.embedding import Embedding
+from isojax.models.layers.gated_mlp import GatedMLP
+from isojax.models.layers.linear import Linear
+from isojax.models.layers.norm import RMSNorm
+from isojax.models.layers.rope import Rope
+
+# Names in a published checkpoint. A layer's tensors have its number, and the layer's own names after it.
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+LAYER_PREFIX = "model.layers.{layer}."
+
+Kind = Hashable  # of layers that are alike in all but their weights, such as "sliding"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    embedding: Embedding
+    kinds: Sequence[Kind]  # of each layer
+    block: Callable[[Kind], Block]  # describes a layer of a kind
+    norm: RMSNorm
+    head: Linear | None  # None: the embedding makes the logits too
+    # Parts of tensors' names here -> what the family's checkpoints have in their place.
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+
+Describe = Callable[[ModelConfig, int], Architecture]  # of a config and a vocabulary
+
+
+def make_architecture(
+    config: ModelConfig,
+    vocab: int,
+    kinds: Sequence[Kind],
+    block: Callable[[Kind], Block],
+    *,
+    norm: RMSNorm | None = None,
+    embedding_scale: float = 1.0,
+    renamed: Mapping[str, str] | None = None,
+) -> Architecture:
+    """With the parts outside of layers as most families have them."""
+    embed = {"embed": config.width}
+    return Architecture(
+        embedding=Embedding(vocab, config.width, EMBEDDING.removesuffix(".weight"), embedding_scale),
+        kinds=tuple(kinds),
+        block=block,
+        norm=norm or RMSNorm("norm", embed, FINAL_NORM.removesuffix(".weight"), config.norm_eps),
+        head=None if config.tied else Linear("unembed", embed, {"vocab": vocab}, "lm_head", adapts=False),
+        renamed=renamed or {},
+    )
+
+
+def llama_architecture(config: ModelConfig, vocab: int) -> Architecture:
+    """Llama's, with the biases of Qwen2 and the norms of Qwen3 where the config has them."""
+    rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)
+    head, eps = {"head_dim": config.head_dim}, config.norm_eps
+
+    def block(kind: Kind) -> Block:
+        attention = Attention(
+            config,
+            rope,
+            bias=config.qkv_bias,
+            query_norm=RMSNorm("query_norm", head, "self_attn.q_norm", eps) if config.qk_norm else None,
+            key_norm=RMSNorm("key_norm", head, "self_attn.k_norm", eps) if config.qk_norm else None,
+        )
+        return pre_norm_block(config, attention, GatedMLP(config))
+
+    return make_architecture(config, vocab, ["full"] * config.layers, block)
+
+
+def find_ropes(module: Any) -> list[Rope]:
+    """The rotary tables that a described layer rotates by, each once."""
+    ropes: list[Rope] = []
+    for value in vars(module).values():
+        if isinstance(value, Rope):
+            ropes.append(value)
+        elif isinstance(value, nnx.Module):
+            ropes += find_ropes(value)
+    return list(dict.fromkeys(ropes))

@@ -1,0 +1,101 @@
+"""A plan of layers: periods of kinds that repeat, each scanned over its repeats' stacked weights."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from isojax.core.errors import InputError
+from isojax.models.architecture import Kind, find_ropes
+from isojax.models.spec import LayerDescription, Spec
+
+FIRST_STACK = "blocks"
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What a layer asks of attention."""
+
+    kv_heads: int
+    head_dim: int
+    window: int | None  # positions that a token sees, its own included; None: all before
+
+    def ring_size(self, positions: int) -> int:
+        """How many positions a cache holds at once of rows of `positions`."""
+        return positions if self.window is None else min(positions, self.window)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers that are alike, whose weights lie on one another: one layer of each repeat of a period."""
+
+    name: str  # in the parameters' tree: "blocks", "blocks_1", ...
+    layers: range  # of the model's
+    described: LayerDescription  # with adapters, where there are any
+    base: LayerDescription  # without
+    attention: AttentionShape
+    specs: tuple[Spec, ...]  # of one layer, in the order in which their values are drawn
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A period of layers, one after the other, and how often it comes."""
+
+    stacks: tuple[Stack, ...]
+    repeats: int
+
+
+def plan(kinds: Sequence[Kind]) -> list[tuple[Sequence[Kind], int]]:
+    """The layers as periods and their repeats: at each layer the period whose repeats save most, and of these the
+    shortest. 26 layers, five sliding ones to a full one: (S S S S S F) x 4, (S) x 2.
+
+    A run's checkpoints have the stacks that follow from it, so that it must not change."""
+    periods, first = [], 0
+    while first < len(kinds):
+        rest = kinds[first:]
+        options = [(size, count_repeats(rest, size)) for size in range(1, len(rest) + 1)]
+        size, repeats = max(options, key=lambda option: ((option[1] - 1) * option[0], -option[0]))
+
+        periods.append((rest[:size], repeats))
+        first += size * repeats
+    return periods
+
+
+def count_repeats(kinds: Sequence[Kind], size: int) -> int:
+    """How often the first `size` of them come, one time after the other."""
+    repeats = 1
+    while kinds[repeats * size : (repeats + 1) * size] == kinds[:size]:
+        repeats += 1
+    return repeats
+
+
+def is_stack(entry: Any) -> bool:
+    """Whether an entry of the parameters' tree holds the weights of layers."""
+    return isinstance(entry, (dict, list))
+
+
+def stacks_of(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a tree of parameters, or of what is known of them, that are those of layers."""
+    return {name: entry for name, entry in tree.items() if is_stack(entry)}
+
+
+def probe_attention(described: LayerDescription, width: int) -> AttentionShape:
+    """What a layer asks of attention, found by tracing it on a token. InputError unless it attends exactly once."""
+    calls: list[AttentionShape] = []
+
+    def attend(q: Array, k: Array, v: Array, window: int | None) -> tuple[Array, None]:
+        calls.append(AttentionShape(k.shape[1], k.shape[3], window))
+        return jnp.zeros_like(q), None
+
+    def run(weights: dict[str, Array], x: Array) -> Array:
+        rotations = {rope: rope.cos_sin(jnp.zeros((1, 1), jnp.int32)) for rope in find_ropes(described.layer)}
+        return described.bind(weights)(x, rotations, attend)[0]
+
+    weights = {name: jax.ShapeDtypeStruct(spec.shape, jnp.float32) for name, spec in described.specs.items()}
+    jax.eval_shape(run, weights, jax.ShapeDtypeStruct((1, 1, width), jnp.float32))
+    if len(calls) != 1:
+        raise InputError(f"a layer of the model calls `attend` {len(calls)} times; expected once (docs/extending.md).")
+    return calls[0]
