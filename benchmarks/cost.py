@@ -26,7 +26,7 @@ from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import planner
-from isojax.models.families import llama
+from isojax.models.transformer import Decoder
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import build_init_state
 from isojax.rl.train_step import TrainStep
@@ -70,7 +70,7 @@ class Update:
             "head_dim": 32,
             "mlp": 3 * width,
         }
-        decoder = llama.build(ModelConfig(family="llama", **shape), sizes.V)
+        decoder = Decoder(ModelConfig(family="llama", **shape), sizes.V)
         sampling = SamplingConfig(prompt_length=sizes.P, response_length=sizes.T)
         cell = CellConfig(
             sampling=sampling, precision=PrecisionConfig(compute="float32", cache="float32"), rl=RLConfig()

@@ -26,8 +26,8 @@ from isojax.core.shapes import TRANSPOSE_MAX_SLOTS
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.models.decode import Decoding
-from isojax.models.families import family
 from isojax.models.hf import hf_load
+from isojax.models.transformer import Decoder
 from isojax.sampling.logits import log_probs, sample_token
 
 STEPS, REPEATS = 8, 5
@@ -52,7 +52,7 @@ def main() -> None:
     args = parser.parse_args()
 
     config = hf_load.resolve_model(ModelConfig(path=str(args.model)))
-    decoder = family.load(config.family)(config, config.vocab)
+    decoder = Decoder(config)
     params = hf_load.load(args.model, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
     size = sum(x.size for x in jax.tree.leaves(params))
     square = jnp.ones((2048, 2048))

@@ -34,7 +34,6 @@ from isojax.core.nouns import Problem
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh, shard_count
-from isojax.models.families import family
 from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder, Params
 from isojax.rl.gradient import ResponseBatch, build_gradient
@@ -108,7 +107,7 @@ def report(
 ) -> None:
     """One JSON line."""
     began = time.perf_counter()
-    decoder = family.load(model.family)(model, task.vocab)
+    decoder = Decoder(model, task.vocab)
     on = make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
     sampling = SamplingConfig(prompt_length=lengths[0], response_length=lengths[1], temperature=0.6, top_p=top_p)
     sampler_shapes = SamplerShapes([(count, n)], shard_count(on), min(64, count * n), 256 // lengths[1], *lengths)

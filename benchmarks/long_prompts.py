@@ -54,7 +54,7 @@ def main() -> None:
     model = load_config("models/smollm2-135m", []).cell.model.model_copy(update={"layers": args.layers})
     assert model.vocab is not None
     dtype = "bfloat16" if args.topology else "float32"
-    decoder = Decoder(model, model.vocab).with_options(ComputeOptions(dtype, dtype, remat="layer"))
+    decoder = Decoder(model).with_options(ComputeOptions(dtype, dtype, remat="layer"))
     for text in args.meshes.split():
         mesh, start = make_mesh(parse_mesh(text, 4), chips(args.topology)), time.perf_counter()
         sizes = shard_count(mesh), SLOTS, MICROBATCH, args.prompt, args.response

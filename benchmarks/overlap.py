@@ -29,7 +29,7 @@ from isojax.core.nouns import Problem
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
-from isojax.models.families import llama
+from isojax.models.transformer import Decoder
 from isojax.sampling.batch import ProblemArrays, response_tokens
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import OnFinished, build_stream
@@ -64,7 +64,7 @@ def samplers(
     """The compiled sampler; and the stream, which tells what it has finished and returns the responses. Both draw the
     same.
     """
-    decoder, mesh = llama.build(MODEL, VOCAB), make_mesh(parse_mesh("auto", 1), jax.devices())
+    decoder, mesh = Decoder(MODEL, VOCAB), make_mesh(parse_mesh("auto", 1), jax.devices())
     params = jax.device_put(jax.jit(decoder.init)(jax.random.key(0)), decoder.shardings(mesh))
     sampler_shapes = SamplerShapes([(B_p, n)], 1, slots, slots, P, response)
     inputs = (

@@ -23,8 +23,8 @@ from isojax.core.config import ModelConfig, SamplingConfig
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
-from isojax.models.families import family
 from isojax.models.hf import hf_load
+from isojax.models.transformer import Decoder
 from isojax.sampling.batch import ProblemArrays
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.protocol import StopConditions
@@ -42,12 +42,11 @@ def main() -> None:
 
     config = hf_load.resolve_model(ModelConfig(path=str(args.model)))
     mesh = make_mesh(parse_mesh("auto", 1), jax.devices())
-    build = family.load(config.family)
-    params: Any = hf_load.load(args.model, config, build(config, config.vocab), mesh)
+    params: Any = hf_load.load(args.model, config, Decoder(config), mesh)
     if args.layers:
         config = config.model_copy(update={"layers": args.layers})
         params = {**params, "blocks": jax.tree.map(lambda w: w[: args.layers], params["blocks"])}
-    decoder = build(config, config.vocab)
+    decoder = Decoder(config)
 
     for length in map(int, args.prompts.split(",")):
         rng, cells = np.random.default_rng(0), [(args.problems, args.n)]

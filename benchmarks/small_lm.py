@@ -25,9 +25,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from isojax.core.config import ModelConfig
-from isojax.models.families import llama
 from isojax.models.hf import hf_export
-from isojax.models.transformer import Params
+from isojax.models.transformer import Decoder, Params
 
 PROBABILITIES = (0.4, 0.3, 0.2, 0.1)  # of the sum, the difference, the larger and the smaller number
 NUMBERS, VALIDATION = 100, 2000  # numbers from 0 to 99; problems, of the 10,000, that are not trained on
@@ -82,7 +81,7 @@ def tokenize(tokenizer: Tokenizer, pairs: np.ndarray) -> tuple[np.ndarray, np.nd
 
 def train(config: ModelConfig, tokens: np.ndarray, is_answer: np.ndarray, steps: int) -> Params:
     """Supervised learning on the texts, whose answers are drawn by PROBABILITIES."""
-    decoder = llama.build(config, config.vocab or 0)
+    decoder = Decoder(config)
     optimizer = optax.contrib.muon(
         optax.warmup_cosine_decay_schedule(0.0, LEARNING_RATE, WARMUP, max(steps, WARMUP + 1))
     )

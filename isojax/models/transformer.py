@@ -22,8 +22,9 @@ from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.distributed import sharding
 from isojax.distributed.sharding import PROMPT_AXIS
-from isojax.models.architecture import LAYER_PREFIX, Describe, find_ropes, llama_architecture
+from isojax.models.architecture import LAYER_PREFIX, Architecture, find_ropes
 from isojax.models.attention import self_attention, sequence_sharded_attention
+from isojax.models.families import family
 from isojax.models.fsdp import all_gather_weight, resolve_anchors
 from isojax.models.layers.attention_layer import Rotations
 from isojax.models.layers.block import Block
@@ -58,10 +59,15 @@ class Decoder:
 
     options = ComputeOptions()
 
-    def __init__(self, config: ModelConfig, vocab: int, describe: Describe = llama_architecture):
+    def __init__(self, config: ModelConfig, vocab: int | None = None):
+        """`vocab`: None is the config's. InputError where there is no family of the config's name, or the config does
+        not fit it."""
         check_model(config)
+        vocab = config.vocab if vocab is None else vocab
+        assert vocab is not None, "a model without a vocabulary of its own takes the task's"
         self.config, self.vocab = config, vocab
-        self.architecture = architecture = describe(config, vocab)
+        self.architecture: Architecture = family.load(config.family)(config, vocab)
+        architecture = self.architecture
         self._embedding, self._norm = LayerDescription(architecture.embedding), LayerDescription(architecture.norm)
         self._outer_specs = [*specs_of(architecture.embedding), *specs_of(architecture.norm)]
         if architecture.head is not None:
@@ -70,7 +76,7 @@ class Decoder:
         self.segments: list[Segment] = []
         self._add_segments()
         # The base policy's: the same without adapters.
-        self.base = Decoder(config.model_copy(update={"lora": None}), vocab, describe) if config.lora else self
+        self.base = Decoder(config.model_copy(update={"lora": None}), vocab) if config.lora else self
 
     def _add_segments(self) -> None:
         first_layer, number = 0, 0

@@ -17,7 +17,6 @@ from isojax.core.schedule import GradientSchedule, parse_schedule
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.roles import Role
 from isojax.distributed.sharding import replicated, shape_on, shapes_with_shardings, shard_count
-from isojax.models.families import family
 from isojax.models.lora import policy_params
 from isojax.models.transformer import ComputeOptions, Decoder, Params
 from isojax.rl import rollout_source
@@ -143,8 +142,7 @@ def build_decoder(cell: CellConfig, sweep: SweepConfig, task_vocab: int, platfor
     if cell.model.vocab is not None and cell.model.vocab < task_vocab:
         problem = f"cell.model.vocab = {cell.model.vocab} is less than the {task_vocab} tokens of {cell.task}"
         raise InputError(f"{problem}; leave it out, or raise it.")
-    build = family.load(cell.model.family)
-    decoder: Decoder = build(cell.model, cell.model.vocab or task_vocab)
+    decoder = Decoder(cell.model, cell.model.vocab or task_vocab)
     precision = cell.precision.for_platform(platform)
     attention = sweep.decode_attention or "plain", sweep.forward_attention or "plain"
     return decoder.with_options(ComputeOptions(precision.compute, precision.cache, *attention, sweep.remat or "none"))

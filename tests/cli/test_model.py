@@ -16,8 +16,8 @@ from safetensors.numpy import load_file
 
 from isojax.cli import app
 from isojax.core.config import Config, ModelConfig, save_config
-from isojax.models.families import family
 from isojax.models.hf import hf_load
+from isojax.models.transformer import Decoder
 from isojax.rl.optimizer import build_init_state
 from isojax.tasks.tokenizer import end_tokens, load_tokenizer
 from isojax.train.checkpoint import Checkpoints, RunCursor
@@ -86,7 +86,7 @@ def write_cell(model: ModelConfig, cell: Path) -> dict[str, Any]:
         cell.parent.parent / "config.yaml",
     )
     on = mesh("data=2,fsdp=2,tensor=2")
-    decoder = family.load(model.family)(model, model.vocab)
+    decoder = Decoder(model)
     rng = np.random.default_rng(5)
     params = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(np.float32), decoder.shapes())
     with Checkpoints(cell / "checkpoint") as checkpoints:

@@ -112,7 +112,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     from isojax.core.shapes import MAX_UPDATES_PER_CALL, SamplerShapes, bucket_widths
     from isojax.distributed.sharding import replicated, shard_count
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
-    from isojax.models.families import family
+    from isojax.models.transformer import Decoder
     from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
     from isojax.rl.objective import make_coefficients
     from isojax.rl.optimizer import ADAM, TrainState, train_state_shardings
@@ -122,7 +122,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
 
     mesh = tpu_mesh(topology, mesh_text)
     task = build_task(config.cell)
-    decoder = family.load(config.cell.model.family)(config.cell.model, task.vocab)
+    decoder = Decoder(config.cell.model, task.vocab)
     sweep, sampling = resolve_sweep_sizes(config.sweep, shard_count(mesh), config.cell), config.cell.sampling
     pairs = sorted({(cell.B_p, cell.n) for cell in plan_cells(sweep)})
     sampler_shapes = SamplerShapes(

@@ -11,9 +11,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from isojax.core.config import ModelConfig
-from isojax.models.families import llama
 from isojax.models.hf import hf_export
 from isojax.models.hf.hf_load import weight_layouts
+from isojax.models.transformer import Decoder
 from tests.tasks.tokenizer_folders import byte_level
 
 VOCAB = 384
@@ -66,7 +66,7 @@ def make_model(folder: Path) -> Path:
     byte_level(folder, vocab=340)
     rng = np.random.default_rng(0)
     tensors = {}
-    for weight in weight_layouts(llama.build(SHAPE, VOCAB)):
+    for weight in weight_layouts(Decoder(SHAPE, VOCAB)):
         for name in weight.tensor_names:
             one = "norm" in name
             tensors[name] = (

@@ -31,8 +31,8 @@ from isojax.core.config import ModelConfig, RopeScaling
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.models import safetensors_io
-from isojax.models.families import family
 from isojax.models.hf import hf_export, hf_load
+from isojax.models.transformer import Decoder
 
 SHAPE: dict[str, Any] = {
     "layers": 3,
@@ -65,14 +65,14 @@ def random_params(config: ModelConfig, vocab: int) -> Any:
         gain = 4.0 if path[-1].key == "unembed" else 1.5
         return (gain * fan_in**-0.5 * rng.standard_normal(x.shape)).astype(np.float32)
 
-    shapes = family.load(config.family)(config, vocab).shapes()
+    shapes = Decoder(config, vocab).shapes()
     return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 def ours(folder: Path, tokens: np.ndarray) -> np.ndarray:
     """The logits of a folder, read and run here."""
     config = hf_load.resolve_model(ModelConfig(path=str(folder)))
-    decoder = family.load(config.family)(config, config.vocab)
+    decoder = Decoder(config)
     params = hf_load.load(folder, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
 
     def run(params: Any, tokens: Any) -> Any:
@@ -114,7 +114,7 @@ def main() -> None:
             config = hf_load.resolve_model(ModelConfig(path=str(inputs))) if inputs else MODELS[name]
             assert config.vocab
             if inputs:
-                decoder = family.load(config.family)(config, config.vocab)
+                decoder = Decoder(config)
                 params = hf_load.load(inputs, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
                 compare(f"{name}, as it is", inputs)
             else:

@@ -30,9 +30,9 @@ from isojax.core.config import ModelConfig
 from isojax.core.config.model import LoraConfig
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.distributed.sharding import make_mesh
-from isojax.models.families import family
 from isojax.models.hf import hf_export, hf_load
 from isojax.models.lora import merge_adapters, policy_params, split_adapters
+from isojax.models.transformer import Decoder
 
 MAX_DIFFERENCE = 3e-4
 LORA = LoraConfig(rank=8, alpha=24.0)
@@ -49,7 +49,7 @@ def with_peft(base: Path, adapter: Path, tokens: np.ndarray) -> np.ndarray:
 def check(name: str, config: ModelConfig, base_params: Any, source: Path, temp: Path) -> float:
     """One line of figures; the larger difference."""
     config = config.model_copy(update={"lora": LORA})
-    decoder = family.load(config.family)(config, config.vocab)
+    decoder = Decoder(config)
     rng, (adapters, _) = np.random.default_rng(7), split_adapters(decoder.shapes())
     adapters = jax.tree.map(lambda x: rng.normal(0, 0.1 * x.shape[1] ** -0.5, x.shape).astype(np.float32), adapters)
     params = policy_params(adapters, base_params)
@@ -80,7 +80,7 @@ def main() -> None:
         temp = Path(temp_name)
         if folder:
             config = hf_load.resolve_model(ModelConfig(path=str(folder)))
-            decoder = family.load(config.family)(config, config.vocab)
+            decoder = Decoder(config)
             params = hf_load.load(folder, config, decoder, make_mesh(MeshShape(), jax.devices()))
             differences.append(check(folder.name, config, params, folder, temp))
         for name, config in {} if folder else MODELS.items():

@@ -170,6 +170,7 @@ def check(count: int, seed: int, longest: int) -> None:
     from isojax.core.config import ModelConfig
     from isojax.models import families
     from isojax.models.hf.hf_config import find_family
+    from isojax.models.transformer import Decoder
     from tests.models.agreement import differences, from_checkpoint
 
     for i in range(count):
@@ -183,7 +184,7 @@ def check(count: int, seed: int, longest: int) -> None:
         hf = older_spelling({"dtype": "float32", **hf}, "rope_type") if i % 2 else hf
         family = families.family.load(find_family(hf["architectures"][0]))
         assert family.traits.settings is not None
-        decoder = family(ModelConfig(family=drawn["family"], **family.traits.settings(hf)), config.vocab_size)
+        decoder = Decoder(ModelConfig(family=drawn["family"], **family.traits.settings(hf)), config.vocab_size)
         weights = {k: v.numpy() for k, v in model.state_dict().items()}
         result = differences(decoder, from_checkpoint(weights, decoder), tokens, lengths, expected)
         far = {way: float(np.abs(d).max()) for way, d in result.items()}

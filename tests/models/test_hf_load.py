@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from isojax.core.config import ModelConfig, RopeScaling
 from isojax.core.errors import InputError
-from isojax.models import families, safetensors_io
+from isojax.models import safetensors_io
 from isojax.models.hf import hf_export, hf_load
 from isojax.models.transformer import Decoder
 from tests.device import mesh
@@ -118,7 +118,7 @@ def expected(stored: dict[str, np.ndarray], family: str, tied: bool) -> dict[str
 def resolved(folder: Path) -> tuple[ModelConfig, Decoder]:
     config = hf_load.resolve_model(ModelConfig(path=str(folder)))
     assert config.vocab
-    return config, families.family.load(config.family)(config, config.vocab)
+    return config, Decoder(config)
 
 
 def load(folder: Path, text: str = "auto") -> dict[str, Any]:
@@ -133,7 +133,7 @@ def flat(params: dict[str, Any]) -> dict[str, Any]:
 def random_params(shape: ModelConfig) -> dict[str, Any]:
     """Host arrays for a model of `shape`."""
     draw = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
-    decoder = families.family.load(shape.family)(shape, shape.vocab)
+    decoder = Decoder(shape)
     return jax.tree.map(lambda x: np.resize(draw, x.shape), decoder.shapes())
 
 

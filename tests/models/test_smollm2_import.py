@@ -18,9 +18,9 @@ from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
 from isojax.models import smollm2
-from isojax.models.families import llama
 from isojax.models.hf import hf_load
 from isojax.models.smollm2 import import_smollm2, sha256_of
+from isojax.models.transformer import Decoder
 from tests.device import mesh
 
 L, D, N, K, H, F = 2, 32, 4, 2, 8, 64
@@ -63,7 +63,7 @@ CONFIG = ModelConfig(family="llama", **SHAPE, norm_eps=1e-5, rope_base=1e5, tied
 def weights() -> dict[str, np.ndarray]:
     """Random tensors by their names in a checkpoint of transformers."""
     rng = np.random.default_rng(0)
-    layouts = hf_load.weight_layouts(llama.build(CONFIG, VOCAB))
+    layouts = hf_load.weight_layouts(Decoder(CONFIG, VOCAB))
     shapes = {name: weight.spec.stored_shape for weight in layouts for name in weight.tensor_names}
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
@@ -97,7 +97,7 @@ def write_gguf(path: Path, monkeypatch: pytest.MonkeyPatch, **replaced: np.ndarr
     writer.add_eos_token_id(2)
     writer.add_chat_template(TEMPLATE)
     stored = weights()
-    specs = dict(flatten(llama.build(CONFIG, VOCAB).specs()))
+    specs = dict(flatten(Decoder(CONFIG, VOCAB).specs()))
     names = {key: spec.tensor for key, spec in specs.items()}
     renamed = {
         published.format(layer=i): GGUF_NAMES[key].format(layer=i) for key, published in names.items() for i in range(L)
@@ -128,7 +128,7 @@ def test_weights_and_shape_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert config == CONFIG.model_copy(update={"path": str(tmp_path / "m")})
     about = json.loads((tmp_path / "m" / "config.json").read_text())
     assert (about["max_position_embeddings"], about["bos_token_id"], about["eos_token_id"]) == (512, 1, 2)
-    params = hf_load.load(tmp_path / "m", config, llama.build(config, VOCAB), mesh("fsdp=8"))
+    params = hf_load.load(tmp_path / "m", config, Decoder(config, VOCAB), mesh("fsdp=8"))
     query = stored["model.layers.1.self_attn.q_proj.weight"]
     assert float(params["blocks"]["query"][1, 5, 3, 7]) == query[3 * H + 7, 5]
 

@@ -272,9 +272,9 @@ def test_a_model_type_of_another_family_is_refused_or_named(tmp_path: Path, caps
     error = refusal(tmp_path)
     assert "architectures = ['LlamaForCausalLM'], and model_type = 'qwen2'" in error
 
-    edit_config(tmp_path, model_type="mistral")
+    edit_config(tmp_path, model_type="phi")
     assert check(tmp_path).family == "llama"
-    assert "model_type = 'mistral'; transformers goes by model_type" in capsys.readouterr().err
+    assert "model_type = 'phi'; transformers goes by model_type" in capsys.readouterr().err
 
 
 def test_an_adapter_beside_a_whole_model_is_not_applied_and_named(

@@ -12,10 +12,10 @@ from isojax.core.machine import silence_libtpu
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.distributed.sharding import make_mesh, shapes_with_shardings
 from isojax.launch.resume import BASE_FOLDER
-from isojax.models.families import family
 from isojax.models.hf import hf_export, hf_load
 from isojax.models.lora import merge_adapters, policy_params
 from isojax.models.safetensors_io import fingerprint
+from isojax.models.transformer import Decoder
 from isojax.train.base_policy import load_base_policy
 from isojax.train.checkpoint import restore_params
 
@@ -52,7 +52,7 @@ def export_cell(
         raise InputError(f"{problem}; give its folder by --base FOLDER.")
     if adapter_only and model.lora is None:
         raise InputError(f"--adapter: {cell_folder} was trained without cell.model.lora; expected a run with it.")
-    decoder = family.load(model.family)(model, model.vocab)
+    decoder = Decoder(model)
     silence_libtpu()
     device = jax.local_devices()[0]
     template = shapes_with_shardings(decoder.trained(decoder.shapes()), SingleDeviceSharding(device))

@@ -1,11 +1,18 @@
-"""Model families, one file each: `build(config, vocab) -> Decoder` with the decorator `@family`, whose arguments say
-how a published architecture maps onto the decoder."""
+"""Model families, one file each: a function `(config, vocab) -> Architecture` with the decorator `@family`, whose
+arguments say how a published architecture maps onto `cell.model`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
+from isojax.core.config import ModelConfig
+from isojax.core.config.section import Section
+from isojax.core.errors import InputError
 from isojax.core.plugins import PluginKind
+
+Options = TypeVar("Options", bound=Section)
 
 
 @dataclass(frozen=True)
@@ -17,3 +24,15 @@ class FamilyTraits:
 
 
 family = PluginKind("family", "models.families", FamilyTraits)
+
+
+def read_options(config: ModelConfig, options: type[Options]) -> Options:
+    """`cell.model.options` as a family's own section; InputError for what it does not have."""
+    try:
+        return options.model_validate(config.options or {})
+    except ValidationError as e:
+        error = e.errors()[0]
+        key = ".".join(map(str, ("cell.model.options", *error["loc"])))
+        known = ", ".join(options.model_fields) or "none"
+        problem = f"{key}: {error['msg']}; given {error['input']!r}"
+        raise InputError(f"{problem}. The family {config.family} has the options {known}.") from e

@@ -3,14 +3,38 @@
 from collections.abc import Mapping
 from typing import Any
 
-from isojax.models.families import family
-from isojax.models.hf import hf_config
-from isojax.models.transformer import Decoder
+from isojax.core.config import ModelConfig
+from isojax.core.config.section import Section
+from isojax.models.architecture import Architecture, make_architecture
+from isojax.models.families import family, read_options
+from isojax.models.hf.config_values import read_flag, require_value
+from isojax.models.hf.hf_config import common_settings
+from isojax.models.layers.attention_layer import Attention
+from isojax.models.layers.block import Block, pre_norm_block
+from isojax.models.layers.gated_mlp import GatedMLP
+from isojax.models.layers.rope import Rope
+from isojax.models.windows import FULL, refuse_windows
+
+
+class LlamaOptions(Section):
+    attention_bias: bool = False  # whether queries, keys, values and the output projection have one
+    mlp_bias: bool = False
 
 
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
-    hf_config.require_value(config_json, "attention_bias", False, "the decoder has no such bias for Llama")
-    return hf_config.common_settings(config_json)
+    require_value(config_json, "use_sliding_window", False, "Llama's layers do not slide")
+    refuse_windows(config_json)
+    biases = {key: True for key in LlamaOptions.model_fields if read_flag(config_json, key)}
+    return common_settings(config_json) | {"options": biases or None}
 
 
-build = family(architectures=("LlamaForCausalLM",), settings=settings)(Decoder)
+@family(architectures=("LlamaForCausalLM",), settings=settings)
+def llama(config: ModelConfig, vocab: int) -> Architecture:
+    options = read_options(config, LlamaOptions)
+    rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)
+
+    def block(kind: object) -> Block:
+        attention = Attention(config, rope, bias=options.attention_bias, out_bias=options.attention_bias)
+        return pre_norm_block(config, attention, GatedMLP(config, bias=options.mlp_bias))
+
+    return make_architecture(config, vocab, [FULL] * config.layers, block)

@@ -3,16 +3,42 @@
 from collections.abc import Mapping
 from typing import Any
 
-from isojax.models.families import family
-from isojax.models.hf import hf_config
-from isojax.models.transformer import Decoder
+from isojax.core.config import ModelConfig
+from isojax.models.architecture import Architecture, make_architecture
+from isojax.models.families import family, read_options
+from isojax.models.families.qwen2 import window_options
+from isojax.models.hf.config_values import require_value
+from isojax.models.hf.hf_config import common_settings
+from isojax.models.layers.attention_layer import Attention
+from isojax.models.layers.block import Block, pre_norm_block
+from isojax.models.layers.gated_mlp import GatedMLP
+from isojax.models.layers.norm import RMSNorm
+from isojax.models.layers.rope import Rope
+from isojax.models.windows import WindowOptions
 
 DEFAULT_HEAD_DIM = 128  # where config.json has none: the architecture's own, whatever the width
 
 
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
-    hf_config.require_value(config_json, "attention_bias", False, "the decoder has no such bias for Qwen3")
-    return hf_config.common_settings(config_json, DEFAULT_HEAD_DIM) | {"qk_norm": True}
+    require_value(config_json, "attention_bias", False, "Qwen3 has no such bias here")
+    options = window_options(config_json)
+    return common_settings(config_json, DEFAULT_HEAD_DIM) | {"qk_norm": True, "options": options}
 
 
-build = family(architectures=("Qwen3ForCausalLM",), settings=settings)(Decoder)
+@family(architectures=("Qwen3ForCausalLM",), settings=settings)
+def qwen3(config: ModelConfig, vocab: int) -> Architecture:
+    options = read_options(config, WindowOptions)
+    rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)
+    head, eps = {"head_dim": config.head_dim}, config.norm_eps
+
+    def block(kind: object) -> Block:
+        attention = Attention(
+            config,
+            rope,
+            window=options.window_of(kind),
+            query_norm=RMSNorm("query_norm", head, "self_attn.q_norm", eps),
+            key_norm=RMSNorm("key_norm", head, "self_attn.k_norm", eps),
+        )
+        return pre_norm_block(config, attention, GatedMLP(config))
+
+    return make_architecture(config, vocab, options.kinds(config.layers), block)

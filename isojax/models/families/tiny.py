@@ -1,6 +1,10 @@
-"""The quickstart's policy: the decoder at about 0.1M parameters, untied, from scratch."""
+"""The quickstart's policy: Llama's layers at about 0.1M parameters, untied, from scratch."""
 
+from isojax.core.config import ModelConfig
+from isojax.models.architecture import Architecture, llama_architecture
 from isojax.models.families import family
-from isojax.models.transformer import Decoder
 
-build = family(Decoder)
+
+@family
+def tiny(config: ModelConfig, vocab: int) -> Architecture:
+    return llama_architecture(config, vocab)

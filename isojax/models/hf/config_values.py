@@ -17,6 +17,14 @@ def require_value(config_json: Mapping[str, Any], key: str, allowed: Any, reason
         raise InputError(f"config.json: {key} = {value!r}; expected {allowed!r}: {reason}. This model cannot run here.")
 
 
+def read_flag(config_json: Mapping[str, Any], key: str) -> bool:
+    """False where it is absent or null."""
+    value = config_json.get(key)
+    if not isinstance(value, (bool, type(None))):
+        raise InputError(f"config.json: {key} = {value!r}; expected true or false. {FIX}")
+    return bool(value)
+
+
 def read_size(config_json: Mapping[str, Any], key: str, default: int | None = None, section: str = "") -> int:
     value = default if config_json.get(key) is None else config_json[key]
     most = MAX_SIZES.get(key, MAX_WIDTH)

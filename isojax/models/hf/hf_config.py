@@ -49,22 +49,24 @@ def check_model_type(config_json: Mapping[str, Any], family: str) -> None:
 
 
 def common_settings(config_json: Mapping[str, Any], head_dim: int | None = None) -> dict[str, Any]:
-    """ModelConfig's fields that every published family reads alike; InputError for a key that cannot be used.
-    `head_dim`: the family's own where the file has none; None: width / heads."""
+    """ModelConfig's fields of a family with SwiGLU and one table of rotary positions; InputError for a key that cannot
+    be used. `head_dim`: the family's own where the file has none; None: width / heads."""
     require_value(config_json, "hidden_act", "silu", "the decoder's MLP is SwiGLU")
-    for key in ("mlp_bias", "use_sliding_window"):
-        require_value(config_json, key, False, "the decoder has no such thing")
+    return shape_settings(config_json, head_dim) | rope_settings(config_json)
+
+
+def shape_settings(config_json: Mapping[str, Any], head_dim: int | None = None, tied: bool = False) -> dict[str, Any]:
+    """ModelConfig's fields that every published family reads alike. `tied`: what an absent flag means."""
     for key in CONFIG_KEYS:
         if config_json.get(key):
             raise InputError(describe_quantised_config(key, config_json[key]))
-    check_layer_types(config_json)
     width, heads = read_size(config_json, "hidden_size"), read_size(config_json, "num_attention_heads")
     if config_json.get("head_dim") is None and head_dim is None and width % heads:
         problem = f"config.json: no head_dim, and hidden_size = {width} is no multiple of num_attention_heads = {heads}"
         raise InputError(f"{problem}. Add head_dim to it.")
-    tied = config_json.get("tie_word_embeddings")
-    if not isinstance(tied, (bool, type(None))):
-        raise InputError(f"config.json: tie_word_embeddings = {tied!r}; expected true or false. {FIX}")
+    is_tied = config_json.get("tie_word_embeddings")
+    if not isinstance(is_tied, (bool, type(None))):
+        raise InputError(f"config.json: tie_word_embeddings = {is_tied!r}; expected true or false. {FIX}")
     return {
         "layers": read_size(config_json, "num_hidden_layers"),
         "width": width,
@@ -74,21 +76,5 @@ def common_settings(config_json: Mapping[str, Any], head_dim: int | None = None)
         "mlp": read_size(config_json, "intermediate_size"),
         "vocab": read_size(config_json, "vocab_size"),
         "norm_eps": read_number(config_json, "rms_norm_eps"),
-        "tied": bool(tied),
-        **rope_settings(config_json),
+        "tied": tied if is_tied is None else is_tied,
     }
-
-
-def check_layer_types(config_json: Mapping[str, Any]) -> None:
-    """InputError where a layer has another attention than the decoder's, whatever use_sliding_window says, or where
-    their number is another than num_hidden_layers."""
-    layer_types = config_json.get("layer_types")
-    if layer_types is None:
-        return
-    others = sorted({str(kind) for kind in layer_types} - {"full_attention"}) if isinstance(layer_types, list) else []
-    if others or not isinstance(layer_types, list):
-        held = ", ".join(others) or repr(layer_types)
-        expected = "expected full_attention for each layer: the decoder has no other"
-        raise InputError(f"config.json: layer_types has {held}; {expected}. This model cannot run here.")
-    if len(layer_types) != (layers := read_size(config_json, "num_hidden_layers")):
-        raise InputError(f"config.json: {len(layer_types)} layer_types, and num_hidden_layers = {layers}. {FIX}")

@@ -15,7 +15,7 @@ from isojax.core.yaml_files import flatten
 from isojax.models.families import family
 from isojax.models.hf.hf_load import CONFIG_FILE, WeightLayout, read_config, weight_layouts
 from isojax.models.safetensors_io import TEXT_FILES, TensorSources, new_model_folder, write_safetensors
-from isojax.models.transformer import Params
+from isojax.models.transformer import Decoder, Params
 
 COPIED_FILES = (*TEXT_FILES, "LICENSE*", "NOTICE*")  # what an export copies from the base model's folder
 
@@ -24,7 +24,7 @@ def save(params: Params, config: ModelConfig, source: Path, folder: Path, dtype:
     """Write a folder, whole or not at all, with weights in `dtype`, and config.json and tokenizer of `source`.
     InputError where the folder exists, cannot be written, or the family has no published architecture."""
     architecture_of(config)
-    decoder = family.load(config.family)(config, params["embed"].shape[0])
+    decoder = Decoder(config, params["embed"].shape[0])
     values = dict(flatten(params))
 
     def read_tensor(weight: WeightLayout, layer: int) -> np.ndarray:
@@ -50,7 +50,7 @@ def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path,
     name. InputError where the folder exists or cannot be written."""
     lora = config.lora
     assert lora is not None
-    layer_specs = family.load(config.family)(config, config.vocab).specs()["blocks"]
+    layer_specs = Decoder(config).specs()["blocks"]
     tensors: dict[str, np.ndarray] = {}
     target_modules = []
     for spec in layer_specs.values():

@@ -23,7 +23,7 @@ from isojax.core.errors import InputError
 from isojax.core.table_files import read_json_object
 from isojax.core.yaml_files import flatten
 from isojax.models import families
-from isojax.models.architecture import EMBEDDING, HEAD
+from isojax.models.architecture import EMBEDDING_WEIGHT, HEAD_WEIGHT
 from isojax.models.folder_kinds import CONFIG_FILE, describe_folder, holds_model
 from isojax.models.hf.hf_config import check_model_type, find_family
 from isojax.models.hf.weight_checks import check_tensors
@@ -99,7 +99,7 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
     except InputError as e:
         raise InputError(f"{folder}/{e}") from e
     from_file = ModelConfig(family=family, path=model.path, lora=model.lora).model_copy(update=settings)
-    requested_fields, file_fields = model.model_dump(), from_file.model_dump()
+    requested_fields, file_fields = vars(model), vars(from_file)
     for key in sorted(model.model_fields_set):
         if requested_fields[key] != file_fields[key] and (key, requested_fields[key]) != ("vocab", None):
             raise InputError(
@@ -138,7 +138,7 @@ def check_weights(config: ModelConfig) -> None:
     """InputError unless the weights of a resolved `config.path` are there as `load` needs them. Reads headers alone,
     and a head that a tied model stores."""
     if config.path is not None:
-        decoder = families.family.load(config.family)(config, config.vocab)
+        decoder = Decoder(config)
         _checked_tensors(Path(config.path), config, weight_layouts(decoder))
 
 
@@ -146,8 +146,10 @@ def _checked_tensors(folder: Path, config: ModelConfig, layouts: list[WeightLayo
     """The folder's tensors by name, which are as config.json says."""
     stored_tensors = read_headers(folder)
     expected = {name for weight in layouts for name in weight.tensor_names}
-    if EMBEDDING in expected - stored_tensors.keys() and HEAD in stored_tensors and HEAD not in expected:
-        stored_tensors[EMBEDDING] = stored_tensors.pop(HEAD)  # of two tied tensors, safetensors may store either
+    is_head_alone = HEAD_WEIGHT in stored_tensors.keys() - expected
+    if is_head_alone and EMBEDDING_WEIGHT in expected - stored_tensors.keys():
+        # Of two tied tensors, safetensors may store either.
+        stored_tensors[EMBEDDING_WEIGHT] = stored_tensors.pop(HEAD_WEIGHT)
     check_tensors(folder, config, [layout.spec for layout in layouts], stored_tensors)
     return stored_tensors
 

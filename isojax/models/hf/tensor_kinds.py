@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from isojax.core.config import ModelConfig
-from isojax.models.architecture import EMBEDDING, HEAD, LAYER_PREFIX
+from isojax.models.architecture import EMBEDDING_WEIGHT, HEAD_WEIGHT, LAYER_PREFIX
 from isojax.models.folder_kinds import CONFIG_AND_TOKENIZER, NEW, TOKENIZER, python_command
 from isojax.models.safetensors_io import StoredTensor
 from isojax.models.spec import Spec
@@ -46,9 +46,9 @@ def explain_mismatch(
     expected = [name for spec in specs for name in spec.tensor_names()]
     missing = [name for name in expected if name not in stored]
     needed = [stored[name] for name in expected if name in stored]
-    if missing == [HEAD]:
+    if missing == [HEAD_WEIGHT]:
         fix = "If the model is tied, as small ones are, set tie_word_embeddings to true in config.json"
-        return f"{fix}; else copy the file with {HEAD}."
+        return f"{fix}; else copy the file with {HEAD_WEIGHT}."
     if any(0 in tensor.shape for tensor in needed):
         fix = f"python zero_to_fp32.py CHECKPOINT {NEW} --safe_serialization, of the trainer's checkpoint"
         return (
@@ -64,17 +64,17 @@ def explain_mismatch(
 
 
 def _explain_names(folder: Path, config: ModelConfig, missing: list[str], stored: Mapping[str, StoredTensor]) -> str:
-    embeddings = [name for name in stored if name.endswith(EMBEDDING.removeprefix("model."))]
+    embeddings = [name for name in stored if name.endswith(EMBEDDING_WEIGHT.removeprefix("model."))]
     if embeddings and all(map(TEXT_PART.search, embeddings)):
         rename = _rename_command(folder, "k.replace('language_model.', '')")
         return f"Names are those of the text part of a model of images or sound. Write them as its own: {rename}"
-    prefixes = {name.removesuffix(EMBEDDING) for name in stored if name.endswith("." + EMBEDDING)}
+    prefixes = {name.removesuffix(EMBEDDING_WEIGHT) for name in stored if name.endswith("." + EMBEDDING_WEIGHT)}
     if prefixes:
         prefix = min(prefixes)
         rename = _rename_command(folder, f"k.removeprefix('{prefix}')")
         return f"Names begin with {prefix!r}, which is no part of the model. Write them without it: {rename}"
 
-    if all(name.removeprefix("model.") in stored for name in missing if name != HEAD):
+    if all(name.removeprefix("model.") in stored for name in missing if name != HEAD_WEIGHT):
         saved = "The names lack 'model.', as AutoModel writes a model without its head"
         if config.tied:
             command = _rename_command(folder, "'model.' + k")
@@ -107,7 +107,7 @@ def _explain_shapes(config: ModelConfig, specs: Sequence[Spec], stored: Mapping[
     first_tensors = {spec.name: spec.tensor_names()[0] for spec in specs}
     names = {key: first_tensors.get(key, "") for key in ("embed", "query", "key", "gate")}
     are_matrices = all(name in stored and len(stored[name].shape) == 2 for name in names.values())
-    if names["embed"] != EMBEDDING or not are_matrices:
+    if names["embed"] != EMBEDDING_WEIGHT or not are_matrices:
         return COPY  # a family of other names
 
     stored_rows = {key: stored[name].shape[0] for key, name in names.items()}

@@ -10,7 +10,7 @@ import numpy as np
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.terminal import warn
-from isojax.models.architecture import EMBEDDING, HEAD
+from isojax.models.architecture import EMBEDDING_WEIGHT, HEAD_WEIGHT
 from isojax.models.folder_kinds import ADAPTER_CONFIG, CONFIG_FILE
 from isojax.models.hf.quantised import describe_quantised_tensors
 from isojax.models.hf.tensor_kinds import (
@@ -33,7 +33,7 @@ def check_tensors(folder: Path, config: ModelConfig, specs: Sequence[Spec], stor
     """InputError unless each tensor of the described parameters has its shape and a known dtype, and no other one says
     that the weights are quantised, lack their adapters, or have another head; other unused ones are named on stderr."""
     expected = {name: spec.stored_shape for spec in specs for name in spec.tensor_names()}
-    unused = sorted(stored.keys() - expected.keys() - {HEAD})
+    unused = sorted(stored.keys() - expected.keys() - {HEAD_WEIGHT})
     unreadable = {name: t.dtype for name, t in stored.items() if name not in expected or t.dtype not in DTYPES}
     if description := describe_adapters(unused) or describe_quantised_tensors(unreadable):
         raise InputError(f"{folder}: {description}")
@@ -45,8 +45,8 @@ def check_tensors(folder: Path, config: ModelConfig, specs: Sequence[Spec], stor
         fix = explain_mismatch(folder, config, specs, stored)
         raise InputError(f"{folder}: {len(mismatches)} weights are not as {CONFIG_FILE} says: {listed}. {fix}")
 
-    if HEAD in stored and HEAD not in expected and EMBEDDING in expected:
-        _check_head(folder, stored[HEAD], stored[EMBEDDING])
+    if HEAD_WEIGHT in stored and HEAD_WEIGHT not in expected and EMBEDDING_WEIGHT in expected:
+        _check_head(folder, stored[HEAD_WEIGHT], stored[EMBEDDING_WEIGHT])
     _warn_of_unused(folder, config, unused)
 
 
@@ -71,9 +71,11 @@ def _check_head(folder: Path, head: StoredTensor, embedding: StoredTensor) -> No
     vLLM by the embedding, so neither can be taken for granted."""
     row = _first_different_row(head, embedding)
     if row is not None:
-        problem = f"{folder}: {CONFIG_FILE} ties the head to the embedding, but {HEAD} in {head.file.name} differs"
-        where = f"from {EMBEDDING} in {embedding.file.name}, at row {row}"
-        fix = f"Set tie_word_embeddings to false in {CONFIG_FILE}, if the head was trained; else remove {HEAD}"
+        problem = (
+            f"{folder}: {CONFIG_FILE} ties the head to the embedding, but {HEAD_WEIGHT} in {head.file.name} differs"
+        )
+        where = f"from {EMBEDDING_WEIGHT} in {embedding.file.name}, at row {row}"
+        fix = f"Set tie_word_embeddings to false in {CONFIG_FILE}, if the head was trained; else remove {HEAD_WEIGHT}"
         raise InputError(f"{problem} {where}. {fix} from its file.")
 
 

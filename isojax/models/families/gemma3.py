@@ -1,0 +1,110 @@
+"""Gemma 3 (text): five sliding layers to a full one, each kind with its rotary table; norms before and after."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from isojax.core.config import ModelConfig
+from isojax.core.config.section import PositiveFloat
+from isojax.core.errors import InputError
+from isojax.models.architecture import FINAL_NORM, Architecture, make_architecture
+from isojax.models.families import family, read_options
+from isojax.models.hf.config_values import read_number, read_size, require_value
+from isojax.models.hf.hf_config import shape_settings
+from isojax.models.layers.attention_layer import Attention
+from isojax.models.layers.block import Block
+from isojax.models.layers.gated_mlp import GatedMLP, gelu_tanh
+from isojax.models.layers.norm import RMSNorm
+from isojax.models.layers.rope import Rope
+from isojax.models.windows import FULL_TYPE, SLIDING, SLIDING_TYPE, WindowOptions, read_windows
+
+# What absent keys mean, by the class of transformers: files of 4B and larger leave most of them out.
+DEFAULTS = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262_208,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+}
+PERIOD = 6  # layers, of which the last is full, where the file has neither layer_types nor a pattern
+COMPUTED = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "attention_bias": False,
+    "use_bidirectional_attention": False,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+}
+
+
+class Gemma3Options(WindowOptions):
+    local_rope_base: PositiveFloat = 1e4  # theta of sliding layers; `rope_base` is that of full ones
+    rope_factor: PositiveFloat = 1.0  # by which positions of full layers are stretched
+    query_scalar: PositiveFloat = 256.0  # scores are divided by its square root
+
+
+def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    config_json = DEFAULTS | {key: value for key, value in config_json.items() if value is not None}
+    for key, value in COMPUTED.items():
+        require_value(config_json, key, value, "isojax computes Gemma 3 with that alone")
+
+    period = read_size(config_json, "sliding_window_pattern", config_json.get("_sliding_window_pattern", PERIOD))
+    full, local_base = read_ropes(config_json)
+    options = read_windows(config_json, lambda layer: (layer + 1) % period != 0) | {
+        "local_rope_base": local_base,
+        "rope_factor": full["factor"],
+        "query_scalar": read_number(config_json, "query_pre_attn_scalar"),
+    }
+    return shape_settings(config_json, tied=True) | {"rope_base": full["base"], "options": options}
+
+
+def read_ropes(config_json: Mapping[str, Any]) -> tuple[dict[str, float], float]:
+    """Theta and stretching factor of full layers, and theta of sliding ones. transformers 5 has a section for each kind
+    of layer; in 4, rope_scaling is for full layers alone."""
+    sections = config_json.get("rope_parameters") or {}
+    full = {"rope_theta": config_json["rope_theta"], **(config_json.get("rope_scaling") or {})}
+    full |= sections.get(FULL_TYPE) or {}
+    local = {"rope_theta": config_json["rope_local_base_freq"]} | (sections.get(SLIDING_TYPE) or {})
+
+    require_value(local, "rope_type", "default", "sliding layers of Gemma 3 have plain rotary positions")
+    rope_type = full.get("rope_type", full.get("type", "default"))
+    if rope_type not in ("default", "linear"):
+        raise InputError(
+            f"config.json: rope_type = {rope_type!r}; expected default or linear. This model cannot run here."
+        )
+    factor = read_number(full, "factor") if rope_type == "linear" else 1.0
+    return {"base": read_number(full, "rope_theta"), "factor": factor}, read_number(local, "rope_theta")
+
+
+@family(architectures=("Gemma3ForCausalLM",), settings=settings)
+def gemma3(config: ModelConfig, vocab: int) -> Architecture:
+    options = read_options(config, Gemma3Options)
+    full = Rope(config.head_dim, config.rope_base, linear_factor=options.rope_factor)
+    local = Rope(config.head_dim, options.local_rope_base)
+    norm = partial(RMSNorm, eps=config.norm_eps, plus_one=True, rounds_last=True)
+    embed, head = {"embed": config.width}, {"head_dim": config.head_dim}
+
+    def block(kind: object) -> Block:
+        attention = Attention(
+            config,
+            local if kind == SLIDING else full,
+            window=options.window_of(kind),
+            scale=options.query_scalar**-0.5,
+            query_norm=norm("query_norm", head, "self_attn.q_norm"),
+            key_norm=norm("key_norm", head, "self_attn.k_norm"),
+        )
+        return Block(
+            attention,
+            GatedMLP(config, gelu_tanh),
+            attention_norm=norm("attention_norm", embed, "input_layernorm"),
+            attention_out_norm=norm("attention_out_norm", embed, "post_attention_layernorm"),
+            mlp_norm=norm("mlp_norm", embed, "pre_feedforward_layernorm"),
+            mlp_out_norm=norm("mlp_out_norm", embed, "post_feedforward_layernorm"),
+        )
+
+    kinds = options.kinds(config.layers)
+    final_norm = norm("norm", embed, FINAL_NORM)
+    return make_architecture(config, vocab, kinds, block, norm=final_norm, embedding_scale=config.width**0.5)

@@ -1,0 +1,49 @@
+"""OLMo 2: norms after attention and MLP and none before; queries and keys are normalised over all heads together."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from isojax.core.config import ModelConfig
+from isojax.models.architecture import FINAL_NORM, Architecture, make_architecture
+from isojax.models.families import family
+from isojax.models.hf.config_values import require_value
+from isojax.models.hf.hf_config import common_settings
+from isojax.models.layers.attention_layer import Attention
+from isojax.models.layers.block import Block
+from isojax.models.layers.gated_mlp import GatedMLP
+from isojax.models.layers.norm import RMSNorm
+from isojax.models.layers.rope import Rope
+from isojax.models.windows import FULL, refuse_windows
+
+
+def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    require_value(config_json, "attention_bias", False, "OLMo 2 has no such bias here")
+    refuse_windows(config_json)
+    return common_settings(config_json)
+
+
+@family(architectures=("Olmo2ForCausalLM",), settings=settings)
+def olmo2(config: ModelConfig, vocab: int) -> Architecture:
+    rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)
+    norm = partial(RMSNorm, eps=config.norm_eps, rounds_last=True)
+    embed = {"embed": config.width}
+    queries = {"heads": config.heads, "head_dim": config.head_dim}
+    keys = {"kv_heads": config.kv_heads, "head_dim": config.head_dim}
+
+    def block(kind: object) -> Block:
+        attention = Attention(
+            config,
+            rope,
+            query_norm=norm("query_norm", queries, "self_attn.q_norm"),
+            key_norm=norm("key_norm", keys, "self_attn.k_norm"),
+        )
+        return Block(
+            attention,
+            GatedMLP(config),
+            attention_out_norm=norm("attention_out_norm", embed, "post_attention_layernorm"),
+            mlp_out_norm=norm("mlp_out_norm", embed, "post_feedforward_layernorm"),
+        )
+
+    final_norm = norm("norm", embed, FINAL_NORM)
+    return make_architecture(config, vocab, [FULL] * config.layers, block, norm=final_norm)

@@ -1,0 +1,68 @@
+"""Layers that slide: a token of theirs sees itself and the positions just before it, `window` in all."""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from isojax.core.config.section import PositiveInt, Section
+from isojax.core.errors import InputError
+from isojax.models.hf.config_values import FIX, read_size
+
+FULL, SLIDING = "full", "sliding"  # kinds of layers
+FULL_TYPE, SLIDING_TYPE = "full_attention", "sliding_attention"  # the same in `layer_types` of a config.json
+
+
+class WindowOptions(Section):
+    """`cell.model.options` of families whose layers may slide."""
+
+    window: PositiveInt | None = (
+        None  # positions that a sliding layer's token sees, its own included; null: none slides
+    )
+    # The numbers of the layers that slide, from 0; null: all, where there is a window.
+    sliding_layers: list[Annotated[int, Field(ge=0)]] | None = None
+
+    def kinds(self, layers: int) -> list[str]:
+        """The kind of each layer."""
+        if self.window is None:
+            return [FULL] * layers
+        sliding = range(layers) if self.sliding_layers is None else self.sliding_layers
+        return [SLIDING if layer in sliding else FULL for layer in range(layers)]
+
+    def window_of(self, kind: object) -> int | None:
+        return self.window if kind == SLIDING else None
+
+
+def read_windows(config_json: Mapping[str, Any], slides: Callable[[int], bool]) -> dict[str, Any]:
+    """The WindowOptions of a config.json, empty where no layer slides. `slides`: whether layer i does where the file
+    has no `layer_types`. InputError where layers slide and nothing says how far, or have another attention."""
+    layers = read_size(config_json, "num_hidden_layers")
+    sliding_layers = [i for i in range(layers) if slides(i)]
+    layer_types = config_json.get("layer_types")
+    if layer_types is not None:
+        check_layer_types(layer_types, layers, (FULL_TYPE, SLIDING_TYPE))
+        sliding_layers = [i for i, kind in enumerate(layer_types) if kind == SLIDING_TYPE]
+    if not sliding_layers:
+        return {}
+
+    if config_json.get("sliding_window") is None:
+        problem = f"{len(sliding_layers)} layers slide, and sliding_window is not there"
+        raise InputError(f"config.json: {problem}; expected the number of positions that they see. {FIX}")
+    options: dict[str, Any] = {"window": read_size(config_json, "sliding_window")}
+    return options if len(sliding_layers) == layers else options | {"sliding_layers": sliding_layers}
+
+
+def refuse_windows(config_json: Mapping[str, Any]) -> None:
+    """InputError where a family whose layers are all full has a file that says otherwise."""
+    if (layer_types := config_json.get("layer_types")) is not None:
+        check_layer_types(layer_types, read_size(config_json, "num_hidden_layers"), (FULL_TYPE,))
+
+
+def check_layer_types(layer_types: Any, layers: int, known: tuple[str, ...]) -> None:
+    others = sorted({str(kind) for kind in layer_types} - set(known)) if isinstance(layer_types, list) else []
+    if others or not isinstance(layer_types, list):
+        held = ", ".join(others) or repr(layer_types)
+        expected = f"expected {' or '.join(known)} for each layer: the family has no other"
+        raise InputError(f"config.json: layer_types has {held}; {expected}. This model cannot run here.")
+    if len(layer_types) != layers:
+        raise InputError(f"config.json: {len(layer_types)} layer_types, and num_hidden_layers = {layers}. {FIX}")
