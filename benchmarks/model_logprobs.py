@@ -76,7 +76,7 @@ def whole_pass(decoder: Any, params: Any, tokens: Any) -> Any:
 
 
 def sample(decoder: Any, params: Any, tokens: Any, lengths: Any, platform: str) -> tuple[Any, Any]:
-    """Logits f32[b, t, V] of the sampler's steps after the prefilled tokens, and the greedy continuations i32[b, 24]."""
+    """Logits f32[b, t, V] of the sampler's steps after the prefilled tokens, and greedy continuations i32[b, 24]."""
     import jax
     import jax.numpy as jnp
     import numpy as np

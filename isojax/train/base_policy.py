@@ -81,7 +81,9 @@ def _damaged(folder: Path, name: str) -> InputError:
 def compute_label_key(cell: CellConfig, fingerprint: str, problems: Sequence[Problem]) -> str:
     """16 hex digits that name what labels depend on: the policy, the problems, and how rollouts are made and judged."""
     sections = {"task", "model", "base", "prompt", "verifier", "sampling"}
-    key_data = cell.model_dump(mode="json", include=sections, exclude={"model": {"lora"}, "prompt": {"date"}}) | {
+    # Settings that are later than labels count where they are set.
+    unset = {"lora"} if cell.model.options is not None else {"lora", "options"}
+    key_data = cell.model_dump(mode="json", include=sections, exclude={"model": unset, "prompt": {"date"}}) | {
         **({} if cell.prompt.date is None else {"date": cell.prompt.date}),
         **({} if cell.reward == RewardConfig() else {"reward": cell.reward.model_dump(mode="json")}),
         "seed": cell.data.seed,

@@ -105,7 +105,7 @@ REFUSED = [
     ("llama", {"use_sliding_window": True}, "use_sliding_window = True"),
     (
         "qwen2",
-        {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": None},
+        {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": None, "layer_types": None},
         "sliding_window is not there",
     ),
     ("llama", {"mlp_bias": 1}, "mlp_bias = 1"),

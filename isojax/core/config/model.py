@@ -1,8 +1,8 @@
 """`cell.model`, `cell.base`, `cell.precision`, `cell.sampling`: the policy, its base, number formats, sampling."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from isojax.core.config.section import FolderPath, PositiveFloat, PositiveInt, Section
@@ -42,6 +42,9 @@ class LoraConfig(Section):
         return targets
 
 
+OptionValue = bool | int | float | str | list[int] | list[str]
+
+
 class ModelConfig(Section):
     """The policy's shape, and which of its weights are trained."""
 
@@ -64,16 +67,8 @@ class ModelConfig(Section):
     qk_norm: bool = False  # whether queries and keys are normalised, as in Qwen3
     tied: bool = False  # whether the unembedding is the embedding
     # What only this family has, such as the window of sliding layers; its file says what there is. Null: its defaults.
-    options: dict[str, Any] | None = None
+    options: dict[str, OptionValue] | None = None
     lora: LoraConfig | None = None  # null: all weights are trained
-
-    @model_serializer(mode="wrap")
-    def _leave_out_null_options(self, to_dict: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """As configs were before there were any: labels and cells are known by what is written here."""
-        values = to_dict(self)
-        if self.options is None:
-            values.pop("options", None)
-        return values
 
 
 class BasePolicyConfig(Section):
