@@ -16,6 +16,7 @@ from isojax.core.nouns import Problem
 from isojax.core.terminal import warn
 from isojax.tasks.answers.final_answer import reference_answer
 from isojax.tasks.grading import Checker
+from isojax.tasks.missing_answers import are_word_labels, is_missing_answer
 from isojax.tasks.problem_columns import ANSWER_COLUMNS
 from isojax.tasks.task import TextTask
 from isojax.tasks.text_literals import parse_literal
@@ -26,26 +27,6 @@ MAX_TOLERATED, MAX_TOLERATED_SHARE = 3, 0.01  # more than both, or more than hal
 MAX_NAMED = 4  # in a message
 MAX_PROSE_WORDS = 12
 
-MISSING_ANSWERS = frozenset(
-    [
-        "n/a",
-        "na",
-        "#n/a",
-        "nan",
-        "<na>",
-        "nat",
-        "none",
-        "null",
-        "nil",
-        "undefined",
-        "missing",
-        "tbd",
-        "todo",
-        "-",
-        "--",
-        "?",
-    ]
-)
 _ARRAY = re.compile(r"(?:np\.|numpy\.|torch\.)?(?:array|tensor|u?int\d*|float\d*|str_)\(|\[\s*['\"]|\{\s*['\"]")
 _PROOF = re.compile(r"\b(?:proof|prove[dns]?|suppose|lemma|q\.?e\.?d)\b|\\(?:blacksquare|qed)\b|[∎■]", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
@@ -139,7 +120,8 @@ def _not_integers(problems: Sequence[Problem]) -> list[UnmatchedReference]:
 
 def _unmatched_by_math(judge: Judge, problems: Sequence[Problem]) -> list[UnmatchedReference]:
     problem_by_answer = {problem.answer: problem for problem in problems}  # equal answers are graded once
-    reason_by_answer = {answer: _unmatchable_form(answer) for answer in problem_by_answer}
+    are_labels = are_word_labels(reference_answer(problem.answer) for problem in problems)
+    reason_by_answer = {answer: _unmatchable_form(answer, are_labels) for answer in problem_by_answer}
 
     # The reference as it is, its final answer in a box, and a number without its separators of thousands.
     requests: list[tuple[str, str]] = []
@@ -176,16 +158,16 @@ def _unmatched_by_math(judge: Judge, problems: Sequence[Problem]) -> list[Unmatc
     return unmatched
 
 
-def _unmatchable_form(answer: str) -> str:
+def _unmatchable_form(answer: str, are_labels: bool) -> str:
     """Why no response matches an answer of this form, though its own text does; empty where one may."""
     final = reference_answer(answer)
     if not final:
         return "no answer after #### or in \\boxed{}"
-    return _missing(final) or _collection(final) or _prose(final)
+    return _missing(final, are_labels) or _collection(final) or _prose(final)
 
 
-def _missing(answer: str) -> str:
-    return "a word for a missing answer" if answer.strip().lower() in MISSING_ANSWERS else ""
+def _missing(answer: str, are_labels: bool = False) -> str:
+    return "a word for a missing answer" if is_missing_answer(answer, are_labels) else ""
 
 
 def _collection(answer: str) -> str:

@@ -66,6 +66,44 @@ def test_what_responses_match(math_checker: Checker) -> None:
     assert unmatched(math_checker, *answers) == {}
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "See solution", "see the solution.", "Please see above", "Refer to the figure", "See attached image",
+        r"\text{See solution}", r"\text{See explanation.}", "(see below)", "Check the answer below", "证明见解析", "略",
+        "Not available", "Not available yet", "Answer not provided", "The answer is not given.", "No answer provided",
+        "no answer available", "no answer", "unknown", "Unknown.", "[unknown]", "n.a.", "TBA", "...", "Unavailable",
+        "Answers will vary.", "To be determined", "#REF!", "Work it out.\n#### See solution",
+    ],
+)  # fmt: skip
+def test_words_that_say_there_is_no_answer(math_checker: Checker, answer: str) -> None:
+    assert list(unmatched(math_checker, "7", answer, "8")) == [answer]
+
+
+def test_words_that_say_there_is_no_answer_in_every_row(math_checker: Checker) -> None:
+    answers = ["See solution", "unknown", "Not available", "no answer", "TBD", "None"]
+    assert list(unmatched(math_checker, *answers, *answers)) == answers
+
+
+def test_words_for_nothing_that_are_an_answer(math_checker: Checker) -> None:
+    """One label of several; what mathematics calls having none; and words that only begin alike."""
+    labels = ["True", "False", "Unknown", "True", "Unknown", "False", "not given", "no answer"]
+    assert unmatched(math_checker, *labels) == {}
+    answers = [
+        "no solution",
+        "no real solutions",
+        "seesaw",
+        "Seer",
+        "not possible",
+        "not enough",
+        "(0)",
+        "-1",
+        "9.",
+        "A.",
+    ]
+    assert unmatched(math_checker, *answers, "not continuous", "infinitely many", "not unique", "see") == {}
+
+
 def test_a_wrong_final_answer_is_found_in_every_solution_that_ends_in_it(math_checker: Checker) -> None:
     answers = ["one\n#### 12,34,567", "another\n#### 12,34,567", "a third\n#### 12"]
     assert list(unmatched(math_checker, *answers)) == answers[:2]
