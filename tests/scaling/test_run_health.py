@@ -94,6 +94,8 @@ def test_a_run_that_falls_from_the_base_policy_on() -> None:
         [*RISE[:7], 0.48, 0.01, 0.01],  # two evaluations are not yet "stays"
         [0.20, 0.215, 0.21, 0.22, 0.21, 0.20, 0.205, 0.20, 0.195, 0.20],  # noise around the base policy
         [0.20, 0.01, 0.01],  # too few to say
+        [0.0, 0.0, 0.0, 0.0, 0.132, 0.0, 0.0, 0.0, 0.0, 0.0],  # one evaluation stands out, nothing was gained to lose
+        [0.20, 0.21, 0.19, 0.20, 0.36, 0.20, 0.19, 0.21, 0.20, 0.19],
     ],
 )
 def test_what_only_looks_like_a_collapse(rewards: list[float]) -> None:

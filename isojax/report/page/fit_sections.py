@@ -29,6 +29,10 @@ def describe_n_path(fit: FitResult) -> str:
     if len(path) < 2:
         if all_n(fit) == path:
             return f"Only n = {path[0]} was run."
+        tied = [point.C for point in fit.joint.frontier if point.tied]
+        if tied:
+            stood = f"Up to C = {wording.format_compact(tied[-1])} no run had left the reward of its start"
+            return f"{stood}, so no n leads; from there on n = {path[0]} does: no crossover was seen."
         return f"n = {path[0]} leads at every measured budget: no crossover was seen."
     order, shown = " → ".join(map(str, path)), crossovers if len(crossovers) < 5 else (*crossovers[:2], crossovers[-1])
     if not crossovers:

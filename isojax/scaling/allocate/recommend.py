@@ -66,9 +66,10 @@ def recommend(
     risks, further_warnings = advice.find_risks(ensemble, allocation, cell)
     with_advice = with_details and not (fit.nothing_learnt or tie)
     halting_marks = advice.set_halting_marks(ensemble, allocation, cell) if with_advice else ()
-    is_guess = _is_guess(ensemble, cell, allocation.C)
+    # A growing n goes on from a reward as the runs of its new n do, of which a reward of 0 says nothing.
+    is_unknown = _is_guess(ensemble, cell, allocation.C) or any(curve.flat_start for curve in ensemble.curves)
     may_grow = (
-        with_advice and measured and not is_guess and not (request.fix or request.time or fit.joint.n_star.no_effect)
+        with_advice and measured and not is_unknown and not (request.fix or request.time or fit.joint.n_star.no_effect)
     )
     return Recommendation(
         allocation=allocation,

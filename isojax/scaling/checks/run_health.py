@@ -146,7 +146,9 @@ def _summarize_reward(run: RunRecord, R: FloatArray, metric: str) -> RewardSumma
         unpaired_se = (scatter or 0.0) * math.sqrt(1 / len(a) + 1 / len(b)) if counts_scatter else 0.0
         return difference > max(MIN_CHANGE, Z_CHANGE * max(unpaired_se, paired.se if paired else 0.0))
 
-    fell = exceeds_noise(best - last, best_points, last_points)
+    # Where one evaluation alone was high, a run that is back at its base policy's reward has lost nothing.
+    was_held = float(np.median(R[best_start : best_start + PERSISTENCE])) >= (base + best) / 2
+    fell = exceeds_noise(best - last, best_points, last_points) and (was_held or base - last > MIN_CHANGE)
     return RewardSummary(base, best, last, fell, exceeds_noise(last - base, base_points, last_points))
 
 
