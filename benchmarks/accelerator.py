@@ -39,6 +39,7 @@ from isojax.models.attention_autotune import (
     implementations,
     select_attention,
 )
+from isojax.models.describe_sizes import describe_sizes
 from isojax.rl.metric import values
 from isojax.rl.rollout_source import RolloutBatch
 from isojax.sampling.batch import ProblemArrays, rewards_to_buffer
@@ -195,7 +196,9 @@ def main() -> None:
     cell = ("cell.task=jsonl:none", "cell.rl.kl=0", "cell.rl.entropy=0", "cell.rl.learning_rate=1e-6")
     config = load_config(["quickstart"], [*cell, *SHAPES[name][1:], *arguments.words])
     pairs, vocab = [(config.sweep.B_p[0], config.sweep.n[0])], config.cell.model.vocab or 0
-    budget = planner.DeviceBudget(config.cell, pairs, MeshShape(), vocab, False, device.platform, memory)
+    budget = planner.DeviceBudget(
+        config.cell, pairs, MeshShape(), describe_sizes(config.cell.model, vocab), False, device.platform, memory
+    )
     sweep = planner.autosize_sweep(config.sweep, budget, is_new_run=True)
     sweep = select_attention(config.cell, sweep, mesh)
     config = config.model_copy(update={"sweep": sweep})

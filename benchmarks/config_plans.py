@@ -15,6 +15,7 @@ from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import DeviceBudget, fit_to_memory, plan_cells
 from isojax.launch.time_estimate import TYPICAL_RATES, DeviceRates, Forecast, find_chip, forecast_from_rates
+from isojax.models.describe_sizes import describe_sizes
 
 ROOT = Path(__file__).parents[1]
 DEVICE_VOCAB = 32  # at least the tokens of tasks that the device verifies
@@ -55,7 +56,9 @@ def plan(configs: Sequence[str], chip: str, mesh: MeshShape, chips: int, words: 
     pairs = sorted({pair for c in cells for pair in c.pairs})
     is_device_task = cell.model.vocab is None
     vocab = cell.model.vocab or DEVICE_VOCAB
-    budget = DeviceBudget(cell, pairs, mesh, vocab, is_device_task, platform, int(2**30 * gib))
+    budget = DeviceBudget(
+        cell, pairs, mesh, describe_sizes(cell.model, vocab), is_device_task, platform, int(2**30 * gib)
+    )
     sweep = fit_to_memory(config.sweep, budget)
     if sweep is None:
         return None

@@ -181,6 +181,7 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         build_abstract_programs,
     )
     from isojax.launch.planner import DeviceBudget, plan_cells, resolve_sweep_sizes
+    from isojax.models.describe_sizes import describe_sizes
     from isojax.tasks.task import build_task
 
     mesh_text, *words = case
@@ -192,7 +193,9 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     shape = parse_mesh(mesh_text, 4)
     sweep = resolve_sweep_sizes(config.sweep, shape.shards, cell)
     pairs = sorted({(c.B_p, c.n) for c in plan_cells(sweep)})
-    budget = DeviceBudget(cell, pairs, shape, cell.model.vocab or task.vocab, not text, "cpu", device_memory=0)
+    budget = DeviceBudget(
+        cell, pairs, shape, describe_sizes(cell.model, cell.model.vocab or task.vocab), not text, "cpu", device_memory=0
+    )
     planned = budget.estimate(sweep).program_bytes
     for name, program in build_abstract_programs(cell, sweep, pairs, make_mesh(shape, jax.devices()), task).items():
         began = time.perf_counter()

@@ -2,11 +2,28 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from isojax.core.errors import InputError
 
 AXES = ("data", "fsdp", "sequence", "tensor")
+ROLLOUT_AXES = ("data", "fsdp")  # the mesh axes that split rollouts
+
+# The one table from logical axes of arrays to axes of a mesh; only it and distributed/sharding.py name these.
+LOGICAL_AXIS_RULES: Mapping[str, str | tuple[str, ...] | None] = {
+    "shard": ROLLOUT_AXES,
+    "layer": None,
+    "vocab": "tensor",
+    "embed": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "rank": None,
+    "head_dim": None,
+    "position": "sequence",
+    "token": "tensor",  # of hidden states between products (`split_tokens`)
+}
 
 
 @dataclass(frozen=True)

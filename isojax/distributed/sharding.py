@@ -1,4 +1,4 @@
-"""Meshes, and the one table from logical axes to mesh axes. Only this module names mesh axes. Programs are compiled
+"""Meshes, and arrays on them by the one table from logical axes to mesh axes (mesh_spec.py). Programs are compiled
 ahead from the shapes and shardings of their arguments, before there is anything to run them on.
 
 Legend of dimension letters, used in every annotation:
@@ -14,7 +14,7 @@ Axes are Auto (XLA propagates them); the sampler and the gradient run in a shard
 `fsdp`. In it a prompt's layers run in a further one, manual over `sequence` (models/transformer.py).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,26 +23,11 @@ import numpy as np
 from jax import shard_map
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from isojax.distributed.mesh_spec import AXES, MeshShape
+from isojax.distributed.mesh_spec import AXES, LOGICAL_AXIS_RULES, ROLLOUT_AXES, MeshShape
 from isojax.distributed.multiprocess import is_multiprocess
 
-ROLLOUT_AXES = ("data", "fsdp")  # the mesh axes that split rollouts
 PARAM_AXIS = "fsdp"  # the one of them that splits parameters too
 PROMPT_AXIS = "sequence"  # the axis that splits the positions of prompts, and of their keys and values
-
-LOGICAL_AXIS_RULES: Mapping[str, str | tuple[str, ...] | None] = {
-    "shard": ROLLOUT_AXES,
-    "layer": None,
-    "vocab": "tensor",
-    "embed": "fsdp",
-    "heads": "tensor",
-    "kv_heads": "tensor",
-    "mlp": "tensor",
-    "rank": None,
-    "head_dim": None,
-    "position": "sequence",
-    "token": "tensor",  # of hidden states between products (`split_tokens`)
-}
 
 TOKEN_AXES = (("token", None, None), (None, "token", None))  # of hidden states: rows, or else their positions
 

@@ -9,13 +9,14 @@
 benchmarks/memory.py compares the two. Letters are those of distributed/sharding.py.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from isojax.core import shapes
 from isojax.core.config import CellConfig
-from isojax.core.config.model import LoraConfig
+from isojax.core.policy_sizes import PolicySizes, WeightSizes
 from isojax.core.shapes import SamplerShapes, layers_are_unrolled, row_padding
-from isojax.distributed.mesh_spec import MeshShape
+from isojax.distributed.mesh_spec import LOGICAL_AXIS_RULES, MeshShape
 
 FLOAT_BYTES = 4
 MASK_BYTES = 5  # of a token and a key: what is masked, the bias that cuDNN takes for it, and the gradient of that
@@ -27,9 +28,19 @@ def shard_size(size: int, axis_shards: int) -> int:
     return size // axis_shards if size % axis_shards == 0 else size
 
 
+def device_size(weight: WeightSizes, mesh: MeshShape, mesh_axes: tuple[str, ...]) -> int:
+    """Numbers of a weight that a device holds, where only these axes of the mesh split it."""
+    size = 1
+    for name, axis_size in weight.axes:
+        mesh_axis = LOGICAL_AXIS_RULES[name]
+        shards = vars(mesh)[str(mesh_axis)] if mesh_axis in mesh_axes else 1
+        size *= shard_size(axis_size, shards)
+    return size
+
+
 class DeviceSizes:
-    """Sizes of one device's part of a sweep; `vocab` are the rows of the embedding. `attention`: of
-    prefill and update; `plain` holds the scores of all queries at once, `cudnn` a mask."""
+    """Sizes of one device's part of a sweep. `attention`: of prefill and update; `plain` holds the scores of all
+    queries at once, `cudnn` a mask."""
 
     def __init__(
         self,
@@ -37,18 +48,19 @@ class DeviceSizes:
         remat: bool,
         shapes: SamplerShapes,
         mesh: MeshShape,
-        vocab: int,
+        policy: PolicySizes,
         backend: str,
         attention: str = "plain",
     ):
-        model, precision = cell.model, cell.precision.for_platform(backend)
-        self.cell, self.remat, self.shapes, self.mesh = cell, remat, shapes, mesh
-        self.L, self.D, self.H = model.layers, model.width, model.head_dim
-        self.F, self.V = shard_size(model.mlp, mesh.tensor), shard_size(vocab, mesh.tensor)
-        self.N, self.K = shard_size(model.heads, mesh.tensor), shard_size(model.kv_heads, mesh.tensor)
+        precision = cell.precision.for_platform(backend)
+        self.cell, self.remat, self.shapes, self.mesh, self.policy = cell, remat, shapes, mesh, policy
+        widest = max(policy.attention, key=lambda attention: attention.heads * attention.head_dim)
+        self.L, self.D, self.H = policy.layers, policy.width, widest.head_dim
+        self.F, self.V = shard_size(policy.mlp, mesh.tensor), shard_size(policy.vocab, mesh.tensor)
+        self.N, self.K = shard_size(widest.heads, mesh.tensor), shard_size(widest.kv_heads, mesh.tensor)
         # Heads that attention is computed of: XLA splits queries over the heads of keys or of one key, else not at all.
-        splits_queries = model.kv_heads == 1 or model.kv_heads % mesh.tensor == 0
-        self.attention_heads = self.N if splits_queries else model.heads
+        splits_queries = widest.kv_heads == 1 or widest.kv_heads % mesh.tensor == 0
+        self.attention_heads = self.N if splits_queries else widest.heads
 
         self.score_bytes = FLOAT_BYTES * self.attention_heads if attention == "plain" else 0  # of one token and one key
         self.mask_bytes = MASK_BYTES if attention == "cudnn" else 0  # likewise
@@ -66,35 +78,40 @@ class DeviceSizes:
         self.microbatch_tokens = m * (positions + row_padding(attention, m, positions, mesh.tensor))
         self.key_positions = self.prompt_positions + shapes.response_length - 1
 
-        biases = (self.N + 2 * self.K) * self.H if model.qkv_bias else 0
-        norms = 2 * self.D + (2 * self.H if model.qk_norm else 0)
-        attention_params = 2 * self.D * (self.N + self.K) * self.H
-        self.layer_params = attention_params + 3 * self.D * self.F + norms + biases
+        layer_params: dict[str, int] = defaultdict(int)  # of one layer of each stack
+        self.layers_params, outer_params, self.num_embeddings = 0, 0, 0
+        for weight in policy.weights:
+            size = device_size(weight, mesh, ("tensor",))
+            if weight.is_adapter:
+                continue
+            if not weight.stack:
+                outer_params += size
+                self.num_embeddings += "vocab" in dict(weight.axes)
+                continue
+            layer_params[weight.stack] += size
+            self.layers_params += weight.layers * size
+        self.layer_params = max(layer_params.values())  # of the largest layer
         self.embedding_params = self.V * self.D  # an unembedding has as many
-        self.num_embeddings = 1 if model.tied else 2
-        self.num_params = self.L * self.layer_params + self.num_embeddings * self.embedding_params + self.D
+        self.num_params = self.layers_params + outer_params
         self.fsdp_shards = mesh.fsdp if self.D % mesh.fsdp == 0 else 1  # of parameters and their gradients
 
         # Of the parameters in float32; of those that are trained; of the base policy's that LoRA leaves or KL reads.
         self.param_bytes = FLOAT_BYTES * self.num_params // self.fsdp_shards
         base_bytes = self.compute_bytes * self.num_params // self.fsdp_shards
         self.trained_bytes, self.frozen_bytes = self.param_bytes, 0
-        if model.lora is not None:
-            self.trained_bytes, self.frozen_bytes = FLOAT_BYTES * self.L * self._layer_adapters(model.lora), base_bytes
+        adapters = [weight for weight in policy.weights if weight.is_adapter]
+        if adapters:
+            adapter_params = sum(weight.layers * device_size(weight, mesh, ("tensor", "fsdp")) for weight in adapters)
+            self.trained_bytes, self.frozen_bytes = FLOAT_BYTES * adapter_params, base_bytes
         # The critic has no unembedding.
         unembedding_bytes = (self.num_embeddings - 1) * FLOAT_BYTES * self.embedding_params // self.fsdp_shards
         self.critic_bytes = 0 if cell.rl.critic is None else self.param_bytes - unembedding_bytes
         self.has_reference = cell.rl.kl > 0 or cell.rl.measure_kl
-        self.reference_bytes = base_bytes if self.has_reference and model.lora is None else 0
+        self.reference_bytes = base_bytes if self.has_reference and not adapters else 0
         self.has_nucleus = cell.sampling.top_p < 1
         # A shard's rollouts: tokens, log-probabilities, mask, nuclei, ends and lengths.
         T = shapes.response_length
         self.rollout_bytes = shapes.buffer_rows * (9 * T + FLOAT_BYTES * (T if self.has_nucleus else 1) + 5)
-
-    def _layer_adapters(self, lora: LoraConfig) -> int:
-        D, F, queries, keys = self.D // self.fsdp_shards, self.F, self.N * self.H, self.K * self.H
-        sizes = {"query": queries, "key": keys, "value": keys, "out": queries, "gate": F, "up": F, "down": F}
-        return sum(lora.rank * (D + sizes[name]) for name in lora.targets)
 
 
 @dataclass(frozen=True)
@@ -117,16 +134,24 @@ class MemoryEstimate:
         return {**phases, "learn": self.update_peak}[program] - self.program_bytes[program]
 
 
-def kv_bytes(s: DeviceSizes, rows: int, positions: int, item_bytes: int) -> int:
-    """Bytes of the keys and values of so many positions in all layers; of int8 ones their scales too."""
+def kv_bytes(s: DeviceSizes, rows: int, positions: int, item_bytes: int, rings: bool = True) -> int:
+    """Bytes of the keys and values of so many positions in all layers, of which those that slide keep their window
+    alone where they are `rings`; of int8 ones their scales too."""
     scales = FLOAT_BYTES if item_bytes == 1 else 0
-    return 2 * s.L * rows * s.K * positions * (s.H * item_bytes + scales)
+    values = 0
+    for attention in s.policy.attention:
+        held = min(positions, attention.window) if rings and attention.window else positions
+        heads = shard_size(attention.kv_heads, s.mesh.tensor)
+        values += 2 * attention.layers * rows * heads * held * (attention.head_dim * item_bytes + scales)
+    return values
 
 
 def kv_cache_bytes(s: DeviceSizes) -> int:
     """Bytes of the sampler's keys and values: of the slots, and of the table of prompts."""
     P, T, slots = s.prompt_positions, s.shapes.response_length, s.shapes.slots
     prompt_table = kv_bytes(s, s.shapes.prefix_entries, P, s.cache_bytes)
+    if s.shapes.slots_per_prefix == 1 and s.mesh.sequence == 1:  # a slot holds its prompt and response together
+        return prompt_table + kv_bytes(s, slots, P + T, s.cache_bytes)
     prefix_groups = slots // s.shapes.slots_per_prefix
     return prompt_table + kv_bytes(s, slots, T, s.cache_bytes) + kv_bytes(s, prefix_groups, P, s.cache_bytes)
 
@@ -235,14 +260,14 @@ def sampling_weight_bytes(s: DeviceSizes) -> int:
     prefills_stored_weights = s.has_unrolled_copy and s.compute_bytes == FLOAT_BYTES and s.fsdp_shards == 1
     values = 0 if prefills_stored_weights else s.num_params
     if s.has_unrolled_copy:
-        values += s.L * s.layer_params + s.num_embeddings * s.embedding_params
+        values += s.layers_params + s.num_embeddings * s.embedding_params
     return s.compute_bytes * values
 
 
 def sampling_work_bytes(s: DeviceSizes) -> int:
     """Bytes in use while sampling, without weights, cache and slots: of a block of prompts, or of a step's draw."""
     slots = s.shapes.slots
-    prefill_kv = kv_bytes(s, s.shapes.prefill_batch, s.prompt_positions, s.compute_bytes)
+    prefill_kv = kv_bytes(s, s.shapes.prefill_batch, s.prompt_positions, s.compute_bytes, rings=False)
     score_bytes = s.score_bytes * s.prefill_tokens * s.shapes.prompt_length
     attention_or_mlp = max(s.compute_bytes * s.prefill_tokens * 2 * s.F, 2 * score_bytes)
     prefill_activations = s.compute_bytes * s.prefill_tokens * 2 * s.D + attention_or_mlp
@@ -282,7 +307,7 @@ def estimate_memory(
     if on_device:
         program_bytes, weights_peak = {"train": max(sampling_peak, update_peak)}, 0
     else:
-        unrolled_values = s.L * s.layer_params + s.embedding_params if s.has_unrolled_copy else 0  # arguments too
+        unrolled_values = s.layers_params + s.embedding_params if s.has_unrolled_copy else 0  # arguments too
         argument_bytes = s.compute_bytes * (s.num_params + unrolled_values)
         decode_bytes = sampling_peak - weights_and_moments - sampling_weight_bytes(s) + argument_bytes
         is_cast = s.compute_bytes < FLOAT_BYTES and not s.frozen_bytes

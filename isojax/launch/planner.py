@@ -16,6 +16,7 @@ from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell
+from isojax.core.policy_sizes import PolicySizes
 from isojax.core.schedule import FittedSchedule, GradientSchedule, Stage, parse_schedule
 from isojax.core.shapes import SamplerShapes
 from isojax.core.terminal import warn
@@ -148,7 +149,7 @@ class DeviceBudget:
     cell: CellConfig
     pairs: Sequence[tuple[int, int]]
     mesh: MeshShape
-    vocab: int
+    policy: PolicySizes
     on_device: bool
     backend: str
     device_memory: int
@@ -167,7 +168,7 @@ class DeviceBudget:
         W = W if all(n >= W for _, n in pairs) else 1
         shapes = SamplerShapes(pairs, self.mesh.shards, R, m, P, T, g, W)
         attention = with_kernels(sweep, self.mesh, self.backend, self.cell).forward_attention or "plain"
-        return DeviceSizes(self.cell, sweep.remat == "layer", shapes, self.mesh, self.vocab, self.backend, attention)
+        return DeviceSizes(self.cell, sweep.remat == "layer", shapes, self.mesh, self.policy, self.backend, attention)
 
     def estimate(self, sweep: SweepConfig) -> MemoryEstimate:
         moments_leave = sweep.moments_on_host and self.backend != "cpu"  # whose devices have the host's memory
@@ -263,11 +264,11 @@ def _without_sizes(sweep: SweepConfig) -> SweepConfig:
 
 def _even_meshes(budget: DeviceBudget, num_devices: int) -> Iterator[MeshShape]:
     """The meshes of so many devices that split the model evenly, with the budget's part of `sequence`."""
-    model, sequence = budget.cell.model, budget.mesh.sequence
-    devices = num_devices // sequence
-    for tensor in (size for size in range(1, devices + 1) if devices % size == model.kv_heads % size == 0):
+    policy, sequence = budget.policy, budget.mesh.sequence
+    devices, kv_heads = num_devices // sequence, math.gcd(*(attention.kv_heads for attention in policy.attention))
+    for tensor in (size for size in range(1, devices + 1) if devices % size == kv_heads % size == 0):
         for fsdp in (size for size in range(1, devices // tensor + 1) if devices // tensor % size == 0):
-            if model.width % fsdp == 0 and model.mlp % tensor == 0:
+            if policy.width % fsdp == 0 and policy.mlp % tensor == 0:
                 yield MeshShape(devices // tensor // fsdp, fsdp, sequence, tensor)
 
 

@@ -99,7 +99,7 @@ def _tensor_sum_seconds(s: DeviceSizes, tokens: float, sums_per_layer: float, ra
 def sampling_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> float:
     """Seconds of sampling B rollouts of B_p prompts, over all shards."""
     P, T, S = s.shapes.prompt_length, s.shapes.response_length, s.shapes.shards
-    layer_weights, attention_flops = s.L * s.layer_params, 4 * s.L * s.N * s.H
+    layer_weights, attention_flops = s.layers_params, 4 * s.L * s.N * s.H
     # Of a token; the first of a response is drawn from its prompt.
     layer_flops = 2 * layer_weights + attention_flops * (s.prompt_positions + T / 2)
     response_flops = (T - 1) * layer_flops + T * 2 * s.embedding_params
@@ -117,7 +117,7 @@ def update_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> 
     """Seconds of an update on B rollouts of B_p prompts."""
     P, T, S = s.shapes.prompt_length, s.shapes.response_length, s.shapes.shards
     flops_per_weight = 6 + 2 * s.remat + 2 * s.has_reference + 8 * (s.critic_bytes > 0)
-    layer_weights, attention_flops = s.L * s.layer_params, 2 * s.L * s.N * s.H
+    layer_weights, attention_flops = s.layers_params, 2 * s.L * s.N * s.H
     layer_flops = layer_weights + attention_flops * (s.prompt_positions + T / 2)
     response_flops = flops_per_weight * ((T - 1) * layer_flops + T * s.embedding_params)
     prompt_flops = s.prompt_positions * flops_per_weight * (layer_weights + attention_flops * P / 2)

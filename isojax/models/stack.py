@@ -19,6 +19,7 @@ FIRST_STACK = "blocks"
 class AttentionShape:
     """What a layer asks of attention."""
 
+    heads: int
     kv_heads: int
     head_dim: int
     window: int | None  # positions that a token sees, its own included; None: all before
@@ -87,7 +88,7 @@ def probe_attention(described: LayerDescription, width: int) -> AttentionShape:
     calls: list[AttentionShape] = []
 
     def attend(q: Array, k: Array, v: Array, window: int | None) -> tuple[Array, None]:
-        calls.append(AttentionShape(k.shape[1], k.shape[3], window))
+        calls.append(AttentionShape(q.shape[2], k.shape[1], k.shape[3], window))
         return jnp.zeros_like(q), None
 
     def run(weights: dict[str, Array], x: Array) -> Array:

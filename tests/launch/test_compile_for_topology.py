@@ -28,6 +28,7 @@ from isojax.launch.local.compile_for_topology import (
 )
 from isojax.launch.planner import DeviceBudget
 from isojax.launch.time_estimate import GIB
+from isojax.models.describe_sizes import describe_sizes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 needs_libtpu = pytest.mark.skipif(
@@ -158,7 +159,7 @@ def confirmed_sizes(monkeypatch: pytest.MonkeyPatch, compiler: Any, preset: str 
     cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform("tpu")})
     pairs = [(32, n) for n in config.sweep.n]
     mesh, memory = MeshShape(fsdp=4, tensor=4), int(15.75 * GIB)
-    budget = DeviceBudget(cell, pairs, mesh, cell.model.vocab or 0, False, "tpu", memory)
+    budget = DeviceBudget(cell, pairs, mesh, describe_sizes(cell.model), False, "tpu", memory)
     monkeypatch.setattr("isojax.launch.local.compile_for_topology.run_in_child_process", compiler)
     return confirm_sizes(config, budget, larger_topologies("v5e:4x4", 16))
 

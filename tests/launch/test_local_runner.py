@@ -16,6 +16,7 @@ from isojax.launch.local.setup import check_batch, check_data, check_precision
 from isojax.launch.planner import DeviceBudget, plan_cells, resolve_sweep_sizes
 from isojax.launch.resume import config_for_folder, print_remaining
 from isojax.launch.time_estimate import GIB, Forecast
+from isojax.models.describe_sizes import describe_sizes
 from isojax.runs.storage import exclusive_lock
 
 CONFIG = Config(name="here", sweep=SweepConfig(B_p=(8,), n=(4,)))
@@ -62,7 +63,9 @@ def test_a_disk_without_room_for_all_checkpoints_is_warned_of(
 def test_the_time_of_a_plan_says_what_it_is_of(strategy: str, time: str, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = resolve_sweep_sizes(CONFIG.sweep, 1, CONFIG.cell).model_copy(update={"strategy": strategy})
     config, cells = CONFIG.model_copy(update={"sweep": sweep}), plan_cells(sweep)
-    budget = DeviceBudget(CONFIG.cell, [(8, 4)], MeshShape(), 1000, False, "cpu", GIB)
+    budget = DeviceBudget(
+        CONFIG.cell, [(8, 4)], MeshShape(), describe_sizes(CONFIG.cell.model, 1000), False, "cpu", GIB
+    )
     forecast = Forecast({(8, 4): 50.0}, {cell.kind: 20.0 for cell in cells}, 150.0, "a probe")
     print_plan(config, cells, "runs/here", "1 run at once", budget, forecast)
     assert f"time: {time}" in " ".join(capsys.readouterr().err.split())

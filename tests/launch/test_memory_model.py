@@ -30,6 +30,7 @@ from isojax.launch.planner import (
     suggest_fit,
 )
 from isojax.launch.time_estimate import CHIPS
+from isojax.models.describe_sizes import describe_sizes
 from isojax.tasks.task import build_task
 
 SMALL = ModelConfig(
@@ -48,11 +49,13 @@ SWEEP = SweepConfig(B_p=(8,), n=(4,), decode_slots=16, microbatch=8, prefill_bat
 def estimate(
     cell: CellConfig = CELL, sweep: SweepConfig = SWEEP, mesh: MeshShape | None = None, on_device: bool = False
 ) -> MemoryEstimate:
-    return DeviceBudget(cell, PAIRS, mesh or MeshShape(), 1000, on_device, "cpu", 0).estimate(sweep)
+    return DeviceBudget(
+        cell, PAIRS, mesh or MeshShape(), describe_sizes(cell.model, 1000), on_device, "cpu", 0
+    ).estimate(sweep)
 
 
 def budget(memory: int, mesh: MeshShape | None = None, cell: CellConfig = CELL) -> DeviceBudget:
-    return DeviceBudget(cell, PAIRS, mesh or MeshShape(), 1000, False, "cpu", memory)
+    return DeviceBudget(cell, PAIRS, mesh or MeshShape(), describe_sizes(cell.model, 1000), False, "cpu", memory)
 
 
 def test_what_a_run_holds_by_hand() -> None:
@@ -71,7 +74,8 @@ def test_moments_on_the_host_leave_the_device_while_it_samples() -> None:
     """Two of each parameter, and the update takes what it took; where the device does both at once, a refusal."""
     parked = SWEEP.model_copy(update={"moments_on_host": True})
     on_device, on_host = (
-        DeviceBudget(CELL, PAIRS, MeshShape(), 1000, False, "gpu", 0).estimate(sweep) for sweep in (SWEEP, parked)
+        DeviceBudget(CELL, PAIRS, MeshShape(), describe_sizes(CELL.model, 1000), False, "gpu", 0).estimate(sweep)
+        for sweep in (SWEEP, parked)
     )
     assert estimate() == estimate(sweep=parked)  # a CPU's devices have the host's memory
     assert on_device.sampling_peak - on_host.sampling_peak == 2 * 4 * NUMBERS
@@ -175,7 +179,11 @@ def compared(mesh: str, names: tuple[str, ...], words: tuple[str, ...]) -> dict[
         resolve_sweep_sizes(config.sweep, shape.shards, cell),
         sorted({(c.B_p, c.n) for c in plan_cells(config.sweep)}),
     )
-    planned = DeviceBudget(cell, pairs, shape, task.vocab, task.on_device, "cpu", 0).estimate(sweep).program_bytes
+    planned = (
+        DeviceBudget(cell, pairs, shape, describe_sizes(cell.model, task.vocab), task.on_device, "cpu", 0)
+        .estimate(sweep)
+        .program_bytes
+    )
     result = build_abstract_programs(cell, sweep, pairs, make_mesh(shape, jax.devices()), task)
     assert result.keys() == planned.keys()
     return {name: (planned[name], program) for name, program in result.items()}
@@ -217,7 +225,7 @@ def test_slots_are_cut_to_whole_prefix_groups() -> None:
     sweep = SWEEP.model_copy(
         update={"decode_slots": None, "slots_per_prefix": 4, "B_p": (55,), "microbatch": 1, "prefill_batch": 1}
     )
-    roomy = DeviceBudget(long, [(55, 4)], MeshShape(), 1000, False, "cpu", 10**12)
+    roomy = DeviceBudget(long, [(55, 4)], MeshShape(), describe_sizes(long.model, 1000), False, "cpu", 10**12)
     first = roomy.estimate(chosen(sweep, roomy))
     assert chosen(sweep, roomy).decode_slots == 220
     tight = replace(roomy, device_memory=int(0.99 * first.sampling_peak / MEMORY_UTILIZATION))
@@ -269,7 +277,7 @@ def v5e_budget(preset: str, mesh: MeshShape) -> DeviceBudget:
     cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform("tpu")})
     pairs = sorted({(c.B_p, c.n) for c in plan_cells(config.sweep)})
     memory = int(2**30 * CHIPS["TPU v5 lite"][0])
-    return DeviceBudget(cell, pairs, mesh, cell.model.vocab or 0, False, "tpu", memory)
+    return DeviceBudget(cell, pairs, mesh, describe_sizes(cell.model), False, "tpu", memory)
 
 
 @pytest.mark.parametrize(
@@ -313,12 +321,14 @@ def test_a_gpus_kernel_holds_a_mask_for_scores_and_its_sampler_one_copy_of_the_l
     def on(backend: str, compute: str, attention: str | None = None) -> MemoryEstimate:
         cell = CELL.model_copy(update={"precision": CELL.precision.model_copy(update={"compute": compute})})
         sweep = SWEEP.model_copy(update={"forward_attention": attention})
-        return DeviceBudget(cell, PAIRS, MeshShape(), 1000, False, backend, 0).estimate(sweep)
+        return DeviceBudget(cell, PAIRS, MeshShape(), describe_sizes(cell.model, 1000), False, backend, 0).estimate(
+            sweep
+        )
 
     assert on("gpu", "bfloat16").update_peak < on("gpu", "bfloat16", "plain").update_peak
     with_mask, without = (
         layer_backward_bytes(
-            DeviceBudget(CELL, PAIRS, MeshShape(), 1000, False, "gpu", 0).sizes(
+            DeviceBudget(CELL, PAIRS, MeshShape(), describe_sizes(CELL.model, 1000), False, "gpu", 0).sizes(
                 SWEEP.model_copy(update={"forward_attention": kind})
             ),
             7,

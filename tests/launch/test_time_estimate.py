@@ -12,6 +12,7 @@ from isojax.launch import time_estimate
 from isojax.launch.memory_model import DeviceSizes
 from isojax.launch.planner import DeviceBudget
 from isojax.launch.time_estimate import EFFICIENCY, DeviceRates
+from isojax.models.describe_sizes import describe_sizes
 
 MODEL = ModelConfig(
     family="llama", layers=12, width=64, heads=4, kv_heads=2, head_dim=16, mlp=128, vocab=1000, tied=True
@@ -24,7 +25,9 @@ LAYERS, TABLE = 12 * 36_992, 64_000  # numbers, as in test_memory_model.py
 
 
 def sizes(mesh: MeshShape | None = None, cell: CellConfig = CELL) -> DeviceSizes:
-    return DeviceBudget(cell, [(8, 4)], mesh or MeshShape(), 1000, False, "cpu", 0).sizes(SWEEP)
+    return DeviceBudget(cell, [(8, 4)], mesh or MeshShape(), describe_sizes(cell.model, 1000), False, "cpu", 0).sizes(
+        SWEEP
+    )
 
 
 def one(mesh: MeshShape | None = None) -> float:

@@ -30,6 +30,7 @@ from isojax.launch.display import console, print_plan
 from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import DeviceBudget, fit_to_memory, format_bytes, format_sizes, plan_cells, with_kernels
 from isojax.launch.time_estimate import GIB, find_chip
+from isojax.models.describe_sizes import describe_sizes
 from isojax.models.hf import hf_load
 from isojax.report.console import TextTable
 from isojax.rl import algorithm
@@ -130,8 +131,8 @@ def topology_budget(config: Config, topology: str) -> tuple[Config, list[Any], D
     chip_gib, _ = find_chip(devices[0].device_kind)
     mesh, memory = parse_mesh(config.run.mesh, len(devices)), int(GIB * (config.run.device_memory or chip_gib))
     pairs = sorted({pair for cell in plan_cells(config.sweep) for pair in cell.pairs})
-    vocab = model.vocab or task.vocab
-    return config, devices, DeviceBudget(config.cell, pairs, mesh, vocab, task.on_device, "tpu", memory)
+    policy = describe_sizes(model, model.vocab or task.vocab)
+    return config, devices, DeviceBudget(config.cell, pairs, mesh, policy, task.on_device, "tpu", memory)
 
 
 def compile_for_topology(config: Config, topology: str) -> None:

@@ -32,6 +32,7 @@ from isojax.launch.resume import BASE_FOLDER, config_for_folder
 from isojax.launch.sweep_status import CONFIG_FILE
 from isojax.launch.time_estimate import GIB
 from isojax.models.attention_autotune import select_attention
+from isojax.models.describe_sizes import describe_sizes
 from isojax.models.hf import hf_load
 from isojax.rl import algorithm
 from isojax.runs import loggers
@@ -126,8 +127,8 @@ def make_device_budget(
         used_devices = cell_devices.devices_per_cell * cell_devices.concurrent_cells
         used_here = max(1, used_devices * hostnames.count(socket.gethostname()) // len(hostnames))
         memory = min(multiprocess.allgather(device_memory(jax.local_devices()[0]) or host_memory() // used_here))
-    vocab, backend = cell.model.vocab or task.vocab, jax.default_backend()
-    return DeviceBudget(cell, pairs, cell_devices.mesh_shape, vocab, is_on_device(task), backend, memory)
+    policy, backend = describe_sizes(cell.model, cell.model.vocab or task.vocab), jax.default_backend()
+    return DeviceBudget(cell, pairs, cell_devices.mesh_shape, policy, is_on_device(task), backend, memory)
 
 
 def forecast_sweep(
