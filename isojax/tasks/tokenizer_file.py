@@ -9,7 +9,8 @@ are BOS, EOS and padding, and the chat template.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,12 @@ from isojax.core.table_files import read_json_object
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerBase
+    from transformers import AddedToken, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 # Files that may name tokens besides tokenizer.json
 TOKEN_NAME_FILES = (CONFIG_FILE, "special_tokens_map.json", "added_tokens.json")
+MAX_NAMED_TOKENS = 6
 # Texts that pre-tokenisers and normalisers treat differently
 PROBES = (
     "The 12 cats sat on 3 mats.",
@@ -53,16 +55,69 @@ def read_as_written(folder: Path, loaded: PreTrainedTokenizerBase, notes: list[s
     as_written.no_padding()
 
     named_tokens = _named_tokens(folder)
+    beside = [token for token in _added_tokens(loaded) if _is_beside(token, as_written, named_tokens)]
     difference = _first_difference(loaded, as_written)
     has_invented_tokens = bool(loaded.get_vocab().keys() - as_written.get_vocab().keys() - named_tokens)
     if difference is None and not has_invented_tokens and _has_components_of(loaded, as_written):
+        if beside:
+            notes.append(describe_tokens_beside(folder, loaded, beside))
         return loaded
 
+    tokenizer = _with_settings_of(loaded, as_written, named_tokens)
+    known_tokens = tokenizer.get_vocab()  # with the special tokens that it was given
+    tokenizer.add_tokens([token for token in beside if token.content not in known_tokens])
+    if beside:
+        notes.append(describe_tokens_beside(folder, tokenizer, beside))
+        difference = _first_difference(loaded, tokenizer.backend_tokenizer)  # what else they differ in
     if difference is not None:
         class_name = type(loaded).__name__
         reading = f"transformers rebuilds {folder / TOKENIZER_FILE} as {class_name}, which tokenises {difference}"
         notes.append(f"{reading}. The ids here are those of the file itself, as vLLM's are")
-    return _with_settings_of(loaded, as_written, named_tokens)
+    return tokenizer
+
+
+def _added_tokens(tokenizer: PreTrainedTokenizerBase) -> list[AddedToken]:
+    return [token for _, token in sorted(tokenizer.added_tokens_decoder.items())]
+
+
+def _is_beside(token: AddedToken, as_written: Tokenizer, named_tokens: set[str]) -> bool:
+    """Whether a token is in the files beside tokenizer.json alone."""
+    return token.content in named_tokens and as_written.token_to_id(token.content) is None
+
+
+def describe_tokens_beside(folder: Path, tokenizer: PreTrainedTokenizerBase, beside: Sequence[AddedToken]) -> str:
+    """What to know of tokens that tokenizer.json lacks, and how to write them into it. Not by save_pretrained, which
+    would write the pre-tokeniser of the class too."""
+    ids = tokenizer.get_vocab()
+    names = [token.content for token in beside]
+    listed = ", ".join(f"{name} ({ids[name]})" for name in names[:MAX_NAMED_TOKENS])
+    more = f" and {len(names) - MAX_NAMED_TOKENS} more" if len(names) > MAX_NAMED_TOKENS else ""
+    file = folder / TOKENIZER_FILE
+    sources = [name for name in TOKEN_NAME_FILES if names[0] in _named_tokens(folder, [name])]
+    found = f"{folder / sources[0]} names the tokens {listed}{more}, which {TOKENIZER_FILE} does not have"
+
+    wanted = {content: i for content, i in _configured_ids(folder).items() if content in names}
+    others = [f"{name} is {i} there" for name, i in wanted.items() if ids[name] != i]
+    if others:
+        found += f" (and {', '.join(others[:MAX_NAMED_TOKENS])}: the numbers between are missing)"
+    effect = f"they are tokens here, as in transformers and vLLM, and texts for a program that reads {file.name} alone"
+    # In the order of their ids, each kind by its own function
+    calls = [
+        f"t.{'add_special_tokens' if special else 'add_tokens'}({[token.content for token in tokens]!r})"
+        for special, tokens in groupby(beside, lambda token: token.special)
+    ]
+    code = "; ".join([f"t = tokenizers.Tokenizer.from_file({str(file)!r})", *calls, f"t.save({str(file)!r})"])
+    return f"{found}: {effect}. If the model was trained with them, write them into the file: {code}"
+
+
+def _configured_ids(folder: Path) -> dict[str, int]:
+    """The ids that tokenizer_config.json gives to its added tokens."""
+    file = folder / CONFIG_FILE
+    decoder = read_json_object(file).get("added_tokens_decoder") if file.is_file() else None
+    if not isinstance(decoder, dict):
+        return {}
+    tokens = {i: token for i, token in decoder.items() if isinstance(token, dict) and i.isdecimal()}
+    return {str(token.get("content")): int(i) for i, token in tokens.items()}
 
 
 def _first_difference(loaded: PreTrainedTokenizerBase, as_written: Tokenizer) -> str | None:
@@ -104,15 +159,15 @@ def _state(component: Any) -> Any:
     return None if component is None else json.loads(component.__getstate__())
 
 
-def _named_tokens(folder: Path) -> set[str]:
+def _named_tokens(folder: Path, names: Sequence[str] = TOKEN_NAME_FILES) -> set[str]:
     """What the files beside tokenizer.json may mean by a token; a class has tokens of its own, such as <unk>."""
-    files = [folder / name for name in TOKEN_NAME_FILES if (folder / name).is_file()]
+    files = [folder / name for name in names if (folder / name).is_file()]
     return {text for file in files for text in _strings(read_json_object(file))}
 
 
 def _with_settings_of(
     loaded: PreTrainedTokenizerBase, as_written: Tokenizer, named_tokens: set[str]
-) -> PreTrainedTokenizerBase:
+) -> PreTrainedTokenizerFast:
     """The file's tokenizer with the special tokens and the chat template of tokenizer_config.json."""
     from transformers import PreTrainedTokenizerFast
 
@@ -122,7 +177,7 @@ def _with_settings_of(
         for name, token in loaded.special_tokens_map.items()
         if isinstance(token, str) and (token in vocab or token in named_tokens)
     }
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=as_written,
         name_or_path=loaded.name_or_path,
         chat_template=loaded.chat_template,
@@ -130,14 +185,6 @@ def _with_settings_of(
         clean_up_tokenization_spaces=loaded.clean_up_tokenization_spaces,
         **special_tokens,
     )
-    known_tokens = tokenizer.get_vocab()
-    tokens_beside_the_file = [
-        token
-        for _, token in sorted(loaded.added_tokens_decoder.items())
-        if token.content not in known_tokens and token.content in named_tokens
-    ]
-    tokenizer.add_tokens(tokens_beside_the_file)
-    return tokenizer
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -157,3 +157,48 @@ def test_sentencepiece_as_a_file_writes_it(tmp_path: Path, class_name: str, sche
     tokenizer = load_tokenizer(tmp_path)
     for text in ("a b", "a</s>a", "  12", "a\n\nb", "</s> b", "\u00e9"):
         assert tokenizer(text)["input_ids"] == as_written.encode(text).ids, text
+
+
+def folder_with_tokens_beside(folder: Path, ids: dict[int, str], class_name: str = "PreTrainedTokenizerFast") -> Path:
+    """Tokens that tokenizer_config.json alone has, with these ids; <end> is a special one."""
+    flags = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
+    decoder = {str(i): {"content": text, "special": text == "<end>", **flags} for i, text in ids.items()}
+    folder_of(folder, "prefix", {"tokenizer_class": class_name, "added_tokens_decoder": decoder})
+    return folder
+
+
+@pytest.mark.parametrize("content", ["</think>", "<tool>"])  # a probe has the first
+def test_tokens_that_the_config_alone_has_are_named_with_both_places(tmp_path: Path, content: str) -> None:
+    byte_level(tmp_path)
+    size = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab_size()
+    folder, notes = folder_with_tokens_beside(tmp_path, {size: content, size + 1: "<end>"}), []
+    tokenizer = load_tokenizer(folder, notes)
+    assert tokenizer.encode(f"{content}<end>") == [size, size + 1]
+    (note,) = notes
+    assert f"{folder}/tokenizer_config.json names the tokens {content} ({size}), <end> ({size + 1}), which" in note
+    assert "which tokenizer.json does not have" in note and "vLLM's" not in note
+
+    exec(f"import tokenizers; {note.partition('into the file: ')[2]}")
+    mended: list[str] = []
+    tokenizer = load_tokenizer(folder, mended)
+    assert tokenizer.encode(f"{content}<end>") == [size, size + 1] and mended == []
+    assert [tokenizer.added_tokens_decoder[i].special for i in (size, size + 1)] == [False, True]
+
+
+def test_an_id_of_the_config_that_no_program_gives_is_named(tmp_path: Path) -> None:
+    byte_level(tmp_path)
+    size = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab_size()
+    notes: list[str] = []
+    tokenizer = load_tokenizer(folder_with_tokens_beside(tmp_path, {size + 5: "<tool>"}), notes)
+    assert tokenizer.encode("<tool>") == [size]
+    assert f"<tool> ({size})" in notes[0] and f"<tool> is {size + 5} there: the numbers between are missing" in notes[0]
+
+
+def test_tokens_of_the_config_beside_a_class_that_splits_otherwise(tmp_path: Path) -> None:
+    """Both are said, each by what it changes."""
+    byte_level(tmp_path)
+    size = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab_size()
+    notes: list[str] = []
+    load_tokenizer(folder_with_tokens_beside(tmp_path, {size: "</think>"}, "Qwen2Tokenizer"), notes)
+    assert f"names the tokens </think> ({size})" in notes[0]
+    assert "rebuilds" in notes[1] and "think" not in notes[1]
