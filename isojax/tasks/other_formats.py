@@ -3,6 +3,7 @@ lines one by one would be of no use; each of these has a command that makes JSON
 
 import csv
 import re
+import shlex
 from pathlib import Path
 
 from isojax.core.atomic_files import open_file
@@ -42,7 +43,11 @@ def _header_of_table(path: Path, text: str) -> list[str]:
     """The names of the columns, by a file's first line; none where this is no header."""
     if text.lstrip().startswith("{"):
         return []
-    header = [name.strip() for name in next(csv.reader([text.rstrip("\r\n")], delimiter=HeaderLine(1, text).delimiter))]
+    try:
+        cells = next(csv.reader([text.rstrip("\r\n")], delimiter=HeaderLine(1, text).delimiter))
+    except csv.Error:  # such as a carriage return within the line
+        return []
+    header = [name.strip() for name in cells]
     is_named_so = any(suffix in TABLE_SUFFIXES for suffix in path.suffixes)
     has_usual_names = bool({name.lower() for name in header} & {*PROMPT_COLUMNS, *ANSWER_COLUMNS})
     return header if len(header) > 1 and all(header) and (is_named_so or has_usual_names) else []
@@ -61,4 +66,6 @@ def _conversion(path: Path, modules: str, rows: str) -> str:
     new_name = f"{stem}.jsonl" if path.name != f"{stem}.jsonl" else f"{stem}-rows.jsonl"
     if path.suffix.lower() == ".gz":
         modules += ", gzip"
-    return f'python -c "import {modules}; [print(json.dumps(row)) for row in {rows}]" > {new_name}'
+    program = f"import {modules}; [print(json.dumps(row)) for row in {rows}]"
+    escaped = re.sub(r'([\\"$`])', r"\\\1", program)  # of what a shell reads within double quotes
+    return f'python -c "{escaped}" > {shlex.quote(new_name)}'

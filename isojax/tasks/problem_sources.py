@@ -139,6 +139,8 @@ def _value_as_text(value: Any, row: DataRow, column: str) -> str:
     location, fix = f"{row.location}: {column!r}", "Correct the row or remove it."
     if is_blank(value):
         raise InputError(f"{location} is missing or empty, expected text or a number. {fix}")
+    if isinstance(value, bool):
+        fix = f'Write it as text, in every row that has one: "{str(value).lower()}".'
     if not isinstance(value, str):
         received = f"{str(value)[:80]!r} ({type(value).__name__})"
         raise InputError(f"{location} is {received}, expected text or a number. {fix}")

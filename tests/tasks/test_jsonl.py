@@ -109,6 +109,11 @@ def test_a_conversation(tmp_path: Path) -> None:
         ('{"prompt": "b", "answer": " "}', "line 3: 'answer' is missing or empty"),
         ('{"prompt": "b", "answer": null}', "line 3: 'answer' is missing or empty"),
         ('{"prompt": "b", "answer": true}', "line 3: 'answer' is 'True' (bool), expected text or a number"),
+        (
+            '{"prompt": "b", "answer": false}',
+            "line 3: 'answer' is 'False' (bool), expected text or a number. "
+            'Write it as text, in every row that has one: "false".',
+        ),
         ('{"prompt": "b", "answer": NaN}', "line 3: 'answer' is 'nan' (float)"),
         ('{"prompt": {"x": 1}, "answer": "1"}', "line 3: 'prompt' is \"{'x': 1}\" (dict)"),
         ('{"prompt": "\\ud800", "answer": "1"}', "line 3: 'prompt' holds half a surrogate pair"),

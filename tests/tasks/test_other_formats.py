@@ -42,6 +42,7 @@ def table(delimiter: str = ",") -> str:
         ("p.tsv", table("\t"), "line 1: the header of a table in CSV (question, answer)"),
         ("excel.csv", "\ufeff" + table(";"), "line 1: the header of a table in CSV (question, answer)"),
         ("bars.csv", table("|"), "line 1: the header of a table in CSV (question, answer)"),
+        ("it's $HOME.csv", table(), "line 1: the header of a table in CSV (question, answer)"),
         ("wrong-name.jsonl", table(), "line 1: the header of a table in CSV (question, answer)"),
         ("array.json", json.dumps([{"question": q, "answer": a} for q, a in PROBLEMS.items()]), "begins a JSON array"),
         (
@@ -62,11 +63,10 @@ def test_a_format_with_a_conversion(
     assert message.startswith(f"{name}{suffix}, line ") and found in message
 
     command, _, output = message.partition("Convert it: ")[2].rpartition(" > ")
-    (_, *arguments) = shlex.split(command)
-    converted = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True).stdout
-    assert output != name + suffix
-    Path(output).write_text(converted)
-    assert read(f"jsonl:{output}") == PROBLEMS
+    command = command.replace("python", shlex.quote(sys.executable), 1)
+    subprocess.run(["bash", "-c", f"{command} > {output}"], check=True)
+    (new_name,) = shlex.split(output)
+    assert new_name != name + suffix and read(f"jsonl:{new_name}") == PROBLEMS
 
 
 def test_parquet_has_a_source_of_its_own(tmp_path: Path) -> None:
@@ -76,7 +76,13 @@ def test_parquet_has_a_source_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "first_line",
-    ["What is 1+1, please?", "question: 1, answer: 2", '{"question": "a, b", "answer": "c"', "question,,answer"],
+    [
+        "What is 1+1, please?",
+        "question,answer\rx,y",
+        "question: 1, answer: 2",
+        '{"question": "a, b", "answer": "c"',
+        "question,,answer",
+    ],
 )
 def test_a_line_that_is_wrong_alone_is_named_alone(tmp_path: Path, first_line: str) -> None:
     row: dict[str, Any] = {"question": "2+2?", "answer": 4}
