@@ -9,7 +9,6 @@ from isojax.tasks.answers.arithmetic import (
     Inexact,
     Undefined,
     exact_value,
-    substitute,
     variables,
 )
 from isojax.tasks.answers.colons import same_colons
@@ -30,7 +29,6 @@ from isojax.tasks.answers.tree import (
     Relation,
     Residue,
     SetOperation,
-    Symbol,
 )
 from isojax.tasks.answers.units import conversion
 
@@ -133,7 +131,7 @@ class Equality:
             is_whole = isinstance(response, Number) and response.value.denominator == 1
             if not is_whole and not variables(response) and self.arithmetic.is_rounded(reference_decimal, response):
                 return True
-        return self.arithmetic.equal(reference, _in_case_of(reference, response))
+        return self.arithmetic.equal(reference, response)
 
     # --- lists, tuples and sets
 
@@ -327,17 +325,3 @@ def decimal(node: Node) -> Number | None:
         inner = decimal(node.arguments[0])
         return None if inner is None else Number(-inner.value, inner.decimals)
     return node if isinstance(node, Number) and node.decimals is not None else None
-
-
-def _in_case_of(reference: Node, response: Node) -> Node:
-    """The response with its variables in the reference's capital or small letters, where that makes them the same."""
-    reference_names, response_names = variables(reference), variables(response)
-    if reference_names == response_names:
-        return response
-    by_folded = {name.casefold(): name for name in reference_names}
-    if len(by_folded) != len(reference_names) or len({name.casefold() for name in response_names}) != len(
-        response_names
-    ):
-        return response
-    renamed = {name: Symbol(by_folded.get(name.casefold(), name)) for name in response_names}
-    return substitute(response, renamed)

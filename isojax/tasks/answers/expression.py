@@ -12,7 +12,9 @@ from isojax.tasks.answers.cursor import Cursor, Unreadable
 from isojax.tasks.answers.measures import is_scale, is_unit_next, take_money, take_per_cent, take_scale, take_unit
 from isojax.tasks.answers.number_words import number_in_words
 from isojax.tasks.answers.numerals import take_colon, take_number, whole_base_numeral
+from isojax.tasks.answers.sentence import supposes
 from isojax.tasks.answers.spelling import MATH_IN_TEXT
+from isojax.tasks.answers.suppositions import GUESSED
 from isojax.tasks.answers.tree import (
     INFINITY,
     PI,
@@ -41,12 +43,14 @@ _RELATION = re.compile(
 _ABOUT = re.compile(r"\s*\\(?:approx|simeq)(?![A-Za-z])")
 _SET_OPERATION = re.compile(r"\s*(\\(?:cup|cap|setminus|backslash)(?![A-Za-z]))")
 _SET_OPERATORS = {r"\cup": "|", r"\cap": "&", r"\setminus": "-", r"\backslash": "-"}
+_CONDITIONS = frozenset(["se", "si"])  # if, in some languages: "Se x = 5"
 _PRODUCT = re.compile(r"\s*(\*\*|\*|/|\\(?:cdot|times|div|ast)(?![A-Za-z]))")
 _NUMBER_IN_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{\s*(-?\\?[$€£]?-?[0-9][^{}]*|\\?[$€£]|-)\s*\}")
-_AND = r"(?:and|or)"
+_AND = r"(?:and|or|或者?|以?及|[和与與]|または|もしくは|또는|와|과)"
+_AND_IN_TEXT = rf"(?:{_AND}|oder|und|ou|et|o|y|u|e|или|и)"
 _SEPARATOR = re.compile(
-    rf"\s*(?:[,;]\s*(?:\\(?:text|mathrm|mbox)\s*\{{\s*{_AND}\s*\}}|{_AND}\b|\\(?:vee|wedge|lor|land)(?![A-Za-z]))?"
-    rf"|\\(?:text|mathrm|mbox)\s*\{{\s*,?\s*{_AND}\s*\}}|\b{_AND}\b|\\(?:vee|wedge|lor|land)(?![A-Za-z]))"
+    rf"\s*(?:[,;]\s*(?:\\(?:text|mathrm|mbox)\s*\{{\s*{_AND_IN_TEXT}\s*\}}|{_AND}\b|\\(?:vee|wedge|lor|land)(?![A-Za-z]))?"
+    rf"|\\(?:text|mathrm|mbox)\s*\{{\s*,?\s*{_AND_IN_TEXT}\s*\}}|\b{_AND}\b|\\(?:vee|wedge|lor|land)(?![A-Za-z]))"
 )
 _MODULUS = re.compile(
     r"\s*(?:\\pmod\s*(\{)|\\pmod\s*([0-9a-z])|\(?\s*(?:\\[bp]?mod|\\(?:text|mathrm|operatorname)\{\s*mod\s*\}|mod\b)\s*)"
@@ -83,7 +87,23 @@ def read_answer(text: str, *, with_exponents: bool = True) -> Node:
         return quantity
     if (number := number_in_words(text)) is not None:
         return Number(number)
+    if (explained := _value_in_words_too(text, with_exponents)) is not None:
+        return explained
     return _Reader(Cursor(text, with_exponents)).read_all()
+
+
+def _value_in_words_too(text: str, with_exponents: bool) -> Relation | None:
+    """A value behind the same in several units, or in words: 2 hours and 40 minutes = 160 minutes, a dozen = 12."""
+    first, equals, second = text.partition(" = ")
+    if not equals:
+        return None
+    explained: Node | None = compound_quantity(first)
+    if explained is None:
+        number = number_in_words(first)
+        explained = None if number is None else Number(number)
+    if explained is None:
+        return None
+    return Relation(("=",), (explained, _Reader(Cursor(second, with_exponents)).read_all()))
 
 
 def is_decimal(node: Node) -> bool:
@@ -144,7 +164,7 @@ class _Reader:
         if name is None:  # with what stands in the brackets: f(2), and f(3) is another
             return self.name_with_argument(match)
         words = name.split()
-        if set(words) & WORDS or words[0] in FUNCTIONS:
+        if set(words) & WORDS or words[0] in FUNCTIONS or supposes(f"{name} =") or GUESSED.search(name):
             raise Unreadable(name)
         self.cursor.position = match.end() - 1
         return Symbol(name)
@@ -404,7 +424,7 @@ class _Reader:
         if run in ("pi", "infinity", "inf", "sqrt"):
             self.cursor.position = match.end()
             return take_root(self) if run == "sqrt" else PI if run == "pi" else INFINITY
-        if len(run) > 2 or run in WORDS:
+        if len(run) > 2 or run in WORDS or (run.istitle() and run.casefold() in WORDS | _CONDITIONS):
             raise Unreadable(run)
         self.cursor.position += 1
         return self.with_subscript(letter_symbol(run[0]))

@@ -4,6 +4,7 @@ import re
 from enum import Enum
 from typing import NamedTuple
 
+from isojax.tasks.answers.chinese_answers import answer_at_the_end
 from isojax.tasks.answers.sentence import HEDGES, values_in_sentence
 from isojax.tasks.answers.spelling import (
     INLINE_MATH,
@@ -13,6 +14,8 @@ from isojax.tasks.answers.spelling import (
     with_spaces_around_cjk,
     without_emphasis,
 )
+from isojax.tasks.answers.suppositions import GUESSED, depends_on_a_condition, is_supposed
+from isojax.tasks.answers.taken_back import TAKEN_BACK, is_left_open, is_taken_back
 from isojax.tasks.answers.thinking import behind_thinking
 from isojax.tasks.answers.value_end import AS_OF_A_CLAUSE, NEW_READING, value_ends_at
 
@@ -32,18 +35,9 @@ _BEHIND_BOX = re.compile(
     r"[ ]*(?:\\(?:text|mathrm|mbox)\s*\{[^{}]*\}(?:\^\{?[0-9]\}?)?|\\?%|\^\s*\{?\\circ\}?|°"
     r"|\$?[ ]*[万萬亿億]|\$?[ ]*(?:hundred|thousand|million|billion|trillion|dozen)s?\b)"
 )
-_WRONG = (
-    r"(?:(?:all|quite|clearly|obviously|simply|just)\s+)?(?:wrong|incorrect|false|untrue|mistaken|impossible|absurd)\b"
-)
-# What says of the answer before it that it is none: ", which is false", "That is not right."
-_IS_WRONG = (
-    r"(?:(?:but\s+|and\s+)?(?:which|that|this|it)(?:\s+(?:answer|value|number|result|is|was|would\s+be|must\s+be|can|could)|['’]s)+"
-    rf"\s*(?:{_WRONG}|(?:not|never|n['’]t)\s+(?:be\s+)?(?:right|correct|true|it|so|valid|possible|the\s+(?:answer|case))\b)"
-    r"|(?:which|that|this|it)\s*(?:is|was|ca)n['’]t\s+(?:be\s+)?(?:right|correct|true|it|so|valid|possible|the\s+(?:answer|case))\b)"
-)
 _TAKEN_BACK = re.compile(
     r"[\s$)\\]*,?\s*(?:or\b(?!,?\s*equivalently)|is\s+(?:not\b|wrong\b|incorrect\b|false\b)|(?:isn|wasn)['’]t\b|\?)"
-    rf"|[\s$)\\]*[,.;]?\s*{_IS_WRONG}",
+    rf"|[\s$)\\\].,;:!*—–-]*{TAKEN_BACK}",
     re.IGNORECASE,
 )
 # \text{The answer is } 42, \text{Answer: 42}
@@ -108,18 +102,29 @@ _NEXT_TAKES_BACK = re.compile(
     r"|Let me re\w*)\b[^\n]*[0-9]"
 )
 _NEXT_IN_LIST = re.compile(r";[ ]*\$?-?[0-9(\\]")
-_NEXT_DENIES = re.compile(rf"[.!,;]?[ *$]*\s*(?:{_IS_WRONG})", re.IGNORECASE)
 _ALTERNATIVE = re.compile(
     r"[.!;,]?[ *$]*\s?\(?(?:or\s+)?alternatively[\s,:]+(?:it\s+is\s+)?(?=[-$\\.]*[0-9(]|\\)", re.IGNORECASE
 )
 _DISPLAY_MATH = re.compile(r"\$\$\s*(.+?)\s*\$\$|\\\[\s*(.+?)\s*\\\]", re.DOTALL)
-_SENTENCES = re.compile(r"(?<=[.!?])(?<!\bca\.)(?<!\bc\.)(?<!\bapprox\.)\s+|\n+", re.IGNORECASE)
+_SENTENCES = re.compile(
+    r"(?<=[.!?])(?<!\bca\.)(?<!\bc\.)(?<!\bapprox\.)(?<!\bi\.e\.)(?<!\be\.g\.)(?<!\bfig\.)(?<!\beq\.)(?<!\bthm\.)(?<!\bp\.)(?<!\bch\.)(?<!\bprop\.)(?<!\bcor\.)(?<!\bref\.)(?<!\bex\.)(?<!\blem\.)(?<!\bdef\.)\s+|\n+",
+    re.IGNORECASE,
+)
 # The last words of a sentence that somebody began and did not end.
 _CUT_OFF = re.compile(
     r"(?:[,;]\s+(?:and\s+)?so|\b(?:and|or|but|then|therefore|thus|hence|because|since|the|which|we|is|are|equals?|than))[,:]?\s*$"
     r"|[-=+*/×÷]\s*$(?<!\*\*)",
     re.IGNORECASE,
 )
+_CODE_FENCE = re.compile(r"^[ \t]*(?:```|~~~)[\w+-]*[ \t]*(?:\n|$)", re.MULTILINE)
+# "The answer is not 41; it is 42" says that it is 42.
+_NOT_BUT = re.compile(
+    r"(\b(?:is|are|was)|['’]s)(?:\s+\w+ly)?\s*(?:\bnot|n['’]t)\s+[$\\(*]*-?[0-9][0-9.,/]*(?<![.,])[$\\)*]*(?:\s+[a-z]+)?\s*[.,;:—–-]+\s+"
+    r"(?:but\s+|rather,?\s+|instead,?\s+|actually,?\s+)*(?:it|this|that|they|the\s+(?:correct\s+|right\s+|actual\s+|real\s+)?(?:answer|value|number|total|result))"
+    r"(?:\s+(?:is|are|was)|['’]s)\s+(?:(?:actually|rather|instead|really|in\s+fact)\s+)?(?=[-$\\(*]*[0-9])",
+    re.IGNORECASE,
+)
+_EMPHASIZED_LINE = re.compile(r"^\*([^*\n]+)\*$")
 MAX_BOXES = 64  # of a list in boxes
 MAX_LAST_LINES = 4000  # characters at the end of a text that states no answer
 
@@ -145,6 +150,8 @@ def final_answer(response: str) -> Statement:
     response = with_spaces_around_cjk(behind_thinking(_without_end_of_turn(response)))
     tag = _last_tag(response)
     if tag is not None and _last_box_start(response) < tag[1]:
+        if is_taken_back(response, tag[1] + _tag_length(response, tag[1])):
+            return Statement("", Form.WHOLE)
         inside = final_answer(tag[0]) if tag[0].strip() else Statement("", Form.WHOLE)
         is_one_line = inside.form is Form.NOWHERE and "\n" not in inside.text
         return Statement(normalize_answer(inside.text), Form.SENTENCE) if is_one_line else inside
@@ -152,12 +159,15 @@ def final_answer(response: str) -> Statement:
     if boxed is not None:
         boxed = _LABEL_IN_BOX.sub(r"\1", boxed.lstrip(" ~"))  # LaTeX, where ~ is a space
         return Statement(normalize_answer(boxed), Form.WHOLE)
+    response = _NOT_BUT.sub(r"\1 ", _CODE_FENCE.sub("", response))
     marked = _behind_hashes(response)
     if marked is not None:
         return Statement(marked, Form.SENTENCE)
     stated = _behind_answer_is(response)
+    if stated is None:
+        stated = answer_at_the_end(response)
     if stated is not None:
-        return Statement(stated, Form.SENTENCE)
+        return Statement(normalize_answer(stated), Form.SENTENCE)
     return Statement(_last_lines(response), Form.NOWHERE)
 
 
@@ -197,6 +207,11 @@ def _last_tag(response: str) -> tuple[str, int] | None:
         return None
     end = end if end >= 0 else len(response)
     return response[start:end], end
+
+
+def _tag_length(text: str, position: int) -> int:
+    tag = _ANSWER_TAG.match(text, position)
+    return len(tag[0]) if tag else 0
 
 
 # --- boxes
@@ -305,13 +320,15 @@ def _behind_hashes(response: str) -> str | None:
     """What follows the last #### that is no heading."""
     if "####" not in response:
         return None
-    last = None
+    last, end = None, 0
     for match in _HEADING.finditer(response):
         marked = match[1] if match[1] is not None else match[2]
         if not _is_heading(marked, response[match.end() :]):
-            last = marked
+            last, end = marked, match.end()
     if last is None:
         return None
+    if is_taken_back(response, end):
+        return ""
     last = without_emphasis(re.sub(r"(?<=\S)\s+#+\s*$", "", last))
     label = _LABEL.match(last)
     return normalize_answer(last[label.end() :] if label else last)
@@ -335,7 +352,7 @@ def _behind_answer_is(response: str) -> str | None:
     """What follows the last "the answer is" that is neither denied nor asked."""
     for match in reversed(list(_ANSWER_IS.finditer(response))):
         clause = _CLAUSE_START.split(response[max(0, match.start() - 80) : match.start()])[-1]
-        if _CLAUSE_DENIES.search(clause):
+        if _CLAUSE_DENIES.search(clause) or GUESSED.search(clause) or is_supposed(_sentence_before(response, match)):
             continue
         remaining = response[match.end() :]
         statement, end = _first_sentence(remaining)
@@ -344,17 +361,30 @@ def _behind_answer_is(response: str) -> str | None:
             statement = statement.removesuffix("*")
         if remaining[end : end + 1] == "?":
             continue
+        if "would" in match[0] and depends_on_a_condition(_whole_sentence(response, match)):
+            continue
         if alternative := _ALTERNATIVE.match(remaining, end):
             # 1/2; alternatively 0.5: right where both are the same
             return f"{statement} = {_first_sentence(remaining[alternative.end() :])[0]}"
         if _NEXT_IN_LIST.match(remaining, end):
             return normalize_answer(remaining.partition("\n")[0])
-        if _NEXT_DENIES.match(remaining, end):
-            return ""
         if _NEXT_TAKES_BACK.match(remaining, end):
             return _last_lines(remaining[end:].partition("\n")[0])
+        if is_taken_back(remaining, end) or is_left_open(remaining, end):
+            return ""
         return statement
     return None
+
+
+def _sentence_before(text: str, part: re.Match[str]) -> str:
+    return re.split(r"[.!?]\s|\n", text[max(0, part.start() - 200) : part.start()])[-1]
+
+
+def _whole_sentence(text: str, part: re.Match[str]) -> str:
+    """The sentence around a match, with up to 200 characters of it on each side."""
+    before = _sentence_before(text, part)
+    behind = re.split(r"[.!?](?:\s|$)|\n", text[part.end() : part.end() + 200])[0]
+    return f"{before} {behind}"
 
 
 def _first_sentence(text: str) -> tuple[str, int]:
@@ -382,12 +412,15 @@ def last_values(text: str) -> list[str]:
     """The value in the last sentence of a text that has one, with and without the words behind it; empty where there is
     none, or it is left open."""
     sentences = _SENTENCES.split(text)
-    if _CUT_OFF.search(sentences[-1]):
+    if _CUT_OFF.search(_EMPHASIZED_LINE.sub(r"\1", sentences[-1])):
         return []
-    for sentence in reversed(sentences):
+    for index, sentence in reversed(list(enumerate(sentences))):
         if re.search(r"[0-9]|\$[^$]+\$|\\[(\[]", sentence):
             if sentence.rstrip().endswith("?") or _ANSWER_IS.search(sentence):
                 return []  # asked, or "I doubt that the answer is 42"
-            plain = re.sub(r"^[#>*\s-]+(?=[^\s0-9.#])|^#+\s*|[.!:]+\s*$", "", sentence)
+            following = " ".join(sentences[index + 1 :])
+            if is_taken_back(following, 0) or is_left_open(following, 0):
+                return []
+            plain = re.sub(r"^[#>*\s-]+(?=[^\s0-9.#*])|^#+\s*|[.!:]+\s*$", "", sentence)
             return values_in_sentence(plain, is_statement=False)
     return []

@@ -10,7 +10,7 @@ _SWITCHES = (
     r"|[lL]arge|LARGE|[hH]uge|boldmath|scriptstyle|scriptscriptstyle|nolimits|strut|hfill"
 )
 _STYLED = re.compile(
-    rf"\\(?:{_SWITCHES}|(?:text)?color|f?colorbox|[hv]space|[hv]?phantom|mspace|text[a-z]{{2}}|textsuperscript|emph"
+    rf"\\(?:{_SWITCHES}|(?:text)?color|f?colorbox|[hv]space|[hv]?phantom|mspace|text[a-z]{{2}}|textnormal|textsuperscript|emph|underline"
     r"|math(?:sf|tt|normal|scr|rm|bf|it)|bm|pmb|hbox|text|choose|over|boldsymbol|mbox)(?![a-zA-Z])"
 )
 _SWITCH = re.compile(rf"\\(?:{_SWITCHES})(?![A-Za-z])\s*")
@@ -28,6 +28,10 @@ _TEXT_IN_TEXT = re.compile(rf"{_FONT}\s*({_FONT}[^{{}}]*\}})\s*\}}")
 _INFIX = re.compile(r"\{([^{}]*)\\(choose|over)(?![A-Za-z])([^{}]*)\}|^([^{}]*)\\(choose|over)(?![A-Za-z])([^{}]*)$")
 _ORDINAL = re.compile(
     r"([0-9]+)\s*\^?\s*\{?\s*(?:\\(?:text|mathrm|textrm|mbox|textsuperscript)\s*\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?"
+)
+_FONT_OF_A_NUMBER = re.compile(
+    r"(?<![0-9.,}])(?<![0-9.,}]\s)\\(?:math(?:rm|bf|it|sf|tt|normal)|text(?:bf|it|rm|normal)|bm|pmb|boldsymbol|underline)\s*"
+    r"(\{\s*-?[0-9]+(?:[.,][0-9]+)*\s*\})"
 )
 _GROUP = re.compile(r"\{([^{}]*[^{}\\])\}")
 
@@ -50,6 +54,7 @@ def plain_style(text: str) -> str:
             break
         text = inner
 
+    text = _FONT_OF_A_NUMBER.sub(r"\1", text)
     text = _INFIX.sub(_prefix, text)
     group = _GROUP.fullmatch(text.strip())
     return group[1] if group else text

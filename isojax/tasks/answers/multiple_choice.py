@@ -16,7 +16,17 @@ _ANOTHER_OPTION = re.compile(
 )
 _STATED = re.compile(r"(?:^|(?<=[.!?] ))([^.!?]*)\b(?:correct|right)\s+(?:option|choice)\s+is:?\s*([^?]*)$")
 _DENIED = re.compile(r"\b(?:not|never|doubt|wrong|false|if|whether|unless|think|guess|maybe|perhaps)\b|n['’]t\b")
-_SEPARATOR = re.compile(r"\s*(?:[,;]|,?\s*\band\b)\s*")
+_CHOSEN = re.compile(
+    r"\bI(?:['’]d|['’]ll|\s+would|\s+will|\s+must)?\s+(?:choose|chose|pick|picked|select|selected|go\s+with)\s+([^?]*)$"
+)
+_CORRECT = re.compile(
+    rf"(?:^|[.:,]\s+|\b(?:so|thus|hence|therefore|that|only)[,\s]+)(?:only\s+)?(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+)?"
+    rf"{_LETTER}\s+is\s+(?:the\s+)?(?:only\s+)?(?:correct|right)(?:\s+(?:answer|option|choice|one))?$",
+    re.IGNORECASE,
+)
+_CALLED_CORRECT = re.compile(r"\b[A-J]\b\W{0,4}\s+(?:is|are)\s+(?:\w+\s+){0,2}(?:correct|right|true)\b")
+_SEPARATOR = re.compile(r"\s*(?:[,;、和与與及]|,?\s*\band\b)\s*")
+_CIRCLED = re.compile(r"[①-⑳](?:[\s,、和与與及]*[①-⑳])*")
 
 
 def option_alone(text: str) -> str | None:
@@ -38,15 +48,38 @@ def option_with_value(text: str) -> str | None:
 
 def stated_option(text: str) -> str | None:
     """The option that the end of a text calls the correct one; None where that is denied, or asked."""
-    match = _STATED.search(_plain(text))
-    if match is None or _DENIED.search(match[1]):
+    plain = _plain(text)
+    last_sentence = re.split(r"[.!?]\s", plain)[-1]
+    if _DENIED.search(last_sentence):
         return None
-    return option_with_value(match[2])
+    if match := _STATED.search(plain):
+        return None if _DENIED.search(match[1]) else option_with_value(match[2])
+    if match := _CHOSEN.search(last_sentence):
+        return option_with_value(match[1])
+    match = _CORRECT.search(last_sentence)
+    is_only_one = match is not None and len(_CALLED_CORRECT.findall(plain)) <= 1
+    return (match[1] or match[2]) if match is not None and is_only_one else None
+
+
+def is_same_letter(reference: str, answer: str) -> bool:
+    """Whether both are one of the first letters, which name options, capital or not: B and b."""
+    is_letter = len(reference) == 1 and reference in "ABCDEabcde"
+    return is_letter and reference.casefold() == answer.casefold()
+
+
+def value_of_option(text: str) -> str | None:
+    r"""What an option says, without its letter: \frac{1}{6} of (E) \frac{1}{6}."""
+    match = _WITH_VALUE.fullmatch(_plain(text))
+    return None if match is None or _ANOTHER_OPTION.search(match[3]) else match[3]
 
 
 def option_letters(text: str) -> frozenset[str] | None:
-    """The letters of an answer that is a list of options: A, C or (A) and (C)."""
+    """The letters of an answer that is a list of options: A, C or (A) and (C), ACD; or its numbers: ①③."""
     plain = re.sub(rf"^{_NOUN}", "", _plain(text), flags=re.IGNORECASE)
+    if _CIRCLED.fullmatch(plain):
+        return frozenset(re.findall("[①-⑳]", plain))
+    if re.fullmatch("[A-H]{2,8}", plain) and list(plain) == sorted(set(plain)):
+        return frozenset(plain)
     items = [re.fullmatch(_LETTER, item) for item in _SEPARATOR.split(plain)]
     if len(items) < 2:
         return None

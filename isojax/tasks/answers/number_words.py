@@ -18,6 +18,7 @@ _PARTS = {word: value for value, word in enumerate(_PARTS_TEXT.split(), start=2)
 
 _OUT_OF = re.compile(r"([0-9]+)\s+(?:out\s+of|over)\s+([1-9][0-9]*)")
 _AND_A_PART = re.compile(r"(.+?)\s+and\s+(an?|one|two|three|four|five|six|seven|eight)\s+([a-z]+?)s?")
+_DOZENS = re.compile(r"(an?|[a-z]+)\s+dozens?")
 _PARTS_ONLY = re.compile(r"(an?|[a-z]+)[\s-]+([a-z]+?)s?")
 
 
@@ -41,6 +42,9 @@ def number_in_words(text: str) -> Fraction | None:
         number = Fraction(match[1]) if re.fullmatch("[0-9]+", match[1]) else _whole_number(match[1])
         part = _part(match[2], match[3])
         return None if number is None or part is None or part >= 1 else number + part
+    if match := _DOZENS.fullmatch(text):
+        count = 1 if match[1] in ("a", "an") else _ONES.get(match[1])
+        return None if count is None else Fraction(12 * count)
     match = _PARTS_ONLY.fullmatch(text)
     return _part(match[1], match[2]) if match else None
 

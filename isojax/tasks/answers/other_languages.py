@@ -1,4 +1,4 @@
-"""Words of other languages than English that deny a value, bound it, guess it or list it with another.
+"""Words of other languages than English that deny a value, suppose it, bound it, guess it or list it with another.
 
 Written languages without spaces come first: their words are found anywhere, those of the others between spaces.
 """
@@ -11,7 +11,23 @@ from isojax.tasks.answers.spelling import CJK
 _CJK_DENIED = re.compile(
     "不(?!同)|非|没|沒|无|無|或|错|錯|误|誤|如果|若|可能|也许|也許|大概|大约|大約|[约約](?![翰瑟])|左右|上下|接近|几乎|至少|至多"
     "|最[多少]|以上|以下|以内|超(?!市)|[大小多少高低]于|[大小多少]於|之间|之間|例如|比如|ない|ません|じゃ|違|または|もしくは|およそ|ほど"
-    "|くらい|ぐらい|未満|かも|たぶん|아[니닙닌]|않|없|또는|이상|이하|미만|초과|정도|대략|아마|약 "
+    r"|くらい|ぐらい|未満|かも|たぶん|おそらく|恐らく|多分"
+    r"|恐怕|或许|或許|猜|似乎|好像|아[니닙닌]|않|없|또는|이상|이하|미만|초과|정도|대략|아마|것\s*같|지도\s*모|약 "
+)
+# What is supposed: 设 x = 42, 令总数为 42, 假设, もし, 만약
+_CJK_SUPPOSED = re.compile(
+    r"假[设設如定使]|反[设設]|^\s*(?:\S{0,6}[解先再现妨们可]\s*)?[设設令](?!备|備|计|計|置|立|有|施|营|營|人)[^,;:.…]{0,12}?(?:=|[为為是])"
+    r"|もし|仮に|と仮定|만약|만일|가정|라고\s*하자|라\s*하자"
+)
+_CJK_CONDITION = re.compile(f"如果|若|要是|{_CJK_SUPPOSED.pattern}")
+_CJK_CLAUSE_BREAK = re.compile(r"[,;:](?=\s)|(?<![0-9])[,;:.](?![0-9])|[0-9][,;:.](?=[^0-9\s])|…+")
+_CJK_SUPPOSED_BEHIND = re.compile(
+    r"[^,;.]{0,8}(?:と仮定|とする|とおく|とすると|ならば|라고\s*(?:하자|하면|가정)|라\s*하자|이라면|이면)"
+)
+# Places in a text: 定理 42, 第 42 题 (which is a number behind 第), 図 42
+_CJK_PLACE = re.compile(
+    r"(?:定理|引理|推论|推論|命题|命題|公理|性质|性質|定义|定義|公式|方程|等式|步骤|步驟|问题|問題|(?<![做解答对主])[题題]|(?<!比)例[题題]?"
+    r"|(?<![地画拼])[图圖図]|(?<![手代列])表|(?<![方形模])式|練習|補題|問|정리|문제|예제|그림|단계)\s*[(]?\s*$"
 )
 _CJK_BEFORE = re.compile(r"(?:[第负負除乘加减減近]|(?<!所)以|マイナス)\s*[$]?$")
 _HAS_CJK = re.compile(f"[{CJK}]")
@@ -51,11 +67,38 @@ _BOUNDS = (
     r"على\s+الأقل|على\s+الأكثر|أكبر|أصغر|أقل|أكثر|بين|कम\s+से\s+कम|अधिक|ज़्यादा|ज्यादा|बीच|לפחות|לכל\s+היותר",
 )
 _GUESSES = (
-    r"aproximadamente|alrededor\s+de|cerca\s+de|unos|unas|quiz[áa]s?|tal\s+vez|casi|talvez|quase",
-    r"environ|à\s+peu\s+près|peut-être|presque|approximativement",
-    r"ungefähr|etwa|zirka|rund|vielleicht|vermutlich|möglicherweise|knapp|ca\.?|forse|ongeveer|misschien|ungefär|kanskje",
-    r"может|возможно|примерно|около|приблизительно|почти|наверное|około|może|około|prawdopodobnie|asi|možná",
-    r"yaklaşık|belki|khoảng|có\s+lẽ|có\s+thể|sekitar|mungkin|حوالي|ربما|تقريبا|लगभग|शायद|בערך|אולי",
+    r"aproximadamente|alrededor\s+de|cerca\s+de|unos|unas|quiz[áa]s?|tal\s+vez|casi|talvez|quase|probablemente|acaso"
+    r"|posiblemente|seguramente|provavelmente|possivelmente|supongo|creo\s+que",
+    r"environ|à\s+peu\s+près|peut-être|presque|approximativement|probablement|vraisemblablement|sans\s+doute",
+    r"ungefähr|etwa|zirka|rund|vielleicht|vermutlich|möglicherweise|knapp|ca\.?|forse|ongeveer|misschien|ungefär|kanskje"
+    r"|wahrscheinlich|mutmaßlich|wohl|probabilmente|magari|waarschijnlijk|vermoedelijk|sannolikt|troligen|sandsynligvis",
+    r"может|возможно|примерно|около|приблизительно|почти|наверное|наверно|вероятно|видимо|скорее\s+всего|około|może"
+    r"|prawdopodobnie|chyba|asi|možná|pravděpodobně|nejspíš|probabil",
+    r"yaklaşık|belki|muhtemelen|galiba|khoảng|kemungkinan|barangkali|có\s+lẽ"
+    r"|có\s+thể|sekitar|mungkin|حوالي|ربما|تقريبا|लगभग|शायद|בערך|אולי",
+)
+# In the part of the sentence before the value.
+_SUPPOSITIONS = (
+    r"sup[oó][nr]\w*|supuest\w*|asum\w+|imagin(?:emos|ad)|pongamos"
+    r"|sea[n]?\s+[$\\(]*\w+\s*=|si\s+(?:[$\\(]*[a-z]\s*=|fuera|la|el|es|son|hay|hubiera|tenemos)",  # Spanish
+    r"suponh\w*|supõe|admita\w*"
+    r"|seja[m]?\s+[$\\(]*\w+\s*=|se\s+(?:[$\\(]*[a-z]\s*=|fosse|for|o|a\s+resposta|houvesse|são)",  # Portuguese
+    r"suppos(?:ons|ez|ant|é)|admettons|imaginons"
+    r"|soi(?:t|ent)\s+[$\\(]*\w+\s*=|s['’]il|si\s+(?:[cl]['’]\w+|le|on|elle|nous|x)",  # French
+    r"angenommen|annahme|(?:nehme|nimm|nehmen)\b.*\ban|gesetzt"
+    r"|stell\w*\s+(?:wir\s+)?(?:uns|dir|euch)\s+vor"
+    r"|sei(?:en)?\s+[$\\(]*\w+\s*=|wenn|falls\s+(?:[$\\(]*[a-z]\s*=|es|die|der|das|man|wir)|wäre",  # German
+    r"supponi\w*|ammettiamo|poniamo|sia(?:no)?\s+[$\\(]*\w+\s*=|se\s+(?:il|fosse|la\s+risposta|sono)",  # Italian
+    r"stel|veronderstel\w*|neem\s+aan|antag|antages|låt|anta|hvis|ponamos",  # Dutch, Nordic
+    r"пусть|предполож(?:им|ите|ить|ение)|допустим|допустить|допустите|положим|если|нехай|припустимо|якщо",  # Russian
+    r"załóżmy|niech|jeśli|jeżeli|předpokládejme|nechť|pokud|jestliže|dacă",  # Polish, Czech, Romanian
+    r"varsayalım|diyelim|eğer|giả\s+sử|nếu|misalkan|andaikan|jika",  # Turkish, Vietnamese, Indonesian
+    r"لنفرض|نفرض|إذا|لو|मान|यदि|अगर|נניח|אם",  # Arabic, Hindi, Hebrew
+)
+_SUPPOSED = re.compile(rf"(?<!\w)(?:{'|'.join(_SUPPOSITIONS)})(?!\w)", re.IGNORECASE)
+_COMMA_OF_A_SUPPOSITION = re.compile(rf"(?<!\w)({'|'.join(_SUPPOSITIONS)})\s*[,:]", re.IGNORECASE)
+_CLAUSE_BREAK = re.compile(
+    r"[,;:.](?=\s)|(?<!\w)(?:entonces|então|alors|donc|dann|also|allora|quindi|dus|då|то|тогда|wtedy|pak|thì|maka|इसलिए)(?!\w)"
 )
 _NOT_THE_VALUE = re.compile(rf"(?<!\w)(?:{'|'.join((*_DENIALS, *_BOUNDS))})(?!\w)", re.IGNORECASE)
 _GUESSED = re.compile(rf"(?<!\w)(?:{'|'.join(_GUESSES)})(?!\w)", re.IGNORECASE)
@@ -74,15 +117,35 @@ AND_OR = (
 )
 
 
+def _cjk_clause(before: str) -> str:
+    return _CJK_CLAUSE_BREAK.split(before)[-1]
+
+
+def supposes_in_other_languages(before: str) -> bool:
+    """Whether the words before a value, in its sentence, suppose it: Sei x = 42; Angenommen, es sind 42."""
+    if _HAS_CJK.search(before) and _CJK_CONDITION.search(_cjk_clause(before)):
+        return True
+    clause = _CLAUSE_BREAK.split(_COMMA_OF_A_SUPPOSITION.sub(r"\1 ", before))[-1]
+    return _SUPPOSED.search(clause) is not None
+
+
+def denies_in_cjk(clause: str) -> bool:
+    """Whether words of Chinese, Japanese or Korean deny, suppose or guess what follows them."""
+    return _CJK_DENIED.search(clause) is not None or _CJK_SUPPOSED.search(clause) is not None
+
+
 def leaves_value_open(sentence: str, start: int, end: int) -> bool:
     """Whether a sentence in another language than English states the value from `start` to `end` not, or not alone."""
     if _HAS_CJK.search(sentence):
-        clause = re.split(r"[,;:](?=\s)", sentence[:start])[-1]
+        clause = _cjk_clause(sentence[:start])
         if _CJK_DENIED.search(clause + sentence[start:]) or _CJK_BEFORE.search(clause):
+            return True
+        is_supposed = _CJK_SUPPOSED.search(clause) or _CJK_SUPPOSED_BEHIND.match(sentence, end)
+        if is_supposed or _CJK_PLACE.search(clause):
             return True
         if _CJK_BEHIND.match(sentence, end) or _CJK_LISTED.search(sentence[:start]):
             return True
-    if _NOT_THE_VALUE.search(sentence):
+    if _NOT_THE_VALUE.search(sentence) or supposes_in_other_languages(sentence[:start]):
         return True
     is_decimal = "." in sentence[start:end]  # which may be rounded because that was asked for
     return not is_decimal and _GUESSED.search(sentence) is not None

@@ -5,8 +5,10 @@ A sentence that denies, bounds, guesses or lists states no single value: "not 42
 
 import re
 
-from isojax.tasks.answers.other_languages import AND_OR, leaves_value_open
+from isojax.tasks.answers.glosses import find_gloss
+from isojax.tasks.answers.other_languages import AND_OR, leaves_value_open, supposes_in_other_languages
 from isojax.tasks.answers.spelling import MATH_IN_TEXT
+from isojax.tasks.answers.suppositions import GUESSED, GUESSED_BEHIND, PLACES, is_counterfactual, is_supposed
 from isojax.tasks.answers.units import is_unit_name
 from isojax.tasks.answers.value_end import CHANGING_REMARK, value_ends_at
 
@@ -15,7 +17,7 @@ MAX_SENTENCE_LENGTH = 1000
 # What makes a guess of the value before it: "42, give or take".
 HEDGES = (
     r"give\s+or\s+take|more\s+or\s+less|or\s+so|or\s+thereabouts|roughly|approximately|approx"
-    r"|for\s+(?:example|instance)"
+    rf"|for\s+(?:example|instance)|{GUESSED_BEHIND}"
 )
 
 _NUMBER = r"[-+]?(?:\\?[$€£¥]\s*)?-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
@@ -63,7 +65,7 @@ _BAD_PRECURSOR = re.compile(
     r"|until|till|(?:many|much|few|long|old|high|tall|often|far|big|large|heavy|fast)\s+as"
     r"|nearly|almost|near|nearing|but|square|cube|cubed|root|of\s+the|per|approaching|versus|vs|log|ln"
     r"|sin|cos|tan|sqrt|close|around\s+about|just\s+shy\s+of|short\s+of|every|prime|after|before|since|except|like"
-    r"|step|question|problem|example|exercise|case|part|line|option|page|chapter|equation|figure|table|note)"
+    rf"|step|question|problem|example|exercise|case|part|line|option|page|chapter|equation|figure|table|note|{PLACES})"
     r"|[-+*/^_=]\s*[a-z]|[*/^(_{[&#@¬×÷√∛±∓]"
     r"|\\(?!(?:therefore|q?quad|implies|[Rr]ightarrow|Longrightarrow)\b)[A-Za-z]+)\s*$",
     re.IGNORECASE,
@@ -123,8 +125,13 @@ _MORE_THAN_OTHERS = re.compile(
 _UNIT_BETWEEN = re.compile(
     r"[\s$]*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?([A-Za-z]+)\.?\s*,?\s*(?:and)?\s*\}?[\s$]*(?:and)?[\s$]*", re.IGNORECASE
 )
+_ARITHMETIC_BEFORE_EQUALS = re.compile(r"[0-9][0-9.,)}\s$]*(?:[-+*/×÷·]|\\(?:times|cdot|div))[^=]*$")
 _CLAUSES = re.compile(r"[,;:](?=\s)")
-_TAKEN_BACK_BEHIND = re.compile(r"[\s,]*(?:(?:is|was)\s+(?:not|wrong|incorrect|false)|fails)\b", re.IGNORECASE)
+_TAKEN_BACK_BEHIND = re.compile(
+    r"[\s,]*(?:[–—-]+\s*(?:no|nope|not|wrong|incorrect|false)|(?:is|was)\s+(?:not|wrong|incorrect|false)|fails|(?:leads?|would\s+lead)\s+(?:us\s+)?to\s+a\s+contradiction"
+    r"|(?:would\s+)?contradicts?|would\s+(?:also\s+)?be\s+(?:too|an?\s+contradiction|wrong|impossible|absurd))\b",
+    re.IGNORECASE,
+)
 _SCALE_BEHIND = re.compile(
     r"\s*\**\s*[-~]?\s*(?:and\s+)?(?:(?:an?|one|two|three)\s+)?(?:halves|half|thirds?|quarters?|fifths?|tenths?|score|gross"
     r"|dozens?|hundreds?|thousands?|[mbtr]+illions?|squared|cubed|times\s+(?=\S*[0-9])|factorial|pi|plus|minus)\b|\s*\**\s*(?:-(?!-{0,2}\s+[A-Za-z]{2})|[+*×÷^!_]|/(?=\s*[-0-9$(])|\\)",
@@ -139,6 +146,9 @@ def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
     `is_statement`: it is what follows "the answer is", so that a value at its beginning is the one.
     """
     sentence = " ".join(sentence[-MAX_SENTENCE_LENGTH:].split())
+    if (gloss := find_gloss(sentence)) is not None:
+        explained = values_in_sentence(gloss.sentence, is_statement=is_statement)
+        return [f"{gloss.remark} = {gloss.value}"] if gloss.is_about(explained) else explained
     sentence = _MORE_THAN_OTHERS.sub(r"\1", _ARROW.sub("", sentence))
     condition = _IF.search(sentence)
     if _ANYTHING_BUT.search(sentence) or (condition and _OTHER_CASE.search(sentence, condition.end())):
@@ -165,7 +175,8 @@ def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
 
 
 def _without_emphasis(sentence: str) -> str:
-    return re.sub(r"(?<!\w)_([^_]+)_(?!\w)", r"\1", sentence.replace("**", "").replace("__", ""))
+    sentence = sentence.replace("**", "").replace("__", "")
+    return re.sub(r"(?<!\w)_([^_]+)_(?!\w)|^\*([^*]+)\*$", r"\1\2", sentence)
 
 
 def _without_remark(sentence: str) -> str:
@@ -185,6 +196,8 @@ def _right_side(sentence: str) -> list[str] | None:
         return None
     if outside_math[max(0, equals - 1)] in "<>!":
         return []
+    if not _ARITHMETIC_BEFORE_EQUALS.search(sentence, 0, equals) and supposes(sentence[: value.start()]):
+        return None  # "If x = 6, she has 42"
     if _is_guess(sentence, value):
         return []
     clause = _CLAUSES.split(sentence[: value.start()])[-1] + sentence[value.start() :]
@@ -205,6 +218,8 @@ def _single_value(sentence: str, values: list[re.Match[str]], index: int, *, is_
         return []
     if is_statement and _PART_OF_A_PHRASE.search(before):
         return []
+    if supposes(before) or is_counterfactual(sentence):
+        return []
     if _TAKEN_BACK_BEHIND.match(sentence, value.end()):
         return []
     if _AS_AN_EXAMPLE.search(before) or _is_guess(sentence, value):
@@ -222,9 +237,14 @@ def _single_value(sentence: str, values: list[re.Match[str]], index: int, *, is_
     return _with_and_without_words(sentence, value)
 
 
+def supposes(before: str) -> bool:
+    """Whether the words before a value, in its sentence, suppose it, in one of the languages known here."""
+    return is_supposed(before) or supposes_in_other_languages(before)
+
+
 def _is_guess(sentence: str, value: re.Match[str]) -> bool:
     """Whether a sentence says a value only about: roughly 42, 42ish, 42 and some."""
-    if _HEDGED_BEHIND.match(sentence, value.end()):
+    if _HEDGED_BEHIND.match(sentence, value.end()) or GUESSED.search(sentence):
         return True
     if leaves_value_open(sentence, value.start(), value.end()):
         return True

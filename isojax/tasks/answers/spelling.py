@@ -26,6 +26,10 @@ _NUMBER_NEXT_TO_CJK = re.compile(rf"(?<=[{CJK}])(?=[-+]?[0-9$])|(?<=[0-9$%])(?=[
 _ASCII_PUNCTUATION = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | str.maketrans(
     {"。": ". ", "、": ", ", "，": ", ", "；": "; ", "：": ": ", "？": "? ", "！": "! ", "\u3000": " "}
 )
+# 2k\\pi \\ (k \\in \\mathbb{Z})
+_CONDITION_IN_BRACKETS = re.compile(
+    r"[\s,]*\(\s*([a-z](?:\s*,\s*[a-z])*\s*\\in\s*\\mathbb\s*(?:\{\s*[ZNQR]\s*\}|[ZNQR])[^()]*)\)$"
+)
 _DOTS = re.compile(r"\\[lc]?dots(?![A-Za-z])|\.\.\.")
 _IDLE_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])|(?<=[0-9])\s+(?=[A-Za-z])|(?<=[A-Za-z])\s+(?=[0-9])")
 
@@ -43,7 +47,7 @@ def normalize_answer(text: str) -> str:
     if _INTEGER.fullmatch(text):
         return text
     text = _TAGS.sub("", text) if "<" in text else text
-    text = re.sub(r"[\u2212\u2013\ufe63\uff0d]", "-", text.replace("{,}", ","))
+    text = re.sub(r"[\u2212\u2013\ufe63\uff0d]", "-", text.replace("{,}", ",").replace("{:}", ":"))
     if "\\\\" in text and "\\begin" not in text:  # escaped once too often, as in some data sets
         text = re.sub(r"\\\\(?=[A-Za-z{}%$])", r"\\", text)
     text = plain_style(text) if "\\" in text else text
@@ -59,6 +63,7 @@ def normalize_answer(text: str) -> str:
         if math_match is None:
             break
         text = next(group for group in math_match.groups() if group is not None).strip().removesuffix(".")
+    text = _CONDITION_IN_BRACKETS.sub(r", \1", text) if "\\in" in text else text
     return without_ordinal(text.strip())
 
 

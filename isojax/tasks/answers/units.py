@@ -52,7 +52,7 @@ _NOT_UNITS = re.compile(
     r"|pi|plus|minus|over|squared|cubed|than|least|most|maybe|perhaps|possibly|but|except|if|unless|mod|modulo|ish"
     r"|hundreds?|thousands?|[mbtr]+illions?|dozens?|exclusive|smaller|larger|bigger|greater|divided|multiplied"
     r"|between|through|isn|doesn|point|factorial|percent|score|gross|pairs?|power|root|base"
-    r"|tens|something|odd|itself|followed|fails|resp|respectively|ths|\w*(?:tie|een)ths|(?:hundred|thousand|[mbtr]+illion|sixth|seventh|eighth|ninth|twelfth)ths?|sixths|sevenths|eighths|ninths"
+    r"|tens|something|odd|probably|presumably|supposedly|allegedly|hopefully|likely|itself|followed|fails|resp|respectively|ths|\w*(?:tie|een)ths|(?:hundred|thousand|[mbtr]+illion|sixth|seventh|eighth|ninth|twelfth)ths?|sixths|sevenths|eighths|ninths"
     rf"|binary|octal|hexadecimal|(?:below|under)\s+zero|choose|(?:added|raised)\s+to|subtracted|(?:shy|short)\s+of"
     rf"|{_SCALES})\b|n't",
     re.IGNORECASE,
@@ -63,6 +63,8 @@ _CJK_UNITS = {
     "年": "year", "度": "degree", "毫升": "mL", "升": "L", "平方米": "m^2", "平方厘米": "cm^2",
     "立方米": "m^3", "立方厘米": "cm^3", "円": "yen", "美元": "dollar", "日元": "yen", "欧元": "euro",
 }  # fmt: skip
+_CJK_PER = re.compile(r"([\u4e00-\u9fff]+\s*)\s*[/每]\s*([\u4e00-\u9fff]+)")  # 千米/时, 元每千克
+_TIMES_IN_CJK = {"时": "小时", "分": "分钟", "時": "小时"}  # behind "per"; elsewhere they are other things, too
 # Of any other, a word that counts or names things, and changes no value: 个苹果 (apples), but not 万 (ten thousand).
 _CJK_UNIT = re.compile(
     "|".join(_CJK_UNITS)
@@ -107,6 +109,12 @@ def product(first: Unit, second: Unit) -> Unit:
     )
 
 
+def inverse(unit: Unit) -> Unit:
+    """`per day` of `day`."""
+    dimensions = tuple((name, -power) for name, power in unit.dimensions)
+    return Unit(dimensions=dimensions, scale=1 / unit.scale, words=unit.words)
+
+
 def is_unit_name(word: str) -> bool:
     """Whether a table has this name: cm, kg, hours."""
     return _dimension_of(word) is not None
@@ -118,6 +126,9 @@ def read_unit(text: str) -> Unit | None:
     dimension."""
     if _NOT_UNITS.search(text):
         return None
+    if (parts := _CJK_PER.fullmatch(text)) is not None:
+        numerator, denominator = read_unit(parts[1].strip()), read_unit(_TIMES_IN_CJK.get(parts[2], parts[2]))
+        return None if numerator is None or denominator is None else product(numerator, inverse(denominator))
     if cjk := _CJK_UNIT.fullmatch(text):
         return read_unit(_CJK_UNITS[text]) if text in _CJK_UNITS else Unit(words=frozenset([cjk[0]]))
     text = re.sub(r"(?<![A-Za-z])([A-Za-z])\.\s?([A-Za-z])\.?(?![A-Za-z])", r"\1\2", text)  # p.m.

@@ -7,6 +7,8 @@ it is.
 import re
 
 from isojax.tasks.answers.other_languages import SCALES
+from isojax.tasks.answers.spelling import CJK
+from isojax.tasks.answers.suppositions import PLACES
 from isojax.tasks.answers.units import is_unit_name
 
 _CLOSING_MARKS = re.compile(r"""[`"'”’)\]$]*(?![0-9])|\*\*(?![0-9(\\])""")
@@ -22,7 +24,7 @@ _CLAUSE_END = re.compile(
 _REMARK = re.compile(r"\([^()]*\)")
 CHANGING_REMARK = re.compile(
     r"\b(?:base|mod|modulo|or|maybe|perhaps|possibly|wrong|incorrect|false|binary|octal|hexadecimal|hex|in|mill?ions?"
-    r"|thousands?|hundreds?|dozens?|billions?|percent|times|approx\w*|about|roughly|estimated?)\b|^\(\s*[-+*/^\d.]",
+    r"|thousands?|hundreds?|dozens?|billions?|percent|times|approx\w*|about|roughly|estimated?|probably|presumably|likely|guess(?:ed|ing)?|not\s+sure|unsure|assum\w+)\b|^\(\s*[-+*/^\d.]",
     re.IGNORECASE,
 )
 _MODULUS = re.compile(r"\(\s*mod(?:ulo)?\b[^()]*\)$", re.IGNORECASE)
@@ -43,9 +45,16 @@ _CHANGES = re.compile(
 NEW_READING = r"(?:in\s+)?(?:base|[mb]illions|thousands|hundreds|dozens|binary|octal|hexadecimal)\b"
 _CHANGES_BEHIND_COMMA = re.compile(rf"\s*,\s*{NEW_READING}", re.IGNORECASE)
 # Nothing ends with these.
+# "42 by Theorem 3", "42 (see equation 5)"
+_REFERENCE = re.compile(
+    rf"\s*(?:by|from|in|see|using|via|due\s+to|with|as\s+in)\s+(?:the\s+)?(?:{PLACES}|step|part|equation|example|figure|table)\s*",
+    re.IGNORECASE,
+)
 _LEFT_OPEN = re.compile(r"\b(?:and|or|resp|respectively|to|plus|minus|per|of|the|by|point)\s*$", re.IGNORECASE)
 _NO_WORDS = re.compile(r"(?<![A-Za-z])/|/(?![A-Za-z])|[\\*+=<>|~#@&×÷·∙⋅√^_{}]|[-–](?![A-Za-z])")
-_PER = re.compile(r"^/(?=[A-Za-z]{3})")  # $30/hour
+_PER = re.compile(r"^/(?=[A-Za-z]{3}|(?:kg|km|hr|cm|mm|lb|oz|mi|gal)\b)")  # $30/hour
+_PER_UNIT_OF_MONEY = re.compile(r"^/(?=[A-Za-z]{1,2}\b)")  # $3/m
+_PER_IN_CJK = re.compile(rf"(?<=[{CJK}])\s*/\s*(?=[{CJK}])")  # 千米/时
 _POWER_OF_A_UNIT = re.compile(r"(?<=[A-Za-z])(?:\^\{?-?[1-4]\}?|[²³])")
 # "$12 for 5 apples", "$80 in 3 days"
 _MONEY_BEFORE = re.compile(r"[$€£¥]\s*[0-9][0-9.,]*\s*$")
@@ -82,13 +91,16 @@ def value_ends_at(text: str, end: int) -> bool:
         return clause.count("*") != 1
 
     number = _NUMBER_LATER.search(clause)
-    words = _PER.sub(" ", clause[: number.start()] if number else clause)
+    is_money = _MONEY_BEFORE.search(text[max(0, end - 20) : end]) is not None
+    words = _PER_IN_CJK.sub(" ", _PER.sub(" ", clause[: number.start()] if number else clause))
+    words = _PER_UNIT_OF_MONEY.sub(" ", words) if is_money else words
     if _CHANGES.search(clause) or _NO_WORDS.search(words.replace("**", "")):
         return False
     if number is None:
         is_cut_off = clause_end is None and _LEFT_OPEN.search(clause) is not None
         return not is_cut_off
-    is_money = _MONEY_BEFORE.search(text[max(0, end - 20) : end]) is not None
+    if _REFERENCE.fullmatch(words):
+        return True
     return (is_money and _FOR_SO_MANY.fullmatch(words) is not None) or _is_a_phrase_of_its_own(words)
 
 

@@ -13,7 +13,15 @@ from isojax.tasks.answers.cursor import Unreadable
 from isojax.tasks.answers.equality import Equality
 from isojax.tasks.answers.expression import read_answer
 from isojax.tasks.answers.final_answer import Form, Statement, final_answer, last_values, reference_answer
-from isojax.tasks.answers.multiple_choice import option_alone, option_letters, option_with_value, stated_option
+from isojax.tasks.answers.glosses import find_gloss
+from isojax.tasks.answers.multiple_choice import (
+    is_same_letter,
+    option_alone,
+    option_letters,
+    option_with_value,
+    stated_option,
+    value_of_option,
+)
 from isojax.tasks.answers.sentence import values_in_sentence
 from isojax.tasks.answers.spelling import (
     MAX_ANSWER_LENGTH,
@@ -73,7 +81,7 @@ def _judge(reference: str, statement: Statement, equality: Equality, algebra: Co
         return Verdict(correct=False, parsed=is_whole)
     if not is_prose(reference) and _same_text(reference, answer):
         return Verdict(correct=True, parsed=True)
-    reference_nodes, nodes = _read_reference(reference), read(answer)
+    reference_nodes, nodes = _read_reference(reference), _read_whole(statement.form, answer)
     if any(isinstance(node, Number | Quantity) for node in reference_nodes):
         nodes += _read_for_a_number(answer)
     if not (reference_nodes and nodes) and algebra.same(reference, answer):
@@ -135,7 +143,9 @@ def _same_nodes(references: tuple[Node, ...], responses: tuple[Node, ...], equal
 def _read_reference(reference: str) -> tuple[Node, ...]:
     """The trees of a reference; of a sentence, of the value that it states."""
     reference = _ABOUT.sub("", reference)
-    if nodes := read(reference):
+    option_value = value_of_option(reference)
+    nodes = read(normalize_answer(option_value)) if option_value is not None else ()
+    if nodes := nodes + read(reference):
         return nodes
     return _read_statement(final_answer(reference))
 
@@ -145,13 +155,21 @@ def _read_statement(statement: Statement) -> tuple[Node, ...]:
     if statement.form is Form.NOWHERE:
         values = last_values(statement.text)
     else:
-        values = [statement.text, *values_in_sentence(statement.text, is_statement=True)]
-    return next(filter(None, map(read, values)), ())
+        if nodes := _read_whole(statement.form, statement.text):
+            return nodes
+        values = values_in_sentence(statement.text, is_statement=True)
+    return next(filter(None, map(read, map(normalize_answer, values))), ())
+
+
+def _read_whole(form: Form, text: str) -> tuple[Node, ...]:
+    """The trees of a text as one answer. In a sentence 12 (6 + 6) is no product but 12 and its explanation."""
+    is_explained = form is Form.SENTENCE and find_gloss(text) is not None
+    return () if is_explained else read(text)
 
 
 def _same_text(reference: str, answer: str) -> bool:
     """Whether two answers are the same letter by letter, or as words in small letters."""
-    if canonical_text(reference) == canonical_text(answer):
+    if canonical_text(reference) == canonical_text(answer) or is_same_letter(reference, answer):
         return True
     words = as_words(reference)
     return words is not None and words == as_words(answer)

@@ -1,0 +1,35 @@
+"""How texts in Chinese, Japanese and Korean end with an answer that is no number with its words: 故选C, 【答案】ACD,
+答案为:①③, 答案是 3 或 5, 정답: C."""
+
+import re
+
+from isojax.tasks.answers.other_languages import denies_in_cjk
+from isojax.tasks.answers.spelling import CJK, MAX_ANSWER_LENGTH
+
+_SENTENCE_ENDS = re.compile(r"(?<=[.!?])\s+|\n+")
+_LETTERS = r"[($*\s]*[A-J](?:[)$*\s]*(?:[,、和与與及]|\s)?[($*\s]*[A-J])*[)$*\s]*"
+_CHOSEN = re.compile(rf"(?:[选選](?:择|擇|项|項|択)?|選ぶのは)\s*(?:答案|项|項)?\s*[:为為是]?\s*({_LETTERS})$")
+_ANSWER = re.compile(
+    r"(?:答案|正确选项|正確選項|正解|答え|정답|답)\s*[】\]]?\s*(?:(?:应|應)(?:该|該)?|就|便)?\s*(?:是|为|為|选|選|は|은|는)?\s*:?\s*"
+    r"([^:]+)$"
+)
+_JOINING_WORDS = re.compile("或者?|以?及|[和与與]|または|もしくは|또는")
+_CJK_LETTER = re.compile(f"[{CJK}]")
+_ENDING = re.compile(r"\s*(?:です|입니다|이다)?[\s.!]*$")
+
+
+def answer_at_the_end(text: str) -> str | None:
+    """The options, the list or the value that the last sentence calls the answer, where it says nothing else; None
+    where it does not, or denies it."""
+    sentence = _SENTENCE_ENDS.split(text.strip())[-1].strip(" *#>")
+    if "?" in sentence or not _CJK_LETTER.search(sentence):
+        return None
+    sentence = _ENDING.sub("", sentence)
+
+    match = _CHOSEN.search(sentence) or _ANSWER.search(sentence)
+    if match is None or denies_in_cjk(sentence[: match.start()]):
+        return None
+
+    answer = match[1].strip(" *")
+    says_nothing_else = not _CJK_LETTER.search(_JOINING_WORDS.sub("", answer))
+    return answer if says_nothing_else and len(answer) <= MAX_ANSWER_LENGTH else None

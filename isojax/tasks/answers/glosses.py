@@ -1,0 +1,52 @@
+"""What a sentence says of its value once more, in brackets or behind "i.e.": 160 minutes (2 hours and 40 minutes),
+12 (a dozen), 17 (8 + 9). It is no second answer where it is the same, and is one where it is not.
+"""
+
+import re
+from dataclasses import dataclass
+
+from isojax.tasks.answers.compound import compound_quantity
+from isojax.tasks.answers.number_words import number_in_words
+
+_OPENING = r"(?:or|i\.e\.|that\s+is|that['’]s|which\s+is|equal\s+to|equivalently|equivalent\s+to|also|=)[,:]?\s+"
+_IN_BRACKETS = re.compile(rf"\s*\((?:{_OPENING})?([^()]+)\)")
+_BEHIND_I_E = re.compile(
+    r",?\s+(?:\(?i\.e\.|that\s+is|which\s+is|or\s+equivalently|equivalently)[,:]?\s+([^(),;]+?)[\s.!)]*$"
+)
+_NUMBER = r"[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?"
+_CALCULATION = re.compile(rf"\$?{_NUMBER}(?:\s*[-+*/×÷·]\s*\$?{_NUMBER})+")
+# The value that a remark is about, with up to two words of its own: 160 minutes, 12 red apples
+_OWN_VALUE = re.compile(r"(?:^|(?<=[\s($*]))(\$?-?[0-9][0-9,]*(?:\.[0-9]+)?)((?:\s+[A-Za-z]+){0,2})$")
+MAX_LENGTH = 100  # characters
+
+
+@dataclass(frozen=True)
+class Gloss:
+    """A sentence without the remark, the value before it with its words, and what the remark says of it."""
+
+    sentence: str
+    value: str
+    remark: str
+
+    def is_about(self, values: list[str]) -> bool:
+        """Whether the first of these values is the one that the remark explains."""
+        return bool(values) and values[0].split()[:1] == self.value.split()[:1]
+
+
+def find_gloss(sentence: str) -> Gloss | None:
+    """The remark of a sentence that is a calculation or a quantity, behind a number; None where there is none."""
+    for match in (*_IN_BRACKETS.finditer(sentence), *_BEHIND_I_E.finditer(sentence)):
+        remark = " ".join(match[1].split())
+        own = _OWN_VALUE.search(sentence[: match.start()][-MAX_LENGTH:])
+        if own is None or len(remark) > MAX_LENGTH or not _says_a_value(remark):
+            continue
+        rest = f"{sentence[: match.start()]}{sentence[match.end() :]}"
+        return Gloss(sentence=rest, value=f"{own[1]}{own[2]}", remark=remark)
+    return None
+
+
+def _says_a_value(remark: str) -> bool:
+    if _CALCULATION.fullmatch(remark) or compound_quantity(remark) is not None:
+        return True
+    in_words = number_in_words(remark)
+    return in_words is not None and not remark[:1].isdigit()
