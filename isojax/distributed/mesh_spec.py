@@ -19,6 +19,8 @@ LOGICAL_AXIS_RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
+    "expert": "tensor",
+    "choice": None,  # a router's outputs, one for each expert
     "rank": None,
     "head_dim": None,
     "position": "sequence",

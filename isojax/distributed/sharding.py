@@ -39,13 +39,17 @@ def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
 
 
 def partition_spec(logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh) -> PartitionSpec:
-    """The table applied to one array. An axis that its mesh axes do not divide is not split, nor is an empty one."""
+    """The table applied to one array. An axis that its mesh axes do not divide is not split, nor is an empty one, nor
+    one whose mesh axes split an earlier one."""
     spec: list[str | tuple[str, ...] | None] = []
+    used: set[str] = set()
     for name, size in zip(logical, shape, strict=True):
         axes = LOGICAL_AXIS_RULES[name] if name is not None else None
         mesh_axes = (axes,) if isinstance(axes, str) else axes or ()
         num_parts = int(np.prod([mesh.shape[a] for a in mesh_axes], dtype=int))
-        spec.append(axes if num_parts > 1 and size and size % num_parts == 0 else None)
+        is_split = num_parts > 1 and size and size % num_parts == 0 and used.isdisjoint(mesh_axes)
+        spec.append(axes if is_split else None)
+        used.update(mesh_axes if is_split else ())
     return PartitionSpec(*spec)
 
 
@@ -147,6 +151,36 @@ def with_logical_constraint(x: jax.Array, logical: Sequence[str | None]) -> jax.
     if not positions_are_split(mesh):
         return x
     return jax.lax.with_sharding_constraint(x, partition_spec(logical, x.shape, mesh))
+
+
+def sum_over_experts(
+    function: Callable[..., jax.Array], weights: Sequence[jax.Array], axes: Sequence[Sequence[str]], *inputs: jax.Array
+) -> jax.Array:
+    """function(first_expert, weights, *inputs), summed over devices where a mesh splits `weights`, which have these
+    logical axes: by whole experts, or each expert's matrices. Every device has all inputs."""
+    mesh, axis = jax.sharding.get_abstract_mesh(), str(LOGICAL_AXIS_RULES["expert"])
+    if mesh.shape.get(axis, 1) == 1:
+        return function(0, weights, *inputs)
+
+    def only_axis(spec: PartitionSpec) -> PartitionSpec:
+        return PartitionSpec(*(entry if entry == axis else None for entry in spec))
+
+    specs = [only_axis(partition_spec(names, w.shape, mesh)) for names, w in zip(axes, weights, strict=True)]
+    if not all(any(spec) for spec in specs):
+        return function(0, weights, *inputs)
+
+    def of_device(weights: Sequence[jax.Array], *inputs: jax.Array) -> jax.Array:
+        is_split_by_experts = specs[0][0] == axis
+        first_expert = jax.lax.axis_index(axis) * weights[0].shape[0] if is_split_by_experts else 0
+        # In float32, because XLA:CPU cannot compile the sum of bfloat16 over devices.
+        part = function(first_expert, weights, *inputs)
+        return jax.lax.psum(part.astype("float32"), axis).astype(part.dtype)
+
+    in_specs: Any = (specs, *[PartitionSpec()] * len(inputs))
+    mapped: Callable[..., jax.Array] = shard_map(
+        of_device, in_specs=in_specs, out_specs=PartitionSpec(), axis_names={axis}, check_vma=False
+    )
+    return mapped(list(weights), *inputs)
 
 
 def token_parts(mesh: Mesh | AbstractMesh) -> int:

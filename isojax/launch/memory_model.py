@@ -30,11 +30,13 @@ def shard_size(size: int, axis_shards: int) -> int:
 
 def device_size(weight: WeightSizes, mesh: MeshShape, mesh_axes: tuple[str, ...]) -> int:
     """Numbers of a weight that a device holds, where only these axes of the mesh split it."""
-    size = 1
+    size, used = 1, set[str]()
     for name, axis_size in weight.axes:
-        mesh_axis = LOGICAL_AXIS_RULES[name]
-        shards = vars(mesh)[str(mesh_axis)] if mesh_axis in mesh_axes else 1
+        mesh_axis = str(LOGICAL_AXIS_RULES[name])
+        shards = vars(mesh)[mesh_axis] if mesh_axis in mesh_axes and mesh_axis not in used else 1
         size *= shard_size(axis_size, shards)
+        if shards > 1 and axis_size % shards == 0:
+            used.add(mesh_axis)
     return size
 
 
@@ -56,7 +58,10 @@ class DeviceSizes:
         self.cell, self.remat, self.shapes, self.mesh, self.policy = cell, remat, shapes, mesh, policy
         widest = max(policy.attention, key=lambda attention: attention.heads * attention.head_dim)
         self.L, self.D, self.H = policy.layers, policy.width, widest.head_dim
-        self.F, self.V = shard_size(policy.mlp, mesh.tensor), shard_size(policy.vocab, mesh.tensor)
+        # Every device sorts all rows by expert, whichever experts it has.
+        has_experts = any("expert" in dict(weight.axes) for weight in policy.weights)
+        self.F = policy.mlp if has_experts else shard_size(policy.mlp, mesh.tensor)
+        self.V = shard_size(policy.vocab, mesh.tensor)
         self.N, self.K = shard_size(widest.heads, mesh.tensor), shard_size(widest.kv_heads, mesh.tensor)
         # Heads that attention is computed of: XLA splits queries over the heads of keys or of one key, else not at all.
         splits_queries = widest.kv_heads == 1 or widest.kv_heads % mesh.tensor == 0
@@ -80,6 +85,7 @@ class DeviceSizes:
 
         layer_params: dict[str, int] = defaultdict(int)  # of one layer of each stack
         self.layers_params, outer_params, self.num_embeddings = 0, 0, 0
+        self.active_params = 0.0  # of the layers' parameters, those that a token is multiplied by
         for weight in policy.weights:
             size = device_size(weight, mesh, ("tensor",))
             if weight.is_adapter:
@@ -90,6 +96,7 @@ class DeviceSizes:
                 continue
             layer_params[weight.stack] += size
             self.layers_params += weight.layers * size
+            self.active_params += weight.layers * size * weight.share
         self.layer_params = max(layer_params.values())  # of the largest layer
         self.embedding_params = self.V * self.D  # an unembedding has as many
         self.num_params = self.layers_params + outer_params
@@ -112,6 +119,16 @@ class DeviceSizes:
         # A shard's rollouts: tokens, log-probabilities, mask, nuclei, ends and lengths.
         T = shapes.response_length
         self.rollout_bytes = shapes.buffer_rows * (9 * T + FLOAT_BYTES * (T if self.has_nucleus else 1) + 5)
+
+
+def params_read(s: DeviceSizes, rows: int) -> float:
+    """Of the layers' parameters, those that a step of so many rows reads: of experts, all that any row chose."""
+    read = 0.0
+    for weight in s.policy.weights:
+        if weight.stack and not weight.is_adapter:
+            part = 1 - (1 - weight.share) ** rows
+            read += weight.layers * device_size(weight, s.mesh, ("tensor",)) * part
+    return read
 
 
 @dataclass(frozen=True)

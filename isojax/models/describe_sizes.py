@@ -25,9 +25,15 @@ def describe_sizes(model: ModelConfig, vocab: int | None = None) -> PolicySizes:
 
 def weight_sizes(spec: Spec, stack: str) -> WeightSizes:
     axes = tuple((name, size) for name, size in spec.stacked + spec.inputs + spec.outputs if name != "layer")
-    return WeightSizes(spec.name, axes, stack, max(len(spec.layers), 1), spec.is_adapter)
+    return WeightSizes(spec.name, axes, stack, max(len(spec.layers), 1), spec.is_adapter, spec.share)
 
 
 def mlp_values(weight: WeightSizes) -> int:
-    """Hidden values of an MLP that a token meets at a weight; 0 where it is no MLP's."""
-    return dict(weight.axes).get("mlp", 0)
+    """Hidden values of an MLP that a token meets at a weight; 0 where it is no MLP's. A token's copies for its experts
+    count among them."""
+    axes = dict(weight.axes)
+    if "mlp" not in axes:
+        return 0
+    if "expert" not in axes:
+        return axes["mlp"]
+    return round(weight.share * axes["expert"]) * (axes["mlp"] + axes["embed"])

@@ -41,9 +41,12 @@ def _anchored_value(anchor: Array, array: Array) -> Array:
 _anchored_value.defvjp(lambda _, array: (array, None), lambda _, d: (d.astype(jnp.float32), None))
 
 
-def all_gather_weight(w: Float[Array, "*w"], axis: int, width: int) -> Float[Array, "*_"]:
-    """A weight that has `width` entries along `axis`, or its part, as the weight."""
-    return w if w.shape[axis] == width else _all_gather_weight(w, axis)
+def all_gather_weight(
+    w: Float[Array, "*w"], axis: int, width: int, logical_axes: tuple[str, ...] | None = None
+) -> Float[Array, "*_"]:
+    """A weight that has `width` entries along `axis`, or its part, as the weight. `logical_axes`: of one that has more
+    axes than a matrix."""
+    return w if w.shape[axis] == width else _all_gather_weight(w, axis, logical_axes)
 
 
 def matmul(x: Float[Array, "r i"], w: Float[Array, "_ _"], outputs: int | None = None) -> Float[Array, "r _"]:
@@ -78,10 +81,11 @@ def _with_other_axes_manual(collective: Callable[[Array], Array], spec: Partitio
     return shard_map(collective, in_specs=spec, out_specs=spec, axis_names=manual_axes, check_vma=False)
 
 
-def _other_axes_spec(shape: tuple[int, ...], axis: int) -> PartitionSpec:
-    """The sharding of a matrix along its other axis, be it heads, MLP or vocabulary; a vector has none."""
-    logical_axes = [None if i == axis else "mlp" for i in range(len(shape))]
-    return partition_spec(logical_axes, shape, jax.sharding.get_abstract_mesh())
+def _other_axes_spec(shape: tuple[int, ...], axis: int, logical_axes: tuple[str, ...] | None = None) -> PartitionSpec:
+    """The sharding of an array along its other axes; a matrix has one, be it heads, MLP or vocabulary."""
+    names = logical_axes or ("mlp",) * len(shape)
+    other_names = [None if i == axis else name for i, name in enumerate(names)]
+    return partition_spec(other_names, shape, jax.sharding.get_abstract_mesh())
 
 
 def _gather(w: Array, axis: int, other_axes: PartitionSpec) -> Array:
@@ -89,18 +93,19 @@ def _gather(w: Array, axis: int, other_axes: PartitionSpec) -> Array:
     return _with_other_axes_manual(gather, other_axes)(w)
 
 
-def _gather_shards(w: Array, axis: int) -> Array:
-    return _gather(w, axis, _other_axes_spec(w.shape, axis))
+def _gather_shards(w: Array, axis: int, logical_axes: tuple[str, ...] | None = None) -> Array:
+    return _gather(w, axis, _other_axes_spec(w.shape, axis, logical_axes))
 
 
-def _reduce_scatter(d: Array, axis: int) -> Array:
+def _reduce_scatter(d: Array, axis: int, logical_axes: tuple[str, ...] | None = None) -> Array:
     reduce = partial(lax.psum_scatter, axis_name=PARAM_AXIS, scatter_dimension=axis, tiled=True)
-    return _with_other_axes_manual(reduce, _other_axes_spec(d.shape, axis))(d)
+    return _with_other_axes_manual(reduce, _other_axes_spec(d.shape, axis, logical_axes))(d)
 
 
-_all_gather_weight = jax.custom_vjp(_gather_shards, nondiff_argnums=(1,))
+_all_gather_weight = jax.custom_vjp(_gather_shards, nondiff_argnums=(1, 2))
 _all_gather_weight.defvjp(
-    lambda w, axis: (_gather_shards(w, axis), None), lambda axis, _, d: (_reduce_scatter(d, axis),)
+    lambda w, axis, names: (_gather_shards(w, axis, names), None),
+    lambda axis, names, _, d: (_reduce_scatter(d, axis, names),),
 )
 
 

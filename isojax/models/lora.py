@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from isojax.core.config.model import LoraConfig
+from isojax.core.errors import InputError
 from isojax.models.layers.linear import ADAPTER_A, ADAPTER_B, Adapted, Linear
 from isojax.models.spec import Spec
 from isojax.models.stack import stacks_of
@@ -30,7 +31,10 @@ def add_adapters(layer: Any, lora: LoraConfig) -> tuple[Any, list[Spec]]:
         return adapted
 
     adapted_layer = jax.tree.map(adapt, layer, is_leaf=lambda x: isinstance(x, Linear))
-    return adapted_layer, [spec for target in lora.targets for spec in specs_by_target[target]]
+    if not specs_by_target:
+        targets = ", ".join(lora.targets)
+        raise InputError(f"cell.model.lora.targets = {targets}: a layer of this family has none of them.")
+    return adapted_layer, [spec for target in lora.targets for spec in specs_by_target.get(target, ())]
 
 
 def is_adapter(name: str) -> bool:

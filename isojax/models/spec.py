@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, PRNGKeyArray
 
@@ -75,8 +76,9 @@ class Spec:
     tensor: str  # its name in a published checkpoint: "model.layers.{layer}.self_attn.q_proj.weight"
     transposed: bool = False  # whether it is [outputs, inputs] there
 
-    stacked: Axes = ()  # layers: each index is a tensor of its own in a checkpoint
+    stacked: Axes = ()  # layers and experts: each index is a tensor of its own in a checkpoint
     layers: range = range(0)  # the model's layers that are stacked
+    share: float = 1.0  # of its entries, how many a token is multiplied by: k / E of the experts'
     adapts: str = ""  # the name in cell.model.lora.targets by which it gets an adapter; empty: never
     is_adapter: bool = False
 
@@ -88,6 +90,11 @@ class Spec:
     @property
     def shape(self) -> tuple[int, ...]:
         return sizes(self.stacked + self.inputs + self.outputs)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether a product with all rows at once takes it, in one layer: experts' take a part of the rows each."""
+        return bool(self.inputs) and all(name == "layer" for name, _ in self.stacked)
 
     @property
     def matrix_shape(self) -> tuple[int, int]:
@@ -122,10 +129,14 @@ class Spec:
         return stored_sizes[::-1] if self.transposed else stored_sizes
 
     def tensor_names(self) -> tuple[str, ...]:
-        """The tensors of a checkpoint that hold it: one for each layer, or one."""
-        if not self.stacked:
-            return (self.tensor,)
-        return tuple(self.tensor.format(layer=layer) for layer in self.layers)
+        """The tensors of a checkpoint that hold it: one for each index of its stacked axes, the last one fastest."""
+        names = []
+        for index in np.ndindex(*sizes(self.stacked)):
+            numbers = {name: i for (name, _), i in zip(self.stacked, index, strict=True)}
+            if "layer" in numbers:
+                numbers["layer"] = self.layers[numbers["layer"]]
+            names.append(self.tensor.format(**numbers))
+        return tuple(names)
 
 
 def sizes(axes: Axes) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ def output_major_layer(described: LayerDescription) -> LayerDescription:
 
 def to_output_major(weights: Mapping[str, Array], specs: Mapping[str, Spec]) -> dict[str, Array]:
     """One layer's weights, with each matrix as its transpose."""
-    return {name: specs[name].to_matrix(w).T if specs[name].inputs else w for name, w in weights.items()}
+    return {name: specs[name].to_matrix(w).T if specs[name].is_matrix else w for name, w in weights.items()}
 
 
 def to_stacked_matrices(weights: Mapping[str, Array], specs: Mapping[str, Spec]) -> dict[str, Array]:
@@ -57,7 +57,7 @@ def to_stacked_matrices(weights: Mapping[str, Array], specs: Mapping[str, Spec])
     stack at a quarter of the memory's speed."""
 
     def flatten(w: Array, spec: Spec) -> Array:
-        if not spec.inputs:
+        if not spec.is_matrix:
             return w
         inputs = math.prod(w.shape[1 : 1 + len(spec.inputs)])
         return w.reshape(len(w), inputs, -1)

@@ -111,10 +111,11 @@ def weight_sizes(decoder: Decoder, params: Params) -> Iterator[WeightSize]:
     layouts = weight_layouts(decoder) if decoder.config.path else []
     names = {layout.key: layout.tensor_names for layout in layouts}
     for key, value in flatten(params):
-        layers = value if key.startswith("blocks.") else value[None]
-        sizes = np.asarray(jnp.abs(layers).reshape(len(layers), -1).max(1).astype(jnp.float32))
+        is_layered = "." in key
+        count = len(names[key]) if key in names else len(value) if is_layered else 1
+        sizes = np.asarray(jnp.abs(value).reshape(count, -1).max(1).astype(jnp.float32))
         for i, size in enumerate(sizes.tolist()):
-            own_name = f"{key}[{i}]" if len(layers) > 1 else key  # adapters too have no name in a checkpoint
+            own_name = f"{key}[{i}]" if is_layered else key  # adapters too have no name in a checkpoint
             yield WeightSize(names[key][i] if key in names else own_name, size)
 
 

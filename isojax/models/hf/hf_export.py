@@ -27,9 +27,10 @@ def save(params: Params, config: ModelConfig, source: Path, folder: Path, dtype:
     decoder = Decoder(config, params["embed"].shape[0])
     values = dict(flatten(params))
 
-    def read_tensor(weight: WeightLayout, layer: int) -> np.ndarray:
+    def read_tensor(weight: WeightLayout, number: int) -> np.ndarray:
         value = values[weight.key]
-        return weight.to_stored(np.asarray(value[layer] if weight.is_layered else value, np.float32))
+        index = np.unravel_index(number, value.shape[: weight.num_stacked]) if weight.num_stacked else ()
+        return weight.to_stored(np.asarray(value[index], np.float32))
 
     tensors: TensorSources = {
         name: (weight.spec.stored_shape, partial(read_tensor, weight, layer))

@@ -47,12 +47,12 @@ class WeightLayout:
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
-        """One for each layer, or one."""
         return self.spec.tensor_names()
 
     @property
-    def is_layered(self) -> bool:
-        return bool(self.spec.stacked)
+    def num_stacked(self) -> int:
+        """How many of its first axes count tensors."""
+        return len(self.spec.stacked)
 
     def stored_index(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
         """The part of each stored tensor that holds a part of the parameter in one layer."""
@@ -175,16 +175,16 @@ def load_weight(
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         assert index is not None
         devices_by_region[tuple(i.indices(n)[:2] for i, n in zip(index, shape, strict=True))].append(device)
-    arrays, layered = [], layout.is_layered
+    arrays, k = [], layout.num_stacked
+    names = np.array(layout.tensor_names).reshape(shape[:k])
     for region, devices in devices_by_region.items():
         values = np.empty([stop - start for start, stop in region], np.float32)
         index = tuple(slice(*bounds) for bounds in region)
-        names, by_layer = (layout.tensor_names[index[0]], values) if layered else (layout.tensor_names, values[None])
-        stored_index = layout.stored_index(index[layered:])
-        for layer_values, name in zip(by_layer, names, strict=True):
+        stored_index = layout.stored_index(index[k:])
+        for name, tensor_values in zip(names[index[:k]].flat, values.reshape(-1, *values.shape[k:]), strict=True):
             stored = stored_tensors[name].read(stored_index)
-            layer_values[...] = (stored.T if layout.spec.transposed else stored).reshape(layer_values.shape)
-            if not _is_finite(layer_values):
+            tensor_values[...] = (stored.T if layout.spec.transposed else stored).reshape(tensor_values.shape)
+            if not _is_finite(tensor_values):
                 raise InputError(_describe_non_finite(stored_tensors[name]))
         arrays += [jax.block_until_ready(jax.device_put(values, device)) for device in devices]
     return jax.make_array_from_single_device_arrays(shape, sharding, arrays)

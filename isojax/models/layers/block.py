@@ -12,9 +12,9 @@ from jaxtyping import Array, Float
 from isojax.core.config import ModelConfig
 from isojax.distributed.sharding import split_tokens
 from isojax.models.layers.attention_layer import Attend, Attention, Rotations
-from isojax.models.layers.gated_mlp import GatedMLP
 from isojax.models.layers.norm import RMSNorm
 
+MLP = Any  # a module from hidden states [b t D] and `first_tokens` to what is added to them: GatedMLP, ...
 MLP_INPUT = "mlp_input"  # the name of the hidden states after attention, which a checkpoint may keep
 
 
@@ -24,7 +24,7 @@ class Block(nnx.Module):
     def __init__(
         self,
         attention: Attention,
-        mlp: GatedMLP,
+        mlp: MLP,
         *,
         attention_norm: RMSNorm | None = None,
         attention_out_norm: RMSNorm | None = None,
@@ -58,7 +58,7 @@ def add_output(x: Float[Array, "b t D"], norm: RMSNorm | None, output: Float[Arr
     return x + (output if norm is None else norm(output))
 
 
-def pre_norm_block(config: ModelConfig, attention: Attention, mlp: GatedMLP) -> Block:
+def pre_norm_block(config: ModelConfig, attention: Attention, mlp: MLP) -> Block:
     """Llama's layer, with the names of its norms."""
     embed = {"embed": config.width}
     return Block(

@@ -1,0 +1,88 @@
+"""Qwen3-MoE: Qwen3's attention, and experts in all layers but those that config.json names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from isojax.core.config import ModelConfig
+from isojax.core.config.section import PositiveInt
+from isojax.core.errors import InputError
+from isojax.models.architecture import Architecture, make_architecture
+from isojax.models.families import family, read_options
+from isojax.models.hf.config_values import FIX, read_flag, read_size, require_value
+from isojax.models.hf.hf_config import common_settings
+from isojax.models.layers.attention_layer import Attention
+from isojax.models.layers.block import Block, pre_norm_block
+from isojax.models.layers.gated_mlp import GatedMLP
+from isojax.models.layers.mixture import MixtureOfExperts
+from isojax.models.layers.norm import RMSNorm
+from isojax.models.layers.rope import Rope
+from isojax.models.windows import WindowOptions, read_windows
+
+DENSE, SPARSE = "dense", "sparse"  # kinds of layers
+
+
+class Qwen3MoeOptions(WindowOptions):
+    experts: PositiveInt = 8
+    top_k: PositiveInt = 2  # experts of a token
+    expert_mlp: PositiveInt = 64  # hidden width of an expert; `mlp` is that of dense layers
+    renormalises: bool = True  # whether the weights of a token's experts are divided by their sum
+    dense_layers: list[int] | None = None  # the numbers of the layers without experts, from 0; null: none
+
+
+def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    require_value(config_json, "attention_bias", False, "Qwen3-MoE has no such bias here")
+    slides = read_flag(config_json, "use_sliding_window")
+    experts_key = "num_experts" if config_json.get("num_experts") is not None else "num_local_experts"
+    options = read_windows(config_json, lambda layer: slides) | {
+        "experts": read_size(config_json, experts_key),
+        "top_k": read_size(config_json, "num_experts_per_tok"),
+        "expert_mlp": read_size(config_json, "moe_intermediate_size"),
+        "renormalises": read_flag(config_json, "norm_topk_prob"),
+    }
+    if dense_layers := read_dense_layers(config_json):
+        options["dense_layers"] = dense_layers
+    return common_settings(config_json) | {"qk_norm": True, "options": options}
+
+
+def read_dense_layers(config_json: Mapping[str, Any]) -> list[int]:
+    """Layer i has experts if it is not in mlp_only_layers and i + 1 is a multiple of decoder_sparse_step."""
+    named = config_json.get("mlp_only_layers") or []
+    if not isinstance(named, list) or not all(isinstance(i, int) for i in named):
+        raise InputError(f"config.json: mlp_only_layers = {named!r}; expected a list of layers' numbers. {FIX}")
+    step = read_size(config_json, "decoder_sparse_step", 1)
+    return [i for i in range(read_size(config_json, "num_hidden_layers")) if i in named or (i + 1) % step]
+
+
+@family(architectures=("Qwen3MoeForCausalLM",), settings=settings)
+def qwen3_moe(config: ModelConfig, vocab: int) -> Architecture:
+    options = read_options(config, Qwen3MoeOptions)
+    if options.top_k > options.experts:
+        problem = f"cell.model.options: top_k = {options.top_k} of {options.experts} experts"
+        raise InputError(f"{problem}; expected at most as many as there are.")
+    rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)
+    head, eps = {"head_dim": config.head_dim}, config.norm_eps
+
+    def block(kind: Any) -> Block:
+        reach, mlp_kind = kind
+        attention = Attention(
+            config,
+            rope,
+            window=options.window_of(reach),
+            query_norm=RMSNorm("query_norm", head, "self_attn.q_norm", eps),
+            key_norm=RMSNorm("key_norm", head, "self_attn.k_norm", eps),
+        )
+        if mlp_kind == DENSE:
+            return pre_norm_block(config, attention, GatedMLP(config))
+        experts = MixtureOfExperts(
+            config,
+            experts=options.experts,
+            hidden=options.expert_mlp,
+            top_k=options.top_k,
+            renormalises=options.renormalises,
+        )
+        return pre_norm_block(config, attention, experts)
+
+    dense_layers = options.dense_layers or []
+    mlp_kinds = [DENSE if i in dense_layers else SPARSE for i in range(config.layers)]
+    kinds = list(zip(options.kinds(config.layers), mlp_kinds, strict=True))
+    return make_architecture(config, vocab, kinds, block)

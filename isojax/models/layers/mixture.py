@@ -1,0 +1,120 @@
+"""A mixture of experts (arXiv:2101.03961): a router chooses k of E small MLPs for each token."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from isojax.core.config import ModelConfig
+from isojax.distributed.sharding import sum_over_experts
+from isojax.models.fsdp import all_gather_weight
+from isojax.models.layers.attention_layer import residual_gain
+from isojax.models.layers.linear import Linear
+from isojax.models.spec import Normal, Sizes, Spec, param, spec_of
+
+
+class Routing(NamedTuple):
+    """What a router decided for each of r tokens."""
+
+    logits: Float[Array, "r E"]
+    experts: Int[Array, "r k"]  # by falling weight
+    weights: Float[Array, "r k"]
+
+
+class ExpertMLP(nnx.Module):
+    """The gated MLPs of E experts, whose matrices lie on one another."""
+
+    def __init__(self, config: ModelConfig, hidden: int, experts: int, share: float):
+        """`share`: of the experts, how many a token meets."""
+        embed, mlp = {"embed": config.width}, {"mlp": hidden}
+
+        def matrices(name: str, inputs: Sizes, outputs: Sizes, tensor: str, init: Normal) -> nnx.Param:
+            return param(
+                Spec(
+                    name=name,
+                    stacked=(("expert", experts),),
+                    inputs=tuple(inputs.items()),
+                    outputs=tuple(outputs.items()),
+                    init=init,
+                    tensor=f"mlp.experts.{{expert}}.{tensor}.weight",
+                    transposed=True,
+                    share=share,
+                )
+            )
+
+        self.gate = matrices("expert_gate", embed, mlp, "gate_proj", Normal(config.width))
+        self.up = matrices("expert_up", embed, mlp, "up_proj", Normal(config.width))
+        self.down = matrices("expert_down", mlp, embed, "down_proj", Normal(hidden, residual_gain(config)))
+
+    def gathered(self) -> list[Array]:
+        """Gate, up and down, [E D F] and [E F D], whole along the axis that fsdp splits."""
+        whole = []
+        for parameter in (self.gate, self.up, self.down):
+            spec = spec_of(parameter)
+            axis = spec.axes.index("embed")
+            whole.append(all_gather_weight(parameter[...], axis, spec.shape[axis], spec.axes))
+        return whole
+
+    @property
+    def axes(self) -> list[tuple[str, ...]]:
+        return [spec_of(parameter).axes for parameter in (self.gate, self.up, self.down)]
+
+
+class MixtureOfExperts(nnx.Module):
+    """The experts that a token's router chose, added up by its weights."""
+
+    def __init__(self, config: ModelConfig, *, experts: int, hidden: int, top_k: int, renormalises: bool):
+        """`hidden`: width of an expert's MLP. `renormalises`: whether the chosen ones' weights are divided by their
+        sum."""
+        choice = {"choice": experts}
+        self.top_k, self.renormalises = top_k, renormalises
+        # A router decides much and is small: every device has it whole.
+        self.router = Linear("router", {"embed": config.width}, choice, "mlp.gate", adapts=False)
+        self.experts = ExpertMLP(config, hidden, experts, top_k / experts)
+
+    def __call__(self, x: Float[Array, "b t D"], first_tokens: slice | None = None) -> Float[Array, "b t D"]:
+        rows = x.reshape(-1, x.shape[-1])
+        routing = self.route(rows)
+        mixed = sum_over_experts(
+            add_experts, self.experts.gathered(), self.experts.axes, rows, routing.experts, routing.weights
+        )
+        return mixed.reshape(x.shape)
+
+    def route(self, rows: Float[Array, "r D"]) -> Routing:
+        """Softmax over all experts in float32, then the k largest."""
+        logits = self.router(rows).astype(jnp.float32)
+        weights, experts = lax.top_k(jax.nn.softmax(logits, -1), self.top_k)
+        if self.renormalises:
+            weights = weights / weights.sum(-1, keepdims=True)
+        return Routing(logits, experts, weights)
+
+
+def add_experts(
+    first_expert: int | Array,
+    weights: list[Array],
+    rows: Float[Array, "r D"],
+    chosen: Int[Array, "r k"],
+    chosen_weights: Float[Array, "r k"],
+) -> Float[Array, "r D"]:
+    """What the experts from `first_expert` on, whose matrices are `weights`, add to the rows that chose them."""
+    gate, up, down = weights
+    count, k = gate.shape[0], chosen.shape[1]
+
+    # Each row comes k times. Sorted by expert, each expert's rows are together, and those of experts elsewhere come
+    # last, where no group counts them.
+    expert_of_choice = chosen.reshape(-1) - first_expert
+    is_here = (expert_of_choice >= 0) & (expert_of_choice < count)
+    expert_of_choice = jnp.where(is_here, expert_of_choice, count)
+    order = jnp.argsort(expert_of_choice)
+    group_sizes = jnp.bincount(expert_of_choice, length=count + 1)[:count].astype(jnp.int32)
+
+    x = rows[order // k]
+    hidden = jax.nn.silu(lax.ragged_dot(x, gate, group_sizes)) * lax.ragged_dot(x, up, group_sizes)
+    outputs = lax.ragged_dot(hidden, down, group_sizes)
+
+    # Back in the order of rows, and each row's k added up.
+    by_choice = jnp.where(is_here[:, None], outputs[jnp.argsort(order)], 0).reshape(*chosen.shape, -1)
+    return (by_choice * chosen_weights[..., None].astype(rows.dtype)).sum(1)
