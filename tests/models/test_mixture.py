@@ -1,0 +1,175 @@
+"""Experts: against a loop over tokens, and the same on meshes, with gradients."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from isojax.core.config import ModelConfig, RLConfig, SamplingConfig
+from isojax.core.config.model import LoraConfig
+from isojax.core.errors import InputError
+from isojax.core.shapes import SamplerShapes
+from isojax.distributed.sharding import shard_count
+from isojax.models.describe_sizes import describe_sizes
+from isojax.models.families.qwen3_moe import settings
+from isojax.models.layers.mixture import MixtureOfExperts
+from isojax.models.spec import LayerDescription
+from isojax.models.transformer import Decoder
+from isojax.rl.gradient import ResponseBatch, build_gradient
+from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
+from tests.device import VOCAB, P, T, mesh, quick_jit, random_problems
+
+D, F, E, K = 16, 12, 4, 2
+OPTIONS: dict[str, Any] = {"experts": E, "top_k": K, "expert_mlp": F, "dense_layers": [0]}
+CONFIG = ModelConfig(
+    family="qwen3_moe", layers=3, width=D, heads=4, kv_heads=2, head_dim=8, mlp=24, options=OPTIONS, qk_norm=True
+)
+DECODER = Decoder(CONFIG, VOCAB)
+
+
+def experts_by_hand(x: np.ndarray, weights: dict[str, np.ndarray], renormalises: bool) -> np.ndarray:
+    """Each token's own experts, one after the other, in float64."""
+    w = {name: value.astype(np.float64) for name, value in weights.items()}
+    out = np.zeros_like(x, np.float64)
+    for r, row in enumerate(x.astype(np.float64)):
+        scores = row @ w["router"]
+        probabilities = np.exp(scores - scores.max())
+        probabilities /= probabilities.sum()
+        chosen = np.argsort(-probabilities)[:K]
+        total = probabilities[chosen].sum() if renormalises else 1.0
+        for e in chosen:
+            gate = row @ w["expert_gate"][e]
+            hidden = gate / (1 + np.exp(-gate)) * (row @ w["expert_up"][e])
+            out[r] += probabilities[e] / total * (hidden @ w["expert_down"][e])
+    return out
+
+
+@pytest.mark.parametrize("renormalises", [True, False])
+def test_experts_equal_a_loop_over_tokens(renormalises: bool) -> None:
+    module = MixtureOfExperts(CONFIG, experts=E, hidden=F, top_k=K, renormalises=renormalises)
+    described = LayerDescription(module)
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=spec.shape).astype(np.float32) for name, spec in described.specs.items()}
+    x = rng.normal(size=(3, 5, D)).astype(np.float32)
+    found = quick_jit(lambda weights, x: described.bind(weights)(x))(weights, x)
+    np.testing.assert_allclose(
+        np.asarray(found).reshape(-1, D), experts_by_hand(x.reshape(-1, D), weights, renormalises), rtol=2e-4, atol=2e-4
+    )
+
+
+@cache
+def gradient_on(axes: str) -> Any:
+    """Of 8 prompts with 4 responses each, by the update's own gradient."""
+    on = mesh(axes)
+    shapes = SamplerShapes([(8, 4)], shard_count(on), 8, 4, P, T, 4)
+    sampling = SamplingConfig(prompt_length=P, response_length=T)
+    objective = PolicyObjective(DECODER, RLConfig(), sampling, on.shape["tensor"] > 1)
+    gradient = build_gradient(objective, shapes, on, DECODER.logical_axes(), DECODER.shapes())
+
+    rng = np.random.default_rng(1)
+    rollouts = 32
+    rows = shapes.shards, shapes.buffer_rows
+    tokens, weight = np.zeros((*rows, T), np.int32), np.zeros(rows, np.float32)
+    drawn, advantages = rng.integers(4, VOCAB, (rollouts, T)), rng.normal(size=rollouts)
+    per_shard = rollouts // shapes.shards
+    for shard in range(shapes.shards):
+        own = slice(shard * per_shard, (shard + 1) * per_shard)
+        tokens[shard, :per_shard], weight[shard, :per_shard] = drawn[own], advantages[own]
+
+    mask = jnp.broadcast_to((weight != 0)[..., None], tokens.shape)
+    zeros = jnp.zeros(tokens.shape)
+    unused, counted = jnp.zeros(weight.shape), jnp.asarray(weight != 0, jnp.float32)
+    loss_weights = LossWeights(jnp.asarray(weight), 0.1 * counted, unused, unused)
+    inputs = PolicyInputs(zeros, zeros[..., :1], loss_weights)
+    problems = jax.tree.map(lambda x: np.resize(x, (shapes.problem_rows, *x.shape[1:])), random_problems(8))
+    params = jax.device_put(DECODER.init(jax.random.key(3)), DECODER.shardings(on))
+    update = UpdateInputs(params, params, problems, make_coefficients(RLConfig()))
+    program = quick_jit(gradient, out_shardings=(DECODER.shardings(on), None))
+    result, _ = program(update, ResponseBatch(jnp.asarray(tokens), mask, inputs), np.int32(8), np.int32(4))
+    return jax.tree.map(np.asarray, result)
+
+
+@pytest.mark.parametrize("axes", ["tensor=4", "data=2,fsdp=2,tensor=2", "tensor=8", "fsdp=8"])
+def test_the_gradient_is_the_same_on_meshes(axes: str) -> None:
+    """Experts split whole over 2 and 4 devices; 8 do not divide 4 experts, nor 12 hidden values, and have all."""
+    expected, found = gradient_on("auto"), gradient_on(axes)
+    for (path, want), (_, have) in zip(
+        jax.tree_util.tree_leaves_with_path(expected), jax.tree_util.tree_leaves_with_path(found), strict=True
+    ):
+        name, scale = jax.tree_util.keystr(path), np.abs(want).max()
+        assert scale > 0, name
+        np.testing.assert_allclose(have, want, atol=1e-4 * scale, err_msg=name)
+
+
+def test_a_device_holds_a_part_of_the_experts() -> None:
+    spec = DECODER.shardings(mesh("fsdp=2,tensor=4"))["blocks_1"]["expert_gate"].spec
+    assert tuple(spec) == (None, "tensor", "fsdp", None)
+
+
+def test_sizes_for_the_planner() -> None:
+    """A token is multiplied by 2 of 4 experts; one layer is dense."""
+    sizes = {weight.name: weight for weight in describe_sizes(CONFIG, VOCAB).weights}
+    assert sizes["expert_down"].axes == (("expert", E), ("mlp", F), ("embed", D))
+    assert (sizes["expert_down"].layers, sizes["expert_down"].share) == (2, 0.5)
+    assert sizes["down"].layers == 1
+
+
+PUBLISHED = {
+    "hidden_act": "silu",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "moe_intermediate_size": 12,
+    "num_attention_heads": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "vocab_size": 24,
+}
+
+
+def test_layers_without_experts() -> None:
+    """Of every second layer the last has experts, unless config.json names it."""
+    options = settings(PUBLISHED | {"decoder_sparse_step": 2, "mlp_only_layers": [3], "norm_topk_prob": True})[
+        "options"
+    ]
+    assert options == {
+        "experts": 4,
+        "top_k": 2,
+        "expert_mlp": 12,
+        "renormalises": True,
+        "dense_layers": [0, 2, 3],
+    }
+    assert "dense_layers" not in settings(PUBLISHED)["options"]
+    with pytest.raises(InputError, match=r"no num_local_experts; expected a whole number"):
+        settings({key: value for key, value in PUBLISHED.items() if key != "num_experts"})
+
+
+def test_bad_options_are_refused() -> None:
+    with pytest.raises(InputError, match=r"top_k = 5 of 4 experts"):
+        Decoder(CONFIG.model_copy(update={"options": OPTIONS | {"top_k": 5}}), VOCAB)
+    with pytest.raises(InputError, match=r"cell\.model\.options\.expert: .* options window, sliding_layers, experts"):
+        Decoder(CONFIG.model_copy(update={"options": {"expert": 5}}), VOCAB)
+
+
+def test_adapters_are_of_attention_and_dense_layers() -> None:
+    """Experts have none; a target that no layer has is refused."""
+    decoder = Decoder(CONFIG.model_copy(update={"lora": LoraConfig(rank=2)}), VOCAB)
+    adapted = {
+        stack: {name for name in weights if "lora" in name}
+        for stack, weights in decoder.specs().items()
+        if stack.startswith("blocks")
+    }
+    assert "gate_lora_a" in adapted["blocks"] and "query_lora_a" in adapted["blocks_1"]
+    assert not any("expert" in name for names in adapted.values() for name in names)
+    only_mlp = LoraConfig(rank=2, targets=("gate",))
+    all_sparse = OPTIONS | {"dense_layers": []}
+    with pytest.raises(InputError, match=r"targets = gate: a layer of this family has none"):
+        Decoder(CONFIG.model_copy(update={"lora": only_mlp, "options": all_sparse}), VOCAB)
