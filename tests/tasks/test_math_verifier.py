@@ -96,12 +96,12 @@ def test_a_response_that_repeats_boxes_is_read_in_one_pass() -> None:
 
 
 def test_a_response_that_repeats_itself_after_its_answer_is_read_in_one_pass() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     for repeated in (", but", ", " + " " * 9, "** ", " and a", ". No, wait", " if it were"):
         final_answer("The answer is 7" + repeated * 20_000)
         final_answer("The answer is $7$" + repeated * 20_000)
     final_answer("The answer is 7" + " " * 20_000 + "x")
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def pairs(table: str) -> list[tuple[str, str]]:

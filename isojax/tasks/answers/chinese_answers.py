@@ -8,10 +8,13 @@ from isojax.tasks.answers.spelling import CJK, MAX_ANSWER_LENGTH
 
 _SENTENCE_ENDS = re.compile(r"(?<=[.!?])\s+|\n+")
 _LETTERS = r"[($*\s]*[A-J](?:[)$*\s]*(?:[,、和与與及]|\s)?[($*\s]*[A-J])*[)$*\s]*"
-_CHOSEN = re.compile(rf"(?:[选選](?:择|擇|项|項|択)?|選ぶのは)\s*(?:答案|项|項)?\s*[:为為是]?\s*({_LETTERS})$")
+_CHOSEN = re.compile(
+    rf"(?:[选選](?:择|擇|项|項|択)?|選ぶのは)\s*(?:答案|项|項)?\s*[:为為是]?\s*({_LETTERS})(?:选?项|選?項)?$"
+)
+_CORRECT = re.compile(rf"(?:故|所以|因此)?选?项\s*({_LETTERS})\s*(?:是)?正确的?$")
 _ANSWER = re.compile(
-    r"(?:答案|正确选项|正確選項|正解|答え|정답|답)\s*[】\]]?\s*(?:(?:应|應)(?:该|該)?|就|便)?\s*(?:是|为|為|选|選|は|은|는)?\s*:?\s*"
-    r"([^:]+)$"
+    r"(?:答案|正确选项|正確選項|正确的(?:说法|结论|选项|命题|序号)?(?=[是为])|正解|答え|정답|답)\s*[】\]]?\s*(?:(?:应|應)(?:该|該)?|就|便)?\s*(?:是|为|為|选|選|は|은|는)?\s*:?\s*"
+    r"([^:]+?)(?:选项|選項|项)?$"
 )
 _JOINING_WORDS = re.compile("或者?|以?及|[和与與]|または|もしくは|또는")
 _CJK_LETTER = re.compile(f"[{CJK}]")
@@ -26,7 +29,7 @@ def answer_at_the_end(text: str) -> str | None:
         return None
     sentence = _ENDING.sub("", sentence)
 
-    match = _CHOSEN.search(sentence) or _ANSWER.search(sentence)
+    match = _CHOSEN.search(sentence) or _CORRECT.search(sentence) or _ANSWER.search(sentence)
     if match is None or denies_in_cjk(sentence[: match.start()]):
         return None
 

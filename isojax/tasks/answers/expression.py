@@ -46,11 +46,12 @@ _SET_OPERATORS = {r"\cup": "|", r"\cap": "&", r"\setminus": "-", r"\backslash": 
 _CONDITIONS = frozenset(["se", "si"])  # if, in some languages: "Se x = 5"
 _PRODUCT = re.compile(r"\s*(\*\*|\*|/|\\(?:cdot|times|div|ast)(?![A-Za-z]))")
 _NUMBER_IN_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{\s*(-?\\?[$€£]?-?[0-9][^{}]*|\\?[$€£]|-)\s*\}")
-_AND = r"(?:and|or|或者?|以?及|[和与與]|または|もしくは|또는|와|과)"
-_AND_IN_TEXT = rf"(?:{_AND}|oder|und|ou|et|o|y|u|e|или|и)"
+_AND_IN_CJK = "(?:或者?|以?及|[和与與]|または|もしくは|또는|와|과)"
+_AND = rf"(?:and\b|or\b|{_AND_IN_CJK})"
+_AND_IN_TEXT = rf"(?:and|or|{_AND_IN_CJK}|oder|und|ou|et|o|y|u|e|или|и)"
 _SEPARATOR = re.compile(
-    rf"\s*(?:[,;]\s*(?:\\(?:text|mathrm|mbox)\s*\{{\s*{_AND_IN_TEXT}\s*\}}|{_AND}\b|\\(?:vee|wedge|lor|land)(?![A-Za-z]))?"
-    rf"|\\(?:text|mathrm|mbox)\s*\{{\s*,?\s*{_AND_IN_TEXT}\s*\}}|\b{_AND}\b|\\(?:vee|wedge|lor|land)(?![A-Za-z]))"
+    rf"\s*(?:[,;]\s*(?:\\(?:text|mathrm|mbox)\s*\{{\s*{_AND_IN_TEXT}\s*\}}|{_AND}|\\(?:vee|wedge|lor|land)(?![A-Za-z]))?"
+    rf"|\\(?:text|mathrm|mbox)\s*\{{\s*,?\s*{_AND_IN_TEXT}\s*\}}|\b(?:and|or)\b|{_AND_IN_CJK}|\\(?:vee|wedge|lor|land)(?![A-Za-z]))"
 )
 _MODULUS = re.compile(
     r"\s*(?:\\pmod\s*(\{)|\\pmod\s*([0-9a-z])|\(?\s*(?:\\[bp]?mod|\\(?:text|mathrm|operatorname)\{\s*mod\s*\}|mod\b)\s*)"

@@ -69,7 +69,7 @@ _LABEL = re.compile(r"(?:the\s+)?(?:final\s+)?(?:answer|result|solution)\b\s*(?:
 
 _ANSWER_IS = re.compile(
     r"\banswers?(?:[ ]+(?:to|for|of)[ ][^.\n:?!=]{1,60}?)?\s*(?:\\?\*\*)?\s*"
-    r"(?:(?:is|are|was|(?:would|should|must|will|has[ ]to)[ ]be|equals?|comes[ ](?:out[ ])?to)\b|:|=)"
+    r"(?:(?:is|are|was|(?:would|should|must|will|has[ ]to)[ ]be|equals?|comes[ ](?:out[ ])?to)\b|:|=(?!=))"
     r"(?:\s*,\s*(?:of course|indeed|in fact|then|thus|\w+ly|therefore)\s*,)?(?:\s*:)?(?:\s*\*\*)?\s*",
     re.IGNORECASE,
 )

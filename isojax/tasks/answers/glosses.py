@@ -7,16 +7,21 @@ from dataclasses import dataclass
 
 from isojax.tasks.answers.compound import compound_quantity
 from isojax.tasks.answers.number_words import number_in_words
+from isojax.tasks.answers.units import read_unit
 
 _OPENING = r"(?:or|i\.e\.|that\s+is|that['’]s|which\s+is|equal\s+to|equivalently|equivalent\s+to|also|=)[,:]?\s+"
-_IN_BRACKETS = re.compile(rf"\s*\((?:{_OPENING})?([^()]+)\)")
+_IN_BRACKETS = re.compile(rf"\s+\((?:{_OPENING})?([^()]+)\)")
 _BEHIND_I_E = re.compile(
     r",?\s+(?:\(?i\.e\.|that\s+is|which\s+is|or\s+equivalently|equivalently)[,:]?\s+([^(),;]+?)[\s.!)]*$"
 )
 _NUMBER = r"[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?"
 _CALCULATION = re.compile(rf"\$?{_NUMBER}(?:\s*[-+*/×÷·]\s*\$?{_NUMBER})+")
 # The value that a remark is about, with up to two words of its own: 160 minutes, 12 red apples
-_OWN_VALUE = re.compile(r"(?:^|(?<=[\s($*]))(\$?-?[0-9][0-9,]*(?:\.[0-9]+)?)((?:\s+[A-Za-z]+){0,2})$")
+_OWN_VALUE = re.compile(
+    r"(?:^|(?<=[\s(*]))(?:\$([^$]+)\$|(\$?-?[0-9][0-9,]*(?:\.[0-9]+|/[0-9]+)?%?))((?:\s+[A-Za-z]+){0,2})$"
+)
+_OTHER_SPELLING = re.compile(rf"-?{_NUMBER}(?:\s*/\s*[0-9]+)?\s*%?|\$\s*{_NUMBER}|{_NUMBER}\s+dozen")
+_ONE_QUANTITY = re.compile(rf"{_NUMBER}\s*([A-Za-z]+)")
 MAX_LENGTH = 100  # characters
 
 
@@ -38,15 +43,23 @@ def find_gloss(sentence: str) -> Gloss | None:
     for match in (*_IN_BRACKETS.finditer(sentence), *_BEHIND_I_E.finditer(sentence)):
         remark = " ".join(match[1].split())
         own = _OWN_VALUE.search(sentence[: match.start()][-MAX_LENGTH:])
-        if own is None or len(remark) > MAX_LENGTH or not _says_a_value(remark):
+        if own is None or len(remark) > MAX_LENGTH or not _says_a_value(remark, own[3]):
             continue
         rest = f"{sentence[: match.start()]}{sentence[match.end() :]}"
-        return Gloss(sentence=rest, value=f"{own[1]}{own[2]}", remark=remark)
+        return Gloss(sentence=rest, value=f"{own[1] or own[2]}{own[3]}", remark=remark)
     return None
 
 
-def _says_a_value(remark: str) -> bool:
-    if _CALCULATION.fullmatch(remark) or compound_quantity(remark) is not None:
+def _says_a_value(remark: str, own_words: str) -> bool:
+    if _CALCULATION.fullmatch(remark) or _OTHER_SPELLING.fullmatch(remark) or compound_quantity(remark) is not None:
         return True
+    if (quantity := _ONE_QUANTITY.fullmatch(remark)) is not None:
+        unit, own_unit = read_unit(quantity[1]), read_unit(own_words.strip())
+        return (
+            unit is not None
+            and own_unit is not None
+            and bool(unit.dimensions)
+            and unit.dimensions == own_unit.dimensions
+        )
     in_words = number_in_words(remark)
     return in_words is not None and not remark[:1].isdigit()

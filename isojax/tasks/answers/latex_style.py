@@ -31,7 +31,7 @@ _ORDINAL = re.compile(
 )
 _FONT_OF_A_NUMBER = re.compile(
     r"(?<![0-9.,}])(?<![0-9.,}]\s)\\(?:math(?:rm|bf|it|sf|tt|normal)|text(?:bf|it|rm|normal)|bm|pmb|boldsymbol|underline)\s*"
-    r"(\{\s*-?[0-9]+(?:[.,][0-9]+)*\s*\})"
+    r"(\{\s*-?(?:[0-9]+(?:[.,][0-9]+)*|\\[dt]?frac\s*(?:\{[^{}]*\}\s*){2})\s*\})"
 )
 _GROUP = re.compile(r"\{([^{}]*[^{}\\])\}")
 

@@ -24,6 +24,7 @@ _CJK_CLAUSE_BREAK = re.compile(r"[,;:](?=\s)|(?<![0-9])[,;:.](?![0-9])|[0-9][,;:
 _CJK_SUPPOSED_BEHIND = re.compile(
     r"[^,;.]{0,8}(?:と仮定|とする|とおく|とすると|ならば|라고\s*(?:하자|하면|가정)|라\s*하자|이라면|이면)"
 )
+_CJK_TO_BE_SHOWN = re.compile(r"(?:求证|求證|欲证|要证|需证|(?:要|想|试|来|去)(?:证明|證明|验证|驗證))\s*:?[^,;.]*$")
 # Places in a text: 定理 42, 第 42 题 (which is a number behind 第), 図 42
 _CJK_PLACE = re.compile(
     r"(?:定理|引理|推论|推論|命题|命題|公理|性质|性質|定义|定義|公式|方程|等式|步骤|步驟|问题|問題|(?<![做解答对主])[题題]|(?<!比)例[题題]?"
@@ -68,10 +69,10 @@ _BOUNDS = (
 )
 _GUESSES = (
     r"aproximadamente|alrededor\s+de|cerca\s+de|unos|unas|quiz[áa]s?|tal\s+vez|casi|talvez|quase|probablemente|acaso"
-    r"|posiblemente|seguramente|provavelmente|possivelmente|supongo|creo\s+que",
-    r"environ|à\s+peu\s+près|peut-être|presque|approximativement|probablement|vraisemblablement|sans\s+doute",
+    r"|posiblemente|seguramente|provavelmente|possivelmente|supongo|digamos|es\s+probable|é\s+provável",
+    r"environ|à\s+peu\s+près|peut-être|presque|approximativement|probablement|vraisemblablement|sans\s+doute|disons|il\s+est\s+probable",
     r"ungefähr|etwa|zirka|rund|vielleicht|vermutlich|möglicherweise|knapp|ca\.?|forse|ongeveer|misschien|ungefär|kanskje"
-    r"|wahrscheinlich|mutmaßlich|wohl|probabilmente|magari|waarschijnlijk|vermoedelijk|sannolikt|troligen|sandsynligvis",
+    r"|wahrscheinlich|mutmaßlich|wohl|sagen\s+wir|ich\s+(?:vermute|rate|schätze)|probabilmente|mettiamo|diciamo|magari|waarschijnlijk|vermoedelijk|sannolikt|troligen|sandsynligvis",
     r"может|возможно|примерно|около|приблизительно|почти|наверное|наверно|вероятно|видимо|скорее\s+всего|około|może"
     r"|prawdopodobnie|chyba|asi|možná|pravděpodobně|nejspíš|probabil",
     r"yaklaşık|belki|muhtemelen|galiba|khoảng|kemungkinan|barangkali|có\s+lẽ"
@@ -131,7 +132,8 @@ def supposes_in_other_languages(before: str) -> bool:
 
 def denies_in_cjk(clause: str) -> bool:
     """Whether words of Chinese, Japanese or Korean deny, suppose or guess what follows them."""
-    return _CJK_DENIED.search(clause) is not None or _CJK_SUPPOSED.search(clause) is not None
+    patterns = (_CJK_DENIED, _CJK_SUPPOSED, _CJK_TO_BE_SHOWN)
+    return any(pattern.search(clause) is not None for pattern in patterns)
 
 
 def leaves_value_open(sentence: str, start: int, end: int) -> bool:
@@ -140,7 +142,11 @@ def leaves_value_open(sentence: str, start: int, end: int) -> bool:
         clause = _cjk_clause(sentence[:start])
         if _CJK_DENIED.search(clause + sentence[start:]) or _CJK_BEFORE.search(clause):
             return True
-        is_supposed = _CJK_SUPPOSED.search(clause) or _CJK_SUPPOSED_BEHIND.match(sentence, end)
+        is_supposed = (
+            _CJK_SUPPOSED.search(clause)
+            or _CJK_TO_BE_SHOWN.search(sentence[:start])
+            or _CJK_SUPPOSED_BEHIND.match(sentence, end)
+        )
         if is_supposed or _CJK_PLACE.search(clause):
             return True
         if _CJK_BEHIND.match(sentence, end) or _CJK_LISTED.search(sentence[:start]):

@@ -271,5 +271,5 @@ def _is_compound(between: str) -> bool:
 def _with_and_without_words(sentence: str, value: re.Match[str]) -> list[str]:
     content = _content(value[0])
     behind = re.sub(r"^(?:st|nd|rd|th)\b", "", sentence[value.end() :])  # the 5th
-    words = re.match(r"\s*(?:[a-zA-Z°²³¢][a-zA-Z°²³¢./^ -]*)?", behind)
+    words = re.match(r"\s*(?:[a-zA-Z°²³¢][a-zA-Z°²³¢./^ -]*)?(?![^\W\d_])", behind)  # not the M of Möglichkeiten
     return [f"{content} {words[0].strip() if words else ''}".strip(), content]

@@ -28,11 +28,12 @@ _SUPPOSED = re.compile(
 )
 # "Suppose, for a moment, that", "Assumption: "
 _COMMA_OF_A_SUPPOSITION = re.compile(
-    r"\b(suppose|supposition|assume|assumption|imagine|conjecture|hypothes[ie]s|hypothetically)(?:\s*,[^,]{0,30},|\s*[,:])",
+    r"\b(suppose|assume|imagine|hypothetically)(?:\s*,[^,]{0,30},|\s*[,:])|\b(supposition|assumption|conjecture|hypothesis)\s*:",
     re.IGNORECASE,
 )
 _TRIED = re.compile(
-    r"\W*(?:(?:now|next|first|so|then|again|we)\W+)*(?:(?:try|trying|testing|checking|claim|consider|guess|suppose)\b"
+    r"\W*(?:(?:now|next|first|so|then|again|we)\W+)*(?:(?:try|trying|testing|checking|claim|consider|guess|suppose|denote|call)\b"
+    r"|say\s+(?:it|the|that|there|[$\\(]*[A-Za-z]\s*=)|given\s+(?:that\s+)?[$\\(]*(?:$|[A-Za-z]\s*=)"
     r"|(?:take|put|set|choose|pick|plug(?:ging)?(?:\s+in)?|substitut(?:e|ing))\s*(?:$|\s[$\\(]*(?:$|[A-Za-z]\s*=)))",
     re.IGNORECASE,
 )
@@ -52,9 +53,12 @@ _TO_BE_SHOWN = re.compile(
     r"\s+(?:that|whether|if)\b",
     re.IGNORECASE,
 )
-_CONDITION = re.compile(r"\b(?:if|unless|in\s+case|provided)\b", re.IGNORECASE)
+_TO_BE_SHOWN_BEHIND_COLON = re.compile(
+    rf"\b(?:to\s+(?:be\s+)?(?:{_SHOW}|shown|proved|proven|verify|check)|claim|conjecture)\s*:[^,;.]*$", re.IGNORECASE
+)
+_CONDITION = re.compile(r"\b(?:if|unless|in\s+case|provided|without|but\s+for)\b", re.IGNORECASE)
 _COUNTERFACTUAL = re.compile(
-    r"\bwould\s+be\b.*?\b(?:if|unless)\b.*?\b(?:were|was|had|did|could)\b|\b(?:if|unless)\b.*\bwere\b[^,;]*$",
+    r"\bwould\s+(?:be|have\s+been)\b.*?\b(?:if|unless)\b.*?\b(?:were|was|had|did|could)\b|\b(?:if|unless)\b.*\bwere\b[^,;]*$",
     re.IGNORECASE,
 )
 
@@ -68,14 +72,18 @@ _LIKELY = (
     r"(?=\W*(?:[-+$\\0-9.]|$|(?:that|to\s+be|be|is|equals?|it|the|about|around|just|exactly)\b))"
 )
 _I_GUESS = (
-    r"(?:I|we)(?:['’]d|['’]ll|\s+would|\s+will|\s+do|\s+can\s+only)?\s+(?:\w+ly\s+)?"
-    r"(?:suspect|bet|conjecture|presume|reckon|suppose|imagine|wager|speculate|guess)"
+    r"(?:I|we)(?:(?:['’]m|['’]re|\s+am|\s+are)\s+(?:\w+\s+)?guessing|"
+    r"(?:['’]d|['’]ll|\s+would|\s+will|\s+do|\s+can\s+only)?\s+(?:\w+ly\s+)?(?:suspect|bet|conjecture|presume|reckon|suppose|imagine|wager|speculate|guess))"
 )
 GUESSED = re.compile(rf"\b(?:{GUESSING_ADVERBS}|{_LIKELY}|{_I_GUESS})(?!\w)", re.IGNORECASE)
 # Behind a value: "42, most likely"
 GUESSED_BEHIND = (
-    rf"{GUESSING_ADVERBS}|maybe|perhaps|possibly|(?:(?:most|very|quite|highly|more\s+than)\s+)?likely|{_I_GUESS}"
+    rf"(?:(?:most|very|quite|highly|more\s+than)\s+)?(?:{GUESSING_ADVERBS}|likely)|maybe|perhaps|possibly|{_I_GUESS}"
     r"|at\s+a\s+guess|in\s+all\s+(?:likelihood|probability)"
+)
+_BEGINS_WITH_A_GUESS = re.compile(
+    rf"\W*(?:(?:so|then|thus|hence|therefore|but|and)\W+)*(?:{GUESSED_BEHIND})(?:\s*,|\s+(?:the|it|that|this)\b)",
+    re.IGNORECASE,
 )
 
 # What has a number in a text; other languages behind. An abbreviation ends with a full stop.
@@ -100,9 +108,9 @@ PLACES = rf"{_PLACES_IN_FULL}|{_PLACES_IN_CAPITALS}|(?:{_PLACES_IN_SHORT})\."
 
 def is_supposed(before: str) -> bool:
     """Whether the words before a value, in its sentence, suppose it or set out to show it."""
-    if _ASKED.match(before):
+    if _ASKED.match(before) or _BEGINS_WITH_A_GUESS.match(before) or _TO_BE_SHOWN_BEHIND_COLON.search(before):
         return True
-    before = _COMMA_OF_A_SUPPOSITION.sub(r"\1 ", before)
+    before = _COMMA_OF_A_SUPPOSITION.sub(r"\1\2 ", before)
     if _TRIED.match(re.split(r"[,;:]\s", before)[-1]):
         return True
     clause = _CLAUSE_BREAK.split(before)[-1]

@@ -4,7 +4,7 @@ import re
 
 # What such a sentence may begin with.
 _INTERJECTIONS_IN_WORDS = (
-    r"actually|no|nope|wait|oh|ah|hmm+|uh|um|sorry|oops|but|and|so|well|however|yet|though|again|unfortunately|obviously"
+    r"actually|no|nope|wait|oh|ah|hmm+|uh|um|sorry|oops|but|and|so|well|however|yet|though|again|therefore|thus|hence|then|unfortunately|obviously"
     r"|clearly|hold\s+on|hang\s+on|on\s+second\s+thoughts?|of\s+course(?:\s+not)?|in\s+fact"
     r"|let\s+(?:me|us)\s+(?:re\w*|double[\s-]*check|check|think|see)(?:\s+(?:that|this|it|again))*"
     r"|I\s+(?:see|realize|think|see\s+now)(?:\s+that)?"
@@ -31,6 +31,7 @@ _DOES_NOT = (
 )
 _PREDICATES = (
     rf"{_VERB}\s*{_WRONG}",
+    r"(?:\s+(?:is|was)\s+not|\s+(?:is|was)n['’]t|['’]s\s+not)(?=\s*(?:[.!,]|$))",
     rf"\s*(?:is|was|ca|could|does|do)n['’]t\s+(?:be\s+|look\s+|seem\s+)?(?:{_RIGHT}|work|make\s+sense)\b",
     rf"\s+{_DOES_NOT}",
     r"\s+(?:leads?\s+to\s+a\s+contradiction|contradicts?|violates?|fails?)\b",
@@ -46,7 +47,7 @@ _ALONE = (
     r"I(?:\s+have|['’]ve)?\s+(?:must\s+have\s+)?ma[dk]e\s+an?\s+(?:\w+\s+)?(?:mistake|error)",
 )
 _OTHER_LANGUAGES = (
-    r"(?:das|dies|es|die\s+antwort)\s+ist\s+(?:aber\s+)?(?:falsch|nicht\s+(?:richtig|korrekt|wahr)|ein\s+fehler|unmöglich)",
+    r"(?:das|dies|es|die\s+antwort)\s+ist\s+(?:\w+\s+)?(?:falsch|nicht\s+(?:richtig|korrekt|wahr)|ein\s+fehler|unmöglich)",
     r"(?:das|dies|es|die\s+antwort)\s+(?:stimmt\s+(?:aber\s+)?nicht|kann\s+nicht\s+(?:sein|stimmen))",
     r"(?:c['’]est|ceci\s+est|cela\s+est|la\s+réponse\s+est)\s+(?:\w+ment\s+)?(?:faux|fausse|incorrecte?|une?\s+erreur|impossible)",
     r"(?:ce|cela)\s+n['’]est\s+pas\s+(?:correct|juste|vrai|exact|possible|ça)|ça\s+ne\s+va\s+pas",
@@ -57,17 +58,18 @@ _OTHER_LANGUAGES = (
     r"(?:(?:questo|ciò|quello|la\s+risposta)\s+)?è\s+(?:sbagliat[oa]|fals[oa]|errat[oa]|impossibile|un\s+errore)",
     r"(?:(?:questo|ciò|quello|la\s+risposta)\s+)?non\s+è\s+(?:corrett[oa]|giust[oa]|ver[oa]|possibile)",
     r"(?:это|ответ)\s+(?:\w+\s+)?(?:неверно|неверный|неправильно|неправильный|ошибка|не\s*так|невозможно|не\s+верно)",
-    r"(?:dat|dit)\s+is\s+(?:fout|onjuist|niet\s+(?:juist|correct|goed))|to\s+(?:jest\s+)?(?:błąd|błędne|nieprawda)|bu\s+yanlış",
+    r"me\s+equivoqué|je\s+me\s+suis\s+trompée?|ich\s+habe\s+mich\s+(?:geirrt|verrechnet|vertan)|mi\s+sono\s+sbagliat[oa]|eu\s+errei",
+    r"я\s+(?:ошибся|ошиблась)|(?:dat|dit)\s+is\s+(?:fout|onjuist|niet\s+(?:juist|correct|goed))|to\s+(?:jest\s+)?(?:błąd|błędne|nieprawda)|bu\s+yanlış",
     r"(?:falsch|faux|falso|incorrecto|errado|sbagliato|неверно|неправильно|(?:stimmt|geht)\s+nicht|fout)(?=\s*[.!])",
 )
 # With or without a subject, and without spaces.
 _CJK_SUBJECT = (
-    r"(?:[这這那此该該]个?[是样樣]?|但|答案|结果|結果|以上|上[面述]|これは|それは|그것은|이것은|이는)*"
+    r"(?:[这這那此该該]个?[是样樣]?|但|我们?|答案|结果|結果|以上|上[面述]|これは|それは|그것은|이것은|이는)*"
     r"\s*(?:是|计算|計算|的|也|都|有)*"
 )
 _CJK_WRONG = (
     r"(?:错误的?|錯誤的?|错的?|錯的?|不(?:对|對|正确|正確|成立|可能|是正确的?|是答案)|有误|有誤|有错|搞错|算错)(?=[\s.,!了啊呢吧的]|$)"
-    r"|間違|まちが|誤り|正しくな|틀렸|틀린|잘못"
+    r"|間違|違い|まちが|ちがい|誤り|正しくな|틀렸|틀린|잘못"
 )
 TAKEN_BACK = (
     rf"{_INTERJECTIONS}(?:{_IS_WRONG}|(?:{'|'.join(_ALONE)})\s*(?:[.!…]|$)|(?:{'|'.join(_OTHER_LANGUAGES)})(?!\w)"

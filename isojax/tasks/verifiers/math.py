@@ -82,6 +82,8 @@ def _judge(reference: str, statement: Statement, equality: Equality, algebra: Co
     if not is_prose(reference) and _same_text(reference, answer):
         return Verdict(correct=True, parsed=True)
     reference_nodes, nodes = _read_reference(reference), _read_whole(statement.form, answer)
+    if (own_value := value_of_option(answer)) is not None and option_with_value(answer) == option_with_value(reference):
+        nodes += read(normalize_answer(own_value))
     if any(isinstance(node, Number | Quantity) for node in reference_nodes):
         nodes += _read_for_a_number(answer)
     if not (reference_nodes and nodes) and algebra.same(reference, answer):
