@@ -172,11 +172,8 @@ def _gguf(folder: Path) -> str:
 
 def gguf_fix(file: Path) -> str:
     """What makes a model of llama.cpp's file."""
-    imports = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T"
-    arguments = f"('{file.parent}', gguf_file='{file.name}')"
-    load = "; ".join(f"{name}.from_pretrained{arguments}.save_pretrained('{NEW}')" for name in "MT")
     original = "Take the model that it was made from, isojax model import ORG/NAME"
-    return f"{original}, or convert it: {python_command(imports, load)}, where transformers and gguf are."
+    return f"{original}, or make a model of the file: isojax model import {file}"
 
 
 def _meta(folder: Path) -> str:

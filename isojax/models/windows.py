@@ -5,8 +5,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from isojax.core.config import ModelConfig
 from isojax.core.config.section import PositiveInt, Section
 from isojax.core.errors import InputError
+from isojax.core.terminal import warn
 from isojax.models.hf.config_values import FIX, read_size
 
 FULL, SLIDING = "full", "sliding"  # kinds of layers
@@ -50,6 +52,15 @@ def read_windows(config_json: Mapping[str, Any], slides: Callable[[int], bool]) 
         raise InputError(f"config.json: {problem}; expected the number of positions that they see. {FIX}")
     options: dict[str, Any] = {"window": read_size(config_json, "sliding_window")}
     return options if len(sliding_layers) == layers else options | {"sliding_layers": sliding_layers}
+
+
+def warn_of_windows(config: ModelConfig) -> dict[str, Any]:
+    """Of a family whose layers llama.cpp computes without windows; no metadata."""
+    options = WindowOptions.model_validate(config.options or {})
+    if SLIDING in options.kinds(config.layers):
+        beyond = f"in texts of more than {options.window} tokens its tokens see more than here"
+        warn(f"llama.cpp has no sliding layers of {config.family}: {beyond}.")
+    return {}
 
 
 def refuse_windows(config_json: Mapping[str, Any]) -> None:

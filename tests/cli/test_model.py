@@ -135,4 +135,8 @@ def test_what_cannot_be_exported(isojax: Isojax, model: Path) -> None:
 
 def test_refusals(isojax: Isojax) -> None:
     code, out, error = isojax("import", "model.bin")
-    assert (code, out) == (2, "") and error.startswith("error: ") and "expected smollm2 or a model hub" in error
+    assert (
+        (code, out) == (2, "")
+        and error.startswith("error: ")
+        and "expected smollm2, gemma3-270m, FILE.gguf or a model hub" in error
+    )

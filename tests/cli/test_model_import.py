@@ -115,9 +115,9 @@ def test_what_a_hub_refuses_or_isojax_cannot_run(isojax: Isojax, hub: Hub, tmp_p
         "org/gemma": "org/gemma@",
         "org/pickles": "expected model.safetensors or model.safetensors.index.json with its files; it has none",
         "org/files": "has no config.json",
-        "model.bin": "given 'model.bin', expected smollm2 or a model hub's ORG/NAME",
+        "model.bin": "given 'model.bin', expected smollm2, gemma3-270m, FILE.gguf or a model hub's ORG/NAME",
         "remote/onnx": "given 'remote/onnx', expected smollm2",
-        "org/gated@v1": "given 'org/gated@v1', expected smollm2 or a model hub's ORG/NAME, its revision as --revision",
+        "org/gated@v1": "or a model hub's ORG/NAME, its revision as --revision",
     }.items():
         _, _, error = outcome = isojax("model", "import", repository)
         assert outcome[:2] == (2, "") and expected in error.splitlines()[-1], error
@@ -138,7 +138,7 @@ def test_a_repository_that_is_no_model_says_what_it_holds(isojax: Isojax, hub: H
 
     for repository, words in {
         "org/adapter": ("base model is org/base", "M.from_pretrained('org/adapter').merge_and_unload()"),
-        "org/quantised": ("llama.cpp", "M.from_pretrained('org/quantised', gguf_file='tiny-q4_k_m.gguf')"),
+        "org/quantised": ("llama.cpp", "isojax model import org/quantised/tiny-q4_k_m.gguf"),
     }.items():
         code, out, error = isojax("model", "import", repository)
         assert (code, out) == (2, "") and all(word in error.splitlines()[-1] for word in words), error

@@ -161,7 +161,7 @@ FOLDERS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "a pointer of Git LFS": (pointer_of_git_lfs, ("model.safetensors: is a pointer of Git LFS", "git lfs pull")),
     "llama.cpp": (
         with_files("model-q4_k_m.gguf", config=False),
-        ("llama.cpp", "M.from_pretrained('model', gguf_file='model-q4_k_m.gguf').save_pretrained("),
+        ("llama.cpp", "isojax model import model/model-q4_k_m.gguf"),
     ),
     "Meta's format": (
         with_files("consolidated.00.pth", "params.json", config=False),

@@ -13,8 +13,13 @@ from isojax.core.errors import InputError
 from isojax.launch.planner import format_bytes
 from isojax.runs.mirror import MODEL_URL
 
-SMOLLM2_SOURCE, SMOLLM2_NAME = "smollm2", "smollm2-135m"
-SOURCE_HELP = "A model hub's repository, or the model inside a Python package (FILE: that package's .gguf file)."
+# Models in Python packages -> their module, function and folder.
+PACKAGED = {
+    "smollm2": ("isojax.models.smollm2", "import_smollm2", "smollm2-135m"),
+    "gemma3-270m": ("isojax.models.gemma3_270m", "import_gemma3_270m", "gemma3-270m"),
+}
+SOURCE_HELP = "A model hub's repository, a GGUF file of llama.cpp, or a model inside Python packages."
+TERMS_HELP = "You have read and accept the terms that the command shows without it."
 REVISION_HELP = "A branch, tag or commit of the hub's repository; the commit is recorded in model_source.json."
 BASE_HELP = "Where config.json and tokenizer are, if the run's cell.model.path has moved."
 
@@ -33,33 +38,42 @@ def _root() -> None:
 
 @app.command("import")
 def import_model(
-    source: Annotated[str, Argument(metavar="smollm2|ORG/NAME|FILE.gguf", help=SOURCE_HELP)],
+    source: Annotated[str, Argument(metavar="ORG/NAME|FILE.gguf|smollm2|gemma3-270m", help=SOURCE_HELP)],
     out: Annotated[Path | None, Option(metavar="DIR", help="The folder to write.", show_default="models/NAME")] = None,
     revision: Annotated[str | None, Option(help=REVISION_HELP, show_default="main")] = None,
+    accept_terms: Annotated[bool, Option("--accept-terms", help=TERMS_HELP)] = False,
 ) -> None:
-    """Make a model's folder, ready for cell.model.path, of a model hub's repository or of smollm2.
+    """Make a model's folder, ready for cell.model.path, of a model hub's repository or of a GGUF file.
 
     ORG/NAME is fetched from a model hub: *.safetensors, config.json, tokenizer and licence, as they are stored there.
     The hub is HF_ENDPOINT; HF_TOKEN logs in, and HF_HUB_OFFLINE=1 takes the model from huggingface_hub's cache.
 
-    smollm2 is SmolLM2-135M-Instruct (Apache-2.0) out of a Python package, for machines that reach no hub: 89 MiB from
-    the registry that pip is set up for.
+    FILE.gguf is llama.cpp's file of a model, of any quantisation. Weights become float32.
+
+    smollm2 is SmolLM2-135M-Instruct (Apache-2.0), 89 MiB, and gemma3-270m is Gemma 3 270M (Gemma's terms), 222 MiB.
+    Both come out of Python packages, from the registry that pip is set up for, for machines that reach no hub.
 
     \b
     Examples
       isojax model import smollm2
       isojax model import Qwen/Qwen2.5-0.5B-Instruct --revision main
+      isojax model import Qwen3-0.6B-Q8_0.gguf --out models/qwen3
     """
     source = source[url.end() :].strip("/") if (url := MODEL_URL.match(source)) else source
-    smollm2, from_hub = source == SMOLLM2_SOURCE, source != SMOLLM2_SOURCE and not source.endswith(".gguf")
+    from_hub = source not in PACKAGED and not source.endswith(".gguf")
     if revision is not None and not from_hub:
         raise InputError(f"--revision: given {revision!r} with {source}; only a model hub's ORG/NAME has revisions.")
-    name = SMOLLM2_NAME if smollm2 else Path(source).name if from_hub else Path(source).stem.lower()
-    folder = out or Path("models") / name
-    if from_hub:
+
+    if source in PACKAGED:
+        module, function, name = PACKAGED[source]
+        folder = out or Path("models") / name
+        getattr(importlib.import_module(module), function)(None, folder, accept_terms)
+    elif from_hub:
+        folder = out or Path("models") / Path(source).name
         importlib.import_module("isojax.models.hf.hub_download").import_from_hub(source, revision, folder)
     else:
-        importlib.import_module("isojax.models.smollm2").import_smollm2(None if smollm2 else Path(source), folder)
+        folder = out or Path("models") / Path(source).stem.lower()
+        importlib.import_module("isojax.models.model_packages").import_file(Path(source), folder, accept_terms)
     size = format_bytes(sum(file.stat().st_size for file in folder.iterdir()))
     print_line(f"model: {folder} ({size}); use it by cell.model.path={folder}")
 

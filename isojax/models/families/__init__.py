@@ -11,6 +11,7 @@ from isojax.core.config import ModelConfig
 from isojax.core.config.section import Section
 from isojax.core.errors import InputError
 from isojax.core.plugins import PluginKind
+from isojax.models.hf.gguf_traits import GGUFTraits
 
 Options = TypeVar("Options", bound=Section)
 
@@ -20,7 +21,9 @@ class FamilyTraits:
     """Empty for a family that no checkpoint is of."""
 
     architectures: Sequence[str] = ()  # of `architectures` in config.json; an export writes the first
+    model_type: str = ""  # of config.json, where it is not the family's name
     settings: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # config.json -> fields of `cell.model`
+    gguf: GGUFTraits | None = None  # None: neither read from llama.cpp's files nor written to them
 
 
 family = PluginKind("family", "models.families", FamilyTraits)

@@ -10,6 +10,7 @@ from isojax.core.errors import InputError
 from isojax.models.architecture import FINAL_NORM, Architecture, make_architecture
 from isojax.models.families import family, read_options
 from isojax.models.hf.config_values import read_number, read_size, require_value
+from isojax.models.hf.gguf_traits import GGUFTraits
 from isojax.models.hf.hf_config import shape_settings
 from isojax.models.layers.attention_layer import Attention
 from isojax.models.layers.block import Block
@@ -31,6 +32,7 @@ DEFAULTS = {
     "rope_local_base_freq": 1e4,
 }
 PERIOD = 6  # layers, of which the last is full, where the file has neither layer_types nor a pattern
+LAYERS_OF_27B = 62
 COMPUTED = {
     "hidden_activation": "gelu_pytorch_tanh",
     "attention_bias": False,
@@ -79,7 +81,67 @@ def read_ropes(config_json: Mapping[str, Any]) -> tuple[dict[str, float], float]
     return {"base": read_number(full, "rope_theta"), "factor": factor}, read_number(local, "rope_theta")
 
 
-@family(architectures=("Gemma3ForCausalLM",), settings=settings)
+def from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What llama.cpp computes where its files say nothing: the pattern, theta of sliding layers, the scale."""
+    layers, head_dim = metadata["block_count"], metadata["attention.key_length"]
+    pattern = metadata.get("attention.sliding_window_pattern", PERIOD)
+    slides = pattern if isinstance(pattern, list) else [(layer + 1) % pattern != 0 for layer in range(layers)]
+    if not metadata.get("attention.sliding_window"):
+        slides = [False] * layers
+
+    full_rope = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", 1e4)}
+    if metadata.get("rope.scaling.type") == "linear":
+        full_rope |= {"rope_type": "linear", "factor": metadata["rope.scaling.factor"]}
+    local_base = metadata.get("rope.freq_base_swa", DEFAULTS["rope_local_base_freq"])
+    return {
+        "hidden_act": COMPUTED["hidden_activation"],
+        "hidden_activation": COMPUTED["hidden_activation"],
+        "query_pre_attn_scalar": gguf_scalar(layers, metadata["embedding_length"], metadata["attention.head_count"])
+        or head_dim,
+        "sliding_window": metadata.get("attention.sliding_window") or DEFAULTS["sliding_window"],
+        "layer_types": [SLIDING_TYPE if slides[layer] else FULL_TYPE for layer in range(layers)],
+        "rope_local_base_freq": local_base,
+        "rope_parameters": {
+            FULL_TYPE: full_rope,
+            SLIDING_TYPE: {"rope_type": "default", "rope_theta": local_base},
+        },
+        "attn_logit_softcapping": metadata.get("attn_logit_softcapping"),
+        "final_logit_softcapping": metadata.get("final_logit_softcapping"),
+    }
+
+
+def to_gguf(config: ModelConfig) -> dict[str, Any]:
+    """InputError where llama.cpp would scale scores otherwise: it goes by the number of layers."""
+    options = read_options(config, Gemma3Options)
+    scalar = gguf_scalar(config.layers, config.width, config.heads) or config.head_dim
+    if options.query_scalar != scalar:
+        held = f"query_pre_attn_scalar = {options.query_scalar:g}"
+        raise InputError(f"{held}; llama.cpp computes a Gemma 3 of {config.layers} layers with {scalar:g} alone.")
+
+    slides = [kind == SLIDING for kind in options.kinds(config.layers)]
+    metadata: dict[str, Any] = {}
+    if any(slides):
+        metadata["attention.sliding_window"] = options.window
+    if any(slides) and slides != [(layer + 1) % PERIOD != 0 for layer in range(config.layers)]:
+        metadata["attention.sliding_window_pattern"] = slides
+    if options.local_rope_base != DEFAULTS["rope_local_base_freq"]:
+        metadata["rope.freq_base_swa"] = options.local_rope_base
+    if options.rope_factor != 1:
+        metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": options.rope_factor}
+    return metadata
+
+
+def gguf_scalar(layers: int, width: int, heads: int) -> float | None:
+    """By whose root llama.cpp divides scores; None: head_dim."""
+    return width / heads if layers == LAYERS_OF_27B else None
+
+
+@family(
+    architectures=("Gemma3ForCausalLM",),
+    model_type="gemma3_text",
+    settings=settings,
+    gguf=GGUFTraits("gemma3", norm_offset=1.0, read=from_gguf, write=to_gguf),
+)
 def gemma3(config: ModelConfig, vocab: int) -> Architecture:
     options = read_options(config, Gemma3Options)
     full = Rope(config.head_dim, config.rope_base, linear_factor=options.rope_factor)

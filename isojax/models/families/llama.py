@@ -8,6 +8,7 @@ from isojax.core.config.section import Section
 from isojax.models.architecture import Architecture, make_architecture
 from isojax.models.families import family, read_options
 from isojax.models.hf.config_values import read_flag, require_value
+from isojax.models.hf.gguf_traits import GGUFTraits
 from isojax.models.hf.hf_config import common_settings
 from isojax.models.layers.attention_layer import Attention
 from isojax.models.layers.block import Block, pre_norm_block
@@ -28,7 +29,7 @@ def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     return common_settings(config_json) | {"options": biases or None}
 
 
-@family(architectures=("LlamaForCausalLM",), settings=settings)
+@family(architectures=("LlamaForCausalLM",), settings=settings, gguf=GGUFTraits("llama", adjacent_pairs=True))
 def llama(config: ModelConfig, vocab: int) -> Architecture:
     options = read_options(config, LlamaOptions)
     rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)

@@ -5,9 +5,11 @@ from functools import partial
 from typing import Any
 
 from isojax.core.config import ModelConfig
+from isojax.core.errors import InputError
 from isojax.models.architecture import FINAL_NORM, Architecture, make_architecture
 from isojax.models.families import family
 from isojax.models.hf.config_values import require_value
+from isojax.models.hf.gguf_traits import GGUFTraits
 from isojax.models.hf.hf_config import common_settings
 from isojax.models.layers.attention_layer import Attention
 from isojax.models.layers.block import Block
@@ -23,7 +25,15 @@ def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     return common_settings(config_json)
 
 
-@family(architectures=("Olmo2ForCausalLM",), settings=settings)
+def check_shape(config: ModelConfig) -> dict[str, Any]:
+    """InputError for what llama.cpp's OLMo 2 does not have."""
+    if config.tied or config.head_dim * config.heads != config.width:
+        held = f"head_dim = {config.head_dim}, {config.heads} heads, width = {config.width}, tied = {config.tied}"
+        raise InputError(f"{held}; llama.cpp's OLMo 2 has a head of its own, and heads of width / heads.")
+    return {}
+
+
+@family(architectures=("Olmo2ForCausalLM",), settings=settings, gguf=GGUFTraits("olmo2", write=check_shape))
 def olmo2(config: ModelConfig, vocab: int) -> Architecture:
     rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)
     norm = partial(RMSNorm, eps=config.norm_eps, rounds_last=True)

@@ -7,12 +7,13 @@ from isojax.core.config import ModelConfig
 from isojax.models.architecture import Architecture, make_architecture
 from isojax.models.families import family, read_options
 from isojax.models.hf.config_values import read_flag, read_size
+from isojax.models.hf.gguf_traits import GGUFTraits
 from isojax.models.hf.hf_config import common_settings
 from isojax.models.layers.attention_layer import Attention
 from isojax.models.layers.block import Block, pre_norm_block
 from isojax.models.layers.gated_mlp import GatedMLP
 from isojax.models.layers.rope import Rope
-from isojax.models.windows import WindowOptions, read_windows
+from isojax.models.windows import WindowOptions, read_windows, warn_of_windows
 
 DEFAULT_FULL_LAYERS = 28  # before the first that slides, where config.json has no max_window_layers
 
@@ -30,7 +31,7 @@ def window_options(config_json: Mapping[str, Any]) -> dict[str, Any] | None:
     return read_windows(config_json, lambda layer: has_windows and layer >= first) or None
 
 
-@family(architectures=("Qwen2ForCausalLM",), settings=settings)
+@family(architectures=("Qwen2ForCausalLM",), settings=settings, gguf=GGUFTraits("qwen2", write=warn_of_windows))
 def qwen2(config: ModelConfig, vocab: int) -> Architecture:
     options = read_options(config, WindowOptions)
     rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)

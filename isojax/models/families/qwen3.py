@@ -8,13 +8,14 @@ from isojax.models.architecture import Architecture, make_architecture
 from isojax.models.families import family, read_options
 from isojax.models.families.qwen2 import window_options
 from isojax.models.hf.config_values import require_value
+from isojax.models.hf.gguf_traits import GGUFTraits
 from isojax.models.hf.hf_config import common_settings
 from isojax.models.layers.attention_layer import Attention
 from isojax.models.layers.block import Block, pre_norm_block
 from isojax.models.layers.gated_mlp import GatedMLP
 from isojax.models.layers.norm import RMSNorm
 from isojax.models.layers.rope import Rope
-from isojax.models.windows import WindowOptions
+from isojax.models.windows import WindowOptions, warn_of_windows
 
 DEFAULT_HEAD_DIM = 128  # where config.json has none: the architecture's own, whatever the width
 
@@ -25,7 +26,7 @@ def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     return common_settings(config_json, DEFAULT_HEAD_DIM) | {"qk_norm": True, "options": options}
 
 
-@family(architectures=("Qwen3ForCausalLM",), settings=settings)
+@family(architectures=("Qwen3ForCausalLM",), settings=settings, gguf=GGUFTraits("qwen3", write=warn_of_windows))
 def qwen3(config: ModelConfig, vocab: int) -> Architecture:
     options = read_options(config, WindowOptions)
     rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)

@@ -40,7 +40,7 @@ def check_model_type(config_json: Mapping[str, Any], family: str) -> None:
     """InputError where model_type names another family than `architectures`, and a warning where it names none of
     those here: transformers goes by the one, and servers by the other."""
     model_type = config_json.get("model_type")
-    if model_type in (None, family):
+    if model_type in (None, family, families.family.load(family).traits.model_type):
         return
     both = f"architectures = {config_json['architectures']!r}, and model_type = {model_type!r}"
     if model_type in [name for name in families.family.names() if families.family.load(name).traits.settings]:

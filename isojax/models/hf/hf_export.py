@@ -96,7 +96,7 @@ def make_config_json(config: ModelConfig, max_positions: int, dtype: str) -> dic
     scaling = {"rope_type": "llama3", **config.rope_scaling.model_dump()} if config.rope_scaling else None
     return {
         "architectures": [architecture_of(config)],
-        "model_type": config.family,
+        "model_type": family.load(config.family).traits.model_type or config.family,
         "vocab_size": config.vocab,
         "hidden_size": config.width,
         "intermediate_size": config.mlp,

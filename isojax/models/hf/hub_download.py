@@ -27,7 +27,9 @@ def import_from_hub(repository: str, revision: str | None, folder: Path) -> None
     """Make a model's folder of ORG/NAME; InputError, before weights are fetched, where isojax cannot run it."""
     path = Path(repository)
     if path.exists() or not re.fullmatch(hf_load.HUB_ID, repository):
-        expected = "expected smollm2 or a model hub's ORG/NAME, its revision as --revision REVISION"
+        expected = (
+            "expected smollm2, gemma3-270m, FILE.gguf or a model hub's ORG/NAME, its revision as --revision REVISION"
+        )
         fix = "A folder with *.safetensors is used as it is."
         if path.is_dir():
             found = describe_folder(path)

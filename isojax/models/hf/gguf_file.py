@@ -1,0 +1,62 @@
+"""A GGUF file, llama.cpp's format of models: metadata and tensors, of whatever types gguf's `dequantize` reads."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.quants import dequantize
+
+from isojax.core.errors import InputError
+
+
+@dataclass(frozen=True)
+class GGUFFile:
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, gguf.ReaderTensor]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture"))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The architecture's metadata, without its name before them."""
+        prefix = f"{self.architecture}."
+        found = {key.removeprefix(prefix): value for key, value in self.metadata.items() if key.startswith(prefix)}
+        return {key: readable_float(value) for key, value in found.items()}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """As a checkpoint has it; GGUF names axes from the innermost."""
+        return tuple(int(size) for size in self.tensors[name].shape[::-1])
+
+    def read(self, name: str) -> np.ndarray:
+        tensor = self.tensors[name]
+        try:
+            return dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        except NotImplementedError as e:
+            held = f"{name} is stored as {tensor.tensor_type.name}"
+            fix = "Take a file of F16, Q8_0 or Q4_K_M, or the model's own folder: isojax model import ORG/NAME"
+            raise InputError(f"{held}, which the package gguf cannot dequantise. {fix}.") from e
+
+
+def readable_float(value: Any) -> Any:
+    """A float32 as the decimal number that it was written as: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    try:
+        reader = gguf.GGUFReader(path)
+        metadata = {key: field.contents() for key, field in reader.fields.items()}
+    except (ValueError, IndexError, KeyError, OverflowError, OSError) as e:
+        raise InputError(f"{path}: no whole GGUF file ({e}). Copy it again.") from e
+    return GGUFFile(metadata, {tensor.name: tensor for tensor in reader.tensors})
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()

@@ -1,0 +1,222 @@
+"""Makes a model's folder (config.json, safetensors in float32, tokenizer) of a GGUF file of any family that states how
+llama.cpp holds it (gguf_traits.py).
+
+What llama.cpp turned round for its own arithmetic is undone: pairs that rotate in adjacent rows, and scales of norms
+that are stored as 1 + w.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from isojax.core.config import ModelConfig, RopeScaling
+from isojax.core.errors import InputError
+from isojax.core.tabular import list_some
+from isojax.models import families
+from isojax.models.hf import hf_export, hf_load
+from isojax.models.hf.gguf_file import GGUFFile, open_gguf, sha256_of
+from isojax.models.hf.gguf_tokenizer import build_tokenizer, special_token_ids
+from isojax.models.hf.gguf_traits import GGUFTraits
+from isojax.models.layers.rope import rope_frequencies
+from isojax.models.safetensors_io import TensorSources, new_model_folder, write_safetensors
+from isojax.models.spec import Spec
+from isojax.models.transformer import Decoder
+
+EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+# A key of config.json -> the key of GGUF's metadata, after the architecture's name.
+SIZE_KEYS = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "intermediate_size": "feed_forward_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "head_dim": "attention.key_length",
+}
+DEFAULTS = {"rope.freq_base": 10_000.0}  # llama.cpp's
+# How Llama 3.1 and 3.2 stretch positions: a file has the factors of all frequencies, and not what they came from.
+LLAMA3_SCALING = RopeScaling()
+HUB = "Take the model's own folder: isojax model import ORG/NAME"
+
+
+def import_gguf(path: Path, folder: Path, source: Mapping[str, Any] | None = None) -> None:
+    """Write the folder, whole or not at all. `source`: what model_source.json says; by default the file and its
+    sha256."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; expected a GGUF file. Fetch one of a model hub first.")
+    with new_model_folder(folder) as temp:
+        convert(path, temp, source or {"file": path.name, "sha256": sha256_of(path)})
+
+
+def convert(path: Path, folder: Path, source: Mapping[str, Any]) -> None:
+    """Fill a folder with the model of a GGUF file."""
+    try:
+        _convert(open_gguf(path), folder)
+    except InputError as e:
+        message = str(e)
+        raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from e
+    hf_export.write_json(folder / hf_load.SOURCE_FILE, source)
+
+
+def _convert(file: GGUFFile, folder: Path) -> None:
+    family, traits = find_gguf_family(file)
+    check_whole(file)
+    tokenizer, tokenizer_config = build_tokenizer(file.metadata)
+
+    config_json = read_config_json(file)
+    extra_keys = traits.read(file.settings)
+    read_settings = families.family.load(family).traits.settings
+    assert read_settings is not None
+    config = ModelConfig(family=family, **read_settings(config_json | extra_keys))
+    assert config.vocab is not None
+
+    stretched = {key: config_json[key] for key in ("rope_scaling", "attention_bias", "mlp_bias") if key in config_json}
+    full_json = hf_export.make_config_json(config, file.settings["context_length"], "float32")
+    token_ids = end_and_begin_ids(file.metadata)
+    hf_export.write_json(folder / hf_load.CONFIG_FILE, full_json | stretched | extra_keys | token_ids)
+    hf_export.write_json(folder / "generation_config.json", token_ids)
+    hf_export.write_json(folder / "tokenizer_config.json", tokenizer_config)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+    specs = [layout.spec for layout in hf_load.weight_layouts(Decoder(config, config.vocab))]
+    write_safetensors(folder, plan_tensors(file, specs, traits, config.layers), "float32")
+
+
+def find_gguf_family(file: GGUFFile) -> tuple[str, GGUFTraits]:
+    """The family of a file's architecture, and what it states of GGUF."""
+    found: dict[str, tuple[str, GGUFTraits]] = {}
+    for name in families.family.names():
+        traits = families.family.load(name).traits.gguf
+        if traits is not None and (traits.architecture not in found or name == traits.architecture):
+            found[traits.architecture] = (name, traits)
+    if file.architecture not in found:
+        problem = f"general.architecture = {file.architecture!r}, which no family here runs"
+        fix = "A family of your own is a file like isojax/models/families/qwen3.py"
+        raise InputError(f"{problem}; expected one of {', '.join(sorted(found))}. {fix}.")
+    return found[file.architecture]
+
+
+def check_whole(file: GGUFFile) -> None:
+    """InputError where the file is a part of a model, or of one with experts."""
+    parts = file.metadata.get("split.count", 1)
+    if parts > 1:
+        fix = "Merge them with llama.cpp: llama-gguf-split --merge FIRST.gguf WHOLE.gguf"
+        raise InputError(f"it is one of {parts} files of a model. {fix}.")
+    if EMBEDDING not in file.tensors:
+        raise InputError(f"it has no {EMBEDDING}: no language model, or a part of one. {HUB}.")
+    if file.settings.get("expert_count"):
+        raise InputError(f"expert_count = {file.settings['expert_count']}; expected a dense model. {HUB}.")
+
+
+def read_config_json(file: GGUFFile) -> dict[str, Any]:
+    """What every family's config.json has, of the file."""
+    settings = DEFAULTS | file.settings
+    heads = settings.get("attention.head_count")
+    settings.setdefault("attention.head_count_kv", heads)
+    if isinstance(heads, int) and "attention.key_length" not in settings:
+        settings["attention.key_length"] = settings.get("embedding_length", 0) // heads
+
+    missing = [key for key in (*SIZE_KEYS.values(), "context_length") if settings.get(key) is None]
+    if missing:
+        raise InputError(f"it lacks {list_some([f'{file.architecture}.{key}' for key in missing])}. {HUB}.")
+    if lists := [key for key in SIZE_KEYS.values() if isinstance(settings[key], list)]:
+        held = f"{file.architecture}.{lists[0]} differs between layers: {settings[lists[0]]}"
+        raise InputError(f"{held}; expected one number for all. This model cannot run here.")
+
+    config_json = {key: settings[name] for key, name in SIZE_KEYS.items()}
+    config_json |= {"vocab_size": file.shape(EMBEDDING)[0], "tie_word_embeddings": HEAD not in file.tensors}
+    biases = {"attention_bias": "blk.0.attn_output.bias", "mlp_bias": "blk.0.ffn_gate.bias"}
+    config_json |= {key: True for key, name in biases.items() if name in file.tensors}
+    if scaling := read_scaling(file):
+        config_json["rope_scaling"] = scaling
+    return config_json
+
+
+def read_scaling(file: GGUFFile) -> dict[str, Any] | None:
+    """How rotary positions are stretched, as config.json says it; None where they are not."""
+    settings = DEFAULTS | file.settings
+    if ROPE_FACTORS in file.tensors:
+        return llama3_scaling(file.read(ROPE_FACTORS), settings["rope.freq_base"])
+    rope_type = settings.get("rope.scaling.type", "linear" if "rope.scale_linear" in settings else "none")
+    factor = settings.get("rope.scaling.factor", settings.get("rope.scale_linear", 1.0))
+    if rope_type == "none" or (rope_type == "linear" and factor in (0, 1)):
+        return None
+    return {"rope_type": rope_type, "factor": factor}
+
+
+def llama3_scaling(factors: np.ndarray, base: float) -> dict[str, Any]:
+    """Llama 3's stretched positions whose frequencies are divided by these factors; InputError where they are of none
+    of its models'."""
+    head_dim = 2 * len(factors)
+    scaling = LLAMA3_SCALING.model_copy(update={"factor": float(factors.max())})
+    expected = rope_frequencies(head_dim, base, None) / rope_frequencies(head_dim, base, scaling)
+    if not np.allclose(factors, expected, rtol=1e-4):
+        problem = f"{ROPE_FACTORS} has factors up to {factors.max():g} that are not those of Llama 3.1 and 3.2"
+        raise InputError(f"{problem}. {HUB}.")
+    return {"rope_type": "llama3", **scaling.model_dump()}
+
+
+def end_and_begin_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json and generation_config.json say of special tokens."""
+    ids: dict[str, Any] = dict(special_token_ids(metadata))
+    end_of_turn = metadata.get("tokenizer.ggml.eot_token_id")
+    if end_of_turn is not None and end_of_turn != ids.get("eos"):
+        ids["eos"] = [ids["eos"], end_of_turn] if "eos" in ids else end_of_turn
+    return {f"{name}_token_id": ids[name] for name in ("bos", "eos", "pad") if name in ids}
+
+
+def gguf_names(specs: list[Spec], traits: GGUFTraits, layers: int) -> dict[str, str]:
+    """The names in a GGUF file of a checkpoint's tensors."""
+    architectures = {name: architecture for architecture, name in gguf.MODEL_ARCH_NAMES.items()}
+    name_map = gguf.get_tensor_name_map(architectures[traits.architecture], layers)
+    names = {name: name_map.get_name(name, (".weight", ".bias")) for spec in specs for name in spec.tensor_names()}
+    if unknown := [name for name, gguf_name in names.items() if gguf_name is None]:
+        raise InputError(f"llama.cpp's {traits.architecture} has no tensor for {list_some(unknown)}.")
+    return {name: str(gguf_name) for name, gguf_name in names.items()}
+
+
+def plan_tensors(file: GGUFFile, specs: list[Spec], traits: GGUFTraits, layers: int) -> TensorSources:
+    """The tensors of a checkpoint, to be read from the file. InputError where it lacks one, has more than these, or one
+    has another shape."""
+    names = gguf_names(specs, traits, layers)
+    missing = sorted(set(names.values()) - file.tensors.keys())
+    unused = sorted(file.tensors.keys() - set(names.values()) - {ROPE_FACTORS})
+    if missing or unused:
+        lacks = (
+            f"it lacks {list_some(missing)}" if missing else f"it has {list_some(unused)} beside the model's tensors"
+        )
+        raise InputError(f"{lacks}, as no {traits.architecture} here does. {HUB}.")
+
+    sources = {}
+    for spec in specs:
+        for name in spec.tensor_names():
+            if file.shape(names[name]) != spec.stored_shape:
+                held = f"{names[name]} is {file.shape(names[name])}"
+                raise InputError(f"{held}; expected {spec.stored_shape} by the file's metadata. Copy it again.")
+            sources[name] = (spec.stored_shape, partial(read_tensor, file, names[name], spec, traits))
+    return sources
+
+
+def read_tensor(file: GGUFFile, name: str, spec: Spec, traits: GGUFTraits) -> np.ndarray:
+    value = file.read(name)
+    if is_norm(spec):
+        return value - np.float32(traits.norm_offset) if traits.norm_offset else value
+    if not is_rotated(spec, traits):
+        return value
+    heads, rest = dict(spec.outputs), value.shape[1:]
+    pairs = value.reshape(next(iter(heads.values())), -1, 2, *rest)
+    return pairs.swapaxes(1, 2).reshape(value.shape)
+
+
+def is_norm(spec: Spec) -> bool:
+    return not spec.inputs and spec.name.endswith("norm")
+
+
+def is_rotated(spec: Spec, traits: GGUFTraits) -> bool:
+    """Whether its rows are queries' or keys', in llama.cpp's order of pairs."""
+    return traits.adjacent_pairs and spec.name.removesuffix("_bias") in ("query", "key")

