@@ -41,6 +41,29 @@ def test_math_answers(check: Check, reference: str, response: str, right: str, k
 
 
 @pytest.mark.parametrize(
+    ("reference", "response", "right"),
+    [
+        ("-50", r"\boxed{-50^\circ}", True),
+        (r"-50^\circ", r"\boxed{-50}", True),
+        (r"-25\%", r"\boxed{-25}", True),
+        ("-25", "The change is -25%.", True),
+        ("25", r"\boxed{-25\%}", False),
+        (r"-25\%", r"\boxed{25\%}", False),
+    ],
+)
+def test_a_sign_belongs_to_what_is_before_a_percent_sign(
+    check: Check, reference: str, response: str, right: bool
+) -> None:
+    assert judged(check, reference, response) == (right, True)
+
+
+def test_the_distance_of_a_matrix_rows_is_no_part_of_it(check: Check) -> None:
+    spaced = r"\boxed{\begin{pmatrix} \frac{1}{5} \\[4pt] -\frac{18}{5} \end{pmatrix}}"
+    assert judged(check, r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}", spaced) == RIGHT
+    assert judged(check, r"\begin{pmatrix} 1/5 \\[1ex] 18/5 \end{pmatrix}", spaced) == WRONG
+
+
+@pytest.mark.parametrize(
     ("answer", "stated"),
     [
         ("She makes 9 * 2 = <<9*2=18>>18.\n#### 18", "18"),

@@ -161,6 +161,10 @@ def _series(reader: Reader, is_sum: bool) -> Node:
     return Series(is_sum=is_sum, index=start[1], low=low, high=high, term=reader.term())
 
 
+# The end of a row, which may set its distance from the next.
+_ROW_END = re.compile(r"\s*\\\\\s*(?:\[\s*[0-9.]+\s*(?:pt|em|ex|mm|cm|in)\s*\])?")
+
+
 def _matrix(reader: Reader) -> Node:
     environment = reader.cursor.take(re.compile(r"\s*\{([pbB]?(?:small)?matrix|array)\}(?:\{[lcr| ]+\})?"))
     if environment is None:
@@ -172,7 +176,7 @@ def _matrix(reader: Reader) -> Node:
             while reader.cursor.take_text("&"):
                 row.append(reader.relation())
             rows.append(tuple(row))
-            if not reader.cursor.take_text("\\\\"):
+            if not reader.cursor.take(_ROW_END):
                 break
     reader.cursor.expect(f"\\end{{{environment[1]}}}")
     if len({len(row) for row in rows}) != 1:

@@ -120,6 +120,16 @@ def _math_content(match: re.Match[str]) -> str:
     return f" {next(group for group in match.groups() if group is not None).strip()} "
 
 
+def sign_inside(node: Node) -> Node:
+    """-(50%) as (-50)%, and so of degrees: what a percent sign or a unit belongs to is the whole number."""
+    if not isinstance(node, Apply) or node.function != "negate":
+        return node
+    (inner,) = node.arguments
+    if not isinstance(inner, Apply) or inner.function not in ("percent", "degree"):
+        return node
+    return Apply(inner.function, (Apply("negate", inner.arguments),))
+
+
 class _Reader:
     """Reads an answer from left to right; each method leaves the cursor behind what it has read."""
 
@@ -187,7 +197,7 @@ class _Reader:
         if colon := take_colon(self.cursor):
             return self.with_unit(colon, None)
         money = take_money(self.cursor)
-        node = self.sum()
+        node = sign_inside(self.sum())
         if money and money.is_negative:
             node = Apply("negate", (node,))
         modulus = self.modulus()
