@@ -3,10 +3,13 @@
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from isojax.core.errors import InputError
+from isojax.core.table_files import read_json_object
 from isojax.tasks.prompts import PromptWriter
 
+TEMPLATE_FILE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 PROBE_TEXTS = "First message.", "Second message.", "Third message."
 PROBE_ROLES = "user", "assistant", "user"
 # Text in the shape of a special token, which the tokenizer does not know as one: <|im_end|>, </s>
@@ -47,6 +50,23 @@ class TurnEnd:
     tokens: list[int] = field(default_factory=list)
     strings: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+
+def check_template_files(folder: Path, used_template: str) -> str | None:
+    """A warning where the folder has two chat templates that differ, which says which one writes the prompts."""
+    jinja_file, config_file = folder / TEMPLATE_FILE, folder / TOKENIZER_CONFIG
+    if not jinja_file.is_file() or not config_file.is_file():
+        return None
+    in_config = read_json_object(config_file).get("chat_template")
+    in_file = jinja_file.read_text(encoding="utf-8")
+    if not isinstance(in_config, str) or in_config.strip() == in_file.strip():
+        return None
+
+    used, unused = TEMPLATE_FILE, TOKENIZER_CONFIG
+    if used_template.strip() == in_config.strip():
+        used, unused = unused, used
+    fix = "Remove the one that the model was not trained with"
+    return f"{folder}: the chat templates of {used} and {unused} differ; prompts are written by that of {used}. {fix}."
 
 
 def find_markup(writer: PromptWriter) -> ChatMarkup | None:

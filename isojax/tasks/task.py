@@ -30,6 +30,7 @@ from isojax.tasks.prompt_checks import (
     check_generation_prompt,
     check_message_markup,
     check_raw_template,
+    check_template_files,
     find_markup,
     find_opening,
     find_turn_end,
@@ -136,6 +137,8 @@ class TextTask:
             if template is None or (isinstance(template, dict) and "default" not in template):
                 lack = "no chat template" + (f" named default, only {', '.join(template)}" if template else "")
                 raise InputError(f"the tokenizer in {self.folder} has {lack}; set cell.prompt.format=raw, or add one.")
+            if isinstance(template, str) and (warning := check_template_files(self.folder, template)):
+                self.warnings.append(warning)
             return
         for name, setting in (("system", prompt.system or None), ("thinking", prompt.thinking)):
             if setting is not None:

@@ -13,6 +13,7 @@ import pytest
 from isojax.core.config import CellConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
 from isojax.core.nouns import Problem
 from isojax.tasks.problem_sources import InMemorySource
+from isojax.tasks.prompt_checks import check_template_files
 from isojax.tasks.task import TextTask
 from tests.tasks.tokenizer_folders import CHAT, byte_level, sentencepiece
 
@@ -227,3 +228,17 @@ def test_prompt_and_response_against_the_models_positions(
     made = task(folder, {"prompt_length": P, "response_length": T})
     assert len(made.warnings) == bool(said)
     assert all(words in made.warnings[0] for words in said)
+
+
+def test_two_chat_templates_that_differ_are_named_with_the_one_that_is_used(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("A\n")
+    config_file = tmp_path / "tokenizer_config.json"
+    config_file.write_text('{"chat_template": "B"}')
+    of_file, of_config = check_template_files(tmp_path, "A"), check_template_files(tmp_path, "B")
+    assert of_file and "chat_template.jinja and tokenizer_config.json differ" in of_file
+    assert of_file.split(";")[1].startswith(" prompts are written by that of chat_template.jinja")
+    assert of_config and "written by that of tokenizer_config.json" in of_config
+
+    for same in ('{"chat_template": "A"}', "{}", '{"chat_template": [{"name": "default", "template": "B"}]}'):
+        config_file.write_text(same)
+        assert check_template_files(tmp_path, "A") is None
