@@ -115,6 +115,28 @@ def test_export_of_a_cell(isojax: Isojax, model: Path) -> None:
     assert isojax("export", str(cell), "again", "--base", "moved")[0] == 0
 
 
+def test_export_as_gguf(isojax: Isojax, model: Path) -> None:
+    cell = Path("runs/a/cells/16x8-s0")
+    params = write_cell(hf_load.resolve_model(ModelConfig(path=str(model))), cell)
+    code, out, _ = isojax("export", str(cell), "--gguf", "trained.gguf")
+    assert (code, out) == (0, "model: trained.gguf, after 70 updates\n")
+    assert isojax("import", "trained.gguf", "--out", "back")[0] == 0
+    np.testing.assert_array_equal(load_file("back/model.safetensors")["model.embed_tokens.weight"], params["embed"])
+    assert Path("back/tokenizer.json").read_text() == (model / "tokenizer.json").read_text()
+
+    for words, problem in {
+        ("--gguf", "trained.gguf"): "exists, and nothing is overwritten",
+        ("folder", "--gguf", "b.gguf"): "expected either DIR or --gguf FILE.gguf",
+        (): "expected either DIR or --gguf FILE.gguf",
+        ("--gguf", "b.gguf", "--adapter"): "and --adapter with DIR alone",
+        ("--gguf", "b.gguf", "--dtype", "bfloat16"): "expected one of f32, f16, bf16, q8_0",
+        ("folder", "--dtype", "q8_0"): "expected one of float32, bfloat16",
+    }.items():
+        code, _, error = isojax("export", str(cell), *words)
+        assert code == 2 and problem in error, words
+    assert not Path("b.gguf").exists() and not Path("folder").exists()
+
+
 def test_what_cannot_be_exported(isojax: Isojax, model: Path) -> None:
     config = Config()
     save_config(config, Path("runs/tiny/config.yaml"))  # the family is tiny

@@ -22,6 +22,10 @@ SOURCE_HELP = "A model hub's repository, a GGUF file of llama.cpp, or a model in
 TERMS_HELP = "You have read and accept the terms that the command shows without it."
 REVISION_HELP = "A branch, tag or commit of the hub's repository; the commit is recorded in model_source.json."
 BASE_HELP = "Where config.json and tokenizer are, if the run's cell.model.path has moved."
+GGUF_HELP = "The file to write, for llama.cpp, in the place of a folder."
+FOLDER_DTYPES, GGUF_DTYPES = ("float32", "bfloat16"), ("f32", "f16", "bf16", "q8_0")
+Dtype = Literal["float32", "bfloat16", "f32", "f16", "bf16", "q8_0"]
+DTYPE_HELP = "What weights are stored in: float32 or bfloat16 in a folder; f32, f16, bf16 or q8_0 in a GGUF file."
 
 app = new_app(no_args_is_help=True)
 
@@ -81,12 +85,13 @@ def import_model(
 @app.command()
 def export(
     run: Annotated[Path, Argument(metavar="RUN", help="A run's folder: runs/NAME/cells/16x8-s0.")],
-    out: Annotated[Path, Argument(metavar="DIR", help="The folder to write.")],
-    dtype: Annotated[Literal["float32", "bfloat16"], Option(help="What the weights are stored in.")] = "float32",
+    out: Annotated[Path | None, Argument(metavar="DIR", help="The folder to write.", show_default=False)] = None,
+    dtype: Annotated[Dtype | None, Option(help=DTYPE_HELP, show_default="float32, or f32")] = None,
     base: Annotated[Path | None, Option(metavar="FOLDER", help=BASE_HELP)] = None,
     adapter: Annotated[bool, Option("--adapter", help="Only LoRA's adapters, as a folder that PEFT loads.")] = False,
+    gguf: Annotated[Path | None, Option(metavar="FILE.gguf", help=GGUF_HELP, show_default=False)] = None,
 ) -> None:
-    """Write the policy that a run has trained as a folder that transformers and vLLM load.
+    """Write the policy that a run has trained as a folder that transformers and vLLM load, or as llama.cpp's file.
 
     Adapters of cell.model.lora are merged into the base model's weights, or written alone by --adapter.
 
@@ -94,7 +99,17 @@ def export(
     Examples
       isojax model export runs/NAME/cells/16x8-s0 models/trained --dtype bfloat16
       isojax model export runs/NAME/cells/16x8-s0 models/adapter --adapter
+      isojax model export runs/NAME/cells/16x8-s0 --gguf trained.gguf --dtype q8_0
     """
-    export_cell = importlib.import_module("isojax.launch.local.model_folders").export_cell
-    num_updates = export_cell(run, out, dtype, base, adapter_only=adapter)
-    print_line(f"model: {out}, after {num_updates} updates")
+    target = gguf or out
+    if target is None or (gguf and out) or (gguf and adapter):
+        given = f"{out or 'no folder'}, {f'--gguf {gguf}' if gguf else 'no --gguf'}{', --adapter' * adapter}"
+        raise InputError(f"given {given}; expected either DIR or --gguf FILE.gguf, and --adapter with DIR alone.")
+    dtypes = GGUF_DTYPES if gguf else FOLDER_DTYPES
+    if dtype not in (None, *dtypes):
+        raise InputError(f"--dtype: given {dtype} with {target}; expected one of {', '.join(dtypes)}.")
+
+    model_folders = importlib.import_module("isojax.launch.local.model_folders")
+    kind = model_folders.ExportKind(dtype or dtypes[0], is_gguf=gguf is not None, adapter_only=adapter)
+    num_updates = model_folders.export_cell(run, target, kind, base)
+    print_line(f"model: {target}, after {num_updates} updates")

@@ -1,5 +1,8 @@
-"""`isojax model export`: the policy of a cell's checkpoint as a folder that transformers and vLLM load."""
+"""`isojax model export`: the policy of a cell's checkpoint as a folder that transformers and vLLM
+load, or as llama.cpp's file."""
 
+import importlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -20,9 +23,16 @@ from isojax.train.base_policy import load_base_policy
 from isojax.train.checkpoint import restore_params
 
 
-def export_cell(
-    cell_folder: Path, out_folder: Path, dtype: str, base_folder: Path | None = None, adapter_only: bool = False
-) -> int:
+@dataclass(frozen=True)
+class ExportKind:
+    """What an export is written as."""
+
+    dtype: str  # of a folder's weights as numpy names it, or of a GGUF file's as llama.cpp does
+    is_gguf: bool = False
+    adapter_only: bool = False
+
+
+def export_cell(cell_folder: Path, out: Path, kind: ExportKind, base_folder: Path | None = None) -> int:
     """Writes the newest checkpoint of a run's folder, runs/NAME/cells/16x8-s0; returns the updates that it has seen.
     config.json and tokenizer come from the checkpoint that the run began with, or from `base_folder` if that has
     moved. LoRA's adapters are merged into the base model's weights, or are written alone, as PEFT's folder."""
@@ -50,7 +60,7 @@ def export_cell(
     if model.path is None or model.vocab is None:
         problem = f"{cell_folder}: without cell.model.path it has no tokenizer"
         raise InputError(f"{problem}; give its folder by --base FOLDER.")
-    if adapter_only and model.lora is None:
+    if kind.adapter_only and model.lora is None:
         raise InputError(f"--adapter: {cell_folder} was trained without cell.model.lora; expected a run with it.")
     decoder = Decoder(model)
     silence_libtpu()
@@ -61,12 +71,15 @@ def export_cell(
         problem = f"{cell_folder}: no state was saved in it yet"
         raise InputError(f"{problem}; a cell saves at its end, and every run.checkpoint_seconds at an evaluation.")
     params, M = restored
-    if adapter_only:
+    if kind.adapter_only:
         base_name = str((hf_load.read_source(Path(model.path)) or {}).get("repository", model.path))  # a hub's, or here
-        hf_export.save_adapter(params, model, base_name, out_folder, dtype)
+        hf_export.save_adapter(params, model, base_name, out, kind.dtype)
         return M
     if model.lora is not None:
         base_params = hf_load.load(Path(model.path), model, decoder.base, make_mesh(MeshShape(), [device]))
         params = merge_adapters(policy_params(params, base_params), model.lora)
-    hf_export.save(params, decoder.base.config, Path(model.path), out_folder, dtype)
+    write = hf_export.save
+    if kind.is_gguf:
+        write = importlib.import_module("isojax.models.hf.gguf_export").write_gguf
+    write(params, decoder.base.config, Path(model.path), out, kind.dtype)
     return M

@@ -58,7 +58,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, A
 def _build_byte_level(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
 ) -> tuple[Tokenizer, bool]:
-    name = metadata.get(f"{PREFIX}pre")
+    name = metadata.get(f"{PREFIX}pre", "")
     if name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         raise InputError(f"{PREFIX}pre = {name!r}; expected one of {known}. Take the model's own folder: {HUB}.")

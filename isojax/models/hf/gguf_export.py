@@ -1,0 +1,149 @@
+"""Parameters to a GGUF file that llama.cpp loads, with their tokenizer: the way back of gguf_import.py."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.quants import quantize
+
+from isojax.core.atomic_files import TEMP_CHARACTERS, write_error
+from isojax.core.config import ModelConfig
+from isojax.core.errors import InputError
+from isojax.core.yaml_files import flatten
+from isojax.models.families import family
+from isojax.models.hf.gguf_import import ROPE_FACTORS, gguf_names, is_norm, is_rotated
+from isojax.models.hf.gguf_tokenizer_export import add_tokenizer
+from isojax.models.hf.gguf_traits import GGUFTraits
+from isojax.models.hf.hf_load import WeightLayout, read_config, weight_layouts
+from isojax.models.layers.rope import rope_frequencies
+from isojax.models.spec import Spec
+from isojax.models.transformer import Decoder, Params
+
+# How matrices are stored, and what `general.file_type` says of it. Norms and biases are float32 always.
+TYPES = {
+    "f32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
+    "f16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
+    "bf16": (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
+    "q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+}
+Q8_BLOCK = 32  # values that share a scale: rows must be of whole blocks
+
+
+def gguf_traits_of(config: ModelConfig) -> GGUFTraits:
+    traits = family.load(config.family).traits.gguf
+    if traits is None:
+        problem = f"a model of family {config.family!r} cannot be written as GGUF"
+        raise InputError(f"{problem}: the family does not say how llama.cpp holds it (@family(gguf=...)).")
+    return traits
+
+
+def write_gguf(params: Params, config: ModelConfig, source: Path, path: Path, dtype: str) -> None:
+    """Write the file, whole or not at all, with the tokenizer of `source`. `dtype`: f32, f16, bf16 or q8_0. InputError
+    where the file exists, or where llama.cpp does not compute such a model or has no such tokenizer."""
+    if path.exists() or path.is_symlink():
+        raise InputError(f"{path} exists, and nothing is overwritten; choose another name, or remove it first.")
+    traits = gguf_traits_of(config)
+    temp = path.with_name(f".{path.name[:TEMP_CHARACTERS]}.{os.getpid()}")
+    writer = gguf.GGUFWriter(temp, traits.architecture)
+    add_settings(writer, config, traits, source, dtype)
+    add_tokenizer(writer, source, params["embed"].shape[0])
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(writer, params, config, traits, dtype)
+        os.replace(temp, path)
+    except OSError as e:
+        raise write_error(path, e) from e
+    finally:
+        with suppress(OSError):
+            temp.unlink(missing_ok=True)
+
+
+def add_settings(writer: gguf.GGUFWriter, config: ModelConfig, traits: GGUFTraits, source: Path, dtype: str) -> None:
+    writer.add_name(source.name)
+    if (source / "NOTICE").is_file():
+        writer.add_description((source / "NOTICE").read_text(encoding="utf-8"))
+    writer.add_file_type(TYPES[dtype][1])
+    writer.add_context_length(read_config(source)["max_position_embeddings"])
+    writer.add_block_count(config.layers)
+    writer.add_embedding_length(config.width)
+    writer.add_feed_forward_length(config.mlp)
+    writer.add_head_count(config.heads)
+    writer.add_head_count_kv(config.kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_base)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    for key, value in traits.write(config).items():
+        add_value(writer, f"{traits.architecture}.{key}", value)
+
+
+def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    else:
+        writer.add_float32(key, value)
+
+
+def write_tensors(writer: gguf.GGUFWriter, params: Params, config: ModelConfig, traits: GGUFTraits, dtype: str) -> None:
+    """One tensor after the other, so that no second copy of the model is held."""
+    values = dict(flatten(params))
+    layouts = weight_layouts(Decoder(config, params["embed"].shape[0]))
+    names = gguf_names([layout.spec for layout in layouts], traits, config.layers)
+    tensors = [(layout, layer, name) for layout in layouts for layer, name in enumerate(layout.tensor_names)]
+
+    # Of 1 where positions are not stretched.
+    plain = rope_frequencies(config.head_dim, config.rope_base, None)
+    factors = plain / rope_frequencies(config.head_dim, config.rope_base, config.rope_scaling)
+    if config.rope_scaling is not None:
+        writer.add_tensor_info(ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes)
+    for layout, _, name in tensors:
+        shape, kind = layout.spec.stored_shape, stored_type(layout.spec, dtype)
+        empty = quantize(np.zeros((1, shape[-1]), np.float32), kind)
+        stored = (*shape[:-1], empty.shape[-1])
+        num_bytes = empty.nbytes * int(np.prod(shape[:-1], dtype=int))
+        writer.add_tensor_info(names[name], stored, empty.dtype, num_bytes, raw_dtype=kind)
+
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    if config.rope_scaling is not None:
+        writer.write_tensor_data(factors)
+    for layout, layer, _ in tensors:
+        value = as_llama_cpp(layout, np.asarray(select_layer(values[layout.key], layout, layer), np.float32), traits)
+        writer.write_tensor_data(quantize(np.ascontiguousarray(value), stored_type(layout.spec, dtype)))
+    writer.close()
+
+
+def select_layer(value: Any, layout: WeightLayout, number: int) -> Any:
+    """The value that the parameter's tensor of this number holds."""
+    index = np.unravel_index(number, value.shape[: layout.num_stacked]) if layout.num_stacked else ()
+    return value[index]
+
+
+def stored_type(spec: Spec, dtype: str) -> gguf.GGMLQuantizationType:
+    """F16 where rows are no whole blocks of Q8_0, as llama.cpp does it."""
+    if len(spec.stored_shape) == 1:
+        return gguf.GGMLQuantizationType.F32
+    if dtype == "q8_0" and spec.stored_shape[-1] % Q8_BLOCK:
+        return gguf.GGMLQuantizationType.F16
+    return TYPES[dtype][0]
+
+
+def as_llama_cpp(layout: WeightLayout, value: np.ndarray, traits: GGUFTraits) -> np.ndarray:
+    stored = layout.to_stored(value)
+    if is_norm(layout.spec):
+        return stored + np.float32(traits.norm_offset)
+    if not is_rotated(layout.spec, traits):
+        return stored
+    heads = layout.spec.outputs[0][1]
+    halves = stored.reshape(heads, 2, -1, *stored.shape[1:])
+    return halves.swapaxes(1, 2).reshape(stored.shape)

@@ -1,0 +1,115 @@
+"""A folder's tokenizer.json as the metadata of a GGUF file: the way back of gguf_tokenizer.py."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+from tokenizers import Tokenizer
+
+from isojax.core.errors import InputError
+from isojax.core.table_files import read_json_object
+from isojax.models.hf.gguf_pretokenizers import PRE_TOKENIZERS, find_name
+from isojax.models.hf.gguf_tokenizer import BYTE, CONTROL, NORMAL, SPACE, SPECIAL_TOKENS, UNKNOWN, UNUSED, USER_DEFINED
+
+TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+ADDED_SCORE = -1000.0  # llama.cpp's own for tokens that are never merged
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
+    """`rows`: of the embedding; what is beyond the tokenizer's tokens is padded. InputError where GGUF has no such
+    tokenizer."""
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        raise InputError(f"{folder} has no {TOKENIZER_FILE}, which a GGUF file's tokenizer is made of.")
+    about = json.loads(Tokenizer.from_file(str(path)).to_str())  # of one form, whoever wrote the file
+    model = about["model"]
+    if model["type"] != "BPE":
+        raise InputError(f"{path}: its model is {model['type']}; expected BPE, which GGUF files have.")
+
+    tokens, types = read_tokens(about, rows)
+    merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
+    if model.get("byte_fallback"):
+        add_sentencepiece(writer, about, tokens, types, merges)
+    else:
+        name = find_name(about)
+        if name is None:
+            known = ", ".join(PRE_TOKENIZERS)
+            raise InputError(f"{path}: splits texts as none of llama.cpp's tokenizers that are known here ({known}).")
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(name)
+        writer.add_token_merges([" ".join(pair) for pair in merges])
+
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    add_special_tokens(writer, folder, tokens)
+
+
+def read_tokens(about: Mapping[str, Any], rows: int) -> tuple[list[str], list[int]]:
+    """The tokens by number, and their types."""
+    names = {number: token for token, number in about["model"]["vocab"].items()}
+    types = dict.fromkeys(names, NORMAL)
+    for token, number in about["model"]["vocab"].items():
+        if about["model"].get("byte_fallback") and is_byte(token):
+            types[number] = BYTE
+    for added in about.get("added_tokens", []):
+        names[added["id"]] = added["content"]
+        types[added["id"]] = CONTROL if added["special"] else USER_DEFINED
+    unknown = about["model"].get("unk_token")
+    if about["model"].get("byte_fallback") and unknown in about["model"]["vocab"]:
+        types[about["model"]["vocab"][unknown]] = UNKNOWN
+
+    tokens = [names.get(number, f"[PAD{number}]") for number in range(rows)]
+    return tokens, [types.get(number, UNUSED) for number in range(rows)]
+
+
+def is_byte(token: str) -> bool:
+    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+
+
+def add_sentencepiece(
+    writer: gguf.GGUFWriter,
+    about: Mapping[str, Any],
+    tokens: list[str],
+    types: Sequence[int],
+    merges: Sequence[tuple[str, ...]],
+) -> None:
+    """Tokens' scores are the order of the first merge that makes them."""
+    ranks: dict[str, int] = {}
+    for rank, pair in enumerate(merges):
+        ranks.setdefault("".join(pair), rank)
+    is_merged = [token_type in (NORMAL, BYTE) for token_type in types]
+    scores = [
+        -float(ranks.get(token, 0)) if merged else ADDED_SCORE for token, merged in zip(tokens, is_merged, strict=True)
+    ]
+    for number, token_type in enumerate(types):
+        if token_type == USER_DEFINED:  # which llama.cpp finds in the text before it writes spaces otherwise
+            tokens[number] = tokens[number].replace(SPACE, " ")
+    prefix = str(about.get("normalizer")) + str(about.get("pre_tokenizer"))
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_scores(scores)
+    writer.add_add_space_prefix("'Prepend'" in prefix or "'prepend_scheme': 'first'" in prefix or "'always'" in prefix)
+
+
+def add_special_tokens(writer: gguf.GGUFWriter, folder: Path, tokens: Sequence[str]) -> None:
+    config_file = folder / CONFIG_FILE
+    settings = read_json_object(config_file) if config_file.is_file() else {}
+    numbers = {token: number for number, token in enumerate(tokens)}
+    ids: dict[str, int] = {}
+    for name, gguf_name in SPECIAL_TOKENS.items():
+        token = settings.get(f"{name}_token")
+        token = token["content"] if isinstance(token, Mapping) else token
+        if token in numbers:
+            ids[name] = numbers[token]
+            writer.add_uint32(f"tokenizer.ggml.{gguf_name}_token_id", numbers[token])
+
+    encoded = Tokenizer.from_file(str(folder / TOKENIZER_FILE)).encode("a").ids
+    writer.add_add_bos_token("bos" in ids and encoded[0] == ids["bos"])
+    writer.add_add_eos_token("eos" in ids and encoded[-1] == ids["eos"])
+    template = settings.get("chat_template")
+    if (folder / TEMPLATE_FILE).is_file():
+        template = (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
+    if isinstance(template, str):
+        writer.add_chat_template(template)
