@@ -26,14 +26,16 @@ def main() -> None:
     for name in ("folder", "tokens", "out"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--mesh", default="auto", help="axes of the mesh, as `isojax launch --mesh` takes them")
+    parser.add_argument("--family", help="a plug-in, for a model whose family is none of isojax's own")
     parser.add_argument("--devices", type=int, help="how many devices a CPU simulates")
     args = parser.parse_args()
     if args.devices:
         os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={args.devices}"
-    compute(args.folder, args.tokens, args.out, args.mesh)
+    model = {"path": str(args.folder)} | ({"family": args.family} if args.family else {})
+    compute(model, args.tokens, args.out, args.mesh)
 
 
-def compute(folder: Path, tokens_file: Path, out_file: Path, mesh_text: str) -> None:
+def compute(model: dict[str, str], tokens_file: Path, out_file: Path, mesh_text: str) -> None:
     import jax
     import numpy as np
 
@@ -47,9 +49,9 @@ def compute(folder: Path, tokens_file: Path, out_file: Path, mesh_text: str) -> 
     tokens, lengths = given["input_ids"].astype(np.int32), given["lengths"].astype(np.int32)
     padded = np.where(tokens < 0, 0, tokens)
 
-    config = hf_load.resolve_model(ModelConfig(path=str(folder)))
+    config = hf_load.resolve_model(ModelConfig.model_validate(model))
     decoder, mesh = Decoder(config), make_mesh(parse_mesh(mesh_text, jax.device_count()), jax.devices())
-    params = hf_load.load(folder, config, decoder, mesh)
+    params = hf_load.load(Path(model["path"]), config, decoder, mesh)
 
     with jax.set_mesh(mesh):
         logits = whole_pass(decoder, params, padded)

@@ -23,6 +23,7 @@ LOGICAL_AXIS_RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "choice": None,  # a router's outputs, one for each expert
     "rank": None,
     "head_dim": None,
+    "fused": None,  # of matrices that a checkpoint has as one
     "position": "sequence",
     "token": "tensor",  # of hidden states between products (`split_tokens`)
 }

@@ -23,6 +23,7 @@ import numpy as np
 from jax import shard_map
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
+from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import AXES, LOGICAL_AXIS_RULES, ROLLOUT_AXES, MeshShape
 from isojax.distributed.multiprocess import is_multiprocess
 
@@ -44,6 +45,9 @@ def partition_spec(logical: Sequence[str | None], shape: Sequence[int], mesh: Me
     spec: list[str | tuple[str, ...] | None] = []
     used: set[str] = set()
     for name, size in zip(logical, shape, strict=True):
+        if name is not None and name not in LOGICAL_AXIS_RULES:
+            known = ", ".join(LOGICAL_AXIS_RULES)
+            raise InputError(f"a parameter of the model has an axis {name!r}; expected one of {known}.")
         axes = LOGICAL_AXIS_RULES[name] if name is not None else None
         mesh_axes = (axes,) if isinstance(axes, str) else axes or ()
         num_parts = int(np.prod([mesh.shape[a] for a in mesh_axes], dtype=int))

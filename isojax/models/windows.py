@@ -63,6 +63,13 @@ def warn_of_windows(config: ModelConfig) -> dict[str, Any]:
     return {}
 
 
+def windows_config_json(options: WindowOptions, layers: int) -> dict[str, Any]:
+    """The way back from `read_windows`, for architectures that have `layer_types`."""
+    kinds = options.kinds(layers)
+    types = [SLIDING_TYPE if kind == SLIDING else FULL_TYPE for kind in kinds]
+    return {"sliding_window": options.window, "layer_types": types}
+
+
 def refuse_windows(config_json: Mapping[str, Any]) -> None:
     """InputError where a family whose layers are all full has a file that says otherwise."""
     if (layer_types := config_json.get("layer_types")) is not None:

@@ -61,12 +61,12 @@ CHAT_CONFIG: dict[str, Any] = {
 }
 
 
-def make_model(folder: Path) -> Path:
+def make_model(folder: Path, shape: ModelConfig = SHAPE) -> Path:
     """A folder as a hub gives it; its policy is uniform but for what random weights make of it."""
     byte_level(folder, vocab=340)
     rng = np.random.default_rng(0)
     tensors = {}
-    for weight in weight_layouts(Decoder(SHAPE, VOCAB)):
+    for weight in weight_layouts(Decoder(shape, VOCAB)):
         for name in weight.tensor_names:
             one = "norm" in name
             tensors[name] = (
@@ -75,5 +75,5 @@ def make_model(folder: Path) -> Path:
                 else rng.normal(0, 0.3, weight.spec.stored_shape).astype(np.float32)
             )
     save_file(tensors, folder / "model.safetensors")
-    hf_export.write_json(folder / "config.json", hf_export.make_config_json(SHAPE, 512, "float32"))
+    hf_export.write_json(folder / "config.json", hf_export.make_config_json(shape, 512, "float32"))
     return folder

@@ -29,9 +29,9 @@ def from_checkpoint(weights: Mapping[str, np.ndarray], decoder: Decoder) -> Para
         return (w.T if w.ndim == 2 and "embed_tokens" not in name else w).reshape(shape)
 
     def param(x: jax.ShapeDtypeStruct, spec: Spec) -> np.ndarray:
-        if "{layer}" not in spec.tensor:
+        if not spec.stacked:
             return ours(spec.tensor, x.shape)
-        return np.stack([ours(spec.tensor.format(layer=i), x.shape[1:]) for i in range(x.shape[0])])
+        return np.stack([ours(name, x.shape[1:]) for name in spec.tensor_names()])
 
     return jax.tree.map(param, decoder.shapes(), decoder.specs())
 

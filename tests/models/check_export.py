@@ -46,11 +46,26 @@ SHAPE: dict[str, Any] = {
 }
 MAX_DIFFERENCE = 1e-3  # of float32 logits, of rounding alone
 STRETCHED = RopeScaling(factor=8.0, original_max_position_embeddings=16)
+GEMMA_OPTIONS: dict[str, Any] = {
+    "window": 6,
+    "sliding_layers": [0, 1, 2, 3, 4, 6, 7],
+    "local_rope_base": 1e3,
+    "rope_factor": 2.0,
+    "query_scalar": 15.0,
+}
 MODELS = {
     "llama": ModelConfig(family="llama", **SHAPE, rope_base=5e5, rope_scaling=STRETCHED),
     "llama tied": ModelConfig(family="llama", **SHAPE, tied=True),
     "qwen2": ModelConfig(family="qwen2", **SHAPE, rope_base=1e6, qkv_bias=True),
     "qwen3 tied": ModelConfig(family="qwen3", **SHAPE, rope_base=5e6, qk_norm=True, tied=True),
+    "llama biases": ModelConfig(family="llama", **SHAPE, options={"attention_bias": True, "mlp_bias": True}),
+    "qwen2 sliding": ModelConfig(
+        family="qwen2", **SHAPE, qkv_bias=True, options={"window": 7, "sliding_layers": [1, 2]}
+    ),
+    "mistral": ModelConfig(family="mistral", **SHAPE, options={"window": 9}),
+    # transformers takes OLMo 2's head_dim to be width / heads
+    "olmo2": ModelConfig(family="olmo2", **(SHAPE | {"head_dim": 8}), rope_base=5e5),
+    "gemma3": ModelConfig(family="gemma3", **(SHAPE | {"layers": 8}), rope_base=1e6, tied=True, options=GEMMA_OPTIONS),
 }
 
 

@@ -41,7 +41,7 @@ LORA = LoraConfig(rank=8, alpha=24.0)
 def with_peft(base: Path, adapter: Path, tokens: np.ndarray) -> np.ndarray:
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapter)
     used = [name for name, _ in model.named_parameters() if "lora_" in name]
-    assert len(used) == 2 * 7 * model.config.num_hidden_layers, len(used)
+    assert len(used) == 2 * 7 * model.config.num_hidden_layers, len(used)  # in every stack of layers
     with torch.no_grad():
         return model.eval()(torch.tensor(tokens)).logits.numpy()
 

@@ -17,16 +17,36 @@ from safetensors.numpy import load_file
 
 from isojax.core.config import ModelConfig, RopeScaling, load_config
 from isojax.core.errors import InputError
-from isojax.models.families import llama, qwen2, qwen3
-from isojax.models.hf.hf_config import find_family
+from isojax.core.yaml_files import flatten
+from isojax.models.families import family, gemma3, llama, mistral, olmo2, qwen2, qwen3
+from isojax.models.hf.hf_config import check_model_type, find_family
+from isojax.models.hf.hf_export import make_config_json
+from isojax.models.hf.hf_load import weight_layouts
 from isojax.models.layers.rope import rope_frequencies
 from isojax.models.transformer import Decoder
 from tests.device import mesh, quick_jit
 from tests.models.agreement import differences, from_checkpoint
 
 REFERENCES = Path(__file__).parent / "references"
-NAMES = ("llama", "llama_tied", "qwen2", "qwen3")
-FAMILIES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}
+NAMES = (
+    "llama",
+    "llama_tied",
+    "llama_biases",
+    "qwen2",
+    "qwen2_sliding",
+    "qwen3",
+    "mistral",
+    "olmo2",
+    "gemma3",
+)
+FAMILIES = {
+    "llama": llama,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "mistral": mistral,
+    "olmo2": olmo2,
+    "gemma3": gemma3,
+}
 MOST, MOST_RMS = 3e-4, 3e-5
 CONFIGS = Path(__file__).parents[2] / "configs" / "models"
 
@@ -39,7 +59,7 @@ def model_of(name: str) -> tuple[Decoder, Any]:
     """A reference's decoder and parameters, by its family file alone."""
     hf = read(name)
     module = FAMILIES[find_family(hf["architectures"][0])]
-    config = ModelConfig(**module.settings(hf))
+    config = ModelConfig(family=find_family(hf["architectures"][0]), **module.settings(hf))
     decoder = Decoder(config)
     return decoder, from_checkpoint(load_file(REFERENCES / name / "model.safetensors"), decoder)
 
@@ -61,6 +81,34 @@ def test_logits_equal_transformers(name: str, axes: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_gradients_equal_torchs(name: str) -> None:
+    """Of the mean log-probability; by tensor of the checkpoint, the gradient's norm and entries of it."""
+    decoder, params = model_of(name)
+    batch = np.load(REFERENCES / name / "batch.npz")
+    tokens, follows = batch["tokens"], np.arange(1, 40)[None] < batch["lengths"][:, None]
+
+    def mean_logp(params: Any) -> Any:
+        logits = decoder.logits(params, decoder.forward(params, tokens, np.zeros(len(tokens), np.int32)))
+        logps = jax.nn.log_softmax(logits[:, :-1])
+        of_tokens = jax.numpy.take_along_axis(logps, tokens[:, 1:, None], 2)[..., 0]
+        return (of_tokens * follows).sum() / follows.sum()
+
+    gradients = dict(flatten(jax.device_get(quick_jit(jax.grad(mean_logp))(params))))
+    expected = json.loads((REFERENCES / name / "gradients.json").read_text())
+    for layout in weight_layouts(decoder):
+        gradient = gradients[layout.key]
+        for layer, tensor in enumerate(layout.tensor_names):
+            of_tensor = layout.to_stored(gradient[layer] if layout.is_layered else gradient).ravel().astype(np.float64)
+            norm, *entries = expected.pop(tensor)
+            places = np.linspace(0, of_tensor.size - 1, len(entries)).astype(int)
+            assert np.linalg.norm(of_tensor) == pytest.approx(norm, rel=1e-4), tensor
+            # An entry may be a small difference of large terms: as exact as the tensor's typical entry.
+            typical = norm * of_tensor.size**-0.5
+            np.testing.assert_allclose(of_tensor[places], entries, rtol=1e-4, atol=1e-4 * typical, err_msg=tensor)
+    assert not expected
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if (REFERENCES / name / "config_v4.json").is_file()])
 def test_both_spellings_of_config_json_are_one_model(name: str) -> None:
     old, new = read(name, "config_v4.json"), read(name)
     assert "rope_theta" in old and "rope_theta" not in new
@@ -94,6 +142,55 @@ def test_what_a_config_json_leaves_out() -> None:
     assert (bare["rope_base"], bare["rope_scaling"], bare["tied"]) == (10_000.0, None, False)
 
 
+def test_gemma_3s_absent_keys_mean_its_class() -> None:
+    """As files of 4B and larger leave them out: `text_config` of gemma-3-4b."""
+    text_config = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    result = ModelConfig(**gemma3.settings(text_config | {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}))
+    assert (result.heads, result.kv_heads, result.head_dim, result.vocab) == (8, 4, 256, 262_208)
+    assert result.tied and result.rope_base == 1e6 and result.norm_eps == 1e-6
+    sliding = [i for i in range(34) if i % 6 != 5]
+    expected = {"window": 1024, "sliding_layers": sliding, "local_rope_base": 1e4}
+    assert result.options == expected | {"rope_factor": 8.0, "query_scalar": 256.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sliding"),
+    [
+        ("mistral", {}, [0, 1]),
+        ("mistral", {"sliding_window": None}, []),
+        ("qwen2_sliding", {}, [1, 2]),
+        ("qwen2_sliding", {"layer_types": None}, [1, 2]),
+        ("qwen2_sliding", {"layer_types": None, "max_window_layers": 0}, [0, 1, 2]),
+        ("qwen2_sliding", {"layer_types": None, "max_window_layers": None}, []),  # the default is 28
+        ("qwen2", {"layer_types": None, "sliding_window": 7}, []),  # beside use_sliding_window = false
+        ("gemma3", {}, [0, 1, 2, 3, 4, 6, 7]),
+        ("gemma3", {"layer_types": None}, [0, 1, 2, 3, 4, 6, 7]),
+        ("gemma3", {"layer_types": None, "sliding_window_pattern": 2}, [0, 2, 4, 6]),
+        ("olmo2", {}, []),
+    ],
+)
+def test_which_layers_slide(name: str, change: dict[str, Any], sliding: list[int]) -> None:
+    hf = read(name) | change
+    used = find_family(hf["architectures"][0])
+    decoder = Decoder(ModelConfig(family=used, **FAMILIES[used].settings(hf)))
+    windows = {i: stack.attention.window for i, (stack, _) in enumerate(decoder.layers)}
+    assert [i for i, window in windows.items() if window is not None] == sliding
+    assert {windows[i] for i in sliding} <= {read(name).get("sliding_window")}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_config_json_is_written_as_it_is_read(name: str) -> None:
+    used = find_family(read(name)["architectures"][0])
+    config = ModelConfig(family=used, **FAMILIES[used].settings(read(name)))
+    written = make_config_json(config, 4096, "float32")
+    assert ModelConfig(family=used, **FAMILIES[used].settings(written)) == config
+    assert (written["model_type"], written["architectures"]) == (read(name)["model_type"], read(name)["architectures"])
+    assert isinstance(written.get("query_pre_attn_scalar", 11), int)  # transformers takes no float
+    if "rope_scaling" in written:  # as transformers 4 reads it
+        of_4 = {key: value for key, value in written.items() if key != "rope_parameters"}
+        assert ModelConfig(family=used, **FAMILIES[used].settings(of_4)) == config
+
+
 REFUSED = [
     ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "rope_type = 'yarn'"),
     ("qwen2", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling has rope_type = 'linear'"),
@@ -109,6 +206,29 @@ REFUSED = [
         "sliding_window is not there",
     ),
     ("llama", {"mlp_bias": 1}, "mlp_bias = 1"),
+    ("llama", {"layer_types": ["sliding_attention"] * 2}, "layer_types has sliding_attention"),
+    ("qwen2_sliding", {"layer_types": ["full_attention"] * 2}, "2 layer_types, and num_hidden_layers = 3"),
+    ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, "layer_types has linear_attention"),
+    ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has full_attention"),
+    ("mistral", {"sliding_window": 0}, "sliding_window = 0"),
+    ("olmo2", {"attention_bias": True}, "attention_bias = True"),
+    ("olmo2", {"layer_types": ["sliding_attention"] * 2}, "layer_types has sliding_attention"),
+    ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+    ("gemma3", {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
+    ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+    ("gemma3", {"attention_bias": True}, "attention_bias = True"),
+    ("gemma3", {"hidden_activation": "silu"}, "hidden_activation = 'silu'"),
+    ("gemma3", {"layer_types": ["chunked_attention"] * 8}, "layer_types has chunked_attention"),
+    (
+        "gemma3",
+        {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}}},
+        "rope_type = 'yarn'",
+    ),
+    (
+        "gemma3",
+        {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}},
+        "rope_type = 'linear'",
+    ),
     ("qwen3", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
     ("qwen2", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ("llama", {"hidden_size": -1}, "hidden_size = -1"),
@@ -123,9 +243,39 @@ REFUSED = [
 @pytest.mark.parametrize("name, change, said", REFUSED, ids=[said for _, _, said in REFUSED])
 def test_what_the_decoder_cannot_do_is_refused(name: str, change: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as e:
-        FAMILIES[name].settings(read(name) | change)
+        FAMILIES[name.partition("_")[0]].settings(read(name) | change)
     assert said in str(e.value)
-    assert "expected" in str(e.value) or "Add head_dim" in str(e.value)
+    assert any(remedy in str(e.value) for remedy in ("expected", "Add head_dim", "Correct the file"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("gemma3", {"windw": 4}, r"cell\.model\.options\.windw: .*has the options window, sliding_layers, "),
+        ("gemma3", {"window": 0}, r"cell\.model\.options\.window: .*given 0"),
+        ("mistral", {"sliding_layers": [-1]}, r"cell\.model\.options\.sliding_layers\.0: .*given -1"),
+        ("llama", {"window": 4}, r"cell\.model\.options\.window: .*The family llama has the options attention_bias"),
+        ("olmo2", {"window": 4}, r"cell\.model\.options\.window: .*given 4\. The family olmo2 has no options"),
+        ("tiny", {"window": 4}, r"cell\.model\.options\.window: .*given 4\. The family tiny has no options"),
+    ],
+)
+def test_options_that_a_family_lacks_are_refused(name: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Decoder(ModelConfig(family=name, vocab=8, options=options))
+
+
+def test_a_mistral_of_two_kinds_of_layers_has_no_config_json() -> None:
+    config = ModelConfig(family="mistral", vocab=8, options={"window": 4, "sliding_layers": [0]})
+    with pytest.raises(InputError, match=r"sliding_layers: all layers of a Mistral slide, or none; expected null"):
+        make_config_json(config, 64, "float32")
+
+
+def test_a_family_names_a_model_type_of_its_own() -> None:
+    """Gemma 3's text models call themselves gemma3_text; no warning."""
+    assert family.load("gemma3").traits.model_type == read("gemma3")["model_type"] == "gemma3_text"
+    check_model_type(read("gemma3"), "gemma3")
+    with pytest.raises(InputError, match=r"model_type = 'gemma3_text', which is another family"):
+        check_model_type(read("llama") | {"model_type": "gemma3_text"}, "llama")
 
 
 @pytest.mark.parametrize(

@@ -265,13 +265,13 @@ def test_a_shape_set_in_addition_to_the_path_must_agree(tmp_path: Path) -> None:
 def test_a_family_of_ones_own_is_a_file_beside_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint(tmp_path / "model", "qwen3")
     edit_config(tmp_path / "model", architectures=["MyForCausalLM"])
-    (tmp_path / "my_family.py").write_text("from isojax.models.families.qwen3 import build\n")
+    (tmp_path / "my_family.py").write_text("from isojax.models.families.qwen3 import qwen3\n")
     monkeypatch.chdir(tmp_path)
     result = hf_load.resolve_model(ModelConfig(path="model", family="my_family"))
     assert (result.family, result.layers, result.width) == ("my_family", L, D)
     (tmp_path / "bare_family.py").write_text(
-        "from isojax.models.families import family\nfrom isojax.models.transformer import Decoder\n"
-        "build = family(architectures=['QwenForCausalLM'])(Decoder)\n"
+        "from isojax.models.architecture import llama_architecture\nfrom isojax.models.families import family\n"
+        "bare = family(architectures=['QwenForCausalLM'])(llama_architecture)\n"
     )
     with pytest.raises(InputError, match=r"model/config.json: the family bare_family has no `settings`"):
         hf_load.resolve_model(ModelConfig(path="model", family="bare_family"))

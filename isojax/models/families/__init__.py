@@ -20,13 +20,19 @@ Options = TypeVar("Options", bound=Section)
 class FamilyTraits:
     """Empty for a family that no checkpoint is of."""
 
-    architectures: Sequence[str] = ()  # of `architectures` in config.json; an export writes the first
+    architectures: Sequence[str] = ()  # of `architectures` in config.json; a new one gets the first
     model_type: str = ""  # of config.json, where it is not the family's name
     settings: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # config.json -> fields of `cell.model`
+    # The way back, for a model that has no config.json yet: all of it but what `make_config_json` adds.
+    config_json: Callable[[ModelConfig], dict[str, Any]] | None = None
     gguf: GGUFTraits | None = None  # None: neither read from llama.cpp's files nor written to them
 
 
 family = PluginKind("family", "models.families", FamilyTraits)
+
+
+class NoOptions(Section):
+    """Of a family that has none."""
 
 
 def read_options(config: ModelConfig, options: type[Options]) -> Options:
@@ -36,6 +42,6 @@ def read_options(config: ModelConfig, options: type[Options]) -> Options:
     except ValidationError as e:
         error = e.errors()[0]
         key = ".".join(map(str, ("cell.model.options", *error["loc"])))
-        known = ", ".join(options.model_fields) or "none"
+        known = f"the options {', '.join(options.model_fields)}" if options.model_fields else "no options"
         problem = f"{key}: {error['msg']}; given {error['input']!r}"
-        raise InputError(f"{problem}. The family {config.family} has the options {known}.") from e
+        raise InputError(f"{problem}. The family {config.family} has {known}.") from e

@@ -11,13 +11,20 @@ from isojax.models.architecture import FINAL_NORM, Architecture, make_architectu
 from isojax.models.families import family, read_options
 from isojax.models.hf.config_values import read_number, read_size, require_value
 from isojax.models.hf.gguf_traits import GGUFTraits
-from isojax.models.hf.hf_config import shape_settings
+from isojax.models.hf.hf_config import shape_config_json, shape_settings
 from isojax.models.layers.attention_layer import Attention
 from isojax.models.layers.block import Block
 from isojax.models.layers.gated_mlp import GatedMLP, gelu_tanh
 from isojax.models.layers.norm import RMSNorm
 from isojax.models.layers.rope import Rope
-from isojax.models.windows import FULL_TYPE, SLIDING, SLIDING_TYPE, WindowOptions, read_windows
+from isojax.models.windows import (
+    FULL_TYPE,
+    SLIDING,
+    SLIDING_TYPE,
+    WindowOptions,
+    read_windows,
+    windows_config_json,
+)
 
 # What absent keys mean, by the class of transformers: files of 4B and larger leave most of them out.
 DEFAULTS = {
@@ -81,6 +88,25 @@ def read_ropes(config_json: Mapping[str, Any]) -> tuple[dict[str, float], float]
     return {"base": read_number(full, "rope_theta"), "factor": factor}, read_number(local, "rope_theta")
 
 
+def config_json(config: ModelConfig) -> dict[str, Any]:
+    """As transformers 5 and 4 read it: the one the last entry, the other those before."""
+    options = read_options(config, Gemma3Options)
+    scaling = None if options.rope_factor == 1 else {"rope_type": "linear", "factor": options.rope_factor}
+    full = {"rope_theta": config.rope_base, **(scaling or {"rope_type": "default"})}
+    local = {"rope_theta": options.local_rope_base, "rope_type": "default"}
+    scalar = options.query_scalar
+    return {
+        **shape_config_json(config),
+        **COMPUTED,
+        **windows_config_json(options, config.layers),
+        "query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar,  # transformers 5 takes no float
+        "rope_theta": config.rope_base,
+        "rope_local_base_freq": options.local_rope_base,
+        "rope_scaling": scaling,
+        "rope_parameters": {FULL_TYPE: full, SLIDING_TYPE: local},
+    }
+
+
 def from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """What llama.cpp computes where its files say nothing: the pattern, theta of sliding layers, the scale."""
     layers, head_dim = metadata["block_count"], metadata["attention.key_length"]
@@ -140,6 +166,7 @@ def gguf_scalar(layers: int, width: int, heads: int) -> float | None:
     architectures=("Gemma3ForCausalLM",),
     model_type="gemma3_text",
     settings=settings,
+    config_json=config_json,
     gguf=GGUFTraits("gemma3", norm_offset=1.0, read=from_gguf, write=to_gguf),
 )
 def gemma3(config: ModelConfig, vocab: int) -> Architecture:

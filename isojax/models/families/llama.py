@@ -9,7 +9,7 @@ from isojax.models.architecture import Architecture, make_architecture
 from isojax.models.families import family, read_options
 from isojax.models.hf.config_values import read_flag, require_value
 from isojax.models.hf.gguf_traits import GGUFTraits
-from isojax.models.hf.hf_config import common_settings
+from isojax.models.hf.hf_config import common_config_json, common_settings
 from isojax.models.layers.attention_layer import Attention
 from isojax.models.layers.block import Block, pre_norm_block
 from isojax.models.layers.gated_mlp import GatedMLP
@@ -29,7 +29,16 @@ def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     return common_settings(config_json) | {"options": biases or None}
 
 
-@family(architectures=("LlamaForCausalLM",), settings=settings, gguf=GGUFTraits("llama", adjacent_pairs=True))
+def config_json(config: ModelConfig) -> dict[str, Any]:
+    return common_config_json(config) | read_options(config, LlamaOptions).model_dump()
+
+
+@family(
+    architectures=("LlamaForCausalLM",),
+    settings=settings,
+    config_json=config_json,
+    gguf=GGUFTraits("llama", adjacent_pairs=True),
+)
 def llama(config: ModelConfig, vocab: int) -> Architecture:
     options = read_options(config, LlamaOptions)
     rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)

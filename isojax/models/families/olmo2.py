@@ -7,10 +7,10 @@ from typing import Any
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.models.architecture import FINAL_NORM, Architecture, make_architecture
-from isojax.models.families import family
+from isojax.models.families import NoOptions, family, read_options
 from isojax.models.hf.config_values import require_value
 from isojax.models.hf.gguf_traits import GGUFTraits
-from isojax.models.hf.hf_config import common_settings
+from isojax.models.hf.hf_config import common_config_json, common_settings
 from isojax.models.layers.attention_layer import Attention
 from isojax.models.layers.block import Block
 from isojax.models.layers.gated_mlp import GatedMLP
@@ -33,8 +33,14 @@ def check_shape(config: ModelConfig) -> dict[str, Any]:
     return {}
 
 
-@family(architectures=("Olmo2ForCausalLM",), settings=settings, gguf=GGUFTraits("olmo2", write=check_shape))
+@family(
+    architectures=("Olmo2ForCausalLM",),
+    settings=settings,
+    config_json=common_config_json,
+    gguf=GGUFTraits("olmo2", write=check_shape),
+)
 def olmo2(config: ModelConfig, vocab: int) -> Architecture:
+    read_options(config, NoOptions)
     rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)
     norm = partial(RMSNorm, eps=config.norm_eps, rounds_last=True)
     embed = {"embed": config.width}

@@ -6,10 +6,10 @@ from typing import Any
 from isojax.core.config import ModelConfig
 from isojax.models.architecture import Architecture, make_architecture
 from isojax.models.families import family, read_options
-from isojax.models.families.qwen2 import window_options
+from isojax.models.families.qwen2 import window_config_json, window_options
 from isojax.models.hf.config_values import require_value
 from isojax.models.hf.gguf_traits import GGUFTraits
-from isojax.models.hf.hf_config import common_settings
+from isojax.models.hf.hf_config import common_config_json, common_settings
 from isojax.models.layers.attention_layer import Attention
 from isojax.models.layers.block import Block, pre_norm_block
 from isojax.models.layers.gated_mlp import GatedMLP
@@ -26,7 +26,16 @@ def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     return common_settings(config_json, DEFAULT_HEAD_DIM) | {"qk_norm": True, "options": options}
 
 
-@family(architectures=("Qwen3ForCausalLM",), settings=settings, gguf=GGUFTraits("qwen3", write=warn_of_windows))
+def config_json(config: ModelConfig) -> dict[str, Any]:
+    return common_config_json(config) | window_config_json(config)
+
+
+@family(
+    architectures=("Qwen3ForCausalLM",),
+    settings=settings,
+    config_json=config_json,
+    gguf=GGUFTraits("qwen3", write=warn_of_windows),
+)
 def qwen3(config: ModelConfig, vocab: int) -> Architecture:
     options = read_options(config, WindowOptions)
     rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)

@@ -2,9 +2,10 @@
 
 from isojax.core.config import ModelConfig
 from isojax.models.architecture import Architecture, llama_architecture
-from isojax.models.families import family
+from isojax.models.families import NoOptions, family, read_options
 
 
 @family
 def tiny(config: ModelConfig, vocab: int) -> Architecture:
+    read_options(config, NoOptions)
     return llama_architecture(config, vocab)

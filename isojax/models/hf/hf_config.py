@@ -4,6 +4,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.terminal import warn
 from isojax.models import families
@@ -40,12 +41,18 @@ def check_model_type(config_json: Mapping[str, Any], family: str) -> None:
     """InputError where model_type names another family than `architectures`, and a warning where it names none of
     those here: transformers goes by the one, and servers by the other."""
     model_type = config_json.get("model_type")
-    if model_type in (None, family, families.family.load(family).traits.model_type):
+    if model_type in (None, model_type_of(family)):
         return
     both = f"architectures = {config_json['architectures']!r}, and model_type = {model_type!r}"
-    if model_type in [name for name in families.family.names() if families.family.load(name).traits.settings]:
+    published = [name for name in families.family.names() if families.family.load(name).traits.settings]
+    if model_type in map(model_type_of, published):
         raise InputError(f"config.json: {both}, which is another family. Correct the one that is wrong.")
     _warn_once(f"config.json: {both}; transformers goes by model_type, and isojax reads the model as {family}.")
+
+
+def model_type_of(family: str) -> str:
+    """What config.json calls the family."""
+    return families.family.load(family).traits.model_type or family
 
 
 def common_settings(config_json: Mapping[str, Any], head_dim: int | None = None) -> dict[str, Any]:
@@ -77,4 +84,31 @@ def shape_settings(config_json: Mapping[str, Any], head_dim: int | None = None, 
         "vocab": read_size(config_json, "vocab_size"),
         "norm_eps": read_number(config_json, "rms_norm_eps"),
         "tied": tied if is_tied is None else is_tied,
+    }
+
+
+def common_config_json(config: ModelConfig) -> dict[str, Any]:
+    """The way back from `common_settings`. transformers 5 reads `rope_parameters`, 4 the two others."""
+    scaling = {"rope_type": "llama3", **config.rope_scaling.model_dump()} if config.rope_scaling else None
+    return {
+        **shape_config_json(config),
+        "hidden_act": "silu",
+        "rope_theta": config.rope_base,
+        "rope_scaling": scaling,
+        "rope_parameters": {"rope_theta": config.rope_base, **(scaling or {"rope_type": "default"})},
+    }
+
+
+def shape_config_json(config: ModelConfig) -> dict[str, Any]:
+    """The way back from `shape_settings`."""
+    return {
+        "vocab_size": config.vocab,
+        "hidden_size": config.width,
+        "intermediate_size": config.mlp,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tied,
     }

@@ -13,8 +13,10 @@ from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
 from isojax.models.families import family
+from isojax.models.hf.hf_config import model_type_of
 from isojax.models.hf.hf_load import CONFIG_FILE, WeightLayout, read_config, weight_layouts
 from isojax.models.safetensors_io import TEXT_FILES, TensorSources, new_model_folder, write_safetensors
+from isojax.models.stack import stacks_of
 from isojax.models.transformer import Decoder, Params
 
 COPIED_FILES = (*TEXT_FILES, "LICENSE*", "NOTICE*")  # what an export copies from the base model's folder
@@ -51,17 +53,19 @@ def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path,
     name. InputError where the folder exists or cannot be written."""
     lora = config.lora
     assert lora is not None
-    layer_specs = Decoder(config).specs()["blocks"]
+    specs = Decoder(config, config.vocab or 1).specs()  # adapters know no vocabulary
+    layer_specs = [(stack, spec) for stack, by_name in stacks_of(specs).items() for spec in by_name.values()]
+    adapted = [spec.tensor.removesuffix(".weight") for _, spec in layer_specs if spec.adapts in lora.targets]
+    target_modules = list(dict.fromkeys(name.rpartition(".")[2] for name in adapted))
+
     tensors: dict[str, np.ndarray] = {}
-    target_modules = []
-    for spec in layer_specs.values():
-        if spec.adapts in lora.targets:
-            target_modules.append(spec.tensor.removesuffix(".weight").rpartition(".")[2])
-        if spec.is_adapter:
-            value = np.asarray(adapters["blocks"][spec.name], np.float32)
-            for layer, name in enumerate(spec.tensor_names()):
-                stored = value[layer].reshape(spec.matrix_shape).T
-                tensors[f"base_model.model.{name}"] = np.ascontiguousarray(stored, dtype)
+    for stack, spec in layer_specs:
+        if not spec.is_adapter:
+            continue
+        value = np.asarray(adapters[stack][spec.name], np.float32)
+        for layer, name in enumerate(spec.tensor_names()):
+            stored = value[layer].reshape(spec.matrix_shape).T
+            tensors[f"base_model.model.{name}"] = np.ascontiguousarray(stored, dtype)
     with new_model_folder(folder) as temp:
         settings = {
             "peft_type": "LORA",
@@ -84,33 +88,27 @@ def architecture_of(config: ModelConfig) -> str:
     """The name in config.json of the config's family; InputError where it is no published one."""
     names = family.load(config.family).traits.architectures
     if not names:
+        published = [name for name in family.names() if family.load(name).traits.architectures]
         raise InputError(
             f"a model of family {config.family!r} cannot be exported: no published architecture is its own, so no "
-            "other program could load it. Expected llama, qwen2 or qwen3."
+            f"other program could load it. Expected one of {', '.join(published)}."
         )
     return names[0]
 
 
 def make_config_json(config: ModelConfig, max_positions: int, dtype: str) -> dict[str, Any]:
-    """A config.json that transformers 5 (`rope_parameters`) and 4 (`rope_theta`, `rope_scaling`) read."""
-    scaling = {"rope_type": "llama3", **config.rope_scaling.model_dump()} if config.rope_scaling else None
+    """A config.json that transformers 5 and 4 read, of a model that has none yet. InputError where the family does not
+    say how it is written."""
+    architecture = architecture_of(config)
+    own_config_json = family.load(config.family).traits.config_json
+    if own_config_json is None:
+        problem = f"the family {config.family} has no `config_json`, by which {CONFIG_FILE} could be written"
+        raise InputError(f"{problem}; expected @family(config_json=...) in its file.")
     return {
-        "architectures": [architecture_of(config)],
-        "model_type": family.load(config.family).traits.model_type or config.family,
-        "vocab_size": config.vocab,
-        "hidden_size": config.width,
-        "intermediate_size": config.mlp,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_eps,
+        "architectures": [architecture],
+        "model_type": model_type_of(config.family),
+        **own_config_json(config),
         "max_position_embeddings": max_positions,
-        "rope_theta": config.rope_base,
-        "rope_scaling": scaling,
-        "rope_parameters": {"rope_theta": config.rope_base, **(scaling or {"rope_type": "default"})},
-        "tie_word_embeddings": config.tied,
         "dtype": dtype,
         "torch_dtype": dtype,
     }

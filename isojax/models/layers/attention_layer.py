@@ -25,7 +25,7 @@ class Attention(nnx.Module):
     def __init__(
         self,
         config: ModelConfig,
-        rope: Rope,
+        rope: Rope | None,
         *,
         window: int | None = None,
         scale: float | None = None,
@@ -34,8 +34,9 @@ class Attention(nnx.Module):
         query_norm: RMSNorm | None = None,
         key_norm: RMSNorm | None = None,
     ):
-        """`window`: a token sees itself and window - 1 positions before it; None: all. `scale`: of scores; None: 1 /
-        sqrt(head_dim). `bias`: of queries, keys and values. The norms come before the rotation."""
+        """`rope`: None: without positions. `window`: a token sees itself and window - 1 positions before it; None:
+        all. `scale`: of scores; None: 1 / sqrt(head_dim). `bias`: of queries, keys and values. The norms come before
+        the rotation."""
         D, N, K, H = config.width, config.heads, config.kv_heads, config.head_dim
         embed, queries, keys = {"embed": D}, {"heads": N, "head_dim": H}, {"kv_heads": K, "head_dim": H}
         out_init = Normal(N * H, residual_gain(config))
@@ -58,8 +59,9 @@ class Attention(nnx.Module):
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
 
-        cos_sin = rotations[self.rope]
-        q, k = apply_rope(q, cos_sin), apply_rope(k, cos_sin)
+        if self.rope is not None:
+            cos_sin = rotations[self.rope]
+            q, k = apply_rope(q, cos_sin), apply_rope(k, cos_sin)
         if self.query_factor != 1:
             q = q * self.query_factor
 

@@ -3,6 +3,7 @@
 Where it is differentiated, each device over `tensor` has a part of the tokens' hidden states, normalizes it, and gets
 those of all tokens for a product (`split_tokens`): sequence parallelism, as in Megatron-LM (arXiv:2205.05198)."""
 
+from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
@@ -11,10 +12,13 @@ from jaxtyping import Array, Float
 
 from isojax.core.config import ModelConfig
 from isojax.distributed.sharding import split_tokens
-from isojax.models.layers.attention_layer import Attend, Attention, Rotations
+from isojax.models.layers.attention_layer import Attend, Rotations
 from isojax.models.layers.norm import RMSNorm
 
-MLP = Any  # a module from hidden states [b t D] and `first_tokens` to what is added to them: GatedMLP, ...
+AttentionModule = Callable[[Array, Rotations, Attend], tuple[Array, Any]]
+MLPModule = Callable[[Array, slice | None], Array]
+NormModule = Callable[[Array], Array]
+
 MLP_INPUT = "mlp_input"  # the name of the hidden states after attention, which a checkpoint may keep
 
 
@@ -23,15 +27,16 @@ class Block(nnx.Module):
 
     def __init__(
         self,
-        attention: Attention,
-        mlp: MLP,
+        attention: AttentionModule,
+        mlp: MLPModule,
         *,
-        attention_norm: RMSNorm | None = None,
-        attention_out_norm: RMSNorm | None = None,
-        mlp_norm: RMSNorm | None = None,
-        mlp_out_norm: RMSNorm | None = None,
+        attention_norm: NormModule | None = None,
+        attention_out_norm: NormModule | None = None,
+        mlp_norm: NormModule | None = None,
+        mlp_out_norm: NormModule | None = None,
     ):
-        """The `out` norms are of what is added to the hidden states."""
+        """Modules with the calls of `Attention`, `GatedMLP` and `RMSNorm`. The `out` norms are of what is added to the
+        hidden states."""
         self.attention_norm, self.attention, self.attention_out_norm = attention_norm, attention, attention_out_norm
         self.mlp_norm, self.mlp, self.mlp_out_norm = mlp_norm, mlp, mlp_out_norm
 
@@ -47,18 +52,20 @@ class Block(nnx.Module):
         return add_output(x, self.mlp_out_norm, mlp_out), kept
 
 
-def sublayer_input(norm: RMSNorm | None, x: Float[Array, "b t D"]) -> Float[Array, "b t D"]:
+def sublayer_input(norm: NormModule | None, x: Float[Array, "b t D"]) -> Float[Array, "b t D"]:
     """The normalised hidden states of all tokens, of which each device over `tensor` may have a part."""
     return split_tokens(x if norm is None else norm(x), False)
 
 
-def add_output(x: Float[Array, "b t D"], norm: RMSNorm | None, output: Float[Array, "b t D"]) -> Float[Array, "b t D"]:
+def add_output(
+    x: Float[Array, "b t D"], norm: NormModule | None, output: Float[Array, "b t D"]
+) -> Float[Array, "b t D"]:
     """The hidden states with what attention or the MLP made of all tokens."""
     output = split_tokens(output, True)
     return x + (output if norm is None else norm(output))
 
 
-def pre_norm_block(config: ModelConfig, attention: Attention, mlp: MLP) -> Block:
+def pre_norm_block(config: ModelConfig, attention: AttentionModule, mlp: MLPModule) -> Block:
     """Llama's layer, with the names of its norms."""
     embed = {"embed": config.width}
     return Block(

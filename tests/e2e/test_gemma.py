@@ -1,0 +1,99 @@
+"""A Gemma 3 of a few layers from end to end: from scratch on the quickstart's task, killed and resumed; by LoRA; and
+from a checkpoint, whose trained policy and adapters are exported with every stack of layers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from isojax.core.config import ModelConfig
+from isojax.models.hf.hf_load import resolve_model
+from tests.compiler import QUICK, flags
+from tests.e2e.conftest import Isojax, Nursery
+from tests.e2e.test_text import REWARDS, SETTINGS, killed_at
+from tests.e2e.tiny_lm import VOCAB, make_model
+
+# Layers S F S F S, as (S F) x 2 and S; a window of 3 is shorter than prompts (6) and than responses (4).
+OPTIONS = "options: {window: 3, sliding_layers: [0, 2, 4], query_scalar: 9.0, rope_factor: 2.0}"
+SHAPE = "layers: 5, width: 16, heads: 2, kv_heads: 1, head_dim: 8, mlp: 24, tied: true"
+MODEL = f"cell.model={{family: gemma3, {SHAPE}, {OPTIONS}}}"
+WORDS = ("isojax.launch", "tiny.yaml", MODEL, "sweep.seeds=1", "sweep.n=[4]", "sweep.budget=1200")
+CELL = "8x4-s0"
+FLAGS = flags(QUICK, devices=1)
+GEMMA = ModelConfig(
+    family="gemma3",
+    layers=5,
+    width=16,
+    heads=2,
+    kv_heads=1,
+    head_dim=8,
+    mlp=24,
+    vocab=VOCAB,
+    tied=True,
+    options={"window": 4, "sliding_layers": [0, 2, 4], "query_scalar": 9.0},
+)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Isojax:
+    """Where a sweep from scratch has run without a break; to be read only."""
+    location = Isojax(tmp_path_factory.mktemp("gemma") / "work", nursery)
+    location.swept(*WORDS, XLA_FLAGS=FLAGS)
+    return location
+
+
+def test_a_policy_from_scratch_learns(unbroken: Isojax) -> None:
+    rows = unbroken.rows(CELL)
+    updates = [row["train"] for row in rows if row["M"]]
+    assert len(updates) > 4 and all(train["sampler_logp_gap"] < 1e-4 for train in updates)
+    assert all(train["grad_norm"] > 0 for train in updates) and updates[-1]["kl"] > 0
+
+
+def test_a_sweep_killed_and_resumed_leaves_the_same_bits(isojax: Isojax, unbroken: Isojax) -> None:
+    ledger = isojax.run() / "cells" / CELL / "records.jsonl"
+    killed_at(isojax.fork(*WORDS, "run.checkpoint_seconds=0", XLA_FLAGS=FLAGS), ledger, 5)
+    isojax.swept(*WORDS, "run.checkpoint_seconds=0", "--resume", XLA_FLAGS=FLAGS)
+    assert isojax.ledgers() == unbroken.ledgers()
+
+
+def test_adapters_begin_as_the_base_policy(isojax: Isojax, unbroken: Isojax) -> None:
+    isojax.swept(*WORDS, "cell.model.lora={rank: 2}", "sweep.budget=400", XLA_FLAGS=FLAGS)
+    rows = isojax.rows(CELL)
+    assert rows[0]["metrics"]["avg@8"] == pytest.approx(unbroken.rows(CELL)[0]["metrics"]["avg@8"], abs=0.02)
+    assert len(rows) > 3 and all(row["train"]["grad_norm"] > 0 for row in rows[1:])
+
+
+def test_an_option_that_is_misspelt_is_refused(isojax: Isojax) -> None:
+    words = (*WORDS[:2], "cell.model={family: gemma3, options: {windw: 3}}")
+    isojax.refused(*words, saying=["cell.model.options.windw", "has the options window, sliding_layers"])
+
+
+def test_a_checkpoint_is_trained_and_exported_whole_and_as_adapters(isojax: Isojax) -> None:
+    make_model(isojax.folder / "lm", GEMMA)
+    (isojax.folder / "sums.yaml").write_text(SETTINGS)
+    (isojax.folder / "rewards.py").write_text(REWARDS)
+    lora = "cell.model.lora={rank: 3, alpha: 6, targets: [query, down]}"
+    isojax.swept("launch", "sums.yaml", lora, "sweep.n=[4]", "sweep.budget=100", XLA_FLAGS=FLAGS)
+
+    cell = str(isojax.run("sums") / "cells" / "4x4-s0")
+    isojax.quick_ok("model", "export", cell, "adapter", "--adapter", "--base", "lm")
+    isojax.quick_ok("model", "export", cell, "merged", "--base", "lm")
+    exported = resolve_model(ModelConfig(path=str(isojax.folder / "merged")))
+    assert exported == resolve_model(ModelConfig(path=str(isojax.folder / "lm"))).model_copy(
+        update={"path": exported.path}
+    )
+    settings = json.loads((isojax.folder / "adapter" / "adapter_config.json").read_text())
+    assert settings["target_modules"] == ["q_proj", "down_proj"]
+
+    adapter = load_file(isojax.folder / "adapter" / "adapter_model.safetensors")
+    before, after = (load_file(isojax.folder / name / "model.safetensors") for name in ("lm", "merged"))
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    parts = {"self_attn.q_proj", "mlp.down_proj"}
+    assert changed == {f"model.layers.{layer}.{part}.weight" for layer in range(5) for part in parts}
+    assert len(adapter) == 2 * len(changed)
+    for name in changed:
+        a, b = (adapter[f"base_model.model.{name.removesuffix('.weight')}.lora_{part}.weight"] for part in "AB")
+        np.testing.assert_allclose(after[name], before[name] + 2 * b @ a, atol=1e-6)
