@@ -16,6 +16,7 @@ class WeightSizes:
     layers: int = 1
     is_adapter: bool = False
     share: float = 1.0  # of its entries, how many a token is multiplied by
+    int8_outputs: SizedAxes = ()  # of which an int8 form has a scale each; empty: it is never int8
 
 
 @dataclass(frozen=True)

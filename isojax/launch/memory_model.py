@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from isojax.core import shapes
 from isojax.core.config import CellConfig
-from isojax.core.policy_sizes import PolicySizes, WeightSizes
+from isojax.core.policy_sizes import PolicySizes, SizedAxes, WeightSizes
 from isojax.core.shapes import SamplerShapes, layers_are_unrolled, row_padding
 from isojax.distributed.mesh_spec import LOGICAL_AXIS_RULES, MeshShape
 
@@ -30,8 +30,12 @@ def shard_size(size: int, axis_shards: int) -> int:
 
 def device_size(weight: WeightSizes, mesh: MeshShape, mesh_axes: tuple[str, ...]) -> int:
     """Numbers of a weight that a device holds, where only these axes of the mesh split it."""
+    return device_axes_size(weight.axes, mesh, mesh_axes)
+
+
+def device_axes_size(axes: SizedAxes, mesh: MeshShape, mesh_axes: tuple[str, ...]) -> int:
     size, used = 1, set[str]()
-    for name, axis_size in weight.axes:
+    for name, axis_size in axes:
         mesh_axis = str(LOGICAL_AXIS_RULES[name])
         shards = vars(mesh)[mesh_axis] if mesh_axis in mesh_axes and mesh_axis not in used else 1
         size *= shard_size(axis_size, shards)
@@ -73,7 +77,10 @@ class DeviceSizes:
         self.cache_bytes = ITEM_BYTES[precision.cache]  # of a number in the sampler's cache
         # Whether the sampler holds its layers both stacked and unrolled (`Decoding.prefills_stacked`).
         needs_both = precision.compute == "float32" or (backend == "cpu" and shapes.transpose_weights)
-        self.has_unrolled_copy = needs_both and layers_are_unrolled(backend, precision.cache)
+        self.quantises_weights = precision.rollout_weights == "int8"  # of the sampler
+        self.has_unrolled_copy = (
+            needs_both and layers_are_unrolled(backend, precision.cache) and not self.quantises_weights
+        )
 
         # Positions of a prompt, padded until sequence divides them; of a block of prompts; of a microbatch, without the
         # last ones; and those that a response's last one attends to.
@@ -86,6 +93,7 @@ class DeviceSizes:
         layer_params: dict[str, int] = defaultdict(int)  # of one layer of each stack
         self.layers_params, outer_params, self.num_embeddings = 0, 0, 0
         self.active_params = 0.0  # of the layers' parameters, those that a token is multiplied by
+        self.sampler_layers_bytes = 0  # of all layers as the sampler reads them
         for weight in policy.weights:
             size = device_size(weight, mesh, ("tensor",))
             if weight.is_adapter:
@@ -97,7 +105,11 @@ class DeviceSizes:
             layer_params[weight.stack] += size
             self.layers_params += weight.layers * size
             self.active_params += weight.layers * size * weight.share
+            self.sampler_layers_bytes += weight.layers * self.sampler_bytes(weight)
         self.layer_params = max(layer_params.values())  # of the largest layer
+        # XLA:CPU converts int8 weights before it multiplies, all layers' at once.
+        converts_weights = self.quantises_weights and backend == "cpu"
+        self.converted_bytes = self.compute_bytes * self.layers_params if converts_weights else 0
         self.embedding_params = self.V * self.D  # an unembedding has as many
         self.num_params = self.layers_params + outer_params
         self.fsdp_shards = mesh.fsdp if self.D % mesh.fsdp == 0 else 1  # of parameters and their gradients
@@ -120,14 +132,21 @@ class DeviceSizes:
         T = shapes.response_length
         self.rollout_bytes = shapes.buffer_rows * (9 * T + FLOAT_BYTES * (T if self.has_nucleus else 1) + 5)
 
+    def sampler_bytes(self, weight: WeightSizes) -> int:
+        """Of one layer's weight as the sampler reads it, with the scales of an int8 one."""
+        size = device_size(weight, self.mesh, ("tensor",))
+        if not (self.quantises_weights and weight.int8_outputs):
+            return self.compute_bytes * size
+        return size + FLOAT_BYTES * device_axes_size(weight.int8_outputs, self.mesh, ("tensor",))
 
-def params_read(s: DeviceSizes, rows: int) -> float:
-    """Of the layers' parameters, those that a step of so many rows reads: of experts, all that any row chose."""
+
+def layer_bytes_read(s: DeviceSizes, rows: int) -> float:
+    """Of the layers' weights, what a sampler's step of so many rows reads: of experts, all that any row chose."""
     read = 0.0
     for weight in s.policy.weights:
         if weight.stack and not weight.is_adapter:
             part = 1 - (1 - weight.share) ** rows
-            read += weight.layers * device_size(weight, s.mesh, ("tensor",)) * part
+            read += weight.layers * s.sampler_bytes(weight) * part
     return read
 
 
@@ -273,7 +292,9 @@ def update_bytes(s: DeviceSizes) -> int:
 
 def sampling_weight_bytes(s: DeviceSizes) -> int:
     """Bytes of the weights that the sampler reads, in addition to the run's own: gathered and cast; where layers are
-    unrolled, each layer's own and the embeddings."""
+    unrolled, each layer's own and the embeddings; int8 ones once, whatever the layers."""
+    if s.quantises_weights:
+        return s.sampler_layers_bytes + s.compute_bytes * (s.num_params - s.layers_params)
     prefills_stored_weights = s.has_unrolled_copy and s.compute_bytes == FLOAT_BYTES and s.fsdp_shards == 1
     values = 0 if prefills_stored_weights else s.num_params
     if s.has_unrolled_copy:
@@ -290,7 +311,7 @@ def sampling_work_bytes(s: DeviceSizes) -> int:
     prefill_activations = s.compute_bytes * s.prefill_tokens * 2 * s.D + attention_or_mlp
     draw_bytes = FLOAT_BYTES * slots * s.V * (4 if s.has_nucleus else 2)
     decode_step_bytes = draw_bytes + s.compute_bytes * slots * (2 * s.F + 2 * s.D)
-    return max(prefill_kv + prefill_activations, decode_step_bytes)
+    return s.converted_bytes + max(prefill_kv + prefill_activations, decode_step_bytes)
 
 
 def slot_bytes(s: DeviceSizes) -> int:
@@ -325,11 +346,12 @@ def estimate_memory(
         program_bytes, weights_peak = {"train": max(sampling_peak, update_peak)}, 0
     else:
         unrolled_values = s.layers_params + s.embedding_params if s.has_unrolled_copy else 0  # arguments too
-        argument_bytes = s.compute_bytes * (s.num_params + unrolled_values)
+        stored_bytes = sampling_weight_bytes(s) if s.quantises_weights else s.compute_bytes * s.num_params
+        argument_bytes = stored_bytes + s.compute_bytes * unrolled_values
         decode_bytes = sampling_peak - weights_and_moments - sampling_weight_bytes(s) + argument_bytes
         is_cast = s.compute_bytes < FLOAT_BYTES and not s.frozen_bytes
         copies = 2 if is_cast or s.fsdp_shards > 1 else 1  # gathered or cast, and as the sampler reads them
-        made_bytes = copies * s.compute_bytes * s.num_params
+        made_bytes = copies * stored_bytes
         weights_bytes, weights_peak = s.trained_bytes + s.frozen_bytes + made_bytes, weights_and_moments + made_bytes
         program_bytes = {"weights": weights_bytes, "decode": decode_bytes, "learn": update_peak}
     # The sampler holds keys and values, slots, rollouts and problems of a batch.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
-from isojax.launch.memory_model import FLOAT_BYTES, DeviceSizes, kv_cache_bytes, params_read, response_activations
+from isojax.launch.memory_model import FLOAT_BYTES, DeviceSizes, kv_cache_bytes, layer_bytes_read, response_activations
 
 EFFICIENCY = 0.6  # of the probed rates that an update reaches; docs/performance.md says how far off that was
 GIB = 2**30  # bytes
@@ -107,7 +107,7 @@ def sampling_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -
     flops = B / S * response_flops + B_p / S * prompt_flops
     slot_fills = B / S / s.shapes.slots  # of all slots, a token per step; the first one's without layers
     slot_cache_bytes = kv_cache_bytes(s) * s.shapes.slots / (s.shapes.slots + s.shapes.prefix_entries)
-    step_bytes = s.compute_bytes * params_read(s, s.shapes.slots) + slot_cache_bytes
+    step_bytes = layer_bytes_read(s, s.shapes.slots) + slot_cache_bytes
     bytes_moved = slot_fills * ((T - 1) * step_bytes + T * s.compute_bytes * s.embedding_params)
     link_seconds = _tensor_sum_seconds(s, B / S * (T - 1) + B_p / S * s.prompt_positions, 2, rates)
     return flops / rates.decode_flops + bytes_moved / rates.bandwidth + link_seconds

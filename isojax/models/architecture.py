@@ -54,7 +54,7 @@ def make_architecture(
         kinds=tuple(kinds),
         block=block,
         norm=norm or RMSNorm("norm", embed, FINAL_NORM, config.norm_eps),
-        head=None if config.tied else Linear("unembed", embed, {"vocab": vocab}, HEAD, adapts=False),
+        head=None if config.tied else Linear("unembed", embed, {"vocab": vocab}, HEAD, adapts=False, quantises=False),
         renamed=renamed or {},
     )
 

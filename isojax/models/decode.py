@@ -27,7 +27,7 @@ from isojax.models.lora import merge_adapters
 from isojax.models.spec import LayerDescription
 from isojax.models.stack import Segment, Stack
 from isojax.models.transformer import KV, Decoder, Params
-from isojax.models.weight_forms import output_major_layer, to_output_major, to_stacked_matrices
+from isojax.models.weight_forms import int8_layer, output_major_layer, to_int8, to_output_major, to_stacked_matrices
 
 LayerKV = tuple[Array, ...]  # keys, values, and of int8 ones their scales
 
@@ -68,13 +68,31 @@ class Decoding:
     allow_transposed: bool = True  # whether unrolled layers store their weights transposed, for products of few rows
 
     @property
+    def quantises_weights(self) -> bool:
+        return self.decoder.options.rollout_weights == "int8"
+
+    @cached_property
+    def sampled(self) -> Decoder:
+        """The decoder whose layers the sampler runs, for prompts and for tokens."""
+        if not self.quantises_weights:
+            return self.decoder
+        return self.decoder.with_layers(partial(int8_layer, stacked=not self.unrolled_layers))
+
+    @property
+    def stored_decoder(self) -> Decoder:
+        """The decoder whose parameters are those of `cast_weights`."""
+        return self.sampled.base if self._merges_adapters else self.sampled
+
+    @property
     def transpose_weights(self) -> bool:
-        return self.unrolled_layers and self.allow_transposed
+        return self.unrolled_layers and self.allow_transposed and not self.quantises_weights
 
     @property
     def prefills_stacked(self) -> bool:
-        """Whether unrolled layers prefill with stacked ones: in float32 those are the policy's own."""
-        return self.unrolled_layers and (self.allow_transposed or self.decoder.options.compute_dtype == "float32")
+        """Whether unrolled layers prefill with stacked ones: in float32 those are the policy's own. int8 weights serve
+        prompts too: what is sampled is then one policy, of which no second copy is held."""
+        is_own_copy = self.allow_transposed or self.decoder.options.compute_dtype == "float32"
+        return self.unrolled_layers and is_own_copy and not self.quantises_weights
 
     @property
     def separate_prefix(self) -> bool:
@@ -112,20 +130,30 @@ class Decoding:
     @cached_property
     def _layers(self) -> dict[str, LayerDescription]:
         """A layer of each stack as `prepare_weights` stores it."""
-        layers = {s.name: s.base if self._merges_adapters else s.described for s in self.decoder.stacks}
+        layers = {s.name: s.base if self._merges_adapters else s.described for s in self.sampled.stacks}
         if not self.transpose_weights:
             return layers
         return {name: output_major_layer(described) for name, described in layers.items()}
 
-    def prepare_weights(self, params: Params) -> Params:
-        """The cast parameters and rotary tables as `step` reads them; unrolled layers are a list, stacked ones
-        matrices."""
-        decoder = self.decoder
-        cos_sin = list(decoder.rotations(jnp.arange(self._positions)).values())
+    def cast_weights(self, params: Params) -> Params:
+        """The parameters, with adapters merged in float32, in the precision that `step` reads them in. int8 values are
+        made of the cast ones: trainers send those to samplers elsewhere, and all shall sample alike."""
         if self._merges_adapters:
-            params = merge_adapters(params, decoder.config.lora)
-        weights = {**decoder.cast_params(params), "cos_sin": cos_sin}
-        for stack in decoder.stacks:
+            params = merge_adapters(params, self.decoder.config.lora)
+        weights = self.decoder.cast_params(params)
+        if not self.quantises_weights:
+            return weights
+        return weights | {s.name: to_int8(weights[s.name], s.described.specs) for s in self.decoder.stacks}
+
+    def prepare_weights(self, params: Params) -> Params:
+        """The policy's parameters as `step` reads them."""
+        return self.lay_out(self.cast_weights(params))
+
+    def lay_out(self, cast_weights: Params) -> Params:
+        """With rotary tables, as `step` reads them: unrolled layers are a list, stacked ones matrices."""
+        cos_sin = list(self.sampled.rotations(jnp.arange(self._positions)).values())
+        weights = {**cast_weights, "cos_sin": cos_sin}
+        for stack in self.sampled.stacks:
             stacked = weights[stack.name]
             if not self.unrolled_layers:
                 weights[stack.name] = to_stacked_matrices(stacked, stack.described.specs)
@@ -135,7 +163,7 @@ class Decoding:
                 layers = [to_output_major(layer, stack.described.specs) for layer in layers]
             weights[stack.name] = layers
 
-        if self.transpose_weights and not decoder.config.tied:
+        if self.transpose_weights and not self.decoder.config.tied:
             weights["unembed"] = weights["unembed"].T
         return weights
 
@@ -148,25 +176,25 @@ class Decoding:
 
     def _to_cache_layers(self, kv_by_stack: Sequence[KV]) -> Any:
         """Keys and values of each stack [L b K c H] as the cache has them."""
-        stacks = self.decoder.stacks
+        stacks = self.sampled.stacks
         stacked = {}
         for stack, (keys, values) in zip(stacks, kv_by_stack, strict=True):
             in_cache_dtype = attention.to_cache_dtype(keys, values, self.decoder.options.cache_dtype)
             stacked[stack.name] = attention.move_positions(*in_cache_dtype, axes=self.position_axes(stack))
 
         if self.unrolled_layers:
-            return [tuple(x[i] for x in stacked[stack.name]) for stack, i in self.decoder.layers]
+            return [tuple(x[i] for x in stacked[stack.name]) for stack, i in self.sampled.layers]
         return self._join_stacks(list(stacked.values()))
 
     def _join_stacks(self, kv_by_stack: list[LayerKV]) -> Any:
         return kv_by_stack[0] if len(kv_by_stack) == 1 else kv_by_stack
 
     def _split_stacks(self, stacked: Any) -> list[LayerKV]:
-        return [stacked] if len(self.decoder.stacks) == 1 else stacked
+        return [stacked] if len(self.sampled.stacks) == 1 else stacked
 
     def _zero_cache(self, rows: int, positions: int, for_prefixes: bool = False) -> Any:
         kv_by_stack = []
-        for stack in self.decoder.stacks:
+        for stack in self.sampled.stacks:
             of_heads, ring = stack.attention, stack.attention.ring_size(positions)
             if not self.separate_prefix and ring == self._positions:
                 ring = attention.cache_positions(self._attention(stack), ring)
@@ -189,11 +217,17 @@ class Decoding:
     def prefill(
         self, params: Params, prompts: Int[Array, "g P"], lengths: Int[Array, " g"]
     ) -> tuple[Any, Float[Array, "g D"]]:
-        """Keys and values of g prompts as a table's entries, and last hidden states."""
-        params = self.decoder.cast_params({k: w for k, w in params.items() if k != "cos_sin"})
-        prefix = self.decoder.prefill(params, prompts, lengths)
+        """Keys and values of g prompts as a table's entries, and last hidden states. `params`: of `prepare_weights`, or
+        the policy's."""
+        weights = {name: w for name, w in params.items() if name != "cos_sin"}
+        is_prepared = "cos_sin" in params
+        if self.quantises_weights and not is_prepared:
+            weights = self.cast_weights(weights)
+        elif not self.quantises_weights:
+            weights = self.decoder.cast_params(weights)
+        prefix = self.sampled.prefill(weights, prompts, lengths)
         kv_by_stack = []
-        for stack, kv in zip(self.decoder.stacks, prefix.kv, strict=True):
+        for stack, kv in zip(self.sampled.stacks, prefix.kv, strict=True):
             ring = stack.attention.ring_size(self.prefix_length)
             kv_by_stack.append(kv if ring == self.prefix_length else take_last_positions(kv, lengths, ring))
         return self._to_cache_layers(kv_by_stack), prefix.last_hidden
@@ -225,7 +259,7 @@ class Decoding:
     ) -> tuple[Float[Array, "R D"], KVCache]:
         """Hidden states of one token per slot, the t-th of its response, and the cache with the token in it."""
         rotations = {}
-        for rope, table in zip(self.decoder.ropes, weights["cos_sin"], strict=True):
+        for rope, table in zip(self.sampled.ropes, weights["cos_sin"], strict=True):
             rotations[rope] = jax.tree.map(lambda x: x[positions][:, None], table)
         at = TokenPositions(positions, t)
 
@@ -247,7 +281,7 @@ class Decoding:
         self, weights: Params, x: Float[Array, "R 1 D"], cache: KVCache, run_layer: Callable[..., Any]
     ) -> tuple[Float[Array, "R 1 D"], Any]:
         slot_layers = []
-        for number, (stack, i) in enumerate(self.decoder.layers):
+        for number, (stack, i) in enumerate(self.sampled.layers):
             prefix_kv = cache.prefix_kv[number] if self.separate_prefix else ()
             layer_cache = LayerCache(cache.slot_kv[number], prefix_kv, None, ())
             x, slot_kv = run_layer(stack, x, weights[stack.name][i], layer_cache)
@@ -258,16 +292,16 @@ class Decoding:
         self, weights: Params, x: Float[Array, "R 1 D"], cache: KVCache, at: TokenPositions, run_layer: Any
     ) -> tuple[Float[Array, "R 1 D"], Any]:
         """The cache is carried, with an index: as an input and output of the scan it would be copied."""
-        slot_kv = dict(zip(self.decoder.stacks, self._split_stacks(cache.slot_kv), strict=True))
-        no_prefixes: Any = [()] * len(self.decoder.stacks)
+        slot_kv = dict(zip(self.sampled.stacks, self._split_stacks(cache.slot_kv), strict=True))
+        no_prefixes: Any = [()] * len(self.sampled.stacks)
         prefix_kv = self._split_stacks(cache.prefix_kv) if self.separate_prefix else no_prefixes
-        prefix_of = dict(zip(self.decoder.stacks, prefix_kv, strict=True))
+        prefix_of = dict(zip(self.sampled.stacks, prefix_kv, strict=True))
         live = {
             stack: attention.live_blocks(self._attention(stack), at.positions, kv, stack.attention.head_dim)
             for stack, kv in slot_kv.items()
         }
 
-        for segment in self.decoder.segments:
+        for segment in self.sampled.segments:
 
             def run_repeat(carry: Any, layers: Any, segment: Segment = segment) -> tuple[Any, None]:
                 x, kv_by_stack, i = carry

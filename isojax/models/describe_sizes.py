@@ -25,7 +25,10 @@ def describe_sizes(model: ModelConfig, vocab: int | None = None) -> PolicySizes:
 
 def weight_sizes(spec: Spec, stack: str) -> WeightSizes:
     axes = tuple((name, size) for name, size in spec.stacked + spec.inputs + spec.outputs if name != "layer")
-    return WeightSizes(spec.name, axes, stack, max(len(spec.layers), 1), spec.is_adapter, spec.share)
+    int8_outputs = spec.outputs if spec.quantises else ()
+    return WeightSizes(
+        spec.name, axes, stack, max(len(spec.layers), 1), spec.is_adapter, spec.share, int8_outputs=int8_outputs
+    )
 
 
 def mlp_values(weight: WeightSizes) -> int:

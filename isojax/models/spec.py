@@ -81,6 +81,8 @@ class Spec:
     share: float = 1.0  # of its entries, how many a token is multiplied by: k / E of the experts'
     adapts: str = ""  # the name in cell.model.lora.targets by which it gets an adapter; empty: never
     is_adapter: bool = False
+    quantises: bool = False  # whether the sampler may hold it as int8 (weight_forms.py)
+    dtype: str = "float32"  # that it is described in; products are computed in another
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -145,7 +147,7 @@ def sizes(axes: Axes) -> tuple[int, ...]:
 
 def param(spec: Spec) -> nnx.Param:
     """A described parameter, without values."""
-    return nnx.Param(jax.ShapeDtypeStruct(spec.shape, jnp.float32), spec=spec)
+    return nnx.Param(jax.ShapeDtypeStruct(spec.shape, spec.dtype), spec=spec)
 
 
 def spec_of(parameter: nnx.Param) -> Spec:

@@ -9,6 +9,7 @@ L layers, V vocabulary, D width, K key/value heads, H head dimension.
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -52,6 +53,7 @@ class ComputeOptions(NamedTuple):
     decode_attention: str = "plain"  # the sampler's (models/attention.py)
     forward_attention: str = "plain"  # the trainer's
     remat: str = "none"  # "layer" computes all of a layer again for its gradient, "none" keeps the products
+    rollout_weights: str = "compute"  # the sampler's matrices in layers: as products are computed, or "int8"
 
 
 class Decoder:
@@ -116,6 +118,16 @@ class Decoder:
         decoder.base = decoder if self.base is self else self.base.with_options(options)
         return decoder
 
+    def with_layers(self, describe_again: Callable[[LayerDescription], LayerDescription]) -> "Decoder":
+        """The decoder with another description of each layer, such as of weights in another form."""
+        decoder = copy.copy(self)
+        decoder.segments = []
+        for segment in self.segments:
+            stacks = tuple(change_layers(stack, describe_again) for stack in segment.stacks)
+            decoder.segments.append(replace(segment, stacks=stacks))
+        decoder.base = decoder if self.base is self else self.base.with_layers(describe_again)
+        return decoder
+
     def specs(self) -> Params:
         """What there is to know of each parameter, in the parameters' own tree."""
         renamed = self.architecture.renamed
@@ -143,15 +155,15 @@ class Decoder:
 
     def shapes(self) -> Params:
         """ShapeDtypeStructs of the parameters: float32, but what adapters leave as it is as products are computed."""
-        shapes = self._float32_shapes()
+        shapes = self._described_shapes()
         return shapes if self.config.lora is None else policy_params(split_adapters(shapes)[0], self.frozen_shapes())
 
     def frozen_shapes(self) -> Params:
         """ShapeDtypeStructs of the base policy's parameters where nothing trains them: as products are computed."""
-        return jax.eval_shape(self.cast_params, self.base._float32_shapes())
+        return jax.eval_shape(self.cast_params, self.base._described_shapes())
 
-    def _float32_shapes(self) -> Params:
-        return jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.float32), self.specs())
+    def _described_shapes(self) -> Params:
+        return jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), self.specs())
 
     def trained(self, params: Params) -> Params:
         """Of the parameters, or of a tree like theirs, those that training changes."""
@@ -378,6 +390,11 @@ class Decoder:
         if self.config.tied:
             return all_gather_weight(params["embed"], 1, self.config.width), 0
         return all_gather_weight(params["unembed"], 0, self.config.width), 1
+
+
+def change_layers(stack: Stack, describe_again: Callable[[LayerDescription], LayerDescription]) -> Stack:
+    described, base = describe_again(stack.described), describe_again(stack.base)
+    return replace(stack, described=described, base=base, specs=tuple(described.specs.values()))
 
 
 def init_layer(specs: Sequence[Spec], key: Array) -> Params:

@@ -6,15 +6,21 @@ there is none: `Linear` multiplies by a matrix as by its own axes.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jax import lax
+from jaxtyping import Array, Float, Int8
 
 from isojax.models.cpu import small_batch_matmul
-from isojax.models.layers.linear import Linear
-from isojax.models.spec import LayerDescription, Spec
+from isojax.models.layers.linear import Linear, add_bias
+from isojax.models.spec import Constant, LayerDescription, Spec, param, spec_of
+
+SCALE = "_scale"  # how the name of an int8 matrix's scales ends
+LARGEST = 127  # the largest magnitude of an int8, on both sides of 0
 
 
 class OutputMajor(nnx.Module):
@@ -36,6 +42,73 @@ class OutputMajor(nnx.Module):
 
     def add_bias(self, y: Array) -> Array:
         return self.linear.add_bias(y)
+
+
+class Int8Linear(nnx.Module):
+    """A Linear whose matrix is int8, with a float32 scale for each output: x W is (x values) * scale.
+
+    XLA converts the values within the product that reads them, so that memory delivers a byte of each weight."""
+
+    def __init__(self, linear: Linear, stacked: bool):
+        """`stacked`: whether the values are taken out of a stack, in a scan over layers."""
+        spec = linear.spec
+        self.stacked = stacked
+        self.values = param(replace(spec, dtype="int8"))
+        # A scale is the sampler's alone: no checkpoint has a tensor of it.
+        self.scale = param(Spec(spec.name + SCALE, (), spec.outputs, Constant(1.0), tensor=""))
+        self.bias = linear.bias
+
+    @property
+    def spec(self) -> Spec:
+        return spec_of(self.values)
+
+    def __call__(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
+        return self.add_bias(self.product(x))
+
+    def product(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
+        """Sums are in x's precision, so that devices over `tensor` send no more than for other weights; the scale
+        multiplies in float32. `first_tokens` would change less than int8 rounds."""
+        rows = self.spec.to_rows(x)
+        values = self.values[...]
+        if not self.stacked:  # XLA would convert them in front of the loop over tokens, and hold both
+            values, rows = lax.optimization_barrier((values, rows))
+        sums = rows @ self.spec.to_matrix(values).astype(rows.dtype)
+        y = sums.astype(jnp.float32) * self.scale[...].reshape(1, -1)
+        return self.spec.from_rows(y.astype(rows.dtype), x)
+
+    def add_bias(self, y: Array) -> Array:
+        return add_bias(y, self.bias)
+
+
+def int8_layer(described: LayerDescription, stacked: bool) -> LayerDescription:
+    """A layer whose matrices are stored as `to_int8` has them."""
+
+    def change(x: Any) -> Any:
+        return Int8Linear(x, stacked) if isinstance(x, Linear) and x.spec.quantises else x
+
+    return LayerDescription(jax.tree.map(change, described.layer, is_leaf=lambda x: isinstance(x, Linear)))
+
+
+def to_int8(weights: Mapping[str, Array], specs: Mapping[str, Spec]) -> dict[str, Array]:
+    """All layers' weights, with int8 values of each matrix that `quantises` and their scales."""
+    stored: dict[str, Array] = {}
+    for name, w in weights.items():
+        if specs[name].quantises:
+            stored[name], stored[name + SCALE] = quantise(w, specs[name])
+        else:
+            stored[name] = w
+    return stored
+
+
+def quantise(w: Float[Array, "*w"], spec: Spec) -> tuple[Int8[Array, "*w"], Float[Array, "*_"]]:
+    """int8 values, symmetric about 0, and float32 scales [*stacked, *outputs]: w = values * scale, within scale / 2."""
+    first_input = w.ndim - len(spec.inputs) - len(spec.outputs)
+    input_axes = tuple(range(first_input, first_input + len(spec.inputs)))
+    w = w.astype(jnp.float32)
+
+    scale = jnp.abs(w).max(input_axes) / LARGEST
+    divisor = jnp.where(scale > 0, scale, 1.0)  # an output of zeros stays zero
+    return jnp.round(w / jnp.expand_dims(divisor, input_axes)).astype(jnp.int8), scale
 
 
 def output_major_layer(described: LayerDescription) -> LayerDescription:

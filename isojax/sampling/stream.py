@@ -193,7 +193,8 @@ def build_stream(
 
 
 def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
-    decoder, keeps_stacked = engine.decoding.decoder, engine.decoding.prefills_stacked
+    decoding, keeps_stacked = engine.decoding, engine.decoding.prefills_stacked
+    decoder = decoding.decoder
     param_shardings = decoder.shardings(mesh)
     gathered_shardings = jax.tree.map(sharding.replicate_over_rollout_axes, param_shardings)
     computes_in_float32 = jnp.dtype(decoder.options.compute_dtype) == jnp.float32
@@ -202,10 +203,18 @@ def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
     def prepare(params: Params) -> tuple[Params, Params | None]:
         if not is_gathered:
             params = lax.with_sharding_constraint(decoder.cast_params(params), gathered_shardings)
-        weights = engine.decoding.prepare_weights(params)
+        weights = decoding.prepare_weights(params)
         return weights, params if keeps_stacked and not is_gathered else None
 
-    program = Program(jax.jit(prepare, in_shardings=(param_shardings,)))
+    def prepare_int8(params: Params) -> tuple[Params, None]:
+        """Made before they are gathered, which moves a byte of each weight."""
+        stored = decoding.stored_decoder.shardings(mesh)
+        gathered = jax.tree.map(sharding.replicate_over_rollout_axes, stored)
+        weights = lax.with_sharding_constraint(decoding.cast_weights(params), gathered)
+        return decoding.lay_out(weights), None
+
+    prepare_weights = prepare_int8 if decoding.quantises_weights else prepare
+    program = Program(jax.jit(prepare_weights, in_shardings=(param_shardings,)))
     return PrepareWeights(program, prefills_params=keeps_stacked and is_gathered)
 
 

@@ -145,4 +145,7 @@ def build_decoder(cell: CellConfig, sweep: SweepConfig, task_vocab: int, platfor
     decoder = Decoder(cell.model, cell.model.vocab or task_vocab)
     precision = cell.precision.for_platform(platform)
     attention = sweep.decode_attention or "plain", sweep.forward_attention or "plain"
-    return decoder.with_options(ComputeOptions(precision.compute, precision.cache, *attention, sweep.remat or "none"))
+    options = ComputeOptions(
+        precision.compute, precision.cache, *attention, sweep.remat or "none", precision.rollout_weights
+    )
+    return decoder.with_options(options)

@@ -150,6 +150,11 @@ CASES = {
         ("sweep.B_p=[16]", "sweep.n=[8]", *WIDE),
     ),
     "SmolLM2-135M": ("auto", ("smollm2_cpu", "models/smollm2-135m"), SMOL),
+    "SmolLM2-135M, int8 for rollouts": (
+        "auto",
+        ("smollm2_cpu", "models/smollm2-135m"),
+        (*SMOL, "cell.precision.rollout_weights=int8"),
+    ),
 }
 
 

@@ -20,6 +20,7 @@ T, ROWS = 5, 8
         (ComputeOptions(cache_dtype="bfloat16"), True, {"bfloat16"}, 0.01),
         (ComputeOptions(cache_dtype="bfloat16"), False, {"bfloat16"}, 0.01),
         (ComputeOptions(cache_dtype="int8"), False, {"int8", "float32"}, 0.02),
+        (ComputeOptions(rollout_weights="int8"), True, {"float32"}, 0.03),
         (ComputeOptions(compute_dtype="bfloat16", cache_dtype="bfloat16"), True, {"bfloat16"}, 0.04),
         (ComputeOptions(compute_dtype="bfloat16", cache_dtype="float32"), False, {"float32"}, 0.04),
     ],

@@ -180,3 +180,14 @@ def test_lanes_and_other_precisions(width: int, bits: bool, options: dict[str, s
     one, two = pair.both(13, 7)
     pair.check(one, two)
     assert len(pair.tokens) == 91 and one.tokens.max() < VOCAB
+
+
+@pytest.mark.parametrize("axes", ["auto", "data=2,fsdp=2,tensor=2"])
+def test_int8_weights(axes: str) -> None:
+    """The stream makes them of shards, the sampler in one program of what it has gathered: the same rollouts."""
+    decoder = DECODER.with_options(DECODER.options._replace(rollout_weights="int8"))
+    pair = Pair(axes, False, 1, 1.0, decoder)
+    one, two = pair.both(13, 7)
+    pair.check(one, two)
+    plain, _ = made(axes).both(13, 7)
+    assert np.abs(np.asarray(one.logps) - np.asarray(plain.logps)).max() > 1e-4

@@ -85,12 +85,18 @@ class PrecisionConfig(Section):
 
     compute: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; auto: float32 on CPUs, else bfloat16
     cache: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # of the sampler's keys and values; auto: as compute
+    # Of the sampler's matrices in layers: as products are computed, or int8 with a scale for each output.
+    rollout_weights: Literal["compute", "int8"] = "compute"
 
     def for_platform(self, platform: str) -> "PrecisionConfig":
         """With `auto` decided for a platform: cpu, gpu or tpu."""
         default_dtype: Literal["float32", "bfloat16"] = "float32" if platform == "cpu" else "bfloat16"
         compute = default_dtype if self.compute == "auto" else self.compute
-        return PrecisionConfig(compute=compute, cache=compute if self.cache == "auto" else self.cache)
+        return PrecisionConfig(
+            compute=compute,
+            cache=compute if self.cache == "auto" else self.cache,
+            rollout_weights=self.rollout_weights,
+        )
 
 
 class InterruptConfig(Section):

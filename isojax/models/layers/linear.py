@@ -26,9 +26,11 @@ class Linear(nnx.Module):
         bias: bool = False,
         init: Init | None = None,
         adapts: bool = True,
+        quantises: bool = True,
     ):
         """`tensor`: its name in a layer of a checkpoint, without ".weight". `init`: None is normal, such that outputs
-        vary as much as inputs. `adapts`: whether cell.model.lora.targets may name it."""
+        vary as much as inputs. `adapts`: whether cell.model.lora.targets may name it. `quantises`: whether it is int8
+        where cell.precision.rollout_weights says so."""
         outputs_spec = tuple(outputs.items())
         weight = Spec(
             name=name,
@@ -38,6 +40,7 @@ class Linear(nnx.Module):
             tensor=f"{tensor}.weight",
             transposed=True,
             adapts=name if adapts else "",
+            quantises=quantises,
         )
         self.weight = param(weight)
         self.bias = param(Spec(f"{name}_bias", (), outputs_spec, Constant(0.0), f"{tensor}.bias")) if bias else None
@@ -60,10 +63,15 @@ class Linear(nnx.Module):
         return y
 
     def add_bias(self, y: Array) -> Array:
-        if self.bias is None:
-            return y
-        bias = self.bias[...]
-        return y + bias.reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
+        return add_bias(y, self.bias)
+
+
+def add_bias(y: Array, bias: nnx.Param | None) -> Array:
+    """[*b, *outputs] and a bias [*outputs], where there is one."""
+    if bias is None:
+        return y
+    values = bias[...]
+    return y + values.reshape((1,) * (y.ndim - values.ndim) + values.shape)
 
 
 class Adapted(nnx.Module):
@@ -86,6 +94,6 @@ class Adapted(nnx.Module):
 
 
 def adapter_part(name: str, inputs: Sizes, outputs: Sizes, tensor: str, init: Init) -> Linear:
-    part = Linear(name, inputs, outputs, tensor, init=init, adapts=False)
+    part = Linear(name, inputs, outputs, tensor, init=init, adapts=False, quantises=False)
     part.weight = param(replace(part.spec, is_adapter=True))
     return part

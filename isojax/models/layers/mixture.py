@@ -72,7 +72,7 @@ class MixtureOfExperts(nnx.Module):
         choice = {"choice": experts}
         self.top_k, self.renormalises = top_k, renormalises
         # A router decides much and is small: every device has it whole.
-        self.router = Linear("router", {"embed": config.width}, choice, "mlp.gate", adapts=False)
+        self.router = Linear("router", {"embed": config.width}, choice, "mlp.gate", adapts=False, quantises=False)
         self.experts = ExpertMLP(config, hidden, experts, top_k / experts)
 
     def __call__(self, x: Float[Array, "b t D"], first_tokens: slice | None = None) -> Float[Array, "b t D"]:

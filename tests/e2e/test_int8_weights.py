@@ -1,0 +1,48 @@
+"""int8 weights for rollouts from end to end: a sweep that trains, after a kill, and by an asynchronous sampler;
+the gap of log-probabilities is in the ledger.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.conftest import Isojax, Nursery
+from tests.e2e.test_text import FLAGS, killed_at, prepare
+
+INT8 = "cell.precision.rollout_weights=int8"
+WORDS = ("launch", "sums.yaml", "sweep.n=[4]", INT8)
+CELL = "4x4-s0"
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Isojax:
+    """Where a sweep has run without a break; to be read only."""
+    location = prepare(Isojax(tmp_path_factory.mktemp("int8") / "work", nursery))
+    location.swept(*WORDS, XLA_FLAGS=FLAGS)
+    return location
+
+
+def gaps(place: Isojax, cell: str, name: str) -> list[float]:
+    return [row["train"]["sampler_logp_gap"] for row in place.rows(cell, name) if row["M"]]
+
+
+def test_a_sweep_trains_and_its_ledger_has_the_gap(unbroken: Isojax) -> None:
+    """Float32's own is below 1e-5; that of 8 bits a weight is above 1e-4."""
+    updates = [row["train"] for row in unbroken.rows(CELL, "sums") if row["M"]]
+    assert len(updates) > 4 and all(train["grad_norm"] > 0 for train in updates)
+    assert all(1e-4 < gap < 0.1 for gap in gaps(unbroken, CELL, "sums"))
+
+
+def test_a_sweep_killed_and_resumed_leaves_the_same_bits(isojax: Isojax, unbroken: Isojax) -> None:
+    prepare(isojax)
+    ledger = isojax.run("sums") / "cells" / CELL / "records.jsonl"
+    killed_at(isojax.fork(*WORDS, "run.checkpoint_seconds=0", XLA_FLAGS=FLAGS), ledger, 5)
+    isojax.swept(*WORDS, "run.checkpoint_seconds=0", "--resume", XLA_FLAGS=FLAGS)
+    assert isojax.ledgers("sums") == unbroken.ledgers("sums")
+
+
+def test_an_asynchronous_sampler_in_turns_draws_the_same(isojax: Isojax, unbroken: Isojax) -> None:
+    prepare(isojax)
+    isojax.swept(*WORDS, "cell.rl.max_staleness=0", XLA_FLAGS=FLAGS)
+    for one, other in zip(isojax.rows(CELL, "sums"), unbroken.rows(CELL, "sums"), strict=True):
+        assert (one["M"], one["counts"]) == (other["M"], other["counts"])
