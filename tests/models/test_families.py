@@ -97,8 +97,9 @@ def test_gradients_equal_torchs(name: str) -> None:
     expected = json.loads((REFERENCES / name / "gradients.json").read_text())
     for layout in weight_layouts(decoder):
         gradient = gradients[layout.key]
-        for layer, tensor in enumerate(layout.tensor_names):
-            of_tensor = layout.to_stored(gradient[layer] if layout.is_layered else gradient).ravel().astype(np.float64)
+        of_each = gradient.reshape(-1, *gradient.shape[layout.num_stacked :])
+        for value, tensor in zip(of_each, layout.tensor_names, strict=True):
+            of_tensor = layout.to_stored(value).ravel().astype(np.float64)
             norm, *entries = expected.pop(tensor)
             places = np.linspace(0, of_tensor.size - 1, len(entries)).astype(int)
             assert np.linalg.norm(of_tensor) == pytest.approx(norm, rel=1e-4), tensor
