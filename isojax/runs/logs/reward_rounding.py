@@ -4,6 +4,6 @@ ROUNDING = 1e-6  # of the highest reward: what a sum in float32 may be off by
 
 
 def clip_rounding(reward: float, highest: float = 1.0) -> float:
-    """A reward that lies outside of [0, highest] by rounding as 0 or the highest, any other as it is."""
+    """A reward that is outside of [0, highest] by rounding as 0 or the highest, any other as it is."""
     nearest = min(max(reward, 0.0), highest)
     return nearest if abs(reward - nearest) <= ROUNDING * highest else reward
