@@ -38,7 +38,8 @@ class OutputMajor(nnx.Module):
 
     def product(self, x: Float[Array, "*b _"], first_tokens: None = None) -> Array:
         rows = self.spec.to_rows(x)
-        return self.spec.from_rows(small_batch_matmul(rows, self.linear.weight[...]), x)
+        dtype = jnp.float32 if self.linear.in_float32 else None
+        return self.spec.from_rows(small_batch_matmul(rows, self.linear.weight[...], dtype), x)
 
     def add_bias(self, y: Array) -> Array:
         return self.linear.add_bias(y)

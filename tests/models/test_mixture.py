@@ -17,7 +17,7 @@ from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.describe_sizes import describe_sizes
 from isojax.models.families.qwen3_moe import settings
-from isojax.models.layers.mixture import MixtureOfExperts
+from isojax.models.layers.mixture import MixtureOfExperts, add_all_experts, add_own_experts
 from isojax.models.spec import LayerDescription
 from isojax.models.transformer import Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
@@ -60,6 +60,42 @@ def test_experts_equal_a_loop_over_tokens(renormalises: bool) -> None:
     np.testing.assert_allclose(
         np.asarray(found).reshape(-1, D), experts_by_hand(x.reshape(-1, D), weights, renormalises), rtol=2e-4, atol=2e-4
     )
+
+
+def test_the_cpus_products_are_those_of_each_rows_own_experts() -> None:
+    """Of a device that has experts 1 and 2 of 4: values and gradients, also of rows of which neither is chosen."""
+    rng = np.random.default_rng(2)
+    shapes = (2, D, F), (2, D, F), (2, F, D)
+    weights = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    rows = jnp.asarray(rng.normal(size=(6, D)), jnp.float32)
+    chosen = jnp.array([[0, 1], [1, 2], [2, 0], [3, 0], [2, 1], [0, 3]])
+    chosen_weights = jnp.asarray(rng.uniform(size=(6, 2)), jnp.float32)
+
+    def value_and_gradient(add_experts: Any) -> Any:
+        def loss(weights: Any, rows: Any, chosen_weights: Any) -> Any:
+            out = add_experts(jnp.int32(1), weights, rows, chosen, chosen_weights)
+            return (out**2).sum(), out
+
+        return quick_jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(weights, rows, chosen_weights)
+
+    expected, found = value_and_gradient(add_own_experts), value_and_gradient(add_all_experts)
+    for want, have in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
+    np.testing.assert_array_equal(found[1][3], np.zeros(D))
+
+
+def test_the_router_keeps_what_bfloat16_would_round_away() -> None:
+    """Logits 256 + 1 and 256: rounded to bfloat16, both are 256, and the first expert would be chosen."""
+    module = MixtureOfExperts(CONFIG, experts=2, hidden=F, top_k=1, renormalises=False)
+    router = np.zeros((D, 2), np.float32)
+    router[0], router[1, 1] = 256, 1
+    weights = {name: jnp.zeros(spec.shape, jnp.bfloat16) for name, spec in LayerDescription(module).specs.items()} | {
+        "router": jnp.asarray(router, jnp.bfloat16)
+    }
+    routing = LayerDescription(module).bind(weights).route(jnp.ones((1, D), jnp.bfloat16))
+    np.testing.assert_array_equal(routing.logits, [[256, 257]])
+    np.testing.assert_array_equal(routing.experts, [[1]])
+    np.testing.assert_allclose(routing.weights, [[1 / (1 + np.exp(-1))]], rtol=1e-6)
 
 
 @cache

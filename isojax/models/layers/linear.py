@@ -3,7 +3,9 @@
 import math
 from dataclasses import replace
 
+import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jaxtyping import Array, Float
 
 from isojax.models import fsdp
@@ -15,6 +17,8 @@ ADAPTER_A, ADAPTER_B = "_lora_a", "_lora_b"  # how the names of a target's adapt
 
 class Linear(nnx.Module):
     """x times a matrix, and a bias if it has one: Linear("query", {"embed": D}, {"heads": N, "head_dim": H}, ...)."""
+
+    in_float32 = False  # whether the product of x and weights is in float32, whatever precision they are in
 
     def __init__(
         self,
@@ -56,6 +60,10 @@ class Linear(nnx.Module):
     def product(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
         rows = self.spec.to_rows(x)
         matrix = self.spec.to_matrix(self.weight[...])
+        if self.in_float32:
+            whole = fsdp.all_gather_weight(matrix, 0, self.spec.matrix_shape[0])
+            return self.spec.from_rows(float32_product(rows, whole), x)
+
         y = self.spec.from_rows(fsdp.matmul(rows, matrix, self.spec.matrix_shape[1]), x)
 
         if first_tokens is not None:
@@ -64,6 +72,15 @@ class Linear(nnx.Module):
 
     def add_bias(self, y: Array) -> Array:
         return add_bias(y, self.bias)
+
+
+class Float32Linear(Linear):
+    in_float32 = True
+
+
+def float32_product(x: Float[Array, "r i"], w: Float[Array, "i o"]) -> Float[Array, "r o"]:
+    """x @ w in float32: a TPU would round float32 operands to bfloat16 by itself."""
+    return jnp.dot(x, w, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
 
 
 def add_bias(y: Array, bias: nnx.Param | None) -> Array:

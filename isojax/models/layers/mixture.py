@@ -12,7 +12,7 @@ from isojax.core.config import ModelConfig
 from isojax.distributed.sharding import sum_over_experts
 from isojax.models.fsdp import all_gather_weight
 from isojax.models.layers.attention_layer import residual_gain
-from isojax.models.layers.linear import Linear
+from isojax.models.layers.linear import Float32Linear
 from isojax.models.spec import Normal, Sizes, Spec, param, spec_of
 
 
@@ -71,8 +71,11 @@ class MixtureOfExperts(nnx.Module):
         sum."""
         choice = {"choice": experts}
         self.top_k, self.renormalises = top_k, renormalises
-        # A router decides much and is small: every device has it whole.
-        self.router = Linear("router", {"embed": config.width}, choice, "mlp.gate", adapts=False, quantises=False)
+        # A router decides much and is small: every device has it whole, and its product is in float32. Rounded to
+        # bfloat16, as transformers rounds the logits of a model in bfloat16, experts would often have equal logits.
+        self.router = Float32Linear(
+            "router", {"embed": config.width}, choice, "mlp.gate", adapts=False, quantises=False
+        )
         self.experts = ExpertMLP(config, hidden, experts, top_k / experts)
 
     def __call__(self, x: Float[Array, "b t D"], first_tokens: slice | None = None) -> Float[Array, "b t D"]:
@@ -85,7 +88,7 @@ class MixtureOfExperts(nnx.Module):
 
     def route(self, rows: Float[Array, "r D"]) -> Routing:
         """Softmax over all experts in float32, then the k largest."""
-        logits = self.router(rows).astype(jnp.float32)
+        logits = self.router(rows)
         weights, experts = lax.top_k(jax.nn.softmax(logits, -1), self.top_k)
         if self.renormalises:
             weights = weights / weights.sum(-1, keepdims=True)
@@ -100,6 +103,23 @@ def add_experts(
     chosen_weights: Float[Array, "r k"],
 ) -> Float[Array, "r D"]:
     """What the experts from `first_expert` on, whose matrices are `weights`, add to the rows that chose them."""
+    # Elsewhere each row meets its own experts alone. XLA:CPU computes such products expert by expert for all rows, so
+    # that it is faster to multiply all experts' matrices at once.
+    return lax.platform_dependent(
+        *(jnp.asarray(first_expert), weights, rows, chosen, chosen_weights),
+        cpu=add_all_experts,
+        default=add_own_experts,
+    )
+
+
+def add_own_experts(
+    first_expert: Array,
+    weights: list[Array],
+    rows: Float[Array, "r D"],
+    chosen: Int[Array, "r k"],
+    chosen_weights: Float[Array, "r k"],
+) -> Float[Array, "r D"]:
+    """`add_experts` by products of each expert's rows with its matrices."""
     gate, up, down = weights
     count, k = gate.shape[0], chosen.shape[1]
 
@@ -118,3 +138,25 @@ def add_experts(
     # Back in the order of rows, and each row's k added up.
     by_choice = jnp.where(is_here[:, None], outputs[jnp.argsort(order)], 0).reshape(*chosen.shape, -1)
     return (by_choice * chosen_weights[..., None].astype(rows.dtype)).sum(1)
+
+
+def add_all_experts(
+    first_expert: Array,
+    weights: list[Array],
+    rows: Float[Array, "r D"],
+    chosen: Int[Array, "r k"],
+    chosen_weights: Float[Array, "r k"],
+) -> Float[Array, "r D"]:
+    """`add_experts` by products of all rows with all experts' matrices, those of experts not chosen times 0."""
+    gate, up, down = weights
+    count, width, hidden_width = gate.shape
+
+    # The weight of each expert here for each row; experts elsewhere have no place in it.
+    by_choice = jax.nn.one_hot(chosen - first_expert, count) * chosen_weights[..., None]
+    expert_weights = by_choice.sum(1).astype(rows.dtype)
+
+    # The experts side by side are one MLP, E times as wide.
+    gate, up = (w.swapaxes(0, 1).reshape(width, -1) for w in (gate, up))
+    hidden = jax.nn.silu(rows @ gate) * (rows @ up)
+    weighted = hidden.reshape(-1, count, hidden_width) * expert_weights[..., None]
+    return weighted.reshape(-1, count * hidden_width) @ down.reshape(-1, width)
