@@ -1,14 +1,20 @@
-"""What a planner needs to know of a policy: the axes of its weights and what its attention keeps. models/ makes it of
-the policy's description."""
+"""What a planner needs to know of a policy: what its weights, its layers and its cache take. models/describe_sizes.py
+answers from the policy's description, so that nothing here or in launch/ says what a layer consists of."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from isojax.core.config import PrecisionConfig
 
 SizedAxes = tuple[tuple[str, int], ...]  # logical names and sizes, as distributed/mesh_spec.py splits them
+# From an array's axes to those of a device's part of it. Hashable, as what follows from it is kept.
+Split = Callable[[SizedAxes], SizedAxes]
 
 
 @dataclass(frozen=True)
 class WeightSizes:
-    """A parameter; of layers that are alike, one layer's."""
+    """A weight; of layers that are alike, one layer's."""
 
     name: str
     axes: SizedAxes
@@ -16,7 +22,7 @@ class WeightSizes:
     layers: int = 1
     is_adapter: bool = False
     share: float = 1.0  # of its entries, how many a token is multiplied by
-    int8_outputs: SizedAxes = ()  # of which an int8 form has a scale each; empty: it is never int8
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -31,13 +37,62 @@ class AttentionSizes:
 
 
 @dataclass(frozen=True)
-class PolicySizes:
-    vocab: int
-    width: int  # of the residual stream
-    mlp: int  # hidden values of an MLP that a token meets, in the layer with most
-    weights: tuple[WeightSizes, ...]
-    attention: tuple[AttentionSizes, ...]
+class KeptBytes:
+    """What a layer keeps of each token for its gradient, beside what attention itself keeps."""
+
+    states: int  # of hidden states between products, which devices share by tokens
+    products: int  # of what they have of all tokens
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """A layer of a stack, as a device holds it."""
+
+    layers: int  # of the stack
+    mlp_values: int  # values of a token inside an MLP; of experts, of the token's copies for each of its experts
+    kept: KeptBytes  # where products are kept
+    kept_by_remat: KeptBytes  # where the layer is computed again
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """The rows and positions of a sampler's keys and values."""
+
+    slots: int
+    slots_per_prefix: int
+    prefix_entries: int  # prompts in the table
+    prompt_positions: int  # of a prompt, those that a device holds
+    response_length: int
+    positions_split: bool  # whether devices share the positions of prompts
+
+
+class PolicySizes(Protocol):
+    @property
+    def vocab(self) -> int: ...
 
     @property
-    def layers(self) -> int:
-        return sum(sizes.layers for sizes in self.attention)
+    def width(self) -> int:
+        """Of the residual stream."""
+        ...
+
+    @property
+    def weights(self) -> Sequence[WeightSizes]:
+        """The parameters, those of the base policy and adapters."""
+        ...
+
+    @property
+    def attention(self) -> Sequence[AttentionSizes]:
+        """Of each stack of layers."""
+        ...
+
+    def sampler_weights(self, precision: PrecisionConfig) -> Sequence[WeightSizes]:
+        """The weights as a sampler stores them: cast, with adapters merged or beside them, as int8 with scales."""
+        ...
+
+    def layer_sizes(self, compute: str, split: Split) -> Sequence[LayerSizes]:
+        """A layer of each stack, as products are computed in `compute`."""
+        ...
+
+    def cache_bytes(self, shape: CacheShape, precision: PrecisionConfig, attention: str, split: Split) -> int:
+        """Of the sampler's keys and values on a device, the table of prompts included. `attention`: which decodes."""
+        ...

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from isojax.core.errors import InputError
+from isojax.core.policy_sizes import SizedAxes
 
 AXES = ("data", "fsdp", "sequence", "tensor")
 ROLLOUT_AXES = ("data", "fsdp")  # the mesh axes that split rollouts
@@ -47,6 +48,34 @@ class MeshShape:
     def shards(self) -> int:
         """S: into how many parts the rollouts are split."""
         return self.data * self.fsdp
+
+    def split(self, *axes: str) -> "MeshSplit":
+        """What these axes alone split."""
+        return MeshSplit(tuple((axis, vars(self)[axis]) for axis in axes))
+
+
+@dataclass(frozen=True)
+class MeshSplit:
+    """How some axes of a mesh split arrays, by the rules of distributed/sharding.py."""
+
+    parts: tuple[tuple[str, int], ...]  # (axis, size)
+
+    def __call__(self, axes: SizedAxes) -> SizedAxes:
+        """A device's part. An axis that its mesh axes do not divide stays whole, and so does one whose mesh axes split
+        an earlier one."""
+        sizes, used, device_axes = dict(self.parts), set[str](), []
+        for name, size in axes:
+            rule = LOGICAL_AXIS_RULES[name]
+            mesh_axes = (rule,) if isinstance(rule, str) else rule or ()
+            num_parts = math.prod(sizes.get(axis, 1) for axis in mesh_axes)
+            is_split = num_parts > 1 and size % num_parts == 0 and used.isdisjoint(mesh_axes)
+            used.update(mesh_axes if is_split else ())
+            device_axes.append((name, size // num_parts if is_split else size))
+        return tuple(device_axes)
+
+    def size(self, axes: SizedAxes) -> int:
+        """Numbers of a device's part."""
+        return math.prod(size for _, size in self(axes))
 
 
 def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:

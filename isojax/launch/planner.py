@@ -21,7 +21,8 @@ from isojax.core.schedule import FittedSchedule, GradientSchedule, Stage, parse_
 from isojax.core.shapes import SamplerShapes
 from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import MeshShape
-from isojax.launch.memory_model import DeviceSizes, MemoryEstimate, estimate_memory
+from isojax.launch.device_sizes import DeviceSizes
+from isojax.launch.memory_model import MEMORY_MARGIN, MemoryEstimate, estimate_memory
 from isojax.launch.time_estimate import GIB, TYPICAL_RATES, cell_cost, rates_from_probe
 
 # The largest R (slots) and m (rows of a microbatch) per shard: more gain no speed on a CPU and cost memory everywhere.
@@ -30,7 +31,7 @@ MAX_PREFILL_BATCH = 16  # the largest g (prompts prefilled at once) per shard
 # Response positions of a microbatch, by the type of products: on a CPU more gain no speed and cost memory.
 MICROBATCH_TOKENS = {"float32": 512}
 LONG_PROMPT_RATIO = 4  # from P = 4 T on, prompts are long enough for slots to share them
-MEMORY_UTILIZATION = 0.85  # of a device's memory that a plan may take: estimates are within 15% of what XLA allocates
+MEMORY_UTILIZATION = 1 - MEMORY_MARGIN  # of a device's memory that a plan may take
 MAX_MESH_GROWTH = 64  # times as many devices are considered where a sweep does not fit
 MIN_SHOWN_GIB = 0.001  # a smaller size is shown as less than this
 SIZES = ("decode_slots", "microbatch", "prefill_batch", "slots_per_prefix", "remat")
@@ -167,8 +168,17 @@ class DeviceBudget:
         pairs = pairs or self.pairs
         W = W if all(n >= W for _, n in pairs) else 1
         shapes = SamplerShapes(pairs, self.mesh.shards, R, m, P, T, g, W)
-        attention = with_kernels(sweep, self.mesh, self.backend, self.cell).forward_attention or "plain"
-        return DeviceSizes(self.cell, sweep.remat == "layer", shapes, self.mesh, self.policy, self.backend, attention)
+        kernels = with_kernels(sweep, self.mesh, self.backend, self.cell)
+        return DeviceSizes(
+            self.cell,
+            sweep.remat == "layer",
+            shapes,
+            self.mesh,
+            self.policy,
+            self.backend,
+            attention=kernels.forward_attention or "plain",
+            decode_attention=kernels.decode_attention or "plain",
+        )
 
     def estimate(self, sweep: SweepConfig) -> MemoryEstimate:
         moments_leave = sweep.moments_on_host and self.backend != "cpu"  # whose devices have the host's memory
@@ -268,8 +278,16 @@ def _even_meshes(budget: DeviceBudget, num_devices: int) -> Iterator[MeshShape]:
     devices, kv_heads = num_devices // sequence, math.gcd(*(attention.kv_heads for attention in policy.attention))
     for tensor in (size for size in range(1, devices + 1) if devices % size == kv_heads % size == 0):
         for fsdp in (size for size in range(1, devices // tensor + 1) if devices // tensor % size == 0):
-            if policy.width % fsdp == 0 and policy.mlp % tensor == 0:
-                yield MeshShape(devices // tensor // fsdp, fsdp, sequence, tensor)
+            mesh = MeshShape(devices // tensor // fsdp, fsdp, sequence, tensor)
+            if policy.width % fsdp == 0 and splits_mlps(policy, mesh):
+                yield mesh
+
+
+def splits_mlps(policy: PolicySizes, mesh: MeshShape) -> bool:
+    """Whether the devices of `tensor` share every MLP, by its hidden values or by whole experts."""
+    split = mesh.split("tensor")
+    matrices = [weight.axes for weight in policy.weights if "mlp" in dict(weight.axes)]
+    return all(split.size(axes) * mesh.tensor == math.prod(size for _, size in axes) for axes in matrices)
 
 
 def check_moments(sweep: SweepConfig, budget: DeviceBudget) -> None:

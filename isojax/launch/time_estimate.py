@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
-from isojax.launch.memory_model import FLOAT_BYTES, DeviceSizes, kv_cache_bytes, layer_bytes_read, response_activations
+from isojax.launch.device_sizes import FLOAT_BYTES, DeviceSizes, layer_bytes_read, response_activations
 
 EFFICIENCY = 0.6  # of the probed rates that an update reaches; docs/performance.md says how far off that was
 GIB = 2**30  # bytes
@@ -93,22 +93,22 @@ class Forecast:
 def _tensor_sum_seconds(s: DeviceSizes, tokens: float, sums_per_layer: float, rates: DeviceRates) -> float:
     """Seconds in which the devices of `tensor` add up what each has of a layer's outputs."""
     bytes_of_a_sum = 2 * (s.mesh.tensor - 1) / s.mesh.tensor * s.compute_bytes * tokens * s.D
-    return s.L * sums_per_layer * bytes_of_a_sum / rates.link_bandwidth
+    return s.num_layers * sums_per_layer * bytes_of_a_sum / rates.link_bandwidth
 
 
 def sampling_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> float:
     """Seconds of sampling B rollouts of B_p prompts, over all shards."""
     P, T, S = s.shapes.prompt_length, s.shapes.response_length, s.shapes.shards
-    layer_weights, attention_flops = s.active_params, 4 * s.L * s.N * s.H
+    layer_weights, attention_flops = s.active_params, 4 * s.mixed_values
     # Of a token; the first of a response is drawn from its prompt.
     layer_flops = 2 * layer_weights + attention_flops * (s.prompt_positions + T / 2)
-    response_flops = (T - 1) * layer_flops + T * 2 * s.embedding_params
+    response_flops = (T - 1) * layer_flops + T * 2 * s.table_params
     prompt_flops = s.prompt_positions * (2 * layer_weights + attention_flops * P / 2)
     flops = B / S * response_flops + B_p / S * prompt_flops
     slot_fills = B / S / s.shapes.slots  # of all slots, a token per step; the first one's without layers
-    slot_cache_bytes = kv_cache_bytes(s) * s.shapes.slots / (s.shapes.slots + s.shapes.prefix_entries)
+    slot_cache_bytes = s.cache_bytes() * s.shapes.slots / (s.shapes.slots + s.shapes.prefix_entries)
     step_bytes = layer_bytes_read(s, s.shapes.slots) + slot_cache_bytes
-    bytes_moved = slot_fills * ((T - 1) * step_bytes + T * s.compute_bytes * s.embedding_params)
+    bytes_moved = slot_fills * ((T - 1) * step_bytes + T * s.compute_bytes * s.table_params)
     link_seconds = _tensor_sum_seconds(s, B / S * (T - 1) + B_p / S * s.prompt_positions, 2, rates)
     return flops / rates.decode_flops + bytes_moved / rates.bandwidth + link_seconds
 
@@ -117,9 +117,9 @@ def update_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> 
     """Seconds of an update on B rollouts of B_p prompts."""
     P, T, S = s.shapes.prompt_length, s.shapes.response_length, s.shapes.shards
     flops_per_weight = 6 + 2 * s.remat + 2 * s.has_reference + 8 * (s.critic_bytes > 0)
-    layer_weights, attention_flops = s.active_params, 2 * s.L * s.N * s.H
+    layer_weights, attention_flops = s.active_params, 2 * s.mixed_values
     layer_flops = layer_weights + attention_flops * (s.prompt_positions + T / 2)
-    response_flops = flops_per_weight * ((T - 1) * layer_flops + T * s.embedding_params)
+    response_flops = flops_per_weight * ((T - 1) * layer_flops + T * s.table_params)
     prompt_flops = s.prompt_positions * flops_per_weight * (layer_weights + attention_flops * P / 2)
     flops = B / S * response_flops + B_p / S * prompt_flops
     prompt_blocks = B_p / S / s.shapes.prefill_batch

@@ -1,42 +1,220 @@
-"""A policy's sizes, for the planner, from its description."""
+"""A policy's sizes, for the planner, from its description: nothing is allocated or compiled. Weights are the Specs'; a
+sampler's weights and cache are what the sampler itself makes, as shapes; what a layer keeps for its gradient is what
+JAX finds when it differentiates the described layer."""
 
-from isojax.core.config import ModelConfig
-from isojax.core.policy_sizes import AttentionSizes, PolicySizes, WeightSizes
-from isojax.models.spec import Spec
-from isojax.models.stack import is_stack
-from isojax.models.transformer import Decoder
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array
+
+from isojax.core.config import ModelConfig, PrecisionConfig
+from isojax.core.policy_sizes import (
+    AttentionSizes,
+    CacheShape,
+    KeptBytes,
+    LayerSizes,
+    PolicySizes,
+    SizedAxes,
+    Split,
+    WeightSizes,
+)
+from isojax.models.architecture import find_ropes
+from isojax.models.decode import Decoding
+from isojax.models.remat import remat_policy
+from isojax.models.spec import LayerDescription, Spec, param, spec_of
+from isojax.models.stack import Stack, is_stack
+from isojax.models.transformer import ComputeOptions, Decoder
+
+TRACED_TOKENS = (8, 16)  # of which a layer is traced; what differs is the tokens'
+KEPT_ANSWERS = 64  # that are remembered: a plan asks few questions, many times
 
 
 def describe_sizes(model: ModelConfig, vocab: int | None = None) -> PolicySizes:
     """`vocab`: None is the model's own. InputError where the model fits no family."""
-    decoder = Decoder(model, vocab)
-    weights: list[WeightSizes] = []
-    for name, entry in decoder.specs().items():
-        specs = list(entry.values()) if is_stack(entry) else [entry]
-        weights += [weight_sizes(spec, name if is_stack(entry) else "") for spec in specs]
+    return DescribedPolicy(Decoder(model, vocab))
 
-    attention = tuple(
-        AttentionSizes(len(stack.layers), s.heads, s.kv_heads, s.head_dim, s.window)
-        for stack in decoder.stacks
-        for s in (stack.attention,)
-    )
-    return PolicySizes(decoder.vocab, model.width, max(map(mlp_values, weights)), tuple(weights), attention)
+
+def count_parameters(model: ModelConfig, vocab: int | None = None) -> int:
+    """Of the policy, without adapters."""
+    base = Decoder(model, vocab).base
+    return sum(math.prod(spec.shape) for spec in jax.tree.leaves(base.specs()))
+
+
+@dataclass(frozen=True)
+class DescribedPolicy:
+    decoder: Decoder
+
+    @property
+    def vocab(self) -> int:
+        return self.decoder.vocab
+
+    @property
+    def width(self) -> int:
+        return self.decoder.config.width
+
+    @property
+    def weights(self) -> tuple[WeightSizes, ...]:
+        return described_weights(self.decoder)
+
+    @property
+    def attention(self) -> tuple[AttentionSizes, ...]:
+        shapes = [(len(stack.layers), stack.attention) for stack in self.decoder.stacks]
+        return tuple(AttentionSizes(layers, s.heads, s.kv_heads, s.head_dim, s.window) for layers, s in shapes)
+
+    def sampler_weights(self, precision: PrecisionConfig) -> tuple[WeightSizes, ...]:
+        return stored_weights(self.decoder, precision.compute, precision.rollout_weights)
+
+    def layer_sizes(self, compute: str, split: Split) -> tuple[LayerSizes, ...]:
+        return tuple(stack_sizes(self.decoder, stack, compute, split) for stack in self.decoder.stacks)
+
+    def cache_bytes(self, shape: CacheShape, precision: PrecisionConfig, attention: str, split: Split) -> int:
+        return empty_cache_bytes(self.decoder, shape, precision.compute, precision.cache, attention, split)
+
+
+def named_specs(decoder: Decoder) -> Iterator[tuple[str, Spec]]:
+    """Each parameter's Spec, and the stack that it is in; "" outside of layers."""
+    for name, entry in decoder.specs().items():
+        if is_stack(entry):
+            yield from ((name, spec) for spec in entry.values())
+        else:
+            yield "", entry
 
 
 def weight_sizes(spec: Spec, stack: str) -> WeightSizes:
-    axes = tuple((name, size) for name, size in spec.stacked + spec.inputs + spec.outputs if name != "layer")
-    int8_outputs = spec.outputs if spec.quantises else ()
     return WeightSizes(
-        spec.name, axes, stack, max(len(spec.layers), 1), spec.is_adapter, spec.share, int8_outputs=int8_outputs
+        name=spec.name,
+        axes=one_layer_axes(spec),
+        stack=stack,
+        layers=max(len(spec.layers), 1),
+        is_adapter=spec.is_adapter,
+        share=spec.share,
+        dtype=spec.dtype,
     )
 
 
-def mlp_values(weight: WeightSizes) -> int:
-    """Hidden values of an MLP that a token meets at a weight; 0 where it is no MLP's. A token's copies for its experts
-    count among them."""
-    axes = dict(weight.axes)
-    if "mlp" not in axes:
+def one_layer_axes(spec: Spec) -> SizedAxes:
+    return tuple((name, size) for name, size in spec.stacked + spec.inputs + spec.outputs if name != "layer")
+
+
+@lru_cache(KEPT_ANSWERS)
+def described_weights(decoder: Decoder) -> tuple[WeightSizes, ...]:
+    return tuple(weight_sizes(spec, stack) for stack, spec in named_specs(decoder))
+
+
+@lru_cache(KEPT_ANSWERS)
+def stored_weights(decoder: Decoder, compute: str, rollout_weights: str) -> tuple[WeightSizes, ...]:
+    """The weights that `Decoding.cast_weights` makes: their axes are those of the forms' own Specs."""
+    options = ComputeOptions(compute_dtype=compute, rollout_weights=rollout_weights)
+    decoding = Decoding(
+        decoder.with_options(options),
+        slots=1,
+        slots_per_prefix=1,
+        prefix_length=1,
+        response_length=1,
+        unrolled_layers=False,
+    )
+    stored = jax.eval_shape(decoding.cast_weights, decoder.shapes())
+
+    weights = []
+    for stack, spec in named_specs(decoding.stored_decoder):
+        array = stored[stack][spec.name] if stack else stored[spec.name]
+        weights.append(replace(weight_sizes(spec, stack), dtype=array.dtype.name))
+    return tuple(weights)
+
+
+@lru_cache(KEPT_ANSWERS)
+def empty_cache_bytes(
+    decoder: Decoder, shape: CacheShape, compute: str, cache: str, attention: str, split: Split
+) -> int:
+    """Of the sampler's own empty cache and table, of which devices share heads of keys."""
+    options = ComputeOptions(compute_dtype=compute, cache_dtype=cache, decode_attention=attention)
+    decoding = Decoding(
+        decoder.with_options(options),
+        slots=shape.slots,
+        slots_per_prefix=shape.slots_per_prefix,
+        prefix_length=shape.prompt_positions,
+        response_length=shape.response_length,
+        unrolled_layers=False,
+        shard_positions=shape.positions_split,
+    )
+    slot_cache = jax.eval_shape(decoding.empty_cache)
+    prefix_table = jax.eval_shape(lambda: decoding.empty_prefix_table(shape.prefix_entries))
+
+    heads_axis = decoding.row_axis + 1
+    device_bytes = 0
+    for array in jax.tree.leaves((slot_cache, prefix_table)):
+        kv_heads = array.shape[heads_axis]
+        ((_, device_heads),) = split((("kv_heads", kv_heads),))
+        device_bytes += array.size // kv_heads * device_heads * array.dtype.itemsize
+    return device_bytes
+
+
+@lru_cache(KEPT_ANSWERS)
+def stack_sizes(decoder: Decoder, stack: Stack, compute: str, split: Split) -> LayerSizes:
+    layer = device_layer(stack.described, split)
+    rank = decoder.config.lora.rank if decoder.config.lora else None
+    kept = [kept_bytes(layer, decoder.config.width, compute, remat_policy(remat, rank)) for remat in ("none", "layer")]
+    mlp_values = sum(values_inside_mlp(spec, split) for spec in stack.base.specs.values())
+    return LayerSizes(len(stack.layers), mlp_values, kept=kept[0], kept_by_remat=kept[1])
+
+
+def values_inside_mlp(spec: Spec, split: Split) -> int:
+    """Outputs of a token that a matrix puts into an MLP. Of experts, which take tokens in another order, also its
+    inputs; and all of it for each expert that the token chose, whichever experts the device has."""
+    if "mlp" not in dict(spec.outputs):
         return 0
-    if "expert" not in axes:
-        return axes["mlp"]
-    return round(weight.share * axes["expert"]) * (axes["mlp"] + axes["embed"])
+    device_axes = dict(split(one_layer_axes(spec)))
+    experts = dict(spec.stacked).get("expert")
+    if experts is None:
+        return device_axes["mlp"]
+    return round(spec.share * experts) * (device_axes["mlp"] + device_axes["embed"])
+
+
+def device_layer(described: LayerDescription, split: Split) -> LayerDescription:
+    """The layer as a device has it: with its part of each axis."""
+
+    def part_of(x: Any) -> Any:
+        spec = spec_of(x)
+        sizes = iter(split(spec.stacked + spec.inputs + spec.outputs))
+        stacked, inputs, outputs = (
+            tuple(next(sizes) for _ in axes) for axes in (spec.stacked, spec.inputs, spec.outputs)
+        )
+        return param(replace(spec, stacked=stacked, inputs=inputs, outputs=outputs))
+
+    return LayerDescription(jax.tree.map(part_of, described.layer, is_leaf=lambda x: isinstance(x, nnx.Param)))
+
+
+def kept_bytes(described: LayerDescription, width: int, compute: str, policy: Any) -> KeptBytes:
+    """What JAX keeps of each token of a layer under a policy of remat.py. Attention is a stand-in that needs queries,
+    keys and values: what it keeps itself depends on how it is computed."""
+
+    def attend(q: Array, k: Array, v: Array, window: int | None) -> tuple[Array, None]:
+        return q * (k.sum(1) * v.sum(1))[:, :, None], None
+
+    def run(x: Array, weights: dict[str, Array]) -> Array:
+        positions = jnp.arange(x.shape[1])[None]
+        rotations = {rope: rope.cos_sin(positions) for rope in find_ropes(described.layer)}
+        return described.bind(weights)(x, rotations, attend)[0]
+
+    def pullback(x: Array, weights: dict[str, Array]) -> Any:
+        return jax.vjp(jax.checkpoint(run, prevent_cse=False, policy=policy), x, weights)[1]  # holds what is kept
+
+    weights = {name: jax.ShapeDtypeStruct(spec.shape, compute) for name, spec in described.specs.items()}
+    few, many = (jax.ShapeDtypeStruct((1, tokens, width), compute) for tokens in TRACED_TOKENS)
+    kept_of_few, kept_of_many = (jax.tree.leaves(jax.eval_shape(pullback, x, weights)) for x in (few, many))
+
+    # Weights are kept too, and do not grow with the tokens.
+    states = products = 0
+    for smaller, larger in zip(kept_of_few, kept_of_many, strict=True):
+        bytes_per_token = (larger.size - smaller.size) * larger.dtype.itemsize // (TRACED_TOKENS[1] - TRACED_TOKENS[0])
+        if (smaller.shape, larger.shape) == (few.shape, many.shape):
+            states += bytes_per_token
+        else:
+            products += bytes_per_token
+    return KeptBytes(states, products)

@@ -225,8 +225,11 @@ def _largest_remainder_counts(total: int, shares: Mapping[str, Fraction]) -> dic
     return counts
 
 
-def require_settings(cell: CellConfig, task: TextTask, *required: str) -> None:
-    """InputError where one of the settings `required` is not set; it suggests values of all three that are not."""
+def require_settings(
+    cell: CellConfig, task: TextTask, count_parameters: Callable[[ModelConfig, int], int], *required: str
+) -> None:
+    """InputError where one of the settings `required` is not set; it suggests values of all three that are not.
+    `count_parameters`: of a model with so many tokens."""
     set_keys = {f"cell.sampling.{key}" for key in cell.sampling.model_fields_set}
     set_keys |= {f"cell.rl.{key}" for key in cell.rl.model_fields_set}
     if set_keys.issuperset(required):
@@ -237,7 +240,7 @@ def require_settings(cell: CellConfig, task: TextTask, *required: str) -> None:
     context = read_json_object(task.folder / "config.json").get("max_position_embeddings")
     context = context if isinstance(context, int) and context > 1 else 2**31
     prompt_length = min(-(-held_length // PROMPT_MULTIPLE) * PROMPT_MULTIPLE, context // 2)
-    rate = REFERENCE_RATE * math.sqrt(REFERENCE_PARAMETERS / parameter_count(cell.model, task.vocab))
+    rate = REFERENCE_RATE * math.sqrt(REFERENCE_PARAMETERS / count_parameters(cell.model, task.vocab))
     rate *= math.sqrt(cell.rl.lr_reference_batch / REFERENCE_BATCH)
     suggestions = {
         LENGTHS[0]: prompt_length,
@@ -251,9 +254,3 @@ def require_settings(cell: CellConfig, task: TextTask, *required: str) -> None:
         f" have at most {held_length} tokens, the longest {max(lengths)}; those longer than prompt_length are dropped;"
         f" short answers need a smaller response_length; `isojax lr-search` finds the learning rate)."
     )
-
-
-def parameter_count(model: ModelConfig, vocab: int) -> int:
-    """The weights of a model's matrices."""
-    attention = 2 * model.width * model.head_dim * (model.heads + model.kv_heads)
-    return (1 if model.tied else 2) * vocab * model.width + model.layers * (attention + 3 * model.width * model.mlp)

@@ -18,7 +18,7 @@ from isojax.launch.local.compile_for_topology import (
     AbstractTask,
     build_abstract_programs,
 )
-from isojax.launch.memory_model import MemoryEstimate, layer_backward_bytes
+from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import (
     MEMORY_UTILIZATION,
     DeviceBudget,
@@ -332,14 +332,10 @@ def test_a_gpus_kernel_holds_a_mask_for_scores_and_its_sampler_one_copy_of_the_l
 
     assert on("gpu", "bfloat16").update_peak < on("gpu", "bfloat16", "plain").update_peak
     with_mask, without = (
-        layer_backward_bytes(
-            DeviceBudget(CELL, PAIRS, MeshShape(), describe_sizes(CELL.model, 1000), False, "gpu", 0).sizes(
-                SWEEP.model_copy(update={"forward_attention": kind})
-            ),
-            7,
-            11,
-            2,
-        )
+        DeviceBudget(CELL, PAIRS, MeshShape(), describe_sizes(CELL.model, 1000), False, "gpu", 0)
+        .sizes(SWEEP.model_copy(update={"forward_attention": kind}))
+        .layers[0]
+        .backward(7, 11, 2)
         for kind in ("cudnn", "pallas")
     )
     assert with_mask - without == 5 * 7 * 11

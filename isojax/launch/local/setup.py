@@ -32,7 +32,7 @@ from isojax.launch.resume import BASE_FOLDER, config_for_folder
 from isojax.launch.sweep_status import CONFIG_FILE
 from isojax.launch.time_estimate import GIB
 from isojax.models.attention_autotune import select_attention
-from isojax.models.describe_sizes import describe_sizes
+from isojax.models.describe_sizes import count_parameters, describe_sizes
 from isojax.models.hf import hf_load
 from isojax.rl import algorithm
 from isojax.runs import loggers
@@ -142,7 +142,7 @@ def forecast_sweep(
     cache_enabled = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)  # a dry run writes nothing
     try:
-        rates = time_estimate.DeviceRates(*measure_rates(devices, matmul_rows, s.D, s.F, compute_type))
+        rates = time_estimate.DeviceRates(*measure_rates(devices, matmul_rows, s.D, s.mlp_width, compute_type))
     finally:
         jax.config.update("jax_enable_compilation_cache", cache_enabled)
     return time_estimate.forecast_from_rates(s, cells, config.sweep.budget, concurrent_cells, rates)
@@ -187,7 +187,7 @@ def open_task(config: Config) -> Iterator[Task]:
             )
         yield task
         return
-    require_settings(config.cell, task, *LENGTHS)
+    require_settings(config.cell, task, count_parameters, *LENGTHS)
     try:
         task.start_verifier()
         yield task
@@ -281,7 +281,7 @@ def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]], is_
     also where no response can be right."""
     cell, data = config.cell, config.cell.data
     if not is_on_device(task):
-        require_settings(cell, task, LEARNING_RATE)
+        require_settings(cell, task, count_parameters, LEARNING_RATE)
     try:
         selection = select_problems(cell, task)
     except LabelsNeeded as e:

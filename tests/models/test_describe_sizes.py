@@ -1,0 +1,138 @@
+"""What the planner reads off a policy's description, by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from isojax.core.config import ModelConfig, PrecisionConfig
+from isojax.core.config.model import LoraConfig
+from isojax.core.policy_sizes import CacheShape, KeptBytes
+from isojax.distributed.mesh_spec import MeshShape
+from isojax.models.describe_sizes import describe_sizes
+
+L, D, N, K, H, F, V = 3, 64, 4, 2, 16, 128, 1000
+SIZES: dict[str, Any] = {
+    "layers": L,
+    "width": D,
+    "heads": N,
+    "kv_heads": K,
+    "head_dim": H,
+    "mlp": F,
+    "vocab": V,
+    "tied": True,
+}
+LLAMA = ModelConfig(family="llama", **SIZES)
+E, TOP_K, EXPERT_F = 8, 2, 48
+EXPERTS: dict[str, Any] = {"experts": E, "top_k": TOP_K, "expert_mlp": EXPERT_F}
+MOE = ModelConfig(family="qwen3_moe", **SIZES, options=EXPERTS)
+ONE = MeshShape().split("tensor")
+FLOAT32 = PrecisionConfig(compute="float32", cache="float32")
+BFLOAT16 = PrecisionConfig(compute="bfloat16", cache="bfloat16")
+
+
+def kept(model: ModelConfig, tensor: int = 1, compute: str = "float32") -> KeptBytes:
+    """Of a token, in the first stack of layers."""
+    return describe_sizes(model).layer_sizes(compute, MeshShape(tensor=tensor).split("tensor"))[0].kept
+
+
+def test_a_layer_keeps_its_products_and_two_hidden_states() -> None:
+    """Of a token: its state before attention and before the MLP; queries, keys, values, gate and up."""
+    products = N * H + 2 * K * H + 2 * F
+    assert kept(LLAMA) == KeptBytes(states=4 * 2 * D, products=4 * products)
+    assert kept(LLAMA, compute="bfloat16") == KeptBytes(states=2 * 2 * D, products=2 * products)
+
+
+def test_a_layer_that_is_computed_again_keeps_one_state() -> None:
+    (sizes,) = describe_sizes(LLAMA).layer_sizes("float32", ONE)
+    assert sizes.kept_by_remat == KeptBytes(states=4 * D, products=0)
+
+
+def test_devices_share_the_products_by_heads_and_hidden_values() -> None:
+    """Four share 4 heads and the MLP, not 2 heads of keys."""
+    assert kept(LLAMA, tensor=2).products == kept(LLAMA).products // 2
+    assert kept(LLAMA, tensor=4).products == 4 * (N * H // 4 + 2 * K * H + 2 * F // 4)
+    assert kept(LLAMA, tensor=4).states == kept(LLAMA).states  # which they share by tokens
+
+
+def test_norms_after_a_product_need_what_they_norm() -> None:
+    """Of OLMo 2, both sublayers' outputs."""
+    olmo2 = LLAMA.model_copy(update={"family": "olmo2"})
+    assert kept(olmo2).products == kept(LLAMA).products + 4 * 2 * D
+
+
+def test_an_adapter_keeps_what_its_first_half_makes() -> None:
+    """The outputs of the second, as large as the product that they are added to, are computed again."""
+    adapted = LLAMA.model_copy(update={"lora": LoraConfig(rank=4)})
+    targets = len(LoraConfig(rank=4).targets)
+    assert kept(adapted).products == kept(LLAMA).products + 4 * targets * 4
+
+
+def test_experts_keep_the_routers_logits_alone() -> None:
+    """Their products are no dot_general, and are computed again."""
+    assert kept(MOE).products == 4 * (N * H + 2 * K * H + E)
+    sizes = describe_sizes(MOE).layer_sizes("float32", ONE)[0]
+    assert sizes.mlp_values == 2 * TOP_K * (EXPERT_F + D)  # gate and up of each copy, and the copy before and after
+
+
+def stored_bytes(model: ModelConfig, precision: PrecisionConfig) -> int:
+    item_bytes = {"float32": 4, "bfloat16": 2, "int8": 1}
+    return sum(
+        weight.layers * item_bytes[weight.dtype] * math.prod(size for _, size in weight.axes)
+        for weight in describe_sizes(model).sampler_weights(precision)
+    )
+
+
+MATRICES = 2 * D * (N + K) * H + 3 * D * F  # of a layer
+NORMS = 2 * D
+OUTPUTS = N * H + 2 * K * H + D + 2 * F + D  # of its matrices
+OUTER = V * D + D
+
+
+def test_weights_of_a_sampler_are_cast_merged_or_int8() -> None:
+    """An int8 matrix has a float32 scale for each output."""
+    numbers = L * (MATRICES + NORMS) + OUTER
+    assert stored_bytes(LLAMA, BFLOAT16) == 2 * numbers
+    int8 = BFLOAT16.model_copy(update={"rollout_weights": "int8"})
+    assert stored_bytes(LLAMA, int8) == L * (MATRICES + 2 * NORMS + 4 * OUTPUTS) + 2 * OUTER
+
+    adapted = LLAMA.model_copy(update={"lora": LoraConfig(rank=4, targets=("query",))})
+    adapters = L * 4 * (D + N * H)
+    assert stored_bytes(adapted, FLOAT32) == 4 * numbers
+    assert stored_bytes(adapted, BFLOAT16) == 2 * (numbers + adapters)  # which bfloat16 would round away
+
+
+SLOTS, ENTRIES, P, T = 6, 3, 20, 12
+TOGETHER = CacheShape(SLOTS, 1, ENTRIES, P, T, positions_split=False)
+
+
+@pytest.mark.parametrize(("tensor", "parts"), [(1, 1), (2, 2), (4, 1)])
+def test_a_cache_has_slots_and_a_table_of_prompts(tensor: int, parts: int) -> None:
+    """Heads of keys that devices cannot share are on each of them."""
+    found = describe_sizes(LLAMA).cache_bytes(TOGETHER, FLOAT32, "plain", MeshShape(tensor=tensor).split("tensor"))
+    assert found == 4 * 2 * L * K * H * (SLOTS * (P + T) + ENTRIES * P) // parts
+
+
+def test_an_int8_cache_has_scales() -> None:
+    int8 = FLOAT32.model_copy(update={"cache": "int8"})
+    positions = SLOTS * (P + T) + ENTRIES * P
+    assert describe_sizes(LLAMA).cache_bytes(TOGETHER, int8, "plain", ONE) == 2 * L * K * (H + 4) * positions
+
+
+def test_slots_may_share_a_prompt() -> None:
+    """Six slots in groups of three hold responses, and two groups a prompt each."""
+    shared = CacheShape(SLOTS, 3, ENTRIES, P, T, positions_split=False)
+    positions = SLOTS * T + 2 * P + ENTRIES * P
+    assert describe_sizes(LLAMA).cache_bytes(shared, FLOAT32, "plain", ONE) == 4 * 2 * L * K * H * positions
+
+
+def test_layers_that_slide_hold_their_window() -> None:
+    """Of slots' 32 positions and of a prompt's 20."""
+    window = 8
+    options = {"window": window, "sliding_layers": [0, 1]}
+    sliding = LLAMA.model_copy(update={"family": "qwen2", "options": options})
+    full_layer = SLOTS * (P + T) + ENTRIES * P
+    positions = full_layer + 2 * (SLOTS + ENTRIES) * window
+    assert describe_sizes(sliding).cache_bytes(TOGETHER, FLOAT32, "plain", ONE) == 4 * 2 * K * H * positions
