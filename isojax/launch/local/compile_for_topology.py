@@ -76,9 +76,15 @@ def topology_devices(topology: str) -> list[Any]:
 
 def program_peak(function: Any, arguments: tuple[Any, ...]) -> int:
     """Bytes of one device that a jitted function takes at its peak, by XLA's own schedule, compiled for these
-    ShapeDtypeStructs. A TPU's compiler refuses a program that exceeds the chip's memory, and says the figure."""
+    ShapeDtypeStructs. A TPU's compiler refuses a program that exceeds the chip's memory, and says the figure. A CPU's
+    has no such peak of all: there it is arguments, outputs that are not updated in place, and temporaries."""
     try:
-        return function.lower(*arguments).compile().memory_analysis().peak_memory_in_bytes
+        compiled = function.lower(*arguments).compile()
+        used = compiled.memory_analysis()
+        if jax.tree.leaves(compiled.input_shardings)[0].device_set.pop().platform != "cpu":
+            return used.peak_memory_in_bytes
+        new_outputs = used.output_size_in_bytes - used.alias_size_in_bytes
+        return used.argument_size_in_bytes + new_outputs + used.temp_size_in_bytes
     except jax.errors.JaxRuntimeError as e:
         for pattern in OOM_PATTERNS:
             if match := re.search(pattern, str(e)):
@@ -176,7 +182,7 @@ def confirm_sizes(config: Config, budget: DeviceBudget, topologies: list[tuple[s
             suggestion = planner.suggest_mesh(requested, budget, topologies)
             raise InputError(f"the TPU's compiler fails on mesh {budget.mesh}: {e} {suggestion}") from e
         needed = {program: peak + memory.resident_bytes(program) for program, peak in peaks.items()}
-        console.print(_usage_table(needed, memory, budget.device_memory))
+        console.print(usage_table(needed, memory, budget.device_memory))
         excess = {name: size / budget.device_memory for name, size in needed.items() if size > budget.device_memory}
         if not excess:
             return sweep
@@ -221,15 +227,22 @@ def compile_programs(config: Config, sweep: SweepConfig, topology: str, programs
         raise RunFailed(f"{str(e).partition(chr(10))[0].strip().rstrip('.')}.") from e
 
 
-def _usage_table(needed: dict[str, int], memory: MemoryEstimate, device_memory: int) -> TextTable:
+def usage_table(needed: dict[str, int], memory: MemoryEstimate, device_memory: int) -> TextTable:
     rows = []
     for program, size in needed.items():
         resident, excess = memory.resident_bytes(program), size - device_memory
         columns = (size - resident, size, memory.program_bytes[program] + resident)
-        verdict = "fits" if excess <= 0 else f"over by {excess / GIB:.2f}"
-        rows.append([program, *(f"{size / GIB:.2f}" for size in columns), verdict])
+        verdict = "fits" if excess <= 0 else f"over by {_format_gib(excess)}"
+        rows.append([program, *map(_format_gib, columns), verdict])
     headings = ("program", "the program alone", "in a run", "planned", "")
-    return TextTable(f"GiB of a chip, of {device_memory / GIB:.2f}", headings, rows, text_columns=1, last_is_text=True)
+    return TextTable(
+        f"GiB of a device, of {_format_gib(device_memory)}", headings, rows, text_columns=1, last_is_text=True
+    )
+
+
+def _format_gib(num_bytes: float) -> str:
+    gib = num_bytes / GIB
+    return f"{gib:.2f}" if gib >= 0.1 else f"{gib:.2g}"
 
 
 def _planning_task(config: Config) -> Any:

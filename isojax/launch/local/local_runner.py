@@ -24,6 +24,7 @@ from isojax.distributed import multiprocess
 from isojax.distributed.roles import PREEMPTED, Role, divide_roles
 from isojax.distributed.sharding import shapes_with_shardings
 from isojax.launch.display import Display, console, print_disk_use, print_plan
+from isojax.launch.local.compile_here import compile_here
 from isojax.launch.local.join_processes import check_shared_folder, join_processes
 from isojax.launch.local.setup import (
     SweepSetup,
@@ -60,9 +61,16 @@ from isojax.train.start_check import doubts_of_task
 SIGNAL_INTERVAL = 0.5  # seconds until the thread that handles signals looks again
 
 
-def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path | None:
+def launch(
+    config: Config,
+    resume: bool,
+    dry_run: bool,
+    process_group: ProcessGroup = SINGLE_PROCESS,
+    compile_first: bool | None = None,
+) -> Path | None:
     """Run every cell of the sweep that is not finished; returns the sweep's folder, or None in a process that is not
-    the primary one. InputError before any work; RunFailed at the end names the cells that failed."""
+    the primary one. `compile_first`: whether a dry run compiles. InputError before any work; RunFailed at the end names
+    the cells that failed."""
     cells = plan_cells(config.sweep)
     start_jax(config)
     with join_processes(process_group), divide_roles(sampler_processes(config, jax.process_count())) as role:
@@ -84,6 +92,8 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
             if dry_run:
                 print_remaining(setup.config, folder, resume)
             print_warnings(setup.task)
+            if dry_run and compile_first:
+                compile_here(setup)
             if not dry_run:
                 with ExitStack() as stack:
                     if is_primary:

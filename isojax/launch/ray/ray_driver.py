@@ -22,6 +22,7 @@ from isojax.launch.display import Display, print_cells, print_line
 from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
 from isojax.launch.prompt_date import describe_date, with_new_date
+from isojax.launch.ray.check_on_slice import check_on_slice
 from isojax.launch.ray.placement import process_group_spec, require_capacity
 from isojax.launch.ray.scheduler import RayScheduler
 from isojax.launch.resume import BASE_FOLDER, holds_run, print_remaining
@@ -34,17 +35,26 @@ CONNECT_TIMEOUT = 20.0  # seconds in which a cluster answers
 AUTH_MODE, AUTH_TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"  # environment variables of Ray >= 2.52
 
 
-def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path:
+def launch(
+    config: Config,
+    resume: bool,
+    dry_run: bool,
+    process_group: ProcessGroup = SINGLE_PROCESS,
+    compile_first: bool | None = None,
+) -> Path:
     """Run every cell of the sweep that is not finished, on the cluster of `run.ray`; returns the sweep's folder.
-    InputError before any work, where the cluster does not answer or cannot hold a process group."""
+    `compile_first`: whether programs for a TPU slice are compiled before; None: in a new run. InputError before any
+    work, where the cluster does not answer, cannot hold a process group, or the sweep does not fit a slice's chips."""
     if process_group.is_multi_process or config.run.sampler_processes or config.run.sampler_mesh is not None:
         excluded = "--processes, --process, --coordinator, run.sampler_processes and run.sampler_mesh"
         problem = "--ray starts the processes of its process groups itself, and all their devices train"
         raise InputError(f"{problem}; leave out {excluded}.")
     cells, folder = plan_cells(config.sweep), working_folder(config.run.dir, config.name).absolute()
-    if not holds_run(folder, resume or dry_run):
+    is_new_run = not holds_run(folder, resume or dry_run)
+    if is_new_run:
         config = with_new_date(config, folder / BASE_FOLDER)  # one for all nodes; a run that goes on has its own
     strategy.check(config, cells)
+    compiles = is_new_run and not dry_run if compile_first is None else compile_first
     with connect_ray(config.run.ray or LOCAL) as ray:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         spec = process_group_spec(config, nodes)
@@ -57,6 +67,8 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
             print_remaining(config, folder, resume)
         if config.cell.model.path and (excess := describe_excess(Path(config.cell.model.path), config.cell.sampling)):
             warn(excess)
+        if compiles and config.run.process_group.tpu is not None:
+            check_on_slice(config)
         if not dry_run:
             with exclusive_lock(folder), Display(config) as display, preemption.handle_sigterm():
                 failures = RayScheduler(ray, config, cells, folder, spec, display).run()
