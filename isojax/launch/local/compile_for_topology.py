@@ -76,15 +76,9 @@ def topology_devices(topology: str) -> list[Any]:
 
 def program_peak(function: Any, arguments: tuple[Any, ...]) -> int:
     """Bytes of one device that a jitted function takes at its peak, by XLA's own schedule, compiled for these
-    ShapeDtypeStructs. A TPU's compiler refuses a program that exceeds the chip's memory, and says the figure. A CPU's
-    has no such peak of all: there it is arguments, outputs that are not updated in place, and temporaries."""
+    ShapeDtypeStructs. A TPU's compiler refuses a program that exceeds the chip's memory, and says the figure."""
     try:
-        compiled = function.lower(*arguments).compile()
-        used = compiled.memory_analysis()
-        if jax.tree.leaves(compiled.input_shardings)[0].device_set.pop().platform != "cpu":
-            return used.peak_memory_in_bytes
-        new_outputs = used.output_size_in_bytes - used.alias_size_in_bytes
-        return used.argument_size_in_bytes + new_outputs + used.temp_size_in_bytes
+        return function.lower(*arguments).compile().memory_analysis().peak_memory_in_bytes
     except jax.errors.JaxRuntimeError as e:
         for pattern in OOM_PATTERNS:
             if match := re.search(pattern, str(e)):
