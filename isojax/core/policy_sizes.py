@@ -89,8 +89,8 @@ class PolicySizes(Protocol):
         """The weights as a sampler stores them: cast, with adapters merged or beside them, as int8 with scales."""
         ...
 
-    def layer_sizes(self, compute: str, split: Split) -> Sequence[LayerSizes]:
-        """A layer of each stack, as products are computed in `compute`."""
+    def layer_sizes(self, compute: str, platform: str, split: Split) -> Sequence[LayerSizes]:
+        """A layer of each stack, as products are computed in `compute` on a platform."""
         ...
 
     def cache_bytes(self, shape: CacheShape, precision: PrecisionConfig, attention: str, split: Split) -> int:

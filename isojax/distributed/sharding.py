@@ -14,14 +14,15 @@ Axes are Auto (XLA propagates them); the sampler and the gradient run in a shard
 `fsdp`. In it a prompt's layers run in a further one, manual over `sequence` (models/transformer.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 from jax import shard_map
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import AXES, LOGICAL_AXIS_RULES, ROLLOUT_AXES, MeshShape
@@ -127,6 +128,22 @@ def _copy_in_process(x: jax.Array, target: NamedSharding) -> jax.Array:
 def array_on(sharding: NamedSharding, x: np.ndarray) -> jax.Array:
     """An array on a mesh, of a host array that every process has, at least where its devices need it."""
     return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
+
+
+def traced_platform() -> str:
+    """The platform of the mesh that a program is traced for; without a mesh, of this process."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
+@contextmanager
+def traced_for(platform: str) -> Iterator[None]:
+    """Programs are traced as for one device of this platform, which need not be here."""
+    device = AbstractDevice(device_kind=platform, num_cores=None, platform=platform)
+    axis_types = (AxisType.Auto,) * len(AXES)
+    mesh = AbstractMesh((1,) * len(AXES), AXES, axis_types=axis_types, abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        yield
 
 
 def shard_count(mesh: Mesh) -> int:

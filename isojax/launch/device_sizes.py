@@ -44,7 +44,7 @@ class DeviceSizes:
         self.split = mesh.split("tensor")
         self.kept_split = mesh.split("tensor", GATHERED_AXIS)
         self.layers: list[DeviceLayer] = []
-        stacks = zip(policy.layer_sizes(self.precision.compute, self.split), policy.attention, strict=True)
+        stacks = zip(policy.layer_sizes(self.precision.compute, backend, self.split), policy.attention, strict=True)
         for sizes, attention_sizes in stacks:
             self.layers.append(DeviceLayer(self, sizes, attention_sizes))
 

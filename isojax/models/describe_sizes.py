@@ -24,6 +24,7 @@ from isojax.core.policy_sizes import (
     Split,
     WeightSizes,
 )
+from isojax.distributed.sharding import traced_for
 from isojax.models.architecture import find_ropes
 from isojax.models.decode import Decoding
 from isojax.models.remat import remat_policy
@@ -31,7 +32,7 @@ from isojax.models.spec import LayerDescription, Spec, param, spec_of
 from isojax.models.stack import Stack, is_stack
 from isojax.models.transformer import ComputeOptions, Decoder
 
-TRACED_TOKENS = (8, 16)  # of which a layer is traced; what differs is the tokens'
+TRACED_TOKENS = (1024, 2048)  # of which a layer is traced; what differs is the tokens'
 KEPT_ANSWERS = 64  # that are remembered: a plan asks few questions, many times
 
 
@@ -70,8 +71,8 @@ class DescribedPolicy:
     def sampler_weights(self, precision: PrecisionConfig) -> tuple[WeightSizes, ...]:
         return stored_weights(self.decoder, precision.compute, precision.rollout_weights)
 
-    def layer_sizes(self, compute: str, split: Split) -> tuple[LayerSizes, ...]:
-        return tuple(stack_sizes(self.decoder, stack, compute, split) for stack in self.decoder.stacks)
+    def layer_sizes(self, compute: str, platform: str, split: Split) -> tuple[LayerSizes, ...]:
+        return tuple(stack_sizes(self.decoder, stack, compute, platform, split) for stack in self.decoder.stacks)
 
     def cache_bytes(self, shape: CacheShape, precision: PrecisionConfig, attention: str, split: Split) -> int:
         return empty_cache_bytes(self.decoder, shape, precision.compute, precision.cache, attention, split)
@@ -156,10 +157,12 @@ def empty_cache_bytes(
 
 
 @lru_cache(KEPT_ANSWERS)
-def stack_sizes(decoder: Decoder, stack: Stack, compute: str, split: Split) -> LayerSizes:
+def stack_sizes(decoder: Decoder, stack: Stack, compute: str, platform: str, split: Split) -> LayerSizes:
     layer = device_layer(stack.described, split)
     rank = decoder.config.lora.rank if decoder.config.lora else None
-    kept = [kept_bytes(layer, decoder.config.width, compute, remat_policy(remat, rank)) for remat in ("none", "layer")]
+    policies = [remat_policy(remat, rank) for remat in ("none", "layer")]
+    with traced_for(platform):
+        kept = [kept_bytes(layer, decoder.config.width, compute, policy) for policy in policies]
     mlp_values = sum(values_inside_mlp(spec, split) for spec in stack.base.specs.values())
     return LayerSizes(len(stack.layers), mlp_values, kept=kept[0], kept_by_remat=kept[1])
 

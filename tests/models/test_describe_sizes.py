@@ -33,9 +33,9 @@ FLOAT32 = PrecisionConfig(compute="float32", cache="float32")
 BFLOAT16 = PrecisionConfig(compute="bfloat16", cache="bfloat16")
 
 
-def kept(model: ModelConfig, tensor: int = 1, compute: str = "float32") -> KeptBytes:
+def kept(model: ModelConfig, tensor: int = 1, compute: str = "float32", platform: str = "tpu") -> KeptBytes:
     """Of a token, in the first stack of layers."""
-    return describe_sizes(model).layer_sizes(compute, MeshShape(tensor=tensor).split("tensor"))[0].kept
+    return describe_sizes(model).layer_sizes(compute, platform, MeshShape(tensor=tensor).split("tensor"))[0].kept
 
 
 def test_a_layer_keeps_its_products_and_two_hidden_states() -> None:
@@ -46,7 +46,7 @@ def test_a_layer_keeps_its_products_and_two_hidden_states() -> None:
 
 
 def test_a_layer_that_is_computed_again_keeps_one_state() -> None:
-    (sizes,) = describe_sizes(LLAMA).layer_sizes("float32", ONE)
+    (sizes,) = describe_sizes(LLAMA).layer_sizes("float32", "tpu", ONE)
     assert sizes.kept_by_remat == KeptBytes(states=4 * D, products=0)
 
 
@@ -71,9 +71,11 @@ def test_an_adapter_keeps_what_its_first_half_makes() -> None:
 
 
 def test_experts_keep_the_routers_logits_alone() -> None:
-    """Their products are no dot_general, and are computed again."""
+    """Products by groups of rows are no dot_general, and are computed again. A CPU, which multiplies all rows by all
+    experts' matrices, keeps these products."""
     assert kept(MOE).products == 4 * (N * H + 2 * K * H + E)
-    sizes = describe_sizes(MOE).layer_sizes("float32", ONE)[0]
+    assert kept(MOE, platform="cpu").products - kept(MOE).products == 4 * 2 * E * EXPERT_F
+    sizes = describe_sizes(MOE).layer_sizes("float32", "tpu", ONE)[0]
     assert sizes.mlp_values == 2 * TOP_K * (EXPERT_F + D)  # gate and up of each copy, and the copy before and after
 
 

@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from isojax.core.config import ModelConfig
-from isojax.distributed.sharding import sum_over_experts
+from isojax.distributed.sharding import sum_over_experts, traced_platform
 from isojax.models.fsdp import all_gather_weight
 from isojax.models.layers.attention_layer import residual_gain
 from isojax.models.layers.linear import Float32Linear
@@ -104,12 +104,10 @@ def add_experts(
 ) -> Float[Array, "r D"]:
     """What the experts from `first_expert` on, whose matrices are `weights`, add to the rows that chose them."""
     # Elsewhere each row meets its own experts alone. XLA:CPU computes such products expert by expert for all rows, so
-    # that it is faster to multiply all experts' matrices at once.
-    return lax.platform_dependent(
-        *(jnp.asarray(first_expert), weights, rows, chosen, chosen_weights),
-        cpu=add_all_experts,
-        default=add_own_experts,
-    )
+    # that it is faster to multiply all experts' matrices at once. It is decided here and not by
+    # `lax.platform_dependent`, of which a gradient keeps room for what either way keeps, in every layer.
+    add = add_all_experts if traced_platform() == "cpu" else add_own_experts
+    return add(jnp.asarray(first_expert), weights, rows, chosen, chosen_weights)
 
 
 def add_own_experts(
