@@ -174,6 +174,23 @@ def with_logical_constraint(x: jax.Array, logical: Sequence[str | None]) -> jax.
     return jax.lax.with_sharding_constraint(x, partition_spec(logical, x.shape, mesh))
 
 
+def keep_heads_whole(x: jax.Array, is_whole: bool) -> jax.Array:
+    """Queries, keys or values [b t heads H]; if `is_whole`, each device over `tensor` has all heads.
+
+    XLA would otherwise split some heads in the middle, and exchange their halves for rotary positions by a permutation.
+    On CPUs all devices wait for each other in one, and samplers' shards leave their loops at times of their own: the
+    first to leave would be waited for forever."""
+    if not is_whole:
+        return x
+    free = PartitionSpec.UNCONSTRAINED
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(free, free, None, None))
+
+
+def tensor_size() -> int:
+    """How many devices share the heads of a layer, in the mesh that is set."""
+    return jax.sharding.get_abstract_mesh().shape.get(str(LOGICAL_AXIS_RULES["heads"]), 1)
+
+
 def sum_over_experts(
     function: Callable[..., jax.Array], weights: Sequence[jax.Array], axes: Sequence[Sequence[str]], *inputs: jax.Array
 ) -> jax.Array:

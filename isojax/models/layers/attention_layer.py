@@ -8,6 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from isojax.core.config import ModelConfig
+from isojax.distributed.sharding import keep_heads_whole, tensor_size
 from isojax.models.layers.linear import Linear
 from isojax.models.layers.norm import RMSNorm
 from isojax.models.layers.rope import CosSin, Rope, apply_rope
@@ -55,7 +56,7 @@ class Attention(nnx.Module):
         self, x: Float[Array, "b t D"], rotations: Rotations, attend: Attend
     ) -> tuple[Float[Array, "b t D"], Any]:
         """The output projection, and what `attend` returns beside the mixed values."""
-        q, k, v = self.query(x), self.key(x), self.value(x)
+        q, k, v = whole_where_undivided(self.query(x), self.key(x), self.value(x))
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
 
@@ -67,6 +68,26 @@ class Attention(nnx.Module):
 
         mixed, kept = attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), self.window)
         return self.out(mixed), kept
+
+
+def whole_where_undivided(
+    q: Float[Array, "b t N H"], k: Float[Array, "b t K H"], v: Float[Array, "b t K H"]
+) -> tuple[Array, Array, Array]:
+    """Queries, keys and values of which each device has whole heads: its share of them where there is one, else all."""
+    num_heads, num_kv_heads, devices = q.shape[2], k.shape[2], tensor_size()
+
+    splits_kv_heads = num_kv_heads % devices == 0
+    splits_heads = num_heads % devices == 0 and queries_align(num_heads // devices, num_heads // num_kv_heads)
+    return (
+        keep_heads_whole(q, not splits_heads),
+        keep_heads_whole(k, not splits_kv_heads),
+        keep_heads_whole(v, not splits_kv_heads),
+    )
+
+
+def queries_align(heads_of_device: int, heads_of_key: int) -> bool:
+    """Whether each device's queries are those of whole keys, or of a part of one: 3 are not, where keys have 2 each."""
+    return heads_of_device % heads_of_key == 0 or heads_of_key % heads_of_device == 0
 
 
 def residual_gain(config: ModelConfig) -> float:
