@@ -118,8 +118,17 @@ def sampling_weight_bytes(s: DeviceSizes) -> int:
 
 
 def converted_weight_bytes(s: DeviceSizes) -> int:
-    """Bytes of int8 weights that XLA:CPU converts before it multiplies, all layers' at once."""
-    if not s.quantises_weights or s.backend != "cpu":
+    """Bytes of weights that XLA:CPU converts to float32 before it multiplies, all of them at once."""
+    if s.backend != "cpu":
+        return 0
+    converted = [weight for weight in s.sampler_weights if weight.dtype != "float32"]
+    return FLOAT_BYTES * s.numbers(converted)
+
+
+def merged_layer_bytes(s: DeviceSizes) -> int:
+    """Bytes of the layers with adapters merged, which int8 weights are made of."""
+    stores_adapters = any(weight.is_adapter for weight in s.sampler_weights)
+    if not s.adapters or stores_adapters or not s.quantises_weights:
         return 0
     return s.compute_bytes * s.layers_params
 
@@ -174,7 +183,7 @@ def estimate_memory(
         decode_bytes = sampling_peak - weights_and_moments - sampling_weight_bytes(s) + argument_bytes
         is_cast = s.compute_bytes < FLOAT_BYTES and not s.frozen_bytes
         copies = 2 if is_cast or s.fsdp_shards > 1 else 1  # gathered or cast, and as the sampler reads them
-        made_bytes = copies * stored_bytes
+        made_bytes = copies * stored_bytes + merged_layer_bytes(s)
         weights_bytes, weights_peak = s.trained_bytes + s.frozen_bytes + made_bytes, weights_and_moments + made_bytes
         program_bytes = {"weights": weights_bytes, "decode": decode_bytes, "learn": update_peak}
     # The sampler holds keys and values, slots, rollouts and problems of a batch.
