@@ -14,6 +14,7 @@ from isojax.models.layers.gated_mlp import GatedMLP
 from isojax.models.layers.linear import Linear
 from isojax.models.layers.norm import RMSNorm
 from isojax.models.layers.rope import Rope
+from isojax.models.spec import Spec, spec_of
 
 # Names in a published checkpoint. A layer's tensors have its number, and the layer's own names after it.
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens", "model.norm", "lm_head"
@@ -32,6 +33,11 @@ class Architecture:
     head: Linear | None  # None: the embedding makes the logits too
     # Parts of tensors' names here -> what the family's checkpoints have in their place.
     renamed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def unembedding(self) -> Spec:
+        """The parameter that makes the logits."""
+        return spec_of(self.embedding.table) if self.head is None else self.head.spec
 
 
 Describe = Callable[[ModelConfig, int], Architecture]  # of a config and a vocabulary

@@ -23,6 +23,7 @@ from isojax.core.shapes import PALLAS
 from isojax.distributed.sharding import with_logical_constraint
 from isojax.models import attention, cpu
 from isojax.models.attention import SlotHeads, SlotInts, SlotPositions, SlotQueries, ring_positions
+from isojax.models.layers.unembedding import VOCAB
 from isojax.models.lora import merge_adapters
 from isojax.models.spec import LayerDescription
 from isojax.models.stack import Segment, Stack
@@ -163,15 +164,16 @@ class Decoding:
                 layers = [to_output_major(layer, stack.described.specs) for layer in layers]
             weights[stack.name] = layers
 
-        if self.transpose_weights and not self.decoder.config.tied:
-            weights["unembed"] = weights["unembed"].T
+        unembedding = self.decoder.architecture.unembedding
+        if self.transpose_weights and unembedding.axes[0] != VOCAB:
+            weights[unembedding.name] = weights[unembedding.name].T
         return weights
 
     def logits(self, weights: Params, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """Float32 logits of hidden states from `step`."""
         if not self.transpose_weights:
             return self.decoder.logits(weights, hidden)
-        output_major = weights["embed" if self.decoder.config.tied else "unembed"]
+        output_major = weights[self.decoder.architecture.unembedding.name]
         return cpu.small_batch_matmul(hidden, output_major, dtype=jnp.float32)
 
     def _to_cache_layers(self, kv_by_stack: Sequence[KV]) -> Any:

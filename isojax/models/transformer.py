@@ -26,9 +26,10 @@ from isojax.distributed.sharding import PROMPT_AXIS
 from isojax.models.architecture import LAYER_PREFIX, Architecture, find_ropes
 from isojax.models.attention import self_attention, sequence_sharded_attention
 from isojax.models.families import family
-from isojax.models.fsdp import all_gather_weight, resolve_anchors
+from isojax.models.fsdp import resolve_anchors
 from isojax.models.layers.attention_layer import Rotations
 from isojax.models.layers.block import Block
+from isojax.models.layers.unembedding import Unembedding, gather_unembedding
 from isojax.models.lora import add_adapters, policy_params, split_adapters
 from isojax.models.remat import remat_policy
 from isojax.models.spec import LayerDescription, Spec, rename_tensor, specs_of, stack_spec
@@ -140,7 +141,8 @@ class Decoder:
     def init(self, key: Array) -> Params:
         embed_key, layers_key, head_key = jax.random.split(key, 3)
         layer_keys = jax.random.split(layers_key, len(self.layers))
-        outer_keys = {"unembed": head_key}
+        head = self.architecture.head
+        outer_keys = {} if head is None else {head.spec.name: head_key}
         params: Params = {}
         for spec in self._outer_specs:
             params[spec.name] = spec.init(outer_keys.get(spec.name, embed_key), spec.shape)
@@ -381,15 +383,11 @@ class Decoder:
         return norm.apply(scale, last_states), norm.apply(scale, response_states)
 
     def logits(self, params: Params, hidden: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
-        matrix, vocab_axis = self.unembedding_matrix(params)
-        equation = "...d,vd->...v" if vocab_axis == 0 else "...d,dv->...v"
-        return jnp.einsum(equation, hidden, matrix, preferred_element_type=jnp.float32)
+        return self.unembedding(params).logits(hidden)
 
-    def unembedding_matrix(self, params: Params) -> tuple[Array, int]:
-        """The matrix that makes logits of hidden states, [V D] or [D V], and which of its axes is the vocabulary."""
-        if self.config.tied:
-            return all_gather_weight(params["embed"], 1, self.config.width), 0
-        return all_gather_weight(params["unembed"], 0, self.config.width), 1
+    def unembedding(self, params: Params) -> Unembedding:
+        spec = self.architecture.unembedding
+        return gather_unembedding(params[spec.name], spec)
 
 
 def change_layers(stack: Stack, describe_again: Callable[[LayerDescription], LayerDescription]) -> Stack:

@@ -31,15 +31,20 @@ class CriticInputs(NamedTuple):
     weight: Array
 
 
+def without_head(decoder: Decoder, tree: Params) -> Params:
+    """A tree of the policy's parameters without the matrix that makes logits and nothing else."""
+    head = decoder.architecture.head
+    return {name: x for name, x in tree.items() if head is None or name != head.spec.name}
+
+
 def critic_params(decoder: Decoder, params: Params) -> Params:
     """A critic that starts from a policy, its values all 0."""
-    trunk = {k: jax.tree.map(jnp.copy, v) for k, v in params.items() if k != "unembed"}
+    trunk = jax.tree.map(jnp.copy, without_head(decoder, params))
     return {**trunk, "value": jnp.zeros(decoder.config.width), "value_bias": jnp.zeros(1)}
 
 
 def critic_logical_axes(decoder: Decoder) -> Params:
-    trunk = {k: v for k, v in decoder.logical_axes().items() if k != "unembed"}
-    return {**trunk, "value": ("embed",), "value_bias": (None,)}
+    return {**without_head(decoder, decoder.logical_axes()), "value": ("embed",), "value_bias": (None,)}
 
 
 def critic_param_shapes(decoder: Decoder) -> Params:

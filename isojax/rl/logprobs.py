@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from isojax.core.shapes import MAX_DENSE_LOGITS, MAX_SAVED_LOGITS, VOCABULARY_BLOCK, vocabulary_block
 from isojax.distributed.sharding import LOGICAL_AXIS_RULES
+from isojax.models.layers.unembedding import Unembedding
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.logits import NEG_INF, NUCLEUS_MASS_TOLERANCE, log_probs, nucleus, renormalize
 
@@ -74,7 +75,7 @@ def token_stats(
     if tokens.size * decoder.vocab <= MAX_DENSE_LOGITS * num_parts:
         log_p = log_probs(decoder.logits(hidden.params, hidden.states(T)), temperature)
         return TokenStats(token_logps(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p)))
-    unembedding, vocab_axis = decoder.unembedding_matrix(hidden.params)
+    unembedding, vocab_axis = decoder.unembedding(hidden.params)
     states, prefix_entry = hidden.unique_states()
     size = vocabulary_block(decoder.vocab // num_parts, MAX_BLOCK_TOKENS)
     blocks = VocabularyBlocks(vocab_axis, temperature, use_entropy, size, num_parts)
@@ -154,8 +155,7 @@ class VocabularyBlocks:
 
     def logits(self, states: Float[Array, "r D"], unembedding_block: Float[Array, "_ _"]) -> Float[Array, "r v"]:
         """A block of logits over the temperature, in float32."""
-        equation = "rd,vd->rv" if self.vocab_axis == 0 else "rd,dv->rv"
-        return jnp.einsum(equation, states, unembedding_block, preferred_element_type=jnp.float32) / self.temperature
+        return Unembedding(unembedding_block, self.vocab_axis).logits(states) / self.temperature
 
 
 class ForwardCarry(NamedTuple):
