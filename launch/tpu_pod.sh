@@ -228,7 +228,7 @@ case "$verb $#" in
 "ray "[1-9]*)
     up "$@"
     HEAD=$(describe 'networkEndpoints[0].ipAddress')
-    line=$(command_line isojax launch "$@" --resume --ray auto --mesh "$MESH" "run.process_group.tpu=$SLICE" "run.dir=$RUNS")
+    line=$(command_line isojax launch "$@" --resume --no-compile --ray auto --mesh "$MESH" "run.process_group.tpu=$SLICE" "run.dir=$RUNS")
     share_token
     on 0 "ray stop; ray start --head --node-ip-address=$HEAD --port=6379"
     join
