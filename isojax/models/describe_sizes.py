@@ -24,7 +24,7 @@ from isojax.core.policy_sizes import (
     Split,
     WeightSizes,
 )
-from isojax.distributed.sharding import traced_for
+from isojax.distributed.sharding import traced_for, traced_platform
 from isojax.models.architecture import find_ropes
 from isojax.models.decode import Decoding
 from isojax.models.remat import remat_policy
@@ -162,20 +162,23 @@ def stack_sizes(decoder: Decoder, stack: Stack, compute: str, platform: str, spl
     rank = decoder.config.lora.rank if decoder.config.lora else None
     policies = [remat_policy(remat, rank) for remat in ("none", "layer")]
     with traced_for(platform):
+        mlp_values = sum(values_inside_mlp(spec, split) for spec in stack.base.specs.values())
         kept = [kept_bytes(layer, decoder.config.width, compute, policy) for policy in policies]
-    mlp_values = sum(values_inside_mlp(spec, split) for spec in stack.base.specs.values())
     return LayerSizes(len(stack.layers), mlp_values, kept=kept[0], kept_by_remat=kept[1])
 
 
 def values_inside_mlp(spec: Spec, split: Split) -> int:
     """Outputs of a token that a matrix puts into an MLP. Of experts, which take tokens in another order, also its
-    inputs; and all of it for each expert that the token chose, whichever experts the device has."""
+    inputs; and all of it for each expert that the token chose, whichever experts the device has. A CPU multiplies it by
+    all experts' matrices (layers/mixture.py)."""
     if "mlp" not in dict(spec.outputs):
         return 0
     device_axes = dict(split(one_layer_axes(spec)))
     experts = dict(spec.stacked).get("expert")
     if experts is None:
         return device_axes["mlp"]
+    if traced_platform() == "cpu":
+        return device_axes["expert"] * device_axes["mlp"]
     return round(spec.share * experts) * (device_axes["mlp"] + device_axes["embed"])
 
 

@@ -77,6 +77,7 @@ def test_experts_keep_the_routers_logits_alone() -> None:
     assert kept(MOE, platform="cpu").products - kept(MOE).products == 4 * 2 * E * EXPERT_F
     sizes = describe_sizes(MOE).layer_sizes("float32", "tpu", ONE)[0]
     assert sizes.mlp_values == 2 * TOP_K * (EXPERT_F + D)  # gate and up of each copy, and the copy before and after
+    assert describe_sizes(MOE).layer_sizes("float32", "cpu", ONE)[0].mlp_values == 2 * E * EXPERT_F
 
 
 def stored_bytes(model: ModelConfig, precision: PrecisionConfig) -> int:
