@@ -75,6 +75,8 @@ def whole_where_undivided(
 ) -> tuple[Array, Array, Array]:
     """Queries, keys and values of which each device has whole heads: its share of them where there is one, else all."""
     num_heads, num_kv_heads, devices = q.shape[2], k.shape[2], tensor_size()
+    if devices == 1:  # also where a plan looks at one device's part of a layer (describe_sizes.py)
+        return q, k, v
 
     splits_kv_heads = num_kv_heads % devices == 0
     splits_heads = num_heads % devices == 0 and queries_align(num_heads // devices, num_heads // num_kv_heads)
