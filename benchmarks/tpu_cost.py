@@ -5,16 +5,17 @@
 
 libtpu compiles the sampler's program for the topology and writes into the optimized HLO how many cycles it expects each
 operation to take. The first line has a token's milliseconds, and what the chip's memory would allow: the layers'
-weights, the unembedding and the live part of the cache, read once at the published bandwidth. Further lines have what
-costs most in each loop. The compiler does not price flash_decode: its blocks count as read at the published bandwidth,
-averaged over responses of random lengths so far, plus 0.35 us for each step of its grid.
+weights (of experts, those that any slot chose, if all are as likely), the unembedding and the live part of the cache,
+read once at the published bandwidth. Further lines have what costs most in each loop. The compiler does not price
+flash_decode: its blocks count as read at the published bandwidth, averaged over responses of random lengths so far,
+plus 0.35 us for each step of its grid.
 """
 
 import argparse
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from isojax.core.config.load import load_config
-from isojax.distributed.mesh_spec import MeshShape
+from isojax.core.policy_sizes import WeightSizes
+from isojax.distributed.mesh_spec import WEIGHT_AXES, MeshShape
 from isojax.launch.local.compile_for_topology import programs_on_topology, topology_budget
 from isojax.launch.planner import fit_to_memory, format_sizes
 from isojax.launch.time_estimate import find_chip
@@ -121,7 +123,7 @@ class Kernel:
 
 def kernel_cost(cell: Any, sweep: Any, mesh: MeshShape, kind: str, bandwidth: float) -> Kernel:
     model, sampling, R = cell.model, cell.sampling, sweep.decode_slots
-    K = model.kv_heads // mesh.tensor if model.kv_heads % mesh.tensor == 0 else model.kv_heads
+    K = mesh.split(*WEIGHT_AXES).size((("kv_heads", model.kv_heads),))
     P, T, H = sampling.prompt_length, sampling.response_length, model.head_dim
     C, dtype = cache_positions("pallas", P + T), jnp.dtype(cell.precision.cache)
     cache = (jnp.zeros((1, R, K, *((H, C) if H % 128 else (C, H))), dtype),)
@@ -163,9 +165,7 @@ def main() -> None:
     kernel = kernel_cost(config.cell, sweep, mesh, kind, bandwidth)
     around_layers = sum(loop.cycles for loop in token.walk()) - layer.cycles
     seconds = (model.layers * layer.cycles + around_layers) / clock + kernel.seconds
-    weight_bytes = (
-        sum(x.size * x.dtype.itemsize for x in _read_weights(shapes[0].weights.decode, model.tied)) / mesh.tensor
-    )
+    weight_bytes = read_bytes(shapes[0].weights.decode, budget.policy.weights, sweep.decode_slots)
     hbm_seconds = (weight_bytes + kernel.live_bytes) / bandwidth
     visit_and_token = (program, *token.walk(), *(loop for loop in program.loops if loop.depth == 1))
     moved = [x.name for loop in visit_and_token for x in loop.operations if x.moves_data]
@@ -192,14 +192,19 @@ def main() -> None:
             print(json.dumps({**cost, "traced": traced[1] if traced else ""}))
 
 
-def _read_weights(weights: Any, tied: bool) -> list[Any]:
-    """The weights that a token reads in full: all but an untied embedding, of which it reads a row."""
-    return [x for name, x in _flat(weights) if name != "cos_sin" and (tied or name != "embed")]
-
-
-def _flat(weights: Any) -> Iterator[tuple[str, Any]]:
-    for name, x in weights.items():
-        yield from ((name, y) for y in (x.values() if isinstance(x, dict) else [x]) if hasattr(y, "size"))
+def read_bytes(weights: Any, sizes: Sequence[WeightSizes], slots: int) -> float:
+    """Of a device's weights, what a token of so many slots reads: all but an untied embedding, of which it reads a row;
+    of experts, those that any slot chose."""
+    is_tied = "unembed" not in weights
+    shares = {weight.name: weight.share for weight in sizes}
+    read = 0.0
+    for name, entry in weights.items():
+        if name == "cos_sin" or (name == "embed" and not is_tied):
+            continue
+        for weight_name, x in entry.items() if isinstance(entry, dict) else [(name, entry)]:
+            chosen = 1 - (1 - shares.get(weight_name, 1.0)) ** slots
+            read += chosen * math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    return read
 
 
 if __name__ == "__main__":

@@ -2,32 +2,57 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 
 from isojax.core.errors import InputError
 from isojax.core.policy_sizes import SizedAxes
 
-AXES = ("data", "fsdp", "sequence", "tensor")
+AXES = ("data", "fsdp", "sequence", "tensor", "expert")
 ROLLOUT_AXES = ("data", "fsdp")  # the mesh axes that split rollouts
 
-# The one table from logical axes of arrays to axes of a mesh; only it and distributed/sharding.py name these.
-LOGICAL_AXIS_RULES: Mapping[str, str | tuple[str, ...] | None] = {
+# Those that split the weights of a layer among devices with the same rollouts. Experts are the larger part of a model
+# that has them, but a mesh that is wide enough for experts is too wide for its few key/value heads. So `expert` splits
+# experts, and what else its devices divide; the cache, by heads, is then split over `tensor` alone.
+WEIGHT_AXES = ("tensor", "expert")
+
+# The one table from logical axes of arrays to axes of a mesh; only it and distributed/sharding.py name these. Of
+# several mesh axes, `axes_that_split` takes those that make the most parts.
+LOGICAL_AXIS_RULES: Mapping[str, tuple[str, ...]] = {
     "shard": ROLLOUT_AXES,
-    "layer": None,
-    "vocab": "tensor",
-    "embed": "fsdp",
-    "heads": "tensor",
-    "kv_heads": "tensor",
-    "mlp": "tensor",
-    "expert": "tensor",
-    "choice": None,  # a router's outputs, one for each expert
-    "rank": None,
-    "head_dim": None,
-    "fused": None,  # of matrices that a checkpoint has as one
-    "position": "sequence",
-    "token": "tensor",  # of hidden states between products (`split_tokens`)
+    "layer": (),
+    "vocab": WEIGHT_AXES,
+    "embed": ("fsdp",),
+    "heads": WEIGHT_AXES,
+    "kv_heads": WEIGHT_AXES,
+    "mlp": WEIGHT_AXES,
+    "expert": WEIGHT_AXES,
+    "choice": (),  # a router's outputs, one for each expert
+    "rank": (),
+    "head_dim": (),
+    "fused": (),  # of matrices that a checkpoint has as one
+    "position": ("sequence",),
+    "token": WEIGHT_AXES,  # of hidden states between products (`split_tokens`)
 }
+
+
+def axes_that_split(name: str, size: int, mesh: Mapping[str, int], used: Collection[str] = ()) -> tuple[str, ...]:
+    """The axes of a mesh of these sizes that split a logical axis of this size: of those that the table has for it and
+    that are not `used`, the ones whose product divides it and is largest. Empty where it stays whole."""
+    candidates = [axis for axis in LOGICAL_AXIS_RULES[name] if mesh.get(axis, 1) > 1 and axis not in used]
+    best: tuple[str, ...] = ()
+    for count in range(1, len(candidates) + 1):
+        for axes in combinations(candidates, count):
+            parts = count_parts(axes, mesh)
+            if size and size % parts == 0 and parts > count_parts(best, mesh):
+                best = axes
+    return best
+
+
+def count_parts(axes: Iterable[str], mesh: Mapping[str, int]) -> int:
+    """Into how many parts these axes of a mesh split an array."""
+    return math.prod(mesh.get(axis, 1) for axis in axes)
 
 
 @dataclass(frozen=True)
@@ -36,13 +61,24 @@ class MeshShape:
     fsdp: int = 1
     sequence: int = 1
     tensor: int = 1
+    expert: int = 1
 
     def __str__(self) -> str:
         return ",".join(f"{axis}={size}" for axis in AXES if (size := vars(self)[axis]) > 1) or "auto"
 
     @property
     def devices(self) -> int:
-        return self.data * self.fsdp * self.sequence * self.tensor
+        return math.prod(self.sizes.values())
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Of each axis."""
+        return {axis: vars(self)[axis] for axis in AXES}
+
+    @property
+    def weight_parts(self) -> int:
+        """Devices that have the same rollouts, and parts of the weights."""
+        return count_parts(WEIGHT_AXES, self.sizes)
 
     @property
     def shards(self) -> int:
@@ -61,16 +97,12 @@ class MeshSplit:
     parts: tuple[tuple[str, int], ...]  # (axis, size)
 
     def __call__(self, axes: SizedAxes) -> SizedAxes:
-        """A device's part. An axis that its mesh axes do not divide stays whole, and so does one whose mesh axes split
-        an earlier one."""
+        """A device's part: of each axis by the mesh axes that divide it, but not by those that split an earlier one."""
         sizes, used, device_axes = dict(self.parts), set[str](), []
         for name, size in axes:
-            rule = LOGICAL_AXIS_RULES[name]
-            mesh_axes = (rule,) if isinstance(rule, str) else rule or ()
-            num_parts = math.prod(sizes.get(axis, 1) for axis in mesh_axes)
-            is_split = num_parts > 1 and size % num_parts == 0 and used.isdisjoint(mesh_axes)
-            used.update(mesh_axes if is_split else ())
-            device_axes.append((name, size // num_parts if is_split else size))
+            split_axes = axes_that_split(name, size, sizes, used)
+            used.update(split_axes)
+            device_axes.append((name, size // count_parts(split_axes, sizes)))
         return tuple(device_axes)
 
     def size(self, axes: SizedAxes) -> int:

@@ -25,7 +25,15 @@ from jax import shard_map
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from isojax.core.errors import InputError
-from isojax.distributed.mesh_spec import AXES, LOGICAL_AXIS_RULES, ROLLOUT_AXES, MeshShape
+from isojax.distributed.mesh_spec import (
+    AXES,
+    LOGICAL_AXIS_RULES,
+    ROLLOUT_AXES,
+    WEIGHT_AXES,
+    MeshShape,
+    axes_that_split,
+    count_parts,
+)
 from isojax.distributed.multiprocess import is_multiprocess
 
 PARAM_AXIS = "fsdp"  # the one of them that splits parameters too
@@ -36,26 +44,34 @@ TOKEN_AXES = (("token", None, None), (None, "token", None))  # of hidden states:
 
 def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
     """A mesh of Auto axes over the first of these devices."""
-    grid = np.asarray(devices[: shape.devices]).reshape(shape.data, shape.fsdp, shape.sequence, shape.tensor)
+    grid = np.asarray(devices[: shape.devices]).reshape(*shape.sizes.values())
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def partition_spec(logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh) -> PartitionSpec:
-    """The table applied to one array. An axis that its mesh axes do not divide is not split, nor is an empty one, nor
-    one whose mesh axes split an earlier one."""
+    """The table applied to one array: each of its axes by the mesh axes that divide it, but not by those that split an
+    earlier one."""
     spec: list[str | tuple[str, ...] | None] = []
     used: set[str] = set()
     for name, size in zip(logical, shape, strict=True):
         if name is not None and name not in LOGICAL_AXIS_RULES:
             known = ", ".join(LOGICAL_AXIS_RULES)
             raise InputError(f"a parameter of the model has an axis {name!r}; expected one of {known}.")
-        axes = LOGICAL_AXIS_RULES[name] if name is not None else None
-        mesh_axes = (axes,) if isinstance(axes, str) else axes or ()
-        num_parts = int(np.prod([mesh.shape[a] for a in mesh_axes], dtype=int))
-        is_split = num_parts > 1 and size and size % num_parts == 0 and used.isdisjoint(mesh_axes)
-        spec.append(axes if is_split else None)
-        used.update(mesh_axes if is_split else ())
+        axes = () if name is None else axes_that_split(name, size, mesh.shape, used)
+        if name == "shard" and axes:
+            axes = ROLLOUT_AXES  # also those of one device, as shard_maps name them
+        if len(axes) > 1:
+            spec.append(axes)
+        else:
+            spec.append(axes[0] if axes else None)
+        used.update(axes)
     return PartitionSpec(*spec)
+
+
+def mesh_axes_of(spec: PartitionSpec) -> tuple[str, ...]:
+    """The axes of a mesh by which a spec splits an array."""
+    entries = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
+    return tuple(axis for entry in entries for axis in entry)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -67,7 +83,7 @@ def manual_spec(spec: PartitionSpec) -> PartitionSpec:
     """The part of a spec on the axes that a shard_map here is manual over (data, fsdp)."""
     manual_entries = []
     for entry in spec:
-        mesh_axes = (entry,) if isinstance(entry, str) else entry or ()
+        mesh_axes = mesh_axes_of(PartitionSpec(entry))
         manual_entries.append(tuple(a for a in mesh_axes if a in ROLLOUT_AXES) or None)
     return PartitionSpec(*manual_entries)
 
@@ -163,7 +179,12 @@ def positions_are_split(mesh: Mesh | AbstractMesh) -> bool:
 
 def weights_are_split(mesh: Mesh | AbstractMesh) -> bool:
     """Whether devices of the mesh share the weights of a layer."""
-    return any(mesh.shape.get(str(LOGICAL_AXIS_RULES[name]), 1) > 1 for name in ("embed", "mlp"))
+    return count_parts((PARAM_AXIS, *WEIGHT_AXES), mesh.shape) > 1
+
+
+def vocabulary_is_split(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether devices with the same rollouts share a vocabulary that they divide."""
+    return count_parts(LOGICAL_AXIS_RULES["vocab"], mesh.shape) > 1
 
 
 def with_logical_constraint(x: jax.Array, logical: Sequence[str | None]) -> jax.Array:
@@ -174,8 +195,9 @@ def with_logical_constraint(x: jax.Array, logical: Sequence[str | None]) -> jax.
     return jax.lax.with_sharding_constraint(x, partition_spec(logical, x.shape, mesh))
 
 
-def keep_heads_whole(x: jax.Array, is_whole: bool) -> jax.Array:
-    """Queries, keys or values [b t heads H]; if `is_whole`, each device over `tensor` has all heads.
+def keep_heads_whole(x: jax.Array, is_whole: bool, kv_heads: int) -> jax.Array:
+    """Queries, keys or values [b t heads H]; if `is_whole`, each device has all heads of its share of the `kv_heads`
+    that are split: of all, where none are.
 
     XLA would otherwise split some heads in the middle, and exchange their halves for rotary positions by a permutation.
     On CPUs all devices wait for each other in one, and samplers' shards leave their loops at times of their own: the
@@ -183,12 +205,13 @@ def keep_heads_whole(x: jax.Array, is_whole: bool) -> jax.Array:
     if not is_whole:
         return x
     free = PartitionSpec.UNCONSTRAINED
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(free, free, None, None))
+    (heads,) = partition_spec(("kv_heads",), (kv_heads,), jax.sharding.get_abstract_mesh())
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(free, free, heads, None))
 
 
-def tensor_size() -> int:
-    """How many devices share the heads of a layer, in the mesh that is set."""
-    return jax.sharding.get_abstract_mesh().shape.get(str(LOGICAL_AXIS_RULES["heads"]), 1)
+def devices_of_a_layer() -> int:
+    """How many devices share the weights of a layer, in the mesh that is set, where their axes divide."""
+    return count_parts(WEIGHT_AXES, jax.sharding.get_abstract_mesh().shape)
 
 
 def sum_over_experts(
@@ -196,43 +219,42 @@ def sum_over_experts(
 ) -> jax.Array:
     """function(first_expert, weights, *inputs), summed over devices where a mesh splits `weights`, which have these
     logical axes: by whole experts, or each expert's matrices. Every device has all inputs."""
-    mesh, axis = jax.sharding.get_abstract_mesh(), str(LOGICAL_AXIS_RULES["expert"])
-    if mesh.shape.get(axis, 1) == 1:
+    mesh = jax.sharding.get_abstract_mesh()
+    # What fsdp splits is gathered already.
+    not_embed = [[None if name == "embed" else name for name in names] for names in axes]
+    specs = [partition_spec(names, w.shape, mesh) for names, w in zip(not_embed, weights, strict=True)]
+    split_axes = mesh_axes_of(specs[0])
+    if not split_axes:
         return function(0, weights, *inputs)
 
-    def only_axis(spec: PartitionSpec) -> PartitionSpec:
-        return PartitionSpec(*(entry if entry == axis else None for entry in spec))
-
-    specs = [only_axis(partition_spec(names, w.shape, mesh)) for names, w in zip(axes, weights, strict=True)]
-    if not all(any(spec) for spec in specs):
-        return function(0, weights, *inputs)
+    expert_axes = mesh_axes_of(PartitionSpec(specs[0][0]))
 
     def of_device(weights: Sequence[jax.Array], *inputs: jax.Array) -> jax.Array:
-        is_split_by_experts = specs[0][0] == axis
-        first_expert = jax.lax.axis_index(axis) * weights[0].shape[0] if is_split_by_experts else 0
+        first_expert = jax.lax.axis_index(expert_axes) * weights[0].shape[0] if expert_axes else 0
         # In float32, because XLA:CPU cannot compile the sum of bfloat16 over devices.
         part = function(first_expert, weights, *inputs)
-        return jax.lax.psum(part.astype("float32"), axis).astype(part.dtype)
+        return jax.lax.psum(part.astype("float32"), split_axes).astype(part.dtype)
 
     in_specs: Any = (specs, *[PartitionSpec()] * len(inputs))
     mapped: Callable[..., jax.Array] = shard_map(
-        of_device, in_specs=in_specs, out_specs=PartitionSpec(), axis_names={axis}, check_vma=False
+        of_device, in_specs=in_specs, out_specs=PartitionSpec(), axis_names=set(split_axes), check_vma=False
     )
     return mapped(list(weights), *inputs)
 
 
 def token_parts(mesh: Mesh | AbstractMesh) -> int:
     """How many devices share the tokens of hidden states (`split_tokens`)."""
-    return mesh.shape.get(str(LOGICAL_AXIS_RULES["token"]), 1)
+    return count_parts(LOGICAL_AXIS_RULES["token"], mesh.shape)
 
 
 def split_tokens(x: jax.Array, is_split: bool) -> jax.Array:
-    """Hidden states [b t D] of which each device over `tensor` had all tokens and gets a part of them, or the other way
-    round, where they will be differentiated, and their gradient in the opposite direction; elsewhere as they are."""
+    """Hidden states [b t D] of which each device that has parts of the weights had all tokens and gets a part of them,
+    or the other way round, where they will be differentiated, and their gradient in the opposite direction; elsewhere
+    as they are."""
     mesh, whole = jax.sharding.get_abstract_mesh(), PartitionSpec()
-    specs = [partition_spec(axes, x.shape, mesh) for axes in TOKEN_AXES] if mesh.shape else []
-    part = next((spec for spec in specs if any(spec)), None)
-    if part is None:
+    specs = [partition_spec(axes, x.shape, mesh) for axes in TOKEN_AXES]
+    part = max(specs, key=lambda spec: count_parts(mesh_axes_of(spec), mesh.shape))  # of equal ones the first
+    if not any(part):
         return x
     return _reshard(x, whole, part) if is_split else _reshard(x, part, whole)
 

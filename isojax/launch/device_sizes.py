@@ -9,7 +9,7 @@ from functools import cached_property
 from isojax.core.config import CellConfig
 from isojax.core.policy_sizes import AttentionSizes, CacheShape, LayerSizes, PolicySizes, WeightSizes
 from isojax.core.shapes import SamplerShapes, layers_are_unrolled, row_padding
-from isojax.distributed.mesh_spec import MeshShape
+from isojax.distributed.mesh_spec import WEIGHT_AXES, MeshShape
 
 FLOAT_BYTES = 4
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
@@ -41,8 +41,8 @@ class DeviceSizes:
         self.mask_bytes = MASK_BYTES if attention == "cudnn" else 0  # of one token and one key
 
         # Of products: gathered over fsdp. Of what a run keeps: split by fsdp as well.
-        self.split = mesh.split("tensor")
-        self.kept_split = mesh.split("tensor", GATHERED_AXIS)
+        self.split = mesh.split(*WEIGHT_AXES)
+        self.kept_split = mesh.split(*WEIGHT_AXES, GATHERED_AXIS)
         self.layers: list[DeviceLayer] = []
         stacks = zip(policy.layer_sizes(self.precision.compute, backend, self.split), policy.attention, strict=True)
         for sizes, attention_sizes in stacks:
@@ -53,7 +53,7 @@ class DeviceSizes:
         self.prompt_positions = -(-shapes.prompt_length // mesh.sequence)
         self.prefill_tokens = shapes.prefill_batch * self.prompt_positions
         m, positions = shapes.microbatch, max(1, shapes.response_length - 1)
-        self.microbatch_tokens = m * (positions + row_padding(attention, m, positions, mesh.tensor))
+        self.microbatch_tokens = m * (positions + row_padding(attention, m, positions, mesh.weight_parts))
         self.key_positions = self.prompt_positions + shapes.response_length - 1
 
         self.has_reference = cell.rl.kl > 0 or cell.rl.measure_kl
@@ -224,14 +224,14 @@ class DeviceLayer:
     """A layer of a stack."""
 
     def __init__(self, device: DeviceSizes, sizes: LayerSizes, attention: AttentionSizes):
-        mesh, split = device.mesh, device.split
+        split = device.split
         self.device, self.sizes, self.count = device, sizes, sizes.layers
         self.mlp_values = sizes.mlp_values
 
         heads, kv_heads = split.size((("heads", attention.heads),)), split.size((("kv_heads", attention.kv_heads),))
         # Heads that attention is computed of: XLA splits queries over the heads of keys or of one key, else not at all.
-        splits_queries = attention.kv_heads == 1 or attention.kv_heads % mesh.tensor == 0
-        computed_heads = heads if splits_queries else attention.heads
+        key_parts = attention.kv_heads // kv_heads
+        computed_heads = heads if attention.kv_heads == 1 else attention.heads // key_parts
         self.query_values = heads * attention.head_dim
         self.computed_values = computed_heads * attention.head_dim  # of queries, or mixed of values
         self.kv_values = 2 * kv_heads * attention.head_dim

@@ -278,7 +278,7 @@ def _even_meshes(budget: DeviceBudget, num_devices: int) -> Iterator[MeshShape]:
     devices, kv_heads = num_devices // sequence, math.gcd(*(attention.kv_heads for attention in policy.attention))
     for tensor in (size for size in range(1, devices + 1) if devices % size == kv_heads % size == 0):
         for fsdp in (size for size in range(1, devices // tensor + 1) if devices // tensor % size == 0):
-            mesh = MeshShape(devices // tensor // fsdp, fsdp, sequence, tensor)
+            mesh = MeshShape(data=devices // tensor // fsdp, fsdp=fsdp, sequence=sequence, tensor=tensor)
             if policy.width % fsdp == 0 and splits_mlps(policy, mesh):
                 yield mesh
 

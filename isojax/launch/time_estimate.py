@@ -91,8 +91,8 @@ class Forecast:
 
 
 def _tensor_sum_seconds(s: DeviceSizes, tokens: float, sums_per_layer: float, rates: DeviceRates) -> float:
-    """Seconds in which the devices of `tensor` add up what each has of a layer's outputs."""
-    bytes_of_a_sum = 2 * (s.mesh.tensor - 1) / s.mesh.tensor * s.compute_bytes * tokens * s.D
+    """Seconds in which the devices that share weights add up what each has of a layer's outputs."""
+    bytes_of_a_sum = 2 * (1 - 1 / s.mesh.weight_parts) * s.compute_bytes * tokens * s.D
     return s.num_layers * sums_per_layer * bytes_of_a_sum / rates.link_bandwidth
 
 

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from isojax.core.shapes import PALLAS
-from isojax.distributed.sharding import PROMPT_AXIS, partition_spec
+from isojax.distributed.sharding import PROMPT_AXIS, axes_that_split
 from isojax.models.cpu import small_head_products, sum_over_queries
 from isojax.models.kernels.cudnn import PrefixKV, cudnn_attention
 
@@ -144,8 +144,10 @@ def shard_over_heads(
     auto_axes = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
     if not auto_axes:
         return function
-    (axis,) = partition_spec(("kv_heads",), (kv_heads,), mesh)
-    head_axes = tuple(name for name in mesh.axis_names if name in auto_axes and (name == axis or mesh.shape[name] == 1))
+    splits_heads = axes_that_split("kv_heads", kv_heads, mesh.shape)
+    head_axes = tuple(
+        name for name in mesh.axis_names if name in auto_axes and (name in splits_heads or mesh.shape[name] == 1)
+    )
 
     def specs(dimensions: tuple[int | None, ...]) -> tuple[PartitionSpec, ...]:
         return tuple(PartitionSpec() if d is None else PartitionSpec(*[None] * d, head_axes) for d in dimensions)

@@ -19,7 +19,7 @@ from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.shapes import layers_are_unrolled
 from isojax.distributed.device_probe import seconds_per_call
-from isojax.distributed.sharding import positions_are_split
+from isojax.distributed.sharding import axes_that_split, count_parts, positions_are_split
 from isojax.models.attention import (
     SlotPositions,
     cache_positions,
@@ -134,11 +134,12 @@ def attention_shapes(
     cell: CellConfig, sweep: SweepConfig, mesh: Mesh
 ) -> tuple[SelfAttentionShape, DecodeAttentionShape]:
     """The calls of a device of the mesh: the update's and the sampler's."""
-    model, sampling, tensor = cell.model, cell.sampling, mesh.shape["tensor"]
+    model, sampling = cell.model, cell.sampling
     platform = mesh.devices.flat[0].platform
     precision = cell.precision.for_platform(platform)
     unrolled = layers_are_unrolled(platform, precision.cache)
-    head_shards = tensor if model.kv_heads % tensor == 0 else 1  # devices that share the heads
+    head_axes = axes_that_split("kv_heads", model.kv_heads, mesh.shape)
+    head_shards = count_parts(head_axes, mesh.shape)  # devices that share the heads
     head_sizes = (model.heads // head_shards, model.kv_heads // head_shards, model.head_dim, precision.compute)
     P, T = sampling.prompt_length, sampling.response_length
     return (

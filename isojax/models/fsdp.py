@@ -14,7 +14,7 @@ from jax import lax, shard_map
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from isojax.distributed.sharding import PARAM_AXIS, partition_spec
+from isojax.distributed.sharding import PARAM_AXIS, mesh_axes_of, partition_spec
 
 
 class GradAnchor(NamedTuple):
@@ -75,7 +75,7 @@ def all_gather_params(params: Any, specs: Any, dtype: Any) -> Any:
 
 def _with_other_axes_manual(collective: Callable[[Array], Array], spec: PartitionSpec) -> Callable[[Array], Array]:
     """A collective over fsdp of each device's own shard by `spec`: XLA would first gather it over other axes."""
-    manual_axes = {name for name in spec if name is not None}
+    manual_axes = set(mesh_axes_of(spec))
     if not manual_axes:
         return collective
     return shard_map(collective, in_specs=spec, out_specs=spec, axis_names=manual_axes, check_vma=False)

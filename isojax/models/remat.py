@@ -7,15 +7,18 @@ from typing import Any
 import jax
 
 from isojax.models.layers.block import MLP_INPUT
+from isojax.models.layers.mixture import EXPERT_PRODUCT
 
 
 @cache  # what is traced with a policy is found again by the policy itself
 def remat_policy(remat: str, adapter_rank: int | None) -> Callable[..., Any] | None:
     """What a layer keeps for its gradient: nothing, or products, but instead of attention's output projection its sum
     with the hidden states, which the MLP reads. Norms, activations and a prompt's keys and values by response are
-    computed again, and so are an adapter's outputs, as large as the product that they are added to."""
+    computed again, and so are an adapter's outputs, as large as the product that they are added to. Products of experts
+    with their own rows are none that XLA calls by that name, and are kept by a name of their own."""
     policies = jax.checkpoint_policies
-    products = policies.save_from_both_policies(policies.dots_saveable, policies.save_only_these_names(MLP_INPUT))
+    named = policies.save_only_these_names(MLP_INPUT, EXPERT_PRODUCT)
+    products = policies.save_from_both_policies(policies.dots_saveable, named)
     if adapter_rank is None or remat == "layer":
         return None if remat == "layer" else products
 

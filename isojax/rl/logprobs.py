@@ -13,13 +13,12 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from isojax.core.shapes import MAX_DENSE_LOGITS, MAX_SAVED_LOGITS, VOCABULARY_BLOCK, vocabulary_block
-from isojax.distributed.sharding import LOGICAL_AXIS_RULES
+from isojax.distributed.sharding import axes_that_split, count_parts
 from isojax.models.layers.unembedding import Unembedding
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.logits import NEG_INF, NUCLEUS_MASS_TOLERANCE, log_probs, nucleus, renormalize
 
 MAX_BLOCK_TOKENS = VOCABULARY_BLOCK
-VOCAB_AXIS = str(LOGICAL_AXIS_RULES["vocab"])  # of the mesh
 
 
 class TokenStats(NamedTuple):
@@ -69,16 +68,16 @@ def token_stats(
 ) -> TokenStats:
     """Log-probabilities and entropies of the whole distributions (top-p 1). use_entropy: whether the entropy is
     differentiated. vocab_split: whether devices share the vocabulary; then each walks over the blocks of its part."""
-    devices = jax.sharding.get_abstract_mesh().shape.get(VOCAB_AXIS, 1)  # that share a vocabulary they can divide
-    num_parts = devices if vocab_split and decoder.vocab % devices == 0 else 1
-    T = tokens.shape[1]
+    mesh_shape, T = jax.sharding.get_abstract_mesh().shape, tokens.shape[1]
+    mesh_axes = axes_that_split("vocab", decoder.vocab, mesh_shape) if vocab_split else ()
+    num_parts = count_parts(mesh_axes, mesh_shape)
     if tokens.size * decoder.vocab <= MAX_DENSE_LOGITS * num_parts:
         log_p = log_probs(decoder.logits(hidden.params, hidden.states(T)), temperature)
         return TokenStats(token_logps(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p)))
     unembedding, vocab_axis = decoder.unembedding(hidden.params)
     states, prefix_entry = hidden.unique_states()
     size = vocabulary_block(decoder.vocab // num_parts, MAX_BLOCK_TOKENS)
-    blocks = VocabularyBlocks(vocab_axis, temperature, use_entropy, size, num_parts)
+    blocks = VocabularyBlocks(vocab_axis, temperature, use_entropy, size, num_parts, mesh_axes)
     padded_tokens = jnp.pad(tokens, ((0, 0), (0, hidden.response_hidden.shape[1] - (T - 1))))
     logps_and_entropy: Any = blockwise_token_stats(states, unembedding, padded_tokens, prefix_entry, blocks)
     return TokenStats(*(x[:, :T] for x in logps_and_entropy))
@@ -125,6 +124,7 @@ class VocabularyBlocks:
     use_entropy: bool  # whether the entropy is differentiated
     size: int  # tokens of a block
     num_parts: int = 1  # devices that share the vocabulary
+    mesh_axes: tuple[str, ...] = ()  # along which they do
 
     def on_parts(self, function: Callable[..., Any], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> Any:
         """`function` on each device's part. inputs, outputs: which axis of each array is the vocabulary's, or None."""
@@ -132,19 +132,20 @@ class VocabularyBlocks:
             return function
 
         def specs(axes: tuple[Any, ...]) -> tuple[PartitionSpec, ...]:
-            return tuple(PartitionSpec() if a is None else PartitionSpec(*[None] * a, VOCAB_AXIS) for a in axes)
+            return tuple(PartitionSpec() if a is None else PartitionSpec(*[None] * a, self.mesh_axes) for a in axes)
 
+        manual_axes = set(self.mesh_axes)
         return shard_map(
-            function, in_specs=specs(inputs), out_specs=specs(outputs), axis_names={VOCAB_AXIS}, check_vma=False
+            function, in_specs=specs(inputs), out_specs=specs(outputs), axis_names=manual_axes, check_vma=False
         )
 
     def first_token(self, part_vocab: int) -> Any:
         """The first token of this device's part."""
-        return lax.axis_index(VOCAB_AXIS) * part_vocab if self.num_parts > 1 else 0
+        return lax.axis_index(self.mesh_axes) * part_vocab if self.num_parts > 1 else 0
 
     def add_parts(self, x: Any) -> Any:
         """The sum over devices of what each has of its part."""
-        return lax.psum(x, VOCAB_AXIS) if self.num_parts > 1 else x
+        return lax.psum(x, self.mesh_axes) if self.num_parts > 1 else x
 
     def loop(self, vocab: int, step: Callable[[Any, int, Any], Any], carry: Any) -> Any:
         """`step(start, tokens of the block, carry)` over whole blocks, then over what is left of the vocabulary."""
@@ -242,7 +243,7 @@ def _sums_over_blocks(
     sums = blocks.loop(vocab, step, carry)
     max_logit, exp_sum, weighted_sum = sums.max_logit, sums.exp_sum, sums.weighted_sum
     if blocks.num_parts > 1:
-        max_logit = lax.pmax(sums.max_logit, VOCAB_AXIS)
+        max_logit = lax.pmax(sums.max_logit, blocks.mesh_axes)
         rescale = jnp.exp(sums.max_logit - max_logit)
         exp_sum, weighted_sum = blocks.add_parts((exp_sum * rescale, weighted_sum * rescale))
     first_logits, state_logits = blocks.add_parts((sums.first_logits, sums.state_logits))

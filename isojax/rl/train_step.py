@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from isojax.core.config import CellConfig
 from isojax.core.shapes import SamplerShapes
-from isojax.distributed.sharding import compiler_options, replicated
+from isojax.distributed.sharding import compiler_options, replicated, vocabulary_is_split
 from isojax.models.transformer import Decoder, Params
 from isojax.rl import critic, objective
 from isojax.rl.advantages import RewardedBatch, zero_variance
@@ -73,7 +73,7 @@ class TrainStep:
         self.measures_signal = measures_signal
         self.rl, self.shapes, self.algorithm = cell.rl, shapes, resolve_algorithm(cell.rl)
         self.stops = stops
-        policy_objective = PolicyObjective(decoder, cell.rl, cell.sampling, vocab_split=mesh.shape["tensor"] > 1)
+        policy_objective = PolicyObjective(decoder, cell.rl, cell.sampling, vocabulary_is_split(mesh))
         trained_axes, trained_shapes = decoder.trained(decoder.logical_axes()), decoder.trained(decoder.shapes())
         self._policy_gradient = build_gradient(policy_objective, shapes, mesh, trained_axes, trained_shapes)
         if cell.rl.critic:

@@ -8,10 +8,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.tpu_cost import read_loops
+from benchmarks.tpu_cost import read_bytes, read_loops
+from isojax.core.policy_sizes import WeightSizes
+from isojax.distributed.sharding import replicated, shape_on
+from tests.device import mesh
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HLO = """\
@@ -39,6 +43,26 @@ def test_loops_by_hand() -> None:
     assert (program.depth, program.cycles, program.loops[0].cycles, program.innermost.cycles) == (3, 1, 2, 34)
     moved = [x.name for loop in program.walk() for x in loop.operations if x.moves_data]
     assert moved == ["big"]  # 2 MiB; the other copy has 32 bytes
+
+
+def test_bytes_that_a_token_reads_by_hand() -> None:
+    """Two slots with half of the experts each read three quarters of them, and of an untied embedding only rows."""
+
+    def of_shape(*shape: int) -> Any:
+        return shape_on(replicated(mesh()), shape, "bfloat16")
+
+    experts = of_shape(2, 4, 8, 16)
+    weights = {
+        "embed": of_shape(100, 8),
+        "unembed": of_shape(8, 100),
+        "blocks": {"query": of_shape(2, 8, 16), "expert_gate": experts},
+        "cos_sin": [of_shape(64)],
+    }
+    sizes = WeightSizes("expert_gate", (("expert", 4), ("embed", 8), ("mlp", 16)), share=0.5)
+    of_all_slots = 2 * (800 + 256)
+    assert read_bytes(weights, [sizes], slots=2) == of_all_slots + 0.75 * 2 * 1024
+    tied = {name: x for name, x in weights.items() if name != "unembed"}
+    assert read_bytes(tied, [sizes], slots=2) == of_all_slots + 0.75 * 2 * 1024
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from isojax.core.errors import InputError
 from isojax.distributed import sharding
-from isojax.distributed.mesh_spec import MeshShape, parse_mesh
+from isojax.distributed.mesh_spec import MeshShape, axes_that_split, parse_mesh
 from isojax.distributed.sharding import (
     copy_to_mesh,
     copyable_sharding,
@@ -31,30 +31,49 @@ L, D, N, K, H, F = CONFIG.layers, CONFIG.width, CONFIG.heads, CONFIG.kv_heads, C
 @pytest.mark.parametrize(
     ("text", "shape", "shards"),
     [
-        ("auto", (1, 1, 1, 1), 1),
-        ("data=2,tensor=1", (2, 1, 1, 1), 2),
-        ("tensor=2,data=2,fsdp=2", (2, 2, 1, 2), 4),
-        (" data=4 , tensor=2", (4, 1, 1, 2), 4),
-        ("data=-1,tensor=2", (4, 1, 1, 2), 4),
-        ("fsdp=-1", (1, 8, 1, 1), 8),
-        ("data=2,sequence=2,tensor=2", (2, 1, 2, 2), 2),
-        ("sequence=-1,fsdp=2", (1, 2, 4, 1), 2),
+        ("auto", (1, 1, 1, 1, 1), 1),
+        ("data=2,tensor=1", (2, 1, 1, 1, 1), 2),
+        ("tensor=2,data=2,fsdp=2", (2, 2, 1, 2, 1), 4),
+        (" data=4 , tensor=2", (4, 1, 1, 2, 1), 4),
+        ("data=-1,tensor=2", (4, 1, 1, 2, 1), 4),
+        ("fsdp=-1", (1, 8, 1, 1, 1), 8),
+        ("data=2,sequence=2,tensor=2", (2, 1, 2, 2, 1), 2),
+        ("sequence=-1,fsdp=2", (1, 2, 4, 1, 1), 2),
+        ("expert=2,fsdp=2,tensor=2", (1, 2, 1, 2, 2), 2),
+        ("data=2,expert=-1", (2, 1, 1, 1, 4), 2),
     ],
 )
-def test_meshes_by_hand(text: str, shape: tuple[int, int, int, int], shards: int) -> None:
+def test_meshes_by_hand(text: str, shape: tuple[int, int, int, int, int], shards: int) -> None:
     parsed = parse_mesh(text, 8)
     assert parsed == MeshShape(*shape)
     assert (parsed.devices, parsed.shards) == (np.prod(shape), shards)
     made = make_mesh(parsed, jax.devices())
-    assert dict(made.shape) == dict(zip(("data", "fsdp", "sequence", "tensor"), shape, strict=True))
+    assert dict(made.shape) == dict(zip(("data", "fsdp", "sequence", "tensor", "expert"), shape, strict=True))
     assert set(made.axis_types) == {AxisType.Auto}
     assert shard_count(made) == shards
 
 
 @pytest.mark.parametrize(
+    ("axis", "size", "parts", "axes"),
+    [
+        ("expert", 128, 8, ("tensor", "expert")),
+        ("kv_heads", 4, 4, ("tensor",)),  # 8 do not divide it, and tensor makes more parts than expert
+        ("heads", 6, 2, ("expert",)),
+        ("mlp", 7, 1, ()),
+        ("embed", 16, 1, ()),  # over fsdp, which this mesh has not
+    ],
+)
+def test_the_mesh_axes_that_make_most_parts(axis: str, size: int, parts: int, axes: tuple[str, ...]) -> None:
+    shape = MeshShape(tensor=4, expert=2)
+    assert axes_that_split(axis, size, shape.sizes) == axes
+    assert shape.split("tensor", "expert").size(((axis, size),)) == size // parts
+    assert "expert" not in axes_that_split(axis, size, shape.sizes, used=("expert",))
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("model=2", "'model' is not a new axis of data, fsdp, sequence, tensor"),
+        ("model=2", "'model' is not a new axis of data, fsdp, sequence, tensor, expert"),
         ("data=2,data=2", "'data' is not a new axis"),
         ("data=0", "size of data is '0'; expected a positive integer"),
         ("data=two", "size of data is 'two'"),

@@ -70,11 +70,11 @@ def test_an_adapter_keeps_what_its_first_half_makes() -> None:
     assert kept(adapted).products == kept(LLAMA).products + 4 * targets * 4
 
 
-def test_experts_keep_the_routers_logits_alone() -> None:
-    """Products by groups of rows are no dot_general, and are computed again. A CPU, which multiplies all rows by all
-    experts' matrices, keeps these products."""
-    assert kept(MOE).products == 4 * (N * H + 2 * K * H + E)
-    assert kept(MOE, platform="cpu").products - kept(MOE).products == 4 * 2 * E * EXPERT_F
+def test_experts_keep_their_first_products() -> None:
+    """Those of a token with its own experts. A CPU, which multiplies all rows by all experts' matrices, keeps all."""
+    attention_and_router = N * H + 2 * K * H + E
+    assert kept(MOE).products == 4 * (attention_and_router + 2 * TOP_K * EXPERT_F)
+    assert kept(MOE, platform="cpu").products == 4 * (attention_and_router + 2 * E * EXPERT_F)
     sizes = describe_sizes(MOE).layer_sizes("float32", "tpu", ONE)[0]
     assert sizes.mlp_values == 2 * TOP_K * (EXPERT_F + D)  # gate and up of each copy, and the copy before and after
     assert describe_sizes(MOE).layer_sizes("float32", "cpu", ONE)[0].mlp_values == 2 * E * EXPERT_F

@@ -357,6 +357,7 @@ def test_a_tied_embedding_gathers_both_gradients() -> None:
         ("llama-3.1-8b-instruct", 8_030_261_248),
         ("qwen2.5-7b-instruct", 7_615_616_512),
         ("qwen3-4b-instruct", 4_022_468_096),
+        ("qwen3-30b-a3b", 30_532_122_624),
         ("smollm2-135m", 134_515_008),
     ],
 )

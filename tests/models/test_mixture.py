@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
+from benchmarks.model_logprobs import PREFILLED, sample, whole_pass
 from isojax.core.config import ModelConfig, RLConfig, SamplingConfig
 from isojax.core.config.model import LoraConfig
 from isojax.core.errors import InputError
 from isojax.core.shapes import SamplerShapes
-from isojax.distributed.sharding import shard_count
+from isojax.distributed.sharding import shard_count, vocabulary_is_split
 from isojax.models.describe_sizes import describe_sizes
 from isojax.models.families.qwen3_moe import settings
+from isojax.models.layers import mixture
 from isojax.models.layers.mixture import MixtureOfExperts, add_all_experts, add_own_experts
 from isojax.models.spec import LayerDescription
 from isojax.models.transformer import Decoder
@@ -84,6 +88,45 @@ def test_the_cpus_products_are_those_of_each_rows_own_experts() -> None:
     np.testing.assert_array_equal(found[1][3], np.zeros(D))
 
 
+@jax.custom_vjp
+def kernel_like_ragged_dot(x: Any, matrices: Any, group_sizes: Any) -> Any:
+    """As a kernel may have it: rows of no group, of which none is computed, hold anything."""
+    in_a_group = (jnp.arange(len(x)) < group_sizes.sum())[:, None]
+    return jnp.where(in_a_group, lax.ragged_dot(x, matrices, group_sizes), jnp.nan)
+
+
+def kernel_like_gradient(saved: Any, d: Any) -> Any:
+    x, matrices, group_sizes = saved
+    in_a_group = (jnp.arange(len(x)) < group_sizes.sum())[:, None]
+    x, d = jnp.where(in_a_group, x, 0), jnp.where(in_a_group, d, 0)
+    dx, d_matrices = jax.vjp(lambda x, matrices: lax.ragged_dot(x, matrices, group_sizes), x, matrices)[1](d)
+    return jnp.where(in_a_group, dx, jnp.nan), d_matrices, None
+
+
+kernel_like_ragged_dot.defvjp(lambda *inputs: (kernel_like_ragged_dot(*inputs), inputs), kernel_like_gradient)
+
+
+def test_what_a_kernel_leaves_in_rows_of_no_group_reaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the choices are of experts on another device. Neither values nor gradients have what a kernel left."""
+    rng = np.random.default_rng(4)
+    weights = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, D, F), (2, D, F), (2, F, D))]
+    rows, chosen_weights = jnp.asarray(rng.normal(size=(3, D)), jnp.float32), jnp.full((3, 2), 0.5)
+    chosen = jnp.array([[0, 1], [2, 3], [3, 0]])
+
+    def value_and_gradient(weights: Any, rows: Any, chosen_weights: Any) -> Any:
+        out = add_own_experts(0, weights, rows, chosen, chosen_weights)
+        return (out**2).sum(), out
+
+    def differentiate() -> Any:
+        program = quick_jit(jax.grad(value_and_gradient, argnums=(0, 1, 2), has_aux=True))
+        return program(weights, rows, chosen_weights)
+
+    expected = differentiate()
+    monkeypatch.setattr(mixture, "lax", SimpleNamespace(ragged_dot=kernel_like_ragged_dot))
+    for want, have in zip(jax.tree.leaves(expected), jax.tree.leaves(differentiate()), strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
+
+
 def test_the_router_keeps_what_bfloat16_would_round_away() -> None:
     """Logits 256 + 1 and 256: rounded to bfloat16, both are 256, and the first expert would be chosen."""
     module = MixtureOfExperts(CONFIG, experts=2, hidden=F, top_k=1, renormalises=False)
@@ -104,7 +147,7 @@ def gradient_on(axes: str) -> Any:
     on = mesh(axes)
     shapes = SamplerShapes([(8, 4)], shard_count(on), 8, 4, P, T, 4)
     sampling = SamplingConfig(prompt_length=P, response_length=T)
-    objective = PolicyObjective(DECODER, RLConfig(), sampling, on.shape["tensor"] > 1)
+    objective = PolicyObjective(DECODER, RLConfig(), sampling, vocabulary_is_split(on))
     gradient = build_gradient(objective, shapes, on, DECODER.logical_axes(), DECODER.shapes())
 
     rng = np.random.default_rng(1)
@@ -130,9 +173,25 @@ def gradient_on(axes: str) -> Any:
     return jax.tree.map(np.asarray, result)
 
 
-@pytest.mark.parametrize("axes", ["tensor=4", "data=2,fsdp=2,tensor=2", "tensor=8", "fsdp=8"])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        "tensor=4",
+        "data=2,fsdp=2,tensor=2",
+        "tensor=8",
+        "fsdp=8",
+        "expert=2",
+        "data=2,expert=4",
+        "expert=8",
+        "data=2,expert=2,tensor=2",
+        "fsdp=2,expert=4",
+        "sequence=2,expert=2,tensor=2",
+        "tensor=2,expert=4",
+    ],
+)
 def test_the_gradient_is_the_same_on_meshes(axes: str) -> None:
-    """Experts split whole over 2 and 4 devices; 8 do not divide 4 experts, nor 12 hidden values, and have all."""
+    """Experts split whole over 2 and 4 devices, along one axis or two; 8 do not divide 4 experts, nor 12 hidden values,
+    and have all. With tensor=2,expert=4, experts are split over 4 devices, and each one's 12 hidden values over 2."""
     expected, found = gradient_on("auto"), gradient_on(axes)
     for (path, want), (_, have) in zip(
         jax.tree_util.tree_leaves_with_path(expected), jax.tree_util.tree_leaves_with_path(found), strict=True
@@ -142,9 +201,44 @@ def test_the_gradient_is_the_same_on_meshes(axes: str) -> None:
         np.testing.assert_allclose(have, want, atol=1e-4 * scale, err_msg=name)
 
 
+@cache
+def logits_on(axes: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the trainer's pass and of the sampler's steps, and greedy continuations, by the parameters of one seed."""
+    on, rng = mesh(axes), np.random.default_rng(5)
+    tokens, lengths = rng.integers(4, VOCAB, (4, 9)).astype(np.int32), np.array([9, 5, 7, 4], np.int32)
+    params = jax.device_put(DECODER.init(jax.random.key(6)), DECODER.shardings(on))
+    with jax.set_mesh(on):
+        logits = whole_pass(DECODER, params, tokens)
+        decode_logits, greedy_ids = sample(DECODER, params, tokens, lengths, platform="tpu")
+    return logits, decode_logits[:, PREFILLED:], greedy_ids
+
+
+@pytest.mark.parametrize("axes", ["expert=8", "data=2,expert=2,tensor=2", "fsdp=2,expert=4"])
+def test_logits_and_the_samplers_steps_are_the_same_on_meshes(axes: str) -> None:
+    """Layers as a TPU has them, in a scan."""
+    for want, have in zip(logits_on("auto"), logits_on(axes), strict=True):
+        np.testing.assert_allclose(have, want, atol=1e-4 * np.abs(want).max())
+
+
 def test_a_device_holds_a_part_of_the_experts() -> None:
     spec = DECODER.shardings(mesh("fsdp=2,tensor=4"))["blocks_1"]["expert_gate"].spec
     assert tuple(spec) == (None, "tensor", "fsdp", None)
+
+
+@pytest.mark.parametrize(
+    ("axes", "weight", "expected"),
+    [
+        ("expert=4,tensor=2", "expert_gate", (None, "expert", None, "tensor")),
+        ("expert=2,tensor=2", "expert_gate", (None, ("tensor", "expert"), None, None)),
+        ("expert=2,tensor=2", "key", (None, None, "tensor", None)),
+        ("expert=2,tensor=2", "query", (None, None, ("tensor", "expert"), None)),
+        ("expert=4,tensor=2", "query", (None, None, "expert", None)),
+        ("expert=8", "query", (None, None, None, None)),
+    ],
+)
+def test_what_expert_splits(axes: str, weight: str, expected: tuple[Any, ...]) -> None:
+    """Of 4 experts, 4 heads and 2 key/value heads as many parts as the mesh has axes for."""
+    assert tuple(DECODER.shardings(mesh(axes))["blocks_1"][weight].spec) == expected
 
 
 def test_sizes_for_the_planner() -> None:

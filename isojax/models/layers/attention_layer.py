@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from isojax.core.config import ModelConfig
-from isojax.distributed.sharding import keep_heads_whole, tensor_size
+from isojax.distributed.sharding import devices_of_a_layer, keep_heads_whole
 from isojax.models.layers.linear import Linear
 from isojax.models.layers.norm import RMSNorm
 from isojax.models.layers.rope import CosSin, Rope, apply_rope
@@ -73,17 +73,18 @@ class Attention(nnx.Module):
 def whole_where_undivided(
     q: Float[Array, "b t N H"], k: Float[Array, "b t K H"], v: Float[Array, "b t K H"]
 ) -> tuple[Array, Array, Array]:
-    """Queries, keys and values of which each device has whole heads: its share of them where there is one, else all."""
-    num_heads, num_kv_heads, devices = q.shape[2], k.shape[2], tensor_size()
+    """Queries, keys and values of which each device has whole heads: its share of them where there is one, else all
+    that belong to its share of the keys."""
+    num_heads, num_kv_heads, devices = q.shape[2], k.shape[2], devices_of_a_layer()
     if devices == 1:  # also where a plan looks at one device's part of a layer (describe_sizes.py)
         return q, k, v
 
     splits_kv_heads = num_kv_heads % devices == 0
     splits_heads = num_heads % devices == 0 and queries_align(num_heads // devices, num_heads // num_kv_heads)
     return (
-        keep_heads_whole(q, not splits_heads),
-        keep_heads_whole(k, not splits_kv_heads),
-        keep_heads_whole(v, not splits_kv_heads),
+        keep_heads_whole(q, not splits_heads, num_kv_heads),
+        keep_heads_whole(k, not splits_kv_heads, num_kv_heads),
+        keep_heads_whole(v, not splits_kv_heads, num_kv_heads),
     )
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from isojax.core.config import ModelConfig
@@ -14,6 +15,12 @@ from isojax.models.fsdp import all_gather_weight
 from isojax.models.layers.attention_layer import residual_gain
 from isojax.models.layers.linear import Float32Linear
 from isojax.models.spec import Normal, Sizes, Spec, param, spec_of
+
+# Rows up to which all experts multiply all rows on any platform: the memory of a TPU or GPU takes longer to deliver a
+# weight in bfloat16 than its units to multiply so many rows by it.
+MAX_ROWS_OF_ALL_EXPERTS = 128
+
+EXPERT_PRODUCT = "expert_product"  # the name of products with the experts' first matrices, which a checkpoint may keep
 
 
 class Routing(NamedTuple):
@@ -103,15 +110,18 @@ def add_experts(
     chosen_weights: Float[Array, "r k"],
 ) -> Float[Array, "r D"]:
     """What the experts from `first_expert` on, whose matrices are `weights`, add to the rows that chose them."""
-    # Elsewhere each row meets its own experts alone. XLA:CPU computes such products expert by expert for all rows, so
-    # that it is faster to multiply all experts' matrices at once. It is decided here and not by
-    # `lax.platform_dependent`, of which a gradient keeps room for what either way keeps, in every layer.
-    add = add_all_experts if traced_platform() == "cpu" else add_own_experts
-    return add(jnp.asarray(first_expert), weights, rows, chosen, chosen_weights)
+    # XLA:CPU computes products of each expert's rows expert by expert for all rows, so that it is faster to multiply
+    # all experts' matrices at once. So it is elsewhere for few rows, which choose most experts together.
+    #
+    # It is decided here and not by `lax.platform_dependent`, of which a gradient keeps room for what either way keeps,
+    # in every layer.
+    is_for_all = traced_platform() == "cpu" or len(rows) <= MAX_ROWS_OF_ALL_EXPERTS
+    add = add_all_experts if is_for_all else add_own_experts
+    return add(first_expert, weights, rows, chosen, chosen_weights)
 
 
 def add_own_experts(
-    first_expert: Array,
+    first_expert: int | Array,
     weights: list[Array],
     rows: Float[Array, "r D"],
     chosen: Int[Array, "r k"],
@@ -122,24 +132,29 @@ def add_own_experts(
     count, k = gate.shape[0], chosen.shape[1]
 
     # Each row comes k times. Sorted by expert, each expert's rows are together, and those of experts elsewhere come
-    # last, where no group counts them.
+    # last, where no group counts them, and where a kernel may leave anything.
     expert_of_choice = chosen.reshape(-1) - first_expert
     is_here = (expert_of_choice >= 0) & (expert_of_choice < count)
     expert_of_choice = jnp.where(is_here, expert_of_choice, count)
     order = jnp.argsort(expert_of_choice)
     group_sizes = jnp.bincount(expert_of_choice, length=count + 1)[:count].astype(jnp.int32)
 
-    x = rows[order // k]
-    hidden = jax.nn.silu(lax.ragged_dot(x, gate, group_sizes)) * lax.ragged_dot(x, up, group_sizes)
-    outputs = lax.ragged_dot(hidden, down, group_sizes)
+    sorted_here = is_here[order][:, None]
+    x = jnp.where(sorted_here, rows[order // k], 0)
+    weight = jnp.where(sorted_here, chosen_weights.reshape(-1)[order][:, None], 0).astype(rows.dtype)
+
+    # Weighted before the last product, so that no gradient needs what comes out of it.
+    gate_out = checkpoint_name(lax.ragged_dot(x, gate, group_sizes), EXPERT_PRODUCT)
+    up_out = checkpoint_name(lax.ragged_dot(x, up, group_sizes), EXPERT_PRODUCT)
+    outputs = lax.ragged_dot(jax.nn.silu(gate_out) * up_out * weight, down, group_sizes)
 
     # Back in the order of rows, and each row's k added up.
-    by_choice = jnp.where(is_here[:, None], outputs[jnp.argsort(order)], 0).reshape(*chosen.shape, -1)
-    return (by_choice * chosen_weights[..., None].astype(rows.dtype)).sum(1)
+    by_choice = jnp.where(is_here[:, None], outputs[jnp.argsort(order)], 0)
+    return by_choice.reshape(*chosen.shape, -1).sum(1)
 
 
 def add_all_experts(
-    first_expert: Array,
+    first_expert: int | Array,
     weights: list[Array],
     rows: Float[Array, "r D"],
     chosen: Int[Array, "r k"],
@@ -147,14 +162,14 @@ def add_all_experts(
 ) -> Float[Array, "r D"]:
     """`add_experts` by products of all rows with all experts' matrices, those of experts not chosen times 0."""
     gate, up, down = weights
-    count, width, hidden_width = gate.shape
 
     # The weight of each expert here for each row; experts elsewhere have no place in it.
-    by_choice = jax.nn.one_hot(chosen - first_expert, count) * chosen_weights[..., None]
+    by_choice = jax.nn.one_hot(chosen - first_expert, len(gate)) * chosen_weights[..., None]
     expert_weights = by_choice.sum(1).astype(rows.dtype)
 
-    # The experts side by side are one MLP, E times as wide.
-    gate, up = (w.swapaxes(0, 1).reshape(width, -1) for w in (gate, up))
-    hidden = jax.nn.silu(rows @ gate) * (rows @ up)
-    weighted = hidden.reshape(-1, count, hidden_width) * expert_weights[..., None]
-    return weighted.reshape(-1, count * hidden_width) @ down.reshape(-1, width)
+    def of_each(matrices: Array) -> Array:
+        return jnp.einsum("rd,edf->erf", rows, matrices)
+
+    # The last product sums over the experts too. Reshaped to one matrix, `down` would be copied by a TPU.
+    weighted = jax.nn.silu(of_each(gate)) * of_each(up) * expert_weights.T[..., None]
+    return jnp.einsum("erf,efd->rd", weighted, down)
