@@ -219,18 +219,17 @@ def sequence_sharded_attention(
     return shard_over_heads(attention, k.shape[1], (None, 2, 1, 1), (2,))(positions, q, k, v)[0]
 
 
-def live_blocks(implementation: str, positions: SlotInts, cache: KVArrays, head_dim: int) -> tuple[Array, ...]:
-    """What `decode_attention` needs to know of the slots' positions, the same in all layers; empty for most."""
+def live_blocks(implementation: str, last: SlotInts, cache: KVArrays, head_dim: int) -> tuple[Array, ...]:
+    """What `decode_attention` needs to know of `SlotPositions.last`, the same in all layers of a stack; empty for
+    most."""
     if implementation not in PALLAS:
         return ()
     from isojax.models.kernels import tpu_decode  # as above
 
-    def of_shard(positions: Array, *cache: Array) -> tuple[Array, ...]:
-        return tuple(tpu_decode.live_blocks(positions, cache, head_dim))
+    def of_shard(last: Array, *cache: Array) -> tuple[Array, ...]:
+        return tuple(tpu_decode.live_blocks(last, cache, head_dim))
 
-    return shard_over_heads(of_shard, cache[0].shape[2], (None, *(2,) * len(cache)), (None, None, None))(
-        positions, *cache
-    )
+    return shard_over_heads(of_shard, cache[0].shape[2], (None, *(2,) * len(cache)), (None, None, None))(last, *cache)
 
 
 def decode_attention(
@@ -244,23 +243,24 @@ def decode_attention(
     live: tuple[Array, ...],
 ) -> tuple[SlotQueries, KVArrays]:
     """Writes each slot's new key and value into `layer`, and attends to positions 0 .. at.last[r].
-    `layer`: None where `cache` has one layer alone, without their axis. `live`: of `live_blocks`."""
-    new_kv = to_cache_dtype(k, v, cache[0].dtype)
+    `layer`: None where `cache` has one layer alone, without their axis. `live`: `live_blocks` of `at.last`."""
     if implementation in PALLAS:
         from isojax.models.kernels.tpu_decode import LiveBlocks, flash_decode  # as above
 
-        def kernel(q: Array, layer: Array, positions: Array, *arrays: Array) -> tuple[Array, ...]:
-            live, new_and_cache = LiveBlocks(*arrays[:3]), arrays[3:]
-            new_kv, cache = new_and_cache[: len(new_and_cache) // 2], new_and_cache[len(new_and_cache) // 2 :]
-            out, cache = flash_decode(q, new_kv, cache, layer, positions, live, implementation == "interpret")
+        def kernel(q: Array, k: Array, v: Array, layer: Array, *arrays: Array) -> tuple[Array, ...]:
+            write, last, *live = arrays[:5]
+            out, cache = flash_decode(
+                q, (k, v), arrays[5:], layer, write, last, LiveBlocks(*live), interpret=implementation == "interpret"
+            )
             return out, *cache
 
-        new_axes, cache_axes = (1,) * len(new_kv), (2,) * len(cache)
-        input_axes = (1, None, None, *(None,) * len(live), *new_axes, *cache_axes)
+        cache_axes = (2,) * len(cache)
+        input_axes = (1, 1, 1, None, None, None, *(None,) * len(live), *cache_axes)
         attention = shard_over_heads(kernel, k.shape[1], input_axes, (1, *cache_axes))
-        out, *updated_cache = attention(q, layer, at.write, *live, *new_kv, *cache)
+        out, *updated_cache = attention(q, k, v, layer, *at, *live, *cache)
         return out, tuple(updated_cache)
     # Written before it is read: XLA then works in place, where reading first made it copy the cache in every layer.
+    new_kv = to_cache_dtype(k, v, cache[0].dtype)
     cache = write_token(cache, new_kv, position_axes(implementation, q.shape[2]), layer, at.write)
     keys, values, *scales = cache if layer is None else (lax.dynamic_index_in_dim(c, layer, 0, False) for c in cache)
     if implementation == "triton":

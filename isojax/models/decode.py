@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from isojax.core.shapes import PALLAS
 from isojax.distributed.sharding import with_logical_constraint
 from isojax.models import attention, cpu
 from isojax.models.attention import SlotHeads, SlotInts, SlotPositions, SlotQueries, ring_positions
@@ -109,11 +108,10 @@ class Decoding:
         """The axis of slots, prefix groups or table entries in each array of a cache: [R K ...], or [L R K ...]."""
         return 0 if self.unrolled_layers else 1
 
-    def _attention(self, stack: Stack) -> str:
-        """How a stack's attention is computed: kernels of a TPU know no rings, and none knows separate prefixes."""
-        implementation = self.decoder.options.decode_attention
-        is_ring = stack.attention.ring_size(self._positions) < self._positions
-        return "plain" if self.separate_prefix or (is_ring and implementation in PALLAS) else implementation
+    @property
+    def _attention(self) -> str:
+        """How attention is computed: no kernel knows separate prefixes."""
+        return "plain" if self.separate_prefix else self.decoder.options.decode_attention
 
     @property
     def _positions(self) -> int:
@@ -121,7 +119,7 @@ class Decoding:
 
     def position_axes(self, stack: Stack) -> tuple[int, ...]:
         """The axes of positions of the arrays of a stack's `LayerKV`."""
-        return attention.position_axes(self._attention(stack), stack.attention.head_dim)
+        return attention.position_axes(self._attention, stack.attention.head_dim)
 
     @property
     def _merges_adapters(self) -> bool:
@@ -197,10 +195,10 @@ class Decoding:
     def _zero_cache(self, rows: int, positions: int, for_prefixes: bool = False) -> Any:
         kv_by_stack = []
         for stack in self.sampled.stacks:
-            of_heads, ring = stack.attention, stack.attention.ring_size(positions)
-            if not self.separate_prefix and ring == self._positions:
-                ring = attention.cache_positions(self._attention(stack), ring)
-            shape = (len(stack.layers), rows, of_heads.kv_heads, ring, of_heads.head_dim)
+            of_heads, held = stack.attention, stack.attention.ring_size(positions)
+            if not for_prefixes:
+                held = attention.cache_positions(self._attention, held)
+            shape = (len(stack.layers), rows, of_heads.kv_heads, held, of_heads.head_dim)
             zeros = jnp.zeros(shape, self.decoder.options.compute_dtype)
             if for_prefixes:
                 zeros = with_logical_constraint(zeros, ("layer", None, "kv_heads", "position", "head_dim"))
@@ -299,7 +297,12 @@ class Decoding:
         prefix_kv = self._split_stacks(cache.prefix_kv) if self.separate_prefix else no_prefixes
         prefix_of = dict(zip(self.sampled.stacks, prefix_kv, strict=True))
         live = {
-            stack: attention.live_blocks(self._attention(stack), at.positions, kv, stack.attention.head_dim)
+            stack: attention.live_blocks(
+                self._attention,
+                positions_in_cache(at.positions, self._positions, stack).last,
+                kv,
+                stack.attention.head_dim,
+            )
             for stack, kv in slot_kv.items()
         }
 
@@ -327,8 +330,7 @@ class Decoding:
         layer = cache.layer
         if not self.separate_prefix:
             in_cache = positions_in_cache(at.positions, self._positions, stack)
-            implementation = self._attention(stack)
-            return attention.decode_attention(implementation, q, k, v, cache.slot_kv, layer, in_cache, cache.live)
+            return attention.decode_attention(self._attention, q, k, v, cache.slot_kv, layer, in_cache, cache.live)
 
         in_cache = positions_in_cache(at.t, self.response_length, stack)
         new_kv = attention.to_cache_dtype(k, v, cache.slot_kv[0].dtype)

@@ -23,6 +23,7 @@ from isojax.models.attention import (
     position_axes,
     quantize,
     query_key_products,
+    ring_positions,
     self_attention,
     to_cache_dtype,
     weighted_values,
@@ -237,6 +238,72 @@ def test_decoding_is_a_loop(
     assert far(out, want) < TOLERANCE[kind]
     for x, y, before in zip(written, filled, cache, strict=True):  # the new positions, and not a bit more
         assert x.dtype == before.dtype and (float64(x) == y).all()
+
+
+@pytest.mark.parametrize(
+    ("implementation", "ring", "N", "K", "H", "kind"),
+    [
+        ("plain", 5, 6, 2, 8, "float32"),
+        ("plain", 5, 6, 2, 8, "int8"),
+        ("triton", 130, 6, 2, 64, "float32"),
+        ("interpret", 1, 2, 1, 64, "float32"),
+        ("interpret", 5, 6, 2, 64, "bfloat16"),
+        ("interpret", 128, 4, 1, 256, "float32"),
+        ("interpret", 300, 3, 1, 128, "float32"),
+        ("interpret", 300, 4, 2, 64, "int8"),
+        ("interpret", 131, 7, 1, 128, "int8"),
+    ],
+)
+def test_decoding_over_a_ring_is_a_loop_over_the_last_positions(
+    implementation: str, ring: int, N: int, K: int, H: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rings of sizes that no block divides: not yet full, just full, and gone round more than once. What no token has
+    written yet, and the room beyond the ring, hold other values, which nothing sees."""
+    monkeypatch.setattr(tpu_decode, "MAX_BLOCK_UNITS", 1)  # blocks of 128 positions
+    monkeypatch.setattr(tpu_decode, "MAX_GROUP_SLOTS", 2)
+    monkeypatch.setattr(gpu_decode, "triton_decode", partial(gpu_decode.triton_decode, interpret=True))
+    positions = np.array([0, ring // 2, ring - 1, ring, ring + 1, 2 * ring - 1, 2 * ring + ring // 2, 3 * ring])
+    R, C = len(positions), cache_positions(implementation, ring)
+    q, k, v, texts = slots(R, 3 * ring, N, K, H, kind)  # of each slot, all the keys and values before its own
+    *_, cache = slots(R, C, N, K, H, kind)
+    cache = tuple(3 * x if x.dtype != jnp.int8 else x for x in cache)
+
+    for r, position in enumerate(positions):
+        for held in range(max(0, position - ring), position):
+            cache = tuple(
+                x.at[:, r, :, held % ring].set(text[:, r, :, held]) for x, text in zip(cache, texts, strict=True)
+            )
+
+    axes = position_axes(implementation, H)
+    at = ring_positions(jnp.asarray(positions), ring)
+
+    @quick_jit
+    def step(cache: Any) -> Any:
+        in_its_layout = move_positions(*cache, axes=axes)
+        live = live_blocks(implementation, at.last, in_its_layout, H)
+        out, written = decode_attention(implementation, q, k, v, in_its_layout, jnp.int32(1), at, live)
+        return out, move_positions(*written, axes=axes)
+
+    out, written = step(cache)
+    new_kv = to_cache_dtype(k, v, cache[0].dtype)
+    for r, position in enumerate(positions):
+        first = max(0, position - ring + 1)
+        seen = [
+            np.concatenate([float64(text)[1, r, :, first:position], float64(new)[r][:, None]], 1)
+            for text, new in zip(texts, new_kv, strict=True)
+        ]
+        keys, values = seen[:2]
+        if kind == "int8":
+            keys, values = keys * seen[2][..., None], values * seen[3][..., None]
+        query = float64(q[r])
+        want = [numpy_attention(query[n], keys[n // (N // K)], values[n // (N // K)]) for n in range(N)]
+        assert far(out[r], want) < TOLERANCE[kind], position
+
+    for after, before, new in zip(written, cache, new_kv, strict=True):  # the new positions, and not a bit more
+        expected = before
+        for r, position in enumerate(positions):
+            expected = expected.at[1, r, :, position % ring].set(new[r])
+        assert after.dtype == before.dtype and (after == expected).all()
 
 
 def test_a_kernel_reads_nothing_past_the_last_position(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ prompts and than the responses; transformers' logits (references/) are what must
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -126,6 +127,20 @@ def test_rings_of_prompts_and_of_slots(name: str, slots_per_prefix: int, unrolle
     np.testing.assert_allclose(got, expected, atol=MOST)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("axes", [None, "data=2,fsdp=2,tensor=2"])
+def test_the_kernel_of_a_tpu_takes_rings(name: str, axes: str | None) -> None:
+    """Prompts of unequal lengths, longer than the windows, and responses that go round their rings again."""
+    decoder, params = model_of(name)
+    decoding = make_decoding(decoder.with_options(ComputeOptions(decode_attention="interpret")), 1, unrolled=False)
+    prompts, responses, expected = batch_of(name)
+    with jax.set_mesh(mesh(axes)) if axes else nullcontext():
+        if axes:
+            params = jax.device_put(params, decoder.shardings(mesh(axes)))
+        got = jax.device_get(quick_jit(partial(decoded, decoding))(params, prompts, responses))
+    np.testing.assert_allclose(got, expected, atol=MOST)
+
+
 @pytest.mark.parametrize("slots_per_prefix", [1, 2])
 def test_a_sliding_layer_holds_its_window_alone(slots_per_prefix: int) -> None:
     decoder, _ = model_of("gemma3")
@@ -168,6 +183,10 @@ def test_an_int8_cache_has_rings_too(name: str) -> None:
     got = quick_jit(partial(decoded, make_decoding(low, 1, unrolled=False)))(params, prompts, responses)
     cache = jax.eval_shape(make_decoding(low, 1, unrolled=False).empty_cache)
     assert jnp.dtype("int8") in {x.dtype for x in jax.tree.leaves(cache)}
+    by_kernel = low.with_options(ComputeOptions(cache_dtype="int8", decode_attention="interpret"))
+    same = quick_jit(partial(decoded, make_decoding(by_kernel, 1, unrolled=False)))(params, prompts, responses)
+    np.testing.assert_allclose(same, got, atol=MOST)
+
     off = np.asarray(got) - expected
     assert MOST < np.sqrt(np.mean(off**2)) < 0.05 * expected.std(), (np.sqrt(np.mean(off**2)), expected.std())
 

@@ -4,6 +4,9 @@ A step of the grid attends to one block of positions of each slot of a group, wh
 read; a group has as many steps as its longest slot has blocks, and nothing is read past a slot's last one. Softmax
 runs online over the blocks in float32 (arXiv:2205.14135, algorithm 1), and begins with the token itself. With XLA's
 scatter instead, the whole cache would be transposed in every layer. A head below 128 is [H, C], without padding.
+
+A layer that slides has a ring: a token is written over the oldest one, and sees all others there. Their order does not
+count, because keys are rotated already.
 """
 
 import functools
@@ -23,6 +26,7 @@ TILE_WIDTH = 128  # of a vector register
 MAX_BLOCK_UNITS = 4  # of 128 positions in a block, whichever number is the most that divides the cache
 MAX_GROUP_SLOTS = 16
 BUFFER_BYTES = 8 << 20  # of the blocks of a group's keys and values, each held twice; a kernel has 16 MiB on v5e
+SCALARS = 6  # arrays that the kernel has before its grid begins: layer, written, last, LiveBlocks
 MAX_CORES = 2  # of a chip (v4, v5p), which share the parallel axis of a grid; a chip of one core runs it in turn
 
 
@@ -77,10 +81,10 @@ def cache_layout(cache: tuple[Array, ...], head_dim: int) -> CacheLayout:
     )
 
 
-def live_blocks(positions: Int[Array, " R"], cache: tuple[Array, ...], head_dim: int) -> LiveBlocks:
-    """The steps for these positions, the same in all layers."""
+def live_blocks(last: Int[Array, " R"], cache: tuple[Array, ...], head_dim: int) -> LiveBlocks:
+    """The steps for slots that hold positions 0 .. last[r], the same in all layers with this cache."""
     layout = cache_layout(cache, head_dim)
-    slots = (positions // layout.block_positions + 1).reshape(layout.cores, -1, layout.group_slots)
+    slots = (last // layout.block_positions + 1).reshape(layout.cores, -1, layout.group_slots)
     counts = slots.max(-1)  # of the blocks of each group
     groups, max_steps = counts.shape[1], counts.shape[1] * layout.block_count
     # As sums of products, not by cumsum and gathers: each of these takes a TPU a microsecond.
@@ -109,14 +113,20 @@ def _with_new_position(layout: CacheLayout, old: Any, new: Any, index: Any) -> A
     return jnp.where(is_new, new, old.astype(jnp.float32)).astype(old.dtype)
 
 
+def _to_int8(x: Float[Array, "*b H"]) -> tuple[Float[Array, "*b H"], Float[Array, "*b _"]]:
+    """Whole numbers and a scale for each vector, as `attention.quantize` rounds them."""
+    scale = jnp.abs(x).max(-1, keepdims=True) / 127
+    return jnp.round(x / jnp.where(scale > 0, scale, 1.0)), scale
+
+
 def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
-    """One step, for the S slots of a group: q, out [S K G H]; positions of all slots, and of the group's [S K G 1]; new
-    keys and values [S K H] and scales [S K 1]; the whole cache; two blocks of it for each slot [2 S K ...], and its
-    tile that is written back."""
+    """One step, for the S slots of a group: q, out [S K G H]; where all slots write and up to where they read, and the
+    same of the group's [S K G 1]; new keys and values [S K H]; the whole cache; two blocks of it for each slot
+    [2 S K ...], and its tile that is written back."""
     arrays = 4 if scaled else 2
     in_order = iter(refs)
-    layer, positions, group, block, steps, q, group_positions = itertools.islice(in_order, 7)
-    counts = (arrays, arrays, 1, arrays, arrays, arrays)  # the cache comes as an input and as an output, which is used
+    layer, written, last, group, block, steps, q, group_written, group_last = itertools.islice(in_order, 9)
+    counts = (2, arrays, 1, arrays, arrays, arrays)  # the cache comes as an input and as an output, which is used
     new_kv, _, (out,), cache, buffers, tiles = (tuple(itertools.islice(in_order, count)) for count in counts)
     max_score, normalizer, weighted_sum, read_done, write_done = in_order
     (S, K, G, H), core, step = q.shape, pl.program_id(0), pl.program_id(1)
@@ -128,7 +138,7 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
         """`act` on the copies of a step's blocks: those of slots that reach so far."""
         for s in range(S):
 
-            @pl.when(block[core, step] <= positions[slot(step, s)] // layout.block_positions)
+            @pl.when(block[core, step] <= last[slot(step, s)] // layout.block_positions)
             def _copy(s: int = s) -> None:
                 for a in range(arrays):
                     source = cache[a].at[layer[0], slot(step, s)]
@@ -137,10 +147,10 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
                     )
                     act(pltpu.make_async_copy(source, buffers[a].at[step % 2, s], read_done.at[step % 2, a, s]))
 
-    def for_each_ending(act: Callable[[int, Any], None]) -> None:
-        """`act` on slots whose last block this is, and their positions in it."""
+    def for_each_write(act: Callable[[int, Any], None]) -> None:
+        """`act` on slots whose token goes into this block, and its position."""
         for s in range(S):
-            position = positions[slot(step, s)]
+            position = written[slot(step, s)]
 
             @pl.when(block[core, step] == position // layout.block_positions)
             def _act(s: int = s, position: Any = position) -> None:
@@ -155,10 +165,15 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
         return pltpu.make_async_copy(tiles[a].at[s], destination, write_done.at[a, s])
 
     def start_writes(s: int, position: Any) -> None:
+        new = [x[s] for x in new_kv]
+        if scaled:
+            (k, k_scale), (v, v_scale) = (_to_int8(x) for x in new)
+            new = [k, v, k_scale, v_scale]
+
         for a in range(arrays):
             offset, width = position % layout.block_positions, tile_width(a)
             old = _at_positions(layout, buffers[a].at[step % 2, s], offset // width * width, width)
-            tiles[a][s] = _with_new_position(layout, old[...], new_kv[a][s], offset % width)
+            tiles[a][s] = _with_new_position(layout, old[...], new[a], offset % width)
             write(a, s, position).start()
 
     def finish_writes(s: int, position: Any) -> None:
@@ -184,22 +199,25 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
 
         @pl.when(block[core, step] == 0)
         def _initialize() -> None:
-            k, v = (x[...].astype(jnp.float32) for x in new_kv[:2])
-            if scaled:
-                k, v = k * new_kv[2][...], v * new_kv[3][...]
+            k, v = (x[...].astype(jnp.float32) for x in new_kv)
+            if scaled:  # the token is to see itself as later ones will
+                (k, k_scale), (v, v_scale) = _to_int8(k), _to_int8(v)
+                k, v = k * k_scale, v * v_scale
             k, v = (x.reshape(S * K, 1, H) for x in (k, v))
             max_score[...] = (query.astype(jnp.float32) * k).sum(-1, keepdims=True)
             normalizer[...] = jnp.ones_like(normalizer)
             weighted_sum[...] = jnp.broadcast_to(v, weighted_sum.shape)
 
         for_each_read(step, lambda copy: copy.wait())
-        for_each_ending(start_writes)
+        for_each_write(start_writes)
         k, v = (x[step % 2].reshape(S * K, *x.shape[3:]).astype(query.dtype) for x in buffers[:2])
         s = jnp.einsum(f"kgh,{kv_axes}->kgc", query, k, preferred_element_type=jnp.float32)
         if scaled:
             s = scale(s, buffers[2][step % 2])
         block_position = block[core, step] * layout.block_positions + lax.broadcasted_iota(jnp.int32, s.shape, 2)
-        s = jnp.where(block_position < group_positions[...].reshape(S * K, G, 1), s, MASKED_SCORE)
+        # What was at the token's own position is gone; itself it has seen.
+        own, newest = (x[...].reshape(S * K, G, 1) for x in (group_written, group_last))
+        s = jnp.where((block_position <= newest) & (block_position != own), s, MASKED_SCORE)
         new_max = jnp.maximum(max_score[...], s.max(-1, keepdims=True))
         rescale, weights = jnp.exp(max_score[...] - new_max), jnp.exp(s - new_max)
         normalizer[...] = normalizer[...] * rescale + weights.sum(-1, keepdims=True)
@@ -210,31 +228,37 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
         )
         max_score[...] = new_max
         out[...] = (weighted_sum[...] / normalizer[...]).astype(out.dtype).reshape(out.shape)
-        for_each_ending(finish_writes)
+        for_each_write(finish_writes)
 
 
 def flash_decode(
     q: Float[Array, "R N H"],
-    new_kv: tuple[Array, ...],
+    new_kv: tuple[Array, Array],
     cache: tuple[Array, ...],
     layer: Int[Array, ""],
-    positions: Int[Array, " R"],
+    written: Int[Array, " R"],
+    last: Int[Array, " R"],
     live: LiveBlocks,
     interpret: bool = False,
 ) -> tuple[Float[Array, "R N H"], tuple[Array, ...]]:
-    """Attention over positions 0 .. positions[r] of `layer`, and the cache with the token in it, updated in place.
-    `live`: the `live_blocks` of these positions.
+    """Attention over positions 0 .. last[r] of `layer`, and the cache with the token at written[r] <= last[r], updated
+    in place. `live`: the `live_blocks` of `last`.
 
-    `new_kv`: keys and values [R K H], of int8 ones also scales [R K]. `cache`: keys and values [L R K C H], or
-    [L R K H C] where `is_transposed`, and scales [L R K C], with C from `pad_to_blocks`."""
+    `new_kv`: keys and values [R K H], which an int8 cache rounds here: as operations of XLA that takes longer than
+    reading them. `cache`: keys and values [L R K C H], or [L R K H C] where `is_transposed`, and of int8 ones scales
+    [L R K C], with C from `pad_to_blocks`."""
     (R, N, H), K, layout = q.shape, cache[0].shape[2], cache_layout(cache, q.shape[2])
     S, G = layout.group_slots, N // K
     grouped_queries = (q * H**-0.5).astype(q.dtype).reshape(R, K, G, H)
-    slot_positions = jnp.broadcast_to(positions[:, None, None, None], (R, K, G, 1))
-    operands = grouped_queries, slot_positions, *(x if x.ndim == 3 else x[..., None] for x in new_kv)
+    scaled = len(cache) > 2
+    # An int8 cache's are rounded once: XLA leaves products that become float32 as they are.
+    new_kv = tuple(x.astype(jnp.float32 if scaled else cache[0].dtype) for x in new_kv)
+    columns = (jnp.broadcast_to(x[:, None, None, None], (R, K, G, 1)) for x in (written, last))
+    operands = grouped_queries, *columns, *new_kv
 
     def group_spec(x: Array) -> pl.BlockSpec:
-        def address(core: Any, step: Any, _: Any, __: Any, group: Any, *___: Any) -> tuple:
+        def address(core: Any, step: Any, *scalars: Any) -> tuple:
+            group = scalars[3]
             return group[core, step], *[0] * (x.ndim - 1)
 
         return pl.BlockSpec((S, *x.shape[1:]), address)
@@ -246,9 +270,9 @@ def flash_decode(
     in_memory, column = pl.BlockSpec(memory_space=pl.ANY), pltpu.VMEM((S * K, G, 1), jnp.float32)
     tile_widths = [layout.tile_positions if x.ndim == 5 else TILE_WIDTH for x in cache]
     out, *written = pl.pallas_call(
-        functools.partial(_decode_kernel, layout, len(cache) > 2),
+        functools.partial(_decode_kernel, layout, scaled),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=5,
+            num_scalar_prefetch=SCALARS,
             grid=(layout.cores, live.steps.max()),
             in_specs=[*map(group_spec, operands), *[in_memory] * len(cache)],
             out_specs=[group_spec(grouped_queries), *[in_memory] * len(cache)],
@@ -261,9 +285,9 @@ def flash_decode(
             ],
         ),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (grouped_queries, *cache)],
-        input_output_aliases={5 + len(operands) + i: 1 + i for i in range(len(cache))},
+        input_output_aliases={SCALARS + len(operands) + i: 1 + i for i in range(len(cache))},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=interpret,
         name="flash_decode",
-    )(layer.reshape(1), positions, *live, *operands, *cache)
+    )(layer.reshape(1), written, last, *live, *operands, *cache)
     return out.reshape(R, N, H), tuple(written)
