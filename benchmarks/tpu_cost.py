@@ -8,7 +8,8 @@ operation to take. The first line has a token's milliseconds, and what the chip'
 weights (of experts, those that any slot chose, if all are as likely), the unembedding and the live part of the cache,
 read once at the published bandwidth. Further lines have what costs most in each loop. The compiler does not price
 flash_decode: its blocks count as read at the published bandwidth, averaged over responses of random lengths so far,
-plus 0.35 us for each step of its grid.
+plus 0.35 us for each step of its grid, and as much again for each group of slots whose new keys and values it rounds to
+int8.
 """
 
 import argparse
@@ -19,11 +20,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from isojax.core.config.load import load_config
-from isojax.core.policy_sizes import WeightSizes
+from isojax.core.policy_sizes import AttentionSizes, WeightSizes
 from isojax.distributed.mesh_spec import WEIGHT_AXES, MeshShape
 from isojax.launch.local.compile_for_topology import programs_on_topology, topology_budget
 from isojax.launch.planner import fit_to_memory, format_sizes
@@ -64,6 +66,7 @@ class Loop:
 
     operations: list[Operation] = field(default_factory=list)
     loops: list["Loop"] = field(default_factory=list)
+    trips: int = 1  # how often a loop runs, where its condition compares with a number
 
     @property
     def depth(self) -> int:
@@ -73,6 +76,10 @@ class Loop:
     def cycles(self) -> int:
         """Of one iteration, without the loops within."""
         return sum(operation.cycles for operation in self.operations)
+
+    @property
+    def cycles_with_loops(self) -> int:
+        return self.cycles + sum(loop.trips * loop.cycles_with_loops for loop in self.loops)
 
     @property
     def innermost(self) -> "Loop":
@@ -106,11 +113,19 @@ def read_loops(hlo: str) -> Loop:
                     Operation(match[1], match[3], size, int(cycles[1]) if cycles else 0, line.strip())
                 )
                 if match[3] == "while":
-                    body = re.search(r"body=%?([\w.\-]+)", line)
-                    loop.loops.append(read(body[1]) if body else Loop())
+                    parts = re.search(r"condition=%?([\w.\-]+), body=%?([\w.\-]+)", line)
+                    loop.loops.append(read(parts[2]) if parts else Loop())
+                    loop.loops[-1].trips = count_trips(bodies.get(parts[1], [])) if parts else 1
         return loop
 
     return read(entry)
+
+
+def count_trips(condition: list[str]) -> int:
+    """How often a loop with this condition runs: as often as it says, or once where that depends on values."""
+    text = "\n".join(condition)
+    limits = re.findall(r"constant\((\d+)\)", text)
+    return int(limits[0]) if len(limits) == 1 and "direction=LT" in text else 1
 
 
 @dataclass(frozen=True)
@@ -121,22 +136,30 @@ class Kernel:
     live_bytes: float  # of the cache up to the slots' positions
 
 
-def kernel_cost(cell: Any, sweep: Any, mesh: MeshShape, kind: str, bandwidth: float) -> Kernel:
-    model, sampling, R = cell.model, cell.sampling, sweep.decode_slots
-    K = mesh.split(*WEIGHT_AXES).size((("kv_heads", model.kv_heads),))
-    P, T, H = sampling.prompt_length, sampling.response_length, model.head_dim
-    C, dtype = cache_positions("pallas", P + T), jnp.dtype(cell.precision.cache)
-    cache = (jnp.zeros((1, R, K, *((H, C) if H % 128 else (C, H))), dtype),)
-    positions = np.random.default_rng(0).integers(P, P + T, (DRAWS, R))
-    blocks = [live_blocks(jnp.asarray(x), cache, H) for x in positions]
-    cores = len(blocks[0].steps)
-    steps = np.mean([int(x.steps.max()) for x in blocks]) * cores / min(CORES.get(kind, 1), cores)
-    block_positions = cache_layout(cache, H).block_positions
+def kernel_cost(
+    cell: Any, sweep: Any, attention: AttentionSizes, mesh: MeshShape, kind: str, bandwidth: float
+) -> Kernel:
+    """Of the layers whose attention is this."""
+    sampling, R = cell.sampling, sweep.decode_slots
+    K = mesh.split(*WEIGHT_AXES).size((("kv_heads", attention.kv_heads),))
+    P, T, H = sampling.prompt_length, sampling.response_length, attention.head_dim
+    held = min(P + T, attention.window or P + T)
+    C, dtype = cache_positions("pallas", held), jnp.dtype(cell.precision.cache)
+    cache = (jax.ShapeDtypeStruct((1, R, K, *((H, C) if H % 128 else (C, H))), dtype),)
+    last = np.minimum(np.random.default_rng(0).integers(P, P + T, (DRAWS, R)), held - 1)
+
+    layout = cache_layout(cache, H)
+    blocks = [live_blocks(jnp.asarray(x), cache, H) for x in last]
+    at_once = min(CORES.get(kind, 1), layout.cores)
+    steps = np.mean([int(x.steps.max()) for x in blocks]) * layout.cores / at_once
+    if dtype == jnp.int8:
+        steps += R / layout.group_slots / at_once
+
     position_bytes = 2 * K * H * dtype.itemsize
-    read_bytes = position_bytes * block_positions * np.mean((positions // block_positions + 1).sum(1))
-    live_bytes = position_bytes * positions.sum(1).mean()
-    seconds = model.layers * (read_bytes / bandwidth + STEP_SECONDS * steps)
-    return Kernel(float(seconds), float(model.layers * live_bytes))
+    read_bytes = position_bytes * layout.block_positions * np.mean((last // layout.block_positions + 1).sum(1))
+    live_bytes = position_bytes * last.sum(1).mean()
+    seconds = attention.layers * (read_bytes / bandwidth + STEP_SECONDS * steps)
+    return Kernel(float(seconds), float(attention.layers * live_bytes))
 
 
 def main() -> None:
@@ -162,9 +185,11 @@ def main() -> None:
     token = max(program.loops, key=lambda loop: loop.depth)
     prefill = next((x for x in program.loops if x.depth == 2), Loop())
     layer, prefill_layer = token.innermost, prefill.innermost
-    kernel = kernel_cost(config.cell, sweep, mesh, kind, bandwidth)
-    around_layers = sum(loop.cycles for loop in token.walk()) - layer.cycles
-    seconds = (model.layers * layer.cycles + around_layers) / clock + kernel.seconds
+    kernels = [kernel_cost(config.cell, sweep, x, mesh, kind, bandwidth) for x in budget.policy.attention]
+    kernel = Kernel(sum(x.seconds for x in kernels), sum(x.live_bytes for x in kernels))
+    in_layers = sum(loop.trips * loop.cycles for loop in token.walk() if not loop.loops)
+    around_layers = token.cycles_with_loops - in_layers
+    seconds = token.cycles_with_loops / clock + kernel.seconds
     weight_bytes = read_bytes(shapes[0].weights.decode, budget.policy.weights, sweep.decode_slots)
     hbm_seconds = (weight_bytes + kernel.live_bytes) / bandwidth
     visit_and_token = (program, *token.walk(), *(loop for loop in program.loops if loop.depth == 1))
@@ -176,11 +201,11 @@ def main() -> None:
         "ms_per_token": round(1e3 * seconds, 2),
         "hbm_ms_per_token": round(1e3 * hbm_seconds, 2),
         "share_of_roofline": round(hbm_seconds / seconds, 2),
-        "layer_us": round(1e6 * layer.cycles / clock, 1),
+        "layer_us": round(1e6 * in_layers / clock / model.layers, 1),
         "around_layers_us": round(1e6 * around_layers / clock, 1),
         "kernel_ms": round(1e3 * kernel.seconds, 2),
         "visit_us": round(1e6 * program.cycles / clock, 1),
-        "prefill_ms_per_batch": round(1e3 * (prefill.cycles + model.layers * prefill_layer.cycles) / clock, 2),
+        "prefill_ms_per_batch": round(1e3 * prefill.cycles_with_loops / clock, 2),
         "temporaries_mb": round(compiled.memory_analysis().temp_size_in_bytes / 1e6, 1),
         "moves_of_cache_or_weights": moved,
     }

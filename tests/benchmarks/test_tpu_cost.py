@@ -26,6 +26,15 @@ HloModule jit_f
   ROOT %r = f32[8]{0} fusion(%x), kind=kLoop, calls=%c, backend_config={"estimated_cycles":"4"}
 }
 
+%cond (x: f32[8]) -> pred[] {
+  %layers = s32[] constant(5)
+  ROOT %lt = pred[] compare(%i, %layers), direction=LT
+}
+
+%cond2 (x: f32[8]) -> pred[] {
+  ROOT %not = pred[] not(%done)
+}
+
 %outer (x: f32[8]) -> f32[8] {
   %a = (f32[8]{0}, s32[]) add(%x, %x), backend_config={"estimated_cycles":"2"}
   ROOT %w = f32[8]{0} while(%a), condition=%cond, body=%inner
@@ -41,6 +50,8 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 def test_loops_by_hand() -> None:
     program = read_loops(HLO)
     assert (program.depth, program.cycles, program.loops[0].cycles, program.innermost.cycles) == (3, 1, 2, 34)
+    assert [loop.trips for loop in program.walk()] == [1, 1, 5]  # the second as often as values say
+    assert program.cycles_with_loops == 1 + 2 + 5 * 34
     moved = [x.name for loop in program.walk() for x in loop.operations if x.moves_data]
     assert moved == ["big"]  # 2 MiB; the other copy has 32 bytes
 
