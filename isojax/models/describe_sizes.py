@@ -158,20 +158,29 @@ def empty_cache_bytes(
 
 @lru_cache(KEPT_ANSWERS)
 def stack_sizes(decoder: Decoder, stack: Stack, compute: str, platform: str, split: Split) -> LayerSizes:
-    layer = device_layer(stack.described, split)
     rank = decoder.config.lora.rank if decoder.config.lora else None
-    policies = [remat_policy(remat, rank) for remat in ("none", "layer")]
+    products, nothing = remat_policy("none", rank), remat_policy("layer", rank)
+
+    def kept_by(layer: LayerDescription) -> tuple[KeptBytes, KeptBytes]:
+        width = decoder.config.width
+        return kept_bytes(layer, width, compute, products), kept_bytes(layer, width, compute, nothing)
+
     with traced_for(platform):
         mlp_values = sum(values_inside_mlp(spec, split) for spec in stack.base.specs.values())
-        kept = [kept_bytes(layer, decoder.config.width, compute, policy) for policy in policies]
-    return LayerSizes(len(stack.layers), mlp_values, kept=kept[0], kept_by_remat=kept[1])
+        try:
+            kept, kept_by_remat = kept_by(device_layer(stack.described, split))
+        except (TypeError, ValueError, ArithmeticError):
+            # A family's layer may have sizes of its own, which parts of its weights do not fit. All that the whole
+            # layer keeps is more than a device keeps.
+            kept, kept_by_remat = kept_by(stack.described)
+    return LayerSizes(len(stack.layers), mlp_values, kept, kept_by_remat)
 
 
 def values_inside_mlp(spec: Spec, split: Split) -> int:
     """Outputs of a token that a matrix puts into an MLP. Of experts, which take tokens in another order, also its
     inputs; and all of it for each expert that the token chose, whichever experts the device has. A CPU multiplies it by
     all experts' matrices (layers/mixture.py)."""
-    if "mlp" not in dict(spec.outputs):
+    if not spec.inputs or "mlp" not in dict(spec.outputs):
         return 0
     device_axes = dict(split(one_layer_axes(spec)))
     experts = dict(spec.stacked).get("expert")

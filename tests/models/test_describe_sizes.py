@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,13 @@ from isojax.core.config import ModelConfig, PrecisionConfig
 from isojax.core.config.model import LoraConfig
 from isojax.core.policy_sizes import CacheShape, KeptBytes
 from isojax.distributed.mesh_spec import MeshShape
-from isojax.models.describe_sizes import describe_sizes
+from isojax.models.describe_sizes import describe_sizes, stack_sizes
+from isojax.models.layers.attention_layer import Attention
+from isojax.models.layers.block import pre_norm_block
+from isojax.models.layers.gated_mlp import GatedMLP
+from isojax.models.layers.rope import Rope
+from isojax.models.spec import LayerDescription
+from isojax.models.transformer import Decoder
 
 L, D, N, K, H, F, V = 3, 64, 4, 2, 16, 128, 1000
 SIZES: dict[str, Any] = {
@@ -55,6 +62,26 @@ def test_devices_share_the_products_by_heads_and_hidden_values() -> None:
     assert kept(LLAMA, tensor=2).products == kept(LLAMA).products // 2
     assert kept(LLAMA, tensor=4).products == 4 * (N * H // 4 + 2 * K * H + 2 * F // 4)
     assert kept(LLAMA, tensor=4).states == kept(LLAMA).states  # which they share by tokens
+
+
+class FixedHeads(Attention):
+    """A layer that says its number of heads itself."""
+
+    def __call__(self, x: Any, rotations: Any, attend: Any) -> Any:
+        def attend_to_all(q: Any, k: Any, v: Any, window: int | None) -> Any:
+            return attend(q.reshape(*q.shape[:2], N, H), k, v, window)
+
+        return super().__call__(x, rotations, attend_to_all)
+
+
+def test_a_layer_that_a_part_of_its_weights_does_not_fit_is_taken_whole() -> None:
+    decoder = Decoder(LLAMA)
+    (stack,) = decoder.stacks
+    attention = FixedHeads(LLAMA, Rope(H, 10_000.0))
+    described = LayerDescription(pre_norm_block(LLAMA, attention, GatedMLP(LLAMA)))
+    fixed = replace(stack, described=described, base=described)
+    sizes = stack_sizes(decoder, fixed, "float32", "tpu", MeshShape(tensor=2).split("tensor"))
+    assert sizes.kept == kept(LLAMA) and sizes.mlp_values == F
 
 
 def test_norms_after_a_product_need_what_they_norm() -> None:
