@@ -133,6 +133,14 @@ def merged_layer_bytes(s: DeviceSizes) -> int:
     return s.compute_bytes * s.layers_params
 
 
+def transposed_layer_bytes(s: DeviceSizes) -> int:
+    """Bytes of layers on their way from a stack to the matrices that a CPU's sampler reads: XLA:CPU moves those of each
+    stack at a time, and holds one more."""
+    if s.backend != "cpu" or not s.has_unrolled_copy:
+        return 0
+    return (1 + len(s.layers)) * s.compute_bytes * s.layer_params
+
+
 def sampling_work_bytes(s: DeviceSizes) -> int:
     """Bytes in use while sampling, without weights, cache and slots: of a block of prompts, or of a step's draw."""
     slots, mlp_values = s.shapes.slots, max(layer.mlp_values for layer in s.layers)
@@ -183,7 +191,7 @@ def estimate_memory(
         decode_bytes = sampling_peak - weights_and_moments - sampling_weight_bytes(s) + argument_bytes
         is_cast = s.compute_bytes < FLOAT_BYTES and not s.frozen_bytes
         copies = 2 if is_cast or s.fsdp_shards > 1 else 1  # gathered or cast, and as the sampler reads them
-        made_bytes = copies * stored_bytes + merged_layer_bytes(s)
+        made_bytes = copies * stored_bytes + merged_layer_bytes(s) + transposed_layer_bytes(s)
         weights_bytes, weights_peak = s.trained_bytes + s.frozen_bytes + made_bytes, weights_and_moments + made_bytes
         program_bytes = {"weights": weights_bytes, "decode": decode_bytes, "learn": update_peak}
     # The sampler holds keys and values, slots, rollouts and problems of a batch.
