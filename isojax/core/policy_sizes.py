@@ -81,6 +81,11 @@ class PolicySizes(Protocol):
         ...
 
     @property
+    def recorded_bytes(self) -> int:
+        """Of the experts that a token meets, as a sampler records them; 0 where there are none."""
+        ...
+
+    @property
     def attention(self) -> Sequence[AttentionSizes]:
         """Of each stack of layers."""
         ...

@@ -151,6 +151,16 @@ class DeviceSizes:
         T = self.shapes.response_length
         return self.shapes.buffer_rows * (9 * T + FLOAT_BYTES * (T if self.has_nucleus else 1) + 5)
 
+    @property
+    def expert_record_bytes(self) -> int:
+        """Of the experts of the rollouts' tokens, which the update compares or replays; and of the prompts in use."""
+        rl, P = self.cell.rl, self.shapes.prompt_length
+        if self.mesh.sequence > 1 or not (rl.replay_experts or rl.measure_expert_agreement):
+            return 0
+        tokens = self.shapes.buffer_rows * (P + self.shapes.response_length)
+        prompts = self.shapes.prefix_entries + self.shapes.slots // self.shapes.slots_per_prefix
+        return (tokens + prompts * P) * self.policy.recorded_bytes
+
     # ------------------------------------------------------------------ the sampler
 
     @cached_property

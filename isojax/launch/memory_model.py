@@ -82,7 +82,7 @@ def update_bytes(s: DeviceSizes) -> int:
     state_values = s.shapes.microbatch * s.shapes.response_length * s.D
     hidden_values = (2 * num_policies + 1) * state_values
     # Shards sampled the rollouts; the update has them in the order of problems.
-    reordered_rollouts = s.rollout_bytes if s.shapes.shards > 1 else 0
+    reordered_rollouts = s.rollout_bytes + s.expert_record_bytes if s.shapes.shards > 1 else 0
     resident = gathered_weights + cast_weights + reordered_rollouts + s.trained_bytes + prompt_activations(s)
     resident += FLOAT_BYTES * prefix_kv_values  # the sum of its gradient
     table_bytes = s.compute_bytes * s.table_params // s.fsdp_shards
@@ -170,8 +170,8 @@ def estimate_memory(
     weights_and_moments = 3 * (s.trained_bytes + s.critic_bytes) + s.frozen_bytes + s.reference_bytes
     sampler_state = sampling_weight_bytes(s) + s.cache_bytes() + slot_bytes(s)
     if s.cell.rl.max_staleness is not None:  # the batches that an asynchronous sampler has under way
-        sampler_state += (s.cell.rl.max_staleness + 1) * s.rollout_bytes
-    resident = weights_and_moments + s.rollout_bytes
+        sampler_state += (s.cell.rl.max_staleness + 1) * (s.rollout_bytes + s.expert_record_bytes)
+    resident = weights_and_moments + s.rollout_bytes + s.expert_record_bytes
     if on_device:
         resident += FLOAT_BYTES * shapes.ASSUMED_TRAINING_PROBLEMS * (P + T + 2)
         resident += FLOAT_BYTES * shapes.MAX_UPDATES_PER_CALL * s.shapes.problem_rows
@@ -210,7 +210,7 @@ def estimate_memory(
         "critic": 3 * s.critic_bytes,
         "KV": s.cache_bytes(),
         "sampling weights": sampling_weight_bytes(s),
-        "rollouts": s.rollout_bytes,
+        "rollouts": s.rollout_bytes + s.expert_record_bytes,
         "gradient": s.trained_bytes,
         "activations": prompt_activations(s) + response_activations(s) + logits_bytes(s),
     }

@@ -24,12 +24,14 @@ from isojax.models import attention, cpu
 from isojax.models.attention import SlotHeads, SlotInts, SlotPositions, SlotQueries, ring_positions
 from isojax.models.layers.unembedding import VOCAB
 from isojax.models.lora import merge_adapters
+from isojax.models.routing import RouterPass, join_choices, run_with_router, to_recorded
 from isojax.models.spec import LayerDescription
 from isojax.models.stack import Segment, Stack
 from isojax.models.transformer import KV, Decoder, Params
 from isojax.models.weight_forms import int8_layer, output_major_layer, to_int8, to_output_major, to_stacked_matrices
 
 LayerKV = tuple[Array, ...]  # keys, values, and of int8 ones their scales
+RECORDING = RouterPass(to_recorded)
 
 
 class KVCache(NamedTuple):
@@ -219,18 +221,32 @@ class Decoding:
     ) -> tuple[Any, Float[Array, "g D"]]:
         """Keys and values of g prompts as a table's entries, and last hidden states. `params`: of `prepare_weights`, or
         the policy's."""
+        return self.prefill_with_experts(params, prompts, lengths, routers=None)[:2]
+
+    def prefill_with_experts(
+        self,
+        params: Params,
+        prompts: Int[Array, "g P"],
+        lengths: Int[Array, " g"],
+        routers: RouterPass | None = RECORDING,
+    ) -> tuple[Any, Float[Array, "g D"], Int[Array, "g P l k"] | None]:
+        """`prefill`, and the experts of each token in the layers that have some."""
         weights = {name: w for name, w in params.items() if name != "cos_sin"}
         is_prepared = "cos_sin" in params
         if self.quantises_weights and not is_prepared:
             weights = self.cast_weights(weights)
         elif not self.quantises_weights:
             weights = self.decoder.cast_params(weights)
-        prefix = self.sampled.prefill(weights, prompts, lengths)
+        prefix = self.sampled.prefill(weights, prompts, lengths, routers)
+        experts = None
+        if routers is not None:
+            of_rows = [x if x is None else x.reshape(len(x), *prompts.shape, -1) for x in prefix.routed]
+            experts = join_choices(self.sampled.stacks, of_rows)
         kv_by_stack = []
         for stack, kv in zip(self.sampled.stacks, prefix.kv, strict=True):
             ring = stack.attention.ring_size(self.prefix_length)
             kv_by_stack.append(kv if ring == self.prefix_length else take_last_positions(kv, lengths, ring))
-        return self._to_cache_layers(kv_by_stack), prefix.last_hidden
+        return self._to_cache_layers(kv_by_stack), prefix.last_hidden, experts
 
     def store_entries(self, prefix_table: Any, entries: Any, first_entry: Int[Array, ""]) -> Any:
         """The table with these entries, from `first_entry` on."""
@@ -258,39 +274,60 @@ class Decoding:
         self, weights: Params, cache: KVCache, tokens: SlotInts, positions: SlotInts, t: SlotInts
     ) -> tuple[Float[Array, "R D"], KVCache]:
         """Hidden states of one token per slot, the t-th of its response, and the cache with the token in it."""
+        return self.step_with_experts(weights, cache, tokens, positions, t, routers=None)[:2]
+
+    def step_with_experts(
+        self,
+        weights: Params,
+        cache: KVCache,
+        tokens: SlotInts,
+        positions: SlotInts,
+        t: SlotInts,
+        routers: RouterPass | None = RECORDING,
+    ) -> tuple[Float[Array, "R D"], KVCache, Int[Array, "R l k"] | None]:
+        """`step`, and the experts of each slot's token in the layers that have some."""
         rotations = {}
         for rope, table in zip(self.sampled.ropes, weights["cos_sin"], strict=True):
             rotations[rope] = jax.tree.map(lambda x: x[positions][:, None], table)
         at = TokenPositions(positions, t)
 
-        def run_layer(stack: Stack, x: Array, layer: Params, layer_cache: LayerCache) -> tuple[Array, LayerKV]:
+        def run_layer(stack: Stack, x: Array, layer: Params, layer_cache: LayerCache) -> tuple[Array, LayerKV, Any]:
             def attend(q: Array, k: Array, v: Array, window: int | None) -> tuple[Array, LayerKV]:
                 attention_out, slot_kv = self._attend(stack, q[:, 0], k[:, :, 0], v[:, :, 0], layer_cache, at)
                 return attention_out[:, None], slot_kv
 
-            return self._layers[stack.name].bind(layer)(x, rotations, attend)
+            block = self._layers[stack.name].bind(layer)
+            (x, slot_kv), routed = run_with_router(block, routers, None, partial(block, x, rotations, attend))
+            return x, slot_kv, routed
 
         x = self.decoder.embed(weights, tokens[:, None])
         if self.unrolled_layers:
-            x, slot_kv = self._step_unrolled(weights, x, cache, run_layer)
+            x, slot_kv, routed = self._step_unrolled(weights, x, cache, run_layer)
         else:
-            x, slot_kv = self._step_scanned(weights, x, cache, at, run_layer)
-        return self.decoder.final_norm(weights, x[:, 0]), KVCache(slot_kv, cache.prefix_kv)
+            x, slot_kv, routed = self._step_scanned(weights, x, cache, at, run_layer)
+
+        experts = None
+        if routers is not None:  # [L R k] of each stack, of one token
+            of_tokens = [x if x is None else x[:, :, None] for x in routed]
+            experts = join_choices(self.sampled.stacks, of_tokens)[:, 0]
+        return self.decoder.final_norm(weights, x[:, 0]), KVCache(slot_kv, cache.prefix_kv), experts
 
     def _step_unrolled(
         self, weights: Params, x: Float[Array, "R 1 D"], cache: KVCache, run_layer: Callable[..., Any]
-    ) -> tuple[Float[Array, "R 1 D"], Any]:
+    ) -> tuple[Float[Array, "R 1 D"], Any, list[Any]]:
         slot_layers = []
+        routed: dict[str, list[Any]] = {stack.name: [] for stack in self.sampled.stacks}
         for number, (stack, i) in enumerate(self.sampled.layers):
             prefix_kv = cache.prefix_kv[number] if self.separate_prefix else ()
             layer_cache = LayerCache(cache.slot_kv[number], prefix_kv, None, ())
-            x, slot_kv = run_layer(stack, x, weights[stack.name][i], layer_cache)
+            x, slot_kv, of_layer = run_layer(stack, x, weights[stack.name][i], layer_cache)
             slot_layers.append(slot_kv)
-        return x, slot_layers
+            routed[stack.name].append(of_layer)
+        return x, slot_layers, [jax.tree.map(lambda *layers: jnp.stack(layers), *of) for of in routed.values()]
 
     def _step_scanned(
         self, weights: Params, x: Float[Array, "R 1 D"], cache: KVCache, at: TokenPositions, run_layer: Any
-    ) -> tuple[Float[Array, "R 1 D"], Any]:
+    ) -> tuple[Float[Array, "R 1 D"], Any, list[Any]]:
         """The cache is carried, with an index: as an input and output of the scan it would be copied."""
         slot_kv = dict(zip(self.sampled.stacks, self._split_stacks(cache.slot_kv), strict=True))
         no_prefixes: Any = [()] * len(self.sampled.stacks)
@@ -306,22 +343,25 @@ class Decoding:
             for stack, kv in slot_kv.items()
         }
 
+        routed: list[Any] = []
         for segment in self.sampled.segments:
 
-            def run_repeat(carry: Any, layers: Any, segment: Segment = segment) -> tuple[Any, None]:
+            def run_repeat(carry: Any, layers: Any, segment: Segment = segment) -> tuple[Any, list[Any]]:
                 x, kv_by_stack, i = carry
-                new_kv = []
+                new_kv, of_routers = [], []
                 for stack, layer, kv in zip(segment.stacks, layers, kv_by_stack, strict=True):
                     layer_cache = LayerCache(kv, prefix_of[stack], i, live[stack])
-                    x, kv = run_layer(stack, x, layer, layer_cache)
+                    x, kv, of_layer = run_layer(stack, x, layer, layer_cache)
                     new_kv.append(kv)
-                return (x, new_kv, i + 1), None
+                    of_routers.append(of_layer)
+                return (x, new_kv, i + 1), of_routers
 
             carry = (x, [slot_kv[stack] for stack in segment.stacks], jnp.int32(0))
             layers = [weights[stack.name] for stack in segment.stacks]
-            (x, new_kv, _), _ = lax.scan(run_repeat, carry, layers)
+            (x, new_kv, _), of_routers = lax.scan(run_repeat, carry, layers)
             slot_kv |= dict(zip(segment.stacks, new_kv, strict=True))
-        return x, self._join_stacks(list(slot_kv.values()))
+            routed += of_routers
+        return x, self._join_stacks(list(slot_kv.values())), routed
 
     def _attend(
         self, stack: Stack, q: SlotQueries, k: SlotHeads, v: SlotHeads, cache: LayerCache, at: TokenPositions

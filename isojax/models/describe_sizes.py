@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
@@ -28,6 +29,7 @@ from isojax.distributed.sharding import traced_for, traced_platform
 from isojax.models.architecture import find_ropes
 from isojax.models.decode import Decoding
 from isojax.models.remat import remat_policy
+from isojax.models.routing import recorded_dtype, sparse_layers
 from isojax.models.spec import LayerDescription, Spec, param, spec_of
 from isojax.models.stack import Stack, is_stack
 from isojax.models.transformer import ComputeOptions, Decoder
@@ -58,6 +60,14 @@ class DescribedPolicy:
     @property
     def width(self) -> int:
         return self.decoder.config.width
+
+    @property
+    def recorded_bytes(self) -> int:
+        router = self.decoder.router
+        if router is None:
+            return 0
+        layers = len(sparse_layers(self.decoder.stacks))
+        return layers * router.top_k * np.dtype(recorded_dtype(router.experts)).itemsize
 
     @property
     def weights(self) -> tuple[WeightSizes, ...]:

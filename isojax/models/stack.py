@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from isojax.core.errors import InputError
 from isojax.models.architecture import Kind, find_ropes
+from isojax.models.layers.mixture import RouterShape, find_mixture
 from isojax.models.spec import LayerDescription, Spec
 
 FIRST_STACK = "blocks"
@@ -38,6 +39,7 @@ class Stack:
     described: LayerDescription  # with adapters, where there are any
     base: LayerDescription  # without
     attention: AttentionShape
+    router: RouterShape | None  # of a layer with experts
     specs: tuple[Spec, ...]  # of one layer, in the order in which their values are drawn
 
 
@@ -81,6 +83,11 @@ def is_stack(entry: Any) -> bool:
 def stacks_of(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of a tree of parameters, or of what is known of them, that are those of layers."""
     return {name: entry for name, entry in tree.items() if is_stack(entry)}
+
+
+def router_shape(described: LayerDescription) -> RouterShape | None:
+    mixture = find_mixture(described.layer)
+    return None if mixture is None else mixture.shape
 
 
 def probe_attention(described: LayerDescription, width: int) -> AttentionShape:

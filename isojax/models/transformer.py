@@ -29,11 +29,13 @@ from isojax.models.families import family
 from isojax.models.fsdp import resolve_anchors
 from isojax.models.layers.attention_layer import Rotations
 from isojax.models.layers.block import Block
+from isojax.models.layers.mixture import RouterShape
 from isojax.models.layers.unembedding import Unembedding, gather_unembedding
 from isojax.models.lora import add_adapters, policy_params, split_adapters
 from isojax.models.remat import remat_policy
+from isojax.models.routing import RouterPass, run_with_router
 from isojax.models.spec import LayerDescription, Spec, rename_tensor, specs_of, stack_spec
-from isojax.models.stack import FIRST_STACK, Segment, Stack, plan, probe_attention
+from isojax.models.stack import FIRST_STACK, Segment, Stack, plan, probe_attention, router_shape
 
 Params = dict[str, Any]
 KV = tuple[Array, Array]  # keys and values of a stack, each [L b K positions H]
@@ -44,6 +46,7 @@ class PrefixCache(NamedTuple):
 
     kv: list[KV]  # [L b K P H] each
     last_hidden: Array  # [b D]
+    routed: Any = None  # by stack, what a `RouterPass` has observed, where one was given
 
 
 class ComputeOptions(NamedTuple):
@@ -101,11 +104,20 @@ class Decoder:
             with_adapters, adapter_specs = add_adapters(block, self.config.lora)
             adapted = LayerDescription(with_adapters)
             specs += adapter_specs
-        return Stack(name, layers, adapted, base, probe_attention(base, self.config.width), tuple(specs))
+        attention = probe_attention(base, self.config.width)
+        return Stack(name, layers, adapted, base, attention, router_shape(base), tuple(specs))
 
     @property
     def stacks(self) -> list[Stack]:
         return [stack for segment in self.segments for stack in segment.stacks]
+
+    @property
+    def router(self) -> RouterShape | None:
+        """Of the layers with experts; None where there are none."""
+        shapes = dict.fromkeys(stack.router for stack in self.stacks if stack.router is not None)
+        if len(shapes) > 1:
+            raise InputError(f"cell.model: layers have routers of {', '.join(map(str, shapes))}; expected one shape.")
+        return next(iter(shapes), None)
 
     @property
     def layers(self) -> list[tuple[Stack, int]]:
@@ -205,58 +217,77 @@ class Decoder:
         attention: Callable[..., Array],
         layer_inputs: Sequence[Any] | None = None,
         first_tokens: slice | None = None,
-    ) -> tuple[Float[Array, "b t D"], list[KV]]:
-        """Hidden states before the final norm, and the new keys and values by stack. `attention(q, k, v, window,
-        layer_input)` gets one of a stack's `layer_inputs` for each layer; `first_tokens`: as in `Block`."""
+        routers: RouterPass | None = None,
+    ) -> tuple[Float[Array, "b t D"], list[KV], list[Any]]:
+        """Hidden states before the final norm; and by stack the new keys and values, and what `routers` observes.
+        `attention(q, k, v, window, layer_input)` gets one of a stack's `layer_inputs` for each layer; `first_tokens`:
+        as in `Block`."""
         rotations = self.rotations(positions)
         policy = remat_policy(self.options.remat, self.config.lora.rank if self.config.lora else None)
 
-        def run_layer(stack: Stack, x: Array, weights: Params, layer_input: Any) -> tuple[Array, KV]:
+        def run_layer(
+            stack: Stack, x: Array, weights: Params, layer_input: Any, sampled: Array | None
+        ) -> tuple[Array, tuple[KV, Any]]:
             def attend(q: Array, k: Array, v: Array, window: int | None) -> tuple[Array, KV]:
                 return attention(q, k, v, window, layer_input), (k, v)
 
-            return self.bind_block(stack, weights)(x, rotations, attend, first_tokens)
+            block = self.bind_block(stack, weights)
+            run_block = partial(block, x, rotations, attend, first_tokens)
+            (x, kv), routed = run_with_router(block, routers, sampled, run_block)
+            return x, (kv, routed)
 
         x = sharding.split_tokens(self.embed(params, tokens), True)
         if isinstance(params[FIRST_STACK], list):
             assert layer_inputs is None, "a sampler's unrolled layers prefill whole prompts"
-            x, kv_by_stack = self._run_unrolled(params, x, run_layer)
-            return x, kv_by_stack
+            x, kept = self._run_unrolled(params, x, run_layer)
+            return x, [kv for kv, _ in kept], [routed for _, routed in kept]
 
-        inputs = dict(zip(self.stacks, layer_inputs or [None] * len(self.stacks), strict=True))
-        kv_by_stack = []
+        nothing = [None] * len(self.stacks)
+        inputs = dict(zip(self.stacks, layer_inputs or nothing, strict=True))
+        sampled = dict(zip(self.stacks, (routers and routers.sampled) or nothing, strict=True))
+        kept_by_stack: list[tuple[KV, Any]] = []
         for segment in self.segments:
             # Each layer of the period by itself, so that only one is computed again at a time.
             run_period = [
                 jax.checkpoint(partial(run_layer, stack), prevent_cse=False, policy=policy) for stack in segment.stacks
             ]
 
-            def run_repeat(x: Array, scanned: Any, run_period: Any = run_period) -> tuple[Array, list[KV]]:
+            def run_repeat(x: Array, scanned: Any, run_period: Any = run_period) -> tuple[Array, list[Any]]:
                 kept = []
-                for run, weights, layer_input in zip(run_period, *scanned, strict=True):
-                    x, kv = run(x, weights, layer_input)
-                    kept.append(kv)
+                for run, weights, layer_input, chosen in zip(run_period, *scanned, strict=True):
+                    x, of_layer = run(x, weights, layer_input, chosen)
+                    kept.append(of_layer)
                 return x, kept
 
             weights = [params[stack.name] for stack in segment.stacks]
-            x, kv = lax.scan(run_repeat, x, (weights, [inputs[stack] for stack in segment.stacks]))
-            kv_by_stack += kv
-        return sharding.split_tokens(x, False), kv_by_stack
+            given = [[of[stack] for stack in segment.stacks] for of in (inputs, sampled)]
+            x, kept = lax.scan(run_repeat, x, (weights, *given))
+            kept_by_stack += kept
 
-    def _run_unrolled(self, params: Params, x: Array, run_layer: Callable[..., Any]) -> tuple[Array, list[KV]]:
+        x = sharding.split_tokens(x, False)
+        return x, [kv for kv, _ in kept_by_stack], [routed for _, routed in kept_by_stack]
+
+    def _run_unrolled(self, params: Params, x: Array, run_layer: Callable[..., Any]) -> tuple[Array, list[Any]]:
         """Layers that a sampler holds one by one: `params` has a list of layers' weights for each stack."""
-        kept: dict[str, list[KV]] = {stack.name: [] for stack in self.stacks}
+        kept: dict[str, list[Any]] = {stack.name: [] for stack in self.stacks}
         for stack, i in self.layers:
-            x, kv = run_layer(stack, x, params[stack.name][i], None)
-            kept[stack.name].append(kv)
-        return x, [jax.tree.map(lambda *kv: jnp.stack(kv), *kept[stack.name]) for stack in self.stacks]
+            x, of_layer = run_layer(stack, x, params[stack.name][i], None, None)
+            kept[stack.name].append(of_layer)
+        return x, [jax.tree.map(lambda *layers: jnp.stack(layers), *kept[stack.name]) for stack in self.stacks]
 
     def final_norm(self, params: Params, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
         return self._norm.bind(params)(x)
 
-    def prefill(self, params: Params, prompts: Int[Array, "b P"], lengths: Int[Array, " b"]) -> PrefixCache:
+    def prefill(
+        self,
+        params: Params,
+        prompts: Int[Array, "b P"],
+        lengths: Int[Array, " b"],
+        routers: RouterPass | None = None,
+    ) -> PrefixCache:
         """Prompts of these lengths as responses continue them. Right padding needs no mask: attention is causal."""
         if sharding.positions_are_split(jax.sharding.get_abstract_mesh()):
+            assert routers is None, "devices that share a prompt's positions do not collect its experts"
             return self._prefill_over_devices(params, prompts, lengths)
 
         def take_last(x: Array) -> Array:
@@ -264,7 +295,8 @@ class Decoder:
 
         positions = jnp.broadcast_to(jnp.arange(prompts.shape[1])[None], prompts.shape)
         causal_attention = partial(self_attention, self.options.forward_attention)
-        return self._prefill_tokens(params, prompts, positions, causal_attention, take_last, slice(1))
+        prefill = partial(self._prefill_tokens, params, prompts, positions, causal_attention, take_last)
+        return prefill(first_tokens=slice(1), routers=routers)
 
     def _prefill_over_devices(
         self, params: Params, prompts: Int[Array, "b P"], lengths: Int[Array, " b"]
@@ -306,14 +338,16 @@ class Decoder:
         causal_attention: Callable[..., Array],
         take_last: Callable[[Array], Array],
         first_tokens: slice | None = None,
+        routers: RouterPass | None = None,
     ) -> PrefixCache:
         """Prompts through the layers. `take_last`: from [b t D] to [b D] of the last tokens."""
 
         def attention(q: Array, k: Array, v: Array, window: int | None, _: None) -> Array:
             return causal_attention(q, k, v, window=window)
 
-        x, kv = self.run_layers(params, tokens, positions, attention, first_tokens=first_tokens)
-        return PrefixCache(kv, self.final_norm(params, take_last(x)))
+        run_layers = partial(self.run_layers, params, tokens, positions, attention)
+        x, kv, routed = run_layers(first_tokens=first_tokens, routers=routers)
+        return PrefixCache(kv, self.final_norm(params, take_last(x)), None if routers is None else routed)
 
     def forward(
         self,
@@ -325,6 +359,18 @@ class Decoder:
     ) -> Float[Array, "b t D"]:
         """Hidden states of tokens from `start_position` on. `prefix`: keys and values of g prompts by stack, of which
         row i continues the `prompt_index[i]`-th; without one, tokens are whole sequences."""
+        return self.forward_with_routers(params, tokens, start_position, prefix, prompt_index)[0]
+
+    def forward_with_routers(
+        self,
+        params: Params,
+        tokens: Int[Array, "b t"],
+        start_position: Int[Array, " b"],
+        prefix: Sequence[KV] | None = None,
+        prompt_index: Int[Array, " b"] | None = None,
+        routers: RouterPass | None = None,
+    ) -> tuple[Float[Array, "b t D"], list[Any]]:
+        """`forward`, and what `routers` observes, by stack."""
 
         def attention(q: Array, k: Array, v: Array, window: int | None, prefix_kv: KV | None) -> Array:
             continued = None
@@ -335,8 +381,8 @@ class Decoder:
 
         positions = start_position[:, None] + jnp.arange(tokens.shape[1])[None]
         first_tokens = slice(1) if prefix is None else None
-        x, _ = self.run_layers(params, tokens, positions, attention, prefix, first_tokens)
-        return self.final_norm(params, x)
+        x, _, routed = self.run_layers(params, tokens, positions, attention, prefix, first_tokens, routers)
+        return self.final_norm(params, x), routed
 
     def forward_prompts_and_responses(
         self,
@@ -348,6 +394,19 @@ class Decoder:
     ) -> tuple[Float[Array, "g D"], Float[Array, "m t D"]]:
         """`prefill`'s last hidden states of prompts and `forward`'s of responses to prompts `prompt_index`, up to
         rounding, in one pass: each weight is gathered and read, and its gradient added up, once for both."""
+        return self.joint_forward_with_routers(params, prompts, lengths, tokens, prompt_index)[:2]
+
+    def joint_forward_with_routers(
+        self,
+        params: Params,
+        prompts: Int[Array, "g P"],
+        lengths: Int[Array, " g"],
+        tokens: Int[Array, "m t"],
+        prompt_index: Int[Array, " m"],
+        routers: RouterPass | None = None,
+    ) -> tuple[Float[Array, "g D"], Float[Array, "m t D"], list[Any]]:
+        """`forward_prompts_and_responses`, and what `routers` observes by stack, of all prompts' tokens [g P] and then
+        all responses' [m t] in one row."""
         (g, P), (m, t), num_prompt_tokens = prompts.shape, tokens.shape, prompts.size
         start_position = lengths[prompt_index]
 
@@ -375,12 +434,13 @@ class Decoder:
         prompt_positions = jnp.broadcast_to(jnp.arange(P)[None], (g, P))
         positions = concatenate(prompt_positions, start_position[:, None] + jnp.arange(t)[None])
         first_tokens = slice(0, num_prompt_tokens, P)
-        x, _ = self.run_layers(params, concatenate(prompts, tokens), positions, attention, first_tokens=first_tokens)
+        run_layers = partial(self.run_layers, params, concatenate(prompts, tokens), positions, attention)
+        x, _, routed = run_layers(first_tokens=first_tokens, routers=routers)
         prompt_states, response_states = split(x)
         last_states = jnp.take_along_axis(prompt_states, (lengths - 1)[:, None, None], 1)[:, 0]
         norm = self._norm.bind(params)
         scale = norm.gathered_scale()  # once for both
-        return norm.apply(scale, last_states), norm.apply(scale, response_states)
+        return norm.apply(scale, last_states), norm.apply(scale, response_states), routed
 
     def logits(self, params: Params, hidden: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
         return self.unembedding(params).logits(hidden)

@@ -22,6 +22,7 @@ from isojax.rl.losses import Clip, LossTraits, loss
 OWN_METRICS = {"reward", "tokens", "truncated", "response_length", "zero_variance", "context_length", "interrupted"}
 OWN_METRICS |= {"turns", "parsed_fraction", "dropped", "loss", "entropy", "kl", "grad_norm", "nonfinite_update"}
 OWN_METRICS |= {"sampler_logp_gap", "sampler_logp_gap_max", "tis_weight", "tis_capped", "tis_below"}
+OWN_METRICS |= {"router_entropy", "expert_share_max", "expert_balance", "expert_agreement"}
 OWN_PREFIXES = ("critic_", "grad_", "reward/", "sampler_", "staleness_", "trained_", "trainer_", "verifier_")
 
 Traits = TypeVar("Traits")

@@ -88,6 +88,7 @@ class CriticObjective:
 
     decoder: Decoder
     needs_base: bool = False
+    routers: None = None
 
     @property
     def metric_reductions(self) -> dict[str, Reduction]:
@@ -137,7 +138,8 @@ def build_critic(
 
         def add_block_values(block_index: Array, values: Array) -> Array:
             block = accumulator.block(shard_batch, block_index)
-            prefix = decoder.prefill(params, *accumulator.block_prompts(inputs.problems, block))
+            prompts = accumulator.block_prompts(inputs.problems, shard_batch, block)
+            prefix = decoder.prefill(params, prompts.prompts, prompts.lengths)
 
             def add_microbatch_values(i: Array, values: Array) -> Array:
                 microbatch = accumulator.take_microbatch(shard_batch, block, i)

@@ -17,6 +17,7 @@ from isojax.distributed.sharding import Program, compiler_options, replicated, s
 from isojax.models.lora import policy_params
 from isojax.models.transformer import Decoder, Params
 from isojax.rl import rollout_source
+from isojax.rl.experts import records_experts
 from isojax.rl.metric import merge
 from isojax.rl.objective import Coefficients
 from isojax.rl.optimizer import TrainState, train_state_shardings
@@ -48,7 +49,8 @@ def build_fused_update(
     """The jitted `update(state, base_params, batches, coefficients) -> (state, result)`; the state is donated. After
     `cell.rl.max_consecutive_nonfinite` skipped updates in a row it ends early."""
     train_step = TrainStep(cell, decoder, task.stops, shapes, mesh, measures_signal)
-    sample = build_sampler(decoder, shapes, mesh, cell.sampling, task.stops)
+    records = records_experts(cell.rl, decoder, mesh)
+    sample = build_sampler(decoder, shapes, mesh, cell.sampling, task.stops, records)
 
     def update(
         state: TrainState, base_params: Params, batches: ProblemBatches, coefficients: Coefficients

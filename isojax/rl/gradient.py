@@ -7,7 +7,7 @@ microbatch is computed at the smallest of a few static widths that holds it. All
 through references (`VJP.with_refs`). Loops have traced trip counts, so one program serves every B_p and n."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,10 +24,21 @@ from isojax.distributed import sharding
 from isojax.distributed.sharding import PARAM_AXIS, ROLLOUT_AXES, manual_specs, map_over_shards, shard_count
 from isojax.models.fsdp import GradAnchor, resolve_anchors
 from isojax.models.lora import policy_params
+from isojax.models.routing import RoutingSums, add_layers
 from isojax.models.stack import is_stack
 from isojax.models.transformer import Params, PrefixCache
+from isojax.rl.experts import ROUTING, Routers, expert_loads, routing_metrics, weigh_prompt_tokens
 from isojax.rl.metric import Metric, Metrics, combine
-from isojax.rl.objective import MetricSums, Microbatch, Objective, Prefix, PromptTokens, UpdateInputs
+from isojax.rl.objective import (
+    MetricSums,
+    Microbatch,
+    Objective,
+    Prefix,
+    PromptTokens,
+    UpdateInputs,
+    balance_term,
+    hidden_states,
+)
 from isojax.sampling.batch import ProblemArrays, ShardSlice, make_shard_slice
 
 
@@ -37,6 +48,8 @@ class ResponseBatch(NamedTuple):
     tokens: Array  # i32[S rows T]
     mask: Array  # bool[S rows T]
     objective_inputs: Any  # what the objective reads of each, [S rows ...] arrays
+    prompt_experts: Array | None = None  # [S rows P l k], that the sampler chose for each one's prompt
+    experts: Array | None = None  # [S rows T l k], and for its own tokens
 
 
 class ShardBatch(NamedTuple):
@@ -123,24 +136,37 @@ class GradientAccumulator:
         first_group = jnp.minimum(shard_batch.shard_slice.first_group + index * g, self.shapes.Q_cap)
         return PromptBlock(first_group, *row_bounds(shard_batch.shard_slice), ((highs - lows + m - 1) // m).max())
 
-    def block_prompts(self, problems: ProblemArrays, block: PromptBlock) -> PromptTokens:
+    def block_prompts(self, problems: ProblemArrays, shard_batch: ShardBatch, block: PromptBlock) -> PromptTokens:
         prompts, lengths = (
             lax.dynamic_slice_in_dim(x, block.first_group, self.shapes.prefill_batch)
             for x in (problems.prompts, problems.lengths)
         )
-        return PromptTokens(prompts, lengths)
+        prompt_experts = shard_batch.responses.prompt_experts
+        if prompt_experts is None:
+            return PromptTokens(prompts, lengths)
+        # Those of the first response that continues it.
+        return PromptTokens(prompts, lengths, prompt_experts[self.continues(shard_batch, block).argmax(-1)])
+
+    def continues(self, shard_batch: ShardBatch, block: PromptBlock) -> Bool[Array, "g rows"]:
+        """Which of the shard's responses continue each prompt of a block, and count."""
+        groups = block.first_group + jnp.arange(self.shapes.prefill_batch)
+        row = jnp.arange(len(shard_batch.group))
+        is_counted = (row >= block.low) & (row < block.high) & (shard_batch.lengths > 0)
+        return (shard_batch.group[None] == groups[:, None]) & is_counted[None]
 
     def take_microbatch(self, shard_batch: ShardBatch, block: PromptBlock, index: Array | int) -> Microbatch:
         """m of the block's rows; those beyond its last do not count."""
         m, g = self.shapes.microbatch, self.shapes.prefill_batch
         start = jnp.minimum(block.low + index * m, self.shapes.buffer_rows - m)
         row = start + jnp.arange(m)
-        (tokens, mask, objective_inputs), group = jax.tree.map(
-            lambda x: lax.dynamic_slice_in_dim(x, start, m), (shard_batch.responses, shard_batch.group)
+        responses, group = jax.tree.map(
+            lambda x: lax.dynamic_slice_in_dim(x, start, m),
+            (shard_batch.responses._replace(prompt_experts=None), shard_batch.group),
         )
+        tokens, mask, objective_inputs = responses.tokens, responses.mask, responses.objective_inputs
         mask = mask & (row < block.high)[:, None] & (row >= block.low)[:, None]
         group = jnp.clip(group, block.first_group, block.first_group + g - 1)
-        return Microbatch(tokens, mask, objective_inputs, group, group - block.first_group)
+        return Microbatch(tokens, mask, objective_inputs, group, group - block.first_group, responses.experts)
 
     def add_microbatch(
         self, refs: tuple, inputs: UpdateInputs, prefix: Prefix, base_prefix: Prefix | None, microbatch: Microbatch
@@ -165,8 +191,8 @@ class GradientAccumulator:
     ) -> MetricSums:
         """Adds a block of g prompts and all responses to them to the references `d_params`, and to `sums`."""
         shapes, decoder, needs_base = self.shapes, self.objective.decoder, self.objective.needs_base
-        reductions, block = self.objective.metric_reductions, self.block(shard_batch, index)
-        prompts = self.block_prompts(inputs.problems, block)
+        block = self.block(shard_batch, index)
+        prompts = self.block_prompts(inputs.problems, shard_batch, block)
         buckets = microbatch_buckets(shard_batch.lengths, block, shapes, self.bucket_widths)
 
         def add_all(refs: tuple, prefix: Prefix, base_prefix: Prefix | None, sums: MetricSums) -> MetricSums:
@@ -176,7 +202,7 @@ class GradientAccumulator:
                 microbatch = self.take_microbatch(shard_batch, block, i)
                 cropped = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, microbatch)
                 metrics = self.add_microbatch(refs, inputs, prefix, base_prefix, cropped)
-                return {name: combine(reductions[name], sums[name], x) for name, x in metrics.items()}
+                return self.add_sums(sums, metrics)
 
             first: Any = 0
             for bucket, width in reversed(list(enumerate(self.bucket_widths))):
@@ -185,22 +211,83 @@ class GradientAccumulator:
                 first = last
             return sums
 
-        if shapes.joint_forward(sharding.positions_are_split(jax.sharding.get_abstract_mesh())):
+        if self.is_joint:
             return add_all((d_params,), prompts, prompts if needs_base else None, sums)
+
+        def prefill(anchors: Params) -> tuple[tuple[PrefixCache, Array | None], RoutingSums | None]:
+            """Prompts as responses continue them, and what they bring to the loss by their routers."""
+            prefix, routing = self.prefill_prompts(_attach_anchors(anchors, inputs), prompts, shard_batch, block)
+            if routing is None:
+                return (prefix, None), None
+            return (prefix, balance_term(routing, inputs)), lax.stop_gradient(routing)
 
         anchors = jax.tree.map(_make_anchor, inputs.params)
         pullback: Any
-        prefix, pullback = jax.vjp(lambda params: decoder.prefill(_attach_anchors(params, inputs), *prompts), anchors)
-        base_prefix = decoder.prefill(inputs.base_params, *prompts) if needs_base else None
+        (prefix, balance), pullback, routing = jax.vjp(prefill, anchors, has_aux=True)
+        if routing is not None:
+            sums = sums | {ROUTING: add_trees(sums[ROUTING], routing)}
+        base_prefix = decoder.prefill(inputs.base_params, prompts.prompts, prompts.lengths) if needs_base else None
         d_prefix = jax.tree.map(lambda x: jax.new_ref(_make_anchor(x)), prefix)
         sums = add_all((d_params, d_prefix), prefix, base_prefix, sums)
         d_prefix = jax.tree.map(lambda d, x: jax.freeze(d).astype(x.dtype), d_prefix, prefix)
-        pullback.with_refs(d_params)(d_prefix)
+        pullback.with_refs(d_params)((d_prefix, jax.tree.map(jnp.ones_like, balance)))
         return sums
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether a block's prompts and responses go through the layers together."""
+        return self.shapes.joint_forward(sharding.positions_are_split(jax.sharding.get_abstract_mesh()))
+
+    def prefill_prompts(
+        self, params: Params, prompts: PromptTokens, shard_batch: ShardBatch, block: PromptBlock
+    ) -> tuple[PrefixCache, RoutingSums | None]:
+        """A block's prompts as responses continue them, and the sums of their routers, where these are read."""
+        decoder, routers = self.objective.decoder, self.objective.routers
+        if routers is None or sharding.positions_are_split(jax.sharding.get_abstract_mesh()):
+            return decoder.prefill(params, prompts.prompts, prompts.lengths), None
+        responses = self.continues(shard_batch, block).sum(-1)
+        weights = weigh_prompt_tokens(prompts.lengths, responses, prompts.prompts.shape[1])
+        routers_read = routers.read(weights, prompts.experts)
+        prefix = decoder.prefill(params, prompts.prompts, prompts.lengths, routers_read)
+        return prefix._replace(routed=None), add_layers(prefix.routed)
+
+    def count_experts(self, inputs: UpdateInputs, shard_batch: ShardBatch, routers: Routers) -> RoutingSums:
+        """The sums of the shard's routers, in a pass without a gradient."""
+        params, decoder = policy_params(inputs.params, inputs.base_params), self.objective.decoder
+
+        def add_block(index: Array, sums: RoutingSums) -> RoutingSums:
+            block = self.block(shard_batch, index)
+            prompts = self.block_prompts(inputs.problems, shard_batch, block)
+            prefix: Prefix = prompts
+            if not self.is_joint:
+                prefix, routing = self.prefill_prompts(params, prompts, shard_batch, block)
+                sums = add_trees(sums, routing)
+
+            def add_microbatch(i: Array, sums: RoutingSums) -> RoutingSums:
+                microbatch = self.take_microbatch(shard_batch, block, i)
+                hidden = hidden_states(decoder, params, prefix, inputs.problems, microbatch, routers)
+                return add_trees(sums, hidden.routing)
+
+            return lax.fori_loop(0, block.num_microbatches, add_microbatch, sums)
+
+        return lax.fori_loop(0, self.num_blocks(shard_batch), add_block, routers.zero_sums())
+
+    def zero_sums(self) -> MetricSums:
+        sums: MetricSums = {name: jnp.float32(0) for name in self.objective.metric_reductions}
+        routers = self.objective.routers
+        return sums if routers is None else sums | {ROUTING: routers.zero_sums()}
+
+    def add_sums(self, sums: MetricSums, of_microbatch: MetricSums) -> MetricSums:
+        """Both together: of metrics by their reductions, of routers their sums."""
+        reductions = self.objective.metric_reductions
+        added = {name: combine(reductions[name], sums[name], of_microbatch[name]) for name in reductions}
+        if ROUTING in sums:
+            added[ROUTING] = add_trees(sums[ROUTING], of_microbatch[ROUTING])
+        return added
 
     def __call__(self, inputs: UpdateInputs, shard_batch: ShardBatch) -> tuple[Params, MetricSums]:
         """Sums over the shard's rollouts: the gradient in float32, and the metrics."""
-        sums = {name: jnp.float32(0) for name in self.objective.metric_reductions}
+        sums = self.zero_sums()
         d_params = jax.tree.map(lambda p: jax.new_ref(_make_anchor(p)), inputs.params)
         add_block = partial(self.add_block, d_params=d_params, inputs=inputs, shard_batch=shard_batch)
         sums = lax.fori_loop(0, self.num_blocks(shard_batch), add_block, sums)
@@ -216,6 +303,9 @@ def build_gradient(
     decoder, reductions, shards = objective.decoder, objective.metric_reductions, shapes.shards
     cast_params, base = decoder.cast_params, decoder.base
 
+    def add_shards(sums: RoutingSums) -> RoutingSums:
+        return jax.tree.map(lambda x: _over_shards(lax.psum, x, shards), sums)
+
     def shard_gradient(
         shard: Array, inputs: UpdateInputs, responses: ResponseBatch, B_p: Array, n: Array
     ) -> tuple[Params, Metrics]:
@@ -223,11 +313,21 @@ def build_gradient(
         num_tokens = jnp.maximum(_over_shards(lax.psum, responses.mask.sum(), shards), 1).astype(jnp.float32)
         # Cast once, not in every microbatch.
         inputs = inputs._replace(params=cast_params(inputs.params), base_params=cast_params(inputs.base_params))
+        coefficient, routers = inputs.coefficients.expert_balance, objective.routers
+        if coefficient is not None and routers is not None:
+            counted = add_shards(accumulator.count_experts(inputs, shard_batch, routers))
+            inputs = inputs._replace(expert_loads=expert_loads(counted, jnp.asarray(coefficient)))
         d_params, sums = accumulator(inputs, shard_batch)
-        metrics = {}
+        metrics: Metrics = {}
         for name, reduction in reductions.items():
             x = _over_shards(lax.pmax if reduction == "max" else lax.psum, sums[name], shards)
             metrics[name] = Metric(x, num_tokens if reduction == "mean" else None, reduction)
+        if routers is not None:
+            of_routers = routing_metrics(add_shards(sums[ROUTING]), responses.experts is not None)
+            metrics |= of_routers
+            if coefficient is not None:
+                balance = coefficient * of_routers["expert_balance"].sum
+                metrics["loss"] = replace(metrics["loss"], sum=metrics["loss"].sum + balance)
         return jax.tree.map(lambda d, spec: _reduce_gradient(d, spec, mesh), d_params, param_specs), metrics
 
     reads_base = objective.needs_base or decoder.config.lora is not None
@@ -243,6 +343,10 @@ def map_update_over_shards(
     inputs_spec: Any = (*input_specs, P(), P())
     in_specs = (P(ROLLOUT_AXES), UpdateInputs(*inputs_spec), P(ROLLOUT_AXES), P(), P())
     return partial(map_over_shards(function, mesh, in_specs, out_specs), np.arange(shard_count(mesh), dtype=np.int32))
+
+
+def add_trees(a: Any, b: Any) -> Any:
+    return jax.tree.map(jnp.add, a, b)
 
 
 def _make_anchor(x: Array) -> Array:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from isojax.core.shapes import MAX_DENSE_LOGITS, MAX_SAVED_LOGITS, VOCABULARY_BLOCK, vocabulary_block
 from isojax.distributed.sharding import axes_that_split, count_parts
 from isojax.models.layers.unembedding import Unembedding
+from isojax.models.routing import RoutingSums
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.logits import NEG_INF, NUCLEUS_MASS_TOLERANCE, log_probs, nucleus, renormalize
 
@@ -35,6 +36,7 @@ class HiddenStates(NamedTuple):
     prompt_hidden: Array  # [g D], after each prompt
     prefix_entry: Array  # i32[m], the prompt that each response continues
     response_hidden: Array  # [m t D], after each response's own tokens but the last, and after padding
+    routing: RoutingSums | None = None  # of the routers that made them, where these are read
 
     def states(self, T: int) -> Float[Array, "m T D"]:
         """The state before each of T tokens."""

@@ -21,10 +21,19 @@ from isojax.core.plugins import NoTraits, Plugin
 from isojax.core.shapes import row_padding
 from isojax.distributed.sharding import token_parts
 from isojax.models.fsdp import resolve_anchors
+from isojax.models.routing import RouterPass, RoutingSums, add_layers
 from isojax.models.transformer import Decoder, Params, PrefixCache
 from isojax.rl.advantages import RewardedBatch, zero_variance
 from isojax.rl.aggregations import CountedResponses
 from isojax.rl.algorithm import Algorithm, loss_metrics, resolve_algorithm
+from isojax.rl.experts import (
+    ROUTING,
+    Routers,
+    join_rows,
+    pad_experts,
+    weigh_prompt_tokens,
+    weigh_response_tokens,
+)
 from isojax.rl.logprobs import HiddenStates, TokenStats, nucleus_token_stats, token_stats
 from isojax.rl.losses import Clip
 from isojax.rl.metric import Reduction
@@ -49,6 +58,7 @@ class Coefficients(NamedTuple):
     critic_clip: ArrayLike
     gamma: ArrayLike
     gae_lambda: ArrayLike
+    expert_balance: ArrayLike | None = None  # None: no such loss
 
 
 def make_coefficients(config: RLConfig) -> Coefficients:
@@ -67,6 +77,7 @@ def make_coefficients(config: RLConfig) -> Coefficients:
         critic_clip=np.float32(critic_config.clip),
         gamma=np.float32(critic_config.gamma),
         gae_lambda=np.float32(critic_config.gae_lambda),
+        expert_balance=np.float32(config.expert_balance) if config.expert_balance > 0 else None,
     )
 
 
@@ -115,6 +126,7 @@ class UpdateInputs(NamedTuple):
     base_params: Params  # the base policy's, where something reads them: the KL, or adapters
     problems: ProblemArrays
     coefficients: Coefficients
+    expert_loads: Array | None = None  # f32[E], rl/experts.py; None where the loss has no such term
 
 
 class Microbatch(NamedTuple):
@@ -123,6 +135,7 @@ class Microbatch(NamedTuple):
     objective_inputs: Any  # what the objective reads of each response, [m ...] or [m T] arrays
     group: Array  # i32[m], the row of each response's problem in the batch
     prefix_entry: Array  # i32[m], the prompt that it continues, among those of the prefix
+    experts: Array | None = None  # [m T l k], that the sampler chose, where it recorded them
 
 
 class PromptTokens(NamedTuple):
@@ -130,15 +143,39 @@ class PromptTokens(NamedTuple):
 
     prompts: Array
     lengths: Array
+    experts: Array | None = None  # [g P l k], that the sampler chose
 
 
 Prefix = PrefixCache | PromptTokens
 
 
+def read_routers(routers: Routers, prompts: PromptTokens | None, microbatch: Microbatch, columns: int) -> RouterPass:
+    """Of the first `columns` tokens of responses, behind those of the prompts that go through the layers with them."""
+    weights = weigh_response_tokens(microbatch.mask, columns)
+    experts = pad_experts(microbatch.experts, columns)
+    if prompts is None:
+        return routers.read(weights, experts)
+
+    is_counted = microbatch.mask.any(-1).astype(jnp.int32)
+    responses = jnp.zeros(len(prompts.lengths), jnp.int32).at[microbatch.prefix_entry].add(is_counted)
+    of_prompts = weigh_prompt_tokens(prompts.lengths, responses, prompts.prompts.shape[1])
+    if experts is not None:
+        experts = join_rows(prompts.experts, experts)
+    return routers.read(join_rows(of_prompts, weights), experts)
+
+
+def balance_term(routing: RoutingSums, inputs: UpdateInputs) -> Float[Array, ""]:
+    """What tokens with these sums bring to the loss by the load of the experts that they may choose."""
+    if inputs.expert_loads is None:
+        return jnp.float32(0)
+    return (inputs.expert_loads * routing.probabilities).sum()
+
+
 class Objective(Protocol):
     """A sum over the responses of a microbatch, to be differentiated in params, and in the prefix where there is one;
     and the sum over its tokens of each metric, or the maximum. Only a `mean` is divided by the batch's tokens later.
-    needs_base: whether `inputs.base_params` is read."""
+    needs_base: whether `inputs.base_params` is read. routers: what is read of the model's routers, whose sums are among
+    the metrics by the key ROUTING; None of a model without experts, or where nothing is."""
 
     @property
     def decoder(self) -> Decoder: ...
@@ -146,28 +183,45 @@ class Objective(Protocol):
     def metric_reductions(self) -> dict[str, Reduction]: ...
     @property
     def needs_base(self) -> bool: ...
+    @property
+    def routers(self) -> Routers | None: ...
     def __call__(
         self, params: Params, prefix: Prefix, base_prefix: Prefix | None, inputs: UpdateInputs, microbatch: Microbatch
     ) -> tuple[Array, MetricSums]: ...
 
 
 def hidden_states(
-    decoder: Decoder, params: Params, prefix: Prefix, problems: ProblemArrays, microbatch: Microbatch
+    decoder: Decoder,
+    params: Params,
+    prefix: Prefix,
+    problems: ProblemArrays,
+    microbatch: Microbatch,
+    routers: Routers | None = None,
 ) -> HiddenStates:
-    """Hidden states before each response token: its prompt's last, which a group shares, then the response's own."""
+    """Hidden states before each response token: its prompt's last, which a group shares, then the response's own.
+    `routers`: what is read of the routers, of those tokens that go through the layers here."""
     (m, T), parts = microbatch.tokens.shape, token_parts(jax.sharding.get_abstract_mesh())
     padding = row_padding(decoder.options.forward_attention, m, T - 1, parts)
     tokens, prefix_entry = jnp.pad(microbatch.tokens[:, :-1], ((0, 0), (0, padding))), microbatch.prefix_entry
     if isinstance(prefix, PromptTokens):
-        prompt_hidden, response_hidden = decoder.forward_prompts_and_responses(params, *prefix, tokens, prefix_entry)
-        return HiddenStates(params, prompt_hidden, prefix_entry, response_hidden)
+        router_pass = None if routers is None else read_routers(routers, prefix, microbatch, tokens.shape[1])
+        prompt_hidden, response_hidden, routed = decoder.joint_forward_with_routers(
+            params, prefix.prompts, prefix.lengths, tokens, prefix_entry, router_pass
+        )
+        routing = None if routers is None else add_layers(routed)
+        return HiddenStates(params, prompt_hidden, prefix_entry, response_hidden, routing)
     prompt_hidden = resolve_anchors(prefix.last_hidden)
     if tokens.shape[1] == 0:
         response_hidden = jnp.zeros((len(tokens), 0, prompt_hidden.shape[-1]), prompt_hidden.dtype)
+        routing = None if routers is None else routers.zero_sums()
     else:
         prompt_lengths = problems.lengths[microbatch.group]
-        response_hidden = decoder.forward(params, tokens, prompt_lengths, prefix.kv, prefix_entry)
-    return HiddenStates(params, prompt_hidden, prefix_entry, response_hidden)
+        router_pass = None if routers is None else read_routers(routers, None, microbatch, tokens.shape[1])
+        response_hidden, routed = decoder.forward_with_routers(
+            params, tokens, prompt_lengths, prefix.kv, prefix_entry, router_pass
+        )
+        routing = None if routers is None else add_layers(routed)
+    return HiddenStates(params, prompt_hidden, prefix_entry, response_hidden, routing)
 
 
 def sum_over_tokens(reductions: dict[str, Reduction], metrics: MetricSums, mask: Bool[Array, "m T"]) -> MetricSums:
@@ -200,6 +254,10 @@ class PolicyObjective:
         return self.rl.kl > 0 or self.rl.measure_kl
 
     @property
+    def routers(self) -> Routers | None:
+        return None if self.decoder.router is None else Routers(self.decoder, self.rl.replay_experts)
+
+    @property
     def metric_reductions(self) -> dict[str, Reduction]:
         """The metrics. Weights in the loss hold its denominators, so that it is a total; the others are means."""
         names = ["entropy", "sampler_logp_gap", *loss_metrics(self.algorithm.loss, self.rl.loss)]
@@ -229,7 +287,7 @@ class PolicyObjective:
         """(the sum over the responses of their weighted terms, the metrics)."""
         sampled, coefficients, mask = microbatch.objective_inputs, inputs.coefficients, microbatch.mask
         weights, base_hidden = sampled.loss_weights, None
-        policy_hidden = hidden_states(self.decoder, params, prefix, inputs.problems, microbatch)
+        policy_hidden = hidden_states(self.decoder, params, prefix, inputs.problems, microbatch, self.routers)
         if base_prefix is not None:
             base_hidden = hidden_states(self.decoder, inputs.base_params, base_prefix, inputs.problems, microbatch)
         policy_stats, base_logps = self.token_stats(policy_hidden, base_hidden, microbatch)
@@ -248,7 +306,11 @@ class PolicyObjective:
         if self.rl.kl > 0:
             token_loss = token_loss + coefficients.kl * weights.kl[:, None] * metrics["kl"]
         metrics["loss"] = token_loss
-        return jnp.where(mask, token_loss, 0.0).sum(), sum_over_tokens(self.metric_reductions, metrics, mask)
+        loss, sums = jnp.where(mask, token_loss, 0.0).sum(), sum_over_tokens(self.metric_reductions, metrics, mask)
+        if policy_hidden.routing is None:
+            return loss, sums
+        loss = loss + balance_term(policy_hidden.routing, inputs)
+        return loss, sums | {ROUTING: lax.stop_gradient(policy_hidden.routing)}
 
     def policy_loss(
         self, logps: Float[Array, "m T"], microbatch: Microbatch, coefficients: Coefficients

@@ -18,6 +18,7 @@ from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import Program, replicated, shape_on
 from isojax.models.lora import policy_params
 from isojax.models.transformer import Decoder, Params
+from isojax.rl.experts import records_experts
 from isojax.rl.metric import Metrics, mean, total
 from isojax.rl.objective import Coefficients
 from isojax.rl.optimizer import TrainState, place_moments
@@ -25,12 +26,14 @@ from isojax.rl.train_step import UpdateResult, build_update
 from isojax.sampling.batch import (
     TRAIN_STREAM,
     ProblemArrays,
+    RecordedExperts,
     RolloutBatch,
     gather_problems,
     problem_shapes,
     rewards_to_buffer,
     rollout_shapes,
 )
+from isojax.sampling.engine import recorded_experts
 from isojax.sampling.stream import build_stream
 from isojax.tasks.epochs import EpochOrder
 from isojax.tasks.grading import BackgroundGrader
@@ -133,12 +136,18 @@ def padded_index(index: np.ndarray, problem_rows: int) -> np.ndarray:
     return np.pad(index, (0, problem_rows - len(index))).astype(np.int32)
 
 
-def batch_shapes(shapes: SamplerShapes, mesh: Mesh, update_shapes: UpdateShapes, nucleus: bool) -> RolloutBatch:
+def batch_shapes(
+    shapes: SamplerShapes,
+    mesh: Mesh,
+    update_shapes: UpdateShapes,
+    nucleus: bool,
+    recorded: RecordedExperts | None = None,
+) -> RolloutBatch:
     """The ShapeDtypeStructs of a batch. nucleus: whether top_p is below 1."""
     on_all = replicated(mesh)
     return RolloutBatch(
         problem_shapes(shapes, mesh, shapes.problem_rows, update_shapes.problem_table.answers.shape[1]),
-        rollout_shapes(shapes, mesh, nucleus),
+        rollout_shapes(shapes, mesh, nucleus, recorded),
         rewards=shape_on(on_all, (shapes.shards, shapes.buffer_rows), "float32"),
         B_p=shape_on(on_all),
         n=shape_on(on_all),
@@ -175,20 +184,22 @@ class HostVerifiedPrograms(RolloutPrograms):
     ):
         self.task, self.shapes, self.mesh, self.nucleus = task, shapes, mesh, cell.sampling.top_p < 1
         self.gather_problems = build_gather_problems(mesh)
-        self.stream = build_stream(decoder, shapes, mesh, cell.sampling, task.stops)
+        records = records_experts(cell.rl, decoder, mesh)
+        self.recorded = recorded_experts(decoder) if records else None
+        self.stream = build_stream(decoder, shapes, mesh, cell.sampling, task.stops, records)
         update = build_update(cell, decoder, task, shapes, mesh, measures_signal)
         self.update = ParkedUpdate(update) if moments_on_host else Program(update)
 
     def compile(self, shapes: UpdateShapes) -> None:
         index, scalar = shape_on(replicated(self.mesh), (self.shapes.problem_rows,)), shape_on(replicated(self.mesh))
         self.gather_problems.compile(shapes.problem_table, index, scalar, scalar)
-        batch = batch_shapes(self.shapes, self.mesh, shapes, self.nucleus)
+        batch = batch_shapes(self.shapes, self.mesh, shapes, self.nucleus, self.recorded)
         batch = batch._replace(rollouts=self.stream.compile(shapes.policy_params, batch.problems))
         self.update.compile(shapes.state, shapes.base_params, batch, shapes.coefficients)
 
     def main_programs(self, shapes: UpdateShapes) -> dict[str, tuple[Program, tuple[Any, ...]]]:
         """The programs that take the most memory, and the shapes of their arguments."""
-        batch = batch_shapes(self.shapes, self.mesh, shapes, self.nucleus)
+        batch = batch_shapes(self.shapes, self.mesh, shapes, self.nucleus, self.recorded)
         return {
             "weights": (self.stream.prepare_weights.program, (shapes.policy_params,)),
             "decode": (self.stream.advance_chunk, self.stream.advance_shapes(shapes.policy_params, batch.problems)),

@@ -22,7 +22,7 @@ from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.metric import Metrics, mean, over_updates, total, zero_where
 from isojax.rl.objective import Coefficients, PolicyInputs, PolicyObjective, UpdateInputs, make_loss_weights
 from isojax.rl.optimizer import B1, CriticState, TrainState, adamw_update, learning_rate, train_state_shardings
-from isojax.sampling.batch import ProblemArrays, RolloutBatch, buffer_row_groups, count_turns
+from isojax.sampling.batch import ProblemArrays, RolloutBatch, RoutedRollouts, buffer_row_groups, count_turns
 from isojax.sampling.logits import rollout_keys, uniforms
 from isojax.tasks.protocol import StopConditions
 from isojax.tasks.task import Task
@@ -84,6 +84,7 @@ class TrainStep:
         """Whether a group whose advantages are all 0 has no part in any term of the loss."""
         rl, filtered_terms = self.rl, self.rl.zero_variance_filter
         regularised = (rl.kl > 0 and "kl" not in filtered_terms) or (rl.entropy > 0 and "entropy" not in filtered_terms)
+        regularised = regularised or rl.expert_balance > 0
         return self.algorithm.loss.traits.advantage_only and not regularised and not rl.critic
 
     def compute_advantages(
@@ -204,6 +205,8 @@ class TrainStep:
         rollouts, (loss_weights, train_mask, value_estimates) = batch.rollouts, signals
         policy_inputs = PolicyInputs(rollouts.logps, rollouts.nucleus_mass, loss_weights)
         responses = ResponseBatch(rollouts.tokens, rollouts.mask, policy_inputs)
+        if isinstance(rollouts, RoutedRollouts):
+            responses = responses._replace(prompt_experts=rollouts.prompt_experts, experts=rollouts.experts)
         if not self.drops_zero_variance and self.rl.n_train is None:
             return TrainedPart(batch.problems, responses, value_estimates, batch.B_p, batch.n, None)
         if self.drops_zero_variance:

@@ -45,11 +45,28 @@ class Rollouts(NamedTuple):
         return length_mask(self.lengths, self.tokens.shape[-1])
 
 
+class RoutedRollouts(NamedTuple):
+    """Rollouts of a model with experts, with those of each token in the l layers that have some."""
+
+    tokens: Array  # these six: as in Rollouts
+    logps: Array
+    mask: Array
+    nucleus_mass: Array
+    stopped: Array
+    lengths: Array
+    prompt_experts: Array  # u8 or u16 [S rows P l k], of the prompt's tokens
+    experts: Array  # [S rows T l k], of the response's, but not of its last, which no layer reads
+
+    @property
+    def response_mask(self) -> Array:
+        return length_mask(self.lengths, self.tokens.shape[-1])
+
+
 class RolloutBatch(NamedTuple):
     """All that the update of one batch reads in addition to the training state."""
 
     problems: ProblemArrays  # padded to `problem_rows`
-    rollouts: Rollouts  # n responses to each of the first B_p problems
+    rollouts: Rollouts | RoutedRollouts  # n responses to each of the first B_p problems
     rewards: Any  # f32[S rows], one for each rollout; rows without a rollout are ignored
     B_p: Any  # i32[]
     n: Any  # i32[]
@@ -95,17 +112,37 @@ def gather_problems(table: ProblemArrays, index: Int[Array, " Q"]) -> ProblemArr
     return ProblemArrays(*(x[index] for x in table))
 
 
-def rollout_shapes(shapes: SamplerShapes, mesh: Mesh, nucleus: bool) -> Rollouts:
+class RecordedExperts(NamedTuple):
+    """What is recorded of each token."""
+
+    layers: int  # l, those with experts
+    top_k: int
+    dtype: str
+
+    def shape(self, *leading: int) -> tuple[int, ...]:
+        return (*leading, self.layers, self.top_k)
+
+
+def rollout_shapes(
+    shapes: SamplerShapes, mesh: Mesh, nucleus: bool, recorded: RecordedExperts | None = None
+) -> Rollouts | RoutedRollouts:
     """ShapeDtypeStructs of a batch's rollouts, split over the shards. nucleus: whether top_p is below 1."""
     rows, T = (shapes.shards, shapes.buffer_rows), shapes.response_length
     sharding = NamedSharding(mesh, P(ROLLOUT_AXES))
-    return Rollouts(
+    rollouts = Rollouts(
         tokens=shape_on(sharding, (*rows, T)),
         logps=shape_on(sharding, (*rows, T), "float32"),
         mask=shape_on(sharding, (*rows, T), "bool"),
         nucleus_mass=shape_on(sharding, (*rows, T if nucleus else 1), "float32"),
         stopped=shape_on(sharding, rows, "bool"),
         lengths=shape_on(sharding, rows),
+    )
+    if recorded is None:
+        return rollouts
+    return RoutedRollouts(
+        *rollouts,
+        prompt_experts=shape_on(sharding, recorded.shape(*rows, shapes.prompt_length), recorded.dtype),
+        experts=shape_on(sharding, recorded.shape(*rows, T), recorded.dtype),
     )
 
 

@@ -14,7 +14,7 @@ least W rollouts of one problem.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,17 @@ from isojax.distributed import sharding
 from isojax.distributed.sharding import ROLLOUT_AXES
 from isojax.models.decode import Decoding, KVCache
 from isojax.models.fsdp import all_gather_params
+from isojax.models.routing import recorded_dtype, sparse_layers
 from isojax.models.transformer import Decoder, Params
-from isojax.sampling.batch import ProblemArrays, Rollouts, SamplingBatch, length_mask, make_shard_slice
+from isojax.sampling.batch import (
+    ProblemArrays,
+    RecordedExperts,
+    Rollouts,
+    RoutedRollouts,
+    SamplingBatch,
+    length_mask,
+    make_shard_slice,
+)
 from isojax.sampling.logits import log_probs, nucleus, renormalize, sample_token, uniforms
 from isojax.sampling.slots import SamplerState, Slots, WorkQueue, admit, prefill, work_items
 from isojax.tasks.protocol import StopConditions
@@ -39,7 +48,8 @@ from isojax.tasks.turns import plain_tokens
 
 CHUNK_TOKENS = 32  # tokens that a slot decodes at most before the queue is looked at again
 
-ChunkCarry = tuple[Array, Array, Slots, KVCache, Array]  # steps, idle steps, slots, cache, which slots are done
+# Steps, idle steps, slots, cache, recorded experts or None, which slots are done
+ChunkCarry = tuple[Array, Array, Slots, KVCache, Array | None, Array]
 Sampler = Callable[[Params, ProblemArrays, Array, Array, PRNGKeyArray], Rollouts]
 
 
@@ -61,6 +71,7 @@ class Engine:
     shapes: SamplerShapes
     sampling: SamplingConfig
     stops: StopConditions
+    recorded: RecordedExperts | None = None  # where the experts of all tokens are recorded
 
     def init_state(self, first_item: Int[Array, ""]) -> SamplerState:
         shapes, decoding = self.shapes, self.decoding
@@ -81,14 +92,24 @@ class Engine:
             nucleus_mass=jnp.ones((R, nucleus_mass_length), jnp.float32),
         )
         width, dtype = decoding.decoder.config.width, decoding.decoder.options.compute_dtype
+        outputs = tuple(jnp.zeros((shapes.buffer_rows, *x.shape[1:]), x.dtype) for x in slots.outputs())
+        table_experts = group_experts = None
+        if self.recorded is not None:
+            shape, dtype_of_experts = self.recorded.shape, self.recorded.dtype
+            P = decoding.prefix_length
+            outputs += tuple(jnp.zeros(shape(shapes.buffer_rows, length), dtype_of_experts) for length in (P, T))
+            table_experts = jnp.zeros(shape(shapes.prefix_entries, P), dtype_of_experts)
+            group_experts = jnp.zeros(shape(Z, P), dtype_of_experts)
         return SamplerState(
-            outputs=tuple(jnp.zeros((shapes.buffer_rows, *x.shape[1:]), x.dtype) for x in slots.outputs()),
+            outputs=outputs,
             slots=slots,
             cache=decoding.empty_cache(),
             prefix_table=decoding.empty_prefix_table(shapes.prefix_entries),
             table_last_hidden=jnp.zeros((shapes.prefix_entries, width), dtype),
             group_last_hidden=jnp.zeros((Z, width), dtype),
             queue=WorkQueue(first_item, jnp.int32(0), group_zeros, group_zeros, group_zeros),
+            table_experts=table_experts,
+            group_experts=group_experts,
         )
 
     def has_work(self, batch: SamplingBatch, state: SamplerState) -> Bool[Array, ""]:
@@ -110,18 +131,26 @@ class Engine:
         first_hidden: Float[Array, "R D"],
         done: Bool[Array, " R"],
         answers: Int[Array, "R A"] | None = None,
-    ) -> tuple[Slots, KVCache, Bool[Array, " R"]]:
+        recording: tuple[Array, Int[Array, " R"]] | None = None,
+    ) -> tuple[Slots, KVCache, Array | None, Bool[Array, " R"]]:
         """One token per slot; slots that are done keep their state. First tokens are drawn from `first_hidden`.
-        answers: of each slot's problem, where the task replies on device."""
+        answers: of each slot's problem, where the task replies on device. recording: where experts are recorded, the
+        buffer [rows T l k] of those of responses, which is returned, and each slot's row in it."""
         at_first_token = slots.t == 0
+        experts, row = (None, None) if recording is None else recording
 
-        def run_layers(carry: tuple[Array, Array, KVCache]) -> tuple[Array, Array, KVCache]:
+        def run_layers(carry: tuple[Array, Array, KVCache, Any]) -> tuple[Array, Array, KVCache, Any]:
+            _, _, cache, experts = carry
             t = jnp.maximum(slots.t - 1, 0)
-            return jnp.bool_(True), *self.decoding.step(weights, carry[2], slots.token, slots.position, t)
+            if experts is None:
+                return jnp.bool_(True), *self.decoding.step(weights, cache, slots.token, slots.position, t), None
+            hidden, cache, of_token = self.decoding.step_with_experts(weights, cache, slots.token, slots.position, t)
+            written_row = jnp.where(at_first_token | done, len(experts), row)
+            return jnp.bool_(True), hidden, cache, experts.at[written_row, t].set(of_token, mode="drop")
 
         # A loop of no steps where all slots draw first tokens, for which no layer is run.
-        init_carry = ((at_first_token | done).all(), first_hidden, cache)
-        _, hidden, cache = lax.while_loop(lambda carry: ~carry[0], run_layers, init_carry)
+        init_carry = ((at_first_token | done).all(), first_hidden, cache, experts)
+        _, hidden, cache, experts = lax.while_loop(lambda carry: ~carry[0], run_layers, init_carry)
         hidden = jnp.where(at_first_token[:, None], first_hidden, hidden)
         T = self.shapes.response_length
         logits = self.decoding.logits(weights, hidden)
@@ -154,7 +183,7 @@ class Engine:
             stopped=slots.stopped | (~done & stop_met),
         )
         slots, done = self._write_context(slots, done, answers)
-        return slots, cache, done
+        return slots, cache, experts, done
 
     def _write_context(
         self, slots: Slots, was_done: Bool[Array, " R"], answers: Int[Array, "R A"] | None
@@ -187,6 +216,8 @@ class Engine:
         first_hidden = jnp.repeat(state.group_last_hidden, W, axis=0)
         problem_row = batch.problem_row((batch.skipped_rollouts + state.slots.row) // batch.n)
         answers = batch.problems.answers[problem_row] if self.stops.reply else None
+        recorded = None if self.recorded is None else state.outputs[-1]
+        recorded_row = batch.buffer_row(state.slots.row)
         max_steps = min(CHUNK_TOKENS, self.shapes.response_length)
         max_idle_steps = R if self.shapes.shards == 1 else max_steps * R  # shards wait for one another: no early end
 
@@ -197,39 +228,49 @@ class Engine:
             return (done & active & (group_has_rollouts | group_is_free)).sum(dtype=jnp.int32)
 
         def keep_decoding(carry: ChunkCarry) -> Array:
-            steps, idle_steps, _, _, done = carry
+            steps, idle_steps, *_, done = carry
             return (steps < max_steps) & (idle_steps < max_idle_steps) & ~done.all()
 
         def decode_token(carry: ChunkCarry) -> ChunkCarry:
-            steps, idle_steps, slots, cache, done = carry
-            slots, cache, done = self.decode_step(weights.decode, slots, cache, first_hidden, done, answers)
-            return steps + 1, idle_steps + count_refillable(done), slots, cache, done
+            steps, idle_steps, slots, cache, recorded, done = carry
+            recording = None if recorded is None else (recorded, recorded_row)
+            slots, cache, recorded, done = self.decode_step(
+                weights.decode, slots, cache, first_hidden, done, answers, recording
+            )
+            return steps + 1, idle_steps + count_refillable(done), slots, cache, recorded, done
 
-        init_carry = (jnp.int32(0), jnp.int32(0), state.slots, state.cache, ~active)
-        _, _, slots, cache, done = lax.while_loop(keep_decoding, decode_token, init_carry)
+        init_carry = (jnp.int32(0), jnp.int32(0), state.slots, state.cache, recorded, ~active)
+        _, _, slots, cache, recorded, done = lax.while_loop(keep_decoding, decode_token, init_carry)
         if self.stops.host_replies:  # a turn's end is not the response's: sampling/replies.py
             done = done & ~slots.stopped
         finished_row = jnp.where(done & active, slots.row, -1)
         buffer_row = jnp.where(done & active, batch.buffer_row(slots.row), self.shapes.buffer_rows)
-        outputs = slots.write_outputs(state.outputs, buffer_row)
+        outputs = state.outputs if recorded is None else (*state.outputs[:-1], recorded)
+        outputs = slots.write_outputs(outputs, buffer_row)
         slots = slots._replace(row=jnp.where(done, -1, slots.row))
         return state._replace(outputs=outputs, slots=slots, cache=cache), finished_row
 
-    def to_rollouts(self, outputs: tuple[Array, ...]) -> Rollouts:
+    def to_rollouts(self, outputs: tuple[Array, ...]) -> Rollouts | RoutedRollouts:
         """The rollouts in `SamplerState.outputs`, with the mask of the tokens that the policy drew."""
-        tokens, logps, nucleus_mass, stopped, lengths = outputs
+        tokens, logps, nucleus_mass, stopped, lengths, *experts = outputs
         mask = length_mask(lengths, self.shapes.response_length)
         if self.stops.adds_context:
             # What was written ahead of a response that ended before it is no part of it.
             mask, tokens = mask & (tokens >= 0), jnp.where(mask, plain_tokens(tokens), 0)
-        return Rollouts(tokens, logps, mask, nucleus_mass, stopped, lengths)
+        rollouts = Rollouts(tokens, logps, mask, nucleus_mass, stopped, lengths)
+        return RoutedRollouts(*rollouts, *experts) if experts else rollouts
 
 
 def build_sampler(
-    decoder: Decoder, shapes: SamplerShapes, mesh: Mesh, sampling: SamplingConfig, stops: StopConditions
+    decoder: Decoder,
+    shapes: SamplerShapes,
+    mesh: Mesh,
+    sampling: SamplingConfig,
+    stops: StopConditions,
+    records_experts: bool = False,
 ) -> Sampler:
     """`sample(params, problems, B_p, n, key) -> Rollouts`, to be called inside a jit."""
-    engine = build_engine(decoder, shapes, mesh, sampling, stops)
+    engine = build_engine(decoder, shapes, mesh, sampling, stops, records_experts=records_experts)
 
     def sample_shard(
         params: Params, problems: ProblemArrays, shard: Array, B_p: Array, n: Array, key: Array
@@ -258,6 +299,14 @@ def build_sampler(
     return sample
 
 
+def recorded_experts(decoder: Decoder) -> RecordedExperts | None:
+    """What may be recorded of a model's experts; None of one that has none."""
+    if decoder.router is None:
+        return None
+    layers = len(sparse_layers(decoder.stacks))
+    return RecordedExperts(layers, decoder.router.top_k, recorded_dtype(decoder.router.experts))
+
+
 def build_engine(
     decoder: Decoder,
     shapes: SamplerShapes,
@@ -265,6 +314,7 @@ def build_engine(
     sampling: SamplingConfig,
     stops: StopConditions,
     transpose_weights: bool | None = None,  # None: as `shapes` has it
+    records_experts: bool = False,
 ) -> Engine:
     """The engine for the mesh's devices: layers are stacked on a TPU or with an int8 cache, and else unrolled."""
     positions_split, options = sharding.positions_are_split(mesh), decoder.options
@@ -286,4 +336,4 @@ def build_engine(
         shard_positions=positions_split,
         allow_transposed=transposed and platform == "cpu",
     )
-    return Engine(decoding, shapes, sampling, stops)
+    return Engine(decoding, shapes, sampling, stops, recorded_experts(decoder) if records_experts else None)

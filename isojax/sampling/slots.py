@@ -40,8 +40,12 @@ class Slots(NamedTuple):
         return self.tokens, self.logps, self.nucleus_mass, self.stopped, self.t
 
     def write_outputs(self, buffers: tuple[Array, ...], row: Int[Array, " R"]) -> tuple[Array, ...]:
-        """The buffers with what each slot writes at its row; one whose row is past the end writes nothing."""
-        return tuple(b.at[row].set(x, mode="drop") for b, x in zip(buffers, self.outputs(), strict=True))
+        """The buffers with what each slot writes at its row; one whose row is past the end writes nothing. Those of
+        recorded experts, the last ones, have been written token by token."""
+        outputs = self.outputs()
+        recorded = buffers[len(outputs) :]
+        written = tuple(b.at[row].set(x, mode="drop") for b, x in zip(buffers, outputs, strict=False))
+        return written + recorded
 
     def token_ahead(self) -> Int[Array, " R"]:
         """What each slot's row holds at the position of its next token: 0 where nothing is written ahead."""
@@ -78,13 +82,17 @@ class WorkQueue(NamedTuple):
 
 
 class SamplerState(NamedTuple):
-    outputs: tuple[Array, ...]  # [rows ...]: finished rollouts, in the order of `Slots.outputs`
+    # [rows ...]: finished rollouts, in the order of `Slots.outputs`; and the experts of prompts [rows P l k] and of
+    # responses [rows T l k], where they are recorded
+    outputs: tuple[Array, ...]
     slots: Slots
     cache: KVCache
     prefix_table: Any  # keys and values of G prompts
     table_last_hidden: Float[Array, "G D"]  # hidden states of their last tokens, from which first tokens are drawn
     group_last_hidden: Float[Array, "Z D"]  # and of each prefix group's prompt
     queue: WorkQueue
+    table_experts: Any = None  # [G P l k], of the table's prompts, where experts are recorded
+    group_experts: Any = None  # [Z P l k], and of each prefix group's prompt
 
 
 class WorkItems(NamedTuple):
@@ -118,25 +126,29 @@ def prefill(
     next_problem = queue.next_item // items_per_problem
     prefill_end = next_problem + decoding.prefix_groups // items_per_problem + 2
 
-    def needs_prefill(carry: tuple[Any, Array, Array]) -> Array:
-        num_prefilled = carry[2]
+    def needs_prefill(carry: tuple[Any, Array, Any, Array]) -> Array:
+        num_prefilled = carry[-1]
         has_room = num_prefilled + g - G <= next_problem
         return (num_prefilled < batch.share.group_count) & has_room & (num_prefilled < prefill_end)
 
-    def prefill_block(carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
-        prefix_table, last_hidden, num_prefilled = carry
+    def prefill_block(carry: tuple[Any, Array, Any, Array]) -> tuple[Any, Array, Any, Array]:
+        prefix_table, last_hidden, table_experts, num_prefilled = carry
         row, entry = batch.problem_row(num_prefilled + jnp.arange(g)), num_prefilled % G
         prompts, lengths = batch.problems.prompts[row], batch.problems.lengths[row]
-        entries, block_last_hidden = decoding.prefill(stacked_params, prompts, lengths)
+        if table_experts is None:
+            entries, block_last_hidden = decoding.prefill(stacked_params, prompts, lengths)
+        else:
+            entries, block_last_hidden, experts = decoding.prefill_with_experts(stacked_params, prompts, lengths)
+            table_experts = lax.dynamic_update_slice_in_dim(table_experts, experts, entry, 0)
         prefix_table = decoding.store_entries(prefix_table, entries, entry)
         last_hidden = lax.dynamic_update_slice_in_dim(last_hidden, block_last_hidden, entry, 0)
-        return prefix_table, last_hidden, num_prefilled + g
+        return prefix_table, last_hidden, table_experts, num_prefilled + g
 
-    prefix_table, last_hidden, num_prefilled = lax.while_loop(
-        needs_prefill, prefill_block, (state.prefix_table, state.table_last_hidden, queue.num_prefilled)
-    )
+    carry = state.prefix_table, state.table_last_hidden, state.table_experts, queue.num_prefilled
+    prefix_table, last_hidden, table_experts, num_prefilled = lax.while_loop(needs_prefill, prefill_block, carry)
     queue = queue._replace(num_prefilled=num_prefilled)
-    return state._replace(prefix_table=prefix_table, table_last_hidden=last_hidden, queue=queue)
+    state = state._replace(prefix_table=prefix_table, table_last_hidden=last_hidden, queue=queue)
+    return state._replace(table_experts=table_experts)
 
 
 def admit(decoding: Decoding, shapes: SamplerShapes, batch: SamplingBatch, state: SamplerState) -> SamplerState:
@@ -168,6 +180,11 @@ def admit(decoding: Decoding, shapes: SamplerShapes, batch: SamplingBatch, state
         end_rollout=end_rollout,
     )
     slots = _fill_slots(batch, slots, admitted.reshape(-1), row.reshape(-1), jnp.repeat(problem, W))
+    if state.table_experts is not None:
+        is_assigned = assigned[:, None, None, None]
+        group_experts = jnp.where(is_assigned, state.table_experts[entry], state.group_experts)
+        state = state._replace(group_experts=group_experts)
+        state = _record_prompts(batch, state, slots, admitted.reshape(-1))
     return state._replace(slots=slots, cache=cache, group_last_hidden=group_last_hidden, queue=queue)
 
 
@@ -186,3 +203,14 @@ def _fill_slots(batch: SamplingBatch, slots: Slots, admitted: Bool[Array, " R"],
     return jax.tree.map(
         lambda old, new: jnp.where(admitted.reshape(-1, *(1,) * (old.ndim - 1)), new, old), slots, new_slots
     )
+
+
+def _record_prompts(
+    batch: SamplingBatch, state: SamplerState, slots: Slots, admitted: Bool[Array, " R"]
+) -> SamplerState:
+    """The experts of a slot's prompt, in the buffers of its rollout."""
+    *others, prompt_experts, experts = state.outputs
+    width = len(admitted) // len(state.group_experts)
+    row = jnp.where(admitted, batch.buffer_row(slots.row), len(prompt_experts))
+    of_slots = jnp.repeat(state.group_experts, width, axis=0)
+    return state._replace(outputs=(*others, prompt_experts.at[row].set(of_slots, mode="drop"), experts))

@@ -169,9 +169,14 @@ def _slot_rollouts(
 
 
 def build_stream(
-    decoder: Decoder, shapes: SamplerShapes, mesh: Mesh, sampling: SamplingConfig, stops: StopConditions
+    decoder: Decoder,
+    shapes: SamplerShapes,
+    mesh: Mesh,
+    sampling: SamplingConfig,
+    stops: StopConditions,
+    records_experts: bool = False,
 ) -> Stream:
-    engine = build_engine(decoder, shapes, mesh, sampling, stops)
+    engine = build_engine(decoder, shapes, mesh, sampling, stops, records_experts=records_experts)
     state_sharding, shard_sharding = sampler_state_shardings(engine, mesh), NamedSharding(mesh, P(ROLLOUT_AXES))
     start_shards, step_shards = _shard_programs(engine, mesh)
 

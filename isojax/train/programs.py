@@ -21,6 +21,7 @@ from isojax.models.lora import policy_params
 from isojax.models.transformer import ComputeOptions, Decoder, Params
 from isojax.rl import rollout_source
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
+from isojax.rl.experts import check_experts
 from isojax.rl.fused_rollouts import FusedPrograms, FusedRollouts, build_fused_update
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, build_init_state, train_state_shapes
@@ -65,6 +66,7 @@ class SweepPrograms:
             prefill_batch=sweep.prefill_batch,
             slots_per_prefix=sweep.slots_per_prefix or 1,
         )
+        check_experts(cell.rl, self.decoder, mesh)
         self.init = build_init_state(self.decoder, mesh, cell.rl.critic is not None)
         # The one place that decides where rollouts come from: the programs, and the RolloutSource that runs them.
         self.rollout_programs: rollout_source.RolloutPrograms

@@ -31,7 +31,8 @@ def from_checkpoint(weights: Mapping[str, np.ndarray], decoder: Decoder) -> Para
     def param(x: jax.ShapeDtypeStruct, spec: Spec) -> np.ndarray:
         if not spec.stacked:
             return ours(spec.tensor, x.shape)
-        return np.stack([ours(name, x.shape[1:]) for name in spec.tensor_names()])
+        of_one = x.shape[len(spec.stacked) :]
+        return np.stack([ours(name, of_one) for name in spec.tensor_names()]).reshape(x.shape)
 
     return jax.tree.map(param, decoder.shapes(), decoder.specs())
 

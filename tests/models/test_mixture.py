@@ -19,7 +19,7 @@ from isojax.core.errors import InputError
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import shard_count, vocabulary_is_split
 from isojax.models.describe_sizes import describe_sizes
-from isojax.models.families.qwen3_moe import settings
+from isojax.models.families.qwen3_moe import config_json, settings
 from isojax.models.layers import mixture
 from isojax.models.layers.mixture import MixtureOfExperts, add_all_experts, add_own_experts
 from isojax.models.spec import LayerDescription
@@ -282,6 +282,16 @@ def test_layers_without_experts() -> None:
         settings({key: value for key, value in PUBLISHED.items() if key != "num_experts"})
 
 
+@pytest.mark.parametrize("more", [{}, {"dense_layers": None}, {"window": 6}])
+def test_its_config_json_says_what_is_read_of_it(more: dict[str, Any]) -> None:
+    config = CONFIG.model_copy(update={"options": OPTIONS | {"renormalises": False} | more, "vocab": 24})
+    read = ModelConfig(family="qwen3_moe", **settings(config_json(config)))
+    given = {key: value for key, value in (config.options or {}).items() if value is not None}
+    assert read == config.model_copy(update={"options": given})
+    with pytest.raises(InputError, match=r"all layers of a Qwen3-MoE slide, or none"):
+        config_json(config.model_copy(update={"options": OPTIONS | {"window": 6, "sliding_layers": [1]}}))
+
+
 def test_bad_options_are_refused() -> None:
     with pytest.raises(InputError, match=r"top_k = 5 of 4 experts"):
         Decoder(CONFIG.model_copy(update={"options": OPTIONS | {"top_k": 5}}), VOCAB)
@@ -303,3 +313,11 @@ def test_adapters_are_of_attention_and_dense_layers() -> None:
     all_sparse = OPTIONS | {"dense_layers": []}
     with pytest.raises(InputError, match=r"targets = gate: a layer of this family has none"):
         Decoder(CONFIG.model_copy(update={"lora": only_mlp, "options": all_sparse}), VOCAB)
+
+
+def test_what_a_sampler_records_of_a_token() -> None:
+    """2 experts of each of 2 sparse layers, a byte each; two bytes where there are more than 256 experts."""
+    assert describe_sizes(CONFIG, VOCAB).recorded_bytes == 4
+    many = CONFIG.model_copy(update={"options": OPTIONS | {"experts": 257}})
+    assert describe_sizes(many, VOCAB).recorded_bytes == 8
+    assert describe_sizes(ModelConfig(), VOCAB).recorded_bytes == 0

@@ -37,6 +37,7 @@ class Weighted:
 
     decoder: Decoder
     needs_base: bool = False
+    routers: None = None
     metric_reductions = {"loss": "total"}  # noqa: RUF012
 
     def __call__(self, params: Any, prefix: Any, base_prefix: Any, fixed: Any, rows: Any) -> tuple[Any, Any]:

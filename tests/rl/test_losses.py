@@ -256,11 +256,12 @@ def test_icepop_masks_weights_outside_two_bounds(name: str, level: str) -> None:
 
 
 def test_without_a_lower_bound_programs_have_no_argument_for_it() -> None:
-    """So they are compiled from the text that they had before there was one."""
+    """So they are compiled from the text that they had before there was one. The same holds for the loss of experts."""
     without = make_coefficients(RLConfig(tis="token", tis_mode="mask"))
-    assert without.tis_low is None and len(jax.tree.leaves(without)) == len(Coefficients._fields) - 1
+    assert without.tis_low is None and without.expert_balance is None
+    assert len(jax.tree.leaves(without)) == len(Coefficients._fields) - 2
     with_it = make_coefficients(RLConfig(tis="token", tis_mode="mask", tis_low=0.5, tis_cap=5))
-    assert with_it.tis_low == 0.5 and len(jax.tree.leaves(with_it)) == len(Coefficients._fields)
+    assert with_it.tis_low == 0.5 and len(jax.tree.leaves(with_it)) == len(Coefficients._fields) - 1
 
 
 @pytest.mark.parametrize("words", [{}, {"tis": "token"}, {"tis": "token", "tis_mode": "mask", "tis_cap": 0.5}])

@@ -44,6 +44,12 @@ class RLConfig(Section):
     # With `mask`, weights below tis_low are set to 0 too, which is IcePop (arXiv:2510.18855: tis=token, tis_low=0.5,
     # tis_cap=5); null: none is.
     tis_low: PositiveFloat | None = None
+    # Of models with experts: the coefficient of the load-balancing loss, 0 in most recipes of RL.
+    expert_balance: NonNegativeFloat = 0.0
+    # Of models with experts: whether the trainer's tokens meet the experts that the sampler chose (arXiv:2510.11370).
+    replay_experts: bool = False
+    # Of models with experts: whether it is measured how often sampler and trainer choose the same.
+    measure_expert_agreement: bool = True
     critic: CriticConfig | None = None  # PPO's critic
     # An epoch leaves out problems of whose rollouts so far this share or more were correct (arXiv:2510.13786), and
     # keeps B_p in any case; null: every epoch has all problems.

@@ -9,14 +9,14 @@ from isojax.core.errors import InputError
 from isojax.models.architecture import Architecture, make_architecture
 from isojax.models.families import family, read_options
 from isojax.models.hf.config_values import FIX, read_flag, read_size, require_value
-from isojax.models.hf.hf_config import common_settings
+from isojax.models.hf.hf_config import common_config_json, common_settings
 from isojax.models.layers.attention_layer import Attention
 from isojax.models.layers.block import Block, pre_norm_block
 from isojax.models.layers.gated_mlp import GatedMLP
 from isojax.models.layers.mixture import MixtureOfExperts
 from isojax.models.layers.norm import RMSNorm
 from isojax.models.layers.rope import Rope
-from isojax.models.windows import WindowOptions, read_windows
+from isojax.models.windows import SLIDING, WindowOptions, read_windows
 
 DENSE, SPARSE = "dense", "sparse"  # kinds of layers
 
@@ -53,7 +53,25 @@ def read_dense_layers(config_json: Mapping[str, Any]) -> list[int]:
     return [i for i in range(read_size(config_json, "num_hidden_layers")) if i in named or (i + 1) % step]
 
 
-@family(architectures=("Qwen3MoeForCausalLM",), settings=settings)
+def config_json(config: ModelConfig) -> dict[str, Any]:
+    """InputError where some layers slide and others do not: transformers would run all alike."""
+    options = read_options(config, Qwen3MoeOptions)
+    kinds = set(options.kinds(config.layers))
+    if len(kinds) > 1:
+        raise InputError("cell.model.options.sliding_layers: all layers of a Qwen3-MoE slide, or none; expected null.")
+    return common_config_json(config) | {
+        "num_experts": options.experts,
+        "num_experts_per_tok": options.top_k,
+        "moe_intermediate_size": options.expert_mlp,
+        "norm_topk_prob": options.renormalises,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": options.dense_layers or [],
+        "use_sliding_window": kinds == {SLIDING},
+        "sliding_window": options.window,
+    }
+
+
+@family(architectures=("Qwen3MoeForCausalLM",), settings=settings, config_json=config_json)
 def qwen3_moe(config: ModelConfig, vocab: int) -> Architecture:
     options = read_options(config, Qwen3MoeOptions)
     if options.top_k > options.experts:

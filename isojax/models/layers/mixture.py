@@ -1,6 +1,6 @@
 """A mixture of experts (arXiv:2101.03961): a router chooses k of E small MLPs for each token."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,13 @@ class Routing(NamedTuple):
     """What a router decided for each of r tokens."""
 
     logits: Float[Array, "r E"]
-    experts: Int[Array, "r k"]  # by falling weight
+    experts: Int[Array, "r k"]  # by falling weight, unless they are replayed
     weights: Float[Array, "r k"]
+
+
+class RouterShape(NamedTuple):
+    experts: int  # E
+    top_k: int  # k, experts of a token
 
 
 class ExpertMLP(nnx.Module):
@@ -71,13 +76,19 @@ class ExpertMLP(nnx.Module):
 
 
 class MixtureOfExperts(nnx.Module):
-    """The experts that a token's router chose, added up by its weights."""
+    """The experts that a token's router chose, added up by its weights.
+
+    Beside the hidden states, what its caller's caller may want goes through two attributes (models/routing.py):
+    `replayed`, experts i32[r k] that are set before a call and that tokens meet instead of those of their own choice;
+    and `routing`, the call's Routing."""
 
     def __init__(self, config: ModelConfig, *, experts: int, hidden: int, top_k: int, renormalises: bool):
         """`hidden`: width of an expert's MLP. `renormalises`: whether the chosen ones' weights are divided by their
         sum."""
         choice = {"choice": experts}
         self.top_k, self.renormalises = top_k, renormalises
+        self.replayed: Array | None = nnx.data(None)
+        self.routing: Routing | None = nnx.data(None)
         # A router decides much and is small: every device has it whole, and its product is in float32. Rounded to
         # bfloat16, as transformers rounds the logits of a model in bfloat16, experts would often have equal logits.
         self.router = Float32Linear(
@@ -85,21 +96,38 @@ class MixtureOfExperts(nnx.Module):
         )
         self.experts = ExpertMLP(config, hidden, experts, top_k / experts)
 
+    @property
+    def shape(self) -> RouterShape:
+        [(_, experts)] = self.router.spec.outputs
+        return RouterShape(experts, self.top_k)
+
     def __call__(self, x: Float[Array, "b t D"], first_tokens: slice | None = None) -> Float[Array, "b t D"]:
         rows = x.reshape(-1, x.shape[-1])
-        routing = self.route(rows)
+        routing = self.routing = self.route(rows, self.replayed)
         mixed = sum_over_experts(
             add_experts, self.experts.gathered(), self.experts.axes, rows, routing.experts, routing.weights
         )
         return mixed.reshape(x.shape)
 
-    def route(self, rows: Float[Array, "r D"]) -> Routing:
-        """Softmax over all experts in float32, then the k largest."""
+    def route(self, rows: Float[Array, "r D"], replayed: Int[Array, "r k"] | None = None) -> Routing:
+        """Softmax over all experts in float32, then the k largest, or those of `replayed`."""
         logits = self.router(rows)
-        weights, experts = lax.top_k(jax.nn.softmax(logits, -1), self.top_k)
+        probabilities = jax.nn.softmax(logits, -1)
+        if replayed is None:
+            weights, experts = lax.top_k(probabilities, self.top_k)
+        else:
+            weights, experts = jnp.take_along_axis(probabilities, replayed, -1), replayed
+
         if self.renormalises:
             weights = weights / weights.sum(-1, keepdims=True)
         return Routing(logits, experts, weights)
+
+
+def find_mixture(layer: Any) -> MixtureOfExperts | None:
+    """The experts of a layer; None in a dense one."""
+    found = [x for _, x in nnx.iter_modules(layer) if isinstance(x, MixtureOfExperts)]
+    assert len(found) <= 1, "a layer has one router, whose experts are recorded and counted"
+    return found[0] if found else None
 
 
 def add_experts(

@@ -81,7 +81,8 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
             self.cast_to_send = Program(jax.jit(decoder.cast_params, out_shardings=sent))
 
     def compile(self, shapes: rollout_source.UpdateShapes) -> None:
-        on_all, batch = replicated(self.mesh), rollout_source.batch_shapes(self.shapes, self.mesh, shapes, self.nucleus)
+        on_all, recorded = replicated(self.mesh), self.sampler.engine.recorded
+        batch = rollout_source.batch_shapes(self.shapes, self.mesh, shapes, self.nucleus, recorded)
         scalar, index = shape_on(on_all), shape_on(on_all, (self.shapes.problem_rows,))
         params = shapes.policy_params if self.cast_to_send is None else self.cast_to_send.compile(shapes.policy_params)
         if self.role is None:
@@ -102,7 +103,8 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
         trainer_rows = (B_p * n + shards - 1) // shards
         rollout = jnp.arange(groups.shape[0])[:, None] * trainer_rows + jnp.arange(groups.shape[1])[None]
         rollout = jnp.where(valid, rollout, 0)
-        rollouts = Rollouts(*(x[rollout // worker_rows, rollout % worker_rows] for x in worker_rollouts))
+        shard, row = rollout // worker_rows, rollout % worker_rows
+        rollouts = jax.tree.map(lambda x: x[shard, row], worker_rollouts)
         return rollouts._replace(
             mask=rollouts.mask & valid[..., None],
             stopped=rollouts.stopped & valid,

@@ -20,6 +20,7 @@ from isojax.core.shapes import SamplerShapes
 from isojax.distributed import sharding
 from isojax.distributed.sharding import ROLLOUT_AXES, Program, replicated, shape_on
 from isojax.models.transformer import Decoder, Params
+from isojax.rl.experts import records_experts
 from isojax.sampling import stream
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplingBatch, make_shard_slice, problem_shapes
 from isojax.sampling.engine import SamplerWeights, build_engine
@@ -78,7 +79,15 @@ class SamplerPrograms:
             # It divides the groups that a batch has on a shard, so that no block of prompts spans two batches.
             prefill_batch=math.gcd(shapes.prefill_batch, *(B_p // self.shards for B_p, _ in pairs)),
         )
-        self.engine = build_engine(decoder, self.ring_shapes, mesh, cell.sampling, task.stops, shapes.transpose_weights)
+        self.engine = build_engine(
+            decoder,
+            self.ring_shapes,
+            mesh,
+            cell.sampling,
+            task.stops,
+            shapes.transpose_weights,
+            records_experts=records_experts(cell.rl, decoder, mesh),
+        )
         self.param_shardings = decoder.shardings(mesh)
         self.prepare_weights = stream.build_prepare_weights(self.engine, mesh)
         self.sharded_by_row = sharded_by_row = NamedSharding(mesh, P(ROLLOUT_AXES))
@@ -106,7 +115,9 @@ class SamplerPrograms:
         ring = self.ring_shapes
         sizes = replace(ring, cells=()), ring.B_cap, ring.Q_cap, ring.prefix_entries  # not the grid, which may grow
         shapes = jax.tree.map(lambda x: (x.shape, str(x.dtype)), jax.eval_shape(self.init_state.jitted))
-        return crc32(f"{sizes} {shapes}".encode())
+        # A state without recorded experts is as it was before there were any.
+        described = str(shapes).replace(", table_experts=None, group_experts=None", "")
+        return crc32(f"{sizes} {described}".encode())
 
     def batch_shapes(self) -> Rollouts:
         """The shapes of a batch's rollouts as `extract_batch` returns them."""

@@ -1,0 +1,125 @@
+"""What comes out of a pass's routers, and what may go into them: each token's experts, sums over tokens, and the choice
+of experts that a sampler made (`RouterPass`). Dense layers have no part in it.
+
+Letters: b rows, t tokens of a row, r = b t; E experts, of which a token has k; l of the model's sparse layers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from isojax.models.layers.mixture import Routing, find_mixture
+from isojax.models.stack import Stack
+
+StackChoices = Sequence[Int[Array, "L b t k"] | None]  # of each stack of layers; None of dense ones
+
+
+class RoutingSums(NamedTuple):
+    """Sums over tokens and sparse layers, in which each token counts by its weight."""
+
+    tokens: Float[Array, ""]  # the weights themselves, once for each layer
+    choices: Float[Array, " E"]  # how often each expert was chosen
+    probabilities: Float[Array, " E"]  # of each expert by the router; the only ones with a gradient
+    entropy: Float[Array, ""]  # of the router's distribution, in nats
+    agreeing: Float[Array, ""]  # tokens whose k experts are those of the sampler; 0 where these are not known
+
+
+@dataclass(frozen=True)
+class RouterPass:
+    """What a pass over tokens [b t] reads of its routers, and gives them."""
+
+    # From a layer's Routing, and the sampler's choices [r k] if there are any, to what comes out of the layer.
+    observe: Callable[[Routing, Array | None], Any]
+    sampled: StackChoices | None = None
+    replays: bool = False  # whether tokens meet the experts that the sampler chose
+
+
+def run_with_router(
+    layer: Any, routers: RouterPass | None, sampled: Int[Array, "b t k"] | None, run: Callable[[], Any]
+) -> tuple[Any, Any]:
+    """`run()`, which calls the layer, and what its router shows; None of a dense layer, or where nobody asks."""
+    mixture = find_mixture(layer)
+    if mixture is None or routers is None:
+        return run(), None
+
+    chosen = None if sampled is None else sampled.reshape(-1, sampled.shape[-1]).astype(jnp.int32)
+    if routers.replays:
+        mixture.replayed = chosen
+    result = run()
+    return result, routers.observe(mixture.routing, chosen)
+
+
+def sum_routing(weights: Float[Array, "*b"], routing: Routing, sampled: Int[Array, "r k"] | None) -> RoutingSums:
+    """The sums of one layer. `weights`: how often each token counts."""
+    weights = weights.reshape(-1)
+    experts, (k, E) = routing.experts, (routing.experts.shape[1], routing.logits.shape[1])
+    log_p = jax.nn.log_softmax(routing.logits, -1)
+    constant_log_p = lax.stop_gradient(log_p)
+    entropy = -(jnp.exp(constant_log_p) * constant_log_p).sum(-1)
+
+    agreeing = jnp.float32(0)
+    if sampled is not None:
+        _, own = lax.top_k(constant_log_p, k)
+        agrees = (jnp.sort(own, -1) == jnp.sort(sampled, -1)).all(-1)
+        agreeing = jnp.where(agrees, weights, 0.0).sum()
+
+    # The sum over tokens [r] of values [r E], one choice after the other: all at once would be [r k E].
+    choices = sum((weights[:, None] * jax.nn.one_hot(experts[:, j], E)).sum(0) for j in range(k))
+    return RoutingSums(
+        tokens=weights.sum(),
+        choices=jnp.asarray(choices),
+        probabilities=(weights[:, None] * jnp.exp(log_p)).sum(0),
+        entropy=(weights * entropy).sum(),
+        agreeing=agreeing,
+    )
+
+
+def add_layers(by_stack: Sequence[RoutingSums | None]) -> RoutingSums:
+    """Of all sparse layers together, from the sums [L ...] of each stack's layers."""
+    of_sparse = [jax.tree.map(lambda x: x.sum(0), sums) for sums in by_stack if sums is not None]
+    return jax.tree.map(lambda *parts: sum(parts), *of_sparse)
+
+
+def zero_sums(experts: int) -> RoutingSums:
+    zero, by_expert = jnp.float32(0), jnp.zeros(experts, jnp.float32)
+    return RoutingSums(zero, by_expert, by_expert, zero, zero)
+
+
+def sparse_layers(stacks: Sequence[Stack]) -> list[int]:
+    """The numbers of the model's layers with experts, in order."""
+    return sorted(layer for stack in stacks if stack.router is not None for layer in stack.layers)
+
+
+def split_choices(stacks: Sequence[Stack], experts: Int[Array, "b t l k"]) -> StackChoices:
+    """The experts of all sparse layers, by stack."""
+    place = {layer: i for i, layer in enumerate(sparse_layers(stacks))}
+
+    def of_stack(stack: Stack) -> Array | None:
+        if stack.router is None:
+            return None
+        return jnp.moveaxis(experts[:, :, [place[layer] for layer in stack.layers]], 2, 0)
+
+    return [of_stack(stack) for stack in stacks]
+
+
+def join_choices(stacks: Sequence[Stack], by_stack: StackChoices) -> Int[Array, "b t l k"]:
+    """The inverse of `split_choices`."""
+    by_layer = {}
+    for stack, experts in zip(stacks, by_stack, strict=True):
+        if experts is not None:
+            by_layer |= dict(zip(stack.layers, experts, strict=True))
+    return jnp.stack([by_layer[layer] for layer in sorted(by_layer)], 2)
+
+
+def to_recorded(routing: Routing, sampled: None) -> Int[Array, "r k"]:
+    """What a sampler records of a layer: the experts' numbers, as small as they may be stored."""
+    return routing.experts.astype(recorded_dtype(routing.logits.shape[1]))
+
+
+def recorded_dtype(experts: int) -> str:
+    return "uint8" if experts <= 256 else "uint16"
