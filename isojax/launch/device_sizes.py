@@ -224,10 +224,10 @@ class DeviceSizes:
         """Numbers of a position's keys and values, in all layers."""
         return sum(layer.count * layer.kv_values for layer in self.layers)
 
-    @property
-    def mixed_values(self) -> int:
-        """Numbers of a token's queries, in all layers; as many are mixed of values."""
-        return sum(layer.count * layer.query_values for layer in self.layers)
+    def attended_values(self, positions: float) -> float:
+        """Numbers of a token's queries times the positions that they see, in all layers: all of these before it, or
+        those within a window."""
+        return sum(layer.count * layer.query_values * layer.seen(positions) for layer in self.layers)
 
 
 class DeviceLayer:
@@ -236,7 +236,7 @@ class DeviceLayer:
     def __init__(self, device: DeviceSizes, sizes: LayerSizes, attention: AttentionSizes):
         split = device.split
         self.device, self.sizes, self.count = device, sizes, sizes.layers
-        self.mlp_values = sizes.mlp_values
+        self.mlp_values, self.window = sizes.mlp_values, attention.window
 
         heads, kv_heads = split.size((("heads", attention.heads),)), split.size((("kv_heads", attention.kv_heads),))
         # Heads that attention is computed of: XLA splits queries over the heads of keys or of one key, else not at all.
@@ -246,6 +246,9 @@ class DeviceLayer:
         self.computed_values = computed_heads * attention.head_dim  # of queries, or mixed of values
         self.kv_values = 2 * kv_heads * attention.head_dim
         self.score_bytes = FLOAT_BYTES * computed_heads if device.holds_scores else 0  # of one token and one key
+
+    def seen(self, positions: float) -> float:
+        return positions if self.window is None else min(positions, self.window)
 
     def all_kept(self, tokens: int, key_positions: int, key_parts: int) -> int:
         """Bytes of all that the gradient reads of tokens that attend to `key_positions` each: the products, the mixed

@@ -99,11 +99,11 @@ def _tensor_sum_seconds(s: DeviceSizes, tokens: float, sums_per_layer: float, ra
 def sampling_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> float:
     """Seconds of sampling B rollouts of B_p prompts, over all shards."""
     P, T, S = s.shapes.prompt_length, s.shapes.response_length, s.shapes.shards
-    layer_weights, attention_flops = s.active_params, 4 * s.mixed_values
+    layer_weights = s.active_params
     # Of a token; the first of a response is drawn from its prompt.
-    layer_flops = 2 * layer_weights + attention_flops * (s.prompt_positions + T / 2)
+    layer_flops = 2 * layer_weights + 4 * s.attended_values(s.prompt_positions + T / 2)
     response_flops = (T - 1) * layer_flops + T * 2 * s.table_params
-    prompt_flops = s.prompt_positions * (2 * layer_weights + attention_flops * P / 2)
+    prompt_flops = s.prompt_positions * (2 * layer_weights + 4 * s.attended_values(P / 2))
     flops = B / S * response_flops + B_p / S * prompt_flops
     slot_fills = B / S / s.shapes.slots  # of all slots, a token per step; the first one's without layers
     slot_cache_bytes = s.cache_bytes() * s.shapes.slots / (s.shapes.slots + s.shapes.prefix_entries)
@@ -117,10 +117,10 @@ def update_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> 
     """Seconds of an update on B rollouts of B_p prompts."""
     P, T, S = s.shapes.prompt_length, s.shapes.response_length, s.shapes.shards
     flops_per_weight = 6 + 2 * s.remat + 2 * s.has_reference + 8 * (s.critic_bytes > 0)
-    layer_weights, attention_flops = s.active_params, 2 * s.mixed_values
-    layer_flops = layer_weights + attention_flops * (s.prompt_positions + T / 2)
+    layer_weights = s.active_params
+    layer_flops = layer_weights + 2 * s.attended_values(s.prompt_positions + T / 2)
     response_flops = flops_per_weight * ((T - 1) * layer_flops + T * s.table_params)
-    prompt_flops = s.prompt_positions * flops_per_weight * (layer_weights + attention_flops * P / 2)
+    prompt_flops = s.prompt_positions * flops_per_weight * (layer_weights + 2 * s.attended_values(P / 2))
     flops = B / S * response_flops + B_p / S * prompt_flops
     prompt_blocks = B_p / S / s.shapes.prefill_batch
     microbatches = max(B / S / s.shapes.microbatch, prompt_blocks)

@@ -142,6 +142,14 @@ def test_a_recipe_adds_what_it_holds() -> None:
 
 SMOL = ("cell.model.path=null", "sweep.decode_slots=16", "sweep.microbatch=4", "cell.sampling.response_length=16")
 WIDE = ("cell.model.layers=2", "cell.model.width=320", "cell.model.mlp=768", "cell.sampling.prompt_length=30")
+OTHER_LAYERS = (
+    *("cell.task=jsonl:none", "cell.model.vocab=1000", "cell.model.layers=6", "cell.model.width=256"),
+    *("cell.model.heads=4", "cell.model.kv_heads=2", "cell.model.head_dim=64", "cell.model.mlp=512"),
+    *("cell.sampling.prompt_length=64", "cell.sampling.response_length=64"),
+    *("sweep.decode_slots=32", "sweep.microbatch=16"),
+)
+SLIDING = ("cell.model.family=qwen2", "cell.model.options={window: 32, sliding_layers: [0, 1, 2]}")
+EXPERTS = ("cell.model.family=qwen3_moe", "cell.model.options={experts: 8, top_k: 2, expert_mlp: 128}")
 CASES = {
     "tiny, tensor=2": ("tensor=2", ("quickstart",), ()),
     "two layers, prompts and responses in one pass": (
@@ -150,6 +158,8 @@ CASES = {
         ("sweep.B_p=[16]", "sweep.n=[8]", *WIDE),
     ),
     "SmolLM2-135M": ("auto", ("smollm2_cpu", "models/smollm2-135m"), SMOL),
+    "layers that slide": ("auto", ("quickstart",), (*OTHER_LAYERS, *SLIDING)),
+    "experts, tensor=2": ("tensor=2", ("quickstart",), (*OTHER_LAYERS, *EXPERTS)),
     "SmolLM2-135M, int8 for rollouts": (
         "auto",
         ("smollm2_cpu", "models/smollm2-135m"),

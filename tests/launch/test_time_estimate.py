@@ -42,6 +42,15 @@ def test_operations_of_sampling_by_hand() -> None:
     assert one(MeshShape(data=4)) == pytest.approx(one() / 4)
 
 
+def test_layers_that_slide_see_their_window() -> None:
+    """Of 15 positions and of 5.5, half of the layers see 4."""
+    options = {"window": 4, "sliding_layers": list(range(6))}
+    sliding = CELL.with_settings(model={"family": "qwen2", "options": options})
+    fewer_seen = 4 * 6 * 4 * 16 * (32 * 7 * (15 - 4) + 8 * 11 * (5.5 - 4))
+    found = time_estimate.sampling_seconds(sizes(cell=sliding), 8, 32, DeviceRates(1.0, 1e30, 1e30))
+    assert found == one() - fewer_seen
+
+
 def test_an_update_moves_and_multiplies() -> None:
     """6 operations a number; of memory, Adam's part alone: gradient, parameters and moments, 9 times through."""
     s = sizes()
