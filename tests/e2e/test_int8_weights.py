@@ -1,11 +1,12 @@
-"""int8 weights for rollouts from end to end: a sweep that trains, after a kill, and by an asynchronous sampler;
-the gap of log-probabilities is in the ledger.
+"""int8 weights for rollouts from end to end: a sweep that trains, after a kill, by an asynchronous sampler, and on a
+mesh; the gap of log-probabilities is in the ledger.
 """
 
 from __future__ import annotations
 
 import pytest
 
+from tests.compiler import QUICK, flags
 from tests.e2e.conftest import Isojax, Nursery
 from tests.e2e.test_text import FLAGS, killed_at, prepare
 
@@ -46,3 +47,41 @@ def test_an_asynchronous_sampler_in_turns_draws_the_same(isojax: Isojax, unbroke
     isojax.swept(*WORDS, "cell.rl.max_staleness=0", XLA_FLAGS=FLAGS)
     for one, other in zip(isojax.rows(CELL, "sums"), unbroken.rows(CELL, "sums"), strict=True):
         assert (one["M"], one["counts"]) == (other["M"], other["counts"])
+
+
+# The quickstart's task, which devices verify, on a mesh that splits rollouts and weights.
+
+MESH = ("run.mesh=data=2,fsdp=2,tensor=2", "sweep.seeds=1", "sweep.n=[4]", "sweep.budget=1200", INT8)
+MESH_WORDS = ("isojax.launch", "tiny.yaml", *MESH)
+MESH_CELL = "8x4-s0"
+EIGHT = flags(QUICK, devices=8)
+
+
+@pytest.fixture(scope="module")
+def unbroken_mesh(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Isojax:
+    """Where a sweep on a mesh has run without a break; to be read only."""
+    location = Isojax(tmp_path_factory.mktemp("int8-mesh") / "work", nursery)
+    location.swept(*MESH_WORDS, XLA_FLAGS=EIGHT)
+    return location
+
+
+def test_a_mesh_trains(unbroken_mesh: Isojax) -> None:
+    updates = [row["train"] for row in unbroken_mesh.rows(MESH_CELL) if row["M"]]
+    assert len(updates) > 4 and all(train["grad_norm"] > 0 for train in updates)
+    assert all(1e-4 < gap < 0.1 for gap in gaps(unbroken_mesh, MESH_CELL, "tiny"))
+
+
+def test_a_mesh_killed_and_resumed_leaves_the_same_bits(isojax: Isojax, unbroken_mesh: Isojax) -> None:
+    ledger = isojax.run() / "cells" / MESH_CELL / "records.jsonl"
+    killed_at(isojax.fork(*MESH_WORDS, "run.checkpoint_seconds=0", XLA_FLAGS=EIGHT), ledger, 5)
+    isojax.swept(*MESH_WORDS, "run.checkpoint_seconds=0", "--resume", XLA_FLAGS=EIGHT)
+    assert isojax.ledgers() == unbroken_mesh.ledgers()
+
+
+def test_adapters_on_a_mesh_are_merged_and_rounded(isojax: Isojax, unbroken_mesh: Isojax) -> None:
+    """They begin as nothing: the first evaluation is that of the base policy in int8."""
+    isojax.swept(*MESH_WORDS, "cell.model.lora={rank: 2}", XLA_FLAGS=EIGHT)
+    rows = isojax.rows(MESH_CELL)
+    assert rows[0] == unbroken_mesh.rows(MESH_CELL)[0]
+    assert len(rows) > 4 and all(row["train"]["grad_norm"] > 0 for row in rows[1:])
+    assert all(1e-4 < gap < 0.1 for gap in gaps(isojax, MESH_CELL, "tiny"))
