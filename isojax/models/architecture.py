@@ -12,7 +12,7 @@ from isojax.models.layers.block import Block, pre_norm_block
 from isojax.models.layers.embedding import Embedding
 from isojax.models.layers.gated_mlp import GatedMLP
 from isojax.models.layers.linear import Linear
-from isojax.models.layers.norm import RMSNorm
+from isojax.models.layers.norm import Norm, RMSNorm
 from isojax.models.layers.rope import Rope
 from isojax.models.spec import Spec, spec_of
 
@@ -29,7 +29,7 @@ class Architecture:
     embedding: Embedding
     kinds: Sequence[Kind]  # of each layer
     block: Callable[[Kind], Block]  # describes a layer of a kind
-    norm: RMSNorm
+    norm: Norm
     head: Linear | None  # None: the embedding makes the logits too
     # Parts of tensors' names here -> what the family's checkpoints have in their place.
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +49,7 @@ def make_architecture(
     kinds: Sequence[Kind],
     block: Callable[[Kind], Block],
     *,
-    norm: RMSNorm | None = None,
+    norm: Norm | None = None,
     embedding_scale: float = 1.0,
     renamed: Mapping[str, str] | None = None,
 ) -> Architecture:

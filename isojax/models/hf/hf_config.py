@@ -1,7 +1,7 @@
 """Reads config.json as transformers 4 and 5 write it."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from isojax.core.config import ModelConfig
@@ -55,11 +55,14 @@ def model_type_of(family: str) -> str:
     return families.family.load(family).traits.model_type or family
 
 
-def common_settings(config_json: Mapping[str, Any], head_dim: int | None = None) -> dict[str, Any]:
+def common_settings(
+    config_json: Mapping[str, Any], head_dim: int | None = None, *, own_keys: Collection[str] = ()
+) -> dict[str, Any]:
     """ModelConfig's fields of a family with SwiGLU and one table of rotary positions; InputError for a key that cannot
-    be used. `head_dim`: the family's own where the file has none; None: width / heads."""
+    be used. `head_dim`: the family's own where the file has none; None: width / heads. `own_keys`: those that the
+    family reads by itself, as in `rope_settings`."""
     require_value(config_json, "hidden_act", "silu", "the decoder's MLP is SwiGLU")
-    return shape_settings(config_json, head_dim) | rope_settings(config_json)
+    return shape_settings(config_json, head_dim) | rope_settings(config_json, own_keys)
 
 
 def shape_settings(config_json: Mapping[str, Any], head_dim: int | None = None, tied: bool = False) -> dict[str, Any]:

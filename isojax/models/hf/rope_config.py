@@ -5,7 +5,7 @@ Programs differ in which of these they read, so where two of them say different 
 difference is harmless: transformers 4 adds its default theta, 10,000, at the top of what transformers 5 wrote.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from isojax.core.config import RopeScaling
@@ -20,9 +20,11 @@ LATER_TYPES = ("yarn", "dynamic")  # which makers add to a model that was traine
 KEEP_ONE = "Keep in config.json the one that the model was trained with."
 
 
-def rope_settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
+def rope_settings(config_json: Mapping[str, Any], own_keys: Collection[str] = ()) -> dict[str, Any]:
     """ModelConfig's rope_base and rope_scaling; InputError where the file contradicts itself, or describes positions
-    that the decoder does not compute."""
+    that the decoder does not compute. `own_keys`: those that the family reads by itself, such as
+    "partial_rotary_factor", and which are refused otherwise."""
+    config_json = without_keys(config_json, own_keys)
     require_value(config_json, "partial_rotary_factor", 1.0, "the decoder rotates whole heads")
     for key in ("rope_interleaved", "rope_interleave"):
         require_value(config_json, key, False, "the decoder rotates a head's two halves")
@@ -48,6 +50,29 @@ def rope_settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
         original_max_position_embeddings=read_size(section, length_key, section=key),
     )
     return {"rope_base": rope_base, "rope_scaling": scaling}
+
+
+def without_keys(config_json: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """The file without these keys, at its top and in its sections."""
+
+    def remove(entry: Any) -> Any:
+        if not isinstance(entry, Mapping):
+            return entry
+        return {key: remove(value) for key, value in entry.items() if key not in keys}
+
+    kept = {key: value for key, value in config_json.items() if key not in keys}
+    return kept | {key: remove(kept[key]) for key in SECTIONS if key in kept}
+
+
+def read_rotated_share(config_json: Mapping[str, Any], default: float = 1.0) -> float:
+    """`partial_rotary_factor`: the share of a head's numbers that are rotated, wherever the file has it. `default`:
+    the family's own."""
+    key = "partial_rotary_factor"
+    places = [config_json, *(config_json.get(section) for section in SECTIONS)]
+    shares = {read_number(place, key) for place in places if isinstance(place, Mapping) and place.get(key) is not None}
+    if len(shares) > 1:
+        raise InputError(f"config.json: {key} = {' and '.join(map(str, sorted(shares)))}. {KEEP_ONE}")
+    return shares.pop() if shares else default
 
 
 def _read_section(config_json: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from jaxtyping import Array, Float
 from isojax.core.config import ModelConfig
 from isojax.distributed.sharding import devices_of_a_layer, keep_heads_whole
 from isojax.models.layers.linear import Linear
-from isojax.models.layers.norm import RMSNorm
-from isojax.models.layers.rope import CosSin, Rope, apply_rope
+from isojax.models.layers.rope import CosSin, Rope
 from isojax.models.spec import Normal
 
 # From queries [b t N H], keys and values [b K t H], and the window (None: all positions before) to the mixed values
@@ -32,8 +31,8 @@ class Attention(nnx.Module):
         scale: float | None = None,
         bias: bool = False,
         out_bias: bool = False,
-        query_norm: RMSNorm | None = None,
-        key_norm: RMSNorm | None = None,
+        query_norm: Callable[[Array], Array] | None = None,
+        key_norm: Callable[[Array], Array] | None = None,
     ):
         """`rope`: None: without positions. `window`: a token sees itself and window - 1 positions before it; None:
         all. `scale`: of scores; None: 1 / sqrt(head_dim). `bias`: of queries, keys and values. The norms come before
@@ -62,7 +61,7 @@ class Attention(nnx.Module):
 
         if self.rope is not None:
             cos_sin = rotations[self.rope]
-            q, k = apply_rope(q, cos_sin), apply_rope(k, cos_sin)
+            q, k = self.rope.rotate(q, cos_sin), self.rope.rotate(k, cos_sin)
         if self.query_factor != 1:
             q = q * self.query_factor
 

@@ -1,5 +1,7 @@
 """Norms."""
 
+from typing import Any, Protocol
+
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
@@ -7,6 +9,18 @@ from jaxtyping import Array, Float
 
 from isojax.models.fsdp import all_gather_weight
 from isojax.models.spec import Constant, Sizes, Spec, param, spec_of
+
+
+class Norm(Protocol):
+    """What the last norm needs beside its call; a policy's other norms need the call alone."""
+
+    def __call__(self, x: Float[Array, "*b _"]) -> Float[Array, "*b _"]: ...
+
+    def gathered_scale(self) -> Any:
+        """Its whole weights, where fsdp splits them: to be used by `apply` more than once."""
+        ...
+
+    def apply(self, scale: Any, x: Float[Array, "*b _"]) -> Float[Array, "*b _"]: ...
 
 
 class RMSNorm(nnx.Module):
@@ -42,9 +56,43 @@ class RMSNorm(nnx.Module):
         y = x.astype(jnp.float32)
         normed = y * lax.rsqrt(jnp.mean(y * y, axes, keepdims=True) + self.eps)
 
-        scale = scale.reshape((1,) * (x.ndim - scale.ndim) + scale.shape)
+        scale = as_trailing_axes(scale, x)
         if self.plus_one:
             scale = 1 + scale.astype(jnp.float32)
         if self.rounds_last:
             return (normed * scale).astype(x.dtype)
         return normed.astype(x.dtype) * scale
+
+
+class LayerNorm(nnx.Module):
+    """(x - mean) / standard deviation (arXiv:1607.06450) times a scale, and a bias if it has one, over the axes that it
+    is given as `RMSNorm`. In float32, rounded last."""
+
+    def __init__(self, name: str, axes: Sizes, tensor: str, eps: float, *, bias: bool = False):
+        """`tensor`: its name in a layer of a checkpoint, without ".weight"."""
+        outputs = tuple(axes.items())
+        self.scale = param(Spec(name, (), outputs, Constant(1.0), f"{tensor}.weight"))
+        self.bias = param(Spec(f"{name}_bias", (), outputs, Constant(0.0), f"{tensor}.bias")) if bias else None
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "*b _"]) -> Float[Array, "*b _"]:
+        return self.apply(self.gathered_scale(), x)
+
+    def gathered_scale(self) -> list[Array]:
+        """The whole scale, and the whole bias if there is one."""
+        parameters = [parameter for parameter in (self.scale, self.bias) if parameter is not None]
+        return [all_gather_weight(p[...], 0, spec_of(p).shape[0]) for p in parameters]
+
+    def apply(self, scale_and_bias: list[Array], x: Float[Array, "*b _"]) -> Float[Array, "*b _"]:
+        scale, *bias = (as_trailing_axes(w, x).astype(jnp.float32) for w in scale_and_bias)
+        axes = tuple(range(-scale_and_bias[0].ndim, 0))
+
+        y = x.astype(jnp.float32)
+        y = y - jnp.mean(y, axes, keepdims=True)
+        y = y * lax.rsqrt(jnp.mean(y * y, axes, keepdims=True) + self.eps) * scale
+        return sum(bias, y).astype(x.dtype)
+
+
+def as_trailing_axes(w: Array, x: Array) -> Array:
+    """A weight of x's last axes, with axes of size 1 before them."""
+    return w.reshape((1,) * (x.ndim - w.ndim) + w.shape)

@@ -15,10 +15,11 @@ CosSin = tuple[Float[Array, "*b half"], Float[Array, "*b half"]]  # cosines and 
 class Rope:
     """A table of rotations, which layers may share: a policy has one, or one for each kind of layer."""
 
-    head_dim: int
+    head_dim: int  # numbers of a head that are rotated, its first: all, or a part as in GLM-4
     base: float  # theta
     scaling: RopeScaling | None = None
     linear_factor: float = 1.0  # which stretches all positions alike
+    neighbours: bool = False  # whether neighbouring numbers are rotated against each other, and not two halves
 
     def frequencies(self) -> Float[np.ndarray, " half"]:
         """Radians per position of each pair of head dimensions."""
@@ -29,6 +30,22 @@ class Rope:
         """Cosines and sines of positions, each f32[*b H/2]; the same for all heads."""
         angle = positions[..., None].astype(jnp.float32) * self.frequencies().reshape((1,) * positions.ndim + (-1,))
         return jnp.cos(angle), jnp.sin(angle)
+
+    def rotate(self, x: Float[Array, "b t heads H"], cos_sin: CosSin) -> Float[Array, "b t heads H"]:
+        """x rotated by the angles of its positions."""
+        cos, sin = (y[:, :, None].astype(x.dtype) for y in cos_sin)
+        rotated, rest = x[..., : self.head_dim], x[..., self.head_dim :]
+
+        if self.neighbours:
+            a, b = rotated[..., ::2], rotated[..., 1::2]
+            pairs = jnp.stack([a * cos - b * sin, b * cos + a * sin], -1)
+            parts = [pairs.reshape(rotated.shape)]
+        else:
+            half = self.head_dim // 2
+            a, b = rotated[..., :half], rotated[..., half:]
+            parts = [a * cos - b * sin, b * cos + a * sin]
+
+        return jnp.concatenate([*parts, rest] if rest.size else parts, -1)
 
 
 def rope_frequencies(head_dim: int, base: float, scaling: RopeScaling | None) -> Float[np.ndarray, " half"]:
@@ -49,11 +66,3 @@ def rope_frequencies(head_dim: int, base: float, scaling: RopeScaling | None) ->
     rotations = f32(scaling.original_max_position_embeddings) / wavelengths  # within the original context
     unscaled_weight = np.clip((rotations - low) / (high - low), f32(0), f32(1))
     return (1 - unscaled_weight) * unscaled / factor + unscaled_weight * unscaled
-
-
-def apply_rope(x: Float[Array, "b t heads H"], cos_sin: CosSin) -> Float[Array, "b t heads H"]:
-    """x rotated by the angles of its positions, the halves of a head against each other."""
-    half = x.shape[-1] // 2
-    cos, sin = (y[:, :, None].astype(x.dtype) for y in cos_sin)
-    a, b = x[..., :half], x[..., half:]
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
