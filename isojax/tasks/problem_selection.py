@@ -15,8 +15,8 @@ from isojax.core.config import CellConfig, DataConfig, ModelConfig
 from isojax.core.config.load import LEARNING_RATE, PROMPT_LENGTH, RESPONSE_LENGTH
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.core.table_files import read_json_object
 from isojax.tasks.answers.final_answer import reference_answer
+from isojax.tasks.context_limit import model_positions
 from isojax.tasks.problem_sources import dedup_text, open_source, random_subset
 from isojax.tasks.task import Task, TextTask, build_device_task, is_on_device
 from isojax.tasks.turns import find_reply
@@ -237,8 +237,7 @@ def require_settings(
     problems = task.problems(min(MEASURED_PROBLEMS, cell.data.candidates), np.random.default_rng(0))
     lengths = task.prompt_lengths(problems)
     held_length = int(np.quantile(lengths, PROMPT_QUANTILE, method="higher"))
-    context = read_json_object(task.folder / "config.json").get("max_position_embeddings")
-    context = context if isinstance(context, int) and context > 1 else 2**31
+    context = model_positions(task.folder) or 2**31
     prompt_length = min(-(-held_length // PROMPT_MULTIPLE) * PROMPT_MULTIPLE, context // 2)
     rate = REFERENCE_RATE * math.sqrt(REFERENCE_PARAMETERS / count_parameters(cell.model, task.vocab))
     rate *= math.sqrt(cell.rl.lr_reference_batch / REFERENCE_BATCH)

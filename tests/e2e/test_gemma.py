@@ -4,10 +4,11 @@ from a checkpoint, whose trained policy and adapters are exported with every sta
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from isojax.core.config import ModelConfig
 from isojax.models.hf.hf_load import resolve_model
@@ -97,3 +98,38 @@ def test_a_checkpoint_is_trained_and_exported_whole_and_as_adapters(isojax: Isoj
     for name in changed:
         a, b = (adapter[f"base_model.model.{name.removesuffix('.weight')}.lora_{part}.weight"] for part in "AB")
         np.testing.assert_allclose(after[name], before[name] + 2 * b @ a, atol=1e-6)
+
+
+def test_the_language_model_of_a_folder_that_reads_images_is_trained_and_exported(isojax: Isojax) -> None:
+    """Its plan says what is left out; the export is a text folder, and adapters have the whole model's names."""
+    text = load_file(make_model(isojax.folder / "lm", GEMMA) / "model.safetensors")
+    make_whole(isojax.folder / "lm")
+    (isojax.folder / "sums.yaml").write_text(SETTINGS)
+    (isojax.folder / "rewards.py").write_text(REWARDS)
+    words = ("launch", "sums.yaml", "sweep.n=[4]", "sweep.budget=100", "cell.model.lora={rank: 3}")
+    plan = isojax.quick_ok(*words, "--dry-run").stderr
+    assert "its language model alone is trained and exported, without images; 1 tensors of vision_tower" in plan
+
+    isojax.swept(*words, XLA_FLAGS=FLAGS)
+    cell = str(isojax.run("sums") / "cells" / "4x4-s0")
+    isojax.quick_ok("model", "export", cell, "trained")
+    isojax.quick_ok("model", "export", cell, "adapter", "--adapter")
+    exported = load_file(isojax.folder / "trained" / "model.safetensors")
+    assert exported.keys() == text.keys()
+    written = json.loads((isojax.folder / "trained" / "config.json").read_text())
+    assert (written["architectures"], written["num_hidden_layers"]) == (["Gemma3ForCausalLM"], 5)
+    names = load_file(isojax.folder / "adapter" / "adapter_model.safetensors").keys()
+    assert len(names) == 2 * 7 * 5
+    assert all(name.startswith("base_model.model.model.language_model.layers.") for name in names)
+
+
+def make_whole(folder: Path) -> None:
+    """Of a text folder that of a whole model, as published."""
+    text_config = json.loads((folder / "config.json").read_text())
+    del text_config["architectures"]
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text_config}
+    (folder / "config.json").write_text(json.dumps(config))
+    text = load_file(folder / "model.safetensors")
+    tensors = {f"language_model.{name}": tensor for name, tensor in text.items()}
+    tensors["vision_tower.vision_model.post_layernorm.weight"] = np.ones(6, np.float32)
+    save_file(tensors, folder / "model.safetensors")

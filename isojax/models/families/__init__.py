@@ -17,6 +17,14 @@ Options = TypeVar("Options", bound=Section)
 
 
 @dataclass(frozen=True)
+class TextPart:
+    """The family as the language model inside a larger one, whose `text_config` and `language_model.` it is."""
+
+    architecture: str  # of the whole, in `architectures` of config.json
+    defaults: Mapping[str, Any]  # what keys mean that its `text_config` lacks
+
+
+@dataclass(frozen=True)
 class FamilyTraits:
     """Empty for a family that no checkpoint is of."""
 
@@ -25,6 +33,7 @@ class FamilyTraits:
     settings: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # config.json -> fields of `cell.model`
     # The way back, for a model that has no config.json yet: all of it but what `make_config_json` adds.
     config_json: Callable[[ModelConfig], dict[str, Any]] | None = None
+    text_part: TextPart | None = None  # of a model that reads images too
     gguf: GGUFTraits | None = None  # None: neither read from llama.cpp's files nor written to them
 
 

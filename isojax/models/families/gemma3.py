@@ -8,7 +8,7 @@ from isojax.core.config import ModelConfig
 from isojax.core.config.section import PositiveFloat
 from isojax.core.errors import InputError
 from isojax.models.architecture import FINAL_NORM, Architecture, make_architecture
-from isojax.models.families import family, read_options
+from isojax.models.families import TextPart, family, read_options
 from isojax.models.hf.config_values import read_number, read_size, require_value
 from isojax.models.hf.gguf_traits import GGUFTraits
 from isojax.models.hf.hf_config import shape_config_json, shape_settings
@@ -37,6 +37,7 @@ DEFAULTS = {
     "query_pre_attn_scalar": 256,
     "rope_theta": 1e6,
     "rope_local_base_freq": 1e4,
+    "max_position_embeddings": 131_072,
 }
 PERIOD = 6  # layers, of which the last is full, where the file has neither layer_types nor a pattern
 LAYERS_OF_27B = 62
@@ -167,6 +168,7 @@ def gguf_scalar(layers: int, width: int, heads: int) -> float | None:
     model_type="gemma3_text",
     settings=settings,
     config_json=config_json,
+    text_part=TextPart("Gemma3ForConditionalGeneration", DEFAULTS),
     gguf=GGUFTraits("gemma3", norm_offset=1.0, read=from_gguf, write=to_gguf),
 )
 def gemma3(config: ModelConfig, vocab: int) -> Architecture:

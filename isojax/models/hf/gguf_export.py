@@ -17,7 +17,7 @@ from isojax.models.families import family
 from isojax.models.hf.gguf_import import ROPE_FACTORS, gguf_names, is_norm, is_rotated
 from isojax.models.hf.gguf_tokenizer_export import add_tokenizer
 from isojax.models.hf.gguf_traits import GGUFTraits
-from isojax.models.hf.hf_load import WeightLayout, read_config, weight_layouts
+from isojax.models.hf.hf_load import WeightLayout, read_text_config, weight_layouts
 from isojax.models.layers.rope import rope_frequencies
 from isojax.models.spec import Spec
 from isojax.models.transformer import Decoder, Params
@@ -67,7 +67,7 @@ def add_settings(writer: gguf.GGUFWriter, config: ModelConfig, traits: GGUFTrait
     if (source / "NOTICE").is_file():
         writer.add_description((source / "NOTICE").read_text(encoding="utf-8"))
     writer.add_file_type(TYPES[dtype][1])
-    writer.add_context_length(read_config(source)["max_position_embeddings"])
+    writer.add_context_length(read_text_config(source)["max_position_embeddings"])
     writer.add_block_count(config.layers)
     writer.add_embedding_length(config.width)
     writer.add_feed_forward_length(config.mlp)

@@ -28,7 +28,8 @@ def find_family(architecture: str) -> str:
     kind = families.family
     family_of = {name: family for family in kind.names() for name in kind.load(family).traits.architectures}
     if architecture not in family_of:
-        expected = f"which no family here runs; expected one of {', '.join(sorted(family_of))}"
+        wholes = [part.architecture for name in kind.names() if (part := kind.load(name).traits.text_part)]
+        expected = f"which no family here runs; expected one of {', '.join(sorted([*family_of, *wholes]))}"
         fix = "A family of your own is a file like isojax/models/families/qwen3.py."
         for ending, kind in OTHER_KINDS.items():
             if architecture.endswith(ending):

@@ -14,7 +14,7 @@ from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
 from isojax.models.families import family
 from isojax.models.hf.hf_config import model_type_of
-from isojax.models.hf.hf_load import CONFIG_FILE, WeightLayout, read_config, weight_layouts
+from isojax.models.hf.hf_load import CONFIG_FILE, WeightLayout, read_text_config, reads_images, weight_layouts
 from isojax.models.safetensors_io import TEXT_FILES, TensorSources, new_model_folder, write_safetensors
 from isojax.models.stack import stacks_of
 from isojax.models.transformer import Decoder, Params
@@ -40,7 +40,9 @@ def save(params: Params, config: ModelConfig, source: Path, folder: Path, dtype:
         for layer, name in enumerate(weight.tensor_names)
     }
     with new_model_folder(folder) as temp:
-        config_json = read_config(source)
+        config_json = read_text_config(source)
+        if reads_images(source):  # whose section leaves out most of the shape
+            config_json |= own_config_json(config)
         config_json |= {key: dtype for key in ("dtype", "torch_dtype") if key in config_json} or {"dtype": dtype}
         for path in (p for pattern in COPIED_FILES for p in source.glob(pattern) if p.is_file()):
             shutil.copyfile(path, temp / path.name)
@@ -56,7 +58,12 @@ def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path,
     specs = Decoder(config, config.vocab or 1).specs()  # adapters know no vocabulary
     layer_specs = [(stack, spec) for stack, by_name in stacks_of(specs).items() for spec in by_name.values()]
     adapted = [spec.tensor.removesuffix(".weight") for _, spec in layer_specs if spec.adapts in lora.targets]
-    target_modules = list(dict.fromkeys(name.rpartition(".")[2] for name in adapted))
+    target_modules: list[str] | str = list(dict.fromkeys(name.rpartition(".")[2] for name in adapted))
+    parts_of_base = "model."
+    if config.path is not None and reads_images(Path(config.path)):
+        # The base is the whole model, whose vision tower has layers of these names too.
+        parts_of_base = "model.language_model."
+        target_modules = rf".*\blanguage_model\..*\.({'|'.join(target_modules)})"
 
     tensors: dict[str, np.ndarray] = {}
     for stack, spec in layer_specs:
@@ -65,7 +72,8 @@ def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path,
         value = np.asarray(adapters[stack][spec.name], np.float32)
         for layer, name in enumerate(spec.tensor_names()):
             stored = value[layer].reshape(spec.matrix_shape).T
-            tensors[f"base_model.model.{name}"] = np.ascontiguousarray(stored, dtype)
+            module = parts_of_base + name.removeprefix("model.")
+            tensors[f"base_model.model.{module}"] = np.ascontiguousarray(stored, dtype)
     with new_model_folder(folder) as temp:
         settings = {
             "peft_type": "LORA",
@@ -99,19 +107,23 @@ def architecture_of(config: ModelConfig) -> str:
 def make_config_json(config: ModelConfig, max_positions: int, dtype: str) -> dict[str, Any]:
     """A config.json that transformers 5 and 4 read, of a model that has none yet. InputError where the family does not
     say how it is written."""
-    architecture = architecture_of(config)
-    own_config_json = family.load(config.family).traits.config_json
-    if own_config_json is None:
-        problem = f"the family {config.family} has no `config_json`, by which {CONFIG_FILE} could be written"
-        raise InputError(f"{problem}; expected @family(config_json=...) in its file.")
     return {
-        "architectures": [architecture],
+        "architectures": [architecture_of(config)],
         "model_type": model_type_of(config.family),
         **own_config_json(config),
         "max_position_embeddings": max_positions,
         "dtype": dtype,
         "torch_dtype": dtype,
     }
+
+
+def own_config_json(config: ModelConfig) -> dict[str, Any]:
+    """What the family itself writes of its shape; InputError where it does not say how."""
+    write_shape = family.load(config.family).traits.config_json
+    if write_shape is None:
+        problem = f"the family {config.family} has no `config_json`, by which {CONFIG_FILE} could be written"
+        raise InputError(f"{problem}; expected @family(config_json=...) in its file.")
+    return write_shape(config)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ from isojax.models import families
 from isojax.models.architecture import EMBEDDING_WEIGHT, HEAD_WEIGHT
 from isojax.models.folder_kinds import CONFIG_FILE, describe_folder, holds_model
 from isojax.models.hf.hf_config import check_model_type, find_family
+from isojax.models.hf.text_part import text_config_json, text_tensors
 from isojax.models.hf.weight_checks import check_tensors
 from isojax.models.safetensors_io import StoredTensor, read_headers
 from isojax.models.spec import Spec
@@ -80,7 +81,7 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
     if model.path is None:
         return model
     folder = Path(model.path)
-    config_json = read_config(folder)
+    config_json = read_text_config(folder)
     architectures = config_json.get("architectures")
     if not isinstance(architectures, list) or not architectures:
         raise InputError(
@@ -129,6 +130,20 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json_object(folder / CONFIG_FILE)
 
 
+def read_text_config(folder: Path) -> dict[str, Any]:
+    """config.json, and for a model that reads images too that of its language model."""
+    config_json = read_config(folder)
+    try:
+        return text_config_json(config_json) or config_json
+    except InputError as e:
+        raise InputError(f"{folder}/{e}") from e
+
+
+def reads_images(folder: Path) -> bool:
+    """Whether the folder's model is more than its language model, which alone is read."""
+    return text_config_json(read_config(folder)) is not None
+
+
 def read_source(folder: Path) -> dict[str, Any] | None:
     """None for a folder that isojax did not import."""
     return read_json_object(folder / SOURCE_FILE) if (folder / SOURCE_FILE).is_file() else None
@@ -145,6 +160,8 @@ def check_weights(config: ModelConfig) -> None:
 def _checked_tensors(folder: Path, config: ModelConfig, layouts: list[WeightLayout]) -> dict[str, StoredTensor]:
     """The folder's tensors by name, which are as config.json says."""
     stored_tensors = read_headers(folder)
+    if reads_images(folder):
+        stored_tensors = text_tensors(folder, stored_tensors)
     expected = {name for weight in layouts for name in weight.tensor_names}
     is_head_alone = HEAD_WEIGHT in stored_tensors.keys() - expected
     if is_head_alone and EMBEDDING_WEIGHT in expected - stored_tensors.keys():
