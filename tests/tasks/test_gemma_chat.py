@@ -65,7 +65,7 @@ def make_task(tmp_path: Path) -> Iterator[Any]:
         cell = CellConfig(
             task=task,
             model=ModelConfig(path=str(folder), vocab=vocab),
-            prompt=PromptConfig(**({"format": "chat"} | prompt)),
+            prompt=PromptConfig.model_validate({"format": "chat"} | prompt),
             verifier=VerifierConfig(use="integer"),
             sampling=SamplingConfig(response_length=200),
         )
