@@ -6,10 +6,11 @@
 libtpu compiles the sampler's program for the topology and writes into the optimized HLO how many cycles it expects each
 operation to take. The first line has a token's milliseconds, and what the chip's memory would allow: the layers'
 weights (of experts, those that any slot chose, if all are as likely), the unembedding and the live part of the cache,
-read once at the published bandwidth. Further lines have what costs most in each loop. The compiler does not price
-flash_decode: its blocks count as read at the published bandwidth, averaged over responses of random lengths so far,
-plus 0.35 us for each step of its grid, and as much again for each group of slots whose new keys and values it rounds to
-int8.
+read once at the published bandwidth. Further lines have what costs most in each loop. The compiler does not price the
+kernels: what they read counts at the published bandwidth, plus 0.35 us for each step of a grid. Of flash_decode these
+are blocks of the cache, averaged over responses of random lengths so far, with as much again as a step for each group
+of slots whose new keys and values it rounds to int8; of multiply_by_all_experts all experts of a chip, or, if that
+takes longer, their products with all slots at the published rate.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from isojax.launch.planner import fit_to_memory, format_sizes
 from isojax.launch.time_estimate import find_chip
 from isojax.models.attention import cache_positions
 from isojax.models.kernels.tpu_decode import cache_layout, live_blocks
+from isojax.models.kernels.tpu_experts import core_count, step_count
 
 CLOCK = {"TPU v5 lite": 1.5e9, "TPU v5": 1.75e9, "TPU v6 lite": 1.75e9}  # Hz, from the published TFLOP/s
 CORES = {"TPU v5": 2}  # of a chip, where it is not 1
@@ -162,6 +164,22 @@ def kernel_cost(
     return Kernel(float(seconds), float(attention.layers * live_bytes))
 
 
+def experts_seconds(weights: Any, slots: int, kind: str) -> float:
+    """The experts' kernel of one token in all layers; 0 without experts."""
+    rates, cores, seconds = find_chip(kind)[1], CORES.get(kind, 1), 0.0
+    for layers in weights.values():
+        if not isinstance(layers, dict) or "expert_gate" not in layers:
+            continue
+        gate = layers["expert_gate"]
+        num_layers, experts, width, hidden = gate.sharding.shard_shape(gate.shape)
+        numbers = 3 * experts * width * hidden
+        steps = step_count(experts, width, hidden, gate.dtype.itemsize) / min(cores, core_count(experts))
+        read_seconds = numbers * gate.dtype.itemsize / rates.bandwidth
+        layer_seconds = max(read_seconds, 2 * slots * numbers / rates.decode_flops) + STEP_SECONDS * steps
+        seconds += num_layers * layer_seconds
+    return seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="+", metavar="CONFIG|KEY=VALUE", help="as of isojax launch; a text task")
@@ -174,6 +192,8 @@ def main() -> None:
     config = load_config([x for x in words if "=" not in x], [x for x in words if "=" in x])
     config, devices, budget = topology_budget(config, arguments.topology)
     sweep = fit_to_memory(config.sweep, budget) or budget.smallest_sizes(config.sweep)
+    slots = sweep.decode_slots
+    assert slots is not None, "the planner has chosen sizes"
     function, shapes = programs_on_topology(config, sweep, arguments.topology)["decode"]
     compiled = function.lower(*shapes).compile()
     if arguments.hlo:
@@ -187,10 +207,12 @@ def main() -> None:
     layer, prefill_layer = token.innermost, prefill.innermost
     kernels = [kernel_cost(config.cell, sweep, x, mesh, kind, bandwidth) for x in budget.policy.attention]
     kernel = Kernel(sum(x.seconds for x in kernels), sum(x.live_bytes for x in kernels))
+    weights, uses_experts_kernel = shapes[0].weights.decode, "multiply_by_all_experts" in compiled.as_text()
+    experts = experts_seconds(weights, slots, kind) if uses_experts_kernel else 0.0
     in_layers = sum(loop.trips * loop.cycles for loop in token.walk() if not loop.loops)
     around_layers = token.cycles_with_loops - in_layers
-    seconds = token.cycles_with_loops / clock + kernel.seconds
-    weight_bytes = read_bytes(shapes[0].weights.decode, budget.policy.weights, sweep.decode_slots)
+    seconds = token.cycles_with_loops / clock + kernel.seconds + experts
+    weight_bytes = read_bytes(weights, budget.policy.weights, slots)
     hbm_seconds = (weight_bytes + kernel.live_bytes) / bandwidth
     visit_and_token = (program, *token.walk(), *(loop for loop in program.loops if loop.depth == 1))
     moved = [x.name for loop in visit_and_token for x in loop.operations if x.moves_data]
@@ -204,8 +226,10 @@ def main() -> None:
         "layer_us": round(1e6 * in_layers / clock / model.layers, 1),
         "around_layers_us": round(1e6 * around_layers / clock, 1),
         "kernel_ms": round(1e3 * kernel.seconds, 2),
+        "experts_kernel_ms": round(1e3 * experts, 2),
         "visit_us": round(1e6 * program.cycles / clock, 1),
         "prefill_ms_per_batch": round(1e3 * prefill.cycles_with_loops / clock, 2),
+        "program_gib": round(compiled.memory_analysis().peak_memory_in_bytes / 2**30, 2),
         "temporaries_mb": round(compiled.memory_analysis().temp_size_in_bytes / 1e6, 1),
         "moves_of_cache_or_weights": moved,
     }

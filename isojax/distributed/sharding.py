@@ -215,29 +215,37 @@ def devices_of_a_layer() -> int:
 
 
 def sum_over_experts(
-    function: Callable[..., jax.Array], weights: Sequence[jax.Array], axes: Sequence[Sequence[str]], *inputs: jax.Array
+    function: Callable[..., jax.Array],
+    weights: Sequence[jax.Array],
+    axes: Sequence[Sequence[str]],
+    *inputs: jax.Array,
+    is_kernel: bool = False,
 ) -> jax.Array:
     """function(first_expert, weights, *inputs), summed over devices where a mesh splits `weights`, which have these
-    logical axes: by whole experts, or each expert's matrices. Every device has all inputs."""
+    logical axes: by whole experts, or each expert's matrices. Every device has all inputs. `is_kernel`: XLA cannot
+    split the function over any axis, and does not have to."""
     mesh = jax.sharding.get_abstract_mesh()
     # What fsdp splits is gathered already.
     not_embed = [[None if name == "embed" else name for name in names] for names in axes]
     specs = [partition_spec(names, w.shape, mesh) for names, w in zip(not_embed, weights, strict=True)]
     split_axes = mesh_axes_of(specs[0])
-    if not split_axes:
+    auto_axes = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
+    manual_axes = auto_axes if is_kernel else set(split_axes)
+    if not manual_axes:
         return function(0, weights, *inputs)
 
-    expert_axes = mesh_axes_of(PartitionSpec(specs[0][0]))
+    expert_axis = list(axes[0]).index("expert")
+    split_by_experts = mesh_axes_of(PartitionSpec(specs[0][expert_axis]))
 
     def of_device(weights: Sequence[jax.Array], *inputs: jax.Array) -> jax.Array:
-        first_expert = jax.lax.axis_index(expert_axes) * weights[0].shape[0] if expert_axes else 0
+        number = jax.lax.axis_index(split_by_experts) if split_by_experts else 0
+        part = function(number * weights[0].shape[expert_axis], weights, *inputs)
         # In float32, because XLA:CPU cannot compile the sum of bfloat16 over devices.
-        part = function(first_expert, weights, *inputs)
         return jax.lax.psum(part.astype("float32"), split_axes).astype(part.dtype)
 
     in_specs: Any = (specs, *[PartitionSpec()] * len(inputs))
     mapped: Callable[..., jax.Array] = shard_map(
-        of_device, in_specs=in_specs, out_specs=PartitionSpec(), axis_names=set(split_axes), check_vma=False
+        of_device, in_specs=in_specs, out_specs=PartitionSpec(), axis_names=manual_axes, check_vma=False
     )
     return mapped(list(weights), *inputs)
 

@@ -19,16 +19,27 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from isojax.core.shapes import PALLAS
 from isojax.distributed.sharding import with_logical_constraint
 from isojax.models import attention, cpu
 from isojax.models.attention import SlotHeads, SlotInts, SlotPositions, SlotQueries, ring_positions
+from isojax.models.layers.mixture import MAX_ROWS_OF_ALL_EXPERTS
 from isojax.models.layers.unembedding import VOCAB
 from isojax.models.lora import merge_adapters
 from isojax.models.routing import RouterPass, join_choices, run_with_router, to_recorded
 from isojax.models.spec import LayerDescription
 from isojax.models.stack import Segment, Stack
 from isojax.models.transformer import KV, Decoder, Params
-from isojax.models.weight_forms import int8_layer, output_major_layer, to_int8, to_output_major, to_stacked_matrices
+from isojax.models.weight_forms import (
+    LAYER_OF_EXPERTS,
+    expert_names,
+    int8_layer,
+    output_major_layer,
+    stacked_experts_layer,
+    to_int8,
+    to_output_major,
+    to_stacked_matrices,
+)
 
 LayerKV = tuple[Array, ...]  # keys, values, and of int8 ones their scales
 RECORDING = RouterPass(to_recorded)
@@ -132,9 +143,18 @@ class Decoding:
     def _layers(self) -> dict[str, LayerDescription]:
         """A layer of each stack as `prepare_weights` stores it."""
         layers = {s.name: s.base if self._merges_adapters else s.described for s in self.sampled.stacks}
-        if not self.transpose_weights:
-            return layers
-        return {name: output_major_layer(described) for name, described in layers.items()}
+        if self.transpose_weights:
+            return {name: output_major_layer(described) for name, described in layers.items()}
+        if self._experts_stay_stacked:
+            interpret = self.decoder.options.decode_attention == "interpret"
+            return {name: stacked_experts_layer(described, interpret) for name, described in layers.items()}
+        return layers
+
+    @property
+    def _experts_stay_stacked(self) -> bool:
+        """Whether a kernel reads a layer's experts where they lie, as all multiply all slots."""
+        has_kernels = self.decoder.options.decode_attention in PALLAS
+        return has_kernels and not self.unrolled_layers and self.slots <= MAX_ROWS_OF_ALL_EXPERTS
 
     def cast_weights(self, params: Params) -> Params:
         """The parameters, with adapters merged in float32, in the precision that `step` reads them in. int8 values are
@@ -343,6 +363,11 @@ class Decoding:
             for stack, kv in slot_kv.items()
         }
 
+        stacked_experts: dict[str, Params] = {}
+        for stack in self.sampled.stacks:
+            names = expert_names(stack.base) if self._experts_stay_stacked else []
+            stacked_experts[stack.name] = {name: weights[stack.name][name] for name in names}
+
         routed: list[Any] = []
         for segment in self.sampled.segments:
 
@@ -351,13 +376,17 @@ class Decoding:
                 new_kv, of_routers = [], []
                 for stack, layer, kv in zip(segment.stacks, layers, kv_by_stack, strict=True):
                     layer_cache = LayerCache(kv, prefix_of[stack], i, live[stack])
-                    x, kv, of_layer = run_layer(stack, x, layer, layer_cache)
+                    stays = stacked_experts[stack.name] | {LAYER_OF_EXPERTS: i}
+                    x, kv, of_layer = run_layer(stack, x, layer | stays, layer_cache)
                     new_kv.append(kv)
                     of_routers.append(of_layer)
                 return (x, new_kv, i + 1), of_routers
 
             carry = (x, [slot_kv[stack] for stack in segment.stacks], jnp.int32(0))
-            layers = [weights[stack.name] for stack in segment.stacks]
+            layers = [
+                {name: w for name, w in weights[stack.name].items() if name not in stacked_experts[stack.name]}
+                for stack in segment.stacks
+            ]
             (x, new_kv, _), of_routers = lax.scan(run_repeat, carry, layers)
             slot_kv |= dict(zip(segment.stacks, new_kv, strict=True))
             routed += of_routers

@@ -15,11 +15,14 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int8
 
+from isojax.distributed.sharding import sum_over_experts
 from isojax.models.cpu import small_batch_matmul
 from isojax.models.layers.linear import Linear, add_bias
+from isojax.models.layers.mixture import ExpertMLP, Routing, weights_by_expert
 from isojax.models.spec import Constant, LayerDescription, Spec, param, spec_of
 
 SCALE = "_scale"  # how the name of an int8 matrix's scales ends
+LAYER_OF_EXPERTS = "expert_layer"  # the name of a layer's number in its stack, beside experts that stay there
 LARGEST = 127  # the largest magnitude of an int8, on both sides of 0
 
 
@@ -79,6 +82,46 @@ class Int8Linear(nnx.Module):
 
     def add_bias(self, y: Array) -> Array:
         return add_bias(y, self.bias)
+
+
+class StackedExperts(nnx.Module):
+    """Experts whose matrices stay in the stack of all layers, where a TPU's kernel reads those of `layer`: a scan would
+    copy them out of it, which takes a TPU several times as long as reading them."""
+
+    def __init__(self, experts: ExpertMLP, interpret: bool):
+        """`interpret`: whether the kernel is interpreted, on any backend."""
+        self.gate, self.up, self.down = experts.gate, experts.up, experts.down
+        self.layer = param(Spec(LAYER_OF_EXPERTS, (), (), Constant(0), tensor="", dtype="int32"))
+        self.interpret = interpret
+
+    def __call__(self, rows: Float[Array, "r D"], routing: Routing) -> Float[Array, "r D"]:
+        """As `ExpertMLP`, of few rows."""
+        from isojax.models.kernels.tpu_experts import multiply_by_all_experts  # loads Pallas
+
+        def of_device(first: Any, matrices: Any, rows: Array, chosen: Array, weights: Array, layer: Array) -> Array:
+            count = matrices[0].shape[1]
+            by_expert = weights_by_expert(first, count, chosen, weights)
+            return multiply_by_all_experts(rows, by_expert, matrices, layer, self.interpret)
+
+        parameters = (self.gate, self.up, self.down)
+        matrices = [parameter[...] for parameter in parameters]
+        axes = [("layer", *spec_of(parameter).axes) for parameter in parameters]
+        inputs = (rows, routing.experts, routing.weights, self.layer[...])
+        return sum_over_experts(of_device, matrices, axes, *inputs, is_kernel=True)
+
+
+def expert_names(described: LayerDescription) -> list[str]:
+    """The weights of a layer that are experts'."""
+    return [name for name, spec in described.specs.items() if "expert" in dict(spec.stacked)]
+
+
+def stacked_experts_layer(described: LayerDescription, interpret: bool) -> LayerDescription:
+    """A layer whose experts are as `StackedExperts` has them."""
+
+    def change(x: Any) -> Any:
+        return StackedExperts(x, interpret) if isinstance(x, ExpertMLP) else x
+
+    return LayerDescription(jax.tree.map(change, described.layer, is_leaf=lambda x: isinstance(x, ExpertMLP)))
 
 
 def int8_layer(described: LayerDescription, stacked: bool) -> LayerDescription:

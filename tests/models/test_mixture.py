@@ -20,10 +20,11 @@ from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import shard_count, vocabulary_is_split
 from isojax.models.describe_sizes import describe_sizes
 from isojax.models.families.qwen3_moe import config_json, settings
+from isojax.models.kernels import tpu_experts
 from isojax.models.layers import mixture
 from isojax.models.layers.mixture import MixtureOfExperts, add_all_experts, add_own_experts
 from isojax.models.spec import LayerDescription
-from isojax.models.transformer import Decoder
+from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
 from tests.device import VOCAB, P, T, mesh, quick_jit, random_problems
@@ -202,14 +203,14 @@ def test_the_gradient_is_the_same_on_meshes(axes: str) -> None:
 
 
 @cache
-def logits_on(axes: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def logits_on(axes: str, decoder: Decoder = DECODER) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of the trainer's pass and of the sampler's steps, and greedy continuations, by the parameters of one seed."""
     on, rng = mesh(axes), np.random.default_rng(5)
     tokens, lengths = rng.integers(4, VOCAB, (4, 9)).astype(np.int32), np.array([9, 5, 7, 4], np.int32)
-    params = jax.device_put(DECODER.init(jax.random.key(6)), DECODER.shardings(on))
+    params = jax.device_put(decoder.init(jax.random.key(6)), decoder.shardings(on))
     with jax.set_mesh(on):
-        logits = whole_pass(DECODER, params, tokens)
-        decode_logits, greedy_ids = sample(DECODER, params, tokens, lengths, platform="tpu")
+        logits = whole_pass(decoder, params, tokens)
+        decode_logits, greedy_ids = sample(decoder, params, tokens, lengths, platform="tpu")
     return logits, decode_logits[:, PREFILLED:], greedy_ids
 
 
@@ -217,6 +218,33 @@ def logits_on(axes: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_logits_and_the_samplers_steps_are_the_same_on_meshes(axes: str) -> None:
     """Layers as a TPU has them, in a scan."""
     for want, have in zip(logits_on("auto"), logits_on(axes), strict=True):
+        np.testing.assert_allclose(have, want, atol=1e-4 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("block_bytes", [tpu_experts.BLOCK_BYTES, 1])
+def test_the_kernel_equals_products_of_all_experts(block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the middle one of three layers, experts in one block of hidden values or in two."""
+    monkeypatch.setattr(tpu_experts, "BLOCK_BYTES", block_bytes)
+    assert tpu_experts.hidden_block(D, 256, 4) == (256 if block_bytes > 1 else 128)
+
+    rng = np.random.default_rng(7)
+    shapes = (3, 4, D, 256), (3, 4, D, 256), (3, 4, 256, D)
+    stacks = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    rows = jnp.asarray(rng.normal(size=(6, D)), jnp.float32)
+    chosen = jnp.array([[0, 1], [1, 2], [2, 0], [3, 0], [2, 1], [0, 3]])
+    chosen_weights = jnp.asarray(rng.uniform(size=(6, 2)), jnp.float32)
+
+    by_expert = mixture.weights_by_expert(0, 4, chosen, chosen_weights)
+    found = tpu_experts.multiply_by_all_experts(rows, by_expert, stacks, jnp.int32(1), interpret=True)
+    expected = add_all_experts(0, [x[1] for x in stacks], rows, chosen, chosen_weights)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("axes", ["auto", "data=2,expert=2,tensor=2"])
+def test_the_sampler_reads_experts_where_they_lie(axes: str) -> None:
+    """With a TPU's kernels, interpreted, the sampler's logits are those of plain array code."""
+    kernels = DECODER.with_options(ComputeOptions(decode_attention="interpret"))
+    for want, have in zip(logits_on("auto")[1:], logits_on(axes, kernels)[1:], strict=True):
         np.testing.assert_allclose(have, want, atol=1e-4 * np.abs(want).max())
 
 

@@ -61,6 +61,10 @@ class ExpertMLP(nnx.Module):
         self.up = matrices("expert_up", embed, mlp, "up_proj", Normal(config.width))
         self.down = matrices("expert_down", mlp, embed, "down_proj", Normal(hidden, residual_gain(config)))
 
+    def __call__(self, rows: Float[Array, "r D"], routing: Routing) -> Float[Array, "r D"]:
+        """What each row's experts make of it, added up by the router's weights."""
+        return sum_over_experts(add_experts, self.gathered(), self.axes, rows, routing.experts, routing.weights)
+
     def gathered(self) -> list[Array]:
         """Gate, up and down, [E D F] and [E F D], whole along the axis that fsdp splits."""
         whole = []
@@ -104,10 +108,7 @@ class MixtureOfExperts(nnx.Module):
     def __call__(self, x: Float[Array, "b t D"], first_tokens: slice | None = None) -> Float[Array, "b t D"]:
         rows = x.reshape(-1, x.shape[-1])
         routing = self.routing = self.route(rows, self.replayed)
-        mixed = sum_over_experts(
-            add_experts, self.experts.gathered(), self.experts.axes, rows, routing.experts, routing.weights
-        )
-        return mixed.reshape(x.shape)
+        return self.experts(rows, routing).reshape(x.shape)
 
     def route(self, rows: Float[Array, "r D"], replayed: Int[Array, "r k"] | None = None) -> Routing:
         """Softmax over all experts in float32, then the k largest, or those of `replayed`."""
@@ -190,10 +191,7 @@ def add_all_experts(
 ) -> Float[Array, "r D"]:
     """`add_experts` by products of all rows with all experts' matrices, those of experts not chosen times 0."""
     gate, up, down = weights
-
-    # The weight of each expert here for each row; experts elsewhere have no place in it.
-    by_choice = jax.nn.one_hot(chosen - first_expert, len(gate)) * chosen_weights[..., None]
-    expert_weights = by_choice.sum(1).astype(rows.dtype)
+    expert_weights = weights_by_expert(first_expert, len(gate), chosen, chosen_weights).astype(rows.dtype)
 
     def of_each(matrices: Array) -> Array:
         return jnp.einsum("rd,edf->erf", rows, matrices)
@@ -201,3 +199,11 @@ def add_all_experts(
     # The last product sums over the experts too. Reshaped to one matrix, `down` would be copied by a TPU.
     weighted = jax.nn.silu(of_each(gate)) * of_each(up) * expert_weights.T[..., None]
     return jnp.einsum("erf,efd->rd", weighted, down)
+
+
+def weights_by_expert(
+    first_expert: int | Array, count: int, chosen: Int[Array, "r k"], chosen_weights: Float[Array, "r k"]
+) -> Float[Array, "r E"]:
+    """The weight of each of `count` experts for each row: 0 where it is not chosen. Others have no place in it."""
+    by_choice = jax.nn.one_hot(chosen - first_expert, count) * chosen_weights[..., None]
+    return by_choice.sum(1)
