@@ -1,7 +1,7 @@
 """Gemma 3 270M itself, from the import to llama.cpp: one line for each claim, with its figure.
 
     isojax model import gemma3-270m --accept-terms
-    python benchmarks/gemma3_270m.py                 # all stages, about half an hour on two cores, 10 GiB of memory
+    python benchmarks/gemma3_270m.py                 # all stages; 16 GiB of memory
     python benchmarks/gemma3_270m.py logprobs cache
 
 Needs torch and transformers; for `lora` peft, which loads the adapters; for `gguf` llama-cpp-python, here or in the
