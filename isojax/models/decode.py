@@ -442,5 +442,12 @@ def held_positions(lengths: Int[Array, " b"], ring: int) -> Int[Array, "b ring"]
 def take_last_positions(kv: KV, lengths: Int[Array, " b"], ring: int) -> KV:
     """Of keys and values [L b K p H] of whole prompts, those that a ring holds, [L b K ring H]."""
     index = jnp.maximum(held_positions(lengths, ring), 0)[None, :, None, :, None]
-    keys, values = (jnp.take_along_axis(x, index, 3) for x in kv)
-    return keys, values
+
+    def take(x: Array) -> Array:
+        # Where devices split positions: taken from a part, they would be fetched by a permutation, for which shards
+        # that have left the loop are waited for.
+        whole = with_logical_constraint(x, ("layer", None, "kv_heads", None, "head_dim"))
+        return jnp.take_along_axis(whole, index, 3)
+
+    keys, values = kv
+    return take(keys), take(values)

@@ -106,6 +106,18 @@ def test_decoding_adds_up_sums_and_gathers_no_prompt(one: list[list[int]]) -> No
     assert all(group in SEQUENCE + TENSOR for c in inside for group in c.groups)
 
 
+def test_rings_too_are_filled_from_split_prompts() -> None:
+    """A window of 5: of a prompt each device has 19 positions, and the ring the last 5. Shards prefill at times of their
+    own, so that no device may wait for all others, as it does in a permutation."""
+    sliding = CONFIG.model_copy(update={"family": "mistral", "options": {"window": 5}})
+    decoder = Decoder(sliding, VOCAB)
+    split = Sampling(EVERYWHERE, 1, decoder=decoder)
+
+    inside = [c for c in collectives(split.program()[0]) if c.depth > 0]
+    assert inside and all(group in SEQUENCE + TENSOR for c in inside for group in c.groups)
+    assert split.responses() == Sampling("auto", 1, decoder=decoder).responses()
+
+
 def test_bfloat16_samples_where_positions_are_split() -> None:
     """Greedy: most responses are one device's, to the last token; XLA:CPU has no sum of bfloat16 over devices."""
     low = DECODER.with_options(ComputeOptions(compute_dtype="bfloat16", cache_dtype="bfloat16"))
