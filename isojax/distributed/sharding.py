@@ -25,6 +25,7 @@ from jax import shard_map
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from isojax.core.errors import InputError
+from isojax.core.policy_sizes import SizedAxes
 from isojax.distributed.mesh_spec import (
     AXES,
     LOGICAL_AXIS_RULES,
@@ -39,6 +40,7 @@ from isojax.distributed.multiprocess import is_multiprocess
 PARAM_AXIS = "fsdp"  # the one of them that splits parameters too
 PROMPT_AXIS = "sequence"  # the axis that splits the positions of prompts, and of their keys and values
 
+INNER_AXES = ("heads", "kv_heads", "mlp", "fused")  # of what layers compute from hidden states
 TOKEN_AXES = (("token", None, None), (None, "token", None))  # of hidden states: rows, or else their positions
 
 
@@ -207,6 +209,26 @@ def keep_heads_whole(x: jax.Array, is_whole: bool, kv_heads: int) -> jax.Array:
     free = PartitionSpec.UNCONSTRAINED
     (heads,) = partition_spec(("kv_heads",), (kv_heads,), jax.sharding.get_abstract_mesh())
     return jax.lax.with_sharding_constraint(x, PartitionSpec(free, free, heads, None))
+
+
+def keep_undivided_whole(y: jax.Array, outputs: SizedAxes) -> jax.Array:
+    """Products [*b, *outputs] of a matrix with these logical axes, split no further than the table splits it: as the
+    one key of a layer, or matrices that are fused, each device has them whole.
+
+    XLA would otherwise split a head in its middle, or fused matrices where none of them ends, and devices exchange the
+    parts by permutations, for which devices may wait forever (`keep_heads_whole`)."""
+    name, size = outputs[0]
+    mesh_shape = jax.sharding.get_abstract_mesh().shape
+    axes = axes_that_split(name, size, mesh_shape)
+    if name not in INNER_AXES or count_parts(axes, mesh_shape) == devices_of_a_layer():
+        return y
+    return constrain_last_axes(y, PartitionSpec(axes or None, *[None] * (len(outputs) - 1)))
+
+
+def constrain_last_axes(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """x, whose last axes are split by a spec, and the others as XLA likes."""
+    free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - len(spec))
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*free, *spec))
 
 
 def devices_of_a_layer() -> int:

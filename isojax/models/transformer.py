@@ -303,15 +303,10 @@ class Decoder:
     ) -> PrefixCache:
         """Where a mesh splits positions over `sequence`: devices gather keys and values layer by layer. Prompts are
         padded from P to C positions, so that devices share them evenly."""
-        positions = jnp.arange(sharding.padded_positions(prompts.shape[1], jax.sharding.get_abstract_mesh()))
 
-        def prefill_shard(params: Params, prompts: Array, last_positions: Array, positions: Array) -> PrefixCache:
-            # Every device has whole prompts: splitting them would move more than they are.
-            tokens = jnp.take(prompts, positions, axis=1, mode="clip")
-            token_positions = jnp.broadcast_to(positions[None], tokens.shape)
-
+        def prefill_shard(params: Params, tokens: Array, token_positions: Array, last_positions: Array) -> PrefixCache:
             def take_last(x: Float[Array, "b t D"]) -> Float[Array, "b D"]:
-                is_last = (positions[None] == last_positions[:, None])[..., None]
+                is_last = (token_positions == last_positions[:, None])[..., None]
                 # In float32, because XLA:CPU cannot compile the sum of bfloat16 over devices.
                 last = lax.psum(jnp.where(is_last, x, 0).sum(1, keepdims=True, dtype=jnp.float32), PROMPT_AXIS)
                 return last.astype(x.dtype)[:, 0]
@@ -321,14 +316,8 @@ class Decoder:
 
         whole: Any = PartitionSpec()
         kv_spec: Any = PartitionSpec(None, None, None, PROMPT_AXIS)
-        sharded_prefill: Callable[..., PrefixCache] = shard_map(
-            prefill_shard,
-            in_specs=(whole, whole, whole, PartitionSpec(PROMPT_AXIS)),
-            out_specs=PrefixCache([(kv_spec, kv_spec)] * len(self.stacks), whole),
-            axis_names={PROMPT_AXIS},
-            check_vma=False,
-        )
-        return sharded_prefill(params, prompts, lengths - 1, positions)
+        out_specs = PrefixCache([(kv_spec, kv_spec)] * len(self.stacks), whole)
+        return map_over_positions(prefill_shard, out_specs, params, prompts, lengths - 1)
 
     def _prefill_tokens(
         self,
@@ -358,7 +347,7 @@ class Decoder:
         prompt_index: Int[Array, " b"] | None = None,
     ) -> Float[Array, "b t D"]:
         """Hidden states of tokens from `start_position` on. `prefix`: keys and values of g prompts by stack, of which
-        row i continues the `prompt_index[i]`-th; without one, tokens are whole sequences."""
+        row i continues the `prompt_index[i]`-th; without one, tokens are whole sequences, from position 0."""
         return self.forward_with_routers(params, tokens, start_position, prefix, prompt_index)[0]
 
     def forward_with_routers(
@@ -371,6 +360,9 @@ class Decoder:
         routers: RouterPass | None = None,
     ) -> tuple[Float[Array, "b t D"], list[Any]]:
         """`forward`, and what `routers` observes, by stack."""
+        if prefix is None and sharding.positions_are_split(jax.sharding.get_abstract_mesh()):
+            assert routers is None, "devices that share a sequence's positions do not collect its experts"
+            return self._forward_over_devices(params, tokens), []
 
         def attention(q: Array, k: Array, v: Array, window: int | None, prefix_kv: KV | None) -> Array:
             continued = None
@@ -383,6 +375,19 @@ class Decoder:
         first_tokens = slice(1) if prefix is None else None
         x, _, routed = self.run_layers(params, tokens, positions, attention, prefix, first_tokens, routers)
         return self.final_norm(params, x), routed
+
+    def _forward_over_devices(self, params: Params, tokens: Int[Array, "b t"]) -> Float[Array, "b t D"]:
+        """Hidden states of whole sequences, where a mesh splits positions over `sequence`."""
+
+        def forward_shard(params: Params, tokens: Array, token_positions: Array) -> Array:
+            def attention(q: Array, k: Array, v: Array, window: int | None, _: None) -> Array:
+                return sequence_sharded_attention(token_positions, q, k, v, window)
+
+            x = self.run_layers(params, tokens, token_positions, attention)[0]
+            return self.final_norm(params, x)
+
+        hidden = map_over_positions(forward_shard, PartitionSpec(None, PROMPT_AXIS), params, tokens)
+        return hidden[:, : tokens.shape[1]]
 
     def forward_prompts_and_responses(
         self,
@@ -448,6 +453,27 @@ class Decoder:
     def unembedding(self, params: Params) -> Unembedding:
         spec = self.architecture.unembedding
         return gather_unembedding(params[spec.name], spec)
+
+
+def map_over_positions(
+    function: Callable[..., Any], out_specs: Any, params: Params, tokens: Int[Array, "b t"], *inputs: Array
+) -> Any:
+    """function(params, tokens, token_positions, *inputs), of each device over `sequence` with its part of the tokens,
+    which are padded so that devices share them evenly."""
+    positions = jnp.arange(sharding.padded_positions(tokens.shape[1], jax.sharding.get_abstract_mesh()))
+
+    def of_device(positions: Array, params: Params, tokens: Array, *inputs: Array) -> Any:
+        # Every device has whole sequences: splitting them would move more than they are.
+        own_tokens = jnp.take(tokens, positions, axis=1, mode="clip")
+        token_positions = jnp.broadcast_to(positions[None], own_tokens.shape)
+        return function(params, own_tokens, token_positions, *inputs)
+
+    whole = PartitionSpec()
+    in_specs = (PartitionSpec(PROMPT_AXIS), whole, whole, *[whole] * len(inputs))
+    mapped: Callable[..., Any] = shard_map(
+        of_device, in_specs=in_specs, out_specs=out_specs, axis_names={PROMPT_AXIS}, check_vma=False
+    )
+    return mapped(positions, params, tokens, *inputs)
 
 
 def change_layers(stack: Stack, describe_again: Callable[[LayerDescription], LayerDescription]) -> Stack:

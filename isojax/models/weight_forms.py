@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int8
 
 from isojax.distributed.sharding import sum_over_experts
 from isojax.models.cpu import small_batch_matmul
-from isojax.models.layers.linear import Linear, add_bias
+from isojax.models.layers.linear import Linear, complete
 from isojax.models.layers.mixture import ExpertMLP, Routing, weights_by_expert
 from isojax.models.spec import Constant, LayerDescription, Spec, param, spec_of
 
@@ -37,15 +37,15 @@ class OutputMajor(nnx.Module):
         return self.linear.spec
 
     def __call__(self, x: Float[Array, "*b _"], first_tokens: None = None) -> Array:
-        return self.add_bias(self.product(x))
+        return self.complete(self.product(x))
 
     def product(self, x: Float[Array, "*b _"], first_tokens: None = None) -> Array:
         rows = self.spec.to_rows(x)
         dtype = jnp.float32 if self.linear.in_float32 else None
         return self.spec.from_rows(small_batch_matmul(rows, self.linear.weight[...], dtype), x)
 
-    def add_bias(self, y: Array) -> Array:
-        return self.linear.add_bias(y)
+    def complete(self, product: Array) -> Array:
+        return self.linear.complete(product)
 
 
 class Int8Linear(nnx.Module):
@@ -67,7 +67,7 @@ class Int8Linear(nnx.Module):
         return spec_of(self.values)
 
     def __call__(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
-        return self.add_bias(self.product(x))
+        return self.complete(self.product(x))
 
     def product(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
         """Sums are in x's precision, so that devices over `tensor` send no more than for other weights; the scale
@@ -80,8 +80,8 @@ class Int8Linear(nnx.Module):
         y = sums.astype(jnp.float32) * self.scale[...].reshape(1, -1)
         return self.spec.from_rows(y.astype(rows.dtype), x)
 
-    def add_bias(self, y: Array) -> Array:
-        return add_bias(y, self.bias)
+    def complete(self, product: Array) -> Array:
+        return complete(product, self.spec, self.bias)
 
 
 class StackedExperts(nnx.Module):

@@ -107,8 +107,8 @@ def test_decoding_adds_up_sums_and_gathers_no_prompt(one: list[list[int]]) -> No
 
 
 def test_rings_too_are_filled_from_split_prompts() -> None:
-    """A window of 5: of a prompt each device has 19 positions, and the ring the last 5. Shards prefill at times of their
-    own, so that no device may wait for all others, as it does in a permutation."""
+    """A window of 5: of a prompt each device has 19 positions, and the ring the last 5. Shards prefill at times of
+    their own, so that no device may wait for all others, as it does in a permutation."""
     sliding = CONFIG.model_copy(update={"family": "mistral", "options": {"window": 5}})
     decoder = Decoder(sliding, VOCAB)
     split = Sampling(EVERYWHERE, 1, decoder=decoder)

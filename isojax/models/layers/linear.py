@@ -1,13 +1,16 @@
 """Products with a matrix that may have several axes of inputs or of outputs, and LoRA's adapters beside it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
+from isojax.distributed.sharding import constrain_last_axes, devices_of_a_layer, keep_undivided_whole
 from isojax.models import fsdp
 from isojax.models.cpu import sum_in_blocks
 from isojax.models.spec import Constant, Init, Normal, Sizes, Spec, Uniform, param, spec_of
@@ -55,7 +58,7 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
         """[*b, *inputs] -> [*b, *outputs]. `first_tokens`: those that begin sequences, for `sum_in_blocks`."""
-        return self.add_bias(self.product(x, first_tokens))
+        return self.complete(self.product(x, first_tokens))
 
     def product(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
         rows = self.spec.to_rows(x)
@@ -70,8 +73,8 @@ class Linear(nnx.Module):
             y = sum_in_blocks(y, x, matrix, first_tokens)
         return y
 
-    def add_bias(self, y: Array) -> Array:
-        return add_bias(y, self.bias)
+    def complete(self, product: Array) -> Array:
+        return complete(product, self.spec, self.bias)
 
 
 class Float32Linear(Linear):
@@ -83,12 +86,24 @@ def float32_product(x: Float[Array, "r i"], w: Float[Array, "i o"]) -> Float[Arr
     return jnp.dot(x, w, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
 
 
-def add_bias(y: Array, bias: nnx.Param | None) -> Array:
-    """[*b, *outputs] and a bias [*outputs], where there is one."""
+def complete(y: Array, spec: Spec, bias: nnx.Param | None) -> Array:
+    """A product [*b, *outputs] with the matrix of this Spec, as devices have it; and a bias [*outputs], where there is
+    one."""
+    y = keep_undivided_whole(y, spec.outputs)
     if bias is None:
         return y
     values = bias[...]
     return y + values.reshape((1,) * (y.ndim - values.ndim) + values.shape)
+
+
+def split_fused(y: Float[Array, "*_"], ends: Sequence[int], axis: int) -> list[Array]:
+    """The products [*b, *outputs] of matrices that a checkpoint has as one, each by itself: those up to each of `ends`
+    along an axis, and the rest. As those of the whole matrix, each device has all of them."""
+    parts = jnp.split(y, ends, axis)
+    if devices_of_a_layer() == 1:
+        return parts
+    num_axes = y.ndim - axis % y.ndim
+    return [constrain_last_axes(part, PartitionSpec(*[None] * num_axes)) for part in parts]
 
 
 class Adapted(nnx.Module):
@@ -107,7 +122,7 @@ class Adapted(nnx.Module):
 
     def __call__(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
         product = self.base.product(x, first_tokens)
-        return self.base.add_bias(product + self.scale * self.b(self.a(x)))
+        return self.base.complete(product + self.scale * self.b(self.a(x)))
 
 
 def adapter_part(name: str, inputs: Sizes, outputs: Sizes, tensor: str, init: Init) -> Linear:
