@@ -55,8 +55,7 @@ class Attention(nnx.Module):
         self, x: Float[Array, "b t D"], rotations: Rotations, attend: Attend
     ) -> tuple[Float[Array, "b t D"], Any]:
         """The output projection, and what `attend` returns beside the mixed values."""
-        q, k, v = self.query(x), self.key(x), self.value(x)
-        q = keep_with_keys(q, k.shape[2])
+        q, k, v = whole_where_undivided(self.query(x), self.key(x), self.value(x))
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
 
