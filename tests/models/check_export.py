@@ -65,6 +65,16 @@ MODELS = {
     "mistral": ModelConfig(family="mistral", **SHAPE, options={"window": 9}),
     # transformers takes OLMo 2's head_dim to be width / heads
     "olmo2": ModelConfig(family="olmo2", **(SHAPE | {"head_dim": 8}), rope_base=5e5),
+    "qwen3_moe": ModelConfig(
+        family="qwen3_moe", **SHAPE, qk_norm=True, options={"experts": 6, "top_k": 2, "expert_mlp": 20}
+    ),
+    "qwen3_moe mixed": ModelConfig(
+        family="qwen3_moe",
+        **SHAPE,
+        qk_norm=True,
+        tied=True,
+        options={"experts": 5, "top_k": 3, "expert_mlp": 12, "renormalises": False, "dense_layers": [1]},
+    ),
     "gemma3": ModelConfig(family="gemma3", **(SHAPE | {"layers": 8}), rope_base=1e6, tied=True, options=GEMMA_OPTIONS),
 }
 
@@ -76,7 +86,8 @@ def random_params(config: ModelConfig, vocab: int) -> Any:
     def draw(path: Any, x: jax.ShapeDtypeStruct) -> np.ndarray:
         if path[-1].key.endswith("norm"):
             return rng.uniform(0.5, 1.5, x.shape).astype(np.float32)
-        fan_in = 1 if path[-1].key == "embed" else x.shape[1] if len(x.shape) > 2 else x.shape[0]
+        stacked = 2 if path[-1].key.startswith("expert_") else len(x.shape) > 2  # layers, and experts
+        fan_in = 1 if path[-1].key == "embed" else x.shape[stacked]
         gain = 4.0 if path[-1].key == "unembed" else 1.5
         return (gain * fan_in**-0.5 * rng.standard_normal(x.shape)).astype(np.float32)
 
