@@ -15,7 +15,8 @@ from jaxtyping import Array
 from isojax.core.config.model import LoraConfig
 from isojax.core.errors import InputError
 from isojax.models.layers.linear import ADAPTER_A, ADAPTER_B, Adapted, Linear
-from isojax.models.spec import Spec
+from isojax.models.layers.mixture import EXPERT_MATRICES, EXPERTS_TARGET, ExpertMLP
+from isojax.models.spec import Spec, spec_of
 from isojax.models.stack import stacks_of
 
 
@@ -24,13 +25,17 @@ def add_adapters(layer: Any, lora: LoraConfig) -> tuple[Any, list[Spec]]:
     specs_by_target: dict[str, list[Spec]] = {}
 
     def adapt(linear: Any) -> Any:
+        if isinstance(linear, ExpertMLP) and EXPERTS_TARGET in lora.targets:
+            with_adapters = linear.with_adapters(lora)
+            specs_by_target[EXPERTS_TARGET] = [spec_of(part) for part in with_adapters.adapters]
+            return with_adapters
         if not isinstance(linear, Linear) or linear.spec.adapts not in lora.targets:
             return linear
         adapted = Adapted(linear, lora.rank, lora.alpha)
         specs_by_target[linear.spec.adapts] = [adapted.a.spec, adapted.b.spec]
         return adapted
 
-    adapted_layer = jax.tree.map(adapt, layer, is_leaf=lambda x: isinstance(x, Linear))
+    adapted_layer = jax.tree.map(adapt, layer, is_leaf=lambda x: isinstance(x, (Linear, ExpertMLP)))
     if not specs_by_target:
         targets = ", ".join(lora.targets)
         raise InputError(f"cell.model.lora.targets = {targets}: a layer of this family has none of them.")
@@ -67,8 +72,10 @@ def merge_adapters(params: dict[str, Any], lora: LoraConfig | None) -> dict[str,
         if name + ADAPTER_A not in adapters:
             return w
         a, b = adapters[name + ADAPTER_A], adapters[name + ADAPTER_B]
-        layers, rank = len(w), lora.rank
-        product = jnp.einsum("lir,lro->lio", a.reshape(layers, -1, rank), b.reshape(layers, rank, -1))
+        matrices, rank = len(w), lora.rank
+        if name in EXPERT_MATRICES:
+            matrices *= w.shape[1]
+        product = jnp.einsum("lir,lro->lio", a.reshape(matrices, -1, rank), b.reshape(matrices, rank, -1))
         return w + (lora.alpha / rank) * product.reshape(w.shape)
 
     for stack, stack_adapters in adapters.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from safetensors.numpy import load_file
 
 from benchmarks.model_logprobs import PREFILLED, sample, whole_pass
 from isojax.core.config import ModelConfig, RLConfig, SamplingConfig
@@ -20,9 +22,11 @@ from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import shard_count, vocabulary_is_split
 from isojax.models.describe_sizes import describe_sizes
 from isojax.models.families.qwen3_moe import config_json, settings
+from isojax.models.hf.hf_export import save_adapter
 from isojax.models.kernels import tpu_experts
 from isojax.models.layers import mixture
 from isojax.models.layers.mixture import MixtureOfExperts, add_all_experts, add_own_experts
+from isojax.models.lora import merge_adapters, policy_params, split_adapters
 from isojax.models.spec import LayerDescription
 from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
@@ -67,10 +71,13 @@ def test_experts_equal_a_loop_over_tokens(renormalises: bool) -> None:
     )
 
 
-def test_the_cpus_products_are_those_of_each_rows_own_experts() -> None:
+@pytest.mark.parametrize("has_adapters", [False, True])
+def test_the_cpus_products_are_those_of_each_rows_own_experts(has_adapters: bool) -> None:
     """Of a device that has experts 1 and 2 of 4: values and gradients, also of rows of which neither is chosen."""
     rng = np.random.default_rng(2)
-    shapes = (2, D, F), (2, D, F), (2, F, D)
+    shapes = [(2, D, F), (2, D, F), (2, F, D)]
+    if has_adapters:  # of rank 3, to gate, up and down
+        shapes += [(2, D, 3), (2, 3, F), (2, D, 3), (2, 3, F), (2, F, 3), (2, 3, D)]
     weights = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
     rows = jnp.asarray(rng.normal(size=(6, D)), jnp.float32)
     chosen = jnp.array([[0, 1], [1, 2], [2, 0], [3, 0], [2, 1], [0, 3]])
@@ -143,13 +150,14 @@ def test_the_router_keeps_what_bfloat16_would_round_away() -> None:
 
 
 @cache
-def gradient_on(axes: str) -> Any:
+def gradient_on(axes: str, decoder: Decoder = DECODER) -> Any:
     """Of 8 prompts with 4 responses each, by the update's own gradient."""
     on = mesh(axes)
+    trained_axes, trained_shapes = decoder.trained(decoder.logical_axes()), decoder.trained(decoder.shapes())
     shapes = SamplerShapes([(8, 4)], shard_count(on), 8, 4, P, T, 4)
     sampling = SamplingConfig(prompt_length=P, response_length=T)
-    objective = PolicyObjective(DECODER, RLConfig(), sampling, vocabulary_is_split(on))
-    gradient = build_gradient(objective, shapes, on, DECODER.logical_axes(), DECODER.shapes())
+    objective = PolicyObjective(decoder, RLConfig(), sampling, vocabulary_is_split(on))
+    gradient = build_gradient(objective, shapes, on, trained_axes, trained_shapes)
 
     rng = np.random.default_rng(1)
     rollouts = 32
@@ -167,11 +175,17 @@ def gradient_on(axes: str) -> Any:
     loss_weights = LossWeights(jnp.asarray(weight), 0.1 * counted, unused, unused)
     inputs = PolicyInputs(zeros, zeros[..., :1], loss_weights)
     problems = jax.tree.map(lambda x: np.resize(x, (shapes.problem_rows, *x.shape[1:])), random_problems(8))
-    params = jax.device_put(DECODER.init(jax.random.key(3)), DECODER.shardings(on))
-    update = UpdateInputs(params, params, problems, make_coefficients(RLConfig()))
-    program = quick_jit(gradient, out_shardings=(DECODER.shardings(on), None))
+    # Of which no part of an adapter is 0, as its B is in the beginning.
+    params = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape), decoder.init(jax.random.key(3)))
+    params = jax.device_put(jax.tree.map(np.float32, params), decoder.shardings(on))
+    update = UpdateInputs(decoder.trained(params), base_of(decoder, params), problems, make_coefficients(RLConfig()))
+    program = quick_jit(gradient, out_shardings=(decoder.trained(decoder.shardings(on)), None))
     result, _ = program(update, ResponseBatch(jnp.asarray(tokens), mask, inputs), np.int32(8), np.int32(4))
     return jax.tree.map(np.asarray, result)
+
+
+def base_of(decoder: Decoder, params: Any) -> Any:
+    return params if decoder.config.lora is None else split_adapters(params)[1]
 
 
 @pytest.mark.parametrize(
@@ -349,3 +363,52 @@ def test_what_a_sampler_records_of_a_token() -> None:
     many = CONFIG.model_copy(update={"options": OPTIONS | {"experts": 257}})
     assert describe_sizes(many, VOCAB).recorded_bytes == 8
     assert describe_sizes(ModelConfig(), VOCAB).recorded_bytes == 0
+
+
+EXPERT_LORA = LoraConfig(rank=2, alpha=3.0, targets=("query", "experts"))
+
+
+def test_adapters_of_experts_are_what_is_added_to_their_matrices(tmp_path: Path) -> None:
+    """W + 3 / 2 A B, for each expert's gate, up and down. In PEFT's folder, each has two tensors of its own."""
+    config = CONFIG.model_copy(update={"lora": EXPERT_LORA})
+    decoder, rng = Decoder(config, VOCAB), np.random.default_rng(4)
+    adapters, base = split_adapters(decoder.init(jax.random.key(0)))
+    assert not np.any(adapters["blocks_1"]["expert_down_lora_b"]) and np.any(adapters["blocks_1"]["expert_down_lora_a"])
+    drawn = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), jnp.float32), adapters)
+    tokens, start = rng.integers(4, VOCAB, (2, 7)), np.zeros(2, np.int32)
+
+    adapted = quick_jit(lambda params: decoder.forward(params, tokens, start))(policy_params(drawn, base))
+    merged = {name: dict(w) if isinstance(w, dict) else w for name, w in base.items()}
+    for stack, parts in drawn.items():
+        for name in [name.removesuffix("_lora_a") for name in parts if name.endswith("_lora_a")]:
+            a, b, w = parts[f"{name}_lora_a"], parts[f"{name}_lora_b"], merged[stack][name]
+            flat = np.asarray(a) @ np.asarray(b).reshape(*a.shape[:-2], 2, -1)
+            merged[stack][name] = w + 1.5 * flat.reshape(w.shape)
+    expected = quick_jit(lambda params: decoder.base.forward(params, tokens, start))(merged)
+    np.testing.assert_allclose(adapted, expected, rtol=1e-4, atol=1e-4)
+    of_sampler = merge_adapters(policy_params(drawn, base), EXPERT_LORA)
+    np.testing.assert_allclose(of_sampler["blocks_1"]["expert_up"], merged["blocks_1"]["expert_up"], rtol=1e-5)
+
+    save_adapter(drawn, config, "base", tmp_path / "adapter")
+    stored = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    name = "base_model.model.model.layers.2.mlp.experts.3.gate_proj.lora_A.weight"
+    np.testing.assert_array_equal(stored[name], drawn["blocks_1"]["expert_gate_lora_a"][1, 3].T)
+    assert sum("experts" in name for name in stored) == 2 * E * 3 * 2  # layers, experts, matrices, A and B
+
+
+def test_adapters_of_experts_are_split_with_them() -> None:
+    config = CONFIG.model_copy(update={"lora": EXPERT_LORA})
+    shardings = Decoder(config, VOCAB).shardings(mesh("fsdp=2,tensor=4"))["blocks_1"]
+    assert tuple(shardings["expert_gate_lora_a"].spec) == (None, "tensor", "fsdp", None)
+    assert tuple(shardings["expert_gate_lora_b"].spec)[:2] == (None, "tensor")
+
+
+@pytest.mark.parametrize("axes", ["data=2,fsdp=2,tensor=2", "expert=4,tensor=2"])
+def test_the_gradient_of_experts_adapters_is_the_same_on_meshes(axes: str) -> None:
+    decoder = Decoder(CONFIG.model_copy(update={"lora": EXPERT_LORA}), VOCAB)
+    expected, found = gradient_on("auto", decoder), gradient_on(axes, decoder)
+    assert "expert_down_lora_b" in expected["blocks_1"] and "expert_down" not in expected["blocks_1"]
+    for want, have in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+        scale = np.abs(want).max()
+        assert scale > 0
+        np.testing.assert_allclose(have, want, atol=1e-4 * scale)

@@ -20,7 +20,7 @@ class RopeScaling(Section):
     original_max_position_embeddings: PositiveInt = 8192  # tokens of the original context
 
 
-LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down"]
+LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down", "experts"]
 
 
 class LoraConfig(Section):
@@ -29,7 +29,8 @@ class LoraConfig(Section):
 
     rank: Annotated[int, Field(gt=0, le=MAX_WIDTH)] = 16  # columns of A, rows of B
     alpha: PositiveFloat = 32.0  # alpha / rank scales the adapters
-    # Which matrices have adapters: the attention's query, key, value and out, the MLP's gate, up and down.
+    # Which matrices have adapters: the attention's query, key, value and out, the MLP's gate, up and down; and
+    # `experts`, the gate, up and down of each expert.
     targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] = (
         "query", "key", "value", "out", "gate", "up", "down"
     )  # fmt: skip

@@ -70,10 +70,10 @@ def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path,
         if not spec.is_adapter:
             continue
         value = np.asarray(adapters[stack][spec.name], np.float32)
-        for layer, name in enumerate(spec.tensor_names()):
-            stored = value[layer].reshape(spec.matrix_shape).T
+        of_each = value.reshape(-1, *spec.matrix_shape)  # layers, and experts
+        for matrix, name in zip(of_each, spec.tensor_names(), strict=True):
             module = parts_of_base + name.removeprefix("model.")
-            tensors[f"base_model.model.{module}"] = np.ascontiguousarray(stored, dtype)
+            tensors[f"base_model.model.{module}"] = np.ascontiguousarray(matrix.T, dtype)
     with new_model_folder(folder) as temp:
         settings = {
             "peft_type": "LORA",

@@ -1,5 +1,6 @@
 """A mixture of experts (arXiv:2101.03961): a router chooses k of E small MLPs for each token."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -10,15 +11,19 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from isojax.core.config import ModelConfig
+from isojax.core.config.model import LoraConfig
 from isojax.distributed.sharding import sum_over_experts, traced_platform
 from isojax.models.fsdp import all_gather_weight
 from isojax.models.layers.attention_layer import residual_gain
-from isojax.models.layers.linear import Float32Linear
-from isojax.models.spec import Normal, Sizes, Spec, param, spec_of
+from isojax.models.layers.linear import ADAPTER_A, ADAPTER_B, Float32Linear
+from isojax.models.spec import Constant, Normal, Sizes, Spec, Uniform, param, spec_of
 
 # Rows up to which all experts multiply all rows on any platform: the memory of a TPU or GPU takes longer to deliver a
 # weight in bfloat16 than its units to multiply so many rows by it.
 MAX_ROWS_OF_ALL_EXPERTS = 128
+
+EXPERTS_TARGET = "experts"  # in cell.model.lora.targets: adapters of each expert's three matrices
+EXPERT_MATRICES = ("expert_gate", "expert_up", "expert_down")
 
 EXPERT_PRODUCT = "expert_product"  # the name of products with the experts' first matrices, which a checkpoint may keep
 
@@ -37,7 +42,7 @@ class RouterShape(NamedTuple):
 
 
 class ExpertMLP(nnx.Module):
-    """The gated MLPs of E experts, whose matrices lie on one another."""
+    """The gated MLPs of E experts, whose matrices lie on one another, and their adapters where there are any."""
 
     def __init__(self, config: ModelConfig, hidden: int, experts: int, share: float):
         """`share`: of the experts, how many a token meets."""
@@ -54,29 +59,57 @@ class ExpertMLP(nnx.Module):
                     tensor=f"mlp.experts.{{expert}}.{tensor}.weight",
                     transposed=True,
                     share=share,
+                    adapts=EXPERTS_TARGET,
                 )
             )
 
-        self.gate = matrices("expert_gate", embed, mlp, "gate_proj", Normal(config.width))
-        self.up = matrices("expert_up", embed, mlp, "up_proj", Normal(config.width))
-        self.down = matrices("expert_down", mlp, embed, "down_proj", Normal(hidden, residual_gain(config)))
+        gate, up, down = EXPERT_MATRICES
+        self.gate = matrices(gate, embed, mlp, "gate_proj", Normal(config.width))
+        self.up = matrices(up, embed, mlp, "up_proj", Normal(config.width))
+        self.down = matrices(down, mlp, embed, "down_proj", Normal(hidden, residual_gain(config)))
+
+        self.adapter_scale = 0.0
+        self.adapters: list[nnx.Param] = nnx.data([])  # A and B of gate, up and down, where there are any
+
+    def with_adapters(self, lora: LoraConfig) -> "ExpertMLP":
+        """The same, with adapters of all three matrices."""
+        adapted: ExpertMLP = jax.tree.unflatten(jax.tree.structure(self), jax.tree.leaves(self))
+        adapted.adapter_scale = lora.alpha / lora.rank
+        adapters: list[nnx.Param] = []
+        for matrices in (self.gate, self.up, self.down):
+            adapters += make_adapter(spec_of(matrices), lora.rank)
+        adapted.adapters = nnx.data(adapters)
+        return adapted
 
     def __call__(self, rows: Float[Array, "r D"], routing: Routing) -> Float[Array, "r D"]:
         """What each row's experts make of it, added up by the router's weights."""
         return sum_over_experts(add_experts, self.gathered(), self.axes, rows, routing.experts, routing.weights)
 
     def gathered(self) -> list[Array]:
-        """Gate, up and down, [E D F] and [E F D], whole along the axis that fsdp splits."""
+        """Gate, up and down, [E D F] and [E F D], whole along the axis that fsdp splits; and their adapters, whose B
+        are scaled."""
         whole = []
-        for parameter in (self.gate, self.up, self.down):
-            spec = spec_of(parameter)
-            axis = spec.axes.index("embed")
-            whole.append(all_gather_weight(parameter[...], axis, spec.shape[axis], spec.axes))
+        for parameter in (self.gate, self.up, self.down, *self.adapters):
+            spec, w = spec_of(parameter), parameter[...]
+            if "embed" in spec.axes:
+                axis = spec.axes.index("embed")
+                w = all_gather_weight(w, axis, spec.shape[axis], spec.axes)
+            whole.append(w * self.adapter_scale if spec.name.endswith(ADAPTER_B) else w)
         return whole
 
     @property
     def axes(self) -> list[tuple[str, ...]]:
-        return [spec_of(parameter).axes for parameter in (self.gate, self.up, self.down)]
+        return [spec_of(parameter).axes for parameter in (self.gate, self.up, self.down, *self.adapters)]
+
+
+def make_adapter(of: Spec, rank: int) -> tuple[nnx.Param, nnx.Param]:
+    """A [E, inputs, rank] and B [E, rank, outputs], as those of a Linear begin (linear.py)."""
+    tensor, between = of.tensor.removesuffix(".weight"), (("rank", rank),)
+    begin_a, begin_b = Uniform(of.matrix_shape[0] ** -0.5), Constant(0.0)
+    part = replace(of, adapts="", is_adapter=True)
+    a = replace(part, name=of.name + ADAPTER_A, outputs=between, init=begin_a, tensor=f"{tensor}.lora_A.weight")
+    b = replace(part, name=of.name + ADAPTER_B, inputs=between, init=begin_b, tensor=f"{tensor}.lora_B.weight")
+    return param(a), param(b)
 
 
 class MixtureOfExperts(nnx.Module):
@@ -138,7 +171,8 @@ def add_experts(
     chosen: Int[Array, "r k"],
     chosen_weights: Float[Array, "r k"],
 ) -> Float[Array, "r D"]:
-    """What the experts from `first_expert` on, whose matrices are `weights`, add to the rows that chose them."""
+    """What the experts from `first_expert` on, whose matrices are `weights`, add to the rows that chose them. Adapters
+    may follow the three matrices."""
     # XLA:CPU computes products of each expert's rows expert by expert for all rows, so that it is faster to multiply
     # all experts' matrices at once. So it is elsewhere for few rows, which choose most experts together.
     #
@@ -157,7 +191,7 @@ def add_own_experts(
     chosen_weights: Float[Array, "r k"],
 ) -> Float[Array, "r D"]:
     """`add_experts` by products of each expert's rows with its matrices."""
-    gate, up, down = weights
+    gate, up, down, *adapters = weights
     count, k = gate.shape[0], chosen.shape[1]
 
     # Each row comes k times. Sorted by expert, each expert's rows are together, and those of experts elsewhere come
@@ -172,10 +206,21 @@ def add_own_experts(
     x = jnp.where(sorted_here, rows[order // k], 0)
     weight = jnp.where(sorted_here, chosen_weights.reshape(-1)[order][:, None], 0).astype(rows.dtype)
 
+    def product(x: Array, matrices: Array) -> Array:
+        return lax.ragged_dot(x, matrices, group_sizes)
+
+    def add_adapter(y: Array, x: Array, number: int) -> Array:
+        """y with x A B of gate (0), up (1) or down (2)."""
+        if not adapters:
+            return y
+        a, b = adapters[2 * number : 2 * number + 2]
+        return y + product(product(x, a), b)
+
     # Weighted before the last product, so that no gradient needs what comes out of it.
-    gate_out = checkpoint_name(lax.ragged_dot(x, gate, group_sizes), EXPERT_PRODUCT)
-    up_out = checkpoint_name(lax.ragged_dot(x, up, group_sizes), EXPERT_PRODUCT)
-    outputs = lax.ragged_dot(jax.nn.silu(gate_out) * up_out * weight, down, group_sizes)
+    gate_out = add_adapter(checkpoint_name(product(x, gate), EXPERT_PRODUCT), x, 0)
+    up_out = add_adapter(checkpoint_name(product(x, up), EXPERT_PRODUCT), x, 1)
+    weighted = jax.nn.silu(gate_out) * up_out * weight
+    outputs = add_adapter(product(weighted, down), weighted, 2)
 
     # Back in the order of rows, and each row's k added up.
     by_choice = jnp.where(is_here[:, None], outputs[jnp.argsort(order)], 0)
@@ -190,15 +235,25 @@ def add_all_experts(
     chosen_weights: Float[Array, "r k"],
 ) -> Float[Array, "r D"]:
     """`add_experts` by products of all rows with all experts' matrices, those of experts not chosen times 0."""
-    gate, up, down = weights
+    gate, up, down, *adapters = weights
     expert_weights = weights_by_expert(first_expert, len(gate), chosen, chosen_weights).astype(rows.dtype)
 
     def of_each(matrices: Array) -> Array:
         return jnp.einsum("rd,edf->erf", rows, matrices)
 
+    gate_out, up_out = of_each(gate), of_each(up)
+    if adapters:
+        gate_a, gate_b, up_a, up_b = adapters[:4]
+        gate_out = gate_out + jnp.einsum("erk,ekf->erf", of_each(gate_a), gate_b)
+        up_out = up_out + jnp.einsum("erk,ekf->erf", of_each(up_a), up_b)
+
     # The last product sums over the experts too. Reshaped to one matrix, `down` would be copied by a TPU.
-    weighted = jax.nn.silu(of_each(gate)) * of_each(up) * expert_weights.T[..., None]
-    return jnp.einsum("erf,efd->rd", weighted, down)
+    weighted = jax.nn.silu(gate_out) * up_out * expert_weights.T[..., None]
+    out = jnp.einsum("erf,efd->rd", weighted, down)
+    if adapters:
+        down_a, down_b = adapters[4:]
+        out = out + jnp.einsum("erk,ekd->rd", jnp.einsum("erf,efk->erk", weighted, down_a), down_b)
+    return out
 
 
 def weights_by_expert(
