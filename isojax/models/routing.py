@@ -51,6 +51,7 @@ def run_with_router(
     if routers.replays:
         mixture.replayed = chosen
     result = run()
+    assert mixture.routing is not None, "the layer's MLP was not called"
     return result, routers.observe(mixture.routing, chosen)
 
 
@@ -116,7 +117,7 @@ def join_choices(stacks: Sequence[Stack], by_stack: StackChoices) -> Int[Array, 
     return jnp.stack([by_layer[layer] for layer in sorted(by_layer)], 2)
 
 
-def to_recorded(routing: Routing, sampled: None) -> Int[Array, "r k"]:
+def to_recorded(routing: Routing, sampled: Array | None) -> Int[Array, "r k"]:
     """What a sampler records of a layer: the experts' numbers, as small as they may be stored."""
     return routing.experts.astype(recorded_dtype(routing.logits.shape[1]))
 

@@ -39,7 +39,8 @@ from isojax.rl.losses import Clip
 from isojax.rl.metric import Reduction
 from isojax.sampling.batch import ProblemArrays
 
-MetricSums = dict[str, Array]  # of tokens, in the order of `Objective.metric_reductions`
+# Of tokens, in the order of `Objective.metric_reductions`; and RoutingSums by the key ROUTING, where routers are read.
+MetricSums = dict[str, Any]
 
 
 class Coefficients(NamedTuple):
@@ -159,7 +160,7 @@ def read_routers(routers: Routers, prompts: PromptTokens | None, microbatch: Mic
     is_counted = microbatch.mask.any(-1).astype(jnp.int32)
     responses = jnp.zeros(len(prompts.lengths), jnp.int32).at[microbatch.prefix_entry].add(is_counted)
     of_prompts = weigh_prompt_tokens(prompts.lengths, responses, prompts.prompts.shape[1])
-    if experts is not None:
+    if experts is not None and prompts.experts is not None:
         experts = join_rows(prompts.experts, experts)
     return routers.read(join_rows(of_prompts, weights), experts)
 

@@ -137,15 +137,15 @@ class Engine:
         answers: of each slot's problem, where the task replies on device. recording: where experts are recorded, the
         buffer [rows T l k] of those of responses, which is returned, and each slot's row in it."""
         at_first_token = slots.t == 0
-        experts, row = (None, None) if recording is None else recording
+        experts = None if recording is None else recording[0]
 
         def run_layers(carry: tuple[Array, Array, KVCache, Any]) -> tuple[Array, Array, KVCache, Any]:
             _, _, cache, experts = carry
             t = jnp.maximum(slots.t - 1, 0)
-            if experts is None:
+            if recording is None:
                 return jnp.bool_(True), *self.decoding.step(weights, cache, slots.token, slots.position, t), None
             hidden, cache, of_token = self.decoding.step_with_experts(weights, cache, slots.token, slots.position, t)
-            written_row = jnp.where(at_first_token | done, len(experts), row)
+            written_row = jnp.where(at_first_token | done, len(experts), recording[1])
             return jnp.bool_(True), hidden, cache, experts.at[written_row, t].set(of_token, mode="drop")
 
         # A loop of no steps where all slots draw first tokens, for which no layer is run.

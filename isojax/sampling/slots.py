@@ -139,6 +139,7 @@ def prefill(
             entries, block_last_hidden = decoding.prefill(stacked_params, prompts, lengths)
         else:
             entries, block_last_hidden, experts = decoding.prefill_with_experts(stacked_params, prompts, lengths)
+            assert experts is not None, "a table of experts is of a model that has some"
             table_experts = lax.dynamic_update_slice_in_dim(table_experts, experts, entry, 0)
         prefix_table = decoding.store_entries(prefix_table, entries, entry)
         last_hidden = lax.dynamic_update_slice_in_dim(last_hidden, block_last_hidden, entry, 0)

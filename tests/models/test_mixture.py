@@ -375,7 +375,7 @@ def test_adapters_of_experts_are_what_is_added_to_their_matrices(tmp_path: Path)
     adapters, base = split_adapters(decoder.init(jax.random.key(0)))
     assert not np.any(adapters["blocks_1"]["expert_down_lora_b"]) and np.any(adapters["blocks_1"]["expert_down_lora_a"])
     drawn = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), jnp.float32), adapters)
-    tokens, start = rng.integers(4, VOCAB, (2, 7)), np.zeros(2, np.int32)
+    tokens, start = jnp.asarray(rng.integers(4, VOCAB, (2, 7))), jnp.zeros(2, jnp.int32)
 
     adapted = quick_jit(lambda params: decoder.forward(params, tokens, start))(policy_params(drawn, base))
     merged = {name: dict(w) if isinstance(w, dict) else w for name, w in base.items()}

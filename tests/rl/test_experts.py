@@ -71,11 +71,11 @@ def chosen_experts(seed: int | None) -> tuple[np.ndarray, np.ndarray]:
     for row, length in enumerate(prompt_lengths):
         rows[row, :length] = given["prompts"][row // N, :length]
         rows[row, length : length + T] = given["tokens"][row]
-    start = np.zeros(len(rows), np.int32)
+    tokens, start = jnp.asarray(rows), jnp.zeros(len(rows), jnp.int32)
 
     @quick_jit
     def route(params: Any) -> Any:
-        _, routed = DECODER.forward_with_routers(params, rows, start, routers=RouterPass(to_recorded))
+        _, routed = DECODER.forward_with_routers(params, tokens, start, routers=RouterPass(to_recorded))
         of_rows = [x if x is None else x.reshape(len(x), *rows.shape, K) for x in routed]
         return join_choices(DECODER.stacks, of_rows)
 
@@ -86,10 +86,15 @@ def chosen_experts(seed: int | None) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def gradient_of(
-    axes: str, microbatch: int, rl: RLConfig, experts_seed: int | None = None, records: bool = False
+    axes: str,
+    microbatch: int,
+    balance: float = 0.0,
+    replays: bool = False,
+    experts_seed: int | None = None,
+    records: bool = False,
 ) -> Any:
     """(gradient, metrics) of the update without advantages, so that the loss is that of experts alone."""
-    on, given = mesh(axes), reference()
+    on, given, rl = mesh(axes), reference(), RLConfig(expert_balance=balance, replay_experts=replays)
     shapes = SamplerShapes([(PROBLEMS, N)], shard_count(on), 8, microbatch, P, T, prefill_batch=4)
     sampling = SamplingConfig(prompt_length=P, response_length=T)
     objective = PolicyObjective(DECODER, rl, sampling, on.shape["tensor"] > 1)
@@ -113,7 +118,7 @@ def gradient_of(
     return jax.tree.map(np.asarray, result), values(jax.tree.map(float, metrics))
 
 
-BALANCE = RLConfig(expert_balance=0.5)
+BALANCE = 0.5
 
 
 @pytest.mark.parametrize(
@@ -159,7 +164,7 @@ def _entries(name: str, spec: Any) -> list[tuple[tuple[str, ...], Any]]:
 
 def test_metrics_of_the_routers() -> None:
     """Against numpy, from the router's probabilities of every token of whole sequences."""
-    _, metrics = gradient_of("auto", IN_BLOCKS, RLConfig(), records=True)
+    _, metrics = gradient_of("auto", IN_BLOCKS, records=True)
     given = reference()
     experts = np.concatenate(chosen_experts(None), 1)
     real = np.arange(P)[None] < given["prompt_lengths"].repeat(N)[:, None]
@@ -178,7 +183,7 @@ def test_agreement_counts_tokens_whose_experts_are_all_the_same() -> None:
     real = np.concatenate([real, np.arange(T)[None] < given["lengths"][:, None] - 1], 1)
     same = (np.sort(own, -1) == np.sort(other, -1)).all(-1)
     for microbatch in (IN_BLOCKS, TOGETHER):
-        _, metrics = gradient_of("auto", microbatch, RLConfig(), experts_seed=3, records=True)
+        _, metrics = gradient_of("auto", microbatch, experts_seed=3, records=True)
         assert metrics["expert_agreement"] == pytest.approx(same[real].mean(), rel=1e-5)
     assert 0 < same[real].mean() < 0.2
 
@@ -186,14 +191,13 @@ def test_agreement_counts_tokens_whose_experts_are_all_the_same() -> None:
 @pytest.mark.parametrize("microbatch", [IN_BLOCKS, TOGETHER])
 def test_replayed_experts_are_those_of_the_loss(microbatch: int) -> None:
     """With its own choices replayed, the gradient is as without; with others, f counts those."""
-    replay = BALANCE.model_copy(update={"replay_experts": True})
     gradient, metrics = gradient_of("auto", microbatch, BALANCE)
-    replayed, replayed_metrics = gradient_of("auto", microbatch, replay, records=True)
+    replayed, replayed_metrics = gradient_of("auto", microbatch, BALANCE, replays=True, records=True)
     assert replayed_metrics["expert_balance"] == pytest.approx(metrics["expert_balance"], rel=1e-6)
     for have, want in zip(jax.tree.leaves(replayed), jax.tree.leaves(gradient), strict=True):
         np.testing.assert_allclose(have, want, atol=1e-6 * max(np.abs(want).max(), 1e-3))
 
-    _, others = gradient_of("auto", microbatch, replay, experts_seed=3, records=True)
+    _, others = gradient_of("auto", microbatch, BALANCE, replays=True, experts_seed=3, records=True)
     real = np.arange(P)[None] < reference()["prompt_lengths"].repeat(N)[:, None]
     real = np.concatenate([real, np.arange(T)[None] < reference()["lengths"][:, None] - 1], 1)
     counts = np.bincount(np.concatenate(chosen_experts(3), 1)[real].ravel(), minlength=E)
@@ -202,9 +206,9 @@ def test_replayed_experts_are_those_of_the_loss(microbatch: int) -> None:
 
 def test_settings_of_experts_are_refused_where_they_do_nothing() -> None:
     assert sparse_layers(DECODER.stacks) == [0, 2, 3]
-    check_experts(BALANCE, DECODER, mesh("data=2,tensor=2"))
+    check_experts(RLConfig(expert_balance=BALANCE), DECODER, mesh("data=2,tensor=2"))
     check_experts(RLConfig(), device.DECODER, mesh("sequence=2"))
     with pytest.raises(InputError, match=r"cell\.rl\.expert_balance: the policy of family tiny has no experts"):
-        check_experts(BALANCE, device.DECODER, mesh())
+        check_experts(RLConfig(expert_balance=BALANCE), device.DECODER, mesh())
     with pytest.raises(InputError, match=r"cell\.rl\.replay_experts on a mesh with sequence=2"):
         check_experts(RLConfig(replay_experts=True), DECODER, mesh("sequence=2"))

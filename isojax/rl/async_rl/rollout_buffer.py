@@ -22,7 +22,14 @@ from isojax.distributed.sharding import ROLLOUT_AXES, Program, replicated, shape
 from isojax.models.transformer import Decoder, Params
 from isojax.rl.experts import records_experts
 from isojax.sampling import stream
-from isojax.sampling.batch import ProblemArrays, Rollouts, SamplingBatch, make_shard_slice, problem_shapes
+from isojax.sampling.batch import (
+    ProblemArrays,
+    Rollouts,
+    RoutedRollouts,
+    SamplingBatch,
+    make_shard_slice,
+    problem_shapes,
+)
 from isojax.sampling.engine import SamplerWeights, build_engine
 from isojax.sampling.slots import SamplerState, work_items
 from isojax.tasks.task import Task, is_on_device
@@ -119,7 +126,7 @@ class SamplerPrograms:
         described = str(shapes).replace(", table_experts=None, group_experts=None", "")
         return crc32(f"{sizes} {described}".encode())
 
-    def batch_shapes(self) -> Rollouts:
+    def batch_shapes(self) -> Rollouts | RoutedRollouts:
         """The shapes of a batch's rollouts as `extract_batch` returns them."""
         state = jax.eval_shape(self.init_state.jitted)
         return jax.eval_shape(self.extract_batch.jitted, state.outputs, 0)
@@ -158,7 +165,7 @@ class SamplerPrograms:
         outputs = ChunkOutputs(finished_rows, slot_rows, slots.t, slots.tokens)
         return stream.add_shard_axis(state), jax.tree.map(lambda x: x[None], outputs)
 
-    def _extract_batch(self, ring_rollouts: tuple[Array, ...], first_row: Array) -> Rollouts:
+    def _extract_batch(self, ring_rollouts: tuple[Array, ...], first_row: Array) -> Rollouts | RoutedRollouts:
         """A batch's rows of the ring, from `first_row` on: [S, rows_per_shard, ...]."""
         batch_rows = tuple(lax.dynamic_slice_in_dim(x, first_row, self.rows_per_shard, 1) for x in ring_rollouts)
         return self.engine.to_rollouts(batch_rows)
