@@ -24,6 +24,8 @@ from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.metric import values
 from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
 from isojax.sampling.batch import ProblemArrays
+from isojax.sampling.engine import build_engine
+from isojax.tasks.protocol import StopConditions
 from tests import device
 from tests.device import mesh, quick_jit, scatter
 from tests.models.agreement import from_checkpoint
@@ -202,6 +204,23 @@ def test_replayed_experts_are_those_of_the_loss(microbatch: int) -> None:
     real = np.concatenate([real, np.arange(T)[None] < reference()["lengths"][:, None] - 1], 1)
     counts = np.bincount(np.concatenate(chosen_experts(3), 1)[real].ravel(), minlength=E)
     assert others["expert_share_max"] == pytest.approx(counts.max() / counts.sum(), rel=1e-6)
+
+
+def test_a_samplers_state_without_experts_is_what_older_runs_have_saved() -> None:
+    """Its arrays have the paths that a checkpoint's checksums name, and the text that a layout's checksum is of."""
+    shapes = SamplerShapes([(PROBLEMS, N)], 1, 8, IN_BLOCKS, P, T, prefill_batch=4)
+    sampling = SamplingConfig(prompt_length=P, response_length=T)
+
+    def state(decoder: Decoder, records: bool) -> Any:
+        engine = build_engine(decoder, shapes, mesh(), sampling, StopConditions((), None), records_experts=records)
+        return jax.eval_shape(engine.init_state, jax.ShapeDtypeStruct((), "int32"))
+
+    dense, recorded = state(device.DECODER, records=True), state(DECODER, records=True)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(dense)]
+    assert paths[0] == ".outputs[0]" and ".queue.next_item" in paths and not any("experts" in path for path in paths)
+    assert str(dense).endswith(", table_experts=None, group_experts=None)") and len(dense.outputs) == 5
+    assert [x.shape[1:] for x in recorded.outputs[5:]] == [(P, 3, K), (T, 3, K)]
+    assert len(state(DECODER, records=False).outputs) == 5
 
 
 def test_settings_of_experts_are_refused_where_they_do_nothing() -> None:

@@ -122,7 +122,7 @@ class RolloutWorker:
             "tokens_by_version": {str(b): _map_keys(str, counts) for b, counts in self.tokens_by_version.items()},
         }
         arrays = {
-            "state": {name: x for name, x in self.state._asdict().items() if x is not None},
+            "state": self.state,
             # Orbax saves no empty array, such as the answers of a text task.
             "problem_ring": {name: x for name, x in self.ring.problems._asdict().items() if x.size},
             "key_ring": self.ring.keys,
@@ -135,7 +135,7 @@ class RolloutWorker:
         on_all, (_, arrays) = replicated(self.programs.mesh), self.save()
         template = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else shape_on(on_all, x.shape, x.dtype), arrays)
         restored = restore_arrays(template)
-        self.state, self.previous_slots = SamplerState(**restored["state"]), np.array(restored["previous_slots"])
+        self.state, self.previous_slots = restored["state"], np.array(restored["previous_slots"])
         problems = {name: np.array(x) for name, x in restored["problem_ring"].items()}
         self.ring = ProblemRing(self.ring.problems._replace(**problems), keys=np.array(restored["key_ring"]))
         self.job = self.job._replace(first_batch=meta["first_batch"])
