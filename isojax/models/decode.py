@@ -23,7 +23,7 @@ from isojax.core.shapes import PALLAS
 from isojax.distributed.sharding import with_logical_constraint
 from isojax.models import attention, cpu
 from isojax.models.attention import SlotHeads, SlotInts, SlotPositions, SlotQueries, ring_positions
-from isojax.models.layers.mixture import MAX_ROWS_OF_ALL_EXPERTS
+from isojax.models.layers.mixture import EXPERTS_TARGET, MAX_ROWS_OF_ALL_EXPERTS
 from isojax.models.layers.unembedding import VOCAB
 from isojax.models.lora import merge_adapters
 from isojax.models.routing import RouterPass, join_choices, run_with_router, to_recorded
@@ -152,9 +152,12 @@ class Decoding:
 
     @property
     def _experts_stay_stacked(self) -> bool:
-        """Whether a kernel reads a layer's experts where they lie, as all multiply all slots."""
+        """Whether a kernel reads a layer's experts where they lie, as all multiply all slots. It knows no adapters."""
         has_kernels = self.decoder.options.decode_attention in PALLAS
-        return has_kernels and not self.unrolled_layers and self.slots <= MAX_ROWS_OF_ALL_EXPERTS
+        lora = self.decoder.config.lora
+        has_adapters = lora is not None and EXPERTS_TARGET in lora.targets and not self._merges_adapters
+        few_rows = self.slots <= MAX_ROWS_OF_ALL_EXPERTS
+        return has_kernels and not self.unrolled_layers and few_rows and not has_adapters
 
     def cast_weights(self, params: Params) -> Params:
         """The parameters, with adapters merged in float32, in the precision that `step` reads them in. int8 values are

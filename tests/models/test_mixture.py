@@ -20,6 +20,7 @@ from isojax.core.config.model import LoraConfig
 from isojax.core.errors import InputError
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import shard_count, vocabulary_is_split
+from isojax.models.decode import Decoding
 from isojax.models.describe_sizes import describe_sizes
 from isojax.models.families.qwen3_moe import config_json, settings
 from isojax.models.hf.hf_export import save_adapter
@@ -29,6 +30,7 @@ from isojax.models.layers.mixture import MixtureOfExperts, add_all_experts, add_
 from isojax.models.lora import merge_adapters, policy_params, split_adapters
 from isojax.models.spec import LayerDescription
 from isojax.models.transformer import ComputeOptions, Decoder
+from isojax.models.weight_forms import StackedExperts
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
 from tests.device import VOCAB, P, T, mesh, quick_jit, random_problems
@@ -412,3 +414,19 @@ def test_the_gradient_of_experts_adapters_is_the_same_on_meshes(axes: str) -> No
         scale = np.abs(want).max()
         assert scale > 0
         np.testing.assert_allclose(have, want, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize(
+    ("targets", "compute", "stays"),
+    [
+        (("query",), "bfloat16", True),
+        (("query", "experts"), "bfloat16", False),
+        (("query", "experts"), "float32", True),  # merged
+    ],
+)
+def test_the_kernel_of_experts_is_not_for_adapters(targets: Any, compute: str, stays: bool) -> None:
+    config = CONFIG.model_copy(update={"lora": LoraConfig(rank=2, targets=targets)})
+    decoder = Decoder(config, VOCAB).with_options(ComputeOptions(compute, decode_attention="interpret"))
+    decoding = Decoding(decoder, 4, 1, P, T, unrolled_layers=False)
+    layer = decoding._layers["blocks_1"].layer
+    assert isinstance(layer.mlp.experts, StackedExperts) == stays
