@@ -122,13 +122,15 @@ def _to_int8(x: Float[Array, "*b H"]) -> tuple[Float[Array, "*b H"], Float[Array
 def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
     """One step, for the S slots of a group: q, out [S K G H]; where all slots write and up to where they read, and the
     same of the group's [S K G 1]; new keys and values [S K H]; the whole cache; two blocks of it for each slot
-    [2 S K ...], and its tile that is written back."""
+    [2 S K ...], and its tile that is written back; of an int8 cache what the new ones are rounded to, [S K H] and
+    [S K 1]."""
     arrays = 4 if scaled else 2
     in_order = iter(refs)
     layer, written, last, group, block, steps, q, group_written, group_last = itertools.islice(in_order, 9)
     counts = (2, arrays, 1, arrays, arrays, arrays)  # the cache comes as an input and as an output, which is used
     new_kv, _, (out,), cache, buffers, tiles = (tuple(itertools.islice(in_order, count)) for count in counts)
-    max_score, normalizer, weighted_sum, read_done, write_done = in_order
+    max_score, normalizer, weighted_sum, read_done, write_done, *rounded = in_order
+    to_cache = rounded if scaled else new_kv
     (S, K, G, H), core, step = q.shape, pl.program_id(0), pl.program_id(1)
 
     def slot(step: Any, s: int) -> Any:
@@ -165,15 +167,10 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
         return pltpu.make_async_copy(tiles[a].at[s], destination, write_done.at[a, s])
 
     def start_writes(s: int, position: Any) -> None:
-        new = [x[s] for x in new_kv]
-        if scaled:
-            (k, k_scale), (v, v_scale) = (_to_int8(x) for x in new)
-            new = [k, v, k_scale, v_scale]
-
         for a in range(arrays):
             offset, width = position % layout.block_positions, tile_width(a)
             old = _at_positions(layout, buffers[a].at[step % 2, s], offset // width * width, width)
-            tiles[a][s] = _with_new_position(layout, old[...], new[a], offset % width)
+            tiles[a][s] = _with_new_position(layout, old[...], to_cache[a][s], offset % width)
             write(a, s, position).start()
 
     def finish_writes(s: int, position: Any) -> None:
@@ -202,6 +199,8 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
             k, v = (x[...].astype(jnp.float32) for x in new_kv)
             if scaled:  # the token is to see itself as later ones will
                 (k, k_scale), (v, v_scale) = _to_int8(k), _to_int8(v)
+                for kept, x in zip(rounded, (k, v, k_scale, v_scale), strict=True):
+                    kept[...] = x
                 k, v = k * k_scale, v * v_scale
             k, v = (x.reshape(S * K, 1, H) for x in (k, v))
             max_score[...] = (query.astype(jnp.float32) * k).sum(-1, keepdims=True)
@@ -282,6 +281,7 @@ def flash_decode(
                 *(column, column, pltpu.VMEM((S * K, G, H), jnp.float32)),
                 pltpu.SemaphoreType.DMA((2, len(cache), S)),
                 pltpu.SemaphoreType.DMA((len(cache), S)),
+                *(pltpu.VMEM((S, K, width), jnp.float32) for width in (H, H, 1, 1)[: 4 if scaled else 0]),
             ],
         ),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (grouped_queries, *cache)],
