@@ -147,7 +147,7 @@ def kernel_cost(
     P, T, H = sampling.prompt_length, sampling.response_length, attention.head_dim
     held = min(P + T, attention.window or P + T)
     C, dtype = cache_positions("pallas", held), jnp.dtype(cell.precision.cache)
-    cache = (jax.ShapeDtypeStruct((1, R, K, *((H, C) if H % 128 else (C, H))), dtype),)
+    cache: Any = (jax.ShapeDtypeStruct((1, R, K, *((H, C) if H % 128 else (C, H))), dtype),)
     last = np.minimum(np.random.default_rng(0).integers(P, P + T, (DRAWS, R)), held - 1)
 
     layout = cache_layout(cache, H)

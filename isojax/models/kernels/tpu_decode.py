@@ -249,9 +249,10 @@ def flash_decode(
     (R, N, H), K, layout = q.shape, cache[0].shape[2], cache_layout(cache, q.shape[2])
     S, G = layout.group_slots, N // K
     grouped_queries = (q * H**-0.5).astype(q.dtype).reshape(R, K, G, H)
-    scaled = len(cache) > 2
+    stored, scaled = cache[0].dtype, len(cache) > 2
     # An int8 cache's are rounded once: XLA leaves products that become float32 as they are.
-    new_kv = tuple(x.astype(jnp.float32 if scaled else cache[0].dtype) for x in new_kv)
+    dtype = jnp.float32 if scaled else stored
+    new_kv = new_kv[0].astype(dtype), new_kv[1].astype(dtype)
     columns = (jnp.broadcast_to(x[:, None, None, None], (R, K, G, 1)) for x in (written, last))
     operands = grouped_queries, *columns, *new_kv
 
@@ -268,7 +269,7 @@ def flash_decode(
 
     in_memory, column = pl.BlockSpec(memory_space=pl.ANY), pltpu.VMEM((S * K, G, 1), jnp.float32)
     tile_widths = [layout.tile_positions if x.ndim == 5 else TILE_WIDTH for x in cache]
-    out, *written = pl.pallas_call(
+    out, *updated = pl.pallas_call(
         functools.partial(_decode_kernel, layout, scaled),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=SCALARS,
@@ -290,4 +291,4 @@ def flash_decode(
         interpret=interpret,
         name="flash_decode",
     )(layer.reshape(1), written, last, *live, *operands, *cache)
-    return out.reshape(R, N, H), tuple(written)
+    return out.reshape(R, N, H), tuple(updated)
