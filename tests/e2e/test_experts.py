@@ -1,4 +1,4 @@
-"""A mixture of experts from end to end: it learns the small task."""
+"""A mixture of experts from end to end: it learns the small task, and is the same on 1 and 8 devices."""
 
 from __future__ import annotations
 
@@ -37,6 +37,20 @@ def test_a_mixture_of_experts_learns_as_the_dense_policy_does(isojax: Isojax) ->
         assert row["train"]["expert_agreement"] == 1.0 and 0.25 <= row["train"]["expert_share_max"] <= 0.5
         assert 0 < row["train"]["router_entropy"] < np.log(4)
     assert not any("expert" in key for row in isojax.rows(CELL, "dense")[1:] for key in row["train"])
+
+
+@pytest.mark.slow
+def test_a_cell_of_experts_on_eight_devices(isojax: Isojax) -> None:
+    """As of dense models (test_mesh.py): C and targets are the same, and evaluations differ by rounding alone."""
+    words = (*MOE, "sweep.budget=200", "cell.rl.expert_balance=0.01", "cell.rl.replay_experts=true")
+    isojax.swept("train", *words, "name=one", XLA_FLAGS=flags(AS_USERS_DO))
+    isojax.swept("train", *words, "name=eight", "--mesh", "data=4,tensor=2", XLA_FLAGS=flags(AS_USERS_DO))
+    one, eight = isojax.rows(CELL, "one"), isojax.rows(CELL, "eight")
+    assert [(row["target"], row["M"]) for row in one] == [(row["target"], row["M"]) for row in eight]
+    assert np.abs(np.subtract(one[0]["counts"], eight[0]["counts"])).sum() <= 3  # of 320 rollouts
+    for key in ("expert_balance", "router_entropy", "loss"):
+        assert eight[1]["train"][key] == pytest.approx(one[1]["train"][key], abs=2e-3), key
+    assert eight[1]["train"]["sampler_logp_gap"] < 1e-4
 
 
 def test_a_dense_model_has_no_experts_to_replay(isojax: Isojax) -> None:
