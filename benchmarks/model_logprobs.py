@@ -155,8 +155,9 @@ def whole_pass(decoder: Any, mesh: Any, params: Any, given: Sequences) -> Any:
     return np.asarray(on_shards(of_shard, decoder, mesh)(params, *given))
 
 
-def sample(decoder: Any, mesh: Any, params: Any, given: Sequences) -> Sampled:
-    """What the sampler's steps make of the tokens after the prefilled ones, and then of the most likely ones."""
+def sample(decoder: Any, mesh: Any, params: Any, given: Sequences, platform: str | None = None) -> Sampled:
+    """What the sampler's steps make of the tokens after the prefilled ones, and then of the most likely ones, with
+    layers in a loop or not as on a platform; None: this one."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -176,7 +177,7 @@ def sample(decoder: Any, mesh: Any, params: Any, given: Sequences) -> Sampled:
         slots_per_prefix=1,
         prefix_length=padded_positions(PREFILLED, mesh),
         response_length=num_steps,
-        unrolled_layers=layers_are_unrolled(jax.default_backend(), "float32"),
+        unrolled_layers=layers_are_unrolled(platform or jax.default_backend(), "float32"),
         shard_positions=positions_are_split(mesh),
     )
     param_specs = partition_specs(decoder.shapes(), decoder.logical_axes(), mesh)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ import pytest
 from jax import lax
 from safetensors.numpy import load_file
 
-from benchmarks.model_logprobs import PREFILLED, sample, whole_pass
+from benchmarks.model_logprobs import Sequences, sample, whole_pass
 from isojax.core.config import ModelConfig, RLConfig, SamplingConfig
 from isojax.core.config.model import LoraConfig
 from isojax.core.errors import InputError
@@ -24,7 +23,7 @@ from isojax.models.decode import Decoding
 from isojax.models.describe_sizes import describe_sizes
 from isojax.models.families.qwen3_moe import config_json, settings
 from isojax.models.hf.hf_export import save_adapter
-from isojax.models.kernels import tpu_experts
+from isojax.models.kernels import tpu_experts, tpu_grouped
 from isojax.models.layers import mixture
 from isojax.models.layers.mixture import MixtureOfExperts, add_all_experts, add_own_experts
 from isojax.models.lora import merge_adapters, policy_params, split_adapters
@@ -132,9 +131,40 @@ def test_what_a_kernel_leaves_in_rows_of_no_group_reaches_nothing(monkeypatch: p
         return program(weights, rows, chosen_weights)
 
     expected = differentiate()
-    monkeypatch.setattr(mixture, "lax", SimpleNamespace(ragged_dot=kernel_like_ragged_dot))
+    monkeypatch.setattr(mixture, "product_by_group", kernel_like_ragged_dot)
     for want, have in zip(jax.tree.leaves(expected), jax.tree.leaves(differentiate()), strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_tpus_products_of_groups_are_ragged_dots() -> None:
+    """Values and gradients of rows in groups, of which one is empty; rows beyond the last group hold anything."""
+    rng = np.random.default_rng(8)
+    x, d = (jnp.asarray(rng.normal(size=(128, width)), jnp.float32) for width in (128, 256))
+    matrices = jnp.asarray(rng.normal(size=(3, 128, 256)), jnp.float32)
+    group_sizes, in_a_group = jnp.array([50, 0, 60]), jnp.arange(128)[:, None] < 110
+
+    def value_and_gradient(product: Any) -> Any:
+        def loss(x: Any, matrices: Any) -> Any:
+            out = jnp.where(in_a_group, product(x, matrices, group_sizes), 0)
+            return (out * d).sum(), out
+
+        (dx, d_matrices), out = jax.grad(loss, argnums=(0, 1), has_aux=True)(x, matrices)
+        return out, jnp.where(in_a_group, dx, 0), d_matrices
+
+    found = value_and_gradient(partial(tpu_grouped.grouped_product, interpret=True))
+    for want, have in zip(value_and_gradient(lax.ragged_dot), found, strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("axes", ["expert=8", "data=2,expert=2,tensor=2"])
+def test_the_gradient_is_the_same_where_kernels_need_every_axis(axes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts in a shard_map over all axes, also over those that do not split them, as on a TPU."""
+    expected = gradient_on("auto")
+    monkeypatch.setattr(mixture, "traced_platform", lambda: "tpu")
+    monkeypatch.setattr(mixture, "MAX_ROWS_OF_ALL_EXPERTS", 0)
+    monkeypatch.setattr(mixture, "product_by_group", lax.ragged_dot)
+    for want, have in zip(jax.tree.leaves(expected), jax.tree.leaves(gradient_on.__wrapped__(axes)), strict=True):
+        np.testing.assert_allclose(have, want, atol=1e-4 * np.abs(want).max())
 
 
 def test_the_router_keeps_what_bfloat16_would_round_away() -> None:
@@ -220,14 +250,14 @@ def test_the_gradient_is_the_same_on_meshes(axes: str) -> None:
 
 @cache
 def logits_on(axes: str, decoder: Decoder = DECODER) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the trainer's pass and of the sampler's steps, and greedy continuations, by the parameters of one seed."""
+    """Logits of the trainer's pass and of the sampler's steps, and the tokens of those, by one seed."""
     on, rng = mesh(axes), np.random.default_rng(5)
-    tokens, lengths = rng.integers(4, VOCAB, (4, 9)).astype(np.int32), np.array([9, 5, 7, 4], np.int32)
+    lengths = np.array([9, 5, 7, 4], np.int32)
+    given = Sequences(rng.integers(4, VOCAB, (4, 9)).astype(np.int32), lengths)
     params = jax.device_put(decoder.init(jax.random.key(6)), decoder.shardings(on))
-    with jax.set_mesh(on):
-        logits = whole_pass(decoder, params, tokens)
-        decode_logits, greedy_ids = sample(decoder, params, tokens, lengths, platform="tpu")
-    return logits, decode_logits[:, PREFILLED:], greedy_ids
+    logits = whole_pass(decoder, on, params, given)
+    sampled = sample(decoder, on, params, given, platform="tpu")
+    return logits, sampled.logits, sampled.tokens
 
 
 @pytest.mark.parametrize("axes", ["expert=8", "data=2,expert=2,tensor=2", "fsdp=2,expert=4"])

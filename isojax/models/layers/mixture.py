@@ -22,6 +22,8 @@ from isojax.models.spec import Constant, Normal, Sizes, Spec, Uniform, param, sp
 # weight in bfloat16 than its units to multiply so many rows by it.
 MAX_ROWS_OF_ALL_EXPERTS = 128
 
+MIN_KERNEL_ROWS = 64  # of which there are a whole number where a TPU's kernel multiplies groups of rows
+
 EXPERTS_TARGET = "experts"  # in cell.model.lora.targets: adapters of each expert's three matrices
 EXPERT_MATRICES = ("expert_gate", "expert_up", "expert_down")
 
@@ -83,7 +85,9 @@ class ExpertMLP(nnx.Module):
 
     def __call__(self, rows: Float[Array, "r D"], routing: Routing) -> Float[Array, "r D"]:
         """What each row's experts make of it, added up by the router's weights."""
-        return sum_over_experts(add_experts, self.gathered(), self.axes, rows, routing.experts, routing.weights)
+        inputs = (rows, routing.experts, routing.weights)
+        is_kernel = traced_platform() == "tpu"  # `product_by_group`
+        return sum_over_experts(add_experts, self.gathered(), self.axes, *inputs, is_kernel=is_kernel)
 
     def gathered(self) -> list[Array]:
         """Gate, up and down, [E D F] and [E F D], whole along the axis that fsdp splits; and their adapters, whose B
@@ -206,25 +210,33 @@ def add_own_experts(
     x = jnp.where(sorted_here, rows[order // k], 0)
     weight = jnp.where(sorted_here, chosen_weights.reshape(-1)[order][:, None], 0).astype(rows.dtype)
 
-    def product(x: Array, matrices: Array) -> Array:
-        return lax.ragged_dot(x, matrices, group_sizes)
-
     def add_adapter(y: Array, x: Array, number: int) -> Array:
         """y with x A B of gate (0), up (1) or down (2)."""
         if not adapters:
             return y
         a, b = adapters[2 * number : 2 * number + 2]
-        return y + product(product(x, a), b)
+        return y + lax.ragged_dot(lax.ragged_dot(x, a, group_sizes), b, group_sizes)
 
     # Weighted before the last product, so that no gradient needs what comes out of it.
-    gate_out = add_adapter(checkpoint_name(product(x, gate), EXPERT_PRODUCT), x, 0)
-    up_out = add_adapter(checkpoint_name(product(x, up), EXPERT_PRODUCT), x, 1)
-    weighted = jax.nn.silu(gate_out) * up_out * weight
-    outputs = add_adapter(product(weighted, down), weighted, 2)
+    gate_out = add_adapter(checkpoint_name(product_by_group(x, gate, group_sizes), EXPERT_PRODUCT), x, 0)
+    up_out = add_adapter(checkpoint_name(product_by_group(x, up, group_sizes), EXPERT_PRODUCT), x, 1)
+    weighted = jnp.where(sorted_here, jax.nn.silu(gate_out) * up_out * weight, 0)
+    outputs = add_adapter(product_by_group(weighted, down, group_sizes), weighted, 2)
 
     # Back in the order of rows, and each row's k added up.
     by_choice = jnp.where(is_here[:, None], outputs[jnp.argsort(order)], 0)
     return by_choice.reshape(*chosen.shape, -1).sum(1)
+
+
+def product_by_group(
+    x: Float[Array, "r i"], matrices: Float[Array, "E i o"], group_sizes: Int[Array, " E"]
+) -> Float[Array, "r o"]:
+    """Each row times its group's matrix; rows of no group may hold anything."""
+    if traced_platform() != "tpu" or len(x) % MIN_KERNEL_ROWS:
+        return lax.ragged_dot(x, matrices, group_sizes)
+    from isojax.models.kernels.tpu_grouped import grouped_product  # loads Pallas
+
+    return grouped_product(x, matrices, group_sizes)
 
 
 def add_all_experts(
