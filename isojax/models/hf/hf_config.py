@@ -13,6 +13,7 @@ from isojax.models.hf.quantised import CONFIG_KEYS, describe_quantised_config
 from isojax.models.hf.rope_config import rope_settings
 
 _warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
+EPS_KEY = "rms_norm_eps"
 # How architectures end that are no decoder of text, and what they are.
 OTHER_KINDS = {
     "ForSequenceClassification": "a classifier or reward model, with a score in the place of the head",
@@ -57,16 +58,22 @@ def model_type_of(family: str) -> str:
 
 
 def common_settings(
-    config_json: Mapping[str, Any], head_dim: int | None = None, *, own_keys: Collection[str] = ()
+    config_json: Mapping[str, Any],
+    head_dim: int | None = None,
+    *,
+    own_keys: Collection[str] = (),
+    eps_key: str = EPS_KEY,
 ) -> dict[str, Any]:
     """ModelConfig's fields of a family with SwiGLU and one table of rotary positions; InputError for a key that cannot
     be used. `head_dim`: the family's own where the file has none; None: width / heads. `own_keys`: those that the
-    family reads by itself, as in `rope_settings`."""
+    family reads by itself, as in `rope_settings`. `eps_key`: what the file calls the norms' epsilon."""
     require_value(config_json, "hidden_act", "silu", "the decoder's MLP is SwiGLU")
-    return shape_settings(config_json, head_dim) | rope_settings(config_json, own_keys)
+    return shape_settings(config_json, head_dim, eps_key=eps_key) | rope_settings(config_json, own_keys)
 
 
-def shape_settings(config_json: Mapping[str, Any], head_dim: int | None = None, tied: bool = False) -> dict[str, Any]:
+def shape_settings(
+    config_json: Mapping[str, Any], head_dim: int | None = None, tied: bool = False, eps_key: str = EPS_KEY
+) -> dict[str, Any]:
     """ModelConfig's fields that every published family reads alike. `tied`: what an absent flag means."""
     for key in CONFIG_KEYS:
         if config_json.get(key):
@@ -86,16 +93,16 @@ def shape_settings(config_json: Mapping[str, Any], head_dim: int | None = None, 
         "head_dim": read_size(config_json, "head_dim", head_dim or width // heads),
         "mlp": read_size(config_json, "intermediate_size"),
         "vocab": read_size(config_json, "vocab_size"),
-        "norm_eps": read_number(config_json, "rms_norm_eps"),
+        "norm_eps": read_number(config_json, eps_key),
         "tied": tied if is_tied is None else is_tied,
     }
 
 
-def common_config_json(config: ModelConfig) -> dict[str, Any]:
+def common_config_json(config: ModelConfig, eps_key: str = EPS_KEY) -> dict[str, Any]:
     """The way back from `common_settings`. transformers 5 reads `rope_parameters`, 4 the two others."""
     scaling = {"rope_type": "llama3", **config.rope_scaling.model_dump()} if config.rope_scaling else None
     return {
-        **shape_config_json(config),
+        **shape_config_json(config, eps_key),
         "hidden_act": "silu",
         "rope_theta": config.rope_base,
         "rope_scaling": scaling,
@@ -103,7 +110,7 @@ def common_config_json(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def shape_config_json(config: ModelConfig) -> dict[str, Any]:
+def shape_config_json(config: ModelConfig, eps_key: str = EPS_KEY) -> dict[str, Any]:
     """The way back from `shape_settings`."""
     return {
         "vocab_size": config.vocab,
@@ -113,6 +120,6 @@ def shape_config_json(config: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,
-        "rms_norm_eps": config.norm_eps,
+        eps_key: config.norm_eps,
         "tie_word_embeddings": config.tied,
     }
