@@ -81,6 +81,7 @@ class Spec:
     share: float = 1.0  # of its entries, how many a token is multiplied by: k / E of the experts'
     adapts: str = ""  # the name in cell.model.lora.targets by which it gets an adapter; empty: never
     is_adapter: bool = False
+    in_linear: bool = False  # whether a Linear multiplies by it, so that the sampler may store it in another shape
     quantises: bool = False  # whether the sampler may hold it as int8 (weight_forms.py)
     dtype: str = "float32"  # that it is described in; products are computed in another
 
@@ -92,11 +93,6 @@ class Spec:
     @property
     def shape(self) -> tuple[int, ...]:
         return sizes(self.stacked + self.inputs + self.outputs)
-
-    @property
-    def is_matrix(self) -> bool:
-        """Whether a product with all rows at once takes it, in one layer: experts' take a part of the rows each."""
-        return bool(self.inputs) and all(name == "layer" for name, _ in self.stacked)
 
     @property
     def matrix_shape(self) -> tuple[int, int]:

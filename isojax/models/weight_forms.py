@@ -165,16 +165,16 @@ def output_major_layer(described: LayerDescription) -> LayerDescription:
 
 
 def to_output_major(weights: Mapping[str, Array], specs: Mapping[str, Spec]) -> dict[str, Array]:
-    """One layer's weights, with each matrix as its transpose."""
-    return {name: specs[name].to_matrix(w).T if specs[name].is_matrix else w for name, w in weights.items()}
+    """One layer's weights, with each Linear's matrix as its transpose."""
+    return {name: specs[name].to_matrix(w).T if specs[name].in_linear else w for name, w in weights.items()}
 
 
 def to_stacked_matrices(weights: Mapping[str, Array], specs: Mapping[str, Spec]) -> dict[str, Array]:
-    """All layers' weights, with each layer's matrix of two axes: a TPU takes a layer with an axis of heads out of its
-    stack at a quarter of the memory's speed."""
+    """All layers' weights, with the matrices of Linears of two axes in each layer: a TPU takes a layer with an axis of
+    heads out of its stack at a quarter of the memory's speed."""
 
     def flatten(w: Array, spec: Spec) -> Array:
-        if not spec.is_matrix:
+        if not spec.in_linear:
             return w
         inputs = math.prod(w.shape[1 : 1 + len(spec.inputs)])
         return w.reshape(len(w), inputs, -1)

@@ -75,7 +75,9 @@ def calls(monkeypatch: pytest.MonkeyPatch, known: Path) -> list[tuple[Any, ...]]
     """Stands in for the module that needs jax, and remembers what they were given."""
     seen: list[tuple[Any, ...]] = []
 
-    def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup) -> Path:
+    def launch(
+        config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup, compile_first: bool | None = None
+    ) -> Path:
         assert process_group == SINGLE_PROCESS
         seen.append((config, resume, dry_run))
         return known

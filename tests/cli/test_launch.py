@@ -18,7 +18,6 @@ from isojax.core.config import Config, load_config, save_config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import EvalPoint, Leg, RunRecord, Spending
 from isojax.launch.planner import plan_cells
-from isojax.launch.process_group import ProcessGroup
 from isojax.runs.ledger import write_run
 from isojax.runs.spend_file import write_spending
 from tests.cli.conftest import Isojax, error_of
@@ -122,7 +121,7 @@ def test_train_runs_its_one_run_to_the_end_by_any_strategy(
 
 
 def test_an_error_inside_a_command_is_one_message(isojax: Isojax, monkeypatch: pytest.MonkeyPatch) -> None:
-    def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup) -> Path:
+    def launch(config: Config, *_: Any) -> Path:
         raise InputError("the mesh data=3 does not fit 8 devices")
 
     monkeypatch.setitem(sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from isojax.core.errors import InputError
 from isojax.models.hf.rope_config import read_rotated_share, rope_settings
+from isojax.models.layers.linear import Linear
 from isojax.models.layers.norm import LayerNorm
 from isojax.models.layers.rope import Rope
-from isojax.models.spec import LayerDescription
+from isojax.models.spec import Constant, LayerDescription, Spec
+from isojax.models.weight_forms import to_output_major
 
 EPS = 1e-3
 B, T, HEADS, H, D = 2, 5, 3, 10, 7
@@ -72,3 +75,15 @@ def test_shares_that_differ_are_refused() -> None:
     assert read_rotated_share({}, 0.25) == 0.25
     with pytest.raises(InputError, match=r"0\.25 and 0\.5.*Keep"):
         read_rotated_share({"partial_rotary_factor": 0.25, "rope_parameters": PART})
+
+
+def test_the_sampler_stores_only_matrices_of_linears_in_other_shapes() -> None:
+    """A weight that another module multiplies by stays as it is, also where it has inputs and outputs."""
+    rng = np.random.default_rng(0)
+    own = Spec("own", (("heads", H),), (("head_dim", H),), Constant(1.0), "own.weight")
+    linear = Linear("gate", {"embed": D}, {"mlp": H}, "mlp.gate_proj").spec
+    weights = {"own": rng.normal(size=(H, H)), "gate": rng.normal(size=(D, H))}
+
+    stored = to_output_major(jax.tree.map(jnp.asarray, weights), {"own": own, "gate": linear})
+    np.testing.assert_array_equal(stored["own"], jnp.asarray(weights["own"]))
+    np.testing.assert_array_equal(stored["gate"], jnp.asarray(weights["gate"]).T)

@@ -46,6 +46,7 @@ class Linear(nnx.Module):
             init=init or Normal(math.prod(inputs.values())),
             tensor=f"{tensor}.weight",
             transposed=True,
+            in_linear=True,
             adapts=name if adapts else "",
             quantises=quantises,
         )
