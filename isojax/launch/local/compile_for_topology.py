@@ -214,8 +214,8 @@ def programs_on_topology(config: Config, sweep: SweepConfig, topology: str) -> d
 
 def compile_programs(config: Config, sweep: SweepConfig, topology: str, programs: list[str]) -> dict[str, int]:
     """Bytes that these programs take at their peaks by their compiler; RunFailed where it fails."""
-    built = programs_on_topology(config, sweep, topology)
     try:
+        built = programs_on_topology(config, sweep, topology)  # which compiles the one that makes the sampler's weights
         return {program: program_peak(*built[program]) for program in programs}
     except jax.errors.JaxRuntimeError as e:
         raise RunFailed(f"{str(e).partition(chr(10))[0].strip().rstrip('.')}.") from e
