@@ -59,9 +59,12 @@ def partition_spec(logical: Sequence[str | None], shape: Sequence[int], mesh: Me
         if name is not None and name not in LOGICAL_AXIS_RULES:
             known = ", ".join(LOGICAL_AXIS_RULES)
             raise InputError(f"a parameter of the model has an axis {name!r}; expected one of {known}.")
+
         axes = () if name is None else axes_that_split(name, size, mesh.shape, used)
         if name == "shard" and axes:
             axes = ROLLOUT_AXES  # also those of one device, as shard_maps name them
+
+        # JAX compares specs as they are written, so a single axis is not written as a tuple.
         if len(axes) > 1:
             spec.append(axes)
         else:

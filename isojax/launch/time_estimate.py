@@ -116,15 +116,19 @@ def sampling_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -
 def update_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> float:
     """Seconds of an update on B rollouts of B_p prompts."""
     P, T, S = s.shapes.prompt_length, s.shapes.response_length, s.shapes.shards
+
+    # For each weight and token: 2 forward and 4 back, 2 again by remat, 2 of the reference, 8 of a critic.
     flops_per_weight = 6 + 2 * s.remat + 2 * s.has_reference + 8 * (s.critic_bytes > 0)
     layer_weights = s.active_params
     layer_flops = layer_weights + 2 * s.attended_values(s.prompt_positions + T / 2)
     response_flops = flops_per_weight * ((T - 1) * layer_flops + T * s.table_params)
     prompt_flops = s.prompt_positions * flops_per_weight * (layer_weights + 2 * s.attended_values(P / 2))
     flops = B / S * response_flops + B_p / S * prompt_flops
+
     prompt_blocks = B_p / S / s.shapes.prefill_batch
     microbatches = max(B / S / s.shapes.microbatch, prompt_blocks)
     bytes_moved = microbatches * (3 * response_activations(s) + 3 * FLOAT_BYTES * s.num_params) + 9 * s.param_bytes
+
     weight_passes = microbatches + (0 if s.shapes.joint_forward(s.mesh.sequence > 1) else prompt_blocks)
     bytes_per_weight = FLOAT_BYTES + s.compute_bytes * (2 + s.has_reference)
     gathered_bytes = weight_passes * (1 - 1 / s.fsdp_shards) * bytes_per_weight * s.num_params

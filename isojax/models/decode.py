@@ -260,11 +260,15 @@ class Decoding:
             weights = self.cast_weights(weights)
         elif not self.quantises_weights:
             weights = self.decoder.cast_params(weights)
+
         prefix = self.sampled.prefill(weights, prompts, lengths, routers)
+
         experts = None
         if routers is not None:
             of_rows = [x if x is None else x.reshape(len(x), *prompts.shape, -1) for x in prefix.routed]
             experts = join_choices(self.sampled.stacks, of_rows)
+
+        # A sliding layer continues from its last positions alone, where its ring is shorter than a prompt.
         kv_by_stack = []
         for stack, kv in zip(self.sampled.stacks, prefix.kv, strict=True):
             ring = stack.attention.ring_size(self.prefix_length)

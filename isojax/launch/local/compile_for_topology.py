@@ -167,6 +167,8 @@ def confirm_sizes(config: Config, budget: DeviceBudget, topologies: list[tuple[s
     if memory.peak * planner.MEMORY_UTILIZATION > budget.device_memory:  # by more than the estimate may be wrong
         shortage = planner.describe_shortage(sweep, budget)
         raise InputError(f"{shortage} {planner.suggest_fit(requested, budget, topologies)}")
+
+    # The compiler corrects the estimate of a program that is over, until sizes fit or none do.
     for _ in range(MAX_COMPILATIONS):
         console.print(f"compiling with {format_sizes(sweep)}")
         unconfirmed = [name for name, size in memory.program_bytes.items() if size > confirmed_bytes.get(name, 0)]
@@ -180,6 +182,7 @@ def confirm_sizes(config: Config, budget: DeviceBudget, topologies: list[tuple[s
         excess = {name: size / budget.device_memory for name, size in needed.items() if size > budget.device_memory}
         if not excess:
             return sweep
+
         confirmed_bytes |= {program: memory.program_bytes[program] for program in peaks.keys() - excess.keys()}
         limits = {program: memory.program_bytes[program] / factor for program, factor in excess.items()}
         budget = replace(budget, program_limits={**budget.program_limits, **limits})
@@ -187,6 +190,7 @@ def confirm_sizes(config: Config, budget: DeviceBudget, topologies: list[tuple[s
         if smaller_sweep is None:
             break
         sweep, memory = smaller_sweep, budget.estimate(smaller_sweep)
+
     suggestion = planner.suggest_fit(requested, budget, topologies)
     raise InputError(f"with {format_sizes(sweep)} it does not fit, by the compiler's figures. {suggestion}")
 
