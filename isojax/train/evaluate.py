@@ -3,7 +3,7 @@ with one seed meet the same draws at the same evaluation: a difference between t
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -181,27 +181,31 @@ def summarize_call(rollouts: Rollouts, B: int, n: int) -> CallSamples:
     )
 
 
-def describe_rollouts(
-    responses: Sequence[Sequence[np.ndarray]],
-    rewards: np.ndarray,
-    parsed: np.ndarray,
-    ended: np.ndarray,
-    scores: Mapping[str, np.ndarray],
-) -> list[list[RolloutSample]]:
-    """The kept responses of each problem with what is known of them; the arrays are [Q, k]."""
-    return [
-        [
+@dataclass(frozen=True, eq=False)
+class KeptRollouts(Sequence[Sequence[RolloutSample]]):
+    """The first rollouts of each problem. They are described when somebody looks: an evaluation keeps thousands, and a
+    person reads a few."""
+
+    responses: Sequence[Sequence[np.ndarray]]  # [Q][up to KEPT_ROLLOUTS]
+    rewards: np.ndarray  # these, and scores: [Q, k]
+    parsed: np.ndarray
+    ended: np.ndarray
+    scores: Mapping[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.responses)
+
+    def __getitem__(self, q: Any) -> Any:
+        return [
             RolloutSample(
                 tokens=tokens,
-                reward=float(rewards[q, i]),
-                parsed=bool(parsed[q, i]),
-                ended=bool(ended[q, i]),
-                scores={name: float(values[q, i]) for name, values in scores.items()},
+                reward=float(self.rewards[q, i]),
+                parsed=bool(self.parsed[q, i]),
+                ended=bool(self.ended[q, i]),
+                scores={name: float(values[q, i]) for name, values in self.scores.items()},
             )
-            for i, tokens in enumerate(responses_to_problem)
+            for i, tokens in enumerate(self.responses[q])
         ]
-        for q, responses_to_problem in enumerate(responses)
-    ]
 
 
 def pad_problems(encoded: EncodedProblems, shapes: SamplerShapes) -> ProblemArrays:
@@ -284,7 +288,7 @@ class Evaluator:
             failed_checks=grades.failed_checks,
             replies=grades.replies,
             failed_replies=sum(grades.reply_failures.values()),
-            samples=describe_rollouts(responses, rewards, parsed, ended, scores),
+            samples=KeptRollouts(responses, rewards, parsed, ended, scores),
         )
         self.on_counts(problem_set.problems, counts)
         return counts

@@ -1,7 +1,7 @@
 """What a cell's run writes to, opened by its launcher, not by the training code, and the rollouts it shows a person."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -77,8 +77,9 @@ def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalC
     append_bytes(path, header + "".join(lines).encode())
 
 
-def _first_rollouts(counts: EvalCounts) -> list[RolloutSample]:
+def _first_rollouts(counts: EvalCounts) -> Iterator[RolloutSample]:
     if counts.samples:
-        return [samples[0] for samples in counts.samples]
-    rewards = counts.rewards[:, 0].tolist()
-    return [RolloutSample(tokens, reward) for tokens, reward in zip(counts.first_responses, rewards, strict=True)]
+        yield from (samples[0] for samples in counts.samples)
+    else:
+        rewards = counts.rewards[:, 0].tolist()
+        yield from map(RolloutSample, counts.first_responses, rewards)
