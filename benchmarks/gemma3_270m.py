@@ -200,6 +200,17 @@ def check_resume(place: Place) -> None:
 
     ledgers = [(place.cell(name) / "records.jsonl").read_bytes() for name in ("full", "killed")]
     claim("resume: the ledger is that of the unbroken run, bit for bit", ledgers[0] == ledgers[1])
+    states = [read_last_checksums(place, name) for name in ("full", "killed")]
+    claim(
+        f"resume: checksums of the {len(states[0])} last arrays, parameters and moments, are equal",
+        states[0] == states[1],
+    )
+
+
+def read_last_checksums(place: Place, name: str) -> dict[str, int]:
+    """Of the bits of every array in the last checkpoint, which is saved when the run ends."""
+    host_data = json.loads((place.cell(name) / "checkpoint" / str(UPDATES) / "host" / "metadata").read_text())
+    return host_data["checksums"]
 
 
 def check_cache(place: Place) -> None:

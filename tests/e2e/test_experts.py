@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from tests.compiler import AS_USERS_DO, flags
 from tests.e2e.conftest import Isojax
+from tests.e2e.test_text import FLAGS
+from tests.e2e.test_turns import HOST_CELL, ON_DEVICE, ON_HOST, prepare_chat
+from tests.e2e.tiny_lm import SHAPE, make_model
 
 MOE = (
     "tiny.yaml",
@@ -17,6 +22,10 @@ MOE = (
     "sweep.seeds=1",
 )
 CELL = "8x4-s0"
+
+
+# With weights in int8, the sampler chooses other experts than the trainer for many tokens.
+INT8 = "cell.precision.rollout_weights=int8"
 
 
 def rewards(place: Isojax, name: str) -> list[float]:
@@ -51,6 +60,34 @@ def test_a_cell_of_experts_on_eight_devices(isojax: Isojax) -> None:
     for key in ("expert_balance", "router_entropy", "loss"):
         assert eight[1]["train"][key] == pytest.approx(one[1]["train"][key], abs=2e-3), key
     assert eight[1]["train"]["sampler_logp_gap"] < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replies", ["on device", "on the host"])
+def test_experts_are_replayed_where_a_task_replies(isojax: Isojax, replies: str) -> None:
+    """The first evaluation after the base policy's shows one update, whose rollouts are the same with replay and
+    without: with it, log-probabilities are no further apart. The sampler's experts are compared in
+    rl/test_replay_of_turns.py."""
+    if replies == "on device":
+        cell, words = CELL, (*ON_DEVICE, *MOE[1:4], "cell.eval={samples: 2, start: 32, ratio: 2}")
+    else:
+        moe: dict[str, Any] = {"family": "qwen3_moe", "qk_norm": True}
+        options = {"experts": 4, "top_k": 2, "expert_mlp": 16}
+        prepare_chat(isojax)
+        make_model(isojax.folder / "lm", SHAPE.model_copy(update=moe | {"options": options}))
+        cell, words = HOST_CELL, ("train", *ON_HOST)
+
+    rows = {}
+    for name, replays in (("own", "false"), ("replayed", "true")):
+        isojax.swept(*words, INT8, f"cell.rl.replay_experts={replays}", f"name={name}", XLA_FLAGS=FLAGS)
+        rows[name] = isojax.rows(cell, name)
+    own, replayed = rows["own"][1], rows["replayed"][1]
+    assert own["M"] == replayed["M"] == 1 and own["metrics"]["turns"] > 1.2
+    assert own["train"]["reward"] == replayed["train"]["reward"]
+    assert own["train"]["expert_agreement"] < 0.999
+    for key in ("sampler_logp_gap", "sampler_logp_gap_max"):
+        assert replayed["train"][key] <= own["train"][key], key
+    assert all(row["train"]["grad_norm"] > 0 for row in rows["replayed"][1:])
 
 
 def test_a_dense_model_has_no_experts_to_replay(isojax: Isojax) -> None:
