@@ -80,13 +80,17 @@ class Cell:
         """The same run, further on."""
         return replace(self, stages=tuple(Stage(*stage) for stage in stages))
 
-    def span_at(self, M: int) -> Span:
-        """That of update M + 1."""
-        return next(span for span in reversed(self.spans) if span.M <= M)
+    def pair_at(self, C: int) -> tuple[int, int]:
+        """(B_p, n) of the update that begins after C rollouts."""
+        return next(((s.B_p, s.n) for s in reversed(self.stages) if s.C <= C), (self.B_p, self.n))
 
-    def next_switch(self, M: int) -> int | None:
-        """The first M above this one after which B_p or n change; None where they stay."""
-        return next((span.M for span in self.spans if span.M > M), None)
+    def next_switch(self, C: int) -> int | None:
+        """The C above this one at which B_p or n change; None where they stay."""
+        return next((stage.C for stage in self.stages if stage.C > C), None)
+
+    def span_at(self, M: int) -> Span:
+        """That of update M + 1, where each update samples B_p n rollouts."""
+        return next(span for span in reversed(self.spans) if span.M <= M)
 
     def updates_by_span(self, M: int) -> list[tuple[Span, int]]:
         """How many of the first M updates have which B_p and n."""
@@ -94,6 +98,7 @@ class Cell:
         return [(span, min(end, M) - span.M) for span, end in zip(self.spans, ends, strict=True) if span.M < M]
 
     def rollouts_after(self, M: int) -> int:
+        """C as planned: a run counts the rollouts that it samples, of which an update may take more than B_p n."""
         span = self.span_at(M)
         return span.C + (M - span.M) * span.B
 

@@ -21,7 +21,7 @@ from isojax.launch.display import print_line
 from isojax.launch.planner import plan_cells
 from isojax.launch.spend_rounds import legs_to_train, spend_policy
 from isojax.launch.sweep_status import SUMMARY_FILE
-from isojax.runs.ledger import latest_point, read_run
+from isojax.runs.ledger import read_run, recorded_points
 from isojax.scaling.adaptive import AdaptivePolicy
 from isojax.scaling.allocate.curve_ensemble import load_rollout_ensemble
 from isojax.scaling.allocate.growing_n import best_n_stages
@@ -152,7 +152,7 @@ def _recorded_runs(cells: Sequence[Cell], folder: Path, failures: Sequence[tuple
     failure_reasons, runs = {cell: _describe_failure(error) for cell, error in failures}, []
     for cell in cells:
         cell_folder = folder / "cells" / cell.name
-        run = read_run(cell_folder) if latest_point(cell_folder)[0] is not None else RunRecord(cell, ())
+        run = read_run(cell_folder) if recorded_points(cell_folder)[0] else RunRecord(cell, ())
         runs.append(replace(run, failure_reason=failure_reasons.get(cell, run.failure_reason)))
     return [run for run in runs if run.points or run.failure_reason]
 

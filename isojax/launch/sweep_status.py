@@ -8,7 +8,7 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,11 +21,11 @@ from isojax.core.atomic_files import read_file, write_text
 from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT
-from isojax.core.nouns import Cell
+from isojax.core.nouns import Cell, EvalPoint
 from isojax.core.start_file import describe_start
 from isojax.core.table_files import paths_below, read_json_object
 from isojax.launch.planner import plan_cells
-from isojax.runs.ledger import HEALTH_FILE, RECORDS_FILE, latest_point, read_timing
+from isojax.runs.ledger import HEALTH_FILE, RECORDS_FILE, read_timing, recorded_points
 from isojax.runs.mirror import is_url, is_written
 from isojax.runs.progress_file import read_progress
 from isojax.runs.spend_file import read_spending
@@ -165,7 +165,7 @@ def read_sweep_status(folder: Path, now: float | None = None, planned: Config | 
     last_target = config.cell.eval.evaluation_targets(config.sweep.budget)[-1]
     cells = []
     for cell in _known_cells(folder, config, driver_cells):
-        goal = cell.rollouts_to_reach(last_target) if strategy == "grid" else None
+        goal = _grid_goal(folder, cell, last_target) if strategy == "grid" else None
         if spending:
             goal = spending.rollouts(cell)
             if goal == 0:  # its n had no pilot
@@ -224,11 +224,20 @@ def _known_cells(folder: Path, config: Config, driver_cell_names: Iterable[str])
     return sorted(cells | set(plan_cells(config.sweep) if config.sweep.strategy != "adaptive" else ()))
 
 
+def _grid_goal(folder: Path, cell: Cell, last_target: int) -> int:
+    """The rollouts of a cell of a grid at its end: as counted where it is there, until then as planned."""
+    points, _ = recorded_points(folder / "cells" / cell.name)
+    if points and points[-1].target >= last_target:
+        return points[-1].rollouts
+    return cell.rollouts_to_reach(last_target)
+
+
 def _cell_summary(
     folder: Path, cell: Cell, goal: int | None, status: CellStatus | None, driver_alive: bool, locked: bool, now: float
 ) -> CellSummary:
     cell_folder = folder / "cells" / cell.name
-    point, reason = latest_point(cell_folder)
+    points, reason = recorded_points(cell_folder)
+    point = points[-1] if points else None
     has_ledger = (cell_folder / RECORDS_FILE).exists()
     rollouts = point.rollouts if point else 0
     reward = status.reward if status else None
@@ -252,7 +261,7 @@ def _cell_summary(
         rollouts=rollouts,
         goal=goal,
         reward=reward,
-        rate=_cell_rate(cell_folder, cell),
+        rate=_cell_rate(cell_folder, points),
         age=now - (cell_folder / RECORDS_FILE).stat().st_mtime if point else None,
         attempts=status.attempts if status else None,
         where=status.where if status else "",
@@ -262,13 +271,13 @@ def _cell_summary(
     )
 
 
-def _cell_rate(folder: Path, cell: Cell) -> float | None:
-    timing = read_timing(folder)
-    targets = sorted(timing)[-2:]
-    if len(targets) < 2 or timing[targets[-1]][0] <= 0:
+def _cell_rate(folder: Path, points: Sequence[EvalPoint]) -> float | None:
+    """Rollouts per second between the last two evaluations; None where that is not known."""
+    if len(points) < 2:
         return None
-    rollouts_before, rollouts_after = map(cell.rollouts_to_reach, targets)
-    return (rollouts_after - rollouts_before) / timing[targets[-1]][0]
+    before, last = points[-2:]
+    seconds, _ = read_timing(folder).get(last.target, (0.0, 1))
+    return (last.rollouts - before.rollouts) / seconds if seconds > 0 else None
 
 
 def _health_flags(path: Path) -> tuple[str, ...]:

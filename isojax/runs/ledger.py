@@ -260,12 +260,12 @@ def _device_hours(folder: Path, points: Sequence[EvalPoint]) -> tuple[tuple[floa
     return tuple(accumulate(seconds * devices / 3600 for seconds, devices in timed_points)), timed_points[-1][1]
 
 
-def latest_point(folder: Path) -> tuple[EvalPoint | None, str]:
-    """(the last complete point, or None; why the run broke off after it); InputError where a line cannot be used."""
+def recorded_points(folder: Path) -> tuple[Sequence[EvalPoint], str]:
+    """(the complete points so far; why the run broke off after them); InputError where a line cannot be used."""
     path = folder / RECORDS_FILE
     rows = read_ledger_lines(path)[0] if path.exists() else []
     points = _parse_rows(rows, path)[1] if rows else ()
-    return points[-1] if points else None, _failure_reason(rows)
+    return points, _failure_reason(rows)
 
 
 def _failure_reason(rows: Sequence[Mapping[str, Any]]) -> str:

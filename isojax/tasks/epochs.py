@@ -18,7 +18,7 @@ class EpochPosition(NamedTuple):
 
 
 class EpochOrder(Iterator[np.ndarray]):
-    """Indices i[B_p] of the distinct problems of each update: shuffled epochs, their remainders left out. With
+    """Indices i[B_p] of the distinct problems of each batch: shuffled epochs, their remainders left out. With
     `drop_above` (ScaleRL's no-positive-resampling, arXiv:2510.13786) an epoch leaves out problems with that share or
     more of their rollouts correct; the B_p solved least often stay, so that the run reaches its budget."""
 
@@ -27,29 +27,29 @@ class EpochOrder(Iterator[np.ndarray]):
         num_problems: int,
         B_p: int,
         seed: int,
-        first_update: int = 0,
+        first_batch: int = 0,
         drop_above: float | None = None,
         saved_state: Mapping[str, Any] | None = None,
-        batches_drawn: int = 0,
+        batches_ahead: int = 0,
         first_epoch: int = 0,
     ):
-        """`first_epoch`: the number of the epoch that begins with update 0. `saved_state`: what `state_dict` returned
-        after `first_update` updates, where problems may be left out; after none, only its counts are of use.
-        `batches_drawn`: how many batches had been drawn by then for later updates; they are not drawn again."""
+        """`first_epoch`: the number of the epoch that begins with batch 0. `saved_state`: what `state_dict` returned
+        after `first_batch` batches, where problems may be left out; after none, only its counts are of use.
+        `batches_ahead`: how many batches had been drawn by then for later updates; they are not drawn again."""
         if B_p > num_problems:
             raise InputError(f"B_p = {B_p} is more than the training set of {num_problems} problems; lower sweep.B_p.")
         self.num_problems, self.B_p, self.seed, self.drop_above = num_problems, B_p, seed, drop_above
         self.reward_sums_by_problem, self.rollout_counts = np.zeros(num_problems), np.zeros(num_problems, np.int64)
         self._unrecorded_positions: deque[EpochPosition] = deque()  # of the batches drawn and not recorded yet
-        epoch, batch_index = divmod(first_update + batches_drawn, num_problems // B_p)
+        epoch, batch_index = divmod(first_batch + batches_ahead, num_problems // B_p)
         position = EpochPosition(first_epoch + epoch, batch_index, np.zeros(num_problems, bool))
         if saved_state is not None:
             self.reward_sums_by_problem[:], self.rollout_counts[:] = saved_state["correct"], saved_state["rollouts"]
-        if saved_state is not None and (first_update or batches_drawn):
+        if saved_state is not None and (first_batch or batches_ahead):
             saved, all_problems = saved_state["positions"], np.arange(num_problems)
             positions = [EpochPosition(epoch, i, np.isin(all_problems, excluded)) for epoch, i, excluded in saved]
-            self._unrecorded_positions.extend(positions[:batches_drawn])
-            position = positions[batches_drawn]
+            self._unrecorded_positions.extend(positions[:batches_ahead])
+            position = positions[batches_ahead]
         self._epoch_started = position.batch_index > 0  # what the epoch leaves out is decided
         self._move_to(position)
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from inspect import iscoroutine
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 from zlib import crc32
 
 import jax
@@ -40,6 +40,17 @@ from isojax.rl.optimizer import TrainState
 StartUpload = Callable[[Path, Callable[[], bool]], Future[None]]
 
 
+class RunSpan(NamedTuple):
+    """The updates of a run with one B_p and n: they begin after M updates, C rollouts and so many batches of problems.
+    It is what happened, where core/schedule.py's Span is a plan."""
+
+    M: int
+    C: int
+    batches: int
+    B_p: int
+    n: int
+
+
 @dataclass(frozen=True)
 class RunCursor:
     """How far a run has come: the part of a checkpoint that is plain data."""
@@ -47,6 +58,9 @@ class RunCursor:
     M: int  # updates done
     evaluation: int  # the last evaluation, an index into the grid of C; -1 before the first
     tokens: int  # response tokens sampled up to that evaluation
+    rollouts: int | None = None  # C, sampled so far; None in a checkpoint of a version that did not count them
+    batches: int = 0  # of problems, drawn for these updates
+    spans: tuple[RunSpan, ...] = ()  # so far; none before the first update
     order: dict[str, Any] | None = None  # what the order of problems needs in addition to M (tasks/epochs.py)
     sums: Metrics = field(default_factory=dict)  # the metrics of the updates since that evaluation, merged
     pending: dict[str, Any] | None = None  # rollouts in progress, as RolloutSource.save describes them
@@ -219,6 +233,7 @@ def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
     host_data = _read_on_all_hosts(lambda: _read_host_data(path))
     expected_checksums = host_data.pop("checksums")
     host_data["sums"] = {name: Metric(**metric) for name, metric in host_data["sums"].items()}
+    host_data["spans"] = tuple(RunSpan(*span) for span in host_data.get("spans", ()))
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), template)
     restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
     args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)

@@ -16,7 +16,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from isojax.core.config import PANEL, CellConfig, SamplingConfig
 from isojax.core.estimators import summarize_rewards
-from isojax.core.nouns import Cell, EvalPoint, Problem
+from isojax.core.nouns import EvalPoint, Problem
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed import multiprocess
 from isojax.distributed.sharding import Program, replicated, shape_on, shapes_with_shardings
@@ -308,21 +308,20 @@ def make_eval_key(seed: Array, random_stream: Array, evaluation: Array) -> PRNGK
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), random_stream), evaluation)
 
 
-def make_eval_point(
-    target: int, cursor: RunCursor, cell: Cell, counts_by_set: dict[str, EvalCounts], samples: int
-) -> EvalPoint:
+def make_eval_point(target: int, cursor: RunCursor, counts_by_set: dict[str, EvalCounts], samples: int) -> EvalPoint:
     """What the ledger records of an evaluation, and of the updates since the one before (`cursor.sums`).
 
     Where the gradient is not computed of groups without advantage, `entropy` and other metrics of tokens are means over
     the trained tokens, a share `trained_token_fraction`; they are missing where nothing was trained.
     """
+    assert cursor.rollouts is not None, "open_cell has counted them"
     train_metrics = values(cursor.sums)
     tokens = train_metrics.pop("tokens", 0.0)
     sums_by_set = {name: tuple(counts.reward_sums.tolist()) for name, counts in counts_by_set.items()}
     return EvalPoint(
         target=target,
         M=cursor.M,
-        rollouts=cell.rollouts_after(cursor.M),
+        rollouts=cursor.rollouts,
         tokens=cursor.tokens + round(tokens),
         metrics=eval_metrics(counts_by_set),
         counts=sums_by_set.pop(VALIDATION_SET),

@@ -40,7 +40,7 @@ from isojax.train.evaluate import VALIDATION_SET, make_eval_point
 from isojax.train.growth import GradientSignal, choose_n, growth_state, next_stage
 from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs, PointLedger, write_samples
 from isojax.train.programs import SweepPrograms
-from isojax.train.restore import OpenCell, open_cell
+from isojax.train.restore import OpenCell, begin_span, open_cell
 from isojax.train.start_check import check_start
 
 
@@ -120,7 +120,9 @@ class CellTrainer:
 
     @property
     def C(self) -> int:
-        return self.cell.rollouts_after(self.cursor.M)
+        """The rollouts sampled for training so far."""
+        assert self.cursor.rollouts is not None, "open_cell has counted them"
+        return self.cursor.rollouts
 
     @property
     def policy_state(self) -> TrainState:
@@ -131,10 +133,9 @@ class CellTrainer:
         """Updates until C reaches `target`; saves the state when it is due, or when the process must end."""
         while self.C < target:
             self._follow_schedule()
-            target_updates = self.cell.updates_to_reach(target)
-            updates_left = min(self._updates_before_switch(), target_updates - self.cursor.M)
-            metrics = self.run_updates(min(self.programs.rollout_programs.updates_per_call, updates_left))
-            self._advance_cursor(metrics, count=int(self.state.step) - self.cursor.M)  # `step` counts skipped ones too
+            updates_to_target = -(-(target - self.C) // self.opened.problems.cell.B)
+            updates_left = min(self._updates_before_switch(), updates_to_target)
+            self.run_updates(min(self.programs.rollout_programs.updates_per_call, updates_left))
             if self.is_failing:
                 self.fail()
             self.outputs.on_progress(self.C, None)
@@ -142,17 +143,19 @@ class CellTrainer:
             # the target it waits for the evaluation; a process that must end saves at once, and evaluates when resumed.
             stop_and_save = multiprocess.allgather((preemption.REQUESTED.is_set(), self.checkpoint_due))
             stop, save_due = any(stop for stop, _ in stop_and_save), stop_and_save[0][1]
-            if stop or (save_due and self.cursor.M < target_updates):
+            if stop or (save_due and self.C < target):
                 self.save()
             if stop:
                 raise preemption.Preempted(f"asked to end after update {self.cursor.M}")
 
     def _follow_schedule(self) -> None:
         """Go on with another B_p or n where the schedule changes them, or the gradient's signal does."""
+        is_due = self.opened.problems.end_update == self.cursor.M
         if self.cell.n_max and (n := choose_n(self.cell, self.growth)) != self.opened.problems.cell.n:
             self.opened.cell, self.growth = next_stage(self.cell, self.C, n)
-            self.opened.switch(self.cursor)
-        elif self.opened.problems.end_update == self.cursor.M:
+            is_due = True
+        if is_due:
+            self.cursor = begin_span(self.cursor, self.cell)
             self.opened.switch(self.cursor)
 
     def _updates_before_switch(self) -> int:
@@ -161,16 +164,25 @@ class CellTrainer:
             return self.growth.updates_to_check()
         return sys.maxsize if switch is None else switch - self.cursor.M
 
-    def _advance_cursor(self, metrics: Metrics, count: int) -> None:
-        M, sums, order = self.cursor.M + count, merge(self.cursor.sums, metrics), self.opened.problems.problem_order
+    def _advance_cursor(self, metrics: Metrics, updates: int, batches: int) -> None:
+        """Count `updates` and the batches of problems that were sampled for them."""
+        cell, problem_order = self.opened.problems.cell, self.opened.problems.problem_order
         if self.cell.n_max:
-            self.growth.add(metrics, count, self.opened.problems.cell.B_p)
-        growth = growth_state(self.cell, self.growth)
-        self.cursor = replace(self.cursor, M=M, sums=sums, order=order.state_dict(), pending=None, growth=growth)
+            self.growth.add(metrics, updates, cell.B_p)
+        self.cursor = replace(
+            self.cursor,
+            M=self.cursor.M + updates,
+            rollouts=self.C + batches * cell.B,
+            batches=self.cursor.batches + batches,
+            sums=merge(self.cursor.sums, metrics),
+            order=problem_order.state_dict(),
+            pending=None,
+            growth=growth_state(self.cell, self.growth),
+        )
 
-    def run_updates(self, count: int) -> Metrics:
-        """`count` updates, or fewer if too many in a row are not finite; the sums of their metrics. A batch is of
-        one update, or of several of a task that verifies on device; every update samples its own rollouts."""
+    def run_updates(self, count: int) -> None:
+        """`count` updates, or fewer if too many in a row are not finite. A batch is of one update, or of several of a
+        task that verifies on device; every update samples its own rollouts."""
         programs, problems, last_update = self.programs, self.opened.problems, self.cursor.M + count
         sums: Metrics = {}
         while (updates_left := last_update - int(self.state.step)) and not self.is_failing:
@@ -185,7 +197,8 @@ class CellTrainer:
             # asynchronous: the new policy to the sampler
             metrics |= self.opened.rollout_source.finish_update(self.policy_state)
             sums = merge_in_float32(sums, metrics)  # as the fused program adds them: the same bits on both ways
-        return sums
+        updates = int(self.state.step) - self.cursor.M  # `step` counts skipped ones too
+        self._advance_cursor(sums, updates, batches=updates)
 
     def evaluate(self, eval_index: int, target: int) -> None:
         """Evaluates the policy on all problem sets and records the point."""
@@ -195,7 +208,7 @@ class CellTrainer:
         if self.cursor.M == 0:  # before anything is recorded: a mended verifier then begins anew
             config, task, decoder = self.config.cell, self.programs.task, self.programs.decoder
             self.outputs.on_start(check_start(counts_by_set, config, task, decoder, params))
-        point = make_eval_point(target, self.cursor, cell, counts_by_set, self.config.cell.eval.samples)
+        point = make_eval_point(target, self.cursor, counts_by_set, self.config.cell.eval.samples)
         # Without `sums`: the metrics of the updates that follow start from none.
         self.cursor = replace(self.cursor, evaluation=eval_index, tokens=point.tokens, sums={})
         now, ledger = time.monotonic(), self.outputs.ledger

@@ -18,7 +18,7 @@ from isojax.rl.rollout_source import CellProblems, RolloutSource
 from isojax.sampling.batch import ProblemArrays
 from isojax.tasks.epochs import EpochOrder
 from isojax.train.base_policy import BasePolicy
-from isojax.train.checkpoint import Checkpoints, CorruptCheckpoint, RunCursor
+from isojax.train.checkpoint import Checkpoints, CorruptCheckpoint, RunCursor, RunSpan
 from isojax.train.programs import SweepPrograms
 
 # Epochs are numbered from here on where a schedule has changed B_p, so that none has an earlier one's order.
@@ -37,10 +37,10 @@ class OpenCell:
     rollout_source: RolloutSource  # of the problems, as long as B_p and n stay
 
     def switch(self, cursor: RunCursor) -> None:
-        """Go on with the B_p and n that the schedule has from here on; no rollout is in progress."""
+        """Go on with the B_p and n of the cursor's newest span; no rollout is in progress."""
         self.rollout_source.close()
         problems, tables = self.problems.problems, (self.problems.host_table, self.problems.problem_table)
-        self.problems = schedule_problems(self.programs, problems, tables, self.cell, cursor)
+        self.problems = next_problems(self.programs, problems, tables, self.cell, cursor)
         self.rollout_source = self.programs.open_rollouts(self.problems)
 
 
@@ -64,7 +64,8 @@ def open_cell(
             warn(f"{cell.name}: rollouts in progress, of another mesh or grid, are sampled again")
             cursor = replace(cursor, pending=None)
         cell_so_far = cell if cursor.growth is None else cell.with_stages(cursor.growth["stages"])
-        problems = schedule_problems(programs, base_policy.training, tables, cell_so_far, cursor)
+        cursor = begin_span(count_rollouts(cursor, cell_so_far), cell_so_far)
+        problems = next_problems(programs, base_policy.training, tables, cell_so_far, cursor)
         source = programs.open_rollouts(problems)
         restored = OpenCell(programs, cell_so_far, state, cursor, base_params, problems, source)
         if cursor.pending is not None:
@@ -106,22 +107,44 @@ def _restore_state(
     return state, cursor, programs.frozen_params(base_params) if reads_base else {}
 
 
-def schedule_problems(
+def count_rollouts(cursor: RunCursor, cell: Cell) -> RunCursor:
+    """The cursor of a checkpoint that does not count rollouts, with B_p n M as the cell's stages make it: older
+    versions had no updates of other sizes."""
+    if cursor.rollouts is not None:
+        return cursor
+    spans = tuple(RunSpan(s.M, s.C, s.M, s.B_p, s.n) for s, _ in cell.updates_by_span(cursor.M))
+    return replace(cursor, rollouts=cell.rollouts_after(cursor.M), batches=cursor.M, spans=spans)
+
+
+def begin_span(cursor: RunCursor, cell: Cell) -> RunCursor:
+    """The cursor, with a new span where B_p or n change here."""
+    assert cursor.rollouts is not None, "a run counts them"
+    B_p, n = cell.pair_at(cursor.rollouts)
+    if cursor.spans and (B_p, n) == (cursor.spans[-1].B_p, cursor.spans[-1].n):
+        return cursor
+    span = RunSpan(cursor.M, cursor.rollouts, cursor.batches, B_p, n)
+    return replace(cursor, spans=(*cursor.spans, span))
+
+
+def next_problems(
     programs: SweepPrograms, problems: Sequence[Problem], tables: ProblemTables, cell: Cell, cursor: RunCursor
 ) -> CellProblems:
-    """The problems of a cell, with the B_p and n after so many updates, and which of them the next batches have. A new
-    B_p begins a new epoch."""
-    span = cell.span_at(cursor.M)
-    spans_by_B_p = [list(spans) for _, spans in groupby(cell.spans[: cell.spans.index(span) + 1], lambda s: s.B_p)]
+    """The problems of a cell, with the B_p and n of the cursor's newest span, and which of them the next batches have.
+    A new B_p begins a new epoch."""
+    assert cursor.rollouts is not None, "a run counts them"
+    span = cursor.spans[-1]
+    spans_by_B_p = [list(spans) for _, spans in groupby(cursor.spans, lambda s: s.B_p)]
     order = EpochOrder(
         len(problems),
         span.B_p,
         cell.seed,
-        first_update=cursor.M - spans_by_B_p[-1][0].M,
+        first_batch=cursor.batches - spans_by_B_p[-1][0].batches,
         first_epoch=EPOCHS_PER_SIZE * (len(spans_by_B_p) - 1),
         drop_above=programs.cell_config.rl.no_positive_resampling,
         saved_state=cursor.order,
-        batches_drawn=cursor.pending["next_batch"] - cursor.M if cursor.pending else 0,
+        batches_ahead=cursor.pending["next_batch"] - cursor.M if cursor.pending else 0,
     )
-    span_cell, end_update = Cell(span.B_p, span.n, cell.seed), cell.next_switch(cursor.M)
+    switch = cell.next_switch(cursor.rollouts)
+    end_update = None if switch is None else cursor.M - (cursor.rollouts - switch) // (span.B_p * span.n)
+    span_cell = Cell(span.B_p, span.n, cell.seed)
     return CellProblems(span_cell, problems, *tables, order, first_update=cursor.M, end_update=end_update)

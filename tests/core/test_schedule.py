@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from isojax.core.errors import InputError
@@ -31,7 +33,11 @@ def test_a_schedule_by_gradient() -> None:
     cell = Cell(32, 2, 0, "auto", (Stage(0, 32, 2),), n_max=16)
     assert cell.pairs == ((32, 2), (32, 4), (32, 8), (32, 16)) and cell.spans == (Span(0, 0, 32, 2),)
     later = cell.with_stages([[0, 32, 2], [128, 32, 4]])
-    assert later.pairs == cell.pairs and later.next_switch(0) == 2 and later.updates_to_reach(300) == 4
+    assert (
+        later.pairs == cell.pairs
+        and (later.next_switch(0), later.next_switch(128)) == (128, None)
+        and later.updates_to_reach(300) == 4
+    )
 
 
 def test_a_schedule_from_a_fit() -> None:
@@ -78,9 +84,11 @@ def test_a_cell_counts_as_a_run_does(text: str) -> None:
         reached.append(C)
         sizes.append(stage[1:])
     for M, rollouts in enumerate(reached[:-1]):
-        assert cell.rollouts_after(M) == rollouts and cell.span_at(M)[2:] == sizes[M]
+        assert cell.rollouts_after(M) == rollouts and cell.span_at(M)[2:] == sizes[M] == cell.pair_at(rollouts)
         switches = [m for m in range(M + 1, len(sizes)) if sizes[m] != sizes[m - 1]]
-        assert cell.next_switch(M) == (switches[0] if switches else None)
+        switch, B = cell.next_switch(rollouts), sizes[M][0] * sizes[M][1]
+        assert (switch is not None) == bool(switches)
+        assert switch is None or M + math.ceil((switch - rollouts) / B) == switches[0]
         assert sum(span.B * updates for span, updates in cell.updates_by_span(M)) == rollouts
     for target in range(1000):
         M = next(M for M, rollouts in enumerate(reached) if rollouts >= target)

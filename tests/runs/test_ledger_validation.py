@@ -13,7 +13,7 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.core.schedule import Stage
-from isojax.runs.ledger import latest_point, read_run, read_runs, read_timing, write_run
+from isojax.runs.ledger import read_run, read_runs, read_timing, recorded_points, write_run
 from isojax.scaling.checks.ledger_check import check_ledgers
 from isojax.scaling.fit import fit_all_runs
 
@@ -54,14 +54,14 @@ def ledger(folder: Path, header: dict[str, Any] | None = None, point: dict[str, 
 
 def test_what_a_run_measures_is_accepted(tmp_path: Path) -> None:
     folder = ledger(tmp_path / "cell")
-    assert read_run(folder).points == (POINT,) and latest_point(folder)[0] == POINT
+    assert read_run(folder).points == (POINT,) and recorded_points(folder)[0][-1] == POINT
 
 
 @pytest.mark.parametrize("case", POINTS)
 def test_points(tmp_path: Path, case: str) -> None:
     changed, message = POINTS[case]
     folder = ledger(tmp_path / "cell", point=changed)
-    for read in (read_run, lambda f: read_runs([f]), latest_point):
+    for read in (read_run, lambda f: read_runs([f]), recorded_points):
         with pytest.raises(InputError, match=message):
             read(folder)
     (error,) = check_ledgers([folder]).errors
@@ -76,7 +76,7 @@ def test_points(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize("case", HEADERS)
 def test_headers(tmp_path: Path, case: str) -> None:
     folder = ledger(tmp_path / "cell", HEADERS[case])
-    for read in (read_run, latest_point):
+    for read in (read_run, recorded_points):
         with pytest.raises(InputError, match=r"line 1: header .* needs schema = 1, B_p and n from 1"):
             read(folder)
     assert "needs schema = 1" in check_ledgers([folder]).errors[0]
@@ -123,9 +123,9 @@ def test_every_line_counts_for_every_reader(tmp_path: Path, case: str) -> None:
         "header": ([header, first, header, last], "line 3 begins another run"),
         "M": ([header, first | {"M": 9}, last | {"M": 8}], "line 3: M falls from 9 to 8"),
     }[case]
-    assert latest_point(folder)[0] == LATER
+    assert recorded_points(folder)[0][-1] == LATER
     (folder / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for read in (read_run, latest_point):
+    for read in (read_run, recorded_points):
         with pytest.raises(InputError, match=message):
             read(folder)
 

@@ -27,7 +27,7 @@ def test_an_epoch_repeats_nothing(problems: int, B_p: int) -> None:
 @pytest.mark.parametrize("first", [0, 1, 3, 4, 9, 26])
 def test_a_restart_goes_on_where_it_stopped(first: int) -> None:
     full = list(islice(EpochOrder(23, 5, seed=3), 30))
-    again = list(islice(EpochOrder(23, 5, seed=3, first_update=first), 30 - first))
+    again = list(islice(EpochOrder(23, 5, seed=3, first_batch=first), 30 - first))
     np.testing.assert_array_equal(np.stack(full[first:]), np.stack(again))
 
 

@@ -15,7 +15,9 @@ from isojax.core.schedule import Stage
 from isojax.rl.metric import Metrics, mean
 from isojax.rl.optimizer import ADAM
 from isojax.rl.train_step import gradient_signal
+from isojax.train.checkpoint import RunCursor, RunSpan
 from isojax.train.growth import CHECK_EVERY, GradientSignal, choose_n, growth_state, next_stage
+from isojax.train.restore import begin_span, count_rollouts
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.2])
@@ -139,3 +141,25 @@ def test_the_next_stage_begins_where_the_run_is() -> None:
     cell, growth = next_stage(Cell(8, 2, 0, "auto", (Stage(0, 8, 2),), 16), 160, 4)
     assert cell.stages == (Stage(0, 8, 2), Stage(160, 8, 4)) and cell.span_at(10)[2:] == (8, 4)
     assert cell.rollouts_after(11) == 192 and cell.name == "auto-s0" and growth == GradientSignal(earlier=5)
+
+
+STAGED = Cell(8, 2, 0, "grow", (Stage(0, 8, 2), Stage(100, 8, 4), Stage(290, 16, 4)))
+
+
+def test_a_checkpoint_that_does_not_count_rollouts_is_counted_once() -> None:
+    """As versions before 0.2 saved it: 7 updates of 16, which pass C = 100, then 6 of 32, which pass 290, then 64."""
+    saved = RunCursor(M=15, evaluation=2, tokens=0)
+    counted = begin_span(count_rollouts(saved, STAGED), STAGED)
+    assert (counted.rollouts, counted.batches) == (7 * 16 + 6 * 32 + 2 * 64, 15)
+    assert counted.spans == (RunSpan(0, 0, 0, 8, 2), RunSpan(7, 112, 7, 8, 4), RunSpan(13, 304, 13, 16, 4))
+    assert count_rollouts(counted, STAGED) is counted and begin_span(counted, STAGED) is counted
+    at_a_switch = begin_span(count_rollouts(RunCursor(M=7, evaluation=1, tokens=0), STAGED), STAGED)
+    assert at_a_switch.spans == (RunSpan(0, 0, 0, 8, 2), RunSpan(7, 112, 7, 8, 4))
+
+
+def test_a_span_begins_where_the_counted_rollouts_are() -> None:
+    """Updates that took three batches each pass C = 100 after three."""
+    cursor = begin_span(count_rollouts(RunCursor(M=0, evaluation=0, tokens=0), STAGED), STAGED)
+    assert cursor.spans == (RunSpan(0, 0, 0, 8, 2),)
+    cursor = begin_span(replace(cursor, M=3, rollouts=144, batches=9), STAGED)
+    assert cursor.spans[1:] == (RunSpan(3, 144, 9, 8, 4),)
