@@ -33,6 +33,8 @@ class Architecture:
     head: Linear | None  # None: the embedding makes the logits too
     # Parts of tensors' names here -> what the family's checkpoints have in their place.
     renamed: Mapping[str, str] = field(default_factory=dict)
+    # A layer's tensor in the family's checkpoints -> the layer's own tensors that it holds, one after the other.
+    fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def unembedding(self) -> Spec:
@@ -52,6 +54,7 @@ def make_architecture(
     norm: Norm | None = None,
     embedding_scale: float = 1.0,
     renamed: Mapping[str, str] | None = None,
+    fused: Mapping[str, Sequence[str]] | None = None,
 ) -> Architecture:
     """With the parts outside of layers as most families have them."""
     embed = {"embed": config.width}
@@ -62,6 +65,7 @@ def make_architecture(
         norm=norm or RMSNorm("norm", embed, FINAL_NORM, config.norm_eps),
         head=None if config.tied else Linear("unembed", embed, {"vocab": vocab}, HEAD, adapts=False, quantises=False),
         renamed=renamed or {},
+        fused=fused or {},
     )
 
 

@@ -8,7 +8,7 @@ Letters are those of distributed/sharding.py.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, PRNGKeyArray
+
+from isojax.core.errors import InputError
 
 Axes = tuple[tuple[str, int], ...]  # logical names and sizes: (("heads", N), ("head_dim", H))
 Sizes = Mapping[str, int]  # the same, as layers write it: {"heads": N, "head_dim": H}
@@ -65,6 +67,15 @@ class Uniform:
 
 
 @dataclass(frozen=True)
+class Part:
+    """The place of a parameter in a tensor that a checkpoint has of several, one after the other along their outputs,
+    as Phi-3 has queries, keys and values."""
+
+    first: int  # output of the tensor
+    total: int  # outputs of the tensor
+
+
+@dataclass(frozen=True)
 class Spec:
     """One parameter. Its axes are in this order: stacked ones, inputs, outputs."""
 
@@ -75,6 +86,8 @@ class Spec:
 
     tensor: str  # its name in a published checkpoint: "model.layers.{layer}.self_attn.q_proj.weight"
     transposed: bool = False  # whether it is [outputs, inputs] there
+    joins_outputs: bool = True  # whether all outputs are one axis there
+    part: Part | None = None  # of that tensor; None: it is all of it
 
     stacked: Axes = ()  # layers and experts: each index is a tensor of its own in a checkpoint
     layers: range = range(0)  # the model's layers that are stacked
@@ -118,13 +131,21 @@ class Spec:
     @property
     def stored_groups(self) -> list[tuple[int, ...]]:
         """Sizes of its axes in one layer, as a checkpoint joins them: [(D,), (N, H)]."""
-        return [sizes(axes) for axes in (self.inputs, self.outputs) if axes]
+        outputs = [self.outputs] if self.joins_outputs else [(axis,) for axis in self.outputs]
+        return [sizes(axes) for axes in (self.inputs, *outputs) if axes]
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Of each of its tensors in a checkpoint."""
-        stored_sizes = tuple(math.prod(group) for group in self.stored_groups)
-        return stored_sizes[::-1] if self.transposed else stored_sizes
+        """Of each of its tensors in a checkpoint, with what else is in them."""
+        stored_sizes = [math.prod(group) for group in self.stored_groups]
+        if self.part is not None:
+            stored_sizes[-1] = self.part.total
+        return tuple(stored_sizes[::-1] if self.transposed else stored_sizes)
+
+    @property
+    def stored_outputs_axis(self) -> int:
+        """The axis of its tensors in a checkpoint along which several may be one."""
+        return 0 if self.transposed else len(self.stored_groups) - 1
 
     def tensor_names(self) -> tuple[str, ...]:
         """The tensors of a checkpoint that hold it: one for each index of its stacked axes, the last one fastest."""
@@ -170,6 +191,29 @@ def rename_tensor(spec: Spec, renamed: Mapping[str, str]) -> Spec:
     for own, published in renamed.items():
         tensor = tensor.replace(own, published)
     return replace(spec, tensor=tensor)
+
+
+def fuse_specs(specs: Sequence[Spec], fused: Mapping[str, Sequence[str]]) -> list[Spec]:
+    """The Specs of one layer, those as parts of one tensor that a checkpoint has fused. `fused`: the tensor's name in
+    a layer -> those of its parts here, in its order: {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}.
+    InputError where a part is missing."""
+    by_tensor = {spec.tensor: spec for spec in specs}
+    placed: dict[str, Spec] = {}  # by the Spec's own name
+    for whole, parts in fused.items():
+        for ending in (".weight", ".bias"):
+            found = [by_tensor[part + ending] for part in parts if part + ending in by_tensor]
+            if not found:  # no bias, or a layer of another kind
+                continue
+            if len(found) < len(parts):
+                missing = next(part + ending for part in parts if part + ending not in by_tensor)
+                problem = f"the family fuses {', '.join(parts)} as {whole}, and a layer of it has no {missing}"
+                raise InputError(f"{problem}. Name the tensors as the layer's modules do.")
+
+            sizes = [math.prod(size for _, size in spec.outputs) for spec in found]
+            for i, spec in enumerate(found):
+                place = Part(first=sum(sizes[:i]), total=sum(sizes))
+                placed[spec.name] = replace(spec, tensor=whole + ending, part=place)
+    return [placed.get(spec.name, spec) for spec in specs]
 
 
 class LayerDescription:

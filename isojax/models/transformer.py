@@ -34,7 +34,7 @@ from isojax.models.layers.unembedding import Unembedding, gather_unembedding
 from isojax.models.lora import add_adapters, policy_params, split_adapters
 from isojax.models.remat import remat_policy
 from isojax.models.routing import RouterPass, run_with_router
-from isojax.models.spec import LayerDescription, Spec, rename_tensor, specs_of, stack_spec
+from isojax.models.spec import LayerDescription, Spec, fuse_specs, rename_tensor, specs_of, stack_spec
 from isojax.models.stack import FIRST_STACK, Segment, Stack, plan, probe_attention, router_shape
 
 Params = dict[str, Any]
@@ -146,7 +146,8 @@ class Decoder:
         renamed = self.architecture.renamed
         specs: Params = {spec.name: rename_tensor(spec, renamed) for spec in self._outer_specs}
         for stack in self.stacks:
-            stacked = [stack_spec(spec, stack.layers, LAYER_PREFIX) for spec in stack.specs]
+            of_layer = fuse_specs(stack.specs, self.architecture.fused)
+            stacked = [stack_spec(spec, stack.layers, LAYER_PREFIX) for spec in of_layer]
             specs[stack.name] = {spec.name: rename_tensor(spec, renamed) for spec in stacked}
         return specs
 

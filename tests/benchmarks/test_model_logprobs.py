@@ -16,6 +16,8 @@ from tests.models.test_families import MOST, REFERENCES
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "model_logprobs.py"
 
+MESHES = ("auto", "data=2,fsdp=2,tensor=2", "data=2,sequence=2,tensor=2", "fsdp=8")
+
 
 def write_tokens(file: Path, tokens: np.ndarray, lengths: np.ndarray) -> None:
     is_token = np.arange(tokens.shape[1])[None] < lengths[:, None]
@@ -23,8 +25,13 @@ def write_tokens(file: Path, tokens: np.ndarray, lengths: np.ndarray) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axes", ["auto", "data=2,fsdp=2,tensor=2", "data=2,sequence=2,tensor=2", "fsdp=8"])
-@pytest.mark.parametrize("name", ["gemma3", "qwen2_sliding"])
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        *((name, axes) for name in ("gemma3", "qwen2_sliding") for axes in MESHES),
+        ("llama_biases", "data=2,fsdp=2,tensor=2"),  # fsdp splits the biases of what is added to hidden states
+    ],
+)
 def test_both_passes_equal_transformers(name: str, axes: str, tmp_path: Path) -> None:
     """Of sequences of 40, 2, 23 and 31 tokens: longer than the windows, shorter than what is prefilled, and fewer than
     eight shards."""

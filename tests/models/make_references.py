@@ -24,6 +24,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    Glm4Config,
     LlamaConfig,
     MistralConfig,
     Olmo2Config,
@@ -42,7 +43,9 @@ CONFIGS = {
     "olmo2": Olmo2Config,
     "gemma3": Gemma3TextConfig,
     "phi3": Phi3Config,  # the example of docs/extending.md
+    "glm4": Glm4Config,  # glm4.py
 }
+OF_PLUGINS = ("phi3", "glm4")  # no families of isojax's own
 LEAST_STD = 3.0
 SIZES = (
     "hidden_size",
@@ -102,6 +105,12 @@ REFERENCES = {
         {"sliding_window": 5, "query_pre_attn_scalar": 11, "pad_token_id": 0},
     ),
     "phi3": Reference("phi3", (28, 4, 2, 8, 37, 69, 2), DEFAULT_ROPE, more={"sliding_window": 8, "pad_token_id": 0}),
+    "glm4": Reference(
+        "glm4",
+        (24, 4, 2, 8, 38, 67, 2),
+        DEFAULT_ROPE | {"partial_rotary_factor": 0.5},
+        more={"attention_bias": True, "pad_token_id": 0},
+    ),
 }
 GRADIENT_ENTRIES = 5  # of each tensor's gradient, evenly spaced, that are kept beside its norm
 
@@ -221,7 +230,7 @@ def write(name: str) -> None:
 
 def random_config(rng: np.random.Generator) -> tuple[Any, dict[str, Any]]:
     """A random shape of a random family, and what was drawn."""
-    family = str(rng.choice([name for name in CONFIGS if name != "phi3"]))
+    family = str(rng.choice([name for name in CONFIGS if name not in OF_PLUGINS]))
     kv = int(rng.integers(1, 5))
     heads = kv * int(rng.integers(1, 5))
     head_dim = 2 * int(rng.integers(1, 17))

@@ -9,10 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
+from isojax.models.hf.hf_load import WeightLayout
 from isojax.models.hf.rope_config import read_rotated_share, rope_settings
+from isojax.models.layers.block import ParallelBlock
 from isojax.models.layers.linear import Linear
-from isojax.models.layers.norm import LayerNorm
+from isojax.models.layers.mlp import MLP
+from isojax.models.layers.norm import LayerNorm, RMSNorm
 from isojax.models.layers.rope import Rope
 from isojax.models.spec import Constant, LayerDescription, Spec
 from isojax.models.weight_forms import to_output_major
@@ -37,6 +41,68 @@ def test_layer_norm(bias: bool) -> None:
     norm = described.bind({name: jnp.asarray(w, jnp.float32) for name, w in weights.items()})
     np.testing.assert_allclose(norm(jnp.asarray(x, jnp.float32)), expected, rtol=1e-5, atol=1e-5)
     assert norm(jnp.asarray(x, jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_norms_with_scales_of_each_head(centred: bool) -> None:
+    rng = np.random.default_rng(1)
+    x, scale = rng.normal(1, 2, (B, T, HEADS, H)), rng.normal(size=(HEADS, H))
+    y = x - x.mean(-1, keepdims=True) if centred else x
+    expected = y / np.sqrt((y**2).mean(-1, keepdims=True) + EPS) * scale
+
+    kind = LayerNorm if centred else RMSNorm
+    described = LayerDescription(kind("norm", {"head_dim": H}, "q_norm", EPS, each={"heads": HEADS}))
+    (spec,) = described.specs.values()
+    assert spec.stored_shape == (HEADS, H) and spec.axes == ("heads", "head_dim")
+    layout = WeightLayout("norm", spec)
+    np.testing.assert_array_equal(layout.to_stored(scale), scale)
+    assert layout.stored_index((slice(1, 3), slice(0, H))) == (slice(1, 3), slice(0, H))
+
+    norm = described.bind({"norm": jnp.asarray(scale, jnp.float32)})
+    np.testing.assert_allclose(norm(jnp.asarray(x, jnp.float32)), expected, rtol=1e-5, atol=1e-5)
+
+    joined = LayerDescription(kind("norm", {"heads": HEADS, "head_dim": H}, "q_norm", EPS)).specs["norm"]
+    assert joined.stored_shape == (HEADS * H,)
+
+
+CONFIG = ModelConfig(width=D, heads=HEADS, kv_heads=1, head_dim=H, mlp=11, layers=2)
+
+
+def bound(layer: Any, seed: int = 0) -> tuple[Any, dict[str, np.ndarray]]:
+    """A layer with random weights, and these."""
+    described, rng = LayerDescription(layer), np.random.default_rng(seed)
+    weights = {name: rng.normal(size=spec.shape) for name, spec in described.specs.items()}
+    return described.bind(jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), weights)), weights
+
+
+def test_mlp_without_a_gate() -> None:
+    mlp, w = bound(MLP(CONFIG, jnp.square, bias=True))
+    x = np.random.default_rng(2).normal(size=(B, T, D))
+    expected = (x @ w["up"] + w["up_bias"]) ** 2 @ w["down"] + w["down_bias"]
+    np.testing.assert_allclose(mlp(jnp.asarray(x, jnp.float32)), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mlp_norm", [False, True])
+def test_parallel_block(mlp_norm: bool) -> None:
+    """x + attention(norm(x)) + mlp(norm(x)), where both norms may be one."""
+
+    def norm_of(name: str) -> RMSNorm:
+        return RMSNorm(name, {"embed": D}, name, EPS)
+
+    def attention(x: Any, rotations: Any, attend: Any) -> tuple[Any, str]:
+        return jnp.sin(x), "kept"
+
+    def mlp(x: Any, first_tokens: slice | None) -> Any:
+        return x**2
+
+    norms = {"attention_norm": norm_of("first")} | ({"mlp_norm": norm_of("second")} if mlp_norm else {})
+    block, w = bound(ParallelBlock(attention, mlp, **norms))
+    x = np.random.default_rng(3).normal(size=(B, T, D))
+    normed = x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS)
+    expected = x + np.sin(normed * w["first"]) + (normed * w["second" if mlp_norm else "first"]) ** 2
+    y, kept = block(jnp.asarray(x, jnp.float32), {}, None)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+    assert kept == "kept"
 
 
 @pytest.mark.parametrize("neighbours", [False, True])

@@ -17,7 +17,8 @@ from isojax.models.families import family
 from isojax.models.hf.gguf_import import ROPE_FACTORS, gguf_names, is_norm, is_rotated
 from isojax.models.hf.gguf_tokenizer_export import add_tokenizer
 from isojax.models.hf.gguf_traits import GGUFTraits
-from isojax.models.hf.hf_load import WeightLayout, read_text_config, weight_layouts
+from isojax.models.hf.hf_export import join_parts
+from isojax.models.hf.hf_load import WeightLayout, read_text_config, tensor_parts, weight_layouts
 from isojax.models.layers.rope import rope_frequencies
 from isojax.models.spec import Spec
 from isojax.models.transformer import Decoder, Params
@@ -98,15 +99,16 @@ def write_tensors(writer: gguf.GGUFWriter, params: Params, config: ModelConfig, 
     values = dict(flatten(params))
     layouts = weight_layouts(Decoder(config, params["embed"].shape[0]))
     names = gguf_names([layout.spec for layout in layouts], traits, config.layers)
-    tensors = [(layout, layer, name) for layout in layouts for layer, name in enumerate(layout.tensor_names)]
+    tensors = tensor_parts(layouts)
 
     # Of 1 where positions are not stretched.
     plain = rope_frequencies(config.head_dim, config.rope_base, None)
     factors = plain / rope_frequencies(config.head_dim, config.rope_base, config.rope_scaling)
     if config.rope_scaling is not None:
         writer.add_tensor_info(ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes)
-    for layout, _, name in tensors:
-        shape, kind = layout.spec.stored_shape, stored_type(layout.spec, dtype)
+    for name, parts in tensors.items():
+        spec = parts[0].layout.spec
+        shape, kind = spec.stored_shape, stored_type(spec, dtype)
         empty = quantize(np.zeros((1, shape[-1]), np.float32), kind)
         stored = (*shape[:-1], empty.shape[-1])
         num_bytes = empty.nbytes * int(np.prod(shape[:-1], dtype=int))
@@ -117,21 +119,18 @@ def write_tensors(writer: gguf.GGUFWriter, params: Params, config: ModelConfig, 
     writer.write_ti_data_to_file()
     if config.rope_scaling is not None:
         writer.write_tensor_data(factors)
-    for layout, layer, _ in tensors:
-        value = as_llama_cpp(layout, np.asarray(select_layer(values[layout.key], layout, layer), np.float32), traits)
-        writer.write_tensor_data(quantize(np.ascontiguousarray(value), stored_type(layout.spec, dtype)))
+    for parts in tensors.values():
+        spec = parts[0].layout.spec
+        selected = [np.asarray(part.select(values[part.layout.key]), np.float32) for part in parts]
+        stored = [as_llama_cpp(part.layout, value, traits) for part, value in zip(parts, selected, strict=True)]
+        whole = np.ascontiguousarray(join_parts(stored, spec))
+        writer.write_tensor_data(quantize(whole, stored_type(spec, dtype)))
     writer.close()
-
-
-def select_layer(value: Any, layout: WeightLayout, number: int) -> Any:
-    """The value that the parameter's tensor of this number holds."""
-    index = np.unravel_index(number, value.shape[: layout.num_stacked]) if layout.num_stacked else ()
-    return value[index]
 
 
 def stored_type(spec: Spec, dtype: str) -> gguf.GGMLQuantizationType:
     """F16 where rows are no whole blocks of Q8_0, as llama.cpp does it."""
-    if len(spec.stored_shape) == 1:
+    if not spec.inputs:  # a norm or a bias
         return gguf.GGMLQuantizationType.F32
     if dtype == "q8_0" and spec.stored_shape[-1] % Q8_BLOCK:
         return gguf.GGMLQuantizationType.F16

@@ -83,8 +83,8 @@ def _convert(file: GGUFFile, folder: Path) -> None:
     hf_export.write_json(folder / "tokenizer_config.json", tokenizer_config)
     tokenizer.save(str(folder / "tokenizer.json"))
 
-    specs = [layout.spec for layout in hf_load.weight_layouts(Decoder(config, config.vocab))]
-    write_safetensors(folder, plan_tensors(file, specs, traits, config.layers), "float32")
+    layouts = hf_load.weight_layouts(Decoder(config, config.vocab))
+    write_safetensors(folder, plan_tensors(file, layouts, traits, config.layers), "float32")
 
 
 def find_gguf_family(file: GGUFFile) -> tuple[str, GGUFTraits]:
@@ -180,10 +180,10 @@ def gguf_names(specs: list[Spec], traits: GGUFTraits, layers: int) -> dict[str, 
     return {name: str(gguf_name) for name, gguf_name in names.items()}
 
 
-def plan_tensors(file: GGUFFile, specs: list[Spec], traits: GGUFTraits, layers: int) -> TensorSources:
+def plan_tensors(file: GGUFFile, layouts: list[hf_load.WeightLayout], traits: GGUFTraits, layers: int) -> TensorSources:
     """The tensors of a checkpoint, to be read from the file. InputError where it lacks one, has more than these, or one
     has another shape."""
-    names = gguf_names(specs, traits, layers)
+    names = gguf_names([layout.spec for layout in layouts], traits, layers)
     missing = sorted(set(names.values()) - file.tensors.keys())
     unused = sorted(file.tensors.keys() - set(names.values()) - {ROPE_FACTORS})
     if missing or unused:
@@ -193,17 +193,31 @@ def plan_tensors(file: GGUFFile, specs: list[Spec], traits: GGUFTraits, layers: 
         raise InputError(f"{lacks}, as no {traits.architecture} here does. {HUB}.")
 
     sources = {}
-    for spec in specs:
-        for name in spec.tensor_names():
-            if file.shape(names[name]) != spec.stored_shape:
-                held = f"{names[name]} is {file.shape(names[name])}"
-                raise InputError(f"{held}; expected {spec.stored_shape} by the file's metadata. Copy it again.")
-            sources[name] = (spec.stored_shape, partial(read_tensor, file, names[name], spec, traits))
+    for name, parts in hf_load.tensor_parts(layouts).items():
+        specs = [part.layout.spec for part in parts]
+        shape = specs[0].stored_shape
+        if file.shape(names[name]) != shape:
+            held = f"{names[name]} is {file.shape(names[name])}"
+            raise InputError(f"{held}; expected {shape} by the file's metadata. Copy it again.")
+        sources[name] = (shape, partial(read_tensor, file, names[name], specs, traits))
     return sources
 
 
-def read_tensor(file: GGUFFile, name: str, spec: Spec, traits: GGUFTraits) -> np.ndarray:
+def read_tensor(file: GGUFFile, name: str, specs: list[Spec], traits: GGUFTraits) -> np.ndarray:
+    """A checkpoint's tensor. `specs`: of what it holds, in its order."""
     value = file.read(name)
+    if len(specs) == 1:
+        return from_llama_cpp(value, specs[0], traits)
+
+    axis = specs[0].stored_outputs_axis
+    firsts = [spec.part.first for spec in specs[1:] if spec.part is not None]
+    parts = [
+        from_llama_cpp(part, spec, traits) for part, spec in zip(np.split(value, firsts, axis), specs, strict=True)
+    ]
+    return np.concatenate(parts, axis)
+
+
+def from_llama_cpp(value: np.ndarray, spec: Spec, traits: GGUFTraits) -> np.ndarray:
     if is_norm(spec):
         return value - np.float32(traits.norm_offset) if traits.norm_offset else value
     if not is_rotated(spec, traits):

@@ -13,10 +13,18 @@ from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
 from isojax.models.families import family
+from isojax.models.hf.adapted_modules import adapted_modules
 from isojax.models.hf.hf_config import model_type_of
-from isojax.models.hf.hf_load import CONFIG_FILE, WeightLayout, read_text_config, reads_images, weight_layouts
+from isojax.models.hf.hf_load import (
+    CONFIG_FILE,
+    TensorPart,
+    read_text_config,
+    reads_images,
+    tensor_parts,
+    weight_layouts,
+)
 from isojax.models.safetensors_io import TEXT_FILES, TensorSources, new_model_folder, write_safetensors
-from isojax.models.stack import stacks_of
+from isojax.models.spec import Spec
 from isojax.models.transformer import Decoder, Params
 
 COPIED_FILES = (*TEXT_FILES, "LICENSE*", "NOTICE*")  # what an export copies from the base model's folder
@@ -29,15 +37,13 @@ def save(params: Params, config: ModelConfig, source: Path, folder: Path, dtype:
     decoder = Decoder(config, params["embed"].shape[0])
     values = dict(flatten(params))
 
-    def read_tensor(weight: WeightLayout, number: int) -> np.ndarray:
-        value = values[weight.key]
-        index = np.unravel_index(number, value.shape[: weight.num_stacked]) if weight.num_stacked else ()
-        return weight.to_stored(np.asarray(value[index], np.float32))
+    def read_tensor(parts: list[TensorPart]) -> np.ndarray:
+        stored = [part.layout.to_stored(np.asarray(part.select(values[part.layout.key]), np.float32)) for part in parts]
+        return join_parts(stored, parts[0].layout.spec)
 
     tensors: TensorSources = {
-        name: (weight.spec.stored_shape, partial(read_tensor, weight, layer))
-        for weight in weight_layouts(decoder)
-        for layer, name in enumerate(weight.tensor_names)
+        name: (parts[0].layout.spec.stored_shape, partial(read_tensor, parts))
+        for name, parts in tensor_parts(weight_layouts(decoder)).items()
     }
     with new_model_folder(folder) as temp:
         config_json = read_text_config(source)
@@ -50,15 +56,19 @@ def save(params: Params, config: ModelConfig, source: Path, folder: Path, dtype:
         write_safetensors(temp, tensors, dtype)
 
 
+def join_parts(stored: list[np.ndarray], spec: Spec) -> np.ndarray:
+    """The tensor that a checkpoint has of these, in its order. `spec`: of one of them."""
+    return stored[0] if len(stored) == 1 else np.concatenate(stored, axis=spec.stored_outputs_axis)
+
+
 def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path, dtype: str = "float32") -> None:
     """Write the adapters as PEFT's folder, whole or not at all, in `dtype`. `base`: the base model's folder or hub
     name. InputError where the folder exists or cannot be written."""
     lora = config.lora
     assert lora is not None
     specs = Decoder(config, config.vocab or 1).specs()  # adapters know no vocabulary
-    layer_specs = [(stack, spec) for stack, by_name in stacks_of(specs).items() for spec in by_name.values()]
-    adapted = [spec.tensor.removesuffix(".weight") for _, spec in layer_specs if spec.adapts in lora.targets]
-    target_modules: list[str] | str = list(dict.fromkeys(name.rpartition(".")[2] for name in adapted))
+    modules = adapted_modules(adapters, specs)
+    target_modules: list[str] | str = list(dict.fromkeys(module.kind for module in modules))
     parts_of_base = "model."
     if config.path is not None and reads_images(Path(config.path)):
         # The base is the whole model, whose vision tower has layers of these names too.
@@ -66,14 +76,14 @@ def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path,
         target_modules = rf".*\blanguage_model\..*\.({'|'.join(target_modules)})"
 
     tensors: dict[str, np.ndarray] = {}
-    for stack, spec in layer_specs:
-        if not spec.is_adapter:
-            continue
-        value = np.asarray(adapters[stack][spec.name], np.float32)
-        of_each = value.reshape(-1, *spec.matrix_shape)  # layers, and experts
-        for matrix, name in zip(of_each, spec.tensor_names(), strict=True):
-            module = parts_of_base + name.removeprefix("model.")
-            tensors[f"base_model.model.{module}"] = np.ascontiguousarray(matrix.T, dtype)
+    for module in modules:
+        name = f"base_model.model.{parts_of_base}{module.name.removeprefix('model.')}"
+        tensors[f"{name}.lora_A.weight"] = module.a
+        tensors[f"{name}.lora_B.weight"] = module.b
+
+    # Of modules that hold several adapted matrices: the same alpha / rank.
+    ranks = {module.kind: module.rank for module in modules if module.rank != lora.rank}
+    alphas = {kind: lora.alpha * rank / lora.rank for kind, rank in ranks.items()}
     with new_model_folder(folder) as temp:
         settings = {
             "peft_type": "LORA",
@@ -83,6 +93,7 @@ def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path,
             "lora_alpha": lora.alpha,
             "lora_dropout": 0.0,
             "target_modules": target_modules,
+            **({"rank_pattern": ranks, "alpha_pattern": alphas} if ranks else {}),
             "bias": "none",
             "fan_in_fan_out": False,
             "inference_mode": True,
@@ -110,6 +121,7 @@ def make_config_json(config: ModelConfig, max_positions: int, dtype: str) -> dic
     return {
         "architectures": [architecture_of(config)],
         "model_type": model_type_of(config.family),
+        "pad_token_id": None,  # else transformers takes the published models', which a small vocabulary may not have
         **own_config_json(config),
         "max_position_embeddings": max_positions,
         "dtype": dtype,

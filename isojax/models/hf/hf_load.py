@@ -1,13 +1,14 @@
 """Weights from a folder as a hub gives it (config.json, *.safetensors, a tokenizer), straight onto the mesh.
 
 A checkpoint stores one matrix per layer, [out, in], with heads joined; a decoder stacks layers and splits heads:
-[L, in..., out...]. The embedding alone is stored as it is used, [V, D]. A parameter's Spec (models/spec.py) says which.
+[L, in..., out...]. The embedding alone is stored as it is used, [V, D]. Some store several matrices as one, one below
+the other. A parameter's Spec (models/spec.py) says which.
 """
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,51 @@ class WeightLayout:
             assert list(inner) == whole, f"{self.key}: sharding.py splits the inner axis of a stored one"
             inner_size = math.prod(group[1:])
             slices.append(slice(outer.start * inner_size, outer.stop * inner_size))
+
+        if self.spec.part is not None:
+            outputs, first = slices[-1], self.spec.part.first
+            slices[-1] = slice(first + outputs.start, first + outputs.stop)
         return tuple(slices[::-1] if self.spec.transposed else slices)
 
     def to_stored(self, value: np.ndarray) -> np.ndarray:
+        """Its value in one layer as its tensor has it, or its part of one."""
         matrix = value.reshape([math.prod(group) for group in self.spec.stored_groups])
         return matrix.T if self.spec.transposed else matrix
+
+
+@dataclass(frozen=True)
+class TensorPart:
+    """What a tensor holds of one of our parameters: all of it that has this number, as its `tensor_names` count."""
+
+    layout: WeightLayout
+    number: int
+
+    @property
+    def first_output(self) -> int:
+        place = self.layout.spec.part
+        return 0 if place is None else place.first
+
+    def select(self, value: Any) -> Any:
+        """The same of the parameter's value."""
+        stacked_sizes = value.shape[: self.layout.num_stacked]
+        return value[np.unravel_index(self.number, stacked_sizes)] if stacked_sizes else value
+
+
+def tensor_parts(layouts: Sequence[WeightLayout]) -> dict[str, list[TensorPart]]:
+    """By name, what each tensor of a checkpoint holds, in its order: mostly one parameter. InputError where two are in
+    one place."""
+    parts: dict[str, list[TensorPart]] = defaultdict(list)
+    for layout in layouts:
+        for number, name in enumerate(layout.tensor_names):
+            parts[name].append(TensorPart(layout, number))
+
+    for name, found in parts.items():
+        found.sort(key=lambda part: part.first_output)
+        if len({part.first_output for part in found}) < len(found):
+            keys = " and ".join(part.layout.key for part in found)
+            fix = "Name each tensor once; of one that holds several, `fused` of make_architecture says which"
+            raise InputError(f"the family has {keys} in one tensor, {name}. {fix}.")
+    return parts
 
 
 def weight_layouts(decoder: Decoder) -> list[WeightLayout]:
@@ -162,7 +203,7 @@ def _checked_tensors(folder: Path, config: ModelConfig, layouts: list[WeightLayo
     stored_tensors = read_headers(folder)
     if reads_images(folder):
         stored_tensors = text_tensors(folder, stored_tensors)
-    expected = {name for weight in layouts for name in weight.tensor_names}
+    expected = tensor_parts(layouts).keys()
     is_head_alone = HEAD_WEIGHT in stored_tensors.keys() - expected
     if is_head_alone and EMBEDDING_WEIGHT in expected - stored_tensors.keys():
         # Of two tied tensors, safetensors may store either.

@@ -59,11 +59,13 @@ def explain_mismatch(
         command = python_command("from transformers import AutoModelForCausalLM as M", load)
         return f"Convert them to float32: {command}; {TOKENIZER}."
     if missing:
-        return _explain_names(folder, config, missing, stored)
+        return _explain_names(folder, config, specs, stored)
     return _explain_shapes(config, specs, stored)
 
 
-def _explain_names(folder: Path, config: ModelConfig, missing: list[str], stored: Mapping[str, StoredTensor]) -> str:
+def _explain_names(folder: Path, config: ModelConfig, specs: Sequence[Spec], stored: Mapping[str, StoredTensor]) -> str:
+    expected = {name for spec in specs for name in spec.tensor_names()}
+    missing = expected - stored.keys()
     embeddings = [name for name in stored if name.endswith(EMBEDDING_WEIGHT.removeprefix("model."))]
     if embeddings and all(map(TEXT_PART.search, embeddings)):
         rename = _rename_command(folder, "k.replace('language_model.', '')")
@@ -82,7 +84,7 @@ def _explain_names(folder: Path, config: ModelConfig, missing: list[str], stored
         return f"{saved}. Save the whole one, AutoModelForCausalLM: model.save_pretrained('{NEW}')."
 
     for part, whose in FOREIGN_NAMES.items():
-        if example := next((name for name in stored if part in name), None):
+        if example := next((name for name in stored if part in name and name not in expected), None):
             fix = "Write the model with transformers' names in the program that it comes from"
             return f"Names are {whose}, such as {example}. {fix}."
 
@@ -104,20 +106,24 @@ def _rename_command(folder: Path, new_name: str) -> str:
 def _explain_shapes(config: ModelConfig, specs: Sequence[Spec], stored: Mapping[str, StoredTensor]) -> str:
     """The values of config.json that the shapes of the embedding and of the first layer are right for."""
 
-    first_tensors = {spec.name: spec.tensor_names()[0] for spec in specs}
-    names = {key: first_tensors.get(key, "") for key in ("embed", "query", "key", "gate")}
+    by_name = {spec.name: spec for spec in specs}
+    inner = "gate" if "gate" in by_name else "up"
+    keys = ("embed", "query", "key", inner)
+    names = {key: by_name[key].tensor_names()[0] if key in by_name else "" for key in keys}
     are_matrices = all(name in stored and len(stored[name].shape) == 2 for name in names.values())
     if names["embed"] != EMBEDDING_WEIGHT or not are_matrices:
         return COPY  # a family of other names
 
     stored_rows = {key: stored[name].shape[0] for key, name in names.items()}
-    head_dim = max(stored_rows["query"] // config.heads, 1)
-    fitting = {
-        "vocab_size": (stored_rows["embed"], config.vocab),
-        "head_dim": (head_dim, config.head_dim),
-        "num_key_value_heads": (stored_rows["key"] // head_dim, config.kv_heads),
-        "intermediate_size": (stored_rows["gate"], config.mlp),
-    }
+    fitting = {"vocab_size": (stored_rows["embed"], config.vocab)}
+    if by_name["query"].part is None:  # the rows of several in one tensor do not tell heads from their sizes
+        head_dim = max(stored_rows["query"] // config.heads, 1)
+        fitting["head_dim"] = (head_dim, config.head_dim)
+        fitting["num_key_value_heads"] = (stored_rows["key"] // head_dim, config.kv_heads)
+
+    place, inner_size = by_name[inner].part, by_name[inner].matrix_shape[1]
+    parts = 1 if place is None else place.total // inner_size  # of one size: gate, and up
+    fitting["intermediate_size"] = (stored_rows[inner] // parts, config.mlp)
     changes = [f"{key} = {value} instead of {given}" for key, (value, given) in fitting.items() if value != given]
     if not changes:
         return COPY

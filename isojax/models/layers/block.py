@@ -52,6 +52,21 @@ class Block(nnx.Module):
         return add_output(x, self.mlp_out_norm, mlp_out), kept
 
 
+class ParallelBlock(Block):
+    """One layer whose attention and MLP both read the hidden states before it, as in Cohere's and GPT-NeoX. Without an
+    `mlp_norm`, both read what `attention_norm` makes of them."""
+
+    def __call__(
+        self, x: Float[Array, "b t D"], rotations: Rotations, attend: Attend, first_tokens: slice | None = None
+    ) -> tuple[Float[Array, "b t D"], Any]:
+        attention_input = sublayer_input(self.attention_norm, x)
+        mlp_input = attention_input if self.mlp_norm is None else sublayer_input(self.mlp_norm, x)
+
+        attention_out, kept = self.attention(attention_input, rotations, attend)
+        mlp_out = self.mlp(mlp_input, first_tokens)
+        return add_output(add_output(x, self.attention_out_norm, attention_out), self.mlp_out_norm, mlp_out), kept
+
+
 def sublayer_input(norm: NormModule | None, x: Float[Array, "b t D"]) -> Float[Array, "b t D"]:
     """The normalised hidden states of all tokens, of which each device over `tensor` may have a part."""
     return split_tokens(x if norm is None else norm(x), False)

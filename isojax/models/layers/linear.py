@@ -93,7 +93,7 @@ def complete(y: Array, spec: Spec, bias: nnx.Param | None) -> Array:
     y = keep_undivided_whole(y, spec.outputs)
     if bias is None:
         return y
-    values = bias[...]
+    values = fsdp.all_gather_weight(bias[...], 0, spec_of(bias).shape[0])
     return y + values.reshape((1,) * (y.ndim - values.ndim) + values.shape)
 
 

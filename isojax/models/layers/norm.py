@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from isojax.models.fsdp import all_gather_weight
-from isojax.models.spec import Constant, Sizes, Spec, param, spec_of
+from isojax.models.spec import NO_AXES, Constant, Init, Sizes, Spec, param, spec_of
 
 
 class Norm(Protocol):
@@ -34,13 +34,16 @@ class RMSNorm(nnx.Module):
         tensor: str,
         eps: float,
         *,
+        each: Sizes = NO_AXES,
         plus_one: bool = False,
         rounds_last: bool = False,
     ):
-        """`tensor`: its name in a layer of a checkpoint, without ".weight". `plus_one`: the scale is 1 + w.
-        `rounds_last`: x is rounded to its own precision after the product with the scale, not before it."""
+        """`tensor`: its name in a layer of a checkpoint, without ".weight". `each`: axes before those of the norm, with
+        scales of their own for each index, such as {"heads": N}; a checkpoint has [N, H] of them. `plus_one`: the scale
+        is 1 + w. `rounds_last`: x is rounded to its own precision after the product with the scale, not before it."""
         start = Constant(0.0 if plus_one else 1.0)
-        self.scale = param(Spec(name, (), tuple(axes.items()), start, f"{tensor}.weight"))
+        self.scale = norm_parameter(name, axes, each, start, f"{tensor}.weight")
+        self.axes = normalised_axes(axes)
         self.eps, self.plus_one, self.rounds_last = eps, plus_one, rounds_last
 
     def __call__(self, x: Float[Array, "*b _"]) -> Float[Array, "*b _"]:
@@ -52,9 +55,8 @@ class RMSNorm(nnx.Module):
 
     def apply(self, scale: Array, x: Float[Array, "*b _"]) -> Float[Array, "*b _"]:
         """The mean square is in float32, the scale in x's own precision unless `rounds_last`."""
-        axes = tuple(range(-scale.ndim, 0))
         y = x.astype(jnp.float32)
-        normed = y * lax.rsqrt(jnp.mean(y * y, axes, keepdims=True) + self.eps)
+        normed = y * lax.rsqrt(jnp.mean(y * y, self.axes, keepdims=True) + self.eps)
 
         scale = as_trailing_axes(scale, x)
         if self.plus_one:
@@ -68,11 +70,11 @@ class LayerNorm(nnx.Module):
     """(x - mean) / standard deviation (arXiv:1607.06450) times a scale, and a bias if it has one, over the axes that it
     is given as `RMSNorm`. In float32, rounded last."""
 
-    def __init__(self, name: str, axes: Sizes, tensor: str, eps: float, *, bias: bool = False):
-        """`tensor`: its name in a layer of a checkpoint, without ".weight"."""
-        outputs = tuple(axes.items())
-        self.scale = param(Spec(name, (), outputs, Constant(1.0), f"{tensor}.weight"))
-        self.bias = param(Spec(f"{name}_bias", (), outputs, Constant(0.0), f"{tensor}.bias")) if bias else None
+    def __init__(self, name: str, axes: Sizes, tensor: str, eps: float, *, each: Sizes = NO_AXES, bias: bool = False):
+        """`tensor`: its name in a layer of a checkpoint, without ".weight". `each`: as in `RMSNorm`."""
+        self.scale = norm_parameter(name, axes, each, Constant(1.0), f"{tensor}.weight")
+        self.bias = norm_parameter(f"{name}_bias", axes, each, Constant(0.0), f"{tensor}.bias") if bias else None
+        self.axes = normalised_axes(axes)
         self.eps = eps
 
     def __call__(self, x: Float[Array, "*b _"]) -> Float[Array, "*b _"]:
@@ -85,12 +87,22 @@ class LayerNorm(nnx.Module):
 
     def apply(self, scale_and_bias: list[Array], x: Float[Array, "*b _"]) -> Float[Array, "*b _"]:
         scale, *bias = (as_trailing_axes(w, x).astype(jnp.float32) for w in scale_and_bias)
-        axes = tuple(range(-scale_and_bias[0].ndim, 0))
 
         y = x.astype(jnp.float32)
-        y = y - jnp.mean(y, axes, keepdims=True)
-        y = y * lax.rsqrt(jnp.mean(y * y, axes, keepdims=True) + self.eps) * scale
+        y = y - jnp.mean(y, self.axes, keepdims=True)
+        y = y * lax.rsqrt(jnp.mean(y * y, self.axes, keepdims=True) + self.eps) * scale
         return sum(bias, y).astype(x.dtype)
+
+
+def norm_parameter(name: str, axes: Sizes, each: Sizes, init: Init, tensor: str) -> nnx.Param:
+    """A scale or a bias of a norm over `axes`, for each index of those before."""
+    outputs = (*each.items(), *axes.items())
+    return param(Spec(name, (), outputs, init, tensor, joins_outputs=not each))
+
+
+def normalised_axes(axes: Sizes) -> tuple[int, ...]:
+    """The last ones of an array."""
+    return tuple(range(-len(axes), 0))
 
 
 def as_trailing_axes(w: Array, x: Array) -> Array:

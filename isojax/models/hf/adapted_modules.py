@@ -1,0 +1,86 @@
+"""LoRA's adapters as modules of a published model have them. PEFT adapts a module, and a module may hold several of our
+matrices in one (`Spec.part`), each of which has an adapter of its own here.
+
+Of queries W_q and keys W_k in one module, whose outputs lie one after the other, the adapters together are one, of the
+sum of their ranks:
+
+    x [A_q A_k] [B_q   0 ] = [x A_q B_q, x A_k B_k]
+                [ 0   B_k]
+
+PEFT multiplies by alpha / rank, so the module's alpha is as many times that of a part as its rank is.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from isojax.models.layers.linear import ADAPTER_A, ADAPTER_B
+from isojax.models.spec import Spec
+from isojax.models.stack import stacks_of
+
+WEIGHT = ".weight"
+
+
+@dataclass(frozen=True)
+class AdaptedModule:
+    """A module of a published model, and its adapter as PEFT stores it."""
+
+    name: str  # model.layers.0.self_attn.qkv_proj
+    a: np.ndarray  # [rank, inputs]
+    b: np.ndarray  # [outputs, rank]
+
+    @property
+    def kind(self) -> str:
+        """The end of its name, by which PEFT finds such modules: qkv_proj."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def rank(self) -> int:
+        return len(self.a)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One of our matrices' adapters, in one layer."""
+
+    of: Spec
+    a: np.ndarray  # [rank, inputs]
+    b: np.ndarray  # [outputs, rank]
+
+
+def adapted_modules(adapters: Mapping[str, Any], specs: Mapping[str, Any]) -> list[AdaptedModule]:
+    """Of all layers. `specs`: those of the policy with its adapters."""
+    adapters_by_module: dict[str, list[Adapter]] = defaultdict(list)
+    for stack, by_name in stacks_of(specs).items():
+        for spec in by_name.values():
+            if spec.name + ADAPTER_A not in by_name:
+                continue
+            a, b = (as_stored(adapters[stack], by_name[spec.name + ending]) for ending in (ADAPTER_A, ADAPTER_B))
+            for number, name in enumerate(spec.tensor_names()):
+                adapters_by_module[name.removesuffix(WEIGHT)].append(Adapter(spec, a[number], b[number]))
+    return [join(name, parts) for name, parts in adapters_by_module.items()]
+
+
+def as_stored(adapters: Mapping[str, Any], spec: Spec) -> np.ndarray:
+    """An A or a B of all layers and experts, [_, outputs, inputs]."""
+    value = np.asarray(adapters[spec.name], np.float32)
+    return value.reshape(-1, *spec.matrix_shape).swapaxes(1, 2)
+
+
+def join(name: str, parts: list[Adapter]) -> AdaptedModule:
+    """The adapter of a module of which these matrices are adapted."""
+    spec = parts[0].of
+    outputs, _ = spec.stored_shape
+    a = np.concatenate([part.a for part in parts])
+    b = np.zeros((outputs, len(a)), np.float32)
+
+    column = 0
+    for part in parts:
+        row = 0 if part.of.part is None else part.of.part.first
+        rows, rank = part.b.shape
+        b[row : row + rows, column : column + rank] = part.b
+        column += rank
+    return AdaptedModule(name, a, b)
