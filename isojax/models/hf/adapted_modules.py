@@ -58,7 +58,8 @@ def adapted_modules(adapters: Mapping[str, Any], specs: Mapping[str, Any]) -> li
         for spec in by_name.values():
             if spec.name + ADAPTER_A not in by_name:
                 continue
-            a, b = (as_stored(adapters[stack], by_name[spec.name + ending]) for ending in (ADAPTER_A, ADAPTER_B))
+            a = as_stored(adapters[stack], by_name[spec.name + ADAPTER_A])
+            b = as_stored(adapters[stack], by_name[spec.name + ADAPTER_B])
             for number, name in enumerate(spec.tensor_names()):
                 adapters_by_module[name.removesuffix(WEIGHT)].append(Adapter(spec, a[number], b[number]))
     return [join(name, parts) for name, parts in adapters_by_module.items()]
@@ -72,8 +73,7 @@ def as_stored(adapters: Mapping[str, Any], spec: Spec) -> np.ndarray:
 
 def join(name: str, parts: list[Adapter]) -> AdaptedModule:
     """The adapter of a module of which these matrices are adapted."""
-    spec = parts[0].of
-    outputs, _ = spec.stored_shape
+    outputs, _ = parts[0].of.stored_shape  # of the whole module
     a = np.concatenate([part.a for part in parts])
     b = np.zeros((outputs, len(a)), np.float32)
 

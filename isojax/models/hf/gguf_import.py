@@ -211,10 +211,8 @@ def read_tensor(file: GGUFFile, name: str, specs: list[Spec], traits: GGUFTraits
 
     axis = specs[0].stored_outputs_axis
     firsts = [spec.part.first for spec in specs[1:] if spec.part is not None]
-    parts = [
-        from_llama_cpp(part, spec, traits) for part, spec in zip(np.split(value, firsts, axis), specs, strict=True)
-    ]
-    return np.concatenate(parts, axis)
+    stored_parts = zip(np.split(value, firsts, axis), specs, strict=True)
+    return np.concatenate([from_llama_cpp(part, spec, traits) for part, spec in stored_parts], axis)
 
 
 def from_llama_cpp(value: np.ndarray, spec: Spec, traits: GGUFTraits) -> np.ndarray:

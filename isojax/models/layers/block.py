@@ -64,7 +64,9 @@ class ParallelBlock(Block):
 
         attention_out, kept = self.attention(attention_input, rotations, attend)
         mlp_out = self.mlp(mlp_input, first_tokens)
-        return add_output(add_output(x, self.attention_out_norm, attention_out), self.mlp_out_norm, mlp_out), kept
+
+        x = add_output(x, self.attention_out_norm, attention_out)
+        return add_output(x, self.mlp_out_norm, mlp_out), kept
 
 
 def sublayer_input(norm: NormModule | None, x: Float[Array, "b t D"]) -> Float[Array, "b t D"]:
