@@ -19,8 +19,9 @@ from isojax.core import registry
 from isojax.core.config import ModelConfig
 from isojax.core.config.model import LoraConfig, LoraTarget
 from isojax.core.errors import InputError
+from isojax.distributed.mesh_spec import MeshShape
 from isojax.models import safetensors_io
-from isojax.models.describe_sizes import count_parameters
+from isojax.models.describe_sizes import count_parameters, describe_sizes
 from isojax.models.hf import hf_export, hf_load
 from isojax.models.hf.gguf_export import write_tensors
 from isojax.models.hf.gguf_file import open_gguf
@@ -124,6 +125,17 @@ def test_an_export_is_the_folder_that_was_loaded(
     again = read(tmp_path / "sharded", name)
     hf_export.save(load(again, "data=2,fsdp=2,tensor=2"), again, tmp_path / "sharded", tmp_path / "again")
     assert_same(stored_in(tmp_path / "again"), expected)
+
+
+@pytest.mark.parametrize("name", ["phi3"], indirect=True)
+def test_a_planner_finds_what_it_finds_of_a_llama(name: str, config: ModelConfig) -> None:
+    """The same matrices, however a checkpoint stores them: bytes of each device, also of adapters and of gradients."""
+    shape = config.model_copy(update={"options": None, "lora": LoraConfig(rank=2)})
+    of_phi3, of_llama = (describe_sizes(shape.model_copy(update={"family": family})) for family in (name, "llama"))
+    assert of_phi3.weights == of_llama.weights
+    for split in (MeshShape().split(), MeshShape(tensor=2).split("tensor")):
+        expected = of_llama.layer_sizes("bfloat16", "tpu", split)
+        assert of_phi3.layer_sizes("bfloat16", "tpu", split) == expected
 
 
 def test_config_json_comes_back(name: str, config: ModelConfig, tmp_path: Path) -> None:
