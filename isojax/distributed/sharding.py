@@ -234,6 +234,27 @@ def constrain_last_axes(x: jax.Array, spec: PartitionSpec) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*free, *spec))
 
 
+def take_rows(rows: jax.Array, index: jax.Array, logical: Sequence[str | None]) -> jax.Array:
+    """rows[index] of rows [g *d] with these logical axes; each device takes of its own part where they are split over
+    some axes of the mesh alone, as `kv_heads` may be over `tensor` and not over `expert`.
+
+    XLA splits the index too, where what comes out meets hidden states whose tokens are split (`split_tokens`), over
+    the axes that the rows have left. libtpu's partitioner fails an assertion on a gather that is split both ways
+    ("num_replica_groups() * num_devices_per_group() == ...", jax 0.11). Of a part it sees one of the two."""
+    mesh = jax.sharding.get_abstract_mesh()
+    spec = partition_spec(logical, rows.shape, mesh)
+    axes = mesh_axes_of(spec)
+    if count_parts(axes, mesh.shape) in (1, devices_of_a_layer()):
+        return rows[index]
+
+    def of_device(part: jax.Array, index: jax.Array) -> jax.Array:
+        return part[index]
+
+    in_specs = (spec, PartitionSpec())
+    taken = shard_map(of_device, in_specs=in_specs, out_specs=spec, axis_names=set(axes), check_vma=False)
+    return taken(rows, index)
+
+
 def devices_of_a_layer() -> int:
     """How many devices share the weights of a layer, in the mesh that is set, where their axes divide."""
     return count_parts(WEIGHT_AXES, jax.sharding.get_abstract_mesh().shape)

@@ -368,8 +368,8 @@ class Decoder:
         def attention(q: Array, k: Array, v: Array, window: int | None, prefix_kv: KV | None) -> Array:
             continued = None
             if prefix_kv is not None:
-                keys, values = resolve_anchors(prefix_kv)
-                continued = keys[prompt_index], values[prompt_index], start_position
+                keys, values = (take_prompts(x, prompt_index) for x in resolve_anchors(prefix_kv))
+                continued = keys, values, start_position
             return self_attention(self.options.forward_attention, q, k, v, continued, window)
 
         positions = start_position[:, None] + jnp.arange(tokens.shape[1])[None]
@@ -431,7 +431,8 @@ class Decoder:
             prompt_queries, response_queries = split(q)
             (prompt_keys, response_keys), (prompt_values, response_values) = split_heads(k), split_heads(v)
             implementation = self.options.forward_attention
-            prefix = prompt_keys[prompt_index], prompt_values[prompt_index], start_position
+            prefix_keys, prefix_values = (take_prompts(x, prompt_index) for x in (prompt_keys, prompt_values))
+            prefix = prefix_keys, prefix_values, start_position
             return concatenate(
                 self_attention(implementation, prompt_queries, prompt_keys, prompt_values, None, window),
                 self_attention(implementation, response_queries, response_keys, response_values, prefix, window),
@@ -454,6 +455,11 @@ class Decoder:
     def unembedding(self, params: Params) -> Unembedding:
         spec = self.architecture.unembedding
         return gather_unembedding(params[spec.name], spec)
+
+
+def take_prompts(kv: Float[Array, "g K P H"], prompt_index: Int[Array, " m"]) -> Float[Array, "m K P H"]:
+    """Keys or values of the prompt that each of m responses continues."""
+    return sharding.take_rows(kv, prompt_index, (None, "kv_heads", None, None))
 
 
 def map_over_positions(

@@ -21,6 +21,7 @@ from isojax.distributed.sharding import (
     padded_positions,
     partition_spec,
     shard_count,
+    take_rows,
 )
 from isojax.rl.optimizer import ADAM, build_init_state
 from tests.device import CONFIG, DECODER, MESHES, VOCAB, mesh, placed, policy
@@ -190,3 +191,25 @@ def test_arrays_are_copied_within_a_process(
     assert copyable.mesh == source.mesh and copyable.spec == expected
     copied = copy_to_mesh(jax.device_put(values, copyable), target)
     assert copied.sharding == target and np.array_equal(copied, values)
+
+
+@pytest.mark.parametrize("axes", ["fsdp=2,tensor=2,expert=2", "fsdp=2,tensor=4", "data=4,expert=2", "auto"])
+def test_rows_are_taken_of_each_devices_part(axes: str) -> None:
+    """Rows 2, 0, 2 of [4 K=2 3 5], where 2 or 4 devices share the two heads, or not; and the gradient, to which each
+    row that is taken twice gets both."""
+    rows = np.arange(120, dtype=np.float32).reshape(4, 2, 3, 5)
+    index, weights = np.array([2, 0, 2], np.int32), np.array([1, 10, 100], np.float32)
+
+    def take(rows: jax.Array, index: jax.Array) -> Any:
+        def weighted(rows: jax.Array) -> Any:
+            taken = take_rows(rows, index, (None, "kv_heads", None, None))
+            return (taken * weights[:, None, None, None]).sum(), taken
+
+        return jax.grad(weighted, has_aux=True)(rows)
+
+    whole = PartitionSpec()
+    of_shards = sharding.map_over_shards(take, mesh(axes), (whole, whole), whole)
+    gradient, taken = jax.jit(of_shards)(rows, index)
+    np.testing.assert_array_equal(taken, rows[index])
+    row_weights = np.array([10, 0, 101, 0])[:, None, None, None]
+    np.testing.assert_array_equal(gradient, np.broadcast_to(row_weights, rows.shape))

@@ -232,6 +232,7 @@ def base_of(decoder: Decoder, params: Any) -> Any:
         "expert=8",
         "data=2,expert=2,tensor=2",
         "fsdp=2,expert=4",
+        "fsdp=2,expert=2,tensor=2",
         "sequence=2,expert=2,tensor=2",
         "tensor=2,expert=4",
     ],
