@@ -3,7 +3,7 @@
 The state is donated from chunk to chunk. The host starts a chunk before it reads the last one's finished responses.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -204,10 +204,12 @@ def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
     gathered_shardings = jax.tree.map(sharding.replicate_over_rollout_axes, param_shardings)
     computes_in_float32 = jnp.dtype(decoder.options.compute_dtype) == jnp.float32
     is_gathered = param_shardings == gathered_shardings and computes_in_float32
+    gathers_layers = param_shardings != gathered_shardings and not decoding.unrolled_layers
+    stacks = [stack.name for stack in decoder.stacks] if gathers_layers else []
 
     def prepare(params: Params) -> tuple[Params, Params | None]:
         if not is_gathered:
-            params = lax.with_sharding_constraint(decoder.cast_params(params), gathered_shardings)
+            params = _cast_and_gather(params, decoder.cast_params, gathered_shardings, stacks)
         weights = decoding.prepare_weights(params)
         return weights, params if keeps_stacked and not is_gathered else None
 
@@ -215,12 +217,34 @@ def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
         """Made before they are gathered, which moves a byte of each weight."""
         stored = decoding.stored_decoder.shardings(mesh)
         gathered = jax.tree.map(sharding.replicate_over_rollout_axes, stored)
-        weights = lax.with_sharding_constraint(decoding.cast_weights(params), gathered)
+        weights = _cast_and_gather(decoding.cast_weights(params), lambda weights: weights, gathered, stacks)
         return decoding.lay_out(weights), None
 
     prepare_weights = prepare_int8 if decoding.quantises_weights else prepare
     program = Program(jax.jit(prepare_weights, in_shardings=(param_shardings,)))
     return PrepareWeights(program, prefills_params=keeps_stacked and is_gathered)
+
+
+def _cast_and_gather(
+    weights: Params, cast: Callable[[Params], Params], gathered: Params, stacks: Sequence[str]
+) -> Params:
+    """The weights cast, and sharded as `gathered` says; those of `stacks` layer by layer. All at once, a TPU would hold
+    them twice: as its devices send them, and as programs read them."""
+
+    def without_layers(of_stack: NamedSharding) -> NamedSharding:
+        return NamedSharding(of_stack.mesh, P(*of_stack.spec[1:]))
+
+    def gather_layers(stack: Params, shardings: Params) -> Params:
+        layer_shardings = jax.tree.map(without_layers, shardings)
+
+        def gather_layer(_: None, layer: Params) -> tuple[None, Params]:
+            return None, lax.with_sharding_constraint(cast(layer), layer_shardings)
+
+        return lax.scan(gather_layer, None, stack)[1]
+
+    of_stacks = {name: gather_layers(weights[name], gathered[name]) for name in stacks}
+    others = cast({name: w for name, w in weights.items() if name not in of_stacks})
+    return lax.with_sharding_constraint({**others, **of_stacks}, gathered)
 
 
 def _shard_programs(

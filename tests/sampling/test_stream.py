@@ -7,6 +7,8 @@ other precisions. Elsewhere the two agree to rounding, and with one device.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -18,11 +20,11 @@ import pytest
 from isojax.core.config import SamplingConfig
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import shard_count
-from isojax.models.transformer import Decoder
+from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.sampling import engine
 from isojax.sampling.batch import ProblemArrays, Rollouts, response_tokens
-from isojax.sampling.engine import build_sampler
-from isojax.sampling.stream import Stream, build_stream
+from isojax.sampling.engine import build_engine, build_sampler
+from isojax.sampling.stream import Stream, build_prepare_weights, build_stream
 from isojax.tasks.protocol import StopConditions
 from tests.device import (
     CONFIG,
@@ -191,3 +193,28 @@ def test_int8_weights(axes: str) -> None:
     pair.check(one, two)
     plain, _ = made(axes).both(13, 7)
     assert np.abs(np.asarray(one.logps) - np.asarray(plain.logps)).max() > 1e-4
+
+
+@pytest.mark.parametrize("rollout_weights", ["compute", "int8"])
+def test_stacked_layers_are_gathered_one_by_one(rollout_weights: str) -> None:
+    """As a TPU's are, and on a CPU with an int8 cache: bit for bit what one device makes of the policy, and no gather
+    has more than a layer's part of a matrix, or than the embedding."""
+    on = mesh("data=2,fsdp=2,tensor=2")
+    options = ComputeOptions(compute_dtype="bfloat16", cache_dtype="int8", rollout_weights=rollout_weights)
+    decoder = DECODER.with_options(options)
+    shapes = SamplerShapes(CELLS, shard_count(on), SLOTS, 8, P, T)
+    sampling = SamplingConfig(prompt_length=P, response_length=T)
+    engine_on = build_engine(decoder, shapes, on, sampling, StopConditions((EOS,), None))
+    assert not engine_on.decoding.unrolled_layers
+
+    prepare = build_prepare_weights(engine_on, on)
+    params = placed(policy(), on)
+    expected = jax.jit(engine_on.decoding.prepare_weights)(policy())
+    jax.tree.map(np.testing.assert_array_equal, prepare(params).decode, expected)
+
+    gathers = [x for x in collectives(prepare.program.jitted.lower(params).compile().as_text()) if "gather" in x.kind]
+    largest = CONFIG.width * CONFIG.mlp // on.shape["tensor"]
+    assert {gather.depth for gather in gathers} == {0, 1}
+    for gather in gathers:
+        sizes = [math.prod(map(int, dims.split(","))) for dims in re.findall(r"\[([\d,]+)\]", gather.result)]
+        assert max(sizes) <= largest, gather
