@@ -50,6 +50,7 @@ class LayerSizes:
 
     layers: int  # of the stack
     mlp_values: int  # values of a token inside an MLP; of experts, of the token's copies for each of its experts
+    mlp_gradient_values: int  # values of a token, and their gradients, while the MLP is differentiated
     kept: KeptBytes  # where products are kept
     kept_by_remat: KeptBytes  # where the layer is computed again
 

@@ -269,14 +269,14 @@ class DeviceLayer:
         """Bytes in use while the layer is differentiated, in addition to what it has kept: gradients inside the MLP, or
         attention's weights and their gradient; arrays between products, of the MLP's or attention's alone where kernels
         leave little else; and what a layer computed again would have kept."""
-        device, mlp_values, computed_values = self.device, self.mlp_values, self.computed_values
+        device, mlp_values, computed_values = self.device, self.sizes.mlp_gradient_values, self.computed_values
         layer = (tokens, key_positions, key_parts)
         recomputed = self.all_kept(*layer) - self.kept(*layer)
         if not device.holds_scores:
-            values = tokens * max(2 * mlp_values + 2 * device.D, 7 * device.D + 4 * computed_values)
+            values = tokens * max(mlp_values + 2 * device.D, 7 * device.D + 4 * computed_values)
             return recomputed + device.compute_bytes * values + device.mask_bytes * tokens * key_positions
 
-        mlp_bytes = 2 * device.compute_bytes * tokens * mlp_values
+        mlp_bytes = device.compute_bytes * tokens * mlp_values
         width_factor, heads_factor = (7, 4) if device.remat else (8, 6)
         intermediates = device.compute_bytes * tokens * (width_factor * device.D + heads_factor * computed_values)
         return recomputed + intermediates + max(mlp_bytes, 2 * self.score_bytes * tokens * key_positions)

@@ -28,6 +28,7 @@ from isojax.core.policy_sizes import (
 from isojax.distributed.sharding import traced_for, traced_platform
 from isojax.models.architecture import find_ropes
 from isojax.models.decode import Decoding
+from isojax.models.layers.mixture import EXPERTS_TARGET
 from isojax.models.remat import remat_policy
 from isojax.models.routing import recorded_dtype, sparse_layers
 from isojax.models.spec import LayerDescription, Spec, param, spec_of
@@ -176,14 +177,16 @@ def stack_sizes(decoder: Decoder, stack: Stack, compute: str, platform: str, spl
         return kept_bytes(layer, width, compute, products), kept_bytes(layer, width, compute, nothing)
 
     with traced_for(platform):
-        mlp_values = sum(values_inside_mlp(spec, split) for spec in stack.base.specs.values())
+        base_specs = stack.base.specs.values()
+        mlp_values = sum(values_inside_mlp(spec, split) for spec in base_specs)
+        mlp_gradient_values = 2 * mlp_values - sum(copies_without_gradient(spec, decoder, split) for spec in base_specs)
         try:
             kept, kept_by_remat = kept_by(device_layer(stack.described, split))
         except (TypeError, ValueError, ArithmeticError):
             # A family's layer may have sizes of its own, which parts of its weights do not fit. All that the whole
             # layer keeps is more than a device keeps.
             kept, kept_by_remat = kept_by(stack.described)
-    return LayerSizes(len(stack.layers), mlp_values, kept, kept_by_remat)
+    return LayerSizes(len(stack.layers), mlp_values, mlp_gradient_values, kept, kept_by_remat)
 
 
 def values_inside_mlp(spec: Spec, split: Split) -> int:
@@ -199,6 +202,19 @@ def values_inside_mlp(spec: Spec, split: Split) -> int:
     if traced_platform() == "cpu":
         return device_axes["expert"] * device_axes["mlp"]
     return round(spec.share * experts) * (device_axes["mlp"] + device_axes["embed"])
+
+
+def copies_without_gradient(spec: Spec, decoder: Decoder, split: Split) -> int:
+    """Of twice the `values_inside_mlp`, what is not there while experts are differentiated. The copies of a token are
+    the same for the first two matrices, and those after the last one are no longer needed: what is left is the copies
+    and their gradient. The copies themselves are for the gradient of matrices or adapters, if any are trained."""
+    experts = dict(spec.stacked).get("expert")
+    if experts is None or not values_inside_mlp(spec, split) or traced_platform() == "cpu":
+        return 0
+    copies = round(spec.share * experts) * dict(split(one_layer_axes(spec)))["embed"]
+    lora = decoder.config.lora
+    are_trained = lora is None or EXPERTS_TARGET in lora.targets
+    return copies if are_trained else 3 * copies // 2
 
 
 def device_layer(described: LayerDescription, split: Split) -> LayerDescription:

@@ -107,6 +107,19 @@ def test_experts_keep_their_first_products() -> None:
     assert describe_sizes(MOE).layer_sizes("float32", "cpu", ONE)[0].mlp_values == 2 * E * EXPERT_F
 
 
+@pytest.mark.parametrize(
+    ("lora", "copies"),
+    [(None, 2), (LoraConfig(rank=4), 1), (LoraConfig(rank=4, targets=("query", "experts")), 2)],
+)
+def test_experts_that_nothing_trains_need_no_inputs(lora: LoraConfig | None, copies: int) -> None:
+    """While they are differentiated: gate and up of each copy of a token, their gradients and the copy's, and the copy
+    itself where it makes a gradient of matrices or adapters. A CPU has all experts' products, and no copies."""
+    model = MOE.model_copy(update={"lora": lora})
+    of_tpu, of_cpu = (describe_sizes(model).layer_sizes("float32", platform, ONE)[0] for platform in ("tpu", "cpu"))
+    assert of_tpu.mlp_gradient_values == TOP_K * (4 * EXPERT_F + copies * D)
+    assert of_cpu.mlp_gradient_values == 4 * E * EXPERT_F
+
+
 def stored_bytes(model: ModelConfig, precision: PrecisionConfig) -> int:
     item_bytes = {"float32": 4, "bfloat16": 2, "int8": 1}
     return sum(
