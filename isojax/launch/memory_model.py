@@ -106,6 +106,16 @@ def stored_weight_bytes(s: DeviceSizes) -> int:
     return sum(weight.layers * s.stored_bytes(weight) for weight in s.sampler_weights)
 
 
+def moving_weight_bytes(s: DeviceSizes) -> int:
+    """Bytes of weights that are gathered or cast, beside those that the sampler reads: of all of them, or of a layer
+    where layers are gathered one by one (sampling/stream.py)."""
+    gathers_layers = s.fsdp_shards > 1 and not shapes.layers_are_unrolled(s.backend, s.precision.cache)
+    if gathers_layers:
+        return s.compute_bytes * s.layer_params
+    is_cast = s.compute_bytes < FLOAT_BYTES and not s.frozen_bytes
+    return stored_weight_bytes(s) if is_cast or s.fsdp_shards > 1 else 0
+
+
 def sampling_weight_bytes(s: DeviceSizes) -> int:
     """Bytes of the weights that the sampler reads, in addition to the run's own: gathered and cast; where layers are
     unrolled, each layer's own and the embeddings; int8 ones once, whatever the layers."""
@@ -189,9 +199,7 @@ def estimate_memory(
         stored_bytes = stored_weight_bytes(s)
         argument_bytes = stored_bytes + s.compute_bytes * unrolled_values
         decode_bytes = sampling_peak - weights_and_moments - sampling_weight_bytes(s) + argument_bytes
-        is_cast = s.compute_bytes < FLOAT_BYTES and not s.frozen_bytes
-        copies = 2 if is_cast or s.fsdp_shards > 1 else 1  # gathered or cast, and as the sampler reads them
-        made_bytes = copies * stored_bytes + merged_layer_bytes(s) + transposed_layer_bytes(s)
+        made_bytes = stored_bytes + moving_weight_bytes(s) + merged_layer_bytes(s) + transposed_layer_bytes(s)
         weights_bytes, weights_peak = s.trained_bytes + s.frozen_bytes + made_bytes, weights_and_moments + made_bytes
         program_bytes = {"weights": weights_bytes, "decode": decode_bytes, "learn": update_peak}
     # The sampler holds keys and values, slots, rollouts and problems of a batch.
