@@ -84,8 +84,12 @@ class Loop:
         return self.cycles + sum(loop.trips * loop.cycles_with_loops for loop in self.loops)
 
     @property
-    def innermost(self) -> "Loop":
-        return max(self.loops, key=lambda loop: loop.depth).innermost if self.loops else self
+    def most_repeated(self) -> "Loop":
+        """That over layers, of a loop over tokens or prompts."""
+        return max(self.walk(), key=lambda loop: loop.trips)
+
+    def calls(self, kernel: str) -> bool:
+        return any(kernel in operation.text for loop in self.walk() for operation in loop.operations)
 
     def walk(self) -> Iterator["Loop"]:
         yield self
@@ -202,9 +206,10 @@ def main() -> None:
 
     kind, model, mesh = devices[0].device_kind, config.cell.model, budget.mesh
     bandwidth, clock, program = find_chip(kind)[1].bandwidth, CLOCK[kind], read_loops(compiled.as_text())
-    token = max(program.loops, key=lambda loop: loop.depth)
-    prefill = next((x for x in program.loops if x.depth == 2), Loop())
-    layer, prefill_layer = token.innermost, prefill.innermost
+    # A prompt's loops may be as deep as a token's.
+    token = max(program.loops, key=lambda loop: (loop.calls("flash_decode"), loop.depth))
+    prefill = next((loop for loop in program.loops if loop.depth > 1 and loop is not token), Loop())
+    layer, prefill_layer = token.most_repeated, prefill.most_repeated
     kernels = [kernel_cost(config.cell, sweep, x, mesh, kind, bandwidth) for x in budget.policy.attention]
     kernel = Kernel(sum(x.seconds for x in kernels), sum(x.live_bytes for x in kernels))
     weights, uses_experts_kernel = shapes[0].weights.decode, "multiply_by_all_experts" in compiled.as_text()

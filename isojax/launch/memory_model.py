@@ -107,12 +107,12 @@ def stored_weight_bytes(s: DeviceSizes) -> int:
 
 
 def moving_weight_bytes(s: DeviceSizes) -> int:
-    """Bytes of weights that are gathered or cast, beside those that the sampler reads: of all of them, or of a layer
-    where layers are gathered one by one (sampling/stream.py)."""
+    """Bytes of weights that are gathered or cast, beside those that the sampler reads: of all of them; or, where layers
+    are gathered one by one (sampling/stream.py), of a layer, and of the device's part of all, which XLA casts first."""
+    is_cast = s.compute_bytes < FLOAT_BYTES and not s.frozen_bytes
     gathers_layers = s.fsdp_shards > 1 and not shapes.layers_are_unrolled(s.backend, s.precision.cache)
     if gathers_layers:
-        return s.compute_bytes * s.layer_params
-    is_cast = s.compute_bytes < FLOAT_BYTES and not s.frozen_bytes
+        return s.compute_bytes * s.layer_params + (s.base_bytes if is_cast else 0)
     return stored_weight_bytes(s) if is_cast or s.fsdp_shards > 1 else 0
 
 

@@ -49,7 +49,8 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 
 def test_loops_by_hand() -> None:
     program = read_loops(HLO)
-    assert (program.depth, program.cycles, program.loops[0].cycles, program.innermost.cycles) == (3, 1, 2, 34)
+    assert (program.depth, program.cycles, program.loops[0].cycles, program.most_repeated.cycles) == (3, 1, 2, 34)
+    assert program.calls("fusion(%x)") and not program.calls("flash_decode")
     assert [loop.trips for loop in program.walk()] == [1, 1, 5]  # the second as often as values say
     assert program.cycles_with_loops == 1 + 2 + 5 * 34
     moved = [x.name for loop in program.walk() for x in loop.operations if x.moves_data]

@@ -110,14 +110,15 @@ def test_what_layers_keep_by_hand() -> None:
 
 
 def test_a_tpu_holds_the_samplers_weights_once_while_they_are_made() -> None:
-    """In bfloat16, beside the half of the policy in float32 that fsdp leaves it, and a layer that is on its way. Where
-    nothing is gathered, all that is cast."""
+    """In bfloat16, beside the half of the policy that fsdp leaves it, in float32 and cast, and a layer that is on its
+    way. Where nothing is gathered, beside all that is cast."""
     policy = describe_sizes(CELL.model, 1000)
 
     def weights(mesh: MeshShape) -> int:
         return DeviceBudget(CELL, PAIRS, mesh, policy, False, "tpu", 0).estimate(SWEEP).program_bytes["weights"]
 
-    assert weights(MeshShape(fsdp=2)) == 4 * NUMBERS // 2 + 2 * NUMBERS + 2 * 36_992
+    half = NUMBERS // 2
+    assert weights(MeshShape(fsdp=2)) == (4 + 2) * half + 2 * NUMBERS + 2 * 36_992
     assert weights(MeshShape()) == 4 * NUMBERS + 2 * 2 * NUMBERS
 
 
