@@ -368,6 +368,7 @@ class Decoder:
         def attention(q: Array, k: Array, v: Array, window: int | None, prefix_kv: KV | None) -> Array:
             continued = None
             if prefix_kv is not None:
+                assert prompt_index is not None, "each row continues a prompt of the prefix"
                 keys, values = (take_prompts(x, prompt_index) for x in resolve_anchors(prefix_kv))
                 continued = keys, values, start_position
             return self_attention(self.options.forward_attention, q, k, v, continued, window)
