@@ -33,6 +33,7 @@ from isojax.launch.local.compile_for_topology import (
 )
 from isojax.launch.planner import plan_cells, with_kernels
 from isojax.launch.time_estimate import GIB
+from isojax.rl.engines.local import DeviceEngine, StreamEngine
 from isojax.tasks.protocol import StopConditions
 from isojax.tasks.task import build_task
 from isojax.train.programs import SweepPrograms
@@ -84,8 +85,8 @@ def needed_bytes(config: Config, topology: str) -> dict[str, int]:
     programs = SweepPrograms(config.cell, sweep, pairs, make_mesh(budget.mesh, devices), task)
     programs.compile(ASSUMED_TRAINING_PROBLEMS)
 
-    shapes, rollouts, grader = programs.update_shapes(ASSUMED_TRAINING_PROBLEMS), programs.rollout_programs, None
-    rollouts, grader = vars(rollouts), vars(programs.evaluator._grader)
+    shapes, rollouts = programs.update_shapes(ASSUMED_TRAINING_PROBLEMS), programs.rollout_programs
+    rollouts, evaluator = vars(rollouts), programs.evaluator.graded_sampler.engine
     state, base, table = map(chip_bytes, (shapes.state, shapes.base_params, shapes.problem_table))
     params = chip_bytes(shapes.policy_params)
     parked = chip_bytes((shapes.state.moments, shapes.state.critic)) if sweep.moments_on_host else 0
@@ -97,9 +98,10 @@ def needed_bytes(config: Config, topology: str) -> dict[str, int]:
         needed["sampler: weights"] = peak_bytes(sampler.prepare_weights.program) + kept - params + worker
         needed["sampler: decode_chunk"] = peak_bytes(sampler.decode_chunk) + kept
         needed["sampler: extract_batch"] = peak_bytes(sampler.extract_batch) + kept
-    streams = {
-        name: owner["stream"] for name, owner in (("train", rollouts), ("evaluate", grader)) if "stream" in owner
-    }
+    engines = {"evaluate": evaluator}
+    if "graded_sampler" in rollouts:
+        engines["train"] = rollouts["graded_sampler"].engine
+    streams = {name: engine.stream for name, engine in engines.items() if isinstance(engine, StreamEngine)}
     for name, stream in streams.items():
         meanwhile = kept + worker - parked
         weights = output_bytes([stream.prepare_weights.program])
@@ -107,8 +109,8 @@ def needed_bytes(config: Config, topology: str) -> dict[str, int]:
         needed[f"{name}: init_batch"] = peak_bytes(stream.init_batch) + meanwhile + weights
         needed[f"{name}: advance_chunk"] = peak_bytes(stream.advance_chunk) + meanwhile
         needed[f"{name}: to_rollouts"] = peak_bytes(stream.to_rollouts) + meanwhile + weights
-    if "program" in grader:
-        needed["evaluate"] = peak_bytes(grader["program"]) + kept - params
+    if isinstance(evaluator, DeviceEngine):
+        needed["evaluate"] = peak_bytes(evaluator.program) + kept - params
     needed["update"] = peak_bytes(rollouts["update"]) + worker + (table if is_text else 0)
     return needed
 

@@ -62,7 +62,7 @@ SLOW = (
     "rl/test_async_rollouts.py",
     "rl/test_gradient.py",
     "rl/test_interruption.py",
-    "rl/test_rollout_source.py",
+    "rl/test_inline_rollouts.py",
     "rl/test_last_token.py",
     "rl/test_length_buckets.py",
     "rl/test_recipe_gradients.py",

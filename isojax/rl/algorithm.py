@@ -176,6 +176,7 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
             f"cell.rl.zero_variance_filter = {list(rl.zero_variance_filter)} and n = 1: a group of one never "
             "disagrees, so that these terms would have no rollout left. Expected n of 2 or more, or no filter."
         )
+    check_dynamic_sampling(rl, cells)
     if rl.n_train is not None and rl.n_train > smallest_n:
         problem = f"cell.rl.n_train = {rl.n_train} rollouts of a group in the gradient and sweep.n holds {smallest_n}"
         raise InputError(f"{problem}; expected n_train <= n (n counts the rollouts that estimate the baseline).")
@@ -192,3 +193,25 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
             )
     if not loss_traits.clips and (rl.clip is not None or rl.clip_high is not None):
         raise InputError(f"cell.rl.loss = {rl.loss} never clips; expected neither cell.rl.clip nor cell.rl.clip_high.")
+
+
+def check_dynamic_sampling(rl: RLConfig, cells: Sequence[Cell]) -> None:
+    """InputError where dynamic sampling contradicts the recipe or the grid."""
+    if rl.dynamic_sampling is None:
+        return
+    setting = f"cell.rl.dynamic_sampling = {rl.dynamic_sampling}"
+    if any(n < 2 for cell in cells for _, n in cell.pairs):
+        problem = (
+            f"{setting} and n = 1: the rewards of a group of one are always equal, and every group would be replaced"
+        )
+        raise InputError(f"{problem}. Expected n of 2 or more.")
+    if rl.max_staleness is not None:
+        problem = (
+            f"{setting} and cell.rl.max_staleness = {rl.max_staleness}: batches of a sampler that runs ahead have begun"
+        )
+        raise InputError(f"{problem} before it is known what they replace. Leave one of them out.")
+    if any(cell.n_max or cell.is_of_spend for cell in cells):
+        problem = f"{setting} where n is chosen on the way, by gradient or by `isojax spend`: both read how many groups"
+        raise InputError(
+            f"{problem} have equal rewards at B_p n rollouts an update. Leave it out, or fix n by sweep.n."
+        )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,24 +18,15 @@ from isojax.models.lora import policy_params
 from isojax.models.transformer import Decoder, Params
 from isojax.rl import rollout_source
 from isojax.rl.experts import records_experts
+from isojax.rl.graded_sampler import verify_on_device
 from isojax.rl.metric import merge
 from isojax.rl.objective import Coefficients
 from isojax.rl.optimizer import TrainState, train_state_shardings
+from isojax.rl.rollout_source import ProblemBatches
 from isojax.rl.train_step import TrainStep, UpdateResult
-from isojax.sampling.batch import TRAIN_STREAM, ProblemArrays, RolloutBatch, buffer_row_groups, gather_problems
+from isojax.sampling.batch import TRAIN_STREAM, RolloutBatch, buffer_row_groups, gather_problems
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.protocol import DeviceTask
-
-
-class ProblemBatches(NamedTuple):
-    """The problems of several updates, whose rollouts the fused program samples itself."""
-
-    problem_table: ProblemArrays  # all training problems
-    problem_index: Any  # i32[U, problem_rows], rows of the table; update i takes the first B_p of problem_index[i]
-    num_updates: Any  # how many of the U updates to do; scalars i32[], like the following
-    B_p: Any
-    n: Any
-    seed: Any
 
 
 def build_fused_update(
@@ -63,7 +54,7 @@ def build_fused_update(
             problems, update_key = gather_problems(table, batches.problem_index[i]), jax.random.fold_in(key, state.step)
             rollouts = sample(policy_params(state.params, base_params), problems, B_p, n, update_key)
             groups, valid = buffer_row_groups(shapes, B_p, n)
-            rewards = task.verify(problems.answers[groups], rollouts.tokens, rollouts.response_mask)
+            rewards = verify_on_device(task, shapes, problems, rollouts, B_p, n)
             batch = RolloutBatch(problems, rollouts, rewards, B_p, n, jax.random.key_data(update_key))
             signals, batch_metrics = train_step.compute_advantages(state, batch, coefficients)
             state, update_metrics = train_step.update(state, base_params, batch, signals, coefficients)
@@ -135,4 +126,5 @@ class FusedRollouts(rollout_source.RolloutSource):
             n=np.int32(cell.n),
             seed=np.int32(cell.seed),
         )
-        return rollout_source.SourcedBatch(inputs, index[:count, : cell.B_p].reshape(-1), reward_sums=None, metrics={})
+        problem_index = index[:count, : cell.B_p].reshape(-1)
+        return rollout_source.SourcedBatch(inputs, problem_index, reward_sums=None, metrics={}, updates=count)

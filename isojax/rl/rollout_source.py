@@ -1,7 +1,6 @@
-"""Where the rollouts and rewards of the next update come from, as the training loop sees it: the two protocols, which
-a fork that gets rollouts elsewhere implements, and HostVerifiedRollouts, those of text tasks. It samples with the
-policy that will be trained; finished responses go to the verifier as text while the rest is sampled. The others are
-FusedRollouts (fused_rollouts.py), of tasks that verify on device, and AsyncRollouts (async_rl/async_rollouts.py)."""
+"""Where the rollouts and rewards of the next update come from, as the training loop sees it. InlineRollouts
+(inline_rollouts.py) sample before each update; FusedRollouts (fused_rollouts.py) leave that to the update's program;
+AsyncRollouts (async_rl/async_rollouts.py) sample while earlier batches are trained on."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,33 +11,26 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray
 
-from isojax.core.config import CellConfig
 from isojax.core.nouns import Cell, Problem
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import Program, replicated, shape_on
 from isojax.models.lora import policy_params
-from isojax.models.transformer import Decoder, Params
-from isojax.rl.experts import records_experts
+from isojax.models.transformer import Params
 from isojax.rl.metric import Metrics, mean, total
 from isojax.rl.objective import Coefficients
-from isojax.rl.optimizer import TrainState, place_moments
-from isojax.rl.train_step import UpdateResult, build_update
+from isojax.rl.optimizer import TrainState
+from isojax.rl.train_step import UpdateResult
 from isojax.sampling.batch import (
     TRAIN_STREAM,
     ProblemArrays,
-    RecordedExperts,
     RolloutBatch,
+    Rollouts,
+    RoutedRollouts,
     gather_problems,
     problem_shapes,
-    rewards_to_buffer,
-    rollout_shapes,
 )
-from isojax.sampling.engine import recorded_experts
-from isojax.sampling.stream import build_stream
 from isojax.tasks.epochs import EpochOrder
-from isojax.tasks.grading import BackgroundGrader
 from isojax.tasks.protocol import Grades, count_unfinished
-from isojax.tasks.task import TextTask
 
 
 @dataclass(frozen=True)
@@ -52,13 +44,26 @@ class CellProblems:
     end_update: int | None = None  # where B_p or n change, and another source takes over; None: they stay
 
 
-class SourcedBatch(NamedTuple):
-    """The next batch; of the fused program the problems of several updates, without rollouts."""
+class ProblemBatches(NamedTuple):
+    """The problems of several updates, whose rollouts the fused program (fused_rollouts.py) samples itself."""
 
-    inputs: Any  # what the update program reads: a RolloutBatch, or ProblemBatches
-    problem_index: np.ndarray  # i32[updates * B_p], rows of the problem table
-    reward_sums: np.ndarray | None  # f32[updates * B_p], of each problem's rewards; None where the update computes them
-    metrics: Metrics  # what the host measured of the batch
+    problem_table: ProblemArrays  # all training problems
+    problem_index: Any  # i32[U, problem_rows], rows of the table; update i takes the first B_p of problem_index[i]
+    num_updates: Any  # how many of the U updates to do; scalars i32[], like the following
+    B_p: Any
+    n: Any
+    seed: Any
+
+
+class SourcedBatch(NamedTuple):
+    """What the update program reads next, and what the host knows of it."""
+
+    inputs: RolloutBatch | ProblemBatches
+    problem_index: np.ndarray  # i32[batches * B_p], rows of the problem table of all batches that were sampled
+    reward_sums: np.ndarray | None  # f32[batches * B_p], of each problem's rewards; None where nobody reads them here
+    metrics: Metrics  # what the host measured
+    updates: int = 1
+    extra_batches: int = 0  # of problems, sampled in addition to one for each update
 
 
 class RolloutSource(Protocol):
@@ -137,100 +142,18 @@ def padded_index(index: np.ndarray, problem_rows: int) -> np.ndarray:
 
 
 def batch_shapes(
-    shapes: SamplerShapes,
-    mesh: Mesh,
-    update_shapes: UpdateShapes,
-    nucleus: bool,
-    recorded: RecordedExperts | None = None,
+    shapes: SamplerShapes, mesh: Mesh, update_shapes: UpdateShapes, rollouts: Rollouts | RoutedRollouts
 ) -> RolloutBatch:
-    """The ShapeDtypeStructs of a batch. nucleus: whether top_p is below 1."""
+    """The ShapeDtypeStructs of a batch, from those of its rollouts."""
     on_all = replicated(mesh)
     return RolloutBatch(
         problem_shapes(shapes, mesh, shapes.problem_rows, update_shapes.problem_table.answers.shape[1]),
-        rollout_shapes(shapes, mesh, nucleus, recorded),
+        rollouts,
         rewards=shape_on(on_all, (shapes.shards, shapes.buffer_rows), "float32"),
         B_p=shape_on(on_all),
         n=shape_on(on_all),
         key_data=shape_on(on_all, (2,), "uint32"),
     )
-
-
-class ParkedUpdate(Program):
-    """The update of a state whose moments are in the host's memory before and after it."""
-
-    def __call__(self, *arguments: Any) -> tuple[TrainState, UpdateResult]:
-        state, *others = arguments
-        parked = jax.tree.leaves((state.moments, state.critic))
-        state, result = super().__call__(place_moments(state, on_host=False), *others)
-        for x in parked:  # as donated ones are, so that the host holds them once
-            x.delete()
-        return place_moments(state, on_host=True), result
-
-
-class HostVerifiedPrograms(RolloutPrograms):
-    """The programs that choose problems, sample and train, in this order."""
-
-    updates_per_call = 1
-
-    def __init__(
-        self,
-        cell: CellConfig,
-        decoder: Decoder,
-        task: TextTask,
-        shapes: SamplerShapes,
-        mesh: Mesh,
-        measures_signal: bool = False,
-        moments_on_host: bool = False,
-    ):
-        self.task, self.shapes, self.mesh, self.nucleus = task, shapes, mesh, cell.sampling.top_p < 1
-        self.gather_problems = build_gather_problems(mesh)
-        records = records_experts(cell.rl, decoder, mesh)
-        self.recorded = recorded_experts(decoder) if records else None
-        self.stream = build_stream(decoder, shapes, mesh, cell.sampling, task.stops, records)
-        update = build_update(cell, decoder, task, shapes, mesh, measures_signal)
-        self.update = ParkedUpdate(update) if moments_on_host else Program(update)
-
-    def compile(self, shapes: UpdateShapes) -> None:
-        index, scalar = shape_on(replicated(self.mesh), (self.shapes.problem_rows,)), shape_on(replicated(self.mesh))
-        self.gather_problems.compile(shapes.problem_table, index, scalar, scalar)
-        batch = batch_shapes(self.shapes, self.mesh, shapes, self.nucleus, self.recorded)
-        batch = batch._replace(rollouts=self.stream.compile(shapes.policy_params, batch.problems))
-        self.update.compile(shapes.state, shapes.base_params, batch, shapes.coefficients)
-
-    def main_programs(self, shapes: UpdateShapes) -> dict[str, tuple[Program, tuple[Any, ...]]]:
-        """The programs that take the most memory, and the shapes of their arguments."""
-        batch = batch_shapes(self.shapes, self.mesh, shapes, self.nucleus, self.recorded)
-        return {
-            "weights": (self.stream.prepare_weights.program, (shapes.policy_params,)),
-            "decode": (self.stream.advance_chunk, self.stream.advance_shapes(shapes.policy_params, batch.problems)),
-            "learn": (self.update, (shapes.state, shapes.base_params, batch, shapes.coefficients)),
-        }
-
-
-class HostVerifiedRollouts(RolloutSource):
-    """The RolloutSource that samples with the policy that will be trained on it."""
-
-    def __init__(self, programs: HostVerifiedPrograms, problems: CellProblems):
-        self.programs, self.problems = programs, problems
-
-    def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
-        programs, table, cell = self.programs, self.problems.problem_table, self.problems.cell
-        index = next(self.problems.problem_order)
-        table_rows = padded_index(index, programs.shapes.problem_rows)
-        selected = programs.gather_problems(table, table_rows, np.int32(cell.seed), state.step)
-        batch_problems = [self.problems.problems[q] for q in index for _ in range(cell.n)]
-        task = programs.task
-        reply_tokens = task.reply_tokens if task.stops.host_replies else None
-        with BackgroundGrader(task.grade_tokens, batch_problems, reply_tokens) as grading:
-            rollouts = programs.stream.run(
-                state.params, selected.problems, cell.B_p, cell.n, selected.key, grading.add_responses, grading.reply
-            )
-            grades = grading.collect_grades()
-        rewards = rewards_to_buffer(programs.shapes, grades.rewards)
-        B_p, n = np.int32(cell.B_p), np.int32(cell.n)
-        batch = RolloutBatch(selected.problems, rollouts, rewards, B_p, n, selected.key_data)
-        reward_sums = grades.rewards.reshape(-1, cell.n).sum(1)
-        return SourcedBatch(batch, index, reward_sums, verifier_metrics(grades))
 
 
 def verifier_metrics(grades: Grades) -> Metrics:
@@ -251,4 +174,4 @@ def finish_batch(batch: SourcedBatch, result: UpdateResult, problem_order: Epoch
     if reward_sums is None:
         reward_sums = np.asarray(result.reward_sums)[batch.problem_index]
     problem_order.record_rewards(batch.problem_index, reward_sums, n)
-    return metrics | {"dropped": mean(problem_order.dropped_fraction, len(batch.problem_index) // problem_order.B_p)}
+    return metrics | {"dropped": mean(problem_order.dropped_fraction, batch.updates)}

@@ -91,44 +91,17 @@ class TrainStep:
         self, state: TrainState, batch: RolloutBatch, coefficients: Coefficients
     ) -> tuple[BatchSignals, Metrics]:
         """From rewards to advantages and loss weights; and the metrics of the batch."""
-        rollouts = batch.rollouts
-        groups, valid = buffer_row_groups(self.shapes, batch.B_p, batch.n)
-        lengths = jnp.where(valid, rollouts.lengths, 0)
-        policy_lengths = jnp.where(valid, rollouts.mask.sum(-1), 0)
-        rewarded = RewardedBatch(
-            rewards=jnp.where(valid, batch.rewards, 0),
-            lengths=policy_lengths,
-            groups=groups,
-            valid=valid,
-            n=batch.n,
-            num_groups=self.shapes.problem_rows,
-            filters_zero_variance="policy" in self.rl.zero_variance_filter,
-        )
+        rewarded = rewarded_batch(self.shapes, batch, "policy" in self.rl.zero_variance_filter)
+        metrics = measure_rollouts(self.stops, batch, rewarded)
         value_estimates = None
         if state.critic is not None:
             rewarded, value_estimates = self._estimate_values(state.critic, batch, rewarded, coefficients)
         advantages = self.algorithm.advantage(rewarded)
-        train_mask = valid
+        train_mask = rewarded.valid
         if self.rl.n_train is not None:
-            key, problem_ids = jax.random.wrap_key_data(batch.key_data), batch.problems.ids[groups.reshape(-1)]
+            key, problem_ids = jax.random.wrap_key_data(batch.key_data), batch.problems.ids[rewarded.groups.reshape(-1)]
             train_mask = choose_train_rollouts(key, problem_ids, rewarded, self.rl.n_train)
         loss_weights = make_loss_weights(self.rl, advantages, rewarded, train_mask, self.shapes.response_length)
-        rollout_metrics = {
-            "reward": rewarded.rewards,
-            "truncated": valid & ~rollouts.stopped,
-            "response_length": lengths,
-            "zero_variance": zero_variance(rewarded),
-        }
-        if self.stops.adds_context:
-            rollout_metrics |= {"response_length": policy_lengths, "context_length": lengths - policy_lengths}
-        if self.stops.interruption is not None:
-            rollout_metrics["interrupted"] = policy_lengths < lengths
-        if self.stops.has_turns:
-            rollout_metrics["turns"] = count_turns(rollouts.mask & valid[..., None])
-        num_rollouts = (batch.B_p * batch.n).astype(jnp.float32)
-        metrics = {name: mean(x.sum() / num_rollouts) for name, x in rollout_metrics.items()}
-        drawn = policy_lengths if self.stops.adds_context else lengths
-        metrics["tokens"] = total(drawn.sum().astype(jnp.float32))
         return BatchSignals(loss_weights, train_mask, value_estimates), metrics
 
     def _estimate_values(
@@ -220,6 +193,44 @@ class TrainStep:
         responses = responses._replace(mask=responses.mask & valid[..., None])
         token_fraction = responses.mask.sum() / jnp.maximum(rollouts.mask.sum(), 1)
         return TrainedPart(problems, responses, value_estimates, B_p, group_size, token_fraction)
+
+
+def rewarded_batch(shapes: SamplerShapes, batch: RolloutBatch, filters_zero_variance: bool) -> RewardedBatch:
+    """A batch as advantage estimators read it."""
+    groups, valid = buffer_row_groups(shapes, batch.B_p, batch.n)
+    return RewardedBatch(
+        rewards=jnp.where(valid, batch.rewards, 0),
+        lengths=jnp.where(valid, batch.rollouts.mask.sum(-1), 0),
+        groups=groups,
+        valid=valid,
+        n=batch.n,
+        num_groups=shapes.problem_rows,
+        filters_zero_variance=filters_zero_variance,
+    )
+
+
+def measure_rollouts(stops: StopConditions, batch: RolloutBatch, rewarded: RewardedBatch) -> Metrics:
+    """What is known of a batch before it is trained on: means over its rollouts, and the tokens that were drawn."""
+    rollouts, valid, policy_lengths = batch.rollouts, rewarded.valid, rewarded.lengths
+    lengths = jnp.where(valid, rollouts.lengths, 0)
+    of_rollouts = {
+        "reward": rewarded.rewards,
+        "truncated": valid & ~rollouts.stopped,
+        "response_length": lengths,
+        "zero_variance": zero_variance(rewarded),
+    }
+    if stops.adds_context:
+        of_rollouts |= {"response_length": policy_lengths, "context_length": lengths - policy_lengths}
+    if stops.interruption is not None:
+        of_rollouts["interrupted"] = policy_lengths < lengths
+    if stops.has_turns:
+        of_rollouts["turns"] = count_turns(rollouts.mask & valid[..., None])
+
+    num_rollouts = (batch.B_p * batch.n).astype(jnp.float32)
+    metrics = {name: mean(x.sum() / num_rollouts) for name, x in of_rollouts.items()}
+    drawn = policy_lengths if stops.adds_context else lengths
+    metrics["tokens"] = total(drawn.sum().astype(jnp.float32))
+    return metrics
 
 
 def gradient_signal(gradient: Params, grad_norm: Array, moments: Any, max_grad_norm: Any) -> Metrics:

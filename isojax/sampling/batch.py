@@ -198,11 +198,18 @@ def rollout_index(rows: np.ndarray, B: int, shard_ids: np.ndarray, shards: int) 
     return shard_ids[:, None] * max(1, -(-B // shards)) + rows
 
 
-def response_tokens(rollouts: Rollouts, B: int) -> list[np.ndarray]:
+def response_tokens(rollouts: Rollouts | RoutedRollouts, B: int) -> list[np.ndarray]:
     """The response tokens of rollouts 0 .. B-1 as host arrays, each i32[its length]; context as ~token."""
     index = row_index(B, rollouts.tokens.shape[0])
     tokens, mask, lengths = (np.asarray(x)[index] for x in (rollouts.tokens, rollouts.mask, rollouts.lengths))
     return [row[:length] for row, length in zip(np.where(mask, tokens, ~tokens), lengths, strict=True)]
+
+
+def response_logps(rollouts: Rollouts | RoutedRollouts, B: int) -> list[np.ndarray]:
+    """The sampler's log-probabilities of the same tokens, each f32[its length]; 0 of context."""
+    index = row_index(B, rollouts.tokens.shape[0])
+    logps, mask, lengths = (np.asarray(x)[index] for x in (rollouts.logps, rollouts.mask, rollouts.lengths))
+    return [row[:length] for row, length in zip(np.where(mask, logps, 0), lengths, strict=True)]
 
 
 def rewards_to_buffer(shapes: SamplerShapes, rewards: np.ndarray) -> np.ndarray:

@@ -9,27 +9,26 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray
 
-from isojax.core.config import PANEL, CellConfig, SamplingConfig
+from isojax.core.config import PANEL, CellConfig
 from isojax.core.estimators import summarize_rewards
 from isojax.core.nouns import EvalPoint, Problem
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed import multiprocess
 from isojax.distributed.sharding import Program, replicated, shape_on, shapes_with_shardings
 from isojax.models.transformer import Decoder, Params
+from isojax.rl.engines import EngineSetup, SampleRequest
+from isojax.rl.engines.local import local_engine
+from isojax.rl.graded_sampler import GradedSampler
 from isojax.rl.metric import values
 from isojax.sampling import batch
-from isojax.sampling.batch import EVAL_STREAM, EXTRA_STREAM, ProblemArrays, Rollouts
-from isojax.sampling.engine import build_sampler
+from isojax.sampling.batch import EVAL_STREAM, EXTRA_STREAM, ProblemArrays, Rollouts, RoutedRollouts
 from isojax.sampling.logits import NEG_INF
-from isojax.sampling.stream import build_stream
-from isojax.tasks.grading import BackgroundGrader
-from isojax.tasks.protocol import DeviceTask, EncodedProblems, Grades, TokenizedProblems, count_unfinished
-from isojax.tasks.task import Task, TextTask, is_on_device
+from isojax.tasks.protocol import EncodedProblems, Grades, TokenizedProblems, count_unfinished
+from isojax.tasks.task import Task
 from isojax.train.checkpoint import RunCursor
 
 VALIDATION_SET = ""  # its name among the sets that are evaluated
@@ -74,99 +73,19 @@ class EvalCounts(NamedTuple):
 
 
 class CallSamples(NamedTuple):
-    """Of one call: each problem's first responses, which rollouts ended, how many hold context, and the turns."""
+    """What an evaluation keeps of the rollouts of a call."""
 
     responses: list[list[np.ndarray]]  # of each problem, up to KEPT_ROLLOUTS
     ended: np.ndarray  # bool[rollouts]
     interrupted: int
     turns: int
     nonfinite: int  # rollouts with a token whose log-probability is no number
+    rewards: np.ndarray | None  # f32[rollouts], where a device verifies them
+    empty: int  # there: rollouts of an end token alone
 
 
-Call = tuple[TokenizedProblems, tuple[np.int32, np.int32, np.int32]]  # and seed, random stream, evaluation and repeat
-
-
-class DeviceGrader:
-    """Sampling and verification of n rollouts per problem in one program."""
-
-    def __init__(
-        self, decoder: Decoder, task: DeviceTask, mesh: Mesh, shapes: SamplerShapes, n: int, sampling: SamplingConfig
-    ):
-        self.mesh, self.shapes, self.n = mesh, shapes, n
-        sample = build_sampler(decoder, shapes, mesh, sampling, task.stops)
-
-        def sample_and_verify(
-            params: Params, problems: ProblemArrays, Q: Array, seed: Array, random_stream: Array, evaluation: Array
-        ) -> tuple[Rollouts, Array]:
-            rollouts = sample(params, problems, Q, jnp.int32(n), make_eval_key(seed, random_stream, evaluation))
-            groups, _ = batch.buffer_row_groups(shapes, Q, jnp.int32(n))
-            return rollouts, task.verify(problems.answers[groups], rollouts.tokens, rollouts.response_mask)
-
-        in_shardings = (decoder.shardings(mesh), None, None, None, None, None)
-        self.program = Program(jax.jit(sample_and_verify, in_shardings=in_shardings, out_shardings=replicated(mesh)))
-
-    def compile(self, params: Params) -> None:
-        problems = batch.problem_shapes(self.shapes, self.mesh, self.shapes.problem_rows, self.shapes.response_length)
-        scalar = shape_on(replicated(self.mesh))
-        self.program.compile(params, problems, scalar, scalar, scalar, scalar)
-
-    def sample_and_grade(self, params: Params, calls: list[Call]) -> tuple[list[CallSamples], Grades]:
-        samples, rewards, empty = [], [], 0
-        for part, key in calls:
-            Q, B = len(part.problems), len(part.problems) * self.n
-            rollouts, call_rewards = self.program(params, pad_problems(part.arrays, self.shapes), np.int32(Q), *key)
-            rows = batch.row_index(B, self.shapes.shards)
-            samples.append(summarize_call(rollouts, B, self.n))
-            rewards.append(np.asarray(call_rewards)[rows])
-            empty += int((samples[-1].ended & (np.asarray(rollouts.lengths)[rows] <= 1)).sum())  # the end token alone
-        ended = np.concatenate([call.ended for call in samples])
-        return samples, Grades(np.concatenate(rewards), parsed=ended, failures={}, empty=empty)
-
-
-class HostGrader:
-    """Sampling of n rollouts per problem chunk by chunk, while the host's verifier grades what has finished."""
-
-    def __init__(
-        self, decoder: Decoder, task: TextTask, mesh: Mesh, shapes: SamplerShapes, n: int, sampling: SamplingConfig
-    ):
-        self.task, self.mesh, self.shapes, self.n = task, mesh, shapes, n
-        self.stream = build_stream(decoder, shapes, mesh, sampling, task.stops)
-        self.make_key = Program(jax.jit(make_eval_key, out_shardings=replicated(mesh)))
-        self.replicate = Program(jax.jit(lambda rollouts: rollouts, out_shardings=replicated(mesh)))
-
-    def compile(self, params: Params) -> None:
-        scalar = shape_on(replicated(self.mesh))
-        self.make_key.compile(scalar, scalar, scalar)
-        problems = batch.problem_shapes(self.shapes, self.mesh, self.shapes.problem_rows, 0)
-        rollouts = self.stream.compile(params, problems)
-        if multiprocess.is_multiprocess():
-            self.replicate.compile(rollouts)
-
-    def sample_and_grade(self, params: Params, calls: list[Call]) -> tuple[list[CallSamples], Grades]:
-        samples: list[CallSamples] = []
-        problems = [p for part, _ in calls for p in part.problems for _ in range(self.n)]
-        rollouts_before = 0
-        reply_tokens = self.task.reply_tokens if self.task.stops.host_replies else None
-        with BackgroundGrader(self.task.grade_tokens, problems, reply_tokens) as grading:
-
-            def on_finished(rollout_index: np.ndarray, responses: list[np.ndarray]) -> None:
-                grading.add_responses(rollouts_before + rollout_index, responses)
-
-            def reply(rollout_index: np.ndarray, responses: list[np.ndarray]) -> list[np.ndarray]:
-                return grading.reply(rollouts_before + rollout_index, responses)
-
-            for part, key in calls:
-                arrays, Q = pad_problems(part.arrays, self.shapes), len(part.problems)
-                rollouts = self.stream.run(params, arrays, Q, self.n, self.make_key(*key), on_finished, reply)
-                if multiprocess.is_multiprocess():
-                    rollouts = self.replicate(rollouts)
-                samples.append(summarize_call(rollouts, Q * self.n, self.n))
-                rollouts_before += Q * self.n
-            return samples, grading.collect_grades()
-
-
-def summarize_call(rollouts: Rollouts, B: int, n: int) -> CallSamples:
-    """What an evaluation needs of the rollouts 0 .. B-1 of a call, in addition to their rewards."""
+def summarize_call(rollouts: Rollouts | RoutedRollouts, rewards: Any, B: int, n: int) -> CallSamples:
+    """Of the rollouts 0 .. B-1 of a call. `rewards`: f32[S rows], or None where the host verifies."""
     rows = batch.row_index(B, rollouts.tokens.shape[0])
     stopped, lengths, mask = (np.asarray(x)[rows] for x in (rollouts.stopped, rollouts.lengths, rollouts.mask))
     # A token that was drawn has a probability: of NaN, -inf and NEG_INF, which top-p leaves of NaN, none is above this.
@@ -178,7 +97,16 @@ def summarize_call(rollouts: Rollouts, B: int, n: int) -> CallSamples:
         interrupted=int((mask.sum(-1) < lengths).sum()),
         turns=int(batch.count_turns(mask).sum()),
         nonfinite=int((mask & ~are_numbers).any(-1).sum()),
+        rewards=None if rewards is None else np.asarray(rewards)[rows],
+        empty=int((stopped & (lengths <= 1)).sum()),
     )
+
+
+def grades_on_device(calls: Sequence[CallSamples]) -> Grades:
+    """What is known of rollouts that a device has verified: an answer is there where the response ended."""
+    rewards = [call.rewards for call in calls if call.rewards is not None]
+    ended = np.concatenate([call.ended for call in calls])
+    return Grades(np.concatenate(rewards), parsed=ended, failures={}, empty=sum(call.empty for call in calls))
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,13 +161,21 @@ class Evaluator:
         # Called with the problems of each evaluation and its result.
         self.on_counts: Callable[[Sequence[Problem], EvalCounts], None] = lambda problems, counts: None
         W = trainer_shapes.slots_per_prefix if samples_per_problem >= trainer_shapes.slots_per_prefix else 1
-        shapes = replace(trainer_shapes, cells=[(problems_per_call, samples_per_problem)], slots_per_prefix=W)
-        grader: Any = DeviceGrader if is_on_device(task) else HostGrader
-        self._grader = grader(decoder, task, mesh, shapes, samples_per_problem, cell.sampling)
+        self.shapes = replace(trainer_shapes, cells=[(problems_per_call, samples_per_problem)], slots_per_prefix=W)
+        engine = local_engine(EngineSetup(decoder, task, self.shapes, mesh, cell.sampling))
+        self.graded_sampler = GradedSampler(engine, task, self.shapes, mesh)
+        self.make_key = Program(jax.jit(make_eval_key, out_shardings=replicated(mesh)))
+        self.replicate = Program(jax.jit(lambda rollouts: rollouts, out_shardings=replicated(mesh)))
 
     def compile(self) -> None:
         """Compiles the programs from shapes alone; a second call does nothing."""
-        self._grader.compile(shapes_with_shardings(self.decoder.shapes(), self.decoder.shardings(self.mesh)))
+        scalar = shape_on(replicated(self.mesh))
+        self.make_key.compile(scalar, scalar, scalar)
+        rollouts = self.graded_sampler.compile(
+            shapes_with_shardings(self.decoder.shapes(), self.decoder.shardings(self.mesh))
+        )
+        if multiprocess.is_multiprocess():
+            self.replicate.compile(rollouts)
 
     def evaluate(
         self,
@@ -252,12 +188,18 @@ class Evaluator:
     ) -> EvalCounts:
         """The rewards of each problem's repeats * samples_per_problem rollouts. The draws belong to (seed,
         random_stream, evaluation, repeat, problem, rollout)."""
-        eval_indices = [np.int32(evaluation * 1024 + repeat) for repeat in range(repeats)]
-        keys = [(np.int32(seed), np.int32(random_stream), eval_index) for eval_index in eval_indices]
+        scalars = np.int32(seed), np.int32(random_stream)
+        keys = [self.make_key(*scalars, np.int32(evaluation * 1024 + repeat)) for repeat in range(repeats)]
         positions = range(len(problem_set.problems))
         starts = positions[:: self.problems_per_call]
         parts = [problem_set.select(positions[start : start + self.problems_per_call]) for start in starts]
-        samples, grades = self._grader.sample_and_grade(params, [(part, key) for part in parts for key in keys])
+        requests = [
+            SampleRequest(part.problems, pad_problems(part.arrays, self.shapes), self.samples_per_problem, key)
+            for part in parts
+            for key in keys
+        ]
+        samples, host_grades = self._sample_and_grade(params, requests)
+        grades = grades_on_device(samples) if host_grades is None else host_grades
         rollouts_by_part = [len(part.problems) * repeats * self.samples_per_problem for part in parts]
 
         def by_problem(values: np.ndarray) -> np.ndarray:
@@ -292,6 +234,16 @@ class Evaluator:
         )
         self.on_counts(problem_set.problems, counts)
         return counts
+
+    def _sample_and_grade(
+        self, params: Params, requests: Sequence[SampleRequest]
+    ) -> tuple[list[CallSamples], Grades | None]:
+        def summarize(request: SampleRequest, rollouts: Rollouts | RoutedRollouts, rewards: Any) -> CallSamples:
+            if multiprocess.is_multiprocess():
+                rollouts = self.replicate(rollouts)
+            return summarize_call(rollouts, rewards, request.B, request.n)
+
+        return self.graded_sampler.sample_and_grade(params, requests, summarize)
 
     def evaluate_sets(
         self, params: Params, problem_sets: dict[str, TokenizedProblems], seed: int, evaluation: int

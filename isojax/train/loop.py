@@ -24,16 +24,22 @@ import sys
 import time
 from bisect import bisect_right
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+
+import jax
+import numpy as np
 
 from isojax.core import preemption
 from isojax.core.config import Config
 from isojax.core.nouns import Cell
 from isojax.distributed import multiprocess
+from isojax.distributed.sharding import replicated
 from isojax.models.lora import policy_params
-from isojax.rl.metric import Metrics, merge, merge_in_float32
+from isojax.rl.metric import Metrics, merge, merge_in_float32, values
 from isojax.rl.optimizer import TrainState, place_moments
-from isojax.rl.rollout_source import finish_batch
+from isojax.rl.rollout_source import SourcedBatch, finish_batch
+from isojax.sampling.batch import RolloutBatch, response_logps, response_tokens, row_index
 from isojax.train.base_policy import BasePolicy, eval_problem_sets
 from isojax.train.checkpoint import Checkpoints, has_checkpoint
 from isojax.train.evaluate import VALIDATION_SET, make_eval_point
@@ -41,14 +47,17 @@ from isojax.train.growth import GradientSignal, choose_n, growth_state, next_sta
 from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs, PointLedger, write_samples
 from isojax.train.programs import SweepPrograms
 from isojax.train.restore import OpenCell, begin_span, open_cell
+from isojax.train.sample_text import mark_context
 from isojax.train.start_check import check_start
+from isojax.train.update_hooks import UpdateReport, call_hook, load_hook
 
 
 def make_eval_grid(config: Config, cell: Cell) -> list[int]:
     """The values of C at which a cell is evaluated: the shared grid from 0 to the budget, and some beyond it. The
     last update may overshoot the budget and reach one of those; its evaluation has that target, as in a longer run."""
     targets = config.run_targets(config.sweep.budget)
-    further_targets = config.cell.eval.evaluation_targets(targets[-1] + max(B_p * n for B_p, n in cell.pairs))
+    largest_update = max(B_p * n for B_p, n in cell.pairs) * (config.cell.rl.dynamic_sampling or 1)
+    further_targets = config.cell.eval.evaluation_targets(targets[-1] + largest_update)
     return targets + [C for C in further_targets if C > targets[-1]]
 
 
@@ -108,6 +117,7 @@ class CellTrainer:
         self.state, self.cursor = opened.state, opened.cursor
         growth = self.cursor.growth
         self.growth = GradientSignal(**growth["signal"]) if growth else GradientSignal()
+        self.hook = load_hook(self.config.run.on_update)
         self.eval_sets = {name: self.programs.tokenize(problems) for name, problems in problem_sets.items()}
         self.last_saved_at = time.monotonic()
         self.last_point_at = self.last_saved_at - self.cursor.seconds
@@ -185,6 +195,7 @@ class CellTrainer:
         task that verifies on device; every update samples its own rollouts."""
         programs, problems, last_update = self.programs, self.opened.problems, self.cursor.M + count
         sums: Metrics = {}
+        extra_batches = 0
         while (updates_left := last_update - int(self.state.step)) and not self.is_failing:
             # problems, rollouts and rewards (for a task verified on device, the update makes rollouts and rewards)
             batch = self.opened.rollout_source.next_batch(self.policy_state, updates_left)
@@ -197,8 +208,39 @@ class CellTrainer:
             # asynchronous: the new policy to the sampler
             metrics |= self.opened.rollout_source.finish_update(self.policy_state)
             sums = merge_in_float32(sums, metrics)  # as the fused program adds them: the same bits on both ways
+            extra_batches += batch.extra_batches
+            if self.hook is not None:
+                sampled = (1 + batch.extra_batches) * problems.cell.B
+                C = self.C + (int(self.state.step) - self.cursor.M + extra_batches) * problems.cell.B
+                self._report_update(batch, metrics, sampled, C)
         updates = int(self.state.step) - self.cursor.M  # `step` counts skipped ones too
-        self._advance_cursor(sums, updates, batches=updates)
+        self._advance_cursor(sums, updates, batches=updates + extra_batches)
+
+    def _report_update(self, batch: SourcedBatch, metrics: Metrics, sampled: int, C: int) -> None:
+        """To the hook, in process 0; the others help to gather the rollouts."""
+        assert self.hook is not None and isinstance(batch.inputs, RolloutBatch)
+        cell, rollouts, rewards = self.opened.problems.cell, batch.inputs.rollouts, batch.inputs.rewards
+        if multiprocess.is_multiprocess():
+            rollouts = jax.jit(lambda x: x, out_shardings=replicated(self.programs.mesh))(rollouts)
+        if not multiprocess.is_primary():
+            return
+        problem_by_id = {problem.id: problem for problem in self.opened.problems.problems}
+        ids = np.asarray(batch.inputs.problems.ids)[: cell.B_p].tolist()
+        report = UpdateReport(
+            cell=cell,
+            folder=self.outputs.folder,
+            M=int(self.state.step),
+            C=C,
+            sampled=sampled,
+            problems=[problem_by_id[i] for i in ids],
+            responses=response_tokens(rollouts, cell.B),
+            logps=response_logps(rollouts, cell.B),
+            rewards=np.asarray(rewards)[row_index(cell.B, rollouts.tokens.shape[0])],
+            metrics=values(metrics),
+            batch=batch.inputs,
+            decode=partial(mark_context, self.programs.task),
+        )
+        call_hook(self.hook, report)
 
     def evaluate(self, eval_index: int, target: int) -> None:
         """Evaluates the policy on all problem sets and records the point."""

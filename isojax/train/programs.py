@@ -21,8 +21,11 @@ from isojax.models.lora import policy_params
 from isojax.models.transformer import ComputeOptions, Decoder, Params
 from isojax.rl import rollout_source
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
-from isojax.rl.experts import check_experts
+from isojax.rl.engines import EngineSetup
+from isojax.rl.engines.local import local_engine
+from isojax.rl.experts import check_experts, records_experts
 from isojax.rl.fused_rollouts import FusedPrograms, FusedRollouts, build_fused_update
+from isojax.rl.inline_rollouts import InlinePrograms, InlineRollouts
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, build_init_state, train_state_shapes
 from isojax.sampling.batch import problem_shapes
@@ -47,10 +50,11 @@ class SweepPrograms:
         task: Task,
         sampler_mesh: Mesh | None = None,
         role: Role | None = None,
+        hands_batches_out: bool = False,
     ):
         """`pairs`: every (B_p, n) of the sweep. All sizes of `sweep` are chosen. `task` may serve several meshes.
         Asynchronous rollouts are sampled on `sampler_mesh`, where it is given (rl/async_rl/async_rollouts.py), and by
-        other processes, where this one has a role."""
+        other processes, where this one has a role. hands_batches_out: whether a hook reads each batch."""
         assert sweep.decode_slots and sweep.microbatch and sweep.prefill_batch, "the planner chooses them"
         self.mesh, self.task, self.cell_config = mesh, task, cell
         self.moments_on_host = sweep.moments_on_host
@@ -76,15 +80,17 @@ class SweepPrograms:
         if cell.rl.max_staleness is not None:
             programs = AsyncPrograms(cell, self.decoder, task, self.shapes, pairs, mesh, sampler_mesh, role)
             self.rollout_programs, source = programs, AsyncRollouts
-        elif is_on_device(task):
+        elif is_on_device(task) and cell.rl.dynamic_sampling is None and not hands_batches_out:
             update = build_fused_update(cell, self.decoder, task, self.shapes, mesh, measures_signal)
             self.rollout_programs = FusedPrograms(cell.rl, self.shapes, mesh, update)
             source = FusedRollouts
         else:
-            self.rollout_programs = rollout_source.HostVerifiedPrograms(
-                cell, self.decoder, task, self.shapes, mesh, measures_signal, sweep.moments_on_host
+            records = records_experts(cell.rl, self.decoder, mesh)
+            engine = local_engine(EngineSetup(self.decoder, task, self.shapes, mesh, cell.sampling, records))
+            self.rollout_programs = InlinePrograms(
+                cell, self.decoder, task, self.shapes, mesh, engine, measures_signal, sweep.moments_on_host
             )
-            source = rollout_source.HostVerifiedRollouts
+            source = InlineRollouts
         self.open_rollouts = partial(source, self.rollout_programs)
         self.coefficients = make_coefficients(cell.rl)
         self.evaluator = self._build_evaluator(cell.data.validation, cell.eval.samples)

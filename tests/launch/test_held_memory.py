@@ -55,8 +55,8 @@ def test_what_a_run_holds_while_a_program_runs(
 
     def prepare_and_remember(self: SweepSetup, *arguments: Any) -> Any:
         programs: Any = self.programs[0]
-        rollouts, grader = programs.rollout_programs, programs.evaluator._grader
-        names.update({id(rollouts.stream.advance_chunk): "decode", id(rollouts.update): "learn"})
+        rollouts, grader = programs.rollout_programs, programs.evaluator.graded_sampler.engine
+        names.update({id(rollouts.graded_sampler.engine.stream.advance_chunk): "decode", id(rollouts.update): "learn"})
         names[id(grader.stream.advance_chunk)] = "evaluate"
         setups.append(self)
         return prepare(self, *arguments)

@@ -43,7 +43,7 @@ from tests.device import (
     random_problems,
     shapes_of,
 )
-from tests.rl.test_rollout_source import FixedOrder, Spoken, train_on
+from tests.rl.test_inline_rollouts import FixedOrder, Spoken, train_on
 
 Way = Literal["turns", "thread"]
 PAIRS = [(6, 4), (4, 9)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.device import MESHES
-from tests.rl.test_rollout_source import COUNT, RL, TABLE, B_p, FixedOrder, Spoken, Twin, index, n
+from tests.rl.test_inline_rollouts import COUNT, RL, TABLE, B_p, FixedOrder, Spoken, Twin, index, n
 
 
 @pytest.mark.parametrize("axes", ["auto", MESHES[0]])
@@ -15,7 +15,7 @@ def test_right_answers_by_problem(axes: str) -> None:
     twin, task = Twin(axes), Spoken()
     twin.cell = twin.cell.model_copy(update={"rl": RL.model_copy(update={"no_positive_resampling": 0.9})})
     order = FixedOrder(index()[:, :B_p], drop_above=0.9)
-    _, host_metrics = twin.host_verified(task, order=order)
+    _, host_metrics = twin.inline(task, order=order)
     reward_sums = order.reward_sums
     _, result = twin.trainer(twin.start(), twin.base, twin.batches(), twin.coefficients)
     device, reward = np.asarray(result.reward_sums), float(result.metrics["reward"].sum)

@@ -54,6 +54,9 @@ class RLConfig(Section):
     # An epoch leaves out problems of whose rollouts so far this share or more were correct (arXiv:2510.13786), and
     # keeps B_p in any case; null: every epoch has all problems.
     no_positive_resampling: Annotated[float, Field(gt=0, le=1)] | None = None
+    # Groups whose rewards are all equal are replaced by those of further problems, for which at most so many batches of
+    # B_p problems are sampled in all (DAPO, arXiv:2503.14476); all of their rollouts count in C; null: groups stay.
+    dynamic_sampling: Annotated[int, Field(ge=2, le=64)] | None = None
     # k, by how many updates at most the sampler runs ahead of the trainer; null: it waits for each update.
     max_staleness: int | None = Field(default=None, ge=0, le=64)
     # An update whose loss or gradient is not finite is skipped and counted; after so many in a row the run breaks off.

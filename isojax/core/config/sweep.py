@@ -168,5 +168,7 @@ class RunConfig(Section):
     ray: str | None = None  # run the cells on a Ray cluster (local, auto or its address), each by a process group
     process_group: ProcessGroupConfig = ProcessGroupConfig()
     loggers: tuple[str, ...] = ("tensorboard",)  # where curves go besides the ledger: tensorboard, wandb, your module
+    # A hook that sees every update, its rollouts and its metrics: save_rollouts, or a file or module of yours.
+    on_update: str | None = None
     # Where a plug-in that is one file is looked up, before the working directory; commands add their configs' folders.
     plugin_folders: tuple[str, ...] = ()

@@ -43,6 +43,7 @@ from isojax.tasks.problem_selection import LENGTHS, LabelsNeeded, require_settin
 from isojax.tasks.reference_check import check_references
 from isojax.tasks.task import Task, build_task, is_on_device, tokenize
 from isojax.tasks.task_defaults import with_task_defaults
+from isojax.train import update_hooks
 from isojax.train.base_policy import PARAMS_FILE, PROBLEMS_FILE, BasePolicy, prepare_base_policy
 from isojax.train.label_settings import warn_of_other_labels
 from isojax.train.programs import SweepPrograms
@@ -249,6 +250,7 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | Non
     algorithm.check_algorithm(config.cell.rl, cells)
     strategy.check(config, cells)
     multiprocess.run_on_primary(lambda: loggers.check_loggers(config.run.loggers))
+    update_hooks.load_hook(config.run.on_update)
     cell_devices = assign_devices(config, len(cells))
     resolved_config = resolve_config(config)
     check_precision(resolved_config.cell.precision, cell_devices.mesh_shape, jax.default_backend())
@@ -267,7 +269,10 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | Non
             undecided = fastest.model_copy(update={"forward_attention": sweep.forward_attention})
             fastest = with_kernels(undecided, budget.mesh, budget.backend, config.cell)
         sweep = multiprocess.broadcast(fastest)
-        programs = [SweepPrograms(config.cell, sweep, pairs, mesh, task, sampler, role) for mesh, sampler in meshes]
+        has_hook = config.run.on_update is not None
+        programs = [
+            SweepPrograms(config.cell, sweep, pairs, mesh, task, sampler, role, has_hook) for mesh, sampler in meshes
+        ]
         if cell_devices.shares_programs:
             programs = programs * cell_devices.concurrent_cells
         final_config = config.model_copy(update={"sweep": sweep})

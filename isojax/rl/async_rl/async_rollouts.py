@@ -27,10 +27,19 @@ from isojax.rl import rollout_source
 from isojax.rl.async_rl.remote_worker import RemoteWorker
 from isojax.rl.async_rl.rollout_buffer import SamplerPrograms
 from isojax.rl.async_rl.rollout_worker import BackgroundWorker, RolloutJob, RolloutWorker
+from isojax.rl.graded_sampler import build_verify
 from isojax.rl.metric import Metric, Metrics, mean
 from isojax.rl.optimizer import TrainState
 from isojax.rl.train_step import build_update
-from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, buffer_row_groups, rewards_to_buffer, row_index
+from isojax.sampling.batch import (
+    ProblemArrays,
+    RolloutBatch,
+    Rollouts,
+    buffer_row_groups,
+    rewards_to_buffer,
+    rollout_shapes,
+    row_index,
+)
 from isojax.tasks.grading import BackgroundGrader
 from isojax.tasks.task import Task, is_on_device
 
@@ -71,7 +80,7 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
         by_row = NamedSharding(mesh, P(ROLLOUT_AXES))
         self.gather_problems = rollout_source.build_gather_problems(mesh)
         self.to_trainer_layout = Program(jax.jit(self._to_trainer_layout, out_shardings=by_row))
-        self.verify = Program(jax.jit(self._verify, out_shardings=replicated(mesh))) if is_on_device(task) else None
+        self.verify = build_verify(task, shapes, mesh)
         self.update = Program(build_update(cell, decoder, task, shapes, mesh))
         # Weights go to other devices as products are computed with them.
         self.cast_to_send: Program | None = None
@@ -82,7 +91,8 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
 
     def compile(self, shapes: rollout_source.UpdateShapes) -> None:
         on_all, recorded = replicated(self.mesh), self.sampler.engine.recorded
-        batch = rollout_source.batch_shapes(self.shapes, self.mesh, shapes, self.nucleus, recorded)
+        rollouts = rollout_shapes(self.shapes, self.mesh, self.nucleus, recorded)
+        batch = rollout_source.batch_shapes(self.shapes, self.mesh, shapes, rollouts)
         scalar, index = shape_on(on_all), shape_on(on_all, (self.shapes.problem_rows,))
         params = shapes.policy_params if self.cast_to_send is None else self.cast_to_send.compile(shapes.policy_params)
         if self.role is None:
@@ -110,11 +120,6 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
             stopped=rollouts.stopped & valid,
             lengths=jnp.where(valid, rollouts.lengths, 0),
         )
-
-    def _verify(self, problems: ProblemArrays, rollouts: Rollouts, B_p: Array, n: Array) -> Array:
-        assert is_on_device(self.task)
-        groups, _ = buffer_row_groups(self.shapes, B_p, n)
-        return self.task.verify(problems.answers[groups], rollouts.tokens, rollouts.response_mask)
 
 
 class AsyncRollouts(rollout_source.RolloutSource):

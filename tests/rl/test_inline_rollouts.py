@@ -15,18 +15,14 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, Problem
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import replicated, shapes_with_shardings, shard_count
+from isojax.rl.engines import EngineSetup
+from isojax.rl.engines.local import local_engine
 from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
+from isojax.rl.inline_rollouts import InlinePrograms, InlineRollouts
 from isojax.rl.metric import Metrics, merge_in_float32
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, build_init_state, train_state_shapes
-from isojax.rl.rollout_source import (
-    CellProblems,
-    HostVerifiedPrograms,
-    HostVerifiedRollouts,
-    RolloutSource,
-    UpdateShapes,
-    finish_batch,
-)
+from isojax.rl.rollout_source import CellProblems, RolloutSource, UpdateShapes, finish_batch
 from isojax.rl.train_step import TrainStep
 from isojax.sampling.batch import TRAIN_STREAM, ProblemArrays, gather_problems, problem_shapes
 from isojax.sampling.engine import build_sampler
@@ -139,7 +135,7 @@ class Twin:
         self.base = placed(policy(1), self.mesh)
         self.init = build_init_state(DECODER, self.mesh)
         self.coefficients = make_coefficients(RL)
-        self.programs_by_task: dict[Spoken, HostVerifiedPrograms] = {}
+        self.programs_by_task: dict[Parity, InlinePrograms] = {}
 
     def start(self) -> TrainState:
         return self.init(placed(policy(), self.mesh))
@@ -169,16 +165,19 @@ class Twin:
         tokens, mask = (gather(self.sampler_shapes, B_p * n, x) for x in (rollouts.tokens, rollouts.mask))
         return [row[remaining].tolist() for row, remaining in zip(tokens, mask, strict=True)]
 
-    def programs(self, task: Spoken) -> HostVerifiedPrograms:
+    def programs(self, task: Any) -> InlinePrograms:
         if task not in self.programs_by_task:
-            self.programs_by_task[task] = HostVerifiedPrograms(self.cell, DECODER, task, self.sampler_shapes, self.mesh)
+            setup = EngineSetup(DECODER, task, self.sampler_shapes, self.mesh, self.cell.sampling)
+            self.programs_by_task[task] = InlinePrograms(
+                self.cell, DECODER, task, self.sampler_shapes, self.mesh, local_engine(setup)
+            )
         return self.programs_by_task[task]
 
-    def host_verified(
-        self, task: Spoken, count: int = UPDATES, order: FixedOrder | None = None
+    def inline(
+        self, task: Parity, count: int = UPDATES, order: FixedOrder | None = None
     ) -> tuple[TrainState, dict[str, float]]:
         programs, order = self.programs(task), order or FixedOrder(index()[:, :B_p])
-        source = HostVerifiedRollouts(programs, self.problems(Cell(B_p, n, SEED), order))
+        source = InlineRollouts(programs, self.problems(Cell(B_p, n, SEED), order))
         state, sums = train_on(source, programs.update, self.start(), self.base, self.coefficients, order, count)
         return state, {name: metric.sum for name, metric in sums.items()}
 
@@ -189,7 +188,7 @@ class Twin:
         return UpdateShapes(
             state=train_state_shapes(DECODER, self.mesh),
             base_params=shapes_of(self.base),
-            problem_table=problem_shapes(self.sampler_shapes, self.mesh, COUNT, T),
+            problem_table=problem_shapes(self.sampler_shapes, self.mesh, COUNT, answer_length=0),
             coefficients=shapes_with_shardings(self.coefficients, replicated(self.mesh)),
         )
 
@@ -202,14 +201,14 @@ def test_the_host_verified_update_equals_the_update_on_device(
     rounding, and all metrics; text is judged for its own problem."""
     compile_with(options, monkeypatch)
     twin, here = Twin(axes), Spoken()
-    once, on_device = twin.host_verified(here, count=1)[0], twin.on_device(count=1)[0]
+    once, on_device = twin.inline(here, count=1)[0], twin.on_device(count=1)[0]
     for one, two in zip(
         *map(jax.tree.leaves, ((once.params, once.moments.mu), (on_device.params, on_device.moments.mu))), strict=True
     ):
         assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
     here.shown.clear()
     here.graded.clear()
-    on_host, output = twin.host_verified(here)
+    on_host, output = twin.inline(here)
     device, known = twin.on_device()
     shown = here.shown
     requested = [[int(TABLE.ids[q]) for q in update[:B_p] for _ in range(n)] for update in index()]
@@ -232,18 +231,31 @@ def test_the_host_verified_update_equals_the_update_on_device(
     assert output["reward"] / UPDATES == pytest.approx(float(right), rel=1e-6) and 0.1 < right < 0.9
 
 
+def test_a_task_of_the_device_trains_inline_as_in_the_fused_program() -> None:
+    """By three programs that sample, verify and train, and by one that does all of it: the same rollouts, and
+    parameters to rounding, as XLA fuses the update in other ways."""
+    twin = Twin("auto")
+    (inline, output), (device, known) = twin.inline(Parity()), twin.on_device()
+    for one, two in zip(*map(jax.tree.leaves, (inline.params, device.params)), strict=True):
+        assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
+    assert output.keys() == known.keys() and output["tokens"] == known["tokens"]
+    for name, value in known.items():
+        assert output[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
+
+
 def test_nothing_is_compiled_after_compile(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which traces the update once and runs nothing. Then two cells with other B_p, n, seed and problems train."""
     traced, update = [], TrainStep.update
     monkeypatch.setattr(TrainStep, "update", lambda *args: (traced.append(1), update(*args))[1])
     twin, task = Twin("auto"), Spoken()
-    programs, start, table = twin.programs(task), twin.start(), twin.table()
+    programs, start = twin.programs(task), twin.start()
+    table = twin.table()._replace(answers=jax.numpy.zeros((COUNT, 0), "int32"))  # as a text task has them
     programs.compile(twin.shapes())
     assert len(traced) == 1 and task.shown == [] == task.graded
     with jax.log_compiles(), caplog.at_level("WARNING"):
         for cell in (Cell(3, 4, 1), Cell(B_p, 2, SEED)):
             order = FixedOrder(index()[::-1, : cell.B_p])
-            source = HostVerifiedRollouts(programs, CellProblems(cell, PROBLEMS, TABLE, table, order, first_update=0))
+            source = InlineRollouts(programs, CellProblems(cell, PROBLEMS, TABLE, table, order, first_update=0))
             start, metrics = train_on(source, programs.update, start, twin.base, twin.coefficients, order, 2)
             assert metrics["tokens"].sum > 16
         assert not [r for r in caplog.messages if "XLA compilation" in r]
@@ -256,7 +268,7 @@ def test_failed_checks_are_counted_and_cost_their_reward() -> None:
     """The checks of the first two problems never end. Their rollouts count as wrong, and are counted by kind."""
     lost = [int(i) for i in TABLE.ids[:2]]
     task = Spoken(failing=lost)
-    _, metrics = Twin("auto").host_verified(task, count=1)
+    _, metrics = Twin("auto").inline(task, count=1)
     selected = [int(TABLE.ids[q]) for q in index()[0, :B_p]]
     failed = n * sum(i in lost for i in selected)
     assert failed and metrics["verifier_failures"] == metrics["verifier_timeout"] == failed
@@ -270,5 +282,5 @@ def test_what_the_verifier_raises_ends_the_update() -> None:
     refused = int(TABLE.ids[index()[0, 2]])
     task = Spoken(refused=refused)
     with pytest.raises(InputError, match=f"problem {refused} cannot be judged"):
-        Twin("auto").host_verified(task)
+        Twin("auto").inline(task)
     assert refused not in task.graded

@@ -1,0 +1,102 @@
+"""DAPO's dynamic sampling (arXiv:2503.14476, section 3.2): groups whose rewards are all equal, which teach nothing, are
+replaced by those of further problems, batch after batch, until none is left or as many batches are sampled as the
+recipe allows; what is equal then stays. All sampled rollouts count in C. Groups that are not needed are dropped, as in
+verl, so that every update is on rollouts of the newest policy.
+
+Where a replaced group stood, the one that replaces it stands, with its problem."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Int
+
+from isojax.core.shapes import SamplerShapes
+from isojax.distributed.sharding import ROLLOUT_AXES, Program, replicated
+from isojax.rl.advantages import EPS
+from isojax.rl.metric import Metrics
+from isojax.rl.train_step import measure_rollouts, rewarded_batch
+from isojax.sampling.batch import RolloutBatch, buffer_row_groups
+from isojax.tasks.protocol import StopConditions
+
+
+class ExaminedBatch(NamedTuple):
+    equal_groups: Array  # i32[], those whose rewards are all equal
+    metrics: Metrics  # of all rollouts
+
+
+class MergedBatch(NamedTuple):
+    batch: RolloutBatch
+    equal_groups: Array  # i32[], of the batch
+
+
+def has_equal_rewards(shapes: SamplerShapes, batch: RolloutBatch) -> Bool[Array, " problem_rows"]:
+    """Whether all rollouts of a problem got the same reward; False of rows without a problem."""
+    groups, valid = (x.reshape(-1) for x in buffer_row_groups(shapes, batch.B_p, batch.n))
+    rewards = batch.rewards.reshape(-1)
+    lowest = jax.ops.segment_min(jnp.where(valid, rewards, jnp.inf), groups, shapes.problem_rows)
+    highest = jax.ops.segment_max(jnp.where(valid, rewards, -jnp.inf), groups, shapes.problem_rows)
+    return (jnp.arange(shapes.problem_rows) < batch.B_p) & (highest - lowest < EPS)
+
+
+def replacements(is_equal: Bool[Array, " Q"], further_is_equal: Bool[Array, " Q"], B_p: Array) -> Int[Array, " Q"]:
+    """For each group, the one of the further batch that replaces it; -1 where it stays. The first that have unequal
+    rewards replace the first that have equal ones."""
+    is_usable = (jnp.arange(len(is_equal)) < B_p) & ~further_is_equal
+    usable_groups = jnp.argsort(~is_usable, stable=True)
+    rank = jnp.cumsum(is_equal) - 1
+    is_replaced = is_equal & (rank < is_usable.sum())
+    return jnp.where(is_replaced, usable_groups[jnp.maximum(rank, 0)], -1)
+
+
+def replace_groups(
+    shapes: SamplerShapes, batch: RolloutBatch, further: RolloutBatch, replacement: Int[Array, " problem_rows"]
+) -> RolloutBatch:
+    """The batch with the groups, and their problems, that `replacement` names of a further batch of the same sizes."""
+    groups, valid = buffer_row_groups(shapes, batch.B_p, batch.n)
+    rows_per_shard = (batch.B_p * batch.n + shapes.shards - 1) // shapes.shards
+    rollout = jnp.arange(shapes.shards)[:, None] * rows_per_shard + jnp.arange(shapes.buffer_rows)[None]
+    source_group = replacement[groups]
+    is_replaced = valid & (source_group >= 0)
+    source_rollout = jnp.where(is_replaced, source_group * batch.n + rollout % batch.n, 0)
+    source_shard, source_row = source_rollout // rows_per_shard, source_rollout % rows_per_shard
+
+    def replace_rows(x: Array, of_further: Array) -> Array:
+        mask = is_replaced.reshape(*is_replaced.shape, *(1,) * (x.ndim - 2))
+        return jnp.where(mask, of_further[source_shard, source_row], x)
+
+    def replace_problems(x: Array, of_further: Array) -> Array:
+        mask = (replacement >= 0).reshape(-1, *(1,) * (x.ndim - 1))
+        return jnp.where(mask, of_further[replacement], x)
+
+    return batch._replace(
+        problems=jax.tree.map(replace_problems, batch.problems, further.problems),
+        rollouts=jax.tree.map(replace_rows, batch.rollouts, further.rollouts),
+        rewards=replace_rows(batch.rewards, further.rewards),
+    )
+
+
+def build_examine(shapes: SamplerShapes, stops: StopConditions, mesh: Mesh) -> Program:
+    """`examine(batch) -> ExaminedBatch`."""
+
+    def examine(batch: RolloutBatch) -> ExaminedBatch:
+        metrics = measure_rollouts(stops, batch, rewarded_batch(shapes, batch, filters_zero_variance=False))
+        return ExaminedBatch(has_equal_rewards(shapes, batch).sum(dtype=jnp.int32), metrics)
+
+    return Program(jax.jit(examine, out_shardings=replicated(mesh)))
+
+
+def build_merge(shapes: SamplerShapes, mesh: Mesh) -> Program:
+    """`merge(batch, further) -> MergedBatch`."""
+
+    def merge(batch: RolloutBatch, further: RolloutBatch) -> MergedBatch:
+        is_equal, further_is_equal = (has_equal_rewards(shapes, b) for b in (batch, further))
+        merged = replace_groups(shapes, batch, further, replacements(is_equal, further_is_equal, batch.B_p))
+        return MergedBatch(merged, has_equal_rewards(shapes, merged).sum(dtype=jnp.int32))
+
+    by_row: Any = NamedSharding(mesh, P(ROLLOUT_AXES))
+    whole: Any = replicated(mesh)
+    shardings = RolloutBatch(whole, by_row, rewards=whole, B_p=whole, n=whole, key_data=whole)
+    return Program(jax.jit(merge, out_shardings=MergedBatch(shardings, whole)))

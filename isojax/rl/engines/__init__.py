@@ -1,0 +1,93 @@
+"""Rollout engines, one file each: where rollouts come from, in training, in evaluations and for labels.
+
+An engine samples, and does nothing else: which problems, when, the verifier and the update are the same for all of
+them (rl/graded_sampler.py, rl/inline_rollouts.py, train/evaluate.py). A file has one function with the decorator
+`@rollout_engine`, which makes an engine from an `EngineSetup`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import PRNGKeyArray
+
+from isojax.core.config import SamplingConfig
+from isojax.core.nouns import Problem
+from isojax.core.plugins import NoTraits, PluginKind
+from isojax.core.shapes import SamplerShapes
+from isojax.distributed.sharding import Program
+from isojax.models.transformer import Decoder, Params
+from isojax.sampling.batch import ProblemArrays, Rollouts, RoutedRollouts, rollout_shapes
+from isojax.sampling.engine import recorded_experts
+from isojax.tasks.task import Task
+
+rollout_engine = PluginKind("rollout_engine", "rl.engines", NoTraits)
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """What an engine is made of."""
+
+    decoder: Decoder  # the policy, without parameters
+    task: Task  # its tokenizer and stop conditions
+    shapes: SamplerShapes  # of the buffers that rollouts are returned in
+    mesh: Mesh
+    sampling: SamplingConfig
+    records_experts: bool = False  # whether rollouts tell the experts of all tokens (`RoutedRollouts`)
+
+    @property
+    def rollout_shapes(self) -> Rollouts | RoutedRollouts:
+        """ShapeDtypeStructs of a request's rollouts, split over the shards."""
+        recorded = recorded_experts(self.decoder) if self.records_experts else None
+        return rollout_shapes(self.shapes, self.mesh, self.sampling.top_p < 1, recorded)
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """n rollouts of each of the B_p `problems`."""
+
+    problems: Sequence[Problem]
+    arrays: ProblemArrays  # the same as arrays, followed by others up to `shapes.problem_rows`
+    n: int
+    key: PRNGKeyArray  # draws belong to (key, id of the problem, number of the rollout)
+
+    @property
+    def B_p(self) -> int:
+        return len(self.problems)
+
+    @property
+    def B(self) -> int:
+        """Rollouts that are asked for."""
+        return self.B_p * self.n
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who is told of responses while others are sampled. Rollout r is the (r % n)-th of problem r // n. Of several
+    processes, one reports each rollout."""
+
+    # (rollouts i32[k], their tokens, each i32[its length]): these are done.
+    on_finished: Callable[[np.ndarray, list[np.ndarray]], None]
+    # Of a task of turns: the context that each of these gets; of no tokens where it is done.
+    reply: Callable[[np.ndarray, list[np.ndarray]], list[np.ndarray]] | None = None
+
+
+class RolloutEngine(Protocol):
+    """Samples with the policy that it is given. Several cells may share an engine, from threads of their own."""
+
+    setup: EngineSetup
+
+    def compile(self, params: Params) -> Rollouts | RoutedRollouts:
+        """Prepares for parameters of these shapes; the shapes of the rollouts, with shardings."""
+        ...
+
+    def sample(self, params: Params, request: SampleRequest, listener: Listener | None) -> Rollouts | RoutedRollouts:
+        """All rollouts of a request, in the rows that sampling/batch.py describes. `listener`: where the host verifies;
+        it is told of each rollout once."""
+        ...
+
+    def main_programs(self, params: Params) -> dict[str, tuple[Program, tuple[Any, ...]]]:
+        """The programs that take the most memory, by name, and the shapes of their arguments; none of an engine that
+        samples elsewhere."""
+        return {}

@@ -1,0 +1,165 @@
+"""Rollouts sampled with the policy that is trained on them, one batch before each update: problems, rollouts and
+rewards, then the update. Of every task and engine; tasks that verify on device are faster by FusedRollouts
+(fused_rollouts.py), which do all of it in one program."""
+
+from functools import reduce
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from isojax.core.config import CellConfig
+from isojax.core.shapes import MAX_UPDATES_PER_CALL, SamplerShapes
+from isojax.distributed.sharding import Program, replicated, shape_on
+from isojax.models.transformer import Decoder
+from isojax.rl.dynamic_sampling import build_examine, build_merge
+from isojax.rl.engines import RolloutEngine, SampleRequest
+from isojax.rl.graded_sampler import GradedSampler
+from isojax.rl.metric import Metrics, mean, merge
+from isojax.rl.optimizer import TrainState, place_moments
+from isojax.rl.rollout_source import (
+    CellProblems,
+    RolloutPrograms,
+    RolloutSource,
+    SourcedBatch,
+    UpdateShapes,
+    batch_shapes,
+    build_gather_problems,
+    padded_index,
+    verifier_metrics,
+)
+from isojax.rl.train_step import UpdateResult, build_update
+from isojax.sampling.batch import RolloutBatch, rewards_to_buffer, row_index
+from isojax.tasks.task import Task, is_on_device
+
+
+class ParkedUpdate(Program):
+    """The update of a state whose moments are in the host's memory before and after it."""
+
+    def __call__(self, *arguments: Any) -> tuple[TrainState, UpdateResult]:
+        state, *others = arguments
+        parked = jax.tree.leaves((state.moments, state.critic))
+        state, result = super().__call__(place_moments(state, on_host=False), *others)
+        for x in parked:  # as donated ones are, so that the host holds them once
+            x.delete()
+        return place_moments(state, on_host=True), result
+
+
+class InlinePrograms(RolloutPrograms):
+    """The programs that choose problems, sample, verify and train, in this order."""
+
+    def __init__(
+        self,
+        cell: CellConfig,
+        decoder: Decoder,
+        task: Task,
+        shapes: SamplerShapes,
+        mesh: Mesh,
+        engine: RolloutEngine,
+        measures_signal: bool = False,
+        moments_on_host: bool = False,
+    ):
+        """engine: of these shapes, on this mesh."""
+        self.task, self.shapes, self.mesh = task, shapes, mesh
+        self.max_batches = cell.rl.dynamic_sampling or 1
+        # As many as of the fused program, so that metrics are summed alike; but where C decides when an update is the
+        # last, and updates sample more or less, one after the other.
+        self.updates_per_call = MAX_UPDATES_PER_CALL if is_on_device(task) and self.max_batches == 1 else 1
+        self.gather_problems = build_gather_problems(mesh)
+        self.graded_sampler = GradedSampler(engine, task, shapes, mesh)
+        self.further_key = Program(jax.jit(jax.random.fold_in, out_shardings=replicated(mesh)))
+        self.examine = build_examine(shapes, task.stops, mesh)
+        self.merge = build_merge(shapes, mesh)
+        update = build_update(cell, decoder, task, shapes, mesh, measures_signal)
+        self.update = ParkedUpdate(update) if moments_on_host else Program(update)
+
+    def compile(self, shapes: UpdateShapes) -> None:
+        index, scalar = shape_on(replicated(self.mesh), (self.shapes.problem_rows,)), shape_on(replicated(self.mesh))
+        self.gather_problems.compile(shapes.problem_table, index, scalar, scalar)
+        rollouts = self.graded_sampler.compile(shapes.policy_params)
+        batch = batch_shapes(self.shapes, self.mesh, shapes, rollouts)
+        if self.max_batches > 1:
+            self.examine.compile(batch)
+            self.merge.compile(batch, batch)
+        self.update.compile(shapes.state, shapes.base_params, batch, shapes.coefficients)
+
+    def main_programs(self, shapes: UpdateShapes) -> dict[str, tuple[Program, tuple[Any, ...]]]:
+        """The programs that take the most memory, and the shapes of their arguments."""
+        engine = self.graded_sampler.engine
+        batch = batch_shapes(self.shapes, self.mesh, shapes, engine.setup.rollout_shapes)
+        learn = (self.update, (shapes.state, shapes.base_params, batch, shapes.coefficients))
+        return {**engine.main_programs(shapes.policy_params), "learn": learn}
+
+
+class SampledBatch(NamedTuple):
+    """One batch of B_p problems."""
+
+    batch: RolloutBatch
+    problem_index: np.ndarray  # i32[B_p], rows of the problem table
+    reward_sums: np.ndarray | None  # f32[B_p]
+    metrics: Metrics  # of the verifier
+
+
+class InlineRollouts(RolloutSource):
+    """The RolloutSource of one cell."""
+
+    def __init__(self, programs: InlinePrograms, problems: CellProblems):
+        self.programs, self.problems = programs, problems
+
+    def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
+        sampled = self._sample_batch(state, number=0)
+        if self.programs.max_batches == 1:
+            return SourcedBatch(sampled.batch, sampled.problem_index, sampled.reward_sums, sampled.metrics)
+        return self._replace_equal_groups(state, sampled)
+
+    def _sample_batch(self, state: TrainState, number: int) -> SampledBatch:
+        """The next B_p problems, with rollouts and rewards: the `number`-th batch that is sampled for one update."""
+        programs, cell = self.programs, self.problems.cell
+        index = next(self.problems.problem_order)
+        table_rows = padded_index(index, programs.shapes.problem_rows)
+        selected = programs.gather_problems(self.problems.problem_table, table_rows, np.int32(cell.seed), state.step)
+        key = programs.further_key(selected.key, np.int32(number)) if number else selected.key
+        request = SampleRequest([self.problems.problems[q] for q in index], selected.problems, cell.n, key)
+        [(rollouts, rewards)], grades = programs.graded_sampler.sample_and_grade(
+            state.params, [request], lambda _, rollouts, rewards: (rollouts, rewards)
+        )
+
+        metrics: Metrics = {}
+        if grades is not None:
+            rewards, metrics = rewards_to_buffer(programs.shapes, grades.rewards), verifier_metrics(grades)
+        B_p, n = np.int32(cell.B_p), np.int32(cell.n)
+        batch = RolloutBatch(selected.problems, rollouts, rewards, B_p, n, selected.key_data)
+        return SampledBatch(batch, index, self._reward_sums(rewards), metrics)
+
+    def _replace_equal_groups(self, state: TrainState, first: SampledBatch) -> SourcedBatch:
+        """Dynamic sampling (dynamic_sampling.py). Metrics are of all rollouts that were sampled."""
+        programs, batch, sampled = self.programs, first.batch, [first]
+        examined = programs.examine(batch)
+        of_batches = [examined.metrics]
+        equal_groups = int(examined.equal_groups)
+        while equal_groups and len(sampled) < programs.max_batches:
+            sampled.append(self._sample_batch(state, number=len(sampled)))
+            of_batches.append(programs.examine(sampled[-1].batch).metrics)
+            merged = programs.merge(batch, sampled[-1].batch)
+            batch, equal_groups = merged.batch, int(merged.equal_groups)
+
+        of_rollouts = [jax.tree.map(float, metrics) | s.metrics for metrics, s in zip(of_batches, sampled, strict=True)]
+        metrics = reduce(merge, of_rollouts)
+        metrics |= {"sampled_batches": mean(float(len(sampled))), "equal_groups": mean(equal_groups / batch.B_p)}
+        sums = [s.reward_sums for s in sampled if s.reward_sums is not None]
+        return SourcedBatch(
+            batch,
+            problem_index=np.concatenate([s.problem_index for s in sampled]),
+            reward_sums=np.concatenate(sums) if sums else None,
+            metrics=metrics,
+            extra_batches=len(sampled) - 1,
+        )
+
+    def _reward_sums(self, rewards: Any) -> np.ndarray | None:
+        """Of each problem, f32[B_p], where the order of problems reads them. rewards: f32[S rows]."""
+        if self.problems.problem_order.drop_above is None:
+            return None
+        cell = self.problems.cell
+        rollout_rewards = np.asarray(rewards)[row_index(cell.B, self.programs.shapes.shards)]
+        return rollout_rewards.reshape(-1, cell.n).sum(1)

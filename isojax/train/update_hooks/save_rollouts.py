@@ -1,0 +1,28 @@
+"""Appends the rollouts of every update to `rollouts.jsonl` in the run's folder, a line each, for a person or a script.
+A run that goes on after a kill may write the last updates before it a second time: the later lines count."""
+
+import json
+
+from isojax.core.atomic_files import append_bytes
+from isojax.train.update_hooks import UpdateReport, update_hook
+
+
+@update_hook
+def save_rollouts(report: UpdateReport) -> None:
+    n = report.cell.n
+    lines = []
+    for rollout, (tokens, reward) in enumerate(zip(report.responses, report.rewards.tolist(), strict=True)):
+        problem = report.problems[rollout // n]
+        row = {
+            "update": report.M,
+            "C": report.C,
+            "problem": problem.id,
+            "prompt": problem.prompt,
+            "answer": problem.answer,
+            "rollout": rollout % n,
+            "response": report.decode(tokens),
+            "tokens": len(tokens),
+            "reward": reward,
+        }
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    append_bytes(report.folder / "rollouts.jsonl", "".join(lines).encode())
