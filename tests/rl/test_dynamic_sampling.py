@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 
+from isojax.core.config import RLConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell
+from isojax.core.schedule import Stage
 from isojax.core.shapes import SamplerShapes
+from isojax.rl.algorithm import check_algorithm
 from isojax.rl.dynamic_sampling import build_merge, has_equal_rewards
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, row_index
 from tests.device import MESHES, mesh
@@ -81,3 +88,16 @@ def test_equal_groups_are_replaced(
     is_equal = [len(set(rewards[i])) == 1 for i in expected_ids]
     assert int(merged.equal_groups) == sum(is_equal)
     np.testing.assert_array_equal(np.asarray(has_equal_rewards(shapes, batch))[:B_p], is_equal)
+
+
+@pytest.mark.parametrize(
+    ("words", "cells", "match"),
+    [
+        ({"loss": "reinforce_pp"}, [Cell(4, 1, 0)], "n = 1: the rewards of a group of one"),
+        ({"max_staleness": 1}, [Cell(4, 4, 0)], "max_staleness = 1"),
+        ({}, [Cell(4, 2, 0, "auto", (Stage(0, 4, 2),), n_max=8)], "where n is chosen on the way"),
+    ],
+)
+def test_what_dynamic_sampling_contradicts(words: dict[str, Any], cells: list[Cell], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        check_algorithm(RLConfig(dynamic_sampling=3, **words), cells)
