@@ -210,6 +210,13 @@ def test_an_update_moves_no_gradient_and_no_rows() -> None:
 
 
 @needs_libtpu
+def test_the_keys_that_responses_continue_are_taken_of_each_chips_heads() -> None:
+    """Where XLA split the responses too, over the chips that share a head, libtpu failed an assertion and aborted."""
+    hlo = output_of(str(Path(__file__).with_name("check_rows_for_tpu.py")))
+    assert "-> (f32[], f32[16,1,64,128])" in hlo  # the sum, and the gradient of a chip's head
+
+
+@needs_libtpu
 def test_the_sampler_and_the_step_compile_for_a_tpu() -> None:
     """For the four chips of a v5e:2x2, sampler in bfloat16, the step with its float32 masters."""
     result = json.loads(output_of(__file__, "v5e:2x2", "data=2,tensor=2", "bfloat16", "quickstart", *WIDE))
