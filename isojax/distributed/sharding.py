@@ -14,12 +14,13 @@ Axes are Auto (XLA propagates them); the sampler and the gradient run in a shard
 `fsdp`. In it a prompt's layers run in a further one, manual over `sequence` (models/transformer.py).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import shard_map
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
@@ -283,17 +284,34 @@ def sum_over_experts(
     expert_axis = list(axes[0]).index("expert")
     split_by_experts = mesh_axes_of(PartitionSpec(specs[0][expert_axis]))
 
-    def of_device(weights: Sequence[jax.Array], *inputs: jax.Array) -> jax.Array:
-        number = jax.lax.axis_index(split_by_experts) if split_by_experts else 0
+    def of_device(number: int | jax.Array, weights: Sequence[jax.Array], *inputs: jax.Array) -> jax.Array:
         part = function(number * weights[0].shape[expert_axis], weights, *inputs)
         # In float32, because XLA:CPU cannot compile the sum of bfloat16 over devices.
         return jax.lax.psum(part.astype("float32"), split_axes).astype(part.dtype)
 
-    in_specs: Any = (specs, *[PartitionSpec()] * len(inputs))
-    mapped: Callable[..., jax.Array] = shard_map(
-        of_device, in_specs=in_specs, out_specs=PartitionSpec(), axis_names=manual_axes, check_vma=False
-    )
+    in_specs = (specs, *[PartitionSpec()] * len(inputs))
+    mapped = map_over_parts(of_device, split_by_experts, in_specs, PartitionSpec(), manual_axes)
     return mapped(list(weights), *inputs)
+
+
+def map_over_parts(
+    function: Callable[..., Any], split_axes: Sequence[str], in_specs: Any, out_specs: Any, manual_axes: Collection[str]
+) -> Callable[..., Any]:
+    """`function(number, *inputs)` in a shard_map over `manual_axes`; `number` is that of a device's part along
+    `split_axes`, and 0 without any.
+
+    The number comes in as an array that the axes split. `axis_index` would also make the axes manual that are automatic
+    here; where the mesh has one of them in front of `split_axes`, as `sequence`, XLA of jax 0.11 aborts the process."""
+    mapped_over = partial(shard_map, out_specs=out_specs, axis_names=set(manual_axes), check_vma=False)
+    if not split_axes:
+        return mapped_over(partial(function, 0), in_specs=in_specs)
+
+    def of_device(numbers: jax.Array, *inputs: Any) -> Any:
+        return function(numbers[0], *inputs)
+
+    mapped = mapped_over(of_device, in_specs=(PartitionSpec(tuple(split_axes)), *in_specs))
+    numbers = jnp.arange(count_parts(split_axes, jax.sharding.get_abstract_mesh().shape))
+    return partial(mapped, numbers)
 
 
 def token_parts(mesh: Mesh | AbstractMesh) -> int:

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax, shard_map
+from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from isojax.core.shapes import MAX_DENSE_LOGITS, MAX_SAVED_LOGITS, VOCABULARY_BLOCK, vocabulary_block
-from isojax.distributed.sharding import axes_that_split, count_parts
+from isojax.distributed.sharding import axes_that_split, count_parts, map_over_parts
 from isojax.models.layers.unembedding import Unembedding
 from isojax.models.routing import RoutingSums
 from isojax.models.transformer import Decoder, Params
@@ -129,21 +129,15 @@ class VocabularyBlocks:
     mesh_axes: tuple[str, ...] = ()  # along which they do
 
     def on_parts(self, function: Callable[..., Any], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> Any:
-        """`function` on each device's part. inputs, outputs: which axis of each array is the vocabulary's, or None."""
+        """`function(number, ...)` on each device's part, the one of this number. inputs, outputs: which axis of each
+        array is the vocabulary's, or None."""
         if self.num_parts == 1:
-            return function
+            return partial(function, 0)
 
         def specs(axes: tuple[Any, ...]) -> tuple[PartitionSpec, ...]:
             return tuple(PartitionSpec() if a is None else PartitionSpec(*[None] * a, self.mesh_axes) for a in axes)
 
-        manual_axes = set(self.mesh_axes)
-        return shard_map(
-            function, in_specs=specs(inputs), out_specs=specs(outputs), axis_names=manual_axes, check_vma=False
-        )
-
-    def first_token(self, part_vocab: int) -> Any:
-        """The first token of this device's part."""
-        return lax.axis_index(self.mesh_axes) * part_vocab if self.num_parts > 1 else 0
+        return map_over_parts(function, self.mesh_axes, specs(inputs), specs(outputs), self.mesh_axes)
 
     def add_parts(self, x: Any) -> Any:
         """The sum over devices of what each has of its part."""
@@ -208,12 +202,18 @@ def _forward(
 
 
 def _sums_over_blocks(
-    blocks: VocabularyBlocks, save_logits: bool, states: Array, unembedding: Array, tokens: Array, prefix_entry: Array
+    blocks: VocabularyBlocks,
+    save_logits: bool,
+    number: int | Array,
+    states: Array,
+    unembedding: Array,
+    tokens: Array,
+    prefix_entry: Array,
 ) -> tuple[Array, Array, Array, Array, Array | None]:
-    """Of each state, the log-sum-exp, the entropy and the following token's logit [r]; of responses, the first token's
-    [m]; and the logits [r V], where they are saved."""
+    """Of the part of the vocabulary of this number. Of each state, the log-sum-exp, the entropy and the following
+    token's logit [r]; of responses, the first token's [m]; and the logits [r V], where they are saved."""
     zeros, vocab = jnp.zeros(len(states), jnp.float32), unembedding.shape[blocks.vocab_axis]
-    first = blocks.first_token(vocab)
+    first = number * vocab
     first_tokens, state_tokens = tokens[:, 0] - first, _state_tokens(tokens, len(states)) - first
 
     def step(start: Array, size: int, carry: ForwardCarry) -> ForwardCarry:
@@ -263,10 +263,12 @@ def _backward(blocks: VocabularyBlocks, residuals: tuple, cotangents: tuple[Arra
     return *gradient(*residuals, *cotangents), None, None
 
 
-def _gradient_over_blocks(blocks: VocabularyBlocks, *residuals_and_cotangents: Any) -> tuple[Array, Array]:
-    """The gradients of states and unembedding."""
+def _gradient_over_blocks(
+    blocks: VocabularyBlocks, number: int | Array, *residuals_and_cotangents: Any
+) -> tuple[Array, Array]:
+    """The gradients of states and unembedding, of a part of the vocabulary."""
     states, unembedding, tokens, prefix_entry, lse, state_entropy, saved_logits, *cotangents = residuals_and_cotangents
-    first = blocks.first_token(unembedding.shape[blocks.vocab_axis])
+    first = number * unembedding.shape[blocks.vocab_axis]
     first_tokens, state_tokens = tokens[:, 0] - first, _state_tokens(tokens, len(states)) - first
     num_prompts, vocab_axis = _num_prompt_states(tokens, len(states)), blocks.vocab_axis
     # Sums over the responses of each prompt are products: on a GPU the order of a scatter's sums differs between runs.

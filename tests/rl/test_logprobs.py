@@ -130,12 +130,21 @@ def test_a_state_that_responses_share_counts_for_each(
     np.testing.assert_allclose(d_params["embed"], d_matrix, atol=1e-5)
 
 
-@pytest.mark.parametrize(("vocab", "tied"), [(1000, True), (640, False), (999, True)])
+@pytest.mark.parametrize(
+    ("vocab", "tied", "axes"),
+    [
+        (1000, True, "data=2,tensor=2"),
+        (640, False, "data=2,tensor=2"),
+        (999, True, "data=2,tensor=2"),
+        (640, False, "sequence=2,tensor=4"),
+    ],
+)
 @pytest.mark.parametrize("saved_logits", [0, logprobs.MAX_SAVED_LOGITS])
 def test_devices_that_share_the_vocabulary_equal_one(
-    vocab: int, tied: bool, saved_logits: int, monkeypatch: pytest.MonkeyPatch
+    vocab: int, tied: bool, axes: str, saved_logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two devices with blocks of at most 64 of their halves; 999 tokens cannot be halved, and each has all."""
+    """Devices with blocks of at most 64 of their parts; 999 tokens cannot be halved, and each has all. Those along
+    `sequence` have the same."""
     monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 64)
     monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
     monkeypatch.setattr(logprobs, "MAX_SAVED_LOGITS", saved_logits)
@@ -151,9 +160,9 @@ def test_devices_that_share_the_vocabulary_equal_one(
         (d_states, d_params), result = jax.grad(objective, (0, 1), has_aux=True)(states, params)
         return d_states, result, jax.tree.map(lambda x: x[None], d_params)
 
-    on, rows = mesh("data=2,tensor=2"), P("data")
-    axes = {name: model.logical_axes()[name] for name in params}
-    placed = jax.device_put(params, param_shardings(params, axes, on))
+    on, rows = mesh(axes), P("data")
+    logical_axes = {name: model.logical_axes()[name] for name in params}
+    placed = jax.device_put(params, param_shardings(params, logical_axes, on))
     spread = map_over_shards(partial(gradient, True), on, (*[rows] * 4, P()), rows)
     compiled = quick_jit(spread).lower(states, tokens, advantages, spreads, placed).compile()
     d_states, result, d_params = compiled(states, tokens, advantages, spreads, placed)
@@ -165,7 +174,7 @@ def test_devices_that_share_the_vocabulary_equal_one(
     np.testing.assert_allclose(d_states, wanted_states, atol=1e-5)
     (d_matrix,), (wanted_matrix,) = d_params.values(), wanted_params.values()
     np.testing.assert_allclose(d_matrix.sum(0), wanted_matrix[0], atol=1e-5)
-    moved = [c.result for c in collectives(compiled.as_text(), 4) if str(vocab // 2) in c.result]
+    moved = [c.result for c in collectives(compiled.as_text(), on.size) if str(vocab // on.shape["tensor"]) in c.result]
     assert not moved or vocab == 999, moved  # of logits and unembedding nothing
 
 
