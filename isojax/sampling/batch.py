@@ -212,6 +212,15 @@ def response_logps(rollouts: Rollouts | RoutedRollouts, B: int) -> list[np.ndarr
     return [row[:length] for row, length in zip(np.where(mask, logps, 0), lengths, strict=True)]
 
 
+def response_nucleus_mass(rollouts: Rollouts | RoutedRollouts, B: int) -> list[np.ndarray]:
+    """The nucleus's mass at each of the same tokens, each f32[its length]; ones without top-p."""
+    shards, _, T = rollouts.tokens.shape
+    index = row_index(B, shards)
+    masses, lengths = np.asarray(rollouts.nucleus_mass)[index], np.asarray(rollouts.lengths)[index]
+    by_token = np.broadcast_to(masses, (B, T))
+    return [row[:length] for row, length in zip(by_token, lengths, strict=True)]
+
+
 def rewards_to_buffer(shapes: SamplerShapes, rewards: np.ndarray) -> np.ndarray:
     """The rewards of rollouts 0 .. B-1 in their buffer rows, f32[S rows]; padding rows hold 0."""
     buffer = np.zeros((shapes.shards, shapes.buffer_rows), np.float32)

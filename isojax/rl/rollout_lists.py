@@ -1,0 +1,87 @@
+"""Responses as host lists, and as the rollout buffers of a request: what an engine needs that samples elsewhere."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from isojax.core.errors import InputError
+from isojax.rl.engines import EngineSetup, SampleRequest
+from isojax.sampling.batch import (
+    Rollouts,
+    RoutedRollouts,
+    response_logps,
+    response_nucleus_mass,
+    response_tokens,
+    row_index,
+)
+
+
+@dataclass(frozen=True)
+class SampledResponse:
+    """One response of l tokens."""
+
+    tokens: Sequence[int] | np.ndarray  # i32[l], the one that ended it is the last; context as ~token
+    logps: Sequence[float] | np.ndarray  # f32[l], as in Rollouts; 0 of context
+    stopped: bool  # whether a stop condition ended it
+    nucleus_mass: Sequence[float] | np.ndarray | None = None  # f32[l], with top_p < 1; None: all ones
+
+
+def rollouts_from_lists(setup: EngineSetup, request: SampleRequest, responses: Sequence[SampledResponse]) -> Rollouts:
+    """The buffers of a request's rollouts, of which `responses` has one each, in their order: rollout r answers problem
+    r // n. They are split over the mesh of `setup` as the local sampler's; a response of more than T tokens is cut
+    there.
+
+    Raises:
+        InputError: another number of responses than B_p n, of log-probs than of tokens, a token outside the vocabulary,
+            or experts to be recorded, which lists have none of.
+    """
+    shapes = setup.rollout_shapes
+    if isinstance(shapes, RoutedRollouts):
+        settings = "cell.rl.replay_experts and cell.rl.measure_expert_agreement"
+        raise InputError(f"responses as lists do not say which experts their tokens met; leave out {settings}.")
+    if len(responses) != request.B:
+        raise InputError(f"{len(responses)} responses, expected {request.B_p} problems x {request.n}.")
+
+    vocab, T = setup.task.vocab, shapes.tokens.shape[-1]
+    for number, response in enumerate(responses):
+        _check_response(number, response, vocab)
+
+    buffers = Rollouts(*(np.zeros(x.shape, x.dtype) for x in shapes))
+    buffers.nucleus_mass[:] = 1
+    rows = zip(*row_index(request.B, setup.shapes.shards), strict=True)
+    for row, response in zip(rows, responses, strict=True):
+        length = min(len(response.tokens), T)
+        tokens = np.asarray(response.tokens, np.int32)[:length]
+        is_drawn = tokens >= 0
+
+        buffers.tokens[row][:length] = np.where(is_drawn, tokens, ~tokens)
+        buffers.mask[row][:length] = is_drawn
+        buffers.logps[row][:length] = response.logps[:length]
+        if response.nucleus_mass is not None and setup.sampling.top_p < 1:
+            buffers.nucleus_mass[row][:length] = response.nucleus_mass[:length]
+        buffers.stopped[row] = response.stopped and len(response.tokens) <= T
+        buffers.lengths[row] = length
+
+    return Rollouts(*(jax.device_put(x, shape.sharding) for x, shape in zip(buffers, shapes, strict=True)))
+
+
+def lists_from_rollouts(rollouts: Rollouts, B: int) -> list[SampledResponse]:
+    """The responses of rollouts 0 .. B-1: the inverse of `rollouts_from_lists`."""
+    stopped = np.asarray(rollouts.stopped)[row_index(B, rollouts.tokens.shape[0])]
+    tokens, logps = response_tokens(rollouts, B), response_logps(rollouts, B)
+    masses = response_nucleus_mass(rollouts, B)
+    columns = zip(tokens, logps, stopped.tolist(), masses, strict=True)
+    return [SampledResponse(*column) for column in columns]
+
+
+def _check_response(number: int, response: SampledResponse, vocab: int) -> None:
+    if len(response.logps) != len(response.tokens):
+        sizes = f"{len(response.tokens)} tokens and {len(response.logps)} log-probs"
+        raise InputError(f"response {number} has {sizes}; expected as many.")
+    tokens = np.asarray(response.tokens, np.int64)
+    outside = np.flatnonzero((tokens >= vocab) | (~tokens >= vocab))
+    if outside.size:
+        token = f"token {tokens[outside[0]]} at position {outside[0]}"
+        raise InputError(f"response {number} has {token}, expected one of a vocabulary of {vocab}.")
