@@ -108,6 +108,7 @@ class InlineRollouts(RolloutSource):
         self.programs, self.problems = programs, problems
 
     def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
+        self.programs.graded_sampler.engine.publish(state.params)
         sampled = self._sample_batch(state, number=0)
         if self.programs.max_batches == 1:
             return SourcedBatch(sampled.batch, sampled.problem_index, sampled.reward_sums, sampled.metrics)

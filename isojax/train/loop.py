@@ -2,6 +2,15 @@
 
     problems -> rollouts -> rewards -> advantages -> loss and update -> evaluation -> ledger
 
+With the defaults of `cell.rl`, an update on n rollouts of each of B_p problems is:
+
+    reward      R = 1 if the verifier accepts the response, else 0                 tasks/verifiers/, tasks/device/
+    advantage   A = (R - mean of its problem's n rewards) / their sd               rl/advantages/group.py
+    ratio       r = p(token), trainer / p(token), sampler                          rl/losses/__init__.py
+    loss        L = -min(r A, clip(r, 0.8, 1.2) A), for each token                 rl/losses/grpo.py
+    the mean of L over all response tokens of the batch                            rl/aggregations/token.py
+    AdamW       with a learning rate that grows with sqrt(B_p n)                   rl/optimizer.py
+
 How it departs from GRPO as published (DeepSeekMath, arXiv:2402.03300):
 - One update per batch of rollouts, so every update is on-policy, unless `cell.rl.max_staleness` is above 0.
 - The ratio is taken against the sampler's log-probabilities; no further pass computes old ones.
@@ -14,7 +23,9 @@ How it departs from GRPO as published (DeepSeekMath, arXiv:2402.03300):
 Where a fork makes its changes:
 - which problems a batch has: `EpochOrder` (tasks/epochs.py), made in train/restore.py
 - how B_p and n change along a run: the cell's schedule (core/schedule.py); `_follow_schedule` switches
-- where rollouts and rewards come from: a RolloutSource (rl/rollout_source.py), chosen in train/programs.py
+- who samples: an engine (rl/engines/), named by `run.rollouts`
+- when rollouts are sampled: a RolloutSource (rl/rollout_source.py), chosen in train/programs.py
+- what else sees each update: a hook (train/update_hooks/), named by `run.on_update`
 - the reward: the task's `verify` (tasks/device/) or its verifier (tasks/verifiers/)
 - advantage, aggregation, loss: plug-ins named by `cell.rl` (rl/advantages, rl/aggregations, rl/losses)
 - the loop itself: `run_updates`, in a copy of this file that launch/local/local_runner.py imports

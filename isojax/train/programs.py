@@ -3,6 +3,7 @@ and coefficients are traced. Programs are compiled ahead, from shapes."""
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from isojax.core.config import CellConfig, SweepConfig
+from isojax.core.config.sweep import LOCAL_ROLLOUTS
 from isojax.core.errors import InputError
 from isojax.core.machine import release_freed_memory
 from isojax.core.nouns import Problem
@@ -21,8 +23,7 @@ from isojax.models.lora import policy_params
 from isojax.models.transformer import ComputeOptions, Decoder, Params
 from isojax.rl import rollout_source
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
-from isojax.rl.engines import EngineSetup
-from isojax.rl.engines.local import local_engine
+from isojax.rl.engines import EngineSetup, load_engine
 from isojax.rl.experts import check_experts, records_experts
 from isojax.rl.fused_rollouts import FusedPrograms, FusedRollouts, build_fused_update
 from isojax.rl.inline_rollouts import InlinePrograms, InlineRollouts
@@ -38,6 +39,19 @@ LABEL_BATCH = 64  # problems of a language model that are labelled at once: as m
 COMPILE_LOCK = threading.Lock()
 
 
+@dataclass(frozen=True)
+class RolloutOptions:
+    """Who samples the rollouts of training, and whether a hook reads them."""
+
+    engine: str = LOCAL_ROLLOUTS
+    has_hook: bool = False
+
+    @property
+    def leave_the_program(self) -> bool:
+        """Whether rollouts are made or read outside of the update's program."""
+        return self.has_hook or self.engine != LOCAL_ROLLOUTS
+
+
 class SweepPrograms:
     """The decoder, the programs that make rollouts and train on them, and the evaluator."""
 
@@ -50,11 +64,11 @@ class SweepPrograms:
         task: Task,
         sampler_mesh: Mesh | None = None,
         role: Role | None = None,
-        hands_batches_out: bool = False,
+        rollouts: RolloutOptions = RolloutOptions(),
     ):
         """`pairs`: every (B_p, n) of the sweep. All sizes of `sweep` are chosen. `task` may serve several meshes.
         Asynchronous rollouts are sampled on `sampler_mesh`, where it is given (rl/async_rl/async_rollouts.py), and by
-        other processes, where this one has a role. hands_batches_out: whether a hook reads each batch."""
+        other processes, where this one has a role."""
         assert sweep.decode_slots and sweep.microbatch and sweep.prefill_batch, "the planner chooses them"
         self.mesh, self.task, self.cell_config = mesh, task, cell
         self.moments_on_host = sweep.moments_on_host
@@ -80,13 +94,15 @@ class SweepPrograms:
         if cell.rl.max_staleness is not None:
             programs = AsyncPrograms(cell, self.decoder, task, self.shapes, pairs, mesh, sampler_mesh, role)
             self.rollout_programs, source = programs, AsyncRollouts
-        elif is_on_device(task) and cell.rl.dynamic_sampling is None and not hands_batches_out:
+        elif is_on_device(task) and not (cell.rl.dynamic_sampling or rollouts.leave_the_program):
             update = build_fused_update(cell, self.decoder, task, self.shapes, mesh, measures_signal)
             self.rollout_programs = FusedPrograms(cell.rl, self.shapes, mesh, update)
             source = FusedRollouts
         else:
             records = records_experts(cell.rl, self.decoder, mesh)
-            engine = local_engine(EngineSetup(self.decoder, task, self.shapes, mesh, cell.sampling, records))
+            engine = load_engine(rollouts.engine)(
+                EngineSetup(self.decoder, task, self.shapes, mesh, cell.sampling, records)
+            )
             self.rollout_programs = InlinePrograms(
                 cell, self.decoder, task, self.shapes, mesh, engine, measures_signal, sweep.moments_on_host
             )

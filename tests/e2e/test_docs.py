@@ -37,6 +37,7 @@ FORK = {
     "my_problems.py": "docs/extending.md",
     "my_words.py": "docs/extending.md",
     "my_advantage.py": "docs/extending.md",
+    "my_hook.py": "docs/extending.md",
     "make_problems.py": "docs/tutorials/own-model.md",
     "rewards.py": "docs/tutorials/own-model.md",
     "own.yaml": "docs/tutorials/own-model.md",

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from isojax.core.atomic_files import write_text
 from isojax.core.config.section import Section
-from isojax.core.config.sweep import CellConfig, RunConfig, SweepConfig
+from isojax.core.config.sweep import LOCAL_ROLLOUTS, CellConfig, RunConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten, load_yaml, yaml_text
 
@@ -75,11 +75,14 @@ def load_config(names_or_paths: str | Sequence[str], overrides: Sequence[str] = 
     return config if is_named else config.model_copy(update={"name": file_name})
 
 
-def config_hash(cell: CellConfig) -> str:
-    """12 hex digits that name the settings deciding a cell's result: those off their defaults, and HASH_VERSION."""
+def config_hash(cell: CellConfig, rollouts: str = LOCAL_ROLLOUTS) -> str:
+    """12 hex digits that name the settings deciding a cell's result: those off their defaults, and HASH_VERSION.
+    `rollouts`: the engine that `run.rollouts` names."""
     defaults = dict(flatten(CellConfig().model_dump(mode="json")))
     settings = dict(flatten(cell.model_dump(mode="json")))
     changed = {key: value for key, value in settings.items() if key not in defaults or value != defaults[key]}
+    if rollouts != LOCAL_ROLLOUTS:
+        changed["run.rollouts"] = rollouts
     text = json.dumps({"version": HASH_VERSION, "settings": changed}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

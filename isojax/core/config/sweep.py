@@ -145,6 +145,9 @@ class ProcessGroupConfig(Section):
     retries: NonNegativeInt = 3
 
 
+LOCAL_ROLLOUTS = "local"  # isojax's own engine
+
+
 class RunConfig(Section):
     """Where and how to run. It changes no result, except that a run that goes on with another mesh agrees to rounding
     only, and that timing decides how far a sampler with devices of its own runs ahead."""
@@ -168,6 +171,8 @@ class RunConfig(Section):
     ray: str | None = None  # run the cells on a Ray cluster (local, auto or its address), each by a process group
     process_group: ProcessGroupConfig = ProcessGroupConfig()
     loggers: tuple[str, ...] = ("tensorboard",)  # where curves go besides the ledger: tensorboard, wandb, your module
+    # The engine that samples the rollouts of training: local, isojax's own, or a file or module of yours.
+    rollouts: str = LOCAL_ROLLOUTS
     # A hook that sees every update, its rollouts and its metrics: save_rollouts, or a file or module of yours.
     on_update: str | None = None
     # Where a plug-in that is one file is looked up, before the working directory; commands add their configs' folders.

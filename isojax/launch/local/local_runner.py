@@ -197,7 +197,7 @@ def train_cell(
     cell, folder, is_primary = target.cell, setup.folder / "cells" / target.cell.name, multiprocess.is_primary()
     config = setup.config.with_settings(sweep={"budget": target.C})
     try:
-        ledger = Ledger(folder, cell, config_hash(config.cell)) if is_primary else None
+        ledger = Ledger(folder, cell, config_hash(config.cell, config.run.rollouts)) if is_primary else None
         if not is_finished(config, folder, ledger):
             start_upload = checkpoint_uploader((folder / CHECKPOINT_FOLDER).absolute())
             with (

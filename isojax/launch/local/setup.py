@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from isojax.core.config import CellConfig, Config, DataConfig, PrecisionConfig, save_config
 from isojax.core.config.load import LEARNING_RATE
+from isojax.core.config.sweep import LOCAL_ROLLOUTS
 from isojax.core.errors import InputError
 from isojax.core.machine import cores, reserve_gpu_memory, silence_libtpu
 from isojax.core.nouns import Cell, Problem
@@ -35,6 +36,7 @@ from isojax.models.attention_autotune import select_attention
 from isojax.models.describe_sizes import count_parameters, describe_sizes
 from isojax.models.hf import hf_load
 from isojax.rl import algorithm
+from isojax.rl.engines import load_engine
 from isojax.runs import loggers
 from isojax.runs.ledger import RECORDS_FILE
 from isojax.runs.mirror import working_folder
@@ -46,7 +48,7 @@ from isojax.tasks.task_defaults import with_task_defaults
 from isojax.train import update_hooks
 from isojax.train.base_policy import PARAMS_FILE, PROBLEMS_FILE, BasePolicy, prepare_base_policy
 from isojax.train.label_settings import warn_of_other_labels
-from isojax.train.programs import SweepPrograms
+from isojax.train.programs import RolloutOptions, SweepPrograms
 from isojax.train.verifier_copies import changed_verifier_files, check_verifier_files
 
 
@@ -251,6 +253,7 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | Non
     strategy.check(config, cells)
     multiprocess.run_on_primary(lambda: loggers.check_loggers(config.run.loggers))
     update_hooks.load_hook(config.run.on_update)
+    check_engine(config, len(cells))
     cell_devices = assign_devices(config, len(cells))
     resolved_config = resolve_config(config)
     check_precision(resolved_config.cell.precision, cell_devices.mesh_shape, jax.default_backend())
@@ -269,9 +272,9 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | Non
             undecided = fastest.model_copy(update={"forward_attention": sweep.forward_attention})
             fastest = with_kernels(undecided, budget.mesh, budget.backend, config.cell)
         sweep = multiprocess.broadcast(fastest)
-        has_hook = config.run.on_update is not None
+        rollouts = RolloutOptions(config.run.rollouts, has_hook=config.run.on_update is not None)
         programs = [
-            SweepPrograms(config.cell, sweep, pairs, mesh, task, sampler, role, has_hook) for mesh, sampler in meshes
+            SweepPrograms(config.cell, sweep, pairs, mesh, task, sampler, role, rollouts) for mesh, sampler in meshes
         ]
         if cell_devices.shares_programs:
             programs = programs * cell_devices.concurrent_cells
@@ -279,6 +282,22 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | Non
         for link in role.assigned_peers if role else ():
             link.send(("sweep", final_config))
         yield SweepSetup(final_config, cells, folder, task, budget, cell_devices, programs)
+
+
+def check_engine(config: Config, num_cells: int) -> None:
+    """InputError where the engine of `run.rollouts` is not there, or cannot sample for this sweep."""
+    engine, cell = config.run.rollouts, config.cell
+    load_engine(engine)
+    if engine == LOCAL_ROLLOUTS:
+        return
+    if cell.rl.max_staleness is not None:
+        problem = f"run.rollouts = {engine} and cell.rl.max_staleness = {cell.rl.max_staleness}"
+        raise InputError(f"{problem}: isojax's own engine alone samples ahead of the trainer. Leave one of them out.")
+    if multiprocess.is_multiprocess():
+        raise InputError(f"run.rollouts = {engine} in a run of several processes; expected one process, or local.")
+    if num_cells > 1 and config.run.cells_at_once != 1:
+        problem = f"run.rollouts = {engine} holds one policy at a time, and the sweep has {num_cells} runs"
+        raise InputError(f"{problem}; add run.cells_at_once=1, so that they train one after the other.")
 
 
 def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]], is_new_run: bool = True) -> None:

@@ -13,8 +13,9 @@ from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
 from isojax.core.config import SamplingConfig
+from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.core.plugins import NoTraits, PluginKind
+from isojax.core.plugins import NoTraits, Plugin, PluginKind
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import Program
 from isojax.models.transformer import Decoder, Params
@@ -82,12 +83,24 @@ class RolloutEngine(Protocol):
         """Prepares for parameters of these shapes; the shapes of the rollouts, with shardings."""
         ...
 
+    def publish(self, params: Params) -> None:
+        """The requests that follow are for these parameters: for an engine that samples elsewhere. It returns when they
+        are there."""
+
     def sample(self, params: Params, request: SampleRequest, listener: Listener | None) -> Rollouts | RoutedRollouts:
-        """All rollouts of a request, in the rows that sampling/batch.py describes. `listener`: where the host verifies;
-        it is told of each rollout once."""
+        """All rollouts of a request, in the rows that sampling/batch.py describes. `params`: those that were published
+        last. `listener`: where the host verifies; it is told of each rollout once."""
         ...
 
     def main_programs(self, params: Params) -> dict[str, tuple[Program, tuple[Any, ...]]]:
         """The programs that take the most memory, by name, and the shapes of their arguments; none of an engine that
         samples elsewhere."""
         return {}
+
+
+def load_engine(name: str) -> Plugin[..., RolloutEngine, NoTraits]:
+    """What makes the engine that `run.rollouts` names; InputError where there is none."""
+    try:
+        return rollout_engine.load(name)
+    except InputError as e:
+        raise InputError(f"run.rollouts: {e}") from e
