@@ -1,8 +1,15 @@
-"""Ends all processes of one run when one of them ends early, and says which: the others would wait forever.
+"""Ends all processes of one run when one of them is lost, and says which: the others would wait forever.
 
 Each process has a watchdog, a process of its own; those of the others connect to that of process 0, and begin with the
-run's token. A broken connection means a dead process. A process that ends well sends BYE first; one that ends by an
-error sends FAILED, and the others, which may meet the same error, have GRACE_SECONDS to end by themselves.
+run's token. A process that ends well sends BYE first. One that ends by an error sends FAILED, and the others, which may
+meet the same error, have GRACE_SECONDS to end by themselves. Any other process is lost
+
+- when it ends: its watchdog sends LOST, or, killed with it, breaks its connection;
+- when it is stopped: its watchdog sends SILENT after SILENT_BEATS;
+- when its host is frozen or cut off: nothing has come from its watchdog for SILENT_BEATS.
+
+Watchdogs count their own beats, not seconds. One that was frozen itself blames nobody when it goes on, and on a machine
+with far too much to do, where beats come late, they come late on both sides.
 
 Connections without the token mean nothing: process 0 sends them nothing, and drops them at their first line, after
 HELLO_TIMEOUT, or where more than MAX_STRANGERS wait. Once all watchdogs are there, nothing listens any more.
@@ -14,77 +21,62 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from isojax.core.machine import keep_alive
 from isojax.core.terminal import guard_output, printable, warn
 
+BEAT_SECONDS = 0.5  # between two lines to each peer, and two looks at the parent
+SILENT_BEATS = 40  # without a sign until a process counts as lost: 20 seconds
 LOSS_REPORT_TIMEOUT = 3.0  # seconds to wait for the news that process 0 has died, where that has ended this process
 GRACE_SECONDS = 5.0  # seconds that a parent has to end by itself before it is killed
 HELLO_TIMEOUT = 10.0  # seconds until a connection must have shown the token
+CONNECT_TIMEOUT = 60.0  # seconds in which the watchdog of process 0 answers
 MAX_STRANGERS = 32  # connections that have not; the oldest gives way to the next
 MAX_LINE_BYTES = 4096
-CONNECT_TIMEOUT = 60.0  # seconds in which the watchdog of process 0 answers
-PARENT_CHECK_INTERVAL = 0.5  # seconds between two looks at whether the parent is there
+UNREACHABLE_CODE = 3  # the exit code of a watchdog that process 0 does not answer
 TOKEN_VARIABLE = "ISOJAX_WATCHDOG_TOKEN"  # of the environment, which other users cannot read, as they can arguments
+
 # What watchdogs send, each with the name of a process; a parent sends BYE or FAILED. HELLO has the token too.
-LOST, BYE, FAILED, NAME, HELLO = "lost", "bye", "failed", "name", "hello"
+BEAT, LOST, SILENT, BYE, FAILED, NAME, HELLO = "beat", "lost", "silent", "bye", "failed", "name", "hello"
+
+# What a user reads.
+WHAT_HAPPENED = {
+    LOST: "ended before the run did",
+    SILENT: f"gave no sign for {BEAT_SECONDS * SILENT_BEATS:.0f} seconds (stopped, frozen or cut off)",
+}
+LOOK_AT_LOG = "The last lines of the other process say why."
+RESTART_ADVICE = "Start all processes again with --resume."
 
 
-class WatchdogClient(AbstractContextManager["WatchdogClient"]):
-    def __init__(
-        self,
-        process_id: int,
-        num_processes: int,
-        address: str,
-        port: int,
-        token: str,
-        listener: socket.socket | None,
-        on_peer_lost: Callable[[], None],
-    ):
-        """`token`: a secret of the run's processes. `listener`: process 0's socket. A thread calls `on_peer_lost`."""
-        name = f"process {process_id} of {num_processes} (on {socket.gethostname()}, pid {os.getpid()})"
-        fd, num_peers = None if listener is None else listener.fileno(), num_processes - 1
-        arguments = {"name": name, "address": address, "port": port, "listener": fd, "num_peers": num_peers}
-        self._watchdog = subprocess.Popen(
-            [sys.executable, "-m", "isojax.launch.watchdog", json.dumps(arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=() if fd is None else (fd,),
-            start_new_session=True,
-            env={**os.environ, TOKEN_VARIABLE: token},
-        )
-        threading.Thread(target=self._wait_for_loss, args=(on_peer_lost,), daemon=True, name="watchdog").start()
+@dataclass(eq=False)
+class Peer:
+    """The watchdog of another process."""
 
-    def _wait_for_loss(self, on_peer_lost: Callable[[], None]) -> None:
-        assert self._watchdog.stdout is not None
-        if self._watchdog.stdout.readline().strip() == LOST.encode():
-            on_peer_lost()
+    name: str  # of the process; "" where it has not been told yet
+    writer: asyncio.StreamWriter
+    said_goodbye: bool = False
+    silent_beats: int = 0  # of this watchdog, since the last line came
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Report to the watchdog that this process has done its part of the run, or ends by an error, of whatever
-        kind: the others must learn of it."""
-        assert self._watchdog.stdin is not None
-        with suppress(OSError):
-            self._watchdog.stdin.write((BYE if kind is None else FAILED).encode())
-            self._watchdog.stdin.close()
-        self._watchdog.wait()
+    def send(self, kind: str, about: str) -> None:
+        self.writer.write(f"{kind} {about}\n".encode())
 
 
 class Watchdog:
     def __init__(self, name: str, address: str, port: int, listener: int | None, num_peers: int):
-        """`listener`: the descriptor of the socket to which all `num_peers` other watchdogs connect."""
+        """`listener`: the descriptor of the socket to which all `num_peers` other watchdogs connect; None where this
+        one connects, to `address` and `port`."""
         self.name, self.parent_pid, self.token = name, os.getppid(), os.environ[TOKEN_VARIABLE]
         self.address, self.port, self.missing_peers = address, port, num_peers
         self.listener = None if listener is None else socket.socket(fileno=listener)
+
         self.strangers: list[asyncio.StreamWriter] = []  # connections without the token yet, the oldest first
-        self.peers: list[asyncio.StreamWriter] = []
+        self.peers: list[Peer] = []
+        self.parent_stopped_beats = 0
         self.is_leaving = False  # whether the parent has ended, and the others have been notified
         self.first_failure: tuple[str, float] | None = None  # who failed first, and when this parent has to have ended
 
@@ -93,69 +85,102 @@ class Watchdog:
         loop, parent_message = asyncio.get_running_loop(), asyncio.Event()
         loop.set_exception_handler(lambda *_: None)  # a connection that breaks while it is accepted
         loop.add_reader(sys.stdin.fileno(), parent_message.set)
-        if self.listener is None:
-            connection = asyncio.open_connection(self.address, self.port, limit=MAX_LINE_BYTES)
-            reader, writer = await asyncio.wait_for(connection, CONNECT_TIMEOUT)
-            writer.write(f"{HELLO} {self.token} {self.name}\n".encode())
-            self.following = asyncio.create_task(self._follow(reader, writer, ""))
-        else:
-            self.server = await asyncio.start_server(self._admit, sock=self.listener, limit=MAX_LINE_BYTES)
-        while not parent_message.is_set() and os.getppid() == self.parent_pid:
-            if self.first_failure is not None and time.monotonic() > self.first_failure[1]:
-                self._end_parent(self.first_failure[0])
+        await self._meet_peers()
+
+        while not parent_message.is_set() and self._has_parent():
+            self._beat()
             with suppress(TimeoutError):
-                await asyncio.wait_for(parent_message.wait(), PARENT_CHECK_INTERVAL)
+                await asyncio.wait_for(parent_message.wait(), BEAT_SECONDS)
+
         loop.remove_reader(sys.stdin.fileno())
         # Without a message the parent is gone, though another process may hold its pipe.
         message = os.read(sys.stdin.fileno(), 64) if parent_message.is_set() else b""
         await self._announce_end(message.decode() or LOST)
+
+    def _has_parent(self) -> bool:
+        return os.getppid() == self.parent_pid
+
+    async def _meet_peers(self) -> None:
+        """Begin to listen, or connect to the watchdog that does."""
+        if self.listener is not None:
+            self.server = await asyncio.start_server(self._admit, sock=self.listener, limit=MAX_LINE_BYTES)
+            return
+        connection = asyncio.open_connection(self.address, self.port, limit=MAX_LINE_BYTES)
+        reader, writer = await asyncio.wait_for(connection, CONNECT_TIMEOUT)
+        writer.write(f"{HELLO} {self.token} {self.name}\n".encode())
+        self.following = asyncio.create_task(self._follow(reader, Peer("", writer)))
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Make a peer of a connection whose first line has the token, and drop any other."""
         self.strangers.append(writer)
         for oldest in self.strangers[:-MAX_STRANGERS]:
             oldest.close()
+
         hello = b""
         with suppress(OSError, ValueError):  # ValueError: of a line that is too long
             hello = await asyncio.wait_for(reader.readline(), HELLO_TIMEOUT)
         self.strangers.remove(writer)
+
         kind, _, text = hello.decode(errors="replace").rstrip("\n").partition(" ")
         token, _, name = text.partition(" ")
         if kind != HELLO or not hmac.compare_digest(token.encode(), self.token.encode()) or not self.missing_peers:
             return writer.close()
+
         self.missing_peers -= 1
         if not self.missing_peers:
             for stranger in self.strangers:
                 stranger.close()
             self.server.close()
-        writer.write(f"{NAME} {self.name}\n".encode())
-        await self._follow(reader, writer, name)
 
-    async def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:
+        peer = Peer(name, writer)
+        peer.send(NAME, self.name)
+        await self._follow(reader, peer)
+
+    async def _follow(self, reader: asyncio.StreamReader, peer: Peer) -> None:
         """Read what another watchdog sends, until its process has ended: in each line, what has happened to whom."""
-        said_goodbye = False
-        self.peers.append(writer)
-        keep_alive(writer.get_extra_info("socket"))
+        self.peers.append(peer)
         with suppress(OSError, ValueError):
             while (line := await reader.readline()).endswith(b"\n"):
+                peer.silent_beats = 0
                 kind, _, about = line.decode(errors="replace").rstrip("\n").partition(" ")
-                said_goodbye = said_goodbye or kind in (BYE, FAILED)
-                if kind == NAME:
-                    name = about
-                elif kind == LOST and about != self.name:
-                    self._end_parent(about)
-                elif kind == FAILED:
-                    self.first_failure = self.first_failure or (about, time.monotonic() + GRACE_SECONDS)
-                    self._send_all(FAILED, about, except_to=writer)
-        self.peers.remove(writer)
-        writer.close()
-        if name and not said_goodbye and not self.is_leaving:
-            self._end_parent(name)
+                self._hear(peer, kind, about)
 
-    def _send_all(self, kind: str, name: str, except_to: asyncio.StreamWriter | None = None) -> None:
+        self.peers.remove(peer)
+        peer.writer.close()
+        if peer.name and not peer.said_goodbye and not self.is_leaving:
+            self._end_parent(LOST, peer.name)
+
+    def _hear(self, peer: Peer, kind: str, about: str) -> None:
+        if kind == NAME:
+            peer.name = about
+        elif kind == BYE:
+            peer.said_goodbye = True
+        elif kind == FAILED:
+            peer.said_goodbye = True
+            self.first_failure = self.first_failure or (about, time.monotonic() + GRACE_SECONDS)
+            self._send_all(FAILED, about, except_to=peer)
+        elif kind == SILENT or (kind == LOST and about != self.name):
+            self._end_parent(kind, about)
+
+    def _beat(self) -> None:
+        """Give the others a sign, and look at all that may be lost."""
+        self._send_all(BEAT, self.name)
+        if self.first_failure is not None and time.monotonic() > self.first_failure[1]:
+            self._end_parent(LOST, self.first_failure[0])
+
+        for peer in self.peers:
+            peer.silent_beats += 1
+            if peer.silent_beats > SILENT_BEATS and peer.name:
+                self._end_parent(SILENT, peer.name)
+
+        self.parent_stopped_beats = self.parent_stopped_beats + 1 if is_stopped(self.parent_pid) else 0
+        if self.parent_stopped_beats > SILENT_BEATS:
+            self._end_parent(SILENT, self.name)
+
+    def _send_all(self, kind: str, about: str, except_to: Peer | None = None) -> None:
         for peer in self.peers:
             if peer is not except_to:
-                peer.write(f"{kind} {name}\n".encode())
+                peer.send(kind, about)
 
     async def _announce_end(self, end_kind: str) -> None:
         """Send the others how the parent has ended. Where JAX may have ended it because process 0 is gone, wait for
@@ -166,22 +191,36 @@ class Watchdog:
         while end_kind == LOST and self.listener is None and self.peers and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
 
-    def _end_parent(self, name: str) -> None:
-        parent_ended_first = os.getppid() != self.parent_pid and self.listener is not None
-        self._send_all(LOST, self.name if parent_ended_first else name)
+    def _end_parent(self, kind: str, name: str) -> None:
+        """Let this process end, as that of `name` is lost; the others hear of it first."""
+        parent_ended_first = not self._has_parent() and self.listener is not None
         if parent_ended_first:
+            self._send_all(LOST, self.name)
             sys.exit(1)
-        message = f"error: {name} ended before the run did, so {self.name} ends too."
-        advice = "The last lines of the other process say why. Start all processes again with --resume."
-        print(printable(f"{message} {advice}"), file=sys.stderr, flush=True)
+        self._send_all(kind, name)
+
+        consequence = "it ends" if name == self.name else f"{self.name} ends too"
+        advice = f"{LOOK_AT_LOG} {RESTART_ADVICE}" if kind == LOST else RESTART_ADVICE
+        message = f"error: {name} {WHAT_HAPPENED[kind]}, so {consequence}. {advice}"
+        print(printable(message), file=sys.stderr, flush=True)
+
         with suppress(OSError):
             print(LOST, flush=True)
         deadline = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < deadline and os.getppid() == self.parent_pid:
+        while time.monotonic() < deadline and self._has_parent() and not is_stopped(self.parent_pid):
             time.sleep(0.05)
-        if os.getppid() == self.parent_pid:
+        if self._has_parent():
             os.kill(self.parent_pid, signal.SIGKILL)
         sys.exit(1)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal (SIGSTOP, Ctrl-Z). Linux only; elsewhere JAX's heartbeat ends it."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state == "T"
 
 
 def main(arguments: dict[str, Any]) -> None:
@@ -195,7 +234,7 @@ def main(arguments: dict[str, Any]) -> None:
         address = f"{arguments['address']}:{arguments['port']}"
         failure = f"{arguments['name']} does not reach the watchdog of process 0 at {address} ({e})"
         warn(f"{failure}: when another process ends, only JAX's heartbeat ends this one.")
-        sys.exit(1)
+        sys.exit(UNREACHABLE_CODE)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -366,6 +367,18 @@ def test_switch_kills(scripts: Scripts, tmp_path: Path) -> None:
     assert script.differences(tmp_path / "whole", tmp_path / "same") == []
     (difference,) = script.differences(tmp_path / "whole", tmp_path / "shorter")
     assert difference == f"run/cells/{cell.name}/records.jsonl"
+
+
+def test_peer_death(scripts: Scripts) -> None:
+    """Of three processes, one is killed, or its watchdog: those that are left end within three seconds, and say how to
+    go on. JAX alone aborts them, and says nothing of that."""
+    killed, unwatched = scripts("peer_death", "--events", "killed,watchdog killed", "--lost", 1)
+    assert set(killed["left"]) == {"0", "2"} and set(unwatched["left"]) == {"0", "1", "2"}
+    for line in (killed, unwatched):
+        assert all(end["code"] == 1 and end["seconds"] < 3 and end["advice"] for end in line["left"].values()), line
+
+    (alone,) = scripts("peer_death", "--by", "heartbeat", "--heartbeat", 2, "--events", "killed", "--lost", 0)
+    assert all(end["code"] == -signal.SIGABRT and not end["advice"] for end in alone["left"].values()), alone
 
 
 def test_fuzz(scripts: Scripts) -> None:

@@ -18,12 +18,19 @@ import pytest
 
 from isojax.launch import watchdog
 from isojax.launch.local.join_processes import listen_narrowly
-from isojax.launch.watchdog import GRACE_SECONDS, MAX_STRANGERS, TOKEN_VARIABLE
+from isojax.launch.watchdog import (
+    BEAT_SECONDS,
+    GRACE_SECONDS,
+    MAX_STRANGERS,
+    SILENT_BEATS,
+    TOKEN_VARIABLE,
+    UNREACHABLE_CODE,
+)
 
 # A process of a run that hangs, as in a collective, until it receives how to go on.
 MEMBER = """
 import os, socket, sys, time
-from isojax.launch.watchdog import WatchdogClient
+from isojax.launch.watchdog_client import WatchdogClient
 process, port = int(sys.argv[1]), int(sys.argv[2])
 listener = socket.socket(fileno=int(sys.argv[3])) if sys.argv[3] else None
 leave = (lambda: None) if sys.argv[4] == "deaf" else (lambda: os._exit(1))
@@ -77,6 +84,11 @@ class Run:
         last = time.monotonic() + within
         return [member.wait(max(0.1, last - time.monotonic())) for member in self.members]
 
+    def signal_host(self, i: int, signal_number: int) -> None:
+        """To the process and to its watchdog."""
+        for pid in (self.members[i].pid, self.watchdogs[i]):
+            os.kill(pid, signal_number)
+
     def said(self, i: int) -> str:
         """What it has said by now, and what its watchdog has."""
         last = time.monotonic() + 2
@@ -117,6 +129,63 @@ def test_one_that_cannot_end_itself_is_killed(tmp_path: Path) -> None:
         assert run.codes(GRACE_SECONDS + 5)[2] == -signal.SIGKILL
 
 
+def test_silence_ends_all(tmp_path: Path) -> None:
+    """20 seconds of it: of a frozen host, of a stopped process, of a host that is cut off. All at once, as each takes
+    its time; beside them a run that is suspended as a whole for longer, and goes on."""
+    silence = BEAT_SECONDS * SILENT_BEATS
+    folders = [tmp_path / name for name in ("frozen", "stopped", "cut_off", "suspended")]
+    for folder in folders:
+        folder.mkdir()
+
+    frozen, stopped, suspended = (Run(folders[i]) for i in (0, 1, 3))
+    cut_off = Run(folders[2], processes=2)
+    with frozen, stopped, cut_off, suspended:
+        # It has the token, and never beats.
+        silent = connect(cut_off.port, b"hello run-secret process 2 of 3 (silent)\n")
+        frozen.signal_host(0, signal.SIGSTOP)
+        stopped.members[1].send_signal(signal.SIGSTOP)
+        for i in range(3):
+            suspended.signal_host(i, signal.SIGSTOP)
+        began = time.monotonic()
+
+        time.sleep(silence - 2)
+        going_on = [*frozen.members[1:], *stopped.members, *cut_off.members]
+        assert [member.poll() for member in going_on] == [None] * 7
+
+        by_its_watchdog = -signal.SIGKILL
+        assert [member.wait(12) for member in frozen.members[1:]] == [1, 1]
+        assert stopped.codes(5) == [1, by_its_watchdog, 1] and cut_off.codes(5) == [1, 1]
+        assert time.monotonic() - began < 30
+
+        gave_no_sign = "gave no sign for 20 seconds"
+        assert f"pid {frozen.members[0].pid}) {gave_no_sign}" in frozen.said(2)
+        assert f"pid {stopped.members[1].pid}) {gave_no_sign}" in stopped.said(0)
+        assert f"process 2 of 3 (silent) {gave_no_sign}" in cut_off.said(1)
+        assert "so it ends. Start all processes again with --resume" in stopped.said(1)
+        silent.close()
+
+        time.sleep(max(0.0, began + silence + 4 - time.monotonic()))
+        for i in range(3):
+            suspended.signal_host(i, signal.SIGCONT)
+        time.sleep(2)
+        assert [member.poll() for member in suspended.members] == [None] * 3
+        for i in range(3):
+            suspended.tell(i, "well")
+        assert suspended.codes(5) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dead", [0, 2])
+def test_the_death_of_a_watchdog_ends_all(tmp_path: Path, dead: int) -> None:
+    """Also the process that it watched, which says so."""
+    with Run(tmp_path) as run:
+        os.kill(run.watchdogs[dead], signal.SIGKILL)
+        assert run.codes(5) == [1, 1, 1]
+        pid = run.members[dead].pid
+        assert run.said(dead).startswith(f"error: the watchdog of process {dead} of 3 (on {socket.gethostname()}, pid")
+        assert "exit code -9" in run.said(dead) and "--resume" in run.said(dead)
+        assert f"pid {pid}) ended before the run did, so process 1 of 3" in run.said(1)
+
+
 def test_a_good_end_is_no_death(tmp_path: Path) -> None:
     """Whoever ends first, and whatever the others still do."""
     with Run(tmp_path) as run:
@@ -151,7 +220,7 @@ def test_a_watchdog_that_process_0_does_not_answer_says_so() -> None:
         env={**os.environ, TOKEN_VARIABLE: "run-secret"},
     )
     assert (
-        done.returncode == 1
+        done.returncode == UNREACHABLE_CODE
         and done.stderr.startswith("warning: process 1 of 2 does not reach")
         and done.stderr.count("\n") == 1
     )

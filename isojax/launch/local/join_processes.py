@@ -3,6 +3,7 @@
 import os
 import secrets
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,11 +16,12 @@ from isojax.core.errors import InputError
 from isojax.core.machine import network_id
 from isojax.distributed import multiprocess
 from isojax.launch.process_group import SHUTDOWN_TIMEOUT, ProcessGroup
-from isojax.launch.watchdog import WatchdogClient
+from isojax.launch.watchdog_client import WatchdogClient
 
 JOIN_TIMEOUT = 120  # seconds within which all processes must have started
+LAST_WORDS_SECONDS = 0.5  # that process 0 leaves to the others where one is lost
 LOOPBACK, ANY_ADDRESS = "127.0.0.1", "0.0.0.0"
-HEARTBEAT_TIMEOUT = 40  # seconds without a sign of a process until JAX ends the others
+HEARTBEAT_TIMEOUT = 30  # seconds without a sign of a process until JAX ends the others, where no watchdog has
 
 
 @contextmanager
@@ -69,10 +71,18 @@ def _start_watchdog(process_group: ProcessGroup) -> WatchdogClient:
         endpoint = host if own_address == ANY_ADDRESS else own_address, port, secrets.token_hex(16)
     host, port, token = multiprocess.broadcast(endpoint)
     index, count = jax.process_index(), jax.process_count()
-    watchdog = WatchdogClient(index, count, host, port, token, listener, lambda: os._exit(1))
+    watchdog = WatchdogClient(index, count, host, port, token, listener, end_process)
     if listener is not None:
         listener.close()  # the watchdog has its own copy
     return watchdog
+
+
+def end_process() -> None:
+    """End this process, as another is lost. Process 0 is the last: where its coordination service is gone, JAX aborts
+    the others with lines of its own, before their watchdogs can say what has happened."""
+    if multiprocess.is_primary():
+        time.sleep(LAST_WORDS_SECONDS)
+    os._exit(1)
 
 
 def _narrow_bind_address(coordinator: str) -> str | None:
