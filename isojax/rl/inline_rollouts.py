@@ -2,7 +2,6 @@
 rewards, then the update. Of every task and engine; tasks that verify on device are faster by FusedRollouts
 (fused_rollouts.py), which do all of it in one program."""
 
-from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -92,10 +91,9 @@ class InlinePrograms(RolloutPrograms):
         return {**engine.main_programs(shapes.policy_params), "learn": learn}
 
 
-class SampledBatch(NamedTuple):
-    """One batch of B_p problems."""
+class SampledProblems(NamedTuple):
+    """What the host knows of a batch of B_p problems that was sampled."""
 
-    batch: RolloutBatch
     problem_index: np.ndarray  # i32[B_p], rows of the problem table
     reward_sums: np.ndarray | None  # f32[B_p]
     metrics: Metrics  # of the verifier
@@ -109,12 +107,12 @@ class InlineRollouts(RolloutSource):
 
     def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
         self.programs.graded_sampler.engine.publish(state.params)
-        sampled = self._sample_batch(state, number=0)
+        batch, sampled = self._sample_batch(state, number=0)
         if self.programs.max_batches == 1:
-            return SourcedBatch(sampled.batch, sampled.problem_index, sampled.reward_sums, sampled.metrics)
-        return self._replace_equal_groups(state, sampled)
+            return SourcedBatch(batch, sampled.problem_index, sampled.reward_sums, sampled.metrics)
+        return self._replace_equal_groups(state, batch, sampled)
 
-    def _sample_batch(self, state: TrainState, number: int) -> SampledBatch:
+    def _sample_batch(self, state: TrainState, number: int) -> tuple[RolloutBatch, SampledProblems]:
         """The next B_p problems, with rollouts and rewards: the `number`-th batch that is sampled for one update."""
         programs, cell = self.programs, self.problems.cell
         index = next(self.problems.problem_order)
@@ -131,23 +129,25 @@ class InlineRollouts(RolloutSource):
             rewards, metrics = rewards_to_buffer(programs.shapes, grades.rewards), verifier_metrics(grades)
         B_p, n = np.int32(cell.B_p), np.int32(cell.n)
         batch = RolloutBatch(selected.problems, rollouts, rewards, B_p, n, selected.key_data)
-        return SampledBatch(batch, index, self._reward_sums(rewards), metrics)
+        return batch, SampledProblems(index, self._reward_sums(rewards), metrics)
 
-    def _replace_equal_groups(self, state: TrainState, first: SampledBatch) -> SourcedBatch:
+    def _replace_equal_groups(self, state: TrainState, batch: RolloutBatch, first: SampledProblems) -> SourcedBatch:
         """Dynamic sampling (dynamic_sampling.py). Metrics are of all rollouts that were sampled."""
-        programs, batch, sampled = self.programs, first.batch, [first]
+        programs, sampled = self.programs, [first]
         examined = programs.examine(batch)
-        of_batches = [examined.metrics]
+        metrics = jax.tree.map(float, examined.metrics) | first.metrics
         equal_groups = int(examined.equal_groups)
+
         while equal_groups and len(sampled) < programs.max_batches:
-            sampled.append(self._sample_batch(state, number=len(sampled)))
-            of_batches.append(programs.examine(sampled[-1].batch).metrics)
-            merged = programs.merge(batch, sampled[-1].batch)
+            further, of_further = self._sample_batch(state, number=len(sampled))
+            sampled.append(of_further)
+            of_rollouts = jax.tree.map(float, programs.examine(further).metrics)
+            metrics = merge(metrics, of_rollouts | of_further.metrics)
+            merged = programs.merge(batch, further)
             batch, equal_groups = merged.batch, int(merged.equal_groups)
 
-        of_rollouts = [jax.tree.map(float, metrics) | s.metrics for metrics, s in zip(of_batches, sampled, strict=True)]
-        metrics = reduce(merge, of_rollouts)
-        metrics |= {"sampled_batches": mean(float(len(sampled))), "equal_groups": mean(equal_groups / batch.B_p)}
+        share = equal_groups / self.problems.cell.B_p
+        metrics |= {"sampled_batches": mean(float(len(sampled))), "equal_groups": mean(share)}
         sums = [s.reward_sums for s in sampled if s.reward_sums is not None]
         return SourcedBatch(
             batch,

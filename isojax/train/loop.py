@@ -206,7 +206,7 @@ class CellTrainer:
         task that verifies on device; every update samples its own rollouts."""
         programs, problems, last_update = self.programs, self.opened.problems, self.cursor.M + count
         sums: Metrics = {}
-        extra_batches = 0
+        extra_batches = 0  # of problems, sampled in addition to one for each update
         while (updates_left := last_update - int(self.state.step)) and not self.is_failing:
             # problems, rollouts and rewards (for a task verified on device, the update makes rollouts and rewards)
             batch = self.opened.rollout_source.next_batch(self.policy_state, updates_left)
@@ -221,14 +221,14 @@ class CellTrainer:
             sums = merge_in_float32(sums, metrics)  # as the fused program adds them: the same bits on both ways
             extra_batches += batch.extra_batches
             if self.hook is not None:
-                sampled = (1 + batch.extra_batches) * problems.cell.B
-                C = self.C + (int(self.state.step) - self.cursor.M + extra_batches) * problems.cell.B
-                self._report_update(batch, metrics, sampled, C)
+                batches = int(self.state.step) - self.cursor.M + extra_batches
+                self._report_update(batch, metrics, C=self.C + batches * problems.cell.B)
+
         updates = int(self.state.step) - self.cursor.M  # `step` counts skipped ones too
         self._advance_cursor(sums, updates, batches=updates + extra_batches)
 
-    def _report_update(self, batch: SourcedBatch, metrics: Metrics, sampled: int, C: int) -> None:
-        """To the hook, in process 0; the others help to gather the rollouts."""
+    def _report_update(self, batch: SourcedBatch, metrics: Metrics, C: int) -> None:
+        """Call the hook, in process 0; the others help to gather the rollouts. C: with those of this update."""
         assert self.hook is not None and isinstance(batch.inputs, RolloutBatch)
         cell, rollouts, rewards = self.opened.problems.cell, batch.inputs.rollouts, batch.inputs.rewards
         if multiprocess.is_multiprocess():
@@ -242,7 +242,7 @@ class CellTrainer:
             folder=self.outputs.folder,
             M=int(self.state.step),
             C=C,
-            sampled=sampled,
+            sampled=(1 + batch.extra_batches) * cell.B,
             problems=[problem_by_id[i] for i in ids],
             responses=response_tokens(rollouts, cell.B),
             logps=response_logps(rollouts, cell.B),
