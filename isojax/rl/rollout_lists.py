@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -28,6 +29,17 @@ class SampledResponse:
     nucleus_mass: Sequence[float] | np.ndarray | None = None  # f32[l], with top_p < 1; None: all ones
 
 
+class _Buffers(NamedTuple):
+    """The arrays of Rollouts, on the host."""
+
+    tokens: np.ndarray
+    logps: np.ndarray
+    mask: np.ndarray
+    nucleus_mass: np.ndarray
+    stopped: np.ndarray
+    lengths: np.ndarray
+
+
 def rollouts_from_lists(setup: EngineSetup, request: SampleRequest, responses: Sequence[SampledResponse]) -> Rollouts:
     """The buffers of a request's rollouts, of which `responses` has one each, in their order: rollout r answers problem
     r // n. They are split over the mesh of `setup` as the local sampler's; a response of more than T tokens is cut
@@ -48,7 +60,7 @@ def rollouts_from_lists(setup: EngineSetup, request: SampleRequest, responses: S
     for number, response in enumerate(responses):
         _check_response(number, response, vocab)
 
-    buffers = Rollouts(*(np.zeros(x.shape, x.dtype) for x in shapes))
+    buffers = _Buffers(*(np.zeros(x.shape, x.dtype) for x in shapes))
     buffers.nucleus_mass[:] = 1
     rows = zip(*row_index(request.B, setup.shapes.shards), strict=True)
     for row, response in zip(rows, responses, strict=True):

@@ -122,6 +122,7 @@ class TextTask:
 
         if self.prompt.format == "raw":
             self._check_raw_prompts(end_ids)
+        self.stop_strings = tuple(strings)
         self._stop_strings = [string.encode() for string in strings]
         transitions = build_stop_table(self._token_bytes, strings) if strings else None
         return StopConditions(tuple(sorted(end_ids)), transitions)
@@ -258,6 +259,27 @@ class TextTask:
         last_turn = int(np.flatnonzero(tokens < 0)[-1]) + 1 if self.stops.has_turns and (tokens < 0).any() else 0
         earlier = b"".join(self._token_bytes[token] or b"" for token in ids[:last_turn])
         return (earlier + self._text_to_stop(ids[last_turn:])).decode(errors="replace")
+
+    def tokens_of_text(self, text: str, stopped: bool) -> np.ndarray:
+        """A response's tokens i32[t] out of its text, for samplers that give no tokens; where a stop condition ended
+        it, an end token follows, or else the first stop string."""
+        if not stopped or self.stops.tokens:
+            (ids,) = self._writer.tokenize([text], special=False)
+            end = self.stops.tokens[:1] if stopped else ()
+            return np.array([*ids, *end], np.int32)
+        return np.array(self._writer.tokenize([text + self.stop_strings[0]], special=False)[0], np.int32)
+
+    def find_end(self, tokens: np.ndarray) -> int | None:
+        """How many tokens a response has up to the one that meets a stop condition; None where none does."""
+        state, transitions = 0, self.stops.transitions
+        for position, token in enumerate(tokens.tolist(), 1):
+            if token in self.stops.tokens:
+                return position
+            if transitions is not None:
+                state = int(transitions[state, token])
+                if state == len(transitions):
+                    return position
+        return None
 
     def answer_found(self, problem: Problem, response: np.ndarray) -> str | None:
         """The final answer that `math` finds in a response to a problem, for a person to read; empty where none is

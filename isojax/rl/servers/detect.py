@@ -1,0 +1,41 @@
+"""Which dialect a server speaks, and which model it serves: by its list of models, which names the project."""
+
+from dataclasses import dataclass
+
+from isojax.core.errors import InputError
+from isojax.rl.servers.dialect import Dialect
+from isojax.rl.servers.http_json import JsonClient
+from isojax.rl.servers.llama_cpp import LlamaCpp
+from isojax.rl.servers.llama_cpp_python import LlamaCppPython
+from isojax.rl.servers.openai_completions import OpenAICompletions
+from isojax.rl.servers.sglang import SGLang
+
+# By what a project writes into `owned_by`. A server with another name is asked as vLLM is.
+DIALECTS: dict[str, type[Dialect]] = {
+    "vllm": OpenAICompletions,
+    "sglang": SGLang,
+    "llamacpp": LlamaCpp,
+    "me": LlamaCppPython,
+}
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What answers at a URL."""
+
+    dialect: Dialect
+    project: str  # whose server it is, as the server says
+    model: str  # the name that it serves the model by
+
+
+def detect(client: JsonClient) -> ServedModel:
+    """InputError where the list of models is none; RunFailed where nobody answers."""
+    url, answer = client.options.url, client.get("/v1/models")
+    try:
+        model = answer["data"][0]
+        name, owner = str(model["id"]), str(model.get("owned_by", "openai"))
+    except (KeyError, IndexError, TypeError, AttributeError) as e:
+        problem = f"/v1/models lists no model ({str(answer)[:200]})"
+        raise InputError(f"the server {url}: {problem}. Is it a server of a language model?") from e
+    dialect = DIALECTS.get(owner, OpenAICompletions)()
+    return ServedModel(dialect, dialect.name if owner in DIALECTS else owner, name)

@@ -1,0 +1,131 @@
+"""JSON over HTTP: a request is repeated where the server may recover, and ends in a message where it does not."""
+
+import json
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+from isojax.core.errors import InputError, RunFailed
+
+KEY_VARIABLE = "ISOJAX_SERVER_KEY"  # the environment variable with the key that a server asks for, if any
+MAX_SHOWN_CHARACTERS = 300  # of a server's own message
+MAX_TIMEOUTS = 2  # of one request: who is late twice is too slow
+RETRIED_STATUSES = (408, 429)  # and those of 500 and more
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How a server is asked."""
+
+    url: str  # such as http://localhost:8000, with or without /v1
+    timeout: float = 600.0  # seconds until a request is answered
+    in_flight: int = 32  # requests at a time
+    retries: int = 5  # of a request; the waits between them are 0.5 s, 1 s, 2 s, ...
+    first_wait: float = 0.5  # seconds
+
+
+class JsonClient:
+    """Asks one server; threads may share it."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        """InputError where the URL is none."""
+        self.options = options
+        url = options.url if "://" in options.url else f"http://{options.url}"
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InputError(f"the server {options.url!r} is no URL; expected one such as http://localhost:8000.")
+        try:
+            self._port = parts.port
+        except ValueError as e:
+            raise InputError(f"the server {options.url!r}: {e}; expected such as http://localhost:8000.") from e
+        self._host, self._is_https = parts.hostname, parts.scheme == "https"
+        self._root = parts.path.rstrip("/").removesuffix("/v1")
+        self._connections: set[HTTPConnection] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def get(self, path: str) -> Any:
+        return self._ask("GET", path, None)
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The answer to a request.
+
+        Raises:
+            InputError: the server refuses it, or answers with something that is no JSON.
+            RunFailed: no answer, whatever is tried.
+        """
+        return self._ask("POST", path, json.dumps(body).encode())
+
+    def close(self) -> None:
+        """End the requests that other threads wait for."""
+        with self._lock:
+            self._is_closed = True
+            for connection in self._connections:
+                if connection.sock is not None:
+                    with suppress(OSError):  # it has ended by itself
+                        connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def _ask(self, method: str, path: str, body: bytes | None) -> Any:
+        options = self.options
+        timeouts, wait = 0, options.first_wait
+        problem, cause = "", None
+        for attempt in range(options.retries + 1):
+            if self._is_closed:
+                raise RunFailed(f"the server {options.url} is asked no more: another request has failed.")
+            try:
+                status, text = self._ask_once(method, path, body)
+            except TimeoutError as e:
+                timeouts, problem, cause = timeouts + 1, f"no answer within {options.timeout:g} s", e
+                if timeouts == MAX_TIMEOUTS:
+                    fix = "raise --server-timeout, or lower --server-requests"
+                    raise RunFailed(f"the server {options.url} is too slow: {problem}, {timeouts} times; {fix}.") from e
+            except (OSError, HTTPException) as e:
+                problem, cause = str(e) or type(e).__name__, e
+            else:
+                if status == 200:
+                    return self._parse(path, text)
+                problem, cause = f"{method} {path} gives status {status}: {_shown(text)}", None
+                if status < 500 and status not in RETRIED_STATUSES:
+                    raise InputError(f"the server {options.url} refuses: {problem}.")
+            if attempt < options.retries:
+                time.sleep(wait)
+                wait *= 2
+        fix = "Start it again, and repeat the command: what is done is kept"
+        raise RunFailed(f"the server {options.url} does not answer ({problem}). {fix}.") from cause
+
+    def _ask_once(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        make = HTTPSConnection if self._is_https else HTTPConnection
+        connection = make(self._host, self._port, timeout=self.options.timeout)
+        with self._lock:
+            self._connections.add(connection)
+        try:
+            connection.request(method, self._root + path, body, self._headers(body))
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+
+    def _headers(self, body: bytes | None) -> dict[str, str]:
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        if key := os.environ.get(KEY_VARIABLE):
+            headers["Authorization"] = f"Bearer {key}"
+        return headers
+
+    def _parse(self, path: str, text: bytes) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError as e:
+            problem = f"{path} gives no JSON: {_shown(text)}"
+            raise InputError(f"the server {self.options.url}: {problem}. Is it a server of a language model?") from e
+
+
+def _shown(text: bytes) -> str:
+    return " ".join(text.decode(errors="replace").split())[:MAX_SHOWN_CHARACTERS].rstrip(".")

@@ -1,0 +1,64 @@
+"""OpenAI's completions API as vLLM extends it: prompts as tokens, `return_token_ids`, and `stop_token_ids`."""
+
+from typing import Any, ClassVar
+
+from isojax.rl.servers.dialect import Ask, Call, Completion, Dialect, LogpKind
+
+ID_PREFIX = "token_id:"  # of a token among log-probs, with `return_tokens_as_token_ids`
+
+
+class OpenAICompletions(Dialect):
+    """vLLM from 0.10.2 on, and servers that follow it."""
+
+    name: ClassVar[str] = "vllm"
+    max_n: ClassVar[int] = 16
+    gives_tokens: ClassVar[bool] = True
+    logp_kind: ClassVar[LogpKind] = LogpKind.SAMPLED
+    token_fix: ClassVar[str] = "vLLM gives them from 0.10.2 on (`return_token_ids`)"
+    logp_fix: ClassVar[str] = "start vLLM with --logprobs-mode processed_logprobs"
+
+    def write(self, model: str, ask: Ask) -> Call:
+        body: dict[str, Any] = {
+            "model": model,
+            "prompt": list(ask.prompt),
+            "n": ask.n,
+            "seed": ask.seed,
+            "max_tokens": ask.max_tokens,
+            "temperature": ask.temperature,
+            "top_p": ask.top_p,
+            # What a model's generation_config.json may have set otherwise.
+            "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            # The server's own end tokens do not count: isojax's are all given.
+            "ignore_eos": True,
+            "stop_token_ids": list(ask.stop_tokens),
+            "stop": list(ask.stop_strings),
+            "return_token_ids": True,
+        }
+        if ask.with_logps:
+            body |= {"logprobs": max(1, ask.alternatives), "return_tokens_as_token_ids": True}
+        return Call("/v1/completions", body)
+
+    def read(self, answer: Any) -> list[Completion]:
+        prompt_tokens = (answer.get("usage") or {}).get("prompt_tokens")
+        return [self._read_choice(choice, prompt_tokens) for choice in sorted(answer["choices"], key=_index)]
+
+    def _read_choice(self, choice: Any, prompt_tokens: int | None) -> Completion:
+        logprobs = choice.get("logprobs") or {}
+        names, tokens = logprobs.get("tokens") or [], choice.get("token_ids")
+        if tokens is None and names and all(name.startswith(ID_PREFIX) for name in names):
+            tokens = [int(name.removeprefix(ID_PREFIX)) for name in names]
+        top = logprobs.get("top_logprobs") or [{}]
+        return Completion(
+            text=choice["text"],
+            stopped=choice["finish_reason"] == "stop",
+            tokens=tokens,
+            logps=logprobs.get("token_logprobs"),
+            prompt_tokens=prompt_tokens,
+            first_alternatives=top[0] or {},
+        )
+
+
+def _index(choice: Any) -> int:
+    return choice.get("index", 0)

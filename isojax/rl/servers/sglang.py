@@ -1,0 +1,53 @@
+"""SGLang's own route, `/generate`, which takes and gives tokens."""
+
+from typing import Any, ClassVar
+
+from isojax.rl.servers.dialect import Ask, Call, Completion, Dialect, LogpKind
+
+
+class SGLang(Dialect):
+    """Seeds are not sent: it follows them in its deterministic mode alone."""
+
+    name: ClassVar[str] = "sglang"
+    max_n: ClassVar[int] = 16
+    gives_tokens: ClassVar[bool] = True
+    logp_kind: ClassVar[LogpKind] = LogpKind.BEFORE_TOP_P
+    token_fix: ClassVar[str] = "start SGLang without --skip-tokenizer-init, from 0.4.7 on"
+    logp_fix: ClassVar[str] = "leave out SGLANG_RETURN_ORIGINAL_LOGPROB where SGLang is started"
+
+    def write(self, model: str, ask: Ask) -> Call:
+        sampling = {
+            "n": ask.n,
+            "temperature": ask.temperature,
+            "top_p": ask.top_p,
+            # What a model's generation_config.json may have set otherwise.
+            "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "max_new_tokens": ask.max_tokens,
+            "stop_token_ids": list(ask.stop_tokens),
+            "stop": list(ask.stop_strings),
+        }
+        body: dict[str, Any] = {"input_ids": list(ask.prompt), "sampling_params": sampling}
+        if ask.with_logps:
+            body |= {"return_logprob": True, "top_logprobs_num": ask.alternatives}
+        return Call("/generate", body)
+
+    def read(self, answer: Any) -> list[Completion]:
+        return [self._read_one(one) for one in (answer if isinstance(answer, list) else [answer])]
+
+    def _read_one(self, answer: Any) -> Completion:
+        details = answer["meta_info"]
+        sampled = details.get("output_token_logprobs")  # [log-prob, token, its text] of each
+        tops = details.get("output_top_logprobs") or [[]]
+        tokens = answer.get("output_ids")
+        if tokens is None and sampled is not None:
+            tokens = [token for _, token, _ in sampled]
+        return Completion(
+            text=answer["text"],
+            stopped=details["finish_reason"]["type"] == "stop",
+            tokens=tokens,
+            logps=None if sampled is None else [logp for logp, _, _ in sampled],
+            prompt_tokens=details.get("prompt_tokens"),
+            first_alternatives={str(token): logp for logp, token, _ in tops[0] or []},
+        )
