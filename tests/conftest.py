@@ -43,6 +43,7 @@ SLOW = (
     "e2e/test_resampling.py",
     "e2e/test_resume.py",
     "e2e/test_schedules.py",
+    "e2e/test_server_labels.py",
     "e2e/test_spend.py",
     "e2e/test_storage.py",
     "e2e/test_text.py",

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -145,6 +146,7 @@ def checkpoint_uploader(folder: Path) -> Callable[[Path, Callable[[], bool]], Fu
     return lambda folder, is_writing: run_in_thread(lambda: push_when_written(folder, is_writing))
 
 
+NO_FOLDERS = ("--server",)  # options whose value is a URL, but of no folder
 MODEL_URL = re.compile(r"https://huggingface\.co/|hf://(?=[^/]+/[^/]+/?$)")  # of ORG/NAME; hf://datasets/... is storage
 
 
@@ -223,8 +225,9 @@ def localize(arguments: Sequence[str]) -> Iterator[list[str]]:
     theirs; what the command writes there goes to the URL."""
     with ExitStack() as stack:
         localized = []
-        for argument in arguments:
-            if is_url(argument) and not argument.startswith("ray://") and not MODEL_URL.match(argument):
+        for option, argument in pairwise(["", *arguments]):
+            names_no_folder = option in NO_FOLDERS or argument.startswith("ray://") or MODEL_URL.match(argument)
+            if is_url(argument) and not names_no_folder:
                 url = argument.rstrip("/")
                 scratch = Path(stack.enter_context(TemporaryDirectory(prefix="isojax-")))
                 mirror = Mirror(url, scratch.joinpath(*url.partition("://")[2].split("/")[-2:]))

@@ -8,9 +8,10 @@ import hashlib
 import json
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Protocol
 from zlib import crc32
 
 import jax
@@ -33,11 +34,12 @@ from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.batch import LABEL_STREAM
 from isojax.tasks.problem_selection import ProblemSelection, best_constant, select_problems
-from isojax.tasks.task import build_device_task, is_on_device
+from isojax.tasks.protocol import TokenizedProblems
+from isojax.tasks.task import Task, build_device_task, is_on_device
 from isojax.tasks.verifiers import verifier_files
 from isojax.train.checkpoint import CHECKSUM_KEY, json_checksum
 from isojax.train.demonstrations import train_base_policy
-from isojax.train.evaluate import VALIDATION_SET, EvalCounts
+from isojax.train.evaluate import VALIDATION_SET, EvalCounts, Evaluator
 from isojax.train.outputs import ProgressCallback
 from isojax.train.programs import SweepPrograms
 from isojax.train.start_check import check_start, doubts_of_task
@@ -78,8 +80,29 @@ def _damaged(folder: Path, name: str) -> InputError:
     return InputError(f"{problem}; or remove {folder}, which is made again, and the cells that began from it.")
 
 
-def compute_label_key(cell: CellConfig, fingerprint: str, problems: Sequence[Problem]) -> str:
-    """16 hex digits that name what labels depend on: the policy, the problems, and how rollouts are made and judged."""
+class LabelPrograms(Protocol):
+    """What labels are made with: `SweepPrograms`, or a server (train/server_labels.py)."""
+
+    @property
+    def cell_config(self) -> CellConfig: ...
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def decoder(self) -> Decoder: ...
+
+    @property
+    def labeller(self) -> Evaluator: ...
+
+    def tokenize(self, problems: list[Problem]) -> TokenizedProblems: ...
+
+
+def compute_label_key(
+    cell: CellConfig, fingerprint: str, problems: Sequence[Problem], engine: Mapping[str, str] | None = None
+) -> str:
+    """16 hex digits that name what labels depend on: the policy, the problems, and how rollouts are made and judged.
+    `engine`: the server that samples, and the name of its model; None: isojax's own sampler."""
     sections = {"task", "model", "base", "prompt", "verifier", "sampling"}
     # Settings that are later than labels count where they are set.
     unset = {"lora"} if cell.model.options is not None else {"lora", "options"}
@@ -90,6 +113,7 @@ def compute_label_key(cell: CellConfig, fingerprint: str, problems: Sequence[Pro
         "checkpoint": fingerprint,
         **({"text_files": text_fingerprint(cell.model)} if cell.model.path else {}),
         "problems": [[p.id, p.prompt, p.answer, list(p.messages), *filter(None, [p.columns])] for p in problems],
+        **({} if engine is None else {"engine": dict(engine)}),
     }
     if build_device_task(cell.task) is None and (files := verifier_files(cell.verifier.use)):
         key_data["verifier_files"] = [hashlib.sha256(read_file(file)).hexdigest() for file in files]
@@ -101,7 +125,7 @@ def label_problems(
     label_key: str,
     problems: list[Problem],
     attempts: int,
-    programs: SweepPrograms,
+    programs: LabelPrograms,
     params: Params,
     on_progress: ProgressCallback,
     replaces_others: bool = False,
@@ -135,7 +159,7 @@ def label_problems(
     return [replace(problem, solved=solved_by_id[problem.id], attempts=attempts) for problem in problems]
 
 
-def check_first_labels(folder: Path, counts: EvalCounts, programs: SweepPrograms, params: Params) -> None:
+def check_first_labels(folder: Path, counts: EvalCounts, programs: LabelPrograms, params: Params) -> None:
     """Warn of what the first labels make doubtful, and keep it in `folder`; DeadStart where no run can learn from what
     they show."""
     config, task, decoder = programs.cell_config, programs.task, programs.decoder

@@ -20,7 +20,7 @@ from isojax.core.shapes import SamplerShapes
 from isojax.distributed import multiprocess
 from isojax.distributed.sharding import Program, replicated, shape_on, shapes_with_shardings
 from isojax.models.transformer import Decoder, Params
-from isojax.rl.engines import EngineSetup, SampleRequest
+from isojax.rl.engines import EngineSetup, RolloutEngine, SampleRequest
 from isojax.rl.engines.local import local_engine
 from isojax.rl.graded_sampler import GradedSampler
 from isojax.rl.metric import values
@@ -154,6 +154,7 @@ class Evaluator:
         samples_per_problem: int,
         trainer_shapes: SamplerShapes,
         cell: CellConfig,
+        build_engine: Callable[[EngineSetup], RolloutEngine] = local_engine,
     ):
         self.decoder, self.mesh, self.graded = decoder, mesh, cell.reward.kind == "graded"
         self.problems_per_call, self.samples_per_problem = problems_per_call, samples_per_problem
@@ -162,7 +163,7 @@ class Evaluator:
         self.on_counts: Callable[[Sequence[Problem], EvalCounts], None] = lambda problems, counts: None
         W = trainer_shapes.slots_per_prefix if samples_per_problem >= trainer_shapes.slots_per_prefix else 1
         self.shapes = replace(trainer_shapes, cells=[(problems_per_call, samples_per_problem)], slots_per_prefix=W)
-        engine = local_engine(EngineSetup(decoder, task, self.shapes, mesh, cell.sampling))
+        engine = build_engine(EngineSetup(decoder, task, self.shapes, mesh, cell.sampling))
         self.graded_sampler = GradedSampler(engine, task, self.shapes, mesh)
         self.make_key = Program(jax.jit(make_eval_key, out_shardings=replicated(mesh)))
         self.replicate = Program(jax.jit(lambda rollouts: rollouts, out_shardings=replicated(mesh)))

@@ -20,9 +20,10 @@ METADATA_FILE = "metadata.json"  # in the folder of a data set
 MAX_SHOWN_CHARACTERS = 80
 
 
-def describe_label_settings(cell: CellConfig) -> dict[str, Any]:
-    """What labels depend on, as plain JSON, for the metadata of a data set."""
+def describe_label_settings(cell: CellConfig, engine: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What labels depend on, as plain JSON, for the metadata of a data set. `engine`: of `compute_label_key`."""
     model_folder = Path(str(cell.model.path))
+    has_weights = engine is None or any(model_folder.glob("*.safetensors"))  # else only the server has them
     return {
         "model": cell.model.path,
         "task": cell.task,
@@ -31,10 +32,11 @@ def describe_label_settings(cell: CellConfig) -> dict[str, Any]:
         "seed": cell.data.seed,
         "attempts": cell.data.attempts,
         "cell": config_hash(cell),
-        "checkpoint": safetensors_io.fingerprint(model_folder),
+        **({"checkpoint": safetensors_io.fingerprint(model_folder)} if has_weights else {}),
         "text_files": safetensors_io.text_fingerprint(model_folder),
         "settings": _settings(cell),
         "verifier_files": _hash_verifier_files(cell),
+        **({} if engine is None else {"engine": dict(engine)}),
     }
 
 
@@ -70,6 +72,18 @@ def label_differences(stored: Mapping[str, Any], cell: CellConfig) -> list[str]:
     return differences
 
 
+def engine_difference(stored: Mapping[str, Any], engine: Mapping[str, str] | None) -> list[str]:
+    """Where labels were sampled by another engine than `engine`: in a line, or none."""
+    before = stored.get("engine")
+    return [] if before == engine else [f"{describe_engine(before)} (now {describe_engine(engine)})"]
+
+
+def describe_engine(engine: Mapping[str, str] | None) -> str:
+    if engine is None:
+        return "isojax's own sampler"
+    return f"a server of {engine.get('server')} that serves {_shown(engine.get('model'))}"
+
+
 def warn_of_other_labels(cell: CellConfig) -> None:
     """A warning where a run chooses its problems by labels that were made with other settings than its own."""
     kind, _, argument = cell.task.partition(":")
@@ -82,7 +96,10 @@ def warn_of_other_labels(cell: CellConfig) -> None:
         effect = "How hard these problems are for the base policy of this run may differ from their labels"
         fix = "label again by `isojax difficulty` with the settings of this run and another --out"
         warn(f"{folder}: its labels were made with {'; '.join(differences)}. {effect}: {fix}.")
-    elif "settings" not in stored:
+    if stored.get("engine") is not None:
+        gap = f"its labels were sampled by {describe_engine(stored['engine'])}"
+        note(f"{folder}: {gap}, and whether its weights are those in {cell.model.path} is not known.")
+    elif "settings" not in stored and not differences:
         gap = "its metadata does not record the prompt and the verifier of its labels"
         note(f"{folder}: {gap}, so that these are not compared with those of this run.")
 

@@ -14,6 +14,7 @@ from isojax.core.config import CellConfig, DataConfig, ModelConfig, PromptConfig
 from isojax.core.errors import InputError
 from isojax.train.label_settings import (
     describe_label_settings,
+    engine_difference,
     label_differences,
     read_label_settings,
     warn_of_other_labels,
@@ -166,3 +167,19 @@ def test_line_ends_and_added_lines_are_changes(tmp_path: Path) -> None:
     file.write_bytes(REWARD.replace("\n", "\r\n").encode())
     with pytest.raises(InputError, match="in its line ends"):
         check_verifier_files(base, use)
+
+
+def test_labels_by_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of which a run is told; and labels of another server, or of none, are others."""
+    cell, engine = make_cell(tmp_path), {"server": "vllm", "model": "the-model"}
+    task = write_labels(tmp_path / "splits", describe_label_settings(cell, engine))
+    stored = read_label_settings(tmp_path / "splits")
+    assert label_differences(stored, cell) == engine_difference(stored, engine) == []
+    is_now = "a server of vllm that serves 'the-model' (now isojax's own sampler)"
+    assert engine_difference(stored, None) == [is_now]
+    assert engine_difference(stored, {"server": "vllm", "model": "other"}) != []
+    warn_of_other_labels(make_cell(tmp_path, task=f"{task}#hard"))
+    assert "its labels were sampled by a server of vllm that serves 'the-model'" in capsys.readouterr().err
+
+    (tmp_path / "model" / "model.safetensors").unlink()  # only the server has weights
+    assert "checkpoint" not in describe_label_settings(cell, engine)

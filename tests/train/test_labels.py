@@ -141,6 +141,13 @@ def test_a_line_that_is_no_label(tmp_path: Path, change: tuple[bytes, bytes], pr
         label(tmp_path / "l", FakeLabeller())
 
 
+def test_a_key_hangs_on_the_server_that_samples_if_any() -> None:
+    cell = CellConfig(task="addition")
+    engines = [None, {"server": "vllm", "model": "a"}, {"server": "vllm", "model": "b"}, {"server": "me", "model": "a"}]
+    keys = [compute_label_key(cell, "print", PROBLEMS, engine) for engine in engines]
+    assert len(set(keys)) == 4 and keys[0] == compute_label_key(cell, "print", PROBLEMS)
+
+
 def test_what_a_key_hangs_on() -> None:
     cell = CellConfig(task="addition")
     key = compute_label_key(cell, "print", PROBLEMS)

@@ -14,6 +14,9 @@ from isojax.core.terminal import warn
 from isojax.report.console import SafeConsole, TextTable
 
 HELD_OUT_HELP = "Problems of each part held out for validation, at most half."
+SERVER_HELP = "A server of the base model samples (vLLM, SGLang, llama.cpp; docs/servers.md), such as http://host:8000."
+REQUESTS_HELP = "Requests to the server at a time."
+TIMEOUT_HELP = "Until a request is answered, by the server."
 HARD_HELP = "Sample problems with none right up to 128 times; none right of 128 is Extremely Hard."
 
 
@@ -22,6 +25,9 @@ def difficulty(
     out: Annotated[Path | None, Option(metavar="DIR", help="Where to write.", show_default="difficulty/NAME")] = None,
     held_out: Annotated[int, Option(metavar="N", min=0, help=HELD_OUT_HELP)] = 300,
     extremely_hard: Annotated[bool, Option("--extremely-hard", help=HARD_HELP)] = False,
+    server: Annotated[str | None, Option(metavar="URL", help=SERVER_HELP)] = None,
+    server_requests: Annotated[int, Option(metavar="N", min=1, help=REQUESTS_HELP)] = 32,
+    server_timeout: Annotated[float, Option(metavar="SECONDS", min=0.001, help=TIMEOUT_HELP)] = 600.0,
     mesh: MeshOption = None,
     dry_run: DryRunOption = False,
 ) -> None:
@@ -37,14 +43,18 @@ def difficulty(
       isojax difficulty smollm2_cpu cell.data.candidates=500
       isojax difficulty smollm2_cpu --dry-run                     how many problems and rollouts
       isojax difficulty gsm8k models/qwen2.5-7b-instruct cell.model.path=FOLDER --extremely-hard
+      isojax difficulty gsm8k cell.model.path=FOLDER --server http://localhost:8000
       isojax launch my.yaml cell.task=tfds:difficulty/gsm8k/splits 'cell.data.mixture={hard: 0.5, easy: 0.5}'
     """
     config = read_config(words, mesh, None)
     folder = out or Path("difficulty") / config.name
     difficulty_run = importlib.import_module("isojax.launch.local.difficulty_run")
     label_samples = importlib.import_module("isojax.launch.local.label_samples")
+    options = None
+    if server is not None:
+        options = difficulty_run.ServerOptions(server, timeout=server_timeout, in_flight=server_requests)
     if dry_run:
-        difficulty_run.print_labelling_plan(config, folder)
+        difficulty_run.print_labelling_plan(config, folder, options)
         return
     stderr_console = SafeConsole(stderr=True)
     with Progress(console=stderr_console, disable=not stderr_console.is_terminal) as progress:
@@ -53,7 +63,7 @@ def difficulty(
         def on_progress(text: str, done: float) -> None:
             progress.update(task, description=text, completed=done)
 
-        splits = difficulty_run.label_difficulty(config, folder, held_out, extremely_hard, on_progress)
+        splits = difficulty_run.label_difficulty(config, folder, held_out, extremely_hard, on_progress, options)
         progress.update(task, completed=1.0)
     labelled = splits.pop("all")
     mean_difficulty = sum(p.difficulty for p in labelled) / len(labelled)

@@ -6,7 +6,7 @@ Its parts are by the base model's avg@16 (the paper's section 3, Fig. 14): very_
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -27,16 +27,26 @@ from isojax.launch.planner import resolve_sweep_sizes
 from isojax.launch.prompt_date import describe_date, store_date, with_new_date
 from isojax.models.attention_autotune import select_attention
 from isojax.models.safetensors_io import fingerprint
+from isojax.models.transformer import Params
 from isojax.report.figures.difficulty_histogram import UNUSED, draw_difficulty
+from isojax.rl.servers.detect import detect
+from isojax.rl.servers.http_json import JsonClient, ServerOptions
 from isojax.runs.storage import exclusive_lock
 from isojax.tasks.problem_selection import drop_long_prompts
 from isojax.tasks.reference_check import check_references
 from isojax.tasks.sources.tfds import import_tfds, write_dataset
 from isojax.tasks.task import Task, is_on_device
-from isojax.train.base_policy import BasePolicy, compute_label_key, label_problems
-from isojax.train.label_settings import describe_label_settings, label_differences, read_label_settings
+from isojax.train.base_policy import BasePolicy, LabelPrograms, compute_label_key, label_problems
+from isojax.train.label_settings import (
+    describe_engine,
+    describe_label_settings,
+    engine_difference,
+    label_differences,
+    read_label_settings,
+)
 from isojax.train.outputs import ProgressCallback
 from isojax.train.programs import SweepPrograms
+from isojax.train.server_labels import ServerLabelling, fingerprint_if_there
 
 LABELS_FILE, EXTRA_LABELS_FILE, TABLE_FILE, SPLITS_FOLDER = "labels.jsonl", "labels-128.jsonl", "labels.csv", "splits"
 DIFFICULTY_RANGES = {"very_easy": (0.6, 0.9), "easy": (0.3, 0.6), "hard": (0.0, 0.0625)}
@@ -45,12 +55,19 @@ EXTREMELY_HARD_ATTEMPTS = 128
 
 
 def label_difficulty(
-    config: Config, folder: Path, held_out: int, extremely_hard: bool, on_progress: ProgressCallback
+    config: Config,
+    folder: Path,
+    held_out: int,
+    extremely_hard: bool,
+    on_progress: ProgressCallback,
+    server: ServerOptions | None = None,
 ) -> dict[str, list[Problem]]:
     """Label at most `cell.data.candidates` problems, and write all that the module says; returns the splits.
     `held_out` problems of each part are for validation; `extremely_hard` samples unsolved ones 128 times. InputError,
-    before any work, where the problems, the model or the folder cannot be used."""
-    config = _prepare(config, folder)
+    before any work, where the problems, the model or the folder cannot be used. `server`: who samples, instead of
+    isojax; RunFailed where it does not answer: the next call goes on."""
+    engine = None if server is None else name_engine(server)
+    config = _prepare(config, folder, engine)
     cell = config.cell
     with open_task(config) as task, exclusive_lock(folder):
         print_warnings(task)
@@ -59,7 +76,9 @@ def label_difficulty(
             task.start_verifier().on_failure = lambda kind, what_happened: warn(
                 f"verifier {kind}, each of reward 0; the first: {what_happened}"
             )
-        labelled, unsolved = _label_with_model(config, task, folder, extremely_hard, on_progress)
+        labels = Labels(config, task, folder, engine)
+        label_subset = labels.by_model(on_progress) if server is None else labels.by_server(server, on_progress)
+        labelled, unsolved = _label_problems(cell, labels, label_subset, extremely_hard)
     splits = split_into_parts(labelled, unsolved, held_out, cell.data.seed)
     write_text(folder / TABLE_FILE, _labels_csv(labelled))
     ranges = DIFFICULTY_RANGES | ({EXTREMELY_HARD: (0.0, 0.0)} if extremely_hard else {})
@@ -67,28 +86,37 @@ def label_difficulty(
     labels = [(p.solved, p.attempts, EXTREMELY_HARD) for p in unsolved]
     labels += [(p.solved, p.attempts, difficulty_part(p) or UNUSED) for p in labelled if p.id not in unsolved_ids]
     draw_difficulty(labels, ranges, folder)
-    write_dataset(folder / SPLITS_FOLDER, splits, describe_label_settings(cell))
+    write_dataset(folder / SPLITS_FOLDER, splits, describe_label_settings(cell, engine))
     return splits
 
 
-def print_labelling_plan(config: Config, folder: Path) -> None:
+def print_labelling_plan(config: Config, folder: Path, server: ServerOptions | None = None) -> None:
     """What `label_difficulty` would do, and what is doubtful of it; InputError where it would refuse. Nothing is
     written or sampled."""
-    config = _prepare(config, folder)
+    engine = None if server is None else name_engine(server)
+    config = _prepare(config, folder, engine)
     cell = config.cell
     with open_task(config) as task:
         problems = _read_problems(cell, task, folder)
         rollouts = len(problems) * cell.data.attempts
         print_line(f"{len(problems):,} problems by avg@{cell.data.attempts}, {rollouts:,} rollouts: labels in {folder}")
+        if engine is not None:
+            print_line(f"sampled by {describe_engine(engine)}")
         if date_line := describe_date(cell):
             print_line(date_line)
         print_warnings(task)
 
 
-def _prepare(config: Config, folder: Path) -> Config:
+def name_engine(server: ServerOptions) -> dict[str, str]:
+    """What is recorded of the server that samples: its URL is not, which another day may be another one."""
+    served = detect(JsonClient(server))
+    return {"server": served.project, "model": served.model}
+
+
+def _prepare(config: Config, folder: Path, engine: Mapping[str, str] | None) -> Config:
     """The config with all that labels depend on; InputError where model or folder cannot be used."""
     start_jax(config)
-    config = resolve_config(config)
+    config = resolve_config(config, reads_weights=engine is None)
     attempts = config.cell.data.attempts or DataConfig().attempts
     config = config.with_settings(cell={"data": {"attempts": attempts}})
     if not config.cell.model.path:
@@ -96,16 +124,16 @@ def _prepare(config: Config, folder: Path) -> Config:
         raise InputError(f"{problem}. The task {config.cell.task} labels its own problems when it is launched.")
     config = with_new_date(config, folder)
     if (folder / SPLITS_FOLDER).exists():
-        raise _labelled_already(folder / SPLITS_FOLDER, config.cell)
+        raise _labelled_already(folder / SPLITS_FOLDER, config.cell, engine)
     import_tfds()  # a missing package is reported before hours of labelling
     return config
 
 
-def _labelled_already(splits_folder: Path, cell: CellConfig) -> InputError:
+def _labelled_already(splits_folder: Path, cell: CellConfig, engine: Mapping[str, str] | None) -> InputError:
     """Says of the data set that is there whether its labels are those that were asked for."""
     old_labels = f"read them by cell.task=tfds:{splits_folder}#all"
     stored = read_label_settings(splits_folder)
-    differences = label_differences(stored, cell) if stored else []
+    differences = [*label_differences(stored, cell), *engine_difference(stored, engine)] if stored else []
     for key, value in (("cell.task", cell.task), ("cell.data.attempts", cell.data.attempts)):
         before = stored.get(key.rpartition(".")[2], value)
         if before != value:
@@ -130,38 +158,66 @@ def _read_problems(cell: CellConfig, task: Task, folder: Path) -> list[Problem]:
     return problems
 
 
-def _label_with_model(
-    config: Config, task: Task, folder: Path, extremely_hard: bool, on_progress: ProgressCallback
+LabelSubset = Callable[[str, list[Problem], int], list[Problem]]  # (file name, problems, attempts) -> labelled
+
+
+class Labels:
+    """The problems to label in a folder, and who labels them."""
+
+    def __init__(self, config: Config, task: Task, folder: Path, engine: Mapping[str, str] | None) -> None:
+        self.config, self.task, self.folder, self.engine = config, task, folder, engine
+        self.problems = _read_problems(config.cell, task, folder)
+        if not (folder / LABELS_FILE).exists():
+            (folder / SAMPLES_FILE).unlink(missing_ok=True)  # of other labels
+        self.samples = LabelSamples(folder / SAMPLES_FILE, task, lambda problem: difficulty_part(problem) or UNUSED)
+
+    def by_model(self, on_progress: ProgressCallback) -> LabelSubset:
+        """isojax samples."""
+        config, cell = self.config, self.config.cell
+        devices = jax.local_devices()
+        mesh_shape = parse_mesh(config.run.mesh, len(devices))
+        mesh = make_mesh(mesh_shape, devices)
+        # (problems, rollouts per problem) decoded at once, unless sweep.decode_slots and sweep.prefill_batch say
+        # otherwise
+        decode_shape = (8, 8) if jax.default_backend() == "cpu" else (16, 16)
+        sweep = config.sweep.model_copy(
+            update={"B_p": decode_shape[:1], "n": decode_shape[1:], "B_max": math.prod(decode_shape), "schedules": {}}
+        )
+        sweep = select_attention(cell, resolve_sweep_sizes(sweep, mesh_shape.shards, cell), mesh)
+        programs = SweepPrograms(cell, sweep, [decode_shape], mesh, self.task)
+        base_params = BasePolicy(self.folder, cell.model, [], [], {}).load_params(programs.decoder.base, programs.mesh)
+        params = programs.initial_params(base_params)
+        return self._label_subset(programs, params, fingerprint(Path(str(cell.model.path))), on_progress)
+
+    def by_server(self, server: ServerOptions, on_progress: ProgressCallback) -> LabelSubset:
+        """A server samples, and isojax grades."""
+        cell = self.config.cell
+        mesh = make_mesh(parse_mesh("data=1", 1), jax.local_devices()[:1])
+        programs = ServerLabelling(cell, mesh, self.task, server)
+        return self._label_subset(programs, {}, fingerprint_if_there(Path(str(cell.model.path))), on_progress)
+
+    def _label_subset(
+        self, programs: LabelPrograms, params: Params, checkpoint: str, on_progress: ProgressCallback
+    ) -> LabelSubset:
+        programs.labeller.on_counts = self.samples.add
+        label_key = compute_label_key(self.config.cell, checkpoint, self.problems, self.engine)
+
+        def label_subset(file_name: str, subset: list[Problem], attempts: int) -> list[Problem]:
+            path = self.folder / file_name
+            return label_problems(path, label_key, subset, attempts, programs, params, on_progress)
+
+        return label_subset
+
+
+def _label_problems(
+    cell: CellConfig, labels: Labels, label_subset: LabelSubset, extremely_hard: bool
 ) -> tuple[list[Problem], list[Problem]]:
     """(the problems labelled by `attempts`; those unsolved in 128 attempts, labelled by these)."""
-    cell = config.cell
-    problems = _read_problems(cell, task, folder)
-    devices = jax.local_devices()
-    mesh_shape = parse_mesh(config.run.mesh, len(devices))
-    mesh = make_mesh(mesh_shape, devices)
-    # (problems, rollouts per problem) decoded at once, unless sweep.decode_slots and sweep.prefill_batch say otherwise
-    decode_shape = (8, 8) if jax.default_backend() == "cpu" else (16, 16)
-    sweep = config.sweep.model_copy(
-        update={"B_p": decode_shape[:1], "n": decode_shape[1:], "B_max": math.prod(decode_shape), "schedules": {}}
-    )
-    sweep = select_attention(cell, resolve_sweep_sizes(sweep, mesh_shape.shards, cell), mesh)
-    programs = SweepPrograms(cell, sweep, [decode_shape], mesh, task)
-    base_params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder.base, programs.mesh)
-    params = programs.initial_params(base_params)
-    if not (folder / LABELS_FILE).exists():
-        (folder / SAMPLES_FILE).unlink(missing_ok=True)  # of other labels
-    samples = LabelSamples(folder / SAMPLES_FILE, task, lambda problem: difficulty_part(problem) or UNUSED)
-    programs.labeller.on_counts = samples.add
-    label_key = compute_label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
-
-    def label_subset(file_name: str, problem_subset: list[Problem], attempts: int) -> list[Problem]:
-        return label_problems(folder / file_name, label_key, problem_subset, attempts, programs, params, on_progress)
-
-    labelled = label_subset(LABELS_FILE, problems, cell.data.attempts)
+    labelled = label_subset(LABELS_FILE, labels.problems, cell.data.attempts)
     unsolved = [p for p in labelled if not p.solved]
     if not extremely_hard or not unsolved:
         return labelled, []
-    samples.part_of = lambda problem: None if problem.solved else EXTREMELY_HARD
+    labels.samples.part_of = lambda problem: None if problem.solved else EXTREMELY_HARD
     return labelled, [p for p in label_subset(EXTRA_LABELS_FILE, unsolved, EXTREMELY_HARD_ATTEMPTS) if not p.solved]
 
 

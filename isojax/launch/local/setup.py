@@ -165,12 +165,13 @@ def start_jax(config: Config) -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder))
 
 
-def resolve_config(config: Config) -> Config:
+def resolve_config(config: Config, reads_weights: bool = True) -> Config:
     """The config with what its task's file brings along, its model's shape, read from its checkpoint if any, and its
     precision on this backend."""
     config = config.model_copy(update={"cell": with_task_defaults(config.cell)})
     model = hf_load.resolve_model(config.cell.model)
-    hf_load.check_weights(model)
+    if reads_weights:
+        hf_load.check_weights(model)
     precision = config.cell.precision.for_platform(jax.default_backend())
     if precision.compute == "float32":  # the default of accelerators has fewer bits
         jax.config.update("jax_default_matmul_precision", "highest")

@@ -1,0 +1,57 @@
+"""Labels by a server that serves the base policy (rl/engines/server.py): what `label_problems` needs of programs, where
+isojax samples nothing itself. Of the model's folder, config.json and the tokenizer's files are read."""
+
+import math
+from functools import partial
+from pathlib import Path
+
+from jax.sharding import Mesh
+
+from isojax.core.config import CellConfig
+from isojax.core.nouns import Problem
+from isojax.core.shapes import SamplerShapes
+from isojax.models.safetensors_io import fingerprint
+from isojax.models.transformer import Decoder
+from isojax.rl.engines import EngineSetup
+from isojax.rl.engines.server import ServerEngine
+from isojax.rl.servers.http_json import ServerOptions
+from isojax.tasks.protocol import TokenizedProblems
+from isojax.tasks.task import Task, tokenize
+from isojax.train.evaluate import Evaluator
+from isojax.train.programs import LABEL_BATCH
+
+REQUESTS_PER_PLACE = 4  # of a call, for each that may be in flight: the last of a call leave places empty
+
+
+class ServerLabelling:
+    """As `SweepPrograms`, for labels alone."""
+
+    def __init__(self, cell: CellConfig, mesh: Mesh, task: Task, options: ServerOptions) -> None:
+        """InputError where the server cannot be used; RunFailed where it does not answer."""
+        self.cell_config, self.task = cell, task
+        self.decoder = Decoder(cell.model, cell.model.vocab or task.vocab)
+        attempts = max(1, cell.data.attempts)
+        problems = min(LABEL_BATCH, max(1, math.ceil(REQUESTS_PER_PLACE * options.in_flight / attempts)))
+        shapes = SamplerShapes(
+            [(problems, attempts)],
+            shards=1,
+            slots=1,
+            microbatch=1,
+            prompt_length=cell.sampling.prompt_length,
+            response_length=cell.sampling.response_length,
+            prefill_batch=1,
+        )
+        build_engine = partial(_build_engine, options)
+        self.labeller = Evaluator(self.decoder, task, mesh, problems, attempts, shapes, cell, build_engine)
+
+    def tokenize(self, problems: list[Problem]) -> TokenizedProblems:
+        return tokenize(self.task, self.cell_config.sampling, problems)
+
+
+def _build_engine(options: ServerOptions, setup: EngineSetup) -> ServerEngine:
+    return ServerEngine(setup, options)
+
+
+def fingerprint_if_there(folder: Path) -> str:
+    """`fingerprint`; empty where the folder has no weights, which only the server has."""
+    return fingerprint(folder) if any(folder.glob("*.safetensors")) else ""
