@@ -6,6 +6,7 @@ state holds them alone; `policy_params` puts the base policy's beside them, with
 state holds all parameters, and `policy_params` returns them as they are.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -20,8 +21,8 @@ from isojax.models.spec import Spec, spec_of
 from isojax.models.stack import stacks_of
 
 
-def add_adapters(layer: Any, lora: LoraConfig) -> tuple[Any, list[Spec]]:
-    """A described layer with adapters on the targets, and the adapters' Specs in the order of targets."""
+def add_adapters(layer: Any, lora: LoraConfig) -> tuple[Any, dict[str, list[Spec]]]:
+    """A described layer with adapters on the targets, and the adapters' Specs by target, in the order of targets."""
     specs_by_target: dict[str, list[Spec]] = {}
 
     def adapt(linear: Any) -> Any:
@@ -39,7 +40,15 @@ def add_adapters(layer: Any, lora: LoraConfig) -> tuple[Any, list[Spec]]:
     if not specs_by_target:
         targets = ", ".join(lora.targets)
         raise InputError(f"cell.model.lora.targets = {targets}: a layer of this family has none of them.")
-    return adapted_layer, [spec for target in lora.targets for spec in specs_by_target.get(target, ())]
+    return adapted_layer, {target: specs_by_target[target] for target in lora.targets if target in specs_by_target}
+
+
+def check_targets(lora: LoraConfig, adapted_targets: Collection[str]) -> None:
+    """InputError where a target that was named is in no layer; the default leaves out what a family does not have."""
+    missing = [target for target in lora.targets if target not in adapted_targets]
+    if missing and lora.targets != LoraConfig().targets:
+        problem = f"cell.model.lora.targets: no layer of this family has {', '.join(missing)}"
+        raise InputError(f"{problem}. Expected some of {', '.join(adapted_targets)}.")
 
 
 def is_adapter(name: str) -> bool:

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +32,7 @@ from isojax.models.layers.attention_layer import Rotations
 from isojax.models.layers.block import Block
 from isojax.models.layers.mixture import RouterShape
 from isojax.models.layers.unembedding import Unembedding, gather_unembedding
-from isojax.models.lora import add_adapters, policy_params, split_adapters
+from isojax.models.lora import add_adapters, check_targets, policy_params, split_adapters
 from isojax.models.remat import remat_policy
 from isojax.models.routing import RouterPass, run_with_router
 from isojax.models.spec import LayerDescription, Spec, fuse_specs, rename_tensor, specs_of, stack_spec
@@ -80,7 +81,10 @@ class Decoder:
             self._outer_specs += specs_of(architecture.head)
 
         self.segments: list[Segment] = []
+        self._adapted_targets: dict[str, None] = {}  # of LoRA, in any layer
         self._add_segments()
+        if config.lora is not None:
+            check_targets(config.lora, self._adapted_targets)
         # The base policy's: the same without adapters.
         self.base = Decoder(config.model_copy(update={"lora": None}), vocab) if config.lora else self
 
@@ -101,9 +105,10 @@ class Decoder:
         specs = list(specs_of(block))
         base = adapted = LayerDescription(block)
         if self.config.lora is not None:
-            with_adapters, adapter_specs = add_adapters(block, self.config.lora)
+            with_adapters, specs_by_target = add_adapters(block, self.config.lora)
             adapted = LayerDescription(with_adapters)
-            specs += adapter_specs
+            specs += chain.from_iterable(specs_by_target.values())
+            self._adapted_targets.update(dict.fromkeys(specs_by_target))
         attention = probe_attention(base, self.config.width)
         return Stack(name, layers, adapted, base, attention, router_shape(base), tuple(specs))
 

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from isojax.core.config import load_config
+from isojax.core.config import ModelConfig, load_config
 from isojax.core.config.model import LoraConfig, LoraTarget
 from isojax.core.errors import InputError
 from isojax.models.hf import hf_export
+from isojax.models.layers.mixture import MixtureOfExperts
+from isojax.models.layers.rope import Rope
 from isojax.models.lora import merge_adapters, policy_params, split_adapters
 from isojax.models.transformer import ComputeOptions, Decoder, Params
 from isojax.rl.optimizer import build_init_state, train_state_shapes
@@ -129,3 +131,23 @@ def test_adapters_are_stored_in_the_dtype_asked_for(tmp_path: Path, dtype: str) 
 def test_each_target_is_named_once() -> None:
     with pytest.raises(InputError, match=r"cell\.model\.lora\.targets: given .*, expected each target once"):
         load_config("quickstart", ["cell.model.lora.targets=[query,query]"])
+
+
+def test_a_target_that_no_layer_has_is_refused() -> None:
+    """One that was named; the default leaves out those that a family lacks."""
+    shape = {"layers": 1, "width": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "mlp": 8}
+    dense = ModelConfig(**shape, lora=LoraConfig(targets=("query", "experts")))
+    with pytest.raises(InputError, match=r"no layer of this family has experts\. Expected some of query"):
+        Decoder(dense, 11)
+    options = {"experts": 4, "top_k": 2, "expert_mlp": 8}
+    sparse = ModelConfig(**shape, family="qwen3_moe", qk_norm=True, options=options, lora=LoraConfig())
+    assert [spec.name for spec in Decoder(sparse, 11).stacks[0].specs if spec.name.endswith("_lora_a")] == [
+        "query_lora_a", "key_lora_a", "value_lora_a", "out_lora_a"
+    ]  # fmt: skip
+
+
+def test_sizes_that_a_layer_cannot_have_are_refused() -> None:
+    with pytest.raises(InputError, match="3 of a head were to be turned; expected an even count"):
+        Rope(3, 10_000.0)
+    with pytest.raises(InputError, match="a token meets 5 experts of 4"):
+        MixtureOfExperts(ModelConfig(), experts=4, hidden=8, top_k=5, renormalises=True)

@@ -74,9 +74,6 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
 @family(architectures=("Qwen3MoeForCausalLM",), settings=settings, config_json=config_json)
 def qwen3_moe(config: ModelConfig, vocab: int) -> Architecture:
     options = read_options(config, Qwen3MoeOptions)
-    if options.top_k > options.experts:
-        problem = f"cell.model.options: top_k = {options.top_k} of {options.experts} experts"
-        raise InputError(f"{problem}; expected at most as many as there are.")
     rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)
     head, eps = {"head_dim": config.head_dim}, config.norm_eps
 

@@ -31,7 +31,7 @@ def find_family(architecture: str) -> str:
     if architecture not in family_of:
         wholes = [part.architecture for name in kind.names() if (part := kind.load(name).traits.text_part)]
         expected = f"which no family here runs; expected one of {', '.join(sorted([*family_of, *wholes]))}"
-        fix = "A family of your own is a file like isojax/models/families/qwen3.py."
+        fix = "A family of your own is a file like isojax/models/families/qwen3.py, named by cell.model.family."
         for ending, kind in OTHER_KINDS.items():
             if architecture.endswith(ending):
                 fix = f"It is {kind}; give the language model that it was made from, or one of these families."

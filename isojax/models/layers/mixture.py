@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from isojax.core.config import ModelConfig
 from isojax.core.config.model import LoraConfig
+from isojax.core.errors import InputError
 from isojax.distributed.sharding import sum_over_experts, traced_platform
 from isojax.models.fsdp import all_gather_weight
 from isojax.models.layers.attention_layer import residual_gain
@@ -126,6 +127,9 @@ class MixtureOfExperts(nnx.Module):
     def __init__(self, config: ModelConfig, *, experts: int, hidden: int, top_k: int, renormalises: bool):
         """`hidden`: width of an expert's MLP. `renormalises`: whether the chosen ones' weights are divided by their
         sum."""
+        if top_k > experts:
+            problem = f"a token meets {top_k} experts of {experts} (top_k, in cell.model.options)"
+            raise InputError(f"{problem}; expected at most as many as there are.")
         choice = {"choice": experts}
         self.top_k, self.renormalises = top_k, renormalises
         self.replayed: Array | None = nnx.data(None)

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from isojax.core.config import RopeScaling
+from isojax.core.errors import InputError
 
 CosSin = tuple[Float[Array, "*b half"], Float[Array, "*b half"]]  # cosines and sines, by position
 
@@ -20,6 +21,11 @@ class Rope:
     scaling: RopeScaling | None = None
     linear_factor: float = 1.0  # which stretches all positions alike
     neighbours: bool = False  # whether neighbouring numbers are rotated against each other, and not two halves
+
+    def __post_init__(self) -> None:
+        if self.head_dim % 2:
+            problem = f"rotary positions turn pairs of numbers, and {self.head_dim} of a head were to be turned"
+            raise InputError(f"{problem}; expected an even count.")
 
     def frequencies(self) -> Float[np.ndarray, " half"]:
         """Radians per position of each pair of head dimensions."""
