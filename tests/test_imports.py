@@ -38,7 +38,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 # These load no jax, at import or later; launch/ does in one folder and one module, cli/ through importlib.
 ROOMS_WITHOUT_JAX = ("core", "runs", "scaling", "report", "launch", "cli")
-MODULES_WITH_JAX = ("launch.local", "launch.ray.ray_worker")
+MODULES_WITH_JAX = ("launch.local", "launch.ray.ray_worker", "launch.ray.sampler_process")
 JAX_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "jaxtyping", "transformers", "libtpu"}
 
 # A module here is one of several implementations of the same thing, and may be named like one in another such folder.

@@ -3,7 +3,6 @@
 import ctypes
 import os
 import platform
-import socket
 import sys
 from contextlib import suppress
 from glob import glob
@@ -12,9 +11,6 @@ from pathlib import Path
 TUNABLES_VARIABLE, TUNABLES_VALUE = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 KERNEL_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MIN_GLIBC = (2, 35)  # glibc's version
-KEEPALIVE_IDLE = 10  # seconds without data before the first probe
-KEEPALIVE_INTERVAL = 5  # seconds between probes
-KEEPALIVE_PROBES = 3  # unanswered probes until the connection breaks
 
 
 def cores() -> int:
@@ -27,15 +23,6 @@ def network_id() -> str:
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/net")
     return ""
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Break a TCP connection whose other end no longer answers, and keep an idle one from being dropped on its way."""
-    with suppress(OSError):  # where the other end has gone already
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def use_huge_pages() -> None:

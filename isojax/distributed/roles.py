@@ -1,87 +1,55 @@
 """Processes of two roles in one run: the first train, the last only sample. Those of one role are one program
-(distributed/multiprocess.py); between the roles, messages go over TCP, each pair of processes in the order of sending.
+(distributed/multiprocess.py). Between the roles go messages, which Ray carries (launch/ray/ray_actor.py), from each
+process to each of the other role in the order of sending; a process that ends is noticed by its watchdog and by Ray.
 """
 
-import os
-import pickle
-import secrets
-import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Lock
 from typing import Any
 
 import jax
-from jax._src import distributed  # the coordination service, which has no public name
 
-from isojax.core import preemption
 from isojax.core.errors import InputError, RunFailed
-from isojax.core.machine import keep_alive
 from isojax.core.preemption import Preempted
-from isojax.core.terminal import warn
 from isojax.distributed import multiprocess
 
-HELLO_TIMEOUT = 10  # seconds until a connection must have shown the token
-CONNECT_TIMEOUT = 60
-LOSS_TIMEOUT = 30  # seconds after a link has broken in which the launcher's watchdog may end this process, and say why
-TOKEN_BYTES = 16
-PREEMPTED = ("preempted",)  # a process that samples was asked to end
 END = "end"  # training has ended, and by which error
+
+Message = tuple[Any, ...]  # what it is about, and anything that can be pickled
+
+
+class TrainingFailed(Exception):
+    """The processes that train have ended by an error, its cause."""
 
 
 class Link:
-    """A connection with a process of the other role. Where it breaks, this process ends."""
+    """Messages with one process of the other role."""
 
-    def __init__(self, connection: socket.socket):
-        connection.settimeout(None)
-        keep_alive(connection)
-        self._connection, self._closed = connection, Event()
-        self._outgoing = SimpleQueue[bytes | None]()
-        self.incoming = SimpleQueue[Any]()
-        self.on_message: Callable[[Any], object] = self.incoming.put  # called in a thread
-        self._sender = Thread(target=self._end_if_broken, args=(self._send_all,), daemon=True, name="link")
-        self._sender.start()
-        Thread(target=self._end_if_broken, args=(self._receive_all,), daemon=True, name="link").start()
+    def __init__(self, deliver: Callable[[int, Message], object]):
+        """`deliver` carries a message, as it is now, with its number to the link in the other process, whose `receive`
+        is called there; it returns at once. Messages may arrive in any order, in several threads."""
+        self._deliver, self._numbers = deliver, count()
+        self._early: dict[int, Message] = {}  # that have come before their turn
+        self._next_number = 0
+        self._receiving = Lock()
+        self.incoming = SimpleQueue[Message]()
+        self.on_message: Callable[[Message], object] = self.incoming.put
 
-    def send(self, message: tuple[Any, ...]) -> None:
-        """What it is about, and anything that can be pickled, as it is now; returns at once."""
-        self._outgoing.put(pickle.dumps(message))
+    def send(self, message: Message) -> None:
+        self._deliver(next(self._numbers), message)
 
-    def close(self) -> None:
-        """Once all messages are on their way."""
-        self._closed.set()
-        self._outgoing.put(None)
-        self._sender.join(CONNECT_TIMEOUT)
-        with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
-
-    def _end_if_broken(self, transfer: Callable[[], None]) -> None:
-        try:
-            transfer()
-        except Exception as e:  # whatever it is, the other process would wait forever
-            if not self._closed.wait(LOSS_TIMEOUT):
-                warn(f"the connection with another process of this run has broken ({type(e).__name__}: {e})")
-                os._exit(1)
-
-    def _send_all(self) -> None:
-        while (message := self._outgoing.get()) is not None:
-            self._connection.sendall(message)
-
-    def _receive_all(self) -> None:
-        with self._connection.makefile("rb") as stream:
-            while True:
-                message = pickle.load(stream)
-                if message[0] == END:
-                    self._closed.set()  # as the other process does next
-                if message == PREEMPTED:
-                    preemption.REQUESTED.set()
-                else:
-                    self.on_message(message)  # who receives it may have changed while it was on its way
-                del message  # it may be all weights
+    def receive(self, number: int, message: Message) -> None:
+        """Hand on this message, and those after it that were waiting for it; or keep it until its turn comes."""
+        with self._receiving:
+            self._early[number] = message
+            while self._next_number in self._early:
+                in_turn = self._early.pop(self._next_number)
+                self._next_number += 1
+                self.on_message(in_turn)
 
 
 @dataclass(frozen=True)
@@ -91,7 +59,7 @@ class Role:
     trains: bool
     rank: int  # of this process in its role
     size: int  # processes of its role
-    peers: dict[int, Link]  # the processes of the other role, by their index in the run
+    peers: Mapping[int, Link]  # the processes of the other role, by their index in the run
     job_numbers: Iterator[int] = field(default_factory=count)  # the same in all processes of a role
 
     @property
@@ -111,36 +79,42 @@ class Role:
 
     def next_message(self, kind: str) -> Any:
         """What the peer to which this process is assigned sends as the next message, of this kind; None at the end of
-        the run, whose error, if any, is raised."""
+        the run. Raises TrainingFailed where an error has ended it."""
         found, *content = received(self.own_peer)
         assert found in (kind, END), found
         return None if found == END else content
 
 
 def received(link: Link) -> Any:
-    """The next message of a process that trains; raises what has ended it."""
+    """The next message of a process that trains. Raises TrainingFailed where an error has ended it."""
     message = link.incoming.get()
     if message[0] == END and message[1] is not None:
-        raise message[1]
+        raise TrainingFailed from message[1]
     return message
 
 
+def processes_of_roles(num_processes: int, sampler_processes: int) -> tuple[range, range]:
+    """The processes that train, and those that only sample."""
+    trainers = num_processes - sampler_processes
+    return range(trainers), range(trainers, num_processes)
+
+
 @contextmanager
-def divide_roles(sampler_processes: int) -> Iterator[Role | None]:
+def divide_roles(sampler_processes: int, links: Mapping[int, Link]) -> Iterator[Role | None]:
     """Until the context ends, the last `sampler_processes` of this run's processes sample for the others; None: all do
-    the same. What ends a process that trains is raised in those that sample."""
+    the same. `links`: with all processes of the other role, by their index. What ends a process that trains is told to
+    those that sample."""
     if not sampler_processes:
         yield None
         return
-    trainers, index = jax.process_count() - sampler_processes, jax.process_index()
-    roles = range(trainers), range(trainers, jax.process_count())
-    mine, others = roles if index in roles[0] else roles[::-1]
-    trains, rank = mine is roles[0], mine.index(index)
-    with ExitStack() as stack:
-        role = Role(trains, rank, len(mine), _connect(trains, rank, others))
-        for link in role.peers.values():
-            stack.callback(link.close)
-        stack.enter_context(multiprocess.only_among(mine))
+
+    training, sampling = processes_of_roles(jax.process_count(), sampler_processes)
+    index = jax.process_index()
+    trains = index in training
+    mine = training if trains else sampling
+    role = Role(trains, mine.index(index), len(mine), links)
+
+    with multiprocess.only_among(mine):
         error: BaseException | None = None
         try:
             yield role
@@ -150,55 +124,3 @@ def divide_roles(sampler_processes: int) -> Iterator[Role | None]:
         finally:
             for link in role.peers.values() if trains else ():
                 link.send((END, error))
-
-
-def _connect(trains: bool, rank: int, others: range) -> dict[int, Link]:
-    """The links with all processes of the other role: those that sample listen, those that train connect."""
-    token, links, listener = secrets.token_bytes(TOKEN_BYTES), {}, None
-    if not trains:
-        address = _own_address()
-        listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
-    endpoints: list[Any] = multiprocess.allgather((listener and listener.getsockname()[:2], token))
-    if listener is not None:
-        with listener:
-            return _accept(listener, {token + i.to_bytes(2): process for i, process in enumerate(others)})
-    for process in others:
-        address, token = endpoints[process]
-        try:
-            connection = socket.create_connection(address, CONNECT_TIMEOUT)
-        except OSError as e:
-            raise InputError(
-                f"run.sampler_processes: this process does not reach process {process}, which samples, at port "
-                f"{address[1]} of {address[0]} ({e}). Let the hosts of the run reach each other at any port."
-            ) from e
-        connection.sendall(token + rank.to_bytes(2))
-        links[process] = Link(connection)
-    return links
-
-
-def _accept(listener: socket.socket, hellos: Mapping[bytes, int]) -> dict[int, Link]:
-    """A link with each of these processes, by what it says first; a connection that says something else is closed."""
-    links: dict[int, Link] = {}
-    while len(links) < len(hellos):
-        connection, _ = listener.accept()
-        connection.settimeout(HELLO_TIMEOUT)
-        hello = b""
-        with suppress(OSError):
-            while len(hello) < TOKEN_BYTES + 2 and (part := connection.recv(TOKEN_BYTES + 2 - len(hello))):
-                hello += part
-        if hello in hellos:
-            links[hellos[hello]] = Link(connection)
-        else:
-            connection.close()
-    return dict(sorted(links.items()))
-
-
-def _own_address() -> str:
-    """The address of this host from which it reaches process 0."""
-    address = distributed.global_state.coordinator_address
-    assert address is not None, "jax.distributed is initialised"
-    host, _, port = address.rpartition(":")
-    family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(target)
-        return str(probe.getsockname()[0])

@@ -46,12 +46,24 @@ def parse_process_group(coordinator: str | None, num_processes: str | None, proc
     return ProcessGroup(address[0], count, process_id)
 
 
+def refuse_sampler_processes(config: Config) -> None:
+    """InputError where processes shall only sample, and no Ray carries their messages."""
+    if config.run.sampler_processes:
+        raise InputError(
+            f"run.sampler_processes = {config.run.sampler_processes} without --ray; expected it with Ray, which starts "
+            "these processes. Add --ray local on one machine or --ray auto on a cluster, and say by "
+            "run.process_group.processes how many processes a run has. Or leave run.sampler_processes out: with "
+            "run.sampler_mesh alone, each process trains on some of its devices and samples on the others."
+        )
+
+
 def sampler_processes(config: Config, num_processes: int) -> int:
     """How many of these processes only sample; InputError where none is left to train, or they have no mesh."""
     given = f"run.sampler_processes = {config.run.sampler_processes}"
     if config.run.sampler_processes >= num_processes:
         problem = f"{given} of the {num_processes} processes of this run"
-        raise InputError(f"{problem}; expected fewer, as the others train. Start more (--processes), or leave it out.")
+        fix = "Start more (run.process_group.processes), or leave it out"
+        raise InputError(f"{problem}; expected fewer, as the others train. {fix}.")
     if config.run.sampler_processes and config.run.sampler_mesh is None:
         problem = f"{given} without run.sampler_mesh, the mesh of their devices"
         raise InputError(f"{problem}. Set it to data=-1 for all of them on data, or leave run.sampler_processes out.")

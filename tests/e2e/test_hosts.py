@@ -189,45 +189,6 @@ def test_two_processes_that_sample_on_devices_of_their_own(isojax: Any) -> None:
     assert sum(point["sampler_busy"] + point["trainer_busy"] for point in trained) > len(trained)
 
 
-def test_processes_that_only_sample(isojax: Any) -> None:
-    """Two processes train and two others sample. At k = 0 the run, one of its samplers killed, and started again,
-    leaves the bits of the synchronous one; each that trains holds half of the weights, and verifies half of the
-    responses. At k = 1 two sample while one trains. A SIGTERM to one that samples ends all, with the state saved."""
-    location: Isojax = prepare(isojax)
-    (location.folder / "rewards.py").write_text(MARKING)
-    one = ("train", *WORDS, "name=one", "--mesh", "fsdp=2")
-    location.quick_ok(*one, XLA_FLAGS=flags(SAME_BITS, devices=2), MARKS=f"{location.folder}/marks")
-
-    four: Any = {"processes": 4, "devices": 1}
-    roles = ("run.sampler_processes=2", "run.sampler_mesh=data=2")
-    separate = ("name=separate", "--mesh", "fsdp=2", *roles, "cell.rl.max_staleness=0")
-    kill_and_compare(location, *separate, **four)
-    marks = [set(os.listdir(location.folder / f"marks{i}")) for i in range(2)]
-    assert all(len(ours) > 20 for ours in marks) and not (location.folder / "marks2").exists()
-
-    longer = "cell.sampling.response_length=31"  # enough to sample for its share of the time to show
-    once = "run.checkpoint_seconds=60"
-    two_cells = ("sweep.n=[4,8]", "sweep.budget=900", "--no-report")
-    three: Any = {"processes": 3, "devices": 1, "command": "launch"}
-    ahead = ("name=ahead", "--mesh", "auto", *roles, "cell.rl.max_staleness=1", once, longer, *two_cells)
-    group = start(location, *ahead, **three)
-    try:
-        while len(rows(location, "ahead")) < 11:
-            assert all(process.poll() is None for process in group), ended(group)
-            time.sleep(0.1)
-        group[2].send_signal(signal.SIGTERM)
-        assert [code for code, _ in ended(group)] == [143] * 3
-    finally:
-        for process in group:
-            process.kill()
-    again = ended(start(location, *ahead, "--resume", **three))
-    assert [code for code, _ in again] == [0, 0, 0], again
-    trained = [point["train"] for point in rows(location, "ahead") if point["M"]]
-    assert {point["staleness_max"] for point in trained} == {0, 1}
-    # Between two of the first evaluations there is one update: the sampler works while the trainer evaluates.
-    assert sum(point["sampler_busy"] + point["trainer_busy"] for point in trained[8:]) > len(trained[8:])
-
-
 def test_what_two_processes_cannot_do(isojax: Any) -> None:
     """Refused by both, without waiting for anything to break."""
     pair = start(prepare(isojax), "--mesh", "data=2")
@@ -236,4 +197,7 @@ def test_what_two_processes_cannot_do(isojax: Any) -> None:
     pair = start(prepare(isojax), "--mesh", "data=1", "run.sampler_mesh=data=3", "cell.rl.max_staleness=1")
     for code, output in ended(pair):
         assert code == 2 and "as many from each of the 2 processes" in output
+    pair = start(isojax, "--mesh", "fsdp=2", "run.sampler_processes=1", "run.sampler_mesh=data=2")
+    for code, output in ended(pair):
+        assert code == 2 and "run.sampler_processes = 1 without --ray; expected it with Ray" in output
     assert not (isojax.folder / "runs").exists()

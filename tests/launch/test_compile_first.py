@@ -117,3 +117,14 @@ def test_a_sweep_that_cannot_fit_is_refused_by_the_child_process() -> None:
     config = load_config(["gsm8k", "models/qwen2.5-7b-instruct"], ON_SLICE)
     with pytest.raises(InputError, match=r"are estimated to take .* GiB of each device"):
         checks.check_on_slice(config)
+
+
+def test_what_the_compiler_here_does_not_know_is_not_compiled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Processes of two roles have programs of their own."""
+    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(checks, "ProcessPoolExecutor", lambda *_: pytest.fail("a compiler is started"))
+    samplers = {"sampler_mesh": "data=-1", "sampler_processes": 1}
+    checks.check_on_slice(load_config(["quickstart"], ON_SLICE).with_settings(run=samplers))
+    assert "is not checked: the compiler here knows no processes that only sample" in capsys.readouterr().err

@@ -27,9 +27,29 @@ def config(mesh: str = "auto", **group: Any) -> Config:
     return Config.model_validate({"run": {"mesh": mesh, "process_group": group}})
 
 
+def with_samplers(sampler_processes: int, sampler_mesh: str, mesh: str = "auto", **group: Any) -> Config:
+    run = {"mesh": mesh, "sampler_mesh": sampler_mesh, "sampler_processes": sampler_processes, "process_group": group}
+    return Config.model_validate({"run": run})
+
+
 @pytest.mark.parametrize(
     ("requested", "nodes", "spec", "groups"),
     [
+        # Four processes of a device each, two of which sample; three of two devices each, one of which samples.
+        (with_samplers(2, "data=-1", processes=4), CPUS, ProcessGroupSpec(4, {"CPU": 1.0}, {}, 1), 2),
+        (with_samplers(1, "data=2", "fsdp=4", processes=3), CPUS, ProcessGroupSpec(3, {"CPU": 2.0}, {}, 2), 1),
+        (
+            with_samplers(1, "data=-1", "fsdp=-1", tpu="v5e:4x4"),
+            hosts(1),
+            ProcessGroupSpec(4, {"CPU": 1, "TPU": 4}, {}, None, ("v5litepod", "4x4")),
+            1,
+        ),
+        (
+            with_samplers(1, "data=8", processes=2, gpus=8),
+            GPUS,
+            ProcessGroupSpec(2, {"GPU": 8, "CPU": 1.0}, {}),
+            1,
+        ),
         (config(), CPUS, ProcessGroupSpec(1, {"CPU": 1.0}, {}, 1), 8),
         (config("data=2,tensor=2"), CPUS, ProcessGroupSpec(1, {"CPU": 4.0}, {}, 4), 2),
         (config("data=4", processes=2), CPUS, ProcessGroupSpec(2, {"CPU": 2.0}, {}, 2), 2),
@@ -86,6 +106,10 @@ def test_by_hand(requested: Config, nodes: list[dict[str, Any]], spec: ProcessGr
     ("requested", "nodes", "message"),
     [
         (config("data=3", processes=2), CPUS, "cannot share alike"),
+        (with_samplers(2, "data=3", "data=2", processes=4), CPUS, "takes 2 devices of the 2 processes that train, run"),
+        (with_samplers(1, "data=4", "data=8", tpu="v5e:4x4"), hosts(1), "expected as many of each process"),
+        (with_samplers(2, "data=2", processes=2), CPUS, "2 of the 2 processes of this run; expected fewer"),
+        (with_samplers(1, "data=1"), CPUS, "1 of the 1 processes of this run; expected fewer"),
         (config("fsdp=12", gpus=8), GPUS, "takes 12 GPUs, 2 processes of 8 have 16"),
         (config(slices=2), CPUS, "without run.process_group.tpu"),
         (config("data=8", tpu="v5e:4x4"), hosts(1), "takes 8 of the 16 chips"),

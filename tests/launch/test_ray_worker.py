@@ -42,7 +42,7 @@ def test_what_fails_while_problems_are_labelled_is_news(tmp_path: Path, monkeypa
     (tmp_path / "quickstart").mkdir()
     (tmp_path / "quickstart" / TOKEN_FILE).write_text("token")
     config, status = load_config("quickstart", [f"run.dir={tmp_path}"]), StatusCollector()
-    prepared = ray_worker.prepare_sweep(config, [], "token", SINGLE_PROCESS, "process-0", status)
+    prepared = ray_worker.prepare_sweep(config, [], "token", SINGLE_PROCESS, "process-0", status, links={})
     with pytest.raises(InputError, match="none of its first 16"), prepared:
         pass
     assert status.pending.verifier_failures == {"timeout": "problem 3: no verdict within 5 s"}

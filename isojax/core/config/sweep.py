@@ -158,7 +158,7 @@ class RunConfig(Section):
     base_from: FolderPath | None = None
     # Devices of its own for an asynchronous sampler, besides those of `mesh`; null: it takes turns with the trainer.
     sampler_mesh: str | None = None
-    sampler_processes: NonNegativeInt = 0  # how many of the run's processes, its last ones, only sample
+    sampler_processes: NonNegativeInt = 0  # with ray: how many of a run's processes only sample, its last ones
     cells_at_once: PositiveInt | None = None  # runs that train at a time; null: as many as there are devices for
     verifier_workers: Annotated[int, Field(gt=0, le=MAX_WORKERS)] | None = None  # processes; null: one per core
     # A run's state is saved after the first update after so many seconds, at its end, and at a SIGTERM.

@@ -2,7 +2,6 @@
 in threads; and the training of one cell, with its ledger, loggers and checkpoints."""
 
 import json
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
@@ -21,36 +20,29 @@ from isojax.core.errors import DeadStart, InputError, RunFailed, is_out_of_memor
 from isojax.core.nouns import Cell, CellProgress, StartReport, StartWarning
 from isojax.core.start_file import write_start_report
 from isojax.distributed import multiprocess
-from isojax.distributed.roles import PREEMPTED, Role, divide_roles
-from isojax.distributed.sharding import shapes_with_shardings
 from isojax.launch.display import Display, console, print_disk_use, print_plan
 from isojax.launch.local.compile_here import compile_here
 from isojax.launch.local.join_processes import check_shared_folder, join_processes
 from isojax.launch.local.setup import (
     SweepSetup,
-    assign_devices,
     forecast_sweep,
     open_sweep,
     print_warnings,
-    resolve_config,
     start_jax,
 )
 from isojax.launch.planner import plan_cells
-from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup, sampler_processes
+from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup, refuse_sampler_processes
 from isojax.launch.prompt_date import describe_date
 from isojax.launch.resume import print_remaining
 from isojax.launch.strategy import CellTarget, raise_cell_failures, training_rounds
 from isojax.launch.sweep_status import lost_output_recorded
 from isojax.rl.algorithm import describe_algorithm
-from isojax.rl.async_rl.async_rollouts import AsyncPrograms
-from isojax.rl.async_rl.remote_worker import sample_jobs
 from isojax.runs.ledger import HEALTH_FILE, Ledger, read_run
 from isojax.runs.loggers import cell_loggers
 from isojax.runs.mirror import checkpoint_uploader
 from isojax.runs.progress_file import progress_file
 from isojax.runs.storage import exclusive_lock, run_in_thread
 from isojax.scaling.checks.run_health import health_flags
-from isojax.tasks.task import build_task, is_on_device
 from isojax.tasks.turns import describe_turns
 from isojax.train.base_policy import BasePolicy
 from isojax.train.loop import is_finished, run_cell
@@ -71,15 +63,13 @@ def launch(
     """Run every cell of the sweep that is not finished; returns the sweep's folder, or None in a process that is not
     the primary one. `compile_first`: whether a dry run compiles. InputError before any work; RunFailed at the end names
     the cells that failed."""
+    refuse_sampler_processes(config)
     cells = plan_cells(config.sweep)
     start_jax(config)
-    with join_processes(process_group), divide_roles(sampler_processes(config, jax.process_count())) as role:
+    with join_processes(process_group):
         is_primary = multiprocess.is_primary()
         console.quiet = not is_primary
-        if role is not None and not role.trains:
-            sample_for_trainers(role, dry_run)
-            return None
-        with open_sweep(config, cells, resume or dry_run, role) as setup:
+        with open_sweep(config, cells, resume or dry_run) as setup:
             folder, budget, devices = setup.folder, setup.device_budget, setup.cell_devices
             forecast = forecast_sweep(setup.config, cells, budget, devices) if dry_run else None
             print_plan(setup.config, cells, folder, devices.description, budget, forecast)
@@ -253,31 +243,3 @@ def out_of_memory_message(sweep: SweepConfig) -> str:
         f"Halve the one or the other{remat_hint}, or use more devices. These are settings of a whole sweep: start it "
         "under another name=NAME. What is recorded stays, and goes on by --resume where there is more memory."
     )
-
-
-def sample_for_trainers(role: Role, dry_run: bool) -> None:
-    """Samples until the processes that train have ended; raises the error by which they did. A SIGTERM is passed on to
-    them: they save their state, and end the run."""
-    with preemption.handle_sigterm():
-        threading.Thread(target=_pass_preemption_on, args=(role,), daemon=True).start()
-        if (message := role.next_message("sweep")) is None:
-            return
-        (config,) = message
-        resolve_config(config)  # it sets the precision of products
-        cells = plan_cells(config.sweep)
-        pairs = sorted({pair for cell in cells for pair in cell.pairs})
-        ((mesh, sampler_mesh),) = assign_devices(config, len(cells)).meshes()
-        task = build_task(config.cell, config.run.verifier_workers)
-        programs = SweepPrograms(config.cell, config.sweep, pairs, mesh, task, sampler_mesh, role)
-        assert isinstance(programs.rollout_programs, AsyncPrograms)
-        sampler, decoder = programs.rollout_programs.sampler, programs.decoder
-        params = shapes_with_shardings(jax.eval_shape(decoder.cast_params, decoder.shapes()), sampler.param_shardings)
-        if not dry_run:
-            sampler.compile(params)
-        sample_jobs(sampler, role, params, not is_on_device(task))
-
-
-def _pass_preemption_on(role: Role) -> None:
-    preemption.REQUESTED.wait()
-    for link in role.peers.values():
-        link.send(PREEMPTED)

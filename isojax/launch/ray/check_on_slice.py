@@ -25,6 +25,9 @@ def check_on_slice(config: Config) -> None:
     if group.slices > 1:
         warn(f"whether the sweep fits {group.slices} slices is not checked: the compiler here knows single ones.")
         return
+    if config.run.sampler_processes:
+        warn("whether the sweep fits is not checked: the compiler here knows no processes that only sample.")
+        return
 
     print_line(f"compiling for {group.tpu} before a slice is asked for, some minutes; --no-compile leaves it out")
     try:

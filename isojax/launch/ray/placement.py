@@ -11,6 +11,7 @@ from isojax.core.config import Config
 from isojax.core.config.sweep import ProcessGroupConfig
 from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
+from isojax.launch.process_group import sampler_processes
 
 Node = Mapping[str, Any]  # as ray.nodes() describes it
 # Labels of TPU hosts.
@@ -54,7 +55,7 @@ def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpe
         problem = "run.process_group: the cluster has TPUs, and nothing says what a run takes of it"
         raise InputError(f"{problem}; expected {expected}.")
     num_processes = group.processes or 1
-    devices = _cell_mesh(config, num_processes * max(1, int(group.cpus or 1)), num_processes).devices
+    devices = _cell_devices(config, num_processes * max(1, int(group.cpus or 1)), num_processes)
     if devices % num_processes:
         problem = f"{num_processes} processes (run.process_group.processes) cannot share alike"
         expected = f"expected a multiple of {num_processes}"
@@ -64,17 +65,35 @@ def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpe
     return ProcessGroupSpec(num_processes, resources, group.labels, cpu_devices)
 
 
-def _cell_mesh(config: Config, available_devices: int, num_processes: int) -> MeshShape:
-    """The mesh of a cell; where it does not say how many devices it takes, it is all of a process group's."""
-    text = config.run.mesh
+def _cell_devices(config: Config, available_devices: int, num_processes: int) -> int:
+    """How many devices a cell takes, to train and to sample. A mesh that does not say how many is all that its role's
+    share of a process group has; InputError where that is no share."""
+    samplers = sampler_processes(config, num_processes)
+    trainers = num_processes - samplers
+    to_sample = available_devices * samplers // num_processes
+    is_multi_process = num_processes > 1
+
+    training = _mesh_of_role(config.run.mesh, available_devices - to_sample, is_multi_process).devices
+    if not samplers:
+        return training
+
+    sampling = _mesh_of_role(str(config.run.sampler_mesh), to_sample, is_multi_process).devices
+    if training * samplers != sampling * trainers:
+        problem = f"--mesh {config.run.mesh} takes {training} devices of the {trainers} processes that train, "
+        problem += f"run.sampler_mesh = {config.run.sampler_mesh} {sampling} of the {samplers} that sample"
+        raise InputError(f"{problem}; expected as many of each process. Change one of the meshes.")
+    return training + sampling
+
+
+def _mesh_of_role(text: str, available_devices: int, is_multi_process: bool) -> MeshShape:
     if text == "auto":
-        return MeshShape(data=available_devices if num_processes > 1 else 1)
+        return MeshShape(data=available_devices if is_multi_process else 1)
     return parse_mesh(text, available_devices if "-1" in text else UNBOUNDED_DEVICES)
 
 
 def _gpu_group(config: Config, group: ProcessGroupConfig, max_gpus: int) -> ProcessGroupSpec:
     available_gpus = (group.gpus or max_gpus) * (group.processes or 1)
-    mesh_gpus = _cell_mesh(config, available_gpus, group.processes or 1).devices
+    mesh_gpus = _cell_devices(config, available_gpus, group.processes or 1)
     gpus_per_process = group.gpus or (mesh_gpus // group.processes if group.processes else min(mesh_gpus, max_gpus))
     num_processes = group.processes or math.ceil(mesh_gpus / gpus_per_process)
     if num_processes * gpus_per_process != mesh_gpus:
@@ -100,8 +119,7 @@ def _tpu_group(config: Config, group: ProcessGroupConfig, slice_text: str) -> Pr
     except ValueError as e:
         raise InputError(f"run.process_group.tpu: given {slice_text!r}, expected such as v5e:4x4 ({e}).") from e
     chips = int(resources["TPU"]) * num_hosts
-    mesh_text = "data=-1" if config.run.mesh == "auto" and num_hosts > 1 else config.run.mesh
-    mesh_chips = parse_mesh(mesh_text, chips).devices
+    mesh_chips = _cell_devices(config, chips, num_hosts)
     if mesh_chips != chips:
         problem = f"--mesh {config.run.mesh} takes {mesh_chips} of the {chips} chips of {group.slices} x {slice_text}"
         raise InputError(f"{problem}; expected all of them (data=-1).")

@@ -5,10 +5,11 @@ import importlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from isojax.core import preemption
 from isojax.core.config import Config
@@ -73,6 +74,7 @@ class RayActor:
         self._status = StatusCollector()
         self._name = Path(log_file).stem
         self._exit_stack = ExitStack()
+        self._links: Mapping[int, Any] = {}  # with the processes of the other role, by their number (roles.Link)
 
     def address(self) -> str:
         """HOST:PORT of this node, with a port that is free here, at which the processes can meet."""
@@ -82,22 +84,35 @@ class RayActor:
             return f"{get_node_ip_address()}:{free_socket.getsockname()[1]}"
 
     def open(
-        self, config: Config, cells: list[Cell], token: str, process_group: ProcessGroup, cpu_devices: int | None
+        self,
+        config: Config,
+        cells: list[Cell],
+        token: str,
+        process_group: ProcessGroup,
+        cpu_devices: int | None,
+        actors: Sequence[Any],
     ) -> None:
         """Prepare the sweep; InputError where it is refused. token: the content of TOKEN_FILE in the driver's folder.
-        cpu_devices: that a CPU simulates; None on accelerators."""
+        cpu_devices: that a CPU simulates; None on accelerators. actors: all processes, as Ray's handles."""
         if cpu_devices is not None:  # jax reads both variables
             os.environ["JAX_PLATFORMS"] = "cpu"  # its cores only, whatever else the node has
             flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(DEVICE_COUNT_FLAG)]
             os.environ["XLA_FLAGS"] = " ".join([*flags, f"{DEVICE_COUNT_FLAG}={cpu_devices}"])
         worker = importlib.import_module("isojax.launch.ray.ray_worker")
-        prepared_sweep = worker.prepare_sweep(config, cells, token, process_group, self._name, self._status)
+        self._links = worker.make_links(config, process_group, actors)
+        prepared_sweep = worker.prepare_sweep(
+            config, cells, token, process_group, self._name, self._status, self._links
+        )
         self._train = self._exit_stack.enter_context(prepared_sweep)
 
     def train(self, target: CellTarget) -> None:
         """Train a cell; Preempted where its state is saved, DeadStart where no cell can learn, RunFailed where this one
         would fail again, WorkerLost else."""
         self._train(target)
+
+    def receive(self, sender: int, number: int, message: tuple[Any, ...]) -> None:
+        """A message of the process `sender`, of the other role, and its number among those from there."""
+        self._links[sender].receive(number, message)
 
     def news(self) -> StatusUpdate:
         """What has happened since the last call."""

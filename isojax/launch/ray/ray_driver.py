@@ -45,10 +45,14 @@ def launch(
     """Run every cell of the sweep that is not finished, on the cluster of `run.ray`; returns the sweep's folder.
     `compile_first`: whether programs for a TPU slice are compiled before; None: in a new run. InputError before any
     work, where the cluster does not answer, cannot hold a process group, or the sweep does not fit a slice's chips."""
-    if process_group.is_multi_process or config.run.sampler_processes or config.run.sampler_mesh is not None:
-        excluded = "--processes, --process, --coordinator, run.sampler_processes and run.sampler_mesh"
-        problem = "--ray starts the processes of its process groups itself, and all their devices train"
-        raise InputError(f"{problem}; leave out {excluded}.")
+    if process_group.is_multi_process:
+        problem = "--ray starts the processes of its process groups itself"
+        raise InputError(f"{problem}; leave out --processes, --process and --coordinator.")
+    if config.run.sampler_mesh is not None and not config.run.sampler_processes:
+        problem = f"--ray with run.sampler_mesh = {config.run.sampler_mesh}: a process under Ray trains or samples"
+        raise InputError(
+            f"{problem}. Say by run.sampler_processes how many only sample, or leave run.sampler_mesh out."
+        )
     cells, folder = plan_cells(config.sweep), working_folder(config.run.dir, config.name).absolute()
     is_new_run = not holds_run(folder, resume or dry_run)
     if is_new_run:

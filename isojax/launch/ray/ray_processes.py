@@ -95,7 +95,7 @@ class RayProcessGroup:
                 num_cpus=cpus,
                 num_gpus=gpus,
                 resources=resources,
-                max_concurrency=2,  # `news` and `stop` are served while a cell is trained
+                max_concurrency=3,  # `news`, `stop` and messages are served while a cell is trained
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     self._placement_group, placement_group_bundle_index=bundle
                 ),
@@ -145,7 +145,8 @@ class RayProcessGroup:
     def _environment(self, process_id: int, first_address: str) -> dict[str, str]:
         env_vars = {TUNABLES_VARIABLE: os.environ[TUNABLES_VARIABLE]} if TUNABLES_VARIABLE in os.environ else {}
         num_slices = self.spec.num_slices
-        if self.spec.cpu_devices is not None:  # else processes slow one another down with a thread for each core
+        # Else processes slow one another down with a thread for each core. Those of two roles wait for one another.
+        if self.spec.cpu_devices is not None and not self.config.run.sampler_processes:
             env_vars["PJRT_NPROC"] = str(max(1, int(self.spec.resources.get("CPU", 1))))
         if num_slices > 1:
             from ray.util.tpu import get_tpu_coordinator_env_vars
@@ -169,7 +170,8 @@ class RayProcessGroup:
         calls = []
         for i, worker in enumerate(self.workers):
             group = ProcessGroup(addresses[0], num_processes, i, detect_cluster=False)
-            calls.append(worker.open.remote(self.config, self.cells, self.token, group, self.spec.cpu_devices))
+            what = self.config, self.cells, self.token, group, self.spec.cpu_devices, self.workers
+            calls.append(worker.open.remote(*what))
         self._wait_for_all(calls, on_status)
 
     def train(self, target: CellTarget, on_status: StatusCallback) -> None:

@@ -1,9 +1,10 @@
 """The work of a process of a process group, loaded with jax by RayActor: it prepares the sweep and trains cells."""
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 from isojax.core import registry
 from isojax.core.config import Config
@@ -11,11 +12,13 @@ from isojax.core.errors import DeadStart, InputError, RunFailed
 from isojax.core.nouns import Cell
 from isojax.core.terminal import warn
 from isojax.distributed import multiprocess
+from isojax.distributed.roles import Link, divide_roles, processes_of_roles
 from isojax.launch.local.join_processes import join_processes
 from isojax.launch.local.local_runner import train_cell
 from isojax.launch.local.setup import SweepSetup, open_sweep, start_jax
 from isojax.launch.process_group import ProcessGroup
 from isojax.launch.ray.ray_actor import TOKEN_FILE, StatusCollector, WorkerLost
+from isojax.launch.ray.sampler_process import sampling
 from isojax.launch.strategy import CellTarget
 from isojax.runs.mirror import is_url, refresh, remote_workspace, working_folder
 from isojax.runs.storage import FolderLocked, exclusive_lock
@@ -27,10 +30,17 @@ LOCK_TIMEOUT = 150.0
 
 @contextmanager
 def prepare_sweep(
-    config: Config, cells: list[Cell], token: str, group: ProcessGroup, name: str, status: StatusCollector
+    config: Config,
+    cells: list[Cell],
+    token: str,
+    group: ProcessGroup,
+    name: str,
+    status: StatusCollector,
+    links: Mapping[int, Link],
 ) -> Iterator[Callable[[CellTarget], None]]:
-    """Join the other processes and prepare the sweep, until the context ends; gives the function that trains a cell.
-    InputError where the sweep is refused. `name`: of this process, in the mirror of a sweep at a URL."""
+    """Join the other processes and prepare the sweep, until the context ends; gives the function that trains a cell;
+    in a process that only samples, it does nothing, as that works on its own until training ends. InputError where the
+    sweep is refused. `name`: of this process, in the mirror of a sweep at a URL. `links`: of `make_links`."""
     registry.set_plugin_folders(config.run.plugin_folders)
     with remote_workspace(config.run.dir, config.name, group.is_multi_process, cell_name=name):
         folder = working_folder(config.run.dir, config.name)
@@ -41,9 +51,27 @@ def prepare_sweep(
                 "that all nodes share (NFS, a mounted bucket). Choose one by run.dir=FOLDER."
             )
         start_jax(config)
-        with join_processes(group), open_sweep(config, cells, resume=True) as setup:
-            base_policy = setup.prepare(status.show_preparation, status.show_verifier_failure)
-            yield partial(train_target, setup, base_policy, status)
+        with join_processes(group), divide_roles(config.run.sampler_processes, links) as role:
+            if role is not None and not role.trains:
+                with sampling(role):
+                    yield lambda target: None
+                return
+            with open_sweep(config, cells, resume=True, role=role) as setup:
+                base_policy = setup.prepare(status.show_preparation, status.show_verifier_failure)
+                yield partial(train_target, setup, base_policy, status)
+
+
+def make_links(config: Config, group: ProcessGroup, actors: Sequence[Any]) -> dict[int, Link]:
+    """Links with the processes of the other role, by their number; `actors`: of all processes. Ray carries a message to
+    the other process as a call of RayActor.receive, and keeps a large one once for all processes of a host."""
+    mine, others = processes_of_roles(group.num_processes, config.run.sampler_processes)
+    if group.process_id not in mine:
+        mine, others = others, mine
+
+    def link_with(process: int) -> Link:
+        return Link(lambda number, message: actors[process].receive.remote(group.process_id, number, message))
+
+    return {process: link_with(process) for process in others}
 
 
 def train_target(setup: SweepSetup, base_policy: BasePolicy, status: StatusCollector, target: CellTarget) -> None:

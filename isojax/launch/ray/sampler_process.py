@@ -1,0 +1,69 @@
+"""The work of a process that only samples (distributed/roles.py), beside the actors that train."""
+
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread
+
+import jax
+
+from isojax.core.terminal import warn
+from isojax.distributed.roles import Role, TrainingFailed
+from isojax.distributed.sharding import shapes_with_shardings
+from isojax.launch.local.setup import assign_devices, resolve_config
+from isojax.launch.planner import plan_cells
+from isojax.rl.async_rl.async_rollouts import AsyncPrograms
+from isojax.rl.async_rl.remote_worker import sample_jobs
+from isojax.tasks.task import build_task, is_on_device
+from isojax.train.programs import SweepPrograms
+
+
+@contextmanager
+def sampling(role: Role) -> Iterator[None]:
+    """Sample in a thread; the context ends when training does. Raises what refused the sweep, here or in a process that
+    trains."""
+    try:
+        sample = prepare_sampler(role)
+    except TrainingFailed as e:
+        assert e.__cause__ is not None
+        raise e.__cause__ from None
+
+    thread = Thread(target=_sample_or_end, args=(sample,), name="sampler")
+    thread.start()
+    yield
+    thread.join()
+
+
+def prepare_sampler(role: Role) -> Callable[[], None]:
+    """Compile the sampler of the sweep that the processes that train have chosen the sizes of; returns the function
+    that samples until they have ended."""
+    message = role.next_message("sweep")
+    if message is None:
+        return lambda: None
+
+    (config,) = message
+    resolve_config(config)  # it sets the precision of products
+    cells = plan_cells(config.sweep)
+    pairs = sorted({pair for cell in cells for pair in cell.pairs})
+    ((mesh, sampler_mesh),) = assign_devices(config, len(cells)).meshes()
+    task = build_task(config.cell, config.run.verifier_workers)
+
+    programs = SweepPrograms(config.cell, config.sweep, pairs, mesh, task, sampler_mesh, role)
+    assert isinstance(programs.rollout_programs, AsyncPrograms)
+    sampler, decoder = programs.rollout_programs.sampler, programs.decoder
+    params = shapes_with_shardings(jax.eval_shape(decoder.cast_params, decoder.shapes()), sampler.param_shardings)
+    sampler.compile(params)
+    return lambda: sample_jobs(sampler, role, params, not is_on_device(task))
+
+
+def _sample_or_end(sample: Callable[[], None]) -> None:
+    """Sample; an error ends this process, and with it the group, as the processes that train would wait forever."""
+    try:
+        sample()
+    except TrainingFailed:
+        return  # they say why
+    except Exception as e:
+        traceback.print_exc()
+        warn(f"sampling has failed ({type(e).__name__}: {e}); this process ends")
+        os._exit(1)
