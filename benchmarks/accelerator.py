@@ -127,9 +127,9 @@ class Run:
         cell, vocab = config.cell, config.cell.model.vocab or 0
         task: Any = RandomTask(vocab)
         self.programs = SweepPrograms(cell, config.sweep, [(self.B_p, self.n)], mesh, task)
-        self.host_verified: Any = self.programs.rollout_programs
+        self.inline: Any = self.programs.rollout_programs
         start = time.perf_counter()
-        self.host_verified.compile(self.programs.update_shapes(self.B_p))
+        self.inline.compile(self.programs.update_shapes(self.B_p))
         self.compile_seconds = time.perf_counter() - start
         shapes, P = self.programs.shapes, cell.sampling.prompt_length
         decoder = self.programs.decoder
@@ -147,14 +147,14 @@ class Run:
         self.metrics: dict[str, float] = {}
 
     def sample(self) -> None:
-        stream, key = self.host_verified.stream, jax.random.key(1)
+        stream, key = self.inline.graded_sampler.engine.stream, jax.random.key(1)
         rollouts = stream.run(self.state.params, self.problems, self.B_p, self.n, key, lambda *_: None)
         self.rollouts = jax.block_until_ready(rollouts)
 
     def update(self) -> None:
         key_data = jax.random.key_data(jax.random.key(2))
         batch = RolloutBatch(self.problems, self.rollouts, self.rewards, np.int32(self.B_p), np.int32(self.n), key_data)
-        result = self.host_verified.update(self.state, {}, batch, self.programs.coefficients)
+        result = self.inline.update(self.state, {}, batch, self.programs.coefficients)
         self.state, update = jax.block_until_ready(result)
         self.metrics = self.metrics or dict(values(update.metrics))  # of the first: the policy that sampled
 

@@ -67,7 +67,7 @@ def phase(found: list[Stack]) -> str:
         return "evaluation"
     if "collect_grades" in functions:
         return "verification"
-    if modules & {"stream", "rollout_worker", "engine"}:
+    if modules & {"stream", "rollout_worker", "engine", "local"}:
         return "rollout"
     return UPDATE if "run_updates" in functions else ELSEWHERE
 
