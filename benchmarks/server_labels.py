@@ -1,7 +1,7 @@
 """Labels by a server of another project, killed on the way, against those of isojax's own sampler.
 
     python benchmarks/server_labels.py --model FOLDER --gguf FILE.gguf --server-python ENVIRONMENT/bin/python
-        [--problems 125] [--attempts 16] [--work DIR] [--port 8123] [--threads 2]
+        [--problems 125] [--attempts 16] [--seed 0] [--work DIR] [--port 8123] [--threads 2]
 
 FOLDER is a language model, and FILE.gguf the same weights for llama.cpp (`isojax model export RUN --gguf FILE.gguf`).
 ENVIRONMENT has llama-cpp-python with its extra `server`. Problems are sums, of which a small model knows a part.
@@ -36,7 +36,7 @@ cell:
   model: {{path: {model}}}
   prompt: {{format: raw, template: "2 + 3 = 5\\n4 + 1 = 5\\n{{prompt}}", stop: ["\\n"]}}
   verifier: {{use: integer}}
-  data: {{attempts: {attempts}, candidates: {problems}, validation: 8}}
+  data: {{attempts: {attempts}, candidates: {problems}, validation: 8, seed: {seed}}}
   sampling: {{prompt_length: 48, response_length: 6}}
 """
 
@@ -173,15 +173,20 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("server-labels"))
     parser.add_argument("--problems", type=int, default=125)
     parser.add_argument("--attempts", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0, help="of the problems and of the draws")
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
 
     work = arguments.work.resolve()
     work.mkdir(parents=True)
-    (work / "sums.yaml").write_text(
-        CONFIG.format(model=arguments.model.resolve(), attempts=arguments.attempts, problems=arguments.problems)
+    config = CONFIG.format(
+        model=arguments.model.resolve(),
+        attempts=arguments.attempts,
+        problems=arguments.problems,
+        seed=arguments.seed,
     )
+    (work / "sums.yaml").write_text(config)
     start = time.monotonic()
     faults = label_by_server(arguments, work)
     seconds_by_server = time.monotonic() - start
