@@ -368,7 +368,7 @@ def test_its_config_json_says_what_is_read_of_it(more: dict[str, Any]) -> None:
 
 
 def test_bad_options_are_refused() -> None:
-    with pytest.raises(InputError, match=r"top_k = 5 of 4 experts"):
+    with pytest.raises(InputError, match=r"a token meets 5 experts of 4"):
         Decoder(CONFIG.model_copy(update={"options": OPTIONS | {"top_k": 5}}), VOCAB)
     with pytest.raises(InputError, match=r"cell\.model\.options\.expert: .* options window, sliding_layers, experts"):
         Decoder(CONFIG.model_copy(update={"options": {"expert": 5}}), VOCAB)
