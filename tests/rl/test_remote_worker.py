@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import socket
 from typing import Any
 
 import jax
@@ -40,7 +39,8 @@ def test_what_grading_raises_arrives_where_the_batch_is_awaited() -> None:
     def grade(batch: int, index: np.ndarray, responses: list[np.ndarray]) -> None:
         raise ValueError(f"no grade for {index.tolist()} of batch {batch}")
 
-    here, there = (Link(end) for end in socket.socketpair())
+    here = Link(lambda number, message: there.receive(number, message))
+    there = Link(here.receive)
     filler: Any = None
     job = RolloutJob(4, 2, first_batch=0, filler_problem=filler, on_finished=grade)
     worker = RemoteWorker(filler, job, Role(trains=True, rank=0, size=1, peers={1: here}), filler)
@@ -52,5 +52,3 @@ def test_what_grading_raises_arrives_where_the_batch_is_awaited() -> None:
         worker.take_batch(0)
     worker.close()
     assert there.incoming.get(timeout=10) == ("close",)
-    here.close()
-    there.close()
