@@ -39,7 +39,10 @@ def test_what_grading_raises_arrives_where_the_batch_is_awaited() -> None:
     def grade(batch: int, index: np.ndarray, responses: list[np.ndarray]) -> None:
         raise ValueError(f"no grade for {index.tolist()} of batch {batch}")
 
-    here = Link(lambda number, message: there.receive(number, message))
+    def send_there(number: int, message: tuple[Any, ...]) -> None:
+        there.receive(number, message)
+
+    here = Link(send_there)
     there = Link(here.receive)
     filler: Any = None
     job = RolloutJob(4, 2, first_batch=0, filler_problem=filler, on_finished=grade)
