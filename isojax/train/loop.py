@@ -129,6 +129,8 @@ class CellTrainer:
         growth = self.cursor.growth
         self.growth = GradientSignal(**growth["signal"]) if growth else GradientSignal()
         self.hook = load_hook(self.config.run.on_update)
+        self.problem_by_id = {problem.id: problem for problem in opened.problems.problems}
+        self.replicate = jax.jit(lambda rollouts: rollouts, out_shardings=replicated(self.programs.mesh))
         self.eval_sets = {name: self.programs.tokenize(problems) for name, problems in problem_sets.items()}
         self.last_saved_at = time.monotonic()
         self.last_point_at = self.last_saved_at - self.cursor.seconds
@@ -232,10 +234,9 @@ class CellTrainer:
         assert self.hook is not None and isinstance(batch.inputs, RolloutBatch)
         cell, rollouts, rewards = self.opened.problems.cell, batch.inputs.rollouts, batch.inputs.rewards
         if multiprocess.is_multiprocess():
-            rollouts = jax.jit(lambda x: x, out_shardings=replicated(self.programs.mesh))(rollouts)
+            rollouts = self.replicate(rollouts)
         if not multiprocess.is_primary():
             return
-        problem_by_id = {problem.id: problem for problem in self.opened.problems.problems}
         ids = np.asarray(batch.inputs.problems.ids)[: cell.B_p].tolist()
         report = UpdateReport(
             cell=cell,
@@ -243,7 +244,7 @@ class CellTrainer:
             M=int(self.state.step),
             C=C,
             sampled=(1 + batch.extra_batches) * cell.B,
-            problems=[problem_by_id[i] for i in ids],
+            problems=[self.problem_by_id[i] for i in ids],
             responses=response_tokens(rollouts, cell.B),
             logps=response_logps(rollouts, cell.B),
             rewards=np.asarray(rewards)[row_index(cell.B, rollouts.tokens.shape[0])],

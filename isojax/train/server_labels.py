@@ -1,4 +1,4 @@
-"""Labels by a server that serves the base policy (rl/engines/server.py): what `label_problems` needs of programs, where
+"""Labels by a server that serves the base policy (rl/servers/server_engine.py): what `label_problems` needs, where
 isojax samples nothing itself. Of the model's folder, config.json and the tokenizer's files are read."""
 
 import math
@@ -13,8 +13,8 @@ from isojax.core.shapes import SamplerShapes
 from isojax.models.safetensors_io import fingerprint
 from isojax.models.transformer import Decoder
 from isojax.rl.engines import EngineSetup
-from isojax.rl.engines.server import ServerEngine
 from isojax.rl.servers.http_json import ServerOptions
+from isojax.rl.servers.server_engine import ServerEngine
 from isojax.tasks.protocol import TokenizedProblems
 from isojax.tasks.task import Task, tokenize
 from isojax.train.evaluate import Evaluator

@@ -67,6 +67,7 @@ def test_what_an_engine_of_ones_own_cannot_do(isojax: Any) -> None:
     Path(isojax.folder, "counting.py").write_text(ENGINE)
     for words, expected in (
         (("run.rollouts=counted",), "Did you mean 'counting'?"),
+        (("run.rollouts=server",), "expected one of local"),
         (("run.rollouts=counting", "cell.rl.max_staleness=1"), "isojax's own engine alone samples ahead"),
         (("run.rollouts=counting", "run.cells_at_once=2"), "add run.cells_at_once=1"),
     ):

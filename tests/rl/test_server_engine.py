@@ -18,9 +18,9 @@ from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Problem
 from isojax.core.shapes import SamplerShapes
 from isojax.rl.engines import EngineSetup, Listener, SampleRequest
-from isojax.rl.engines.server import ServerEngine
 from isojax.rl.rollout_lists import lists_from_rollouts
 from isojax.rl.servers.http_json import ServerOptions
+from isojax.rl.servers.server_engine import ServerEngine
 from isojax.sampling.batch import Rollouts
 from isojax.tasks.task import TextTask, build_task, is_on_device, tokenize
 from isojax.train.evaluate import pad_problems

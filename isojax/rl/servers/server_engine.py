@@ -19,7 +19,7 @@ import numpy as np
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.terminal import warn
 from isojax.models.transformer import Params
-from isojax.rl.engines import EngineSetup, Listener, RolloutEngine, SampleRequest, rollout_engine
+from isojax.rl.engines import EngineSetup, Listener, RolloutEngine, SampleRequest
 from isojax.rl.rollout_lists import SampledResponse, rollouts_from_lists
 from isojax.rl.servers.detect import ServedModel, detect
 from isojax.rl.servers.dialect import Ask, Completion, LogpKind
@@ -27,18 +27,12 @@ from isojax.rl.servers.http_json import JsonClient, ServerOptions
 from isojax.sampling.batch import Rollouts
 from isojax.tasks.task import TextTask, is_on_device
 
-MAX_MISMATCHES = (
-    0.01  # the share of responses whose text may differ from that of their tokens: texts cut in a character
-)
+# The share of responses whose text may differ from that of their tokens: texts that are cut within a character.
+MAX_MISMATCHES = 0.01
 MIN_MISMATCHES = 3
 # By how much the difference of two log-probs may be off that which temperature makes of it, and how large it must be.
 LOGP_TOLERANCE, MIN_LOGP_CHANGE = 0.1, 0.3
 CHECKED_PROMPTS = 4
-
-
-@rollout_engine
-def server_engine(setup: EngineSetup, options: ServerOptions, needs_logps: bool = False) -> "ServerEngine":
-    return ServerEngine(setup, options, needs_logps)
 
 
 class ServerEngine(RolloutEngine):
