@@ -52,13 +52,13 @@ def measure_run(config_name: str, settings: list[str]) -> dict[str, Any]:
     watch = Stopwatch()
     summarize_call, grade_tokens = evaluate.summarize_call, TextTask.grade_tokens
 
-    def summarize(rollouts: Any, B: int, n: int) -> Any:
+    def summarize(rollouts: Any, rewards: Any, B: int, n: int) -> Any:
         jax.block_until_ready(rollouts)  # sampling goes on until then
         with watch.measure("finite log-probabilities"):  # what `summarize_call` does for the check, once more
             rows = batch.row_index(B, rollouts.tokens.shape[0])
             are_numbers = np.asarray(rollouts.logps)[rows] > NEG_INF / 2
             (np.asarray(rollouts.mask)[rows] & ~are_numbers).any(-1).sum()
-        return summarize_call(rollouts, B, n)
+        return summarize_call(rollouts, rewards, B, n)
 
     def grade(task: TextTask, problems: Any, responses: Any) -> Any:
         texts = [task.decode(tokens) for tokens in responses]
