@@ -42,7 +42,8 @@ from isojax.models.attention_autotune import (
 from isojax.models.describe_sizes import describe_sizes
 from isojax.rl.metric import values
 from isojax.rl.rollout_source import RolloutBatch
-from isojax.sampling.batch import ProblemArrays, rewards_to_buffer
+from isojax.sampling.batch import ProblemArrays
+from isojax.sampling.layout import Layout
 from isojax.tasks.protocol import StopConditions
 from isojax.train.programs import SweepPrograms
 
@@ -142,7 +143,9 @@ class Run:
             prompts, np.full(Q, P, np.int32), np.zeros((Q, 0), np.int32), np.arange(Q, dtype=np.int32)
         )
         self.problems = jax.device_put(problems, replicated(mesh))
-        self.rewards = rewards_to_buffer(shapes, np.random.default_rng(1).integers(0, 2, self.B_p * self.n))
+        self.rewards = Layout(self.B_p, self.n, shapes.shards).to_buffer(
+            np.random.default_rng(1).integers(0, 2, self.B_p * self.n), shapes.buffer_rows
+        )
         self.rollouts: Any = None
         self.metrics: dict[str, float] = {}
 

@@ -30,8 +30,9 @@ from isojax.models.transformer import Decoder
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import build_init_state
 from isojax.rl.train_step import TrainStep
-from isojax.sampling.batch import ProblemArrays, RolloutBatch, buffer_row_groups
+from isojax.sampling.batch import ProblemArrays, RolloutBatch
 from isojax.sampling.engine import build_sampler
+from isojax.sampling.layout import Layout
 from isojax.tasks.protocol import StopConditions
 
 
@@ -93,7 +94,7 @@ class Update:
             return sampler(params, problems, *scalars, key)
 
         def learn(state: Any, rollouts: Any, key: Any) -> Any:
-            _, live = buffer_row_groups(shapes, *scalars)
+            live = Layout(*scalars, shapes.shards).holds_rollout(shapes.buffer_rows)
             rewards = jnp.where(
                 live, rollouts.tokens.sum(-1) % 7 / 7.0, 0.0
             )  # arbitrary, and different inside every group

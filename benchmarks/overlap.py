@@ -32,6 +32,7 @@ from isojax.distributed.sharding import make_mesh
 from isojax.models.transformer import Decoder
 from isojax.sampling.batch import ProblemArrays, response_tokens
 from isojax.sampling.engine import build_sampler
+from isojax.sampling.layout import Layout
 from isojax.sampling.stream import OnFinished, build_stream
 from isojax.tasks.grading import BackgroundGrader, Checker
 from isojax.tasks.protocol import Grades, StopConditions
@@ -82,7 +83,7 @@ def samplers(
     )
     batch = params, problems, B_p, n, jax.random.key(1)
     return lambda: jax.block_until_ready(sample(*batch)), lambda line: response_tokens(
-        stream.run(*batch, line), B_p * n
+        stream.run(*batch, line), Layout(B_p, n, sampler_shapes.shards)
     )
 
 

@@ -47,8 +47,9 @@ from isojax.models.decode import Decoding, KVCache
 from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling import engine as engine_module
-from isojax.sampling.batch import ProblemArrays, SamplingBatch, make_shard_slice
+from isojax.sampling.batch import ProblemArrays, SamplingBatch
 from isojax.sampling.engine import Engine, SamplerWeights, build_engine
+from isojax.sampling.layout import Layout
 from isojax.sampling.slots import SamplerState, Slots
 from isojax.tasks.protocol import StopConditions
 
@@ -113,7 +114,10 @@ def batch(engine: Engine, n: int, key: Any, first: int = 0) -> SamplingBatch:
         prompts, jnp.full(len(ids), sampler_shapes.prompt_length), jnp.zeros((len(ids), 0), jnp.int32), ids
     )
     return SamplingBatch(
-        problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(sampler_shapes.Q_cap), jnp.int32(n)), jnp.int32(n), key
+        problems,
+        Layout(jnp.int32(sampler_shapes.Q_cap), jnp.int32(n), shards=1).shard_slice(jnp.int32(0)),
+        jnp.int32(n),
+        key,
     )
 
 

@@ -18,11 +18,10 @@ from typing import Any
 from unittest.mock import patch
 
 import jax
-import numpy as np
 
 from isojax.core.config import load_config
 from isojax.launch.local import local_runner
-from isojax.sampling import batch
+from isojax.sampling.layout import Layout
 from isojax.sampling.logits import NEG_INF
 from isojax.tasks.task import TextTask
 from isojax.train import evaluate, loop
@@ -52,13 +51,12 @@ def measure_run(config_name: str, settings: list[str]) -> dict[str, Any]:
     watch = Stopwatch()
     summarize_call, grade_tokens = evaluate.summarize_call, TextTask.grade_tokens
 
-    def summarize(rollouts: Any, rewards: Any, B: int, n: int) -> Any:
+    def summarize(rollouts: Any, rewards: Any, layout: Layout) -> Any:
         jax.block_until_ready(rollouts)  # sampling goes on until then
         with watch.measure("finite log-probabilities"):  # what `summarize_call` does for the check, once more
-            rows = batch.row_index(B, rollouts.tokens.shape[0])
-            are_numbers = np.asarray(rollouts.logps)[rows] > NEG_INF / 2
-            (np.asarray(rollouts.mask)[rows] & ~are_numbers).any(-1).sum()
-        return summarize_call(rollouts, rewards, B, n)
+            are_numbers = layout.in_order(rollouts.logps) > NEG_INF / 2
+            (layout.in_order(rollouts.mask) & ~are_numbers).any(-1).sum()
+        return summarize_call(rollouts, rewards, layout)
 
     def grade(task: TextTask, problems: Any, responses: Any) -> Any:
         texts = [task.decode(tokens) for tokens in responses]

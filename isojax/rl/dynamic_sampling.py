@@ -18,7 +18,7 @@ from isojax.distributed.sharding import ROLLOUT_AXES, Program, replicated
 from isojax.rl.advantages import EPS
 from isojax.rl.metric import Metrics
 from isojax.rl.train_step import measure_rollouts, rewarded_batch
-from isojax.sampling.batch import RolloutBatch, buffer_row_groups
+from isojax.sampling.batch import RolloutBatch
 from isojax.tasks.protocol import StopConditions
 
 
@@ -34,7 +34,7 @@ class MergedBatch(NamedTuple):
 
 def has_equal_rewards(shapes: SamplerShapes, batch: RolloutBatch) -> Bool[Array, " problem_rows"]:
     """Whether all rollouts of a problem got the same reward; False of rows without a problem."""
-    groups, valid = (x.reshape(-1) for x in buffer_row_groups(shapes, batch.B_p, batch.n))
+    groups, valid = (x.reshape(-1) for x in batch.layout.row_groups(shapes.buffer_rows))
     rewards = batch.rewards.reshape(-1)
     lowest = jax.ops.segment_min(jnp.where(valid, rewards, jnp.inf), groups, shapes.problem_rows)
     highest = jax.ops.segment_max(jnp.where(valid, rewards, -jnp.inf), groups, shapes.problem_rows)
@@ -55,13 +55,14 @@ def replace_groups(
     shapes: SamplerShapes, batch: RolloutBatch, further: RolloutBatch, replacement: Int[Array, " problem_rows"]
 ) -> RolloutBatch:
     """The batch with the groups, and their problems, that `replacement` names of a further batch of the same sizes."""
-    groups, valid = buffer_row_groups(shapes, batch.B_p, batch.n)
-    rows_per_shard = (batch.B_p * batch.n + shapes.shards - 1) // shapes.shards
-    rollout = jnp.arange(shapes.shards)[:, None] * rows_per_shard + jnp.arange(shapes.buffer_rows)[None]
+    layout = batch.layout
+    groups, valid = layout.row_groups(shapes.buffer_rows)
+    rollout = layout.rollout_of_row(shapes.buffer_rows)
+
     source_group = replacement[groups]
     is_replaced = valid & (source_group >= 0)
     source_rollout = jnp.where(is_replaced, source_group * batch.n + rollout % batch.n, 0)
-    source_shard, source_row = source_rollout // rows_per_shard, source_rollout % rows_per_shard
+    source_shard, source_row = layout.place(source_rollout)
 
     def replace_rows(x: Array, of_further: Array) -> Array:
         mask = is_replaced.reshape(*is_replaced.shape, *(1,) * (x.ndim - 2))

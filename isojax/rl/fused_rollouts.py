@@ -24,7 +24,7 @@ from isojax.rl.objective import Coefficients
 from isojax.rl.optimizer import TrainState, train_state_shardings
 from isojax.rl.rollout_source import ProblemBatches
 from isojax.rl.train_step import TrainStep, UpdateResult
-from isojax.sampling.batch import TRAIN_STREAM, RolloutBatch, buffer_row_groups, gather_problems
+from isojax.sampling.batch import TRAIN_STREAM, RolloutBatch, gather_problems
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.protocol import DeviceTask
 
@@ -53,13 +53,13 @@ def build_fused_update(
         def one_update(i: Array, state: TrainState) -> tuple[TrainState, UpdateResult]:
             problems, update_key = gather_problems(table, batches.problem_index[i]), jax.random.fold_in(key, state.step)
             rollouts = sample(policy_params(state.params, base_params), problems, B_p, n, update_key)
-            groups, valid = buffer_row_groups(shapes, B_p, n)
             rewards = verify_on_device(task, shapes, problems, rollouts, B_p, n)
             batch = RolloutBatch(problems, rollouts, rewards, B_p, n, jax.random.key_data(update_key))
             signals, batch_metrics = train_step.compute_advantages(state, batch, coefficients)
             state, update_metrics = train_step.update(state, base_params, batch, signals, coefficients)
             reward_sums = None
             if cell.rl.no_positive_resampling is not None:
+                groups, valid = batch.layout.row_groups(shapes.buffer_rows)
                 table_rows = batches.problem_index[i][groups]
                 reward_sums = jnp.zeros(len(table.ids)).at[table_rows].add(jnp.where(valid, rewards, 0.0))
             return state, UpdateResult(batch_metrics | update_metrics, reward_sums)

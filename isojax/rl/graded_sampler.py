@@ -13,7 +13,8 @@ from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import Program, replicated, shape_on
 from isojax.models.transformer import Params
 from isojax.rl.engines import Listener, RolloutEngine, SampleRequest
-from isojax.sampling.batch import ProblemArrays, Rollouts, RoutedRollouts, buffer_row_groups, problem_shapes
+from isojax.sampling.batch import ProblemArrays, Rollouts, RoutedRollouts, problem_shapes
+from isojax.sampling.layout import Layout
 from isojax.tasks.grading import BackgroundGrader
 from isojax.tasks.protocol import DeviceTask, Grades
 from isojax.tasks.task import Task, is_on_device
@@ -32,7 +33,7 @@ def verify_on_device(
     n: Array,
 ) -> Array:
     """The rewards f32[S rows] of rollouts in their rows, to be called inside a jit; rows without one have any."""
-    groups, _ = buffer_row_groups(shapes, B_p, n)
+    groups, _ = Layout(B_p, n, shapes.shards).row_groups(shapes.buffer_rows)
     return task.verify(problems.answers[groups], rollouts.tokens, rollouts.response_mask)
 
 

@@ -39,7 +39,8 @@ from isojax.rl.objective import (
     balance_term,
     hidden_states,
 )
-from isojax.sampling.batch import ProblemArrays, ShardSlice, make_shard_slice
+from isojax.sampling.batch import ProblemArrays
+from isojax.sampling.layout import Layout, ShardSlice
 
 
 class ResponseBatch(NamedTuple):
@@ -111,8 +112,9 @@ class GradientAccumulator:
     def shard_batch(self, responses: ResponseBatch, shard: Array, B_p: Array, n: Array) -> ShardBatch:
         """A shard's rollouts, out of arrays [1 rows ...], in the order of computation; with one width none moves."""
         responses, shards = jax.tree.map(lambda x: x[0], responses), self.shapes.shards
-        shard_slice = make_shard_slice(shard[0], shards, B_p, n)
-        all_shard_slices = make_shard_slice(jnp.arange(shards), shards, B_p, n)
+        layout = Layout(B_p, n, shards)
+        shard_slice = layout.shard_slice(shard[0])
+        all_shard_slices = layout.shard_slice(jnp.arange(shards))
         row, row_lengths = jnp.arange(self.shapes.buffer_rows), response_lengths(responses.mask)
         if len(self.bucket_widths) > 1:
             row = sort_by_length(row_lengths, shard_slice, n, self.shapes.prefill_batch, self.bucket_widths[-1])

@@ -2,7 +2,8 @@
 rewards, then the update. Of every task and engine; tasks that verify on device are faster by FusedRollouts
 (fused_rollouts.py), which do all of it in one program."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,7 +30,8 @@ from isojax.rl.rollout_source import (
     verifier_metrics,
 )
 from isojax.rl.train_step import UpdateResult, build_update
-from isojax.sampling.batch import RolloutBatch, rewards_to_buffer, row_index
+from isojax.sampling.batch import RolloutBatch
+from isojax.sampling.layout import Layout
 from isojax.tasks.task import Task, is_on_device
 
 
@@ -91,7 +93,8 @@ class InlinePrograms(RolloutPrograms):
         return {**engine.main_programs(shapes.policy_params), "learn": learn}
 
 
-class SampledProblems(NamedTuple):
+@dataclass(frozen=True)
+class SampledProblems:
     """What the host knows of a batch of B_p problems that was sampled."""
 
     problem_index: np.ndarray  # i32[B_p], rows of the problem table
@@ -104,6 +107,7 @@ class InlineRollouts(RolloutSource):
 
     def __init__(self, programs: InlinePrograms, problems: CellProblems):
         self.programs, self.problems = programs, problems
+        self.layout = Layout(problems.cell.B_p, problems.cell.n, programs.shapes.shards)
 
     def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
         self.programs.graded_sampler.engine.publish(state.params)
@@ -126,7 +130,8 @@ class InlineRollouts(RolloutSource):
 
         metrics: Metrics = {}
         if grades is not None:
-            rewards, metrics = rewards_to_buffer(programs.shapes, grades.rewards), verifier_metrics(grades)
+            rewards = self.layout.to_buffer(grades.rewards, programs.shapes.buffer_rows)
+            metrics = verifier_metrics(grades)
         B_p, n = np.int32(cell.B_p), np.int32(cell.n)
         batch = RolloutBatch(selected.problems, rollouts, rewards, B_p, n, selected.key_data)
         return batch, SampledProblems(index, self._reward_sums(rewards), metrics)
@@ -161,6 +166,4 @@ class InlineRollouts(RolloutSource):
         """Of each problem, f32[B_p], where the order of problems reads them. rewards: f32[S rows]."""
         if self.problems.problem_order.drop_above is None:
             return None
-        cell = self.problems.cell
-        rollout_rewards = np.asarray(rewards)[row_index(cell.B, self.programs.shapes.shards)]
-        return rollout_rewards.reshape(-1, cell.n).sum(1)
+        return self.layout.in_order(rewards).reshape(-1, self.problems.cell.n).sum(1)

@@ -15,8 +15,8 @@ from isojax.sampling.batch import (
     response_logps,
     response_nucleus_mass,
     response_tokens,
-    row_index,
 )
+from isojax.sampling.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,9 @@ def rollouts_from_lists(setup: EngineSetup, request: SampleRequest, responses: S
 
     buffers = _Buffers(*(np.zeros(x.shape, x.dtype) for x in shapes))
     buffers.nucleus_mass[:] = 1
-    rows = zip(*row_index(request.B, setup.shapes.shards), strict=True)
-    for row, response in zip(rows, responses, strict=True):
+    layout = Layout(request.B_p, request.n, setup.shapes.shards)
+    for number, response in enumerate(responses):
+        row = layout.place(number)
         length = min(len(response.tokens), T)
         tokens = np.asarray(response.tokens, np.int32)[:length]
         is_drawn = tokens >= 0
@@ -79,12 +80,12 @@ def rollouts_from_lists(setup: EngineSetup, request: SampleRequest, responses: S
     return Rollouts(*(jax.device_put(x, shape.sharding) for x, shape in zip(buffers, shapes, strict=True)))
 
 
-def lists_from_rollouts(rollouts: Rollouts, B: int) -> list[SampledResponse]:
-    """The responses of rollouts 0 .. B-1: the inverse of `rollouts_from_lists`."""
-    stopped = np.asarray(rollouts.stopped)[row_index(B, rollouts.tokens.shape[0])]
-    tokens, logps = response_tokens(rollouts, B), response_logps(rollouts, B)
-    masses = response_nucleus_mass(rollouts, B)
-    columns = zip(tokens, logps, stopped.tolist(), masses, strict=True)
+def lists_from_rollouts(rollouts: Rollouts, layout: Layout) -> list[SampledResponse]:
+    """The responses of a request's rollouts, in their order: the inverse of `rollouts_from_lists`."""
+    stopped = layout.in_order(rollouts.stopped).tolist()
+    tokens, logps = response_tokens(rollouts, layout), response_logps(rollouts, layout)
+    masses = response_nucleus_mass(rollouts, layout)
+    columns = zip(tokens, logps, stopped, masses, strict=True)
     return [SampledResponse(*column) for column in columns]
 
 

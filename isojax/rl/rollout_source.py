@@ -37,8 +37,7 @@ from isojax.tasks.protocol import Grades, count_unfinished
 class CellProblems:
     cell: Cell
     problems: Sequence[Problem]  # the training problems
-    host_table: ProblemArrays  # the same as host arrays
-    problem_table: ProblemArrays  # the same on the devices that train
+    problem_table: ProblemArrays  # their tokens, on the devices that train
     problem_order: EpochOrder  # gives the problems of update `first_update` and of those that follow
     first_update: int  # updates done so far
     end_update: int | None = None  # where B_p or n change, and another source takes over; None: they stay
@@ -55,7 +54,8 @@ class ProblemBatches(NamedTuple):
     seed: Any
 
 
-class SourcedBatch(NamedTuple):
+@dataclass(frozen=True)
+class SourcedBatch:
     """What the update program reads next, and what the host knows of it."""
 
     inputs: RolloutBatch | ProblemBatches

@@ -22,7 +22,8 @@ from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.metric import Metrics, mean, over_updates, total, zero_where
 from isojax.rl.objective import Coefficients, PolicyInputs, PolicyObjective, UpdateInputs, make_loss_weights
 from isojax.rl.optimizer import B1, CriticState, TrainState, adamw_update, learning_rate, train_state_shardings
-from isojax.sampling.batch import ProblemArrays, RolloutBatch, RoutedRollouts, buffer_row_groups, count_turns
+from isojax.sampling.batch import ProblemArrays, RolloutBatch, RoutedRollouts, count_turns
+from isojax.sampling.layout import Layout
 from isojax.sampling.logits import rollout_keys, uniforms
 from isojax.tasks.protocol import StopConditions
 from isojax.tasks.task import Task
@@ -183,7 +184,7 @@ class TrainStep:
         if not self.drops_zero_variance and self.rl.n_train is None:
             return TrainedPart(batch.problems, responses, value_estimates, batch.B_p, batch.n, None)
         if self.drops_zero_variance:
-            groups, _ = buffer_row_groups(self.shapes, batch.B_p, batch.n)
+            groups, _ = batch.layout.row_groups(self.shapes.buffer_rows)
             has_advantage = train_mask & (loss_weights.advantages != 0)
             train_mask = train_mask & groups_with_any(has_advantage, groups, self.shapes.problem_rows)[groups]
         group_size = batch.n if self.rl.n_train is None else jnp.int32(self.rl.n_train)
@@ -197,7 +198,7 @@ class TrainStep:
 
 def rewarded_batch(shapes: SamplerShapes, batch: RolloutBatch, filters_zero_variance: bool) -> RewardedBatch:
     """A batch as advantage estimators read it."""
-    groups, valid = buffer_row_groups(shapes, batch.B_p, batch.n)
+    groups, valid = batch.layout.row_groups(shapes.buffer_rows)
     return RewardedBatch(
         rewards=jnp.where(valid, batch.rewards, 0),
         lengths=jnp.where(valid, batch.rollouts.mask.sum(-1), 0),
@@ -291,16 +292,16 @@ def drop_groups(
     """The rows in `train_mask` (of each group of n rollouts `group_size` or none), in their order, at the front of the
     buffers, so that the gradient's loops run over them alone: the problems left, the columns [S rows ...], which rows
     hold a rollout, and B_p."""
-    groups, _ = buffer_row_groups(shapes, B_p, n)
-    shards, rows_per_shard = groups.shape
+    shards, rows_per_shard = shapes.shards, shapes.buffer_rows
+    groups, _ = Layout(B_p, n, shards).row_groups(rows_per_shard)
     group_is_trained = groups_with_any(train_mask, groups, shapes.problem_rows)
-    group_order, num_groups = jnp.argsort(~group_is_trained, stable=True), group_is_trained.sum(dtype=jnp.int32)
-    rollouts_per_shard = (num_groups * group_size + shards - 1) // shards
-    row = jnp.arange(rows_per_shard)[None]
-    rollout = jnp.arange(shards)[:, None] * rollouts_per_shard + row
-    valid = (row < rollouts_per_shard) & (rollout < num_groups * group_size)
+    group_order = jnp.argsort(~group_is_trained, stable=True)
+    num_groups = group_is_trained.sum(dtype=jnp.int32)
+
+    remaining = Layout(num_groups, group_size, shards)
+    valid = remaining.holds_rollout(rows_per_shard)
     trained_rows = jnp.argsort(~train_mask.reshape(-1), stable=True)  # rows are in the order of their rollouts
-    source_row = trained_rows[jnp.where(valid, rollout, 0)]
+    source_row = trained_rows[jnp.where(valid, remaining.rollout_of_row(rows_per_shard), 0)]
     remaining_columns = jax.tree.map(lambda x: x.reshape(shards * rows_per_shard, *x.shape[2:])[source_row], columns)
     remaining_problems = ProblemArrays(*(x[group_order] for x in problems))
     return remaining_problems, remaining_columns, valid, num_groups

@@ -1,8 +1,4 @@
-"""A batch of problems and their rollouts: the arrays that hold it, and the buffer row of each rollout.
-
-Rollout r = 0 .. B-1 belongs to group r // n; shard s owns rollouts [s b, (s+1) b) with b = ceil(B / S), so a group may
-span two shards. Buffers have padding rows, because XLA would shift a dynamic slice that passes the end of an array.
-"""
+"""A batch of problems and their rollouts: the arrays that hold it. Rows of its buffers: sampling/layout.py."""
 
 from typing import Any, NamedTuple
 
@@ -14,6 +10,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import ROLLOUT_AXES, replicated, shape_on
+from isojax.sampling.layout import Layout, ShardSlice
 
 # A run's PRNG key is folded with one of these: draws for one use never depend on how many another use makes.
 TRAIN_STREAM = 0
@@ -72,14 +69,9 @@ class RolloutBatch(NamedTuple):
     n: Any  # i32[]
     key_data: Any  # u32[2], the data of the batch's PRNG key
 
-
-class ShardSlice(NamedTuple):
-    """The contiguous rollouts and groups of a batch that one shard owns."""
-
-    first_rollout: Array
-    rollout_count: Array
-    first_group: Array
-    group_count: Array
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.B_p, self.n, shards=self.rollouts.tokens.shape[0])
 
 
 class SamplingBatch(NamedTuple):
@@ -167,62 +159,25 @@ def count_turns(mask: Any) -> Any:
     return mask[..., 0] + (mask[..., 1:] & ~mask[..., :-1]).sum(-1)
 
 
-def make_shard_slice(shard: Int[Array, ""], shards: int, B_p: Int[Array, ""], n: Int[Array, ""]) -> ShardSlice:
-    B = B_p * n
-    rollouts_per_shard = (B + shards - 1) // shards
-    first_rollout = shard * rollouts_per_shard
-    rollout_count = jnp.clip(B - first_rollout, 0, rollouts_per_shard)
-    first_group = jnp.minimum(first_rollout // n, B_p)
-    last_group = (first_rollout + jnp.maximum(rollout_count, 1) - 1) // n
-    group_count = jnp.where(rollout_count > 0, last_group - first_group + 1, 0)
-    return ShardSlice(first_rollout, rollout_count, first_group, group_count)
+def response_tokens(rollouts: Rollouts | RoutedRollouts, layout: Layout) -> list[np.ndarray]:
+    """The response tokens of all rollouts as host arrays, in their order, each i32[its length]; context as ~token."""
+    tokens, mask = layout.in_order(rollouts.tokens), layout.in_order(rollouts.mask)
+    return _cut(np.where(mask, tokens, ~tokens), rollouts, layout)
 
 
-def buffer_row_groups(
-    shapes: SamplerShapes, B_p: Int[Array, ""], n: Int[Array, ""]
-) -> tuple[Int[Array, "S rows"], Bool[Array, "S rows"]]:
-    """The group of each row of the rollout buffers (0 for a padding row), and whether the row holds a rollout."""
-    shard_slice = make_shard_slice(jnp.arange(shapes.shards), shapes.shards, B_p, n)
-    row = jnp.arange(shapes.buffer_rows)[None]
-    valid = row < shard_slice.rollout_count[:, None]
-    return jnp.where(valid, (shard_slice.first_rollout[:, None] + row) // n, 0), valid
-
-
-def row_index(B: int, shards: int) -> tuple[np.ndarray, np.ndarray]:
-    """(shard, row) in the rollout buffers of rollouts 0 .. B-1, each i32[B]."""
-    return np.divmod(np.arange(B), max(1, -(-B // shards)))
-
-
-def rollout_index(rows: np.ndarray, B: int, shard_ids: np.ndarray, shards: int) -> np.ndarray:
-    """The inverse of `row_index`: the rollout numbers of rows i32[k R] in the buffers of the shards i[k]."""
-    return shard_ids[:, None] * max(1, -(-B // shards)) + rows
-
-
-def response_tokens(rollouts: Rollouts | RoutedRollouts, B: int) -> list[np.ndarray]:
-    """The response tokens of rollouts 0 .. B-1 as host arrays, each i32[its length]; context as ~token."""
-    index = row_index(B, rollouts.tokens.shape[0])
-    tokens, mask, lengths = (np.asarray(x)[index] for x in (rollouts.tokens, rollouts.mask, rollouts.lengths))
-    return [row[:length] for row, length in zip(np.where(mask, tokens, ~tokens), lengths, strict=True)]
-
-
-def response_logps(rollouts: Rollouts | RoutedRollouts, B: int) -> list[np.ndarray]:
+def response_logps(rollouts: Rollouts | RoutedRollouts, layout: Layout) -> list[np.ndarray]:
     """The sampler's log-probabilities of the same tokens, each f32[its length]; 0 of context."""
-    index = row_index(B, rollouts.tokens.shape[0])
-    logps, mask, lengths = (np.asarray(x)[index] for x in (rollouts.logps, rollouts.mask, rollouts.lengths))
-    return [row[:length] for row, length in zip(np.where(mask, logps, 0), lengths, strict=True)]
+    logps, mask = layout.in_order(rollouts.logps), layout.in_order(rollouts.mask)
+    return _cut(np.where(mask, logps, 0), rollouts, layout)
 
 
-def response_nucleus_mass(rollouts: Rollouts | RoutedRollouts, B: int) -> list[np.ndarray]:
+def response_nucleus_mass(rollouts: Rollouts | RoutedRollouts, layout: Layout) -> list[np.ndarray]:
     """The nucleus's mass at each of the same tokens, each f32[its length]; ones without top-p."""
-    shards, _, T = rollouts.tokens.shape
-    index = row_index(B, shards)
-    masses, lengths = np.asarray(rollouts.nucleus_mass)[index], np.asarray(rollouts.lengths)[index]
-    by_token = np.broadcast_to(masses, (B, T))
+    masses, T = layout.in_order(rollouts.nucleus_mass), rollouts.tokens.shape[-1]
+    return _cut(np.broadcast_to(masses, (layout.B, T)), rollouts, layout)
+
+
+def _cut(by_token: np.ndarray, rollouts: Rollouts | RoutedRollouts, layout: Layout) -> list[np.ndarray]:
+    """Of [B T], what belongs to the tokens of each response."""
+    lengths = layout.in_order(rollouts.lengths)
     return [row[:length] for row, length in zip(by_token, lengths, strict=True)]
-
-
-def rewards_to_buffer(shapes: SamplerShapes, rewards: np.ndarray) -> np.ndarray:
-    """The rewards of rollouts 0 .. B-1 in their buffer rows, f32[S rows]; padding rows hold 0."""
-    buffer = np.zeros((shapes.shards, shapes.buffer_rows), np.float32)
-    buffer[row_index(len(rewards), shapes.shards)] = rewards
-    return buffer

@@ -39,8 +39,8 @@ from isojax.sampling.batch import (
     RoutedRollouts,
     SamplingBatch,
     length_mask,
-    make_shard_slice,
 )
+from isojax.sampling.layout import Layout
 from isojax.sampling.logits import log_probs, nucleus, renormalize, sample_token, uniforms
 from isojax.sampling.slots import SamplerState, Slots, WorkQueue, admit, prefill, work_items
 from isojax.tasks.protocol import StopConditions
@@ -275,7 +275,7 @@ def build_sampler(
     def sample_shard(
         params: Params, problems: ProblemArrays, shard: Array, B_p: Array, n: Array, key: Array
     ) -> Rollouts:
-        share = make_shard_slice(shard[0], shapes.shards, B_p, n)
+        share = Layout(B_p, n, shapes.shards).shard_slice(shard[0])
         batch = SamplingBatch(problems, share, n, jax.random.wrap_key_data(key))
         params = all_gather_params(params, param_specs, decoder.options.compute_dtype)
         decode_weights = engine.decoding.prepare_weights(params)

@@ -22,9 +22,9 @@ from isojax.distributed import multiprocess, sharding
 from isojax.distributed.sharding import ROLLOUT_AXES, Program, replicated, shape_on
 from isojax.models.decode import KVCache
 from isojax.models.transformer import Decoder, Params
-from isojax.sampling import batch
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplingBatch
 from isojax.sampling.engine import Engine, SamplerWeights, build_engine
+from isojax.sampling.layout import Layout
 from isojax.sampling.replies import Reply, WaitingSlot, build_receive, has_ended, make_replies, reply_shapes
 from isojax.sampling.slots import SamplerState, work_items
 from isojax.tasks.protocol import StopConditions
@@ -122,12 +122,14 @@ class Stream:
         if self.receive is not None:
             assert reply is not None, "a task of turns needs its reply"
             return self._run_with_replies(inputs, state, on_finished, reply)
+
+        layout = Layout(B_p, n, sharding.shard_count(self.mesh))
         state, finished = self.advance_chunk(inputs, state)
         has_work = True
         while has_work:
             state, next_finished = self.advance_chunk(inputs, state)  # the last of these finds nothing to do
             multiprocess.start_host_copy(jax.tree.leaves(next_finished))
-            on_finished(*_slot_rollouts(finished, finished.rows, B_p * n)[:2])
+            on_finished(*_slot_rollouts(finished, finished.rows, layout)[:2])
             finished, has_work = next_finished, _has_work(finished)
         return self.to_rollouts(state.outputs)
 
@@ -136,11 +138,12 @@ class Stream:
     ) -> Rollouts:
         """The same where the host replies. A chunk waits for the replies to the one before: no clock decides."""
         assert self.receive is not None
-        B, has_work = int(inputs.B_p) * int(inputs.n), True
+        layout = Layout(int(inputs.B_p), int(inputs.n), sharding.shard_count(self.mesh))
+        has_work = True
         while has_work:
             state, finished = self.advance_chunk(inputs, state)
-            on_finished(*_slot_rollouts(finished, finished.rows, B)[:2])
-            rollout_ids, responses, waiting = _slot_rollouts(finished, finished.waiting_rows, B)
+            on_finished(*_slot_rollouts(finished, finished.rows, layout)[:2])
+            rollout_ids, responses, waiting = _slot_rollouts(finished, finished.waiting_rows, layout)
             contexts, T = reply(rollout_ids, responses), finished.tokens.shape[-1]
             ended = [i for i, slot in enumerate(waiting) if has_ended(slot, contexts[i], T)]
             on_finished(rollout_ids[ended], [responses[i] for i in ended])
@@ -155,13 +158,13 @@ def _has_work(finished: FinishedSlots) -> bool:
 
 
 def _slot_rollouts(
-    finished: FinishedSlots, rows: Any, B: int
+    finished: FinishedSlots, rows: Any, layout: Layout
 ) -> tuple[np.ndarray, list[np.ndarray], list[WaitingSlot]]:
     """Of this process's slots with a row in `rows`: the rollouts' numbers and response tokens, and the slots."""
     shard_ids, rows = multiprocess.local_shard_rows(rows)
     _, tokens = multiprocess.local_shard_rows(finished.tokens)
     _, lengths = multiprocess.local_shard_rows(finished.lengths)
-    rollout_ids = batch.rollout_index(rows, B, shard_ids, finished.rows.shape[0])
+    rollout_ids = layout.rollout_at(shard_ids[:, None], rows)
     slots = np.nonzero(rows >= 0)
     responses = [row[:length] for row, length in zip(tokens[slots], lengths[slots], strict=True)]
     columns = (shard_ids[slots[0]], slots[1], rows[slots], lengths[slots])
@@ -254,7 +257,7 @@ def _shard_programs(
     shards = engine.shapes.shards
 
     def make_batch(shard: Array, problems: ProblemArrays, B_p: Array, n: Array, key: Array) -> SamplingBatch:
-        share = batch.make_shard_slice(shard[0], shards, B_p, n)
+        share = Layout(B_p, n, shards).shard_slice(shard[0])
         return SamplingBatch(problems, share, n, jax.random.wrap_key_data(key))
 
     def start_shard(shard: Array, *batch_inputs: Any) -> SamplerState:

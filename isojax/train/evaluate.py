@@ -3,10 +3,9 @@ with one seed meet the same draws at the same evaluation: a difference between t
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, count
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,8 +23,16 @@ from isojax.rl.engines import EngineSetup, RolloutEngine, SampleRequest
 from isojax.rl.engines.local import local_engine
 from isojax.rl.graded_sampler import GradedSampler
 from isojax.rl.metric import values
-from isojax.sampling import batch
-from isojax.sampling.batch import EVAL_STREAM, EXTRA_STREAM, ProblemArrays, Rollouts, RoutedRollouts
+from isojax.sampling.batch import (
+    EVAL_STREAM,
+    EXTRA_STREAM,
+    ProblemArrays,
+    Rollouts,
+    RoutedRollouts,
+    count_turns,
+    response_tokens,
+)
+from isojax.sampling.layout import Layout
 from isojax.sampling.logits import NEG_INF
 from isojax.tasks.protocol import EncodedProblems, Grades, TokenizedProblems, count_unfinished
 from isojax.tasks.task import Task
@@ -35,17 +42,19 @@ VALIDATION_SET = ""  # its name among the sets that are evaluated
 KEPT_ROLLOUTS = 4  # of each problem, for a person to read
 
 
-class RolloutSample(NamedTuple):
+@dataclass(frozen=True)
+class RolloutSample:
     """A rollout and what was said of it, for a person to read."""
 
     tokens: np.ndarray  # i32[its length]
     reward: float
     parsed: bool = True  # an answer was found
     ended: bool = True  # a stop condition ended it
-    scores: Mapping[str, float] = MappingProxyType({})  # of a graded reward, where it is made of several
+    scores: Mapping[str, float] = field(default_factory=dict)  # of a graded reward, where it is made of several
 
 
-class EvalCounts(NamedTuple):
+@dataclass(frozen=True)
+class EvalCounts:
     """The result of an evaluation of Q problems with k rollouts each."""
 
     rewards: np.ndarray  # f32[Q, k]
@@ -56,11 +65,11 @@ class EvalCounts(NamedTuple):
     interrupted: int | None = None  # rollouts interrupted to answer; None where the recipe interrupts none
     turns: int | None = None  # of the policy, over all rollouts; None where the task has one each
     graded: bool = False  # whether rewards may lie between 0 and 1
-    mean_scores: Mapping[str, float] = MappingProxyType({})  # of each score in a graded reward
+    mean_scores: Mapping[str, float] = field(default_factory=dict)  # of each score in a graded reward
     # What the check before the first update looks at (train/start_check.py), besides.
     empty: int = 0  # rollouts without any text
     nonfinite: int = 0  # rollouts with a token whose log-probability is no number
-    failed_checks: Mapping[str, int] = MappingProxyType({})  # those of `failures` without a verdict, by kind
+    failed_checks: Mapping[str, int] = field(default_factory=dict)  # those of `failures` without a verdict, by kind
     replies: int = 0  # of a task of turns
     failed_replies: int = 0
     samples: Sequence[Sequence[RolloutSample]] = ()  # of each problem, its first rollouts, up to KEPT_ROLLOUTS
@@ -72,7 +81,8 @@ class EvalCounts(NamedTuple):
         return np.round(sums, 6) if self.graded else sums.astype(np.int32)
 
 
-class CallSamples(NamedTuple):
+@dataclass(frozen=True)
+class CallSamples:
     """What an evaluation keeps of the rollouts of a call."""
 
     responses: list[list[np.ndarray]]  # of each problem, up to KEPT_ROLLOUTS
@@ -84,20 +94,19 @@ class CallSamples(NamedTuple):
     empty: int  # there: rollouts of an end token alone
 
 
-def summarize_call(rollouts: Rollouts | RoutedRollouts, rewards: Any, B: int, n: int) -> CallSamples:
-    """Of the rollouts 0 .. B-1 of a call. `rewards`: f32[S rows], or None where the host verifies."""
-    rows = batch.row_index(B, rollouts.tokens.shape[0])
-    stopped, lengths, mask = (np.asarray(x)[rows] for x in (rollouts.stopped, rollouts.lengths, rollouts.mask))
+def summarize_call(rollouts: Rollouts | RoutedRollouts, rewards: Any, layout: Layout) -> CallSamples:
+    """Of a call's rollouts. `rewards`: f32[S rows], or None where the host verifies."""
+    stopped, lengths, mask = map(layout.in_order, (rollouts.stopped, rollouts.lengths, rollouts.mask))
     # A token that was drawn has a probability: of NaN, -inf and NEG_INF, which top-p leaves of NaN, none is above this.
-    are_numbers = np.asarray(rollouts.logps)[rows] > NEG_INF / 2
-    responses = batch.response_tokens(rollouts, B)
+    are_numbers = layout.in_order(rollouts.logps) > NEG_INF / 2
+    responses, n = response_tokens(rollouts, layout), layout.n
     return CallSamples(
-        responses=[responses[start : start + min(n, KEPT_ROLLOUTS)] for start in range(0, B, n)],
+        responses=[responses[start : start + min(n, KEPT_ROLLOUTS)] for start in range(0, layout.B, n)],
         ended=stopped,
         interrupted=int((mask.sum(-1) < lengths).sum()),
-        turns=int(batch.count_turns(mask).sum()),
+        turns=int(count_turns(mask).sum()),
         nonfinite=int((mask & ~are_numbers).any(-1).sum()),
-        rewards=None if rewards is None else np.asarray(rewards)[rows],
+        rewards=None if rewards is None else layout.in_order(rewards),
         empty=int((stopped & (lengths <= 1)).sum()),
     )
 
@@ -242,7 +251,8 @@ class Evaluator:
         def summarize(request: SampleRequest, rollouts: Rollouts | RoutedRollouts, rewards: Any) -> CallSamples:
             if multiprocess.is_multiprocess():
                 rollouts = self.replicate(rollouts)
-            return summarize_call(rollouts, rewards, request.B, request.n)
+            layout = Layout(request.B_p, request.n, shards=rollouts.tokens.shape[0])
+            return summarize_call(rollouts, rewards, layout)
 
         return self.graded_sampler.sample_and_grade(params, requests, summarize)
 

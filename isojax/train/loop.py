@@ -50,7 +50,8 @@ from isojax.models.lora import policy_params
 from isojax.rl.metric import Metrics, merge, merge_in_float32, values
 from isojax.rl.optimizer import TrainState, place_moments
 from isojax.rl.rollout_source import SourcedBatch, finish_batch
-from isojax.sampling.batch import RolloutBatch, response_logps, response_tokens, row_index
+from isojax.sampling.batch import RolloutBatch, response_logps, response_tokens
+from isojax.sampling.layout import Layout
 from isojax.train.base_policy import BasePolicy, eval_problem_sets
 from isojax.train.checkpoint import Checkpoints, has_checkpoint
 from isojax.train.evaluate import VALIDATION_SET, make_eval_point
@@ -237,7 +238,9 @@ class CellTrainer:
             rollouts = self.replicate(rollouts)
         if not multiprocess.is_primary():
             return
+
         ids = np.asarray(batch.inputs.problems.ids)[: cell.B_p].tolist()
+        layout = Layout(cell.B_p, cell.n, shards=rollouts.tokens.shape[0])
         report = UpdateReport(
             cell=cell,
             folder=self.outputs.folder,
@@ -245,9 +248,9 @@ class CellTrainer:
             C=C,
             sampled=(1 + batch.extra_batches) * cell.B,
             problems=[self.problem_by_id[i] for i in ids],
-            responses=response_tokens(rollouts, cell.B),
-            logps=response_logps(rollouts, cell.B),
-            rewards=np.asarray(rewards)[row_index(cell.B, rollouts.tokens.shape[0])],
+            responses=response_tokens(rollouts, layout),
+            logps=response_logps(rollouts, layout),
+            rewards=layout.in_order(rewards),
             metrics=values(metrics),
             batch=batch.inputs,
             decode=partial(mark_context, self.programs.task),

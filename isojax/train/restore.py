@@ -23,7 +23,6 @@ from isojax.train.programs import SweepPrograms
 
 # Epochs are numbered from here on where a schedule has changed B_p, so that none has an earlier one's order.
 EPOCHS_PER_SIZE = 2**20
-ProblemTables = tuple[ProblemArrays, ProblemArrays]  # of the host, and of the devices
 
 
 @dataclass
@@ -39,8 +38,8 @@ class OpenCell:
     def switch(self, cursor: RunCursor) -> None:
         """Go on with the B_p and n of the cursor's newest span; no rollout is in progress."""
         self.rollout_source.close()
-        problems, tables = self.problems.problems, (self.problems.host_table, self.problems.problem_table)
-        self.problems = next_problems(self.programs, problems, tables, self.cell, cursor)
+        before = self.problems
+        self.problems = next_problems(self.programs, before.problems, before.problem_table, self.cell, cursor)
         self.rollout_source = self.programs.open_rollouts(self.problems)
 
 
@@ -55,8 +54,8 @@ def open_cell(
     """The cell's state, with all programs compiled; its RolloutSource ends with the context. A checkpoint after an
     evaluation that the ledger lacks (`is_recorded`) is of no use."""
     programs.compile(len(base_policy.training))
-    host_table = ProblemArrays(*programs.tokenize(base_policy.training).arrays)
-    tables = host_table, jax.device_put(host_table, replicated(programs.mesh))
+    tokens = ProblemArrays(*programs.tokenize(base_policy.training).arrays)
+    problem_table = jax.device_put(tokens, replicated(programs.mesh))
     restored = None
     while restored is None:
         state, cursor, base_params = _restore_state(programs, base_policy, checkpoints, is_recorded)
@@ -65,7 +64,7 @@ def open_cell(
             cursor = replace(cursor, pending=None)
         cell_so_far = cell if cursor.growth is None else cell.with_stages(cursor.growth["stages"])
         cursor = begin_span(count_rollouts(cursor, cell_so_far), cell_so_far)
-        problems = next_problems(programs, base_policy.training, tables, cell_so_far, cursor)
+        problems = next_problems(programs, base_policy.training, problem_table, cell_so_far, cursor)
         source = programs.open_rollouts(problems)
         restored = OpenCell(programs, cell_so_far, state, cursor, base_params, problems, source)
         if cursor.pending is not None:
@@ -127,7 +126,7 @@ def begin_span(cursor: RunCursor, cell: Cell) -> RunCursor:
 
 
 def next_problems(
-    programs: SweepPrograms, problems: Sequence[Problem], tables: ProblemTables, cell: Cell, cursor: RunCursor
+    programs: SweepPrograms, problems: Sequence[Problem], problem_table: ProblemArrays, cell: Cell, cursor: RunCursor
 ) -> CellProblems:
     """The problems of a cell, with the B_p and n of the cursor's newest span, and which of them the next batches have.
     A new B_p begins a new epoch."""
@@ -147,4 +146,4 @@ def next_problems(
     switch = cell.next_switch(cursor.rollouts)
     end_update = None if switch is None else cursor.M - (cursor.rollouts - switch) // (span.B_p * span.n)
     span_cell = Cell(span.B_p, span.n, cell.seed)
-    return CellProblems(span_cell, problems, *tables, order, first_update=cursor.M, end_update=end_update)
+    return CellProblems(span_cell, problems, problem_table, order, first_update=cursor.M, end_update=end_update)

@@ -28,6 +28,7 @@ from isojax.rl.engines import EngineSetup, Listener, SampleRequest
 from isojax.rl.engines.local import local_engine
 from isojax.rl.rollout_lists import SampledResponse, lists_from_rollouts
 from isojax.sampling.batch import ProblemArrays, Rollouts
+from isojax.sampling.layout import Layout
 from isojax.tasks.task import TextTask, build_task, is_on_device
 
 MAX_N = 16  # responses of a request
@@ -64,7 +65,7 @@ class OwnSampler:
         with self.lock:
             rollouts = self.engine.sample(self.params, request, Listener(lambda *_: None))
         assert isinstance(rollouts, Rollouts)
-        responses = lists_from_rollouts(rollouts, body["n"])
+        responses = lists_from_rollouts(rollouts, Layout(1, body["n"], shards=1))
         choices = [self.choice(i, response) for i, response in enumerate(responses)]
         return {"choices": choices, "usage": {"prompt_tokens": len(body["prompt"])}}
 

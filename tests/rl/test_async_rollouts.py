@@ -100,7 +100,7 @@ def asynchronous(
             coefficients=shapes_with_shardings(values, replicated(on)),
         )
     )
-    source = AsyncRollouts(made, CellProblems(cell, PROBLEMS, host_table, table, problem_order, first_update=0))
+    source = AsyncRollouts(made, CellProblems(cell, PROBLEMS, table, problem_order, first_update=0))
     with closing(source):
         sums: Metrics = {}
         for count in (2, UPDATES - 2):  # it goes on where it stood
@@ -231,7 +231,7 @@ def test_rollouts_in_progress_go_on_only_where_the_samplers_arrays_are_as_they_w
         return AsyncPrograms(recipe(2), DECODER, Parity(), shapes, pairs, mesh(axes))
 
     made, table = programs("auto", 2), ProblemArrays(*(jax.numpy.asarray(x) for x in TABLE))
-    problems = CellProblems(Cell(*PAIRS[0], SEED), PROBLEMS, TABLE, table, order(PAIRS[0][0]), first_update=0)
+    problems = CellProblems(Cell(*PAIRS[0], SEED), PROBLEMS, table, order(PAIRS[0][0]), first_update=0)
     source = AsyncRollouts(made, problems)
     source._publish_and_begin(policy())
     saved, _ = source.save()

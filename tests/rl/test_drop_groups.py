@@ -9,7 +9,8 @@ import pytest
 
 from isojax.core.shapes import SamplerShapes
 from isojax.rl.train_step import drop_groups
-from isojax.sampling.batch import ProblemArrays, Rollouts, buffer_row_groups
+from isojax.sampling.batch import ProblemArrays, Rollouts
+from isojax.sampling.layout import Layout
 from tests.device import P, T, gather, quick_jit, random_problems, scatter
 
 CELLS = [(13, 7), (5, 4)]
@@ -43,7 +44,7 @@ def batch(
 def test_what_is_left_is_the_batch_of_the_others(shards: int, B_p: int, n: int, dropped: list[int]) -> None:
     sampler_shapes = SamplerShapes(CELLS, shards, 8, 8, P, T)
     problems, rollouts, advantages, flat = batch(sampler_shapes, B_p, n, dropped)
-    groups, live = buffer_row_groups(sampler_shapes, jnp.int32(B_p), jnp.int32(n))
+    groups, live = Layout(jnp.int32(B_p), jnp.int32(n), sampler_shapes.shards).row_groups(sampler_shapes.buffer_rows)
     used = live & ~jnp.isin(groups, jnp.array([*dropped, -1]))
     left_over = quick_jit(lambda *x: drop_groups(sampler_shapes, *x))(
         problems, (rollouts, advantages), used, jnp.int32(B_p), jnp.int32(n), jnp.int32(n)

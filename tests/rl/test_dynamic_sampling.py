@@ -15,7 +15,8 @@ from isojax.core.schedule import Stage
 from isojax.core.shapes import SamplerShapes
 from isojax.rl.algorithm import check_algorithm
 from isojax.rl.dynamic_sampling import build_merge, has_equal_rewards
-from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, row_index
+from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts
+from isojax.sampling.layout import Layout
 from tests.device import MESHES, mesh
 
 B_p, n, T, P = 6, 3, 4, 2
@@ -24,7 +25,7 @@ B_p, n, T, P = 6, 3, 4, 2
 def make_batch(shapes: SamplerShapes, first_id: int, rewards: list[list[float]]) -> RolloutBatch:
     """B_p problems with ids from `first_id` on; rollout i of problem q has the token 100 * id + i throughout."""
     rows = (shapes.shards, shapes.buffer_rows)
-    where = row_index(B_p * n, shapes.shards)
+    where = Layout(B_p, n, shapes.shards).place(np.arange(B_p * n))
     tokens, reward_buffer = np.full((*rows, T), -7, np.int32), np.full(rows, 0.5, np.float32)
     tokens[where] = np.array([[100 * (first_id + q) + i] * T for q in range(B_p) for i in range(n)])
     reward_buffer[where] = np.concatenate(rewards)
@@ -78,7 +79,7 @@ def test_equal_groups_are_replaced(
     np.testing.assert_array_equal(batch.problems.ids[:B_p], expected_ids)
     np.testing.assert_array_equal(batch.problems.prompts[:B_p, 0], expected_ids)
 
-    where = row_index(B_p * n, shards)
+    where = Layout(B_p, n, shards).place(np.arange(B_p * n))
     expected_tokens = [100 * i + k for i in expected_ids for k in range(n)]
     np.testing.assert_array_equal(batch.rollouts.tokens[where], np.repeat(np.array(expected_tokens)[:, None], T, 1))
     np.testing.assert_array_equal(batch.rollouts.logps[where][:, 0], -np.array(expected_tokens, np.float32))

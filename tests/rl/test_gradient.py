@@ -23,8 +23,9 @@ from isojax.rl.metric import values
 from isojax.rl.objective import Coefficients, make_coefficients, make_loss_weights
 from isojax.rl.optimizer import ADAM, TrainState, adamw_update, build_init_state, train_state_shardings
 from isojax.rl.train_step import BatchSignals, TrainStep
-from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, buffer_row_groups
+from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts
 from isojax.sampling.engine import build_sampler
+from isojax.sampling.layout import Layout
 from tests.device import (
     CONFIG,
     DECODER,
@@ -119,7 +120,7 @@ class Program:
             n: Any,
             coefficients: Any,
         ) -> Any:
-            groups, live = buffer_row_groups(self.sampler_shapes, B_p, n)
+            groups, live = Layout(B_p, n, self.sampler_shapes.shards).row_groups(self.sampler_shapes.buffer_rows)
             rewarded = RewardedBatch(
                 advantages, jnp.where(live, rollouts.mask.sum(-1), 0), groups, live, n, self.sampler_shapes.problem_rows
             )

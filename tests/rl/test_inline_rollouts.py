@@ -182,7 +182,7 @@ class Twin:
         return state, {name: metric.sum for name, metric in sums.items()}
 
     def problems(self, cell: Cell, order: Any) -> CellProblems:
-        return CellProblems(cell, PROBLEMS, TABLE, self.table(), order, first_update=0)
+        return CellProblems(cell, PROBLEMS, self.table(), order, first_update=0)
 
     def shapes(self) -> UpdateShapes:
         return UpdateShapes(
@@ -255,7 +255,7 @@ def test_nothing_is_compiled_after_compile(caplog: pytest.LogCaptureFixture, mon
     with jax.log_compiles(), caplog.at_level("WARNING"):
         for cell in (Cell(3, 4, 1), Cell(B_p, 2, SEED)):
             order = FixedOrder(index()[::-1, : cell.B_p])
-            source = InlineRollouts(programs, CellProblems(cell, PROBLEMS, TABLE, table, order, first_update=0))
+            source = InlineRollouts(programs, CellProblems(cell, PROBLEMS, table, order, first_update=0))
             start, metrics = train_on(source, programs.update, start, twin.base, twin.coefficients, order, 2)
             assert metrics["tokens"].sum > 16
         assert not [r for r in caplog.messages if "XLA compilation" in r]

@@ -26,7 +26,8 @@ from isojax.rl.gradient import (
 )
 from isojax.rl.metric import value
 from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
-from isojax.sampling.batch import ProblemArrays, make_shard_slice
+from isojax.sampling.batch import ProblemArrays
+from isojax.sampling.layout import Layout
 from tests.device import (
     DECODER,
     MESHES,
@@ -66,7 +67,7 @@ def test_order_and_choices_by_hand() -> None:
     mask = mask.at[1, 2].set(True)  # a token that counts after some that do not: all up to it are needed
     length = response_lengths(mask)
     assert length.tolist() == [2, 3, 8, 5, 1, 6, 7, 7]
-    part = make_shard_slice(jnp.int32(0), 2, jnp.int32(3), jnp.int32(4))
+    part = Layout(jnp.int32(3), jnp.int32(4), shards=2).shard_slice(jnp.int32(0))
     row = sort_by_length(length, part, jnp.int32(4), 1, 8)
     assert row.tolist() == [2, 3, 1, 0, 5, 4, 6, 7]
     widths = (2, 4, 8)

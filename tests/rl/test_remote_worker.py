@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -47,7 +48,7 @@ def test_what_grading_raises_arrives_where_the_batch_is_awaited() -> None:
     filler: Any = None
     job = RolloutJob(4, 2, first_batch=0, filler_problem=filler, on_finished=grade)
     worker = RemoteWorker(filler, job, Role(trains=True, rank=0, size=1, peers={1: here}), filler)
-    assert there.incoming.get(timeout=10) == ("begin", 0, job._replace(on_finished=None))
+    assert there.incoming.get(timeout=10) == ("begin", 0, replace(job, on_finished=None))
     for number in (7, 0):  # another job's is none of its business
         there.send(("finished", number, number, np.array([1, 2]), [np.zeros(3)] * 2))
         there.send(("sampled", number, 0, (filler, {}), 1.0))

@@ -16,7 +16,8 @@ from isojax.distributed.sharding import shard_count
 from isojax.rl.engines import EngineSetup, SampleRequest
 from isojax.rl.engines.local import local_engine
 from isojax.rl.rollout_lists import SampledResponse, lists_from_rollouts, rollouts_from_lists
-from isojax.sampling.batch import ProblemArrays, Rollouts, row_index
+from isojax.sampling.batch import ProblemArrays, Rollouts
+from isojax.sampling.layout import Layout
 from isojax.tasks.protocol import Interruption, StopConditions
 from tests.device import DECODER, EOS, MESHES, P, Parity, mesh, placed, policy, random_problems
 
@@ -46,19 +47,19 @@ def make_request(setup: EngineSetup) -> SampleRequest:
 def test_the_local_samplers_rollouts_as_lists_and_back(axes: str, top_p: float, interrupted: bool) -> None:
     setup = engine_setup(axes, top_p, interrupted)
     request = make_request(setup)
+    layout = Layout(request.B_p, request.n, setup.shapes.shards)
     sampled = local_engine(setup).sample(placed(policy(), setup.mesh), request, None)
     assert isinstance(sampled, Rollouts)
 
-    responses = lists_from_rollouts(sampled, request.B)
+    responses = lists_from_rollouts(sampled, layout)
     assert len({response.stopped for response in responses}) == 2  # some were cut
     assert interrupted == any((np.asarray(response.tokens) < 0).any() for response in responses)
     rebuilt = rollouts_from_lists(setup, request, responses)
 
-    index = row_index(request.B, setup.shapes.shards)
     for name, before, after in zip(Rollouts._fields, sampled, rebuilt, strict=True):
         assert (before.shape, before.dtype) == (after.shape, after.dtype), name
         assert after.sharding.is_equivalent_to(before.sharding, before.ndim), name
-        np.testing.assert_array_equal(np.asarray(after)[index], np.asarray(before)[index], err_msg=name)
+        np.testing.assert_array_equal(layout.in_order(after), layout.in_order(before), err_msg=name)
 
 
 def test_a_response_by_hand() -> None:

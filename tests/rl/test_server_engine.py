@@ -22,6 +22,7 @@ from isojax.rl.rollout_lists import lists_from_rollouts
 from isojax.rl.servers.http_json import ServerOptions
 from isojax.rl.servers.server_engine import ServerEngine
 from isojax.sampling.batch import Rollouts
+from isojax.sampling.layout import Layout
 from isojax.tasks.task import TextTask, build_task, is_on_device, tokenize
 from isojax.train.evaluate import pad_problems
 from tests.device import DECODER, Parity, mesh
@@ -80,7 +81,7 @@ def test_what_the_server_draws_are_the_rollouts(task: TextTask, owner: str) -> N
         server.drawn, before = {}, server.drawn
         again = sample(engine)
 
-    responses = lists_from_rollouts(rollouts, len(PROBLEMS) * n)
+    responses = lists_from_rollouts(rollouts, Layout(len(PROBLEMS), n, shards=1))
     assert [told[r] for r in range(len(PROBLEMS) * n)] == [list(one.tokens) for one in responses]
     prompts = task.tokenizer([p.prompt for p in PROBLEMS], add_special_tokens=False)["input_ids"]
     for q, prompt in enumerate(prompts):

@@ -17,8 +17,9 @@ from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Decoder
 from isojax.sampling import engine as engine_module
-from isojax.sampling.batch import ProblemArrays, Rollouts, buffer_row_groups
+from isojax.sampling.batch import ProblemArrays, Rollouts
 from isojax.sampling.engine import build_sampler
+from isojax.sampling.layout import Layout
 from isojax.tasks.protocol import StopConditions
 from isojax.tasks.tokenizer import build_stop_table
 from tests.device import (
@@ -101,7 +102,8 @@ class Engine:
     def rollouts(self, B_p: int, n: int, key: int = 0, order: np.ndarray | None = None) -> Rollouts:
         """All that the sampler says, [B ...], of problems PROBLEMS[order], and of nothing that pads them."""
         rollouts = self.program(*self.args(B_p, n, key, np.arange(B_p) if order is None else order))
-        _, live = buffer_row_groups(self.sampler_shapes, jnp.int32(B_p), jnp.int32(n))
+        layout = Layout(jnp.int32(B_p), jnp.int32(n), self.sampler_shapes.shards)
+        live = layout.holds_rollout(self.sampler_shapes.buffer_rows)
         assert not np.asarray(rollouts.mask)[~np.asarray(live)].any()  # rows that hold no rollout count for nothing
         return Rollouts(*(gather(self.sampler_shapes, B_p * n, x) for x in rollouts))
 
@@ -360,7 +362,8 @@ def test_the_shapes_by_hand() -> None:
 @pytest.mark.parametrize(("B_p", "n"), [(1, 1), (13, 7), (3, 5)])
 def test_rows_and_groups_of_the_buffers(B_p: int, n: int) -> None:
     sampler_shapes = SamplerShapes([(13, 7), (5, 32)], 4, 12, 8, P, T)
-    groups, live = (np.asarray(x) for x in buffer_row_groups(sampler_shapes, jnp.int32(B_p), jnp.int32(n)))
+    layout = Layout(jnp.int32(B_p), jnp.int32(n), sampler_shapes.shards)
+    groups, live = map(np.asarray, layout.row_groups(sampler_shapes.buffer_rows))
     assert live.sum() == B_p * n
     assert gather(sampler_shapes, B_p * n, live).all()
     assert gather(sampler_shapes, B_p * n, groups).tolist() == [r // n for r in range(B_p * n)]

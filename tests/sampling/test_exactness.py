@@ -21,8 +21,9 @@ from isojax.distributed.sharding import shard_count
 from isojax.models.decode import Decoding
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling import engine as engine_module
-from isojax.sampling.batch import ProblemArrays, SamplingBatch, make_shard_slice
+from isojax.sampling.batch import ProblemArrays, SamplingBatch
 from isojax.sampling.engine import SamplerWeights, build_engine, build_sampler
+from isojax.sampling.layout import Layout
 from isojax.sampling.logits import NEG_INF, log_probs, rollout_keys, sample_token, uniforms
 from isojax.tasks.protocol import StopConditions
 from tests.device import (
@@ -179,7 +180,7 @@ def test_any_order_of_slots_and_lanes_gives_the_same_bits(case: Case) -> None:
     problems = ProblemArrays(
         *(jnp.asarray(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:]))) for x in PROBLEMS)
     )
-    batch = SamplingBatch(problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(13), n), n, jax.random.key(0))
+    batch = SamplingBatch(problems, Layout(jnp.int32(13), n, 1).shard_slice(jnp.int32(0)), n, jax.random.key(0))
     specific = engine.decoding.prepare_weights(params)
     state = quick_jit(
         lambda: engine.decode_chunk(SamplerWeights(specific, params), batch, engine.init_state(jnp.int32(0)))[0]
@@ -222,7 +223,7 @@ def test_first_tokens_run_no_layers() -> None:
         *(jnp.asarray(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:]))) for x in PROBLEMS)
     )
     n = jnp.int32(4)
-    batch = SamplingBatch(problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(2), n), n, jax.random.key(0))
+    batch = SamplingBatch(problems, Layout(jnp.int32(2), n, 1).shard_slice(jnp.int32(0)), n, jax.random.key(0))
     specific = engine.decoding.prepare_weights(params)
     decode_chunk = quick_jit(lambda state: engine.decode_chunk(SamplerWeights(specific, params), batch, state)[0])
     state, Counting.steps[:] = engine.init_state(jnp.int32(0)), []

@@ -23,6 +23,7 @@ from isojax.distributed.sharding import shard_count
 from isojax.sampling import engine
 from isojax.sampling.batch import ProblemArrays, Rollouts, response_tokens
 from isojax.sampling.engine import build_sampler
+from isojax.sampling.layout import Layout
 from isojax.sampling.logits import rollout_keys, uniforms
 from isojax.sampling.stream import build_stream
 from isojax.tasks.protocol import Interruption, StopConditions
@@ -209,7 +210,7 @@ def test_chunks_from_the_host_give_the_same(name: str, request: pytest.FixtureRe
     for part, x, buffer in zip(Rollouts._fields, case.thirteen, run, strict=True):
         y = gather(case.sampler_shapes, 91, buffer)
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 if x.dtype == np.float32 else 0, err_msg=part)
-    full = [x.tolist() for x in response_tokens(run, 91)]
+    full = [x.tolist() for x in response_tokens(run, Layout(13, 7, case.sampler_shapes.shards))]
     assert [streamed[r] for r in range(91)] == full
     assert sum(row[AFTER:LAST] == [~token for token in PHRASE] for row in full) > 20
     assert [plain_tokens(np.array(row)).tolist() for row in full] == [

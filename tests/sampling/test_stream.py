@@ -24,6 +24,7 @@ from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.sampling import engine
 from isojax.sampling.batch import ProblemArrays, Rollouts, response_tokens
 from isojax.sampling.engine import build_engine, build_sampler
+from isojax.sampling.layout import Layout
 from isojax.sampling.stream import Stream, build_prepare_weights, build_stream
 from isojax.tasks.protocol import StopConditions
 from tests.device import (
@@ -120,7 +121,8 @@ def test_the_rollouts_are_the_samplers_and_each_is_reported_once(pair: Pair, B_p
     one, two = pair.both(B_p, n, key=B_p)
     pair.check(one, two)
     assert sum(pair.chunks) == B_p * n
-    assert [pair.tokens[r] for r in range(B_p * n)] == [row.tolist() for row in response_tokens(one, B_p * n)]
+    layout = Layout(B_p, n, pair.sampler_shapes.shards)
+    assert [pair.tokens[r] for r in range(B_p * n)] == [row.tolist() for row in response_tokens(one, layout)]
     if B_p * n > 1:
         assert {1, T} <= {len(row) for row in pair.tokens.values()}  # some end at once, some are cut
         assert np.count_nonzero(pair.chunks) > 3 and list(pair.tokens) != sorted(pair.tokens)  # as they finish

@@ -23,6 +23,7 @@ from isojax.distributed.sharding import shard_count
 from isojax.sampling import engine
 from isojax.sampling.batch import ProblemArrays, Rollouts, response_tokens
 from isojax.sampling.engine import build_sampler
+from isojax.sampling.layout import Layout
 from isojax.sampling.logits import rollout_keys, uniforms
 from isojax.sampling.slots import Slots
 from isojax.sampling.stream import build_stream
@@ -215,7 +216,7 @@ def test_the_hosts_replies_give_the_same_rollouts(name: str, request: pytest.Fix
     result, finished = case.streamed(13, 7)
     for part, x, y in zip(Rollouts._fields, case.thirteen, case.gathered(result, 91), strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 if x.dtype == np.float32 else 0, err_msg=part)
-    full = response_tokens(result, 91)
+    full = response_tokens(result, Layout(13, 7, case.sampler_shapes.shards))
     assert [finished[r] for r in range(91)] == [row.tolist() for row in full]
     assert sum((row < 0).any() for row in full) > 30
     assert [plain_tokens(row).tolist() for row in full] == [

@@ -77,7 +77,7 @@ class DeadLabeller(FakeLabeller):
     def evaluate(self, *words: Any, **others: Any) -> Any:
         counts, self.calls = super().evaluate(*words, **others), self.calls + 1
         failed = {"error": counts.rewards.size} if self.calls >= self.first_failed_call else {}
-        return counts._replace(failures=Counter(failed), failed_checks=failed)
+        return replace(counts, failures=Counter(failed), failed_checks=failed)
 
 
 def test_first_labels_of_which_no_check_ends_are_refused_and_not_saved(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_what_the_first_labels_make_doubtful_is_said_and_kept(
 
     class Endless(FakeLabeller):
         def evaluate(self, *words: Any, **others: Any) -> Any:
-            return super().evaluate(*words, **others)._replace(ended=0)
+            return replace(super().evaluate(*words, **others), ended=0)
 
     label(tmp_path / "l", Endless())
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]

@@ -1,6 +1,7 @@
 """What is refused before the first update, what is warned of, and with which numbers."""
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,8 @@ MIXED = np.array([[0.0, 1.0]] * 8)  # 8 problems of two rollouts, of which one i
 def counts(rewards: np.ndarray = MIXED, **changes: Any) -> EvalCounts:
     """An evaluation in which nothing is doubtful."""
     total = rewards.size
-    return EvalCounts(rewards, [], ended=total, parsed=total, failures=Counter())._replace(**changes)
+    of_rewards = EvalCounts(rewards, [], ended=total, parsed=total, failures=Counter())
+    return replace(of_rewards, **changes)
 
 
 def failing(kinds: dict[str, int], rewards: np.ndarray = MIXED) -> EvalCounts:
@@ -99,7 +101,7 @@ def test_replies_that_all_fail_and_that_fail_at_times() -> None:
         DeadStart, match=r"its reply failed at each of 16 turns\. The first: problem 2: my_tool\.py:4: x"
     ):
         check(replying, {"reply error": "problem 2: my_tool.py:4: x"})
-    assert symptoms(check(replying._replace(replies=32))) == ["failed_replies"]
+    assert symptoms(check(replace(replying, replies=32))) == ["failed_replies"]
 
 
 def test_a_log_probability_that_is_no_number_is_refused_and_the_weight_named() -> None:

@@ -35,11 +35,9 @@ from isojax.sampling.batch import (
     ProblemArrays,
     RolloutBatch,
     Rollouts,
-    buffer_row_groups,
-    rewards_to_buffer,
     rollout_shapes,
-    row_index,
 )
+from isojax.sampling.layout import Layout
 from isojax.tasks.grading import BackgroundGrader
 from isojax.tasks.task import Task, is_on_device
 
@@ -108,12 +106,11 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
 
     def _to_trainer_layout(self, worker_rollouts: Rollouts, B_p: Array, n: Array) -> Rollouts:
         """A batch's rollouts in the buffer rows that the trainer's shards expect them in."""
-        groups, valid = buffer_row_groups(self.shapes, B_p, n)
-        shards, worker_rows = sharding.shard_count(self.mesh), (B_p * n) // self.sampler_shards
-        trainer_rows = (B_p * n + shards - 1) // shards
-        rollout = jnp.arange(groups.shape[0])[:, None] * trainer_rows + jnp.arange(groups.shape[1])[None]
-        rollout = jnp.where(valid, rollout, 0)
-        shard, row = rollout // worker_rows, rollout % worker_rows
+        trainer, worker = Layout(B_p, n, self.shapes.shards), Layout(B_p, n, self.sampler_shards)
+        valid = trainer.holds_rollout(self.shapes.buffer_rows)
+        rollout = jnp.where(valid, trainer.rollout_of_row(self.shapes.buffer_rows), 0)
+
+        shard, row = worker.place(rollout)
         rollouts = jax.tree.map(lambda x: x[shard, row], worker_rollouts)
         return rollouts._replace(
             mask=rollouts.mask & valid[..., None],
@@ -135,7 +132,7 @@ class AsyncRollouts(rollout_source.RolloutSource):
             B_p=self.cell.B_p,
             n=self.cell.n,
             first_batch=problems.first_update,
-            filler_problem=ProblemArrays(*(np.asarray(x)[:1] for x in problems.host_table)),
+            filler_problem=ProblemArrays(*(np.asarray(x)[:1] for x in problems.problem_table)),
             on_finished=None if is_on_device(programs.task) else lambda k, *rows: self.grading[k].add_responses(*rows),
         )
         self.worker: RolloutWorker | BackgroundWorker | RemoteWorker
@@ -160,18 +157,18 @@ class AsyncRollouts(rollout_source.RolloutSource):
         B_p, n = np.int32(self.cell.B_p), np.int32(self.cell.n)
         on_trainer = jax.tree.map(lambda _: replicated(programs.mesh), sampled_rollouts)
         rollouts = programs.to_trainer_layout(sharding.copy_to_mesh(sampled_rollouts, on_trainer), B_p, n)
+        layout = Layout(self.cell.B_p, self.cell.n, programs.shapes.shards)
         metrics = staleness_metrics(tokens_by_version, update, programs.max_staleness)
         if programs.verify is not None:
             rewards = programs.verify(problems, rollouts, B_p, n)
         else:
             with self.grading.pop(update) as grading:
                 grades = grading.collect_grades()
-            rewards = rewards_to_buffer(programs.shapes, grades.rewards)
+            rewards = layout.to_buffer(grades.rewards, programs.shapes.buffer_rows)
             metrics |= rollout_source.verifier_metrics(grades)
         reward_sums = None
         if self.problems.problem_order.drop_above is not None:
-            rollout_rewards = np.asarray(rewards)[row_index(self.cell.B, programs.shapes.shards)]
-            reward_sums = rollout_rewards.reshape(-1, self.cell.n).sum(1)
+            reward_sums = layout.in_order(rewards).reshape(-1, self.cell.n).sum(1)
         batch = RolloutBatch(problems, rollouts, rewards=rewards, B_p=B_p, n=n, key_data=key_data)
         return rollout_source.SourcedBatch(batch, index, reward_sums, metrics)
 
@@ -228,7 +225,7 @@ class AsyncRollouts(rollout_source.RolloutSource):
         while self.next_batch_to_begin <= last_to_begin:
             batch, index = self.next_batch_to_begin, next(self.problems.problem_order)
             selected = self._add_pending_batch(batch, index)
-            batch_problems = ProblemArrays(*(np.asarray(x)[index] for x in self.problems.host_table))
+            batch_problems = ProblemArrays(*(np.asarray(x)[: self.cell.B_p] for x in selected.problems))
             self.worker.begin_batch(batch, batch_problems, np.asarray(selected.key_data))
             self.next_batch_to_begin += 1
 

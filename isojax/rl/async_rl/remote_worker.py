@@ -5,6 +5,7 @@ need them. Each of the sampler's processes sends what it has finished to one of 
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -37,7 +38,7 @@ class RemoteWorker:
         self.lock = threading.Lock()  # of the links' threads
         for link in role.peers.values():
             link.on_message = self._receive
-        self._request("begin", self.number, job._replace(on_finished=None))
+        self._request("begin", self.number, replace(job, on_finished=None))
 
     def begin_batch(self, batch: int, problems: ProblemArrays, key_data: np.ndarray) -> None:
         self._request("begin_batch", batch, problems, key_data)
@@ -131,6 +132,6 @@ def sample_jobs(programs: SamplerPrograms, role: Role, shapes: Params, is_graded
     while (message := role.next_message("begin")) is not None:
         number, job = message
         on_finished = partial(send_finished, number) if is_graded else None
-        worker = RolloutWorker(programs, job._replace(on_finished=on_finished))
+        worker = RolloutWorker(programs, replace(job, on_finished=on_finished))
         get_request, on_sampled = partial(next_request, worker, role, shapes), partial(send_batch, number, worker)
         serve_requests(worker, role.own_peer.incoming.qsize, get_request, on_sampled)

@@ -27,10 +27,10 @@ from isojax.sampling.batch import (
     Rollouts,
     RoutedRollouts,
     SamplingBatch,
-    make_shard_slice,
     problem_shapes,
 )
 from isojax.sampling.engine import SamplerWeights, build_engine
+from isojax.sampling.layout import Layout
 from isojax.sampling.slots import SamplerState, work_items
 from isojax.tasks.task import Task, is_on_device
 
@@ -149,7 +149,7 @@ class SamplerPrograms:
     ) -> tuple[SamplerState, ChunkOutputs]:
         problems, keys = jax.tree.map(lambda x: x[0], ring)
         ring_groups, n = progress.groups_per_batch * self.ring_batches, progress.n
-        shard_slice = make_shard_slice(jnp.int32(0), 1, progress.group_limit, n)
+        shard_slice = Layout(progress.group_limit, n, shards=1).shard_slice(jnp.int32(0))
         ring_rows, key = ring_groups * n, jax.random.wrap_key_data(keys)
         batch = SamplingBatch(problems, shard_slice, n, key, ring_groups, ring_rows)
         state = stream.squeeze_shard_axis(state)

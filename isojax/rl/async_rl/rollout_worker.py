@@ -9,9 +9,10 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,6 +23,7 @@ from isojax.models.transformer import Params
 from isojax.rl.async_rl.rollout_buffer import ChunkOutputs, ProblemRing, SamplerPrograms, SamplerProgress
 from isojax.sampling.batch import ProblemArrays, Rollouts
 from isojax.sampling.engine import SamplerWeights
+from isojax.sampling.layout import Layout
 from isojax.sampling.slots import SamplerState
 
 CLOSE_TIMEOUT = 60  # seconds
@@ -32,7 +34,8 @@ SampledBatch = tuple[Rollouts, Mapping[int, int]]
 Request = Callable[[], None] | None  # a call of a worker's method; None ends its job
 
 
-class RolloutJob(NamedTuple):
+@dataclass(frozen=True)
+class RolloutJob:
     B_p: int
     n: int
     first_batch: int  # the number of the first batch
@@ -138,7 +141,7 @@ class RolloutWorker:
         self.state, self.previous_slots = restored["state"], np.array(restored["previous_slots"])
         problems = {name: np.array(x) for name, x in restored["problem_ring"].items()}
         self.ring = ProblemRing(self.ring.problems._replace(**problems), keys=np.array(restored["key_ring"]))
-        self.job = self.job._replace(first_batch=meta["first_batch"])
+        self.job = replace(self.job, first_batch=meta["first_batch"])
         self.next_batch, self.weights_version = meta["next_batch"], meta["weights_version"]
         self.finished_counts = _map_keys(int, meta["finished_counts"])
         for b, counts in meta["tokens_by_version"].items():
@@ -165,8 +168,10 @@ class RolloutWorker:
         """Counts the rollouts that a chunk has finished, and passes this process's on where they are wanted."""
         tokens_by_shard = dict(zip(*multiprocess.local_shard_rows(outputs.tokens), strict=True))
         shard, slot = np.nonzero(outputs.finished_rows >= 0)
-        row, rows_per_batch = outputs.finished_rows[shard, slot], self.groups_per_shard * self.job.n
-        batch_of_rollout, rollout_index = self._batch_of_row(row), shard * rows_per_batch + row % rows_per_batch
+        row = outputs.finished_rows[shard, slot]
+        batch_of_rollout = self._batch_of_row(row)
+        layout = Layout(self.job.B_p, self.job.n, self.programs.shards)
+        rollout_index = layout.rollout_at(shard, row % layout.rollouts_per_shard)
         for b in np.unique(batch_of_rollout):
             (in_batch,) = np.nonzero(batch_of_rollout == b)
             self.finished_counts[int(b)] += len(in_batch)
