@@ -227,7 +227,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = (args.keep or Path(temporary)).absolute()
         prepare(folder)
-        tell = lambda line: print(f"{time.monotonic() - began:4.0f} s  {line}", file=sys.stderr, flush=True)  # noqa: E731
+
+        def tell(line: str) -> None:
+            print(f"{time.monotonic() - began:4.0f} s  {line}", file=sys.stderr, flush=True)
+
         result = {kind: broken(folder, kind, args.kills, rng, tell) for kind in args.kinds.split(",")}
     equal = all(kind["equal"] for kind in result.values())
     phases = sum((Counter(kind["phases"]) for kind in result.values()), Counter[str]())

@@ -53,9 +53,12 @@ def rollouts_per_step(config: Mapping[str, Any]) -> dict[str, int]:
 
 def plain_arguments(arguments: Any) -> dict[str, int | float | str]:
     """The numbers and texts among a trainer's arguments."""
+
+    def is_number_or_text(value: Any) -> bool:
+        return isinstance(value, str) or (type(value) in (int, float) and abs(value) <= MAX_NUMBER)
+
     items = arguments.items() if isinstance(arguments, dict) else ()
-    number_or_text = lambda v: isinstance(v, str) or (type(v) in (int, float) and abs(v) <= MAX_NUMBER)  # noqa: E731
-    return {key: value for key, value in items if number_or_text(value)}
+    return {key: value for key, value in items if is_number_or_text(value)}
 
 
 def find_logs(folder: Path) -> list[Path]:

@@ -227,7 +227,10 @@ def make_trl() -> None:
         args = GRPOConfig(
             output_dir="out", use_cpu=True, max_completion_length=4, report_to=["tensorboard"], **batch, **times
         )
-        rewards: Callable[..., list[float]] = lambda completions, **_: [float("1" in c) for c in completions]  # noqa: E731
+
+        def rewards(completions: list[str], **_: Any) -> list[float]:
+            return [float("1" in c) for c in completions]
+
         trainer = GRPOTrainer(
             model, rewards, args, train_dataset=data, eval_dataset=data.select(range(8)), processing_class=tokenizer
         )
