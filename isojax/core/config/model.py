@@ -24,8 +24,8 @@ LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down", "expe
 
 
 class LoraConfig(Section):
-    """Low-rank adapters (arXiv:2106.09685): each target W of a layer is used as x W + alpha / rank * (x A) B. A and B
-    are trained, and all else stays as in the base policy."""
+    """Low-rank adapters (arXiv:2106.09685): each target W of a layer is used as x W + (alpha / rank) (x A) B. A and
+    B are trained, and all else stays as in the base policy."""
 
     rank: Annotated[int, Field(gt=0, le=MAX_WIDTH)] = 16  # columns of A, rows of B
     alpha: PositiveFloat = 32.0  # alpha / rank scales the adapters
