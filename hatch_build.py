@@ -1,12 +1,14 @@
-"""The description in the package's metadata: README.md without its image, and with its relative links as plain text. On
-the page of a package index they would lead nowhere."""
+"""The description in the package's metadata: README.md without its image, and with its relative
+links as plain text. On the page of a package index they would lead nowhere."""
 
 import re
 from pathlib import Path
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-NOTE = "*The pages of `docs/` are in the installed package, in the folder that `isojax --help` names.*"
+NOTE = (
+    "*The pages of `docs/` are in the installed package, in the folder that `isojax --help` names.*"
+)
 
 
 def describe(readme: str) -> str:

@@ -1,7 +1,9 @@
-"""What `ablations.py` compares: every experiment's arms, each some configs and overrides over the quickstart.
+"""What `ablations.py` compares: every experiment's arms, each some configs and overrides over the
+quickstart.
 
-All are on the quickstart's task, B_p = 32 problems per batch, with half of its held-out problems and fewer evaluations,
-that an experiment takes minutes. Easy is the quickstart's own choice of problems, Hard that of configs/hard.yaml.
+All are on the quickstart's task, B_p = 32 problems per batch, with half of its held-out problems
+and fewer evaluations, that an experiment takes minutes. Easy is the quickstart's own choice of
+problems, Hard that of configs/hard.yaml.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from dataclasses import dataclass
 from isojax.core.config.load import config_roots
 
 SCALE = ("sweep.B_p=[32]", "sweep.n=[8]", "sweep.budget=56000", "cell.data.validation=1000")
-EVALUATIONS = ("cell.eval.start=2048", "cell.eval.ratio=1.35", "cell.eval.panel=0", "cell.rl.measure_kl=true")
+EVALUATIONS = (
+    "cell.eval.start=2048",
+    "cell.eval.ratio=1.35",
+    "cell.eval.panel=0",
+    "cell.rl.measure_kl=true",
+)
 HARD = ("cell.data.candidates=12000", "cell.data.difficulty=[0.0,0.0625]")
 NO_KL, NO_ENTROPY = "cell.rl.kl=0.0", "cell.rl.entropy=0.0"
 WEAK = (
@@ -27,7 +34,8 @@ EIGHTFOLD = ("sweep.n=[64]", "sweep.B_max=2048", "sweep.budget=139000")
 
 @dataclass(frozen=True)
 class Arm:
-    """A sweep: `configs` over the quickstart, `overrides` over these. `panel`: the set of axes it is drawn in."""
+    """A sweep: `configs` over the quickstart, `overrides` over these. `panel`: the set of axes it
+    is drawn in."""
 
     label: str
     configs: tuple[str, ...] = ()
@@ -59,7 +67,9 @@ class Experiment:
 
 def _recipes() -> tuple[Arm, ...]:
     """Every preset, as it is."""
-    names = sorted({path.stem for root in config_roots() for path in (root / "recipes").glob("*.yaml")})
+    names = sorted(
+        {path.stem for root in config_roots() for path in (root / "recipes").glob("*.yaml")}
+    )
     return tuple(Arm(name, (f"recipes/{name}",)) for name in names)
 
 
@@ -93,14 +103,21 @@ EXPERIMENTS = {
         "The learning rate's rule (Fig. 4): rates at B = 256, and what each rule makes of 5e-4 at B = 2048",
         (
             *(
-                Arm(f"rate {rate:.3g}", (), (ANCHOR, f"cell.rl.learning_rate={rate:.3g}"), "B = 256")
+                Arm(
+                    f"rate {rate:.3g}", (), (ANCHOR, f"cell.rl.learning_rate={rate:.3g}"), "B = 256"
+                )
                 for rate in (1.77e-4, 5e-4, 1.41e-3, 4e-3)
             ),
             *(
                 Arm(
                     rule,
                     (),
-                    (ANCHOR, *EIGHTFOLD, "cell.rl.learning_rate=5e-4", f"cell.rl.lr_scaling={rule}"),
+                    (
+                        ANCHOR,
+                        *EIGHTFOLD,
+                        "cell.rl.learning_rate=5e-4",
+                        f"cell.rl.lr_scaling={rule}",
+                    ),
                     "B = 2048",
                 )
                 for rule in ("constant", "sqrt", "linear")
@@ -108,7 +125,12 @@ EXPERIMENTS = {
             Arm(
                 "rate 0.0113",
                 (),
-                (ANCHOR, *EIGHTFOLD, "cell.rl.learning_rate=1.13e-2", "cell.rl.lr_scaling=constant"),
+                (
+                    ANCHOR,
+                    *EIGHTFOLD,
+                    "cell.rl.learning_rate=1.13e-2",
+                    "cell.rl.lr_scaling=constant",
+                ),
                 "B = 2048",
             ),
         ),
@@ -127,7 +149,11 @@ EXPERIMENTS = {
         (
             Arm("32 / 32", (), ("sweep.n=[32]",)),
             Arm("8 / 32", (), ("sweep.n=[32]", "cell.rl.n_train=8")),
-            Arm("8 / 32, rate of 8 / 8", (), ("sweep.n=[32]", "cell.rl.n_train=8", "cell.rl.learning_rate=5e-4")),
+            Arm(
+                "8 / 32, rate of 8 / 8",
+                (),
+                ("sweep.n=[32]", "cell.rl.n_train=8", "cell.rl.learning_rate=5e-4"),
+            ),
             Arm("8 / 8", (), ("sweep.n=[8]",)),
         ),
     ),

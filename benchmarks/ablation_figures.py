@@ -1,5 +1,5 @@
-"""The figures of `ablations.py`: reward against C, a line per arm with the spread of its seeds, and metrics of training
-beneath.
+"""The figures of `ablations.py`: reward against C, a line per arm with the spread of its seeds, and
+metrics of training beneath.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def draw(experiment: Experiment, lines: Sequence[Line]) -> RenderedFigure:
     """A column of axes for each panel: reward, then each of the experiment's metrics."""
     columns = list(dict.fromkeys(title_of(experiment, line) for line in lines))
     rows = 1 + len(experiment.metrics)
-    fig = Figure(figsize=(max(8.0, 5.2 * len(columns)), 3.6 * rows + 0.8), dpi=DPI, layout="constrained")
+    fig = Figure(
+        figsize=(max(8.0, 5.2 * len(columns)), 3.6 * rows + 0.8), dpi=DPI, layout="constrained"
+    )
     for j, column in enumerate(columns):
         specific = [line for line in lines if title_of(experiment, line) == column]
         styles = styles_of(experiment, specific)
@@ -42,11 +44,18 @@ def draw(experiment: Experiment, lines: Sequence[Line]) -> RenderedFigure:
         for i, metric in enumerate(experiment.metrics):
             ax = fig.add_subplot(rows, len(columns), (i + 1) * len(columns) + j + 1, sharex=top)
             style_axes(
-                ax, "", "C (rollouts)" if i + 1 == len(experiment.metrics) else "", NAMES[metric] if j == 0 else ""
+                ax,
+                "",
+                "C (rollouts)" if i + 1 == len(experiment.metrics) else "",
+                NAMES[metric] if j == 0 else "",
             )
             for line in specific:
                 if line["series"][metric]:
-                    ax.plot(*zip(*line["series"][metric], strict=True), lw=1.6, **styles[key_of(experiment, line)])
+                    ax.plot(
+                        *zip(*line["series"][metric], strict=True),
+                        lw=1.6,
+                        **styles[key_of(experiment, line)],
+                    )
     fig.suptitle(experiment.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     return render_figure(fig)
 
@@ -62,16 +71,25 @@ def key_of(experiment: Experiment, line: Line) -> Any:
 
 
 def styles_of(experiment: Experiment, lines: Sequence[Line]) -> dict[Any, dict[str, Any]]:
-    """Colour and dash of each line of a panel: by n, or one of ten distinguishable colours, then dashed."""
+    """Colour and dash of each line of a panel: by n, or one of ten distinguishable colours, then
+    dashed."""
     if experiment.by_n:
-        return {n: {"color": colour, "ls": "-"} for n, colour in n_palette([line["n"] for line in lines]).items()}
+        return {
+            n: {"color": colour, "ls": "-"}
+            for n, colour in n_palette([line["n"] for line in lines]).items()
+        }
     tab = [to_hex(colour) for colour in colormaps["tab10"](range(10))]
-    return {line["arm"]: {"color": tab[i % 10], "ls": DASHES[i // 10 % len(DASHES)]} for i, line in enumerate(lines)}
+    return {
+        line["arm"]: {"color": tab[i % 10], "ls": DASHES[i // 10 % len(DASHES)]}
+        for i, line in enumerate(lines)
+    }
 
 
 def reward(ax: Axes, line: Line, name: str, style: Mapping[str, Any]) -> None:
     """Mean over seeds, a band of one standard deviation, and where the base policy stands."""
     C, mean, spread = np.array([point for point in line["curve"] if point[0] > 0]).T
     ax.plot(C, mean, lw=1.8, label=name, zorder=3, **style)
-    ax.fill_between(C, mean - spread, mean + spread, color=style["color"], alpha=0.15, lw=0, zorder=2)
+    ax.fill_between(
+        C, mean - spread, mean + spread, color=style["color"], alpha=0.15, lw=0, zorder=2
+    )
     ax.axhline(line["base"], color=style["color"], lw=0.6, ls=(0, (1.2, 1.6)), zorder=1)

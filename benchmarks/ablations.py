@@ -1,21 +1,22 @@
-"""The recipes, and the paper's ablations of them, at the quickstart's scale: hours of a cluster become minutes of one
-core.
+"""The recipes, and the paper's ablations of them, at the quickstart's scale: hours of a cluster
+become minutes of one core.
 
-An arm is a sweep of its own, as `isojax launch` runs it, of some seeds; all arms of the same problems share one base
-policy. One JSON line for each (arm, B_p, n) on standard output, a table and progress on standard error; lines and
-figure are written to DIR/EXPERIMENT/, next to the runs:
+An arm is a sweep of its own, as `isojax launch` runs it, of some seeds; all arms of the same
+problems share one base policy. One JSON line for each (arm, B_p, n) on standard output, a table and
+progress on standard error; lines and figure are written to DIR/EXPERIMENT/, next to the runs:
 
     python benchmarks/ablations.py recipes               every recipe of configs/recipes
     python benchmarks/ablations.py fig3 fig4 fig25 fig26     the paper's figures; ablation_arms.py has their arms
     python benchmarks/ablations.py fig3 --resume         go on with what was interrupted
     python benchmarks/ablations.py recipes --arms ppo,cispo --budget 20000    some of the arms, shorter
 
-Of a line: `base` and `final`, validation reward of the base policy and, the mean over seeds, that of the last quarter
-of the evaluations (as in `isojax lr-search`), `se` its standard error over seeds; `gains`, final - base of each seed;
-`fall`, the best evaluation less the last, the largest of the seeds'; `flags`, which runs broke
-(isojax/scaling/checks/run_health.py); entropy, kl, grad_norm, response_length and zero_variance, means over seeds in
-the last interval of training; `curve`, [C, mean reward, its spread over seeds] of each evaluation. Where values of n
-are compared, one more line an arm says which n is best at each C.
+Of a line: `base` and `final`, validation reward of the base policy and, the mean over seeds, that
+of the last quarter of the evaluations (as in `isojax lr-search`), `se` its standard error over
+seeds; `gains`, final - base of each seed; `fall`, the best evaluation less the last, the largest of
+the seeds'; `flags`, which runs broke (isojax/scaling/checks/run_health.py); entropy, kl, grad_norm,
+response_length and zero_variance, means over seeds in the last interval of training; `curve`, [C,
+mean reward, its spread over seeds] of each evaluation. Where values of n are compared, one more
+line an arm says which n is best at each C.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def config_of(arm: Arm, folder: Path, seeds: int, budget: int | None) -> Config:
 
 
 def share_base(config: Config, below: Path) -> None:
-    """Begin the sweep with the base policy and problems of another one `below` with the same settings of them, where
-    there is one.
+    """Begin the sweep with the base policy and problems of another one `below` with the same
+    settings of them, where there is one.
     """
     from isojax.launch.local.setup import resolve_config, start_jax
 
@@ -81,10 +82,13 @@ def share_base(config: Config, below: Path) -> None:
     for path in sorted(below.glob(f"*/*/{CONFIG_FILE}")):
         old = load_config(str(path)).cell
         if all(getattr(old, key) == getattr(config.cell, key) for key in OF_THE_BASE):
-            shutil.rmtree(folder / BASE_FOLDER, ignore_errors=True)  # of a copy that was interrupted
+            # of a copy that was interrupted
+            shutil.rmtree(folder / BASE_FOLDER, ignore_errors=True)
             shutil.copytree(path.parent / BASE_FOLDER, folder / BASE_FOLDER)
             save_config(
-                config.model_copy(update={"sweep": resolve_sweep_sizes(config.sweep, 1, config.cell)}),
+                config.model_copy(
+                    update={"sweep": resolve_sweep_sizes(config.sweep, 1, config.cell)}
+                ),
                 folder / CONFIG_FILE,
             )
             return
@@ -107,19 +111,25 @@ def run(arm: Arm, config: Config, below: Path) -> list[Line]:
     ]
     runs = read_runs(result)
     cells = sorted({(r.cell.B_p, r.cell.n) for r in runs})
-    return [line_of(arm, [r for r in runs if (r.cell.B_p, r.cell.n) == cell], failed) for cell in cells]
+    return [
+        line_of(arm, [r for r in runs if (r.cell.B_p, r.cell.n) == cell], failed) for cell in cells
+    ]
 
 
 def line_of(arm: Arm, runs: Sequence[RunRecord], failed: Sequence[str]) -> Line:
     """What came of the seeds of one (B_p, n)."""
     metric = default_metric(runs)
     curves = [[(p.rollouts, metric_value(p, metric, r.source)) for p in r.points] for r in runs]
-    bases, finals = [curve[0][1] for curve in curves], [score_curve(curve) for curve in curves]
+    bases = [curve[0][1] for curve in curves]
+    finals = [score_curve(curve) for curve in curves]
     gains = [final - base for final, base in zip(finals, bases, strict=True)]
     cell = runs[0].cell
     specific = [text for text in failed if text.startswith(f"{cell.B_p}x{cell.n}-")]
     flags = [f"{r.cell.name}: {flag}" for r in runs for flag in health_flags(r)]
-    last = {key: mean_of([r.points[-1].train[key] for r in runs if key in r.points[-1].train]) for key in TRAINING}
+    last = {
+        key: mean_of([r.points[-1].train[key] for r in runs if key in r.points[-1].train])
+        for key in TRAINING
+    }
     series = {key: series_of(runs, key) for key in ("entropy", "kl")}
     return {
         "arm": arm.label, "panel": arm.panel, "B_p": cell.B_p, "n": cell.n, "seeds": len(runs), "metric": metric,
@@ -137,7 +147,10 @@ def curve_of(curves: Sequence[Sequence[tuple[int, float]]]) -> list[list[float]]
     count = min(map(len, curves))
     rewards = np.array([[reward for _, reward in curve[:count]] for curve in curves])
     spread = rewards.std(0, ddof=1) if len(curves) > 1 else np.zeros(count)
-    return [[C, float(m), float(s)] for (C, _), m, s in zip(curves[0], rewards.mean(0), spread, strict=False)]
+    return [
+        [C, float(m), float(s)]
+        for (C, _), m, s in zip(curves[0], rewards.mean(0), spread, strict=False)
+    ]
 
 
 def series_of(runs: Sequence[RunRecord], key: str) -> list[list[float]]:
@@ -151,12 +164,18 @@ def series_of(runs: Sequence[RunRecord], key: str) -> list[list[float]]:
 
 
 def best_n(lines: Sequence[Line]) -> list[Line]:
-    """Of each arm, at the C of every evaluation of its largest n: the n with the highest mean reward (linear in log C
-    between evaluations), and those within two standard errors of it, of the difference."""
+    """Of each arm, at the C of every evaluation of its largest n: the n with the highest mean
+    reward (linear in log C between evaluations), and those within two standard errors of it, of the
+    difference."""
     result = []
     for panel, arm in dict.fromkeys((line["panel"], line["arm"]) for line in lines):
-        specific = {line["n"]: line for line in lines if (line["panel"], line["arm"]) == (panel, arm)}
-        curves = {n: np.array([point for point in line["curve"] if point[0] > 0]) for n, line in specific.items()}
+        specific = {
+            line["n"]: line for line in lines if (line["panel"], line["arm"]) == (panel, arm)
+        }
+        curves = {
+            n: np.array([point for point in line["curve"] if point[0] > 0])
+            for n, line in specific.items()
+        }
         rows = []
         for C in curves[max(curves)][:, 0]:
             at = {
@@ -168,10 +187,16 @@ def best_n(lines: Sequence[Line]) -> list[Line]:
             near = [
                 n
                 for n in at
-                if at[best][0] - at[n][0] <= 2 * np.hypot(at[best][1], at[n][1]) / specific[n]["seeds"] ** 0.5
+                if at[best][0] - at[n][0]
+                <= 2 * np.hypot(at[best][1], at[n][1]) / specific[n]["seeds"] ** 0.5
             ]
             rows.append(
-                {"C": int(C), "n": best, "near": near, "rewards": {str(n): mean for n, (mean, _) in at.items()}}
+                {
+                    "C": int(C),
+                    "n": best,
+                    "near": near,
+                    "rewards": {str(n): mean for n, (mean, _) in at.items()},
+                }
             )
         result.append({"panel": panel, "arm": arm, "best_n": rows})
     return result
@@ -200,14 +225,32 @@ def show(title: str, lines: Sequence[Line]) -> None:
         "length",
         "flags",
     ):
-        table.add_column(head, justify="left" if head in ("", "arm", "flags") else "right", overflow="fold")
+        table.add_column(
+            head, justify="left" if head in ("", "arm", "flags") else "right", overflow="fold"
+        )
     for line in lines:
         figures = [
             line[key]
-            for key in ("base", "final", "se", "min_gain", "fall", "entropy", "kl", "grad_norm", "response_length")
+            for key in (
+                "base",
+                "final",
+                "se",
+                "min_gain",
+                "fall",
+                "entropy",
+                "kl",
+                "grad_norm",
+                "response_length",
+            )
         ]
         texts = ["-" if x is None else f"{x:.3f}" for x in figures]
-        table.add_row(line["panel"], line["arm"], f"{line['B_p']} x {line['n']}", *texts, str(len(line["flags"]) or ""))
+        table.add_row(
+            line["panel"],
+            line["arm"],
+            f"{line['B_p']} x {line['n']}",
+            *texts,
+            str(len(line["flags"]) or ""),
+        )
     console.print(table)
     console.print(
         "gain: the smallest of any seed; fall: from the best evaluation to the last, the largest of any seed",
@@ -215,10 +258,17 @@ def show(title: str, lines: Sequence[Line]) -> None:
     )
     for line in lines:
         for flag in line["flags"]:
-            console.print(f"  {line['panel']} {line['arm']} {flag}", highlight=False, markup=False, soft_wrap=True)
+            console.print(
+                f"  {line['panel']} {line['arm']} {flag}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
 
 
-def compare(name: str, experiment: Experiment, arms: Sequence[Arm], settings: argparse.Namespace) -> None:
+def compare(
+    name: str, experiment: Experiment, arms: Sequence[Arm], settings: argparse.Namespace
+) -> None:
     """Run the arms of an experiment and write what came of them."""
     from ablation_figures import draw
 
@@ -226,7 +276,9 @@ def compare(name: str, experiment: Experiment, arms: Sequence[Arm], settings: ar
     lines: list[Line] = []
     began = time.monotonic()
     for i, arm in enumerate(arms):
-        left = f", {(time.monotonic() - began) / i * (len(arms) - i) / 60:.1f} min left" if i else ""
+        left = (
+            f", {(time.monotonic() - began) / i * (len(arms) - i) / 60:.1f} min left" if i else ""
+        )
         console.rule(f"{name}: arm {i + 1} of {len(arms)}, {arm.panel} {arm.label}{left}")
         for line in run(arm, config_of(arm, folder, settings.seeds, settings.budget), settings.dir):
             lines.append({"benchmark": "ablations", "experiment": name, **line})
@@ -251,15 +303,23 @@ def chosen(name: str, words: str | None) -> list[Arm]:
     arms = EXPERIMENTS[name].arms
     wanted = set(words.split(",")) if words else set()
     if unknown := wanted - {word for arm in arms for word in (arm.label, arm.folder)}:
-        raise InputError(f"--arms: {name} has no {sorted(unknown)}; expected some of {[arm.folder for arm in arms]}.")
+        raise InputError(
+            f"--arms: {name} has no {sorted(unknown)}; expected some of {[arm.folder for arm in arms]}."
+        )
     return [arm for arm in arms if not wanted or wanted & {arm.label, arm.folder}]
 
 
 def main() -> int:
     """Run every experiment that is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "experiments", nargs="+", choices=EXPERIMENTS, metavar="EXPERIMENT", help=", ".join(EXPERIMENTS)
+        "experiments",
+        nargs="+",
+        choices=EXPERIMENTS,
+        metavar="EXPERIMENT",
+        help=", ".join(EXPERIMENTS),
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--dir", type=Path, default=Path("runs/ablations"))

@@ -1,14 +1,16 @@
-"""What this machine's GPU or TPU does with isojax: kernels, sampler and update of one model's shape, on random weights.
+"""What this machine's GPU or TPU does with isojax: kernels, sampler and update of one model's
+shape, on random weights.
 
     make accelerator                                  on the first device that jax finds, some minutes
     python benchmarks/accelerator.py --out FOLDER     the same; accelerator.json and accelerator.md there
     python benchmarks/accelerator.py --shape NAME     of one model; otherwise the largest of SHAPES that fits
 
-Kernels: each attention that the device has, its distance from float32 and its time at the run's own shapes. Sampler
-and update: the programs of a text task, with responses of full length and random rewards. The share of the roofline
-compares the sampler's time with that of reading the weights and the live cache once for each token; MFU counts the
-products of an update without what is computed again. Both are shares of the published rates of a TPU, an H100 or an
-H200, and of measured ones elsewhere. A CPU runs a small model; its figures say nothing about an accelerator.
+Kernels: each attention that the device has, its distance from float32 and its time at the run's own
+shapes. Sampler and update: the programs of a text task, with responses of full length and random
+rewards. The share of the roofline compares the sampler's time with that of reading the weights and
+the live cache once for each token; MFU counts the products of an update without what is computed
+again. Both are shares of the published rates of a TPU, an H100 or an H200, and of measured ones
+elsewhere. A CPU runs a small model; its figures say nothing about an accelerator.
 """
 
 import argparse
@@ -57,19 +59,44 @@ LENGTHS = (
 SHAPES = {
     "Qwen3-1.7B": (
         60,
-        *("cell.model.family=qwen3", "cell.model.layers=28", "cell.model.width=2048", "cell.model.heads=16"),
-        *("cell.model.kv_heads=8", "cell.model.head_dim=128", "cell.model.mlp=6144", "cell.model.vocab=151936"),
+        *(
+            "cell.model.family=qwen3",
+            "cell.model.layers=28",
+            "cell.model.width=2048",
+            "cell.model.heads=16",
+        ),
+        *(
+            "cell.model.kv_heads=8",
+            "cell.model.head_dim=128",
+            "cell.model.mlp=6144",
+            "cell.model.vocab=151936",
+        ),
         *("cell.model.tied=true", "cell.model.qk_norm=true", *LENGTHS),
     ),
     "Qwen2.5-0.5B": (
         14,
-        *("cell.model.family=qwen2", "cell.model.layers=24", "cell.model.width=896", "cell.model.heads=14"),
-        *("cell.model.kv_heads=2", "cell.model.head_dim=64", "cell.model.mlp=4864", "cell.model.vocab=151936"),
+        *(
+            "cell.model.family=qwen2",
+            "cell.model.layers=24",
+            "cell.model.width=896",
+            "cell.model.heads=14",
+        ),
+        *(
+            "cell.model.kv_heads=2",
+            "cell.model.head_dim=64",
+            "cell.model.mlp=4864",
+            "cell.model.vocab=151936",
+        ),
         *("cell.model.tied=true", "cell.model.qkv_bias=true", *LENGTHS),
     ),
     "small": (
         0,
-        *("cell.model.layers=4", "cell.model.width=128", "cell.model.heads=4", "cell.model.kv_heads=2"),
+        *(
+            "cell.model.layers=4",
+            "cell.model.width=128",
+            "cell.model.heads=4",
+            "cell.model.kv_heads=2",
+        ),
         *("cell.model.head_dim=32", "cell.model.mlp=512", "cell.model.vocab=1024"),
         *("cell.sampling.prompt_length=32", "cell.sampling.response_length=32"),
         *("sweep.B_p=[4]", "sweep.n=[8]", "sweep.decode_slots=16"),
@@ -79,7 +106,8 @@ HOPPER_BANDWIDTH = {"H100": 3350, "H200": 4800}  # GB/s
 
 
 class RandomTask(AbstractTask):
-    """Nothing ends a response, so that all have the full length; the rewards are drawn at random below."""
+    """Nothing ends a response, so that all have the full length; the rewards are drawn at random
+    below."""
 
     stops = StopConditions((), None)
 
@@ -87,15 +115,24 @@ class RandomTask(AbstractTask):
 def kernel_lines(config: Config, mesh: Any) -> Iterator[dict[str, Any]]:
     """Each attention of the device at the run's shapes."""
     device = mesh.devices.flat[0]
-    for part, shape in zip(("update", "decode"), attention_shapes(config.cell, config.sweep, mesh), strict=True):
+    for part, shape in zip(
+        ("update", "decode"), attention_shapes(config.cell, config.sweep, mesh), strict=True
+    ):
         for name in implementations(shape, device.platform):
             line = {"attention": part, "implementation": name}
             try:
-                error, seconds = max(float32_errors(shape, name)), attention_seconds(shape, name)
-            except Exception as e:  # whatever a compiler says of a kernel, the others can be measured
+                error = max(float32_errors(shape, name))
+                seconds = attention_seconds(shape, name)
+            except (
+                Exception
+            ) as e:  # whatever a compiler says of a kernel, the others can be measured
                 yield {**line, "failed": f"{type(e).__name__}: {str(e).partition(chr(10))[0]}"}
                 continue
-            yield {**line, "distance_from_float32": float(f"{error:.2g}"), "us": round(1e6 * seconds, 1)}
+            yield {
+                **line,
+                "distance_from_float32": float(f"{error:.2g}"),
+                "us": round(1e6 * seconds, 1),
+            }
 
 
 def chip_rates(config: Config, device: Any) -> tuple[float, float, str]:
@@ -106,7 +143,8 @@ def chip_rates(config: Config, device: Any) -> tuple[float, float, str]:
     for name, bandwidth in HOPPER_BANDWIDTH.items():
         if name in device.device_kind:
             return TYPICAL_RATES["gpu"].update_flops, 1e9 * bandwidth, "published"
-    model, dtype = config.cell.model, config.cell.precision.for_platform(device.platform).compute
+    model = config.cell.model
+    dtype = config.cell.precision.for_platform(device.platform).compute
     _, flops, bandwidth = measure_rates([device], (128, 2048), model.width, model.mlp, dtype)
     return flops, bandwidth, "measured"
 
@@ -121,7 +159,8 @@ def median_seconds(call: Any) -> float:
 
 
 class Run:
-    """A run of one cell on random weights: its programs, compiled, and the parts that a batch passes through."""
+    """A run of one cell on random weights: its programs, compiled, and the parts that a batch
+    passes through."""
 
     def __init__(self, config: Config, mesh: Any):
         (self.B_p,), (self.n,) = config.sweep.B_p, config.sweep.n
@@ -135,12 +174,16 @@ class Run:
         shapes, P = self.programs.shapes, cell.sampling.prompt_length
         decoder = self.programs.decoder
         params = jax.jit(decoder.init, out_shardings=decoder.shardings(mesh))(jax.random.key(0))
-        # As `init` draws them, a tied model all but repeats its last token, and log-probabilities are 0.
+        # As `init` draws them, a tied model all but repeats its last token, and log-probabilities
+        # are 0.
         self.state = self.programs.init({**params, "embed": EMBEDDING_SCALE * params["embed"]})
         prompts = np.random.default_rng(0).integers(0, vocab, (shapes.problem_rows, P), np.int32)
         Q = shapes.problem_rows
         problems = ProblemArrays(
-            prompts, np.full(Q, P, np.int32), np.zeros((Q, 0), np.int32), np.arange(Q, dtype=np.int32)
+            prompts,
+            np.full(Q, P, np.int32),
+            np.zeros((Q, 0), np.int32),
+            np.arange(Q, dtype=np.int32),
         )
         self.problems = jax.device_put(problems, replicated(mesh))
         self.rewards = Layout(self.B_p, self.n, shapes.shards).to_buffer(
@@ -151,56 +194,100 @@ class Run:
 
     def sample(self) -> None:
         stream, key = self.inline.graded_sampler.engine.stream, jax.random.key(1)
-        rollouts = stream.run(self.state.params, self.problems, self.B_p, self.n, key, lambda *_: None)
+        rollouts = stream.run(
+            self.state.params, self.problems, self.B_p, self.n, key, lambda *_: None
+        )
         self.rollouts = jax.block_until_ready(rollouts)
 
     def update(self) -> None:
         key_data = jax.random.key_data(jax.random.key(2))
-        batch = RolloutBatch(self.problems, self.rollouts, self.rewards, np.int32(self.B_p), np.int32(self.n), key_data)
+        batch = RolloutBatch(
+            self.problems,
+            self.rollouts,
+            self.rewards,
+            np.int32(self.B_p),
+            np.int32(self.n),
+            key_data,
+        )
         result = self.inline.update(self.state, {}, batch, self.programs.coefficients)
         self.state, update = jax.block_until_ready(result)
-        self.metrics = self.metrics or dict(values(update.metrics))  # of the first: the policy that sampled
+        # of the first: the policy that sampled
+        self.metrics = self.metrics or dict(values(update.metrics))
 
 
 def roofline_seconds(config: Config, run: Run, bandwidth: float) -> float:
-    """In which the weights of all layers, the unembedding and the live cache are read for each token of the slots."""
-    s, T, R = config.cell.sampling, config.cell.sampling.response_length, config.sweep.decode_slots or 1
+    """In which the weights of all layers, the unembedding and the live cache are read for each
+    token of the slots."""
+    s = config.cell.sampling
+    T = config.cell.sampling.response_length
+    R = config.sweep.decode_slots or 1
     precision = config.cell.precision.for_platform(jax.default_backend())
     model, item = config.cell.model, jnp.dtype(precision.compute).itemsize
-    sizes = {name: sum(x.size for x in jax.tree.leaves(w)) for name, w in run.programs.decoder.shapes().items()}
+    sizes = {
+        name: sum(x.size for x in jax.tree.leaves(w))
+        for name, w in run.programs.decoder.shapes().items()
+    }
     weights = item * (sum(sizes.values()) - (0 if model.tied else sizes["embed"]))
-    position_bytes = 2 * model.layers * model.kv_heads * model.head_dim * jnp.dtype(precision.cache).itemsize
+    position_bytes = (
+        2 * model.layers * model.kv_heads * model.head_dim * jnp.dtype(precision.cache).itemsize
+    )
     rounds = run.B_p * run.n / R
     return rounds * T * (weights + R * position_bytes * (s.prompt_length + T / 2)) / bandwidth
 
 
 def update_operations(config: Config, run: Run) -> float:
-    """Of the products of an update, forwards and backwards: each prompt once for a block of its rollouts."""
+    """Of the products of an update, forwards and backwards: each prompt once for a block of its
+    rollouts."""
     model, s = config.cell.model, config.cell.sampling
     P, T, B = s.prompt_length, s.response_length, run.B_p * run.n
     blocks = sum(x.size for x in jax.tree.leaves(run.programs.decoder.shapes()["blocks"]))
     attention = 4 * model.layers * model.heads * model.head_dim
     prompts = run.B_p * P * (2 * blocks + attention * P / 2)
-    responses = B * T * (2 * blocks + 2 * model.width * (model.vocab or 0) + attention * (P + T / 2))
+    responses = (
+        B * T * (2 * blocks + 2 * model.width * (model.vocab or 0) + attention * (P + T / 2))
+    )
     return 3 * (prompts + responses)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="another model's shape, lengths or sizes")
-    parser.add_argument("--shape", choices=SHAPES, help="a model's (default: the largest that fits the device)")
-    parser.add_argument("--out", type=Path, default=Path("runs/accelerator"), help="a folder (default %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="KEY=VALUE", help="another model's shape, lengths or sizes"
+    )
+    parser.add_argument(
+        "--shape", choices=SHAPES, help="a model's (default: the largest that fits the device)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/accelerator"), help="a folder (default %(default)s)"
+    )
     arguments = parser.parse_intermixed_args()
     reserve_gpu_memory()
     device = jax.devices()[0]
-    mesh, memory = make_mesh(MeshShape(), [device]), device_memory(device) or planner.host_memory()
+    mesh = make_mesh(MeshShape(), [device])
+    memory = device_memory(device) or planner.host_memory()
     gib = 0 if device.platform == "cpu" else memory / GIB
-    name = arguments.shape or next(name for name, (least_gib, *_) in SHAPES.items() if gib >= least_gib)
-    cell = ("cell.task=jsonl:none", "cell.rl.kl=0", "cell.rl.entropy=0", "cell.rl.learning_rate=1e-6")
+    name = arguments.shape or next(
+        name for name, (least_gib, *_) in SHAPES.items() if gib >= least_gib
+    )
+    cell = (
+        "cell.task=jsonl:none",
+        "cell.rl.kl=0",
+        "cell.rl.entropy=0",
+        "cell.rl.learning_rate=1e-6",
+    )
     config = load_config(["quickstart"], [*cell, *SHAPES[name][1:], *arguments.words])
-    pairs, vocab = [(config.sweep.B_p[0], config.sweep.n[0])], config.cell.model.vocab or 0
+    pairs = [(config.sweep.B_p[0], config.sweep.n[0])]
+    vocab = config.cell.model.vocab or 0
     budget = planner.DeviceBudget(
-        config.cell, pairs, MeshShape(), describe_sizes(config.cell.model, vocab), False, device.platform, memory
+        config.cell,
+        pairs,
+        MeshShape(),
+        describe_sizes(config.cell.model, vocab),
+        False,
+        device.platform,
+        memory,
     )
     sweep = planner.autosize_sweep(config.sweep, budget, is_new_run=True)
     sweep = select_attention(config.cell, sweep, mesh)
@@ -212,7 +299,12 @@ def main() -> None:
         print(json.dumps(line), flush=True)
     flops, bandwidth, origin = chip_rates(config, device)
     run = Run(config, mesh)
-    print(json.dumps({"compile_s": round(run.compile_seconds, 1), "sizes": planner.format_sizes(sweep)}), flush=True)
+    print(
+        json.dumps(
+            {"compile_s": round(run.compile_seconds, 1), "sizes": planner.format_sizes(sweep)}
+        ),
+        flush=True,
+    )
     sampling_seconds = median_seconds(run.sample)
     print(json.dumps({"sampling_s": round(sampling_seconds, 3)}), flush=True)
     update_seconds = median_seconds(run.update)
@@ -238,14 +330,20 @@ def main() -> None:
     }
     print(json.dumps(figures))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "accelerator.json").write_text(json.dumps({**figures, "kernels": kernels}, indent=2) + "\n")
+    (arguments.out / "accelerator.json").write_text(
+        json.dumps({**figures, "kernels": kernels}, indent=2) + "\n"
+    )
     rows = [f"| {name.replace('_', ' ')} | {value} |" for name, value in figures.items()]
-    rows += [f"| {x['attention']} attention, {x['implementation']} | {_describe(x)} |" for x in kernels]
+    rows += [
+        f"| {x['attention']} attention, {x['implementation']} | {_describe(x)} |" for x in kernels
+    ]
     (arguments.out / "accelerator.md").write_text("\n".join(["| | |", "|---|---|", *rows]) + "\n")
 
 
 def _describe(kernel: dict[str, Any]) -> str:
-    return kernel.get("failed") or f"{kernel['us']} us, {kernel['distance_from_float32']} from float32"
+    return (
+        kernel.get("failed") or f"{kernel['us']} us, {kernel['distance_from_float32']} from float32"
+    )
 
 
 if __name__ == "__main__":

@@ -1,18 +1,22 @@
-"""One training problem simulated: does a budget C = n t buy more with more samples per update (n) or more updates (t)?
+"""One training problem simulated: does a budget C = n t buy more with more samples per update (n)
+or more updates (t)?
 
     python benchmarks/bandit.py --out bandit
 
-The problem is a bandit (IsoCompute Playbook, arXiv:2603.12151, Appendix H): K responses, the arms, one of them right;
-the policy is pi = softmax(theta) over K logits of its own. One update draws n arms a_i with rewards r_i and takes
+The problem is a bandit (IsoCompute Playbook, arXiv:2603.12151, Appendix H): K responses, the arms,
+one of them right; the policy is pi = softmax(theta) over K logits of its own. One update draws n
+arms a_i with rewards r_i and takes
 
     theta += learning_rate * 1/n sum_i A_i (e_{a_i} - pi)
 
-whose expectation is the exact gradient pi * (means - pi . means), whatever n. A_i is r_i (baseline "none", the update
-of Mei et al. 2023, arXiv:2402.17235) or r_i minus the mean of the other n - 1 rewards ("leave_one_out").
+whose expectation is the exact gradient pi * (means - pi . means), whatever n. A_i is r_i (baseline
+"none", the update of Mei et al. 2023, arXiv:2402.17235) or r_i minus the mean of the other n - 1
+rewards ("leave_one_out").
 
-Appendix H bounds the suboptimality after t updates, the best arm's mean less the policy's expected reward, by
-A / (n t) + B / t: a slope of -1 in t whatever n. The slope can be read off a simulation, A and B cannot. Logits are
-float32, and steps shrink as 1/t: rounding costs .01% of the suboptimality after 1e4 updates, 9% after 1e6.
+Appendix H bounds the suboptimality after t updates, the best arm's mean less the policy's expected
+reward, by A / (n t) + B / t: a slope of -1 in t whatever n. The slope can be read off a simulation,
+A and B cannot. Logits are float32, and steps shrink as 1/t: rounding costs .01% of the
+suboptimality after 1e4 updates, 9% after 1e6.
 """
 
 import argparse
@@ -41,7 +45,8 @@ Z90 = 1.645
 
 @dataclass(frozen=True)
 class Curve:
-    """Suboptimality of one n after t updates, its slope in log-log, the share of repetitions lost to wrong arms."""
+    """Suboptimality of one n after t updates, its slope in log-log, the share of repetitions lost
+    to wrong arms."""
 
     n: int
     t: list[int]
@@ -53,8 +58,8 @@ class Curve:
 
 
 def one_right_arm(arms: int, p: float, noise: float = 0.0) -> tuple[Values, Values]:
-    """(the arms' mean rewards, the first policy's logits), float[K]: arm 0 is right and has probability p, the others
-    equal shares; the verifier errs with probability `noise`.
+    """(the arms' mean rewards, the first policy's logits), float[K]: arm 0 is right and has
+    probability p, the others equal shares; the verifier errs with probability `noise`.
     """
     means, logits = np.full(arms, noise), np.zeros(arms)
     means[0], logits[0] = 1 - noise, np.log(p * (arms - 1) / (1 - p))
@@ -62,7 +67,8 @@ def one_right_arm(arms: int, p: float, noise: float = 0.0) -> tuple[Values, Valu
 
 
 def suboptimality(theta: Float[Array, " K"], means: Float[Array, " K"]) -> Float[Array, ""]:
-    """The best mean minus the expected reward; a sum of terms >= 0, so that small values keep their digits."""
+    """The best mean minus the expected reward; a sum of terms >= 0, so that small values keep their
+    digits."""
     return jnp.sum(jax.nn.softmax(theta) * (means.max() - means))
 
 
@@ -73,18 +79,24 @@ def exact_gradient(theta: Float[Array, " K"], means: Float[Array, " K"]) -> Floa
 
 
 def sampled_gradient(
-    theta: Float[Array, " K"], means: Float[Array, " K"], key: Key[Array, ""], n: int, baseline: str = "none"
+    theta: Float[Array, " K"],
+    means: Float[Array, " K"],
+    key: Key[Array, ""],
+    n: int,
+    baseline: str = "none",
 ) -> Float[Array, " K"]:
     """1/n sum_i A_i (e_{a_i} - pi) over n draws of an arm and its reward.
 
-    Each uniform falls into one of 2 K cells, an arm with reward 1 or 0; an update needs the cells' counts alone.
+    Each uniform falls into one of 2 K cells, an arm with reward 1 or 0; an update needs the cells'
+    counts alone.
     """
     pi = jax.nn.softmax(theta)
     edges = jnp.cumsum(jnp.concatenate([pi * means, pi * (1 - means)]))[:-1]
     below = (jax.random.uniform(key, (n,))[None, :] < edges[:, None]).sum(1)
     correct, wrong = jnp.split(jnp.diff(below, prepend=0, append=n).astype(pi.dtype), 2)
     advantages = correct
-    if baseline == "leave_one_out":  # A_i = r_i - (S - r_i) / (n - 1) = (n r_i - S) / (n - 1), S the sum of rewards
+    # A_i = r_i - (S - r_i) / (n - 1) = (n r_i - S) / (n - 1), S the sum of rewards
+    if baseline == "leave_one_out":
         advantages = (n * correct - correct.sum() * (correct + wrong)) / (n - 1)
     return (advantages - advantages.sum() * pi) / n
 
@@ -94,14 +106,21 @@ def _advance(
     theta: Float[Array, "R K"], keys: Key[Array, " R"], first: Int[Array, ""], last: Int[Array, ""],
     means: Float[Array, " K"], learning_rate: Float[Array, ""], *, n: int | None, baseline: str,
 ) -> tuple[Float[Array, "R K"], Float[Array, " R"]]:  # fmt: skip
-    """Updates first, ..., last - 1 of R repetitions; the logits and the suboptimality after them."""
+    """Updates first, ..., last - 1 of R repetitions; the logits and the suboptimality after
+    them."""
 
-    def update(theta: Float[Array, " K"], key: Key[Array, ""], t: Int[Array, ""]) -> Float[Array, " K"]:
+    def update(
+        theta: Float[Array, " K"], key: Key[Array, ""], t: Int[Array, ""]
+    ) -> Float[Array, " K"]:
         if n is None:
             return theta + learning_rate * exact_gradient(theta, means)
-        return theta + learning_rate * sampled_gradient(theta, means, jax.random.fold_in(key, t), n, baseline)
+        return theta + learning_rate * sampled_gradient(
+            theta, means, jax.random.fold_in(key, t), n, baseline
+        )
 
-    theta = jax.lax.fori_loop(first, last, lambda t, theta: jax.vmap(update, (0, 0, None))(theta, keys, t), theta)
+    theta = jax.lax.fori_loop(
+        first, last, lambda t, theta: jax.vmap(update, (0, 0, None))(theta, keys, t), theta
+    )
     return theta, jax.vmap(suboptimality, (0, None))(theta, means)
 
 
@@ -111,19 +130,23 @@ def simulate(
 ) -> Iterator[Values]:  # fmt: skip
     """The suboptimality, float[repetitions], after each number of updates in t (rising, all > 0).
 
-    n: samples per update; None for the exact gradient. A draw depends on (seed, n, repetition, update) alone.
+    n: samples per update; None for the exact gradient. A draw depends on (seed, n, repetition,
+    update) alone.
     """
     key = jax.random.fold_in(jax.random.key(seed), n or 0)
     keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(repetitions))
     theta = jnp.tile(jnp.float32(logits)[None, :], (repetitions, 1))
     for first, last in zip((0, *t), t, strict=False):
         bounds, rate = (jnp.int32(first), jnp.int32(last)), jnp.float32(learning_rate)
-        theta, values = _advance(theta, keys, *bounds, jnp.float32(means), rate, n=n, baseline=baseline)
+        theta, values = _advance(
+            theta, keys, *bounds, jnp.float32(means), rate, n=n, baseline=baseline
+        )
         yield np.asarray(values, np.float64)
 
 
 def slope(t: Sequence[int], values: Values) -> tuple[float, float]:
-    """Least-squares slope of log(mean suboptimality) over log t in the last decade; its standard error by jackknife.
+    """Least-squares slope of log(mean suboptimality) over log t in the last decade; its standard
+    error by jackknife.
 
     values: float[points, repetitions].
     """
@@ -143,16 +166,21 @@ def summarize(n: int, t: list[int], values: Values, gap: float) -> Curve:
 
 
 def compare_budgets(curves: Sequence[Curve]) -> dict[int, dict[int, tuple[float, float]]]:
-    """C -> n -> (suboptimality, standard error), at up to three C that every n reached after at least one update."""
+    """C -> n -> (suboptimality, standard error), at up to three C that every n reached after at
+    least one update."""
     C_max = min(c.n * c.t[-1] for c in curves)
     budgets = [C for C in (C_max // 100, C_max // 10, C_max) if C >= max(c.n for c in curves)]
     return {C: {c.n: _interpolate(c, C // c.n) for c in curves} for C in budgets}
 
 
 def mark_best(by_n: dict[int, tuple[float, float]]) -> dict[int, str]:
-    """n -> "*" for the least suboptimality, "=" within TIE_SE standard errors of it, "" for the rest."""
+    """n -> "*" for the least suboptimality, "=" within TIE_SE standard errors of it, "" for the
+    rest."""
     best, best_se = min(by_n.values())
-    ties = {n: "=" if value - best < TIE_SE * np.hypot(se, best_se) else "" for n, (value, se) in by_n.items()}
+    ties = {
+        n: "=" if value - best < TIE_SE * np.hypot(se, best_se) else ""
+        for n, (value, se) in by_n.items()
+    }
     return ties | {min(by_n, key=lambda n: by_n[n]): "*"}
 
 
@@ -164,7 +192,8 @@ def _interpolate(curve: Curve, t: int) -> tuple[float, float]:
 
 
 def draw_figure(curves: Sequence[Curve], exact: Values, limit: float) -> bytes:
-    """Suboptimality against updates and against rollouts, as PNG. limit: t * suboptimality of equal wrong arms."""
+    """Suboptimality against updates and against rollouts, as PNG. limit: t * suboptimality of equal
+    wrong arms."""
     fig = Figure(figsize=(12.5, 5.2), dpi=DPI, layout="constrained")
     by_update = fig.add_subplot(1, 2, 1)
     by_rollout = fig.add_subplot(1, 2, 2, sharey=by_update)
@@ -174,35 +203,49 @@ def draw_figure(curves: Sequence[Curve], exact: Values, limit: float) -> bytes:
     colours = n_palette([c.n for c in curves])
     for c in curves:
         mean, t = np.array(c.mean), np.array(c.t)
-        factor = np.exp(Z90 * np.array(c.se) / mean)  # on the log scale, so that the interval stays positive
+        # on the log scale, so that the interval stays positive
+        factor = np.exp(Z90 * np.array(c.se) / mean)
         for ax, x in ((by_update, t), (by_rollout, c.n * t)):
-            ax.fill_between(x, mean / factor, mean * factor, color=colours[c.n], alpha=0.2, lw=0, zorder=2)
+            ax.fill_between(
+                x, mean / factor, mean * factor, color=colours[c.n], alpha=0.2, lw=0, zorder=2
+            )
             ax.plot(x, mean, color=colours[c.n], lw=2, zorder=4, label=f"n = {c.n}")
     t = np.array(curves[0].t)
     tail = t[t >= t[-1] / 100]
     by_update.plot(t, exact, color=INK, lw=1.6, ls=":", zorder=5, label="exact gradient")
-    by_update.plot(tail, 0.6 * limit / tail, color=LAW_COLOUR, lw=1.6, ls="--", zorder=5, label="slope -1")
+    by_update.plot(
+        tail, 0.6 * limit / tail, color=LAW_COLOUR, lw=1.6, ls="--", zorder=5, label="slope -1"
+    )
     handles, _ = by_update.get_legend_handles_labels()
     fig.legend(handles=handles, loc="outside lower center", ncols=10, frameon=False, fontsize=9)
     return render_figure(fig).png
 
 
-def print_table(curves: Sequence[Curve], budgets: dict[int, dict[int, tuple[float, float]]]) -> None:
+def print_table(
+    curves: Sequence[Curve], budgets: dict[int, dict[int, tuple[float, float]]]
+) -> None:
     """A row per n: slope, t x suboptimality, lost runs, and what each budget leaves."""
     headings = [f"{f'at C = {C:,}':<15}" for C in budgets]
     print(f"{'n':>5} {'slope in t':>15} {'t x suboptimality':>18} {'lost':>6}  ", *headings)
     for c in curves:
         cells = [f"{f'{by_n[c.n][0]:.3g} {mark_best(by_n)[c.n]}':<15}" for by_n in budgets.values()]
         end, end_se = c.t[-1] * c.mean[-1], c.t[-1] * c.se[-1]
-        print(f"{c.n:>5} {c.slope:>8.3f} ± {c.slope_se:.3f} {end:>9.3g} ± {end_se:<6.2g} {c.lost:>6.1%}  ", *cells)
+        print(
+            f"{c.n:>5} {c.slope:>8.3f} ± {c.slope_se:.3f} {end:>9.3g} ± {end_se:<6.2g} {c.lost:>6.1%}  ",
+            *cells,
+        )
     print("* the least at this budget, = within two standard errors of it")
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="One training problem, simulated (docs/bandit.md).")
+    parser = argparse.ArgumentParser(
+        description="One training problem, simulated (docs/bandit.md)."
+    )
     parser.add_argument("--n", default="1,2,4,8,16,32,64", help="samples per update, each a curve")
     parser.add_argument("--updates", type=int, default=10_000)
-    parser.add_argument("--arms", type=int, default=10, help="possible responses, one of them right")
+    parser.add_argument(
+        "--arms", type=int, default=10, help="possible responses, one of them right"
+    )
     parser.add_argument("--p", type=float, default=0.1, help="pass@1 before training")
     parser.add_argument("--noise", type=float, default=0.1, help="how often the verifier errs")
     parser.add_argument("--learning-rate", type=float, default=0.5)
@@ -220,7 +263,9 @@ def parse_arguments() -> argparse.Namespace:
             f"more, and n from 1 (from 2 with leave_one_out)"
         )
     if not (0 < args.p < 1 and 0 <= args.noise < 0.5):
-        parser.error("expected p in (0, 1), else no gradient is left, and noise in [0, .5), else no arm is right")
+        parser.error(
+            "expected p in (0, 1), else no gradient is left, and noise in [0, .5), else no arm is right"
+        )
     return args
 
 
@@ -231,7 +276,12 @@ def main() -> None:
     means, logits = one_right_arm(args.arms, args.p, args.noise)
     run = partial(simulate, means, logits, t=t, learning_rate=args.learning_rate, seed=args.seed)
     curves = [
-        summarize(n, t, np.array([*run(n=n, repetitions=args.repetitions, baseline=args.baseline)]), 1 - 2 * args.noise)
+        summarize(
+            n,
+            t,
+            np.array([*run(n=n, repetitions=args.repetitions, baseline=args.baseline)]),
+            1 - 2 * args.noise,
+        )
         for n in args.n
     ]
     exact = np.array([*run(n=None, repetitions=1)])[:, 0]

@@ -1,19 +1,22 @@
-"""A run killed by SIGKILL at random instants and resumed each time, against one that nothing broke: what they leave
-must be equal.
+"""A run killed by SIGKILL at random instants and resumed each time, against one that nothing broke:
+what they leave must be equal.
 
-    python benchmarks/chaos.py [--kinds device,text,async,resampling] [--kills 20] [--seed 0] [--keep DIR]
+    python benchmarks/chaos.py [--kinds device,text,async,resampling] [--kills 20] [--seed 0]
+    [--keep DIR]
 
-Each kind is a small run through the command line: `device`, a task whose rollouts, verification and updates are one
-program; `text`, a language model whose reward function takes about as long as its rollouts and its updates; `async`,
-the same with a sampler two updates ahead, which alternates with the trainer; `resampling`, an asynchronous run that
-leaves out solved problems. A state is saved after every update. It is killed `--kills` times: at random instants
-between its first moment of work and its end, and some aimed at what is too short to be hit by
-chance (chaos_watch.py). In the end the last checkpoint (every array's bits, and what the host knew), records.jsonl and
-samples.txt must be those of the unbroken run.
+Each kind is a small run through the command line: `device`, a task whose rollouts, verification and
+updates are one program; `text`, a language model whose reward function takes about as long as its
+rollouts and its updates; `async`, the same with a sampler two updates ahead, which alternates with
+the trainer; `resampling`, an asynchronous run that leaves out solved problems. A state is saved
+after every update. It is killed `--kills` times: at random instants between its first moment of
+work and its end, and some aimed at what is too short to be hit by chance (chaos_watch.py). In the
+end the last checkpoint (every array's bits, and what the host knew), records.jsonl and samples.txt
+must be those of the unbroken run.
 
-A line for each kill goes to standard error. The last line, JSON, says how many fell into each phase, how many while a
-checkpoint was being written (`saving`) or responses graded (`judging`) at the same time,
-how many resumptions found a damaged checkpoint, and whether all was equal; the exit code is 1 where it was not.
+A line for each kill goes to standard error. The last line, JSON, says how many fell into each
+phase, how many while a checkpoint was being written (`saving`) or responses graded (`judging`) at
+the same time, how many resumptions found a damaged checkpoint, and whether all was equal; the exit
+code is 1 where it was not.
 """
 
 import argparse
@@ -81,7 +84,9 @@ KINDS: dict[str, list[str]] = {
 }
 CELLS = {kind: "8x16-s0" if kind == "device" else "4x4-s0" for kind in KINDS}
 PARTS = {kind: ("rollout", "verification", UPDATE) for kind in KINDS} | {"device": (UPDATE,)}
-AIMS = {kind: (CHECKPOINT, HALF, LEDGER, "evaluation", *parts, *BEFORE) for kind, parts in PARTS.items()}
+AIMS = {
+    kind: (CHECKPOINT, HALF, LEDGER, "evaluation", *parts, *BEFORE) for kind, parts in PARTS.items()
+}
 
 
 def prepare(folder: Path) -> None:
@@ -96,12 +101,18 @@ def prepare(folder: Path) -> None:
     (folder / "site" / "sitecustomize.py").write_text(SITE)
 
 
-def run(folder: Path, kind: str, name: str, killing: dict[str, Any] | None = None) -> tuple[dict[str, Any] | None, str]:
-    """One process of a run, to its end or to a kill (chaos_watch.py); what is known of the kill, and what it said."""
+def run(
+    folder: Path, kind: str, name: str, killing: dict[str, Any] | None = None
+) -> tuple[dict[str, Any] | None, str]:
+    """One process of a run, to its end or to a kill (chaos_watch.py); what is known of the kill,
+    and what it said."""
     report = folder / f"{name}.report"
     report.unlink(missing_ok=True)
     path = os.pathsep.join([str(folder / "site"), str(Path(__file__).resolve().parent), str(ROOT)])
-    environment = {"JAX_COMPILATION_CACHE_DIR": str(folder / "jax"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    environment = {
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     environment |= {"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONPATH": path}
     if killing is not None:
         environment[SETTINGS] = json.dumps(
@@ -109,10 +120,17 @@ def run(folder: Path, kind: str, name: str, killing: dict[str, Any] | None = Non
         )
     command = [sys.executable, "-m", "isojax.train", *KINDS[kind], f"name={name}", "--resume"]
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
     )
     output = done.stdout + done.stderr
-    if killing is not None and done.returncode == -signal.SIGSEGV:  # a kill like another, of which less is known
+    # a kill like another, of which less is known
+    if killing is not None and done.returncode == -signal.SIGSEGV:
         return {"phase": "crashed by the watch", "saving": False, "judging": False}, output
     if done.returncode not in (0, -signal.SIGKILL) or "chaos_watch" in output:
         raise RuntimeError(f"{name}: exit code {done.returncode}\n{output}")
@@ -121,41 +139,60 @@ def run(folder: Path, kind: str, name: str, killing: dict[str, Any] | None = Non
 
 def share(folder: Path, name: str, updates: int) -> float:
     """Of a run, how much is saved."""
-    saved = [int(p.name) for p in folder.glob(f"runs/{name}/cells/*/checkpoint/*") if p.name.isdigit()]
+    saved = [
+        int(p.name) for p in folder.glob(f"runs/{name}/cells/*/checkpoint/*") if p.name.isdigit()
+    ]
     return max(saved, default=0) / updates
 
 
 def unbroken(folder: Path, kind: str) -> tuple[float, int]:
-    """Runs it to its end: the seconds between its first record and its last file, and its updates."""
+    """Runs it to its end: the seconds between its first record and its last file, and its
+    updates."""
     name = f"{kind}-whole"
     run(folder, kind, name)
     (cell,) = folder.glob(f"runs/{name}/cells/*")
-    clocks = [json.loads(line)["seconds"] for line in (cell / "timing.jsonl").read_text().splitlines()]
+    clocks = [
+        json.loads(line)["seconds"] for line in (cell / "timing.jsonl").read_text().splitlines()
+    ]
     return sum(clocks), last_checkpoint(cell)[0]["M"]
 
 
-def broken(folder: Path, kind: str, kills: int, rng: random.Random, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Runs it without a break, then killed so many times; what it was killed at, and whether the two are equal."""
+def broken(
+    folder: Path, kind: str, kills: int, rng: random.Random, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Runs it without a break, then killed so many times; what it was killed at, and whether the
+    two are equal."""
     work, updates = unbroken(folder, kind)
     tell(f"{kind}: unbroken, {updates} updates in {work:.1f} s")
-    names, phases, during = [f"{kind}-killed"], Counter[str](), {"saving": 0, "judging": 0, "damaged": 0}
+    names = [f"{kind}-killed"]
+    phases = Counter[str]()
+    during = {"saving": 0, "judging": 0, "damaged": 0}
     aims: list[str | None] = [*AIMS[kind], *[None] * kills][: kills - 1]
     rng.shuffle(aims)
     aims.append(LAST)
     while aims:
         name, aim = names[-1], aims[0]
         left = work * (1 - share(folder, name, updates))
-        kill, output = run(folder, kind, name, {"after": rng.uniform(0, 2 * left / (len(aims) + 1)), "aim": aim})
+        kill, output = run(
+            folder, kind, name, {"after": rng.uniform(0, 2 * left / (len(aims) + 1)), "aim": aim}
+        )
         during["damaged"] += "is damaged" in output
-        # The run came to its end before: another run takes the kills that are left, this one at any instant.
+        # The run came to its end before: another run takes the kills that are left, this one at any
+        # instant.
         if kill is None:
             names.append(f"{kind}-killed-{len(names) + 1}")
             aims[0] = None
             continue
         aims.pop(0)
         phases[kill["phase"]] += 1
-        during["saving"], during["judging"] = during["saving"] + kill["saving"], during["judging"] + kill["judging"]
-        aside = ", a checkpoint half written" * kill["saving"] + ", responses being judged" * kill["judging"]
+        during["saving"], during["judging"] = (
+            during["saving"] + kill["saving"],
+            during["judging"] + kill["judging"],
+        )
+        aside = (
+            ", a checkpoint half written" * kill["saving"]
+            + ", responses being judged" * kill["judging"]
+        )
         aimed = f", aimed at {aim}" if aim else ""
         tell(
             f"{kind}: kill {phases.total()} of {kills} at {share(folder, name, updates):.0%}{aimed}: "
@@ -192,7 +229,10 @@ def last_checkpoint(cell: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
                 kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata)
                 tree = reader.restore((path / str(step) / part).absolute(), restore_args=kinds)
             leaves = jax.tree_util.tree_leaves_with_path(tree)
-            arrays |= {part + jax.tree_util.keystr(location): np.asarray(value) for location, value in leaves}
+            arrays |= {
+                part + jax.tree_util.keystr(location): np.asarray(value)
+                for location, value in leaves
+            }
     return host, arrays
 
 
@@ -205,16 +245,24 @@ def differences(folder: Path, one: str, other: str) -> list[str]:
             result.append(f"{file} differs")
     cells = [cell for name in (one, other) for cell in folder.glob(f"runs/{name}/cells/*")]
     (host, arrays), (host_2, arrays_2) = map(last_checkpoint, cells)
-    result += [f"the last checkpoint's {key} differs" for key in host | host_2 if host.get(key) != host_2.get(key)]
+    result += [
+        f"the last checkpoint's {key} differs"
+        for key in host | host_2
+        if host.get(key) != host_2.get(key)
+    ]
     if arrays.keys() != arrays_2.keys():
         return [*result, "the last checkpoints hold other arrays"]
     return result + [
-        f"{location} differs" for location in arrays if arrays[location].tobytes() != arrays_2[location].tobytes()
+        f"{location} differs"
+        for location in arrays
+        if arrays[location].tobytes() != arrays_2[location].tobytes()
     ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kinds", default=",".join(KINDS), help="of " + ", ".join(KINDS))
     parser.add_argument("--kills", type=int, default=20, help="of each kind")
     parser.add_argument("--seed", type=int, default=0)
@@ -231,11 +279,20 @@ def main() -> int:
         def tell(line: str) -> None:
             print(f"{time.monotonic() - began:4.0f} s  {line}", file=sys.stderr, flush=True)
 
-        result = {kind: broken(folder, kind, args.kills, rng, tell) for kind in args.kinds.split(",")}
+        result = {
+            kind: broken(folder, kind, args.kills, rng, tell) for kind in args.kinds.split(",")
+        }
     equal = all(kind["equal"] for kind in result.values())
     phases = sum((Counter(kind["phases"]) for kind in result.values()), Counter[str]())
-    line = {"seed": args.seed, "kills": sum(phases.values()), "kills_by_phase": dict(phases), "equal": equal}
-    print(json.dumps(line | {"seconds": round(time.monotonic() - began), "kinds": result}), flush=True)
+    line = {
+        "seed": args.seed,
+        "kills": sum(phases.values()),
+        "kills_by_phase": dict(phases),
+        "equal": equal,
+    }
+    print(
+        json.dumps(line | {"seconds": round(time.monotonic() - began), "kinds": result}), flush=True
+    )
     return 0 if equal else 1
 
 

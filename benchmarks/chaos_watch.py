@@ -1,9 +1,10 @@
-"""In the process of a run that chaos.py kills: a thread that looks what the others execute, and sends SIGKILL at the
-chosen moment.
+"""In the process of a run that chaos.py kills: a thread that looks what the others execute, and
+sends SIGKILL at the chosen moment.
 
-When it was signalled from outside, faulthandler sometimes crashed the process while other threads ran; from inside it
-holds the interpreter's lock, and a crash is rare (chaos.py counts it as a kill). Writes to a disk and XLA
-programs do not need that lock, so the kill interrupts them anywhere. This module does not import isojax.
+When it was signalled from outside, faulthandler sometimes crashed the process while other threads
+ran; from inside it holds the interpreter's lock, and a crash is rare (chaos.py counts it as a
+kill). Writes to a disk and XLA programs do not need that lock, so the kill interrupts them
+anywhere. This module does not import isojax.
 """
 
 import faulthandler
@@ -18,12 +19,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-# a variable of the environment: {"cell": a pattern of folders, "report": a file, "after": seconds, "aim": a phase or
-# null}
+# a variable of the environment: {"cell": a pattern of folders, "report": a file, "after": seconds,
+# "aim": a phase or null}
 SETTINGS = "CHAOS"
 PATIENCE = 4.0  # seconds that an aimed kill waits for its phase
-BEFORE = ("preparing", "restoring", "compiling")  # a resumed run is brief at these, and does them again after each kill
-CHECKPOINT, LEDGER, HALF, LAST = "checkpoint", "ledger write", "checkpoint half written", "last checkpoint"
+# a resumed run is brief at these, and does them again after each kill
+BEFORE = ("preparing", "restoring", "compiling")
+CHECKPOINT = "checkpoint"
+LEDGER = "ledger write"
+HALF = "checkpoint half written"
+LAST = "last checkpoint"
 ELSEWHERE = "elsewhere"
 UPDATE = "update"  # of a task on device, one program with its rollouts and their verification
 
@@ -34,8 +39,8 @@ Stack = list[
 
 
 def stacks() -> list[Stack]:
-    """The stacks of the other threads. faulthandler keeps the interpreter's lock; a walk in Python may release it
-    half way and then follow frames that no longer exist."""
+    """The stacks of the other threads. faulthandler keeps the interpreter's lock; a walk in Python
+    may release it half way and then follow frames that no longer exist."""
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
@@ -45,8 +50,14 @@ def stacks() -> list[Stack]:
         if line.startswith(("Thread ", "Current thread ")):
             result.append([])
         elif location := re.match(r'  File "(.*)", line \d+ in (.*)', line):
-            result[-1].append((Path(location[1]).stem if location[1].startswith(PACKAGE) else "", location[2]))
-    return [stack for stack in result if all(function != kill_at_phase.__name__ for _, function in stack)]
+            result[-1].append(
+                (Path(location[1]).stem if location[1].startswith(PACKAGE) else "", location[2])
+            )
+    return [
+        stack
+        for stack in result
+        if all(function != kill_at_phase.__name__ for _, function in stack)
+    ]
 
 
 def phase(found: list[Stack]) -> str:
@@ -54,7 +65,8 @@ def phase(found: list[Stack]) -> str:
     work = next((stack for stack in found if ("loop", "run_cell") in stack), None)
     if work is None:
         return "preparing"
-    modules, functions = {module for module, _ in work}, {function for module, function in work if module}
+    modules = {module for module, _ in work}
+    functions = {function for module, function in work if module}
     if functions & {"append", "write_samples"}:
         return LEDGER
     if functions & {"restore", "restore_pending", "_open"}:
@@ -73,8 +85,8 @@ def phase(found: list[Stack]) -> str:
 
 
 def kill_at_phase(cell: str, report: str, after: float, aim: str | None) -> None:
-    """Kills this process `after` seconds from when its cell has begun (at once where the aim comes before), in the
-    phase aimed at.
+    """Kills this process `after` seconds from when its cell has begun (at once where the aim comes
+    before), in the phase aimed at.
 
     `cell`: its folder; `report`: the file for the phase in which the kill happened.
     """
@@ -102,7 +114,13 @@ def kill_at_phase(cell: str, report: str, after: float, aim: str | None) -> None
     last = time.monotonic() + (60 if aim in (*BEFORE, LAST) else PATIENCE)
     written = clocks()  # which are just before the records
     while aim is not None and time.monotonic() < last:
-        if half_written() if aim == HALF else clocks() > written if aim == LEDGER else phase(stacks()) == aim:
+        if (
+            half_written()
+            if aim == HALF
+            else clocks() > written
+            if aim == LEDGER
+            else phase(stacks()) == aim
+        ):
             break
         time.sleep(0.0002 if aim in (HALF, LEDGER) else 0.005)
     result = stacks()
@@ -119,4 +137,6 @@ def kill_at_phase(cell: str, report: str, after: float, aim: str | None) -> None
 def begin(environment: Mapping[str, str], command: list[str]) -> None:
     """What sitecustomize.py calls: does nothing but in a run's own process that is to be killed."""
     if SETTINGS in environment and "isojax.train" in command:
-        threading.Thread(target=kill_at_phase, kwargs=json.loads(environment[SETTINGS]), daemon=True).start()
+        threading.Thread(
+            target=kill_at_phase, kwargs=json.loads(environment[SETTINGS]), daemon=True
+        ).start()

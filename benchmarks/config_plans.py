@@ -1,5 +1,5 @@
-"""What configs take of TPU slices and GPUs that are not here, by the planner: the table of configs/paper in
-docs/reproduction.md, and that of long responses in docs/performance.md.
+"""What configs take of TPU slices and GPUs that are not here, by the planner: the table of
+configs/paper in docs/reproduction.md, and that of long responses in docs/performance.md.
 
     python benchmarks/config_plans.py        both tables
 """
@@ -14,7 +14,13 @@ from isojax.core.config import SweepConfig, load_config
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import DeviceBudget, fit_to_memory, plan_cells
-from isojax.launch.time_estimate import TYPICAL_RATES, DeviceRates, Forecast, find_chip, forecast_from_rates
+from isojax.launch.time_estimate import (
+    TYPICAL_RATES,
+    DeviceRates,
+    Forecast,
+    find_chip,
+    forecast_from_rates,
+)
 from isojax.models.describe_sizes import describe_sizes
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +36,16 @@ SLICES = (
     ("8 x H100", H100, 8),
 )
 LONG_PROMPTS, RESPONSE_LENGTHS = 1024, (2048, 16_384, 32_768)
-LONG_COLUMNS = ["`response_length`", "devices", "mesh", "slots per shard", "microbatch", "remat", "GiB", "rollouts/s"]
+LONG_COLUMNS = [
+    "`response_length`",
+    "devices",
+    "mesh",
+    "slots per shard",
+    "microbatch",
+    "remat",
+    "GiB",
+    "rollouts/s",
+]
 
 
 class Plan(NamedTuple):
@@ -47,17 +62,27 @@ def device(chip: str) -> tuple[str, float, DeviceRates]:
     return ("gpu", H100_GIB, TYPICAL_RATES["gpu"]) if chip == H100 else ("tpu", *find_chip(chip))
 
 
-def plan(configs: Sequence[str], chip: str, mesh: MeshShape, chips: int, words: Sequence[str] = ()) -> Plan | None:
+def plan(
+    configs: Sequence[str], chip: str, mesh: MeshShape, chips: int, words: Sequence[str] = ()
+) -> Plan | None:
     """By the planner; None where it does not fit."""
     config = load_config(configs, words)
     platform, gib, rates = device(chip)
-    cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform(platform)})
+    cell = config.cell.model_copy(
+        update={"precision": config.cell.precision.for_platform(platform)}
+    )
     cells = plan_cells(config.sweep)
     pairs = sorted({pair for c in cells for pair in c.pairs})
     is_device_task = cell.model.vocab is None
     vocab = cell.model.vocab or DEVICE_VOCAB
     budget = DeviceBudget(
-        cell, pairs, mesh, describe_sizes(cell.model, vocab), is_device_task, platform, int(2**30 * gib)
+        cell,
+        pairs,
+        mesh,
+        describe_sizes(cell.model, vocab),
+        is_device_task,
+        platform,
+        int(2**30 * gib),
     )
     sweep = fit_to_memory(config.sweep, budget)
     if sweep is None:
@@ -76,24 +101,43 @@ def plan_rows() -> list[list[str]]:
         assert len(fitting) == len(plans), f"{path.stem} does not fit on {POD}"
         memory = ", ".join(f"{p.memory.peak / 2**30:.0f}" for p in fitting)
         days = ", ".join(f"{p.forecast.sweep_seconds / 86_400:,.1f}" for p in fitting)
-        rows.append([f"[`paper/{path.stem}`](../configs/paper/{path.name})", str(fitting[0].runs), memory, days])
+        rows.append(
+            [
+                f"[`paper/{path.stem}`](../configs/paper/{path.name})",
+                str(fitting[0].runs),
+                memory,
+                days,
+            ]
+        )
     return rows
 
 
 def long_rows() -> list[list[str]]:
-    """Of Qwen2.5-7B, by response length and slice, on the mesh of fsdp and tensor with the most rollouts per second."""
+    """Of Qwen2.5-7B, by response length and slice, on the mesh of fsdp and tensor with the most
+    rollouts per second."""
     rows = []
     for T in RESPONSE_LENGTHS:
-        words = [f"cell.sampling.prompt_length={LONG_PROMPTS}", f"cell.sampling.response_length={T}"]
+        words = [
+            f"cell.sampling.prompt_length={LONG_PROMPTS}",
+            f"cell.sampling.response_length={T}",
+        ]
         for name, chip, chips in SLICES:
             meshes = [MeshShape(fsdp=chips // tensor, tensor=tensor) for tensor in (1, 2, 4)]
             plans = {mesh: plan(["gsm8k", MODELS[0]], chip, mesh, chips, words) for mesh in meshes}
-            speeds = {mesh: max(p.forecast.rollouts_per_second.values()) for mesh, p in plans.items() if p is not None}
+            speeds = {
+                mesh: max(p.forecast.rollouts_per_second.values())
+                for mesh, p in plans.items()
+                if p is not None
+            }
             mesh = max(speeds, key=speeds.__getitem__, default=None)
             if mesh is None or (best := plans[mesh]) is None:
                 rows.append([f"{T:,}", name, "does not fit", "", "", "", "", ""])
                 continue
-            sizes = str(best.sweep.decode_slots), str(best.sweep.microbatch), f"`{best.sweep.remat}`"
+            sizes = (
+                str(best.sweep.decode_slots),
+                str(best.sweep.microbatch),
+                f"`{best.sweep.remat}`",
+            )
             gib = f"{best.memory.sampling_peak / 2**30:.1f}, {best.memory.update_peak / 2**30:.1f}"
             rows.append([f"{T:,}", name, f"`{mesh}`", *sizes, gib, f"{speeds[mesh]:.2g}"])
     return rows

@@ -1,12 +1,12 @@
-"""How an update's cost grows: rollouts, and what follows them (gradient, AdamW), as one of its sizes doubles and
-doubles again.
+"""How an update's cost grows: rollouts, and what follows them (gradient, AdamW), as one of its
+sizes doubles and doubles again.
 
     python benchmarks/cost.py [--factors n,T,P,V,B_p,model] [--repeats 3]
 
-A decoder of random weights; B_p x n rollouts of exactly T tokens (nothing ends them) to prompts of P. One JSON line a
-factor: its values, for each the seconds of `rollouts` and of `update`, and their exponents, the slope of log seconds in
-log value from the smallest
-to the largest: 1 is proportional. Processor's time, repeats interleaved within a factor, medians.
+A decoder of random weights; B_p x n rollouts of exactly T tokens (nothing ends them) to prompts of
+P. One JSON line a factor: its values, for each the seconds of `rollouts` and of `update`, and their
+exponents, the slope of log seconds in log value from the smallest to the largest: 1 is
+proportional. Processor's time, repeats interleaved within a factor, medians.
 """
 
 import argparse
@@ -21,7 +21,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isojax.core.config import CellConfig, ModelConfig, PrecisionConfig, RLConfig, SamplingConfig, SweepConfig
+from isojax.core.config import (
+    CellConfig,
+    ModelConfig,
+    PrecisionConfig,
+    RLConfig,
+    SamplingConfig,
+    SweepConfig,
+)
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
@@ -74,13 +81,19 @@ class Update:
         decoder = Decoder(ModelConfig(family="llama", **shape), sizes.V)
         sampling = SamplingConfig(prompt_length=sizes.P, response_length=sizes.T)
         cell = CellConfig(
-            sampling=sampling, precision=PrecisionConfig(compute="float32", cache="float32"), rl=RLConfig()
+            sampling=sampling,
+            precision=PrecisionConfig(compute="float32", cache="float32"),
+            rl=RLConfig(),
         )
-        selected = planner.resolve_sweep_sizes(SweepConfig(B_p=(sizes.B_p,), n=(sizes.n,), decode_slots=32), 1, cell)
+        selected = planner.resolve_sweep_sizes(
+            SweepConfig(B_p=(sizes.B_p,), n=(sizes.n,), decode_slots=32), 1, cell
+        )
         assert selected.microbatch and selected.prefill_batch
         mesh = make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
         pair = sizes.B_p, sizes.n
-        shapes = SamplerShapes([pair], 1, 32, selected.microbatch, sizes.P, sizes.T, selected.prefill_batch)
+        shapes = SamplerShapes(
+            [pair], 1, 32, selected.microbatch, sizes.P, sizes.T, selected.prefill_batch
+        )
         step = TrainStep(cell, decoder, StopConditions((), None), shapes, mesh)
         sampler = build_sampler(decoder, shapes, mesh, sampling, StopConditions((), None))
         rng, rows = np.random.default_rng(0), shapes.problem_rows
@@ -88,7 +101,8 @@ class Update:
         lengths = np.full(rows, sizes.P, np.int32)
         arrays = prompts, lengths, np.zeros((rows, 0), np.int32), np.arange(rows, dtype=np.int32)
         problems = ProblemArrays(*(jnp.asarray(x) for x in arrays))
-        coefficients, scalars = make_coefficients(cell.rl), tuple(jnp.int32(x) for x in pair)
+        coefficients = make_coefficients(cell.rl)
+        scalars = tuple(jnp.int32(x) for x in pair)
 
         def sample(params: Any, key: Any) -> Any:
             return sampler(params, problems, *scalars, key)
@@ -117,10 +131,14 @@ class Update:
 
 def main() -> None:
     """Measure each factor and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--factors", default=",".join(FACTORS))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--values", type=int, help="only so many of each factor's values, from the smallest on")
+    parser.add_argument(
+        "--values", type=int, help="only so many of each factor's values, from the smallest on"
+    )
     args = parser.parse_args()
     for name in args.factors.split(","):
         values = FACTORS[name][: args.values]
@@ -138,7 +156,9 @@ def main() -> None:
             line |= {half: [round(x, 4) for x in result]}
             if len(values) > 1:
                 line |= {
-                    f"{half}_exponent": round(math.log(result[-1] / result[0]) / math.log(values[-1] / values[0]), 2)
+                    f"{half}_exponent": round(
+                        math.log(result[-1] / result[0]) / math.log(values[-1] / values[0]), 2
+                    )
                 }
         print(json.dumps(line), flush=True)
 

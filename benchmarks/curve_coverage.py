@@ -1,18 +1,20 @@
-"""How often the 90% intervals of `isojax fit-curve` hold the truth. One JSON line for each kind of curve:
+"""How often the 90% intervals of `isojax fit-curve` hold the truth. One JSON line for each kind of
+curve:
 
     python benchmarks/curve_coverage.py                     20 curves of each kind
     python benchmarks/curve_coverage.py --curves 100 --seed 7 --kinds forms
     python benchmarks/curve_coverage.py --runs FILE.csv     runs of a file with the columns run, rollouts and reward
 
-Own curves: Hill curves of 30 and 100 points over 2.5 decades, the last at 1 to 20 times C_mid, with white noise
-(sd .01), AR(1) noise of the same sd (rho .3 and .6), and 2 or 3 seeds whose levels differ by as much besides. Shares
-are of A, and of R(C) at the first, middle and last C and over all.
+Own curves: Hill curves of 30 and 100 points over 2.5 decades, the last at 1 to 20 times C_mid, with
+white noise (sd .01), AR(1) noise of the same sd (rho .3 and .6), and 2 or 3 seeds whose levels
+differ by as much besides. Shares are of A, and of R(C) at the first, middle and last C and over
+all.
 
-Forms: the curves of foreign_forms.py, 14 to 60 evaluations, even in C or in log C, by 100 to 1,600 problems; the fit
-sees those up to a quarter or a half of the last C. Shares are of the last measured reward, of the last true reward, and
-of A; `line` is a straight line in log C by least squares with its prediction interval. The score of an interval
-(Winkler's) is its width, and 20 times the distance by which it misses: less is better. Runs of a file are forecast in
-the same way.
+Forms: the curves of foreign_forms.py, 14 to 60 evaluations, even in C or in log C, by 100 to 1,600
+problems; the fit sees those up to a quarter or a half of the last C. Shares are of the last
+measured reward, of the last true reward, and of A; `line` is a straight line in log C by least
+squares with its prediction interval. The score of an interval (Winkler's) is its width, and 20
+times the distance by which it misses: less is better. Runs of a file are forecast in the same way.
 """
 
 import argparse
@@ -65,9 +67,12 @@ def own_curve(rng: np.random.Generator, points: int, rho: float, seeds: int, lev
     for i in range(1, points):
         noise[:, i] = rho * noise[:, i - 1] + np.sqrt(1 - rho**2) * noise[:, i]
     noise += rng.normal(0, level, (seeds, 1))
-    runs = RunPoints(np.tile(C, seeds), (truth + noise).ravel(), np.repeat(np.arange(seeds), points), seeds)
+    runs = RunPoints(
+        np.tile(C, seeds), (truth + noise).ravel(), np.repeat(np.arange(seeds), points), seeds
+    )
     posterior, _ = fit_with_trial(runs)
-    held, A = inside(posterior.rewards(C), truth), float(inside(posterior.draws["A"], R0 + gain))
+    held = inside(posterior.rewards(C), truth)
+    A = float(inside(posterior.draws["A"], R0 + gain))
     return {
         "A": A,
         **({"A_if_determined": A} if is_determined(posterior) else {}),
@@ -79,7 +84,8 @@ def own_curve(rng: np.random.Generator, points: int, rho: float, seeds: int, lev
 
 
 def forecast(C: np.ndarray, R: np.ndarray, part: float) -> tuple[Row, np.ndarray, np.ndarray]:
-    """The last reward of one run, forecast from a part: (row, draws of the last true reward, draws of A)."""
+    """The last reward of one run, forecast from a part: (row, draws of the last true reward, draws
+    of A)."""
     seen = part * C[-1] >= C
     run_index = np.zeros(len(C), dtype=int)
     posterior, _ = fit_with_trial(RunPoints(C, R, run_index).select(seen))
@@ -106,7 +112,9 @@ def forecast(C: np.ndarray, R: np.ndarray, part: float) -> tuple[Row, np.ndarray
 
 def form_curve(rng: np.random.Generator, form: str, part: float) -> Row | None:
     """One run of another form, forecast; None where the part holds too few evaluations."""
-    growth, R0, count = GROWTHS[form](rng), rng.uniform(0, 0.6), int(rng.integers(14, 61))
+    growth = GROWTHS[form](rng)
+    R0 = rng.uniform(0, 0.6)
+    count = int(rng.integers(14, 61))
     A, end = rng.uniform(R0 + 0.1, 0.95), 10 ** rng.uniform(0.3, 1.7)
     x = np.linspace(0, end, count + 1)[1:]
     if rng.random() < 0.4:
@@ -131,29 +139,41 @@ def file_rows(path: Path) -> list[Row]:
     runs: dict[str, list[tuple[float, float]]] = {}
     with path.open() as file:
         for line in csv.DictReader(file):
-            runs.setdefault(line["run"], []).append((float(line["rollouts"]), float(line["reward"])))
+            runs.setdefault(line["run"], []).append(
+                (float(line["rollouts"]), float(line["reward"]))
+            )
     curves = [np.array(sorted(points)).T for points in runs.values()]
     rows = []
     for C, R in curves:
         for part in PARTS:
             if len(np.unique(C[part * C[-1] >= C])) >= MIN_VISIBLE:
                 row, _, _ = forecast(C, R, part)
-                rows.append(row | ({"inside_if_determined": row["inside"]} if row["determined"] else {}))
+                rows.append(
+                    row | ({"inside_if_determined": row["inside"]} if row["determined"] else {})
+                )
     return rows
 
 
 def summary(kind: str, rows: Iterable[Row], seconds: float) -> str:
     """Means of what each row holds, and the median width."""
     rows = list(rows)
-    values = {key: [row[key] for row in rows if key in row] for key in dict.fromkeys(k for row in rows for k in row)}
-    means = {key: round(float(np.median(v) if key == "width" else np.mean(v)), 3) for key, v in values.items()}
+    values = {
+        key: [row[key] for row in rows if key in row]
+        for key in dict.fromkeys(k for row in rows for k in row)
+    }
+    means = {
+        key: round(float(np.median(v) if key == "width" else np.mean(v)), 3)
+        for key, v in values.items()
+    }
     line = {"benchmark": "curve_coverage", "kind": kind, "curves": len(rows), **means}
     return json.dumps({**line, "seconds_per_curve": round(seconds / max(len(rows), 1), 2)})
 
 
 def main() -> None:
     """Draw, fit, count and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--curves", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", choices=("own", "forms", "all"), default="all")
@@ -169,12 +189,17 @@ def main() -> None:
             start = time.process_time()
             seeds = [[arguments.seed, number, points, i] for i in draws]
             rows = [own_curve(np.random.default_rng(seed), points, *noise) for seed in seeds]
-            print(summary(f"{kind}, {points} points", rows, time.process_time() - start), flush=True)
+            print(
+                summary(f"{kind}, {points} points", rows, time.process_time() - start), flush=True
+            )
     start_of_forms = time.process_time()
     for number, form in enumerate(GROWTHS if arguments.kinds != "own" else ()):
         start = time.process_time()
         seeds = [[arguments.seed, 100 + number, i] for i in draws]
-        drawn = [form_curve(np.random.default_rng(seed), form, PARTS[i % 2]) for i, seed in enumerate(seeds)]
+        drawn = [
+            form_curve(np.random.default_rng(seed), form, PARTS[i % 2])
+            for i, seed in enumerate(seeds)
+        ]
         rows = [row for row in drawn if row is not None]
         all_forms += rows
         print(summary(form, rows, time.process_time() - start), flush=True)

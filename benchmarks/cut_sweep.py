@@ -1,13 +1,15 @@
-"""How good are the forecasts of a real sweep that was cut? The evaluations up to each C are fitted; the others test
-what the fit says of them, and which n it recommends for the largest C measured, at most 4 times that of the fit:
+"""How good are the forecasts of a real sweep that was cut? The evaluations up to each C are fitted;
+the others test what the fit says of them, and which n it recommends for the largest C measured, at
+most 4 times that of the fit:
 
     python benchmarks/cut_sweep.py runs/quickstart --at 35000 70000
 
-A reward counts as measured at a budget where its evaluation took between .7 of the budget and all of it; the mean over
-a cell's runs. "regret" is what the recommended n loses against the n with the highest mean: it is too high, because
-the highest of noisy means is too high. "time_error" is by how much the hours of the whole run are predicted too high,
-as a share of them (the mean over runs), by the clocks of the evaluations up to C; null where runs have no times. One
-JSON line per cut on standard output.
+A reward counts as measured at a budget where its evaluation took between .7 of the budget and all
+of it; the mean over a cell's runs. "regret" is what the recommended n loses against the n with the
+highest mean: it is too high, because the highest of noisy means is too high. "time_error" is by how
+much the hours of the whole run are predicted too high, as a share of them (the mean over runs), by
+the clocks of the evaluations up to C; null where runs have no times. One JSON line per cut on
+standard output.
 """
 
 from __future__ import annotations
@@ -46,8 +48,12 @@ def mean_rewards(runs: Sequence[RunRecord], metric: str, C: float) -> dict[int, 
 
 def judge_cut(runs: Sequence[RunRecord], metric: str, C: float, replicates: int) -> dict[str, Any]:
     """The forecasts of a fit of the evaluations up to C, against the evaluations beyond it."""
-    result = isojax.fit([up_to(r, C) for r in runs], metric, options=isojax.FitOptions(replicates=replicates))
-    ends = [max(r.points[-1].rollouts for r in runs if r.cell.n == n) for n in {r.cell.n for r in runs}]
+    result = isojax.fit(
+        [up_to(r, C) for r in runs], metric, options=isojax.FitOptions(replicates=replicates)
+    )
+    ends = [
+        max(r.points[-1].rollouts for r in runs if r.cell.n == n) for n in {r.cell.n for r in runs}
+    ]
     budget = min(*ends, int(MAX_EXTRAPOLATION * max(run.C_max for run in result.runs)))
     ensemble = load_ensemble(result)
     index = {curve.key: i for i, curve in enumerate(ensemble.curves)}
@@ -61,8 +67,11 @@ def judge_cut(runs: Sequence[RunRecord], metric: str, C: float, replicates: int)
             if p.rollouts > C and i is not None:  # a cell that was cut too short has no curve
                 predicted, interval = ensemble.predict_new_run(i, p.rollouts)
                 errors.append(predicted - p.metrics[metric])
-                inside.append(interval is not None and interval[0] <= p.metrics[metric] <= interval[1])
-    advice, measured = isojax.recommend(result, budget), mean_rewards(runs, metric, budget)
+                inside.append(
+                    interval is not None and interval[0] <= p.metrics[metric] <= interval[1]
+                )
+    advice = isojax.recommend(result, budget)
+    measured = mean_rewards(runs, metric, budget)
     return {
         "cut": C,
         "hidden": len(errors),
@@ -80,9 +89,13 @@ def judge_cut(runs: Sequence[RunRecord], metric: str, C: float, replicates: int)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path, nargs="+", help="sweep folders or ledgers")
-    parser.add_argument("--at", type=float, nargs="+", required=True, metavar="C", help="the rollouts to cut at")
+    parser.add_argument(
+        "--at", type=float, nargs="+", required=True, metavar="C", help="the rollouts to cut at"
+    )
     parser.add_argument("--replicates", type=int, default=500, help="draws of each fit")
     arguments = parser.parse_args()
     runs = isojax.read_runs(arguments.run)

@@ -1,11 +1,12 @@
-"""How fast a language model decodes on this machine, against its own matrix products: one JSON line for each number of
-slots.
+"""How fast a language model decodes on this machine, against its own matrix products: one JSON line
+for each number of slots.
 
     python benchmarks/decode_step.py models/smollm2-135m [--slots 32,64] [--positions 64]
 
-A step is `Decoding.step`, the logits and a draw at temperature .6, top-p 1, in a loop of 8 that carries the cache, as
-the sampler runs it, with layers unrolled and stacked. `share` is the step's floating-point operations (2 a parameter
-and slot) over its time, as a share of what a square matrix product of 2048 reaches in the same process.
+A step is `Decoding.step`, the logits and a draw at temperature .6, top-p 1, in a loop of 8 that
+carries the cache, as the sampler runs it, with layers unrolled and stacked. `share` is the step's
+floating-point operations (2 a parameter and slot) over its time, as a share of what a square matrix
+product of 2048 reaches in the same process.
 """
 
 import argparse
@@ -45,7 +46,9 @@ def seconds(call: Callable[[], Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--slots", default="32,64")
     parser.add_argument("--positions", type=int, default=64)
@@ -53,7 +56,9 @@ def main() -> None:
 
     config = hf_load.resolve_model(ModelConfig(path=str(args.model)))
     decoder = Decoder(config)
-    params = hf_load.load(args.model, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
+    params = hf_load.load(
+        args.model, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices())
+    )
     size = sum(x.size for x in jax.tree.leaves(params))
     square = jnp.ones((2048, 2048))
     product = jax.jit(jnp.matmul)
@@ -71,17 +76,32 @@ def main() -> None:
         )
 
         @jax.jit
-        def steps(weights: Any, cache: Any, tokens: Any, start: Any, decoding: Decoding = decoding) -> Any:
+        def steps(
+            weights: Any, cache: Any, tokens: Any, start: Any, decoding: Decoding = decoding
+        ) -> Any:
             def one(i: Any, carry: Any) -> Any:
                 cache, tokens = carry
                 hidden, cache = decoding.step(weights, cache, tokens, start + i, start)
-                tokens, _ = sample_token(log_probs(decoding.logits(weights, hidden), 0.6), jnp.full(tokens.shape, 0.5))
+                tokens, _ = sample_token(
+                    log_probs(decoding.logits(weights, hidden), 0.6), jnp.full(tokens.shape, 0.5)
+                )
                 return cache, tokens
 
             return lax.fori_loop(0, STEPS, one, (cache, tokens))
 
-        inputs = jax.jit(decoding.prepare_weights)(params), decoding.empty_cache(), jnp.zeros(slots, jnp.int32)
-        step = seconds(lambda f=steps, g=inputs, n=slots: f(*g, jnp.full(n, args.positions - STEPS, jnp.int32))) / STEPS
+        inputs = (
+            jax.jit(decoding.prepare_weights)(params),
+            decoding.empty_cache(),
+            jnp.zeros(slots, jnp.int32),
+        )
+        step = (
+            seconds(
+                lambda f=steps, g=inputs, n=slots: f(
+                    *g, jnp.full(n, args.positions - STEPS, jnp.int32)
+                )
+            )
+            / STEPS
+        )
         line = {
             "slots": slots,
             "positions": args.positions,

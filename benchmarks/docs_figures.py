@@ -1,11 +1,13 @@
-"""Every picture, table and notebook of README and docs that comes from runs, made again by today's code:
+"""Every picture, table and notebook of README and docs that comes from runs, made again by today's
+code:
 
     python benchmarks/docs_figures.py             some four minutes of one core
     python benchmarks/docs_figures.py --settings  the page of the settings alone, at once
 
-These are README's frontier, docs/bandit.png, the tables of docs/reproduction.md and docs/quickstart.md, and the
-outputs of docs/notebooks. They come from the runs in isojax/runs/study.parquet, which `make reproduce` trains. A
-picture's metadata (`Commit`) and a notebook's (`isojax`) name the commit that drew it.
+These are README's frontier, docs/bandit.png, the tables of docs/reproduction.md and
+docs/quickstart.md, and the outputs of docs/notebooks. They come from the runs in
+isojax/runs/study.parquet, which `make reproduce` trains. A picture's metadata (`Commit`) and a
+notebook's (`isojax`) name the commit that drew it.
 """
 
 from __future__ import annotations
@@ -36,12 +38,16 @@ def main() -> None:
     isojax.fit(runs).plot("frontier").savefig(DOCS / "frontier.png", metadata=metadata)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "bandit")
-        subprocess.run([sys.executable, ROOT / "benchmarks" / "bandit.py", "--out", out], check=True)
+        subprocess.run(
+            [sys.executable, ROOT / "benchmarks" / "bandit.py", "--out", out], check=True
+        )
         (DOCS / "bandit.png").write_bytes((out / "bandit.png").read_bytes())
     for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
         print(f"notebook {path.name}", file=sys.stderr, flush=True)
         notebook = nbformat.read(path, as_version=4)
-        NotebookClient(notebook, record_timing=False, resources={"metadata": {"path": path.parent}}).execute()
+        NotebookClient(
+            notebook, record_timing=False, resources={"metadata": {"path": path.parent}}
+        ).execute()
         notebook.metadata["isojax"] = {"commit": commit}
         nbformat.write(notebook, path)
     for path, page in updated_pages().items():

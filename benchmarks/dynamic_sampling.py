@@ -1,14 +1,15 @@
-"""Does dynamic sampling pay for the rollouts that it drops? DAPO with the zero-variance filter, beside DAPO that
-replaces groups of equal rewards, at equal C and at equal M.
+"""Does dynamic sampling pay for the rollouts that it drops? DAPO with the zero-variance filter,
+beside DAPO that replaces groups of equal rewards, at equal C and at equal M.
 
     python benchmarks/dynamic_sampling.py hard                  the problems of configs/hard.yaml
     python benchmarks/dynamic_sampling.py smollm2_cpu           sums by SmolLM2-135M (isojax model import smollm2)
 
-Both arms train `--seeds` runs, and share one base policy. `filter` is cell.rl.zero_variance_filter=[policy], `dynamic`
-cell.rl.dynamic_sampling=LIMIT besides. A reward is the mean of a run's curve over the last quarter of its C; at equal
-M the curves are read at the updates that the shorter of both runs of a seed has, over their last quarter. Differences
-are dynamic - filter, paired by seed, with their standard error. One JSON line on standard output; with --resume,
-finished runs are read."""
+Both arms train `--seeds` runs, and share one base policy. `filter` is
+cell.rl.zero_variance_filter=[policy], `dynamic` cell.rl.dynamic_sampling=LIMIT besides. A reward is
+the mean of a run's curve over the last quarter of its C; at equal M the curves are read at the
+updates that the shorter of both runs of a seed has, over their last quarter. Differences are
+dynamic - filter, paired by seed, with their standard error. One JSON line on standard output; with
+--resume, finished runs are read."""
 
 import argparse
 import json
@@ -24,24 +25,53 @@ from isojax.scaling.tracks import metric_value
 
 MAIN = "from isojax.cli.app import main; main()"
 GRIDS = {
-    "hard": ["sweep.B_p=[32]", "sweep.n=[8]", "sweep.budget=60000", "cell.eval.start=1000", "cell.eval.ratio=1.3"],
-    "smollm2_cpu": ["sweep.B_p=[16]", "sweep.n=[8]", "sweep.budget=3000", "cell.eval.start=384", "cell.eval.ratio=1.3"],
+    "hard": [
+        "sweep.B_p=[32]",
+        "sweep.n=[8]",
+        "sweep.budget=60000",
+        "cell.eval.start=1000",
+        "cell.eval.ratio=1.3",
+    ],
+    "smollm2_cpu": [
+        "sweep.B_p=[16]",
+        "sweep.n=[8]",
+        "sweep.budget=3000",
+        "cell.eval.start=384",
+        "cell.eval.ratio=1.3",
+    ],
 }
 
 
 def train(config: str, arm: str, arguments: argparse.Namespace) -> list[RunRecord]:
     """The runs of an arm, by seed."""
-    words = [config, "recipes/dapo", *GRIDS[config], f"sweep.seeds={arguments.seeds}", f"name={config}-{arm}"]
+    words = [
+        config,
+        "recipes/dapo",
+        *GRIDS[config],
+        f"sweep.seeds={arguments.seeds}",
+        f"name={config}-{arm}",
+    ]
     words += [f"run.dir={arguments.dir}", "--no-report"]
     if arm == "dynamic":
-        words += [f"cell.rl.dynamic_sampling={arguments.limit}", f"run.base_from={arguments.dir}/{config}-filter"]
-    command = [sys.executable, "-c", MAIN, "launch", *words, *(["--resume"] if arguments.resume else [])]
+        words += [
+            f"cell.rl.dynamic_sampling={arguments.limit}",
+            f"run.base_from={arguments.dir}/{config}-filter",
+        ]
+    command = [
+        sys.executable,
+        "-c",
+        MAIN,
+        "launch",
+        *words,
+        *(["--resume"] if arguments.resume else []),
+    ]
     subprocess.run(command, check=True, stdout=sys.stderr)
     return sorted(read_runs([arguments.dir / f"{config}-{arm}"]), key=lambda run: run.cell.seed)
 
 
 def mean_reward(run: RunRecord, x: np.ndarray, start: float, end: float) -> float:
-    """The mean of a run's curve over [start, end] of x, C or M at its evaluations, linear between them."""
+    """The mean of a run's curve over [start, end] of x, C or M at its evaluations, linear between
+    them."""
     metric = default_metric([run])
     grid = np.linspace(start, end, 101)
     return float(np.interp(grid, x, [metric_value(point, metric) for point in run.points]).mean())
@@ -52,7 +82,10 @@ def compare(runs: dict[str, list[RunRecord]]) -> dict[str, object]:
     for axis in ("C", "M"):
         rewards: dict[str, list[float]] = {arm: [] for arm in runs}
         for pair in zip(*runs.values(), strict=True):
-            xs = [np.array([p.rollouts if axis == "C" else p.M for p in run.points], float) for run in pair]
+            xs = [
+                np.array([p.rollouts if axis == "C" else p.M for p in run.points], float)
+                for run in pair
+            ]
             end = min(x[-1] for x in xs)
             for arm, run, x in zip(runs, pair, xs, strict=True):
                 rewards[arm].append(mean_reward(run, x, 0.75 * end, end))
@@ -71,21 +104,37 @@ def compare(runs: dict[str, list[RunRecord]]) -> dict[str, object]:
             "rollouts per update": round(float(np.mean([p.rollouts / p.M for p in last])), 1),
         }
     result["base"] = round(
-        float(np.mean([metric_value(run.points[0], default_metric([run])) for run in runs["filter"]])), 4
+        float(
+            np.mean([metric_value(run.points[0], default_metric([run])) for run in runs["filter"]])
+        ),
+        4,
     )
     return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", choices=GRIDS)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--limit", type=int, default=4, help="batches of problems for an update, at most")
+    parser.add_argument(
+        "--limit", type=int, default=4, help="batches of problems for an update, at most"
+    )
     parser.add_argument("--dir", type=Path, default=Path("runs/dynamic_sampling"))
     parser.add_argument("--resume", action="store_true")
     arguments = parser.parse_args()
     runs = {arm: train(arguments.config, arm, arguments) for arm in ("filter", "dynamic")}
-    print(json.dumps({"config": arguments.config, "seeds": arguments.seeds, "limit": arguments.limit, **compare(runs)}))
+    print(
+        json.dumps(
+            {
+                "config": arguments.config,
+                "seeds": arguments.seeds,
+                "limit": arguments.limit,
+                **compare(runs),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

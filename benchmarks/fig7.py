@@ -1,11 +1,11 @@
-"""The law fitted to the paper's own Fig. 7 points against the law printed there (IsoCompute Playbook,
-arXiv:2603.12151). One JSON line:
+"""The law fitted to the paper's own Fig. 7 points against the law printed there (IsoCompute
+Playbook, arXiv:2603.12151). One JSON line:
 
     python benchmarks/fig7.py PATH                 columns set, n, rollouts; the Easy set, hierarchical
     python benchmarks/fig7.py PATH --mode paper    with the running average
 
-PATH is a table of the figure's points, which is not part of this project. Exit code 1 where a parameter is outside
-its tolerance.
+PATH is a table of the figure's points, which is not part of this project. Exit code 1 where a
+parameter is outside its tolerance.
 """
 
 import argparse
@@ -22,7 +22,9 @@ PUBLISHED = {"L": (6.09, 0.4), "k": (4.75, 0.6), "log10_C0": (5.84, 0.08), "b": 
 
 def main() -> int:
     """Fit, compare and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("path", type=Path)
     parser.add_argument("--where", default="set=easy")
     parser.add_argument("--mode", default="hierarchical", choices=("hierarchical", "paper"))

@@ -1,4 +1,5 @@
-"""How good is the fitter? Fit random worlds of known law (tests.scaling.synthetic) and compare with the truth.
+"""How good is the fitter? Fit random worlds of known law (tests.scaling.synthetic) and compare with
+the truth.
 
 For each kind of world one JSON line on standard output, a table and progress on standard error:
 
@@ -7,8 +8,8 @@ For each kind of world one JSON line on standard output, a table and progress on
     python benchmarks/fit_quality.py --seed 7 --out seven.jsonl       world seeds 700000 .. 700199, one line a world in
     a new file python benchmarks/fit_quality.py --read one.jsonl two.jsonl       put chunks together, fit nothing
 
-fit_quality_world.py has the baselines and says how one world is judged. Figures of the judged mode and of each
-baseline:
+fit_quality_world.py has the baselines and says how one world is judged. Figures of the judged mode
+and of each baseline:
 
     n_right            share of (world, budget) pairs, 25 budgets a world, whose n is within one step of the truly best
     measured n worlds_right       share of worlds with at least 95% of their budgets right;  law_right: n_right of the
@@ -71,7 +72,11 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
     "stretched": (*_RANGE, Bound("error", high=0.02), *_BEYOND, *_CURVES, _CROSSOVERS),
     "decline": (*_RANGE, Bound("coverage.frontier", 0.85, 0.95), _CROSSOVERS),
     "same": (Bound("bias", high=0.005), *_CURVES, Bound("constant", low=0.9)),
-    "non_monotone": (*_RANGE, Bound("coverage.frontier", 0.85, 0.95), Bound("monotone_rejected", low=0.8)),
+    "non_monotone": (
+        *_RANGE,
+        Bound("coverage.frontier", 0.85, 0.95),
+        Bound("monotone_rejected", low=0.8),
+    ),
 }
 # Where n makes no difference any n is right.
 MEANINGLESS = {"same": {"n_right", "worlds_right", "law_right", "within", "within_at_end"}}
@@ -102,7 +107,9 @@ def _method(lines: Sequence[Line], name: str) -> dict[str, float | None]:
     beyond_names = ("error", "within", "regret", "error_at_end", "within_at_end", "regret_at_end")
     result |= {name: _mean([w[name] for w in beyond]) for name in beyond_names}
     result["seconds"] = (
-        statistics.median(seconds) if (seconds := [w["seconds"] for w in inside if "seconds" in w]) else None
+        statistics.median(seconds)
+        if (seconds := [w["seconds"] for w in inside if "seconds" in w])
+        else None
     )
     return result
 
@@ -110,7 +117,8 @@ def _method(lines: Sequence[Line], name: str) -> dict[str, float | None]:
 def _coverage(lines: Sequence[Line], name: str) -> dict[str, float | int | None]:
     """Intervals pooled over worlds; all worlds count, closed intervals make the width."""
     cases, hits, closed, width = (
-        sum(line["coverage"][name][k] for line in lines) for k in ("cases", "hits", "closed", "width")
+        sum(line["coverage"][name][k] for line in lines)
+        for k in ("cases", "hits", "closed", "width")
     )
     return {
         "share": hits / cases if cases else None,
@@ -121,11 +129,14 @@ def _coverage(lines: Sequence[Line], name: str) -> dict[str, float | int | None]
 
 
 def _asked(kind: str, figures: dict[str, float | None]) -> list[dict[str, Any]]:
-    """Each bound of a kind: the figure, what was asked, and whether it is met (None where the figure is absent)."""
+    """Each bound of a kind: the figure, what was asked, and whether it is met (None where the
+    figure is absent)."""
     result = []
     for b in BOUNDS[kind]:
         value = figures[b.figure]
-        words = " and ".join([f">= {b.low:g}"] * (b.low > 0) + [f"<= {b.high:g}"] * (b.high < float("inf")))
+        words = " and ".join(
+            [f">= {b.low:g}"] * (b.low > 0) + [f"<= {b.high:g}"] * (b.high < float("inf"))
+        )
         result.append(
             {
                 "figure": b.figure,
@@ -137,7 +148,9 @@ def _asked(kind: str, figures: dict[str, float | None]) -> list[dict[str, Any]]:
     return result
 
 
-def _beaten(figures: dict[str, dict[str, float | None]], mode: str, names: Sequence[str]) -> dict[str, dict[str, bool]]:
+def _beaten(
+    figures: dict[str, dict[str, float | None]], mode: str, names: Sequence[str]
+) -> dict[str, dict[str, bool]]:
     """For each figure: whether the judged mode is at least as good as each baseline."""
     result: dict[str, dict[str, bool]] = {}
     for name in names:
@@ -172,10 +185,22 @@ def summary(kind: str, lines: Sequence[Line]) -> Line:
     for method in figures.values():
         method |= dict.fromkeys(MEANINGLESS.get(kind, ()))
     coverage = {name: _coverage(done, name) for name in done[0]["coverage"]}
-    forms = {k: _mean([w[k] for w in done if w[k] is not None]) for k in ("constant", "no_effect", "monotone_rejected")}
+    forms = {
+        k: _mean([w[k] for w in done if w[k] is not None])
+        for k in ("constant", "no_effect", "monotone_rejected")
+    }
     judged = figures[mode] | {f"coverage.{k}": v["share"] for k, v in coverage.items()} | forms
-    result |= {"methods": figures, "coverage": coverage, "forms": forms, "asked": _asked(kind, judged)}
-    return result | {"beaten": _beaten(figures, mode, ("n_right", "bias", "bias_abs", "error", "within", "regret"))}
+    result |= {
+        "methods": figures,
+        "coverage": coverage,
+        "forms": forms,
+        "asked": _asked(kind, judged),
+    }
+    return result | {
+        "beaten": _beaten(
+            figures, mode, ("n_right", "bias", "bias_abs", "error", "within", "regret")
+        )
+    }
 
 
 def _shown(value: float | int | bool | None) -> str:
@@ -196,9 +221,15 @@ def _tables(result: Line) -> Iterator[Table]:
     yield methods
     requested = Table("asked", "", "found", "met", "not worse than")
     for a in result["asked"]:
-        beaten = ", ".join(name for name, is_beaten in result["beaten"].get(a["figure"], {}).items() if is_beaten)
+        beaten = ", ".join(
+            name for name, is_beaten in result["beaten"].get(a["figure"], {}).items() if is_beaten
+        )
         requested.add_row(
-            a["figure"], a["asked"], _shown(a["value"]), {True: "yes", False: "NO", None: "-"}[a["met"]], beaten
+            a["figure"],
+            a["asked"],
+            _shown(a["value"]),
+            {True: "yes", False: "NO", None: "-"}[a["met"]],
+            beaten,
         )
     yield requested
     coverage = Table("90% intervals", "coverage", "cases", "open", "mean width")
@@ -207,8 +238,11 @@ def _tables(result: Line) -> Iterator[Table]:
     yield coverage
 
 
-def _judged(kinds: Sequence[str], arguments: argparse.Namespace, console: Console) -> Iterator[Line]:
-    """One line a world, as they are done. Processes are spawned, not forked, and each computes on one thread."""
+def _judged(
+    kinds: Sequence[str], arguments: argparse.Namespace, console: Console
+) -> Iterator[Line]:
+    """One line a world, as they are done. Processes are spawned, not forked, and each computes on
+    one thread."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     first = arguments.seed * SEEDS_A_CHUNK
@@ -217,7 +251,8 @@ def _judged(kinds: Sequence[str], arguments: argparse.Namespace, console: Consol
     with Progress(console=console) as progress, ProcessPoolExecutor(arguments.jobs, spawn) as pool:
         bar = progress.add_task("worlds", total=len(work))
         futures = {
-            pool.submit(judge, kind, seed, arguments.mode, arguments.replicates): (kind, seed) for kind, seed in work
+            pool.submit(judge, kind, seed, arguments.mode, arguments.replicates): (kind, seed)
+            for kind, seed in work
         }
         for future in as_completed(futures):
             try:
@@ -275,20 +310,28 @@ def _read(files: Sequence[Path]) -> list[Line]:
             "the files hold different modes or numbers of replicates; expected one. Put each together on its own."
         )
     if len({(line["kind"], line["seed"]) for line in lines}) < len(lines):
-        raise InputError("a world stands in the files twice; expected each once. Leave one file out.")
+        raise InputError(
+            "a world stands in the files twice; expected each once. Leave one file out."
+        )
     return lines
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--worlds", type=int, default=200, help="of each kind")
-    parser.add_argument("--seed", type=int, default=0, help=f"world seeds start at {SEEDS_A_CHUNK} times this")
+    parser.add_argument(
+        "--seed", type=int, default=0, help=f"world seeds start at {SEEDS_A_CHUNK} times this"
+    )
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--replicates", type=int, default=200)
     parser.add_argument("--mode", default="hierarchical", help="the mode to judge")
     parser.add_argument("--out", type=Path, help="a new file: one line a world")
-    parser.add_argument("--read", type=Path, nargs="+", help="files of --out to put together instead of fitting")
+    parser.add_argument(
+        "--read", type=Path, nargs="+", help="files of --out to put together instead of fitting"
+    )
     return parser.parse_args()
 
 
@@ -307,8 +350,14 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             f"--mode {arguments.mode}; expected one of {', '.join(judged_modes)}. The mode paper is a baseline of each."
         )
     if arguments.read and arguments.out:
-        raise InputError("--read fits nothing, so --out has nothing to write; expected one of them. Leave one out.")
-    lines = _read(arguments.read) if arguments.read else _written(_judged(kinds, arguments, console), arguments.out)
+        raise InputError(
+            "--read fits nothing, so --out has nothing to write; expected one of them. Leave one out."
+        )
+    lines = (
+        _read(arguments.read)
+        if arguments.read
+        else _written(_judged(kinds, arguments, console), arguments.out)
+    )
     lines.sort(key=lambda line: line["seed"])
     for kind in kinds:
         specific = [line for line in lines if line["kind"] == kind]

@@ -1,5 +1,5 @@
-"""One world of fit_quality.py: fit it, fit it without the last 4x of compute, and compare what is said with what is
-true.
+"""One world of fit_quality.py: fit it, fit it without the last 4x of compute, and compare what is
+said with what is true.
 
 Three baselines answer the same questions as the mode under test:
 
@@ -8,7 +8,8 @@ Three baselines answer the same questions as the mode under test:
     best_measured  the n whose mean over seeds is highest at the evaluation nearest below C; beyond the data at its last
     evaluation
 
-In range, the true best n is the best among the cells measured at C; beyond it, among all cells of the world.
+In range, the true best n is the best among the cells measured at C; beyond it, among all cells of
+the world.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Sums:
-    """Intervals pooled over cases: how many, how many hold the truth, how many are closed, and the closed ones' widths
-    in all.
+    """Intervals pooled over cases: how many, how many hold the truth, how many are closed, and the
+    closed ones' widths in all.
     """
 
     cases: int = 0
@@ -66,7 +67,10 @@ class Sums:
         a, b = -math.inf if low is None else low, math.inf if high is None else high
         closed = math.isfinite(a) and math.isfinite(b)
         return Sums(
-            self.cases + 1, self.hits + (a <= true <= b), self.closed + closed, self.width + (b - a if closed else 0.0)
+            self.cases + 1,
+            self.hits + (a <= true <= b),
+            self.closed + closed,
+            self.width + (b - a if closed else 0.0),
         )
 
 
@@ -85,7 +89,10 @@ def true_best(w: World, C: FloatArray, in_range: bool = True) -> Answer:
     cells, measured = cells_by_n(w), w.measured
     table = np.stack([w.reward(*key, C) for key in cells.values()])
     if in_range:
-        inside = [(measured[key][0] <= C * (1 + 1e-9)) & (measured[key][1] * (1 + 1e-9) >= C) for key in cells.values()]
+        inside = [
+            (measured[key][0] <= C * (1 + 1e-9)) & (measured[key][1] * (1 + 1e-9) >= C)
+            for key in cells.values()
+        ]
         table = np.where(np.stack(inside), table, -np.inf)
     return Answer(np.array(list(cells))[table.argmax(0)], table.max(0))
 
@@ -95,7 +102,9 @@ def frontier_answer(document: FitResult, C: FloatArray) -> Answer:
     points = document.joint.frontier
     x, at = np.log([p.C for p in points]), np.log(C)
     nearest = np.abs(x[:, None] - at).argmin(0)
-    return Answer(np.array([p.n for p in points])[nearest], np.interp(at, x, [p.reward for p in points]))
+    return Answer(
+        np.array([p.n for p in points])[nearest], np.interp(at, x, [p.reward for p in points])
+    )
 
 
 def law_n(document: FitResult, C: FloatArray, measured: Sequence[int]) -> NDArray[np.int64]:
@@ -105,10 +114,15 @@ def law_n(document: FitResult, C: FloatArray, measured: Sequence[int]) -> NDArra
 
 
 def raw_means(runs: Sequence[RunRecord]) -> dict[int, tuple[FloatArray, FloatArray]]:
-    """n -> (C > 0, mean over seeds of the metric). All seeds of a cell are evaluated at the same C."""
+    """n -> (C > 0, mean over seeds of the metric). All seeds of a cell are evaluated at the same
+    C."""
     result = {}
     for n in sorted({r.cell.n for r in runs}):
-        seeds = [[(p.rollouts, p.metrics[METRIC]) for p in r.points if p.rollouts] for r in runs if r.cell.n == n]
+        seeds = [
+            [(p.rollouts, p.metrics[METRIC]) for p in r.points if p.rollouts]
+            for r in runs
+            if r.cell.n == n
+        ]
         mean = np.array(seeds, dtype=np.float64).mean(0)
         result[n] = (mean[:, 0], mean[:, 1])
     return result
@@ -121,7 +135,9 @@ def measured_answers(runs: Sequence[RunRecord], C: FloatArray) -> dict[str, Answ
     values = np.stack(
         [R[np.maximum(np.searchsorted(c, C * (1 + 1e-9)) - 1, 0)] for c, R in means.values()]
     )  # [n, budgets]
-    ended = np.stack([(c[-1] * (1 + 1e-9) < C) | (c[0] > C * (1 + 1e-9)) for c, _ in means.values()])
+    ended = np.stack(
+        [(c[-1] * (1 + 1e-9) < C) | (c[0] > C * (1 + 1e-9)) for c, _ in means.values()]
+    )
     i = np.where(ended, -np.inf, values).argmax(0)
     middle = len(n) // 2
     return {
@@ -133,8 +149,13 @@ def measured_answers(runs: Sequence[RunRecord], C: FloatArray) -> dict[str, Answ
 def last_measured(runs: Sequence[RunRecord], budgets: int) -> dict[str, Answer]:
     """What the same two say at every budget beyond the data: the last evaluation of each n."""
     last = {n: float(R[-1]) for n, (_, R) in raw_means(runs).items()}
-    selected = {"middle": list(last)[len(last) // 2], "best_measured": max(last, key=lambda n: last[n])}
-    return {name: Answer(np.full(budgets, n), np.full(budgets, last[n])) for name, n in selected.items()}
+    selected = {
+        "middle": list(last)[len(last) // 2],
+        "best_measured": max(last, key=lambda n: last[n]),
+    }
+    return {
+        name: Answer(np.full(budgets, n), np.full(budgets, last[n])) for name, n in selected.items()
+    }
 
 
 def _steps(a: Any, b: Any) -> NDArray[np.bool_]:
@@ -143,9 +164,15 @@ def _steps(a: Any, b: Any) -> NDArray[np.bool_]:
 
 
 def in_range(w: World, answers: Mapping[str, Answer], C: FloatArray) -> dict[str, dict[str, float]]:
-    """For each method, at budgets C: the share of n within one step, and the mean error of the frontier's reward."""
+    """For each method, at budgets C: the share of n within one step, and the mean error of the
+    frontier's reward."""
     true = true_best(w, C)
-    specific = np.array([float(w.on_problems(*cells_by_n(w)[n], c)) for n, c in zip(true.n.tolist(), C, strict=True)])
+    specific = np.array(
+        [
+            float(w.on_problems(*cells_by_n(w)[n], c))
+            for n, c in zip(true.n.tolist(), C, strict=True)
+        ]
+    )
     return {
         name: {
             "n_right": float(_steps(a.n, true.n).mean()),
@@ -163,25 +190,37 @@ def cut(runs: Sequence[RunRecord], C: float) -> list[RunRecord]:
 
 
 def extrapolated(document: FitResult, C: FloatArray) -> Answer:
-    """The paper's way beyond the data: n of the law, reward of that n's curve (of the nearest n that has one)."""
+    """The paper's way beyond the data: n of the law, reward of that n's curve (of the nearest n
+    that has one)."""
     curves = {c.n: c for c in document.curves}
     n = law_n(document, C, sorted({r.n for r in document.runs}))
-    nearest = [curves[min(curves, key=lambda m: abs(math.log2(m / specific)))] for specific in n.tolist()]
+    nearest = [
+        curves[min(curves, key=lambda m: abs(math.log2(m / specific)))] for specific in n.tolist()
+    ]
     return Answer(
         n,
-        np.array([curve_value(x, c.R0, c.A, c.exponent, c.C_mid) for x, c in zip(C, nearest, strict=True)]),
+        np.array(
+            [
+                curve_value(x, c.R0, c.A, c.exponent, c.C_mid)
+                for x, c in zip(C, nearest, strict=True)
+            ]
+        ),
     )
 
 
 def held_out(w: World, answers: Mapping[str, Answer], C: FloatArray) -> dict[str, dict[str, float]]:
-    """For each method over the hidden budgets C: the mean absolute error of the reward it promises against that of the
-    truly best cell on the world's problems, the share of n within one step, the mean regret; and the same at the last
-    of them, 4 times the compute seen."""
+    """For each method over the hidden budgets C: the mean absolute error of the reward it promises
+    against that of the truly best cell on the world's problems, the share of n within one step, the
+    mean regret; and the same at the last of them, 4 times the compute seen."""
     cells, true = cells_by_n(w), true_best(w, C, in_range=False)
-    reached = np.array([float(w.on_problems(*cells[n], c)) for n, c in zip(true.n.tolist(), C, strict=True)])
+    reached = np.array(
+        [float(w.on_problems(*cells[n], c)) for n, c in zip(true.n.tolist(), C, strict=True)]
+    )
     result = {}
     for name, a in answers.items():
-        got = np.array([float(w.reward(*cells[n], c)) for n, c in zip(a.n.tolist(), C, strict=True)])
+        got = np.array(
+            [float(w.reward(*cells[n], c)) for n, c in zip(a.n.tolist(), C, strict=True)]
+        )
         rows = {
             "error": np.abs(a.reward - reached),
             "within": _steps(a.n, true.n),
@@ -200,7 +239,8 @@ def frontier_coverage(w: World, document: FitResult, C: FloatArray) -> Sums:
         return sums
     x, true = np.log([p.C for p in points]), true_best(w, C).reward
     low, high = (
-        np.interp(np.log(C), x, ends) for ends in np.array([(p.low, p.high) for p in points], dtype=np.float64).T
+        np.interp(np.log(C), x, ends)
+        for ends in np.array([(p.low, p.high) for p in points], dtype=np.float64).T
     )
     for case in zip(true.tolist(), low.tolist(), high.tolist(), strict=True):
         sums = sums.with_case(*case)
@@ -208,7 +248,8 @@ def frontier_coverage(w: World, document: FitResult, C: FloatArray) -> Sums:
 
 
 def true_crossing(w: World, a: int, b: int) -> float | None:
-    """log10 of the compute at which the true curves of two n cross, if they cross exactly once in the world's range."""
+    """log10 of the compute at which the true curves of two n cross, if they cross exactly once in
+    the world's range."""
     cells = cells_by_n(w)
     low, high = measured_range(w)
     x = np.linspace(math.log10(low), math.log10(high), 2001)
@@ -248,13 +289,20 @@ def fitted(runs: Sequence[RunRecord], mode: str, replicates: int) -> tuple[FitRe
 
 
 def judge(kind: str, seed: int, mode: str, replicates: int) -> dict[str, Any]:
-    """All figures of one world, as one JSON object; where a fit refuses the world, `failed` says why.
+    """All figures of one world, as one JSON object; where a fit refuses the world, `failed` says
+    why.
 
     Args:
         kind, seed: of `random_world`. mode: the one to judge. replicates: of its bootstrap.
     """
     w = random_world(kind, seed)
-    line: dict[str, Any] = {"kind": kind, "seed": seed, "mode": mode, "replicates": replicates, "failed": None}
+    line: dict[str, Any] = {
+        "kind": kind,
+        "seed": seed,
+        "mode": mode,
+        "replicates": replicates,
+        "failed": None,
+    }
     try:
         return line | _figures(w, mode, replicates)
     except InputError as e:
@@ -274,9 +322,15 @@ def _figures(w: World, mode: str, replicates: int) -> dict[str, Any]:
         law = law_n(d, C, list(cells_by_n(w)))
         result[m] |= {"law_right": float(_steps(law, true_best(w, C).n).mean()), "seconds": seconds}
     hidden = np.geomspace(C_max / HOLD_OUT, C_max, HIDDEN + 1)[1:]
-    selected = [recommend(short_fits[mode][0], C, extrapolate=True, with_details=False) for C in hidden.tolist()]
+    selected = [
+        recommend(short_fits[mode][0], C, extrapolate=True, with_details=False)
+        for C in hidden.tolist()
+    ]
     promises = {
-        mode: Answer(np.array([r.allocation.n for r in selected]), np.array([r.expected_reward for r in selected]))
+        mode: Answer(
+            np.array([r.allocation.n for r in selected]),
+            np.array([r.expected_reward for r in selected]),
+        )
     }
     if mode != "paper":
         promises["paper"] = extrapolated(short_fits["paper"][0], hidden)
@@ -301,5 +355,7 @@ def _figures(w: World, mode: str, replicates: int) -> dict[str, Any]:
         "coverage": {name: vars(sums) for name, sums in coverage.items()},
         "constant": document.joint.n_star.law.form == "constant",
         "no_effect": document.joint.n_star.no_effect,
-        "monotone_rejected": any(batch.n_star.monotone_rejected for batch in document.by_B) if document.by_B else None,
+        "monotone_rejected": any(batch.n_star.monotone_rejected for batch in document.by_B)
+        if document.by_B
+        else None,
     }

@@ -1,12 +1,13 @@
-"""How long do a fit and its recommendations take? Fit 40 runs of 200 evaluations, ask for 150 budgets, print one JSON
-line.
+"""How long do a fit and its recommendations take? Fit 40 runs of 200 evaluations, ask for 150
+budgets, print one JSON line.
 
     python benchmarks/fit_speed.py                       500 replicates
     python benchmarks/fit_speed.py --replicates 100      fewer
 
-seconds: wall clock of the whole fit, records in memory; cpu_seconds: of all its threads. A fit without replicates takes
-200 draws for its mean curves all the same; ms_a_replicate divides the whole by the replicates. paper_cpu_seconds: of a
-fit in mode "paper". ms_a_recommendation: processor time of one of the report's 150 budgets.
+seconds: wall clock of the whole fit, records in memory; cpu_seconds: of all its threads. A fit
+without replicates takes 200 draws for its mean curves all the same; ms_a_replicate divides the
+whole by the replicates. paper_cpu_seconds: of a fit in mode "paper". ms_a_recommendation: processor
+time of one of the report's 150 budgets.
 """
 
 from __future__ import annotations
@@ -36,22 +37,31 @@ from tests.scaling.synthetic_curves import Hill
 N = (4, 8, 16, 32, 64)
 B_P = (16, 32, 64, 128)
 SEEDS, EVALUATIONS, BUDGETS = 2, 200, 150
-START, BUDGET = (
-    320_000,
-    64_000_000,
-)  # even the largest cell, 8192 rollouts per update, reaches each target at an update of its own
+# even the largest cell, 8192 rollouts per update, reaches each target at an update of its own
+START = 320_000
+BUDGET = 64_000_000
 
 
 def _curve(B_p: int, n: int) -> Hill:
     """Larger n: a higher plateau, later; B_p matters little."""
     level = math.log2(n)
-    return Hill(0.25, 0.4 + 0.04 * level, 1.2, 225_000 * 1.7**level * (1 + 0.02 * math.log2(B_p / 16)))
+    return Hill(
+        0.25, 0.4 + 0.04 * level, 1.2, 225_000 * 1.7**level * (1 + 0.02 * math.log2(B_p / 16))
+    )
 
 
 def _sweep(problems: int) -> list[RunRecord]:
     ratio = (BUDGET / START) ** (1 / (EVALUATIONS - 1))
     sweep = world(
-        B_p=B_P, n=N, seeds=SEEDS, problems=problems, run_sd=0.01, start=START, ratio=ratio, budget=BUDGET, curve=_curve
+        B_p=B_P,
+        n=N,
+        seeds=SEEDS,
+        problems=problems,
+        run_sd=0.01,
+        start=START,
+        ratio=ratio,
+        budget=BUDGET,
+        curve=_curve,
     )
     return sweep.runs
 
@@ -65,7 +75,9 @@ def _seconds(work: Callable[[], Any]) -> tuple[float, float, Any]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--replicates", type=int, default=500)
     parser.add_argument("--problems", type=int, default=300)
     inputs = parser.parse_args()
@@ -78,7 +90,9 @@ def main() -> None:
     without = _seconds(lambda: fit(replicates=0))[0]
     paper = _seconds(lambda: fit(mode="paper"))[1]
     budgets = np.geomspace(2 * START, BUDGET, BUDGETS).tolist()
-    recommendations = _seconds(lambda: [recommend(result, C, with_details=False) for C in budgets])[1]
+    recommendations = _seconds(lambda: [recommend(result, C, with_details=False) for C in budgets])[
+        1
+    ]
     line = {
         "benchmark": "fit_speed",
         "runs": len(runs),
@@ -93,7 +107,9 @@ def main() -> None:
         "paper_cpu_seconds": round(paper, 2),
         "ms_a_recommendation": round(1000 * recommendations / BUDGETS, 1),
     }
-    line["ms_a_replicate"] = round(1000 * seconds / inputs.replicates, 1) if inputs.replicates else None
+    line["ms_a_replicate"] = (
+        round(1000 * seconds / inputs.replicates, 1) if inputs.replicates else None
+    )
     print(json.dumps(line))
 
 

@@ -1,9 +1,10 @@
-"""Random sweeps of known law whose curves are not the fitter's: the worlds of benchmarks/foreign_worlds.py, written
-from docs/laws.md alone.
+"""Random sweeps of known law whose curves are not the fitter's: the worlds of
+benchmarks/foreign_worlds.py, written from docs/laws.md alone.
 
-Cell j follows R_j(C) = R0 + (A_j - R0) g(C / C_half,j), where g rises from 0 at C = 0. No g here is a Hill curve or a
-stretched exponential, but for the worlds of `small_world` and of FITTED. A run's curve is R_j(C) + e_r p_j(C), where
-e_r is normal and p_j = (R_j - R0) / (A_j - R0), within 0 and 1. An evaluation adds noise of one of two kinds:
+Cell j follows R_j(C) = R0 + (A_j - R0) g(C / C_half,j), where g rises from 0 at C = 0. No g here is
+a Hill curve or a stretched exponential, but for the worlds of `small_world` and of FITTED. A run's
+curve is R_j(C) + e_r p_j(C), where e_r is normal and p_j = (R_j - R0) / (A_j - R0), within 0 and 1.
+An evaluation adds noise of one of two kinds:
 
     problems    each problem has a difficulty d_i ~ Normal(0, spread); its 4 responses are correct with probability
                 sigmoid(a + d_i), with `a` such that the mean over all possible problems is the run's curve. All runs of
@@ -56,7 +57,9 @@ def broken_power(x: Array, early: float, late: float, at: float, sharpness: floa
 def two_rises(x: Array, first: float, gap: float, steepness: tuple[float, float]) -> Array:
     """A first rise at x = 1, and a second at x = 10^gap."""
     z = np.log(np.maximum(x, 1e-12))
-    return first * expit(steepness[0] * z) + (1 - first) * expit(steepness[1] * (z - gap * np.log(10)))
+    return first * expit(steepness[0] * z) + (1 - first) * expit(
+        steepness[1] * (z - gap * np.log(10))
+    )
 
 
 def log_linear(x: Array, decades: float) -> Array:
@@ -72,7 +75,9 @@ def delayed(x: Array, start: float, power: float) -> Array:
 
 def rise_and_fall(x: Array, rise: Growth, peak: float, fall: float, bend: float) -> Array:
     """Beyond `peak` the reward falls by `fall` of the gain in the first decade."""
-    return np.maximum(rise(x) - fall * np.maximum(np.log10(np.maximum(x, 1e-12) / peak), 0) ** bend, 0)
+    return np.maximum(
+        rise(x) - fall * np.maximum(np.log10(np.maximum(x, 1e-12) / peak), 0) ** bend, 0
+    )
 
 
 Draw = Callable[[np.random.Generator], Growth]
@@ -89,10 +94,15 @@ GROWTHS: dict[str, Draw] = {
         sharpness=rng.uniform(1, 4),
     ),
     "two rises": lambda rng: partial(
-        two_rises, first=rng.uniform(0.3, 0.7), gap=rng.uniform(0.7, 1.8), steepness=tuple(rng.uniform(1, 3, 2))
+        two_rises,
+        first=rng.uniform(0.3, 0.7),
+        gap=rng.uniform(0.7, 1.8),
+        steepness=tuple(rng.uniform(1, 3, 2)),
     ),
     "log-linear": lambda rng: partial(log_linear, decades=rng.uniform(1.2, 2)),
-    "delayed start": lambda rng: partial(delayed, start=rng.uniform(0.2, 0.8), power=rng.uniform(0.7, 1.5)),
+    "delayed start": lambda rng: partial(
+        delayed, start=rng.uniform(0.2, 0.8), power=rng.uniform(0.7, 1.5)
+    ),
     "fall after a peak": lambda rng: partial(
         rise_and_fall,
         rise=GROWTHS[str(rng.choice(["frechet", "logistic", "gompertz"]))](rng),
@@ -154,7 +164,8 @@ class World:
     seeds: int
     run_sd: float
     noise_sd: float = 0.0  # of a plain metric at R = 1/2
-    difficulties: Array = field(default_factory=lambda: np.zeros(0))  # of the problems; empty for a plain metric
+    # of the problems; empty for a plain metric
+    difficulties: Array = field(default_factory=lambda: np.zeros(0))
     spread: float = 1.0  # the standard deviation of the difficulties of all possible problems
 
     @property
@@ -189,9 +200,12 @@ class World:
         return np.interp(R, grid, expit(self.levels(grid)[:, None] + self.difficulties).mean(1))
 
     def measure(self, rng: np.random.Generator, key: Key, C: Array) -> tuple[Array, Array]:
-        """One run's evaluations: its rewards, and the correct responses of each problem (none for a plain metric)."""
+        """One run's evaluations: its rewards, and the correct responses of each problem (none for a
+        plain metric)."""
         curve = self.curves[key]
-        R = np.clip(curve.reward(C) + rng.normal(0, self.run_sd) * curve.progress(C), 0.0005, 0.9995)
+        R = np.clip(
+            curve.reward(C) + rng.normal(0, self.run_sd) * curve.progress(C), 0.0005, 0.9995
+        )
         if self.difficulties.size == 0:
             noisy = R + rng.normal(0, 1, R.shape) * 2 * self.noise_sd * np.sqrt(R * (1 - R))
             return np.clip(noisy, 0, 1), np.zeros((len(R), 0), int)
@@ -201,11 +215,15 @@ class World:
     def updates(self, key: Key) -> dict[int, int]:
         """M -> the target, of the evaluations of a cell's runs."""
         B = key[0] * key[1]
-        return {int(-(-target // B)): int(target) for target in self.targets if target <= self.ends[key]}
+        return {
+            int(-(-target // B)): int(target) for target in self.targets if target <= self.ends[key]
+        }
 
     def runs(self, rng: np.random.Generator) -> list[RunRecord]:
         """The sweep's records."""
-        return [self.run(rng, Cell(*key, seed)) for key in self.curves for seed in range(self.seeds)]
+        return [
+            self.run(rng, Cell(*key, seed)) for key in self.curves for seed in range(self.seeds)
+        ]
 
     def run(self, rng: np.random.Generator, cell: Cell) -> RunRecord:
         targets = self.updates((cell.B_p, cell.n))
@@ -231,7 +249,9 @@ def draw_keys(rng: np.random.Generator, several_B_p: bool) -> list[Key]:
     if several_B_p:
         first, B_p = 2 ** int(rng.integers(2, 5)), 2 ** int(rng.integers(3, 5))
         rows, columns = [(2, 2), (2, 3), (3, 2)][rng.integers(3)]
-        return [(B_p * 4**row, first * 4**column) for row in range(rows) for column in range(columns)]
+        return [
+            (B_p * 4**row, first * 4**column) for row in range(rows) for column in range(columns)
+        ]
     count = int(rng.integers(4, 8))
     doublings = int(rng.integers(1, 3)) if count < 6 else 1  # from one n to the next
     first = int(rng.integers(1, min(5, 11 - doublings * (count - 1))))
@@ -258,15 +278,25 @@ def draw_C_half(rng: np.random.Generator, order: str, keys: list[Key], C_end: fl
     sign = {"rises": 1, "falls": -1, "irregular": 0}[order]
     irregular = rng.normal(0, 0.35 if order == "irregular" else 0.05, len(keys))
     middle = np.log10(C_end) + rng.uniform(-1.4, -0.2)
-    return 10 ** (middle + np.log10(2) * (sign * slope * log2_n + rng.uniform(-0.2, 0.4) * log2_B_p) + irregular)
+    return 10 ** (
+        middle
+        + np.log10(2) * (sign * slope * log2_n + rng.uniform(-0.2, 0.4) * log2_B_p)
+        + irregular
+    )
 
 
 def draw_growth(rng: np.random.Generator, name: str) -> Growth:
     """One of GROWTHS, or a Hill curve."""
-    return partial(delayed, start=0.0, power=rng.uniform(0.7, 1.5)) if name == FITTED else GROWTHS[name](rng)
+    return (
+        partial(delayed, start=0.0, power=rng.uniform(0.7, 1.5))
+        if name == FITTED
+        else GROWTHS[name](rng)
+    )
 
 
-def draw_curves(rng: np.random.Generator, form: Form, keys: list[Key], C_end: float) -> dict[Key, TrueCurve]:
+def draw_curves(
+    rng: np.random.Generator, form: Form, keys: list[Key], C_end: float
+) -> dict[Key, TrueCurve]:
     n = np.log2([n for _, n in keys])
     R0, gain = rng.uniform(*form.R0), rng.uniform(*form.gain)
     gains = draw_plateaus(rng, form.order, (n - n.min()) / np.ptp(n), gain)
@@ -322,14 +352,17 @@ def random_world(rng: np.random.Generator, name: str) -> World:
 
 
 def small_world(rng: np.random.Generator) -> World:
-    """One seed, 15 evaluations evenly spaced in C and 100 to 300 problems; n = 4 to 32, plateaus that differ by .03 to
-    .06, C_half ~ n^.5. In some worlds C_half is far below the first evaluation, so that only the plateaus differ. A
-    third of the worlds has Hill curves, a third Frechet's and a third Gompertz's.
+    """One seed, 15 evaluations evenly spaced in C and 100 to 300 problems; n = 4 to 32, plateaus
+    that differ by .03 to .06, C_half ~ n^.5. In some worlds C_half is far below the first
+    evaluation, so that only the plateaus differ. A third of the worlds has Hill curves, a third
+    Frechet's and a third Gompertz's.
     """
     C_end = float(16 * 32 * rng.integers(60, 240))
-    growth = (partial(delayed, start=0.0, power=1.0), GROWTHS["frechet"](rng), GROWTHS["gompertz"](rng))[
-        rng.integers(3)
-    ]
+    growth = (
+        partial(delayed, start=0.0, power=1.0),
+        GROWTHS["frechet"](rng),
+        GROWTHS["gompertz"](rng),
+    )[rng.integers(3)]
     R0, gain, spread = rng.uniform(0.1, 0.4), rng.uniform(0.2, 0.4), rng.uniform(1, 2.5)
     plateaus, middle = rng.uniform(0.03, 0.06), C_end * 10 ** rng.uniform(-2.5, -0.6)
     curves = {
@@ -349,7 +382,10 @@ def small_world(rng: np.random.Generator) -> World:
 
 
 def stable_world(rng: np.random.Generator) -> World:
-    """A world without a fall whose metric has the noise of 60 to 500 problems; the records hold the metric alone."""
-    world = random_world(rng, str(rng.choice([name for name in FORMS if name != "fall after a peak"])))
+    """A world without a fall whose metric has the noise of 60 to 500 problems; the records hold the
+    metric alone."""
+    world = random_world(
+        rng, str(rng.choice([name for name in FORMS if name != "fall after a peak"]))
+    )
     noise_sd = 0.5 / np.sqrt(SAMPLES * rng.integers(60, 501))
     return replace(world, difficulties=np.zeros(0), noise_sd=noise_sd)

@@ -1,5 +1,5 @@
-"""How good are fit and recommendation on sweeps whose curves are not the fitter's? Four parts, each a fit of simulated
-sweeps of known law (benchmarks/foreign_forms.py):
+"""How good are fit and recommendation on sweeps whose curves are not the fitter's? Four parts, each
+a fit of simulated sweeps of known law (benchmarks/foreign_forms.py):
 
     python benchmarks/foreign_worlds.py                         120 worlds of 14 forms; about 2 minutes of one core
     python benchmarks/foreign_worlds.py --small                 24 small sweeps: does the stated regret hold?
@@ -7,12 +7,14 @@ sweeps of known law (benchmarks/foreign_forms.py):
     python benchmarks/foreign_worlds.py --advice                40 sweeps: halting marks, and the run to measure next
     python benchmarks/foreign_worlds.py --read FILE [FILE ...]  the tables of files that --out wrote
 
-A world's budgets are 10 within the measured range, for the frontier, and 1, 2 and 4 times its largest measured C, for
-`isojax.recommend`. The truth is the world's law: the expected reward of a new run on new problems (with counts) or the
-curve (a plain metric), after the updates that the budget affords. It does not stop at a peak. "Best measured" is the
-cell whose last evaluations, averaged over seeds, are highest. With --advice, 20 new runs of each recommended
-cell pass its halting marks, and the run to measure next is simulated and fitted with the others; half of these sweeps
-have the fit's own form. One JSON line per world on standard output or in --out, tables on standard error.
+A world's budgets are 10 within the measured range, for the frontier, and 1, 2 and 4 times its
+largest measured C, for `isojax.recommend`. The truth is the world's law: the expected reward of a
+new run on new problems (with counts) or the curve (a plain metric), after the updates that the
+budget affords. It does not stop at a peak. "Best measured" is the cell whose last evaluations,
+averaged over seeds, are highest. With --advice, 20 new runs of each recommended cell pass its
+halting marks, and the run to measure next is simulated and fitted with the others; half of these
+sweeps have the fit's own form. One JSON line per world on standard output or in --out, tables on
+standard error.
 """
 
 from __future__ import annotations
@@ -30,7 +32,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from foreign_forms import FITTED, FORMS, METRIC, SAMPLES, Key, World, random_world, small_world, stable_world
+from foreign_forms import (
+    FITTED,
+    FORMS,
+    METRIC,
+    SAMPLES,
+    Key,
+    World,
+    random_world,
+    small_world,
+    stable_world,
+)
 from foreign_tables import TIMES, print_tables
 from rich.console import Console
 from rich.progress import track
@@ -49,8 +61,11 @@ Case = tuple[str, int, int, int]  # part, seed, number of the world, replicates
 
 
 def frontier_cases(world: World, fit: FitResult) -> list[Line]:
-    """The frontier's interval at budgets in range, against the best true reward of the cells measured there."""
-    measured = {key: [M * key[0] * key[1] for M in world.updates(key) if M > 0] for key in world.curves}
+    """The frontier's interval at budgets in range, against the best true reward of the cells
+    measured there."""
+    measured = {
+        key: [M * key[0] * key[1] for M in world.updates(key) if M > 0] for key in world.curves
+    }
     rows = fit.joint.frontier
     curves = {key: at for key, at in measured.items() if len(at) >= POINTS_OF_A_CURVE}
     log_C = np.log([row.C for row in rows])
@@ -58,7 +73,10 @@ def frontier_cases(world: World, fit: FitResult) -> list[Line]:
     for x in np.linspace(log_C[0], log_C[-1], BUDGETS_IN_RANGE):
         C = float(np.exp(x))
         there = [key for key, at in curves.items() if at[0] <= C * 1.001 and C <= at[-1] * 1.001]
-        low, high = (float(np.interp(x, log_C, [getattr(row, end) for row in rows])) for end in ("low", "high"))
+        low, high = (
+            float(np.interp(x, log_C, [getattr(row, end) for row in rows]))
+            for end in ("low", "high")
+        )
         truth = max(world.reward(key, C) for key in there)
         cases.append({"C": C, "truth": truth, "low": low, "high": high})
     return cases
@@ -73,7 +91,9 @@ def best_measured(runs: Sequence[RunRecord]) -> Key:
 
 def nearest(world: World, B_p: int, n: int) -> Key:
     """The world's cell; where it has none, the nearest in log B_p and log n."""
-    return min(world.curves, key=lambda key: abs(np.log2(key[0] / B_p)) + 10 * abs(np.log2(key[1] / n)))
+    return min(
+        world.curves, key=lambda key: abs(np.log2(key[0] / B_p)) + 10 * abs(np.log2(key[1] / n))
+    )
 
 
 def recommendation_case(
@@ -100,44 +120,62 @@ def recommendation_case(
         "expected": advice.expected_reward,
         "cell": {"truth": truth, "low": low, "high": high},
         "new_run": {"truth": new_run, "low": new_low, "high": new_high},
-        "n_probability": [[n, said, n == best[1]] for n, said in (advice.n_probability or {}).items()],
+        "n_probability": [
+            [n, said, n == best[1]] for n, said in (advice.n_probability or {}).items()
+        ],
         "regret": reward - truth,
         "regret_high": advice.regret_interval[1] if advice.regret_interval else None,
         "regret_best_measured": reward - world.at_budget(best_measured(runs), budget),
         "warning": "uncertain_forecast" in {risk.code for risk in advice.risks},
         "no_effect": advice.no_effect,
-        "equal_n_regret": reward - min(world.at_budget(k, budget) for k in equal_cells(world, advice, key)),
+        "equal_n_regret": reward
+        - min(world.at_budget(k, budget) for k in equal_cells(world, advice, key)),
     }
 
 
 def equal_cells(world: World, advice: Recommendation, chosen: Key) -> list[Key]:
-    """The cells at the recommended B_p whose n is said to be equal to the recommended one, and that one."""
-    return [chosen, *(key for key in world.curves if key[0] == chosen[0] and key[1] in advice.equal_n)]
+    """The cells at the recommended B_p whose n is said to be equal to the recommended one, and that
+    one."""
+    return [
+        chosen,
+        *(key for key in world.curves if key[0] == chosen[0] and key[1] in advice.equal_n),
+    ]
 
 
-def judge_worlds(world: World, runs: Sequence[RunRecord], fit: FitResult, rng: np.random.Generator) -> Line:
+def judge_worlds(
+    world: World, runs: Sequence[RunRecord], fit: FitResult, rng: np.random.Generator
+) -> Line:
     return {
         "frontier": frontier_cases(world, fit),
         "recommended": [recommendation_case(world, runs, fit, times, rng) for times in TIMES],
     }
 
 
-def judge_small(world: World, runs: Sequence[RunRecord], fit: FitResult, rng: np.random.Generator) -> Line:
+def judge_small(
+    world: World, runs: Sequence[RunRecord], fit: FitResult, rng: np.random.Generator
+) -> Line:
     return {"recommended": [recommendation_case(world, runs, fit, 1, rng)]}
 
 
-def judge_stable(world: World, runs: Sequence[RunRecord], fit: FitResult, rng: np.random.Generator) -> Line:
+def judge_stable(
+    world: World, runs: Sequence[RunRecord], fit: FitResult, rng: np.random.Generator
+) -> Line:
     """`problems`: the noise of the metric is that of so many."""
     reasons = [row.reason for row in fit.stability if not row.stable]
     return {"problems": round(1 / (4 * SAMPLES * world.noise_sd**2)), "unstable": reasons}
 
 
-def judge_advice(world: World, runs: Sequence[RunRecord], fit: FitResult, rng: np.random.Generator) -> Line:
+def judge_advice(
+    world: World, runs: Sequence[RunRecord], fit: FitResult, rng: np.random.Generator
+) -> Line:
     return {"recommended": [advice_case(world, runs, fit, times, rng) for times in TIMES]}
 
 
-def advice_case(world: World, runs: Sequence[RunRecord], fit: FitResult, times: int, rng: np.random.Generator) -> Line:
-    """How many new runs the halting marks stop, and the regret before and after the run to measure next."""
+def advice_case(
+    world: World, runs: Sequence[RunRecord], fit: FitResult, times: int, rng: np.random.Generator
+) -> Line:
+    """How many new runs the halting marks stop, and the regret before and after the run to measure
+    next."""
     budget = times * world.C_end
     try:
         advice = isojax.recommend(fit, budget)
@@ -145,7 +183,10 @@ def advice_case(world: World, runs: Sequence[RunRecord], fit: FitResult, times: 
         return {"times": times, "refused": str(error)}
     key, marks = (advice.allocation.B_p, advice.allocation.n), advice.halting_marks
     C, low = np.array([[mark.C, mark.stop_below] for mark in marks]).reshape(-1, 2).T
-    stopped = [bool((world.measure(rng, key, C)[0] < low).any()) for _ in range(RUNS_PAST_MARKS if marks else 0)]
+    stopped = [
+        bool((world.measure(rng, key, C)[0] < low).any())
+        for _ in range(RUNS_PAST_MARKS if marks else 0)
+    ]
     case = {"times": times, "stopped": stopped, "next": None}
     if advice.next_run is None:
         return case
@@ -162,11 +203,18 @@ def advice_case(world: World, runs: Sequence[RunRecord], fit: FitResult, times: 
 
 
 def next_record(world: World, run: Allocation, rng: np.random.Generator) -> RunRecord:
-    """A new seed of a cell, evaluated as the others and, with the last step of their grid, up to the run's end."""
+    """A new seed of a cell, evaluated as the others and, with the last step of their grid, up to
+    the run's end."""
     key, targets = (run.B_p, run.n), world.targets[world.targets < run.C]
     step = world.targets[-1] / world.targets[-2]
-    beyond = world.targets[-1] * step ** np.arange(1, 1 + np.log(max(run.C / world.targets[-1], 1)) / np.log(step))
-    longer = replace(world, targets=np.array([*targets, *beyond[beyond < run.C], run.C]), ends={key: float(run.C)})
+    beyond = world.targets[-1] * step ** np.arange(
+        1, 1 + np.log(max(run.C / world.targets[-1], 1)) / np.log(step)
+    )
+    longer = replace(
+        world,
+        targets=np.array([*targets, *beyond[beyond < run.C], run.C]),
+        ends={key: float(run.C)},
+    )
     return longer.run(rng, Cell(*key, world.seeds))
 
 
@@ -179,7 +227,12 @@ def true_regret(world: World, budget: int, advice: Recommendation) -> float:
     return world.at_budget(world.best(budget), budget) - world.reward(key, advice.allocation.C)
 
 
-JUDGES = {"worlds": judge_worlds, "small": judge_small, "stable": judge_stable, "advice": judge_advice}
+JUDGES = {
+    "worlds": judge_worlds,
+    "small": judge_small,
+    "stable": judge_stable,
+    "advice": judge_advice,
+}
 
 
 def draw_world(part: str, rng: np.random.Generator, number: int) -> World:
@@ -195,7 +248,13 @@ def one_world(case: Case) -> Line:
     part, seed, number, replicates = case
     rng = np.random.default_rng([list(PARTS).index(part), seed, number])
     world = draw_world(part, rng, number)
-    line: Line = {"part": part, "seed": seed, "number": number, "form": world.form, "replicates": replicates}
+    line: Line = {
+        "part": part,
+        "seed": seed,
+        "number": number,
+        "form": world.form,
+        "replicates": replicates,
+    }
     line |= {"counts": world.difficulties.size > 0, "seeds": world.seeds}
     line |= {"cells": len(world.curves), "evaluations": len(world.targets), "failed": None}
     runs, start = world.runs(rng), time.perf_counter()
@@ -216,7 +275,9 @@ def judged(cases: Sequence[Case], jobs: int) -> Iterator[Line]:
             spawn = multiprocessing.get_context("spawn")
             run = stack.enter_context(ProcessPoolExecutor(jobs, mp_context=spawn)).map
         console = Console(stderr=True)
-        yield from track(run(one_world, cases), description=cases[0][0], total=len(cases), console=console)
+        yield from track(
+            run(one_world, cases), description=cases[0][0], total=len(cases), console=console
+        )
 
 
 def read_lines(files: Sequence[str]) -> list[Line]:
@@ -227,26 +288,44 @@ def read_lines(files: Sequence[str]) -> list[Line]:
         for row, text in enumerate(Path(file).read_text().splitlines(), start=1):
             line = json.loads(text)
             if not {"part", "seed", "number"} <= line.keys():
-                raise SystemExit(f"{file}:{row}: no line of a world; expected a file that --out wrote")
+                raise SystemExit(
+                    f"{file}:{row}: no line of a world; expected a file that --out wrote"
+                )
             name = (line["part"], line["seed"], line["number"])
             if name in seen:
-                raise SystemExit(f"{file}:{row}: world {name} stands in the files twice; leave out one of them")
+                raise SystemExit(
+                    f"{file}:{row}: world {name} stands in the files twice; leave out one of them"
+                )
             seen.add(name)
             lines.append(line)
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = parser.add_mutually_exclusive_group()
-    parts.add_argument("--small", action="store_const", const="small", dest="part", help="small sweeps instead")
-    parts.add_argument("--stable", action="store_const", const="stable", dest="part", help="stable sweeps instead")
-    parts.add_argument(
-        "--advice", action="store_const", const="advice", dest="part", help="halting marks and next runs"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts.add_argument("--read", nargs="+", metavar="FILE", help="simulate nothing: the tables of these files")
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument(
+        "--small", action="store_const", const="small", dest="part", help="small sweeps instead"
+    )
+    parts.add_argument(
+        "--stable", action="store_const", const="stable", dest="part", help="stable sweeps instead"
+    )
+    parts.add_argument(
+        "--advice",
+        action="store_const",
+        const="advice",
+        dest="part",
+        help="halting marks and next runs",
+    )
+    parts.add_argument(
+        "--read", nargs="+", metavar="FILE", help="simulate nothing: the tables of these files"
+    )
     parser.add_argument(
-        "--worlds", type=int, help="how many (120; 24 with --small, 300 with --stable, 40 with --advice)"
+        "--worlds",
+        type=int,
+        help="how many (120; 24 with --small, 300 with --stable, 40 with --advice)",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--replicates", type=int, default=500, help="draws of each fit")
@@ -259,7 +338,9 @@ def main() -> None:
     if a.out and Path(a.out).exists():
         parser.error(f"--out {a.out}: expected a file that does not exist yet")
     if a.replicates < 2:
-        parser.error(f"--replicates {a.replicates}: expected at least 2, or no interval can be judged")
+        parser.error(
+            f"--replicates {a.replicates}: expected at least 2, or no interval can be judged"
+        )
     part = a.part or "worlds"
     cases = [(part, a.seed, number, a.replicates) for number in range(a.worlds or PARTS[part])]
     lines = list[Line]()

@@ -1,15 +1,16 @@
-"""Thousands of spoilt inputs, given to the command line: arguments, configs, ledgers, logs of every importer, models,
-GGUF files, problems, checkpoints, adapters, tables, gzip, Parquet, pipes and links; and to the Python API of a notebook
-(fuzz_inputs.py). None may end with a traceback or a signal, with an exit code other than 0 and 2, take more than a
-gigabyte or 20 s, or be refused after something was written: in the folder it works in, HOME, the cache's folder or
-TMPDIR.
+"""Thousands of spoilt inputs, given to the command line: arguments, configs, ledgers, logs of every
+importer, models, GGUF files, problems, checkpoints, adapters, tables, gzip, Parquet, pipes and
+links; and to the Python API of a notebook (fuzz_inputs.py). None may end with a traceback or a
+signal, with an exit code other than 0 and 2, take more than a gigabyte or 20 s, or be refused after
+something was written: in the folder it works in, HOME, the cache's folder or TMPDIR.
 
     python benchmarks/fuzz.py                     3,000 attempts, whose seed is the commit's hash
     python benchmarks/fuzz.py --replay 1234       one of them again: its words, its files and what the command says
 
-Every command is a fork of a process that has imported everything, which says the same as a process of its own and
-saves seconds of imports. Seconds are of processor time, of its children too: what else the machine does changes
-nothing. On two cores 3,000 attempts take a quarter of an hour. The exit code is 1 where an attempt failed."""
+Every command is a fork of a process that has imported everything, which says the same as a process
+of its own and saves seconds of imports. Seconds are of processor time, of its children too: what
+else the machine does changes nothing. On two cores 3,000 attempts take a quarter of an hour. The
+exit code is 1 where an attempt failed."""
 
 import argparse
 import hashlib
@@ -32,7 +33,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what it spoils is made by tests/
-os.environ.update(JAX_PLATFORMS="cpu", COLUMNS="200", NO_COLOR="1", TRANSFORMERS_NO_ADVISORY_WARNINGS="1")
+os.environ.update(
+    JAX_PLATFORMS="cpu", COLUMNS="200", NO_COLOR="1", TRANSFORMERS_NO_ADVISORY_WARNINGS="1"
+)
 os.environ["GLIBC_TUNABLES"] = ""  # a fork does not restart itself (core/machine.py)
 
 from fuzz_corpus import make_corpus
@@ -42,18 +45,20 @@ from rich.progress import Progress
 from rich.table import Table
 
 MAX_BYTES, MAX_SECONDS = 2**30, 20.0
-MAX_WALL_SECONDS = 120.0  # after which a command that waits, or that a busy machine starves, is killed
+# after which a command that waits, or that a busy machine starves, is killed
+MAX_WALL_SECONDS = 120.0
 HARD_BYTES = 4 * 2**30  # what a command may write to before the kernel refuses it
 MODULES = (  # with those of the commands, which `cli_commands` imports
     "isojax.cli.app", "isojax.launch.local.local_runner", "isojax.launch.local.model_folders", "isojax.train.loop",
     "isojax.launch.lr_search", "isojax.models.smollm2", "isojax.report.notebook", "isojax.report.figures.catalogue",
     "transformers", "pandas", "pyarrow.parquet", "matplotlib.pyplot", "wandb", "tensorboardX",
 )  # fmt: skip
-# The folders outside its own that a command may write to. They are a worker's, as libraries read these variables when
-# they are imported, and are empty before each attempt. What a command that ends well leaves in the cache stays
-# unjudged: compiled programs, and models of a hub. What is refused has begun no work, so it writes there neither.
-# A fit of a sweep's ledgers is kept where it was missing or older than they are, and only then does it show that what
-# was asked of it cannot be had, such as a schedule that gains at this budget: that is the one file which may change.
+# The folders outside its own that a command may write to. They are a worker's, as libraries read
+# these variables when they are imported, and are empty before each attempt. What a command that
+# ends well leaves in the cache stays unjudged: compiled programs, and models of a hub. What is
+# refused has begun no work, so it writes there neither. A fit of a sweep's ledgers is kept where it
+# was missing or older than they are, and only then does it show that what was asked of it cannot be
+# had, such as a schedule that gains at this budget: that is the one file which may change.
 FIT_FILE = "fit.json"
 OUTSIDE = {"HOME": "home", "XDG_CACHE_HOME": "cache", "TMPDIR": "tmp"}
 
@@ -113,7 +118,9 @@ def run_python(code: str) -> int:
     return 0
 
 
-def judge(code: int, timed_out: bool, seconds: float, size: float, text: str, changed: list[str]) -> str:
+def judge(
+    code: int, timed_out: bool, seconds: float, size: float, text: str, changed: list[str]
+) -> str:
     """What is wrong; empty where nothing is. `changed`: the paths that are not as they were."""
     last_line = (text.strip().splitlines() or [""])[-1][:200]
     if timed_out:
@@ -130,7 +137,11 @@ def judge(code: int, timed_out: bool, seconds: float, size: float, text: str, ch
     if code == 2 and not text.strip():
         return "a refusal without a message"
     allowed = {"work", "cache"} if code == 0 else set()
-    written = [path for path in changed if path.partition("/")[0] not in allowed and Path(path).name != FIT_FILE]
+    written = [
+        path
+        for path in changed
+        if path.partition("/")[0] not in allowed and Path(path).name != FIT_FILE
+    ]
     return f"{'a refusal that' if code else 'it'} wrote {', '.join(written[:3])}" if written else ""
 
 
@@ -141,11 +152,15 @@ def attempt(number: int, kinds: Sequence[str], seed: str, corpus: Path) -> Resul
         folder, output = Path(temp) / "work", Path(temp) / "output"
         folder.mkdir()
         words = KINDS[kind](rng, corpus, folder)
-        places = {"work": folder, **{name: Path(os.environ[variable]) for variable, name in OUTSIDE.items()}}
+        places = {
+            "work": folder,
+            **{name: Path(os.environ[variable]) for variable, name in OUTSIDE.items()},
+        }
         for name in OUTSIDE.values():
             shutil.rmtree(places[name], ignore_errors=True)
             places[name].mkdir()
-        before, start = {name: contents(path) for name, path in places.items()}, time.monotonic()
+        before = {name: contents(path) for name, path in places.items()}
+        start = time.monotonic()
         pid = os.fork()
         if not pid:
             os._exit(run_command(words, folder, output))
@@ -156,11 +171,16 @@ def attempt(number: int, kinds: Sequence[str], seed: str, corpus: Path) -> Resul
                 os.killpg(pid, signal.SIGKILL)
             time.sleep(0.01)
         _, status, usage = ended
-        code, size, seconds = os.waitstatus_to_exitcode(status), 1024 * usage.ru_maxrss, usage.ru_utime + usage.ru_stime
+        code = os.waitstatus_to_exitcode(status)
+        size = 1024 * usage.ru_maxrss
+        seconds = usage.ru_utime + usage.ru_stime
         text = output.read_text(errors="replace") if output.exists() else ""
         changed = []
         for name, path in places.items():
-            changed += [f"{name}/{file}" for file, _ in sorted(before[name].items() ^ contents(path).items())]
+            changed += [
+                f"{name}/{file}"
+                for file, _ in sorted(before[name].items() ^ contents(path).items())
+            ]
         failure = judge(code, timed_out, seconds, size, text, changed)
     return Result(number, kind, words, code, seconds, size / 2**20, failure)
 
@@ -183,23 +203,30 @@ def in_folder(folder: str) -> dict[str, str]:
     return {variable: str(path) for variable, path in paths.items()}
 
 
-def run_attempts(numbers: range, kinds: Sequence[str], workers: int, seed: str, corpus: Path) -> list[Result]:
+def run_attempts(
+    numbers: range, kinds: Sequence[str], workers: int, seed: str, corpus: Path
+) -> list[Result]:
     """The results of all attempts in their order, a progress bar meanwhile."""
     results: list[Result] = []
 
     def follow(share: range) -> None:
         words = ["--seed", seed, "--corpus", corpus, "--kinds", ",".join(kinds)]
         words += ["--share", share.start, share.stop, share.step]
-        call, environment = [sys.executable, __file__, *map(str, words)], dict(os.environ)
+        call = [sys.executable, __file__, *map(str, words)]
+        environment = dict(os.environ)
         with (
             tempfile.TemporaryDirectory() as outside,
-            subprocess.Popen(call, stdout=subprocess.PIPE, env=environment | in_folder(outside), text=True) as worker,
+            subprocess.Popen(
+                call, stdout=subprocess.PIPE, env=environment | in_folder(outside), text=True
+            ) as worker,
         ):
             for line in worker.stdout or ():
                 results.append(Result(*json.loads(line)))
                 progress.advance(task)
                 if results[-1].failure:
-                    progress.console.print(f"attempt {results[-1].attempt}: {results[-1].failure}", markup=False)
+                    progress.console.print(
+                        f"attempt {results[-1].attempt}: {results[-1].failure}", markup=False
+                    )
         if worker.returncode:
             raise SystemExit(f"a worker ended with exit code {worker.returncode}")
 
@@ -210,7 +237,8 @@ def run_attempts(numbers: range, kinds: Sequence[str], workers: int, seed: str, 
 
 
 def replay(number: int, kinds: Sequence[str], seed: str, corpus: Path) -> None:
-    """Make an attempt's folder, which stays, run the command in a process of its own and show what it says."""
+    """Make an attempt's folder, which stays, run the command in a process of its own and show what
+    it says."""
     folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{number}-"))
     words = KINDS[kinds[number % len(kinds)]](random.Random(f"{seed} {number}"), corpus, folder)
     print(json.dumps({"folder": str(folder), "words": words}), flush=True)
@@ -233,28 +261,47 @@ def print_results(console: Console, results: list[Result], seed: str) -> None:
     for kind, group in by_kind.items():
         refused, accepted = (sum(r.code == code for r in group) for code in (2, 0))
         most = (f"{max(r.seconds for r in group):.1f}", f"{max(r.mebibytes for r in group):.0f}")
-        table.add_row(kind, *map(str, (len(group), refused, accepted, sum(bool(r.failure) for r in group))), *most)
+        table.add_row(
+            kind,
+            *map(str, (len(group), refused, accepted, sum(bool(r.failure) for r in group))),
+            *most,
+        )
     console.print(table)
     for result in results:
         if result.failure:
             words = " ".join(word[:80] for word in result.words)
-            console.print(f"attempt {result.attempt} ({result.kind}): {result.failure}\n  {words!r}", markup=False)
+            console.print(
+                f"attempt {result.attempt} ({result.kind}): {result.failure}\n  {words!r}",
+                markup=False,
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--attempts", type=int, default=3000)
     parser.add_argument("--first", type=int, default=0, help="the number of the first attempt")
     parser.add_argument("--seed", help="any text; the commit's hash where it is not given")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="of inputs; all where they are not given")
+    parser.add_argument(
+        "--kinds", default=",".join(KINDS), help="of inputs; all where they are not given"
+    )
     parser.add_argument("--workers", type=int, default=2, help="processes")
-    parser.add_argument("--corpus", type=Path, help="a folder for the unspoilt files, made where it is missing")
-    parser.add_argument("--replay", type=int, metavar="ATTEMPT", help="repeat one attempt and show what it says")
-    parser.add_argument("--share", type=int, nargs=3, help=argparse.SUPPRESS)  # of a worker: its attempts as a range
+    parser.add_argument(
+        "--corpus", type=Path, help="a folder for the unspoilt files, made where it is missing"
+    )
+    parser.add_argument(
+        "--replay", type=int, metavar="ATTEMPT", help="repeat one attempt and show what it says"
+    )
+    # of a worker: its attempts as a range
+    parser.add_argument("--share", type=int, nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     kinds = arguments.kinds.split(",")
     repository = Path(__file__).resolve().parents[1]
-    seed = arguments.seed or subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=repository, text=True).strip()
+    seed = (
+        arguments.seed
+        or subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=repository, text=True).strip()
+    )
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as temp:
         corpus = (arguments.corpus or Path(temp) / "corpus").absolute()

@@ -52,7 +52,9 @@ def make_corpus(folder: Path, with_trained_runs: bool = True) -> None:
     """Everything that the attempts spoil copies of; runs that were trained take a minute."""
     make_model(folder / "lm")
     shutil.copytree(LOG_FIXTURES, folder / "logs")
-    problems = [{"prompt": f"{i} + {i % 7} =", "answer": str(i + i % 7), "level": i % 3} for i in range(40)]
+    problems = [
+        {"prompt": f"{i} + {i % 7} =", "answer": str(i + i % 7), "level": i % 3} for i in range(40)
+    ]
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
     (folder / "tiny.yaml").write_text(yaml.safe_dump(CONFIG))
     (folder / "text.yaml").write_text(yaml.safe_dump(TEXT_CONFIG))
@@ -75,8 +77,14 @@ def make_corpus(folder: Path, with_trained_runs: bool = True) -> None:
     (folder / "runs" / "tiny" / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     _make_parquet(folder / "parquet")
     _make_spending(folder / "runs" / "tiny", folder / "runs" / "spent")
-    trainings = [["train", "text.yaml"], ["train", "text.yaml", "name=lora", "cell.model.lora.rank=2"]]
-    commands = [["fit", "runs/tiny", "--replicates", "20"], *(trainings if with_trained_runs else [])]
+    trainings = [
+        ["train", "text.yaml"],
+        ["train", "text.yaml", "name=lora", "cell.model.lora.rank=2"],
+    ]
+    commands = [
+        ["fit", "runs/tiny", "--replicates", "20"],
+        *(trainings if with_trained_runs else []),
+    ]
     words = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
     subprocess.run(words, cwd=folder, check=True, stdout=subprocess.DEVNULL)
 
@@ -104,7 +112,10 @@ def _make_parquet(folder: Path) -> None:
         "nested": [[[[1]]]] * count,
         "number": [float("nan")] * count,
     }
-    tables = {"verl": pyarrow.Table.from_pylist(verl), "flat": pyarrow.table({"prompt": texts, "answer": answers})}
+    tables = {
+        "verl": pyarrow.Table.from_pylist(verl),
+        "flat": pyarrow.table({"prompt": texts, "answer": answers}),
+    }
     for name, column in odd_columns.items():
         tables[name] = pyarrow.table({"prompt": texts, "answer": column, "level": column})
         tables[f"{name}-prompt"] = pyarrow.table({"prompt": column, "answer": answers})
@@ -125,5 +136,7 @@ def _make_spending(sweep: Path, folder: Path) -> None:
     for cell_folder in (folder / "cells").iterdir():
         health = {"cell": cell_folder.name, "C": 512, "flags": [{"name": "collapse", "value": 0.1}]}
         (cell_folder / HEALTH_FILE).write_text(json.dumps(health, indent=1) + "\n")
-        statuses[cell_folder.name] = CellStatus(state="running", rollouts=100, reward=0.5, attempts=1, where="node-1")
+        statuses[cell_folder.name] = CellStatus(
+            state="running", rollouts=100, reward=0.5, attempts=1, where="node-1"
+        )
     write_status(folder, driver_status(False, statuses))

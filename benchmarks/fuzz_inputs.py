@@ -1,4 +1,5 @@
-"""What fuzz.py gives to the command line: the words of a command, and spoilt copies of the files that it reads."""
+"""What fuzz.py gives to the command line: the words of a command, and spoilt copies of the files
+that it reads."""
 
 import gzip
 import json
@@ -17,8 +18,18 @@ from isojax.cli.app import COMMANDS
 from isojax.core.config import Config
 from isojax.core.yaml_files import flatten
 
-LOOPS = ("{{ %s }}", "{%% for i in range(99999) %%}{%% for j in range(99999) %%}{{ %s }}{%% endfor %%}{%% endfor %%}")
-BOMBS = ("'a' * 10**10", "range(10**9)|list", "'a'|center(10**9)", "messages[9].x", "'%0999999999d' % 1", "(" * 999)
+LOOPS = (
+    "{{ %s }}",
+    "{%% for i in range(99999) %%}{%% for j in range(99999) %%}{{ %s }}{%% endfor %%}{%% endfor %%}",
+)
+BOMBS = (
+    "'a' * 10**10",
+    "range(10**9)|list",
+    "'a'|center(10**9)",
+    "messages[9].x",
+    "'%0999999999d' % 1",
+    "(" * 999,
+)
 KEYS = sorted(dict(flatten(Config().model_dump())))
 
 
@@ -27,13 +38,17 @@ def cli_commands() -> set[str]:
     names = set()
     for lazy_command in COMMANDS:
         subcommands = getattr(typer.main.get_command(lazy_command.load()), "commands", None)
-        names |= {f"{lazy_command.name} {name}" for name in subcommands} if subcommands else {lazy_command.name}
+        names |= (
+            {f"{lazy_command.name} {name}" for name in subcommands}
+            if subcommands
+            else {lazy_command.name}
+        )
     return names
 
 
 def words_by_command(value: str, rng: random.Random) -> dict[str, list[list[str]]]:
-    """For each command, which would work without it, the places of a value; fuzz.py compares them with
-    `cli_commands`."""
+    """For each command, which would work without it, the places of a value; fuzz.py compares them
+    with `cli_commands`."""
     key = rng.choice(KEYS)
     advice = ["--epsilon", "--B-max", "--fix", "--for"]
     return {
@@ -91,7 +106,17 @@ def words_by_command(value: str, rng: random.Random) -> dict[str, list[list[str]
 # Each makes its files in a folder and returns the words of a command.
 def arguments(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     """Options and names of commands that would work without them."""
-    _copy(corpus, folder, "tiny.yaml", "text.yaml", "problems.jsonl", "lm", "runs/tiny", "points.csv", "logs/runs.csv")
+    _copy(
+        corpus,
+        folder,
+        "tiny.yaml",
+        "text.yaml",
+        "problems.jsonl",
+        "lm",
+        "runs/tiny",
+        "points.csv",
+        "logs/runs.csv",
+    )
     value = word(rng)
     if rng.random() < 0.03:
         return [value]
@@ -119,7 +144,10 @@ def ledgers(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     """A sweep's records, timing, config and fit."""
     _copy(corpus, folder, "runs/tiny")
     run = folder / "runs" / "tiny"
-    spoil_file(rng.choice(sorted(p for p in run.rglob("*") if p.suffix in (".json", ".jsonl", ".yaml"))), rng)
+    spoil_file(
+        rng.choice(sorted(p for p in run.rglob("*") if p.suffix in (".json", ".jsonl", ".yaml"))),
+        rng,
+    )
     if rng.random() < 0.5:
         (run / "fit.json").unlink()
     return rng.choice((
@@ -171,9 +199,12 @@ def models(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
 
 
 def gguf_files(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
-    """GGUF files: only the one whose checksum is known may be imported, whatever the others hold."""
+    """GGUF files: only the one whose checksum is known may be imported, whatever the others
+    hold."""
     header = b"GGUF" + rng.choice((3, 2, 1 << 31)).to_bytes(4, "little")
-    counts = b"".join(rng.choice((0, 2, 1 << 40, (1 << 64) - 1)).to_bytes(8, "little") for _ in range(2))
+    counts = b"".join(
+        rng.choice((0, 2, 1 << 40, (1 << 64) - 1)).to_bytes(8, "little") for _ in range(2)
+    )
     (folder / "model.gguf").write_bytes(header + counts + rng.randbytes(rng.choice((0, 64, 4096))))
     return ["model", "import", "model.gguf", "--out", "out"]
 
@@ -205,7 +236,9 @@ def adapters(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     parts = (run / "config.yaml", folder / "lm", cell / "checkpoint", cell / "checkpoint")
     part = rng.choice(parts)
     spoil_file(rng.choice(sorted(path for path in (part, *part.rglob("*")) if path.is_file())), rng)
-    options = rng.choice(([], ["--adapter"], ["--adapter"], ["--dtype", "bfloat16"], ["--base", "lm"]))
+    options = rng.choice(
+        ([], ["--adapter"], ["--adapter"], ["--dtype", "bfloat16"], ["--base", "lm"])
+    )
     return ["model", "export", str(cell.relative_to(folder)), "out", *options]
 
 
@@ -223,7 +256,9 @@ def sweeps(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     ))  # fmt: skip
     if rng.random() < 0.6:
         start = rng.randrange(len(schedule))
-        typed = rng.choice(("0", "9" * 30, "1e9", "1e99", "-1", "x", " ", "*", ",", "from", "nan", word(rng)))
+        typed = rng.choice(
+            ("0", "9" * 30, "1e9", "1e99", "-1", "x", " ", "*", ",", "from", "nan", word(rng))
+        )
         schedule = schedule[:start] + typed + schedule[start + rng.choice((0, 1, 2)) :]
     return rng.choice((
         ["compare", "runs/tiny", "runs/other"], ["compare", "runs/other", "runs/tiny/fit.json", "--json"],
@@ -237,7 +272,8 @@ def sweeps(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
 
 
 def states(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
-    """What a driver, a run that ended and `isojax spend` leave: status, health, spending and times."""
+    """What a driver, a run that ended and `isojax spend` leave: status, health, spending and
+    times."""
     _copy(corpus, folder, "tiny.yaml", "runs/spent")
     run = folder / "runs" / "spent"
     cell = rng.choice(sorted((run / "cells").iterdir()))
@@ -263,7 +299,13 @@ def packed(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
         path = folder / rng.choice(sorted((corpus / "parquet").iterdir())).name
         data = (corpus / "parquet" / path.name).read_bytes()
         path.write_bytes(spoil_bytes(data, rng) if rng.random() < 0.6 else data)
-        return ["launch", "text.yaml", "--dry-run", f"cell.task=parquet:{path.name}", "cell.prompt.format=raw"]
+        return [
+            "launch",
+            "text.yaml",
+            "--dry-run",
+            f"cell.task=parquet:{path.name}",
+            "cell.prompt.format=raw",
+        ]
     name, words = rng.choice((
         ("points.csv", ["fit-curve", "points.csv.gz", "--x", "rollouts", "--y", "reward"]),
         ("points.csv", ["fit-law", "points.csv.gz"]),
@@ -279,7 +321,9 @@ def packed(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     if (draw := rng.random()) < 0.5:
         data = spoil_bytes(data, rng)
     elif draw < 0.6:  # unpacks to more than a table may have
-        data += gzip.compress(rng.choice((b"\n", b"1,2,.3,0\n", b"x")) * 300_000_000, compresslevel=1)
+        data += gzip.compress(
+            rng.choice((b"\n", b"1,2,.3,0\n", b"x")) * 300_000_000, compresslevel=1
+        )
     path.with_name(f"{path.name}.gz").write_bytes(data)
     path.unlink()
     return words
@@ -287,7 +331,8 @@ def packed(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
 
 def odd_files(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     """Pipes, links and folders in the place of what a command reads."""
-    dry_run, export = ["launch", "text.yaml", "--dry-run"], ["model", "export", "runs/lora/cells/4x2-s0", "out"]
+    dry_run = ["launch", "text.yaml", "--dry-run"]
+    export = ["model", "export", "runs/lora/cells/4x2-s0", "out"]
     spend = ["spend", "runs/spent/config.yaml", "--dry-run", "--resume"]
     sources, words = rng.choice((
         (("points.csv",), ["fit-law", "points.csv"]),
@@ -309,18 +354,23 @@ def odd_files(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     ))  # fmt: skip
     _copy(corpus, folder, *sources)
     below = sorted(path for path in folder.rglob("*") if path.suffix != ".lock")
-    make_odd(rng.choice([path for path in below if path.is_file()] if rng.random() < 0.8 else below), rng)
+    make_odd(
+        rng.choice([path for path in below if path.is_file()] if rng.random() < 0.8 else below), rng
+    )
     return words
 
 
 def notebook(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
-    """The Python API, given spoilt sweeps, frames with values of any kind, and numbers and texts where it wants those:
-    Python itself refuses other types. `python` is no command of isojax."""
+    """The Python API, given spoilt sweeps, frames with values of any kind, and numbers and texts
+    where it wants those: Python itself refuses other types. `python` is no command of isojax."""
     _copy(corpus, folder, "runs/tiny")
     value = repr(rng.choice(VALUES))
-    number, text = repr(rng.choice([v for v in VALUES if isinstance(v, int | float)])), repr(word(rng))
+    number = repr(rng.choice([v for v in VALUES if isinstance(v, int | float)]))
+    text = repr(word(rng))
     if rng.random() < 0.3:
-        spoil_file(rng.choice(sorted(p for p in (folder / "runs").rglob("*") if p.suffix == ".jsonl")), rng)
+        spoil_file(
+            rng.choice(sorted(p for p in (folder / "runs").rglob("*") if p.suffix == ".jsonl")), rng
+        )
     options = "options=isojax.FitOptions(replicates=20)"
     fit = f"law = isojax.fit(isojax.read_runs('runs/tiny'), {options}); "
     frame = fit + "rows = law.frame('evaluations').astype(object); "
@@ -348,7 +398,9 @@ def tables(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     """Tables of a curve, and of the points of a law."""
     _copy(corpus, folder, "points.csv")
     spoil_file(folder / "points.csv", rng)
-    return rng.choice((["fit-curve", "points.csv", "--x", "rollouts", "--y", "reward"], ["fit-law", "points.csv"]))
+    return rng.choice(
+        (["fit-curve", "points.csv", "--x", "rollouts", "--y", "reward"], ["fit-law", "points.csv"])
+    )
 
 
 KINDS: dict[str, Callable[[random.Random, Path, Path], list[str]]] = {

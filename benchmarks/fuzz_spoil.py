@@ -1,4 +1,5 @@
-"""How fuzz.py spoils things: values that are not what was expected, and files with changed nodes, cells or bytes."""
+"""How fuzz.py spoils things: values that are not what was expected, and files with changed nodes,
+cells or bytes."""
 
 import copy
 import json
@@ -12,7 +13,11 @@ from typing import Any
 import yaml
 
 # Written into a document after it has become text, as no value of Python becomes it.
-LITERALS = {"@deep": "[" * 3000 + "]" * 3000, "@maps": '{"a":' * 3000 + "1" + "}" * 3000, "@digits": "9" * 5000}
+LITERALS = {
+    "@deep": "[" * 3000 + "]" * 3000,
+    "@maps": '{"a":' * 3000 + "1" + "}" * 3000,
+    "@digits": "9" * 5000,
+}
 VALUES: list[Any] = [
     None, True, -1, 0, 1, 7, 2**31, 2**63, -(2**63), 10**15, 10**30, 0.5, -0.0, 1e-320, 1e308, -1e308, math.nan,
     math.inf, "", " ", "nan", "1e999", "\0", "a\0b", "\x1b[2J", "x" * 300, "x" * 100_000, "../../x", "a/../..",
@@ -78,7 +83,8 @@ def spoil_bytes(data: bytes, rng: random.Random) -> bytes:
 
 
 def spoil_file(path: Path, rng: random.Random) -> None:
-    """The file, spoilt by its structure where it has one that is known, else, and now and then, by its bytes."""
+    """The file, spoilt by its structure where it has one that is known, else, and now and then, by
+    its bytes."""
     data = path.read_bytes()
     if rng.random() < 0.35 or not data:
         path.write_bytes(spoil_bytes(data, rng))
@@ -113,14 +119,26 @@ def word(rng: random.Random) -> str:
 
 
 def make_odd(path: Path, rng: random.Random) -> None:
-    """Something else of a file's, or a folder's, name: a pipe that nobody writes to, a link to itself, to nothing or to
-    the folder above, an empty folder, a device without an end, or a file that may not be read."""
+    """Something else of a file's, or a folder's, name: a pipe that nobody writes to, a link to
+    itself, to nothing or to the folder above, an empty folder, a device without an end, or a file
+    that may not be read."""
     if path.is_file():
         path.unlink()
     else:
         path.rename(path.with_name("moved"))
     match rng.choice(
-        ("pipe", "pipe", "pipe", "link to a pipe", "itself", "nothing", "above", "folder", "device", "closed")
+        (
+            "pipe",
+            "pipe",
+            "pipe",
+            "link to a pipe",
+            "itself",
+            "nothing",
+            "above",
+            "folder",
+            "device",
+            "closed",
+        )
     ):
         case "pipe":
             os.mkfifo(path)

@@ -4,8 +4,9 @@
     python benchmarks/gemma3_270m.py                 # all stages; 16 GiB of memory
     python benchmarks/gemma3_270m.py logprobs cache
 
-Needs torch and transformers; for `lora` peft, which loads the adapters; for `gguf` llama-cpp-python, here or in the
-environment of `--llama-python`. Runs and exports are written below `--work`. Stages:
+Needs torch and transformers; for `lora` peft, which loads the adapters; for `gguf`
+llama-cpp-python, here or in the environment of `--llama-python`. Runs and exports are written below
+`--work`. Stages:
 
     logprobs  log-probabilities of trainer, sampler and transformers on a text longer than the window; greedy texts
     train     20 updates on sums, from a prompt of four solved ones
@@ -42,9 +43,14 @@ PROMPTS = (
 )
 UPDATES, LORA_UPDATES, B_P, N = 20, 6, 4, 8
 CELL = f"{B_P}x{N}-s0"
-ISOJAX = [sys.executable, "-c", "import sys; sys.argv[0] = 'isojax'; from isojax.cli.app import main; main()"]
+ISOJAX = [
+    sys.executable,
+    "-c",
+    "import sys; sys.argv[0] = 'isojax'; from isojax.cli.app import main; main()",
+]
 
-# Greedy texts by llama.cpp; in a program of its own, as it may be in another environment: FILE, prompts' ids, a count.
+# Greedy texts by llama.cpp; in a program of its own, as it may be in another environment: FILE,
+# prompts' ids, a count.
 GREEDY_BY_LLAMA_CPP = """
 import json, sys
 from itertools import islice
@@ -78,11 +84,19 @@ def main() -> None:
         "resume": check_resume,
         "cache": check_cache,
     }
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="*", metavar="STAGE", choices=[[], *stages], default=list(stages))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "stages", nargs="*", metavar="STAGE", choices=[[], *stages], default=list(stages)
+    )
     parser.add_argument("--model", type=Path, default=Path("models/gemma3-270m"))
-    parser.add_argument("--work", type=Path, default=Path("gemma3-270m"), help="where runs and exports are written")
-    parser.add_argument("--llama-python", default=sys.executable, help="a Python that has llama-cpp-python")
+    parser.add_argument(
+        "--work", type=Path, default=Path("gemma3-270m"), help="where runs and exports are written"
+    )
+    parser.add_argument(
+        "--llama-python", default=sys.executable, help="a Python that has llama-cpp-python"
+    )
     args = parser.parse_args()
 
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -104,17 +118,29 @@ def check_logprobs(place: Place) -> None:
     here = logits_here(place, place.model, ids_of_texts)
     there = logits_of_transformers(place.model, ids_of_texts)
 
-    trainer, sampler, other = (log_softmax(x) for x in (here["logits"], here["decode_logits"], there["logits"]))
+    trainer, sampler, other = (
+        log_softmax(x) for x in (here["logits"], here["decode_logits"], there["logits"])
+    )
     lengths = [len(ids) for ids in ids_of_texts]
-    claim(f"log-probabilities of {sum(lengths)} x 262,144 tokens, transformers", largest(trainer, other))
+    claim(
+        f"log-probabilities of {sum(lengths)} x 262,144 tokens, transformers",
+        largest(trainer, other),
+    )
     for name, difference in (("transformers", trainer - other), ("sampler", trainer - sampler)):
         of_tokens = at_tokens(difference, ids_of_texts)
         claim(
-            f"log-probabilities of the texts' own tokens, trainer and {name}, largest", float(np.abs(of_tokens).max())
+            f"log-probabilities of the texts' own tokens, trainer and {name}, largest",
+            float(np.abs(of_tokens).max()),
         )
-        claim(f"the same, root mean square over all {difference.shape[1]:,}", float(np.sqrt(np.mean(difference**2))))
+        claim(
+            f"the same, root mean square over all {difference.shape[1]:,}",
+            float(np.sqrt(np.mean(difference**2))),
+        )
     claim("log-probabilities of all tokens, trainer and sampler", largest(trainer, sampler))
-    claim("greedy texts are those of transformers", bool((here["greedy_ids"] == there["greedy_ids"]).all()))
+    claim(
+        "greedy texts are those of transformers",
+        bool((here["greedy_ids"] == there["greedy_ids"]).all()),
+    )
 
 
 def train(place: Place) -> None:
@@ -129,21 +155,33 @@ def report_run(place: Place, name: str) -> None:
     rows = read_ledger(place, name)
     first, last = rows[0], rows[-1]
     claim(f"{name}: updates", last["M"])
-    claim(f"{name}: right answers before and after", [row["metrics"]["avg@2"] for row in (first, last)])
-    trained = [row["train"] for row in rows[1:] if "sampler_logp_gap" in row["train"]]  # some token was trained
-    claim(f"{name}: log-probabilities, sampler and trainer, mean", max(t["sampler_logp_gap"] for t in trained))
+    claim(
+        f"{name}: right answers before and after",
+        [row["metrics"]["avg@2"] for row in (first, last)],
+    )
+    # some token was trained
+    trained = [row["train"] for row in rows[1:] if "sampler_logp_gap" in row["train"]]
+    claim(
+        f"{name}: log-probabilities, sampler and trainer, mean",
+        max(t["sampler_logp_gap"] for t in trained),
+    )
     claim(f"{name}: the same, largest", max(t["sampler_logp_gap_max"] for t in trained))
     claim(f"{name}: norm of the last gradient", last["train"]["grad_norm"])
 
 
 def check_export(place: Place) -> None:
     folder = export(place, "full", "trained")
-    claim("export: NOTICE and LICENSE are there", all((folder / name).is_file() for name in ("NOTICE", "LICENSE")))
+    claim(
+        "export: NOTICE and LICENSE are there",
+        all((folder / name).is_file() for name in ("NOTICE", "LICENSE")),
+    )
     ids_of_texts = tokenise(folder, PROMPTS)
-    here, there = logits_here(place, folder, ids_of_texts), logits_of_transformers(folder, ids_of_texts)
+    here = logits_here(place, folder, ids_of_texts)
+    there = logits_of_transformers(folder, ids_of_texts)
     before = logits_of_transformers(place.model, ids_of_texts)
     claim(
-        "export: training moved log-probabilities by", largest(*map(log_softmax, (there["logits"], before["logits"])))
+        "export: training moved log-probabilities by",
+        largest(*map(log_softmax, (there["logits"], before["logits"]))),
     )
     difference = largest(*map(log_softmax, (here["logits"], there["logits"])))
     claim("export: log-probabilities, isojax and transformers", difference)
@@ -158,7 +196,14 @@ def check_gguf(place: Place) -> None:
 
     ids_of_texts = tokenise(folder, PROMPTS)
     expected = logits_here(place, folder, ids_of_texts)["greedy_ids"]
-    words = [place.llama_python, "-c", GREEDY_BY_LLAMA_CPP, str(file), json.dumps(ids_of_texts), str(expected.shape[1])]
+    words = [
+        place.llama_python,
+        "-c",
+        GREEDY_BY_LLAMA_CPP,
+        str(file),
+        json.dumps(ids_of_texts),
+        str(expected.shape[1]),
+    ]
     out = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     found = np.array(json.loads(out.splitlines()[-1]))
     claim(
@@ -169,7 +214,12 @@ def check_gguf(place: Place) -> None:
 
 def check_lora(place: Place) -> None:
     shutil.rmtree(place.run("lora"), ignore_errors=True)
-    isojax(place, *training(place, "lora", LORA_UPDATES), "cell.model.lora.rank=8", "cell.rl.learning_rate=1e-4")
+    isojax(
+        place,
+        *training(place, "lora", LORA_UPDATES),
+        "cell.model.lora.rank=8",
+        "cell.rl.learning_rate=1e-4",
+    )
     report_run(place, "lora")
     merged = export(place, "lora", "lora-merged")
     adapter = export(place, "lora", "lora-adapter", "--adapter")
@@ -179,7 +229,10 @@ def check_lora(place: Place) -> None:
     here = logits_here(place, merged, ids_of_texts)
     of_merged = logits_of_transformers(merged, ids_of_texts)
     base = logits_of_transformers(place.model, ids_of_texts)
-    claim("lora: adapters moved log-probabilities by", largest(*map(log_softmax, (there["logits"], base["logits"]))))
+    claim(
+        "lora: adapters moved log-probabilities by",
+        largest(*map(log_softmax, (there["logits"], base["logits"]))),
+    )
     difference = largest(*map(log_softmax, (here["logits"], there["logits"])))
     claim("lora: log-probabilities, merged here and adapters in PEFT", difference)
     difference = largest(*map(log_softmax, (here["logits"], of_merged["logits"])))
@@ -190,7 +243,9 @@ def check_resume(place: Place) -> None:
     """Killed after the evaluation in the middle, whose state is saved."""
     shutil.rmtree(place.run("killed"), ignore_errors=True)
     words = [*training(place, "killed", UPDATES), "run.checkpoint_seconds=0"]
-    process = subprocess.Popen([*ISOJAX, *words], cwd=place.work, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*ISOJAX, *words], cwd=place.work, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     while process.poll() is None and len(read_ledger(place, "killed")) < 2:
         time.sleep(1)
     time.sleep(20)
@@ -209,7 +264,9 @@ def check_resume(place: Place) -> None:
 
 def read_last_checksums(place: Place, name: str) -> dict[str, int]:
     """Of the bits of every array in the last checkpoint, which is saved when the run ends."""
-    host_data = json.loads((place.cell(name) / "checkpoint" / str(UPDATES) / "host" / "metadata").read_text())
+    host_data = json.loads(
+        (place.cell(name) / "checkpoint" / str(UPDATES) / "host" / "metadata").read_text()
+    )
     return host_data["checksums"]
 
 
@@ -230,12 +287,16 @@ def check_cache(place: Place) -> None:
         decoding = Decoding(decoder, 1, 1, PROMPT, RESPONSE, unrolled_layers=True)
         cache = jax.eval_shape(decoding.empty_cache)
         sizes[name] = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
-    claim(f"cache of a rollout, prompt {PROMPT:,} and response {RESPONSE}, bfloat16", f"{sizes['sliding']:,} bytes")
+    claim(
+        f"cache of a rollout, prompt {PROMPT:,} and response {RESPONSE}, bfloat16",
+        f"{sizes['sliding']:,} bytes",
+    )
     claim("the same, if all layers were full", f"{sizes['full']:,} bytes")
 
 
 def training(place: Place, name: str, updates: int) -> list[str]:
-    """Words of `isojax train`: sums from a prompt of four solved ones, evaluated at the start, middle and end."""
+    """Words of `isojax train`: sums from a prompt of four solved ones, evaluated at the start,
+    middle and end."""
     budget = updates * B_P * N
     template = PROMPTS[0].rpartition("\n")[0] + "\n{prompt} "
     return [
@@ -268,9 +329,13 @@ def export(place: Place, run: str, name: str, *options: str) -> Path:
 
 
 def isojax(place: Place, *words: str) -> None:
-    completed = subprocess.run([*ISOJAX, *words], cwd=place.work, capture_output=True, text=True, check=False)
+    completed = subprocess.run(
+        [*ISOJAX, *words], cwd=place.work, capture_output=True, text=True, check=False
+    )
     if completed.returncode:
-        raise SystemExit(f"isojax {' '.join(words)} ended with {completed.returncode}:\n{completed.stderr[-3000:]}")
+        raise SystemExit(
+            f"isojax {' '.join(words)} ended with {completed.returncode}:\n{completed.stderr[-3000:]}"
+        )
 
 
 def read_ledger(place: Place, name: str) -> list[dict[str, Any]]:
@@ -295,7 +360,9 @@ def logits_here(place: Place, folder: Path, ids_of_texts: list[list[int]]) -> di
     given, made = place.work / "tokens.npz", place.work / "logits.npz"
     np.savez(given, input_ids=tokens, lengths=lengths)
     script = HERE / "model_logprobs.py"
-    subprocess.run([sys.executable, script, folder, given, made], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, script, folder, given, made], check=True, stdout=subprocess.DEVNULL
+    )
     with np.load(made) as out:
         result = {name: out[name] for name in ("logits", "decode_logits", "greedy_ids")}
     made.unlink()
@@ -309,7 +376,9 @@ def logits_of_transformers(
     import torch  # pyright: ignore[reportMissingImports]
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     if adapter is not None:
         from peft import PeftModel  # pyright: ignore[reportMissingImports]
 
@@ -322,7 +391,11 @@ def logits_of_transformers(
             greedy.append([])
             for _ in range(24):
                 greedy[-1].append(int(out.logits[0, -1].argmax()))
-                out = model(torch.tensor([greedy[-1][-1:]]), past_key_values=out.past_key_values, use_cache=True)
+                out = model(
+                    torch.tensor([greedy[-1][-1:]]),
+                    past_key_values=out.past_key_values,
+                    use_cache=True,
+                )
     return {"logits": np.concatenate(logits), "greedy_ids": np.array(greedy)}
 
 
@@ -340,7 +413,8 @@ def largest(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def at_tokens(values: np.ndarray, ids_of_texts: list[list[int]]) -> np.ndarray:
-    """Of rows [sum of lengths, V], the entry of the token that follows each; texts' last rows are left out."""
+    """Of rows [sum of lengths, V], the entry of the token that follows each; texts' last rows are
+    left out."""
     next_ids = np.array([following for ids in ids_of_texts for following in (*ids[1:], -1)])
     rows = np.flatnonzero(next_ids >= 0)
     return values[rows, next_ids[rows]]

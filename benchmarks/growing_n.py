@@ -1,17 +1,20 @@
-"""Does a run whose n grows beat every fixed n at equal C? From the ledgers of one sweep that has both:
+"""Does a run whose n grows beat every fixed n at equal C? From the ledgers of one sweep that has
+both:
 
-    isojax launch quickstart name=growing sweep.seeds=5 sweep.seed=200 'sweep.B_p=[32]' 'sweep.n=[2,4,8,16,32]' \\
+    isojax launch quickstart name=growing sweep.seeds=5 sweep.seed=200 'sweep.B_p=[32]'
+    'sweep.n=[2,4,8,16,32]' \\
         cell.rl.lr_scaling=constant cell.rl.learning_rate=5e-4 'sweep.schedules={auto: "32x2 to 32x32 by gradient"}'
     python benchmarks/growing_n.py runs/growing
 
-docs/growing-n-measured.md has the schedule half: "32x2 to 32x32 as C^0.5 from 2000" too, and, for hard, `isojax launch
-hard` with 'sweep.n=[2]' and cell.rl.learning_rate=2.5e-4. Its seeds "7100 to 7104" are sweep.seed=7100 with
-sweep.seeds=5, whose runs have the names of 7100000 to 7100004.
+docs/growing-n-measured.md has the schedule half: "32x2 to 32x32 as C^0.5 from 2000" too, and, for
+hard, `isojax launch hard` with 'sweep.n=[2]' and cell.rl.learning_rate=2.5e-4. Its seeds "7100 to
+7104" are sweep.seed=7100 with sweep.seeds=5, whose runs have the names of 7100000 to 7100004.
 
-One JSON line for each schedule. gains: at each C of the grid, its reward less that of the best fixed n, chosen anew at
-each C (means over seeds). middle: the mean gain over the decade in the middle of log C, with its standard error, by
-resampling seeds of every cell and validation problems of all cells together 2,000 times. to_90: the rollouts to 90% of
-what the best fixed n gains until its end, of the fixed n over those of the schedule, with a 90% interval.
+One JSON line for each schedule. gains: at each C of the grid, its reward less that of the best
+fixed n, chosen anew at each C (means over seeds). middle: the mean gain over the decade in the
+middle of log C, with its standard error, by resampling seeds of every cell and validation problems
+of all cells together 2,000 times. to_90: the rollouts to 90% of what the best fixed n gains until
+its end, of the fixed n over those of the schedule, with a 90% interval.
 """
 
 from __future__ import annotations
@@ -32,18 +35,21 @@ SKIPPED = 2  # evaluations at the beginning, at which all runs still are the bas
 
 
 def solve_rates(runs: Sequence[RunRecord], targets: Sequence[int]) -> dict[str, np.ndarray]:
-    """kind -> float[seeds, targets, problems], each problem's share of right answers; an evaluation answers all targets
-    that one update reached."""
+    """kind -> float[seeds, targets, problems], each problem's share of right answers; an evaluation
+    answers all targets that one update reached."""
     rates: dict[str, list[np.ndarray]] = {}
     for run in runs:
         answered = np.array([point.target for point in run.points])
         rows = [np.array(p.counts) / p.samples for p in run.points]
-        rates.setdefault(run.cell.kind, []).append(np.stack([rows[np.searchsorted(answered, t)] for t in targets]))
+        rates.setdefault(run.cell.kind, []).append(
+            np.stack([rows[np.searchsorted(answered, t)] for t in targets])
+        )
     return {kind: np.stack(of_seeds) for kind, of_seeds in rates.items()}
 
 
 def first_C(C: np.ndarray, rewards: np.ndarray, reward: float) -> float:
-    """Where a curve first has a reward, in log C between the evaluations; infinite where it has not."""
+    """Where a curve first has a reward, in log C between the evaluations; infinite where it has
+    not."""
     rising = np.maximum.accumulate(rewards)
     if rising[-1] < reward:
         return np.inf
@@ -54,9 +60,11 @@ def first_C(C: np.ndarray, rewards: np.ndarray, reward: float) -> float:
     return float(np.exp((1 - share) * np.log(C[i - 1]) + share * np.log(C[i])))
 
 
-def judge(fixed: Mapping[str, np.ndarray], growing: np.ndarray, C: np.ndarray, best: np.ndarray) -> tuple[Any, ...]:
-    """(gains float[C], middle gain, ratio of rollouts to 90%) of means float[targets]; `best`: the fixed kind at each C
-    by its number."""
+def judge(
+    fixed: Mapping[str, np.ndarray], growing: np.ndarray, C: np.ndarray, best: np.ndarray
+) -> tuple[Any, ...]:
+    """(gains float[C], middle gain, ratio of rollouts to 90%) of means float[targets]; `best`: the
+    fixed kind at each C by its number."""
     curves = np.stack(list(fixed.values()))
     envelope = curves[best, np.arange(len(C))]
     gains = growing - envelope
@@ -78,12 +86,17 @@ def compare(fixed: Mapping[str, np.ndarray], growing: np.ndarray, C: np.ndarray)
     gains, middle, ratio = judge(means, mean(growing), C, best)
     rng, drawn = np.random.default_rng(0), []
     for _ in range(RESAMPLES):
-        weights = rng.multinomial(growing.shape[2], np.full(growing.shape[2], 1 / growing.shape[2])) / growing.shape[2]
+        weights = (
+            rng.multinomial(growing.shape[2], np.full(growing.shape[2], 1 / growing.shape[2]))
+            / growing.shape[2]
+        )
 
         def resampled(rates: np.ndarray, weights: np.ndarray = weights) -> np.ndarray:
             return (rates[rng.integers(0, len(rates), len(rates))].mean(0)) @ weights
 
-        drawn.append(judge({k: resampled(r) for k, r in fixed.items()}, resampled(growing), C, best)[1:])
+        drawn.append(
+            judge({k: resampled(r) for k, r in fixed.items()}, resampled(growing), C, best)[1:]
+        )
     middles, ratios = np.array(drawn).T
     se = float(middles.std())
     low, high = np.quantile(ratios, [0.05, 0.95])
@@ -100,9 +113,13 @@ def compare(fixed: Mapping[str, np.ndarray], growing: np.ndarray, C: np.ndarray)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path)
-    parser.add_argument("--against", nargs="*", help="the fixed cells, such as 32x4 32x8; all where none are named")
+    parser.add_argument(
+        "--against", nargs="*", help="the fixed cells, such as 32x4 32x8; all where none are named"
+    )
     a = parser.parse_args()
     runs = read_runs([a.run])
     targets = sorted({p.target for run in runs for p in run.points if p.target > 0})
@@ -110,7 +127,11 @@ def main() -> None:
     targets = [target for target in targets if target <= last][SKIPPED:]
     rates, C = solve_rates(runs, targets), np.array(targets, dtype=float)
     scheduled = {run.cell.kind for run in runs if run.cell.schedule}
-    fixed = {kind: r for kind, r in rates.items() if kind not in scheduled and (not a.against or kind in a.against)}
+    fixed = {
+        kind: r
+        for kind, r in rates.items()
+        if kind not in scheduled and (not a.against or kind in a.against)
+    }
     for kind in sorted(scheduled):
         seeds = {"seeds": len(rates[kind]), "fixed_seeds": {k: len(r) for k, r in fixed.items()}}
         print(json.dumps({"schedule": kind, **seeds, **compare(fixed, rates[kind], C)}), flush=True)

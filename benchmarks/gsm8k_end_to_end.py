@@ -1,20 +1,20 @@
-"""GSM8K from its files to a trained policy, through the command line alone, at a size for one CPU core. Print one JSON
-line.
+"""GSM8K from its files to a trained policy, through the command line alone, at a size for one CPU
+core. Print one JSON line.
 
     python benchmarks/gsm8k_end_to_end.py FOLDER MODEL              about ten minutes on one core with SmolLM2-135M
     python benchmarks/gsm8k_end_to_end.py FOLDER MODEL --keep OUT   and leave all that it wrote in OUT (samples.txt to
     read)
 
-FOLDER holds train.jsonl and test.jsonl, or both as .jsonl.gz, of {"question", "answer"}, the answer ending in "####
-18".
+FOLDER holds train.jsonl and test.jsonl, or both as .jsonl.gz, of {"question", "answer"}, the answer
+ending in "#### 18".
 
     isojax difficulty    labels --problems of the training file by avg@4 and writes them as a data set with splits
     isojax train         2 updates of 4 problems x 4 rollouts on that data set, avg@2 on 8 test problems before, between
     and after
 
-It shows that the parts fit together; whether a model learns is another question, that 2 updates do not answer. The
-prompt is two worked problems and then the question, and the answer ends with its line: that suits a model this small,
-which gets nothing right as a chat.
+It shows that the parts fit together; whether a model learns is another question, that 2 updates do
+not answer. The prompt is two worked problems and then the question, and the answer ends with its
+line: that suits a model this small, which gets nothing right as a chat.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-ISOJAX = [sys.executable, "-c", "import sys; sys.argv[0] = 'isojax'; from isojax.cli.app import main; main()"]
+ISOJAX = [
+    sys.executable,
+    "-c",
+    "import sys; sys.argv[0] = 'isojax'; from isojax.cli.app import main; main()",
+]
 SMALL = """\
 name: end_to_end
 cell:
@@ -59,7 +63,9 @@ DROPPED = re.compile(r"(\d+) of (\d+) (.*) dropped")
 
 def file_of(folder: Path, name: str) -> Path:
     """train.jsonl or train.jsonl.gz of a folder, absolute."""
-    result = [path for path in (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz") if path.is_file()]
+    result = [
+        path for path in (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz") if path.is_file()
+    ]
     if not result:
         sys.exit(f"error: {folder} has no {name}.jsonl and no {name}.jsonl.gz")
     return result[0].resolve()
@@ -70,30 +76,49 @@ def isojax(place: Path, *words: str) -> tuple[float, str]:
     began = time.monotonic()
     done = subprocess.run([*ISOJAX, *words], cwd=place, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(f"isojax {' '.join(words)}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+        sys.exit(
+            f"isojax {' '.join(words)}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
     return time.monotonic() - began, done.stderr
 
 
 def sizes(info: Path) -> dict[str, int]:
     """The splits of a data set and their problems, as its dataset_info.json has them."""
-    return {split["name"]: sum(map(int, split["shardLengths"])) for split in json.loads(info.read_text())["splits"]}
+    return {
+        split["name"]: sum(map(int, split["shardLengths"]))
+        for split in json.loads(info.read_text())["splits"]
+    }
 
 
 def measure(place: Path, folder: Path, model: Path, problems: int) -> dict[str, Any]:
     """Run the two commands in `place` and say what came of them."""
     (place / "small.yaml").write_text(SMALL)
     train, test = file_of(folder, "train"), file_of(folder, "test")
-    common = ["gsm8k", "small.yaml", f"cell.model.path={model.resolve()}", f"cell.data.held_out=jsonl:{test}"]
+    common = [
+        "gsm8k",
+        "small.yaml",
+        f"cell.model.path={model.resolve()}",
+        f"cell.data.held_out=jsonl:{test}",
+    ]
     labelling, output = isojax(
-        place, "difficulty", *common, f"cell.task=jsonl:{train}", f"cell.data.candidates={problems}", "--out", "labels"
+        place,
+        "difficulty",
+        *common,
+        f"cell.task=jsonl:{train}",
+        f"cell.data.candidates={problems}",
+        "--out",
+        "labels",
     )
     data = "cell.task=tfds:labels/splits#all"
     training, more = isojax(place, "train", *common, data, "cell.data.candidates=1000000")
     labels = list(csv.DictReader((place / "labels/labels.csv").open()))
-    rows = map(json.loads, (place / "runs/end_to_end/cells/4x4-s0/records.jsonl").read_text().splitlines())
+    rows = map(
+        json.loads, (place / "runs/end_to_end/cells/4x4-s0/records.jsonl").read_text().splitlines()
+    )
     points = [row for row in rows if row["kind"] == "eval"]
     selected = [
-        json.loads(line)["split"] for line in (place / "runs/end_to_end/base/problems.jsonl").read_text().splitlines()
+        json.loads(line)["split"]
+        for line in (place / "runs/end_to_end/base/problems.jsonl").read_text().splitlines()
     ]
     solved = [int(row["solved"]) for row in labels]
     return {
@@ -104,7 +129,10 @@ def measure(place: Path, folder: Path, model: Path, problems: int) -> dict[str, 
         "avg@4": round(sum(solved) / 4 / len(solved), 4),
         "splits": sizes(place / "labels/splits/dataset_info.json"),
         "sides": {side: selected.count(side) for side in sorted(set(selected))},
-        "evaluations": [{"C": point["rollouts"], "counts": point["counts"], **point["metrics"]} for point in points],
+        "evaluations": [
+            {"C": point["rollouts"], "counts": point["counts"], **point["metrics"]}
+            for point in points
+        ],
         "train": [point["train"] for point in points if point["train"]],
         "seconds": {"difficulty": round(labelling), "train": round(training)},
     }
@@ -112,11 +140,15 @@ def measure(place: Path, folder: Path, model: Path, problems: int) -> dict[str, 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("model", type=Path)
     parser.add_argument("--problems", type=int, default=24)
-    parser.add_argument("--keep", type=Path, default=None, help="work in this new folder and leave it")
+    parser.add_argument(
+        "--keep", type=Path, default=None, help="work in this new folder and leave it"
+    )
     inputs = parser.parse_args()
     if inputs.keep is not None:
         inputs.keep.mkdir(parents=True)

@@ -1,13 +1,14 @@
-"""Does the `math` verifier tell GSM8K's right answers from wrong ones, and how fast? Print one JSON line.
+"""Does the `math` verifier tell GSM8K's right answers from wrong ones, and how fast? Print one JSON
+line.
 
     python benchmarks/gsm8k_verifier.py test.jsonl.gz                 all problems of the file, on all cores
     python benchmarks/gsm8k_verifier.py test.jsonl.gz --workers 1     in one process
 
-PATH: JSON lines with "question" and "answer", the latter ending in "#### 18". Each answer must be right as its own
-solution gives it, alone, after #### or "The answer is" and in \\boxed{}, with and without commas between thousands; and
-wrong when the number stated is changed: one more, its first two digits swapped, a digit more or less, the sign changed,
-ten times as much, the next problem's. A change that leaves the number what it was (0, equal digits, one digit) is left
-out.
+PATH: JSON lines with "question" and "answer", the latter ending in "#### 18". Each answer must be
+right as its own solution gives it, alone, after #### or "The answer is" and in \\boxed{}, with and
+without commas between thousands; and wrong when the number stated is changed: one more, its first
+two digits swapped, a digit more or less, the sign changed, ten times as much, the next problem's. A
+change that leaves the number what it was (0, equal digits, one digit) is left out.
 """
 
 from __future__ import annotations
@@ -54,18 +55,24 @@ def read(path: Path) -> list[Problem]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("path", type=Path)
     parser.add_argument("--workers", type=int, default=None)
     inputs = parser.parse_args()
     problems = read(inputs.path)
-    checks: list[tuple[str, Problem, str]] = [("right_gold", problem, problem.answer) for problem in problems]
+    checks: list[tuple[str, Problem, str]] = [
+        ("right_gold", problem, problem.answer) for problem in problems
+    ]
     solutions = [problem.answer.rpartition("####")[0] for problem in problems]
     values = [int(problem.answer.rpartition("####")[2].replace(",", "")) for problem in problems]
     for i, (problem, solution, value) in enumerate(zip(problems, solutions, values, strict=True)):
         for form, write in FORMS.items():
             spellings = dict.fromkeys([f"{value:,}", str(value)])
-            checks += [(f"right_{form}", problem, write(solution, spelling)) for spelling in spellings]
+            checks += [
+                (f"right_{form}", problem, write(solution, spelling)) for spelling in spellings
+            ]
             wrong = {change: apply(value) for change, apply in CHANGES.items()}
             wrong["other"] = values[(i + 1) % len(values)]
             checks += [
@@ -76,7 +83,9 @@ def main() -> None:
     with Checker(VerifierConfig(use="math"), num_workers=inputs.workers) as checker:
         began = time.perf_counter()
         grades = checker.grade(
-            [p for _, p, _ in checks], [p.prompt for _, p, _ in checks], [response for *_, response in checks]
+            [p for _, p, _ in checks],
+            [p.prompt for _, p, _ in checks],
+            [response for *_, response in checks],
         )
         seconds = time.perf_counter() - began
     counts: dict[str, list[int]] = {}

@@ -2,19 +2,20 @@
 
     python benchmarks/limits.py MODEL [--rows 32,64] [--prompt 64] [--new 128] [--repeats 5]
 
-The limits, in float32, by JAX: a square matrix product of 2048; the unembedding of R rows, [R, D] x [D, V], the best of
-the two ways in which the matrix can lie and of the second's transpose, which is the sampler's own; and the memory's
-bandwidth over 1 GiB, the better of a sum and of adding one in place (which reads and writes). They hold for the cores
-that the process may run on (taskset); on one core the time is the processor's, which other work on the machine does not
-stretch.
+The limits, in float32, by JAX: a square matrix product of 2048; the unembedding of R rows, [R, D] x
+[D, V], the best of the two ways in which the matrix can lie and of the second's transpose, which is
+the sampler's own; and the memory's bandwidth over 1 GiB, the better of a sum and of adding one in
+place (which reads and writes). They hold for the cores that the process may run on (taskset); on
+one core the time is the processor's, which other work on the machine does not stretch.
 
 The serial floor of a decode step of R slots is what these would take one after the other:
 
-    2 (parameters without the embedding) R / matrix rate + 2 V D R / unembedding rate + (parameters + live cache) /
-    bandwidth
+    2 (parameters without the embedding) R / matrix rate + 2 V D R / unembedding rate + (parameters
+    + live cache) / bandwidth
 
-with the cache's mean of P + T / 2 live positions a slot; but of each T steps one, whose tokens are drawn from their
-prompts, takes the unembedding alone. Prompts, sampling, norms and softmax cost nothing in it.
+with the cache's mean of P + T / 2 live positions a slot; but of each T steps one, whose tokens are
+drawn from their prompts, takes the unembedding alone. Prompts, sampling, norms and softmax cost
+nothing in it.
 """
 
 import argparse
@@ -33,8 +34,9 @@ GIGABYTE = 10**9
 
 @dataclass(frozen=True)
 class Shape:
-    """What the floor needs of a model: parameters without the embedding (and unembedding), vocabulary V, width D, and
-    the bytes that the keys and values of one position take in all layers."""
+    """What the floor needs of a model: parameters without the embedding (and unembedding),
+    vocabulary V, width D, and the bytes that the keys and values of one position take in all
+    layers."""
 
     blocks: int
     vocab: int
@@ -44,7 +46,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Limits:
-    """Operations a second of the square product and of the unembedding of R rows, and bytes a second."""
+    """Operations a second of the square product and of the unembedding of R rows, and bytes a
+    second."""
 
     product: float
     unembedding: float
@@ -55,7 +58,9 @@ def floor(shape: Shape, limits: Limits, rows: int, prompt: int, new: int) -> flo
     """The serial floor's rollout tokens per second; lengths in tokens."""
     table = shape.vocab * shape.width
     cache = rows * (prompt + new / 2) * shape.position_bytes
-    layers = 2 * shape.blocks * rows / limits.product + (FLOAT * shape.blocks + cache) / limits.bandwidth
+    layers = (
+        2 * shape.blocks * rows / limits.product + (FLOAT * shape.blocks + cache) / limits.bandwidth
+    )
     unembedding = 2 * table * rows / limits.unembedding + FLOAT * table / limits.bandwidth
     return rows / (layers * (new - 1) / new + unembedding)
 
@@ -63,11 +68,17 @@ def floor(shape: Shape, limits: Limits, rows: int, prompt: int, new: int) -> flo
 def read_shape(model: Path) -> Shape:
     """The shape of the model in a folder."""
     config = json.loads((model / "config.json").read_text())
-    width, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
+    width = config["hidden_size"]
+    heads = config["num_attention_heads"]
+    layers = config["num_hidden_layers"]
     head = config.get("head_dim") or width // heads
     kv_heads = config.get("num_key_value_heads", heads)
-    layer = 2 * width * head * (heads + kv_heads) + 3 * width * config["intermediate_size"] + 2 * width
-    return Shape(layers * layer + width, config["vocab_size"], width, 2 * layers * kv_heads * head * FLOAT)
+    layer = (
+        2 * width * head * (heads + kv_heads) + 3 * width * config["intermediate_size"] + 2 * width
+    )
+    return Shape(
+        layers * layer + width, config["vocab_size"], width, 2 * layers * kv_heads * head * FLOAT
+    )
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> float:
@@ -92,17 +103,27 @@ def measure(shape: Shape, rows: int, repeats: int) -> dict[str, float]:
     def product(equation: str, *shapes: tuple[int, ...]) -> float:
         arrays = [jnp.ones(s) for s in shapes]
         form = jax.jit(lambda a, b: jnp.einsum(equation, a, b))
-        return 2 * shapes[0][0] * shapes[1][0] * shapes[1][1] / seconds(lambda: form(*arrays), repeats) / GIGABYTE
+        return (
+            2
+            * shapes[0][0]
+            * shapes[1][0]
+            * shapes[1][1]
+            / seconds(lambda: form(*arrays), repeats)
+            / GIGABYTE
+        )
 
     V, D = shape.vocab, shape.width
     result = {"product_gflops": product("ij,jk->ik", (2048, 2048), (2048, 2048))}
-    ways = ("rd,dv->rv", (rows, D), (D, V)), ("rd,vd->rv", (rows, D), (V, D)), ("vd,rd->vr", (V, D), (rows, D))
+    ways = (
+        ("rd,dv->rv", (rows, D), (D, V)),
+        ("rd,vd->rv", (rows, D), (V, D)),
+        ("vd,rd->vr", (V, D), (rows, D)),
+    )
     result["unembedding_gflops"] = max(product(*way) for way in ways)
     held = [jnp.ones((GIGABYTE // FLOAT // 1000, 1000))]
-    read, write = (
-        jax.jit(jnp.sum),
-        jax.jit(lambda x: x + 1, donate_argnums=0),
-    )  # in place: fresh pages would cost more than the memory
+    # in place: fresh pages would cost more than the memory
+    read = jax.jit(jnp.sum)
+    write = jax.jit(lambda x: x + 1, donate_argnums=0)
 
     def copy() -> Any:
         held[0] = write(held[0])
@@ -115,7 +136,9 @@ def measure(shape: Shape, rows: int, repeats: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--rows", default="32,64", help="slots R, one line each")
     parser.add_argument("--prompt", type=int, default=64)
@@ -125,8 +148,17 @@ def main() -> None:
     shape = read_shape(args.model)
     for rows in map(int, args.rows.split(",")):
         result = measure(shape, rows, args.repeats)
-        limits = Limits(*(GIGABYTE * result[name] for name in ("product_gflops", "unembedding_gflops", "read_gbps")))
-        line = {"rows": rows} | result | {"floor_tokens_per_second": floor(shape, limits, rows, args.prompt, args.new)}
+        limits = Limits(
+            *(
+                GIGABYTE * result[name]
+                for name in ("product_gflops", "unembedding_gflops", "read_gbps")
+            )
+        )
+        line = (
+            {"rows": rows}
+            | result
+            | {"floor_tokens_per_second": floor(shape, limits, rows, args.prompt, args.new)}
+        )
         print(json.dumps({k: round(v, 1) for k, v in line.items()}), flush=True)
 
 

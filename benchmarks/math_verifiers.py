@@ -1,12 +1,12 @@
-"""How many wrong answers does the `math` verifier accept, how many right ones does it refuse, and how fast is it?
-Print one JSON line for it, for math-verify alone and for TRL's accuracy_reward.
+"""How many wrong answers does the `math` verifier accept, how many right ones does it refuse, and
+how fast is it? Print one JSON line for it, for math-verify alone and for TRL's accuracy_reward.
 
     python benchmarks/math_verifiers.py tests/tasks/math_answers.tsv
 
-PATH: lines of reference, response (⏎ is a line break), 1 or 0 (what is right), and kind, between tabs. All run in this
-process, one after the other, each pair once; seconds are the processor's. math-verify and TRL get the reference between
-dollars, as in their documentation. accuracy_reward is not imported: it is the two calls of math-verify below, as in
-TRL 1.16.
+PATH: lines of reference, response (⏎ is a line break), 1 or 0 (what is right), and kind, between
+tabs. All run in this process, one after the other, each pair once; seconds are the processor's.
+math-verify and TRL get the reference between dollars, as in their documentation. accuracy_reward is
+not imported: it is the two calls of math-verify below, as in TRL 1.16.
 """
 
 import argparse
@@ -24,7 +24,9 @@ from isojax.core.nouns import Problem
 from isojax.tasks.verifiers import math as maths
 
 TRL_EXTRACTION = LatexExtractionConfig(
-    normalization_config=NormalizationConfig(units=True), boxed_match_priority=0, try_extract_without_anchor=False
+    normalization_config=NormalizationConfig(units=True),
+    boxed_match_priority=0,
+    try_extract_without_anchor=False,
 )
 
 
@@ -39,8 +41,15 @@ class Pair:
 
 def read_pairs(path: Path) -> list[Pair]:
     """The pairs of a file."""
-    rows = [line.split("\t") for line in path.read_text().splitlines() if line and not line.startswith("#")]
-    return [Pair(reference, response.replace("⏎", "\n"), right == "1") for reference, response, right, _ in rows]
+    rows = [
+        line.split("\t")
+        for line in path.read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    return [
+        Pair(reference, response.replace("⏎", "\n"), right == "1")
+        for reference, response, right, _ in rows
+    ]
 
 
 def isojax_verifier() -> Callable[[Pair], bool]:
@@ -60,14 +69,19 @@ def trl_accuracy_reward(pair: Pair) -> bool:
     if not reference:
         return False
     response = parse(
-        pair.response, extraction_config=[TRL_EXTRACTION], extraction_mode="first_match", parsing_timeout=10
+        pair.response,
+        extraction_config=[TRL_EXTRACTION],
+        extraction_mode="first_match",
+        parsing_timeout=10,
     )
     return bool(verify(reference, response, timeout_seconds=5))
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("path", type=Path)
     pairs = read_pairs(parser.parse_args().path)
     num_right = sum(pair.is_right for pair in pairs)
@@ -77,7 +91,8 @@ def main() -> None:
         "accuracy_reward of TRL 1.16": trl_accuracy_reward,
     }
     for name, is_accepted in verifiers.items():
-        is_accepted(Pair(r"\frac{7}{8}", r"\boxed{\sqrt{7}}", is_right=False))  # loads what is loaded once
+        # loads what is loaded once
+        is_accepted(Pair(r"\frac{7}{8}", r"\boxed{\sqrt{7}}", is_right=False))
         began = time.process_time()
         accepted = [is_accepted(pair) for pair in pairs]
         seconds = time.process_time() - began
@@ -85,9 +100,13 @@ def main() -> None:
             "benchmark": "math_verifiers",
             "verifier": name,
             "wrong_pairs": len(pairs) - num_right,
-            "wrong_accepted": sum(yes and not pair.is_right for yes, pair in zip(accepted, pairs, strict=True)),
+            "wrong_accepted": sum(
+                yes and not pair.is_right for yes, pair in zip(accepted, pairs, strict=True)
+            ),
             "right_pairs": num_right,
-            "right_refused": sum(pair.is_right and not yes for yes, pair in zip(accepted, pairs, strict=True)),
+            "right_refused": sum(
+                pair.is_right and not yes for yes, pair in zip(accepted, pairs, strict=True)
+            ),
             "checks_per_second": round(len(pairs) / seconds),
         }
         print(json.dumps(line))

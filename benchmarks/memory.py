@@ -2,10 +2,10 @@
 
     python benchmarks/memory.py [--random 20] [--seed 0] [--only smollm2]
 
-Each case is a model's shape, sizes and a mesh of simulated devices; its programs are lowered from shapes and compiled,
-nothing is run.
-`planner` and `xla` are bytes a device: arguments, outputs that are not updated in place, and temporaries. The last line
-is the worst and the mean of |ratio - 1|. `--random N` adds N cases drawn at random to the fixed ones.
+Each case is a model's shape, sizes and a mesh of simulated devices; its programs are lowered from
+shapes and compiled, nothing is run. `planner` and `xla` are bytes a device: arguments, outputs that
+are not updated in place, and temporaries. The last line is the worst and the mean of |ratio - 1|.
+`--random N` adds N cases drawn at random to the fixed ones.
 """
 
 import argparse
@@ -17,11 +17,16 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=4 {os.environ.get('XLA_FLAGS', '')}"
+os.environ["XLA_FLAGS"] = (
+    f"--xla_force_host_platform_device_count=4 {os.environ.get('XLA_FLAGS', '')}"
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # Half of the compile time, and the same memory
-FAST_COMPILE_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+FAST_COMPILE_OPTIONS = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
 TINY = ("quickstart",)
 TEXT = (
     "quickstart",
@@ -39,8 +44,20 @@ FIXED = (
     ("fsdp=2", *TINY),
     ("tensor=2", *TINY),
     ("data=2,tensor=2", *TINY),
-    ("sequence=2", *TINY, "cell.model.layers=12", "cell.sampling.prompt_length=1024", "sweep.remat=layer"),
-    ("sequence=4", *TINY, "cell.model.layers=12", "cell.sampling.prompt_length=1024", "sweep.remat=layer"),
+    (
+        "sequence=2",
+        *TINY,
+        "cell.model.layers=12",
+        "cell.sampling.prompt_length=1024",
+        "sweep.remat=layer",
+    ),
+    (
+        "sequence=4",
+        *TINY,
+        "cell.model.layers=12",
+        "cell.sampling.prompt_length=1024",
+        "sweep.remat=layer",
+    ),
     ("data=2,fsdp=2", *TINY),
     ("auto", *TINY, "sweep.decode_slots=512", "sweep.microbatch=16"),
     ("auto", *TINY, "sweep.remat=layer"),
@@ -62,7 +79,13 @@ FIXED = (
     ("auto", *TEXT, "cell.model.vocab=30000"),
     ("auto", *TEXT, "cell.model.vocab=30000", "cell.model.tied=true", "sweep.microbatch=8"),
     ("auto", *TEXT, "cell.sampling.response_length=64", "cell.sampling.prompt_length=100"),
-    ("auto", *TEXT, "cell.model.layers=12", "cell.sampling.response_length=32", "sweep.remat=layer"),
+    (
+        "auto",
+        *TEXT,
+        "cell.model.layers=12",
+        "cell.sampling.response_length=32",
+        "sweep.remat=layer",
+    ),
     (
         "auto",
         *TEXT,
@@ -71,7 +94,13 @@ FIXED = (
         "cell.sampling.prompt_length=48",
         "cell.sampling.response_length=200",
     ),
-    ("data=2,tensor=2", *TEXT, "cell.model.kv_heads=2", "cell.model.heads=4", "cell.sampling.response_length=200"),
+    (
+        "data=2,tensor=2",
+        *TEXT,
+        "cell.model.kv_heads=2",
+        "cell.model.heads=4",
+        "cell.sampling.response_length=200",
+    ),
     ("auto", *TEXT, "cell.rl.kl=0.1", "cell.sampling.top_p=0.9", "cell.model.vocab=8000"),
     ("auto", *TEXT, "cell.rl.loss=ppo", "cell.rl.critic={}", "cell.model.layers=12"),
     ("auto", *SMOL),
@@ -164,9 +193,30 @@ def drawn(seed: int) -> Iterator[tuple[str, ...]]:
             "cell.task": "solvers:ABCG" if on_device else "jsonl:none",
             "cell.model.vocab": rng.choice((100, 1000, 8000, 32000, 50000)),
         }
-        mesh = rng.choice(("auto", "auto", "auto", "data=2", "fsdp=2", "tensor=2", "data=2,fsdp=2", "data=2,tensor=2"))
-        parts = {"cell.model.": model, "cell.sampling.": sizes, "sweep.": sweep, "cell.rl.": rl, "": task}
-        yield mesh, "quickstart", *(f"{prefix}{k}={v}" for prefix, part in parts.items() for k, v in part.items())
+        mesh = rng.choice(
+            (
+                "auto",
+                "auto",
+                "auto",
+                "data=2",
+                "fsdp=2",
+                "tensor=2",
+                "data=2,fsdp=2",
+                "data=2,tensor=2",
+            )
+        )
+        parts = {
+            "cell.model.": model,
+            "cell.sampling.": sizes,
+            "sweep.": sweep,
+            "cell.rl.": rl,
+            "": task,
+        }
+        yield (
+            mesh,
+            "quickstart",
+            *(f"{prefix}{k}={v}" for prefix, part in parts.items() for k, v in part.items()),
+        )
 
 
 def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
@@ -194,16 +244,25 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     sweep = resolve_sweep_sizes(config.sweep, shape.shards, cell)
     pairs = sorted({(c.B_p, c.n) for c in plan_cells(sweep)})
     budget = DeviceBudget(
-        cell, pairs, shape, describe_sizes(cell.model, cell.model.vocab or task.vocab), not text, "cpu", device_memory=0
+        cell,
+        pairs,
+        shape,
+        describe_sizes(cell.model, cell.model.vocab or task.vocab),
+        not text,
+        "cpu",
+        device_memory=0,
     )
     planned = budget.estimate(sweep).program_bytes
-    for name, program in build_abstract_programs(cell, sweep, pairs, make_mesh(shape, jax.devices()), task).items():
+    for name, program in build_abstract_programs(
+        cell, sweep, pairs, make_mesh(shape, jax.devices()), task
+    ).items():
         began = time.perf_counter()
         function, arguments = program
         used = function.lower(*arguments).compile(FAST_COMPILE_OPTIONS).memory_analysis()
         figures = {
             "arguments": used.argument_size_in_bytes,
-            "outputs": used.output_size_in_bytes - used.alias_size_in_bytes,  # without what is updated in place
+            # without what is updated in place
+            "outputs": used.output_size_in_bytes - used.alias_size_in_bytes,
             "temporaries": used.temp_size_in_bytes,
         }
         total = sum(figures.values())
@@ -225,10 +284,16 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--random", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="cases that hold this word; none of the fixed ones: --only nothing")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="cases that hold this word; none of the fixed ones: --only nothing",
+    )
     args = parser.parse_args()
     fixed = [case for case in FIXED if args.only in " ".join(case)]
     off = []
@@ -236,7 +301,15 @@ def main() -> None:
         for line in measure(case):
             print(json.dumps(line), flush=True)
             off.append(abs(line["ratio"] - 1))
-    print(json.dumps({"programs": len(off), "worst": round(max(off), 3), "mean": round(sum(off) / len(off), 3)}))
+    print(
+        json.dumps(
+            {
+                "programs": len(off),
+                "worst": round(max(off), 3),
+                "mean": round(sum(off) / len(off), 3),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

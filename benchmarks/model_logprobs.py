@@ -1,7 +1,8 @@
-"""Logits of a model's folder, as the trainer and the sampler compute them: to be compared with another program's.
+"""Logits of a model's folder, as the trainer and the sampler compute them: to be compared with
+another program's.
 
-    python benchmarks/model_logprobs.py FOLDER TOKENS.npz OUT.npz
-    python benchmarks/model_logprobs.py FOLDER TOKENS.npz OUT.npz --mesh data=2,fsdp=2,tensor=2 --devices 8
+    python benchmarks/model_logprobs.py FOLDER TOKENS.npz OUT.npz python
+    benchmarks/model_logprobs.py FOLDER TOKENS.npz OUT.npz --mesh data=2,fsdp=2,tensor=2 --devices 8
 
 TOKENS has `input_ids` i32[b, t], -1 after a sequence's end, and `lengths` i32[b]. OUT gets
 
@@ -10,8 +11,9 @@ TOKENS has `input_ids` i32[b, t], -1 after a sequence's end, and `lengths` i32[b
                    prefilled tokens are those of `logits`
     greedy_ids     i32[b, 24], the most likely tokens after each sequence; tokens that end a text are as any other
 
-in float32, on the devices of a mesh: `data` and `fsdp` split the sequences, `sequence` the positions of the pass and
-of what is prefilled, the other axes and `fsdp` the weights. `--devices 8` simulates so many on a CPU.
+in float32, on the devices of a mesh: `data` and `fsdp` split the sequences, `sequence` the
+positions of the pass and of what is prefilled, the other axes and `fsdp` the weights. `--devices 8`
+simulates so many on a CPU.
 """
 
 import argparse
@@ -23,8 +25,8 @@ from typing import Any, NamedTuple
 
 PREFILLED, GREEDY = 3, 24  # tokens
 
-# Simulated devices share the cores: one may be long at a product that another has not begun, where XLA would give up
-# after 40 seconds.
+# Simulated devices share the cores: one may be long at a product that another has not begun, where
+# XLA would give up after 40 seconds.
 PATIENCE = (
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300",
     "--xla_cpu_collective_call_terminate_timeout_seconds=900",
@@ -42,11 +44,17 @@ class Sampled(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in ("folder", "tokens", "out"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--mesh", default="auto", help="axes of the mesh, as `isojax launch --mesh` takes them")
-    parser.add_argument("--family", help="a plug-in, for a model whose family is none of isojax's own")
+    parser.add_argument(
+        "--mesh", default="auto", help="axes of the mesh, as `isojax launch --mesh` takes them"
+    )
+    parser.add_argument(
+        "--family", help="a plug-in, for a model whose family is none of isojax's own"
+    )
     parser.add_argument("--devices", type=int, help="how many devices a CPU simulates")
     args = parser.parse_args()
     if args.devices:
@@ -95,7 +103,12 @@ def compute(model: dict[str, str], tokens_file: Path, out_file: Path, mesh_text:
         greedy_ids[row] = sampled.tokens[row, length - first :][:GREEDY]
 
     is_token = np.arange(logits.shape[1])[None] < given.lengths[:, None]
-    np.savez(out_file, logits=logits[is_token], decode_logits=decode_logits[is_token], greedy_ids=greedy_ids)
+    np.savez(
+        out_file,
+        logits=logits[is_token],
+        decode_logits=decode_logits[is_token],
+        greedy_ids=greedy_ids,
+    )
 
 
 def read_sequences(file: Path, vocab: int) -> Sequences:
@@ -108,12 +121,18 @@ def read_sequences(file: Path, vocab: int) -> Sequences:
         with np.load(file) as given:
             tokens, lengths = given["input_ids"], given["lengths"]
     except (OSError, ValueError, KeyError) as e:
-        raise InputError(f"{file}: {e}; expected an .npz file with input_ids i32[b, t] and lengths i32[b].") from e
+        raise InputError(
+            f"{file}: {e}; expected an .npz file with input_ids i32[b, t] and lengths i32[b]."
+        ) from e
 
     shapes = f"input_ids {tokens.dtype}{list(tokens.shape)} and lengths {lengths.dtype}{list(lengths.shape)}"
-    are_integers = np.issubdtype(tokens.dtype, np.integer) and np.issubdtype(lengths.dtype, np.integer)
+    are_integers = np.issubdtype(tokens.dtype, np.integer) and np.issubdtype(
+        lengths.dtype, np.integer
+    )
     if not are_integers or tokens.ndim != 2 or lengths.shape != tokens.shape[:1] or not tokens.size:
-        raise InputError(f"{file}: {shapes}; expected integers [b, t] and [b], of one sequence or more.")
+        raise InputError(
+            f"{file}: {shapes}; expected integers [b, t] and [b], of one sequence or more."
+        )
     if lengths.min() < 1 or lengths.max() > tokens.shape[1]:
         raise InputError(
             f"{file}: lengths from {lengths.min()} to {lengths.max()}; expected 1 to {tokens.shape[1]}, as input_ids "
@@ -131,8 +150,8 @@ def read_sequences(file: Path, vocab: int) -> Sequences:
 
 
 def on_shards(function: Callable[..., Any], decoder: Any, mesh: Any) -> Callable[..., Any]:
-    """The jitted function(params, tokens, lengths) of a shard's sequences, as programs of the trainer and of the
-    sampler are mapped over shards."""
+    """The jitted function(params, tokens, lengths) of a shard's sequences, as programs of the
+    trainer and of the sampler are mapped over shards."""
     import jax
     from jax.sharding import PartitionSpec
 
@@ -155,16 +174,23 @@ def whole_pass(decoder: Any, mesh: Any, params: Any, given: Sequences) -> Any:
     return np.asarray(on_shards(of_shard, decoder, mesh)(params, *given))
 
 
-def sample(decoder: Any, mesh: Any, params: Any, given: Sequences, platform: str | None = None) -> Sampled:
-    """What the sampler's steps make of the tokens after the prefilled ones, and then of the most likely ones, with
-    layers in a loop or not as on a platform; None: this one."""
+def sample(
+    decoder: Any, mesh: Any, params: Any, given: Sequences, platform: str | None = None
+) -> Sampled:
+    """What the sampler's steps make of the tokens after the prefilled ones, and then of the most
+    likely ones, with layers in a loop or not as on a platform; None: this one."""
     import jax
     import jax.numpy as jnp
     import numpy as np
     from jax import lax
 
     from isojax.core.shapes import layers_are_unrolled
-    from isojax.distributed.sharding import padded_positions, partition_specs, positions_are_split, shard_count
+    from isojax.distributed.sharding import (
+        padded_positions,
+        partition_specs,
+        positions_are_split,
+        shard_count,
+    )
     from isojax.models.decode import Decoding
     from isojax.models.fsdp import all_gather_params
 
@@ -193,7 +219,8 @@ def sample(decoder: Any, mesh: Any, params: Any, given: Sequences, platform: str
         cache = decoding.admit(decoding.empty_cache(), entries, every, jnp.ones(rows, bool))
 
         def step(carry: Any, t: Any) -> Any:
-            """The t-th token after a prompt, or the most likely one where its sequence has ended; logits after it."""
+            """The t-th token after a prompt, or the most likely one where its sequence has ended;
+            logits after it."""
             cache, logits = carry
             positions = prompt_lengths + t
             given = tokens[every, jnp.minimum(positions, tokens.shape[1] - 1)]

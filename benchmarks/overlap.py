@@ -1,14 +1,14 @@
-"""Sampling and verification on the host at the same time, against one after the other: seconds for the graded
-rollouts of an update.
-One JSON line.
+"""Sampling and verification on the host at the same time, against one after the other: seconds for
+the graded rollouts of an update. One JSON line.
 
-    python benchmarks/overlap.py [--ms 20] [--workers 2] [--problems 8] [--n 8] [--slots 16] [--response 256]
+    python benchmarks/overlap.py [--ms 20] [--workers 2] [--problems 8] [--n 8] [--slots 16]
+    [--response 256]
 
-A user's reward function that takes `--ms` for each rollout, in `--workers` processes, and a small model with random
-weights, of which a response ends by chance. `sample` is the compiled sampler alone, `chunks` the same rollouts
-in chunks of tokens that the host requests, `grade` the verifier alone on all of them, `together` both at the
-same time, as in an update; `ratio` is (sample + grade) / together, at most 2. Repeats are interleaved, on one
-core; medians.
+A user's reward function that takes `--ms` for each rollout, in `--workers` processes, and a small
+model with random weights, of which a response ends by chance. `sample` is the compiled sampler
+alone, `chunks` the same rollouts in chunks of tokens that the host requests, `grade` the verifier
+alone on all of them, `together` both at the same time, as in an update; `ratio` is (sample + grade)
+/ together, at most 2. Repeats are interleaved, on one core; medians.
 """
 
 import argparse
@@ -62,10 +62,11 @@ class Task:
 def samplers(
     B_p: int, n: int, slots: int, response: int
 ) -> tuple[Callable[[], Any], Callable[[OnFinished], list[np.ndarray]]]:
-    """The compiled sampler; and the stream, which tells what it has finished and returns the responses. Both draw the
-    same.
+    """The compiled sampler; and the stream, which tells what it has finished and returns the
+    responses. Both draw the same.
     """
-    decoder, mesh = Decoder(MODEL, VOCAB), make_mesh(parse_mesh("auto", 1), jax.devices())
+    decoder = Decoder(MODEL, VOCAB)
+    mesh = make_mesh(parse_mesh("auto", 1), jax.devices())
     params = jax.device_put(jax.jit(decoder.init)(jax.random.key(0)), decoder.shardings(mesh))
     sampler_shapes = SamplerShapes([(B_p, n)], 1, slots, slots, P, response)
     inputs = (
@@ -79,7 +80,10 @@ def samplers(
     rows = sampler_shapes.problem_rows
     prompts = np.random.default_rng(0).integers(1, VOCAB, (rows, P)).astype(np.int32)
     problems = ProblemArrays(
-        prompts, np.full(rows, P, np.int32), np.zeros((rows, 0), np.int32), np.arange(rows, dtype=np.int32)
+        prompts,
+        np.full(rows, P, np.int32),
+        np.zeros((rows, 0), np.int32),
+        np.arange(rows, dtype=np.int32),
     )
     batch = params, problems, B_p, n, jax.random.key(1)
     return lambda: jax.block_until_ready(sample(*batch)), lambda line: response_tokens(
@@ -100,9 +104,17 @@ def medians(timed: dict[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ms", type=float, default=20)
-    for name, default in (("workers", 2), ("problems", 8), ("n", 8), ("slots", 16), ("response", 256)):
+    for name, default in (
+        ("workers", 2),
+        ("problems", 8),
+        ("n", 8),
+        ("slots", 16),
+        ("response", 256),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # before jax starts its threads
@@ -112,7 +124,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rewards.py"
         path.write_text(REWARD.format(seconds=args.ms / 1000))
-        with Checker(VerifierConfig(use=f"function:{path}:reward"), num_workers=args.workers) as checker:
+        with Checker(
+            VerifierConfig(use=f"function:{path}:reward"), num_workers=args.workers
+        ) as checker:
             task = Task(checker)
             drawn = run(lambda rollouts, tokens: None)
 
@@ -132,7 +146,12 @@ def main() -> None:
                 "together": together,
             }
             seconds = medians(timed)
-    line = {"ms": args.ms, "workers": args.workers, "rollouts": len(requested), "tokens": sum(map(len, drawn))}
+    line = {
+        "ms": args.ms,
+        "workers": args.workers,
+        "rollouts": len(requested),
+        "tokens": sum(map(len, drawn)),
+    }
     line |= {name: round(value, 3) for name, value in seconds.items()}
     line["ratio"] = round((seconds["sample"] + seconds["grade"]) / seconds["together"], 3)
     print(json.dumps(line), flush=True)

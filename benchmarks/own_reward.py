@@ -1,5 +1,6 @@
-"""From problems and a graded reward of one's own to a policy in transformers: what does each step take? A table on
-standard error, one JSON line on standard output: wall and CPU seconds, with those of child processes.
+"""From problems and a graded reward of one's own to a policy in transformers: what does each step
+take? A table on standard error, one JSON line on standard output: wall and CPU seconds, with those
+of child processes.
 
     python benchmarks/own_reward.py                 five minutes on two cores; needs the registry that pip is set up for
     python benchmarks/own_reward.py --keep FOLDER   and leave all that it wrote in FOLDER
@@ -53,7 +54,9 @@ sweep: {B_p: [4], n: [2, 4], budget: 200}
 
 def write_inputs(folder: Path) -> None:
     """What the user brings: problems, a reward function and a config."""
-    problems = [{"prompt": f"{i} + {7 * i % 50} =", "answer": str(i + 7 * i % 50)} for i in range(120)]
+    problems = [
+        {"prompt": f"{i} + {7 * i % 50} =", "answer": str(i + 7 * i % 50)} for i in range(120)
+    ]
     (folder / "sums.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
     (folder / "rewards.py").write_text(REWARDS)
     (folder / "own.yaml").write_text(CONFIG)
@@ -83,15 +86,23 @@ def walk(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="a new folder to leave what is written in")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="a new folder to leave what is written in"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         times = walk(args.keep or Path(name) / "isojax")
     torch = times.pop("torch")
     total = {kind: round(sum(step[kind] for step in times.values()), 1) for kind in torch}
     print(f"{'step':14}{'seconds':>9}{'of CPU':>9}", file=sys.stderr)
-    for step, seconds in {**times, "all of these": total, "torch (timed separately)": torch}.items():
+    for step, seconds in {
+        **times,
+        "all of these": total,
+        "torch (timed separately)": torch,
+    }.items():
         print(f"{step:14}{seconds['seconds']:9.1f}{seconds['cpu_seconds']:9.1f}", file=sys.stderr)
     print(json.dumps({**times, "total": total, "torch": torch}))
 

@@ -1,10 +1,11 @@
 """How long the other processes of a run go on after one of them is lost, and what they say.
 
-    python benchmarks/peer_death.py [--by watchdog,heartbeat] [--events "killed,frozen host"] [--heartbeat 10]
+    python benchmarks/peer_death.py [--by watchdog,heartbeat] [--events "killed,frozen host"]
+    [--heartbeat 10]
 
-Three processes join as those of a run do, and exchange numbers without end. Each is in a network namespace of its own,
-which takes root and the program `ip`; without them, all share this machine's network, and none can be cut off. Then
-one is lost:
+Three processes join as those of a run do, and exchange numbers without end. Each is in a network
+namespace of its own, which takes root and the program `ip`; without them, all share this machine's
+network, and none can be cut off. Then one is lost:
 
     killed          SIGKILL
     frozen process  SIGSTOP to it alone
@@ -12,12 +13,13 @@ one is lost:
     cut off         its network interface goes down
     watchdog killed SIGKILL to its watchdog
 
-`--by watchdog` is isojax (isojax/launch/watchdog.py). `--by heartbeat` is jax.distributed alone, with
-`heartbeat_timeout_seconds` of `--heartbeat` and the log level at which its C++ says least.
+`--by watchdog` is isojax (isojax/launch/watchdog.py). `--by heartbeat` is jax.distributed alone,
+with `heartbeat_timeout_seconds` of `--heartbeat` and the log level at which its C++ says least.
 
-One JSON line per event: for each process that is left, the seconds until it ended, its exit code, the lines on its
-standard error, and whether one of them tells the user what to do. `--load` starts as many processes beside them which
-only compute; with it, `--events none` finds false alarms: nothing happens for `--limit` seconds.
+One JSON line per event: for each process that is left, the seconds until it ended, its exit code,
+the lines on its standard error, and whether one of them tells the user what to do. `--load` starts
+as many processes beside them which only compute; with it, `--events none` finds false alarms:
+nothing happens for `--limit` seconds.
 """
 
 import argparse
@@ -42,17 +44,16 @@ SETTLE_SECONDS = 3.0  # between the start of work and the event: watchdogs have 
 ADVICE = "Start all processes again with --resume"  # of the sentence that a user needs
 
 BY_WATCHDOG, BY_HEARTBEAT = "watchdog", "heartbeat"
-KILLED, FROZEN_PROCESS, FROZEN_HOST, CUT_OFF, WATCHDOG_KILLED, NONE = (
-    "killed",
-    "frozen process",
-    "frozen host",
-    "cut off",
-    "watchdog killed",
-    "none",
-)
+KILLED = "killed"
+FROZEN_PROCESS = "frozen process"
+FROZEN_HOST = "frozen host"
+CUT_OFF = "cut off"
+WATCHDOG_KILLED = "watchdog killed"
+NONE = "none"
 EVENTS = (KILLED, FROZEN_PROCESS, FROZEN_HOST, CUT_OFF, WATCHDOG_KILLED)
 
-# A process of the run; its arguments: what watches, its number, HOST:PORT of process 0, the heartbeat's timeout.
+# A process of the run; its arguments: what watches, its number, HOST:PORT of process 0, the
+# heartbeat's timeout.
 MEMBER = f"""
 import sys, time
 import jax
@@ -86,7 +87,9 @@ class Hosts:
     def __init__(self, prefix: str = ""):
         """`prefix`: of the names of namespaces; "": the processes share this machine's network."""
         self.prefix = prefix
-        self.first_address = f"10.77.0.1:{PORT_OF_NAMESPACE}" if prefix else f"127.0.0.1:{free_port()}"
+        self.first_address = (
+            f"10.77.0.1:{PORT_OF_NAMESPACE}" if prefix else f"127.0.0.1:{free_port()}"
+        )
 
     def command(self, process: int) -> list[str]:
         return ["ip", "netns", "exec", f"{self.prefix}{process}"] if self.prefix else []
@@ -106,7 +109,8 @@ def _ip(*words: str) -> None:
 
 @contextmanager
 def hosts() -> Iterator[Hosts]:
-    """A namespace for each process and one for the switch between them, as far as this machine lets us."""
+    """A namespace for each process and one for the switch between them, as far as this machine lets
+    us."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         yield Hosts()
         return
@@ -126,7 +130,20 @@ def hosts() -> Iterator[Hosts]:
         for process in range(PROCESSES):
             name = f"{prefix}{process}"
             add_namespace(name)
-            _ip("-n", switch, "link", "add", f"port{process}", "type", "veth", "peer", "name", "eth", "netns", name)
+            _ip(
+                "-n",
+                switch,
+                "link",
+                "add",
+                f"port{process}",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth",
+                "netns",
+                name,
+            )
             _ip("-n", switch, "link", "set", f"port{process}", "master", "bridge", "up")
             _ip("-n", name, "address", "add", f"10.77.0.{process + 1}/24", "dev", "eth")
             _ip("-n", name, "link", "set", "eth", "up")
@@ -141,7 +158,12 @@ def children(pid: int) -> list[int]:
 
 def start(where: Hosts, by: str, heartbeat: int, folder: Path) -> list[subprocess.Popen[str]]:
     """All processes, at work."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONUNBUFFERED": "1",
+    }
     if by == BY_HEARTBEAT:
         environment |= {"TF_CPP_MIN_LOG_LEVEL": "3", "ABSL_MIN_LOG_LEVEL": "3"}
 
@@ -195,10 +217,16 @@ def measure(event: str, lost: int, by: str, heartbeat: int, limit: float) -> dic
         ends: dict[int, float] = {}
         began = time.monotonic()
         stopped = lose(members[lost], lost, event, where)
-        left = [i for i in range(PROCESSES) if i != lost or event in (CUT_OFF, WATCHDOG_KILLED, NONE)]
+        left = [
+            i for i in range(PROCESSES) if i != lost or event in (CUT_OFF, WATCHDOG_KILLED, NONE)
+        ]
 
         while len(ends) < len(left) and time.monotonic() - began < limit:
-            ends |= {i: time.monotonic() - began for i in left if i not in ends and members[i].poll() is not None}
+            ends |= {
+                i: time.monotonic() - began
+                for i in left
+                if i not in ends and members[i].poll() is not None
+            }
             time.sleep(0.02)
 
         for member in members:
@@ -236,12 +264,18 @@ def load(processes: int) -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--by", default=BY_WATCHDOG, help=f"of {BY_WATCHDOG}, {BY_HEARTBEAT}, with commas between")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--by", default=BY_WATCHDOG, help=f"of {BY_WATCHDOG}, {BY_HEARTBEAT}, with commas between"
+    )
     parser.add_argument("--events", default=",".join(EVENTS), help=f"of these, and {NONE}")
     parser.add_argument("--lost", default="0,1", help="which process is lost")
     parser.add_argument("--heartbeat", type=int, default=10, help="seconds, for --by heartbeat")
-    parser.add_argument("--limit", type=float, default=90.0, help="seconds after which they count as going on")
+    parser.add_argument(
+        "--limit", type=float, default=90.0, help="seconds after which they count as going on"
+    )
     parser.add_argument("--load", type=int, default=0, help="processes that compute beside them")
     args = parser.parse_args()
 

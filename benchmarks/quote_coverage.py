@@ -1,15 +1,17 @@
-"""Does a new run reach a reward within what `isojax quote` says? The evaluations up to a quarter of the largest C are
-fitted, and a reward is quoted that one of the fit's draws has in one of the cells at the horizon. What came after the
-quarter must not choose the reward: with rewards between the first and the last of the true curve, even the quote of a
-truth that is one of the fit's own draws says .09 where .21 never have it.
+"""Does a new run reach a reward within what `isojax quote` says? The evaluations up to a quarter of
+the largest C are fitted, and a reward is quoted that one of the fit's draws has in one of the cells
+at the horizon. What came after the quarter must not choose the reward: with rewards between the
+first and the last of the true curve, even the quote of a truth that is one of the fit's own draws
+says .09 where .21 never have it.
 
     python benchmarks/quote_coverage.py                     60 simulated sweeps (benchmarks/foreign_forms.py)
     python benchmarks/quote_coverage.py --run runs/quickstart      the runs of a sweep, each as a new one
     python benchmarks/quote_coverage.py --run runs/many --by-seed  the same, where the runs of each seed are a sweep
 
-A simulated run pays C where its expected reward on the sweep's problems, its own luck included, first is the quoted
-one; a run of a sweep, where the mean of three evaluations is. One JSON line per case on standard output, the summary
-on standard error: the share of the C paid inside the quoted interval, and how often P(never) was right, by its fifths.
+A simulated run pays C where its expected reward on the sweep's problems, its own luck included,
+first is the quoted one; a run of a sweep, where the mean of three evaluations is. One JSON line per
+case on standard output, the summary on standard error: the share of the C paid inside the quoted
+interval, and how often P(never) was right, by its fifths.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 from isojax.scaling.tracks import group_by
 
 GRID = 2000
-REWARDS = 200  # of a sweep: few are within reach of the data, so that both ends of the interval are finite
+# of a sweep: few are within reach of the data, so that both ends of the interval are finite
+REWARDS = 200
 SMOOTHED = 3  # evaluations whose mean is a run's reward
 Line = dict[str, Any]
 
@@ -52,7 +55,11 @@ def fit_quarter(runs: Sequence[RunRecord], metric: str, replicates: int) -> Any:
 
 def draw_reward(ensemble: CurveEnsemble, horizon: float, rng: np.random.Generator) -> float:
     """The reward at the horizon of one draw and one cell."""
-    return float(rng.choice(ensemble.sampled_at_cell_budgets(np.array([horizon]), same_problems=True).ravel()))
+    return float(
+        rng.choice(
+            ensemble.sampled_at_cell_budgets(np.array([horizon]), same_problems=True).ravel()
+        )
+    )
 
 
 def judge(cell: QuotedCell, reward: float, paid: float) -> Line:
@@ -79,17 +86,25 @@ def world_cases(world: World, rng: np.random.Generator, replicates: int) -> Iter
     C = np.geomspace(horizon / 1e4, horizon, GRID)
     for cell in isojax.quote(fit, reward).cells:
         curve = world.curves[cell.B_p, cell.n]
-        reached = world.on_problems(curve.reward(C) + rng.normal(0, world.run_sd) * curve.progress(C)) >= reward
+        reached = (
+            world.on_problems(curve.reward(C) + rng.normal(0, world.run_sd) * curve.progress(C))
+            >= reward
+        )
         yield judge(cell, reward, float(C[reached.argmax()]) if reached.any() else math.inf)
 
 
 def simulated(count: int, seed: int, replicates: int) -> Iterator[Line]:
-    for number in track(range(count), description="worlds", console=None, disable=not sys.stderr.isatty()):
+    for number in track(
+        range(count), description="worlds", console=None, disable=not sys.stderr.isatty()
+    ):
         rng = np.random.default_rng([seed, number])
         form = list(FORMS)[number % len(FORMS)]
         world = random_world(rng, form)
         try:
-            yield from ({"form": form, "number": number, **case} for case in world_cases(world, rng, replicates))
+            yield from (
+                {"form": form, "number": number, **case}
+                for case in world_cases(world, rng, replicates)
+            )
         except InputError as error:  # a quarter of this sweep is too little for a fit
             yield {"form": form, "number": number, "refused": str(error)}
 
@@ -102,7 +117,8 @@ def measured(folder: Path, replicates: int, by_seed: bool) -> Iterator[Line]:
 
 
 def sweep_cases(runs: Sequence[RunRecord], replicates: int) -> Iterator[Line]:
-    """A case of each run of a sweep and each of REWARDS rewards, up to the last of its smoothed evaluations."""
+    """A case of each run of a sweep and each of REWARDS rewards, up to the last of its smoothed
+    evaluations."""
     metric = default_metric(runs)
     ensemble = load_ensemble(fit_quarter(runs, metric, replicates))
     curves = {run.cell: smooth_curve(run, metric) for run in runs}
@@ -120,7 +136,8 @@ def sweep_cases(runs: Sequence[RunRecord], replicates: int) -> Iterator[Line]:
 
 
 def smooth_curve(run: RunRecord, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """(C, the mean of SMOOTHED evaluations around it) of a run, float[points - SMOOTHED + 1] each."""
+    """(C, the mean of SMOOTHED evaluations around it) of a run, float[points - SMOOTHED + 1]
+    each."""
     rewards = np.array([p.metrics[metric] for p in run.points])
     smooth = np.convolve(rewards, np.full(SMOOTHED, 1 / SMOOTHED), mode="valid")
     return np.array([p.rollouts for p in run.points])[SMOOTHED // 2 :][: len(smooth)], smooth
@@ -130,24 +147,42 @@ def summarise(lines: Sequence[Line]) -> None:
     """Coverage, and P(never) by fifths."""
     cases = [line for line in lines if "inside" in line]
     print(f"{len(cases)} cases, {len(lines) - len(cases)} refused", file=sys.stderr)
-    print(f"inside the quoted interval: {np.mean([case['inside'] for case in cases]):.2f}", file=sys.stderr)
+    print(
+        f"inside the quoted interval: {np.mean([case['inside'] for case in cases]):.2f}",
+        file=sys.stderr,
+    )
     for fifth in range(5):
-        part = [c for c in cases if fifth <= 5 * c["p_never"] < fifth + 1 or (fifth == 4 and c["p_never"] == 1)]
+        part = [
+            c
+            for c in cases
+            if fifth <= 5 * c["p_never"] < fifth + 1 or (fifth == 4 and c["p_never"] == 1)
+        ]
         if part:
             stated, seen = (np.mean([float(c[key]) for c in part]) for key in ("p_never", "never"))
-            print(f"P(never) stated {stated:.2f}, seen {seen:.2f} in {len(part)} cases", file=sys.stderr)
+            print(
+                f"P(never) stated {stated:.2f}, seen {seen:.2f} in {len(part)} cases",
+                file=sys.stderr,
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--run", type=Path, help="a sweep's folder, in place of simulated ones")
-    parser.add_argument("--by-seed", action="store_true", help="the runs of each seed are a sweep of their own")
+    parser.add_argument(
+        "--by-seed", action="store_true", help="the runs of each seed are a sweep of their own"
+    )
     parser.add_argument("--worlds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--replicates", type=int, default=500, help="draws of each fit")
     a = parser.parse_args()
     lines = []
-    for line in measured(a.run, a.replicates, a.by_seed) if a.run else simulated(a.worlds, a.seed, a.replicates):
+    for line in (
+        measured(a.run, a.replicates, a.by_seed)
+        if a.run
+        else simulated(a.worlds, a.seed, a.replicates)
+    ):
         print(json.dumps(line), flush=True)
         lines.append(line)
     summarise(lines)

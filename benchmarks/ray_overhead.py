@@ -1,10 +1,10 @@
-"""What Ray costs a sweep of one machine: `isojax launch CONFIG` against the same with `--ray local`, and whether both
-write the same.
+"""What Ray costs a sweep of one machine: `isojax launch CONFIG` against the same with `--ray
+local`, and whether both write the same.
 
     python benchmarks/ray_overhead.py [CONFIG KEY=VALUE ...]          (quickstart: some minutes)
 
-Each begins with nothing, not even compiled programs. One JSON line: wall seconds of either, their ratio, and whether
-all ledgers are equal, bit for bit; the exit code is 1 where they are not.
+Each begins with nothing, not even compiled programs. One JSON line: wall seconds of either, their
+ratio, and whether all ledgers are equal, bit for bit; the exit code is 1 where they are not.
 """
 
 import json

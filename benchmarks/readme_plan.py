@@ -1,9 +1,11 @@
-"""Does the README's plan of a 7B model on 16 TPUs fit, and how long would its sweep take? Prints one JSON line.
+"""Does the README's plan of a 7B model on 16 TPUs fit, and how long would its sweep take? Prints
+one JSON line.
 
     python benchmarks/readme_plan.py              needs libtpu (pip install 'isojax[tpu]'), no TPU, some minutes
 
-It runs the README's own line with --dry-run and --topology as a user does, in a process of its own and an empty folder;
-what the command prints goes to standard error. It fails unless the command ends with exit code 0.
+It runs the README's own line with --dry-run and --topology as a user does, in a process of its own
+and an empty folder; what the command prints goes to standard error. It fails unless the command
+ends with exit code 0.
 """
 
 import argparse
@@ -34,7 +36,9 @@ def read_plan(printed: str) -> dict[str, object]:
     sampling, update, device = (re.search(pattern, text) for pattern in (
         r"([\d.]+) GiB at the peak of sampling", r"([\d.]+) GiB at the update's", r"update's, of ([\d.,]+) GiB",
     ))  # fmt: skip
-    sizes = re.search(r"sizes of each shard, chosen where they are not set: ((?:sweep\.\S+ ?)+)", text)
+    sizes = re.search(
+        r"sizes of each shard, chosen where they are not set: ((?:sweep\.\S+ ?)+)", text
+    )
     duration = re.search(r"time: (\S+ \S+) for the sweep, from", text)
     assert sampling and update and device and sizes and duration, printed
     return {
@@ -48,7 +52,9 @@ def read_plan(printed: str) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.parse_args()
     words = readme_command()
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
@@ -56,10 +62,15 @@ def main() -> None:
     call = [sys.executable, "-m", "isojax.launch", *words[1:]]
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(call, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, check=False)
-    seconds, most_kib = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        done = subprocess.run(
+            call, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, check=False
+        )
+    seconds = time.monotonic() - start
+    most_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     print(done.stderr, file=sys.stderr)
-    assert done.returncode == 0, f"isojax {shlex.join(words)} ended with exit code {done.returncode}"
+    assert done.returncode == 0, (
+        f"isojax {shlex.join(words)} ended with exit code {done.returncode}"
+    )
     plan = read_plan(done.stderr)
     assert plan["fits"]
     print(json.dumps({**plan, "seconds": round(seconds), "host_gib": round(most_kib / 2**20, 1)}))

@@ -1,14 +1,15 @@
-"""Does the referee (isojax/scaling/law/referee.py) judge published laws of n well? Worlds are drawn from each of five
-laws, as simulated sweeps whose true curves are known; a fit of each gives the verdicts.
+"""Does the referee (isojax/scaling/law/referee.py) judge published laws of n well? Worlds are drawn
+from each of five laws, as simulated sweeps whose true curves are known; a fit of each gives the
+verdicts.
 
     python benchmarks/referee.py                    20 worlds of each law; about 2 minutes of one core
     python benchmarks/referee.py --worlds 5 --first 100
 
-What is true of a world is what each law says of its true curves, without noise. A world is drawn again until the law
-that it is drawn from holds. One JSON line per world on standard output, a table on standard error: of the worlds drawn
-from a law, in how many this law is excluded, supported (named), or left open; and, of the verdicts on the other laws
-that can be judged, how many that fail are excluded, how many that fail are supported, and how many that hold are
-excluded.
+What is true of a world is what each law says of its true curves, without noise. A world is drawn
+again until the law that it is drawn from holds. One JSON line per world on standard output, a table
+on standard error: of the worlds drawn from a law, in how many this law is excluded, supported
+(named), or left open; and, of the verdicts on the other laws that can be judged, how many that fail
+are excluded, how many that fail are supported, and how many that hold are excluded.
 """
 
 from __future__ import annotations
@@ -43,17 +44,26 @@ class Shape:
     """What the curves of a world share, and a curve of a given plateau and speed."""
 
     def __init__(self, rng: Draw):
-        self.R0, self.A, self.C_mid = rng.uniform(0.15, 0.35), rng.uniform(0.45, 0.6), 10 ** rng.uniform(3.8, 4.5)
+        self.R0, self.A, self.C_mid = (
+            rng.uniform(0.15, 0.35),
+            rng.uniform(0.45, 0.6),
+            10 ** rng.uniform(3.8, 4.5),
+        )
         self.form = (Hill, Stretched)[rng.integers(2)]
         self.exponent = rng.uniform(0.8, 1.5) if self.form is Hill else rng.uniform(0.6, 1.1)
 
     def curve(self, gain: float, delay: float) -> TrueCurve:
         """`gain` above A, C_mid times `delay`."""
-        return self.form(float(self.R0), float(self.A + gain), float(self.exponent), float(self.C_mid * delay))
+        return self.form(
+            float(self.R0), float(self.A + gain), float(self.exponent), float(self.C_mid * delay)
+        )
 
 
-def _of_n(rng: Draw, shape: Shape, gains: Sequence[float], delays: Sequence[float], all_n: Sequence[int]) -> Curve:
-    """A gain and a delay for each n, the same at every B_p up to .004 of plateau and 10% of C_mid."""
+def _of_n(
+    rng: Draw, shape: Shape, gains: Sequence[float], delays: Sequence[float], all_n: Sequence[int]
+) -> Curve:
+    """A gain and a delay for each n, the same at every B_p up to .004 of plateau and 10% of
+    C_mid."""
     effects = {b: (rng.uniform(-0.004, 0.004), rng.uniform(0.95, 1.05)) for b in (8, 16, 32, 64)}
 
     def curve(B_p: int, n: int) -> TrueCurve:
@@ -85,17 +95,26 @@ def two(rng: Draw, shape: Shape, n: Sequence[int]) -> Curve:
 def hundreds(rng: Draw, shape: Shape, n: Sequence[int]) -> Curve:
     """A larger n: a higher plateau, hardly later."""
     level = np.log2(n) - np.log2(n[0])
-    return _of_n(rng, shape, (rng.uniform(0.01, 0.03) * level).tolist(), (rng.uniform(1.0, 1.25) ** level).tolist(), n)
+    return _of_n(
+        rng,
+        shape,
+        (rng.uniform(0.01, 0.03) * level).tolist(),
+        (rng.uniform(1.0, 1.25) ** level).tolist(),
+        n,
+    )
 
 
 def batch(rng: Draw, shape: Shape, n: Sequence[int]) -> Curve:
-    """Plateau and speed depend on B_p n alone: beyond a critical batch, a larger one learns later."""
+    """Plateau and speed depend on B_p n alone: beyond a critical batch, a larger one learns
+    later."""
     critical, loss = 2 ** rng.uniform(6, 9), rng.uniform(0.0, 0.1)
     return lambda B_p, n: shape.curve(-loss / (1 + B_p * n / critical), 1 + B_p * n / critical)
 
 
 # law -> (its curves, the grids of n and of B_p)
-KINDS: dict[str, tuple[Callable[[Draw, Shape, Sequence[int]], Curve], tuple[int, ...], tuple[int, ...]]] = {
+KINDS: dict[
+    str, tuple[Callable[[Draw, Shape, Sequence[int]], Curve], tuple[int, ...], tuple[int, ...]]
+] = {
     "n* grows with C": (rising, (2, 4, 8, 16, 32, 64), (16, 32)),
     "n* is one number whatever C": (constant, (2, 4, 8, 16, 32), (16, 32)),
     "n = 2 is enough": (two, (2, 4, 8, 16, 32), (16, 32)),
@@ -106,15 +125,24 @@ KINDS: dict[str, tuple[Callable[[Draw, Shape, Sequence[int]], Curve], tuple[int,
 
 def true_laws(simulated: World, C_end: float) -> dict[str, bool]:
     """Which laws hold for the true curves, of those that the sweep's cells can judge."""
-    starts = {n: min(low for key, (low, _) in simulated.measured.items() if key[1] == n) for _, n in simulated.truth}
+    starts = {
+        n: min(low for key, (low, _) in simulated.measured.items() if key[1] == n)
+        for _, n in simulated.truth
+    }
     C = np.geomspace(sorted(starts.values())[1], C_end, GRID_POINTS)
     rewards = np.stack([simulated.reward(*key, C) for key in simulated.truth])[None]
     cells = ComparedCells(tuple(simulated.truth), C, rewards, np.ones(rewards.shape[1:], bool))
     found = {law: judge(cells) for law, (_, judge) in LAWS.items()}
-    return {law: bool(np.all(evidence.holds)) for law, evidence in found.items() if evidence.missing_run is None}
+    return {
+        law: bool(np.all(evidence.holds))
+        for law, evidence in found.items()
+        if evidence.missing_run is None
+    }
 
 
-def draw_world(law: str, seed: int, number: int, problems: int = 300) -> tuple[World, dict[str, bool]]:
+def draw_world(
+    law: str, seed: int, number: int, problems: int = 300
+) -> tuple[World, dict[str, bool]]:
     """A world in which the law holds, and which laws hold in it."""
     draw, all_n, all_B_p = KINDS[law]
     for attempt in range(1000):
@@ -149,7 +177,14 @@ def judge_world(law: str, seed: int, number: int) -> Line:
 
 def table(lines: Sequence[Line]) -> Table:
     headings = ("drawn from", "worlds", "excluded", "supported", "cannot tell")
-    others = ("failing laws: excluded", "supported", "open", "other true laws: excluded", "supported", "open")
+    others = (
+        "failing laws: excluded",
+        "supported",
+        "open",
+        "other true laws: excluded",
+        "supported",
+        "open",
+    )
     result = Table(*headings, *others)
     for law in dict.fromkeys(line["law"] for line in lines):
         specific = [line for line in lines if line["law"] == law]
@@ -162,18 +197,24 @@ def table(lines: Sequence[Line]) -> Table:
         ]
         counts = [own.count(verdict) for verdict in ("excluded", "supported", "cannot tell")]
         counts += [
-            rest.count((is_true, v)) for is_true in (False, True) for v in ("excluded", "supported", "cannot tell")
+            rest.count((is_true, v))
+            for is_true in (False, True)
+            for v in ("excluded", "supported", "cannot tell")
         ]
         result.add_row(law, str(len(specific)), *map(str, counts))
     return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--worlds", type=int, default=20, help="of each law")
     parser.add_argument("--first", type=int, default=0, help="the first world's number")
     parser.add_argument("--seed", type=int, default=0, help="of all draws")
-    parser.add_argument("--laws", nargs="+", choices=KINDS, default=list(KINDS), help="from which worlds are drawn")
+    parser.add_argument(
+        "--laws", nargs="+", choices=KINDS, default=list(KINDS), help="from which worlds are drawn"
+    )
     a = parser.parse_args()
     lines = []
     for law in a.laws:

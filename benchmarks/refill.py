@@ -1,25 +1,26 @@
-"""Rollouts of long-tailed lengths: slots that are refilled, against the refill's ideal and a run to the longest. One
-JSON line for each n.
+"""Rollouts of long-tailed lengths: slots that are refilled, against the refill's ideal and a run to
+the longest. One JSON line for each n.
 
-    python benchmarks/refill.py [--n 16] [--rollouts 512] [--slots 32] [--prompt 64] [--cap 1024] [--layers 2] [--vocab
-    4096] [--repeats 3]
+    python benchmarks/refill.py [--n 16] [--rollouts 512] [--slots 32] [--prompt 64] [--cap 1024]
+    [--layers 2] [--vocab 4096] [--repeats 3]
 
-Lengths are lognormal (mean 240, sigma .8), cut at the cap: at each response position the end token has the probability
-with which a length that has come so far ends there, and the policy shares out the rest; the sampler knows nothing of
-it. The decoder has SmolLM2-135M's shape with fewer layers and a smaller vocabulary, and random weights; `--kv-heads 1`
-makes it a third as wide, `--model FOLDER` takes a whole one.
+Lengths are lognormal (mean 240, sigma .8), cut at the cap: at each response position the end token
+has the probability with which a length that has come so far ends there, and the policy shares out
+the rest; the sampler knows nothing of it. The decoder has SmolLM2-135M's shape with fewer layers
+and a smaller vocabulary, and random weights; `--kv-heads 1` makes it a third as wide, `--model
+FOLDER` takes a whole one.
 
-In units of the ideal, `tokens / R` steps of a decoder whose slots are all live, each at its time measured in the same
-run:
+In units of the ideal, `tokens / R` steps of a decoder whose slots are all live, each at its time
+measured in the same run:
 
     refill    the engine, all rollouts in one call
     longest   the same engine in batches of R rollouts, each until its longest has ended
     cap       as many batches, each of as many steps as the cap
 
-`steps` says what each would take if steps alone took time; `at_once` is a queue whose slots are refilled at the very
-step at which they
-are free: what no sampler that does not know the lengths can go below. Medians of interleaved repeats, each with lengths
-of its own; on one core the time is the processor's.
+`steps` says what each would take if steps alone took time; `at_once` is a queue whose slots are
+refilled at the very step at which they are free: what no sampler that does not know the lengths can
+go below. Medians of interleaved repeats, each with lengths of its own; on one core the time is the
+processor's.
 """
 
 import argparse
@@ -53,19 +54,20 @@ from isojax.sampling.layout import Layout
 from isojax.sampling.slots import SamplerState, Slots
 from isojax.tasks.protocol import StopConditions
 
-MEAN, SIGMA, END = (
-    240.0,
-    0.8,
-    0,
-)  # lengths in tokens; the end token stands first, so that the uniform number alone decides on it
+# lengths in tokens; the end token stands first, so that the uniform number alone decides on it
+MEAN = 240.0
+SIGMA = 0.8
+END = 0
 STEPS = 64  # of the timing of one
 
 
 def log_odds(cap: int) -> np.ndarray:
     """Of an end at each response position, given that none came before; f32[cap]."""
-    edges = (np.log(np.arange(1, cap + 1)) - np.log(MEAN) + SIGMA**2 / 2) / SIGMA  # of length t, from t-1 to t
+    # of length t, from t-1 to t
+    edges = (np.log(np.arange(1, cap + 1)) - np.log(MEAN) + SIGMA**2 / 2) / SIGMA
     above = np.append(0.0, log_ndtr(-edges))  # log P(length > t)
-    return (np.log(np.expm1(above[:-1] - above[1:]))).astype(np.float32)  # P(t) / P(length > t) = P(> t-1) / P(> t) - 1
+    # P(t) / P(length > t) = P(> t-1) / P(> t) - 1
+    return (np.log(np.expm1(above[:-1] - above[1:]))).astype(np.float32)
 
 
 class Ending(Decoder):
@@ -77,13 +79,16 @@ class Ending(Decoder):
 
 
 class Counting(Decoding):
-    """A decoding whose end token has those odds. The last number of a hidden state is the response position."""
+    """A decoding whose end token has those odds. The last number of a hidden state is the response
+    position."""
 
     def prefill(self, params: Params, prompts: Any, lengths: Any) -> tuple[Any, Any]:
         entries, last = super().prefill(params, prompts, lengths)
         return entries, last.at[:, -1].set(0)
 
-    def step(self, weights: Params, cache: KVCache, tokens: Any, positions: Any, t: Any) -> tuple[Any, KVCache]:
+    def step(
+        self, weights: Params, cache: KVCache, tokens: Any, positions: Any, t: Any
+    ) -> tuple[Any, KVCache]:
         hidden, cache = super().step(weights, cache, tokens, positions, t)
         return hidden.at[:, -1].set(t + 1), cache
 
@@ -95,23 +100,37 @@ class Counting(Decoding):
         return logits.at[:, END].set(others + odds)
 
 
-def build(decoder: Decoder, rollouts: int, n: int, args: argparse.Namespace, stops: tuple[int, ...] = (END,)) -> Engine:
+def build(
+    decoder: Decoder,
+    rollouts: int,
+    n: int,
+    args: argparse.Namespace,
+    stops: tuple[int, ...] = (END,),
+) -> Engine:
     """The sampler's engine for one device and so many rollouts a call."""
     sampler_shapes = SamplerShapes([(rollouts // n, n)], 1, args.slots, 1, args.prompt, args.cap)
     sampling = SamplingConfig(prompt_length=args.prompt, response_length=args.cap)
     engine = build_engine(
-        decoder, sampler_shapes, make_mesh(parse_mesh("auto", 1), jax.devices()), sampling, StopConditions(stops, None)
+        decoder,
+        sampler_shapes,
+        make_mesh(parse_mesh("auto", 1), jax.devices()),
+        sampling,
+        StopConditions(stops, None),
     )
     return replace(engine, decoding=Counting(**vars(engine.decoding)))
 
 
 def batch(engine: Engine, n: int, key: Any, first: int = 0) -> SamplingBatch:
-    """The engine's fill of problems `first` .., with prompts that are their numbers over and over."""
+    """The engine's fill of problems `first` .., with prompts that are their numbers over and
+    over."""
     sampler_shapes = engine.shapes
     ids = jnp.arange(sampler_shapes.problem_rows, dtype=jnp.int32) + first
     prompts = jnp.broadcast_to(ids[:, None] + 1, (len(ids), sampler_shapes.prompt_length))
     problems = ProblemArrays(
-        prompts, jnp.full(len(ids), sampler_shapes.prompt_length), jnp.zeros((len(ids), 0), jnp.int32), ids
+        prompts,
+        jnp.full(len(ids), sampler_shapes.prompt_length),
+        jnp.zeros((len(ids), 0), jnp.int32),
+        ids,
     )
     return SamplingBatch(
         problems,
@@ -129,10 +148,14 @@ def run(engine: Engine, params: Params, n: int) -> Callable[..., tuple[Any, Any]
         weights = engine.decoding.prepare_weights(params)
 
         def refill(carry: tuple[SamplerState, Any]) -> tuple[SamplerState, Any]:
-            return engine.decode_chunk(SamplerWeights(weights, params), inputs, carry[0])[0], carry[1] + 1
+            return engine.decode_chunk(SamplerWeights(weights, params), inputs, carry[0])[0], carry[
+                1
+            ] + 1
 
         state, refills = lax.while_loop(
-            lambda c: engine.has_work(inputs, c[0]), refill, (engine.init_state(jnp.int32(0)), jnp.int32(0))
+            lambda c: engine.has_work(inputs, c[0]),
+            refill,
+            (engine.init_state(jnp.int32(0)), jnp.int32(0)),
         )
         return state.outputs[-1][: engine.shapes.B_cap], refills
 
@@ -143,7 +166,8 @@ def full_steps(engine: Engine, params: Params) -> Callable[[Params], Any]:
     """`STEPS` steps with all slots live, compiled."""
 
     def steps(params: Params) -> Any:
-        weights, state = engine.decoding.prepare_weights(params), engine.init_state(jnp.int32(0))
+        weights = engine.decoding.prepare_weights(params)
+        state = engine.init_state(jnp.int32(0))
         begun = state.slots._replace(t=jnp.ones_like(state.slots.t))
         going = jnp.zeros(engine.shapes.slots, bool)
 
@@ -164,8 +188,8 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def schedule(lengths: np.ndarray, slots: int, chunk: int, patience: float) -> tuple[int, int]:
-    """(steps, refills) of an engine that goes back to the queue after `chunk` steps, or once slots have idled for
-    `patience` together.
+    """(steps, refills) of an engine that goes back to the queue after `chunk` steps, or once slots
+    have idled for `patience` together.
     """
     left, queue, steps, refills = np.zeros(slots, int), list(lengths[::-1]), 0, 0
     while queue or left.any():
@@ -193,7 +217,9 @@ def measure(decoder: Decoder, params: Params, n: int, args: argparse.Namespace) 
     """One n: times and steps, as shares of the ideal's."""
     B, R = args.rollouts, args.slots
     full, part = build(decoder, B, n, args), build(decoder, R, n, args)
-    refill, longest, cap = (run(engine, params, n) for engine in (full, part, build(decoder, R, n, args, ())))
+    refill, longest, cap = (
+        run(engine, params, n) for engine in (full, part, build(decoder, R, n, args, ()))
+    )
     steps, firsts = full_steps(full, params), range(0, B // n, R // n)
 
     result: dict[str, list[float]] = {}
@@ -202,11 +228,17 @@ def measure(decoder: Decoder, params: Params, n: int, args: argparse.Namespace) 
         took, sampled = timed(lambda key=key: refill(params, key, jnp.int32(0)))
         batches, step = [], []
         for first in firsts:
-            batches.append(timed(lambda key=key, first=first: longest(params, key, jnp.int32(first))))
+            batches.append(
+                timed(lambda key=key, first=first: longest(params, key, jnp.int32(first)))
+            )
             step.append(timed(lambda: steps(params))[0] / STEPS)
         step = statistics.median(step)
         capped, _ = timed(lambda key=key: cap(params, key, jnp.int32(0)))
-        seconds = {"refill": took, "longest": sum(s for s, _ in batches), "cap": len(firsts) * capped}
+        seconds = {
+            "refill": took,
+            "longest": sum(s for s, _ in batches),
+            "cap": len(firsts) * capped,
+        }
 
         lengths, refills = (np.asarray(x) for x in sampled)
         np.testing.assert_array_equal(lengths, np.concatenate([x[0] for _, x in batches]))
@@ -214,13 +246,20 @@ def measure(decoder: Decoder, params: Params, n: int, args: argparse.Namespace) 
         assert refills == expected, (refills, expected)
         ideal = lengths.sum() / R
         line = {name: s / (ideal * step) for name, s in seconds.items()}
-        line |= {"longest_over_refill": seconds["longest"] / took, "step_ms": 1000 * step, "refills": float(refills)}
+        line |= {
+            "longest_over_refill": seconds["longest"] / took,
+            "step_ms": 1000 * step,
+            "refills": float(refills),
+        }
         line |= {
             "steps_refill": used / ideal,
             "steps_at_once": at_once(lengths, R) / ideal,
             "steps_cap": len(firsts) * args.cap / ideal,
         }
-        line |= {"steps_longest": lengths.reshape(-1, R).max(1).sum() / ideal, "mean_length": float(lengths.mean())}
+        line |= {
+            "steps_longest": lengths.reshape(-1, R).max(1).sum() / ideal,
+            "mean_length": float(lengths.mean()),
+        }
         line |= {"tokens_per_second": lengths.sum() / took}
         for name, value in line.items():
             result.setdefault(name, []).append(float(value))
@@ -228,7 +267,9 @@ def measure(decoder: Decoder, params: Params, n: int, args: argparse.Namespace) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path)
     parser.add_argument("--n", default="16")
     defaults = {
@@ -248,7 +289,9 @@ def main() -> None:
     if args.model:
         config = hf_load.resolve_model(ModelConfig(path=str(args.model)))
         decoder = Ending(config, config.vocab or args.vocab, args.cap)
-        params: Any = hf_load.load(args.model, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
+        params: Any = hf_load.load(
+            args.model, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices())
+        )
     else:
         wide = {
             "width": 192 * args.kv_heads,

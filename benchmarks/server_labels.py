@@ -1,16 +1,19 @@
 """Labels by a server of another project, killed on the way, against those of isojax's own sampler.
 
-    python benchmarks/server_labels.py --model FOLDER --gguf FILE.gguf --server-python ENVIRONMENT/bin/python
+    python benchmarks/server_labels.py --model FOLDER --gguf FILE.gguf --server-python
+    ENVIRONMENT/bin/python
         [--problems 125] [--attempts 16] [--seed 0] [--work DIR] [--port 8123] [--threads 2]
 
-FOLDER is a language model, and FILE.gguf the same weights for llama.cpp (`isojax model export RUN --gguf FILE.gguf`).
-ENVIRONMENT has llama-cpp-python with its extra `server`. Problems are sums, of which a small model knows a part.
+FOLDER is a language model, and FILE.gguf the same weights for llama.cpp (`isojax model export RUN
+--gguf FILE.gguf`). ENVIRONMENT has llama-cpp-python with its extra `server`. Problems are sums, of
+which a small model knows a part.
 
-Labelling is killed by SIGKILL when a quarter of the problems are labelled. When half are, the server is, and
-labelling must end with exit code 1 and a message; then both are started again. What is labelled twice or not at all is
-counted. The last line, JSON, says how the two means differ, with the standard error of their difference: labels of one
-problem are draws of one rate, p(1-p)/attempts apart, by each sampler. The exit code is 1 where they differ by more than
-two of these, or a kill did not end as it should."""
+Labelling is killed by SIGKILL when a quarter of the problems are labelled. When half are, the
+server is, and labelling must end with exit code 1 and a message; then both are started again. What
+is labelled twice or not at all is counted. The last line, JSON, says how the two means differ, with
+the standard error of their difference: labels of one problem are draws of one rate, p(1-p)/attempts
+apart, by each sampler. The exit code is 1 where they differ by more than two of these, or a kill
+did not end as it should."""
 
 import argparse
 import json
@@ -53,7 +56,9 @@ class Server:
             self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
         deadline = time.monotonic() + 300
         while not self._answers():
-            assert self.process.poll() is None and time.monotonic() < deadline, f"no server; see {self.log}"
+            assert self.process.poll() is None and time.monotonic() < deadline, (
+                f"no server; see {self.log}"
+            )
             time.sleep(0.5)
 
     def _answers(self) -> bool:
@@ -80,7 +85,12 @@ class Labelling:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
         self.labels = work / out / "labels.jsonl"
         self.process = subprocess.Popen(
-            command, cwd=work, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command,
+            cwd=work,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def wait_for(self, problems: int) -> None:
@@ -125,7 +135,10 @@ def label_by_server(arguments: argparse.Namespace, work: Path) -> list[str]:
         labelling.wait_for(arguments.problems // 2)
         server.kill()
         code, said = labelling.end()
-        print(f"server killed at {len(read_rows(labelling.labels))} problems; {code}: {said.strip()}", file=sys.stderr)
+        print(
+            f"server killed at {len(read_rows(labelling.labels))} problems; {code}: {said.strip()}",
+            file=sys.stderr,
+        )
         if code != 1 or "does not answer" not in said:
             faults.append(f"without a server, labelling ended with {code}: {said}")
 
@@ -145,11 +158,14 @@ def compare(work: Path, attempts: int, problems: int, faults: list[str]) -> dict
     )
     rows = len(read_rows(work / "by-server" / "labels.jsonl"))
     if not rows == len(by_server) == len(own) == problems or by_server.keys() != own.keys():
-        faults.append(f"{rows} labels of {len(by_server)} problems, and {len(own)} own, expected {problems}")
+        faults.append(
+            f"{rows} labels of {len(by_server)} problems, and {len(own)} own, expected {problems}"
+        )
 
     rates = np.array([[by_server[i], own[i]] for i in sorted(own)])
     pooled = rates.mean(1)
-    # Of one problem's label, p(1-p)/attempts, unbiased by Bessel's factor; of both samplers, twice as much.
+    # Of one problem's label, p(1-p)/attempts, unbiased by Bessel's factor; of both samplers, twice
+    # as much.
     variances = 2 * pooled * (1 - pooled) / attempts * (2 * attempts / (2 * attempts - 1))
     standard_error = float(np.sqrt(variances.sum()) / len(pooled))
     difference = float(rates[:, 0].mean() - rates[:, 1].mean())
@@ -166,7 +182,9 @@ def compare(work: Path, attempts: int, problems: int, faults: list[str]) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--gguf", required=True)
     parser.add_argument("--server-python", required=True)

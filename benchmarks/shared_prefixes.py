@@ -1,12 +1,11 @@
-"""Slots that each hold their prompt's keys and values, against slots that share them: tokens per second of the
-same rollouts, for several prompt lengths. One JSON line for each length.
+"""Slots that each hold their prompt's keys and values, against slots that share them: tokens per
+second of the same rollouts, for several prompt lengths. One JSON line for each length.
 
-    python benchmarks/shared_prefixes.py models/smollm2-135m [--prompts 64,256,1024] [--response 64] [--n 16]
-    [--slots 32] [--width 8] [--problems 4]
+    python benchmarks/shared_prefixes.py models/smollm2-135m [--prompts 64,256,1024] [--response 64]
+    [--n 16] [--slots 32] [--width 8] [--problems 4]
 
-Fixed lengths (no stop), temperature 1, float32. Both samplers are compiled and warm, their repeats interleaved;
-medians.
-`--layers` cuts the model short, for a quick look.
+Fixed lengths (no stop), temperature 1, float32. Both samplers are compiled and warm, their repeats
+interleaved; medians. `--layers` cuts the model short, for a quick look.
 """
 
 import argparse
@@ -33,10 +32,19 @@ REPEATS = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--prompts", default="64,256,1024")
-    for name, default in (("response", 64), ("n", 16), ("slots", 32), ("width", 8), ("problems", 4), ("layers", 0)):
+    for name, default in (
+        ("response", 64),
+        ("n", 16),
+        ("slots", 32),
+        ("width", 8),
+        ("problems", 4),
+        ("layers", 0),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
 
@@ -56,7 +64,9 @@ def main() -> None:
                 cells, 1, args.slots, args.slots, length, args.response, args.problems, width
             )
             sampling = SamplingConfig(prompt_length=length, response_length=args.response)
-            samplers[width] = jax.jit(build_sampler(decoder, sampler_shapes, mesh, sampling, StopConditions((), None)))
+            samplers[width] = jax.jit(
+                build_sampler(decoder, sampler_shapes, mesh, sampling, StopConditions((), None))
+            )
             rows = sampler_shapes.problem_rows
         problems = ProblemArrays(
             rng.integers(0, config.vocab, (rows, length)).astype(np.int32),
@@ -77,7 +87,11 @@ def main() -> None:
         print(
             json.dumps(
                 line
-                | {"separate": round(separate, 1), "shared": round(shared, 1), "ratio": round(shared / separate, 3)}
+                | {
+                    "separate": round(separate, 1),
+                    "shared": round(shared, 1),
+                    "ratio": round(shared / separate, 3),
+                }
             ),
             flush=True,
         )

@@ -1,11 +1,12 @@
-"""Products of the few rows of a decode step, plain and as the sampler has them on a CPU (`small_batch_matmul`): one
-JSON line per number of rows.
+"""Products of the few rows of a decode step, plain and as the sampler has them on a CPU
+(`small_batch_matmul`): one JSON line per number of rows.
 
-    python benchmarks/small_batch_matmul.py [--rows 16,32,64,128] [--shapes 576x1536,1536x576,576x49152]
+    python benchmarks/small_batch_matmul.py [--rows 16,32,64,128] [--shapes
+    576x1536,1536x576,576x49152]
 
-The shapes, inputs x outputs, are SmolLM2-135M's: half of its MLP, the other half, its unembedding. Weights of `LAYERS`
-layers (of the largest shape 1) follow one another, so that they come from memory as in a step. Medians; both forms take
-turns.
+The shapes, inputs x outputs, are SmolLM2-135M's: half of its MLP, the other half, its unembedding.
+Weights of `LAYERS` layers (of the largest shape 1) follow one another, so that they come from
+memory as in a step. Medians; both forms take turns.
 """
 
 import argparse
@@ -63,7 +64,9 @@ def measure(rows: int, shapes: list[tuple[int, int]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", default="16,32,64,128")
     parser.add_argument("--shapes", default="576x1536,1536x576,576x49152")
     args = parser.parse_args()

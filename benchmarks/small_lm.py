@@ -1,11 +1,13 @@
-"""A language model that a laptop trains in two minutes, problems in text that it sometimes solves, and a config:
+"""A language model that a laptop trains in two minutes, problems in text that it sometimes solves,
+and a config:
 
     python benchmarks/small_lm.py small-lm
     isojax launch small-lm/text.yaml
 
-The model reads and writes characters. By supervised learning, it answers `12 ? 7 =` with the sum, the difference, the
-larger or the smaller number, with the probabilities .4, .3, .2 and .1, whatever the numbers. Only one of the four is
-correct, as given by whether the first number is odd and whether it is the larger one: RL has to teach that.
+The model reads and writes characters. By supervised learning, it answers `12 ? 7 =` with the sum,
+the difference, the larger or the smaller number, with the probabilities .4, .3, .2 and .1, whatever
+the numbers. Only one of the four is correct, as given by whether the first number is odd and
+whether it is the larger one: RL has to teach that.
 """
 
 from __future__ import annotations
@@ -28,8 +30,11 @@ from isojax.core.config import ModelConfig
 from isojax.models.hf import hf_export
 from isojax.models.transformer import Decoder, Params
 
-PROBABILITIES = (0.4, 0.3, 0.2, 0.1)  # of the sum, the difference, the larger and the smaller number
-NUMBERS, VALIDATION = 100, 2000  # numbers from 0 to 99; problems, of the 10,000, that are not trained on
+# of the sum, the difference, the larger and the smaller number
+PROBABILITIES = (0.4, 0.3, 0.2, 0.1)
+# numbers from 0 to 99; problems, of the 10,000, that are not trained on
+NUMBERS = 100
+VALIDATION = 2000
 BATCH, WARMUP, LEARNING_RATE = 512, 60, 1e-2
 CONFIG = """\
 name: text
@@ -51,9 +56,13 @@ def make_tokenizer(folder: Path) -> Tokenizer:
     alphabet = sorted({c for i in range(NUMBERS) for c in text(i, i, i)})
     pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     characters = [pieces.pre_tokenize_str(c)[0][0] for c in alphabet]
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate([*characters, "<end>"])}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={c: i for i, c in enumerate([*characters, "<end>"])}, merges=[])
+    )
     tokenizer.pre_tokenizer, tokenizer.decoder = pieces, decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>").save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>"
+    ).save_pretrained(folder)
     return tokenizer
 
 
@@ -66,7 +75,8 @@ def possible_answers(a: int, b: int) -> list[int]:
 
 
 def tokenize(tokenizer: Tokenizer, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(int32[pairs, 4, tokens] the texts with each possible answer, bool[pairs, 4, tokens] the tokens of answers)."""
+    """(int32[pairs, 4, tokens] the texts with each possible answer, bool[pairs, 4, tokens] the
+    tokens of answers)."""
     texts = [text(a, b, answer) for a, b in pairs.tolist() for answer in possible_answers(a, b)]
     encoded = [e.ids for e in tokenizer.encode_batch(texts)]
     length, equals = max(map(len, encoded)), tokenizer.token_to_id("=")
@@ -93,7 +103,9 @@ def train(config: ModelConfig, tokens: np.ndarray, is_answer: np.ndarray, steps:
         return -(token_logps * is_answer[:, 1:]).sum() / is_answer.sum()
 
     @jax.jit
-    def step(params: Params, state: optax.OptState, tokens: Array, is_answer: Array) -> tuple[Params, optax.OptState]:
+    def step(
+        params: Params, state: optax.OptState, tokens: Array, is_answer: Array
+    ) -> tuple[Params, optax.OptState]:
         updates, state = optimizer.update(jax.grad(loss)(params, tokens, is_answer), state, params)
         return optax.apply_updates(params, updates), state
 
@@ -101,7 +113,10 @@ def train(config: ModelConfig, tokens: np.ndarray, is_answer: np.ndarray, steps:
     params = jax.jit(decoder.init)(jax.random.key(0))
     state = jax.jit(optimizer.init)(params)
     for _ in range(steps):
-        rows = rng.integers(len(tokens), size=BATCH), rng.choice(len(PROBABILITIES), BATCH, p=PROBABILITIES)
+        rows = (
+            rng.integers(len(tokens), size=BATCH),
+            rng.choice(len(PROBABILITIES), BATCH, p=PROBABILITIES),
+        )
         params, state = step(params, state, tokens[rows], is_answer[rows])
     return jax.device_get(params)
 
@@ -115,16 +130,26 @@ def write_problems(file: Path, pairs: np.ndarray) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="a new folder for the model, the problems and text.yaml")
-    parser.add_argument("--steps", type=int, default=800, help="updates of supervised learning (800)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folder", type=Path, help="a new folder for the model, the problems and text.yaml"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=800, help="updates of supervised learning (800)"
+    )
     arguments = parser.parse_args()
-    pairs = np.random.default_rng(0).permutation([(a, b) for a in range(NUMBERS) for b in range(NUMBERS)])
+    pairs = np.random.default_rng(0).permutation(
+        [(a, b) for a in range(NUMBERS) for b in range(NUMBERS)]
+    )
     with tempfile.TemporaryDirectory() as temp:
         tokenizer = make_tokenizer(Path(temp))
         config = ModelConfig(family="llama", vocab=tokenizer.get_vocab_size())
         params = train(config, *tokenize(tokenizer, pairs), arguments.steps)
-        hf_export.write_json(Path(temp) / "config.json", hf_export.make_config_json(config, 512, "float32"))
+        hf_export.write_json(
+            Path(temp) / "config.json", hf_export.make_config_json(config, 512, "float32")
+        )
         hf_export.save(params, config, Path(temp), arguments.folder)
     write_problems(arguments.folder / "training.jsonl", pairs[VALIDATION:])
     write_problems(arguments.folder / "validation.jsonl", pairs[:VALIDATION])

@@ -1,14 +1,16 @@
-"""How much reward does `isojax spend` lose against the best fixed n, on worlds whose curves are not its model's?
+"""How much reward does `isojax spend` lose against the best fixed n, on worlds whose curves are not
+its model's?
 
     python benchmarks/spend_worlds.py                  112 worlds of the forms of foreign_forms.py; some 3 minutes
     python benchmarks/spend_worlds.py --seed 8 --worlds 28
 
-The budget of a world is its largest measured C, at its smallest B_p. The policy (isojax/scaling/spending.py) sees
-noisy evaluations alone, a factor of 1.25 of C apart, of pilots and of one run whose n it chooses. In these worlds what
-a policy learns next depends on its reward alone. A run whose reward is above what an n reaches falls back to that under
-this n in half of the worlds, and stays in the others. regret: the reward that
-the best fixed n of the world has after the whole budget, known to an oracle, less that of the run. expected: whether
-the run's reward lies in the interval that was stated when its last n was chosen. One JSON line for each world.
+The budget of a world is its largest measured C, at its smallest B_p. The policy
+(isojax/scaling/spending.py) sees noisy evaluations alone, a factor of 1.25 of C apart, of pilots
+and of one run whose n it chooses. In these worlds what a policy learns next depends on its reward
+alone. A run whose reward is above what an n reaches falls back to that under this n in half of the
+worlds, and stays in the others. regret: the reward that the best fixed n of the world has after the
+whole budget, known to an oracle, less that of the run. expected: whether the run's reward lies in
+the interval that was stated when its last n was chosen. One JSON line for each world.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class SimulatedRun:
         self.world, self.cell, self.rng, self.falls_back = world, cell, rng, falls_back
         keys = [key for key in world.curves if key[0] == cell.B_p]
         self.C_grid = np.concatenate([[0.0], np.geomspace(1, 50 * world.C_end, CURVE_POINTS)])
-        self.curves = {key[1]: np.maximum.accumulate(world.curves[key].reward(self.C_grid)) for key in keys}
+        self.curves = {
+            key[1]: np.maximum.accumulate(world.curves[key].reward(self.C_grid)) for key in keys
+        }
         self.reward = self.base_reward = float(next(iter(self.curves.values()))[0])
         self.highest = max(float(curve[-1]) for curve in self.curves.values())
         self.luck = rng.normal(0, world.run_sd)
@@ -59,11 +63,14 @@ class SimulatedRun:
             self.reward = float(np.interp(C_now + updates * B, self.C_grid, curve))
         elif self.falls_back:
             C_mid = np.interp((curve[0] + curve[-1]) / 2, curve, self.C_grid)
-            self.reward = float(curve[-1] + (self.reward - curve[-1]) * 0.5 ** (updates * B / C_mid))
+            self.reward = float(
+                curve[-1] + (self.reward - curve[-1]) * 0.5 ** (updates * B / C_mid)
+            )
         self.points.append(self.evaluate(last.M + updates, last.rollouts + updates * B))
 
     def evaluate(self, M: int, C: int) -> EvalPoint:
-        world, progress = self.world, (self.reward - self.base_reward) / (self.highest - self.base_reward)
+        world = self.world
+        progress = (self.reward - self.base_reward) / (self.highest - self.base_reward)
         reward = float(np.clip(self.reward + self.luck * progress, 0.0005, 0.9995))
         if world.difficulties.size:
             solve_rates = expit(world.levels(np.array([reward]))[0] + world.difficulties)
@@ -116,17 +123,25 @@ def spend(world: World, rng: np.random.Generator, falls_back: bool) -> dict[str,
 
 def spend_in_world(case: tuple[int, int]) -> dict[str, Any]:
     rng, forms = np.random.default_rng(case), list(FORMS)
-    return spend(random_world(rng, forms[case[1] % len(forms)]), rng, falls_back=case[1] // len(forms) % 2 == 0)
+    return spend(
+        random_world(rng, forms[case[1] % len(forms)]),
+        rng,
+        falls_back=case[1] // len(forms) % 2 == 0,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=8)
     parser.add_argument("--worlds", type=int, default=112)
     a = parser.parse_args()
     cases = [(a.seed, number) for number in range(a.worlds)]
     with ProcessPoolExecutor() as pool:
-        progress = track(pool.map(spend_in_world, cases), "spending", len(cases), console=Console(stderr=True))
+        progress = track(
+            pool.map(spend_in_world, cases), "spending", len(cases), console=Console(stderr=True)
+        )
         rows = list(progress)
     for row in rows:
         print(json.dumps(row), flush=True)
@@ -141,7 +156,12 @@ def main() -> None:
         "covered": round(float(np.mean([row["covered"] for row in rows])), 2),
     }
     forms = {form: [row["regret"] for row in rows if row["form"] == form] for form in FORMS}
-    print(json.dumps(summary | {"by_form": {form: round(float(np.mean(r)), 3) for form, r in forms.items() if r}}))
+    print(
+        json.dumps(
+            summary
+            | {"by_form": {form: round(float(np.mean(r)), 3) for form, r in forms.items() if r}}
+        )
+    )
 
 
 if __name__ == "__main__":

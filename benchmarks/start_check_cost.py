@@ -3,9 +3,10 @@
     python benchmarks/start_check_cost.py quickstart 'sweep.B_p=[32]' 'sweep.n=[8]' sweep.seeds=1
     python benchmarks/start_check_cost.py smollm2_cpu
 
-It trains the runs of a config as `isojax launch` does, and adds up the wall clock of the check and of its file, and of
-what evaluations collect for it alone: which log-probabilities are numbers, which responses are empty. Of runs at once,
-their times are added up, so the share is at most this. One JSON line; the runs stay in run.dir.
+It trains the runs of a config as `isojax launch` does, and adds up the wall clock of the check and
+of its file, and of what evaluations collect for it alone: which log-probabilities are numbers,
+which responses are empty. Of runs at once, their times are added up, so the share is at most this.
+One JSON line; the runs stay in run.dir.
 """
 
 import json
@@ -53,7 +54,8 @@ def measure_run(config_name: str, settings: list[str]) -> dict[str, Any]:
 
     def summarize(rollouts: Any, rewards: Any, layout: Layout) -> Any:
         jax.block_until_ready(rollouts)  # sampling goes on until then
-        with watch.measure("finite log-probabilities"):  # what `summarize_call` does for the check, once more
+        # what `summarize_call` does for the check, once more
+        with watch.measure("finite log-probabilities"):
             are_numbers = layout.in_order(rollouts.logps) > NEG_INF / 2
             (layout.in_order(rollouts.mask) & ~are_numbers).any(-1).sum()
         return summarize_call(rollouts, rewards, layout)
@@ -69,7 +71,11 @@ def measure_run(config_name: str, settings: list[str]) -> dict[str, Any]:
         patch.object(evaluate, "summarize_call", summarize),
         patch.object(TextTask, "grade_tokens", grade),
         patch.object(loop, "check_start", watch.measured("check", loop.check_start)),
-        patch.object(local_runner, "write_start_report", watch.measured("file", local_runner.write_start_report)),
+        patch.object(
+            local_runner,
+            "write_start_report",
+            watch.measured("file", local_runner.write_start_report),
+        ),
     ):
         began = time.perf_counter()
         local_runner.launch(config, resume=False, dry_run=False)
@@ -77,7 +83,13 @@ def measure_run(config_name: str, settings: list[str]) -> dict[str, Any]:
     runs = len(list(Path(config.run.dir, config.name).glob("cells/*")))
     seconds = {name: round(value, 5) for name, value in watch.seconds.items()}
     share = round(sum(watch.seconds.values()) / wall, 6)
-    return {"config": config_name, "runs": runs, "wall": round(wall, 2), "seconds": seconds, "share": share}
+    return {
+        "config": config_name,
+        "runs": runs,
+        "wall": round(wall, 2),
+        "seconds": seconds,
+        "share": share,
+    }
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
-"""The tables of docs/reproduction.md and docs/quickstart.md, from the runs of the open data; reproduce.py writes them.
+"""The tables of docs/reproduction.md and docs/quickstart.md, from the runs of the open data;
+reproduce.py writes them.
 
-A claim that n grows is "reproduced" where it holds in 90% of the fit's draws, "not" where it fails in 90% of them, else
-"too noisy"; other claims say by what they are judged.
+A claim that n grows is "reproduced" where it holds in 90% of the fit's draws, "not" where it fails
+in 90% of them, else "too noisy"; other claims say by what they are judged.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def fit_runs(runs: Sequence[RunRecord], key: FitKey) -> FitResult:
 
 
 class BestN(NamedTuple):
-    """Which n is best at the smallest and at the largest C that all cells measured, in each draw."""
+    """Which n is best at the smallest and at the largest C that all cells measured, in each
+    draw."""
 
     first: np.ndarray  # int[replicates]
     last: np.ndarray
@@ -89,16 +91,27 @@ class BestN(NamedTuple):
 def best_n(fit: FitResult, B_p: int | None = None, B: int | None = None) -> BestN:
     """Of all cells, or of those of one B_p or of one batch B = B_p n."""
     ensemble = load_ensemble(fit)
-    cells = np.flatnonzero(((ensemble.B_p == B_p) | (B_p is None)) & ((ensemble.B == B) | (B is None)))
+    cells = np.flatnonzero(
+        ((ensemble.B_p == B_p) | (B_p is None)) & ((ensemble.B == B) | (B is None))
+    )
     samples = ensemble.samples
-    low, high = float(np.max(samples.C_low[cells])), float(np.min(samples.C_high[cells]))
-    return BestN(*(ensemble.n[cells][ensemble.sampled_rewards(C)[:, cells].argmax(1)] for C in (low, high)))
+    low = float(np.max(samples.C_low[cells]))
+    high = float(np.min(samples.C_high[cells]))
+    return BestN(
+        *(ensemble.n[cells][ensemble.sampled_rewards(C)[:, cells].argmax(1)] for C in (low, high))
+    )
 
 
 def decide(holds: np.ndarray) -> str:
     """What the draws say of a claim."""
     share = float(np.mean(holds))
-    return "reproduced" if share >= CERTAIN else "not reproduced" if share <= 1 - CERTAIN else "too noisy"
+    return (
+        "reproduced"
+        if share >= CERTAIN
+        else "not reproduced"
+        if share <= 1 - CERTAIN
+        else "too noisy"
+    )
 
 
 def _mode(values: np.ndarray) -> int:
@@ -118,7 +131,10 @@ def _mean(values: Sequence[float]) -> str:
 
 def _z(a: np.ndarray, b: np.ndarray) -> float:
     """The difference of two means over its standard error."""
-    return float((a.mean() - b.mean()) / np.hypot(a.std(ddof=1) / np.sqrt(len(a)), b.std(ddof=1) / np.sqrt(len(b))))
+    return float(
+        (a.mean() - b.mean())
+        / np.hypot(a.std(ddof=1) / np.sqrt(len(a)), b.std(ddof=1) / np.sqrt(len(b)))
+    )
 
 
 def _verdict(z: float) -> str:
@@ -126,14 +142,19 @@ def _verdict(z: float) -> str:
     return "reproduced" if z > CLEAR_Z else "not reproduced" if z < -CLEAR_Z else "too noisy"
 
 
-def growth(figure: str, claim: str, fit: FitResult, B_p: int | None = None, B: int | None = None) -> Row:
+def growth(
+    figure: str, claim: str, fit: FitResult, B_p: int | None = None, B: int | None = None
+) -> Row:
     """A claim that the best n grows with C."""
     best = best_n(fit, B_p, B)
     return Row(figure, claim, best.text, best.verdict)
 
 
-def compare_best_n(figure: str, claim: str, smaller: FitResult, larger: FitResult, names: tuple[str, str]) -> Row:
-    """A claim that the best n at the largest C is smaller in one fit than in the other, whose draws are independent."""
+def compare_best_n(
+    figure: str, claim: str, smaller: FitResult, larger: FitResult, names: tuple[str, str]
+) -> Row:
+    """A claim that the best n at the largest C is smaller in one fit than in the other, whose draws
+    are independent."""
     a, b = best_n(smaller).last, best_n(larger).last
     pairs = a[:, None] < b[None, :]
     text = f"{names[0]}: n = {_mode(a)}; {names[1]}: n = {_mode(b)}; P {_probability(pairs)}"
@@ -142,11 +163,15 @@ def compare_best_n(figure: str, claim: str, smaller: FitResult, larger: FitResul
 
 def sensitivity_row(figure: str, claim: str, fit: FitResult, n_matters_more: bool) -> Row:
     """How much n matters, against B_p."""
-    over_n, over_B_p = (fit.sensitivity.over_n, fit.sensitivity.over_B_p) if fit.sensitivity else (None, None)
+    over_n, over_B_p = (
+        (fit.sensitivity.over_n, fit.sensitivity.over_B_p) if fit.sensitivity else (None, None)
+    )
     if over_n is None or over_B_p is None:
         return Row(figure, claim, "–", "too noisy")
     texts = [f"{s.spread:.3f} ({s.low:.3f} to {s.high:.3f})" for s in (over_n, over_B_p)]
-    n_matters_clearly = over_n.low is not None and over_B_p.high is not None and over_n.low > over_B_p.high
+    n_matters_clearly = (
+        over_n.low is not None and over_B_p.high is not None and over_n.low > over_B_p.high
+    )
     return Row(
         figure,
         claim,
@@ -157,8 +182,11 @@ def sensitivity_row(figure: str, claim: str, fit: FitResult, n_matters_more: boo
 
 def record_row(fits: Fits, sweep: str) -> Row:
     """The frontier of record-breaking points, against the interval of all points' frontier."""
-    paper, joint = fits(sweep, mode="paper").joint.frontier[-1], fits(sweep).joint.frontier[-1]
-    inside = joint.low is not None and joint.high is not None and joint.low <= paper.reward <= joint.high
+    paper = fits(sweep, mode="paper").joint.frontier[-1]
+    joint = fits(sweep).joint.frontier[-1]
+    inside = (
+        joint.low is not None and joint.high is not None and joint.low <= paper.reward <= joint.high
+    )
     text = f"records {paper.reward:.3f}, all points {joint.reward:.3f} ({joint.low:.3f} to {joint.high:.3f})"
     return Row(
         "5, 15",
@@ -169,18 +197,24 @@ def record_row(fits: Fits, sweep: str) -> Row:
 
 
 def panel_row(runs: Sequence[RunRecord], figure: str, claim: str) -> Row:
-    """The share of training problems without a correct answer at the end, smallest against largest n."""
+    """The share of training problems without a correct answer at the end, smallest against largest
+    n."""
     all_n = sorted({run.cell.n for run in runs})
     shares = {}
     for n in (all_n[0], all_n[-1]):
-        ends = [run.points[-1].extra["panel"] for run in runs if run.cell.n == n and "panel" in run.points[-1].extra]
+        ends = [
+            run.points[-1].extra["panel"]
+            for run in runs
+            if run.cell.n == n and "panel" in run.points[-1].extra
+        ]
         shares[n] = [float(np.mean(np.array(sums) == 0)) for sums in ends]
     text = "unsolved: " + ", ".join(f"{_mean(values)} at n = {n}" for n, values in shares.items())
     return Row(figure, claim, text, _verdict(_z(*(np.array(values) for values in shares.values()))))
 
 
 def gradient_rows(runs: Mapping[str, list[RunRecord]], figure: str) -> list[Row]:
-    """What rollouts are worth in the gradient and in the baseline: the last rewards of runs of B_p = 32."""
+    """What rollouts are worth in the gradient and in the baseline: the last rewards of runs of B_p
+    = 32."""
 
     def ends(sweep: str, n: int) -> np.ndarray:
         cell_runs = [run for run in runs[sweep] if (run.cell.B_p, run.cell.n) == (32, n)]
@@ -206,7 +240,9 @@ def gradient_rows(runs: Mapping[str, list[RunRecord]], figure: str) -> list[Row]
 
 def forgetting_row(runs: Sequence[RunRecord], figure: str, claim: str) -> Row:
     """What training does to problems of every difficulty, by runs' first and last evaluation."""
-    gains = [run.points[-1].metrics["any/avg@4"] - run.points[0].metrics["any/avg@4"] for run in runs]
+    gains = [
+        run.points[-1].metrics["any/avg@4"] - run.points[0].metrics["any/avg@4"] for run in runs
+    ]
     verdict = "reproduced" if np.mean(gains) + 2 * np.std(gains) < 0 else "not reproduced"
     return Row(figure, claim, f"change of reward on all problems {_mean(gains)}", verdict)
 
@@ -222,11 +258,15 @@ def half_rows(study: Mapping[str, list[RunRecord]], fits: Fits) -> list[Row]:
                 if (run.cell.B_p, run.cell.n) == (B_p, n):
                     _, interval = ensemble.predict_new_run(i, run.points[-1].rollouts)
                     assert interval is not None
-                    inside[B_p, n].append(interval[0] <= run.points[-1].metrics["avg@4"] <= interval[1])
+                    inside[B_p, n].append(
+                        interval[0] <= run.points[-1].metrics["avg@4"] <= interval[1]
+                    )
         held = [value for values in inside.values() for value in values]
         text = f"{sum(held)} of {len(held)} runs inside their 90% interval"
         verdict = "reproduced" if np.mean(held) >= HELD else "not reproduced"
-        rows.append(Row("ScaleRL", f"Half of the budget predicts all of it, {sweep}", text, verdict))
+        rows.append(
+            Row("ScaleRL", f"Half of the budget predicts all of it, {sweep}", text, verdict)
+        )
     return rows
 
 
@@ -243,7 +283,13 @@ def all_rows(study: Mapping[str, list[RunRecord]], fits: Fits) -> list[Row]:
             for B_p in sorted({run.cell.B_p for run in runs[name]})
         ]
     rows += [
-        compare_best_n("7", "Hard problems saturate at a smaller n than easy ones", hard, easy, ("hard", "easy")),
+        compare_best_n(
+            "7",
+            "Hard problems saturate at a smaller n than easy ones",
+            hard,
+            easy,
+            ("hard", "easy"),
+        ),
         compare_best_n(
             "8",
             "Easy: best@4 needs a smaller n than worst@4",
@@ -258,7 +304,10 @@ def all_rows(study: Mapping[str, list[RunRecord]], fits: Fits) -> list[Row]:
             fits("hard", "best@4"),
             ("worst@4", "best@4"),
         ),
-        *(growth("9, 18", f"Easy: at a fixed batch of {B}, n\\* grows with M", easy, B=B) for B in (256, 512)),
+        *(
+            growth("9, 18", f"Easy: at a fixed batch of {B}, n\\* grows with M", easy, B=B)
+            for B in (256, 512)
+        ),
         *(
             growth("19", f"Hard: at a fixed batch of {B}, n\\* grows with M", hard, B=B)
             for B in hard_batches
@@ -278,7 +327,9 @@ def all_rows(study: Mapping[str, list[RunRecord]], fits: Fits) -> list[Row]:
             ("250 problems", "all problems"),
         ),
         forgetting_row(runs["hard"], "14", "Training on hard problems alone forgets the others"),
-        growth("20", "Extremely hard: n\\* of best@4 grows with C", fits("extremely_hard", "best@4")),
+        growth(
+            "20", "Extremely hard: n\\* of best@4 grows with C", fits("extremely_hard", "best@4")
+        ),
         compare_best_n(
             "20",
             "Extremely hard: worst@4 needs a smaller n than best@4",
@@ -288,7 +339,11 @@ def all_rows(study: Mapping[str, list[RunRecord]], fits: Fits) -> list[Row]:
         ),
         growth("21, 22", "n\\* grows with C, all (B_p, n) together, easy", easy),
         growth("21, 22", "n\\* grows with C, all (B_p, n) together, hard", hard),
-        growth("23", "On other problems than those of training, n\\* grows with C (hard)", fits("hard", "any/avg@4")),
+        growth(
+            "23",
+            "On other problems than those of training, n\\* grows with C (hard)",
+            fits("hard", "any/avg@4"),
+        ),
         growth("24", "n\\* grows with C in tokens, easy", fits("easy", compute="tokens")),
         growth("25", "PPO, easy: n\\* grows with C", fits("ppo_easy")),
         growth("25", "PPO, hard: n\\* grows with C", fits("ppo_hard")),
@@ -300,10 +355,14 @@ def all_rows(study: Mapping[str, list[RunRecord]], fits: Fits) -> list[Row]:
 
 
 def best_at_end(fit: FitResult) -> tuple[str, str]:
-    """The best cell at the largest C that was evaluated with its P(n), and its reward with the interval."""
+    """The best cell at the largest C that was evaluated with its P(n), and its reward with the
+    interval."""
     last = fit.joint.frontier[-1]
     chance = (last.n_probability or {}).get(last.n, float("nan"))
-    return f"{last.B_p} x {last.n}, P(n) {chance:.2f}", f"{last.reward:.3f} ({last.low:.3f} to {last.high:.3f})"
+    return (
+        f"{last.B_p} x {last.n}, P(n) {chance:.2f}",
+        f"{last.reward:.3f} ({last.low:.3f} to {last.high:.3f})",
+    )
 
 
 def sweep_rows(study: Mapping[str, list[RunRecord]], fits: Fits) -> list[list[str]]:
@@ -312,31 +371,62 @@ def sweep_rows(study: Mapping[str, list[RunRecord]], fits: Fits) -> list[list[st
     for name in SWEEPS:
         runs, fit = study[f"small_{name}"], fits(name)
         C = max(run.points[-1].rollouts for run in runs)
-        sizes = [", ".join(map(str, sorted({getattr(r.cell, k) for r in runs}))) for k in ("B_p", "n")]
+        sizes = [
+            ", ".join(map(str, sorted({getattr(r.cell, k) for r in runs}))) for k in ("B_p", "n")
+        ]
         config = f"[`small/{name}`](../configs/small/{name}.yaml)"
-        rows.append([config, *sizes, str(len(runs)), f"{C:,}", f"{fit.base_reward:.3f}", *best_at_end(fit)])
+        rows.append(
+            [config, *sizes, str(len(runs)), f"{C:,}", f"{fit.base_reward:.3f}", *best_at_end(fit)]
+        )
     return rows
 
 
 def language_model_table(study: Mapping[str, list[RunRecord]]) -> str:
-    """The law of configs/small/smollm2.yaml; and what it says of its last evaluations when it knows half of C only."""
+    """The law of configs/small/smollm2.yaml; and what it says of its last evaluations when it knows
+    half of C only."""
     runs = study["small_smollm2"]
     C = max(run.points[-1].target for run in runs)
     options = isojax.FitOptions(replicates=REPLICATES)
-    fit, half = (isojax.fit([up_to(run, limit) for run in runs], "avg@4", "rollouts", options) for limit in (C, C / 2))
+    fit, half = (
+        isojax.fit([up_to(run, limit) for run in runs], "avg@4", "rollouts", options)
+        for limit in (C, C / 2)
+    )
     now, forecast = isojax.recommend(fit, C), isojax.recommend(half, C)
     assert now.n_probability and forecast.n_probability
-    expected, rows, inside, means = {cell.n: cell for cell in forecast.measured_cells}, [], 0, {}
+    expected = {cell.n: cell for cell in forecast.measured_cells}
+    rows = []
+    inside = 0
+    means = {}
     for cell in sorted(now.measured_cells, key=lambda cell: cell.n):
         n, guess = cell.n, expected[cell.n]
         measured = [run.points[-1].metrics["avg@4"] for run in runs if run.cell.n == n]
         means[n] = np.mean(measured)
         assert guess.low is not None and guess.high is not None
         inside += sum(guess.low <= reward <= guess.high for reward in measured)
-        half_text, all_text = (f"{c.reward:.3f} ({c.low:.3f} to {c.high:.3f})" for c in (guess, cell))
-        half_chance, chance = (f"{chances.get(n, 0.0):.2f}" for chances in (forecast.n_probability, now.n_probability))
-        rows.append([str(n), half_text, half_chance, ", ".join(f"{x:.3f}" for x in measured), all_text, chance])
-    columns = ["n", "expected from half (90%)", "P(n)", f"measured at C = {C:,}", "fit to all (90%)", "P(n)"]
+        half_text, all_text = (
+            f"{c.reward:.3f} ({c.low:.3f} to {c.high:.3f})" for c in (guess, cell)
+        )
+        half_chance, chance = (
+            f"{chances.get(n, 0.0):.2f}" for chances in (forecast.n_probability, now.n_probability)
+        )
+        rows.append(
+            [
+                str(n),
+                half_text,
+                half_chance,
+                ", ".join(f"{x:.3f}" for x in measured),
+                all_text,
+                chance,
+            ]
+        )
+    columns = [
+        "n",
+        "expected from half (90%)",
+        "P(n)",
+        f"measured at C = {C:,}",
+        "fit to all (90%)",
+        "P(n)",
+    ]
     chosen = forecast.allocation.n
     return (
         f"{markdown_table(columns, rows)}\nThese intervals are for the mean of many runs; of the {len(runs)} single "
@@ -347,14 +437,25 @@ def language_model_table(study: Mapping[str, list[RunRecord]]) -> str:
 
 
 def quickstart_tables(study: Mapping[str, list[RunRecord]]) -> dict[str, str]:
-    """Where n* changes in each sweep of the quickstart; and its forecasts of 4 times the budget, against runs."""
+    """Where n* changes in each sweep of the quickstart; and its forecasts of 4 times the budget,
+    against runs."""
     options = isojax.FitOptions(replicates=REPLICATES)
-    sweeps = {seed: isojax.fit(study[f"quickstart_{seed}"], "avg@4", "rollouts", options) for seed in SEEDS}
+    sweeps = {
+        seed: isojax.fit(study[f"quickstart_{seed}"], "avg@4", "rollouts", options)
+        for seed in SEEDS
+    }
     rows = []
     for seed, fit in sweeps.items():
-        crossings = [f"{x.n_low} to {x.n_high} at {format_crossover(x, fit)}" for x in fit.joint.crossovers]
+        crossings = [
+            f"{x.n_low} to {x.n_high} at {format_crossover(x, fit)}" for x in fit.joint.crossovers
+        ]
         rows.append([str(seed), "; ".join(crossings), *best_at_end(fit)])
-    columns = ["sweep.seed", "the best n changes at C (90%)", "best cell at the end", "its reward (90%)"]
+    columns = [
+        "sweep.seed",
+        "the best n changes at C (90%)",
+        "best cell at the end",
+        "its reward (90%)",
+    ]
     ensemble, forecasts = load_ensemble(sweeps[0]), []
     cells = list(zip(ensemble.B_p.tolist(), ensemble.n.tolist(), strict=True))
     new_runs = sorted(study["quickstart_4x"], key=lambda run: run.cell)
@@ -364,7 +465,9 @@ def quickstart_tables(study: Mapping[str, list[RunRecord]]) -> dict[str, str]:
         assert interval is not None
         row = [f"{B_p} x {n}", f"{run.points[-1].metrics['avg@4']:.3f}", f"{reward:.3f}"]
         forecasts.append([*row, f"{interval[0]:.3f} to {interval[1]:.3f}"])
-    chosen = isojax.recommend(sweeps[0], max(run.points[-1].rollouts for run in new_runs)).allocation
+    chosen = isojax.recommend(
+        sweeps[0], max(run.points[-1].rollouts for run in new_runs)
+    ).allocation
     text = f"For this budget, isojax recommends B_p = {chosen.B_p}, n = {chosen.n}.\n"
     headings = ["B_p x n", "measured", "forecast", "90% interval for one new run"]
     return {
@@ -384,9 +487,19 @@ def make_tables(study: Mapping[str, list[RunRecord]]) -> dict[str, str]:
             cached[key] = fit_runs(study[f"small_{key.sweep}"], key)
         return cached[key]
 
-    columns = ["config", "B_p", "n", "runs", "C per run", "base policy", "best cell at the end", "its reward (90%)"]
+    columns = [
+        "config",
+        "B_p",
+        "n",
+        "runs",
+        "C per run",
+        "base policy",
+        "best cell at the end",
+        "its reward (90%)",
+    ]
     with ProcessPoolExecutor(1) as other_core:
-        plans, quickstart = other_core.submit(plan_rows), other_core.submit(quickstart_tables, study)
+        plans = other_core.submit(plan_rows)
+        quickstart = other_core.submit(quickstart_tables, study)
         language_model = other_core.submit(language_model_table, study)
         claims = [list(row) for row in all_rows(study, fits)]
         return {

@@ -1,10 +1,10 @@
-"""What a small batch costs, compared with a large one: the time per rollout of the smallest and the largest cell of
-a sweep, and their ratio.
+"""What a small batch costs, compared with a large one: the time per rollout of the smallest and the
+largest cell of a sweep, and their ratio.
 
-Both go through the one fused program that the whole sweep compiles (prefill, sample, verify, gradient, AdamW), warm, on
-one core, called as
-`train.run_cell` calls it. Repeats are interleaved and medians are taken, so that other load on the machine affects
-both. The learning rate is 0, so that every repeat does the same work. One JSON line on standard output:
+Both go through the one fused program that the whole sweep compiles (prefill, sample, verify,
+gradient, AdamW), warm, on one core, called as `train.run_cell` calls it. Repeats are interleaved
+and medians are taken, so that other load on the machine affects both. The learning rate is 0, so
+that every repeat does the same work. One JSON line on standard output:
 
     python benchmarks/sweep_overhead.py                           configs/quickstart.yaml, its smallest and largest cell
     python benchmarks/sweep_overhead.py --pairs 16x2,64x32        these cells, in the sweep's program
@@ -26,7 +26,9 @@ import numpy as np
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", nargs="?", default="quickstart", help="a config's name or path")
     parser.add_argument("overrides", nargs="*", help="key=value")
     parser.add_argument("--pairs", help="B_pxn,...: the cells to time, the first against the last")
@@ -53,10 +55,15 @@ def main() -> None:
 
     config = load_config(arguments.config, arguments.overrides)
     sweep = resolve_sweep_sizes(config.sweep, 1, config.cell)
-    pairs = sorted({(cell.B_p, cell.n) for cell in plan_cells(sweep)}, key=lambda pair: pair[0] * pair[1])
+    pairs = sorted(
+        {(cell.B_p, cell.n) for cell in plan_cells(sweep)}, key=lambda pair: pair[0] * pair[1]
+    )
     timed = [pairs[0], pairs[-1]]
     if arguments.pairs:
-        timed = [(int(B_p), int(n)) for B_p, n in (pair.split("x") for pair in arguments.pairs.split(","))]
+        timed = [
+            (int(B_p), int(n))
+            for B_p, n in (pair.split("x") for pair in arguments.pairs.split(","))
+        ]
         pairs = sorted({*pairs, *timed})
     mesh = make_mesh(parse_mesh("auto", 1), jax.devices())
     programs = SweepPrograms(config.cell, sweep, pairs, mesh, build_task(config.cell))
@@ -64,14 +71,17 @@ def main() -> None:
         made = base_policy.load_base_policy(arguments.base, config.cell)
         params, problems = made.load_params(programs.decoder, mesh), made.training
     else:
-        params = jax.device_put(programs.decoder.init(jax.random.key(0)), programs.decoder.shardings(mesh))
+        params = jax.device_put(
+            programs.decoder.init(jax.random.key(0)), programs.decoder.shardings(mesh)
+        )
         problems = programs.task.problems(2000, np.random.default_rng(0))
     table = jax.device_put(ProblemArrays(*programs.tokenize(problems).arrays), replicated(mesh))
     coefficients = programs.coefficients._replace(learning_rate=np.float32(0))
 
     def seconds(B_p: int, n: int) -> float:
         """Time a rollout, over at least `--rollouts` of them."""
-        updates, order = max(1, arguments.rollouts // (B_p * n)), EpochOrder(len(problems), B_p, 0)
+        updates = max(1, arguments.rollouts // (B_p * n))
+        order = EpochOrder(len(problems), B_p, 0)
         state = programs.init(params)
         jax.block_until_ready(state)
         start, done = time.perf_counter(), 0
@@ -81,7 +91,9 @@ def main() -> None:
             for i in range(count):
                 index[i, :B_p] = next(order)
             scalars = {"num_updates": count, "B_p": B_p, "n": n, "seed": 0}
-            batches = ProblemBatches(table, index, **{name: np.int32(x) for name, x in scalars.items()})
+            batches = ProblemBatches(
+                table, index, **{name: np.int32(x) for name, x in scalars.items()}
+            )
             state, result = programs.rollout_programs.update(state, params, batches, coefficients)
             _ = values(result.metrics)
             done += count
@@ -100,8 +112,13 @@ def main() -> None:
         "config": arguments.config,
         "slots": sweep.decode_slots,
         "microbatch": sweep.microbatch,
-        "microseconds_per_rollout": {f"{B_p}x{n}": round(1e6 * s, 2) for (B_p, n), s in medians.items()},
-        "spread": {f"{B_p}x{n}": round((max(v) - min(v)) / medians[B_p, n], 3) for (B_p, n), v in measured.items()},
+        "microseconds_per_rollout": {
+            f"{B_p}x{n}": round(1e6 * s, 2) for (B_p, n), s in medians.items()
+        },
+        "spread": {
+            f"{B_p}x{n}": round((max(v) - min(v)) / medians[B_p, n], 3)
+            for (B_p, n), v in measured.items()
+        },
         "ratio": round(medians[timed[0]] / medians[timed[-1]], 3),
         "backend": jax.default_backend(),
         "jax": jax.__version__,

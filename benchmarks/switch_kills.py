@@ -1,14 +1,16 @@
-"""Runs whose n changes, killed by SIGKILL next to the changes and at random instants, and resumed each time, against
-uninterrupted runs: what they leave must be equal.
+"""Runs whose n changes, killed by SIGKILL next to the changes and at random instants, and resumed
+each time, against uninterrupted runs: what they leave must be equal.
 
     python benchmarks/switch_kills.py [--kinds stages,gradient,spend] [--kills 12] [--seed 0]
 
-Each kind runs on the quickstart's task through the command line, with a checkpoint after every call: `stages`, n = 2
-to 32 with four changes; `gradient`, n from 2 by gradient; `spend`, an `isojax spend`. Up to four kills come just after
-the last evaluation before a change of n, the others at random. In the end the ledgers and the last checkpoints (every
-array's bits, and what the host knew) must be those of the uninterrupted run, and so must spend.json.
+Each kind runs on the quickstart's task through the command line, with a checkpoint after every
+call: `stages`, n = 2 to 32 with four changes; `gradient`, n from 2 by gradient; `spend`, an `isojax
+spend`. Up to four kills come just after the last evaluation before a change of n, the others at
+random. In the end the ledgers and the last checkpoints (every array's bits, and what the host knew)
+must be those of the uninterrupted run, and so must spend.json.
 
-A line for each kill goes to standard error. One JSON line per kind; the exit code is 1 where something differs.
+A line for each kill goes to standard error. One JSON line per kind; the exit code is 1 where
+something differs.
 """
 
 import argparse
@@ -27,7 +29,14 @@ from chaos import last_checkpoint
 
 BUDGET = 30_000
 AT_SWITCHES = 4  # of the kills
-ONE_RUN = ["train", "quickstart", "sweep.B_p=[]", "sweep.n=[]", "sweep.seeds=1", f"sweep.budget={BUDGET}"]
+ONE_RUN = [
+    "train",
+    "quickstart",
+    "sweep.B_p=[]",
+    "sweep.n=[]",
+    "sweep.seeds=1",
+    f"sweep.budget={BUDGET}",
+]
 STAGES = "32x2, 32x4 from 500, 32x8 from 2000, 32x16 from 6000, 32x32 from 14000"
 ONE_RATE = ["cell.rl.lr_scaling=constant", "cell.rl.learning_rate=5e-4"]
 KINDS = {
@@ -39,8 +48,20 @@ KINDS = {
 
 def start(folder: Path, kind: str, seed: int) -> subprocess.Popen[str]:
     """A process of a run in `folder`, which begins or goes on."""
-    settings = ["name=run", f"run.dir={folder}", f"sweep.seed={seed}", "run.checkpoint_seconds=0", "--resume"]
-    command = [sys.executable, "-c", "from isojax.cli.app import main; main()", *KINDS[kind], *settings]
+    settings = [
+        "name=run",
+        f"run.dir={folder}",
+        f"sweep.seed={seed}",
+        "run.checkpoint_seconds=0",
+        "--resume",
+    ]
+    command = [
+        sys.executable,
+        "-c",
+        "from isojax.cli.app import main; main()",
+        *KINDS[kind],
+        *settings,
+    ]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
@@ -51,7 +72,8 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 
 def evaluations(folder: Path) -> list[list[tuple[int, float]]]:
-    """Of each ledger, (C, B of the updates since the evaluation before); a torn line is left out."""
+    """Of each ledger, (C, B of the updates since the evaluation before); a torn line is left
+    out."""
     ledgers = []
     for ledger in sorted(folder.glob("run/cells/*/records.jsonl")):
         rows = map(json.loads, ledger.read_bytes().split(b"\n")[1:-1])
@@ -63,16 +85,23 @@ def evaluations(folder: Path) -> list[list[tuple[int, float]]]:
 def kill_instants(whole: Path, kills: int, rng: random.Random) -> list[tuple[int, float]]:
     """(C of the evaluation after which a kill comes, seconds until then), by rising C."""
     ledgers = evaluations(whole)
-    switches = sorted(C for points in ledgers for (C, B), (_, next_B) in pairwise(points) if next_B > B)[:AT_SWITCHES]
+    switches = sorted(
+        C for points in ledgers for (C, B), (_, next_B) in pairwise(points) if next_B > B
+    )[:AT_SWITCHES]
     all_C = [C for points in ledgers for C, _ in points]
     near = [(C, rng.uniform(0, 0.1)) for C in switches]
-    return sorted(near + [(rng.choice(all_C), rng.uniform(0, 1.5)) for _ in range(kills - len(switches))])
+    return sorted(
+        near + [(rng.choice(all_C), rng.uniform(0, 1.5)) for _ in range(kills - len(switches))]
+    )
 
 
 def kill(folder: Path, kind: str, seed: int, C: int, seconds: float) -> bool:
-    """Go on with a run until so long after its evaluation at C, and kill it; False where it had ended by then."""
+    """Go on with a run until so long after its evaluation at C, and kill it; False where it had
+    ended by then."""
     process = start(folder, kind, seed)
-    while process.poll() is None and not any(C <= reached for points in evaluations(folder) for reached, _ in points):
+    while process.poll() is None and not any(
+        C <= reached for points in evaluations(folder) for reached, _ in points
+    ):
         time.sleep(0.003)
     time.sleep(seconds)
     if process.poll() is not None:
@@ -87,17 +116,26 @@ def differences(one: Path, other: Path) -> list[str]:
     """The files and arrays in which two runs differ."""
     files = [path.relative_to(one) for path in sorted(one.glob("run/cells/*/records.jsonl"))]
     files += [Path("run/spend.json")] * (one / "run" / "spend.json").exists()
-    result = [str(file) for file in files if (one / file).read_bytes() != (other / file).read_bytes()]
+    result = [
+        str(file) for file in files if (one / file).read_bytes() != (other / file).read_bytes()
+    ]
     for cell in sorted(path.parent.relative_to(one) for path in one.glob("run/cells/*/checkpoint")):
-        (host, arrays), (host_2, arrays_2) = last_checkpoint(one / cell), last_checkpoint(other / cell)
+        (host, arrays), (host_2, arrays_2) = (
+            last_checkpoint(one / cell),
+            last_checkpoint(other / cell),
+        )
         result += [f"{cell}: {key}" for key in host | host_2 if host.get(key) != host_2.get(key)]
-        result += [f"{cell}: {key}" for key in arrays if arrays[key].tobytes() != arrays_2[key].tobytes()]
+        result += [
+            f"{cell}: {key}" for key in arrays if arrays[key].tobytes() != arrays_2[key].tobytes()
+        ]
     return result
 
 
 def broken(folder: Path, kind: str, kills: int, seed: int) -> dict[str, Any]:
     """A run without a break, and one that is killed; what they differ in."""
-    rng, whole, killed = random.Random(seed), folder / f"{kind}-whole", folder / f"{kind}-killed"
+    rng = random.Random(seed)
+    whole = folder / f"{kind}-whole"
+    killed = folder / f"{kind}-killed"
     finish(start(whole, kind, seed))
     count = 0
     for C, seconds in kill_instants(whole, kills, rng):
@@ -108,7 +146,9 @@ def broken(folder: Path, kind: str, kills: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kinds", default=",".join(KINDS), help="of " + ", ".join(KINDS))
     parser.add_argument("--kills", type=int, default=12, help="of each kind")
     parser.add_argument("--seed", type=int, default=0, help="sweep.seed, and that of the instants")

@@ -43,10 +43,14 @@ def make_files(folder: Path) -> None:
     _write_ledger(folder)
 
 
-def _write_ledger(folder: Path, header: dict[str, Any] | None = None, point: dict[str, Any] | None = None) -> None:
+def _write_ledger(
+    folder: Path, header: dict[str, Any] | None = None, point: dict[str, Any] | None = None
+) -> None:
     cell = folder / "runs" / "x" / "cells" / "4x2-s0"
     cell.mkdir(parents=True, exist_ok=True)
-    later = [POINT | (point or {}) | {"target": 8 * M, "M": M, "rollouts": 8 * M} for M in range(1, 9)]
+    later = [
+        POINT | (point or {}) | {"target": 8 * M, "M": M, "rollouts": 8 * M} for M in range(1, 9)
+    ]
     rows = [HEADER | (header or {}), *later]
     (cell / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -57,8 +61,14 @@ def _config(**sections: dict[str, Any]) -> Callable[[Path], None]:
     def prepare(folder: Path) -> None:
         config = json.loads(json.dumps(CHAT_CONFIG))
         for name, changes in sections.items():
-            section = config["cell"].get(name, {}) | changes if name != "sweep" else config["sweep"] | changes
-            (config if name == "sweep" else config["cell"])[name] = {k: v for k, v in section.items() if v is not None}
+            section = (
+                config["cell"].get(name, {}) | changes
+                if name != "sweep"
+                else config["sweep"] | changes
+            )
+            (config if name == "sweep" else config["cell"])[name] = {
+                k: v for k, v in section.items() if v is not None
+            }
         (folder / "text.yaml").write_text(yaml.safe_dump(config))
 
     return prepare
@@ -70,7 +80,9 @@ def _text(name: str, text: str) -> Callable[[Path], object]:
 
 def _ledger(**changes: Any) -> Callable[[Path], None]:
     header = {key: changes[key] for key in ("schema", "n") if key in changes}
-    return lambda folder: _write_ledger(folder, header, {k: v for k, v in changes.items() if k not in header})
+    return lambda folder: _write_ledger(
+        folder, header, {k: v for k, v in changes.items() if k not in header}
+    )
 
 
 def _weights(key: str, literal: str) -> Callable[[Path], None]:
@@ -105,7 +117,11 @@ def cut_texts(text: str) -> str:
 
 
 def control_characters(text: str) -> str:
-    return "control characters reach the terminal" if "\x1b]0;" in text else "none reaches the terminal"
+    return (
+        "control characters reach the terminal"
+        if "\x1b]0;" in text
+        else "none reaches the terminal"
+    )
 
 
 def unit(text: str) -> str:
@@ -121,7 +137,8 @@ class Claim:
     now: tuple[str, ...]
     then: tuple[str, ...] = ()
     prepare: Callable[[Path], object] = lambda folder: None
-    look: Callable[[str], str] | None = None  # what of a command's output shows the claim; None: its last line
+    # what of a command's output shows the claim; None: its last line
+    look: Callable[[str], str] | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -132,8 +149,19 @@ def _dry(*words: str) -> tuple[str, ...]:
     return ("launch", *words, "--dry-run")
 
 
-DEEP_YAML, DEEP_JSON = f"cell: {'[' * 3000}{']' * 3000}\n", f'{{"r": {"[" * 3000}{"]" * 3000}}}\n'
-IMPORT = ("records", "import", "r.jsonl", "--from", "jsonl", "--map", "n=4,B_p=2,reward=r", "--out", "out")
+DEEP_YAML = f"cell: {'[' * 3000}{']' * 3000}\n"
+DEEP_JSON = f'{{"r": {"[" * 3000}{"]" * 3000}}}\n'
+IMPORT = (
+    "records",
+    "import",
+    "r.jsonl",
+    "--from",
+    "jsonl",
+    "--map",
+    "n=4,B_p=2,reward=r",
+    "--out",
+    "out",
+)
 TEXT, CHECK = _dry("text.yaml"), ("records", "check", "runs/x")
 CLAIMS = (
     Claim("1", "SmolLM2 without what its package needs, or the one command", ("model", "import", "smollm2"),
@@ -181,7 +209,10 @@ CLAIMS = (
           look=lambda text: f"{len(text):,} characters are printed"),
 )  # fmt: skip
 NOT_TRIED = (
-    ("1", "seconds instead of 10 to 55 minutes of compiling: first_reward.py, at the present commit"),
+    (
+        "1",
+        "seconds instead of 10 to 55 minutes of compiling: first_reward.py, at the present commit",
+    ),
     ("5", "the 7B plan on v5e:4x4: readme_plan.py takes minutes"),
     ("7", "templates for clusters: tests/launch/test_templates.py and test_command_flags.py"),
     ("9", "the watchdog's port: needs several processes; tests/launch/test_watchdog.py"),

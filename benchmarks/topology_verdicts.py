@@ -1,13 +1,15 @@
-"""Whether `launch --dry-run --topology` says of a sweep what its real run would meet; needs libtpu and no TPU.
+"""Whether `launch --dry-run --topology` says of a sweep what its real run would meet; needs libtpu
+and no TPU.
 
     python benchmarks/topology_verdicts.py               six sweeps, two verdicts each; about an hour on 2 cores
     python benchmarks/topology_verdicts.py async lora    some of them
 
-A dry run compiles the programs that take the most. For each sweep the script compiles every program that a run does,
-also those that choose problems and evaluate. To a program's peak it adds what a run keeps on the chip meanwhile: the
-training state, the base policy, the table of problems, an asynchronous sampler. The largest sum is what the sweep
-needs. The script then asks the dry run about a chip with 2% more memory than that, and about one with 2% less. One JSON
-line for each verdict.
+A dry run compiles the programs that take the most. For each sweep the script compiles every program
+that a run does, also those that choose problems and evaluate. To a program's peak it adds what a
+run keeps on the chip meanwhile: the training state, the base policy, the table of problems, an
+asynchronous sampler. The largest sum is what the sweep needs. The script then asks the dry run
+about a chip with 2% more memory than that, and about one with 2% less. One JSON line for each
+verdict.
 """
 
 import argparse
@@ -39,9 +41,25 @@ from isojax.tasks.task import build_task
 from isojax.train.programs import SweepPrograms
 
 MODEL = (
-    *("cell.model.layers=6", "cell.model.width=2048", "cell.model.heads=16", "cell.model.kv_heads=4"),
-    *("cell.model.head_dim=128", "cell.model.mlp=5632", "sweep.B_p=[16]", "sweep.n=[8]", "sweep.decode_slots=16"),
-    *("sweep.microbatch=2", "sweep.prefill_batch=2", "sweep.slots_per_prefix=1", "sweep.remat=layer"),
+    *(
+        "cell.model.layers=6",
+        "cell.model.width=2048",
+        "cell.model.heads=16",
+        "cell.model.kv_heads=4",
+    ),
+    *(
+        "cell.model.head_dim=128",
+        "cell.model.mlp=5632",
+        "sweep.B_p=[16]",
+        "sweep.n=[8]",
+        "sweep.decode_slots=16",
+    ),
+    *(
+        "sweep.microbatch=2",
+        "sweep.prefill_batch=2",
+        "sweep.slots_per_prefix=1",
+        "sweep.remat=layer",
+    ),
     *("cell.sampling.prompt_length=256", "cell.sampling.response_length=512"),
 )
 TEXT = ("cell.task=jsonl:none", "cell.model.vocab=32768", "cell.rl.learning_rate=1e-6")
@@ -65,7 +83,9 @@ def chip_bytes(shapes: Any) -> int:
 
 
 def output_bytes(programs: Iterable[Program]) -> int:
-    return sum(chip_bytes(program._output_shapes) for program in programs if program._compiled is not None)
+    return sum(
+        chip_bytes(program._output_shapes) for program in programs if program._compiled is not None
+    )
 
 
 def peak_bytes(program: Program) -> int:
@@ -73,35 +93,45 @@ def peak_bytes(program: Program) -> int:
 
 
 def needed_bytes(config: Config, topology: str) -> dict[str, int]:
-    """Bytes of a chip that a real run takes while each of its programs runs, by the program's name."""
+    """Bytes of a chip that a real run takes while each of its programs runs, by the program's
+    name."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)
     config, devices, budget = topology_budget(config, topology)
     vocab = config.cell.model.vocab
     is_text = config.cell.task.startswith("jsonl")
-    task: Any = AbstractTask(vocab or 0, StopConditions((0,), None)) if is_text else build_task(config.cell)
+    task: Any = (
+        AbstractTask(vocab or 0, StopConditions((0,), None)) if is_text else build_task(config.cell)
+    )
     pairs = sorted({pair for cell in plan_cells(config.sweep) for pair in cell.pairs})
     sweep = with_kernels(config.sweep, budget.mesh, "tpu", config.cell)
     programs = SweepPrograms(config.cell, sweep, pairs, make_mesh(budget.mesh, devices), task)
     programs.compile(ASSUMED_TRAINING_PROBLEMS)
 
-    shapes, rollouts = programs.update_shapes(ASSUMED_TRAINING_PROBLEMS), programs.rollout_programs
+    shapes = programs.update_shapes(ASSUMED_TRAINING_PROBLEMS)
+    rollouts = programs.rollout_programs
     rollouts, evaluator = vars(rollouts), programs.evaluator.graded_sampler.engine
     state, base, table = map(chip_bytes, (shapes.state, shapes.base_params, shapes.problem_table))
     params = chip_bytes(shapes.policy_params)
     parked = chip_bytes((shapes.state.moments, shapes.state.critic)) if sweep.moments_on_host else 0
-    kept, needed = state + base + table, {}  # what a run always keeps, and what each program needs
+    # what a run always keeps, and what each program needs
+    kept = state + base + table
+    needed = {}
     worker = 0  # bytes that an asynchronous sampler keeps
     if "sampler" in rollouts:
         sampler = rollouts["sampler"]
         worker = output_bytes([sampler.prepare_weights.program, sampler.init_state])
-        needed["sampler: weights"] = peak_bytes(sampler.prepare_weights.program) + kept - params + worker
+        needed["sampler: weights"] = (
+            peak_bytes(sampler.prepare_weights.program) + kept - params + worker
+        )
         needed["sampler: decode_chunk"] = peak_bytes(sampler.decode_chunk) + kept
         needed["sampler: extract_batch"] = peak_bytes(sampler.extract_batch) + kept
     engines = {"evaluate": evaluator}
     if "graded_sampler" in rollouts:
         engines["train"] = rollouts["graded_sampler"].engine
-    streams = {name: engine.stream for name, engine in engines.items() if isinstance(engine, StreamEngine)}
+    streams = {
+        name: engine.stream for name, engine in engines.items() if isinstance(engine, StreamEngine)
+    }
     for name, stream in streams.items():
         meanwhile = kept + worker - parked
         weights = output_bytes([stream.prepare_weights.program])
@@ -116,8 +146,11 @@ def needed_bytes(config: Config, topology: str) -> dict[str, int]:
 
 
 def verdict(config: Config, topology: str, gib: float, peaks: dict[str, int]) -> tuple[bool, str]:
-    """Whether the dry run accepts the sweep on chips of this memory, and its message. `peaks`: the compiler's."""
-    limited = config.model_copy(update={"run": config.run.model_copy(update={"device_memory": gib})})
+    """Whether the dry run accepts the sweep on chips of this memory, and its message. `peaks`: the
+    compiler's."""
+    limited = config.model_copy(
+        update={"run": config.run.model_copy(update={"device_memory": gib})}
+    )
     limited, devices, budget = topology_budget(limited, topology)
 
     def known_peaks(_function: Callable[..., Any], *arguments: Any) -> dict[str, int]:
@@ -132,8 +165,12 @@ def verdict(config: Config, topology: str, gib: float, peaks: dict[str, int]) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweeps", nargs="*", choices=[*SWEEPS, []], help="some of them (default: all)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "sweeps", nargs="*", choices=[*SWEEPS, []], help="some of them (default: all)"
+    )
     for name in parser.parse_args().sweeps or SWEEPS:
         topology, mesh, words = SWEEPS[name]
         config = load_config(["quickstart"], [*MODEL, *words, f"run.mesh={mesh}"])
@@ -145,9 +182,20 @@ def main() -> None:
         for factor in (1.02, 0.98):
             gib = needed[largest] * factor / GIB
             fits, message = verdict(config, topology, gib, peaks)
-            row = {"sweep": name, "topology": topology, "mesh": mesh, "largest": largest, "limit": round(gib, 3)}
+            row = {
+                "sweep": name,
+                "topology": topology,
+                "mesh": mesh,
+                "largest": largest,
+                "limit": round(gib, 3),
+            }
             by_program = {program: round(size / GIB, 3) for program, size in needed.items()}
-            row |= {"run_fits": factor > 1, "dry_run_fits": fits, "message": message[:200], "needed": by_program}
+            row |= {
+                "run_fits": factor > 1,
+                "dry_run_fits": fits,
+                "message": message[:200],
+                "needed": by_program,
+            }
             print(json.dumps(row), flush=True)
 
 

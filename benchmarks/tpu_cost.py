@@ -1,16 +1,20 @@
-"""What a token of the sampler costs on a TPU that is not here: an estimate of its compiler, and not a measurement.
+"""What a token of the sampler costs on a TPU that is not here: an estimate of its compiler, and not
+a measurement.
 
-    python benchmarks/tpu_cost.py gsm8k models/llama-3.1-8b-instruct cell.sampling.prompt_length=1024 \
+    python benchmarks/tpu_cost.py gsm8k models/llama-3.1-8b-instruct
+    cell.sampling.prompt_length=1024 \
         cell.sampling.response_length=2048 sweep.decode_slots=32 --topology v5e:4x4 --mesh fsdp=4,tensor=4
 
-libtpu compiles the sampler's program for the topology and writes into the optimized HLO how many cycles it expects each
-operation to take. The first line has a token's milliseconds, and what the chip's memory would allow: the layers'
-weights (of experts, those that any slot chose, if all are as likely), the unembedding and the live part of the cache,
-read once at the published bandwidth. Further lines have what costs most in each loop. The compiler does not price the
-kernels: what they read counts at the published bandwidth, plus 0.35 us for each step of a grid. Of flash_decode these
-are blocks of the cache, averaged over responses of random lengths so far, with as much again as a step for each group
-of slots whose new keys and values it rounds to int8; of multiply_by_all_experts all experts of a chip, or, if that
-takes longer, their products with all slots at the published rate.
+libtpu compiles the sampler's program for the topology and writes into the optimized HLO how many
+cycles it expects each operation to take. The first line has a token's milliseconds, and what the
+chip's memory would allow: the layers' weights (of experts, those that any slot chose, if all are as
+likely), the unembedding and the live part of the cache, read once at the published bandwidth.
+Further lines have what costs most in each loop. The compiler does not price the kernels: what they
+read counts at the published bandwidth, plus 0.35 us for each step of a grid. Of flash_decode these
+are blocks of the cache, averaged over responses of random lengths so far, with as much again as a
+step for each group of slots whose new keys and values it rounds to int8; of multiply_by_all_experts
+all experts of a chip, or, if that takes longer, their products with all slots at the published
+rate.
 """
 
 import argparse
@@ -35,7 +39,8 @@ from isojax.models.attention import cache_positions
 from isojax.models.kernels.tpu_decode import cache_layout, live_blocks
 from isojax.models.kernels.tpu_experts import core_count, step_count
 
-CLOCK = {"TPU v5 lite": 1.5e9, "TPU v5": 1.75e9, "TPU v6 lite": 1.75e9}  # Hz, from the published TFLOP/s
+# Hz, from the published TFLOP/s
+CLOCK = {"TPU v5 lite": 1.5e9, "TPU v5": 1.75e9, "TPU v6 lite": 1.75e9}
 CORES = {"TPU v5": 2}  # of a chip, where it is not 1
 STEP_SECONDS = 0.35e-6  # of a step of a Pallas grid, next to its copies
 DRAWS = 64  # of the slots' positions
@@ -53,18 +58,23 @@ class Operation:
 
     @property
     def moves_data(self) -> bool:
-        """Whether it only copies, turns round or slices, so much that it must be the cache or weights. An asynchronous
-        copy brings an operand nearer, and is none of these."""
+        """Whether it only copies, turns round or slices, so much that it must be the cache or
+        weights. An asynchronous copy brings an operand nearer, and is none of these."""
         names = ("copy", "transpose", "slice_fusion", "slice-fusion")
         return self.result_bytes >= KEPT_BYTES and (
             self.opcode in ("copy", "transpose", "dynamic-slice")
-            or (self.opcode == "fusion" and any(x in self.name for x in names) and "update" not in self.name)
+            or (
+                self.opcode == "fusion"
+                and any(x in self.name for x in names)
+                and "update" not in self.name
+            )
         )
 
 
 @dataclass
 class Loop:
-    """A computation: the program's own operations or those of a loop's body, and the loops within."""
+    """A computation: the program's own operations or those of a loop's body, and the loops
+    within."""
 
     operations: list[Operation] = field(default_factory=list)
     loops: list["Loop"] = field(default_factory=list)
@@ -89,7 +99,9 @@ class Loop:
         return max(self.walk(), key=lambda loop: loop.trips)
 
     def calls(self, kernel: str) -> bool:
-        return any(kernel in operation.text for loop in self.walk() for operation in loop.operations)
+        return any(
+            kernel in operation.text for loop in self.walk() for operation in loop.operations
+        )
 
     def walk(self) -> Iterator["Loop"]:
         yield self
@@ -114,9 +126,18 @@ def read_loops(hlo: str) -> Loop:
             if match := re.match(r"\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(", line):
                 cycles = re.search(r'"estimated_cycles":"(\d+)"', line)
                 sizes = re.findall(r"(\w+)\[([\d,]*)\]", match[2])
-                size = max((ITEM_BYTES.get(t, 4) * math.prod(map(int, d.split(","))) for t, d in sizes if d), default=0)
+                size = max(
+                    (
+                        ITEM_BYTES.get(t, 4) * math.prod(map(int, d.split(",")))
+                        for t, d in sizes
+                        if d
+                    ),
+                    default=0,
+                )
                 loop.operations.append(
-                    Operation(match[1], match[3], size, int(cycles[1]) if cycles else 0, line.strip())
+                    Operation(
+                        match[1], match[3], size, int(cycles[1]) if cycles else 0, line.strip()
+                    )
                 )
                 if match[3] == "while":
                     parts = re.search(r"condition=%?([\w.\-]+), body=%?([\w.\-]+)", line)
@@ -128,7 +149,8 @@ def read_loops(hlo: str) -> Loop:
 
 
 def count_trips(condition: list[str]) -> int:
-    """How often a loop with this condition runs: as often as it says, or once where that depends on values."""
+    """How often a loop with this condition runs: as often as it says, or once where that depends on
+    values."""
     text = "\n".join(condition)
     limits = re.findall(r"constant\((\d+)\)", text)
     return int(limits[0]) if len(limits) == 1 and "direction=LT" in text else 1
@@ -162,7 +184,11 @@ def kernel_cost(
         steps += R / layout.group_slots / at_once
 
     position_bytes = 2 * K * H * dtype.itemsize
-    read_bytes = position_bytes * layout.block_positions * np.mean((last // layout.block_positions + 1).sum(1))
+    read_bytes = (
+        position_bytes
+        * layout.block_positions
+        * np.mean((last // layout.block_positions + 1).sum(1))
+    )
     live_bytes = position_bytes * last.sum(1).mean()
     seconds = attention.layers * (read_bytes / bandwidth + STEP_SECONDS * steps)
     return Kernel(float(seconds), float(attention.layers * live_bytes))
@@ -177,19 +203,31 @@ def experts_seconds(weights: Any, slots: int, kind: str) -> float:
         gate = layers["expert_gate"]
         num_layers, experts, width, hidden = gate.sharding.shard_shape(gate.shape)
         numbers = 3 * experts * width * hidden
-        steps = step_count(experts, width, hidden, gate.dtype.itemsize) / min(cores, core_count(experts))
+        steps = step_count(experts, width, hidden, gate.dtype.itemsize) / min(
+            cores, core_count(experts)
+        )
         read_seconds = numbers * gate.dtype.itemsize / rates.bandwidth
-        layer_seconds = max(read_seconds, 2 * slots * numbers / rates.decode_flops) + STEP_SECONDS * steps
+        layer_seconds = (
+            max(read_seconds, 2 * slots * numbers / rates.decode_flops) + STEP_SECONDS * steps
+        )
         seconds += num_layers * layer_seconds
     return seconds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="+", metavar="CONFIG|KEY=VALUE", help="as of isojax launch; a text task")
-    parser.add_argument("--topology", default="v5e:4x4", help="such as v5p:2x2x2 or v6e:2x4 (default %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "words", nargs="+", metavar="CONFIG|KEY=VALUE", help="as of isojax launch; a text task"
+    )
+    parser.add_argument(
+        "--topology", default="v5e:4x4", help="such as v5p:2x2x2 or v6e:2x4 (default %(default)s)"
+    )
     parser.add_argument("--mesh", default="fsdp=4,tensor=4", help="default %(default)s")
-    parser.add_argument("--top", type=int, default=5, help="operations to print of each loop (default %(default)s)")
+    parser.add_argument(
+        "--top", type=int, default=5, help="operations to print of each loop (default %(default)s)"
+    )
     parser.add_argument("--hlo", help="a file for the optimized HLO")
     arguments = parser.parse_intermixed_args()
     words = [*arguments.words, f"run.mesh={arguments.mesh}", "sweep.decode_attention=pallas"]
@@ -205,14 +243,19 @@ def main() -> None:
             file.write(compiled.as_text())
 
     kind, model, mesh = devices[0].device_kind, config.cell.model, budget.mesh
-    bandwidth, clock, program = find_chip(kind)[1].bandwidth, CLOCK[kind], read_loops(compiled.as_text())
+    bandwidth = find_chip(kind)[1].bandwidth
+    clock = CLOCK[kind]
+    program = read_loops(compiled.as_text())
     # A prompt's loops may be as deep as a token's.
     token = max(program.loops, key=lambda loop: (loop.calls("flash_decode"), loop.depth))
     prefill = next((loop for loop in program.loops if loop.depth > 1 and loop is not token), Loop())
     layer, prefill_layer = token.most_repeated, prefill.most_repeated
-    kernels = [kernel_cost(config.cell, sweep, x, mesh, kind, bandwidth) for x in budget.policy.attention]
+    kernels = [
+        kernel_cost(config.cell, sweep, x, mesh, kind, bandwidth) for x in budget.policy.attention
+    ]
     kernel = Kernel(sum(x.seconds for x in kernels), sum(x.live_bytes for x in kernels))
-    weights, uses_experts_kernel = shapes[0].weights.decode, "multiply_by_all_experts" in compiled.as_text()
+    weights = shapes[0].weights.decode
+    uses_experts_kernel = "multiply_by_all_experts" in compiled.as_text()
     experts = experts_seconds(weights, slots, kind) if uses_experts_kernel else 0.0
     in_layers = sum(loop.trips * loop.cycles for loop in token.walk() if not loop.loops)
     around_layers = token.cycles_with_loops - in_layers
@@ -239,7 +282,12 @@ def main() -> None:
         "moves_of_cache_or_weights": moved,
     }
     print(json.dumps(line))
-    for name, loop in (("layer", layer), ("token", token), ("visit", program), ("prefill layer", prefill_layer)):
+    for name, loop in (
+        ("layer", layer),
+        ("token", token),
+        ("visit", program),
+        ("prefill layer", prefill_layer),
+    ):
         for x in sorted(loop.operations, key=lambda x: -x.cycles)[: arguments.top]:
             traced = re.search(r'op_name="[^"]*?([^/"]*/[^/"]*)"', x.text)
             cost = {"loop": name, "us": round(1e6 * x.cycles / clock, 1), "operation": x.name}
@@ -247,8 +295,8 @@ def main() -> None:
 
 
 def read_bytes(weights: Any, sizes: Sequence[WeightSizes], slots: int) -> float:
-    """Of a device's weights, what a token of so many slots reads: all but an untied embedding, of which it reads a row;
-    of experts, those that any slot chose."""
+    """Of a device's weights, what a token of so many slots reads: all but an untied embedding, of
+    which it reads a row; of experts, those that any slot chose."""
     is_tied = "unembed" not in weights
     shares = {weight.name: weight.share for weight in sizes}
     read = 0.0

@@ -1,12 +1,14 @@
-"""Is training slower than at an earlier commit? Two trees train the same run by turns; the ratio of their seconds.
+"""Is training slower than at an earlier commit? Two trees train the same run by turns; the ratio of
+their seconds.
 
     python benchmarks/train_ratio.py --commit 35cd02c9              the last commit before tasks of turns
     python benchmarks/train_ratio.py --commit HEAD~50 --pairs 12
 
-The run is a cell of the quickstart, 32 x 16, or of the config and settings that are given. A time is the sum of the
-seconds after the second evaluation (timing.jsonl); the ratio is the geometric mean over pairs of runs, of which each
-tree begins every second one: the first of a pair is a few per cent slower. It also says whether both ledgers have the
-same bits. Run it on an idle machine; with the defaults it takes nine minutes on two cores."""
+The run is a cell of the quickstart, 32 x 16, or of the config and settings that are given. A time
+is the sum of the seconds after the second evaluation (timing.jsonl); the ratio is the geometric
+mean over pairs of runs, of which each tree begins every second one: the first of a pair is a few
+per cent slower. It also says whether both ledgers have the same bits. Run it on an idle machine;
+with the defaults it takes nine minutes on two cores."""
 
 import argparse
 import json
@@ -24,25 +26,41 @@ RUN = ("quickstart", "sweep.B_p=[32]", "sweep.n=[16]", "sweep.seeds=1", "sweep.b
 
 
 def train(tree: Path, words: list[str], folder: Path) -> tuple[float, bytes]:
-    """The seconds of one run after its second evaluation, and its ledger; the base policy in `folder` is used again."""
+    """The seconds of one run after its second evaluation, and its ledger; the base policy in
+    `folder` is used again."""
     shutil.rmtree(folder / "run" / "cells", ignore_errors=True)
-    command = [sys.executable, "-c", MAIN, "train", *words, "name=run", f"run.dir={folder}", "--resume"]
+    command = [
+        sys.executable,
+        "-c",
+        MAIN,
+        "train",
+        *words,
+        "name=run",
+        f"run.dir={folder}",
+        "--resume",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run(command, check=False, cwd=folder, env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     (cell,) = (folder / "run" / "cells").iterdir()
-    seconds = [json.loads(line)["seconds"] for line in (cell / "timing.jsonl").read_text().splitlines()]
+    seconds = [
+        json.loads(line)["seconds"] for line in (cell / "timing.jsonl").read_text().splitlines()
+    ]
     return sum(seconds[2:]), (cell / "records.jsonl").read_bytes()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("words", nargs="*", default=RUN, help="a config of one run, and settings")
     parser.add_argument("--commit", required=True)
     parser.add_argument("--pairs", type=int, default=8, help="an even number")
     arguments = parser.parse_args()
     if arguments.pairs < 2 or arguments.pairs % 2:
-        parser.error(f"--pairs {arguments.pairs}: expected an even number, so that each tree begins as often")
+        parser.error(
+            f"--pairs {arguments.pairs}: expected an even number, so that each tree begins as often"
+        )
     with tempfile.TemporaryDirectory() as name:
         old_tree = Path(name) / "tree"
         subprocess.run(["git", "clone", "-q", "--shared", ROOT, old_tree], check=True)
@@ -52,9 +70,12 @@ def main() -> None:
         for folder in folders.values():
             folder.mkdir()
         ratios, same_bits = [], True
-        for pair in range(arguments.pairs + 1):  # of which the first only makes base policies and compiled programs
+        # of which the first only makes base policies and compiled programs
+        for pair in range(arguments.pairs + 1):
             order = sorted(trees, reverse=pair % 2 == 1)
-            runs = {which: train(trees[which], list(arguments.words), folders[which]) for which in order}
+            runs = {
+                which: train(trees[which], list(arguments.words), folders[which]) for which in order
+            }
             (now, now_ledger), (then, then_ledger) = runs["now"], runs["then"]
             same_bits &= now_ledger == then_ledger
             ratios += [now / then] * (pair > 0)

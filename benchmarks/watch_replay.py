@@ -1,14 +1,16 @@
-"""`isojax watch`, replayed on runs whose end is known, looked at in steps of 5%. One JSON line for each kind of run:
+"""`isojax watch`, replayed on runs whose end is known, looked at in steps of 5%. One JSON line for
+each kind of run:
 
     python benchmarks/watch_replay.py --runs-per-form 10        simulated runs of every form of foreign_forms.py
     python benchmarks/watch_replay.py --file runs.csv           runs of a file: columns run, rollouts and reward
     python benchmarks/watch_replay.py --ledger runs/NAME        runs of isojax
 
-inside: the share of runs whose interval holds the end at all looks. For simulated runs the end is the true reward, else
-the mean of the last three evaluations. Goals lie GOAL_STEPS below and above the end. false_stops: of goals that the run
-reaches, those for which it was stopped; right_stops: of the others. saved: the share of all rollouts that stops save;
-lost: the reward that stops lose, the end less the last evaluation seen, a mean over all runs and goals. goals: the same
-of each goal, less the end.
+inside: the share of runs whose interval holds the end at all looks. For simulated runs the end is
+the true reward, else the mean of the last three evaluations. Goals lie GOAL_STEPS below and above
+the end. false_stops: of goals that the run reaches, those for which it was stopped; right_stops: of
+the others. saved: the share of all rollouts that stops save; lost: the reward that stops lose, the
+end less the last evaluation seen, a mean over all runs and goals. goals: the same of each goal,
+less the end.
 """
 
 import argparse
@@ -31,7 +33,9 @@ Run = tuple[np.ndarray, np.ndarray, float]  # C, R, the reward at the end
 def simulated_run(rng: np.random.Generator, form: str) -> Run:
     """20 to 80 evaluations, evenly spaced in C, by 100 to 1,600 problems."""
     growth, R0 = GROWTHS[form](rng), rng.uniform(0, 0.6)
-    A, end, count = rng.uniform(R0 + 0.1, 0.95), 10 ** rng.uniform(0.3, 1.7), int(rng.integers(20, 81))
+    A = rng.uniform(R0 + 0.1, 0.95)
+    end = 10 ** rng.uniform(0.3, 1.7)
+    count = int(rng.integers(20, 81))
     x = np.linspace(0, end, count + 1)
     truth = np.clip(R0 + (A - R0) * growth(x), 0.001, 0.999)
     noise = 0.8 * np.sqrt(truth * (1 - truth) / 10 ** rng.uniform(2, 3.2))
@@ -53,7 +57,9 @@ def file_runs(path: Path) -> list[Run]:
 def ledger_runs(path: Path) -> list[Run]:
     runs = read_runs([path])
     metric = default_metric(runs)
-    columns = [np.array([(p.rollouts, p.metrics[metric]) for p in run.points], float).T for run in runs]
+    columns = [
+        np.array([(p.rollouts, p.metrics[metric]) for p in run.points], float).T for run in runs
+    ]
     return [measured_run(C, R) for C, R in columns]
 
 
@@ -88,27 +94,42 @@ def replay(run: Run) -> list[dict[str, float]]:
 def summary(kind: str, runs: list[Run]) -> dict[str, object]:
     replayed = [rows for run in runs if (rows := replay(run))]
     rows = [row for run_rows in replayed for row in run_rows]
-    line: dict[str, object] = {"benchmark": "watch_replay", "kind": kind, "runs": len(runs), "forecast": len(replayed)}
+    line: dict[str, object] = {
+        "benchmark": "watch_replay",
+        "kind": kind,
+        "runs": len(runs),
+        "forecast": len(replayed),
+    }
     if not rows:
         return line
 
     def mean(key: str, selected: list[dict[str, float]]) -> float:
         return round(float(np.mean([row[key] for row in selected])), 3)
 
-    reached, missed = ([row for row in rows if (row["goal"] <= 0) is side] for side in (True, False))
+    reached, missed = (
+        [row for row in rows if (row["goal"] <= 0) is side] for side in (True, False)
+    )
     line |= {"inside": mean("inside", [run[0] for run in replayed]), "width": mean("width", rows)}
     line |= {"false_stops": mean("stopped", reached), "right_stops": mean("stopped", missed)}
     by_run = [any(row["stopped"] for row in run if row["goal"] <= 0) for run in replayed]
     line |= {"runs_falsely_stopped": round(float(np.mean(by_run)), 3)}
     line |= {"saved": mean("saved", rows), "lost": mean("lost", rows)}
-    by_goal = {goal: [row for row in rows if row["goal"] == goal] for goal in sorted({row["goal"] for row in rows})}
-    table = [{"goal": goal} | {key: mean(key, part) for key in GOAL_COLUMNS} for goal, part in by_goal.items()]
+    by_goal = {
+        goal: [row for row in rows if row["goal"] == goal]
+        for goal in sorted({row["goal"] for row in rows})
+    }
+    table = [
+        {"goal": goal} | {key: mean(key, part) for key in GOAL_COLUMNS}
+        for goal, part in by_goal.items()
+    ]
     return line | {"goals": table}
 
 
 def main() -> None:
     """Replay and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs-per-form", type=int, default=10)
     parser.add_argument("--forms", nargs="*", default=list(GROWTHS))
     parser.add_argument("--seed", type=int, default=0)
@@ -116,13 +137,20 @@ def main() -> None:
     parser.add_argument("--ledger", type=Path)
     arguments = parser.parse_args()
     if arguments.file is not None or arguments.ledger is not None:
-        runs = file_runs(arguments.file) if arguments.file is not None else ledger_runs(arguments.ledger)
+        runs = (
+            file_runs(arguments.file)
+            if arguments.file is not None
+            else ledger_runs(arguments.ledger)
+        )
         print(json.dumps(summary((arguments.file or arguments.ledger).name, runs)))
         return
     all_runs: list[Run] = []
     for form in arguments.forms:
         number = list(GROWTHS).index(form)
-        rngs = [np.random.default_rng([arguments.seed, number, i]) for i in range(arguments.runs_per_form)]
+        rngs = [
+            np.random.default_rng([arguments.seed, number, i])
+            for i in range(arguments.runs_per_form)
+        ]
         all_runs += [simulated_run(rng, form) for rng in rngs]
     print(json.dumps(summary("simulated", all_runs)))
 

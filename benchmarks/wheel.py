@@ -1,4 +1,5 @@
-"""Does the wheel work for someone who has nothing else, and how long does it take? Print one JSON line of seconds.
+"""Does the wheel work for someone who has nothing else, and how long does it take? Print one JSON
+line of seconds.
 
     make dist && python benchmarks/wheel.py               needs the registry that pip is set up for, and some minutes
     python benchmarks/wheel.py --dry-run                  up to the plan of the sweep; trains nothing
@@ -32,7 +33,9 @@ def measure(command: list[str], folder: Path, environment: dict[str, str]) -> fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("wheel", nargs="?", type=Path, help="by default the one in dist/")
     parser.add_argument("--dry-run", action="store_true", help="end with the plan of the sweep")
     args = parser.parse_args()
@@ -41,12 +44,21 @@ def main() -> None:
         parser.error(
             f"given {', '.join(map(str, wheels)) or 'no wheel in dist/'}, expected one wheel; make dist builds it"
         )
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
+    }
     with tempfile.TemporaryDirectory() as name:
         venv, folder = Path(name, "venv"), Path(name, "work")
         folder.mkdir()
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-        pip = [str(venv / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip = [
+            str(venv / "bin/python"),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+        ]
         launch = [str(venv / "bin/isojax"), "launch", "quickstart"]
         times = {"install": measure([*pip, str(wheels[0].resolve())], folder, environment)}
         times["dry_run"] = measure([*launch, "--dry-run"], folder, environment)

@@ -1,8 +1,10 @@
-"""What `mkdocs build` adds to docs/: pages kept elsewhere, tables made from the code, and the code that pages link to.
+"""What `mkdocs build` adds to docs/: pages kept elsewhere, tables made from the code, and the code
+that pages link to.
 
-The pages link to files of the repository by relative paths. README.md, CONTRIBUTING.md, CHANGELOG.md and
-benchmarks/README.md become pages of the site; any other file or folder outside docs/ becomes a page with its text. A
-line `<!-- generated: NAME -->` of a page becomes what the function of GENERATED returns."""
+The pages link to files of the repository by relative paths. README.md, CONTRIBUTING.md,
+CHANGELOG.md and benchmarks/README.md become pages of the site; any other file or folder outside
+docs/ becomes a page with its text. A line `<!-- generated: NAME -->` of a page becomes what the
+function of GENERATED returns."""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         sources |= linked
         if path in MOVED:
             pages[MOVED[path]] = text
-    sources |= {str(file) for path in sources if (ROOT / path).is_dir() for file in listed_files(path)}
+    sources |= {
+        str(file) for path in sources if (ROOT / path).is_dir() for file in listed_files(path)
+    }
     for path, text in (pages | {site_path(path): source_page(path) for path in sources}).items():
         files.append(File.generated(config, path, content=text))
     return files
@@ -73,7 +77,8 @@ def site_path(path: str) -> str:
 
 
 def site_links(text: str, page_path: str) -> tuple[str, set[str]]:
-    """The text of a page of the repository with the site's links, and the files that become pages of source code."""
+    """The text of a page of the repository with the site's links, and the files that become pages
+    of source code."""
     sources: set[str] = set()
 
     def move(link: re.Match[str]) -> str:
@@ -89,7 +94,9 @@ def site_links(text: str, page_path: str) -> tuple[str, set[str]]:
 
 def listed_files(folder: str) -> list[Path]:
     """The files of a folder whose text the site shows, by their paths in the repository."""
-    return sorted(path.relative_to(ROOT) for path in (ROOT / folder).iterdir() if path.suffix in SHOWN)
+    return sorted(
+        path.relative_to(ROOT) for path in (ROOT / folder).iterdir() if path.suffix in SHOWN
+    )
 
 
 def source_page(path: str) -> str:
@@ -109,27 +116,35 @@ def command_help() -> str:
     for lazy_command in COMMANDS:
         command: Any = typer.main.get_command(lazy_command.load())
         below = getattr(command, "commands", {})
-        names = {lazy_command.name: command} | {f"{lazy_command.name} {name}": one for name, one in below.items()}
+        names = {lazy_command.name: command} | {
+            f"{lazy_command.name} {name}": one for name, one in below.items()
+        }
         for name, one in names.items():
-            context = one.make_context(f"isojax {name}", [], resilient_parsing=True, terminal_width=100)
+            context = one.make_context(
+                f"isojax {name}", [], resilient_parsing=True, terminal_width=100
+            )
             text += f"## isojax {name}\n\n```text\n{one.get_help(context)}\n```\n\n"
     return text
 
 
 def classes_in(annotation: Any) -> Iterator[type]:
     """The models and dataclasses that a type names."""
-    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation)):
+    if isinstance(annotation, type) and (
+        issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation)
+    ):
         yield annotation
     for part in typing.get_args(annotation):
         yield from classes_in(part)
 
 
 def classes_below(cls: type, path: str, found: dict[type, str]) -> dict[type, str]:
-    """A class and those that its fields name, each with the dotted path of the first field that names it. A field that
-    no file holds names none."""
+    """A class and those that its fields name, each with the dotted path of the first field that
+    names it. A field that no file holds names none."""
     if cls not in found:
         found[cls] = path
-        excluded = {name for name, field in getattr(cls, "model_fields", {}).items() if field.exclude}
+        excluded = {
+            name for name, field in getattr(cls, "model_fields", {}).items() if field.exclude
+        }
         for name, annotation in typing.get_type_hints(cls).items():
             for below in () if name in excluded else classes_in(annotation):
                 classes_below(below, f"{path}.{name}".lstrip("."), found)
@@ -137,11 +152,13 @@ def classes_below(cls: type, path: str, found: dict[type, str]) -> dict[type, st
 
 
 def tables(cls: type, title: str = "", explained: bool = False) -> str:
-    """For a class and each below it: a heading, its docstring, and a row for each field, its type, default and comment.
-    If `explained`, every field must have a comment or a table."""
+    """For a class and each below it: a heading, its docstring, and a row for each field, its type,
+    default and comment. If `explained`, every field must have a comment or a table."""
     text = ""
     paths = classes_below(cls, "", {})
-    links = {one.__name__: f"[{path}](#{path.lower().replace('.', '')})" for one, path in paths.items()}
+    links = {
+        one.__name__: f"[{path}](#{path.lower().replace('.', '')})" for one, path in paths.items()
+    }
     for one, path in paths.items():
         comments = inherited_comments(one)
         rows = ["key | type | default | meaning", "--- | --- | --- | ---"]
@@ -150,24 +167,39 @@ def tables(cls: type, title: str = "", explained: bool = False) -> str:
             below = [docstring(each).partition(". ")[0].rstrip(".") for each in classes]
             meaning = comments.get(name) or next(iter(below), "")
             if explained and not meaning:
-                raise ValueError(f"{path}.{name} has no comment in {one.__module__} that says what it is")
+                raise ValueError(
+                    f"{path}.{name} has no comment in {one.__module__} that says what it is"
+                )
             has_default = "default" in field and not isinstance(field["default"], dict)
             default = f"`{json.dumps(field['default'], ensure_ascii=False)}`" if has_default else ""
-            row = [f"`{name}`", type_text(field, links), default, " ".join(meaning.split()).replace("*", r"\*")]
+            row = [
+                f"`{name}`",
+                type_text(field, links),
+                default,
+                " ".join(meaning.split()).replace("*", r"\*"),
+            ]
             rows.append(" | ".join(cell.replace("|", r"\|") for cell in row))
-        text += f"## {path or title or cls.__name__}\n\n{docstring(one)}\n\n" + "\n".join(rows) + "\n\n"
+        text += (
+            f"## {path or title or cls.__name__}\n\n{docstring(one)}\n\n" + "\n".join(rows) + "\n\n"
+        )
     return text
 
 
 def settings_page() -> str:
-    """docs/reference/config.md, which the repository holds, so that it can be read where there is no site."""
+    """docs/reference/config.md, which the repository holds, so that it can be read where there is
+    no site."""
     text = (ROOT / SETTINGS_PAGE).read_text()
-    return text[: text.index(FIRST_TABLE)] + tables(Config, "The top level", explained=True).strip() + "\n"
+    return (
+        text[: text.index(FIRST_TABLE)]
+        + tables(Config, "The top level", explained=True).strip()
+        + "\n"
+    )
 
 
 def fit_options() -> str:
     """FitOptions, of which one field is a function, so that it has no JSON schema."""
-    rows, comments = ["field | type | default | meaning", "--- | --- | --- | ---"], field_comments(FitOptions)
+    rows = ["field | type | default | meaning", "--- | --- | --- | ---"]
+    comments = field_comments(FitOptions)
     for field in dataclasses.fields(FitOptions):
         cells = [f"`{field.name}`", str(field.type), f"`{field.default!r}`", comments[field.name]]
         rows.append(" | ".join(cell.replace("|", r"\|") for cell in cells))
@@ -176,7 +208,11 @@ def fit_options() -> str:
 
 def docstring(cls: type) -> str:
     """A class's docstring, without one that a dataclass makes of its fields."""
-    return "" if (cls.__doc__ or "").startswith(f"{cls.__name__}(") else inspect.cleandoc(cls.__doc__ or "")
+    return (
+        ""
+        if (cls.__doc__ or "").startswith(f"{cls.__name__}(")
+        else inspect.cleandoc(cls.__doc__ or "")
+    )
 
 
 def type_text(schema: dict[str, Any], links: dict[str, str]) -> str:
@@ -195,7 +231,9 @@ def type_text(schema: dict[str, Any], links: dict[str, str]) -> str:
     elif kind == "object":
         kind = f"map from name to {type_text(schema['additionalProperties'], links)}"
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
-    limits = [f"{sign} {schema[key]:g}" for key, sign in signs.items() if schema.get(key, 1e6) <= 1000]
+    limits = [
+        f"{sign} {schema[key]:g}" for key, sign in signs.items() if schema.get(key, 1e6) <= 1000
+    ]
     return " ".join([kind, *limits])
 
 

@@ -1,4 +1,5 @@
-"""isojax: where a budget of GRPO rollouts goes. Runs (B_p, n) sweeps on JAX and fits the scaling law n*(C) to them.
+"""isojax: where a budget of GRPO rollouts goes. Runs (B_p, n) sweeps on JAX and fits the scaling
+law n*(C) to them.
 
 In a notebook, without jax:
 
@@ -25,7 +26,17 @@ if TYPE_CHECKING:
     from isojax.scaling.curves.sweep_estimate import FitOptions
 
 __version__ = "0.1.0"
-__all__ = ["FitOptions", "TimeBudget", "compare", "fit", "load_study", "plot", "quote", "read_runs", "recommend"]
+__all__ = [
+    "FitOptions",
+    "TimeBudget",
+    "compare",
+    "fit",
+    "load_study",
+    "plot",
+    "quote",
+    "read_runs",
+    "recommend",
+]
 
 # Name -> its module and its name there; a name is imported when it is first used.
 _LAZY_NAMES = {

@@ -1,7 +1,8 @@
-"""Every test runs on 8 simulated CPU devices, with rank promotion an error, quick compilations, and those kept between
-runs.
+"""Every test runs on 8 simulated CPU devices, with rank promotion an error, quick compilations, and
+those kept between runs.
 
-All of it is in environment variables, set before anything imports jax, so that subprocesses inherit it too.
+All of it is in environment variables, set before anything imports jax, so that subprocesses inherit
+it too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import pytest
 
 from tests.compiler import QUICK, flags
 
-# Files whose tests run whole commands or several processes, or compile large programs: `make test` leaves them out.
+# Files whose tests run whole commands or several processes, or compile large programs: `make test`
+# leaves them out.
 SLOW = (
     "benchmarks/test_ablations.py",
     "benchmarks/test_refill.py",
@@ -73,8 +75,9 @@ SLOW = (
     "sampling/test_stream.py",
     "tasks/test_hostile_checks.py",
 )
-# Among the files with slow tests, those that take more than twenty seconds, from the longest on: they come first, so
-# that no worker is left alone with one at the end. What is compiled for TPUs takes long where it is not kept yet.
+# Among the files with slow tests, those that take more than twenty seconds, from the longest on:
+# they come first, so that no worker is left alone with one at the end. What is compiled for TPUs
+# takes long where it is not kept yet.
 LONGEST = (
     "e2e/test_docs.py",
     "e2e/test_ray.py",
@@ -117,8 +120,8 @@ LONGEST = (
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Under -m slow or -m "not slow", no file whose tests would all be deselected: each of pytest's workers would
-    import them all, jax, transformers and Ray among their imports.
+    """Under -m slow or -m "not slow", no file whose tests would all be deselected: each of pytest's
+    workers would import them all, jax, transformers and Ray among their imports.
     """
     if collection_path.suffix != ".py" or config.option.markexpr not in ("slow", "not slow"):
         return None
@@ -142,8 +145,8 @@ def place_in_longest(path: Path) -> int:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: the collector looks through it no more, and comes less often, as tracing makes
-    many small objects.
+    """What is imported by now stays: the collector looks through it no more, and comes less often,
+    as tracing makes many small objects.
     """
     gc.collect()
     gc.freeze()

@@ -1,5 +1,5 @@
-"""A small policy, a small task, meshes, and the decoder once more in plain array code: what the tests of device code
-share.
+"""A small policy, a small task, meshes, and the decoder once more in plain array code: what the
+tests of device code share.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ same_bits_jit = partial(jax.jit, compiler_options=SAME_BITS)
 
 
 def compile_with(options: dict[str, int | bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `jax.jit` is given from now on is compiled so, whoever calls it; what is inlined is part of another
-    program.
+    """What `jax.jit` is given from now on is compiled so, whoever calls it; what is inlined is part
+    of another program.
     """
     jit = jax.jit
 
     def compiled_so(*args: Any, **others: Any) -> Any:
-        return jit(*args, **others if others.get("inline") else others | {"compiler_options": options})
+        return jit(
+            *args, **others if others.get("inline") else others | {"compiler_options": options}
+        )
 
     monkeypatch.setattr(jax, "jit", compiled_so)
 
@@ -58,7 +60,9 @@ def policy(seed: int = 0) -> Params:
         name = jax.tree_util.keystr(path)
         if "norm" in name:
             return rng.uniform(0.6, 1.4, x.shape).astype(np.float32)
-        return rng.normal(0, 0.3 if "unembed" in name else 0.5 if "embed" in name else 0.17, x.shape).astype(np.float32)
+        return rng.normal(
+            0, 0.3 if "unembed" in name else 0.5 if "embed" in name else 0.17, x.shape
+        ).astype(np.float32)
 
     return jax.tree_util.tree_map_with_path(draw, DECODER.shapes())
 
@@ -69,7 +73,9 @@ def placed(params: Params, on: Mesh) -> Params:
 
 def shapes_of(arrays: Any) -> Any:
     """The ShapeDtypeStruct of each array of a tree, where it is."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arrays)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arrays
+    )
 
 
 def random_problems(count: int, seed: int = 0) -> ProblemArrays:
@@ -83,7 +89,8 @@ def random_problems(count: int, seed: int = 0) -> ProblemArrays:
 
 
 def logits(xp: Any, params: Params, tokens: Any) -> Any:
-    """The decoder in plain code, on whole sequences: tokens i[b t] -> logits [b t V]. `xp` is numpy or jax.numpy."""
+    """The decoder in plain code, on whole sequences: tokens i[b t] -> logits [b t V]. `xp` is numpy
+    or jax.numpy."""
     blocks, positions = params["blocks"], np.arange(tokens.shape[1])
     half = CONFIG.head_dim // 2
     angle = positions[:, None] * 10_000.0 ** (-np.arange(half) / half)[None]
@@ -100,7 +107,8 @@ def logits(xp: Any, params: Params, tokens: Any) -> Any:
     for i in range(CONFIG.layers):
         w = {k: v[i] for k, v in blocks.items()}
         h = norm(x, w["attention_norm"])
-        q, k = rotate(xp.einsum("btd,dnh->btnh", h, w["query"])), rotate(xp.einsum("btd,dnh->btnh", h, w["key"]))
+        q = rotate(xp.einsum("btd,dnh->btnh", h, w["query"]))
+        k = rotate(xp.einsum("btd,dnh->btnh", h, w["key"]))
         v = xp.einsum("btd,dnh->btnh", h, w["value"])
         k, v = (xp.repeat(y, CONFIG.heads // CONFIG.kv_heads, axis=2) for y in (k, v))
         s = xp.einsum("bqnh,bknh->bnqk", q, k) / CONFIG.head_dim**0.5
@@ -113,12 +121,15 @@ def logits(xp: Any, params: Params, tokens: Any) -> Any:
     return norm(x, params["norm"]) @ params["unembed"]
 
 
-def response_logits(xp: Any, params: Params, problems: ProblemArrays, group: np.ndarray, tokens: Any) -> Any:
-    """Logits [b T V] at the response positions of rows that answer problem `group` with `tokens` [b T]: one whole
-    sequence a row.
+def response_logits(
+    xp: Any, params: Params, problems: ProblemArrays, group: np.ndarray, tokens: Any
+) -> Any:
+    """Logits [b T V] at the response positions of rows that answer problem `group` with `tokens` [b
+    T]: one whole sequence a row.
     """
     rows, width = tokens.shape
-    prompts, lengths = xp.pad(problems.prompts[group], ((0, 0), (0, width))), problems.lengths[group][:, None]
+    prompts = xp.pad(problems.prompts[group], ((0, 0), (0, width)))
+    lengths = problems.lengths[group][:, None]
     after = np.arange(P + width)[None] - lengths
     sequence = xp.where(after < 0, prompts, xp.take_along_axis(tokens, after.clip(0, width - 1), 1))
     at = lengths + np.arange(width)[None]
@@ -131,7 +142,8 @@ def log_softmax(xp: Any, x: Any) -> Any:
 
 
 def gather(sampler_shapes: SamplerShapes, B: int, buffer: Any) -> np.ndarray:
-    """The B rollouts of a buffer [S rows ...], in their order: each shard owns the next ceil(B / S)."""
+    """The B rollouts of a buffer [S rows ...], in their order: each shard owns the next ceil(B /
+    S)."""
     block = -(-B // sampler_shapes.shards)
     return np.stack([np.asarray(buffer)[r // block, r % block] for r in range(B)])
 
@@ -139,7 +151,9 @@ def gather(sampler_shapes: SamplerShapes, B: int, buffer: Any) -> np.ndarray:
 def scatter(sampler_shapes: SamplerShapes, flat: np.ndarray, fill: Any = 0) -> np.ndarray:
     """The inverse of `gather`; padding rows hold `fill`."""
     block = -(-len(flat) // sampler_shapes.shards)
-    buffer = np.full((sampler_shapes.shards, sampler_shapes.buffer_rows, *flat.shape[1:]), fill, flat.dtype)
+    buffer = np.full(
+        (sampler_shapes.shards, sampler_shapes.buffer_rows, *flat.shape[1:]), fill, flat.dtype
+    )
     for r, x in enumerate(flat):
         buffer[r // block, r % block] = x
     return buffer
@@ -154,10 +168,14 @@ class Parity:
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         return [Problem(i, f"{i:03d}", "even") for i in range(count)]
 
-    def encode(self, problems: list[Problem], prompt_length: int, response_length: int) -> EncodedProblems:
+    def encode(
+        self, problems: list[Problem], prompt_length: int, response_length: int
+    ) -> EncodedProblems:
         drawn = random_problems(max(p.id for p in problems) + 1, seed=9)
         at = [p.id for p in problems]
-        return EncodedProblems(drawn.prompts[at], drawn.lengths[at], drawn.answers[at], np.array(at, np.int32))
+        return EncodedProblems(
+            drawn.prompts[at], drawn.lengths[at], drawn.answers[at], np.array(at, np.int32)
+        )
 
     def decode(self, tokens: np.ndarray) -> str:
         return "even" if tokens[0] % 2 == 0 else "odd"

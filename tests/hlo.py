@@ -1,4 +1,5 @@
-"""Optimised HLO, read as text: which collectives there are, inside how many loops, and between which devices."""
+"""Optimised HLO, read as text: which collectives there are, inside how many loops, and between
+which devices."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def loops(hlo: str) -> Iterator[tuple[int, str]]:
         deepest[name] = depth
         for line in bodies[name]:
             for word, called in re.findall(
-                r"(body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)", line
+                r"(body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)",
+                line,
             ):
                 todo.append((called, depth + (word in ("body", "condition"))))
     for name, depth in deepest.items():
@@ -53,13 +55,17 @@ def collectives(hlo: str, devices: int = 8) -> list[Collective]:
     result = []
     for depth, line in loops(hlo):
         if m := re.search(rf"= (.*?) ({kinds})(-start)?\(", line):
-            result.append(Collective(depth, m[2], re.sub(r"\{[\d,]*\}", "", m[1]), groups(m[2], line, devices), line))
+            result.append(
+                Collective(
+                    depth, m[2], re.sub(r"\{[\d,]*\}", "", m[1]), groups(m[2], line, devices), line
+                )
+            )
     return result
 
 
 def groups(kind: str, line: str, devices: int) -> list[set[int]]:
-    """The devices that a collective makes wait for each other: its replica groups; a permutation is one meeting of all,
-    on CPU at least.
+    """The devices that a collective makes wait for each other: its replica groups; a permutation is
+    one meeting of all, on CPU at least.
     """
     if kind == "collective-permute" or "replica_groups={}" in line:
         return [set(range(devices))]
@@ -73,7 +79,8 @@ def groups(kind: str, line: str, devices: int) -> list[set[int]]:
         r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? \{(.*?)\}", line
     )  # mesh['a'=2,'b'=4] {'b':(1)2}
     assert m, line
-    names, sizes = re.findall(r"'(\w+)'", m[1]), [int(i) for i in re.findall(r"=(\d+)", m[1])]
+    names = re.findall(r"'(\w+)'", m[1])
+    sizes = [int(i) for i in re.findall(r"=(\d+)", m[1])]
     order = _iota(m[2] or f"[{devices}]", devices).reshape(sizes)
     remaining: list[int] = []
     for name, part in re.findall(r"'(\w+)'(:\S*)?", m[3]):
@@ -100,10 +107,13 @@ def _iota(text: str, devices: int) -> np.ndarray:
 
 
 def check_separate(hlo: str, positions: int, rows: int, at_most: int) -> None:
-    """Keys [rows K H positions] and values [rows K positions H], below the layers where these are stacked, lie with
-    `rows` rows and half of the heads on a device; no array has more of either."""
+    """Keys [rows K H positions] and values [rows K positions H], below the layers where these are
+    stacked, lie with `rows` rows and half of the heads on a device; no array has more of either."""
     K, H = CONFIG.kv_heads, CONFIG.head_dim
     for last in (f"{H},{positions}", f"{positions},{H}"):
-        result = {(int(r), int(k)) for r, k in re.findall(rf"f32\[(?:{CONFIG.layers},)?(\d+),(\d+),{last}\]", hlo)}
+        result = {
+            (int(r), int(k))
+            for r, k in re.findall(rf"f32\[(?:{CONFIG.layers},)?(\d+),(\d+),{last}\]", hlo)
+        }
         assert (rows, K // 2) in result, (last, result)
         assert all(r <= at_most and k == K // 2 for r, k in result), (last, result)

@@ -1,4 +1,5 @@
-"""The Python API of a notebook: what docs/laws.md shows runs, returns typed results and loads no jax."""
+"""The Python API of a notebook: what docs/laws.md shows runs, returns typed results and loads no
+jax."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def test_the_notebook_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monke
     write_sweep(tmp_path / "runs/many", 0)
     write_sweep(tmp_path / "runs/few", 1)
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(import (?:isojax|pandas)\n.*?)```", (ROOT / "docs/laws.md").read_text(), re.S)
+    blocks = re.findall(
+        r"```python\n(import (?:isojax|pandas)\n.*?)```", (ROOT / "docs/laws.md").read_text(), re.S
+    )
     names: dict[str, Any] = {}
     assert len(blocks) == 2
     for code in blocks:
@@ -44,15 +47,22 @@ def test_the_notebook_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert isinstance(fit, FitResult) and isinstance(names["advice"], Recommendation)
     # The same curves; the counts of single problems, which widen intervals, are not in the table.
     assert [c.A for c in same_fit.curves] == pytest.approx([c.A for c in fit.curves], abs=0.01)
-    assert [run.cell for run in names["runs"]] == [run.cell for run in isojax.read_runs("runs/many")]
+    assert [run.cell for run in names["runs"]] == [
+        run.cell for run in isojax.read_runs("runs/many")
+    ]
     assert names["runs"][0].points[3].metrics == {"val_acc": names["evaluations"]["avg@4"][3]}
-    assert isinstance(names["comparison"], SweepComparison) and Path("n_star.png").stat().st_size > 1000
+    assert (
+        isinstance(names["comparison"], SweepComparison)
+        and Path("n_star.png").stat().st_size > 1000
+    )
 
 
 def test_a_figure_that_is_not_there_is_refused() -> None:
     runs = world(n=(2, 8), problems=60).runs
     fit = isojax.fit(runs, options=isojax.FitOptions(mode="paper"))
-    with pytest.raises(InputError, match="no figure is called 'n-star'; expected one of frontier, n_star"):
+    with pytest.raises(
+        InputError, match="no figure is called 'n-star'; expected one of frontier, n_star"
+    ):
         isojax.plot(fit, runs, "n-star")
     with pytest.raises(InputError, match="no data for the figure 'fixed_batch'"):
         isojax.plot(fit, runs, "fixed_batch")
@@ -63,7 +73,9 @@ def test_a_fit_of_no_runs_is_refused() -> None:
         isojax.fit([])
 
 
-@pytest.mark.parametrize("path", [" " * 300 + "x", "x\0y", "\ud800", "no such folder", None, 7, [["runs"]], [None]])
+@pytest.mark.parametrize(
+    "path", [" " * 300 + "x", "x\0y", "\ud800", "no such folder", None, 7, [["runs"]], [None]]
+)
 def test_what_is_no_path_of_a_run_is_refused(path: Any) -> None:
     with pytest.raises(InputError):
         isojax.read_runs(path)
@@ -78,7 +90,9 @@ def test_names_are_imported_when_used_and_without_jax() -> None:
         "[getattr(isojax, name) for name in ('read_runs', 'fit', 'recommend', 'compare', 'plot')]\n"
         "print(sorted({'jax', 'flax', 'optax', 'orbax'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["False", "[]"]
     with pytest.raises(AttributeError, match="has no attribute 'fits'"):
         _ = isojax.fits
@@ -86,18 +100,27 @@ def test_names_are_imported_when_used_and_without_jax() -> None:
 
 def test_frames_of_a_fit() -> None:
     law = isojax.fit(world(n=(2, 8), problems=60).runs, options=isojax.FitOptions(replicates=40))
-    for name, rows in (("runs", law.runs), ("curves", law.curves), ("frontier", law.joint.frontier)):
+    for name, rows in (
+        ("runs", law.runs),
+        ("curves", law.curves),
+        ("frontier", law.joint.frontier),
+    ):
         assert len(law.frame(name)) == len(rows)
     assert list(law.frame("runs").columns[:3]) == ["B_p", "n", "seed"]
-    with pytest.raises(InputError, match="no table is called 'law'; expected one of runs, curves, frontier"):
+    with pytest.raises(
+        InputError, match="no table is called 'law'; expected one of runs, curves, frontier"
+    ):
         law.frame("law")  # pyright: ignore[reportArgumentType]
     assert law.recommend(2e4, B_max=64).allocation.B <= 64
 
 
 def test_runs_that_a_fit_leaves_out_are_in_none_of_its_tables_and_figures() -> None:
-    """One whose n grows is no run of its first n; what shows that a run broke is not in the table of evaluations."""
+    """One whose n grows is no run of its first n; what shows that a run broke is not in the table
+    of evaluations."""
     runs = world(n=(8, 32), problems=60).runs
-    nonfinite = tuple(replace(p, train={"nonfinite_update": 0.5} if p.M else {}) for p in runs[0].points)
+    nonfinite = tuple(
+        replace(p, train={"nonfinite_update": 0.5} if p.M else {}) for p in runs[0].points
+    )
     broken = replace(runs[0], cell=replace(runs[0].cell, seed=7), points=nonfinite)
     B_p = runs[0].cell.B_p
     growing = replace(runs[0], cell=Cell(B_p, 2, 0, "growing", (Stage(0, B_p, 2),)))
@@ -112,7 +135,9 @@ def test_frames_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="the DataFrame has no row"):
         isojax.read_runs(pandas.DataFrame())
     frame = pandas.DataFrame({"n": [2, 2], "B_p": [4, 4], "step": [0, 1], "reward": [0.1, 1.5]})
-    with pytest.raises(InputError, match=r"DataFrame, row 1: reward is 1\.5, expected a number in \[0, 1\]"):
+    with pytest.raises(
+        InputError, match=r"DataFrame, row 1: reward is 1\.5, expected a number in \[0, 1\]"
+    ):
         isojax.read_runs(frame)
     arrays = pandas.DataFrame({"n": [2], "B_p": [4], "step": [0], "reward": [np.array([0.1, 0.2])]})
     for frame in (arrays, pandas.Series(["nowhere"]), "nowhere"):
@@ -127,5 +152,7 @@ def test_frames_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="C = '1e6'; expected a positive finite number"):
         law.recommend("1e6")  # pyright: ignore[reportArgumentType]
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(InputError, match="a DataFrame needs pandas; install it with: pip install pandas"):
+    with pytest.raises(
+        InputError, match="a DataFrame needs pandas; install it with: pip install pandas"
+    ):
         law.frame()

@@ -1,5 +1,5 @@
-"""The package's structure: imports between its folders point one way, no two modules or classes share a name, and
-functions take few parameters.
+"""The package's structure: imports between its folders point one way, no two modules or classes
+share a name, and functions take few parameters.
 
 A folder below isojax/ is a room. A room imports those that it rests on (ROOMS) and itself.
 """
@@ -36,12 +36,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "launch": ("runs", "scaling", "report", "train"),
     "cli": ("launch",),
 }
-# These load no jax, at import or later; launch/ does in one folder and one module, cli/ through importlib.
+# These load no jax, at import or later; launch/ does in one folder and one module, cli/ through
+# importlib.
 ROOMS_WITHOUT_JAX = ("core", "runs", "scaling", "report", "launch", "cli")
 MODULES_WITH_JAX = ("launch.local", "launch.ray.ray_worker", "launch.ray.sampler_process")
 JAX_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "jaxtyping", "transformers", "libtpu"}
 
-# A module here is one of several implementations of the same thing, and may be named like one in another such folder.
+# A module here is one of several implementations of the same thing, and may be named like one in
+# another such folder.
 PLUGIN_FOLDERS = {
     "losses",
     "advantages",
@@ -100,7 +102,8 @@ def imports(path: Path) -> Iterator[Import]:
                 yield from (Import(alias.name, inside, child.lineno) for alias in child.names)
             if isinstance(child, ast.ImportFrom):
                 assert child.level == 0, f"{path}: write the import in full"
-                for alias in child.names:  # `from isojax.rl import gradient` may name a module or something in one
+                # `from isojax.rl import gradient` may name a module or something in one
+                for alias in child.names:
                     full = f"{child.module}.{alias.name}"
                     is_module = full.removeprefix("isojax.") in MODULES
                     if is_module:
@@ -142,18 +145,25 @@ def test_imports_point_one_way(module: str) -> None:
         where = f"{module}, line {imported.line}"
         assert not name.endswith("__main__"), f"{where}: nobody imports {name}"
         if not name:  # the API of notebooks, which imports the rooms; its version alone is for all
-            assert imported.attribute == "__version__", f"{where}: import from the room that defines it"
+            assert imported.attribute == "__version__", (
+                f"{where}: import from the room that defines it"
+            )
             continue
-        assert room(name) in rests_on(room(module)), f"{where}: {room(module)} does not rest on {room(name)}"
+        assert room(name) in rests_on(room(module)), (
+            f"{where}: {room(module)} does not rest on {room(name)}"
+        )
         crosses_rooms = imported.inside_function and room(name) != room(module)
         assert not crosses_rooms, f"{where}: import {name} at the top of the file"
 
 
 def test_imports_by_a_string_point_the_same_way() -> None:
-    """`importlib.import_module`, by which the command line and Ray's driver load jax only where it is needed."""
+    """`importlib.import_module`, by which the command line and Ray's driver load jax only where it
+    is needed."""
     for module, path in MODULES.items():
         for name in re.findall(r'import_module\(\s*"isojax\.([\w.]+)"', path.read_text()):
-            assert name in MODULES and room(name) in rests_on(room(module)), f"{module} imports {name}"
+            assert name in MODULES and room(name) in rests_on(room(module)), (
+                f"{module} imports {name}"
+            )
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.endswith("__main__")])
@@ -161,10 +171,14 @@ def test_what_python_m_runs_hands_over_to_the_command_line(module: str) -> None:
     assert {room(name) for name, _ in own_imports(module)} == {"cli"}
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if room(m) in ROOMS_WITHOUT_JAX and not loads_jax(m)])
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if room(m) in ROOMS_WITHOUT_JAX and not loads_jax(m)]
+)
 def test_rooms_without_jax_import_none(module: str) -> None:
     for imported in imports(MODULES[module]):
-        assert imported.name.partition(".")[0] not in JAX_LIBRARIES, f"{module}, line {imported.line}: {imported.name}"
+        assert imported.name.partition(".")[0] not in JAX_LIBRARIES, (
+            f"{module}, line {imported.line}: {imported.name}"
+        )
 
 
 def test_rooms_without_jax_load_none() -> None:
@@ -174,20 +188,30 @@ def test_rooms_without_jax_load_none() -> None:
     program = f"import importlib, sys\nfor name in {sorted(set(names) - optional)!r}: importlib.import_module(name)\n"
     program += f"print(sorted({JAX_LIBRARIES!r} & set(sys.modules)))"
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
 
 
 def test_no_module_imports_itself_through_others() -> None:
     """By imports at the top of files."""
-    graph = {m: {name for name, imported in own_imports(m) if not imported.inside_function} for m in MODULES}
+    graph = {
+        m: {name for name, imported in own_imports(m) if not imported.inside_function}
+        for m in MODULES
+    }
     for module, names in graph.items():  # a package's own name stands for its __init__
         graph[module] = {name for name in names if name in MODULES and name}
     done: set[str] = set()
 
     def visit(module: str, chain: tuple[str, ...]) -> None:
-        assert module not in chain, f"a circle of imports: {' -> '.join([*chain[chain.index(module) :], module])}"
+        assert module not in chain, (
+            f"a circle of imports: {' -> '.join([*chain[chain.index(module) :], module])}"
+        )
         if module not in done:
             for name in sorted(graph[module]):
                 visit(name, (*chain, module))
@@ -201,7 +225,8 @@ def test_no_two_modules_have_one_name() -> None:
     names = [
         path.stem
         for path in MODULES.values()
-        if path.stem not in ("__init__", "__main__") and not PLUGIN_FOLDERS & set(path.relative_to(PACKAGE).parts)
+        if path.stem not in ("__init__", "__main__")
+        and not PLUGIN_FOLDERS & set(path.relative_to(PACKAGE).parts)
     ]
     assert not duplicates(names)
 
@@ -234,6 +259,17 @@ def test_functions_have_few_parameters() -> None:
 def test_the_test_itself_sees_a_wrong_import(tmp_path: Path) -> None:
     path = tmp_path / "x.py"
     path.write_text("import jax.numpy as jnp\ndef f():\n    from isojax.rl import gradient\n")
-    assert list(imports(path)) == [Import("jax.numpy", False, 1), Import("isojax.rl.gradient", True, 3)]
-    assert rests_on("train") == {"train", "rl", "sampling", "models", "tasks", "distributed", "core"}
+    assert list(imports(path)) == [
+        Import("jax.numpy", False, 1),
+        Import("isojax.rl.gradient", True, 3),
+    ]
+    assert rests_on("train") == {
+        "train",
+        "rl",
+        "sampling",
+        "models",
+        "tasks",
+        "distributed",
+        "core",
+    }
     assert "rl" not in rests_on("report") and "runs" not in rests_on("train")

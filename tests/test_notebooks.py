@@ -1,4 +1,5 @@
-"""The notebooks of the docs run, cell by cell, from their folder; so does the program of docs/reproduction.md."""
+"""The notebooks of the docs run, cell by cell, from their folder; so does the program of
+docs/reproduction.md."""
 
 from __future__ import annotations
 

@@ -12,13 +12,20 @@ import yaml
 from isojax import __version__
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "benchmarks" / "README.md",
+]
 
 
 def heading_anchors(page: Path) -> set[str]:
-    """The anchors that a page's headings have: lower case, without punctuation, spaces as hyphens."""
+    """The anchors that a page's headings have: lower case, without punctuation, spaces as
+    hyphens."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -29,7 +36,9 @@ def test_links_lead_somewhere(page: Path) -> None:
         path, _, anchor = target.partition("#")
         linked = (page.parent / path).resolve() if path else page
         assert linked.exists(), f"{page.name} links to {target}"
-        assert not anchor or anchor in heading_anchors(linked), f"{page.name}: no heading for {target}"
+        assert not anchor or anchor in heading_anchors(linked), (
+            f"{page.name}: no heading for {target}"
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -63,18 +72,25 @@ def test_one_version_and_name_everywhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "version" in project["project"]["dynamic"] and "version" not in project["project"]
     assert project["tool"]["hatch"]["version"]["path"] == "isojax/__init__.py"
-    assert (citation["title"], citation["license"]) == (project["project"]["name"], project["project"]["license"])
+    assert (citation["title"], citation["license"]) == (
+        project["project"]["name"],
+        project["project"]["license"],
+    )
     assert re.findall(r"^## (\S+?),", (ROOT / "CHANGELOG.md").read_text(), re.M)[0] == __version__
     for path in (*PAGES, *(ROOT / "launch").iterdir()):
         named = re.findall(r"isojax(?:\[[\w,]*\])?(?:==|-|:)(\d+\.\d+\.\d+)", path.read_text())
         assert set(named) <= {__version__}, path
 
 
-def test_a_rollout_passes_at_most_30_files_and_each_has_the_functions_that_the_table_names() -> None:
+def test_a_rollout_passes_at_most_30_files_and_each_has_the_functions_that_the_table_names() -> (
+    None
+):
     text = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\| \d+ \| \[`([\w/]+\.py)`\]\(.*?\) \| (.*?): ", text, re.M)
     assert 20 < len(rows) == len({path for path, _ in rows}) <= 30
     for path, functions in rows:
         code = (ROOT / "isojax" / path).read_text()
         for name in re.findall(r"`([\w.]+)`", functions):
-            assert re.search(rf"(def|class) {name.rpartition('.')[2]}\b", code), f"{path} has no {name}"
+            assert re.search(rf"(def|class) {name.rpartition('.')[2]}\b", code), (
+                f"{path} has no {name}"
+            )

@@ -1,15 +1,16 @@
-"""isojax and its peers side by side: the same weights, prompts, lengths and cores. `make bench-peers` makes their
-environments first.
+"""isojax and its peers side by side: the same weights, prompts, lengths and cores. `make
+bench-peers` makes their environments first.
 
-    python benchmarks/peers/compare.py MODEL [--only rollouts-4x8,step-4x8] [--peers isojax,tunix] [--cores 1] [--rounds
-    2]
+    python benchmarks/peers/compare.py MODEL [--only rollouts-4x8,step-4x8] [--peers isojax,tunix]
+    [--cores 1] [--rounds 2]
 
-MODEL: SmolLM2-135M as `isojax model import smollm2` writes it. Every measurement is a process of its own, one at a
-time, in turns (A B C A B C); inside it a warm-up, then the timed repeats. One JSON line for each measurement,
-and a table at the end: medians, and how many times faster isojax is, by the wall and by the processor's time:
-on one core the latter tells the same where the machine is idle, and still tells it where it is not. Each round
-opens with the machine's limits (benchmarks/limits.py), whose floor rollouts are a share of.
---commands writes the prompts' files and prints the commands that would run.
+MODEL: SmolLM2-135M as `isojax model import smollm2` writes it. Every measurement is a process of
+its own, one at a time, in turns (A B C A B C); inside it a warm-up, then the timed repeats. One
+JSON line for each measurement, and a table at the end: medians, and how many times faster isojax
+is, by the wall and by the processor's time: on one core the latter tells the same where the machine
+is idle, and still tells it where it is not. Each round opens with the machine's limits
+(benchmarks/limits.py), whose floor rollouts are a share of. --commands writes the prompts' files
+and prints the commands that would run.
 """
 
 import argparse
@@ -50,12 +51,16 @@ class Peer(NamedTuple):
     @property
     def python(self) -> Path:
         """The interpreter."""
-        return ENVIRONMENTS / self.environment / "bin" / "python" if self.environment else Path(sys.executable)
+        return (
+            ENVIRONMENTS / self.environment / "bin" / "python"
+            if self.environment
+            else Path(sys.executable)
+        )
 
 
 class Claim(NamedTuple):
-    """B_p prompts of `prompt` tokens, n rollouts each of exactly `new` tokens, by each of `peers`; `repeats` are timed
-    in each process.
+    """B_p prompts of `prompt` tokens, n rollouts each of exactly `new` tokens, by each of `peers`;
+    `repeats` are timed in each process.
     """
 
     name: str
@@ -82,11 +87,15 @@ CLAIMS = (
 )
 
 
-def make_prompts(tokenizer: Tokenizer, count: int, length: int) -> tuple[list[list[int]], list[str]]:
-    """`count` prompts of exactly `length` tokens, as ids and as texts that mean them: words drawn at random, the same
-    on every machine.
+def make_prompts(
+    tokenizer: Tokenizer, count: int, length: int
+) -> tuple[list[list[int]], list[str]]:
+    """`count` prompts of exactly `length` tokens, as ids and as texts that mean them: words drawn
+    at random, the same on every machine.
     """
-    words = sorted(i for piece, i in tokenizer.get_vocab().items() if re.fullmatch("Ġ[a-z]{4,9}", piece))
+    words = sorted(
+        i for piece, i in tokenizer.get_vocab().items() if re.fullmatch("Ġ[a-z]{4,9}", piece)
+    )
     draw = random.Random(0)
     ids, texts = [], []
     for _ in range(count):
@@ -101,7 +110,9 @@ def make_prompts(tokenizer: Tokenizer, count: int, length: int) -> tuple[list[li
 def write_prompts(model: Path, claim: Claim, folder: Path) -> Path:
     """The file of prompts that every child of a claim reads."""
     path = folder / f"{claim.B_p}x{claim.prompt}.json"
-    ids, texts = make_prompts(Tokenizer.from_file(str(model / "tokenizer.json")), claim.B_p, claim.prompt)
+    ids, texts = make_prompts(
+        Tokenizer.from_file(str(model / "tokenizer.json")), claim.B_p, claim.prompt
+    )
     path.write_text(json.dumps({"ids": ids, "texts": texts}))
     return path
 
@@ -111,7 +122,15 @@ def command(model: Path, claim: Claim, peer: Peer, prompts: Path, repeats: int) 
     coefficients = {"--n": claim.n, "--new": claim.new, "--repeats": repeats}
     flags = [str(x) for pair in coefficients.items() for x in pair]
     variant = ["--variant", peer.variant] if peer.variant else []
-    return [str(peer.python), str(HERE / peer.script), str(model), "--prompts", str(prompts), *flags, *variant]
+    return [
+        str(peer.python),
+        str(HERE / peer.script),
+        str(model),
+        "--prompts",
+        str(prompts),
+        *flags,
+        *variant,
+    ]
 
 
 def limits_command(model: Path, claim: Claim) -> list[str]:
@@ -126,9 +145,12 @@ def limits_command(model: Path, claim: Claim) -> list[str]:
 
 
 def run(words: list[str]) -> Iterator[dict[str, Any]]:
-    """The JSON lines of a child on this process's cores; RuntimeError with the end of what it said where it failed."""
+    """The JSON lines of a child on this process's cores; RuntimeError with the end of what it said
+    where it failed."""
     if not Path(words[0]).exists():
-        raise RuntimeError(f"{words[0]}: no such Python; `make bench-peers` makes the peers' environments")
+        raise RuntimeError(
+            f"{words[0]}: no such Python; `make bench-peers` makes the peers' environments"
+        )
     threads = str(len(os.sched_getaffinity(0)))
     environment = os.environ | {
         "OMP_NUM_THREADS": threads,
@@ -138,27 +160,36 @@ def run(words: list[str]) -> Iterator[dict[str, Any]]:
     }
     environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if words[0] == sys.executable and machine.huge_pages_available():
-        environment.setdefault(machine.TUNABLES_VARIABLE, machine.TUNABLES_VALUE)  # as isojax's own commands do
+        # as isojax's own commands do
+        environment.setdefault(machine.TUNABLES_VARIABLE, machine.TUNABLES_VALUE)
     child = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     for line in child.stdout.splitlines():
         if line.startswith('{"'):  # libraries print too
             yield json.loads(line)
     if child.returncode:
-        raise RuntimeError(f"{' '.join(words)}\nended with {child.returncode}:\n{child.stderr[-ERRORS_SHOWN:]}")
+        raise RuntimeError(
+            f"{' '.join(words)}\nended with {child.returncode}:\n{child.stderr[-ERRORS_SHOWN:]}"
+        )
 
 
 def medians(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of every (claim, peer), in order of appearance: median seconds, processor's seconds and tokens per
-    second, largest memory, how many were measured; and how many times faster isojax did the same claim, by the
-    wall (`faster`) and by the processor (`cpu_faster`)."""
+    """Of every (claim, peer), in order of appearance: median seconds, processor's seconds and
+    tokens per second, largest memory, how many were measured; and how many times faster isojax did
+    the same claim, by the wall (`faster`) and by the processor (`cpu_faster`)."""
     result: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for line in lines:
         result.setdefault((line["claim"], line["peer"]), []).append(line)
     rows = []
     for (claim, peer), of_one in result.items():
         row: dict[str, Any] = {"claim": claim, "peer": peer, "measured": len(of_one)}
-        row |= {key: statistics.median(line[key] for line in of_one) for key in ("seconds", "cpu_seconds")}
-        rows.append(row | {"tokens": of_one[0]["tokens"], "peak_gib": max(line["peak_gib"] for line in of_one)})
+        row |= {
+            key: statistics.median(line[key] for line in of_one)
+            for key in ("seconds", "cpu_seconds")
+        }
+        rows.append(
+            row
+            | {"tokens": of_one[0]["tokens"], "peak_gib": max(line["peak_gib"] for line in of_one)}
+        )
     ours = {row["claim"]: row for row in rows if row["peer"] == "isojax"}
     for row in rows:
         if row["claim"] in ours:
@@ -169,8 +200,8 @@ def medians(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]], floors: dict[str, list[float]], clock: str) -> None:
-    """The table; `floors`: by claim, measured rollout tokens per second on `clock`, which a rollout's share is read on
-    too.
+    """The table; `floors`: by claim, measured rollout tokens per second on `clock`, which a
+    rollout's share is read on too.
     """
     heads = (
         "claim",
@@ -189,7 +220,8 @@ def show(rows: list[dict[str, Any]], floors: dict[str, list[float]], clock: str)
         floor = floors.get(row["claim"])
         share = f"{row['tokens'] / row[clock] / statistics.median(floor):.0%}" if floor else ""
         ratios = [
-            f"{row[key]:.2f} x" if row["peer"] != "isojax" and key in row else "" for key in ("faster", "cpu_faster")
+            f"{row[key]:.2f} x" if row["peer"] != "isojax" and key in row else ""
+            for key in ("faster", "cpu_faster")
         ]
         coefficients = [
             f"{row['seconds']:.2f}",
@@ -197,7 +229,9 @@ def show(rows: list[dict[str, Any]], floors: dict[str, list[float]], clock: str)
             f"{row['tokens'] / row['seconds']:.0f}",
             f"{row['peak_gib']:.2f}",
         ]
-        table.add_row(row["claim"], row["peer"], str(row["measured"]), *coefficients, *ratios, share)
+        table.add_row(
+            row["claim"], row["peer"], str(row["measured"]), *coefficients, *ratios, share
+        )
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
@@ -211,16 +245,26 @@ def model_folder(given: str) -> Path:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=model_folder)
     parser.add_argument("--only", default="", help=f"of {','.join(claim.name for claim in CLAIMS)}")
     parser.add_argument("--peers", default="", help="of isojax,transformers,tunix,trl")
     parser.add_argument(
-        "--cores", type=int, choices=(1, 2), default=1, help="the last of those that this process may use"
+        "--cores",
+        type=int,
+        choices=(1, 2),
+        default=1,
+        help="the last of those that this process may use",
     )
     parser.add_argument("--rounds", type=int, default=2, help="processes of each peer")
-    parser.add_argument("--repeats", type=int, help="timed repeats in a process; the claim's own number otherwise")
-    parser.add_argument("--folder", type=Path, default=ENVIRONMENTS, help="for the files of prompts")
+    parser.add_argument(
+        "--repeats", type=int, help="timed repeats in a process; the claim's own number otherwise"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=ENVIRONMENTS, help="for the files of prompts"
+    )
     parser.add_argument("--commands", action="store_true", help="run nothing; print the commands")
     args = parser.parse_args()
     for inputs, known in (
@@ -247,10 +291,13 @@ def main() -> None:
     for claim in claims:
         prompts = write_prompts(args.model, claim, args.folder)
         peers = [
-            peer for peer in claim.peers if not args.peers or (peer.environment or "isojax") in args.peers.split(",")
+            peer
+            for peer in claim.peers
+            if not args.peers or (peer.environment or "isojax") in args.peers.split(",")
         ]
         children = {
-            peer.name: command(args.model, claim, peer, prompts, args.repeats or claim.repeats) for peer in peers
+            peer.name: command(args.model, claim, peer, prompts, args.repeats or claim.repeats)
+            for peer in peers
         }
         if args.commands:
             print("\n".join(" ".join(words) for words in children.values()))
@@ -260,11 +307,15 @@ def main() -> None:
                 about = {"claim": claim.name, "cores": len(cores), "round": round}
                 try:
                     for line in run(words):
-                        print(json.dumps(about | ({"peer": name} if name else {}) | line), flush=True)
+                        print(
+                            json.dumps(about | ({"peer": name} if name else {}) | line), flush=True
+                        )
                         if name:
                             lines.append(about | {"peer": name} | line)
                         elif claim.peers is ROLLOUTS:
-                            floors.setdefault(claim.name, []).append(line["floor_tokens_per_second"])
+                            floors.setdefault(claim.name, []).append(
+                                line["floor_tokens_per_second"]
+                            )
                 except RuntimeError as e:
                     print(e, file=sys.stderr, flush=True)
                     failed = True

@@ -1,13 +1,13 @@
-"""The sampler's log-probabilities against a full recomputation by transformers in double precision. One JSON line a
-temperature.
+"""The sampler's log-probabilities against a full recomputation by transformers in double precision.
+One JSON line a temperature.
 
     python benchmarks/peers/logprobs.py MODEL [--B_p 4] [--n 8] [--prompt 64] [--new 128]        after `make
     bench-peers`
 
-MODEL: SmolLM2-135M as `isojax model import smollm2` writes it. At temperatures 1 and .6 isojax draws B_p x n rollouts
-in float32, and transformers computes the log-probability of each of their tokens in float64 and in float32. A line says
-the largest and the mean difference of isojax's from either, and of transformers' float32 from its float64: what
-recomputing in float32 is worth.
+MODEL: SmolLM2-135M as `isojax model import smollm2` writes it. At temperatures 1 and .6 isojax
+draws B_p x n rollouts in float32, and transformers computes the log-probability of each of their
+tokens in float64 and in float32. A line says the largest and the mean difference of isojax's from
+either, and of transformers' float32 from its float64: what recomputing in float32 is worth.
 """
 
 import argparse
@@ -42,21 +42,32 @@ def recomputed(model: Path, given: dict[str, np.ndarray]) -> dict[str, np.ndarra
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=compare.model_folder)
     for name, default in {"--B_p": 4, "--n": 8, "--prompt": 64, "--new": 128}.items():
         parser.add_argument(name, type=int, default=default)
     args = parser.parse_args()
-    ids, _ = compare.make_prompts(Tokenizer.from_file(str(args.model / "tokenizer.json")), args.B_p, args.prompt)
+    ids, _ = compare.make_prompts(
+        Tokenizer.from_file(str(args.model / "tokenizer.json")), args.B_p, args.prompt
+    )
     setup = Setup(args.model, ids, args.n, args.new, "auto")
     for temperature in TEMPERATURES:
         sampling = setup.cell.sampling.model_copy(update={"temperature": temperature})
-        sample = jax.jit(build_sampler(setup.decoder, setup.sampler_shapes, setup.mesh, sampling, setup.stops))
-        rollouts = sample(setup.params, setup.problems, np.int32(args.B_p), np.int32(args.n), jax.random.key(0))
-        ours = np.asarray(rollouts.logps).reshape(-1, args.new)[: args.B_p * args.n].astype(np.float64)
+        sample = jax.jit(
+            build_sampler(setup.decoder, setup.sampler_shapes, setup.mesh, sampling, setup.stops)
+        )
+        rollouts = sample(
+            setup.params, setup.problems, np.int32(args.B_p), np.int32(args.n), jax.random.key(0)
+        )
+        ours = (
+            np.asarray(rollouts.logps).reshape(-1, args.new)[: args.B_p * args.n].astype(np.float64)
+        )
         tokens = np.asarray(rollouts.tokens).reshape(-1, args.new)[: args.B_p * args.n]
         theirs = recomputed(
-            args.model, {"prompts": np.array(ids), "tokens": tokens, "temperature": np.array(temperature)}
+            args.model,
+            {"prompts": np.array(ids), "tokens": tokens, "temperature": np.array(temperature)},
         )
         differences = {
             "isojax_float64": abs(ours - theirs["float64"]),

@@ -1,11 +1,11 @@
-"""transformers' `generate` (torch): B_p prompts, n samples each, a fixed number of new tokens, temperature 1, no top-k
-or top-p.
+"""transformers' `generate` (torch): B_p prompts, n samples each, a fixed number of new tokens,
+temperature 1, no top-k or top-p.
 
---variant float32 | bfloat16: the dtype of weights and computation. No end token stops a row. Run alone (prompts:
-`compare.py --commands`):
+--variant float32 | bfloat16: the dtype of weights and computation. No end token stops a row. Run
+alone (prompts: `compare.py --commands`):
 
-    .venv-peers/transformers/bin/python benchmarks/peers/rollouts_transformers.py MODEL --prompts FILE --n 8 --new 128
-    --variant float32
+    .venv-peers/transformers/bin/python benchmarks/peers/rollouts_transformers.py MODEL --prompts
+    FILE --n 8 --new 128 --variant float32
 """
 
 import child
@@ -18,7 +18,9 @@ def main() -> None:
 
     torch.set_num_threads(child.threads())
     prompts = torch.tensor(child.read_prompts(args.prompts).ids)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.variant or "float32")).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        args.model, dtype=getattr(torch, args.variant or "float32")
+    ).eval()
     model.generation_config = GenerationConfig(
         do_sample=True,
         temperature=1.0,

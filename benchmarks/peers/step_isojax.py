@@ -1,10 +1,9 @@
-"""isojax's GRPO step in one compiled program: rollouts, rewards, advantages, gradient, AdamW; float32, no KL, every
-group has an advantage.
+"""isojax's GRPO step in one compiled program: rollouts, rewards, advantages, gradient, AdamW;
+float32, no KL, every group has an advantage.
 
---variant m=4: rows of a microbatch (without it, as many as the planner chooses); --variant data=-1: a mesh as `--mesh`
-takes it (without it auto, one device of all cores, which holds one set of weights and moments). Run alone (prompts:
-`compare.py --commands`), with isojax's
-Python:
+--variant m=4: rows of a microbatch (without it, as many as the planner chooses); --variant data=-1:
+a mesh as `--mesh` takes it (without it auto, one device of all cores, which holds one set of
+weights and moments). Run alone (prompts: `compare.py --commands`), with isojax's Python:
 
     python benchmarks/peers/step_isojax.py MODEL --prompts FILE --n 8 --new 128
 """
@@ -15,7 +14,8 @@ import child
 
 
 class Arbitrary:
-    """A task with nothing but what a step reads: no stops, and an arbitrary reward that differs inside every group."""
+    """A task with nothing but what a step reads: no stops, and an arbitrary reward that differs
+    inside every group."""
 
     def __init__(self, stops: Any):
         self.stops = stops
@@ -37,7 +37,11 @@ def main() -> None:
     from isojax.rl.optimizer import build_init_state
 
     ids = child.read_prompts(args.prompts).ids
-    rows, mesh = (int(args.variant[2:]), "auto") if args.variant.startswith("m=") else (0, args.variant or "auto")
+    rows, mesh = (
+        (int(args.variant[2:]), "auto")
+        if args.variant.startswith("m=")
+        else (0, args.variant or "auto")
+    )
     setup = Setup(args.model, ids, args.n, args.new, mesh, rows)
     task: Any = Arbitrary(setup.stops)
     train = build_fused_update(setup.cell, setup.decoder, task, setup.sampler_shapes, setup.mesh)

@@ -1,9 +1,9 @@
-"""TRL's GRPOTrainer: one step is rollouts by transformers' `generate`, rewards, advantages, update with AdamW; float32,
-beta 0.
+"""TRL's GRPOTrainer: one step is rollouts by transformers' `generate`, rewards, advantages, update
+with AdamW; float32, beta 0.
 
---variant rows=8: rollouts of a microbatch of the update (8 without it); all are sampled at once. No gradient
-checkpointing, one iteration. The end token is one that the model never makes. Run alone (prompts: `compare.py
---commands`):
+--variant rows=8: rollouts of a microbatch of the update (8 without it); all are sampled at once. No
+gradient checkpointing, one iteration. The end token is one that the model never makes. Run alone
+(prompts: `compare.py --commands`):
 
     .venv-peers/trl/bin/python benchmarks/peers/step_trl.py MODEL --prompts FILE --n 8 --new 128
 """
@@ -35,7 +35,9 @@ def main() -> None:
     model.generation_config.eos_token_id = None
 
     def rewards(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        assert all(len(ids) == args.new for ids in completion_ids), [len(ids) for ids in completion_ids]
+        assert all(len(ids) == args.new for ids in completion_ids), [
+            len(ids) for ids in completion_ids
+        ]
         return [child.reward(ids) for ids in completion_ids]
 
     class Timer(TrainerCallback):
@@ -71,7 +73,9 @@ def main() -> None:
             disable_tqdm=True,
         )
         dataset = Dataset.from_dict({"prompt": prompts.texts})
-        GRPOTrainer(model, rewards, config, dataset, processing_class=tokenizer, callbacks=[Timer()]).train()
+        GRPOTrainer(
+            model, rewards, config, dataset, processing_class=tokenizer, callbacks=[Timer()]
+        ).train()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Tunix's GRPO learner: one step is rollouts by its vanilla sampler, rewards, advantages, update with AdamW; float32,
-beta 0.
+"""Tunix's GRPO learner: one step is rollouts by its vanilla sampler, rewards, advantages, update
+with AdamW; float32, beta 0.
 
---variant micro=4: prompts (with their n rollouts) of a microbatch of the update; 1 without it (all 4 x 8 of 64 + 128
-tokens at once took over 16 GiB). All are sampled at once. A step is timed between two requests for prompts, when
-the parameters are there. Run alone (prompts: `compare.py --commands`):
+--variant micro=4: prompts (with their n rollouts) of a microbatch of the update; 1 without it (all
+4 x 8 of 64 + 128 tokens at once took over 16 GiB). All are sampled at once. A step is timed between
+two requests for prompts, when the parameters are there. Run alone (prompts: `compare.py
+--commands`):
 
     .venv-peers/tunix/bin/python benchmarks/peers/step_tunix.py MODEL --prompts FILE --n 8 --new 128
 """
@@ -31,7 +32,9 @@ def main() -> None:
     words = tunix_setup.Words(args.model)
     assert [words.encode(text) for text in prompts.texts] == prompts.ids
     training = rl_cluster.RLTrainingConfig(
-        actor_optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-6, weight_decay=0.0)),
+        actor_optimizer=optax.chain(
+            optax.clip_by_global_norm(1.0), optax.adamw(1e-6, weight_decay=0.0)
+        ),
         eval_every_n_steps=10**6,
         max_steps=10**6,
         mini_batch_size=B_p,
@@ -52,7 +55,12 @@ def main() -> None:
         tokenizer=words,
         cluster_config=rl_cluster.ClusterConfig(
             role_to_mesh={
-                role: mesh for role in (rl_cluster.Role.ACTOR, rl_cluster.Role.REFERENCE, rl_cluster.Role.ROLLOUT)
+                role: mesh
+                for role in (
+                    rl_cluster.Role.ACTOR,
+                    rl_cluster.Role.REFERENCE,
+                    rl_cluster.Role.ROLLOUT,
+                )
             },
             training_config=training,
             rollout_config=rollout,
@@ -62,12 +70,17 @@ def main() -> None:
     def rewards(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
         return [child.reward(list(text.encode())) for text in completions]
 
-    learner = GRPOLearner(cluster, GRPOConfig(num_generations=args.n, num_iterations=1, beta=0.0, epsilon=0.2), rewards)
+    learner = GRPOLearner(
+        cluster,
+        GRPOConfig(num_generations=args.n, num_iterations=1, beta=0.0, epsilon=0.2),
+        rewards,
+    )
 
     def batches() -> Iterator[dict[str, Any]]:
         for step in range(1 + args.repeats):
             clock = child.Clock()
-            yield {"prompts": np.array(prompts.texts)}  # comes back when the learner wants the next batch
+            # comes back when the learner wants the next batch
+            yield {"prompts": np.array(prompts.texts)}
             jax.block_until_ready(nnx.state(cluster.actor_trainer.model))
             if step > 0:  # the first compiles
                 clock.add_tokens(B_p * args.n * args.new)

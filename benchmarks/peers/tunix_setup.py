@@ -1,8 +1,8 @@
-"""What Tunix's two children share: its Llama 3 model with SmolLM2's shape and weights, and the tokenizer as it wants
-one.
+"""What Tunix's two children share: its Llama 3 model with SmolLM2's shape and weights, and the
+tokenizer as it wants one.
 
-(Tunix 0.1.7 does not pass `rope_theta` on to its rotary positions, so its samples are not SmolLM2's; the work is the
-same.)
+(Tunix 0.1.7 does not pass `rope_theta` on to its rotary positions, so its samples are not
+SmolLM2's; the work is the same.)
 """
 
 import json
@@ -17,8 +17,8 @@ from tunix.models.llama3.params import create_model_from_safe_tensors
 
 
 class Words:
-    """The tokenizer without a first token, so that a prompt keeps its length, and with an end token that never
-    comes.
+    """The tokenizer without a first token, so that a prompt keeps its length, and with an end token
+    that never comes.
     """
 
     def __init__(self, model: Path):
@@ -60,7 +60,10 @@ def shape(model: Path) -> ModelConfig:
 def load(model: Path) -> tuple[Llama3, ModelConfig, jax.sharding.Mesh]:
     """The model in float32 on a mesh of one device, its config and the mesh."""
     mesh = jax.make_mesh(
-        (1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:1]
+        (1, 1),
+        ("fsdp", "tp"),
+        axis_types=(jax.sharding.AxisType.Auto,) * 2,
+        devices=jax.devices()[:1],
     )
     config = shape(model)
     return create_model_from_safe_tensors(str(model), config, mesh, jnp.float32), config, mesh

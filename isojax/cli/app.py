@@ -1,5 +1,6 @@
-"""The command line. A module of commands/ is imported when its command is called, so that `isojax status` waits for
-neither SciPy nor jax; an InputError is one line `error: ...` on standard error and exit code 2."""
+"""The command line. A module of commands/ is imported when its command is called, so that `isojax
+status` waits for neither SciPy nor jax; an InputError is one line `error: ...` on standard error
+and exit code 2."""
 
 import errno
 import importlib
@@ -24,14 +25,16 @@ from isojax.runs.mirror import localize
 
 
 class LazyCommand(NamedTuple):
-    """A command: its name, the first sentence of its help, and whether it is a run: hours of jax in this process."""
+    """A command: its name, the first sentence of its help, and whether it is a run: hours of jax in
+    this process."""
 
     name: str
     summary: str
     is_run: bool = False
 
     def load(self) -> typer.Typer:
-        """Import it: the typer app of its module, or an app of the function that has the command's name."""
+        """Import it: the typer app of its module, or an app of the function that has the command's
+        name."""
         function_name = self.name.replace("-", "_")
         module = importlib.import_module(f"isojax.cli.commands.{function_name}_command")
         if "app" in vars(module):
@@ -41,38 +44,72 @@ class LazyCommand(NamedTuple):
         return command_app
 
 
-LAUNCH = LazyCommand("launch", "Run a sweep over (B_p, n), then fit the law and write the report.", True)
-TRAIN = LazyCommand("train", "Train one run: a config whose sweep has one (B_p, n) and one seed.", True)
+LAUNCH = LazyCommand(
+    "launch", "Run a sweep over (B_p, n), then fit the law and write the report.", True
+)
+TRAIN = LazyCommand(
+    "train", "Train one run: a config whose sweep has one (B_p, n) and one seed.", True
+)
 COMMANDS = (
     LAUNCH,
     TRAIN,
-    LazyCommand("spend", "Spend a budget of rollouts on one policy, whose n is chosen during training.", True),
+    LazyCommand(
+        "spend",
+        "Spend a budget of rollouts on one policy, whose n is chosen during training.",
+        True,
+    ),
     LazyCommand("status", "Show where sweeps stand."),
-    LazyCommand("fit", "Fit the reward curves, the compute-optimal frontier and n*(C) to finished runs."),
+    LazyCommand(
+        "fit", "Fit the reward curves, the compute-optimal frontier and n*(C) to finished runs."
+    ),
     LazyCommand("recommend", "Recommend how to spend a budget of rollouts."),
     LazyCommand("quote", "Say what a reward costs: rollouts, hours and money, for each n."),
-    LazyCommand("report", "Rebuild a sweep's figures and report.html from its ledgers and its fit.json."),
+    LazyCommand(
+        "report", "Rebuild a sweep's figures and report.html from its ledgers and its fit.json."
+    ),
     LazyCommand("compare", "Compare sweeps."),
-    LazyCommand("records", "Import other trainers' logs, join imports, and check ledgers before a fit."),
-    LazyCommand("watch", "Forecast the reward that a run will have at its end, and advise whether to stop it."),
+    LazyCommand(
+        "records", "Import other trainers' logs, join imports, and check ledgers before a fit."
+    ),
+    LazyCommand(
+        "watch",
+        "Forecast the reward that a run will have at its end, and advise whether to stop it.",
+    ),
     LazyCommand("fit-curve", "Fit a reward curve to one run, or to several seeds of it."),
     LazyCommand("fit-law", "Fit n*(C) to the points of a file."),
     LazyCommand("model", "Import and export language models."),
-    LazyCommand("difficulty", "Label problems by the base model's avg@k, and split them by difficulty.", True),
+    LazyCommand(
+        "difficulty",
+        "Label problems by the base model's avg@k, and split them by difficulty.",
+        True,
+    ),
     LazyCommand("lr-search", "Find the learning rate by short runs at one batch size.", True),
     LazyCommand("clean", "Remove checkpoints of runs that are done."),
     LazyCommand("settings", "Show settings of a config: their defaults and what they mean."),
-    LazyCommand("template", "Write a script or manifest that starts sweeps on a cluster to launch/, or list them."),
+    LazyCommand(
+        "template",
+        "Write a script or manifest that starts sweeps on a cluster to launch/, or list them.",
+    ),
 )
-USAGE_ERROR: Any = typer.BadParameter.__base__  # of an unknown command, option or value; typer does not name it
+# of an unknown command, option or value; typer does not name it
+USAGE_ERROR: Any = typer.BadParameter.__base__
 INTERRUPTED = 130  # the exit code after Ctrl-C
-TRACEBACK_VARIABLE = "ISOJAX_TRACEBACK"  # set to anything, an error of isojax itself ends as Python ends it
+# set to anything, an error of isojax itself ends as Python ends it
+TRACEBACK_VARIABLE = "ISOJAX_TRACEBACK"
 # Of a path that no file can have, or that this user may not open.
-UNUSABLE_PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+UNUSABLE_PATH_ERRNOS = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+)
 
 
 class LazyGroup(CommandGroup):
-    """The commands by their summaries; the one that is called, or completed by a shell, is imported."""
+    """The commands by their summaries; the one that is called, or completed by a shell, is
+    imported."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, remaining = super().resolve_command(ctx, args)
@@ -94,21 +131,27 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-VERSION_OPTION = typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+VERSION_OPTION = typer.Option(
+    "--version", callback=_print_version, is_eager=True, help="Print the version."
+)
 
 
 @app.callback()
 def _root(version: Annotated[bool, VERSION_OPTION] = False) -> None:
-    """Given a base model, a problem set and a budget of C rollouts: which (B_p, n, M) gives the best policy?
+    """Given a base model, a problem set and a budget of C rollouts: which (B_p, n, M) gives the
+    best policy?
 
     launch runs a sweep, fits it and reports; the other commands are its parts.
     """
 
 
 def main() -> NoReturn:
-    """The console script `isojax`: like `python -m`, it finds a fork's modules in the folder it is called in."""
+    """The console script `isojax`: like `python -m`, it finds a fork's modules in the folder it is
+    called in."""
     sys.path.insert(0, "")
-    _run(app, "isojax", any(command.is_run for command in COMMANDS if command.name in sys.argv[1:2]))
+    _run(
+        app, "isojax", any(command.is_run for command in COMMANDS if command.name in sys.argv[1:2])
+    )
 
 
 def main_module(command: LazyCommand) -> NoReturn:
@@ -120,13 +163,18 @@ def _check_words(words: Sequence[str]) -> None:
     for word in words:
         try:
             word.encode()
-        except UnicodeEncodeError as e:  # bytes of another encoding, which neither JSON nor a library of C++ takes
-            raise InputError(f"given {word!r}, expected text in UTF-8. Rename the file, or correct the word.") from e
+        except (
+            UnicodeEncodeError
+        ) as e:  # bytes of another encoding, which neither JSON nor a library of C++ takes
+            raise InputError(
+                f"given {word!r}, expected text in UTF-8. Rename the file, or correct the word."
+            ) from e
 
 
 def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
-    """Run a command and exit: 0; 2 after an InputError, as after usage errors; 1 after a failed run, or an error that
-    isojax did not expect; 143 after SIGTERM; 141 where nobody reads what a command prints that is no run."""
+    """Run a command and exit: 0; 2 after an InputError, as after usage errors; 1 after a failed
+    run, or an error that isojax did not expect; 143 after SIGTERM; 141 where nobody reads what a
+    command prints that is no run."""
     if is_run:
         use_huge_pages()
     guard_output(is_run)
@@ -149,22 +197,31 @@ def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
         e.show()
         sys.exit(e.exit_code)
     except BaseException as e:  # the last boundary; a panic of a library in Rust is no Exception
-        if isinstance(e, OSError) and e.errno in UNUSABLE_PATH_ERRNOS:  # to ask whether a file exists may raise it
+        # to ask whether a file exists may raise it
+        if isinstance(e, OSError) and e.errno in UNUSABLE_PATH_ERRNOS:
             _exit("error", f"{e}. Expected the path of a place that you may use.", 2)
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
         _exit("error", _describe_unexpected(e), 1)
-    if exit_code == INTERRUPTED:  # threads that are inside XLA would abort the process while Python ends
-        how = "; a run that has begun goes on by --resume" if is_run and sys.argv[1:2] != ["difficulty"] else ""
+    # threads that are inside XLA would abort the process while Python ends
+    if exit_code == INTERRUPTED:
+        how = (
+            "; a run that has begun goes on by --resume"
+            if is_run and sys.argv[1:2] != ["difficulty"]
+            else ""
+        )
         print(printable(f"stopped: by Ctrl-C{how}"), file=sys.stderr, flush=True)
         os._exit(INTERRUPTED)
     sys.exit(exit_code or 0)
 
 
 def _describe_unexpected(error: BaseException) -> str:
-    """A message for an error that nothing in isojax has foreseen, or a plug-in raises; its traceback is in a file."""
+    """A message for an error that nothing in isojax has foreseen, or a plug-in raises; its
+    traceback is in a file."""
     try:
-        with tempfile.NamedTemporaryFile("w", errors="replace", prefix="isojax-", suffix=".txt", delete=False) as f:
+        with tempfile.NamedTemporaryFile(
+            "w", errors="replace", prefix="isojax-", suffix=".txt", delete=False
+        ) as f:
             traceback.print_exception(error, file=f)
         place = f"The traceback is in {f.name}"
     except OSError:  # no disk, or a full one
@@ -174,7 +231,9 @@ def _describe_unexpected(error: BaseException) -> str:
         return f"the plug-in failed at {plugin} ({described}). {place}. Correct the plug-in (docs/extending.md)."
     if isinstance(error, MemoryError | OSError):
         return f"this machine could not do it ({described}). Look at its memory and its disks. {place}."
-    return f"isojax did not expect this ({described}). {place}: please report it, with your command."
+    return (
+        f"isojax did not expect this ({described}). {place}: please report it, with your command."
+    )
 
 
 def _exit(label: str, message: object, code: int) -> NoReturn:

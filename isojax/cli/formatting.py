@@ -1,4 +1,5 @@
-"""What the command line reads and writes: numbers typed by a person, tables and notes, JSON documents, figures."""
+"""What the command line reads and writes: numbers typed by a person, tables and notes, JSON
+documents, figures."""
 
 import json
 import math
@@ -25,14 +26,19 @@ def parse_count(text: str, option: str = "--budget", alternative: str = "") -> i
     except ValueError:
         number = math.nan
     if not (1 <= number <= MAX_COUNT and number % 1 == 0):
-        expected = f"expected a whole number from 1 to {MAX_COUNT:.0e}, such as 250000 or 1e6{alternative}"
+        expected = (
+            f"expected a whole number from 1 to {MAX_COUNT:.0e}, such as 250000 or 1e6{alternative}"
+        )
         raise InputError(f"{option}: given {text!r}, {expected}.")
     return int(number)
 
 
 def to_json_value(value: Any) -> Any:
-    """Plain data for JSON: models and dataclasses as objects, NumPy numbers as numbers, NaN and infinity as null."""
-    return to_jsonable_python(value, inf_nan_mode="null", fallback=lambda array: np.asarray(array).tolist())
+    """Plain data for JSON: models and dataclasses as objects, NumPy numbers as numbers, NaN and
+    infinity as null."""
+    return to_jsonable_python(
+        value, inf_nan_mode="null", fallback=lambda array: np.asarray(array).tolist()
+    )
 
 
 def json_text(value: Any) -> str:
@@ -44,10 +50,16 @@ def json_line_per_row(document: Mapping[str, Any]) -> str:
 
     def value_text(value: Any) -> str:
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            return "[\n  " + ",\n  ".join(json.dumps(row, allow_nan=False) for row in value) + "\n ]"
+            return (
+                "[\n  " + ",\n  ".join(json.dumps(row, allow_nan=False) for row in value) + "\n ]"
+            )
         return json.dumps(value, allow_nan=False)
 
-    return "{\n " + ",\n ".join(f"{json.dumps(key)}: {value_text(value)}" for key, value in document.items()) + "\n}\n"
+    return (
+        "{\n "
+        + ",\n ".join(f"{json.dumps(key)}: {value_text(value)}" for key, value in document.items())
+        + "\n}\n"
+    )
 
 
 def print_line(text: str) -> None:
@@ -56,7 +68,8 @@ def print_line(text: str) -> None:
 
 
 def warn_of_start(folder: Path) -> None:
-    """What was doubtful before the first updates of a sweep, or of labels: said again at its end, where it is read."""
+    """What was doubtful before the first updates of a sweep, or of labels: said again at its end,
+    where it is read."""
     for sentence in describe_start(folder):
         warn(sentence)
 
@@ -74,7 +87,9 @@ def print_interval_method(console: Console, settings: Mapping[str, Any]) -> None
 def check_new_file(path: Path | None, option: str) -> None:
     """Refuse, before any work, to write a file that exists."""
     if path is not None and path.exists():
-        raise InputError(f"{path} exists already and is kept; give {option} another name, or remove it.")
+        raise InputError(
+            f"{path} exists already and is kept; give {option} another name, or remove it."
+        )
 
 
 def check_figure_path(path: Path | None, option: str) -> None:

@@ -31,15 +31,20 @@ PLUGIN_FOLDERS = {
 
 
 def complete_config(ctx: Context, incomplete: str) -> list[str]:
-    """For a shell: the configs (this folder's YAML files among them), settings and values whose names begin so. A
-    setting alone is offered as two words, so that bash, to which "=" is a word of its own, adds no space after it."""
+    """For a shell: the configs (this folder's YAML files among them), settings and values whose
+    names begin so. A setting alone is offered as two words, so that bash, to which "=" is a word of
+    its own, adds no space after it."""
     keys = [key for key, is_section in config_keys(Config).items() if not is_section]
     words_before = [word for word in ctx.params.get("words") or () if word != "="]
     if words_before and words_before[-1] in keys:
         return [value for value in setting_values(words_before[-1]) if value.startswith(incomplete)]
     key = incomplete.partition("=")[0]
     if "=" in incomplete and key in keys:
-        return [word for value in setting_values(key) if (word := f"{key}={value}").startswith(incomplete)]
+        return [
+            word
+            for value in setting_values(key)
+            if (word := f"{key}={value}").startswith(incomplete)
+        ]
     settings = [f"{key}=" for key in keys if incomplete]
     words = [*config_names(), *map(str, Path().glob("*.yaml")), *settings]
     completions = [word for word in words if word.startswith(incomplete)]
@@ -48,14 +53,19 @@ def complete_config(ctx: Context, incomplete: str) -> list[str]:
 
 
 def setting_values(key: str) -> list[str]:
-    """The values that a setting may have, where they are few or have names: plug-ins, a choice, false and true."""
+    """The values that a setting may have, where they are few or have names: plug-ins, a choice,
+    false and true."""
     if key in PLUGIN_FOLDERS:
         return registry.file_names(PLUGIN_FOLDERS[key])
     annotation: Any = Config
     for name in key.split("."):
         annotation = annotation.model_fields[name].annotation
     choices = [one for one in (annotation, *get_args(annotation)) if get_origin(one) is Literal]
-    return ["false", "true"] if annotation is bool else [str(value) for one in choices for value in get_args(one)]
+    return (
+        ["false", "true"]
+        if annotation is bool
+        else [str(value) for one in choices for value in get_args(one)]
+    )
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -71,40 +81,60 @@ def complete_log_format(incomplete: str) -> list[str]:
 
 
 RUNS_HELP = "Sweep folders, cell folders or ledgers, such as runs/quickstart."
-RunsArgument = Annotated[list[Path], Argument(metavar="RUN", help=RUNS_HELP, autocompletion=complete_run)]
+RunsArgument = Annotated[
+    list[Path], Argument(metavar="RUN", help=RUNS_HELP, autocompletion=complete_run)
+]
 MODE_HELP = (
     "hierarchical: all points in one model, with intervals; says when n makes no difference. "
     "paper: the published workflow, step by step."
 )
 ModeOption = Annotated[Literal["hierarchical", "paper"], Option(help=MODE_HELP)]
-JsonOption = Annotated[bool, Option("--json", help="Print one JSON document on standard output, nothing else there.")]
-ResumeOption = Annotated[bool, Option("--resume", help="Go on with what is in the folder, or start where nothing is.")]
+JsonOption = Annotated[
+    bool, Option("--json", help="Print one JSON document on standard output, nothing else there.")
+]
+ResumeOption = Annotated[
+    bool, Option("--resume", help="Go on with what is in the folder, or start where nothing is.")
+]
 RESUMED_HELP = "Join what was logged of a run before and after it was resumed (by name, else seed); its steps may fall."
 ResumedOption = Annotated[bool, Option("--resumed", help=RESUMED_HELP)]
 FORMAT_HELP = "csv, jsonl, verl, verl_console, trl, wandb, tensorboard, or a module of yours; else as the logs look."
 FormatOption = Annotated[
-    str | None, Option("--from", metavar="FORMAT", help=FORMAT_HELP, autocompletion=complete_log_format)
+    str | None,
+    Option("--from", metavar="FORMAT", help=FORMAT_HELP, autocompletion=complete_log_format),
 ]
 MAP_HELP = "Which column is what; n=16 holds for every row, n=n{} is in the name of the run or the file. Repeatable."
 MapOption = Annotated[list[str] | None, Option("--map", metavar="FIELD=COLUMN,...", help=MAP_HELP)]
-DryRunOption = Annotated[bool, Option("--dry-run", help="Check everything and show the plan; run nothing.")]
-IncludeFlaggedOption = Annotated[bool, Option(INCLUDE_FLAGGED, help="Fit runs that are flagged as broken, too.")]
+DryRunOption = Annotated[
+    bool, Option("--dry-run", help="Check everything and show the plan; run nothing.")
+]
+IncludeFlaggedOption = Annotated[
+    bool, Option(INCLUDE_FLAGGED, help="Fit runs that are flagged as broken, too.")
+]
 WHERE_HELP = "Take only the rows of the file with this value; may be repeated."
 WhereOption = Annotated[list[str] | None, Option(metavar="COL=VALUE", help=WHERE_HELP)]
 CONFIG_HELP = "Configs, later ones over earlier ones, then overrides."
 ConfigArguments = Annotated[
-    list[str] | None, Argument(metavar="CONFIG|KEY=VALUE", help=CONFIG_HELP, autocompletion=complete_config)
+    list[str] | None,
+    Argument(metavar="CONFIG|KEY=VALUE", help=CONFIG_HELP, autocompletion=complete_config),
 ]
 MESH_HELP = "Device mesh, such as data=2,tensor=1; the same as run.mesh=..."
 MeshOption = Annotated[str | None, Option(metavar="auto|AXIS=N,...", help=MESH_HELP)]
 RAY_HELP = "Train the runs on a Ray cluster, this machine (local) or one that is up; as run.ray=..."
 RayOption = Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=RAY_HELP)]
 COUNT_HELP = "How many processes are one run; auto: as TPU pod, SLURM, Kubernetes or Open MPI say."
-ProcessCountOption = Annotated[str | None, Option(metavar="N|auto", envvar="JAX_NUM_PROCESSES", help=COUNT_HELP)]
-ProcessIndexOption = Annotated[int | None, Option(metavar="I", envvar="JAX_PROCESS_ID", help="Its number, from 0.")]
+ProcessCountOption = Annotated[
+    str | None, Option(metavar="N|auto", envvar="JAX_NUM_PROCESSES", help=COUNT_HELP)
+]
+ProcessIndexOption = Annotated[
+    int | None, Option(metavar="I", envvar="JAX_PROCESS_ID", help="Its number, from 0.")
+]
 CoordinatorOption = Annotated[
     str | None,
-    Option(metavar="HOST:PORT", envvar="JAX_COORDINATOR_ADDRESS", help="Where process 0 is reached by the others."),
+    Option(
+        metavar="HOST:PORT",
+        envvar="JAX_COORDINATOR_ADDRESS",
+        help="Where process 0 is reached by the others.",
+    ),
 ]
 
 
@@ -114,25 +144,37 @@ class CommandGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
         if command is not None:
-            command.short_help = cleandoc(command.help or "").partition("\n\n")[0].replace("\n", " ")
+            command.short_help = (
+                cleandoc(command.help or "").partition("\n\n")[0].replace("\n", " ")
+            )
         return command
 
 
 def new_app(**settings: Any) -> Typer:
-    """A typer app that looks as all of isojax's do: its help is plain text, of which nothing is cut at any width."""
-    defaults: dict[str, Any] = {"cls": CommandGroup, "add_completion": False, "pretty_exceptions_enable": False}
+    """A typer app that looks as all of isojax's do: its help is plain text, of which nothing is cut
+    at any width."""
+    defaults: dict[str, Any] = {
+        "cls": CommandGroup,
+        "add_completion": False,
+        "pretty_exceptions_enable": False,
+    }
     contexts = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
     return Typer(context_settings=contexts, rich_markup_mode=None, **(defaults | settings))
 
 
 def read_config(
-    arguments: Sequence[str] | None, mesh: str | None, default_config: str | None, ray: str | None = None
+    arguments: Sequence[str] | None,
+    mesh: str | None,
+    default_config: str | None,
+    ray: str | None = None,
 ) -> Config:
     """The config that the words of a command mean; `default_config` where they name none."""
     configs, overrides = split_arguments(arguments or ())
     if not configs:
         if default_config is None:
-            raise InputError("no config given; expected a YAML file or a config's name first, such as quickstart.")
+            raise InputError(
+                "no config given; expected a YAML file or a config's name first, such as quickstart."
+            )
         configs = [default_config]
     options = {"run.mesh": mesh, "run.ray": ray}
     option_overrides = [f"{key}={value}" for key, value in options.items() if value is not None]
@@ -142,12 +184,14 @@ def read_config(
     config_folders = [str(find_config(name).resolve().parent) for name in reversed(configs)]
     folders = list(dict.fromkeys([*config_folders, *config.run.plugin_folders]))
     registry.set_plugin_folders(folders)
-    saved_folders = tuple(folder for folder in folders if any(Path(folder).glob("*.py")))  # a resumed run needs them
+    # a resumed run needs them
+    saved_folders = tuple(folder for folder in folders if any(Path(folder).glob("*.py")))
     return config.with_settings(run={"plugin_folders": saved_folders})
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(configs, overrides): a word is an override when it has a '=' and is no file; configs come first."""
+    """(configs, overrides): a word is an override when it has a '=' and is no file; configs come
+    first."""
     configs: list[str] = []
     overrides: list[str] = []
     for word in arguments:
@@ -155,7 +199,9 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             overrides.append(word)
         elif overrides:
             problem = f"given {word!r} after the override {overrides[0]!r}"
-            raise InputError(f"{problem}; expected key=value there. Configs come first: {word} {overrides[0]}")
+            raise InputError(
+                f"{problem}; expected key=value there. Configs come first: {word} {overrides[0]}"
+            )
         else:
             configs.append(word)
     return configs, overrides

@@ -1,4 +1,5 @@
-"""Files and folders written whole or not at all, and files appended to or read; a full disk is a RunFailed."""
+"""Files and folders written whole or not at all, and files appended to or read; a full disk is a
+RunFailed."""
 
 import errno
 import os
@@ -23,7 +24,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a whole file or nothing: a reader, or a kill, sees the old content or the new; its folder is made."""
+    """Write a whole file or nothing: a reader, or a kill, sees the old content or the new; its
+    folder is made."""
     temp = path.with_name(f".{path.name[:TEMP_CHARACTERS]}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +40,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A file to read; a pipe that nobody writes to is empty, where `open` would wait for a writer."""
+    """A file to read; a pipe that nobody writes to is empty, where `open` would wait for a
+    writer."""
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     os.set_blocking(file.fileno(), True)
     return file
@@ -51,7 +54,8 @@ def read_file(path: Path) -> bytes:
 
 
 def append_bytes(path: Path, data: bytes) -> None:
-    """Add to a file in one call, and force it to disk. A kill or a full disk may leave a part of it."""
+    """Add to a file in one call, and force it to disk. A kill or a full disk may leave a part of
+    it."""
     try:
         _write_to_disk(path, "ab", data)
     except OSError as e:
@@ -69,7 +73,8 @@ def _write_to_disk(path: Path, mode: str, data: bytes) -> None:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which takes its name when all is in it; InputError where it cannot be written."""
+    """A folder to fill, which takes its name when all is in it; InputError where it cannot be
+    written."""
     folder = folder.absolute()
     temp = folder.with_name(f".{folder.name[:TEMP_CHARACTERS]}.{os.getpid()}")
     new_parents = [parent for parent in folder.parents if not parent.exists()]
@@ -91,5 +96,7 @@ def write_error(path: Path, error: OSError) -> InputError | RunFailed:
     """The error for a file that cannot be written: RunFailed where the disk is full."""
     message = f"cannot write {path}: {error.strerror or error}"
     if error.errno in DISK_FULL_ERRNOS:
-        return RunFailed(f"{message}. What was written before is whole; make room, and continue with --resume.")
+        return RunFailed(
+            f"{message}. What was written before is whole; make room, and continue with --resume."
+        )
     return InputError(f"{message}. Choose a place that you may write.")

@@ -1,6 +1,6 @@
-"""What a cell means, and a column of cells. A column keeps each value that occurs in it once, and per row
-which of them it has. What a value means (is it blank? which number is it?) is asked once a value, so that
-a log of a million rows is read in seconds."""
+"""What a cell means, and a column of cells. A column keeps each value that occurs in it once, and
+per row which of them it has. What a value means (is it blank? which number is it?) is asked once a
+value, so that a log of a million rows is read in seconds."""
 
 import math
 import re
@@ -24,14 +24,16 @@ def is_blank(value: Any) -> bool:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a cell says that there is no value: blank, or as pandas, NumPy, R and W&B write it."""
+    """Whether a cell says that there is no value: blank, or as pandas, NumPy, R and W&B write
+    it."""
     if isinstance(value, str):
         return value.strip().lower() in _MISSING
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def parse_number(cell_value: Any) -> float | None:
-    """The number in a cell: NaN if not finite, infinite if too large for a float, None where it holds no number."""
+    """The number in a cell: NaN if not finite, infinite if too large for a float, None where it
+    holds no number."""
     if isinstance(cell_value, str):
         text = cell_value.strip()
         if text.lower().lstrip("+-") in _NOT_FINITE:
@@ -55,7 +57,8 @@ class CellValues:
 
     def __init__(self, load: Callable[[], Sequence[Any]]):
         self._answers: dict[Callable[[Any], bool], Mask] = {}
-        self._load = load  # a file's texts become Python's where somebody asks for them: most columns are no field
+        # a file's texts become Python's where somebody asks for them: most columns are no field
+        self._load = load
 
     @cached_property
     def values(self) -> Sequence[Any]:
@@ -70,7 +73,9 @@ class CellValues:
     def ask(self, question: Callable[[Any], bool]) -> Mask:
         """bool[values]; asked once, also where many runs share a column."""
         if question not in self._answers:
-            self._answers[question] = np.fromiter(map(question, self.values), np.bool_, len(self.values))
+            self._answers[question] = np.fromiter(
+                map(question, self.values), np.bool_, len(self.values)
+            )
         return self._answers[question]
 
 
@@ -144,7 +149,8 @@ class Column:
         return self._by_row(self.cells.numbers, math.nan)
 
     def ask(self, question: Callable[[Any], bool]) -> Mask:
-        """bool[rows]; False where a row lacks the column. The question is asked once for each value."""
+        """bool[rows]; False where a row lacks the column. The question is asked once for each
+        value."""
         return self._by_row(self.cells.ask(question), False)
 
     def _by_row(self, answers: NDArray[Any], of_absent: Any) -> NDArray[Any]:

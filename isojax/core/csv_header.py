@@ -1,5 +1,6 @@
-"""The header of a CSV: which line names the columns, what divides them, and what is refused of it. Lines above it
-that begin with # are comments. A second header, such as the levels that pandas writes of columns, is named as one."""
+"""The header of a CSV: which line names the columns, what divides them, and what is refused of it.
+Lines above it that begin with # are comments. A second header, such as the levels that pandas
+writes of columns, is named as one."""
 
 import csv
 import io
@@ -13,11 +14,14 @@ from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COLUMNS
 
 DELIMITERS = ",\t;"
-BAR = "|"  # divides the columns of a header that has none of the others: a name may have a bar within it
+# divides the columns of a header that has none of the others: a name may have a bar within it
+BAR = "|"
 COMMENT = "#"
 _BEFORE_HEADER = re.compile(r"\s*(sep=.\s*)?")  # blank lines, and Excel's first one
 _RULE = re.compile(r"[\s|]*(:-+:?|:?-+:|-{2,})(\s*\|\s*(:-+:?|:?-+:|-{2,}))+[\s|]*")  # |---|:-:|
-_MOST_HEADERS, _HEAD_CHARACTERS = 5, 2**20  # rows, and what of a text, that are looked at for further ones
+# rows, and what of a text, that are looked at for further ones
+_MOST_HEADERS = 5
+_HEAD_CHARACTERS = 2**20
 
 
 @dataclass(frozen=True)
@@ -65,17 +69,26 @@ def _first_rows(header: HeaderLine, lines: io.StringIO) -> list[list[str]]:
 
 
 def _names_columns(comment: HeaderLine, rows_below: Sequence[Sequence[str]]) -> bool:
-    """Whether a line that begins with # is the header, as "#,problem,answer", or "# step,reward" by numpy.savetxt."""
+    """Whether a line that begins with # is the header, as "#,problem,answer", or "# step,reward" by
+    numpy.savetxt."""
     cell_count = comment.text.count(comment.delimiter) + 1
     if cell_count == 1 or not rows_below or any(len(row) != cell_count for row in rows_below[:2]):
         return False
-    # "# from A, by B" above "problem,answer" has as many cells by chance: then numbers begin below that.
+    # "# from A, by B" above "problem,answer" has as many cells by chance: then numbers begin below
+    # that.
     begins_as_text = comment.text.startswith(f"{COMMENT} ")
-    return not begins_as_text or any(map(_is_number, rows_below[0])) or not any(map(_is_number, chain(*rows_below[1:])))
+    return (
+        not begins_as_text
+        or any(map(_is_number, rows_below[0]))
+        or not any(map(_is_number, chain(*rows_below[1:])))
+    )
 
 
-def check_header(source: str, header: HeaderLine, cells: Sequence[str], text_below: str) -> tuple[str, ...]:
-    """The names of the columns, of a header's cells; InputError where one is there twice, or none is a name."""
+def check_header(
+    source: str, header: HeaderLine, cells: Sequence[str], text_below: str
+) -> tuple[str, ...]:
+    """The names of the columns, of a header's cells; InputError where one is there twice, or none
+    is a name."""
     names = tuple(cell.strip() for cell in cells)
     location = f"{source}, line {header.number}"
     if len(names) > MAX_COLUMNS:
@@ -83,15 +96,19 @@ def check_header(source: str, header: HeaderLine, cells: Sequence[str], text_bel
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
         _refuse_levels(source, header, _first_rows(header, _head_of(text_below)))
-        raise InputError(f"{location}: the column {duplicate!r} is there twice; rename or remove one.")
+        raise InputError(
+            f"{location}: the column {duplicate!r} is there twice; rename or remove one."
+        )
     if names[0].startswith("{") or all(_is_number(name) for name in names):
-        raise InputError(f"{location}: given {', '.join(names)}, expected a header of column names.")
+        raise InputError(
+            f"{location}: given {', '.join(names)}, expected a header of column names."
+        )
     return names
 
 
 def _refuse_levels(source: str, header: HeaderLine, rows: Sequence[Sequence[str]]) -> None:
-    """InputError where the columns have names of several levels: where rows of words are below a header, or a row that
-    names the index alone, as pandas writes it below the levels."""
+    """InputError where the columns have names of several levels: where rows of words are below a
+    header, or a row that names the index alone, as pandas writes it below the levels."""
     _reject_markdown(source, rows)
     words = list(takewhile(_is_row_of_words, rows))
     further_headers = len(words)
@@ -103,8 +120,9 @@ def _refuse_levels(source: str, header: HeaderLine, rows: Sequence[Sequence[str]
 
 
 def reject_further_headers(source: str, text: str) -> None:
-    """InputError for a table of numbers with rows of words between the header and the numbers: units, or levels, which
-    are words in several columns of numbers; a value that is text in one column is another thing."""
+    """InputError for a table of numbers with rows of words between the header and the numbers:
+    units, or levels, which are words in several columns of numbers; a value that is text in one
+    column is another thing."""
     lines = _head_of(text)
     header = find_header(lines)
     rows = _first_rows(header, lines)
@@ -112,7 +130,9 @@ def reject_further_headers(source: str, text: str) -> None:
     words = list(takewhile(_is_row_of_words, rows))
     first_of_numbers = rows[len(words)] if len(words) < len(rows) else []
     columns_of_numbers = [i for i, cell in enumerate(first_of_numbers) if _is_number(cell)]
-    words_above = [[row[i] for i in columns_of_numbers if i < len(row) and row[i].strip()] for row in words]
+    words_above = [
+        [row[i] for i in columns_of_numbers if i < len(row) and row[i].strip()] for row in words
+    ]
     if words and all(len(texts) > 1 for texts in words_above):
         raise InputError(_describe_headers(source, header.number, 1 + len(words)))
 
@@ -132,12 +152,12 @@ def _is_row_of_words(cells: Sequence[str]) -> bool:
 
 
 def _describe_headers(source: str, first: int, count: int) -> str:
-    which = f"lines {first} and {first + 1}" if count == 2 else f"lines {first} to {first + count - 1}"
+    which = (
+        f"lines {first} and {first + 1}" if count == 2 else f"lines {first} to {first + count - 1}"
+    )
     in_pandas = "df.columns = ['-'.join(map(str, names)) for names in df.columns]"
     problem = f"{source}: {which} are {count} header rows; expected one, which names each column"
-    return (
-        f"{problem}. Make one line of them, or remove the units; for columns of several levels in pandas: {in_pandas}."
-    )
+    return f"{problem}. Make one line of them, or remove the units; for columns of several levels in pandas: {in_pandas}."
 
 
 def _is_number(cell: str) -> bool:

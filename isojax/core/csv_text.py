@@ -1,7 +1,8 @@
-"""CSV with a header, by commas, tabs, semicolons or bars, read as columns by pyarrow. Cells are text, without
-the spaces around them; comments above the header, rows without a value, and the header once more, are left
-out. What cannot be read is refused with its file and line: pyarrow counts rows, and a row begins on a later
-line where cells before it are quoted over several lines."""
+"""CSV with a header, by commas, tabs, semicolons or bars, read as columns by pyarrow. Cells are
+text, without the spaces around them; comments above the header, rows without a value, and the
+header once more, are left out. What cannot be read is refused with its file and line: pyarrow
+counts rows, and a row begins on a later line where cells before it are quoted over several
+lines."""
 
 import csv
 import io
@@ -27,33 +28,46 @@ csv.field_size_limit(MAX_LINE_BYTES)
 
 
 def parse_csv(path: Path, text: str) -> DataTable:
-    """The text of a file as a table with at least one row; InputError, with the line, where it is no such table."""
+    """The text of a file as a table with at least one row; InputError, with the line, where it is
+    no such table."""
     lines = io.StringIO(text, newline="\n")
     header_line = find_header(lines)
     if not header_line.text:
-        raise InputError(f"{path} is empty; expected a header line with the columns' names and rows below it.")
+        raise InputError(
+            f"{path} is empty; expected a header line with the columns' names and rows below it."
+        )
 
     delimiter = header_line.delimiter
     reader = csv.reader(chain([header_line.text], lines), delimiter=delimiter, strict=True)
     try:
         header_cells = next(reader)
-        first_row_line, text_below = header_line.number + reader.line_num, text[lines.tell() :]
+        first_row_line = header_line.number + reader.line_num
+        text_below = text[lines.tell() :]
         header = check_header(str(path), header_line, header_cells, text_below)
         has_lone_returns = text_below.count("\r") != text_below.count("\r\n")
         if '"' in text_below or has_lone_returns:
-            deque(reader, maxlen=0)  # refuses what pyarrow would guess at, as text between a quote and the delimiter
+            # refuses what pyarrow would guess at, as text between a quote and the delimiter
+            deque(reader, maxlen=0)
     except csv.Error as e:
         last_line = header_line.number - 1 + reader.line_num
         if "new-line character" in str(e):
-            problem = f"{path}, line {last_line}: not CSV (a carriage return, \\r, where no line ends)"
+            problem = (
+                f"{path}, line {last_line}: not CSV (a carriage return, \\r, where no line ends)"
+            )
             raise InputError(f"{problem}. Save the file with line ends of \\n or \\r\\n.") from e
-        lines_read = list(islice(io.StringIO(text, newline="\n"), header_line.number - 1, last_line))
+        lines_read = list(
+            islice(io.StringIO(text, newline="\n"), header_line.number - 1, last_line)
+        )
         problem = _describe_quotes(lines_read, header_line.number, delimiter, str(e))
         raise InputError(f"{path}, {problem}") from e
 
     if has_lone_returns:  # by Windows, which wrote the line ends of another program once more
         text_below = text_below.replace("\r\r\n", "\r\n")
-    rows = _parse_rows(path, text_below, first_row_line, header, delimiter) if text_below.strip() else None
+    rows = (
+        _parse_rows(path, text_below, first_row_line, header, delimiter)
+        if text_below.strip()
+        else None
+    )
     if not rows:
         raise InputError(
             f"{path} has no row of data below its header (line {header_line.number}); expected at least one."
@@ -62,8 +76,9 @@ def parse_csv(path: Path, text: str) -> DataTable:
 
 
 def _describe_quotes(lines: Sequence[str], first_line: int, delimiter: str, error: str) -> str:
-    """Where the quotes of some lines go wrong, and what to do. A cell whose quote nothing closes takes in all that is
-    below, to the next quote or the end of the file: the line to correct is the one on which it opened."""
+    """Where the quotes of some lines go wrong, and what to do. A cell whose quote nothing closes
+    takes in all that is below, to the next quote or the end of the file: the line to correct is the
+    one on which it opened."""
     opening_line, is_quoted, character_before = first_line, False, "\n"
     for number, line in enumerate(lines, first_line):
         for character in line:
@@ -77,21 +92,25 @@ def _describe_quotes(lines: Sequence[str], first_line: int, delimiter: str, erro
 
     last_line = first_line + len(lines) - 1
     if "end of data" in error:
-        return (
-            f"line {opening_line}: not CSV (a quote opens a cell, and none closes it). Close it, or remove the quote."
-        )
+        return f"line {opening_line}: not CSV (a quote opens a cell, and none closes it). Close it, or remove the quote."
     if opening_line == last_line:
         return f"line {last_line}: not CSV ({error}). Correct the quotes of that line."
-    problem = f"line {last_line}: not CSV ({error}, in a cell whose quote opens on line {opening_line})"
+    problem = (
+        f"line {last_line}: not CSV ({error}, in a cell whose quote opens on line {opening_line})"
+    )
     return f"{problem}. Correct the quotes of line {opening_line}."
 
 
-def _parse_rows(path: Path, text: str, first_line: int, header: Sequence[str], delimiter: str) -> RowTable:
-    """The rows of a text that begins on this line of the file; InputError for one with fewer cells, or more."""
+def _parse_rows(
+    path: Path, text: str, first_line: int, header: Sequence[str], delimiter: str
+) -> RowTable:
+    """The rows of a text that begins on this line of the file; InputError for one with fewer cells,
+    or more."""
     import pyarrow.csv  # here, because no other command should wait for it
 
     is_blank = re.compile(rf'[\s"{delimiter}]*').fullmatch
-    left_out: list[pyarrow.csv.InvalidRow] = []  # which have another number of cells than the header
+    # which have another number of cells than the header
+    left_out: list[pyarrow.csv.InvalidRow] = []
 
     def leave_out(row: pyarrow.csv.InvalidRow) -> str:
         left_out.append(row)
@@ -103,8 +122,11 @@ def _parse_rows(path: Path, text: str, first_line: int, header: Sequence[str], d
     text_column = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
     table = pyarrow.csv.read_csv(
         pyarrow.BufferReader(data),
-        # One block, as a row may not be longer than a block; one thread, as only then rows are numbered.
-        read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
+        # One block, as a row may not be longer than a block; one thread, as only then rows are
+        # numbered.
+        read_options=pyarrow.csv.ReadOptions(
+            use_threads=False, block_size=len(data) + 1, column_names=names
+        ),
         parse_options=pyarrow.csv.ParseOptions(
             delimiter=delimiter,
             newlines_in_values=has_quotes,
@@ -151,7 +173,9 @@ def _remedy_for_cells(row: Any, delimiter: str) -> str:
     if delimiter == ",":
         number = "A number may hold no comma: export with decimal points and without thousands separators"
         return f"{number}. Else remove what is too much."
-    return f"A text that holds {delimiter!r} needs quotes around it: correct the line, or remove it."
+    return (
+        f"A text that holds {delimiter!r} needs quotes around it: correct the line, or remove it."
+    )
 
 
 def _line_ends(array: Any) -> NDArray[np.int32]:
@@ -162,12 +186,15 @@ def _line_ends(array: Any) -> NDArray[np.int32]:
 
 def _codes(array: Any) -> NDArray[np.int32]:
     """Which of its texts each row of a dictionary array has."""
-    return np.from_dlpack(array.indices).astype(np.int32, copy=False)  # to_numpy() would import pandas, if it is there
+    # to_numpy() would import pandas, if it is there
+    return np.from_dlpack(array.indices).astype(np.int32, copy=False)
 
 
 def _column_of(array: Any) -> Column:
     """A dictionary array of pyarrow, whose texts become Python's where somebody asks for them."""
-    return Column(_codes(array), CellValues(lambda: [text.strip() for text in array.dictionary.to_pylist()]))
+    return Column(
+        _codes(array), CellValues(lambda: [text.strip() for text in array.dictionary.to_pylist()])
+    )
 
 
 def _holds_data(columns: Mapping[str, Column], row_count: int) -> Mask:

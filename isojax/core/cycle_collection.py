@@ -1,5 +1,5 @@
-"""Python's collector of reference cycles, paused while plain data is made: it would look through a million points again
-and again, of which none is in a cycle, for a third of the time."""
+"""Python's collector of reference cycles, paused while plain data is made: it would look through a
+million points again and again, of which none is in a cycle, for a third of the time."""
 
 import gc
 from collections.abc import Iterator

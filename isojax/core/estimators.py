@@ -1,5 +1,6 @@
-"""Estimates from c correct rollouts of N: the validation metrics of a problem. Of graded rewards, from 0 to 1, the sum
-of N gives avg@k alone; best@N and worst@N are the largest and the smallest reward.
+"""Estimates from c correct rollouts of N: the validation metrics of a problem. Of graded rewards,
+from 0 to 1, the sum of N gives avg@k alone; best@N and worst@N are the largest and the smallest
+reward.
 
 Unbiased, for k <= N (Chen et al., arXiv:2107.03374, eq. 1):
     avg@k = c / N,    best@k = pass@k = 1 - C(N-c, k) / C(N, k),    worst@k = C(c, k) / C(N, k)
@@ -33,15 +34,20 @@ def _estimate_table(kind: str, k: int, N: int) -> FloatArray:
 
 
 def estimate_at_k(counts: ArrayLike, samples: int, kind: str, k: int) -> FloatArray:
-    """Each problem's estimate in [0, 1], from int[...] correct rollouts of `samples`; avg also from sums of rewards."""
+    """Each problem's estimate in [0, 1], from int[...] correct rollouts of `samples`; avg also from
+    sums of rewards."""
     if kind not in ESTIMATOR_KINDS:
-        raise InputError(f"estimate {kind!r} is not known; expected one of {', '.join(ESTIMATOR_KINDS)}.")
+        raise InputError(
+            f"estimate {kind!r} is not known; expected one of {', '.join(ESTIMATOR_KINDS)}."
+        )
     if not 1 <= k <= samples:
         drawn = f"{samples} were drawn; ask for 1 <= k <= {samples}"
         raise InputError(f"{kind}@{k} needs {k} samples per problem, but {drawn}.")
     c = np.asarray(counts)
     if c.size and (c.min() < 0 or c.max() > samples):
-        raise InputError(f"sums of rewards range from {c.min()} to {c.max()}; expected 0..{samples}, the samples.")
+        raise InputError(
+            f"sums of rewards range from {c.min()} to {c.max()}; expected 0..{samples}, the samples."
+        )
     if kind == "avg":
         return c / samples
     if c.size and np.issubdtype(c.dtype, np.floating):
@@ -50,9 +56,12 @@ def estimate_at_k(counts: ArrayLike, samples: int, kind: str, k: int) -> FloatAr
 
 
 def summarize_rewards(rewards: np.ndarray, reward_sums: np.ndarray) -> dict[str, float]:
-    """The metrics of a problem set in a ledger: avg@N, best@N and worst@N, means over Q problems of float[Q, N]."""
+    """The metrics of a problem set in a ledger: avg@N, best@N and worst@N, means over Q problems of
+    float[Q, N]."""
     if rewards.size == 0:
-        raise InputError("no problem to summarize; expected at least one. Evaluate on a set that is not empty.")
+        raise InputError(
+            "no problem to summarize; expected at least one. Evaluate on a set that is not empty."
+        )
     N = rewards.shape[1]
     rounded = np.round(rewards.astype(np.float64), 6)  # without float32's noise
     estimates = {"avg": reward_sums / N, "best": rounded.max(1), "worst": rounded.min(1)}

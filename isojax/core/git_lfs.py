@@ -1,4 +1,5 @@
-"""Git LFS: a clone without it holds, in place of a large file, a pointer of three lines to that file."""
+"""Git LFS: a clone without it holds, in place of a large file, a pointer of three lines to that
+file."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -17,4 +18,6 @@ def refuse_pointer(path: Path, content: str = "the file itself") -> None:
 
 def pointer_error(path: Path, content: str = "the file itself") -> InputError:
     problem = f"{path}: is a pointer of Git LFS, not {content}"
-    return InputError(f"{problem}. In the clone of the repository: git lfs pull; elsewhere fetch the file again.")
+    return InputError(
+        f"{problem}. In the clone of the repository: git lfs pull; elsewhere fetch the file again."
+    )

@@ -1,4 +1,5 @@
-"""The nouns of isojax, as plain data. C = B_p * n * M rollouts (IsoCompute Playbook, arXiv:2603.12151, section 2)."""
+"""The nouns of isojax, as plain data. C = B_p * n * M rollouts (IsoCompute Playbook,
+arXiv:2603.12151, section 2)."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -7,7 +8,8 @@ from typing import Any
 from isojax.core.schedule import Span, Stage, stage_spans
 
 Interval = tuple[float, float]
-# The sum of the rewards of each problem's rollouts: where rewards are binary, how many are correct, as integers.
+# The sum of the rewards of each problem's rollouts: where rewards are binary, how many are correct,
+# as integers.
 RewardSums = tuple[int | float, ...]
 
 MAIN_SCORE = "score"  # the name of a verifier's score where it gives one alone
@@ -15,7 +17,8 @@ MAIN_SCORE = "score"  # the name of a verifier's score where it gives one alone
 
 @dataclass(frozen=True, order=True)
 class Allocation:
-    """How a budget of rollouts is spent: B_p problems per batch, n rollouts per problem, M updates."""
+    """How a budget of rollouts is spent: B_p problems per batch, n rollouts per problem, M
+    updates."""
 
     B_p: int
     n: int
@@ -34,7 +37,8 @@ class Allocation:
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """One run of a sweep: its B_p and n, which a schedule may change along the run, and the number of its seed."""
+    """One run of a sweep: its B_p and n, which a schedule may change along the run, and the number
+    of its seed."""
 
     B_p: int  # of a run with a schedule: of its first stage
     n: int
@@ -73,7 +77,8 @@ class Cell:
 
     @property
     def is_of_spend(self) -> bool:
-        """Whether `isojax spend` chooses its n (launch/planner.py names it); its ledger has the first stage alone."""
+        """Whether `isojax spend` chooses its n (launch/planner.py names it); its ledger has the
+        first stage alone."""
         return self.schedule == f"from-n{self.n}" and len(self.stages) == 1
 
     def with_stages(self, stages: Iterable[Stage]) -> "Cell":
@@ -95,10 +100,15 @@ class Cell:
     def updates_by_span(self, M: int) -> list[tuple[Span, int]]:
         """How many of the first M updates have which B_p and n."""
         ends = [*(span.M for span in self.spans[1:]), M]
-        return [(span, min(end, M) - span.M) for span, end in zip(self.spans, ends, strict=True) if span.M < M]
+        return [
+            (span, min(end, M) - span.M)
+            for span, end in zip(self.spans, ends, strict=True)
+            if span.M < M
+        ]
 
     def rollouts_after(self, M: int) -> int:
-        """C as planned: a run counts the rollouts that it samples, of which an update may take more than B_p n."""
+        """C as planned: a run counts the rollouts that it samples, of which an update may take more
+        than B_p n."""
         span = self.span_at(M)
         return span.C + (M - span.M) * span.B
 
@@ -118,13 +128,16 @@ class Problem:
     id: int  # unique in its source
     prompt: str
     answer: str  # the reference answer
-    solved: float = 0  # the sum of the rewards of `attempts` rollouts of the base policy (binary: an integer)
+    # the sum of the rewards of `attempts` rollouts of the base policy (binary: an integer)
+    solved: float = 0
     attempts: int = 0  # how many were sampled to label it; 0: it is not labelled
-    # The conversation that ends in the problem, each a {"role", "content"}, where its source has one.
+    # The conversation that ends in the problem, each a {"role", "content"}, where its source has
+    # one.
     messages: tuple[Mapping[str, str], ...] = ()
     # Whatever else the source has for it (plain JSON); a user's verifier receives it.
     columns: Mapping[str, Any] = field(default_factory=dict)
-    location: str = field(default="", compare=False)  # of its row, such as "train.jsonl, line 12", for messages
+    # of its row, such as "train.jsonl, line 12", for messages
+    location: str = field(default="", compare=False)
 
     @property
     def name(self) -> str:
@@ -139,15 +152,18 @@ class Problem:
 
 @dataclass(frozen=True)
 class EvalPoint:
-    target: int  # the value of the shared grid of C that this evaluation answers (0 for the base policy)
+    # the value of the shared grid of C that this evaluation answers (0 for the base policy)
+    target: int
     M: int  # updates done
     rollouts: int  # C, the rollouts sampled for training so far (at least `target`)
     tokens: int  # response tokens sampled for training so far
-    metrics: Mapping[str, float]  # of validation, such as {"avg@4": 0.41, "hard/avg@4": 0.12}; `hard`: an extra set
+    # of validation, such as {"avg@4": 0.41, "hard/avg@4": 0.12}; `hard`: an extra set
+    metrics: Mapping[str, float]
     counts: RewardSums = ()  # of each validation problem, in the order of the problem set
     samples: int = 0  # rollouts per validation problem (the k of avg@k)
-    # Means over the updates since the last point (reward, entropy, kl, grad_norm, ...), and the sums of the verifier's
-    # failures (verifier_failures, and verifier_timeout, verifier_crash, ... where there were any).
+    # Means over the updates since the last point (reward, entropy, kl, grad_norm, ...), and the
+    # sums of the verifier's failures (verifier_failures, and verifier_timeout, verifier_crash, ...
+    # where there were any).
     train: Mapping[str, float] = field(default_factory=dict)
     # For each extra set, by its name, the sums of its problems, of `samples` rollouts too.
     extra: Mapping[str, RewardSums] = field(default_factory=dict)
@@ -169,7 +185,8 @@ class RunRecord:
     device_hours: tuple[float, ...] = ()  # at each evaluation; may be empty
     cell_hash: str = ""  # names the settings that decide its result
     failure_reason: str = ""  # why it broke off; empty where it did not
-    line_numbers: tuple[int, ...] = ()  # the line of `source` that holds each evaluation; empty where there is no file
+    # the line of `source` that holds each evaluation; empty where there is no file
+    line_numbers: tuple[int, ...] = ()
     devices: int = 1  # that trained it, at its end
 
 
@@ -181,7 +198,8 @@ class Leg:
     n: int
     C_start: int
     C_end: int
-    expected: float | None = None  # reward at the end of the budget, as forecast when n was chosen; None for a pilot
+    # reward at the end of the budget, as forecast when n was chosen; None for a pilot
+    expected: float | None = None
     interval: Interval | None = None
 
 
@@ -207,16 +225,23 @@ class Spending:
     @property
     def cell(self) -> Cell:
         """The run that goes on, or went on to the end; of pilots the first."""
-        return ([leg.cell for leg in self.legs if leg.expected is not None] or [self.legs[0].cell])[-1]
+        return ([leg.cell for leg in self.legs if leg.expected is not None] or [self.legs[0].cell])[
+            -1
+        ]
 
     def stages(self, cell: Cell) -> tuple[Stage, ...]:
         """The schedule of a run's legs."""
         legs = [leg for leg in self.legs if leg.cell == cell]
-        changes = [leg for before, leg in zip([None, *legs], legs, strict=False) if not before or before.n != leg.n]
+        changes = [
+            leg
+            for before, leg in zip([None, *legs], legs, strict=False)
+            if not before or before.n != leg.n
+        ]
         return tuple(Stage(leg.C_start, cell.B_p, leg.n) for leg in changes)
 
     def C_end(self, cell: Cell) -> int:
-        """Where a run is to be trained to, as far as that is known; 0 for one that is not trained."""
+        """Where a run is to be trained to, as far as that is known; 0 for one that is not
+        trained."""
         return max((leg.C_end for leg in self.legs if leg.cell == cell), default=0)
 
     def rollouts(self, cell: Cell) -> int:
@@ -234,8 +259,8 @@ class StartWarning:
 
 @dataclass(frozen=True)
 class StartReport:
-    """What the check before the first update measured (train/start_check.py): shares of responses, checks and problems
-    by name, and what they make doubtful."""
+    """What the check before the first update measured (train/start_check.py): shares of responses,
+    checks and problems by name, and what they make doubtful."""
 
     shares: Mapping[str, float]
     warnings: tuple[StartWarning, ...] = ()
@@ -283,12 +308,14 @@ class NextRun:
     allocation: Allocation  # its C is what it costs
     regret_before: float  # expected loss of reward by the choice at the budget in question
     regret_after: float  # the same, of the choice that would be made after the run
-    between: tuple[tuple[int, int], tuple[int, int]]  # the (B_p, n) that leads, and the one that may take its place
+    # the (B_p, n) that leads, and the one that may take its place
+    between: tuple[tuple[int, int], tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class GrowingRun:
-    """A run of the same budget whose n grows, from the same fit, against the recommended allocation."""
+    """A run of the same budget whose n grows, from the same fit, against the recommended
+    allocation."""
 
     schedule: str  # as sweep.schedules takes it
     expected_reward: float
@@ -311,36 +338,46 @@ class Recommendation:
 
     allocation: Allocation  # what to run; its C = B_p n M is at most the budget
     metric: str  # of the reward
-    expected_reward: float  # at the allocation's C, by the curve of its cell or of the nearest measured one
+    # at the allocation's C, by the curve of its cell or of the nearest measured one
+    expected_reward: float
     extrapolated: bool  # that C is beyond the cell's data
     reasons: tuple[str, ...]  # why, in words
     risks: tuple[Risk, ...]  # the main ones
     warnings: tuple[str, ...]  # what limits the fit that it rests on
     further_warnings: tuple[str, ...]  # those that `risks` does not state
-    # The predictions for the measured cells at the same budget, best first; empty where not requested.
+    # The predictions for the measured cells at the same budget, best first; empty where not
+    # requested.
     measured_cells: tuple[MeasuredCell, ...]
     interval: Interval | None  # of the expected reward
-    prediction_interval: Interval | None  # of the reward that one new run, evaluated like these, will show
-    # n -> the share of replicates in which it holds the best cell; None also where no measured cell may be chosen.
+    # of the reward that one new run, evaluated like these, will show
+    prediction_interval: Interval | None
+    # n -> the share of replicates in which it holds the best cell; None also where no measured cell
+    # may be chosen.
     n_probability: dict[int, float] | None
-    equal_n: tuple[int, ...]  # the n whose best cell's prediction is at most epsilon below the best of all
-    # Expected loss of reward against the best measured cell at this budget; None where none may be chosen, or where the
-    # sweep shows nothing.
+    # the n whose best cell's prediction is at most epsilon below the best of all
+    equal_n: tuple[int, ...]
+    # Expected loss of reward against the best measured cell at this budget; None where none may be
+    # chosen, or where the sweep shows nothing.
     regret: float | None
     regret_interval: Interval | None
     halting_marks: tuple[HaltingMark, ...]  # by rising C; empty without replicates
-    false_stop: float | None  # the probability, at most, that a run as forecast is below one of them
+    # the probability, at most, that a run as forecast is below one of them
+    false_stop: float | None
     next_run: NextRun | None  # what to measure next; None where no single run lowers the regret
-    growing: GrowingRun | None  # None where no growing n is expected to gain, and where B_p, n or M are fixed
+    # None where no growing n is expected to gain, and where B_p, n or M are fixed
+    growing: GrowingRun | None
     no_effect: bool  # the data cannot tell any n from another
     times_measured: float  # the budget over the largest measured C
-    hours: float | None  # wall clock that the allocation takes, by the clock of its cell; None where it has none
+    # wall clock that the allocation takes, by the clock of its cell; None where it has none
+    hours: float | None
     device_hours: float | None
     epsilon: float  # a loss of reward that makes no difference, as requested
     level: float  # of the intervals
-    # Of a sweep that shows nothing: what was seen and why, a sentence without its capital. No n is then better.
+    # Of a sweep that shows nothing: what was seen and why, a sentence without its capital. No n is
+    # then better.
     nothing_learnt: str = ""
-    # Where all cells stand at one reward at this budget, in words; no n is then better. "" elsewhere.
+    # Where all cells stand at one reward at this budget, in words; no n is then better. ""
+    # elsewhere.
     tie: str = ""
     not_settled: str = ""  # why its intervals are not to be used, in words; "" where they are
 
@@ -351,14 +388,16 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class QuotedCell:
-    """What a reward costs in one measured cell; a number is None where the reward is reached by no C."""
+    """What a reward costs in one measured cell; a number is None where the reward is reached by no
+    C."""
 
     B_p: int
     n: int
     C: float | None  # rollouts until one new run has the reward, the median
     low: float | None
     high: float | None  # None: the interval ends with never
-    # The probability that the run has not reached it by the horizon; None where the sweep shows nothing.
+    # The probability that the run has not reached it by the horizon; None where the sweep shows
+    # nothing.
     p_never: float | None
     M: int | None  # updates, of the median
     hours: float | None  # wall clock of the median; None where the cell has no clock
@@ -376,5 +415,7 @@ class Quote:
     level: float  # of the intervals
     best_n: int | None  # of the lowest median; None where the sweep shows nothing
     cells: tuple[QuotedCell, ...]  # by n, each of the B_p that reaches the reward soonest
-    nothing_learnt: str = ""  # of a sweep that shows nothing: what was seen and why, without the sentence's capital
-    highest: float | None = None  # of such a sweep, what the reward may be at most, by the interval of its evaluations
+    # of a sweep that shows nothing: what was seen and why, without the sentence's capital
+    nothing_learnt: str = ""
+    # of such a sweep, what the reward may be at most, by the interval of its evaluations
+    highest: float | None = None

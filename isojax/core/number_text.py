@@ -1,9 +1,10 @@
-"""Numbers as people and spreadsheets of several languages write them, none of which is read: 1,234 is 1234 to one of
-them and 1.234 to another. What to write instead is said where one is refused."""
+"""Numbers as people and spreadsheets of several languages write them, none of which is read: 1,234
+is 1234 to one of them and 1.234 to another. What to write instead is said where one is refused."""
 
 import re
 
-_DIGIT_MARKS = re.compile(r"(?<=\d)[ \u00a0\u2007\u2009\u202f'\u2019_](?=\d{3}(?!\d))")  # between thousands
+# between thousands
+_DIGIT_MARKS = re.compile(r"(?<=\d)[ \u00a0\u2007\u2009\u202f'\u2019_](?=\d{3}(?!\d))")
 _ENGLISH_GROUPS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{2,3})*,\d{3}(\.\d+)?")  # of two digits: Indian
 _GERMAN_GROUPS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d+)?")
 _ONE_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
@@ -11,15 +12,16 @@ _EITHER = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # one comma before three digit
 _PLAIN = re.compile(r"[+-]?\d+(\.\d+)?")
 _SCALED = re.compile(r"([+-]?\d+(?:\.\d+)?) ?([kKMB%])")
 _WITH_ERROR = re.compile(r"([+-]?\d*\.?\d+) ?(?:±|\+/-|\+-|\().*")  # "0.12 ± 0.01", "0.12 (0.01)"
-_SIGNS = str.maketrans("\u2212\u2013\u00b7\u2219\u066b", "--...")  # a minus, a dash; points of Britain and of Arabic
+# a minus, a dash; points of Britain and of Arabic
+_SIGNS = str.maketrans("\u2212\u2013\u00b7\u2219\u066b", "--...")
 _SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "%": 1e-2}
 
 _EXPORT = "export with decimal points and without thousands separators"
 
 
 def number_advice(text: str, is_whole: bool = False) -> str:
-    """What to write for a text that a person may take for a number; "" where nobody would. `is_whole`: a count, in
-    which a comma before three digits divides thousands."""
+    """What to write for a text that a person may take for a number; "" where nobody would.
+    `is_whole`: a count, in which a comma before three digits divides thousands."""
     text = text.strip()
     if _PLAIN.fullmatch(with_signs := text.translate(_SIGNS)) and with_signs != text:
         return f" Write {with_signs}, with the signs of a keyboard."

@@ -16,7 +16,8 @@ from isojax.core.user_code import is_library_file
 
 
 def check_traits(decorator: str, traits_type: type[Any], traits: Mapping[str, Any]) -> None:
-    """InputError where a decorator's arguments are not the fields of the dataclass, or of another type than these."""
+    """InputError where a decorator's arguments are not the fields of the dataclass, or of another
+    type than these."""
     types = get_type_hints(traits_type)
     for name, value in traits.items():
         if name not in types:
@@ -25,19 +26,23 @@ def check_traits(decorator: str, traits_type: type[Any], traits: Mapping[str, An
             expected = ", ".join(types) or "no argument"
             raise InputError(f"@{decorator} has an argument {name!r}; expected {expected}.{hint}")
         if not _is_of_type(value, types[name]):
-            expected = " or ".join(option.__name__ for option in _classes(types[name])).replace("NoneType", "None")
+            expected = " or ".join(option.__name__ for option in _classes(types[name])).replace(
+                "NoneType", "None"
+            )
             raise InputError(f"@{decorator} has {name} = {repr(value)[:80]}; expected {expected}.")
 
     missing = [name for name in _required_fields(traits_type) if name not in traits]
     if missing:
-        raise InputError(f"@{decorator} has no argument {' and no '.join(missing)}, which it needs.")
+        raise InputError(
+            f"@{decorator} has no argument {' and no '.join(missing)}, which it needs."
+        )
 
 
 def decorating_advice(
     decorator: str, package: str, traits_type: type[Any], module: ModuleType, names: Sequence[str]
 ) -> str:
-    """What to write so that one of these functions of a module is decorated; "" where there is none. `package` is what
-    the decorator is imported from."""
+    """What to write so that one of these functions of a module is decorated; "" where there is
+    none. `package` is what the decorator is imported from."""
     constants = _constant_traits(traits_type, module)
     trait_functions = _function_traits(traits_type, module)
     functions = {name: vars(module)[name] for name in names if name not in trait_functions}
@@ -56,12 +61,16 @@ def decorating_advice(
     stated = [argument.partition("=")[0] for argument in arguments]
     arguments += [f"{name}=..." for name in _required_fields(traits_type) if name not in stated]
     line = f"@{decorator}({', '.join(arguments)})" if arguments else f"@{decorator}"
-    places = " or ".join(f"line {first_line(function)} ({name})" for name, function in functions.items())
+    places = " or ".join(
+        f"line {first_line(function)} ({name})" for name, function in functions.items()
+    )
     choice = ", whichever it is" if len(functions) > 1 else ""
     first = min(first_line(function) for function in functions.values())
     later = [name for name in trait_functions if first_line(vars(module)[name]) > first]
     order = f" (move it below {' and '.join(later)})" if later else ""
-    return f"Write `{line}` above {places}{choice}{order}, and {import_line} at the head of the file"
+    return (
+        f"Write `{line}` above {places}{choice}{order}, and {import_line} at the head of the file"
+    )
 
 
 def first_line(function: Any) -> int:
@@ -75,14 +84,19 @@ def _code(function: Any) -> Any:
 
 
 def _is_elsewhere(function: Callable[..., Any], module: ModuleType) -> bool:
-    """Whether the user cannot decorate a function where it is defined: in a library, or not in this module."""
+    """Whether the user cannot decorate a function where it is defined: in a library, or not in this
+    module."""
     file, code = str(module.__file__), _code(function)
-    return is_library_file(file) or code is None or os.path.realpath(code.co_filename) != os.path.realpath(file)
+    return (
+        is_library_file(file)
+        or code is None
+        or os.path.realpath(code.co_filename) != os.path.realpath(file)
+    )
 
 
 def _constant_traits(traits_type: type[Any], module: ModuleType) -> list[str]:
-    """The arguments that a module's constants state: NEEDS_GROUP = True is needs_group=True, and a dict of several
-    traits, such as DEFAULTS of a loss, is **DEFAULTS."""
+    """The arguments that a module's constants state: NEEDS_GROUP = True is needs_group=True, and a
+    dict of several traits, such as DEFAULTS of a loss, is **DEFAULTS."""
     types, arguments = get_type_hints(traits_type), list[str]()
     for name, annotation in types.items():
         value = vars(module).get(name.upper())
@@ -98,11 +112,15 @@ def _function_traits(traits_type: type[Any], module: ModuleType) -> list[str]:
     """The traits of which a module has a function of this name, such as `reply`."""
     functions = {name: value for name, value in vars(module).items() if inspect.isfunction(value)}
     types = get_type_hints(traits_type)
-    return [name for name in types if name in functions and _is_of_type(functions[name], types[name])]
+    return [
+        name for name in types if name in functions and _is_of_type(functions[name], types[name])
+    ]
 
 
 def _required_fields(traits_type: type[Any]) -> list[str]:
-    return [f.name for f in fields(traits_type) if f.default is MISSING and f.default_factory is MISSING]
+    return [
+        f.name for f in fields(traits_type) if f.default is MISSING and f.default_factory is MISSING
+    ]
 
 
 def _classes(annotation: Any) -> list[type]:
@@ -111,6 +129,7 @@ def _classes(annotation: Any) -> list[type]:
 
 
 def _is_of_type(value: Any, annotation: Any) -> bool:
-    """Whether a value is what a field's annotation says, without a look at what it holds; an int may be a float."""
+    """Whether a value is what a field's annotation says, without a look at what it holds; an int
+    may be a float."""
     classes = _classes(annotation)
     return isinstance(value, (*classes, int) if float in classes else tuple(classes))

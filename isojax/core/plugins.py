@@ -78,7 +78,8 @@ class PluginKind(Generic[Traits]):
     def __call__(self, /, **traits: Any) -> Callable[[Callable[P, R]], Plugin[P, R, Traits]]: ...
 
     def __call__(self, function: Callable[..., Any] | None = None, /, **traits: Any) -> Any:
-        """`@advantage`, or `@advantage(needs_group=True)`; InputError where its arguments are no traits of the kind."""
+        """`@advantage`, or `@advantage(needs_group=True)`; InputError where its arguments are no
+        traits of the kind."""
         frame = inspect.currentframe()
         assert frame is not None and frame.f_back is not None
         scope = frame.f_back.f_globals  # of the module that is being imported
@@ -89,7 +90,9 @@ class PluginKind(Generic[Traits]):
 
         def decorate(function: Callable[P, R]) -> Plugin[P, R, Traits]:
             if not callable(function):
-                raise InputError(f"@{self.name} is above a {type(function).__name__}; expected a function.")
+                raise InputError(
+                    f"@{self.name} is above a {type(function).__name__}; expected a function."
+                )
             if isinstance(function, Plugin):  # another plug-in's function, with traits of its own
                 function = function.function
             return Plugin(function, checked_traits, self, name, module, scope.get("__file__", ""))
@@ -106,9 +109,10 @@ class PluginKind(Generic[Traits]):
 
 
 def load_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any, Any]:
-    """The plug-in `name` of one of these kinds: that of the file of this name in isojax's folders, the config's or the
-    working directory; or of a dotted module path, which may also name a function in a module. InputError where there is
-    none, with the known names, or where the module has several, or its function lacks the decorator."""
+    """The plug-in `name` of one of these kinds: that of the file of this name in isojax's folders,
+    the config's or the working directory; or of a dotted module path, which may also name a
+    function in a module. InputError where there is none, with the known names, or where the module
+    has several, or its function lacks the decorator."""
     plugin = _find_plugin(kinds, name)
     if not plugin.is_own:
         note_plugin_file(plugin.file)
@@ -122,7 +126,11 @@ def _find_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any
     # A name is no path: `..` would lead out of the folders.
     is_name = re.fullmatch(r"[\w-]+(\.[\w-]+)*", name) is not None
     parent, _, attribute = name.rpartition(".") if is_name else ("", "", "")
-    user_files = [Path(folder, f"{name}.py") for folder in registry.plugin_folders()] if is_name and not parent else []
+    user_files = (
+        [Path(folder, f"{name}.py") for folder in registry.plugin_folders()]
+        if is_name and not parent
+        else []
+    )
     places: list[str | Path] = [name] if parent else []
     if is_name and not parent:
         places = [f"{kind.package}.{name}" for kind in kinds]
@@ -135,7 +143,9 @@ def _find_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any
             return next(iter(plugins.values()))
         if plugins:
             paths = " or ".join(f"{module.__name__}.{one}" for one in plugins)
-            raise InputError(f"{label}: {module.__file__} has {len(plugins)} plug-ins of this kind; name one: {paths}.")
+            raise InputError(
+                f"{label}: {module.__file__} has {len(plugins)} plug-ins of this kind; name one: {paths}."
+            )
         _refuse_undecorated(label, kinds, module, _plain_functions(module))
         missing = f"the module {module.__name__} has no function with the decorator @{kind.name}"
     elif parent and (module := registry.import_first([parent], label)) is not None:
@@ -148,9 +158,12 @@ def _find_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any
 
 
 def _describe_known(kinds: Sequence[PluginKind[Any]], name: str, user_files: Sequence[Path]) -> str:
-    """What is expected in the place of a name that means nothing, and which known one looks like it."""
+    """What is expected in the place of a name that means nothing, and which known one looks like
+    it."""
     known_names = sorted(known for kind in kinds for known in kind.names())
-    user_names = [file.stem for folder in registry.plugin_folders() for file in Path(folder).glob("*.py")]
+    user_names = [
+        file.stem for folder in registry.plugin_folders() for file in Path(folder).glob("*.py")
+    ]
     suggestions = difflib.get_close_matches(name, {*user_names, *known_names} - {name}, n=1)
     hint = f" Did you mean {suggestions[0]!r}?" if suggestions else ""
     looked_up = f", a file of your own ({', '.join(map(str, user_files))})" if user_files else ""
@@ -158,12 +171,19 @@ def _describe_known(kinds: Sequence[PluginKind[Any]], name: str, user_files: Seq
     return f"{expected}, or the module path of your own, as my_fork.NAME.{hint}"
 
 
-def _plugins_in(module: ModuleType, kinds: Sequence[PluginKind[Any]]) -> dict[str, Plugin[..., Any, Any]]:
-    """The plug-ins of these kinds that a module defines, by name; of one that defines none, those that it imports."""
+def _plugins_in(
+    module: ModuleType, kinds: Sequence[PluginKind[Any]]
+) -> dict[str, Plugin[..., Any, Any]]:
+    """The plug-ins of these kinds that a module defines, by name; of one that defines none, those
+    that it imports."""
     all_plugins = {
-        name: value for name, value in vars(module).items() if isinstance(value, Plugin) and value.kind in kinds
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, Plugin) and value.kind in kinds
     }
-    defined = {name: plugin for name, plugin in all_plugins.items() if plugin.module == module.__name__}
+    defined = {
+        name: plugin for name, plugin in all_plugins.items() if plugin.module == module.__name__
+    }
     first_names = {id(plugin): name for name, plugin in reversed((defined or all_plugins).items())}
     return {name: all_plugins[name] for name in reversed(first_names.values())}
 
@@ -180,11 +200,15 @@ def _plain_functions(module: ModuleType) -> list[str]:
     ]
 
 
-def _refuse_undecorated(label: str, kinds: Sequence[PluginKind[Any]], module: ModuleType, names: Sequence[str]) -> None:
+def _refuse_undecorated(
+    label: str, kinds: Sequence[PluginKind[Any]], module: ModuleType, names: Sequence[str]
+) -> None:
     """InputError that says what to write above which line, where a module has such functions."""
     *other_kinds, kind = kinds
     advice = decorating_advice(kind.name, kind.package, kind.traits_type, module, names)
     if advice:
         problem = f"{label}: {module.__file__} has no function with the decorator @{kind.name}"
-        others = "".join(f", or, where it is one, @{other.name} of {other.package}" for other in other_kinds)
+        others = "".join(
+            f", or, where it is one, @{other.name} of {other.package}" for other in other_kinds
+        )
         raise InputError(f"{problem}. {advice}{others} (docs/extending.md).")

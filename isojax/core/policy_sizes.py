@@ -1,5 +1,6 @@
-"""What a planner needs to know of a policy: what its weights, its layers and its cache take. models/describe_sizes.py
-answers from the policy's description, so that nothing here or in launch/ says what a layer consists of."""
+"""What a planner needs to know of a policy: what its weights, its layers and its cache take.
+models/describe_sizes.py answers from the policy's description, so that nothing here or in launch/
+says what a layer consists of."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,8 @@ from typing import Protocol
 
 from isojax.core.config import PrecisionConfig
 
-SizedAxes = tuple[tuple[str, int], ...]  # logical names and sizes, as distributed/mesh_spec.py splits them
+# logical names and sizes, as distributed/mesh_spec.py splits them
+SizedAxes = tuple[tuple[str, int], ...]
 # From an array's axes to those of a device's part of it. Hashable, as what follows from it is kept.
 Split = Callable[[SizedAxes], SizedAxes]
 
@@ -49,8 +51,10 @@ class LayerSizes:
     """A layer of a stack, as a device holds it."""
 
     layers: int  # of the stack
-    mlp_values: int  # values of a token inside an MLP; of experts, of the token's copies for each of its experts
-    mlp_gradient_values: int  # values of a token, and their gradients, while the MLP is differentiated
+    # values of a token inside an MLP; of experts, of the token's copies for each of its experts
+    mlp_values: int
+    # values of a token, and their gradients, while the MLP is differentiated
+    mlp_gradient_values: int
     kept: KeptBytes  # where products are kept
     kept_by_remat: KeptBytes  # where the layer is computed again
 
@@ -92,13 +96,17 @@ class PolicySizes(Protocol):
         ...
 
     def sampler_weights(self, precision: PrecisionConfig) -> Sequence[WeightSizes]:
-        """The weights as a sampler stores them: cast, with adapters merged or beside them, as int8 with scales."""
+        """The weights as a sampler stores them: cast, with adapters merged or beside them, as int8
+        with scales."""
         ...
 
     def layer_sizes(self, compute: str, platform: str, split: Split) -> Sequence[LayerSizes]:
         """A layer of each stack, as products are computed in `compute` on a platform."""
         ...
 
-    def cache_bytes(self, shape: CacheShape, precision: PrecisionConfig, attention: str, split: Split) -> int:
-        """Of the sampler's keys and values on a device, the table of prompts included. `attention`: which decodes."""
+    def cache_bytes(
+        self, shape: CacheShape, precision: PrecisionConfig, attention: str, split: Split
+    ) -> int:
+        """Of the sampler's keys and values on a device, the table of prompts included. `attention`:
+        which decodes."""
         ...

@@ -1,4 +1,5 @@
-"""Preemption: schedulers send SIGTERM before they take a machine away, and a run saves its state before it ends."""
+"""Preemption: schedulers send SIGTERM before they take a machine away, and a run saves its state
+before it ends."""
 
 import os
 import signal

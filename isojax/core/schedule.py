@@ -23,7 +23,9 @@ SCHEDULE_FORMS = (
 MAX_EXPONENT = 10.0
 _NUMBER = r"(\d+(?:\.\d*)?(?:e\d+)?|\.\d+)"
 _STAGE = re.compile(rf"(\d+)\s*x\s*(\d+)(?:\s+from\s+{_NUMBER})?")
-_GROWTH = re.compile(rf"(\d+)\s*x\s*(\d+)\s+to\s+(\d+)\s*x\s*(\d+)\s+as\s+C\s*\^\s*{_NUMBER}\s+from\s+{_NUMBER}")
+_GROWTH = re.compile(
+    rf"(\d+)\s*x\s*(\d+)\s+to\s+(\d+)\s*x\s*(\d+)\s+as\s+C\s*\^\s*{_NUMBER}\s+from\s+{_NUMBER}"
+)
 _GRADIENT = re.compile(r"(\d+)\s*x\s*(\d+)\s+to\s+(\d+)\s*x\s*(\d+)\s+by\s+gradient")
 _FITTED = re.compile(rf"n\*\(\s*{_NUMBER}?\s*C\s*\)\s+of\s+(\S+)\s+at\s+B_p\s*=\s*(\d+)")
 
@@ -68,14 +70,18 @@ def parse_schedule(text: str) -> tuple[Stage, ...] | GradientSchedule | FittedSc
     """A schedule as a config writes it; InputError where it is none."""
     text = " ".join(text.split())  # the patterns are slow where many spaces follow each other
     if re.search(r"\d{99}|e\d{3}", text):
-        raise InputError(f"schedule {text[:99]!r}: a number is too long. Expected one such as {SCHEDULE_FORMS}.")
+        raise InputError(
+            f"schedule {text[:99]!r}: a number is too long. Expected one such as {SCHEDULE_FORMS}."
+        )
     if match := _FITTED.fullmatch(text):
         return FittedSchedule(float(match[1] or 1), match[2], int(match[3]))
     if match := _GRADIENT.fullmatch(text):
         B_p, n, last_B_p, n_max = map(int, match.groups())
         stages = _growing_stages(text, (B_p, n), (last_B_p, n_max), exponent=1.0, C_first=1.0)
         if B_p != last_B_p or n < 2:
-            raise InputError(f"schedule {text!r}: expected n to grow and B_p to stay, from n = 2 on.")
+            raise InputError(
+                f"schedule {text!r}: expected n to grow and B_p to stay, from n = 2 on."
+            )
         return GradientSchedule(stages[0], n_max)
     if match := _GROWTH.fullmatch(text):
         low, high = (int(match[1]), int(match[2])), (int(match[3]), int(match[4]))
@@ -85,7 +91,9 @@ def parse_schedule(text: str) -> tuple[Stage, ...] | GradientSchedule | FittedSc
         raise InputError(f"schedule {text!r}: expected one such as {SCHEDULE_FORMS}.")
     stages = tuple(Stage(round(float(m[3] or 0)), int(m[1]), int(m[2])) for m in matches if m)
     if stages[0].C or any(a.C >= b.C for a, b in pairwise(stages)):
-        raise InputError(f"schedule {text!r}: expected a first stage from 0, and stages that begin at rising C.")
+        raise InputError(
+            f"schedule {text!r}: expected a first stage from 0, and stages that begin at rising C."
+        )
     _check_sizes(text, stages)
     return stages
 
@@ -94,24 +102,42 @@ def _growing_stages(
     text: str, low: tuple[int, int], high: tuple[int, int], exponent: float, C_first: float
 ) -> tuple[Stage, ...]:
     growing = [i for i in (0, 1) if low[i] != high[i]]
-    doublings = (high[growing[0]] // low[growing[0]]).bit_length() - 1 if len(growing) == 1 and min(low) else 0
+    doublings = (
+        (high[growing[0]] // low[growing[0]]).bit_length() - 1
+        if len(growing) == 1 and min(low)
+        else 0
+    )
     if doublings < 1 or low[growing[0]] << doublings != high[growing[0]]:
-        raise InputError(f"schedule {text!r}: expected B_p or n to grow, by a power of two, and the other to stay.")
+        raise InputError(
+            f"schedule {text!r}: expected B_p or n to grow, by a power of two, and the other to stay."
+        )
     if not 0 < exponent <= MAX_EXPONENT or C_first < 1:
-        raise InputError(f"schedule {text!r}: expected an exponent above 0 and up to {MAX_EXPONENT:g}, and C from 1.")
-    doubling_C = [C_first * 2 ** (k / exponent) for k in range(doublings) if k < 1000 * exponent]  # or beyond
+        raise InputError(
+            f"schedule {text!r}: expected an exponent above 0 and up to {MAX_EXPONENT:g}, and C from 1."
+        )
+    # or beyond
+    doubling_C = [C_first * 2 ** (k / exponent) for k in range(doublings) if k < 1000 * exponent]
     C = [0, *(min(round(c), MAX_COUNT) for c in doubling_C if c < MAX_COUNT)]
     if len(set(C)) < len(C):
-        raise InputError(f"schedule {text!r}: two doublings are at one C; expected a smaller exponent or a larger C.")
-    shape = [[size << k if i in growing else size for i, size in enumerate(low)] for k in range(len(C))]
+        raise InputError(
+            f"schedule {text!r}: two doublings are at one C; expected a smaller exponent or a larger C."
+        )
+    shape = [
+        [size << k if i in growing else size for i, size in enumerate(low)] for k in range(len(C))
+    ]
     stages = tuple(Stage(c, B_p, n) for c, (B_p, n) in zip(C, shape, strict=True))
     _check_sizes(text, stages)
     return stages
 
 
 def _check_sizes(text: str, stages: Sequence[Stage]) -> None:
-    if not all(0 < size <= MAX_SETTING for stage in stages for size in stage[1:]) or stages[-1].C > MAX_COUNT:
-        raise InputError(f"schedule {text!r}: expected B_p and n from 1 to {MAX_SETTING:,}, and C up to {MAX_COUNT:,}.")
+    if (
+        not all(0 < size <= MAX_SETTING for stage in stages for size in stage[1:])
+        or stages[-1].C > MAX_COUNT
+    ):
+        raise InputError(
+            f"schedule {text!r}: expected B_p and n from 1 to {MAX_SETTING:,}, and C up to {MAX_COUNT:,}."
+        )
 
 
 def schedule_text(stages: Sequence[Stage], n_max: int = 0) -> str:

@@ -1,4 +1,5 @@
-"""start.json of a run, and of labels: what the check before the first update measured, and what it doubts."""
+"""start.json of a run, and of labels: what the check before the first update measured, and what it
+doubts."""
 
 import json
 from dataclasses import asdict
@@ -19,7 +20,8 @@ def write_start_report(folder: Path, report: StartReport) -> None:
 
 
 def read_start_report(folder: Path) -> StartReport | None:
-    """That of a run's or a label's folder; None where there is none. InputError where it cannot be read."""
+    """That of a run's or a label's folder; None where there is none. InputError where it cannot be
+    read."""
     path = folder / START_FILE
     if not path.exists():
         return None
@@ -34,10 +36,14 @@ def read_start_report(folder: Path) -> StartReport | None:
 
 
 def describe_start(folder: Path) -> list[str]:
-    """What was doubtful before the first updates of a sweep, or of several, whose folder this is: a sentence for each
-    symptom, of the first run that showed it, and how many did."""
-    reports = [(path.parent.name, read_start_report(path.parent)) for path in paths_below(folder, START_FILE)]
-    reports.sort(key=lambda named: named[0] == LABELS_FOLDER)  # labels last: what a run shows too is told of the run
+    """What was doubtful before the first updates of a sweep, or of several, whose folder this is: a
+    sentence for each symptom, of the first run that showed it, and how many did."""
+    reports = [
+        (path.parent.name, read_start_report(path.parent))
+        for path in paths_below(folder, START_FILE)
+    ]
+    # labels last: what a run shows too is told of the run
+    reports.sort(key=lambda named: named[0] == LABELS_FOLDER)
     texts_by_symptom: dict[str, list[tuple[str, str]]] = {}
     for name, report in reports:
         for warning in report.warnings if report else ():

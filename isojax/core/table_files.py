@@ -1,4 +1,5 @@
-"""Files of rows: CSV, TSV and JSON lines, plain or gzipped. What cannot be read is refused with its file and line."""
+"""Files of rows: CSV, TSV and JSON lines, plain or gzipped. What cannot be read is refused with its
+file and line."""
 
 import gzip
 import io
@@ -28,16 +29,21 @@ NumberedLine = tuple[int, str]  # a line's number, from 1, and its text with the
 
 
 def paths_below(folder: Path, pattern: str = "*", nested: bool = True) -> list[Path]:
-    """The files and folders of such a name in a folder, and where `nested` in those within it, sorted; none where there
-    is no such folder. InputError where one cannot be read, which Path.rglob leaves out."""
+    """The files and folders of such a name in a folder, and where `nested` in those within it,
+    sorted; none where there is no such folder. InputError where one cannot be read, which
+    Path.rglob leaves out."""
 
     def refuse(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             problem = f"cannot read the folder {error.filename}: {error.strerror}"
-            raise InputError(f"{problem}; expected one that you may list. Correct its permissions.") from error
+            raise InputError(
+                f"{problem}; expected one that you may list. Correct its permissions."
+            ) from error
 
     paths: list[Path] = []
-    for parent, folder_names, names in os.walk(folder, onerror=refuse) if "\0" not in str(folder) else ():
+    for parent, folder_names, names in (
+        os.walk(folder, onerror=refuse) if "\0" not in str(folder) else ()
+    ):
         paths += [Path(parent, name) for name in match_names([*folder_names, *names], pattern)]
         if not nested:
             folder_names.clear()
@@ -45,14 +51,17 @@ def paths_below(folder: Path, pattern: str = "*", nested: bool = True) -> list[P
 
 
 def read_table(path: Path) -> DataTable:
-    """The file as a table: JSON lines where it is named .jsonl or opens with "{", else CSV with a header."""
+    """The file as a table: JSON lines where it is named .jsonl or opens with "{", else CSV with a
+    header."""
     text = read_text(path)
     if path.suffix not in JSON_LINES_SUFFIXES and not text.lstrip().startswith("{"):
         return parse_csv(path, text)
     objects = read_objects(path, split_lines(text))
     rows = RowTable.of([replace(row, values=dict(flatten(row.values))) for row in objects])
     if not rows.names:
-        raise InputError(f"{path} has no row of data: its objects hold no key; expected one key for each column.")
+        raise InputError(
+            f"{path} has no row of data: its objects hold no key; expected one key for each column."
+        )
     return DataTable(str(path), rows.names, rows, rows.place(0).position)
 
 
@@ -62,8 +71,8 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path, errors: OtherBytes = "strict") -> Iterator[NumberedLine]:
-    """The lines of a UTF-8 file (a .gz unpacked), no byte-order mark, read as far as they are asked for. `errors`:
-    refuse other bytes, or put U+FFFD."""
+    """The lines of a UTF-8 file (a .gz unpacked), no byte-order mark, read as far as they are asked
+    for. `errors`: refuse other bytes, or put U+FFFD."""
     for line_number, text in _read_blocks(path, errors):
         yield from split_lines(text, line_number)
 
@@ -74,14 +83,19 @@ def split_lines(text: str, first_number: int = 1) -> Iterator[NumberedLine]:
 
 
 def _read_blocks(path: Path, errors: OtherBytes) -> Iterator[tuple[int, str]]:
-    """Some whole lines at a time, with the number of the first; InputError, with the line, for a file that cannot be
-    read, is too large, or is no text."""
+    """Some whole lines at a time, with the number of the first; InputError, with the line, for a
+    file that cannot be read, is too large, or is no text."""
     line_number, size = 1, 0
     unfinished = b""  # a line whose end has not been read yet
     try:
         with open_file(path) as packed:
-            file = gzip.GzipFile(fileobj=packed) if path.suffix.lower() == ".gz" else cast(io.BufferedReader, packed)
-            while data := file.read1(BLOCK_BYTES):  # as much as is there, so that a torn .gz is read up to its tear
+            file = (
+                gzip.GzipFile(fileobj=packed)
+                if path.suffix.lower() == ".gz"
+                else cast(io.BufferedReader, packed)
+            )
+            # as much as is there, so that a torn .gz is read up to its tear
+            while data := file.read1(BLOCK_BYTES):
                 if not size and data.startswith(POINTER_START):
                     raise pointer_error(path)
                 _check_size(path, line_number, unfinished + data, size - len(unfinished))
@@ -100,21 +114,29 @@ def _read_blocks(path: Path, errors: OtherBytes) -> Iterator[tuple[int, str]]:
         location = f"{path}, line {line_number}" if size else str(path)
         if isinstance(e, gzip.BadGzipFile):
             refuse_pointer(path)
-        raise InputError(f"cannot read {location}: {reason}; expected a text file, or a whole .gz of one.") from e
+        raise InputError(
+            f"cannot read {location}: {reason}; expected a text file, or a whole .gz of one."
+        ) from e
     if unfinished:
         yield line_number, _decode(unfinished, path, line_number, errors)
 
 
 def _check_size(path: Path, line_number: int, block: bytes, size_before: int) -> None:
-    """InputError where a block, which begins at this line, passes a limit, names the line that does."""
+    """InputError where a block, which begins at this line, passes a limit, names the line that
+    does."""
     if len(block.partition(b"\n")[0]) >= MAX_LINE_BYTES:
-        raise InputError(f"{path}, line {line_number}: expected at most {MAX_LINE_BYTES:,} bytes per line.")
+        raise InputError(
+            f"{path}, line {line_number}: expected at most {MAX_LINE_BYTES:,} bytes per line."
+        )
     line_count = block.count(b"\n") + (not block.endswith(b"\n"))
-    most_lines, most_bytes = limits.MAX_LINES - line_number + 1, limits.MAX_TEXT_BYTES - size_before
+    most_lines = limits.MAX_LINES - line_number + 1
+    most_bytes = limits.MAX_TEXT_BYTES - size_before
     if line_count > most_lines or len(block) > most_bytes:
         offending = line_number + min(most_lines, block.count(b"\n", 0, most_bytes))
         most = f"at most {limits.MAX_LINES:,} lines and {limits.MAX_TEXT_BYTES:,} bytes, unpacked"
-        raise InputError(f"{path}, line {offending}: expected {most}. Split the file, or leave some out.")
+        raise InputError(
+            f"{path}, line {offending}: expected {most}. Split the file, or leave some out."
+        )
 
 
 def _decode(block: bytes, path: Path, first_number: int, errors: OtherBytes) -> str:
@@ -124,28 +146,36 @@ def _decode(block: bytes, path: Path, first_number: int, errors: OtherBytes) -> 
         line_number = first_number + e.object.count(b"\n", 0, e.start)
         position = e.start - e.object.rfind(b"\n", 0, e.start)
         problem = f"not UTF-8 (byte {e.object[e.start]:#04x} at position {position})"
-        raise InputError(f"{path}, line {line_number}: {problem}; save the file as UTF-8, unpacked.") from e
+        raise InputError(
+            f"{path}, line {line_number}: {problem}; save the file as UTF-8, unpacked."
+        ) from e
     if errors == "strict" and (nul := text.find("\0")) >= 0:
         line_number = first_number + text.count("\n", 0, nul)
-        raise InputError(f"{path}, line {line_number}: a NUL byte, expected text; this looks like a binary file.")
+        raise InputError(
+            f"{path}, line {line_number}: a NUL byte, expected text; this looks like a binary file."
+        )
     return text
 
 
 def read_objects(path: Path, lines: Iterable[NumberedLine] | None = None) -> Iterator[DataRow]:
-    """The rows of a file with one JSON object per line, blank lines left out; `lines`: those that were read of it."""
+    """The rows of a file with one JSON object per line, blank lines left out; `lines`: those that
+    were read of it."""
     for line_number, text in read_lines(path) if lines is None else lines:
         if text.strip():
             value = parse_json(text.rstrip("\r\n"), path, line_number)
             position = f"line {line_number}"
             if not isinstance(value, dict):
                 received = f"{str(value)[:80]!r} ({type(value).__name__})"
-                raise InputError(f"{path}, {position}: given {received}, expected a JSON object on each line.")
+                raise InputError(
+                    f"{path}, {position}: given {received}, expected a JSON object on each line."
+                )
             _reject_repeated_keys(text, value, f"{path}, {position}")
             yield DataRow(str(path), position, value, line_number - 1)
 
 
 def _reject_repeated_keys(text: str, value: dict[str, Any], location: str) -> None:
-    """InputError where an object has a key twice, with two values, of which Python's reader takes the last."""
+    """InputError where an object has a key twice, with two values, of which Python's reader takes
+    the last."""
     if text.count('":') == len(value):
         return  # as most rows: each key once, and no object within
 
@@ -153,7 +183,9 @@ def _reject_repeated_keys(text: str, value: dict[str, Any], location: str) -> No
         whole = dict(pairs)
         for key, first in pairs if len(whole) < len(pairs) else ():
             if repr(first) != repr(whole[key]):
-                problem = f"{location}: the key {key!r} is there twice, with {first!r} and {whole[key]!r}"
+                problem = (
+                    f"{location}: the key {key!r} is there twice, with {first!r} and {whole[key]!r}"
+                )
                 raise InputError(f"{problem}; expected it once. Remove one.")
         return whole
 
@@ -172,12 +204,24 @@ def parse_json(text: str, path: Path, line: int = 1) -> Any:
         return value
     except json.JSONDecodeError as e:
         line_number = line + e.lineno - 1
-        is_part = e.msg == "Extra data" or len(text) == 1  # an object of many lines, or several on one
-        fix = "Put one object on a line, in a .jsonl." if is_part else "Correct the line, or remove it."
+        # an object of many lines, or several on one
+        is_part = e.msg == "Extra data" or len(text) == 1
+        fix = (
+            "Put one object on a line, in a .jsonl."
+            if is_part
+            else "Correct the line, or remove it."
+        )
         problem = f"not JSON ({e.msg} at column {e.colno})"
-        raise InputError(f"{path}, line {line_number}: {problem}; expected a whole object. {fix}") from e
-    except (ValueError, RecursionError) as e:  # numbers of thousands of digits, lists nested too deeply
-        raise InputError(f"{path}, line {line}: cannot be read ({first_line(e)}). Correct or remove it.") from e
+        raise InputError(
+            f"{path}, line {line_number}: {problem}; expected a whole object. {fix}"
+        ) from e
+    except (
+        ValueError,
+        RecursionError,
+    ) as e:  # numbers of thousands of digits, lists nested too deeply
+        raise InputError(
+            f"{path}, line {line}: cannot be read ({first_line(e)}). Correct or remove it."
+        ) from e
 
 
 def _depth(value: Any) -> int:
@@ -194,8 +238,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
         texts.append(text)
         size += len(text)
         if size > MAX_DOCUMENT_BYTES:
-            raise InputError(f"{path}: more than {MAX_DOCUMENT_BYTES:,} bytes, the most of a file of one JSON value.")
+            raise InputError(
+                f"{path}: more than {MAX_DOCUMENT_BYTES:,} bytes, the most of a file of one JSON value."
+            )
     value = parse_json("".join(texts), path)
     if not isinstance(value, dict):
-        raise InputError(f"{path}: given a {type(value).__name__} at the top, expected a JSON object.")
+        raise InputError(
+            f"{path}: given a {type(value).__name__} at the top, expected a JSON object."
+        )
     return value

@@ -1,5 +1,5 @@
-"""Tables whose rows know their place in a file, held as columns; and checks that name the file, row and
-column of an unusable cell."""
+"""Tables whose rows know their place in a file, held as columns; and checks that name the file, row
+and column of an unusable cell."""
 
 import difflib
 import json
@@ -25,7 +25,8 @@ MAX_LISTED = 20  # values and columns that a message lists
 class DataRow:
     source: str  # the file, or what else holds the row, for messages
     position: str  # where the row stands in it: "line 12", or "step 40" where a format has no lines
-    values: Mapping[str, Any]  # column -> text from CSV, anything from JSON; a column that the row lacks is absent
+    # column -> text from CSV, anything from JSON; a column that the row lacks is absent
+    values: Mapping[str, Any]
     index: int = 0  # the row's number in the source, from 0; blank lines count
 
     @property
@@ -34,7 +35,8 @@ class DataRow:
 
 
 class RowSource(Protocol):
-    """Where a table's rows come from: a file that was read as columns, or rows that an importer made one by one."""
+    """Where a table's rows come from: a file that was read as columns, or rows that an importer
+    made one by one."""
 
     def __len__(self) -> int: ...
 
@@ -49,13 +51,20 @@ class RowSource(Protocol):
 
 
 class LinesOfFile:
-    """The columns of a file, and the line, from 1, that each row begins on; `unit`: what else is counted, if not
-    lines."""
+    """The columns of a file, and the line, from 1, that each row begins on; `unit`: what else is
+    counted, if not lines."""
 
     def __init__(
-        self, source: str, line_numbers: NDArray[np.integer], columns: Mapping[str, Column], unit: str = "line"
+        self,
+        source: str,
+        line_numbers: NDArray[np.integer],
+        columns: Mapping[str, Column],
+        unit: str = "line",
     ):
-        self.source, self.line_numbers, self.columns, self.unit = source, line_numbers, columns, unit
+        self.source = source
+        self.line_numbers = line_numbers
+        self.columns = columns
+        self.unit = unit
         self.names = tuple(columns)
 
     def __len__(self) -> int:
@@ -92,7 +101,8 @@ class RowList:
 
 
 class RowTable(Sequence[DataRow]):
-    """All rows of a source, or those whose numbers are given, as columns and, one at a time, as rows."""
+    """All rows of a source, or those whose numbers are given, as columns and, one at a time, as
+    rows."""
 
     def __init__(self, source: RowSource, row_numbers: NDArray[np.integer] | None = None):
         self._source = source
@@ -106,8 +116,8 @@ class RowTable(Sequence[DataRow]):
 
     @classmethod
     def gather(cls, rows: Iterable[DataRow]) -> "RowTable":
-        """The columns of the rows of one file, in which each is at "line INDEX + 1", or the like. Of a million rows, no
-        more than one is held at a time."""
+        """The columns of the rows of one file, in which each is at "line INDEX + 1", or the like.
+        Of a million rows, no more than one is held at a time."""
         cells: dict[str, list[Any]] = defaultdict(list)
         rows_of_cells: dict[str, list[int]] = defaultdict(list)
         indices, source, unit = list[int](), "", "line"
@@ -148,7 +158,9 @@ class RowTable(Sequence[DataRow]):
     def group_by(self, keys: Iterable[Hashable]) -> dict[Any, "RowTable"]:
         """The rows by their keys, in the order in which these appear."""
         code_of_key: dict[Hashable, int] = {}
-        codes = np.fromiter((code_of_key.setdefault(key, len(code_of_key)) for key in keys), np.int64, len(self))
+        codes = np.fromiter(
+            (code_of_key.setdefault(key, len(code_of_key)) for key in keys), np.int64, len(self)
+        )
         order = np.argsort(codes, kind="stable")
         row_numbers = np.split(order, np.searchsorted(codes[order], np.arange(1, len(code_of_key))))
         return {key: self.take(rows) for key, rows in zip(code_of_key, row_numbers, strict=False)}
@@ -168,7 +180,9 @@ class RowTable(Sequence[DataRow]):
         if isinstance(row, slice):
             return self.take(np.arange(len(self))[row])
         columns = {name: self.column(name) for name in self._source.names}
-        values = {name: column[row] for name, column in columns.items() if column.codes[row] != ABSENT}
+        values = {
+            name: column[row] for name, column in columns.items() if column.codes[row] != ABSENT
+        }
         return replace(self.place(row), values=values)
 
 
@@ -194,7 +208,8 @@ class DataTable:
     """The rows of a file, at least one."""
 
     source: str  # the file, for messages
-    columns: tuple[str, ...]  # of JSON lines, those of any row, with dots for objects within objects
+    # of JSON lines, those of any row, with dots for objects within objects
+    columns: tuple[str, ...]
     rows: RowTable
     header_position: str  # the line that names the columns; of JSON lines, the first row's
 
@@ -209,10 +224,12 @@ def check_number(
     whole: bool = False,
     remedy: str = "Correct it, or remove the row.",
 ) -> float:
-    """A cell's finite number; InputError names the `cell` and what was `expected`, if it is none or out of range, with
-    the `remedy` for text that nobody takes for a number."""
+    """A cell's finite number; InputError names the `cell` and what was `expected`, if it is none or
+    out of range, with the `remedy` for text that nobody takes for a number."""
     if is_blank(cell_value):
-        raise InputError(f"{cell} is missing or empty; expected {expected}. Fill the cell in, or remove the row.")
+        raise InputError(
+            f"{cell} is missing or empty; expected {expected}. Fill the cell in, or remove the row."
+        )
     number = parse_number(cell_value)
     if number is None:
         form = "a number such as 0.25 or 2.5e5, without unit and thousands separator"
@@ -232,7 +249,9 @@ def check_number(
         requirement = f"more than {exclusive_minimum:g}"
     if requirement:
         meaning = "" if expected == "a number" else f" ({expected})"
-        raise InputError(f"{cell} is {cell_value}; expected {requirement}{meaning}. Correct it, or remove the row.")
+        raise InputError(
+            f"{cell} is {cell_value}; expected {requirement}{meaning}. Correct it, or remove the row."
+        )
     return number
 
 
@@ -245,7 +264,8 @@ def check_numbers(
     exclusive_minimum: float | None = None,
     whole: bool = False,
 ) -> NDArray[np.float64]:
-    """float[rows]: every cell of a column as `check_number` takes it; `cell` names the one of a row."""
+    """float[rows]: every cell of a column as `check_number` takes it; `cell` names the one of a
+    row."""
     numbers = column.numbers
     with np.errstate(invalid="ignore"):  # whole numbers of what is not finite
         is_usable = np.abs(numbers) <= (MAX_COUNT if whole else MAX_NUMBER)
@@ -277,9 +297,12 @@ def require_column(table: DataTable, name: str) -> str:
 
 
 def nearest_names(name: str, names: Sequence[str], cutoff: float = 0.0) -> list[str]:
-    """The one most alike of names, at least one, or none; long names, and names after the first thousands, are none."""
+    """The one most alike of names, at least one, or none; long names, and names after the first
+    thousands, are none."""
     short_names = [other for other in names[:MAX_COLUMNS] if len(other) <= MAX_NAME]
-    return difflib.get_close_matches(name[:MAX_NAME], short_names or [names[0][:MAX_NAME]], n=1, cutoff=cutoff)
+    return difflib.get_close_matches(
+        name[:MAX_NAME], short_names or [names[0][:MAX_NAME]], n=1, cutoff=cutoff
+    )
 
 
 def list_some(texts: Sequence[str]) -> str:
@@ -289,16 +312,21 @@ def list_some(texts: Sequence[str]) -> str:
 
 
 def float_column(
-    table: DataTable, name: str, minimum: float | None = None, exclusive_minimum: float | None = None
+    table: DataTable,
+    name: str,
+    minimum: float | None = None,
+    exclusive_minimum: float | None = None,
 ) -> NDArray[np.float64]:
-    """A column as float[rows]; InputError where there is none, or at a cell that `check_number` refuses."""
+    """A column as float[rows]; InputError where there is none, or at a cell that `check_number`
+    refuses."""
     column = table.rows.column(require_column(table, name))
     cell = lambda row: f"{table.rows.place(row).location}: {name}"  # noqa: E731
     return check_numbers(column, cell, minimum=minimum, exclusive_minimum=exclusive_minimum)
 
 
 def filter_rows(table: DataTable, filters: Sequence[str]) -> DataTable:
-    """The rows for which every COLUMN=VALUE holds; of several filters on one column, any. InputError if none is."""
+    """The rows for which every COLUMN=VALUE holds; of several filters on one column, any.
+    InputError if none is."""
     wanted_by_column: dict[str, list[str]] = {}
     for text in filters:
         name, equals, value = text.partition("=")
@@ -312,7 +340,9 @@ def filter_rows(table: DataTable, filters: Sequence[str]) -> DataTable:
         if not is_wanted.any():
             available = list(dict.fromkeys(map(_cell_text, cells)))
             condition = " or ".join(f"{name}={value}" for value in wanted)
-            raise InputError(f"{table.source}: --where {condition} matches no row; {name} has {list_some(available)}.")
+            raise InputError(
+                f"{table.source}: --where {condition} matches no row; {name} has {list_some(available)}."
+            )
         table = replace(table, rows=table.rows.take(is_wanted))
     return table
 
@@ -324,10 +354,11 @@ def check_unique_rows(table: DataTable, key_columns: Sequence[str]) -> None:
     for row, cells in enumerate(zip(*columns, strict=True)):
         earlier_row = row_by_key.setdefault(tuple(map(_comparison_key, cells)), row)
         if earlier_row != row:
-            key_text = ", ".join(f"{name} = {_cell_text(cell)}" for name, cell in zip(key_columns, cells, strict=True))
-            problem = (
-                f"{table.rows.place(row).location}: {key_text}, as in {table.rows.place(earlier_row).position} already"
+            key_text = ", ".join(
+                f"{name} = {_cell_text(cell)}"
+                for name, cell in zip(key_columns, cells, strict=True)
             )
+            problem = f"{table.rows.place(row).location}: {key_text}, as in {table.rows.place(earlier_row).position} already"
             raise InputError(f"{problem}; remove one of them.")
 
 

@@ -1,4 +1,5 @@
-"""What this process prints: texts are made harmless to a terminal, and a run outlives the terminal that started it."""
+"""What this process prints: texts are made harmless to a terminal, and a run outlives the terminal
+that started it."""
 
 import errno
 import io
@@ -12,13 +13,17 @@ from typing import Any
 
 from isojax.core.errors import RunFailed
 
-SHOWN_AS: dict[str, str] = {}  # folders of this machine -> the URLs that they mirror (runs/mirror.py)
+# folders of this machine -> the URLs that they mirror (runs/mirror.py)
+SHOWN_AS: dict[str, str] = {}
 MAX_CHARACTERS = 4000  # of a message or of a cell of a table
-# Control characters but tab, separators of lines, so that no value prints a line of its own, marks that reverse the
-# direction of text, and the surrogates that stand for bytes of a file's name.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters but tab, separators of lines, so that no value prints a line of its own, marks
+# that reverse the direction of text, and the surrogates that stand for bytes of a file's name.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _READER_GONE = (errno.EPIPE, errno.EIO)  # of a pipe; of a terminal
-_EXIT_CODE_SIGPIPE = 128 + signal.SIGPIPE  # what a shell says of a program that wrote to a closed pipe
+# what a shell says of a program that wrote to a closed pipe
+_EXIT_CODE_SIGPIPE = 128 + signal.SIGPIPE
 
 output_lost: float | None = None  # since when (Unix seconds) nobody reads what this process prints
 
@@ -36,16 +41,24 @@ def format_hours(hours: float | None) -> str:
         return "–"
     seconds = 3600 * hours
     in_hours = f"{hours:.3g} h" if hours < 100 else f"{hours:,.0f} h"
-    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min" if hours < 2 else in_hours
+    return (
+        f"{seconds:.3g} s"
+        if seconds < 120
+        else f"{seconds / 60:.3g} min"
+        if hours < 2
+        else in_hours
+    )
 
 
 def printable(text: object) -> str:
-    """A text from anywhere for a terminal: control characters as escapes (\\x1b), and a long one without its middle."""
+    """A text from anywhere for a terminal: control characters as escapes (\\x1b), and a long one
+    without its middle."""
     return shorten(clean(str(text)))
 
 
 def clean(text: str) -> str:
-    """A text with URLs in place of the folders that mirror them, and its control characters as escapes: \\x1b."""
+    """A text with URLs in place of the folders that mirror them, and its control characters as
+    escapes: \\x1b."""
     for folder, url in list(SHOWN_AS.items()):  # a thread may add one
         text = text.replace(folder, url)
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
@@ -70,8 +83,9 @@ def note(message: object) -> None:
 
 
 def guard_output(is_run: bool) -> None:
-    """Decide what becomes of this process when its terminal, or the `head` behind it, goes away. A run goes on: what it
-    prints is dropped, and SIGHUP is ignored by it and by the processes it starts. Another command ends, quietly."""
+    """Decide what becomes of this process when its terminal, or the `head` behind it, goes away. A
+    run goes on: what it prints is dropped, and SIGHUP is ignored by it and by the processes it
+    starts. Another command ends, quietly."""
     if is_run:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for fd in range(3):  # a closed one would be the next file that is opened
@@ -81,11 +95,14 @@ def guard_output(is_run: bool) -> None:
         os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         stream = vars(sys)[name]
-        if stream is not None and stream is vars(sys)[f"__{name}__"]:  # else a test or a notebook reads it
+        # else a test or a notebook reads it
+        if stream is not None and stream is vars(sys)[f"__{name}__"]:
             stream.flush()
             buffer = io.BufferedWriter(_GuardedFile(stream.fileno(), is_run))
             by_line = stream.isatty() or stream is sys.stderr
-            guarded = io.TextIOWrapper(buffer, stream.encoding, errors="backslashreplace", line_buffering=by_line)
+            guarded = io.TextIOWrapper(
+                buffer, stream.encoding, errors="backslashreplace", line_buffering=by_line
+            )
             setattr(sys, name, guarded)
 
 

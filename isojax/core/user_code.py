@@ -1,7 +1,8 @@
 """Where an error comes from: the line of a user's own code that a message should point to.
 
-A plug-in's mistake often surfaces deep in a library or in isojax, as when a loss adds arrays of two shapes. Of the
-frames of its traceback the last one in the user's own code is what the user can mend.
+A plug-in's mistake often surfaces deep in a library or in isojax, as when a loss adds arrays of two
+shapes. Of the frames of its traceback the last one in the user's own code is what the user can
+mend.
 """
 
 import os
@@ -34,7 +35,9 @@ def note_plugin_file(file: str) -> None:
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames of an error's traceback that are in the user's own code, outermost first."""
-    return [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    return [
+        frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)
+    ]
 
 
 def _is_users(file: str) -> bool:
@@ -50,7 +53,8 @@ def is_library_file(file: str) -> bool:
 
 
 def failed_plugin(error: BaseException) -> str:
-    """ "FILE, line N" where an error was raised in a plug-in from elsewhere than isojax, or in what that calls."""
+    """ "FILE, line N" where an error was raised in a plug-in from elsewhere than isojax, or in what
+    that calls."""
     frames = [frame for frame in own_frames(error) if frame.filename in _plugin_files]
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
@@ -58,9 +62,11 @@ def failed_plugin(error: BaseException) -> str:
 def describe_exception(error: BaseException) -> str:
     """An exception in one line: "rewards.py:12: KeyError: 'x'", at most 500 characters.
 
-    The place is the last one in the user's own code; of an error that went through none, where it was raised.
+    The place is the last one in the user's own code; of an error that went through none, where it
+    was raised.
     """
-    texts = traceback.format_exception_only(error)  # of a SyntaxError its line first; then notes, as jax adds them
+    # of a SyntaxError its line first; then notes, as jax adds them
+    texts = traceback.format_exception_only(error)
     is_syntax_error = isinstance(error, SyntaxError)
     text = " ".join(texts[-1 if is_syntax_error else 0].split())
 

@@ -23,8 +23,9 @@ def device_memory(device: Any) -> int | None:
 def measure_rates(
     devices: Sequence[Any], rows: tuple[int, int], width: int, columns: int, dtype: str
 ) -> tuple[float, float, float]:
-    """Of one device while all of `devices` work: operations per second of products [rows, width] x [width, columns]
-    with either number of rows, and bytes per second of adding to an array in place."""
+    """Of one device while all of `devices` work: operations per second of products [rows, width] x
+    [width, columns] with either number of rows, and bytes per second of adding to an array in
+    place."""
     measure = partial(_measure_device, rows=rows, width=width, columns=columns, dtype=dtype)
     with ThreadPoolExecutor(len(devices)) as pool:
         device_rates = list(pool.map(measure, devices))
@@ -36,11 +37,19 @@ def _measure_device(
     device: Any, rows: tuple[int, int], width: int, columns: int, dtype: str
 ) -> tuple[float, float, float]:
     with jax.default_device(device):
-        down, up = jnp.ones((width, columns), dtype) / width, jnp.ones((columns, width), dtype) / columns
+        down = jnp.ones((width, columns), dtype) / width
+        up = jnp.ones((columns, width), dtype) / columns
 
         def matmul_rate(row_count: int) -> float:
             products = jax.jit(lambda x: lax.fori_loop(0, 8, lambda _, x: x @ down @ up, x))
-            return 8 * 4 * row_count * width * columns / seconds_per_call(products, jnp.ones((row_count, width), dtype))
+            return (
+                8
+                * 4
+                * row_count
+                * width
+                * columns
+                / seconds_per_call(products, jnp.ones((row_count, width), dtype))
+            )
 
         increment = jax.jit(lambda x: x + 1, donate_argnums=0)
         bandwidth = 2 * BUFFER_BYTES / seconds_per_call(increment, jnp.zeros(BUFFER_BYTES // 4))

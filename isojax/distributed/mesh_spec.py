@@ -12,13 +12,14 @@ from isojax.core.policy_sizes import SizedAxes
 AXES = ("data", "fsdp", "sequence", "tensor", "expert")
 ROLLOUT_AXES = ("data", "fsdp")  # the mesh axes that split rollouts
 
-# Those that split the weights of a layer among devices with the same rollouts. Experts are the larger part of a model
-# that has them, but a mesh that is wide enough for experts is too wide for its few key/value heads. So `expert` splits
-# experts, and what else its devices divide; the cache, by heads, is then split over `tensor` alone.
+# Those that split the weights of a layer among devices with the same rollouts. Experts are the
+# larger part of a model that has them, but a mesh that is wide enough for experts is too wide for
+# its few key/value heads. So `expert` splits experts, and what else its devices divide; the cache,
+# by heads, is then split over `tensor` alone.
 WEIGHT_AXES = ("tensor", "expert")
 
-# The one table from logical axes of arrays to axes of a mesh; only it and distributed/sharding.py name these. Of
-# several mesh axes, `axes_that_split` takes those that make the most parts.
+# The one table from logical axes of arrays to axes of a mesh; only it and distributed/sharding.py
+# name these. Of several mesh axes, `axes_that_split` takes those that make the most parts.
 LOGICAL_AXIS_RULES: Mapping[str, tuple[str, ...]] = {
     "shard": ROLLOUT_AXES,
     "layer": (),
@@ -37,10 +38,15 @@ LOGICAL_AXIS_RULES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def axes_that_split(name: str, size: int, mesh: Mapping[str, int], used: Collection[str] = ()) -> tuple[str, ...]:
-    """The axes of a mesh of these sizes that split a logical axis of this size: of those that the table has for it and
-    that are not `used`, the ones whose product divides it and is largest. Empty where it stays whole."""
-    candidates = [axis for axis in LOGICAL_AXIS_RULES[name] if mesh.get(axis, 1) > 1 and axis not in used]
+def axes_that_split(
+    name: str, size: int, mesh: Mapping[str, int], used: Collection[str] = ()
+) -> tuple[str, ...]:
+    """The axes of a mesh of these sizes that split a logical axis of this size: of those that the
+    table has for it and that are not `used`, the ones whose product divides it and is largest.
+    Empty where it stays whole."""
+    candidates = [
+        axis for axis in LOGICAL_AXIS_RULES[name] if mesh.get(axis, 1) > 1 and axis not in used
+    ]
     best: tuple[str, ...] = ()
     for count in range(1, len(candidates) + 1):
         for axes in combinations(candidates, count):
@@ -64,7 +70,9 @@ class MeshShape:
     expert: int = 1
 
     def __str__(self) -> str:
-        return ",".join(f"{axis}={size}" for axis in AXES if (size := vars(self)[axis]) > 1) or "auto"
+        return (
+            ",".join(f"{axis}={size}" for axis in AXES if (size := vars(self)[axis]) > 1) or "auto"
+        )
 
     @property
     def devices(self) -> int:
@@ -97,7 +105,8 @@ class MeshSplit:
     parts: tuple[tuple[str, int], ...]  # (axis, size)
 
     def __call__(self, axes: SizedAxes) -> SizedAxes:
-        """A device's part: of each axis by the mesh axes that divide it, but not by those that split an earlier one."""
+        """A device's part: of each axis by the mesh axes that divide it, but not by those that
+        split an earlier one."""
         sizes, used, device_axes = dict(self.parts), set[str](), []
         for name, size in axes:
             split_axes = axes_that_split(name, size, sizes, used)
@@ -111,8 +120,8 @@ class MeshSplit:
 
 
 def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
-    """`auto` (one device) or "data=2,tensor=1"; at most one size may be -1, which takes the devices that are left,
-    of those `available` without the `devices_in_use` of another mesh."""
+    """`auto` (one device) or "data=2,tensor=1"; at most one size may be -1, which takes the devices
+    that are left, of those `available` without the `devices_in_use` of another mesh."""
     sizes: dict[str, int] = {}
     for axis_size in () if text == "auto" else text.split(","):
         axis, _, size = (part.strip() for part in axis_size.partition("="))
@@ -122,7 +131,9 @@ def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
             )
         sizes[axis] = int(size) if re.fullmatch(r"-?\d{1,9}", size) else 0
         if sizes[axis] < 1 and sizes[axis] != -1:
-            raise InputError(f"mesh {text!r}: size of {axis} is {size!r}; expected a positive integer or -1, the rest.")
+            raise InputError(
+                f"mesh {text!r}: size of {axis} is {size!r}; expected a positive integer or -1, the rest."
+            )
     open_axes = [axis for axis, size in sizes.items() if size == -1]
     if len(open_axes) > 1:
         raise InputError(f"mesh {text!r}: only one axis may be -1, not {' and '.join(open_axes)}.")
@@ -131,7 +142,9 @@ def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
         sizes[open_axes[0]] = max(1, (available - devices_in_use) // fixed_devices)
     shape = MeshShape(**sizes)
     if (devices_needed := shape.devices + devices_in_use) > available:
-        in_use_note = f" in addition to the {devices_in_use} of another mesh" if devices_in_use else ""
+        in_use_note = (
+            f" in addition to the {devices_in_use} of another mesh" if devices_in_use else ""
+        )
         raise InputError(
             f"mesh {text!r} needs {shape.devices} devices{in_use_note} and this machine shows {available}. Use smaller "
             f"axes, try --topology, or on a CPU XLA_FLAGS=--xla_force_host_platform_device_count={devices_needed}."

@@ -1,6 +1,7 @@
-"""Several processes that are one run: each calls the same functions in the same order, with the same numbers. JAX's
-arrays span their devices; what the host alone knows is exchanged here. With one process this does nothing. Where some
-processes only sample (distributed/roles.py), all of this is among those of one role."""
+"""Several processes that are one run: each calls the same functions in the same order, with the
+same numbers. JAX's arrays span their devices; what the host alone knows is exchanged here. With one
+process this does nothing. Where some processes only sample (distributed/roles.py), all of this is
+among those of one role."""
 
 import pickle
 from collections import defaultdict
@@ -16,7 +17,8 @@ from jax._src import distributed  # the coordination service, which has no publi
 from isojax.core.errors import InputError
 
 T = TypeVar("T")
-_NO_TIMEOUT = 2**31 - 1  # milliseconds: where a process ends, the launcher's watchdog ends the others
+# milliseconds: where a process ends, the launcher's watchdog ends the others
+_NO_TIMEOUT = 2**31 - 1
 _rounds: defaultdict[str, Iterator[int]] = defaultdict(count)  # of messages, by members and channel
 _members: list[int] = []  # where these are not all processes
 
@@ -46,7 +48,8 @@ def is_primary() -> bool:
 
 
 def allgather(value: T, channel: str = "main") -> list[T]:
-    """Each process's value, by process; anything that can be pickled. Each thread that calls it has its `channel`."""
+    """Each process's value, by process; anything that can be pickled. Each thread that calls it has
+    its `channel`."""
     if not is_multiprocess():
         return [value]
     client: Any = distributed.global_state.client
@@ -55,9 +58,11 @@ def allgather(value: T, channel: str = "main") -> list[T]:
     message_round = next(_rounds[name])
     folder = f"{name}/{message_round}/"
     client.key_value_set_bytes(f"{folder}{jax.process_index()}", pickle.dumps(value))
-    client.wait_at_barrier(f"{name}/{message_round % 2}", _NO_TIMEOUT, processes)  # the service keeps every name
+    # the service keeps every name
+    client.wait_at_barrier(f"{name}/{message_round % 2}", _NO_TIMEOUT, processes)
     messages = dict(client.key_value_dir_get_bytes(folder))
-    if jax.process_index() == processes[0] and message_round:  # which all have read, for they are in this round
+    # which all have read, for they are in this round
+    if jax.process_index() == processes[0] and message_round:
         client.key_value_delete(f"{name}/{message_round - 1}/")
     return [pickle.loads(messages[f"{folder}{process}"]) for process in processes]
 
@@ -93,8 +98,8 @@ def start_host_copy(arrays: Iterable[Any]) -> None:
 
 
 def local_shard_rows(x: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Of an array [S ...] that is sharded over processes: the indices of the shards of this process, and their rows.
-    Each shard belongs to one process, also where several hold it."""
+    """Of an array [S ...] that is sharded over processes: the indices of the shards of this
+    process, and their rows. Each shard belongs to one process, also where several hold it."""
     if not is_multiprocess():
         return np.arange(len(x)), np.asarray(x)
     shards = [shard for shard in x.addressable_shards if shard.replica_id == 0]

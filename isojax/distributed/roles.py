@@ -1,6 +1,7 @@
-"""Processes of two roles in one run: the first train, the last only sample. Those of one role are one program
-(distributed/multiprocess.py). Between the roles go messages, which Ray carries (launch/ray/ray_actor.py), from each
-process to each of the other role in the order of sending; a process that ends is noticed by its watchdog and by Ray.
+"""Processes of two roles in one run: the first train, the last only sample. Those of one role are
+one program (distributed/multiprocess.py). Between the roles go messages, which Ray carries
+(launch/ray/ray_actor.py), from each process to each of the other role in the order of sending; a
+process that ends is noticed by its watchdog and by Ray.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -30,8 +31,9 @@ class Link:
     """Messages with one process of the other role."""
 
     def __init__(self, deliver: Callable[[int, Message], object]):
-        """`deliver` carries a message, as it is now, with its number to the link in the other process, whose `receive`
-        is called there; it returns at once. Messages may arrive in any order, in several threads."""
+        """`deliver` carries a message, as it is now, with its number to the link in the other
+        process, whose `receive` is called there; it returns at once. Messages may arrive in any
+        order, in several threads."""
         self._deliver, self._numbers = deliver, count()
         self._early: dict[int, Message] = {}  # that have come before their turn
         self._next_number = 0
@@ -43,7 +45,8 @@ class Link:
         self._deliver(next(self._numbers), message)
 
     def receive(self, number: int, message: Message) -> None:
-        """Hand on this message, and those after it that were waiting for it; or keep it until its turn comes."""
+        """Hand on this message, and those after it that were waiting for it; or keep it until its
+        turn comes."""
         with self._receiving:
             self._early[number] = message
             while self._next_number in self._early:
@@ -54,7 +57,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Role:
-    """What this process does in a run of two roles. Each process of a role is assigned to one of the other role."""
+    """What this process does in a run of two roles. Each process of a role is assigned to one of
+    the other role."""
 
     trains: bool
     rank: int  # of this process in its role
@@ -78,15 +82,16 @@ class Role:
         return {self.own_peer, *self.assigned_peers}
 
     def next_message(self, kind: str) -> Any:
-        """What the peer to which this process is assigned sends as the next message, of this kind; None at the end of
-        the run. Raises TrainingFailed where an error has ended it."""
+        """What the peer to which this process is assigned sends as the next message, of this kind;
+        None at the end of the run. Raises TrainingFailed where an error has ended it."""
         found, *content = received(self.own_peer)
         assert found in (kind, END), found
         return None if found == END else content
 
 
 def received(link: Link) -> Any:
-    """The next message of a process that trains. Raises TrainingFailed where an error has ended it."""
+    """The next message of a process that trains. Raises TrainingFailed where an error has ended
+    it."""
     message = link.incoming.get()
     if message[0] == END and message[1] is not None:
         raise TrainingFailed from message[1]
@@ -101,9 +106,9 @@ def processes_of_roles(num_processes: int, sampler_processes: int) -> tuple[rang
 
 @contextmanager
 def divide_roles(sampler_processes: int, links: Mapping[int, Link]) -> Iterator[Role | None]:
-    """Until the context ends, the last `sampler_processes` of this run's processes sample for the others; None: all do
-    the same. `links`: with all processes of the other role, by their index. What ends a process that trains is told to
-    those that sample."""
+    """Until the context ends, the last `sampler_processes` of this run's processes sample for the
+    others; None: all do the same. `links`: with all processes of the other role, by their index.
+    What ends a process that trains is told to those that sample."""
     if not sampler_processes:
         yield None
         return
@@ -119,7 +124,11 @@ def divide_roles(sampler_processes: int, links: Mapping[int, Link]) -> Iterator[
         try:
             yield role
         except BaseException as e:
-            error = e if isinstance(e, InputError | RunFailed | Preempted) else RunFailed(f"{type(e).__name__}: {e}")
+            error = (
+                e
+                if isinstance(e, InputError | RunFailed | Preempted)
+                else RunFailed(f"{type(e).__name__}: {e}")
+            )
             raise
         finally:
             for link in role.peers.values() if trains else ():

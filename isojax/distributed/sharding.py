@@ -1,5 +1,6 @@
-"""Meshes, and arrays on them by the one table from logical axes to mesh axes (mesh_spec.py). Programs are compiled
-ahead from the shapes and shardings of their arguments, before there is anything to run them on.
+"""Meshes, and arrays on them by the one table from logical axes to mesh axes (mesh_spec.py).
+Programs are compiled ahead from the shapes and shardings of their arguments, before there is
+anything to run them on.
 
 Legend of dimension letters, used in every annotation:
 
@@ -10,8 +11,9 @@ Legend of dimension letters, used in every annotation:
     G  entries of the prefix table, a shard     L  layers              F  width of the MLP
     Q  problems                                 V  vocabulary
 
-Axes are Auto (XLA propagates them); the sampler and the gradient run in a shard_map that is manual over `data` and
-`fsdp`. In it a prompt's layers run in a further one, manual over `sequence` (models/transformer.py).
+Axes are Auto (XLA propagates them); the sampler and the gradient run in a shard_map that is manual
+over `data` and `fsdp`. In it a prompt's layers run in a further one, manual over `sequence`
+(models/transformer.py).
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,7 +25,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import shard_map
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import (
+    AbstractDevice,
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+)
 
 from isojax.core.errors import InputError
 from isojax.core.policy_sizes import SizedAxes
@@ -39,10 +49,12 @@ from isojax.distributed.mesh_spec import (
 from isojax.distributed.multiprocess import is_multiprocess
 
 PARAM_AXIS = "fsdp"  # the one of them that splits parameters too
-PROMPT_AXIS = "sequence"  # the axis that splits the positions of prompts, and of their keys and values
+# the axis that splits the positions of prompts, and of their keys and values
+PROMPT_AXIS = "sequence"
 
 INNER_AXES = ("heads", "kv_heads", "mlp", "fused")  # of what layers compute from hidden states
-TOKEN_AXES = (("token", None, None), (None, "token", None))  # of hidden states: rows, or else their positions
+# of hidden states: rows, or else their positions
+TOKEN_AXES = (("token", None, None), (None, "token", None))
 
 
 def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
@@ -51,15 +63,19 @@ def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def partition_spec(logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh) -> PartitionSpec:
-    """The table applied to one array: each of its axes by the mesh axes that divide it, but not by those that split an
-    earlier one."""
+def partition_spec(
+    logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh
+) -> PartitionSpec:
+    """The table applied to one array: each of its axes by the mesh axes that divide it, but not by
+    those that split an earlier one."""
     spec: list[str | tuple[str, ...] | None] = []
     used: set[str] = set()
     for name, size in zip(logical, shape, strict=True):
         if name is not None and name not in LOGICAL_AXIS_RULES:
             known = ", ".join(LOGICAL_AXIS_RULES)
-            raise InputError(f"a parameter of the model has an axis {name!r}; expected one of {known}.")
+            raise InputError(
+                f"a parameter of the model has an axis {name!r}; expected one of {known}."
+            )
 
         axes = () if name is None else axes_that_split(name, size, mesh.shape, used)
         if name == "shard" and axes:
@@ -96,11 +112,15 @@ def manual_spec(spec: PartitionSpec) -> PartitionSpec:
 
 def partition_specs(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
     """The table applied to each parameter, from its ShapeDtypeStruct and its logical axes."""
-    return jax.tree.map(lambda shape, names: partition_spec(names, shape.shape, mesh), shapes, logical_axes)
+    return jax.tree.map(
+        lambda shape, names: partition_spec(names, shape.shape, mesh), shapes, logical_axes
+    )
 
 
 def param_shardings(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), partition_specs(shapes, logical_axes, mesh))
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), partition_specs(shapes, logical_axes, mesh)
+    )
 
 
 def manual_specs(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
@@ -108,10 +128,19 @@ def manual_specs(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
     return jax.tree.map(manual_spec, partition_specs(shapes, logical_axes, mesh))
 
 
-def map_over_shards(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+def map_over_shards(
+    function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
     """`function` in a shard_map that is manual over the axes that split rollouts."""
     axes = set(ROLLOUT_AXES)
-    return shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
+    return shard_map(
+        function,
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names=axes,
+        check_vma=False,
+    )
 
 
 def replicate_over_rollout_axes(sharding: NamedSharding) -> NamedSharding:
@@ -121,34 +150,49 @@ def replicate_over_rollout_axes(sharding: NamedSharding) -> NamedSharding:
 
 
 def copyable_sharding(shape: Any, source: NamedSharding, target: NamedSharding) -> NamedSharding:
-    """A sharding on the source's mesh from which `copy_to_mesh` makes an array like `target`: `source` itself if each
-    process holds what its devices are to hold; or with the parts over the rollout axes gathered; or whole."""
+    """A sharding on the source's mesh from which `copy_to_mesh` makes an array like `target`:
+    `source` itself if each process holds what its devices are to hold; or with the parts over the
+    rollout axes gathered; or whole."""
 
     def parts(sharding: NamedSharding) -> set[tuple[int, str]]:
-        return {(d.process_index, str(index)) for d, index in sharding.devices_indices_map(shape.shape).items()}
+        return {
+            (d.process_index, str(index))
+            for d, index in sharding.devices_indices_map(shape.shape).items()
+        }
 
     gathered = replicate_over_rollout_axes(source)
     if not is_multiprocess() or parts(target) <= parts(source):
         return source
-    return gathered if parts(target) <= parts(gathered) else NamedSharding(source.mesh, PartitionSpec())
+    return (
+        gathered
+        if parts(target) <= parts(gathered)
+        else NamedSharding(source.mesh, PartitionSpec())
+    )
 
 
 def copy_to_mesh(arrays: Any, shardings: Any) -> Any:
-    """Arrays of one mesh on another. No process asks another one: each copies from its devices to its devices."""
-    return jax.tree.map(_copy_in_process, arrays, shardings) if is_multiprocess() else jax.device_put(arrays, shardings)
+    """Arrays of one mesh on another. No process asks another one: each copies from its devices to
+    its devices."""
+    return (
+        jax.tree.map(_copy_in_process, arrays, shardings)
+        if is_multiprocess()
+        else jax.device_put(arrays, shardings)
+    )
 
 
 def _copy_in_process(x: jax.Array, target: NamedSharding) -> jax.Array:
     held = {str(shard.index): shard.data for shard in x.addressable_shards}
     parts = []
     for device, index in target.addressable_devices_indices_map(x.shape).items():
-        part = held[str(index)] if str(index) in held else x.addressable_data(0)[index]  # of a whole one
+        # of a whole one
+        part = held[str(index)] if str(index) in held else x.addressable_data(0)[index]
         parts.append(jax.device_put(part, device))
     return jax.make_array_from_single_device_arrays(x.shape, target, parts)
 
 
 def array_on(sharding: NamedSharding, x: np.ndarray) -> jax.Array:
-    """An array on a mesh, of a host array that every process has, at least where its devices need it."""
+    """An array on a mesh, of a host array that every process has, at least where its devices need
+    it."""
     return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
 
 
@@ -173,7 +217,8 @@ def shard_count(mesh: Mesh) -> int:
 
 
 def padded_positions(positions: int, mesh: Mesh | AbstractMesh) -> int:
-    """Positions of a prompt, as many as the devices that split them can share evenly; without a mesh, as they are."""
+    """Positions of a prompt, as many as the devices that split them can share evenly; without a
+    mesh, as they are."""
     num_parts = mesh.shape.get(PROMPT_AXIS, 1)
     return -(-positions // num_parts) * num_parts
 
@@ -202,12 +247,12 @@ def with_logical_constraint(x: jax.Array, logical: Sequence[str | None]) -> jax.
 
 
 def keep_heads_whole(x: jax.Array, is_whole: bool, kv_heads: int) -> jax.Array:
-    """Queries, keys or values [b t heads H]; if `is_whole`, each device has all heads of its share of the `kv_heads`
-    that are split: of all, where none are.
+    """Queries, keys or values [b t heads H]; if `is_whole`, each device has all heads of its share
+    of the `kv_heads` that are split: of all, where none are.
 
-    XLA would otherwise split some heads in the middle, and exchange their halves for rotary positions by a permutation.
-    On CPUs all devices wait for each other in one, and samplers' shards leave their loops at times of their own: the
-    first to leave would be waited for forever."""
+    XLA would otherwise split some heads in the middle, and exchange their halves for rotary
+    positions by a permutation. On CPUs all devices wait for each other in one, and samplers' shards
+    leave their loops at times of their own: the first to leave would be waited for forever."""
     if not is_whole:
         return x
     free = PartitionSpec.UNCONSTRAINED
@@ -216,11 +261,12 @@ def keep_heads_whole(x: jax.Array, is_whole: bool, kv_heads: int) -> jax.Array:
 
 
 def keep_undivided_whole(y: jax.Array, outputs: SizedAxes) -> jax.Array:
-    """Products [*b, *outputs] of a matrix with these logical axes, split no further than the table splits it: as the
-    one key of a layer, or matrices that are fused, each device has them whole.
+    """Products [*b, *outputs] of a matrix with these logical axes, split no further than the table
+    splits it: as the one key of a layer, or matrices that are fused, each device has them whole.
 
-    XLA would otherwise split a head in its middle, or fused matrices where none of them ends, and devices exchange the
-    parts by permutations, for which devices may wait forever (`keep_heads_whole`)."""
+    XLA would otherwise split a head in its middle, or fused matrices where none of them ends, and
+    devices exchange the parts by permutations, for which devices may wait forever
+    (`keep_heads_whole`)."""
     name, size = outputs[0]
     mesh_shape = jax.sharding.get_abstract_mesh().shape
     axes = axes_that_split(name, size, mesh_shape)
@@ -236,12 +282,14 @@ def constrain_last_axes(x: jax.Array, spec: PartitionSpec) -> jax.Array:
 
 
 def take_rows(rows: jax.Array, index: jax.Array, logical: Sequence[str | None]) -> jax.Array:
-    """rows[index] of rows [g *d] with these logical axes; each device takes of its own part where they are split over
-    some axes of the mesh alone, as `kv_heads` may be over `tensor` and not over `expert`.
+    """rows[index] of rows [g *d] with these logical axes; each device takes of its own part where
+    they are split over some axes of the mesh alone, as `kv_heads` may be over `tensor` and not over
+    `expert`.
 
-    XLA splits the index too, where what comes out meets hidden states whose tokens are split (`split_tokens`), over
-    the axes that the rows have left. libtpu's partitioner fails an assertion on a gather that is split both ways
-    ("num_replica_groups() * num_devices_per_group() == ...", jax 0.11). Of a part it sees one of the two."""
+    XLA splits the index too, where what comes out meets hidden states whose tokens are split
+    (`split_tokens`), over the axes that the rows have left. libtpu's partitioner fails an assertion
+    on a gather that is split both ways ("num_replica_groups() * num_devices_per_group() == ...",
+    jax 0.11). Of a part it sees one of the two."""
     mesh = jax.sharding.get_abstract_mesh()
     spec = partition_spec(logical, rows.shape, mesh)
     axes = mesh_axes_of(spec)
@@ -252,12 +300,15 @@ def take_rows(rows: jax.Array, index: jax.Array, logical: Sequence[str | None]) 
         return part[index]
 
     in_specs = (spec, PartitionSpec())
-    taken = shard_map(of_device, in_specs=in_specs, out_specs=spec, axis_names=set(axes), check_vma=False)
+    taken = shard_map(
+        of_device, in_specs=in_specs, out_specs=spec, axis_names=set(axes), check_vma=False
+    )
     return taken(rows, index)
 
 
 def devices_of_a_layer() -> int:
-    """How many devices share the weights of a layer, in the mesh that is set, where their axes divide."""
+    """How many devices share the weights of a layer, in the mesh that is set, where their axes
+    divide."""
     return count_parts(WEIGHT_AXES, jax.sharding.get_abstract_mesh().shape)
 
 
@@ -268,15 +319,21 @@ def sum_over_experts(
     *inputs: jax.Array,
     is_kernel: bool = False,
 ) -> jax.Array:
-    """function(first_expert, weights, *inputs), summed over devices where a mesh splits `weights`, which have these
-    logical axes: by whole experts, or each expert's matrices. Every device has all inputs. `is_kernel`: XLA cannot
-    split the function over any axis, and does not have to."""
+    """function(first_expert, weights, *inputs), summed over devices where a mesh splits `weights`,
+    which have these logical axes: by whole experts, or each expert's matrices. Every device has all
+    inputs. `is_kernel`: XLA cannot split the function over any axis, and does not have to."""
     mesh = jax.sharding.get_abstract_mesh()
     # What fsdp splits is gathered already.
     not_embed = [[None if name == "embed" else name for name in names] for names in axes]
-    specs = [partition_spec(names, w.shape, mesh) for names, w in zip(not_embed, weights, strict=True)]
+    specs = [
+        partition_spec(names, w.shape, mesh) for names, w in zip(not_embed, weights, strict=True)
+    ]
     split_axes = mesh_axes_of(specs[0])
-    auto_axes = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
+    auto_axes = {
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == AxisType.Auto
+    }
     manual_axes = auto_axes if is_kernel else set(split_axes)
     if not manual_axes:
         return function(0, weights, *inputs)
@@ -284,7 +341,9 @@ def sum_over_experts(
     expert_axis = list(axes[0]).index("expert")
     split_by_experts = mesh_axes_of(PartitionSpec(specs[0][expert_axis]))
 
-    def of_device(number: int | jax.Array, weights: Sequence[jax.Array], *inputs: jax.Array) -> jax.Array:
+    def of_device(
+        number: int | jax.Array, weights: Sequence[jax.Array], *inputs: jax.Array
+    ) -> jax.Array:
         part = function(number * weights[0].shape[expert_axis], weights, *inputs)
         # In float32, because XLA:CPU cannot compile the sum of bfloat16 over devices.
         return jax.lax.psum(part.astype("float32"), split_axes).astype(part.dtype)
@@ -295,14 +354,21 @@ def sum_over_experts(
 
 
 def map_over_parts(
-    function: Callable[..., Any], split_axes: Sequence[str], in_specs: Any, out_specs: Any, manual_axes: Collection[str]
+    function: Callable[..., Any],
+    split_axes: Sequence[str],
+    in_specs: Any,
+    out_specs: Any,
+    manual_axes: Collection[str],
 ) -> Callable[..., Any]:
-    """`function(number, *inputs)` in a shard_map over `manual_axes`; `number` is that of a device's part along
-    `split_axes`, and 0 without any.
+    """`function(number, *inputs)` in a shard_map over `manual_axes`; `number` is that of a device's
+    part along `split_axes`, and 0 without any.
 
-    The number comes in as an array that the axes split. `axis_index` would also make the axes manual that are automatic
-    here; where the mesh has one of them in front of `split_axes`, as `sequence`, XLA of jax 0.11 aborts the process."""
-    mapped_over = partial(shard_map, out_specs=out_specs, axis_names=set(manual_axes), check_vma=False)
+    The number comes in as an array that the axes split. `axis_index` would also make the axes
+    manual that are automatic here; where the mesh has one of them in front of `split_axes`, as
+    `sequence`, XLA of jax 0.11 aborts the process."""
+    mapped_over = partial(
+        shard_map, out_specs=out_specs, axis_names=set(manual_axes), check_vma=False
+    )
     if not split_axes:
         return mapped_over(partial(function, 0), in_specs=in_specs)
 
@@ -320,12 +386,13 @@ def token_parts(mesh: Mesh | AbstractMesh) -> int:
 
 
 def split_tokens(x: jax.Array, is_split: bool) -> jax.Array:
-    """Hidden states [b t D] of which each device that has parts of the weights had all tokens and gets a part of them,
-    or the other way round, where they will be differentiated, and their gradient in the opposite direction; elsewhere
-    as they are."""
+    """Hidden states [b t D] of which each device that has parts of the weights had all tokens and
+    gets a part of them, or the other way round, where they will be differentiated, and their
+    gradient in the opposite direction; elsewhere as they are."""
     mesh, whole = jax.sharding.get_abstract_mesh(), PartitionSpec()
     specs = [partition_spec(axes, x.shape, mesh) for axes in TOKEN_AXES]
-    part = max(specs, key=lambda spec: count_parts(mesh_axes_of(spec), mesh.shape))  # of equal ones the first
+    # of equal ones the first
+    part = max(specs, key=lambda spec: count_parts(mesh_axes_of(spec), mesh.shape))
     if not any(part):
         return x
     return _reshard(x, whole, part) if is_split else _reshard(x, part, whole)
@@ -336,23 +403,35 @@ def _reshard(x: jax.Array, before: PartitionSpec, after: PartitionSpec) -> jax.A
     return x  # where nothing waits for a gradient
 
 
-def _reshard_forward(x: jax.Array, before: PartitionSpec, after: PartitionSpec) -> tuple[jax.Array, None]:
+def _reshard_forward(
+    x: jax.Array, before: PartitionSpec, after: PartitionSpec
+) -> tuple[jax.Array, None]:
     # XLA chooses the sharding of what is not constrained, and would split or gather more than x.
-    return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(x, before), after), None
+    return jax.lax.with_sharding_constraint(
+        jax.lax.with_sharding_constraint(x, before), after
+    ), None
 
 
-_reshard.defvjp(_reshard_forward, lambda before, after, _, d: _reshard_forward(d, after, before)[:1])
+_reshard.defvjp(
+    _reshard_forward, lambda before, after, _, d: _reshard_forward(d, after, before)[:1]
+)
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str] | None:
-    """Of a program with the gradient in it. On a TPU, where fsdp splits the model, one of XLA's passes fails an
-    assertion ("user->opcode() == HloOpcode::kAdd") for some shapes, and is left out."""
+    """Of a program with the gradient in it. On a TPU, where fsdp splits the model, one of XLA's
+    passes fails an assertion ("user->opcode() == HloOpcode::kAdd") for some shapes, and is left
+    out."""
     needs_workaround = mesh.devices.flat[0].platform == "tpu" and mesh.shape["fsdp"] > 1
-    return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"} if needs_workaround else None
+    return (
+        {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}
+        if needs_workaround
+        else None
+    )
 
 
 class Program:
-    """A jitted function. `compile` prepares it for arguments of given shapes; without that, its first call does."""
+    """A jitted function. `compile` prepares it for arguments of given shapes; without that, its
+    first call does."""
 
     def __init__(self, jitted: Any):
         self.jitted = jitted
@@ -360,12 +439,15 @@ class Program:
         self._output_shapes: Any = None
 
     def compile(self, *arguments: Any) -> Any:
-        """Compiles for arguments like these, arrays or ShapeDtypeStructs with shardings. Returns the outputs as
-        ShapeDtypeStructs with shardings, for which a program that reads them can be compiled."""
+        """Compiles for arguments like these, arrays or ShapeDtypeStructs with shardings. Returns
+        the outputs as ShapeDtypeStructs with shardings, for which a program that reads them can be
+        compiled."""
         if self._compiled is None:
             lowered = self.jitted.lower(*arguments)
             self._compiled = lowered.compile()
-            self._output_shapes = shapes_with_shardings(lowered.out_info, self._compiled.output_shardings)
+            self._output_shapes = shapes_with_shardings(
+                lowered.out_info, self._compiled.output_shardings
+            )
         return self._output_shapes
 
     def __call__(self, *arguments: Any) -> Any:
@@ -379,7 +461,8 @@ def shape_on(sharding: Any, shape: tuple[int, ...] = (), dtype: Any = "int32") -
 
 
 def shapes_with_shardings(shapes: Any, shardings: Any) -> Any:
-    """A tree of shapes, or of arrays, with one sharding, or with those of a tree of the same structure."""
+    """A tree of shapes, or of arrays, with one sharding, or with those of a tree of the same
+    structure."""
     if isinstance(shardings, Sharding):
         return jax.tree.map(lambda x: shape_on(shardings, x.shape, x.dtype), shapes)
     return jax.tree.map(lambda x, s: shape_on(s, x.shape, x.dtype), shapes, shardings)

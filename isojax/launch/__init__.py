@@ -1,1 +1,2 @@
-"""Running a sweep: from the grid to cells (planner), on this machine (local/) or on a Ray cluster (ray/)."""
+"""Running a sweep: from the grid to cells (planner), on this machine (local/) or on a Ray cluster
+(ray/)."""

@@ -1,8 +1,9 @@
-"""Checkpoints that nobody needs any more: those of runs that are done, but for the newest, or all of them.
+"""Checkpoints that nobody needs any more: those of runs that are done, but for the newest, or all
+of them.
 
-A checkpoint holds parameters and Adam's moments, three times the size of the policy. The newest one of a run is what
-`isojax model export` reads, and what a larger budget goes on from. Runs that are not done keep all: if their newest
-checkpoint is damaged, a resume goes on from the one before it.
+A checkpoint holds parameters and Adam's moments, three times the size of the policy. The newest one
+of a run is what `isojax model export` reads, and what a larger budget goes on from. Runs that are
+not done keep all: if their newest checkpoint is damaged, a resume goes on from the one before it.
 """
 
 import shutil
@@ -27,7 +28,8 @@ class Removal:
 
 
 def plan_removals(sweep_folder: Path, newest_too: bool) -> list[Removal]:
-    """What `remove` would remove of a sweep's runs that are done; InputError where the sweep runs, or is at a URL."""
+    """What `remove` would remove of a sweep's runs that are done; InputError where the sweep runs,
+    or is at a URL."""
     if any(mirror.local == sweep_folder for mirror in MIRRORS):
         raise InputError(
             "the sweep is at a URL, of which no checkpoint is fetched; expected a folder. Remove "
@@ -35,7 +37,9 @@ def plan_removals(sweep_folder: Path, newest_too: bool) -> list[Removal]:
         )
     status = read_sweep_status(sweep_folder)
     if is_written(sweep_folder):
-        raise InputError(f"{sweep_folder} is being written by a run; expected one that has ended. Wait, or end it.")
+        raise InputError(
+            f"{sweep_folder} is being written by a run; expected one that has ended. Wait, or end it."
+        )
 
     removals = []
     for cell in status.cells:
@@ -44,7 +48,8 @@ def plan_removals(sweep_folder: Path, newest_too: bool) -> list[Removal]:
             continue
 
         by_update = sorted(checkpoint_folder.glob("[0-9]*"), key=lambda path: int(path.name))
-        # Without its folder, not with an empty one, a run that is done counts as saved (train/checkpoint.py).
+        # Without its folder, not with an empty one, a run that is done counts as saved
+        # (train/checkpoint.py).
         folders = (checkpoint_folder,) if newest_too else tuple(by_update[:-1])
         if folders:
             size = sum(folder_bytes(folder) for folder in folders)

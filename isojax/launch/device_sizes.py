@@ -1,5 +1,6 @@
-"""A device's part of a sweep: the numbers of its weights and tokens, from the policy's description and a plan's sizes.
-memory_model.py adds up what of it is held at the same time, time_estimate.py what is multiplied and moved.
+"""A device's part of a sweep: the numbers of its weights and tokens, from the policy's description
+and a plan's sizes. memory_model.py adds up what of it is held at the same time, time_estimate.py
+what is multiplied and moved.
 
 Letters are those of distributed/sharding.py.
 """
@@ -7,20 +8,28 @@ Letters are those of distributed/sharding.py.
 from functools import cached_property
 
 from isojax.core.config import CellConfig
-from isojax.core.policy_sizes import AttentionSizes, CacheShape, LayerSizes, PolicySizes, WeightSizes
+from isojax.core.policy_sizes import (
+    AttentionSizes,
+    CacheShape,
+    LayerSizes,
+    PolicySizes,
+    WeightSizes,
+)
 from isojax.core.shapes import SamplerShapes, layers_are_unrolled, row_padding
 from isojax.distributed.mesh_spec import WEIGHT_AXES, MeshShape
 
 FLOAT_BYTES = 4
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
-MASK_BYTES = 5  # of a token and a key: what is masked, the bias that cuDNN takes for it, and the gradient of that
-# The mesh axis that splits parameters, gradients and moments, and of which a product gathers each weight that it reads.
+# of a token and a key: what is masked, the bias that cuDNN takes for it, and the gradient of that
+MASK_BYTES = 5
+# The mesh axis that splits parameters, gradients and moments, and of which a product gathers each
+# weight that it reads.
 GATHERED_AXIS = "fsdp"
 
 
 class DeviceSizes:
-    """`attention`: of prefill and update; `plain` holds the scores of all queries at once, `cudnn` a mask.
-    `decode_attention`: the sampler's."""
+    """`attention`: of prefill and update; `plain` holds the scores of all queries at once, `cudnn`
+    a mask. `decode_attention`: the sampler's."""
 
     def __init__(
         self,
@@ -33,10 +42,15 @@ class DeviceSizes:
         attention: str = "plain",
         decode_attention: str = "plain",
     ):
-        self.cell, self.remat, self.shapes, self.mesh, self.policy = cell, remat, shapes, mesh, policy
+        self.cell = cell
+        self.remat = remat
+        self.shapes = shapes
+        self.mesh = mesh
+        self.policy = policy
         self.backend, self.decode_attention = backend, decode_attention
         self.precision = cell.precision.for_platform(backend)
-        self.compute_bytes = ITEM_BYTES[self.precision.compute]  # of a number that products are computed in
+        # of a number that products are computed in
+        self.compute_bytes = ITEM_BYTES[self.precision.compute]
         self.holds_scores = attention == "plain"
         self.mask_bytes = MASK_BYTES if attention == "cudnn" else 0  # of one token and one key
 
@@ -44,16 +58,22 @@ class DeviceSizes:
         self.split = mesh.split(*WEIGHT_AXES)
         self.kept_split = mesh.split(*WEIGHT_AXES, GATHERED_AXIS)
         self.layers: list[DeviceLayer] = []
-        stacks = zip(policy.layer_sizes(self.precision.compute, backend, self.split), policy.attention, strict=True)
+        stacks = zip(
+            policy.layer_sizes(self.precision.compute, backend, self.split),
+            policy.attention,
+            strict=True,
+        )
         for sizes, attention_sizes in stacks:
             self.layers.append(DeviceLayer(self, sizes, attention_sizes))
 
-        # Positions of a prompt, padded until sequence divides them; of a block of prompts; of a microbatch, without the
-        # last ones; and those that a response's last one attends to.
+        # Positions of a prompt, padded until sequence divides them; of a block of prompts; of a
+        # microbatch, without the last ones; and those that a response's last one attends to.
         self.prompt_positions = -(-shapes.prompt_length // mesh.sequence)
         self.prefill_tokens = shapes.prefill_batch * self.prompt_positions
         m, positions = shapes.microbatch, max(1, shapes.response_length - 1)
-        self.microbatch_tokens = m * (positions + row_padding(attention, m, positions, mesh.weight_parts))
+        self.microbatch_tokens = m * (
+            positions + row_padding(attention, m, positions, mesh.weight_parts)
+        )
         self.key_positions = self.prompt_positions + shapes.response_length - 1
 
         self.has_reference = cell.rl.kl > 0 or cell.rl.measure_kl
@@ -71,8 +91,13 @@ class DeviceSizes:
 
     @cached_property
     def tables(self) -> list[WeightSizes]:
-        """The matrices between tokens and hidden states: an embedding, and an unembedding unless it is tied."""
-        return [weight for weight in self.base_weights if not weight.stack and "vocab" in dict(weight.axes)]
+        """The matrices between tokens and hidden states: an embedding, and an unembedding unless it
+        is tied."""
+        return [
+            weight
+            for weight in self.base_weights
+            if not weight.stack and "vocab" in dict(weight.axes)
+        ]
 
     def numbers(self, weights: list[WeightSizes]) -> int:
         """Of the weights as products read them."""
@@ -92,14 +117,18 @@ class DeviceSizes:
         by_stack: dict[str, int] = {}
         for weight in self.base_weights:
             if weight.stack:
-                by_stack[weight.stack] = by_stack.get(weight.stack, 0) + self.split.size(weight.axes)
+                by_stack[weight.stack] = by_stack.get(weight.stack, 0) + self.split.size(
+                    weight.axes
+                )
         return max(by_stack.values())
 
     @cached_property
     def active_params(self) -> float:
         """Of the layers' parameters, those that a token is multiplied by."""
         in_layers = [weight for weight in self.base_weights if weight.stack]
-        return sum(weight.layers * self.split.size(weight.axes) * weight.share for weight in in_layers)
+        return sum(
+            weight.layers * self.split.size(weight.axes) * weight.share for weight in in_layers
+        )
 
     @cached_property
     def table_params(self) -> int:
@@ -120,14 +149,17 @@ class DeviceSizes:
 
     @cached_property
     def base_bytes(self) -> int:
-        """Of the base policy's, as products are computed: what LoRA leaves, or what a KL term compares with."""
+        """Of the base policy's, as products are computed: what LoRA leaves, or what a KL term
+        compares with."""
         return self.compute_bytes * self.num_params // self.fsdp_shards
 
     @cached_property
     def trained_bytes(self) -> int:
         if not self.adapters:
             return self.param_bytes
-        return FLOAT_BYTES * sum(weight.layers * self.kept_split.size(weight.axes) for weight in self.adapters)
+        return FLOAT_BYTES * sum(
+            weight.layers * self.kept_split.size(weight.axes) for weight in self.adapters
+        )
 
     @property
     def frozen_bytes(self) -> int:
@@ -142,7 +174,9 @@ class DeviceSizes:
         """A critic is the policy without an unembedding."""
         if self.cell.rl.critic is None:
             return 0
-        unembedding_bytes = (len(self.tables) - 1) * FLOAT_BYTES * self.table_params // self.fsdp_shards
+        unembedding_bytes = (
+            (len(self.tables) - 1) * FLOAT_BYTES * self.table_params // self.fsdp_shards
+        )
         return self.param_bytes - unembedding_bytes
 
     @cached_property
@@ -153,7 +187,8 @@ class DeviceSizes:
 
     @property
     def expert_record_bytes(self) -> int:
-        """Of the experts of the rollouts' tokens, which the update compares or replays; and of the prompts in use."""
+        """Of the experts of the rollouts' tokens, which the update compares or replays; and of the
+        prompts in use."""
         rl, P = self.cell.rl, self.shapes.prompt_length
         if self.mesh.sequence > 1 or not (rl.replay_experts or rl.measure_expert_agreement):
             return 0
@@ -177,7 +212,8 @@ class DeviceSizes:
 
     @property
     def has_unrolled_copy(self) -> bool:
-        """Whether the sampler holds its layers both stacked and unrolled (`Decoding.prefills_stacked`)."""
+        """Whether the sampler holds its layers both stacked and unrolled
+        (`Decoding.prefills_stacked`)."""
         transposes = self.backend == "cpu" and self.shapes.transpose_weights
         needs_both = self.precision.compute == "float32" or transposes
         is_unrolled = layers_are_unrolled(self.backend, self.precision.cache)
@@ -225,9 +261,11 @@ class DeviceSizes:
         return sum(layer.count * layer.kv_values for layer in self.layers)
 
     def attended_values(self, positions: float) -> float:
-        """Numbers of a token's queries times the positions that they see, in all layers: all of these before it, or
-        those within a window."""
-        return sum(layer.count * layer.query_values * layer.seen(positions) for layer in self.layers)
+        """Numbers of a token's queries times the positions that they see, in all layers: all of
+        these before it, or those within a window."""
+        return sum(
+            layer.count * layer.query_values * layer.seen(positions) for layer in self.layers
+        )
 
 
 class DeviceLayer:
@@ -238,52 +276,74 @@ class DeviceLayer:
         self.device, self.sizes, self.count = device, sizes, sizes.layers
         self.mlp_values, self.window = sizes.mlp_values, attention.window
 
-        heads, kv_heads = split.size((("heads", attention.heads),)), split.size((("kv_heads", attention.kv_heads),))
-        # Heads that attention is computed of: XLA splits queries over the heads of keys or of one key, else not at all.
+        heads = split.size((("heads", attention.heads),))
+        kv_heads = split.size((("kv_heads", attention.kv_heads),))
+        # Heads that attention is computed of: XLA splits queries over the heads of keys or of one
+        # key, else not at all.
         key_parts = attention.kv_heads // kv_heads
         computed_heads = heads if attention.kv_heads == 1 else attention.heads // key_parts
         self.query_values = heads * attention.head_dim
         self.computed_values = computed_heads * attention.head_dim  # of queries, or mixed of values
         self.kv_values = 2 * kv_heads * attention.head_dim
-        self.score_bytes = FLOAT_BYTES * computed_heads if device.holds_scores else 0  # of one token and one key
+        # of one token and one key
+        self.score_bytes = FLOAT_BYTES * computed_heads if device.holds_scores else 0
 
     def seen(self, positions: float) -> float:
         return positions if self.window is None else min(positions, self.window)
 
     def all_kept(self, tokens: int, key_positions: int, key_parts: int) -> int:
-        """Bytes of all that the gradient reads of tokens that attend to `key_positions` each: the products, the mixed
-        values of each part of the keys, and scores in float32."""
+        """Bytes of all that the gradient reads of tokens that attend to `key_positions` each: the
+        products, the mixed values of each part of the keys, and scores in float32."""
         device, kept = self.device, self.sizes.kept
         products = device.tokens_of_device(tokens) * kept.states + tokens * kept.products
         mixed = device.compute_bytes * tokens * key_parts * self.computed_values
         return products + mixed + self.score_bytes * tokens * key_positions
 
     def kept(self, tokens: int, key_positions: int, key_parts: int) -> int:
-        """Bytes that the layer keeps of it. What attention kernels return is computed again anyway."""
+        """Bytes that the layer keeps of it. What attention kernels return is computed again
+        anyway."""
         if not self.device.remat:
-            return self.all_kept(tokens, key_positions, key_parts if self.device.holds_scores else 0)
+            return self.all_kept(
+                tokens, key_positions, key_parts if self.device.holds_scores else 0
+            )
         kept = self.sizes.kept_by_remat
         return self.device.tokens_of_device(tokens) * kept.states + tokens * kept.products
 
     def backward(self, tokens: int, key_positions: int, key_parts: int) -> int:
-        """Bytes in use while the layer is differentiated, in addition to what it has kept: gradients inside the MLP, or
-        attention's weights and their gradient; arrays between products, of the MLP's or attention's alone where kernels
-        leave little else; and what a layer computed again would have kept."""
-        device, mlp_values, computed_values = self.device, self.sizes.mlp_gradient_values, self.computed_values
+        """Bytes in use while the layer is differentiated, in addition to what it has kept:
+        gradients inside the MLP, or attention's weights and their gradient; arrays between
+        products, of the MLP's or attention's alone where kernels leave little else; and what a
+        layer computed again would have kept."""
+        device = self.device
+        mlp_values = self.sizes.mlp_gradient_values
+        computed_values = self.computed_values
         layer = (tokens, key_positions, key_parts)
         recomputed = self.all_kept(*layer) - self.kept(*layer)
         if not device.holds_scores:
             values = tokens * max(mlp_values + 2 * device.D, 7 * device.D + 4 * computed_values)
-            return recomputed + device.compute_bytes * values + device.mask_bytes * tokens * key_positions
+            return (
+                recomputed
+                + device.compute_bytes * values
+                + device.mask_bytes * tokens * key_positions
+            )
 
         mlp_bytes = device.compute_bytes * tokens * mlp_values
         width_factor, heads_factor = (7, 4) if device.remat else (8, 6)
-        intermediates = device.compute_bytes * tokens * (width_factor * device.D + heads_factor * computed_values)
-        return recomputed + intermediates + max(mlp_bytes, 2 * self.score_bytes * tokens * key_positions)
+        intermediates = (
+            device.compute_bytes
+            * tokens
+            * (width_factor * device.D + heads_factor * computed_values)
+        )
+        return (
+            recomputed
+            + intermediates
+            + max(mlp_bytes, 2 * self.score_bytes * tokens * key_positions)
+        )
 
 
 def layer_bytes_read(s: DeviceSizes, rows: int) -> float:
-    """Of the layers' weights, what a sampler's step of so many rows reads: of experts, all that any row chose."""
+    """Of the layers' weights, what a sampler's step of so many rows reads: of experts, all that any
+    row chose."""
     read = 0.0
     for weight in s.sampler_weights:
         if weight.stack:
@@ -294,12 +354,16 @@ def layer_bytes_read(s: DeviceSizes, rows: int) -> float:
 
 def prompt_activations(s: DeviceSizes) -> int:
     """Bytes kept for the gradient of a block of prompts, in all layers."""
-    return sum(layer.count * layer.kept(s.prefill_tokens, s.shapes.prompt_length, 1) for layer in s.layers)
+    return sum(
+        layer.count * layer.kept(s.prefill_tokens, s.shapes.prompt_length, 1) for layer in s.layers
+    )
 
 
 def response_activations(s: DeviceSizes) -> int:
     """Bytes kept for the gradient of a microbatch, in all layers."""
-    return sum(layer.count * layer.kept(s.microbatch_tokens, s.key_positions, 2) for layer in s.layers)
+    return sum(
+        layer.count * layer.kept(s.microbatch_tokens, s.key_positions, 2) for layer in s.layers
+    )
 
 
 def prompt_backward_bytes(s: DeviceSizes) -> int:

@@ -1,4 +1,5 @@
-"""What a person sees while a sweep runs: the plan before it, a live line, and a line for each finished cell."""
+"""What a person sees while a sweep runs: the plan before it, a live line, and a line for each
+finished cell."""
 
 import shutil
 import threading
@@ -45,7 +46,9 @@ def print_plan(
         console.print(unused, markup=False)
     console.print(f"sizes of each shard, chosen where they are not set: {format_sizes(sweep)}")
     memory = budget.estimate(sweep)
-    breakdown = ", ".join(f"{name} {format_bytes(number)}" for name, number in memory.breakdown.items() if number)
+    breakdown = ", ".join(
+        f"{name} {format_bytes(number)}" for name, number in memory.breakdown.items() if number
+    )
     console.print(
         f"memory of a device, the same for every run: {breakdown}; {format_bytes(memory.sampling_peak)} at the peak "
         f"of sampling and {format_bytes(memory.update_peak)} at the update's, of {format_bytes(budget.device_memory)}"
@@ -54,14 +57,18 @@ def print_plan(
         is_spend = config.sweep.strategy == "spend"
         seconds = max(forecast.cell_seconds.values()) if is_spend else forecast.sweep_seconds
         scope = "at most, with the slowest n" if is_spend else "for the sweep"
-        scope += " if all runs went to their end; sweep.strategy=adaptive spends less" * (sweep.strategy == "adaptive")
+        scope += " if all runs went to their end; sweep.strategy=adaptive spends less" * (
+            sweep.strategy == "adaptive"
+        )
         without = "without base policy, labels, compilation and fit"
-        console.print(f"time: {format_hours(seconds / 3600)} {scope}, from {forecast.source}; {without}")
+        console.print(
+            f"time: {format_hours(seconds / 3600)} {scope}, from {forecast.source}; {without}"
+        )
 
 
 def describe_unused_budget(config: Config) -> str:
-    """A run ends with its last evaluation within the budget: what is left of the budget after it, or "" where less
-    than a hundredth is."""
+    """A run ends with its last evaluation within the budget: what is left of the budget after it,
+    or "" where less than a hundredth is."""
     budget = config.sweep.budget
     last_target = config.run_targets(budget)[-1]
     if budget - last_target < budget / 100:
@@ -74,25 +81,43 @@ def describe_unused_budget(config: Config) -> str:
     )
 
 
-def print_disk_use(config: Config, cells: Sequence[Cell], folder: Path, checkpoint_bytes: int) -> None:
-    """What the checkpoints of all runs take, where that is much, and a warning where the disk has no room for them."""
+def print_disk_use(
+    config: Config, cells: Sequence[Cell], folder: Path, checkpoint_bytes: int
+) -> None:
+    """What the checkpoints of all runs take, where that is much, and a warning where the disk has
+    no room for them."""
     kept = config.run.keep_checkpoints
     needed = len(cells) * kept * checkpoint_bytes
     if needed < GIB or console.quiet:  # of the processes of a run, the first one prints
         return
     written = checkpoint_bytes * len(list(folder.glob("cells/*/checkpoint/[0-9]*")))
-    free = shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.exists())).free
+    free = shutil.disk_usage(
+        next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    ).free
     sizes = f"{format_bytes(checkpoint_bytes)} each, {kept} kept per run, up to {format_bytes(needed)} for the sweep"
     console.print(f"checkpoints: {sizes}; the disk has {format_bytes(free)} free")
     if needed - written > free:
         warn("the disk may become full; run.keep_checkpoints=1 keeps one checkpoint per run")
 
 
-def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast: Forecast | None = None) -> None:
+def print_cells(
+    config: Config, cells: list[Cell], folder: Path | str, forecast: Forecast | None = None
+) -> None:
     final_target, rl = config.run_targets(config.sweep.budget)[-1], config.cell.rl
-    columns = ("B_p", "n", "B", "M", "C", "lr", "seeds", *(("rollouts/s", "a run takes") if forecast else ()))
+    columns = (
+        "B_p",
+        "n",
+        "B",
+        "M",
+        "C",
+        "lr",
+        "seeds",
+        *(("rollouts/s", "a run takes") if forecast else ()),
+    )
     rows = []
-    for cell in sorted({replace(c, seed=0) for c in cells}, key=lambda c: (c.schedule in config.sweep.schedules, c)):
+    for cell in sorted(
+        {replace(c, seed=0) for c in cells}, key=lambda c: (c.schedule in config.sweep.schedules, c)
+    ):
         M = cell.updates_to_reach(final_target)
         first, last = cell.spans[0], cell.span_at(max(M - 1, 0))
         sizes = ((first.B_p, last.B_p), (first.n, last.n), (first.B, last.B))
@@ -103,28 +128,38 @@ def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast:
         row = [B_p, n, B, str(M), str(C), rate, str(config.sweep.seeds)]
         if forecast:
             seconds = forecast.cell_seconds[cell.kind]
-            speed = C / max(seconds, 1e-9) if cell.stages else forecast.rollouts_per_second[cell.B_p, cell.n]
+            speed = (
+                C / max(seconds, 1e-9)
+                if cell.stages
+                else forecast.rollouts_per_second[cell.B_p, cell.n]
+            )
             row += [f"{speed:,.{0 if speed >= 10 else 2}f}", format_hours(seconds / 3600)]
         rows.append([*([cell.schedule or "–"] if config.sweep.schedules else []), *row])
     columns = ("schedule", *columns) if config.sweep.schedules else columns
     title = f"{config.name}: {len(cells)} run{'s' * (len(cells) > 1)} in {folder}"
     if config.sweep.strategy == "spend":
-        title = f"{config.name}: the budget with each n alone, of which one policy is made in {folder}"
+        title = (
+            f"{config.name}: the budget with each n alone, of which one policy is made in {folder}"
+        )
     console.print(TextTable(title, columns, rows))
     sweep = config.sweep
-    if over_limit := [f"{B_p} x {n}" for B_p, n in product(sweep.B_p, sweep.n) if B_p * n > sweep.B_max]:
+    if over_limit := [
+        f"{B_p} x {n}" for B_p, n in product(sweep.B_p, sweep.n) if B_p * n > sweep.B_max
+    ]:
         console.print(f"sweep.B_max = {sweep.B_max} leaves out {', '.join(over_limit)}")
 
 
 def describe_minutes_left(minutes: float) -> str:
-    """How long the rollouts that are left take; of the last evaluation and save, which come after them, no estimate."""
+    """How long the rollouts that are left take; of the last evaluation and save, which come after
+    them, no estimate."""
     if minutes <= 0:
         return "last evaluation and save"
     return "less than a minute left" if minutes < 1 else f"{minutes:.1f} min left"
 
 
 class Display:
-    """Live progress of the sweep on standard error, and a line for each finished cell; `isojax status` shows more."""
+    """Live progress of the sweep on standard error, and a line for each finished cell; `isojax
+    status` shows more."""
 
     def __init__(self, config: Config, shown: Iterable[StartWarning] = ()) -> None:
         """`shown`: what the plan has said already."""
@@ -172,9 +207,15 @@ class Display:
                 self._rewards[progress.cell] = progress.reward
             sweep_line = self._update_sweep_line()
 
-            # A terminal has the live line. A file gets one now and then, so that its reader sees that the run goes on.
-            if not console.is_terminal and time.monotonic() - self._last_line_at >= SECONDS_BETWEEN_LINES:
-                self._print_line(f"run {progress.cell.name}: C = {progress.rollouts:,}; {sweep_line}")
+            # A terminal has the live line. A file gets one now and then, so that its reader sees
+            # that the run goes on.
+            if (
+                not console.is_terminal
+                and time.monotonic() - self._last_line_at >= SECONDS_BETWEEN_LINES
+            ):
+                self._print_line(
+                    f"run {progress.cell.name}: C = {progress.rollouts:,}; {sweep_line}"
+                )
 
     def show_verifier_failure(self, kind: str, what_happened: str) -> None:
         """Print the first failure of each kind; several processes may report the same kind."""
@@ -184,10 +225,13 @@ class Display:
                 is_reply, name = kind.startswith("reply "), kind.removeprefix("reply ")
                 effect = "the response ends there" if is_reply else "reward 0"
                 counted = f"{effect}; the first of its kind, all are counted as verifier_{name}"
-                print_line(f"warning: {kind if is_reply else f'verifier {kind}'}: {what_happened} ({counted})")
+                print_line(
+                    f"warning: {kind if is_reply else f'verifier {kind}'}: {what_happened} ({counted})"
+                )
 
     def show_start(self, cell: Cell, warnings: Sequence[StartWarning]) -> None:
-        """Print what is doubtful before the first update, each symptom once: the runs of a sweep begin alike."""
+        """Print what is doubtful before the first update, each symptom once: the runs of a sweep
+        begin alike."""
         with self._lock:
             for warning in warnings:
                 if warning.name not in self._shown_symptoms:
@@ -196,7 +240,9 @@ class Display:
 
     def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:
         for flag in flags:
-            print_line(f"warning: run {cell.name} {flag}. Fits leave it out, except with {INCLUDE_FLAGGED}.")
+            print_line(
+                f"warning: run {cell.name} {flag}. Fits leave it out, except with {INCLUDE_FLAGGED}."
+            )
 
     def finish_cell(self, cell: Cell, failed: bool) -> None:
         with self._lock:
@@ -214,7 +260,8 @@ class Display:
         self._last_line_at = time.monotonic()
 
     def _update_sweep_line(self) -> str:
-        done, total = sum(self._rollouts_done.values()), sum(self._target_rollouts.values())
+        done = sum(self._rollouts_done.values())
+        total = sum(self._target_rollouts.values())
         if self._config.sweep.strategy == "spend":
             total = self._config.sweep.budget
         new_rollouts = done - sum(self._rollouts_at_resume.values())

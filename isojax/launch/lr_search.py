@@ -1,6 +1,7 @@
-"""The search for the best learning rate at one batch B, from which `cell.rl.lr_scaling` leads to every other batch
-(IsoCompute Playbook, arXiv:2603.12151, section 3, factor 3). Every rate is a sweep in runs/NAME-lr/RATE. Of rates
-within a standard error of the difference to the best, the lowest is taken: a rate too high breaks long runs."""
+"""The search for the best learning rate at one batch B, from which `cell.rl.lr_scaling` leads to
+every other batch (IsoCompute Playbook, arXiv:2603.12151, section 3, factor 3). Every rate is a
+sweep in runs/NAME-lr/RATE. Of rates within a standard error of the difference to the best, the
+lowest is taken: a rate too high breaks long runs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,7 +23,8 @@ from isojax.scaling.tracks import metric_value
 RATE_STEP = 10**0.5
 MAX_EXTENSIONS = 2
 MIN_EVALUATIONS, MIN_WARMUPS = 4, 3
-LaunchSweep = Callable[[Config, bool, bool], Path | None]  # of a config, whether to resume, and whether to run nothing
+# of a config, whether to resume, and whether to run nothing
+LaunchSweep = Callable[[Config, bool, bool], Path | None]
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class RateResult:
 
 @dataclass(frozen=True)
 class LrSearchResult:
-    """Results by rising rate, and what follows from them; `best` and `recommended` are None where every rate is out."""
+    """Results by rising rate, and what follows from them; `best` and `recommended` are None where
+    every rate is out."""
 
     results: tuple[RateResult, ...]
     standard_error: float | None
@@ -67,21 +70,31 @@ def round_rate(rate: float) -> float:
 
 
 def rate_name(rate: float) -> str:
-    return np.format_float_scientific(rate, precision=2, trim="-", exp_digits=1).replace("e+", "e")  # 1e-3, 3.2e-4
+    # 1e-3, 3.2e-4
+    return np.format_float_scientific(rate, precision=2, trim="-", exp_digits=1).replace("e+", "e")
 
 
 def choose_batch_shape(config: Config) -> tuple[int, int]:
-    """The (B_p, n) of the sweep whose B_p n is nearest to cell.rl.lr_reference_batch in log (then the larger B_p)."""
+    """The (B_p, n) of the sweep whose B_p n is nearest to cell.rl.lr_reference_batch in log (then
+    the larger B_p)."""
     reference_batch = config.cell.rl.lr_reference_batch
     pairs = {pair for cell in plan_cells(config.sweep) for pair in cell.pairs}
-    return min(pairs, key=lambda pair: (round(abs(math.log(pair[0] * pair[1] / reference_batch)), 9), -pair[0]))
+    return min(
+        pairs,
+        key=lambda pair: (round(abs(math.log(pair[0] * pair[1] / reference_batch)), 9), -pair[0]),
+    )
 
 
 def default_budget(config: Config, B: int) -> int:
-    """A tenth of sweep.budget, but at least MIN_WARMUPS times the warm-up, and MIN_EVALUATIONS at different updates."""
-    warmup_rollouts, eval_config = MIN_WARMUPS * config.cell.rl.warmup * B, config.cell.eval
+    """A tenth of sweep.budget, but at least MIN_WARMUPS times the warm-up, and MIN_EVALUATIONS at
+    different updates."""
+    warmup_rollouts = MIN_WARMUPS * config.cell.rl.warmup * B
+    eval_config = config.cell.eval
     budget = max(config.sweep.budget // 10, warmup_rollouts, B, math.ceil(eval_config.start))
-    while len({-(-target // B) for target in eval_config.evaluation_targets(budget)[1:]}) < MIN_EVALUATIONS:
+    while (
+        len({-(-target // B) for target in eval_config.evaluation_targets(budget)[1:]})
+        < MIN_EVALUATIONS
+    ):
         budget = math.ceil(budget * eval_config.ratio)
     return budget
 
@@ -102,14 +115,21 @@ class SearchPlan(NamedTuple):
         return config.with_settings(
             name=rate_name(rate),
             cell={"rl": {"learning_rate": rate, "lr_reference_batch": self.B}},
-            sweep={"B_p": (self.B_p,), "n": (self.n,), "schedules": {}, "seeds": self.seeds, "budget": self.budget}
+            sweep={
+                "B_p": (self.B_p,),
+                "n": (self.n,),
+                "schedules": {},
+                "seeds": self.seeds,
+                "budget": self.budget,
+            }
             | WHOLE_GRID,
             run={"dir": self.folder},
         )
 
 
 def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSweep) -> RateResult:
-    """Run one rate and score it. `first_folder`: the first rate's, whose base policy and sizes the others take."""
+    """Run one rate and score it. `first_folder`: the first rate's, whose base policy and sizes the
+    others take."""
     folder = Path(config.run.dir) / config.name
     if folder != first_folder:
         sweep = load_config(str(first_folder / CONFIG_FILE)).sweep
@@ -119,35 +139,46 @@ def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSwe
     try:
         launch(config, resume or (folder / CONFIG_FILE).exists(), False)
     except RunFailed as e:  # the others go on
-        failures = list(map(str, e.args[1:] or e.args))  # a summary is first where the sweep has several runs
+        # a summary is first where the sweep has several runs
+        failures = list(map(str, e.args[1:] or e.args))
     ledgers = sorted(folder.glob(f"cells/*/{RECORDS_FILE}"))
     evaluated_cells = [path.parent for path in ledgers if path.read_bytes().count(b"\n") > 1]
     return score_runs(config.cell.rl.learning_rate, read_runs(evaluated_cells), failures)
 
 
 def score_runs(rate: float, runs: Sequence[RunRecord], failures: Sequence[str] = ()) -> RateResult:
-    """The score of a rate's runs. `failures`, the errors of runs that did not finish, count as flags; the rate is the
-    cause only where the ledger says why."""
+    """The score of a rate's runs. `failures`, the errors of runs that did not finish, count as
+    flags; the rate is the cause only where the ledger says why."""
     diverged = {run.cell.name for run in runs if run.failure_reason}
     failed = tuple(failure for failure in failures if failure.partition(":")[0] not in diverged)
     flags = list(failures)
     for run in runs:
-        flags += [f"{run.cell.name}: {f}" for f in health_flags(run) if f.name != "nonfinite_update" or not failures]
+        flags += [
+            f"{run.cell.name}: {f}"
+            for f in health_flags(run)
+            if f.name != "nonfinite_update" or not failures
+        ]
     if not runs:
         return RateResult(rate, flags=tuple(flags), failed=failed)
     metric = default_metric(runs)
-    curves = [[(p.rollouts, metric_value(p, metric, run.source)) for p in run.points] for run in runs]
+    curves = [
+        [(p.rollouts, metric_value(p, metric, run.source)) for p in run.points] for run in runs
+    ]
     return RateResult(rate, tuple(map(score_curve, curves)), tuple(flags), failed)
 
 
 def score_curve(curve: Sequence[tuple[int, float]]) -> float:
-    """The mean reward over the last quarter of a run's evaluations, rounded up, without that of the base policy."""
+    """The mean reward over the last quarter of a run's evaluations, rounded up, without that of the
+    base policy."""
     trained_rewards = [reward for C, reward in curve if C > 0] or [curve[-1][1]]
     return float(np.mean(trained_rewards[-math.ceil(len(trained_rewards) / 4) :]))
 
 
-def search_rates(rates: Sequence[float], evaluate: Callable[[float], RateResult], extend: bool) -> LrSearchResult:
-    """Run all rates; with `extend`, up to MAX_EXTENSIONS more beyond the grid while the best is an end of it."""
+def search_rates(
+    rates: Sequence[float], evaluate: Callable[[float], RateResult], extend: bool
+) -> LrSearchResult:
+    """Run all rates; with `extend`, up to MAX_EXTENSIONS more beyond the grid while the best is an
+    end of it."""
     results = {rate: evaluate(rate) for rate in sorted(rates)}
     most = len(results) + (MAX_EXTENSIONS if extend else 0)
     while len(results) < most and (next_rate := _next_rate(results)) is not None:
@@ -161,7 +192,8 @@ def _best(results: Sequence[RateResult]) -> RateResult:
 
 
 def _next_rate(results: dict[float, RateResult]) -> float | None:
-    """The next rate beyond the best, if that is an end of the grid; downwards where every rate is out."""
+    """The next rate beyond the best, if that is an end of the grid; downwards where every rate is
+    out."""
     unflagged = [result for result in results.values() if not result.flags]
     if not unflagged and any(result.failed for result in results.values()):
         return None
@@ -172,10 +204,17 @@ def _next_rate(results: dict[float, RateResult]) -> float | None:
 
 
 def select_rate(results: tuple[RateResult, ...]) -> LrSearchResult:
-    """The best rate, those within a standard error of the difference to it, and the lowest of these."""
+    """The best rate, those within a standard error of the difference to it, and the lowest of
+    these."""
     unflagged = [result for result in results if not result.flags]
-    seed_variances = [np.var(result.scores, ddof=1) for result in unflagged if len(result.scores) > 1]
-    standard_error = math.sqrt(float(np.mean(seed_variances)) / len(unflagged[0].scores)) if seed_variances else None
+    seed_variances = [
+        np.var(result.scores, ddof=1) for result in unflagged if len(result.scores) > 1
+    ]
+    standard_error = (
+        math.sqrt(float(np.mean(seed_variances)) / len(unflagged[0].scores))
+        if seed_variances
+        else None
+    )
     if not unflagged:
         return LrSearchResult(results, standard_error, None)
     best = _best(unflagged)
@@ -210,23 +249,36 @@ def to_json(search: LrSearchResult, config: Config, plan: SearchPlan) -> dict[st
 
 
 def describe_search(search: LrSearchResult) -> list[str]:
-    """What a reader must know of the choice: ties, an end of the grid, rates that are out or failed, a single seed."""
+    """What a reader must know of the choice: ties, an end of the grid, rates that are out or
+    failed, a single seed."""
     flagged = [result for result in search.results if result.flags]
-    sentences = [f"{rate_name(r.rate)} {'is out' if r.is_out else 'failed'}: {'; '.join(r.flags)}" for r in flagged]
+    sentences = [
+        f"{rate_name(r.rate)} {'is out' if r.is_out else 'failed'}: {'; '.join(r.flags)}"
+        for r in flagged
+    ]
     if any(not result.is_out for result in flagged):
-        sentences.append("a rate that failed is not judged: correct what failed, and go on by --resume")
+        sentences.append(
+            "a rate that failed is not judged: correct what failed, and go on by --resume"
+        )
     best, recommended = search.best, search.recommended
     if best is None and not all(result.is_out for result in flagged):
         return sentences
     if best is None or recommended is None:
-        return [*sentences, "every rate is out: search lower ones (--rates), or correct what the flags say"]
+        return [
+            *sentences,
+            "every rate is out: search lower ones (--rates), or correct what the flags say",
+        ]
     if tied_names := [rate_name(r.rate) for r in search.tied if r is not best]:
         tie = f"{rate_name(best.rate)} is best, and within a standard error of the difference: {', '.join(tied_names)}"
         sentences.append(f"{tie}; the lowest of them is taken, {rate_name(recommended.rate)}")
     if search.standard_error is None:
-        sentences.append("one seed: without a second one nothing says how far rates differ by luck (--seeds 2)")
+        sentences.append(
+            "one seed: without a second one nothing says how far rates differ by luck (--seeds 2)"
+        )
     rates = [r.rate for r in search.results]
     grid_ends = {min(rates): "lowest", max(rates): "highest"}
     if best.rate in grid_ends:
-        sentences.append(f"the best rate is the {grid_ends[best.rate]} that was tried: search beyond it (--rates)")
+        sentences.append(
+            f"the best rate is the {grid_ends[best.rate]} that was tried: search beyond it (--rates)"
+        )
     return sentences

@@ -1,4 +1,5 @@
-"""Several processes that are one run: which of them this one is, and what such a run cannot have."""
+"""Several processes that are one run: which of them this one is, and what such a run cannot
+have."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ class ProcessGroup:
     num_processes: int = 1
     process_id: int = 0
     auto: bool = False  # all of this is as the cluster's environment says
-    # What is not given, such as a process's share of its host's devices, is as the environment (SLURM's) says.
+    # What is not given, such as a process's share of its host's devices, is as the environment
+    # (SLURM's) says.
     detect_cluster: bool = True
 
     @property
@@ -27,8 +29,11 @@ class ProcessGroup:
 SINGLE_PROCESS = ProcessGroup()
 
 
-def parse_process_group(coordinator: str | None, num_processes: str | None, process_id: int | None) -> ProcessGroup:
-    """The process group that --coordinator, --processes and --process describe; InputError where they contradict."""
+def parse_process_group(
+    coordinator: str | None, num_processes: str | None, process_id: int | None
+) -> ProcessGroup:
+    """The process group that --coordinator, --processes and --process describe; InputError where
+    they contradict."""
     if num_processes is None and coordinator is None and process_id is None:
         return SINGLE_PROCESS
     if num_processes == "auto" and coordinator is None and process_id is None:
@@ -37,7 +42,12 @@ def parse_process_group(coordinator: str | None, num_processes: str | None, proc
     if count == 1:
         return SINGLE_PROCESS
     address = re.fullmatch(r".+:(\d{1,5})", coordinator or "")
-    if not address or not 0 < int(address[1]) < 2**16 or process_id is None or not 0 <= process_id < count:
+    if (
+        not address
+        or not 0 < int(address[1]) < 2**16
+        or process_id is None
+        or not 0 <= process_id < count
+    ):
         raise InputError(
             f"given --processes {num_processes}, --coordinator {coordinator} and --process {process_id}; expected"
             " --processes auto alone, which asks the cluster, or all three: how many processes there are, HOST:PORT of"
@@ -58,7 +68,8 @@ def refuse_sampler_processes(config: Config) -> None:
 
 
 def sampler_processes(config: Config, num_processes: int) -> int:
-    """How many of these processes only sample; InputError where none is left to train, or they have no mesh."""
+    """How many of these processes only sample; InputError where none is left to train, or they have
+    no mesh."""
     given = f"run.sampler_processes = {config.run.sampler_processes}"
     if config.run.sampler_processes >= num_processes:
         problem = f"{given} of the {num_processes} processes of this run"
@@ -66,22 +77,33 @@ def sampler_processes(config: Config, num_processes: int) -> int:
         raise InputError(f"{problem}; expected fewer, as the others train. {fix}.")
     if config.run.sampler_processes and config.run.sampler_mesh is None:
         problem = f"{given} without run.sampler_mesh, the mesh of their devices"
-        raise InputError(f"{problem}. Set it to data=-1 for all of them on data, or leave run.sampler_processes out.")
+        raise InputError(
+            f"{problem}. Set it to data=-1 for all of them on data, or leave run.sampler_processes out."
+        )
     return config.run.sampler_processes
 
 
 def check_multi_process(
     config: Config, mesh_devices: int, sampler_devices: int, devices: int, num_processes: int
 ) -> None:
-    """InputError where the meshes of training and, if any, of the sampler do not use all devices of all processes."""
+    """InputError where the meshes of training and, if any, of the sampler do not use all devices of
+    all processes."""
     trainers = num_processes - config.run.sampler_processes
     of_trainers = mesh_devices % num_processes == 0
-    evenly = f", and of each mesh as many from each of the {num_processes} processes" if sampler_devices else ""
+    evenly = (
+        f", and of each mesh as many from each of the {num_processes} processes"
+        if sampler_devices
+        else ""
+    )
     if trainers < num_processes:
         of_trainers = mesh_devices * num_processes == devices * trainers
         evenly = f": --mesh those of the {trainers} processes that train, run.sampler_mesh those of the others"
     if mesh_devices + sampler_devices != devices or not of_trainers:
-        and_sampler = f" and run.sampler_mesh = {config.run.sampler_mesh} {sampler_devices}" if sampler_devices else ""
+        and_sampler = (
+            f" and run.sampler_mesh = {config.run.sampler_mesh} {sampler_devices}"
+            if sampler_devices
+            else ""
+        )
         raise InputError(
             f"--mesh {config.run.mesh} takes {mesh_devices}{and_sampler} of the {devices} devices of {num_processes} "
             f"processes; expected all of them{evenly}. Choose sizes whose "

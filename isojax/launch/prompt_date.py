@@ -1,7 +1,9 @@
-"""The day that a chat template is told: one for a sweep, or prompts would change at midnight, and with each resumption.
+"""The day that a chat template is told: one for a sweep, or prompts would change at midnight, and
+with each resumption.
 
-Llama 3.2's template, for one, calls strftime_now. The day is chosen when a sweep is planned first, and is stored with
-its config; until that is written, and for the labels of `isojax difficulty`, in a file of its own.
+Llama 3.2's template, for one, calls strftime_now. The day is chosen when a sweep is planned first,
+and is stored with its config; until that is written, and for the labels of `isojax difficulty`, in
+a file of its own.
 """
 
 from datetime import datetime
@@ -22,22 +24,38 @@ def asks_for_date(cell: CellConfig) -> bool:
     """Whether prompts go through a chat template that asks for the time."""
     if cell.prompt.format != "chat" or not cell.model.path:
         return False
-    files = [file for pattern in TEMPLATE_FILES for file in Path(cell.model.path).glob(pattern) if file.is_file()]
+    files = [
+        file
+        for pattern in TEMPLATE_FILES
+        for file in Path(cell.model.path).glob(pattern)
+        if file.is_file()
+    ]
     return any(CLOCK in file.read_text(encoding="utf-8", errors="replace") for file in files)
 
 
 def with_new_date(config: Config, store: Path) -> Config:
-    """The config of what begins in `store`, a folder that may hold its day already: where the template asks for it, and
-    no setting says it, the day of the labels or the base policy that it begins from, else today's."""
+    """The config of what begins in `store`, a folder that may hold its day already: where the
+    template asks for it, and no setting says it, the day of the labels or the base policy that it
+    begins from, else today's."""
     if config.cell.prompt.date is not None or not asks_for_date(config.cell):
         return config
-    date = _stored_date(store) or _date_of_base(config) or _date_of_splits(config.cell) or f"{datetime.now():%Y-%m-%d}"
+    date = (
+        _stored_date(store)
+        or _date_of_base(config)
+        or _date_of_splits(config.cell)
+        or f"{datetime.now():%Y-%m-%d}"
+    )
     return config.with_settings(cell={"prompt": {"date": date}})
 
 
 def with_saved_date(config: Config, saved: Config, folder: Path) -> Config:
-    """The config of what goes on in `folder`, with the day that it began with, where no setting says one."""
-    if config.cell.prompt.date is None and saved.cell.prompt.date is None and asks_for_date(config.cell):
+    """The config of what goes on in `folder`, with the day that it began with, where no setting
+    says one."""
+    if (
+        config.cell.prompt.date is None
+        and saved.cell.prompt.date is None
+        and asks_for_date(config.cell)
+    ):
         problem = f"{folder} was begun by an isojax that recorded no day, and its chat template writes one into prompts"
         warn(f"{problem}: they have today's from here on")
     date = config.cell.prompt.date or saved.cell.prompt.date
@@ -46,7 +64,11 @@ def with_saved_date(config: Config, saved: Config, folder: Path) -> Config:
 
 def store_date(cell: CellConfig, store: Path) -> None:
     """Keep the day for a resumption before there is a config.yaml."""
-    if cell.prompt.date is not None and asks_for_date(cell) and _stored_date(store) != cell.prompt.date:
+    if (
+        cell.prompt.date is not None
+        and asks_for_date(cell)
+        and _stored_date(store) != cell.prompt.date
+    ):
         store.mkdir(parents=True, exist_ok=True)
         write_text(store / DATE_FILE, f"{cell.prompt.date}\n")
 
@@ -66,14 +88,20 @@ def _stored_date(store: Path) -> str | None:
     try:
         datetime.fromisoformat(text)
     except ValueError as e:
-        raise InputError(f"{file}: given {text[:80]!r}, expected a day such as 2026-11-29; remove the file.") from e
+        raise InputError(
+            f"{file}: given {text[:80]!r}, expected a day such as 2026-11-29; remove the file."
+        ) from e
     return text
 
 
 def _date_of_base(config: Config) -> str | None:
     """Of the sweep whose base policy and labels this one takes over."""
     saved_file = Path(config.run.base_from or "", "config.yaml")
-    return load_config(str(saved_file)).cell.prompt.date if config.run.base_from and saved_file.is_file() else None
+    return (
+        load_config(str(saved_file)).cell.prompt.date
+        if config.run.base_from and saved_file.is_file()
+        else None
+    )
 
 
 def _date_of_splits(cell: CellConfig) -> str | None:

@@ -1,4 +1,5 @@
-"""What a sweep's folder is run with: the config as it is, or, where the folder holds a run, what of it may change."""
+"""What a sweep's folder is run with: the config as it is, or, where the folder holds a run, what of
+it may change."""
 
 import os
 from pathlib import Path
@@ -18,28 +19,42 @@ BASE_FOLDER, LOGS_FOLDER = "base", "logs"
 
 
 def holds_run(folder: Path, resume: bool) -> bool:
-    """Whether the folder holds a run; InputError where it does and `resume` is not set, or it cannot be used."""
+    """Whether the folder holds a run; InputError where it does and `resume` is not set, or it
+    cannot be used."""
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
-            raise InputError(f"{existing} is a file, expected a folder to run in; choose another run.dir= or name=.")
+            raise InputError(
+                f"{existing} is a file, expected a folder to run in; choose another run.dir= or name=."
+            )
         if not os.access(existing, os.W_OK | os.X_OK):
-            raise InputError(f"cannot make the folder {folder}, or write in it. Choose a place that you may write.")
-        names = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if existing == folder else set()
+            raise InputError(
+                f"cannot make the folder {folder}, or write in it. Choose a place that you may write."
+            )
+        names = (
+            {p.name for p in folder.iterdir() if not p.name.startswith(".")}
+            if existing == folder
+            else set()
+        )
     except OSError as e:
         raise write_error(folder, e) from e
-    if names <= {BASE_FOLDER, LOGS_FOLDER, STATUS_FILE}:  # nothing, or what a kill left before the first cell
+    # nothing, or what a kill left before the first cell
+    if names <= {BASE_FOLDER, LOGS_FOLDER, STATUS_FILE}:
         return False
     if not resume:
-        raise InputError(f"{folder} holds a run already; go on with it by --resume, or choose another name=NAME.")
+        raise InputError(
+            f"{folder} holds a run already; go on with it by --resume, or choose another name=NAME."
+        )
     if CONFIG_FILE not in names:
-        raise InputError(f"{folder} is no sweep's folder (it has no {CONFIG_FILE}); choose another name=NAME.")
+        raise InputError(
+            f"{folder} is no sweep's folder (it has no {CONFIG_FILE}); choose another name=NAME."
+        )
     return True
 
 
 def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
-    """The config this folder is run with: a resumed run keeps its static sizes and the day in its prompts. InputError
-    where it cannot go on."""
+    """The config this folder is run with: a resumed run keeps its static sizes and the day in its
+    prompts. InputError where it cannot go on."""
     if not holds_run(folder, resume):
         return with_new_date(config, folder / BASE_FOLDER)
     saved_config = load_config(str(folder / CONFIG_FILE))
@@ -50,8 +65,12 @@ def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
         command = resume_command(folder, saved_config)
         raise InputError(f"{e} To go on as it was: {command}" if command else str(e)) from e
     if saved_config.run.mesh != config.run.mesh:
-        warn(f"{folder} ran on mesh {saved_config.run.mesh}; on {config.run.mesh} it goes on equal to rounding only")
-    return config.with_settings(sweep={key: getattr(saved_config.sweep, key) for key in AUTOSIZED_SETTINGS})
+        warn(
+            f"{folder} ran on mesh {saved_config.run.mesh}; on {config.run.mesh} it goes on equal to rounding only"
+        )
+    return config.with_settings(
+        sweep={key: getattr(saved_config.sweep, key) for key in AUTOSIZED_SETTINGS}
+    )
 
 
 def print_remaining(config: Config, folder: Path, resume: bool) -> None:
@@ -59,31 +78,48 @@ def print_remaining(config: Config, folder: Path, resume: bool) -> None:
     if (folder / CONFIG_FILE).exists():
         status = read_sweep_status(folder, planned=config)
         left = f"{max(0, status.budget - status.rollouts):,} of {status.budget:,} rollouts"
-        begun = [f"; {c.cell.name} has C = {c.rollouts:,}" for c in status.cells if c.rollouts and c.state != "done"]
+        begun = [
+            f"; {c.cell.name} has C = {c.rollouts:,}"
+            for c in status.cells
+            if c.rollouts and c.state != "done"
+        ]
         done = f"{status.count('done')} of {len(status.cells)} runs are done{''.join(begun)}"
-        needs_resume = "" if resume else f"{folder} holds a run already, which goes on by --resume alone; "
+        needs_resume = (
+            "" if resume else f"{folder} holds a run already, which goes on by --resume alone; "
+        )
         print_line(f"{needs_resume}what remains of {config.name}: {left}; {done}")
 
 
 def check_resume(old: Config, new: Config) -> None:
-    """InputError unless `new` has the same name and cell settings as `old`, and a sweep that only grows."""
+    """InputError unless `new` has the same name and cell settings as `old`, and a sweep that only
+    grows."""
     old_settings, new_settings = _fixed_settings(old), _fixed_settings(new)
     for key in old_settings | new_settings:
         if old_settings.get(key) != new_settings.get(key):
             _refuse(key, old_settings.get(key), new_settings.get(key), "the same value")
     for key in ("B_p", "n"):
-        old_values, new_values = list(getattr(old.sweep, key)), list(getattr(new.sweep, key))
+        old_values = list(getattr(old.sweep, key))
+        new_values = list(getattr(new.sweep, key))
         if not set(old_values) <= set(new_values):
-            _refuse(f"sweep.{key}", old_values, new_values, "every value already in it (it may grow)")
+            _refuse(
+                f"sweep.{key}", old_values, new_values, "every value already in it (it may grow)"
+            )
     for name, schedule in old.sweep.schedules.items():
         if (new_schedule := new.sweep.schedules.get(name)) != schedule:
-            _refuse(f"sweep.schedules.{name}", schedule, new_schedule, "the same schedule (others may be added)")
+            _refuse(
+                f"sweep.schedules.{name}",
+                schedule,
+                new_schedule,
+                "the same schedule (others may be added)",
+            )
     for key in ("seeds", "budget"):
         old_value, new_value = getattr(old.sweep, key), getattr(new.sweep, key)
         if new_value < old_value:
             _refuse(f"sweep.{key}", old_value, new_value, "at least as much (it may grow)")
     if lost_cells := set(plan_cells(old.sweep)) - set(plan_cells(new.sweep)):
-        expected = f"at least {max(cell.B_p * cell.n for cell in lost_cells)}, the largest cell in it"
+        expected = (
+            f"at least {max(cell.B_p * cell.n for cell in lost_cells)}, the largest cell in it"
+        )
         _refuse("sweep.B_max", old.sweep.B_max, new.sweep.B_max, expected)
     for key in AUTOSIZED_SETTINGS:
         old_value, new_value = getattr(old.sweep, key), getattr(new.sweep, key)
@@ -93,12 +129,17 @@ def check_resume(old: Config, new: Config) -> None:
 
 def _fixed_settings(config: Config) -> dict[str, Any]:
     cell_settings = dict(flatten(config.cell.model_dump(mode="json"), "cell."))
-    sweep, fixed_sweep_settings = config.sweep, {"sweep.seed": config.sweep.seed, "sweep.strategy": "grid or adaptive"}
+    sweep = config.sweep
+    fixed_sweep_settings = {"sweep.seed": config.sweep.seed, "sweep.strategy": "grid or adaptive"}
     if sweep.strategy == "spend":
-        fixed_sweep_settings |= {f"sweep.{key}": getattr(sweep, key) for key in ("strategy", "B_p", "n", "budget")}
+        fixed_sweep_settings |= {
+            f"sweep.{key}": getattr(sweep, key) for key in ("strategy", "B_p", "n", "budget")
+        }
     return {"name": config.name} | cell_settings | fixed_sweep_settings
 
 
 def _refuse(key: str, old_value: object, new_value: object, expected: str) -> NoReturn:
     problem = f"{key}: this run has {old_value!r}, given {new_value!r}"
-    raise InputError(f"{problem}; expected {expected}. Correct it, or choose another `name=` for a new run.")
+    raise InputError(
+        f"{problem}; expected {expected}. Correct it, or choose another `name=` for a new run."
+    )

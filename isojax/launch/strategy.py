@@ -1,5 +1,6 @@
-"""In which order a sweep's rollouts are spent: all cells to the budget, or where n*(C) is least certain; and schedules
-that a config takes from the fit of a sweep, made explicit before anything runs."""
+"""In which order a sweep's rollouts are spent: all cells to the budget, or where n*(C) is least
+certain; and schedules that a config takes from the fit of a sweep, made explicit before anything
+runs."""
 
 import json
 import math
@@ -31,7 +32,8 @@ from isojax.scaling.tracks import group_by
 
 
 class CellTarget(NamedTuple):
-    """A cell that is to be trained up to C rollouts, with these stages so far where `isojax spend` chooses them."""
+    """A cell that is to be trained up to C rollouts, with these stages so far where `isojax spend`
+    chooses them."""
 
     cell: Cell
     C: int
@@ -49,13 +51,16 @@ class CellTarget(NamedTuple):
 def training_rounds(
     config: Config, cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]
 ) -> Iterator[list[CellTarget]]:
-    """What is to be trained at the same time, list after list; the caller adds cells that failed to `failures`."""
+    """What is to be trained at the same time, list after list; the caller adds cells that failed to
+    `failures`."""
     sweep = config.sweep
     if sweep.strategy == "grid":
         yield [CellTarget(cell, sweep.budget) for cell in cells]
         return
     if sweep.strategy == "spend":
-        for spending, legs in legs_to_train(config, cells, folder, lambda: _recorded_runs(cells, folder, ())):
+        for spending, legs in legs_to_train(
+            config, cells, folder, lambda: _recorded_runs(cells, folder, ())
+        ):
             yield [CellTarget(leg.cell, leg.C_end, spending.stages(leg.cell)) for leg in legs]
             diverged = {run.cell for run in _recorded_runs(cells, folder, ()) if run.failure_reason}
             if any(cell not in diverged for cell, _ in failures):
@@ -65,16 +70,20 @@ def training_rounds(
     while next_targets := policy.next_round(_recorded_runs(cells, folder, failures)):
         yield [CellTarget(*target) for target in next_targets]
     summary = policy.summary(_recorded_runs(cells, folder, failures))
-    failed = {cell.name: _describe_failure(error) for cell, error in failures}  # which a ledger need not say
+    # which a ledger need not say
+    failed = {cell.name: _describe_failure(error) for cell, error in failures}
     write_text(folder / SUMMARY_FILE, json.dumps(summary | {"failed": failed}, indent=1) + "\n")
     spent = f"{summary['spent']:,} rollouts spent of the {summary['grid']:,} of the whole grid"
     print_line(f"frontier: {spent}, {summary['saved']:.0%} saved ({folder / SUMMARY_FILE})")
 
 
 def resolve_schedules(config: Config) -> Config:
-    """The config with n*(a C) of a fit as stages; the folder of a run keeps them, whatever becomes of the fit."""
+    """The config with n*(a C) of a fit as stages; the folder of a run keeps them, whatever becomes
+    of the fit."""
     sweep = config.sweep
-    schedules = {name: _resolve_schedule(name, text, sweep.budget) for name, text in sweep.schedules.items()}
+    schedules = {
+        name: _resolve_schedule(name, text, sweep.budget) for name, text in sweep.schedules.items()
+    }
     return config.with_settings(sweep={"schedules": schedules})
 
 
@@ -84,14 +93,19 @@ def _resolve_schedule(name: str, text: str, budget: int) -> str:
         return text
     path = Path(schedule.run)
     try:
-        ensemble = load_rollout_ensemble(read_fit_file(path / "fit.json" if path.is_dir() else path))
+        ensemble = load_rollout_ensemble(
+            read_fit_file(path / "fit.json" if path.is_dir() else path)
+        )
         return schedule_text(best_n_stages(ensemble, schedule.B_p, schedule.ahead, float(budget)))
     except InputError as e:
-        raise InputError(f"sweep.schedules.{name}: {e} The config.yaml of a run that has begun has its stages.") from e
+        raise InputError(
+            f"sweep.schedules.{name}: {e} The config.yaml of a run that has begun has its stages."
+        ) from e
 
 
 def check(config: Config, cells: Sequence[Cell]) -> None:
-    """InputError where the adaptive strategy has too few evaluations or rollouts, or a grid is given rollouts."""
+    """InputError where the adaptive strategy has too few evaluations or rollouts, or a grid is
+    given rollouts."""
     is_spend = config.sweep.strategy == "spend"
     if config.cell.rl.max_staleness is not None and (is_spend or any(cell.n_max for cell in cells)):
         problem = f"cell.rl.max_staleness = {config.cell.rl.max_staleness} begins batches before the update"
@@ -101,7 +115,9 @@ def check(config: Config, cells: Sequence[Cell]) -> None:
         spend_policy(config, cells)
     elif config.sweep.strategy == "adaptive":
         if config.sweep.schedules:
-            raise InputError("sweep.strategy=adaptive chooses among fixed n; expected no sweep.schedules with it.")
+            raise InputError(
+                "sweep.strategy=adaptive chooses among fixed n; expected no sweep.schedules with it."
+            )
         adaptive_policy(config, cells)
     elif config.sweep.total_rollouts is not None:
         problem = f"sweep.total_rollouts = {config.sweep.total_rollouts} with sweep.strategy=grid"
@@ -110,15 +126,20 @@ def check(config: Config, cells: Sequence[Cell]) -> None:
 
 
 def check_evaluations(config: Config) -> None:
-    """InputError where no cell will have the evaluations that a fit's curve needs; a warning names those without."""
+    """InputError where no cell will have the evaluations that a fit's curve needs; a warning names
+    those without."""
     sweep, evaluation = config.sweep, config.cell.eval
     if sweep.strategy == "spend":
-        raise InputError("sweep.strategy=spend trains one policy and fits no law; expected `isojax spend CONFIG`.")
+        raise InputError(
+            "sweep.strategy=spend trains one policy and fits no law; expected `isojax spend CONFIG`."
+        )
     fixed_cells = [cell for cell in plan_cells(sweep) if not cell.schedule]
 
     def unfitted(evaluation: EvalConfig, budget: int) -> dict[tuple[int, int], str]:
         targets = evaluation.evaluation_targets(budget)[1:] if budget >= evaluation.start else []
-        C_by_run = {cell: np.unique(list(map(cell.rollouts_to_reach, targets))) for cell in fixed_cells}
+        C_by_run = {
+            cell: np.unique(list(map(cell.rollouts_to_reach, targets))) for cell in fixed_cells
+        }
         pairs = group_by(fixed_cells, lambda cell: (cell.B_p, cell.n)).items()
         return unfitted_reasons({pair: [C_by_run[cell] for cell in cells] for pair, cells in pairs})
 
@@ -135,7 +156,11 @@ def check_evaluations(config: Config) -> None:
         f"{'no run' if is_refused else 'not every run'} will have enough evaluations for a curve with sweep.budget ="
         f" {sweep.budget}, cell.eval.start = {evaluation.start:g} and cell.eval.ratio = {evaluation.ratio:g} "
         f"({'; '.join(f'{B_p}x{n}: {reason}' for (B_p, n), reason in reasons.items())}). All have with "
-        + (f"cell.eval.start={largest_B} cell.eval.ratio={ratio}, or with " if is_denser_enough else "")
+        + (
+            f"cell.eval.start={largest_B} cell.eval.ratio={ratio}, or with "
+            if is_denser_enough
+            else ""
+        )
         + f"sweep.budget={longer_budget}."
     )
     if is_refused:
@@ -145,11 +170,16 @@ def check_evaluations(config: Config) -> None:
 
 def adaptive_policy(config: Config, cells: Sequence[Cell]) -> AdaptivePolicy:
     targets = config.cell.eval.evaluation_targets(config.sweep.budget)
-    return AdaptivePolicy(cells, targets, config.sweep.total_rollouts, f"avg@{config.cell.eval.samples}")
+    return AdaptivePolicy(
+        cells, targets, config.sweep.total_rollouts, f"avg@{config.cell.eval.samples}"
+    )
 
 
-def _recorded_runs(cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]) -> list[RunRecord]:
-    failure_reasons, runs = {cell: _describe_failure(error) for cell, error in failures}, []
+def _recorded_runs(
+    cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]
+) -> list[RunRecord]:
+    failure_reasons = {cell: _describe_failure(error) for cell, error in failures}
+    runs = []
     for cell in cells:
         cell_folder = folder / "cells" / cell.name
         run = read_run(cell_folder) if recorded_points(cell_folder)[0] else RunRecord(cell, ())
@@ -158,16 +188,19 @@ def _recorded_runs(cells: Sequence[Cell], folder: Path, failures: Sequence[tuple
 
 
 def _describe_failure(error: Exception) -> str:
-    """Its message; of an error that isojax did not foresee its type and place too, and first the plug-in's place."""
+    """Its message; of an error that isojax did not foresee its type and place too, and first the
+    plug-in's place."""
     if isinstance(error, InputError | RunFailed | FloatingPointError | OSError):
         return str(error)
     plugin = failed_plugin(error)
     return (f"the plug-in failed at {plugin}: " if plugin else "") + describe_exception(error)
 
 
-def raise_cell_failures(failures: Sequence[tuple[Cell, Exception]], num_cells: int, folder: Path) -> None:
-    """Raise one error for all cells that failed: a DeadStart as it is, an InputError where every cell failed by one,
-    else RunFailed."""
+def raise_cell_failures(
+    failures: Sequence[tuple[Cell, Exception]], num_cells: int, folder: Path
+) -> None:
+    """Raise one error for all cells that failed: a DeadStart as it is, an InputError where every
+    cell failed by one, else RunFailed."""
     if not failures:
         return
     if dead_starts := [error for _, error in failures if isinstance(error, DeadStart)]:

@@ -1,6 +1,6 @@
-"""Where a sweep stands, from its files alone. status.json is written by the driver of a sweep on a Ray cluster every
-few seconds, and by a sweep on one machine once nobody reads what it prints. Without a driver's, cells that have begun
-are running if a process holds the folder's lock."""
+"""Where a sweep stands, from its files alone. status.json is written by the driver of a sweep on a
+Ray cluster every few seconds, and by a sweep on one machine once nobody reads what it prints.
+Without a driver's, cells that have begun are running if a process holds the folder's lock."""
 
 import os
 import re
@@ -51,8 +51,9 @@ class CellStatus(BaseModel):
 
 
 class DriverStatus(BaseModel):
-    """What a driver says of its sweep; `host` and `pid` are the driver's process. Without cells it is the process of a
-    sweep on one machine, of which the ledgers and the folder's lock say the rest."""
+    """What a driver says of its sweep; `host` and `pid` are the driver's process. Without cells it
+    is the process of a sweep on one machine, of which the ledgers and the folder's lock say the
+    rest."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -61,17 +62,21 @@ class DriverStatus(BaseModel):
     pid: int
     ended: bool  # whether the driver has ended
     cells: dict[str, CellStatus]  # by the cell's name
-    output_lost: float | None = None  # since when nobody reads what the driver prints, in Unix seconds
+    # since when nobody reads what the driver prints, in Unix seconds
+    output_lost: float | None = None
 
 
 def driver_status(ended: bool, cells: dict[str, CellStatus]) -> DriverStatus:
     host, pid, lost = socket.gethostname(), os.getpid(), terminal.output_lost
-    return DriverStatus(time=time.time(), host=host, pid=pid, ended=ended, cells=cells, output_lost=lost)
+    return DriverStatus(
+        time=time.time(), host=host, pid=pid, ended=ended, cells=cells, output_lost=lost
+    )
 
 
 @contextmanager
 def lost_output_recorded(folder: Path) -> Iterator[None]:
-    """While a sweep runs here, and at its end: write status.json once nobody reads what this process prints."""
+    """While a sweep runs here, and at its end: write status.json once nobody reads what this
+    process prints."""
     before, ended = read_status(folder), threading.Event()
     if before is not None and before.output_lost is not None:
         write_status(folder, before.model_copy(update={"ended": True, "output_lost": None}))
@@ -97,7 +102,8 @@ def write_status(folder: Path, status: DriverStatus) -> None:
 
 
 def read_status(folder: Path) -> DriverStatus | None:
-    """The newest status of the driver; None where none has written one. InputError where it cannot be read."""
+    """The newest status of the driver; None where none has written one. InputError where it cannot
+    be read."""
     path = folder / STATUS_FILE
     try:
         return DriverStatus.model_validate_json(read_file(path))
@@ -151,16 +157,26 @@ class SweepStatus:
         return sum(cell.state == state for cell in self.cells)
 
 
-def read_sweep_status(folder: Path, now: float | None = None, planned: Config | None = None) -> SweepStatus:
-    """Where the sweep in a folder stands at a time (Unix; None: now), as `planned` goes on with it (None: as it began);
-    InputError where it cannot be read."""
+def read_sweep_status(
+    folder: Path, now: float | None = None, planned: Config | None = None
+) -> SweepStatus:
+    """Where the sweep in a folder stands at a time (Unix; None: now), as `planned` goes on with it
+    (None: as it began); InputError where it cannot be read."""
     if not (folder / CONFIG_FILE).is_file():
         problem = f"{folder} is no sweep's folder, it has no {CONFIG_FILE}; expected one such as runs/quickstart"
-        raise InputError(f"{problem}. A sweep that has just begun writes it once its base policy is ready.")
-    config, now = planned or load_config(str(folder / CONFIG_FILE)), time.time() if now is None else now
+        raise InputError(
+            f"{problem}. A sweep that has just begun writes it once its base policy is ready."
+        )
+    config = planned or load_config(str(folder / CONFIG_FILE))
+    now = time.time() if now is None else now
     driver, locked = read_status(folder), is_written(folder)
     driver_cells = driver.cells if driver is not None else {}  # none of a sweep on one machine
-    driver_alive = bool(driver is not None and driver_cells and not driver.ended and now - driver.time < STALE_SECONDS)
+    driver_alive = bool(
+        driver is not None
+        and driver_cells
+        and not driver.ended
+        and now - driver.time < STALE_SECONDS
+    )
     strategy, spending = config.sweep.strategy, read_spending(folder)
     last_target = config.cell.eval.evaluation_targets(config.sweep.budget)[-1]
     cells = []
@@ -170,14 +186,25 @@ def read_sweep_status(folder: Path, now: float | None = None, planned: Config | 
             goal = spending.rollouts(cell)
             if goal == 0:  # its n had no pilot
                 continue
-            if cell.name == spending.cell.name and not spending.is_ended:  # the end of a leg is not the run's
+            # the end of a leg is not the run's
+            if cell.name == spending.cell.name and not spending.is_ended:
                 goal = None
-        cells.append(_cell_summary(folder, cell, goal, driver_cells.get(cell.name), driver_alive, locked, now))
+        cells.append(
+            _cell_summary(
+                folder, cell, goal, driver_cells.get(cell.name), driver_alive, locked, now
+            )
+        )
     if spending and not spending.is_ended:  # between two legs
-        state, name = "running" if locked or driver_alive else "interrupted", spending.cell.name
-        cells = [replace(c, state=state) if (c.state, c.cell.name) == ("done", name) else c for c in cells]
+        state = "running" if locked or driver_alive else "interrupted"
+        name = spending.cell.name
+        cells = [
+            replace(c, state=state) if (c.state, c.cell.name) == ("done", name) else c
+            for c in cells
+        ]
     if strategy == "adaptive" and not locked and (summary := folder / SUMMARY_FILE).exists():
-        ended, failed = now - summary.stat().st_mtime, read_json_object(summary).get("failed")  # seconds ago
+        # seconds ago
+        ended = now - summary.stat().st_mtime
+        failed = read_json_object(summary).get("failed")
         for i, cell in enumerate(cells):
             if cell.state == "interrupted" and (cell.age or 0) >= ended:
                 reason = str(failed.get(cell.cell.name, "")) if isinstance(failed, dict) else ""
@@ -185,13 +212,20 @@ def read_sweep_status(folder: Path, now: float | None = None, planned: Config | 
     rollouts = sum(cell.rollouts for cell in cells)
     budget = sum(cell.rollouts_to_reach(last_target) for cell in plan_cells(config.sweep))
     if strategy != "grid":
-        budget = config.sweep.budget if strategy == "spend" else config.sweep.total_rollouts or budget // 2
+        budget = (
+            config.sweep.budget
+            if strategy == "spend"
+            else config.sweep.total_rollouts or budget // 2
+        )
     if spending and spending.is_ended:
         budget = rollouts
     known_rates = [cell.rate for cell in cells if cell.rate]
-    mean_rate = sum(known_rates) / len(known_rates) if known_rates else 0.0  # of a running cell without a rate so far
+    # of a running cell without a rate so far
+    mean_rate = sum(known_rates) / len(known_rates) if known_rates else 0.0
     rate = sum(cell.rate or mean_rate for cell in cells if cell.state == "running") or None
-    failed_rollouts = sum(cell.goal - cell.rollouts for cell in cells if cell.state == "failed" and cell.goal)
+    failed_rollouts = sum(
+        cell.goal - cell.rollouts for cell in cells if cell.state == "failed" and cell.goal
+    )
     seconds_left = max(0, budget - rollouts - failed_rollouts) / rate if rate else None
     running, lost, unread = driver_alive or locked, "", ""
     if driver is not None and not driver.ended:
@@ -204,28 +238,42 @@ def read_sweep_status(folder: Path, now: float | None = None, planned: Config | 
     totals = rollouts, budget, rate, seconds_left
     command = resume_command(folder, config)
     start = tuple(describe_start(folder))
-    return SweepStatus(config.name, folder, command, running, tuple(cells), *totals, lost, unread, start)
+    return SweepStatus(
+        config.name, folder, command, running, tuple(cells), *totals, lost, unread, start
+    )
 
 
 def resume_command(folder: Path, config: Config) -> str:
-    """What goes on with the sweep; empty where its folder was renamed, as `launch` would look for the old name."""
-    is_there = is_url(config.run.dir) or Path(config.run.dir, config.name).resolve() == folder.resolve()
+    """What goes on with the sweep; empty where its folder was renamed, as `launch` would look for
+    the old name."""
+    is_there = (
+        is_url(config.run.dir) or Path(config.run.dir, config.name).resolve() == folder.resolve()
+    )
     if not is_there and folder.resolve().name != config.name:
         return ""
-    command = ["isojax", "spend" if config.sweep.strategy == "spend" else "launch", f"{folder}/{CONFIG_FILE}"]
+    command = [
+        "isojax",
+        "spend" if config.sweep.strategy == "spend" else "launch",
+        f"{folder}/{CONFIG_FILE}",
+    ]
     return shlex.join([*command, *([] if is_there else [f"run.dir={folder.parent}"]), "--resume"])
 
 
 def _known_cells(folder: Path, config: Config, driver_cell_names: Iterable[str]) -> list[Cell]:
     """The cells of a grid's plan, those that a driver names, and those that have a ledger."""
-    names = {path.parent.name for path in paths_below(folder / "cells", RECORDS_FILE)} | set(driver_cell_names)
+    names = {path.parent.name for path in paths_below(folder / "cells", RECORDS_FILE)} | set(
+        driver_cell_names
+    )
     matches = filter(None, map(CELL_NAME_PATTERN.fullmatch, names))
     cells = {Cell(int(match[1]), int(match[2]), int(match[3])) for match in matches}
-    return sorted(cells | set(plan_cells(config.sweep) if config.sweep.strategy != "adaptive" else ()))
+    return sorted(
+        cells | set(plan_cells(config.sweep) if config.sweep.strategy != "adaptive" else ())
+    )
 
 
 def _grid_goal(folder: Path, cell: Cell, last_target: int) -> int:
-    """The rollouts of a cell of a grid at its end: as counted where it is there, until then as planned."""
+    """The rollouts of a cell of a grid at its end: as counted where it is there, until then as
+    planned."""
     points, _ = recorded_points(folder / "cells" / cell.name)
     if points and points[-1].target >= last_target:
         return points[-1].rollouts
@@ -233,7 +281,13 @@ def _grid_goal(folder: Path, cell: Cell, last_target: int) -> int:
 
 
 def _cell_summary(
-    folder: Path, cell: Cell, goal: int | None, status: CellStatus | None, driver_alive: bool, locked: bool, now: float
+    folder: Path,
+    cell: Cell,
+    goal: int | None,
+    status: CellStatus | None,
+    driver_alive: bool,
+    locked: bool,
+    now: float,
 ) -> CellSummary:
     cell_folder = folder / "cells" / cell.name
     points, reason = recorded_points(cell_folder)
@@ -247,9 +301,13 @@ def _cell_summary(
     if goal is not None and rollouts >= goal:
         state = "done"
     elif status is not None and (
-        driver_alive or (status.state == "done" and goal is None) or (status.state == "failed" and not locked)
+        driver_alive
+        or (status.state == "done" and goal is None)
+        or (status.state == "failed" and not locked)
     ):
-        state, rollouts, reason = status.state, max(rollouts, status.rollouts), status.error or reason
+        state = status.state
+        rollouts = max(rollouts, status.rollouts)
+        reason = status.error or reason
     elif reason:
         state = "failed"
     elif locked and has_ledger:
@@ -282,6 +340,12 @@ def _cell_rate(folder: Path, points: Sequence[EvalPoint]) -> float | None:
 
 def _health_flags(path: Path) -> tuple[str, ...]:
     try:
-        return tuple(str(flag["name"]) for flag in read_json_object(path)["flags"]) if path.exists() else ()
+        return (
+            tuple(str(flag["name"]) for flag in read_json_object(path)["flags"])
+            if path.exists()
+            else ()
+        )
     except (ValueError, KeyError, TypeError) as e:
-        raise InputError(f"cannot read {path}: {e}. Remove it; `isojax launch ... --resume` writes it again.") from e
+        raise InputError(
+            f"cannot read {path}: {e}. Remove it; `isojax launch ... --resume` writes it again."
+        ) from e

@@ -1,7 +1,7 @@
 """How long a sweep takes, from a lower bound and a stated efficiency.
 
-The lower bound counts the operations of an update's matrix products and the bytes it must move, each at the rate that a
-probe measured on this machine, one after the other:
+The lower bound counts the operations of an update's matrix products and the bytes it must move,
+each at the rate that a probe measured on this machine, one after the other:
 
     sampling   2 operations per weight for each token (in the layers, but for each response's first) and each prompt
                position; all weights, and the cache, once per step
@@ -19,11 +19,18 @@ from dataclasses import dataclass
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
-from isojax.launch.device_sizes import FLOAT_BYTES, DeviceSizes, layer_bytes_read, response_activations
+from isojax.launch.device_sizes import (
+    FLOAT_BYTES,
+    DeviceSizes,
+    layer_bytes_read,
+    response_activations,
+)
 
-EFFICIENCY = 0.6  # of the probed rates that an update reaches; docs/performance.md says how far off that was
+# of the probed rates that an update reaches; docs/performance.md says how far off that was
+EFFICIENCY = 0.6
 GIB = 2**30  # bytes
-# The overheads that do not shrink with B, in the time of one rollout: of an update, and of a prompt's prefill.
+# The overheads that do not shrink with B, in the time of one rollout: of an update, and of a
+# prompt's prefill.
 UPDATE_COST = 32
 PROMPT_COST = 1
 Pair = tuple[int, int]  # B_p, n
@@ -31,8 +38,8 @@ Pair = tuple[int, int]  # B_p, n
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """One device's rates while the others work too: operations/s of products as wide as a decode step and as a
-    microbatch, bytes/s of memory, and of its links along an axis of the mesh."""
+    """One device's rates while the others work too: operations/s of products as wide as a decode
+    step and as a microbatch, bytes/s of memory, and of its links along an axis of the mesh."""
 
     decode_flops: float
     update_flops: float
@@ -49,17 +56,21 @@ class DeviceRates:
         )
 
 
-# The share of those rates that an update reaches: by XLA's cost model for v5e, decoding reaches 42% of the memory's
-# rate, and the gradient 31% of the products'.
+# The share of those rates that an update reaches: by XLA's cost model for v5e, decoding reaches 42%
+# of the memory's rate, and the gradient 31% of the products'.
 PUBLISHED_EFFICIENCY = 0.35
 
 
 def published_rates(tflops: float, memory: float, links: float) -> DeviceRates:
-    """Of bfloat16 TFLOP/s, and GB/s of memory and of the links along an axis of a mesh, both directions together."""
-    return DeviceRates(1e12 * tflops, 1e12 * tflops, 1e9 * memory, 1e9 * links, PUBLISHED_EFFICIENCY, "published")
+    """Of bfloat16 TFLOP/s, and GB/s of memory and of the links along an axis of a mesh, both
+    directions together."""
+    return DeviceRates(
+        1e12 * tflops, 1e12 * tflops, 1e9 * memory, 1e9 * links, PUBLISHED_EFFICIENCY, "published"
+    )
 
 
-# GiB that libtpu's compiler has for a program, and rates; a device of the topologies of v4 and TPU7x is half a chip.
+# GiB that libtpu's compiler has for a program, and rates; a device of the topologies of v4 and
+# TPU7x is half a chip.
 CHIPS = {
     "TPU v4": (15.25, published_rates(138, 614, 90)),
     "TPU v5 lite": (15.75, published_rates(197, 819, 90)),
@@ -67,7 +78,8 @@ CHIPS = {
     "TPU v6 lite": (31.25, published_rates(918, 1640, 180)),
     "TPU7x": (94.75, published_rates(1153, 3690, 180)),
 }
-# By which sizes that fit are compared before anything is measured: those of v5e, of an H100 and of a core of a CPU.
+# By which sizes that fit are compared before anything is measured: those of v5e, of an H100 and of
+# a core of a CPU.
 TYPICAL_RATES = {
     "tpu": CHIPS["TPU v5 lite"][1],
     "gpu": published_rates(989, 3350, 450),
@@ -78,7 +90,9 @@ TYPICAL_RATES = {
 def find_chip(kind: str) -> tuple[float, DeviceRates]:
     """Its GiB and rates; InputError where the kind is not known here."""
     if kind not in CHIPS:
-        raise InputError(f"nothing is known of the memory of a {kind}; known are {', '.join(CHIPS)}.")
+        raise InputError(
+            f"nothing is known of the memory of a {kind}; known are {', '.join(CHIPS)}."
+        )
     return CHIPS[kind]
 
 
@@ -90,7 +104,9 @@ class Forecast:
     source: str  # what they come from
 
 
-def _tensor_sum_seconds(s: DeviceSizes, tokens: float, sums_per_layer: float, rates: DeviceRates) -> float:
+def _tensor_sum_seconds(
+    s: DeviceSizes, tokens: float, sums_per_layer: float, rates: DeviceRates
+) -> float:
     """Seconds in which the devices that share weights add up what each has of a layer's outputs."""
     bytes_of_a_sum = 2 * (1 - 1 / s.mesh.weight_parts) * s.compute_bytes * tokens * s.D
     return s.num_layers * sums_per_layer * bytes_of_a_sum / rates.link_bandwidth
@@ -105,7 +121,8 @@ def sampling_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -
     response_flops = (T - 1) * layer_flops + T * 2 * s.table_params
     prompt_flops = s.prompt_positions * (2 * layer_weights + 4 * s.attended_values(P / 2))
     flops = B / S * response_flops + B_p / S * prompt_flops
-    slot_fills = B / S / s.shapes.slots  # of all slots, a token per step; the first one's without layers
+    # of all slots, a token per step; the first one's without layers
+    slot_fills = B / S / s.shapes.slots
     slot_cache_bytes = s.cache_bytes() * s.shapes.slots / (s.shapes.slots + s.shapes.prefix_entries)
     step_bytes = layer_bytes_read(s, s.shapes.slots) + slot_cache_bytes
     bytes_moved = slot_fills * ((T - 1) * step_bytes + T * s.compute_bytes * s.table_params)
@@ -117,33 +134,48 @@ def update_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> 
     """Seconds of an update on B rollouts of B_p prompts."""
     P, T, S = s.shapes.prompt_length, s.shapes.response_length, s.shapes.shards
 
-    # For each weight and token: 2 forward and 4 back, 2 again by remat, 2 of the reference, 8 of a critic.
+    # For each weight and token: 2 forward and 4 back, 2 again by remat, 2 of the reference, 8 of a
+    # critic.
     flops_per_weight = 6 + 2 * s.remat + 2 * s.has_reference + 8 * (s.critic_bytes > 0)
     layer_weights = s.active_params
     layer_flops = layer_weights + 2 * s.attended_values(s.prompt_positions + T / 2)
     response_flops = flops_per_weight * ((T - 1) * layer_flops + T * s.table_params)
-    prompt_flops = s.prompt_positions * flops_per_weight * (layer_weights + 2 * s.attended_values(P / 2))
+    prompt_flops = (
+        s.prompt_positions * flops_per_weight * (layer_weights + 2 * s.attended_values(P / 2))
+    )
     flops = B / S * response_flops + B_p / S * prompt_flops
 
     prompt_blocks = B_p / S / s.shapes.prefill_batch
     microbatches = max(B / S / s.shapes.microbatch, prompt_blocks)
-    bytes_moved = microbatches * (3 * response_activations(s) + 3 * FLOAT_BYTES * s.num_params) + 9 * s.param_bytes
+    bytes_moved = (
+        microbatches * (3 * response_activations(s) + 3 * FLOAT_BYTES * s.num_params)
+        + 9 * s.param_bytes
+    )
 
-    weight_passes = microbatches + (0 if s.shapes.joint_forward(s.mesh.sequence > 1) else prompt_blocks)
+    weight_passes = microbatches + (
+        0 if s.shapes.joint_forward(s.mesh.sequence > 1) else prompt_blocks
+    )
     bytes_per_weight = FLOAT_BYTES + s.compute_bytes * (2 + s.has_reference)
     gathered_bytes = weight_passes * (1 - 1 / s.fsdp_shards) * bytes_per_weight * s.num_params
     tokens = B / S * (T - 1) + B_p / S * s.prompt_positions
-    link_seconds = gathered_bytes / rates.link_bandwidth + _tensor_sum_seconds(s, tokens, 5 + s.remat / 2, rates)
+    link_seconds = gathered_bytes / rates.link_bandwidth + _tensor_sum_seconds(
+        s, tokens, 5 + s.remat / 2, rates
+    )
     return flops / rates.update_flops + bytes_moved / rates.bandwidth + link_seconds
 
 
 def cell_cost(cell: Cell, budget: int) -> float:
     """A cell's expected time, in the time of one rollout: it decides an order, not a forecast."""
     updates_by_span = cell.updates_by_span(cell.updates_to_reach(budget))
-    return sum(updates * (UPDATE_COST + PROMPT_COST * span.B_p + span.B) for span, updates in updates_by_span)
+    return sum(
+        updates * (UPDATE_COST + PROMPT_COST * span.B_p + span.B)
+        for span, updates in updates_by_span
+    )
 
 
-def rates_from_probe(s: DeviceSizes, pairs: Sequence[Pair], rates: DeviceRates) -> dict[Pair, float]:
+def rates_from_probe(
+    s: DeviceSizes, pairs: Sequence[Pair], rates: DeviceRates
+) -> dict[Pair, float]:
     """Rollouts/s of training of each pair, without evaluations."""
     pair_rates = {}
     for B_p, n in pairs:
@@ -154,7 +186,9 @@ def rates_from_probe(s: DeviceSizes, pairs: Sequence[Pair], rates: DeviceRates) 
 
 
 def evaluation_seconds(s: DeviceSizes, num_evaluations: int, rates: DeviceRates) -> float:
-    problems = num_evaluations * (s.cell.data.validation * (1 + len(s.cell.eval.extra)) + s.cell.eval.panel)
+    problems = num_evaluations * (
+        s.cell.data.validation * (1 + len(s.cell.eval.extra)) + s.cell.eval.panel
+    )
     return sampling_seconds(s, problems, problems * s.cell.eval.samples, rates) / rates.efficiency
 
 
@@ -180,7 +214,9 @@ def make_forecast(
     cell_seconds = {}
     for cell in cells:
         updates_by_span = cell.updates_by_span(cell.updates_to_reach(final_target))
-        training_seconds = sum(updates * span.B / rates[span.B_p, span.n] for span, updates in updates_by_span)
+        training_seconds = sum(
+            updates * span.B / rates[span.B_p, span.n] for span, updates in updates_by_span
+        )
         cell_seconds[cell.kind] = evaluation_seconds + training_seconds
     seconds = [cell_seconds[cell.kind] for cell in cells]
     return Forecast(rates, cell_seconds, max(sum(seconds) / concurrent_cells, *seconds), source)

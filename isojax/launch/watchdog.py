@@ -1,18 +1,21 @@
-"""Ends all processes of one run when one of them is lost, and says which: the others would wait forever.
+"""Ends all processes of one run when one of them is lost, and says which: the others would wait
+forever.
 
-Each process has a watchdog, a process of its own; those of the others connect to that of process 0, and begin with the
-run's token. A process that ends well sends BYE first. One that ends by an error sends FAILED, and the others, which may
-meet the same error, have GRACE_SECONDS to end by themselves. Any other process is lost
+Each process has a watchdog, a process of its own; those of the others connect to that of process 0,
+and begin with the run's token. A process that ends well sends BYE first. One that ends by an error
+sends FAILED, and the others, which may meet the same error, have GRACE_SECONDS to end by
+themselves. Any other process is lost
 
 - when it ends: its watchdog sends LOST, or, killed with it, breaks its connection;
 - when it is stopped: its watchdog sends SILENT after SILENT_BEATS;
 - when its host is frozen or cut off: nothing has come from its watchdog for SILENT_BEATS.
 
-Watchdogs count their own beats, not seconds. One that was frozen itself blames nobody when it goes on, and on a machine
-with far too much to do, where beats come late, they come late on both sides.
+Watchdogs count their own beats, not seconds. One that was frozen itself blames nobody when it goes
+on, and on a machine with far too much to do, where beats come late, they come late on both sides.
 
-Connections without the token mean nothing: process 0 sends them nothing, and drops them at their first line, after
-HELLO_TIMEOUT, or where more than MAX_STRANGERS wait. Once all watchdogs are there, nothing listens any more.
+Connections without the token mean nothing: process 0 sends them nothing, and drops them at their
+first line, after HELLO_TIMEOUT, or where more than MAX_STRANGERS wait. Once all watchdogs are
+there, nothing listens any more.
 """
 
 import asyncio
@@ -32,17 +35,26 @@ from isojax.core.terminal import guard_output, printable, warn
 
 BEAT_SECONDS = 0.5  # between two lines to each peer, and two looks at the parent
 SILENT_BEATS = 40  # without a sign until a process counts as lost: 20 seconds
-LOSS_REPORT_TIMEOUT = 3.0  # seconds to wait for the news that process 0 has died, where that has ended this process
+# seconds to wait for the news that process 0 has died, where that has ended this process
+LOSS_REPORT_TIMEOUT = 3.0
 GRACE_SECONDS = 5.0  # seconds that a parent has to end by itself before it is killed
 HELLO_TIMEOUT = 10.0  # seconds until a connection must have shown the token
 CONNECT_TIMEOUT = 60.0  # seconds in which the watchdog of process 0 answers
 MAX_STRANGERS = 32  # connections that have not; the oldest gives way to the next
 MAX_LINE_BYTES = 4096
 UNREACHABLE_CODE = 3  # the exit code of a watchdog that process 0 does not answer
-TOKEN_VARIABLE = "ISOJAX_WATCHDOG_TOKEN"  # of the environment, which other users cannot read, as they can arguments
+# of the environment, which other users cannot read, as they can arguments
+TOKEN_VARIABLE = "ISOJAX_WATCHDOG_TOKEN"
 
-# What watchdogs send, each with the name of a process; a parent sends BYE or FAILED. HELLO has the token too.
-BEAT, LOST, SILENT, BYE, FAILED, NAME, HELLO = "beat", "lost", "silent", "bye", "failed", "name", "hello"
+# What watchdogs send, each with the name of a process; a parent sends BYE or FAILED. HELLO has the
+# token too.
+BEAT = "beat"
+LOST = "lost"
+SILENT = "silent"
+BYE = "bye"
+FAILED = "failed"
+NAME = "name"
+HELLO = "hello"
 
 # What a user reads.
 WHAT_HAPPENED = {
@@ -68,20 +80,23 @@ class Peer:
 
 class Watchdog:
     def __init__(self, name: str, address: str, port: int, listener: int | None, num_peers: int):
-        """`listener`: the descriptor of the socket to which all `num_peers` other watchdogs connect; None where this
-        one connects, to `address` and `port`."""
+        """`listener`: the descriptor of the socket to which all `num_peers` other watchdogs
+        connect; None where this one connects, to `address` and `port`."""
         self.name, self.parent_pid, self.token = name, os.getppid(), os.environ[TOKEN_VARIABLE]
         self.address, self.port, self.missing_peers = address, port, num_peers
         self.listener = None if listener is None else socket.socket(fileno=listener)
 
-        self.strangers: list[asyncio.StreamWriter] = []  # connections without the token yet, the oldest first
+        # connections without the token yet, the oldest first
+        self.strangers: list[asyncio.StreamWriter] = []
         self.peers: list[Peer] = []
         self.parent_stopped_beats = 0
         self.is_leaving = False  # whether the parent has ended, and the others have been notified
-        self.first_failure: tuple[str, float] | None = None  # who failed first, and when this parent has to have ended
+        # who failed first, and when this parent has to have ended
+        self.first_failure: tuple[str, float] | None = None
 
     async def run(self) -> None:
-        """Watch until the parent has ended, or has to end. OSError where process 0 does not answer."""
+        """Watch until the parent has ended, or has to end. OSError where process 0 does not
+        answer."""
         loop, parent_message = asyncio.get_running_loop(), asyncio.Event()
         loop.set_exception_handler(lambda *_: None)  # a connection that breaks while it is accepted
         loop.add_reader(sys.stdin.fileno(), parent_message.set)
@@ -103,7 +118,9 @@ class Watchdog:
     async def _meet_peers(self) -> None:
         """Begin to listen, or connect to the watchdog that does."""
         if self.listener is not None:
-            self.server = await asyncio.start_server(self._admit, sock=self.listener, limit=MAX_LINE_BYTES)
+            self.server = await asyncio.start_server(
+                self._admit, sock=self.listener, limit=MAX_LINE_BYTES
+            )
             return
         connection = asyncio.open_connection(self.address, self.port, limit=MAX_LINE_BYTES)
         reader, writer = await asyncio.wait_for(connection, CONNECT_TIMEOUT)
@@ -123,7 +140,11 @@ class Watchdog:
 
         kind, _, text = hello.decode(errors="replace").rstrip("\n").partition(" ")
         token, _, name = text.partition(" ")
-        if kind != HELLO or not hmac.compare_digest(token.encode(), self.token.encode()) or not self.missing_peers:
+        if (
+            kind != HELLO
+            or not hmac.compare_digest(token.encode(), self.token.encode())
+            or not self.missing_peers
+        ):
             return writer.close()
 
         self.missing_peers -= 1
@@ -137,7 +158,8 @@ class Watchdog:
         await self._follow(reader, peer)
 
     async def _follow(self, reader: asyncio.StreamReader, peer: Peer) -> None:
-        """Read what another watchdog sends, until its process has ended: in each line, what has happened to whom."""
+        """Read what another watchdog sends, until its process has ended: in each line, what has
+        happened to whom."""
         self.peers.append(peer)
         with suppress(OSError, ValueError):
             while (line := await reader.readline()).endswith(b"\n"):
@@ -173,7 +195,9 @@ class Watchdog:
             if peer.silent_beats > SILENT_BEATS and peer.name:
                 self._end_parent(SILENT, peer.name)
 
-        self.parent_stopped_beats = self.parent_stopped_beats + 1 if is_stopped(self.parent_pid) else 0
+        self.parent_stopped_beats = (
+            self.parent_stopped_beats + 1 if is_stopped(self.parent_pid) else 0
+        )
         if self.parent_stopped_beats > SILENT_BEATS:
             self._end_parent(SILENT, self.name)
 
@@ -183,12 +207,17 @@ class Watchdog:
                 peer.send(kind, about)
 
     async def _announce_end(self, end_kind: str) -> None:
-        """Send the others how the parent has ended. Where JAX may have ended it because process 0 is gone, wait for
-        that news, which `_follow` prints."""
+        """Send the others how the parent has ended. Where JAX may have ended it because process 0
+        is gone, wait for that news, which `_follow` prints."""
         self.is_leaving = True
         self._send_all(end_kind, self.name)
         deadline = time.monotonic() + LOSS_REPORT_TIMEOUT
-        while end_kind == LOST and self.listener is None and self.peers and time.monotonic() < deadline:
+        while (
+            end_kind == LOST
+            and self.listener is None
+            and self.peers
+            and time.monotonic() < deadline
+        ):
             await asyncio.sleep(0.05)
 
     def _end_parent(self, kind: str, name: str) -> None:
@@ -207,7 +236,9 @@ class Watchdog:
         with suppress(OSError):
             print(LOST, flush=True)
         deadline = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < deadline and self._has_parent() and not is_stopped(self.parent_pid):
+        while (
+            time.monotonic() < deadline and self._has_parent() and not is_stopped(self.parent_pid)
+        ):
             time.sleep(0.05)
         if self._has_parent():
             os.kill(self.parent_pid, signal.SIGKILL)
@@ -215,7 +246,8 @@ class Watchdog:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal (SIGSTOP, Ctrl-Z). Linux only; elsewhere JAX's heartbeat ends it."""
+    """Whether a process is stopped by a signal (SIGSTOP, Ctrl-Z). Linux only; elsewhere JAX's
+    heartbeat ends it."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -224,7 +256,8 @@ def is_stopped(pid: int) -> bool:
 
 
 def main(arguments: dict[str, Any]) -> None:
-    """The watchdog's process. It ends with its parent, and ignores the signals that are meant for the parent."""
+    """The watchdog's process. It ends with its parent, and ignores the signals that are meant for
+    the parent."""
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.SIG_IGN)
     guard_output(is_run=True)

@@ -1,4 +1,5 @@
-"""A process's side of its watchdog (watchdog.py): it starts it, tells it how it ends, and ends where it says so."""
+"""A process's side of its watchdog (watchdog.py): it starts it, tells it how it ends, and ends
+where it says so."""
 
 import json
 import os
@@ -10,7 +11,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 
 from isojax.core.terminal import printable
-from isojax.launch.watchdog import BYE, FAILED, LOST, RESTART_ADVICE, TOKEN_VARIABLE, UNREACHABLE_CODE
+from isojax.launch.watchdog import (
+    BYE,
+    FAILED,
+    LOST,
+    RESTART_ADVICE,
+    TOKEN_VARIABLE,
+    UNREACHABLE_CODE,
+)
 
 
 class WatchdogClient(AbstractContextManager["WatchdogClient"]):
@@ -24,8 +32,9 @@ class WatchdogClient(AbstractContextManager["WatchdogClient"]):
         listener: socket.socket | None,
         on_peer_lost: Callable[[], None],
     ):
-        """`address`, `port`: of process 0's watchdog. `token`: a secret of the run's processes. `listener`: process 0's
-        socket. A thread calls `on_peer_lost` where this process has to end; why has been said by then."""
+        """`address`, `port`: of process 0's watchdog. `token`: a secret of the run's processes.
+        `listener`: process 0's socket. A thread calls `on_peer_lost` where this process has to end;
+        why has been said by then."""
         host_and_pid = f"on {socket.gethostname()}, pid {os.getpid()}"
         self._name = f"process {process_id} of {num_processes} ({host_and_pid})"
         self._on_peer_lost, self._is_leaving = on_peer_lost, False
@@ -49,8 +58,8 @@ class WatchdogClient(AbstractContextManager["WatchdogClient"]):
         threading.Thread(target=self._follow_watchdog, daemon=True, name="watchdog").start()
 
     def _follow_watchdog(self) -> None:
-        """Wait for what the watchdog says, or for its end: nobody else would notice it in this process, while the
-        watchdogs of the others take it for this process's own."""
+        """Wait for what the watchdog says, or for its end: nobody else would notice it in this
+        process, while the watchdogs of the others take it for this process's own."""
         assert self._watchdog.stdout is not None
         if self._watchdog.stdout.readline().strip() == LOST.encode():
             self._on_peer_lost()
@@ -64,8 +73,8 @@ class WatchdogClient(AbstractContextManager["WatchdogClient"]):
         self._on_peer_lost()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Report to the watchdog that this process has done its part of the run, or ends by an error, of whatever
-        kind: the others must learn of it."""
+        """Report to the watchdog that this process has done its part of the run, or ends by an
+        error, of whatever kind: the others must learn of it."""
         assert self._watchdog.stdin is not None
         self._is_leaving = True
         with suppress(OSError):

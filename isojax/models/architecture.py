@@ -1,4 +1,5 @@
-"""What a family describes: embedding, the kind of each layer, a layer of each kind, the last norm and the head."""
+"""What a family describes: embedding, the kind of each layer, a layer of each kind, the last norm
+and the head."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from isojax.models.layers.norm import Norm, RMSNorm
 from isojax.models.layers.rope import Rope
 from isojax.models.spec import Spec, spec_of
 
-# Names in a published checkpoint. A layer's tensors have its number, and the layer's own names after it.
+# Names in a published checkpoint. A layer's tensors have its number, and the layer's own names
+# after it.
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens", "model.norm", "lm_head"
 EMBEDDING_WEIGHT, HEAD_WEIGHT = f"{EMBEDDING}.weight", f"{HEAD}.weight"
 LAYER_PREFIX = "model.layers.{layer}."
@@ -33,7 +35,8 @@ class Architecture:
     head: Linear | None  # None: the embedding makes the logits too
     # Parts of tensors' names here -> what the family's checkpoints have in their place.
     renamed: Mapping[str, str] = field(default_factory=dict)
-    # A layer's tensor in the family's checkpoints -> the layer's own tensors that it holds, one after the other.
+    # A layer's tensor in the family's checkpoints -> the layer's own tensors that it holds, one
+    # after the other.
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
@@ -63,7 +66,9 @@ def make_architecture(
         kinds=tuple(kinds),
         block=block,
         norm=norm or RMSNorm("norm", embed, FINAL_NORM, config.norm_eps),
-        head=None if config.tied else Linear("unembed", embed, {"vocab": vocab}, HEAD, adapts=False, quantises=False),
+        head=None
+        if config.tied
+        else Linear("unembed", embed, {"vocab": vocab}, HEAD, adapts=False, quantises=False),
         renamed=renamed or {},
         fused=fused or {},
     )
@@ -79,7 +84,9 @@ def llama_architecture(config: ModelConfig, vocab: int) -> Architecture:
             config,
             rope,
             bias=config.qkv_bias,
-            query_norm=RMSNorm("query_norm", head, "self_attn.q_norm", eps) if config.qk_norm else None,
+            query_norm=RMSNorm("query_norm", head, "self_attn.q_norm", eps)
+            if config.qk_norm
+            else None,
             key_norm=RMSNorm("key_norm", head, "self_attn.k_norm", eps) if config.qk_norm else None,
         )
         return pre_norm_block(config, attention, GatedMLP(config))

@@ -1,4 +1,5 @@
-"""What the models do for XLA:CPU alone, where small matrix products and their layout decide the time."""
+"""What the models do for XLA:CPU alone, where small matrix products and their layout decide the
+time."""
 
 import functools
 from typing import Any
@@ -11,22 +12,32 @@ from jaxtyping import Array, Float
 from isojax.distributed.sharding import weights_are_split
 
 MAX_SUMMED_INPUTS = 384  # inputs that `sum_in_blocks` adds up at once
-MAX_TRANSPOSED_POSITIONS = 128  # positions of keys and values up to which `sum_over_queries` transposes a matrix
-MAX_SMALL_HEAD_DIM, MIN_PRODUCT_POSITIONS = 32, 32  # `small_head_products` is for heads and positions within these
+# positions of keys and values up to which `sum_over_queries` transposes a matrix
+MAX_TRANSPOSED_POSITIONS = 128
+# `small_head_products` is for heads and positions within these
+MAX_SMALL_HEAD_DIM = 32
+MIN_PRODUCT_POSITIONS = 32
 
 
 def small_batch_matmul(
     x: Float[Array, "r i"], output_major: Float[Array, "o i"], dtype: Any = None
 ) -> Float[Array, "r o"]:
-    """x times a matrix that is stored as its transpose, for few rows x: w is then packed in the order it is stored in.
+    """x times a matrix that is stored as its transpose, for few rows x: w is then packed in the
+    order it is stored in.
 
-    The barriers keep XLA from reversing the product again, and from moving a transpose in front of a loop."""
+    The barriers keep XLA from reversing the product again, and from moving a transpose in front of
+    a loop."""
     stored = lax.optimization_barrier(output_major)
-    return lax.optimization_barrier(jnp.einsum("oi,ri->or", stored, x, preferred_element_type=dtype)).T
+    return lax.optimization_barrier(
+        jnp.einsum("oi,ri->or", stored, x, preferred_element_type=dtype)
+    ).T
 
 
-def small_head_products(q: Float[Array, "Z K g H"], keys: Float[Array, "Z K H c"]) -> Float[Array, "Z K g c"]:
-    """Each query's products with keys, in float32; few and small ones as a sum, which XLA:CPU runs as one loop."""
+def small_head_products(
+    q: Float[Array, "Z K g H"], keys: Float[Array, "Z K H c"]
+) -> Float[Array, "Z K g c"]:
+    """Each query's products with keys, in float32; few and small ones as a sum, which XLA:CPU runs
+    as one loop."""
     H, c = keys.shape[2:]
     if H > MAX_SMALL_HEAD_DIM or c >= MIN_PRODUCT_POSITIONS:
         return jnp.einsum("zkgh,zkhc->zkgc", q, keys, preferred_element_type=jnp.float32)
@@ -34,11 +45,13 @@ def small_head_products(q: Float[Array, "Z K g H"], keys: Float[Array, "Z K H c"
     return functools.reduce(jnp.add, [q[..., h, None] * keys[:, :, None, h] for h in range(H)])
 
 
-def sum_over_queries(x: Float[Array, "b K q c"], y: Float[Array, "b K q H"]) -> Float[Array, "b K c H"]:
+def sum_over_queries(
+    x: Float[Array, "b K q c"], y: Float[Array, "b K q H"]
+) -> Float[Array, "b K c H"]:
     """The gradient of keys or values: a sum over queries.
 
-    XLA:CPU does many small products together where queries are last, which a barrier enforces; with many positions the
-    transpose takes as long as it saves."""
+    XLA:CPU does many small products together where queries are last, which a barrier enforces; with
+    many positions the transpose takes as long as it saves."""
 
     def plain(x: Array, y: Array) -> Array:
         return jnp.einsum("bkqc,bkqh->bkch", x, y)
@@ -52,17 +65,26 @@ def sum_over_queries(x: Float[Array, "b K q c"], y: Float[Array, "b K q H"]) -> 
 
 
 def sum_in_blocks(
-    mlp_out: Float[Array, "b t D"], gated: Float[Array, "b t F"], down: Float[Array, "F D"], first_tokens: slice
+    mlp_out: Float[Array, "b t D"],
+    gated: Float[Array, "b t F"],
+    down: Float[Array, "F D"],
+    first_tokens: slice,
 ) -> Float[Array, "b t D"]:
-    """`mlp_out` = gated @ down, with sequences' first tokens summed in blocks of at most MAX_SUMMED_INPUTS inputs.
+    """`mlp_out` = gated @ down, with sequences' first tokens summed in blocks of at most
+    MAX_SUMMED_INPUTS inputs.
 
-    In some models (SmolLM2) large activations cancel at a first token, and one sum would be most of float32's error.
-    The gradient is that of `mlp_out`, which stays as it is where devices share weights or positions."""
+    In some models (SmolLM2) large activations cancel at a first token, and one sum would be most of
+    float32's error. The gradient is that of `mlp_out`, which stays as it is where devices share
+    weights or positions."""
     inputs, outputs = down.shape
     split = weights_are_split(jax.sharding.get_abstract_mesh())
     if inputs <= MAX_SUMMED_INPUTS or mlp_out.dtype != jnp.float32 or split:
         return mlp_out
-    block_count = next(count for count in range(-(-inputs // MAX_SUMMED_INPUTS), inputs + 1) if inputs % count == 0)
+    block_count = next(
+        count for count in range(-(-inputs // MAX_SUMMED_INPUTS), inputs + 1) if inputs % count == 0
+    )
     x, w = gated[:, first_tokens], down.reshape(block_count, -1, outputs)
     blocked_sum = jnp.einsum("btki,kio->btko", x.reshape(*x.shape[:2], block_count, -1), w).sum(2)
-    return mlp_out.at[:, first_tokens].add(lax.stop_gradient(blocked_sum - mlp_out[:, first_tokens]))
+    return mlp_out.at[:, first_tokens].add(
+        lax.stop_gradient(blocked_sum - mlp_out[:, first_tokens])
+    )

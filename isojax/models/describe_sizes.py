@@ -1,6 +1,6 @@
-"""A policy's sizes, for the planner, from its description: nothing is allocated or compiled. Weights are the Specs'; a
-sampler's weights and cache are what the sampler itself makes, as shapes; what a layer keeps for its gradient is what
-JAX finds when it differentiates the described layer."""
+"""A policy's sizes, for the planner, from its description: nothing is allocated or compiled.
+Weights are the Specs'; a sampler's weights and cache are what the sampler itself makes, as shapes;
+what a layer keeps for its gradient is what JAX finds when it differentiates the described layer."""
 
 import math
 from collections.abc import Iterator
@@ -77,16 +77,26 @@ class DescribedPolicy:
     @property
     def attention(self) -> tuple[AttentionSizes, ...]:
         shapes = [(len(stack.layers), stack.attention) for stack in self.decoder.stacks]
-        return tuple(AttentionSizes(layers, s.heads, s.kv_heads, s.head_dim, s.window) for layers, s in shapes)
+        return tuple(
+            AttentionSizes(layers, s.heads, s.kv_heads, s.head_dim, s.window)
+            for layers, s in shapes
+        )
 
     def sampler_weights(self, precision: PrecisionConfig) -> tuple[WeightSizes, ...]:
         return stored_weights(self.decoder, precision.compute, precision.rollout_weights)
 
     def layer_sizes(self, compute: str, platform: str, split: Split) -> tuple[LayerSizes, ...]:
-        return tuple(stack_sizes(self.decoder, stack, compute, platform, split) for stack in self.decoder.stacks)
+        return tuple(
+            stack_sizes(self.decoder, stack, compute, platform, split)
+            for stack in self.decoder.stacks
+        )
 
-    def cache_bytes(self, shape: CacheShape, precision: PrecisionConfig, attention: str, split: Split) -> int:
-        return empty_cache_bytes(self.decoder, shape, precision.compute, precision.cache, attention, split)
+    def cache_bytes(
+        self, shape: CacheShape, precision: PrecisionConfig, attention: str, split: Split
+    ) -> int:
+        return empty_cache_bytes(
+            self.decoder, shape, precision.compute, precision.cache, attention, split
+        )
 
 
 def named_specs(decoder: Decoder) -> Iterator[tuple[str, Spec]]:
@@ -111,7 +121,9 @@ def weight_sizes(spec: Spec, stack: str) -> WeightSizes:
 
 
 def one_layer_axes(spec: Spec) -> SizedAxes:
-    return tuple((name, size) for name, size in spec.stacked + spec.inputs + spec.outputs if name != "layer")
+    return tuple(
+        (name, size) for name, size in spec.stacked + spec.inputs + spec.outputs if name != "layer"
+    )
 
 
 @lru_cache(KEPT_ANSWERS)
@@ -121,7 +133,8 @@ def described_weights(decoder: Decoder) -> tuple[WeightSizes, ...]:
 
 @lru_cache(KEPT_ANSWERS)
 def stored_weights(decoder: Decoder, compute: str, rollout_weights: str) -> tuple[WeightSizes, ...]:
-    """The weights that `Decoding.cast_weights` makes: their axes are those of the forms' own Specs."""
+    """The weights that `Decoding.cast_weights` makes: their axes are those of the forms' own
+    Specs."""
     options = ComputeOptions(compute_dtype=compute, rollout_weights=rollout_weights)
     decoding = Decoding(
         decoder.with_options(options),
@@ -168,31 +181,37 @@ def empty_cache_bytes(
 
 
 @lru_cache(KEPT_ANSWERS)
-def stack_sizes(decoder: Decoder, stack: Stack, compute: str, platform: str, split: Split) -> LayerSizes:
+def stack_sizes(
+    decoder: Decoder, stack: Stack, compute: str, platform: str, split: Split
+) -> LayerSizes:
     rank = decoder.config.lora.rank if decoder.config.lora else None
     products, nothing = remat_policy("none", rank), remat_policy("layer", rank)
 
     def kept_by(layer: LayerDescription) -> tuple[KeptBytes, KeptBytes]:
         width = decoder.config.width
-        return kept_bytes(layer, width, compute, products), kept_bytes(layer, width, compute, nothing)
+        return kept_bytes(layer, width, compute, products), kept_bytes(
+            layer, width, compute, nothing
+        )
 
     with traced_for(platform):
         base_specs = stack.base.specs.values()
         mlp_values = sum(values_inside_mlp(spec, split) for spec in base_specs)
-        mlp_gradient_values = 2 * mlp_values - sum(copies_without_gradient(spec, decoder, split) for spec in base_specs)
+        mlp_gradient_values = 2 * mlp_values - sum(
+            copies_without_gradient(spec, decoder, split) for spec in base_specs
+        )
         try:
             kept, kept_by_remat = kept_by(device_layer(stack.described, split))
         except (TypeError, ValueError, ArithmeticError):
-            # A family's layer may have sizes of its own, which parts of its weights do not fit. All that the whole
-            # layer keeps is more than a device keeps.
+            # A family's layer may have sizes of its own, which parts of its weights do not fit. All
+            # that the whole layer keeps is more than a device keeps.
             kept, kept_by_remat = kept_by(stack.described)
     return LayerSizes(len(stack.layers), mlp_values, mlp_gradient_values, kept, kept_by_remat)
 
 
 def values_inside_mlp(spec: Spec, split: Split) -> int:
-    """Outputs of a token that a matrix puts into an MLP. Of experts, which take tokens in another order, also its
-    inputs; and all of it for each expert that the token chose, whichever experts the device has. A CPU multiplies it by
-    all experts' matrices (layers/mixture.py)."""
+    """Outputs of a token that a matrix puts into an MLP. Of experts, which take tokens in another
+    order, also its inputs; and all of it for each expert that the token chose, whichever experts
+    the device has. A CPU multiplies it by all experts' matrices (layers/mixture.py)."""
     if not spec.inputs or "mlp" not in dict(spec.outputs):
         return 0
     device_axes = dict(split(one_layer_axes(spec)))
@@ -205,9 +224,10 @@ def values_inside_mlp(spec: Spec, split: Split) -> int:
 
 
 def copies_without_gradient(spec: Spec, decoder: Decoder, split: Split) -> int:
-    """Of twice the `values_inside_mlp`, what is not there while experts are differentiated. The copies of a token are
-    the same for the first two matrices, and those after the last one are no longer needed: what is left is the copies
-    and their gradient. The copies themselves are for the gradient of matrices or adapters, if any are trained."""
+    """Of twice the `values_inside_mlp`, what is not there while experts are differentiated. The
+    copies of a token are the same for the first two matrices, and those after the last one are no
+    longer needed: what is left is the copies and their gradient. The copies themselves are for the
+    gradient of matrices or adapters, if any are trained."""
     experts = dict(spec.stacked).get("expert")
     if experts is None or not values_inside_mlp(spec, split) or traced_platform() == "cpu":
         return 0
@@ -228,12 +248,14 @@ def device_layer(described: LayerDescription, split: Split) -> LayerDescription:
         )
         return param(replace(spec, stacked=stacked, inputs=inputs, outputs=outputs))
 
-    return LayerDescription(jax.tree.map(part_of, described.layer, is_leaf=lambda x: isinstance(x, nnx.Param)))
+    return LayerDescription(
+        jax.tree.map(part_of, described.layer, is_leaf=lambda x: isinstance(x, nnx.Param))
+    )
 
 
 def kept_bytes(described: LayerDescription, width: int, compute: str, policy: Any) -> KeptBytes:
-    """What JAX keeps of each token of a layer under a policy of remat.py. Attention is a stand-in that needs queries,
-    keys and values: what it keeps itself depends on how it is computed."""
+    """What JAX keeps of each token of a layer under a policy of remat.py. Attention is a stand-in
+    that needs queries, keys and values: what it keeps itself depends on how it is computed."""
 
     def attend(q: Array, k: Array, v: Array, window: int | None) -> tuple[Array, None]:
         return q * (k.sum(1) * v.sum(1))[:, :, None], None
@@ -244,16 +266,25 @@ def kept_bytes(described: LayerDescription, width: int, compute: str, policy: An
         return described.bind(weights)(x, rotations, attend)[0]
 
     def pullback(x: Array, weights: dict[str, Array]) -> Any:
-        return jax.vjp(jax.checkpoint(run, prevent_cse=False, policy=policy), x, weights)[1]  # holds what is kept
+        # holds what is kept
+        return jax.vjp(jax.checkpoint(run, prevent_cse=False, policy=policy), x, weights)[1]
 
-    weights = {name: jax.ShapeDtypeStruct(spec.shape, compute) for name, spec in described.specs.items()}
+    weights = {
+        name: jax.ShapeDtypeStruct(spec.shape, compute) for name, spec in described.specs.items()
+    }
     few, many = (jax.ShapeDtypeStruct((1, tokens, width), compute) for tokens in TRACED_TOKENS)
-    kept_of_few, kept_of_many = (jax.tree.leaves(jax.eval_shape(pullback, x, weights)) for x in (few, many))
+    kept_of_few, kept_of_many = (
+        jax.tree.leaves(jax.eval_shape(pullback, x, weights)) for x in (few, many)
+    )
 
     # Weights are kept too, and do not grow with the tokens.
     states = products = 0
     for smaller, larger in zip(kept_of_few, kept_of_many, strict=True):
-        bytes_per_token = (larger.size - smaller.size) * larger.dtype.itemsize // (TRACED_TOKENS[1] - TRACED_TOKENS[0])
+        bytes_per_token = (
+            (larger.size - smaller.size)
+            * larger.dtype.itemsize
+            // (TRACED_TOKENS[1] - TRACED_TOKENS[0])
+        )
         if (smaller.shape, larger.shape) == (few.shape, many.shape):
             states += bytes_per_token
         else:

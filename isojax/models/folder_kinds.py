@@ -1,7 +1,8 @@
-"""Says what a folder holds that is no model as isojax reads it, and which command makes a model of it.
+"""Says what a folder holds that is no model as isojax reads it, and which command makes a model of
+it.
 
-Each kind of folder that trainers and tools leave has one function here, which knows it by the names of its files. Files
-are never opened, but for small JSON ones.
+Each kind of folder that trainers and tools leave has one function here, which knows it by the names
+of its files. Files are never opened, but for small JSON ones.
 """
 
 from collections.abc import Callable
@@ -11,8 +12,10 @@ from isojax.core.table_files import paths_below, read_json_object
 from isojax.core.tabular import list_some
 
 CONFIG_FILE, WEIGHT_PATTERN = "config.json", "*.safetensors"
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
-PROMPT_ADAPTERS = ("PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING")  # which no weight can hold
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+# which no weight can hold
+PROMPT_ADAPTERS = ("PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING")
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Pickles of a trainer that hold no weights.
 TRAINER_PICKLES = (
@@ -32,19 +35,25 @@ CONFIG_AND_TOKENIZER = f"then copy {CONFIG_FILE} and the tokenizer's files to {N
 
 
 def describe_folder(folder: Path) -> str:
-    """What the folder holds and what makes a model of it, in sentences; empty where nobody knows it."""
+    """What the folder holds and what makes a model of it, in sentences; empty where nobody knows
+    it."""
     return next(filter(None, (describe(folder) for describe in KINDS)), "")
 
 
 def holds_model(folder: Path) -> bool:
     """Whether config.json and weights are there, as far as names tell."""
     return (folder / CONFIG_FILE).is_file() and any(
-        path.name not in ADAPTER_WEIGHTS for path in paths_below(folder, WEIGHT_PATTERN, nested=False)
+        path.name not in ADAPTER_WEIGHTS
+        for path in paths_below(folder, WEIGHT_PATTERN, nested=False)
     )
 
 
 def _broken_links(folder: Path) -> str:
-    broken = [path.name for path in paths_below(folder, nested=False) if path.is_symlink() and not path.exists()]
+    broken = [
+        path.name
+        for path in paths_below(folder, nested=False)
+        if path.is_symlink() and not path.exists()
+    ]
     if not broken:
         return ""
     fix = "Copy the folder with what its links point to, by cp -rL, or fetch the model again"
@@ -53,18 +62,28 @@ def _broken_links(folder: Path) -> str:
 
 def _isojax_run(folder: Path) -> str:
     levels = [folder, *folder.absolute().parents[:3]]
-    sweep = next((f for f in levels if (f / "config.yaml").is_file() and (f / "cells").is_dir()), None)
+    sweep = next(
+        (f for f in levels if (f / "config.yaml").is_file() and (f / "cells").is_dir()), None
+    )
     if sweep is None:
         return ""
     runs = paths_below(sweep / "cells", nested=False)
-    run = next((run for run in runs if run in levels or run.absolute() in levels), next(iter(runs), sweep / "cells"))
+    run = next(
+        (run for run in runs if run in levels or run.absolute() in levels),
+        next(iter(runs), sweep / "cells"),
+    )
     return f"It belongs to a sweep of isojax, {sweep}. Write a run's policy as a model: isojax model export {run} {NEW}"
 
 
 def _hub_cache(folder: Path) -> str:
     caches = [folder] if (folder / "snapshots").is_dir() else sorted(folder.glob("models--*"))
     caches = [cache for cache in caches if (cache / "snapshots").is_dir()]
-    commits = [path for cache in caches for path in paths_below(cache / "snapshots", nested=False) if path.is_dir()]
+    commits = [
+        path
+        for cache in caches
+        for path in paths_below(cache / "snapshots", nested=False)
+        if path.is_dir()
+    ]
     if not commits:
         return ""
     snapshots = list_some(list(map(str, commits)))
@@ -78,7 +97,8 @@ def _adapter(folder: Path) -> str:
         return ""
 
     settings = read_json_object(folder / ADAPTER_CONFIG) if ADAPTER_CONFIG in names else {}
-    base, method = settings.get("base_model_name_or_path"), settings.get("peft_type", "LORA")
+    base = settings.get("base_model_name_or_path")
+    method = settings.get("peft_type", "LORA")
     adapter = f"It holds an adapter of PEFT ({list_some(names)}), whose base model is {base or 'not named'}"
     if method in PROMPT_ADAPTERS:
         return f"{adapter}. An adapter of type {method} cannot be merged into weights: give the base model itself."
@@ -128,7 +148,11 @@ def _deepspeed_command(checkpoint: Path) -> str:
 
 
 def _megatron(folder: Path) -> str:
-    parts = [*folder.glob("latest_checkpointed_iteration.txt"), *folder.glob("iter_*"), *folder.glob("mp_rank_*")]
+    parts = [
+        *folder.glob("latest_checkpointed_iteration.txt"),
+        *folder.glob("iter_*"),
+        *folder.glob("mp_rank_*"),
+    ]
     if not parts and not (folder / "common.pt").is_file():
         return ""
     load = f"B.from_hf_pretrained('BASE').export_ckpt(megatron_path='{folder}', hf_path='{NEW}')"
@@ -137,7 +161,9 @@ def _megatron(folder: Path) -> str:
 
 
 def _accelerate(folder: Path) -> str:
-    sharded = next((path for path in sorted(folder.glob("pytorch_model_fsdp_*")) if path.is_dir()), None)
+    sharded = next(
+        (path for path in sorted(folder.glob("pytorch_model_fsdp_*")) if path.is_dir()), None
+    )
     if sharded is None and folder.name.startswith("pytorch_model_fsdp_"):
         sharded = folder
     if sharded is None:
@@ -156,7 +182,9 @@ def _distributed_checkpoint(folder: Path) -> str:
 
 
 def _model_below(folder: Path) -> str:
-    models = [path for path in paths_below(folder, nested=False) if path.is_dir() and holds_model(path)]
+    models = [
+        path for path in paths_below(folder, nested=False) if path.is_dir() and holds_model(path)
+    ]
     if not models:
         return ""
     choice = "give" if len(models) == 1 else "give one of"
@@ -190,7 +218,9 @@ def describe_pickles(folder: Path) -> str:
     """How weights in pickles become safetensors; empty where there are none."""
     names = sorted(path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern))
     files = [name for name in names if not name.startswith(TRAINER_PICKLES)]
-    weights = [name for name in files if name == "pytorch_model.bin" or name.startswith("pytorch_model-0")]
+    weights = [
+        name for name in files if name == "pytorch_model.bin" or name.startswith("pytorch_model-0")
+    ]
     if not files:
         return ""
     if not weights or not (folder / CONFIG_FILE).is_file():
@@ -221,7 +251,8 @@ def _other_frameworks(folder: Path) -> str:
 
 
 def _traces(folder: Path) -> str:
-    """What a trainer leaves beside its weights' shards, where these were not saved or not copied."""
+    """What a trainer leaves beside its weights' shards, where these were not saved or not
+    copied."""
     if (folder / "zero_to_fp32.py").is_file():
         what = "It is a checkpoint of DeepSpeed without its shards, global_step*/*_states.pt"
         merge = f"{_deepspeed_command(folder)}; {CONFIG_AND_TOKENIZER}"

@@ -1,5 +1,5 @@
-"""Gemma 3 270M (base, Google), of Gemma's terms, without a hub: a GGUF file in four parts, each in a Python package of
-its own, and the terms in a fifth. The sha256 of the whole file is checked."""
+"""Gemma 3 270M (base, Google), of Gemma's terms, without a hub: a GGUF file in four parts, each in
+a Python package of its own, and the terms in a fifth. The sha256 of the whole file is checked."""
 
 from pathlib import Path
 
@@ -29,8 +29,8 @@ trained from them is a Model Derivative in the sense of these terms, which are i
 
 
 def import_gemma3_270m(path: Path | None, folder: Path, accept_terms: bool = False) -> None:
-    """Make a model's folder of the packages' GGUF file (None: the installed ones', or downloaded ones').
-    InputError with the terms' links unless they are accepted."""
+    """Make a model's folder of the packages' GGUF file (None: the installed ones', or downloaded
+    ones'). InputError with the terms' links unless they are accepted."""
     import_package(package(), path, folder, accept_terms)
 
 

@@ -1,9 +1,10 @@
-"""LoRA (arXiv:2106.09685): a matrix W of a layer is used as x W + alpha / rank * (x A) B. Its adapter, A and B, is
-trained, and all that the base policy has stays.
+"""LoRA (arXiv:2106.09685): a matrix W of a layer is used as x W + alpha / rank * (x A) B. Its
+adapter, A and B, is trained, and all that the base policy has stays.
 
-An adapter is two more weights of its layer, `query_lora_a` [L D rank] and `query_lora_b` [L rank N H]. The training
-state holds them alone; `policy_params` puts the base policy's beside them, with no copy. Without LoRA the training
-state holds all parameters, and `policy_params` returns them as they are.
+An adapter is two more weights of its layer, `query_lora_a` [L D rank] and `query_lora_b` [L rank N
+H]. The training state holds them alone; `policy_params` puts the base policy's beside them, with no
+copy. Without LoRA the training state holds all parameters, and `policy_params` returns them as they
+are.
 """
 
 from collections.abc import Collection
@@ -22,7 +23,8 @@ from isojax.models.stack import stacks_of
 
 
 def add_adapters(layer: Any, lora: LoraConfig) -> tuple[Any, dict[str, list[Spec]]]:
-    """A described layer with adapters on the targets, and the adapters' Specs by target, in the order of targets."""
+    """A described layer with adapters on the targets, and the adapters' Specs by target, in the
+    order of targets."""
     specs_by_target: dict[str, list[Spec]] = {}
 
     def adapt(linear: Any) -> Any:
@@ -39,12 +41,17 @@ def add_adapters(layer: Any, lora: LoraConfig) -> tuple[Any, dict[str, list[Spec
     adapted_layer = jax.tree.map(adapt, layer, is_leaf=lambda x: isinstance(x, (Linear, ExpertMLP)))
     if not specs_by_target:
         targets = ", ".join(lora.targets)
-        raise InputError(f"cell.model.lora.targets = {targets}: a layer of this family has none of them.")
-    return adapted_layer, {target: specs_by_target[target] for target in lora.targets if target in specs_by_target}
+        raise InputError(
+            f"cell.model.lora.targets = {targets}: a layer of this family has none of them."
+        )
+    return adapted_layer, {
+        target: specs_by_target[target] for target in lora.targets if target in specs_by_target
+    }
 
 
 def check_targets(lora: LoraConfig, adapted_targets: Collection[str]) -> None:
-    """InputError where a target that was named is in no layer; the default leaves out what a family does not have."""
+    """InputError where a target that was named is in no layer; the default leaves out what a family
+    does not have."""
     missing = [target for target in lora.targets if target not in adapted_targets]
     if missing and lora.targets != LoraConfig().targets:
         problem = f"cell.model.lora.targets: no layer of this family has {', '.join(missing)}"
@@ -68,7 +75,9 @@ def policy_params(trained: dict[str, Any], base_params: dict[str, Any]) -> dict[
     """The policy's parameters: `trained`, if those are all, or adapters with the base policy's."""
     if "embed" in trained:
         return trained
-    return base_params | {stack: base_params[stack] | adapters for stack, adapters in trained.items()}
+    return base_params | {
+        stack: base_params[stack] | adapters for stack, adapters in trained.items()
+    }
 
 
 def merge_adapters(params: dict[str, Any], lora: LoraConfig | None) -> dict[str, Any]:
@@ -84,7 +93,9 @@ def merge_adapters(params: dict[str, Any], lora: LoraConfig | None) -> dict[str,
         matrices, rank = len(w), lora.rank
         if name in EXPERT_MATRICES:
             matrices *= w.shape[1]
-        product = jnp.einsum("lir,lro->lio", a.reshape(matrices, -1, rank), b.reshape(matrices, rank, -1))
+        product = jnp.einsum(
+            "lir,lro->lio", a.reshape(matrices, -1, rank), b.reshape(matrices, rank, -1)
+        )
         return w + (lora.alpha / rank) * product.reshape(w.shape)
 
     for stack, stack_adapters in adapters.items():

@@ -1,5 +1,5 @@
-"""Models inside Python packages, for machines that reach a package registry and no hub: a GGUF file, whole or in parts,
-whose sha256 is known."""
+"""Models inside Python packages, for machines that reach a package registry and no hub: a GGUF
+file, whole or in parts, whose sha256 is known."""
 
 import importlib.util
 import os
@@ -43,8 +43,11 @@ class ModelPackage:
         return self.requirements[0]
 
 
-def import_package(package: ModelPackage, path: Path | None, folder: Path, accept_terms: bool = False) -> None:
-    """Make a model's folder of the GGUF file (None: the installed packages', or downloaded ones')."""
+def import_package(
+    package: ModelPackage, path: Path | None, folder: Path, accept_terms: bool = False
+) -> None:
+    """Make a model's folder of the GGUF file (None: the installed packages', or downloaded
+    ones')."""
     check_accepted(package, accept_terms)
     with new_model_folder(folder) as temp, tempfile.TemporaryDirectory(dir=temp) as scratch:
         download = Path(scratch)
@@ -75,7 +78,8 @@ def check_accepted(package: ModelPackage, accept_terms: bool) -> None:
 
 
 def import_file(path: Path, folder: Path, accept_terms: bool = False) -> None:
-    """Make a model's folder of any GGUF file. One of a package that asks for agreement asks for it here too."""
+    """Make a model's folder of any GGUF file. One of a package that asks for agreement asks for it
+    here too."""
     from isojax.models import gemma3_270m, smollm2
 
     digest = sha256_of(path) if path.is_file() else ""
@@ -90,17 +94,21 @@ def find_parts(package: ModelPackage) -> list[Path]:
 
 
 def installed_files(package: ModelPackage) -> tuple[list[Path], Path | None]:
-    """The parts of installed packages and the page with the terms, found without importing any: that would start
-    another program. No parts unless all packages are there."""
+    """The parts of installed packages and the page with the terms, found without importing any:
+    that would start another program. No parts unless all packages are there."""
     specs = [importlib.util.find_spec(module) for module in package.modules]
-    locations = [Path(place) for spec in specs if spec for place in spec.submodule_search_locations or ()]
+    locations = [
+        Path(place) for spec in specs if spec for place in spec.submodule_search_locations or ()
+    ]
     parts, page = files_below(locations, package)
     digest_matches = len(parts) != 1 or sha256_of(parts[0]) == package.sha256
     return (parts, page) if all(specs) and digest_matches else ([], None)
 
 
 def files_below(places: Sequence[Path], package: ModelPackage) -> tuple[list[Path], Path | None]:
-    parts = sorted((file for place in places for file in place.rglob(PART_PATTERN)), key=lambda file: file.name)
+    parts = sorted(
+        (file for place in places for file in place.rglob(PART_PATTERN)), key=lambda file: file.name
+    )
     if package.terms is None:
         return parts, None
     pages = [file for place in places for file in place.rglob(package.terms.licence_file)]
@@ -120,21 +128,33 @@ def join_parts(parts: Sequence[Path], target: Path) -> Path | None:
 
 
 def fetch(package: ModelPackage, target: Path, folder: Path) -> None:
-    """Install into `target`, by pip, or by uv where the environment has no pip; their progress goes to the terminal."""
+    """Install into `target`, by pip, or by uv where the environment has no pip; their progress goes
+    to the terminal."""
     uv = shutil.which("uv")
     if importlib.util.find_spec("pip"):
         installer = [sys.executable, "-m", "pip", "install"]
     elif uv:
         installer = [uv, "pip", "install", "--python", sys.executable]
     else:
-        raise InputError(f"fetching {package.name} needs pip, which is not there: {sys.executable} -m ensurepip")
+        raise InputError(
+            f"fetching {package.name} needs pip, which is not there: {sys.executable} -m ensurepip"
+        )
     print(f"fetching {package.name}, {package.size}", flush=True)
-    options = ["--target", str(target), "--no-deps", "--only-binary", ":all:", *package.requirements]
+    options = [
+        "--target",
+        str(target),
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        *package.requirements,
+    ]
     # `user = true` in pip's settings would forbid --target.
     environment = os.environ | {"PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     if code := subprocess.run([*installer, *options], env=environment, check=False).returncode:
         names = " ".join(package.requirements)
-        parts = "their parts, joined in order," if len(package.requirements) > 1 else "the .gguf file"
+        parts = (
+            "their parts, joined in order," if len(package.requirements) > 1 else "the .gguf file"
+        )
         raise InputError(
             f"{package.name} could not be fetched: {' '.join(installer)} ended with exit code {code} and the message "
             f"above. It must reach a package registry. On a machine that does: pip download --no-deps {names}. Copy "

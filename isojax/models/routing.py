@@ -1,7 +1,9 @@
-"""What comes out of a pass's routers, and what may go into them: each token's experts, sums over tokens, and the choice
-of experts that a sampler made (`RouterPass`). Dense layers have no part in it.
+"""What comes out of a pass's routers, and what may go into them: each token's experts, sums over
+tokens, and the choice of experts that a sampler made (`RouterPass`). Dense layers have no part in
+it.
 
-Letters: b rows, t tokens of a row, r = b t; E experts, of which a token has k; l of the model's sparse layers.
+Letters: b rows, t tokens of a row, r = b t; E experts, of which a token has k; l of the model's
+sparse layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,23 +28,29 @@ class RoutingSums(NamedTuple):
     choices: Float[Array, " E"]  # how often each expert was chosen
     probabilities: Float[Array, " E"]  # of each expert by the router; the only ones with a gradient
     entropy: Float[Array, ""]  # of the router's distribution, in nats
-    agreeing: Float[Array, ""]  # tokens whose k experts are those of the sampler; 0 where these are not known
+    # tokens whose k experts are those of the sampler; 0 where these are not known
+    agreeing: Float[Array, ""]
 
 
 @dataclass(frozen=True)
 class RouterPass:
     """What a pass over tokens [b t] reads of its routers, and gives them."""
 
-    # From a layer's Routing, and the sampler's choices [r k] if there are any, to what comes out of the layer.
+    # From a layer's Routing, and the sampler's choices [r k] if there are any, to what comes out of
+    # the layer.
     observe: Callable[[Routing, Array | None], Any]
     sampled: StackChoices | None = None
     replays: bool = False  # whether tokens meet the experts that the sampler chose
 
 
 def run_with_router(
-    layer: Any, routers: RouterPass | None, sampled: Int[Array, "b t k"] | None, run: Callable[[], Any]
+    layer: Any,
+    routers: RouterPass | None,
+    sampled: Int[Array, "b t k"] | None,
+    run: Callable[[], Any],
 ) -> tuple[Any, Any]:
-    """`run()`, which calls the layer, and what its router shows; None of a dense layer, or where nobody asks."""
+    """`run()`, which calls the layer, and what its router shows; None of a dense layer, or where
+    nobody asks."""
     mixture = find_mixture(layer)
     if mixture is None or routers is None:
         return run(), None
@@ -55,7 +63,9 @@ def run_with_router(
     return result, routers.observe(mixture.routing, chosen)
 
 
-def sum_routing(weights: Float[Array, "*b"], routing: Routing, sampled: Int[Array, "r k"] | None) -> RoutingSums:
+def sum_routing(
+    weights: Float[Array, "*b"], routing: Routing, sampled: Int[Array, "r k"] | None
+) -> RoutingSums:
     """The sums of one layer. `weights`: how often each token counts."""
     weights = weights.reshape(-1)
     experts, (k, E) = routing.experts, (routing.experts.shape[1], routing.logits.shape[1])
@@ -69,7 +79,8 @@ def sum_routing(weights: Float[Array, "*b"], routing: Routing, sampled: Int[Arra
         agrees = (jnp.sort(own, -1) == jnp.sort(sampled, -1)).all(-1)
         agreeing = jnp.where(agrees, weights, 0.0).sum()
 
-    # The sum over tokens [r] of values [r E], one choice after the other: all at once would be [r k E].
+    # The sum over tokens [r] of values [r E], one choice after the other: all at once would be [r k
+    # E].
     choices = sum((weights[:, None] * jax.nn.one_hot(experts[:, j], E)).sum(0) for j in range(k))
     return RoutingSums(
         tokens=weights.sum(),

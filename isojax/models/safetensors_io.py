@@ -1,4 +1,5 @@
-"""Reads and writes the safetensors files of a model's folder; pickles (*.bin, *.pt) are never opened."""
+"""Reads and writes the safetensors files of a model's folder; pickles (*.bin, *.pt) are never
+opened."""
 
 import functools
 import hashlib
@@ -29,7 +30,8 @@ TEXT_FILES = (
 MAX_FILE_BYTES = 5_000_000_000
 _warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
 
-TensorSources = Mapping[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]  # name -> shape, and how to get it
+# name -> shape, and how to get it
+TensorSources = Mapping[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class StoredTensor:
 
 
 def read_headers(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a model's folder, by its plain name. The index decides where a tensor is read; InputError where
-    a file is damaged, or where without an index a tensor is stored twice."""
+    """Every tensor of a model's folder, by its plain name. The index decides where a tensor is
+    read; InputError where a file is damaged, or where without an index a tensor is stored twice."""
     files = weight_files(folder)
     copies: dict[str, list[StoredTensor]] = {}
     for file in files:
@@ -59,23 +61,32 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
     weight_map = read_weight_map(folder)
     if not set(weight_map.values()) & {file.name for file in files}:
         weight_map = {}  # model.safetensors is read in its place
-    tensors = {name: _choose_copy(folder, name, found, weight_map.get(name)) for name, found in copies.items()}
+    tensors = {
+        name: _choose_copy(folder, name, found, weight_map.get(name))
+        for name, found in copies.items()
+    }
 
     if twice := [name for name, found in copies.items() if len(found) > 1]:
         name = twice[0]
-        others = ", ".join(sorted({copy.file.name for copy in copies[name]} - {tensors[name].file.name}))
+        others = ", ".join(
+            sorted({copy.file.name for copy in copies[name]} - {tensors[name].file.name})
+        )
         example = f"{name} is read from {tensors[name].file.name}, as {INDEX_FILE} says, not from {others}"
         _warn_once(f"{folder}: {len(twice)} tensors are stored in several files: {example}.")
     return tensors
 
 
-def _choose_copy(folder: Path, name: str, copies: list[StoredTensor], indexed_file: str | None) -> StoredTensor:
+def _choose_copy(
+    folder: Path, name: str, copies: list[StoredTensor], indexed_file: str | None
+) -> StoredTensor:
     """The copy of a tensor in the file that the index names, or the only one."""
     chosen = [copy for copy in copies if indexed_file in (None, copy.file.name)]
     if not chosen:
         stored = f"which lacks it; {copies[0].file.name} has it"
         fix = "Write folder and index again, by model.save_pretrained(FOLDER) in transformers"
-        raise InputError(f"{folder / INDEX_FILE}: weight_map puts {name} in {indexed_file}, {stored}. {fix}.")
+        raise InputError(
+            f"{folder / INDEX_FILE}: weight_map puts {name} in {indexed_file}, {stored}. {fix}."
+        )
     if len(chosen) > 1:
         places = " and ".join(f"in {copy.file.name} as {copy.name}" for copy in chosen)
         fix = f"Remove the files of the older save, or put {INDEX_FILE} back, which says which one is the model's"
@@ -89,7 +100,9 @@ def _read_header(file: Path) -> list[StoredTensor]:
         with safe_open(file, "np") as f:
             for name in f.keys():  # noqa: SIM118 (safe_open is no mapping)
                 header = f.get_slice(name)
-                tensors.append(StoredTensor(file, name, header.get_dtype(), tuple(header.get_shape())))
+                tensors.append(
+                    StoredTensor(file, name, header.get_dtype(), tuple(header.get_shape()))
+                )
     except (OSError, SafetensorError) as e:
         refuse_pointer(file, "the weights themselves")
         raise InputError(f"{file}: not a whole safetensors file ({e}). Copy it again.") from e
@@ -97,13 +110,17 @@ def _read_header(file: Path) -> list[StoredTensor]:
 
 
 def fingerprint(folder: Path) -> str:
-    """12 hex digits of all bytes of config.json and of the weight files, and of these files' names."""
+    """12 hex digits of all bytes of config.json and of the weight files, and of these files'
+    names."""
     return _hash_files(weight_files(folder), (folder / "config.json").read_bytes())
 
 
 def text_fingerprint(folder: Path) -> str:
-    """12 hex digits of the files that decide how text is read and how a response ends, and of their names."""
-    return _hash_files(sorted({file for pattern in TEXT_FILES for file in folder.glob(pattern) if file.is_file()}))
+    """12 hex digits of the files that decide how text is read and how a response ends, and of their
+    names."""
+    return _hash_files(
+        sorted({file for pattern in TEXT_FILES for file in folder.glob(pattern) if file.is_file()})
+    )
 
 
 def _hash_files(files: list[Path], first_bytes: bytes = b"") -> str:
@@ -117,22 +134,32 @@ def _hash_files(files: list[Path], first_bytes: bytes = b"") -> str:
 def new_model_folder(folder: Path) -> AbstractContextManager[Path]:
     """`atomic_folder` of a folder that must not exist."""
     if folder.exists() or folder.is_symlink():
-        raise InputError(f"{folder} exists, and nothing is overwritten; choose another name, or remove it first.")
+        raise InputError(
+            f"{folder} exists, and nothing is overwritten; choose another name, or remove it first."
+        )
     return atomic_folder(folder)
 
 
-def write_safetensors(folder: Path, tensors: TensorSources, dtype: str, stem: str = "model") -> None:
-    """Write STEM*.safetensors of at most MAX_FILE_BYTES (or one larger tensor), and an index of several."""
+def write_safetensors(
+    folder: Path, tensors: TensorSources, dtype: str, stem: str = "model"
+) -> None:
+    """Write STEM*.safetensors of at most MAX_FILE_BYTES (or one larger tensor), and an index of
+    several."""
     item_bytes = np.dtype(dtype).itemsize
     sizes = {name: item_bytes * math.prod(shape) for name, (shape, _) in tensors.items()}
     split = split_state_dict_into_shards_factory(
-        sizes, get_storage_size=int, filename_pattern=stem + "{suffix}.safetensors", max_shard_size=MAX_FILE_BYTES
+        sizes,
+        get_storage_size=int,
+        filename_pattern=stem + "{suffix}.safetensors",
+        max_shard_size=MAX_FILE_BYTES,
     )
     for file_name, names in split.filename_to_tensors.items():
         values = {name: np.ascontiguousarray(tensors[name][1](), dtype=dtype) for name in names}
-        save_file(values, folder / file_name, {"format": "pt"})  # transformers refuses a file that does not say so
+        # transformers refuses a file that does not say so
+        save_file(values, folder / file_name, {"format": "pt"})
         os.umask(mask := os.umask(0))
-        (folder / file_name).chmod(0o666 & ~mask)  # as other new files: safetensors writes for its owner alone
+        # as other new files: safetensors writes for its owner alone
+        (folder / file_name).chmod(0o666 & ~mask)
     if split.is_sharded:
         weight_map = dict(sorted(split.tensor_to_filename.items()))
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}

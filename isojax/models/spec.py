@@ -1,8 +1,9 @@
 """What there is to know of a parameter, stated once, where its layer makes it.
 
-A policy is first a description: Flax NNX modules whose Params hold ShapeDtypeStructs, each with one `Spec`. All else
-walks over the Specs: initial values, shardings, a checkpoint's tensors, adapters, sizes. A Spec is static metadata and
-hashable, so that descriptions that are equal trace to one program.
+A policy is first a description: Flax NNX modules whose Params hold ShapeDtypeStructs, each with one
+`Spec`. All else walks over the Specs: initial values, shardings, a checkpoint's tensors, adapters,
+sizes. A Spec is static metadata and hashable, so that descriptions that are equal trace to one
+program.
 
 Letters are those of distributed/sharding.py.
 """
@@ -68,8 +69,8 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Part:
-    """The place of a parameter in a tensor that a checkpoint has of several, one after the other along their outputs,
-    as Phi-3 has queries, keys and values."""
+    """The place of a parameter in a tensor that a checkpoint has of several, one after the other
+    along their outputs, as Phi-3 has queries, keys and values."""
 
     first: int  # output of the tensor
     total: int  # outputs of the tensor
@@ -79,12 +80,14 @@ class Part:
 class Spec:
     """One parameter. Its axes are in this order: stacked ones, inputs, outputs."""
 
-    name: str  # in its layer: "query"; the parameters' tree and a run's checkpoints have it by this name
+    # in its layer: "query"; the parameters' tree and a run's checkpoints have it by this name
+    name: str
     inputs: Axes  # what a product with it sums over; none: it is no matrix
     outputs: Axes
     init: Init
 
-    tensor: str  # its name in a published checkpoint: "model.layers.{layer}.self_attn.q_proj.weight"
+    # its name in a published checkpoint: "model.layers.{layer}.self_attn.q_proj.weight"
+    tensor: str
     transposed: bool = False  # whether it is [outputs, inputs] there
     joins_outputs: bool = True  # whether all outputs are one axis there
     part: Part | None = None  # of that tensor; None: it is all of it
@@ -92,9 +95,11 @@ class Spec:
     stacked: Axes = ()  # layers and experts: each index is a tensor of its own in a checkpoint
     layers: range = range(0)  # the model's layers that are stacked
     share: float = 1.0  # of its entries, how many a token is multiplied by: k / E of the experts'
-    adapts: str = ""  # the name in cell.model.lora.targets by which it gets an adapter; empty: never
+    # the name in cell.model.lora.targets by which it gets an adapter; empty: never
+    adapts: str = ""
     is_adapter: bool = False
-    in_linear: bool = False  # whether a Linear multiplies by it, so that the sampler may store it in another shape
+    # whether a Linear multiplies by it, so that the sampler may store it in another shape
+    in_linear: bool = False
     quantises: bool = False  # whether the sampler may hold it as int8 (weight_forms.py)
     dtype: str = "float32"  # that it is described in; products are computed in another
 
@@ -113,8 +118,8 @@ class Spec:
         return math.prod(sizes(self.inputs)), math.prod(sizes(self.outputs))
 
     def to_matrix(self, w: Array) -> Array:
-        """Its value in one layer, or a part of it that fsdp made, as a matrix: XLA:CPU transposes weights or
-        activations in products of more axes."""
+        """Its value in one layer, or a part of it that fsdp made, as a matrix: XLA:CPU transposes
+        weights or activations in products of more axes."""
         if w.ndim == 2:  # a sampler's is one already
             return w
         return w.reshape(math.prod(w.shape[: len(self.inputs)]), -1)
@@ -148,7 +153,8 @@ class Spec:
         return 0 if self.transposed else len(self.stored_groups) - 1
 
     def tensor_names(self) -> tuple[str, ...]:
-        """The tensors of a checkpoint that hold it: one for each index of its stacked axes, the last one fastest."""
+        """The tensors of a checkpoint that hold it: one for each index of its stacked axes, the
+        last one fastest."""
         names = []
         for index in np.ndindex(*sizes(self.stacked)):
             numbers = {name: i for (name, _), i in zip(self.stacked, index, strict=True)}
@@ -172,7 +178,8 @@ def spec_of(parameter: nnx.Param) -> Spec:
 
 
 def specs_of(module: Any) -> Iterator[Spec]:
-    """The Specs of a module and of those that it is made of, in the order in which they were made."""
+    """The Specs of a module and of those that it is made of, in the order in which they were
+    made."""
     for value in vars(module).values():
         if isinstance(value, nnx.Param):
             yield spec_of(value)
@@ -182,11 +189,17 @@ def specs_of(module: Any) -> Iterator[Spec]:
 
 def stack_spec(spec: Spec, layers: range, prefix: str) -> Spec:
     """The Spec of one layer as that of these layers of the model, on a new first axis."""
-    return replace(spec, stacked=(("layer", len(layers)), *spec.stacked), layers=layers, tensor=prefix + spec.tensor)
+    return replace(
+        spec,
+        stacked=(("layer", len(layers)), *spec.stacked),
+        layers=layers,
+        tensor=prefix + spec.tensor,
+    )
 
 
 def rename_tensor(spec: Spec, renamed: Mapping[str, str]) -> Spec:
-    """The Spec, with parts of its name in a checkpoint replaced: {"mlp.gate_proj": "block_sparse_moe.w1"}."""
+    """The Spec, with parts of its name in a checkpoint replaced: {"mlp.gate_proj":
+    "block_sparse_moe.w1"}."""
     tensor = spec.tensor
     for own, published in renamed.items():
         tensor = tensor.replace(own, published)
@@ -194,9 +207,9 @@ def rename_tensor(spec: Spec, renamed: Mapping[str, str]) -> Spec:
 
 
 def fuse_specs(specs: Sequence[Spec], fused: Mapping[str, Sequence[str]]) -> list[Spec]:
-    """The Specs of one layer, those as parts of one tensor that a checkpoint has fused. `fused`: the tensor's name in
-    a layer -> those of its parts here, in its order: {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}.
-    InputError where a part is missing."""
+    """The Specs of one layer, those as parts of one tensor that a checkpoint has fused. `fused`:
+    the tensor's name in a layer -> those of its parts here, in its order: {"mlp.gate_up_proj":
+    ("mlp.gate_proj", "mlp.up_proj")}. InputError where a part is missing."""
     by_tensor = {spec.tensor: spec for spec in specs}
     placed: dict[str, Spec] = {}  # by the Spec's own name
     for whole, parts in fused.items():

@@ -1,4 +1,5 @@
-"""A plan of layers: periods of kinds that repeat, each scanned over its repeats' stacked weights."""
+"""A plan of layers: periods of kinds that repeat, each scanned over its repeats' stacked
+weights."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers that are alike, whose weights lie on one another: one layer of each repeat of a period."""
+    """Layers that are alike, whose weights lie on one another: one layer of each repeat of a
+    period."""
 
     name: str  # in the parameters' tree: "blocks", "blocks_1", ...
     layers: range  # of the model's
@@ -52,8 +54,9 @@ class Segment:
 
 
 def plan(kinds: Sequence[Kind]) -> list[tuple[Sequence[Kind], int]]:
-    """The layers as periods and their repeats: at each layer the period whose repeats save most, and of these the
-    shortest. 26 layers, five sliding ones to a full one: (S S S S S F) x 4, (S) x 2.
+    """The layers as periods and their repeats: at each layer the period whose repeats save most,
+    and of these the shortest. 26 layers, five sliding ones to a full one: (S S S S S F) x 4, (S) x
+    2.
 
     A run's checkpoints have the stacks that follow from it, so that it must not change."""
     periods, first = [], 0
@@ -81,7 +84,8 @@ def is_stack(entry: Any) -> bool:
 
 
 def stacks_of(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a tree of parameters, or of what is known of them, that are those of layers."""
+    """The entries of a tree of parameters, or of what is known of them, that are those of
+    layers."""
     return {name: entry for name, entry in tree.items() if is_stack(entry)}
 
 
@@ -91,7 +95,8 @@ def router_shape(described: LayerDescription) -> RouterShape | None:
 
 
 def probe_attention(described: LayerDescription, width: int) -> AttentionShape:
-    """What a layer asks of attention, found by tracing it on a token. InputError unless it attends exactly once."""
+    """What a layer asks of attention, found by tracing it on a token. InputError unless it attends
+    exactly once."""
     calls: list[AttentionShape] = []
 
     def attend(q: Array, k: Array, v: Array, window: int | None) -> tuple[Array, None]:
@@ -99,11 +104,18 @@ def probe_attention(described: LayerDescription, width: int) -> AttentionShape:
         return jnp.zeros_like(q), None
 
     def run(weights: dict[str, Array], x: Array) -> Array:
-        rotations = {rope: rope.cos_sin(jnp.zeros((1, 1), jnp.int32)) for rope in find_ropes(described.layer)}
+        rotations = {
+            rope: rope.cos_sin(jnp.zeros((1, 1), jnp.int32)) for rope in find_ropes(described.layer)
+        }
         return described.bind(weights)(x, rotations, attend)[0]
 
-    weights = {name: jax.ShapeDtypeStruct(spec.shape, jnp.float32) for name, spec in described.specs.items()}
+    weights = {
+        name: jax.ShapeDtypeStruct(spec.shape, jnp.float32)
+        for name, spec in described.specs.items()
+    }
     jax.eval_shape(run, weights, jax.ShapeDtypeStruct((1, 1, width), jnp.float32))
     if len(calls) != 1:
-        raise InputError(f"a layer of the model calls `attend` {len(calls)} times; expected once (docs/extending.md).")
+        raise InputError(
+            f"a layer of the model calls `attend` {len(calls)} times; expected once (docs/extending.md)."
+        )
     return calls[0]

@@ -1,10 +1,11 @@
-"""The transformer: a decoder, as its family describes it (architecture.py), run over whole sequences.
+"""The transformer: a decoder, as its family describes it (architecture.py), run over whole
+sequences.
 
-`Decoder` holds no arrays: its functions take the parameters, {"embed": [V D], "blocks": {name: [L ...]}, "norm": [D],
-"unembed": [D V], unless the model is tied}. A plan of several kinds of layers has a stack for each layer of a period:
-"blocks", "blocks_1", ... (stack.py).
-Dimension letters, as in distributed/sharding.py: b rows (sequences), t tokens of a row, g prompts, P prompt positions,
-L layers, V vocabulary, D width, K key/value heads, H head dimension.
+`Decoder` holds no arrays: its functions take the parameters, {"embed": [V D], "blocks": {name: [L
+...]}, "norm": [D], "unembed": [D V], unless the model is tied}. A plan of several kinds of layers
+has a stack for each layer of a period: "blocks", "blocks_1", ... (stack.py). Dimension letters, as
+in distributed/sharding.py: b rows (sequences), t tokens of a row, g prompts, P prompt positions, L
+layers, V vocabulary, D width, K key/value heads, H head dimension.
 """
 
 import copy
@@ -35,7 +36,14 @@ from isojax.models.layers.unembedding import Unembedding, gather_unembedding
 from isojax.models.lora import add_adapters, check_targets, policy_params, split_adapters
 from isojax.models.remat import remat_policy
 from isojax.models.routing import RouterPass, run_with_router
-from isojax.models.spec import LayerDescription, Spec, fuse_specs, rename_tensor, specs_of, stack_spec
+from isojax.models.spec import (
+    LayerDescription,
+    Spec,
+    fuse_specs,
+    rename_tensor,
+    specs_of,
+    stack_spec,
+)
 from isojax.models.stack import FIRST_STACK, Segment, Stack, plan, probe_attention, router_shape
 
 Params = dict[str, Any]
@@ -43,7 +51,8 @@ KV = tuple[Array, Array]  # keys and values of a stack, each [L b K positions H]
 
 
 class PrefixCache(NamedTuple):
-    """Prompts as responses continue them: keys and values of each stack, and hidden states of their last tokens."""
+    """Prompts as responses continue them: keys and values of each stack, and hidden states of their
+    last tokens."""
 
     kv: list[KV]  # [L b K P H] each
     last_hidden: Array  # [b D]
@@ -57,25 +66,31 @@ class ComputeOptions(NamedTuple):
     cache_dtype: str = "float32"  # of the sampler's keys and values
     decode_attention: str = "plain"  # the sampler's (models/attention.py)
     forward_attention: str = "plain"  # the trainer's
-    remat: str = "none"  # "layer" computes all of a layer again for its gradient, "none" keeps the products
-    rollout_weights: str = "compute"  # the sampler's matrices in layers: as products are computed, or "int8"
+    # "layer" computes all of a layer again for its gradient, "none" keeps the products
+    remat: str = "none"
+    # the sampler's matrices in layers: as products are computed, or "int8"
+    rollout_weights: str = "compute"
 
 
 class Decoder:
-    """A policy's description, and the functions of its parameters. Hashable: it may be a static argument."""
+    """A policy's description, and the functions of its parameters. Hashable: it may be a static
+    argument."""
 
     options = ComputeOptions()
 
     def __init__(self, config: ModelConfig, vocab: int | None = None):
-        """`vocab`: None is the config's. InputError where there is no family of the config's name, or the config does
-        not fit it."""
+        """`vocab`: None is the config's. InputError where there is no family of the config's name,
+        or the config does not fit it."""
         check_model(config)
         vocab = config.vocab if vocab is None else vocab
         assert vocab is not None, "a model without a vocabulary of its own takes the task's"
         self.config, self.vocab = config, vocab
         self.architecture: Architecture = family.load(config.family)(config, vocab)
         architecture = self.architecture
-        self._embedding, self._norm = LayerDescription(architecture.embedding), LayerDescription(architecture.norm)
+        self._embedding, self._norm = (
+            LayerDescription(architecture.embedding),
+            LayerDescription(architecture.norm),
+        )
         self._outer_specs = [*specs_of(architecture.embedding), *specs_of(architecture.norm)]
         if architecture.head is not None:
             self._outer_specs += specs_of(architecture.head)
@@ -86,7 +101,9 @@ class Decoder:
         if config.lora is not None:
             check_targets(config.lora, self._adapted_targets)
         # The base policy's: the same without adapters.
-        self.base = Decoder(config.model_copy(update={"lora": None}), vocab) if config.lora else self
+        self.base = (
+            Decoder(config.model_copy(update={"lora": None}), vocab) if config.lora else self
+        )
 
     def _add_segments(self) -> None:
         first_layer, number = 0, 0
@@ -95,7 +112,9 @@ class Decoder:
             stacks = []
             for i, kind in enumerate(period):
                 name = FIRST_STACK if number == 0 else f"{FIRST_STACK}_{number}"
-                stacks.append(self._describe_stack(name, range(first_layer + i, end, len(period)), kind))
+                stacks.append(
+                    self._describe_stack(name, range(first_layer + i, end, len(period)), kind)
+                )
                 number += 1
             self.segments.append(Segment(tuple(stacks), repeats))
             first_layer = end
@@ -121,13 +140,17 @@ class Decoder:
         """Of the layers with experts; None where there are none."""
         shapes = dict.fromkeys(stack.router for stack in self.stacks if stack.router is not None)
         if len(shapes) > 1:
-            raise InputError(f"cell.model: layers have routers of {', '.join(map(str, shapes))}; expected one shape.")
+            raise InputError(
+                f"cell.model: layers have routers of {', '.join(map(str, shapes))}; expected one shape."
+            )
         return next(iter(shapes), None)
 
     @property
     def layers(self) -> list[tuple[Stack, int]]:
         """The stack of each layer of the model, and its place there."""
-        places = {layer: (stack, i) for stack in self.stacks for i, layer in enumerate(stack.layers)}
+        places = {
+            layer: (stack, i) for stack in self.stacks for i, layer in enumerate(stack.layers)
+        }
         return [places[layer] for layer in range(len(places))]
 
     def with_options(self, options: ComputeOptions) -> "Decoder":
@@ -136,8 +159,11 @@ class Decoder:
         decoder.base = decoder if self.base is self else self.base.with_options(options)
         return decoder
 
-    def with_layers(self, describe_again: Callable[[LayerDescription], LayerDescription]) -> "Decoder":
-        """The decoder with another description of each layer, such as of weights in another form."""
+    def with_layers(
+        self, describe_again: Callable[[LayerDescription], LayerDescription]
+    ) -> "Decoder":
+        """The decoder with another description of each layer, such as of weights in another
+        form."""
         decoder = copy.copy(self)
         decoder.segments = []
         for segment in self.segments:
@@ -174,12 +200,18 @@ class Decoder:
         return jax.tree.map(lambda spec: spec.axes, self.specs())
 
     def shapes(self) -> Params:
-        """ShapeDtypeStructs of the parameters: float32, but what adapters leave as it is as products are computed."""
+        """ShapeDtypeStructs of the parameters: float32, but what adapters leave as it is as
+        products are computed."""
         shapes = self._described_shapes()
-        return shapes if self.config.lora is None else policy_params(split_adapters(shapes)[0], self.frozen_shapes())
+        return (
+            shapes
+            if self.config.lora is None
+            else policy_params(split_adapters(shapes)[0], self.frozen_shapes())
+        )
 
     def frozen_shapes(self) -> Params:
-        """ShapeDtypeStructs of the base policy's parameters where nothing trains them: as products are computed."""
+        """ShapeDtypeStructs of the base policy's parameters where nothing trains them: as products
+        are computed."""
         return jax.eval_shape(self.cast_params, self.base._described_shapes())
 
     def _described_shapes(self) -> Params:
@@ -206,10 +238,13 @@ class Decoder:
     @property
     def ropes(self) -> list[Any]:
         """The rotary tables, each once."""
-        return list(dict.fromkeys(rope for stack in self.stacks for rope in find_ropes(stack.base.layer)))
+        return list(
+            dict.fromkeys(rope for stack in self.stacks for rope in find_ropes(stack.base.layer))
+        )
 
     def rotations(self, positions: Int[Array, "*b"]) -> Rotations:
-        """Cosines and sines of the positions by each rotary table; once for all layers and heads."""
+        """Cosines and sines of the positions by each rotary table; once for all layers and
+        heads."""
         return {rope: rope.cos_sin(positions) for rope in self.ropes}
 
     def embed(self, params: Params, tokens: Int[Array, "b t"]) -> Float[Array, "b t D"]:
@@ -225,11 +260,13 @@ class Decoder:
         first_tokens: slice | None = None,
         routers: RouterPass | None = None,
     ) -> tuple[Float[Array, "b t D"], list[KV], list[Any]]:
-        """Hidden states before the final norm; and by stack the new keys and values, and what `routers` observes.
-        `attention(q, k, v, window, layer_input)` gets one of a stack's `layer_inputs` for each layer; `first_tokens`:
-        as in `Block`."""
+        """Hidden states before the final norm; and by stack the new keys and values, and what
+        `routers` observes. `attention(q, k, v, window, layer_input)` gets one of a stack's
+        `layer_inputs` for each layer; `first_tokens`: as in `Block`."""
         rotations = self.rotations(positions)
-        policy = remat_policy(self.options.remat, self.config.lora.rank if self.config.lora else None)
+        policy = remat_policy(
+            self.options.remat, self.config.lora.rank if self.config.lora else None
+        )
 
         def run_layer(
             stack: Stack, x: Array, weights: Params, layer_input: Any, sampled: Array | None
@@ -255,10 +292,13 @@ class Decoder:
         for segment in self.segments:
             # Each layer of the period by itself, so that only one is computed again at a time.
             run_period = [
-                jax.checkpoint(partial(run_layer, stack), prevent_cse=False, policy=policy) for stack in segment.stacks
+                jax.checkpoint(partial(run_layer, stack), prevent_cse=False, policy=policy)
+                for stack in segment.stacks
             ]
 
-            def run_repeat(x: Array, scanned: Any, run_period: Any = run_period) -> tuple[Array, list[Any]]:
+            def run_repeat(
+                x: Array, scanned: Any, run_period: Any = run_period
+            ) -> tuple[Array, list[Any]]:
                 kept = []
                 for run, weights, layer_input, chosen in zip(run_period, *scanned, strict=True):
                     x, of_layer = run(x, weights, layer_input, chosen)
@@ -273,13 +313,19 @@ class Decoder:
         x = sharding.split_tokens(x, False)
         return x, [kv for kv, _ in kept_by_stack], [routed for _, routed in kept_by_stack]
 
-    def _run_unrolled(self, params: Params, x: Array, run_layer: Callable[..., Any]) -> tuple[Array, list[Any]]:
-        """Layers that a sampler holds one by one: `params` has a list of layers' weights for each stack."""
+    def _run_unrolled(
+        self, params: Params, x: Array, run_layer: Callable[..., Any]
+    ) -> tuple[Array, list[Any]]:
+        """Layers that a sampler holds one by one: `params` has a list of layers' weights for each
+        stack."""
         kept: dict[str, list[Any]] = {stack.name: [] for stack in self.stacks}
         for stack, i in self.layers:
             x, of_layer = run_layer(stack, x, params[stack.name][i], None, None)
             kept[stack.name].append(of_layer)
-        return x, [jax.tree.map(lambda *layers: jnp.stack(layers), *kept[stack.name]) for stack in self.stacks]
+        return x, [
+            jax.tree.map(lambda *layers: jnp.stack(layers), *kept[stack.name])
+            for stack in self.stacks
+        ]
 
     def final_norm(self, params: Params, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
         return self._norm.bind(params)(x)
@@ -291,9 +337,12 @@ class Decoder:
         lengths: Int[Array, " b"],
         routers: RouterPass | None = None,
     ) -> PrefixCache:
-        """Prompts of these lengths as responses continue them. Right padding needs no mask: attention is causal."""
+        """Prompts of these lengths as responses continue them. Right padding needs no mask:
+        attention is causal."""
         if sharding.positions_are_split(jax.sharding.get_abstract_mesh()):
-            assert routers is None, "devices that share a prompt's positions do not collect its experts"
+            assert routers is None, (
+                "devices that share a prompt's positions do not collect its experts"
+            )
             return self._prefill_over_devices(params, prompts, lengths)
 
         def take_last(x: Array) -> Array:
@@ -301,24 +350,32 @@ class Decoder:
 
         positions = jnp.broadcast_to(jnp.arange(prompts.shape[1])[None], prompts.shape)
         causal_attention = partial(self_attention, self.options.forward_attention)
-        prefill = partial(self._prefill_tokens, params, prompts, positions, causal_attention, take_last)
+        prefill = partial(
+            self._prefill_tokens, params, prompts, positions, causal_attention, take_last
+        )
         return prefill(first_tokens=slice(1), routers=routers)
 
     def _prefill_over_devices(
         self, params: Params, prompts: Int[Array, "b P"], lengths: Int[Array, " b"]
     ) -> PrefixCache:
-        """Where a mesh splits positions over `sequence`: devices gather keys and values layer by layer. Prompts are
-        padded from P to C positions, so that devices share them evenly."""
+        """Where a mesh splits positions over `sequence`: devices gather keys and values layer by
+        layer. Prompts are padded from P to C positions, so that devices share them evenly."""
 
-        def prefill_shard(params: Params, tokens: Array, token_positions: Array, last_positions: Array) -> PrefixCache:
+        def prefill_shard(
+            params: Params, tokens: Array, token_positions: Array, last_positions: Array
+        ) -> PrefixCache:
             def take_last(x: Float[Array, "b t D"]) -> Float[Array, "b D"]:
                 is_last = (token_positions == last_positions[:, None])[..., None]
                 # In float32, because XLA:CPU cannot compile the sum of bfloat16 over devices.
-                last = lax.psum(jnp.where(is_last, x, 0).sum(1, keepdims=True, dtype=jnp.float32), PROMPT_AXIS)
+                last = lax.psum(
+                    jnp.where(is_last, x, 0).sum(1, keepdims=True, dtype=jnp.float32), PROMPT_AXIS
+                )
                 return last.astype(x.dtype)[:, 0]
 
             causal_attention = partial(sequence_sharded_attention, token_positions)
-            return self._prefill_tokens(params, tokens, token_positions, causal_attention, take_last)
+            return self._prefill_tokens(
+                params, tokens, token_positions, causal_attention, take_last
+            )
 
         whole: Any = PartitionSpec()
         kv_spec: Any = PartitionSpec(None, None, None, PROMPT_AXIS)
@@ -342,7 +399,9 @@ class Decoder:
 
         run_layers = partial(self.run_layers, params, tokens, positions, attention)
         x, kv, routed = run_layers(first_tokens=first_tokens, routers=routers)
-        return PrefixCache(kv, self.final_norm(params, take_last(x)), None if routers is None else routed)
+        return PrefixCache(
+            kv, self.final_norm(params, take_last(x)), None if routers is None else routed
+        )
 
     def forward(
         self,
@@ -352,8 +411,9 @@ class Decoder:
         prefix: Sequence[KV] | None = None,
         prompt_index: Int[Array, " b"] | None = None,
     ) -> Float[Array, "b t D"]:
-        """Hidden states of tokens from `start_position` on. `prefix`: keys and values of g prompts by stack, of which
-        row i continues the `prompt_index[i]`-th; without one, tokens are whole sequences, from position 0."""
+        """Hidden states of tokens from `start_position` on. `prefix`: keys and values of g prompts
+        by stack, of which row i continues the `prompt_index[i]`-th; without one, tokens are whole
+        sequences, from position 0."""
         return self.forward_with_routers(params, tokens, start_position, prefix, prompt_index)[0]
 
     def forward_with_routers(
@@ -367,10 +427,14 @@ class Decoder:
     ) -> tuple[Float[Array, "b t D"], list[Any]]:
         """`forward`, and what `routers` observes, by stack."""
         if prefix is None and sharding.positions_are_split(jax.sharding.get_abstract_mesh()):
-            assert routers is None, "devices that share a sequence's positions do not collect its experts"
+            assert routers is None, (
+                "devices that share a sequence's positions do not collect its experts"
+            )
             return self._forward_over_devices(params, tokens), []
 
-        def attention(q: Array, k: Array, v: Array, window: int | None, prefix_kv: KV | None) -> Array:
+        def attention(
+            q: Array, k: Array, v: Array, window: int | None, prefix_kv: KV | None
+        ) -> Array:
             continued = None
             if prefix_kv is not None:
                 assert prompt_index is not None, "each row continues a prompt of the prefix"
@@ -380,10 +444,14 @@ class Decoder:
 
         positions = start_position[:, None] + jnp.arange(tokens.shape[1])[None]
         first_tokens = slice(1) if prefix is None else None
-        x, _, routed = self.run_layers(params, tokens, positions, attention, prefix, first_tokens, routers)
+        x, _, routed = self.run_layers(
+            params, tokens, positions, attention, prefix, first_tokens, routers
+        )
         return self.final_norm(params, x), routed
 
-    def _forward_over_devices(self, params: Params, tokens: Int[Array, "b t"]) -> Float[Array, "b t D"]:
+    def _forward_over_devices(
+        self, params: Params, tokens: Int[Array, "b t"]
+    ) -> Float[Array, "b t D"]:
         """Hidden states of whole sequences, where a mesh splits positions over `sequence`."""
 
         def forward_shard(params: Params, tokens: Array, token_positions: Array) -> Array:
@@ -404,8 +472,9 @@ class Decoder:
         tokens: Int[Array, "m t"],
         prompt_index: Int[Array, " m"],
     ) -> tuple[Float[Array, "g D"], Float[Array, "m t D"]]:
-        """`prefill`'s last hidden states of prompts and `forward`'s of responses to prompts `prompt_index`, up to
-        rounding, in one pass: each weight is gathered and read, and its gradient added up, once for both."""
+        """`prefill`'s last hidden states of prompts and `forward`'s of responses to prompts
+        `prompt_index`, up to rounding, in one pass: each weight is gathered and read, and its
+        gradient added up, once for both."""
         return self.joint_forward_with_routers(params, prompts, lengths, tokens, prompt_index)[:2]
 
     def joint_forward_with_routers(
@@ -417,37 +486,55 @@ class Decoder:
         prompt_index: Int[Array, " m"],
         routers: RouterPass | None = None,
     ) -> tuple[Float[Array, "g D"], Float[Array, "m t D"], list[Any]]:
-        """`forward_prompts_and_responses`, and what `routers` observes by stack, of all prompts' tokens [g P] and then
-        all responses' [m t] in one row."""
+        """`forward_prompts_and_responses`, and what `routers` observes by stack, of all prompts'
+        tokens [g P] and then all responses' [m t] in one row."""
         (g, P), (m, t), num_prompt_tokens = prompts.shape, tokens.shape, prompts.size
         start_position = lengths[prompt_index]
 
         def concatenate(of_prompts: Array, of_responses: Array) -> Array:
-            return jnp.concatenate([x.reshape(-1, *x.shape[2:]) for x in (of_prompts, of_responses)])[None]
+            return jnp.concatenate(
+                [x.reshape(-1, *x.shape[2:]) for x in (of_prompts, of_responses)]
+            )[None]
 
-        def split(x: Float[Array, "1 r *d"]) -> tuple[Float[Array, "g P *d"], Float[Array, "m t *d"]]:
-            of_prompts, of_responses = x[0, :num_prompt_tokens], x[0, num_prompt_tokens:]
+        def split(
+            x: Float[Array, "1 r *d"],
+        ) -> tuple[Float[Array, "g P *d"], Float[Array, "m t *d"]]:
+            of_prompts = x[0, :num_prompt_tokens]
+            of_responses = x[0, num_prompt_tokens:]
             return of_prompts.reshape(g, P, *x.shape[2:]), of_responses.reshape(m, t, *x.shape[2:])
 
-        def split_heads(kv: Float[Array, "1 K r H"]) -> tuple[Float[Array, "g K P H"], Float[Array, "m K t H"]]:
+        def split_heads(
+            kv: Float[Array, "1 K r H"],
+        ) -> tuple[Float[Array, "g K P H"], Float[Array, "m K t H"]]:
             of_prompts, of_responses = split(kv.swapaxes(1, 2))
             return of_prompts.swapaxes(1, 2), of_responses.swapaxes(1, 2)
 
         def attention(q: Array, k: Array, v: Array, window: int | None, _: None) -> Array:
             prompt_queries, response_queries = split(q)
-            (prompt_keys, response_keys), (prompt_values, response_values) = split_heads(k), split_heads(v)
+            (prompt_keys, response_keys), (prompt_values, response_values) = (
+                split_heads(k),
+                split_heads(v),
+            )
             implementation = self.options.forward_attention
-            prefix_keys, prefix_values = (take_prompts(x, prompt_index) for x in (prompt_keys, prompt_values))
+            prefix_keys, prefix_values = (
+                take_prompts(x, prompt_index) for x in (prompt_keys, prompt_values)
+            )
             prefix = prefix_keys, prefix_values, start_position
             return concatenate(
-                self_attention(implementation, prompt_queries, prompt_keys, prompt_values, None, window),
-                self_attention(implementation, response_queries, response_keys, response_values, prefix, window),
+                self_attention(
+                    implementation, prompt_queries, prompt_keys, prompt_values, None, window
+                ),
+                self_attention(
+                    implementation, response_queries, response_keys, response_values, prefix, window
+                ),
             )
 
         prompt_positions = jnp.broadcast_to(jnp.arange(P)[None], (g, P))
         positions = concatenate(prompt_positions, start_position[:, None] + jnp.arange(t)[None])
         first_tokens = slice(0, num_prompt_tokens, P)
-        run_layers = partial(self.run_layers, params, concatenate(prompts, tokens), positions, attention)
+        run_layers = partial(
+            self.run_layers, params, concatenate(prompts, tokens), positions, attention
+        )
         x, _, routed = run_layers(first_tokens=first_tokens, routers=routers)
         prompt_states, response_states = split(x)
         last_states = jnp.take_along_axis(prompt_states, (lengths - 1)[:, None, None], 1)[:, 0]
@@ -463,17 +550,25 @@ class Decoder:
         return gather_unembedding(params[spec.name], spec)
 
 
-def take_prompts(kv: Float[Array, "g K P H"], prompt_index: Int[Array, " m"]) -> Float[Array, "m K P H"]:
+def take_prompts(
+    kv: Float[Array, "g K P H"], prompt_index: Int[Array, " m"]
+) -> Float[Array, "m K P H"]:
     """Keys or values of the prompt that each of m responses continues."""
     return sharding.take_rows(kv, prompt_index, (None, "kv_heads", None, None))
 
 
 def map_over_positions(
-    function: Callable[..., Any], out_specs: Any, params: Params, tokens: Int[Array, "b t"], *inputs: Array
+    function: Callable[..., Any],
+    out_specs: Any,
+    params: Params,
+    tokens: Int[Array, "b t"],
+    *inputs: Array,
 ) -> Any:
-    """function(params, tokens, token_positions, *inputs), of each device over `sequence` with its part of the tokens,
-    which are padded so that devices share them evenly."""
-    positions = jnp.arange(sharding.padded_positions(tokens.shape[1], jax.sharding.get_abstract_mesh()))
+    """function(params, tokens, token_positions, *inputs), of each device over `sequence` with its
+    part of the tokens, which are padded so that devices share them evenly."""
+    positions = jnp.arange(
+        sharding.padded_positions(tokens.shape[1], jax.sharding.get_abstract_mesh())
+    )
 
     def of_device(positions: Array, params: Params, tokens: Array, *inputs: Array) -> Any:
         # Every device has whole sequences: splitting them would move more than they are.
@@ -489,13 +584,16 @@ def map_over_positions(
     return mapped(positions, params, tokens, *inputs)
 
 
-def change_layers(stack: Stack, describe_again: Callable[[LayerDescription], LayerDescription]) -> Stack:
+def change_layers(
+    stack: Stack, describe_again: Callable[[LayerDescription], LayerDescription]
+) -> Stack:
     described, base = describe_again(stack.described), describe_again(stack.base)
     return replace(stack, described=described, base=base, specs=tuple(described.specs.values()))
 
 
 def init_layer(specs: Sequence[Spec], key: Array) -> Params:
-    """A layer's initial values. Each drawn parameter has a key of its own, by its number among these."""
+    """A layer's initial values. Each drawn parameter has a key of its own, by its number among
+    these."""
     values, num_drawn = {}, 0
     for spec in specs:
         values[spec.name] = spec.init(jax.random.fold_in(key, num_drawn), spec.shape)

@@ -1,7 +1,8 @@
-"""Finds the files that hold a model's weights: by the index where there is one, as transformers and vLLM write them.
+"""Finds the files that hold a model's weights: by the index where there is one, as transformers and
+vLLM write them.
 
-Where two sources in a folder could differ, such as a model.safetensors beside an index of other files, no program's
-choice is right for all, and the folder is refused.
+Where two sources in a folder could differ, such as a model.safetensors beside an index of other
+files, no program's choice is right for all, and the folder is refused.
 """
 
 import functools
@@ -17,14 +18,15 @@ from isojax.models.folder_kinds import describe_folder, describe_pickles
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d+)(?P<end>\.safetensors)")
 NO_WEIGHTS = ("adapter", "optim")  # how safetensors files begin that hold no weights of the model
-# What torch.compile, FSDP and activation checkpointing add to the names in a state dict; DDP adds a first `module`.
+# What torch.compile, FSDP and activation checkpointing add to the names in a state dict; DDP adds a
+# first `module`.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the model's weights: the index's, else model.safetensors, else all there are. InputError
-    where some are missing, or where the folder holds weights twice."""
+    """The files that hold the model's weights: the index's, else model.safetensors, else all there
+    are. InputError where some are missing, or where the folder holds weights twice."""
     indexed = indexed_names(folder)
     present = [name for name in indexed if (folder / name).is_file()]
     if (folder / SINGLE_FILE).is_file() and SINGLE_FILE not in indexed:
@@ -35,9 +37,15 @@ def weight_files(folder: Path) -> list[Path]:
                 f"{SINGLE_FILE}, or the index and its files."
             )
         if indexed:
-            _warn_once(f"{folder}: {SINGLE_FILE} is read; {INDEX_FILE} names {list_some(indexed)}, which is not there.")
-        elif shards := [path.name for path in _weights_beside(folder) if SHARD_NAME.fullmatch(path.name)]:
-            _warn_once(f"{folder}: {SINGLE_FILE} is read; {list_some(shards)} beside it, without an index, is not.")
+            _warn_once(
+                f"{folder}: {SINGLE_FILE} is read; {INDEX_FILE} names {list_some(indexed)}, which is not there."
+            )
+        elif shards := [
+            path.name for path in _weights_beside(folder) if SHARD_NAME.fullmatch(path.name)
+        ]:
+            _warn_once(
+                f"{folder}: {SINGLE_FILE} is read; {list_some(shards)} beside it, without an index, is not."
+            )
         return [folder / SINGLE_FILE]
 
     if indexed:
@@ -51,36 +59,46 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _weights_beside(folder: Path) -> list[Path]:
-    """The folder's safetensors but adapters and an optimizer's; `consolidated`, Mistral's copy, only if it is alone."""
+    """The folder's safetensors but adapters and an optimizer's; `consolidated`, Mistral's copy,
+    only if it is alone."""
     paths = [path for path in paths_below(folder, "*.safetensors", nested=False) if path.is_file()]
     paths = [path for path in paths if not path.name.startswith(NO_WEIGHTS)]
     return [path for path in paths if not path.name.startswith("consolidated")] or paths
 
 
 def _check_indexed(folder: Path, indexed: list[str], present: list[str]) -> None:
-    """InputError where files of the index are missing; a warning of shards that it does not name."""
+    """InputError where files of the index are missing; a warning of shards that it does not
+    name."""
     unnamed = [path.name for path in _weights_beside(folder) if path.name not in indexed]
     if missing := sorted(set(indexed) - set(present)):
         fix = "Copy it too."
         if unnamed:
             fix += f" Or, if {list_some(unnamed)} are the whole model, remove {INDEX_FILE}."
-        raise InputError(f"{folder}: {INDEX_FILE} names {', '.join(missing)}, which is not there. {fix}")
+        raise InputError(
+            f"{folder}: {INDEX_FILE} names {', '.join(missing)}, which is not there. {fix}"
+        )
     if shards := [name for name in unnamed if SHARD_NAME.fullmatch(name)]:
-        _warn_once(f"{folder}: {list_some(shards)} is not read, because {INDEX_FILE} does not name it.")
+        _warn_once(
+            f"{folder}: {list_some(shards)} is not read, because {INDEX_FILE} does not name it."
+        )
 
 
 def _check_shards(folder: Path, paths: list[Path]) -> None:
     """InputError unless shards, which no index names, are all of one save."""
     saves: dict[str, set[str]] = {}
     for match in filter(None, (SHARD_NAME.fullmatch(path.name) for path in paths)):
-        saves.setdefault(f"{match['stem']}-*-of-{match['total']}{match['end']}", set()).add(match["number"])
+        saves.setdefault(f"{match['stem']}-*-of-{match['total']}{match['end']}", set()).add(
+            match["number"]
+        )
     if len(saves) > 1:
         listed = " and ".join(f"{len(numbers)} of {name}" for name, numbers in saves.items())
         fix = f"Remove those of the older save, or put {INDEX_FILE} back"
         raise InputError(f"{folder}: has shards of several saves, {listed}, and no index. {fix}.")
     for name, numbers in saves.items():
         if len(numbers) < (total := int(name.rsplit("-of-", 1)[1].split(".")[0])):
-            raise InputError(f"{folder}: has {len(numbers)} of the {total} files {name}. Copy the others too.")
+            raise InputError(
+                f"{folder}: has {len(numbers)} of the {total} files {name}. Copy the others too."
+            )
 
 
 def _no_weights(folder: Path) -> str:
@@ -88,14 +106,20 @@ def _no_weights(folder: Path) -> str:
     if description and description != pickles:
         return f"{folder}: has no {SINGLE_FILE} or {INDEX_FILE}. {description}"
 
-    names = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    names = sorted(
+        path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)
+    )
     found_instead = "it has none"
     if names:
-        found_instead = f"it has {list_some(names)}, and pickles can run code, so only safetensors are read"
+        found_instead = (
+            f"it has {list_some(names)}, and pickles can run code, so only safetensors are read"
+        )
     fix = pickles or (
         "Get the *.safetensors of the same model, or convert it with transformers: model.save_pretrained(FOLDER)."
     )
-    return f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE} with its files; {found_instead}. {fix}"
+    return (
+        f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE} with its files; {found_instead}. {fix}"
+    )
 
 
 def indexed_names(folder: Path) -> list[str]:
@@ -109,11 +133,14 @@ def read_weight_map(folder: Path) -> dict[str, str]:
         return {}
     names = read_json_object(folder / INDEX_FILE).get("weight_map")
     if not isinstance(names, dict) or not names:
-        raise InputError(f"{folder / INDEX_FILE}: has no weight_map (tensor -> file). Copy it again.")
+        raise InputError(
+            f"{folder / INDEX_FILE}: has no weight_map (tensor -> file). Copy it again."
+        )
     return {plain_name(tensor): Path(str(file)).name for tensor, file in names.items()}
 
 
 def plain_name(name: str) -> str:
-    """A tensor's name without the wrappers of torch.compile, FSDP, checkpointing and DDP that a state dict shows."""
+    """A tensor's name without the wrappers of torch.compile, FSDP, checkpointing and DDP that a
+    state dict shows."""
     parts = [part for part in name.split(".") if part not in WRAPPERS]
     return ".".join(parts[1:] if parts[:1] == ["module"] else parts)

@@ -1,7 +1,8 @@
-"""Forms of a layer's matrices for the sampler: how each is stored, and the product that goes with it.
+"""Forms of a layer's matrices for the sampler: how each is stored, and the product that goes with
+it.
 
-A form is a module made of a `Linear`. Where only the shape differs, as of the matrices that a TPU takes out of a stack,
-there is none: `Linear` multiplies by a matrix as by its own axes.
+A form is a module made of a `Linear`. Where only the shape differs, as of the matrices that a TPU
+takes out of a stack, there is none: `Linear` multiplies by a matrix as by its own axes.
 """
 
 import math
@@ -22,7 +23,8 @@ from isojax.models.layers.mixture import ExpertMLP, Routing, weights_by_expert
 from isojax.models.spec import Constant, LayerDescription, Spec, param, spec_of
 
 SCALE = "_scale"  # how the name of an int8 matrix's scales ends
-LAYER_OF_EXPERTS = "expert_layer"  # the name of a layer's number in its stack, beside experts that stay there
+# the name of a layer's number in its stack, beside experts that stay there
+LAYER_OF_EXPERTS = "expert_layer"
 LARGEST = 127  # the largest magnitude of an int8, on both sides of 0
 
 
@@ -49,9 +51,11 @@ class OutputMajor(nnx.Module):
 
 
 class Int8Linear(nnx.Module):
-    """A Linear whose matrix is int8, with a float32 scale for each output: x W is (x values) * scale.
+    """A Linear whose matrix is int8, with a float32 scale for each output: x W is (x values) *
+    scale.
 
-    XLA converts the values within the product that reads them, so that memory delivers a byte of each weight."""
+    XLA converts the values within the product that reads them, so that memory delivers a byte of
+    each weight."""
 
     def __init__(self, linear: Linear, stacked: bool):
         """`stacked`: whether the values are taken out of a stack, in a scan over layers."""
@@ -70,11 +74,13 @@ class Int8Linear(nnx.Module):
         return self.complete(self.product(x))
 
     def product(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
-        """Sums are in x's precision, so that devices over `tensor` send no more than for other weights; the scale
-        multiplies in float32. `first_tokens` would change less than int8 rounds."""
+        """Sums are in x's precision, so that devices over `tensor` send no more than for other
+        weights; the scale multiplies in float32. `first_tokens` would change less than int8
+        rounds."""
         rows = self.spec.to_rows(x)
         values = self.values[...]
-        if not self.stacked:  # XLA would convert them in front of the loop over tokens, and hold both
+        # XLA would convert them in front of the loop over tokens, and hold both
+        if not self.stacked:
             values, rows = lax.optimization_barrier((values, rows))
         sums = rows @ self.spec.to_matrix(values).astype(rows.dtype)
         y = sums.astype(jnp.float32) * self.scale[...].reshape(1, -1)
@@ -85,8 +91,9 @@ class Int8Linear(nnx.Module):
 
 
 class StackedExperts(nnx.Module):
-    """Experts whose matrices stay in the stack of all layers, where a TPU's kernel reads those of `layer`: a scan would
-    copy them out of it, which takes a TPU several times as long as reading them."""
+    """Experts whose matrices stay in the stack of all layers, where a TPU's kernel reads those of
+    `layer`: a scan would copy them out of it, which takes a TPU several times as long as reading
+    them."""
 
     def __init__(self, experts: ExpertMLP, interpret: bool):
         """`interpret`: whether the kernel is interpreted, on any backend."""
@@ -98,7 +105,9 @@ class StackedExperts(nnx.Module):
         """As `ExpertMLP`, of few rows."""
         from isojax.models.kernels.tpu_experts import multiply_by_all_experts  # loads Pallas
 
-        def of_device(first: Any, matrices: Any, rows: Array, chosen: Array, weights: Array, layer: Array) -> Array:
+        def of_device(
+            first: Any, matrices: Any, rows: Array, chosen: Array, weights: Array, layer: Array
+        ) -> Array:
             count = matrices[0].shape[1]
             by_expert = weights_by_expert(first, count, chosen, weights)
             return multiply_by_all_experts(rows, by_expert, matrices, layer, self.interpret)
@@ -121,7 +130,9 @@ def stacked_experts_layer(described: LayerDescription, interpret: bool) -> Layer
     def change(x: Any) -> Any:
         return StackedExperts(x, interpret) if isinstance(x, ExpertMLP) else x
 
-    return LayerDescription(jax.tree.map(change, described.layer, is_leaf=lambda x: isinstance(x, ExpertMLP)))
+    return LayerDescription(
+        jax.tree.map(change, described.layer, is_leaf=lambda x: isinstance(x, ExpertMLP))
+    )
 
 
 def int8_layer(described: LayerDescription, stacked: bool) -> LayerDescription:
@@ -130,7 +141,9 @@ def int8_layer(described: LayerDescription, stacked: bool) -> LayerDescription:
     def change(x: Any) -> Any:
         return Int8Linear(x, stacked) if isinstance(x, Linear) and x.spec.quantises else x
 
-    return LayerDescription(jax.tree.map(change, described.layer, is_leaf=lambda x: isinstance(x, Linear)))
+    return LayerDescription(
+        jax.tree.map(change, described.layer, is_leaf=lambda x: isinstance(x, Linear))
+    )
 
 
 def to_int8(weights: Mapping[str, Array], specs: Mapping[str, Spec]) -> dict[str, Array]:
@@ -145,7 +158,8 @@ def to_int8(weights: Mapping[str, Array], specs: Mapping[str, Spec]) -> dict[str
 
 
 def quantise(w: Float[Array, "*w"], spec: Spec) -> tuple[Int8[Array, "*w"], Float[Array, "*_"]]:
-    """int8 values, symmetric about 0, and float32 scales [*stacked, *outputs]: w = values * scale, within scale / 2."""
+    """int8 values, symmetric about 0, and float32 scales [*stacked, *outputs]: w = values * scale,
+    within scale / 2."""
     first_input = w.ndim - len(spec.inputs) - len(spec.outputs)
     input_axes = tuple(range(first_input, first_input + len(spec.inputs)))
     w = w.astype(jnp.float32)
@@ -161,17 +175,24 @@ def output_major_layer(described: LayerDescription) -> LayerDescription:
     def change(x: Any) -> Any:
         return OutputMajor(x) if isinstance(x, Linear) else x
 
-    return LayerDescription(jax.tree.map(change, described.layer, is_leaf=lambda x: isinstance(x, Linear)))
+    return LayerDescription(
+        jax.tree.map(change, described.layer, is_leaf=lambda x: isinstance(x, Linear))
+    )
 
 
 def to_output_major(weights: Mapping[str, Array], specs: Mapping[str, Spec]) -> dict[str, Array]:
     """One layer's weights, with each Linear's matrix as its transpose."""
-    return {name: specs[name].to_matrix(w).T if specs[name].in_linear else w for name, w in weights.items()}
+    return {
+        name: specs[name].to_matrix(w).T if specs[name].in_linear else w
+        for name, w in weights.items()
+    }
 
 
-def to_stacked_matrices(weights: Mapping[str, Array], specs: Mapping[str, Spec]) -> dict[str, Array]:
-    """All layers' weights, with the matrices of Linears of two axes in each layer: a TPU takes a layer with an axis of
-    heads out of its stack at a quarter of the memory's speed."""
+def to_stacked_matrices(
+    weights: Mapping[str, Array], specs: Mapping[str, Spec]
+) -> dict[str, Array]:
+    """All layers' weights, with the matrices of Linears of two axes in each layer: a TPU takes a
+    layer with an axis of heads out of its stack at a quarter of the memory's speed."""
 
     def flatten(w: Array, spec: Spec) -> Array:
         if not spec.in_linear:

@@ -1,4 +1,5 @@
-"""Layers that slide: a token of theirs sees itself and the positions just before it, `window` in all."""
+"""Layers that slide: a token of theirs sees itself and the positions just before it, `window` in
+all."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -12,7 +13,9 @@ from isojax.core.terminal import warn
 from isojax.models.hf.config_values import FIX, read_size
 
 FULL, SLIDING = "full", "sliding"  # kinds of layers
-FULL_TYPE, SLIDING_TYPE = "full_attention", "sliding_attention"  # the same in `layer_types` of a config.json
+# the same in `layer_types` of a config.json
+FULL_TYPE = "full_attention"
+SLIDING_TYPE = "sliding_attention"
 
 
 class WindowOptions(Section):
@@ -36,8 +39,9 @@ class WindowOptions(Section):
 
 
 def read_windows(config_json: Mapping[str, Any], slides: Callable[[int], bool]) -> dict[str, Any]:
-    """The WindowOptions of a config.json, empty where no layer slides. `slides`: whether layer i does where the file
-    has no `layer_types`. InputError where layers slide and nothing says how far, or have another attention."""
+    """The WindowOptions of a config.json, empty where no layer slides. `slides`: whether layer i
+    does where the file has no `layer_types`. InputError where layers slide and nothing says how
+    far, or have another attention."""
     layers = read_size(config_json, "num_hidden_layers")
     sliding_layers = [i for i in range(layers) if slides(i)]
     layer_types = config_json.get("layer_types")
@@ -49,9 +53,13 @@ def read_windows(config_json: Mapping[str, Any], slides: Callable[[int], bool]) 
 
     if config_json.get("sliding_window") is None:
         problem = f"{len(sliding_layers)} layers slide, and sliding_window is not there"
-        raise InputError(f"config.json: {problem}; expected the number of positions that they see. {FIX}")
+        raise InputError(
+            f"config.json: {problem}; expected the number of positions that they see. {FIX}"
+        )
     options: dict[str, Any] = {"window": read_size(config_json, "sliding_window")}
-    return options if len(sliding_layers) == layers else options | {"sliding_layers": sliding_layers}
+    return (
+        options if len(sliding_layers) == layers else options | {"sliding_layers": sliding_layers}
+    )
 
 
 def warn_of_windows(config: ModelConfig) -> dict[str, Any]:
@@ -77,10 +85,18 @@ def refuse_windows(config_json: Mapping[str, Any]) -> None:
 
 
 def check_layer_types(layer_types: Any, layers: int, known: tuple[str, ...]) -> None:
-    others = sorted({str(kind) for kind in layer_types} - set(known)) if isinstance(layer_types, list) else []
+    others = (
+        sorted({str(kind) for kind in layer_types} - set(known))
+        if isinstance(layer_types, list)
+        else []
+    )
     if others or not isinstance(layer_types, list):
         held = ", ".join(others) or repr(layer_types)
         expected = f"expected {' or '.join(known)} for each layer: the family has no other"
-        raise InputError(f"config.json: layer_types has {held}; {expected}. This model cannot run here.")
+        raise InputError(
+            f"config.json: layer_types has {held}; {expected}. This model cannot run here."
+        )
     if len(layer_types) != layers:
-        raise InputError(f"config.json: {len(layer_types)} layer_types, and num_hidden_layers = {layers}. {FIX}")
+        raise InputError(
+            f"config.json: {len(layer_types)} layer_types, and num_hidden_layers = {layers}. {FIX}"
+        )

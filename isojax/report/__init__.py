@@ -1,1 +1,2 @@
-"""The report on a sweep: the paper's figures and one self-contained, interactive HTML page (page/html_page.py)."""
+"""The report on a sweep: the paper's figures and one self-contained, interactive HTML page
+(page/html_page.py)."""

@@ -1,4 +1,5 @@
-"""How every figure looks: its colours, panels, axes and legend, and its bytes as PNG and PDF. No pyplot state."""
+"""How every figure looks: its colours, panels, axes and legend, and its bytes as PNG and PDF. No
+pyplot state."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,8 @@ DPI = 160
 
 
 def log2_positions(values: Sequence[int]) -> dict[int, float]:
-    """The position of each n between the smallest (0) and the largest (1), by log2 n; .5 for one alone."""
+    """The position of each n between the smallest (0) and the largest (1), by log2 n; .5 for one
+    alone."""
     values = sorted(set(values))
     low, high = log2(values[0]), log2(values[-1])
     return {n: (log2(n) - low) / (high - low) if high > low else 0.5 for n in values}
@@ -38,7 +40,9 @@ def log2_positions(values: Sequence[int]) -> dict[int, float]:
 
 def n_palette(values: Sequence[int]) -> dict[int, str]:
     """A colour for each n: viridis by log2 n, its palest end left out (unreadable on white)."""
-    return {n: to_hex(colormaps["viridis"](0.88 * share)) for n, share in log2_positions(values).items()}
+    return {
+        n: to_hex(colormaps["viridis"](0.88 * share)) for n, share in log2_positions(values).items()
+    }
 
 
 def escape_label(text: str, max_length: int = 48) -> str:
@@ -116,10 +120,14 @@ def n_handles(colours: Mapping[int, str]) -> list[Line2D]:
     return [Line2D([], [], color=colour, lw=3, label=f"n = {n}") for n, colour in colours.items()]
 
 
-def legend_below(fig: Figure, columns: int, handles: Sequence[Artist] | None = None, **options: Any) -> None:
+def legend_below(
+    fig: Figure, columns: int, handles: Sequence[Artist] | None = None, **options: Any
+) -> None:
     """The figure's legend below its panels; of the labelled artists where no handles are given."""
     entries = {} if handles is None else {"handles": list(handles)}
-    fig.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9, **entries, **options)
+    fig.legend(
+        loc="outside lower center", ncols=columns, frameon=False, fontsize=9, **entries, **options
+    )
 
 
 def _minor_label(ax: Axes, C: float) -> str:
@@ -148,7 +156,8 @@ def render_figure(fig: Figure) -> RenderedFigure:
     fig.savefig(png, format="png", facecolor="white", metadata={"Software": None})
     no_layout_engine: Any = {"figure.autolayout": False, "figure.constrained_layout.use": False}
     with rc_context(no_layout_engine):  # a user's matplotlibrc may name an engine
-        fig.set_layout_engine(None)  # keeps what was placed; an engine would draw everything once more
+        # keeps what was placed; an engine would draw everything once more
+        fig.set_layout_engine(None)
     with rc_context({"pdf.fonttype": 42}):
         no_dates = {"Creator": None, "Producer": None, "CreationDate": None}
         fig.savefig(pdf, format="pdf", facecolor="white", metadata=no_dates)

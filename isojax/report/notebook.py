@@ -1,5 +1,6 @@
-"""What a notebook asks for: runs from files or from a DataFrame, and a fit that recommends, draws itself and gives
-DataFrames. pandas is needed only by who uses its frames; polars' frames can be read too."""
+"""What a notebook asks for: runs from files or from a DataFrame, and a fit that recommends, draws
+itself and gives DataFrames. pandas is needed only by who uses its frames; polars' frames can be
+read too."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -45,11 +46,20 @@ class SweepFit(FitResult):
         """A figure of the report; InputError for an unknown name, or where its data are absent."""
         return import_module("isojax.report.figures.catalogue").plot(self, self._records, name)
 
-    def frame(self, name: Literal["runs", "curves", "frontier", "crossovers", "evaluations"] = "curves") -> Any:
-        """A table of the fit as a pandas.DataFrame, a row for each run, curve, point of the frontier, crossover or
-        evaluation of those runs (what `read_runs` reads back); InputError for another name, or without pandas."""
+    def frame(
+        self, name: Literal["runs", "curves", "frontier", "crossovers", "evaluations"] = "curves"
+    ) -> Any:
+        """A table of the fit as a pandas.DataFrame, a row for each run, curve, point of the
+        frontier, crossover or evaluation of those runs (what `read_runs` reads back); InputError
+        for another name, or without pandas."""
         evaluations = [
-            {"B_p": run.cell.B_p, "n": run.cell.n, "seed": run.cell.seed, "step": point.M, "rollouts": point.rollouts}
+            {
+                "B_p": run.cell.B_p,
+                "n": run.cell.n,
+                "seed": run.cell.seed,
+                "step": point.M,
+                "rollouts": point.rollouts,
+            }
             | dict(point.metrics)
             for run in fitted_runs(self, self._records)
             for point in run.points
@@ -66,19 +76,30 @@ class SweepFit(FitResult):
         try:
             pandas = import_module("pandas")
         except ImportError as e:
-            raise InputError("a DataFrame needs pandas; install it with: pip install pandas.") from e
+            raise InputError(
+                "a DataFrame needs pandas; install it with: pip install pandas."
+            ) from e
         return pandas.DataFrame(tables[name])
 
 
-def read_runs(source: str | Path | Iterable[str | Path] | Any, field_map: str = "") -> list[RunRecord]:
-    """The runs of sweeps' folders, or of a DataFrame whose rows are evaluations, with columns n, B_p, step or rollouts,
-    a reward, and maybe seed or run. `field_map` names other columns, as --map of `isojax records import` does
-    ("reward=val_acc,n=16"). InputError where they cannot be used."""
+def read_runs(
+    source: str | Path | Iterable[str | Path] | Any, field_map: str = ""
+) -> list[RunRecord]:
+    """The runs of sweeps' folders, or of a DataFrame whose rows are evaluations, with columns n,
+    B_p, step or rollouts, a reward, and maybe seed or run. `field_map` names other columns, as
+    --map of `isojax records import` does ("reward=val_acc,n=16"). InputError where they cannot be
+    used."""
     rows = _frame_rows(source)
     if rows is None:
-        paths = list(source) if isinstance(source, Iterable) and not isinstance(source, str) else [source]
+        paths = (
+            list(source)
+            if isinstance(source, Iterable) and not isinstance(source, str)
+            else [source]
+        )
         if not all(isinstance(path, str | Path) for path in paths):
-            raise InputError(f"given {source!r}, expected the folder of a sweep, several, or a DataFrame.")
+            raise InputError(
+                f"given {source!r}, expected the folder of a sweep, several, or a DataFrame."
+            )
         try:
             return ledger.read_runs(paths)
         except (OSError, UnicodeError) as e:  # of a name that no file can have
@@ -87,19 +108,24 @@ def read_runs(source: str | Path | Iterable[str | Path] | Any, field_map: str = 
         raise InputError("the DataFrame has no row; expected one for each evaluation.")
     data_rows = [DataRow("DataFrame", f"row {i}", values, i) for i, values in enumerate(rows)]
     table = LogTable("DataFrame", tuple(data_rows), one_run=False, is_export=True)
-    log_runs = gather_runs([table], parse_field_map([field_map] if field_map else []), {}, csv.read).runs
+    log_runs = gather_runs(
+        [table], parse_field_map([field_map] if field_map else []), {}, csv.read
+    ).runs
     return list(to_run_records(log_runs).runs)
 
 
 def _frame_rows(source: Any) -> list[dict[str, Any]] | None:
-    """The rows of a frame of pandas or polars, without the cells that are missing; None of anything else."""
+    """The rows of a frame of pandas or polars, without the cells that are missing; None of anything
+    else."""
     if hasattr(source, "to_dicts"):
         rows = source.to_dicts()
     elif hasattr(source, "to_dict") and hasattr(source, "columns"):
         rows = source.to_dict(orient="records")
     else:
         return None
-    plain = [{str(k): v.tolist() if hasattr(v, "tolist") else v for k, v in row.items()} for row in rows]
+    plain = [
+        {str(k): v.tolist() if hasattr(v, "tolist") else v for k, v in row.items()} for row in rows
+    ]
     missing = lambda v: v is None or (isinstance(v, float) and math.isnan(v))  # noqa: E731
     return [{k: v for k, v in row.items() if not missing(v)} for row in plain]
 
@@ -114,6 +140,8 @@ def fit(
     are_records = isinstance(runs, list | tuple) and all(isinstance(run, RunRecord) for run in runs)
     records = runs if are_records else read_runs(runs)
     result = fit_runs(records, metric, compute, options)
-    sweep_fit = SweepFit.model_construct(**{name: getattr(result, name) for name in FitResult.model_fields})
+    sweep_fit = SweepFit.model_construct(
+        **{name: getattr(result, name) for name in FitResult.model_fields}
+    )
     sweep_fit._records = tuple(records)
     return sweep_fit

@@ -1,4 +1,5 @@
-"""How the report and the command line write numbers, and sentences about a law, a segment and a crossover."""
+"""How the report and the command line write numbers, and sentences about a law, a segment and a
+crossover."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -6,7 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from isojax.core.nouns import Recommendation
 from isojax.core.terminal import format_hours, format_number
 from isojax.scaling.law.n_star_law import MIN_DISTINCT_N
-from isojax.scaling.result import CrossoverRow, DecidingRun, FitResult, FrontierFit, NStarFit, SegmentRow
+from isojax.scaling.result import (
+    CrossoverRow,
+    DecidingRun,
+    FitResult,
+    FrontierFit,
+    NStarFit,
+    SegmentRow,
+)
 
 MIN_DECADES = 0.2
 MIN_Z = 2.0
@@ -15,7 +23,11 @@ MIN_SHOWN_GAIN = 0.002  # of reward: a smaller gain of a growing n is not worth 
 UNITS = {"rollouts": "rollouts", "tokens": "response tokens", "device_hours": "device hours"}
 VERDICTS = ("supported", "excluded", "cannot tell")  # on a published law of n
 LAW_REACH = 4.0  # a law is drawn to this many times the measured budget
-LAW_PARAMETERS = {"constant": ("b",), "linear": ("k", "log10_C0", "b"), "sigmoid": ("L", "k", "log10_C0", "b")}
+LAW_PARAMETERS = {
+    "constant": ("b",),
+    "linear": ("k", "log10_C0", "b"),
+    "sigmoid": ("L", "k", "log10_C0", "b"),
+}
 
 Bounds = tuple[float | None, float | None]
 
@@ -35,8 +47,11 @@ def format_reward(x: float | None) -> str:
 
 
 def metric_phrase(metric: str) -> str:
-    """ "validation avg@4"; of a log's metric whose name says that already, "val/acc", its name alone."""
-    says_it = re.search(r"(?:^|[^a-z])(?:val|valid|validation|eval|test)(?:[^a-z]|$)", metric.lower())
+    """ "validation avg@4"; of a log's metric whose name says that already, "val/acc", its name
+    alone."""
+    says_it = re.search(
+        r"(?:^|[^a-z])(?:val|valid|validation|eval|test)(?:[^a-z]|$)", metric.lower()
+    )
     return metric if says_it else f"validation {metric}"
 
 
@@ -47,25 +62,35 @@ def format_percent(x: float) -> str:
 
 def n_shares(n_probability: Mapping[int, float]) -> list[tuple[int, str, float]]:
     """(n, "12%", 0.123): the probability to be the best of each n that has one to speak of."""
-    shares = [(n, share) for n, share in sorted(n_probability.items()) if share >= MIN_SHOWN_PROBABILITY]
+    shares = [
+        (n, share) for n, share in sorted(n_probability.items()) if share >= MIN_SHOWN_PROBABILITY
+    ]
     return [(n, format_percent(round(share, 2)), round(share, 3)) for n, share in shares]
 
 
 def every_n_share(n_probability: Mapping[int, float]) -> list[tuple[int, str, float]]:
-    """As `n_shares`, with those that have none to speak of, which a reader would miss: (n, "<1%", 0.001)."""
+    """As `n_shares`, with those that have none to speak of, which a reader would miss: (n, "<1%",
+    0.001)."""
     spoken_of = {n: (n, text, share) for n, text, share in n_shares(n_probability)}
-    return [spoken_of.get(n, (n, "<1%", round(share, 3))) for n, share in sorted(n_probability.items())]
+    return [
+        spoken_of.get(n, (n, "<1%", round(share, 3))) for n, share in sorted(n_probability.items())
+    ]
 
 
-def format_range(bounds: Sequence[float | None] | None, formatter: Callable[[float], str] = format_reward) -> str:
+def format_range(
+    bounds: Sequence[float | None] | None, formatter: Callable[[float], str] = format_reward
+) -> str:
     """An interval in words: "0.498 to 0.520", "open" for an open end; "-" where there is none."""
     if bounds is None or all(bound is None for bound in bounds):
         return "-"
     return " to ".join("open" if bound is None else formatter(bound) for bound in bounds)
 
 
-def format_interval(bounds: Bounds | None, formatter: Callable[[float], str] = format_reward) -> str:
-    """An interval to follow its number: " [0.498, 0.520]", "open" for an open end; "" where there is none."""
+def format_interval(
+    bounds: Bounds | None, formatter: Callable[[float], str] = format_reward
+) -> str:
+    """An interval to follow its number: " [0.498, 0.520]", "open" for an open end; "" where there
+    is none."""
     if bounds is None or bounds == (None, None):
         return ""
     low, high = ("open" if bound is None else formatter(bound) for bound in bounds)
@@ -89,7 +114,8 @@ def format_count(count: int, noun: str) -> str:
 
 
 def segment_verdict(segment: SegmentRow) -> tuple[bool | None, str]:
-    """(holds, why), by its length, measured neighbours and a lead of MIN_Z standard errors; None: cannot be judged."""
+    """(holds, why), by its length, measured neighbours and a lead of MIN_Z standard errors; None:
+    cannot be judged."""
     if not segment.neighbours:
         return False, "Nothing to compare with: this cell leads everywhere"
     if not segment.has_counts:
@@ -103,10 +129,17 @@ def segment_verdict(segment: SegmentRow) -> tuple[bool | None, str]:
         shortfalls.append("lead not testable")
     elif segment.z < MIN_Z:
         is_ahead = segment.lead > 0
-        shortfalls.append("lead under two standard errors" if is_ahead else "not ahead of its rival in the evaluations")
+        shortfalls.append(
+            "lead under two standard errors"
+            if is_ahead
+            else "not ahead of its rival in the evaluations"
+        )
     if shortfalls or segment.z is None:
         return False, "Not shown: " + "; ".join(shortfalls)
-    return True, f"Holds: {segment.decades:.2f} decade long, ahead by {segment.z:.1f} standard errors"
+    return (
+        True,
+        f"Holds: {segment.decades:.2f} decade long, ahead by {segment.z:.1f} standard errors",
+    )
 
 
 def format_estimate(value: float, bounds: Sequence[float | None] | None) -> tuple[str, str]:
@@ -115,13 +148,15 @@ def format_estimate(value: float, bounds: Sequence[float | None] | None) -> tupl
 
 
 def law_is_drawn(view: FrontierFit) -> bool:
-    """Whether the frontier has enough values of n to show a law: one (constant), or three and more."""
+    """Whether the frontier has enough values of n to show a law: one (constant), or three and
+    more."""
     values = len({point.n for point in view.frontier})
     return values == 1 or values >= MIN_DISTINCT_N
 
 
 def sentence_of(text: str) -> str:
-    """A flag's text as a sentence, such as the first one of every answer about a sweep that shows nothing."""
+    """A flag's text as a sentence, such as the first one of every answer about a sweep that shows
+    nothing."""
     return f"{text[:1].upper()}{text[1:]}."
 
 
@@ -148,15 +183,23 @@ def describe_law(view: FrontierFit) -> str:
 def describe_verdicts(fit: FitResult) -> str:
     """The published laws of n by what the fit says of them, in one line."""
     laws = {kind: [row.law for row in fit.referee if row.verdict == kind] for kind in VERDICTS}
-    judged = next((f" (from C = {row.C_low:.3g} to {row.C_high:.3g})" for row in fit.referee if row.C_low), "")
-    return "; ".join(f"{kind}: {join_commas(names)}" for kind, names in laws.items() if names) + judged
+    judged = next(
+        (f" (from C = {row.C_low:.3g} to {row.C_high:.3g})" for row in fit.referee if row.C_low), ""
+    )
+    return (
+        "; ".join(f"{kind}: {join_commas(names)}" for kind, names in laws.items() if names) + judged
+    )
 
 
 def describe_deciding_run(run: DecidingRun | None) -> str:
     """ "B_p = 16, n = 2 to C = 139k", and how much another seed of a measured cell would settle."""
     if run is None:
         return "–"
-    seed = "" if run.explained is None else f" (another seed; it explains {format_percent(run.explained)} of the doubt)"
+    seed = (
+        ""
+        if run.explained is None
+        else f" (another seed; it explains {format_percent(run.explained)} of the doubt)"
+    )
     return f"B_p = {run.B_p}, n = {run.n} to C = {format_compact(run.C)}{seed}"
 
 
@@ -193,10 +236,13 @@ def describe_advice(recommendation: Recommendation) -> list[str]:
             for mark in recommendation.halting_marks
         )
         false_stop = format_percent(recommendation.false_stop)
-        sentences.append(f"During the run: {marks}. That stops at most {false_stop} of the runs that go as forecast.")
+        sentences.append(
+            f"During the run: {marks}. That stops at most {false_stop} of the runs that go as forecast."
+        )
     growing = recommendation.growing
     if growing is not None and growing.gain >= MIN_SHOWN_GAIN:
-        reward, gain = f"{format_reward(growing.expected_reward)} ({growing.gain:+.3f}", growing.gain_interval
+        reward = f"{format_reward(growing.expected_reward)} ({growing.gain:+.3f}"
+        gain = growing.gain_interval
         sentences.append(
             f"With a growing n: sweep.schedules={{growing: '{growing.schedule}'}} is expected to reach {reward}, "
             f"{gain[0]:+.3f} to {gain[1]:+.3f}), if a run goes on from a reward as those of its new n do."
@@ -205,13 +251,18 @@ def describe_advice(recommendation: Recommendation) -> list[str]:
         run, next_run = recommendation.next_run.allocation, recommendation.next_run
         leader, rival = (f"{B_p}x{n}" for B_p, n in next_run.between)
         regrets = f"lower the expected regret from {next_run.regret_before:.4f} to {next_run.regret_after:.4f}"
-        what = f"Measure next: another seed of {run.B_p}x{run.n} for M = {run.M} ({run.C:,} rollouts)"
-        sentences.append(f"{what}. It would help to decide between {leader} and {rival}, and {regrets}.")
+        what = (
+            f"Measure next: another seed of {run.B_p}x{run.n} for M = {run.M} ({run.C:,} rollouts)"
+        )
+        sentences.append(
+            f"{what}. It would help to decide between {leader} and {rival}, and {regrets}."
+        )
     return sentences
 
 
 def measured_n_intervals(n_star: NStarFit) -> list[str]:
-    """The interval of the best measured n at the first, middle and last budget of the band; [] where there is none."""
+    """The interval of the best measured n at the first, middle and last budget of the band; []
+    where there is none."""
     if n_star.band is None or n_star.no_effect:
         return []
     rows = (n_star.band[0], n_star.band[len(n_star.band) // 2], n_star.band[-1])
@@ -223,4 +274,6 @@ def format_crossover(crossover: CrossoverRow, fit: FitResult) -> str:
     if fit.intervals is None:
         return format_compact(crossover.C)
     bounds = (crossover.low, crossover.high)
-    return format_compact(crossover.C) + (format_interval(bounds, format_compact) or " [open, open]")
+    return format_compact(crossover.C) + (
+        format_interval(bounds, format_compact) or " [open, open]"
+    )

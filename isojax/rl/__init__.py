@@ -1,1 +1,2 @@
-"""One update of the policy: advantages, losses, regularisers, the learning rate and the gradient."""
+"""One update of the policy: advantages, losses, regularisers, the learning rate and the
+gradient."""

@@ -1,5 +1,5 @@
-"""A recipe resolved: what `cell.rl` leaves null takes its loss's default, plug-ins are loaded, and settings that
-contradict each other are refused before any work."""
+"""A recipe resolved: what `cell.rl` leaves null takes its loss's default, plug-ins are loaded, and
+settings that contradict each other are refused before any work."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,11 +19,37 @@ from isojax.rl.kl_estimators import kl_estimator
 from isojax.rl.losses import Clip, LossTraits, loss
 
 # isojax's own metrics; those of a loss have other names and prefixes.
-OWN_METRICS = {"reward", "tokens", "truncated", "response_length", "zero_variance", "context_length", "interrupted"}
-OWN_METRICS |= {"turns", "parsed_fraction", "dropped", "loss", "entropy", "kl", "grad_norm", "nonfinite_update"}
+OWN_METRICS = {
+    "reward",
+    "tokens",
+    "truncated",
+    "response_length",
+    "zero_variance",
+    "context_length",
+    "interrupted",
+}
+OWN_METRICS |= {
+    "turns",
+    "parsed_fraction",
+    "dropped",
+    "loss",
+    "entropy",
+    "kl",
+    "grad_norm",
+    "nonfinite_update",
+}
 OWN_METRICS |= {"sampler_logp_gap", "sampler_logp_gap_max", "tis_weight", "tis_capped", "tis_below"}
 OWN_METRICS |= {"router_entropy", "expert_share_max", "expert_balance", "expert_agreement"}
-OWN_PREFIXES = ("critic_", "grad_", "reward/", "sampler_", "staleness_", "trained_", "trainer_", "verifier_")
+OWN_PREFIXES = (
+    "critic_",
+    "grad_",
+    "reward/",
+    "sampler_",
+    "staleness_",
+    "trained_",
+    "trainer_",
+    "verifier_",
+)
 
 Traits = TypeVar("Traits")
 
@@ -41,7 +67,8 @@ class Algorithm:
 
 
 def resolve_algorithm(rl: RLConfig) -> Algorithm:
-    """The recipe of `cell.rl`; InputError where there is no such plug-in, with the names there are."""
+    """The recipe of `cell.rl`; InputError where there is no such plug-in, with the names there
+    are."""
 
     loss_plugin = _load(loss, "loss", rl.loss)
     recipe = loss_plugin.traits
@@ -78,11 +105,14 @@ def trace_plugin(setting: str, expected: str, function: Callable[[], Any]) -> An
     try:
         return jax.eval_shape(function)
     except Exception as e:  # whatever a user's own function raises
-        raise InputError(f"{setting}: {describe_exception(e).rstrip('.')}; expected {expected}.") from e
+        raise InputError(
+            f"{setting}: {describe_exception(e).rstrip('.')}; expected {expected}."
+        ) from e
 
 
 def loss_metrics(plugin: Plugin[..., Any, LossTraits], name: str) -> list[str]:
-    """The names of a loss's own metrics; InputError unless it returns a loss and metrics for each token."""
+    """The names of a loss's own metrics; InputError unless it returns a loss and metrics for each
+    token."""
     setting = f"cell.rl.loss = {name}"
     expected = "loss(logps, old_logps, advantages, mask, clip) -> (per-token loss f32[m T], {metric: f32[m T]})"
 
@@ -96,15 +126,25 @@ def loss_metrics(plugin: Plugin[..., Any, LossTraits], name: str) -> list[str]:
     value, metrics = trace_plugin(setting, expected, loss_and_metrics)
     shapes = {value.shape, *(x.shape for x in metrics.values())}
     if shapes != {(2, 3)}:
-        raise InputError(f"{setting} returns shapes {sorted(shapes)} for 2 responses of 3 tokens; expected {expected}.")
-    if taken := sorted(name for name in metrics if name in OWN_METRICS or name.startswith(OWN_PREFIXES)):
-        raise InputError(f"{setting}: isojax has metrics {', '.join(taken)} of its own; expected other names.")
+        raise InputError(
+            f"{setting} returns shapes {sorted(shapes)} for 2 responses of 3 tokens; expected {expected}."
+        )
+    if taken := sorted(
+        name for name in metrics if name in OWN_METRICS or name.startswith(OWN_PREFIXES)
+    ):
+        raise InputError(
+            f"{setting}: isojax has metrics {', '.join(taken)} of its own; expected other names."
+        )
     return sorted(metrics)
 
 
 def check_plugins(algorithm: Algorithm) -> None:
-    """InputError unless advantage, aggregation and KL estimator can be traced and return arrays of the right shape."""
-    rows, T, num_groups = (2, 5), 7, 3  # rows have two axes, shards and rows of a shard; all sizes differ
+    """InputError unless advantage, aggregation and KL estimator can be traced and return arrays of
+    the right shape."""
+    # rows have two axes, shards and rows of a shard; all sizes differ
+    rows = (2, 5)
+    T = 7
+    num_groups = 3
     has_critic = algorithm.advantage.traits.needs_critic
 
     def call_advantage() -> Any:
@@ -135,11 +175,17 @@ def check_plugins(algorithm: Algorithm) -> None:
         )
         return algorithm.aggregation(responses)
 
-    def check_shape(setting: str, plugin: Plugin, expected: str, call: Callable[[], Any], *shapes: tuple) -> None:
+    def check_shape(
+        setting: str, plugin: Plugin, expected: str, call: Callable[[], Any], *shapes: tuple
+    ) -> None:
         setting = f"cell.rl.{setting} = {plugin.name}"
         output = trace_plugin(setting, expected, call)
         if not isinstance(output, jax.ShapeDtypeStruct) or output.shape not in shapes:
-            actual = f"an array of shape {output.shape}" if hasattr(output, "shape") else f"a {type(output).__name__}"
+            actual = (
+                f"an array of shape {output.shape}"
+                if hasattr(output, "shape")
+                else f"a {type(output).__name__}"
+            )
             problem = f"{setting}: for rollouts of shape {rows}, {num_groups} groups and {T} tokens it returns {actual}"
             raise InputError(f"{problem}; expected {expected}: {' or '.join(map(str, shapes))}.")
 
@@ -147,8 +193,11 @@ def check_plugins(algorithm: Algorithm) -> None:
     check_shape("advantage", algorithm.advantage, expected, call_advantage, rows, (*rows, T))
     expected = "weight(responses) -> f32 of the shape of responses.lengths, or one number"
     check_shape("aggregation", algorithm.aggregation, expected, call_aggregation, rows, ())
-    expected, estimator = "estimate(logps, base_logps) -> f32[m T], one number for each token", algorithm.kl_estimator
-    check_shape("kl_estimator", estimator, expected, lambda: estimator(*jnp.ones((2, 5, T))), (5, T))
+    expected = "estimate(logps, base_logps) -> f32[m T], one number for each token"
+    estimator = algorithm.kl_estimator
+    check_shape(
+        "kl_estimator", estimator, expected, lambda: estimator(*jnp.ones((2, 5, T))), (5, T)
+    )
 
 
 def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
@@ -179,8 +228,12 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
     check_dynamic_sampling(rl, cells)
     if rl.n_train is not None and rl.n_train > smallest_n:
         problem = f"cell.rl.n_train = {rl.n_train} rollouts of a group in the gradient and sweep.n holds {smallest_n}"
-        raise InputError(f"{problem}; expected n_train <= n (n counts the rollouts that estimate the baseline).")
-    if rl.tis_low is not None and (rl.tis == "none" or rl.tis_mode != "mask" or rl.tis_low >= rl.tis_cap):
+        raise InputError(
+            f"{problem}; expected n_train <= n (n counts the rollouts that estimate the baseline)."
+        )
+    if rl.tis_low is not None and (
+        rl.tis == "none" or rl.tis_mode != "mask" or rl.tis_low >= rl.tis_cap
+    ):
         raise InputError(
             f"cell.rl.tis_low = {rl.tis_low:g} with tis = {rl.tis}, tis_mode = {rl.tis_mode} and tis_cap ="
             f" {rl.tis_cap:g}; expected tis=token or tis=sequence, tis_mode=mask, and tis_low below tis_cap."
@@ -192,7 +245,9 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
                 f"Set it, or leave {term} out of the filter."
             )
     if not loss_traits.clips and (rl.clip is not None or rl.clip_high is not None):
-        raise InputError(f"cell.rl.loss = {rl.loss} never clips; expected neither cell.rl.clip nor cell.rl.clip_high.")
+        raise InputError(
+            f"cell.rl.loss = {rl.loss} never clips; expected neither cell.rl.clip nor cell.rl.clip_high."
+        )
 
 
 def check_dynamic_sampling(rl: RLConfig, cells: Sequence[Cell]) -> None:
@@ -201,14 +256,10 @@ def check_dynamic_sampling(rl: RLConfig, cells: Sequence[Cell]) -> None:
         return
     setting = f"cell.rl.dynamic_sampling = {rl.dynamic_sampling}"
     if any(n < 2 for cell in cells for _, n in cell.pairs):
-        problem = (
-            f"{setting} and n = 1: the rewards of a group of one are always equal, and every group would be replaced"
-        )
+        problem = f"{setting} and n = 1: the rewards of a group of one are always equal, and every group would be replaced"
         raise InputError(f"{problem}. Expected n of 2 or more.")
     if rl.max_staleness is not None:
-        problem = (
-            f"{setting} and cell.rl.max_staleness = {rl.max_staleness}: batches of a sampler that runs ahead have begun"
-        )
+        problem = f"{setting} and cell.rl.max_staleness = {rl.max_staleness}: batches of a sampler that runs ahead have begun"
         raise InputError(f"{problem} before it is known what they replace. Leave one of them out.")
     if any(cell.n_max or cell.is_of_spend for cell in cells):
         problem = f"{setting} where n is chosen on the way, by gradient or by `isojax spend`: both read how many groups"

@@ -1,5 +1,5 @@
-"""PPO's critic, and the advantages that follow from its values. Its parameters are the base policy's, with a value head
-in place of the unembedding, trained by an AdamW of their own."""
+"""PPO's critic, and the advantages that follow from its values. Its parameters are the base
+policy's, with a value head in place of the unembedding, trained by an AdamW of their own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,15 +16,27 @@ from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import ROLLOUT_AXES, manual_specs, param_shardings
 from isojax.models.fsdp import all_gather_weight
 from isojax.models.transformer import Decoder, Params
-from isojax.rl.gradient import GradientAccumulator, ResponseBatch, build_gradient, map_update_over_shards
+from isojax.rl.gradient import (
+    GradientAccumulator,
+    ResponseBatch,
+    build_gradient,
+    map_update_over_shards,
+)
 from isojax.rl.metric import Metrics, Reduction
-from isojax.rl.objective import MetricSums, Microbatch, Prefix, UpdateInputs, hidden_states, sum_over_tokens
+from isojax.rl.objective import (
+    MetricSums,
+    Microbatch,
+    Prefix,
+    UpdateInputs,
+    hidden_states,
+    sum_over_tokens,
+)
 from isojax.sampling.batch import ProblemArrays
 
 
 class CriticInputs(NamedTuple):
-    """What the critic's objective reads of each response: of its tokens f32[m T] the values before the update, and the
-    returns that they should have been; and its weight f32[m]."""
+    """What the critic's objective reads of each response: of its tokens f32[m T] the values before
+    the update, and the returns that they should have been; and its weight f32[m]."""
 
     values: Array
     returns: Array
@@ -44,7 +56,11 @@ def critic_params(decoder: Decoder, params: Params) -> Params:
 
 
 def critic_logical_axes(decoder: Decoder) -> Params:
-    return {**without_head(decoder, decoder.logical_axes()), "value": ("embed",), "value_bias": (None,)}
+    return {
+        **without_head(decoder, decoder.logical_axes()),
+        "value": ("embed",),
+        "value_bias": (None,),
+    }
 
 
 def critic_param_shapes(decoder: Decoder) -> Params:
@@ -56,11 +72,16 @@ def critic_param_shardings(decoder: Decoder, mesh: Mesh) -> Params:
 
 
 def generalised_advantages(
-    rewards: Float[Array, "*r"], values: Float[Array, "*r T"], mask: Bool[Array, "*r T"], gamma: Any, gae_lambda: Any
+    rewards: Float[Array, "*r"],
+    values: Float[Array, "*r T"],
+    mask: Bool[Array, "*r T"],
+    gamma: Any,
+    gae_lambda: Any,
 ) -> tuple[Float[Array, "*r T"], Float[Array, "*r T"]]:
-    """(advantages, returns) of each token that the policy drew; steps lead over tokens of an interruption phrase. The
-    reward comes with the last token, after which the value is 0. A_t = delta_t + gamma lambda A_(t+1), delta_t = r_t +
-    gamma V_(t+1) - V_t; return = A + V (arXiv:1506.02438, equations 11 to 16)."""
+    """(advantages, returns) of each token that the policy drew; steps lead over tokens of an
+    interruption phrase. The reward comes with the last token, after which the value is 0. A_t =
+    delta_t + gamma lambda A_(t+1), delta_t = r_t + gamma V_(t+1) - V_t; return = A + V
+    (arXiv:1506.02438, equations 11 to 16)."""
     drawn_first = jnp.argsort(~mask, axis=-1, stable=True)
     values, mask = (jnp.take_along_axis(x, drawn_first, -1) for x in (values, mask))
     has_next = jnp.concatenate([mask[..., 1:], jnp.zeros_like(mask[..., :1])], -1)
@@ -74,17 +95,21 @@ def generalised_advantages(
         return advantage, advantage
 
     steps = jnp.moveaxis(delta, -1, 0), jnp.moveaxis(has_next, -1, 0)
-    advantages = jnp.moveaxis(lax.scan(backward_step, jnp.zeros_like(delta[..., 0]), steps, reverse=True)[1], 0, -1)
+    advantages = jnp.moveaxis(
+        lax.scan(backward_step, jnp.zeros_like(delta[..., 0]), steps, reverse=True)[1], 0, -1
+    )
     original_order = jnp.argsort(drawn_first, axis=-1)
     advantages, returns = (
-        jnp.take_along_axis(jnp.where(mask, x, 0.0), original_order, -1) for x in (advantages, advantages + values)
+        jnp.take_along_axis(jnp.where(mask, x, 0.0), original_order, -1)
+        for x in (advantages, advantages + values)
     )
     return advantages, returns
 
 
 @dataclass(frozen=True)
 class CriticObjective:
-    """The clipped squared error: the larger of (V - R)^2 / 2 and the same with V kept within `clip` of the old one."""
+    """The clipped squared error: the larger of (V - R)^2 / 2 and the same with V kept within `clip`
+    of the old one."""
 
     decoder: Decoder
     needs_base: bool = False
@@ -99,13 +124,20 @@ class CriticObjective:
         self, params: Params, prefix: Prefix, problems: ProblemArrays, microbatch: Microbatch
     ) -> Float[Array, "m T"]:
         """Values before each response token, in float32."""
-        hidden = hidden_states(self.decoder, params, prefix, problems, microbatch).states(microbatch.tokens.shape[1])
+        hidden = hidden_states(self.decoder, params, prefix, problems, microbatch).states(
+            microbatch.tokens.shape[1]
+        )
         value_head = all_gather_weight(params["value"], 0, self.decoder.config.width)
         values = jnp.einsum("mtd,d->mt", hidden, value_head, preferred_element_type=jnp.float32)
         return values + params["value_bias"][0].astype(jnp.float32)
 
     def __call__(
-        self, params: Params, prefix: Prefix, base_prefix: Prefix | None, inputs: UpdateInputs, microbatch: Microbatch
+        self,
+        params: Params,
+        prefix: Prefix,
+        base_prefix: Prefix | None,
+        inputs: UpdateInputs,
+        microbatch: Microbatch,
     ) -> tuple[Array, MetricSums]:
         """(the weighted sum of the error, the metrics)."""
         targets, clip = microbatch.objective_inputs, inputs.coefficients.critic_clip
@@ -120,19 +152,26 @@ class CriticObjective:
             "clip_fraction": (squared_errors[1] > squared_errors[0]).astype(jnp.float32),
         }
         mask = microbatch.mask
-        return jnp.where(mask, loss, 0.0).sum(), sum_over_tokens(self.metric_reductions, metrics, mask)
+        return jnp.where(mask, loss, 0.0).sum(), sum_over_tokens(
+            self.metric_reductions, metrics, mask
+        )
 
 
 def build_critic(
     decoder: Decoder, shapes: SamplerShapes, mesh: Mesh
 ) -> tuple[Callable[..., Float[Array, "S rows T"]], Callable[..., tuple[Params, Metrics]]]:
-    """Two functions (inputs, responses, B_p, n), to be called inside a jit: values of a batch's response tokens, and
-    `build_gradient`'s gradient, whose responses come with CriticInputs."""
-    objective, axes, param_shapes = CriticObjective(decoder), critic_logical_axes(decoder), critic_param_shapes(decoder)
+    """Two functions (inputs, responses, B_p, n), to be called inside a jit: values of a batch's
+    response tokens, and `build_gradient`'s gradient, whose responses come with CriticInputs."""
+    objective = CriticObjective(decoder)
+    axes = critic_logical_axes(decoder)
+    param_shapes = critic_param_shapes(decoder)
     accumulator = GradientAccumulator(objective, shapes)
 
-    def shard_values(shard: Array, inputs: UpdateInputs, responses: ResponseBatch, B_p: Array, n: Array) -> Array:
-        responses = responses._replace(objective_inputs=jnp.arange(shapes.buffer_rows)[None])  # each one's row
+    def shard_values(
+        shard: Array, inputs: UpdateInputs, responses: ResponseBatch, B_p: Array, n: Array
+    ) -> Array:
+        # each one's row
+        responses = responses._replace(objective_inputs=jnp.arange(shapes.buffer_rows)[None])
         shard_batch = accumulator.shard_batch(responses, shard, B_p, n)
         params = decoder.cast_params(inputs.params)
 
@@ -144,8 +183,12 @@ def build_critic(
             def add_microbatch_values(i: Array, values: Array) -> Array:
                 microbatch = accumulator.take_microbatch(shard_batch, block, i)
                 # Rows that do not count go beyond the last, where they are dropped.
-                row = jnp.where(microbatch.mask.any(-1), microbatch.objective_inputs, shapes.buffer_rows)
-                return values.at[row].set(objective.values(params, prefix, inputs.problems, microbatch), mode="drop")
+                row = jnp.where(
+                    microbatch.mask.any(-1), microbatch.objective_inputs, shapes.buffer_rows
+                )
+                return values.at[row].set(
+                    objective.values(params, prefix, inputs.problems, microbatch), mode="drop"
+                )
 
             return lax.fori_loop(0, block.num_microbatches, add_microbatch_values, values)
 

@@ -1,7 +1,8 @@
-"""DAPO's dynamic sampling (arXiv:2503.14476, section 3.2): groups whose rewards are all equal, which teach nothing, are
-replaced by those of further problems, batch after batch, until none is left or as many batches are sampled as the
-recipe allows; what is equal then stays. All sampled rollouts count in C. Groups that are not needed are dropped, as in
-verl, so that every update is on rollouts of the newest policy.
+"""DAPO's dynamic sampling (arXiv:2503.14476, section 3.2): groups whose rewards are all equal,
+which teach nothing, are replaced by those of further problems, batch after batch, until none is
+left or as many batches are sampled as the recipe allows; what is equal then stays. All sampled
+rollouts count in C. Groups that are not needed are dropped, as in verl, so that every update is on
+rollouts of the newest policy.
 
 Where a replaced group stood, the one that replaces it stands, with its problem."""
 
@@ -41,9 +42,11 @@ def has_equal_rewards(shapes: SamplerShapes, batch: RolloutBatch) -> Bool[Array,
     return (jnp.arange(shapes.problem_rows) < batch.B_p) & (highest - lowest < EPS)
 
 
-def replacements(is_equal: Bool[Array, " Q"], further_is_equal: Bool[Array, " Q"], B_p: Array) -> Int[Array, " Q"]:
-    """For each group, the one of the further batch that replaces it; -1 where it stays. The first that have unequal
-    rewards replace the first that have equal ones."""
+def replacements(
+    is_equal: Bool[Array, " Q"], further_is_equal: Bool[Array, " Q"], B_p: Array
+) -> Int[Array, " Q"]:
+    """For each group, the one of the further batch that replaces it; -1 where it stays. The first
+    that have unequal rewards replace the first that have equal ones."""
     is_usable = (jnp.arange(len(is_equal)) < B_p) & ~further_is_equal
     usable_groups = jnp.argsort(~is_usable, stable=True)
     rank = jnp.cumsum(is_equal) - 1
@@ -52,9 +55,13 @@ def replacements(is_equal: Bool[Array, " Q"], further_is_equal: Bool[Array, " Q"
 
 
 def replace_groups(
-    shapes: SamplerShapes, batch: RolloutBatch, further: RolloutBatch, replacement: Int[Array, " problem_rows"]
+    shapes: SamplerShapes,
+    batch: RolloutBatch,
+    further: RolloutBatch,
+    replacement: Int[Array, " problem_rows"],
 ) -> RolloutBatch:
-    """The batch with the groups, and their problems, that `replacement` names of a further batch of the same sizes."""
+    """The batch with the groups, and their problems, that `replacement` names of a further batch of
+    the same sizes."""
     layout = batch.layout
     groups, valid = layout.row_groups(shapes.buffer_rows)
     rollout = layout.rollout_of_row(shapes.buffer_rows)
@@ -83,7 +90,9 @@ def build_examine(shapes: SamplerShapes, stops: StopConditions, mesh: Mesh) -> P
     """`examine(batch) -> ExaminedBatch`."""
 
     def examine(batch: RolloutBatch) -> ExaminedBatch:
-        metrics = measure_rollouts(stops, batch, rewarded_batch(shapes, batch, filters_zero_variance=False))
+        metrics = measure_rollouts(
+            stops, batch, rewarded_batch(shapes, batch, filters_zero_variance=False)
+        )
         return ExaminedBatch(has_equal_rewards(shapes, batch).sum(dtype=jnp.int32), metrics)
 
     return Program(jax.jit(examine, out_shardings=replicated(mesh)))
@@ -94,7 +103,9 @@ def build_merge(shapes: SamplerShapes, mesh: Mesh) -> Program:
 
     def merge(batch: RolloutBatch, further: RolloutBatch) -> MergedBatch:
         is_equal, further_is_equal = (has_equal_rewards(shapes, b) for b in (batch, further))
-        merged = replace_groups(shapes, batch, further, replacements(is_equal, further_is_equal, batch.B_p))
+        merged = replace_groups(
+            shapes, batch, further, replacements(is_equal, further_is_equal, batch.B_p)
+        )
         return MergedBatch(merged, has_equal_rewards(shapes, merged).sum(dtype=jnp.int32))
 
     by_row: Any = NamedSharding(mesh, P(ROLLOUT_AXES))

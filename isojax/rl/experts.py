@@ -1,16 +1,18 @@
-"""What an update does with the routers of a model with experts: the load-balancing loss, metrics, and the replay of the
-sampler's choices.
+"""What an update does with the routers of a model with experts: the load-balancing loss, metrics,
+and the replay of the sampler's choices.
 
 The load-balancing loss (arXiv:2101.03961, equation 4, as transformers computes it) is
 
     E sum_e f_e P_e,    f_e = choices of expert e / N,    P_e = sum of the router's probabilities of e / N
 
-over the N pairs of a token and a sparse layer of the whole batch. A prompt's tokens count once for each response to
-it, as in a batch of whole sequences. f sums to k, so the loss of balanced experts is k. Its gradient goes through P
-alone, and f is that of all microbatches and devices: it is counted before the gradient, in a pass without one.
+over the N pairs of a token and a sparse layer of the whole batch. A prompt's tokens count once for
+each response to it, as in a batch of whole sequences. f sums to k, so the loss of balanced experts
+is k. Its gradient goes through P alone, and f is that of all microbatches and devices: it is
+counted before the gradient, in a pass without one.
 
-Replay (arXiv:2510.11370): each token meets the experts that the sampler chose for it, with weights from the trainer's
-own logits. Without it, where rounding makes sampler and trainer choose other experts, a token's log-probability jumps.
+Replay (arXiv:2510.11370): each token meets the experts that the sampler chose for it, with weights
+from the trainer's own logits. Without it, where rounding makes sampler and trainer choose other
+experts, a token's log-probability jumps.
 """
 
 from dataclasses import dataclass
@@ -63,14 +65,18 @@ class Routers:
         assert self.decoder.router is not None
         return zero_sums(self.decoder.router.experts)
 
-    def read(self, weights: Float[Array, "b t"], experts: Int[Array, "b t l k"] | None) -> RouterPass:
+    def read(
+        self, weights: Float[Array, "b t"], experts: Int[Array, "b t l k"] | None
+    ) -> RouterPass:
         """`weights`: how often each token counts; `experts`: that the sampler chose for it."""
         assert experts is not None or not self.replays, "a replay needs the sampler's choices"
         sampled = None if experts is None else split_choices(self.decoder.stacks, experts)
         return RouterPass(partial(sum_routing, weights), sampled, self.replays)
 
 
-def pad_experts(experts: Int[Array, "m T l k"] | None, columns: int) -> Int[Array, "m columns l k"] | None:
+def pad_experts(
+    experts: Int[Array, "m T l k"] | None, columns: int
+) -> Int[Array, "m columns l k"] | None:
     """Of as many tokens, where padding tokens have any experts."""
     if experts is None:
         return None
@@ -89,21 +95,24 @@ def weigh_response_tokens(mask: Bool[Array, "m T"], columns: int) -> Float[Array
     return (jnp.arange(columns)[None] < lengths[:, None] - 1).astype(jnp.float32)
 
 
-def weigh_prompt_tokens(lengths: Int[Array, " g"], responses: Int[Array, " g"], P: int) -> Float[Array, "g P"]:
+def weigh_prompt_tokens(
+    lengths: Int[Array, " g"], responses: Int[Array, " g"], P: int
+) -> Float[Array, "g P"]:
     """For each token of a prompt how many responses continue it."""
     is_token = jnp.arange(P)[None] < lengths[:, None]
     return jnp.where(is_token, responses[:, None], 0).astype(jnp.float32)
 
 
 def expert_loads(sums: RoutingSums, coefficient: Float[Array, ""]) -> Float[Array, " E"]:
-    """What the sum of a microbatch's probabilities of each expert is multiplied by in the loss, given the sums of the
-    whole batch."""
+    """What the sum of a microbatch's probabilities of each expert is multiplied by in the loss,
+    given the sums of the whole batch."""
     pairs = jnp.maximum(sums.tokens, 1.0)
     return coefficient * len(sums.choices) * sums.choices / pairs**2
 
 
 def routing_metrics(sums: RoutingSums, knows_sampler: bool) -> Metrics:
-    """The metrics of a whole batch. knows_sampler: whether the sampler's choices have been recorded."""
+    """The metrics of a whole batch. knows_sampler: whether the sampler's choices have been
+    recorded."""
     pairs, E = jnp.maximum(sums.tokens, 1.0), len(sums.choices)
     largest_share = sums.choices.max() / jnp.maximum(sums.choices.sum(), 1.0)
     metrics = {

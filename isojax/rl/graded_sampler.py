@@ -1,5 +1,6 @@
-"""Rollouts and their rewards: the one place where responses of an engine meet the verifier, for training, evaluations
-and labels. A verifier on the host judges responses while others are sampled."""
+"""Rollouts and their rewards: the one place where responses of an engine meet the verifier, for
+training, evaluations and labels. A verifier on the host judges responses while others are
+sampled."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -20,7 +21,8 @@ from isojax.tasks.protocol import DeviceTask, Grades
 from isojax.tasks.task import Task, is_on_device
 
 T = TypeVar("T")
-# What is kept of a request's rollouts; with their rewards f32[S rows] where a device verifies them, else None.
+# What is kept of a request's rollouts; with their rewards f32[S rows] where a device verifies them,
+# else None.
 Keep = Callable[[SampleRequest, Rollouts | RoutedRollouts, Any], T]
 
 
@@ -32,7 +34,8 @@ def verify_on_device(
     B_p: Array,
     n: Array,
 ) -> Array:
-    """The rewards f32[S rows] of rollouts in their rows, to be called inside a jit; rows without one have any."""
+    """The rewards f32[S rows] of rollouts in their rows, to be called inside a jit; rows without
+    one have any."""
     groups, _ = Layout(B_p, n, shapes.shards).row_groups(shapes.buffer_rows)
     return task.verify(problems.answers[groups], rollouts.tokens, rollouts.response_mask)
 
@@ -51,7 +54,9 @@ def build_verify(task: Task, shapes: SamplerShapes, mesh: Mesh) -> Program | Non
 class GradedSampler:
     """Samples by an engine, and grades."""
 
-    def __init__(self, engine: RolloutEngine, task: Task, shapes: SamplerShapes, mesh: Mesh) -> None:
+    def __init__(
+        self, engine: RolloutEngine, task: Task, shapes: SamplerShapes, mesh: Mesh
+    ) -> None:
         self.engine, self.task, self.shapes, self.mesh = engine, task, shapes, mesh
         self.verify = build_verify(task, shapes, mesh)
 
@@ -60,20 +65,28 @@ class GradedSampler:
         rollouts = self.engine.compile(params)
         if self.verify is not None:
             scalar = shape_on(replicated(self.mesh))
-            problems = problem_shapes(self.shapes, self.mesh, self.shapes.problem_rows, self.shapes.response_length)
+            problems = problem_shapes(
+                self.shapes, self.mesh, self.shapes.problem_rows, self.shapes.response_length
+            )
             self.verify.compile(problems, rollouts, scalar, scalar)
         return rollouts
 
     def sample_and_grade(
         self, params: Params, requests: Sequence[SampleRequest], keep: Keep[T]
     ) -> tuple[list[T], Grades | None]:
-        """What `keep` makes of the rollouts of each request; and the grades of all rollouts, in the order of requests
-        and rollouts, where the host verifies them. Raises what the engine or the verifier has raised."""
+        """What `keep` makes of the rollouts of each request; and the grades of all rollouts, in the
+        order of requests and rollouts, where the host verifies them. Raises what the engine or the
+        verifier has raised."""
         if self.verify is not None:
             return [self._sample_and_verify(params, request, keep) for request in requests], None
         assert not is_on_device(self.task)
 
-        problems = [problem for request in requests for problem in request.problems for _ in range(request.n)]
+        problems = [
+            problem
+            for request in requests
+            for problem in request.problems
+            for _ in range(request.n)
+        ]
         reply_tokens = self.task.reply_tokens if self.task.stops.host_replies else None
         kept: list[T] = []
         rollouts_before = 0
@@ -92,7 +105,8 @@ class GradedSampler:
 
 
 def listen_from(first: int, grading: BackgroundGrader) -> Listener:
-    """Passes a request's responses to a grader, for which its first rollout has the number `first`."""
+    """Passes a request's responses to a grader, for which its first rollout has the number
+    `first`."""
 
     def on_finished(rollouts: np.ndarray, responses: list[np.ndarray]) -> None:
         grading.add_responses(first + rollouts, responses)

@@ -1,10 +1,12 @@
-"""The gradient of a batch of rollouts: each prompt goes forward and backward once, its n responses in microbatches.
+"""The gradient of a batch of rollouts: each prompt goes forward and backward once, its n responses
+in microbatches.
 
-For each block of g prompts, `decoder.prefill` runs under `jax.vjp`; a loop over microbatches of m responses adds up
-d(params) and d(prefix), and the pull-back of the latter follows. Where no block has more than one microbatch, prompts
-and responses go through the layers together (`PromptTokens`). A block's responses are sorted, longest first, and each
-microbatch is computed at the smallest of a few static widths that holds it. All of it adds to one float32 gradient
-through references (`VJP.with_refs`). Loops have traced trip counts, so one program serves every B_p and n."""
+For each block of g prompts, `decoder.prefill` runs under `jax.vjp`; a loop over microbatches of m
+responses adds up d(params) and d(prefix), and the pull-back of the latter follows. Where no block
+has more than one microbatch, prompts and responses go through the layers together (`PromptTokens`).
+A block's responses are sorted, longest first, and each microbatch is computed at the smallest of a
+few static widths that holds it. All of it adds to one float32 gradient through references
+(`VJP.with_refs`). Loops have traced trip counts, so one program serves every B_p and n."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,7 +23,13 @@ from jaxtyping import Array, Bool, Int
 
 from isojax.core.shapes import SamplerShapes, bucket_widths
 from isojax.distributed import sharding
-from isojax.distributed.sharding import PARAM_AXIS, ROLLOUT_AXES, manual_specs, map_over_shards, shard_count
+from isojax.distributed.sharding import (
+    PARAM_AXIS,
+    ROLLOUT_AXES,
+    manual_specs,
+    map_over_shards,
+    shard_count,
+)
 from isojax.models.fsdp import GradAnchor, resolve_anchors
 from isojax.models.lora import policy_params
 from isojax.models.routing import RoutingSums, add_layers
@@ -49,7 +57,8 @@ class ResponseBatch(NamedTuple):
     tokens: Array  # i32[S rows T]
     mask: Array  # bool[S rows T]
     objective_inputs: Any  # what the objective reads of each, [S rows ...] arrays
-    prompt_experts: Array | None = None  # [S rows P l k], that the sampler chose for each one's prompt
+    # [S rows P l k], that the sampler chose for each one's prompt
+    prompt_experts: Array | None = None
     experts: Array | None = None  # [S rows T l k], and for its own tokens
 
 
@@ -65,8 +74,8 @@ class ShardBatch(NamedTuple):
 
 
 class PromptBlock(NamedTuple):
-    """g prompts of a shard from `first_group` on, the rows [low, high) of the responses to them, and the most
-    microbatches that any shard has for its block."""
+    """g prompts of a shard from `first_group` on, the rows [low, high) of the responses to them,
+    and the most microbatches that any shard has for its block."""
 
     first_group: Array
     low: Array
@@ -82,7 +91,8 @@ def response_lengths(mask: Bool[Array, "rows T"]) -> Int[Array, " rows"]:
 def sort_by_length(
     lengths: Int[Array, " rows"], shard_slice: ShardSlice, n: Int[Array, ""], g: int, T: int
 ) -> Int[Array, " rows"]:
-    """The rows of a shard, each block's responses longest first, blocks in order, rows without a rollout last."""
+    """The rows of a shard, each block's responses longest first, blocks in order, rows without a
+    rollout last."""
     row = jnp.arange(len(lengths))
     block = ((shard_slice.first_rollout + row) // n - shard_slice.first_group) // g
     sort_last = jnp.iinfo(jnp.int32).max
@@ -93,8 +103,8 @@ def sort_by_length(
 def microbatch_buckets(
     lengths: Int[Array, " rows"], block: PromptBlock, shapes: SamplerShapes, widths: tuple[int, ...]
 ) -> Int[Array, " _"]:
-    """For each microbatch of a block, in order, which of the widths holds its longest response on every shard: all
-    take the same one, because a model split over `tensor` communicates inside."""
+    """For each microbatch of a block, in order, which of the widths holds its longest response on
+    every shard: all take the same one, because a model split over `tensor` communicates inside."""
     starts = block.low + shapes.microbatch * jnp.arange(-(-len(lengths) // shapes.microbatch))
     longest = jnp.where(starts < block.high, lengths[jnp.minimum(starts, len(lengths) - 1)], 0)
     return jnp.searchsorted(jnp.array(widths), _over_shards(lax.pmax, longest, shapes.shards))
@@ -109,16 +119,23 @@ class GradientAccumulator:
     def bucket_widths(self) -> tuple[int, ...]:
         return bucket_widths(self.shapes.response_length)
 
-    def shard_batch(self, responses: ResponseBatch, shard: Array, B_p: Array, n: Array) -> ShardBatch:
-        """A shard's rollouts, out of arrays [1 rows ...], in the order of computation; with one width none moves."""
+    def shard_batch(
+        self, responses: ResponseBatch, shard: Array, B_p: Array, n: Array
+    ) -> ShardBatch:
+        """A shard's rollouts, out of arrays [1 rows ...], in the order of computation; with one
+        width none moves."""
         responses, shards = jax.tree.map(lambda x: x[0], responses), self.shapes.shards
         layout = Layout(B_p, n, shards)
         shard_slice = layout.shard_slice(shard[0])
         all_shard_slices = layout.shard_slice(jnp.arange(shards))
-        row, row_lengths = jnp.arange(self.shapes.buffer_rows), response_lengths(responses.mask)
+        row = jnp.arange(self.shapes.buffer_rows)
+        row_lengths = response_lengths(responses.mask)
         if len(self.bucket_widths) > 1:
-            row = sort_by_length(row_lengths, shard_slice, n, self.shapes.prefill_batch, self.bucket_widths[-1])
-            responses, row_lengths = jax.tree.map(lambda x: x[row], responses), row_lengths[row]
+            row = sort_by_length(
+                row_lengths, shard_slice, n, self.shapes.prefill_batch, self.bucket_widths[-1]
+            )
+            responses = jax.tree.map(lambda x: x[row], responses)
+            row_lengths = row_lengths[row]
         group = (shard_slice.first_rollout + row) // n
         return ShardBatch(shard_slice, all_shard_slices, responses, group, row_lengths, n)
 
@@ -132,13 +149,21 @@ class GradientAccumulator:
 
         def row_bounds(shard_slice: ShardSlice) -> tuple[Array, Array]:
             low = (shard_slice.first_group + index * g) * n - shard_slice.first_rollout
-            return jnp.clip(low, 0, shard_slice.rollout_count), jnp.clip(low + g * n, 0, shard_slice.rollout_count)
+            return jnp.clip(low, 0, shard_slice.rollout_count), jnp.clip(
+                low + g * n, 0, shard_slice.rollout_count
+            )
 
         lows, highs = row_bounds(shard_batch.all_shard_slices)
-        first_group = jnp.minimum(shard_batch.shard_slice.first_group + index * g, self.shapes.Q_cap)
-        return PromptBlock(first_group, *row_bounds(shard_batch.shard_slice), ((highs - lows + m - 1) // m).max())
+        first_group = jnp.minimum(
+            shard_batch.shard_slice.first_group + index * g, self.shapes.Q_cap
+        )
+        return PromptBlock(
+            first_group, *row_bounds(shard_batch.shard_slice), ((highs - lows + m - 1) // m).max()
+        )
 
-    def block_prompts(self, problems: ProblemArrays, shard_batch: ShardBatch, block: PromptBlock) -> PromptTokens:
+    def block_prompts(
+        self, problems: ProblemArrays, shard_batch: ShardBatch, block: PromptBlock
+    ) -> PromptTokens:
         prompts, lengths = (
             lax.dynamic_slice_in_dim(x, block.first_group, self.shapes.prefill_batch)
             for x in (problems.prompts, problems.lengths)
@@ -147,7 +172,9 @@ class GradientAccumulator:
         if prompt_experts is None:
             return PromptTokens(prompts, lengths)
         # Those of the first response that continues it.
-        return PromptTokens(prompts, lengths, prompt_experts[self.continues(shard_batch, block).argmax(-1)])
+        return PromptTokens(
+            prompts, lengths, prompt_experts[self.continues(shard_batch, block).argmax(-1)]
+        )
 
     def continues(self, shard_batch: ShardBatch, block: PromptBlock) -> Bool[Array, "g rows"]:
         """Which of the shard's responses continue each prompt of a block, and count."""
@@ -156,7 +183,9 @@ class GradientAccumulator:
         is_counted = (row >= block.low) & (row < block.high) & (shard_batch.lengths > 0)
         return (shard_batch.group[None] == groups[:, None]) & is_counted[None]
 
-    def take_microbatch(self, shard_batch: ShardBatch, block: PromptBlock, index: Array | int) -> Microbatch:
+    def take_microbatch(
+        self, shard_batch: ShardBatch, block: PromptBlock, index: Array | int
+    ) -> Microbatch:
         """m of the block's rows; those beyond its last do not count."""
         m, g = self.shapes.microbatch, self.shapes.prefill_batch
         start = jnp.minimum(block.low + index * m, self.shapes.buffer_rows - m)
@@ -165,23 +194,38 @@ class GradientAccumulator:
             lambda x: lax.dynamic_slice_in_dim(x, start, m),
             (shard_batch.responses._replace(prompt_experts=None), shard_batch.group),
         )
-        tokens, mask, objective_inputs = responses.tokens, responses.mask, responses.objective_inputs
+        tokens = responses.tokens
+        mask = responses.mask
+        objective_inputs = responses.objective_inputs
         mask = mask & (row < block.high)[:, None] & (row >= block.low)[:, None]
         group = jnp.clip(group, block.first_group, block.first_group + g - 1)
-        return Microbatch(tokens, mask, objective_inputs, group, group - block.first_group, responses.experts)
+        return Microbatch(
+            tokens, mask, objective_inputs, group, group - block.first_group, responses.experts
+        )
 
     def add_microbatch(
-        self, refs: tuple, inputs: UpdateInputs, prefix: Prefix, base_prefix: Prefix | None, microbatch: Microbatch
+        self,
+        refs: tuple,
+        inputs: UpdateInputs,
+        prefix: Prefix,
+        base_prefix: Prefix | None,
+        microbatch: Microbatch,
     ) -> MetricSums:
-        """Adds the gradient of a microbatch to the references: d params, and d prefix where the prompts have gone
-        through the layers. Its metrics."""
+        """Adds the gradient of a microbatch to the references: d params, and d prefix where the
+        prompts have gone through the layers. Its metrics."""
 
-        def anchored_objective(params: Params, *prefix_anchors: PrefixCache) -> tuple[Array, MetricSums]:
-            anchored_prefix = jax.tree.map(GradAnchor, *prefix_anchors, prefix) if prefix_anchors else prefix
+        def anchored_objective(
+            params: Params, *prefix_anchors: PrefixCache
+        ) -> tuple[Array, MetricSums]:
+            anchored_prefix = (
+                jax.tree.map(GradAnchor, *prefix_anchors, prefix) if prefix_anchors else prefix
+            )
             anchored_params = _attach_anchors(params, inputs)
             return self.objective(anchored_params, anchored_prefix, base_prefix, inputs, microbatch)
 
-        differentiated = (inputs.params,) if isinstance(prefix, PromptTokens) else (inputs.params, prefix)
+        differentiated = (
+            (inputs.params,) if isinstance(prefix, PromptTokens) else (inputs.params, prefix)
+        )
         anchors = jax.tree.map(_make_anchor, differentiated)
         pullback: Any
         loss, pullback, metrics = jax.vjp(anchored_objective, *anchors, has_aux=True)
@@ -189,16 +233,27 @@ class GradientAccumulator:
         return metrics
 
     def add_block(
-        self, index: Array, sums: MetricSums, d_params: Params, inputs: UpdateInputs, shard_batch: ShardBatch
+        self,
+        index: Array,
+        sums: MetricSums,
+        d_params: Params,
+        inputs: UpdateInputs,
+        shard_batch: ShardBatch,
     ) -> MetricSums:
-        """Adds a block of g prompts and all responses to them to the references `d_params`, and to `sums`."""
-        shapes, decoder, needs_base = self.shapes, self.objective.decoder, self.objective.needs_base
+        """Adds a block of g prompts and all responses to them to the references `d_params`, and to
+        `sums`."""
+        shapes = self.shapes
+        decoder = self.objective.decoder
+        needs_base = self.objective.needs_base
         block = self.block(shard_batch, index)
         prompts = self.block_prompts(inputs.problems, shard_batch, block)
         buckets = microbatch_buckets(shard_batch.lengths, block, shapes, self.bucket_widths)
 
-        def add_all(refs: tuple, prefix: Prefix, base_prefix: Prefix | None, sums: MetricSums) -> MetricSums:
-            """A loop for each width, longest first: branches in one loop would copy the gradient in every layer."""
+        def add_all(
+            refs: tuple, prefix: Prefix, base_prefix: Prefix | None, sums: MetricSums
+        ) -> MetricSums:
+            """A loop for each width, longest first: branches in one loop would copy the gradient in
+            every layer."""
 
             def add(width: int, i: Array, sums: MetricSums) -> MetricSums:
                 microbatch = self.take_microbatch(shard_batch, block, i)
@@ -217,8 +272,11 @@ class GradientAccumulator:
             return add_all((d_params,), prompts, prompts if needs_base else None, sums)
 
         def prefill(anchors: Params) -> tuple[tuple[PrefixCache, Array | None], RoutingSums | None]:
-            """Prompts as responses continue them, and what they bring to the loss by their routers."""
-            prefix, routing = self.prefill_prompts(_attach_anchors(anchors, inputs), prompts, shard_batch, block)
+            """Prompts as responses continue them, and what they bring to the loss by their
+            routers."""
+            prefix, routing = self.prefill_prompts(
+                _attach_anchors(anchors, inputs), prompts, shard_batch, block
+            )
             if routing is None:
                 return (prefix, None), None
             return (prefix, balance_term(routing, inputs)), lax.stop_gradient(routing)
@@ -228,7 +286,11 @@ class GradientAccumulator:
         (prefix, balance), pullback, routing = jax.vjp(prefill, anchors, has_aux=True)
         if routing is not None:
             sums = sums | {ROUTING: add_trees(sums[ROUTING], routing)}
-        base_prefix = decoder.prefill(inputs.base_params, prompts.prompts, prompts.lengths) if needs_base else None
+        base_prefix = (
+            decoder.prefill(inputs.base_params, prompts.prompts, prompts.lengths)
+            if needs_base
+            else None
+        )
         d_prefix = jax.tree.map(lambda x: jax.new_ref(_make_anchor(x)), prefix)
         sums = add_all((d_params, d_prefix), prefix, base_prefix, sums)
         d_prefix = jax.tree.map(lambda d, x: jax.freeze(d).astype(x.dtype), d_prefix, prefix)
@@ -238,12 +300,15 @@ class GradientAccumulator:
     @property
     def is_joint(self) -> bool:
         """Whether a block's prompts and responses go through the layers together."""
-        return self.shapes.joint_forward(sharding.positions_are_split(jax.sharding.get_abstract_mesh()))
+        return self.shapes.joint_forward(
+            sharding.positions_are_split(jax.sharding.get_abstract_mesh())
+        )
 
     def prefill_prompts(
         self, params: Params, prompts: PromptTokens, shard_batch: ShardBatch, block: PromptBlock
     ) -> tuple[PrefixCache, RoutingSums | None]:
-        """A block's prompts as responses continue them, and the sums of their routers, where these are read."""
+        """A block's prompts as responses continue them, and the sums of their routers, where these
+        are read."""
         decoder, routers = self.objective.decoder, self.objective.routers
         if routers is None or sharding.positions_are_split(jax.sharding.get_abstract_mesh()):
             return decoder.prefill(params, prompts.prompts, prompts.lengths), None
@@ -253,9 +318,12 @@ class GradientAccumulator:
         prefix = decoder.prefill(params, prompts.prompts, prompts.lengths, routers_read)
         return prefix._replace(routed=None), add_layers(prefix.routed)
 
-    def count_experts(self, inputs: UpdateInputs, shard_batch: ShardBatch, routers: Routers) -> RoutingSums:
+    def count_experts(
+        self, inputs: UpdateInputs, shard_batch: ShardBatch, routers: Routers
+    ) -> RoutingSums:
         """The sums of the shard's routers, in a pass without a gradient."""
-        params, decoder = policy_params(inputs.params, inputs.base_params), self.objective.decoder
+        params = policy_params(inputs.params, inputs.base_params)
+        decoder = self.objective.decoder
 
         def add_block(index: Array, sums: RoutingSums) -> RoutingSums:
             block = self.block(shard_batch, index)
@@ -267,7 +335,9 @@ class GradientAccumulator:
 
             def add_microbatch(i: Array, sums: RoutingSums) -> RoutingSums:
                 microbatch = self.take_microbatch(shard_batch, block, i)
-                hidden = hidden_states(decoder, params, prefix, inputs.problems, microbatch, routers)
+                hidden = hidden_states(
+                    decoder, params, prefix, inputs.problems, microbatch, routers
+                )
                 return add_trees(sums, hidden.routing)
 
             return lax.fori_loop(0, block.num_microbatches, add_microbatch, sums)
@@ -282,7 +352,9 @@ class GradientAccumulator:
     def add_sums(self, sums: MetricSums, of_microbatch: MetricSums) -> MetricSums:
         """Both together: of metrics by their reductions, of routers their sums."""
         reductions = self.objective.metric_reductions
-        added = {name: combine(reductions[name], sums[name], of_microbatch[name]) for name in reductions}
+        added = {
+            name: combine(reductions[name], sums[name], of_microbatch[name]) for name in reductions
+        }
         if ROUTING in sums:
             added[ROUTING] = add_trees(sums[ROUTING], of_microbatch[ROUTING])
         return added
@@ -291,18 +363,28 @@ class GradientAccumulator:
         """Sums over the shard's rollouts: the gradient in float32, and the metrics."""
         sums = self.zero_sums()
         d_params = jax.tree.map(lambda p: jax.new_ref(_make_anchor(p)), inputs.params)
-        add_block = partial(self.add_block, d_params=d_params, inputs=inputs, shard_batch=shard_batch)
+        add_block = partial(
+            self.add_block, d_params=d_params, inputs=inputs, shard_batch=shard_batch
+        )
         sums = lax.fori_loop(0, self.num_blocks(shard_batch), add_block, sums)
         return jax.tree.map(jax.freeze, d_params), sums
 
 
 def build_gradient(
-    objective: Objective, shapes: SamplerShapes, mesh: Mesh, logical_axes: Params, param_shapes: Params
+    objective: Objective,
+    shapes: SamplerShapes,
+    mesh: Mesh,
+    logical_axes: Params,
+    param_shapes: Params,
 ) -> Callable[[UpdateInputs, ResponseBatch, Array, Array], tuple[Params, Metrics]]:
-    """`gradient(inputs, responses, B_p, n) -> (gradient, metrics)`, to be called inside a jit. `logical_axes` and
-    `param_shapes` hold the logical axes and ShapeDtypeStruct of each parameter that is trained."""
-    param_specs, accumulator = manual_specs(param_shapes, logical_axes, mesh), GradientAccumulator(objective, shapes)
-    decoder, reductions, shards = objective.decoder, objective.metric_reductions, shapes.shards
+    """`gradient(inputs, responses, B_p, n) -> (gradient, metrics)`, to be called inside a jit.
+    `logical_axes` and `param_shapes` hold the logical axes and ShapeDtypeStruct of each parameter
+    that is trained."""
+    param_specs = manual_specs(param_shapes, logical_axes, mesh)
+    accumulator = GradientAccumulator(objective, shapes)
+    decoder = objective.decoder
+    reductions = objective.metric_reductions
+    shards = shapes.shards
     cast_params, base = decoder.cast_params, decoder.base
 
     def add_shards(sums: RoutingSums) -> RoutingSums:
@@ -312,9 +394,13 @@ def build_gradient(
         shard: Array, inputs: UpdateInputs, responses: ResponseBatch, B_p: Array, n: Array
     ) -> tuple[Params, Metrics]:
         shard_batch = accumulator.shard_batch(responses, shard, B_p, n)
-        num_tokens = jnp.maximum(_over_shards(lax.psum, responses.mask.sum(), shards), 1).astype(jnp.float32)
+        num_tokens = jnp.maximum(_over_shards(lax.psum, responses.mask.sum(), shards), 1).astype(
+            jnp.float32
+        )
         # Cast once, not in every microbatch.
-        inputs = inputs._replace(params=cast_params(inputs.params), base_params=cast_params(inputs.base_params))
+        inputs = inputs._replace(
+            params=cast_params(inputs.params), base_params=cast_params(inputs.base_params)
+        )
         coefficient, routers = inputs.coefficients.expert_balance, objective.routers
         if coefficient is not None and routers is not None:
             counted = add_shards(accumulator.count_experts(inputs, shard_batch, routers))
@@ -330,21 +416,31 @@ def build_gradient(
             if coefficient is not None:
                 balance = coefficient * of_routers["expert_balance"].sum
                 metrics["loss"] = replace(metrics["loss"], sum=metrics["loss"].sum + balance)
-        return jax.tree.map(lambda d, spec: _reduce_gradient(d, spec, mesh), d_params, param_specs), metrics
+        return jax.tree.map(
+            lambda d, spec: _reduce_gradient(d, spec, mesh), d_params, param_specs
+        ), metrics
 
     reads_base = objective.needs_base or decoder.config.lora is not None
-    base_specs = manual_specs(decoder.frozen_shapes(), base.logical_axes(), mesh) if reads_base else P()
-    return map_update_over_shards(shard_gradient, mesh, (param_specs, base_specs), out_specs=(param_specs, P()))
+    base_specs = (
+        manual_specs(decoder.frozen_shapes(), base.logical_axes(), mesh) if reads_base else P()
+    )
+    return map_update_over_shards(
+        shard_gradient, mesh, (param_specs, base_specs), out_specs=(param_specs, P())
+    )
 
 
 def map_update_over_shards(
     function: Callable[..., Any], mesh: Mesh, input_specs: tuple[Any, Any], out_specs: Any
 ) -> Callable[[UpdateInputs, ResponseBatch, Array, Array], Any]:
-    """`mapped(inputs, responses, B_p, n)`, which calls `function(shard i32[1], inputs, responses, B_p, n)` for each
-    shard with its responses [1 rows ...]. input_specs: those of `inputs.params` and `inputs.base_params`."""
+    """`mapped(inputs, responses, B_p, n)`, which calls `function(shard i32[1], inputs, responses,
+    B_p, n)` for each shard with its responses [1 rows ...]. input_specs: those of `inputs.params`
+    and `inputs.base_params`."""
     inputs_spec: Any = (*input_specs, P(), P())
     in_specs = (P(ROLLOUT_AXES), UpdateInputs(*inputs_spec), P(ROLLOUT_AXES), P(), P())
-    return partial(map_over_shards(function, mesh, in_specs, out_specs), np.arange(shard_count(mesh), dtype=np.int32))
+    return partial(
+        map_over_shards(function, mesh, in_specs, out_specs),
+        np.arange(shard_count(mesh), dtype=np.int32),
+    )
 
 
 def add_trees(a: Any, b: Any) -> Any:
@@ -352,25 +448,33 @@ def add_trees(a: Any, b: Any) -> Any:
 
 
 def _make_anchor(x: Array) -> Array:
-    """What the gradient of x is of, and where it begins to be added up: in float32, whatever x is computed in."""
+    """What the gradient of x is of, and where it begins to be added up: in float32, whatever x is
+    computed in."""
     return jnp.zeros(x.shape, jnp.float32)
 
 
 def _attach_anchors(anchors: Params, inputs: UpdateInputs) -> Params:
-    """The policy's parameters, trained ones with the gradient of their anchors: those of a layer where it is used."""
+    """The policy's parameters, trained ones with the gradient of their anchors: those of a layer
+    where it is used."""
     anchored = jax.tree.map(GradAnchor, anchors, inputs.params)
-    trained = {name: pair if is_stack(pair) else resolve_anchors(pair) for name, pair in anchored.items()}
+    trained = {
+        name: pair if is_stack(pair) else resolve_anchors(pair) for name, pair in anchored.items()
+    }
     return policy_params(trained, inputs.base_params)
 
 
 def _over_shards(reduce: Callable[..., Array], x: Array, shards: int) -> Array:
-    """x reduced over data and fsdp. Over one shard that is x: with tensor alone split, XLA cannot compile the sum."""
+    """x reduced over data and fsdp. Over one shard that is x: with tensor alone split, XLA cannot
+    compile the sum."""
     return reduce(x, ROLLOUT_AXES) if shards > 1 else x
 
 
 def _reduce_gradient(gradient: Array, spec: P, mesh: Mesh) -> Array:
-    """Summed over shards; of a parameter that is split, over the axes that models/fsdp.py has not summed over yet."""
+    """Summed over shards; of a parameter that is split, over the axes that models/fsdp.py has not
+    summed over yet."""
     if not any(spec):
         return _over_shards(lax.psum, gradient, shard_count(mesh))
-    unreduced_axes = tuple(axis for axis in ROLLOUT_AXES if axis != PARAM_AXIS and mesh.shape[axis] > 1)
+    unreduced_axes = tuple(
+        axis for axis in ROLLOUT_AXES if axis != PARAM_AXIS and mesh.shape[axis] > 1
+    )
     return lax.psum(gradient, unreduced_axes) if unreduced_axes else gradient

@@ -1,6 +1,6 @@
-"""Rollouts sampled with the policy that is trained on them, one batch before each update: problems, rollouts and
-rewards, then the update. Of every task and engine; tasks that verify on device are faster by FusedRollouts
-(fused_rollouts.py), which do all of it in one program."""
+"""Rollouts sampled with the policy that is trained on them, one batch before each update: problems,
+rollouts and rewards, then the update. Of every task and engine; tasks that verify on device are
+faster by FusedRollouts (fused_rollouts.py), which do all of it in one program."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -64,9 +64,11 @@ class InlinePrograms(RolloutPrograms):
         """engine: of these shapes, on this mesh."""
         self.task, self.shapes, self.mesh = task, shapes, mesh
         self.max_batches = cell.rl.dynamic_sampling or 1
-        # As many as of the fused program, so that metrics are summed alike; but where C decides when an update is the
-        # last, and updates sample more or less, one after the other.
-        self.updates_per_call = MAX_UPDATES_PER_CALL if is_on_device(task) and self.max_batches == 1 else 1
+        # As many as of the fused program, so that metrics are summed alike; but where C decides
+        # when an update is the last, and updates sample more or less, one after the other.
+        self.updates_per_call = (
+            MAX_UPDATES_PER_CALL if is_on_device(task) and self.max_batches == 1 else 1
+        )
         self.gather_problems = build_gather_problems(mesh)
         self.graded_sampler = GradedSampler(engine, task, shapes, mesh)
         self.further_key = Program(jax.jit(jax.random.fold_in, out_shardings=replicated(mesh)))
@@ -76,7 +78,8 @@ class InlinePrograms(RolloutPrograms):
         self.update = ParkedUpdate(update) if moments_on_host else Program(update)
 
     def compile(self, shapes: UpdateShapes) -> None:
-        index, scalar = shape_on(replicated(self.mesh), (self.shapes.problem_rows,)), shape_on(replicated(self.mesh))
+        index = shape_on(replicated(self.mesh), (self.shapes.problem_rows,))
+        scalar = shape_on(replicated(self.mesh))
         self.gather_problems.compile(shapes.problem_table, index, scalar, scalar)
         rollouts = self.graded_sampler.compile(shapes.policy_params)
         batch = batch_shapes(self.shapes, self.mesh, shapes, rollouts)
@@ -117,13 +120,18 @@ class InlineRollouts(RolloutSource):
         return self._replace_equal_groups(state, batch, sampled)
 
     def _sample_batch(self, state: TrainState, number: int) -> tuple[RolloutBatch, SampledProblems]:
-        """The next B_p problems, with rollouts and rewards: the `number`-th batch that is sampled for one update."""
+        """The next B_p problems, with rollouts and rewards: the `number`-th batch that is sampled
+        for one update."""
         programs, cell = self.programs, self.problems.cell
         index = next(self.problems.problem_order)
         table_rows = padded_index(index, programs.shapes.problem_rows)
-        selected = programs.gather_problems(self.problems.problem_table, table_rows, np.int32(cell.seed), state.step)
+        selected = programs.gather_problems(
+            self.problems.problem_table, table_rows, np.int32(cell.seed), state.step
+        )
         key = programs.further_key(selected.key, np.int32(number)) if number else selected.key
-        request = SampleRequest([self.problems.problems[q] for q in index], selected.problems, cell.n, key)
+        request = SampleRequest(
+            [self.problems.problems[q] for q in index], selected.problems, cell.n, key
+        )
         [(rollouts, rewards)], grades = programs.graded_sampler.sample_and_grade(
             state.params, [request], lambda _, rollouts, rewards: (rollouts, rewards)
         )
@@ -136,7 +144,9 @@ class InlineRollouts(RolloutSource):
         batch = RolloutBatch(selected.problems, rollouts, rewards, B_p, n, selected.key_data)
         return batch, SampledProblems(index, self._reward_sums(rewards), metrics)
 
-    def _replace_equal_groups(self, state: TrainState, batch: RolloutBatch, first: SampledProblems) -> SourcedBatch:
+    def _replace_equal_groups(
+        self, state: TrainState, batch: RolloutBatch, first: SampledProblems
+    ) -> SourcedBatch:
         """Dynamic sampling (dynamic_sampling.py). Metrics are of all rollouts that were sampled."""
         programs, sampled = self.programs, [first]
         examined = programs.examine(batch)
@@ -163,7 +173,8 @@ class InlineRollouts(RolloutSource):
         )
 
     def _reward_sums(self, rewards: Any) -> np.ndarray | None:
-        """Of each problem, f32[B_p], where the order of problems reads them. rewards: f32[S rows]."""
+        """Of each problem, f32[B_p], where the order of problems reads them. rewards: f32[S
+        rows]."""
         if self.problems.problem_order.drop_above is None:
             return None
         return self.layout.in_order(rewards).reshape(-1, self.problems.cell.n).sum(1)

@@ -1,5 +1,5 @@
-"""The log-probability of each response token and the exact entropy: from the logits [m T V], or, where these are many,
-over blocks of the vocabulary, so that the logits are never held at once."""
+"""The log-probability of each response token and the exact entropy: from the logits [m T V], or,
+where these are many, over blocks of the vocabulary, so that the logits are never held at once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,12 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from isojax.core.shapes import MAX_DENSE_LOGITS, MAX_SAVED_LOGITS, VOCABULARY_BLOCK, vocabulary_block
+from isojax.core.shapes import (
+    MAX_DENSE_LOGITS,
+    MAX_SAVED_LOGITS,
+    VOCABULARY_BLOCK,
+    vocabulary_block,
+)
 from isojax.distributed.sharding import axes_that_split, count_parts, map_over_parts
 from isojax.models.layers.unembedding import Unembedding
 from isojax.models.routing import RoutingSums
@@ -23,7 +28,8 @@ MAX_BLOCK_TOKENS = VOCABULARY_BLOCK
 
 
 class TokenStats(NamedTuple):
-    """f32[m T] each: a token's log-probability, and the entropy in nats of the distribution it was drawn from."""
+    """f32[m T] each: a token's log-probability, and the entropy in nats of the distribution it was
+    drawn from."""
 
     logps: Array
     entropy: Array
@@ -35,15 +41,19 @@ class HiddenStates(NamedTuple):
     params: Params
     prompt_hidden: Array  # [g D], after each prompt
     prefix_entry: Array  # i32[m], the prompt that each response continues
-    response_hidden: Array  # [m t D], after each response's own tokens but the last, and after padding
+    # [m t D], after each response's own tokens but the last, and after padding
+    response_hidden: Array
     routing: RoutingSums | None = None  # of the routers that made them, where these are read
 
     def states(self, T: int) -> Float[Array, "m T D"]:
         """The state before each of T tokens."""
-        return jnp.concatenate([self.prompt_hidden[self.prefix_entry][:, None], self.response_hidden], 1)[:, :T]
+        return jnp.concatenate(
+            [self.prompt_hidden[self.prefix_entry][:, None], self.response_hidden], 1
+        )[:, :T]
 
     def unique_states(self) -> tuple[Float[Array, "r D"], Int[Array, " m"]]:
-        """Each state once, prompts' first, and the index of the state before each response's first token."""
+        """Each state once, prompts' first, and the index of the state before each response's first
+        token."""
         m, D = len(self.prefix_entry), self.response_hidden.shape[-1]
         prompt_hidden, prefix_entry = self.prompt_hidden, self.prefix_entry
         if m <= len(prompt_hidden):
@@ -68,20 +78,25 @@ def token_stats(
     use_entropy: bool,
     vocab_split: bool = False,
 ) -> TokenStats:
-    """Log-probabilities and entropies of the whole distributions (top-p 1). use_entropy: whether the entropy is
-    differentiated. vocab_split: whether devices share the vocabulary; then each walks over the blocks of its part."""
+    """Log-probabilities and entropies of the whole distributions (top-p 1). use_entropy: whether
+    the entropy is differentiated. vocab_split: whether devices share the vocabulary; then each
+    walks over the blocks of its part."""
     mesh_shape, T = jax.sharding.get_abstract_mesh().shape, tokens.shape[1]
     mesh_axes = axes_that_split("vocab", decoder.vocab, mesh_shape) if vocab_split else ()
     num_parts = count_parts(mesh_axes, mesh_shape)
     if tokens.size * decoder.vocab <= MAX_DENSE_LOGITS * num_parts:
         log_p = log_probs(decoder.logits(hidden.params, hidden.states(T)), temperature)
-        return TokenStats(token_logps(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p)))
+        return TokenStats(
+            token_logps(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p))
+        )
     unembedding, vocab_axis = decoder.unembedding(hidden.params)
     states, prefix_entry = hidden.unique_states()
     size = vocabulary_block(decoder.vocab // num_parts, MAX_BLOCK_TOKENS)
     blocks = VocabularyBlocks(vocab_axis, temperature, use_entropy, size, num_parts, mesh_axes)
     padded_tokens = jnp.pad(tokens, ((0, 0), (0, hidden.response_hidden.shape[1] - (T - 1))))
-    logps_and_entropy: Any = blockwise_token_stats(states, unembedding, padded_tokens, prefix_entry, blocks)
+    logps_and_entropy: Any = blockwise_token_stats(
+        states, unembedding, padded_tokens, prefix_entry, blocks
+    )
     return TokenStats(*(x[:, :T] for x in logps_and_entropy))
 
 
@@ -94,31 +109,38 @@ def nucleus_token_stats(
     temperature: float,
     use_entropy: bool,
 ) -> tuple[TokenStats, Float[Array, "m T"] | None]:
-    """The same within the nuclei that the sampler drew from, of mass `nucleus_mass`, which are constants here; and the
-    base policy's log-probabilities within them."""
+    """The same within the nuclei that the sampler drew from, of mass `nucleus_mass`, which are
+    constants here; and the base policy's log-probabilities within them."""
     logits = decoder.logits(hidden.params, hidden.states(tokens.shape[1]))
     log_p = log_probs(logits, temperature)
-    in_nucleus, _ = nucleus(*lax.stop_gradient((logits, log_p)), nucleus_mass - NUCLEUS_MASS_TOLERANCE)
+    in_nucleus, _ = nucleus(
+        *lax.stop_gradient((logits, log_p)), nucleus_mass - NUCLEUS_MASS_TOLERANCE
+    )
     in_nucleus |= jnp.arange(log_p.shape[-1])[None, None] == tokens[..., None]
     log_p = renormalize(log_p, in_nucleus)
-    policy_stats = TokenStats(token_logps(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p)))
+    policy_stats = TokenStats(
+        token_logps(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p))
+    )
     if base_hidden is None:
         return policy_stats, None
-    base_log_p = log_probs(decoder.logits(base_hidden.params, base_hidden.states(tokens.shape[1])), temperature)
+    base_log_p = log_probs(
+        decoder.logits(base_hidden.params, base_hidden.states(tokens.shape[1])), temperature
+    )
     return policy_stats, token_logps(renormalize(base_log_p, in_nucleus), tokens)
 
 
 @dataclass(frozen=True)
 class VocabularyBlocks:
-    """Blocks of the vocabulary, over which an online log-sum-exp walks as flash attention does over keys
-    (arXiv:2205.14135, algorithm 1):
+    """Blocks of the vocabulary, over which an online log-sum-exp walks as flash attention does over
+    keys (arXiv:2205.14135, algorithm 1):
 
         log p(y) = x_y - lse          d log p(y) / d x_v = [v = y] - p_v
         H = lse - sum_v p_v x_v       d H / d x_v = -p_v (log p_v + H)
 
-    with x the logits over the temperature. Of more than MAX_SAVED_LOGITS, the gradient computes each block again. Where
-    devices share the vocabulary, each has the sums of its part [r], which are then added up.
-    Letters: m responses of T tokens; r hidden states, prompts' first, then those before the other tokens; v of a block.
+    with x the logits over the temperature. Of more than MAX_SAVED_LOGITS, the gradient computes
+    each block again. Where devices share the vocabulary, each has the sums of its part [r], which
+    are then added up. Letters: m responses of T tokens; r hidden states, prompts' first, then those
+    before the other tokens; v of a block.
     """
 
     vocab_axis: int  # of the unembedding: 0 of [V D], 1 of [D V]
@@ -128,29 +150,41 @@ class VocabularyBlocks:
     num_parts: int = 1  # devices that share the vocabulary
     mesh_axes: tuple[str, ...] = ()  # along which they do
 
-    def on_parts(self, function: Callable[..., Any], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> Any:
-        """`function(number, ...)` on each device's part, the one of this number. inputs, outputs: which axis of each
-        array is the vocabulary's, or None."""
+    def on_parts(
+        self, function: Callable[..., Any], inputs: tuple[Any, ...], outputs: tuple[Any, ...]
+    ) -> Any:
+        """`function(number, ...)` on each device's part, the one of this number. inputs, outputs:
+        which axis of each array is the vocabulary's, or None."""
         if self.num_parts == 1:
             return partial(function, 0)
 
         def specs(axes: tuple[Any, ...]) -> tuple[PartitionSpec, ...]:
-            return tuple(PartitionSpec() if a is None else PartitionSpec(*[None] * a, self.mesh_axes) for a in axes)
+            return tuple(
+                PartitionSpec() if a is None else PartitionSpec(*[None] * a, self.mesh_axes)
+                for a in axes
+            )
 
-        return map_over_parts(function, self.mesh_axes, specs(inputs), specs(outputs), self.mesh_axes)
+        return map_over_parts(
+            function, self.mesh_axes, specs(inputs), specs(outputs), self.mesh_axes
+        )
 
     def add_parts(self, x: Any) -> Any:
         """The sum over devices of what each has of its part."""
         return lax.psum(x, self.mesh_axes) if self.num_parts > 1 else x
 
     def loop(self, vocab: int, step: Callable[[Any, int, Any], Any], carry: Any) -> Any:
-        """`step(start, tokens of the block, carry)` over whole blocks, then over what is left of the vocabulary."""
+        """`step(start, tokens of the block, carry)` over whole blocks, then over what is left of
+        the vocabulary."""
         num_blocks = vocab // self.size
-        carry = lax.fori_loop(0, num_blocks, lambda i, carry: step(i * self.size, self.size, carry), carry)
+        carry = lax.fori_loop(
+            0, num_blocks, lambda i, carry: step(i * self.size, self.size, carry), carry
+        )
         remainder = vocab % self.size
         return step(jnp.int32(num_blocks * self.size), remainder, carry) if remainder else carry
 
-    def logits(self, states: Float[Array, "r D"], unembedding_block: Float[Array, "_ _"]) -> Float[Array, "r v"]:
+    def logits(
+        self, states: Float[Array, "r D"], unembedding_block: Float[Array, "_ _"]
+    ) -> Float[Array, "r v"]:
         """A block of logits over the temperature, in float32."""
         return Unembedding(unembedding_block, self.vocab_axis).logits(states) / self.temperature
 
@@ -174,7 +208,8 @@ def blockwise_token_stats(
     prefix_entry: Int[Array, " m"],
     blocks: VocabularyBlocks,
 ) -> tuple[Float[Array, "m T"], Float[Array, "m T"]]:
-    """(log-probabilities of the tokens, entropies), from what `HiddenStates.unique_states` returns."""
+    """(log-probabilities of the tokens, entropies), from what `HiddenStates.unique_states`
+    returns."""
     return _forward(states, unembedding, tokens, prefix_entry, blocks, save_logits=False)[0]
 
 
@@ -198,7 +233,15 @@ def _forward(
     )
     logps = _states_to_tokens(first_logits - lse[prefix_entry], state_logits - lse, tokens)
     entropies = _states_to_tokens(state_entropy[prefix_entry], state_entropy, tokens)
-    return (logps, entropies), (states, unembedding, tokens, prefix_entry, lse, state_entropy, saved_logits)
+    return (logps, entropies), (
+        states,
+        unembedding,
+        tokens,
+        prefix_entry,
+        lse,
+        state_entropy,
+        saved_logits,
+    )
 
 
 def _sums_over_blocks(
@@ -210,17 +253,25 @@ def _sums_over_blocks(
     tokens: Array,
     prefix_entry: Array,
 ) -> tuple[Array, Array, Array, Array, Array | None]:
-    """Of the part of the vocabulary of this number. Of each state, the log-sum-exp, the entropy and the following
-    token's logit [r]; of responses, the first token's [m]; and the logits [r V], where they are saved."""
-    zeros, vocab = jnp.zeros(len(states), jnp.float32), unembedding.shape[blocks.vocab_axis]
+    """Of the part of the vocabulary of this number. Of each state, the log-sum-exp, the entropy and
+    the following token's logit [r]; of responses, the first token's [m]; and the logits [r V],
+    where they are saved."""
+    zeros = jnp.zeros(len(states), jnp.float32)
+    vocab = unembedding.shape[blocks.vocab_axis]
     first = number * vocab
-    first_tokens, state_tokens = tokens[:, 0] - first, _state_tokens(tokens, len(states)) - first
+    first_tokens = tokens[:, 0] - first
+    state_tokens = _state_tokens(tokens, len(states)) - first
 
     def step(start: Array, size: int, carry: ForwardCarry) -> ForwardCarry:
-        x = blocks.logits(states, lax.dynamic_slice_in_dim(unembedding, start, size, blocks.vocab_axis))
+        x = blocks.logits(
+            states, lax.dynamic_slice_in_dim(unembedding, start, size, blocks.vocab_axis)
+        )
         max_logit = jnp.maximum(carry.max_logit, x.max(-1))
-        rescale, weight = jnp.exp(carry.max_logit - max_logit), jnp.exp(x - max_logit[:, None])
-        first_logits = jnp.where(_token_in_block(first_tokens, start, size), x[prefix_entry], 0.0).sum(-1)
+        rescale = jnp.exp(carry.max_logit - max_logit)
+        weight = jnp.exp(x - max_logit[:, None])
+        first_logits = jnp.where(
+            _token_in_block(first_tokens, start, size), x[prefix_entry], 0.0
+        ).sum(-1)
         state_logits = jnp.where(_token_in_block(state_tokens, start, size), x, 0.0).sum(-1)
         saved_logits = carry.saved_logits
         if saved_logits is not None:
@@ -267,15 +318,22 @@ def _gradient_over_blocks(
     blocks: VocabularyBlocks, number: int | Array, *residuals_and_cotangents: Any
 ) -> tuple[Array, Array]:
     """The gradients of states and unembedding, of a part of the vocabulary."""
-    states, unembedding, tokens, prefix_entry, lse, state_entropy, saved_logits, *cotangents = residuals_and_cotangents
+    states, unembedding, tokens, prefix_entry, lse, state_entropy, saved_logits, *cotangents = (
+        residuals_and_cotangents
+    )
     first = number * unembedding.shape[blocks.vocab_axis]
-    first_tokens, state_tokens = tokens[:, 0] - first, _state_tokens(tokens, len(states)) - first
+    first_tokens = tokens[:, 0] - first
+    state_tokens = _state_tokens(tokens, len(states)) - first
     num_prompts, vocab_axis = _num_prompt_states(tokens, len(states)), blocks.vocab_axis
-    # Sums over the responses of each prompt are products: on a GPU the order of a scatter's sums differs between runs.
-    sum_by_prompt = partial(jnp.dot, jax.nn.one_hot(prefix_entry, num_prompts, axis=0), precision=lax.Precision.HIGHEST)
+    # Sums over the responses of each prompt are products: on a GPU the order of a scatter's sums
+    # differs between runs.
+    sum_by_prompt = partial(
+        jnp.dot, jax.nn.one_hot(prefix_entry, num_prompts, axis=0), precision=lax.Precision.HIGHEST
+    )
     d_first_logps = cotangents[0][:, :1] / blocks.temperature
     d_logps, d_entropy = (
-        jnp.concatenate([sum_by_prompt(d[:, 0]), d[:, 1:].reshape(-1)])[:, None] / blocks.temperature
+        jnp.concatenate([sum_by_prompt(d[:, 0]), d[:, 1:].reshape(-1)])[:, None]
+        / blocks.temperature
         for d in cotangents
     )
 
@@ -298,7 +356,9 @@ def _gradient_over_blocks(
         d_block = d_block.astype(unembedding.dtype)
         d_unembedding = lax.dynamic_update_slice_in_dim(d_unembedding, d_block, start, vocab_axis)
         equation = "rv,vd->rd" if vocab_axis == 0 else "rv,dv->rd"
-        from_block = jnp.einsum(equation, d_logits, unembedding_block, preferred_element_type=jnp.float32)
+        from_block = jnp.einsum(
+            equation, d_logits, unembedding_block, preferred_element_type=jnp.float32
+        )
         return d_states + from_block, d_unembedding
 
     zeros = jnp.zeros(states.shape, jnp.float32), jnp.zeros_like(unembedding)
@@ -323,8 +383,11 @@ def _state_tokens(tokens: Array, num_states: int) -> Int[Array, " r"]:
 def _states_to_tokens(
     first_values: Float[Array, " m"], state_values: Float[Array, " r"], tokens: Int[Array, "m T"]
 ) -> Float[Array, "m T"]:
-    """Values of responses' first tokens, and those of responses' own states for the other tokens."""
-    other_values = state_values[_num_prompt_states(tokens, len(state_values)) :].reshape(tokens[:, 1:].shape)
+    """Values of responses' first tokens, and those of responses' own states for the other
+    tokens."""
+    other_values = state_values[_num_prompt_states(tokens, len(state_values)) :].reshape(
+        tokens[:, 1:].shape
+    )
     return jnp.concatenate([first_values[:, None], other_values], 1)
 
 

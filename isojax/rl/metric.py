@@ -1,5 +1,6 @@
-"""A metric of training, and how it adds up over microbatches, shards and updates: a `mean` is sum / weight, and there
-is none where the weight is 0; a `total` is the sum; a `max` the largest value, which `sum` holds."""
+"""A metric of training, and how it adds up over microbatches, shards and updates: a `mean` is sum /
+weight, and there is none where the weight is 0; a `total` is the sum; a `max` the largest value,
+which `sum` holds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +17,8 @@ Reduction = Literal["mean", "total", "max"]
 @partial(jax.tree_util.register_dataclass, data_fields=["sum", "weight"], meta_fields=["reduction"])
 @dataclass(frozen=True)
 class Metric:
-    """Float32 scalars inside a program, floats on the host. `weight` is None unless `reduction` is mean."""
+    """Float32 scalars inside a program, floats on the host. `weight` is None unless `reduction` is
+    mean."""
 
     sum: Any
     weight: Any
@@ -28,7 +30,11 @@ Metrics = dict[str, Metric]
 
 def mean(value: Any, weight: Any = None) -> Metric:
     """A value that counts `weight` times in its mean; once where there is no weight."""
-    return Metric(value, np.float32(1), "mean") if weight is None else Metric(value * weight, weight, "mean")
+    return (
+        Metric(value, np.float32(1), "mean")
+        if weight is None
+        else Metric(value * weight, weight, "mean")
+    )
 
 
 def total(value: Any) -> Metric:
@@ -60,17 +66,23 @@ def merge_in_float32(a: Metrics, b: Metrics) -> Metrics:
 
 
 def over_updates(metrics: Metrics, token_fraction: Any = None) -> Metrics:
-    """The metrics of one update as metrics of several: means over updates, and maxima. A mean over tokens counts
-    `token_fraction`, the share of the batch's tokens that the update was taken on; a total counts once."""
+    """The metrics of one update as metrics of several: means over updates, and maxima. A mean over
+    tokens counts `token_fraction`, the share of the batch's tokens that the update was taken on; a
+    total counts once."""
     weights = {"mean": token_fraction, "total": None}
     return {
-        name: metric if metric.reduction == "max" else mean(value(metric), weights[metric.reduction])
+        name: metric
+        if metric.reduction == "max"
+        else mean(value(metric), weights[metric.reduction])
         for name, metric in metrics.items()
     }
 
 
 def zero_where(condition: Any, metrics: Metrics) -> Metrics:
-    return {name: replace(metric, sum=jnp.where(condition, 0.0, metric.sum)) for name, metric in metrics.items()}
+    return {
+        name: replace(metric, sum=jnp.where(condition, 0.0, metric.sum))
+        for name, metric in metrics.items()
+    }
 
 
 def value(metric: Metric) -> Any:
@@ -79,4 +91,8 @@ def value(metric: Metric) -> Any:
 
 def values(metrics: Mapping[str, Metric]) -> dict[str, float]:
     """What metrics on the host come to; means of weight 0 are left out."""
-    return {name: float(value(metric)) for name, metric in metrics.items() if metric.weight is None or metric.weight}
+    return {
+        name: float(value(metric))
+        for name, metric in metrics.items()
+        if metric.weight is None or metric.weight
+    }

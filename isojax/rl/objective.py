@@ -3,7 +3,8 @@
     sum over responses [ policy * sum_t loss_t + kl_coefficient * kl * sum_t kl_t
                          - entropy_coefficient * entropy * sum_t H_t ]
 
-The weights `policy`, `kl` and `entropy` hold the whole aggregation, denominators and filters included."""
+The weights `policy`, `kl` and `entropy` hold the whole aggregation, denominators and filters
+included."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -39,12 +40,14 @@ from isojax.rl.losses import Clip
 from isojax.rl.metric import Reduction
 from isojax.sampling.batch import ProblemArrays
 
-# Of tokens, in the order of `Objective.metric_reductions`; and RoutingSums by the key ROUTING, where routers are read.
+# Of tokens, in the order of `Objective.metric_reductions`; and RoutingSums by the key ROUTING,
+# where routers are read.
 MetricSums = dict[str, Any]
 
 
 class Coefficients(NamedTuple):
-    """The coefficients of a recipe, each a traced float32 scalar, so that another value compiles nothing."""
+    """The coefficients of a recipe, each a traced float32 scalar, so that another value compiles
+    nothing."""
 
     clip: ArrayLike
     clip_high: ArrayLike
@@ -63,7 +66,8 @@ class Coefficients(NamedTuple):
 
 
 def make_coefficients(config: RLConfig) -> Coefficients:
-    algorithm, critic_config = resolve_algorithm(config), config.critic or CriticConfig()
+    algorithm = resolve_algorithm(config)
+    critic_config = config.critic or CriticConfig()
     return Coefficients(
         clip=np.float32(algorithm.clip),
         clip_high=np.float32(algorithm.clip_high),
@@ -83,7 +87,8 @@ def make_coefficients(config: RLConfig) -> Coefficients:
 
 
 class LossWeights(NamedTuple):
-    """What each response brings to the loss: its weight f32[S rows] in each term, 0 where it has none."""
+    """What each response brings to the loss: its weight f32[S rows] in each term, 0 where it has
+    none."""
 
     advantages: Array  # not a weight; f32[S rows], or one for each token, f32[S rows T]
     policy: Array
@@ -92,9 +97,13 @@ class LossWeights(NamedTuple):
 
 
 def response_weights(
-    aggregation: Plugin[..., Array, NoTraits], batch: RewardedBatch, counted: Bool[Array, "*r"], T: int
+    aggregation: Plugin[..., Array, NoTraits],
+    batch: RewardedBatch,
+    counted: Bool[Array, "*r"],
+    T: int,
 ) -> Float[Array, "*r"]:
-    """The weight of each response's sum over its tokens (rl/aggregations); 0 where not `counted`."""
+    """The weight of each response's sum over its tokens (rl/aggregations); 0 where not
+    `counted`."""
     responses = CountedResponses(
         lengths=batch.lengths,
         tokens=jnp.where(counted, batch.lengths, 0).astype(jnp.float32),
@@ -110,14 +119,18 @@ def response_weights(
 def make_loss_weights(
     rl: RLConfig, advantages: Array, batch: RewardedBatch, train_mask: Bool[Array, "*r"], T: int
 ) -> LossWeights:
-    """The weights of the responses in `train_mask`; a term that filters zero-variance groups leaves those out."""
-    aggregation, has_advantage = resolve_algorithm(rl).aggregation, train_mask & ~zero_variance(batch)
+    """The weights of the responses in `train_mask`; a term that filters zero-variance groups leaves
+    those out."""
+    aggregation = resolve_algorithm(rl).aggregation
+    has_advantage = train_mask & ~zero_variance(batch)
 
     def term_weights(term: str) -> Array:
         counted = has_advantage if term in rl.zero_variance_filter else train_mask
         return response_weights(aggregation, batch, counted, T)
 
-    return LossWeights(advantages, term_weights("policy"), term_weights("kl"), term_weights("entropy"))
+    return LossWeights(
+        advantages, term_weights("policy"), term_weights("kl"), term_weights("entropy")
+    )
 
 
 class UpdateInputs(NamedTuple):
@@ -140,7 +153,8 @@ class Microbatch(NamedTuple):
 
 
 class PromptTokens(NamedTuple):
-    """Prompts i32[g P] of these lengths, which go through the layers together with the responses to them."""
+    """Prompts i32[g P] of these lengths, which go through the layers together with the responses to
+    them."""
 
     prompts: Array
     lengths: Array
@@ -150,15 +164,20 @@ class PromptTokens(NamedTuple):
 Prefix = PrefixCache | PromptTokens
 
 
-def read_routers(routers: Routers, prompts: PromptTokens | None, microbatch: Microbatch, columns: int) -> RouterPass:
-    """Of the first `columns` tokens of responses, behind those of the prompts that go through the layers with them."""
+def read_routers(
+    routers: Routers, prompts: PromptTokens | None, microbatch: Microbatch, columns: int
+) -> RouterPass:
+    """Of the first `columns` tokens of responses, behind those of the prompts that go through the
+    layers with them."""
     weights = weigh_response_tokens(microbatch.mask, columns)
     experts = pad_experts(microbatch.experts, columns)
     if prompts is None:
         return routers.read(weights, experts)
 
     is_counted = microbatch.mask.any(-1).astype(jnp.int32)
-    responses = jnp.zeros(len(prompts.lengths), jnp.int32).at[microbatch.prefix_entry].add(is_counted)
+    responses = (
+        jnp.zeros(len(prompts.lengths), jnp.int32).at[microbatch.prefix_entry].add(is_counted)
+    )
     of_prompts = weigh_prompt_tokens(prompts.lengths, responses, prompts.prompts.shape[1])
     if experts is not None and prompts.experts is not None:
         experts = join_rows(prompts.experts, experts)
@@ -166,17 +185,19 @@ def read_routers(routers: Routers, prompts: PromptTokens | None, microbatch: Mic
 
 
 def balance_term(routing: RoutingSums, inputs: UpdateInputs) -> Float[Array, ""]:
-    """What tokens with these sums bring to the loss by the load of the experts that they may choose."""
+    """What tokens with these sums bring to the loss by the load of the experts that they may
+    choose."""
     if inputs.expert_loads is None:
         return jnp.float32(0)
     return (inputs.expert_loads * routing.probabilities).sum()
 
 
 class Objective(Protocol):
-    """A sum over the responses of a microbatch, to be differentiated in params, and in the prefix where there is one;
-    and the sum over its tokens of each metric, or the maximum. Only a `mean` is divided by the batch's tokens later.
-    needs_base: whether `inputs.base_params` is read. routers: what is read of the model's routers, whose sums are among
-    the metrics by the key ROUTING; None of a model without experts, or where nothing is."""
+    """A sum over the responses of a microbatch, to be differentiated in params, and in the prefix
+    where there is one; and the sum over its tokens of each metric, or the maximum. Only a `mean` is
+    divided by the batch's tokens later. needs_base: whether `inputs.base_params` is read. routers:
+    what is read of the model's routers, whose sums are among the metrics by the key ROUTING; None
+    of a model without experts, or where nothing is."""
 
     @property
     def decoder(self) -> Decoder: ...
@@ -187,7 +208,12 @@ class Objective(Protocol):
     @property
     def routers(self) -> Routers | None: ...
     def __call__(
-        self, params: Params, prefix: Prefix, base_prefix: Prefix | None, inputs: UpdateInputs, microbatch: Microbatch
+        self,
+        params: Params,
+        prefix: Prefix,
+        base_prefix: Prefix | None,
+        inputs: UpdateInputs,
+        microbatch: Microbatch,
     ) -> tuple[Array, MetricSums]: ...
 
 
@@ -199,13 +225,17 @@ def hidden_states(
     microbatch: Microbatch,
     routers: Routers | None = None,
 ) -> HiddenStates:
-    """Hidden states before each response token: its prompt's last, which a group shares, then the response's own.
-    `routers`: what is read of the routers, of those tokens that go through the layers here."""
+    """Hidden states before each response token: its prompt's last, which a group shares, then the
+    response's own. `routers`: what is read of the routers, of those tokens that go through the
+    layers here."""
     (m, T), parts = microbatch.tokens.shape, token_parts(jax.sharding.get_abstract_mesh())
     padding = row_padding(decoder.options.forward_attention, m, T - 1, parts)
-    tokens, prefix_entry = jnp.pad(microbatch.tokens[:, :-1], ((0, 0), (0, padding))), microbatch.prefix_entry
+    tokens = jnp.pad(microbatch.tokens[:, :-1], ((0, 0), (0, padding)))
+    prefix_entry = microbatch.prefix_entry
     if isinstance(prefix, PromptTokens):
-        router_pass = None if routers is None else read_routers(routers, prefix, microbatch, tokens.shape[1])
+        router_pass = (
+            None if routers is None else read_routers(routers, prefix, microbatch, tokens.shape[1])
+        )
         prompt_hidden, response_hidden, routed = decoder.joint_forward_with_routers(
             params, prefix.prompts, prefix.lengths, tokens, prefix_entry, router_pass
         )
@@ -217,7 +247,9 @@ def hidden_states(
         routing = None if routers is None else routers.zero_sums()
     else:
         prompt_lengths = problems.lengths[microbatch.group]
-        router_pass = None if routers is None else read_routers(routers, None, microbatch, tokens.shape[1])
+        router_pass = (
+            None if routers is None else read_routers(routers, None, microbatch, tokens.shape[1])
+        )
         response_hidden, routed = decoder.forward_with_routers(
             params, tokens, prompt_lengths, prefix.kv, prefix_entry, router_pass
         )
@@ -225,7 +257,9 @@ def hidden_states(
     return HiddenStates(params, prompt_hidden, prefix_entry, response_hidden, routing)
 
 
-def sum_over_tokens(reductions: dict[str, Reduction], metrics: MetricSums, mask: Bool[Array, "m T"]) -> MetricSums:
+def sum_over_tokens(
+    reductions: dict[str, Reduction], metrics: MetricSums, mask: Bool[Array, "m T"]
+) -> MetricSums:
     """The sums (or maxima) of per-token metrics f32[m T] over the tokens in the mask."""
     reduce = {"mean": jnp.sum, "total": jnp.sum, "max": jnp.max}
     return {name: reduce[reductions[name]](jnp.where(mask, x, 0.0)) for name, x in metrics.items()}
@@ -239,7 +273,8 @@ class PolicyInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicyObjective:
-    """The loss of a recipe over a microbatch of m responses. vocab_split: whether devices share the vocabulary."""
+    """The loss of a recipe over a microbatch of m responses. vocab_split: whether devices share the
+    vocabulary."""
 
     decoder: Decoder
     rl: RLConfig
@@ -256,11 +291,14 @@ class PolicyObjective:
 
     @property
     def routers(self) -> Routers | None:
-        return None if self.decoder.router is None else Routers(self.decoder, self.rl.replay_experts)
+        return (
+            None if self.decoder.router is None else Routers(self.decoder, self.rl.replay_experts)
+        )
 
     @property
     def metric_reductions(self) -> dict[str, Reduction]:
-        """The metrics. Weights in the loss hold its denominators, so that it is a total; the others are means."""
+        """The metrics. Weights in the loss hold its denominators, so that it is a total; the others
+        are means."""
         names = ["entropy", "sampler_logp_gap", *loss_metrics(self.algorithm.loss, self.rl.loss)]
         names += ["kl"] if self.needs_base else []
         names += ["tis_weight", "tis_capped"] if self.rl.tis != "none" else []
@@ -270,44 +308,73 @@ class PolicyObjective:
     def token_stats(
         self, policy_hidden: HiddenStates, base_hidden: HiddenStates | None, microbatch: Microbatch
     ) -> tuple[TokenStats, Array | None]:
-        """The policy's log-probabilities and entropies of response tokens, and the base policy's log-probabilities."""
-        temperature, use_entropy, tokens = self.sampling.temperature, self.rl.entropy > 0, microbatch.tokens
+        """The policy's log-probabilities and entropies of response tokens, and the base policy's
+        log-probabilities."""
+        temperature = self.sampling.temperature
+        use_entropy = self.rl.entropy > 0
+        tokens = microbatch.tokens
         if self.sampling.top_p < 1:
             nucleus_mass = microbatch.objective_inputs.nucleus_mass
             return nucleus_token_stats(
-                self.decoder, policy_hidden, base_hidden, tokens, nucleus_mass, temperature, use_entropy
+                self.decoder,
+                policy_hidden,
+                base_hidden,
+                tokens,
+                nucleus_mass,
+                temperature,
+                use_entropy,
             )
-        stats = token_stats(self.decoder, policy_hidden, tokens, temperature, use_entropy, self.vocab_split)
+        stats = token_stats(
+            self.decoder, policy_hidden, tokens, temperature, use_entropy, self.vocab_split
+        )
         if base_hidden is None:
             return stats, None
-        return stats, token_stats(self.decoder, base_hidden, tokens, temperature, False, self.vocab_split).logps
+        return stats, token_stats(
+            self.decoder, base_hidden, tokens, temperature, False, self.vocab_split
+        ).logps
 
     def __call__(
-        self, params: Params, prefix: Prefix, base_prefix: Prefix | None, inputs: UpdateInputs, microbatch: Microbatch
+        self,
+        params: Params,
+        prefix: Prefix,
+        base_prefix: Prefix | None,
+        inputs: UpdateInputs,
+        microbatch: Microbatch,
     ) -> tuple[Array, MetricSums]:
         """(the sum over the responses of their weighted terms, the metrics)."""
-        sampled, coefficients, mask = microbatch.objective_inputs, inputs.coefficients, microbatch.mask
+        sampled = microbatch.objective_inputs
+        coefficients = inputs.coefficients
+        mask = microbatch.mask
         weights, base_hidden = sampled.loss_weights, None
-        policy_hidden = hidden_states(self.decoder, params, prefix, inputs.problems, microbatch, self.routers)
+        policy_hidden = hidden_states(
+            self.decoder, params, prefix, inputs.problems, microbatch, self.routers
+        )
         if base_prefix is not None:
-            base_hidden = hidden_states(self.decoder, inputs.base_params, base_prefix, inputs.problems, microbatch)
+            base_hidden = hidden_states(
+                self.decoder, inputs.base_params, base_prefix, inputs.problems, microbatch
+            )
         policy_stats, base_logps = self.token_stats(policy_hidden, base_hidden, microbatch)
         token_loss, metrics = self.policy_loss(policy_stats.logps, microbatch, coefficients)
         token_loss = weights.policy[:, None] * token_loss
-        sampler_logp_gap = jnp.abs(jnp.where(mask, lax.stop_gradient(policy_stats.logps) - sampled.sampler_logps, 0.0))
+        sampler_logp_gap = jnp.abs(
+            jnp.where(mask, lax.stop_gradient(policy_stats.logps) - sampled.sampler_logps, 0.0)
+        )
         metrics |= {
             "entropy": policy_stats.entropy,
             "sampler_logp_gap": sampler_logp_gap,
             "sampler_logp_gap_max": sampler_logp_gap,
         }
         if self.rl.entropy > 0:
-            token_loss = token_loss - coefficients.entropy * weights.entropy[:, None] * policy_stats.entropy
+            token_loss = (
+                token_loss - coefficients.entropy * weights.entropy[:, None] * policy_stats.entropy
+            )
         if base_logps is not None:
             metrics["kl"] = self.algorithm.kl_estimator(policy_stats.logps, base_logps)
         if self.rl.kl > 0:
             token_loss = token_loss + coefficients.kl * weights.kl[:, None] * metrics["kl"]
         metrics["loss"] = token_loss
-        loss, sums = jnp.where(mask, token_loss, 0.0).sum(), sum_over_tokens(self.metric_reductions, metrics, mask)
+        loss = jnp.where(mask, token_loss, 0.0).sum()
+        sums = sum_over_tokens(self.metric_reductions, metrics, mask)
         if policy_hidden.routing is None:
             return loss, sums
         loss = loss + balance_term(policy_hidden.routing, inputs)
@@ -318,13 +385,17 @@ class PolicyObjective:
     ) -> tuple[Float[Array, "m T"], MetricSums]:
         """The policy term of each token, with its metrics.
 
-        With truncated importance sampling (TIS) the ratio is taken against the trainer's own log-probabilities, which
-        are the current ones, as there is one update per batch. The probability by the trainer over that by the sampler
-        is a weight without gradient, of a token or of the response.
+        With truncated importance sampling (TIS) the ratio is taken against the trainer's own
+        log-probabilities, which are the current ones, as there is one update per batch. The
+        probability by the trainer over that by the sampler is a weight without gradient, of a token
+        or of the response.
         """
         sampled, mask = microbatch.objective_inputs, microbatch.mask
-        advantages = jnp.broadcast_to(sampled.loss_weights.advantages.reshape(len(mask), -1), mask.shape)
-        clip, loss = Clip(coefficients.clip, coefficients.clip_high), self.algorithm.loss
+        advantages = jnp.broadcast_to(
+            sampled.loss_weights.advantages.reshape(len(mask), -1), mask.shape
+        )
+        clip = Clip(coefficients.clip, coefficients.clip_high)
+        loss = self.algorithm.loss
         if self.rl.tis == "none":
             return loss(logps, sampled.sampler_logps, advantages, mask, clip)
         old_logps = lax.stop_gradient(logps)
@@ -340,4 +411,7 @@ class PolicyObjective:
             below = importance_ratio < coefficients.tis_low
             tis_weight = jnp.where(below, 0.0, tis_weight)
             metrics |= {"tis_below": below.astype(jnp.float32)}
-        return tis_weight * token_loss, metrics | {"tis_weight": tis_weight, "tis_capped": capped.astype(jnp.float32)}
+        return tis_weight * token_loss, metrics | {
+            "tis_weight": tis_weight,
+            "tis_capped": capped.astype(jnp.float32),
+        }

@@ -1,5 +1,6 @@
-"""The state that training changes, AdamW, and the learning rate: warmed up, then constant, and growing with the batch,
-as its square root in the paper (IsoCompute Playbook, section 3, factor 3; Fig. 4 compares the rules)."""
+"""The state that training changes, AdamW, and the learning rate: warmed up, then constant, and
+growing with the batch, as its square root in the paper (IsoCompute Playbook, section 3, factor 3;
+Fig. 4 compares the rules)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,16 +26,23 @@ LR_SCALINGS: dict[str, Callable[[Array], Array]] = {
     "sqrt": jnp.sqrt,
 }
 B1, B2, EPS = 0.9, 0.999, 1e-8  # Adam's
-# Adam's moments. Clipping, weight decay and the learning rate are traced, and `adamw_update` applies them.
+# Adam's moments. Clipping, weight decay and the learning rate are traced, and `adamw_update`
+# applies them.
 ADAM = optax.scale_by_adam(b1=B1, b2=B2, eps=EPS)
 HOST_MEMORY = "pinned_host"  # as XLA names it
 
 
-def learning_rate(rl: RLConfig, step: Int[Array, ""], B: Int[Array, ""], reference_lr: ArrayLike) -> Float[Array, ""]:
-    """reference_lr * s(B / lr_reference_batch) * min(1, (step + 1) / warmup); s(x) is 1, x or sqrt(x) by `lr_scaling`.
-    step: updates done before this one. B: rollouts per update."""
+def learning_rate(
+    rl: RLConfig, step: Int[Array, ""], B: Int[Array, ""], reference_lr: ArrayLike
+) -> Float[Array, ""]:
+    """reference_lr * s(B / lr_reference_batch) * min(1, (step + 1) / warmup); s(x) is 1, x or
+    sqrt(x) by `lr_scaling`. step: updates done before this one. B: rollouts per update."""
     warmup_factor = jnp.minimum(1.0, (step + 1) / rl.warmup)
-    return jnp.asarray(reference_lr) * LR_SCALINGS[rl.lr_scaling](B / rl.lr_reference_batch) * warmup_factor
+    return (
+        jnp.asarray(reference_lr)
+        * LR_SCALINGS[rl.lr_scaling](B / rl.lr_reference_batch)
+        * warmup_factor
+    )
 
 
 def adamw_update(
@@ -48,10 +56,12 @@ def adamw_update(
     weight_decay: ArrayLike,
     skip: Array,
 ) -> tuple[Params, Any]:
-    """AdamW (arXiv:1711.05101), its gradient clipped by the global norm; nothing changes where `skip` is true."""
+    """AdamW (arXiv:1711.05101), its gradient clipped by the global norm; nothing changes where
+    `skip` is true."""
     clip_scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-30))
     _, new_moments = ADAM.update(jax.tree.map(lambda g: g * clip_scale, gradient), moments)
-    # Without the barrier XLA computes the parameters from the old moments, and keeps a copy of all moments for that.
+    # Without the barrier XLA computes the parameters from the old moments, and keeps a copy of all
+    # moments for that.
     moments = lax.optimization_barrier(jax.tree.map(partial(jnp.where, skip), moments, new_moments))
     means = optax.tree.bias_correction(moments.mu, B1, moments.count)
     squares = optax.tree.bias_correction(moments.nu, B2, moments.count)
@@ -76,11 +86,13 @@ class TrainState(NamedTuple):
     moments: Any  # Adam's of the policy
     step: Any  # i32[], updates done, skipped ones included
     critic: CriticState | None = None
-    consecutive_nonfinite: Any = np.int32(0)  # i32[], how many of the last updates in a row were skipped
+    # i32[], how many of the last updates in a row were skipped
+    consecutive_nonfinite: Any = np.int32(0)
 
 
 def place_moments(state: TrainState, on_host: bool) -> TrainState:
-    """The state with Adam's moments and the critic in the memory of the hosts, or of the devices."""
+    """The state with Adam's moments and the critic in the memory of the hosts, or of the
+    devices."""
     kind, moving = HOST_MEMORY if on_host else "device", (state.moments, state.critic)
     shardings = jax.tree.map(lambda x: x.sharding.with_memory_kind(kind), moving)
     moments, new_critic = jax.device_put(moving, shardings)
@@ -100,20 +112,31 @@ def train_state_shardings(decoder: Decoder, mesh: Mesh, with_critic: bool = Fals
         params=param_shardings,
         moments=moment_shardings(param_shardings),
         step=replicated_sharding,
-        critic=CriticState(critic_shardings, moment_shardings(critic_shardings)) if with_critic else None,
+        critic=CriticState(critic_shardings, moment_shardings(critic_shardings))
+        if with_critic
+        else None,
         consecutive_nonfinite=replicated_sharding,
     )
 
 
-def build_init_state(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> Callable[[Params], TrainState]:
-    """The jitted `init(base_params) -> TrainState`, whose critic starts from the base policy's parameters.
-    Adapters start from the same draws in every run."""
+def build_init_state(
+    decoder: Decoder, mesh: Mesh, with_critic: bool = False
+) -> Callable[[Params], TrainState]:
+    """The jitted `init(base_params) -> TrainState`, whose critic starts from the base policy's
+    parameters. Adapters start from the same draws in every run."""
 
     def init_state(base_params: Params) -> TrainState:
-        params = base_params if decoder.config.lora is None else decoder.trained(decoder.init(jax.random.key(0)))
-        params_copy = jax.tree.map(jnp.copy, params)  # updates donate the state, and the base policy must outlive it
+        params = (
+            base_params
+            if decoder.config.lora is None
+            else decoder.trained(decoder.init(jax.random.key(0)))
+        )
+        # updates donate the state, and the base policy must outlive it
+        params_copy = jax.tree.map(jnp.copy, params)
         critic_params = critic.critic_params(decoder.base, base_params) if with_critic else None
-        new_critic = None if critic_params is None else CriticState(critic_params, ADAM.init(critic_params))
+        new_critic = (
+            None if critic_params is None else CriticState(critic_params, ADAM.init(critic_params))
+        )
         return TrainState(params_copy, ADAM.init(params), jnp.int32(0), new_critic, jnp.int32(0))
 
     return jax.jit(init_state, out_shardings=train_state_shardings(decoder, mesh, with_critic))

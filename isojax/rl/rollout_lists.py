@@ -1,4 +1,5 @@
-"""Responses as host lists, and as the rollout buffers of a request: what an engine needs that samples elsewhere."""
+"""Responses as host lists, and as the rollout buffers of a request: what an engine needs that
+samples elsewhere."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ from isojax.sampling.layout import Layout
 class SampledResponse:
     """One response of l tokens."""
 
-    tokens: Sequence[int] | np.ndarray  # i32[l], the one that ended it is the last; context as ~token
+    # i32[l], the one that ended it is the last; context as ~token
+    tokens: Sequence[int] | np.ndarray
     logps: Sequence[float] | np.ndarray  # f32[l], as in Rollouts; 0 of context
     stopped: bool  # whether a stop condition ended it
-    nucleus_mass: Sequence[float] | np.ndarray | None = None  # f32[l], with top_p < 1; None: all ones
+    # f32[l], with top_p < 1; None: all ones
+    nucleus_mass: Sequence[float] | np.ndarray | None = None
 
 
 class _Buffers(NamedTuple):
@@ -40,21 +43,27 @@ class _Buffers(NamedTuple):
     lengths: np.ndarray
 
 
-def rollouts_from_lists(setup: EngineSetup, request: SampleRequest, responses: Sequence[SampledResponse]) -> Rollouts:
-    """The buffers of a request's rollouts, of which `responses` has one each, in their order: rollout r answers problem
-    r // n. They are split over the mesh of `setup` as the local sampler's; a response of more than T tokens is cut
-    there.
+def rollouts_from_lists(
+    setup: EngineSetup, request: SampleRequest, responses: Sequence[SampledResponse]
+) -> Rollouts:
+    """The buffers of a request's rollouts, of which `responses` has one each, in their order:
+    rollout r answers problem r // n. They are split over the mesh of `setup` as the local
+    sampler's; a response of more than T tokens is cut there.
 
     Raises:
-        InputError: another number of responses than B_p n, of log-probs than of tokens, a token outside the vocabulary,
-            or experts to be recorded, which lists have none of.
+        InputError: another number of responses than B_p n, of log-probs than of tokens, a token
+            outside the vocabulary, or experts to be recorded, which lists have none of.
     """
     shapes = setup.rollout_shapes
     if isinstance(shapes, RoutedRollouts):
         settings = "cell.rl.replay_experts and cell.rl.measure_expert_agreement"
-        raise InputError(f"responses as lists do not say which experts their tokens met; leave out {settings}.")
+        raise InputError(
+            f"responses as lists do not say which experts their tokens met; leave out {settings}."
+        )
     if len(responses) != request.B:
-        raise InputError(f"{len(responses)} responses, expected {request.B_p} problems x {request.n}.")
+        raise InputError(
+            f"{len(responses)} responses, expected {request.B_p} problems x {request.n}."
+        )
 
     vocab, T = setup.task.vocab, shapes.tokens.shape[-1]
     for number, response in enumerate(responses):
@@ -77,11 +86,14 @@ def rollouts_from_lists(setup: EngineSetup, request: SampleRequest, responses: S
         buffers.stopped[row] = response.stopped and len(response.tokens) <= T
         buffers.lengths[row] = length
 
-    return Rollouts(*(jax.device_put(x, shape.sharding) for x, shape in zip(buffers, shapes, strict=True)))
+    return Rollouts(
+        *(jax.device_put(x, shape.sharding) for x, shape in zip(buffers, shapes, strict=True))
+    )
 
 
 def lists_from_rollouts(rollouts: Rollouts, layout: Layout) -> list[SampledResponse]:
-    """The responses of a request's rollouts, in their order: the inverse of `rollouts_from_lists`."""
+    """The responses of a request's rollouts, in their order: the inverse of
+    `rollouts_from_lists`."""
     stopped = layout.in_order(rollouts.stopped).tolist()
     tokens, logps = response_tokens(rollouts, layout), response_logps(rollouts, layout)
     masses = response_nucleus_mass(rollouts, layout)

@@ -1,6 +1,7 @@
-"""Where the rollouts and rewards of the next update come from, as the training loop sees it. InlineRollouts
-(inline_rollouts.py) sample before each update; FusedRollouts (fused_rollouts.py) leave that to the update's program;
-AsyncRollouts (async_rl/async_rollouts.py) sample while earlier batches are trained on."""
+"""Where the rollouts and rewards of the next update come from, as the training loop sees it.
+InlineRollouts (inline_rollouts.py) sample before each update; FusedRollouts (fused_rollouts.py)
+leave that to the update's program; AsyncRollouts (async_rl/async_rollouts.py) sample while earlier
+batches are trained on."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,16 +39,20 @@ class CellProblems:
     cell: Cell
     problems: Sequence[Problem]  # the training problems
     problem_table: ProblemArrays  # their tokens, on the devices that train
-    problem_order: EpochOrder  # gives the problems of update `first_update` and of those that follow
+    # gives the problems of update `first_update` and of those that follow
+    problem_order: EpochOrder
     first_update: int  # updates done so far
-    end_update: int | None = None  # where B_p or n change, and another source takes over; None: they stay
+    # where B_p or n change, and another source takes over; None: they stay
+    end_update: int | None = None
 
 
 class ProblemBatches(NamedTuple):
-    """The problems of several updates, whose rollouts the fused program (fused_rollouts.py) samples itself."""
+    """The problems of several updates, whose rollouts the fused program (fused_rollouts.py) samples
+    itself."""
 
     problem_table: ProblemArrays  # all training problems
-    problem_index: Any  # i32[U, problem_rows], rows of the table; update i takes the first B_p of problem_index[i]
+    # i32[U, problem_rows], rows of the table; update i takes the first B_p of problem_index[i]
+    problem_index: Any
     num_updates: Any  # how many of the U updates to do; scalars i32[], like the following
     B_p: Any
     n: Any
@@ -59,31 +64,40 @@ class SourcedBatch:
     """What the update program reads next, and what the host knows of it."""
 
     inputs: RolloutBatch | ProblemBatches
-    problem_index: np.ndarray  # i32[batches * B_p], rows of the problem table of all batches that were sampled
-    reward_sums: np.ndarray | None  # f32[batches * B_p], of each problem's rewards; None where nobody reads them here
+    # i32[batches * B_p], rows of the problem table of all batches that were sampled
+    problem_index: np.ndarray
+    # f32[batches * B_p], of each problem's rewards; None where nobody reads them here
+    reward_sums: np.ndarray | None
     metrics: Metrics  # what the host measured
     updates: int = 1
     extra_batches: int = 0  # of problems, sampled in addition to one for each update
 
 
 class RolloutSource(Protocol):
-    """The rollouts of one cell. A source that leaves none in progress implements `next_batch` alone."""
+    """The rollouts of one cell. A source that leaves none in progress implements `next_batch`
+    alone."""
 
     def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
-        """Chooses problems, samples and verifies; at most `max_updates` batches at once. `state.params` are all of the
-        policy's, with LoRA too. Raises what the sampler or the verifier has raised."""
+        """Chooses problems, samples and verifies; at most `max_updates` batches at once.
+        `state.params` are all of the policy's, with LoRA too. Raises what the sampler or the
+        verifier has raised."""
         ...
 
     def finish_update(self, state: TrainState) -> Metrics:
-        """The update on the last batch is done, and this is the newest policy; metrics of the source itself."""
+        """The update on the last batch is done, and this is the newest policy; metrics of the
+        source itself."""
         return {}
 
     def save(self) -> tuple[dict[str, Any] | None, Any]:
-        """Rollouts in progress that a checkpoint must hold, as data for JSON and as arrays; (None, None) if none."""
+        """Rollouts in progress that a checkpoint must hold, as data for JSON and as arrays; (None,
+        None) if none."""
         return None, None
 
-    def restore(self, saved: Mapping[str, Any], restore_arrays: Callable[[Any], Any], params: Params) -> None:
-        """Continues where `save` was called. `restore_arrays(template)` reads the arrays; `params`: the newest."""
+    def restore(
+        self, saved: Mapping[str, Any], restore_arrays: Callable[[Any], Any], params: Params
+    ) -> None:
+        """Continues where `save` was called. `restore_arrays(template)` reads the arrays; `params`:
+        the newest."""
         raise AssertionError("no rollouts in progress were saved")
 
     def close(self) -> None:
@@ -91,7 +105,8 @@ class RolloutSource(Protocol):
 
 
 class UpdateShapes(NamedTuple):
-    """ShapeDtypeStructs, with shardings, of the problem table and of what an update reads besides a batch."""
+    """ShapeDtypeStructs, with shardings, of the problem table and of what an update reads besides a
+    batch."""
 
     state: TrainState
     base_params: Params
@@ -104,8 +119,9 @@ class UpdateShapes(NamedTuple):
 
 
 class RolloutPrograms(Protocol):
-    """The compiled programs of a sweep that make rollouts and train on them; they serve one cell after another.
-    update(state, base_params, batch.inputs, coefficients) -> (state, UpdateResult); the state is donated."""
+    """The compiled programs of a sweep that make rollouts and train on them; they serve one cell
+    after another. update(state, base_params, batch.inputs, coefficients) -> (state, UpdateResult);
+    the state is donated."""
 
     updates_per_call: int  # after at most so many the loop looks at its clock and for signals
     update: Program
@@ -114,7 +130,8 @@ class RolloutPrograms(Protocol):
         """Compiles all programs; a second call does nothing."""
 
     def can_restore(self, saved: Mapping[str, Any]) -> bool:
-        """Whether rollouts that `RolloutSource.save` has saved can be continued by these programs."""
+        """Whether rollouts that `RolloutSource.save` has saved can be continued by these
+        programs."""
         return False
 
 
@@ -129,9 +146,13 @@ class SelectedProblems(NamedTuple):
 def build_gather_problems(mesh: Mesh) -> Program:
     """`select(problem_table, index i32[problem_rows], seed, step) -> SelectedProblems`."""
 
-    def select(problem_table: ProblemArrays, index: Array, seed: Array, step: Array) -> SelectedProblems:
+    def select(
+        problem_table: ProblemArrays, index: Array, seed: Array, step: Array
+    ) -> SelectedProblems:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), TRAIN_STREAM), step)
-        return SelectedProblems(gather_problems(problem_table, index), key, jax.random.key_data(key))
+        return SelectedProblems(
+            gather_problems(problem_table, index), key, jax.random.key_data(key)
+        )
 
     return Program(jax.jit(select, out_shardings=replicated(mesh)))
 
@@ -142,12 +163,17 @@ def padded_index(index: np.ndarray, problem_rows: int) -> np.ndarray:
 
 
 def batch_shapes(
-    shapes: SamplerShapes, mesh: Mesh, update_shapes: UpdateShapes, rollouts: Rollouts | RoutedRollouts
+    shapes: SamplerShapes,
+    mesh: Mesh,
+    update_shapes: UpdateShapes,
+    rollouts: Rollouts | RoutedRollouts,
 ) -> RolloutBatch:
     """The ShapeDtypeStructs of a batch, from those of its rollouts."""
     on_all = replicated(mesh)
     return RolloutBatch(
-        problem_shapes(shapes, mesh, shapes.problem_rows, update_shapes.problem_table.answers.shape[1]),
+        problem_shapes(
+            shapes, mesh, shapes.problem_rows, update_shapes.problem_table.answers.shape[1]
+        ),
         rollouts,
         rewards=shape_on(on_all, (shapes.shards, shapes.buffer_rows), "float32"),
         B_p=shape_on(on_all),
@@ -165,8 +191,11 @@ def verifier_metrics(grades: Grades) -> Metrics:
     return {"parsed_fraction": mean(parsed_fraction), **scores, **counts}
 
 
-def finish_batch(batch: SourcedBatch, result: UpdateResult, problem_order: EpochOrder, n: int) -> Metrics:
-    """The metrics of a batch as host numbers. Where the order leaves out solved problems, records the rewards in it."""
+def finish_batch(
+    batch: SourcedBatch, result: UpdateResult, problem_order: EpochOrder, n: int
+) -> Metrics:
+    """The metrics of a batch as host numbers. Where the order leaves out solved problems, records
+    the rewards in it."""
     metrics: Metrics = jax.tree.map(float, result.metrics) | batch.metrics
     if problem_order.drop_above is None:
         return metrics

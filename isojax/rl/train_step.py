@@ -1,5 +1,6 @@
-"""One update on a batch of rollouts and rewards: advantages, loss weights, gradient, AdamW. B_p, n, the PRNG key and
-every coefficient are traced, so one compiled program serves all cells of a sweep."""
+"""One update on a batch of rollouts and rewards: advantages, loss weights, gradient, AdamW. B_p, n,
+the PRNG key and every coefficient are traced, so one compiled program serves all cells of a
+sweep."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,8 +21,21 @@ from isojax.rl.advantages import RewardedBatch, zero_variance
 from isojax.rl.algorithm import resolve_algorithm
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.metric import Metrics, mean, over_updates, total, zero_where
-from isojax.rl.objective import Coefficients, PolicyInputs, PolicyObjective, UpdateInputs, make_loss_weights
-from isojax.rl.optimizer import B1, CriticState, TrainState, adamw_update, learning_rate, train_state_shardings
+from isojax.rl.objective import (
+    Coefficients,
+    PolicyInputs,
+    PolicyObjective,
+    UpdateInputs,
+    make_loss_weights,
+)
+from isojax.rl.optimizer import (
+    B1,
+    CriticState,
+    TrainState,
+    adamw_update,
+    learning_rate,
+    train_state_shardings,
+)
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, RoutedRollouts, count_turns
 from isojax.sampling.layout import Layout
 from isojax.sampling.logits import rollout_keys, uniforms
@@ -36,7 +50,8 @@ class BatchSignals(NamedTuple):
 
     loss_weights: objective.LossWeights
     train_mask: Array  # bool[S rows], the rollouts that the gradient is taken of
-    value_estimates: tuple[Array, Array] | None  # the critic's values before the update, and returns: f32[S rows T]
+    # the critic's values before the update, and returns: f32[S rows T]
+    value_estimates: tuple[Array, Array] | None
 
 
 class TrainedPart(NamedTuple):
@@ -47,14 +62,16 @@ class TrainedPart(NamedTuple):
     value_estimates: tuple[Array, Array] | None
     B_p: Array
     n: Array
-    token_fraction: Array | None  # its share of the batch's tokens; None where it is the whole batch
+    # its share of the batch's tokens; None where it is the whole batch
+    token_fraction: Array | None
 
 
 class UpdateResult(NamedTuple):
     """What an update program returns with the state."""
 
     metrics: Metrics  # merged over its updates
-    # f32[training problems], sums of rewards that the program computes and cell.rl.no_positive_resampling reads
+    # f32[training problems], sums of rewards that the program computes and
+    # cell.rl.no_positive_resampling reads
     reward_sums: Array | None = None
 
 
@@ -74,9 +91,14 @@ class TrainStep:
         self.measures_signal = measures_signal
         self.rl, self.shapes, self.algorithm = cell.rl, shapes, resolve_algorithm(cell.rl)
         self.stops = stops
-        policy_objective = PolicyObjective(decoder, cell.rl, cell.sampling, vocabulary_is_split(mesh))
-        trained_axes, trained_shapes = decoder.trained(decoder.logical_axes()), decoder.trained(decoder.shapes())
-        self._policy_gradient = build_gradient(policy_objective, shapes, mesh, trained_axes, trained_shapes)
+        policy_objective = PolicyObjective(
+            decoder, cell.rl, cell.sampling, vocabulary_is_split(mesh)
+        )
+        trained_axes = decoder.trained(decoder.logical_axes())
+        trained_shapes = decoder.trained(decoder.shapes())
+        self._policy_gradient = build_gradient(
+            policy_objective, shapes, mesh, trained_axes, trained_shapes
+        )
         if cell.rl.critic:
             self._values, self._critic_gradient = critic.build_critic(decoder.base, shapes, mesh)
 
@@ -84,7 +106,9 @@ class TrainStep:
     def drops_zero_variance(self) -> bool:
         """Whether a group whose advantages are all 0 has no part in any term of the loss."""
         rl, filtered_terms = self.rl, self.rl.zero_variance_filter
-        regularised = (rl.kl > 0 and "kl" not in filtered_terms) or (rl.entropy > 0 and "entropy" not in filtered_terms)
+        regularised = (rl.kl > 0 and "kl" not in filtered_terms) or (
+            rl.entropy > 0 and "entropy" not in filtered_terms
+        )
         regularised = regularised or rl.expert_balance > 0
         return self.algorithm.loss.traits.advantage_only and not regularised and not rl.critic
 
@@ -96,25 +120,39 @@ class TrainStep:
         metrics = measure_rollouts(self.stops, batch, rewarded)
         value_estimates = None
         if state.critic is not None:
-            rewarded, value_estimates = self._estimate_values(state.critic, batch, rewarded, coefficients)
+            rewarded, value_estimates = self._estimate_values(
+                state.critic, batch, rewarded, coefficients
+            )
         advantages = self.algorithm.advantage(rewarded)
         train_mask = rewarded.valid
         if self.rl.n_train is not None:
-            key, problem_ids = jax.random.wrap_key_data(batch.key_data), batch.problems.ids[rewarded.groups.reshape(-1)]
+            key = jax.random.wrap_key_data(batch.key_data)
+            problem_ids = batch.problems.ids[rewarded.groups.reshape(-1)]
             train_mask = choose_train_rollouts(key, problem_ids, rewarded, self.rl.n_train)
-        loss_weights = make_loss_weights(self.rl, advantages, rewarded, train_mask, self.shapes.response_length)
+        loss_weights = make_loss_weights(
+            self.rl, advantages, rewarded, train_mask, self.shapes.response_length
+        )
         return BatchSignals(loss_weights, train_mask, value_estimates), metrics
 
     def _estimate_values(
-        self, critic_state: CriticState, batch: RolloutBatch, rewarded: RewardedBatch, coefficients: Coefficients
+        self,
+        critic_state: CriticState,
+        batch: RolloutBatch,
+        rewarded: RewardedBatch,
+        coefficients: Coefficients,
     ) -> tuple[RewardedBatch, tuple[Array, Array]]:
         mask = batch.rollouts.mask & rewarded.valid[..., None]
         inputs = UpdateInputs(critic_state.params, {}, batch.problems, coefficients)
-        values = self._values(inputs, ResponseBatch(batch.rollouts.tokens, mask, ()), batch.B_p, batch.n)
+        values = self._values(
+            inputs, ResponseBatch(batch.rollouts.tokens, mask, ()), batch.B_p, batch.n
+        )
         token_advantages, returns = critic.generalised_advantages(
             rewarded.rewards, values, mask, coefficients.gamma, coefficients.gae_lambda
         )
-        return rewarded._replace(token_advantages=token_advantages, token_mask=mask), (values, returns)
+        return rewarded._replace(token_advantages=token_advantages, token_mask=mask), (
+            values,
+            returns,
+        )
 
     def update(
         self,
@@ -124,14 +162,16 @@ class TrainStep:
         signals: BatchSignals,
         coefficients: Coefficients,
     ) -> tuple[TrainState, Metrics]:
-        """The loss's gradient and a step of AdamW; and the metrics of both. Where loss or gradient are not finite, the
-        step is skipped: parameters and moments stay, these metrics count as 0, and `nonfinite_update` as 1."""
+        """The loss's gradient and a step of AdamW; and the metrics of both. Where loss or gradient
+        are not finite, the step is skipped: parameters and moments stay, these metrics count as 0,
+        and `nonfinite_update` as 1."""
         rl, num_rollouts = self.rl, batch.B_p * batch.n
         part = self._trained_part(batch, signals)
         inputs = UpdateInputs(state.params, base_params, part.problems, coefficients)
         gradient, metrics = self._policy_gradient(inputs, part.responses, part.B_p, part.n)
         grad_norm = optax.tree.norm(gradient)
-        nonfinite, critic_warmup = ~jnp.isfinite(grad_norm + metrics["loss"].sum), jnp.bool_(False)
+        nonfinite = ~jnp.isfinite(grad_norm + metrics["loss"].sum)
+        critic_warmup = jnp.bool_(False)
         new_critic, critic_metrics = None, {}
         if rl.critic and state.critic is not None:
             critic_warmup = state.step < rl.critic.warmup
@@ -140,35 +180,62 @@ class TrainStep:
             )
         policy_updates = jnp.maximum(state.step - (rl.critic.warmup if rl.critic else 0), 0)
         lr = learning_rate(rl, policy_updates, num_rollouts, coefficients.learning_rate)
-        step = partial(adamw_update, max_grad_norm=coefficients.max_grad_norm, weight_decay=coefficients.weight_decay)
+        step = partial(
+            adamw_update,
+            max_grad_norm=coefficients.max_grad_norm,
+            weight_decay=coefficients.weight_decay,
+        )
         params, moments = step(
-            state.params, state.moments, gradient, grad_norm=grad_norm, lr=lr, skip=nonfinite | critic_warmup
+            state.params,
+            state.moments,
+            gradient,
+            grad_norm=grad_norm,
+            lr=lr,
+            skip=nonfinite | critic_warmup,
         )
         token_fraction, fraction_metric = None, {}
         if part.token_fraction is not None:
             token_fraction = jnp.where(nonfinite, 0.0, part.token_fraction)
             fraction_metric = {"trained_token_fraction": mean(token_fraction)}
-        metrics = over_updates(metrics, token_fraction) | {"grad_norm": mean(grad_norm)} | critic_metrics
+        metrics = (
+            over_updates(metrics, token_fraction) | {"grad_norm": mean(grad_norm)} | critic_metrics
+        )
         if self.measures_signal:
-            metrics |= gradient_signal(gradient, grad_norm, state.moments, coefficients.max_grad_norm)
+            metrics |= gradient_signal(
+                gradient, grad_norm, state.moments, coefficients.max_grad_norm
+            )
         metrics = zero_where(nonfinite, metrics | fraction_metric)
         metrics["nonfinite_update"] = mean(nonfinite.astype(jnp.float32))
         consecutive_nonfinite = jnp.where(nonfinite, state.consecutive_nonfinite + 1, 0)
-        return TrainState(params, moments, state.step + 1, new_critic, consecutive_nonfinite), metrics
+        return TrainState(
+            params, moments, state.step + 1, new_critic, consecutive_nonfinite
+        ), metrics
 
     def _update_critic(
-        self, state: TrainState, part: TrainedPart, nonfinite: Array, num_rollouts: Array, coefficients: Coefficients
+        self,
+        state: TrainState,
+        part: TrainedPart,
+        nonfinite: Array,
+        num_rollouts: Array,
+        coefficients: Coefficients,
     ) -> tuple[CriticState, Metrics, Array]:
-        """The critic's step, its metrics, and whether the policy's or critic's loss or gradient are not finite."""
+        """The critic's step, its metrics, and whether the policy's or critic's loss or gradient are
+        not finite."""
         assert state.critic is not None and part.value_estimates is not None
         weight = part.responses.objective_inputs.loss_weights.policy
-        responses = part.responses._replace(objective_inputs=critic.CriticInputs(*part.value_estimates, weight))
+        responses = part.responses._replace(
+            objective_inputs=critic.CriticInputs(*part.value_estimates, weight)
+        )
         inputs = UpdateInputs(state.critic.params, {}, part.problems, coefficients)
         gradient, metrics = self._critic_gradient(inputs, responses, part.B_p, part.n)
         grad_norm = optax.tree.norm(gradient)
         nonfinite = nonfinite | ~jnp.isfinite(grad_norm + metrics["loss"].sum)
         lr = learning_rate(self.rl, state.step, num_rollouts, coefficients.critic_learning_rate)
-        step = partial(adamw_update, max_grad_norm=coefficients.max_grad_norm, weight_decay=coefficients.weight_decay)
+        step = partial(
+            adamw_update,
+            max_grad_norm=coefficients.max_grad_norm,
+            weight_decay=coefficients.weight_decay,
+        )
         params, moments = step(*state.critic, gradient, grad_norm=grad_norm, lr=lr, skip=nonfinite)
         metrics = over_updates(metrics) | {"grad_norm": mean(grad_norm)}
         metrics = {f"critic_{name}": metric for name, metric in metrics.items()}
@@ -180,23 +247,36 @@ class TrainStep:
         policy_inputs = PolicyInputs(rollouts.logps, rollouts.nucleus_mass, loss_weights)
         responses = ResponseBatch(rollouts.tokens, rollouts.mask, policy_inputs)
         if isinstance(rollouts, RoutedRollouts):
-            responses = responses._replace(prompt_experts=rollouts.prompt_experts, experts=rollouts.experts)
+            responses = responses._replace(
+                prompt_experts=rollouts.prompt_experts, experts=rollouts.experts
+            )
         if not self.drops_zero_variance and self.rl.n_train is None:
             return TrainedPart(batch.problems, responses, value_estimates, batch.B_p, batch.n, None)
         if self.drops_zero_variance:
             groups, _ = batch.layout.row_groups(self.shapes.buffer_rows)
             has_advantage = train_mask & (loss_weights.advantages != 0)
-            train_mask = train_mask & groups_with_any(has_advantage, groups, self.shapes.problem_rows)[groups]
+            train_mask = (
+                train_mask
+                & groups_with_any(has_advantage, groups, self.shapes.problem_rows)[groups]
+            )
         group_size = batch.n if self.rl.n_train is None else jnp.int32(self.rl.n_train)
         problems, (responses, value_estimates), valid, B_p = drop_groups(
-            self.shapes, batch.problems, (responses, value_estimates), train_mask, batch.B_p, batch.n, group_size
+            self.shapes,
+            batch.problems,
+            (responses, value_estimates),
+            train_mask,
+            batch.B_p,
+            batch.n,
+            group_size,
         )
         responses = responses._replace(mask=responses.mask & valid[..., None])
         token_fraction = responses.mask.sum() / jnp.maximum(rollouts.mask.sum(), 1)
         return TrainedPart(problems, responses, value_estimates, B_p, group_size, token_fraction)
 
 
-def rewarded_batch(shapes: SamplerShapes, batch: RolloutBatch, filters_zero_variance: bool) -> RewardedBatch:
+def rewarded_batch(
+    shapes: SamplerShapes, batch: RolloutBatch, filters_zero_variance: bool
+) -> RewardedBatch:
     """A batch as advantage estimators read it."""
     groups, valid = batch.layout.row_groups(shapes.buffer_rows)
     return RewardedBatch(
@@ -210,8 +290,11 @@ def rewarded_batch(shapes: SamplerShapes, batch: RolloutBatch, filters_zero_vari
     )
 
 
-def measure_rollouts(stops: StopConditions, batch: RolloutBatch, rewarded: RewardedBatch) -> Metrics:
-    """What is known of a batch before it is trained on: means over its rollouts, and the tokens that were drawn."""
+def measure_rollouts(
+    stops: StopConditions, batch: RolloutBatch, rewarded: RewardedBatch
+) -> Metrics:
+    """What is known of a batch before it is trained on: means over its rollouts, and the tokens
+    that were drawn."""
     rollouts, valid, policy_lengths = batch.rollouts, rewarded.valid, rewarded.lengths
     lengths = jnp.where(valid, rollouts.lengths, 0)
     of_rollouts = {
@@ -221,7 +304,10 @@ def measure_rollouts(stops: StopConditions, batch: RolloutBatch, rewarded: Rewar
         "zero_variance": zero_variance(rewarded),
     }
     if stops.adds_context:
-        of_rollouts |= {"response_length": policy_lengths, "context_length": lengths - policy_lengths}
+        of_rollouts |= {
+            "response_length": policy_lengths,
+            "context_length": lengths - policy_lengths,
+        }
     if stops.interruption is not None:
         of_rollouts["interrupted"] = policy_lengths < lengths
     if stops.has_turns:
@@ -234,19 +320,32 @@ def measure_rollouts(stops: StopConditions, batch: RolloutBatch, rewarded: Rewar
     return metrics
 
 
-def gradient_signal(gradient: Params, grad_norm: Array, moments: Any, max_grad_norm: Any) -> Metrics:
-    """The inner product of a clipped gradient with the mean of those before it (0 before the first), and squares."""
+def gradient_signal(
+    gradient: Params, grad_norm: Array, moments: Any, max_grad_norm: Any
+) -> Metrics:
+    """The inner product of a clipped gradient with the mean of those before it (0 before the
+    first), and squares."""
     scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-30))
     products = jax.tree.leaves(jax.tree.map(lambda g, m: (g * m).sum(), gradient, moments.mu))
     past_weight = jnp.maximum(1 - B1 ** moments.count.astype(jnp.float32), 1 - B1)
     signal, square = scale * sum(products) / past_weight, (scale * grad_norm) ** 2
-    return {"grad_signal": mean(signal), "grad_signal_square": mean(signal**2), "grad_square": mean(square)}
+    return {
+        "grad_signal": mean(signal),
+        "grad_signal_square": mean(signal**2),
+        "grad_square": mean(square),
+    }
 
 
 def build_update(
-    cell: CellConfig, decoder: Decoder, task: Task, shapes: SamplerShapes, mesh: Mesh, measures_signal: bool = False
+    cell: CellConfig,
+    decoder: Decoder,
+    task: Task,
+    shapes: SamplerShapes,
+    mesh: Mesh,
+    measures_signal: bool = False,
 ) -> Callable[[TrainState, Params, RolloutBatch, Coefficients], tuple[TrainState, UpdateResult]]:
-    """The jitted `update(state, base_params, batch, coefficients) -> (state, result)`; the state is donated."""
+    """The jitted `update(state, base_params, batch, coefficients) -> (state, result)`; the state is
+    donated."""
     train_step = TrainStep(cell, decoder, task.stops, shapes, mesh, measures_signal)
 
     def update(
@@ -256,28 +355,40 @@ def build_update(
         state, update_metrics = train_step.update(state, base_params, batch, signals, coefficients)
         return state, UpdateResult(batch_metrics | update_metrics)
 
-    out_shardings = train_state_shardings(decoder, mesh, cell.rl.critic is not None), replicated(mesh)
-    return jax.jit(update, donate_argnums=0, out_shardings=out_shardings, compiler_options=compiler_options(mesh))
+    out_shardings = (
+        train_state_shardings(decoder, mesh, cell.rl.critic is not None),
+        replicated(mesh),
+    )
+    return jax.jit(
+        update,
+        donate_argnums=0,
+        out_shardings=out_shardings,
+        compiler_options=compiler_options(mesh),
+    )
 
 
 def choose_train_rollouts(
     key: PRNGKeyArray, ids: Int[Array, " r"], batch: RewardedBatch, n_train: int
 ) -> Bool[Array, "*r"]:
-    """A random choice of n_train rollouts of each group, by draws that belong to (problem id, rollout), so that neither
-    the mesh nor padding changes it. `ids`: the problem id of each row."""
+    """A random choice of n_train rollouts of each group, by draws that belong to (problem id,
+    rollout), so that neither the mesh nor padding changes it. `ids`: the problem id of each row."""
     valid, groups = batch.valid.reshape(-1), batch.groups.reshape(-1)
     rollout = jnp.cumsum(valid) - 1  # rows are in the order of rollout numbers
     keys = rollout_keys(jax.random.fold_in(key, SUBSET_STREAM), ids, rollout % batch.n)
     uniform = uniforms(keys, jnp.zeros_like(rollout))
     random_order = jnp.lexsort((uniform, jnp.where(valid, groups, batch.num_groups)))
-    rank = jnp.zeros_like(rollout).at[random_order].set(jnp.arange(len(rollout), dtype=rollout.dtype))
+    rank = (
+        jnp.zeros_like(rollout).at[random_order].set(jnp.arange(len(rollout), dtype=rollout.dtype))
+    )
     return (valid & (rank - groups * batch.n < n_train)).reshape(batch.valid.shape)
 
 
 def groups_with_any(
     mask: Bool[Array, "S rows"], groups: Int[Array, "S rows"], num_groups: int
 ) -> Bool[Array, " num_groups"]:
-    return jax.ops.segment_max(mask.astype(jnp.int32).reshape(-1), groups.reshape(-1), num_groups) > 0
+    return (
+        jax.ops.segment_max(mask.astype(jnp.int32).reshape(-1), groups.reshape(-1), num_groups) > 0
+    )
 
 
 def drop_groups(
@@ -289,9 +400,9 @@ def drop_groups(
     n: Int[Array, ""],
     group_size: Any,
 ) -> tuple[ProblemArrays, Any, Bool[Array, "S rows"], Int[Array, ""]]:
-    """The rows in `train_mask` (of each group of n rollouts `group_size` or none), in their order, at the front of the
-    buffers, so that the gradient's loops run over them alone: the problems left, the columns [S rows ...], which rows
-    hold a rollout, and B_p."""
+    """The rows in `train_mask` (of each group of n rollouts `group_size` or none), in their order,
+    at the front of the buffers, so that the gradient's loops run over them alone: the problems
+    left, the columns [S rows ...], which rows hold a rollout, and B_p."""
     shards, rows_per_shard = shapes.shards, shapes.buffer_rows
     groups, _ = Layout(B_p, n, shards).row_groups(rows_per_shard)
     group_is_trained = groups_with_any(train_mask, groups, shapes.problem_rows)
@@ -300,8 +411,11 @@ def drop_groups(
 
     remaining = Layout(num_groups, group_size, shards)
     valid = remaining.holds_rollout(rows_per_shard)
-    trained_rows = jnp.argsort(~train_mask.reshape(-1), stable=True)  # rows are in the order of their rollouts
+    # rows are in the order of their rollouts
+    trained_rows = jnp.argsort(~train_mask.reshape(-1), stable=True)
     source_row = trained_rows[jnp.where(valid, remaining.rollout_of_row(rows_per_shard), 0)]
-    remaining_columns = jax.tree.map(lambda x: x.reshape(shards * rows_per_shard, *x.shape[2:])[source_row], columns)
+    remaining_columns = jax.tree.map(
+        lambda x: x.reshape(shards * rows_per_shard, *x.shape[2:])[source_row], columns
+    )
     remaining_problems = ProblemArrays(*(x[group_order] for x in problems))
     return remaining_problems, remaining_columns, valid, num_groups

@@ -1,5 +1,5 @@
-"""Folders of imported runs joined into one, which every command takes as a sweep: imports of logs of several formats,
-or with several maps."""
+"""Folders of imported runs joined into one, which every command takes as a sweep: imports of logs
+of several formats, or with several maps."""
 
 import json
 import shlex
@@ -21,9 +21,9 @@ from isojax.runs.logs.source_words import depth_of_shared_folder, path_below
 
 
 def merge_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
-    """(all runs of these folders by cell, notes). A run whose cell is taken gets the next free seed, as each import
-    numbered its seeds by itself. InputError where a run is there twice, or was not imported, or where the runs have no
-    metric in common."""
+    """(all runs of these folders by cell, notes). A run whose cell is taken gets the next free
+    seed, as each import numbered its seeds by itself. InputError where a run is there twice, or was
+    not imported, or where the runs have no metric in common."""
     runs = [read_run(folder) for path in paths for folder in ledger_folders([path])]
     trained = next((run for run in runs if run.cell_hash != IMPORTED), None)
     if trained is not None:
@@ -41,13 +41,20 @@ def merge_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
         merged.append(replace(run, cell=cell))
     merged.sort(key=lambda run: run.cell)
     _require_metric(merged)
-    notes += [f"seeds that were there twice are numbered anew: {list_some(renumbered)}"] if renumbered else []
+    notes += (
+        [f"seeds that were there twice are numbered anew: {list_some(renumbered)}"]
+        if renumbered
+        else []
+    )
     return merged, notes
 
 
-def _refuse_trained(trained: RunRecord, runs: Sequence[RunRecord], paths: Sequence[Path]) -> NoReturn:
-    """InputError with the command that takes these folders as they are. A sweep that isojax trained has one config,
-    which a folder of several would not have, and runs with different settings follow no one law."""
+def _refuse_trained(
+    trained: RunRecord, runs: Sequence[RunRecord], paths: Sequence[Path]
+) -> NoReturn:
+    """InputError with the command that takes these folders as they are. A sweep that isojax trained
+    has one config, which a folder of several would not have, and runs with different settings
+    follow no one law."""
     folders = shlex.join(map(str, paths))
     if len(paths) == 1:
         instead = f"It is a sweep already, which every command takes: isojax recommend {folders}"
@@ -55,14 +62,18 @@ def _refuse_trained(trained: RunRecord, runs: Sequence[RunRecord], paths: Sequen
         instead = f"Their settings are the same: fit them together by isojax fit {folders}"
     else:
         instead = f"Their settings differ, so no one law holds for all: isojax compare {folders}"
-    problem = f"{trained.source} was trained by isojax, expected runs that `isojax records import` wrote"
+    problem = (
+        f"{trained.source} was trained by isojax, expected runs that `isojax records import` wrote"
+    )
     raise InputError(f"{problem}. {instead}")
 
 
 def _require_metric(runs: Sequence[RunRecord]) -> None:
     """InputError where a run lacks the metric that a fit of all takes."""
     metric = default_metric(runs)
-    other = next((run for run in runs if not all(metric in point.metrics for point in run.points)), None)
+    other = next(
+        (run for run in runs if not all(metric in point.metrics for point in run.points)), None
+    )
     if other is None:
         return
     problem = f"{runs[0].source} has the validation metric {metric}, and {other.source} has {default_metric([other])}"
@@ -78,7 +89,8 @@ def _reject_same_run(runs: Sequence[RunRecord]) -> None:
     """A run that counts as two seeds would make every interval too narrow."""
     earlier_by_points: dict[str, RunRecord] = {}
     for run in runs:
-        is_constant = len({repr(point.metrics) for point in run.points}) == 1  # so may be two runs of all 0
+        # so may be two runs of all 0
+        is_constant = len({repr(point.metrics) for point in run.points}) == 1
         key = f"{run.cell.B_p} {run.cell.n} {run.points}"
         earlier = earlier_by_points.setdefault(key, run)
         if earlier is not run and not is_constant:
@@ -86,8 +98,8 @@ def _reject_same_run(runs: Sequence[RunRecord]) -> None:
 
 
 def _compare_measurements(runs: Sequence[RunRecord]) -> list[str]:
-    """Notes of runs of one (B_p, n) whose logs are named as of different measurements, which would become seeds;
-    InputError where these are training and validation."""
+    """Notes of runs of one (B_p, n) whose logs are named as of different measurements, which would
+    become seeds; InputError where these are training and validation."""
     logs = [_log_of_run(run) for run in runs]
     depth = depth_of_shared_folder([Path(log).parent for log in logs])
     first_of_setting: dict[tuple[int, int], tuple[str, str]] = {}
@@ -98,33 +110,48 @@ def _compare_measurements(runs: Sequence[RunRecord]) -> list[str]:
         words, first_words = words_of_source(name), words_of_source(first_name)
         if words == first_words:
             continue
-        setting, differing = f"B_p = {run.cell.B_p}, n = {run.cell.n}", " and ".join(sorted(words ^ first_words))
+        setting = f"B_p = {run.cell.B_p}, n = {run.cell.n}"
+        differing = " and ".join(sorted(words ^ first_words))
         problem = f"{setting}: {first_log} and {log} differ in what their names say was measured ({differing})"
         if is_of_training(name) != is_of_training(first_name) and (words | first_words) & HELD_OUT:
-            raise InputError(f"{problem}; expected one measurement of each run. Leave one import out.")
+            raise InputError(
+                f"{problem}; expected one measurement of each run. Leave one import out."
+            )
         notes.append(f"{problem}, so are they no seeds of one setting?")
     return notes
 
 
 def _log_of_run(run: RunRecord) -> str:
-    """The log that a run was imported from, as its folder's import.json or merge.json says; else its ledger."""
+    """The log that a run was imported from, as its folder's import.json or merge.json says; else
+    its ledger."""
     cell_folder = Path(run.source).parent
     for name in ("import.json", "merge.json"):
         file = cell_folder.parent.parent / name
         if file.is_file():
             document = read_json_object(file)
             logs = document.get("logs", document.get("cells", {}))
-            return str(logs.get(cell_folder.name, run.source)) if isinstance(logs, dict) else run.source
+            return (
+                str(logs.get(cell_folder.name, run.source))
+                if isinstance(logs, dict)
+                else run.source
+            )
     return run.source
 
 
-def write_merged(runs: Sequence[RunRecord], out: Path, paths: Sequence[Path], notes: Sequence[str]) -> None:
-    """Write the ledgers below `out`, a folder that is new or empty, and merge.json: the folders, and each cell's
-    ledger and log."""
+def write_merged(
+    runs: Sequence[RunRecord], out: Path, paths: Sequence[Path], notes: Sequence[str]
+) -> None:
+    """Write the ledgers below `out`, a folder that is new or empty, and merge.json: the folders,
+    and each cell's ledger and log."""
     with atomic_folder(out) as temp:
         for run in runs:
             write_run(temp / "cells" / run.cell.name, run)
         cells = {run.cell.name: run.source for run in runs}
         logs = {run.cell.name: _log_of_run(run) for run in runs}
-        document = {"merged": [str(path) for path in paths], "cells": cells, "logs": logs, "notes": list(notes)}
+        document = {
+            "merged": [str(path) for path in paths],
+            "cells": cells,
+            "logs": logs,
+            "notes": list(notes),
+        }
         write_text(temp / "merge.json", json.dumps(document, indent=1) + "\n")

@@ -1,8 +1,10 @@
-"""Where a sweep is worked on: a folder, or a scratch folder that mirrors a URL of fsspec's (gs://bucket/runs, ...).
+"""Where a sweep is worked on: a folder, or a scratch folder that mirrors a URL of fsspec's
+(gs://bucket/runs, ...).
 
-With `run.dir` a URL, a run works in a scratch folder of its machine, and whatever it writes there is put to the URL in
-the same order, a checkpoint's mark after all its files: a kill at any instant leaves at the URL what it could have left
-on a disk, and `--resume` on any machine continues from it to the same bits."""
+With `run.dir` a URL, a run works in a scratch folder of its machine, and whatever it writes there
+is put to the URL in the same order, a checkpoint's mark after all its files: a kill at any instant
+leaves at the URL what it could have left on a disk, and `--resume` on any machine continues from it
+to the same bits."""
 
 import hashlib
 import os
@@ -19,10 +21,19 @@ from tempfile import TemporaryDirectory
 from isojax.core.atomic_files import WRITE_LISTENERS
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.terminal import SHOWN_AS
-from isojax.runs.storage import Lease, RemoteFolder, error_summary, exclusive_lock, is_leased, is_locked, run_in_thread
+from isojax.runs.storage import (
+    Lease,
+    RemoteFolder,
+    error_summary,
+    exclusive_lock,
+    is_leased,
+    is_locked,
+    run_in_thread,
+)
 
 CHECKPOINTS_FOLDER = "checkpoint"  # of a cell
-STARTED_MARK = "started"  # the object that says that a cell keeps checkpoints, as an empty folder does on a disk
+# the object that says that a cell keeps checkpoints, as an empty folder does on a disk
+STARTED_MARK = "started"
 COMPLETE_SUFFIX = ".whole"  # of the mark of a whole checkpoint, checkpoint/16.whole
 MIRRORS: list["Mirror"] = []  # of this process, the newest first
 
@@ -30,10 +41,19 @@ MIRRORS: list["Mirror"] = []  # of this process, the newest first
 class Mirror:
     """A folder at a URL and its like on this machine."""
 
-    def __init__(self, url: str, local: Path, remote: RemoteFolder | None = None, lease: Lease | None = None):
-        """`lease`: the right to write there; None for a process that only reads, or that works for the holder."""
-        self.url, self.local, self.remote, self._lease = url, local, remote or RemoteFolder(url), lease
-        self._uploaded: dict[Path, tuple[int, int]] = {}  # file -> (time of its last change, bytes) as it is at the URL
+    def __init__(
+        self, url: str, local: Path, remote: RemoteFolder | None = None, lease: Lease | None = None
+    ):
+        """`lease`: the right to write there; None for a process that only reads, or that works for
+        the holder."""
+        self.url, self.local, self.remote, self._lease = (
+            url,
+            local,
+            remote or RemoteFolder(url),
+            lease,
+        )
+        # file -> (time of its last change, bytes) as it is at the URL
+        self._uploaded: dict[Path, tuple[int, int]] = {}
 
     @contextmanager
     def auto_upload(self) -> Iterator[None]:
@@ -47,8 +67,8 @@ class Mirror:
             WRITE_LISTENERS.remove(self.push)
 
     def pull(self, with_checkpoints: bool = True, cell_name: str = "") -> int:
-        """Copy what is at the URL to the folder (or file): of checkpoints the whole ones, or none; of cells the one
-        named, or all. Returns how many files that is; raises InputError."""
+        """Copy what is at the URL to the folder (or file): of checkpoints the whole ones, or none;
+        of cells the one named, or all. Returns how many files that is; raises InputError."""
         remote_names = self.remote.find()
         downloads = []
         for name in sorted(remote_names):
@@ -63,35 +83,47 @@ class Mirror:
         return len(downloads)
 
     def push(self, path: Path) -> None:
-        """Put a file, or all in a folder, to the URL where it has changed, except checkpoints and hidden files;
-        RunFailed where it cannot be written, or another process has begun to write there."""
+        """Put a file, or all in a folder, to the URL where it has changed, except checkpoints and
+        hidden files; RunFailed where it cannot be written, or another process has begun to write
+        there."""
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if not file.is_relative_to(self.local) or not file.is_file():
                 continue
             name, fingerprint = self._remote_name(file), _stat_fingerprint(file)
-            is_left_out = any(part.startswith((".", CHECKPOINTS_FOLDER)) for part in name.split("/"))
+            is_left_out = any(
+                part.startswith((".", CHECKPOINTS_FOLDER)) for part in name.split("/")
+            )
             if not is_left_out and self._uploaded.get(file) != fingerprint:
                 with self._guarded_write():
                     self.remote.write(name, file.read_bytes())
                 self._uploaded[file] = fingerprint
 
     def push_checkpoint(self, folder: Path) -> None:
-        """Put one whole checkpoint, checkpoint/M, and its mark after all its files; then remove from the URL what is no
-        longer there on this machine. Raises as `push`."""
-        name, checkpoints_name = self._remote_name(folder), self._remote_name(folder.parent)
+        """Put one whole checkpoint, checkpoint/M, and its mark after all its files; then remove
+        from the URL what is no longer there on this machine. Raises as `push`."""
+        name = self._remote_name(folder)
+        checkpoints_name = self._remote_name(folder.parent)
         with self._guarded_write():
             self._remove_checkpoint(name)
-            self.remote.put_all((self._remote_name(file), file) for file in sorted(folder.rglob("*")) if file.is_file())
+            self.remote.put_all(
+                (self._remote_name(file), file)
+                for file in sorted(folder.rglob("*"))
+                if file.is_file()
+            )
             self.remote.write(name + COMPLETE_SUFFIX, b"whole\n")
             local_names = {path.name for path in folder.parent.iterdir()}
-            remote_names = {n.removesuffix(COMPLETE_SUFFIX) for n in self.remote.list_folder(checkpoints_name)}
+            remote_names = {
+                n.removesuffix(COMPLETE_SUFFIX) for n in self.remote.list_folder(checkpoints_name)
+            }
             for stale_name in remote_names - local_names - {STARTED_MARK}:
                 self._remove_checkpoint(f"{checkpoints_name}/{stale_name}")
 
     def mark_started(self, checkpoints_folder: Path) -> None:
         """Say at the URL that a cell keeps its checkpoints in this folder."""
         with self._guarded_write():
-            self.remote.write(f"{self._remote_name(checkpoints_folder)}/{STARTED_MARK}", b"started\n")
+            self.remote.write(
+                f"{self._remote_name(checkpoints_folder)}/{STARTED_MARK}", b"started\n"
+            )
 
     def _remove_checkpoint(self, name: str) -> None:
         self.remote.remove(name + COMPLETE_SUFFIX)
@@ -110,7 +142,9 @@ class Mirror:
         except RunFailed:
             raise
         except Exception as e:  # each library has errors of its own
-            problem = f"cannot write to {self.url}: {error_summary(e)}. What was recorded there is whole"
+            problem = (
+                f"cannot write to {self.url}: {error_summary(e)}. What was recorded there is whole"
+            )
             raise RunFailed(f"{problem}; solve that, and continue with --resume.") from e
 
 
@@ -130,8 +164,8 @@ def _stat_fingerprint(path: Path) -> tuple[int, int]:
 
 
 def checkpoint_uploader(folder: Path) -> Callable[[Path, Callable[[], bool]], Future[None]] | None:
-    """What starts to put a checkpoint of a cell to its URL, once it is no longer being written; None where `folder`,
-    which holds the cell's checkpoints, is in no mirror."""
+    """What starts to put a checkpoint of a cell to its URL, once it is no longer being written;
+    None where `folder`, which holds the cell's checkpoints, is in no mirror."""
     mirror = next((m for m in MIRRORS if folder.is_relative_to(m.local)), None)
     if mirror is None:
         return None
@@ -147,7 +181,8 @@ def checkpoint_uploader(folder: Path) -> Callable[[Path, Callable[[], bool]], Fu
 
 
 NO_FOLDERS = ("--server",)  # options whose value is a URL, but of no folder
-MODEL_URL = re.compile(r"https://huggingface\.co/|hf://(?=[^/]+/[^/]+/?$)")  # of ORG/NAME; hf://datasets/... is storage
+# of ORG/NAME; hf://datasets/... is storage
+MODEL_URL = re.compile(r"https://huggingface\.co/|hf://(?=[^/]+/[^/]+/?$)")
 
 
 def is_url(text: str) -> bool:
@@ -161,23 +196,29 @@ def working_folder(run_dir: str, name: str) -> Path:
     for mirror in MIRRORS:
         if mirror.url == f"{run_dir.rstrip('/')}/{name}":
             return mirror.local
-    raise InputError(f"run.dir = {run_dir}: only `isojax launch` and `isojax train` run at a URL; expected a folder.")
+    raise InputError(
+        f"run.dir = {run_dir}: only `isojax launch` and `isojax train` run at a URL; expected a folder."
+    )
 
 
 @contextmanager
 def remote_workspace(
     run_dir: str, name: str, multi_process: bool = False, dry_run: bool = False, cell_name: str = ""
 ) -> Iterator[None]:
-    """A sweep at a URL, mirrored while the context lasts (`working_folder`); where `run_dir` is a folder, nothing.
+    """A sweep at a URL, mirrored while the context lasts (`working_folder`); where `run_dir` is a
+    folder, nothing.
 
-    InputError for several processes, storage that cannot be reached, or another process that writes there. A worker
-    of another process's sweep gives `cell_name`: the sweep's files and this cell's are mirrored, without a lease."""
+    InputError for several processes, storage that cannot be reached, or another process that writes
+    there. A worker of another process's sweep gives `cell_name`: the sweep's files and this cell's
+    are mirrored, without a lease."""
     if not is_url(run_dir):
         yield
         return
     if multi_process:
         problem = f"run.dir = {run_dir} with several processes; expected a folder that all share, for checkpoints"
-        raise InputError(f"{problem}. Mount the bucket and give run.dir=FOLDER, or run one process (docs/hosts.md).")
+        raise InputError(
+            f"{problem}. Mount the bucket and give run.dir=FOLDER, or run one process (docs/hosts.md)."
+        )
     url = f"{run_dir.rstrip('/')}/{name}"
     remote, lease = RemoteFolder(url), None
     with ExitStack() as stack:
@@ -185,18 +226,27 @@ def remote_workspace(
             scratch = Path(stack.enter_context(TemporaryDirectory(prefix="isojax-")))
         else:
             cache_folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-            scratch = cache_folder / "isojax" / "runs" / hashlib.sha256(f"{url} {cell_name}".encode()).hexdigest()[:12]
+            scratch = (
+                cache_folder
+                / "isojax"
+                / "runs"
+                / hashlib.sha256(f"{url} {cell_name}".encode()).hexdigest()[:12]
+            )
             if not cell_name:
                 lease = stack.enter_context(Lease(remote))
             stack.enter_context(exclusive_lock(scratch))
-            shutil.rmtree(scratch / name, ignore_errors=True)  # of a run that was killed; the URL has what counts
+            # of a run that was killed; the URL has what counts
+            shutil.rmtree(scratch / name, ignore_errors=True)
         mirror = Mirror(url, scratch / name, remote, lease)
         mirror.pull(with_checkpoints=not dry_run, cell_name=cell_name)
         stack.enter_context(mirror.auto_upload())
         try:
             yield
-        except Exception:  # whatever ended the run, what it has written goes to the URL; then it is raised
-            with suppress(RunFailed):  # the user should see what ended the run, not what followed from it
+        except (
+            Exception
+        ):  # whatever ended the run, what it has written goes to the URL; then it is raised
+            # the user should see what ended the run, not what followed from it
+            with suppress(RunFailed):
                 mirror.push(mirror.local)
             raise
         if not dry_run:
@@ -211,7 +261,8 @@ def is_written(folder: Path) -> bool:
 
 
 def refresh(folder: Path, cell_name: str = "") -> None:
-    """Bring a mirror to what other processes have put to its URL: cells without checkpoints, or one with them."""
+    """Bring a mirror to what other processes have put to its URL: cells without checkpoints, or one
+    with them."""
     for mirror in MIRRORS:
         if mirror.local == folder:
             if cell_name:
@@ -221,18 +272,22 @@ def refresh(folder: Path, cell_name: str = "") -> None:
 
 @contextmanager
 def localize(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """A command's arguments with mirrors in place of URLs, temporary folders that are named as the last two parts of
-    theirs; what the command writes there goes to the URL."""
+    """A command's arguments with mirrors in place of URLs, temporary folders that are named as the
+    last two parts of theirs; what the command writes there goes to the URL."""
     with ExitStack() as stack:
         localized = []
         for option, argument in pairwise(["", *arguments]):
-            names_no_folder = option in NO_FOLDERS or argument.startswith("ray://") or MODEL_URL.match(argument)
+            names_no_folder = (
+                option in NO_FOLDERS or argument.startswith("ray://") or MODEL_URL.match(argument)
+            )
             if is_url(argument) and not names_no_folder:
                 url = argument.rstrip("/")
                 scratch = Path(stack.enter_context(TemporaryDirectory(prefix="isojax-")))
                 mirror = Mirror(url, scratch.joinpath(*url.partition("://")[2].split("/")[-2:]))
                 if not mirror.pull(with_checkpoints=False):
-                    raise InputError(f"there is nothing at {url}; expected a sweep's folder, as gs://BUCKET/runs/x.")
+                    raise InputError(
+                        f"there is nothing at {url}; expected a sweep's folder, as gs://BUCKET/runs/x."
+                    )
                 stack.enter_context(mirror.auto_upload())
                 argument = str(mirror.local)
             localized.append(argument)

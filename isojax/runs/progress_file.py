@@ -1,7 +1,9 @@
-"""How far a run has come since its last evaluation: `progress.json` in its folder, for `isojax status`.
+"""How far a run has come since its last evaluation: `progress.json` in its folder, for `isojax
+status`.
 
-The ledger has a line per evaluation only, and evaluations may be hours apart. The file is there while the run trains.
-It holds nothing that a resume needs, so it is written without waiting for the disk, and a full disk ends no run.
+The ledger has a line per evaluation only, and evaluations may be hours apart. The file is there
+while the run trains. It holds nothing that a resume needs, so it is written without waiting for the
+disk, and a full disk ends no run.
 """
 
 import json

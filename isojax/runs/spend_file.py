@@ -1,4 +1,5 @@
-"""spend.json: what `isojax spend` trains next, written before it is trained, and what it has found at the end."""
+"""spend.json: what `isojax spend` trains next, written before it is trained, and what it has found
+at the end."""
 
 from pathlib import Path
 
@@ -22,12 +23,18 @@ def read_spending(folder: Path) -> Spending | None:
     path = folder / SPEND_FILE
     try:
         spending = _ADAPTER.validate_json(read_file(path))
-        sizes = [spending.budget, *(size for leg in spending.legs for size in (leg.cell.B_p, leg.cell.n, leg.n))]
+        sizes = [
+            spending.budget,
+            *(size for leg in spending.legs for size in (leg.cell.B_p, leg.cell.n, leg.n)),
+        ]
         if spending.legs and all(1 <= size <= MAX_COUNT for size in sizes):
             return spending
         problem, cause = "it has no legs, or sizes that no run has", None
     except FileNotFoundError:
         return None
     except ValidationError as e:
-        problem, cause = f"{'.'.join(map(str, e.errors()[0]['loc']))}: {e.errors()[0]['msg']}", e
-    raise InputError(f"cannot read {path}: {problem}. Restore it, or remove the folder and begin again.") from cause
+        problem = f"{'.'.join(map(str, e.errors()[0]['loc']))}: {e.errors()[0]['msg']}"
+        cause = e
+    raise InputError(
+        f"cannot read {path}: {problem}. Restore it, or remove the folder and begin again."
+    ) from cause

@@ -1,5 +1,6 @@
-"""Where runs are stored: folders at a URL, by fsspec, and one writer at a time for a folder: on a disk by a lock on the
-file `.lock` in it, at a URL by the object `.lock` there, which names the holder, who renews it while alive."""
+"""Where runs are stored: folders at a URL, by fsspec, and one writer at a time for a folder: on a
+disk by a lock on the file `.lock` in it, at a URL by the object `.lock` there, which names the
+holder, who renews it while alive."""
 
 import fcntl
 import json
@@ -20,14 +21,19 @@ from isojax.core.terminal import note
 
 T = TypeVar("T")
 CONNECT_TIMEOUT = 20.0  # seconds to wait for storage to answer, before any work
-LOCK_FILE, LOCK_FIELDS = ".lock", {"host": str, "pid": int, "token": str, "time": float}  # other fields are no lock's
-LOCK_TIMEOUT, LOCK_RETRY_INTERVAL = 0.1, 0.05  # seconds; `isojax status` locks a folder while it looks
+# other fields are no lock's
+LOCK_FILE = ".lock"
+LOCK_FIELDS = {"host": str, "pid": int, "token": str, "time": float}
+# seconds; `isojax status` locks a folder while it looks
+LOCK_TIMEOUT = 0.1
+LOCK_RETRY_INTERVAL = 0.05
 RENEW_SECONDS = 10.0  # seconds between two renewals
 STALE_SECONDS = 60.0  # seconds without a renewal after which another process may take the lease
 
 
 class RemoteFolder:
-    """A folder (or a file) at a URL; names are relative to it. Methods raise what the storage's library raises."""
+    """A folder (or a file) at a URL; names are relative to it. Methods raise what the storage's
+    library raises."""
 
     def __init__(self, url: str):
         """Raises InputError where fsspec, or this machine, does not know the protocol."""
@@ -40,28 +46,41 @@ class RemoteFolder:
         self._is_disk = isinstance(self._fs, LocalFileSystem)
 
     def call_with_timeout(self, operation: Callable[[], T]) -> T:
-        """The result of an operation before any work; InputError where it fails, or takes too long."""
+        """The result of an operation before any work; InputError where it fails, or takes too
+        long."""
         try:
             return run_in_thread(operation).result(CONNECT_TIMEOUT)
         except Exception as e:  # each library has errors of its own
             is_timeout = isinstance(e, TimeoutError)
-            reason = f"no answer within {CONNECT_TIMEOUT:g} seconds" if is_timeout else error_summary(e)
+            reason = (
+                f"no answer within {CONNECT_TIMEOUT:g} seconds" if is_timeout else error_summary(e)
+            )
             fix = "check its name, the network and your credentials, or give another run.dir"
-            raise InputError(f"cannot use {self.url}: {reason}. Expected a place you may write: {fix}.") from e
+            raise InputError(
+                f"cannot use {self.url}: {reason}. Expected a place you may write: {fix}."
+            ) from e
 
     def find(self) -> set[str]:
         """The names of all objects; of a file, an empty name. Raises InputError."""
         self._fs.invalidate_cache()
         paths: list[str] = self.call_with_timeout(lambda: self._fs.find(self._root))
-        return {name.removeprefix(self._root).removeprefix("/") for name in paths if not name.endswith("/")}
+        return {
+            name.removeprefix(self._root).removeprefix("/")
+            for name in paths
+            if not name.endswith("/")
+        }
 
     def get(self, pairs: Sequence[tuple[str, Path]]) -> None:
         """Copy objects to files. Raises InputError."""
         try:
-            self._fs.get([self._full_path(name) for name, _ in pairs], [str(path) for _, path in pairs])
+            self._fs.get(
+                [self._full_path(name) for name, _ in pairs], [str(path) for _, path in pairs]
+            )
         except Exception as e:  # each library has errors of its own
             problem = f"cannot read {self.url}: {error_summary(e)}"
-            raise InputError(f"{problem}. Check the network and your credentials, and try again.") from e
+            raise InputError(
+                f"{problem}. Check the network and your credentials, and try again."
+            ) from e
 
     def read(self, name: str) -> bytes | None:
         """An object; None where there is none."""
@@ -79,12 +98,17 @@ class RemoteFolder:
 
     def put_all(self, pairs: Iterable[tuple[str, Path]]) -> None:
         """Write many files at once; a kill may leave some of them, and a part of one."""
-        remote_paths, local_paths = zip(*((self._full_path(name), str(path)) for name, path in pairs), strict=True)
+        remote_paths, local_paths = zip(
+            *((self._full_path(name), str(path)) for name, path in pairs), strict=True
+        )
         self._fs.put(list(local_paths), list(remote_paths))
 
     def list_folder(self, folder: str) -> set[str]:
         self._fs.invalidate_cache()
-        return {path.rstrip("/").rpartition("/")[2] for path in self._fs.ls(self._full_path(folder), detail=False)}
+        return {
+            path.rstrip("/").rpartition("/")[2]
+            for path in self._fs.ls(self._full_path(folder), detail=False)
+        }
 
     def remove(self, name: str) -> None:
         """Remove an object, or a folder with all in it, where there is one."""
@@ -123,8 +147,9 @@ class FolderLocked(InputError):
 
 @contextmanager
 def exclusive_lock(folder: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
-    """Make the folder if need be, and hold it; InputError where it cannot be written, FolderLocked where another
-    process writes to it for over `timeout` seconds. NFS keeps locks on files for all clients, on folders for none."""
+    """Make the folder if need be, and hold it; InputError where it cannot be written, FolderLocked
+    where another process writes to it for over `timeout` seconds. NFS keeps locks on files for all
+    clients, on folders for none."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock_fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
@@ -166,10 +191,16 @@ def try_flock(lock_fd: int, lock_type: int) -> bool:
 
 
 class Lease:
-    """The right to write, as a context. Entering may wait until a process that was killed counts as dead."""
+    """The right to write, as a context. Entering may wait until a process that was killed counts as
+    dead."""
 
     def __init__(self, remote: RemoteFolder):
-        self._remote, self._closed, self._taken_over_by, self._renewed_at = remote, threading.Event(), "", 0.0
+        self._remote, self._closed, self._taken_over_by, self._renewed_at = (
+            remote,
+            threading.Event(),
+            "",
+            0.0,
+        )
         self._renew_thread = threading.Thread(target=self._renew_loop, daemon=True)
         self._identity = {"host": _host_id(), "pid": os.getpid(), "token": uuid4().hex}
 
@@ -190,21 +221,27 @@ class Lease:
                 self._remote.remove(LOCK_FILE)
 
     def check(self) -> None:
-        """RunFailed where another process has taken the lease; a process that was frozen looks at the URL first."""
+        """RunFailed where another process has taken the lease; a process that was frozen looks at
+        the URL first."""
         if time.time() - self._renewed_at > STALE_SECONDS:
             self._check_holder()
         if self._taken_over_by:
             cause = f"this process did not renew its lease for {STALE_SECONDS:.0f} seconds; it ends"
-            raise RunFailed(f"{self._remote.url} was taken over by {self._taken_over_by}, because {cause}.")
+            raise RunFailed(
+                f"{self._remote.url} was taken over by {self._taken_over_by}, because {cause}."
+            )
 
     def _wait_for_holder(self) -> None:
         """Wait until no process writes; InputError where the holder renews its lease meanwhile."""
         first_lock = self._remote.call_with_timeout(self.read_lock)
         if first_lock is None or _holder_is_dead(first_lock) or _is_stale(first_lock):
             return
-        note(f"waiting to see whether {_holder_name(first_lock)}, which has written to {self._remote.url}, is alive")
+        note(
+            f"waiting to see whether {_holder_name(first_lock)}, which has written to {self._remote.url}, is alive"
+        )
         lock: dict[str, Any] | None = first_lock
-        deadline = time.monotonic() + STALE_SECONDS  # the holder's clock may be ahead of this machine's
+        # the holder's clock may be ahead of this machine's
+        deadline = time.monotonic() + STALE_SECONDS
         while lock is not None and not _is_stale(lock) and time.monotonic() < deadline:
             if lock != first_lock:
                 raise self._locked_error(_holder_name(lock))
@@ -216,9 +253,14 @@ class Lease:
         return InputError(f"{problem}. Wait for it, stop it, or choose another name=NAME.")
 
     def read_lock(self) -> dict[str, Any] | None:
-        """The holder; None also for the empty lock of `exclusive_lock`, in a folder that was copied there."""
+        """The holder; None also for the empty lock of `exclusive_lock`, in a folder that was copied
+        there."""
         data = self._remote.read(LOCK_FILE)
-        return {name: kind(json.loads(data)[name]) for name, kind in LOCK_FIELDS.items()} if data else None
+        return (
+            {name: kind(json.loads(data)[name]) for name, kind in LOCK_FIELDS.items()}
+            if data
+            else None
+        )
 
     def _write_lock(self) -> None:
         now = time.time()
@@ -231,7 +273,8 @@ class Lease:
 
     def _renew_loop(self) -> None:
         while not self._taken_over_by and not self._closed.wait(RENEW_SECONDS):
-            with suppress(Exception):  # the next renewal may succeed; the run's own writes report storage that is lost
+            # the next renewal may succeed; the run's own writes report storage that is lost
+            with suppress(Exception):
                 self._check_holder()
                 if not self._taken_over_by:
                     self._write_lock()

@@ -1,4 +1,5 @@
-"""A batch of problems and their rollouts: the arrays that hold it. Rows of its buffers: sampling/layout.py."""
+"""A batch of problems and their rollouts: the arrays that hold it. Rows of its buffers:
+sampling/layout.py."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +13,8 @@ from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import ROLLOUT_AXES, replicated, shape_on
 from isojax.sampling.layout import Layout, ShardSlice
 
-# A run's PRNG key is folded with one of these: draws for one use never depend on how many another use makes.
+# A run's PRNG key is folded with one of these: draws for one use never depend on how many another
+# use makes.
 TRAIN_STREAM = 0
 EVAL_STREAM = 1
 LABEL_STREAM = 2
@@ -30,10 +32,13 @@ class Rollouts(NamedTuple):
     """Sampled responses, by shard."""
 
     tokens: Array  # i32[S rows T]
-    logps: Array  # f32[S rows T], log-probabilities of the tokens at the sampling temperature and top-p
+    # f32[S rows T], log-probabilities of the tokens at the sampling temperature and top-p
+    logps: Array
     mask: Array  # bool[S rows T], the tokens in the loss: those that the policy drew, not context's
-    nucleus_mass: Array  # f32[S rows T], probability mass of each token's nucleus; [S rows 1], all ones, without top-p
-    stopped: Array  # bool[S rows], whether a stop condition ended the response (otherwise it was cut at T)
+    # f32[S rows T], probability mass of each token's nucleus; [S rows 1], all ones, without top-p
+    nucleus_mass: Array
+    # bool[S rows], whether a stop condition ended the response (otherwise it was cut at T)
+    stopped: Array
     lengths: Array  # i32[S rows], tokens in each response
 
     @property
@@ -75,8 +80,9 @@ class RolloutBatch(NamedTuple):
 
 
 class SamplingBatch(NamedTuple):
-    """What a shard samples: its share of n rollouts of each problem, drawn with one `key` or one per problem. An
-    endless batch (rl/async_rl/rollout_buffer.py) also has the sizes of its buffers in groups and rollouts."""
+    """What a shard samples: its share of n rollouts of each problem, drawn with one `key` or one
+    per problem. An endless batch (rl/async_rl/rollout_buffer.py) also has the sizes of its buffers
+    in groups and rollouts."""
 
     problems: ProblemArrays
     share: ShardSlice
@@ -118,7 +124,8 @@ class RecordedExperts(NamedTuple):
 def rollout_shapes(
     shapes: SamplerShapes, mesh: Mesh, nucleus: bool, recorded: RecordedExperts | None = None
 ) -> Rollouts | RoutedRollouts:
-    """ShapeDtypeStructs of a batch's rollouts, split over the shards. nucleus: whether top_p is below 1."""
+    """ShapeDtypeStructs of a batch's rollouts, split over the shards. nucleus: whether top_p is
+    below 1."""
     rows, T = (shapes.shards, shapes.buffer_rows), shapes.response_length
     sharding = NamedSharding(mesh, P(ROLLOUT_AXES))
     rollouts = Rollouts(
@@ -133,13 +140,18 @@ def rollout_shapes(
         return rollouts
     return RoutedRollouts(
         *rollouts,
-        prompt_experts=shape_on(sharding, recorded.shape(*rows, shapes.prompt_length), recorded.dtype),
+        prompt_experts=shape_on(
+            sharding, recorded.shape(*rows, shapes.prompt_length), recorded.dtype
+        ),
         experts=shape_on(sharding, recorded.shape(*rows, T), recorded.dtype),
     )
 
 
-def problem_shapes(shapes: SamplerShapes, mesh: Mesh, rows: int, answer_length: int) -> ProblemArrays:
-    """ShapeDtypeStructs of so many problems, on all devices. answer_length: 0 where the host verifies."""
+def problem_shapes(
+    shapes: SamplerShapes, mesh: Mesh, rows: int, answer_length: int
+) -> ProblemArrays:
+    """ShapeDtypeStructs of so many problems, on all devices. answer_length: 0 where the host
+    verifies."""
     on_all = replicated(mesh)
     return ProblemArrays(
         prompts=shape_on(on_all, (rows, shapes.prompt_length)),
@@ -160,7 +172,8 @@ def count_turns(mask: Any) -> Any:
 
 
 def response_tokens(rollouts: Rollouts | RoutedRollouts, layout: Layout) -> list[np.ndarray]:
-    """The response tokens of all rollouts as host arrays, in their order, each i32[its length]; context as ~token."""
+    """The response tokens of all rollouts as host arrays, in their order, each i32[its length];
+    context as ~token."""
     tokens, mask = layout.in_order(rollouts.tokens), layout.in_order(rollouts.mask)
     return _cut(np.where(mask, tokens, ~tokens), rollouts, layout)
 
@@ -177,7 +190,9 @@ def response_nucleus_mass(rollouts: Rollouts | RoutedRollouts, layout: Layout) -
     return _cut(np.broadcast_to(masses, (layout.B, T)), rollouts, layout)
 
 
-def _cut(by_token: np.ndarray, rollouts: Rollouts | RoutedRollouts, layout: Layout) -> list[np.ndarray]:
+def _cut(
+    by_token: np.ndarray, rollouts: Rollouts | RoutedRollouts, layout: Layout
+) -> list[np.ndarray]:
     """Of [B T], what belongs to the tokens of each response."""
     lengths = layout.in_order(rollouts.lengths)
     return [row[:length] for row, length in zip(by_token, lengths, strict=True)]

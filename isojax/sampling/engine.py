@@ -1,14 +1,15 @@
 """The rollout engine: one compiled program for a whole sweep, whatever B_p and n.
 
-It is a shard_map, manual over data and fsdp; each shard repeats `decode_chunk` while any of them has work:
+It is a shard_map, manual over data and fsdp; each shard repeats `decode_chunk` while any of them
+has work:
 
     prefill   the next g prompts go into the prefix table, when the queue is about to need them: each problem once
     admit     free prefix groups take the next work item of the queue, and free slots its next rollouts
     decode    all slots decode, until CHUNK_TOKENS tokens are done or slots have been idle for long enough
     finish    slots whose response has ended write their rollout, and are free
 
-A prefix group is one slot or W slots that share a long prompt (models/decode.py); its work item is one rollout, or at
-least W rollouts of one problem.
+A prefix group is one slot or W slots that share a long prompt (models/decode.py); its work item is
+one rollout, or at least W rollouts of one problem.
 """
 
 from collections.abc import Callable
@@ -55,7 +56,8 @@ Sampler = Callable[[Params, ProblemArrays, Array, Array, PRNGKeyArray], Rollouts
 
 class SamplerWeights(NamedTuple):
     decode: Params  # of `Decoding.prepare_weights`
-    # Stacked layers, where `Decoding.prefills_stacked` and `decode` has none; XLA counts an array given twice as two.
+    # Stacked layers, where `Decoding.prefills_stacked` and `decode` has none; XLA counts an array
+    # given twice as two.
     stacked: Params | None
 
     @property
@@ -76,7 +78,9 @@ class Engine:
     def init_state(self, first_item: Int[Array, ""]) -> SamplerState:
         shapes, decoding = self.shapes, self.decoding
         R, T, Z = shapes.slots, shapes.response_length, decoding.prefix_groups
-        slot_zeros, group_zeros, false = jnp.zeros(R, jnp.int32), jnp.zeros(Z, jnp.int32), jnp.zeros(R, bool)
+        slot_zeros = jnp.zeros(R, jnp.int32)
+        group_zeros = jnp.zeros(Z, jnp.int32)
+        false = jnp.zeros(R, bool)
         # Not of length 0: jax 0.11's XLA crashes on an array without elements that a mesh splits.
         nucleus_mass_length = T if self.sampling.top_p < 1 else 1
         slots = Slots(
@@ -91,13 +95,18 @@ class Engine:
             logps=jnp.zeros((R, T), jnp.float32),
             nucleus_mass=jnp.ones((R, nucleus_mass_length), jnp.float32),
         )
-        width, dtype = decoding.decoder.config.width, decoding.decoder.options.compute_dtype
-        outputs = tuple(jnp.zeros((shapes.buffer_rows, *x.shape[1:]), x.dtype) for x in slots.outputs())
+        width = decoding.decoder.config.width
+        dtype = decoding.decoder.options.compute_dtype
+        outputs = tuple(
+            jnp.zeros((shapes.buffer_rows, *x.shape[1:]), x.dtype) for x in slots.outputs()
+        )
         table_experts = group_experts = None
         if self.recorded is not None:
             shape, dtype_of_experts = self.recorded.shape, self.recorded.dtype
             P = decoding.prefix_length
-            outputs += tuple(jnp.zeros(shape(shapes.buffer_rows, length), dtype_of_experts) for length in (P, T))
+            outputs += tuple(
+                jnp.zeros(shape(shapes.buffer_rows, length), dtype_of_experts) for length in (P, T)
+            )
             table_experts = jnp.zeros(shape(shapes.prefix_entries, P), dtype_of_experts)
             group_experts = jnp.zeros(shape(Z, P), dtype_of_experts)
         return SamplerState(
@@ -119,7 +128,8 @@ class Engine:
             | (state.slots.row >= 0).any()
             | (state.queue.next_rollout < state.queue.end_rollout).any()
         )
-        if self.shapes.shards == 1:  # where the tensor axis alone is split, XLA cannot compile the sum
+        # where the tensor axis alone is split, XLA cannot compile the sum
+        if self.shapes.shards == 1:
             return shard_has_work
         return lax.psum(shard_has_work.astype(jnp.int32), ROLLOUT_AXES) > 0
 
@@ -133,20 +143,34 @@ class Engine:
         answers: Int[Array, "R A"] | None = None,
         recording: tuple[Array, Int[Array, " R"]] | None = None,
     ) -> tuple[Slots, KVCache, Array | None, Bool[Array, " R"]]:
-        """One token per slot; slots that are done keep their state. First tokens are drawn from `first_hidden`.
-        answers: of each slot's problem, where the task replies on device. recording: where experts are recorded, the
-        buffer [rows T l k] of those of responses, which is returned, and each slot's row in it."""
+        """One token per slot; slots that are done keep their state. First tokens are drawn from
+        `first_hidden`. answers: of each slot's problem, where the task replies on device.
+        recording: where experts are recorded, the buffer [rows T l k] of those of responses, which
+        is returned, and each slot's row in it."""
         at_first_token = slots.t == 0
         experts = None if recording is None else recording[0]
 
-        def run_layers(carry: tuple[Array, Array, KVCache, Any]) -> tuple[Array, Array, KVCache, Any]:
+        def run_layers(
+            carry: tuple[Array, Array, KVCache, Any],
+        ) -> tuple[Array, Array, KVCache, Any]:
             _, _, cache, experts = carry
             t = jnp.maximum(slots.t - 1, 0)
             if recording is None:
-                return jnp.bool_(True), *self.decoding.step(weights, cache, slots.token, slots.position, t), None
-            hidden, cache, of_token = self.decoding.step_with_experts(weights, cache, slots.token, slots.position, t)
+                return (
+                    jnp.bool_(True),
+                    *self.decoding.step(weights, cache, slots.token, slots.position, t),
+                    None,
+                )
+            hidden, cache, of_token = self.decoding.step_with_experts(
+                weights, cache, slots.token, slots.position, t
+            )
             written_row = jnp.where(at_first_token | done, len(experts), recording[1])
-            return jnp.bool_(True), hidden, cache, experts.at[written_row, t].set(of_token, mode="drop")
+            return (
+                jnp.bool_(True),
+                hidden,
+                cache,
+                experts.at[written_row, t].set(of_token, mode="drop"),
+            )
 
         # A loop of no steps where all slots draw first tokens, for which no layer is run.
         init_carry = ((at_first_token | done).all(), first_hidden, cache, experts)
@@ -159,12 +183,15 @@ class Engine:
         if self.sampling.top_p < 1:
             in_nucleus, nucleus_mass = nucleus(logits, log_p, self.sampling.top_p)
             log_p = renormalize(log_p, in_nucleus)
-            slots = slots._replace(nucleus_mass=jnp.where(write_mask, nucleus_mass[:, None], slots.nucleus_mass))
+            slots = slots._replace(
+                nucleus_mass=jnp.where(write_mask, nucleus_mass[:, None], slots.nucleus_mass)
+            )
         token, logp = sample_token(log_p, uniforms(jax.random.wrap_key_data(slots.key), slots.t))
         written_token = token
         if self.stops.adds_context:
             ahead = slots.token_ahead()
-            token, logp = jnp.where(ahead < 0, ~ahead, token), jnp.where(ahead < 0, 0.0, logp)
+            token = jnp.where(ahead < 0, ~ahead, token)
+            logp = jnp.where(ahead < 0, 0.0, logp)
             written_token = jnp.where(ahead < 0, ahead, token)
         stop_met = (token[:, None] == jnp.array(self.stops.tokens, jnp.int32)[None]).any(-1)
         stop_state = slots.stop_state
@@ -172,7 +199,8 @@ class Engine:
             stop_state = jnp.asarray(self.stops.transitions)[stop_state, token].astype(jnp.int32)
             stop_met = stop_met | (stop_state == len(self.stops.transitions))
         if self.stops.has_turns:  # a reply ends no turn, and no stop string reaches into it
-            stop_met, stop_state = stop_met & (written_token >= 0), jnp.where(written_token < 0, 0, stop_state)
+            stop_met = stop_met & (written_token >= 0)
+            stop_state = jnp.where(written_token < 0, 0, stop_state)
         slots = slots._replace(
             tokens=jnp.where(write_mask, written_token[:, None], slots.tokens),
             logps=jnp.where(write_mask, logp[:, None], slots.logps),
@@ -188,7 +216,8 @@ class Engine:
     def _write_context(
         self, slots: Slots, was_done: Bool[Array, " R"], answers: Int[Array, "R A"] | None
     ) -> tuple[Slots, Bool[Array, " R"]]:
-        """After a token: what an interruption or the task's reply to a turn writes ahead, and which slots are done."""
+        """After a token: what an interruption or the task's reply to a turn writes ahead, and which
+        slots are done."""
         interruption, T = self.stops.interruption, self.shapes.response_length
         done = was_done | slots.stopped | (slots.t >= T)
         if interruption is not None:
@@ -206,7 +235,8 @@ class Engine:
     def decode_chunk(
         self, weights: SamplerWeights, batch: SamplingBatch, state: SamplerState
     ) -> tuple[SamplerState, Int[Array, " R"]]:
-        """Prefill, admit, decode, finish; and the rows of the rollouts that finished, -1 for the other slots."""
+        """Prefill, admit, decode, finish; and the rows of the rollouts that finished, -1 for the
+        other slots."""
         state = prefill(self.decoding, self.shapes, weights.prefill, batch, state)
         state = admit(self.decoding, self.shapes, batch, state)
         R, W, queue = self.shapes.slots, self.shapes.slots_per_prefix, state.queue
@@ -219,7 +249,8 @@ class Engine:
         recorded = None if self.recorded is None else state.outputs[-1]
         recorded_row = batch.buffer_row(state.slots.row)
         max_steps = min(CHUNK_TOKENS, self.shapes.response_length)
-        max_idle_steps = R if self.shapes.shards == 1 else max_steps * R  # shards wait for one another: no early end
+        # shards wait for one another: no early end
+        max_idle_steps = R if self.shapes.shards == 1 else max_steps * R
 
         def count_refillable(done: Array) -> Array:
             if self.stops.host_replies:  # slots that wait for a reply, too
@@ -251,7 +282,8 @@ class Engine:
         return state._replace(outputs=outputs, slots=slots, cache=cache), finished_row
 
     def to_rollouts(self, outputs: tuple[Array, ...]) -> Rollouts | RoutedRollouts:
-        """The rollouts in `SamplerState.outputs`, with the mask of the tokens that the policy drew."""
+        """The rollouts in `SamplerState.outputs`, with the mask of the tokens that the policy
+        drew."""
         tokens, logps, nucleus_mass, stopped, lengths, *experts = outputs
         mask = length_mask(lengths, self.shapes.response_length)
         if self.stops.adds_context:
@@ -279,7 +311,9 @@ def build_sampler(
         batch = SamplingBatch(problems, share, n, jax.random.wrap_key_data(key))
         params = all_gather_params(params, param_specs, decoder.options.compute_dtype)
         decode_weights = engine.decoding.prepare_weights(params)
-        weights = SamplerWeights(decode_weights, params if engine.decoding.prefills_stacked else None)
+        weights = SamplerWeights(
+            decode_weights, params if engine.decoding.prefills_stacked else None
+        )
 
         def decode_chunk(state: SamplerState) -> SamplerState:
             return engine.decode_chunk(weights, batch, state)[0]
@@ -289,10 +323,19 @@ def build_sampler(
         return jax.tree.map(lambda x: x[None], engine.to_rollouts(state.outputs))
 
     param_specs = sharding.partition_specs(decoder.shapes(), decoder.logical_axes(), mesh)
-    in_specs = (jax.tree.map(sharding.manual_spec, param_specs), P(), P(ROLLOUT_AXES), P(), P(), P())
+    in_specs = (
+        jax.tree.map(sharding.manual_spec, param_specs),
+        P(),
+        P(ROLLOUT_AXES),
+        P(),
+        P(),
+        P(),
+    )
     sharded_sample = sharding.map_over_shards(sample_shard, mesh, in_specs, P(ROLLOUT_AXES))
 
-    def sample(params: Params, problems: ProblemArrays, B_p: Array, n: Array, key: PRNGKeyArray) -> Rollouts:
+    def sample(
+        params: Params, problems: ProblemArrays, B_p: Array, n: Array, key: PRNGKeyArray
+    ) -> Rollouts:
         shard_ids = jnp.arange(shapes.shards, dtype=jnp.int32)
         return sharded_sample(params, problems, shard_ids, B_p, n, jax.random.key_data(key))
 
@@ -316,7 +359,8 @@ def build_engine(
     transpose_weights: bool | None = None,  # None: as `shapes` has it
     records_experts: bool = False,
 ) -> Engine:
-    """The engine for the mesh's devices: layers are stacked on a TPU or with an int8 cache, and else unrolled."""
+    """The engine for the mesh's devices: layers are stacked on a TPU or with an int8 cache, and
+    else unrolled."""
     positions_split, options = sharding.positions_are_split(mesh), decoder.options
     platform = mesh.devices.flat[0].platform
     transposed = shapes.transpose_weights if transpose_weights is None else transpose_weights
@@ -336,4 +380,6 @@ def build_engine(
         shard_positions=positions_split,
         allow_transposed=transposed and platform == "cpu",
     )
-    return Engine(decoding, shapes, sampling, stops, recorded_experts(decoder) if records_experts else None)
+    return Engine(
+        decoding, shapes, sampling, stops, recorded_experts(decoder) if records_experts else None
+    )

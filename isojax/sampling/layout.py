@@ -1,8 +1,8 @@
 """Where each rollout of a batch lies in the buffers [S rows ...] that shards hold their parts of.
 
-Rollout r = 0 .. B-1 belongs to group r // n. Shard s owns rollouts [s b, (s+1) b) with b = ceil(B / S), in their order,
-in its rows from 0 on; so a group may span two shards. The rows behind them are padding: XLA would shift a dynamic slice
-that passes the end of an array."""
+Rollout r = 0 .. B-1 belongs to group r // n. Shard s owns rollouts [s b, (s+1) b) with b = ceil(B /
+S), in their order, in its rows from 0 on; so a group may span two shards. The rows behind them are
+padding: XLA would shift a dynamic slice that passes the end of an array."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from jaxtyping import Array, Bool, Int
 
 
 class ShardSlice(NamedTuple):
-    """The contiguous rollouts and groups of a batch that one shard owns; of several shards, each i32[S]."""
+    """The contiguous rollouts and groups of a batch that one shard owns; of several shards, each
+    i32[S]."""
 
     first_rollout: Array
     rollout_count: Array
@@ -24,7 +25,8 @@ class ShardSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The rollouts of a batch, n of each of B_p problems, on S shards. B_p and n are numbers, or traced."""
+    """The rollouts of a batch, n of each of B_p problems, on S shards. B_p and n are numbers, or
+    traced."""
 
     B_p: Any
     n: Any
@@ -69,7 +71,8 @@ class Layout:
         return jnp.arange(rows)[None] < rollout_count[:, None]
 
     def row_groups(self, rows: int) -> tuple[Int[Array, "S rows"], Bool[Array, "S rows"]]:
-        """The group of each row of the buffers (0 for a padding row), and whether the row holds a rollout."""
+        """The group of each row of the buffers (0 for a padding row), and whether the row holds a
+        rollout."""
         valid = self.holds_rollout(rows)
         return jnp.where(valid, self.rollout_of_row(rows) // self.n, 0), valid
 

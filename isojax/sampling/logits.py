@@ -1,6 +1,8 @@
-"""From logits to a token: temperature, top-p, then the inverse of the distribution function at a uniform number.
+"""From logits to a token: temperature, top-p, then the inverse of the distribution function at a
+uniform number.
 
-The sampler passes on each nucleus's mass, from which the trainer rebuilds it, whatever the rounding at its edge.
+The sampler passes on each nucleus's mass, from which the trainer rebuilds it, whatever the rounding
+at its edge.
 """
 
 import math
@@ -11,10 +13,12 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-NEG_INF = -1e30  # log-probability of what cannot be drawn: finite, so that p log p and its gradient are 0, not NaN
+# log-probability of what cannot be drawn: finite, so that p log p and its gradient are 0, not NaN
+NEG_INF = -1e30
 DRAW_BLOCK_TOKENS = 512  # at most so many tokens of a large vocabulary make a block of the draw
 BISECTIONS = 32  # of float32's own numbers, so that the threshold is exact
-# Mass by which the trainer's nucleus may be smaller than the sampler's: more than rounding, less than a likely token.
+# Mass by which the trainer's nucleus may be smaller than the sampler's: more than rounding, less
+# than a likely token.
 NUCLEUS_MASS_TOLERANCE = 2e-5
 
 
@@ -26,10 +30,12 @@ def log_probs(logits: Float[Array, "*b V"], temperature: float) -> Float[Array, 
 def nucleus(
     logits: Float[Array, "*b V"], log_p: Float[Array, "*b V"], target_mass: ArrayLike
 ) -> tuple[Bool[Array, "*b V"], Float[Array, "*b"]]:
-    """The smallest set of most probable tokens that holds `target_mass` (f32[*b]; arXiv:1904.09751), and its mass.
+    """The smallest set of most probable tokens that holds `target_mass` (f32[*b];
+    arXiv:1904.09751), and its mass.
 
-    By bisection of a threshold; tokens that tie with the last one are in it. Tokens are ranked by `logits`, because a
-    compiler may compute `log_p` again, and round it differently, in each place where it is used."""
+    By bisection of a threshold; tokens that tie with the last one are in it. Tokens are ranked by
+    `logits`, because a compiler may compute `log_p` again, and round it differently, in each place
+    where it is used."""
     p = jnp.exp(log_p)
     required_mass = jnp.broadcast_to(jnp.asarray(target_mass, jnp.float32), log_p.shape[:-1])
     bits = lax.bitcast_convert_type(logits.astype(jnp.float32), jnp.int32)
@@ -48,8 +54,11 @@ def nucleus(
     return rank >= low[..., None], mass_above(low)
 
 
-def renormalize(log_p: Float[Array, "*b V"], in_nucleus: Bool[Array, "*b V"]) -> Float[Array, "*b V"]:
-    """The distribution renormalised over the nucleus: log-probabilities there, NEG_INF elsewhere."""
+def renormalize(
+    log_p: Float[Array, "*b V"], in_nucleus: Bool[Array, "*b V"]
+) -> Float[Array, "*b V"]:
+    """The distribution renormalised over the nucleus: log-probabilities there, NEG_INF
+    elsewhere."""
     log_mass = jax.nn.logsumexp(jnp.where(in_nucleus, log_p, NEG_INF), -1, keepdims=True)
     return jnp.where(in_nucleus, log_p - log_mass, NEG_INF)
 
@@ -57,13 +66,16 @@ def renormalize(log_p: Float[Array, "*b V"], in_nucleus: Bool[Array, "*b V"]) ->
 def sample_token(
     log_p: Float[Array, "R V"], uniform: Float[Array, " R"]
 ) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
-    """The first token of p > 0 whose cumulative probability exceeds `uniform`, and its log-probability.
+    """The first token of p > 0 whose cumulative probability exceeds `uniform`, and its
+    log-probability.
 
-    Over a large vocabulary first a block of tokens, then a token of it. No slice along V: over a split vocabulary it
-    would be a collective, inside loops whose trip counts differ between shards."""
+    Over a large vocabulary first a block of tokens, then a token of it. No slice along V: over a
+    split vocabulary it would be a collective, inside loops whose trip counts differ between
+    shards."""
     num_rows, V = log_p.shape
     p = jnp.exp(log_p)
-    # Blocks that up to 8 devices can share, then wide ones; a vocabulary that no block size divides is one block.
+    # Blocks that up to 8 devices can share, then wide ones; a vocabulary that no block size divides
+    # is one block.
     block_size = max(
         (w for w in range(DRAW_BLOCK_TOKENS // 8, DRAW_BLOCK_TOKENS + 1) if V % w == 0),
         key=lambda w: (math.gcd(V // w, 8), w),
@@ -75,24 +87,34 @@ def sample_token(
         blocks = p.reshape(num_rows, -1, block_size)
         block_mass = blocks.sum(-1)
         block = first_index_above(block_mass, uniform * block_mass.sum(-1))
-        mass_before = jnp.where(jnp.arange(V // block_size)[None] < block[:, None], block_mass, 0.0).sum(-1)
+        mass_before = jnp.where(
+            jnp.arange(V // block_size)[None] < block[:, None], block_mass, 0.0
+        ).sum(-1)
         block_probs = jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0]
-        token = block * block_size + first_index_above(block_probs, uniform * block_mass.sum(-1) - mass_before)
+        token = block * block_size + first_index_above(
+            block_probs, uniform * block_mass.sum(-1) - mass_before
+        )
     return token, jnp.take_along_axis(log_p, token[:, None], -1)[:, 0]
 
 
 def first_index_above(p: Float[Array, "R c"], mass: Float[Array, " R"]) -> Int[Array, " R"]:
-    """The first index with p > 0 whose cumulative sum exceeds `mass`; the last one where rounding leaves none."""
+    """The first index with p > 0 whose cumulative sum exceeds `mass`; the last one where rounding
+    leaves none."""
     index = jnp.arange(p.shape[-1], dtype=jnp.int32)[None]
     last = jnp.where(p > 0, index, 0).max(-1, keepdims=True)
     above = (jnp.cumsum(p, -1) > mass[:, None]) & (p > 0)
     return jnp.where(above, index, last).min(-1)
 
 
-def rollout_keys(keys: PRNGKeyArray, problem_id: Int[Array, " R"], rollout_id: Int[Array, " R"]) -> PRNGKeyArray:
-    """One key per rollout, from its update's key, its problem and its number in the group, never from its slot."""
+def rollout_keys(
+    keys: PRNGKeyArray, problem_id: Int[Array, " R"], rollout_id: Int[Array, " R"]
+) -> PRNGKeyArray:
+    """One key per rollout, from its update's key, its problem and its number in the group, never
+    from its slot."""
     keys = jnp.broadcast_to(keys, problem_id.shape)
-    return jax.vmap(lambda k, p, r: jax.random.fold_in(jax.random.fold_in(k, p), r))(keys, problem_id, rollout_id)
+    return jax.vmap(lambda k, p, r: jax.random.fold_in(jax.random.fold_in(k, p), r))(
+        keys, problem_id, rollout_id
+    )
 
 
 def uniforms(keys: PRNGKeyArray, position: Int[Array, " R"]) -> Float[Array, " R"]:

@@ -1,5 +1,6 @@
-"""The host's replies to turns. A slot whose turn has ended is `stopped` and waits; the host reads its tokens between
-chunks and asks the task. Then `receive` writes the reply ahead of the slot, or finishes the response."""
+"""The host's replies to turns. A slot whose turn has ended is `stopped` and waits; the host reads
+its tokens between chunks and asks the task. Then `receive` writes the reply ahead of the slot, or
+finishes the response."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +16,8 @@ from isojax.distributed import multiprocess
 from isojax.distributed.sharding import ROLLOUT_AXES, Program, array_on, map_over_shards, shape_on
 from isojax.sampling.slots import Slots
 
-# reply(rollouts i32[k], tokens of each) -> the context i32[...] that each gets; of no tokens where it is done.
+# reply(rollouts i32[k], tokens of each) -> the context i32[...] that each gets; of no tokens where
+# it is done.
 Reply = Callable[[np.ndarray, list[np.ndarray]], list[np.ndarray]]
 
 
@@ -32,24 +34,31 @@ class WaitingSlot(NamedTuple):
     length: int  # tokens in the response so far
 
 
-def receive(outputs: tuple[Array, ...], slots: Slots, replies: Replies) -> tuple[tuple[Array, ...], Slots]:
+def receive(
+    outputs: tuple[Array, ...], slots: Slots, replies: Replies
+) -> tuple[tuple[Array, ...], Slots]:
     """One shard's buffers and slots, with the replies."""
     slots, _ = slots.write_ahead(replies.context, replies.counts)
     slots = slots._replace(stopped=slots.stopped & (replies.counts == 0))
     has_ended = replies.ended_rows >= 0
     buffer_row = jnp.where(has_ended, replies.ended_rows, outputs[0].shape[0])
-    return slots.write_outputs(outputs, buffer_row), slots._replace(row=jnp.where(has_ended, -1, slots.row))
+    return slots.write_outputs(outputs, buffer_row), slots._replace(
+        row=jnp.where(has_ended, -1, slots.row)
+    )
 
 
 def build_receive(mesh: Mesh) -> Program:
-    """`receive(outputs, slots, replies) -> (outputs, slots)` of all shards; outputs and slots are donated."""
+    """`receive(outputs, slots, replies) -> (outputs, slots)` of all shards; outputs and slots are
+    donated."""
     rows: Any = P(ROLLOUT_AXES)
 
     def receive_shard(*shard_arrays: Any) -> Any:
         return jax.tree.map(lambda x: x[None], receive(*jax.tree.map(lambda x: x[0], shard_arrays)))
 
     sharded = map_over_shards(receive_shard, mesh, (rows, rows, rows), (rows, rows))
-    return Program(jax.jit(sharded, donate_argnums=(0, 1), out_shardings=NamedSharding(mesh, P(ROLLOUT_AXES))))
+    return Program(
+        jax.jit(sharded, donate_argnums=(0, 1), out_shardings=NamedSharding(mesh, P(ROLLOUT_AXES)))
+    )
 
 
 def reply_shapes(mesh: Mesh, slots: Slots) -> Replies:
@@ -60,14 +69,19 @@ def reply_shapes(mesh: Mesh, slots: Slots) -> Replies:
 
 
 def has_ended(waiting: WaitingSlot, context: np.ndarray, T: int) -> bool:
-    """Whether a response is done after this reply: there is none, or no room for it and for a token after it."""
+    """Whether a response is done after this reply: there is none, or no room for it and for a token
+    after it."""
     return len(context) == 0 or waiting.length + len(context) >= T
 
 
 def make_replies(
-    mesh: Mesh, shape: tuple[int, ...], waiting: Sequence[WaitingSlot], contexts: Sequence[np.ndarray]
+    mesh: Mesh,
+    shape: tuple[int, ...],
+    waiting: Sequence[WaitingSlot],
+    contexts: Sequence[np.ndarray],
 ) -> Replies:
-    """The replies to the waiting slots of all processes, of which `waiting` are this one's; shape: (S, R, T)."""
+    """The replies to the waiting slots of all processes, of which `waiting` are this one's; shape:
+    (S, R, T)."""
     context, counts = np.zeros(shape, np.int32), np.zeros(shape[:2], np.int32)
     ended_rows = np.full(shape[:2], -1, np.int32)
     for process_replies in multiprocess.allgather(list(zip(waiting, contexts, strict=True))):

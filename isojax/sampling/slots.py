@@ -1,9 +1,10 @@
-"""The slots of a shard's sampler and the queue of rollouts that wait for one: their state, the prefill of prompts, and
-what free prefix groups and slots sample next.
+"""The slots of a shard's sampler and the queue of rollouts that wait for one: their state, the
+prefill of prompts, and what free prefix groups and slots sample next.
 
-Context is what the sampler writes into a response itself: an interruption's phrase, and a task's reply to a turn. A
-slot's row of tokens holds it as ~token, which is negative, from before the slot reaches its positions. There the slot
-takes what is written instead of a draw. `Rollouts.mask` leaves context out of the loss.
+Context is what the sampler writes into a response itself: an interruption's phrase, and a task's
+reply to a turn. A slot's row of tokens holds it as ~token, which is negative, from before the slot
+reaches its positions. There the slot takes what is written instead of a draw. `Rollouts.mask`
+leaves context out of the loss.
 """
 
 from typing import Any, NamedTuple
@@ -22,9 +23,11 @@ from isojax.tasks.protocol import Interruption
 
 
 class Slots(NamedTuple):
-    """One shard's slots. A slot whose response has no token yet draws the first one from its prompt."""
+    """One shard's slots. A slot whose response has no token yet draws the first one from its
+    prompt."""
 
-    row: Int[Array, " R"]  # the rollout's row in the shard's share of the batch; -1 where the slot is free
+    # the rollout's row in the shard's share of the batch; -1 where the slot is free
+    row: Int[Array, " R"]
     position: Int[Array, " R"]  # of `token` in its sequence
     token: Int[Array, " R"]  # the last token
     t: Int[Array, " R"]  # tokens in the response
@@ -36,24 +39,33 @@ class Slots(NamedTuple):
     nucleus_mass: Float[Array, "R _"]
 
     def outputs(self) -> tuple[Array, ...]:
-        """What a finished slot writes to the shard's buffers, in the order of `SamplerState.outputs`."""
+        """What a finished slot writes to the shard's buffers, in the order of
+        `SamplerState.outputs`."""
         return self.tokens, self.logps, self.nucleus_mass, self.stopped, self.t
 
     def write_outputs(self, buffers: tuple[Array, ...], row: Int[Array, " R"]) -> tuple[Array, ...]:
-        """The buffers with what each slot writes at its row; one whose row is past the end writes nothing. Those of
-        recorded experts, the last ones, have been written token by token."""
+        """The buffers with what each slot writes at its row; one whose row is past the end writes
+        nothing. Those of recorded experts, the last ones, have been written token by token."""
         outputs = self.outputs()
         recorded = buffers[len(outputs) :]
-        written = tuple(b.at[row].set(x, mode="drop") for b, x in zip(buffers, outputs, strict=False))
+        written = tuple(
+            b.at[row].set(x, mode="drop") for b, x in zip(buffers, outputs, strict=False)
+        )
         return written + recorded
 
     def token_ahead(self) -> Int[Array, " R"]:
-        """What each slot's row holds at the position of its next token: 0 where nothing is written ahead."""
-        return jnp.where(jnp.arange(self.tokens.shape[-1])[None] == self.t[:, None], self.tokens, 0).sum(-1)
+        """What each slot's row holds at the position of its next token: 0 where nothing is written
+        ahead."""
+        return jnp.where(
+            jnp.arange(self.tokens.shape[-1])[None] == self.t[:, None], self.tokens, 0
+        ).sum(-1)
 
-    def write_ahead(self, context: Int[Array, "#R K"], count: Int[Array, " R"]) -> tuple["Slots", Bool[Array, " R"]]:
-        """Writes the first `count` tokens of `context` ahead of each slot; and which slots have no room for them and
-        for a token drawn after them. There nothing is written: context is never cut."""
+    def write_ahead(
+        self, context: Int[Array, "#R K"], count: Int[Array, " R"]
+    ) -> tuple["Slots", Bool[Array, " R"]]:
+        """Writes the first `count` tokens of `context` ahead of each slot; and which slots have no
+        room for them and for a token drawn after them. There nothing is written: context is never
+        cut."""
         T, K = self.tokens.shape[-1], context.shape[-1]
         offset = jnp.arange(T)[None] - self.t[:, None]
         overflow = (count > 0) & (self.t + count >= T)
@@ -63,8 +75,9 @@ class Slots(NamedTuple):
         return self._replace(tokens=jnp.where(written, ~ahead, self.tokens)), overflow
 
     def interrupted(self, interruption: Interruption) -> Bool[Array, " R"]:
-        """Forced length interruption (ScaleRL, arXiv:2510.13786): whether a response is of `after` tokens now, and has
-        not ended its thinking; it gets a phrase's tokens, and continues after them."""
+        """Forced length interruption (ScaleRL, arXiv:2510.13786): whether a response is of `after`
+        tokens now, and has not ended its thinking; it gets a phrase's tokens, and continues after
+        them."""
         due = self.t == interruption.after
         if interruption.unless_token is None:
             return due
@@ -77,18 +90,20 @@ class WorkQueue(NamedTuple):
     next_item: Int[Array, ""]  # the first work item that no prefix group has taken
     num_prefilled: Int[Array, ""]  # problems whose prompts have been in the prefix table
     problem: Int[Array, " Z"]  # of each prefix group
-    next_rollout: Int[Array, " Z"]  # rollouts next .. end-1 of each prefix group's item wait for a slot
+    # rollouts next .. end-1 of each prefix group's item wait for a slot
+    next_rollout: Int[Array, " Z"]
     end_rollout: Int[Array, " Z"]
 
 
 class SamplerState(NamedTuple):
-    # [rows ...]: finished rollouts, in the order of `Slots.outputs`; and the experts of prompts [rows P l k] and of
-    # responses [rows T l k], where they are recorded
+    # [rows ...]: finished rollouts, in the order of `Slots.outputs`; and the experts of prompts
+    # [rows P l k] and of responses [rows T l k], where they are recorded
     outputs: tuple[Array, ...]
     slots: Slots
     cache: KVCache
     prefix_table: Any  # keys and values of G prompts
-    table_last_hidden: Float[Array, "G D"]  # hidden states of their last tokens, from which first tokens are drawn
+    # hidden states of their last tokens, from which first tokens are drawn
+    table_last_hidden: Float[Array, "G D"]
     group_last_hidden: Float[Array, "Z D"]  # and of each prefix group's prompt
     queue: WorkQueue
     table_experts: Any = None  # [G P l k], of the table's prompts, where experts are recorded
@@ -114,13 +129,23 @@ def work_items(shapes: SamplerShapes, batch: SamplingBatch) -> WorkItems:
     per_problem = (n + size - 1) // size
     last_rollout = batch.skipped_rollouts + share.rollout_count - 1
     end = (last_rollout // n) * per_problem + (last_rollout % n) // size + 1
-    return WorkItems(size, per_problem, batch.skipped_rollouts // size, jnp.where(share.rollout_count > 0, end, 0))
+    return WorkItems(
+        size,
+        per_problem,
+        batch.skipped_rollouts // size,
+        jnp.where(share.rollout_count > 0, end, 0),
+    )
 
 
 def prefill(
-    decoding: Decoding, shapes: SamplerShapes, stacked_params: Params, batch: SamplingBatch, state: SamplerState
+    decoding: Decoding,
+    shapes: SamplerShapes,
+    stacked_params: Params,
+    batch: SamplingBatch,
+    state: SamplerState,
 ) -> SamplerState:
-    """The prompts that prefix groups may take next, in the table: blocks of g, as far as there is room."""
+    """The prompts that prefix groups may take next, in the table: blocks of g, as far as there is
+    room."""
     g, G, queue = shapes.prefill_batch, shapes.prefix_entries, state.queue
     items_per_problem = work_items(shapes, batch).per_problem
     next_problem = queue.next_item // items_per_problem
@@ -138,7 +163,9 @@ def prefill(
         if table_experts is None:
             entries, block_last_hidden = decoding.prefill(stacked_params, prompts, lengths)
         else:
-            entries, block_last_hidden, experts = decoding.prefill_with_experts(stacked_params, prompts, lengths)
+            entries, block_last_hidden, experts = decoding.prefill_with_experts(
+                stacked_params, prompts, lengths
+            )
             assert experts is not None, "a table of experts is of a model that has some"
             table_experts = lax.dynamic_update_slice_in_dim(table_experts, experts, entry, 0)
         prefix_table = decoding.store_entries(prefix_table, entries, entry)
@@ -146,15 +173,22 @@ def prefill(
         return prefix_table, last_hidden, table_experts, num_prefilled + g
 
     carry = state.prefix_table, state.table_last_hidden, state.table_experts, queue.num_prefilled
-    prefix_table, last_hidden, table_experts, num_prefilled = lax.while_loop(needs_prefill, prefill_block, carry)
+    prefix_table, last_hidden, table_experts, num_prefilled = lax.while_loop(
+        needs_prefill, prefill_block, carry
+    )
     queue = queue._replace(num_prefilled=num_prefilled)
     state = state._replace(prefix_table=prefix_table, table_last_hidden=last_hidden, queue=queue)
     return state._replace(table_experts=table_experts)
 
 
-def admit(decoding: Decoding, shapes: SamplerShapes, batch: SamplingBatch, state: SamplerState) -> SamplerState:
+def admit(
+    decoding: Decoding, shapes: SamplerShapes, batch: SamplingBatch, state: SamplerState
+) -> SamplerState:
     """Free prefix groups take work items, free slots take rollouts."""
-    slots, queue, items, n = state.slots, state.queue, work_items(shapes, batch), batch.n
+    slots = state.slots
+    queue = state.queue
+    items = work_items(shapes, batch)
+    n = batch.n
     W, prefix_groups = shapes.slots_per_prefix, decoding.prefix_groups
     free_slots = (slots.row < 0).reshape(prefix_groups, W)
     idle_prefix_groups = free_slots.all(1) & (queue.next_rollout >= queue.end_rollout)
@@ -169,7 +203,9 @@ def admit(decoding: Decoding, shapes: SamplerShapes, batch: SamplingBatch, state
     end_rollout = jnp.where(assigned, end, queue.end_rollout)
     entry = jnp.where(assigned, problem % shapes.prefix_entries, 0)
     cache = decoding.admit(state.cache, state.prefix_table, entry, assigned)
-    group_last_hidden = jnp.where(assigned[:, None], state.table_last_hidden[entry], state.group_last_hidden)
+    group_last_hidden = jnp.where(
+        assigned[:, None], state.table_last_hidden[entry], state.group_last_hidden
+    )
 
     row = next_rollout[:, None] + jnp.cumsum(free_slots, 1) - 1
     admitted = free_slots & (row < end_rollout[:, None])
@@ -186,10 +222,14 @@ def admit(decoding: Decoding, shapes: SamplerShapes, batch: SamplingBatch, state
         group_experts = jnp.where(is_assigned, state.table_experts[entry], state.group_experts)
         state = state._replace(group_experts=group_experts)
         state = _record_prompts(batch, state, slots, admitted.reshape(-1))
-    return state._replace(slots=slots, cache=cache, group_last_hidden=group_last_hidden, queue=queue)
+    return state._replace(
+        slots=slots, cache=cache, group_last_hidden=group_last_hidden, queue=queue
+    )
 
 
-def _fill_slots(batch: SamplingBatch, slots: Slots, admitted: Bool[Array, " R"], row: Array, problem: Array) -> Slots:
+def _fill_slots(
+    batch: SamplingBatch, slots: Slots, admitted: Bool[Array, " R"], row: Array, problem: Array
+) -> Slots:
     """The slots, with rollout `row` of `problem` at its beginning in each that is `admitted`."""
     problem_row = jnp.where(admitted, batch.problem_row(problem), 0)
     rollout_id = jnp.where(admitted, (batch.share.first_rollout + row) % batch.n, 0)
@@ -202,7 +242,9 @@ def _fill_slots(batch: SamplingBatch, slots: Slots, admitted: Bool[Array, " R"],
         nucleus_mass=jnp.ones_like(slots.nucleus_mass),
     )
     return jax.tree.map(
-        lambda old, new: jnp.where(admitted.reshape(-1, *(1,) * (old.ndim - 1)), new, old), slots, new_slots
+        lambda old, new: jnp.where(admitted.reshape(-1, *(1,) * (old.ndim - 1)), new, old),
+        slots,
+        new_slots,
     )
 
 
@@ -214,4 +256,6 @@ def _record_prompts(
     width = len(admitted) // len(state.group_experts)
     row = jnp.where(admitted, batch.buffer_row(slots.row), len(prompt_experts))
     of_slots = jnp.repeat(state.group_experts, width, axis=0)
-    return state._replace(outputs=(*others, prompt_experts.at[row].set(of_slots, mode="drop"), experts))
+    return state._replace(
+        outputs=(*others, prompt_experts.at[row].set(of_slots, mode="drop"), experts)
+    )

@@ -1,6 +1,7 @@
 """Sampling driven by the host, chunk by chunk, with the rollouts of `build_sampler`, bit for bit.
 
-The state is donated from chunk to chunk. The host starts a chunk before it reads the last one's finished responses.
+The state is donated from chunk to chunk. The host starts a chunk before it reads the last one's
+finished responses.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,14 @@ from isojax.models.transformer import Decoder, Params
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplingBatch
 from isojax.sampling.engine import Engine, SamplerWeights, build_engine
 from isojax.sampling.layout import Layout
-from isojax.sampling.replies import Reply, WaitingSlot, build_receive, has_ended, make_replies, reply_shapes
+from isojax.sampling.replies import (
+    Reply,
+    WaitingSlot,
+    build_receive,
+    has_ended,
+    make_replies,
+    reply_shapes,
+)
 from isojax.sampling.slots import SamplerState, work_items
 from isojax.tasks.protocol import StopConditions
 
@@ -50,19 +58,24 @@ class StreamInputs(NamedTuple):
 class FinishedSlots(NamedTuple):
     """The slots after a chunk."""
 
-    rows: Array  # i32[S R], the buffer row of the rollout that a slot has finished; -1 where it has finished none
+    # i32[S R], the buffer row of the rollout that a slot has finished; -1 where it has finished
+    # none
+    rows: Array
     tokens: Array  # i32[S R T]
     lengths: Array  # i32[S R], tokens in each slot
     has_work: Array  # bool[S], all equal: whether any shard has rollouts left to sample
-    waiting_rows: Array | None = None  # i32[S R], of the rollouts that wait for the host's reply, -1 elsewhere
+    # i32[S R], of the rollouts that wait for the host's reply, -1 elsewhere
+    waiting_rows: Array | None = None
 
 
 @dataclass(frozen=True)
 class PrepareWeights:
     """`prepare(params) -> SamplerWeights`; `compile` takes and returns shapes."""
 
-    program: Program  # (params) -> the weights of a step, and those that prompts are prefilled with where they differ
-    prefills_params: bool  # whether prompts are prefilled with the policy's own parameters, without a copy
+    # (params) -> the weights of a step, and those that prompts are prefilled with where they differ
+    program: Program
+    # whether prompts are prefilled with the policy's own parameters, without a copy
+    prefills_params: bool
 
     def __call__(self, params: Params) -> SamplerWeights:
         return self._sampler_weights(params, *self.program(params))
@@ -70,13 +83,16 @@ class PrepareWeights:
     def compile(self, params: Params) -> SamplerWeights:
         return self._sampler_weights(params, *self.program.compile(params))
 
-    def _sampler_weights(self, params: Params, weights: Params, stacked_params: Params | None) -> SamplerWeights:
+    def _sampler_weights(
+        self, params: Params, weights: Params, stacked_params: Params | None
+    ) -> SamplerWeights:
         return SamplerWeights(weights, params if self.prefills_params else stacked_params)
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A batch's sampling in chunks: advance_chunk(inputs, state) -> (state, FinishedSlots), with the state donated."""
+    """A batch's sampling in chunks: advance_chunk(inputs, state) -> (state, FinishedSlots), with
+    the state donated."""
 
     mesh: Mesh
     prepare_weights: PrepareWeights
@@ -88,12 +104,16 @@ class Stream:
     def begin(
         self, params: Params, problems: ProblemArrays, B_p: Any, n: Any, key: PRNGKeyArray
     ) -> tuple[StreamInputs, SamplerState]:
-        weights = self.prepare_weights(params)  # before the cache is there: it is held twice for a moment
+        # before the cache is there: it is held twice for a moment
+        weights = self.prepare_weights(params)
         batch_inputs, state = self.init_batch(problems, B_p, n, key)
         return StreamInputs(weights, *batch_inputs), state
 
-    def advance_shapes(self, params: Params, problems: ProblemArrays) -> tuple[StreamInputs, SamplerState]:
-        """The shapes that `advance_chunk` reads, from those of parameters and problems; compiles what precedes it."""
+    def advance_shapes(
+        self, params: Params, problems: ProblemArrays
+    ) -> tuple[StreamInputs, SamplerState]:
+        """The shapes that `advance_chunk` reads, from those of parameters and problems; compiles
+        what precedes it."""
         scalar = shape_on(replicated(self.mesh))
         key = shape_on(replicated(self.mesh), (), jax.eval_shape(lambda: jax.random.key(0)).dtype)
         batch_inputs, state = self.init_batch.compile(problems, scalar, scalar, key)
@@ -116,8 +136,8 @@ class Stream:
         on_finished: OnFinished,
         reply: Reply | None = None,
     ) -> Rollouts:
-        """All rollouts; `on_finished(rollouts i32[k], tokens)` gets a chunk's finished ones while the next runs. Where
-        the host replies to turns, `reply` is asked before the next begins."""
+        """All rollouts; `on_finished(rollouts i32[k], tokens)` gets a chunk's finished ones while
+        the next runs. Where the host replies to turns, `reply` is asked before the next begins."""
         inputs, state = self.begin(params, problems, np.int32(B_p), np.int32(n), key)
         if self.receive is not None:
             assert reply is not None, "a task of turns needs its reply"
@@ -127,7 +147,8 @@ class Stream:
         state, finished = self.advance_chunk(inputs, state)
         has_work = True
         while has_work:
-            state, next_finished = self.advance_chunk(inputs, state)  # the last of these finds nothing to do
+            # the last of these finds nothing to do
+            state, next_finished = self.advance_chunk(inputs, state)
             multiprocess.start_host_copy(jax.tree.leaves(next_finished))
             on_finished(*_slot_rollouts(finished, finished.rows, layout)[:2])
             finished, has_work = next_finished, _has_work(finished)
@@ -136,20 +157,24 @@ class Stream:
     def _run_with_replies(
         self, inputs: StreamInputs, state: SamplerState, on_finished: OnFinished, reply: Reply
     ) -> Rollouts:
-        """The same where the host replies. A chunk waits for the replies to the one before: no clock decides."""
+        """The same where the host replies. A chunk waits for the replies to the one before: no
+        clock decides."""
         assert self.receive is not None
         layout = Layout(int(inputs.B_p), int(inputs.n), sharding.shard_count(self.mesh))
         has_work = True
         while has_work:
             state, finished = self.advance_chunk(inputs, state)
             on_finished(*_slot_rollouts(finished, finished.rows, layout)[:2])
-            rollout_ids, responses, waiting = _slot_rollouts(finished, finished.waiting_rows, layout)
+            rollout_ids, responses, waiting = _slot_rollouts(
+                finished, finished.waiting_rows, layout
+            )
             contexts, T = reply(rollout_ids, responses), finished.tokens.shape[-1]
             ended = [i for i, slot in enumerate(waiting) if has_ended(slot, contexts[i], T)]
             on_finished(rollout_ids[ended], [responses[i] for i in ended])
             new_replies = make_replies(self.mesh, finished.tokens.shape, waiting, contexts)
             outputs, slots = self.receive(state.outputs, state.slots, new_replies)
-            state, has_work = state._replace(outputs=outputs, slots=slots), _has_work(finished)
+            state = state._replace(outputs=outputs, slots=slots)
+            has_work = _has_work(finished)
         return self.to_rollouts(state.outputs)
 
 
@@ -160,7 +185,8 @@ def _has_work(finished: FinishedSlots) -> bool:
 def _slot_rollouts(
     finished: FinishedSlots, rows: Any, layout: Layout
 ) -> tuple[np.ndarray, list[np.ndarray], list[WaitingSlot]]:
-    """Of this process's slots with a row in `rows`: the rollouts' numbers and response tokens, and the slots."""
+    """Of this process's slots with a row in `rows`: the rollouts' numbers and response tokens, and
+    the slots."""
     shard_ids, rows = multiprocess.local_shard_rows(rows)
     _, tokens = multiprocess.local_shard_rows(finished.tokens)
     _, lengths = multiprocess.local_shard_rows(finished.lengths)
@@ -168,7 +194,11 @@ def _slot_rollouts(
     slots = np.nonzero(rows >= 0)
     responses = [row[:length] for row, length in zip(tokens[slots], lengths[slots], strict=True)]
     columns = (shard_ids[slots[0]], slots[1], rows[slots], lengths[slots])
-    return rollout_ids[slots], responses, [WaitingSlot(*map(int, column)) for column in zip(*columns, strict=True)]
+    return (
+        rollout_ids[slots],
+        responses,
+        [WaitingSlot(*map(int, column)) for column in zip(*columns, strict=True)],
+    )
 
 
 def build_stream(
@@ -180,16 +210,21 @@ def build_stream(
     records_experts: bool = False,
 ) -> Stream:
     engine = build_engine(decoder, shapes, mesh, sampling, stops, records_experts=records_experts)
-    state_sharding, shard_sharding = sampler_state_shardings(engine, mesh), NamedSharding(mesh, P(ROLLOUT_AXES))
+    state_sharding = sampler_state_shardings(engine, mesh)
+    shard_sharding = NamedSharding(mesh, P(ROLLOUT_AXES))
     start_shards, step_shards = _shard_programs(engine, mesh)
 
-    def init_batch(problems: ProblemArrays, B_p: Array, n: Array, key: PRNGKeyArray) -> tuple[Any, SamplerState]:
+    def init_batch(
+        problems: ProblemArrays, B_p: Array, n: Array, key: PRNGKeyArray
+    ) -> tuple[Any, SamplerState]:
         batch_inputs = (problems, B_p, n, jax.random.key_data(key))
         return batch_inputs, start_shards(*batch_inputs)
 
     options = GPU_OPTIONS if mesh.devices.flat[0].platform == "gpu" else None
     out_shardings = state_sharding, shard_sharding
-    advance = jax.jit(step_shards, donate_argnums=1, out_shardings=out_shardings, compiler_options=options)
+    advance = jax.jit(
+        step_shards, donate_argnums=1, out_shardings=out_shardings, compiler_options=options
+    )
     return Stream(
         mesh=mesh,
         prepare_weights=build_prepare_weights(engine, mesh),
@@ -220,7 +255,9 @@ def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
         """Made before they are gathered, which moves a byte of each weight."""
         stored = decoding.stored_decoder.shardings(mesh)
         gathered = jax.tree.map(sharding.replicate_over_rollout_axes, stored)
-        weights = _cast_and_gather(decoding.cast_weights(params), lambda weights: weights, gathered, stacks)
+        weights = _cast_and_gather(
+            decoding.cast_weights(params), lambda weights: weights, gathered, stacks
+        )
         return decoding.lay_out(weights), None
 
     prepare_weights = prepare_int8 if decoding.quantises_weights else prepare
@@ -231,8 +268,8 @@ def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
 def _cast_and_gather(
     weights: Params, cast: Callable[[Params], Params], gathered: Params, stacks: Sequence[str]
 ) -> Params:
-    """The weights cast, and sharded as `gathered` says; those of `stacks` layer by layer. All at once, a TPU would hold
-    them twice: as its devices send them, and as programs read them."""
+    """The weights cast, and sharded as `gathered` says; those of `stacks` layer by layer. All at
+    once, a TPU would hold them twice: as its devices send them, and as programs read them."""
 
     def without_layers(of_stack: NamedSharding) -> NamedSharding:
         return NamedSharding(of_stack.mesh, P(*of_stack.spec[1:]))
@@ -252,11 +289,17 @@ def _cast_and_gather(
 
 def _shard_programs(
     engine: Engine, mesh: Mesh
-) -> tuple[Callable[..., SamplerState], Callable[[StreamInputs, SamplerState], tuple[SamplerState, FinishedSlots]]]:
-    """`start(problems, B_p, n, key data) -> state`, `step(inputs, state) -> (state, FinishedSlots)`, to be jitted."""
+) -> tuple[
+    Callable[..., SamplerState],
+    Callable[[StreamInputs, SamplerState], tuple[SamplerState, FinishedSlots]],
+]:
+    """`start(problems, B_p, n, key data) -> state`, `step(inputs, state) -> (state,
+    FinishedSlots)`, to be jitted."""
     shards = engine.shapes.shards
 
-    def make_batch(shard: Array, problems: ProblemArrays, B_p: Array, n: Array, key: Array) -> SamplingBatch:
+    def make_batch(
+        shard: Array, problems: ProblemArrays, B_p: Array, n: Array, key: Array
+    ) -> SamplingBatch:
         share = Layout(B_p, n, shards).shard_slice(shard[0])
         return SamplingBatch(problems, share, n, jax.random.wrap_key_data(key))
 
@@ -264,18 +307,28 @@ def _shard_programs(
         first_item = work_items(engine.shapes, make_batch(shard, *batch_inputs)).first
         return add_shard_axis(engine.init_state(first_item))
 
-    def step_shard(shard: Array, inputs: StreamInputs, state: SamplerState) -> tuple[SamplerState, FinishedSlots]:
+    def step_shard(
+        shard: Array, inputs: StreamInputs, state: SamplerState
+    ) -> tuple[SamplerState, FinishedSlots]:
         shard_batch = make_batch(shard, inputs.problems, inputs.B_p, inputs.n, inputs.key)
         state, row = engine.decode_chunk(inputs.weights, shard_batch, squeeze_shard_axis(state))
         has_work = engine.has_work(shard_batch, state)
-        waiting = jnp.where(state.slots.stopped, state.slots.row, -1) if engine.stops.host_replies else None
+        waiting = (
+            jnp.where(state.slots.stopped, state.slots.row, -1)
+            if engine.stops.host_replies
+            else None
+        )
         finished = FinishedSlots(row, state.slots.tokens, state.slots.t, has_work, waiting)
         return add_shard_axis(state), jax.tree.map(lambda x: x[None], finished)
 
     shard_spec, state_spec = P(ROLLOUT_AXES), sampler_state_specs(engine)
     shard_ids: Any = np.arange(shards, dtype=np.int32)
-    start = sharding.map_over_shards(start_shard, mesh, (shard_spec, P(), P(), P(), P()), state_spec)
-    step = sharding.map_over_shards(step_shard, mesh, (shard_spec, P(), state_spec), (state_spec, shard_spec))
+    start = sharding.map_over_shards(
+        start_shard, mesh, (shard_spec, P(), P(), P(), P()), state_spec
+    )
+    step = sharding.map_over_shards(
+        step_shard, mesh, (shard_spec, P(), state_spec), (state_spec, shard_spec)
+    )
     return partial(start, shard_ids), partial(step, shard_ids)
 
 
@@ -288,8 +341,11 @@ def add_shard_axis(state: SamplerState) -> SamplerState:
     return _map_state(state, lambda x: x[None], lambda x: x)
 
 
-def _map_state(state: SamplerState, of_slots: Callable[[Any], Any], of_caches: Callable[[Any], Any]) -> SamplerState:
-    """The state with one function applied to the arrays of caches and prefix table, and another to all others."""
+def _map_state(
+    state: SamplerState, of_slots: Callable[[Any], Any], of_caches: Callable[[Any], Any]
+) -> SamplerState:
+    """The state with one function applied to the arrays of caches and prefix table, and another to
+    all others."""
     caches = jax.tree.map(of_caches, (state.cache, state.prefix_table))
     others = jax.tree.map(of_slots, state._replace(cache=(), prefix_table=()))
     return others._replace(cache=caches[0], prefix_table=caches[1])
@@ -304,29 +360,44 @@ def sampler_state_specs(engine: Engine) -> Any:
 
 
 def sampler_state_shardings(engine: Engine, mesh: Mesh) -> Any:
-    """The state's shardings between chunks: shards over rollout axes, heads over tensor, positions over sequence. Its
-    arrays have an axis of shards first, but caches all shards' rows on one axis."""
+    """The state's shardings between chunks: shards over rollout axes, heads over tensor, positions
+    over sequence. Its arrays have an axis of shards first, but caches all shards' rows on one
+    axis."""
     shards, axis = engine.shapes.shards, engine.decoding.row_axis
     # The same in all stacks where a mesh splits positions; elsewhere it does not count.
     position_axes = engine.decoding.position_axes(engine.decoding.decoder.stacks[0])
     shapes = _map_state(
         jax.eval_shape(engine.init_state, jax.ShapeDtypeStruct((), "int32")),
         lambda x: jax.ShapeDtypeStruct((shards, *x.shape), x.dtype),
-        lambda x: jax.ShapeDtypeStruct((*x.shape[:axis], shards * x.shape[axis], *x.shape[axis + 1 :]), x.dtype),
+        lambda x: jax.ShapeDtypeStruct(
+            (*x.shape[:axis], shards * x.shape[axis], *x.shape[axis + 1 :]), x.dtype
+        ),
     )
 
-    def array_sharding(x: jax.ShapeDtypeStruct, logical_axes: Mapping[int, str | None]) -> NamedSharding:
-        return NamedSharding(mesh, sharding.partition_spec([logical_axes.get(i) for i in range(x.ndim)], x.shape, mesh))
+    def array_sharding(
+        x: jax.ShapeDtypeStruct, logical_axes: Mapping[int, str | None]
+    ) -> NamedSharding:
+        return NamedSharding(
+            mesh,
+            sharding.partition_spec([logical_axes.get(i) for i in range(x.ndim)], x.shape, mesh),
+        )
 
     def cache_shardings(entries: Any, position_axis: str | None) -> Any:
         def layer_shardings(arrays: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[NamedSharding, ...]:
             return tuple(
-                array_sharding(x, {axis: "shard", axis + 1: "kv_heads", x.ndim + position_dim: position_axis})
+                array_sharding(
+                    x, {axis: "shard", axis + 1: "kv_heads", x.ndim + position_dim: position_axis}
+                )
                 for x, position_dim in zip(arrays, position_axes, strict=False)
             )
 
         return jax.tree.map(layer_shardings, entries, is_leaf=lambda x: isinstance(x, tuple))
 
-    cache = KVCache(cache_shardings(shapes.cache.slot_kv, None), cache_shardings(shapes.cache.prefix_kv, "position"))
+    cache = KVCache(
+        cache_shardings(shapes.cache.slot_kv, None),
+        cache_shardings(shapes.cache.prefix_kv, "position"),
+    )
     others = _map_state(shapes, partial(array_sharding, logical_axes={0: "shard"}), lambda x: x)
-    return others._replace(cache=cache, prefix_table=cache_shardings(shapes.prefix_table, "position"))
+    return others._replace(
+        cache=cache, prefix_table=cache_shardings(shapes.prefix_table, "position")
+    )

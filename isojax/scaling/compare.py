@@ -1,6 +1,7 @@
-"""Several sweeps compared over the budgets they share, from their fits alone (IsoCompute Playbook, arXiv:2603.12151,
-Fig. 13). n* at C is the n of the best cell by its curve, up to CURVE_REACH_DECADES beyond its data; n* "levels off"
-where it changes last, or later than everything if it ends at the largest n. Replicates of sweeps are independent."""
+"""Several sweeps compared over the budgets they share, from their fits alone (IsoCompute Playbook,
+arXiv:2603.12151, Fig. 13). n* at C is the n of the best cell by its curve, up to
+CURVE_REACH_DECADES beyond its data; n* "levels off" where it changes last, or later than everything
+if it ends at the largest n. Replicates of sweeps are independent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,13 @@ import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.scaling import comparison
-from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray, IntArray, load_ensemble
+from isojax.scaling.allocate.curve_ensemble import (
+    BoolArray,
+    CurveEnsemble,
+    FloatArray,
+    IntArray,
+    load_ensemble,
+)
 from isojax.scaling.comparison import EarlierSaturation, SweepComparison, SweepSummary
 from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES, any_of
 from isojax.scaling.intervals import central_interval
@@ -24,7 +31,8 @@ N_BAND_ROWS = 80  # rows of the bands that a figure is drawn from
 
 @dataclass(frozen=True)
 class FrontierPath:
-    """n* and the frontier at C float[G]: by the curves, [G], and by each replicate, [Q, G] (Q >= 0)."""
+    """n* and the frontier at C float[G]: by the curves, [G], and by each replicate, [Q, G] (Q >=
+    0)."""
 
     C: FloatArray
     n: IntArray
@@ -35,7 +43,8 @@ class FrontierPath:
 
 
 def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> SweepComparison:
-    """Compare at least two sweeps of one metric, compute and mode, each with its own label, against the first."""
+    """Compare at least two sweeps of one metric, compute and mode, each with its own label, against
+    the first."""
     _check_comparable(fits, labels)
     ensembles = [load_ensemble(fit) for fit in fits]
     C = _shared_budgets(ensembles, labels)
@@ -43,10 +52,14 @@ def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> SweepCom
     sweeps = [_summarize(*sweep) for sweep in zip(labels, fits, ensembles, paths, strict=True)]
     for i in range(1, len(sweeps)):
         value = float(paths[i].reward[-1] - paths[0].reward[-1])
-        differences = np.subtract.outer(paths[i].reward_draws[:, -1], paths[0].reward_draws[:, -1]).ravel()
+        differences = np.subtract.outer(
+            paths[i].reward_draws[:, -1], paths[0].reward_draws[:, -1]
+        ).ravel()
         p_higher = float(np.mean(differences > 0)) if len(differences) else None
         difference = comparison.RewardDifference(value, *central_interval(differences), p_higher)
-        sweeps[i] = replace(sweeps[i], difference=difference, earlier=_saturates_earlier(fits[0], fits[i], C))
+        sweeps[i] = replace(
+            sweeps[i], difference=difference, earlier=_saturates_earlier(fits[0], fits[i], C)
+        )
     return SweepComparison(
         metric=fits[0].metric,
         compute=fits[0].compute,
@@ -62,12 +75,16 @@ def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> SweepCom
 def check_distinct(labels: Sequence[str]) -> None:
     """InputError where two labels are the same."""
     if duplicate_labels := sorted({label for label in labels if labels.count(label) > 1}):
-        raise InputError(f"two runs are called {duplicate_labels[0]!r}; expected a name for each. Give --labels.")
+        raise InputError(
+            f"two runs are called {duplicate_labels[0]!r}; expected a name for each. Give --labels."
+        )
 
 
 def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
     if len(fits) < 2:
-        raise InputError(f"{len(fits)} fit to compare; expected at least two. Name another sweep's folder or fit.json.")
+        raise InputError(
+            f"{len(fits)} fit to compare; expected at least two. Name another sweep's folder or fit.json."
+        )
     if len(labels) != len(fits):
         received = f"{len(labels)} labels ({', '.join(labels)}) for {len(fits)} runs"
         raise InputError(f"{received}; expected one each. Separate them by commas.")
@@ -76,9 +93,13 @@ def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
         for name in ("metric", "compute", "mode"):
             first_value, value = getattr(fits[0], name), getattr(fit, name)
             if value != first_value:
-                problem = f"{labels[0]} was fitted with {name} {first_value!r}, {label} with {value!r}"
+                problem = (
+                    f"{labels[0]} was fitted with {name} {first_value!r}, {label} with {value!r}"
+                )
                 fix = f"Fit both alike (isojax fit --{name} ...)"
-                raise InputError(f"{problem}; expected the same, or their numbers do not compare. {fix}.")
+                raise InputError(
+                    f"{problem}; expected the same, or their numbers do not compare. {fix}."
+                )
 
 
 def _shared_budgets(ensembles: Sequence[CurveEnsemble], labels: Sequence[str]) -> FloatArray:
@@ -89,7 +110,10 @@ def _shared_budgets(ensembles: Sequence[CurveEnsemble], labels: Sequence[str]) -
         C = C[np.all([e.samples.is_measured(C).any(0) for e in ensembles], axis=0)]
         if len(C) > 1:
             return C
-    ranges = "; ".join(f"{label} {low:.4g} to {high:.4g}" for label, (low, high) in zip(labels, C_ranges, strict=True))
+    ranges = "; ".join(
+        f"{label} {low:.4g} to {high:.4g}"
+        for label, (low, high) in zip(labels, C_ranges, strict=True)
+    )
     problem = f"no range of budgets C was measured in all runs ({ranges})"
     raise InputError(f"{problem}; expected ranges that overlap. Run the shorter ones further.")
 
@@ -99,15 +123,22 @@ def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
     measured_within_reach = ensemble.samples.is_measured(C, reach=CURVE_REACH_DECADES).T
     rewards = ensemble.expected_rewards(C)  # [G, J]
     reward_draws = ensemble.sampled_rewards(C).transpose(1, 0, 2)  # [Q, G, J]
-    leader = np.where(measured_near, rewards, -np.inf).argmax(-1)[:, None]  # [G, 1], as in law/frontier.py
+    # [G, 1], as in law/frontier.py
+    leader = np.where(measured_near, rewards, -np.inf).argmax(-1)[:, None]
     tied = np.array(
-        [ensemble.level_of_all(np.full(len(ensemble.n), at), measured_near[g]) is not None for g, at in enumerate(C)]
+        [
+            ensemble.level_of_all(np.full(len(ensemble.n), at), measured_near[g]) is not None
+            for g, at in enumerate(C)
+        ]
     )
     n = ensemble.n[np.where(measured_within_reach, rewards, -np.inf).argmax(-1)]
-    if tied[0] and not tied.all():  # the n that is first to lead, so that n* does not change where none leads
+    # the n that is first to lead, so that n* does not change where none leads
+    if tied[0] and not tied.all():
         first = int(tied.argmin())
         n[:first] = n[first]
-    best_draws = ensemble.samples.is_best(reward_draws, np.broadcast_to(measured_within_reach, reward_draws.shape), -1)
+    best_draws = ensemble.samples.is_best(
+        reward_draws, np.broadcast_to(measured_within_reach, reward_draws.shape), -1
+    )
     return FrontierPath(
         C=C,
         n=n,
@@ -118,15 +149,26 @@ def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
     )
 
 
-def _summarize(label: str, fit: FitResult, ensemble: CurveEnsemble, path: FrontierPath) -> SweepSummary:
-    rows, no_effect, all_n = [], fit.joint.n_star.no_effect, sorted(set(ensemble.n.tolist()))
+def _summarize(
+    label: str, fit: FitResult, ensemble: CurveEnsemble, path: FrontierPath
+) -> SweepSummary:
+    rows = []
+    no_effect = fit.joint.n_star.no_effect
+    all_n = sorted(set(ensemble.n.tolist()))
     for g, C in enumerate(path.C.tolist()):
-        n_low, n_high = (None if n is None else int(n) for n in central_interval(path.n_draws[:, g], discrete=True))
+        n_low, n_high = (
+            None if n is None else int(n)
+            for n in central_interval(path.n_draws[:, g], discrete=True)
+        )
         is_tied = bool(fit.nothing_learnt or path.tied[g])
         if is_tied:  # any may be the best
             n_low, n_high = all_n[0], all_n[-1]
         low, high = central_interval(path.reward_draws[:, g])
-        rows.append(comparison.BudgetRow(C, int(path.n[g]), n_low, n_high, float(path.reward[g]), low, high, is_tied))
+        rows.append(
+            comparison.BudgetRow(
+                C, int(path.n[g]), n_low, n_high, float(path.reward[g]), low, high, is_tied
+            )
+        )
     overfitting_runs = group_by(fit.overfitting, lambda run: (run.B_p, run.n))
     return SweepSummary(
         label=label,
@@ -147,7 +189,8 @@ def _summarize(label: str, fit: FitResult, ensemble: CurveEnsemble, path: Fronti
 
 
 def saturation_C(n: IntArray, C: FloatArray, n_max: int) -> FloatArray:
-    """float[...]: where n*, int[..., G], changes last; -inf: it never does, +inf: it ends at the largest n."""
+    """float[...]: where n*, int[..., G], changes last; -inf: it never does, +inf: it ends at the
+    largest n."""
     changes = n[..., 1:] != n[..., :-1]
     last_change = changes.shape[-1] - 1 - changes[..., ::-1].argmax(-1)
     C_change = np.sqrt(C[last_change] * C[last_change + 1])
@@ -155,7 +198,8 @@ def saturation_C(n: IntArray, C: FloatArray, n_max: int) -> FloatArray:
 
 
 def _saturation(path: FrontierPath, n_max: int) -> comparison.Saturation:
-    C, C_draws = float(saturation_C(path.n, path.C, n_max)), saturation_C(path.n_draws, path.C, n_max)
+    C = float(saturation_C(path.n, path.C, n_max))
+    C_draws = saturation_C(path.n_draws, path.C, n_max)
     low, high = central_interval(C_draws)
     return comparison.Saturation(
         n=int(path.n[-1]),
@@ -167,8 +211,11 @@ def _saturation(path: FrontierPath, n_max: int) -> comparison.Saturation:
     )
 
 
-def _saturates_earlier(first_fit: FitResult, other_fit: FitResult, C: FloatArray) -> EarlierSaturation | None:
-    """Whether n* levels off earlier in the other sweep, over the n that both measured; None: cannot be said."""
+def _saturates_earlier(
+    first_fit: FitResult, other_fit: FitResult, C: FloatArray
+) -> EarlierSaturation | None:
+    """Whether n* levels off earlier in the other sweep, over the n that both measured; None: cannot
+    be said."""
     shared_n = sorted({c.n for c in first_fit.curves} & {c.n for c in other_fit.curves})
     if len(shared_n) < 2 or first_fit.joint.n_star.no_effect or other_fit.joint.n_star.no_effect:
         return None
@@ -176,9 +223,16 @@ def _saturates_earlier(first_fit: FitResult, other_fit: FitResult, C: FloatArray
     for fit in (other_fit, first_fit):
         curves = tuple(c for c in fit.curves if c.n in shared_n)
         ensembles.append(load_ensemble(fit.model_copy(update={"curves": curves})))
-    C = C[np.all([e.samples.is_measured(C, reach=CURVE_REACH_DECADES).any(0) for e in ensembles], axis=0)]
+    C = C[
+        np.all(
+            [e.samples.is_measured(C, reach=CURVE_REACH_DECADES).any(0) for e in ensembles], axis=0
+        )
+    ]
     if len(C) < 2 or not all(e.replicates for e in ensembles):
         return None
-    C_other, C_first = (saturation_C(_frontier_path(e, C).n_draws, C, shared_n[-1]) for e in ensembles)
-    p_earlier, p_later = np.less.outer(C_other, C_first).mean(), np.greater.outer(C_other, C_first).mean()
+    C_other, C_first = (
+        saturation_C(_frontier_path(e, C).n_draws, C, shared_n[-1]) for e in ensembles
+    )
+    p_earlier = np.less.outer(C_other, C_first).mean()
+    p_later = np.greater.outer(C_other, C_first).mean()
     return EarlierSaturation(tuple(shared_n), float(p_earlier), float(p_later))

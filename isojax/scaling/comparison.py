@@ -1,5 +1,6 @@
-"""What comparing sweeps (compare.py) finds, as plain data and in words. C is in the sweeps' unit; an interval (low,
-high) is the central 90% of the replicates: both None where there are none, one None for an open end."""
+"""What comparing sweeps (compare.py) finds, as plain data and in words. C is in the sweeps' unit;
+an interval (low, high) is the central 90% of the replicates: both None where there are none, one
+None for an open end."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ class Saturation:
 
     n: int  # n* at the largest budget compared
     n_largest: int  # that was measured
-    C: float | None  # beyond which n* does not change; None where it ends at the largest n, or never changes
+    # beyond which n* does not change; None where it ends at the largest n, or never changes
+    C: float | None
     low: float | None  # interval of C
     high: float | None
     below_largest: float | None  # share of the replicates in which n* ends below the largest n
@@ -43,7 +45,8 @@ class OverfittedCell:
 
 @dataclass(frozen=True)
 class RewardDifference:
-    """The frontier's reward at the largest budget less that of the first sweep; p_higher: P(it is positive)."""
+    """The frontier's reward at the largest budget less that of the first sweep; p_higher: P(it is
+    positive)."""
 
     value: float
     low: float | None
@@ -79,7 +82,8 @@ class SweepSummary:
 
 @dataclass(frozen=True)
 class SweepComparison:
-    """Sweeps compared over the budgets C_low to C_high that all of them measured; the first is the reference."""
+    """Sweeps compared over the budgets C_low to C_high that all of them measured; the first is the
+    reference."""
 
     metric: str
     compute: str
@@ -92,7 +96,8 @@ class SweepComparison:
 
 
 def comparison_sentences(sweeps: Sequence[SweepSummary], C_high: float) -> Iterator[str]:
-    """What each sweep shows, and how it differs from the first up to C_high; first of all, which show nothing."""
+    """What each sweep shows, and how it differs from the first up to C_high; first of all, which
+    show nothing."""
     first, *others = sweeps
     for sweep in sweeps:
         if sweep.nothing_learnt:
@@ -131,12 +136,17 @@ def _describe_saturation(sweep: SweepSummary) -> str:
     probability_text = ""
     if saturation.below_largest is not None:
         probability = _format_probability(saturation.below_largest)
-        probability_text = f" (below the largest n measured, {saturation.n_largest}, with P {probability})"
+        probability_text = (
+            f" (below the largest n measured, {saturation.n_largest}, with P {probability})"
+        )
     if saturation.C is None:
         return f"n* stays at {saturation.n}{probability_text}"
     interval_text = ""
     if saturation.low is not None or saturation.high is not None:
-        low, high = ("open" if bound is None else f"{bound:.4g}" for bound in (saturation.low, saturation.high))
+        low, high = (
+            "open" if bound is None else f"{bound:.4g}"
+            for bound in (saturation.low, saturation.high)
+        )
         interval_text = f" ({low} to {high})"
     return f"n* levels off at n = {saturation.n}, from C = {saturation.C:.4g}{interval_text} on{probability_text}"
 
@@ -146,19 +156,24 @@ def _format_probability(p: float) -> str:
     return "> 0.99" if p > 0.99 else "< 0.01" if p < 0.01 else f"= {p:.2f}"
 
 
-def _describe_difference(first: SweepSummary, sweep: SweepSummary, difference: RewardDifference, C: float) -> str:
+def _describe_difference(
+    first: SweepSummary, sweep: SweepSummary, difference: RewardDifference, C: float
+) -> str:
     reached = f"{sweep.at[-1].reward:.3f}, {difference.value:+.3f} against {first.label}"
     text = f"at C = {C:.4g} {sweep.label} reaches {reached}"
     if difference.low is None or difference.high is None:
         return f"{text} (no intervals)"
-    verdict = "more" if difference.low > 0 else "less" if difference.high < 0 else "no clear difference"
+    verdict = (
+        "more" if difference.low > 0 else "less" if difference.high < 0 else "no clear difference"
+    )
     return f"{text} ({difference.low:+.3f} to {difference.high:+.3f}: {verdict})"
 
 
 def _describe_earlier(first: SweepSummary, sweep: SweepSummary, earlier: EarlierSaturation) -> str:
     pair = f"in {sweep.label} than in {first.label}"
     n_text = f"over n = {', '.join(map(str, earlier.shared_n))}"
-    p_earlier, p_later = _format_probability(earlier.p_earlier), _format_probability(earlier.p_later)
+    p_earlier = _format_probability(earlier.p_earlier)
+    p_later = _format_probability(earlier.p_later)
     if earlier.p_earlier >= MIN_PROBABILITY:
         return f"n* levels off earlier {pair}, P {p_earlier} ({n_text})"
     if earlier.p_later >= MIN_PROBABILITY:
@@ -175,7 +190,10 @@ def comparison_notes(sweeps: Sequence[SweepSummary]) -> Iterator[str]:
     for name in ("n", "B_p"):
         values_by_label = {s.label: getattr(s, name) for s in sweeps}
         if len(set(values_by_label.values())) > 1:
-            each = "; ".join(f"{label}: {', '.join(map(str, values))}" for label, values in values_by_label.items())
+            each = "; ".join(
+                f"{label}: {', '.join(map(str, values))}"
+                for label, values in values_by_label.items()
+            )
             yield f"the runs did not measure the same {name} ({each}); each frontier is that of its own cells"
     if all(s.difference is None or s.difference.low is None for s in sweeps):
         yield "no intervals: mode paper has none, nor has a fit made with --replicates 0"

@@ -1,4 +1,5 @@
-"""One run's curve from two columns of a file, with intervals, flags, and its error beyond the fitted points."""
+"""One run's curve from two columns of a file, with intervals, flags, and its error beyond the
+fitted points."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,13 @@ import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_table
-from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, require_column
+from isojax.core.tabular import (
+    DataTable,
+    check_unique_rows,
+    filter_rows,
+    float_column,
+    require_column,
+)
 from isojax.scaling.checks.evaluation_size import SAME_REWARD, size_by_step
 from isojax.scaling.checks.learning import MIN_OF_ONE_RUN, NothingLearnt, describe, shows_something
 from isojax.scaling.curves.departures import MIN_VISIBLE
@@ -33,8 +40,10 @@ SETTINGS = ("n", "B_p", "B")  # of which a curve has one value each
 FEW_POINTS = 10
 END_POINTS = 3  # distinct C whose mean is "at the end"
 CLEAR_AUTOCORRELATION = 0.3  # of the noise: flagged where the interval is above it
-MAX_INTERVAL_SHARE = 0.5  # an interval of A wider than this share of the gain measured does not determine it
-DEPARTURE_SHARE = 0.04  # standard deviation of a departure at four times the data, as a share of the curve's gain
+# an interval of A wider than this share of the gain measured does not determine it
+MAX_INTERVAL_SHARE = 0.5
+# standard deviation of a departure at four times the data, as a share of the curve's gain
+DEPARTURE_SHARE = 0.04
 BAND_POINTS = 120
 PERCENT = 100.0  # rewards from 0 to this, some above 1, may be percentages
 METHOD = "posterior of the curve, its tail and the noise, by sequential Monte Carlo"
@@ -55,24 +64,31 @@ def fit_curve_file(
     filters: Sequence[str] = (),
     group: str | None = None,
 ) -> tuple[dict[str, Any], CurveFilePoints]:
-    """Fit a curve to two columns of a file, compute >= 0 and rewards; of points with x <= `below` alone, where that is
-    given, to compare it with those beyond. `filters`: "COL=VALUE", rows to keep; `group`: the column that names the
-    seed of one configuration; all seeds share one curve.
+    """Fit a curve to two columns of a file, compute >= 0 and rewards; of points with x <= `below`
+    alone, where that is given, to compare it with those beyond. `filters`: "COL=VALUE", rows to
+    keep; `group`: the column that names the seed of one configuration; all seeds share one curve.
 
-    Returns medians and intervals {name: [low, high]} of R0, A, exponent and C_mid, draws, points, seeds, rmse, noise
-    {sd, autocorrelation}, determined (whether A is), departure_sd, band [{C, reward, low, high}], trial (what the first
-    quarter predicts of the rest; None where it has too few points), beyond (errors are curve minus measured; None
-    without `below`) and flags; and what was read. interval_at_end includes the noise of the evaluations at the end.
-    InputError for too few points, none beyond `below`, or a file that cannot be used, with its line."""
+    Returns medians and intervals {name: [low, high]} of R0, A, exponent and C_mid, draws, points,
+    seeds, rmse, noise {sd, autocorrelation}, determined (whether A is), departure_sd, band [{C,
+    reward, low, high}], trial (what the first quarter predicts of the rest; None where it has too
+    few points), beyond (errors are curve minus measured; None without `below`) and flags; and what
+    was read. interval_at_end includes the noise of the evaluations at the end. InputError for too
+    few points, none beyond `below`, or a file that cannot be used, with its line."""
     table = filter_rows(read_table(path), filters)
-    mixtures = list(describe_mixtures(table, [x for x in SETTINGS if x in table.columns], filters, "curve"))
+    mixtures = list(
+        describe_mixtures(table, [x for x in SETTINGS if x in table.columns], filters, "curve")
+    )
     file_points = _read_points(table, x_column, y_column, group, mixtures)
     points = file_points.points
     in_fit = np.ones(len(points.C), dtype=bool) if below is None else points.C <= below
     fitted_points = points.select(in_fit)
     _require_enough_points(path, x_column, points, fitted_points, below)
     flat = _find_flat(fitted_points, y_column)
-    posterior, trial = fit_with_trial(fitted_points) if flat is None else (_flat_posterior(flat, fitted_points), None)
+    posterior, trial = (
+        fit_with_trial(fitted_points)
+        if flat is None
+        else (_flat_posterior(flat, fitted_points), None)
+    )
     document: dict[str, Any] = {
         "kind": "curve",
         "file": str(path),
@@ -87,10 +103,16 @@ def fit_curve_file(
     }
     document["nothing_learnt"] = "" if flat is None else flat.nothing.text
     if flat is None:
-        document["flags"] = [*mixtures, *_flags(posterior, fitted_points, document, file_points.rows_without_reward)]
+        document["flags"] = [
+            *mixtures,
+            *_flags(posterior, fitted_points, document, file_points.rows_without_reward),
+        ]
     else:
         document |= _describe_flat(flat, document)
-        document["flags"] = [*mixtures, *_flat_flags(flat, y_column, file_points.rows_without_reward)]
+        document["flags"] = [
+            *mixtures,
+            *_flat_flags(flat, y_column, file_points.rows_without_reward),
+        ]
     return document, file_points
 
 
@@ -115,23 +137,29 @@ class _FlatCurve:
 
 
 def _find_flat(points: RunPoints, y_column: str) -> _FlatCurve | None:
-    """What points that show nothing stand at, of few points only where all are equal; None of any others."""
+    """What points that show nothing stand at, of few points only where all are equal; None of any
+    others."""
     low, high = reward_range = find_reward_range(points.R)
     if (low, high) != (0.0, 1.0) and points.R.min() >= 0 and points.R.max() <= PERCENT:
         low, high = reward_range = (0.0, PERCENT)
     unit_rewards = (points.R - low) / (high - low)
     seeds = [points.run_index == i for i in range(points.seeds)]
     runs = [_UnitRun(points.C[seed], unit_rewards[seed]) for seed in seeds if seed.any()]
-    size, is_constant = size_by_step(*[run.R for run in runs]), np.ptp(unit_rewards) <= SAME_REWARD
+    size = size_by_step(*[run.R for run in runs])
+    is_constant = np.ptp(unit_rewards) <= SAME_REWARD
     if (len(points.C) < MIN_OF_ONE_RUN and not is_constant) or shows_something([runs], size):
         return None
-    return _FlatCurve(describe(runs, size, y_column, "nothing was learnt", (), reward_range), reward_range)
+    return _FlatCurve(
+        describe(runs, size, y_column, "nothing was learnt", (), reward_range), reward_range
+    )
 
 
 def _flat_posterior(flat: _FlatCurve, points: RunPoints) -> RunPosterior:
     levels = level_draws(flat.nothing, PARTICLES)
     C_high = float(points.C.max())
-    return flat_posterior(C_high, levels, evaluation_sd(flat.nothing), points.seeds, flat.reward_range)
+    return flat_posterior(
+        C_high, levels, evaluation_sd(flat.nothing), points.seeds, flat.reward_range
+    )
 
 
 def _describe_flat(flat: _FlatCurve, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,11 +167,20 @@ def _describe_flat(flat: _FlatCurve, document: Mapping[str, Any]) -> dict[str, A
     level = flat.to_reward(flat.nothing.level)
     intervals = document["intervals"] | {"exponent": (None, None), "C_mid": (None, None)}
     method = f"one reward, as uncertain as an evaluation of {flat.nothing.size.rollouts:,.0f} rollouts leaves it"
-    changed: dict[str, Any] = {"R0": level, "A": level, "exponent": None, "C_mid": None, "intervals": intervals}
+    changed: dict[str, Any] = {
+        "R0": level,
+        "A": level,
+        "exponent": None,
+        "C_mid": None,
+        "intervals": intervals,
+    }
     changed |= {"determined": False, "draws": document["draws"] | {"method": method}}
     if document["beyond"] is not None:
         at_end = np.clip(document["beyond"]["interval_at_end"], *flat.reward_range).tolist()
-        changed["beyond"] = document["beyond"] | {"predicted_at_end": level, "interval_at_end": at_end}
+        changed["beyond"] = document["beyond"] | {
+            "predicted_at_end": level,
+            "interval_at_end": at_end,
+        }
     return changed
 
 
@@ -165,7 +202,8 @@ def _read_points(
         problem = f"{table.source}: {y_column} is empty in all {len(table.rows)} rows"
         raise InputError(f"{problem}; expected a reward in some. Give another --y.")
     reward_table = replace(table, rows=rows_with_reward)
-    C, R = float_column(reward_table, x_column, minimum=0), float_column(reward_table, y_column)
+    C = float_column(reward_table, x_column, minimum=0)
+    R = float_column(reward_table, y_column)
     seed_labels = [""] * len(rows_with_reward)
     if group is not None:
         seed_labels = list(map(str, rows_with_reward.column(require_column(reward_table, group))))
@@ -176,7 +214,8 @@ def _read_points(
         hints = [*mixtures, *([hint] if group is None else [])]
         raise InputError(" ".join([str(e), *hints[:1]])) from e
     index_of_seed = {label: i for i, label in enumerate(dict.fromkeys(seed_labels))}
-    seed_names, run_index = tuple(index_of_seed), np.array([index_of_seed[label] for label in seed_labels])
+    seed_names = tuple(index_of_seed)
+    run_index = np.array([index_of_seed[label] for label in seed_labels])
     order = np.lexsort((C, run_index))
     points = RunPoints(C[order], R[order], run_index[order], len(seed_names))
     return CurveFilePoints(points, seed_names, len(table.rows) - len(rows_with_reward))
@@ -196,13 +235,15 @@ def _require_enough_points(
             f"Evaluate more often{'' if below is None else ', or raise --fit-below'}."
         )
     if below is not None and len(fitted_points.C) == len(points.C):
-        raise InputError(f"{path}: --fit-below {below:g}, expected less than the last {x_column}, {points.C.max():g}.")
+        raise InputError(
+            f"{path}: --fit-below {below:g}, expected less than the last {x_column}, {points.C.max():g}."
+        )
 
 
 def fit_with_trial(points: RunPoints) -> tuple[RunPosterior, dict[str, Any] | None]:
-    """The posterior with departures beyond the data, and the trial: what the points up to a quarter of the largest C
-    predict of the others. The departures' variance is the mean of a prior's, by DEPARTURE_SHARE, and of the trial's
-    excess; the prior's alone where no trial is possible."""
+    """The posterior with departures beyond the data, and the trial: what the points up to a quarter
+    of the largest C predict of the others. The departures' variance is the mean of a prior's, by
+    DEPARTURE_SHARE, and of the trial's excess; the prior's alone where no trial is possible."""
     posterior = sample_posterior(points)
     prior_sd = DEPARTURE_SHARE * _median_gain(posterior)
     C_limit = posterior.C_high / MAX_EXTRAPOLATION
@@ -216,16 +257,20 @@ def fit_with_trial(points: RunPoints) -> tuple[RunPosterior, dict[str, Any] | No
     excess = (predicted.mean() - at_end.R.mean()) ** 2 - predicted.var()
     tried = replace(tried, departure_sd=DEPARTURE_SHARE * _median_gain(tried))
     trial = {"C_limit": C_limit, **_prediction_errors(tried, hidden)}
-    departure_sd = float(np.sqrt((prior_sd**2 + max(excess, 0.0)) / 2))  # equal weights: the trial is one error
+    # equal weights: the trial is one error
+    departure_sd = float(np.sqrt((prior_sd**2 + max(excess, 0.0)) / 2))
     return replace(posterior, departure_sd=departure_sd), trial
 
 
 def _median_gain(posterior: RunPosterior) -> float:
-    return float(np.median(posterior.rewards(np.array([posterior.C_high]))[:, 0] - posterior.draws["R0"]))
+    return float(
+        np.median(posterior.rewards(np.array([posterior.C_high]))[:, 0] - posterior.draws["R0"])
+    )
 
 
 def is_determined(posterior: RunPosterior) -> bool:
-    """Whether the plateau is known to within half of the gain that was measured, by a curve of the right form."""
+    """Whether the plateau is known to within half of the gain that was measured, by a curve of the
+    right form."""
     low, high = central_band(posterior.draws["A"])
     is_narrow = high - low <= MAX_INTERVAL_SHARE * _median_gain(posterior)
     return bool(is_narrow and not _is_autocorrelated(posterior))
@@ -240,10 +285,16 @@ def _last_points(points: RunPoints) -> RunPoints:
     return points.select(points.C >= np.unique(points.C)[-END_POINTS:][0])
 
 
-def _describe_fit(posterior: RunPosterior, file_points: CurveFilePoints, fitted_points: RunPoints) -> dict[str, Any]:
+def _describe_fit(
+    posterior: RunPosterior, file_points: CurveFilePoints, fitted_points: RunPoints
+) -> dict[str, Any]:
     draws = posterior.draws
     residuals = fitted_points.R - _median_curve(posterior, fitted_points.C)
-    C = np.geomspace(file_points.points.C[file_points.points.C > 0].min(), file_points.points.C.max(), BAND_POINTS)
+    C = np.geomspace(
+        file_points.points.C[file_points.points.C > 0].min(),
+        file_points.points.C.max(),
+        BAND_POINTS,
+    )
     rewards = posterior.rewards(C)
     low, high = central_band(rewards)
     band = {"C": C, "reward": np.median(rewards, axis=0), "low": low, "high": high}
@@ -260,7 +311,10 @@ def _describe_fit(posterior: RunPosterior, file_points: CurveFilePoints, fitted_
         },
         "determined": is_determined(posterior),
         "departure_sd": posterior.departure_sd,
-        "band": [dict(zip(band, map(float, row), strict=True)) for row in zip(*band.values(), strict=True)],
+        "band": [
+            dict(zip(band, map(float, row), strict=True))
+            for row in zip(*band.values(), strict=True)
+        ],
     }
 
 
@@ -288,7 +342,10 @@ def _prediction_errors(posterior: RunPosterior, hidden: RunPoints) -> dict[str, 
 
 
 def _flags(
-    posterior: RunPosterior, fitted_points: RunPoints, document: Mapping[str, Any], rows_without_reward: int
+    posterior: RunPosterior,
+    fitted_points: RunPoints,
+    document: Mapping[str, Any],
+    rows_without_reward: int,
 ) -> Iterator[str]:
     y_column, C, R = document["y"], fitted_points.C, fitted_points.R
     gain = _median_gain(posterior)
@@ -301,7 +358,9 @@ def _flags(
         gain_share = gain / max(document["A"] - document["R0"], 1e-12)
         low, high = document["intervals"]["A"]
         plateau = f"A = {document['A']:.3g} with interval {low:.3g} to {high:.3g}"
-        progress = f"at C = {C.max():.4g} the curve has made about {min(gain_share, 1):.0%} of its gain"
+        progress = (
+            f"at C = {C.max():.4g} the curve has made about {min(gain_share, 1):.0%} of its gain"
+        )
         yield f"the plateau is not determined: {plateau}; {progress}"
     low, high = document["intervals"]["R0"]
     if C.min() > 0 and high - low > MAX_INTERVAL_SHARE * gain:

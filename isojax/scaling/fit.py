@@ -1,5 +1,6 @@
-"""Runs in, FitResult out: tracks -> curves -> frontier -> n*(C), for all cells, each B_p, and each batch B = B_p n
-(IsoCompute Playbook, arXiv:2603.12151, section 4, appendix A). The order of records changes nothing."""
+"""Runs in, FitResult out: tracks -> curves -> frontier -> n*(C), for all cells, each B_p, and each
+batch B = B_p n (IsoCompute Playbook, arXiv:2603.12151, section 4, appendix A). The order of records
+changes nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,14 +21,33 @@ from isojax.scaling.curves import fit_hierarchical, paper_mode
 from isojax.scaling.curves.departures import TRIAL_DRAWS, try_forecast
 from isojax.scaling.curves.flat_start import add_flat_starts
 from isojax.scaling.curves.flat_sweep import can_be_flat, flat_estimate
-from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions, SweepEstimate, to_curve_draws
-from isojax.scaling.law.frontier import Frontier, compare_schedules, compute_frontier, crossover_rows, frontier_rows
+from isojax.scaling.curves.sweep_estimate import (
+    DEFAULT_OPTIONS,
+    FitOptions,
+    SweepEstimate,
+    to_curve_draws,
+)
+from isojax.scaling.law.frontier import (
+    Frontier,
+    compare_schedules,
+    compute_frontier,
+    crossover_rows,
+    frontier_rows,
+)
 from isojax.scaling.law.n_star_law import fit_fixed_batches, fit_n_star
 from isojax.scaling.law.referee import judge_laws
 from isojax.scaling.result import FitFlag, FitResult, FittedRun, ForecastTrial, FrontierFit
-from isojax.scaling.tracks import TracksByCell, base_reward, build_tracks, group_by_cell, require_fixed_runs, run_clock
+from isojax.scaling.tracks import (
+    TracksByCell,
+    base_reward,
+    build_tracks,
+    group_by_cell,
+    require_fixed_runs,
+    run_clock,
+)
 
-# The runs of each (B_p, n), metric and options -> curves and, where the mode has them, their replicates.
+# The runs of each (B_p, n), metric and options -> curves and, where the mode has them, their
+# replicates.
 MODES: Mapping[str, Callable[[TracksByCell, str, FitOptions], SweepEstimate]] = {
     "hierarchical": fit_hierarchical.estimate,
     "paper": paper_mode.estimate,
@@ -40,14 +60,18 @@ def fit(
     compute: str = "rollouts",
     options: FitOptions = DEFAULT_OPTIONS,
 ) -> FitResult:
-    """Curves, frontier and n*(C) of a sweep, without the runs that are flagged as broken, which the result names.
+    """Curves, frontier and n*(C) of a sweep, without the runs that are flagged as broken, which the
+    result names.
 
-    `metric`: a name as in docs/laws.md, Metrics; None: avg@k of the evaluations' k samples. `compute`: the unit of C,
-    "rollouts", "tokens" or "device_hours". InputError where all runs are flagged, or something cannot be fitted."""
+    `metric`: a name as in docs/laws.md, Metrics; None: avg@k of the evaluations' k samples.
+    `compute`: the unit of C, "rollouts", "tokens" or "device_hours". InputError where all runs are
+    flagged, or something cannot be fitted."""
     metric = default_metric(runs) if metric is None else metric
     usable_runs = runs if options.include_flagged else _require_healthy_runs(runs, metric, compute)
     result = fit_all_runs(usable_runs, metric, compute, options)
-    return fit_flags.add_health(result, RunHealth(left_out=not options.include_flagged, runs=flagged_runs(runs)))
+    return fit_flags.add_health(
+        result, RunHealth(left_out=not options.include_flagged, runs=flagged_runs(runs))
+    )
 
 
 def _require_healthy_runs(runs: Sequence[RunRecord], metric: str, compute: str) -> list[RunRecord]:
@@ -63,7 +87,10 @@ def _require_healthy_runs(runs: Sequence[RunRecord], metric: str, compute: str) 
 
 
 def fit_all_runs(
-    runs: Sequence[RunRecord], metric: str, compute: str = "rollouts", options: FitOptions = DEFAULT_OPTIONS
+    runs: Sequence[RunRecord],
+    metric: str,
+    compute: str = "rollouts",
+    options: FitOptions = DEFAULT_OPTIONS,
 ) -> FitResult:
     """`fit` of all these runs, whether they are healthy or not."""
     mode, replicates, run_sd = options.mode, options.replicates, options.run_sd
@@ -71,7 +98,9 @@ def fit_all_runs(
         raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
     if not 0 <= replicates <= MAX_REPLICATES or (run_sd is not None and not 0 <= run_sd < 1):
         problem = f"replicates = {replicates}, run_sd = {run_sd}"
-        raise InputError(f"{problem}; expected replicates from 0 to {MAX_REPLICATES:,}, and 0 <= run_sd < 1.")
+        raise InputError(
+            f"{problem}; expected replicates from 0 to {MAX_REPLICATES:,}, and 0 <= run_sd < 1."
+        )
     usable_runs = require_fixed_runs(runs)
     tracks = build_tracks(usable_runs, metric, compute)
     cells = group_by_cell(tracks)
@@ -89,7 +118,9 @@ def fit_all_runs(
         estimate, forecast = _try_forecast(cells, estimate, metric, options)
 
     joint, by_B_p, frontier_flags = _fit_frontiers(estimate, cells, metric)
-    stability = assess_stability(cells, metric, {c.key for c in estimate.curves if c.C_peak is not None})
+    stability = assess_stability(
+        cells, metric, {c.key for c in estimate.curves if c.C_peak is not None}
+    )
     overfitting = find_overfitting(tracks, estimate.noise_sd)
     diagnostics = diagnose(estimate)
     result = FitResult(
@@ -103,7 +134,9 @@ def fit_all_runs(
         joint=joint,
         by_B_p=by_B_p,
         by_B=fit_fixed_batches(estimate),
-        sensitivity=None if estimate.is_flat else reward_sensitivity(estimate.curves, estimate.draws),
+        sensitivity=None
+        if estimate.is_flat
+        else reward_sensitivity(estimate.curves, estimate.draws),
         draws=None if estimate.draws is None else to_curve_draws(estimate.draws),
         forecast=forecast,
         referee=judge_laws(estimate),
@@ -131,11 +164,17 @@ def _try_forecast(
     cells: TracksByCell, estimate: SweepEstimate, metric: str, options: FitOptions
 ) -> tuple[SweepEstimate, ForecastTrial | None]:
     """The estimate with departures beyond its data, and the trial that says how large they are."""
-    trial_options = replace(options, replicates=min(options.replicates, TRIAL_DRAWS), on_progress=None)
-    forecast = try_forecast(cells, estimate, lambda part: MODES[options.mode](part, metric, trial_options))
+    trial_options = replace(
+        options, replicates=min(options.replicates, TRIAL_DRAWS), on_progress=None
+    )
+    forecast = try_forecast(
+        cells, estimate, lambda part: MODES[options.mode](part, metric, trial_options)
+    )
     if estimate.draws is None or forecast is None:
         return estimate, forecast
-    return replace(estimate, draws=replace(estimate.draws, departure_sd=forecast.departure_sd)), forecast
+    return replace(
+        estimate, draws=replace(estimate.draws, departure_sd=forecast.departure_sd)
+    ), forecast
 
 
 def _fitted_runs(cells: TracksByCell) -> tuple[FittedRun, ...]:
@@ -166,7 +205,8 @@ def _require_a_curve(estimate: SweepEstimate, run_count: int, mode: str) -> None
 def _fit_frontiers(
     estimate: SweepEstimate, cells: TracksByCell, metric: str
 ) -> tuple[FrontierFit, tuple[FrontierFit, ...], list[FitFlag]]:
-    """The joint frontier and law, those of each B_p, and the flags of all; of each B_p only where there are several."""
+    """The joint frontier and law, those of each B_p, and the flags of all; of each B_p only where
+    there are several."""
     joint, flags = fit_frontier(estimate, cells, metric)
     all_B_p = sorted({c.B_p for c in estimate.curves})
     by_B_p = []
@@ -174,7 +214,9 @@ def _fit_frontiers(
         frontier_fit, flags_of_B_p = fit_frontier(estimate, cells, metric, B_p)
         by_B_p.append(frontier_fit)
         if len(all_B_p) > 1:
-            flags += [f.model_copy(update={"text": f"B_p={B_p} alone: {f.text}"}) for f in flags_of_B_p]
+            flags += [
+                f.model_copy(update={"text": f"B_p={B_p} alone: {f.text}"}) for f in flags_of_B_p
+            ]
     return joint, tuple(by_B_p), flags
 
 
@@ -186,23 +228,30 @@ def fit_frontier(
     cells = {key: seeds for key, seeds in all_cells.items() if B_p in (None, key[0])}
     draws = None if estimate.draws is None else estimate.draws.for_cells([c.key for c in curves])
     measured_n = {n for _, n in cells}
-    targets = {p.target for seeds in cells.values() for t in seeds for p in t.run.points if p.rollouts > 0}
+    targets = {
+        p.target for seeds in cells.values() for t in seeds for p in t.run.points if p.rollouts > 0
+    }
     frontier = compute_frontier(curves)
     segments = () if estimate.is_flat else segment_evidence(frontier, cells, metric)
     crossovers = crossover_rows(frontier, draws, uncrossed_too=estimate.no_effect is None)
     step = evaluation_size([t for seeds in cells.values() for t in seeds], metric).step
-    crossovers = tuple(row for row in crossovers if step <= _frontier_reward(frontier, row.C) <= 1 - step)
+    crossovers = tuple(
+        row for row in crossovers if step <= _frontier_reward(frontier, row.C) <= 1 - step
+    )
     n_star = fit_n_star(frontier, draws, estimate.no_effect, max(measured_n), len(targets))
     if estimate.is_flat:  # the n that a tie names first is none that leads
         n_star = n_star.model_copy(update={"band": None})
     frontier_fit = FrontierFit(
         B_p=B_p,
         frontier=frontier_rows(frontier.points, draws),
-        crossovers=() if estimate.no_effect else crossovers,  # curves that differ by nothing cross nowhere
+        # curves that differ by nothing cross nowhere
+        crossovers=() if estimate.no_effect else crossovers,
         segments=segments,
         n_star=n_star,
     )
-    return frontier_fit, list(fit_flags.frontier_flags(frontier, segments, n_star.law, measured_n, n_star.no_effect))
+    return frontier_fit, list(
+        fit_flags.frontier_flags(frontier, segments, n_star.law, measured_n, n_star.no_effect)
+    )
 
 
 def _frontier_reward(frontier: Frontier, C: float) -> float:
@@ -213,5 +262,8 @@ def _frontier_reward(frontier: Frontier, C: float) -> float:
 def with_clocks(result: FitResult, runs: Sequence[RunRecord]) -> FitResult:
     """A fit with the wall clock of the runs that it was made from, which no file of a fit holds."""
     clocks = {run.cell: run_clock(run) for run in runs}
-    timed = [row.model_copy(update={"clock": clocks.get(Cell(row.B_p, row.n, row.seed))}) for row in result.runs]
+    timed = [
+        row.model_copy(update={"clock": clocks.get(Cell(row.B_p, row.n, row.seed))})
+        for row in result.runs
+    ]
     return result.model_copy(update={"runs": tuple(timed)})

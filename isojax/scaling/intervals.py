@@ -1,4 +1,5 @@
-"""Intervals of replicates (draws, or refits to resampled residuals or points): one level, number and seed for all."""
+"""Intervals of replicates (draws, or refits to resampled residuals or points): one level, number
+and seed for all."""
 
 from typing import Annotated
 
@@ -20,8 +21,8 @@ Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER)]  # its compute, or what 
 
 
 def central_interval(values: ArrayLike, discrete: bool = False) -> OpenInterval:
-    """The central LEVEL of replicates float[Q]; an infinite bound is None, an open end; both are None if Q is 0. The
-    bounds of `discrete` values are among them."""
+    """The central LEVEL of replicates float[Q]; an infinite bound is None, an open end; both are
+    None if Q is 0. The bounds of `discrete` values are among them."""
     samples = np.asarray(values, dtype=np.float64)
     if not samples.size:
         return None, None
@@ -31,32 +32,40 @@ def central_interval(values: ArrayLike, discrete: bool = False) -> OpenInterval:
 
 
 def central_band(values: FloatArray, discrete: bool = False) -> tuple[FloatArray, FloatArray]:
-    """The lower and upper bounds along the first axis of finite replicates: float[Q, ...] -> two float[...]."""
+    """The lower and upper bounds along the first axis of finite replicates: float[Q, ...] -> two
+    float[...]."""
     low, high = np.quantile(values, TAILS, axis=0, method="nearest" if discrete else "linear")
     return low, high
 
 
 def share_quantiles(share: float, rollouts: float, levels: ArrayLike) -> FloatArray:
-    """Quantiles at `levels`, float[...], of what the true share may be where a `share` of N `rollouts` was right: at
-    .05 and .95 the bounds of Clopper and Pearson (1934). k = share N need not be whole. At 0 of N the bound is 3 / N,
-    the rule of three, and at N of N it is 1 - 3 / N."""
+    """Quantiles at `levels`, float[...], of what the true share may be where a `share` of N
+    `rollouts` was right: at .05 and .95 the bounds of Clopper and Pearson (1934). k = share N need
+    not be whole. At 0 of N the bound is 3 / N, the rule of three, and at N of N it is 1 - 3 / N."""
     u = np.asarray(levels, dtype=np.float64)
     hits = min(max(share * rollouts, 0.0), rollouts)
     misses = rollouts - hits
-    # Below the median the bound from below, which less than one hit does not have, above it the bound from above.
+    # Below the median the bound from below, which less than one hit does not have, above it the
+    # bound from above.
     lower = betaincinv(hits, misses + 1, u) if hits >= 1 else np.zeros_like(u)
     upper = betaincinv(hits + 1, misses, u) if misses >= 1 else np.ones_like(u)
     quantiles = np.where(u < 0.5, lower, upper)
     # 1 - .05^(1 / N) is a little less than 3 / N, which is what people expect to read.
     outer = u >= TAILS[1]
-    quantiles = np.where(outer & (hits < 1), np.maximum(quantiles, min(1.0, 3 / rollouts)), quantiles)
+    quantiles = np.where(
+        outer & (hits < 1), np.maximum(quantiles, min(1.0, 3 / rollouts)), quantiles
+    )
     inner = u <= TAILS[0]
-    return np.where(inner & (misses < 1), np.minimum(quantiles, max(0.0, 1 - 3 / rollouts)), quantiles)
+    return np.where(
+        inner & (misses < 1), np.minimum(quantiles, max(0.0, 1 - 3 / rollouts)), quantiles
+    )
 
 
-def share_draws(share: float, rollouts: float, count: int, interval: tuple[float, float]) -> FloatArray:
-    """float[count], rising: draws of what the true share may be, evenly over its quantiles; the middle is the share,
-    and their central interval holds `interval`."""
+def share_draws(
+    share: float, rollouts: float, count: int, interval: tuple[float, float]
+) -> FloatArray:
+    """float[count], rising: draws of what the true share may be, evenly over its quantiles; the
+    middle is the share, and their central interval holds `interval`."""
     rank, last = np.arange(count), count - 1
     draws = share_quantiles(share, rollouts, (rank + 0.5) / count)
     draws = np.where(np.abs(rank - last / 2) < 1, share, draws)

@@ -1,6 +1,7 @@
-"""What a fit found, as typed data: `FitResult` is what `fit` returns and what fit.json holds. A number that does not
-exist is None. C is in the fit's unit, a reward in [0, 1]. An interval (low, high) is the central 90% of the replicates:
-None where there are none, and an open end where only one bound is None."""
+"""What a fit found, as typed data: `FitResult` is what `fit` returns and what fit.json holds. A
+number that does not exist is None. C is in the fit's unit, a reward in [0, 1]. An interval (low,
+high) is the central 90% of the replicates: None where there are none, and an open end where only
+one bound is None."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +31,15 @@ class FitFlag(ResultRow):
     """What a reader must know before believing a fit."""
 
     code: str  # the subject, whatever the numbers, such as "one_seed"
-    severity: Severity  # a fact about the result; the data limit what can be said; the numbers are not to be used
+    # a fact about the result; the data limit what can be said; the numbers are not to be used
+    severity: Severity
     text: str
 
 
 class FittedRun(ResultRow):
-    """A run that was fitted; C_max and final_reward are those of its last evaluation. Its clock (None: not known) is no
-    part of fit.json, which is the same, to the bit, wherever and however often interrupted a sweep was run."""
+    """A run that was fitted; C_max and final_reward are those of its last evaluation. Its clock
+    (None: not known) is no part of fit.json, which is the same, to the bit, wherever and however
+    often interrupted a sweep was run."""
 
     B_p: Size
     n: Size
@@ -54,13 +57,17 @@ class IntervalSettings(ResultRow):
     level: float  # the share of the replicates inside an interval
     replicates: int  # draws of all curves from their posterior
     seed: int  # of these draws
-    run_sd: float  # standard deviation of the reward at the plateau between runs that differ in their seed alone
+    # standard deviation of the reward at the plateau between runs that differ in their seed alone
+    run_sd: float
     run_sd_source: str  # in words
     noise_sd: float  # standard deviation of the reward of one evaluation
-    problems: int | None  # that each replicate draws again; None where no counts per problem are recorded
+    # that each replicate draws again; None where no counts per problem are recorded
+    problems: int | None
     method: str  # in words
-    acceptance: float | None  # the share of the chains' steps accepted in their last round; None without noise
-    r_hat: tuple[float, float] | None  # of half the last round's iterations and of all: near 1 where they are enough
+    # the share of the chains' steps accepted in their last round; None without noise
+    acceptance: float | None
+    # of half the last round's iterations and of all: near 1 where they are enough
+    r_hat: tuple[float, float] | None
 
 
 class FrontierRow(ResultRow):
@@ -72,12 +79,15 @@ class FrontierRow(ResultRow):
     B_p: Size
     low: float | None = None  # interval of the frontier's reward
     high: float | None = None
-    n_probability: dict[int, float] | None = None  # n -> share of the replicates in which it attains the frontier
-    tied: bool = False  # no n leads: all cells measured here stand where all began; n and B_p are the first to lead
+    # n -> share of the replicates in which it attains the frontier
+    n_probability: dict[int, float] | None = None
+    # no n leads: all cells measured here stand where all began; n and B_p are the first to lead
+    tied: bool = False
 
 
 class CrossoverRow(ResultRow):
-    """Where the frontier passes from n_low (below C) to n_high (above); low, high: interval of C."""
+    """Where the frontier passes from n_low (below C) to n_high (above); low, high: interval of
+    C."""
 
     n_low: int
     n_high: int
@@ -94,7 +104,8 @@ class NeighbourCell(ResultRow):
 
 
 class SegmentRow(ResultRow):
-    """Where one n holds the frontier, and its paired lead over the neighbouring cells (checks/diagnostics.py)."""
+    """Where one n holds the frontier, and its paired lead over the neighbouring cells
+    (checks/diagnostics.py)."""
 
     n: int
     B_p: int  # the one that holds most of the segment
@@ -102,9 +113,12 @@ class SegmentRow(ResultRow):
     C_high: float
     decades: float  # log10(C_high / C_low)
     neighbours: tuple[NeighbourCell, ...]
-    measured_for_neighbours: bool  # the winner and all neighbours were evaluated at a common target inside it
-    has_counts: bool = True  # single problems' right answers are recorded, without which no lead can be judged
-    lead: float | None = None  # in reward, over the closest neighbour; None where nothing can be paired
+    # the winner and all neighbours were evaluated at a common target inside it
+    measured_for_neighbours: bool
+    # single problems' right answers are recorded, without which no lead can be judged
+    has_counts: bool = True
+    # in reward, over the closest neighbour; None where nothing can be paired
+    lead: float | None = None
     se: float | None = None  # of the lead
     z: float | None = None  # lead / se; None where se is 0 too
     at_C: float | None = None  # where the lead was measured
@@ -114,7 +128,8 @@ class SegmentRow(ResultRow):
 
 @dataclass(frozen=True)
 class Law:
-    """n*(C), or n*(M) at a fixed batch; L, k and log10_C0 are 0, 0 and None where the form does not have them."""
+    """n*(C), or n*(M) at a fixed batch; L, k and log10_C0 are 0, 0 and None where the form does not
+    have them."""
 
     form: str  # a key of FORMS (law/n_star_law.py)
     L: float
@@ -137,16 +152,20 @@ class NStarFit(ResultRow):
 
     law: Law  # log2 n* as a function of log10 C, or of log10 M
     no_effect: bool  # n makes no difference that the data can show; the law is then constant
-    aicc: dict[str, float | None] | None = None  # form -> AICc, None: too few points; None: AICc did not choose
-    band: tuple[NStarBandRow, ...] | None = None  # along the frontier; of its best n, not of the law
+    # form -> AICc, None: too few points; None: AICc did not choose
+    aicc: dict[str, float | None] | None = None
+    # along the frontier; of its best n, not of the law
+    band: tuple[NStarBandRow, ...] | None = None
 
 
 class FrontierFit(ResultRow):
-    """A frontier with its law, everything by rising C: of all cells together, or of the cells of one B_p."""
+    """A frontier with its law, everything by rising C: of all cells together, or of the cells of
+    one B_p."""
 
     B_p: int | None  # None for all together
     frontier: tuple[FrontierRow, ...]
-    crossovers: tuple[CrossoverRow, ...]  # in hierarchical mode only where two measured curves cross
+    # in hierarchical mode only where two measured curves cross
+    crossovers: tuple[CrossoverRow, ...]
     segments: tuple[SegmentRow, ...]
     n_star: NStarFit
 
@@ -154,12 +173,15 @@ class FrontierFit(ResultRow):
 class NStarOfMFit(NStarFit):
     """The law n*(M) at a fixed batch; not to be drawn where monotone_rejected."""
 
-    monotone_rejected: bool = False  # each monotone n*(M) loses too much reward in 90% of the replicates
-    monotone_cost: float | None = None  # median over the replicates of the reward that the best monotone one loses
+    # each monotone n*(M) loses too much reward in 90% of the replicates
+    monotone_rejected: bool = False
+    # median over the replicates of the reward that the best monotone one loses
+    monotone_cost: float | None = None
 
 
 class FixedBatchFit(ResultRow):
-    """B_p against n at a fixed batch of B = B_p n rollouts per update, where C rollouts are M = C / B updates."""
+    """B_p against n at a fixed batch of B = B_p n rollouts per update, where C rollouts are M = C /
+    B updates."""
 
     B: int
     frontier: tuple[FrontierRow, ...]
@@ -186,7 +208,8 @@ class RewardSensitivity(ResultRow):
 
 
 class CurveDraws(ResultRow):
-    """The replicates of all curves (PosteriorSamples of curves/sweep_estimate.py), to five digits."""
+    """The replicates of all curves (PosteriorSamples of curves/sweep_estimate.py), to five
+    digits."""
 
     cells: tuple[tuple[int, int], ...]  # (B_p, n) of each row of A, exponent and C_mid
     A: tuple[tuple[float, ...], ...]  # [cells, replicates]
@@ -194,8 +217,10 @@ class CurveDraws(ResultRow):
     C_mid: tuple[tuple[Positive, ...], ...]
     R0: tuple[float, ...]  # [replicates]
     tail: tuple[float, ...]
-    shift: tuple[tuple[float, ...], tuple[float, ...]]  # [2, replicates], what other validation problems would add
-    departure_sd: float | None  # of a reward at four times a cell's data, from its curve: `forecast` has its source
+    # [2, replicates], what other validation problems would add
+    shift: tuple[tuple[float, ...], tuple[float, ...]]
+    # of a reward at four times a cell's data, from its curve: `forecast` has its source
+    departure_sd: float | None
     rollouts: float | None = None  # of one evaluation; None where no run learnt anything
 
     @model_validator(mode="after")
@@ -208,7 +233,8 @@ class CurveDraws(ResultRow):
 
 
 class TiedRange(ResultRow):
-    """A range of C in which no n leads in 90% of the replicates: the values of n that together do."""
+    """A range of C in which no n leads in 90% of the replicates: the values of n that together
+    do."""
 
     n: tuple[int, ...]
     C_low: float
@@ -218,18 +244,23 @@ class TiedRange(ResultRow):
 class FitDiagnostics(ResultRow):
     """Whether the curves fit their points as well as the noise allows, over all residuals."""
 
-    reduced_chi_square: float | None  # mean squared residual over that of the evaluations' own scatter
+    # mean squared residual over that of the evaluations' own scatter
+    reduced_chi_square: float | None
     autocorrelation: float | None  # of neighbouring residuals of a run
     degrees_of_freedom: int | None  # points less parameters
     ties: tuple[TiedRange, ...]
 
 
 class ForecastTrial(ResultRow):
-    """How well curves predict rewards beyond their data, tried on this sweep: a fit up to C_limit against the rest."""
+    """How well curves predict rewards beyond their data, tried on this sweep: a fit up to C_limit
+    against the rest."""
 
-    departure_sd: float  # standard deviation, at four times a cell's data, of the reward from its curve
-    C_limit: float | None = None  # what follows is None where too little compute is measured to hide a part of it
-    evaluations: int | None = None  # hidden ones that were predicted, of the last half of the hidden range
+    # standard deviation, at four times a cell's data, of the reward from its curve
+    departure_sd: float
+    # what follows is None where too little compute is measured to hide a part of it
+    C_limit: float | None = None
+    # hidden ones that were predicted, of the last half of the hidden range
+    evaluations: int | None = None
     mean_error: float | None = None  # predicted less measured, over cells
     mean_absolute_error: float | None = None
     inside: float | None = None  # the share of cells whose mean is inside its 90% interval
@@ -241,7 +272,8 @@ class DecidingRun(ResultRow):
     B_p: int
     n: int
     C: float  # what it costs, in the fit's unit
-    explained: float | None = None  # share of what is unknown that its rewards explain; None: nothing like it was run
+    # share of what is unknown that its rewards explain; None: nothing like it was run
+    explained: float | None = None
 
 
 class LawVerdict(ResultRow):
@@ -250,16 +282,20 @@ class LawVerdict(ResultRow):
     law: str
     reference: str
     verdict: Literal["excluded", "supported", "cannot tell"] = "cannot tell"
-    share_for: float | None = None  # of the draws, in which the law holds; None where it cannot be judged
-    share_against: float | None = None  # in which it fails beyond noise; the other draws say neither
-    text: str  # what was measured, in reward averaged over log C, with its interval; or what is missing
+    # of the draws, in which the law holds; None where it cannot be judged
+    share_for: float | None = None
+    # in which it fails beyond noise; the other draws say neither
+    share_against: float | None = None
+    # what was measured, in reward averaged over log C, with its interval; or what is missing
+    text: str
     C_low: float | None = None  # the range of C that was judged
     C_high: float | None = None
     deciding_run: DecidingRun | None = None  # None where the data decide
 
 
 class SchedulePoint(ResultRow):
-    """A reward of a schedule, the mean of its seeds, and the best fixed cell's curve at the same C."""
+    """A reward of a schedule, the mean of its seeds, and the best fixed cell's curve at the same
+    C."""
 
     C: float
     reward: float
@@ -269,7 +305,8 @@ class SchedulePoint(ResultRow):
 
 
 class ScheduleRow(ResultRow):
-    """Runs whose B_p and n changed along C (core/schedule.py), against the best fixed n, chosen at each C."""
+    """Runs whose B_p and n changed along C (core/schedule.py), against the best fixed n, chosen at
+    each C."""
 
     name: str
     stages: str
@@ -281,7 +318,8 @@ class ScheduleRow(ResultRow):
 
 
 GRADED_FLAG = "graded_rewards"  # the code of the flag of runs whose rewards are graded
-# Codes of the flags of a sweep that shows nothing: no reward rises, or all are 1 from the start. Such a fit is flat.
+# Codes of the flags of a sweep that shows nothing: no reward rises, or all are 1 from the start.
+# Such a fit is flat.
 NOTHING_LEARNT, NOTHING_TO_LEARN = "nothing_learnt", "nothing_to_learn"
 NOT_CONVERGED = "not_converged"  # the code of the flag of draws that have not settled
 EVALUATION_SIZE = "evaluation_size"  # the code of the flag that says what their intervals rest on
@@ -314,7 +352,9 @@ class FitResult(ResultRow):
 
     @model_validator(mode="after")
     def _check_cells(self) -> Self:
-        if self.draws is not None and not {curve.key for curve in self.curves} <= set(self.draws.cells):
+        if self.draws is not None and not {curve.key for curve in self.curves} <= set(
+            self.draws.cells
+        ):
             raise ValueError("a curve has no draws")
         return self
 
@@ -325,7 +365,8 @@ class FitResult(ResultRow):
 
     @property
     def nothing_learnt(self) -> str:
-        """Of a sweep that shows nothing: what was seen and why, a sentence without its capital; "" of any other."""
+        """Of a sweep that shows nothing: what was seen and why, a sentence without its capital; ""
+        of any other."""
         codes = (NOTHING_LEARNT, NOTHING_TO_LEARN)
         return next((flag.text for flag in self.flags if flag.code in codes), "")
 
@@ -336,21 +377,27 @@ class FitResult(ResultRow):
 
     @property
     def evaluation_size(self) -> str:
-        """Of a sweep that shows nothing: the rollouts of an evaluation, on which intervals rest; "" of any other."""
+        """Of a sweep that shows nothing: the rollouts of an evaluation, on which intervals rest; ""
+        of any other."""
         return next((flag.text for flag in self.flags if flag.code == EVALUATION_SIZE), "")
 
 
 def read_fit_file(path: Path) -> FitResult:
-    """The fit that a file holds; refused where it cannot be read, is no fit, or has another schema version."""
+    """The fit that a file holds; refused where it cannot be read, is no fit, or has another schema
+    version."""
     fix = "Make it with `isojax fit RUN`."
     try:
         content = read_file(path)
     except OSError as e:
-        raise InputError(f"cannot read {path}: {e}. Expected a sweep's folder or a fit.json. {fix}") from e
+        raise InputError(
+            f"cannot read {path}: {e}. Expected a sweep's folder or a fit.json. {fix}"
+        ) from e
     try:
         return FitResult.model_validate_json(content)
     except ValidationError as e:
         first_error = e.errors(include_url=False)[0]
         location = ".".join(map(str, first_error["loc"])) or "the file"
         problem = f"{path} is no fit of schema version {SCHEMA_VERSION} ({location}: {first_error['msg']})"
-        raise InputError(f"{problem}; expected what `isojax fit` of this version writes. {fix}") from e
+        raise InputError(
+            f"{problem}; expected what `isojax fit` of this version writes. {fix}"
+        ) from e

@@ -1,10 +1,12 @@
-"""Where a running run will end, by an interval that stays valid however often one looks, and whether to stop it.
+"""Where a running run will end, by an interval that stays valid however often one looks, and
+whether to stop it.
 
-Forecasts are made only where the run passes LOOK_SHARES of its end, from the evaluations up to there. Look k has an
-interval of 1 - alpha_k, with alpha_k = (1 - LEVEL) / len(LOOK_SHARES), and the answer is the intersection of those so
-far. The looks depend on C alone, never on how often somebody asks, so by Bonferroni's inequality all of them hold the
-end with at least LEVEL, as far as each forecast does what it says (alpha spending at set times: Lan and DeMets 1983).
-This holds for an end that stays the same.
+Forecasts are made only where the run passes LOOK_SHARES of its end, from the evaluations up to
+there. Look k has an interval of 1 - alpha_k, with alpha_k = (1 - LEVEL) / len(LOOK_SHARES), and the
+answer is the intersection of those so far. The looks depend on C alone, never on how often somebody
+asks, so by Bonferroni's inequality all of them hold the end with at least LEVEL, as far as each
+forecast does what it says (alpha spending at set times: Lan and DeMets 1983). This holds for an end
+that stays the same.
 """
 
 from collections.abc import Sequence
@@ -22,7 +24,8 @@ from isojax.scaling.tracks import FloatArray
 
 LOOK_SHARES = (0.125, 0.25, 0.5, 0.75)  # of the end's C
 LOOK_LEVEL = 1 - (1 - LEVEL) / len(LOOK_SHARES)
-# Of each look's interval, about its median. Unwidened, 78 of 90 simulated runs of other forms kept their end inside.
+# Of each look's interval, about its median. Unwidened, 78 of 90 simulated runs of other forms kept
+# their end inside.
 WIDENING = 1.3
 MIN_LOOK_POINTS = 5  # distinct C > 0, for a forecast
 FLAT_GAIN = 0.005  # of reward: a run that gains no more than this has levelled off
@@ -43,7 +46,8 @@ class Look:
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """What the evaluations so far say of the end, with an interval of LEVEL at all looks together."""
+    """What the evaluations so far say of the end, with an interval of LEVEL at all looks
+    together."""
 
     C: float
     C_end: float
@@ -67,9 +71,12 @@ class RunWatch:
     goal: float | None = None
     _looks: dict[tuple[float, int], Look] = field(default_factory=dict)
 
-    def update(self, C: FloatArray, R: FloatArray, nothing: NothingLearnt | None = None) -> WatchedRun:
-        """The evaluations so far, C >= 0 rising and R: float[points] each, at least one. `nothing`: where these show
-        that nothing was learnt, the reward is expected to stay, within what they and the forecasts allow."""
+    def update(
+        self, C: FloatArray, R: FloatArray, nothing: NothingLearnt | None = None
+    ) -> WatchedRun:
+        """The evaluations so far, C >= 0 rising and R: float[points] each, at least one. `nothing`:
+        where these show that nothing was learnt, the reward is expected to stay, within what they
+        and the forecasts allow."""
         looks, next_look = [], None
         for share in LOOK_SHARES:
             C_look = share * self.C_end
@@ -84,10 +91,13 @@ class RunWatch:
                 looks.append(self._looks[key])
         interval, looks_agree = intersect_looks(looks)
         last = looks[-1] if looks else None
-        forecast = None if last is None or interval is None else float(np.clip(last.reward, *interval))
+        forecast = (
+            None if last is None or interval is None else float(np.clip(last.reward, *interval))
+        )
         if nothing is not None and interval is not None:
             low, high = nothing.interval
-            interval, forecast = (min(interval[0], low), max(interval[1], high)), nothing.level
+            interval = (min(interval[0], low), max(interval[1], high))
+            forecast = nothing.level
         left = max(self.C_end - float(C[-1]), 0.0)
         advice, reason = self._advise(left, interval, looks_agree, last)
         return WatchedRun(
@@ -105,13 +115,18 @@ class RunWatch:
             nothing_learnt="" if nothing is None else nothing.text,
         )
 
-    def _advise(self, left: float, interval: Interval | None, agree: bool, last: Look | None) -> tuple[Advice, str]:
+    def _advise(
+        self, left: float, interval: Interval | None, agree: bool, last: Look | None
+    ) -> tuple[Advice, str]:
         if left == 0:
             return "stop", "the run has reached its end"
         if interval is None or last is None:
             return "go on", "it is too early for a forecast, or there are too few evaluations"
         if not agree:
-            return "go on", "the forecasts contradict each other: the run has another form than the curve"
+            return (
+                "go on",
+                "the forecasts contradict each other: the run has another form than the curve",
+            )
         if self.goal is not None and interval[1] < self.goal:
             return "stop", f"the end is below the goal of {self.goal:g}"
         if self.goal is not None:
@@ -133,7 +148,8 @@ def make_look(C: FloatArray, R: FloatArray, C_end: float) -> Look:
 
 
 def intersect_looks(looks: Sequence[Look]) -> tuple[Interval | None, bool]:
-    """(what all looks hold, True); the newest look's interval and False where no value is in all of them."""
+    """(what all looks hold, True); the newest look's interval and False where no value is in all of
+    them."""
     if not looks:
         return None, True
     low, high = max(look.low for look in looks), min(look.high for look in looks)

@@ -1,6 +1,7 @@
-"""How `isojax spend` spends one budget on one policy (docs/growing-n.md). Pilots of several n take a tenth of it. The
-pilot from which most is expected goes on from its own checkpoint, and at every evaluation the model of
-allocate/growth_model.py is fitted again and says which n comes next, or that the rest of the budget gains nothing."""
+"""How `isojax spend` spends one budget on one policy (docs/growing-n.md). Pilots of several n take
+a tenth of it. The pilot from which most is expected goes on from its own checkpoint, and at every
+evaluation the model of allocate/growth_model.py is fitted again and says which n comes next, or
+that the rest of the budget gains nothing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +18,14 @@ PILOT_SHARE = 0.1  # of the budget, for all pilots together
 MIN_PILOT_UPDATES = 8  # an n that has fewer within its share has no pilot; it may be chosen later
 MIN_EVALUATIONS = 5  # at C > 0 within the budget
 MIN_GROWTH = 1.2  # of C, from one choice of n to the next
-OPTIMISM = 0.4  # standard deviations, times the share of the budget that is left: an n that may be better is tried
+# standard deviations, times the share of the budget that is left: an n that may be better is tried
+OPTIMISM = 0.4
 LAST_SHARE = 0.95  # of the budget: an evaluation beyond is left out, the end follows
-STOP_GAIN = 0.001  # of reward: where it is unlikely that the rest of the budget gains more, the run ends
+# of reward: where it is unlikely that the rest of the budget gains more, the run ends
+STOP_GAIN = 0.001
 STOP_QUANTILE = 0.9
-# Draws know no other forms of curves: so many times as wide, intervals hold as often as they say (spend_worlds.py).
+# Draws know no other forms of curves: so many times as wide, intervals hold as often as they say
+# (spend_worlds.py).
 INTERVAL_FACTOR = 1.6
 
 
@@ -44,7 +48,8 @@ class SpendPolicy:
             )
 
     def pilots(self) -> list[Leg]:
-        """One for each n that can make enough updates; where none can, the beginning of a run of the smallest n."""
+        """One for each n that can make enough updates; where none can, the beginning of a run of
+        the smallest n."""
         cells = list(self.by_n.values())
         for count in range(len(cells), 0, -1):
             share = PILOT_SHARE * self.total_rollouts / count
@@ -55,10 +60,13 @@ class SpendPolicy:
         return [Leg(cells[0], cells[0].n, 0, next(C for C in self.C_grid if C > 0))]
 
     def next_leg(self, runs: Sequence[RunRecord], legs: Sequence[Leg]) -> Leg | None:
-        """The run that goes on, with which n, and to where; None at the end. legs: all before; each has ended."""
+        """The run that goes on, with which n, and to where; None at the end. legs: all before; each
+        has ended."""
         reached = {run.cell: run.points[-1].rollouts for run in runs if run.points}
         pilot_cells = {leg.cell for leg in legs if leg.expected is None}
-        going_on = [leg.cell for leg in legs[-1:] if leg.expected is not None] or sorted(pilot_cells)
+        going_on = [leg.cell for leg in legs[-1:] if leg.expected is not None] or sorted(
+            pilot_cells
+        )
         failed = {run.cell for run in runs if run.failure_reason}
         candidates = [cell for cell in going_on if cell in reached and cell not in failed]
         ended_early = legs[-1].C_end not in self.C_grid  # what was left is less than an update
@@ -70,7 +78,8 @@ class SpendPolicy:
         for cell in candidates:
             now = draws.along(paths[cell])[:, -1]
             optimism = OPTIMISM * max(C_left, 0) / self.total_rollouts
-            affordable_n = sum(cell.B_p * n <= C_left for n in self.by_n)  # the others have no update left
+            # the others have no update left
+            affordable_n = sum(cell.B_p * n <= C_left for n in self.by_n)
             i, end = draws.best_next(now, max(C_left, 0), max(1, affordable_n), optimism)
             plans.append((float(end.mean()), cell, list(self.by_n)[i], end, end - now))
         expected, cell, n, end, gain = max(plans, key=lambda plan: plan[0])
@@ -78,7 +87,10 @@ class SpendPolicy:
         affordable = C_now + C_left // (cell.B_p * n) * cell.B_p * n
         if affordable <= C_now or np.quantile(gain, STOP_QUANTILE) < STOP_GAIN:
             return None
-        C_next = next((C for C in self.C_grid if MIN_GROWTH * C_now <= C <= LAST_SHARE * (C_now + C_left)), affordable)
+        C_next = next(
+            (C for C in self.C_grid if MIN_GROWTH * C_now <= C <= LAST_SHARE * (C_now + C_left)),
+            affordable,
+        )
         return Leg(cell, n, C_now, min(C_next, affordable), expected, _interval(end))
 
     def fit(self, runs: Sequence[RunRecord]) -> GrowthDraws:
@@ -90,7 +102,9 @@ class SpendPolicy:
     def fixed_forecasts(self, runs: Sequence[RunRecord]) -> tuple[FixedForecast, ...]:
         """What each fixed n would have reached with the whole budget, by the model."""
         draws = self.fit(runs)
-        ends = {n: draws.go_on(draws.R0, i, float(self.total_rollouts)) for i, n in enumerate(self.by_n)}
+        ends = {
+            n: draws.go_on(draws.R0, i, float(self.total_rollouts)) for i, n in enumerate(self.by_n)
+        }
         return tuple(FixedForecast(n, float(end.mean()), _interval(end)) for n, end in ends.items())
 
     def _path(self, run: RunRecord) -> RunPath:
@@ -98,7 +112,9 @@ class SpendPolicy:
         points = [p for p in run.points if p.rollouts]
         C, M = (np.array([0, *(getattr(p, name) for p in points)]) for name in ("rollouts", "M"))
         n_index = np.searchsorted(list(self.by_n), np.diff(C) // np.diff(M) // run.cell.B_p)
-        return RunPath(n_index, C[1:].astype(np.float64), np.array([p.metrics[self.metric] for p in points]))
+        return RunPath(
+            n_index, C[1:].astype(np.float64), np.array([p.metrics[self.metric] for p in points])
+        )
 
 
 def _interval(rewards: FloatArray) -> Interval:

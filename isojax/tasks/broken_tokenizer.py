@@ -1,5 +1,5 @@
-"""Which file of a tokenizer is no whole file: a pointer of Git LFS, or one that was cut off. The libraries that read
-them say what they met, and not where."""
+"""Which file of a tokenizer is no whole file: a pointer of Git LFS, or one that was cut off. The
+libraries that read them say what they met, and not where."""
 
 import json
 from contextlib import suppress
@@ -10,19 +10,26 @@ from isojax.core.git_lfs import refuse_pointer
 from isojax.tasks.tokenizer_file import TOKEN_NAME_FILES, TOKENIZER_FILE
 
 SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-TOKENIZER_FILES = (TOKENIZER_FILE, *SENTENCEPIECE_FILES, "vocab.json", "tiktoken.model", "tekken.json")
+TOKENIZER_FILES = (
+    TOKENIZER_FILE,
+    *SENTENCEPIECE_FILES,
+    "vocab.json",
+    "tiktoken.model",
+    "tekken.json",
+)
 BESIDE_A_VOCABULARY = ("merges.txt",)
 
 
 def refuse_pointers(folder: Path) -> None:
-    """InputError where a file that holds the vocabulary is a pointer of Git LFS; beside a tokenizer.json no other is
-    needed."""
+    """InputError where a file that holds the vocabulary is a pointer of Git LFS; beside a
+    tokenizer.json no other is needed."""
     for file in _vocabulary_files(folder):
         refuse_pointer(file, "the tokenizer itself")
 
 
 def refuse_broken_file(folder: Path) -> None:
-    """InputError for the first file of a tokenizer, which could not be read, that is no whole JSON."""
+    """InputError for the first file of a tokenizer, which could not be read, that is no whole
+    JSON."""
     refuse_pointers(folder)
     for file in [*_vocabulary_files(folder), *(folder / name for name in TOKEN_NAME_FILES)]:
         refuse_pointer(file)
@@ -32,10 +39,16 @@ def refuse_broken_file(folder: Path) -> None:
             try:
                 json.loads(file.read_bytes())
             except ValueError as e:  # UnicodeDecodeError too
-                problem = f"the tokenizer in {folder} cannot be read: {file.name} is no whole JSON ({e})"
+                problem = (
+                    f"the tokenizer in {folder} cannot be read: {file.name} is no whole JSON ({e})"
+                )
                 raise InputError(f"{problem}, as of a file cut off. Fetch or copy it again.") from e
 
 
 def _vocabulary_files(folder: Path) -> list[Path]:
-    names = [TOKENIZER_FILE] if (folder / TOKENIZER_FILE).is_file() else [*TOKENIZER_FILES, *BESIDE_A_VOCABULARY]
+    names = (
+        [TOKENIZER_FILE]
+        if (folder / TOKENIZER_FILE).is_file()
+        else [*TOKENIZER_FILES, *BESIDE_A_VOCABULARY]
+    )
     return [folder / name for name in names if (folder / name).is_file()]

@@ -1,12 +1,15 @@
-"""A process of checks, from both ends: a CheckWorker in the trainer sends requests, and `serve` answers them.
+"""A process of checks, from both ends: a CheckWorker in the trainer sends requests, and `serve`
+answers them.
 
-The worker sends pickles: (nonce, (`cell.verifier.use`, bytes of memory)), then batches of (nonce, CheckRequest). Each
-answer is a line: the nonce, then JSON. A line without the nonce of what was requested, or that holds no verdict, was
-written by something else that has the connection open, such as a check.
+The worker sends pickles: (nonce, (`cell.verifier.use`, bytes of memory)), then batches of (nonce,
+CheckRequest). Each answer is a line: the nonce, then JSON. A line without the nonce of what was
+requested, or that holds no verdict, was written by something else that has the connection open,
+such as a check.
 
-What a verifier starts in processes of its own reaches neither connection nor memory of this one, so it forges nothing.
-Code within this process can do all that the verifier can: its wrong lines cost its own verdict, but it may change what
-the verifier returns. So a verifier that executes a response's code does this in a process of its own."""
+What a verifier starts in processes of its own reaches neither connection nor memory of this one, so
+it forges nothing. Code within this process can do all that the verifier can: its wrong lines cost
+its own verdict, but it may change what the verifier returns. So a verifier that executes a
+response's code does this in a process of its own."""
 
 import errno
 import json
@@ -39,7 +42,8 @@ MAX_STARTS = 5  # failed starts in a row of a worker that was lost, before the r
 RESTART_PAUSE = 0.5  # seconds after the first failed start; doubled after each
 MAX_REPLY_BYTES = 1 << 16  # of a line
 MAX_MESSAGE_LENGTH = 2000  # characters of a verdict's message
-# Failures that may be the fault of an earlier check, or of the machine: these checks are repeated, in a new process.
+# Failures that may be the fault of an earlier check, or of the machine: these checks are repeated,
+# in a new process.
 REPEATED_FAILURES = ("machine", "memory", "forged")
 # What a machine is out of: descriptors, memory, disk, processes or threads.
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
@@ -54,7 +58,8 @@ def _forged() -> CheckWorkerLost:
 
 
 def _parse_verdict(reply: Any) -> tuple[Verdict, bool]:
-    """A process's answer: the verdict, and whether the process is worn; CheckWorkerLost where it is none."""
+    """A process's answer: the verdict, and whether the process is worn; CheckWorkerLost where it is
+    none."""
     match reply:
         case [
             bool(right),
@@ -68,20 +73,27 @@ def _parse_verdict(reply: Any) -> tuple[Verdict, bool]:
         ]:
             are_scores = all(isinstance(score, int | float) for score in (scores or {}).values())
             if are_scores and all(isinstance(name, str) for name in others):
-                return Verdict(right, parsed, failure, message, scores, tuple(others), place), is_worn
+                return Verdict(
+                    right, parsed, failure, message, scores, tuple(others), place
+                ), is_worn
     raise _forged()
 
 
 class CheckWorker:
     """One process of checks. One thread at a time may use it, except for `kill`."""
 
-    def __init__(self, verifier: str | Mapping[str, str], memory_bytes: int, timeout: float) -> None:
-        self._verifier, self._memory_bytes, self._timeout = verifier, memory_bytes, timeout
+    def __init__(
+        self, verifier: str | Mapping[str, str], memory_bytes: int, timeout: float
+    ) -> None:
+        self._verifier = verifier
+        self._memory_bytes = memory_bytes
+        self._timeout = timeout
         self._process: GuardedProcess | None = None
         self._receive_buffer = b""
 
     def start(self) -> None:
-        """Start the process and wait until it is ready; InputError with its reason where it cannot be."""
+        """Start the process and wait until it is ready; InputError with its reason where it cannot
+        be."""
         with tempfile.TemporaryFile() as log:
             try:
                 self._process = GuardedProcess(__name__, log)
@@ -91,14 +103,17 @@ class CheckWorker:
             except (CheckWorkerLost, OSError) as e:
                 log.seek(0)
                 last_line = log.read().decode(errors="replace").strip().splitlines()[-1:]
-                reason = ": ".join([e.args[1] if isinstance(e, CheckWorkerLost) else str(e), *last_line])
+                reason = ": ".join(
+                    [e.args[1] if isinstance(e, CheckWorkerLost) else str(e), *last_line]
+                )
                 error = f"cell.verifier.use = {self._verifier}: its process did not start: {reason}"
         if error:
             self.stop()
             raise InputError(error)
 
     def _restart(self, cancelled: threading.Event) -> None:
-        """Start the process, in several attempts: the machine may be short of memory or time for a moment."""
+        """Start the process, in several attempts: the machine may be short of memory or time for a
+        moment."""
         for attempt in range(MAX_STARTS):
             try:
                 return self.start()
@@ -106,15 +121,20 @@ class CheckWorker:
                 if attempt + 1 == MAX_STARTS or cancelled.wait(RESTART_PAUSE * 2**attempt):
                     raise
 
-    def run_checks(self, batch: Sequence[CheckRequest], cancelled: threading.Event) -> Iterator[Verdict]:
-        """Verdicts of a batch, in order, up to a check that ends the process; `cancelled` ends attempts to start it."""
+    def run_checks(
+        self, batch: Sequence[CheckRequest], cancelled: threading.Event
+    ) -> Iterator[Verdict]:
+        """Verdicts of a batch, in order, up to a check that ends the process; `cancelled` ends
+        attempts to start it."""
         for request, verdict in zip(batch, self._run_batch(batch, cancelled), strict=False):
             if verdict.failure in REPEATED_FAILURES and not cancelled.is_set():
                 yield next(self._run_batch([request], cancelled))
                 return
             yield verdict
 
-    def _run_batch(self, batch: Sequence[CheckRequest], cancelled: threading.Event) -> Iterator[Verdict]:
+    def _run_batch(
+        self, batch: Sequence[CheckRequest], cancelled: threading.Event
+    ) -> Iterator[Verdict]:
         nonces = [secrets.token_hex(8) for _ in batch]
         try:
             self._send_batch(list(zip(nonces, batch, strict=True)), cancelled)
@@ -129,7 +149,9 @@ class CheckWorker:
             self.stop()
             yield Verdict(False, False, *e.args)
 
-    def _send_batch(self, batch: Sequence[tuple[str, CheckRequest]], cancelled: threading.Event) -> None:
+    def _send_batch(
+        self, batch: Sequence[tuple[str, CheckRequest]], cancelled: threading.Event
+    ) -> None:
         """Send a batch, to a new process if this one has ended while idle."""
         for attempt in range(2):
             if self._process is not None and self._process.popen.poll() is not None:
@@ -149,7 +171,8 @@ class CheckWorker:
         self._process.socket.sendall(pickle.dumps(message))
 
     def _receive(self, nonce: str, timeout: float) -> Any:
-        """The answer to `nonce`; CheckWorkerLost where it does not come in time, or cannot come any more."""
+        """The answer to `nonce`; CheckWorkerLost where it does not come in time, or cannot come any
+        more."""
         assert self._process is not None
         connection = self._process.socket
         deadline, exited = time.monotonic() + timeout, False
@@ -187,12 +210,15 @@ class CheckWorker:
         except subprocess.TimeoutExpired:
             return CheckWorkerLost("crash", "the process closed its connection")
         if code == -signal.SIGKILL:
-            return CheckWorkerLost("machine", "the process died of SIGKILL: the machine may be short of memory")
+            return CheckWorkerLost(
+                "machine", "the process died of SIGKILL: the machine may be short of memory"
+            )
         way = f"exited with {code}" if code >= 0 else f"died of {signal.Signals(-code).name}"
         return CheckWorkerLost("crash", f"the process {way}")
 
     def kill(self) -> None:
-        """Kill the process and what it has started; a thread that waits for its verdict gets CheckWorkerLost."""
+        """Kill the process and what it has started; a thread that waits for its verdict gets
+        CheckWorkerLost."""
         if (process := self._process) is not None:
             process.kill()
 
@@ -209,11 +235,18 @@ def serve(connection: socket.socket) -> None:
         nonce, (verifier, memory_bytes) = pickle.load(reader)
         try:
             _limit_memory(memory_bytes)
-            control_process(PR_SET_DUMPABLE, 0)  # what checks start cannot trace it or write to its memory
+            # what checks start cannot trace it or write to its memory
+            control_process(PR_SET_DUMPABLE, 0)
             check = load_verifier(verifier).build()
-        except BaseException as e:  # a user's code may raise anything; the parent makes an InputError of it
+        except (
+            BaseException
+        ) as e:  # a user's code may raise anything; the parent makes an InputError of it
             is_described = isinstance(e, InputError)
-            error = str(e) if is_described else f"cell.verifier.use = {verifier}: {describe_exception(e)}"
+            error = (
+                str(e)
+                if is_described
+                else f"cell.verifier.use = {verifier}: {describe_exception(e)}"
+            )
             _reply(connection, nonce, error[:MAX_MESSAGE_LENGTH])
             return
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -234,7 +267,10 @@ def _run_batches(check: Check, connection: socket.socket, reader: BinaryIO) -> N
             verdict = run_check(check, problem, prompt, response)
             if os.getpid() != own_pid:
                 os._exit(0)  # a child that a check forked and that came back here
-            is_worn = verdict.failure in ("machine", "memory") or _lowest_free_descriptor(connection) > most
+            is_worn = (
+                verdict.failure in ("machine", "memory")
+                or _lowest_free_descriptor(connection) > most
+            )
             _reply(connection, nonce, [*verdict, is_worn])
 
 
@@ -248,7 +284,8 @@ def _lowest_free_descriptor(connection: socket.socket) -> int:
 
 
 def run_check(check: Check, problem: Problem, prompt: str, response: str) -> Verdict:
-    """The check's verdict; of one that raises, a failure: memory, machine (a shortage), input (unusable) or error."""
+    """The check's verdict; of one that raises, a failure: memory, machine (a shortage), input
+    (unusable) or error."""
     try:
         returned: Any = check(problem, prompt, response)
         if not isinstance(returned, tuple):
@@ -260,7 +297,9 @@ def run_check(check: Check, problem: Problem, prompt: str, response: str) -> Ver
             parsed=bool(verdict.parsed),
             failure=str(verdict.failure),
             message=str(verdict.message)[:MAX_MESSAGE_LENGTH],
-            scores=None if scores is None else {str(name): float(score) for name, score in scores.items()},
+            scores=None
+            if scores is None
+            else {str(name): float(score) for name, score in scores.items()},
             not_applicable=tuple(map(str, verdict.not_applicable)),
             place=str(verdict.place)[:MAX_MESSAGE_LENGTH],
         )
@@ -268,8 +307,12 @@ def run_check(check: Check, problem: Problem, prompt: str, response: str) -> Ver
         pass  # returned below, when the frames that hold the memory are gone
     except InputError as e:
         return Verdict(False, False, "input", str(e)[:MAX_MESSAGE_LENGTH])
-    except BaseException as e:  # SystemExit and KeyboardInterrupt too: a check costs its own rollout alone
-        return Verdict(False, False, "machine" if _is_shortage(e) else "error", describe_exception(e))
+    except (
+        BaseException
+    ) as e:  # SystemExit and KeyboardInterrupt too: a check costs its own rollout alone
+        return Verdict(
+            False, False, "machine" if _is_shortage(e) else "error", describe_exception(e)
+        )
     return Verdict(False, False, "memory", "MemoryError: more than cell.verifier.memory_gib")
 
 
@@ -278,7 +321,8 @@ def _is_shortage(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, OSError) and error.errno in _SHORTAGES:
             return True
-        if isinstance(error, RuntimeError) and "can't start new thread" in str(error):  # Python hides the errno
+        # Python hides the errno
+        if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -289,10 +333,14 @@ def _reply(connection: socket.socket, nonce: str, message: str | list[object]) -
 
 
 def _limit_memory(memory_bytes: int) -> None:
-    """Bound the memory this process may write to; let the kernel end workers before the training run."""
-    # RLIMIT_DATA counts what is written to; RLIMIT_AS would count what libraries reserve and never touch, too.
+    """Bound the memory this process may write to; let the kernel end workers before the training
+    run."""
+    # RLIMIT_DATA counts what is written to; RLIMIT_AS would count what libraries reserve and never
+    # touch, too.
     hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    soft_limit = memory_bytes if hard_limit == resource.RLIM_INFINITY else min(memory_bytes, hard_limit)
+    soft_limit = (
+        memory_bytes if hard_limit == resource.RLIM_INFINITY else min(memory_bytes, hard_limit)
+    )
     resource.setrlimit(resource.RLIMIT_DATA, (soft_limit, hard_limit))
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")

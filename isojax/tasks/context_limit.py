@@ -6,28 +6,36 @@ from typing import Any
 from isojax.core.config import SamplingConfig
 from isojax.core.table_files import read_json_object
 
-POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")  # of a config.json
+# of a config.json
+POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
 def model_positions(folder: Path) -> int | None:
-    """How many positions config.json says that the model has, stretched ones included; None where it does not say."""
+    """How many positions config.json says that the model has, stretched ones included; None where
+    it does not say."""
     if not (folder / "config.json").is_file():
         return None
     config = read_json_object(folder / "config.json")
     text_config = config.get("text_config")  # of models that also read images
     sections = [config, text_config] if isinstance(text_config, dict) else [config]
-    positions = [section[key] for section in sections for key in POSITION_KEYS if _is_count(section.get(key))]
+    positions = [
+        section[key] for section in sections for key in POSITION_KEYS if _is_count(section.get(key))
+    ]
     return max(positions, default=None)
 
 
 def describe_excess(folder: Path, sampling: SamplingConfig) -> str | None:
     """What to warn of where P + T is more than the model's positions; None where it is not."""
-    P, T, limit = sampling.prompt_length, sampling.response_length, model_positions(folder)
+    P = sampling.prompt_length
+    T = sampling.response_length
+    limit = model_positions(folder)
     if limit is None or P + T <= limit:
         return None
 
     lengths = f"cell.sampling.prompt_length = {P:,} and response_length = {T:,} are {P + T:,} tokens in all"
-    context = f"the model has {limit:,} positions (max_position_embeddings in {folder / 'config.json'})"
+    context = (
+        f"the model has {limit:,} positions (max_position_embeddings in {folder / 'config.json'})"
+    )
     fix = f"Set cell.sampling.response_length={limit - P}, or shorter prompts"
     if P >= limit:
         fix = f"Set a cell.sampling.prompt_length well below {limit}, and a response_length that fits the rest"

@@ -1,4 +1,5 @@
-"""The order in which a run draws its problems: shuffled epochs, which may leave out problems that are solved."""
+"""The order in which a run draws its problems: shuffled epochs, which may leave out problems that
+are solved."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,8 @@ from isojax.core.errors import InputError
 
 
 class EpochPosition(NamedTuple):
-    """A batch of an order: its epoch, its index there, and which problems bool[problems] that epoch leaves out."""
+    """A batch of an order: its epoch, its index there, and which problems bool[problems] that epoch
+    leaves out."""
 
     epoch: int
     batch_index: int
@@ -18,9 +20,10 @@ class EpochPosition(NamedTuple):
 
 
 class EpochOrder(Iterator[np.ndarray]):
-    """Indices i[B_p] of the distinct problems of each batch: shuffled epochs, their remainders left out. With
-    `drop_above` (ScaleRL's no-positive-resampling, arXiv:2510.13786) an epoch leaves out problems with that share or
-    more of their rollouts correct; the B_p solved least often stay, so that the run reaches its budget."""
+    """Indices i[B_p] of the distinct problems of each batch: shuffled epochs, their remainders left
+    out. With `drop_above` (ScaleRL's no-positive-resampling, arXiv:2510.13786) an epoch leaves out
+    problems with that share or more of their rollouts correct; the B_p solved least often stay, so
+    that the run reaches its budget."""
 
     def __init__(
         self,
@@ -33,21 +36,37 @@ class EpochOrder(Iterator[np.ndarray]):
         batches_ahead: int = 0,
         first_epoch: int = 0,
     ):
-        """`first_epoch`: the number of the epoch that begins with batch 0. `saved_state`: what `state_dict` returned
-        after `first_batch` batches, where problems may be left out; after none, only its counts are of use.
-        `batches_ahead`: how many batches had been drawn by then for later updates; they are not drawn again."""
+        """`first_epoch`: the number of the epoch that begins with batch 0. `saved_state`: what
+        `state_dict` returned after `first_batch` batches, where problems may be left out; after
+        none, only its counts are of use. `batches_ahead`: how many batches had been drawn by then
+        for later updates; they are not drawn again."""
         if B_p > num_problems:
-            raise InputError(f"B_p = {B_p} is more than the training set of {num_problems} problems; lower sweep.B_p.")
-        self.num_problems, self.B_p, self.seed, self.drop_above = num_problems, B_p, seed, drop_above
-        self.reward_sums_by_problem, self.rollout_counts = np.zeros(num_problems), np.zeros(num_problems, np.int64)
-        self._unrecorded_positions: deque[EpochPosition] = deque()  # of the batches drawn and not recorded yet
+            raise InputError(
+                f"B_p = {B_p} is more than the training set of {num_problems} problems; lower sweep.B_p."
+            )
+        self.num_problems = num_problems
+        self.B_p = B_p
+        self.seed = seed
+        self.drop_above = drop_above
+        self.reward_sums_by_problem, self.rollout_counts = (
+            np.zeros(num_problems),
+            np.zeros(num_problems, np.int64),
+        )
+        # of the batches drawn and not recorded yet
+        self._unrecorded_positions: deque[EpochPosition] = deque()
         epoch, batch_index = divmod(first_batch + batches_ahead, num_problems // B_p)
         position = EpochPosition(first_epoch + epoch, batch_index, np.zeros(num_problems, bool))
         if saved_state is not None:
-            self.reward_sums_by_problem[:], self.rollout_counts[:] = saved_state["correct"], saved_state["rollouts"]
+            self.reward_sums_by_problem[:], self.rollout_counts[:] = (
+                saved_state["correct"],
+                saved_state["rollouts"],
+            )
         if saved_state is not None and (first_batch or batches_ahead):
             saved, all_problems = saved_state["positions"], np.arange(num_problems)
-            positions = [EpochPosition(epoch, i, np.isin(all_problems, excluded)) for epoch, i, excluded in saved]
+            positions = [
+                EpochPosition(epoch, i, np.isin(all_problems, excluded))
+                for epoch, i, excluded in saved
+            ]
             self._unrecorded_positions.extend(positions[:batches_ahead])
             position = positions[batches_ahead]
         self._epoch_started = position.batch_index > 0  # what the epoch leaves out is decided
@@ -63,7 +82,8 @@ class EpochOrder(Iterator[np.ndarray]):
 
     @property
     def batches_left_in_epoch(self) -> int:
-        """How many batches, at least one, are left in the epoch of the next batch, which may begin here."""
+        """How many batches, at least one, are left in the epoch of the next batch, which may begin
+        here."""
         self._begin_epoch_if_due()
         return self._batches_per_epoch - self._position.batch_index
 
@@ -73,19 +93,26 @@ class EpochOrder(Iterator[np.ndarray]):
         return float(self._position.excluded.mean())
 
     def record_rewards(self, problem_index: np.ndarray, reward_sums: np.ndarray, n: int) -> None:
-        """Record the rewards of the k oldest unrecorded batches, i[k * B_p]: per problem, the sum over n rollouts."""
+        """Record the rewards of the k oldest unrecorded batches, i[k * B_p]: per problem, the sum
+        over n rollouts."""
         np.add.at(self.reward_sums_by_problem, problem_index, reward_sums)
         np.add.at(self.rollout_counts, problem_index, n)
         for _ in range(len(problem_index) // self.B_p):
             self._unrecorded_positions.popleft()
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What an order needs to continue after the recorded batches, for JSON; None where their number is enough."""
+        """What an order needs to continue after the recorded batches, for JSON; None where their
+        number is enough."""
         if self.drop_above is None:
             return None
         next_positions = (*self._unrecorded_positions, self._position)
-        positions = [(p.epoch, p.batch_index, np.nonzero(p.excluded)[0].tolist()) for p in next_positions]
-        counts = {"correct": self.reward_sums_by_problem.tolist(), "rollouts": self.rollout_counts.tolist()}
+        positions = [
+            (p.epoch, p.batch_index, np.nonzero(p.excluded)[0].tolist()) for p in next_positions
+        ]
+        counts = {
+            "correct": self.reward_sums_by_problem.tolist(),
+            "rollouts": self.rollout_counts.tolist(),
+        }
         return {"positions": positions, **counts}
 
     def _begin_epoch_if_due(self) -> None:

@@ -1,8 +1,9 @@
 """A process that ends with this one, and with it whatever it has started.
 
-Its parent is a guard, which does none of its work. The guard ends the process when the lifeline closes, because this
-process has closed it or is gone; and it ends what the process leaves behind. On Linux an orphan becomes the guard's
-child, whatever its session; elsewhere what has left the process's group lives on."""
+Its parent is a guard, which does none of its work. The guard ends the process when the lifeline
+closes, because this process has closed it or is gone; and it ends what the process leaves behind.
+On Linux an orphan becomes the guard's child, whatever its session; elsewhere what has left the
+process's group lives on."""
 
 import ctypes
 import importlib
@@ -28,20 +29,35 @@ process_main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))"""
 
 
 class GuardedProcess:
-    """A process that runs `serve(socket)` of a module. It is new, not a fork, which this one's threads would break."""
+    """A process that runs `serve(socket)` of a module. It is new, not a fork, which this one's
+    threads would break."""
 
     def __init__(self, module: str, log: IO[bytes]) -> None:
         """Start it; what it prints to stderr goes to `log`."""
         import_path = [p for p in dict.fromkeys([*sys.path, os.getcwd()]) if isinstance(p, str)]
-        # Accelerators belong to the training run; threads of numerical libraries would crowd out the other workers.
-        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "JAX_PLATFORMS": "cpu"}
+        # Accelerators belong to the training run; threads of numerical libraries would crowd out
+        # the other workers.
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+        }
         self.socket, other_socket = socket.socketpair()
         self._lifeline, other_lifeline = socket.socketpair()
         try:
             with other_socket, other_lifeline:
                 descriptors = (other_socket.fileno(), other_lifeline.fileno())
                 self.popen = subprocess.Popen(  # the guard, which ends as the process does
-                    [sys.executable, "-P", "-c", _SCRIPT, module, *map(str, descriptors), json.dumps(import_path)],
+                    [
+                        sys.executable,
+                        "-P",
+                        "-c",
+                        _SCRIPT,
+                        module,
+                        *map(str, descriptors),
+                        json.dumps(import_path),
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=log,
@@ -63,7 +79,9 @@ class GuardedProcess:
         self.kill()
         try:
             self.popen.wait(STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:  # the guard had not begun, or the kernel cannot end a process
+        except (
+            subprocess.TimeoutExpired
+        ):  # the guard had not begun, or the kernel cannot end a process
             self.popen.kill()
             self.popen.wait()
         self._close()
@@ -83,7 +101,8 @@ def process_main(module: str, socket_fd: int, lifeline_fd: int) -> None:
     control_process(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     os.close(lifeline_fd)
-    # Schedulers send it to every process of a job, and the run needs verdicts until its update ends.
+    # Schedulers send it to every process of a job, and the run needs verdicts until its update
+    # ends.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     os.set_inheritable(socket_fd, False)
@@ -110,7 +129,8 @@ def _guard(process_pid: int, lifeline_fd: int) -> NoReturn:
     pid = status = 0
     while pid != process_pid:  # another one is an orphan
         pid, status = os.wait()
-    with suppress(ProcessLookupError, PermissionError):  # macOS says the second of a group that has ended
+    # macOS says the second of a group that has ended
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process_pid, signal.SIGKILL)
     with suppress(ChildProcessError):
         while True:  # the children of those that end here become children of this process

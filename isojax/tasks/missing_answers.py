@@ -1,5 +1,6 @@
-"""Reference answers that say there is none: `N/A`, `Not available`, `See solution`. No response says so, and the policy
-would be rewarded for it if one did. Words such as `unknown` may be labels too, beside others: True, False, Unknown."""
+"""Reference answers that say there is none: `N/A`, `Not available`, `See solution`. No response
+says so, and the policy would be rewarded for it if one did. Words such as `unknown` may be labels
+too, beside others: True, False, Unknown."""
 
 import re
 from collections.abc import Iterable
@@ -7,7 +8,17 @@ from collections.abc import Iterable
 _WORDS = frozenset(
     [
         *("n/a", "na", "n.a", "#n/a", "<na>", "nan", "nat", "none", "null", "nil"),
-        *("undefined", "missing", "omitted", "unavailable", "unanswered", "tbd", "tba", "todo", "to be determined"),
+        *(
+            "undefined",
+            "missing",
+            "omitted",
+            "unavailable",
+            "unanswered",
+            "tbd",
+            "tba",
+            "todo",
+            "to be determined",
+        ),
         *("-", "--", "?", "??", "???", "...", "…", "___", "略"),
         *("#ref", "#value", "#name", "#div/0"),  # of a spreadsheet, without their exclamation marks
         *("proof omitted", "answer omitted", "coming soon"),
@@ -37,7 +48,8 @@ _NOTHING_GIVEN = re.compile(
 
 
 def is_missing_answer(answer: str, are_labels: bool = False) -> bool:
-    """Whether a text says that there is no answer; `are_labels`: of the set that it belongs to (`are_word_labels`)."""
+    """Whether a text says that there is no answer; `are_labels`: of the set that it belongs to
+    (`are_word_labels`)."""
     text = _plain(answer)
     if text in _WORDS_OR_LABELS:
         return not are_labels
@@ -45,7 +57,8 @@ def is_missing_answer(answer: str, are_labels: bool = False) -> bool:
 
 
 def are_word_labels(answers: Iterable[str]) -> bool:
-    """Whether most answers of a set, those left out that may be missing, are a few words that come again and again."""
+    """Whether most answers of a set, those left out that may be missing, are a few words that come
+    again and again."""
     others = [text for text in map(_plain, answers) if not is_missing_answer(text)]
     words = [text for text in others if text.replace(" ", "").isalpha()]
     return len(words) > len(others) / 2 and len(words) > len(set(words)) <= MAX_LABELS

@@ -1,5 +1,6 @@
-"""What a file is that was given as JSON lines and is none: a table in CSV, one JSON array, Parquet. To correct its
-lines one by one would be of no use; each of these has a command that makes JSON lines of it, or a source of its own."""
+"""What a file is that was given as JSON lines and is none: a table in CSV, one JSON array, Parquet.
+To correct its lines one by one would be of no use; each of these has a command that makes JSON
+lines of it, or a source of its own."""
 
 import csv
 import re
@@ -18,19 +19,26 @@ TABLE_SUFFIXES = (".csv", ".tsv")
 
 
 def refuse_other_format(path: Path) -> None:
-    """InputError, with what to do, where a file that could not be read as JSON lines is of one of these formats."""
+    """InputError, with what to do, where a file that could not be read as JSON lines is of one of
+    these formats."""
     if not path.is_file():  # a pipe has been read already
         return
     with open_file(path) as file:
         if file.read(len(PARQUET_START)) == PARQUET_START:
-            raise InputError(f"{path}: is a Parquet file, not JSON lines. Set cell.task=parquet:{path}.")
+            raise InputError(
+                f"{path}: is a Parquet file, not JSON lines. Set cell.task=parquet:{path}."
+            )
 
-    line_number, text = next(((number, text) for number, text in read_lines(path) if text.strip()), (0, ""))
+    line_number, text = next(
+        ((number, text) for number, text in read_lines(path) if text.strip()), (0, "")
+    )
     expected = "expected one JSON object on each line"
     if ARRAY_OF_OBJECTS.match(text):
         rows = f"json.load({_opened(path)})"
         command = _conversion(path, "json", rows)
-        raise InputError(f"{path}, line {line_number}: begins a JSON array; {expected}. Convert it: {command}")
+        raise InputError(
+            f"{path}, line {line_number}: begins a JSON array; {expected}. Convert it: {command}"
+        )
     if line_number == 1 and (header := _header_of_table(path, text)):
         delimiter = HeaderLine(1, text).delimiter
         option = "" if delimiter == "," else f", delimiter={delimiter!r}"

@@ -1,4 +1,5 @@
-"""Which columns of a file hold prompt and answer: chosen by all of its rows, never by the first alone."""
+"""Which columns of a file hold prompt and answer: chosen by all of its rows, never by the first
+alone."""
 
 import functools
 import math
@@ -13,9 +14,19 @@ from isojax.tasks.answers.final_answer import reference_answer
 from isojax.tasks.text_literals import parse_literal
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "input", "instruction")
-# A dot leads into an object. verl's schema comes first: its files may hold the solution under another of these names.
-ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "ground_truth", "solution", "final_answer", "target", "output")
-# Of these, the ones whose names say that they hold the answer itself: no draft, and no whole solution alone.
+# A dot leads into an object. verl's schema comes first: its files may hold the solution under
+# another of these names.
+ANSWER_COLUMNS = (
+    "reward_model.ground_truth",
+    "answer",
+    "ground_truth",
+    "solution",
+    "final_answer",
+    "target",
+    "output",
+)
+# Of these, the ones whose names say that they hold the answer itself: no draft, and no whole
+# solution alone.
 FINAL_ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "ground_truth", "final_answer")
 MAX_NAMED_ROWS = 4  # of the rows that lack a value, in a message
 
@@ -25,8 +36,9 @@ _note_once = functools.cache(note)  # a run opens a source several times
 def choose_column(
     rows: Sequence[DataRow], setting: str, configured_name: str | None, usual_names: Sequence[str]
 ) -> str:
-    """The column that cell.data names, else the first of the usual names that any row fills. InputError where no row
-    has one, or where some rows fill this one and others only another: these may hold different things."""
+    """The column that cell.data names, else the first of the usual names that any row fills.
+    InputError where no row has one, or where some rows fill this one and others only another: these
+    may hold different things."""
     names = (configured_name,) if configured_name else usual_names
     chosen = next((name for name in names if any(_is_filled(row, name) for row in rows)), None)
 
@@ -38,18 +50,23 @@ def choose_column(
         return empty
 
     lacking = [row for row in rows if not _is_filled(row, chosen)]
-    rivals = [name for name in names if name != chosen and any(_is_filled(row, name) for row in lacking)]
+    rivals = [
+        name for name in names if name != chosen and any(_is_filled(row, name) for row in lacking)
+    ]
     if rivals:
         raise _rivals_error(rows, lacking, setting, chosen, rivals)
 
     for name in names[: names.index(chosen)]:
         if name in rows[0].values:
-            _note_once(f"{rows[0].source}: {name!r} is empty in every row; the {setting} is read from {chosen!r}.")
+            _note_once(
+                f"{rows[0].source}: {name!r} is empty in every row; the {setting} is read from {chosen!r}."
+            )
     return chosen
 
 
 def column_value(columns: Mapping[str, Any], name: str) -> Any:
-    """The value of a column, or of a.b within an object, which may be written as text; None where there is none."""
+    """The value of a column, or of a.b within an object, which may be written as text; None where
+    there is none."""
     value: Any = columns.get(name)
     if value is None and "." in name:
         object_name, _, inner_name = name.partition(".")
@@ -61,8 +78,8 @@ def column_value(columns: Mapping[str, Any], name: str) -> Any:
 
 
 def note_other_answers(rows: Sequence[DataRow], chosen: str) -> None:
-    """A note of each other column of answers that says something else in some row: which of them is right, nobody but
-    the user knows."""
+    """A note of each other column of answers that says something else in some row: which of them is
+    right, nobody but the user knows."""
     for name in FINAL_ANSWER_COLUMNS:
         if name == chosen:
             continue
@@ -113,11 +130,14 @@ def _shorten(text: str) -> str:
 
 def _is_filled(row: DataRow, name: str) -> bool:
     value = column_value(row.values, name)
-    is_nan = isinstance(value, float) and math.isnan(value)  # how pandas writes a cell that is empty
+    # how pandas writes a cell that is empty
+    is_nan = isinstance(value, float) and math.isnan(value)
     return not (is_blank(value) or is_nan or value == [])
 
 
-def _no_column_error(row: DataRow, setting: str, configured_name: str | None, usual_names: Sequence[str]) -> InputError:
+def _no_column_error(
+    row: DataRow, setting: str, configured_name: str | None, usual_names: Sequence[str]
+) -> InputError:
     expected = repr(configured_name) if configured_name else f"one of {', '.join(usual_names)}"
     columns = ", ".join(row.values) or "(none)"
     message = f"{row.location}: no {setting}: there are the columns {columns}"
@@ -125,13 +145,28 @@ def _no_column_error(row: DataRow, setting: str, configured_name: str | None, us
 
 
 def _rivals_error(
-    rows: Sequence[DataRow], lacking: Sequence[DataRow], setting: str, chosen: str, rivals: Sequence[str]
+    rows: Sequence[DataRow],
+    lacking: Sequence[DataRow],
+    setting: str,
+    chosen: str,
+    rivals: Sequence[str],
 ) -> InputError:
     positions = ", ".join(row.position for row in lacking[1:MAX_NAMED_ROWS])
-    more = f", and of {len(lacking) - MAX_NAMED_ROWS} more rows" if len(lacking) > MAX_NAMED_ROWS else ""
+    more = (
+        f", and of {len(lacking) - MAX_NAMED_ROWS} more rows"
+        if len(lacking) > MAX_NAMED_ROWS
+        else ""
+    )
     others = f" (so is that of {positions}{more})" if positions else ""
-    gap = f"{lacking[0].location}: the {setting} {chosen!r} is missing or empty{others}, and there is"
+    gap = (
+        f"{lacking[0].location}: the {setting} {chosen!r} is missing or empty{others}, and there is"
+    )
 
-    counts = [f"{name!r} (in {sum(_is_filled(row, name) for row in rows)} of {len(rows)} rows)" for name in rivals]
+    counts = [
+        f"{name!r} (in {sum(_is_filled(row, name) for row in rows)} of {len(rows)} rows)"
+        for name in rivals
+    ]
     fix = f"Fill {chosen!r} in or remove the rows, or name the column of every row by cell.data.{setting}_key=COLUMN"
-    return InputError(f"{gap} {', '.join(counts)}, which may hold something else. {fix}, such as {rivals[0]}.")
+    return InputError(
+        f"{gap} {', '.join(counts)}, which may hold something else. {fix}, such as {rivals[0]}."
+    )

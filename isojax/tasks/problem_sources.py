@@ -1,6 +1,6 @@
-"""Sources of problems in text: a file per kind in tasks/sources/, with a function `(argument, data) -> ProblemSource`.
-They share how rows of a file become distinct problems, and how settings of a source that generates problems are
-read."""
+"""Sources of problems in text: a file per kind in tasks/sources/, with a function `(argument, data)
+-> ProblemSource`. They share how rows of a file become distinct problems, and how settings of a
+source that generates problems are read."""
 
 import functools
 import json
@@ -20,23 +20,33 @@ from isojax.core.tabular import DataRow, is_blank
 from isojax.core.terminal import note, warn
 from isojax.core.yaml_files import YAML_ERRORS, check_yaml, first_line
 from isojax.tasks import sources
-from isojax.tasks.problem_columns import ANSWER_COLUMNS, PROMPT_COLUMNS, choose_column, column_value, note_other_answers
+from isojax.tasks.problem_columns import (
+    ANSWER_COLUMNS,
+    PROMPT_COLUMNS,
+    choose_column,
+    column_value,
+    note_other_answers,
+)
 from isojax.tasks.repeated_prompts import check_prompts_differ
 from isojax.tasks.text_literals import parse_messages
 
 MAX_CONFLICTS = 3  # of the rows with a prompt met before and another answer, in a message
 
-_note_once, _warn_once = functools.cache(note), functools.cache(warn)  # a run opens a source several times
+# a run opens a source several times
+_note_once = functools.cache(note)
+_warn_once = functools.cache(warn)
 
 
 class ProblemSource(Protocol):
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
-        """At most `count` distinct ones, a random choice in random order; ids are int32, the same in every run."""
+        """At most `count` distinct ones, a random choice in random order; ids are int32, the same
+        in every run."""
         ...
 
 
 def open_source(task: str, data: DataConfig) -> ProblemSource:
-    """The source that `name` or `name:argument` means; whatever is wrong with it is an InputError before any work."""
+    """The source that `name` or `name:argument` means; whatever is wrong with it is an InputError
+    before any work."""
     name, _, argument = task.partition(":")
     return sources.source.load(name)(argument, data)
 
@@ -49,16 +59,21 @@ class InMemorySource:
         return random_subset(self.all_problems, count, rng)
 
 
-def random_subset(problems: Sequence[Problem], count: int, rng: np.random.Generator) -> list[Problem]:
+def random_subset(
+    problems: Sequence[Problem], count: int, rng: np.random.Generator
+) -> list[Problem]:
     """At most `count` of the problems, a random choice in random order."""
     return [problems[i] for i in rng.permutation(len(problems))[:count]]
 
 
 def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> list[Problem]:
-    """The rows as distinct problems; all rows together decide which columns are read. An InputError names its place."""
+    """The rows as distinct problems; all rows together decide which columns are read. An InputError
+    names its place."""
     all_rows = list(rows)
     if not all_rows:
-        raise InputError(f"{source} holds no problem; expected at least one row with a prompt and an answer.")
+        raise InputError(
+            f"{source} holds no problem; expected at least one row with a prompt and an answer."
+        )
     prompt_column = choose_column(all_rows, "prompt", data.prompt_key, PROMPT_COLUMNS)
     answer_column = choose_column(all_rows, "answer", data.answer_key, ANSWER_COLUMNS)
     check_prompts_differ(all_rows, prompt_column, answer_column, data.prompt_key)
@@ -70,11 +85,15 @@ def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> 
 
 
 def _warn_of_number_lists(rows: Sequence[DataRow], column: str) -> None:
-    """A warning of answers that are several numbers: as text they look like an interval or a vector, which one answer
-    may be (tasks/reference_check.py)."""
+    """A warning of answers that are several numbers: as text they look like an interval or a
+    vector, which one answer may be (tasks/reference_check.py)."""
 
     def is_number_list(value: Any) -> bool:
-        return isinstance(value, list) and len(value) > 1 and all(isinstance(entry, int | float) for entry in value)
+        return (
+            isinstance(value, list)
+            and len(value) > 1
+            and all(isinstance(entry, int | float) for entry in value)
+        )
 
     listed = [row for row in rows if is_number_list(column_value(row.values, column))]
     if listed:
@@ -85,34 +104,50 @@ def _warn_of_number_lists(rows: Sequence[DataRow], column: str) -> None:
 
 
 def _row_to_problem(row: DataRow, prompt_column: str, answer_column: str) -> Problem:
-    """One row as a problem; a list of {role, content} becomes `messages`, and verl's `ground_truth` stays as it is."""
-    prompt, answer = column_value(row.values, prompt_column), column_value(row.values, answer_column)
+    """One row as a problem; a list of {role, content} becomes `messages`, and verl's `ground_truth`
+    stays as it is."""
+    prompt = column_value(row.values, prompt_column)
+    answer = column_value(row.values, answer_column)
     if isinstance(prompt, str):
         prompt = _messages_in_text(prompt, row, prompt_column) or prompt
     messages = _read_conversation(prompt, row, prompt_column) if isinstance(prompt, list) else ()
-    prompt_text = messages[-1]["content"] if messages else _value_as_text(prompt, row, prompt_column)
+    prompt_text = (
+        messages[-1]["content"] if messages else _value_as_text(prompt, row, prompt_column)
+    )
     columns = {k: v for k, v in row.values.items() if k not in (prompt_column, answer_column)}
     if "." in answer_column:
         columns.setdefault("ground_truth", answer)
     if isinstance(answer, list):
         answer = answer[0] if len(answer) == 1 else json.dumps(answer, ensure_ascii=False)
     answer_text = _value_as_text(answer, row, answer_column)
-    return Problem(row.index, prompt_text, answer_text, messages=messages, columns=columns, location=row.location)
+    return Problem(
+        row.index,
+        prompt_text,
+        answer_text,
+        messages=messages,
+        columns=columns,
+        location=row.location,
+    )
 
 
 def _messages_in_text(text: str, row: DataRow, column: str) -> list[Any] | None:
-    """The messages of a prompt that is the text of a list of them, as a table of text holds it; None of another."""
+    """The messages of a prompt that is the text of a list of them, as a table of text holds it;
+    None of another."""
     try:
         messages = parse_messages(text)
     except ValueError as e:
         fix = "Write the list itself in the row, with a role and a content for each message, or the text alone"
         raise InputError(f"{row.location}: {column!r} is {e}: {text[:80]!r}. {fix}.") from e
     if messages is not None:
-        _note_once(f"{row.source}: texts in {column!r} that write a list of messages are read as messages.")
+        _note_once(
+            f"{row.source}: texts in {column!r} that write a list of messages are read as messages."
+        )
     return messages
 
 
-def _read_conversation(messages: list[Any], row: DataRow, column: str) -> tuple[dict[str, str], ...]:
+def _read_conversation(
+    messages: list[Any], row: DataRow, column: str
+) -> tuple[dict[str, str], ...]:
     """A list of {role, content} that ends with the user's turn; what others say may be empty."""
     turns = []
     for message in messages:
@@ -126,7 +161,9 @@ def _read_conversation(messages: list[Any], row: DataRow, column: str) -> tuple[
         turns.append({"role": role, "content": content})
     if not turns or turns[-1]["role"] != "user":
         last = turns[-1]["role"] if turns else "nothing"
-        raise InputError(f"{row.location}: the conversation in {column!r} ends with {last}, expected the role user.")
+        raise InputError(
+            f"{row.location}: the conversation in {column!r} ends with {last}, expected the role user."
+        )
     return tuple(turns)
 
 
@@ -147,12 +184,15 @@ def _value_as_text(value: Any, row: DataRow, column: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as e:
-        raise InputError(f"{location} holds half a surrogate pair ({value[e.start]!r}), which is no text. {fix}") from e
+        raise InputError(
+            f"{location} holds half a surrogate pair ({value[e.start]!r}), which is no text. {fix}"
+        ) from e
     return value
 
 
 def drop_duplicates(problems: Iterable[Problem], source: str) -> list[Problem]:
-    """The problems, each prompt once, by its first row. How many were left out is printed on stderr."""
+    """The problems, each prompt once, by its first row. How many were left out is printed on
+    stderr."""
     problem_by_prompt: dict[str, Problem] = {}
     same_answer = other_answer = 0
     conflicts: list[str] = []
@@ -186,12 +226,16 @@ def _conflict(problem: Problem, first_problem: Problem) -> str:
 
 
 def dedup_text(problem: Problem) -> str:
-    """The text by which two problems are compared: the prompt, or all of the user's turns of a conversation."""
-    return "\n".join(m["content"] for m in problem.messages if m["role"] == "user") or problem.prompt
+    """The text by which two problems are compared: the prompt, or all of the user's turns of a
+    conversation."""
+    return (
+        "\n".join(m["content"] for m in problem.messages if m["role"] == "user") or problem.prompt
+    )
 
 
 def to_plain_json(value: Any) -> Any:
-    """What a reader of tables gives, as plain JSON: bytes as text, arrays as lists, dates and decimals as printed."""
+    """What a reader of tables gives, as plain JSON: bytes as text, arrays as lists, dates and
+    decimals as printed."""
 
     def plain(leaf: Any) -> Any:
         if isinstance(leaf, np.ndarray | np.generic):
@@ -202,12 +246,15 @@ def to_plain_json(value: Any) -> Any:
 
 
 def read_settings(text: str, task: str) -> dict[str, Any]:
-    """`key=value,key=value` as a dict, each value read as YAML; commas within [...] separate nothing."""
+    """`key=value,key=value` as a dict, each value read as YAML; commas within [...] separate
+    nothing."""
     settings: dict[str, Any] = {}
     for assignment in re.split(r",(?![^\[]*\])", text) if text else []:
         key, equals, value = (piece.strip() for piece in assignment.partition("="))
         if not equals or not key or key in settings:
-            raise InputError(f"cell.task: {task}: given {assignment!r}, expected key=value with every key once.")
+            raise InputError(
+                f"cell.task: {task}: given {assignment!r}, expected key=value with every key once."
+            )
         try:
             settings[key] = to_plain_json(yaml.safe_load(check_yaml(value, aliases=False)))
         except YAML_ERRORS as e:

@@ -1,4 +1,5 @@
-"""What can be known of prompts before anything is sampled: where a chat's turn ends, and markup in the wrong place."""
+"""What can be known of prompts before anything is sampled: where a chat's turn ends, and markup in
+the wrong place."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -53,7 +54,8 @@ class TurnEnd:
 
 
 def check_template_files(folder: Path, used_template: str) -> str | None:
-    """A warning where the folder has two chat templates that differ, which says which one writes the prompts."""
+    """A warning where the folder has two chat templates that differ, which says which one writes
+    the prompts."""
     jinja_file, config_file = folder / TEMPLATE_FILE, folder / TOKENIZER_CONFIG
     if not jinja_file.is_file() or not config_file.is_file():
         return None
@@ -70,8 +72,11 @@ def check_template_files(folder: Path, used_template: str) -> str | None:
 
 
 def find_markup(writer: PromptWriter) -> ChatMarkup | None:
-    """None where the template leaves out earlier messages of the assistant, or refuses this conversation."""
-    messages = [{"role": role, "content": text} for role, text in zip(PROBE_ROLES, PROBE_TEXTS, strict=True)]
+    """None where the template leaves out earlier messages of the assistant, or refuses this
+    conversation."""
+    messages = [
+        {"role": role, "content": text} for role, text in zip(PROBE_ROLES, PROBE_TEXTS, strict=True)
+    ]
     try:
         (text,) = writer.render([messages])
     except InputError:  # of other messages than these it may be no fault: prompts will show it
@@ -82,10 +87,14 @@ def find_markup(writer: PromptWriter) -> ChatMarkup | None:
 
 
 def find_turn_end(
-    writer: PromptWriter, markup: ChatMarkup | None, bytes_of_id: Sequence[bytes | None], named: NamedEnds
+    writer: PromptWriter,
+    markup: ChatMarkup | None,
+    bytes_of_id: Sequence[bytes | None],
+    named: NamedEnds,
 ) -> TurnEnd:
-    """The token or text that ends a turn, where none of `named` does: a base model's files name the end of a document,
-    and its policy ends a turn as its chat template does. Without `markup`, that of a user's turn is taken."""
+    """The token or text that ends a turn, where none of `named` does: a base model's files name the
+    end of a document, and its policy ends a turn as its chat template does. Without `markup`, that
+    of a user's turn is taken."""
     turn_end = TurnEnd()
     text = markup.before if markup else _text_behind_user(writer)
     if text is None or named.occur_in(text, writer):
@@ -93,7 +102,8 @@ def find_turn_end(
 
     name = _first_special_token(writer, text, bytes_of_id)
     marker = name or _first_group(MARKER.match(text))
-    if markup is None and not END_NAME.search(marker or ""):  # it may be the header of the next message
+    # it may be the header of the next message
+    if markup is None and not END_NAME.search(marker or ""):
         return turn_end
     if name:
         turn_end.tokens.append(writer.tokenizer.get_vocab()[name])
@@ -107,7 +117,11 @@ def find_turn_end(
         return turn_end
 
     next_turn = text.strip() or text
-    remedy = f"set cell.prompt.stop=[{next_turn!r}], or what else ends a turn" if next_turn else "set cell.prompt.stop"
+    remedy = (
+        f"set cell.prompt.stop=[{next_turn!r}], or what else ends a turn"
+        if next_turn
+        else "set cell.prompt.stop"
+    )
     written = f"the chat template writes {text!r} between an assistant's message and the next one"
     turn_end.warnings.append(
         f"{written}, and nothing of it ends a response ({named.describe(writer)}): a policy that goes on to invent the"
@@ -125,7 +139,9 @@ def _text_behind_user(writer: PromptWriter) -> str | None:
     return text.rpartition(PROBE_TEXTS[0])[2]
 
 
-def _first_special_token(writer: PromptWriter, text: str, bytes_of_id: Sequence[bytes | None]) -> str | None:
+def _first_special_token(
+    writer: PromptWriter, text: str, bytes_of_id: Sequence[bytes | None]
+) -> str | None:
     """The special token that `text` begins with, white space left out."""
     for token in writer.tokenize([text], special=False)[0]:
         piece = bytes_of_id[token]
@@ -140,8 +156,11 @@ def _first_group(match: re.Match[str] | None) -> str | None:
     return match[1] if match else None
 
 
-def check_generation_prompt(markup: ChatMarkup, writer: PromptWriter, end_tokens: Collection[int]) -> str | None:
-    """A warning where a prompt ends with the user's turn, not with the header of the assistant's."""
+def check_generation_prompt(
+    markup: ChatMarkup, writer: PromptWriter, end_tokens: Collection[int]
+) -> str | None:
+    """A warning where a prompt ends with the user's turn, not with the header of the
+    assistant's."""
     ids = writer.tokenize([markup.after.rstrip()], special=False)[0]
     if ids and ids[-1] in end_tokens:
         ending = f"the chat template in {writer.folder} ends a prompt with {markup.after.strip()!r}"
@@ -150,8 +169,8 @@ def check_generation_prompt(markup: ChatMarkup, writer: PromptWriter, end_tokens
 
 
 def find_opening(markup: ChatMarkup) -> str:
-    """What a prompt holds behind the header of the assistant's turn, such as <think>: the policy's turn begins with
-    it, and its response does not."""
+    """What a prompt holds behind the header of the assistant's turn, such as <think>: the policy's
+    turn begins with it, and its response does not."""
     between = markup.text.partition(PROBE_TEXTS[0])[2].partition(PROBE_TEXTS[1])[0]
     header = between.rstrip()
     if not header or not markup.after.startswith(header):
@@ -160,31 +179,43 @@ def find_opening(markup: ChatMarkup) -> str:
 
 
 def check_message_markup(writer: PromptWriter, markup: ChatMarkup | None) -> list[str]:
-    """Warnings of special tokens in a chat's messages, which the chat template writes itself. A BOS token in front of
-    one is left out: `writer.message_bos`."""
+    """Warnings of special tokens in a chat's messages, which the chat template writes itself. A BOS
+    token in front of one is left out: `writer.message_bos`."""
     warnings: list[str] = []
     prompt, bos = writer.prompt, writer.tokenizer.bos_token
-    if isinstance(bos, str) and bos and (markup is None or markup.text.count(bos) <= 1):  # else it is markup
+    # else it is markup
+    if isinstance(bos, str) and bos and (markup is None or markup.text.count(bos) <= 1):
         writer.message_bos = bos
     for key, text in (("template", prompt.template), ("system", prompt.system)):
         setting = f"cell.prompt.{key}"
         if writer.message_bos and text.startswith(writer.message_bos):
-            place = f"{setting} begins with {bos}, which in a chat would be in the middle of the prompt"
-            warnings.append(f"{place}: it is left out; the chat template decides whether a prompt begins with it")
+            place = (
+                f"{setting} begins with {bos}, which in a chat would be in the middle of the prompt"
+            )
+            warnings.append(
+                f"{place}: it is left out; the chat template decides whether a prompt begins with it"
+            )
             text = text.removeprefix(writer.message_bos)
         if markup_tokens := _special_tokens_in(writer, text):
             holds = f"{setting} holds {', '.join(markup_tokens)}, and cell.prompt.format=chat puts markup around it"
-            warnings.append(f"{holds} already; leave that out of {setting}, or set cell.prompt.format=raw")
+            warnings.append(
+                f"{holds} already; leave that out of {setting}, or set cell.prompt.format=raw"
+            )
     return warnings
 
 
-def check_raw_template(writer: PromptWriter, end_tokens: Collection[int], stop_strings: Sequence[str]) -> str | None:
-    """A warning where a chat written by hand ends the user's turn with a token that ends no response."""
+def check_raw_template(
+    writer: PromptWriter, end_tokens: Collection[int], stop_strings: Sequence[str]
+) -> str | None:
+    """A warning where a chat written by hand ends the user's turn with a token that ends no
+    response."""
     _, _, behind_problem = writer.prompt.template.rpartition("{prompt}")
     names = _special_tokens_in(writer, behind_problem)
     if not names or not END_NAME.search(names[0]):
         return None
-    if writer.tokenizer.get_vocab()[names[0]] in end_tokens or any(stop in names[0] for stop in stop_strings):
+    if writer.tokenizer.get_vocab()[names[0]] in end_tokens or any(
+        stop in names[0] for stop in stop_strings
+    ):
         return None
     template = f"cell.prompt.template ends the user's turn with {names[0]}, which ends no response"
     return f"{template}: what a policy writes after its own turn is graded too; set cell.prompt.stop=[{names[0]!r}]"
@@ -194,4 +225,8 @@ def _special_tokens_in(writer: PromptWriter, text: str) -> list[str]:
     """Those that tokenise as one, in their order."""
     special_ids = {i for i, token in writer.tokenizer.added_tokens_decoder.items() if token.special}
     ids = writer.tokenize([text], special=False)[0]
-    return list(dict.fromkeys(map(str, writer.tokenizer.convert_ids_to_tokens([i for i in ids if i in special_ids]))))
+    return list(
+        dict.fromkeys(
+            map(str, writer.tokenizer.convert_ids_to_tokens([i for i in ids if i in special_ids]))
+        )
+    )

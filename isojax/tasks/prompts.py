@@ -1,4 +1,5 @@
-"""How problems become prompts: the template of cell.prompt filled in, a chat rendered, and tokens with BOS once."""
+"""How problems become prompts: the template of cell.prompt filled in, a chat rendered, and tokens
+with BOS once."""
 
 from __future__ import annotations
 
@@ -31,23 +32,29 @@ class PromptWriter:
     """Writes prompts with a model's tokenizer. Threads may share it."""
 
     def __init__(
-        self, folder: Path, tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig, beyond: Mapping[int, str]
+        self,
+        folder: Path,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt: PromptConfig,
+        beyond: Mapping[int, str],
     ) -> None:
         """`beyond`: the added tokens that have no row in the model's embedding."""
         self.folder, self.tokenizer, self.prompt = folder, tokenizer, prompt
         self._beyond = beyond
         self._lock = threading.Lock()  # a tokenizer is not safe to share between threads
-        # A chat template is rendered in a process of its own: each conversation once, for prompts and for rewards.
+        # A chat template is rendered in a process of its own: each conversation once, for prompts
+        # and for rewards.
         self._rendered: dict[bytes, str] = {}
         # What a chat template calls now; the same for all prompts.
         self._moment = datetime.fromisoformat(prompt.date) if prompt.date else datetime.now()
-        # Text of the BOS token that a user's message must not begin with; prompt_checks.py finds where it is one.
+        # Text of the BOS token that a user's message must not begin with; prompt_checks.py finds
+        # where it is one.
         self.message_bos = ""
         self._first_tokens = self._find_first_tokens()
 
     def texts(self, problems: Sequence[Problem]) -> list[str]:
-        """Each problem's prompt as the model reads it, with the markup of its chat; of a raw prompt without the special
-        tokens that the tokenizer adds."""
+        """Each problem's prompt as the model reads it, with the markup of its chat; of a raw prompt
+        without the special tokens that the tokenizer adds."""
         if self.prompt.format == "chat" and problems:
             return self.render([self._chat_messages(problem) for problem in problems])
 
@@ -58,36 +65,51 @@ class PromptWriter:
         return [self._fill_template(problem) for problem in problems]
 
     def tokens(self, problems: Sequence[Problem]) -> list[list[int]]:
-        """Each problem's prompt as ids: of a chat those of its text alone, else with the tokenizer's own BOS."""
+        """Each problem's prompt as ids: of a chat those of its text alone, else with the
+        tokenizer's own BOS."""
         if not problems:
             return []
         ids_of_prompts = self.tokenize(self.texts(problems), special=self.prompt.format == "raw")
         return [self._with_bos_once(ids) for ids in ids_of_prompts]
 
     def tokenize(self, texts: list[str], special: bool = True) -> list[list[int]]:
-        """Ids, with the special tokens that the tokenizer adds by default (BOS where the model has one), or without.
-        InputError where one has no row in the embedding."""
+        """Ids, with the special tokens that the tokenizer adds by default (BOS where the model has
+        one), or without. InputError where one has no row in the embedding."""
         options: dict[str, Any] = {"padding": False, "truncation": False, "verbose": False}
         with self._lock, readable(self.folder):
             ids_of_texts = self.tokenizer(texts, add_special_tokens=special, **options)["input_ids"]
 
-        if self._beyond and (unreadable := self._beyond.keys() & {i for ids in ids_of_texts for i in ids}):
+        if self._beyond and (
+            unreadable := self._beyond.keys() & {i for ids in ids_of_texts for i in ids}
+        ):
             names = ", ".join(self._beyond[i] for i in sorted(unreadable))
             problem = f"a prompt holds {names}, which the tokenizer in {self.folder} has beyond the model's vocabulary"
-            raise InputError(f"{problem}, so that no row of the embedding is its own. {RESIZE_FIX}.")
+            raise InputError(
+                f"{problem}, so that no row of the embedding is its own. {RESIZE_FIX}."
+            )
         return ids_of_texts
 
     def decode(self, ids_of_texts: Sequence[list[int]]) -> list[str]:
         """Ids as text, special tokens too."""
         with self._lock, readable(self.folder):
-            return [str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)) for ids in ids_of_texts]
+            return [
+                str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+                for ids in ids_of_texts
+            ]
 
     def render(self, conversations: Sequence[Conversation]) -> list[str]:
-        """Each conversation through the chat template, with the header of the assistant's next message."""
+        """Each conversation through the chat template, with the header of the assistant's next
+        message."""
         keys = [_conversation_key(conversation) for conversation in conversations]
-        missing = {key: talk for key, talk in zip(keys, conversations, strict=True) if key not in self._rendered}
+        missing = {
+            key: talk
+            for key, talk in zip(keys, conversations, strict=True)
+            if key not in self._rendered
+        }
         if missing:
-            thinking = {} if self.prompt.thinking is None else {"enable_thinking": self.prompt.thinking}
+            thinking = (
+                {} if self.prompt.thinking is None else {"enable_thinking": self.prompt.thinking}
+            )
             options = {"add_generation_prompt": True, **thinking}
             texts = render_chats(self.tokenizer, list(missing.values()), options, self._moment)
             self._rendered.update(zip(missing, texts, strict=True))
@@ -100,7 +122,10 @@ class PromptWriter:
                 two_prompts = f"problem {problem.id} has a system message of its own"
                 raise InputError(f"{two_prompts}, and cell.prompt.system is set; remove one.")
             messages.insert(0, {"role": "system", "content": self._without_bos(self.prompt.system)})
-        return [*messages, {"role": "user", "content": self._without_bos(self._fill_template(problem))}]
+        return [
+            *messages,
+            {"role": "user", "content": self._without_bos(self._fill_template(problem))},
+        ]
 
     def _without_bos(self, message: str) -> str:
         while self.message_bos and message.startswith(self.message_bos):
@@ -111,14 +136,19 @@ class PromptWriter:
         template, text = self.prompt.template, problem.prompt
         if (size := len(template) + template.count("{prompt}") * len(text)) > MAX_PROMPT_CHARACTERS:
             problem_text = f"problem {problem.id} in cell.prompt.template takes {size:,} characters"
-            raise InputError(f"{problem_text}, expected at most {MAX_PROMPT_CHARACTERS:,}. Shorten or remove it.")
+            raise InputError(
+                f"{problem_text}, expected at most {MAX_PROMPT_CHARACTERS:,}. Shorten or remove it."
+            )
         return template.replace("{prompt}", text)
 
     def _find_first_tokens(self) -> list[int]:
-        """The tokens that the tokenizer puts before every text, else its BOS token, which a template may write."""
+        """The tokens that the tokenizer puts before every text, else its BOS token, which a
+        template may write."""
         (plain,), (with_special,) = self.tokenize(["1"], special=False), self.tokenize(["1"])
         positions = range(len(with_special) - len(plain) + 1)
-        start = next((i for i in positions if plain and with_special[i : i + len(plain)] == plain), 0)
+        start = next(
+            (i for i in positions if plain and with_special[i : i + len(plain)] == plain), 0
+        )
         bos = self.tokenizer.bos_token_id
         return with_special[:start] or ([bos] if isinstance(bos, int) else [])
 

@@ -1,5 +1,5 @@
-"""What a task is: problems, how they are written as tokens, what ends a response or interrupts it, and how it is
-verified. A file in tasks/device/ has `build(argument="") -> DeviceTask`."""
+"""What a task is: problems, how they are written as tokens, what ends a response or interrupts it,
+and how it is verified. A file in tasks/device/ has `build(argument="") -> DeviceTask`."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -35,24 +35,27 @@ class TokenizedProblems(NamedTuple):
 
 @dataclass(frozen=True)
 class Interruption:
-    """A response of `after` tokens, none of them `unless_token`, gets `tokens` next (sampling/slots.py)."""
+    """A response of `after` tokens, none of them `unless_token`, gets `tokens` next
+    (sampling/slots.py)."""
 
     after: int
     tokens: tuple[int, ...]
     unless_token: int | None  # None: every response is interrupted
 
 
-# reply(answers i32[R A], tokens i32[R T], lengths i32[R]) -> (context i32[R K], counts i32[R]): what each of R
-# responses gets after a turn, the first `counts` tokens of a row; 0: the response is done. It is computed for every
-# slot at every token, in the compiled program, and read where a turn has just ended. K is static.
+# reply(answers i32[R A], tokens i32[R T], lengths i32[R]) -> (context i32[R K], counts i32[R]):
+# what each of R responses gets after a turn, the first `counts` tokens of a row; 0: the response is
+# done. It is computed for every slot at every token, in the compiled program, and read where a turn
+# has just ended. K is static.
 DeviceReply = Callable[[Array, Array, Array], tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
 class StopConditions:
-    """A response ends with a token of `tokens`, or with the one that completes a stop string: `transitions[state,
-    token]`, uint8 or uint16 [states, V], is the next state, from 0 on; the value `states` is a complete stop string.
-    In a task of turns the stop conditions end a turn, and the task replies or ends the response."""
+    """A response ends with a token of `tokens`, or with the one that completes a stop string:
+    `transitions[state, token]`, uint8 or uint16 [states, V], is the next state, from 0 on; the
+    value `states` is a complete stop string. In a task of turns the stop conditions end a turn, and
+    the task replies or ends the response."""
 
     tokens: tuple[int, ...]
     transitions: np.ndarray | None
@@ -76,7 +79,8 @@ class Grades(NamedTuple):
     rewards: np.ndarray  # f32[r], 0 or 1; graded: from 0 to 1
     parsed: np.ndarray  # bool[r], an answer was found in the response, correct or not
     failures: dict[str, int]  # checks without a plain verdict, by kind: those of `Verdict.failure`
-    scores: Mapping[str, np.ndarray] = MappingProxyType({})  # f32[r] of each score in a graded reward
+    # f32[r] of each score in a graded reward
+    scores: Mapping[str, np.ndarray] = MappingProxyType({})
     empty: int = 0  # responses without any text
     # Of a task of turns: its replies, and those of `failures` that are a reply's.
     replies: int = 0
@@ -85,12 +89,15 @@ class Grades(NamedTuple):
     @property
     def failed_checks(self) -> Counter[str]:
         """The checks that did not end with a verdict, by kind."""
-        unfinished = {kind: count for kind, count in self.failures.items() if kind not in FINISHED_KINDS}
+        unfinished = {
+            kind: count for kind, count in self.failures.items() if kind not in FINISHED_KINDS
+        }
         return Counter(unfinished) - Counter(self.reply_failures)
 
 
 def count_unfinished(failures: Mapping[str, int]) -> int:
-    """Checks that did not end with a verdict; a score between 0 and 1 (`partial`) is not among them."""
+    """Checks that did not end with a verdict; a score between 0 and 1 (`partial`) is not among
+    them."""
     return sum(count for kind, count in failures.items() if kind not in FINISHED_KINDS)
 
 
@@ -107,12 +114,15 @@ class DeviceTask(Protocol):
         """`count` distinct problems."""
         ...
 
-    def encode(self, problems: list[Problem], prompt_length: int, response_length: int) -> EncodedProblems:
+    def encode(
+        self, problems: list[Problem], prompt_length: int, response_length: int
+    ) -> EncodedProblems:
         """Problems as arrays of fixed width; InputError where one does not fit."""
         ...
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Tokens as text, up to the end token; of a task of turns whole, with context as ~token (tasks/turns.py)."""
+        """Tokens as text, up to the end token; of a task of turns whole, with context as ~token
+        (tasks/turns.py)."""
         ...
 
     def demonstrations(
@@ -124,5 +134,6 @@ class DeviceTask(Protocol):
     def verify(
         self, answers: Int[Array, "*b T"], tokens: Int[Array, "*b T"], mask: Bool[Array, "*b T"]
     ) -> Float[Array, "*b"]:
-        """Rewards 0 or 1 (graded: from 0 to 1), computed on device. Tokens are plain; `mask` has context too."""
+        """Rewards 0 or 1 (graded: from 0 to 1), computed on device. Tokens are plain; `mask` has
+        context too."""
         ...

@@ -23,12 +23,18 @@ from isojax.tasks.text_literals import parse_literal
 from isojax.tasks.verifiers import Verdict
 from isojax.tasks.verifiers.integer import build as build_integer
 
-MAX_TOLERATED, MAX_TOLERATED_SHARE = 3, 0.01  # more than both, or more than half of all, are refused
+# more than both, or more than half of all, are refused
+MAX_TOLERATED = 3
+MAX_TOLERATED_SHARE = 0.01
 MAX_NAMED = 4  # in a message
 MAX_PROSE_WORDS = 12
 
-_ARRAY = re.compile(r"(?:np\.|numpy\.|torch\.)?(?:array|tensor|u?int\d*|float\d*|str_)\(|\[\s*['\"]|\{\s*['\"]")
-_PROOF = re.compile(r"\b(?:proof|prove[dns]?|suppose|lemma|q\.?e\.?d)\b|\\(?:blacksquare|qed)\b|[∎■]", re.IGNORECASE)
+_ARRAY = re.compile(
+    r"(?:np\.|numpy\.|torch\.)?(?:array|tensor|u?int\d*|float\d*|str_)\(|\[\s*['\"]|\{\s*['\"]"
+)
+_PROOF = re.compile(
+    r"\b(?:proof|prove[dns]?|suppose|lemma|q\.?e\.?d)\b|\\(?:blacksquare|qed)\b|[∎■]", re.IGNORECASE
+)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _ARGUES = re.compile(r"\b(?:because|therefore|thus|hence|so|she|he|they|we)\b", re.IGNORECASE)
 _SENTENCES = re.compile(r"[A-Za-z)$][.!?]\s+[A-Z]")
@@ -48,9 +54,12 @@ class UnmatchedReference:
     reason: str
 
 
-def check_references(cell: CellConfig, task: TextTask, problem_sets: Sequence[Sequence[Problem]], refuse: bool) -> None:
-    """InputError where more than a few references of a set can be matched by no response, as far as the verifier is a
-    built-in one; a warning of a few, and of all where `refuse` is not set, as of a run that goes on."""
+def check_references(
+    cell: CellConfig, task: TextTask, problem_sets: Sequence[Sequence[Problem]], refuse: bool
+) -> None:
+    """InputError where more than a few references of a set can be matched by no response, as far as
+    the verifier is a built-in one; a warning of a few, and of all where `refuse` is not set, as of
+    a run that goes on."""
     config = cell.verifier
     if isinstance(config.use, str):
         _check_by_verifier(config.use, task.start_verifier().judge, problem_sets, refuse)
@@ -63,7 +72,9 @@ def check_references(cell: CellConfig, task: TextTask, problem_sets: Sequence[Se
             _check_by_verifier(use, None, problem_sets, refuse)
 
 
-def _check_by_verifier(use: str, judge: Judge | None, problem_sets: Sequence[Sequence[Problem]], refuse: bool) -> None:
+def _check_by_verifier(
+    use: str, judge: Judge | None, problem_sets: Sequence[Sequence[Problem]], refuse: bool
+) -> None:
     unmatched_sets = [find_unmatched(use, judge, problems) for problems in problem_sets]
     total = sum(map(len, problem_sets))
     unmatched = [one for unmatched_set in unmatched_sets for one in unmatched_set]
@@ -71,7 +82,8 @@ def _check_by_verifier(use: str, judge: Judge | None, problem_sets: Sequence[Seq
         return
     unmatched.sort(key=lambda one: one.problem.id)  # as their rows stand in the file
 
-    if use.startswith("integer"):  # it cannot judge a response to such a problem, which would end the run
+    # it cannot judge a response to such a problem, which would end the run
+    if use.startswith("integer"):
         count = f"{len(unmatched)} of {total} reference answers are no integers, the first: "
         raise InputError(f"{count if len(unmatched) > 1 else ''}{unmatched[0].reason}")
 
@@ -82,9 +94,13 @@ def _check_by_verifier(use: str, judge: Judge | None, problem_sets: Sequence[Seq
     examples, remedy = _list_some(unmatched), _remedy(unmatched[0].problem)
     count = f"{len(unmatched)} of {total} reference answers"
     if use == "exact":  # which may be meant to compare such texts as they are
-        warn(f"{count} may be none, and cell.verifier.use = exact compares them as they stand: {examples}. {remedy}")
+        warn(
+            f"{count} may be none, and cell.verifier.use = exact compares them as they stand: {examples}. {remedy}"
+        )
         return
-    message = f"{count} can be matched by no response, as cell.verifier.use = {use} judges: {examples}."
+    message = (
+        f"{count} can be matched by no response, as cell.verifier.use = {use} judges: {examples}."
+    )
     if refuse and is_too_many:
         raise InputError(f"{message} {remedy}")
     warn(f"{message} Their rewards stay 0. {remedy}")
@@ -94,15 +110,21 @@ def _too_many(count: int, total: int) -> bool:
     return count > max(MAX_TOLERATED, MAX_TOLERATED_SHARE * total) or count > total / 2
 
 
-def find_unmatched(use: str, judge: Judge | None, problems: Sequence[Problem]) -> list[UnmatchedReference]:
-    """The problems whose reference no response matches, in their order. `judge`: of the verifier math."""
+def find_unmatched(
+    use: str, judge: Judge | None, problems: Sequence[Problem]
+) -> list[UnmatchedReference]:
+    """The problems whose reference no response matches, in their order. `judge`: of the verifier
+    math."""
     if use == "math":
         assert judge is not None
         return _unmatched_by_math(judge, problems)
     if use.startswith("integer"):
         return _not_integers(problems)
     if use == "exact":
-        reasons = ((p, _missing(p.answer) or _collection(p.answer) or _solution(p.answer)) for p in problems)
+        reasons = (
+            (p, _missing(p.answer) or _collection(p.answer) or _solution(p.answer))
+            for p in problems
+        )
         return [UnmatchedReference(problem, reason) for problem, reason in reasons if reason]
     return []
 
@@ -119,11 +141,15 @@ def _not_integers(problems: Sequence[Problem]) -> list[UnmatchedReference]:
 
 
 def _unmatched_by_math(judge: Judge, problems: Sequence[Problem]) -> list[UnmatchedReference]:
-    problem_by_answer = {problem.answer: problem for problem in problems}  # equal answers are graded once
+    # equal answers are graded once
+    problem_by_answer = {problem.answer: problem for problem in problems}
     are_labels = are_word_labels(reference_answer(problem.answer) for problem in problems)
-    reason_by_answer = {answer: _unmatchable_form(answer, are_labels) for answer in problem_by_answer}
+    reason_by_answer = {
+        answer: _unmatchable_form(answer, are_labels) for answer in problem_by_answer
+    }
 
-    # The reference as it is, its final answer in a box, and a number without its separators of thousands.
+    # The reference as it is, its final answer in a box, and a number without its separators of
+    # thousands.
     requests: list[tuple[str, str]] = []
     boxed_answers = set[str]()
     for answer in problem_by_answer:
@@ -152,14 +178,17 @@ def _unmatched_by_math(judge: Judge, problems: Sequence[Problem]) -> list[Unmatc
 
     unmatched = []
     for problem in problems:
-        reason = reason_by_answer[problem.answer] or wrong_finals.get(reference_answer(problem.answer), "")
+        reason = reason_by_answer[problem.answer] or wrong_finals.get(
+            reference_answer(problem.answer), ""
+        )
         if reason:
             unmatched.append(UnmatchedReference(problem, reason))
     return unmatched
 
 
 def _unmatchable_form(answer: str, are_labels: bool) -> str:
-    """Why no response matches an answer of this form, though its own text does; empty where one may."""
+    """Why no response matches an answer of this form, though its own text does; empty where one
+    may."""
     final = reference_answer(answer)
     if not final:
         return "no answer after #### or in \\boxed{}"
@@ -171,13 +200,18 @@ def _missing(answer: str, are_labels: bool = False) -> str:
 
 
 def _collection(answer: str) -> str:
-    """Lists with texts in them, objects and arrays; a list of numbers alone may be an interval or a vector."""
+    """Lists with texts in them, objects and arrays; a list of numbers alone may be an interval or a
+    vector."""
     text = answer.strip()
     if not _ARRAY.match(text):
         return ""
     value = parse_literal(text)
     kind = (
-        "an object" if isinstance(value, dict) else "a list" if text.startswith("[") else "an array as Python prints it"
+        "an object"
+        if isinstance(value, dict)
+        else "a list"
+        if text.startswith("[")
+        else "an array as Python prints it"
     )
     return f"{kind}, expected one answer"
 
@@ -189,7 +223,11 @@ def _prose(answer: str) -> str:
     is_argument = words >= 4 and bool(_SENTENCES.search(answer) or _ARGUES.search(answer))
     is_prose = words > MAX_PROSE_WORDS or is_argument
     has_lines = "\n" in answer.strip() and "\\begin" not in answer
-    return "a text without a final answer (after #### or in \\boxed{})" if is_proof or is_prose or has_lines else ""
+    return (
+        "a text without a final answer (after #### or in \\boxed{})"
+        if is_proof or is_prose or has_lines
+        else ""
+    )
 
 
 def _solution(answer: str) -> str:
@@ -211,7 +249,9 @@ def _list_some(unmatched: Sequence[UnmatchedReference]) -> str:
 
 
 def _remedy(problem: Problem) -> str:
-    others = [name for name in ANSWER_COLUMNS if isinstance(problem.columns.get(name), str | int | float)]
+    others = [
+        name for name in ANSWER_COLUMNS if isinstance(problem.columns.get(name), str | int | float)
+    ]
     column = f"COLUMN (there is {', '.join(others)})" if others else "COLUMN"
     fix = f"Correct or remove these rows, or name the column of the answers by cell.data.answer_key={column}"
     return f"{fix}, or judge by another verifier (docs/problems.md)."

@@ -1,5 +1,5 @@
-"""A column of prompts that says the same in every row, such as a system prompt or an instruction, while another column
-holds the problems."""
+"""A column of prompts that says the same in every row, such as a system prompt or an instruction,
+while another column holds the problems."""
 
 import functools
 import json
@@ -17,19 +17,28 @@ _warn_once = functools.cache(warn)  # a run opens a source several times
 def check_prompts_differ(
     rows: Sequence[DataRow], prompt_column: str, answer_column: str, configured_name: str | None
 ) -> None:
-    """InputError where all rows have the same prompt, and a column that is usual for prompts differs; a warning where
-    the user has named the column, where only other columns of text differ, and where most rows repeat a prompt."""
+    """InputError where all rows have the same prompt, and a column that is usual for prompts
+    differs; a warning where the user has named the column, where only other columns of text differ,
+    and where most rows repeat a prompt."""
     texts = [_text_of(row, prompt_column) for row in rows]
     count = len(set(texts))
     if len(rows) < 2 or 2 * count > len(rows):
         return
-    others = [name for name in rows[0].values if name not in (prompt_column, answer_column.partition(".")[0])]
+    others = [
+        name
+        for name in rows[0].values
+        if name not in (prompt_column, answer_column.partition(".")[0])
+    ]
     rivals = [name for name in others if _distinct_texts(rows, name) >= 2 * count]
     usual_rivals = [name for name in rivals if name.lower() in PROMPT_COLUMNS]
     if not rivals or not (usual_rivals or count == 1):
         return
 
-    shown = texts[0] if len(texts[0]) <= MAX_SHOWN_CHARACTERS else f"{texts[0][:MAX_SHOWN_CHARACTERS]}..."
+    shown = (
+        texts[0]
+        if len(texts[0]) <= MAX_SHOWN_CHARACTERS
+        else f"{texts[0][:MAX_SHOWN_CHARACTERS]}..."
+    )
     repeated = f"the same in all {len(rows)} rows ({shown!r})"
     if count > 1:
         repeated = f"one of {count} texts in all {len(rows)} rows, such as {shown!r}"
@@ -41,7 +50,9 @@ def check_prompts_differ(
     message = f"{found}, and {', '.join(map(repr, named))} {verb} from row to row. {fix}; {move}"
 
     if count == 1 and usual_rivals and configured_name is None:
-        raise InputError(f"{message}. To keep this one prompt, set cell.data.prompt_key={prompt_column}.")
+        raise InputError(
+            f"{message}. To keep this one prompt, set cell.data.prompt_key={prompt_column}."
+        )
     if configured_name is None or count == 1:
         _warn_once(f"{message}.")
 
@@ -52,11 +63,16 @@ def _text_of(row: DataRow, column: str) -> str:
 
 
 def _distinct_texts(rows: Sequence[DataRow], column: str) -> int:
-    """How many texts or conversations the column holds, blank ones left out; 0 where most rows have none."""
+    """How many texts or conversations the column holds, blank ones left out; 0 where most rows have
+    none."""
     values = [row.values.get(column) for row in rows]
-    texts = [_text_of(row, column) for row, value in zip(rows, values, strict=True) if _is_text(value)]
+    texts = [
+        _text_of(row, column) for row, value in zip(rows, values, strict=True) if _is_text(value)
+    ]
     return len(set(texts)) if 2 * len(texts) > len(rows) else 0
 
 
 def _is_text(value: object) -> bool:
-    return bool(value.strip()) if isinstance(value, str) else isinstance(value, list) and bool(value)
+    return (
+        bool(value.strip()) if isinstance(value, str) else isinstance(value, list) and bool(value)
+    )

@@ -1,6 +1,7 @@
-"""From `cell.task` (NAME or NAME:ARGUMENT, as in `solvers:ABCG`, `addition`, `jsonl:train.jsonl`) to a task: one
-verified on device (tasks/device/), or a TextTask, which writes problems as tokens and grades responses. Nothing is
-tokenised twice: the policy is trained on the ids that were sampled."""
+"""From `cell.task` (NAME or NAME:ARGUMENT, as in `solvers:ABCG`, `addition`, `jsonl:train.jsonl`)
+to a task: one verified on device (tasks/device/), or a TextTask, which writes problems as tokens
+and grades responses. Nothing is tokenised twice: the policy is trained on the ids that were
+sampled."""
 
 import json
 import threading
@@ -36,7 +37,14 @@ from isojax.tasks.prompt_checks import (
     find_turn_end,
 )
 from isojax.tasks.prompts import RESIZE_FIX, PromptWriter
-from isojax.tasks.protocol import DeviceTask, EncodedProblems, Grades, Interruption, StopConditions, TokenizedProblems
+from isojax.tasks.protocol import (
+    DeviceTask,
+    EncodedProblems,
+    Grades,
+    Interruption,
+    StopConditions,
+    TokenizedProblems,
+)
 from isojax.tasks.sources import source
 from isojax.tasks.tokenizer import (
     added_beyond_vocabulary,
@@ -52,17 +60,25 @@ MAX_ENDING_CHARACTERS = 2000  # of a response, where a final answer is looked fo
 
 
 class TextTask:
-    """A text task: a source, a model's tokenizer, a prompt format and a verifier. Threads may share it."""
+    """A text task: a source, a model's tokenizer, a prompt format and a verifier. Threads may share
+    it."""
 
     on_device: ClassVar[Literal[False]] = False
 
     def __init__(
-        self, source: ProblemSource, cell: CellConfig, num_workers: int | None = None, reply_check: str | None = None
+        self,
+        source: ProblemSource,
+        cell: CellConfig,
+        num_workers: int | None = None,
+        reply_check: str | None = None,
     ):
-        """`num_workers`: processes that check responses; None: one per core. `reply_check`: of `find_reply`."""
+        """`num_workers`: processes that check responses; None: one per core. `reply_check`: of
+        `find_reply`."""
         model, prompt, sampling = cell.model, cell.prompt, cell.sampling
         if model.path is None:
-            raise InputError("cell.model.path is not set; give a folder such as `isojax model import smollm2` writes.")
+            raise InputError(
+                "cell.model.path is not set; give a folder such as `isojax model import smollm2` writes."
+            )
         self.folder = Path(model.path)
         self.warnings: list[str] = []  # what is doubtful before anything is sampled, each in a line
         self.opening = ""  # what the chat template writes of the policy's own turn, such as <think>
@@ -72,7 +88,9 @@ class TextTask:
             problem = f"{self.folder}/config.json has no whole number vocab_size ({vocab!r})"
             raise InputError(f"{problem}; set cell.model.vocab.")
         self.vocab = vocab
-        self.problems, self.prompt = source.problems, prompt  # `problems` is the source's function
+        # `problems` is the source's function
+        self.problems = source.problems
+        self.prompt = prompt
         with readable(self.folder):
             self._token_bytes = token_bytes(self.tokenizer, self.vocab)
             beyond = added_beyond_vocabulary(self.tokenizer, self.vocab)
@@ -86,11 +104,15 @@ class TextTask:
         self._reply_check = reply_check
         if reply_check is not None:
             if sampling.interrupt is not None:
-                raise InputError("cell.sampling.interrupt and a task of turns exclude each other; leave the first out.")
+                raise InputError(
+                    "cell.sampling.interrupt and a task of turns exclude each other; leave the first out."
+                )
             self.stops = replace(self.stops, host_replies=True)
             self._markup = self._reply_markup() if prompt.format == "chat" else ("", "")
         pad = self.tokenizer.pad_token_id
-        self.pad = pad if isinstance(pad, int) and pad < self.vocab else next(iter(self.stops.tokens), 0)
+        self.pad = (
+            pad if isinstance(pad, int) and pad < self.vocab else next(iter(self.stops.tokens), 0)
+        )
         self._verifier, self._num_workers = cell.verifier, num_workers
         self._score_weights = score_weights(cell.verifier, cell.reward)
         self._checker: Checker | None = None
@@ -98,8 +120,8 @@ class TextTask:
         self._checker_lock = threading.Lock()
 
     def _find_stops(self) -> StopConditions:
-        """The end tokens and stop strings of the files, the config and the chat template; InputError where responses
-        could not end, or prompts not be written."""
+        """The end tokens and stop strings of the files, the config and the chat template;
+        InputError where responses could not end, or prompts not be written."""
         strings = list(self.prompt.stop)
         end_ids = set(end_tokens(self.tokenizer, self.folder))
         vocab_ids = self.tokenizer.get_vocab()
@@ -107,10 +129,10 @@ class TextTask:
         stop_ids = {i for s in strings if (i := vocab_ids.get(s)) is not None and i < self.vocab}
         end_ids |= {i for i in stop_ids if self._token_bytes[i] is None}
         if outside_vocab := sorted(i for i in end_ids if i >= self.vocab):
-            problem = (
-                f"{self.folder}: the end tokens {outside_vocab} are outside the model's vocabulary of {self.vocab}"
+            problem = f"{self.folder}: the end tokens {outside_vocab} are outside the model's vocabulary of {self.vocab}"
+            raise InputError(
+                f"{problem}. {RESIZE_FIX}, or correct eos_token_id in generation_config.json."
             )
-            raise InputError(f"{problem}. {RESIZE_FIX}, or correct eos_token_id in generation_config.json.")
 
         self._check_settings()
         turn_end = self._find_turn_end(end_ids) if self.prompt.format == "chat" else TurnEnd()
@@ -118,7 +140,9 @@ class TextTask:
         end_ids.update(turn_end.tokens)
         strings += turn_end.strings
         if not end_ids and not strings:
-            raise InputError(f"{self.folder}: no file of the model names an end token; give cell.prompt.stop.")
+            raise InputError(
+                f"{self.folder}: no file of the model names an end token; give cell.prompt.stop."
+            )
 
         if self.prompt.format == "raw":
             self._check_raw_prompts(end_ids)
@@ -136,22 +160,35 @@ class TextTask:
         if prompt.format == "chat":
             template: Any = self.tokenizer.chat_template
             if template is None or (isinstance(template, dict) and "default" not in template):
-                lack = "no chat template" + (f" named default, only {', '.join(template)}" if template else "")
-                raise InputError(f"the tokenizer in {self.folder} has {lack}; set cell.prompt.format=raw, or add one.")
-            if isinstance(template, str) and (warning := check_template_files(self.folder, template)):
+                lack = "no chat template" + (
+                    f" named default, only {', '.join(template)}" if template else ""
+                )
+                raise InputError(
+                    f"the tokenizer in {self.folder} has {lack}; set cell.prompt.format=raw, or add one."
+                )
+            if isinstance(template, str) and (
+                warning := check_template_files(self.folder, template)
+            ):
                 self.warnings.append(warning)
             return
         for name, setting in (("system", prompt.system or None), ("thinking", prompt.thinking)):
             if setting is not None:
-                raise InputError(f"cell.prompt.{name} = {setting!r} is part of a chat; set cell.prompt.format=chat.")
+                raise InputError(
+                    f"cell.prompt.{name} = {setting!r} is part of a chat; set cell.prompt.format=chat."
+                )
 
     def _find_turn_end(self, end_ids: set[int]) -> TurnEnd:
-        """What ends an assistant's turn beside `end_ids` and cell.prompt.stop; other doubts become warnings."""
+        """What ends an assistant's turn beside `end_ids` and cell.prompt.stop; other doubts become
+        warnings."""
         markup = find_markup(self._writer)
         self.warnings += check_message_markup(self._writer, markup)
         self.opening = find_opening(markup) if markup else ""
-        turn_end = find_turn_end(self._writer, markup, self._token_bytes, NamedEnds(end_ids, self.prompt.stop))
-        if markup and (warning := check_generation_prompt(markup, self._writer, end_ids | set(turn_end.tokens))):
+        turn_end = find_turn_end(
+            self._writer, markup, self._token_bytes, NamedEnds(end_ids, self.prompt.stop)
+        )
+        if markup and (
+            warning := check_generation_prompt(markup, self._writer, end_ids | set(turn_end.tokens))
+        ):
             self.warnings.append(warning)
         return turn_end
 
@@ -166,24 +203,34 @@ class TextTask:
             self.warnings.append(warning)
 
     def _encode_interruption(self, interrupt: InterruptConfig, T: int) -> Interruption:
-        """`cell.sampling.interrupt` as tokens; InputError for a text that ends a response, or leaves it no room."""
+        """`cell.sampling.interrupt` as tokens; InputError for a text that ends a response, or
+        leaves it no room."""
         texts = filter(None, (interrupt.text, interrupt.unless))
         tokens, *unless_tokens = (self._writer.tokenize([text], special=False)[0] for text in texts)
         if unless_tokens and (count := len(unless_tokens[0])) != 1:
-            raise InputError(f"cell.sampling.interrupt.unless = {interrupt.unless!r} is {count} tokens, expected one.")
+            raise InputError(
+                f"cell.sampling.interrupt.unless = {interrupt.unless!r} is {count} tokens, expected one."
+            )
         if interrupt.after + len(tokens) >= T:
             lengths = f"after {interrupt.after} tokens the text takes {len(tokens)} more"
-            raise InputError(f"cell.sampling.interrupt: {lengths}, expected fewer than response_length = {T} in all.")
-        if set(tokens) & set(self.stops.tokens) or any(stop in interrupt.text for stop in self.prompt.stop):
+            raise InputError(
+                f"cell.sampling.interrupt: {lengths}, expected fewer than response_length = {T} in all."
+            )
+        if set(tokens) & set(self.stops.tokens) or any(
+            stop in interrupt.text for stop in self.prompt.stop
+        ):
             problem = f"{interrupt.text!r} holds an end token or a string of cell.prompt.stop"
             raise InputError(f"cell.sampling.interrupt.text = {problem}.")
-        return Interruption(interrupt.after, tuple(tokens), unless_tokens[0][0] if unless_tokens else None)
+        return Interruption(
+            interrupt.after, tuple(tokens), unless_tokens[0][0] if unless_tokens else None
+        )
 
     def prompt_lengths(self, problems: Sequence[Problem]) -> list[int]:
         return list(map(len, self._prompt_tokens(problems)))
 
     def encode(self, problems: Sequence[Problem], prompt_length: int) -> EncodedProblems:
-        """Prompts i32[Q P] with P = `prompt_length`, right-padded and never cut, and answers i32[Q 0]."""
+        """Prompts i32[Q P] with P = `prompt_length`, right-padded and never cut, and answers i32[Q
+        0]."""
         prompt_tokens = self._prompt_tokens(problems)
         prompts = np.full((len(problems), prompt_length), self.pad, np.int32)
         for row, ids, problem in zip(prompts, prompt_tokens, problems, strict=True):
@@ -194,43 +241,62 @@ class TextTask:
             row[: len(ids)] = ids
         lengths = np.array([len(ids) for ids in prompt_tokens], np.int32)
         no_answers = np.zeros((len(problems), 0), np.int32)
-        return EncodedProblems(prompts, lengths, no_answers, np.array([p.id for p in problems], np.int32))
+        return EncodedProblems(
+            prompts, lengths, no_answers, np.array([p.id for p in problems], np.int32)
+        )
 
     def prompt_texts(self, problems: Sequence[Problem]) -> list[str]:
-        """Each problem's prompt as the model reads it, with its special tokens and the markup of its chat."""
+        """Each problem's prompt as the model reads it, with its special tokens and the markup of
+        its chat."""
         return self._writer.decode(self._prompt_tokens(problems))
 
     def _prompt_tokens(self, problems: Sequence[Problem]) -> list[list[int]]:
         return self._writer.tokens(problems)
 
     def _reply_markup(self) -> tuple[str, str]:
-        """What the chat template writes before and after a reply of the task, which is a user's message."""
+        """What the chat template writes before and after a reply of the task, which is a user's
+        message."""
         markup = find_markup(self._writer)
         if markup is None:
-            problem = f"the chat template in {self.folder} leaves out earlier messages of the assistant"
-            raise InputError(f"{problem}; a task of turns needs them. Set cell.prompt.format=raw, or another template.")
+            problem = (
+                f"the chat template in {self.folder} leaves out earlier messages of the assistant"
+            )
+            raise InputError(
+                f"{problem}; a task of turns needs them. Set cell.prompt.format=raw, or another template."
+            )
         return markup.before, markup.after
 
     def reply_tokens(
         self, problems: Sequence[Problem], responses: Sequence[np.ndarray]
     ) -> tuple[list[np.ndarray], Mapping[str, int]]:
-        """The context that each response i32[its length] gets after a turn, of no tokens where it is done; and the
-        failures of replies by kind. A response whose reply fails is done."""
+        """The context that each response i32[its length] gets after a turn, of no tokens where it
+        is done; and the failures of replies by kind. A response whose reply fails is done."""
         turns = [json.dumps(self._turn_texts(tokens)) for tokens in responses]
         self.start_verifier()
         assert self._reply_checker is not None, "the task has no turns"
         verdicts = self._reply_checker.judge(problems, [""] * len(problems), turns)
         before, after = self._markup
-        texts = [before + v.message + after if v.parsed and not v.failure and v.message else "" for v in verdicts]
+        texts = [
+            before + v.message + after if v.parsed and not v.failure and v.message else ""
+            for v in verdicts
+        ]
         contexts = [np.array(ids, np.int32) for ids in self._writer.tokenize(texts, special=False)]
         for i, (context, response) in enumerate(zip(contexts, responses, strict=True)):
-            if len(context) and context[0] in self.stops.tokens and response[-1] in self.stops.tokens:
-                contexts[i] = context[1:]  # the policy has written the end token that the markup begins with
+            if (
+                len(context)
+                and context[0] in self.stops.tokens
+                and response[-1] in self.stops.tokens
+            ):
+                # the policy has written the end token that the markup begins with
+                contexts[i] = context[1:]
         return contexts, self._reply_checker.note_failures(problems, verdicts)
 
     def _turn_texts(self, tokens: np.ndarray) -> list[str]:
-        """A response's turns as text: the policy's up to their stop, replies without the markup of a chat."""
-        before, after = (self._text(self._writer.tokenize([text], special=False)[0]) for text in self._markup)
+        """A response's turns as text: the policy's up to their stop, replies without the markup of
+        a chat."""
+        before, after = (
+            self._text(self._writer.tokenize([text], special=False)[0]) for text in self._markup
+        )
         return [
             self._text((~turn).tolist()).removeprefix(before).removesuffix(after)
             if turn[0] < 0
@@ -243,34 +309,43 @@ class TextTask:
         return b"".join(self._token_bytes[token] or b"" for token in ids).decode(errors="replace")
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
-        """InputError where the verifier cannot judge a problem; one in processes tries the first problem only."""
+        """InputError where the verifier cannot judge a problem; one in processes tries the first
+        problem only."""
         self.start_verifier().check_problems(problems, self._writer.texts(problems))
 
     def grade_tokens(self, problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Grades:
-        """Judge one response i32[its length] to each problem; a verifier gets the prompt as the model reads it."""
+        """Judge one response i32[its length] to each problem; a verifier gets the prompt as the
+        model reads it."""
         texts = [self.decode(tokens) for tokens in responses]
         grades = self.start_verifier().grade(problems, self._writer.texts(problems), texts)
         return grades._replace(empty=sum(not text.strip() for text in texts))
 
     def decode(self, tokens: np.ndarray) -> str:
-        """A response's tokens i32[t] as text: up to the first end token or stop string, special tokens left out; with
-        several turns, up to that of the last."""
+        """A response's tokens i32[t] as text: up to the first end token or stop string, special
+        tokens left out; with several turns, up to that of the last."""
         ids = plain_tokens(tokens).tolist()
-        last_turn = int(np.flatnonzero(tokens < 0)[-1]) + 1 if self.stops.has_turns and (tokens < 0).any() else 0
+        last_turn = (
+            int(np.flatnonzero(tokens < 0)[-1]) + 1
+            if self.stops.has_turns and (tokens < 0).any()
+            else 0
+        )
         earlier = b"".join(self._token_bytes[token] or b"" for token in ids[:last_turn])
         return (earlier + self._text_to_stop(ids[last_turn:])).decode(errors="replace")
 
     def tokens_of_text(self, text: str, stopped: bool) -> np.ndarray:
-        """A response's tokens i32[t] out of its text, for samplers that give no tokens; where a stop condition ended
-        it, an end token follows, or else the first stop string."""
+        """A response's tokens i32[t] out of its text, for samplers that give no tokens; where a
+        stop condition ended it, an end token follows, or else the first stop string."""
         if not stopped or self.stops.tokens:
             (ids,) = self._writer.tokenize([text], special=False)
             end = self.stops.tokens[:1] if stopped else ()
             return np.array([*ids, *end], np.int32)
-        return np.array(self._writer.tokenize([text + self.stop_strings[0]], special=False)[0], np.int32)
+        return np.array(
+            self._writer.tokenize([text + self.stop_strings[0]], special=False)[0], np.int32
+        )
 
     def find_end(self, tokens: np.ndarray) -> int | None:
-        """How many tokens a response has up to the one that meets a stop condition; None where none does."""
+        """How many tokens a response has up to the one that meets a stop condition; None where none
+        does."""
         state, transitions = 0, self.stops.transitions
         for position, token in enumerate(tokens.tolist(), 1):
             if token in self.stops.tokens:
@@ -282,9 +357,13 @@ class TextTask:
         return None
 
     def answer_found(self, problem: Problem, response: np.ndarray) -> str | None:
-        """The final answer that `math` finds in a response to a problem, for a person to read; empty where none is
-        stated, None where another verifier judges."""
-        uses = [self._verifier.use] if isinstance(self._verifier.use, str) else self._verifier.use.values()
+        """The final answer that `math` finds in a response to a problem, for a person to read;
+        empty where none is stated, None where another verifier judges."""
+        uses = (
+            [self._verifier.use]
+            if isinstance(self._verifier.use, str)
+            else self._verifier.use.values()
+        )
         if "math" not in uses:
             return None
         (prompt,), text = self._writer.texts([problem]), self.decode(response)
@@ -303,7 +382,9 @@ class TextTask:
             text_runs.append([]) if piece is None else text_runs[-1].append(piece)
         decoded = b""
         for run in map(b"".join, text_runs):
-            stop_positions = [position for stop in self._stop_strings if (position := run.find(stop)) >= 0]
+            stop_positions = [
+                position for stop in self._stop_strings if (position := run.find(stop)) >= 0
+            ]
             decoded += run[: min(stop_positions, default=None)]
             if stop_positions:
                 break
@@ -315,14 +396,18 @@ class TextTask:
             if self._checker is None:
                 self._checker = Checker(self._verifier, self._num_workers, self._score_weights)
             if self._reply_check is not None and self._reply_checker is None:
-                checker, reply = self._checker, self._verifier.with_settings(use=self._reply_check)
+                checker = self._checker
+                reply = self._verifier.with_settings(use=self._reply_check)
                 self._reply_checker = Checker(reply, self._num_workers)
                 # The other's is set later.
-                self._reply_checker.on_failure = lambda kind, happened: checker.on_failure(f"reply {kind}", happened)
+                self._reply_checker.on_failure = lambda kind, happened: checker.on_failure(
+                    f"reply {kind}", happened
+                )
             return self._checker
 
     def failure_examples(self) -> dict[str, str]:
-        """What happened at the first failure of each kind so far; those of the task's reply are `reply KIND`."""
+        """What happened at the first failure of each kind so far; those of the task's reply are
+        `reply KIND`."""
         examples = dict(self._checker.failure_examples) if self._checker else {}
         reply_examples = self._reply_checker.failure_examples if self._reply_checker else {}
         return examples | {f"reply {kind}": text for kind, text in reply_examples.items()}
@@ -338,11 +423,15 @@ Task = DeviceTask | TextTask
 
 
 def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
-    """The task of `cell.task`; `num_workers` processes check responses in text (None: one for each core)."""
+    """The task of `cell.task`; `num_workers` processes check responses in text (None: one for each
+    core)."""
     device_task = build_device_task(cell.task)
     if device_task is None:
         return TextTask(open_source(cell.task, cell.data), cell, num_workers, find_reply(cell.task))
-    for key, value in (("reward.weights", cell.reward.weights), ("sampling.interrupt", cell.sampling.interrupt)):
+    for key, value in (
+        ("reward.weights", cell.reward.weights),
+        ("sampling.interrupt", cell.sampling.interrupt),
+    ):
         if value is not None:
             refusal = f"cell.{key} is set and cell.task = {cell.task} writes no text and verifies on device"
             raise InputError(f"{refusal}; leave it out, or set a text task, such as jsonl:FILE.")
@@ -368,5 +457,7 @@ def is_on_device(task: Task) -> TypeIs[DeviceTask]:
 def tokenize(task: Task, sampling: SamplingConfig, problems: list[Problem]) -> TokenizedProblems:
     """Problems with their host arrays."""
     if is_on_device(task):
-        return TokenizedProblems(problems, task.encode(problems, sampling.prompt_length, sampling.response_length))
+        return TokenizedProblems(
+            problems, task.encode(problems, sampling.prompt_length, sampling.response_length)
+        )
     return TokenizedProblems(problems, task.encode(problems, sampling.prompt_length))

@@ -1,5 +1,5 @@
-"""What a task's file brings along: the traits `prompt` and `verifier` of its source, used where the config sets
-nothing."""
+"""What a task's file brings along: the traits `prompt` and `verifier` of its source, used where the
+config sets nothing."""
 
 import functools
 
@@ -13,8 +13,8 @@ _note_once = functools.cache(note)  # a run may read its task several times
 
 
 def with_task_defaults(cell: CellConfig) -> CellConfig:
-    """The cell with the prompt and the verifier of its task's file, but for the settings that a config or an override
-    has set."""
+    """The cell with the prompt and the verifier of its task's file, but for the settings that a
+    config or an override has set."""
     name = cell.task.partition(":")[0]
     plugin = load_plugin((device_task, source), name)
     if plugin.kind != source:
@@ -29,7 +29,9 @@ def with_task_defaults(cell: CellConfig) -> CellConfig:
     if verifier is not None and "use" not in cell.verifier.model_fields_set:
         verifier_settings = {"use": verifier}
 
-    taken = [f"cell.prompt.{key}" for key in prompt_settings] + [f"cell.verifier.{key}" for key in verifier_settings]
+    taken = [f"cell.prompt.{key}" for key in prompt_settings] + [
+        f"cell.verifier.{key}" for key in verifier_settings
+    ]
     if taken:
         _note_once(
             f"{', '.join(taken)}: as the file of the task {name} has it; a config or an override may set others."

@@ -1,5 +1,6 @@
-"""Values that a table wrote out as text: lists of messages in prompts, objects in cells. pandas.to_csv and str() write
-them as Python does, NumPy without commas between the elements, others as JSON."""
+"""Values that a table wrote out as text: lists of messages in prompts, objects in cells.
+pandas.to_csv and str() write them as Python does, NumPy without commas between the elements, others
+as JSON."""
 
 import ast
 import json
@@ -18,7 +19,8 @@ _BETWEEN_OBJECTS = re.compile(r"\}\s+\{(?=\s*['\"])")  # of a NumPy array, which
 
 
 def parse_literal(text: str) -> Any:
-    """The list or object that a text writes, in JSON or as Python prints it; None where it writes none."""
+    """The list or object that a text writes, in JSON or as Python prints it; None where it writes
+    none."""
     if len(text) > MAX_LITERAL_CHARACTERS:
         return None
     for parse in (json.loads, _parse_python):
@@ -29,8 +31,8 @@ def parse_literal(text: str) -> Any:
 
 
 def parse_messages(text: str) -> list[Any] | None:
-    """The messages, each a {role, content}, of a prompt that is the text of a list of them; None where it is another
-    text. ValueError where it looks like messages and cannot be read as such."""
+    """The messages, each a {role, content}, of a prompt that is the text of a list of them; None
+    where it is another text. ValueError where it looks like messages and cannot be read as such."""
     if not _OPENS_LIKE_MESSAGES.match(text):
         return None
     array = _NUMPY_ARRAY.fullmatch(text) if not text.lstrip().startswith(("[", "{")) else None
@@ -48,7 +50,11 @@ def parse_messages(text: str) -> list[Any] | None:
     ):
         return value
 
-    keys = [key for key in ("role", "content", "from", "value") if re.search(rf"['\"]{key}['\"]\s*:", text)]
+    keys = [
+        key
+        for key in ("role", "content", "from", "value")
+        if re.search(rf"['\"]{key}['\"]\s*:", text)
+    ]
     is_whole = text.rstrip().endswith(("]", "}", ")"))
     if is_whole and len(keys) >= 2:
         raise ValueError("a text that looks like a list of messages and cannot be read as one")

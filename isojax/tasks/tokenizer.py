@@ -1,8 +1,9 @@
-"""A checkpoint's tokenizer, loaded from its folder alone: tokens as bytes, and the tokens and strings that end a
-response.
+"""A checkpoint's tokenizer, loaded from its folder alone: tokens as bytes, and the tokens and
+strings that end a response.
 
-Its chat template is rendered in a process of its own: a template is a program, which may loop for ever or ask for any
-memory. The process reads settings, then conversations, as JSON lines, and answers each with a line."""
+Its chat template is rendered in a process of its own: a template is a program, which may loop for
+ever or ask for any memory. The process reads settings, then conversations, as JSON lines, and
+answers each with a line."""
 
 from __future__ import annotations
 
@@ -43,17 +44,25 @@ MAX_MEMORY_BYTES = 2**29  # that a chat template's process may write to
 SECONDS, SECONDS_PER_CONVERSATION = 10.0, 0.02
 
 
-# transformers is used for its tokenizers alone, and advises at its import to install what models need.
-logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in record.getMessage())
+# transformers is used for its tokenizers alone, and advises at its import to install what models
+# need.
+logging.getLogger("transformers").addFilter(
+    lambda record: "PyTorch was not found" not in record.getMessage()
+)
 
 
 def load_tokenizer(folder: Path, notes: list[str] | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer in a model's folder as a hub gives it; nothing is fetched and no code of the folder is run. Where
-    transformers would tokenise otherwise than the folder's tokenizer.json, the file decides, and `notes` says it."""
+    """The tokenizer in a model's folder as a hub gives it; nothing is fetched and no code of the
+    folder is run. Where transformers would tokenise otherwise than the folder's tokenizer.json, the
+    file decides, and `notes` says it."""
     if not folder.is_dir():
-        raise InputError(f"cell.model.path: no such folder: {folder}; expected one of a model's files.")
+        raise InputError(
+            f"cell.model.path: no such folder: {folder}; expected one of a model's files."
+        )
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise InputError(f"cell.model.path: {folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}.")
+        raise InputError(
+            f"cell.model.path: {folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}."
+        )
     refuse_pointers(folder)
     from transformers import LlamaTokenizer
 
@@ -61,28 +70,35 @@ def load_tokenizer(folder: Path, notes: list[str] | None = None) -> PreTrainedTo
     has_config = (folder / CONFIG_FILE).is_file()
     with readable(folder):
         if (folder / "tokenizer.model").is_file() and not has_tokenizer_json and not has_config:
-            # Llama 1 and 2 came so; AutoTokenizer of transformers 5 would lose the leading space and the BOS token.
-            tokenizer = LlamaTokenizer.from_pretrained(folder, local_files_only=True, add_bos_token=True)
+            # Llama 1 and 2 came so; AutoTokenizer of transformers 5 would lose the leading space
+            # and the BOS token.
+            tokenizer = LlamaTokenizer.from_pretrained(
+                folder, local_files_only=True, add_bos_token=True
+            )
         else:
             tokenizer = _load_by_class(folder)
         if has_tokenizer_json:
             tokenizer = read_as_written(folder, tokenizer, [] if notes is None else notes)
     if not isinstance(tokenizer.model_max_length, int | float):
         received = type(tokenizer.model_max_length).__name__
-        raise InputError(f"{folder / 'tokenizer_config.json'}: model_max_length is a {received}, expected a number.")
+        raise InputError(
+            f"{folder / 'tokenizer_config.json'}: model_max_length is a {received}, expected a number."
+        )
     if not has_tokenizer_json:
         _check_sentencepiece(folder, tokenizer)
     return tokenizer
 
 
 def _load_by_class(folder: Path) -> PreTrainedTokenizerBase:
-    """By the class that the folder's files name; by tokenizer.json alone where that class cannot hold its vocabulary,
-    and has no code of its own in the folder."""
+    """By the class that the folder's files name; by tokenizer.json alone where that class cannot
+    hold its vocabulary, and has no code of its own in the folder."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception:  # each class raises its own; raised again below unless tokenizer.json can stand alone
+    except (
+        Exception
+    ):  # each class raises its own; raised again below unless tokenizer.json can stand alone
         config = read_json_object(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
         if "auto_map" in config or not (folder / TOKENIZER_FILE).is_file():
             raise
@@ -91,13 +107,15 @@ def _load_by_class(folder: Path) -> PreTrainedTokenizerBase:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """A context in which whatever the tokenizers library raises is an InputError that names the folder, and the file
-    where one is no whole file."""
+    """A context in which whatever the tokenizers library raises is an InputError that names the
+    folder, and the file where one is no whole file."""
     try:
         yield
     except (InputError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as e:  # the library raises Exception itself; a panic of its Rust code is none
+    except (
+        BaseException
+    ) as e:  # the library raises Exception itself; a panic of its Rust code is none
         reason = (str(e).strip() or repr(e)).splitlines()[0]
         refuse_broken_file(folder)
         problem = f"the tokenizer in {folder} cannot be read: {reason.rstrip('.')}"
@@ -105,7 +123,8 @@ def readable(folder: Path) -> Iterator[None]:
 
 
 def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """InputError where the tokenizer that transformers rebuilds from a sentencepiece file splits a text differently."""
+    """InputError where the tokenizer that transformers rebuilds from a sentencepiece file splits a
+    text differently."""
     file = next((folder / name for name in SENTENCEPIECE_FILES if (folder / name).is_file()), None)
     if file is None:
         return
@@ -115,13 +134,16 @@ def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> No
     tokenizer_pieces = tokenizer.tokenize(PROBE_TEXT)
     if tokenizer_pieces != expected_pieces:
         reading = f"{PROBE_TEXT!r} as {tokenizer_pieces}, differently than sentencepiece does ({expected_pieces})"
-        raise InputError(f"{file}: transformers reads {reading}; add a tokenizer.json, or the right tokenizer_class.")
+        raise InputError(
+            f"{file}: transformers reads {reading}; add a tokenizer.json, or the right tokenizer_class."
+        )
 
 
 def added_beyond_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab: int) -> dict[int, str]:
-    """The added tokens that have no row in an embedding of `vocab` rows, such as a [PAD] that a trainer added: they
-    are never sampled, and do no harm while no prompt holds one. InputError where an ordinary token has no row, because
-    any text may need it: the tokenizer is another model's."""
+    """The added tokens that have no row in an embedding of `vocab` rows, such as a [PAD] that a
+    trainer added: they are never sampled, and do no harm while no prompt holds one. InputError
+    where an ordinary token has no row, because any text may need it: the tokenizer is another
+    model's."""
     beyond = {i: token for token, i in tokenizer.get_vocab().items() if i >= vocab}
     if beyond.keys() - tokenizer.added_tokens_decoder.keys():
         problem = f"has ids up to {max(beyond)}, the model's vocabulary has {vocab} rows"
@@ -131,33 +153,50 @@ def added_beyond_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab: int) -> d
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | None]:
-    """The bytes that each id below `vocab` adds to a text (byte-level BPE, sentencepiece); None for special tokens, but
-    those that begin or end thinking: without them nobody could tell thoughts and answer apart."""
+    """The bytes that each id below `vocab` adds to a text (byte-level BPE, sentencepiece); None for
+    special tokens, but those that begin or end thinking: without them nobody could tell thoughts
+    and answer apart."""
     beyond = added_beyond_vocabulary(tokenizer, vocab)
     id_of_token = {token: i for token, i in tokenizer.get_vocab().items() if i not in beyond}
     if not id_of_token:
-        raise InputError(f"the tokenizer in {tokenizer.name_or_path} has no tokens. Copy its files again.")
+        raise InputError(
+            f"the tokenizer in {tokenizer.name_or_path} has no tokens. Copy its files again."
+        )
     if _is_byte_level(tokenizer):
         from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-        byte_of_character = {character: bytes([byte]) for byte, character in bytes_to_unicode().items()}
+        byte_of_character = {
+            character: bytes([byte]) for byte, character in bytes_to_unicode().items()
+        }
 
         def convert(token: str) -> bytes:
             is_written_in_bytes = byte_of_character.keys() >= set(token)
-            return b"".join([byte_of_character[c] for c in token]) if is_written_in_bytes else token.encode()
+            return (
+                b"".join([byte_of_character[c] for c in token])
+                if is_written_in_bytes
+                else token.encode()
+            )
     else:
 
         def convert(token: str) -> bytes:
             is_byte = re.fullmatch("<0x[0-9A-Fa-f]{2}>", token)
-            return bytes([int(token[3:5], 16)]) if is_byte else token.replace(SENTENCEPIECE_SPACE, " ").encode()
+            return (
+                bytes([int(token[3:5], 16)])
+                if is_byte
+                else token.replace(SENTENCEPIECE_SPACE, " ").encode()
+            )
 
     added_tokens = tokenizer.added_tokens_decoder
-    special_ids = {i for i, token in added_tokens.items() if token.special} | set(tokenizer.all_special_ids)
+    special_ids = {i for i, token in added_tokens.items() if token.special} | set(
+        tokenizer.all_special_ids
+    )
     special_ids -= {i for i, token in added_tokens.items() if is_thinking_tag(token.content)}
     bytes_of_id: list[bytes | None] = [None] * vocab
     for token, i in id_of_token.items():
         if i not in special_ids:
-            bytes_of_id[i] = added_tokens[i].content.encode() if i in added_tokens else convert(token)
+            bytes_of_id[i] = (
+                added_tokens[i].content.encode() if i in added_tokens else convert(token)
+            )
     return bytes_of_id
 
 
@@ -166,34 +205,46 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
     from transformers import PreTrainedTokenizerFast
 
     if isinstance(tokenizer, PreTrainedTokenizerFast):
-        decoder: Any = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"] or {"type": "none"}
+        decoder: Any = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"] or {
+            "type": "none"
+        }
         decoders = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
         if any(step["type"] == "ByteLevel" for step in decoders):
             return True
         space = {"String": SENTENCEPIECE_SPACE}
         if any(step["type"] == "Metaspace" or step.get("pattern") == space for step in decoders):
             return False
-    raise InputError(f"the tokenizer in {tokenizer.name_or_path} is neither byte-level BPE nor a sentencepiece one.")
+    raise InputError(
+        f"the tokenizer in {tokenizer.name_or_path} is neither byte-level BPE nor a sentencepiece one."
+    )
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[int, ...]:
-    """Ids that end a response, ascending: of generation_config.json (else config.json), and the tokenizer's own."""
+    """Ids that end a response, ascending: of generation_config.json (else config.json), and the
+    tokenizer's own."""
     end_ids = None
     for name in ("generation_config.json", "config.json"):
         if end_ids is None and (folder / name).is_file():
             end_ids = read_json_object(folder / name).get("eos_token_id")
     end_ids = end_ids if isinstance(end_ids, list) else [end_ids]
-    return tuple(sorted({i for i in [*end_ids, tokenizer.eos_token_id] if type(i) is int and i >= 0}))
+    return tuple(
+        sorted({i for i in [*end_ids, tokenizer.eos_token_id] if type(i) is int and i >= 0})
+    )
 
 
 def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]) -> np.ndarray:
-    """`StopConditions.transitions`. A state is the longest end of the text that begins a stop string without completing
-    it; 0 is the empty one. After a token that is no text (None), reading starts in state 0 again."""
+    """`StopConditions.transitions`. A state is the longest end of the text that begins a stop
+    string without completing it; 0 is the empty one. After a token that is no text (None), reading
+    starts in state 0 again."""
     stops = [string.encode() for string in strings]
     if not all(stops) or not stops:
-        raise InputError(f"cell.prompt.stop = {list(strings)}: expected strings of one character or more.")
+        raise InputError(
+            f"cell.prompt.stop = {list(strings)}: expected strings of one character or more."
+        )
     if (size := sum(map(len, stops))) > MAX_STOP_BYTES:
-        raise InputError(f"cell.prompt.stop: {size:,} bytes in all, expected at most {MAX_STOP_BYTES}. Shorten them.")
+        raise InputError(
+            f"cell.prompt.stop: {size:,} bytes in all, expected at most {MAX_STOP_BYTES}. Shorten them."
+        )
     prefixes = {stop[:i] for stop in stops for i in range(len(stop))}
     states = sorted(prefixes, key=lambda prefix: (len(prefix), prefix))
     state_index = {prefix: i for i, prefix in enumerate(states)}
@@ -201,7 +252,9 @@ def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]
     def state_after(text: bytes) -> int:
         if any(stop in text for stop in stops):
             return len(states)
-        suffixes = (text[start:] for start in range(max(0, len(text) - len(states[-1])), len(text) + 1))
+        suffixes = (
+            text[start:] for start in range(max(0, len(text) - len(states[-1])), len(text) + 1)
+        )
         return next(state_index[suffix] for suffix in suffixes if suffix in state_index)
 
     table = np.zeros((len(states), len(bytes_of_id)), np.uint8 if len(states) < 255 else np.uint16)
@@ -212,7 +265,8 @@ def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]
             ids_by_first_byte.setdefault(piece[:1], []).append(i)
     for prefix, state in state_index.items():
         for byte, ids in ids_by_first_byte.items():
-            if state_after(prefix + byte) != state_after(byte):  # else the text before it makes no difference
+            # else the text before it makes no difference
+            if state_after(prefix + byte) != state_after(byte):
                 table[state, ids] = [state_after(prefix + (bytes_of_id[i] or b"")) for i in ids]
     return table
 
@@ -223,11 +277,19 @@ def render_chats(
     options: Mapping[str, Any],
     moment: datetime | None = None,
 ) -> list[str]:
-    """Each conversation as text; InputError where the template refuses one, or takes too much. `moment`: what a
-    template that asks for the time is told (None: the time)."""
+    """Each conversation as text; InputError where the template refuses one, or takes too much.
+    `moment`: what a template that asks for the time is told (None: the time)."""
     seconds = SECONDS + SECONDS_PER_CONVERSATION * len(conversations)
-    arguments = {**tokenizer.special_tokens_map, **options, "chat_template": tokenizer.get_chat_template()}
-    settings = {"seconds": seconds, "arguments": arguments, "moment": (moment or datetime.now()).isoformat()}
+    arguments = {
+        **tokenizer.special_tokens_map,
+        **options,
+        "chat_template": tokenizer.get_chat_template(),
+    }
+    settings = {
+        "seconds": seconds,
+        "arguments": arguments,
+        "moment": (moment or datetime.now()).isoformat(),
+    }
     lines = [settings, *conversations]
     command = [sys.executable, "-m", "isojax.tasks.tokenizer"]
     text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -235,7 +297,9 @@ def render_chats(
     replies = [json.loads(line) for line in completed.stdout.splitlines() if line.endswith("}")]
     texts = [reply["text"] for reply in replies if "text" in reply]
     if len(texts) < len(conversations):
-        problem = f"its process ended with {completed.returncode} ({completed.stderr.strip()[-200:]})"
+        problem = (
+            f"its process ended with {completed.returncode} ({completed.stderr.strip()[-200:]})"
+        )
         if completed.returncode == -signal.SIGALRM:
             problem = f"took more than {seconds:.0f} s"
         problem = next((reply["error"] for reply in replies if "error" in reply), problem)
@@ -260,16 +324,25 @@ def _serve() -> None:
     from transformers.utils import chat_template_utils
 
     settings = json.loads(sys.stdin.readline())
-    # What strftime_now of a template asks; it is no argument of a template, and no other code of this process asks it.
-    chat_template_utils.__dict__["datetime"] = _frozen_clock(datetime.fromisoformat(settings["moment"]))
-    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    # What strftime_now of a template asks; it is no argument of a template, and no other code of
+    # this process asks it.
+    chat_template_utils.__dict__["datetime"] = _frozen_clock(
+        datetime.fromisoformat(settings["moment"])
+    )
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1])
+    )
     signal.setitimer(signal.ITIMER_REAL, settings["seconds"])
     reply: dict[str, str] = {}
     for line in sys.stdin:
         try:
-            (reply["text"],), _ = chat_template_utils.render_jinja_template([json.loads(line)], **settings["arguments"])
+            (reply["text"],), _ = chat_template_utils.render_jinja_template(
+                [json.loads(line)], **settings["arguments"]
+            )
             if (count := len(reply["text"])) > MAX_PROMPT_CHARACTERS:
-                reply = {"error": f"{count:,} characters, expected at most {MAX_PROMPT_CHARACTERS:,}"}
+                reply = {
+                    "error": f"{count:,} characters, expected at most {MAX_PROMPT_CHARACTERS:,}"
+                }
         except MemoryError:
             reply = {"error": f"more than {MAX_MEMORY_BYTES // 2**20} MiB of memory"}
         except Exception as e:  # the template's own refusal, and whatever its expressions raise

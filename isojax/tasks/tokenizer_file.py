@@ -1,9 +1,11 @@
-"""tokenizer.json is what tokenises: vLLM, SGLang and the `tokenizers` library read it and nothing else.
+"""tokenizer.json is what tokenises: vLLM, SGLang and the `tokenizers` library read it and nothing
+else.
 
-transformers 5 takes vocabulary and merges from it, and rebuilds normaliser and pre-tokeniser from the class that
-tokenizer_config.json names, so that "\\n\\n" or a space before a digit may get other ids than the model was trained on.
-Here the file decides, also whether BOS is added; tokenizer_config.json says what the file cannot: which special tokens
-are BOS, EOS and padding, and the chat template.
+transformers 5 takes vocabulary and merges from it, and rebuilds normaliser and pre-tokeniser from
+the class that tokenizer_config.json names, so that "\\n\\n" or a space before a digit may get other
+ids than the model was trained on. Here the file decides, also whether BOS is added;
+tokenizer_config.json says what the file cannot: which special tokens are BOS, EOS and padding, and
+the chat template.
 """
 
 from __future__ import annotations
@@ -44,9 +46,11 @@ PROBES = (
 )
 
 
-def read_as_written(folder: Path, loaded: PreTrainedTokenizerBase, notes: list[str]) -> PreTrainedTokenizerBase:
-    """The tokenizer of tokenizer.json in `folder`; `loaded`, which transformers made of it, where both split texts
-    alike. A note is added where ids differ."""
+def read_as_written(
+    folder: Path, loaded: PreTrainedTokenizerBase, notes: list[str]
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of tokenizer.json in `folder`; `loaded`, which transformers made of it, where
+    both split texts alike. A note is added where ids differ."""
     from tokenizers import Tokenizer
 
     as_written: Tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
@@ -55,9 +59,13 @@ def read_as_written(folder: Path, loaded: PreTrainedTokenizerBase, notes: list[s
     as_written.no_padding()
 
     named_tokens = _named_tokens(folder)
-    beside = [token for token in _added_tokens(loaded) if _is_beside(token, as_written, named_tokens)]
+    beside = [
+        token for token in _added_tokens(loaded) if _is_beside(token, as_written, named_tokens)
+    ]
     difference = _first_difference(loaded, as_written)
-    has_invented_tokens = bool(loaded.get_vocab().keys() - as_written.get_vocab().keys() - named_tokens)
+    has_invented_tokens = bool(
+        loaded.get_vocab().keys() - as_written.get_vocab().keys() - named_tokens
+    )
     if difference is None and not has_invented_tokens and _has_components_of(loaded, as_written):
         if beside:
             notes.append(describe_tokens_beside(folder, loaded, beside))
@@ -68,7 +76,8 @@ def read_as_written(folder: Path, loaded: PreTrainedTokenizerBase, notes: list[s
     tokenizer.add_tokens([token for token in beside if token.content not in known_tokens])
     if beside:
         notes.append(describe_tokens_beside(folder, tokenizer, beside))
-        difference = _first_difference(loaded, tokenizer.backend_tokenizer)  # what else they differ in
+        # what else they differ in
+        difference = _first_difference(loaded, tokenizer.backend_tokenizer)
     if difference is not None:
         class_name = type(loaded).__name__
         reading = f"transformers rebuilds {folder / TOKENIZER_FILE} as {class_name}, which tokenises {difference}"
@@ -85,9 +94,11 @@ def _is_beside(token: AddedToken, as_written: Tokenizer, named_tokens: set[str])
     return token.content in named_tokens and as_written.token_to_id(token.content) is None
 
 
-def describe_tokens_beside(folder: Path, tokenizer: PreTrainedTokenizerBase, beside: Sequence[AddedToken]) -> str:
-    """What to know of tokens that tokenizer.json lacks, and how to write them into it. Not by save_pretrained, which
-    would write the pre-tokeniser of the class too."""
+def describe_tokens_beside(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, beside: Sequence[AddedToken]
+) -> str:
+    """What to know of tokens that tokenizer.json lacks, and how to write them into it. Not by
+    save_pretrained, which would write the pre-tokeniser of the class too."""
     ids = tokenizer.get_vocab()
     names = [token.content for token in beside]
     listed = ", ".join(f"{name} ({ids[name]})" for name in names[:MAX_NAMED_TOKENS])
@@ -106,8 +117,12 @@ def describe_tokens_beside(folder: Path, tokenizer: PreTrainedTokenizerBase, bes
         f"t.{'add_special_tokens' if special else 'add_tokens'}({[token.content for token in tokens]!r})"
         for special, tokens in groupby(beside, lambda token: token.special)
     ]
-    code = "; ".join([f"t = tokenizers.Tokenizer.from_file({str(file)!r})", *calls, f"t.save({str(file)!r})"])
-    return f"{found}: {effect}. If the model was trained with them, write them into the file: {code}"
+    code = "; ".join(
+        [f"t = tokenizers.Tokenizer.from_file({str(file)!r})", *calls, f"t.save({str(file)!r})"]
+    )
+    return (
+        f"{found}: {effect}. If the model was trained with them, write them into the file: {code}"
+    )
 
 
 def _configured_ids(folder: Path) -> dict[str, int]:
@@ -125,8 +140,12 @@ def _first_difference(loaded: PreTrainedTokenizerBase, as_written: Tokenizer) ->
     for text in [*PROBES, *_special_token_probes(as_written)]:
         expected = as_written.encode(text, add_special_tokens=False).ids
         try:
-            ids = loaded.encode(text, add_special_tokens=False, padding=False, truncation=False, verbose=False)
-        except Exception as e:  # a class whose unknown token is not in the vocabulary raises at a text
+            ids = loaded.encode(
+                text, add_special_tokens=False, padding=False, truncation=False, verbose=False
+            )
+        except (
+            Exception
+        ) as e:  # a class whose unknown token is not in the vocabulary raises at a text
             return f"{text!r} not at all ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''})"
         if ids != expected:
             start = next(i for i in range(len(expected) + 1) if ids[: i + 1] != expected[: i + 1])
@@ -142,7 +161,8 @@ def _special_token_probes(as_written: Tokenizer) -> Iterator[str]:
 
 
 def _has_components_of(loaded: Any, as_written: Tokenizer) -> bool:
-    """Whether normaliser and pre-tokeniser are those of the file, for texts that no probe is like."""
+    """Whether normaliser and pre-tokeniser are those of the file, for texts that no probe is
+    like."""
     from transformers import PreTrainedTokenizerFast
 
     if not isinstance(loaded, PreTrainedTokenizerFast):
@@ -160,7 +180,8 @@ def _state(component: Any) -> Any:
 
 
 def _named_tokens(folder: Path, names: Sequence[str] = TOKEN_NAME_FILES) -> set[str]:
-    """What the files beside tokenizer.json may mean by a token; a class has tokens of its own, such as <unk>."""
+    """What the files beside tokenizer.json may mean by a token; a class has tokens of its own, such
+    as <unk>."""
     files = [folder / name for name in names if (folder / name).is_file()]
     return {text for file in files for text in _strings(read_json_object(file))}
 
@@ -168,7 +189,8 @@ def _named_tokens(folder: Path, names: Sequence[str] = TOKEN_NAME_FILES) -> set[
 def _with_settings_of(
     loaded: PreTrainedTokenizerBase, as_written: Tokenizer, named_tokens: set[str]
 ) -> PreTrainedTokenizerFast:
-    """The file's tokenizer with the special tokens and the chat template of tokenizer_config.json."""
+    """The file's tokenizer with the special tokens and the chat template of
+    tokenizer_config.json."""
     from transformers import PreTrainedTokenizerFast
 
     vocab = as_written.get_vocab()

@@ -1,5 +1,6 @@
-"""Responses of several turns: the policy's own tokens, and context, which it did not draw. As a verifier of the name
-isojax.tasks.turns:TASK this module calls a text task's `reply`, in the worker processes of a Checker."""
+"""Responses of several turns: the policy's own tokens, and context, which it did not draw. As a
+verifier of the name isojax.tasks.turns:TASK this module calls a text task's `reply`, in the worker
+processes of a Checker."""
 
 import inspect
 import json
@@ -16,7 +17,8 @@ from isojax.tasks.sources import source
 from isojax.tasks.verifiers import Check, Verdict, verifier
 
 EXPECTED_REPLY = "expected reply(problem, turns) -> a text, or None where the response is done"
-WHOLE_RESPONSE = {"exact", "integer"}  # verifiers that compare a whole response, replies too, with the answer
+# verifiers that compare a whole response, replies too, with the answer
+WHOLE_RESPONSE = {"exact", "integer"}
 MAX_REPLY_CHARACTERS = 2000  # check_process.py cuts longer messages
 
 TokenArray = TypeVar("TokenArray")
@@ -28,13 +30,15 @@ def plain_tokens(tokens: TokenArray) -> TokenArray:
 
 
 def split_turns(tokens: np.ndarray) -> list[np.ndarray]:
-    """A response i32[t], context as ~token, in its turns: the policy's first, the task's reply, and so on."""
+    """A response i32[t], context as ~token, in its turns: the policy's first, the task's reply, and
+    so on."""
     return np.split(tokens, np.flatnonzero(np.diff(tokens < 0)) + 1)
 
 
 @verifier(isolated=True, pure=True)
 def build(argument: str) -> Check:
-    """The check that replies: `response` is a JSON list of turns, the verdict's message the reply, if `parsed`."""
+    """The check that replies: `response` is a JSON list of turns, the verdict's message the reply,
+    if `parsed`."""
     reply = source.load(argument).traits.reply
     assert reply is not None, "find_reply names tasks that reply"
 
@@ -43,14 +47,17 @@ def build(argument: str) -> Check:
         if text is not None and not isinstance(text, str):
             raise TypeError(f"reply returned a {type(text).__name__}, expected text or None")
         if text is not None and len(text) > MAX_REPLY_CHARACTERS:
-            raise ValueError(f"reply returned {len(text)} characters, expected at most {MAX_REPLY_CHARACTERS}")
+            raise ValueError(
+                f"reply returned {len(text)} characters, expected at most {MAX_REPLY_CHARACTERS}"
+            )
         return Verdict(True, text is not None, message=text or "")
 
     return check
 
 
 def find_reply(task: str) -> str | None:
-    """The verifier that replies for a text task NAME or NAME:ARGUMENT; None where it has no `reply`."""
+    """The verifier that replies for a text task NAME or NAME:ARGUMENT; None where it has no
+    `reply`."""
     name = task.partition(":")[0]
     reply = source.load(name).traits.reply
     if reply is None:
@@ -58,28 +65,41 @@ def find_reply(task: str) -> str | None:
     try:
         inspect.signature(reply).bind(None, [])
     except TypeError as e:
-        raise InputError(f"cell.task = {name}: its reply takes other arguments ({e}); {EXPECTED_REPLY}.") from e
+        raise InputError(
+            f"cell.task = {name}: its reply takes other arguments ({e}); {EXPECTED_REPLY}."
+        ) from e
     return f"{__name__}:{name}"
 
 
 def describe_turns(cell: CellConfig) -> str:
     """What a plan says of a task of turns, in a line."""
     room = f"replies take a part of cell.sampling.response_length = {cell.sampling.response_length}"
-    uses = {cell.verifier.use} if isinstance(cell.verifier.use, str) else set(cell.verifier.use.values())
+    uses = (
+        {cell.verifier.use}
+        if isinstance(cell.verifier.use, str)
+        else set(cell.verifier.use.values())
+    )
     whole = ", ".join(sorted(uses & WHOLE_RESPONSE))
     warning = f"; warning: {whole} calls a response wrong that has a reply: it expects the answer and nothing else"
     return f"turns: {cell.task} replies after a turn; {room}{warning if whole else ''}"
 
 
 def check_device_reply(task: str, reply: Callable[..., Any], response_length: int) -> None:
-    """InputError unless the reply of a task verified on device can be traced and returns arrays of the right shapes."""
+    """InputError unless the reply of a task verified on device can be traced and returns arrays of
+    the right shapes."""
     rows, lengths = (jax.ShapeDtypeStruct(shape, "int32") for shape in ((3, response_length), (3,)))
     expected = "reply(answers i32[R A], tokens i32[R T], lengths i32[R]) -> (context i32[R K], counts i32[R] up to K)"
     try:
         context, counts = jax.eval_shape(reply, rows, rows, lengths)
-        problem = "" if context.shape[:-1] == counts.shape == (3,) else f"for R = 3 {context.shape} and {counts.shape}"
+        problem = (
+            ""
+            if context.shape[:-1] == counts.shape == (3,)
+            else f"for R = 3 {context.shape} and {counts.shape}"
+        )
     except Exception as e:  # whatever a user's own function raises
         first_line, _, _ = str(e).strip().partition("\n")
         problem = f"{type(e).__name__}: {first_line.rstrip('.')}"
     if problem:
-        raise InputError(f"cell.task = {task}: its reply: {problem}; expected {expected}, with no `if` on a value.")
+        raise InputError(
+            f"cell.task = {task}: its reply: {problem}; expected {expected}, with no `if` on a value."
+        )

@@ -1,8 +1,9 @@
 """The base policy and its problems, labelled by avg@k, made once per sweep and kept in `base/`.
 
-A checkpoint (`cell.model.path`) is read from its own folder. A task with demonstrations gets a policy trained on them,
-`params.safetensors`. `problems.jsonl` holds the chosen problems with their split; it is written last, in one step.
-`about.json` has the checksums of both, which are compared whenever the folder is read."""
+A checkpoint (`cell.model.path`) is read from its own folder. A task with demonstrations gets a
+policy trained on them, `params.safetensors`. `problems.jsonl` holds the chosen problems with their
+split; it is written last, in one step. `about.json` has the checksums of both, which are compared
+whenever the folder is read."""
 
 import hashlib
 import json
@@ -52,7 +53,8 @@ EXTRA_PREFIX = "extra/"
 
 @dataclass(frozen=True)
 class BasePolicy:
-    """The base policy, in `folder` or in the checkpoint `model.path`, and the problems of the sweep."""
+    """The base policy, in `folder` or in the checkpoint `model.path`, and the problems of the
+    sweep."""
 
     folder: Path
     model: ModelConfig
@@ -61,7 +63,8 @@ class BasePolicy:
     extra_sets: dict[str, list[Problem]]
 
     def load_params(self, decoder: Decoder, mesh: Mesh) -> Params:
-        """Its parameters, sharded over the mesh; InputError where they cannot be read, or do not fit the decoder."""
+        """Its parameters, sharded over the mesh; InputError where they cannot be read, or do not
+        fit the decoder."""
         if self.model.path:
             return hf_load.load(Path(self.model.path), self.model, decoder, mesh)
         try:
@@ -72,12 +75,16 @@ class BasePolicy:
 
 
 def _unreadable(folder: Path, error: Exception) -> InputError:
-    return InputError(f"the base policy in {folder} cannot be read ({error!r}); remove the folder: it is made again.")
+    return InputError(
+        f"the base policy in {folder} cannot be read ({error!r}); remove the folder: it is made again."
+    )
 
 
 def _damaged(folder: Path, name: str) -> InputError:
     problem = f"{folder / name} is damaged: its checksum is not that of what was saved. Put back a copy of it"
-    return InputError(f"{problem}; or remove {folder}, which is made again, and the cells that began from it.")
+    return InputError(
+        f"{problem}; or remove {folder}, which is made again, and the cells that began from it."
+    )
 
 
 class LabelPrograms(Protocol):
@@ -99,25 +106,38 @@ class LabelPrograms(Protocol):
 
 
 def compute_label_key(
-    cell: CellConfig, fingerprint: str, problems: Sequence[Problem], engine: Mapping[str, str] | None = None
+    cell: CellConfig,
+    fingerprint: str,
+    problems: Sequence[Problem],
+    engine: Mapping[str, str] | None = None,
 ) -> str:
-    """16 hex digits that name what labels depend on: the policy, the problems, and how rollouts are made and judged.
-    `engine`: the server that samples, and the name of its model; None: isojax's own sampler."""
+    """16 hex digits that name what labels depend on: the policy, the problems, and how rollouts are
+    made and judged. `engine`: the server that samples, and the name of its model; None: isojax's
+    own sampler."""
     sections = {"task", "model", "base", "prompt", "verifier", "sampling"}
     # Settings that are later than labels count where they are set.
     unset = {"lora"} if cell.model.options is not None else {"lora", "options"}
-    key_data = cell.model_dump(mode="json", include=sections, exclude={"model": unset, "prompt": {"date"}}) | {
+    key_data = cell.model_dump(
+        mode="json", include=sections, exclude={"model": unset, "prompt": {"date"}}
+    ) | {
         **({} if cell.prompt.date is None else {"date": cell.prompt.date}),
-        **({} if cell.reward == RewardConfig() else {"reward": cell.reward.model_dump(mode="json")}),
+        **(
+            {} if cell.reward == RewardConfig() else {"reward": cell.reward.model_dump(mode="json")}
+        ),
         "seed": cell.data.seed,
         "checkpoint": fingerprint,
         **({"text_files": text_fingerprint(cell.model)} if cell.model.path else {}),
-        "problems": [[p.id, p.prompt, p.answer, list(p.messages), *filter(None, [p.columns])] for p in problems],
+        "problems": [
+            [p.id, p.prompt, p.answer, list(p.messages), *filter(None, [p.columns])]
+            for p in problems
+        ],
         **({} if engine is None else {"engine": dict(engine)}),
     }
     if build_device_task(cell.task) is None and (files := verifier_files(cell.verifier.use)):
         key_data["verifier_files"] = [hashlib.sha256(read_file(file)).hexdigest() for file in files]
-    return hashlib.sha256(json.dumps(key_data, sort_keys=True, default=dict).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(key_data, sort_keys=True, default=dict).encode()).hexdigest()[
+        :16
+    ]
 
 
 def label_problems(
@@ -130,38 +150,66 @@ def label_problems(
     on_progress: ProgressCallback,
     replaces_others: bool = False,
 ) -> list[Problem]:
-    """The problems with the base policy's sums of rewards over at least `attempts`, whose draws belong to their
-    problem; `path` holds those done, and what it holds of other settings or problems is made again where
-    `replaces_others`, else an InputError."""
-    evaluator, problem_set, seed = programs.labeller, programs.tokenize(problems), programs.cell_config.data.seed
+    """The problems with the base policy's sums of rewards over at least `attempts`, whose draws
+    belong to their problem; `path` holds those done, and what it holds of other settings or
+    problems is made again where `replaces_others`, else an InputError."""
+    evaluator = programs.labeller
+    problem_set = programs.tokenize(problems)
+    seed = programs.cell_config.data.seed
     evaluator.compile()
     repeats = -(-attempts // evaluator.samples_per_problem)
     attempts = repeats * evaluator.samples_per_problem
-    solved_by_id = multiprocess.run_on_primary(lambda: read_labels(path, label_key, attempts, replaces_others))
+    solved_by_id = multiprocess.run_on_primary(
+        lambda: read_labels(path, label_key, attempts, replaces_others)
+    )
     unlabelled = [i for i, problem in enumerate(problems) if problem.id not in solved_by_id]
     for start in range(0, len(unlabelled), evaluator.problems_per_call):
         labelled = len(problems) - (len(unlabelled) - start)
-        on_progress(f"labelled {labelled:,} of {len(problems):,} problems by avg@{attempts}", labelled / len(problems))
+        on_progress(
+            f"labelled {labelled:,} of {len(problems):,} problems by avg@{attempts}",
+            labelled / len(problems),
+        )
         block = unlabelled[start : start + evaluator.problems_per_call]
         counts = evaluator.evaluate(
-            params, problem_set.select(block), seed, evaluation=0, repeats=repeats, random_stream=LABEL_STREAM
+            params,
+            problem_set.select(block),
+            seed,
+            evaluation=0,
+            repeats=repeats,
+            random_stream=LABEL_STREAM,
         )
-        if not solved_by_id:  # what cannot be labelled is refused at once, and nothing is saved of it
+        # what cannot be labelled is refused at once, and nothing is saved of it
+        if not solved_by_id:
             check_first_labels(path.parent, counts, programs, params)
-        newly_solved = {problems[i].id: solved for i, solved in zip(block, counts.reward_sums.tolist(), strict=True)}
+        newly_solved = {
+            problems[i].id: solved
+            for i, solved in zip(block, counts.reward_sums.tolist(), strict=True)
+        }
         solved_by_id |= newly_solved
         if multiprocess.is_primary():
             path.parent.mkdir(parents=True, exist_ok=True)
-            header = [] if path.exists() and path.stat().st_size else [json.dumps({"key": label_key})]
-            rows = [{"id": i, "solved": solved, "attempts": attempts} for i, solved in newly_solved.items()]
-            lines = [*header, *(json.dumps(row | {CHECKSUM_KEY: json_checksum(row)}) for row in rows)]
+            header = (
+                [] if path.exists() and path.stat().st_size else [json.dumps({"key": label_key})]
+            )
+            rows = [
+                {"id": i, "solved": solved, "attempts": attempts}
+                for i, solved in newly_solved.items()
+            ]
+            lines = [
+                *header,
+                *(json.dumps(row | {CHECKSUM_KEY: json_checksum(row)}) for row in rows),
+            ]
             append_bytes(path, "".join(line + "\n" for line in lines).encode())
-    return [replace(problem, solved=solved_by_id[problem.id], attempts=attempts) for problem in problems]
+    return [
+        replace(problem, solved=solved_by_id[problem.id], attempts=attempts) for problem in problems
+    ]
 
 
-def check_first_labels(folder: Path, counts: EvalCounts, programs: LabelPrograms, params: Params) -> None:
-    """Warn of what the first labels make doubtful, and keep it in `folder`; DeadStart where no run can learn from what
-    they show."""
+def check_first_labels(
+    folder: Path, counts: EvalCounts, programs: LabelPrograms, params: Params
+) -> None:
+    """Warn of what the first labels make doubtful, and keep it in `folder`; DeadStart where no run
+    can learn from what they show."""
     config, task, decoder = programs.cell_config, programs.task, programs.decoder
     report = check_start({VALIDATION_SET: counts}, config, task, decoder, params)
     if multiprocess.is_primary():
@@ -170,7 +218,9 @@ def check_first_labels(folder: Path, counts: EvalCounts, programs: LabelPrograms
             warn(describe_warning(LABELS_FOLDER, warning.text))
 
 
-def read_labels(path: Path, label_key: str, attempts: int, replaces_others: bool) -> dict[int, float]:
+def read_labels(
+    path: Path, label_key: str, attempts: int, replaces_others: bool
+) -> dict[int, float]:
     """Sums of rewards by problem id; a torn last line is cut off. See `label_problems`."""
     data = read_file(path) if path.exists() else b""
     complete, newline, torn = data.rpartition(b"\n")
@@ -180,7 +230,9 @@ def read_labels(path: Path, label_key: str, attempts: int, replaces_others: bool
     lines = complete.splitlines()
     if lines and lines[0] != json.dumps({"key": label_key}).encode():
         if not replaces_others:
-            raise InputError(f"{path} holds labels of other settings or problems than {label_key}; remove it.")
+            raise InputError(
+                f"{path} holds labels of other settings or problems than {label_key}; remove it."
+            )
         warn(f"the labels in {path} are of other settings or problems; they are made again")
         path.unlink()
         return solved_by_id
@@ -189,7 +241,9 @@ def read_labels(path: Path, label_key: str, attempts: int, replaces_others: bool
         try:
             if row.pop(CHECKSUM_KEY) != json_checksum(row):
                 raise ValueError("its checksum is not that of what was saved")
-            problem_id, solved, stored_attempts = row["id"], row["solved"], row["attempts"]
+            problem_id = row["id"]
+            solved = row["solved"]
+            stored_attempts = row["attempts"]
             if type(problem_id) is not int or not 0 <= solved <= stored_attempts:
                 raise ValueError(f"id is {problem_id}, solved {solved} of {stored_attempts}")
         except (ValueError, KeyError, TypeError, AttributeError) as e:
@@ -205,8 +259,9 @@ def read_labels(path: Path, label_key: str, attempts: int, replaces_others: bool
 def prepare_base_policy(
     folder: Path, programs: SweepPrograms, on_progress: ProgressCallback, source: Path | None = None
 ) -> BasePolicy:
-    """The base policy of a sweep and its problems: read from `folder`, or made there with what `source` has of the
-    same settings. InputError for too few problems of the wanted difficulty, another checkpoint, or a damaged folder."""
+    """The base policy of a sweep and its problems: read from `folder`, or made there with what
+    `source` has of the same settings. InputError for too few problems of the wanted difficulty,
+    another checkpoint, or a damaged folder."""
     cell, task = programs.cell_config, programs.task
     fingerprint = safetensors_io.fingerprint(Path(cell.model.path)) if cell.model.path else ""
     if not multiprocess.run_on_primary((folder / PROBLEMS_FILE).exists):
@@ -215,15 +270,25 @@ def prepare_base_policy(
             _copy_base_policy(source, folder, cell, fingerprint)
         has_params = cell.model.path or (folder / PARAMS_FILE).exists()
         if is_on_device(task) and not has_params and multiprocess.is_primary():
-            params = flatten_dict(train_base_policy(cell, programs.decoder.base, task, on_progress), sep=".")
-            write_bytes(folder / PARAMS_FILE, save({name: np.ascontiguousarray(x) for name, x in params.items()}))
+            params = flatten_dict(
+                train_base_policy(cell, programs.decoder.base, task, on_progress), sep="."
+            )
+            write_bytes(
+                folder / PARAMS_FILE,
+                save({name: np.ascontiguousarray(x) for name, x in params.items()}),
+            )
         multiprocess.barrier("the base policy is there")
 
         def label(problems: list[Problem]) -> list[Problem]:
-            path, key = folder / LABELS_FILE, compute_label_key(cell, fingerprint, problems)
-            base_params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder.base, programs.mesh)
+            path = folder / LABELS_FILE
+            key = compute_label_key(cell, fingerprint, problems)
+            base_params = BasePolicy(folder, cell.model, [], [], {}).load_params(
+                programs.decoder.base, programs.mesh
+            )
             params, attempts = programs.initial_params(base_params), cell.data.attempts
-            return label_problems(path, key, problems, attempts, programs, params, on_progress, replaces_others=True)
+            return label_problems(
+                path, key, problems, attempts, programs, params, on_progress, replaces_others=True
+            )
 
         selection = select_problems(cell, task, label)
         if multiprocess.is_primary():
@@ -238,10 +303,16 @@ def prepare_base_policy(
 
 
 def _save_problems(
-    folder: Path, model: ModelConfig, selection: ProblemSelection, fingerprint: str, with_constant: bool
+    folder: Path,
+    model: ModelConfig,
+    selection: ProblemSelection,
+    fingerprint: str,
+    with_constant: bool,
 ) -> None:
     constant_answer = best_constant(selection.validation) if with_constant else None
-    constant = dict(zip(("answer", "reward"), constant_answer, strict=True)) if constant_answer else None
+    constant = (
+        dict(zip(("answer", "reward"), constant_answer, strict=True)) if constant_answer else None
+    )
     source = hf_load.read_source(Path(model.path)) if model.path else None
     problems_by_split = {
         "training": selection.training,
@@ -249,7 +320,9 @@ def _save_problems(
         "left out": selection.out_of_range,
         **{f"{EXTRA_PREFIX}{name}": problems for name, problems in selection.extra_sets.items()},
     }
-    rows = [_problem_row(p, split) for split, problems in problems_by_split.items() for p in problems]
+    rows = [
+        _problem_row(p, split) for split, problems in problems_by_split.items() for p in problems
+    ]
     problems_text = "".join(json.dumps(row) + "\n" for row in rows)
     checksums = {PROBLEMS_FILE: crc32(problems_text.encode())}
     if (folder / PARAMS_FILE).exists():
@@ -258,7 +331,10 @@ def _save_problems(
         "checkpoint": fingerprint, "text_files": text_fingerprint(model), "source": source, "notes": selection.notes,
         "best_constant": constant, "checksums": checksums,
     }  # fmt: skip
-    write_text(folder / ABOUT_FILE, json.dumps(about | {CHECKSUM_KEY: json_checksum(about)}, indent=1) + "\n")
+    write_text(
+        folder / ABOUT_FILE,
+        json.dumps(about | {CHECKSUM_KEY: json_checksum(about)}, indent=1) + "\n",
+    )
     write_text(folder / PROBLEMS_FILE, problems_text)
 
 
@@ -269,13 +345,17 @@ def _problem_row(problem: Problem, split: str) -> dict[str, object]:
 
 
 def _copy_base_policy(source: Path, folder: Path, cell: CellConfig, fingerprint: str) -> None:
-    """Copy another sweep's base policy and labels; a warning where they are damaged or of other settings."""
+    """Copy another sweep's base policy and labels; a warning where they are damaged or of other
+    settings."""
     try:
         source_cell = load_config(str(source.parent / "config.yaml")).cell
         if source_cell.model_copy(update={"rl": cell.rl, "eval": cell.eval}) != cell:
-            raise InputError(f"{source} has other settings of cell.*, not only of cell.rl and cell.eval.")
+            raise InputError(
+                f"{source} has other settings of cell.*, not only of cell.rl and cell.eval."
+            )
         load_base_policy(source, cell, fingerprint)
-        files = [PARAMS_FILE, *[LABELS_FILE] * (source_cell.eval.samples == cell.eval.samples)]  # else other labels
+        # else other labels
+        files = [PARAMS_FILE, *[LABELS_FILE] * (source_cell.eval.samples == cell.eval.samples)]
         for path in filter(Path.exists, (source / name for name in files)):
             write_bytes(folder / path.name, read_file(path))
     except InputError as e:
@@ -289,8 +369,8 @@ def text_fingerprint(model: ModelConfig) -> str:
 def load_base_policy(
     folder: Path, cell: CellConfig, fingerprint: str = "", text_files: str | None = None
 ) -> BasePolicy:
-    """The base policy in `folder`; InputError where it is damaged, or made with another checkpoint, or with another
-    tokenizer than that of `text_files`, its fingerprint (None: any)."""
+    """The base policy in `folder`; InputError where it is damaged, or made with another checkpoint,
+    or with another tokenizer than that of `text_files`, its fingerprint (None: any)."""
     problems_by_split: dict[str, list[Problem]] = defaultdict(list)
     try:
         about = json.loads(read_file(folder / ABOUT_FILE))
@@ -316,8 +396,11 @@ def load_base_policy(
         )
     if text_files is not None and about.get("text_files", text_files) != text_files:
         changed = f"cell.model.path: tokenizer, chat template or generation_config.json in {cell.model.path} changed"
-        raise InputError(f"{changed} since {folder} was made; put the old files back, or choose another name=NAME.")
-    training, validation = problems_by_split["training"], problems_by_split["validation"]
+        raise InputError(
+            f"{changed} since {folder} was made; put the old files back, or choose another name=NAME."
+        )
+    training = problems_by_split["training"]
+    validation = problems_by_split["validation"]
     extra_sets = {
         split.removeprefix(EXTRA_PREFIX): problems
         for split, problems in problems_by_split.items()
@@ -327,7 +410,12 @@ def load_base_policy(
 
 
 def eval_problem_sets(base_policy: BasePolicy, config: CellConfig) -> dict[str, list[Problem]]:
-    """By name: the validation set, the extra sets, then the panel, a random choice of the training problems."""
+    """By name: the validation set, the extra sets, then the panel, a random choice of the training
+    problems."""
     order = np.random.default_rng([config.data.seed, 5]).permutation(len(base_policy.training))
     panel = [base_policy.training[i] for i in sorted(order[: config.eval.panel])]
-    return {VALIDATION_SET: base_policy.validation, **base_policy.extra_sets, **({PANEL: panel} if panel else {})}
+    return {
+        VALIDATION_SET: base_policy.validation,
+        **base_policy.extra_sets,
+        **({PANEL: panel} if panel else {}),
+    }

@@ -1,7 +1,7 @@
-"""A run's state on disk, bit for bit, written by Orbax: the arrays of the TrainState, a RunCursor, and a checksum of
-every array's bits. A checkpoint that cannot be read, or whose checksums differ, is moved aside, and the one before
-it is read. Nothing else is needed: all PRNG keys, and the order of problems unless solved ones are left out, are
-functions of the seed and the step."""
+"""A run's state on disk, bit for bit, written by Orbax: the arrays of the TrainState, a RunCursor,
+and a checksum of every array's bits. A checkpoint that cannot be read, or whose checksums differ,
+is moved aside, and the one before it is read. Nothing else is needed: all PRNG keys, and the order
+of problems unless solved ones are left out, are functions of the seed and the step."""
 
 import errno
 import json
@@ -36,13 +36,14 @@ from isojax.models.transformer import Params
 from isojax.rl.metric import Metric, Metrics
 from isojax.rl.optimizer import TrainState
 
-# Starts to copy a checkpoint elsewhere once the function says that it is no longer being written (runs/mirror.py).
+# Starts to copy a checkpoint elsewhere once the function says that it is no longer being written
+# (runs/mirror.py).
 StartUpload = Callable[[Path, Callable[[], bool]], Future[None]]
 
 
 class RunSpan(NamedTuple):
-    """The updates of a run with one B_p and n: they begin after M updates, C rollouts and so many batches of problems.
-    It is what happened, where core/schedule.py's Span is a plan."""
+    """The updates of a run with one B_p and n: they begin after M updates, C rollouts and so many
+    batches of problems. It is what happened, where core/schedule.py's Span is a plan."""
 
     M: int
     C: int
@@ -58,27 +59,37 @@ class RunCursor:
     M: int  # updates done
     evaluation: int  # the last evaluation, an index into the grid of C; -1 before the first
     tokens: int  # response tokens sampled up to that evaluation
-    rollouts: int | None = None  # C, sampled so far; None in a checkpoint of a version that did not count them
+    # C, sampled so far; None in a checkpoint of a version that did not count them
+    rollouts: int | None = None
     batches: int = 0  # of problems, drawn for these updates
     spans: tuple[RunSpan, ...] = ()  # so far; none before the first update
-    order: dict[str, Any] | None = None  # what the order of problems needs in addition to M (tasks/epochs.py)
-    sums: Metrics = field(default_factory=dict)  # the metrics of the updates since that evaluation, merged
-    pending: dict[str, Any] | None = None  # rollouts in progress, as RolloutSource.save describes them
-    growth: dict[str, Any] | None = None  # where the gradient decides on n: the stages so far, and its signal
+    # what the order of problems needs in addition to M (tasks/epochs.py)
+    order: dict[str, Any] | None = None
+    # the metrics of the updates since that evaluation, merged
+    sums: Metrics = field(default_factory=dict)
+    # rollouts in progress, as RolloutSource.save describes them
+    pending: dict[str, Any] | None = None
+    # where the gradient decides on n: the stages so far, and its signal
+    growth: dict[str, Any] | None = None
     seconds: float = 0.0  # of wall clock since that evaluation
 
 
 class CorruptCheckpoint(Exception):
-    """A checkpoint cannot be read, or differs from what was saved; the caller reads the one before it."""
+    """A checkpoint cannot be read, or differs from what was saved; the caller reads the one before
+    it."""
 
 
 ENVIRONMENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM)
 T = TypeVar("T")
 CHECKSUM_KEY = "checksum"  # of the other values of a JSON object
-ORBAX_LOCK = threading.Lock()  # Orbax's managers share state within a process, and cells run in threads
-# Orbax raises what it logs as errors with a stack for each of its threads; a user sees the exception alone.
+# Orbax's managers share state within a process, and cells run in threads
+ORBAX_LOCK = threading.Lock()
+# Orbax raises what it logs as errors with a stack for each of its threads; a user sees the
+# exception alone.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
-logging.getLogger("asyncio").addFilter(lambda record: not re.search("orbax|was never retrieved", record.getMessage()))
+logging.getLogger("asyncio").addFilter(
+    lambda record: not re.search("orbax|was never retrieved", record.getMessage())
+)
 
 
 def state_trees(state: TrainState) -> dict[str, Any]:
@@ -87,8 +98,9 @@ def state_trees(state: TrainState) -> dict[str, Any]:
 
 
 class Checkpoints(AbstractContextManager["Checkpoints"]):
-    """The checkpoints of one cell, of which the newest `max_to_keep` stay. A context manager: leaving it waits until
-    all is written. Its methods raise RunFailed where a checkpoint cannot be written."""
+    """The checkpoints of one cell, of which the newest `max_to_keep` stay. A context manager:
+    leaving it waits until all is written. Its methods raise RunFailed where a checkpoint cannot be
+    written."""
 
     def __init__(self, folder: Path, start_upload: StartUpload | None = None, max_to_keep: int = 2):
         self.folder, self.max_to_keep = folder.absolute(), max_to_keep
@@ -99,9 +111,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def _open(self) -> None:
         with ORBAX_LOCK:
-            # With its processes named, Orbax synchronises no devices, on which a sampler may be at work.
+            # With its processes named, Orbax synchronises no devices, on which a sampler may be at
+            # work.
             members = set(multiprocess.members())
-            processes = ocp.options.MultiprocessingOptions(active_processes=members, barrier_sync_key_prefix="isojax")
+            processes = ocp.options.MultiprocessingOptions(
+                active_processes=members, barrier_sync_key_prefix="isojax"
+            )
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=self.max_to_keep,
                 create=False,  # not supported with the processes named
@@ -115,19 +130,23 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         try:
             self.wait()
         except RunFailed:
-            if kind is None or issubclass(kind, Preempted):  # otherwise the error that ended the run is the one raised
+            # otherwise the error that ended the run is the one raised
+            if kind is None or issubclass(kind, Preempted):
                 raise
         finally:
             with ORBAX_LOCK, suppress(Exception):  # it raises the same again
                 self._manager.close()
 
     def save(self, state: TrainState, cursor: RunCursor, pending_rollouts: Any = None) -> None:
-        """Saves in the background, unless there is a checkpoint after as many updates; `wait` waits for it.
-        pending_rollouts: arrays of rollouts in progress."""
-        trees = {"state": state_trees(state)} | ({} if pending_rollouts is None else {"pending": pending_rollouts})
+        """Saves in the background, unless there is a checkpoint after as many updates; `wait` waits
+        for it. pending_rollouts: arrays of rollouts in progress."""
+        trees = {"state": state_trees(state)} | (
+            {} if pending_rollouts is None else {"pending": pending_rollouts}
+        )
         host_data = asdict(cursor) | {"checksums": array_checksums(trees)}
         if len(multiprocess.members()) < jax.process_count() and not multiprocess.is_multiprocess():
-            trees = jax.device_get(trees)  # Orbax saves no array of one process alone, where there are several
+            # Orbax saves no array of one process alone, where there are several
+            trees = jax.device_get(trees)
         items: dict[str, Any] = {name: ocp.args.StandardSave(part) for name, part in trees.items()}
         # The clock is an item of its own: all others are equal, bit for bit, in equal runs.
         for name, data in (("clock", {"seconds": host_data.pop("seconds")}), ("host", host_data)):
@@ -137,22 +156,27 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             if cursor.M not in self._manager.all_steps():
                 self._manager.save(cursor.M, args=ocp.args.Composite(**items))
                 if self._start_upload:
-                    self._upload = self._start_upload(self.folder / f"{cursor.M}", self._manager.is_saving_in_progress)
+                    self._upload = self._start_upload(
+                        self.folder / f"{cursor.M}", self._manager.is_saving_in_progress
+                    )
 
     def restore(self, abstract_state: TrainState) -> tuple[TrainState, RunCursor] | None:
-        """The newest undamaged state, sharded as `abstract_state` (arrays or ShapeDtypeStructs with shardings), and its
-        cursor; None if there is none. A damaged checkpoint is moved aside with a warning."""
+        """The newest undamaged state, sharded as `abstract_state` (arrays or ShapeDtypeStructs with
+        shardings), and its cursor; None if there is none. A damaged checkpoint is moved aside with
+        a warning."""
         while (M := multiprocess.run_on_primary(self._manager.latest_step)) is not None:
             try:
-                state, cursor = _read_arrays(self.folder / str(M), "state", state_trees(abstract_state))
+                state, cursor = _read_arrays(
+                    self.folder / str(M), "state", state_trees(abstract_state)
+                )
                 return TrainState(**state), cursor
             except CorruptCheckpoint as e:
                 self.set_aside(M, f"is damaged ({e})")
         return None
 
     def restore_pending(self, M: int, template: Any) -> Any:
-        """The arrays of the rollouts in progress after M updates, sharded as `template`; raises CorruptCheckpoint, and
-        moves the checkpoint aside, where they differ from what was saved."""
+        """The arrays of the rollouts in progress after M updates, sharded as `template`; raises
+        CorruptCheckpoint, and moves the checkpoint aside, where they differ from what was saved."""
         try:
             return _read_arrays(self.folder / str(M), "pending", template)[0]
         except CorruptCheckpoint as e:
@@ -194,23 +218,33 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
                 yield
             except Exception as e:  # whatever the file system raises, or Orbax around it
                 steps = self._manager.all_steps()
-                fallback = f"the one of update {max(steps)} is complete" if steps else "none was written before"
+                fallback = (
+                    f"the one of update {max(steps)} is complete"
+                    if steps
+                    else "none was written before"
+                )
                 # Tensorstore's notes, of which either may come first, are left out.
-                error_text = " ".join(re.split(r"\[(?:source locations|tensorstore_spec)", str(e))[0].split())
-                if len(error_text) > 300:  # its beginning says what was written, its end why that failed
+                error_text = " ".join(
+                    re.split(r"\[(?:source locations|tensorstore_spec)", str(e))[0].split()
+                )
+                # its beginning says what was written, its end why that failed
+                if len(error_text) > 300:
                     error_text = f"{error_text[:100]} ... {error_text[-190:]}"
                 problem = f"a checkpoint cannot be written to {self.folder} ({error_text})"
-                raise RunFailed(f"{problem}; {fallback}. Solve that, and continue with --resume.") from e
+                raise RunFailed(
+                    f"{problem}; {fallback}. Solve that, and continue with --resume."
+                ) from e
 
 
 def has_checkpoint(folder: Path, M: int) -> bool:
-    """Whether `folder` holds a checkpoint after M updates or more; also true if somebody has removed the folder."""
+    """Whether `folder` holds a checkpoint after M updates or more; also true if somebody has
+    removed the folder."""
     return not folder.exists() or any(step >= M for step in _saved_steps(folder))
 
 
 def restore_params(folder: Path, template: Params) -> tuple[Params, int] | None:
-    """The parameters alone of the newest checkpoint in `folder`, sharded as `template`, and the updates done; None if
-    there is none. InputError if they differ from what was saved."""
+    """The parameters alone of the newest checkpoint in `folder`, sharded as `template`, and the
+    updates done; None if there is none. InputError if they differ from what was saved."""
     M = max(_saved_steps(folder), default=None) if folder.is_dir() else None
     if M is None:
         return None
@@ -228,13 +262,16 @@ def _saved_steps(folder: Path) -> list[int]:
 
 
 def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
-    """A tree of arrays of a checkpoint, or a part of it, and the cursor; CorruptCheckpoint in all processes where one
-    cannot read what was saved. The handler waits for no other process, as Orbax's manager would."""
+    """A tree of arrays of a checkpoint, or a part of it, and the cursor; CorruptCheckpoint in all
+    processes where one cannot read what was saved. The handler waits for no other process, as
+    Orbax's manager would."""
     host_data = _read_on_all_hosts(lambda: _read_host_data(path))
     expected_checksums = host_data.pop("checksums")
     host_data["sums"] = {name: Metric(**metric) for name, metric in host_data["sums"].items()}
     host_data["spans"] = tuple(RunSpan(*span) for span in host_data.get("spans", ()))
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), template)
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), template
+    )
     restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
     args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
     handler = ocp.PyTreeCheckpointHandler()
@@ -242,16 +279,22 @@ def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
     if not all(isinstance(x, jax.Array) for x in jax.tree.leaves(restored)):
         raise CorruptCheckpoint("its metadata lacks some of the arrays")
     checksums = array_checksums({name: restored})
-    if mismatched := sorted(key for key, value in checksums.items() if expected_checksums.get(key) != value):
-        raise CorruptCheckpoint(f"the bits of {mismatched[0]} and {len(mismatched) - 1} other arrays are not as saved")
+    if mismatched := sorted(
+        key for key, value in checksums.items() if expected_checksums.get(key) != value
+    ):
+        raise CorruptCheckpoint(
+            f"the bits of {mismatched[0]} and {len(mismatched) - 1} other arrays are not as saved"
+        )
     return restored, RunCursor(**host_data)
 
 
 def _read_host_data(path: Path) -> dict[str, Any]:
-    if others := [p for p in path.rglob("*") if not (p.is_file() or p.is_dir())]:  # a pipe would be waited for
+    # a pipe would be waited for
+    if others := [p for p in path.rglob("*") if not (p.is_file() or p.is_dir())]:
         raise ValueError(f"{others[0].relative_to(path)} is no file")
     result = {}
-    for name in ("host", "clock") if (path / "clock").exists() else ("host",):  # older checkpoints have no clock
+    # older checkpoints have no clock
+    for name in ("host", "clock") if (path / "clock").exists() else ("host",):
         data = json.loads(read_file(path / name / "metadata"))
         if data.pop(CHECKSUM_KEY) != json_checksum(data):
             raise ValueError("the cursor is not what was saved")
@@ -265,10 +308,14 @@ def json_checksum(data: dict[str, Any]) -> int:
 
 
 def array_checksums(tree: Any) -> dict[str, int]:
-    """A checksum of each array's bits by its path in the tree; it does not depend on how the array is sharded."""
+    """A checksum of each array's bits by its path in the tree; it does not depend on how the array
+    is sharded."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     values = _leaf_checksums([x for _, x in leaves])
-    return {jax.tree_util.keystr(path): int(value) for (path, _), value in zip(leaves, values, strict=True)}
+    return {
+        jax.tree_util.keystr(path): int(value)
+        for (path, _), value in zip(leaves, values, strict=True)
+    }
 
 
 @jax.jit
@@ -277,11 +324,14 @@ def _leaf_checksums(arrays: list[Array]) -> list[UInt32[Array, ""]]:
 
 
 def _array_checksum(x: Array) -> UInt32[Array, ""]:
-    """The sum modulo 2^32 of words times odd numbers by position: another if a word changes or two are exchanged."""
+    """The sum modulo 2^32 of words times odd numbers by position: another if a word changes or two
+    are exchanged."""
     if jnp.issubdtype(x.dtype, jnp.bool_):
         words = x.astype(jnp.uint32)
     else:
-        words = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}")).astype(jnp.uint32)
+        words = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}")).astype(
+            jnp.uint32
+        )
     word_index, stride = jnp.uint32(0), 1
     for axis in reversed(range(x.ndim)):
         word_index += lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(stride % 2**32)
@@ -290,11 +340,14 @@ def _array_checksum(x: Array) -> UInt32[Array, ""]:
 
 
 def _read_on_all_hosts(read: Callable[[], T]) -> T:
-    """What `read` returns, if every process can read it; else CorruptCheckpoint in all processes."""
+    """What `read` returns, if every process can read it; else CorruptCheckpoint in all
+    processes."""
     result, problem = None, ""
     try:
         result = read()
-    except Exception as e:  # a damaged file may raise anything; but lack of memory or permission is no damage
+    except (
+        Exception
+    ) as e:  # a damaged file may raise anything; but lack of memory or permission is no damage
         if is_out_of_memory(e) or (isinstance(e, OSError) and e.errno in ENVIRONMENT_ERRNOS):
             raise
         problem = f"{type(e).__name__}: {str(e).splitlines()[0][:200] if str(e) else ''}"
@@ -304,16 +357,20 @@ def _read_on_all_hosts(read: Callable[[], T]) -> T:
 
 
 def _save_barrier(*, key: str, timeout_ms: int) -> None:
-    """Orbax's barrier between processes while it saves; skipped if saving has failed in this process, which then ends,
-    and the launcher's watchdog ends the others. Else they would wait for each other for twenty minutes."""
+    """Orbax's barrier between processes while it saves; skipped if saving has failed in this
+    process, which then ends, and the launcher's watchdog ends the others. Else they would wait for
+    each other for twenty minutes."""
     if multiprocess.is_multiprocess() and sys.exc_info()[0] is None:
-        ocp.multihost.get_barrier_sync_fn(processes=set(multiprocess.members()))(key=key, timeout_ms=timeout_ms)
+        ocp.multihost.get_barrier_sync_fn(processes=set(multiprocess.members()))(
+            key=key, timeout_ms=timeout_ms
+        )
 
 
 @cache
 def _hide_late_errors() -> None:
-    """Prints nothing of what follows a failure: tensorstore's threads go on to call an event loop that Orbax closed,
-    and coroutines that nobody waits for fail as the first did. The caller raises the failure itself."""
+    """Prints nothing of what follows a failure: tensorstore's threads go on to call an event loop
+    that Orbax closed, and coroutines that nobody waits for fail as the first did. The caller raises
+    the failure itself."""
     previous_hook = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:

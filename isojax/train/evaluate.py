@@ -1,5 +1,6 @@
-"""Evaluation: the rewards of k rollouts of each problem, and the metrics that follow from them for the ledger. Cells
-with one seed meet the same draws at the same evaluation: a difference between them is one of their policies."""
+"""Evaluation: the rewards of k rollouts of each problem, and the metrics that follow from them for
+the ledger. Cells with one seed meet the same draws at the same evaluation: a difference between
+them is one of their policies."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +51,8 @@ class RolloutSample:
     reward: float
     parsed: bool = True  # an answer was found
     ended: bool = True  # a stop condition ended it
-    scores: Mapping[str, float] = field(default_factory=dict)  # of a graded reward, where it is made of several
+    # of a graded reward, where it is made of several
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,21 +64,26 @@ class EvalCounts:
     ended: int  # rollouts that a stop condition ended
     parsed: int  # rollouts that hold an answer in the expected form (on device: those that ended)
     failures: Counter[str]  # checks that the verifier did not finish, by kind
-    interrupted: int | None = None  # rollouts interrupted to answer; None where the recipe interrupts none
+    # rollouts interrupted to answer; None where the recipe interrupts none
+    interrupted: int | None = None
     turns: int | None = None  # of the policy, over all rollouts; None where the task has one each
     graded: bool = False  # whether rewards may lie between 0 and 1
-    mean_scores: Mapping[str, float] = field(default_factory=dict)  # of each score in a graded reward
+    # of each score in a graded reward
+    mean_scores: Mapping[str, float] = field(default_factory=dict)
     # What the check before the first update looks at (train/start_check.py), besides.
     empty: int = 0  # rollouts without any text
     nonfinite: int = 0  # rollouts with a token whose log-probability is no number
-    failed_checks: Mapping[str, int] = field(default_factory=dict)  # those of `failures` without a verdict, by kind
+    # those of `failures` without a verdict, by kind
+    failed_checks: Mapping[str, int] = field(default_factory=dict)
     replies: int = 0  # of a task of turns
     failed_replies: int = 0
-    samples: Sequence[Sequence[RolloutSample]] = ()  # of each problem, its first rollouts, up to KEPT_ROLLOUTS
+    # of each problem, its first rollouts, up to KEPT_ROLLOUTS
+    samples: Sequence[Sequence[RolloutSample]] = ()
 
     @property
     def reward_sums(self) -> np.ndarray:
-        """Of each problem, number[Q]: integers where rewards are binary, else floats without float32's noise."""
+        """Of each problem, number[Q]: integers where rewards are binary, else floats without
+        float32's noise."""
         sums = self.rewards.sum(1, dtype=np.float64)
         return np.round(sums, 6) if self.graded else sums.astype(np.int32)
 
@@ -94,14 +101,21 @@ class CallSamples:
     empty: int  # there: rollouts of an end token alone
 
 
-def summarize_call(rollouts: Rollouts | RoutedRollouts, rewards: Any, layout: Layout) -> CallSamples:
+def summarize_call(
+    rollouts: Rollouts | RoutedRollouts, rewards: Any, layout: Layout
+) -> CallSamples:
     """Of a call's rollouts. `rewards`: f32[S rows], or None where the host verifies."""
-    stopped, lengths, mask = map(layout.in_order, (rollouts.stopped, rollouts.lengths, rollouts.mask))
-    # A token that was drawn has a probability: of NaN, -inf and NEG_INF, which top-p leaves of NaN, none is above this.
+    stopped, lengths, mask = map(
+        layout.in_order, (rollouts.stopped, rollouts.lengths, rollouts.mask)
+    )
+    # A token that was drawn has a probability: of NaN, -inf and NEG_INF, which top-p leaves of NaN,
+    # none is above this.
     are_numbers = layout.in_order(rollouts.logps) > NEG_INF / 2
     responses, n = response_tokens(rollouts, layout), layout.n
     return CallSamples(
-        responses=[responses[start : start + min(n, KEPT_ROLLOUTS)] for start in range(0, layout.B, n)],
+        responses=[
+            responses[start : start + min(n, KEPT_ROLLOUTS)] for start in range(0, layout.B, n)
+        ],
         ended=stopped,
         interrupted=int((mask.sum(-1) < lengths).sum()),
         turns=int(count_turns(mask).sum()),
@@ -112,16 +126,19 @@ def summarize_call(rollouts: Rollouts | RoutedRollouts, rewards: Any, layout: La
 
 
 def grades_on_device(calls: Sequence[CallSamples]) -> Grades:
-    """What is known of rollouts that a device has verified: an answer is there where the response ended."""
+    """What is known of rollouts that a device has verified: an answer is there where the response
+    ended."""
     rewards = [call.rewards for call in calls if call.rewards is not None]
     ended = np.concatenate([call.ended for call in calls])
-    return Grades(np.concatenate(rewards), parsed=ended, failures={}, empty=sum(call.empty for call in calls))
+    return Grades(
+        np.concatenate(rewards), parsed=ended, failures={}, empty=sum(call.empty for call in calls)
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class KeptRollouts(Sequence[Sequence[RolloutSample]]):
-    """The first rollouts of each problem. They are described when somebody looks: an evaluation keeps thousands, and a
-    person reads a few."""
+    """The first rollouts of each problem. They are described when somebody looks: an evaluation
+    keeps thousands, and a person reads a few."""
 
     responses: Sequence[Sequence[np.ndarray]]  # [Q][up to KEPT_ROLLOUTS]
     rewards: np.ndarray  # these, and scores: [Q, k]
@@ -152,7 +169,8 @@ def pad_problems(encoded: EncodedProblems, shapes: SamplerShapes) -> ProblemArra
 
 
 class Evaluator:
-    """Samples and grades, `problems_per_call` problems with `samples_per_problem` rollouts each in a call."""
+    """Samples and grades, `problems_per_call` problems with `samples_per_problem` rollouts each in
+    a call."""
 
     def __init__(
         self,
@@ -165,13 +183,24 @@ class Evaluator:
         cell: CellConfig,
         build_engine: Callable[[EngineSetup], RolloutEngine] = local_engine,
     ):
-        self.decoder, self.mesh, self.graded = decoder, mesh, cell.reward.kind == "graded"
-        self.problems_per_call, self.samples_per_problem = problems_per_call, samples_per_problem
+        self.decoder = decoder
+        self.mesh = mesh
+        self.graded = cell.reward.kind == "graded"
+        self.problems_per_call = problems_per_call
+        self.samples_per_problem = samples_per_problem
         self._stops = task.stops
         # Called with the problems of each evaluation and its result.
-        self.on_counts: Callable[[Sequence[Problem], EvalCounts], None] = lambda problems, counts: None
-        W = trainer_shapes.slots_per_prefix if samples_per_problem >= trainer_shapes.slots_per_prefix else 1
-        self.shapes = replace(trainer_shapes, cells=[(problems_per_call, samples_per_problem)], slots_per_prefix=W)
+        self.on_counts: Callable[[Sequence[Problem], EvalCounts], None] = lambda problems, counts: (
+            None
+        )
+        W = (
+            trainer_shapes.slots_per_prefix
+            if samples_per_problem >= trainer_shapes.slots_per_prefix
+            else 1
+        )
+        self.shapes = replace(
+            trainer_shapes, cells=[(problems_per_call, samples_per_problem)], slots_per_prefix=W
+        )
         engine = build_engine(EngineSetup(decoder, task, self.shapes, mesh, cell.sampling))
         self.graded_sampler = GradedSampler(engine, task, self.shapes, mesh)
         self.make_key = Program(jax.jit(make_eval_key, out_shardings=replicated(mesh)))
@@ -196,24 +225,35 @@ class Evaluator:
         repeats: int = 1,
         random_stream: int = EVAL_STREAM,
     ) -> EvalCounts:
-        """The rewards of each problem's repeats * samples_per_problem rollouts. The draws belong to (seed,
-        random_stream, evaluation, repeat, problem, rollout)."""
+        """The rewards of each problem's repeats * samples_per_problem rollouts. The draws belong to
+        (seed, random_stream, evaluation, repeat, problem, rollout)."""
         scalars = np.int32(seed), np.int32(random_stream)
-        keys = [self.make_key(*scalars, np.int32(evaluation * 1024 + repeat)) for repeat in range(repeats)]
+        keys = [
+            self.make_key(*scalars, np.int32(evaluation * 1024 + repeat))
+            for repeat in range(repeats)
+        ]
         positions = range(len(problem_set.problems))
         starts = positions[:: self.problems_per_call]
-        parts = [problem_set.select(positions[start : start + self.problems_per_call]) for start in starts]
+        parts = [
+            problem_set.select(positions[start : start + self.problems_per_call])
+            for start in starts
+        ]
         requests = [
-            SampleRequest(part.problems, pad_problems(part.arrays, self.shapes), self.samples_per_problem, key)
+            SampleRequest(
+                part.problems, pad_problems(part.arrays, self.shapes), self.samples_per_problem, key
+            )
             for part in parts
             for key in keys
         ]
         samples, host_grades = self._sample_and_grade(params, requests)
         grades = grades_on_device(samples) if host_grades is None else host_grades
-        rollouts_by_part = [len(part.problems) * repeats * self.samples_per_problem for part in parts]
+        rollouts_by_part = [
+            len(part.problems) * repeats * self.samples_per_problem for part in parts
+        ]
 
         def by_problem(values: np.ndarray) -> np.ndarray:
-            """What is known of each rollout, [Q, k]; it comes call by call: [part][repeat][problem][sample]."""
+            """What is known of each rollout, [Q, k]; it comes call by call:
+            [part][repeat][problem][sample]."""
             values_of_parts = np.split(values, np.cumsum(rollouts_by_part)[:-1])
             shape = (repeats, -1, self.samples_per_problem)
             rows = [part.reshape(shape).swapaxes(0, 1).reshape(-1, k) for part in values_of_parts]
@@ -231,7 +271,9 @@ class Evaluator:
             ended=int(ended.sum()),
             parsed=int(grades.parsed.sum()),
             failures=Counter(grades.failures),
-            interrupted=sum(call.interrupted for call in samples) if self._stops.interruption else None,
+            interrupted=sum(call.interrupted for call in samples)
+            if self._stops.interruption
+            else None,
             turns=sum(call.turns for call in samples) if self._stops.has_turns else None,
             graded=self.graded,
             mean_scores={name: float(np.mean(values)) for name, values in grades.scores.items()},
@@ -248,7 +290,9 @@ class Evaluator:
     def _sample_and_grade(
         self, params: Params, requests: Sequence[SampleRequest]
     ) -> tuple[list[CallSamples], Grades | None]:
-        def summarize(request: SampleRequest, rollouts: Rollouts | RoutedRollouts, rewards: Any) -> CallSamples:
+        def summarize(
+            request: SampleRequest, rollouts: Rollouts | RoutedRollouts, rewards: Any
+        ) -> CallSamples:
             if multiprocess.is_multiprocess():
                 rollouts = self.replicate(rollouts)
             layout = Layout(request.B_p, request.n, shards=rollouts.tokens.shape[0])
@@ -259,11 +303,14 @@ class Evaluator:
     def evaluate_sets(
         self, params: Params, problem_sets: dict[str, TokenizedProblems], seed: int, evaluation: int
     ) -> dict[str, EvalCounts]:
-        """The rewards of the validation set, and of further sets, each with a stream of draws of its own."""
+        """The rewards of the validation set, and of further sets, each with a stream of draws of
+        its own."""
         random_streams = chain([EVAL_STREAM], count(EXTRA_STREAM))
         return {
             name: self.evaluate(params, problem_set, seed, evaluation, random_stream=random_stream)
-            for random_stream, (name, problem_set) in zip(random_streams, problem_sets.items(), strict=False)
+            for random_stream, (name, problem_set) in zip(
+                random_streams, problem_sets.items(), strict=False
+            )
         }
 
 
@@ -271,16 +318,22 @@ def make_eval_key(seed: Array, random_stream: Array, evaluation: Array) -> PRNGK
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), random_stream), evaluation)
 
 
-def make_eval_point(target: int, cursor: RunCursor, counts_by_set: dict[str, EvalCounts], samples: int) -> EvalPoint:
-    """What the ledger records of an evaluation, and of the updates since the one before (`cursor.sums`).
+def make_eval_point(
+    target: int, cursor: RunCursor, counts_by_set: dict[str, EvalCounts], samples: int
+) -> EvalPoint:
+    """What the ledger records of an evaluation, and of the updates since the one before
+    (`cursor.sums`).
 
-    Where the gradient is not computed of groups without advantage, `entropy` and other metrics of tokens are means over
-    the trained tokens, a share `trained_token_fraction`; they are missing where nothing was trained.
+    Where the gradient is not computed of groups without advantage, `entropy` and other metrics of
+    tokens are means over the trained tokens, a share `trained_token_fraction`; they are missing
+    where nothing was trained.
     """
     assert cursor.rollouts is not None, "open_cell has counted them"
     train_metrics = values(cursor.sums)
     tokens = train_metrics.pop("tokens", 0.0)
-    sums_by_set = {name: tuple(counts.reward_sums.tolist()) for name, counts in counts_by_set.items()}
+    sums_by_set = {
+        name: tuple(counts.reward_sums.tolist()) for name, counts in counts_by_set.items()
+    }
     return EvalPoint(
         target=target,
         M=cursor.M,
@@ -295,8 +348,8 @@ def make_eval_point(target: int, cursor: RunCursor, counts_by_set: dict[str, Eva
 
 
 def eval_metrics(counts_by_set: dict[str, EvalCounts]) -> dict[str, float]:
-    """The metrics of an evaluation: those of the validation set under their own names, those of each extra set with
-    the set's name before a slash; of the panel the sums suffice.
+    """The metrics of an evaluation: those of the validation set under their own names, those of
+    each extra set with the set's name before a slash; of the panel the sums suffice.
 
     parsed_fraction: the share of rollouts with an answer in the expected form, correct or not.
     truncated: the share that no stop condition ended.
@@ -320,5 +373,7 @@ def eval_metrics(counts_by_set: dict[str, EvalCounts]) -> dict[str, float]:
             set_metrics["interrupted"] = counts.interrupted / rollouts
         if counts.turns is not None:
             set_metrics["turns"] = counts.turns / rollouts
-        metrics |= {f"{set_name}/{name}" if set_name else name: value for name, value in set_metrics.items()}
+        metrics |= {
+            f"{set_name}/{name}" if set_name else name: value for name, value in set_metrics.items()
+        }
     return metrics

@@ -1,13 +1,14 @@
 """When n grows by gradient: when nothing shows that the gradients of successive updates agree.
 
-The inner product of an update's gradient with Adam's mean of the gradients before it estimates the square of what they
-have in common, for their noises are independent; over the gradient's own square it is the share that is signal, B over
-the noise scale of McCandlish et al. (arXiv:1812.06162). It falls as training goes on. Where it is not positive, steps
-of this noise lead nowhere (Pflug's test, by which Chee and Toulis, arXiv:1710.06382, end a constant learning rate), and
-a larger n has less noise. n doubles after C has tripled, unless the signal is clearly positive; early, after C has
-doubled, when it is clearly negative, so that steps undo a part of those before them. It stays where few groups are
-mixed (have unequal rewards), so that of twice their size about half or fewer would be: their problems are solved or too
-hard, and other problems help more than more rollouts."""
+The inner product of an update's gradient with Adam's mean of the gradients before it estimates the
+square of what they have in common, for their noises are independent; over the gradient's own square
+it is the share that is signal, B over the noise scale of McCandlish et al. (arXiv:1812.06162). It
+falls as training goes on. Where it is not positive, steps of this noise lead nowhere (Pflug's test,
+by which Chee and Toulis, arXiv:1710.06382, end a constant learning rate), and a larger n has less
+noise. n doubles after C has tripled, unless the signal is clearly positive; early, after C has
+doubled, when it is clearly negative, so that steps undo a part of those before them. It stays where
+few groups are mixed (have unequal rewards), so that of twice their size about half or fewer would
+be: their problems are solved or too hard, and other problems help more than more rollouts."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -19,13 +20,16 @@ from isojax.rl.metric import Metrics
 
 CHECK_EVERY = 8  # updates
 MIN_GROUPS = 256  # of a stage before n doubles early; mixed ones, before it doubles otherwise
-CLEAR = 2.0  # standard errors of the signal's mean, above or below zero, from which it is clearly so
-MIN_MIXED = 0.3  # of the groups: the share with unequal rewards, of twice their size then about 1 - (1 - .3)^2 = .51
+# standard errors of the signal's mean, above or below zero, from which it is clearly so
+CLEAR = 2.0
+# of the groups: the share with unequal rewards, of twice their size then about 1 - (1 - .3)^2 = .51
+MIN_MIXED = 0.3
 
 
 @dataclass
 class GradientSignal:
-    """How far the gradients of a stage's last updates agree: on average over those since C was half of what it is."""
+    """How far the gradients of a stage's last updates agree: on average over those since C was half
+    of what it is."""
 
     earlier: int = 0  # updates of this stage's size that the rollouts before the stage would make
     updates: int = 0  # of this stage
@@ -41,18 +45,23 @@ class GradientSignal:
         return min(self.updates, max(CHECK_EVERY, min_updates, (self.earlier + self.updates) / 2))
 
     def add(self, metrics: Metrics, count: int, B_p: int) -> None:
-        """The metrics of `count` updates, of which only sums are known; older ones count less and less."""
+        """The metrics of `count` updates, of which only sums are known; older ones count less and
+        less."""
         mixed = count - metrics["zero_variance"].sum
         self.updates += count
         self.groups += B_p * mixed
         weight = count / max(count, self._window)
         self.mixed += weight * (mixed / count - self.mixed)
         self.signal += weight * (metrics["grad_signal"].sum / count - self.signal)
-        self.signal_square += weight * (metrics["grad_signal_square"].sum / count - self.signal_square)
+        self.signal_square += weight * (
+            metrics["grad_signal_square"].sum / count - self.signal_square
+        )
 
     def has_faded(self, B_p: int) -> bool:
         """Whether the gradients agree too little, at an update at which that is decided."""
-        is_due = self.updates >= max(MIN_GROUPS / B_p, self.earlier) and self.updates % CHECK_EVERY == 0
+        is_due = (
+            self.updates >= max(MIN_GROUPS / B_p, self.earlier) and self.updates % CHECK_EVERY == 0
+        )
         if not is_due or self.mixed < MIN_MIXED:
             return False
         error = math.sqrt(max(0.0, self.signal_square - self.signal**2) / max(1.0, self._window))
@@ -64,8 +73,13 @@ class GradientSignal:
 
 
 def growth_state(cell: Cell, growth: GradientSignal) -> dict[str, Any] | None:
-    """What a checkpoint holds of a run whose n the gradient decides: its stages so far, and the signal."""
-    return {"stages": [list(stage) for stage in cell.stages], "signal": asdict(growth)} if cell.n_max else None
+    """What a checkpoint holds of a run whose n the gradient decides: its stages so far, and the
+    signal."""
+    return (
+        {"stages": [list(stage) for stage in cell.stages], "signal": asdict(growth)}
+        if cell.n_max
+        else None
+    )
 
 
 def choose_n(cell: Cell, growth: GradientSignal) -> int:
@@ -77,4 +91,6 @@ def choose_n(cell: Cell, growth: GradientSignal) -> int:
 def next_stage(cell: Cell, C: int, n: int) -> tuple[Cell, GradientSignal]:
     """The cell with another n from C rollouts on, and its signal, which is not known yet."""
     stage = Stage(C, cell.stages[-1].B_p, n)
-    return cell.with_stages((*cell.stages, stage)), GradientSignal(earlier=C // (stage.B_p * stage.n))
+    return cell.with_stages((*cell.stages, stage)), GradientSignal(
+        earlier=C // (stage.B_p * stage.n)
+    )

@@ -1,4 +1,5 @@
-"""With which settings a data set of `isojax difficulty` was labelled, and how those of a run differ from them.
+"""With which settings a data set of `isojax difficulty` was labelled, and how those of a run differ
+from them.
 
 A label is an avg@k of one policy, one prompt, one way to sample and one verifier. Under others the
 same problem is easier or harder, and its part of the data set another one."""
@@ -20,10 +21,14 @@ METADATA_FILE = "metadata.json"  # in the folder of a data set
 MAX_SHOWN_CHARACTERS = 80
 
 
-def describe_label_settings(cell: CellConfig, engine: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What labels depend on, as plain JSON, for the metadata of a data set. `engine`: of `compute_label_key`."""
+def describe_label_settings(
+    cell: CellConfig, engine: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What labels depend on, as plain JSON, for the metadata of a data set. `engine`: of
+    `compute_label_key`."""
     model_folder = Path(str(cell.model.path))
-    has_weights = engine is None or any(model_folder.glob("*.safetensors"))  # else only the server has them
+    # else only the server has them
+    has_weights = engine is None or any(model_folder.glob("*.safetensors"))
     return {
         "model": cell.model.path,
         "task": cell.task,
@@ -41,7 +46,8 @@ def describe_label_settings(cell: CellConfig, engine: Mapping[str, str] | None =
 
 
 def read_label_settings(folder: Path) -> dict[str, Any]:
-    """What the metadata of a data set says of its labels; empty where it is another's, or has none."""
+    """What the metadata of a data set says of its labels; empty where it is another's, or has
+    none."""
     path = folder / METADATA_FILE
     metadata = read_json_object(path) if path.is_file() else {}
     return metadata if {"model", "task", "temperature"} <= set(metadata) else {}
@@ -60,7 +66,9 @@ def label_differences(stored: Mapping[str, Any], cell: CellConfig) -> list[str]:
         differences.append(f"another tokenizer or chat template than that in {cell.model.path}")
 
     settings = _settings(cell)
-    sampling = {f"cell.sampling.{key}": stored[key] for key in ("temperature", "top_p") if key in stored}
+    sampling = {
+        f"cell.sampling.{key}": stored[key] for key in ("temperature", "top_p") if key in stored
+    }
     for key, value in (stored.get("settings") or sampling).items():
         if key in settings and settings[key] != value:
             differences.append(_difference(key, value, settings[key]))
@@ -75,7 +83,9 @@ def label_differences(stored: Mapping[str, Any], cell: CellConfig) -> list[str]:
 def engine_difference(stored: Mapping[str, Any], engine: Mapping[str, str] | None) -> list[str]:
     """Where labels were sampled by another engine than `engine`: in a line, or none."""
     before = stored.get("engine")
-    return [] if before == engine else [f"{describe_engine(before)} (now {describe_engine(engine)})"]
+    return (
+        [] if before == engine else [f"{describe_engine(before)} (now {describe_engine(engine)})"]
+    )
 
 
 def describe_engine(engine: Mapping[str, str] | None) -> str:
@@ -85,11 +95,16 @@ def describe_engine(engine: Mapping[str, str] | None) -> str:
 
 
 def warn_of_other_labels(cell: CellConfig) -> None:
-    """A warning where a run chooses its problems by labels that were made with other settings than its own."""
+    """A warning where a run chooses its problems by labels that were made with other settings than
+    its own."""
     kind, _, argument = cell.task.partition(":")
     folder, _, splits = argument.partition("#")
     chooses_by_label = cell.data.attempts or cell.data.mixture or splits not in ("", "all")
-    stored = read_label_settings(Path(folder).expanduser()) if kind == "tfds" and chooses_by_label else {}
+    stored = (
+        read_label_settings(Path(folder).expanduser())
+        if kind == "tfds" and chooses_by_label
+        else {}
+    )
     if not stored:
         return
     if differences := label_differences(stored, cell):
@@ -98,7 +113,9 @@ def warn_of_other_labels(cell: CellConfig) -> None:
         warn(f"{folder}: its labels were made with {'; '.join(differences)}. {effect}: {fix}.")
     if stored.get("engine") is not None:
         gap = f"its labels were sampled by {describe_engine(stored['engine'])}"
-        note(f"{folder}: {gap}, and whether its weights are those in {cell.model.path} is not known.")
+        note(
+            f"{folder}: {gap}, and whether its weights are those in {cell.model.path} is not known."
+        )
     elif "settings" not in stored and not differences:
         gap = "its metadata does not record the prompt and the verifier of its labels"
         note(f"{folder}: {gap}, so that these are not compared with those of this run.")
@@ -111,7 +128,10 @@ def _settings(cell: CellConfig) -> dict[str, Any]:
 
 
 def _hash_verifier_files(cell: CellConfig) -> dict[str, str]:
-    return {path.name: hashlib.sha256(read_file(path)).hexdigest()[:16] for path in verifier_files(cell.verifier.use)}
+    return {
+        path.name: hashlib.sha256(read_file(path)).hexdigest()[:16]
+        for path in verifier_files(cell.verifier.use)
+    }
 
 
 def _difference(key: str, before: Any, now: Any) -> str:

@@ -12,22 +12,27 @@ With the defaults of `cell.rl`, an update on n rollouts of each of B_p problems 
     AdamW       with a learning rate that grows with sqrt(B_p n)                   rl/optimizer.py
 
 How it departs from GRPO as published (DeepSeekMath, arXiv:2402.03300):
-- One update per batch of rollouts, so every update is on-policy, unless `cell.rl.max_staleness` is above 0.
+- One update per batch of rollouts, so every update is on-policy, unless `cell.rl.max_staleness` is
+  above 0.
 - The ratio is taken against the sampler's log-probabilities; no further pass computes old ones.
-- The loss is a mean over all response tokens of the batch; GRPO averages over the tokens of each response first.
-- The learning rate grows with the square root of the batch B = B_p n (IsoCompute Playbook, section 3).
+- The loss is a mean over all response tokens of the batch; GRPO averages over the tokens of each
+  response first.
+- The learning rate grows with the square root of the batch B = B_p n (IsoCompute Playbook, section
+  3).
 - KL (the k3 estimator, in the loss) and entropy enter only where the recipe sets them.
-- Evaluations fall at the first update that reaches each value of one grid of C, the same for every (B_p, n). Values
-  that one update reaches together give one evaluation, of the largest.
+- Evaluations fall at the first update that reaches each value of one grid of C, the same for every
+  (B_p, n). Values that one update reaches together give one evaluation, of the largest.
 
 Where a fork makes its changes:
 - which problems a batch has: `EpochOrder` (tasks/epochs.py), made in train/restore.py
-- how B_p and n change along a run: the cell's schedule (core/schedule.py); `_follow_schedule` switches
+- how B_p and n change along a run: the cell's schedule (core/schedule.py); `_follow_schedule`
+  switches
 - who samples: an engine (rl/engines/), named by `run.rollouts`
 - when rollouts are sampled: a RolloutSource (rl/rollout_source.py), chosen in train/programs.py
 - what else sees each update: a hook (train/update_hooks/), named by `run.on_update`
 - the reward: the task's `verify` (tasks/device/) or its verifier (tasks/verifiers/)
-- advantage, aggregation, loss: plug-ins named by `cell.rl` (rl/advantages, rl/aggregations, rl/losses)
+- advantage, aggregation, loss: plug-ins named by `cell.rl` (rl/advantages, rl/aggregations,
+  rl/losses)
 - the loop itself: `run_updates`, in a copy of this file that launch/local/local_runner.py imports
 """
 
@@ -65,8 +70,9 @@ from isojax.train.update_hooks import UpdateReport, call_hook, load_hook
 
 
 def make_eval_grid(config: Config, cell: Cell) -> list[int]:
-    """The values of C at which a cell is evaluated: the shared grid from 0 to the budget, and some beyond it. The
-    last update may overshoot the budget and reach one of those; its evaluation has that target, as in a longer run."""
+    """The values of C at which a cell is evaluated: the shared grid from 0 to the budget, and some
+    beyond it. The last update may overshoot the budget and reach one of those; its evaluation has
+    that target, as in a longer run."""
     targets = config.run_targets(config.sweep.budget)
     largest_update = max(B_p * n for B_p, n in cell.pairs) * (config.cell.rl.dynamic_sampling or 1)
     further_targets = config.cell.eval.evaluation_targets(targets[-1] + largest_update)
@@ -74,25 +80,35 @@ def make_eval_grid(config: Config, cell: Cell) -> list[int]:
 
 
 def is_finished(config: Config, folder: Path, ledger: PointLedger | None) -> bool:
-    """Whether a cell is recorded up to its budget, and saved or its checkpoints removed; all processes agree on it."""
+    """Whether a cell is recorded up to its budget, and saved or its checkpoints removed; all
+    processes agree on it."""
     last_target = config.run_targets(config.sweep.budget)[-1]
-    recorded = (ledger.targets, ledger.last_update) if ledger else ([], 0)  # only process 0 has a ledger
+    # only process 0 has a ledger
+    recorded = (ledger.targets, ledger.last_update) if ledger else ([], 0)
     recorded_targets, last_update = multiprocess.broadcast(recorded)
     if not recorded_targets or recorded_targets[-1] < last_target:
         return False
     # A kill may have come between the last evaluation and the checkpoint after it.
-    return multiprocess.run_on_primary(lambda: has_checkpoint(folder / CHECKPOINT_FOLDER, last_update))
+    return multiprocess.run_on_primary(
+        lambda: has_checkpoint(folder / CHECKPOINT_FOLDER, last_update)
+    )
 
 
 def run_cell(
-    programs: SweepPrograms, config: Config, base_policy: BasePolicy, cell: Cell, outputs: CellOutputs
+    programs: SweepPrograms,
+    config: Config,
+    base_policy: BasePolicy,
+    cell: Cell,
+    outputs: CellOutputs,
 ) -> None:
-    """Trains one cell up to the last value of its grid of C within `config.sweep.budget`, here that of this cell.
+    """Trains one cell up to the last value of its grid of C within `config.sweep.budget`, here that
+    of this cell.
 
     Raises:
         DeadStart: no run can learn, by the evaluation at C = 0, which the ledger then lacks.
-        FloatingPointError: loss or gradient were not finite in `max_consecutive_nonfinite` updates in a row.
-            The ledger records it. Saved is the policy before them; --resume goes on with the update after them.
+        FloatingPointError: loss or gradient were not finite in `max_consecutive_nonfinite` updates
+            in a row. The ledger records it. Saved is the policy before them; --resume goes on with
+            the update after them.
         Preempted: the process was asked to end; the state is saved.
     """
     eval_grid = make_eval_grid(config, cell)
@@ -104,7 +120,9 @@ def run_cell(
 
     checkpoint_folder = outputs.folder / CHECKPOINT_FOLDER
     with (
-        Checkpoints(checkpoint_folder, outputs.start_upload, config.run.keep_checkpoints) as checkpoints,
+        Checkpoints(
+            checkpoint_folder, outputs.start_upload, config.run.keep_checkpoints
+        ) as checkpoints,
         open_cell(programs, base_policy, cell, checkpoints, is_recorded) as opened,
     ):
         trainer = CellTrainer(programs, config, base_policy, opened, checkpoints, outputs)
@@ -125,21 +143,27 @@ class CellTrainer:
     outputs: CellOutputs
 
     def __post_init__(self) -> None:
-        opened, problem_sets = self.opened, eval_problem_sets(self.base_policy, self.config.cell)
+        opened = self.opened
+        problem_sets = eval_problem_sets(self.base_policy, self.config.cell)
         self.state, self.cursor = opened.state, opened.cursor
         growth = self.cursor.growth
         self.growth = GradientSignal(**growth["signal"]) if growth else GradientSignal()
         self.hook = load_hook(self.config.run.on_update)
         self.problem_by_id = {problem.id: problem for problem in opened.problems.problems}
-        self.replicate = jax.jit(lambda rollouts: rollouts, out_shardings=replicated(self.programs.mesh))
-        self.eval_sets = {name: self.programs.tokenize(problems) for name, problems in problem_sets.items()}
+        self.replicate = jax.jit(
+            lambda rollouts: rollouts, out_shardings=replicated(self.programs.mesh)
+        )
+        self.eval_sets = {
+            name: self.programs.tokenize(problems) for name, problems in problem_sets.items()
+        }
         self.last_saved_at = time.monotonic()
         self.last_point_at = self.last_saved_at - self.cursor.seconds
         self.outputs.on_progress(self.C, None)
 
     @property
     def cell(self) -> Cell:
-        """The cell, with all stages so far; `opened.problems.cell` has the B_p and n of the present one."""
+        """The cell, with all stages so far; `opened.problems.cell` has the B_p and n of the present
+        one."""
         return self.opened.cell
 
     @property
@@ -150,11 +174,13 @@ class CellTrainer:
 
     @property
     def policy_state(self) -> TrainState:
-        """The state, with all of the policy's parameters: those that LoRA does not train are the base policy's."""
+        """The state, with all of the policy's parameters: those that LoRA does not train are the
+        base policy's."""
         return self.state._replace(params=policy_params(self.state.params, self.opened.base_params))
 
     def train_to(self, target: int) -> None:
-        """Updates until C reaches `target`; saves the state when it is due, or when the process must end."""
+        """Updates until C reaches `target`; saves the state when it is due, or when the process
+        must end."""
         while self.C < target:
             self._follow_schedule()
             updates_to_target = -(-(target - self.C) // self.opened.problems.cell.B)
@@ -163,9 +189,12 @@ class CellTrainer:
             if self.is_failing:
                 self.fail()
             self.outputs.on_progress(self.C, None)
-            # All processes save at the same update, by process 0's clock. Only the first save of an M is written, so at
-            # the target it waits for the evaluation; a process that must end saves at once, and evaluates when resumed.
-            stop_and_save = multiprocess.allgather((preemption.REQUESTED.is_set(), self.checkpoint_due))
+            # All processes save at the same update, by process 0's clock. Only the first save of an
+            # M is written, so at the target it waits for the evaluation; a process that must end
+            # saves at once, and evaluates when resumed.
+            stop_and_save = multiprocess.allgather(
+                (preemption.REQUESTED.is_set(), self.checkpoint_due)
+            )
             stop, save_due = any(stop for stop, _ in stop_and_save), stop_and_save[0][1]
             if stop or (save_due and self.C < target):
                 self.save()
@@ -173,9 +202,13 @@ class CellTrainer:
                 raise preemption.Preempted(f"asked to end after update {self.cursor.M}")
 
     def _follow_schedule(self) -> None:
-        """Go on with another B_p or n where the schedule changes them, or the gradient's signal does."""
+        """Go on with another B_p or n where the schedule changes them, or the gradient's signal
+        does."""
         is_due = self.opened.problems.end_update == self.cursor.M
-        if self.cell.n_max and (n := choose_n(self.cell, self.growth)) != self.opened.problems.cell.n:
+        if (
+            self.cell.n_max
+            and (n := choose_n(self.cell, self.growth)) != self.opened.problems.cell.n
+        ):
             self.opened.cell, self.growth = next_stage(self.cell, self.C, n)
             is_due = True
         if is_due:
@@ -190,7 +223,8 @@ class CellTrainer:
 
     def _advance_cursor(self, metrics: Metrics, updates: int, batches: int) -> None:
         """Count `updates` and the batches of problems that were sampled for them."""
-        cell, problem_order = self.opened.problems.cell, self.opened.problems.problem_order
+        cell = self.opened.problems.cell
+        problem_order = self.opened.problems.problem_order
         if self.cell.n_max:
             self.growth.add(metrics, updates, cell.B_p)
         self.cursor = replace(
@@ -205,23 +239,28 @@ class CellTrainer:
         )
 
     def run_updates(self, count: int) -> None:
-        """`count` updates, or fewer if too many in a row are not finite. A batch is of one update, or of several of a
-        task that verifies on device; every update samples its own rollouts."""
-        programs, problems, last_update = self.programs, self.opened.problems, self.cursor.M + count
+        """`count` updates, or fewer if too many in a row are not finite. A batch is of one update,
+        or of several of a task that verifies on device; every update samples its own rollouts."""
+        programs = self.programs
+        problems = self.opened.problems
+        last_update = self.cursor.M + count
         sums: Metrics = {}
         extra_batches = 0  # of problems, sampled in addition to one for each update
         while (updates_left := last_update - int(self.state.step)) and not self.is_failing:
-            # problems, rollouts and rewards (for a task verified on device, the update makes rollouts and rewards)
+            # problems, rollouts and rewards (for a task verified on device, the update makes
+            # rollouts and rewards)
             batch = self.opened.rollout_source.next_batch(self.policy_state, updates_left)
             # advantages, loss, gradient, AdamW (rl/train_step.py); the state before is donated
             self.state, result = programs.rollout_programs.update(
                 self.state, self.opened.base_params, batch.inputs, programs.coefficients
             )
-            # metrics; where the recipe leaves out solved problems, the problem order receives the rewards
+            # metrics; where the recipe leaves out solved problems, the problem order receives the
+            # rewards
             metrics = finish_batch(batch, result, problems.problem_order, problems.cell.n)
             # asynchronous: the new policy to the sampler
             metrics |= self.opened.rollout_source.finish_update(self.policy_state)
-            sums = merge_in_float32(sums, metrics)  # as the fused program adds them: the same bits on both ways
+            # as the fused program adds them: the same bits on both ways
+            sums = merge_in_float32(sums, metrics)
             extra_batches += batch.extra_batches
             if self.hook is not None:
                 batches = int(self.state.step) - self.cursor.M + extra_batches
@@ -231,9 +270,12 @@ class CellTrainer:
         self._advance_cursor(sums, updates, batches=updates + extra_batches)
 
     def _report_update(self, batch: SourcedBatch, metrics: Metrics, C: int) -> None:
-        """Call the hook, in process 0; the others help to gather the rollouts. C: with those of this update."""
+        """Call the hook, in process 0; the others help to gather the rollouts. C: with those of
+        this update."""
         assert self.hook is not None and isinstance(batch.inputs, RolloutBatch)
-        cell, rollouts, rewards = self.opened.problems.cell, batch.inputs.rollouts, batch.inputs.rewards
+        cell = self.opened.problems.cell
+        rollouts = batch.inputs.rollouts
+        rewards = batch.inputs.rewards
         if multiprocess.is_multiprocess():
             rollouts = self.replicate(rollouts)
         if not multiprocess.is_primary():
@@ -263,17 +305,29 @@ class CellTrainer:
         params = self.policy_state.params
         counts_by_set = evaluator.evaluate_sets(params, self.eval_sets, cell.seed, eval_index)
         if self.cursor.M == 0:  # before anything is recorded: a mended verifier then begins anew
-            config, task, decoder = self.config.cell, self.programs.task, self.programs.decoder
+            config = self.config.cell
+            task = self.programs.task
+            decoder = self.programs.decoder
             self.outputs.on_start(check_start(counts_by_set, config, task, decoder, params))
         point = make_eval_point(target, self.cursor, counts_by_set, self.config.cell.eval.samples)
         # Without `sums`: the metrics of the updates that follow start from none.
         self.cursor = replace(self.cursor, evaluation=eval_index, tokens=point.tokens, sums={})
         now, ledger = time.monotonic(), self.outputs.ledger
         if ledger:
-            if target not in ledger.targets:  # a resumed run meets points it has recorded; `append` ignores them
-                samples_path, validation = self.outputs.folder / "samples.txt", self.base_policy.validation
-                write_samples(samples_path, self.programs.task, validation, counts_by_set[VALIDATION_SET], point)
-            ledger.append(point, seconds=now - self.last_point_at, devices=self.programs.device_count)
+            # a resumed run meets points it has recorded; `append` ignores them
+            if target not in ledger.targets:
+                samples_path = self.outputs.folder / "samples.txt"
+                validation = self.base_policy.validation
+                write_samples(
+                    samples_path,
+                    self.programs.task,
+                    validation,
+                    counts_by_set[VALIDATION_SET],
+                    point,
+                )
+            ledger.append(
+                point, seconds=now - self.last_point_at, devices=self.programs.device_count
+            )
         self.last_point_at = now
         avg_at_k = next(iter(point.metrics.values()))  # of validation, the first
         self.outputs.on_progress(self.C, avg_at_k)
@@ -283,7 +337,9 @@ class CellTrainer:
     @property
     def is_failing(self) -> bool:
         """Whether so many updates in a row were not finite that the run must end."""
-        return int(self.state.consecutive_nonfinite) >= self.config.cell.rl.max_consecutive_nonfinite
+        return (
+            int(self.state.consecutive_nonfinite) >= self.config.cell.rl.max_consecutive_nonfinite
+        )
 
     def fail(self) -> None:
         """Saves and records that the run broke off, and raises why."""
@@ -305,7 +361,11 @@ class CellTrainer:
 
     def save(self) -> None:
         meta, pending_rollouts = self.opened.rollout_source.save()
-        state = place_moments(self.state, on_host=False) if self.programs.moments_on_host else self.state
+        state = (
+            place_moments(self.state, on_host=False)
+            if self.programs.moments_on_host
+            else self.state
+        )
         cursor = replace(self.cursor, pending=meta, seconds=time.monotonic() - self.last_point_at)
         self.checkpoints.save(state, cursor, pending_rollouts)
         self.last_saved_at = time.monotonic()

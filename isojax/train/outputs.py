@@ -1,4 +1,5 @@
-"""What a cell's run writes to, opened by its launcher, not by the training code, and the rollouts it shows a person."""
+"""What a cell's run writes to, opened by its launcher, not by the training code, and the rollouts
+it shows a person."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -26,7 +27,8 @@ SHOWN_SAMPLES = 4  # of an evaluation, in samples.txt
 
 
 class PointLedger(Protocol):
-    """Records evaluations (runs/ledger.py). `targets`: values of the grid of C so far; `last_update`: M of the last."""
+    """Records evaluations (runs/ledger.py). `targets`: values of the grid of C so far;
+    `last_update`: M of the last."""
 
     @property
     def targets(self) -> list[int]: ...
@@ -50,16 +52,19 @@ class CellOutputs:
     on_start: Callable[[StartReport], None] = lambda report: None  # before the first update
 
 
-def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalCounts, point: EvalPoint) -> None:
-    """Appends a few rollouts in place of what an earlier attempt has written, each after its prompt and before what it
-    was rewarded for; what all prompts begin with is said once. «» are around what the policy did not draw: a reply of
-    the task, or the text of an interruption."""
+def write_samples(
+    path: Path, task: Task, problems: list[Problem], counts: EvalCounts, point: EvalPoint
+) -> None:
+    """Appends a few rollouts in place of what an earlier attempt has written, each after its prompt
+    and before what it was rewarded for; what all prompts begin with is said once. «» are around
+    what the policy did not draw: a reply of the task, or the text of an interruption."""
     metrics_text = ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items())
     header = f"C = {point.rollouts} rollouts, M = {point.M}, {metrics_text}\n".encode()
 
     old_text = path.read_bytes() if path.exists() else b""
     retained = old_text.partition(header)[0]
-    retained = retained[: retained.rfind(b"\n") + 1]  # without a header that a kill or a full disk cut off
+    # without a header that a kill or a full disk cut off
+    retained = retained[: retained.rfind(b"\n") + 1]
 
     shown = problems[:SHOWN_SAMPLES]
     prompts = prompt_texts(task, shown)
@@ -67,7 +72,9 @@ def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalC
     beginning_text = describe_beginning(beginning)
     lines = [] if beginning_text.encode() in retained else [beginning_text]
     for problem, prompt, sample in zip(shown, prompts, _first_rollouts(counts), strict=False):
-        rollout = f"{prompt.removeprefix(beginning)}{mark_context(task, sample.tokens)}".replace("\n", "\n    ")
+        rollout = f"{prompt.removeprefix(beginning)}{mark_context(task, sample.tokens)}".replace(
+            "\n", "\n    "
+        )
         lines.append(f"    {rollout}    {describe_verdict(problem, sample, counts.graded)}\n")
         if details := describe_details(task, problem, sample):
             lines.append(f"        ({details})\n")

@@ -1,5 +1,5 @@
-"""The compiled programs of a sweep on one mesh: every cell of the sweep runs through the same ones, for B_p, n, seeds
-and coefficients are traced. Programs are compiled ahead, from shapes."""
+"""The compiled programs of a sweep on one mesh: every cell of the sweep runs through the same ones,
+for B_p, n, seeds and coefficients are traced. Programs are compiled ahead, from shapes."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -34,8 +34,10 @@ from isojax.tasks.protocol import TokenizedProblems
 from isojax.tasks.task import Task, is_on_device, tokenize
 from isojax.train.evaluate import Evaluator
 
-LABEL_BATCH = 64  # problems of a language model that are labelled at once: as many as a kill may cost
-# Cells that run at the same time share programs: one compiles them, and the others wait instead of doing the same.
+# problems of a language model that are labelled at once: as many as a kill may cost
+LABEL_BATCH = 64
+# Cells that run at the same time share programs: one compiles them, and the others wait instead of
+# doing the same.
 COMPILE_LOCK = threading.Lock()
 
 
@@ -66,10 +68,12 @@ class SweepPrograms:
         role: Role | None = None,
         rollouts: RolloutOptions = RolloutOptions(),
     ):
-        """`pairs`: every (B_p, n) of the sweep. All sizes of `sweep` are chosen. `task` may serve several meshes.
-        Asynchronous rollouts are sampled on `sampler_mesh`, where it is given (rl/async_rl/async_rollouts.py), and by
-        other processes, where this one has a role."""
-        assert sweep.decode_slots and sweep.microbatch and sweep.prefill_batch, "the planner chooses them"
+        """`pairs`: every (B_p, n) of the sweep. All sizes of `sweep` are chosen. `task` may serve
+        several meshes. Asynchronous rollouts are sampled on `sampler_mesh`, where it is given
+        (rl/async_rl/async_rollouts.py), and by other processes, where this one has a role."""
+        assert sweep.decode_slots and sweep.microbatch and sweep.prefill_batch, (
+            "the planner chooses them"
+        )
         self.mesh, self.task, self.cell_config = mesh, task, cell
         self.moments_on_host = sweep.moments_on_host
         self.device_count = mesh.size + (sampler_mesh.size if sampler_mesh else 0)
@@ -86,16 +90,21 @@ class SweepPrograms:
         )
         check_experts(cell.rl, self.decoder, mesh)
         self.init = build_init_state(self.decoder, mesh, cell.rl.critic is not None)
-        # The one place that decides where rollouts come from: the programs, and the RolloutSource that runs them.
+        # The one place that decides where rollouts come from: the programs, and the RolloutSource
+        # that runs them.
         self.rollout_programs: rollout_source.RolloutPrograms
         schedules = map(parse_schedule, sweep.schedules.values())
         measures_signal = any(isinstance(schedule, GradientSchedule) for schedule in schedules)
         source: Callable[..., rollout_source.RolloutSource]
         if cell.rl.max_staleness is not None:
-            programs = AsyncPrograms(cell, self.decoder, task, self.shapes, pairs, mesh, sampler_mesh, role)
+            programs = AsyncPrograms(
+                cell, self.decoder, task, self.shapes, pairs, mesh, sampler_mesh, role
+            )
             self.rollout_programs, source = programs, AsyncRollouts
         elif is_on_device(task) and not (cell.rl.dynamic_sampling or rollouts.leave_the_program):
-            update = build_fused_update(cell, self.decoder, task, self.shapes, mesh, measures_signal)
+            update = build_fused_update(
+                cell, self.decoder, task, self.shapes, mesh, measures_signal
+            )
             self.rollout_programs = FusedPrograms(cell.rl, self.shapes, mesh, update)
             source = FusedRollouts
         else:
@@ -104,21 +113,34 @@ class SweepPrograms:
                 EngineSetup(self.decoder, task, self.shapes, mesh, cell.sampling, records)
             )
             self.rollout_programs = InlinePrograms(
-                cell, self.decoder, task, self.shapes, mesh, engine, measures_signal, sweep.moments_on_host
+                cell,
+                self.decoder,
+                task,
+                self.shapes,
+                mesh,
+                engine,
+                measures_signal,
+                sweep.moments_on_host,
             )
             source = InlineRollouts
         self.open_rollouts = partial(source, self.rollout_programs)
         self.coefficients = make_coefficients(cell.rl)
         self.evaluator = self._build_evaluator(cell.data.validation, cell.eval.samples)
-        # A task that verifies on device is labelled by the evaluator; a language model prefills each prompt just once.
+        # A task that verifies on device is labelled by the evaluator; a language model prefills
+        # each prompt just once.
         attempts = max(1, cell.data.attempts)
-        self.labeller = self.evaluator if is_on_device(task) else self._build_evaluator(LABEL_BATCH, attempts)
+        self.labeller = (
+            self.evaluator if is_on_device(task) else self._build_evaluator(LABEL_BATCH, attempts)
+        )
 
     def _build_evaluator(self, problems: int, samples: int) -> Evaluator:
-        return Evaluator(self.decoder, self.task, self.mesh, problems, samples, self.shapes, self.cell_config)
+        return Evaluator(
+            self.decoder, self.task, self.mesh, problems, samples, self.shapes, self.cell_config
+        )
 
     def compile(self, num_problems: int) -> None:
-        """Compiles all that training and evaluation run, with so many training problems; a second call does nothing."""
+        """Compiles all that training and evaluation run, with so many training problems; a second
+        call does nothing."""
         with COMPILE_LOCK:
             self.rollout_programs.compile(self.update_shapes(num_problems))
             self.evaluator.compile()
@@ -135,18 +157,23 @@ class SweepPrograms:
 
     def update_shapes(self, num_problems: int) -> rollout_source.UpdateShapes:
         """The shapes of what the update reads in addition to a batch."""
-        base_params = shapes_with_shardings(self.decoder.frozen_shapes(), self.decoder.base.shardings(self.mesh))
+        base_params = shapes_with_shardings(
+            self.decoder.frozen_shapes(), self.decoder.base.shardings(self.mesh)
+        )
         answer_length = self.shapes.response_length if is_on_device(self.task) else 0
         scalar = replicated(self.mesh)
         return rollout_source.UpdateShapes(
             state=self.state_shapes,
             base_params=base_params if self.reads_base_params else {},
             problem_table=problem_shapes(self.shapes, self.mesh, num_problems, answer_length),
-            coefficients=jax.tree.map(lambda x: shape_on(scalar, (), np.asarray(x).dtype), self.coefficients),
+            coefficients=jax.tree.map(
+                lambda x: shape_on(scalar, (), np.asarray(x).dtype), self.coefficients
+            ),
         )
 
     def frozen_params(self, base_params: Params) -> Params:
-        """The base policy's parameters as a run keeps them, in place of the given ones: as products are computed."""
+        """The base policy's parameters as a run keeps them, in place of the given ones: as products
+        are computed."""
         if self.decoder.options.compute_dtype == "float32":
             return base_params
         return jax.jit(self.decoder.cast_params, donate_argnums=0)(base_params)
@@ -162,7 +189,8 @@ class SweepPrograms:
 
 
 def build_decoder(cell: CellConfig, sweep: SweepConfig, task_vocab: int, platform: str) -> Decoder:
-    """The decoder that a sweep trains; InputError where its vocabulary is smaller than the task's."""
+    """The decoder that a sweep trains; InputError where its vocabulary is smaller than the
+    task's."""
     if cell.model.vocab is not None and cell.model.vocab < task_vocab:
         problem = f"cell.model.vocab = {cell.model.vocab} is less than the {task_vocab} tokens of {cell.task}"
         raise InputError(f"{problem}; leave it out, or raise it.")
@@ -170,6 +198,10 @@ def build_decoder(cell: CellConfig, sweep: SweepConfig, task_vocab: int, platfor
     precision = cell.precision.for_platform(platform)
     attention = sweep.decode_attention or "plain", sweep.forward_attention or "plain"
     options = ComputeOptions(
-        precision.compute, precision.cache, *attention, sweep.remat or "none", precision.rollout_weights
+        precision.compute,
+        precision.cache,
+        *attention,
+        sweep.remat or "none",
+        precision.rollout_weights,
     )
     return decoder.with_options(options)

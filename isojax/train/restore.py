@@ -21,7 +21,8 @@ from isojax.train.base_policy import BasePolicy
 from isojax.train.checkpoint import Checkpoints, CorruptCheckpoint, RunCursor, RunSpan
 from isojax.train.programs import SweepPrograms
 
-# Epochs are numbered from here on where a schedule has changed B_p, so that none has an earlier one's order.
+# Epochs are numbered from here on where a schedule has changed B_p, so that none has an earlier
+# one's order.
 EPOCHS_PER_SIZE = 2**20
 
 
@@ -31,7 +32,8 @@ class OpenCell:
     cell: Cell
     state: TrainState
     cursor: RunCursor
-    base_params: Params  # which the KL is measured against, and which LoRA leaves; {} where nothing reads them
+    # which the KL is measured against, and which LoRA leaves; {} where nothing reads them
+    base_params: Params
     problems: CellProblems
     rollout_source: RolloutSource  # of the problems, as long as B_p and n stay
 
@@ -39,7 +41,9 @@ class OpenCell:
         """Go on with the B_p and n of the cursor's newest span; no rollout is in progress."""
         self.rollout_source.close()
         before = self.problems
-        self.problems = next_problems(self.programs, before.problems, before.problem_table, self.cell, cursor)
+        self.problems = next_problems(
+            self.programs, before.problems, before.problem_table, self.cell, cursor
+        )
         self.rollout_source = self.programs.open_rollouts(self.problems)
 
 
@@ -51,8 +55,8 @@ def open_cell(
     checkpoints: Checkpoints,
     is_recorded: Callable[[int], bool],
 ) -> Iterator[OpenCell]:
-    """The cell's state, with all programs compiled; its RolloutSource ends with the context. A checkpoint after an
-    evaluation that the ledger lacks (`is_recorded`) is of no use."""
+    """The cell's state, with all programs compiled; its RolloutSource ends with the context. A
+    checkpoint after an evaluation that the ledger lacks (`is_recorded`) is of no use."""
     programs.compile(len(base_policy.training))
     tokens = ProblemArrays(*programs.tokenize(base_policy.training).arrays)
     problem_table = jax.device_put(tokens, replicated(programs.mesh))
@@ -71,7 +75,9 @@ def open_cell(
             try:
                 source.restore(
                     cursor.pending,
-                    restore_arrays=lambda template, M=cursor.M: checkpoints.restore_pending(M, template),
+                    restore_arrays=lambda template, M=cursor.M: checkpoints.restore_pending(
+                        M, template
+                    ),
                     params=policy_params(state.params, base_params),
                 )
             except CorruptCheckpoint:  # the one before it is taken
@@ -84,10 +90,13 @@ def open_cell(
 
 
 def _restore_state(
-    programs: SweepPrograms, base_policy: BasePolicy, checkpoints: Checkpoints, is_recorded: Callable[[int], bool]
+    programs: SweepPrograms,
+    base_policy: BasePolicy,
+    checkpoints: Checkpoints,
+    is_recorded: Callable[[int], bool],
 ) -> tuple[TrainState, RunCursor, Params]:
-    """State and cursor of the newest checkpoint whose evaluations the ledger has, or of the base policy; and the base
-    policy's parameters where the update reads them."""
+    """State and cursor of the newest checkpoint whose evaluations the ledger has, or of the base
+    policy; and the base policy's parameters where the update reads them."""
     max_nonfinite = programs.cell_config.rl.max_consecutive_nonfinite
     while saved := checkpoints.restore(programs.state_shapes):
         state, cursor = saved
@@ -95,9 +104,14 @@ def _restore_state(
             break
         checkpoints.set_aside(cursor.M, "is of no use: the ledger lacks an evaluation before it")
     reads_base = programs.reads_base_params
-    base_params = base_policy.load_params(programs.decoder.base, programs.mesh) if reads_base or saved is None else {}
+    base_params = (
+        base_policy.load_params(programs.decoder.base, programs.mesh)
+        if reads_base or saved is None
+        else {}
+    )
     state, cursor = saved or (programs.init(base_params), RunCursor(M=0, evaluation=-1, tokens=0))
-    if int(state.consecutive_nonfinite) >= max_nonfinite:  # the run broke off here, and is to continue
+    # the run broke off here, and is to continue
+    if int(state.consecutive_nonfinite) >= max_nonfinite:
         zero = jax.device_put(np.int32(0), replicated(programs.mesh))
         state = state._replace(consecutive_nonfinite=zero)
     if programs.moments_on_host:
@@ -107,8 +121,8 @@ def _restore_state(
 
 
 def count_rollouts(cursor: RunCursor, cell: Cell) -> RunCursor:
-    """The cursor of a checkpoint that does not count rollouts, with B_p n M as the cell's stages make it: older
-    versions had no updates of other sizes."""
+    """The cursor of a checkpoint that does not count rollouts, with B_p n M as the cell's stages
+    make it: older versions had no updates of other sizes."""
     if cursor.rollouts is not None:
         return cursor
     spans = tuple(RunSpan(s.M, s.C, s.M, s.B_p, s.n) for s, _ in cell.updates_by_span(cursor.M))
@@ -126,10 +140,14 @@ def begin_span(cursor: RunCursor, cell: Cell) -> RunCursor:
 
 
 def next_problems(
-    programs: SweepPrograms, problems: Sequence[Problem], problem_table: ProblemArrays, cell: Cell, cursor: RunCursor
+    programs: SweepPrograms,
+    problems: Sequence[Problem],
+    problem_table: ProblemArrays,
+    cell: Cell,
+    cursor: RunCursor,
 ) -> CellProblems:
-    """The problems of a cell, with the B_p and n of the cursor's newest span, and which of them the next batches have.
-    A new B_p begins a new epoch."""
+    """The problems of a cell, with the B_p and n of the cursor's newest span, and which of them the
+    next batches have. A new B_p begins a new epoch."""
     assert cursor.rollouts is not None, "a run counts them"
     span = cursor.spans[-1]
     spans_by_B_p = [list(spans) for _, spans in groupby(cursor.spans, lambda s: s.B_p)]
@@ -144,6 +162,10 @@ def next_problems(
         batches_ahead=cursor.pending["next_batch"] - cursor.M if cursor.pending else 0,
     )
     switch = cell.next_switch(cursor.rollouts)
-    end_update = None if switch is None else cursor.M - (cursor.rollouts - switch) // (span.B_p * span.n)
+    end_update = (
+        None if switch is None else cursor.M - (cursor.rollouts - switch) // (span.B_p * span.n)
+    )
     span_cell = Cell(span.B_p, span.n, cell.seed)
-    return CellProblems(span_cell, problems, problem_table, order, first_update=cursor.M, end_update=end_update)
+    return CellProblems(
+        span_cell, problems, problem_table, order, first_update=cursor.M, end_update=end_update
+    )

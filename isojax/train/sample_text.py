@@ -1,4 +1,5 @@
-"""Rollouts as text for a person: what the prompts share once, each response, and what it was rewarded for."""
+"""Rollouts as text for a person: what the prompts share once, each response, and what it was
+rewarded for."""
 
 from collections.abc import Sequence
 from itertools import pairwise, takewhile
@@ -14,15 +15,22 @@ from isojax.train.evaluate import RolloutSample
 
 def prompt_texts(task: Task, problems: Sequence[Problem]) -> list[str]:
     """Each prompt as the model reads it."""
-    return [problem.prompt for problem in problems] if is_on_device(task) else task.prompt_texts(problems)
+    return (
+        [problem.prompt for problem in problems]
+        if is_on_device(task)
+        else task.prompt_texts(problems)
+    )
 
 
 def shared_beginning(prompts: Sequence[str]) -> str:
-    """The whole lines with which all prompts begin, such as those of a few-shot template; empty of a single prompt."""
+    """The whole lines with which all prompts begin, such as those of a few-shot template; empty of
+    a single prompt."""
     if len(prompts) < 2:
         return ""
     lines_of_prompts = zip(*(prompt.splitlines(keepends=True) for prompt in prompts), strict=False)
-    same_lines = takewhile(lambda lines: len(set(lines)) == 1 and lines[0].endswith("\n"), lines_of_prompts)
+    same_lines = takewhile(
+        lambda lines: len(set(lines)) == 1 and lines[0].endswith("\n"), lines_of_prompts
+    )
     return "".join(lines[0] for lines in same_lines)
 
 
@@ -33,12 +41,19 @@ def describe_beginning(beginning: str) -> str:
 
 def describe_verdict(problem: Problem, sample: RolloutSample, graded: bool) -> str:
     """The reward of a rollout, and the answer that it was compared with where it is not right."""
-    verdict = f"reward {sample.reward:.3f}" if graded else "correct" if sample.reward == 1 else "wrong"
-    return verdict if sample.reward == 1 else f"{verdict}, the answer is {reference_answer(problem.answer)}"
+    verdict = (
+        f"reward {sample.reward:.3f}" if graded else "correct" if sample.reward == 1 else "wrong"
+    )
+    return (
+        verdict
+        if sample.reward == 1
+        else f"{verdict}, the answer is {reference_answer(problem.answer)}"
+    )
 
 
 def describe_details(task: Task, problem: Problem, sample: RolloutSample) -> str:
-    """Why a rollout in text has that reward: its scores, the answer that was found, and whether it was cut off."""
+    """Why a rollout in text has that reward: its scores, the answer that was found, and whether it
+    was cut off."""
     if is_on_device(task):
         return ""
     details = [f"{name} {score:.3f}" for name, score in sample.scores.items()]
@@ -60,7 +75,10 @@ def mark_context(task: Task, tokens: np.ndarray) -> str:
     ends = np.cumsum([len(turn) for turn in split_turns(tokens)])
     texts = ["", *(task.decode(tokens[:end]) for end in ends)]
     parts = [text[len(earlier) :] for earlier, text in pairwise(texts)]
-    return "".join(f"«{part}»" if end and tokens[end - 1] < 0 else part for part, end in zip(parts, ends, strict=True))
+    return "".join(
+        f"«{part}»" if end and tokens[end - 1] < 0 else part
+        for part, end in zip(parts, ends, strict=True)
+    )
 
 
 def indent(text: str, spaces: int) -> str:

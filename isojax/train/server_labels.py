@@ -1,5 +1,6 @@
-"""Labels by a server that serves the base policy (rl/servers/server_engine.py): what `label_problems` needs, where
-isojax samples nothing itself. Of the model's folder, config.json and the tokenizer's files are read."""
+"""Labels by a server that serves the base policy (rl/servers/server_engine.py): what
+`label_problems` needs, where isojax samples nothing itself. Of the model's folder, config.json and
+the tokenizer's files are read."""
 
 import math
 from functools import partial
@@ -20,7 +21,8 @@ from isojax.tasks.task import Task, tokenize
 from isojax.train.evaluate import Evaluator
 from isojax.train.programs import LABEL_BATCH
 
-REQUESTS_PER_PLACE = 4  # of a call, for each that may be in flight: the last of a call leave places empty
+# of a call, for each that may be in flight: the last of a call leave places empty
+REQUESTS_PER_PLACE = 4
 
 
 class ServerLabelling:
@@ -31,7 +33,9 @@ class ServerLabelling:
         self.cell_config, self.task = cell, task
         self.decoder = Decoder(cell.model, cell.model.vocab or task.vocab)
         attempts = max(1, cell.data.attempts)
-        problems = min(LABEL_BATCH, max(1, math.ceil(REQUESTS_PER_PLACE * options.in_flight / attempts)))
+        problems = min(
+            LABEL_BATCH, max(1, math.ceil(REQUESTS_PER_PLACE * options.in_flight / attempts))
+        )
         shapes = SamplerShapes(
             [(problems, attempts)],
             shards=1,
@@ -42,7 +46,9 @@ class ServerLabelling:
             prefill_batch=1,
         )
         build_engine = partial(_build_engine, options)
-        self.labeller = Evaluator(self.decoder, task, mesh, problems, attempts, shapes, cell, build_engine)
+        self.labeller = Evaluator(
+            self.decoder, task, mesh, problems, attempts, shapes, cell, build_engine
+        )
 
     def tokenize(self, problems: list[Problem]) -> TokenizedProblems:
         return tokenize(self.task, self.cell_config.sampling, problems)

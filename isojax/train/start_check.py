@@ -6,9 +6,9 @@ It looks at what the labels, or the evaluation at C = 0, have measured already, 
     a log-probability or a reward is no number         refused: so would be every gradient
     responses cut off or empty, none parsed, rewards all alike, some checks failed      a StartWarning
 
-A warning is doubt, not proof: hard problems begin at a reward of 0, and a policy may learn to end its responses. The
-launcher prints it before the first update, and again at the end of the run. docs/when-a-run-does-not-learn.md says how
-to look further."""
+A warning is doubt, not proof: hard problems begin at a reward of 0, and a policy may learn to end
+its responses. The launcher prints it before the first update, and again at the end of the run.
+docs/when-a-run-does-not-learn.md says how to look further."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -36,10 +36,14 @@ MAX_USUAL_WEIGHT = 1e5  # released models have weights of some thousands at most
 
 
 def check_start(
-    counts_by_set: Mapping[str, EvalCounts], cell: CellConfig, task: Task, decoder: Decoder, params: Params
+    counts_by_set: Mapping[str, EvalCounts],
+    cell: CellConfig,
+    task: Task,
+    decoder: Decoder,
+    params: Params,
 ) -> StartReport:
-    """What the first rollouts of the base policy say, by the name of their problem set: the validation set, or the
-    problems that were labelled, is called "".
+    """What the first rollouts of the base policy say, by the name of their problem set: the
+    validation set, or the problems that were labelled, is called "".
 
     Raises:
         DeadStart: no run can learn from them; every process of a run raises it.
@@ -62,13 +66,17 @@ def check_start(
 
 
 def doubts_of_task(task: Task) -> list[StartWarning]:
-    """What model, tokenizer and prompt make doubtful before anything is sampled; the plan has shown it."""
+    """What model, tokenizer and prompt make doubtful before anything is sampled; the plan has shown
+    it."""
     texts = [] if is_on_device(task) else task.warnings
     return [StartWarning(f"task_{i}", text) for i, text in enumerate(texts)]
 
 
-def refuse_nonfinite(counts_by_set: Mapping[str, EvalCounts], decoder: Decoder, params: Params) -> None:
-    """DeadStart where a rollout has a log-probability that is no number; it names the first weight that is none."""
+def refuse_nonfinite(
+    counts_by_set: Mapping[str, EvalCounts], decoder: Decoder, params: Params
+) -> None:
+    """DeadStart where a rollout has a log-probability that is no number; it names the first weight
+    that is none."""
     nonfinite = sum(counts.nonfinite for counts in counts_by_set.values())
     if not nonfinite:
         return
@@ -93,14 +101,18 @@ def _overflow_fix(decoder: Decoder, params: Params) -> str:
 
 
 def first_nonfinite_weight(decoder: Decoder, params: Params) -> str | None:
-    """The first weight that holds NaN or an infinity, as the checkpoint calls it if there is one; None where all are
-    finite. Of arrays over several processes, all of them call it."""
-    return next((weight.name for weight in weight_sizes(decoder, params) if not np.isfinite(weight.size)), None)
+    """The first weight that holds NaN or an infinity, as the checkpoint calls it if there is one;
+    None where all are finite. Of arrays over several processes, all of them call it."""
+    return next(
+        (weight.name for weight in weight_sizes(decoder, params) if not np.isfinite(weight.size)),
+        None,
+    )
 
 
 @dataclass(frozen=True)
 class WeightSize:
-    """A weight, as the checkpoint calls it if there is one, and its largest number without its sign; NaN of a NaN."""
+    """A weight, as the checkpoint calls it if there is one, and its largest number without its
+    sign; NaN of a NaN."""
 
     name: str
     size: float
@@ -115,18 +127,22 @@ def weight_sizes(decoder: Decoder, params: Params) -> Iterator[WeightSize]:
         count = len(names[key]) if key in names else len(value) if is_layered else 1
         sizes = np.asarray(jnp.abs(value).reshape(count, -1).max(1).astype(jnp.float32))
         for i, size in enumerate(sizes.tolist()):
-            own_name = f"{key}[{i}]" if is_layered else key  # adapters too have no name in a checkpoint
+            # adapters too have no name in a checkpoint
+            own_name = f"{key}[{i}]" if is_layered else key
             yield WeightSize(names[key][i] if key in names else own_name, size)
 
 
 def refuse_impossible_rewards(counts_by_set: Mapping[str, EvalCounts], cell: CellConfig) -> None:
-    """DeadStart where a reward is no number from 0 to 1, as only a task that verifies on device can give."""
+    """DeadStart where a reward is no number from 0 to 1, as only a task that verifies on device can
+    give."""
     rewards = np.concatenate([counts.rewards.ravel() for counts in counts_by_set.values()])
     impossible = rewards[~((rewards >= 0) & (rewards <= 1))]  # NaN too
     if impossible.size:
         given = f"{impossible.size:,} of its first {rewards.size:,} rewards are not, such as {impossible[0]:g}"
         expected = "its verify must give numbers from 0 to 1"
-        raise DeadStart(f"cell.task = {cell.task}: {expected}; {given}. Correct it. Nothing was trained.")
+        raise DeadStart(
+            f"cell.task = {cell.task}: {expected}; {given}. Correct it. Nothing was trained."
+        )
 
 
 def refuse_failed_checks(counts: EvalCounts, cell: CellConfig, failures: Mapping[str, str]) -> None:
@@ -150,11 +166,15 @@ def refuse_failed_checks(counts: EvalCounts, cell: CellConfig, failures: Mapping
     )
 
 
-def refuse_failed_replies(counts: EvalCounts, cell: CellConfig, failures: Mapping[str, str]) -> None:
+def refuse_failed_replies(
+    counts: EvalCounts, cell: CellConfig, failures: Mapping[str, str]
+) -> None:
     """DeadStart where a task of turns never got a reply."""
     if not counts.replies or counts.failed_replies < counts.replies:
         return
-    first = next((f"The first: {text}. " for kind, text in failures.items() if kind.startswith("reply ")), "")
+    first = next(
+        (f"The first: {text}. " for kind, text in failures.items() if kind.startswith("reply ")), ""
+    )
     raise DeadStart(
         f"cell.task = {cell.task}: its reply failed at each of {counts.replies:,} turns. {first}Correct it, and repeat "
         f"the command, of a run with --resume. Nothing was trained ({PAGE}#checks-fail)."
@@ -171,7 +191,10 @@ def _doubtful_responses(counts: EvalCounts, cell: CellConfig) -> Iterator[StartW
         yield StartWarning("cut_off", text)
     if counts.empty > COMMON * total:
         fix = "Look at the prompts and at what ends a response"
-        yield StartWarning("empty", f"{counts.empty:,} of {total:,} responses are empty. {fix} ({PAGE}#nothing-parsed)")
+        yield StartWarning(
+            "empty",
+            f"{counts.empty:,} of {total:,} responses are empty. {fix} ({PAGE}#nothing-parsed)",
+        )
 
 
 def _doubtful_scores(
@@ -179,10 +202,13 @@ def _doubtful_scores(
 ) -> Iterator[StartWarning]:
     """Answers that the verifier does not find, and scores that it does not take as they are."""
     total, partial = counts.rewards.size, counts.failures["partial"]
-    is_parsed = counts.parsed > FEW * total or is_on_device(task)  # there an answer ends with its response
+    # there an answer ends with its response
+    is_parsed = counts.parsed > FEW * total or is_on_device(task)
     if not is_parsed and counts.empty < total:
         text = f"the verifier {_verifier_text(cell)} finds an answer in {counts.parsed:,} of {total:,} responses"
-        yield StartWarning("nothing_parsed", f"{text}{_thinking_hint(cell, task)} ({PAGE}#nothing-parsed)")
+        yield StartWarning(
+            "nothing_parsed", f"{text}{_thinking_hint(cell, task)} ({PAGE}#nothing-parsed)"
+        )
 
     if partial > COMMON * total:
         first = f"; the first: {failures['partial']}" if "partial" in failures else ""
@@ -203,14 +229,13 @@ def _thinking_hint(cell: CellConfig, task: Task) -> str:
     uses = [cell.verifier.use] if isinstance(cell.verifier.use, str) else cell.verifier.use.values()
     if "math" not in uses or is_on_device(task) or not never_ends_thinking(task.opening, ""):
         return ""
-    return (
-        f"; each prompt ends with {task.opening[-60:]!r}, and only what follows the end of that thinking is an answer"
-    )
+    return f"; each prompt ends with {task.opening[-60:]!r}, and only what follows the end of that thinking is an answer"
 
 
 def _opening_hint(use: str, task: Task) -> str:
-    """Where a user's function finds the beginning of the policy's turn that the chat template wrote; empty where it
-    wrote none. A function of another trainer may look for it in the response."""
+    """Where a user's function finds the beginning of the policy's turn that the chat template
+    wrote; empty where it wrote none. A function of another trainer may look for it in the
+    response."""
     names = {"function": ("`prompts`", "`completions`"), "verl": ("`prompt_str`", "`solution_str`")}
     kind = use.partition(":")[0]
     if kind not in names or is_on_device(task) or not task.opening:
@@ -221,8 +246,8 @@ def _opening_hint(use: str, task: Task) -> str:
 
 
 def _doubtful_rewards(counts: EvalCounts, is_explained: bool, hint: str) -> Iterator[StartWarning]:
-    """Rewards that are all alike; `is_explained`: whether another warning says why all are 0; `hint`: why they may
-    be."""
+    """Rewards that are all alike; `is_explained`: whether another warning says why all are 0;
+    `hint`: why they may be."""
     rewards, total = counts.rewards, counts.rewards.size
     low, high = float(rewards.min()), float(rewards.max())
     if high == 0:
@@ -241,12 +266,15 @@ def _doubtful_rewards(counts: EvalCounts, is_explained: bool, hint: str) -> Iter
         yield StartWarning("equal_rewards", f"{text}. {fix}? ({PAGE}#the-reward-stays-at-0)")
 
 
-def _doubtful_checks(set_name: str, counts: EvalCounts, failures: Mapping[str, str]) -> Iterator[StartWarning]:
+def _doubtful_checks(
+    set_name: str, counts: EvalCounts, failures: Mapping[str, str]
+) -> Iterator[StartWarning]:
     total, failed = counts.rewards.size, sum(counts.failed_checks.values())
     if failed > FEW * total:
         name, checks = "failed_checks", "checks"
         if set_name:
-            name, checks = f"failed_checks_{set_name}", f"checks of the set {set_name!r}"
+            name = f"failed_checks_{set_name}"
+            checks = f"checks of the set {set_name!r}"
         kind = max(counts.failed_checks, key=lambda kind: counts.failed_checks[kind])
         first = f"; the first: {failures[kind]}" if kind in failures else ""
         kinds = _count_by_kind(counts.failed_checks)
@@ -255,7 +283,9 @@ def _doubtful_checks(set_name: str, counts: EvalCounts, failures: Mapping[str, s
 
     if counts.failed_replies > FEW * counts.replies:
         share = f"{counts.failed_replies:,} of {counts.replies:,} turns"
-        text = f"the task's reply failed at {share}, and the response ended there ({PAGE}#checks-fail)"
+        text = (
+            f"the task's reply failed at {share}, and the response ended there ({PAGE}#checks-fail)"
+        )
         yield StartWarning("failed_replies", text)
 
 
@@ -294,7 +324,11 @@ def _failure_examples(task: Task) -> dict[str, str]:
 
 def _verifier_text(cell: CellConfig) -> str:
     use = cell.verifier.use
-    return use if isinstance(use, str) else ", ".join(f"{name}: {verifier}" for name, verifier in use.items())
+    return (
+        use
+        if isinstance(use, str)
+        else ", ".join(f"{name}: {verifier}" for name, verifier in use.items())
+    )
 
 
 def _count_by_kind(failures: Mapping[str, int]) -> str:

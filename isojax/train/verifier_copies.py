@@ -20,25 +20,39 @@ def keep_verifier_files(base_folder: Path, use: str | Mapping[str, str]) -> None
         write_bytes(copy, read_file(file))
 
 
-def changed_verifier_files(base_folder: Path, use: str | Mapping[str, str]) -> list[tuple[Path, Path]]:
-    """Those that have changed since, each with its copy; of a sweep that kept none nothing is known."""
+def changed_verifier_files(
+    base_folder: Path, use: str | Mapping[str, str]
+) -> list[tuple[Path, Path]]:
+    """Those that have changed since, each with its copy; of a sweep that kept none nothing is
+    known."""
     copies = _copies(base_folder, use)
-    return [(file, copy) for file, copy in copies if copy.is_file() and read_file(copy) != read_file(file)]
+    return [
+        (file, copy)
+        for file, copy in copies
+        if copy.is_file() and read_file(copy) != read_file(file)
+    ]
 
 
 def check_verifier_files(base_folder: Path, use: str | Mapping[str, str]) -> None:
     """InputError where one of them has changed since."""
     for file, copy in changed_verifier_files(base_folder, use):
-        lines_before, lines_now = (read_file(path).decode(errors="replace").splitlines() for path in (copy, file))
+        lines_before, lines_now = (
+            read_file(path).decode(errors="replace").splitlines() for path in (copy, file)
+        )
         matcher = difflib.SequenceMatcher(None, lines_before, lines_now, autojunk=False)
         changed = [line + 1 for tag, _, _, line, _ in matcher.get_opcodes() if tag != "equal"]
         place = f", first in line {changed[0]}" if changed else " (in its line ends)"
         problem = f"cell.verifier.use: {file} has changed since this sweep began{place}"
         reason = "its runs would be judged by two rewards"
-        fix = f"Put the old one back (cp {copy} {file}), or choose another name=NAME for a new sweep"
+        fix = (
+            f"Put the old one back (cp {copy} {file}), or choose another name=NAME for a new sweep"
+        )
         raise InputError(f"{problem} (diff {copy} {file}); {reason}. {fix}.")
 
 
 def _copies(base_folder: Path, use: str | Mapping[str, str]) -> list[tuple[Path, Path]]:
     """Each file of the verifier, and where its copy is."""
-    return [(file, base_folder / COPIES_FOLDER / f"{i}-{file.name}") for i, file in enumerate(verifier_files(use))]
+    return [
+        (file, base_folder / COPIES_FOLDER / f"{i}-{file.name}")
+        for i, file in enumerate(verifier_files(use))
+    ]

@@ -1,5 +1,6 @@
-"""One training problem (paper's Appendix H): an update's mean and covariance by enumeration, its samples by a loop, the
-rate in updates; the slope, its standard error and the budgets by hand; the script from its arguments to its files.
+"""One training problem (paper's Appendix H): an update's mean and covariance by enumeration, its
+samples by a loop, the rate in updates; the slope, its standard error and the budgets by hand; the
+script from its arguments to its files.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def softmax(theta: np.ndarray) -> np.ndarray:
     return e / e.sum()
 
 
-def enumerated(n: int, advantage: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def enumerated(
+    n: int, advantage: Callable[[np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
     """Mean and covariance of 1/n sum A_i (e_{a_i} - pi) over all (2 K)^n outcomes."""
     pi, K = softmax(THETA), len(THETA)
     chance = np.concatenate([pi * MEANS, pi * (1 - MEANS)])
@@ -57,7 +60,10 @@ def others(rewards: np.ndarray) -> np.ndarray:
 def draws(n: int, baseline: str, count: int = 20_000) -> np.ndarray:
     theta, means = jnp.float32(THETA), jnp.float32(MEANS)
     keys = jax.random.split(jax.random.key(7), count)
-    return np.asarray(jax.jit(jax.vmap(lambda key: sampled_gradient(theta, means, key, n, baseline)))(keys), np.float64)
+    return np.asarray(
+        jax.jit(jax.vmap(lambda key: sampled_gradient(theta, means, key, n, baseline)))(keys),
+        np.float64,
+    )
 
 
 def test_the_exact_gradient_by_hand_and_by_differentiation() -> None:
@@ -71,7 +77,9 @@ def test_the_exact_gradient_by_hand_and_by_differentiation() -> None:
     )
 
 
-@pytest.mark.parametrize(("n", "baseline"), [(1, "none"), (2, "none"), (2, "leave_one_out"), (3, "leave_one_out")])
+@pytest.mark.parametrize(
+    ("n", "baseline"), [(1, "none"), (2, "none"), (2, "leave_one_out"), (3, "leave_one_out")]
+)
 def test_an_updates_mean_and_covariance_are_those_of_all_outcomes(n: int, baseline: str) -> None:
     mean, covariance = enumerated(n, others if baseline == "leave_one_out" else lambda r: r)
     np.testing.assert_allclose(
@@ -94,10 +102,15 @@ def test_counting_arms_equals_a_loop_over_samples(baseline: str) -> None:
     """The same uniforms, read one sample at a time."""
     pi, K, n, key = softmax(THETA), len(THETA), 37, jax.random.key(3)
     edges = np.cumsum(np.concatenate([pi * MEANS, pi * (1 - MEANS)]))
-    cells = [int(np.searchsorted(edges[:-1], u, side="right")) for u in np.asarray(jax.random.uniform(key, (n,)))]
+    cells = [
+        int(np.searchsorted(edges[:-1], u, side="right"))
+        for u in np.asarray(jax.random.uniform(key, (n,)))
+    ]
     rewards = np.array([1.0 if cell < K else 0.0 for cell in cells])
     advantages = others(rewards) if baseline == "leave_one_out" else rewards
-    expected = sum(A * (np.eye(K)[cell % K] - pi) for A, cell in zip(advantages, cells, strict=True)) / n
+    expected = (
+        sum(A * (np.eye(K)[cell % K] - pi) for A, cell in zip(advantages, cells, strict=True)) / n
+    )
     result = sampled_gradient(jnp.float32(THETA), jnp.float32(MEANS), key, n, baseline)
     np.testing.assert_allclose(result, expected, atol=2e-7)
 
@@ -109,7 +122,9 @@ def test_exact_dynamics_are_those_of_a_loop_in_float64() -> None:
         pi = softmax(theta)
         theta += 0.5 * pi * (means - pi @ means)
         expected[t] = softmax(theta)[1:].sum() * 0.8
-    result = dict(zip(at, simulate(means, logits, None, at, 0.5, repetitions=2, seed=0), strict=True))
+    result = dict(
+        zip(at, simulate(means, logits, None, at, 0.5, repetitions=2, seed=0), strict=True)
+    )
     for t in at:
         np.testing.assert_allclose(result[t], [expected[t]] * 2, rtol=1e-4)
     assert result[1][0] == pytest.approx(0.72, abs=0.01) and result[1000][0] < 0.003
@@ -126,22 +141,29 @@ RATES = [
 
 
 @pytest.mark.parametrize(("n", "learning_rate", "noise", "baseline"), RATES)
-def test_suboptimality_falls_as_one_over_t(n: int, learning_rate: float, noise: float, baseline: str) -> None:
-    """Appendix H: O(A / (n t) + B / t). The slope in log-log, -1 +- .1; and no constant of it (an upper bound says
-    nothing of those).
+def test_suboptimality_falls_as_one_over_t(
+    n: int, learning_rate: float, noise: float, baseline: str
+) -> None:
+    """Appendix H: O(A / (n t) + B / t). The slope in log-log, -1 +- .1; and no constant of it (an
+    upper bound says nothing of those).
     """
     at = grid(3_000)
     problem = one_right_arm(10, 0.3, noise)
-    values = np.array([*simulate(*problem, n, at, learning_rate, repetitions=64, seed=0, baseline=baseline)])
+    values = np.array(
+        [*simulate(*problem, n, at, learning_rate, repetitions=64, seed=0, baseline=baseline)]
+    )
     result, error = slope(at, values)
     assert error < 0.04
     assert result == pytest.approx(-1.0, abs=0.1)
 
 
 def test_too_large_a_learning_rate_breaks_the_rate_for_one_sample_an_update() -> None:
-    """The check above can fail: at learning rate 4 with a noisy verifier, runs of n = 1 settle on wrong arms."""
+    """The check above can fail: at learning rate 4 with a noisy verifier, runs of n = 1 settle on
+    wrong arms."""
     at = grid(1_000)
-    values = np.array([*simulate(*one_right_arm(10, 0.1, 0.25), 1, at, 4.0, repetitions=96, seed=0)])
+    values = np.array(
+        [*simulate(*one_right_arm(10, 0.1, 0.25), 1, at, 4.0, repetitions=96, seed=0)]
+    )
     assert slope(at, values)[0] > -0.5
     assert np.mean(values[-1] > 0.25) > 0.5
 
@@ -160,7 +182,9 @@ def test_the_first_policy_has_the_pass_rate_asked_for() -> None:
     np.testing.assert_allclose(softmax(one_right_arm(5, 0.2, 0.1)[1]), [0.2, 0.2, 0.2, 0.2, 0.2])
     means, logits = one_right_arm(100, 0.01, 0.1)
     assert softmax(logits)[0] == pytest.approx(0.01)
-    assert float(suboptimality(jnp.float32(logits), jnp.float32(means))) == pytest.approx(0.99 * 0.8, rel=1e-5)
+    assert float(suboptimality(jnp.float32(logits), jnp.float32(means))) == pytest.approx(
+        0.99 * 0.8, rel=1e-5
+    )
 
 
 def grid(updates: int) -> list[int]:
@@ -175,21 +199,27 @@ def test_a_power_law_gives_its_exponent_from_the_last_decade_alone() -> None:
 
 
 def test_the_slopes_error_is_how_much_it_scatters() -> None:
-    """2000 data sets of 20 repetitions, each a power law with a luck of its own in size and exponent."""
+    """2000 data sets of 20 repetitions, each a power law with a luck of its own in size and
+    exponent."""
     rng, t = np.random.default_rng(0), np.array(grid(1000))
-    sets = [np.outer(1 / t, rng.lognormal(0, 0.5, 20)) * t[:, None] ** rng.normal(0, 0.1, 20) for _ in range(2000)]
+    sets = [
+        np.outer(1 / t, rng.lognormal(0, 0.5, 20)) * t[:, None] ** rng.normal(0, 0.1, 20)
+        for _ in range(2000)
+    ]
     result = np.array([slope(t.tolist(), values) for values in sets])
     assert np.std(result[:, 0]) == pytest.approx(np.mean(result[:, 1]), rel=0.1)
 
 
 def test_a_curve_by_hand() -> None:
-    """Two repetitions, 1/t and 3/t: mean 2/t, standard error 1/t; none is over half of a gap of 1 after 10 updates, one
-    of a gap of .5.
+    """Two repetitions, 1/t and 3/t: mean 2/t, standard error 1/t; none is over half of a gap of 1
+    after 10 updates, one of a gap of .5.
     """
     t = [1, 2, 5, 10]
     values = np.outer(1 / np.array(t), [1.0, 3.0])
     curve = summarize(4, t, values, gap=1.0)
-    assert curve.mean == pytest.approx([2, 1, 0.4, 0.2]) and curve.se == pytest.approx([1, 0.5, 0.2, 0.1])
+    assert curve.mean == pytest.approx([2, 1, 0.4, 0.2]) and curve.se == pytest.approx(
+        [1, 0.5, 0.2, 0.1]
+    )
     assert curve.slope == pytest.approx(-1) and curve.lost == 0
     assert summarize(4, t, values, gap=0.5).lost == 0.5
 
@@ -200,10 +230,12 @@ def power_law(n: int, scale: float, error: float) -> Curve:
 
 
 def test_the_best_n_is_that_of_the_curves_and_ties_are_named() -> None:
-    """n = 4 has a tenth of n = 1's suboptimality at the same t, so 4/10 at the same C; n = 5's 5/11 is within two
-    standard errors of it.
+    """n = 4 has a tenth of n = 1's suboptimality at the same t, so 4/10 at the same C; n = 5's 5/11
+    is within two standard errors of it.
     """
-    result = compare_budgets([power_law(1, 1.0, 0.01), power_law(4, 0.1, 0.06), power_law(5, 1 / 11, 0.06)])
+    result = compare_budgets(
+        [power_law(1, 1.0, 0.01), power_law(4, 0.1, 0.06), power_law(5, 1 / 11, 0.06)]
+    )
     assert list(result) == [10, 100, 1000]
     assert result[1000][1] == (pytest.approx(1e-3), pytest.approx(1e-5))
     assert result[1000][4] == (pytest.approx(0.1 / 250), pytest.approx(0.006 / 250))
@@ -217,7 +249,18 @@ def test_a_budget_that_is_not_one_update_for_every_n_is_left_out() -> None:
     assert compare_budgets([power_law(1, 1.0, 0.1), power_law(5000, 1.0, 0.1)]) == {}
 
 
-SMALL = ("--n", "4,1", "--updates", "1000", "--p", "0.5", "--learning-rate", "1", "--repetitions", "128")
+SMALL = (
+    "--n",
+    "4,1",
+    "--updates",
+    "1000",
+    "--p",
+    "0.5",
+    "--learning-rate",
+    "1",
+    "--repetitions",
+    "128",
+)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
@@ -231,16 +274,22 @@ def test_the_script_prints_a_table_and_writes_its_files(
     out = tmp_path / "made" / "here"
     run(monkeypatch, *SMALL, "--out", str(out))
     heading, *rows, _ = capsys.readouterr().out.splitlines()
-    assert heading.rstrip().endswith("at C = 1,000") and [row.split()[0] for row in rows] == ["1", "4"]
+    assert heading.rstrip().endswith("at C = 1,000") and [row.split()[0] for row in rows] == [
+        "1",
+        "4",
+    ]
     for row in rows:  # t x suboptimality of equal wrong arms: 9 / 10 / learning rate
         words = row.split()
-        assert float(words[1]) == pytest.approx(-1, abs=0.1) and float(words[4]) == pytest.approx(0.9, abs=0.15)
+        assert float(words[1]) == pytest.approx(-1, abs=0.1) and float(words[4]) == pytest.approx(
+            0.9, abs=0.15
+        )
         assert words[7] == "0.0%"
     assert rows[0].rstrip().endswith("*") and not rows[1].rstrip().endswith(("*", "="))
     assert (out / "bandit.png").read_bytes().startswith(b"\x89PNG")
     lines = list(csv.DictReader((out / "bandit.csv").read_text().splitlines()))
     assert {line["n"] for line in lines} == {"1", "4"}
-    assert float(lines[0]["suboptimality"]) == pytest.approx(0.4, abs=0.1)  # half the answers right, worth .8 more
+    # half the answers right, worth .8 more
+    assert float(lines[0]["suboptimality"]) == pytest.approx(0.4, abs=0.1)
     with pytest.raises(FileExistsError):
         run(monkeypatch, *SMALL, "--out", str(out))
 
@@ -260,7 +309,10 @@ def test_the_script_prints_a_table_and_writes_its_files(
     ],
 )
 def test_what_cannot_be_simulated_is_refused_before_anything_is_written(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    words: tuple[str, ...],
 ) -> None:
     with pytest.raises(SystemExit):
         run(monkeypatch, *words, "--out", str(tmp_path / "made"))

@@ -1,4 +1,5 @@
-"""benchmarks/model_logprobs.py against transformers' logits (tests/models/references), and what it refuses."""
+"""benchmarks/model_logprobs.py against transformers' logits (tests/models/references), and what it
+refuses."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ MESHES = ("auto", "data=2,fsdp=2,tensor=2", "data=2,sequence=2,tensor=2", "fsdp=
 
 def write_tokens(file: Path, tokens: np.ndarray, lengths: np.ndarray) -> None:
     is_token = np.arange(tokens.shape[1])[None] < lengths[:, None]
-    np.savez(file, input_ids=np.where(is_token, tokens, -1).astype(np.int32), lengths=lengths.astype(np.int32))
+    np.savez(
+        file,
+        input_ids=np.where(is_token, tokens, -1).astype(np.int32),
+        lengths=lengths.astype(np.int32),
+    )
 
 
 @pytest.mark.slow
@@ -29,12 +34,13 @@ def write_tokens(file: Path, tokens: np.ndarray, lengths: np.ndarray) -> None:
     ("name", "axes"),
     [
         *((name, axes) for name in ("gemma3", "qwen2_sliding") for axes in MESHES),
-        ("llama_biases", "data=2,fsdp=2,tensor=2"),  # fsdp splits the biases of what is added to hidden states
+        # fsdp splits the biases of what is added to hidden states
+        ("llama_biases", "data=2,fsdp=2,tensor=2"),
     ],
 )
 def test_both_passes_equal_transformers(name: str, axes: str, tmp_path: Path) -> None:
-    """Of sequences of 40, 2, 23 and 31 tokens: longer than the windows, shorter than what is prefilled, and fewer than
-    eight shards."""
+    """Of sequences of 40, 2, 23 and 31 tokens: longer than the windows, shorter than what is
+    prefilled, and fewer than eight shards."""
     batch = np.load(REFERENCES / name / "batch.npz")
     lengths = batch["lengths"]
     write_tokens(tmp_path / "tokens.npz", batch["tokens"], lengths)
@@ -54,7 +60,8 @@ def test_both_passes_equal_transformers(name: str, axes: str, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_greedy_tokens_are_those_of_whole_passes(tmp_path: Path) -> None:
-    """What the sampler continues with is, token by token, what a pass over all of it finds most likely."""
+    """What the sampler continues with is, token by token, what a pass over all of it finds most
+    likely."""
     model, first = {"path": str(REFERENCES / "gemma3")}, tmp_path / "first.npz"
     starts = np.load(REFERENCES / "gemma3" / "batch.npz")["tokens"][:2, :5]
     write_tokens(first, starts, np.array([2, 5]))
@@ -77,21 +84,39 @@ TOKENS = np.array([[5, 6, -1], [7, 8, 9]])
     [
         ({"input_ids": TOKENS}, "lengths"),
         ({"input_ids": TOKENS * 1.0, "lengths": [2, 3]}, r"input_ids float64\[2, 3\]"),
-        ({"input_ids": TOKENS, "lengths": [2]}, r"lengths int64\[1\]; expected integers \[b, t\] and \[b\]"),
+        (
+            {"input_ids": TOKENS, "lengths": [2]},
+            r"lengths int64\[1\]; expected integers \[b, t\] and \[b\]",
+        ),
         ({"input_ids": TOKENS, "lengths": [0, 3]}, "lengths from 0 to 3; expected 1 to 3"),
         ({"input_ids": TOKENS, "lengths": [2, 4]}, "lengths from 2 to 4; expected 1 to 3"),
         ({"input_ids": TOKENS, "lengths": [3, 3]}, "from -1 to 9; expected 0 to 9"),
         ({"input_ids": TOKENS + 1, "lengths": [2, 3]}, "from 6 to 10; expected 0 to 9"),
     ],
 )
-def test_tokens_that_cannot_be_used_are_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_tokens_that_cannot_be_used_are_refused(
+    given: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     np.savez(tmp_path / "tokens.npz", **given)
     with pytest.raises(InputError, match=said):
         read_sequences(tmp_path / "tokens.npz", vocab=10)
 
 
 def test_a_mesh_that_is_too_large_ends_with_2_before_any_work(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "folder", "tokens.npz", "out.npz", "--mesh", "fsdp=3", "--devices", "2"]
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "folder",
+        "tokens.npz",
+        "out.npz",
+        "--mesh",
+        "fsdp=3",
+        "--devices",
+        "2",
+    ]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert result.returncode == 2
-    assert result.stderr.startswith("error: mesh 'fsdp=3' needs 3 devices") and "Traceback" not in result.stderr
+    assert (
+        result.stderr.startswith("error: mesh 'fsdp=3' needs 3 devices")
+        and "Traceback" not in result.stderr
+    )

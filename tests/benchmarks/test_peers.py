@@ -1,5 +1,5 @@
-"""The benchmarks against peers: prompts, the table and the floor by hand, and scripts that explain themselves without
-any peer.
+"""The benchmarks against peers: prompts, the table and the floor by hand, and scripts that explain
+themselves without any peer.
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ from tokenizers.decoders import ByteLevel as Letters  # noqa: E402
 from tokenizers.models import BPE  # noqa: E402
 from tokenizers.pre_tokenizers import ByteLevel  # noqa: E402
 
-SCRIPTS = sorted({BENCHMARKS / "peers" / peer.script for claim in compare.CLAIMS for peer in claim.peers})
+SCRIPTS = sorted(
+    {BENCHMARKS / "peers" / peer.script for claim in compare.CLAIMS for peer in claim.peers}
+)
 SCRIPTS += [
     BENCHMARKS / "limits.py",
-    *(BENCHMARKS / "peers" / f"{name}.py" for name in ("compare", "logprobs", "logprobs_transformers")),
+    *(
+        BENCHMARKS / "peers" / f"{name}.py"
+        for name in ("compare", "logprobs", "logprobs_transformers")
+    ),
 ]
 
 
@@ -66,13 +71,29 @@ def test_every_peer_gets_the_same_prompts_and_numbers(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["ids"] == child.read_prompts(path).ids
     assert [len(prompt) for prompt in child.read_prompts(path).ids] == [4, 4]
     inputs = [compare.command(tmp_path, claim, peer, path, 3)[2:10] for peer in claim.peers]
-    assert inputs[0] == [str(tmp_path), "--prompts", str(path), "--n", "8", "--new", "16", "--repeats"]
+    assert inputs[0] == [
+        str(tmp_path),
+        "--prompts",
+        str(path),
+        "--n",
+        "8",
+        "--new",
+        "16",
+        "--repeats",
+    ]
     assert all(words == inputs[0] for words in inputs)
 
 
 def test_medians_and_ratios_of_measurements() -> None:
     def line(peer: str, seconds: float, cpu: float, peak: float) -> dict[str, object]:
-        return {"claim": "x", "peer": peer, "seconds": seconds, "cpu_seconds": cpu, "tokens": 100, "peak_gib": peak}
+        return {
+            "claim": "x",
+            "peer": peer,
+            "seconds": seconds,
+            "cpu_seconds": cpu,
+            "tokens": 100,
+            "peak_gib": peak,
+        }
 
     lines = [
         line("isojax", 2.0, 1.0, 1.5),
@@ -80,7 +101,11 @@ def test_medians_and_ratios_of_measurements() -> None:
         line("isojax", 4.0, 2.0, 1.7),
         line("tunix", 5.0, 3.0, 2.0),
     ]
-    lines += [line("tunix", 6.0, 2.0, 2.5), line("isojax", 3.0, 1.5, 1.6), line("trl", 30.0, 3.0, 1.0) | {"claim": "y"}]
+    lines += [
+        line("tunix", 6.0, 2.0, 2.5),
+        line("isojax", 3.0, 1.5, 1.6),
+        line("trl", 30.0, 3.0, 1.0) | {"claim": "y"},
+    ]
     ours, theirs, single = compare.medians(lines)
     assert ours == {
         **{
@@ -100,8 +125,8 @@ def test_medians_and_ratios_of_measurements() -> None:
 
 
 def test_the_floor_by_hand(tmp_path: Path) -> None:
-    """One layer of width 4, a head of 2, a key-value head of 2, an MLP of 3: 16 + 16 + 36 + 8 weights, and the last
-    norm's 4.
+    """One layer of width 4, a head of 2, a key-value head of 2, an MLP of 3: 16 + 16 + 36 + 8
+    weights, and the last norm's 4.
     """
     config = {
         "hidden_size": 4,
@@ -110,21 +135,29 @@ def test_the_floor_by_hand(tmp_path: Path) -> None:
         "head_dim": 2,
         "intermediate_size": 3,
     }
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "vocab_size": 10}))
-    shape = limits.read_shape(tmp_path)
-    assert shape == limits.Shape(blocks=16 + 16 + 36 + 8 + 4, vocab=10, width=4, position_bytes=2 * 2 * 4)
-    # Two slots, 3 + 4 positions. Layers, in 3 of 4 steps: 320 operations at 32 a second, 80 * 4 + 2 * 5 * 16 bytes at
-    # 64, 10 + 7.5. The
-    # unembedding, in all: 160 operations at 16, 40 * 4 bytes, 10 + 2.5.
-    assert limits.floor(shape, limits.Limits(32.0, 16.0, 64.0), rows=2, prompt=3, new=4) == pytest.approx(
-        2 / (0.75 * 17.5 + 12.5)
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"num_hidden_layers": 1, "vocab_size": 10})
     )
+    shape = limits.read_shape(tmp_path)
+    assert shape == limits.Shape(
+        blocks=16 + 16 + 36 + 8 + 4, vocab=10, width=4, position_bytes=2 * 2 * 4
+    )
+    # Two slots, 3 + 4 positions. Layers, in 3 of 4 steps: 320 operations at 32 a second, 80 * 4 + 2
+    # * 5 * 16 bytes at 64, 10 + 7.5. The unembedding, in all: 160 operations at 16, 40 * 4 bytes,
+    # 10 + 2.5.
+    assert limits.floor(
+        shape, limits.Limits(32.0, 16.0, 64.0), rows=2, prompt=3, new=4
+    ) == pytest.approx(2 / (0.75 * 17.5 + 12.5))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_help_needs_no_peer(script: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(script), "--help"], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, str(script), "--help"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     assert done.returncode == 0 and "MODEL" in done.stdout, done.stderr
 
@@ -139,7 +172,9 @@ def refused(script: str, *words: str) -> str:
 
 def test_an_unknown_claim_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert "step-4x9: expected some of few-shot" in refused("compare.py", str(tmp_path), "--only", "step-4x9")
+    assert "step-4x9: expected some of few-shot" in refused(
+        "compare.py", str(tmp_path), "--only", "step-4x9"
+    )
 
 
 @pytest.mark.parametrize("script", ["compare.py", "logprobs.py"])
@@ -150,4 +185,6 @@ def test_a_folder_without_a_model_is_refused(script: str) -> None:
 def test_what_is_installed_is_pinned() -> None:
     for peer in ("transformers", "tunix", "trl"):
         lines = (BENCHMARKS / "peers" / f"requirements-{peer}.txt").read_text().splitlines()
-        assert all("==" in line and "/" not in line for line in lines if not line.startswith("#")), peer
+        assert all(
+            "==" in line and "/" not in line for line in lines if not line.startswith("#")
+        ), peer

@@ -1,4 +1,5 @@
-"""The benchmark of refilled slots: forced lengths, schedules by hand, and a small run that agrees with both."""
+"""The benchmark of refilled slots: forced lengths, schedules by hand, and a small run that agrees
+with both."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ import refill  # noqa: E402
 
 
 def test_the_odds_of_an_end_give_the_lognormal() -> None:
-    """Chances to come as far as t, from the odds alone, against scipy's distribution of that mean."""
+    """Chances to come as far as t, from the odds alone, against scipy's distribution of that
+    mean."""
     ends = 1 / (1 + np.exp(-refill.log_odds(1024).astype(np.float64)))
     lengths = lognorm(0.8, scale=240 / np.exp(0.32))
     assert lengths.mean() == pytest.approx(240)
@@ -41,19 +43,23 @@ def test_schedules_by_hand() -> None:
     assert refill.schedule(lengths, 2, 100, 1) == (7, 3)
 
 
-def test_lengths_are_those_of_the_uniform_numbers_and_chunks_those_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A response ends where its number falls below the chance of an end, which the first token of the vocabulary
-    holds.
+def test_lengths_are_those_of_the_uniform_numbers_and_chunks_those_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A response ends where its number falls below the chance of an end, which the first token of
+    the vocabulary holds.
     """
     monkeypatch.setattr(refill, "MEAN", 12.0)
     monkeypatch.setattr(refill.engine_module, "CHUNK_TOKENS", 8)
-    decoder = refill.Ending(ModelConfig(layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp=16), 40, 48)
-    engine, params = (
-        refill.build(decoder, 32, 2, argparse.Namespace(slots=4, prompt=5, cap=48)),
-        decoder.init(jax.random.key(0)),
+    decoder = refill.Ending(
+        ModelConfig(layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp=16), 40, 48
     )
+    engine = refill.build(decoder, 32, 2, argparse.Namespace(slots=4, prompt=5, cap=48))
+    params = decoder.init(jax.random.key(0))
     lengths, refills = refill.run(engine, params, 2)(params, jax.random.key(1), jnp.int32(0))
-    keys = rollout_keys(jax.random.key(1), jnp.repeat(jnp.arange(16), 2), jnp.tile(jnp.arange(2), 16))
+    keys = rollout_keys(
+        jax.random.key(1), jnp.repeat(jnp.arange(16), 2), jnp.tile(jnp.arange(2), 16)
+    )
     below = [
         np.asarray(uniforms(keys, jnp.full(32, t))) < 1 / (1 + np.exp(-odds))
         for t, odds in enumerate(refill.log_odds(48))

@@ -1,5 +1,5 @@
-"""The benchmarks that nothing else runs, each at a size that takes a second: they run to their end, and their figures
-that follow from the arguments are those worked out by hand."""
+"""The benchmarks that nothing else runs, each at a size that takes a second: they run to their end,
+and their figures that follow from the arguments are those worked out by hand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,14 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 if not BENCHMARKS.is_dir():
     pytest.skip("benchmarks/ is not part of this copy", allow_module_level=True)
 
-SHAPE: dict[str, Any] = {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "head_dim": 16, "mlp": 64}
+SHAPE: dict[str, Any] = {
+    "layers": 1,
+    "width": 32,
+    "heads": 2,
+    "kv_heads": 2,
+    "head_dim": 16,
+    "mlp": 64,
+}
 
 
 class Scripts:
@@ -71,39 +78,69 @@ def test_sweep_overhead(scripts: Scripts) -> None:
     """Of a sweep of 4 x 2 and 4 x 4, its smallest and largest cell, in one program."""
     settings = [f"cell.model.{key}={value}" for key, value in SHAPE.items()]
     sweep = ("sweep.B_p=[4]", "sweep.n=[2,4]", "sweep.B_max=16", "sweep.seeds=1", "sweep.budget=64")
-    (line,) = scripts("sweep_overhead", "quickstart", *settings, *sweep, "--rollouts", 16, "--repeats", 1)
-    assert line["programs"] == 1 and set(line["microseconds_per_rollout"]) == {"4x2", "4x4"} == set(line["spread"])
+    (line,) = scripts(
+        "sweep_overhead", "quickstart", *settings, *sweep, "--rollouts", 16, "--repeats", 1
+    )
+    assert line["programs"] == 1 and set(line["microseconds_per_rollout"]) == {"4x2", "4x4"} == set(
+        line["spread"]
+    )
     small, large = (line["microseconds_per_rollout"][cell] for cell in ("4x2", "4x4"))
     assert line["ratio"] == pytest.approx(small / large, rel=0.01) and small > 0
     assert set(line["spread"].values()) == {0}  # one repeat
 
 
 def test_update_packing(scripts: Scripts) -> None:
-    """One width computes all of the 4 x 4 rollouts' 32 positions; two widths at least the tokens, and no more than one
-    width does.
+    """One width computes all of the 4 x 4 rollouts' 32 positions; two widths at least the tokens,
+    and no more than one width does.
     """
-    sizes = {"B_P": 4, "N": 4, "M": 4, "P": 4, "T": 32, "VOCAB": 32, "REPEATS": 1, "MODEL": ModelConfig(**SHAPE)}
+    sizes = {
+        "B_P": 4,
+        "N": 4,
+        "M": 4,
+        "P": 4,
+        "T": 32,
+        "VOCAB": 32,
+        "REPEATS": 1,
+        "MODEL": ModelConfig(**SHAPE),
+    }
     (line,) = scripts("update_packing", "--widths", "1,2", **sizes)
     assert line["positions_1"] == round(4 * 4 * 32 / line["tokens"], 2)
     assert 1 <= line["positions_2"] <= line["positions_1"]
-    assert line["gain_2"] == pytest.approx(line["tokens_per_second_2"] / line["tokens_per_second_1"], rel=0.05)
+    assert line["gain_2"] == pytest.approx(
+        line["tokens_per_second_2"] / line["tokens_per_second_1"], rel=0.05
+    )
 
 
 def test_accelerator(scripts: Scripts, tmp_path: Path) -> None:
     """On this CPU, which has one attention; the report holds what is printed."""
-    sizes = ("cell.model.layers=1", "cell.model.width=32", "cell.model.head_dim=16", "cell.model.mlp=64")
-    lengths = ("cell.sampling.prompt_length=4", "cell.sampling.response_length=4", "sweep.decode_slots=8")
+    sizes = (
+        "cell.model.layers=1",
+        "cell.model.width=32",
+        "cell.model.head_dim=16",
+        "cell.model.mlp=64",
+    )
+    lengths = (
+        "cell.sampling.prompt_length=4",
+        "cell.sampling.response_length=4",
+        "sweep.decode_slots=8",
+    )
     *kernels, _, _, figures = scripts("accelerator", *sizes, *lengths, "--out", tmp_path, REPEATS=1)
     assert figures["device"] == "cpu" and figures["sampler_logp_gap"] < 1e-5
     assert 0 < figures["share_of_roofline"] < 2 and 0 < figures["mfu"] < 2
-    assert [(x["attention"], x["distance_from_float32"]) for x in kernels] == [("update", 0), ("decode", 0)]
-    assert json.loads((tmp_path / "accelerator.json").read_text()) == {**figures, "kernels": kernels}
+    assert [(x["attention"], x["distance_from_float32"]) for x in kernels] == [
+        ("update", 0),
+        ("decode", 0),
+    ]
+    assert json.loads((tmp_path / "accelerator.json").read_text()) == {
+        **figures,
+        "kernels": kernels,
+    }
     assert f"| mfu | {figures['mfu']} |" in (tmp_path / "accelerator.md").read_text()
 
 
 def test_vocabulary_blocks(scripts: Scripts) -> None:
-    """Without the entropy's gradient and with it; blocks never hold all 8 x 5000 logits at once, which the plain form
-    does.
+    """Without the entropy's gradient and with it; blocks never hold all 8 x 5000 logits at once,
+    which the plain form does.
     """
     scripts.patch.setattr(logprobs, "MAX_BLOCK_TOKENS", 500)
     scripts.patch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
@@ -117,7 +154,22 @@ def test_vocabulary_blocks(scripts: Scripts) -> None:
 
 
 def test_lanes(scripts: Scripts, model: Path) -> None:
-    words = ("--prompts", "8", "--response", 4, "--n", 4, "--slots", 4, "--width", 2, "--problems", 2, "--layers", 1)
+    words = (
+        "--prompts",
+        "8",
+        "--response",
+        4,
+        "--n",
+        4,
+        "--slots",
+        4,
+        "--width",
+        2,
+        "--problems",
+        2,
+        "--layers",
+        1,
+    )
     (line,) = scripts("shared_prefixes", model, *words, REPEATS=1)
     assert (line["P"], line["T"], line["n"], line["R"], line["W"]) == (8, 4, 4, 4, 2)
     assert line["ratio"] == pytest.approx(line["shared"] / line["separate"], rel=0.01)
@@ -128,12 +180,16 @@ def test_decode_step(scripts: Scripts, model: Path) -> None:
     lines = scripts("decode_step", model, "--slots", "4", "--positions", 16, STEPS=2, REPEATS=1)
     assert [line["unrolled"] for line in lines] == [True, False]
     for line in lines:
-        assert line["tokens_per_second"] == pytest.approx(4 / (line["ms_per_step"] / 1000), rel=0.01)
+        assert line["tokens_per_second"] == pytest.approx(
+            4 / (line["ms_per_step"] / 1000), rel=0.01
+        )
 
 
 def test_small_batch_matmul(scripts: Scripts) -> None:
     """Two layers of two shapes: operations are 2 a row, input, output and layer."""
-    lines = scripts("small_batch_matmul", "--rows", "3,5", "--shapes", "16x24,24x16", LAYERS=2, REPEATS=1)
+    lines = scripts(
+        "small_batch_matmul", "--rows", "3,5", "--shapes", "16x24,24x16", LAYERS=2, REPEATS=1
+    )
     assert [line["rows"] for line in lines] == [3, 5]
     for line in lines:
         assert line["faster"] == pytest.approx(line["plain_ms"] / line["small_batch_ms"], rel=0.05)
@@ -144,7 +200,13 @@ def test_small_batch_matmul(scripts: Scripts) -> None:
 
 def test_small_attention(scripts: Scripts) -> None:
     lines = scripts(
-        "small_attention", "--gradient", "2x2x3x4x8", "--scores", "4x2x2x5x8,4x1x2x5x16", ARRAYS=2, REPEATS=1
+        "small_attention",
+        "--gradient",
+        "2x2x3x4x8",
+        "--scores",
+        "4x2x2x5x8,4x1x2x5x16",
+        ARRAYS=2,
+        REPEATS=1,
     )
     assert [(line["what"], line["shape"]) for line in lines] == [
         ("gradient", [2, 2, 3, 4, 8]),
@@ -164,16 +226,19 @@ def test_overlap(scripts: Scripts) -> None:
 
 
 def test_fig7(scripts: Scripts, tmp_path: Path) -> None:
-    """Points of the published law, each n rounded to a power of two: every parameter comes out within the published
-    uncertainty.
+    """Points of the published law, each n rounded to a power of two: every parameter comes out
+    within the published uncertainty.
     """
     published = Law("sigmoid", 6.09, 4.75, 5.84, 2.73)
     C = np.logspace(4.8, 7, 30).round()
     rows = [f"easy,{2 ** log2_n_star(published, c)},{c}" for c in C]
-    (tmp_path / "points.csv").write_text("\n".join(["set,n,rollouts", *rows, "hard,8,100000"]) + "\n")
+    (tmp_path / "points.csv").write_text(
+        "\n".join(["set,n,rollouts", *rows, "hard,8,100000"]) + "\n"
+    )
     script = importlib.import_module("fig7")
     scripts.patch.setattr(sys, "argv", ["fig7.py", str(tmp_path / "points.csv")])
-    assert script.main() == 1  # 30 distinct n are not few, which the script wants said of the paper's points
+    # 30 distinct n are not few, which the script wants said of the paper's points
+    assert script.main() == 1
     line = json.loads(scripts.capsys.readouterr().out)
     assert line["points"] == 30 and all(line["within"].values()) and not line["few_distinct_n_said"]
     assert [line["fitted"][name] for name in ("L", "k", "log10_C0", "b")] == pytest.approx(
@@ -182,22 +247,26 @@ def test_fig7(scripts: Scripts, tmp_path: Path) -> None:
 
 
 def test_gsm8k_verifier(scripts: Scripts, tmp_path: Path) -> None:
-    """18 has 7 changes in each of 7 forms; 5, of one digit, has no digits to swap and none to leave out: 1 + 7 right
-    and 49 or 35 wrong answers.
+    """18 has 7 changes in each of 7 forms; 5, of one digit, has no digits to swap and none to leave
+    out: 1 + 7 right and 49 or 35 wrong answers.
     """
     rows = [{"question": "?", "answer": f"So it is.\n#### {number}"} for number in (18, 5)]
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (line,) = scripts("gsm8k_verifier", tmp_path / "test.jsonl", "--workers", 1)
     assert (line["problems"], line["checks"], line["mistakes"]) == (2, 8 + 49 + 8 + 35, 0)
     assert (
-        line["as_they_should"]["right_gold"] == "2 of 2" and line["as_they_should"]["wrong_swapped_boxed"] == "1 of 1"
+        line["as_they_should"]["right_gold"] == "2 of 2"
+        and line["as_they_should"]["wrong_swapped_boxed"] == "1 of 1"
     )
 
 
 def test_math_verifiers(scripts: Scripts, tmp_path: Path) -> None:
-    """math-verify takes the second pair for 4; accuracy_reward refuses the third, in which nothing is LaTeX."""
+    """math-verify takes the second pair for 4; accuracy_reward refuses the third, in which nothing
+    is LaTeX."""
     rows = [r"4 \boxed{4} 1", r"4 \boxed{4_7} 0", "4 <answer>4</answer> 1"]
-    (tmp_path / "pairs.tsv").write_text("".join(row.replace(" ", "\t") + "\tkind\n" for row in rows))
+    (tmp_path / "pairs.tsv").write_text(
+        "".join(row.replace(" ", "\t") + "\tkind\n" for row in rows)
+    )
     own, math_verify, trl = scripts("math_verifiers", tmp_path / "pairs.tsv")
     assert (own["wrong_accepted"], own["right_refused"], own["right_pairs"]) == (0, 0, 2)
     assert math_verify["wrong_accepted"] == 1 and trl["right_refused"] == 1
@@ -236,7 +305,9 @@ def test_adaptive(scripts: Scripts) -> None:
     (line,) = scripts("adaptive", *words, EVALUATIONS=14, REPLICATES=20)
     assert line["all"] == line["hill, 1 seeds"] and line["all"]["worlds"] == 1
     assert line["all"]["grid"]["rollouts"] == 1 and 0.3 < line["all"]["frontier"]["rollouts"] <= 0.5
-    assert all(0 <= line["all"][name]["n_right"] <= 1 for name in ("frontier", "grid", "half_budget"))
+    assert all(
+        0 <= line["all"][name]["n_right"] <= 1 for name in ("frontier", "grid", "half_budget")
+    )
 
 
 def test_async_sampling(scripts: Scripts) -> None:
@@ -246,15 +317,21 @@ def test_async_sampling(scripts: Scripts) -> None:
     sync, mesh = scripts("async_sampling", *words, MODELS={"small": ModelConfig(**SHAPE)})
     for line in (sync, mesh):
         assert line["rollouts_per_second"] == pytest.approx(2 * 16 / line["wall"], rel=0.02)
-        assert line["of_sync"] == pytest.approx(line["rollouts_per_second"] / sync["rollouts_per_second"], rel=0.01)
+        assert line["of_sync"] == pytest.approx(
+            line["rollouts_per_second"] / sync["rollouts_per_second"], rel=0.01
+        )
     assert (sync["k"], mesh["k"], sync["updates"]) == (None, 1, 2)
-    assert 0 < mesh["sampler_busy"] < 1.5 and 0 < mesh["trainer_busy"] <= 1 and 0 <= mesh["staleness_mean"] <= 1
+    assert (
+        0 < mesh["sampler_busy"] < 1.5
+        and 0 < mesh["trainer_busy"] <= 1
+        and 0 <= mesh["staleness_mean"] <= 1
+    )
     assert mesh["busy"] == pytest.approx(mesh["sampler_busy"] + mesh["trainer_busy"], abs=0.002)
 
 
 def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
-    """Each k is a sweep of one seed, `ablations.py`'s; ages are its ledger's: one update of age 1 and three of 3 are
-    2.5 on average.
+    """Each k is a sweep of one seed, `ablations.py`'s; ages are its ledger's: one update of age 1
+    and three of 3 are 2.5 on average.
     """
     requested = []
 
@@ -269,19 +346,44 @@ def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
                 below,
             )
         )
-        return [{"B_p": 32, "n": 8, "base": 0.25, "final": 0.5, "min_gain": 0.25, "C": 600, "flags": [], "curve": []}]
+        return [
+            {
+                "B_p": 32,
+                "n": 8,
+                "base": 0.25,
+                "final": 0.5,
+                "min_gain": 0.25,
+                "C": 600,
+                "flags": [],
+                "curve": [],
+            }
+        ]
 
     def read_runs(folders: list[Path]) -> list[RunRecord]:
         assert folders == [tmp_path / "learns" / requested[-1][0]]
-        ages = [{}, {"staleness_mean": 1.0, "staleness_max": 2.0}, {"staleness_mean": 3.0, "staleness_max": 4.0}]
-        points = [EvalPoint(M, M, M, 0, {}, train=train) for M, train in zip((0, 1, 4), ages, strict=True)]
+        ages = [
+            {},
+            {"staleness_mean": 1.0, "staleness_max": 2.0},
+            {"staleness_mean": 3.0, "staleness_max": 4.0},
+        ]
+        points = [
+            EvalPoint(M, M, M, 0, {}, train=train) for M, train in zip((0, 1, 4), ages, strict=True)
+        ]
         return [RunRecord(Cell(32, 8, 0), tuple(points))]
 
     words = ("--learns", tmp_path, "--ks", "0,8", "--ways", "alternate,mesh", "--budget", 600)
     lines = scripts("async_sampling", *words, run=run, read_runs=read_runs)
     of_all = (1, 600, tmp_path)
-    assert requested == [("k0", 0, None, *of_all), ("k8", 8, None, *of_all), ("k8-mesh", 8, "data=1", *of_all)]
-    assert [(line["way"], line["k"]) for line in lines] == [("alternate", 0), ("alternate", 8), ("mesh", 8)]
+    assert requested == [
+        ("k0", 0, None, *of_all),
+        ("k8", 8, None, *of_all),
+        ("k8-mesh", 8, "data=1", *of_all),
+    ]
+    assert [(line["way"], line["k"]) for line in lines] == [
+        ("alternate", 0),
+        ("alternate", 8),
+        ("mesh", 8),
+    ]
     assert "staleness_mean" not in lines[0] and all(
         (line["staleness_mean"], line["staleness_max"]) == (2.5, 4.0) for line in lines[1:]
     )
@@ -295,10 +397,15 @@ def test_cost(scripts: Scripts) -> None:
 
 
 def test_cut_sweep(scripts: Scripts, tmp_path: Path) -> None:
-    """n = 8 is .3 above n = 2 at the end, so a fit of the first half of the rollouts recommends it. Each evaluation
-    takes .5 s, and a rollout .1 ms."""
+    """n = 8 is .3 above n = 2 at the end, so a fit of the first half of the rollouts recommends it.
+    Each evaluation takes .5 s, and a rollout .1 ms."""
     runs = world(
-        seeds=1, n=(2, 8), problems=200, ratio=1.4, budget=64_000, curve=lambda B_p, n: Hill(0.2, n / 10, 1.0, 8e3)
+        seeds=1,
+        n=(2, 8),
+        problems=200,
+        ratio=1.4,
+        budget=64_000,
+        curve=lambda B_p, n: Hill(0.2, n / 10, 1.0, 8e3),
     )
     for run in runs.runs:
         ledger = Ledger(tmp_path / "cells" / run.cell.name, run.cell, "x")
@@ -307,23 +414,35 @@ def test_cut_sweep(scripts: Scripts, tmp_path: Path) -> None:
     (line,) = scripts("cut_sweep", tmp_path, "--at", 32_000, "--replicates", 40)
     C = [p.rollouts for run in runs.runs for p in run.points]
     assert line["hidden"] == sum(c > 32_000 for c in C) > 2 and line["inside"] > 0.5
-    assert (line["n"], line["regret"]) == (8, 0.0) and line["measured"]["8"] - line["measured"]["2"] > 0.3
-    assert abs(line["mean_error"]) <= line["mean_absolute_error"] < 0.05 and abs(line["time_error"]) < 0.05
+    assert (line["n"], line["regret"]) == (8, 0.0) and line["measured"]["8"] - line["measured"][
+        "2"
+    ] > 0.3
+    assert (
+        abs(line["mean_error"]) <= line["mean_absolute_error"] < 0.05
+        and abs(line["time_error"]) < 0.05
+    )
 
 
 def test_watch_replay(scripts: Scripts, tmp_path: Path) -> None:
-    """A run of a file that is flat at .3: no goal below it stops it, and every goal above it does."""
+    """A run of a file that is flat at .3: no goal below it stops it, and every goal above it
+    does."""
     noise = np.random.default_rng(0).normal(0, 0.002, 40)
     lines = [f"a,{100 * (i + 1)},{0.3 + noise[i]:.4f}" for i in range(40)]
     (tmp_path / "runs.csv").write_text("\n".join(["run,rollouts,reward", *lines]))
     (line,) = scripts("watch_replay", "--file", tmp_path / "runs.csv", GOAL_STEPS=(-0.1, 0.3))
-    assert (line["runs"], line["forecast"], line["false_stops"], line["right_stops"]) == (1, 1, 0, 1)
+    assert (line["runs"], line["forecast"], line["false_stops"], line["right_stops"]) == (
+        1,
+        1,
+        0,
+        1,
+    )
     assert 0 < line["saved"] < 0.5 and abs(line["lost"]) < 0.01
     assert [goal["stopped"] for goal in line["goals"]] == [0, 1]
 
 
 def test_small_lm(scripts: Scripts, tmp_path: Path) -> None:
-    """A model that isojax loads, problems whose answers follow the rule, and a config that it plans."""
+    """A model that isojax loads, problems whose answers follow the rule, and a config that it
+    plans."""
     scripts("small_lm", tmp_path / "lm", "--steps", 0)
     config = load_config(str(tmp_path / "lm" / "text.yaml"), [])
     model = resolve_model(config.cell.model)
@@ -333,7 +452,12 @@ def test_small_lm(scripts: Scripts, tmp_path: Path) -> None:
     sets = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
     answers = {problem["prompt"]: problem["answer"] for problems in sets for problem in problems}
     assert (*map(len, sets), len(answers)) == (8000, 2000, 10000)
-    assert [answers[f"{a} ? {b} ="] for a, b in ((4, 9), (9, 4), (8, 3), (3, 8))] == ["13", "4", "5", "8"]
+    assert [answers[f"{a} ? {b} ="] for a, b in ((4, 9), (9, 4), (8, 3), (3, 8))] == [
+        "13",
+        "4",
+        "5",
+        "8",
+    ]
 
 
 def test_growing_n(scripts: Scripts, tmp_path: Path) -> None:
@@ -341,20 +465,33 @@ def test_growing_n(scripts: Scripts, tmp_path: Path) -> None:
     rng, targets = np.random.default_rng(0), [100 * 2**k for k in range(8)]
     stages = (Stage(0, 4, 2), Stage(400, 4, 4))
     rates = {Cell(4, 2, 0): lambda k: 0.2 + 0.03 * k, Cell(4, 4, 0): lambda k: 0.1 + 0.05 * k}
-    rates |= {Cell(4, 2, s, "grow", stages): lambda k: max(0.2 + 0.03 * k, 0.1 + 0.05 * k) + 0.1 for s in (0, 1)}
+    rates |= {
+        Cell(4, 2, s, "grow", stages): lambda k: max(0.2 + 0.03 * k, 0.1 + 0.05 * k) + 0.1
+        for s in (0, 1)
+    }
     for cell, rate in rates.items():
         counts = [tuple(rng.binomial(4, rate(k), 500).tolist()) for k in range(8)]
         points = [
-            EvalPoint(C, C // 8, C, 0, {"avg@4": sum(c) / 2000}, c, 4) for C, c in zip(targets, counts, strict=True)
+            EvalPoint(C, C // 8, C, 0, {"avg@4": sum(c) / 2000}, c, 4)
+            for C, c in zip(targets, counts, strict=True)
         ]
         write_run(tmp_path / "run" / "cells" / cell.name, RunRecord(cell, tuple(points)))
     (line,) = scripts("growing_n", tmp_path / "run", RESAMPLES=50)
-    assert line["schedule"] == "grow" and line["middle"] == pytest.approx(0.1, abs=0.02) and line["z"] > 3
-    assert line["best_fixed"]["400"] == "4x2" and line["best_fixed"]["12800"] == "4x4" and line["to_90"][0] > 1
+    assert (
+        line["schedule"] == "grow"
+        and line["middle"] == pytest.approx(0.1, abs=0.02)
+        and line["z"] > 3
+    )
+    assert (
+        line["best_fixed"]["400"] == "4x2"
+        and line["best_fixed"]["12800"] == "4x4"
+        and line["to_90"][0] > 1
+    )
 
 
 def test_switch_kills(scripts: Scripts, tmp_path: Path) -> None:
-    """n doubles after C = 40: one kill comes just after that evaluation. A ledger that is not the same is named."""
+    """n doubles after C = 40: one kill comes just after that evaluation. A ledger that is not the
+    same is named."""
     script = importlib.import_module("switch_kills")
     sizes = [(0, 0), (16, 2), (40, 5), (72, 7), (104, 9)]  # C and M: B = 8 up to C = 40, then 16
     points = tuple(EvalPoint(C, M, C, 0, {"avg@4": 0.5}) for C, M in sizes)
@@ -362,7 +499,11 @@ def test_switch_kills(scripts: Scripts, tmp_path: Path) -> None:
     for name, count in (("whole", 5), ("same", 5), ("shorter", 4)):
         write_run(tmp_path / name / "run" / "cells" / cell.name, RunRecord(cell, points[:count]))
     instants = script.kill_instants(tmp_path / "whole", 3, random.Random(0))
-    assert len(instants) == 3 and instants == sorted(instants) and {C for C, _ in instants} <= {16, 40, 72, 104}
+    assert (
+        len(instants) == 3
+        and instants == sorted(instants)
+        and {C for C, _ in instants} <= {16, 40, 72, 104}
+    )
     assert any(C == 40 and seconds <= 0.1 for C, seconds in instants)
     assert script.differences(tmp_path / "whole", tmp_path / "same") == []
     (difference,) = script.differences(tmp_path / "whole", tmp_path / "shorter")
@@ -370,22 +511,34 @@ def test_switch_kills(scripts: Scripts, tmp_path: Path) -> None:
 
 
 def test_peer_death(scripts: Scripts) -> None:
-    """Of three processes, one is killed, or its watchdog: those that are left end within three seconds, and say how to
-    go on. JAX alone aborts them, and says nothing of that."""
+    """Of three processes, one is killed, or its watchdog: those that are left end within three
+    seconds, and say how to go on. JAX alone aborts them, and says nothing of that."""
     killed, unwatched = scripts("peer_death", "--events", "killed,watchdog killed", "--lost", 1)
     assert set(killed["left"]) == {"0", "2"} and set(unwatched["left"]) == {"0", "1", "2"}
     for line in (killed, unwatched):
-        assert all(end["code"] == 1 and end["seconds"] < 3 and end["advice"] for end in line["left"].values()), line
+        assert all(
+            end["code"] == 1 and end["seconds"] < 3 and end["advice"]
+            for end in line["left"].values()
+        ), line
 
-    (alone,) = scripts("peer_death", "--by", "heartbeat", "--heartbeat", 2, "--events", "killed", "--lost", 0)
-    assert all(end["code"] == -signal.SIGABRT and not end["advice"] for end in alone["left"].values()), alone
+    (alone,) = scripts(
+        "peer_death", "--by", "heartbeat", "--heartbeat", 2, "--events", "killed", "--lost", 0
+    )
+    assert all(
+        end["code"] == -signal.SIGABRT and not end["advice"] for end in alone["left"].values()
+    ), alone
 
 
 def test_fuzz(scripts: Scripts) -> None:
-    """An attempt of each kind: no traceback, and 0 or 2 for an exit code. Every command of the CLI is among them."""
+    """An attempt of each kind: no traceback, and 0 or 2 for an exit code. Every command of the CLI
+    is among them."""
     inputs = importlib.import_module("fuzz_inputs")
     words = inputs.words_by_command("", inputs.random.Random(0))
-    assert set(words) == inputs.cli_commands() >= {"watch", "spend", "quote", "model export", "records check"}
+    assert (
+        set(words)
+        == inputs.cli_commands()
+        >= {"watch", "spend", "quote", "model export", "records check"}
+    )
     options = ["--attempts", str(len(inputs.KINDS)), "--seed", "a test", "--workers", "1"]
     command = [sys.executable, str(BENCHMARKS / "fuzz.py"), *options]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -398,9 +551,16 @@ def test_fuzz(scripts: Scripts) -> None:
 def test_the_check_before_the_first_update_takes_little(
     scripts: Scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most 3% of a run of the quickstart, and of this one of seconds, whose evaluations are most of it."""
+    """At most 3% of a run of the quickstart, and of this one of seconds, whose evaluations are most
+    of it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(TINY)
-    (measured,) = scripts("start_check_cost", "tiny.yaml", "sweep.n=[2]", "sweep.seeds=1", "sweep.budget=512")
-    assert measured["runs"] == 1 and set(measured["seconds"]) == {"finite log-probabilities", "check", "file"}
+    (measured,) = scripts(
+        "start_check_cost", "tiny.yaml", "sweep.n=[2]", "sweep.seeds=1", "sweep.budget=512"
+    )
+    assert measured["runs"] == 1 and set(measured["seconds"]) == {
+        "finite log-probabilities",
+        "check",
+        "file",
+    }
     assert 0 < measured["share"] < 0.03

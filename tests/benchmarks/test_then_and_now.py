@@ -1,4 +1,5 @@
-"""The table of what command lines did and do: one of its rows, with the newest commit in the place of the old one."""
+"""The table of what command lines did and do: one of its rows, with the newest commit in the place
+of the old one."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def test_a_row() -> None:
-    if subprocess.run(["git", "-C", str(BENCHMARKS), "rev-parse", "HEAD"], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["git", "-C", str(BENCHMARKS), "rev-parse", "HEAD"], capture_output=True, check=False
+    ).returncode:
         pytest.skip("no history to compare with")
     words = ["--commit", "HEAD", "--only", "stauts"]
     call = [sys.executable, str(BENCHMARKS / "then_and_now.py"), *words]

@@ -1,4 +1,5 @@
-"""The compiler's estimate of a token on a TPU: read from HLO by hand, and of a 7B model's sampler."""
+"""The compiler's estimate of a token on a TPU: read from HLO by hand, and of a 7B model's
+sampler."""
 
 from __future__ import annotations
 
@@ -49,7 +50,12 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 
 def test_loops_by_hand() -> None:
     program = read_loops(HLO)
-    assert (program.depth, program.cycles, program.loops[0].cycles, program.most_repeated.cycles) == (3, 1, 2, 34)
+    assert (
+        program.depth,
+        program.cycles,
+        program.loops[0].cycles,
+        program.most_repeated.cycles,
+    ) == (3, 1, 2, 34)
     assert program.calls("fusion(%x)") and not program.calls("flash_decode")
     assert [loop.trips for loop in program.walk()] == [1, 1, 5]  # the second as often as values say
     assert program.cycles_with_loops == 1 + 2 + 5 * 34
@@ -58,7 +64,8 @@ def test_loops_by_hand() -> None:
 
 
 def test_bytes_that_a_token_reads_by_hand() -> None:
-    """Two slots with half of the experts each read three quarters of them, and of an untied embedding only rows."""
+    """Two slots with half of the experts each read three quarters of them, and of an untied
+    embedding only rows."""
 
     def of_shape(*shape: int) -> Any:
         return shape_on(replicated(mesh()), shape, "bfloat16")
@@ -80,14 +87,22 @@ def test_bytes_that_a_token_reads_by_hand() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu")
 def test_a_token_of_a_7b_model_on_v5e() -> None:
-    """At least 60% of what the memory allows; nothing turns the cache or weights round, between tokens or in them."""
+    """At least 60% of what the memory allows; nothing turns the cache or weights round, between
+    tokens or in them."""
     sizes = ("sweep.decode_slots=64", "sweep.microbatch=1", "sweep.prefill_batch=1")
     words = ("gsm8k", "models/qwen2.5-7b-instruct", *sizes, "--top=1")
     lengths = ("cell.sampling.prompt_length=1024", "cell.sampling.response_length=2048")
-    command = [sys.executable, "benchmarks/tpu_cost.py", *words, *lengths]  # libtpu stays in its process
+    # libtpu stays in its process
+    command = [sys.executable, "benchmarks/tpu_cost.py", *words, *lengths]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     cost = json.loads(done.stdout.splitlines()[0])
-    assert cost["ms_per_token"] <= 11.0 and cost["share_of_roofline"] >= 0.6 and cost["hbm_ms_per_token"] > 6
+    assert (
+        cost["ms_per_token"] <= 11.0
+        and cost["share_of_roofline"] >= 0.6
+        and cost["hbm_ms_per_token"] > 6
+    )
     assert cost["moves_of_cache_or_weights"] == [] and cost["temporaries_mb"] < 50

@@ -1,4 +1,5 @@
-"""What the tests of the commands share: a command's outcome, and a sweep of a world whose law is known."""
+"""What the tests of the commands share: a command's outcome, and a sweep of a world whose law is
+known."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ Isojax = Callable[..., Outcome]
 
 
 @pytest.fixture
-def isojax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Isojax:
+def isojax(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Isojax:
     """Run a command in an empty folder: (exit code, standard output, standard error)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
@@ -41,8 +44,12 @@ def isojax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
 
 
 def write_sweep(folder: Path, n: tuple[int, ...] = (2, 4, 8, 16, 32)) -> Path:
-    """runs/NAME of a sweep whose n*(C) rises: config.yaml and ledgers. Few n are fitted, and drawn, in less time."""
-    config = load_config("quickstart", ["name=known", "sweep.B_p=[16]", "sweep.decode_slots=32", "sweep.microbatch=32"])
+    """runs/NAME of a sweep whose n*(C) rises: config.yaml and ledgers. Few n are fitted, and drawn,
+    in less time."""
+    config = load_config(
+        "quickstart",
+        ["name=known", "sweep.B_p=[16]", "sweep.decode_slots=32", "sweep.microbatch=32"],
+    )
     save_config(config, folder / "config.yaml")
     write_text(folder / "base" / "about.json", json.dumps({"checkpoint": "", "notes": []}))
     for run in world(seeds=2, problems=100, n=n).runs:
@@ -53,7 +60,8 @@ def write_sweep(folder: Path, n: tuple[int, ...] = (2, 4, 8, 16, 32)) -> Path:
 
 
 def write_timed_sweep(folder: Path) -> Path:
-    """The fit written by hand, and the ledgers of its runs: a millisecond a rollout, on 2 devices."""
+    """The fit written by hand, and the ledgers of its runs: a millisecond a rollout, on 2
+    devices."""
     fit = document()
     write_text(folder / "fit.json", fit.model_dump_json())
     for row in fit.runs:
@@ -61,7 +69,9 @@ def write_timed_sweep(folder: Path) -> Path:
         updates = [i * 4096 // cell.B for i in range(row.points)]
         points = tuple(EvalPoint(M * cell.B, M, M * cell.B, 0, {"avg@4": 0.5}) for M in updates)
         hours = tuple(2 * 0.001 * point.rollouts / 3600 for point in points)
-        write_run(folder / "cells" / cell.name, RunRecord(cell, points, device_hours=hours, devices=2))
+        write_run(
+            folder / "cells" / cell.name, RunRecord(cell, points, device_hours=hours, devices=2)
+        )
     return folder
 
 
@@ -76,7 +86,11 @@ def calls(monkeypatch: pytest.MonkeyPatch, known: Path) -> list[tuple[Any, ...]]
     seen: list[tuple[Any, ...]] = []
 
     def launch(
-        config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup, compile_first: bool | None = None
+        config: Config,
+        resume: bool,
+        dry_run: bool,
+        process_group: ProcessGroup,
+        compile_first: bool | None = None,
     ) -> Path:
         assert process_group == SINGLE_PROCESS
         seen.append((config, resume, dry_run))
@@ -87,7 +101,9 @@ def calls(monkeypatch: pytest.MonkeyPatch, known: Path) -> list[tuple[Any, ...]]
         seen.append((config, resume, dry_run))
         return known
 
-    monkeypatch.setitem(sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch, train=train))
+    monkeypatch.setitem(
+        sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch, train=train)
+    )
     return seen
 
 

@@ -1,4 +1,5 @@
-"""A model hub on this machine, as huggingface_hub asks one: which commit a revision is, its tree, and its files.
+"""A model hub on this machine, as huggingface_hub asks one: which commit a revision is, its tree,
+and its files.
 
 *.safetensors come by a redirect and in ranges, as large files do. Every request is remembered.
 """
@@ -36,7 +37,11 @@ class Hub:
 
     def fetched(self) -> set[str]:
         """The names of files whose bytes were asked for."""
-        return {line.split()[1].rpartition("/")[2] for line in self.requests if re.match("GET /(?!api)", line)}
+        return {
+            line.split()[1].rpartition("/")[2]
+            for line in self.requests
+            if re.match("GET /(?!api)", line)
+        }
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -64,11 +69,16 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(404, {"X-Error-Code": "RevisionNotFound"})
         folder = self.hub.folders[commit]
         if kind == "revision":
-            return self.reply(200, {}, json.dumps({"id": repository, "sha": commit, "siblings": []}).encode())
+            return self.reply(
+                200, {}, json.dumps({"id": repository, "sha": commit, "siblings": []}).encode()
+            )
         if kind == "tree":
             files = [p for p in sorted(folder.rglob("*")) if p.is_file()]
             rows = [{"type": "file", "size": p.stat().st_size, "oid": "0" * 40} for p in files]
-            named = [row | {"path": str(p.relative_to(folder))} for row, p in zip(rows, files, strict=True)]
+            named = [
+                row | {"path": str(p.relative_to(folder))}
+                for row, p in zip(rows, files, strict=True)
+            ]
             return self.reply(200, {}, json.dumps(named).encode())
         if repository in self.hub.gated:
             return self.reply(403, {"X-Error-Code": "GatedRepo"})
@@ -80,13 +90,22 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": commit, "ETag": etag}
         if path.suffix == ".safetensors" and not cdn:
             linked = {"X-Linked-Etag": etag, "X-Linked-Size": str(len(data))}
-            return self.reply(302, headers | linked | {"Location": self.path.replace("/resolve/", "/cdn/")})
+            return self.reply(
+                302, headers | linked | {"Location": self.path.replace("/resolve/", "/cdn/")}
+            )
         start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
         if "Range" in self.headers:
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        self.reply(206 if "Range" in self.headers else 200, headers, data[start:], self.hub.cut_at if cdn else None)
+        self.reply(
+            206 if "Range" in self.headers else 200,
+            headers,
+            data[start:],
+            self.hub.cut_at if cdn else None,
+        )
 
-    def reply(self, status: int, headers: dict[str, str], body: bytes = b"", cut_at: int | None = None) -> None:
+    def reply(
+        self, status: int, headers: dict[str, str], body: bytes = b"", cut_at: int | None = None
+    ) -> None:
         self.send_response(status)
         for name, value in (headers | {"Content-Length": str(len(body))}).items():
             self.send_header(name, value)

@@ -15,7 +15,8 @@ DONE, HALF, BROKEN, _ = (cell.name for cell in CELLS)
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A sweep with one run done, one half done and one that broke off, each with checkpoints of 1 KiB."""
+    """A sweep with one run done, one half done and one that broke off, each with checkpoints of 1
+    KiB."""
     folder = sweep(tmp_path / "runs" / "little")
     for run in (DONE, HALF, BROKEN):
         for update in (8, 16, 32):
@@ -27,7 +28,8 @@ def runs(tmp_path: Path) -> Path:
 
 def checkpoints(folder: Path) -> dict[str, list[str]]:
     return {
-        run: sorted(path.name for path in (folder / "cells" / run).glob("checkpoint/*")) for run in (DONE, HALF, BROKEN)
+        run: sorted(path.name for path in (folder / "cells" / run).glob("checkpoint/*"))
+        for run in (DONE, HALF, BROKEN)
     }
 
 
@@ -43,14 +45,17 @@ def test_runs_that_are_done_keep_their_newest(isojax: Isojax, runs: Path) -> Non
 
 
 def test_all_of_them_with_their_folder(isojax: Isojax, runs: Path) -> None:
-    """A run that is done and whose checkpoint folder is gone counts as saved; with an empty one it would not."""
+    """A run that is done and whose checkpoint folder is gone counts as saved; with an empty one it
+    would not."""
     assert isojax("clean", str(runs), "--all", "--yes")[0] == 0
 
     assert not (runs / "cells" / DONE / "checkpoint").exists()
     assert len(checkpoints(runs)[HALF]) == 3
 
 
-def test_a_dry_run_and_a_no_remove_nothing(isojax: Isojax, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_and_a_no_remove_nothing(
+    isojax: Isojax, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = checkpoints(runs)
 
     code, out, _ = isojax("clean", str(runs), "--dry-run")

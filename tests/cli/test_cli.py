@@ -1,4 +1,5 @@
-"""The command line: exit codes, one message per refusal, numbers as typed, and help that teaches."""
+"""The command line: exit codes, one message per refusal, numbers as typed, and help that
+teaches."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ from tests.cli.conftest import Isojax, error_of, write_sweep
             "given 'hard' after the override 'sweep.seed=1'; expected key=value there",
         ),
         (["difficulty"], "no config given"),
-        (["difficulty", "quickstart", "cell.task=addition", "hard"], "Configs come first: hard cell.task=addition"),
+        (
+            ["difficulty", "quickstart", "cell.task=addition", "hard"],
+            "Configs come first: hard cell.task=addition",
+        ),
         (["launch", "nothing"], "no such config"),
         (["launch", "sweep.budget=x"], "sweep.budget: given 'x'"),
         (["train", "quickstart", "cell.rl.kl=x"], "cell.rl.kl"),
@@ -43,7 +47,10 @@ from tests.cli.conftest import Isojax, error_of, write_sweep
         (["launch", "a" * 300], "File name too long"),
         (["launch", "--dry-run", "--topology", "a\udcffb"], "expected text in UTF-8"),
         (["launch", 'cell.task="jsonl:a\\0b"'], "cell.task: given"),
-        (["launch", "sweep.budget=99999999999999999999"], "sweep.budget: given 99999999999999999999"),
+        (
+            ["launch", "sweep.budget=99999999999999999999"],
+            "sweep.budget: given 99999999999999999999",
+        ),
         (["launch", "cell.eval.ratio=1.0000000001", "--dry-run"], "expected at most 10,000"),
         (["status", "a\nerror: forged"], r"a\nerror: forged is no sweep's folder"),
     ],
@@ -78,13 +85,16 @@ def test_wrong_usage_is_exit_code_2(isojax: Isojax, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "number"), [("1e6", 10**6), ("2.5e5", 250_000), ("1_000", 1000), ("999_999_999_999_999", 10**15 - 1)]
+    ("text", "number"),
+    [("1e6", 10**6), ("2.5e5", 250_000), ("1_000", 1000), ("999_999_999_999_999", 10**15 - 1)],
 )
 def test_budgets_people_type(text: str, number: int) -> None:
     assert parse_count(text) == number
 
 
-@pytest.mark.parametrize("text", ["0", "-5", "1.5", "nan", "inf", "1e16", "9007199254740993", "1e999", "many", ""])
+@pytest.mark.parametrize(
+    "text", ["0", "-5", "1.5", "nan", "inf", "1e16", "9007199254740993", "1e999", "many", ""]
+)
 def test_budgets_that_are_none(text: str) -> None:
     with pytest.raises(InputError, match="--budget: given"):
         parse_count(text)
@@ -97,27 +107,60 @@ def test_fixed_values_and_plain_data() -> None:
     for wrong in (["M"], ["M=x"], ["M=1", "M=2"]):
         with pytest.raises(InputError, match="--fix"):
             parse_fixed_values(wrong)
-    inputs = {"a": np.float64(0.5), "b": np.arange(2), "c": float("nan"), 4: (1, None, True), "d": np.float32("inf")}
-    assert to_json_value(inputs) == {"a": 0.5, "b": [0, 1], "c": None, "4": [1, None, True], "d": None}
+    inputs = {
+        "a": np.float64(0.5),
+        "b": np.arange(2),
+        "c": float("nan"),
+        4: (1, None, True),
+        "d": np.float32("inf"),
+    }
+    assert to_json_value(inputs) == {
+        "a": 0.5,
+        "b": [0, 1],
+        "c": None,
+        "4": [1, None, True],
+        "d": None,
+    }
 
 
 def test_help_teaches_with_examples_and_the_right_name(isojax: Isojax) -> None:
-    for command in ("launch", "train", "fit", "fit-law", "fit-curve", "watch", "recommend", "report", "lr-search"):
+    for command in (
+        "launch",
+        "train",
+        "fit",
+        "fit-law",
+        "fit-curve",
+        "watch",
+        "recommend",
+        "report",
+        "lr-search",
+    ):
         code, out, _ = isojax(command, "--help")
         assert code == 0 and "Example" in out and f"isojax {command} " in out
-    assert "Usage: python -m isojax.launch" in isojax("--help", main=partial(app.main_module, app.LAUNCH))[1]
-    assert "Usage: python -m isojax.train" in isojax("--help", main=partial(app.main_module, app.TRAIN))[1]
+    assert (
+        "Usage: python -m isojax.launch"
+        in isojax("--help", main=partial(app.main_module, app.LAUNCH))[1]
+    )
+    assert (
+        "Usage: python -m isojax.train"
+        in isojax("--help", main=partial(app.main_module, app.TRAIN))[1]
+    )
     assert isojax("--version") == (0, f"{__version__}\n", "")
 
 
-def test_every_command_is_listed_with_what_its_help_says_first(isojax: Isojax, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_is_listed_with_what_its_help_says_first(
+    isojax: Isojax, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     listed = " ".join(isojax("--help")[1].split())
     for command in app.COMMANDS:
         code, out, _ = isojax(command.name, "--help")
         opening = " ".join(out.split())
         assert code == 0 and f"Usage: isojax {command.name} " in opening
-        assert command.summary.rstrip(".") in opening and f" {command.name} {command.summary}" in listed
+        assert (
+            command.summary.rstrip(".") in opening
+            and f" {command.name} {command.summary}" in listed
+        )
 
 
 @pytest.mark.slow
@@ -133,7 +176,12 @@ def test_fit_recommend_and_report_load_no_jax(tmp_path: Path) -> None:
     ).replace("RUN", repr(str(folder)))
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0 and done.stderr.splitlines()[-1] == "[]", done.stderr
 
@@ -141,5 +189,10 @@ def test_fit_recommend_and_report_load_no_jax(tmp_path: Path) -> None:
 def test_a_sweeps_failures_have_lines_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     """They are indented, so that no value of theirs looks like a message."""
     with pytest.raises(SystemExit):
-        app._exit("error", RunFailed("2 of 3 cells failed:", "4x2-s0: a\nerror: forged", "4x4-s0: b"), 1)
-    assert capsys.readouterr().err == "error: 2 of 3 cells failed:\n  4x2-s0: a\\nerror: forged\n  4x4-s0: b\n"
+        app._exit(
+            "error", RunFailed("2 of 3 cells failed:", "4x2-s0: a\nerror: forged", "4x4-s0: b"), 1
+        )
+    assert (
+        capsys.readouterr().err
+        == "error: 2 of 3 cells failed:\n  4x2-s0: a\\nerror: forged\n  4x4-s0: b\n"
+    )

@@ -21,13 +21,16 @@ Outcome = tuple[int, str, str]
 def compare(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Callable[..., Outcome]:
-    """`isojax compare` in a folder with two fits, a and b: (exit code, standard output, standard error)."""
+    """`isojax compare` in a folder with two fits, a and b: (exit code, standard output, standard
+    error)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     for name, more in (("a", 0.0), ("b", -0.05)):
         Path(name).mkdir()
         Path(name, "fit.json").write_text(
-            document({cell: (A + more, B, mid) for cell, (A, B, mid) in SHAPES.items()}).model_dump_json()
+            document(
+                {cell: (A + more, B, mid) for cell, (A, B, mid) in SHAPES.items()}
+            ).model_dump_json()
         )
 
     def run(*words: str) -> Outcome:
@@ -71,7 +74,10 @@ def test_sweeps_are_fitted_where_no_fit_is(compare: Callable[..., Outcome]) -> N
             ledger = Ledger(Path(f"sweep{seed}/cells") / run.cell.name, run.cell, "x")
             for point in run.points:
                 ledger.append(point, seconds=1.0, devices=1)
-    for words, said in ((["sweep0"], "two runs are called 'sweep0'"), (["sweep1", "--metric", ""], "has no metric ''")):
+    for words, said in (
+        (["sweep0"], "two runs are called 'sweep0'"),
+        (["sweep1", "--metric", ""], "has no metric ''"),
+    ):
         code, _, err = compare("sweep0", *words)
         assert code == 2 and said in err and not list(Path().rglob("fit-*.json"))
     assert not Path("sweep1/fit.json").exists()
@@ -94,12 +100,23 @@ def test_sweeps_are_fitted_where_no_fit_is(compare: Callable[..., Outcome]) -> N
         (["a", "b", "--out", "kept.png"], "kept.png exists already and is kept"),
     ],
 )
-def test_refusals_are_one_line_and_exit_code_2(compare: Callable[..., Outcome], words: list[str], said: str) -> None:
+def test_refusals_are_one_line_and_exit_code_2(
+    compare: Callable[..., Outcome], words: list[str], said: str
+) -> None:
     Path("kept.png").write_text("mine")
     before = sorted(p.name for p in Path().rglob("*"))
     code, out, err = compare(*words)
-    assert code == 2 and out == "" and err.count("error: ") == 1 and said in err and "Traceback" not in err
-    assert sorted(p.name for p in Path().rglob("*")) == before and Path("kept.png").read_text() == "mine"
+    assert (
+        code == 2
+        and out == ""
+        and err.count("error: ") == 1
+        and said in err
+        and "Traceback" not in err
+    )
+    assert (
+        sorted(p.name for p in Path().rglob("*")) == before
+        and Path("kept.png").read_text() == "mine"
+    )
 
 
 def test_help_shows_examples(compare: Callable[..., Outcome]) -> None:

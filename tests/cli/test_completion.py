@@ -33,11 +33,26 @@ def complete(tmp_path: Path) -> Complete:
 
     def run(*words: str) -> list[str]:
         request = {"COMP_WORDS": " ".join(["isojax", *words]), "COMP_CWORD": str(len(words))}
-        environment = {**os.environ, **request, "_ISOJAX_COMPLETE": "complete_bash", "PYTHONPATH": str(REPOSITORY)}
+        environment = {
+            **os.environ,
+            **request,
+            "_ISOJAX_COMPLETE": "complete_bash",
+            "PYTHONPATH": str(REPOSITORY),
+        }
         absent = ABSENT if words[0] in ("la", "launch", "train", "status") else ABSENT[:1]
-        command = [sys.executable, "-c", f"import sys; sys.modules |= dict.fromkeys({absent}); {SCRIPT}"]
+        command = [
+            sys.executable,
+            "-c",
+            f"import sys; sys.modules |= dict.fromkeys({absent}); {SCRIPT}",
+        ]
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+            command,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert done.stderr == ""
         return done.stdout.split()
@@ -74,7 +89,10 @@ def test_a_shell_completes(complete: Complete, words: list[str], offered: list[s
     [
         ("cell.rl.aggregation", ["constant", "prompt", "sequence", "token"]),
         ("cell.rl.kl_estimator", ["k1", "k2", "k3"]),
-        ("cell.task", ["addition", "calculator", "guess", "gym", "jsonl", "parquet", "solvers", "tfds"]),
+        (
+            "cell.task",
+            ["addition", "calculator", "guess", "gym", "jsonl", "parquet", "solvers", "tfds"],
+        ),
         ("cell.verifier.use", ["exact", "function", "gym", "integer", "math", "verl"]),
         ("cell.reward.kind", ["binary", "graded"]),
         ("sweep.remat", ["none", "layer"]),
@@ -90,7 +108,9 @@ def test_plugin_folders_belong_to_settings() -> None:
     assert set(PLUGIN_FOLDERS) <= set(config_keys(Config))
 
 
-def test_the_completion_installs_itself(isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_completion_installs_itself(
+    isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))
     assert "_ISOJAX_COMPLETE=complete_bash" in isojax("--show-completion", "bash")[1]
@@ -110,7 +130,9 @@ def test_the_completion_installs_itself(isojax: Isojax, tmp_path: Path, monkeypa
         (["launch", "sweep.sed=1"], "sweep.seed"),
     ],
 )
-def test_a_mistyped_word_is_answered_by_the_one_meant(isojax: Isojax, words: list[str], meant: str) -> None:
+def test_a_mistyped_word_is_answered_by_the_one_meant(
+    isojax: Isojax, words: list[str], meant: str
+) -> None:
     code, _, err = isojax(*words)
     assert code == 2 and meant in err
 
@@ -121,16 +143,29 @@ COMMANDS = [command.name for command in app.COMMANDS]
 @pytest.mark.parametrize("width", ["60", "80"])
 @pytest.mark.parametrize(
     "words",
-    [[], *([name] for name in COMMANDS), ["records", "import"], ["records", "check"], ["model", "import"]],
+    [
+        [],
+        *([name] for name in COMMANDS),
+        ["records", "import"],
+        ["records", "check"],
+        ["model", "import"],
+    ],
     ids=" ".join,
 )
 def test_help_holds_in_a_narrow_terminal(
     isojax: Isojax, monkeypatch: pytest.MonkeyPatch, words: list[str], width: str
 ) -> None:
-    """Nothing is cut, and but for examples and a path to copy, and their tables, no line is longer."""
+    """Nothing is cut, and but for examples and a path to copy, and their tables, no line is
+    longer."""
     monkeypatch.setenv("COLUMNS", width)
     code, out, _ = isojax(*words, "--help")
     assert code == 0 and "…" not in out and not re.search(r"\w\.\.\.$", out, re.MULTILINE)
-    long_lines = [line for line in out.splitlines() if len(line) > int(width) and line.strip() != str(SHARE)]
+    long_lines = [
+        line for line in out.splitlines() if len(line) > int(width) and line.strip() != str(SHARE)
+    ]
     start, _, rest = out.partition("  Example")
-    assert not [line for line in long_lines if line in start or line in rest.partition("\n\n")[2].partition("\n\n")[2]]
+    assert not [
+        line
+        for line in long_lines
+        if line in start or line in rest.partition("\n\n")[2].partition("\n\n")[2]
+    ]

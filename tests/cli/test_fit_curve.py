@@ -1,5 +1,5 @@
-"""`isojax fit-law` and `isojax fit-curve` as a user meets them: what is printed and written, exit codes, nothing
-overwritten.
+"""`isojax fit-law` and `isojax fit-curve` as a user meets them: what is printed and written, exit
+codes, nothing overwritten.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ CURVE = ("fit-curve", "run.csv", "--x", "rollouts", "--y", "val_acc")
 
 @pytest.fixture
 def isojax(monkeypatch, capsys, tmp_path):
-    """Run a command in a folder with points.csv and run.csv: (exit code, standard output, standard error)."""
+    """Run a command in a folder with points.csv and run.csv: (exit code, standard output, standard
+    error)."""
     for name in ("points.csv", "run.csv"):
         shutil.copy(FIXTURES / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
@@ -56,10 +57,17 @@ def test_a_frontier_as_json_in_both_modes(isojax):
     assert code == 0 and result["mode"] == "hierarchical" and law["form"] == "sigmoid"
     truth = {"L": 6.0, "log10_C0": 5.5, "b": 2.0}
     assert all(
-        law["intervals"][name][0] - 0.1 <= value <= law["intervals"][name][1] + 0.1 for name, value in truth.items()
+        law["intervals"][name][0] - 0.1 <= value <= law["intervals"][name][1] + 0.1
+        for name, value in truth.items()
     )
-    code, out, _ = isojax("fit-law", "points.csv", "--where", "set=easy", "--mode", "paper", "--json")
-    assert code == 0 and json.loads(out)["mode"] == "paper" and json.loads(out)["n_star"]["intervals"] is None
+    code, out, _ = isojax(
+        "fit-law", "points.csv", "--where", "set=easy", "--mode", "paper", "--json"
+    )
+    assert (
+        code == 0
+        and json.loads(out)["mode"] == "paper"
+        and json.loads(out)["n_star"]["intervals"] is None
+    )
 
 
 def test_a_line_is_shown_with_its_centre(isojax, tmp_path):
@@ -71,9 +79,16 @@ def test_a_line_is_shown_with_its_centre(isojax, tmp_path):
 
 
 def test_a_curve_and_its_picture(isojax, tmp_path):
-    code, out, err = isojax(*CURVE, "--group", "seed", "--fit-below", "150000", "--plot", "out/curve.png")
+    code, out, err = isojax(
+        *CURVE, "--group", "seed", "--fit-below", "150000", "--plot", "out/curve.png"
+    )
     assert (code, err) == (0, "")
-    said = ("60 points of 2 seeds", "A (plateau)", "trial: fitted up to 36,480", "beyond 150,000: 22 points")
+    said = (
+        "60 points of 2 seeds",
+        "A (plateau)",
+        "trial: fitted up to 36,480",
+        "beyond 150,000: 22 points",
+    )
     for part in (*said, "wrote out/curve.png"):
         assert part in out
     assert (tmp_path / "out/curve.png").read_bytes().startswith(b"\x89PNG")
@@ -97,7 +112,10 @@ def test_a_curve_as_json(isojax):
         "beyond",
         "flags",
     } <= set(result)
-    assert result["A"] == pytest.approx(0.6, abs=0.03) and result["beyond"]["mean_absolute_error"] < 0.02
+    assert (
+        result["A"] == pytest.approx(0.6, abs=0.03)
+        and result["beyond"]["mean_absolute_error"] < 0.02
+    )
     assert isojax(*CURVE, "--where", "seed=1", "--fit-below", "2e5", "--json")[1] == out
 
 
@@ -116,16 +134,31 @@ def test_a_picture_that_is_there_is_kept(isojax, tmp_path):
         (["fit-law", "points.csv", "--where", "set=eassy"], "matches no row; set has easy, hard"),
         (["fit-law", "points.csv", "--where", "st=easy"], "no column 'st'; the nearest is 'set'"),
         ([*CURVE], "line 43: rollouts = 0, as in line 2 already"),
-        ([*CURVE, "--where", "seed=0", "--plot", "curve.gif"], "expected a file named .png or .pdf"),
-        ([*CURVE, "--where", "seed=0", "--plot", "run.csv/curve.png"], "cannot write run.csv/curve.png"),
-        ([*CURVE, "--where", "seed=0", "--fit-below", "1e9"], "--fit-below 1e+09, expected less than the last"),
+        (
+            [*CURVE, "--where", "seed=0", "--plot", "curve.gif"],
+            "expected a file named .png or .pdf",
+        ),
+        (
+            [*CURVE, "--where", "seed=0", "--plot", "run.csv/curve.png"],
+            "cannot write run.csv/curve.png",
+        ),
+        (
+            [*CURVE, "--where", "seed=0", "--fit-below", "1e9"],
+            "--fit-below 1e+09, expected less than the last",
+        ),
         ([*CURVE, "--where", "seed=0", "--fit-below", "nan"], "0 distinct rollouts"),
     ],
 )
 def test_refusals_are_one_line_and_exit_code_2(isojax, tmp_path, words, said):
     before = sorted(p.name for p in tmp_path.rglob("*"))
     code, out, err = isojax(*words)
-    assert code == 2 and out == "" and err.count("error: ") == 1 and said in err and "Traceback" not in err
+    assert (
+        code == 2
+        and out == ""
+        and err.count("error: ") == 1
+        and said in err
+        and "Traceback" not in err
+    )
     assert sorted(p.name for p in tmp_path.rglob("*")) == before
 
 
@@ -149,5 +182,8 @@ def test_wrong_usage(isojax, words):
 
 
 def test_help_shows_examples(isojax):
-    assert "isojax fit-curve log.csv --x rollouts --y val_acc --fit-below 250000" in isojax("fit-curve", "--help")[1]
+    assert (
+        "isojax fit-curve log.csv --x rollouts --y val_acc --fit-below 250000"
+        in isojax("fit-curve", "--help")[1]
+    )
     assert "isojax fit-law points.csv --where set=easy" in isojax("fit-law", "--help")[1]

@@ -1,5 +1,5 @@
-"""A run that broke is left out of fit, recommend, report and validation, named there, and put back by
---include-flagged.
+"""A run that broke is left out of fit, recommend, report and validation, named there, and put back
+by --include-flagged.
 """
 
 from __future__ import annotations
@@ -29,16 +29,20 @@ def collapsed(run: RunRecord) -> RunRecord:
     """The run, whose policy from its ninth evaluation on gets no answer right."""
     zero = tuple(np.zeros(len(run.points[0].counts), int).tolist())
     points = [
-        p if i < 8 else dataclasses.replace(p, metrics={"avg@4": 0.0}, counts=zero, train={"reward": 0.0})
+        p
+        if i < 8
+        else dataclasses.replace(p, metrics={"avg@4": 0.0}, counts=zero, train={"reward": 0.0})
         for i, p in enumerate(run.points)
     ]
     return dataclasses.replace(run, points=tuple(points))
 
 
 @pytest.fixture
-def isojax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Isojax:
-    """Run a command where runs/one holds three cells of two seeds, one run of which collapses, and runs/well the other
-    five.
+def isojax(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Isojax:
+    """Run a command where runs/one holds three cells of two seeds, one run of which collapses, and
+    runs/well the other five.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
@@ -62,13 +66,20 @@ def isojax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
 def test_a_fit_without_it_is_the_fit_of_the_others_but_for_its_words(isojax: Isojax) -> None:
     code, out, err = isojax("fit", "runs/one", "--replicates", "40", "--json")
     assert code == 0, err
-    fit, single = json.loads(out), json.loads(isojax("fit", "runs/well", "--replicates", "40", "--json")[1])
-    assert fit["health"]["left_out"] and [row | BROKEN for row in fit["health"]["runs"]] == fit["health"]["runs"]
+    fit = json.loads(out)
+    single = json.loads(isojax("fit", "runs/well", "--replicates", "40", "--json")[1])
+    assert (
+        fit["health"]["left_out"]
+        and [row | BROKEN for row in fit["health"]["runs"]] == fit["health"]["runs"]
+    )
     assert [flag["name"] for flag in fit["health"]["runs"][0]["flags"]] == ["collapsed"]
     assert fit["flags"][0]["text"].startswith(
         "B_p=16 n=8 seed 1 is left out of the fit (--include-flagged puts it back): collapsed from C = "
     )
-    assert fit["flags"][1:] == single["flags"] and single["health"] == {"left_out": True, "runs": []}
+    assert fit["flags"][1:] == single["flags"] and single["health"] == {
+        "left_out": True,
+        "runs": [],
+    }
     assert (
         not fit["stability"][0]["stable"]
         and "n=8 seed 1: collapsed" in fit["stability"][0]["reason"]
@@ -84,11 +95,21 @@ def test_it_can_be_put_back_into_every_answer(isojax: Isojax) -> None:
     fit = json.loads(out)
     assert code == 0 and len(fit["runs"]) == 6 and not fit["health"]["left_out"], err
     assert "fitted all the same, as asked: collapsed from C = " in fit["flags"][0]["text"]
-    assert Path("runs/one/fit-with-flagged.json").exists() and not Path("runs/one/fit.json").exists()
-    code, out, err = isojax("recommend", "runs/one", "--budget", "1e5", "--fix", "B_p=16", "--include-flagged")
+    assert (
+        Path("runs/one/fit-with-flagged.json").exists() and not Path("runs/one/fit.json").exists()
+    )
+    code, out, err = isojax(
+        "recommend", "runs/one", "--budget", "1e5", "--fix", "B_p=16", "--include-flagged"
+    )
     assert code == 0 and not Path("runs/one/fit.json").exists(), err
     code, _, err = isojax(
-        "recommend", "runs/one/fit-with-flagged.json", "--budget", "1e5", "--fix", "B_p=16", "--include-flagged"
+        "recommend",
+        "runs/one/fit-with-flagged.json",
+        "--budget",
+        "1e5",
+        "--fix",
+        "B_p=16",
+        "--include-flagged",
     )
     assert code == 2 and "expected the sweep's folder" in err
 
@@ -113,7 +134,9 @@ def test_a_fit_from_before_a_run_was_flagged_is_made_again(isojax: Isojax) -> No
         "note: B_p=16 n=8 seed 1 is left out of the fit (--include-flagged puts it back): collapsed from C = "
         in out.replace("\n", " ")
     )
-    health = json.loads(isojax("recommend", "runs/one", "--budget", "1e5", "--fix", "B_p=16", "--json")[1])["health"]
+    health = json.loads(
+        isojax("recommend", "runs/one", "--budget", "1e5", "--fix", "B_p=16", "--json")[1]
+    )["health"]
     assert health["left_out"] and [row["seed"] for row in health["runs"]] == [1]
     assert len(json.loads(Path("runs/one/fit.json").read_text())["runs"]) == 5
 
@@ -140,4 +163,7 @@ def test_where_every_run_broke_there_is_no_fit(isojax: Isojax) -> None:
 def test_check_tells_of_it(isojax: Isojax) -> None:
     code, out, err = isojax("records", "check", "runs/one", "--json")
     assert code == 0, err
-    assert any("16x8-s1/records.jsonl is flagged: collapsed from C = " in note for note in json.loads(out)["notes"])
+    assert any(
+        "16x8-s1/records.jsonl is flagged: collapsed from C = " in note
+        for note in json.loads(out)["notes"]
+    )

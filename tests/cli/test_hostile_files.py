@@ -1,4 +1,5 @@
-"""A sweep's own files, damaged so that their numbers and their nesting are no run's: commands refuse, or do without."""
+"""A sweep's own files, damaged so that their numbers and their nesting are no run's: commands
+refuse, or do without."""
 
 from __future__ import annotations
 
@@ -41,10 +42,13 @@ def lines(*rows: object) -> str:
 
 
 def times(first: str, last: str = '"seconds": 1, "devices": 1') -> str:
-    return f'{{"kind": "timing", "target": 0, {first}}}\n{{"kind": "timing", "target": 64, {last}}}\n'
+    return (
+        f'{{"kind": "timing", "target": 0, {first}}}\n{{"kind": "timing", "target": 64, {last}}}\n'
+    )
 
 
-# What holds: the command, the file, what is in it, and what the refusal says; empty where the command does without it.
+# What holds: the command, the file, what is in it, and what the refusal says; empty where the
+# command does without it.
 CASES = {
     "flags 3,000 deep": ("status", f"{CELL}/health.json", "[" * 3000, "health.json, line 1"),
     "flags that are a list": ("status", f"{CELL}/health.json", "[]", "expected a JSON object"),
@@ -98,11 +102,15 @@ def test_a_damaged_file(isojax: Isojax, tmp_path: Path, case: str) -> None:
 
 
 def test_a_spending_of_another_config_is_not_gone_on_with(tmp_path: Path) -> None:
-    config = load_config("quickstart", ["sweep.strategy=spend", "sweep.seeds=1", "sweep.B_p=[8]", "sweep.n=[2]"])
+    config = load_config(
+        "quickstart", ["sweep.strategy=spend", "sweep.seeds=1", "sweep.B_p=[8]", "sweep.n=[2]"]
+    )
     cells = plan_cells(config.sweep)
     for cell, metric in ((Cell(16, 2, 0), "avg@4"), (cells[0], "best@4")):
         write_spending(tmp_path, Spending(config.sweep.budget, metric, (Leg(cell, 2, 0, 64),)))
-        with pytest.raises(InputError, match=r"belongs to another budget, metric or n\. Restore it"):
+        with pytest.raises(
+            InputError, match=r"belongs to another budget, metric or n\. Restore it"
+        ):
             next(legs_to_train(config, cells, tmp_path, list))
 
 
@@ -111,7 +119,9 @@ def test_a_budget_in_time_that_no_run_has(isojax: Isojax, budget: str) -> None:
     assert "budget" in error_of(isojax("spend", "quickstart", "--budget", budget, "--dry-run"))
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", "[" * 9000, '{"host": "h", "pid": Infinity, "token": "", "time": 1}'])
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", "[" * 9000, '{"host": "h", "pid": Infinity, "token": "", "time": 1}']
+)
 def test_a_lock_at_a_url_that_is_none(content: str) -> None:
     remote = RemoteFolder(f"memory://{len(content)}")
     remote.write(".lock", content.encode())
@@ -165,18 +175,27 @@ def test_numbers_that_no_option_takes(isojax: Isojax, tmp_path: Path, words: str
     folder = write_timed_sweep(tmp_path / "runs" / "x")
     command, *options = words.replace("BIG", BIG).split()
     before = sorted(folder.rglob("*"))
-    code, out, err = isojax(command, "runs/x", *(["--run", "16x4-s0"] if command == "watch" else []), *options)
+    code, out, err = isojax(
+        command, "runs/x", *(["--run", "16x4-s0"] if command == "watch" else []), *options
+    )
     assert (code, out) == (2, "") and "rror: " in err and "did not expect" not in err, err
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_fit_that_cannot_be_kept_is_shown(isojax: Isojax, known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_that_cannot_be_kept_is_shown(
+    isojax: Isojax, known: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def write_text(path: Path, text: str) -> None:
         raise write_error(path, PermissionError(13, "Permission denied"))
 
     monkeypatch.setattr("isojax.cli.saved_fits.write_text", write_text)
     code, out, err = isojax("fit", str(known), "--replicates", "0")
-    assert code == 0 and "n = 8" in out and "Permission denied" in err and "This fit is not kept." in err
+    assert (
+        code == 0
+        and "n = 8" in out
+        and "Permission denied" in err
+        and "This fit is not kept." in err
+    )
 
 
 def test_a_packed_log_is_watched_whole(isojax: Isojax, tmp_path: Path) -> None:

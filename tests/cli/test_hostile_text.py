@@ -1,4 +1,5 @@
-"""Control characters and megabytes of users' data, in names, ledgers, logs and configs, never reach a terminal."""
+"""Control characters and megabytes of users' data, in names, ledgers, logs and configs, never reach
+a terminal."""
 
 from __future__ import annotations
 
@@ -60,7 +61,12 @@ def test_fit_and_recommend_of_hostile_ledgers(hostile_run: Path, isojax: Isojax)
 
 def test_ledgers_that_cannot_be_read(hostile_run: Path, isojax: Isojax) -> None:
     ledger = next(hostile_run.glob("cells/*/records.jsonl"))
-    for row in (f'{{"kind": "{LONG}"}}', json.dumps({"kind": ESCAPES}), LONG, f'{{"kind": {ESCAPES}}}'):
+    for row in (
+        f'{{"kind": "{LONG}"}}',
+        json.dumps({"kind": ESCAPES}),
+        LONG,
+        f'{{"kind": {ESCAPES}}}',
+    ):
         ledger.write_text(row + "\n")
         for command in (["status"], ["records", "check"], ["fit"]):
             check(isojax(*command, str(hostile_run)), 0, 2)
@@ -79,9 +85,24 @@ def test_hostile_configs(isojax: Isojax, tmp_path: Path) -> None:
 
 def test_hostile_logs(isojax: Isojax, tmp_path: Path) -> None:
     log = tmp_path / f"log{ESCAPES}.csv"
-    log.write_text(f'B_p,n,seed,C,"reward{ESCAPES}",{LONG}\n1,{ESCAPES.replace(chr(13), "")},0,1,{LONG},2\n')
+    log.write_text(
+        f'B_p,n,seed,C,"reward{ESCAPES}",{LONG}\n1,{ESCAPES.replace(chr(13), "")},0,1,{LONG},2\n'
+    )
     check(isojax("records", "import", str(log), "--from", "csv", "--out", "out"), 2)
-    check(isojax("records", "import", str(log), "--from", "csv", "--map", f"reward=reward{ESCAPES}", "--out", "out"), 2)
+    check(
+        isojax(
+            "records",
+            "import",
+            str(log),
+            "--from",
+            "csv",
+            "--map",
+            f"reward=reward{ESCAPES}",
+            "--out",
+            "out",
+        ),
+        2,
+    )
     check(isojax("fit-curve", str(log)), 2)
     check(isojax("fit-law", str(log)), 2)
 

@@ -1,4 +1,5 @@
-"""`isojax launch` and `isojax train`: the config they hand on, and what follows the runs; training is replaced."""
+"""`isojax launch` and `isojax train`: the config they hand on, and what follows the runs; training
+is replaced."""
 
 from __future__ import annotations
 
@@ -53,16 +54,26 @@ def test_launch_reads_config_and_overrides(
     )
     assert outcome[0] == 0
     [(config, resumed, dry_run)] = calls
-    assert (config.name, config.sweep.seed, config.run.mesh, resumed, dry_run) == (name, seed, mesh, resume, True)
+    assert (config.name, config.sweep.seed, config.run.mesh, resumed, dry_run) == (
+        name,
+        seed,
+        mesh,
+        resume,
+        True,
+    )
 
 
-def test_launch_takes_a_file_whose_name_has_an_equals_sign(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
+def test_launch_takes_a_file_whose_name_has_an_equals_sign(
+    isojax: Isojax, calls: list[tuple[Any, ...]]
+) -> None:
     Path("a=b.yaml").write_text("name: odd")
     assert isojax("launch", "a=b.yaml", "--dry-run")[0] == 0
     assert calls[0][0].name == "odd"
 
 
-def test_launch_takes_an_override_that_is_too_long_for_a_file(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
+def test_launch_takes_an_override_that_is_too_long_for_a_file(
+    isojax: Isojax, calls: list[tuple[Any, ...]]
+) -> None:
     assert isojax("launch", long := f"run.dir={'x' * 300}", "--dry-run")[0] == 0
     assert calls[0][0].run.dir == long.removeprefix("run.dir=")
 
@@ -82,11 +93,14 @@ def test_of_several_configs_later_ones_replace_settings_of_earlier_ones(
         hard.sweep.budget,
     )
     assert config.cell.rl == hard.cell.rl.model_copy(update={"kl": 0.125})
-    assert config.cell.base.steps == load_config("quickstart").cell.base.steps == 1000  # of the first alone
+    # of the first alone
+    assert config.cell.base.steps == load_config("quickstart").cell.base.steps == 1000
 
 
 @pytest.mark.slow
-def test_launch_fits_reports_and_recommends(isojax: Isojax, calls: list[tuple[Any, ...]], known: Path) -> None:
+def test_launch_fits_reports_and_recommends(
+    isojax: Isojax, calls: list[tuple[Any, ...]], known: Path
+) -> None:
     code, out, _ = isojax("launch")
     assert code == 0
     assert {path.name for path in known.iterdir()} >= {"fit.json", "report.html", "figures"}
@@ -94,17 +108,28 @@ def test_launch_fits_reports_and_recommends(isojax: Isojax, calls: list[tuple[An
     budget = min(end for end in ends if end >= 0.95 * max(ends))  # what all runs had
     # The answer stands at the end, where it stays in sight; how to see more comes after it.
     answer, _, why, report = out.splitlines()[-4:]
-    assert answer.startswith(f"for {budget:,.0f} rollouts: B_p = 16") and report.endswith("report.html")
+    assert answer.startswith(f"for {budget:,.0f} rollouts: B_p = 16") and report.endswith(
+        "report.html"
+    )
     assert f"isojax recommend {known} --budget {4 * budget:.0f}" in why
 
 
 def test_train_hands_the_config_on(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
     one_cell = ("quickstart", "sweep.B_p=[16]", "sweep.seeds=1")
     assert isojax("train", *one_cell, "sweep.n=[8]")[0] == 0
-    assert isojax(*one_cell, "sweep.n=[4]", "--mesh", "data=2", main=partial(app.main_module, app.TRAIN))[0] == 0
+    assert (
+        isojax(
+            *one_cell, "sweep.n=[4]", "--mesh", "data=2", main=partial(app.main_module, app.TRAIN)
+        )[0]
+        == 0
+    )
     code, out, err = isojax("train", *one_cell, "sweep.n=[2]", "--dry-run")
     assert (code, out) == (0, "") and "run:" not in err
-    assert [(config.sweep.n, dry_run) for config, _, dry_run in calls] == [((8,), False), ((4,), False), ((2,), True)]
+    assert [(config.sweep.n, dry_run) for config, _, dry_run in calls] == [
+        ((8,), False),
+        ((4,), False),
+        ((2,), True),
+    ]
     assert calls[1][0].run.mesh == "data=2"
     assert "no config given" in error_of(isojax("train"))
     assert "no config given" in error_of(isojax("train", "sweep.n=[8]"))
@@ -117,14 +142,22 @@ def test_train_runs_its_one_run_to_the_end_by_any_strategy(
     words = ("sweep.B_p=[16]", "sweep.n=[8]", "sweep.seeds=1", "sweep.total_rollouts=5000")
     assert isojax("train", "quickstart", *words, f"sweep.strategy={strategy}")[0] == 0
     [(config, *_)] = calls
-    assert (config.sweep.strategy, config.sweep.total_rollouts, config.sweep.n) == ("grid", None, (8,))
+    assert (config.sweep.strategy, config.sweep.total_rollouts, config.sweep.n) == (
+        "grid",
+        None,
+        (8,),
+    )
 
 
-def test_an_error_inside_a_command_is_one_message(isojax: Isojax, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_inside_a_command_is_one_message(
+    isojax: Isojax, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def launch(config: Config, *_: Any) -> Path:
         raise InputError("the mesh data=3 does not fit 8 devices")
 
-    monkeypatch.setitem(sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch))
+    monkeypatch.setitem(
+        sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch)
+    )
     assert error_of(isojax("launch")) == "error: the mesh data=3 does not fit 8 devices\n"
 
 
@@ -149,7 +182,9 @@ def test_what_nothing_foresees_is_one_message_and_its_traceback_a_file(
 
     (tmp_path / "temp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
-    monkeypatch.setitem(sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch))
+    monkeypatch.setitem(
+        sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch)
+    )
     code, out, err = isojax("launch")
     assert (code, out, err.count("\n")) == (1, "", 1) and err.startswith("error: ") and part in err
     (path,) = (tmp_path / "temp").iterdir()
@@ -166,9 +201,12 @@ EXPORT = "from isojax.runs.exporters import exporter\n\n@exporter(how_to_run='')
 def test_an_error_in_a_plug_in_of_ones_own_names_its_file(isojax: Isojax, tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("a\n")
     plugins = {
-        "my_format": FORMAT + "def read(path):\n    return _rows(path)\ndef _rows(path):\n    return {}['rows']\n",
-        "my_json": FORMAT + "def read(path):\n    import json\n    return json.loads(path.read_text())\n",
-        "my_export": EXPORT + "def render(recommendation, config):\n    return recommendation.rollouts\n",
+        "my_format": FORMAT
+        + "def read(path):\n    return _rows(path)\ndef _rows(path):\n    return {}['rows']\n",
+        "my_json": FORMAT
+        + "def read(path):\n    import json\n    return json.loads(path.read_text())\n",
+        "my_export": EXPORT
+        + "def render(recommendation, config):\n    return recommendation.rollouts\n",
     }
     for name, text in plugins.items():
         (tmp_path / f"{name}.py").write_text(text)
@@ -176,29 +214,43 @@ def test_an_error_in_a_plug_in_of_ones_own_names_its_file(isojax: Isojax, tmp_pa
     words = ("records", "import", "a.log", "--out", "runs/o", "--from")
     for command, place, cause in (
         ((*words, "my_format"), "my_format.py, line 7", "KeyError: 'rows'"),
-        ((*words, "my_json"), "my_json.py, line 6", "JSONDecodeError: Expecting value"),  # of a function that it calls
+        # of a function that it calls
+        ((*words, "my_json"), "my_json.py, line 6", "JSONDecodeError: Expecting value"),
         (
             ("recommend", "fit.json", "--budget", "1e5", "--write", "x.txt", "--for", "my_export"),
             "my_export.py, line 5", "AttributeError: 'Recommendation' object has no attribute 'rollouts'",
         ),
     ):  # fmt: skip
         code, out, err = isojax(*command)
-        assert (code, out) == (1, "") and f"error: the plug-in failed at {tmp_path / place} ({cause}" in err
-        assert "The traceback is in" in err and "report it" not in err and not (tmp_path / "x.txt").exists()
+        assert (code, out) == (
+            1,
+            "",
+        ) and f"error: the plug-in failed at {tmp_path / place} ({cause}" in err
+        assert (
+            "The traceback is in" in err
+            and "report it" not in err
+            and not (tmp_path / "x.txt").exists()
+        )
     (tmp_path / "my_format.py").write_text(FORMAT + "def read(path):\n    return None\n")
     (tmp_path / "my_empty.py").write_text(FORMAT + "def read(path):\n    return None\n")
     assert "the format my_empty found no run in a.log" in error_of(isojax(*words, "my_empty"))
 
 
-def test_a_place_that_is_not_open_to_us_is_one_message(isojax: Isojax, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_is_not_open_to_us_is_one_message(
+    isojax: Isojax, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def launch(*_: Any) -> Path:
         raise PermissionError(13, "Permission denied", "/root/runs")
 
-    monkeypatch.setitem(sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch))
+    monkeypatch.setitem(
+        sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch)
+    )
     assert "Permission denied: '/root/runs'" in error_of(isojax("launch"))
 
 
-def test_ctrl_c_leaves_at_once_with_all_that_was_printed(isojax: Isojax, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_at_once_with_all_that_was_printed(
+    isojax: Isojax, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Threads inside XLA would abort the process while Python ends."""
     printed, left = io.BytesIO(), []
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed))
@@ -212,18 +264,23 @@ def test_ctrl_c_leaves_at_once_with_all_that_was_printed(isojax: Isojax, monkeyp
         raise SystemExit(code)
 
     monkeypatch.setattr(os, "_exit", leave)
-    monkeypatch.setitem(sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch))
+    monkeypatch.setitem(
+        sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch)
+    )
     code, _, err = isojax("launch", "quickstart")
     assert code == 130 and left == [(130, b"half a line")]
     assert err.endswith("stopped: by Ctrl-C; a run that has begun goes on by --resume\n")
-    assert isojax("--version")[0] == 0 and isojax("launch", "nothing")[0] == 2 and len(left) == 1  # by Python's own end
+    # by Python's own end
+    assert isojax("--version")[0] == 0 and isojax("launch", "nothing")[0] == 2 and len(left) == 1
     labels = SimpleNamespace(label_difficulty=launch)
     monkeypatch.setitem(sys.modules, "isojax.launch.local.difficulty_run", labels)
     code, _, err = isojax("difficulty", "quickstart")  # has no --resume: called again it goes on
     assert code == 130 and err.endswith("stopped: by Ctrl-C\n")
 
 
-def test_the_config_of_a_run_of_spend_keeps_its_name(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
+def test_the_config_of_a_run_of_spend_keeps_its_name(
+    isojax: Isojax, calls: list[tuple[Any, ...]]
+) -> None:
     assert isojax("spend", "quickstart", "--budget", "139000", "--dry-run")[0] == 0
     [(first, *_)] = calls
     assert (first.name, first.sweep.strategy) == ("quickstart-spend", "spend")
@@ -234,7 +291,9 @@ def test_the_config_of_a_run_of_spend_keeps_its_name(isojax: Isojax, calls: list
     assert calls[2][0].name == "other"
 
 
-def test_spend_has_one_learning_rate_for_all_n(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
+def test_spend_has_one_learning_rate_for_all_n(
+    isojax: Isojax, calls: list[tuple[Any, ...]]
+) -> None:
     """That of B = 32 sqrt(4 16) = 256, from 1e-3 at 1,024."""
     options = ("sweep.n=[4,8,16]", "--budget", "139000", "--dry-run")
     spend = ("spend", "quickstart", *options)
@@ -247,13 +306,18 @@ def test_spend_has_one_learning_rate_for_all_n(isojax: Isojax, calls: list[tuple
     save_config(calls[1][0], folder := Path("runs", calls[1][0].name) / "config.yaml")
     isojax("spend", str(folder), "--resume", "--dry-run")
     assert calls[2][0] == calls[1][0]
-    Path("plain.yaml").write_text("sweep: {B_p: [32], n: [4, 16], B_max: 1024}")  # the default rate is given too
+    # the default rate is given too
+    Path("plain.yaml").write_text("sweep: {B_p: [32], n: [4, 16], B_max: 1024}")
     isojax("spend", "plain.yaml", "name=lr_scaling", "--budget", "139000", "--dry-run")
-    assert (calls[3][0].cell.rl.lr_scaling, calls[3][0].cell.rl.learning_rate) == ("constant", 0.0005)
+    assert (calls[3][0].cell.rl.lr_scaling, calls[3][0].cell.rl.learning_rate) == (
+        "constant",
+        0.0005,
+    )
     code, _, err = isojax(*spend, "sweep.schedules.grow=32x2")
     assert code == 2 and "sweep.schedules.grow=32x2 has no effect" in err
     config = "sweep: {B_p: [2048], n: [64, 256], B_max: 524288}\ncell: {model: {path: lm}}"
-    Path("my.yaml").write_text(config)  # whose own budget is less than an update; of text, it must set a rate
+    # whose own budget is less than an update; of text, it must set a rate
+    Path("my.yaml").write_text(config)
     assert isojax("spend", "my.yaml", "--budget", "1e8", "--dry-run")[0] == 0
     assert "learning_rate" not in calls[4][0].cell.rl.model_fields_set
 
@@ -265,16 +329,27 @@ def test_spend_reports_what_it_has_spent_where_a_pilot_failed(
     def launch(config: Config, *_: Any) -> Path:
         first, second = plan_cells(config.sweep)
         folder = Path("runs", config.name)
-        points = tuple(EvalPoint(128 * M, M, 128 * M, 0, {"avg@4": 0.3 + 0.01 * M}) for M in range(7))
+        points = tuple(
+            EvalPoint(128 * M, M, 128 * M, 0, {"avg@4": 0.3 + 0.01 * M}) for M in range(7)
+        )
         write_run(folder / "cells" / first.name, RunRecord(first, points))
-        legs = (Leg(first, 4, 0, 256), Leg(second, 8, 0, 256), Leg(first, 4, 256, 768, 0.4, (0.3, 0.5)))
+        legs = (
+            Leg(first, 4, 0, 256),
+            Leg(second, 8, 0, 256),
+            Leg(first, 4, 256, 768, 0.4, (0.3, 0.5)),
+        )
         write_spending(folder, Spending(1024, "avg@4", legs, is_ended))
         raise RunFailed(f"{second.name}: the loss is not finite")
 
-    monkeypatch.setitem(sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch))
+    monkeypatch.setitem(
+        sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch)
+    )
     code, out, err = isojax("spend", "quickstart", "--budget", "139000", "sweep.n=[4,8]")
     assert code == 1 and err.count("the loss is not finite") == 1
-    assert ("It reached avg@4 = 0.360" in out and "policy: runs/quickstart-spend/cells/from-n4-s0" in out) == is_ended
+    assert (
+        "It reached avg@4 = 0.360" in out
+        and "policy: runs/quickstart-spend/cells/from-n4-s0" in out
+    ) == is_ended
     assert Path("runs/quickstart-spend/spend.html").exists() == is_ended
 
 
@@ -290,21 +365,31 @@ def test_spend_refuses_or_names_settings_of_a_sweep_without_effect(
         "sweep.strategy=adaptive",
         "sweep.budget=5000",
     ):
-        assert f"{word} has no effect: `isojax spend` trains one policy" in error_of(isojax(*spend, word))
+        assert f"{word} has no effect: `isojax spend` trains one policy" in error_of(
+            isojax(*spend, word)
+        )
     assert calls == []
-    code, out, _ = isojax(*spend, "sweep.seed=2")  # another seed, and quickstart has three seeds and two B_p
+    # another seed, and quickstart has three seeds and two B_p
+    code, out, _ = isojax(*spend, "sweep.seed=2")
     assert code == 0 and calls[0][0].sweep.seed == 2
     assert "without effect, as `isojax spend` trains one policy: sweep.seeds of the config" in out
     assert "rollouts: 32x4, 32x8, " in out and " (B_p x n) to C = " in out
     assert "without effect" not in isojax(*spend, "sweep.seeds=1")[1]
 
 
-@pytest.mark.parametrize(("budget", "words"), [("abc", "given 'abc', expected"), ("5usd", "is money"), ("0h", "'0h'")])
+@pytest.mark.parametrize(
+    ("budget", "words"), [("abc", "given 'abc', expected"), ("5usd", "is money"), ("0h", "'0h'")]
+)
 def test_a_budget_that_is_none_is_refused_on_resume_too(
     isojax: Isojax, calls: list[tuple[Any, ...]], budget: str, words: str
 ) -> None:
-    config = load_config("quickstart", ["name=quickstart-spend", "sweep.strategy=spend", "sweep.budget=7000"])
+    config = load_config(
+        "quickstart", ["name=quickstart-spend", "sweep.strategy=spend", "sweep.budget=7000"]
+    )
     save_config(config, Path("runs", config.name) / "config.yaml")
-    assert words in error_of(isojax("spend", "quickstart", "--budget", budget, "--resume", "--dry-run"))
-    assert isojax("spend", "quickstart", "--budget", "1h", "--resume", "--dry-run")[0] == 0  # as it began
+    assert words in error_of(
+        isojax("spend", "quickstart", "--budget", budget, "--resume", "--dry-run")
+    )
+    # as it began
+    assert isojax("spend", "quickstart", "--budget", "1h", "--resume", "--dry-run")[0] == 0
     assert calls[0][0].sweep.budget == 7000

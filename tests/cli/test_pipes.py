@@ -1,5 +1,5 @@
-"""Pipes that nobody writes to, devices without an end, and links to themselves, in the place of what a command reads:
-none waits, and each is named. A pipe with a writer is a file like others."""
+"""Pipes that nobody writes to, devices without an end, and links to themselves, in the place of
+what a command reads: none waits, and each is named. A pipe with a writer is a file like others."""
 
 from __future__ import annotations
 
@@ -69,12 +69,27 @@ def test_trl_arguments_in_a_pipe_are_none(isojax: Isojax) -> None:
     shutil.copytree(fixture, "checkpoint-6", ignore=shutil.ignore_patterns("*.bin"))
     arguments = Path("checkpoint-6/training_args.bin")
     os.mkfifo(arguments)
-    assert isojax("records", "import", "checkpoint-6", "--map", "n=4,B=16", "--out", "out")[0] in (0, 2)
+    assert isojax("records", "import", "checkpoint-6", "--map", "n=4,B=16", "--out", "out")[0] in (
+        0,
+        2,
+    )
     arguments.unlink()
     arguments.symlink_to("/dev/zero")
     program = "import sys; from isojax.cli.app import main; sys.exit(main())"
-    words = [sys.executable, "-c", program, "records", "import", "checkpoint-6", "--map", "n=4,B=16", "--out", "again"]
-    limited = ["bash", "-c", 'ulimit -d 2097152 && exec "$@"', "bash", *words]  # KiB: the device has no end
+    words = [
+        sys.executable,
+        "-c",
+        program,
+        "records",
+        "import",
+        "checkpoint-6",
+        "--map",
+        "n=4,B=16",
+        "--out",
+        "again",
+    ]
+    # KiB: the device has no end
+    limited = ["bash", "-c", 'ulimit -d 2097152 && exec "$@"', "bash", *words]
     done = subprocess.run(limited, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "MemoryError" not in done.stderr, done.stderr
 

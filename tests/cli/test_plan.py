@@ -27,13 +27,22 @@ def test_no_line_of_a_plan_is_wider_than_the_terminal(
     isojax: Isojax, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr(display, "console", SafeConsole(stderr=True))  # a console knows its width from the start
+    # a console knows its width from the start
+    monkeypatch.setattr(display, "console", SafeConsole(stderr=True))
     Path("tiny.yaml").write_text(yaml_text(TINY))
-    code, out, err = isojax("launch", "tiny.yaml", "--dry-run", "sweep.schedules={a: '8x2, 8x4 from 1000'}")
+    code, out, err = isojax(
+        "launch", "tiny.yaml", "--dry-run", "sweep.schedules={a: '8x2, 8x4 from 1000'}"
+    )
     lines = (out + err).splitlines()
     assert code == 0 and max(map(cell_len, lines)) <= width, lines
     words = " ".join(" ".join(lines).split())
-    for part in ("rollouts/s", "memory of a device", "GiB at the peak of sampling", "time: ", "recipe: loss grpo"):
+    for part in (
+        "rollouts/s",
+        "memory of a device",
+        "GiB at the peak of sampling",
+        "time: ",
+        "recipe: loss grpo",
+    ):
         assert part in words
     # The grid of C is 1024, 1332, 1731, 2250, 2925, ...
     assert "of sweep.budget = 2,500 the last 250 rollouts are not trained" in words

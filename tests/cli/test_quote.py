@@ -17,14 +17,27 @@ def sweep(tmp_path: Path) -> Path:
 
 def test_the_table_and_the_document(isojax: Isojax, sweep: Path) -> None:
     code, out, err = isojax("quote", str(sweep), "--reward", "0.5")
-    assert (code, err) == (0, "") and "avg@4 0.5 costs" in out and "4 *" in out and "Never: not by C = 400,000" in out
+    assert (
+        (code, err) == (0, "")
+        and "avg@4 0.5 costs" in out
+        and "4 *" in out
+        and "Never: not by C = 400,000" in out
+    )
     code, out, _ = isojax("quote", str(sweep), "--reward", "0.5", "--price", "36", "--json")
     answer = json.loads(out)
-    assert code == 0 and answer["best_n"] == 4 and [cell["n"] for cell in answer["cells"]] == [4, 16, 64]
+    assert (
+        code == 0
+        and answer["best_n"] == 4
+        and [cell["n"] for cell in answer["cells"]] == [4, 16, 64]
+    )
     cell = answer["cells"][0]
     assert cell["low"] < cell["C"] < cell["high"] and cell["p_never"] == 0
     assert cell["hours"] == pytest.approx(cell["C"] * 0.001 / 3600)
-    assert cell["cost"] == pytest.approx(36 * cell["device_hours"]) == pytest.approx(72 * cell["hours"])
+    assert (
+        cell["cost"]
+        == pytest.approx(36 * cell["device_hours"])
+        == pytest.approx(72 * cell["hours"])
+    )
 
 
 def test_on_other_devices(isojax: Isojax, sweep: Path) -> None:
@@ -35,7 +48,9 @@ def test_on_other_devices(isojax: Isojax, sweep: Path) -> None:
     assert code == 0 and on_8["hours"] == pytest.approx(of_records["hours"] / 4)
     assert on_8["device_hours"] == pytest.approx(of_records["device_hours"])
     out = isojax("quote", str(sweep), "--reward", "0.5", "--devices", "8")[1]
-    assert out.startswith("time: on 8 devices, assumed to take as many device hours as these runs on 2 devices")
+    assert out.startswith(
+        "time: on 8 devices, assumed to take as many device hours as these runs on 2 devices"
+    )
 
 
 def test_what_most_runs_never_reach(isojax: Isojax, sweep: Path) -> None:

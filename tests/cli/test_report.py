@@ -13,17 +13,23 @@ from isojax.report.page import html_page
 from tests.cli.conftest import Isojax, error_of, write_sweep
 
 FIRST_ALONE = {
-    name: spec if not i else replace(spec, draw=lambda *_: None) for i, (name, spec) in enumerate(FIGURES.items())
+    name: spec if not i else replace(spec, draw=lambda *_: None)
+    for i, (name, spec) in enumerate(FIGURES.items())
 }
 
 
 @pytest.mark.slow
-def test_report_rebuilds_the_page(isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html_page, "FIGURES", FIRST_ALONE)  # all of them are drawn where launch reports
+def test_report_rebuilds_the_page(
+    isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # all of them are drawn where launch reports
+    monkeypatch.setattr(html_page, "FIGURES", FIRST_ALONE)
     folder = write_sweep(tmp_path / "runs" / "known", (2, 8))
     code, out, _ = isojax("report", str(folder))
     assert code == 0 and "report.html" in out
-    assert (folder / "report.html").stat().st_size > 1000 and list((folder / "figures").glob("*.png"))
+    assert (folder / "report.html").stat().st_size > 1000 and list(
+        (folder / "figures").glob("*.png")
+    )
 
 
 @pytest.mark.slow
@@ -38,7 +44,9 @@ def test_report_says_what_it_cannot_write_and_names_odd_folders(
     assert "figures is no folder" in error_of(isojax("report", str(folder)))
     (folder / "figures").unlink()
     (folder / "report.html").mkdir()
-    assert "cannot write" in error_of(isojax("report", str(folder))) and not list(folder.rglob(".*"))
+    assert "cannot write" in error_of(isojax("report", str(folder))) and not list(
+        folder.rglob(".*")
+    )
     (folder / "report.html").rmdir()
     code, out, _ = isojax("report", str(folder))
     assert code == 0 and "a [/red] b" in out

@@ -1,4 +1,5 @@
-"""`isojax settings`: defaults and meanings as text, and the page of the repository that has them all."""
+"""`isojax settings`: defaults and meanings as text, and the page of the repository that has them
+all."""
 
 from __future__ import annotations
 
@@ -21,13 +22,20 @@ def test_every_setting_has_a_default_and_a_meaning() -> None:
 
     assert names <= by_name.keys()
     assert all(setting.meaning for setting in by_name.values())
-    assert (by_name["cell.data.validation"].default, by_name["sweep.B_p"].default) == ("300", "[16]")
+    assert (by_name["cell.data.validation"].default, by_name["sweep.B_p"].default) == (
+        "300",
+        "[16]",
+    )
     assert "cell.model.lora.rank" in by_name  # of a section that is null by default
 
 
 def test_a_default_can_be_typed_as_it_is_shown() -> None:
     names = config_keys(Config)  # without those of sections that are null
-    typed = [f"{setting.name}={setting.default}" for setting in describe_settings() if setting.name in names]
+    typed = [
+        f"{setting.name}={setting.default}"
+        for setting in describe_settings()
+        if setting.name in names
+    ]
 
     assert load_config("quickstart", typed).cell.rl == Config().cell.rl
 
@@ -41,7 +49,10 @@ def test_in_a_terminal(isojax: Isojax) -> None:
     assert "cell.rl.kl = 0.0" in lines and "cell.rl.loss" not in out
 
     code, out, _ = isojax("settings", "rl.kl", "--json")
-    assert [one["name"] for one in json.loads(out)["settings"]] == ["cell.rl.kl", "cell.rl.kl_estimator"]
+    assert [one["name"] for one in json.loads(out)["settings"]] == [
+        "cell.rl.kl",
+        "cell.rl.kl_estimator",
+    ]
 
     code, _, err = isojax("settings", "valdation")
     assert code == 2 and "Did you mean 'validation'?" in err

@@ -49,11 +49,15 @@ CELLS = [Cell(8, 2, 0), Cell(8, 2, 1), Cell(8, 4, 0), Cell(8, 4, 1)]
 
 def sweep(folder: Path, *settings: str) -> Path:
     """One cell done, one half done at 50 rollouts per second, one that broke off, one not begun."""
-    save_config(load_config("quickstart", ["name=little", *SETTINGS, *settings]), folder / "config.yaml")
+    save_config(
+        load_config("quickstart", ["name=little", *SETTINGS, *settings]), folder / "config.yaml"
+    )
     done, half, broken, _ = CELLS
     record(folder, done, (0, 64, 128, 256, 512))
     record(folder, half, (0, 64, 128))
-    record(folder, broken, (0, 64)).record_failure(3, "loss or gradient not finite in the updates 3 to 10")
+    record(folder, broken, (0, 64)).record_failure(
+        3, "loss or gradient not finite in the updates 3 to 10"
+    )
     return folder
 
 
@@ -93,7 +97,12 @@ def test_the_ledgers_say_where_a_sweep_stands(tmp_path: Path) -> None:
     result = read_sweep_status(sweep(tmp_path))
     assert [cell.cell for cell in result.cells] == CELLS
     assert [cell.state for cell in result.cells] == ["done", "interrupted", "failed", "waiting"]
-    assert [(cell.rollouts, cell.goal) for cell in result.cells] == [(512, 512), (128, 512), (64, 512), (0, 512)]
+    assert [(cell.rollouts, cell.goal) for cell in result.cells] == [
+        (512, 512),
+        (128, 512),
+        (64, 512),
+        (0, 512),
+    ]
     assert [cell.reward for cell in result.cells] == [0.5, 0.3125, 0.28125, None]
     assert "not finite" in result.cells[2].reason and result.cells[1].reason == ""
     assert result.cells[0].rate == pytest.approx(50) and result.cells[3].rate is None
@@ -107,7 +116,8 @@ def test_the_ledgers_say_where_a_sweep_stands(tmp_path: Path) -> None:
 
 
 def test_a_sweep_that_runs_holds_its_folder(tmp_path: Path) -> None:
-    """What is left for the cells at work: all but what is done and what has failed, at the rate of those that run."""
+    """What is left for the cells at work: all but what is done and what has failed, at the rate of
+    those that run."""
     with exclusive_lock(sweep(tmp_path)):
         result = read_sweep_status(tmp_path)
         record(tmp_path, CELLS[3], ())  # compiles, say
@@ -119,12 +129,16 @@ def test_a_sweep_that_runs_holds_its_folder(tmp_path: Path) -> None:
         and result.seconds_left == pytest.approx((512 - 128 + 512) / 50)
     )
     assert [cell.state for cell in more.cells] == ["done", "running", "failed", "running"]
-    assert more.rate == pytest.approx(100) and more.seconds_left == pytest.approx((512 - 128 + 512) / 100)
+    assert more.rate == pytest.approx(100) and more.seconds_left == pytest.approx(
+        (512 - 128 + 512) / 100
+    )
     assert not read_sweep_status(tmp_path).running
 
 
 @pytest.mark.parametrize(("age", "state"), [(0.0, "running"), (STALE_SECONDS + 1, "interrupted")])
-def test_a_sweep_at_a_url_runs_while_its_lease_is_fresh(age: float, state: str, tmp_path: Path) -> None:
+def test_a_sweep_at_a_url_runs_while_its_lease_is_fresh(
+    age: float, state: str, tmp_path: Path
+) -> None:
     sweep(tmp_path / "runs" / "little")
     lease = {"host": "host-b", "pid": 77, "token": "x", "time": time.time() - age}
     (tmp_path / "runs" / "little" / LOCK_FILE).write_text(json.dumps(lease))
@@ -150,28 +164,49 @@ def test_looking_stands_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.Monke
     """A sweep that starts in the instant of a look starts all the same."""
     looking = os.open(tmp_path / LOCK_FILE, os.O_RDONLY | os.O_CREAT)
     assert try_flock(looking, fcntl.LOCK_SH)
-    monkeypatch.setattr("isojax.runs.storage.time.sleep", lambda seconds: os.close(looking) if seconds else None)
+    monkeypatch.setattr(
+        "isojax.runs.storage.time.sleep", lambda seconds: os.close(looking) if seconds else None
+    )
     with exclusive_lock(tmp_path):
         assert states(sweep(tmp_path))[1] == "running"
 
 
 def test_a_driver_says_more(tmp_path: Path) -> None:
     sweep(tmp_path)
-    running = CellStatus(state="running", rollouts=200, reward=0.3, attempts=2, where="node-3", log="logs/x.log")
-    lost = CellStatus(state="failed", rollouts=0, attempts=3, log="logs/y.log", error="out of memory")
-    status = DriverStatus(time=1000.0, host="node-7", pid=4711, ended=False, cells={"8x2-s1": running, "8x4-s1": lost})
+    running = CellStatus(
+        state="running", rollouts=200, reward=0.3, attempts=2, where="node-3", log="logs/x.log"
+    )
+    lost = CellStatus(
+        state="failed", rollouts=0, attempts=3, log="logs/y.log", error="out of memory"
+    )
+    status = DriverStatus(
+        time=1000.0, host="node-7", pid=4711, ended=False, cells={"8x2-s1": running, "8x4-s1": lost}
+    )
     write_status(tmp_path, status)
     assert read_status(tmp_path) == status
-    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith((".", "status"))) == [STATUS_FILE]
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith((".", "status"))) == [
+        STATUS_FILE
+    ]
 
     cells = read_sweep_status(tmp_path, now=1010.0).cells
     assert [cell.state for cell in cells] == ["done", "running", "failed", "failed"]
-    assert (cells[1].rollouts, cells[1].attempts, cells[1].where, cells[1].log) == (200, 2, "node-3", "logs/x.log")
+    assert (cells[1].rollouts, cells[1].attempts, cells[1].where, cells[1].log) == (
+        200,
+        2,
+        "node-3",
+        "logs/x.log",
+    )
     assert cells[3].reason == "out of memory" and cells[0].attempts is None
 
-    result = read_sweep_status(tmp_path, now=1500.0)  # the driver was killed: nothing runs any more, whatever it said
+    # the driver was killed: nothing runs any more, whatever it said
+    result = read_sweep_status(tmp_path, now=1500.0)
     assert [cell.state for cell in result.cells] == ["done", "interrupted", "failed", "failed"]
-    assert not result.running and "4711" in result.lost and "node-7" in result.lost and "500 s" in result.lost
+    assert (
+        not result.running
+        and "4711" in result.lost
+        and "node-7" in result.lost
+        and "500 s" in result.lost
+    )
     write_status(tmp_path, status.model_copy(update={"ended": True}))
     assert read_sweep_status(tmp_path, now=1010.0).lost == "" and states(tmp_path, 1010.0) == [
         "done",
@@ -189,7 +224,11 @@ def test_more_budget_undoes_what_an_old_driver_called_done(tmp_path: Path) -> No
     write_status(
         tmp_path,
         DriverStatus(
-            time=0.0, host="node-7", pid=1, ended=True, cells={"8x2-s1": CellStatus(state="done", rollouts=128)}
+            time=0.0,
+            host="node-7",
+            pid=1,
+            ended=True,
+            cells={"8x2-s1": CellStatus(state="done", rollouts=128)},
         ),
     )
     assert states(tmp_path) == ["done", "interrupted", "failed", "waiting"]
@@ -199,17 +238,24 @@ def test_a_sweep_that_chooses_its_cells_has_no_goal_for_each(tmp_path: Path, iso
     """Its cells are those that were begun; its budget is of them all."""
     sweep(tmp_path, "sweep.strategy=adaptive", "sweep.total_rollouts=1000")
     result = read_sweep_status(tmp_path)
-    assert [cell.cell for cell in result.cells] == CELLS[:3] and {cell.goal for cell in result.cells} == {None}
+    assert [cell.cell for cell in result.cells] == CELLS[:3] and {
+        cell.goal for cell in result.cells
+    } == {None}
     assert result.budget == 1000 and states(tmp_path) == ["interrupted", "interrupted", "failed"]
-    save_config(load_config("quickstart", [*SETTINGS, "sweep.strategy=adaptive"]), tmp_path / "config.yaml")
+    save_config(
+        load_config("quickstart", [*SETTINGS, "sweep.strategy=adaptive"]), tmp_path / "config.yaml"
+    )
     assert read_sweep_status(tmp_path).budget == 1024  # half of the grid's
     code, out, _ = isojax("status", str(tmp_path))
     assert code == 0 and "%" not in out.split("runs done")[0]
 
 
 @pytest.mark.parametrize("is_ended", [False, True])
-def test_of_a_spent_budget_only_cells_that_were_trained_are_shown(is_ended: bool, tmp_path: Path) -> None:
-    """An n that had no pilot is never trained from C = 0. Between two legs the run that goes on is not done."""
+def test_of_a_spent_budget_only_cells_that_were_trained_are_shown(
+    is_ended: bool, tmp_path: Path
+) -> None:
+    """An n that had no pilot is never trained from C = 0. Between two legs the run that goes on is
+    not done."""
     config = load_config("quickstart", ["sweep.strategy=spend", *SETTINGS[:2], "sweep.seeds=1"])
     save_config(config, tmp_path / "config.yaml")
     first, second = plan_cells(config.sweep)
@@ -229,7 +275,9 @@ def test_between_two_legs_a_stopped_budget_says_how_it_goes_on(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["name=little", "sweep.strategy=spend", *SETTINGS[:2], "sweep.seeds=1"]
-    save_config(config := load_config("quickstart", words), folder := Path("runs/little") / "config.yaml")
+    save_config(
+        config := load_config("quickstart", words), folder := Path("runs/little") / "config.yaml"
+    )
     first, second = plan_cells(config.sweep)
     for cell in (first, second):
         record(folder.parent, cell, (0, 64, 128))
@@ -248,7 +296,8 @@ def aged(folder: Path, cell: Cell, seconds: float) -> None:
 
 
 def test_an_adaptive_sweep_that_has_ended_is_done(tmp_path: Path) -> None:
-    """At its end it writes a summary; a cell that went on since then has no end, nor has one that failed."""
+    """At its end it writes a summary; a cell that went on since then has no end, nor has one that
+    failed."""
     sweep(tmp_path, "sweep.strategy=adaptive", "sweep.total_rollouts=1000")
     for cell in CELLS[:3]:
         aged(tmp_path, cell, 60.0)
@@ -259,7 +308,8 @@ def test_an_adaptive_sweep_that_has_ended_is_done(tmp_path: Path) -> None:
     assert states(tmp_path) == ["done", "interrupted", "failed"]
     with exclusive_lock(tmp_path):
         assert states(tmp_path) == ["running", "running", "failed"]
-    # A run that failed for lack of memory, or of disk, has a ledger like one that was left at its target.
+    # A run that failed for lack of memory, or of disk, has a ledger like one that was left at its
+    # target.
     failed = {"failed": {cell.name: "out of memory" for cell in CELLS[:2]}}
     (tmp_path / "frontier.json").write_text(json.dumps(failed))
     aged(tmp_path, CELLS[0], 240.0)
@@ -269,43 +319,77 @@ def test_an_adaptive_sweep_that_has_ended_is_done(tmp_path: Path) -> None:
     (tmp_path / "frontier.json").write_text('{"failed": ["8x2-s0"]}')
     assert states(tmp_path) == ["done", "interrupted", "failed"]
     sweep(tmp_path / "grid")
-    (tmp_path / "grid" / "frontier.json").write_text("{}")  # of no meaning to a grid, whose cells have ends
+    # of no meaning to a grid, whose cells have ends
+    (tmp_path / "grid" / "frontier.json").write_text("{}")
     assert states(tmp_path / "grid") == ["done", "interrupted", "failed", "waiting"]
 
 
 def test_the_summary_of_an_adaptive_sweep_says_which_runs_failed(tmp_path: Path) -> None:
-    words = ["sweep.strategy=adaptive", "sweep.B_p=[8]", "sweep.n=[2,4]", "sweep.seeds=1", "sweep.budget=20000"]
+    words = [
+        "sweep.strategy=adaptive",
+        "sweep.B_p=[8]",
+        "sweep.n=[2,4]",
+        "sweep.seeds=1",
+        "sweep.budget=20000",
+    ]
     config, failures = load_config("quickstart", words), list[tuple[Cell, Exception]]()
     rounds = training_rounds(config, plan_cells(config.sweep), tmp_path, failures)
     failures += [(target.cell, RunFailed("out of memory")) for target in next(rounds)]
     assert next(rounds, None) is None
     summary = json.loads((tmp_path / "frontier.json").read_text())
-    assert summary["failed"] == {"8x2-s0": "out of memory", "8x4-s0": "out of memory"} and summary["spent"] == 0
+    assert (
+        summary["failed"] == {"8x2-s0": "out of memory", "8x4-s0": "out of memory"}
+        and summary["spent"] == 0
+    )
 
 
 @pytest.mark.parametrize(
     ("folder", "words", "command"),
     [
         ("runs/little", [], "isojax launch runs/little/config.yaml --resume"),
-        ("runs/little", ["sweep.strategy=adaptive"], "isojax launch runs/little/config.yaml --resume"),
+        (
+            "runs/little",
+            ["sweep.strategy=adaptive"],
+            "isojax launch runs/little/config.yaml --resume",
+        ),
         ("runs/little", ["sweep.strategy=spend"], "isojax spend runs/little/config.yaml --resume"),
         ("results/little", [], "isojax launch results/little/config.yaml run.dir=results --resume"),
-        ("results/little", ["run.dir=results"], "isojax launch results/little/config.yaml --resume"),
-        ("results/little", ["run.dir=gs://bucket/runs"], "isojax launch results/little/config.yaml --resume"),
+        (
+            "results/little",
+            ["run.dir=results"],
+            "isojax launch results/little/config.yaml --resume",
+        ),
+        (
+            "results/little",
+            ["run.dir=gs://bucket/runs"],
+            "isojax launch results/little/config.yaml --resume",
+        ),
         (
             "results/little",
             ["sweep.strategy=spend"],
             "isojax spend results/little/config.yaml run.dir=results --resume",
         ),
-        ("my runs/little", [], "isojax launch 'my runs/little/config.yaml' 'run.dir=my runs' --resume"),
+        (
+            "my runs/little",
+            [],
+            "isojax launch 'my runs/little/config.yaml' 'run.dir=my runs' --resume",
+        ),
         ("runs/copy", [], ""),  # of runs/little, with which `launch` would go on
     ],
 )
-def test_the_command_that_goes_on(folder: str, words: list[str], command: str, tmp_path: Path, isojax: Any) -> None:
-    save_config(load_config("quickstart", ["name=little", *SETTINGS, *words]), Path(folder) / "config.yaml")
+def test_the_command_that_goes_on(
+    folder: str, words: list[str], command: str, tmp_path: Path, isojax: Any
+) -> None:
+    save_config(
+        load_config("quickstart", ["name=little", *SETTINGS, *words]), Path(folder) / "config.yaml"
+    )
     record(Path(folder), CELLS[1], (0, 64))
     assert read_sweep_status(Path(folder)).resume_command == command
-    expected = f"go on by: {command}" if command else "rename the folder to little, as its config.yaml calls the sweep"
+    expected = (
+        f"go on by: {command}"
+        if command
+        else "rename the folder to little, as its config.yaml calls the sweep"
+    )
     assert f"nothing runs here; {expected}" in " ".join(isojax("status", folder)[1].split())
 
 
@@ -326,7 +410,9 @@ def test_what_a_person_sees(tmp_path: Path, isojax: Any) -> None:
         "50",
     ]
     assert "1 of 4 runs done, 1 interrupted, 1 failed; 34% of 2,048 rollouts" in out
-    assert "failed: 8x4-s0: loss or gradient not finite" in out and "flagged: 8x2-s0: collapsed" in out
+    assert (
+        "failed: 8x4-s0: loss or gradient not finite" in out and "flagged: 8x2-s0: collapsed" in out
+    )
     assert "isojax launch runs/little/config.yaml --resume" in out and "attempts" not in out
 
 
@@ -349,7 +435,9 @@ def test_json_is_one_document(tmp_path: Path, isojax: Any) -> None:
     )
 
 
-def test_watching_ends_with_the_sweep(tmp_path: Path, isojax: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_ends_with_the_sweep(
+    tmp_path: Path, isojax: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep(tmp_path)
     running = exclusive_lock(tmp_path)
     running.__enter__()
@@ -369,7 +457,11 @@ def test_watching_ends_with_the_sweep(tmp_path: Path, isojax: Any, monkeypatch: 
         monkeypatch.setattr(
             status_command,
             "time",
-            type("Clock", (), {"sleep": staticmethod(lambda s: (_ for _ in ()).throw(KeyboardInterrupt))}),
+            type(
+                "Clock",
+                (),
+                {"sleep": staticmethod(lambda s: (_ for _ in ()).throw(KeyboardInterrupt))},
+            ),
         )
         assert isojax("status", str(tmp_path), "--watch")[0] == 0
 
@@ -385,10 +477,17 @@ def test_watching_ends_with_the_sweep(tmp_path: Path, isojax: Any, monkeypatch: 
 def test_what_is_refused(words: list[str], saying: str, tmp_path: Path, isojax: Any) -> None:
     sweep(tmp_path / "little")
     code, out, err = isojax(*words)
-    assert (code, out) == (2, "") and err.startswith("error: ") and saying in err and err.count("\n") == 1
+    assert (
+        (code, out) == (2, "")
+        and err.startswith("error: ")
+        and saying in err
+        and err.count("\n") == 1
+    )
 
 
-@pytest.mark.parametrize("name", [STATUS_FILE, "cells/8x2-s1/records.jsonl", "cells/8x2-s1/health.json"])
+@pytest.mark.parametrize(
+    "name", [STATUS_FILE, "cells/8x2-s1/records.jsonl", "cells/8x2-s1/health.json"]
+)
 def test_a_damaged_file_is_named(name: str, tmp_path: Path, isojax: Any) -> None:
     path = sweep(tmp_path) / name
     path.write_text((path.read_text() if path.exists() else "") + '{"kind": half\n')
@@ -408,5 +507,7 @@ def test_no_jax_is_loaded(tmp_path: Path) -> None:
         "status([Path(sys.argv[1])]); print('jax' in sys.modules)"
     )
     command = [sys.executable, "-c", program, str(sweep(tmp_path))]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.stdout.splitlines()[-1] == "False", done.stderr

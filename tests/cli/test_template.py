@@ -36,7 +36,9 @@ def test_a_file_that_is_there_is_kept(isojax: Isojax) -> None:
 def test_what_cannot_be_written_is_refused(isojax: Isojax) -> None:
     for name in ("tpu.sh", "../launch/slurm.sh", ""):
         code, _, err = isojax("template", name)
-        assert code == 2 and f"error: given the template {name!r}, expected one of Dockerfile, " in err
+        assert (
+            code == 2 and f"error: given the template {name!r}, expected one of Dockerfile, " in err
+        )
     Path("launch").touch()
     code, _, err = isojax("template", "slurm.sh")
     assert code == 2 and "error: cannot write launch/slurm.sh" in err

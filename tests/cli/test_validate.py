@@ -1,4 +1,5 @@
-"""`isojax fit --validate`: the sentences, the file in the folder of the fit, and the one JSON document."""
+"""`isojax fit --validate`: the sentences, the file in the folder of the fit, and the one JSON
+document."""
 
 from __future__ import annotations
 
@@ -17,8 +18,11 @@ Outcome = tuple[int, str, str]
 
 
 @pytest.fixture
-def fit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Outcome]:
-    """`isojax fit` in an empty folder that holds the sweep `known`: (exit code, standard output, standard error)."""
+def fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., Outcome]:
+    """`isojax fit` in an empty folder that holds the sweep `known`: (exit code, standard output,
+    standard error)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
     for run in world(seeds=1, n=(2, 8), problems=50, ratio=1.6).runs:
@@ -47,20 +51,27 @@ def test_validate_prints_and_keeps(fit: Callable[..., Outcome]) -> None:
     ):
         assert part in out
     remaining = json.loads(Path("known/validation-paper.json").read_text())
-    assert remaining["largest_n"]["n"] == 8 and remaining["metric"] == "avg@4" and remaining["mode"] == "paper"
+    assert (
+        remaining["largest_n"]["n"] == 8
+        and remaining["metric"] == "avg@4"
+        and remaining["mode"] == "paper"
+    )
 
 
 def test_json_stays_one_document(fit: Callable[..., Outcome]) -> None:
     code, out, err = fit("known", "--validate", "--mode", "paper", "--compute", "tokens", "--json")
     document = json.loads(out)
     assert code == 0 and err == "" and document["compute"] == "tokens"
-    assert document["validation"] == json.loads(Path("known/validation-tokens-paper.json").read_text())
+    assert document["validation"] == json.loads(
+        Path("known/validation-tokens-paper.json").read_text()
+    )
     assert "validation" not in json.loads(Path("known/fit-tokens-paper.json").read_text())
 
 
 @pytest.mark.slow
 def test_the_trials_take_the_options_of_the_fit(fit: Callable[..., Outcome]) -> None:
-    """Without replicates there is no interval to be inside of; a larger run-to-run spread makes it wider."""
+    """Without replicates there is no interval to be inside of; a larger run-to-run spread makes it
+    wider."""
     assert fit("known", "--validate", "--replicates", "0")[0] == 0
     bare = json.loads(Path("known/validation.json").read_text())
     assert bare["replicates"] == 0 and bare["compute"]["inside"] is None

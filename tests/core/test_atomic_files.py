@@ -1,4 +1,5 @@
-"""Files and folders written whole or not at all: names of any length, and no folder left by a refusal."""
+"""Files and folders written whole or not at all: names of any length, and no folder left by a
+refusal."""
 
 from __future__ import annotations
 

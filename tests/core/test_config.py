@@ -1,4 +1,5 @@
-"""Configs: reading with overrides, what is refused and how, the hash, saving, and what a resumed sweep may change."""
+"""Configs: reading with overrides, what is refused and how, the hash, saving, and what a resumed
+sweep may change."""
 
 from __future__ import annotations
 
@@ -57,7 +58,13 @@ def test_an_unknown_config_names_the_nearest(folder: Path) -> None:
 def test_overrides_replace_yaml_and_yaml_replaces_defaults(folder: Path) -> None:
     path = write(folder, "sweep: {n: [2, 4], budget: 5000}\ncell: {rl: {kl: 0}}\n")
     config = load_config(
-        path, ["sweep.n=[8, 16]", "cell.rl.learning_rate=2e-3", "run.mesh=data=2,tensor=1", "sweep.decode_slots=null"]
+        path,
+        [
+            "sweep.n=[8, 16]",
+            "cell.rl.learning_rate=2e-3",
+            "run.mesh=data=2,tensor=1",
+            "sweep.decode_slots=null",
+        ],
     )
     assert config.sweep.n == (8, 16)
     assert config.sweep.budget == 5000
@@ -76,7 +83,9 @@ def test_a_later_config_replaces_an_earlier_one(folder: Path) -> None:
         "a.yaml",
     )
     b = write(
-        folder, "sweep: {n: [8]}\ncell: {data: {mixture: {very_easy: 1.0}, size: 50}, rl: {entropy: 0.2}}", "b.yaml"
+        folder,
+        "sweep: {n: [8]}\ncell: {data: {mixture: {very_easy: 1.0}, size: 50}, rl: {entropy: 0.2}}",
+        "b.yaml",
     )
     both = load_config([a, b], ["sweep.budget=6000"])
     assert (both.name, both.sweep.n, both.sweep.budget) == ("a", (8,), 6000)
@@ -88,9 +97,15 @@ def test_a_later_config_replaces_an_earlier_one(folder: Path) -> None:
 
 
 def test_an_override_replaces_a_map_or_reaches_into_it(folder: Path) -> None:
-    path = write(folder, "cell: {eval: {extra: {aime: 'jsonl:aime.jsonl'}}, data: {mixture: {hard: 1.0, easy: 1.0}}}")
+    path = write(
+        folder,
+        "cell: {eval: {extra: {aime: 'jsonl:aime.jsonl'}}, data: {mixture: {hard: 1.0, easy: 1.0}}}",
+    )
     assert load_config(path, ["cell.data.mixture={hard: 0.25}"]).cell.data.mixture == {"hard": 0.25}
-    assert load_config(path, ["cell.data.mixture.easy=0.5"]).cell.data.mixture == {"hard": 1.0, "easy": 0.5}
+    assert load_config(path, ["cell.data.mixture.easy=0.5"]).cell.data.mixture == {
+        "hard": 1.0,
+        "easy": 0.5,
+    }
     assert load_config(path, ["cell.data.mixture=null"]).cell.data.mixture is None
     assert load_config(path, ["cell.eval.extra.amc=jsonl:amc.jsonl"]).cell.eval.extra == {
         "aime": "jsonl:aime.jsonl",
@@ -103,7 +118,8 @@ def test_of_several_configs_the_one_at_fault_is_named(folder: Path) -> None:
     bad = write(folder, "sweep: {budget: lots}", "bad.yaml")
     with pytest.raises(InputError, match=r"/bad\.yaml: sweep\.budget: given 'lots'"):
         load_config([bad, good, bad])
-    assert load_config([bad, good]).sweep.budget == 5000  # what another value replaces is never read as one
+    # what another value replaces is never read as one
+    assert load_config([bad, good]).sweep.budget == 5000
     with pytest.raises(InputError, match=r"unknown\.yaml: unknown key 'sweep\.budgte'"):
         load_config([good, write(folder, "sweep: {budgte: 1}", "unknown.yaml")])
     with pytest.raises(InputError, match=r"broken\.yaml, line [12]: not YAML"):
@@ -139,7 +155,9 @@ def test_an_empty_file_is_the_defaults_and_gives_its_name(folder: Path) -> None:
 )
 def test_an_unknown_key_is_refused_with_the_nearest(folder: Path, key: str, nearest: str) -> None:
     empty = write(folder, "")
-    assert f"unknown key {key!r}; the nearest known key is {nearest!r}" in refused(empty, f"{key}=1")
+    assert f"unknown key {key!r}; the nearest known key is {nearest!r}" in refused(
+        empty, f"{key}=1"
+    )
     parts = key.split(".")
     nested = "".join("  " * i + f"{part}:\n" for i, part in enumerate(parts))[:-1] + " 1\n"
     message = refused(write(folder, nested))
@@ -158,14 +176,20 @@ def test_an_unknown_key_is_refused_with_the_nearest(folder: Path, key: str, near
         ("sweep.strategy=skip", ["sweep.strategy", "'skip'", "'grid', 'adaptive' or 'spend'"]),
         ("cell.rl.kl='0.1'", ["cell.rl.kl", "'0.1'", "number"]),
         ("cell.rl.kl=.nan", ["cell.rl.kl", "nan", "finite"]),
-        ("cell.reward.weights={a: 1e308, b: 1e308}", ["cell.reward.weights", "weights from 0 to 1,000,000,000"]),
+        (
+            "cell.reward.weights={a: 1e308, b: 1e308}",
+            ["cell.reward.weights", "weights from 0 to 1,000,000,000"],
+        ),
         ("cell.reward.weights={a: .nan}", ["cell.reward.weights.a", "nan", "finite"]),
         ("cell.data.difficulty=[0.1, 1e999]", ["cell.data.difficulty", "inf", "finite"]),
         (
             "cell.prompt.template={prompt} =",
             ["cell.prompt.template={prompt} =", "not YAML", """'cell.prompt.template="..."'"""],
         ),
-        ("cell.prompt.template={prompt}", ["cell.prompt.template", "string", """cell.prompt.template='"..."'"""]),
+        (
+            "cell.prompt.template={prompt}",
+            ["cell.prompt.template", "string", """cell.prompt.template='"..."'"""],
+        ),
         ("cell.data.difficulty=[0,1,2]", ["cell.data.difficulty", "at most 2"]),
         ("name=7", ["name", "given 7", "string"]),
         ("name=../up", ["name", "../up", "pattern"]),
@@ -176,7 +200,9 @@ def test_an_unknown_key_is_refused_with_the_nearest(folder: Path, key: str, near
         ("=3", ["'=3'", "key=value"]),
     ],
 )
-def test_a_wrong_override_names_key_value_and_expectation(folder: Path, override: str, parts: list[str]) -> None:
+def test_a_wrong_override_names_key_value_and_expectation(
+    folder: Path, override: str, parts: list[str]
+) -> None:
     message = refused(write(folder, ""), override)
     assert "\n" not in message
     for part in parts:
@@ -190,7 +216,11 @@ def test_a_wrong_type_in_yaml_names_the_file(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("name: a\nsweep: {n: [2,\nrun: 1\n", 3), ("name: a\nname: b\n", 2), ("sweep:\n  n: 1\n bad: 2\n", 3)],
+    [
+        ("name: a\nsweep: {n: [2,\nrun: 1\n", 3),
+        ("name: a\nname: b\n", 2),
+        ("sweep:\n  n: 1\n bad: 2\n", 3),
+    ],
 )
 def test_broken_yaml_is_named_with_file_and_line(folder: Path, text: str, line: int) -> None:
     message = refused(write(folder, text))
@@ -207,7 +237,9 @@ def test_what_is_no_config_at_all_is_refused(folder: Path) -> None:
 def test_the_hash_follows_the_cell_alone() -> None:
     a = load_config("quickstart")
     assert len(config_hash(a.cell)) == 12 and int(config_hash(a.cell), 16) >= 0
-    assert config_hash(a.cell) == config_hash(load_config("quickstart", ["sweep.seed=9", "run.dir=x", "name=y"]).cell)
+    assert config_hash(a.cell) == config_hash(
+        load_config("quickstart", ["sweep.seed=9", "run.dir=x", "name=y"]).cell
+    )
     assert config_hash(a.cell) != config_hash(load_config("quickstart", ["cell.rl.kl=0.21"]).cell)
     assert config_hash(Config().cell) == config_hash(read_int_as_float().cell)
 
@@ -219,7 +251,8 @@ def read_int_as_float() -> Config:
 
 def test_a_saved_config_reads_back_equal(tmp_path: Path) -> None:
     config = load_config(
-        "quickstart", ["name='1e5'", "run.mesh=data=2", "cell.rl.learning_rate=1e-5", "sweep.decode_slots=16"]
+        "quickstart",
+        ["name='1e5'", "run.mesh=data=2", "cell.rl.learning_rate=1e-5", "sweep.decode_slots=16"],
     )
     save_config(config, tmp_path / "deep" / "config.yaml")
     assert load_config(str(tmp_path / "deep" / "config.yaml")) == config
@@ -243,7 +276,9 @@ def changed(**sweep: object) -> Config:
         OLD,
         changed(B_p=(8, 16), n=(4, 2, 8), seeds=3, budget=6000),
         changed(decode_slots=None, microbatch=8, B_max=4096),
-        OLD.model_copy(update={"run": OLD.run.model_copy(update={"mesh": "data=8", "dir": "elsewhere"})}),
+        OLD.model_copy(
+            update={"run": OLD.run.model_copy(update={"mesh": "data=8", "dir": "elsewhere"})}
+        ),
     ],
 )
 def test_a_sweep_may_grow(new: Config) -> None:
@@ -272,12 +307,16 @@ def test_a_lower_B_max_is_free_while_no_cell_is_lost() -> None:
     higher = changed(B_max=100)  # 16 x 4 = 64 is the largest cell
     lower = higher.model_copy(update={"sweep": higher.sweep.model_copy(update={"B_max": 64})})
     check_resume(higher, lower)
-    with pytest.raises(InputError, match=r"sweep\.B_max: this run has 64, given 63; expected at least 64"):
+    with pytest.raises(
+        InputError, match=r"sweep\.B_max: this run has 64, given 63; expected at least 64"
+    ):
         check_resume(changed(B_p=(8, 16)), changed(B_p=(8, 16), B_max=63))
 
 
 def test_a_changed_cell_or_name_is_refused() -> None:
-    new = Config.model_validate({**dict(OLD), "cell": Config.model_validate_json('{"cell": {"rl": {"kl": 0.5}}}').cell})
+    new = Config.model_validate(
+        {**dict(OLD), "cell": Config.model_validate_json('{"cell": {"rl": {"kl": 0.5}}}').cell}
+    )
     with pytest.raises(InputError, match=r"cell\.rl\.kl: this run has 0\.0, given 0\.5"):
         check_resume(OLD, new)
     with pytest.raises(InputError, match="name: this run has 'quickstart', given 'other'"):
@@ -285,14 +324,17 @@ def test_a_changed_cell_or_name_is_refused() -> None:
 
 
 def test_extra_sets_are_named_so_that_their_metrics_are_not_others(folder: Path) -> None:
-    """hard/avg@4 is a metric of the set `hard`; train/..., verl/... and a/b/... mean something else."""
-    assert load_config("quickstart", ["cell.eval.extra.aime-24=jsonl:aime.jsonl"]).cell.eval.extra == {
-        "aime-24": "jsonl:aime.jsonl"
-    }
+    """hard/avg@4 is a metric of the set `hard`; train/..., verl/... and a/b/... mean something
+    else."""
+    assert load_config(
+        "quickstart", ["cell.eval.extra.aime-24=jsonl:aime.jsonl"]
+    ).cell.eval.extra == {"aime-24": "jsonl:aime.jsonl"}
     for name in ("train", "verl", "panel", "a/b", "x@4", "''"):
         output = refused("quickstart", f"cell.eval.extra={{{name}: solvers}}")
         assert "cell.eval.extra: given" in output and "expected names of letters" in output, output
-        assert output.endswith("other than train, verl, panel. Rename the set {!r}.".format(name.strip("'"))), output
+        assert output.endswith(
+            "other than train, verl, panel. Rename the set {!r}.".format(name.strip("'"))
+        ), output
 
 
 def test_a_panel_is_another_cell() -> None:
@@ -303,7 +345,11 @@ def test_a_panel_is_another_cell() -> None:
 
 
 def test_the_graded_rewards_of_the_docs(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "problems.md").read_text().partition("## Graded rewards")[2]
+    text = (
+        (Path(__file__).parents[2] / "docs" / "problems.md")
+        .read_text()
+        .partition("## Graded rewards")[2]
+    )
     (tmp_path / "graded.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
     cell = load_config(str(tmp_path / "graded.yaml")).cell
     assert score_weights(cell.verifier, cell.reward) == {"accuracy": 1.0, "format": 0.2}
@@ -316,13 +362,18 @@ def test_the_graded_rewards_of_the_docs(tmp_path: Path) -> None:
 def test_rewards_that_are_binary_leave_the_hash_as_it_was() -> None:
     binary = load_config("quickstart", ["cell.reward.kind=binary", "cell.reward.weights=null"])
     assert config_hash(binary.cell) == config_hash(load_config("quickstart").cell) == "e9901dc084af"
-    assert config_hash(binary.cell) != config_hash(load_config("quickstart", ["cell.reward.kind=graded"]).cell)
+    assert config_hash(binary.cell) != config_hash(
+        load_config("quickstart", ["cell.reward.kind=graded"]).cell
+    )
 
 
 def test_the_hash_is_of_what_differs_from_the_defaults() -> None:
-    """A default that is written out is no other cell; whatever differs is one, in any section and depth."""
+    """A default that is written out is no other cell; whatever differs is one, in any section and
+    depth."""
     assert config_hash(Config().cell) == config_hash(load_config("quickstart", ALL_DEFAULTS).cell)
-    hashes = {config_hash(load_config("quickstart", [*ALL_DEFAULTS, change]).cell) for change in CHANGES}
+    hashes = {
+        config_hash(load_config("quickstart", [*ALL_DEFAULTS, change]).cell) for change in CHANGES
+    }
     assert len(hashes - {config_hash(Config().cell)}) == len(CHANGES)
 
 
@@ -355,15 +406,26 @@ def test_an_interruption_is_another_cell() -> None:
     cell = load_config("quickstart", ["cell.sampling.interrupt={after: 9}"]).cell
     assert cell.sampling.interrupt is not None and cell.sampling.interrupt.unless == "</think>"
     assert config_hash(cell) != config_hash(plain)
-    assert "at least 1 character" in refused("quickstart", "cell.sampling.interrupt={after: 9, text: ''}")
+    assert "at least 1 character" in refused(
+        "quickstart", "cell.sampling.interrupt={after: 9, text: ''}"
+    )
 
 
 def test_precision_is_decided_by_the_backend() -> None:
-    """float32 on a CPU, bfloat16 on accelerators, the cache as what is computed; what is set stays."""
-    assert PrecisionConfig().for_platform("cpu") == PrecisionConfig(compute="float32", cache="float32")
-    assert PrecisionConfig().for_platform("tpu") == PrecisionConfig(compute="bfloat16", cache="bfloat16")
-    assert PrecisionConfig(cache="int8").for_platform("gpu") == PrecisionConfig(compute="bfloat16", cache="int8")
-    assert PrecisionConfig(compute="float32").for_platform("gpu") == PrecisionConfig(compute="float32", cache="float32")
+    """float32 on a CPU, bfloat16 on accelerators, the cache as what is computed; what is set
+    stays."""
+    assert PrecisionConfig().for_platform("cpu") == PrecisionConfig(
+        compute="float32", cache="float32"
+    )
+    assert PrecisionConfig().for_platform("tpu") == PrecisionConfig(
+        compute="bfloat16", cache="bfloat16"
+    )
+    assert PrecisionConfig(cache="int8").for_platform("gpu") == PrecisionConfig(
+        compute="bfloat16", cache="int8"
+    )
+    assert PrecisionConfig(compute="float32").for_platform("gpu") == PrecisionConfig(
+        compute="float32", cache="float32"
+    )
 
 
 def test_a_folder_below_the_home_folder_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +437,8 @@ def test_a_folder_below_the_home_folder_is_there(monkeypatch: pytest.MonkeyPatch
 
 
 def test_null_leaves_a_setting_that_is_proposed_unset(tmp_path: Path) -> None:
-    """What a text task must set, and what `launch` proposes values for: a null asks for the proposal again."""
+    """What a text task must set, and what `launch` proposes values for: a null asks for the
+    proposal again."""
     (tmp_path / "mine.yaml").write_text(
         "cell:\n  sampling: {prompt_length: 32, response_length: null}\n  rl: {learning_rate: 1.0e-5}\n"
     )
@@ -385,6 +448,9 @@ def test_null_leaves_a_setting_that_is_proposed_unset(tmp_path: Path) -> None:
     config = load_config(str(tmp_path / "mine.yaml"), words).cell
 
     assert as_written.sampling.model_fields_set == {"prompt_length"}
-    assert config.sampling.model_fields_set == set() and "learning_rate" not in config.rl.model_fields_set
+    assert (
+        config.sampling.model_fields_set == set()
+        and "learning_rate" not in config.rl.model_fields_set
+    )
     with pytest.raises(InputError, match="temperature"):
         load_config(str(tmp_path / "mine.yaml"), ["cell.sampling.temperature=null"])

@@ -22,12 +22,16 @@ def test_it_parses_and_plans(path: Path) -> None:
     assert len(config.cell.eval.evaluation_targets(config.sweep.budget)) > 3
 
 
-@pytest.mark.parametrize("preset", sorted((CONFIGS / "models").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "preset", sorted((CONFIGS / "models").glob("*.yaml")), ids=lambda p: p.stem
+)
 def test_a_preset_goes_over_gsm8k(preset: Path) -> None:
     below, above = load_config(str(CONFIGS / "gsm8k.yaml")), load_config(str(preset))
     both = load_config([str(CONFIGS / "gsm8k.yaml"), str(preset)], ["cell.model.path=models/mine"])
     assert both.cell.model == above.cell.model.model_copy(update={"path": "models/mine"})
-    assert both.cell.prompt == below.cell.prompt.model_copy(update={"format": above.cell.prompt.format})
+    assert both.cell.prompt == below.cell.prompt.model_copy(
+        update={"format": above.cell.prompt.format}
+    )
     assert (both.name, both.sweep, both.cell.data, both.cell.rl) == (
         "gsm8k",
         below.sweep,
@@ -47,11 +51,14 @@ def test_a_preset_goes_over_gsm8k(preset: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("preset", sorted((CONFIGS / "recipes").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "preset", sorted((CONFIGS / "recipes").glob("*.yaml")), ids=lambda p: p.stem
+)
 def test_a_recipe_goes_over_the_quickstart(preset: Path) -> None:
-    """It says nothing but the recipe, all that distinguishes recipes, and contradicts neither itself nor the grid; its
-    name is its file's."""
-    below, above = load_config(str(CONFIGS / "quickstart.yaml")), load_config(str(preset))
+    """It says nothing but the recipe, all that distinguishes recipes, and contradicts neither
+    itself nor the grid; its name is its file's."""
+    below = load_config(str(CONFIGS / "quickstart.yaml"))
+    above = load_config(str(preset))
     assert (
         above.model_fields_set == {"cell", "name"}
         and above.name == preset.stem
@@ -65,7 +72,9 @@ def test_a_recipe_goes_over_the_quickstart(preset: Path) -> None:
     both = load_config([str(CONFIGS / "quickstart.yaml"), f"recipes/{preset.stem}"])
     specific = {key: getattr(above.cell.rl, key) for key in above.cell.rl.model_fields_set}
     assert both == below.model_copy(
-        update={"cell": below.cell.model_copy(update={"rl": below.cell.rl.model_copy(update=specific)})}
+        update={
+            "cell": below.cell.model_copy(update={"rl": below.cell.rl.model_copy(update=specific)})
+        }
     )
     algorithm.check_algorithm(both.cell.rl, plan_cells(both.sweep))
 

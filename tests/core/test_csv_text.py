@@ -10,7 +10,20 @@ import pytest
 from isojax.core.csv_text import parse_csv
 from isojax.core.errors import InputError
 
-CELLS = ("1", "0.5", " x ", "", '"q"', '"two\nlines"', '"a""b"', "é\u00a0", 'mid"quote', '"\r\n"', "\u2003", "n")
+CELLS = (
+    "1",
+    "0.5",
+    " x ",
+    "",
+    '"q"',
+    '"two\nlines"',
+    '"a""b"',
+    "é\u00a0",
+    'mid"quote',
+    '"\r\n"',
+    "\u2003",
+    "n",
+)
 
 
 def read(text: str) -> list[tuple[str, dict[str, str]]]:
@@ -45,7 +58,10 @@ def test_cells_and_lines_are_those_of_the_csv_module(seed: int) -> None:
 
 
 def test_line_ends_that_windows_wrote_twice() -> None:
-    assert read("n,m\r\r\n1,2\r\r\n3,4\r\r\n") == [("line 2", {"n": "1", "m": "2"}), ("line 3", {"n": "3", "m": "4"})]
+    assert read("n,m\r\r\n1,2\r\r\n3,4\r\r\n") == [
+        ("line 2", {"n": "1", "m": "2"}),
+        ("line 3", {"n": "3", "m": "4"}),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +70,10 @@ def test_line_ends_that_windows_wrote_twice() -> None:
         ('n,m\n1,"2\n3"\n4\n', "line 4 has 1 cells, expected 2 as in the header"),
         ('n,m\n"a"b,2\n', "line 2: not CSV .*quotes of that line"),
         ('n,m\n1,2\n"3,4\n5,6\n', "line 3: not CSV .*a quote opens a cell, and none closes it"),
-        ('n,m\n"a ""b"" c","d\ne"\n"3,4\n5,"6"\n', "line 5: not CSV .* opens on line 4.*Correct the quotes of line 4"),
+        (
+            'n,m\n"a ""b"" c","d\ne"\n"3,4\n5,"6"\n',
+            "line 5: not CSV .* opens on line 4.*Correct the quotes of line 4",
+        ),
         ("n,m\n1,2\n# end\n", "line 3 has 1 cells, .* Remove the line, if it is a comment"),
         ("n;m\n1;2;3\n", "line 2 has 3 cells, .* A text that holds ';' needs quotes"),
         ("n,m\r1,2\r3,4\r", r"line 1: not CSV \(a carriage return.*Save the file with line ends"),

@@ -1,4 +1,5 @@
-"""Input that is too large, too deep or no text at all is refused with the limit, by the reader of it."""
+"""Input that is too large, too deep or no text at all is refused with the limit, by the reader of
+it."""
 
 from __future__ import annotations
 
@@ -56,7 +57,14 @@ def test_configs(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "word", [f"sweep.budget={DIGITS}", "cell.data=" + "[" * 3000, "a." * 3000 + "a=1", "sweep.n=[1,-1]", "a\0b=1"]
+    "word",
+    [
+        f"sweep.budget={DIGITS}",
+        "cell.data=" + "[" * 3000,
+        "a." * 3000 + "a=1",
+        "sweep.n=[1,-1]",
+        "a\0b=1",
+    ],
 )
 def test_overrides(word: str) -> None:
     with pytest.raises(InputError, match="override"):
@@ -64,7 +72,9 @@ def test_overrides(word: str) -> None:
 
 
 def test_grids() -> None:
-    with pytest.raises(InputError, match=r"cell\.eval\.ratio = 1\.0000000001 takes .* steps .* at most 10,000"):
+    with pytest.raises(
+        InputError, match=r"cell\.eval\.ratio = 1\.0000000001 takes .* steps .* at most 10,000"
+    ):
         EvalConfig(ratio=1.0000000001).evaluation_targets(250_000)
     assert EvalConfig(start=1, ratio=1.001).evaluation_targets(1000)[-1] == 1000
     with pytest.raises(InputError, match="make 250,000 runs, expected at most 10,000"):
@@ -78,12 +88,15 @@ def test_lines_and_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         list(table_files.read_objects(path))
     monkeypatch.setattr(table_files, "MAX_DOCUMENT_BYTES", 100)
     path.write_text(json.dumps(list(range(100)), indent=1))
-    with pytest.raises(InputError, match=r"more than 100 bytes, the most of a file of one JSON value"):
+    with pytest.raises(
+        InputError, match=r"more than 100 bytes, the most of a file of one JSON value"
+    ):
         table_files.read_json_object(path)
 
 
 @pytest.mark.parametrize(
-    "value", ["[" * 3000 + "]" * 3000, '{"a":' * 3000 + "1" + "}" * 3000, "[" * 65 + "]" * 65, DIGITS]
+    "value",
+    ["[" * 3000 + "]" * 3000, '{"a":' * 3000 + "1" + "}" * 3000, "[" * 65 + "]" * 65, DIGITS],
 )
 def test_json_that_is_too_deep_or_long(value: str) -> None:
     with pytest.raises(InputError, match=r"x\.jsonl, line 7: cannot be read"):
@@ -93,9 +106,13 @@ def test_json_that_is_too_deep_or_long(value: str) -> None:
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.jsonl"])
 @pytest.mark.parametrize("limit", ["MAX_LINES", "MAX_TEXT_BYTES"])
-def test_files_of_many_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, limit: str) -> None:
+def test_files_of_many_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, limit: str
+) -> None:
     text = '{"a": 1}\n' * 30 if name == "a.jsonl" else "a,b\n" + "1,2\n" * 60 + "\n"
-    (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    (tmp_path / name).write_bytes(
+        gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
+    )
     assert len(table_files.read_table(tmp_path / name).rows) in (30, 60)
     monkeypatch.setattr(limits, limit, 20)
     with pytest.raises(InputError, match=r"line \d+: expected at most .*\. Split the file"):
@@ -113,7 +130,9 @@ LONG_TEXTS = {
     "digits": lambda: parse_number("1" * 10**6 + "x"),
     "spaces": lambda: verl_console.is_step_line(" " * 10**6 + "x"),
     "numpy": lambda: verl_console._metric_values("a:" + "np.a(" * 10**5, False),
-    "a wrapped line": lambda: [verl_console._WRAPPED.match(x * 10**5) for x in ("a/", "a/:1", ":1.1 - a/", "1 - ")],
+    "a wrapped line": lambda: [
+        verl_console._WRAPPED.match(x * 10**5) for x in ("a/", "a/:1", ":1.1 - a/", "1 - ")
+    ],
     "a key": lambda: nearest_key("cell.rl." + "learning_rat" * 10**5, config_keys(Config)),
     "columns": lambda: nearest_names("x" * 10**5, [f"{i}{'xy' * 100}" for i in range(10**5)]),
 }
@@ -138,7 +157,9 @@ def test_plugins_are_names(name: str) -> None:
         loss.load(name)
 
 
-@pytest.mark.parametrize("changed", [{"num_hidden_layers": 10**30}, {"vocab_size": 10**9}, {"rms_norm_eps": 1e300}])
+@pytest.mark.parametrize(
+    "changed", [{"num_hidden_layers": 10**30}, {"vocab_size": 10**9}, {"rms_norm_eps": 1e300}]
+)
 def test_model_shapes(changed: dict[str, Any]) -> None:
     config_json = {
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,

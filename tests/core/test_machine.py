@@ -1,5 +1,5 @@
-"""A process that computes restarts itself once with the variable that glibc reads; nobody's own setting is
-touched.
+"""A process that computes restarts itself once with the variable that glibc reads; nobody's own
+setting is touched.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def test_once_with_the_same_arguments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("own", ["", "glibc.malloc.check=0"])
 def test_a_setting_of_ones_own_stays(tmp_path: Path, own: str) -> None:
-    assert run(tmp_path, GLIBC_TUNABLES=own) == ["started ['one', 'two words']", f"goes on with {own}"]
+    assert run(tmp_path, GLIBC_TUNABLES=own) == [
+        "started ['one', 'two words']",
+        f"goes on with {own}",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,11 @@ def test_a_setting_of_ones_own_stays(tmp_path: Path, own: str) -> None:
     ],
 )
 def test_where_it_helps(
-    libc: tuple[str, str], kernel: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    libc: tuple[str, str],
+    kernel: str,
+    expected: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = tmp_path / "enabled"
     file.write_text(kernel + "\n")
@@ -72,6 +79,11 @@ def test_libtpu_is_silent_where_there_is_no_tpu() -> None:
     mine = ("JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE")
     environment = {name: value for name, value in os.environ.items() if name not in mine}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert done.stderr == "" and "Device" in done.stdout

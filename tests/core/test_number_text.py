@@ -30,26 +30,43 @@ def test_separators_of_thousands(text: str, plain: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "plain"),
-    [("0,532", "0.532"), ("12,5", "12.5"), ("-0,25", "-0.25"), ("1,5e3", "1.5e3"), ("0,1234", "0.1234")],
+    [
+        ("0,532", "0.532"),
+        ("12,5", "12.5"),
+        ("-0,25", "-0.25"),
+        ("1,5e3", "1.5e3"),
+        ("0,1234", "0.1234"),
+    ],
 )
 def test_decimal_commas(text: str, plain: str) -> None:
-    assert number_advice(text) == f" Write a decimal comma as a point ({plain}), or export with decimal points."
+    assert (
+        number_advice(text)
+        == f" Write a decimal comma as a point ({plain}), or export with decimal points."
+    )
 
 
 @pytest.mark.parametrize("text", ["1,234", "100,000", "-12,345"])
 def test_a_comma_before_three_digits_has_two_meanings_but_in_a_count(text: str) -> None:
     thousands, decimals = text.replace(",", ""), text.replace(",", ".")
-    assert f"thousands, write {thousands}, where decimals, {decimals}: {EXPORT}" in number_advice(text)
+    assert f"thousands, write {thousands}, where decimals, {decimals}: {EXPORT}" in number_advice(
+        text
+    )
     assert number_advice(text, is_whole=True) == f" Write {thousands}, or {EXPORT}"
 
 
 def test_percent_and_suffixes() -> None:
-    assert number_advice("28.79%") == number_advice("28,79 %") == " Write percent as a part of 1 (0.2879)."
+    assert (
+        number_advice("28.79%")
+        == number_advice("28,79 %")
+        == " Write percent as a part of 1 (0.2879)."
+    )
     assert number_advice("1.28k") == " Write it in full (1280)."
     assert number_advice("3M", is_whole=True) == " Write it in full (3000000)."
 
 
-@pytest.mark.parametrize("text", ["", "eight", "0x10", "1,2,3", "12 s", "1,000,00", "1e5", "32, 64", "2026-01-02"])
+@pytest.mark.parametrize(
+    "text", ["", "eight", "0x10", "1,2,3", "12 s", "1,000,00", "1e5", "32, 64", "2026-01-02"]
+)
 def test_no_number(text: str) -> None:
     assert number_advice(text) == ""
 

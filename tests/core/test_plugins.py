@@ -1,4 +1,5 @@
-"""Plug-ins by name or path, the traits that their decorators state, and what a refusal says is missing."""
+"""Plug-ins by name or path, the traits that their decorators state, and what a refusal says is
+missing."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package = tmp_path / "plugins_fork"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "rewards.py").write_text(f"{VERIFIER}def echo(argument): return argument\ndef other(): return 7\n")
+    (package / "rewards.py").write_text(
+        f"{VERIFIER}def echo(argument): return argument\ndef other(): return 7\n"
+    )
     (package / "needy.py").write_text("import a_package_nobody_has\n")
     (package / "broken.py").write_text("def build(argument)\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -76,7 +79,12 @@ def test_a_name_a_module_path_and_a_function_path(fork: Path) -> None:
     assert (plugin.name, plugin.is_own) == ("plugins_fork.rewards", False)
     assert plugin.file == str(fork / "plugins_fork" / "rewards.py")
     assert verifier.load("plugins_fork.rewards.echo") == Plugin(
-        plugin.function, plugin.traits, verifier, "plugins_fork.rewards.echo", plugin.module, plugin.file
+        plugin.function,
+        plugin.traits,
+        verifier,
+        "plugins_fork.rewards.echo",
+        plugin.module,
+        plugin.file,
     )
 
 
@@ -87,11 +95,17 @@ def test_what_is_missing_is_said(fork: Path) -> None:
     said = "the module plugins_fork.rewards has no function and no submodule 'ecko'"
     assert said in refused("plugins_fork.rewards.ecko")
     assert "Did you mean" not in refused("plugins_fork", loss)  # a name is no hint for itself
-    assert "needs the module a_package_nobody_has, which is not there" in refused("plugins_fork.needy")
-    assert "cannot be imported: broken.py:1: SyntaxError: expected ':'" in refused("plugins_fork.broken")
+    assert "needs the module a_package_nobody_has, which is not there" in refused(
+        "plugins_fork.needy"
+    )
+    assert "cannot be imported: broken.py:1: SyntaxError: expected ':'" in refused(
+        "plugins_fork.broken"
+    )
 
 
-def test_a_file_of_a_name_is_found_in_a_stated_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_a_name_is_found_in_a_stated_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """isojax's own, then beside the configs (the later first), then in the working directory."""
     folders = [tmp_path / name for name in ("later", "earlier", "working")]
     for folder in folders:
@@ -111,7 +125,10 @@ def test_a_file_of_a_name_is_found_in_a_stated_order(tmp_path: Path, monkeypatch
     places = ", ".join(str(folder / "a_file_of_mine.py") for folder in folders)
     assert f", a file of your own ({places}), or the module path of" in refused("a_file_of_mine")
     (folders[0] / "broken_file.py").write_text("def build(argument)")
-    assert "'broken_file' cannot be imported: broken_file.py:1: SyntaxError: expected ':'" in refused("broken_file")
+    assert (
+        "'broken_file' cannot be imported: broken_file.py:1: SyntaxError: expected ':'"
+        in refused("broken_file")
+    )
     (folders[0] / "empty_file.py").write_text("LIMIT = 3")
     said = "'empty_file': the module empty_file has no function with the decorator @verifier; expected one of exact"
     assert said in refused("empty_file")
@@ -119,18 +136,23 @@ def test_a_file_of_a_name_is_found_in_a_stated_order(tmp_path: Path, monkeypatch
 
 def test_a_file_that_exits_ends_nothing(fork: Path) -> None:
     (fork / "exits_at_once.py").write_text("import sys; sys.exit(0)")
-    assert "'exits_at_once' cannot be imported: exits_at_once.py:1: SystemExit" in refused("exits_at_once", loss)
+    assert "'exits_at_once' cannot be imported: exits_at_once.py:1: SystemExit" in refused(
+        "exits_at_once", loss
+    )
 
 
 def test_of_several_in_a_file_one_is_named(fork: Path) -> None:
     text = "from isojax.rl.losses import loss\nfrom isojax.rl.losses.grpo import grpo\n"
     text += "narrow = loss(clip=0.1)(grpo)\nwide = loss(clip=0.9, advantage='mean')(grpo)\nsame = wide\n"
     (fork / "two_losses.py").write_text(text)
-    said = f"losses plug-in 'two_losses': {fork}/two_losses.py has 2 plug-ins of this kind; name one: "
+    said = (
+        f"losses plug-in 'two_losses': {fork}/two_losses.py has 2 plug-ins of this kind; name one: "
+    )
     assert refused("two_losses", loss) == f"{said}two_losses.narrow or two_losses.wide."
     narrow, wide = loss.load("two_losses.narrow"), loss.load("two_losses.wide")
     assert narrow.function is wide.function is loss.load("grpo").function
-    assert (narrow.name, narrow.traits) == ("two_losses.narrow", LossTraits(clip=0.1))  # not grpo's advantage_only
+    # not grpo's advantage_only
+    assert (narrow.name, narrow.traits) == ("two_losses.narrow", LossTraits(clip=0.1))
     assert wide.traits == LossTraits(advantage="mean", clip=0.9)
 
 
@@ -138,16 +160,16 @@ def test_one_that_a_file_imports_counts_where_it_has_none_of_its_own(fork: Path)
     (fork / "my_dapo.py").write_text("from isojax.rl.losses.dapo import dapo\n")
     assert loss.load("my_dapo") is loss.load("dapo")
     text = "from isojax.rl.losses import loss\nfrom isojax.rl.losses.dapo import dapo\n\n"
-    (fork / "my_own.py").write_text(f"{text}@loss(clips=False)\ndef mine(*inputs):\n    return dapo(*inputs)\n")
+    (fork / "my_own.py").write_text(
+        f"{text}@loss(clips=False)\ndef mine(*inputs):\n    return dapo(*inputs)\n"
+    )
     assert loss.load("my_own").traits == LossTraits(clips=False)
 
 
 def test_of_two_kinds_that_share_a_setting_the_file_decides(fork: Path) -> None:
     assert load_plugin((device_task, source), "solvers").kind == device_task
     assert load_plugin((device_task, source), "jsonl").kind == source
-    text = (
-        f"{VERIFIER}def build(argument): ...\n\nfrom isojax.tasks.sources import source\n@source\ndef mine(*_): ...\n"
-    )
+    text = f"{VERIFIER}def build(argument): ...\n\nfrom isojax.tasks.sources import source\n@source\ndef mine(*_): ...\n"
     (fork / "a_task_and_its_verifier.py").write_text(text)
     assert load_plugin((device_task, source), "a_task_and_its_verifier").kind == source
     assert verifier.load("a_task_and_its_verifier").traits.pure
@@ -186,7 +208,9 @@ def build(argument): ...
     ],
     ids=lambda value: value.name if isinstance(value, PluginKind) else "",
 )
-def test_a_file_without_the_decorator_is_told_the_line(fork: Path, kind: PluginKind[Any], decorator: str) -> None:
+def test_a_file_without_the_decorator_is_told_the_line(
+    fork: Path, kind: PluginKind[Any], decorator: str
+) -> None:
     """What constants of its own once said is said by arguments."""
     module = f"undecorated_{kind.name}"
     (fork / f"{module}.py").write_text(UNDECORATED)
@@ -198,11 +222,17 @@ def test_a_file_without_the_decorator_is_told_the_line(fork: Path, kind: PluginK
 
 
 def test_a_reply_is_a_trait_and_no_candidate(fork: Path) -> None:
-    (fork / "old_task.py").write_text("def open_it(argument, data): ...\n\ndef reply(problem, turns): ...\n")
+    (fork / "old_task.py").write_text(
+        "def open_it(argument, data): ...\n\ndef reply(problem, turns): ...\n"
+    )
     line = "Write `@source(reply=reply)` above line 1 (open_it) (move it below reply), and"
     assert line in refused("old_task", source)
-    (fork / "old_order.py").write_text("def reply(problem, turns): ...\n\ndef open_it(argument, data): ...\n")
-    assert "Write `@source(reply=reply)` above line 3 (open_it), and" in refused("old_order", source)
+    (fork / "old_order.py").write_text(
+        "def reply(problem, turns): ...\n\ndef open_it(argument, data): ...\n"
+    )
+    assert "Write `@source(reply=reply)` above line 3 (open_it), and" in refused(
+        "old_order", source
+    )
 
 
 def test_where_a_file_may_be_of_two_kinds_both_decorators_are_named(fork: Path) -> None:
@@ -210,19 +240,27 @@ def test_where_a_file_may_be_of_two_kinds_both_decorators_are_named(fork: Path) 
     with pytest.raises(InputError) as e:
         load_plugin((device_task, source), "old_device_task")
     assert "Write `@source` above line 1 (build), and" in str(e.value)
-    assert ", or, where it is one, @device_task of isojax.tasks.device (docs/extending.md)." in str(e.value)
+    assert ", or, where it is one, @device_task of isojax.tasks.device (docs/extending.md)." in str(
+        e.value
+    )
 
 
 def test_of_several_functions_without_the_decorator_all_are_listed(fork: Path) -> None:
     (fork / "plain.py").write_text("def one(x): ...\ndef two(x): ...\n")
-    assert "Write `@aggregation` above line 1 (one) or line 2 (two), whichever it is" in refused("plain", aggregation)
+    assert "Write `@aggregation` above line 1 (one) or line 2 (two), whichever it is" in refused(
+        "plain", aggregation
+    )
     (fork / "named.py").write_text("def loss(x): ...\ndef two(x): ...\n")
     assert "Write `@loss` above line 1 (loss), and" in refused("named", loss)
 
 
 def test_a_librarys_function_is_decorated_elsewhere() -> None:
-    lines = "`from json import dumps`, `from isojax.rl.losses import loss` and `my_loss = loss(dumps)`"
-    assert f"In a file of your own, write {lines} (docs/extending.md)" in refused("json.dumps", loss)
+    lines = (
+        "`from json import dumps`, `from isojax.rl.losses import loss` and `my_loss = loss(dumps)`"
+    )
+    assert f"In a file of your own, write {lines} (docs/extending.md)" in refused(
+        "json.dumps", loss
+    )
 
 
 @pytest.mark.parametrize(
@@ -242,7 +280,9 @@ def test_a_librarys_function_is_decorated_elsewhere() -> None:
         ("@verifier", "@verifier has no argument isolated and no pure, which it needs."),
     ],
 )
-def test_arguments_that_are_no_traits_have_their_line(fork: Path, decorator: str, said: str) -> None:
+def test_arguments_that_are_no_traits_have_their_line(
+    fork: Path, decorator: str, said: str
+) -> None:
     name = f"wrong_traits_{abs(hash(decorator))}"
     imports = "from isojax.rl.aggregations import aggregation\nfrom isojax.rl.losses import loss\n"
     imports += "from isojax.tasks.verifiers import verifier\n"
@@ -266,6 +306,8 @@ def test_a_decorated_function_is_called_as_itself() -> None:
     def width(x: float) -> float:
         return x
 
-    assert length(3.0, scale=2.0) == 6.0 and length.traits == Traits("m") and width.traits == Traits()
+    assert (
+        length(3.0, scale=2.0) == 6.0 and length.traits == Traits("m") and width.traits == Traits()
+    )
     assert measure(unit="cm")(length).function is length.function  # decorated again, not twice
     assert PluginKind("measure", "rl.losses", NoTraits) != measure

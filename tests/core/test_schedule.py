@@ -8,7 +8,14 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
-from isojax.core.schedule import FittedSchedule, GradientSchedule, Span, Stage, parse_schedule, schedule_text
+from isojax.core.schedule import (
+    FittedSchedule,
+    GradientSchedule,
+    Span,
+    Stage,
+    parse_schedule,
+    schedule_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -16,9 +23,13 @@ from isojax.core.schedule import FittedSchedule, GradientSchedule, Span, Stage, 
     [
         ("32x4", [(0, 32, 4)]),
         ("32x4, 32x8 from 5000,64x16 from 1.5e4", [(0, 32, 4), (5000, 32, 8), (15000, 64, 16)]),
-        ("32x2 to 32x16 as C^0.5 from 2000", [(0, 32, 2), (2000, 32, 4), (8000, 32, 8), (32000, 32, 16)]),
+        (
+            "32x2 to 32x16 as C^0.5 from 2000",
+            [(0, 32, 2), (2000, 32, 4), (8000, 32, 8), (32000, 32, 16)],
+        ),
         ("16x8 to 64x8 as C^1 from 500", [(0, 16, 8), (500, 32, 8), (1000, 64, 8)]),
-        ("32x2 to 32x16 as C^0.0005 from 10", [(0, 32, 2), (10, 32, 4)]),  # the others are beyond any C
+        # the others are beyond any C
+        ("32x2 to 32x16 as C^0.0005 from 10", [(0, 32, 2), (10, 32, 4)]),
     ],
 )
 def test_what_a_schedule_says(text: str, stages: list[tuple[int, int, int]]) -> None:
@@ -31,7 +42,9 @@ def test_a_schedule_by_gradient() -> None:
     assert parse_schedule("32x2 to 32x16 by gradient") == GradientSchedule(Stage(0, 32, 2), 16)
     assert schedule_text([Stage(0, 32, 2)], n_max=16) == "32x2 to 32x16 by gradient"
     cell = Cell(32, 2, 0, "auto", (Stage(0, 32, 2),), n_max=16)
-    assert cell.pairs == ((32, 2), (32, 4), (32, 8), (32, 16)) and cell.spans == (Span(0, 0, 32, 2),)
+    assert cell.pairs == ((32, 2), (32, 4), (32, 8), (32, 16)) and cell.spans == (
+        Span(0, 0, 32, 2),
+    )
     later = cell.with_stages([[0, 32, 2], [128, 32, 4]])
     assert (
         later.pairs == cell.pairs
@@ -41,7 +54,9 @@ def test_a_schedule_by_gradient() -> None:
 
 
 def test_a_schedule_from_a_fit() -> None:
-    assert parse_schedule("n*(2C) of runs/quickstart at B_p=32") == FittedSchedule(2.0, "runs/quickstart", 32)
+    assert parse_schedule("n*(2C) of runs/quickstart at B_p=32") == FittedSchedule(
+        2.0, "runs/quickstart", 32
+    )
     assert parse_schedule("n*(C) of a/fit.json at B_p = 8") == FittedSchedule(1.0, "a/fit.json", 8)
 
 
@@ -60,7 +75,10 @@ def test_a_schedule_from_a_fit() -> None:
         ("16x2 to 32x2 by gradient", "expected n to grow and B_p to stay"),
         ("16x1 to 16x8 by gradient", "from n = 2 on"),
         ("32x2 to 32x4 as C^0 from 100", "expected an exponent above 0"),
-        ("32x2 to 32x32 as C^10 from 4", "two doublings are at one C; expected a smaller exponent or a larger C"),
+        (
+            "32x2 to 32x32 as C^10 from 4",
+            "two doublings are at one C; expected a smaller exponent or a larger C",
+        ),
     ],
 )
 def test_what_is_no_schedule(text: str, match: str) -> None:
@@ -70,10 +88,16 @@ def test_what_is_no_schedule(text: str, match: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["8x4", "8x2, 8x4 from 100, 16x4 from 290", "8x2, 8x4 from 10, 8x8 from 12, 8x16 from 400", "4x1, 5x7 from 1"],
+    [
+        "8x4",
+        "8x2, 8x4 from 100, 16x4 from 290",
+        "8x2, 8x4 from 10, 8x8 from 12, 8x16 from 400",
+        "4x1, 5x7 from 1",
+    ],
 )
 def test_a_cell_counts_as_a_run_does(text: str) -> None:
-    """Against a run that takes one update after the other, with the newest stage whose C is reached."""
+    """Against a run that takes one update after the other, with the newest stage whose C is
+    reached."""
     stages = parse_schedule(text)
     assert not isinstance(stages, FittedSchedule | GradientSchedule)
     cell = Cell(stages[0].B_p, stages[0].n, 3, "grow", stages)
@@ -84,7 +108,9 @@ def test_a_cell_counts_as_a_run_does(text: str) -> None:
         reached.append(C)
         sizes.append(stage[1:])
     for M, rollouts in enumerate(reached[:-1]):
-        assert cell.rollouts_after(M) == rollouts and cell.span_at(M)[2:] == sizes[M] == cell.pair_at(rollouts)
+        assert cell.rollouts_after(M) == rollouts and cell.span_at(M)[2:] == sizes[
+            M
+        ] == cell.pair_at(rollouts)
         switches = [m for m in range(M + 1, len(sizes)) if sizes[m] != sizes[m - 1]]
         switch, B = cell.next_switch(rollouts), sizes[M][0] * sizes[M][1]
         assert (switch is not None) == bool(switches)
@@ -98,5 +124,7 @@ def test_a_cell_counts_as_a_run_does(text: str) -> None:
 def test_names() -> None:
     stages = (Stage(0, 8, 2), Stage(100, 8, 4))
     assert Cell(8, 2, 1).name == "8x2-s1" and Cell(8, 2, 1).pairs == ((8, 2),)
-    assert Cell(8, 2, 1, "grow", stages).name == "grow-s1" and Cell(8, 2, 1, "grow", stages).pairs == ((8, 2), (8, 4))
+    assert Cell(8, 2, 1, "grow", stages).name == "grow-s1" and Cell(
+        8, 2, 1, "grow", stages
+    ).pairs == ((8, 2), (8, 4))
     assert sorted([Cell(8, 2, 0, "grow", stages), Cell(8, 2, 0)])[0] == Cell(8, 2, 0)

@@ -1,4 +1,5 @@
-"""Tables: three formats read alike, and whatever cannot be used is refused with its file and line."""
+"""Tables: three formats read alike, and whatever cannot be used is refused with its file and
+line."""
 
 import json
 
@@ -30,14 +31,18 @@ def write(tmp_path, text, name="points.csv"):
 )
 def test_formats_read_alike(tmp_path, name, text):
     table = read_table(write(tmp_path, text, name))
-    assert float_column(table, "n").tolist() == [8, 16] and float_column(table, "rollouts").tolist() == [1e5, 250000]
+    assert float_column(table, "n").tolist() == [8, 16] and float_column(
+        table, "rollouts"
+    ).tolist() == [1e5, 250000]
     assert table.rows[0].index in (0, 1) and table.rows[1].index == table.rows[0].index + 2
     assert [row.position for row in table.rows] == [f"line {row.index + 1}" for row in table.rows]
     assert float_column(filter_rows(table, ["set=hard"]), "n").tolist() == [16]
 
 
 def test_where_takes_numbers_as_numbers_and_joins_filters(tmp_path):
-    table = read_table(write(tmp_path, "n,B_p,set\n8,32,easy\n16,32.0,easy\n32,64,easy\n64,32,hard\n"))
+    table = read_table(
+        write(tmp_path, "n,B_p,set\n8,32,easy\n16,32.0,easy\n32,64,easy\n64,32,hard\n")
+    )
     assert float_column(filter_rows(table, ["B_p=32", "set=easy"]), "n").tolist() == [8, 16]
     assert float_column(filter_rows(table, ["n=8", "n=64"]), "n").tolist() == [8, 64]
 
@@ -75,7 +80,9 @@ def test_a_file_that_is_not_there(tmp_path):
         read_table(tmp_path / "none.csv")
 
 
-@pytest.mark.parametrize("given", ["250k", "1_000", "'1,000'", "12 s", "0x10", "true", "eight", "1e", "--1", "٣"])
+@pytest.mark.parametrize(
+    "given", ["250k", "1_000", "'1,000'", "12 s", "0x10", "true", "eight", "1e", "--1", "٣"]
+)
 def test_no_plain_number(tmp_path, given):
     table = read_table(write(tmp_path, f"n;rollouts\n8;1\n{given};2\n"))
     with pytest.raises(InputError, match=r"points.csv, line 3: n is .*expected a number"):
@@ -108,8 +115,14 @@ def test_ranges_empty_cells_columns_and_filters(tmp_path):
     table = read_table(write(tmp_path, "n,rollouts,set\n0.5,0,easy\n8,,hard\n8,5,hard\n"))
     for act, output in (
         (lambda: float_column(table, "n", minimum=1), "line 2: n is 0.5; expected at least 1"),
-        (lambda: float_column(table, "rollouts", exclusive_minimum=0), "line 2: rollouts is 0; expected more than 0"),
-        (lambda: float_column(filter_rows(table, ["n=8"]), "rollouts"), "line 3: rollouts is missing or empty"),
+        (
+            lambda: float_column(table, "rollouts", exclusive_minimum=0),
+            "line 2: rollouts is 0; expected more than 0",
+        ),
+        (
+            lambda: float_column(filter_rows(table, ["n=8"]), "rollouts"),
+            "line 3: rollouts is missing or empty",
+        ),
         (
             lambda: float_column(table, "rolouts"),
             "points.csv, line 1: no column 'rolouts'; the nearest is 'rollouts'. The columns are n, rollouts, set",

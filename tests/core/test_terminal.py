@@ -29,7 +29,11 @@ def test_control_characters_become_escapes(text: object, shown: str) -> None:
 def test_a_long_value_loses_its_middle_and_states_its_length() -> None:
     shown = printable("given " + "x" * 5_000_000 + ", expected a number.")
     assert len(shown) < MAX_CHARACTERS + 50
-    assert shown.startswith("given xxx") and shown.endswith("xxx, expected a number.") and "(5,000,026 char" in shown
+    assert (
+        shown.startswith("given xxx")
+        and shown.endswith("xxx, expected a number.")
+        and "(5,000,026 char" in shown
+    )
     assert printable("x" * MAX_CHARACTERS) == "x" * MAX_CHARACTERS
 
 

@@ -1,4 +1,5 @@
-"""Messages about a plug-in point to the user's line, also where isojax or a library raised the error."""
+"""Messages about a plug-in point to the user's line, also where isojax or a library raised the
+error."""
 
 from __future__ import annotations
 
@@ -25,9 +26,12 @@ def error_of(path: Path, text: str) -> str:
 
 
 def test_an_error_that_a_library_raises_has_the_line_of_the_call(tmp_path: Path) -> None:
-    in_python = error_of(tmp_path / "reads_json.py", "import json\n\ndef run():\n    return json.loads('{')\n")
+    in_python = error_of(
+        tmp_path / "reads_json.py", "import json\n\ndef run():\n    return json.loads('{')\n"
+    )
     in_numpy = error_of(
-        tmp_path / "adds_arrays.py", "import numpy as np\ndef run():\n    return np.zeros(2) @ np.zeros(3)\n"
+        tmp_path / "adds_arrays.py",
+        "import numpy as np\ndef run():\n    return np.zeros(2) @ np.zeros(3)\n",
     )
     in_isojax = error_of(
         tmp_path / "wrong_count.py",
@@ -70,9 +74,13 @@ def test_an_advantage_that_cannot_be_traced(
         check_plugins(algorithm)
 
 
-def test_a_module_whose_import_fails_in_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_whose_import_fails_in_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "fails_in_json.py").write_text("import json\n\nSETTINGS = json.loads('{')\n")
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(InputError, match=r"cannot be imported: fails_in_json.py:3: json.decoder.JSONDecodeError"):
+    with pytest.raises(
+        InputError, match=r"cannot be imported: fails_in_json.py:3: json.decoder.JSONDecodeError"
+    ):
         loss.load("fails_in_json")

@@ -1,11 +1,12 @@
-"""What one saved state leads to on a mesh, so that meshes can be compared: greedy tokens, a gradient, twenty updates,
-bytes a device.
+"""What one saved state leads to on a mesh, so that meshes can be compared: greedy tokens, a
+gradient, twenty updates, bytes a device.
 
-`python tests/distributed/agreement_of_meshes.py --make --state STATE.npz` saves, on one device, a state in mid-training
-and the rollouts of twenty batches; `python tests/distributed/agreement_of_meshes.py --mesh data=4,tensor=2 --state
-STATE.npz --out FILE.npz` goes on from it on any mesh. With --coordinator, --processes and --process, as isojax's own,
-the mesh is one of several processes: nothing here reads an array that only other processes hold, all of them call it
-alike, and each writes its own file.
+`python tests/distributed/agreement_of_meshes.py --make --state STATE.npz` saves, on one device, a
+state in mid-training and the rollouts of twenty batches; `python
+tests/distributed/agreement_of_meshes.py --mesh data=4,tensor=2 --state STATE.npz --out FILE.npz`
+goes on from it on any mesh. With --coordinator, --processes and --process, as isojax's own, the
+mesh is one of several processes: nothing here reads an array that only other processes hold, all of
+them call it alike, and each writes its own file.
 
 In FILE.npz, besides a `loss` and arrays by parameter (`gradient...`, `params...`):
 
@@ -23,7 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # alone, it finds the package and sets the compiler up as pytest's conftest does
+# alone, it finds the package and sets the compiler up as pytest's conftest does
+if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from tests.compiler import QUICK, flags
 
@@ -53,7 +55,9 @@ from tests.device import P as PROMPT
 
 RESPONSE, SLOTS, UPDATES = 32, 4, 20  # a response of 32 may be computed 16 or 32 wide
 CELLS = {"": (13, 7), "_small": (3, 2)}
-RL = RLConfig(kl=0.1, entropy=0.01, learning_rate=1e-2, lr_scaling="constant", warmup=1, max_grad_norm=1e9)
+RL = RLConfig(
+    kl=0.1, entropy=0.01, learning_rate=1e-2, lr_scaling="constant", warmup=1, max_grad_norm=1e9
+)
 Arrays = dict[str, np.ndarray]
 
 
@@ -67,19 +71,27 @@ class Programs:
 
     def __init__(self, on: Mesh):
         self.on = on
-        self.sampler_shapes = SamplerShapes(list(CELLS.values()), shard_count(on), SLOTS, 8, PROMPT, RESPONSE)
+        self.sampler_shapes = SamplerShapes(
+            list(CELLS.values()), shard_count(on), SLOTS, 8, PROMPT, RESPONSE
+        )
         self.rows = NamedSharding(on, P(ROLLOUT_AXES))
         self.problems = ProblemArrays(
-            *(np.resize(x, (self.sampler_shapes.problem_rows, *x.shape[1:])) for x in random_problems(13, seed=4))
+            *(
+                np.resize(x, (self.sampler_shapes.problem_rows, *x.shape[1:]))
+                for x in random_problems(13, seed=4)
+            )
         )
-        # On one kind of mesh layers are computed again; on both, tensor splits what they keep (`split_tokens`).
+        # On one kind of mesh layers are computed again; on both, tensor splits what they keep
+        # (`split_tokens`).
         remat = "layer" if on.shape["sequence"] > 1 else "none"
         decoder = DECODER.with_options(ComputeOptions(remat=remat))
         self.learned = build_update(self.cell(1.0), decoder, Parity(), self.sampler_shapes, on)
         self.whole: Callable[[Any], Any] = quick_jit(lambda x: x, out_shardings=replicated(on))
 
     def cell(self, temperature: float) -> CellConfig:
-        sampling = SamplingConfig(prompt_length=PROMPT, response_length=RESPONSE, temperature=temperature)
+        sampling = SamplingConfig(
+            prompt_length=PROMPT, response_length=RESPONSE, temperature=temperature
+        )
         return CellConfig(model=CONFIG, sampling=sampling, rl=RL)
 
     def place(self, tree: Any) -> TrainState:
@@ -88,23 +100,34 @@ class Programs:
 
     def sampler(self, temperature: float) -> Callable[..., Arrays]:
         """`sample(params, B_p, n, key)`: the fields of Rollouts, by rollout."""
-        sample = build_sampler(DECODER, self.sampler_shapes, self.on, self.cell(temperature).sampling, Parity.stops)
+        sample = build_sampler(
+            DECODER, self.sampler_shapes, self.on, self.cell(temperature).sampling, Parity.stops
+        )
         compiled = quick_jit(sample, out_shardings=replicated(self.on))
 
         def call(params: Any, B_p: int, n: int, key: int) -> Arrays:
-            result = compiled(params, self.problems, np.int32(B_p), np.int32(n), jax.random.key(key))
+            result = compiled(
+                params, self.problems, np.int32(B_p), np.int32(n), jax.random.key(key)
+            )
             block = -(-B_p * n // self.sampler_shapes.shards)
             at = np.divmod(np.arange(B_p * n), block)
-            return {name: np.asarray(x)[at] for name, x in zip(Rollouts._fields, result, strict=True)}
+            return {
+                name: np.asarray(x)[at] for name, x in zip(Rollouts._fields, result, strict=True)
+            }
 
         return call
 
-    def learn(self, state: TrainState, base: Any, rollouts: Arrays, cell: str) -> tuple[TrainState, float]:
+    def learn(
+        self, state: TrainState, base: Any, rollouts: Arrays, cell: str
+    ) -> tuple[TrainState, float]:
         """An update on recorded rollouts: the state, which is donated, and the loss."""
         B_p, n = CELLS[cell]
         tokens = rollouts["tokens"]
         rewards = Parity().verify(None, tokens, rollouts["mask"])
-        rows = [jax.device_put(scatter(self.sampler_shapes, rollouts[name]), self.rows) for name in Rollouts._fields]
+        rows = [
+            jax.device_put(scatter(self.sampler_shapes, rollouts[name]), self.rows)
+            for name in Rollouts._fields
+        ]
         batch = RolloutBatch(
             self.problems,
             Rollouts(*rows),
@@ -118,7 +141,9 @@ class Programs:
 
     def kv_bytes(self, params: Any) -> np.ndarray:
         """Of the sampler's caches and table between two chunks."""
-        stream = build_stream(DECODER, self.sampler_shapes, self.on, self.cell(1.0).sampling, Parity.stops)
+        stream = build_stream(
+            DECODER, self.sampler_shapes, self.on, self.cell(1.0).sampling, Parity.stops
+        )
         _, state = stream.begin(params, self.problems, np.int32(13), np.int32(7), jax.random.key(0))
         return device_bytes((state.cache, state.prefix_table))
 
@@ -134,7 +159,10 @@ def device_bytes(tree: Any) -> np.ndarray:
 
 def named(prefix: str, tree: Any) -> Arrays:
     """The leaves of a tree of whole arrays by their paths."""
-    return {prefix + jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+    return {
+        prefix + jax.tree_util.keystr(path): np.asarray(x)
+        for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def fresh(params: Any) -> TrainState:
@@ -146,7 +174,8 @@ def fresh(params: Any) -> TrainState:
 def make(path: Path) -> None:
     """A state after three updates, and rollouts of its base policy, at temperature 1."""
     programs = Programs(mesh())
-    state, base = programs.place(fresh(policy())), programs.place(fresh(policy(1))).params
+    state = programs.place(fresh(policy()))
+    base = programs.place(fresh(policy(1))).params
     sample = programs.sampler(1.0)
     saved: Arrays = {}
     for i in range(UPDATES):
@@ -161,22 +190,33 @@ def compare(on: Mesh, path: Path) -> Arrays:
     """What the module says of the state in `path`, on a mesh."""
     with np.load(path) as file:
         saved = dict(file)
-    recorded = [{name: saved[f"rollouts{i}.{name}"] for name in Rollouts._fields} for i in range(UPDATES)]
+    recorded = [
+        {name: saved[f"rollouts{i}.{name}"] for name in Rollouts._fields} for i in range(UPDATES)
+    ]
     like = fresh(policy())
-    start = jax.tree_util.tree_map_with_path(lambda at, _: saved["state" + jax.tree_util.keystr(at)], like)
+    start = jax.tree_util.tree_map_with_path(
+        lambda at, _: saved["state" + jax.tree_util.keystr(at)], like
+    )
     programs = Programs(on)
     state, base = programs.place(start), programs.place(fresh(policy(1))).params
-    result: Arrays = {"bytes_params": device_bytes(state.params), "bytes_moments": device_bytes(state.moments)}
+    result: Arrays = {
+        "bytes_params": device_bytes(state.params),
+        "bytes_moments": device_bytes(state.moments),
+    }
     result["bytes_kv"] = programs.kv_bytes(state.params)
     greedy = programs.sampler(1e-4)
     for cell, pair in CELLS.items():
         result["tokens" + cell] = greedy(state.params, *pair, 0)["tokens"]
         first = next(i for i in range(UPDATES) if cell_of(i) == cell)
-        after, loss = programs.learn(programs.place(fresh(start.params)), base, recorded[first], cell)
+        after, loss = programs.learn(
+            programs.place(fresh(start.params)), base, recorded[first], cell
+        )
         result["loss" + cell] = np.array(loss)
-        # Adam's first moment after one step is (1 - b1) times the gradient, which is not clipped here.
+        # Adam's first moment after one step is (1 - b1) times the gradient, which is not clipped
+        # here.
         result |= {
-            k: v / np.float32(0.1) for k, v in named("gradient" + cell, programs.whole(after.moments.mu)).items()
+            k: v / np.float32(0.1)
+            for k, v in named("gradient" + cell, programs.whole(after.moments.mu)).items()
         }
     for i, rollouts in enumerate(recorded):
         state, _ = programs.learn(state, base, rollouts, cell_of(i))

@@ -12,7 +12,14 @@ import pytest
 
 from isojax.core.errors import RunFailed
 from isojax.distributed import roles
-from isojax.distributed.roles import Link, Role, TrainingFailed, divide_roles, processes_of_roles, received
+from isojax.distributed.roles import (
+    Link,
+    Role,
+    TrainingFailed,
+    divide_roles,
+    processes_of_roles,
+    received,
+)
 
 
 class Carrier:
@@ -37,7 +44,9 @@ def test_messages_are_handed_on_in_the_order_of_sending() -> None:
         here.send(("x", i))
     random.Random(0).shuffle(carrier.calls)
     parts = [carrier.calls[i::4] for i in range(4)]
-    threads = [Thread(target=lambda part=part: [there.receive(*call) for call in part]) for part in parts]
+    threads = [
+        Thread(target=lambda part=part: [there.receive(*call) for call in part]) for part in parts
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -52,7 +61,10 @@ def test_a_message_waits_for_those_before_it() -> None:
     there.receive(*carrier.calls[1])
     assert there.incoming.empty()
     there.receive(*carrier.calls[0])
-    assert [there.incoming.get(timeout=1), there.incoming.get(timeout=1)] == [("weights",), ("begin",)]
+    assert [there.incoming.get(timeout=1), there.incoming.get(timeout=1)] == [
+        ("weights",),
+        ("begin",),
+    ]
 
 
 def test_who_receives_a_message_is_decided_when_it_arrives() -> None:
@@ -63,7 +75,11 @@ def test_who_receives_a_message_is_decided_when_it_arrives() -> None:
     others = SimpleQueue[Any]()
     there.on_message = others.put
     there.receive(*carrier.calls[1])
-    assert there.incoming.get(timeout=1) == (1,) and others.get(timeout=1) == (2,) and there.incoming.empty()
+    assert (
+        there.incoming.get(timeout=1) == (1,)
+        and others.get(timeout=1) == (2,)
+        and there.incoming.empty()
+    )
 
 
 def test_the_last_processes_sample() -> None:
@@ -102,7 +118,8 @@ def test_each_process_has_one_that_it_asks_and_all_are_asked(trainers: int, samp
         return Role(True, rank, size, {i: i for i in range(others)})  # type: ignore[dict-item]
 
     train, sample = (
-        [role(*sizes, rank) for rank in range(sizes[0])] for sizes in ((trainers, samplers), (samplers, trainers))
+        [role(*sizes, rank) for rank in range(sizes[0])]
+        for sizes in ((trainers, samplers), (samplers, trainers))
     )
     for mine, theirs in ((train, sample), (sample, train)):
         assert sorted(i for a in mine for i in a.assigned_peers) == list(range(len(theirs)))

@@ -26,7 +26,12 @@ from isojax.distributed.sharding import (
 from isojax.rl.optimizer import ADAM, build_init_state
 from tests.device import CONFIG, DECODER, MESHES, VOCAB, mesh, placed, policy
 
-L, D, N, K, H, F = CONFIG.layers, CONFIG.width, CONFIG.heads, CONFIG.kv_heads, CONFIG.head_dim, CONFIG.mlp
+L = CONFIG.layers
+D = CONFIG.width
+N = CONFIG.heads
+K = CONFIG.kv_heads
+H = CONFIG.head_dim
+F = CONFIG.mlp
 
 
 @pytest.mark.parametrize(
@@ -49,7 +54,9 @@ def test_meshes_by_hand(text: str, shape: tuple[int, int, int, int, int], shards
     assert parsed == MeshShape(*shape)
     assert (parsed.devices, parsed.shards) == (np.prod(shape), shards)
     made = make_mesh(parsed, jax.devices())
-    assert dict(made.shape) == dict(zip(("data", "fsdp", "sequence", "tensor", "expert"), shape, strict=True))
+    assert dict(made.shape) == dict(
+        zip(("data", "fsdp", "sequence", "tensor", "expert"), shape, strict=True)
+    )
     assert set(made.axis_types) == {AxisType.Auto}
     assert shard_count(made) == shards
 
@@ -58,13 +65,16 @@ def test_meshes_by_hand(text: str, shape: tuple[int, int, int, int, int], shards
     ("axis", "size", "parts", "axes"),
     [
         ("expert", 128, 8, ("tensor", "expert")),
-        ("kv_heads", 4, 4, ("tensor",)),  # 8 do not divide it, and tensor makes more parts than expert
+        # 8 do not divide it, and tensor makes more parts than expert
+        ("kv_heads", 4, 4, ("tensor",)),
         ("heads", 6, 2, ("expert",)),
         ("mlp", 7, 1, ()),
         ("embed", 16, 1, ()),  # over fsdp, which this mesh has not
     ],
 )
-def test_the_mesh_axes_that_make_most_parts(axis: str, size: int, parts: int, axes: tuple[str, ...]) -> None:
+def test_the_mesh_axes_that_make_most_parts(
+    axis: str, size: int, parts: int, axes: tuple[str, ...]
+) -> None:
     shape = MeshShape(tensor=4, expert=2)
     assert axes_that_split(axis, size, shape.sizes) == axes
     assert shape.split("tensor", "expert").size(((axis, size),)) == size // parts
@@ -105,17 +115,21 @@ def test_what_another_mesh_has_taken() -> None:
 
 def test_the_table_by_hand() -> None:
     on = mesh(MESHES[1])
-    assert partition_spec(("layer", "embed", "heads", "head_dim"), (2, 32, 4, 8), on) == PartitionSpec(
-        None, "fsdp", "tensor", None
-    )
+    assert partition_spec(
+        ("layer", "embed", "heads", "head_dim"), (2, 32, 4, 8), on
+    ) == PartitionSpec(None, "fsdp", "tensor", None)
     assert partition_spec(("vocab", "embed"), (24, 32), on) == PartitionSpec("tensor", "fsdp")
-    assert partition_spec(("shard", "position"), (4, 7), on) == PartitionSpec(("data", "fsdp"), None)
-    # what does not divide stays whole: 3 heads, 31 wide
-    assert partition_spec(("layer", "embed", "heads", "head_dim"), (2, 31, 3, 8), on) == PartitionSpec(
-        None, None, None, None
+    assert partition_spec(("shard", "position"), (4, 7), on) == PartitionSpec(
+        ("data", "fsdp"), None
     )
+    # what does not divide stays whole: 3 heads, 31 wide
+    assert partition_spec(
+        ("layer", "embed", "heads", "head_dim"), (2, 31, 3, 8), on
+    ) == PartitionSpec(None, None, None, None)
     # an axis of one device splits nothing
-    assert partition_spec(("vocab", "embed"), (24, 32), mesh(MESHES[0])) == PartitionSpec("tensor", None)
+    assert partition_spec(("vocab", "embed"), (24, 32), mesh(MESHES[0])) == PartitionSpec(
+        "tensor", None
+    )
     # positions of prompts over sequence; those without elements stay whole
     on = mesh("data=2,sequence=4")
     assert partition_spec(("shard", "kv_heads", "position"), (2, 4, 8), on) == PartitionSpec(
@@ -123,8 +137,15 @@ def test_the_table_by_hand() -> None:
     )
     assert partition_spec(("position", "position"), (7, 0), on) == PartitionSpec(None, None)
     assert [padded_positions(positions, on) for positions in (0, 1, 4, 5)] == [0, 4, 4, 8]
-    assert [padded_positions(5, mesh(axes)) for axes in ("auto", "sequence=2", "sequence=8")] == [5, 6, 8]
-    assert tuple(manual_spec(PartitionSpec(None, "fsdp", "tensor"))) in [(None, "fsdp", None), (None, ("fsdp",), None)]
+    assert [padded_positions(5, mesh(axes)) for axes in ("auto", "sequence=2", "sequence=8")] == [
+        5,
+        6,
+        8,
+    ]
+    assert tuple(manual_spec(PartitionSpec(None, "fsdp", "tensor"))) in [
+        (None, "fsdp", None),
+        (None, ("fsdp",), None),
+    ]
 
 
 def device_bytes(tree: Any) -> set[int]:
@@ -137,8 +158,8 @@ def device_bytes(tree: Any) -> set[int]:
     return set(total.values())
 
 
-# Parameters that tensor splits (embeddings, heads, MLP), those with key/value heads among them, and norms, which only
-# fsdp splits.
+# Parameters that tensor splits (embeddings, heads, MLP), those with key/value heads among them, and
+# norms, which only fsdp splits.
 KV_WEIGHTS = 2 * L * D * K * H
 SPLIT = 2 * VOCAB * D + 2 * L * D * N * H + 3 * L * D * F
 NORMS = 2 * L * D + D
@@ -193,10 +214,12 @@ def test_arrays_are_copied_within_a_process(
     assert copied.sharding == target and np.array_equal(copied, values)
 
 
-@pytest.mark.parametrize("axes", ["fsdp=2,tensor=2,expert=2", "fsdp=2,tensor=4", "data=4,expert=2", "auto"])
+@pytest.mark.parametrize(
+    "axes", ["fsdp=2,tensor=2,expert=2", "fsdp=2,tensor=4", "data=4,expert=2", "auto"]
+)
 def test_rows_are_taken_of_each_devices_part(axes: str) -> None:
-    """Rows 2, 0, 2 of [4 K=2 3 5], where 2 or 4 devices share the two heads, or not; and the gradient, to which each
-    row that is taken twice gets both."""
+    """Rows 2, 0, 2 of [4 K=2 3 5], where 2 or 4 devices share the two heads, or not; and the
+    gradient, to which each row that is taken twice gets both."""
     rows = np.arange(120, dtype=np.float32).reshape(4, 2, 3, 5)
     index, weights = np.array([2, 0, 2], np.int32), np.array([1, 10, 100], np.float32)
 

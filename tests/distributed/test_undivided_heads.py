@@ -1,7 +1,8 @@
-"""Heads that `tensor` does not divide: every device has them whole, and no device waits for one that has gone on.
+"""Heads that `tensor` does not divide: every device has them whole, and no device waits for one
+that has gone on.
 
-On CPUs a collective-permute is one meeting of all devices. Inside a sampler's loops, which its shards leave at times of
-their own, the first to leave would be waited for forever.
+On CPUs a collective-permute is one meeting of all devices. Inside a sampler's loops, which its
+shards leave at times of their own, the first to leave would be waited for forever.
 """
 
 from __future__ import annotations
@@ -33,17 +34,25 @@ def model(heads: int, kv_heads: int) -> ModelConfig:
 
 
 class FusedUpdate:
-    """Two updates with rollouts of the policy that they train: a sampler and a gradient in one program."""
+    """Two updates with rollouts of the policy that they train: a sampler and a gradient in one
+    program."""
 
     def __init__(self, config: ModelConfig, axes: str):
         on, decoder = mesh(axes), Decoder(config, VOCAB)
-        cell = CellConfig(model=config, sampling=SAMPLING, rl=RLConfig(kl=0.1, learning_rate=1e-3, warmup=1))
+        cell = CellConfig(
+            model=config, sampling=SAMPLING, rl=RLConfig(kl=0.1, learning_rate=1e-3, warmup=1)
+        )
         shapes = SamplerShapes([(B_p, n)], shard_count(on), 4, 4, P, T)
 
         first = jax.device_put(jax.jit(decoder.init)(jax.random.key(1)), decoder.shardings(on))
         state = build_init_state(decoder, on)(first)
         index = np.tile(np.arange(shapes.problem_rows, dtype=np.int32) % B_p, (2, 1))
-        scalars = {"num_updates": np.int32(2), "B_p": np.int32(B_p), "n": np.int32(n), "seed": np.int32(0)}
+        scalars = {
+            "num_updates": np.int32(2),
+            "B_p": np.int32(B_p),
+            "n": np.int32(n),
+            "seed": np.int32(0),
+        }
         batches = ProblemBatches(random_problems(B_p, seed=5), index, **scalars)
         self.inputs = (state, first, batches, make_coefficients(cell.rl))
 
@@ -59,9 +68,11 @@ class FusedUpdate:
 @pytest.mark.slow
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 1), (6, 3)])
 def test_shards_that_leave_a_loop_early_are_not_waited_for(heads: int, kv_heads: int) -> None:
-    """(4, 1) hung, as Gemma 3 270M has it. What two updates make of a policy is what one device makes of it."""
+    """(4, 1) hung, as Gemma 3 270M has it. What two updates make of a policy is what one device
+    makes of it."""
     config = model(heads, kv_heads)
-    split, one = FusedUpdate(config, "data=2,fsdp=2,tensor=2"), FusedUpdate(config, "auto")
+    split = FusedUpdate(config, "data=2,fsdp=2,tensor=2")
+    one = FusedUpdate(config, "auto")
 
     kinds = {collective.kind for collective in collectives(split.compiled.as_text())}
     assert "all-reduce" in kinds and "collective-permute" not in kinds
@@ -83,5 +94,7 @@ def test_shards_that_leave_a_loop_early_are_not_waited_for(heads: int, kv_heads:
         (6, 4, False),
     ],
 )
-def test_which_queries_a_device_may_have(heads_of_device: int, heads_of_key: int, expected: bool) -> None:
+def test_which_queries_a_device_may_have(
+    heads_of_device: int, heads_of_key: int, expected: bool
+) -> None:
     assert queries_align(heads_of_device, heads_of_key) == expected

@@ -2,7 +2,8 @@
 
     python -m tests.e2e.completions_server CONFIG.yaml
 
-serves the model of a config with its sampling settings, and prints its URL. Texts are made by the tokenizer itself."""
+serves the model of a config with its sampling settings, and prints its URL. Texts are made by the
+tokenizer itself."""
 
 from __future__ import annotations
 
@@ -39,13 +40,19 @@ class OwnSampler:
 
     def __init__(self, config: Config) -> None:
         cell = config.cell
-        task, mesh = build_task(cell, 1), make_mesh(parse_mesh("data=1", 1), jax.local_devices()[:1])
+        task = build_task(cell, 1)
+        mesh = make_mesh(parse_mesh("data=1", 1), jax.local_devices()[:1])
         assert not is_on_device(task) and cell.model.path is not None
         self.task: TextTask = task
         decoder = Decoder(cell.model, task.vocab)
         self.params = hf_load.load(Path(cell.model.path), cell.model, decoder, mesh)
-        lengths = {"prompt_length": cell.sampling.prompt_length, "response_length": cell.sampling.response_length}
-        self.shapes = SamplerShapes([(1, MAX_N)], 1, slots=8, microbatch=8, **lengths, prefill_batch=1)
+        lengths = {
+            "prompt_length": cell.sampling.prompt_length,
+            "response_length": cell.sampling.response_length,
+        }
+        self.shapes = SamplerShapes(
+            [(1, MAX_N)], 1, slots=8, microbatch=8, **lengths, prefill_batch=1
+        )
         self.engine = local_engine(EngineSetup(decoder, task, self.shapes, mesh, cell.sampling))
         self.lock = threading.Lock()
 
@@ -61,7 +68,9 @@ class OwnSampler:
             answers=np.zeros((rows, 0), np.int32),
             ids=np.zeros(rows, np.int32),
         )
-        request = SampleRequest([Problem(0, "", "")], arrays, body["n"], jax.random.key(body["seed"]))
+        request = SampleRequest(
+            [Problem(0, "", "")], arrays, body["n"], jax.random.key(body["seed"])
+        )
         with self.lock:
             rollouts = self.engine.sample(self.params, request, Listener(lambda *_: None))
         assert isinstance(rollouts, Rollouts)
@@ -72,11 +81,19 @@ class OwnSampler:
     def choice(self, index: int, response: SampledResponse) -> dict[str, Any]:
         ids = [int(token) for token in response.tokens]
         ends_by_token = response.stopped and ids[-1] in self.task.stops.tokens
-        text = str(self.task.tokenizer.decode(ids[:-1] if ends_by_token else ids, skip_special_tokens=True))
+        text = str(
+            self.task.tokenizer.decode(ids[:-1] if ends_by_token else ids, skip_special_tokens=True)
+        )
         if response.stopped and not ends_by_token:  # a stop string did
             text = text[: min(text.find(stop) for stop in self.task.stop_strings if stop in text)]
         reason = "stop" if response.stopped else "length"
-        return {"index": index, "text": text, "token_ids": ids, "finish_reason": reason, "logprobs": None}
+        return {
+            "index": index,
+            "text": text,
+            "token_ids": ids,
+            "finish_reason": reason,
+            "logprobs": None,
+        }
 
 
 def main() -> None:
@@ -87,7 +104,9 @@ def main() -> None:
             self.reply({"data": [{"id": "own", "owned_by": "isojax"}]})
 
         def do_POST(self) -> None:
-            self.reply(sampler.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            self.reply(
+                sampler.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            )
 
         def reply(self, answer: dict[str, Any]) -> None:
             self.send_response(200)

@@ -1,5 +1,5 @@
-"""What the end-to-end tests share: the command line in a process of its own, a small sweep, and one finished run of
-it.
+"""What the end-to-end tests share: the command line in a process of its own, a small sweep, and one
+finished run of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from isojax.core import machine
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-# Four cells of about a second each. Everything small, and a learning rate at which the reward rises nevertheless.
+# Four cells of about a second each. Everything small, and a learning rate at which the reward rises
+# nevertheless.
 TINY = """\
 name: tiny
 cell:
@@ -37,18 +38,18 @@ sweep: {B_p: [8], n: [2, 4], B_max: 64, seeds: 2, budget: 2500}
 run: {cells_at_once: 1}
 """
 
-SCRIPT = "import sys; sys.argv[0] = 'isojax'; from isojax.cli.app import main; main()"  # what the console script does
+# what the console script does
+SCRIPT = "import sys; sys.argv[0] = 'isojax'; from isojax.cli.app import main; main()"
 SECONDS = 240  # a command that takes longer hangs
 
-# A process that has imported everything and done nothing: each command is a fork of it, which saves two seconds of
-# imports (four with a
-# tokenizer), and ends without taking the interpreter down, which saves half of one. XLA reads its flags at its first
-# use, in the fork.
-# Fitting and drawing take most of a small sweep's time; where a test looks at neither, there is no fit and no report.
-# Equal settings have equal base policies: the first command trains one, the others of the session read it from FOLDER.
-# Its commands, one per line: to fork a command, and answers its process id; to wait for one, so many seconds or without
-# end, and answers its
-# exit code, or null where it has not ended by then.
+# A process that has imported everything and done nothing: each command is a fork of it, which saves
+# two seconds of imports (four with a tokenizer), and ends without taking the interpreter down,
+# which saves half of one. XLA reads its flags at its first use, in the fork. Fitting and drawing
+# take most of a small sweep's time; where a test looks at neither, there is no fit and no report.
+# Equal settings have equal base policies: the first command trains one, the others of the session
+# read it from FOLDER. Its commands, one per line: to fork a command, and answers its process id; to
+# wait for one, so many seconds or without end, and answers its exit code, or null where it has not
+# ended by then.
 NURSERY = """\
 import contextlib, gc, hashlib, json, os, pickle, resource, sys, time, traceback, warnings
 from functools import partial
@@ -135,8 +136,8 @@ Snapshot = dict[str, tuple[int, int, bytes]]
 
 
 def snapshot(folder: Path) -> Snapshot:
-    """Every file below a folder: its inode, the time of its last change and its bytes. Of folders, that they are
-    there. Without the bytecode that Python may keep of a module of the user's.
+    """Every file below a folder: its inode, the time of its last change and its bytes. Of folders,
+    that they are there. Without the bytecode that Python may keep of a module of the user's.
     """
     result: Snapshot = {}
     for path in sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts):
@@ -151,8 +152,9 @@ def snapshot(folder: Path) -> Snapshot:
 
 
 def settings() -> dict[str, str]:
-    """The environment of a command: the tests' own 8 simulated devices (tests/conftest.py), of which a cell takes one
-    unless --mesh says otherwise, so that what is compiled for one test is there for the next."""
+    """The environment of a command: the tests' own 8 simulated devices (tests/conftest.py), of
+    which a cell takes one unless --mesh says otherwise, so that what is compiled for one test is
+    there for the next."""
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", "NO_COLOR": "1"}
 
@@ -198,8 +200,8 @@ class Fork:
         return self.returncode
 
     def poll(self) -> int | None:
-        """As it was at most a twentieth of a second ago: tests ask it between looks at a file, each 2 ms, and an
-        answer keeps two processes busy."""
+        """As it was at most a twentieth of a second ago: tests ask it between looks at a file, each
+        2 ms, and an answer keeps two processes busy."""
         if (now := time.monotonic()) >= self.next_look:
             self.next_look = now + 0.05
             self.wait(0)
@@ -228,8 +230,8 @@ class Fork:
 
 
 class Isojax:
-    """The command line in a folder that holds tiny.yaml. Words begin with a module (isojax.launch) or a command
-    (launch, fit, ...).
+    """The command line in a folder that holds tiny.yaml. Words begin with a module (isojax.launch)
+    or a command (launch, fit, ...).
     """
 
     def __init__(self, folder: Path, nursery: Nursery):
@@ -240,14 +242,24 @@ class Isojax:
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         """The process, running, and free to start itself again for larger pages of memory."""
         program = ["-m"] if words[0].startswith("isojax.") else ["-c", SCRIPT]
-        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        pipes: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+        }
         command = [sys.executable, *program, *words]
-        free = {name: value for name, value in settings().items() if name != machine.TUNABLES_VARIABLE}
-        return subprocess.Popen(command, cwd=self.folder, env=free | environment, text=True, **pipes)
+        free = {
+            name: value for name, value in settings().items() if name != machine.TUNABLES_VARIABLE
+        }
+        return subprocess.Popen(
+            command, cwd=self.folder, env=free | environment, text=True, **pipes
+        )
 
-    def fork(self, *words: str, fit: bool = True, report: bool = True, **environment: str | bool | int) -> Fork:
-        """The command, running, as a fork of the nursery. `environment` may hold settings of jax too, by the names that
-        they have there, and `file_bytes`, the most that a file may hold."""
+    def fork(
+        self, *words: str, fit: bool = True, report: bool = True, **environment: str | bool | int
+    ) -> Fork:
+        """The command, running, as a fork of the nursery. `environment` may hold settings of jax
+        too, by the names that they have there, and `file_bytes`, the most that a file may hold."""
         return Fork(self.nursery, self, words, fit, report, environment)
 
     def quick(
@@ -278,21 +290,23 @@ class Isojax:
         """`quick`, with exit code 0."""
         return _well(self.quick(*words, fit=fit, report=report, **environment))
 
-    def swept(self, *words: str, fit: bool = False, **environment: str | bool) -> subprocess.CompletedProcess[str]:
+    def swept(
+        self, *words: str, fit: bool = False, **environment: str | bool
+    ) -> subprocess.CompletedProcess[str]:
         """`quick_ok` without the report, and without the fit unless it is wanted."""
         return self.quick_ok(*words, fit=fit, report=False, **environment)
 
     def refused(self, *words: str, saying: Sequence[str] = ()) -> None:
-        """The process ends with exit code 2 and one message, the last line it prints, and leaves every file of the
-        folder as it was.
+        """The process ends with exit code 2 and one message, the last line it prints, and leaves
+        every file of the folder as it was.
         """
         before = snapshot(self.folder)
         done = self.quick(*words)
         assert done.returncode == 2 and "Traceback" not in done.stderr, _outcome(done)
         lines = done.stderr.splitlines()
-        assert [line.startswith("error: ") for line in lines].count(True) == 1 and lines[-1].startswith("error: "), (
-            _outcome(done)
-        )
+        assert [line.startswith("error: ") for line in lines].count(True) == 1 and lines[
+            -1
+        ].startswith("error: "), _outcome(done)
         for text in saying:
             assert text in lines[-1], _outcome(done)
         after = snapshot(self.folder)
@@ -304,14 +318,23 @@ class Isojax:
 
     def ledgers(self, name: str = "tiny") -> dict[str, bytes]:
         """The ledger of each cell of a sweep."""
-        return {p.parent.name: p.read_bytes() for p in sorted(self.run(name).glob("cells/*/records.jsonl"))}
+        return {
+            p.parent.name: p.read_bytes()
+            for p in sorted(self.run(name).glob("cells/*/records.jsonl"))
+        }
 
-    def rows(self, cell: str, name: str = "tiny", own_metrics: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """The evaluations in a cell's ledger, whose metrics docs/glossary.md explains, but for a plug-in's own."""
+    def rows(
+        self, cell: str, name: str = "tiny", own_metrics: Sequence[str] = ()
+    ) -> list[dict[str, Any]]:
+        """The evaluations in a cell's ledger, whose metrics docs/glossary.md explains, but for a
+        plug-in's own."""
         lines = (self.run(name) / "cells" / cell / "records.jsonl").read_text().splitlines()
         rows = [row for row in map(json.loads, lines) if row["kind"] == "eval"]
         logged = {
-            glossary_name(metric) for row in rows for part in ("metrics", "train") for metric in row.get(part, ())
+            glossary_name(metric)
+            for row in rows
+            for part in ("metrics", "train")
+            for metric in row.get(part, ())
         }
         assert logged - set(own_metrics) <= glossary_metrics(), "docs/glossary.md lacks a metric"
         return rows
@@ -324,16 +347,23 @@ class Isojax:
 @cache
 def glossary_metrics() -> set[str]:
     """The names in the tables of metrics of docs/glossary.md."""
-    page = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text().partition("## Validation metrics")[2]
+    page = (
+        (Path(__file__).parents[2] / "docs" / "glossary.md")
+        .read_text()
+        .partition("## Validation metrics")[2]
+    )
     first_columns = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| `")]
     return {name for column in first_columns for name in re.findall("`([^`]+)`", column)}
 
 
 def glossary_name(metric: str) -> str:
-    """A logged metric's name as the glossary has it: hard/avg@4 -> avg@k, reward/style -> reward/NAME."""
+    """A logged metric's name as the glossary has it: hard/avg@4 -> avg@k, reward/style ->
+    reward/NAME."""
     if metric.split("/")[-2:-1] == ["reward"]:
         return "reward/NAME"
-    return re.sub(r"@\d+$", "@k", re.sub(r"^(staleness_share)_\d+$", r"\1_0", metric.rpartition("/")[2]))
+    return re.sub(
+        r"@\d+$", "@k", re.sub(r"^(staleness_share)_\d+$", r"\1_0", metric.rpartition("/")[2])
+    )
 
 
 def _outcome(done: subprocess.CompletedProcess[str]) -> str:
@@ -369,7 +399,8 @@ def isojax(tmp_path: Path, nursery: Nursery) -> Isojax:
 
 @pytest.fixture(scope="session")
 def whole(shared: Path, nursery: Nursery) -> Isojax:
-    """The command line in a folder where the sweep has run from end to end, once for all workers; to be read only."""
+    """The command line in a folder where the sweep has run from end to end, once for all workers;
+    to be read only."""
     said = shared / "whole.said"
     with (shared / "whole.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

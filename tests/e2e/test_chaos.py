@@ -1,4 +1,5 @@
-"""Kills at random instants and aimed ones, by benchmarks/chaos.py, which as a script makes many more of them."""
+"""Kills at random instants and aimed ones, by benchmarks/chaos.py, which as a script makes many
+more of them."""
 
 from __future__ import annotations
 
@@ -17,13 +18,16 @@ if not BENCHMARKS.is_dir():
 
 
 def test_killed_where_chance_seldom_hits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An asynchronous run that leaves out solved problems: while the ledger is written, and with a checkpoint half
-    written. test_resampling.py kills one anywhere.
+    """An asynchronous run that leaves out solved problems: while the ledger is written, and with a
+    checkpoint half written. test_resampling.py kills one anywhere.
     """
     monkeypatch.syspath_prepend(BENCHMARKS)
     chaos = importlib.import_module("chaos")
     monkeypatch.setenv("XLA_FLAGS", flags(QUICK, devices=1))
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", os.environ.get("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "jax")))
+    monkeypatch.setenv(
+        "JAX_COMPILATION_CACHE_DIR",
+        os.environ.get("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "jax")),
+    )
     monkeypatch.setattr(chaos, "AIMS", {"resampling": (chaos.LEDGER, chaos.HALF)})
     monkeypatch.setitem(chaos.KINDS, "resampling", [*chaos.KINDS["resampling"], "sweep.budget=300"])
     chaos.prepare(tmp_path)

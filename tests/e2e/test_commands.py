@@ -11,21 +11,37 @@ import yaml
 
 def test_a_dry_run_writes_nothing(isojax: Any, tmp_path: Any) -> None:
     before, cache = isojax.snapshot(), tmp_path / "cache"
-    done = isojax.ok("isojax.launch", "tiny.yaml", "--dry-run", JAX_COMPILATION_CACHE_DIR=str(cache))
-    assert isojax.snapshot() == before and not (isojax.folder / "runs").exists() and not cache.exists()
+    done = isojax.ok(
+        "isojax.launch", "tiny.yaml", "--dry-run", JAX_COMPILATION_CACHE_DIR=str(cache)
+    )
+    assert (
+        isojax.snapshot() == before and not (isojax.folder / "runs").exists() and not cache.exists()
+    )
     plan = " ".join(done.stderr.split())
     assert "4 runs" in plan and "the last at C = 1852" in plan
     assert "recipe: loss grpo, advantage group, aggregation token" in plan
     isojax.quick_ok("launch", "tiny.yaml", "--dry-run", "--mesh", "data=4,tensor=2")
-    one = ("train", "tiny.yaml", "sweep.n=[2]", "sweep.seeds=1", "sweep.budget=64", "cell.rl.loss=dr_grpo", "--dry-run")
+    one = (
+        "train",
+        "tiny.yaml",
+        "sweep.n=[2]",
+        "sweep.seeds=1",
+        "sweep.budget=64",
+        "cell.rl.loss=dr_grpo",
+        "--dry-run",
+    )
     said = isojax.quick_ok(*one).stderr
-    assert "1 run in" in said and "recipe: loss dr_grpo, advantage mean, aggregation constant" in said
+    assert (
+        "1 run in" in said and "recipe: loss dr_grpo, advantage mean, aggregation constant" in said
+    )
     assert isojax.snapshot() == before
 
 
 def test_fit_prints_one_document_which_it_also_writes(isojax: Any, whole: Any) -> None:
     shutil.copytree(
-        whole.run(), isojax.run(), ignore=shutil.ignore_patterns("checkpoint", "fit.json", "figures", "report.html")
+        whole.run(),
+        isojax.run(),
+        ignore=shutil.ignore_patterns("checkpoint", "fit.json", "figures", "report.html"),
     )
     document = json.loads(isojax.quick_ok("fit", "runs/tiny", "--json").stdout)
     assert document == json.loads((isojax.run() / "fit.json").read_text())
@@ -40,13 +56,19 @@ def test_fit_prints_one_document_which_it_also_writes(isojax: Any, whole: Any) -
     )
     assert [c["n"] for c in by_tokens["curves"]] == [2, 4]
     isojax.quick_ok("report", "runs/tiny")
-    assert (isojax.run() / "report.html").exists() and list((isojax.run() / "figures").glob("*.png"))
+    assert (isojax.run() / "report.html").exists() and list(
+        (isojax.run() / "figures").glob("*.png")
+    )
 
 
 def test_a_recommendation_is_written_and_trained(isojax: Any, whole: Any) -> None:
     words = ("recommend", str(whole.run()), "--budget", "600", "--write", "best.yaml", "--json")
     selected = json.loads(isojax.quick_ok(*words).stdout)
-    assert selected["B_p"] == 8 and selected["n"] in (2, 4) and selected["M"] == 600 // (8 * selected["n"])
+    assert (
+        selected["B_p"] == 8
+        and selected["n"] in (2, 4)
+        and selected["M"] == 600 // (8 * selected["n"])
+    )
     assert selected["C"] == selected["B"] * selected["M"] <= 600 < selected["C"] + selected["B"]
 
     written = yaml.safe_load((isojax.folder / "best.yaml").read_text())
@@ -62,7 +84,8 @@ def test_a_recommendation_is_written_and_trained(isojax: Any, whole: Any) -> Non
     assert list(isojax.ledgers(written["name"])) == [cell]
     rows = isojax.rows(cell, written["name"])
     assert rows[-1]["rollouts"] <= selected["C"] + selected["B"]
-    assert rows[0]["counts"] == whole.rows(cell)[0]["counts"]  # the same base policy, problems and seed as the sweep's
+    # the same base policy, problems and seed as the sweep's
+    assert rows[0]["counts"] == whole.rows(cell)[0]["counts"]
     isojax.refused("isojax.train", "best.yaml", saying=["--resume"])
 
 

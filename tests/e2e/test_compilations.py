@@ -1,5 +1,5 @@
-"""Nothing recompiles from cell to cell of a sweep, counted by JAX's own log from an empty cache, eager operations
-included.
+"""Nothing recompiles from cell to cell of a sweep, counted by JAX's own log from an empty cache,
+eager operations included.
 """
 
 from __future__ import annotations
@@ -17,19 +17,35 @@ FLAGS = flags(QUICK, devices=1)
 
 def programs(isojax: Any, cache: Path, name: str, *grid: str) -> Counter[str]:
     """How often each program was compiled by a sweep; no cell of it starts another process."""
-    words = ("tiny.yaml", f"name={name}", *grid, "sweep.B_max=256", "sweep.seeds=1", "sweep.budget=300")
+    words = (
+        "tiny.yaml",
+        f"name={name}",
+        *grid,
+        "sweep.B_max=256",
+        "sweep.seeds=1",
+        "sweep.budget=300",
+    )
     words += ("cell.base.steps=20", "cell.data.candidates=100", "cell.eval.samples=2")
     empty = str(cache)
     options = {"jax_log_compiles": True, "jax_compilation_cache_dir": empty, "XLA_FLAGS": FLAGS}
     done = isojax.quick("isojax.launch", *words, fit=False, report=False, **options)
     cells = len(isojax.ledgers(name))
-    assert done.stderr.count("run 1") == cells == (13 if "3" in grid[1] else 2), done.stderr  # all ran
-    return Counter(line.split(FINISHED)[1].split(" in ")[0] for line in done.stderr.splitlines() if FINISHED in line)
+    # all ran
+    assert done.stderr.count("run 1") == cells == (13 if "3" in grid[1] else 2), done.stderr
+    return Counter(
+        line.split(FINISHED)[1].split(" in ")[0]
+        for line in done.stderr.splitlines()
+        if FINISHED in line
+    )
 
 
-def test_twelve_cells_and_a_growing_n_compile_no_more_programs_than_two(isojax: Any, tmp_path: Path) -> None:
+def test_twelve_cells_and_a_growing_n_compile_no_more_programs_than_two(
+    isojax: Any, tmp_path: Path
+) -> None:
     """Among the twelve are batches that neither R = m = 26 nor g = 16 divides, such as 13 x 7."""
     two = programs(isojax, tmp_path / "cache2", "two", "sweep.B_p=[13]", "sweep.n=[2,7]")
-    twelve = programs(isojax, tmp_path / "cache12", "twelve", "sweep.B_p=[13,16]", "sweep.n=[2,3,4,7,8,16]", GROW)
+    twelve = programs(
+        isojax, tmp_path / "cache12", "twelve", "sweep.B_p=[13,16]", "sweep.n=[2,3,4,7,8,16]", GROW
+    )
     assert two["jit(update)"] == 1, two
     assert twelve.total() <= two.total(), f"more: {twelve - two}; fewer: {two - twelve}"

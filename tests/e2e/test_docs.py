@@ -1,4 +1,5 @@
-"""Every command in README and docs runs, in the order it is written, on a sweep small enough to run here."""
+"""Every command in README and docs runs, in the order it is written, on a sweep small enough to run
+here."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ from tests.compiler import QUICK, flags
 from tests.e2e import tiny_lm
 from tests.e2e.conftest import REPOSITORY, TINY, Fork
 
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+PAGES = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "CONTRIBUTING.md",
+    *sorted((REPOSITORY / "docs").rglob("*.md")),
+]
 SMALL = (
     (r"sweep\.budget=\d+", "sweep.budget=700"),
     (r"--budget \S+", "--budget 700"),
@@ -42,14 +47,16 @@ FORK = {
     "rewards.py": "docs/tutorials/own-model.md",
     "own.yaml": "docs/tutorials/own-model.md",
 }  # what a page tells its reader to write
-ANY_DIFFICULTY = ("difficulty: [0.05, 0.95]", "difficulty: [0, 1]")  # the stand-in for a model solves nothing
+# the stand-in for a model solves nothing
+ANY_DIFFICULTY = ("difficulty: [0.05, 0.95]", "difficulty: [0, 1]")
 LOGS = {
     "README.md": REPOSITORY / "tests/runs/importers/fixtures",
     "logs.md": REPOSITORY / "tests/runs/importers/fixtures",
     "laws.md": REPOSITORY / "tests/scaling/fixtures",
 }  # what stands for the reader's own logs/
 
-ELSEWHERE = {"README.md": ("isojax spend", "growing-n.md")}  # commands that another page runs on the same sweep
+# commands that another page runs on the same sweep
+ELSEWHERE = {"README.md": ("isojax spend", "growing-n.md")}
 
 
 def commands(page: Path) -> list[str]:
@@ -62,17 +69,25 @@ def commands(page: Path) -> list[str]:
 def is_read(line: str, of_page: list[str]) -> bool:
     """Whether a later command of the page fits, itself, the sweep that this one launches."""
     config, *settings = line.split()[2:]
-    name = next((word.removeprefix("name=") for word in settings if word.startswith("name=")), config)
+    name = next(
+        (word.removeprefix("name=") for word in settings if word.startswith("name=")), config
+    )
     later = of_page[of_page.index(line) + 1 :]
-    return any(words[1] in ("fit", "compare") and f"runs/{name}" in words for words in map(str.split, later))
+    return any(
+        words[1] in ("fit", "compare") and f"runs/{name}" in words
+        for words in map(str.split, later)
+    )
 
 
 def runs_elsewhere(line: str, page: Path) -> bool:
-    """Whether a page that goes on with what the command leaves runs it, the same word for word once it is small."""
+    """Whether a page that goes on with what the command leaves runs it, the same word for word once
+    it is small."""
     start, name = ELSEWHERE.get(page.name, ("none", ""))
     if not line.startswith(start):
         return False
-    assert small(line) in map(small, commands(REPOSITORY / "docs" / name)), f"{name} no longer runs {line!r}"
+    assert small(line) in map(small, commands(REPOSITORY / "docs" / name)), (
+        f"{name} no longer runs {line!r}"
+    )
     return True
 
 
@@ -83,18 +98,25 @@ def small(line: str) -> list[str]:
 
 
 def language_models(folder: Path) -> None:
-    """What stands for SmolLM2 (made before it is imported), a 7B model, GSM8K and the configs that name them."""
+    """What stands for SmolLM2 (made before it is imported), a 7B model, GSM8K and the configs that
+    name them."""
     for name in ("smollm2-135m", "qwen"):
         tiny_lm.make_model(folder / "models" / name)
     for name, count in (("train", 40), ("test", 16)):
         (folder / "gsm8k").mkdir(exist_ok=True)
-        rows = [{"question": f"{name} {i}?", "answer": f"{i} + 1.\n#### {i + 1}"} for i in range(count)]
-        (folder / "gsm8k" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rows = [
+            {"question": f"{name} {i}?", "answer": f"{i} + 1.\n#### {i + 1}"} for i in range(count)
+        ]
+        (folder / "gsm8k" / f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
     (folder / "stand_in").mkdir()
     (folder / "stand_in" / "coin.py").write_text(tiny_lm.COIN)
     held_out, task = ", held_out: 'jsonl:gsm8k/test.jsonl'", "jsonl:gsm8k/train.jsonl"
     configs = {
-        "smollm2_cpu": tiny_lm.CONFIG.format(name="smollm2_cpu", task="addition", attempts=0, data=""),
+        "smollm2_cpu": tiny_lm.CONFIG.format(
+            name="smollm2_cpu", task="addition", attempts=0, data=""
+        ),
         "gsm8k": tiny_lm.CONFIG.format(name="gsm8k", task=task, attempts=16, data=held_out),
         "models/smollm2-135m": "cell: {prompt: {format: raw}}",
         "models/qwen2.5-7b-instruct": "cell: {model: {layers: 2}, prompt: {format: chat}}",
@@ -114,7 +136,9 @@ def test_the_pages_have_commands() -> None:
 def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
     (isojax.folder / "configs").mkdir()
     for name in ("quickstart", "hard"):
-        (isojax.folder / "configs" / f"{name}.yaml").write_text(SWEEP.replace("name: tiny", f"name: {name}"))
+        (isojax.folder / "configs" / f"{name}.yaml").write_text(
+            SWEEP.replace("name: tiny", f"name: {name}")
+        )
     for path, written_in in FORK.items():
         if written_in.endswith(page.name):
             file = isojax.folder / path
@@ -140,7 +164,12 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
             extra.append(isojax.fork(*words[1:-1], *FEW, XLA_FLAGS=flags(QUICK, devices=1)))
         elif words[0] == "make":
             done = subprocess.run(
-                ["make", "-n", *words[1:]], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+                ["make", "-n", *words[1:]],
+                cwd=REPOSITORY,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
             )
             assert done.returncode == 0, f"{line}\n{done.stderr}"
         elif words[:2] == ["python", "-m"] and words[2].startswith("isojax."):
@@ -151,9 +180,16 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
             assert (REPOSITORY / words[1]).is_file(), line
         elif words[:2] == ["pip", "install"]:
             extras = re.search(r"\[(.*)\]", words[-1])
-            declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"][
+                "optional-dependencies"
+            ]
             assert set(extras[1].split(",") if extras else []) <= set(declared), line
-        elif words[:4] == ["isojax", "model", "import", "smollm2"]:  # tests/cli/test_model_import.py imports it
+        elif words[:4] == [
+            "isojax",
+            "model",
+            "import",
+            "smollm2",
+        ]:  # tests/cli/test_model_import.py imports it
             assert (isojax.folder / "models/smollm2-135m").is_dir()
         elif words[:3] == ["isojax", "model", "import"]:
             with serve_hub() as hub:
@@ -163,7 +199,11 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
             few, settings = (FEW, {"XLA_FLAGS": flags(QUICK, devices=1)}) if extra else ((), {})
             launch = words[1] == "launch"
             isojax.quick_ok(
-                *words[1:], *few, fit=not (launch and is_read(line, commands(page))), report=not launch, **settings
+                *words[1:],
+                *few,
+                fit=not (launch and is_read(line, commands(page))),
+                report=not launch,
+                **settings,
             )
         else:
             assert words[0] in (".ci/run", "pre-commit", ".venv/bin/pre-commit", "git"), (

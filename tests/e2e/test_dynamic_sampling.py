@@ -1,4 +1,5 @@
-"""Dynamic sampling on the command line: C is what a hook counts, and a run killed and resumed is the unbroken one."""
+"""Dynamic sampling on the command line: C is what a hook counts, and a run killed and resumed is
+the unbroken one."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-# 48 training problems are 6 batches an epoch, and groups of the tiny task are often of equal rewards
+# 48 training problems are 6 batches an epoch, and groups of the tiny task are often of equal
+# rewards
 WORDS = (
     "train",
     "tiny.yaml",
@@ -52,7 +54,10 @@ def test_counted_killed_and_resumed(isojax: Any) -> None:
     for row in counted:
         C += row["sampled"]
         batches = row["sampled"] // 32
-        assert row["C"] == C and row["sampled"] == 32 * row["metrics"]["sampled_batches"] == 32 * batches
+        assert (
+            row["C"] == C
+            and row["sampled"] == 32 * row["metrics"]["sampled_batches"] == 32 * batches
+        )
         # Batches are sampled until no group is of equal rewards, or there are four.
         assert batches == 4 or row["equal"] == 0
         assert row["metrics"]["equal_groups"] == row["equal"] / 8
@@ -61,7 +66,8 @@ def test_counted_killed_and_resumed(isojax: Any) -> None:
     assert all(p["rollouts"] >= p["target"] for p in points)
     assert points[-1]["rollouts"] > 32 * points[-1]["M"], "no group was replaced"
 
-    process, last = isojax.fork(*WORDS, "name=killed", "run.checkpoint_seconds=0"), time.monotonic() + 200
+    process = isojax.fork(*WORDS, "name=killed", "run.checkpoint_seconds=0")
+    last = time.monotonic() + 200
     path = isojax.folder / "runs" / "killed" / "cells" / "8x4-s0" / "records.jsonl"
     try:
         while not path.exists() or path.read_bytes().count(b"\n") < LINES:
@@ -70,7 +76,9 @@ def test_counted_killed_and_resumed(isojax: Any) -> None:
     finally:
         process.kill()
         process.communicate()
-    assert LINES <= path.read_bytes().count(b"\n") < len(points) + 1, "the cell was finished before the kill"
+    assert LINES <= path.read_bytes().count(b"\n") < len(points) + 1, (
+        "the cell was finished before the kill"
+    )
     isojax.swept(*WORDS, "name=killed", "--resume")
     assert path.read_bytes() == (folder / "records.jsonl").read_bytes()
 
@@ -78,9 +86,16 @@ def test_counted_killed_and_resumed(isojax: Any) -> None:
 def test_a_hook_is_refused_before_any_work(isojax: Any) -> None:
     for text, expected in (
         ("def hook(report):\n    pass\n", "no function with the decorator @update_hook"),
-        ("from isojax.train.update_hooks import update_hook\n@update_hook\ndef hook():\n    pass\n", "one argument"),
+        (
+            "from isojax.train.update_hooks import update_hook\n@update_hook\ndef hook():\n    pass\n",
+            "one argument",
+        ),
     ):
         Path(isojax.folder, "bad_hook.py").write_text(text)
         refused = isojax("isojax.launch", "tiny.yaml", "run.on_update=bad_hook", "name=refused")
-        assert refused.returncode == 2 and expected in refused.stderr and "Traceback" not in refused.stderr
+        assert (
+            refused.returncode == 2
+            and expected in refused.stderr
+            and "Traceback" not in refused.stderr
+        )
         Path(isojax.folder, "bad_hook.py").unlink()

@@ -46,13 +46,16 @@ def rows(isojax: Any, name: str) -> list[dict[str, Any]]:
 
 
 def test_an_engine_of_ones_own(isojax: Any) -> None:
-    """It samples all rollouts of training; the numbers are those of isojax's own, one update after the other."""
+    """It samples all rollouts of training; the numbers are those of isojax's own, one update after
+    the other."""
     Path(isojax.folder, "counting.py").write_text(ENGINE)
     isojax.swept(*WORDS, "name=own", "run.rollouts=counting")
     isojax.swept(*WORDS, "name=local", "run.on_update=save_rollouts")
     own, local = rows(isojax, "own"), rows(isojax, "local")
     assert own[1:] == local[1:]
-    assert own[0]["cell_hash"] != local[0]["cell_hash"], "runs of two engines are not fitted together"
+    assert own[0]["cell_hash"] != local[0]["cell_hash"], (
+        "runs of two engines are not fitted together"
+    )
     asked = Path(isojax.folder, "asked.txt").read_text().splitlines()
     assert asked == ["publish", "8 4"] * own[-1]["M"]
 
@@ -68,8 +71,15 @@ def test_what_an_engine_of_ones_own_cannot_do(isojax: Any) -> None:
     for words, expected in (
         (("run.rollouts=counted",), "Did you mean 'counting'?"),
         (("run.rollouts=server",), "expected one of local"),
-        (("run.rollouts=counting", "cell.rl.max_staleness=1"), "isojax's own engine alone samples ahead"),
+        (
+            ("run.rollouts=counting", "cell.rl.max_staleness=1"),
+            "isojax's own engine alone samples ahead",
+        ),
         (("run.rollouts=counting", "run.cells_at_once=2"), "add run.cells_at_once=1"),
     ):
         refused = isojax("isojax.launch", "tiny.yaml", "name=refused", *words)
-        assert refused.returncode == 2 and expected in refused.stderr and "Traceback" not in refused.stderr
+        assert (
+            refused.returncode == 2
+            and expected in refused.stderr
+            and "Traceback" not in refused.stderr
+        )

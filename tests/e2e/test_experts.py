@@ -1,4 +1,5 @@
-"""A mixture of experts from end to end: it learns the small task, and is the same on 1 and 8 devices."""
+"""A mixture of experts from end to end: it learns the small task, and is the same on 1 and 8
+devices."""
 
 from __future__ import annotations
 
@@ -30,32 +31,51 @@ INT8 = "cell.precision.rollout_weights=int8"
 
 def rewards(place: Isojax, name: str) -> list[float]:
     """The share of correct samples at each evaluation."""
-    return [sum(row["counts"]) / (row["samples"] * len(row["counts"])) for row in place.rows(CELL, name)]
+    return [
+        sum(row["counts"]) / (row["samples"] * len(row["counts"])) for row in place.rows(CELL, name)
+    ]
 
 
 @pytest.mark.slow
 def test_a_mixture_of_experts_learns_as_the_dense_policy_does(isojax: Isojax) -> None:
     """Over twice as well in the end as in the beginning, as the dense policy of the same sizes."""
     isojax.swept("train", *MOE, "name=moe", XLA_FLAGS=flags(AS_USERS_DO))
-    isojax.swept("train", "tiny.yaml", "sweep.n=[4]", "sweep.seeds=1", "name=dense", XLA_FLAGS=flags(AS_USERS_DO))
+    isojax.swept(
+        "train",
+        "tiny.yaml",
+        "sweep.n=[4]",
+        "sweep.seeds=1",
+        "name=dense",
+        XLA_FLAGS=flags(AS_USERS_DO),
+    )
     for name in ("moe", "dense"):
         curve = rewards(isojax, name)
         assert np.mean(curve[-2:]) > 2 * curve[0], (name, curve)
 
     for row in isojax.rows(CELL, "moe")[1:]:
-        assert row["train"]["expert_agreement"] == 1.0 and 0.25 <= row["train"]["expert_share_max"] <= 0.5
+        assert (
+            row["train"]["expert_agreement"] == 1.0
+            and 0.25 <= row["train"]["expert_share_max"] <= 0.5
+        )
         assert 0 < row["train"]["router_entropy"] < np.log(4)
-    assert not any("expert" in key for row in isojax.rows(CELL, "dense")[1:] for key in row["train"])
+    assert not any(
+        "expert" in key for row in isojax.rows(CELL, "dense")[1:] for key in row["train"]
+    )
 
 
 @pytest.mark.slow
 def test_a_cell_of_experts_on_eight_devices(isojax: Isojax) -> None:
-    """As of dense models (test_mesh.py): C and targets are the same, and evaluations differ by rounding alone."""
+    """As of dense models (test_mesh.py): C and targets are the same, and evaluations differ by
+    rounding alone."""
     words = (*MOE, "sweep.budget=200", "cell.rl.expert_balance=0.01", "cell.rl.replay_experts=true")
     isojax.swept("train", *words, "name=one", XLA_FLAGS=flags(AS_USERS_DO))
-    isojax.swept("train", *words, "name=eight", "--mesh", "data=4,tensor=2", XLA_FLAGS=flags(AS_USERS_DO))
+    isojax.swept(
+        "train", *words, "name=eight", "--mesh", "data=4,tensor=2", XLA_FLAGS=flags(AS_USERS_DO)
+    )
     one, eight = isojax.rows(CELL, "one"), isojax.rows(CELL, "eight")
-    assert [(row["target"], row["M"]) for row in one] == [(row["target"], row["M"]) for row in eight]
+    assert [(row["target"], row["M"]) for row in one] == [
+        (row["target"], row["M"]) for row in eight
+    ]
     assert np.abs(np.subtract(one[0]["counts"], eight[0]["counts"])).sum() <= 3  # of 320 rollouts
     for key in ("expert_balance", "router_entropy", "loss"):
         assert eight[1]["train"][key] == pytest.approx(one[1]["train"][key], abs=2e-3), key
@@ -65,11 +85,12 @@ def test_a_cell_of_experts_on_eight_devices(isojax: Isojax) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("replies", ["on device", "on the host"])
 def test_experts_are_replayed_where_a_task_replies(isojax: Isojax, replies: str) -> None:
-    """The first evaluation after the base policy's shows one update, whose rollouts are the same with replay and
-    without: with it, log-probabilities are no further apart. The sampler's experts are compared in
-    rl/test_replay_of_turns.py."""
+    """The first evaluation after the base policy's shows one update, whose rollouts are the same
+    with replay and without: with it, log-probabilities are no further apart. The sampler's experts
+    are compared in rl/test_replay_of_turns.py."""
     if replies == "on device":
-        cell, words = CELL, (*ON_DEVICE, *MOE[1:4], "cell.eval={samples: 2, start: 32, ratio: 2}")
+        cell = CELL
+        words = (*ON_DEVICE, *MOE[1:4], "cell.eval={samples: 2, start: 32, ratio: 2}")
     else:
         moe: dict[str, Any] = {"family": "qwen3_moe", "qk_norm": True}
         options = {"experts": 4, "top_k": 2, "expert_mlp": 16}
@@ -79,7 +100,9 @@ def test_experts_are_replayed_where_a_task_replies(isojax: Isojax, replies: str)
 
     rows = {}
     for name, replays in (("own", "false"), ("replayed", "true")):
-        isojax.swept(*words, INT8, f"cell.rl.replay_experts={replays}", f"name={name}", XLA_FLAGS=FLAGS)
+        isojax.swept(
+            *words, INT8, f"cell.rl.replay_experts={replays}", f"name={name}", XLA_FLAGS=FLAGS
+        )
         rows[name] = isojax.rows(cell, name)
     own, replayed = rows["own"][1], rows["replayed"][1]
     assert own["M"] == replayed["M"] == 1 and own["metrics"]["turns"] > 1.2

@@ -1,5 +1,5 @@
-"""What a run meets on a real machine: a full disk, damaged files, SIGTERM. It says what has happened, loses nothing
-that was recorded, and goes on to the bits of a run that met nothing."""
+"""What a run meets on a real machine: a full disk, damaged files, SIGTERM. It says what has
+happened, loses nothing that was recorded, and goes on to the bits of a run that met nothing."""
 
 from __future__ import annotations
 
@@ -16,21 +16,43 @@ import pytest
 from tests.e2e.conftest import SECONDS, Fork, Isojax, Nursery
 from tests.e2e.test_text import FLAGS, prepare
 
-WORDS = ("train", "tiny.yaml", "sweep.n=[4]", "sweep.seeds=1", "run.checkpoint_seconds=0", "--resume")
+WORDS = (
+    "train",
+    "tiny.yaml",
+    "sweep.n=[4]",
+    "sweep.seeds=1",
+    "run.checkpoint_seconds=0",
+    "--resume",
+)
 CELL = Path("cells", "8x4-s0")
-TEXT = ("train", "sums.yaml", "sweep.n=[4]", "cell.rl.max_staleness=2", "run.checkpoint_seconds=0", "--resume")
+TEXT = (
+    "train",
+    "sums.yaml",
+    "sweep.n=[4]",
+    "cell.rl.max_staleness=2",
+    "run.checkpoint_seconds=0",
+    "--resume",
+)
 
 
-def left(place: Isojax, name: str = "tiny", cell: Path = CELL) -> tuple[bytes, bytes, dict[str, Any]]:
-    """What a run leaves that is to be equal: its ledger, its samples, and of its last checkpoint what the host knew,
-    with a checksum of every array."""
+def left(
+    place: Isojax, name: str = "tiny", cell: Path = CELL
+) -> tuple[bytes, bytes, dict[str, Any]]:
+    """What a run leaves that is to be equal: its ledger, its samples, and of its last checkpoint
+    what the host knew, with a checksum of every array."""
     folder = place.run(name) / cell
-    return (folder / "records.jsonl").read_bytes(), (folder / "samples.txt").read_bytes(), host_data(newest(folder)[-1])
+    return (
+        (folder / "records.jsonl").read_bytes(),
+        (folder / "samples.txt").read_bytes(),
+        host_data(newest(folder)[-1]),
+    )
 
 
 def newest(cell: Path) -> list[Path]:
     """The checkpoints, in the order of their updates."""
-    return sorted((p for p in (cell / "checkpoint").iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+    return sorted(
+        (p for p in (cell / "checkpoint").iterdir() if p.name.isdigit()), key=lambda p: int(p.name)
+    )
 
 
 def host_data(checkpoint: Path, item: str = "host") -> dict[str, Any]:
@@ -61,7 +83,10 @@ def begun(isojax: Isojax, half: Isojax) -> Isojax:
 
 def largest(checkpoint: Path) -> Path:
     """The file that holds most of the numbers."""
-    return max((p for p in (checkpoint / "state").rglob("d/*") if p.is_file()), key=lambda p: p.stat().st_size)
+    return max(
+        (p for p in (checkpoint / "state").rglob("d/*") if p.is_file()),
+        key=lambda p: p.stat().st_size,
+    )
 
 
 def flip(path: Path) -> None:
@@ -73,21 +98,27 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("which", ["the newest", "all"])
 def test_damaged_checkpoints(begun: Isojax, unbroken: Isojax, which: str) -> None:
-    """The run takes the one before, or starts the cell again from the base policy; the damaged ones stay for a person
-    to look at.
+    """The run takes the one before, or starts the cell again from the base policy; the damaged ones
+    stay for a person to look at.
     """
     *earlier, last = newest(begun.run() / CELL)
     assert len(earlier) == 1
     for checkpoint in [last] if which == "the newest" else [last, *earlier]:
         flip(largest(checkpoint))
     done = begun.swept(*WORDS)
-    lines = [line for line in done.stderr.splitlines() if line.startswith("warning: the checkpoint ")]
+    lines = [
+        line for line in done.stderr.splitlines() if line.startswith("warning: the checkpoint ")
+    ]
     assert (
         str(last) in lines[0]
-        and f"checkpoint-damaged-{last.name}; going on from the one of update {earlier[0].name}" in lines[0]
+        and f"checkpoint-damaged-{last.name}; going on from the one of update {earlier[0].name}"
+        in lines[0]
     )
     if which == "all":
-        assert str(earlier[0]) in lines[1] and "there is none before it: the cell starts again" in lines[1]
+        assert (
+            str(earlier[0]) in lines[1]
+            and "there is none before it: the cell starts again" in lines[1]
+        )
     assert len(lines) == (1 if which == "the newest" else 2)
     assert left(begun) == left(unbroken)
     assert (begun.run() / CELL / f"checkpoint-damaged-{last.name}" / "state").is_dir()
@@ -105,9 +136,15 @@ def test_a_full_disk(begun: Isojax, unbroken: Isojax, what: str) -> None:
     done = begun.quick(*WORDS, rarely, file_bytes=limit)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert error.startswith("error: 8x4-s0: ") and "File too large" in error and "continue with --resume." in error
     assert (
-        f"cannot write runs/tiny/{CELL}/records.jsonl" if what == "the ledger" else "a checkpoint cannot be written to"
+        error.startswith("error: 8x4-s0: ")
+        and "File too large" in error
+        and "continue with --resume." in error
+    )
+    assert (
+        f"cannot write runs/tiny/{CELL}/records.jsonl"
+        if what == "the ledger"
+        else "a checkpoint cannot be written to"
     ) in error
     assert ledger.read_bytes().startswith(before)
     begun.swept(*WORDS)
@@ -125,8 +162,8 @@ def test_killed_between_the_last_point_and_the_last_state(isojax: Isojax, unbrok
 
 
 def sigterm(process: subprocess.Popen[str] | Fork, ledger: Path, lines: int) -> None:
-    """SIGTERM when the ledger has so many lines: the process says that its state is saved, and with which word to go
-    on.
+    """SIGTERM when the ledger has so many lines: the process says that its state is saved, and with
+    which word to go on.
     """
     with process:
         last = time.monotonic() + SECONDS
@@ -142,19 +179,26 @@ def sigterm(process: subprocess.Popen[str] | Fork, ledger: Path, lines: int) -> 
 
 
 def test_sigterm(isojax: Isojax, unbroken: Isojax) -> None:
-    sigterm(isojax.start(*WORDS, "run.checkpoint_seconds=1000"), isojax.run() / CELL / "records.jsonl", 4)
+    sigterm(
+        isojax.start(*WORDS, "run.checkpoint_seconds=1000"),
+        isojax.run() / CELL / "records.jsonl",
+        4,
+    )
     checkpoints = newest(isojax.run() / CELL)
     assert checkpoints, "the state is saved because it was asked to end, and only then"
-    evaluation, seconds = host_data(checkpoints[-1])["evaluation"], host_data(checkpoints[-1], "clock")["seconds"]
+    evaluation = host_data(checkpoints[-1])["evaluation"]
+    seconds = host_data(checkpoints[-1], "clock")["seconds"]
     isojax.swept(*WORDS)
     assert left(isojax) == left(unbroken)
     timing = (isojax.run() / CELL / "timing.jsonl").read_text().splitlines()
     assert json.loads(timing[evaluation + 1])["seconds"] > seconds > 0  # of both starts
 
 
-def test_sigterm_and_damage_while_an_asynchronous_run_has_rollouts_under_way(isojax: Isojax) -> None:
-    """A language model whose sampler is two updates ahead. What is under way is a part of a checkpoint, and checked as
-    the rest is.
+def test_sigterm_and_damage_while_an_asynchronous_run_has_rollouts_under_way(
+    isojax: Isojax,
+) -> None:
+    """A language model whose sampler is two updates ahead. What is under way is a part of a
+    checkpoint, and checked as the rest is.
     """
     prepare(isojax)
     isojax.swept(*TEXT, "name=whole", XLA_FLAGS=FLAGS)

@@ -1,5 +1,6 @@
-"""A Gemma 3 of a few layers from end to end: from scratch on the quickstart's task, killed and resumed; by LoRA; and
-from a checkpoint, whose trained policy and adapters are exported with every stack of layers."""
+"""A Gemma 3 of a few layers from end to end: from scratch on the quickstart's task, killed and
+resumed; by LoRA; and from a checkpoint, whose trained policy and adapters are exported with every
+stack of layers."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from tests.e2e.conftest import Isojax, Nursery
 from tests.e2e.test_text import REWARDS, SETTINGS, killed_at
 from tests.e2e.tiny_lm import VOCAB, make_model
 
-# Layers S F S F S, as (S F) x 2 and S; a window of 3 is shorter than prompts (6) and than responses (4).
+# Layers S F S F S, as (S F) x 2 and S; a window of 3 is shorter than prompts (6) and than responses
+# (4).
 OPTIONS = "options: {window: 3, sliding_layers: [0, 2, 4], query_scalar: 9.0, rope_factor: 2.0}"
 SHAPE = "layers: 5, width: 16, heads: 2, kv_heads: 1, head_dim: 8, mlp: 24, tied: true"
 MODEL = f"cell.model={{family: gemma3, {SHAPE}, {OPTIONS}}}"
@@ -63,13 +65,17 @@ def test_a_sweep_killed_and_resumed_leaves_the_same_bits(isojax: Isojax, unbroke
 def test_adapters_begin_as_the_base_policy(isojax: Isojax, unbroken: Isojax) -> None:
     isojax.swept(*WORDS, "cell.model.lora={rank: 2}", "sweep.budget=400", XLA_FLAGS=FLAGS)
     rows = isojax.rows(CELL)
-    assert rows[0]["metrics"]["avg@8"] == pytest.approx(unbroken.rows(CELL)[0]["metrics"]["avg@8"], abs=0.02)
+    assert rows[0]["metrics"]["avg@8"] == pytest.approx(
+        unbroken.rows(CELL)[0]["metrics"]["avg@8"], abs=0.02
+    )
     assert len(rows) > 3 and all(row["train"]["grad_norm"] > 0 for row in rows[1:])
 
 
 def test_an_option_that_is_misspelt_is_refused(isojax: Isojax) -> None:
     words = (*WORDS[:2], "cell.model={family: gemma3, options: {windw: 3}}")
-    isojax.refused(*words, saying=["cell.model.options.windw", "has the options window, sliding_layers"])
+    isojax.refused(
+        *words, saying=["cell.model.options.windw", "has the options window, sliding_layers"]
+    )
 
 
 def test_a_checkpoint_is_trained_and_exported_whole_and_as_adapters(isojax: Isojax) -> None:
@@ -90,25 +96,38 @@ def test_a_checkpoint_is_trained_and_exported_whole_and_as_adapters(isojax: Isoj
     assert settings["target_modules"] == ["q_proj", "down_proj"]
 
     adapter = load_file(isojax.folder / "adapter" / "adapter_model.safetensors")
-    before, after = (load_file(isojax.folder / name / "model.safetensors") for name in ("lm", "merged"))
+    before, after = (
+        load_file(isojax.folder / name / "model.safetensors") for name in ("lm", "merged")
+    )
     changed = {name for name in before if not np.array_equal(before[name], after[name])}
     parts = {"self_attn.q_proj", "mlp.down_proj"}
-    assert changed == {f"model.layers.{layer}.{part}.weight" for layer in range(5) for part in parts}
+    assert changed == {
+        f"model.layers.{layer}.{part}.weight" for layer in range(5) for part in parts
+    }
     assert len(adapter) == 2 * len(changed)
     for name in changed:
-        a, b = (adapter[f"base_model.model.{name.removesuffix('.weight')}.lora_{part}.weight"] for part in "AB")
+        a, b = (
+            adapter[f"base_model.model.{name.removesuffix('.weight')}.lora_{part}.weight"]
+            for part in "AB"
+        )
         np.testing.assert_allclose(after[name], before[name] + 2 * b @ a, atol=1e-6)
 
 
-def test_the_language_model_of_a_folder_that_reads_images_is_trained_and_exported(isojax: Isojax) -> None:
-    """Its plan says what is left out; the export is a text folder, and adapters have the whole model's names."""
+def test_the_language_model_of_a_folder_that_reads_images_is_trained_and_exported(
+    isojax: Isojax,
+) -> None:
+    """Its plan says what is left out; the export is a text folder, and adapters have the whole
+    model's names."""
     text = load_file(make_model(isojax.folder / "lm", GEMMA) / "model.safetensors")
     make_whole(isojax.folder / "lm")
     (isojax.folder / "sums.yaml").write_text(SETTINGS)
     (isojax.folder / "rewards.py").write_text(REWARDS)
     words = ("launch", "sums.yaml", "sweep.n=[4]", "sweep.budget=100", "cell.model.lora={rank: 3}")
     plan = isojax.quick_ok(*words, "--dry-run").stderr
-    assert "its language model alone is trained and exported, without images; 1 tensors of vision_tower" in plan
+    assert (
+        "its language model alone is trained and exported, without images; 1 tensors of vision_tower"
+        in plan
+    )
 
     isojax.swept(*words, XLA_FLAGS=FLAGS)
     cell = str(isojax.run("sums") / "cells" / "4x4-s0")
@@ -127,7 +146,11 @@ def make_whole(folder: Path) -> None:
     """Of a text folder that of a whole model, as published."""
     text_config = json.loads((folder / "config.json").read_text())
     del text_config["architectures"]
-    config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text_config}
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "text_config": text_config,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     text = load_file(folder / "model.safetensors")
     tensors = {f"language_model.{name}": tensor for name, tensor in text.items()}

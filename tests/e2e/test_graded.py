@@ -1,5 +1,6 @@
-"""Graded rewards from end to end through the command line, as a user would: problems and a reward function of one's
-own, labels, two cells, fit, recommendation, report, export, and the trained policy in transformers.
+"""Graded rewards from end to end through the command line, as a user would: problems and a reward
+function of one's own, labels, two cells, fit, recommendation, report, export, and the trained
+policy in transformers.
 """
 
 from __future__ import annotations
@@ -66,9 +67,13 @@ def place(isojax: Isojax) -> Isojax:
 
 
 def test_from_ones_own_reward_function_to_a_policy_in_transformers(place: Isojax) -> None:
-    """Sums of rewards where binary runs count, each score a metric, and "mean reward" where it is shown."""
+    """Sums of rewards where binary runs count, each score a metric, and "mean reward" where it is
+    shown."""
     place.quick_ok("launch", "graded.yaml", XLA_FLAGS=FLAGS)
-    base = [json.loads(line) for line in (place.run("graded") / "base" / "problems.jsonl").read_text().splitlines()]
+    base = [
+        json.loads(line)
+        for line in (place.run("graded") / "base" / "problems.jsonl").read_text().splitlines()
+    ]
     chosen = [p for p in base if p["split"] != "left out"]
     assert all(isinstance(p["solved"], float) and 0.1 <= p["solved"] / 4 <= 0.7 for p in chosen)
     assert 16 <= len(chosen) < len(base) == 60 and any(p["solved"] % 1 for p in chosen)
@@ -94,15 +99,28 @@ def test_from_ones_own_reward_function_to_a_policy_in_transformers(place: Isojax
     # So short a sweep may show nothing: then no replicate draws problems again.
     shows_nothing = "nothing_learnt" in {flag["code"] for flag in fit["flags"]}
     assert fit["intervals"]["problems"] == (None if shows_nothing else 8)
-    assert "expected mean reward" in place.quick_ok("recommend", "runs/graded", "--budget", "200").stdout
-    assert "graded rewards 8 x 4" in " ".join(place.quick_ok("records", "check", "runs/graded").stdout.split())
-    place.refused("fit", "runs/graded", "--metric", "pass@2", saying=["avg@k for k <= 4 from its sums of graded"])
+    assert (
+        "expected mean reward"
+        in place.quick_ok("recommend", "runs/graded", "--budget", "200").stdout
+    )
+    assert "graded rewards 8 x 4" in " ".join(
+        place.quick_ok("records", "check", "runs/graded").stdout.split()
+    )
+    place.refused(
+        "fit",
+        "runs/graded",
+        "--metric",
+        "pass@2",
+        saying=["avg@k for k <= 4 from its sums of graded"],
+    )
     cell = str(place.run("graded") / "cells" / "4x4-s0")
     place.quick_ok("model", "export", cell, "trained", "--base", "lm")
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(place.folder / "trained")
     assert tokenizer("1 + 4 =")["input_ids"]
-    before, after = (load_file(place.folder / name / "model.safetensors") for name in ("lm", "trained"))
+    before, after = (
+        load_file(place.folder / name / "model.safetensors") for name in ("lm", "trained")
+    )
     assert {k: v.shape for k, v in before.items()} == {k: v.shape for k, v in after.items()}
     assert any((before[k] != after[k]).any() for k in before)
 
@@ -118,35 +136,65 @@ def test_labels_are_mean_rewards(place: Isojax) -> None:
         assert float(r["low"]) <= float(r["avg"]) <= float(r["high"])
         assert r["part"] != "easy" or 0.3 <= float(r["avg"]) <= 0.6
     task = "cell.task=tfds:difficulty/graded/splits#easy_train"
-    done = place.swept("launch", "graded.yaml", task, "cell.data.validation=4", "sweep.n=[2]", XLA_FLAGS=FLAGS)
+    done = place.swept(
+        "launch", "graded.yaml", task, "cell.data.validation=4", "sweep.n=[2]", XLA_FLAGS=FLAGS
+    )
     assert "labelling" not in done.stderr  # the splits hold their labels
 
 
 VERL = ("cell.verifier.use=verl:rewards.py", "cell.reward.weights=null")
 
 
-ONE_CELL = ("graded.yaml", "sweep.n=[4]", "sweep.budget=120", "cell.data.attempts=0", "run.checkpoint_seconds=0")
+ONE_CELL = (
+    "graded.yaml",
+    "sweep.n=[4]",
+    "sweep.budget=120",
+    "cell.data.attempts=0",
+    "run.checkpoint_seconds=0",
+)
 
 
 def test_two_processes_find_what_one_finds(place: Isojax) -> None:
     """Each grades its own half of the rollouts."""
-    place.swept("train", *ONE_CELL, "name=one", "--mesh", "fsdp=4", XLA_FLAGS=flags(QUICK, devices=4))
+    place.swept(
+        "train", *ONE_CELL, "name=one", "--mesh", "fsdp=4", XLA_FLAGS=flags(QUICK, devices=4)
+    )
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    words = ("isojax.train", *ONE_CELL, "name=two", "--mesh", "fsdp=4", "--coordinator", address, "--processes", "2")
-    pair = [place.fork(*words, "--process", str(i), XLA_FLAGS=flags(QUICK, devices=2)) for i in range(2)]
+    words = (
+        "isojax.train",
+        *ONE_CELL,
+        "name=two",
+        "--mesh",
+        "fsdp=4",
+        "--coordinator",
+        address,
+        "--processes",
+        "2",
+    )
+    pair = [
+        place.fork(*words, "--process", str(i), XLA_FLAGS=flags(QUICK, devices=2)) for i in range(2)
+    ]
     with pair[0], pair[1]:
         for process in pair:
             assert "Traceback" not in process.communicate()[1] and process.returncode == 0
     one, two = place.rows("4x4-s0", "one"), place.rows("4x4-s0", "two")
     assert len(one) == len(two) > 3
     for a, b in zip(one, two, strict=True):
-        assert a["counts"] == pytest.approx(b["counts"]) and a["metrics"] == pytest.approx(b["metrics"], abs=1e-5)
+        assert a["counts"] == pytest.approx(b["counts"]) and a["metrics"] == pytest.approx(
+            b["metrics"], abs=1e-5
+        )
         assert a["train"] == pytest.approx(b["train"], rel=2e-3, abs=1e-5)
 
 
 def test_an_asynchronous_run_that_was_killed_goes_on_with_the_same_bits(place: Isojax) -> None:
-    words = ("train", *ONE_CELL, "cell.rl.max_staleness=2", "sweep.decode_slots=32", "cell.eval.ratio=1.8")
+    words = (
+        "train",
+        *ONE_CELL,
+        "cell.rl.max_staleness=2",
+        "sweep.decode_slots=32",
+        "cell.eval.ratio=1.8",
+    )
     place.swept(*words, "name=whole", XLA_FLAGS=FLAGS)
     with place.fork(*words, "name=killed", XLA_FLAGS=FLAGS) as process:
         checkpoint = place.run("killed") / "cells/4x4-s0/checkpoint"
@@ -175,7 +223,10 @@ def test_a_dict_of_verl_weighs_its_entries(place: Isojax) -> None:
     ("settings", "message"),
     [
         (("cell.reward.kind=binary",), "set cell.reward.kind=graded"),
-        (("cell.reward.weights={accuracy: 1.0}",), "a weight for each of these, 0 for one that is recorded only"),
+        (
+            ("cell.reward.weights={accuracy: 1.0}",),
+            "a weight for each of these, 0 for one that is recorded only",
+        ),
         (("cell.reward.weights={accuracy: 1.0, format: -0.5}",), "a penalty p is a score of 1 - p"),
         (("cell.reward.weights={accuracy: 0, format: 0}",), "not all 0"),
         (("cell.reward.kind=partial",), "'binary' or 'graded'"),
@@ -195,12 +246,18 @@ def test_a_dict_of_verl_weighs_its_entries(place: Isojax) -> None:
             ("cell.verifier.use={accuracy: exact, format: function:rewards.py:nothing}",),
             "the score 'format' is nan (format: rewards.py:11 (nothing) returned str '1.0' for a score",
         ),
-        ((*VERL, "cell.reward.weights={format: 1.0}"), "no score 'format', which cell.reward.weights names; given"),
+        (
+            (*VERL, "cell.reward.weights={format: 1.0}"),
+            "no score 'format', which cell.reward.weights names; given",
+        ),
         (
             ("cell.verifier.use=function:rewards.py:offset", "cell.reward.weights=null"),
             "an empty response: the score 'score' is 1.5; graded rewards are made of numbers from 0 to 1",
         ),
-        (("cell.task=solvers", "cell.model.path=null", "cell.verifier.use=math"), "verifies on device"),
+        (
+            ("cell.task=solvers", "cell.model.path=null", "cell.verifier.use=math"),
+            "verifies on device",
+        ),
     ],
 )
 def test_what_cannot_be_a_reward_is_refused_before_any_work(
@@ -210,12 +267,19 @@ def test_what_cannot_be_a_reward_is_refused_before_any_work(
 
 
 def test_labels_that_a_broken_function_gave_are_made_again(place: Isojax) -> None:
-    """One that fails for half of the problems, and so is warned of: the labels are of another file than the mended one,
-    with which the same command continues."""
-    rewards, words = place.folder / "rewards.py", ("launch", "graded.yaml", "cell.data.difficulty=[0.9, 1]")
-    rewards.write_text(REWARDS.replace("asked, said =", "said = answer[int(int(answer[0]) % 4 > 1)]; asked, said ="))
+    """One that fails for half of the problems, and so is warned of: the labels are of another file
+    than the mended one, with which the same command continues."""
+    rewards = place.folder / "rewards.py"
+    words = ("launch", "graded.yaml", "cell.data.difficulty=[0.9, 1]")
+    rewards.write_text(
+        REWARDS.replace(
+            "asked, said =", "said = answer[int(int(answer[0]) % 4 > 1)]; asked, said ="
+        )
+    )
     refused = place.quick(*words, XLA_FLAGS=FLAGS)
-    assert refused.returncode == 2 and "of 60 problems have avg@4" in refused.stderr.splitlines()[-1]
+    assert (
+        refused.returncode == 2 and "of 60 problems have avg@4" in refused.stderr.splitlines()[-1]
+    )
     assert "warning: of the first labels: 120 of 240 checks failed (error 120)" in refused.stderr
     assert "rewards.py:3: IndexError" in refused.stderr
     rewards.write_text(REWARDS)
@@ -225,9 +289,18 @@ def test_labels_that_a_broken_function_gave_are_made_again(place: Isojax) -> Non
 
 def test_scores_that_are_no_reward_cost_their_rollout_only(place: Isojax) -> None:
     """Below 0, above 1 and not a number: reward 0, counted as verifier_score."""
-    use = ("cell.verifier.use=function:rewards.py:broken", "cell.reward.weights=null", "cell.data.attempts=0")
-    done = place.swept("launch", "graded.yaml", *use, "sweep.n=[2]", "sweep.budget=90", XLA_FLAGS=FLAGS)
-    assert "verifier score: problem" in done.stderr and "graded rewards are made of numbers from 0 to 1" in done.stderr
+    use = (
+        "cell.verifier.use=function:rewards.py:broken",
+        "cell.reward.weights=null",
+        "cell.data.attempts=0",
+    )
+    done = place.swept(
+        "launch", "graded.yaml", *use, "sweep.n=[2]", "sweep.budget=90", XLA_FLAGS=FLAGS
+    )
+    assert (
+        "verifier score: problem" in done.stderr
+        and "graded rewards are made of numbers from 0 to 1" in done.stderr
+    )
     rows = place.rows("4x2-s0", "graded")
     assert all(row["metrics"]["verifier_failures"] > 0 for row in rows)
     assert {reward_sum % 0.5 for row in rows for reward_sum in row["counts"]} == {0.0}

@@ -1,5 +1,5 @@
-"""Two processes that are one run, through the command line: each verifies its own rollouts; killed, and started
-again.
+"""Two processes that are one run, through the command line: each verifies its own rollouts; killed,
+and started again.
 """
 
 from __future__ import annotations
@@ -78,7 +78,11 @@ def start(
 def ended(processes: list[Fork]) -> list[tuple[int | None, str]]:
     """Exit codes and what was said on standard error."""
     try:
-        return [(process.returncode, err) for process in processes for _, err in [process.communicate(timeout=SECONDS)]]
+        return [
+            (process.returncode, err)
+            for process in processes
+            for _, err in [process.communicate(timeout=SECONDS)]
+        ]
     finally:
         for process in processes:
             process.kill()
@@ -86,24 +90,31 @@ def ended(processes: list[Fork]) -> list[tuple[int | None, str]]:
 
 def rows(place: Isojax, name: str) -> list[dict[str, Any]]:
     ledger: Path = place.folder / "runs" / name / "cells" / CELL / "records.jsonl"
-    return [json.loads(line) for line in ledger.read_text().splitlines() if '"eval"' in line] if ledger.exists() else []
+    return (
+        [json.loads(line) for line in ledger.read_text().splitlines() if '"eval"' in line]
+        if ledger.exists()
+        else []
+    )
 
 
 def test_two_processes(isojax: Any) -> None:
-    """One is killed: the other ends within seconds and names it. Started again, on a checkpoint whose half of one of
-    them is damaged, both take the one before, and end with what one process with four devices finds, to rounding; each
-    has verified its own half."""
+    """One is killed: the other ends within seconds and names it. Started again, on a checkpoint
+    whose half of one of them is damaged, both take the one before, and end with what one process
+    with four devices finds, to rounding; each has verified its own half."""
     location: Isojax = prepare(isojax)
     (location.folder / "rewards.py").write_text(MARKING)
     one = ("train", *WORDS, "name=one", "--mesh", "fsdp=4")
-    single = location.quick_ok(*one, XLA_FLAGS=flags(QUICK, devices=4), MARKS=str(location.folder / "marks"))
+    single = location.quick_ok(
+        *one, XLA_FLAGS=flags(QUICK, devices=4), MARKS=str(location.folder / "marks")
+    )
 
     two = ("name=two", "--mesh", "fsdp=4")
     pair = start(location, *two)
     try:
         late = time.monotonic() + SECONDS
         cell = location.run("two") / "cells" / CELL
-        while len(rows(location, "two")) < 3 or len(newest(cell)) < 2:  # a checkpoint is complete after its row
+        # a checkpoint is complete after its row
+        while len(rows(location, "two")) < 3 or len(newest(cell)) < 2:
             assert time.monotonic() < late and all(process.poll() is None for process in pair)
             time.sleep(0.01)
         pair[1].send_signal(signal.SIGKILL)
@@ -119,27 +130,45 @@ def test_two_processes(isojax: Any) -> None:
     )
 
     earlier, last = newest(cell)
-    flip(max((last / "state" / "ocdbt.process_1" / "d").iterdir(), key=lambda path: path.stat().st_size))
+    flip(
+        max(
+            (last / "state" / "ocdbt.process_1" / "d").iterdir(),
+            key=lambda path: path.stat().st_size,
+        )
+    )
     again = ended(start(location, *two, "--resume"))
     assert [code for code, _ in again] == [0, 0], again
-    assert f"{last} is damaged" in again[0][1] and f"going on from the one of update {earlier.name}" in again[0][1]
+    assert (
+        f"{last} is damaged" in again[0][1]
+        and f"going on from the one of update {earlier.name}" in again[0][1]
+    )
     planned = [re.findall(r"update's, of (.*B)", output) for output in (single.stderr, again[0][1])]
-    assert planned[0] == planned[1] and len(planned[0]) == 1  # four devices share one machine's memory in either case
-    assert "error" not in again[1][1] and not re.search("rollouts/s", again[1][1])  # process 0 alone talks
+    # four devices share one machine's memory in either case
+    assert planned[0] == planned[1] and len(planned[0]) == 1
+    # process 0 alone talks
+    assert "error" not in again[1][1] and not re.search("rollouts/s", again[1][1])
     a, b = rows(location, "one"), rows(location, "two")
-    assert [(x["target"], x["M"], x["rollouts"]) for x in a] == [(x["target"], x["M"], x["rollouts"]) for x in b]
+    assert [(x["target"], x["M"], x["rollouts"]) for x in a] == [
+        (x["target"], x["M"], x["rollouts"]) for x in b
+    ]
     for x, y in zip(a, b, strict=True):
         assert x["counts"] == y["counts"] and x["train"].keys() == y["train"].keys()
-        np.testing.assert_allclose(list(x["train"].values()), list(y["train"].values()), rtol=2e-3, atol=1e-5)
+        np.testing.assert_allclose(
+            list(x["train"].values()), list(y["train"].values()), rtol=2e-3, atol=1e-5
+        )
     marks = [set(os.listdir(location.folder / f"marks{i}")) for i in range(2)]
-    assert all(len(ours) > 20 for ours in marks) and marks[0] | marks[1] == set(os.listdir(location.folder / "marks"))
+    assert all(len(ours) > 20 for ours in marks) and marks[0] | marks[1] == set(
+        os.listdir(location.folder / "marks")
+    )
 
 
 def kill_last(place: Isojax, name: str, processes: list[Fork]) -> None:
-    """Kills the last of them once the run has left two checkpoints, and waits for the others to end."""
+    """Kills the last of them once the run has left two checkpoints, and waits for the others to
+    end."""
     try:
         late, cell = time.monotonic() + SECONDS, place.run(name) / "cells" / CELL
-        while len(rows(place, name)) < 3 or len(newest(cell)) < 2:  # a checkpoint is complete after its row
+        # a checkpoint is complete after its row
+        while len(rows(place, name)) < 3 or len(newest(cell)) < 2:
             assert time.monotonic() < late and all(process.poll() is None for process in processes)
             time.sleep(0.01)
         processes[-1].send_signal(signal.SIGKILL)
@@ -150,7 +179,8 @@ def kill_last(place: Isojax, name: str, processes: list[Fork]) -> None:
 
 
 def kill_and_compare(place: Isojax, *words: str, **group: Any) -> None:
-    """Kills the last process of the run "separate", starts all again, and finds the bits of the run "one"."""
+    """Kills the last process of the run "separate", starts all again, and finds the bits of the run
+    "one"."""
     kill_last(place, "separate", start(place, *words, compiled=SAME_BITS, **group))
     again = ended(start(place, *words, "--resume", compiled=SAME_BITS, **group))
     assert not any(code for code, _ in again), again
@@ -162,15 +192,22 @@ def kill_and_compare(place: Isojax, *words: str, **group: Any) -> None:
 
 
 def test_two_processes_that_sample_on_devices_of_their_own(isojax: Any) -> None:
-    """Sampler and trainer have meshes of one device in each of two processes. At k = 0 the run, killed and started
-    again, leaves the bits of the synchronous one; each process verifies what its devices have sampled. At k = 1 sampler
-    and trainer work at the same time, also where each process holds half of the weights that its sampler needs whole.
+    """Sampler and trainer have meshes of one device in each of two processes. At k = 0 the run,
+    killed and started again, leaves the bits of the synchronous one; each process verifies what its
+    devices have sampled. At k = 1 sampler and trainer work at the same time, also where each
+    process holds half of the weights that its sampler needs whole.
     """
     location: Isojax = prepare(isojax)
     (location.folder / "rewards.py").write_text(MARKING)
     same_bits = flags(SAME_BITS, devices=2)
     location.quick_ok(
-        "train", *WORDS, "name=one", "--mesh", "data=2", XLA_FLAGS=same_bits, MARKS=str(location.folder / "marks")
+        "train",
+        *WORDS,
+        "name=one",
+        "--mesh",
+        "data=2",
+        XLA_FLAGS=same_bits,
+        MARKS=str(location.folder / "marks"),
     )
 
     meshes = ("--mesh", "data=2", "run.sampler_mesh=data=2")
@@ -178,10 +215,13 @@ def test_two_processes_that_sample_on_devices_of_their_own(isojax: Any) -> None:
     kill_and_compare(location, *separate)
     marks = [set(os.listdir(location.folder / f"marks{i}")) for i in range(2)]
     # At the end the sampler has begun another batch.
-    assert all(len(ours) > 20 for ours in marks) and marks[0] | marks[1] > set(os.listdir(location.folder / "marks"))
+    assert all(len(ours) > 20 for ours in marks) and marks[0] | marks[1] > set(
+        os.listdir(location.folder / "marks")
+    )
 
     meshes = ("--mesh", "fsdp=2", "run.sampler_mesh=data=2")
-    longer = "cell.sampling.response_length=31"  # enough to sample for its share of the time to show
+    # enough to sample for its share of the time to show
+    longer = "cell.sampling.response_length=31"
     ahead = ("name=ahead", *meshes, "cell.rl.max_staleness=1", "run.checkpoint_seconds=60", longer)
     assert [code for code, _ in ended(start(location, *ahead))] == [0, 0]
     trained = [point["train"] for point in rows(location, "ahead") if point["M"]]
@@ -194,10 +234,14 @@ def test_what_two_processes_cannot_do(isojax: Any) -> None:
     pair = start(prepare(isojax), "--mesh", "data=2")
     for code, output in ended(pair):
         assert code == 2 and "takes 2 of the 4 devices of 2 processes" in output
-    pair = start(prepare(isojax), "--mesh", "data=1", "run.sampler_mesh=data=3", "cell.rl.max_staleness=1")
+    pair = start(
+        prepare(isojax), "--mesh", "data=1", "run.sampler_mesh=data=3", "cell.rl.max_staleness=1"
+    )
     for code, output in ended(pair):
         assert code == 2 and "as many from each of the 2 processes" in output
     pair = start(isojax, "--mesh", "fsdp=2", "run.sampler_processes=1", "run.sampler_mesh=data=2")
     for code, output in ended(pair):
-        assert code == 2 and "run.sampler_processes = 1 without --ray; expected it with Ray" in output
+        assert (
+            code == 2 and "run.sampler_processes = 1 without --ray; expected it with Ray" in output
+        )
     assert not (isojax.folder / "runs").exists()

@@ -1,5 +1,5 @@
-"""int8 weights for rollouts from end to end: a sweep that trains, after a kill, by an asynchronous sampler, and on a
-mesh; the gap of log-probabilities is in the ledger.
+"""int8 weights for rollouts from end to end: a sweep that trains, after a kill, by an asynchronous
+sampler, and on a mesh; the gap of log-probabilities is in the ledger.
 """
 
 from __future__ import annotations
@@ -51,7 +51,13 @@ def test_an_asynchronous_sampler_in_turns_draws_the_same(isojax: Isojax, unbroke
 
 # The quickstart's task, which devices verify, on a mesh that splits rollouts and weights.
 
-MESH = ("run.mesh=data=2,fsdp=2,tensor=2", "sweep.seeds=1", "sweep.n=[4]", "sweep.budget=1200", INT8)
+MESH = (
+    "run.mesh=data=2,fsdp=2,tensor=2",
+    "sweep.seeds=1",
+    "sweep.n=[4]",
+    "sweep.budget=1200",
+    INT8,
+)
 MESH_WORDS = ("isojax.launch", "tiny.yaml", *MESH)
 MESH_CELL = "8x4-s0"
 EIGHT = flags(QUICK, devices=8)
@@ -71,7 +77,9 @@ def test_a_mesh_trains(unbroken_mesh: Isojax) -> None:
     assert all(1e-4 < gap < 0.1 for gap in gaps(unbroken_mesh, MESH_CELL, "tiny"))
 
 
-def test_a_mesh_killed_and_resumed_leaves_the_same_bits(isojax: Isojax, unbroken_mesh: Isojax) -> None:
+def test_a_mesh_killed_and_resumed_leaves_the_same_bits(
+    isojax: Isojax, unbroken_mesh: Isojax
+) -> None:
     ledger = isojax.run() / "cells" / MESH_CELL / "records.jsonl"
     killed_at(isojax.fork(*MESH_WORDS, "run.checkpoint_seconds=0", XLA_FLAGS=EIGHT), ledger, 5)
     isojax.swept(*MESH_WORDS, "run.checkpoint_seconds=0", "--resume", XLA_FLAGS=EIGHT)

@@ -1,5 +1,5 @@
-"""LoRA from end to end: a sweep of a language model, killed and resumed; its adapters, alone and merged; other recipes
-and meshes."""
+"""LoRA from end to end: a sweep of a language model, killed and resumed; its adapters, alone and
+merged; other recipes and meshes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from safetensors.numpy import load_file
 from tests.e2e.conftest import Isojax, Nursery
 from tests.e2e.test_text import FLAGS, SOURCE, killed_at, prepare
 
-WORDS = ("launch", "sums.yaml", "cell.model.lora={rank: 3, alpha: 6, targets: [query, out, down]}", "sweep.n=[4]")
+WORDS = (
+    "launch",
+    "sums.yaml",
+    "cell.model.lora={rank: 3, alpha: 6, targets: [query, out, down]}",
+    "sweep.n=[4]",
+)
 CELL = "4x4-s0"
 ON_DEVICE = ("sweep.seeds=1", "sweep.n=[4]", "sweep.B_p=[8]", "cell.model.lora={rank: 2}")
 ON_DEVICE_CELL = "8x4-s0"
@@ -28,7 +33,9 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Isoj
 
 def test_the_sampler_has_the_policy_that_is_trained(unbroken: Isojax) -> None:
     updates = [row["train"] for row in unbroken.rows(CELL, "sums") if row["M"]]
-    assert len(updates) > 4 and all(train["sampler_logp_gap"] < 1e-4 and train["grad_norm"] > 0 for train in updates)
+    assert len(updates) > 4 and all(
+        train["sampler_logp_gap"] < 1e-4 and train["grad_norm"] > 0 for train in updates
+    )
     assert updates[-1]["kl"] > 0  # from the base policy, which has no adapters
 
 
@@ -50,11 +57,16 @@ def test_adapters_are_exported_alone_and_merged(isojax: Isojax, unbroken: Isojax
     assert settings["target_modules"] == ["q_proj", "o_proj", "down_proj"]
     assert settings["base_model_name_or_path"] == SOURCE["repository"]
     adapter = load_file(isojax.folder / "adapter" / "adapter_model.safetensors")
-    before, after = (load_file(isojax.folder / name / "model.safetensors") for name in ("lm", "merged"))
+    before, after = (
+        load_file(isojax.folder / name / "model.safetensors") for name in ("lm", "merged")
+    )
     changed = {name for name in before if not np.array_equal(before[name], after[name])}
     assert len(adapter) == 2 * len(changed) == 2 * 2 * 3  # layers, targets
     for name in changed:
-        a, b = (adapter[f"base_model.model.{name.removesuffix('.weight')}.lora_{part}.weight"] for part in "AB")
+        a, b = (
+            adapter[f"base_model.model.{name.removesuffix('.weight')}.lora_{part}.weight"]
+            for part in "AB"
+        )
         np.testing.assert_allclose(after[name], before[name] + 2 * b @ a, atol=1e-6)
 
 
@@ -65,14 +77,30 @@ def test_adapters_are_exported_with_their_own_base_model_alone(
     weights = prepare(isojax).folder / "lm" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
     cell = str(unbroken.run("sums") / "cells" / CELL)
-    isojax.refused("model", "export", cell, "out", "--base", "lm", *how, saying=["lm is not the checkpoint", "--base"])
+    isojax.refused(
+        "model",
+        "export",
+        cell,
+        "out",
+        "--base",
+        "lm",
+        *how,
+        saying=["lm is not the checkpoint", "--base"],
+    )
 
 
 def test_a_run_without_adapters_has_none_to_export(isojax: Isojax) -> None:
     prepare(isojax)
     isojax.quick_ok("train", "sums.yaml", "sweep.n=[2]", "sweep.budget=30", XLA_FLAGS=FLAGS)
     cell = isojax.run("sums") / "cells" / "4x2-s0"
-    isojax.refused("model", "export", str(cell), "adapter", "--adapter", saying=["--adapter", "cell.model.lora"])
+    isojax.refused(
+        "model",
+        "export",
+        str(cell),
+        "adapter",
+        "--adapter",
+        saying=["--adapter", "cell.model.lora"],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +111,14 @@ def plain(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Isojax:
     return location
 
 
-@pytest.mark.parametrize("words", [("cell.rl.max_staleness=0",), ("run.mesh=fsdp=2,tensor=2",), ("recipes/ppo",)])
-def test_other_sources_meshes_and_critics(isojax: Isojax, plain: Isojax, words: tuple[str, ...]) -> None:
-    """The policy begins as the base policy; asynchronous rollouts leave the same numbers. A critic is trained whole."""
+@pytest.mark.parametrize(
+    "words", [("cell.rl.max_staleness=0",), ("run.mesh=fsdp=2,tensor=2",), ("recipes/ppo",)]
+)
+def test_other_sources_meshes_and_critics(
+    isojax: Isojax, plain: Isojax, words: tuple[str, ...]
+) -> None:
+    """The policy begins as the base policy; asynchronous rollouts leave the same numbers. A critic
+    is trained whole."""
     isojax.quick_ok("isojax.train", "tiny.yaml", *words, *ON_DEVICE, report=False)
     rows, others = (location.rows(ON_DEVICE_CELL) for location in (isojax, plain))
     assert len(rows) == len(others) > 3 and rows[0] == others[0]

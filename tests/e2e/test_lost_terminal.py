@@ -1,5 +1,5 @@
-"""A run goes on when its terminal, or the `head` that it prints to, goes away; `isojax status` tells. A command that is
-no run ends quietly."""
+"""A run goes on when its terminal, or the `head` that it prints to, goes away; `isojax status`
+tells. A command that is no run ends quietly."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def lost_status(folder: Path) -> DriverStatus | None:
 
 def start_on_terminal(isojax: Isojax) -> tuple[subprocess.Popen[bytes], int]:
     """The run as the leader of a terminal's session, and the terminal's other end."""
-    environment = {k: v for k, v in settings().items() if k not in ("NO_COLOR", machine.TUNABLES_VARIABLE)}
+    environment = {
+        k: v for k, v in settings().items() if k not in ("NO_COLOR", machine.TUNABLES_VARIABLE)
+    }
     terminal, own_end = pty.openpty()
     take_terminal = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
     process = subprocess.Popen(
@@ -54,7 +56,8 @@ def start_on_terminal(isojax: Isojax) -> tuple[subprocess.Popen[bytes], int]:
 
 
 def test_a_run_outlives_its_terminal(isojax: Isojax, whole: Isojax) -> None:
-    """Closing a terminal's other end sends SIGHUP to its session, and every write fails from then on."""
+    """Closing a terminal's other end sends SIGHUP to its session, and every write fails from then
+    on."""
     process, terminal = start_on_terminal(isojax)
     os.set_blocking(terminal, False)
 
@@ -71,17 +74,25 @@ def test_a_run_outlives_its_terminal(isojax: Isojax, whole: Isojax) -> None:
     status, sweep = lost_status(isojax.run()), read_sweep_status(isojax.run())
     assert status is not None and status.pid == process.pid
     if sweep.running:
-        assert f"nobody reads what process {process.pid} on" in sweep.unread and f"kill {process.pid}" in sweep.unread
+        assert (
+            f"nobody reads what process {process.pid} on" in sweep.unread
+            and f"kill {process.pid}" in sweep.unread
+        )
     assert process.wait(SECONDS) == 0
     assert isojax.ledgers() == whole.ledgers()
-    assert (lost_status(isojax.run()) or status).ended and read_sweep_status(isojax.run()).unread == ""
+    assert (lost_status(isojax.run()) or status).ended and read_sweep_status(
+        isojax.run()
+    ).unread == ""
 
 
 def test_a_run_outlives_head(isojax: Isojax, whole: Isojax) -> None:
-    """Both streams into a pipe that is closed after a line; and the sweep goes on in a terminal afterwards."""
+    """Both streams into a pipe that is closed after a line; and the sweep goes on in a terminal
+    afterwards."""
     reader, writer = os.pipe()
     command = [sys.executable, "-c", SCRIPT, *WORDS]
-    with subprocess.Popen(command, cwd=isojax.folder, env=settings(), stdout=writer, stderr=writer) as process:
+    with subprocess.Popen(
+        command, cwd=isojax.folder, env=settings(), stdout=writer, stderr=writer
+    ) as process:
         os.close(writer)
         assert b"tiny" in os.read(reader, 64)
         os.close(reader)
@@ -105,7 +116,9 @@ def test_sigterm_still_saves_a_run_without_a_terminal(isojax: Isojax, whole: Iso
     assert isojax.ledgers() == whole.ledgers()
 
 
-@pytest.mark.parametrize("words", [("status", "runs/tiny"), ("fit", "runs/tiny", "--json"), ("--help",)])
+@pytest.mark.parametrize(
+    "words", [("status", "runs/tiny"), ("fit", "runs/tiny", "--json"), ("--help",)]
+)
 def test_other_commands_end_as_tools_do(whole: Isojax, words: tuple[str, ...]) -> None:
     """Nothing on standard error; 141 is what a shell says of a program that SIGPIPE ended."""
     command = [sys.executable, "-c", SCRIPT, *words]
@@ -122,8 +135,16 @@ def test_a_full_disk_is_no_closed_pipe(whole: Isojax) -> None:
     command = [sys.executable, "-c", SCRIPT, "fit", "runs/tiny", "--json"]
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            command, cwd=whole.folder, env=settings(), stdout=full, stderr=subprocess.PIPE, timeout=SECONDS, check=False
+            command,
+            cwd=whole.folder,
+            env=settings(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=SECONDS,
+            check=False,
         )
     assert done.returncode == 1
-    assert done.stderr == b"error: cannot write what this command prints: No space left on device.\n"
+    assert (
+        done.stderr == b"error: cannot write what this command prints: No space left on device.\n"
+    )
     assert json.loads((whole.run() / "fit.json").read_text())

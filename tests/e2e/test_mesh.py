@@ -12,8 +12,8 @@ MESH = "data=4,tensor=2"
 
 
 def test_a_cell_on_eight_devices(isojax: Any, whole: Any) -> None:
-    """The same cell on data=4,tensor=2: C, targets and base policy as on one device; the draws differ by rounding
-    alone.
+    """The same cell on data=4,tensor=2: C, targets and base policy as on one device; the draws
+    differ by rounding alone.
 
     Compiled as users do."""
     words = ("tiny.yaml", "--mesh", MESH, "sweep.n=[2]", "sweep.seeds=1", "sweep.budget=200")
@@ -26,4 +26,12 @@ def test_a_cell_on_eight_devices(isojax: Any, whole: Any) -> None:
     assert len(rows) == 5
     assert np.abs(np.subtract(rows[0]["counts"], one[0]["counts"])).sum() <= 3  # of 320 rollouts
     assert rows[1]["train"]["sampler_logp_gap"] < 1e-4  # sampler and trainer agree on the mesh
-    isojax.refused("train", *words, "--resume", "sweep.budget=300", "--mesh", "data=4,tensor=4", saying=["16 devices"])
+    isojax.refused(
+        "train",
+        *words,
+        "--resume",
+        "sweep.budget=300",
+        "--mesh",
+        "data=4,tensor=4",
+        saying=["16 devices"],
+    )

@@ -1,5 +1,5 @@
-"""Sweeps on Ray clusters: one of this machine, and one of three nodes of which a node, a worker and the driver are lost
-on the way.
+"""Sweeps on Ray clusters: one of this machine, and one of three nodes of which a node, a worker and
+the driver are lost on the way.
 """
 
 from __future__ import annotations
@@ -75,20 +75,31 @@ class Cluster:
             self.port = free.getsockname()[1]
         self.address, self.folder = f"127.0.0.1:{self.port}", folder
         self.nodes: list[subprocess.Popen[bytes]] = []
-        self.add("--head", f"--port={self.port}", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={folder}")
+        self.add(
+            "--head",
+            f"--port={self.port}",
+            "--num-cpus=0",
+            "--include-dashboard=false",
+            f"--temp-dir={folder}",
+        )
 
     def add(self, *words: str) -> None:
         environment = settings() | QUIET | SOON
         out = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self.nodes.append(
-            subprocess.Popen([*RAY, "start", "--block", *words], env=environment, start_new_session=True, **out)
+            subprocess.Popen(
+                [*RAY, "start", "--block", *words], env=environment, start_new_session=True, **out
+            )
         )
         wait(self.joined)
 
     def join(self, resources: dict[str, int], labels: dict[str, str]) -> None:
         inputs = ",".join(f"{key}={value}" for key, value in labels.items())
         self.add(
-            f"--address={self.address}", "--num-cpus=2", f"--resources={json.dumps(resources)}", f"--labels={inputs}"
+            f"--address={self.address}",
+            "--num-cpus=2",
+            f"--resources={json.dumps(resources)}",
+            f"--labels={inputs}",
         )
 
     def joined(self) -> bool:
@@ -135,16 +146,30 @@ def points(place: Isojax, name: str) -> dict[str, list[int]]:
     """The targets recorded of each cell."""
     result = {}
     for path in sorted(place.run(name).glob("cells/*/records.jsonl")):
-        rows = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        rows = [
+            json.loads(line)
+            for line in path.read_text().splitlines(keepends=True)
+            if line.endswith("\n")
+        ]
         result[path.parent.name] = [row["target"] for row in rows if row["kind"] == "eval"]
     return result
 
 
 def test_local_interrupted_and_resumed_the_same_bits(isojax: Isojax, whole: Isojax) -> None:
-    """Ctrl-C in the middle saves what is at work, at a URL; in the end the ledgers are those of the local runner, bit
-    for bit. The driver has not loaded jax. A cell of each n suffices, which share their base policy."""
+    """Ctrl-C in the middle saves what is at work, at a URL; in the end the ledgers are those of the
+    local runner, bit for bit. The driver has not loaded jax. A cell of each n suffices, which share
+    their base policy."""
     location = f"run.dir={(isojax.folder / 'runs').as_uri()}"
-    words = ("isojax.launch", "tiny.yaml", "--ray", "local", "--no-report", "run.loggers=[]", "sweep.seeds=1", location)
+    words = (
+        "isojax.launch",
+        "tiny.yaml",
+        "--ray",
+        "local",
+        "--no-report",
+        "run.loggers=[]",
+        "sweep.seeds=1",
+        location,
+    )
     home = {"XDG_CACHE_HOME": str(isojax.folder / "cache")}
     with isojax.start(*words, **QUIET, **home) as driver:
         wait(lambda: len(points(isojax, "tiny")) > 1 or driver.poll() is not None)
@@ -156,9 +181,15 @@ def test_local_interrupted_and_resumed_the_same_bits(isojax: Isojax, whole: Isoj
     ), err
     done = isojax(*words, "--resume", **QUIET, **home, PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    loaded = {
+        line.rpartition("|")[2].strip()
+        for line in done.stderr.splitlines()
+        if line.startswith("import time:")
+    }
     assert "ray" in loaded and not loaded & {"jax", "jaxlib", "orbax.checkpoint"}
-    assert isojax.ledgers() == {cell: ledger for cell, ledger in whole.ledgers().items() if cell.endswith("-s0")}
+    assert isojax.ledgers() == {
+        cell: ledger for cell, ledger in whole.ledgers().items() if cell.endswith("-s0")
+    }
     assert not list(
         (isojax.folder / "cache").glob("isojax/runs/*/tiny/cells/*/checkpoint/*")
     )  # a worker that ends well leaves no states
@@ -167,13 +198,20 @@ def test_local_interrupted_and_resumed_the_same_bits(isojax: Isojax, whole: Isoj
 
 
 def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluster) -> None:
-    """Four cells in groups of two processes, on nodes with labels and resources: no point is lost, and none is there
-    twice. The loss is a file in the config's folder.
+    """Four cells in groups of two processes, on nodes with labels and resources: no point is lost,
+    and none is there twice. The loss is a file in the config's folder.
     """
     (project := isojax.folder / "project").mkdir()
     (project / "groups.yaml").write_text(SWEEP)
     (project / "leaving.py").write_text(LOSS.format(folder=isojax.folder))
-    words = ("isojax.launch", "project/groups.yaml", "--ray", cluster.address, "--no-report", "cell.rl.loss=leaving")
+    words = (
+        "isojax.launch",
+        "project/groups.yaml",
+        "--ray",
+        cluster.address,
+        "--no-report",
+        "cell.rl.loss=leaving",
+    )
 
     def recorded() -> int:
         return sum(map(len, points(isojax, "groups").values()))
@@ -196,7 +234,9 @@ def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluste
         assert driver.stderr is not None
         os.set_blocking(driver.stderr.fileno(), False)
         wait(lambda: two_are_lost() or driver.poll() is not None)
-        assert driver.poll() is None and b"started again from its checkpoint (1 of 3)" in heard, heard.decode()
+        assert driver.poll() is None and b"started again from its checkpoint (1 of 3)" in heard, (
+            heard.decode()
+        )
         driver.kill()
     done = isojax(*words, "--resume", **QUIET)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
@@ -206,8 +246,9 @@ def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluste
 
 
 def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
-    """A node with the labels and resources of a TPU host is reserved as a slice of its own; its chips are a CPU's here.
-    The cells are trained as far as strategy frontier asks, one round after another."""
+    """A node with the labels and resources of a TPU host is reserved as a slice of its own; its
+    chips are a CPU's here. The cells are trained as far as strategy frontier asks, one round after
+    another."""
     labels = {
         "ray.io/tpu-slice-name": "s0",
         "ray.io/tpu-topology": "2x2",
@@ -253,8 +294,9 @@ ONE_DEVICE = QUIET | {"XLA_FLAGS": flags(SAME_BITS, devices=1)}
 
 
 def test_processes_that_only_sample(isojax: Isojax) -> None:
-    """Two processes train and two others sample, one of which is killed: Ray starts all again, and at k = 0 the run
-    leaves the bits of the synchronous one. Those that train hold half of the weights each, and verify."""
+    """Two processes train and two others sample, one of which is killed: Ray starts all again, and
+    at k = 0 the run leaves the bits of the synchronous one. Those that train hold half of the
+    weights each, and verify."""
     location = prepare(isojax)
     (location.folder / "rewards.py").write_text(MARKING)
     one = ("train", *WORDS, "name=one", "--mesh", "fsdp=2")
@@ -262,10 +304,15 @@ def test_processes_that_only_sample(isojax: Isojax) -> None:
 
     environment = ONE_DEVICE | {"MARKS": str(location.folder / "marks-ray")}
     four = ("isojax.launch", *WORDS, *SAMPLERS, "run.process_group={processes: 4, cpus: 0.5}")
-    with location.start(*four, "name=separate", "--mesh", "fsdp=2", "cell.rl.max_staleness=0", **environment) as driver:
+    with location.start(
+        *four, "name=separate", "--mesh", "fsdp=2", "cell.rl.max_staleness=0", **environment
+    ) as driver:
         wait(lambda: len(rows(location, "separate")) > 3 or driver.poll() is not None)
         assert driver.poll() is None, driver.communicate()
-        os.kill(process_that_prints_to(location.run("separate") / "logs" / "group0-0-3.log"), signal.SIGKILL)
+        os.kill(
+            process_that_prints_to(location.run("separate") / "logs" / "group0-0-3.log"),
+            signal.SIGKILL,
+        )
         _, err = driver.communicate(timeout=SECONDS)
     assert driver.returncode == 0 and "started again from its checkpoint (1 of 3)" in err, err
     expected, found = rows(location, "one"), rows(location, "separate")
@@ -274,13 +321,17 @@ def test_processes_that_only_sample(isojax: Isojax) -> None:
             point["train"].pop(name, None)
     assert found == expected and len(found) > 4
     # At the end the sampler has begun another batch.
-    assert set(os.listdir(location.folder / "marks-ray")) >= set(os.listdir(location.folder / "marks"))
+    assert set(os.listdir(location.folder / "marks-ray")) >= set(
+        os.listdir(location.folder / "marks")
+    )
 
 
 def test_processes_that_sample_ahead(isojax: Isojax) -> None:
-    """At k = 1 two sample while one trains, two cells one after the other. Ctrl-C ends all, with the state saved."""
+    """At k = 1 two sample while one trains, two cells one after the other. Ctrl-C ends all, with
+    the state saved."""
     location = prepare(isojax)
-    longer = "cell.sampling.response_length=31"  # enough to sample for its share of the time to show
+    # enough to sample for its share of the time to show
+    longer = "cell.sampling.response_length=31"
     two_cells = ("sweep.n=[4,8]", "sweep.budget=512", "run.checkpoint_seconds=60", longer)
     three = ("run.process_group={processes: 3, cpus: 0.5}", "cell.rl.max_staleness=1", *two_cells)
     ahead = ("isojax.launch", *WORDS, *SAMPLERS, "name=ahead", "--mesh", "auto", *three)
@@ -293,21 +344,44 @@ def test_processes_that_sample_ahead(isojax: Isojax) -> None:
     assert again.returncode == 0 and "was lost" not in again.stderr, again.stderr
     trained = [point["train"] for point in rows(location, "ahead") if point["M"]]
     assert {point["staleness_max"] for point in trained} == {0, 1}
-    # Between two of the first evaluations there is one update: the sampler works while the trainer evaluates.
-    assert sum(point["sampler_busy"] + point["trainer_busy"] for point in trained[8:]) > len(trained[8:]) > 0
+    # Between two of the first evaluations there is one update: the sampler works while the trainer
+    # evaluates.
+    assert (
+        sum(point["sampler_busy"] + point["trainer_busy"] for point in trained[8:])
+        > len(trained[8:])
+        > 0
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "saying"),
     [
         (("--ray", "127.0.0.1:9"), "no Ray cluster at 127.0.0.1:9"),
-        (("--ray", "ray://127.0.0.1:9"), "given 'ray://127.0.0.1:9', expected local, auto, or HOST:PORT"),
+        (
+            ("--ray", "ray://127.0.0.1:9"),
+            "given 'ray://127.0.0.1:9', expected local, auto, or HOST:PORT",
+        ),
         (("--ray", "nowhere"), "given 'nowhere', expected local, auto, or HOST:PORT"),
         (("--ray", "ADDRESS", "run.process_group.processes=7"), "7 processes with 1 CPU"),
-        (("--ray", "ADDRESS", "run.process_group.cpus=1", "run.dir=/proc/runs"), "cannot make the folder /proc/runs"),
-        (("--ray", "ADDRESS", "run.process_group.cpus=1", "run.dir=file:///proc/runs"), "file:///proc/runs"),
         (
-            ("--ray", "ADDRESS", "--processes", "2", "--process", "0", "--coordinator", "127.0.0.1:9"),
+            ("--ray", "ADDRESS", "run.process_group.cpus=1", "run.dir=/proc/runs"),
+            "cannot make the folder /proc/runs",
+        ),
+        (
+            ("--ray", "ADDRESS", "run.process_group.cpus=1", "run.dir=file:///proc/runs"),
+            "file:///proc/runs",
+        ),
+        (
+            (
+                "--ray",
+                "ADDRESS",
+                "--processes",
+                "2",
+                "--process",
+                "0",
+                "--coordinator",
+                "127.0.0.1:9",
+            ),
             "--ray starts the processes",
         ),
     ],
@@ -315,8 +389,14 @@ def test_processes_that_sample_ahead(isojax: Isojax) -> None:
 def test_refused(isojax: Isojax, cluster: Cluster, words: tuple[str, ...], saying: str) -> None:
     began = time.monotonic()
     done = isojax.quick(
-        "isojax.launch", "tiny.yaml", *(cluster.address if word == "ADDRESS" else word for word in words), **QUIET
+        "isojax.launch",
+        "tiny.yaml",
+        *(cluster.address if word == "ADDRESS" else word for word in words),
+        **QUIET,
     )
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: ") and saying in done.stderr.splitlines()[-1]
+    assert (
+        done.stderr.splitlines()[-1].startswith("error: ")
+        and saying in done.stderr.splitlines()[-1]
+    )
     assert time.monotonic() - began < 30 and not isojax.run().exists()

@@ -39,12 +39,15 @@ def test_a_loss_of_ones_own(isojax: Any, name: str) -> None:
     [path] = (isojax.folder / "runs" / "tiny" / "cells").glob("*/records.jsonl")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     trained = [row["train"] for row in rows if row.get("M")]
-    assert all(row["strength"] == pytest.approx(0.5, rel=1e-5) for row in trained) and len(trained) > 2
+    assert (
+        all(row["strength"] == pytest.approx(0.5, rel=1e-5) for row in trained) and len(trained) > 2
+    )
     assert all(row["grad_norm"] > 0 for row in trained)
 
 
 def test_files_in_the_configs_folder_go_with_its_run(isojax: Any) -> None:
-    """Named without a package, from another folder, and again when the run goes on by the config that it saved."""
+    """Named without a package, from another folder, and again when the run goes on by the config
+    that it saved."""
     (project := isojax.folder / "project").mkdir()
     (isojax.folder / "tiny.yaml").rename(project / "tiny.yaml")
     (project / "halved.py").write_text(LOSS)
@@ -54,8 +57,16 @@ def test_files_in_the_configs_folder_go_with_its_run(isojax: Any) -> None:
     assert "recipe: loss halved, advantage lengthy, aggregation sequence" in plan
     isojax.swept("train", "project/tiny.yaml", *words, "sweep.budget=100")
     isojax.swept("train", "runs/tiny/config.yaml", "--resume", "sweep.budget=300")
-    assert isojax.rows("8x4-s0", own_metrics=["strength"])[-1]["train"]["strength"] == pytest.approx(0.5, rel=1e-5)
-    isojax.refused("train", "project/tiny.yaml", *words, "cell.rl.loss=quartered", saying=["project/quartered.py"])
+    assert isojax.rows("8x4-s0", own_metrics=["strength"])[-1]["train"][
+        "strength"
+    ] == pytest.approx(0.5, rel=1e-5)
+    isojax.refused(
+        "train",
+        "project/tiny.yaml",
+        *words,
+        "cell.rl.loss=quartered",
+        saying=["project/quartered.py"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,15 +90,27 @@ def test_files_in_the_configs_folder_go_with_its_run(isojax: Any) -> None:
         (["cell.rl.loss=ratios"], ["'ratios': no such module"]),
         (
             ["cell.rl.loss=isojax.rl.losses.ratios"],
-            ["losses/__init__.py has no function with the decorator @loss", "`my_loss = loss(ratios)`"],
+            [
+                "losses/__init__.py has no function with the decorator @loss",
+                "`my_loss = loss(ratios)`",
+            ],
         ),
-        (["cell.rl.loss=isojax.rl.logprobs.entropy"], ["from isojax.rl.logprobs import entropy", "loss(entropy)"]),
+        (
+            ["cell.rl.loss=isojax.rl.logprobs.entropy"],
+            ["from isojax.rl.logprobs import entropy", "loss(entropy)"],
+        ),
         (
             ["cell.rl.loss=my_module.my_los"],
             ["my_module.my_los", "no such module"],
         ),
-        (["cell.rl.advantage=groups"], ["cell.rl.advantage", "expected one of batch, gae, group", "'group'"]),
-        (["cell.rl.aggregation=tokens"], ["cell.rl.aggregation", "constant, prompt, sequence, token"]),
+        (
+            ["cell.rl.advantage=groups"],
+            ["cell.rl.advantage", "expected one of batch, gae, group", "'group'"],
+        ),
+        (
+            ["cell.rl.aggregation=tokens"],
+            ["cell.rl.aggregation", "constant, prompt, sequence, token"],
+        ),
         (["cell.rl.kl_estimator=k4"], ["cell.rl.kl_estimator", "k1, k2, k3"]),
         (
             ["cell.rl.advantage=jax.numpy.exp"],
@@ -99,7 +122,11 @@ def test_files_in_the_configs_folder_go_with_its_run(isojax: Any) -> None:
         ),
         (
             ["cell.rl.kl_estimator=jax.numpy.exp"],
-            ["with the decorator @kl_estimator", "`from jax.numpy import exp`", "kl_estimator(exp)"],
+            [
+                "with the decorator @kl_estimator",
+                "`from jax.numpy import exp`",
+                "kl_estimator(exp)",
+            ],
         ),
         (["cell.rl.max_staleness=-1"], ["cell.rl.max_staleness"]),
     ],

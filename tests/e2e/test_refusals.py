@@ -1,4 +1,5 @@
-"""What cannot be used ends with exit code 2 and one clear message, before any work, with nothing written or changed."""
+"""What cannot be used ends with exit code 2 and one clear message, before any work, with nothing
+written or changed."""
 
 from __future__ import annotations
 
@@ -29,9 +30,15 @@ SETTINGS = {
     "no room for any response": (["cell.sampling.response_length=1"], ["response_length"]),
     "no room for the longest response": (["cell.sampling.response_length=3"], ["response_length"]),
     "no room for a prompt": (["cell.sampling.prompt_length=5"], ["prompt_length"]),
-    "budget below the first evaluation": (["sweep.budget=60"], ["sweep.budget = 60", "cell.eval.start = 64"]),
+    "budget below the first evaluation": (
+        ["sweep.budget=60"],
+        ["sweep.budget = 60", "cell.eval.start = 64"],
+    ),
     "budget below one update": (["sweep.budget=30"], ["budget"]),
-    "more problems than there can be": (["cell.data.candidates=100", "sweep.B_p=[64]", "sweep.n=[2]"], ["B_p"]),
+    "more problems than there can be": (
+        ["cell.data.candidates=100", "sweep.B_p=[64]", "sweep.n=[2]"],
+        ["B_p"],
+    ),
     "no such config": (["missing.yaml"], ["missing.yaml"]),
 }
 
@@ -44,10 +51,13 @@ def test_a_setting_that_cannot_be_used(isojax: Any, case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["unknown loss", "unknown task", "no room for the longest response", "a model that cannot be"]
+    "case",
+    ["unknown loss", "unknown task", "no room for the longest response", "a model that cannot be"],
 )
 def test_a_dry_run_checks_it_too(isojax: Any, case: str) -> None:
-    isojax.refused("isojax.launch", "tiny.yaml", "--dry-run", *SETTINGS[case][0], saying=SETTINGS[case][1])
+    isojax.refused(
+        "isojax.launch", "tiny.yaml", "--dry-run", *SETTINGS[case][0], saying=SETTINGS[case][1]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +120,8 @@ def damage(ledger: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["not text", "a folder", "no complete point", "nothing", "broken in the middle", "no metrics"]
+    "kind",
+    ["not text", "a folder", "no complete point", "nothing", "broken in the middle", "no metrics"],
 )
 def test_fit_refuses_a_damaged_ledger(ledgers: Any, kind: str) -> None:
     damage(ledgers.run() / "cells" / "8x2-s1" / "records.jsonl", kind)

@@ -1,5 +1,6 @@
-"""What a language model's run cannot use ends with exit code 2 and one clear message, before any work, with nothing
-written or changed; what a verifier does wrong ends no run, and is counted and reported."""
+"""What a language model's run cannot use ends with exit code 2 and one clear message, before any
+work, with nothing written or changed; what a verifier does wrong ends no run, and is counted and
+reported."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def without_settings(section: str) -> Prepare:
 
     def prepare(folder: Path) -> None:
         lines = (folder / "text.yaml").read_text().splitlines()
-        (folder / "text.yaml").write_text("\n".join(line for line in lines if not line.startswith(f"  {section}:")))
+        (folder / "text.yaml").write_text(
+            "\n".join(line for line in lines if not line.startswith(f"  {section}:"))
+        )
 
     return prepare
 
@@ -115,11 +118,20 @@ def nothing(folder: Path) -> None:
 UP = "model.layers.1.mlp.up_proj.weight"
 PICKLE: Prepare = lambda f: (f / "lm" / "model.safetensors").rename(f / "lm" / "pytorch_model.bin")  # noqa: E731
 FUNCTION = "cell.verifier.use=function:rewards.py:reward"
-LAUNCH, DIFFICULTY = ("launch", "text.yaml", "sweep.budget=64"), ("difficulty", "text.yaml", "cell.data.attempts=2")
+LAUNCH = ("launch", "text.yaml", "sweep.budget=64")
+DIFFICULTY = ("difficulty", "text.yaml", "cell.data.attempts=2")
 
 CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
-    "missing weight": (weights(lambda s: s.pop(UP)), LAUNCH, (f"{UP} is missing, expected shape [32, 16]",)),
-    "missing weight, dry run": (weights(lambda s: s.pop(UP)), (*LAUNCH, "--dry-run"), (f"{UP} is missing",)),
+    "missing weight": (
+        weights(lambda s: s.pop(UP)),
+        LAUNCH,
+        (f"{UP} is missing, expected shape [32, 16]",),
+    ),
+    "missing weight, dry run": (
+        weights(lambda s: s.pop(UP)),
+        (*LAUNCH, "--dry-run"),
+        (f"{UP} is missing",),
+    ),
     "missing weight, labelling": (weights(lambda s: s.pop(UP)), DIFFICULTY, (f"{UP} is missing",)),
     "wrong shape": (
         weights(lambda s: s.update({"model.norm.weight": np.ones(9, np.float32)})),
@@ -138,7 +150,11 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
         LAUNCH,
         ("lm has no tokenizer", "tokenizer.json"),
     ),
-    "another shape": (nothing, (*LAUNCH, "cell.model.layers=7"), ("cell.model.layers: given 7", "says 2")),
+    "another shape": (
+        nothing,
+        (*LAUNCH, "cell.model.layers=7"),
+        ("cell.model.layers: given 7", "says 2"),
+    ),
     "a task on device": (nothing, (*LAUNCH, "cell.task=solvers"), ("24 tokens of its own", "384")),
     "no chat template": (
         without_chat,
@@ -158,9 +174,21 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
             "begin with: cell.sampling.prompt_length=16 cell.sampling.response_length=496 (of 60 prompts",
         ),
     ),
-    "no learning rate": (without_settings("rl"), LAUNCH, ("cell.rl.learning_rate must be set", "isojax lr-search")),
-    "unknown task": (nothing, (*LAUNCH, "cell.task=additon"), ("'additon'", "Did you mean 'addition'?")),
-    "unknown verifier": (nothing, (*LAUNCH, "cell.verifier.use=mth"), ("'mth'", "Did you mean 'math'?")),
+    "no learning rate": (
+        without_settings("rl"),
+        LAUNCH,
+        ("cell.rl.learning_rate must be set", "isojax lr-search"),
+    ),
+    "unknown task": (
+        nothing,
+        (*LAUNCH, "cell.task=additon"),
+        ("'additon'", "Did you mean 'addition'?"),
+    ),
+    "unknown verifier": (
+        nothing,
+        (*LAUNCH, "cell.verifier.use=mth"),
+        ("'mth'", "Did you mean 'math'?"),
+    ),
     "a broken line": (
         file("p.jsonl", rows(5) + '{"question": \n' + rows(9)),
         (*LAUNCH, "cell.task=jsonl:p.jsonl"),
@@ -208,7 +236,11 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "no data set": (nothing, (*LAUNCH, "cell.task=tfds:lm"), ("lm is no TFDS data set",)),
     "a set's file": (nothing, (*LAUNCH, "cell.eval.extra={x: 'jsonl:no.jsonl'}"), ("no.jsonl",)),
-    "no Python": (file("rewards.py", "def reward(x:\n"), (*LAUNCH, FUNCTION), ("rewards.py:1: SyntaxError",)),
+    "no Python": (
+        file("rewards.py", "def reward(x:\n"),
+        (*LAUNCH, FUNCTION),
+        ("rewards.py:1: SyntaxError",),
+    ),
     "no package": (
         file("rewards.py", "import nopackage\n"),
         (*LAUNCH, FUNCTION),
@@ -224,7 +256,11 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
         (*LAUNCH, "cell.verifier.use=verl:rewards.py"),
         ("missing a required argument: 'text'", "solution_str"),
     ),
-    "a file in the way": (file("taken", ""), (*DIFFICULTY, "--out", "taken"), ("cannot make the folder taken",)),
+    "a file in the way": (
+        file("taken", ""),
+        (*DIFFICULTY, "--out", "taken"),
+        ("cannot make the folder taken",),
+    ),
 }
 
 
@@ -253,8 +289,8 @@ KINDS = ("timeout", "crash", "error", "memory")
 
 
 def test_a_verifier_that_fails_costs_its_own_rollouts(text: Any) -> None:
-    """The first failure of each kind is reported, and all are counted: over all updates of an interval in `train`,
-    over the set in `metrics`."""
+    """The first failure of each kind is reported, and all are counted: over all updates of an
+    interval in `train`, over the set in `metrics`."""
     (text.folder / "rewards.py").write_text(REWARDS)
     (text.folder / "p.jsonl").write_text(rows(5))
     (text.folder / "v.jsonl").write_text(
@@ -269,10 +305,12 @@ def test_a_verifier_that_fails_costs_its_own_rollouts(text: Any) -> None:
         "sweep.budget=8",
     )
     done = text.ok("train", "text.yaml", FUNCTION, *words)
-    report = re.findall(r"^warning: verifier (\w+): problem (\d): (.*) \(reward 0", done.stderr, re.MULTILINE)
-    assert {kind: int(problem) % 5 for kind, problem, _ in report} == {kind: i for i, kind in enumerate(KINDS)} and len(
-        report
-    ) == 4
+    report = re.findall(
+        r"^warning: verifier (\w+): problem (\d): (.*) \(reward 0", done.stderr, re.MULTILINE
+    )
+    assert {kind: int(problem) % 5 for kind, problem, _ in report} == {
+        kind: i for i, kind in enumerate(KINDS)
+    } and len(report) == 4
     assert "ZeroDivisionError: no such luck" in done.stderr and "exited with 3" in done.stderr
     first, last = text.rows("5x1-s0", "text")
     for row in (first, last):  # answers 4 and 9 are right, 2 raises, 7 (mod 5: 2) raises too
@@ -286,7 +324,9 @@ def test_a_verifier_that_fails_costs_its_own_rollouts(text: Any) -> None:
         "verifier_failures": 8,
         **{f"verifier_{kind}": 2 for kind in KINDS},
     }
-    assert last["train"]["reward"] == pytest.approx(0.2) and last["train"]["parsed_fraction"] == pytest.approx(0.2)
+    assert last["train"]["reward"] == pytest.approx(0.2) and last["train"][
+        "parsed_fraction"
+    ] == pytest.approx(0.2)
 
 
 CHECKS = """\
@@ -310,7 +350,13 @@ def test_a_source_and_a_verifier_beside_the_config_need_no_package(text: Any) ->
     (project := text.folder / "project").mkdir()
     (text.folder / "text.yaml").rename(project / "text.yaml")
     (project / "my_sums.py").write_text(SUMS)
-    words = ("launch", "project/text.yaml", "sweep.budget=64", "cell.task=my_sums", "cell.verifier.use=my_checks")
+    words = (
+        "launch",
+        "project/text.yaml",
+        "sweep.budget=64",
+        "cell.task=my_sums",
+        "cell.verifier.use=my_checks",
+    )
     text.refused(*words, saying=["'my_checks'", "project/my_checks.py"])
     (project / "my_checks.py").write_text(CHECKS)
     text.quick_ok(*words, "--dry-run")

@@ -1,5 +1,5 @@
-"""Solved problems left out of later epochs, on the command line: a run killed and resumed is the unbroken one, and so
-is that of an asynchronous run at k = 0."""
+"""Solved problems left out of later epochs, on the command line: a run killed and resumed is the
+unbroken one, and so is that of an asynchronous run at k = 0."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def ledger(isojax: Any, name: str) -> Path:
 
 def points(isojax: Any, name: str) -> list[dict[str, Any]]:
     return [
-        row for line in ledger(isojax, name).read_text().splitlines() if (row := json.loads(line))["kind"] == "eval"
+        row
+        for line in ledger(isojax, name).read_text().splitlines()
+        if (row := json.loads(line))["kind"] == "eval"
     ]
 
 
@@ -44,7 +46,8 @@ def test_killed_and_resumed_and_asynchronous(isojax: Any) -> None:
     ]  # nothing is known before an epoch's end
     assert dropped[-1] > 0.1 and all(later >= before for before, later in pairwise(dropped))
 
-    process, last = isojax.fork(*WORDS, "name=killed", "run.checkpoint_seconds=0"), time.monotonic() + 200
+    process = isojax.fork(*WORDS, "name=killed", "run.checkpoint_seconds=0")
+    last = time.monotonic() + 200
     path = ledger(isojax, "killed")
     try:
         while not path.exists() or path.read_bytes().count(b"\n") < LINES:
@@ -53,7 +56,9 @@ def test_killed_and_resumed_and_asynchronous(isojax: Any) -> None:
     finally:
         process.kill()
         process.communicate()
-    assert LINES <= path.read_bytes().count(b"\n") < len(full) + 1, "the cell was finished before the kill"
+    assert LINES <= path.read_bytes().count(b"\n") < len(full) + 1, (
+        "the cell was finished before the kill"
+    )
     half = [p for p in (path.parent / "checkpoint").iterdir() if p.name.isdigit()]
     assert half
     isojax.swept(*WORDS, "name=killed", "--resume")
@@ -61,7 +66,11 @@ def test_killed_and_resumed_and_asynchronous(isojax: Any) -> None:
 
     isojax.swept(*WORDS, "name=turns", "cell.rl.max_staleness=0")
     for one, other in zip(points(isojax, "turns"), full, strict=True):
-        assert (one["M"], one["counts"], one["metrics"]) == (other["M"], other["counts"], other["metrics"])
+        assert (one["M"], one["counts"], one["metrics"]) == (
+            other["M"],
+            other["counts"],
+            other["metrics"],
+        )
         assert one["train"] == pytest.approx(
             other["train"], rel=1e-5, abs=1e-5
         )  # sums of the same numbers, in other parts

@@ -1,5 +1,5 @@
-"""Labels by a server, which is isojax's own sampler in a process of its own: killed and resumed, the same files as
-without a server, and the same means."""
+"""Labels by a server, which is isojax's own sampler in a process of its own: killed and resumed,
+the same files as without a server, and the same means."""
 
 from __future__ import annotations
 
@@ -24,16 +24,31 @@ PROBLEMS, ATTEMPTS = 40, 24  # a request is for at most 16 rollouts
 LABELLING = (
     "difficulty", "sums.yaml", f"cell.data.candidates={PROBLEMS}", f"cell.data.attempts={ATTEMPTS}", "--held-out", "4",
 )  # fmt: skip
-FILES = {"labels.jsonl", "labels.csv", "samples.txt", "start.json", "splits", "difficulty.png", "difficulty.pdf"}
+FILES = {
+    "labels.jsonl",
+    "labels.csv",
+    "samples.txt",
+    "start.json",
+    "splits",
+    "difficulty.png",
+    "difficulty.pdf",
+}
 
 
 @pytest.fixture
 def server(isojax: Isojax) -> Iterator[str]:
     """Its URL."""
     prepare(isojax)
-    command = [sys.executable, "-m", "tests.e2e.completions_server", str(isojax.folder / "sums.yaml")]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.e2e.completions_server",
+        str(isojax.folder / "sums.yaml"),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "XLA_FLAGS": FLAGS}
-    with subprocess.Popen(command, cwd=isojax.folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=isojax.folder, env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             yield process.stdout.readline().strip()
@@ -51,7 +66,9 @@ def read_rates(folder: Path) -> dict[int, float]:
 def test_labels_by_a_server(isojax: Isojax, server: str) -> None:
     by_server, own = isojax.folder / "by-server", isojax.folder / "own"
     # The weights are the server's: of the model's folder no file of theirs is read.
-    shutil.copytree(isojax.folder / "lm", isojax.folder / "text", ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(
+        isojax.folder / "lm", isojax.folder / "text", ignore=shutil.ignore_patterns("*.safetensors")
+    )
     without_weights = (*LABELLING, "cell.model.path=text", "--out", "by-server")
     options = ("--server", server, "--server-requests", "2")
 
@@ -68,7 +85,9 @@ def test_labels_by_a_server(isojax: Isojax, server: str) -> None:
     rows = [json.loads(line) for line in (by_server / "labels.jsonl").read_text().splitlines()[1:]]
     assert len(rows) == len({row["id"] for row in rows}) == PROBLEMS
     metadata = json.loads((by_server / "splits" / "metadata.json").read_text())
-    assert metadata["engine"] == {"server": "isojax", "model": "own"} and "checkpoint" not in metadata
+    assert (
+        metadata["engine"] == {"server": "isojax", "model": "own"} and "checkpoint" not in metadata
+    )
     assert "engine" not in json.loads((own / "splits" / "metadata.json").read_text())
 
     rates, own_rates = read_rates(by_server), read_rates(own)
@@ -81,7 +100,12 @@ def test_labels_by_a_server(isojax: Isojax, server: str) -> None:
     assert np.corrcoef(pairs.T)[0, 1] > 0.9  # each problem's rate is its own
 
     # Other labels than these are not taken for them.
-    isojax.refused(*LABELLING, "--out", "by-server", saying=["a server of isojax that serves 'own'", "own sampler"])
+    isojax.refused(
+        *LABELLING,
+        "--out",
+        "by-server",
+        saying=["a server of isojax that serves 'own'", "own sampler"],
+    )
     shutil.rmtree(own / "splits")
     isojax.refused(*LABELLING, "--out", "own", *options, saying=["labels of other settings"])
     labelled = ("cell.task=tfds:by-server/splits#all", "cell.data.attempts=16")

@@ -1,4 +1,5 @@
-"""`isojax spend`: one budget on one policy, from the command line; the same bits after any kill, and on Ray."""
+"""`isojax spend`: one budget on one policy, from the command line; the same bits after any kill,
+and on Ray."""
 
 from __future__ import annotations
 
@@ -46,14 +47,17 @@ def test_a_budget_is_spent_and_kills_leave_the_same_bits(isojax: Any, unbroken: 
         assert text in unbroken.said and text in page
     (sweep,) = json.loads(unbroken.quick_ok("status", "runs/whole", "--json").stdout)["sweeps"]
     states = {cell["name"]: cell["state"] for cell in sweep["cells"]}
-    assert states == {"from-n2-s0": "done", "from-n4-s0": "done"}  # nothing is left of the budget for n = 8
+    # nothing is left of the budget for n = 8
+    assert states == {"from-n2-s0": "done", "from-n4-s0": "done"}
     assert sweep["rollouts"] == sweep["budget"] == spent
 
     command = (*WORDS, *BUDGET, "--resume")
     ledger = isojax.run("tiny-spend") / "cells" / policy / "records.jsonl"
     for lines in (2, 4, 8):  # in a pilot, after the pilots, and on the way
         process = isojax.fork(*command)
-        while process.poll() is None and not (ledger.exists() and ledger.read_bytes().count(b"\n") >= lines):
+        while process.poll() is None and not (
+            ledger.exists() and ledger.read_bytes().count(b"\n") >= lines
+        ):
             time.sleep(0.005)
         process.kill()
         process.wait()
@@ -65,7 +69,9 @@ def test_a_budget_is_spent_and_kills_leave_the_same_bits(isojax: Any, unbroken: 
     )  # the budget that it began with; nothing is left
     assert ledgers(isojax.run("tiny-spend")) == whole
     for changed in (("sweep.n=[2,4]", *BUDGET), ("sweep.n=[2,4,8]", "--budget", "7000")):
-        isojax.refused("spend", "tiny.yaml", *changed, "--resume", saying=["expected the same value"])
+        isojax.refused(
+            "spend", "tiny.yaml", *changed, "--resume", saying=["expected the same value"]
+        )
 
 
 def test_what_is_refused(isojax: Any) -> None:
@@ -76,13 +82,23 @@ def test_what_is_refused(isojax: Any) -> None:
         ((*BUDGET, "cell.rl.max_staleness=1"), "expected null with isojax spend"),
     ):
         isojax.refused(*WORDS, *words, saying=[saying])
-    isojax.refused("isojax.launch", "tiny.yaml", "sweep.strategy=spend", saying=["expected `isojax spend CONFIG`"])
+    isojax.refused(
+        "isojax.launch",
+        "tiny.yaml",
+        "sweep.strategy=spend",
+        saying=["expected `isojax spend CONFIG`"],
+    )
 
 
 def test_a_budget_in_time_and_pilots_side_by_side_on_ray(isojax: Any, unbroken: Isojax) -> None:
     timed = isojax.quick_ok(*WORDS, "--budget", "2s", "--dry-run")
-    assert "2s are estimated to suffice for" in timed.stdout and "at most, with the slowest n" in timed.stderr
+    assert (
+        "2s are estimated to suffice for" in timed.stdout
+        and "at most, with the slowest n" in timed.stderr
+    )
     isojax.quick_ok(*WORDS, *BUDGET, "--ray", "local", "name=onray")
     assert ledgers(isojax.run("onray")) == ledgers(unbroken.run("whole"))
     status = json.loads((isojax.run("onray") / "status.json").read_text())
-    assert {cell["attempts"] for name, cell in status["cells"].items() if name != "from-n8-s0"} > {1}
+    assert {cell["attempts"] for name, cell in status["cells"].items() if name != "from-n8-s0"} > {
+        1
+    }

@@ -1,5 +1,5 @@
-"""A run that cannot learn is refused before its first update, and goes on once it is mended; what is doubtful is said
-before the first update, at the end, by `status` and in the report."""
+"""A run that cannot learn is refused before its first update, and goes on once it is mended; what
+is doubtful is said before the first update, at the end, by `status` and in the report."""
 
 from __future__ import annotations
 
@@ -35,14 +35,35 @@ DEAD = {
         "def reward(completions, **k):\n    import nopackage\n",
         "rewards.py:2: ModuleNotFoundError: No module named 'nopackage'",
     ),
-    "no return": ("def reward(completions, **k):\n    [1.0]\n", "rewards.py:1 (reward) returned None"),
-    "a bare number": ("def reward(completions, **k):\n    return 1.0\n", "returned float 1.0, expected a list"),
-    "a text": ("def reward(completions, **k):\n    return 'right'\n", "returned str 'right', expected a list"),
-    "too many": ("def reward(completions, **k):\n    return [1.0, 0.0]\n", "returned 2 scores, expected a list"),
+    "no return": (
+        "def reward(completions, **k):\n    [1.0]\n",
+        "rewards.py:1 (reward) returned None",
+    ),
+    "a bare number": (
+        "def reward(completions, **k):\n    return 1.0\n",
+        "returned float 1.0, expected a list",
+    ),
+    "a text": (
+        "def reward(completions, **k):\n    return 'right'\n",
+        "returned str 'right', expected a list",
+    ),
+    "too many": (
+        "def reward(completions, **k):\n    return [1.0, 0.0]\n",
+        "returned 2 scores, expected a list",
+    ),
     "never applies": ("def reward(completions, **k):\n    return [None]\n", "returned [None]"),
-    "not finite": ("def reward(completions, **k):\n    return [float('nan')]\n", "returned nan for a score"),
-    "above 1": ("def reward(completions, **k):\n    return [2.0]\n", "returned a score of 2, which counts as 0"),
-    "ends the process": ("import os\ndef reward(completions, **k):\n    os._exit(3)\n", "the process exited with 3"),
+    "not finite": (
+        "def reward(completions, **k):\n    return [float('nan')]\n",
+        "returned nan for a score",
+    ),
+    "above 1": (
+        "def reward(completions, **k):\n    return [2.0]\n",
+        "returned a score of 2, which counts as 0",
+    ),
+    "ends the process": (
+        "import os\ndef reward(completions, **k):\n    os._exit(3)\n",
+        "the process exited with 3",
+    ),
     "hangs": (
         "import time\ndef reward(completions, **k):\n    time.sleep(9)\n",
         "checks ended within cell.verifier.timeout = 0.1 s",
@@ -76,7 +97,9 @@ def test_checks_that_all_fail_end_the_run_before_its_first_update(kind: str, tex
     code, failure = DEAD[kind]
     (text.folder / "rewards.py").write_text(code)
     message = last_line(text.quick("train", *WORDS))
-    assert message.startswith("error: cell.verifier.use = function:rewards.py:reward: none of its first ")
+    assert message.startswith(
+        "error: cell.verifier.use = function:rewards.py:reward: none of its first "
+    )
     assert failure in message and "--resume" in message
     assert not text.rows("4x2-s0", "text")
 
@@ -90,14 +113,17 @@ def test_checks_that_all_fail_end_the_run_before_its_first_update(kind: str, tex
 
 @pytest.mark.slow
 def test_a_sweep_and_its_labels_are_refused_alike(text: Any) -> None:
-    """One message for all runs; labels of dead rewards are not kept, by `launch` and by `difficulty`."""
+    """One message for all runs; labels of dead rewards are not kept, by `launch` and by
+    `difficulty`."""
     (text.folder / "rewards.py").write_text(DEAD["raises"][0])
     sweep = ("sweep.n=[2,4]", "sweep.budget=64", "sweep.seeds=2")
     done = text.quick("launch", *WORDS, *sweep, fit=False)
     assert "none of its first 16 checks" in last_line(done)
     assert done.stderr.count(": failed") == 1  # the others are not begun
     labels = "cell.data.attempts=2"
-    assert "none of its first 120 checks" in last_line(text.quick("launch", *WORDS, *sweep, labels, "name=labelled"))
+    assert "none of its first 120 checks" in last_line(
+        text.quick("launch", *WORDS, *sweep, labels, "name=labelled")
+    )
     assert "none of its first 120 checks" in last_line(text.quick("difficulty", *WORDS, labels))
     assert not list(text.folder.glob("**/labels.jsonl"))
     (text.folder / "rewards.py").write_text(MENDED)
@@ -114,30 +140,46 @@ def change_weights(folder: Path, change: Callable[[dict[str, np.ndarray]], Any])
 @pytest.mark.slow
 def test_weights_whose_products_overflow_are_refused(text: Any) -> None:
     """Each is a number, and no log-probability is; with top-p too, which hides NaN."""
-    change_weights(text.folder / "lm", lambda stored: stored["model.layers.1.mlp.up_proj.weight"].fill(3e38))
+    change_weights(
+        text.folder / "lm", lambda stored: stored["model.layers.1.mlp.up_proj.weight"].fill(3e38)
+    )
     for top_p in ("1.0", "0.9"):
         words = ("train", "text.yaml", f"cell.sampling.top_p={top_p}", f"name=top{top_p}")
         message = last_line(text.quick(*words))
-        assert "the base policy's log-probabilities are no numbers in 16 of its first 16 responses" in message
+        assert (
+            "the base policy's log-probabilities are no numbers in 16 of its first 16 responses"
+            in message
+        )
         assert "its weights are finite, so numbers overflow" in message
         assert not text.rows("4x2-s0", f"top{top_p}")
 
 
 @pytest.mark.slow
 def test_what_is_doubtful_is_said_before_and_after_and_where_a_run_is_looked_at(text: Any) -> None:
-    """A function that knows some problems alone, and responses that are all cut off: of each one warning before the
-    first update, of all runs, and one at the end."""
+    """A function that knows some problems alone, and responses that are all cut off: of each one
+    warning before the first update, of all runs, and one at the end."""
     (text.folder / "rewards.py").write_text(
         "def reward(completions, answer, **k):\n"
         "    if int(answer[0]) % 2:\n"
         "        raise ValueError('an odd one')\n"
         "    return [float(len(completions[0]) % 2)]\n"
     )
-    words = ("launch", *WORDS, "cell.prompt.stop=[never]", "sweep.n=[2,4]", "sweep.budget=128", "cell.eval.ratio=1.4")
+    words = (
+        "launch",
+        *WORDS,
+        "cell.prompt.stop=[never]",
+        "sweep.n=[2,4]",
+        "sweep.budget=128",
+        "cell.eval.ratio=1.4",
+    )
     done = text.quick_ok(*words, fit=True, report=True)
     lines = done.stderr.splitlines()
     start, end = (
-        [i for i, line in enumerate(lines) if line.startswith("warning: before the first update") and part in line]
+        [
+            i
+            for i, line in enumerate(lines)
+            if line.startswith("warning: before the first update") and part in line
+        ]
         for part in (" responses are cut off at ", " checks failed (error ")
     )
     first_run, last_run = (
@@ -155,4 +197,7 @@ def test_what_is_doubtful_is_said_before_and_after_and_where_a_run_is_looked_at(
     page = (text.run("text") / "report.html").read_text()
     for shown in (status, page):
         assert "16 of 16 responses are cut off" in shown and "checks failed (error " in shown
-    assert len(json.loads(text.quick_ok("status", "runs/text", "--json").stdout)["sweeps"][0]["start"]) == 2
+    assert (
+        len(json.loads(text.quick_ok("status", "runs/text", "--json").stdout)["sweeps"][0]["start"])
+        == 2
+    )

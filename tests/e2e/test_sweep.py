@@ -1,4 +1,5 @@
-"""One command runs a sweep: what it leaves, that it leaves the same bits every time, and what its ledgers hold."""
+"""One command runs a sweep: what it leaves, that it leaves the same bits every time, and what its
+ledgers hold."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def test_a_sweep_leaves_its_files(whole: Any) -> None:
     run: Path = whole.run()
     assert {p.name for p in (run / "cells").iterdir()} == set(CELLS)
     for cell in CELLS:
-        assert {"records.jsonl", "timing.jsonl", "samples.txt"} <= {p.name for p in (run / "cells" / cell).iterdir()}
+        assert {"records.jsonl", "timing.jsonl", "samples.txt"} <= {
+            p.name for p in (run / "cells" / cell).iterdir()
+        }
     saved = yaml.safe_load((run / "config.yaml").read_text())
     assert (
         saved["name"] == "tiny"
@@ -39,7 +42,11 @@ def test_a_sweep_leaves_its_files(whole: Any) -> None:
     assert len(figures) >= 2 and all(p.read_bytes().startswith(b"\x89PNG") for p in figures)
     page = (run / "report.html").read_text()
     assert "report: runs/tiny/report.html" in whole.said
-    assert page.lstrip().lower().startswith("<!doctype html") and "tiny" in page and page.rstrip().endswith("</html>")
+    assert (
+        page.lstrip().lower().startswith("<!doctype html")
+        and "tiny" in page
+        and page.rstrip().endswith("</html>")
+    )
     assert not list(run.rglob("*.part")) and [p.name for p in run.rglob(".*") if p.is_file()] == [
         LOCK_FILE
     ]  # no temporary file is left
@@ -52,7 +59,9 @@ def test_fit_json_holds_the_keys_it_promises(whole: Any) -> None:
     assert {"frontier", "crossovers", "segments", "n_star"} <= set(joint)
     assert {(c["B_p"], c["n"]) for c in fit["curves"]} == {(8, 2), (8, 4)}
     assert all({"B_p", "n", "R0", "A", "exponent", "C_mid"} <= set(c) for c in fit["curves"])
-    assert joint["frontier"] and all({"C", "reward", "n", "B_p"} <= set(p) for p in joint["frontier"])
+    assert joint["frontier"] and all(
+        {"C", "reward", "n", "B_p"} <= set(p) for p in joint["frontier"]
+    )
     assert all({"n_low", "n_high", "C"} <= set(c) for c in joint["crossovers"])
     assert {"form", "L", "k", "log10_C0", "b"} <= set(joint["n_star"]["law"])
     assert all({"code", "severity", "text"} == set(flag) for flag in fit["flags"])
@@ -60,8 +69,8 @@ def test_fit_json_holds_the_keys_it_promises(whole: Any) -> None:
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_every_rollout_is_counted_and_no_other(whole: Any, cell: str) -> None:
-    """C = B_p n M at the first update that reaches each value of the grid; base policy, labels and validation are not
-    in it.
+    """C = B_p n M at the first update that reaches each value of the grid; base policy, labels and
+    validation are not in it.
     """
     B, rows = CELLS[cell], whole.rows(cell)
     assert [row["target"] for row in rows] == TARGETS  # the same for every cell
@@ -72,19 +81,25 @@ def test_every_rollout_is_counted_and_no_other(whole: Any, cell: str) -> None:
         row["rollouts"] <= row["tokens"] <= 4 * row["rollouts"] for row in rows
     )  # one to four tokens per response
     for row in rows:
-        assert len(row["counts"]) == 40 and all(0 <= count <= 8 for count in row["counts"]) and row["samples"] == 8
+        assert (
+            len(row["counts"]) == 40
+            and all(0 <= count <= 8 for count in row["counts"])
+            and row["samples"] == 8
+        )
         by_count = {
             "avg@8": sum(row["counts"]) / 320,
             "best@8": sum(c > 0 for c in row["counts"]) / 40,
             "worst@8": row["counts"].count(8) / 40,
         }
         shares = {name: row["metrics"][name] for name in ("parsed_fraction", "truncated")}
-        assert row["metrics"] == {name: pytest.approx(x, rel=1e-12) for name, x in by_count.items()} | shares | {
-            "verifier_failures": 0.0
-        }
+        assert row["metrics"] == {
+            name: pytest.approx(x, rel=1e-12) for name, x in by_count.items()
+        } | shares | {"verifier_failures": 0.0}
         # on device an answer's form is that it ends: 320 rollouts, each cut or not
         assert shares["parsed_fraction"] == pytest.approx(1 - shares["truncated"], rel=1e-12)
-        assert 320 * shares["truncated"] == pytest.approx(round(320 * shares["truncated"]), abs=1e-9)
+        assert 320 * shares["truncated"] == pytest.approx(
+            round(320 * shares["truncated"]), abs=1e-9
+        )
 
 
 def test_the_base_policy_is_shared_and_seeds_differ(whole: Any) -> None:
@@ -98,11 +113,18 @@ def test_the_base_policy_is_shared_and_seeds_differ(whole: Any) -> None:
 
 
 def test_training_and_validation_problems_are_disjoint(whole: Any) -> None:
-    problems = [json.loads(line) for line in (whole.run() / "base" / "problems.jsonl").read_text().splitlines()]
+    problems = [
+        json.loads(line)
+        for line in (whole.run() / "base" / "problems.jsonl").read_text().splitlines()
+    ]
     sides = {
-        side: {p["prompt"] for p in problems if p["split"] == side} for side in ("training", "validation", "left out")
+        side: {p["prompt"] for p in problems if p["split"] == side}
+        for side in ("training", "validation", "left out")
     }
-    assert len(problems) == 600 == len({p["prompt"] for p in problems}) and sum(map(len, sides.values())) == 600
+    assert (
+        len(problems) == 600 == len({p["prompt"] for p in problems})
+        and sum(map(len, sides.values())) == 600
+    )
     assert len(sides["validation"]) == 40 and not sides["validation"] & sides["training"]
     assert all(p["attempts"] == 16 and 0 <= p["solved"] <= 16 for p in problems)
     shown = {
@@ -117,20 +139,24 @@ def test_training_and_validation_problems_are_disjoint(whole: Any) -> None:
 def test_samples_can_be_read(whole: Any) -> None:
     text = (whole.run() / "cells" / "8x2-s0" / "samples.txt").read_text()
     heads = [line for line in text.splitlines() if line.startswith("C = ")]
-    assert [int(line.split()[2]) for line in heads] == [row["rollouts"] for row in whole.rows("8x2-s0")]
+    assert [int(line.split()[2]) for line in heads] == [
+        row["rollouts"] for row in whole.rows("8x2-s0")
+    ]
     answers = [line.split("    ") for line in text.splitlines() if line.startswith(" ")]
     assert len(answers) >= len(heads) and all(
-        verdict == "correct" or verdict.startswith("wrong, the answer is ") for *_, verdict in answers
+        verdict == "correct" or verdict.startswith("wrong, the answer is ")
+        for *_, verdict in answers
     )
 
 
 def test_again_and_side_by_side_the_same_bits(whole: Any, isojax: Any) -> None:
-    """No clock and no order of work is in the records: two cells at a time, by the same programs, write what one after
-    the other did.
+    """No clock and no order of work is in the records: two cells at a time, by the same programs,
+    write what one after the other did.
     """
     done = isojax.swept("launch", "tiny.yaml", "run.cells_at_once=2", fit=True)
     assert "2 runs at once" in done.stderr
-    assert re.search(r"for 1,856 rollouts: B_p = 8", done.stdout)  # what its runs had: the last evaluation's C
+    # what its runs had: the last evaluation's C
+    assert re.search(r"for 1,856 rollouts: B_p = 8", done.stdout)
     assert "why, and for other budgets: isojax recommend" in done.stdout
     assert isojax.ledgers() == whole.ledgers()
     assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
@@ -138,6 +164,9 @@ def test_again_and_side_by_side_the_same_bits(whole: Any, isojax: Any) -> None:
         whole.run() / "base" / "problems.jsonl"
     ).read_bytes()
     timing = [
-        json.loads(line) for line in (isojax.run() / "cells" / "8x2-s0" / "timing.jsonl").read_text().splitlines()
+        json.loads(line)
+        for line in (isojax.run() / "cells" / "8x2-s0" / "timing.jsonl").read_text().splitlines()
     ]
-    assert [row["target"] for row in timing] == TARGETS and all(row["seconds"] > 0 for row in timing)
+    assert [row["target"] for row in timing] == TARGETS and all(
+        row["seconds"] > 0 for row in timing
+    )

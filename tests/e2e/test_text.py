@@ -1,5 +1,6 @@
-"""A language model from end to end through the command line: a sweep, killed and resumed; labelling, killed and
-resumed; a mixture of what it wrote, with a further set; the trained policy exported."""
+"""A language model from end to end through the command line: a sweep, killed and resumed;
+labelling, killed and resumed; a mixture of what it wrote, with a further set; the trained policy
+exported."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from tests.compiler import QUICK, flags
 from tests.e2e.conftest import SECONDS, Fork, Isojax, Nursery
 from tests.e2e.tiny_lm import make_model
 
-# Rates from 0 to 1 by problem, whatever the random policy says; 2 ms a check, so that a kill finds work half done.
+# Rates from 0 to 1 by problem, whatever the random policy says; 2 ms a check, so that a kill finds
+# work half done.
 REWARDS = """\
 import time
 from zlib import crc32
@@ -52,7 +54,14 @@ CELLS = {
     "4x2-s0": (8, TARGETS),
     "4x4-s0": (16, [t for t in TARGETS if t != 23]),
 }  # 2 updates of 16 reach 23 and 32: the latter stands
-LABELLING = ("difficulty", "sums.yaml", "cell.data.candidates=150", "cell.data.attempts=16", "--held-out", "4")
+LABELLING = (
+    "difficulty",
+    "sums.yaml",
+    "cell.data.candidates=150",
+    "cell.data.attempts=16",
+    "--held-out",
+    "4",
+)
 
 
 SOURCE = {"hub": "https://hub.example", "repository": "org/lm", "commit": "0" * 40}
@@ -91,11 +100,16 @@ def test_what_a_sweep_leaves(unbroken: Isojax) -> None:
     """Every count, every metric, and samples that a person can read."""
     assert set(unbroken.ledgers("sums")) == set(CELLS)
     problems = [
-        json.loads(line) for line in (unbroken.run("sums") / "base" / "problems.jsonl").read_text().splitlines()
+        json.loads(line)
+        for line in (unbroken.run("sums") / "base" / "problems.jsonl").read_text().splitlines()
     ]
     validation = [p for p in problems if p["split"] == "validation"]
-    assert json.loads((unbroken.run("sums") / "base" / "about.json").read_text())["source"] == SOURCE
-    assert len(problems) == 60 and len(validation) == 8 and all(p["attempts"] == 0 for p in problems)
+    assert (
+        json.loads((unbroken.run("sums") / "base" / "about.json").read_text())["source"] == SOURCE
+    )
+    assert (
+        len(problems) == 60 and len(validation) == 8 and all(p["attempts"] == 0 for p in problems)
+    )
     for cell, (B, targets) in CELLS.items():
         rows = unbroken.rows(cell, "sums")
         assert [row["target"] for row in rows] == targets
@@ -103,7 +117,14 @@ def test_what_a_sweep_leaves(unbroken: Isojax) -> None:
         assert all(row["rollouts"] == B * row["M"] for row in rows)
         for row in rows:
             counts, metrics = row["counts"], row["metrics"]
-            assert set(metrics) == {"avg@4", "best@4", "worst@4", "parsed_fraction", "truncated", "verifier_failures"}
+            assert set(metrics) == {
+                "avg@4",
+                "best@4",
+                "worst@4",
+                "parsed_fraction",
+                "truncated",
+                "verifier_failures",
+            }
             assert metrics["avg@4"] == pytest.approx(sum(counts) / 32)
             assert (metrics["best@4"], metrics["worst@4"]) == (
                 sum(c > 0 for c in counts) / 8,
@@ -150,16 +171,23 @@ def test_labelling_killed_and_called_again_finds_the_same(isojax: Isojax, unbrok
     assert half.count(b"\n") < 151, "all was labelled before the kill"
     done = isojax.quick_ok(*LABELLING, XLA_FLAGS=FLAGS)
     assert (folder / "labels.jsonl").read_bytes().startswith(half[: half.rindex(b"\n") + 1])
-    assert (folder / "labels.csv").read_bytes() == (full / "labels.csv").read_bytes() and "150 problems" in done.stdout
+    assert (folder / "labels.csv").read_bytes() == (
+        full / "labels.csv"
+    ).read_bytes() and "150 problems" in done.stdout
     rows = list(csv.DictReader((folder / "labels.csv").read_text().splitlines()))
     assert len(rows) == 150 and all(
-        float(r["low"]) <= float(r["avg"]) == int(r["solved"]) / 16 <= float(r["high"]) for r in rows
+        float(r["low"]) <= float(r["avg"]) == int(r["solved"]) / 16 <= float(r["high"])
+        for r in rows
     )
     parts = {"hard": (0, 1 / 16), "easy": (0.3, 0.6), "very_easy": (0.6, 0.9)}
     for part, (low, high) in parts.items():
-        result = {int(r["id"]) for r in rows if low <= float(r["avg"]) <= high and r["part"] == part}
+        result = {
+            int(r["id"]) for r in rows if low <= float(r["avg"]) <= high and r["part"] == part
+        }
         split = [
-            open_source(f"tfds:{location}/splits#{part}_{side}", DataConfig()).problems(999, np.random.default_rng(0))
+            open_source(f"tfds:{location}/splits#{part}_{side}", DataConfig()).problems(
+                999, np.random.default_rng(0)
+            )
             for location in (folder, full)
             for side in ("train", "validation")
         ]
@@ -178,9 +206,14 @@ def test_a_mixture_with_a_further_set(isojax: Isojax, unbroken: Isojax) -> None:
         "cell.data.validation=4",
     )
     extra = "cell.eval.extra={most: 'tfds:difficulty/sums/splits#very_easy_validation'}"
-    done = isojax.quick_ok("train", "sums.yaml", *words, extra, "sweep.n=[2]", "sweep.budget=40", XLA_FLAGS=FLAGS)
+    done = isojax.quick_ok(
+        "train", "sums.yaml", *words, extra, "sweep.n=[2]", "sweep.budget=40", XLA_FLAGS=FLAGS
+    )
     assert "mixture" in done.stderr
-    problems = [json.loads(line) for line in (isojax.run("mixed") / "base" / "problems.jsonl").read_text().splitlines()]
+    problems = [
+        json.loads(line)
+        for line in (isojax.run("mixed") / "base" / "problems.jsonl").read_text().splitlines()
+    ]
     training = [p["solved"] / p["attempts"] for p in problems if p["split"] == "training"]
     hard = sum(rate <= 1 / 16 for rate in training)
     assert (
@@ -198,14 +231,26 @@ def test_a_mixture_with_a_further_set(isojax: Isojax, unbroken: Isojax) -> None:
 
 def test_the_trained_policy_is_exported_and_reloads(isojax: Isojax, unbroken: Isojax) -> None:
     prepare(isojax)
-    isojax.quick_ok("model", "export", str(unbroken.run("sums") / "cells" / "4x4-s0"), "trained", "--base", "lm")
-    before, after = (load_file(isojax.folder / name / "model.safetensors") for name in ("lm", "trained"))
+    isojax.quick_ok(
+        "model", "export", str(unbroken.run("sums") / "cells" / "4x4-s0"), "trained", "--base", "lm"
+    )
+    before, after = (
+        load_file(isojax.folder / name / "model.safetensors") for name in ("lm", "trained")
+    )
     assert {k: v.shape for k, v in before.items()} == {k: v.shape for k, v in after.items()}
     moved = [np.linalg.norm(after[k] - before[k]) / np.linalg.norm(before[k]) for k in before]
     assert min(moved) > 1e-4 and max(moved) < 1
-    shapes = [resolve_model(ModelConfig(path=str(isojax.folder / name))) for name in ("lm", "trained")]
+    shapes = [
+        resolve_model(ModelConfig(path=str(isojax.folder / name))) for name in ("lm", "trained")
+    ]
     assert shapes[0].model_copy(update={"path": shapes[1].path}) == shapes[1]
     isojax.quick_ok("launch", "sums.yaml", "name=further", "cell.model.path=trained", "--dry-run")
     isojax.refused(
-        "model", "export", str(unbroken.run("sums") / "cells" / "4x4-s0"), "trained", "--base", "lm", saying=["trained"]
+        "model",
+        "export",
+        str(unbroken.run("sums") / "cells" / "4x4-s0"),
+        "trained",
+        "--base",
+        "lm",
+        saying=["trained"],
     )

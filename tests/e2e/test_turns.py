@@ -1,5 +1,6 @@
-"""Tasks of turns from end to end: a run on device and one whose replies come from the host's processes, each killed
-several times and resumed; and two processes that are one run, each of which replies to its own rollouts."""
+"""Tasks of turns from end to end: a run on device and one whose replies come from the host's
+processes, each killed several times and resumed; and two processes that are one run, each of which
+replies to its own rollouts."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ ON_DEVICE = (
     "sweep.seeds=1",
     "sweep.budget=1500",
 )
-# The reply hangs on problem and turns, has none to five characters, and ends about a third of the responses.
+# The reply hangs on problem and turns, has none to five characters, and ends about a third of the
+# responses.
 CHAT = """\
 from zlib import crc32
 from isojax.core.nouns import Problem
@@ -56,15 +58,17 @@ def prepare_chat(place: Isojax) -> Isojax:
 
 
 def check_kills(isojax: Isojax, words: tuple[str, ...], name: str, cell: str) -> str:
-    """A run that is killed after some of its evaluations, each time with a further one, leaves the ledger of one that
-    is not. Returns what the latter printed."""
+    """A run that is killed after some of its evaluations, each time with a further one, leaves the
+    ledger of one that is not. Returns what the latter printed."""
     printed = isojax.swept(*words, "name=whole", XLA_FLAGS=FLAGS).stderr
     whole = isojax.ledgers("whole")
     lines = whole[cell].count(b"\n")
     ledger = isojax.run(name) / "cells" / cell / "records.jsonl"
     for at in np.linspace(2, lines - 2, KILLS).astype(int).tolist():
         resume = ["--resume"] if ledger.exists() else []
-        again = isojax.fork(*words, f"name={name}", "run.checkpoint_seconds=0", *resume, XLA_FLAGS=FLAGS)
+        again = isojax.fork(
+            *words, f"name={name}", "run.checkpoint_seconds=0", *resume, XLA_FLAGS=FLAGS
+        )
         killed_at(again, ledger, at + 1)
         assert ledger.read_bytes().count(b"\n") < lines, "the run was finished before the kill"
     isojax.swept(*words, f"name={name}", "run.checkpoint_seconds=0", "--resume", XLA_FLAGS=FLAGS)
@@ -75,8 +79,14 @@ def check_kills(isojax: Isojax, words: tuple[str, ...], name: str, cell: str) ->
 def test_kills_on_device(isojax: Isojax) -> None:
     check_kills(isojax, ON_DEVICE, "killed", "8x4-s0")
     rows = isojax.rows("8x4-s0", "whole")
-    assert all(row["metrics"]["turns"] > 1.2 for row in rows), [row["metrics"]["turns"] for row in rows]
-    assert all(row["train"]["sampler_logp_gap"] < 1e-4 and row["train"]["grad_norm"] > 0 for row in rows if row["M"])
+    assert all(row["metrics"]["turns"] > 1.2 for row in rows), [
+        row["metrics"]["turns"] for row in rows
+    ]
+    assert all(
+        row["train"]["sampler_logp_gap"] < 1e-4 and row["train"]["grad_norm"] > 0
+        for row in rows
+        if row["M"]
+    )
 
 
 def test_kills_where_the_host_replies(isojax: Isojax) -> None:
@@ -84,8 +94,14 @@ def test_kills_where_the_host_replies(isojax: Isojax) -> None:
     assert "turns: chat_task replies after a turn" in " ".join(printed.split())
     assert "«" in (isojax.run("whole") / "cells" / HOST_CELL / "samples.txt").read_text()
     rows = isojax.rows(HOST_CELL, "whole")
-    assert all(row["metrics"]["turns"] > 1.2 for row in rows), [row["metrics"]["turns"] for row in rows]
-    assert all(row["train"]["sampler_logp_gap"] < 1e-4 and row["train"]["grad_norm"] > 0 for row in rows if row["M"])
+    assert all(row["metrics"]["turns"] > 1.2 for row in rows), [
+        row["metrics"]["turns"] for row in rows
+    ]
+    assert all(
+        row["train"]["sampler_logp_gap"] < 1e-4 and row["train"]["grad_norm"] > 0
+        for row in rows
+        if row["M"]
+    )
 
 
 def test_two_processes_reply_each_to_its_own_rollouts(isojax: Isojax) -> None:
@@ -104,7 +120,11 @@ def test_two_processes_reply_each_to_its_own_rollouts(isojax: Isojax) -> None:
         XLA_FLAGS=flags(QUICK, devices=4),
     )
     ledgers = [two.ledgers(name)[HOST_CELL].splitlines() for name in ("one", "two")]
-    for one, other in zip(*([json.loads(line) for line in lines] for lines in ledgers), strict=True):
+    for one, other in zip(
+        *([json.loads(line) for line in lines] for lines in ledgers), strict=True
+    ):
         if one["kind"] == "eval":
-            assert one["counts"] == other["counts"] and one["metrics"] == pytest.approx(other["metrics"])
+            assert one["counts"] == other["counts"] and one["metrics"] == pytest.approx(
+                other["metrics"]
+            )
             assert other.get("train", {}) == pytest.approx(one.get("train", {}), rel=2e-3, abs=1e-5)

@@ -1,5 +1,5 @@
-"""A language model small enough for the end-to-end tests: random weights, a tokenizer made on the spot, a coin for a
-verifier.
+"""A language model small enough for the end-to-end tests: random weights, a tokenizer made on the
+spot, a coin for a verifier.
 """
 
 from __future__ import annotations
@@ -17,9 +17,20 @@ from isojax.models.transformer import Decoder
 from tests.tasks.tokenizer_folders import byte_level
 
 VOCAB = 384
-SHAPE = ModelConfig(family="llama", layers=2, width=16, heads=2, kv_heads=1, head_dim=8, mlp=32, vocab=VOCAB, tied=True)
+SHAPE = ModelConfig(
+    family="llama",
+    layers=2,
+    width=16,
+    heads=2,
+    kv_heads=1,
+    head_dim=8,
+    mlp=32,
+    vocab=VOCAB,
+    tied=True,
+)
 
-# A verifier whose verdicts hang on problem and response, so that problems have rates from 0 to 1 under a random policy.
+# A verifier whose verdicts hang on problem and response, so that problems have rates from 0 to 1
+# under a random policy.
 COIN = """\
 from zlib import crc32
 from isojax.tasks.verifiers import Verdict, verifier

@@ -1,7 +1,8 @@
-"""The calls of gcloud, kubectl, Ray and SLURM in a text, and their check against the flags that those tools have.
+"""The calls of gcloud, kubectl, Ray and SLURM in a text, and their check against the flags that
+those tools have.
 
-command_flags.yaml holds the flags, as record_flags.py read them in the tools' own --help. "--spot" stands alone,
-"--zone=" takes a value, "--format?" may or may not.
+command_flags.yaml holds the flags, as record_flags.py read them in the tools' own --help. "--spot"
+stands alone, "--zone=" takes a value, "--format?" may or may not.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def calls(text: str) -> list[list[str]]:
     result = [[*command.split(), *_words(words)] for command, words in CALL.findall(text)]
     result += [["sbatch", *words.split()] for words in re.findall(r"^#SBATCH (.*)$", text, re.M)]
     result += [call[call.index("ray") :] for call in result if call[0] == "srun" and "ray" in call]
-    return [[word for part in call for word in arrays.get(part.strip('"')[2:-4], [part])] for call in result]
+    return [
+        [word for part in call for word in arrays.get(part.strip('"')[2:-4], [part])]
+        for call in result
+    ]
 
 
 def _words(text: str) -> list[str]:
@@ -50,11 +54,14 @@ def recorded() -> dict[str, Any]:
 
 
 def check_call(call: Sequence[str], record: dict[str, Any]) -> None:
-    """ValueError where the tool would not know the call's verb or a flag of it, or miss a flag or a flag's value."""
+    """ValueError where the tool would not know the call's verb or a flag of it, or miss a flag or a
+    flag's value."""
     verbs = (" ".join(call[:length]) for length in range(len(call), 0, -1))
     verb = next((verb for verb in verbs if verb in record["commands"]), None)
     if verb is None:
-        raise ValueError(f"{' '.join(call)}: not in {RECORD.name}: a wrong verb, or a new one (make record-flags)")
+        raise ValueError(
+            f"{' '.join(call)}: not in {RECORD.name}: a wrong verb, or a new one (make record-flags)"
+        )
     flags = record["commands"][verb]["flags"] + record["global_flags"].get(call[0], [])
     values = {flag.rstrip("=?"): flag[len(flag.rstrip("=?")) :] for flag in flags}
     given = _flags(call[len(verb.split()) :], stops_at_program=call[0] in ("srun", "sbatch"))
@@ -70,7 +77,8 @@ def check_call(call: Sequence[str], record: dict[str, Any]) -> None:
 
 
 def _flags(words: Sequence[str], stops_at_program: bool) -> list[tuple[str, str | None]]:
-    """(flag, its value or the word after it) of the words before `--`, or before the program that they start."""
+    """(flag, its value or the word after it) of the words before `--`, or before the program that
+    they start."""
     result: list[tuple[str, str | None]] = []
     for word, following in zip_longest(words, words[1:]):
         if word == "--" or (stops_at_program and not word.startswith("-")):

@@ -1,6 +1,8 @@
-"""`make record-flags`: write command_flags.yaml again, from the --help of every verb that launch/ and docs/ call.
+"""`make record-flags`: write command_flags.yaml again, from the --help of every verb that launch/
+and docs/ call.
 
-Nothing but --help and --version is ever run. What a tool that is not installed here had before stays.
+Nothing but --help and --version is ever run. What a tool that is not installed here had before
+stays.
 """
 
 from __future__ import annotations
@@ -19,17 +21,25 @@ import yaml
 from tests.launch.command_flags import RECORD, TOOLS, calls, recorded
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [*sorted((ROOT / "launch").iterdir()), ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = [
+    *sorted((ROOT / "launch").iterdir()),
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 VERSIONS = {"gcloud": ["version"], "kubectl": ["version", "--client"]}
 GCLOUD_COMMAND = ("gcloud", "compute", "tpus", "tpu-vm", "list")  # any that takes what all take
 HEAD = "# Written by `make record-flags` from the tools' own --help: see command_flags.py.\n"
 # A flag at the beginning of its line: its short name, its name, and what follows the name.
-HELP_LINE = re.compile(r"^ +(?:(-\w), *)?(--[a-z][\w-]*)(\[=|=(?:true|false):|=| \[?[A-Z]{3}|)", re.M)
+HELP_LINE = re.compile(
+    r"^ +(?:(-\w), *)?(--[a-z][\w-]*)(\[=|=(?:true|false):|=| \[?[A-Z]{3}|)", re.M
+)
 
 
 def tool_path(tool: str) -> str | None:
     """Where the tool is: on the PATH, or among the scripts of this environment."""
-    return shutil.which(tool, path=os.pathsep.join((os.environ["PATH"], sysconfig.get_path("scripts"))))
+    return shutil.which(
+        tool, path=os.pathsep.join((os.environ["PATH"], sysconfig.get_path("scripts")))
+    )
 
 
 def ask(tool: str, *words: str) -> str:
@@ -40,7 +50,8 @@ def ask(tool: str, *words: str) -> str:
 
 
 def gcloud_flags(synopsis: str) -> tuple[list[str], list[str]]:
-    """(flags, those of them in no brackets) of a synopsis such as `create (TPU : --zone=ZONE) --version=VERSION`."""
+    """(flags, those of them in no brackets) of a synopsis such as `create (TPU : --zone=ZONE)
+    --version=VERSION`."""
     flags = re.findall(r"(--[a-z][\w-]*)(=?)", synopsis)
     outside = synopsis
     while outside != (shorter := re.sub(r"[(\[][^()\[\]]*[)\]]", "", outside)):
@@ -66,20 +77,29 @@ def read_command(call: list[str]) -> tuple[str, dict[str, list[str]]]:
         flags, required = gcloud_flags(synopsis)
         return verb, {"required": required, "flags": flags}
     verb_length = {"kubectl": 2, "ray": 3 if "job" in call[:2] else 2}.get(call[0], 1)
-    return " ".join(call[:verb_length]), {"required": [], "flags": help_flags(ask(*call[:verb_length], "--help"))}
+    return " ".join(call[:verb_length]), {
+        "required": [],
+        "flags": help_flags(ask(*call[:verb_length], "--help")),
+    }
 
 
 def main() -> None:
     """Print what is recorded, and from which versions."""
     found = [call for path in SOURCES for call in calls(path.read_text())]
     present = [tool for tool in TOOLS if tool_path(tool)]
-    record: dict[str, Any] = recorded() if RECORD.exists() else {"versions": {}, "global_flags": {}, "commands": {}}
-    commands = {verb: flags for verb, flags in record["commands"].items() if verb.split()[0] not in present}
+    record: dict[str, Any] = (
+        recorded() if RECORD.exists() else {"versions": {}, "global_flags": {}, "commands": {}}
+    )
+    commands = {
+        verb: flags for verb, flags in record["commands"].items() if verb.split()[0] not in present
+    }
     commands |= dict(read_command(call) for call in found if call[0] in present)
     for tool in present:
         record["versions"][tool] = ask(tool, *VERSIONS.get(tool, ["--version"])).splitlines()[0]
     if "gcloud" in present:
-        wide = re.findall(r"^GCLOUD WIDE FLAGS\n(.*?)^$", ask(*GCLOUD_COMMAND, "--help"), re.S | re.M)[0]
+        wide = re.findall(
+            r"^GCLOUD WIDE FLAGS\n(.*?)^$", ask(*GCLOUD_COMMAND, "--help"), re.S | re.M
+        )[0]
         record["global_flags"]["gcloud"] = [f"{name}?" for name in re.findall(r"--[a-z-]+", wide)]
     if "kubectl" in present:
         record["global_flags"]["kubectl"] = help_flags(ask("kubectl", "options"))

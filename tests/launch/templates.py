@@ -1,4 +1,5 @@
-"""What the tests of launch/ share: the checkers of each kind of file, and the reading of the commands in them."""
+"""What the tests of launch/ share: the checkers of each kind of file, and the reading of the
+commands in them."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"
 WHEEL = f"dist/isojax-{__version__}-py3-none-any.whl"
 KUBERNETES = "1.31"  # the oldest that GKE offers
-# Of the TPU API's Node and Compute Engine's Instance, the fields that a node type may set; Ray's own schema leaves them
-# open.
+# Of the TPU API's Node and Compute Engine's Instance, the fields that a node type may set; Ray's
+# own schema leaves them open.
 TPU_NODE = {
     "acceleratorType",
     "acceleratorConfig",
@@ -55,13 +56,16 @@ INSTANCE = {
 def check_shell(text: str) -> None:
     """ValueError with shellcheck's words."""
     shellcheck = Path(sysconfig.get_path("scripts")) / "shellcheck"
-    done = subprocess.run([shellcheck, "-"], input=text, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [shellcheck, "-"], input=text, capture_output=True, text=True, timeout=60, check=False
+    )
     if done.returncode:
         raise ValueError(done.stdout + done.stderr)
 
 
 def check_dockerfile(text: str) -> None:
-    """ValueError where it does not begin with an image of the Ray that is tested here, or copies no wheel."""
+    """ValueError where it does not begin with an image of the Ray that is tested here, or copies no
+    wheel."""
     (base,) = re.findall(r"^FROM (.*)$", text, re.M)
     if base != f"rayproject/ray:{ray.__version__}-py312":
         raise ValueError(f"{base} is not an image of Ray {ray.__version__}")
@@ -71,7 +75,8 @@ def check_dockerfile(text: str) -> None:
 
 
 def check_ray_cluster(text: str) -> None:
-    """ValueError or ValidationError where `ray up` would refuse it, or a slice is not what its type says."""
+    """ValueError or ValidationError where `ray up` would refuse it, or a slice is not what its type
+    says."""
     if f"ray[default]=={ray.__version__}" not in text:
         raise ValueError(f"not the version of Ray that is tested here, {ray.__version__}")
     config = prepare_config(yaml.safe_load(text))
@@ -93,17 +98,21 @@ def check_ray_cluster(text: str) -> None:
 
 
 def check_kubernetes(text: str) -> None:
-    """ValidationError where Kubernetes or KubeRay would refuse a field, ValueError where a slice does not add up or a
-    volume is missing.
+    """ValidationError where Kubernetes or KubeRay would refuse a field, ValueError where a slice
+    does not add up or a volume is missing.
     """
     for document in yaml.safe_load_all(text):
         if document["apiVersion"] != "ray.io/v1":
             kubernetes_validate.validate(document, KUBERNETES, strict=True)
             continue
-        jsonschema.validate(document, yaml.safe_load((ROOT / "tests/launch/kuberay_rayjob.yaml").read_text()))
+        jsonschema.validate(
+            document, yaml.safe_load((ROOT / "tests/launch/kuberay_rayjob.yaml").read_text())
+        )
         cluster = document["spec"]["rayClusterSpec"]
         if cluster["rayVersion"] != ray.__version__:
-            raise ValueError(f"rayVersion {cluster['rayVersion']} is not the {ray.__version__} of launch/Dockerfile")
+            raise ValueError(
+                f"rayVersion {cluster['rayVersion']} is not the {ray.__version__} of launch/Dockerfile"
+            )
         for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
             template = {
                 "apiVersion": "v1",
@@ -134,9 +143,14 @@ def commands(text: str) -> list[list[str]]:
 
 
 def check_command(words: list[str]) -> Config | None:
-    """The config that `isojax launch ...` runs; a usage error or an InputError where isojax would refuse the words."""
+    """The config that `isojax launch ...` runs; a usage error or an InputError where isojax would
+    refuse the words."""
     assert words[0] == "isojax"
     (command,) = (command for command in COMMANDS if command.name == words[1])
     known: Any = typer.main.get_command(command.load())
     inputs = known.make_context("isojax", words[2:]).params
-    return read_config(inputs["words"], inputs["mesh"], None, inputs["ray"]) if words[1] == "launch" else None
+    return (
+        read_config(inputs["words"], inputs["mesh"], None, inputs["ray"])
+        if words[1] == "launch"
+        else None
+    )

@@ -29,17 +29,23 @@ def test_a_dry_run_shows_what_the_compiler_says(
     """Estimate and compiler are within the margin of each other; nothing is written."""
     monkeypatch.chdir(tmp_path)
     launch([*SMALL, "run.compilation_cache=false"], dry_run=True, compile_first=True)
-    row = next(line for line in capsys.readouterr().err.splitlines() if "train" in line and "fits" in line)
+    row = next(
+        line for line in capsys.readouterr().err.splitlines() if "train" in line and "fits" in line
+    )
     by_compiler, planned = (float(number) for number in re.findall(r"\d\.[\de-]+", row)[1:])
     assert planned == pytest.approx(by_compiler, rel=0.15)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_what_the_compiler_finds_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_compiler_finds_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     too_little = ["run.device_memory=0.0001", "run.compilation_cache=false"]
-    with pytest.raises(InputError, match=r"with sweep\.decode_slots=8 .* does not fit, by the compiler's figures"):
+    with pytest.raises(
+        InputError, match=r"with sweep\.decode_slots=8 .* does not fit, by the compiler's figures"
+    ):
         launch([*SMALL, *SIZES, *too_little], dry_run=True, compile_first=True)
 
 
@@ -76,9 +82,13 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         raise InputError("it does not fit")
 
     monkeypatch.setattr(ray_driver, "connect_ray", connect)
-    monkeypatch.setattr(ray_driver, "process_group_spec", lambda *_: ProcessGroupSpec(1, {"TPU": 4}))
+    monkeypatch.setattr(
+        ray_driver, "process_group_spec", lambda *_: ProcessGroupSpec(1, {"TPU": 4})
+    )
     monkeypatch.setattr(ray_driver, "require_capacity", lambda *_: 1)
-    monkeypatch.setattr(ray_driver, "RayScheduler", lambda *_: pytest.fail("it is asked for a slice"))
+    monkeypatch.setattr(
+        ray_driver, "RayScheduler", lambda *_: pytest.fail("it is asked for a slice")
+    )
     monkeypatch.setattr(ray_driver, "check_on_slice", refuse)
     return names
 
@@ -104,10 +114,14 @@ def test_a_dry_run_compiles_for_the_slice_where_it_is_asked_to(
     assert checked == ["v5e:2x2"]
 
 
-def test_without_a_compiler_it_warns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_compiler_it_warns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     checks.check_on_slice(load_config(["quickstart"], ON_SLICE))
-    assert "nothing says whether the sweep fits v5e:2x2" in " ".join(capsys.readouterr().err.split())
+    assert "nothing says whether the sweep fits v5e:2x2" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 @pytest.mark.slow
@@ -124,7 +138,12 @@ def test_what_the_compiler_here_does_not_know_is_not_compiled(
 ) -> None:
     """Processes of two roles have programs of their own."""
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(checks, "ProcessPoolExecutor", lambda *_: pytest.fail("a compiler is started"))
+    monkeypatch.setattr(
+        checks, "ProcessPoolExecutor", lambda *_: pytest.fail("a compiler is started")
+    )
     samplers = {"sampler_mesh": "data=-1", "sampler_processes": 1}
     checks.check_on_slice(load_config(["quickstart"], ON_SLICE).with_settings(run=samplers))
-    assert "is not checked: the compiler here knows no processes that only sample" in capsys.readouterr().err
+    assert (
+        "is not checked: the compiler here knows no processes that only sample"
+        in capsys.readouterr().err
+    )

@@ -32,7 +32,8 @@ from isojax.models.describe_sizes import describe_sizes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="no libtpu (Linux on x86: pip install 'isojax[tpu]')"
+    importlib.util.find_spec("libtpu") is None,
+    reason="no libtpu (Linux on x86: pip install 'isojax[tpu]')",
 )
 
 
@@ -41,22 +42,35 @@ def isojax(*words: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "COLUMNS": "100"}
     command = [sys.executable, "-m", "isojax.launch", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
 
 
 @needs_libtpu
 def test_the_table_has_xlas_figures_and_the_planners() -> None:
     """A small model on the eight chips of a v5e:2x4, the mesh of launch/'s ray_cluster.yaml."""
-    small = ("cell.model.layers=2", "cell.model.width=256", "cell.model.mlp=1024", "sweep.n=[4]", "sweep.B_p=[8]")
+    small = (
+        "cell.model.layers=2",
+        "cell.model.width=256",
+        "cell.model.mlp=1024",
+        "sweep.n=[4]",
+        "sweep.B_p=[8]",
+    )
     done = isojax("quickstart", "--dry-run", "--topology", "v5e:2x4", "--mesh", "fsdp=8", *small)
     assert done.returncode == 0, done.stderr
     printed = " ".join(done.stderr.split())
-    assert "8 of the 8 chips of v5e:2x4 (TPU v5 lite, 15.8 GiB each)" in printed and "Warning" not in printed
+    assert (
+        "8 of the 8 chips of v5e:2x4 (TPU v5 lite, 15.8 GiB each)" in printed
+        and "Warning" not in printed
+    )
     row = next(line for line in done.stderr.splitlines() if "train" in line)
     assert "fits" in row and len(re.findall(r"0\.\d\d", row)) == 3
     assert "it fits, by the compiler's figures" in printed and "sweep.remat=none" in printed
     assert "recipe: loss grpo, advantage group, aggregation token" in printed
-    assert "rollouts/s" in printed and "for the sweep, from a lower bound at 35% efficiency" in printed
+    assert (
+        "rollouts/s" in printed and "for the sweep, from a lower bound at 35% efficiency" in printed
+    )
 
 
 @needs_libtpu
@@ -88,8 +102,14 @@ def test_without_libtpu_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatch
     ("word", "says"),
     [
         ("run.sampler_mesh=data=4", r"--topology plans one mesh, and run\.sampler_mesh is set"),
-        ("sweep.decode_attention=triton", r"sweep\.decode_attention=triton is for GPUs; expected plain or pallas"),
-        ("sweep.forward_attention=cudnn", r"sweep\.forward_attention=cudnn is for GPUs; expected plain or pallas"),
+        (
+            "sweep.decode_attention=triton",
+            r"sweep\.decode_attention=triton is for GPUs; expected plain or pallas",
+        ),
+        (
+            "sweep.forward_attention=cudnn",
+            r"sweep\.forward_attention=cudnn is for GPUs; expected plain or pallas",
+        ),
     ],
 )
 def test_what_a_plan_for_tpus_does_not_know_is_refused(word: str, says: str) -> None:
@@ -102,13 +122,21 @@ def test_a_model_without_a_vocabulary_is_refused() -> None:
         compile_for_topology(load_config(["gsm8k"], ["run.compilation_cache=false"]), "v5e:2x2")
 
 
-def test_a_folder_that_only_the_hosts_have_needs_the_shape_in_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_only_the_hosts_have_needs_the_shape_in_the_config(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     chips = [SimpleNamespace(device_kind="TPU v5 lite")] * 4
-    monkeypatch.setattr("isojax.launch.local.compile_for_topology.topology_devices", lambda _: chips)
+    monkeypatch.setattr(
+        "isojax.launch.local.compile_for_topology.topology_devices", lambda _: chips
+    )
     on_hosts = ["cell.model.path=/mnt/runs/models/qwen", "cell.task=jsonl:/mnt/runs/train.jsonl"]
-    config, _, budget = topology_budget(load_config(["gsm8k", "models/qwen2.5-7b-instruct"], on_hosts), "v5e:2x2")
+    config, _, budget = topology_budget(
+        load_config(["gsm8k", "models/qwen2.5-7b-instruct"], on_hosts), "v5e:2x2"
+    )
     assert config.cell.model.path is None and budget.cell.model.layers == 28
-    with pytest.raises(InputError, match=r"cell\.model\.path = /mnt/runs/models/qwen: no such folder"):
+    with pytest.raises(
+        InputError, match=r"cell\.model\.path = /mnt/runs/models/qwen: no such folder"
+    ):
         topology_budget(load_config(["gsm8k"], on_hosts), "v5e:2x2")
 
 
@@ -117,28 +145,44 @@ def test_what_the_compiler_finds_too_large_is_chosen_again(monkeypatch: pytest.M
     requests: list[tuple[Any, ...]] = []
     too_much, fitting = int(16.5 * GIB), 2 * GIB
 
-    def compiler(_: Any, _config: Any, sweep: Any, _topology: Any, programs: list[str]) -> dict[str, Any]:
+    def compiler(
+        _: Any, _config: Any, sweep: Any, _topology: Any, programs: list[str]
+    ) -> dict[str, Any]:
         requests.append((sweep.microbatch, sweep.remat, programs))
-        return {name: too_much if len(requests) == 1 and name == "learn" else fitting for name in programs}
+        return {
+            name: too_much if len(requests) == 1 and name == "learn" else fitting
+            for name in programs
+        }
 
     sweep = confirmed_sizes(monkeypatch, compiler)
-    assert requests[0][2] == ["weights", "decode", "learn"] and "learn" in requests[1][2] and len(requests) == 2
+    assert (
+        requests[0][2] == ["weights", "decode", "learn"]
+        and "learn" in requests[1][2]
+        and len(requests) == 2
+    )
     assert (sweep.microbatch, sweep.remat) == requests[1][:2] != requests[0][:2]
 
 
 def test_a_compiler_that_never_fits_is_asked_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[Any] = []
 
-    def compiler(_: Any, _config: Any, sweep: Any, _topology: Any, programs: list[str]) -> dict[str, Any]:
+    def compiler(
+        _: Any, _config: Any, sweep: Any, _topology: Any, programs: list[str]
+    ) -> dict[str, Any]:
         requests.append(sweep)
         return dict.fromkeys(programs, int(15.8 * GIB)) | {"weights": 0, "decode": 0}
 
-    with pytest.raises(InputError, match=r"does not fit, by the compiler's figures\. (It would fit|The nearest mesh)"):
+    with pytest.raises(
+        InputError,
+        match=r"does not fit, by the compiler's figures\. (It would fit|The nearest mesh)",
+    ):
         confirmed_sizes(monkeypatch, compiler)
     assert len(requests) == 3
 
 
-def test_a_compiler_that_crashes_is_a_message_with_another_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_crashes_is_a_message_with_another_mesh(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def compiler(*_: Any) -> dict[str, Any]:
         raise RunFailed("INTERNAL: RET_CHECK failure")
 
@@ -153,7 +197,9 @@ def test_a_compiler_that_aborts_does_not_end_the_command() -> None:
         run_in_child_process(os.abort)
 
 
-def confirmed_sizes(monkeypatch: pytest.MonkeyPatch, compiler: Any, preset: str = "models/qwen2.5-7b-instruct") -> Any:
+def confirmed_sizes(
+    monkeypatch: pytest.MonkeyPatch, compiler: Any, preset: str = "models/qwen2.5-7b-instruct"
+) -> Any:
     """The sizes chosen for 16 chips of v5e, by this compiler."""
     config = load_config(["gsm8k", preset], ["run.mesh=fsdp=4,tensor=4"])
     cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform("tpu")})
@@ -181,9 +227,7 @@ class Refused:
 
 
 def test_what_the_compiler_refuses_is_read_from_its_message() -> None:
-    output = (
-        "RESOURCE_EXHAUSTED: ... the total memory required for HLO temporaries (47.46G) exceeds available HBM (15.75G)."
-    )
+    output = "RESOURCE_EXHAUSTED: ... the total memory required for HLO temporaries (47.46G) exceeds available HBM (15.75G)."
     assert program_peak(Refused(output), ()) == int(47.46 * GIB)
     output = (
         "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 33.50G of 15.75G hbm. "

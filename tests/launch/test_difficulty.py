@@ -34,8 +34,12 @@ def test_splits_of_each_part() -> None:
         "hard_train": 25, "hard_validation": 15,
     }  # fmt: skip
     for part in ("very_easy", "easy", "hard"):
-        train, validation = ({p.id for p in splits[f"{part}_{side}"]} for side in ("train", "validation"))
-        assert not train & validation and all(difficulty_part(p) == part for p in splits[f"{part}_train"])
+        train, validation = (
+            {p.id for p in splits[f"{part}_{side}"]} for side in ("train", "validation")
+        )
+        assert not train & validation and all(
+            difficulty_part(p) == part for p in splits[f"{part}_train"]
+        )
     assert split_into_parts(problems, [], 15, 0) == splits != split_into_parts(problems, [], 15, 1)
     assert {k: len(v) for k, v in split_into_parts(problems[:40], [], 300, 0).items() if "easy" not in k} == {
         "all": 40, "hard_train": 3, "hard_validation": 3,
@@ -47,7 +51,10 @@ def test_hard_and_extremely_hard_share_no_held_out_problem() -> None:
         rng = np.random.default_rng(seed)
         problems = [labelled(0, i) for i in range(300)]
         none = [labelled(0, int(i), 128) for i in rng.permutation(300)[:120]]
-        splits = {name: {p.id for p in split} for name, split in split_into_parts(problems, none, 60, seed).items()}
+        splits = {
+            name: {p.id for p in split}
+            for name, split in split_into_parts(problems, none, 60, seed).items()
+        }
         assert len(splits["hard_validation"]) == len(splits["extremely_hard_validation"]) == 60
         for part in ("hard", "extremely_hard"):
             for other in ("hard", "extremely_hard"):

@@ -1,4 +1,5 @@
-"""What a person reads while a sweep runs with its output in a file, and what `status` reads of a run in training."""
+"""What a person reads while a sweep runs with its output in a file, and what `status` reads of a
+run in training."""
 
 from __future__ import annotations
 
@@ -49,7 +50,10 @@ def test_a_file_gets_a_line_now_and_then(clock: Clock, capsys: pytest.CaptureFix
         live.update_cell(CellProgress(CELL, 640, 0.5))
         line = capsys.readouterr().err
         # 640 rollouts in 32 s are 20 a second; 2,560 are left: 128 s
-        assert "run 8x4-s0: C = 640; 0 of 1 runs, best reward 0.500, 20 rollouts/s, 2.1 min left" in line
+        assert (
+            "run 8x4-s0: C = 640; 0 of 1 runs, best reward 0.500, 20 rollouts/s, 2.1 min left"
+            in line
+        )
 
         clock.now += 1
         live.update_cell(CellProgress(CELL, 672, None))
@@ -82,7 +86,9 @@ def test_progress_since_the_last_evaluation(tmp_path: Path) -> None:
     assert read_progress(tmp_path) is None and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"rollouts": -1}', '{"rollouts": "7"}', '{"C": 7}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"rollouts": -1}', '{"rollouts": "7"}', '{"C": 7}']
+)
 def test_a_progress_file_that_is_none_of_ours_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / PROGRESS_FILE).write_text(text)
 

@@ -1,4 +1,5 @@
-"""A sweep whose evaluations will not make a curve is refused before it runs, by the rule of the fit that follows it."""
+"""A sweep whose evaluations will not make a curve is refused before it runs, by the rule of the fit
+that follows it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from isojax.scaling.curves.sweep_estimate import FitOptions
 from isojax.scaling.fit import fit
 
 
-def make_config(budget: int, n: tuple[int, ...] = (4,), seeds: int = 1, start: float = 100, ratio: float = 2) -> Config:
+def make_config(
+    budget: int, n: tuple[int, ...] = (4,), seeds: int = 1, start: float = 100, ratio: float = 2
+) -> Config:
     cell = CellConfig(eval=EvalConfig(start=start, ratio=ratio))
     return Config(cell=cell, sweep=SweepConfig(B_p=(16,), n=n, seeds=seeds, budget=budget))
 
@@ -26,7 +29,10 @@ def runs_of(config: Config) -> list[RunRecord]:
     """What the cells would record, with rewards that rise."""
     runs = []
     for cell in plan_cells(config.sweep):
-        target_by_C = {cell.rollouts_to_reach(t): t for t in config.cell.eval.evaluation_targets(config.sweep.budget)}
+        target_by_C = {
+            cell.rollouts_to_reach(t): t
+            for t in config.cell.eval.evaluation_targets(config.sweep.budget)
+        }
         points = [
             EvalPoint(target, C // cell.B, C, 0, {"avg@4": 0.2 + 0.1 * i})
             for i, (C, target) in enumerate(target_by_C.items())
@@ -52,7 +58,9 @@ def test_the_plan_and_the_fit_agree(config: Config, capsys: pytest.CaptureFixtur
     try:
         result = fit(runs_of(config), options=FitOptions(replicates=0))
     except InputError:
-        with pytest.raises(InputError, match="no run will have enough evaluations for a curve") as refusal:
+        with pytest.raises(
+            InputError, match="no run will have enough evaluations for a curve"
+        ) as refusal:
             check_evaluations(config)
         message = str(refusal.value)
     else:
@@ -65,21 +73,30 @@ def test_the_plan_and_the_fit_agree(config: Config, capsys: pytest.CaptureFixtur
     evaluation, budget = config.cell.eval, config.sweep.budget
     if message:  # the values that it names work
         longer = make_config(int(words["sweep.budget"]), config.sweep.n, config.sweep.seeds)
-        assert len(fit(runs_of(longer), options=FitOptions(replicates=0)).curves) == len(config.sweep.n)
+        assert len(fit(runs_of(longer), options=FitOptions(replicates=0)).curves) == len(
+            config.sweep.n
+        )
     if "cell.eval.start" in words:
         start, ratio = int(words["cell.eval.start"]), float(words["cell.eval.ratio"])
         assert (start, ratio) != (evaluation.start, evaluation.ratio)
         denser = make_config(budget, config.sweep.n, config.sweep.seeds, start, ratio)
-        assert len(fit(runs_of(denser), options=FitOptions(replicates=0)).curves) == len(config.sweep.n)
+        assert len(fit(runs_of(denser), options=FitOptions(replicates=0)).curves) == len(
+            config.sweep.n
+        )
 
 
 def test_launch_refuses_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        InputError, match=r"start = 1024 and cell.eval.ratio = 1.25 \(.*\). All have with sweep.budget="
+        InputError,
+        match=r"start = 1024 and cell.eval.ratio = 1.25 \(.*\). All have with sweep.budget=",
     ):
-        launch(["quickstart", "sweep.n=[8]", "sweep.B_p=[64]", "sweep.seeds=1", "sweep.budget=1300"])
-    with pytest.raises(InputError, match=r"cell.eval.start=512 cell.eval.ratio=1.36, or with sweep.budget=20800"):
+        launch(
+            ["quickstart", "sweep.n=[8]", "sweep.B_p=[64]", "sweep.seeds=1", "sweep.budget=1300"]
+        )
+    with pytest.raises(
+        InputError, match=r"cell.eval.start=512 cell.eval.ratio=1.36, or with sweep.budget=20800"
+    ):
         launch(
             [
                 "quickstart",

@@ -1,4 +1,5 @@
-"""What a real run holds on its device while a program runs is what the planner says that it holds."""
+"""What a real run holds on its device while a program runs is what the planner says that it
+holds."""
 
 from __future__ import annotations
 
@@ -18,11 +19,13 @@ from isojax.launch.memory_model import sampling_work_bytes
 from isojax.rl.optimizer import HOST_MEMORY
 from tests.e2e.tiny_lm import CHAT_CONFIG, make_model
 
-MAX_DIFFERENCE = 0.05  # rotary tables, keys and counters, which the planner leaves out, and padding, which it counts
+# rotary tables, keys and counters, which the planner leaves out, and padding, which it counts
+MAX_DIFFERENCE = 0.05
 
 
 def held_bytes(on_host: bool) -> int:
-    """Of all arrays of this process in the memory of its devices, or of the host; each buffer once."""
+    """Of all arrays of this process in the memory of its devices, or of the host; each buffer
+    once."""
     there = [x for x in jax.live_arrays() if (x.sharding.memory_kind == HOST_MEMORY) == on_host]
     on_one = [x for x in there if x.nbytes and len(x.sharding.device_set) == 1]
     arrays = [x for x in on_one if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)]
@@ -33,7 +36,8 @@ def held_bytes(on_host: bool) -> int:
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("recipes/ppo", ["cell.rl.kl=0.1", "sweep.moments_on_host=true"]),  # a critic and a reference
+        # a critic and a reference
+        ("recipes/ppo", ["cell.rl.kl=0.1", "sweep.moments_on_host=true"]),
         ("recipes/grpo", ["cell.model.lora.rank=4"]),
         ("recipes/grpo", ["cell.model.lora.rank=4", "cell.precision.compute=bfloat16"]),
     ],
@@ -47,23 +51,36 @@ def test_what_a_run_holds_while_a_program_runs(
     Path("problems.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
     Path("text.yaml").write_text(json.dumps(CHAT_CONFIG))
     config = load_config(
-        ["text.yaml", recipe], [*words, "cell.sampling.response_length=32", "run.compilation_cache=false"]
+        ["text.yaml", recipe],
+        [*words, "cell.sampling.response_length=32", "run.compilation_cache=false"],
     )
-    others, before = jax.live_arrays(), held_bytes(on_host=False)  # of other tests, kept until the end
+    # of other tests, kept until the end
+    others = jax.live_arrays()
+    before = held_bytes(on_host=False)
     prepare, call = SweepSetup.prepare, Program.__call__
-    setups, names, held, on_host = list[Any](), dict[int, str](), dict[str, int](), dict[str, int]()
+    setups = list[Any]()
+    names = dict[int, str]()
+    held = dict[str, int]()
+    on_host = dict[str, int]()
 
     def prepare_and_remember(self: SweepSetup, *arguments: Any) -> Any:
         programs: Any = self.programs[0]
-        rollouts, grader = programs.rollout_programs, programs.evaluator.graded_sampler.engine
-        names.update({id(rollouts.graded_sampler.engine.stream.advance_chunk): "decode", id(rollouts.update): "learn"})
+        rollouts = programs.rollout_programs
+        grader = programs.evaluator.graded_sampler.engine
+        names.update(
+            {
+                id(rollouts.graded_sampler.engine.stream.advance_chunk): "decode",
+                id(rollouts.update): "learn",
+            }
+        )
         names[id(grader.stream.advance_chunk)] = "evaluate"
         setups.append(self)
         return prepare(self, *arguments)
 
     def measure_and_call(self: Program, *arguments: Any) -> Any:
         if name := names.get(id(self)):
-            held[name], on_host[name] = held_bytes(on_host=False) - before, held_bytes(on_host=True)  # the last counts
+            # the last counts
+            held[name], on_host[name] = held_bytes(on_host=False) - before, held_bytes(on_host=True)
         return call(self, *arguments)
 
     monkeypatch.setattr(SweepSetup, "prepare", prepare_and_remember)
@@ -75,11 +92,16 @@ def test_what_a_run_holds_while_a_program_runs(
     if sweep.moments_on_host:  # which leave the memory of devices that have their own
         budget = replace(budget, backend="gpu")
     sizes, memory = budget.sizes(sweep), budget.estimate(sweep)
-    resident = 3 * (sizes.trained_bytes + sizes.critic_bytes) + sizes.frozen_bytes + sizes.reference_bytes
-    problem_table = 4 * (len(problems) - 8) * (config.cell.sampling.prompt_length + 2)  # not known to a plan
+    resident = (
+        3 * (sizes.trained_bytes + sizes.critic_bytes) + sizes.frozen_bytes + sizes.reference_bytes
+    )
+    # not known to a plan
+    problem_table = 4 * (len(problems) - 8) * (config.cell.sampling.prompt_length + 2)
     held = {name: size - problem_table for name, size in held.items()}
     sampling = max(held["decode"], held["evaluate"])
-    assert sampling == pytest.approx(memory.sampling_peak - sampling_work_bytes(sizes), rel=MAX_DIFFERENCE)
+    assert sampling == pytest.approx(
+        memory.sampling_peak - sampling_work_bytes(sizes), rel=MAX_DIFFERENCE
+    )
     assert resident <= held["learn"] <= (1 + MAX_DIFFERENCE) * (resident + sizes.rollout_bytes)
     parked_bytes = 2 * sizes.trained_bytes + 3 * sizes.critic_bytes if sweep.moments_on_host else 0
     assert on_host["decode"] == pytest.approx(parked_bytes, rel=0.01)

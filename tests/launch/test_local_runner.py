@@ -1,4 +1,5 @@
-"""What the local runner refuses before any work, and what it takes a folder for. Nothing here starts jax."""
+"""What the local runner refuses before any work, and what it takes a folder for. Nothing here
+starts jax."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def test_a_disk_without_room_for_all_checkpoints_is_warned_of(
 ) -> None:
     def printed(free_gib: int, checkpoint_bytes: int) -> str:
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_gib * GIB))
-        print_disk_use(CONFIG, plan_cells(CONFIG.sweep) * 3, tmp_path / "runs" / "here", checkpoint_bytes)
+        print_disk_use(
+            CONFIG, plan_cells(CONFIG.sweep) * 3, tmp_path / "runs" / "here", checkpoint_bytes
+        )
         return " ".join(capsys.readouterr().err.split())
 
     assert printed(1, GIB // 8) == ""  # 3 runs, 2 checkpoints each: less than a GiB
@@ -60,11 +63,21 @@ def test_a_disk_without_room_for_all_checkpoints_is_warned_of(
         ),
     ],
 )
-def test_the_time_of_a_plan_says_what_it_is_of(strategy: str, time: str, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = resolve_sweep_sizes(CONFIG.sweep, 1, CONFIG.cell).model_copy(update={"strategy": strategy})
+def test_the_time_of_a_plan_says_what_it_is_of(
+    strategy: str, time: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = resolve_sweep_sizes(CONFIG.sweep, 1, CONFIG.cell).model_copy(
+        update={"strategy": strategy}
+    )
     config, cells = CONFIG.model_copy(update={"sweep": sweep}), plan_cells(sweep)
     budget = DeviceBudget(
-        CONFIG.cell, [(8, 4)], MeshShape(), describe_sizes(CONFIG.cell.model, 1000), False, "cpu", GIB
+        CONFIG.cell,
+        [(8, 4)],
+        MeshShape(),
+        describe_sizes(CONFIG.cell.model, 1000),
+        False,
+        "cpu",
+        GIB,
     )
     forecast = Forecast({(8, 4): 50.0}, {cell.kind: 20.0 for cell in cells}, 150.0, "a probe")
     print_plan(config, cells, "runs/here", "1 run at once", budget, forecast)
@@ -136,10 +149,15 @@ def test_a_place_where_no_folder_can_be_made_is_refused_before_any_work(
 ) -> None:
     """Of a dry run too, which looks at the folder by the same function, as if it went on."""
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"file is a file, expected a folder to run in; choose another run\.dir="):
+    with pytest.raises(
+        InputError, match=r"file is a file, expected a folder to run in; choose another run\.dir="
+    ):
         config_for_folder(CONFIG, tmp_path / "file" / "run", resume=False)
-    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)  # whoever runs the tests may write anywhere
-    with pytest.raises(InputError, match=r"cannot make the folder .*new/run, or write in it\. Choose"):
+    # whoever runs the tests may write anywhere
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    with pytest.raises(
+        InputError, match=r"cannot make the folder .*new/run, or write in it\. Choose"
+    ):
         config_for_folder(CONFIG, tmp_path / "new" / "run", resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -159,16 +177,27 @@ def test_a_dry_run_says_that_the_folder_is_taken_and_what_remains(
         assert capsys.readouterr().err == start + remains
 
 
-@pytest.mark.parametrize(("strategy", "command"), [("grid", "launch"), ("adaptive", "launch"), ("spend", "spend")])
-def test_a_refusal_says_the_command_that_goes_on(strategy: str, command: str, tmp_path: Path) -> None:
-    config = CONFIG.with_settings(name="run", sweep={"strategy": strategy, "budget": 5000}, run={"dir": str(tmp_path)})
+@pytest.mark.parametrize(
+    ("strategy", "command"), [("grid", "launch"), ("adaptive", "launch"), ("spend", "spend")]
+)
+def test_a_refusal_says_the_command_that_goes_on(
+    strategy: str, command: str, tmp_path: Path
+) -> None:
+    config = CONFIG.with_settings(
+        name="run", sweep={"strategy": strategy, "budget": 5000}, run={"dir": str(tmp_path)}
+    )
     save_config(config, tmp_path / "run" / "config.yaml")
-    with pytest.raises(InputError, match=rf"To go on as it was: isojax {command} .*run/config\.yaml --resume"):
-        config_for_folder(config.with_settings(sweep={"budget": 4000}), tmp_path / "run", resume=True)
+    with pytest.raises(
+        InputError, match=rf"To go on as it was: isojax {command} .*run/config\.yaml --resume"
+    ):
+        config_for_folder(
+            config.with_settings(sweep={"budget": 4000}), tmp_path / "run", resume=True
+        )
 
 
 def test_a_refusal_names_a_command_that_finds_the_folder_or_none(tmp_path: Path) -> None:
-    """As `isojax status` does: where runs/ was moved its new place, and none for a folder that has another name."""
+    """As `isojax status` does: where runs/ was moved its new place, and none for a folder that has
+    another name."""
     config = CONFIG.with_settings(name="run", sweep={"budget": 5000})
     less = config.with_settings(sweep={"budget": 4000})
     save_config(config, tmp_path / "run" / "config.yaml")
@@ -179,18 +208,28 @@ def test_a_refusal_names_a_command_that_finds_the_folder_or_none(tmp_path: Path)
         config_for_folder(less, tmp_path / "other", resume=True)
 
 
-def test_static_sizes_are_kept_and_another_mesh_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_static_sizes_are_kept_and_another_mesh_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = CONFIG.model_copy(update={"sweep": resolve_sweep_sizes(CONFIG.sweep, 1, CONFIG.cell)})
     first = first.with_settings(run={"dir": str(tmp_path)})
     save_config(first, tmp_path / CONFIG.name / "config.yaml")
     grown = CONFIG.model_copy(update={"sweep": SweepConfig(B_p=(2, 8), n=(2, 4))})
     again = config_for_folder(grown, tmp_path / CONFIG.name, resume=True)
-    assert (again.sweep.decode_slots, again.sweep.microbatch, again.sweep.prefill_batch) == (32, 32, 8)
+    assert (again.sweep.decode_slots, again.sweep.microbatch, again.sweep.prefill_batch) == (
+        32,
+        32,
+        8,
+    )
     assert capsys.readouterr().err == ""
     elsewhere = grown.model_copy(update={"run": grown.run.model_copy(update={"mesh": "data=2"})})
     config_for_folder(elsewhere, tmp_path / CONFIG.name, resume=True)
     assert "equal to rounding only" in capsys.readouterr().err
-    with pytest.raises(InputError, match=r"To go on as it was: isojax launch .*config\.yaml --resume"):
+    with pytest.raises(
+        InputError, match=r"To go on as it was: isojax launch .*config\.yaml --resume"
+    ):
         config_for_folder(
-            CONFIG.model_copy(update={"sweep": SweepConfig(B_p=(16,), n=(4,))}), tmp_path / CONFIG.name, resume=True
+            CONFIG.model_copy(update={"sweep": SweepConfig(B_p=(16,), n=(4,))}),
+            tmp_path / CONFIG.name,
+            resume=True,
         )

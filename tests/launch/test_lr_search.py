@@ -1,4 +1,5 @@
-"""The search for the learning rate's anchor: where it looks, what it takes, and one small search from end to end."""
+"""The search for the learning rate's anchor: where it looks, what it takes, and one small search
+from end to end."""
 
 from __future__ import annotations
 
@@ -45,7 +46,13 @@ run: {cells_at_once: 1}
 
 def test_five_rates_in_steps_of_root_ten() -> None:
     assert default_rates(1e-3) == [1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2]
-    assert [rate_name(rate) for rate in default_rates(1e-3)] == ["1e-4", "3.2e-4", "1e-3", "3.2e-3", "1e-2"]
+    assert [rate_name(rate) for rate in default_rates(1e-3)] == [
+        "1e-4",
+        "3.2e-4",
+        "1e-3",
+        "3.2e-3",
+        "1e-2",
+    ]
     assert rate_name(1.5) == "1.5e0" and rate_name(1.25e-4) == "1.25e-4"
     assert default_rates(2.5e-6) == [2.5e-7, 7.9e-7, 2.5e-6, 7.9e-6, 2.5e-5]
 
@@ -74,42 +81,72 @@ def test_the_batch_nearest_to_the_anchors_in_log() -> None:
 
 def test_the_budget_gets_past_the_warm_up_and_has_four_evaluations() -> None:
     assert default_budget(quickstart("sweep.budget=1000000"), 1024) == 100_000  # a tenth
-    assert default_budget(quickstart(), 1024) == 30 * 1024  # of 13 900 the first 10 240 would warm up
+    # of 13 900 the first 10 240 would warm up
+    assert default_budget(quickstart(), 1024) == 30 * 1024
     config = quickstart("cell.rl.warmup=1", "sweep.budget=2048")
     budget = default_budget(config, 1024)
-    updates = {math.ceil(target / 1024) for target in config.cell.eval.evaluation_targets(budget)[1:]}
+    updates = {
+        math.ceil(target / 1024) for target in config.cell.eval.evaluation_targets(budget)[1:]
+    }
     assert (
         len(updates)
         >= 4
         > len(
-            {math.ceil(t / 1024) for t in config.cell.eval.evaluation_targets(int(budget / config.cell.eval.ratio))[1:]}
+            {
+                math.ceil(t / 1024)
+                for t in config.cell.eval.evaluation_targets(int(budget / config.cell.eval.ratio))[
+                    1:
+                ]
+            }
         )
     )
 
 
 def test_a_rate_is_a_sweep_of_one_batch_at_the_anchor() -> None:
-    plan = SearchPlan([3.2e-4], B_p=64, n=16, B=1024, budget=5000, seeds=2, folder="runs/quickstart-lr")
+    plan = SearchPlan(
+        [3.2e-4], B_p=64, n=16, B=1024, budget=5000, seeds=2, folder="runs/quickstart-lr"
+    )
     config = plan.rate_config(quickstart(), 3.2e-4)
     assert (config.name, config.run.dir) == ("3.2e-4", "runs/quickstart-lr")
     assert (config.cell.rl.learning_rate, config.cell.rl.lr_reference_batch) == (3.2e-4, 1024)
-    assert (config.sweep.B_p, config.sweep.n, config.sweep.seeds, config.sweep.budget) == ((64,), (16,), 2, 5000)
-    assert config.cell.model_copy(update={"rl": None}) == quickstart().cell.model_copy(update={"rl": None})
+    assert (config.sweep.B_p, config.sweep.n, config.sweep.seeds, config.sweep.budget) == (
+        (64,),
+        (16,),
+        2,
+        5000,
+    )
+    assert config.cell.model_copy(update={"rl": None}) == quickstart().cell.model_copy(
+        update={"rl": None}
+    )
 
 
 def test_a_rate_of_an_adaptive_sweep_runs_to_its_end() -> None:
-    plan = SearchPlan([3.2e-4], B_p=64, n=16, B=1024, budget=5000, seeds=2, folder="runs/quickstart-lr")
-    config = plan.rate_config(quickstart("sweep.strategy=adaptive", "sweep.total_rollouts=50000"), 3.2e-4)
-    assert (config.sweep.strategy, config.sweep.total_rollouts, config.sweep.budget) == ("grid", None, 5000)
+    plan = SearchPlan(
+        [3.2e-4], B_p=64, n=16, B=1024, budget=5000, seeds=2, folder="runs/quickstart-lr"
+    )
+    config = plan.rate_config(
+        quickstart("sweep.strategy=adaptive", "sweep.total_rollouts=50000"), 3.2e-4
+    )
+    assert (config.sweep.strategy, config.sweep.total_rollouts, config.sweep.budget) == (
+        "grid",
+        None,
+        5000,
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "flags"),
     [
         (RunFailed("8x2-s0: not finite"), ("8x2-s0: not finite",)),
-        (RunFailed("2 of 2 runs failed", "8x2-s0: not finite", "8x2-s1: full"), ("8x2-s0: not finite", "8x2-s1: full")),
+        (
+            RunFailed("2 of 2 runs failed", "8x2-s0: not finite", "8x2-s1: full"),
+            ("8x2-s0: not finite", "8x2-s1: full"),
+        ),
     ],
 )
-def test_a_rate_whose_runs_failed_is_flagged(tmp_path: Path, error: RunFailed, flags: tuple[str, ...]) -> None:
+def test_a_rate_whose_runs_failed_is_flagged(
+    tmp_path: Path, error: RunFailed, flags: tuple[str, ...]
+) -> None:
     """With one seed the error is of that run; of several, the first words count them."""
 
     def fail(*_: object) -> None:
@@ -121,15 +158,17 @@ def test_a_rate_whose_runs_failed_is_flagged(tmp_path: Path, error: RunFailed, f
 
 
 def test_the_score_is_the_mean_of_the_last_quarter_without_the_base_policy() -> None:
-    assert score_curve([(0, 0.1), (10, 0.2), (20, 0.3), (30, 0.4), (40, 0.5), (50, 0.6)]) == pytest.approx(
-        0.55
-    )  # 2 of 5
+    assert score_curve(
+        [(0, 0.1), (10, 0.2), (20, 0.3), (30, 0.4), (40, 0.5), (50, 0.6)]
+    ) == pytest.approx(0.55)  # 2 of 5
     assert score_curve([(0, 0.1), (10, 0.2)]) == pytest.approx(0.2)
 
 
-def on_a_hill(top: float, out_above: float = math.inf) -> tuple[list[float], Callable[[float], RateResult]]:
-    """Reward falls off with the distance from `top` in log; rates above `out_above` collapse. Returns the rates run,
-    and what runs one.
+def on_a_hill(
+    top: float, out_above: float = math.inf
+) -> tuple[list[float], Callable[[float], RateResult]]:
+    """Reward falls off with the distance from `top` in log; rates above `out_above` collapse.
+    Returns the rates run, and what runs one.
     """
     ran: list[float] = []
 
@@ -137,7 +176,9 @@ def on_a_hill(top: float, out_above: float = math.inf) -> tuple[list[float], Cal
         ran.append(rate)
         reward = 0.6 - 0.1 * abs(math.log10(rate / top))
         return RateResult(
-            rate, (reward - 0.001, reward + 0.001), flags=("8x2-s0: collapsed",) if rate > out_above else ()
+            rate,
+            (reward - 0.001, reward + 0.001),
+            flags=("8x2-s0: collapsed",) if rate > out_above else (),
         )
 
     return ran, run
@@ -145,9 +186,18 @@ def on_a_hill(top: float, out_above: float = math.inf) -> tuple[list[float], Cal
 
 @pytest.mark.parametrize(
     ("top", "more"),
-    [(1e-3, []), (3e-3, []), (1e-2, [3.2e-2]), (1.0, [3.2e-2, 1e-1]), (1e-4, [3.2e-5]), (1e-9, [3.2e-5, 1e-5])],
+    [
+        (1e-3, []),
+        (3e-3, []),
+        (1e-2, [3.2e-2]),
+        (1.0, [3.2e-2, 1e-1]),
+        (1e-4, [3.2e-5]),
+        (1e-9, [3.2e-5, 1e-5]),
+    ],
 )
-def test_the_grid_follows_the_best_beyond_its_ends_at_most_twice(top: float, more: list[float]) -> None:
+def test_the_grid_follows_the_best_beyond_its_ends_at_most_twice(
+    top: float, more: list[float]
+) -> None:
     ran, run = on_a_hill(top)
     result = lr_search.search_rates(default_rates(1e-3), run, extend=True)
     assert ran == [*default_rates(1e-3), *more] and len(result.results) == 5 + len(more)
@@ -159,8 +209,13 @@ def test_the_grid_follows_the_best_beyond_its_ends_at_most_twice(top: float, mor
 def test_given_rates_are_all_that_run() -> None:
     ran, run = on_a_hill(1.0)
     result = lr_search.search_rates([1e-4, 1e-3], run, extend=False)
-    assert ran == [1e-4, 1e-3] and result.recommended is not None and result.recommended.rate == 1e-3
-    assert "the best rate is the highest that was tried: search beyond it (--rates)" in describe_search(result)
+    assert (
+        ran == [1e-4, 1e-3] and result.recommended is not None and result.recommended.rate == 1e-3
+    )
+    assert (
+        "the best rate is the highest that was tried: search beyond it (--rates)"
+        in describe_search(result)
+    )
 
 
 def test_a_rate_that_breaks_is_out_however_well_it_scores() -> None:
@@ -168,7 +223,10 @@ def test_a_rate_that_breaks_is_out_however_well_it_scores() -> None:
     result = lr_search.search_rates(default_rates(1e-3), run, extend=True)
     assert ran == default_rates(1e-3)  # the best that is left, 1e-3, is inside
     assert result.best is not None and result.best.rate == 1e-3
-    assert describe_search(result)[:2] == ["3.2e-3 is out: 8x2-s0: collapsed", "1e-2 is out: 8x2-s0: collapsed"]
+    assert describe_search(result)[:2] == [
+        "3.2e-3 is out: 8x2-s0: collapsed",
+        "1e-2 is out: 8x2-s0: collapsed",
+    ]
 
 
 def test_where_all_break_lower_rates_are_tried_and_then_it_is_said() -> None:
@@ -183,22 +241,30 @@ def outcomes(*scores: Sequence[float]) -> tuple[RateResult, ...]:
 
 
 def test_rates_within_a_standard_error_go_to_the_lowest() -> None:
-    """Seeds differ by .02 (variance 2e-4): a mean of two has an error of .01, a difference of two such .01414."""
+    """Seeds differ by .02 (variance 2e-4): a mean of two has an error of .01, a difference of two
+    such .01414."""
     result = select_rate(outcomes((0.40, 0.42), (0.478, 0.498), (0.49, 0.51), (0.45, 0.47)))
     assert result.standard_error == pytest.approx(0.01)
     assert result.best is not None and result.recommended is not None
-    assert (result.best.rate, result.recommended.rate) == (1e-2, 1e-3)  # .500 and .488, while .46 is further away
+    # .500 and .488, while .46 is further away
+    assert (result.best.rate, result.recommended.rate) == (1e-2, 1e-3)
     assert (
         "1e-2 is best, and within a standard error of the difference: 1e-3; the lowest of them is taken, 1e-3"
         in describe_search(result)
     )
     clear = select_rate(outcomes((0.40, 0.42), (0.465, 0.485), (0.49, 0.51), (0.45, 0.47)))
-    assert clear.recommended is clear.best and not any("standard error" in text for text in describe_search(clear))
+    assert clear.recommended is clear.best and not any(
+        "standard error" in text for text in describe_search(clear)
+    )
 
 
 def test_one_seed_takes_the_best_and_says_that_luck_is_unknown() -> None:
     result = select_rate(outcomes((0.40,), (0.48,), (0.479,)))
-    assert result.standard_error is None and result.recommended is not None and result.recommended.rate == 1e-3
+    assert (
+        result.standard_error is None
+        and result.recommended is not None
+        and result.recommended.rate == 1e-3
+    )
     assert any("one seed" in text for text in describe_search(result))
 
 
@@ -211,7 +277,9 @@ def test_what_becomes_of_runs() -> None:
 
     result = lr_search.score_runs(1e-3, [run(0, 0.4), run(1, 0.6)])
     assert result.scores == (0.4, 0.6) and result.reward == pytest.approx(0.5) and not result.flags
-    broken = lr_search.score_runs(1e-3, [run(0, 0.4), run(1, 0.6, "not finite")], ["8x2-s1: not finite"])
+    broken = lr_search.score_runs(
+        1e-3, [run(0, 0.4), run(1, 0.6, "not finite")], ["8x2-s1: not finite"]
+    )
     assert broken.flags == ("8x2-s1: not finite",)
 
 
@@ -247,13 +315,19 @@ def test_a_rate_whose_run_failed_for_lack_of_memory_or_disk_is_not_out() -> None
 
 def test_the_table_says_which_rates_failed(capsys: pytest.CaptureFixture[str]) -> None:
     config = quickstart()
-    plan = SearchPlan([1e-4, 1e-3, 1e-2], B_p=64, n=16, B=1024, budget=5000, seeds=1, folder="runs/quickstart-lr")
+    plan = SearchPlan(
+        [1e-4, 1e-3, 1e-2], B_p=64, n=16, B=1024, budget=5000, seeds=1, folder="runs/quickstart-lr"
+    )
     results = (
         RateResult(1e-4, (0.3,)), RateResult(1e-3, (0.4,), ("8x2-s0: out of memory",), ("8x2-s0: out of memory",)),
         RateResult(1e-2, (0.2,), ("8x2-s0: collapsed",)),
     )  # fmt: skip
     print_search(to_json_value(lr_search.to_json(select_rate(results), config, plan)), False)
-    marks = [line.split("│")[-2].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    marks = [
+        line.split("│")[-2].strip()
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("│")
+    ]
     assert marks == ["taken", "failed", "out"]
 
 
@@ -268,8 +342,8 @@ def isojax(monkeypatch: pytest.MonkeyPatch, *words: str) -> int | str | None:
 def test_a_search_from_end_to_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two rates of two seeds: ledgers as of any sweep, one base policy, the panel next to the validation set, resumed
-    without new work.
+    """Two rates of two seeds: ledgers as of any sweep, one base policy, the panel next to the
+    validation set, resumed without new work.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(machine.TUNABLES_VARIABLE, "")  # pytest must not start itself again
@@ -277,13 +351,23 @@ def test_a_search_from_end_to_end(
     search = ("lr-search", "tiny.yaml", "--rates", "1e-5,1e-2", "--budget", "300", "--json")
     assert isojax(monkeypatch, *search, "--dry-run") == 0
     planned = json.loads(capsys.readouterr().out)
-    assert (planned["B_p"], planned["n"], planned["B"], planned["rates"]) == (8, 4, 32, [1e-5, 1e-2])
+    assert (planned["B_p"], planned["n"], planned["B"], planned["rates"]) == (
+        8,
+        4,
+        32,
+        [1e-5, 1e-2],
+    )
     assert not (tmp_path / "runs").exists()
 
     assert isojax(monkeypatch, *search) == 0
     result, folder = json.loads(capsys.readouterr().out), tmp_path / "runs/tiny-lr"
     assert result == json.loads((folder / "lr_search.json").read_text())
-    assert sorted(p.name for p in folder.glob("*/cells/*")) == ["8x4-s0", "8x4-s0", "8x4-s1", "8x4-s1"]
+    assert sorted(p.name for p in folder.glob("*/cells/*")) == [
+        "8x4-s0",
+        "8x4-s0",
+        "8x4-s1",
+        "8x4-s1",
+    ]
     bases = [(folder / rate / "base/params.safetensors").read_bytes() for rate in ("1e-5", "1e-2")]
     assert bases[0] == bases[1]
     for row, rate in zip(result["rates"], ("1e-5", "1e-2"), strict=True):
@@ -291,7 +375,10 @@ def test_a_search_from_end_to_end(
             [json.loads(line) for line in p.read_text().splitlines()[1:]]
             for p in sorted(folder.glob(f"{rate}/cells/*/records.jsonl"))
         ]
-        last = [[p["metrics"]["avg@8"] for p in run[1:]][-math.ceil((len(run) - 1) / 4) :] for run in runs]
+        last = [
+            [p["metrics"]["avg@8"] for p in run[1:]][-math.ceil((len(run) - 1) / 4) :]
+            for run in runs
+        ]
         assert row["reward"] == pytest.approx(sum(sum(x) / len(x) for x in last) / 2)
         assert all(
             len(p["extra"]["panel"]) == 5 and not any("panel" in name for name in p["metrics"])
@@ -305,6 +392,9 @@ def test_a_search_from_end_to_end(
     assert "holds a search already; go on with it by --resume" in capsys.readouterr().err
     assert isojax(monkeypatch, *search[:-1], "--resume") == 0
     output = capsys.readouterr().out
-    assert f"cell.rl.learning_rate={rate_name(result['learning_rate'])} cell.rl.lr_reference_batch=32" in output
+    assert (
+        f"cell.rl.learning_rate={rate_name(result['learning_rate'])} cell.rl.lr_reference_batch=32"
+        in output
+    )
     assert json.loads((folder / "lr_search.json").read_text()) == result
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("records.jsonl")} == before

@@ -1,4 +1,5 @@
-"""What a process group asks a cluster for, by hand; no Ray cluster, but Ray's own knowledge of TPU slices."""
+"""What a process group asks a cluster for, by hand; no Ray cluster, but Ray's own knowledge of TPU
+slices."""
 
 from __future__ import annotations
 
@@ -8,36 +9,68 @@ import pytest
 
 from isojax.core.config import Config
 from isojax.core.errors import InputError
-from isojax.launch.ray.placement import ProcessGroupSpec, capacity, process_group_spec, require_capacity
+from isojax.launch.ray.placement import (
+    ProcessGroupSpec,
+    capacity,
+    process_group_spec,
+    require_capacity,
+)
 
-CPUS: list[dict[str, Any]] = [{"Alive": True, "Resources": {"CPU": 4.0}, "Labels": {"pool": "a"}} for _ in range(2)]
-GPUS: list[dict[str, Any]] = [{"Alive": True, "Resources": {"CPU": 16.0, "GPU": 8.0}, "Labels": {}} for _ in range(2)]
+CPUS: list[dict[str, Any]] = [
+    {"Alive": True, "Resources": {"CPU": 4.0}, "Labels": {"pool": "a"}} for _ in range(2)
+]
+GPUS: list[dict[str, Any]] = [
+    {"Alive": True, "Resources": {"CPU": 16.0, "GPU": 8.0}, "Labels": {}} for _ in range(2)
+]
 
 
-def hosts(slices: int, topology: str = "4x4", chips: int = 4, of_each: int = 4) -> list[dict[str, Any]]:
+def hosts(
+    slices: int, topology: str = "4x4", chips: int = 4, of_each: int = 4
+) -> list[dict[str, Any]]:
     labels = [
         {"ray.io/tpu-slice-name": f"slice-{i}", "ray.io/tpu-topology": topology}
         for i in range(slices)
         for _ in range(of_each)
     ]
-    return [{"Alive": True, "Resources": {"CPU": 8.0, "TPU": float(chips)}, "Labels": specific} for specific in labels]
+    return [
+        {"Alive": True, "Resources": {"CPU": 8.0, "TPU": float(chips)}, "Labels": specific}
+        for specific in labels
+    ]
 
 
 def config(mesh: str = "auto", **group: Any) -> Config:
     return Config.model_validate({"run": {"mesh": mesh, "process_group": group}})
 
 
-def with_samplers(sampler_processes: int, sampler_mesh: str, mesh: str = "auto", **group: Any) -> Config:
-    run = {"mesh": mesh, "sampler_mesh": sampler_mesh, "sampler_processes": sampler_processes, "process_group": group}
+def with_samplers(
+    sampler_processes: int, sampler_mesh: str, mesh: str = "auto", **group: Any
+) -> Config:
+    run = {
+        "mesh": mesh,
+        "sampler_mesh": sampler_mesh,
+        "sampler_processes": sampler_processes,
+        "process_group": group,
+    }
     return Config.model_validate({"run": run})
 
 
 @pytest.mark.parametrize(
     ("requested", "nodes", "spec", "groups"),
     [
-        # Four processes of a device each, two of which sample; three of two devices each, one of which samples.
-        (with_samplers(2, "data=-1", processes=4), CPUS, ProcessGroupSpec(4, {"CPU": 1.0}, {}, 1), 2),
-        (with_samplers(1, "data=2", "fsdp=4", processes=3), CPUS, ProcessGroupSpec(3, {"CPU": 2.0}, {}, 2), 1),
+        # Four processes of a device each, two of which sample; three of two devices each, one of
+        # which samples.
+        (
+            with_samplers(2, "data=-1", processes=4),
+            CPUS,
+            ProcessGroupSpec(4, {"CPU": 1.0}, {}, 1),
+            2,
+        ),
+        (
+            with_samplers(1, "data=2", "fsdp=4", processes=3),
+            CPUS,
+            ProcessGroupSpec(3, {"CPU": 2.0}, {}, 2),
+            1,
+        ),
         (
             with_samplers(1, "data=-1", "fsdp=-1", tpu="v5e:4x4"),
             hosts(1),
@@ -62,7 +95,12 @@ def with_samplers(sampler_processes: int, sampler_mesh: str, mesh: str = "auto",
             ProcessGroupSpec(1, {"CPU": 1.0, "x": 1.0}, {"pool": "a"}, 1),
             0,
         ),
-        (config(labels={"pool": "b"}), CPUS, ProcessGroupSpec(1, {"CPU": 1.0}, {"pool": "b"}, 1), 0),
+        (
+            config(labels={"pool": "b"}),
+            CPUS,
+            ProcessGroupSpec(1, {"CPU": 1.0}, {"pool": "b"}, 1),
+            0,
+        ),
         (config(), GPUS, ProcessGroupSpec(1, {"GPU": 1.0, "CPU": 1.0}), 16),
         (config(resources={"GPU": 0.25}), GPUS, ProcessGroupSpec(1, {"GPU": 0.25, "CPU": 1.0}), 32),
         (config("fsdp=8"), GPUS, ProcessGroupSpec(1, {"GPU": 8.0, "CPU": 1.0}), 2),
@@ -96,7 +134,9 @@ def with_samplers(sampler_processes: int, sampler_mesh: str, mesh: str = "auto",
         ),
     ],
 )
-def test_by_hand(requested: Config, nodes: list[dict[str, Any]], spec: ProcessGroupSpec, groups: int) -> None:
+def test_by_hand(
+    requested: Config, nodes: list[dict[str, Any]], spec: ProcessGroupSpec, groups: int
+) -> None:
     result = process_group_spec(requested, nodes)
     assert result == spec and capacity(result, nodes) == groups
     assert capacity(result, [node | {"Alive": False} for node in nodes]) == 0
@@ -106,9 +146,21 @@ def test_by_hand(requested: Config, nodes: list[dict[str, Any]], spec: ProcessGr
     ("requested", "nodes", "message"),
     [
         (config("data=3", processes=2), CPUS, "cannot share alike"),
-        (with_samplers(2, "data=3", "data=2", processes=4), CPUS, "takes 2 devices of the 2 processes that train, run"),
-        (with_samplers(1, "data=4", "data=8", tpu="v5e:4x4"), hosts(1), "expected as many of each process"),
-        (with_samplers(2, "data=2", processes=2), CPUS, "2 of the 2 processes of this run; expected fewer"),
+        (
+            with_samplers(2, "data=3", "data=2", processes=4),
+            CPUS,
+            "takes 2 devices of the 2 processes that train, run",
+        ),
+        (
+            with_samplers(1, "data=4", "data=8", tpu="v5e:4x4"),
+            hosts(1),
+            "expected as many of each process",
+        ),
+        (
+            with_samplers(2, "data=2", processes=2),
+            CPUS,
+            "2 of the 2 processes of this run; expected fewer",
+        ),
         (with_samplers(1, "data=1"), CPUS, "1 of the 1 processes of this run; expected fewer"),
         (config("fsdp=12", gpus=8), GPUS, "takes 12 GPUs, 2 processes of 8 have 16"),
         (config(slices=2), CPUS, "without run.process_group.tpu"),
@@ -116,8 +168,16 @@ def test_by_hand(requested: Config, nodes: list[dict[str, Any]], spec: ProcessGr
         (config(tpu="v5e:4x4", gpus=1), hosts(1), "leave them out"),
         (config(tpu="v9:4x4"), hosts(1), "given 'v9:4x4', expected such as v5e:4x4"),
         (config(tpu="v5e"), hosts(1), "given 'v5e', expected such as v5e:4x4"),
-        (config("data=16"), CPUS, "1 process with 16 CPU, and the cluster's 2 nodes have 4 CPU; 4 CPU"),
-        (config("data=16", processes=2, resources={"x": 2}), CPUS, "2 processes with 8 CPU, 2 x each"),
+        (
+            config("data=16"),
+            CPUS,
+            "1 process with 16 CPU, and the cluster's 2 nodes have 4 CPU; 4 CPU",
+        ),
+        (
+            config("data=16", processes=2, resources={"x": 2}),
+            CPUS,
+            "2 processes with 8 CPU, 2 x each",
+        ),
     ],
 )
 def test_refused(requested: Config, nodes: list[dict[str, Any]], message: str) -> None:

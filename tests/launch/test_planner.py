@@ -7,12 +7,20 @@ import pytest
 from isojax.core.config import CellConfig, EvalConfig, PrecisionConfig, SamplingConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
-from isojax.launch.planner import MAX_PREFILL_BATCH, MAX_SHARD_ROWS, format_bytes, plan_cells, resolve_sweep_sizes
+from isojax.launch.planner import (
+    MAX_PREFILL_BATCH,
+    MAX_SHARD_ROWS,
+    format_bytes,
+    plan_cells,
+    resolve_sweep_sizes,
+)
 from isojax.launch.time_estimate import cell_cost
 
 
 def test_every_pair_and_seed_once_and_the_slowest_first() -> None:
-    cells = plan_cells(SweepConfig(B_p=(16, 64), n=(2, 32), seeds=2, seed=3, B_max=4096, budget=10_000))
+    cells = plan_cells(
+        SweepConfig(B_p=(16, 64), n=(2, 32), seeds=2, seed=3, B_max=4096, budget=10_000)
+    )
     assert len(cells) == 8 == len(set(cells))
     assert {cell.seed for cell in cells} == {3000, 3001}
     assert (cells[0].B_p, cells[0].n) == (16, 2)  # the most updates
@@ -36,15 +44,23 @@ def test_cells_over_B_max_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "pair"), [({"B_p": (16, 1024), "n": (8, 32)}, "1024 x 8 = 8192"), ({"n": (8, 64)}, "16 x 64 = 1024")]
+    ("sizes", "pair"),
+    [({"B_p": (16, 1024), "n": (8, 32)}, "1024 x 8 = 8192"), ({"n": (8, 64)}, "16 x 64 = 1024")],
 )
-def test_values_of_which_B_max_leaves_no_cell_are_refused(sizes: dict[str, tuple[int, ...]], pair: str) -> None:
-    with pytest.raises(InputError, match=f"over sweep.B_max = 512: {pair}; raise it or take smaller"):
+def test_values_of_which_B_max_leaves_no_cell_are_refused(
+    sizes: dict[str, tuple[int, ...]], pair: str
+) -> None:
+    with pytest.raises(
+        InputError, match=f"over sweep.B_max = 512: {pair}; raise it or take smaller"
+    ):
         plan_cells(SweepConfig(**sizes, B_max=512))
 
 
 def test_a_budget_below_one_update_is_refused() -> None:
-    with pytest.raises(InputError, match="given 511, expected at least one update of the largest cell, 16 x 32 = 512"):
+    with pytest.raises(
+        InputError,
+        match="given 511, expected at least one update of the largest cell, 16 x 32 = 512",
+    ):
         plan_cells(SweepConfig(B_p=(16,), n=(2, 32), budget=511))
     assert len(plan_cells(SweepConfig(B_p=(16,), n=(2, 32), budget=512))) == 2
 
@@ -57,20 +73,28 @@ def test_an_empty_axis_or_a_value_twice_is_refused(n: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("shards", "R", "g"), [(1, 91, 13), (4, 23, 4), (8, 12, 2)])
 def test_slots_and_prompts_fit_the_smallest_cell_of_a_shard(shards: int, R: int, g: int) -> None:
-    sweep = resolve_sweep_sizes(SweepConfig(B_p=(13,), n=(7, 32)), shards, CellConfig())  # 13 x 7 = 91
+    # 13 x 7 = 91
+    sweep = resolve_sweep_sizes(SweepConfig(B_p=(13,), n=(7, 32)), shards, CellConfig())
     assert (sweep.decode_slots, sweep.microbatch, sweep.prefill_batch) == (R, min(R, 7 * g), g)
 
 
 def test_a_microbatch_does_not_reach_beyond_a_block_of_prompts() -> None:
     sweep = resolve_sweep_sizes(SweepConfig(B_p=(32, 64), n=(4, 32), B_max=2048), 1, CellConfig())
-    assert (sweep.decode_slots, sweep.microbatch, sweep.prefill_batch) == (128, 64, MAX_PREFILL_BATCH)
+    assert (sweep.decode_slots, sweep.microbatch, sweep.prefill_batch) == (
+        128,
+        64,
+        MAX_PREFILL_BATCH,
+    )
 
 
 def test_set_sizes_are_kept_dropped_pairs_do_not_count_and_there_is_a_cap() -> None:
     assert resolve_sweep_sizes(SweepConfig(decode_slots=5), 1, CellConfig()).decode_slots == 5
     assert resolve_sweep_sizes(SweepConfig(decode_slots=5), 1, CellConfig()).microbatch == 32
     assert (
-        resolve_sweep_sizes(SweepConfig(B_p=(512,), n=(2,), B_max=2048), 1, CellConfig()).decode_slots == MAX_SHARD_ROWS
+        resolve_sweep_sizes(
+            SweepConfig(B_p=(512,), n=(2,), B_max=2048), 1, CellConfig()
+        ).decode_slots
+        == MAX_SHARD_ROWS
     )
 
 
@@ -81,7 +105,9 @@ def test_targets_are_zero_and_a_log_grid_that_more_budget_only_extends() -> None
     assert grid.evaluation_targets(1464) == [0, 1000, 1100, 1210, 1331]
     with pytest.raises(InputError, match="below the first evaluation"):
         grid.evaluation_targets(999)
-    assert grid.evaluation_targets(90_000)[: len(grid.evaluation_targets(5000))] == grid.evaluation_targets(5000)
+    assert grid.evaluation_targets(90_000)[
+        : len(grid.evaluation_targets(5000))
+    ] == grid.evaluation_targets(5000)
     dense = EvalConfig(start=1, ratio=1.01).evaluation_targets(50)
     assert dense == sorted(set(dense)) == list(range(51))
 
@@ -98,18 +124,30 @@ def test_targets_are_zero_and_a_log_grid_that_more_budget_only_extends() -> None
     ],
 )
 def test_slots_share_long_prompts(lengths: tuple[int, int], slots: int, n: int, W: int) -> None:
-    """From P = 4 T on, in prefix groups of at most 16 that divide R and that the smallest n fills."""
+    """From P = 4 T on, in prefix groups of at most 16 that divide R and that the smallest n
+    fills."""
     cell = CellConfig(sampling=SamplingConfig(prompt_length=lengths[0], response_length=lengths[1]))
-    assert resolve_sweep_sizes(SweepConfig(n=(n, 64), decode_slots=slots), 1, cell).slots_per_prefix == W
+    assert (
+        resolve_sweep_sizes(SweepConfig(n=(n, 64), decode_slots=slots), 1, cell).slots_per_prefix
+        == W
+    )
 
 
 def test_prefix_groups_that_cannot_be_are_refused() -> None:
     long = SamplingConfig(prompt_length=512, response_length=64)
-    with pytest.raises(InputError, match=r"sweep.slots_per_prefix = 5 with sweep.decode_slots = 32.*a divisor"):
-        resolve_sweep_sizes(SweepConfig(n=(8,), decode_slots=32, slots_per_prefix=5), 1, CellConfig())
-    with pytest.raises(InputError, match=r"sweep.slots_per_prefix = 4 .*sweep.decode_attention = pallas"):
+    with pytest.raises(
+        InputError, match=r"sweep.slots_per_prefix = 5 with sweep.decode_slots = 32.*a divisor"
+    ):
         resolve_sweep_sizes(
-            SweepConfig(n=(8,), decode_slots=32, slots_per_prefix=4, decode_attention="pallas"), 1, CellConfig()
+            SweepConfig(n=(8,), decode_slots=32, slots_per_prefix=5), 1, CellConfig()
+        )
+    with pytest.raises(
+        InputError, match=r"sweep.slots_per_prefix = 4 .*sweep.decode_attention = pallas"
+    ):
+        resolve_sweep_sizes(
+            SweepConfig(n=(8,), decode_slots=32, slots_per_prefix=4, decode_attention="pallas"),
+            1,
+            CellConfig(),
         )
     with pytest.raises(InputError, match=r"cell.precision.cache = int8"):
         resolve_sweep_sizes(
@@ -118,10 +156,14 @@ def test_prefix_groups_that_cannot_be_are_refused() -> None:
             CellConfig(precision=PrecisionConfig(cache="int8")),
         )
     with pytest.raises(InputError, match=r"sweep.n = 4,.*at most n"):
-        resolve_sweep_sizes(SweepConfig(n=(4, 32), decode_slots=32, slots_per_prefix=16), 1, CellConfig())
+        resolve_sweep_sizes(
+            SweepConfig(n=(4, 32), decode_slots=32, slots_per_prefix=16), 1, CellConfig()
+        )
     assert (
         resolve_sweep_sizes(
-            SweepConfig(decode_slots=32), 1, CellConfig(sampling=long, precision=PrecisionConfig(cache="int8"))
+            SweepConfig(decode_slots=32),
+            1,
+            CellConfig(sampling=long, precision=PrecisionConfig(cache="int8")),
         ).slots_per_prefix
         == 1
     )

@@ -11,7 +11,9 @@ from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup, parse_proc
 
 def test_what_is_given() -> None:
     assert (
-        parse_process_group(None, None, None) == SINGLE_PROCESS == parse_process_group(None, "1", None)
+        parse_process_group(None, None, None)
+        == SINGLE_PROCESS
+        == parse_process_group(None, "1", None)
         and not SINGLE_PROCESS.is_multi_process
     )
     assert (
@@ -37,7 +39,9 @@ def test_what_is_given() -> None:
         ("host:1", "auto", None, "from 0"),
     ],
 )
-def test_refusals(coordinator: str | None, processes: str | None, process: int | None, expected_number: str) -> None:
+def test_refusals(
+    coordinator: str | None, processes: str | None, process: int | None, expected_number: str
+) -> None:
     with pytest.raises(InputError) as refusal:
         parse_process_group(coordinator, processes, process)
     text = str(refusal.value)

@@ -1,4 +1,5 @@
-"""The day in chat prompts: one for a sweep, from wherever it begins, and none where no template asks for it."""
+"""The day in chat prompts: one for a sweep, from wherever it begins, and none where no template
+asks for it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ import yaml
 
 from isojax.core.config import Config, PromptConfig, config_hash, load_config, save_config
 from isojax.core.errors import InputError
-from isojax.launch.prompt_date import DATE_FILE, asks_for_date, describe_date, store_date, with_new_date
+from isojax.launch.prompt_date import (
+    DATE_FILE,
+    asks_for_date,
+    describe_date,
+    store_date,
+    with_new_date,
+)
 from isojax.launch.resume import BASE_FOLDER, config_for_folder
 from isojax.tasks.tokenizer import load_tokenizer, render_chats
 from isojax.train.base_policy import compute_label_key
@@ -20,7 +27,9 @@ from tests.tasks.tokenizer_folders import CHAT, byte_level
 DATED = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y %H:%M') }}\n{% endif %}" + CHAT
 
 
-def config(folder: Path, chat: str | None = DATED, format: str = "chat", day: str | None = None) -> Config:
+def config(
+    folder: Path, chat: str | None = DATED, format: str = "chat", day: str | None = None
+) -> Config:
     """A chat whose template asks for the time, unless `chat` is another."""
     byte_level(folder / "lm", chat=chat)
     cell = {"model": {"path": str(folder / "lm")}, "prompt": {"format": format, "date": day}}
@@ -53,9 +62,12 @@ def test_a_sweep_is_planned_with_todays_day(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chat", "format"), [(CHAT, "chat"), (DATED, "raw"), (CHAT.replace("role", "role + date_string"), "chat")]
+    ("chat", "format"),
+    [(CHAT, "chat"), (DATED, "raw"), (CHAT.replace("role", "role + date_string"), "chat")],
 )
-def test_without_a_clock_in_the_prompt_nothing_changes(tmp_path: Path, chat: str, format: str) -> None:
+def test_without_a_clock_in_the_prompt_nothing_changes(
+    tmp_path: Path, chat: str, format: str
+) -> None:
     given = config(tmp_path, chat, format)
     planned = config_for_folder(given, tmp_path / "runs" / "chat", resume=False)
     assert planned == given and day_of(planned) is None and describe_date(planned.cell) is None
@@ -72,13 +84,19 @@ def test_a_template_in_a_file_of_its_own(tmp_path: Path) -> None:
 def test_a_resumed_sweep_has_the_day_it_began_with(tmp_path: Path) -> None:
     given, folder = config(tmp_path), tmp_path / "runs" / "chat"
     (folder / "cells").mkdir(parents=True)
-    save_config(given.with_settings(cell={"prompt": {"date": "2024-07-26"}}), folder / "config.yaml")
+    save_config(
+        given.with_settings(cell={"prompt": {"date": "2024-07-26"}}), folder / "config.yaml"
+    )
     assert day_of(config_for_folder(given, folder, resume=True)) == "2024-07-26"
-    with pytest.raises(InputError, match=r"cell\.prompt\.date: this run has '2024-07-26', given '2024-07-27'"):
+    with pytest.raises(
+        InputError, match=r"cell\.prompt\.date: this run has '2024-07-26', given '2024-07-27'"
+    ):
         config_for_folder(config(tmp_path, day="2024-07-27"), folder, resume=True)
 
 
-def test_a_sweep_begun_before_days_were_recorded_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_begun_before_days_were_recorded_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its config, and so its hash, stay as they are."""
     given, folder = config(tmp_path), tmp_path / "runs" / "chat"
     (folder / "cells").mkdir(parents=True)
@@ -95,7 +113,9 @@ def test_a_day_survives_a_kill_before_there_is_a_config(tmp_path: Path) -> None:
     store_date(given.cell, folder / BASE_FOLDER)
     assert day_of(config_for_folder(config(tmp_path), folder, resume=False)) == "2024-07-26"
     (folder / BASE_FOLDER / DATE_FILE).write_text("yesterday\n")
-    with pytest.raises(InputError, match=r"prompt_date\.txt: given 'yesterday', expected a day such as"):
+    with pytest.raises(
+        InputError, match=r"prompt_date\.txt: given 'yesterday', expected a day such as"
+    ):
         config_for_folder(config(tmp_path), folder, resume=False)
 
 
@@ -113,7 +133,9 @@ def test_the_day_of_a_base_policy_and_of_labels_that_are_taken_over(tmp_path: Pa
 
     splits = tmp_path / "splits"
     splits.mkdir()
-    (splits / "metadata.json").write_text(json.dumps({"settings": {"cell.prompt.date": "2024-07-27"}}))
+    (splits / "metadata.json").write_text(
+        json.dumps({"settings": {"cell.prompt.date": "2024-07-27"}})
+    )
     labelled = given.with_settings(cell={"task": f"tfds:{splits}#all"})
     assert day_of(with_new_date(labelled, tmp_path / "base")) == "2024-07-27"
 
@@ -121,7 +143,10 @@ def test_the_day_of_a_base_policy_and_of_labels_that_are_taken_over(tmp_path: Pa
 def test_labels_are_of_a_day_and_without_one_keep_their_key(tmp_path: Path) -> None:
     """The key of a config without a day, as labels were made before there were days."""
     given = config(tmp_path)
-    keys = [compute_label_key(given.with_settings(cell={"prompt": {"date": day}}).cell, "", []) for day in DAYS]
+    keys = [
+        compute_label_key(given.with_settings(cell={"prompt": {"date": day}}).cell, "", [])
+        for day in DAYS
+    ]
     assert len(set(keys)) == len(DAYS)
 
 

@@ -41,10 +41,16 @@ def test_ray_cannot_start_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         pass
 
 
-def test_a_process_that_trains_and_samples_is_refused_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_trains_and_samples_is_refused_before_ray_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ray_driver, "connect_ray", lambda _: pytest.fail("no cluster is asked"))
-    config = Config().with_settings(cell={"rl": {"max_staleness": 1}}, run={"sampler_mesh": "data=1"})
-    with pytest.raises(InputError, match=r"under Ray trains or samples\. Say by run\.sampler_processes how many"):
+    config = Config().with_settings(
+        cell={"rl": {"max_staleness": 1}}, run={"sampler_mesh": "data=1"}
+    )
+    with pytest.raises(
+        InputError, match=r"under Ray trains or samples\. Say by run\.sampler_processes how many"
+    ):
         ray_driver.launch(config, resume=False, dry_run=True)
 
 

@@ -54,7 +54,9 @@ class Ray:
 
     @staticmethod
     def get(calls: Any) -> Any:
-        if any(isinstance(call, Exception) for call in (calls if isinstance(calls, list) else [calls])):
+        if any(
+            isinstance(call, Exception) for call in (calls if isinstance(calls, list) else [calls])
+        ):
             raise next(call for call in calls if isinstance(call, Exception))
         return calls
 
@@ -63,21 +65,29 @@ class Ray:
         """One call ends at a time, those that wait never."""
         done = [call for call in calls if call is not NEVER][:1]
         return done, [
-            call for i, call in enumerate(calls) if not (done and call is done[0] and i == calls.index(done[0]))
+            call
+            for i, call in enumerate(calls)
+            if not (done and call is done[0] and i == calls.index(done[0]))
         ]
 
 
 def train(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> None:
     monkeypatch.setattr(ray_processes, "PEER_END_TIMEOUT", 0.05)
     group = RayProcessGroup(
-        Ray, Config(), [TARGET.cell], ProcessGroupSpec(len(outcomes), {"CPU": 1.0}), "token", Path("group0-0")
+        Ray,
+        Config(),
+        [TARGET.cell],
+        ProcessGroupSpec(len(outcomes), {"CPU": 1.0}),
+        "token",
+        Path("group0-0"),
     )
     group.workers = [Actor(outcome) for outcome in outcomes]
     group.train(TARGET, lambda news: None)
 
 
 WELL = None
-BROKEN, STOPPED = TaskError(RunFailed("the ledger is another's")), TaskError(Preempted("saved"))
+BROKEN = TaskError(RunFailed("the ledger is another's"))
+STOPPED = TaskError(Preempted("saved"))
 NO_MEMORY = TaskError(WorkerLost("no memory"))
 
 
@@ -118,13 +128,18 @@ def test_processes_are_in_the_order_of_their_slices() -> None:
 
     class Placed(Ray):
         class util:  # the module's name
-            placement_group_table = staticmethod(lambda group: {"bundles_to_node_id": {0: "d", 1: "b", 2: "a", 3: "c"}})
+            placement_group_table = staticmethod(
+                lambda group: {"bundles_to_node_id": {0: "d", 1: "b", 2: "a", 3: "c"}}
+            )
 
         @staticmethod
         def nodes() -> list[dict[str, Any]]:
             locations = {"a": ("s1", "0"), "b": ("s1", "1"), "c": ("s2", "0"), "d": ("s2", "1")}
             return [
-                {"NodeID": key, "Labels": {SLICE_LABEL: name, WORKER_LABEL: i, TOPOLOGY_LABEL: "2x4"}}
+                {
+                    "NodeID": key,
+                    "Labels": {SLICE_LABEL: name, WORKER_LABEL: i, TOPOLOGY_LABEL: "2x4"},
+                }
                 for key, (name, i) in locations.items()
             ]
 
@@ -136,7 +151,12 @@ def test_processes_are_in_the_order_of_their_slices() -> None:
         "token",
         Path("group0-0"),
     )
-    assert [(bundle, node["NodeID"]) for bundle, node in group._bundles()] == [(2, "a"), (1, "b"), (3, "c"), (0, "d")]
+    assert [(bundle, node["NodeID"]) for bundle, node in group._bundles()] == [
+        (2, "a"),
+        (1, "b"),
+        (3, "c"),
+        (0, "d"),
+    ]
     group.spec = ProcessGroupSpec(5, {"TPU": 4.0}, tpu_slice=("v5litepod", "2x4"), num_slices=2)
     with pytest.raises(WorkerLost, match="before it began"):
         group._bundles()

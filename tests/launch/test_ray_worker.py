@@ -29,20 +29,29 @@ def train(folder: Path) -> None:
     train_target(cast(Any, setup), cast(Any, unused), cast(Any, unused), TARGET)
 
 
-def test_what_fails_while_problems_are_labelled_is_news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_while_problems_are_labelled_is_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where the sweep is refused then, and no cell ever reports."""
 
-    def prepare(on_progress: Callable[[str, float], None], on_failure: Callable[[str, str], None]) -> None:
+    def prepare(
+        on_progress: Callable[[str, float], None], on_failure: Callable[[str, str], None]
+    ) -> None:
         on_failure("timeout", "problem 3: no verdict within 5 s")
         raise InputError("none of its first 16 checks ended")
 
     monkeypatch.setenv(registry.FOLDERS_VARIABLE, "")
     monkeypatch.setattr(ray_worker, "start_jax", lambda config: None)
-    monkeypatch.setattr(ray_worker, "open_sweep", lambda *_, **__: nullcontext(SimpleNamespace(prepare=prepare)))
+    monkeypatch.setattr(
+        ray_worker, "open_sweep", lambda *_, **__: nullcontext(SimpleNamespace(prepare=prepare))
+    )
     (tmp_path / "quickstart").mkdir()
     (tmp_path / "quickstart" / TOKEN_FILE).write_text("token")
-    config, status = load_config("quickstart", [f"run.dir={tmp_path}"]), StatusCollector()
-    prepared = ray_worker.prepare_sweep(config, [], "token", SINGLE_PROCESS, "process-0", status, links={})
+    config = load_config("quickstart", [f"run.dir={tmp_path}"])
+    status = StatusCollector()
+    prepared = ray_worker.prepare_sweep(
+        config, [], "token", SINGLE_PROCESS, "process-0", status, links={}
+    )
     with pytest.raises(InputError, match="none of its first 16"), prepared:
         pass
     assert status.pending.verifier_failures == {"timeout": "problem 3: no verdict within 5 s"}
@@ -54,7 +63,9 @@ def test_a_cell_that_cannot_be_written_is_not_waited_for(tmp_path: Path) -> None
         train(tmp_path)
 
 
-def test_a_cell_that_another_process_has_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_that_another_process_has_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ray_worker, "LOCK_TIMEOUT", 0.0)
     held = exclusive_lock(tmp_path / "cells" / TARGET.cell.name)
     with held, pytest.raises(WorkerLost, match="another process still writes"):

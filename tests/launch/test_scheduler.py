@@ -1,5 +1,5 @@
-"""How cells are given to process groups, by stand-ins without processes: longest first, started again when lost, given
-up, round by round.
+"""How cells are given to process groups, by stand-ins without processes: longest first, started
+again when lost, given up, round by round.
 """
 
 from __future__ import annotations
@@ -50,7 +50,12 @@ class FakeGroup:
     lock = threading.Lock()
 
     def __init__(self, *arguments: Any):
-        self.log, self.node_names, self.stopped, self.closed = arguments[-1], "here", threading.Event(), False
+        self.log, self.node_names, self.stopped, self.closed = (
+            arguments[-1],
+            "here",
+            threading.Event(),
+            False,
+        )
         self.made.append(self)
 
     def kill(self) -> None: ...
@@ -76,7 +81,11 @@ class FakeGroup:
             end = self.ends.get(target.cell, [])
             error = end.pop(0) if end else None
         reached = self.reaches.get(target.cell, [])
-        on_status(StatusUpdate(progress=CellProgress(target.cell, reached.pop(0), None)) if reached else StatusUpdate())
+        on_status(
+            StatusUpdate(progress=CellProgress(target.cell, reached.pop(0), None))
+            if reached
+            else StatusUpdate()
+        )
         if isinstance(error, Preempted):
             preemption.REQUESTED.set()
             assert self.stopped.wait(20)
@@ -120,7 +129,9 @@ def schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RaySch
     monkeypatch.setattr(FakeGroup, "trained", [])
     monkeypatch.setattr(FakeGroup, "made", [])
     with Display(CONFIG) as display, preemption.handle_sigterm():
-        yield RayScheduler(Nodes, CONFIG, CELLS, tmp_path, ProcessGroupSpec(1, {"CPU": 1.0}), display)
+        yield RayScheduler(
+            Nodes, CONFIG, CELLS, tmp_path, ProcessGroupSpec(1, {"CPU": 1.0}), display
+        )
 
 
 def test_longest_first(schedule: RayScheduler) -> None:
@@ -129,9 +140,11 @@ def test_longest_first(schedule: RayScheduler) -> None:
     assert status and status.ended and {cell.state for cell in status.cells.values()} == {"done"}
 
 
-def test_a_lost_cell_is_started_again_and_given_up(schedule: RayScheduler, capsys: pytest.CaptureFixture[str]) -> None:
-    """One is lost twice, and done; another three times, which is once more than is allowed; a third fails by itself,
-    once.
+def test_a_lost_cell_is_started_again_and_given_up(
+    schedule: RayScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One is lost twice, and done; another three times, which is once more than is allowed; a third
+    fails by itself, once.
     """
     FakeGroup.ends.update(
         {
@@ -146,9 +159,15 @@ def test_a_lost_cell_is_started_again_and_given_up(schedule: RayScheduler, capsy
         str(failed[0][1])
         == "its process group was lost 3 times at C = 0, the last time because its node is gone; the end of its log"
     )
-    assert [target.cell for target in FakeGroup.trained] == [CELLS[0]] * 3 + [CELLS[1]] * 3 + [CELLS[2]]
+    assert [target.cell for target in FakeGroup.trained] == [CELLS[0]] * 3 + [CELLS[1]] * 3 + [
+        CELLS[2]
+    ]
     status = read_status(schedule.folder)
-    assert status and [status.cells[cell.name].state for cell in CELLS] == ["done", "failed", "failed"]
+    assert status and [status.cells[cell.name].state for cell in CELLS] == [
+        "done",
+        "failed",
+        "failed",
+    ]
     assert status.cells[CELLS[0].name].attempts == 3
     assert FakeGroup.made[-1].closed
 
@@ -167,29 +186,38 @@ def test_a_cell_never_waits_for_resources_of_another_group(
     monkeypatch.setattr(FakeGroup, "rooms", threading.Semaphore(1))
     monkeypatch.setattr(scheduling, "capacity", lambda *_: 2)
     monkeypatch.setattr(FakeGroup, "ends", {CELLS[0]: [Slow()]})
-    assert schedule.run() == [] and sorted(target.cell for target in FakeGroup.trained) == sorted(CELLS)
+    assert schedule.run() == [] and sorted(target.cell for target in FakeGroup.trained) == sorted(
+        CELLS
+    )
     assert len(schedule.slots) == 2
 
 
-def test_a_group_that_is_not_ready_is_not_waited_for(schedule: RayScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_is_not_ready_is_not_waited_for(
+    schedule: RayScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When the last cell is done another group still prepares the sweep: it ends."""
     monkeypatch.setattr(FakeGroup, "never", True)
     monkeypatch.setattr(scheduling, "capacity", lambda *_: 2)
     FakeGroup.ends[CELLS[0]] = [Slow()]
-    assert schedule.run() == [] and sorted(target.cell for target in FakeGroup.trained) == sorted(CELLS)
+    assert schedule.run() == [] and sorted(target.cell for target in FakeGroup.trained) == sorted(
+        CELLS
+    )
     assert len(schedule.slots) == 2
 
 
-def test_a_group_refused_in_mid_sweep_costs_no_cell(schedule: RayScheduler, capsys: pytest.CaptureFixture[str]) -> None:
-    """A node that does not see the folder, for example: its slot is given up after a while, and the sweep ends where
-    no other is left.
+def test_a_group_refused_in_mid_sweep_costs_no_cell(
+    schedule: RayScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node that does not see the folder, for example: its slot is given up after a while, and the
+    sweep ends where no other is left.
     """
     FakeGroup.ends[CELLS[0]] = [WorkerLost("its node is gone")]
     refusals = [InputError("the node does not see the folder")] * 3
     schedule.any_group_ready = True
     FakeGroup.opening.extend(refusals)
     with pytest.raises(
-        RunFailed, match="no process group can begin: the node does not see the folder; the end of its log"
+        RunFailed,
+        match="no process group can begin: the node does not see the folder; the end of its log",
     ):
         schedule.run()
     assert FakeGroup.trained == [] and capsys.readouterr().err.count("could not begin") == 3
@@ -197,7 +225,9 @@ def test_a_group_refused_in_mid_sweep_costs_no_cell(schedule: RayScheduler, caps
 
 def test_a_group_that_cannot_begin(schedule: RayScheduler) -> None:
     FakeGroup.opening.extend([WorkerLost("no module isojax")] * 3)
-    with pytest.raises(RunFailed, match="no process group could begin: no module isojax; the end of its log"):
+    with pytest.raises(
+        RunFailed, match="no process group could begin: no module isojax; the end of its log"
+    ):
         schedule.run()
 
 
@@ -215,7 +245,9 @@ def test_asked_to_end(schedule: RayScheduler) -> None:
     assert [target.cell for target in FakeGroup.trained] == CELLS[:1]
 
 
-def test_asked_to_end_before_a_group_is_ready(schedule: RayScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asked_to_end_before_a_group_is_ready(
+    schedule: RayScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A group that still prepares the sweep has nothing to save: it is not waited for."""
     monkeypatch.setattr(FakeGroup, "never", True)
     FakeGroup.trained.append(CellTarget(CELLS[0], 0))
@@ -229,7 +261,8 @@ def test_asked_to_end_before_a_group_is_ready(schedule: RayScheduler, monkeypatc
 def test_what_was_not_waited_for_ends_by_itself(
     schedule: RayScheduler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ctrl-C twice, or SAVE_TIMEOUT is over: the training group is lost with Ray, without a message."""
+    """Ctrl-C twice, or SAVE_TIMEOUT is over: the training group is lost with Ray, without a
+    message."""
     monkeypatch.setattr(scheduling, "SAVE_TIMEOUT", 0.0)
     FakeGroup.ends[CELLS[0]] = [Slow()]
     FakeGroup.ends[CELLS[1]] = [WorkerLost("Ray has not been started yet")]
@@ -238,7 +271,9 @@ def test_what_was_not_waited_for_ends_by_itself(
         schedule.run()
     preemption.REQUESTED.clear()  # as on leaving handle_sigterm
     time.sleep(0.6)
-    assert FakeGroup.trained == [CellTarget(CELLS[0], 512)] and "lost" not in capsys.readouterr().err
+    assert (
+        FakeGroup.trained == [CellTarget(CELLS[0], 512)] and "lost" not in capsys.readouterr().err
+    )
 
 
 def test_logs_that_cannot_be_written_are_refused(schedule: RayScheduler) -> None:
@@ -258,4 +293,6 @@ def test_round_by_round(schedule: RayScheduler) -> None:
 
     schedule.cell_queue.rounds = rounds()
     assert schedule.run() == [] and requested == [0, 3]
-    assert [target.C for target in FakeGroup.trained] == [64] * 3 + [128] * 3 and len(FakeGroup.made) == 1
+    assert [target.C for target in FakeGroup.trained] == [64] * 3 + [128] * 3 and len(
+        FakeGroup.made
+    ) == 1

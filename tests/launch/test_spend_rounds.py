@@ -36,7 +36,11 @@ def test_where_all_fail_nothing_is_decided_and_a_resume_trains_them_again(
     for target in pilots:
         ledger = Ledger(tmp_path / "cells" / target.cell.name, target.cell, "")
         for C in evaluated:
-            ledger.append(EvalPoint(C, C // target.cell.B, C, C, {"avg@4": 0.25}, (1,), 4), seconds=1.0, devices=1)
+            ledger.append(
+                EvalPoint(C, C // target.cell.B, C, C, {"avg@4": 0.25}, (1,), 4),
+                seconds=1.0,
+                devices=1,
+            )
         if diverged:
             ledger.record_failure(M=70, reason="not finite")
         failures.append((target.cell, RunFailed("no room")))
@@ -51,14 +55,19 @@ def test_a_full_disk_that_ends_one_pilot_costs_it_nothing(tmp_path: Path) -> Non
     for target in pilots:
         ledger = Ledger(tmp_path / "cells" / target.cell.name, target.cell, "")
         for C in (0, 64, 729):
-            ledger.append(EvalPoint(C, C // target.cell.B, C, C, {"avg@4": 0.25}, (1,), 4), seconds=1.0, devices=1)
+            ledger.append(
+                EvalPoint(C, C // target.cell.B, C, C, {"avg@4": 0.25}, (1,), 4),
+                seconds=1.0,
+                devices=1,
+            )
     failures.append((pilots[0].cell, RunFailed("no room")))
     assert next(rounds, None) is None and read_spending(tmp_path) is None
 
 
 @pytest.mark.parametrize("legs", [0, 2])
 def test_ledgers_beyond_what_spend_json_knows_are_refused(legs: int, tmp_path: Path) -> None:
-    """Lost, or an older copy: the stages of the run that went on are not known, and it would train others."""
+    """Lost, or an older copy: the stages of the run that went on are not known, and it would train
+    others."""
     rounds = training_rounds(CONFIG, plan_cells(CONFIG.sweep), tmp_path, [])
     pilots = next(rounds)
     if legs:
@@ -67,18 +76,27 @@ def test_ledgers_beyond_what_spend_json_knows_are_refused(legs: int, tmp_path: P
     for target, last_C in zip(pilots, (729, 1094), strict=True):
         ledger = Ledger(tmp_path / "cells" / target.cell.name, target.cell, "")
         for C in (0, 64, last_C):
-            ledger.append(EvalPoint(C, C // target.cell.B, C, C, {"avg@4": 0.25}, (1,), 4), seconds=1.0, devices=1)
-    with pytest.raises(InputError, match=r"spend\.json is missing, or older than the ledgers\. Restore it"):
+            ledger.append(
+                EvalPoint(C, C // target.cell.B, C, C, {"avg@4": 0.25}, (1,), 4),
+                seconds=1.0,
+                devices=1,
+            )
+    with pytest.raises(
+        InputError, match=r"spend\.json is missing, or older than the ledgers\. Restore it"
+    ):
         next(training_rounds(CONFIG, plan_cells(CONFIG.sweep), tmp_path, []))
 
 
 @pytest.mark.parametrize("strategy", ["spend", "adaptive"])
-def test_a_ledger_that_cannot_be_used_is_refused_not_left_out(strategy: str, tmp_path: Path) -> None:
+def test_a_ledger_that_cannot_be_used_is_refused_not_left_out(
+    strategy: str, tmp_path: Path
+) -> None:
     settings = CONFIG.with_settings(sweep={"strategy": strategy})
     cells = plan_cells(settings.sweep)
     rounds = training_rounds(settings, cells, tmp_path, [])
     for target in next(rounds):
-        Ledger(tmp_path / "cells" / target.cell.name, target.cell, "")  # killed before its first point
+        # killed before its first point
+        Ledger(tmp_path / "cells" / target.cell.name, target.cell, "")
     path = tmp_path / "cells" / cells[0].name / RECORDS_FILE
     with path.open("a") as file:
         file.write('{"kind": "eval", "rollouts": -1}\n')
@@ -87,9 +105,11 @@ def test_a_ledger_that_cannot_be_used_is_refused_not_left_out(strategy: str, tmp
 
 
 def test_updates_beyond_the_end_of_a_leg_are_not_beyond_spend_json(tmp_path: Path) -> None:
-    """The last update of a leg is whole: its evaluation may have a later target than the leg's end."""
+    """The last update of a leg is whole: its evaluation may have a later target than the leg's
+    end."""
     settings = CONFIG.with_settings(
-        sweep={"n": (2, 4, 8, 16, 32, 64), "budget": 120174}, cell={"eval": {"start": 64.0, "ratio": 1.05}}
+        sweep={"n": (2, 4, 8, 16, 32, 64), "budget": 120174},
+        cell={"eval": {"start": 64.0, "ratio": 1.05}},
     )
     cells = plan_cells(settings.sweep)
     pilots = next(training_rounds(settings, cells, tmp_path, []))
@@ -100,13 +120,17 @@ def test_updates_beyond_the_end_of_a_leg_are_not_beyond_spend_json(tmp_path: Pat
         last = grid[bisect_right(grid, C) - 1]
         beyond += last > target
         ledger = Ledger(tmp_path / "cells" / cell.name, cell, "")
-        ledger.append(EvalPoint(last, C // cell.B, C, C, {"avg@4": 0.25}, (1,), 4), seconds=1.0, devices=1)
+        ledger.append(
+            EvalPoint(last, C // cell.B, C, C, {"avg@4": 0.25}, (1,), 4), seconds=1.0, devices=1
+        )
     assert beyond
     assert next(training_rounds(settings, cells, tmp_path, [])) == pilots
 
 
 def test_where_every_run_failed_no_others_are_spoken_of(tmp_path: Path) -> None:
-    failures: list[tuple[Cell, Exception]] = [(cell, RunFailed("no room")) for cell in plan_cells(CONFIG.sweep)]
+    failures: list[tuple[Cell, Exception]] = [
+        (cell, RunFailed("no room")) for cell in plan_cells(CONFIG.sweep)
+    ]
     with pytest.raises(RunFailed) as seen:
         raise_cell_failures(failures, len(failures), tmp_path)
     assert seen.value.args[0] == f"2 of 2 runs failed; what was recorded is in {tmp_path}."
@@ -120,23 +144,35 @@ def failing(call: Callable[[], object]) -> Exception:
     raise AssertionError
 
 
-def test_an_error_that_nobody_foresaw_keeps_its_type_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_nobody_foresaw_keeps_its_type_and_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cells = plan_cells(CONFIG.sweep)
 
     def forget() -> None:
         assert not cells
 
-    decorated = "from isojax.rl.losses import loss\n@loss\ndef forgetful(x):\n    return {}['beta']\n"
+    decorated = (
+        "from isojax.rl.losses import loss\n@loss\ndef forgetful(x):\n    return {}['beta']\n"
+    )
     (tmp_path / "forgetful_loss.py").write_text(decorated)
     monkeypatch.chdir(tmp_path)
     plugin = loss.load("forgetful_loss")
     missing = KeyError("foo")
     missing.add_note("a note of\njax's")
-    errors = [failing(forget), missing, failing(lambda: plugin(1)), OSError(28, "No space left on device", "x")]
+    errors = [
+        failing(forget),
+        missing,
+        failing(lambda: plugin(1)),
+        OSError(28, "No space left on device", "x"),
+    ]
     with pytest.raises(RunFailed) as seen:
         raise_cell_failures(list(zip(cells * 2, errors, strict=True)), 9, tmp_path)
     assertion, key, of_plugin, disk = (line.split(": ", 1)[1] for line in seen.value.args[1:])
-    assert re.match(r"test_spend_rounds\.py:\d+: AssertionError", assertion) and key == "KeyError: 'foo'"
+    assert (
+        re.match(r"test_spend_rounds\.py:\d+: AssertionError", assertion)
+        and key == "KeyError: 'foo'"
+    )
     place = f"{tmp_path / 'forgetful_loss.py'}, line 4"
     assert of_plugin == f"the plug-in failed at {place}: forgetful_loss.py:4: KeyError: 'beta'"
     assert disk == "[Errno 28] No space left on device: 'x'"

@@ -1,5 +1,5 @@
-"""The files in launch/ are what their systems accept, a mistake in one is found, and the commands in them are
-isojax's.
+"""The files in launch/ are what their systems accept, a mistake in one is found, and the commands
+in them are isojax's.
 """
 
 from __future__ import annotations
@@ -33,20 +33,50 @@ CHECKS = {
     "ray_cluster.yaml": check_ray_cluster,
 }
 MISTAKES = {
-    "an unquoted variable": ("tpu_pod.sh", '"run.process_group.tpu=$SLICE"', "run.process_group.tpu=$SLICE", "SC2086"),
+    "an unquoted variable": (
+        "tpu_pod.sh",
+        '"run.process_group.tpu=$SLICE"',
+        "run.process_group.tpu=$SLICE",
+        "SC2086",
+    ),
     "a variable that is not there": ("slurm.sh", "$SLURM_JOB_NODELIST", "$nodelist", "SC2154"),
     "a quote that is not closed": ("slurm.sh", 'one "$@" ;;', 'one "$@ ;;', "SC1073|SC1009|SC1078"),
     "a key of Ray's": ("ray_cluster.yaml", "file_mounts:", "file_mount:", "file_mount"),
     "a key of a node type": ("ray_cluster.yaml", "min_workers: 2", "minworkers: 2", "minworkers"),
-    "a type of Ray's": ("ray_cluster.yaml", "max_workers: 8\n\nprovider", "max_workers: eight\n\nprovider", "eight"),
-    "a head that is not there": ("ray_cluster.yaml", "head_node_type: head", "head_node_type: heads", "head_node_type"),
-    "more workers than allowed": ("ray_cluster.yaml", "min_workers: 2", "min_workers: 9", "max_workers"),
+    "a type of Ray's": (
+        "ray_cluster.yaml",
+        "max_workers: 8\n\nprovider",
+        "max_workers: eight\n\nprovider",
+        "eight",
+    ),
+    "a head that is not there": (
+        "ray_cluster.yaml",
+        "head_node_type: head",
+        "head_node_type: heads",
+        "head_node_type",
+    ),
+    "more workers than allowed": (
+        "ray_cluster.yaml",
+        "min_workers: 2",
+        "min_workers: 9",
+        "max_workers",
+    ),
     "a key of a TPU": ("ray_cluster.yaml", "runtimeVersion", "runtime_version", "runtime_version"),
     "a slice that is none": ("ray_cluster.yaml", "topology: 2x4", "topology: 3x4", "3x4"),
     "another slice's chips": ("ray_cluster.yaml", '"TPU": 8', '"TPU": 4', "2x4"),
     "a key of KubeRay's": ("gke_kuberay.yaml", "numOfHosts: 4", "numHosts: 4", "numHosts"),
-    "a number that must be text": ("gke_kuberay.yaml", 'num-cpus: "0"', "num-cpus: 0", "not of type 'string'"),
-    "a group without a name": ("gke_kuberay.yaml", "- groupName: tpu\n        replicas", "- replicas", "groupName"),
+    "a number that must be text": (
+        "gke_kuberay.yaml",
+        'num-cpus: "0"',
+        "num-cpus: 0",
+        "not of type 'string'",
+    ),
+    "a group without a name": (
+        "gke_kuberay.yaml",
+        "- groupName: tpu\n        replicas",
+        "- replicas",
+        "groupName",
+    ),
     "a key of a pod": ("gke_kuberay.yaml", "nodeSelector:", "nodeSelectors:", "nodeSelectors"),
     "a key of a container": ("gke_kuberay.yaml", "containerPort: 6379", "port: 6379", "port"),
     "a key of a claim": ("gke_kuberay.yaml", "storageClassName", "storageClass", "storageClass"),
@@ -56,12 +86,42 @@ MISTAKES = {
         "- name: sweeps\n              configMap",
         "sweep",
     ),
-    "another Ray in the cluster": ("gke_kuberay.yaml", 'rayVersion: "2', 'rayVersion: "1', "rayVersion 1"),
-    "another Ray in the image": ("Dockerfile", "FROM rayproject/ray:2", "FROM rayproject/ray:1", "not an image of Ray"),
-    "another Ray on the machines": ("ray_cluster.yaml", "ray[default]==2", "ray[default]==1", "not the version of Ray"),
-    "a wheel that nobody builds": ("Dockerfile", "dist/isojax-0", "dist/isojax-1", "where `make dist` builds"),
-    "a wheel of another folder": ("ray_cluster.yaml", ": dist/isojax", ": isojax", "where `make dist` builds"),
-    "hosts that are too few": ("gke_kuberay.yaml", "numOfHosts: 4", "numOfHosts: 2", "no slice of 4x4"),
+    "another Ray in the cluster": (
+        "gke_kuberay.yaml",
+        'rayVersion: "2',
+        'rayVersion: "1',
+        "rayVersion 1",
+    ),
+    "another Ray in the image": (
+        "Dockerfile",
+        "FROM rayproject/ray:2",
+        "FROM rayproject/ray:1",
+        "not an image of Ray",
+    ),
+    "another Ray on the machines": (
+        "ray_cluster.yaml",
+        "ray[default]==2",
+        "ray[default]==1",
+        "not the version of Ray",
+    ),
+    "a wheel that nobody builds": (
+        "Dockerfile",
+        "dist/isojax-0",
+        "dist/isojax-1",
+        "where `make dist` builds",
+    ),
+    "a wheel of another folder": (
+        "ray_cluster.yaml",
+        ": dist/isojax",
+        ": isojax",
+        "where `make dist` builds",
+    ),
+    "hosts that are too few": (
+        "gke_kuberay.yaml",
+        "numOfHosts: 4",
+        "numOfHosts: 2",
+        "no slice of 4x4",
+    ),
 }
 
 
@@ -86,7 +146,9 @@ def test_a_mistake_is_found(mistake: str) -> None:
 @pytest.mark.parametrize(
     "path", [*LAUNCH.glob("*.yaml"), ROOT / "docs/clusters.md"], ids=lambda p: p.name
 )  # of shells: as they are run
-def test_its_commands_are_isojaxs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_commands_are_isojaxs(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copy(ROOT / "configs/quickstart.yaml", tmp_path / "my.yaml")
     monkeypatch.chdir(tmp_path)
     text = path.read_text().replace("/etc/isojax/", "")
@@ -99,11 +161,14 @@ def test_its_commands_are_isojaxs(path: Path, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("wrong", ["--mesch fsdp=4", "run.groups.tpu=v5e:4x4", "yours.yaml"])
-def test_a_wrong_command_is_found(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_command_is_found(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copy(ROOT / "configs/quickstart.yaml", tmp_path / "my.yaml")
     monkeypatch.chdir(tmp_path)
     (words,) = commands(f"  isojax launch my.yaml {wrong}   # what it does")
-    with pytest.raises(Exception, match=re.split("[ =]", wrong)[0]):  # typer keeps its usage errors to itself
+    # typer keeps its usage errors to itself
+    with pytest.raises(Exception, match=re.split("[ =]", wrong)[0]):
         check_command(words)
 
 
@@ -113,9 +178,13 @@ def test_the_group_of_gkes_sweep_is_a_slice_of_its_cluster(tmp_path: Path) -> No
     config = check_command(["isojax", "launch", "quickstart", str(tmp_path / "sweep.yaml")])
     assert config is not None and config.run.process_group.tpu is not None
     _, _, topology = config.run.process_group.tpu.partition(":")
-    group = next(g for g in job["spec"]["rayClusterSpec"]["workerGroupSpecs"] if g["groupName"] == "tpu")
+    group = next(
+        g for g in job["spec"]["rayClusterSpec"]["workerGroupSpecs"] if g["groupName"] == "tpu"
+    )
     chips = prod(map(int, topology.split("x")))
-    assert group["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == topology
+    assert (
+        group["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == topology
+    )
     assert parse_mesh(config.run.mesh, chips).devices == chips
 
 
@@ -129,9 +198,14 @@ def test_it_begins_with_what_it_is_how_it_starts_and_how_it_ends(name: str) -> N
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_what_is_to_be_filled_in_is_marked(name: str) -> None:
-    """Values in capitals, such as PROJECT, stand only in lines that say `edit`; nobody's account anywhere."""
+    """Values in capitals, such as PROJECT, stand only in lines that say `edit`; nobody's account
+    anywhere."""
     text = (LAUNCH / name).read_text()
     assert not re.search(r"OWNER|github\.com/(?!google)", text)
     if name.endswith(".yaml"):
-        values = [line for line in text.splitlines() if not line.startswith("#") and "# edit" not in line]
-        assert not [line for line in values if re.search(r"\b(PROJECT|REGION|ZONE|IMAGE|NAME)\b", line)]
+        values = [
+            line for line in text.splitlines() if not line.startswith("#") and "# edit" not in line
+        ]
+        assert not [
+            line for line in values if re.search(r"\b(PROJECT|REGION|ZONE|IMAGE|NAME)\b", line)
+        ]

@@ -1,5 +1,5 @@
-"""The shell templates, run: srun, scontrol, gcloud, Ray, isojax and the hosts' tools are stand-ins that write down what
-they are asked.
+"""The shell templates, run: srun, scontrol, gcloud, Ray, isojax and the hosts' tools are stand-ins
+that write down what they are asked.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ WRITE = """#!/bin/bash
 note() { local line; printf -v line '%s\\x1f' "$HOST" "$@"; printf '%s\\x1e' "$line" >> "$ASKED"; }
 note "${0##*/}" "$@"
 """
-HOLD = """trap 'kill $!; note "${0##*/}" ended; exit 143' TERM; note "${0##*/}" up; sleep 60 & wait"""
+HOLD = (
+    """trap 'kill $!; note "${0##*/}" ended; exit 143' TERM; note "${0##*/}" up; sleep 60 & wait"""
+)
 STAND_INS = {
     # SLURM: a step is run here.
     "scontrol": "printf 'node-%s\\n' a b c\n",
     "srun": 'while [[ $1 == -* ]]; do shift; done; exec "$@"\n',
-    # Ray's nodes stay until they are asked to end; its head is there as soon as it was started. A sweep begins when all
-    # nodes have.
+    # Ray's nodes stay until they are asked to end; its head is there as soon as it was started. A
+    # sweep begins when all nodes have.
     "ray": f"""note token "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN"
         case $* in *--block*) {HOLD} ;;
         status*) tr '\\037' ' ' < "$ASKED" | grep -q 'start --head' && note ray answered ;; esac\n""",
@@ -85,19 +87,35 @@ class Stage:
             "RUNS": "/mnt/runs",
             "ISOJAX": "" if HAS_COMMIT else "isojax",
         }
-        self.environment = {**os.environ, **slurm, **specific, "LASTS": "", "FAILS": "", "STATE": "", "NODES": "0"}
+        self.environment = {
+            **os.environ,
+            **slurm,
+            **specific,
+            "LASTS": "",
+            "FAILS": "",
+            "STATE": "",
+            "NODES": "0",
+        }
 
     def start(
         self, template: str, *words: str, stdin: int = subprocess.DEVNULL, **environment: str
     ) -> subprocess.Popen[str]:
         pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         command = ["bash", str(LAUNCH / template), *words]
-        return subprocess.Popen(command, cwd=self.folder, env={**self.environment, **environment}, text=True, **pipes)  # type: ignore[call-overload]
+        return subprocess.Popen(
+            command, cwd=self.folder, env={**self.environment, **environment}, text=True, **pipes
+        )  # type: ignore[call-overload]
 
     def run(
-        self, template: str, *words: str, code: int = 0, stdin: int = subprocess.DEVNULL, **environment: str
+        self,
+        template: str,
+        *words: str,
+        code: int = 0,
+        stdin: int = subprocess.DEVNULL,
+        **environment: str,
     ) -> str:
-        """What it prints, after it has ended with `code`; what it asked of the tools is what their flags allow."""
+        """What it prints, after it has ended with `code`; what it asked of the tools is what their
+        flags allow."""
         process = self.start(template, *words, stdin=stdin, **environment)
         out, err = process.communicate(timeout=30)
         assert process.returncode == code, err
@@ -111,7 +129,9 @@ class Stage:
         path = self.folder / "asked"
         lines = path.read_text().split("\x1e")[:-1] if path.exists() else []
         result = [(host, words) for host, *words in (line.split("\x1f")[:-1] for line in lines)]
-        return [(host, words) for host, words in result if tuple(words[: len(beginning)]) == beginning]
+        return [
+            (host, words) for host, words in result if tuple(words[: len(beginning)]) == beginning
+        ]
 
 
 @pytest.fixture
@@ -183,7 +203,11 @@ def test_slurm_starts_a_process_for_each_gpu_as_one_run(stage: Stage) -> None:
         ([], {}, "given no config"),
         (["my.yaml"], {"MODE": "two"}, "given MODE=two, expected ray or one"),
         (["my.yaml"], {"SLURM_JOB_ID": ""}, "no SLURM job here"),
-        (["my.yaml"], {"VENV": "/nowhere"}, "given VENV=/nowhere, expected an environment on every node"),
+        (
+            ["my.yaml"],
+            {"VENV": "/nowhere"},
+            "given VENV=/nowhere, expected an environment on every node",
+        ),
     ],
 )
 def test_slurm_refuses_before_it_starts_anything(
@@ -195,12 +219,16 @@ def test_slurm_refuses_before_it_starts_anything(
 
 def on_hosts(stage: Stage) -> list[tuple[str, list[str]]]:
     """The sweeps started on hosts; the check of the config on this machine is left out."""
-    return [(host, words) for host, words in stage.asked("isojax", "launch") if "--dry-run" not in words]
+    return [
+        (host, words) for host, words in stage.asked("isojax", "launch") if "--dry-run" not in words
+    ]
 
 
 @pytest.mark.skipif(not HAS_COMMIT, reason="no git checkout")
 def test_a_tpu_pod_is_made_installed_and_runs_one_command_on_every_host(stage: Stage) -> None:
-    said = stage.run("tpu_pod.sh", "run", "my.yaml", "sweep.seeds=2", "--yes", NFS="10.0.0.2:/runs", SPOT="1")
+    said = stage.run(
+        "tpu_pod.sh", "run", "my.yaml", "sweep.seeds=2", "--yes", NFS="10.0.0.2:/runs", SPOT="1"
+    )
     verbs = [words[4] for _, words in stage.asked("gcloud", "compute", "tpus", "tpu-vm")]
     assert verbs == ["describe", "create", "scp", "ssh", "ssh", "scp", "ssh"]
     ((_, create),) = stage.asked("gcloud", "compute", "tpus", "tpu-vm", "create")
@@ -212,18 +240,41 @@ def test_a_tpu_pod_is_made_installed_and_runs_one_command_on_every_host(stage: S
         "--network=default",
         "--spot",
     ]
-    installs = [(host, words[-1]) for host, words in stage.asked("python3", "-m", "uv", "pip", "install")]
-    assert installs == [(host, f"isojax[ray,tpu,verify] @ file://{stage.folder}/isojax.tar.gz") for host in "78"]
-    assert [host for host, _ in stage.asked("sudo", "mount", "-t", "nfs", "10.0.0.2:/runs", "/mnt/runs")] == ["7", "8"]
+    installs = [
+        (host, words[-1]) for host, words in stage.asked("python3", "-m", "uv", "pip", "install")
+    ]
+    assert installs == [
+        (host, f"isojax[ray,tpu,verify] @ file://{stage.folder}/isojax.tar.gz") for host in "78"
+    ]
+    assert [
+        host for host, _ in stage.asked("sudo", "mount", "-t", "nfs", "10.0.0.2:/runs", "/mnt/runs")
+    ] == ["7", "8"]
     (first, line), (second, same) = on_hosts(stage)
     assert (first, second) == ("7", "8") and line == same and "--processes" in line
     config = check_command(line)
-    assert config is not None and (config.sweep.seeds, config.run.mesh, config.run.dir) == (2, "fsdp=16", "/mnt/runs")
-    assert "note: isojax in us-west4-a costs as long as it exists" in said and "launch/tpu_pod.sh down" in said
+    assert config is not None and (config.sweep.seeds, config.run.mesh, config.run.dir) == (
+        2,
+        "fsdp=16",
+        "/mnt/runs",
+    )
+    assert (
+        "note: isojax in us-west4-a costs as long as it exists" in said
+        and "launch/tpu_pod.sh down" in said
+    )
 
 
-def test_a_plan_prints_what_would_be_created_and_its_cost_and_checks_the_config(stage: Stage) -> None:
-    said = stage.run("tpu_pod.sh", "plan", "my.yaml", PRICE="1.20", SLICE="v5p:2x2x2", ZONE="us-east5-a", QUEUED="1")
+def test_a_plan_prints_what_would_be_created_and_its_cost_and_checks_the_config(
+    stage: Stage,
+) -> None:
+    said = stage.run(
+        "tpu_pod.sh",
+        "plan",
+        "my.yaml",
+        PRICE="1.20",
+        SLICE="v5p:2x2x2",
+        ZONE="us-east5-a",
+        QUEUED="1",
+    )
     for line in (
         r"slice +isojax in us-east5-a",
         r"type +v5p:2x2x2, 8 chips \(v5p-16, software v2-alpha-tpuv5\)",
@@ -233,9 +284,18 @@ def test_a_plan_prints_what_would_be_created_and_its_cost_and_checks_the_config(
     ):
         assert re.search(line, said), said
     ((_, check),) = stage.asked("isojax")
-    assert check[3:] == ["--dry-run", "--topology", "v5p:2x2x2", "--mesh", "fsdp=8", "run.dir=/mnt/runs"]
+    assert check[3:] == [
+        "--dry-run",
+        "--topology",
+        "v5p:2x2x2",
+        "--mesh",
+        "fsdp=8",
+        "run.dir=/mnt/runs",
+    ]
     assert check_command(check) is not None
-    assert re.search(r"spot, .*; no queue\ncost +PRICE is not given", stage.run("tpu_pod.sh", "plan", SPOT="1"))
+    assert re.search(
+        r"spot, .*; no queue\ncost +PRICE is not given", stage.run("tpu_pod.sh", "plan", SPOT="1")
+    )
     assert not stage.asked("gcloud")
 
 
@@ -244,7 +304,9 @@ def test_nothing_is_created_without_a_yes(stage: Stage) -> None:
     assert "expected --yes" in stage.run("tpu_pod.sh", "join", HEAD="10.0.0.99", code=2)
     answers, terminal = os.openpty()
     os.write(answers, b"n\n")
-    assert "nothing was changed" in stage.run("tpu_pod.sh", "run", "my.yaml", code=1, stdin=terminal, SLICE="v5e:2x4")
+    assert "nothing was changed" in stage.run(
+        "tpu_pod.sh", "run", "my.yaml", code=1, stdin=terminal, SLICE="v5e:2x4"
+    )
     assert not stage.asked("gcloud", "compute", "tpus", "tpu-vm", "create") and not on_hosts(stage)
     os.write(answers, b"y\n")
     stage.run("tpu_pod.sh", "run", "my.yaml", stdin=terminal, SLICE="v5e:2x4")
@@ -256,7 +318,8 @@ def test_a_config_that_isojax_refuses_creates_nothing(stage: Stage) -> None:
     assert "isojax refuses this sweep" in said and "CHECK=0" in said and "note:" not in said
     assert not stage.asked("gcloud", "compute", "tpus", "tpu-vm", "create")
     (stage.folder / ".isojax/bin/isojax").unlink()
-    copy = shutil.copytree(LAUNCH, stage.folder / "checkout/launch") / "tpu_pod.sh"  # of a checkout without .venv
+    # of a checkout without .venv
+    copy = shutil.copytree(LAUNCH, stage.folder / "checkout/launch") / "tpu_pod.sh"
     path = f"{stage.folder}/.isojax/bin:/usr/bin:/bin"
     assert "no isojax on this machine" in stage.run(
         str(copy), "run", "my.yaml", "--yes", code=2, PATH=path, SLICE="v5e:2x4", ISOJAX="isojax"
@@ -268,8 +331,12 @@ def test_a_template_that_is_in_no_checkout_says_what_to_set(verb: str, stage: St
     """As `isojax template` writes it; nothing is created before it knows what the hosts install."""
     script = shutil.copytree(LAUNCH, stage.folder / "launch") / "tpu_pod.sh"
     said = stage.run(str(script), verb, "my.yaml", "--yes", code=2, NFS="10.0.0.2:/runs", ISOJAX="")
-    assert f"expected ISOJAX='isojax[ray,tpu,verify]=={__version__}', or the file of a wheel" in said
-    said = stage.run(str(script), verb, "my.yaml", "--yes", code=2, NFS="10.0.0.2:/runs", ISOJAX="isojax-1.whl")
+    assert (
+        f"expected ISOJAX='isojax[ray,tpu,verify]=={__version__}', or the file of a wheel" in said
+    )
+    said = stage.run(
+        str(script), verb, "my.yaml", "--yes", code=2, NFS="10.0.0.2:/runs", ISOJAX="isojax-1.whl"
+    )
     assert "given ISOJAX=isojax-1.whl, and there is no such file" in said
     assert not stage.asked("gcloud") and not stage.asked("isojax")
 
@@ -288,13 +355,19 @@ def test_a_pod_installs_a_wheel(stage: Stage) -> None:
 
 def test_a_slice_that_gcloud_refuses_leaves_no_reminder(stage: Stage) -> None:
     said = stage.run("tpu_pod.sh", "run", "my.yaml", "--yes", code=1, CHECK="0", FAILS="1")
-    assert "gcloud did not create isojax" in said and "tpu-vm list --zone=us-west4-a" in said and "note:" not in said
+    assert (
+        "gcloud did not create isojax" in said
+        and "tpu-vm list --zone=us-west4-a" in said
+        and "note:" not in said
+    )
 
 
 def test_a_tpu_pod_that_is_there_becomes_a_ray_cluster(stage: Stage) -> None:
     said = stage.run("tpu_pod.sh", "ray", "my.yaml", STATE="READY", ISOJAX="isojax[ray,tpu]")
     assert not stage.asked("gcloud", "compute", "tpus", "tpu-vm", "create")
-    assert {words[-1] for _, words in stage.asked("python3", "-m", "uv", "pip", "install")} >= {"isojax[ray,tpu]"}
+    assert {words[-1] for _, words in stage.asked("python3", "-m", "uv", "pip", "install")} >= {
+        "isojax[ray,tpu]"
+    }
     starts = [(host, words[2:]) for host, words in stage.asked("ray", "start")]
     assert starts == [
         ("7", ["--head", "--node-ip-address=10.0.0.7", "--port=6379"]),
@@ -303,13 +376,18 @@ def test_a_tpu_pod_that_is_there_becomes_a_ray_cluster(stage: Stage) -> None:
     ((host, line),) = stage.asked("isojax")
     assert host == "7" and line[line.index("--ray") + 1] == "auto"
     config = check_command(line)
-    assert config is not None and (config.run.mesh, config.run.process_group.tpu) == ("fsdp=16", "v5e:4x4")
+    assert config is not None and (config.run.mesh, config.run.process_group.tpu) == (
+        "fsdp=16",
+        "v5e:4x4",
+    )
     assert "costs as long as it exists" in said
     token = stage.folder / ".ray/auth_token"  # it was made, and copied before Ray started
     assert len(token.read_text()) == 64 and token.stat().st_mode & 0o777 == 0o600
     everything = [words for _, words in stage.asked()]
     (copied,) = [words for words in stage.asked("gcloud") if "isojax:.ray/auth_token" in words[1]]
-    assert str(token) in copied[1] and everything.index(copied[1]) < everything.index(["ray", "start", *starts[0][1]])
+    assert str(token) in copied[1] and everything.index(copied[1]) < everything.index(
+        ["ray", "start", *starts[0][1]]
+    )
     assert {words[1] for _, words in stage.asked("token")} == {"token"}
 
 
@@ -321,7 +399,9 @@ def test_another_slice_joins(stage: Stage) -> None:
 
 
 def test_a_slice_from_the_queue_is_stopped_and_deleted(stage: Stage) -> None:
-    stage.run("tpu_pod.sh", "run", "my.yaml", "--yes", QUEUED="1", ISOJAX="isojax", NFS="10.0.0.2:/runs")
+    stage.run(
+        "tpu_pod.sh", "run", "my.yaml", "--yes", QUEUED="1", ISOJAX="isojax", NFS="10.0.0.2:/runs"
+    )
     ((_, create),) = stage.asked("gcloud", "compute", "tpus", "queued-resources", "create")
     assert {"--node-id=isojax", "--runtime-version=v2-alpha-tpuv5-lite"} <= set(create)
     assert len(on_hosts(stage)) == 2
@@ -349,7 +429,13 @@ def test_a_slice_from_the_queue_is_stopped_and_deleted(stage: Stage) -> None:
 
 def test_down_deletes_what_is_there(stage: Stage) -> None:
     stage.run("tpu_pod.sh", "down", "--yes", STATE="PREEMPTED")
-    assert stage.asked("gcloud")[-1][1][3:] == ["tpu-vm", "delete", "isojax", "--zone=us-west4-a", "--quiet"]
+    assert stage.asked("gcloud")[-1][1][3:] == [
+        "tpu-vm",
+        "delete",
+        "isojax",
+        "--zone=us-west4-a",
+        "--quiet",
+    ]
     assert "nothing was deleted" in stage.run("tpu_pod.sh", "down", "--yes", code=1)
 
 
@@ -376,10 +462,12 @@ def test_what_a_pod_cannot_do_is_said(
 
 
 @pytest.mark.parametrize(
-    "page", ["docs/clusters.md", "docs/tutorials/tpu-pod.md", "launch/tpu_pod.sh", "launch/slurm.sh"]
+    "page",
+    ["docs/clusters.md", "docs/tutorials/tpu-pod.md", "launch/tpu_pod.sh", "launch/slurm.sh"],
 )
 def test_the_commands_of_a_page_run(page: str, stage: Stage) -> None:
-    """As they are written, with a yes, on a slice that is there; sbatch starts the script as a job."""
+    """As they are written, with a yes, on a slice that is there; sbatch starts the script as a
+    job."""
     lines = re.findall(
         r"(?:^|[ `])((?:[A-Z]+=[\w.:/-]+ )*)(sbatch )?launch/(\w+\.sh)((?: [a-z][\w.-]*)+)",
         (ROOT / page).read_text().replace("sbatch\n", "sbatch "),
@@ -393,7 +481,12 @@ def test_the_commands_of_a_page_run(page: str, stage: Stage) -> None:
         nodes = "0" if environment.get("MODE") == "one" else "2"
         yes = ["--yes"] if template == "tpu_pod.sh" else []
         (stage.folder / "asked").unlink(missing_ok=True)
-        stage.run(template, *words.split(), *yes, **{"NODES": nodes if sbatch else "0", "STATE": "READY"} | environment)
+        stage.run(
+            template,
+            *words.split(),
+            *yes,
+            **{"NODES": nodes if sbatch else "0", "STATE": "READY"} | environment,
+        )
     if page == "docs/clusters.md":
         (plan,) = re.findall(r" +(slice  .*?) +```", (ROOT / page).read_text(), re.S)
         said = stage.run("tpu_pod.sh", "plan", PRICE="1.20", SLICE="v5e:4x4", ZONE="us-west4-a")

@@ -1,4 +1,5 @@
-"""watchdogs: the processes of a run end together, whatever ends one of them, and a line says which."""
+"""watchdogs: the processes of a run end together, whatever ends one of them, and a line says
+which."""
 
 from __future__ import annotations
 
@@ -57,13 +58,21 @@ class Run:
         for i in range(processes):
             words = [str(i), str(port), str(fd) if i == 0 else "", "deaf" if i == deaf else ""]
             with self.errors[i].open("w") as error:
-                command, fds = [sys.executable, "-c", MEMBER, *words], (fd,) if i == 0 else ()
+                command = [sys.executable, "-c", MEMBER, *words]
+                fds = (fd,) if i == 0 else ()
                 member = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=error, pass_fds=fds, text=True
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=error,
+                    pass_fds=fds,
+                    text=True,
                 )
             self.members.append(member)
         listener.close()
-        self.watchdogs = [int(member.stdout.readline()) for member in self.members if member.stdout is not None]
+        self.watchdogs = [
+            int(member.stdout.readline()) for member in self.members if member.stdout is not None
+        ]
         time.sleep(2)  # until all watchdogs have met, also where processors are busy
 
     def __enter__(self) -> Run:
@@ -99,7 +108,8 @@ class Run:
 
 @pytest.mark.parametrize("dead", [0, 1, 2])
 def test_a_death_ends_all(tmp_path: Path, dead: int) -> None:
-    """Killed, process 0 with the listening watchdog or another: the others are gone at once, and name it."""
+    """Killed, process 0 with the listening watchdog or another: the others are gone at once, and
+    name it."""
     with Run(tmp_path) as run:
         run.members[dead].send_signal(signal.SIGKILL)
         assert [code for i, code in enumerate(run.codes(5)) if i != dead] == [1, 1]
@@ -112,7 +122,8 @@ def test_a_death_ends_all(tmp_path: Path, dead: int) -> None:
 
 
 def test_one_that_aborts_itself_names_the_lost_process(tmp_path: Path) -> None:
-    """As JAX does it to all processes when the first is gone. The watchdog is stopped until its parent has ended."""
+    """As JAX does it to all processes when the first is gone. The watchdog is stopped until its
+    parent has ended."""
     with Run(tmp_path) as run:
         os.kill(run.watchdogs[1], signal.SIGSTOP)
         run.members[0].send_signal(signal.SIGKILL)
@@ -130,8 +141,9 @@ def test_one_that_cannot_end_itself_is_killed(tmp_path: Path) -> None:
 
 
 def test_silence_ends_all(tmp_path: Path) -> None:
-    """20 seconds of it: of a frozen host, of a stopped process, of a host that is cut off. All at once, as each takes
-    its time; beside them a run that is suspended as a whole for longer, and goes on."""
+    """20 seconds of it: of a frozen host, of a stopped process, of a host that is cut off. All at
+    once, as each takes its time; beside them a run that is suspended as a whole for longer, and
+    goes on."""
     silence = BEAT_SECONDS * SILENT_BEATS
     folders = [tmp_path / name for name in ("frozen", "stopped", "cut_off", "suspended")]
     for folder in folders:
@@ -181,7 +193,9 @@ def test_the_death_of_a_watchdog_ends_all(tmp_path: Path, dead: int) -> None:
         os.kill(run.watchdogs[dead], signal.SIGKILL)
         assert run.codes(5) == [1, 1, 1]
         pid = run.members[dead].pid
-        assert run.said(dead).startswith(f"error: the watchdog of process {dead} of 3 (on {socket.gethostname()}, pid")
+        assert run.said(dead).startswith(
+            f"error: the watchdog of process {dead} of 3 (on {socket.gethostname()}, pid"
+        )
         assert "exit code -9" in run.said(dead) and "--resume" in run.said(dead)
         assert f"pid {pid}) ended before the run did, so process 1 of 3" in run.said(1)
 
@@ -211,7 +225,13 @@ def test_an_error_of_all_is_reported_once_by_each(tmp_path: Path) -> None:
 def test_a_watchdog_that_process_0_does_not_answer_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    inputs = {"name": "process 1 of 2", "address": "127.0.0.1", "port": port, "listener": None, "num_peers": 1}
+    inputs = {
+        "name": "process 1 of 2",
+        "address": "127.0.0.1",
+        "port": port,
+        "listener": None,
+        "num_peers": 1,
+    }
     done = subprocess.run(
         [sys.executable, "-m", "isojax.launch.watchdog", json.dumps(inputs)],
         capture_output=True,
@@ -251,12 +271,14 @@ def test_strangers_are_dropped_and_change_nothing(tmp_path: Path) -> None:
     """Two of three processes are there, so process 0 listens still."""
     with Run(tmp_path, processes=2) as run:
         for pid in run.watchdogs:
-            assert b"run-secret" not in Path(f"/proc/{pid}/cmdline").read_bytes()  # which everyone may read
+            # which everyone may read
+            assert b"run-secret" not in Path(f"/proc/{pid}/cmdline").read_bytes()
         strangers = [connect(run.port, data) for data in STRANGE]
         flood = [connect(run.port) for _ in range(2 * MAX_STRANGERS)]
         for stranger in (*strangers, *flood[:MAX_STRANGERS]):
             with contextlib.suppress(ConnectionResetError):
-                assert stranger.recv(100) == b""  # process 0 says nothing to them, and ends the connection
+                # process 0 says nothing to them, and ends the connection
+                assert stranger.recv(100) == b""
         assert [member.poll() for member in run.members] == [None, None]
         assert not any(error.read_text() for error in run.errors)
         late = connect(run.port, b"hello run-secret process 2 of 3 (late)\n")
@@ -264,7 +286,9 @@ def test_strangers_are_dropped_and_change_nothing(tmp_path: Path) -> None:
         with pytest.raises(ConnectionRefusedError):  # all are there: nothing listens any more
             connect(run.port)
         late.close()
-        assert run.codes(GRACE_SECONDS + 5) == [1, 1] and "process 2 of 3 (late) ended" in run.said(0)
+        assert run.codes(GRACE_SECONDS + 5) == [1, 1] and "process 2 of 3 (late) ended" in run.said(
+            0
+        )
         for connection in (*strangers, *flood):
             connection.close()
 

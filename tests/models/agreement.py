@@ -1,5 +1,5 @@
-"""The ways of running a decoder, on the same sequences: what test_families.py and make_references.py compare with
-transformers.
+"""The ways of running a decoder, on the same sequences: what test_families.py and
+make_references.py compare with transformers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PATHS = ("score", "prefix and score", "prefix and step, stacked", "prefix and st
 
 
 def from_checkpoint(weights: Mapping[str, np.ndarray], decoder: Decoder) -> Params:
-    """Our tree of a checkpoint's arrays by their names in it: matrices turned round (torch's Linear is [out, in]),
-    layers stacked.
+    """Our tree of a checkpoint's arrays by their names in it: matrices turned round (torch's Linear
+    is [out, in]), layers stacked.
     """
 
     def ours(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -37,12 +37,14 @@ def from_checkpoint(weights: Mapping[str, np.ndarray], decoder: Decoder) -> Para
     return jax.tree.map(param, decoder.shapes(), decoder.specs())
 
 
-@partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})  # compiles in half the time
+# compiles in half the time
+@partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
 def run(
     decoder: Decoder, params: Params, tokens: Any, prompts: Any, cut: Any, responses: Any, row: Any
 ) -> tuple[Any, ...]:
-    """Logits [b T V] of whole sequences; from the last token of prompts of lengths `cut` on, in another order: of what
-    follows that token in `responses`; of this once more, one token at a time."""
+    """Logits [b T V] of whole sequences; from the last token of prompts of lengths `cut` on, in
+    another order: of what follows that token in `responses`; of this once more, one token at a
+    time."""
     start, following = cut[row], responses[:, 1:]
     full = decoder.forward(params, tokens, jnp.zeros_like(start))
     prefix = decoder.prefill(params, prompts, cut)
@@ -63,16 +65,22 @@ def run(
         return jnp.concatenate([decoding.logits(weights, last[row])[:, None], result], 1)
 
     after = jnp.concatenate([prefix.last_hidden[row][:, None], after], 1)
-    return decoder.logits(params, full), decoder.logits(params, after), stepped(False), stepped(True)
+    return (
+        decoder.logits(params, full),
+        decoder.logits(params, after),
+        stepped(False),
+        stepped(True),
+    )
 
 
 def differences(
     decoder: Decoder, params: Params, tokens: np.ndarray, lengths: np.ndarray, expected: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """By way of running, our logits minus `expected` [b T V], at every position that it computes and that is no
-    padding.
+    """By way of running, our logits minus `expected` [b T V], at every position that it computes
+    and that is no padding.
 
-    `tokens` are right-padded. Rows are cut into prompt and response at places of their own, the first after one token.
+    `tokens` are right-padded. Rows are cut into prompt and response at places of their own, the
+    first after one token.
     """
     rows, width = tokens.shape
     cut = np.array(
@@ -82,9 +90,12 @@ def differences(
     row = np.arange(rows)[::-1].copy()  # responses in another order than their prompts
     start = (cut - 1)[row]
     at = np.minimum(start[:, None] + np.arange(width)[None], width - 1)
-    responses, wanted = np.take_along_axis(tokens[row], at, 1), expected[row[:, None], at]
+    responses = np.take_along_axis(tokens[row], at, 1)
+    wanted = expected[row[:, None], at]
     full = np.arange(width)[None] < lengths[:, None]
     live = start[:, None] + np.arange(width)[None] < lengths[row][:, None]
-    first, *others = (np.asarray(x) for x in run(decoder, params, tokens, prompts, cut, responses, row))
+    first, *others = (
+        np.asarray(x) for x in run(decoder, params, tokens, prompts, cut, responses, row)
+    )
     result = [(first - expected)[full], *((x - wanted)[live] for x in others)]
     return dict(zip(PATHS, result, strict=True))

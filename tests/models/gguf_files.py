@@ -1,4 +1,5 @@
-"""Small GGUF files of each family as llama.cpp's converter writes them, made by gguf's own writer."""
+"""Small GGUF files of each family as llama.cpp's converter writes them, made by gguf's own
+writer."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from isojax.core.config import ModelConfig
 from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder
 
-# A tokenizer as sentencepiece's: (token, score, type). Types: 1 normal, 2 unknown, 3 control, 4 user-defined, 6 byte.
+# A tokenizer as sentencepiece's: (token, score, type). Types: 1 normal, 2 unknown, 3 control, 4
+# user-defined, 6 byte.
 PIECES = [
     ("<pad>", -1000.0, 3),
     ("<eos>", -1000.0, 3),
@@ -120,11 +122,17 @@ def gguf_name(name: str, names: dict[str, str]) -> str:
 
 
 def as_stored(name: str, value: np.ndarray, example: Example) -> np.ndarray:
-    """What llama.cpp turns round: row i + j H/2 of a head of Llama is row 2 i + j there; Gemma's norms get 1."""
+    """What llama.cpp turns round: row i + j H/2 of a head of Llama is row 2 i + j there; Gemma's
+    norms get 1."""
     heads = N if "q_proj" in name else K if "k_proj" in name else 0
     if example.architecture == "llama" and heads:
         size = len(value) // heads
-        order = [h * size + i + j * (size // 2) for h in range(heads) for i in range(size // 2) for j in (0, 1)]
+        order = [
+            h * size + i + j * (size // 2)
+            for h in range(heads)
+            for i in range(size // 2)
+            for j in (0, 1)
+        ]
         return value[order]
     return value + 1 if example.architecture == "gemma3" and "norm" in name else value
 
@@ -142,7 +150,11 @@ def write(path: Path, example: Example, tensors: dict[str, np.ndarray], **metada
     writer.add_layer_norm_rms_eps(config.norm_eps)
     writer.add_rope_freq_base(config.rope_base)
     for key, value in (example.metadata | metadata).items():
-        add = {str: writer.add_string, np.uint32: writer.add_uint32, np.float32: writer.add_float32}[type(value)]
+        add = {
+            str: writer.add_string,
+            np.uint32: writer.add_uint32,
+            np.float32: writer.add_float32,
+        }[type(value)]
         add(f"{prefix}.{key}", value)
 
     writer.add_tokenizer_model("llama")
@@ -165,4 +177,7 @@ def write(path: Path, example: Example, tensors: dict[str, np.ndarray], **metada
 def stored_tensors(example: Example) -> dict[str, np.ndarray]:
     """The tensors of a file whose weights are `weights(example.config)`."""
     own = weights(example.config)
-    return {gguf_name(name, example.names): as_stored(name, value, example) for name, value in own.items()}
+    return {
+        gguf_name(name, example.names): as_stored(name, value, example)
+        for name, value in own.items()
+    }

@@ -1,5 +1,6 @@
-"""GLM-4 (0414), as somebody would add it by docs/extending.md: norms before and after attention and MLP, neighbouring
-numbers of a part of each head rotated, biases of queries, keys and values, and gate and up in one tensor."""
+"""GLM-4 (0414), as somebody would add it by docs/extending.md: norms before and after attention and
+MLP, neighbouring numbers of a part of each head rotated, biases of queries, keys and values, and
+gate and up in one tensor."""
 
 from collections.abc import Mapping
 from functools import partial

@@ -1,13 +1,13 @@
-"""Writes references/: small random models with transformers' logits of them. Run by hand, where torch is; tests read
-the files.
+"""Writes references/: small random models with transformers' logits of them. Run by hand, where
+torch is; tests read the files.
 
     python tests/models/make_references.py [NAME ...]           # needs torch, transformers 5, numpy
     python tests/models/make_references.py --check 20 --seed 1  # and isojax's own needs, jax among them
 
-The second draws random models of random shapes, runs them here and there, and prints one JSON line each: the largest
-and the root mean square difference of the logits over the three ways of running. Batches hold sequences of unequal
-lengths, padded on the left for transformers and on the right for isojax. Weights are large, so that the logits'
-standard deviation is at least 3 (asserted).
+The second draws random models of random shapes, runs them here and there, and prints one JSON line
+each: the largest and the root mean square difference of the logits over the three ways of running.
+Batches hold sequences of unequal lengths, padded on the left for transformers and on the right for
+isojax. Weights are large, so that the logits' standard deviation is at least 3 (asserted).
 """
 
 import argparse
@@ -56,7 +56,13 @@ SIZES = (
     "vocab_size",
     "num_hidden_layers",
 )
-STRETCHED = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+STRETCHED = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 GEMMA_ROPES = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0},
@@ -82,12 +88,23 @@ class Reference:
 
 # Windows are shorter than sequences.
 REFERENCES = {
-    "llama": Reference("llama", (36, 6, 2, 10, 53, 97, 2), {**STRETCHED, "original_max_position_embeddings": 16}),
-    "qwen2": Reference("qwen2", (40, 4, 2, 10, 54, 98, 2), {"rope_type": "default", "rope_theta": 1e6}),
-    "qwen3": Reference("qwen3", (35, 5, 1, 14, 46, 97, 2), {"rope_type": "default", "rope_theta": 5e6}, True),
-    "llama_tied": Reference("llama", (33, 3, 3, 8, 44, 101, 3), {"rope_type": "default", "rope_theta": 1e5}, True),
+    "llama": Reference(
+        "llama", (36, 6, 2, 10, 53, 97, 2), {**STRETCHED, "original_max_position_embeddings": 16}
+    ),
+    "qwen2": Reference(
+        "qwen2", (40, 4, 2, 10, 54, 98, 2), {"rope_type": "default", "rope_theta": 1e6}
+    ),
+    "qwen3": Reference(
+        "qwen3", (35, 5, 1, 14, 46, 97, 2), {"rope_type": "default", "rope_theta": 5e6}, True
+    ),
+    "llama_tied": Reference(
+        "llama", (33, 3, 3, 8, 44, 101, 3), {"rope_type": "default", "rope_theta": 1e5}, True
+    ),
     "llama_biases": Reference(
-        "llama", (28, 4, 2, 8, 39, 71, 2), DEFAULT_ROPE, more={"attention_bias": True, "mlp_bias": True}
+        "llama",
+        (28, 4, 2, 8, 39, 71, 2),
+        DEFAULT_ROPE,
+        more={"attention_bias": True, "mlp_bias": True},
     ),
     "qwen2_sliding": Reference(
         "qwen2",
@@ -95,8 +112,12 @@ REFERENCES = {
         DEFAULT_ROPE,
         more={"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
     ),
-    "mistral": Reference("mistral", (30, 3, 1, 8, 41, 70, 2), DEFAULT_ROPE, more={"sliding_window": 6}),
-    "olmo2": Reference("olmo2", (36, 6, 2, 6, 43, 67, 2), {"rope_type": "default", "rope_theta": 5e5}),
+    "mistral": Reference(
+        "mistral", (30, 3, 1, 8, 41, 70, 2), DEFAULT_ROPE, more={"sliding_window": 6}
+    ),
+    "olmo2": Reference(
+        "olmo2", (36, 6, 2, 6, 43, 67, 2), {"rope_type": "default", "rope_theta": 5e5}
+    ),
     "gemma3": Reference(
         "gemma3",
         (20, 4, 2, 6, 27, 74, 8),
@@ -104,7 +125,12 @@ REFERENCES = {
         True,
         {"sliding_window": 5, "query_pre_attn_scalar": 11, "pad_token_id": 0},
     ),
-    "phi3": Reference("phi3", (28, 4, 2, 8, 37, 69, 2), DEFAULT_ROPE, more={"sliding_window": 8, "pad_token_id": 0}),
+    "phi3": Reference(
+        "phi3",
+        (28, 4, 2, 8, 37, 69, 2),
+        DEFAULT_ROPE,
+        more={"sliding_window": 8, "pad_token_id": 0},
+    ),
     "glm4": Reference(
         "glm4",
         (24, 4, 2, 8, 38, 67, 2),
@@ -123,7 +149,9 @@ def make_config(reference: Reference, eps: float = 1e-5) -> Any:
         "tie_word_embeddings": reference.tied,
         "rms_norm_eps": eps,
         "max_position_embeddings": 4096,
-        "architectures": [config.__name__.replace("TextConfig", "Config").replace("Config", "ForCausalLM")],
+        "architectures": [
+            config.__name__.replace("TextConfig", "Config").replace("Config", "ForCausalLM")
+        ],
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
@@ -131,8 +159,8 @@ def make_config(reference: Reference, eps: float = 1e-5) -> Any:
 
 
 def make_model(config: Any, seed: int) -> Any:
-    """A float32 model of random weights: matrices 1.5 / sqrt(fan in), scales of norms .5 to 1.5 (Gemma's without the 1
-    that is added), biases and the unembedding large.
+    """A float32 model of random weights: matrices 1.5 / sqrt(fan in), scales of norms .5 to 1.5
+    (Gemma's without the 1 that is added), biases and the unembedding large.
     """
     least_scale = -0.5 if isinstance(config, Gemma3TextConfig) else 0.5
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
@@ -157,7 +185,8 @@ def make_batch(rng: np.random.Generator, vocab: int, lengths: np.ndarray) -> np.
 
 
 def reference_logits(model: Any, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """transformers' logits f32[b, T, V] of the right-padded `tokens`, computed left-padded; zero at padding."""
+    """transformers' logits f32[b, T, V] of the right-padded `tokens`, computed left-padded; zero at
+    padding."""
     rows, width = tokens.shape
     left, mask = np.zeros((rows, width), np.int64), np.zeros((rows, width), np.int64)
     for r, n in enumerate(lengths):
@@ -165,19 +194,25 @@ def reference_logits(model: Any, tokens: np.ndarray, lengths: np.ndarray) -> np.
     positions = np.maximum(mask.cumsum(1) - 1, 0)
     with torch.no_grad():
         out = model(
-            torch.from_numpy(left), attention_mask=torch.from_numpy(mask), position_ids=torch.from_numpy(positions)
+            torch.from_numpy(left),
+            attention_mask=torch.from_numpy(mask),
+            position_ids=torch.from_numpy(positions),
         ).logits.numpy()
     result = np.zeros_like(out)
     for r, n in enumerate(lengths):
         result[r, :n] = out[r, width - n :]
     std = result[np.arange(width)[None] < lengths[:, None]].std()
-    assert std >= LEAST_STD, f"the logits' standard deviation is {std:.2f}; expected at least {LEAST_STD}"
+    assert std >= LEAST_STD, (
+        f"the logits' standard deviation is {std:.2f}; expected at least {LEAST_STD}"
+    )
     return result
 
 
-def reference_gradients(model: Any, tokens: np.ndarray, lengths: np.ndarray) -> dict[str, list[float]]:
-    """Of the mean log-probability of all tokens but the first of each sequence: by tensor, its gradient's norm and
-    entries of it, `GRADIENT_ENTRIES` evenly spaced ones."""
+def reference_gradients(
+    model: Any, tokens: np.ndarray, lengths: np.ndarray
+) -> dict[str, list[float]]:
+    """Of the mean log-probability of all tokens but the first of each sequence: by tensor, its
+    gradient's norm and entries of it, `GRADIENT_ENTRIES` evenly spaced ones."""
     logps = []
     for row, n in zip(tokens, lengths, strict=True):
         sequence = torch.from_numpy(row[None, :n].astype(np.int64))
@@ -195,7 +230,8 @@ def reference_gradients(model: Any, tokens: np.ndarray, lengths: np.ndarray) -> 
 
 
 def older_spelling(config: dict[str, Any], type_key: str) -> dict[str, Any]:
-    """The same config.json as transformers 4 writes it; `type_key` is "rope_type", or "type" as before 4.43."""
+    """The same config.json as transformers 4 writes it; `type_key` is "rope_type", or "type" as
+    before 4.43."""
     old = dict(config)
     rope = dict(old.pop("rope_parameters"))
     old["rope_theta"], kind = rope.pop("rope_theta"), rope.pop("rope_type")
@@ -205,8 +241,8 @@ def older_spelling(config: dict[str, Any], type_key: str) -> dict[str, Any]:
 
 
 def write(name: str) -> None:
-    """One reference: a folder that loads in transformers, with batch.npz, gradients.json, and where transformers 4 had
-    another spelling config_v4.json."""
+    """One reference: a folder that loads in transformers, with batch.npz, gradients.json, and where
+    transformers 4 had another spelling config_v4.json."""
     reference = REFERENCES[name]
     seed, folder = list(REFERENCES).index(name), HERE / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -246,7 +282,11 @@ def random_config(rng: np.random.Generator) -> tuple[Any, dict[str, Any]]:
             "low_freq_factor": low,
             "high_freq_factor": low + float(rng.uniform(0.5, 6)),
         }
-        rope |= {"rope_type": "llama3", **stretch, "original_max_position_embeddings": int(rng.integers(4, 33))}
+        rope |= {
+            "rope_type": "llama3",
+            **stretch,
+            "original_max_position_embeddings": int(rng.integers(4, 33)),
+        }
     if family == "gemma3":
         local = {"rope_type": "default", "rope_theta": float(10 ** rng.uniform(2, 7))}
         rope = {"full_attention": rope, "sliding_attention": local}
@@ -255,9 +295,17 @@ def random_config(rng: np.random.Generator) -> tuple[Any, dict[str, Any]]:
     options: dict[str, dict[str, Any]] = {
         "llama": {"attention_bias": bool(rng.random() < 0.5), "mlp_bias": bool(rng.random() < 0.5)},
         "mistral": {"sliding_window": window if rng.random() < 0.8 else None},
-        "gemma3": {"sliding_window": window, "query_pre_attn_scalar": int(rng.integers(2, 65)), "pad_token_id": 0},
+        "gemma3": {
+            "sliding_window": window,
+            "query_pre_attn_scalar": int(rng.integers(2, 65)),
+            "pad_token_id": 0,
+        },
     }
-    slides = {"use_sliding_window": True, "sliding_window": window, "max_window_layers": int(rng.integers(0, layers))}
+    slides = {
+        "use_sliding_window": True,
+        "sliding_window": window,
+        "max_window_layers": int(rng.integers(0, layers)),
+    }
     if family in ("qwen2", "qwen3") and rng.random() < 0.6:
         options[family] = slides
     tied, eps = bool(rng.random() < 0.5), float(10 ** rng.uniform(-7, -4))
@@ -289,7 +337,9 @@ def check(count: int, seed: int, longest: int) -> None:
             hf = older_spelling({"dtype": "float32", **hf}, "rope_type")
         family = families.family.load(find_family(hf["architectures"][0]))
         assert family.traits.settings is not None
-        decoder = Decoder(ModelConfig(family=drawn["family"], **family.traits.settings(hf)), config.vocab_size)
+        decoder = Decoder(
+            ModelConfig(family=drawn["family"], **family.traits.settings(hf)), config.vocab_size
+        )
         weights = {k: v.numpy() for k, v in model.state_dict().items()}
         result = differences(decoder, from_checkpoint(weights, decoder), tokens, lengths, expected)
         far = {way: float(np.abs(d).max()) for way, d in result.items()}
@@ -304,9 +354,17 @@ def check(count: int, seed: int, longest: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="references to write; none: all")
-    parser.add_argument("--check", type=int, default=0, metavar="N", help="compare N random models, and write nothing")
+    parser.add_argument(
+        "--check",
+        type=int,
+        default=0,
+        metavar="N",
+        help="compare N random models, and write nothing",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--longest", type=int, default=40, help="tokens of the longest sequence")
     inputs = parser.parse_args()

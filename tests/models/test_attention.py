@@ -1,5 +1,5 @@
-"""Every kernel is the plain form, on odd sizes; the plain form is a loop in NumPy. Pallas kernels run as array code
-(`interpret`).
+"""Every kernel is the plain form, on odd sizes; the plain form is a loop in NumPy. Pallas kernels
+run as array code (`interpret`).
 """
 
 from __future__ import annotations
@@ -61,14 +61,22 @@ def numpy_attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.n
 PREFIX_LIVE = np.array([0, 5, 3], np.int32)
 
 
-def rows(b: int, t: int, p: int, N: int, K: int, H: int, dtype: Any = jnp.float32) -> tuple[Any, ...]:
-    q, k, v = draw((b, t, N, H), 1, dtype), draw((b, K, t, H), 2, dtype), draw((b, K, t, H), 3, dtype)
+def rows(
+    b: int, t: int, p: int, N: int, K: int, H: int, dtype: Any = jnp.float32
+) -> tuple[Any, ...]:
+    q = draw((b, t, N, H), 1, dtype)
+    k = draw((b, K, t, H), 2, dtype)
+    v = draw((b, K, t, H), 3, dtype)
     return (q, k, v, draw((b, K, p, H), 4, dtype), draw((b, K, p, H), 5, dtype)) if p else (q, k, v)
 
 
 def attended(attention: Any, *arrays: Any) -> Any:
     """With the first rows of PREFIX_LIVE, where there is a prefix."""
-    live = jnp.minimum(jnp.asarray(PREFIX_LIVE[: len(arrays[0])]), arrays[3].shape[2]) if len(arrays) > 3 else None
+    live = (
+        jnp.minimum(jnp.asarray(PREFIX_LIVE[: len(arrays[0])]), arrays[3].shape[2])
+        if len(arrays) > 3
+        else None
+    )
     return attention(*arrays[:3], (*arrays[3:], live) if live is not None else None)
 
 
@@ -79,7 +87,9 @@ def with_gradients(attention: Any, arrays: tuple[Any, ...]) -> list[Any]:
         out = attended(attention, *arrays)
         return (out.astype(jnp.float32) * draw(out.shape, 9)).sum(), out
 
-    (_, out), gradients = quick_jit(jax.value_and_grad(total, tuple(range(len(arrays))), has_aux=True))(*arrays)
+    (_, out), gradients = quick_jit(
+        jax.value_and_grad(total, tuple(range(len(arrays))), has_aux=True)
+    )(*arrays)
     return [out, *gradients]
 
 
@@ -91,7 +101,8 @@ def test_plain_self_attention_is_a_loop() -> None:
         for i in range(4):
             for n in range(6):
                 keys, values = (
-                    np.concatenate([x[b, n // 3, :live], y[b, n // 3, : i + 1]]) for x, y in ((pk, k), (pv, v))
+                    np.concatenate([x[b, n // 3, :live], y[b, n // 3, : i + 1]])
+                    for x, y in ((pk, k), (pv, v))
                 )
                 np.testing.assert_allclose(
                     out[b, i, n], numpy_attention(q[b, i, n], keys, values), rtol=2e-5, atol=1e-6
@@ -100,25 +111,34 @@ def test_plain_self_attention_is_a_loop() -> None:
 
 def joined(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Attention without a mask of [b K q H] to [b K c H], as it is written on paper."""
-    return jax.nn.softmax(jnp.einsum("bkqh,bkch->bkqc", q, k).astype(jnp.float32), -1).astype(v.dtype) @ v
+    return (
+        jax.nn.softmax(jnp.einsum("bkqh,bkch->bkqc", q, k).astype(jnp.float32), -1).astype(v.dtype)
+        @ v
+    )
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("positions", [1, 9, MAX_TRANSPOSED_POSITIONS + 3])
 def test_gradients_of_queries_keys_and_values(positions: int, dtype: Any) -> None:
-    q, k, v = draw((2, 3, 7, 8), 1, dtype), draw((2, 3, positions, 8), 2, dtype), draw((2, 3, positions, 8), 3, dtype)
+    q = draw((2, 3, 7, 8), 1, dtype)
+    k = draw((2, 3, positions, 8), 2, dtype)
+    v = draw((2, 3, positions, 8), 3, dtype)
     d = draw((2, 3, 7, 8), 4)
 
     def ours(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return (weighted_values(jax.nn.softmax(query_key_products(q, k), -1).astype(v.dtype), v) * d).sum()
+        return (
+            weighted_values(jax.nn.softmax(query_key_products(q, k), -1).astype(v.dtype), v) * d
+        ).sum()
 
     got = quick_jit(jax.grad(ours, (0, 1, 2)))(q, k, v)
-    want = jax.grad(lambda *x: (joined(*x) * d).sum(), (0, 1, 2))(*(x.astype(jnp.float32) for x in (q, k, v)))
+    want = jax.grad(lambda *x: (joined(*x) * d).sum(), (0, 1, 2))(
+        *(x.astype(jnp.float32) for x in (q, k, v))
+    )
     for g, w in zip(got, want, strict=True):
         assert g.dtype == dtype
-        assert np.linalg.norm(float64(g) - float64(w)) <= (1e-6 if dtype == jnp.float32 else 2e-2) * (
-            1 + np.linalg.norm(float64(w))
-        )
+        assert np.linalg.norm(float64(g) - float64(w)) <= (
+            1e-6 if dtype == jnp.float32 else 2e-2
+        ) * (1 + np.linalg.norm(float64(w)))
 
 
 @pytest.mark.parametrize(
@@ -129,10 +149,15 @@ def test_gradients_of_queries_keys_and_values(positions: int, dtype: Any) -> Non
         ("tpu", MAX_TRANSPOSED_POSITIONS, False),
     ],
 )
-def test_queries_are_turned_last_where_it_helps(platform: str, positions: int, turned: bool) -> None:
+def test_queries_are_turned_last_where_it_helps(
+    platform: str, positions: int, turned: bool
+) -> None:
     shapes = [jax.ShapeDtypeStruct((2, 3, n, 8), jnp.float32) for n in (7, positions)]
     gradient = jax.jit(jax.grad(lambda q, k: query_key_products(q, k).sum(), 1))
-    assert ("optimization_barrier" in gradient.trace(*shapes).lower(lowering_platforms=(platform,)).as_text()) == turned
+    assert (
+        "optimization_barrier"
+        in gradient.trace(*shapes).lower(lowering_platforms=(platform,)).as_text()
+    ) == turned
 
 
 @pytest.mark.parametrize(
@@ -147,7 +172,9 @@ def test_splash_attention_and_its_gradients(b: int, t: int, p: int, N: int, K: i
     arrays = rows(b, t, p, N, K, H)
     want = with_gradients(partial(self_attention, "plain"), arrays)
     got = with_gradients(partial(self_attention, "interpret"), arrays)
-    for name, x, y in zip(("out", "q", "k", "v", "prefix keys", "prefix values"), got, want, strict=False):
+    for name, x, y in zip(
+        ("out", "q", "k", "v", "prefix keys", "prefix values"), got, want, strict=False
+    ):
         assert far(x, y) < 2e-6, (name, far(x, y))
 
 
@@ -155,7 +182,9 @@ def test_splash_attention_and_its_gradients(b: int, t: int, p: int, N: int, K: i
 def test_what_cudnn_is_asked_for(t: int, p: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same call, computed by XLA."""
 
-    def by_xla(*arrays: Any, implementation: str, call: Any = jax.nn.dot_product_attention, **options: Any) -> Any:
+    def by_xla(
+        *arrays: Any, implementation: str, call: Any = jax.nn.dot_product_attention, **options: Any
+    ) -> Any:
         assert implementation == "cudnn"
         return call(*arrays, implementation="xla", **options)
 
@@ -173,13 +202,18 @@ def test_what_cudnn_is_asked_for(t: int, p: int, monkeypatch: pytest.MonkeyPatch
 def slots(R: int, C: int, N: int, K: int, H: int, kind: str) -> tuple[Any, ...]:
     """Queries, new keys and values, and a cache of two layers [L R K C H]."""
     dtype = jnp.float32 if kind == "float32" else jnp.bfloat16
-    q, k, v = draw((R, N, H), 1, dtype), draw((R, K, H), 2, dtype), draw((R, K, H), 3, dtype)
+    q = draw((R, N, H), 1, dtype)
+    k = draw((R, K, H), 2, dtype)
+    v = draw((R, K, H), 3, dtype)
     keys, values = draw((2, R, K, C, H), 4, dtype), draw((2, R, K, C, H), 5, dtype)
     return q, k, v, to_cache_dtype(keys, values, "int8" if kind == "int8" else dtype)
 
 
-def decode(implementation: str, q: Any, k: Any, v: Any, cache: Any, layer: int, positions: Any) -> tuple[Any, Any]:
-    """`decode_attention` of a cache [L R K C H], as the implementation has its positions and back."""
+def decode(
+    implementation: str, q: Any, k: Any, v: Any, cache: Any, layer: int, positions: Any
+) -> tuple[Any, Any]:
+    """`decode_attention` of a cache [L R K C H], as the implementation has its positions and
+    back."""
     axes = position_axes(implementation, q.shape[-1])
     cache, positions = move_positions(*cache, axes=axes), jnp.asarray(positions)
     live = live_blocks(implementation, positions, cache, q.shape[-1])
@@ -199,7 +233,8 @@ def numpy_decode(
             full[layer, r, :, at] = x[r]
     keys, values = filled[0][layer], filled[1][layer]
     if len(filled) == 4:
-        keys, values = keys * filled[2][layer][..., None], values * filled[3][layer][..., None]
+        keys = keys * filled[2][layer][..., None]
+        values = values * filled[3][layer][..., None]
     group = q.shape[1] // k.shape[1]
     out = [
         [
@@ -231,12 +266,16 @@ def test_decoding_is_a_loop(
 ) -> None:
     monkeypatch.setattr(tpu_decode, "MAX_BLOCK_UNITS", 1)  # blocks of 128 positions
     monkeypatch.setattr(tpu_decode, "MAX_GROUP_SLOTS", 2)
-    positions = np.array(sorted({0, 1, 7, C // 2, C - 2, C - 1, *(x for x in (127, 128, 511, 512) if x < C)}), np.int32)
+    positions = np.array(
+        sorted({0, 1, 7, C // 2, C - 2, C - 1, *(x for x in (127, 128, 511, 512) if x < C)}),
+        np.int32,
+    )
     q, k, v, cache = slots(len(positions), C, N, K, H, kind)
     want, filled = numpy_decode(q, k, v, cache, 1, positions)
     out, written = quick_jit(partial(decode, implementation))(q, k, v, cache, 1, positions)
     assert far(out, want) < TOLERANCE[kind]
-    for x, y, before in zip(written, filled, cache, strict=True):  # the new positions, and not a bit more
+    # the new positions, and not a bit more
+    for x, y, before in zip(written, filled, cache, strict=True):
         assert x.dtype == before.dtype and (float64(x) == y).all()
 
 
@@ -255,23 +294,36 @@ def test_decoding_is_a_loop(
     ],
 )
 def test_decoding_over_a_ring_is_a_loop_over_the_last_positions(
-    implementation: str, ring: int, N: int, K: int, H: int, kind: str, monkeypatch: pytest.MonkeyPatch
+    implementation: str,
+    ring: int,
+    N: int,
+    K: int,
+    H: int,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rings of sizes that no block divides: not yet full, just full, and gone round more than once. What no token has
-    written yet, and the room beyond the ring, hold other values, which nothing sees."""
+    """Rings of sizes that no block divides: not yet full, just full, and gone round more than once.
+    What no token has written yet, and the room beyond the ring, hold other values, which nothing
+    sees."""
     monkeypatch.setattr(tpu_decode, "MAX_BLOCK_UNITS", 1)  # blocks of 128 positions
     monkeypatch.setattr(tpu_decode, "MAX_GROUP_SLOTS", 2)
-    monkeypatch.setattr(gpu_decode, "triton_decode", partial(gpu_decode.triton_decode, interpret=True))
-    positions = np.array([0, ring // 2, ring - 1, ring, ring + 1, 2 * ring - 1, 2 * ring + ring // 2, 3 * ring])
+    monkeypatch.setattr(
+        gpu_decode, "triton_decode", partial(gpu_decode.triton_decode, interpret=True)
+    )
+    positions = np.array(
+        [0, ring // 2, ring - 1, ring, ring + 1, 2 * ring - 1, 2 * ring + ring // 2, 3 * ring]
+    )
     R, C = len(positions), cache_positions(implementation, ring)
-    q, k, v, texts = slots(R, 3 * ring, N, K, H, kind)  # of each slot, all the keys and values before its own
+    # of each slot, all the keys and values before its own
+    q, k, v, texts = slots(R, 3 * ring, N, K, H, kind)
     *_, cache = slots(R, C, N, K, H, kind)
     cache = tuple(3 * x if x.dtype != jnp.int8 else x for x in cache)
 
     for r, position in enumerate(positions):
         for held in range(max(0, position - ring), position):
             cache = tuple(
-                x.at[:, r, :, held % ring].set(text[:, r, :, held]) for x, text in zip(cache, texts, strict=True)
+                x.at[:, r, :, held % ring].set(text[:, r, :, held])
+                for x, text in zip(cache, texts, strict=True)
             )
 
     axes = position_axes(implementation, H)
@@ -281,7 +333,9 @@ def test_decoding_over_a_ring_is_a_loop_over_the_last_positions(
     def step(cache: Any) -> Any:
         in_its_layout = move_positions(*cache, axes=axes)
         live = live_blocks(implementation, at.last, in_its_layout, H)
-        out, written = decode_attention(implementation, q, k, v, in_its_layout, jnp.int32(1), at, live)
+        out, written = decode_attention(
+            implementation, q, k, v, in_its_layout, jnp.int32(1), at, live
+        )
         return out, move_positions(*written, axes=axes)
 
     out, written = step(cache)
@@ -296,10 +350,13 @@ def test_decoding_over_a_ring_is_a_loop_over_the_last_positions(
         if kind == "int8":
             keys, values = keys * seen[2][..., None], values * seen[3][..., None]
         query = float64(q[r])
-        want = [numpy_attention(query[n], keys[n // (N // K)], values[n // (N // K)]) for n in range(N)]
+        want = [
+            numpy_attention(query[n], keys[n // (N // K)], values[n // (N // K)]) for n in range(N)
+        ]
         assert far(out[r], want) < TOLERANCE[kind], position
 
-    for after, before, new in zip(written, cache, new_kv, strict=True):  # the new positions, and not a bit more
+    # the new positions, and not a bit more
+    for after, before, new in zip(written, cache, new_kv, strict=True):
         expected = before
         for r, position in enumerate(positions):
             expected = expected.at[1, r, :, position % ring].set(new[r])
@@ -318,7 +375,8 @@ def test_a_kernel_reads_nothing_past_the_last_position(monkeypatch: pytest.Monke
 
 
 def test_the_steps_of_a_kernel_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two cores of two groups of two slots, blocks of 128: groups of 1 and 3 blocks, and of 2 and 2."""
+    """Two cores of two groups of two slots, blocks of 128: groups of 1 and 3 blocks, and of 2 and
+    2."""
     monkeypatch.setattr(tpu_decode, "MAX_BLOCK_UNITS", 1)
     monkeypatch.setattr(tpu_decode, "MAX_GROUP_SLOTS", 2)
     positions = jnp.array([0, 127, 300, 5, 128, 3, 130, 255])
@@ -326,7 +384,8 @@ def test_the_steps_of_a_kernel_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert live.steps.tolist() == [4, 4]
     assert live.group[:, :4].tolist() == [[0, 1, 1, 1], [2, 2, 3, 3]]
     assert live.block[:, :4].tolist() == [[0, 0, 1, 2], [0, 1, 0, 1]]
-    assert (live.group[:, 4:] == jnp.array([[1], [3]])).all()  # a step that does nothing stays where it is
+    # a step that does nothing stays where it is
+    assert (live.group[:, 4:] == jnp.array([[1], [3]])).all()
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -347,26 +406,40 @@ def test_a_gpus_decode_attention(N: int, K: int, H: int, dtype: str) -> None:
     k, v = (jnp.stack([x[0, r, :, at] for r, at in enumerate(positions)]) for x in cache)
     want, _ = numpy_decode(q, k, v, cache, 0, positions)  # what is written was there
     step = quick_jit(partial(gpu_decode.triton_decode, interpret=True))
-    assert far(step(q, cache[0][0], cache[1][0], jnp.asarray(positions)), want) < (1e-6 if dtype == "float32" else 4e-3)
+    assert far(step(q, cache[0][0], cache[1][0], jnp.asarray(positions)), want) < (
+        1e-6 if dtype == "float32" else 4e-3
+    )
 
 
 def test_a_gpus_decode_attention_lowers_for_one_that_is_not_here() -> None:
-    shapes = [jax.ShapeDtypeStruct(s, "bfloat16") for s in ((8, 14, 64), (8, 2, 300, 64), (8, 2, 300, 64))]
+    shapes = [
+        jax.ShapeDtypeStruct(s, "bfloat16") for s in ((8, 14, 64), (8, 2, 300, 64), (8, 2, 300, 64))
+    ]
     device = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", 132, "gpu")
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)):
-        traced = jax.jit(gpu_decode.triton_decode).trace(*shapes, jax.ShapeDtypeStruct((8,), "int32"))
+    with jax.sharding.use_abstract_mesh(
+        jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)
+    ):
+        traced = jax.jit(gpu_decode.triton_decode).trace(
+            *shapes, jax.ShapeDtypeStruct((8,), "int32")
+        )
         assert "decode_attention" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.parametrize("implementation", ["plain", "triton"])
-def test_a_layers_own_cache_is_one_of_a_stack(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_decode, "triton_decode", partial(gpu_decode.triton_decode, interpret=True))
+def test_a_layers_own_cache_is_one_of_a_stack(
+    implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        gpu_decode, "triton_decode", partial(gpu_decode.triton_decode, interpret=True)
+    )
     q, k, v, cache = slots(4, 9, 6, 2, 8, "float32")
     cache = move_positions(*cache, axes=position_axes(implementation, 8))
     positions = np.array([0, 3, 7, 8], np.int32)
 
     def step(cache: Any, layer: int | None) -> Any:
-        return decode_attention(implementation, q, k, v, cache, layer, SlotPositions(positions, positions), ())
+        return decode_attention(
+            implementation, q, k, v, cache, layer, SlotPositions(positions, positions), ()
+        )
 
     (out, stack), (own_out, own) = step(cache, 1), step(tuple(x[1] for x in cache), None)
     np.testing.assert_allclose(own_out, out, rtol=1e-5, atol=1e-6)
@@ -384,12 +457,21 @@ def test_quantize_is_within_half_a_scale() -> None:
 
 
 def test_the_positions_of_a_cache() -> None:
-    # 1250 is 9.8 units of 128: 12 are three blocks of 4, where 10 were five of 2 and 11 eleven of 1.
-    assert [cache_positions("pallas", n) for n in (1, 128, 129, 1000, 1025, 1250)] == [128, 128, 256, 1024, 1152, 1536]
+    # 1250 is 9.8 units of 128: 12 are three blocks of 4, where 10 were five of 2 and 11 eleven of
+    # 1.
+    assert [cache_positions("pallas", n) for n in (1, 128, 129, 1000, 1025, 1250)] == [
+        128,
+        128,
+        256,
+        1024,
+        1152,
+        1536,
+    ]
     assert cache_positions("plain", 129) == cache_positions("triton", 129) == 129
 
 
-# Over devices: rows over data (manual), heads over tensor (automatic), as in the sampler and the trainer.
+# Over devices: rows over data (manual), heads over tensor (automatic), as in the sampler and the
+# trainer.
 
 
 def sharded(function: Any, inputs: tuple[P, ...], outputs: Any) -> Any:
@@ -405,8 +487,12 @@ def sharded(function: Any, inputs: tuple[P, ...], outputs: Any) -> Any:
 
 @pytest.mark.parametrize("K", [2, 1])  # split over tensor; one head of keys, which cannot be
 @pytest.mark.parametrize("implementation", ["interpret", "triton"])
-def test_decoding_over_devices(implementation: str, K: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_decode, "triton_decode", partial(gpu_decode.triton_decode, interpret=True))
+def test_decoding_over_devices(
+    implementation: str, K: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        gpu_decode, "triton_decode", partial(gpu_decode.triton_decode, interpret=True)
+    )
     q, k, v, cache = slots(8, 128, 4, K, 64, "float32")
     positions = jnp.asarray(np.arange(8) * 18, jnp.int32)
     rows, table = P("data"), P(None, "data")
@@ -416,7 +502,10 @@ def test_decoding_over_devices(implementation: str, K: int, monkeypatch: pytest.
 
     on = mesh("data=4,tensor=2")
     heads = "tensor" if K > 1 else None
-    spread = [jax.device_put(x, jax.NamedSharding(on, P("data", "tensor" if x is q else heads))) for x in (q, k, v)]
+    spread = [
+        jax.device_put(x, jax.NamedSharding(on, P("data", "tensor" if x is q else heads)))
+        for x in (q, k, v)
+    ]
     caches = [jax.device_put(x, jax.NamedSharding(on, P(None, "data", heads))) for x in cache]
     arguments = (*spread, *caches, jax.device_put(positions, jax.NamedSharding(on, P("data"))))
     step = quick_jit(sharded(step, (rows, rows, rows, table, table, rows), (rows, (table, table))))
@@ -426,7 +515,9 @@ def test_decoding_over_devices(implementation: str, K: int, monkeypatch: pytest.
     assert far(out, want) < 1e-6
     assert all((x == y).all() for x, y in zip(written, filled, strict=True))
     # A head of keys that is whole on each device has its queries gathered, never the cache.
-    moved = [c for c in collectives(compiled.as_text()) if "128,64" in c.result or "64,128" in c.result]
+    moved = [
+        c for c in collectives(compiled.as_text()) if "128,64" in c.result or "64,128" in c.result
+    ]
     assert not moved, moved
 
 
@@ -438,15 +529,17 @@ def test_self_attention_and_its_gradients_over_devices() -> None:
     def total(attention: Any) -> Any:
         def of_rows(weights: Any, live: Any, *arrays: Any) -> Any:
             out = attention(*arrays[:3], (*arrays[3:], live))
-            return jax.grad(lambda *a: (attention(*a[:3], (*a[3:], live)) * weights).sum(), (0, 1, 2, 3, 4))(
-                *arrays
-            ), out
+            return jax.grad(
+                lambda *a: (attention(*a[:3], (*a[3:], live)) * weights).sum(), (0, 1, 2, 3, 4)
+            )(*arrays), out
 
         return of_rows
 
     want = jax.jit(total(partial(self_attention, "plain")))(weights, live, *arrays)
     each = P("data")
-    step = quick_jit(sharded(total(partial(self_attention, "interpret")), (each,) * 7, ((each,) * 5, each)))
+    step = quick_jit(
+        sharded(total(partial(self_attention, "interpret")), (each,) * 7, ((each,) * 5, each))
+    )
     got = step(weights, live, *arrays)
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert far(x, y) < 2e-6
@@ -458,5 +551,9 @@ def test_flash_decode_takes_a_layer_by_its_number() -> None:
     step = quick_jit(partial(decode, "interpret"))
     for layer in (0, 1):
         _, written = step(q, k, v, cache, layer, np.array([3, 4]))
-        assert all((x[1 - layer] == y[1 - layer]).all() for x, y in zip(written, cache, strict=True))
-        assert (written[1][layer, 0, :, 3] == v[0]).all() and (written[0][layer, 1, :, 4] == k[1]).all()
+        assert all(
+            (x[1 - layer] == y[1 - layer]).all() for x, y in zip(written, cache, strict=True)
+        )
+        assert (written[1][layer, 0, :, 3] == v[0]).all() and (
+            written[0][layer, 1, :, 4] == k[1]
+        ).all()

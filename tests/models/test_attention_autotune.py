@@ -1,4 +1,5 @@
-"""The choice of an attention: by what was measured, never of what is wrong, and never in silence."""
+"""The choice of an attention: by what was measured, never of what is wrong, and never in
+silence."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from isojax.models.attention import position_axes
 from isojax.models.attention_autotune import DecodeAttentionShape, SelfAttentionShape
 from tests.device import mesh
 
-SELF = SelfAttentionShape(rows=3, positions=4, prefix_length=2, heads=4, kv_heads=2, head_dim=8, dtype="float32")
+SELF = SelfAttentionShape(
+    rows=3, positions=4, prefix_length=2, heads=4, kv_heads=2, head_dim=8, dtype="float32"
+)
 DECODE = DecodeAttentionShape(
     rows=3, positions=8, heads=4, kv_heads=2, head_dim=8, dtype="float32", cache_dtype="float32"
 )
@@ -28,8 +31,8 @@ def autotune(shape: Any, requested: str | None = None) -> str:
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Gives this backend a kernel, `pallas`, which is here the plain form times `factor`, and takes `seconds`
-    where the plain form takes 2e-6.
+    """Gives this backend a kernel, `pallas`, which is here the plain form times `factor`, and takes
+    `seconds` where the plain form takes 2e-6.
     """
 
     def give(factor: float, seconds: float = 1e-6, error: Exception | None = None) -> None:
@@ -38,18 +41,26 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
                 if implementation == "pallas" and error:
                     raise error
                 result = true("plain", *arguments)
-                return jax.tree.map(lambda x: x * factor, result) if implementation == "pallas" else result
+                return (
+                    jax.tree.map(lambda x: x * factor, result)
+                    if implementation == "pallas"
+                    else result
+                )
 
             return attention
 
         for shape in (SELF, DECODE):
             monkeypatch.setitem(shape.platform_kernels, "cpu", "pallas")
-        monkeypatch.setattr(attention_autotune, "position_axes", lambda name, H: position_axes("plain", H))
+        monkeypatch.setattr(
+            attention_autotune, "position_axes", lambda name, H: position_axes("plain", H)
+        )
         monkeypatch.setattr(attention_autotune, "live_blocks", lambda *_: ())
         for name in ("self_attention", "decode_attention"):
             monkeypatch.setattr(attention_autotune, name, by(getattr(attention_autotune, name)))
         monkeypatch.setattr(
-            attention_autotune, "attention_seconds", lambda shape, name: seconds if name == "pallas" else 2e-6
+            attention_autotune,
+            "attention_seconds",
+            lambda shape, name: seconds if name == "pallas" else 2e-6,
         )
         attention_autotune._fastest.cache_clear()
 
@@ -78,18 +89,27 @@ def test_a_wrong_kernel_is_left_out_aloud(
     kernel(factor)
     assert autotune(shape) == "plain"
     assert caplog.records[0].levelno == logging.WARNING
-    assert "pallas is left out: it is " in caplog.text and "from the exact answer, where 0.0001" in caplog.text
+    assert (
+        "pallas is left out: it is " in caplog.text
+        and "from the exact answer, where 0.0001" in caplog.text
+    )
 
 
-def test_what_does_not_compile_is_left_out_aloud(kernel: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_does_not_compile_is_left_out_aloud(
+    kernel: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     kernel(1.0, error=NotImplementedError("no such tile\nand more"))
     assert autotune(DECODE) == "plain"
-    assert "pallas is left out: NotImplementedError: no such tile" in caplog.text and "and more" not in caplog.text
+    assert (
+        "pallas is left out: NotImplementedError: no such tile" in caplog.text
+        and "and more" not in caplog.text
+    )
 
 
 @pytest.mark.parametrize("shape", [SELF, SelfAttentionShape(2, 4, 0, 4, 2, 8, "float32"), DECODE])
 def test_what_is_timed_is_a_number_of_calls(shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that moves by 1/16 second at each look: 16 calls in the two of them that are more than a tenth."""
+    """A clock that moves by 1/16 second at each look: 16 calls in the two of them that are more
+    than a tenth."""
     monkeypatch.setattr(device_probe.time, "perf_counter", itertools.count(0, 1 / 16).__next__)
     assert attention_autotune.attention_seconds(shape, "plain") == 1 / 8 / 16
 
@@ -110,8 +130,14 @@ def test_a_cpu_has_one_form_and_measures_nothing(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        ("flash", r"attention=flash: this backend \(cpu\) has plain. Set it to one of these, or to null"),
-        ("cudnn", r"attention=cudnn: this backend \(cpu\) has plain. Set it to one of these, or to null"),
+        (
+            "flash",
+            r"attention=flash: this backend \(cpu\) has plain. Set it to one of these, or to null",
+        ),
+        (
+            "cudnn",
+            r"attention=cudnn: this backend \(cpu\) has plain. Set it to one of these, or to null",
+        ),
     ],
 )
 def test_what_this_backend_lacks_is_refused(wanted: str, says: str) -> None:
@@ -124,12 +150,23 @@ def test_what_this_backend_lacks_is_refused(wanted: str, says: str) -> None:
     [
         (SELF, "cudnn: it attends in bfloat16 and float16, not in float32"),
         (DECODE, "triton: it attends in bfloat16 and float16, not in float32"),
-        (DecodeAttentionShape(3, 8, 4, 2, 8, "bfloat16", "int8"), "triton: it attends in one precision, not with"),
-        (DecodeAttentionShape(3, 8, 4, 2, 80, "bfloat16", "bfloat16"), "triton: it wants a head_dim of 16, .*, not 80"),
-        (SelfAttentionShape(3, 4, 0, 4, 2, 12, "bfloat16"), "cudnn: it wants a head_dim that is a multiple of 8, not"),
+        (
+            DecodeAttentionShape(3, 8, 4, 2, 8, "bfloat16", "int8"),
+            "triton: it attends in one precision, not with",
+        ),
+        (
+            DecodeAttentionShape(3, 8, 4, 2, 80, "bfloat16", "bfloat16"),
+            "triton: it wants a head_dim of 16, .*, not 80",
+        ),
+        (
+            SelfAttentionShape(3, 4, 0, 4, 2, 12, "bfloat16"),
+            "cudnn: it wants a head_dim that is a multiple of 8, not",
+        ),
     ],
 )
-def test_a_gpus_kernel_is_refused_where_it_cannot_serve(shape: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_kernel_is_refused_where_it_cannot_serve(
+    shape: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kernel = shape.platform_kernels["gpu"]
     monkeypatch.setitem(shape.platform_kernels, "cpu", kernel)
     with pytest.raises(InputError, match=f"attention={says}"):

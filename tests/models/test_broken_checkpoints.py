@@ -1,4 +1,5 @@
-"""Headers of safetensors files, indices and config.json that no model has: refused with the file's name, at once."""
+"""Headers of safetensors files, indices and config.json that no model has: refused with the file's
+name, at once."""
 
 from __future__ import annotations
 
@@ -52,7 +53,14 @@ def test_header_sizes(tmp_path: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 3000, "{}", '{"weight_map": [1]}', '{"weight_map": {"a": "\\u0000"}}', '{"weight_map": {"a": 1}}']
+    "text",
+    [
+        "[" * 3000,
+        "{}",
+        '{"weight_map": [1]}',
+        '{"weight_map": {"a": "\\u0000"}}',
+        '{"weight_map": {"a": 1}}',
+    ],
 )
 def test_indices(tmp_path: Path, text: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)

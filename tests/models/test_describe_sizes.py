@@ -40,13 +40,20 @@ FLOAT32 = PrecisionConfig(compute="float32", cache="float32")
 BFLOAT16 = PrecisionConfig(compute="bfloat16", cache="bfloat16")
 
 
-def kept(model: ModelConfig, tensor: int = 1, compute: str = "float32", platform: str = "tpu") -> KeptBytes:
+def kept(
+    model: ModelConfig, tensor: int = 1, compute: str = "float32", platform: str = "tpu"
+) -> KeptBytes:
     """Of a token, in the first stack of layers."""
-    return describe_sizes(model).layer_sizes(compute, platform, MeshShape(tensor=tensor).split("tensor"))[0].kept
+    return (
+        describe_sizes(model)
+        .layer_sizes(compute, platform, MeshShape(tensor=tensor).split("tensor"))[0]
+        .kept
+    )
 
 
 def test_a_layer_keeps_its_products_and_two_hidden_states() -> None:
-    """Of a token: its state before attention and before the MLP; queries, keys, values, gate and up."""
+    """Of a token: its state before attention and before the MLP; queries, keys, values, gate and
+    up."""
     products = N * H + 2 * K * H + 2 * F
     assert kept(LLAMA) == KeptBytes(states=4 * 2 * D, products=4 * products)
     assert kept(LLAMA, compute="bfloat16") == KeptBytes(states=2 * 2 * D, products=2 * products)
@@ -91,19 +98,22 @@ def test_norms_after_a_product_need_what_they_norm() -> None:
 
 
 def test_an_adapter_keeps_what_its_first_half_makes() -> None:
-    """The outputs of the second, as large as the product that they are added to, are computed again."""
+    """The outputs of the second, as large as the product that they are added to, are computed
+    again."""
     adapted = LLAMA.model_copy(update={"lora": LoraConfig(rank=4)})
     targets = len(LoraConfig(rank=4).targets)
     assert kept(adapted).products == kept(LLAMA).products + 4 * targets * 4
 
 
 def test_experts_keep_their_first_products() -> None:
-    """Those of a token with its own experts. A CPU, which multiplies all rows by all experts' matrices, keeps all."""
+    """Those of a token with its own experts. A CPU, which multiplies all rows by all experts'
+    matrices, keeps all."""
     attention_and_router = N * H + 2 * K * H + E
     assert kept(MOE).products == 4 * (attention_and_router + 2 * TOP_K * EXPERT_F)
     assert kept(MOE, platform="cpu").products == 4 * (attention_and_router + 2 * E * EXPERT_F)
     sizes = describe_sizes(MOE).layer_sizes("float32", "tpu", ONE)[0]
-    assert sizes.mlp_values == 2 * TOP_K * (EXPERT_F + D)  # gate and up of each copy, and the copy before and after
+    # gate and up of each copy, and the copy before and after
+    assert sizes.mlp_values == 2 * TOP_K * (EXPERT_F + D)
     assert describe_sizes(MOE).layer_sizes("float32", "cpu", ONE)[0].mlp_values == 2 * E * EXPERT_F
 
 
@@ -112,10 +122,14 @@ def test_experts_keep_their_first_products() -> None:
     [(None, 2), (LoraConfig(rank=4), 1), (LoraConfig(rank=4, targets=("query", "experts")), 2)],
 )
 def test_experts_that_nothing_trains_need_no_inputs(lora: LoraConfig | None, copies: int) -> None:
-    """While they are differentiated: gate and up of each copy of a token, their gradients and the copy's, and the copy
-    itself where it makes a gradient of matrices or adapters. A CPU has all experts' products, and no copies."""
+    """While they are differentiated: gate and up of each copy of a token, their gradients and the
+    copy's, and the copy itself where it makes a gradient of matrices or adapters. A CPU has all
+    experts' products, and no copies."""
     model = MOE.model_copy(update={"lora": lora})
-    of_tpu, of_cpu = (describe_sizes(model).layer_sizes("float32", platform, ONE)[0] for platform in ("tpu", "cpu"))
+    of_tpu, of_cpu = (
+        describe_sizes(model).layer_sizes("float32", platform, ONE)[0]
+        for platform in ("tpu", "cpu")
+    )
     assert of_tpu.mlp_gradient_values == TOP_K * (4 * EXPERT_F + copies * D)
     assert of_cpu.mlp_gradient_values == 4 * E * EXPERT_F
 
@@ -144,7 +158,8 @@ def test_weights_of_a_sampler_are_cast_merged_or_int8() -> None:
     adapted = LLAMA.model_copy(update={"lora": LoraConfig(rank=4, targets=("query",))})
     adapters = L * 4 * (D + N * H)
     assert stored_bytes(adapted, FLOAT32) == 4 * numbers
-    assert stored_bytes(adapted, BFLOAT16) == 2 * (numbers + adapters)  # which bfloat16 would round away
+    # which bfloat16 would round away
+    assert stored_bytes(adapted, BFLOAT16) == 2 * (numbers + adapters)
 
 
 SLOTS, ENTRIES, P, T = 6, 3, 20, 12
@@ -154,21 +169,29 @@ TOGETHER = CacheShape(SLOTS, 1, ENTRIES, P, T, positions_split=False)
 @pytest.mark.parametrize(("tensor", "parts"), [(1, 1), (2, 2), (4, 1)])
 def test_a_cache_has_slots_and_a_table_of_prompts(tensor: int, parts: int) -> None:
     """Heads of keys that devices cannot share are on each of them."""
-    found = describe_sizes(LLAMA).cache_bytes(TOGETHER, FLOAT32, "plain", MeshShape(tensor=tensor).split("tensor"))
+    found = describe_sizes(LLAMA).cache_bytes(
+        TOGETHER, FLOAT32, "plain", MeshShape(tensor=tensor).split("tensor")
+    )
     assert found == 4 * 2 * L * K * H * (SLOTS * (P + T) + ENTRIES * P) // parts
 
 
 def test_an_int8_cache_has_scales() -> None:
     int8 = FLOAT32.model_copy(update={"cache": "int8"})
     positions = SLOTS * (P + T) + ENTRIES * P
-    assert describe_sizes(LLAMA).cache_bytes(TOGETHER, int8, "plain", ONE) == 2 * L * K * (H + 4) * positions
+    assert (
+        describe_sizes(LLAMA).cache_bytes(TOGETHER, int8, "plain", ONE)
+        == 2 * L * K * (H + 4) * positions
+    )
 
 
 def test_slots_may_share_a_prompt() -> None:
     """Six slots in groups of three hold responses, and two groups a prompt each."""
     shared = CacheShape(SLOTS, 3, ENTRIES, P, T, positions_split=False)
     positions = SLOTS * T + 2 * P + ENTRIES * P
-    assert describe_sizes(LLAMA).cache_bytes(shared, FLOAT32, "plain", ONE) == 4 * 2 * L * K * H * positions
+    assert (
+        describe_sizes(LLAMA).cache_bytes(shared, FLOAT32, "plain", ONE)
+        == 4 * 2 * L * K * H * positions
+    )
 
 
 def test_layers_that_slide_hold_their_window() -> None:
@@ -178,4 +201,7 @@ def test_layers_that_slide_hold_their_window() -> None:
     sliding = LLAMA.model_copy(update={"family": "qwen2", "options": options})
     full_layer = SLOTS * (P + T) + ENTRIES * P
     positions = full_layer + 2 * (SLOTS + ENTRIES) * window
-    assert describe_sizes(sliding).cache_bytes(TOGETHER, FLOAT32, "plain", ONE) == 4 * 2 * K * H * positions
+    assert (
+        describe_sizes(sliding).cache_bytes(TOGETHER, FLOAT32, "plain", ONE)
+        == 4 * 2 * K * H * positions
+    )

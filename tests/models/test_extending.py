@@ -1,5 +1,6 @@
-"""Families that somebody adds by docs/extending.md: the one that it shows, as its reader would have it, a file beside
-the config; and glm4.py. Both have checkpoints in which one tensor holds several matrices."""
+"""Families that somebody adds by docs/extending.md: the one that it shows, as its reader would have
+it, a file beside the config; and glm4.py. Both have checkpoints in which one tensor holds several
+matrices."""
 
 from __future__ import annotations
 
@@ -64,7 +65,11 @@ def load(config: ModelConfig, axes: str = "auto") -> Any:
 
 
 def stored_in(folder: Path) -> dict[str, np.ndarray]:
-    return {key: value for file in folder.glob("*.safetensors") for key, value in load_file(file).items()}
+    return {
+        key: value
+        for file in folder.glob("*.safetensors")
+        for key, value in load_file(file).items()
+    }
 
 
 def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
@@ -76,24 +81,37 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
 @pytest.mark.parametrize("axes", ["auto", "data=2,fsdp=2,tensor=2"])
 def test_logits_equal_transformers(name: str, config: ModelConfig, axes: str) -> None:
     assert config.options == {"phi3": {"window": 8}, "glm4": {"rotated_share": 0.5}}[name]
-    decoder, batch, params = Decoder(config), np.load(REFERENCES / name / "batch.npz"), load(config, axes)
+    decoder = Decoder(config)
+    batch = np.load(REFERENCES / name / "batch.npz")
+    params = load(config, axes)
     if axes != "auto":
         specs = {key: x.sharding.spec for key, x in params["blocks"].items()}
         assert tuple(specs["query"]) == (None, "fsdp", "tensor", None)
         assert tuple(specs["key"]) == tuple(specs["value"]) == tuple(specs["query"])
-        assert name == "phi3" or tuple(specs["gate"]) == tuple(specs["up"]) == (None, "fsdp", "tensor")
-    for way, difference in differences(decoder, params, batch["tokens"], batch["lengths"], batch["logits"]).items():
+        assert name == "phi3" or tuple(specs["gate"]) == tuple(specs["up"]) == (
+            None,
+            "fsdp",
+            "tensor",
+        )
+    for way, difference in differences(
+        decoder, params, batch["tokens"], batch["lengths"], batch["logits"]
+    ).items():
         assert np.abs(difference).max() < MOST, way
 
 
 def test_gradients_equal_torchs(name: str, config: ModelConfig, tmp_path: Path) -> None:
     """As test_families.py compares them, of whole tensors."""
     decoder, batch = Decoder(config), np.load(REFERENCES / name / "batch.npz")
-    tokens, follows = batch["tokens"], np.arange(1, 40)[None] < batch["lengths"][:, None]
+    tokens = batch["tokens"]
+    follows = np.arange(1, 40)[None] < batch["lengths"][:, None]
 
     def mean_logp(params: Any) -> Any:
-        logits = decoder.logits(params, decoder.forward(params, tokens, jnp.zeros(len(tokens), jnp.int32)))
-        of_tokens = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), tokens[:, 1:, None], 2)[..., 0]
+        logits = decoder.logits(
+            params, decoder.forward(params, tokens, jnp.zeros(len(tokens), jnp.int32))
+        )
+        of_tokens = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), tokens[:, 1:, None], 2)[
+            ..., 0
+        ]
         return (of_tokens * follows).sum() / follows.sum()
 
     gradients = jax.device_get(quick_jit(jax.grad(mean_logp))(load(config)))
@@ -107,7 +125,9 @@ def test_gradients_equal_torchs(name: str, config: ModelConfig, tmp_path: Path) 
         places = np.linspace(0, gradient.size - 1, len(entries)).astype(int)
         assert np.linalg.norm(gradient) == pytest.approx(norm, rel=1e-4), tensor
         typical = norm * gradient.size**-0.5
-        np.testing.assert_allclose(gradient[places], entries, rtol=1e-4, atol=1e-4 * typical, err_msg=tensor)
+        np.testing.assert_allclose(
+            gradient[places], entries, rtol=1e-4, atol=1e-4 * typical, err_msg=tensor
+        )
 
 
 def test_an_export_is_the_folder_that_was_loaded(
@@ -123,15 +143,20 @@ def test_an_export_is_the_folder_that_was_loaded(
     assert_same(stored_in(tmp_path / "sharded"), expected)
 
     again = read(tmp_path / "sharded", name)
-    hf_export.save(load(again, "data=2,fsdp=2,tensor=2"), again, tmp_path / "sharded", tmp_path / "again")
+    hf_export.save(
+        load(again, "data=2,fsdp=2,tensor=2"), again, tmp_path / "sharded", tmp_path / "again"
+    )
     assert_same(stored_in(tmp_path / "again"), expected)
 
 
 @pytest.mark.parametrize("name", ["phi3"], indirect=True)
 def test_a_planner_finds_what_it_finds_of_a_llama(name: str, config: ModelConfig) -> None:
-    """The same matrices, however a checkpoint stores them: bytes of each device, also of adapters and of gradients."""
+    """The same matrices, however a checkpoint stores them: bytes of each device, also of adapters
+    and of gradients."""
     shape = config.model_copy(update={"options": None, "lora": LoraConfig(rank=2)})
-    of_phi3, of_llama = (describe_sizes(shape.model_copy(update={"family": family})) for family in (name, "llama"))
+    of_phi3, of_llama = (
+        describe_sizes(shape.model_copy(update={"family": family})) for family in (name, "llama")
+    )
     assert of_phi3.weights == of_llama.weights
     for split in (MeshShape().split(), MeshShape(tensor=2).split("tensor")):
         expected = of_llama.layer_sizes("bfloat16", "tpu", split)
@@ -150,12 +175,15 @@ def test_config_json_comes_back(name: str, config: ModelConfig, tmp_path: Path) 
 def test_adapters_of_parts_are_one_of_their_module(
     name: str, config: ModelConfig, tmp_path: Path, targets: tuple[LoraTarget, ...]
 ) -> None:
-    """PEFT adds alpha / rank * B A to a module, with the module's own rank and alpha where a pattern names it."""
+    """PEFT adds alpha / rank * B A to a module, with the module's own rank and alpha where a
+    pattern names it."""
     lora = LoraConfig(rank=2, alpha=3.0, targets=targets)
     config = config.model_copy(update={"lora": lora})
     decoder, rng = Decoder(config), np.random.default_rng(0)
     shapes, _ = split_adapters(decoder.shapes())
-    assert {key.removesuffix("_lora_a") for key in shapes["blocks"] if key.endswith("_lora_a")} == set(targets)
+    assert {
+        key.removesuffix("_lora_a") for key in shapes["blocks"] if key.endswith("_lora_a")
+    } == set(targets)
     adapters = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
 
     hf_export.save_adapter(adapters, config, "base", tmp_path / "adapter")
@@ -191,7 +219,9 @@ def test_adapters_of_parts_are_one_of_their_module(
 
 
 def test_a_target_that_no_layer_has_is_refused(config: ModelConfig) -> None:
-    with pytest.raises(InputError, match=r"cell\.model\.lora\.targets = experts: a layer of this family has none"):
+    with pytest.raises(
+        InputError, match=r"cell\.model\.lora\.targets = experts: a layer of this family has none"
+    ):
         Decoder(config.model_copy(update={"lora": LoraConfig(targets=("experts",))}))
 
 
@@ -206,30 +236,46 @@ def change(name: str, folder: Path, tensors: dict[str, np.ndarray]) -> ModelConf
 GATE_UP = "model.layers.1.mlp.gate_up_proj.weight"
 
 
-def test_a_tensor_of_another_size_is_refused_by_name(name: str, config: ModelConfig, tmp_path: Path) -> None:
+def test_a_tensor_of_another_size_is_refused_by_name(
+    name: str, config: ModelConfig, tmp_path: Path
+) -> None:
     tensors, F = stored_in(REFERENCES / name), config.mlp
     changed = tensors | {GATE_UP: tensors[GATE_UP][:-1].copy()}
     with pytest.raises(InputError) as e:
         hf_load.check_weights(change(name, tmp_path / "short", changed))
-    assert f"1 weights are not as config.json says: {GATE_UP} has shape [{2 * F - 1}, " in str(e.value)
+    assert f"1 weights are not as config.json says: {GATE_UP} has shape [{2 * F - 1}, " in str(
+        e.value
+    )
     assert f"expected [{2 * F}, " in str(e.value)
 
-    wider = {key: np.concatenate([x, x[:6]]) if "gate_up" in key else x for key, x in tensors.items()}
+    wider = {
+        key: np.concatenate([x, x[:6]]) if "gate_up" in key else x for key, x in tensors.items()
+    }
     wider = {key: np.pad(x, ((0, 0), (0, 3))) if "down" in key else x for key, x in wider.items()}
-    with pytest.raises(InputError, match=rf"The shapes fit intermediate_size = {F + 3} instead of {F}: correct"):
+    with pytest.raises(
+        InputError, match=rf"The shapes fit intermediate_size = {F + 3} instead of {F}: correct"
+    ):
         hf_load.check_weights(change(name, tmp_path / "wider", wider))
 
 
-def test_what_is_missing_or_not_fused_is_named(name: str, config: ModelConfig, tmp_path: Path) -> None:
+def test_what_is_missing_or_not_fused_is_named(
+    name: str, config: ModelConfig, tmp_path: Path
+) -> None:
     tensors = stored_in(REFERENCES / name)
     without = {key: x for key, x in tensors.items() if key != GATE_UP}
     with pytest.raises(InputError) as e:
         hf_load.check_weights(change(name, tmp_path / "missing", without))
-    assert f"1 weights are not as config.json says: {GATE_UP} is missing, expected shape" in str(e.value)
-    assert str(e.value).endswith("Copy the whole folder of one model.")  # names of this family are no other program's
+    assert f"1 weights are not as config.json says: {GATE_UP} is missing, expected shape" in str(
+        e.value
+    )
+    # names of this family are no other program's
+    assert str(e.value).endswith("Copy the whole folder of one model.")
 
     gate, up = np.split(tensors[GATE_UP], 2)
-    unfused = without | {GATE_UP.replace("gate_up", "gate"): gate, GATE_UP.replace("gate_up", "up"): up.copy()}
+    unfused = without | {
+        GATE_UP.replace("gate_up", "gate"): gate,
+        GATE_UP.replace("gate_up", "up"): up.copy(),
+    }
     with pytest.raises(InputError, match=re.escape(f"{GATE_UP} is missing")):
         hf_load.check_weights(change(name, tmp_path / "unfused", unfused))
 
@@ -270,12 +316,16 @@ def test_a_family_that_contradicts_itself_is_told(
 
 @pytest.mark.parametrize("name", ["phi3"], indirect=True)
 def test_gguf_has_fused_tensors_whole(name: str, config: ModelConfig, tmp_path: Path) -> None:
-    """llama.cpp's Phi-3 rotates halves; were its pairs adjacent, rows of queries and keys would be turned, and those of
-    values not."""
+    """llama.cpp's Phi-3 rotates halves; were its pairs adjacent, rows of queries and keys would be
+    turned, and those of values not."""
     decoder, tensors = Decoder(config), stored_in(REFERENCES / name)
-    layouts, N, K, H = hf_load.weight_layouts(decoder), config.heads, config.kv_heads, config.head_dim
+    layouts = hf_load.weight_layouts(decoder)
+    N = config.heads
+    K = config.kv_heads
+    H = config.head_dim
     for adjacent_pairs in (False, True):
-        traits, path = GGUFTraits("phi3", adjacent_pairs=adjacent_pairs), tmp_path / f"{adjacent_pairs}.gguf"
+        traits = GGUFTraits("phi3", adjacent_pairs=adjacent_pairs)
+        path = tmp_path / f"{adjacent_pairs}.gguf"
         write_tensors(gguf.GGUFWriter(path, "phi3"), load(config), config, traits, "f32")
         stored = {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
         np.testing.assert_array_equal(stored["blk.1.ffn_up.weight"], tensors[GATE_UP])
@@ -289,4 +339,6 @@ def test_gguf_has_fused_tensors_whole(name: str, config: ModelConfig, tmp_path: 
 
         sources = plan_tensors(open_gguf(path), layouts, traits, config.layers)
         assert_same({key: read() for key, (_, read) in sources.items()}, tensors)
-        assert {key: shape for key, (shape, _) in sources.items()} == {key: x.shape for key, x in tensors.items()}
+        assert {key: shape for key, (shape, _) in sources.items()} == {
+            key: x.shape for key, x in tensors.items()
+        }

@@ -1,5 +1,5 @@
-"""The published families: logits against transformers' (references/, written by make_references.py), config.json,
-presets.
+"""The published families: logits against transformers' (references/, written by
+make_references.py), config.json, presets.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def test_logits_equal_transformers(name: str, axes: str) -> None:
     if axes != "auto":
         params = jax.device_put(params, decoder.shardings(mesh(axes)))
         assert not all(x.sharding.is_fully_replicated for x in jax.tree.leaves(params))
-    for way, difference in differences(decoder, params, batch["tokens"], batch["lengths"], batch["logits"]).items():
+    for way, difference in differences(
+        decoder, params, batch["tokens"], batch["lengths"], batch["logits"]
+    ).items():
         assert np.abs(difference).max() < MOST, way
         assert np.sqrt(np.mean(difference**2)) < MOST_RMS, way
         assert difference.shape[0] > 40 and difference.shape[1] == decoder.vocab
@@ -82,13 +84,17 @@ def test_logits_equal_transformers(name: str, axes: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_equal_torchs(name: str) -> None:
-    """Of the mean log-probability; by tensor of the checkpoint, the gradient's norm and entries of it."""
+    """Of the mean log-probability; by tensor of the checkpoint, the gradient's norm and entries of
+    it."""
     decoder, params = model_of(name)
     batch = np.load(REFERENCES / name / "batch.npz")
-    tokens, follows = batch["tokens"], np.arange(1, 40)[None] < batch["lengths"][:, None]
+    tokens = batch["tokens"]
+    follows = np.arange(1, 40)[None] < batch["lengths"][:, None]
 
     def mean_logp(params: Any) -> Any:
-        logits = decoder.logits(params, decoder.forward(params, tokens, np.zeros(len(tokens), np.int32)))
+        logits = decoder.logits(
+            params, decoder.forward(params, tokens, np.zeros(len(tokens), np.int32))
+        )
         logps = jax.nn.log_softmax(logits[:, :-1])
         of_tokens = jax.numpy.take_along_axis(logps, tokens[:, 1:, None], 2)[..., 0]
         return (of_tokens * follows).sum() / follows.sum()
@@ -103,13 +109,18 @@ def test_gradients_equal_torchs(name: str) -> None:
             norm, *entries = expected.pop(tensor)
             places = np.linspace(0, of_tensor.size - 1, len(entries)).astype(int)
             assert np.linalg.norm(of_tensor) == pytest.approx(norm, rel=1e-4), tensor
-            # An entry may be a small difference of large terms: as exact as the tensor's typical entry.
+            # An entry may be a small difference of large terms: as exact as the tensor's typical
+            # entry.
             typical = norm * of_tensor.size**-0.5
-            np.testing.assert_allclose(of_tensor[places], entries, rtol=1e-4, atol=1e-4 * typical, err_msg=tensor)
+            np.testing.assert_allclose(
+                of_tensor[places], entries, rtol=1e-4, atol=1e-4 * typical, err_msg=tensor
+            )
     assert not expected
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if (REFERENCES / name / "config_v4.json").is_file()])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if (REFERENCES / name / "config_v4.json").is_file()]
+)
 def test_both_spellings_of_config_json_are_one_model(name: str) -> None:
     old, new = read(name, "config_v4.json"), read(name)
     assert "rope_theta" in old and "rope_theta" not in new
@@ -119,11 +130,22 @@ def test_both_spellings_of_config_json_are_one_model(name: str) -> None:
 
 def test_every_setting_of_a_config_json_arrives() -> None:
     result = ModelConfig(**llama.settings(read("llama")))
-    scaling = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
-    shape = {"layers": 2, "width": 36, "heads": 6, "kv_heads": 2, "head_dim": 10, "mlp": 53, "vocab": 97}
+    scaling = RopeScaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+    )
+    shape = {
+        "layers": 2,
+        "width": 36,
+        "heads": 6,
+        "kv_heads": 2,
+        "head_dim": 10,
+        "mlp": 53,
+        "vocab": 97,
+    }
     assert result == ModelConfig(**shape, norm_eps=1e-5, rope_base=500.0, rope_scaling=scaling)
     assert (
-        ModelConfig(**qwen2.settings(read("qwen2"))).qkv_bias and ModelConfig(**qwen3.settings(read("qwen3"))).qk_norm
+        ModelConfig(**qwen2.settings(read("qwen2"))).qkv_bias
+        and ModelConfig(**qwen3.settings(read("qwen3"))).qk_norm
     )
     assert qwen3.settings(read("qwen3"))["tied"] and not qwen2.settings(read("qwen2"))["tied"]
 
@@ -133,8 +155,8 @@ def without(name: str, *keys: str, **more: Any) -> dict[str, Any]:
 
 
 def test_what_a_config_json_leaves_out() -> None:
-    """transformers' own defaults: heads of width / heads and as many for keys; 128 in Qwen3; no tying; rope's base
-    10,000.
+    """transformers' own defaults: heads of width / heads and as many for keys; 128 in Qwen3; no
+    tying; rope's base 10,000.
     """
     short = llama.settings(without("llama", "head_dim", "num_key_value_heads"))
     assert (short["head_dim"], short["kv_heads"]) == (6, 6)
@@ -145,8 +167,15 @@ def test_what_a_config_json_leaves_out() -> None:
 
 def test_gemma_3s_absent_keys_mean_its_class() -> None:
     """As files of 4B and larger leave them out: `text_config` of gemma-3-4b."""
-    text_config = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
-    result = ModelConfig(**gemma3.settings(text_config | {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}))
+    text_config = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    }
+    result = ModelConfig(
+        **gemma3.settings(text_config | {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}})
+    )
     assert (result.heads, result.kv_heads, result.head_dim, result.vocab) == (8, 4, 256, 262_208)
     assert result.tied and result.rope_base == 1e6 and result.norm_eps == 1e-6
     sliding = [i for i in range(34) if i % 6 != 5]
@@ -162,8 +191,10 @@ def test_gemma_3s_absent_keys_mean_its_class() -> None:
         ("qwen2_sliding", {}, [1, 2]),
         ("qwen2_sliding", {"layer_types": None}, [1, 2]),
         ("qwen2_sliding", {"layer_types": None, "max_window_layers": 0}, [0, 1, 2]),
-        ("qwen2_sliding", {"layer_types": None, "max_window_layers": None}, []),  # the default is 28
-        ("qwen2", {"layer_types": None, "sliding_window": 7}, []),  # beside use_sliding_window = false
+        # the default is 28
+        ("qwen2_sliding", {"layer_types": None, "max_window_layers": None}, []),
+        # beside use_sliding_window = false
+        ("qwen2", {"layer_types": None, "sliding_window": 7}, []),
         ("gemma3", {}, [0, 1, 2, 3, 4, 6, 7]),
         ("gemma3", {"layer_types": None}, [0, 1, 2, 3, 4, 6, 7]),
         ("gemma3", {"layer_types": None, "sliding_window_pattern": 2}, [0, 2, 4, 6]),
@@ -185,7 +216,10 @@ def test_a_config_json_is_written_as_it_is_read(name: str) -> None:
     config = ModelConfig(family=used, **FAMILIES[used].settings(read(name)))
     written = make_config_json(config, 4096, "float32")
     assert ModelConfig(family=used, **FAMILIES[used].settings(written)) == config
-    assert (written["model_type"], written["architectures"]) == (read(name)["model_type"], read(name)["architectures"])
+    assert (written["model_type"], written["architectures"]) == (
+        read(name)["model_type"],
+        read(name)["architectures"],
+    )
     assert isinstance(written.get("query_pre_attn_scalar", 11), int)  # transformers takes no float
     if "rope_scaling" in written:  # as transformers 4 reads it
         of_4 = {key: value for key, value in written.items() if key != "rope_parameters"}
@@ -193,9 +227,21 @@ def test_a_config_json_is_written_as_it_is_read(name: str) -> None:
 
 
 REFUSED = [
-    ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "rope_type = 'yarn'"),
-    ("qwen2", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling has rope_type = 'linear'"),
-    ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_parameters has no factor"),
+    (
+        "llama",
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
+        "rope_type = 'yarn'",
+    ),
+    (
+        "qwen2",
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        "rope_scaling has rope_type = 'linear'",
+    ),
+    (
+        "llama",
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}},
+        "rope_parameters has no factor",
+    ),
     ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "rope_theta = 0"),
     ("llama", {"rope_parameters": [1]}, "rope_parameters = [1]"),
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
@@ -203,14 +249,31 @@ REFUSED = [
     ("llama", {"use_sliding_window": True}, "use_sliding_window = True"),
     (
         "qwen2",
-        {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": None, "layer_types": None},
+        {
+            "use_sliding_window": True,
+            "max_window_layers": 1,
+            "sliding_window": None,
+            "layer_types": None,
+        },
         "sliding_window is not there",
     ),
     ("llama", {"mlp_bias": 1}, "mlp_bias = 1"),
     ("llama", {"layer_types": ["sliding_attention"] * 2}, "layer_types has sliding_attention"),
-    ("qwen2_sliding", {"layer_types": ["full_attention"] * 2}, "2 layer_types, and num_hidden_layers = 3"),
-    ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, "layer_types has linear_attention"),
-    ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has full_attention"),
+    (
+        "qwen2_sliding",
+        {"layer_types": ["full_attention"] * 2},
+        "2 layer_types, and num_hidden_layers = 3",
+    ),
+    (
+        "qwen3",
+        {"layer_types": ["full_attention", "linear_attention"]},
+        "layer_types has linear_attention",
+    ),
+    (
+        "mistral",
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        "layer_types has full_attention",
+    ),
     ("mistral", {"sliding_window": 0}, "sliding_window = 0"),
     ("olmo2", {"attention_bias": True}, "attention_bias = True"),
     ("olmo2", {"layer_types": ["sliding_attention"] * 2}, "layer_types has sliding_attention"),
@@ -222,12 +285,20 @@ REFUSED = [
     ("gemma3", {"layer_types": ["chunked_attention"] * 8}, "layer_types has chunked_attention"),
     (
         "gemma3",
-        {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}}},
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}
+            }
+        },
         "rope_type = 'yarn'",
     ),
     (
         "gemma3",
-        {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}},
+        {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+            }
+        },
         "rope_type = 'linear'",
     ),
     ("qwen3", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
@@ -242,32 +313,60 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("name, change, said", REFUSED, ids=[said for _, _, said in REFUSED])
-def test_what_the_decoder_cannot_do_is_refused(name: str, change: dict[str, Any], said: str) -> None:
+def test_what_the_decoder_cannot_do_is_refused(
+    name: str, change: dict[str, Any], said: str
+) -> None:
     with pytest.raises(InputError) as e:
         FAMILIES[name.partition("_")[0]].settings(read(name) | change)
     assert said in str(e.value)
-    assert any(remedy in str(e.value) for remedy in ("expected", "Add head_dim", "Correct the file"))
+    assert any(
+        remedy in str(e.value) for remedy in ("expected", "Add head_dim", "Correct the file")
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("gemma3", {"windw": 4}, r"cell\.model\.options\.windw: .*has the options window, sliding_layers, "),
+        (
+            "gemma3",
+            {"windw": 4},
+            r"cell\.model\.options\.windw: .*has the options window, sliding_layers, ",
+        ),
         ("gemma3", {"window": 0}, r"cell\.model\.options\.window: .*given 0"),
-        ("mistral", {"sliding_layers": [-1]}, r"cell\.model\.options\.sliding_layers\.0: .*given -1"),
-        ("llama", {"window": 4}, r"cell\.model\.options\.window: .*The family llama has the options attention_bias"),
-        ("olmo2", {"window": 4}, r"cell\.model\.options\.window: .*given 4\. The family olmo2 has no options"),
-        ("tiny", {"window": 4}, r"cell\.model\.options\.window: .*given 4\. The family tiny has no options"),
+        (
+            "mistral",
+            {"sliding_layers": [-1]},
+            r"cell\.model\.options\.sliding_layers\.0: .*given -1",
+        ),
+        (
+            "llama",
+            {"window": 4},
+            r"cell\.model\.options\.window: .*The family llama has the options attention_bias",
+        ),
+        (
+            "olmo2",
+            {"window": 4},
+            r"cell\.model\.options\.window: .*given 4\. The family olmo2 has no options",
+        ),
+        (
+            "tiny",
+            {"window": 4},
+            r"cell\.model\.options\.window: .*given 4\. The family tiny has no options",
+        ),
     ],
 )
-def test_options_that_a_family_lacks_are_refused(name: str, options: dict[str, Any], said: str) -> None:
+def test_options_that_a_family_lacks_are_refused(
+    name: str, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(InputError, match=said):
         Decoder(ModelConfig(family=name, vocab=8, options=options))
 
 
 def test_a_mistral_of_two_kinds_of_layers_has_no_config_json() -> None:
     config = ModelConfig(family="mistral", vocab=8, options={"window": 4, "sliding_layers": [0]})
-    with pytest.raises(InputError, match=r"sliding_layers: all layers of a Mistral slide, or none; expected null"):
+    with pytest.raises(
+        InputError, match=r"sliding_layers: all layers of a Mistral slide, or none; expected null"
+    ):
         make_config_json(config, 64, "float32")
 
 
@@ -281,7 +380,14 @@ def test_a_family_names_a_model_type_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rms_norm_eps"],
+    [
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "vocab_size",
+        "rms_norm_eps",
+    ],
 )
 def test_a_key_that_is_missing_is_named(key: str) -> None:
     with pytest.raises(InputError, match=f"no {key}; expected"):
@@ -298,17 +404,23 @@ def test_families_are_found_by_architecture() -> None:
         "Gemma3": "gemma3",
     }
     assert {x: find_family(f"{x}ForCausalLM") for x in names} == names
-    with pytest.raises(InputError, match=r"'MambaForCausalLM'.*LlamaForCausalLM, MistralForCausalLM, "):
+    with pytest.raises(
+        InputError, match=r"'MambaForCausalLM'.*LlamaForCausalLM, MistralForCausalLM, "
+    ):
         find_family("MambaForCausalLM")
 
 
-@pytest.mark.parametrize(("head_dim", "base"), [(64, 100_000.0), (64, 500_000.0), (128, 1_000_000.0)])
+@pytest.mark.parametrize(
+    ("head_dim", "base"), [(64, 100_000.0), (64, 500_000.0), (128, 1_000_000.0)]
+)
 def test_frequencies_are_rounded_once_a_step(head_dim: int, base: float) -> None:
-    """The nearest float32 to the power of float32's exponent, of which float32's reciprocal: as torch rounds, save for
-    one in a hundred.
+    """The nearest float32 to the power of float32's exponent, of which float32's reciprocal: as
+    torch rounds, save for one in a hundred.
     """
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    powers = np.array([float(Decimal(base) ** Decimal(float(x))) for x in exponents]).astype(np.float32)
+    powers = np.array([float(Decimal(base) ** Decimal(float(x))) for x in exponents]).astype(
+        np.float32
+    )
     np.testing.assert_array_equal(rope_frequencies(head_dim, base, None), np.float32(1) / powers)
 
 
@@ -320,14 +432,20 @@ def test_llama_3s_stretching_by_hand() -> None:
             4,
             100.0,
             RopeScaling(
-                factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=original
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=original,
             ),
         )
 
-    np.testing.assert_allclose(stretched(10_000), [1, 0.1], rtol=1e-6)  # both turn over 4 times in the original context
+    # both turn over 4 times in the original context
+    np.testing.assert_allclose(stretched(10_000), [1, 0.1], rtol=1e-6)
     np.testing.assert_allclose(stretched(6), [1 / 8, 0.1 / 8], rtol=1e-6)  # neither turns once
     remaining = (100 / (20 * np.pi) - 1) / 3  # 1.59 turns: a part of the way from 1 to 4
-    np.testing.assert_allclose(stretched(100), [1, 0.1 * (remaining + (1 - remaining) / 8)], rtol=1e-6)
+    np.testing.assert_allclose(
+        stretched(100), [1, 0.1 * (remaining + (1 - remaining) / 8)], rtol=1e-6
+    )
 
 
 def test_a_scaling_without_a_middle_is_refused() -> None:
@@ -342,13 +460,21 @@ def test_a_tied_embedding_gathers_both_gradients() -> None:
     tokens, start = np.arange(12, dtype=np.int32).reshape(2, 6), np.zeros(2, np.int32)
 
     def total(which: Decoder, params: Any) -> Any:
-        return jax.nn.logsumexp(which.logits(params, which.forward(params, tokens, start)), axis=-1).sum()
+        return jax.nn.logsumexp(
+            which.logits(params, which.forward(params, tokens, start)), axis=-1
+        ).sum()
 
     one = quick_jit(jax.grad(lambda p: total(decoder, p)))(params)
     two = quick_jit(jax.grad(lambda p: total(untied, p)))({**params, "unembed": params["embed"].T})
-    assert "unembed" not in one and np.abs(two["embed"]).max() > 0.1 and np.abs(two["unembed"]).max() > 0.1
+    assert (
+        "unembed" not in one
+        and np.abs(two["embed"]).max() > 0.1
+        and np.abs(two["unembed"]).max() > 0.1
+    )
     np.testing.assert_allclose(one["embed"], two["embed"] + two["unembed"].T, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(one["blocks"]["query_norm"], two["blocks"]["query_norm"], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        one["blocks"]["query_norm"], two["blocks"]["query_norm"], rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -371,15 +497,28 @@ def test_presets_have_the_published_number_of_parameters(preset: str, parameters
 
 def test_fresh_biases_and_head_norms_change_nothing_and_are_laid_out() -> None:
     config = ModelConfig(
-        layers=2, width=16, heads=4, kv_heads=2, head_dim=4, mlp=8, qkv_bias=True, qk_norm=True, tied=True
+        layers=2,
+        width=16,
+        heads=4,
+        kv_heads=2,
+        head_dim=4,
+        mlp=8,
+        qkv_bias=True,
+        qk_norm=True,
+        tied=True,
     )
     decoder = Decoder(config, 8)
     other = Decoder(ModelConfig(layers=2, width=16, heads=4, kv_heads=2, head_dim=4, mlp=8), 8)
     params, plain = quick_jit(lambda key: (decoder.init(key), other.init(key)))(jax.random.key(0))
     for name, weights in plain["blocks"].items():
         np.testing.assert_array_equal(params["blocks"][name], weights)
-    assert params["blocks"]["query_bias"].shape == (2, 4, 4) and not params["blocks"]["key_bias"].any()
-    assert (params["blocks"]["query_norm"] == 1).all() and params["blocks"]["key_norm"].shape == (2, 4)
+    assert (
+        params["blocks"]["query_bias"].shape == (2, 4, 4) and not params["blocks"]["key_bias"].any()
+    )
+    assert (params["blocks"]["query_norm"] == 1).all() and params["blocks"]["key_norm"].shape == (
+        2,
+        4,
+    )
     spec = decoder.shardings(mesh("data=2,fsdp=2,tensor=2"))["blocks"]
     assert spec["query_bias"].spec == PartitionSpec(None, "tensor", None)
     assert spec["key_norm"].spec == PartitionSpec(None, None)

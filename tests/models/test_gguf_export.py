@@ -1,4 +1,5 @@
-"""A folder's model as a GGUF file has the tensors and tokenizer that llama.cpp's converter would write."""
+"""A folder's model as a GGUF file has the tensors and tokenizer that llama.cpp's converter would
+write."""
 
 from __future__ import annotations
 
@@ -56,16 +57,22 @@ def test_tensors_and_settings_are_those_of_llama_cpp(name: str, tmp_path: Path) 
     assert tensors.keys() == expected.keys()
     for key, value in expected.items():
         np.testing.assert_allclose(tensors[key], value, atol=2e-7, err_msg=key)
-    original, exported = metadata(gguf.GGUFReader(tmp_path / "m.gguf")), metadata(result)
+    original = metadata(gguf.GGUFReader(tmp_path / "m.gguf"))
+    exported = metadata(result)
     changed = {"GGUF.tensor_count", "GGUF.kv_count", "tokenizer.ggml.scores"}
     assert {key: exported.get(key) for key in original.keys() - changed} == {
         key: original[key] for key in original.keys() - changed
     }
     # merges come in the order of the scores
-    scores = dict(zip([piece for piece, _, _ in PIECES], exported["tokenizer.ggml.scores"], strict=True))
+    scores = dict(
+        zip([piece for piece, _, _ in PIECES], exported["tokenizer.ggml.scores"], strict=True)
+    )
     assert scores["bc"] > scores["ab"] > scores["▁a"] > scores["abc"] > scores["de"]
     assert exported["general.description"] == "Of its maker."
-    assert exported["tokenizer.ggml.add_bos_token"] is True and exported["tokenizer.ggml.add_eos_token"] is False
+    assert (
+        exported["tokenizer.ggml.add_bos_token"] is True
+        and exported["tokenizer.ggml.add_eos_token"] is False
+    )
 
 
 @pytest.mark.parametrize(("dtype", "relative"), [("f16", 2**-11), ("bf16", 2**-8), ("q8_0", None)])
@@ -81,9 +88,16 @@ def test_smaller_types(dtype: str, relative: float | None, tmp_path: Path) -> No
         is_matrix = want.ndim == 2
         # rows of attn_output have 4 x 12 values, no whole blocks of 32
         has_blocks = want.shape[-1] % 32 == 0
-        kind = "F32" if not is_matrix else "F16" if dtype == "q8_0" and not has_blocks else dtype.upper()
+        kind = (
+            "F32"
+            if not is_matrix
+            else "F16"
+            if dtype == "q8_0" and not has_blocks
+            else dtype.upper()
+        )
         assert tensor.tensor_type.name == kind, tensor.name
-        if kind == "Q8_0":  # half a step of 1/127 of the block's largest value, and the rounding of its scale
+        # half a step of 1/127 of the block's largest value, and the rounding of its scale
+        if kind == "Q8_0":
             blocks = np.abs(want).reshape(-1, 32).max(1, keepdims=True)
             error = np.abs(value - want).reshape(-1, 32)
             assert (error <= blocks / 127 * 0.51 + blocks * 2**-10).all() and error.max() > 0
@@ -96,9 +110,14 @@ def test_byte_level_tokenizer_comes_back(tmp_path: Path, monkeypatch: pytest.Mon
     import_smollm2(tmp_path / "m.gguf", tmp_path / "m")
     exported = metadata(export(tmp_path / "m", tmp_path / "out.gguf", "f32"))
     assert (exported["tokenizer.ggml.model"], exported["tokenizer.ggml.pre"]) == ("gpt2", "smollm")
-    assert exported["tokenizer.ggml.tokens"] == TOKENS and exported["tokenizer.ggml.merges"] == MERGES
+    assert (
+        exported["tokenizer.ggml.tokens"] == TOKENS and exported["tokenizer.ggml.merges"] == MERGES
+    )
     assert exported["tokenizer.ggml.token_type"] == [3] * 4 + [1] * (len(TOKENS) - 4)
-    assert exported["tokenizer.chat_template"] == TEMPLATE and exported["tokenizer.ggml.bos_token_id"] == 1
+    assert (
+        exported["tokenizer.chat_template"] == TEMPLATE
+        and exported["tokenizer.ggml.bos_token_id"] == 1
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "tekken"])
@@ -114,24 +133,34 @@ def test_llama3_positions_become_factors(tmp_path: Path) -> None:
     write(tmp_path / "m.gguf", example, stored_tensors(example))
     import_gguf(tmp_path / "m.gguf", tmp_path / "m")
     about = (tmp_path / "m" / "config.json").read_text()
-    scaling = '{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, '
+    scaling = (
+        '{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, '
+    )
     scaling += '"original_max_position_embeddings": 8192}'
     parameters = scaling.replace("{", '{"rope_theta": 100000.0, ')
     about = about.replace('"rope_scaling": null', f'"rope_scaling": {scaling}')
     start = about.index('"rope_parameters"')
-    about = about[:start] + f'"rope_parameters": {parameters}' + about[about.index("}", start) + 1 :]
+    about = (
+        about[:start] + f'"rope_parameters": {parameters}' + about[about.index("}", start) + 1 :]
+    )
     (tmp_path / "m" / "config.json").write_text(about)
 
     result = export(tmp_path / "m", tmp_path / "out.gguf", "f32")
     found = {tensor.name: tensor.data for tensor in result.tensors}["rope_freqs.weight"]
-    # theta 1e5, head_dim 8: wavelengths 6.28, 112, 1987 and 35,333. Beyond 8192 all of the factor, below 2048 none.
+    # theta 1e5, head_dim 8: wavelengths 6.28, 112, 1987 and 35,333. Beyond 8192 all of the factor,
+    # below 2048 none.
     np.testing.assert_allclose(found, [1, 1, 1, 8], rtol=1e-6)
 
 
 def test_what_llama_cpp_does_not_compute(tmp_path: Path) -> None:
     config = EXAMPLES["gemma3"].config
-    other_scale = config.model_copy(update={"options": (config.options or {}) | {"query_scalar": 20.0}})
-    with pytest.raises(InputError, match=r"query_pre_attn_scalar = 20; llama\.cpp computes .* 7 layers with 12 alone"):
+    other_scale = config.model_copy(
+        update={"options": (config.options or {}) | {"query_scalar": 20.0}}
+    )
+    with pytest.raises(
+        InputError,
+        match=r"query_pre_attn_scalar = 20; llama\.cpp computes .* 7 layers with 12 alone",
+    ):
         to_gguf(other_scale)
     example = replace(EXAMPLES["olmo2"], config=shape("olmo2", head_dim=16))
     write(tmp_path / "m.gguf", example, stored_tensors(example))

@@ -1,5 +1,5 @@
-"""GGUF files of each family, made by gguf's own writer, become folders with the weights that they were made from; a
-sentencepiece tokenizer; and files that are refused."""
+"""GGUF files of each family, made by gguf's own writer, become folders with the weights that they
+were made from; a sentencepiece tokenizer; and files that are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,19 @@ from isojax.models.hf.gguf_import import import_gguf
 from isojax.models.layers.rope import rope_frequencies
 from tests.models.gguf_files import EXAMPLES, ID, H, stored_tensors, weights, write
 
-KEYS = ("family", "layers", "width", "heads", "kv_heads", "head_dim", "mlp", "vocab", "norm_eps", "rope_base", "tied")
+KEYS = (
+    "family",
+    "layers",
+    "width",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "mlp",
+    "vocab",
+    "norm_eps",
+    "rope_base",
+    "tied",
+)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -28,7 +40,8 @@ def test_weights_and_shape_come_back(name: str, tmp_path: Path) -> None:
     write(tmp_path / "m.gguf", example, stored_tensors(example))
     import_gguf(tmp_path / "m.gguf", tmp_path / "m")
 
-    result, expected = load_file(tmp_path / "m" / "model.safetensors"), weights(example.config)
+    result = load_file(tmp_path / "m" / "model.safetensors")
+    expected = weights(example.config)
     assert result.keys() == expected.keys()
     for key, value in expected.items():
         np.testing.assert_allclose(result[key], value, atol=2e-7, err_msg=key)  # (w + 1) - 1
@@ -56,7 +69,9 @@ def test_llama3_positions_are_read_from_their_factors(tmp_path: Path) -> None:
         rope_frequencies(H, 1e5, config.rope_scaling), rope_frequencies(H, 1e5, scaling), rtol=1e-5
     )
 
-    write(tmp_path / "other.gguf", example, tensors | {"rope_freqs.weight": factors + np.float32(0.5)})
+    write(
+        tmp_path / "other.gguf", example, tensors | {"rope_freqs.weight": factors + np.float32(0.5)}
+    )
     with pytest.raises(InputError, match="not those of Llama"):
         import_gguf(tmp_path / "other.gguf", tmp_path / "other")
 
@@ -93,9 +108,15 @@ def test_sentencepiece(tmp_path: Path) -> None:
         assert tokenizer.encode(text).ids == [ID["<bos>"], *got.ids]
 
     loaded = load_tokenizer(tmp_path / "m")
-    assert loaded("abc").input_ids == [ID["<bos>"], ID["abc"]] and tuple(end_tokens(loaded, tmp_path / "m")) == (1,)
+    assert loaded("abc").input_ids == [ID["<bos>"], ID["abc"]] and tuple(
+        end_tokens(loaded, tmp_path / "m")
+    ) == (1,)
     about = json.loads((tmp_path / "m" / "config.json").read_text())
-    assert (about["model_type"], about["bos_token_id"], about["eos_token_id"]) == ("gemma3_text", 2, 1)
+    assert (about["model_type"], about["bos_token_id"], about["eos_token_id"]) == (
+        "gemma3_text",
+        2,
+        1,
+    )
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -104,10 +125,22 @@ def test_what_is_refused(tmp_path: Path) -> None:
     lacking = {name: value for name, value in tensors.items() if name != "blk.1.attn_q.weight"}
     cases = [
         (lacking, {}, r"lacks blk\.1\.attn_q\.weight"),
-        (tensors | {"blk.0.ffn_gate_exps.weight": np.zeros((2, 2), np.float32)}, {}, "beside the model's tensors"),
-        (tensors | {"output.weight": np.zeros((3, 32), np.float32)}, {}, r"output\.weight is \(3, 32\); expected"),
+        (
+            tensors | {"blk.0.ffn_gate_exps.weight": np.zeros((2, 2), np.float32)},
+            {},
+            "beside the model's tensors",
+        ),
+        (
+            tensors | {"output.weight": np.zeros((3, 32), np.float32)},
+            {},
+            r"output\.weight is \(3, 32\); expected",
+        ),
         (tensors, {"expert_count": np.uint32(8)}, "expert_count = 8"),
-        (tensors, {"rope.scaling.type": "yarn", "rope.scaling.factor": np.float32(4)}, "rope_type = 'yarn'"),
+        (
+            tensors,
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": np.float32(4)},
+            "rope_type = 'yarn'",
+        ),
     ]
     for stored, metadata, problem in cases:
         write(path, example, stored, **metadata)
@@ -122,7 +155,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no whole GGUF file"):
             import_gguf(path, tmp_path / "m")
     path.write_bytes(whole.replace(b"qwen3", b"qwen9"))
-    with pytest.raises(InputError, match=r"'qwen9', which no family here runs; expected one of gemma3, llama"):
+    with pytest.raises(
+        InputError, match=r"'qwen9', which no family here runs; expected one of gemma3, llama"
+    ):
         import_gguf(path, tmp_path / "m")
     with pytest.raises(InputError, match="no such file"):
         import_gguf(tmp_path / "none.gguf", tmp_path / "m")

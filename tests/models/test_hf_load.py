@@ -1,5 +1,5 @@
-"""Checkpoints in and out: against the safetensors library and against indices worked out by hand, on meshes, and every
-refusal.
+"""Checkpoints in and out: against the safetensors library and against indices worked out by hand,
+on meshes, and every refusal.
 """
 
 from __future__ import annotations
@@ -48,15 +48,25 @@ def config_json(family: str = "llama", tied: bool = False, **more: Any) -> dict[
 
 def shapes(family: str = "llama", tied: bool = False) -> dict[str, tuple[int, ...]]:
     """What transformers stores for such a model."""
-    result: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,)}
+    result: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (V, D),
+        "model.norm.weight": (D,),
+    }
     result |= {} if tied else {"lm_head.weight": (V, D)}
     for i in range(L):
         layer = f"model.layers.{i}."
         heads = {"q": N, "k": K, "v": K}
         result |= {f"{layer}self_attn.{x}_proj.weight": (n * H, D) for x, n in heads.items()}
-        result |= {f"{layer}self_attn.{x}_proj.bias": (n * H,) for x, n in heads.items() if family == "qwen2"}
+        result |= {
+            f"{layer}self_attn.{x}_proj.bias": (n * H,)
+            for x, n in heads.items()
+            if family == "qwen2"
+        }
         result |= {f"{layer}self_attn.{x}_norm.weight": (H,) for x in "qk" if family == "qwen3"}
-        result |= {f"{layer}self_attn.o_proj.weight": (D, N * H), f"{layer}mlp.down_proj.weight": (D, F)}
+        result |= {
+            f"{layer}self_attn.o_proj.weight": (D, N * H),
+            f"{layer}mlp.down_proj.weight": (D, F),
+        }
         result |= {f"{layer}mlp.{x}_proj.weight": (F, D) for x in ("gate", "up")}
         result |= {f"{layer}{x}_layernorm.weight": (D,) for x in ("input", "post_attention")}
     return result
@@ -65,25 +75,33 @@ def shapes(family: str = "llama", tied: bool = False) -> dict[str, tuple[int, ..
 def checkpoint(
     folder: Path, family: str = "llama", tied: bool = False, dtype: Any = np.float32, files: int = 1
 ) -> dict[str, np.ndarray]:
-    """A random checkpoint written by the safetensors library, tensors dealt out to `files` files; returns its
-    tensors.
+    """A random checkpoint written by the safetensors library, tensors dealt out to `files` files;
+    returns its tensors.
     """
     rng = np.random.default_rng(0)
-    stored = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes(family, tied).items()}
+    stored = {
+        name: rng.standard_normal(shape).astype(dtype)
+        for name, shape in shapes(family, tied).items()
+    }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config_json(family, tied)))
     if files == 1:
         save_file(stored, folder / "model.safetensors")
         return stored
-    location = {name: f"model-{i % files + 1:05}-of-{files:05}.safetensors" for i, name in enumerate(stored)}
+    location = {
+        name: f"model-{i % files + 1:05}-of-{files:05}.safetensors" for i, name in enumerate(stored)
+    }
     for file in set(location.values()):
         save_file({name: stored[name] for name in stored if location[name] == file}, folder / file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": location}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": location})
+    )
     return stored
 
 
 def expected(stored: dict[str, np.ndarray], family: str, tied: bool) -> dict[str, np.ndarray]:
-    """Our parameters of a checkpoint, by their dotted names: each matrix transposed, then its heads separated."""
+    """Our parameters of a checkpoint, by their dotted names: each matrix transposed, then its heads
+    separated."""
 
     def layers(name: str, *shape: int) -> np.ndarray:
         every = [stored[f"model.layers.{i}.{name}"].astype(np.float32) for i in range(L)]
@@ -127,7 +145,9 @@ def load(folder: Path, text: str = "auto") -> dict[str, Any]:
 
 
 def flat(params: dict[str, Any]) -> dict[str, Any]:
-    return {".".join(k.key for k in path): x for path, x in jax.tree_util.tree_leaves_with_path(params)}
+    return {
+        ".".join(k.key for k in path): x for path, x in jax.tree_util.tree_leaves_with_path(params)
+    }
 
 
 def random_params(shape: ModelConfig) -> dict[str, Any]:
@@ -159,7 +179,9 @@ def test_every_parameter_is_what_is_stored(
         assert params[name].dtype == np.float32 and params[name].sharding == shardings[name], name
         np.testing.assert_array_equal(params[name], value, err_msg=name)
         for shard in params[name].addressable_shards:
-            np.testing.assert_array_equal(shard.data, value[shard.index], err_msg=f"{name} on {shard.device}")
+            np.testing.assert_array_equal(
+                shard.data, value[shard.index], err_msg=f"{name} on {shard.device}"
+            )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -180,10 +202,14 @@ def test_what_is_saved_is_what_was_loaded(tmp_path: Path, family: str, tied: boo
     assert (tmp_path / "b" / "tokenizer.json").read_text() == "{}"
     host = jax.device_get(params)
     hf_export.save(host, config, tmp_path / "a", tmp_path / "c")
-    assert (tmp_path / "c" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+    assert (tmp_path / "c" / "model.safetensors").read_bytes() == (
+        tmp_path / "b" / "model.safetensors"
+    ).read_bytes()
 
 
-def test_saved_in_bfloat16_and_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_in_bfloat16_and_several_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(safetensors_io, "MAX_FILE_BYTES", 1000)
     stored = checkpoint(tmp_path / "a")
     config, decoder = resolved(tmp_path / "a")
@@ -193,7 +219,9 @@ def test_saved_in_bfloat16_and_several_files(tmp_path: Path, monkeypatch: pytest
     assert index["weight_map"].keys() == stored.keys()
     assert index["metadata"]["total_size"] == sum(2 * value.size for value in stored.values())
     files = sorted(set(index["weight_map"].values()))
-    assert files == sorted(p.name for p in (tmp_path / "b").glob("*.safetensors")) and len(files) > 5
+    assert (
+        files == sorted(p.name for p in (tmp_path / "b").glob("*.safetensors")) and len(files) > 5
+    )
     for name, file in index["weight_map"].items():
         got = load_file(tmp_path / "b" / file)[name]
         assert got.dtype == ml_dtypes.bfloat16
@@ -201,7 +229,8 @@ def test_saved_in_bfloat16_and_several_files(tmp_path: Path, monkeypatch: pytest
         assert sum(2 * stored[n].size for n, f in index["weight_map"].items() if f == file) <= 1000
     assert json.loads((tmp_path / "b" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     np.testing.assert_array_equal(
-        load(tmp_path / "b")["embed"], stored["model.embed_tokens.weight"].astype(ml_dtypes.bfloat16)
+        load(tmp_path / "b")["embed"],
+        stored["model.embed_tokens.weight"].astype(ml_dtypes.bfloat16),
     )
 
 
@@ -237,13 +266,23 @@ def test_a_config_of_its_own_reads_back(tmp_path: Path) -> None:
         hf_export.save(params, shape, source, tmp_path / "a")
     with pytest.raises(InputError, match="family 'tiny' cannot be exported"):
         hf_export.save(params, shape.model_copy(update={"family": "tiny"}), source, tmp_path / "b")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "source"]  # and nothing is left behind
+    # and nothing is left behind
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "source"]
 
 
 def test_a_shape_set_in_addition_to_the_path_must_agree(tmp_path: Path) -> None:
     checkpoint(tmp_path, "qwen3")
-    result = hf_load.resolve_model(ModelConfig(path=str(tmp_path), layers=L, family="qwen3", vocab=None))
-    assert (result.width, result.heads, result.kv_heads, result.head_dim, result.mlp, result.vocab) == (
+    result = hf_load.resolve_model(
+        ModelConfig(path=str(tmp_path), layers=L, family="qwen3", vocab=None)
+    )
+    assert (
+        result.width,
+        result.heads,
+        result.kv_heads,
+        result.head_dim,
+        result.mlp,
+        result.vocab,
+    ) == (
         D,
         N,
         K,
@@ -252,7 +291,8 @@ def test_a_shape_set_in_addition_to_the_path_must_agree(tmp_path: Path) -> None:
         V,
     )
     assert result.qk_norm and not result.qkv_bias and not result.tied and result.norm_eps == 1e-5
-    assert hf_load.resolve_model(result) == result  # as a saved config is read again, every field set
+    # as a saved config is read again, every field set
+    assert hf_load.resolve_model(result) == result
     assert hf_load.resolve_model(ModelConfig()) == ModelConfig()
     for field, value, words in (
         ("layers", 4, "given 4, .* says 3"),
@@ -262,7 +302,9 @@ def test_a_shape_set_in_addition_to_the_path_must_agree(tmp_path: Path) -> None:
             hf_load.resolve_model(ModelConfig.model_validate({"path": str(tmp_path), field: value}))
 
 
-def test_a_family_of_ones_own_is_a_file_beside_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_of_ones_own_is_a_file_beside_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint(tmp_path / "model", "qwen3")
     edit_config(tmp_path / "model", architectures=["MyForCausalLM"])
     (tmp_path / "my_family.py").write_text("from isojax.models.families.qwen3 import qwen3\n")
@@ -273,7 +315,9 @@ def test_a_family_of_ones_own_is_a_file_beside_the_config(tmp_path: Path, monkey
         "from isojax.models.architecture import llama_architecture\nfrom isojax.models.families import family\n"
         "bare = family(architectures=['QwenForCausalLM'])(llama_architecture)\n"
     )
-    with pytest.raises(InputError, match=r"model/config.json: the family bare_family has no `settings`"):
+    with pytest.raises(
+        InputError, match=r"model/config.json: the family bare_family has no `settings`"
+    ):
         hf_load.resolve_model(ModelConfig(path="model", family="bare_family"))
     with pytest.raises(InputError, match="families plug-in 'no_family': no such module"):
         hf_load.resolve_model(ModelConfig(path="model", family="no_family"))
@@ -302,7 +346,10 @@ def cut(folder: Path, size: int) -> None:
 BROKEN: dict[str, tuple[Any, str]] = {
     "no folder": (shutil.rmtree, "no such folder"),
     "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
-    "broken config": (lambda f: (f / "config.json").write_text('{\n"a": 1,\n'), r"config\.json, line 3: not JSON"),
+    "broken config": (
+        lambda f: (f / "config.json").write_text('{\n"a": 1,\n'),
+        r"config\.json, line 3: not JSON",
+    ),
     "a list": (lambda f: (f / "config.json").write_text("[]"), "given a list at the top"),
     "unknown architecture": (
         lambda f: edit_config(f, architectures=["GPT2LMHeadModel"]),
@@ -321,7 +368,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
         lambda f: rewrite(f, lambda s: s.update({"model.norm.weight": np.ones(9, np.float32)})),
         r"model\.norm\.weight has shape \[9\] in model\.safetensors, expected \[8\]",
     ),
-    "another vocabulary": (lambda f: edit_config(f, vocab_size=20), r"2 weights .*expected \[20, 8\]"),
+    "another vocabulary": (
+        lambda f: edit_config(f, vocab_size=20),
+        r"2 weights .*expected \[20, 8\]",
+    ),
     "all misshapen": (lambda f: edit_config(f, hidden_size=12), r"30 weights .*; and 26 more"),
     "integers": (
         lambda f: rewrite(f, lambda s: s.update({"model.norm.weight": np.ones(8, np.int8)})),
@@ -363,7 +413,10 @@ def test_tensors_nobody_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     rewrite(tmp_path, lambda s: s.update(extra))
     assert "unembed" not in load(tmp_path)
     assert capsys.readouterr().err == ""
-    rewrite(tmp_path, lambda s: s.update({"model.layers.0.self_attn.q_proj.bias": np.ones(24, np.float32)}))
+    rewrite(
+        tmp_path,
+        lambda s: s.update({"model.layers.0.self_attn.q_proj.bias": np.ones(24, np.float32)}),
+    )
     load(tmp_path)
     assert (
         "holds 1 tensors that this architecture does not use: model.layers.0.self_attn.q_proj.bias"

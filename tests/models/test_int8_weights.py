@@ -1,5 +1,5 @@
-"""int8 weights for rollouts: their rounding by hand, decoding against NumPy on weights rounded by NumPy, meshes, and
-what of a policy they are.
+"""int8 weights for rollouts: their rounding by hand, decoding against NumPy on weights rounded by
+NumPy, meshes, and what of a policy they are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,17 @@ from isojax.models.weight_forms import Int8Linear, int8_layer, quantise
 from isojax.sampling.engine import build_engine
 from isojax.sampling.stream import build_prepare_weights
 from isojax.tasks.protocol import StopConditions
-from tests.device import CONFIG, DECODER, MESHES, P, mesh, placed, policy, random_problems, response_logits
+from tests.device import (
+    CONFIG,
+    DECODER,
+    MESHES,
+    P,
+    mesh,
+    placed,
+    policy,
+    random_problems,
+    response_logits,
+)
 
 T, ROWS = 5, 8
 INT8 = ComputeOptions(rollout_weights="int8")
@@ -44,12 +54,16 @@ def rounded_policy(params: Params) -> Params:
     for stack, weights in params.items():
         rounded[stack] = weights
         if isinstance(weights, dict):
-            rounded[stack] = {k: rounded_by_numpy(k, np.asarray(w)) if k in MATRICES else w for k, w in weights.items()}
+            rounded[stack] = {
+                k: rounded_by_numpy(k, np.asarray(w)) if k in MATRICES else w
+                for k, w in weights.items()
+            }
     return rounded
 
 
 def test_values_and_scales_by_hand() -> None:
-    """Of two outputs the largest inputs are 2.54 and -1.27: steps of 0.02 and 0.01. The third is all zeros."""
+    """Of two outputs the largest inputs are 2.54 and -1.27: steps of 0.02 and 0.01. The third is
+    all zeros."""
     linear = Linear("gate", {"embed": 3}, {"mlp": 3}, "mlp.gate_proj")
     w = jnp.array([[2.54, -1.27, 0.0], [-0.031, 0.006, 0.0], [1.0, 0.5, 0.0]])
     values, scale = quantise(w, linear.spec)
@@ -59,7 +73,9 @@ def test_values_and_scales_by_hand() -> None:
 
 
 @pytest.mark.parametrize("inputs", [{"embed": 40}, {"heads": 4, "head_dim": 10}])
-def test_rounding_is_within_half_a_step_and_a_product_is_that_of_the_rounded_matrix(inputs: dict[str, int]) -> None:
+def test_rounding_is_within_half_a_step_and_a_product_is_that_of_the_rounded_matrix(
+    inputs: dict[str, int],
+) -> None:
     rng = np.random.default_rng(0)
     linear = Linear("some", inputs, {"kv_heads": 3, "rank": 7}, "some", bias=True)
     w = rng.normal(size=linear.spec.shape).astype(np.float32)
@@ -67,7 +83,8 @@ def test_rounding_is_within_half_a_step_and_a_product_is_that_of_the_rounded_mat
     values, scale = quantise(jnp.asarray(w), linear.spec)
     rounded = np.asarray(values, np.float64) * np.asarray(scale, np.float64)
     assert (np.abs(rounded - w) <= np.asarray(scale) / 2 * (1 + 1e-5)).all()
-    assert np.abs(values).max((*range(len(inputs)),)).min() == 127  # every output uses the whole range
+    # every output uses the whole range
+    assert np.abs(values).max((*range(len(inputs)),)).min() == 127
 
     layer = int8_layer(LayerDescription(linear), stacked=True)
     assert isinstance(layer.layer, Int8Linear)
@@ -77,12 +94,16 @@ def test_rounding_is_within_half_a_step_and_a_product_is_that_of_the_rounded_mat
         "some_bias": "float32",
     }
     x = rng.normal(size=(5, *inputs.values())).astype(np.float32)
-    got = layer.bind({"some": values, "some_scale": scale, "some_bias": jnp.asarray(bias)})(jnp.asarray(x))
+    got = layer.bind({"some": values, "some_scale": scale, "some_bias": jnp.asarray(bias)})(
+        jnp.asarray(x)
+    )
     expected = np.tensordot(x.astype(np.float64), rounded, len(inputs)) + bias
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-def decode(decoder: Decoder, params: Params, unrolled: bool, responses: np.ndarray, positions: int = P) -> np.ndarray:
+def decode(
+    decoder: Decoder, params: Params, unrolled: bool, responses: np.ndarray, positions: int = P
+) -> np.ndarray:
     """The sampler's logits [b T V] of responses to random prompts."""
     problems = random_problems(ROWS)
     decoding = Decoding(decoder, ROWS, 1, positions, responses.shape[1], unrolled)
@@ -112,7 +133,9 @@ def some_responses(vocab: int = DECODER.vocab) -> np.ndarray:
 @pytest.mark.parametrize("unrolled", [True, False])
 def test_decoding_is_numpys_on_weights_that_numpy_rounds(unrolled: bool) -> None:
     """To float32's rounding; and the rounding of weights alone makes 10,000 times as much."""
-    problems, groups, responses = random_problems(ROWS), np.arange(ROWS), some_responses()
+    problems = random_problems(ROWS)
+    groups = np.arange(ROWS)
+    responses = some_responses()
     got = decode(DECODER.with_options(INT8), policy(), unrolled, responses)
     expected = response_logits(np, rounded_policy(policy()), problems, groups, responses)
     exact = response_logits(np, policy(), problems, groups, responses)
@@ -122,7 +145,8 @@ def test_decoding_is_numpys_on_weights_that_numpy_rounds(unrolled: bool) -> None
 
 @pytest.mark.parametrize("unrolled", [True, False])
 def test_stacks_and_windows(unrolled: bool) -> None:
-    """Gemma 3's layers, of which some slide: the same as its own decoding of weights that NumPy rounds."""
+    """Gemma 3's layers, of which some slide: the same as its own decoding of weights that NumPy
+    rounds."""
     config = CONFIG.model_copy(update={"family": "gemma3", "layers": 4, "tied": True})
     config = config.model_copy(update={"options": {"window": 3, "sliding_layers": [0, 1, 3]}})
     decoder = Decoder(config, DECODER.vocab)
@@ -135,10 +159,12 @@ def test_stacks_and_windows(unrolled: bool) -> None:
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_adapters(compute: str) -> None:
-    """In float32 they are merged before weights are rounded; in bfloat16 they are beside int8 weights of the base
-    policy, and lose nothing.
+    """In float32 they are merged before weights are rounded; in bfloat16 they are beside int8
+    weights of the base policy, and lose nothing.
     """
-    config = CONFIG.model_copy(update={"lora": LoraConfig(rank=4, targets=("query", "out", "down"))})
+    config = CONFIG.model_copy(
+        update={"lora": LoraConfig(rank=4, targets=("query", "out", "down"))}
+    )
     plain = Decoder(config, DECODER.vocab)
     decoder = plain.with_options(ComputeOptions(compute_dtype=compute, rollout_weights="int8"))
     rng = np.random.default_rng(3)
@@ -149,29 +175,36 @@ def test_adapters(compute: str) -> None:
     if compute == "float32":
         assert stored == {"query": "int8", "query_scale": "float32"}
         merged = rounded_policy(jax.device_get(merge_adapters(params, config.lora)))
-        expected = response_logits(np, merged, random_problems(ROWS), np.arange(ROWS), some_responses())
+        expected = response_logits(
+            np, merged, random_problems(ROWS), np.arange(ROWS), some_responses()
+        )
         bound = 1e-5
     else:
         assert stored == {
             "query": "int8", "query_scale": "float32", "query_lora_a": "bfloat16", "query_lora_b": "bfloat16",
         }  # fmt: skip
         merged = jax.device_get(merge_adapters(rounded_policy(params), config.lora))
-        expected = response_logits(np, merged, random_problems(ROWS), np.arange(ROWS), some_responses())
+        expected = response_logits(
+            np, merged, random_problems(ROWS), np.arange(ROWS), some_responses()
+        )
         bound = 0.04
     got = decode(decoder, params, False, some_responses())
     assert np.linalg.norm(got - expected) / np.linalg.norm(expected) < bound
 
 
 def test_what_is_stored_follows_from_the_description() -> None:
-    """Bytes of one layer: a byte of each of 7,680 weights, 224 scales; the norms, embeddings and the head as they
-    are.
+    """Bytes of one layer: a byte of each of 7,680 weights, 224 scales; the norms, embeddings and
+    the head as they are.
     """
     decoding = Decoding(DECODER.with_options(INT8), ROWS, 1, P, T, unrolled_layers=False)
     weights = jax.eval_shape(decoding.cast_weights, DECODER.shapes())
-    described = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), decoding.stored_decoder.specs())
+    described = jax.tree.map(
+        lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), decoding.stored_decoder.specs()
+    )
     assert weights == described
     D, N, K, H, F = 32, 4, 2, 8, 48
-    matrices, scales = 2 * D * (N + K) * H + 3 * D * F, N * H + 2 * K * H + D + 2 * F + D
+    matrices = 2 * D * (N + K) * H + 3 * D * F
+    scales = N * H + 2 * K * H + D + 2 * F + D
     assert (matrices, scales) == (7680, 224)
     stored = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(weights["blocks"]))
     assert stored == CONFIG.layers * (matrices + 4 * scales + 4 * 2 * D)
@@ -184,11 +217,18 @@ def test_shards_store_what_one_device_does(axes: str) -> None:
     devices, decoder = mesh(axes), DECODER.with_options(INT8)
     shapes = SamplerShapes([(8, 4)], devices.shape["data"] * devices.shape["fsdp"], 4, 4, P, T)
     engine = build_engine(
-        decoder, shapes, devices, SamplingConfig(prompt_length=P, response_length=T), StopConditions((0,), None)
+        decoder,
+        shapes,
+        devices,
+        SamplingConfig(prompt_length=P, response_length=T),
+        StopConditions((0,), None),
     )
     weights = build_prepare_weights(engine, devices)(placed(policy(), devices))
     assert weights.stacked is None
     expected = jax.jit(engine.decoding.prepare_weights)(policy())
     jax.tree.map(partial(np.testing.assert_array_equal, strict=True), weights.decode, expected)
     gate = weights.decode["blocks"][0]["gate"]
-    assert gate.dtype == np.int8 and gate.sharding.shard_shape(gate.shape) == (32, 48 // devices.shape["tensor"])
+    assert gate.dtype == np.int8 and gate.sharding.shard_shape(gate.shape) == (
+        32,
+        48 // devices.shape["tensor"],
+    )

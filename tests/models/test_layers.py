@@ -36,7 +36,9 @@ def test_layer_norm(bias: bool) -> None:
         expected = expected + weights["norm_bias"]
 
     described = LayerDescription(LayerNorm("norm", {"embed": D}, "ln", EPS, bias=bias))
-    assert {spec.tensor for spec in described.specs.values()} == ({"ln.weight", "ln.bias"} if bias else {"ln.weight"})
+    assert {spec.tensor for spec in described.specs.values()} == (
+        {"ln.weight", "ln.bias"} if bias else {"ln.weight"}
+    )
 
     norm = described.bind({name: jnp.asarray(w, jnp.float32) for name, w in weights.items()})
     np.testing.assert_allclose(norm(jnp.asarray(x, jnp.float32)), expected, rtol=1e-5, atol=1e-5)
@@ -51,7 +53,9 @@ def test_norms_with_scales_of_each_head(centred: bool) -> None:
     expected = y / np.sqrt((y**2).mean(-1, keepdims=True) + EPS) * scale
 
     kind = LayerNorm if centred else RMSNorm
-    described = LayerDescription(kind("norm", {"head_dim": H}, "q_norm", EPS, each={"heads": HEADS}))
+    described = LayerDescription(
+        kind("norm", {"head_dim": H}, "q_norm", EPS, each={"heads": HEADS})
+    )
     (spec,) = described.specs.values()
     assert spec.stored_shape == (HEADS, H) and spec.axes == ("heads", "head_dim")
     layout = WeightLayout("norm", spec)
@@ -61,7 +65,9 @@ def test_norms_with_scales_of_each_head(centred: bool) -> None:
     norm = described.bind({"norm": jnp.asarray(scale, jnp.float32)})
     np.testing.assert_allclose(norm(jnp.asarray(x, jnp.float32)), expected, rtol=1e-5, atol=1e-5)
 
-    joined = LayerDescription(kind("norm", {"heads": HEADS, "head_dim": H}, "q_norm", EPS)).specs["norm"]
+    joined = LayerDescription(kind("norm", {"heads": HEADS, "head_dim": H}, "q_norm", EPS)).specs[
+        "norm"
+    ]
     assert joined.stored_shape == (HEADS * H,)
 
 
@@ -95,11 +101,15 @@ def test_parallel_block(mlp_norm: bool) -> None:
     def mlp(x: Any, first_tokens: slice | None) -> Any:
         return x**2
 
-    norms = {"attention_norm": norm_of("first")} | ({"mlp_norm": norm_of("second")} if mlp_norm else {})
+    norms = {"attention_norm": norm_of("first")} | (
+        {"mlp_norm": norm_of("second")} if mlp_norm else {}
+    )
     block, w = bound(ParallelBlock(attention, mlp, **norms))
     x = np.random.default_rng(3).normal(size=(B, T, D))
     normed = x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS)
-    expected = x + np.sin(normed * w["first"]) + (normed * w["second" if mlp_norm else "first"]) ** 2
+    expected = (
+        x + np.sin(normed * w["first"]) + (normed * w["second" if mlp_norm else "first"]) ** 2
+    )
     y, kept = block(jnp.asarray(x, jnp.float32), {}, None)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
     assert kept == "kept"
@@ -110,7 +120,8 @@ def test_parallel_block(mlp_norm: bool) -> None:
 def test_rotations_of_halves_and_of_neighbours(rotated: int, neighbours: bool) -> None:
     """Each pair is a complex number, times e^(i position base^(-2 pair / rotated))."""
     theta = 100.0
-    x, positions = np.random.default_rng(0).normal(size=(B, T, HEADS, H)), np.arange(B * T).reshape(B, T)
+    x = np.random.default_rng(0).normal(size=(B, T, HEADS, H))
+    positions = np.arange(B * T).reshape(B, T)
     pairs = np.arange(rotated).reshape(-1, 2) if neighbours else np.arange(rotated).reshape(2, -1).T
 
     expected = x.copy()
@@ -128,7 +139,8 @@ PART: dict[str, Any] = {"partial_rotary_factor": 0.5}
 
 
 @pytest.mark.parametrize(
-    "config_json", [PART, {"rope_parameters": PART}, {"rope_scaling": None, "rope_parameters": PART} | PART]
+    "config_json",
+    [PART, {"rope_parameters": PART}, {"rope_scaling": None, "rope_parameters": PART} | PART],
 )
 def test_a_family_may_rotate_a_part_of_heads(config_json: dict[str, Any]) -> None:
     assert read_rotated_share(config_json) == 0.5
@@ -144,7 +156,8 @@ def test_shares_that_differ_are_refused() -> None:
 
 
 def test_the_sampler_stores_only_matrices_of_linears_in_other_shapes() -> None:
-    """A weight that another module multiplies by stays as it is, also where it has inputs and outputs."""
+    """A weight that another module multiplies by stays as it is, also where it has inputs and
+    outputs."""
     rng = np.random.default_rng(0)
     own = Spec("own", (("heads", H),), (("head_dim", H),), Constant(1.0), "own.weight")
     linear = Linear("gate", {"embed": D}, {"mlp": H}, "mlp.gate_proj").spec

@@ -35,11 +35,16 @@ print(weights, peak / weights)
 
 
 @pytest.mark.skipif(
-    not Path("/proc/self/status").exists(), reason="the peak of a process's memory is read from Linux's /proc"
+    not Path("/proc/self/status").exists(),
+    reason="the peak of a process's memory is read from Linux's /proc",
 )
-def test_loading_takes_little_more_than_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_takes_little_more_than_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(safetensors_io, "MAX_FILE_BYTES", 60_000_000)
-    shape = ModelConfig(family="llama", layers=6, width=512, heads=8, kv_heads=4, head_dim=64, mlp=2048, vocab=26000)
+    shape = ModelConfig(
+        family="llama", layers=6, width=512, heads=8, kv_heads=4, head_dim=64, mlp=2048, vocab=26000
+    )
     params = random_params(shape)
     hf_export.write_json(tmp_path / "config.json", hf_export.make_config_json(shape, 64, "float32"))
     hf_export.save(params, shape, tmp_path, tmp_path / "m")

@@ -1,5 +1,5 @@
-"""LoRA: adapters change nothing at first, their gradient is a plain program's, merged weights are the same policy, and
-a training state holds them alone."""
+"""LoRA: adapters change nothing at first, their gradient is a plain program's, merged weights are
+the same policy, and a training state holds them alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ TARGETS: tuple[LoraTarget, ...] = ("query", "key", "value", "out", "gate", "up",
 
 
 def lora_decoder(targets: tuple[LoraTarget, ...] = TARGETS) -> Decoder:
-    return Decoder(CONFIG.model_copy(update={"lora": LoraConfig(rank=3, alpha=6.0, targets=targets)}), VOCAB)
+    return Decoder(
+        CONFIG.model_copy(update={"lora": LoraConfig(rank=3, alpha=6.0, targets=targets)}), VOCAB
+    )
 
 
 def random_params(decoder: Decoder) -> Params:
@@ -45,16 +47,22 @@ def plainly_merged(params: Params) -> Params:
     equations = dict.fromkeys(("query", "key", "value"), "ldr,lrnh->ldnh")
     equations |= {"out": "lnhr,lrd->lnhd"} | dict.fromkeys(("gate", "up", "down"), "ldr,lrf->ldf")
     merged = {
-        name: blocks[name] + 2 * jnp.einsum(equation, blocks[f"{name}_lora_a"], blocks[f"{name}_lora_b"])
+        name: blocks[name]
+        + 2 * jnp.einsum(equation, blocks[f"{name}_lora_a"], blocks[f"{name}_lora_b"])
         for name, equation in equations.items()
         if f"{name}_lora_a" in blocks
     }
-    return {**params, "blocks": {name: w for name, w in blocks.items() if "_lora_" not in name} | merged}
+    return {
+        **params,
+        "blocks": {name: w for name, w in blocks.items() if "_lora_" not in name} | merged,
+    }
 
 
 def logits(decoder: Decoder, params: Params, tokens: Any) -> np.ndarray:
     def run(params: Params) -> Any:
-        return decoder.logits(params, decoder.forward(params, tokens, jnp.zeros(len(tokens), jnp.int32)))
+        return decoder.logits(
+            params, decoder.forward(params, tokens, jnp.zeros(len(tokens), jnp.int32))
+        )
 
     return np.asarray(quick_jit(run)(params))
 
@@ -83,16 +91,22 @@ def test_merged_weights_are_the_same_policy(targets: tuple[LoraTarget, ...]) -> 
     np.testing.assert_allclose(logits(DECODER, merged, TOKENS), expected, atol=2e-5)
 
 
-@pytest.mark.parametrize(("axes", "m"), [("auto", 4), (MESHES[1], 4), ("data=2", 2 * N), ("sequence=2,tensor=2", 4)])
+@pytest.mark.parametrize(
+    ("axes", "m"), [("auto", 4), (MESHES[1], 4), ("data=2", 2 * N), ("sequence=2,tensor=2", 4)]
+)
 def test_the_gradient_is_that_of_merged_weights(axes: str, m: int) -> None:
     decoder = lora_decoder()
-    assert_gradient_of_whole_sequences(decoder, random_params(decoder), mesh(axes), T=3, m=m, merge=plainly_merged)
+    assert_gradient_of_whole_sequences(
+        decoder, random_params(decoder), mesh(axes), T=3, m=m, merge=plainly_merged
+    )
 
 
 @pytest.mark.parametrize(("compute", "atol"), [("float32", 3e-5), ("bfloat16", 0.2)])
 def test_every_way_of_running_has_the_adapters(compute: str, atol: float) -> None:
     """The sampler merges them in float32, and has them beside its weights in bfloat16."""
-    decoder = lora_decoder().with_options(ComputeOptions(compute_dtype=compute, cache_dtype=compute))
+    decoder = lora_decoder().with_options(
+        ComputeOptions(compute_dtype=compute, cache_dtype=compute)
+    )
     params = random_params(decoder)
     expected = logits(DECODER, plainly_merged(params), TOKENS)
     assert abs(expected - logits(DECODER, policy(), TOKENS)).max() > 4 * atol
@@ -122,14 +136,19 @@ def test_adapters_are_stored_in_the_dtype_asked_for(tmp_path: Path, dtype: str) 
     config = decoder.config.model_copy(update={"family": "llama"})
     hf_export.save_adapter(adapters, config, "base", tmp_path / "adapter", dtype)
     stored = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
-    assert len({path.stat().st_mode for path in (tmp_path / "adapter").iterdir()}) == 1  # read by whoever may read one
+    # read by whoever may read one
+    assert len({path.stat().st_mode for path in (tmp_path / "adapter").iterdir()}) == 1
     assert {x.dtype for x in stored.values()} == {jnp.dtype(dtype)}
     expected = jnp.asarray(adapters["blocks"]["down_lora_a"][0].T, dtype)
-    np.testing.assert_array_equal(stored["base_model.model.model.layers.0.mlp.down_proj.lora_A.weight"], expected)
+    np.testing.assert_array_equal(
+        stored["base_model.model.model.layers.0.mlp.down_proj.lora_A.weight"], expected
+    )
 
 
 def test_each_target_is_named_once() -> None:
-    with pytest.raises(InputError, match=r"cell\.model\.lora\.targets: given .*, expected each target once"):
+    with pytest.raises(
+        InputError, match=r"cell\.model\.lora\.targets: given .*, expected each target once"
+    ):
         load_config("quickstart", ["cell.model.lora.targets=[query,query]"])
 
 
@@ -137,10 +156,14 @@ def test_a_target_that_no_layer_has_is_refused() -> None:
     """One that was named; the default leaves out those that a family lacks."""
     shape = {"layers": 1, "width": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "mlp": 8}
     dense = ModelConfig(**shape, lora=LoraConfig(targets=("query", "experts")))
-    with pytest.raises(InputError, match=r"no layer of this family has experts\. Expected some of query"):
+    with pytest.raises(
+        InputError, match=r"no layer of this family has experts\. Expected some of query"
+    ):
         Decoder(dense, 11)
     options = {"experts": 4, "top_k": 2, "expert_mlp": 8}
-    sparse = ModelConfig(**shape, family="qwen3_moe", qk_norm=True, options=options, lora=LoraConfig())
+    sparse = ModelConfig(
+        **shape, family="qwen3_moe", qk_norm=True, options=options, lora=LoraConfig()
+    )
     assert [spec.name for spec in Decoder(sparse, 11).stacks[0].specs if spec.name.endswith("_lora_a")] == [
         "query_lora_a", "key_lora_a", "value_lora_a", "out_lora_a"
     ]  # fmt: skip

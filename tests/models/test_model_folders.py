@@ -1,5 +1,6 @@
-"""Folders that people give in a model's place: what the refusal says that they hold, and the command that makes a model
-of them. Through what a user's config reaches: resolve_model, check_weights and load."""
+"""Folders that people give in a model's place: what the refusal says that they hold, and the
+command that makes a model of them. Through what a user's config reaches: resolve_model,
+check_weights and load."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def with_adapter(**settings: str) -> Make:
     return make
 
 
-def with_tensors(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]], tied: bool = False) -> Make:
+def with_tensors(
+    change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]], tied: bool = False
+) -> Make:
     def make(folder: Path) -> None:
         stored = checkpoint(folder, tied=tied)
         save_file(change(stored), folder / "model.safetensors")
@@ -75,7 +78,9 @@ def linked_to_nothing(folder: Path) -> None:
 
 def pointer_of_git_lfs(folder: Path) -> None:
     with_files()(folder)
-    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    (folder / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    )
 
 
 # What is in the folder `model` -> what the refusal says.
@@ -266,7 +271,8 @@ def test_a_refusal_says_what_the_folder_holds_and_what_makes_a_model_of_it(
 
 
 def test_a_folder_inside_a_checkpoint_says_where_the_weights_are(tmp_path: Path) -> None:
-    """verl puts config.json and the tokenizer in a folder below the shards, and a run of isojax its checkpoint."""
+    """verl puts config.json and the tokenizer in a folder below the shards, and a run of isojax its
+    checkpoint."""
     actor = tmp_path / "actor"
     with_files("model_world_size_1_rank_0.pt", "huggingface/tokenizer.json", config=False)(actor)
     with_files()(actor / "huggingface")
@@ -293,17 +299,23 @@ def test_a_file_in_a_models_folder_is_not_the_folder(tmp_path: Path) -> None:
         lambda name: f"module._orig_mod.{name}",
         lambda name: name.replace("model.layers.", "model._orig_mod.layers."),
         lambda name: name.replace(".mlp.", "._checkpoint_wrapped_module.mlp."),
-        lambda name: f"_fsdp_wrapped_module.{name}".replace(".self_attn.", "._fsdp_wrapped_module.self_attn."),
+        lambda name: f"_fsdp_wrapped_module.{name}".replace(
+            ".self_attn.", "._fsdp_wrapped_module.self_attn."
+        ),
     ],
 )
 def test_wrappers_in_names_are_read_through(tmp_path: Path, wrapped: Callable[[str], str]) -> None:
     stored = checkpoint(tmp_path)
-    save_file({wrapped(name): value for name, value in stored.items()}, tmp_path / "model.safetensors")
+    save_file(
+        {wrapped(name): value for name, value in stored.items()}, tmp_path / "model.safetensors"
+    )
     params = flat(load(tmp_path))
     for name, value in expected(stored, "llama", tied=False).items():
         np.testing.assert_array_equal(params[name], value, err_msg=name)
 
-    both = {QUERY: stored[QUERY] + 1} | {f"_orig_mod.{name}": value for name, value in stored.items()}
+    both = {QUERY: stored[QUERY] + 1} | {
+        f"_orig_mod.{name}": value for name, value in stored.items()
+    }
     save_file(both, tmp_path / "model.safetensors")
     assert f"{QUERY} is stored 2 times" in refusal(tmp_path)
 
@@ -323,7 +335,9 @@ def test_the_command_that_renames_tensors_makes_a_model(
     stored = checkpoint(Path("model"), tied=tied, dtype=ml_dtypes.bfloat16)
     save_file({renamed(name): value for name, value in stored.items()}, "model/model.safetensors")
     error = refusal(Path("model"))
-    program, option, code = shlex.split(error[error.index("python -c") : error.index("; then copy")])
+    program, option, code = shlex.split(
+        error[error.index("python -c") : error.index("; then copy")]
+    )
     assert (program, option) == ("python", "-c")
     subprocess.run([sys.executable, "-c", code], check=True)
 

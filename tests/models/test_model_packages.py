@@ -1,4 +1,5 @@
-"""A model in several Python packages: its parts are joined and checked, its terms accepted and kept."""
+"""A model in several Python packages: its parts are joined and checked, its terms accepted and
+kept."""
 
 from __future__ import annotations
 
@@ -34,11 +35,15 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelPackage:
         folder.mkdir(parents=True)
         specs[module] = SimpleNamespace(submodule_search_locations=[str(folder.parent)])
         if number:
-            (folder / f"m.gguf.part0{number - 1}").write_bytes(data[(number - 1) * size : number * size])
+            (folder / f"m.gguf.part0{number - 1}").write_bytes(
+                data[(number - 1) * size : number * size]
+            )
         else:
             (folder / "GEMMA_TERMS.html").write_text(PAGE)
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: specs.get(name) or find_spec(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: specs.get(name) or find_spec(name)
+    )
     package = replace(package, sha256=hashlib.sha256(data).hexdigest())
     monkeypatch.setattr(gemma3_270m, "package", lambda: package)
     return package
@@ -51,7 +56,10 @@ def test_parts_are_joined_and_terms_kept(
     expected = weights(EXAMPLES["gemma3"].config)
     assert load_file(tmp_path / "m" / "model.safetensors").keys() == expected.keys()
     licence = (tmp_path / "m" / "LICENSE").read_text()
-    assert licence.endswith("\n\nTerms\n\nYou may use it.\n\nWell.\n") and gemma3_270m.GEMMA_TERMS in licence
+    assert (
+        licence.endswith("\n\nTerms\n\nYou may use it.\n\nWell.\n")
+        and gemma3_270m.GEMMA_TERMS in licence
+    )
     notice = (tmp_path / "m" / "NOTICE").read_text()
     assert notice.startswith(
         "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms\n"

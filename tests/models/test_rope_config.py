@@ -1,4 +1,5 @@
-"""Rotary settings of config.json in every spelling: theta and scaling as transformers computes them, or a refusal."""
+"""Rotary settings of config.json in every spelling: theta and scaling as transformers computes
+them, or a refusal."""
 
 from __future__ import annotations
 
@@ -116,7 +117,9 @@ def write(folder: Path, family: str, settings: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("case", READ)
-def test_theta_and_scaling_are_those_of_transformers(tmp_path: Path, family: str, case: str) -> None:
+def test_theta_and_scaling_are_those_of_transformers(
+    tmp_path: Path, family: str, case: str
+) -> None:
     settings, theta, stretched = READ[case]
     model = hf_load.resolve_model(ModelConfig(path=str(write(tmp_path, family, settings))))
     assert model.rope_base == theta
@@ -130,7 +133,8 @@ def test_theta_and_scaling_are_those_of_transformers(tmp_path: Path, family: str
 
 
 def test_theta_of_parameters_stands_where_the_scaling_has_none(tmp_path: Path) -> None:
-    """transformers takes the scaling alone, and 10,000: the model was trained with what the other section says."""
+    """transformers takes the scaling alone, and 10,000: the model was trained with what the other
+    section says."""
     settings = {"rope_scaling": LLAMA3, "rope_parameters": LLAMA3 | {"rope_theta": 5e5}}
     model = hf_load.resolve_model(ModelConfig(path=str(write(tmp_path, "llama", settings))))
     assert model.rope_base == 5e5 and model.rope_scaling is not None
@@ -147,7 +151,9 @@ def test_settings_by_type_of_layer(tmp_path: Path, family: str, case: str) -> No
     declared = {"layer_types": [FULL] * L} | settings
     reference = AutoConfig.from_pretrained(write(tmp_path, family, declared)).rope_parameters[FULL]
     if case != "theta beside the types":  # which transformers does not look at
-        assert reference["rope_theta"] == theta and (reference["rope_type"] == "llama3") == stretched
+        assert (
+            reference["rope_theta"] == theta and (reference["rope_type"] == "llama3") == stretched
+        )
 
 
 @pytest.mark.parametrize("case", REFUSED)

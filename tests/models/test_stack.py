@@ -1,4 +1,5 @@
-"""Layers as periods and repeats. A run's checkpoints have the stacks that follow, so these plans must stay."""
+"""Layers as periods and repeats. A run's checkpoints have the stacks that follow, so these plans
+must stay."""
 
 from __future__ import annotations
 
@@ -38,18 +39,32 @@ def gemma(layers: int) -> str:
     ],
 )
 def test_plans(kinds: str, periods: list[tuple[str, int]]) -> None:
-    assert [("".join(map(str, period)), repeats) for period, repeats in plan(list(kinds))] == periods
+    assert [
+        ("".join(map(str, period)), repeats) for period, repeats in plan(list(kinds))
+    ] == periods
 
 
 def test_each_stack_holds_its_layers_of_the_model() -> None:
-    """Eight layers of Gemma 3 whose window is 5: five sliding ones, a full one, two sliding ones."""
+    """Eight layers of Gemma 3 whose window is 5: five sliding ones, a full one, two sliding
+    ones."""
     options = {"window": 5, "sliding_layers": [0, 1, 2, 3, 4, 6, 7]}
     decoder = Decoder(ModelConfig(family="gemma3", layers=8, options=options), 11)
     places = {stack.name: (list(stack.layers), stack.attention.window) for stack in decoder.stacks}
-    assert places == {"blocks": ([0, 1, 2, 3, 4], 5), "blocks_1": ([5], None), "blocks_2": ([6, 7], 5)}
-    assert [(stack.name, i) for stack, i in decoder.layers[4:7]] == [("blocks", 4), ("blocks_1", 0), ("blocks_2", 0)]
+    assert places == {
+        "blocks": ([0, 1, 2, 3, 4], 5),
+        "blocks_1": ([5], None),
+        "blocks_2": ([6, 7], 5),
+    }
+    assert [(stack.name, i) for stack, i in decoder.layers[4:7]] == [
+        ("blocks", 4),
+        ("blocks_1", 0),
+        ("blocks_2", 0),
+    ]
     tensors = decoder.specs()["blocks_2"]["query"].tensor_names()
-    assert tensors == ("model.layers.6.self_attn.q_proj.weight", "model.layers.7.self_attn.q_proj.weight")
+    assert tensors == (
+        "model.layers.6.self_attn.q_proj.weight",
+        "model.layers.7.self_attn.q_proj.weight",
+    )
 
 
 class Deaf(Block):
@@ -81,6 +96,13 @@ def llama_without_norms(config: ModelConfig, vocab: int) -> Architecture:
 
 
 def test_a_layer_that_does_not_attend_is_refused() -> None:
-    assert Decoder(ModelConfig(family=f"{__name__}.llama_without_norms"), 11).stacks[0].attention.window is None
-    with pytest.raises(InputError, match=r"a layer of the model calls `attend` 0 times; expected once"):
+    assert (
+        Decoder(ModelConfig(family=f"{__name__}.llama_without_norms"), 11)
+        .stacks[0]
+        .attention.window
+        is None
+    )
+    with pytest.raises(
+        InputError, match=r"a layer of the model calls `attend` 0 times; expected once"
+    ):
         Decoder(ModelConfig(family=f"{__name__}.deaf"), 11)

@@ -1,4 +1,5 @@
-"""Folders of Gemma 3 that read images too: their language model is read, trained and exported as one of its own."""
+"""Folders of Gemma 3 that read images too: their language model is read, trained and exported as
+one of its own."""
 
 from __future__ import annotations
 
@@ -47,10 +48,17 @@ SPELLINGS = {published_name: "", name_in_transformers: "model.", name_without_he
 
 
 def config_json(**more: Any) -> dict[str, Any]:
-    """As the published files of 4B and larger: the section has no more than differs from its class's defaults, and the
-    whole model's end tokens are those of its chat."""
+    """As the published files of 4B and larger: the section has no more than differs from its
+    class's defaults, and the whole model's end tokens are those of its chat."""
     text = json.loads((TEXT / "config.json").read_text())
-    for key in ("architectures", "hidden_activation", "attention_bias", "tie_word_embeddings", "layer_types", "dtype"):
+    for key in (
+        "architectures",
+        "hidden_activation",
+        "attention_bias",
+        "tie_word_embeddings",
+        "layer_types",
+        "dtype",
+    ):
         text.pop(key, None)
     return {
         "architectures": ["Gemma3ForConditionalGeneration"],
@@ -59,15 +67,23 @@ def config_json(**more: Any) -> dict[str, Any]:
         "image_token_index": 73,
         "text_config": text | {"eos_token_id": 1},
         "torch_dtype": "bfloat16",
-        "vision_config": {"hidden_size": 6, "model_type": "siglip_vision_model", "num_hidden_layers": 1},
+        "vision_config": {
+            "hidden_size": 6,
+            "model_type": "siglip_vision_model",
+            "num_hidden_layers": 1,
+        },
     } | more
 
 
 def make_folder(folder: Path, rename: Any = published_name, **more: Any) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config_json(**more)))
-    tensors = {rename(name): tensor for name, tensor in load_file(TEXT / "model.safetensors").items()}
-    tensors |= {SPELLINGS[rename] + name: np.ones(shape, np.float32) for name, shape in VISION.items()}
+    tensors = {
+        rename(name): tensor for name, tensor in load_file(TEXT / "model.safetensors").items()
+    }
+    tensors |= {
+        SPELLINGS[rename] + name: np.ones(shape, np.float32) for name, shape in VISION.items()
+    }
     save_file(tensors, folder / "model.safetensors")
     return folder
 
@@ -107,7 +123,11 @@ def test_what_a_section_leaves_out_are_the_defaults_of_its_class() -> None:
     }
     text = text_config_json(config_json(text_config=section))
     assert text is not None
-    assert (text["num_attention_heads"], text["num_key_value_heads"], text["head_dim"]) == (8, 4, 256)
+    assert (text["num_attention_heads"], text["num_key_value_heads"], text["head_dim"]) == (
+        8,
+        4,
+        256,
+    )
     assert (text["vocab_size"], text["max_position_embeddings"]) == (262_208, 131_072)
     assert (text["architectures"], text["model_type"]) == (["Gemma3ForCausalLM"], "gemma3_text")
     assert (text["eos_token_id"], text["torch_dtype"]) == ([1, 106], "bfloat16")
@@ -126,14 +146,22 @@ def test_an_export_is_the_language_model_alone(tmp_path: Path) -> None:
     assert all(np.array_equal(exported[name], expected[name]) for name in expected)
     assert load(tmp_path / "text")[0] == load(TEXT)[0]
     written = json.loads((tmp_path / "text" / "config.json").read_text())
-    assert (written["architectures"], written["model_type"]) == (["Gemma3ForCausalLM"], "gemma3_text")
-    assert (written["vocab_size"], written["eos_token_id"], written["torch_dtype"]) == (74, [1, 106], "float32")
+    assert (written["architectures"], written["model_type"]) == (
+        ["Gemma3ForCausalLM"],
+        "gemma3_text",
+    )
+    assert (written["vocab_size"], written["eos_token_id"], written["torch_dtype"]) == (
+        74,
+        [1, 106],
+        "float32",
+    )
     assert not {"text_config", "vision_config", "image_token_index"} & written.keys()
     assert (tmp_path / "text" / "NOTICE").read_text().startswith("Gemma is provided")
 
 
 def test_adapters_are_those_of_the_whole_model(tmp_path: Path) -> None:
-    """PEFT wraps the base model that the folder names, in which the vision tower has a q_proj too."""
+    """PEFT wraps the base model that the folder names, in which the vision tower has a q_proj
+    too."""
     folder = make_folder(tmp_path / "whole")
     model = ModelConfig(path=str(folder), lora=LoraConfig(rank=2, targets=("query", "down")))
     config = hf_load.resolve_model(model)
@@ -148,7 +176,9 @@ def test_adapters_are_those_of_the_whole_model(tmp_path: Path) -> None:
     pattern = settings["target_modules"]
     assert re.fullmatch(pattern, "model.language_model.layers.7.mlp.down_proj")
     assert not re.fullmatch(pattern, "model.language_model.layers.7.mlp.up_proj")
-    assert not re.fullmatch(pattern, "model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj")
+    assert not re.fullmatch(
+        pattern, "model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj"
+    )
 
 
 REFUSED = {
@@ -162,10 +192,16 @@ REFUSED = {
         "final_logit_softcapping = 30.0",
     ),
     "two flags": (
-        {"tie_word_embeddings": True, "text_config": config_json()["text_config"] | {"tie_word_embeddings": False}},
+        {
+            "tie_word_embeddings": True,
+            "text_config": config_json()["text_config"] | {"tie_word_embeddings": False},
+        },
         "tie_word_embeddings = True at the top, and False in text_config",
     ),
-    "quantised": ({"quantization_config": {"quant_method": "bitsandbytes"}}, "the weights are quantised"),
+    "quantised": (
+        {"quantization_config": {"quant_method": "bitsandbytes"}},
+        "the weights are quantised",
+    ),
 }
 
 
@@ -180,14 +216,22 @@ def test_what_is_refused(case: str, tmp_path: Path) -> None:
 def test_a_missing_tensor_and_a_second_copy_are_refused(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "whole")
     tensors = load_file(folder / "model.safetensors")
-    fewer = {name: tensor for name, tensor in tensors.items() if not name.endswith("layers.3.mlp.up_proj.weight")}
+    fewer = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.endswith("layers.3.mlp.up_proj.weight")
+    }
     save_file(fewer, folder / "model.safetensors")
-    with pytest.raises(InputError, match=r"1 weights .*model\.layers\.3\.mlp\.up_proj\.weight is missing"):
+    with pytest.raises(
+        InputError, match=r"1 weights .*model\.layers\.3\.mlp\.up_proj\.weight is missing"
+    ):
         load(folder)
 
     again = {name_in_transformers("model.norm.weight"): np.ones(20, np.float32)}
     save_file(tensors | again, folder / "model.safetensors")
-    with pytest.raises(InputError, match=r"holds the language model twice, as .*model\.norm\.weight"):
+    with pytest.raises(
+        InputError, match=r"holds the language model twice, as .*model\.norm\.weight"
+    ):
         load(folder)
 
 

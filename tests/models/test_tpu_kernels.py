@@ -1,8 +1,8 @@
-"""The kernels of attention and experts compiled ahead of time for the four chips of a v5e:2x2, at the shapes of
-published models.
+"""The kernels of attention and experts compiled ahead of time for the four chips of a v5e:2x2, at
+the shapes of published models.
 
-`python tests/models/test_tpu_kernels.py` prints what each takes. The test runs it in a process of its own, because
-libtpu stays with the process that loaded it.
+`python tests/models/test_tpu_kernels.py` prints what each takes. The test runs it in a process of
+its own, because libtpu stays with the process that loaded it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ MODELS = {  # mesh, heads of queries, of keys and values, their size
     "qwen2.5-0.5b": ("data=2,tensor=2", 14, 2, 64),
     "llama-3.1-8b": ("data=2,tensor=2", 32, 8, 128),
 }
-MIXTURES = {"qwen3-30b-a3b": (2048, 768, 128), "mixtral-8x7b": (4096, 14336, 8)}  # width, hidden values, experts
-LAYERS, SLOTS, POSITIONS = 16, 256, 1024  # of a device: a GiB of cache and more, far above the 128 MiB of VMEM
+# width, hidden values, experts
+MIXTURES = {"qwen3-30b-a3b": (2048, 768, 128), "mixtral-8x7b": (4096, 14336, 8)}
+# of a device: a GiB of cache and more, far above the 128 MiB of VMEM
+LAYERS = 16
+SLOTS = 256
+POSITIONS = 1024
 
 
 def decode(mesh: Any, N: int, K: int, H: int, kind: str) -> dict[str, Any]:
@@ -51,7 +55,9 @@ def decode(mesh: Any, N: int, K: int, H: int, kind: str) -> dict[str, Any]:
         def token(state: tuple) -> tuple:
             def layer(carry: tuple, i: Any) -> tuple:
                 q, cache, at = carry
-                out, cache = decode_attention("pallas", q, k * q.mean(), v, cache, i, SlotPositions(at, at), live)
+                out, cache = decode_attention(
+                    "pallas", q, k * q.mean(), v, cache, i, SlotPositions(at, at), live
+                )
                 return (out, cache, at), None
 
             i, q, cache, at = state
@@ -64,19 +70,27 @@ def decode(mesh: Any, N: int, K: int, H: int, kind: str) -> dict[str, Any]:
     rows = P(ROLLOUT_AXES)
     step = jax.jit(
         jax.shard_map(
-            shard, mesh=mesh, in_specs=(rows,) * 4, out_specs=rows, axis_names=set(ROLLOUT_AXES), check_vma=False
+            shard,
+            mesh=mesh,
+            in_specs=(rows,) * 4,
+            out_specs=rows,
+            axis_names=set(ROLLOUT_AXES),
+            check_vma=False,
         )
     )
     S = R * shard_count(mesh)
     heads = NamedSharding(mesh, P(ROLLOUT_AXES, "tensor"))
     arrays = [jax.ShapeDtypeStruct((S, n, H), jnp.bfloat16, sharding=heads) for n in (N, K, K)]
-    used = compile_ahead(step, *arrays, jax.ShapeDtypeStruct((S,), jnp.int32, sharding=NamedSharding(mesh, rows)))
+    used = compile_ahead(
+        step, *arrays, jax.ShapeDtypeStruct((S,), jnp.int32, sharding=NamedSharding(mesh, rows))
+    )
     cache = sum(jnp.dtype(dtype).itemsize * math.prod(shape) for shape, dtype in shapes)
     return {**used, "cache": cache // mesh.shape["tensor"]}
 
 
 def train(mesh: Any, N: int, K: int, H: int) -> dict[str, Any]:
-    """Attention of 4 responses of 300 tokens, each with a prefix of up to 200, and its gradients."""
+    """Attention of 4 responses of 300 tokens, each with a prefix of up to 200, and its
+    gradients."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding
@@ -95,7 +109,12 @@ def train(mesh: Any, N: int, K: int, H: int) -> dict[str, Any]:
     rows = P(ROLLOUT_AXES)
     step = jax.jit(
         jax.shard_map(
-            shard, mesh=mesh, in_specs=(rows,) * 6, out_specs=rows, axis_names=set(ROLLOUT_AXES), check_vma=False
+            shard,
+            mesh=mesh,
+            in_specs=(rows,) * 6,
+            out_specs=rows,
+            axis_names=set(ROLLOUT_AXES),
+            check_vma=False,
         )
     )
     b = 4 * shard_count(mesh)
@@ -103,8 +122,13 @@ def train(mesh: Any, N: int, K: int, H: int) -> dict[str, Any]:
         ((b, 300, N, H), P(ROLLOUT_AXES, None, "tensor")),
         *[((b, K, c, H), P(ROLLOUT_AXES, "tensor")) for c in (300, 300, 200, 200)],
     ]
-    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec)) for shape, spec in shapes]
-    return compile_ahead(step, jax.ShapeDtypeStruct((b,), jnp.int32, sharding=NamedSharding(mesh, rows)), *arrays)
+    arrays = [
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+        for shape, spec in shapes
+    ]
+    return compile_ahead(
+        step, jax.ShapeDtypeStruct((b,), jnp.int32, sharding=NamedSharding(mesh, rows)), *arrays
+    )
 
 
 def experts(mesh: Any, D: int, F: int, E: int) -> dict[str, Any]:
@@ -128,13 +152,18 @@ def experts(mesh: Any, D: int, F: int, E: int) -> dict[str, Any]:
 
     split, whole = P(None, "tensor"), P()
     in_specs = (whole, split, split, split, split)
-    step = jax.jit(jax.shard_map(shard, mesh=mesh, in_specs=in_specs, out_specs=whole, check_vma=False))
+    step = jax.jit(
+        jax.shard_map(shard, mesh=mesh, in_specs=in_specs, out_specs=whole, check_vma=False)
+    )
     shapes = [(R, D), (R, E), (L, E, D, F), (L, E, D, F), (L, E, F, D)]
     arrays = [
         jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
         for shape, spec in zip(shapes, in_specs, strict=True)
     ]
-    return {**compile_ahead(step, *arrays), "matrices": 3 * L * E * D * F * 2 // mesh.shape["tensor"]}
+    return {
+        **compile_ahead(step, *arrays),
+        "matrices": 3 * L * E * D * F * 2 // mesh.shape["tensor"],
+    }
 
 
 def programs() -> dict[str, Any]:
@@ -152,19 +181,26 @@ def programs() -> dict[str, Any]:
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="no libtpu (Linux on x86 only: pip install 'isojax[tpu]')"
+    importlib.util.find_spec("libtpu") is None,
+    reason="no libtpu (Linux on x86 only: pip install 'isojax[tpu]')",
 )
 def test_the_kernels_compile_for_a_tpu() -> None:
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, __file__],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert set(result) == {*MODELS, *MIXTURES}
     for name in MIXTURES:
-        assert result[name]["peak"] < 1.03 * result[name]["matrices"], result[name]  # no layer's are copied
+        # no layer's are copied
+        assert result[name]["peak"] < 1.03 * result[name]["matrices"], result[name]
     for name, used in result.items():
         if name in MIXTURES:
             continue

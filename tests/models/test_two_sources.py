@@ -1,5 +1,6 @@
-"""Folders in which two files, or a file and config.json, say different things: the right value, or a refusal that names
-both. Through what a user's config reaches: resolve_model, check_weights and load."""
+"""Folders in which two files, or a file and config.json, say different things: the right value, or
+a refusal that names both. Through what a user's config reaches: resolve_model, check_weights and
+load."""
 
 from __future__ import annotations
 
@@ -34,8 +35,12 @@ def refusal(folder: Path) -> str:
     return str(e.value)
 
 
-def write_shards(folder: Path, *shards: dict[str, np.ndarray], total: int | None = None) -> list[str]:
-    names = [f"model-{i + 1:05}-of-{total or len(shards):05}.safetensors" for i in range(len(shards))]
+def write_shards(
+    folder: Path, *shards: dict[str, np.ndarray], total: int | None = None
+) -> list[str]:
+    names = [
+        f"model-{i + 1:05}-of-{total or len(shards):05}.safetensors" for i in range(len(shards))
+    ]
     for name, tensors in zip(names, shards, strict=True):
         save_file(tensors, folder / name)
     return names
@@ -96,7 +101,10 @@ def test_shards_of_two_saves_without_an_index_are_refused(tmp_path: Path) -> Non
     write_shards(tmp_path, *halves(stored))
     write_shards(tmp_path, {NORM: stored[NORM]}, total=3)
     error = refusal(tmp_path)
-    assert "2 of model-*-of-00002.safetensors and 1 of model-*-of-00003.safetensors" in error and "Remove" in error
+    assert (
+        "2 of model-*-of-00002.safetensors and 1 of model-*-of-00003.safetensors" in error
+        and "Remove" in error
+    )
 
 
 def test_stale_shards_beside_an_index_are_left_out_and_named(
@@ -117,25 +125,37 @@ def test_one_of_two_shards_without_an_index_is_refused(tmp_path: Path) -> None:
     assert_read(tmp_path, stored, tied=True)
 
 
-def test_one_file_beside_an_index_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_file_beside_an_index_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stored = checkpoint(tmp_path, files=2)
     save_file({name: value + 1 for name, value in stored.items()}, tmp_path / "model.safetensors")
     error = refusal(tmp_path)
-    assert "weights twice" in error and INDEX in error and "model-00001-of-00002.safetensors" in error
+    assert (
+        "weights twice" in error and INDEX in error and "model-00001-of-00002.safetensors" in error
+    )
 
     for shard in tmp_path.glob("model-*.safetensors"):
         shard.unlink()
     check(tmp_path)
     assert_read(tmp_path, {name: value + 1 for name, value in stored.items()})
-    assert f"model.safetensors is read; {INDEX} names model-00001-of-00002.safetensors" in capsys.readouterr().err
+    assert (
+        f"model.safetensors is read; {INDEX} names model-00001-of-00002.safetensors"
+        in capsys.readouterr().err
+    )
 
 
-def test_one_file_beside_shards_without_an_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_file_beside_shards_without_an_index(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stored = checkpoint(tmp_path)
     write_shards(tmp_path, {NORM: stored[NORM] + 1}, {EMBED: stored[EMBED] + 1})
     check(tmp_path)
     assert_read(tmp_path, stored)
-    assert "model-00001-of-00002.safetensors, model-00002-of-00002.safetensors beside it" in capsys.readouterr().err
+    assert (
+        "model-00001-of-00002.safetensors, model-00002-of-00002.safetensors beside it"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_index_that_is_wrong(tmp_path: Path) -> None:
@@ -152,7 +172,10 @@ def test_an_index_that_is_wrong(tmp_path: Path) -> None:
 
     write_index(tmp_path, {name: f"part-{i}.safetensors" for i, name in enumerate(stored)})
     error = refusal(tmp_path)
-    assert "part-0.safetensors" in error and f"if {first}, {second} are the whole model, remove {INDEX}" in error
+    assert (
+        "part-0.safetensors" in error
+        and f"if {first}, {second} are the whole model, remove {INDEX}" in error
+    )
 
     # weight_map may name tensors that no file holds, as a tied head that safetensors left out
     edit_config(tmp_path, tied=True)
@@ -162,7 +185,10 @@ def test_an_index_that_is_wrong(tmp_path: Path) -> None:
     write_index(tmp_path, good)
     assert_read(tmp_path, stored, tied=True)
     edit_config(tmp_path, tied=False)
-    assert f"{HEAD} is missing, expected shape [16, 8], though {INDEX} puts it in {good[HEAD]}" in refusal(tmp_path)
+    assert (
+        f"{HEAD} is missing, expected shape [16, 8], though {INDEX} puts it in {good[HEAD]}"
+        in refusal(tmp_path)
+    )
 
 
 def test_a_tensor_that_the_index_forgets_is_read(tmp_path: Path) -> None:
@@ -173,7 +199,9 @@ def test_a_tensor_that_the_index_forgets_is_read(tmp_path: Path) -> None:
     assert_read(tmp_path, stored)
 
 
-def test_copies_in_other_formats_are_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copies_in_other_formats_are_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stored = checkpoint(tmp_path, files=2)
     save_file({"tok_embeddings.weight": stored[EMBED]}, tmp_path / "consolidated.safetensors")
     (tmp_path / "original").mkdir()
@@ -190,7 +218,9 @@ def tied_with_head(folder: Path, head: Any) -> dict[str, np.ndarray]:
     return stored
 
 
-def test_a_tied_models_equal_head_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tied_models_equal_head_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stored = tied_with_head(tmp_path, np.copy)
     assert check(tmp_path).tied
     assert_read(tmp_path, stored, tied=True)
@@ -207,7 +237,11 @@ def test_a_tied_models_other_head_is_refused_with_both_remedies(tmp_path: Path) 
 
     stored = tied_with_head(tmp_path, last_changed)
     error = refusal(tmp_path)
-    assert f"at row {V - 1}" in error and "tie_word_embeddings to false" in error and f"remove {HEAD}" in error
+    assert (
+        f"at row {V - 1}" in error
+        and "tie_word_embeddings to false" in error
+        and f"remove {HEAD}" in error
+    )
     with pytest.raises(InputError, match="ties the head"):
         load(tmp_path)
 
@@ -242,13 +276,17 @@ def test_an_absent_flag_is_no_tie_in_any_family(tmp_path: Path, family: str) -> 
     assert "set tie_word_embeddings to true in config.json" in refusal(tmp_path)
 
 
-def test_layers_beyond_config_json_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_beyond_config_json_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     checkpoint(tmp_path)
     edit_config(tmp_path, num_hidden_layers=2)
     check(tmp_path)
     assert "the files hold 3 layers, and isojax reads the first 2" in capsys.readouterr().err
     edit_config(tmp_path, num_hidden_layers=4)
-    assert "The files hold 3 layers, and config.json says num_hidden_layers = 4" in refusal(tmp_path)
+    assert "The files hold 3 layers, and config.json says num_hidden_layers = 4" in refusal(
+        tmp_path
+    )
 
 
 @pytest.mark.parametrize(
@@ -260,13 +298,17 @@ def test_layers_beyond_config_json_are_named(tmp_path: Path, capsys: pytest.Capt
         ({"intermediate_size": 12}, "intermediate_size = 10 instead of 12"),
     ],
 )
-def test_shapes_say_which_key_of_config_json_is_wrong(tmp_path: Path, changes: dict[str, int], fitting: str) -> None:
+def test_shapes_say_which_key_of_config_json_is_wrong(
+    tmp_path: Path, changes: dict[str, int], fitting: str
+) -> None:
     checkpoint(tmp_path)
     edit_config(tmp_path, **changes)
     assert f"The shapes fit {fitting}: correct config.json" in refusal(tmp_path)
 
 
-def test_a_model_type_of_another_family_is_refused_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_type_of_another_family_is_refused_or_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     checkpoint(tmp_path)
     edit_config(tmp_path, model_type="qwen2")
     error = refusal(tmp_path)
@@ -282,7 +324,10 @@ def test_an_adapter_beside_a_whole_model_is_not_applied_and_named(
 ) -> None:
     stored = checkpoint(tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    save_file({"base_model.model.lm_head.lora_A.weight": np.zeros((2, 8))}, tmp_path / "adapter_model.safetensors")
+    save_file(
+        {"base_model.model.lm_head.lora_A.weight": np.zeros((2, 8))},
+        tmp_path / "adapter_model.safetensors",
+    )
     check(tmp_path)
     assert_read(tmp_path, stored)
     assert "adapter_config.json is not applied" in capsys.readouterr().err
@@ -290,7 +335,9 @@ def test_an_adapter_beside_a_whole_model_is_not_applied_and_named(
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", [NORM, "model.layers.1.mlp.down_proj.weight", EMBED])
-def test_values_that_are_no_numbers_are_counted_by_tensor_and_file(tmp_path: Path, name: str, value: float) -> None:
+def test_values_that_are_no_numbers_are_counted_by_tensor_and_file(
+    tmp_path: Path, name: str, value: float
+) -> None:
     stored = checkpoint(tmp_path, files=2)
     file = json.loads((tmp_path / INDEX).read_text())["weight_map"][name]
     shard = dict(load_file(tmp_path / file))
@@ -314,15 +361,23 @@ def describe(config, vocab):
 """
 
 
-def test_a_family_of_other_names_is_checked_by_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_of_other_names_is_checked_by_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What isojax knows of published names says nothing about a fork's."""
     stored = checkpoint(tmp_path / "model", tied=True)
-    renamed = {"model.wte.weight" if name == EMBED else name: value for name, value in stored.items()}
+    renamed = {
+        "model.wte.weight" if name == EMBED else name: value for name, value in stored.items()
+    }
     save_file(renamed | {HEAD: stored[EMBED] + 1}, tmp_path / "model" / "model.safetensors")
     (tmp_path / "renamed_family.py").write_text(RENAMED_FAMILY)
     monkeypatch.chdir(tmp_path)
 
     hf_load.check_weights(hf_load.resolve_model(ModelConfig(path="model", family="renamed_family")))
     edit_config(tmp_path / "model", tied=True, vocab_size=V + 4)
-    with pytest.raises(InputError, match=r"model\.wte\.weight has shape \[16, 8\] .* Copy the whole folder"):
-        hf_load.check_weights(hf_load.resolve_model(ModelConfig(path="model", family="renamed_family")))
+    with pytest.raises(
+        InputError, match=r"model\.wte\.weight has shape \[16, 8\] .* Copy the whole folder"
+    ):
+        hf_load.check_weights(
+            hf_load.resolve_model(ModelConfig(path="model", family="renamed_family"))
+        )

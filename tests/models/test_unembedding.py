@@ -16,13 +16,23 @@ D, V = 12, 29
 
 
 def decoder(tied: bool) -> Decoder:
-    sizes: dict[str, Any] = {"layers": 1, "width": D, "heads": 2, "kv_heads": 1, "head_dim": 6, "mlp": 8}
+    sizes: dict[str, Any] = {
+        "layers": 1,
+        "width": D,
+        "heads": 2,
+        "kv_heads": 1,
+        "head_dim": 6,
+        "mlp": 8,
+    }
     return Decoder(ModelConfig(**sizes, vocab=V, tied=tied))
 
 
 @pytest.mark.parametrize(("tied", "name", "axis"), [(True, "embed", 0), (False, "unembed", 1)])
-def test_logits_are_hidden_states_times_the_described_matrix(tied: bool, name: str, axis: int) -> None:
-    """In float32, though hidden states and weights are bfloat16; the same of a block of the vocabulary."""
+def test_logits_are_hidden_states_times_the_described_matrix(
+    tied: bool, name: str, axis: int
+) -> None:
+    """In float32, though hidden states and weights are bfloat16; the same of a block of the
+    vocabulary."""
     policy = decoder(tied)
     assert policy.architecture.unembedding.name == name
     params = jax.tree.map(lambda w: w.astype(jnp.bfloat16), policy.init(jax.random.key(3)))

@@ -1,6 +1,7 @@
-"""Sliding layers in the ways of running that tests/models/agreement.py has not: prompts and responses in one pass, a
-prompt that several slots share, positions split over devices, a cache in int8, kernels. Windows are shorter than the
-prompts and than the responses; transformers' logits (references/) are what must come out."""
+"""Sliding layers in the ways of running that tests/models/agreement.py has not: prompts and
+responses in one pass, a prompt that several slots share, positions split over devices, a cache in
+int8, kernels. Windows are shorter than the prompts and than the responses; transformers' logits
+(references/) are what must come out."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from tests.models.test_attention import far, rows, with_gradients
 from tests.models.test_families import MOST, REFERENCES, model_of
 
 NAMES = ("qwen2_sliding", "mistral", "gemma3")  # windows 7, 6 and 5
-LENGTHS, RESPONSE = np.array([23, 9, 12], np.int32), 14  # of prompts, and tokens after each
+# of prompts, and tokens after each
+LENGTHS = np.array([23, 9, 12], np.int32)
+RESPONSE = 14
 SLOTS = np.array([0, 0, 1, 1, 2, 2])  # the prompt of each slot
 
 
@@ -34,8 +37,9 @@ class Batch(NamedTuple):
 
 @cache
 def batch_of(name: str) -> Batch:
-    """The first response to each prompt goes on as a row of the reference, with transformers' logits. The second is
-    random, with those of our whole pass, which test_families.py compares with transformers'."""
+    """The first response to each prompt goes on as a row of the reference, with transformers'
+    logits. The second is random, with those of our whole pass, which test_families.py compares with
+    transformers'."""
     decoder, params = model_of(name)
     reference = np.load(REFERENCES / name / "batch.npz")
     of_rows = [0, 2, 3]  # of 40, 23 and 31 tokens
@@ -54,14 +58,18 @@ def batch_of(name: str) -> Batch:
 
     at = LENGTHS[SLOTS][:, None] - 1 + np.arange(RESPONSE + 1)[None]
     each = np.arange(len(SLOTS))[:, None]
-    prompts = np.where(np.arange(LENGTHS.max())[None] < LENGTHS[:, None], whole[::2, : LENGTHS.max()], 0)
+    prompts = np.where(
+        np.arange(LENGTHS.max())[None] < LENGTHS[:, None], whole[::2, : LENGTHS.max()], 0
+    )
     return Batch(prompts, whole[each, at[:, 1:]], logits[each, at])
 
 
 def test_the_window_is_shorter_than_prompts_and_responses() -> None:
     for name in NAMES:
         decoder, _ = model_of(name)
-        windows = [stack.attention.window for stack in decoder.stacks if stack.attention.window is not None]
+        windows = [
+            stack.attention.window for stack in decoder.stacks if stack.attention.window is not None
+        ]
         assert windows and max(windows) < min(LENGTHS.min(), RESPONSE)
 
 
@@ -76,15 +84,17 @@ def test_prompts_and_responses_in_one_pass(name: str, axes: str) -> None:
     @quick_jit
     def together(params: Any) -> Any:
         slots = jnp.asarray(SLOTS)
-        last, after = decoder.forward_prompts_and_responses(params, prompts, jnp.asarray(LENGTHS), responses, slots)
+        last, after = decoder.forward_prompts_and_responses(
+            params, prompts, jnp.asarray(LENGTHS), responses, slots
+        )
         return decoder.logits(params, jnp.concatenate([last[slots][:, None], after], 1))
 
     np.testing.assert_allclose(together(params), expected, atol=MOST)
 
 
 def decoded(decoding: Decoding, params: Any, prompts: Any, responses: Any) -> Any:
-    """Logits [R T+1 V] from the prompts' last token on, one token of each response at a time; slots held other
-    sequences before."""
+    """Logits [R T+1 V] from the prompts' last token on, one token of each response at a time; slots
+    held other sequences before."""
     decoder = decoding.decoder
     start = jnp.asarray(LENGTHS)[SLOTS]
     weights = decoding.prepare_weights(params)
@@ -104,7 +114,9 @@ def decoded(decoding: Decoding, params: Any, prompts: Any, responses: Any) -> An
     return jnp.concatenate([first[:, None], logits.swapaxes(0, 1)], 1)
 
 
-def make_decoding(decoder: Decoder, slots_per_prefix: int, unrolled: bool, shard_positions: bool = False) -> Decoding:
+def make_decoding(
+    decoder: Decoder, slots_per_prefix: int, unrolled: bool, shard_positions: bool = False
+) -> Decoding:
     return Decoding(
         decoder,
         slots=len(SLOTS),
@@ -130,9 +142,12 @@ def test_rings_of_prompts_and_of_slots(name: str, slots_per_prefix: int, unrolle
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("axes", [None, "data=2,fsdp=2,tensor=2"])
 def test_the_kernel_of_a_tpu_takes_rings(name: str, axes: str | None) -> None:
-    """Prompts of unequal lengths, longer than the windows, and responses that go round their rings again."""
+    """Prompts of unequal lengths, longer than the windows, and responses that go round their rings
+    again."""
     decoder, params = model_of(name)
-    decoding = make_decoding(decoder.with_options(ComputeOptions(decode_attention="interpret")), 1, unrolled=False)
+    decoding = make_decoding(
+        decoder.with_options(ComputeOptions(decode_attention="interpret")), 1, unrolled=False
+    )
     prompts, responses, expected = batch_of(name)
     with jax.set_mesh(mesh(axes)) if axes else nullcontext():
         if axes:
@@ -160,7 +175,9 @@ def test_a_ring_is_no_larger_than_rows() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("axes", "slots_per_prefix"), [("sequence=4,tensor=2", 1), ("data=2,sequence=2,tensor=2", 2)])
+@pytest.mark.parametrize(
+    ("axes", "slots_per_prefix"), [("sequence=4,tensor=2", 1), ("data=2,sequence=2,tensor=2", 2)]
+)
 def test_positions_split_over_devices(name: str, axes: str, slots_per_prefix: int) -> None:
     """23 positions of prompts are 24 on devices that share them."""
     decoder, params = model_of(name)
@@ -175,34 +192,49 @@ def test_positions_split_over_devices(name: str, axes: str, slots_per_prefix: in
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_int8_cache_has_rings_too(name: str) -> None:
-    """Keys and values rounded to 1 / 127 of their largest: logits of standard deviation 3 and more move a little, and
-    as much with rings as with one long cache of the same values."""
+    """Keys and values rounded to 1 / 127 of their largest: logits of standard deviation 3 and more
+    move a little, and as much with rings as with one long cache of the same values."""
     decoder, params = model_of(name)
     prompts, responses, expected = batch_of(name)
     low = decoder.with_options(ComputeOptions(cache_dtype="int8"))
-    got = quick_jit(partial(decoded, make_decoding(low, 1, unrolled=False)))(params, prompts, responses)
+    got = quick_jit(partial(decoded, make_decoding(low, 1, unrolled=False)))(
+        params, prompts, responses
+    )
     cache = jax.eval_shape(make_decoding(low, 1, unrolled=False).empty_cache)
     assert jnp.dtype("int8") in {x.dtype for x in jax.tree.leaves(cache)}
     by_kernel = low.with_options(ComputeOptions(cache_dtype="int8", decode_attention="interpret"))
-    same = quick_jit(partial(decoded, make_decoding(by_kernel, 1, unrolled=False)))(params, prompts, responses)
+    same = quick_jit(partial(decoded, make_decoding(by_kernel, 1, unrolled=False)))(
+        params, prompts, responses
+    )
     np.testing.assert_allclose(same, got, atol=MOST)
 
     off = np.asarray(got) - expected
-    assert MOST < np.sqrt(np.mean(off**2)) < 0.05 * expected.std(), (np.sqrt(np.mean(off**2)), expected.std())
+    assert MOST < np.sqrt(np.mean(off**2)) < 0.05 * expected.std(), (
+        np.sqrt(np.mean(off**2)),
+        expected.std(),
+    )
 
 
 # Kernels.
 
 
-@pytest.mark.parametrize(("t", "p", "window"), [(7, 5, 3), (140, 130, 4), (140, 130, 133), (140, 0, 60), (5, 260, 200)])
+@pytest.mark.parametrize(
+    ("t", "p", "window"), [(7, 5, 3), (140, 130, 4), (140, 130, 133), (140, 0, 60), (5, 260, 200)]
+)
 def test_splash_knows_windows(t: int, p: int, window: int) -> None:
-    """With prefixes that are shorter than their room, of which a window sees the end alone; and the gradients."""
+    """With prefixes that are shorter than their room, of which a window sees the end alone; and the
+    gradients."""
     arrays, live = rows(3, t, p, 6, 2, 64), jnp.array([0, p, p // 2])
 
     def attend(implementation: str, q: Any, k: Any, v: Any, prefix: Any) -> Any:
-        return self_attention(implementation, q, k, v, (*prefix[:2], live) if prefix else None, window)
+        return self_attention(
+            implementation, q, k, v, (*prefix[:2], live) if prefix else None, window
+        )
 
-    got, want = (with_gradients(partial(attend, implementation), arrays) for implementation in ("interpret", "plain"))
+    got, want = (
+        with_gradients(partial(attend, implementation), arrays)
+        for implementation in ("interpret", "plain")
+    )
     for one, two in zip(got, want, strict=True):
         assert far(one, two) < 1e-5
 

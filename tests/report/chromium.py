@@ -1,5 +1,5 @@
-"""The page in a real Chromium. Needs chromium and its driver (Debian: chromium, chromium-driver) and selenium; without
-them these tests are skipped.
+"""The page in a real Chromium. Needs chromium and its driver (Debian: chromium, chromium-driver)
+and selenium; without them these tests are skipped.
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ from typing import Any
 import pytest
 
 BROWSER = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
 )
 DRIVER = shutil.which("chromedriver")
 needs_chromium = pytest.mark.skipif(
-    None in (BROWSER, DRIVER, find_spec("selenium")), reason="no selenium, or no chromium with its chromedriver"
+    None in (BROWSER, DRIVER, find_spec("selenium")),
+    reason="no selenium, or no chromium with its chromedriver",
 )
 FLAGS = [
     "headless",
@@ -46,7 +52,9 @@ def start_browser(profile: Path) -> Iterator[Any]:
         yield driver
 
 
-def set_screen(browser: Any, width: int = 1200, scheme: str = "light", scripts: bool = True, media: str = "") -> None:
+def set_screen(
+    browser: Any, width: int = 1200, scheme: str = "light", scripts: bool = True, media: str = ""
+) -> None:
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     features = [{"name": "prefers-color-scheme", "value": scheme}]

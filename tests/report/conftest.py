@@ -1,4 +1,5 @@
-"""A made-up sweep as in the paper: n = 4 leads small budgets, 8 and then 16 larger ones. Its fit is written by hand."""
+"""A made-up sweep as in the paper: n = 4 leads small budgets, 8 and then 16 larger ones. Its fit is
+written by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ SHAPES = {
     32: (0.76, 1.0, 26_000),
 }
 # The larger n of a paper-scale sweep, and how much later its B_p learn.
-LARGE_SHAPES = {n: (0.76 + 0.01 * k, 1.0, 26_000 * 2.2**k) for k, n in enumerate((64, 128, 256, 512), 1)}
+LARGE_SHAPES = {
+    n: (0.76 + 0.01 * k, 1.0, 26_000 * 2.2**k) for k, n in enumerate((64, 128, 256, 512), 1)
+}
 DELAYS = {8: 1.0, 16: 1.12, 32: 1.4, 64: 1.9, 128: 2.6, 256: 3.6}
 REPLICATES = 40
 # Text as a hostile log may hold it: in a flag, in files, in a metric's name.
@@ -71,7 +74,9 @@ def _chances(values: Any) -> Any:
     return weights / weights.sum(0)
 
 
-def _frontier(curves: list[dict[str, Any]], hierarchical: bool) -> tuple[Any, Any, list[dict[str, Any]]]:
+def _frontier(
+    curves: list[dict[str, Any]], hierarchical: bool
+) -> tuple[Any, Any, list[dict[str, Any]]]:
     grid = np.geomspace(1024, C_MAX, 143)
     values = np.stack([_value(row, grid) for row in curves])
     best, chances = values.argmax(0), _chances(values)
@@ -79,25 +84,39 @@ def _frontier(curves: list[dict[str, Any]], hierarchical: bool) -> tuple[Any, An
     points = []
     for i, (C, b) in enumerate(zip(grid, best, strict=True)):
         y = float(values[b, i])
-        shares = {n: round(float(sum(chances[j, i] for j, row in enumerate(curves) if row["n"] == n)), 4) for n in ns}
+        shares = {
+            n: round(float(sum(chances[j, i] for j, row in enumerate(curves) if row["n"] == n)), 4)
+            for n in ns
+        }
         known = (
             {"low": y - 0.007, "high": y + 0.009, "n_probability": shares}
             if hierarchical
             else {"low": None, "high": None, "n_probability": None}
         )
-        points.append({"C": float(C), "reward": y, "n": curves[b]["n"], "B_p": curves[b]["B_p"], **known})
+        points.append(
+            {"C": float(C), "reward": y, "n": curves[b]["n"], "B_p": curves[b]["B_p"], **known}
+        )
     return grid, best, points
 
 
-def _envelope(curves: list[dict[str, Any]], hierarchical: bool, B_p: int | None = None) -> dict[str, Any]:
+def _envelope(
+    curves: list[dict[str, Any]], hierarchical: bool, B_p: int | None = None
+) -> dict[str, Any]:
     grid, best, points = _frontier(curves, hierarchical)
     cuts = [0, *(int(i) + 1 for i in np.flatnonzero(np.diff(best))), len(grid) - 1]
     segments, crossovers = [], []
     for k, (a, b) in enumerate(pairwise(cuts)):
         row, low, high = curves[best[a]], float(grid[a]), float(grid[b])
-        ends = {"C_low": low, "C_high": high, "decades": float(np.log10(high / low)), "at_C": (low * high) ** 0.5}
+        ends = {
+            "C_low": low,
+            "C_high": high,
+            "decades": float(np.log10(high / low)),
+            "at_C": (low * high) ** 0.5,
+        }
         near = [
-            {"n": curves[best[i]]["n"], "B_p": curves[best[i]]["B_p"]} for i in (a - 1, b) if 0 <= i < len(grid) - 1
+            {"n": curves[best[i]]["n"], "B_p": curves[best[i]]["B_p"]}
+            for i in (a - 1, b)
+            if 0 <= i < len(grid) - 1
         ]
         lead = {
             "neighbours": near,
@@ -106,11 +125,30 @@ def _envelope(curves: list[dict[str, Any]], hierarchical: bool, B_p: int | None 
             "se": 0.004 + 0.003 * (k == 0),
         }
         censored = {"censored_low": a == 0, "censored_high": b == len(grid) - 1}
-        segments.append({"n": row["n"], "B_p": row["B_p"], **ends, **lead, "z": lead["lead"] / lead["se"], **censored})
+        segments.append(
+            {
+                "n": row["n"],
+                "B_p": row["B_p"],
+                **ends,
+                **lead,
+                "z": lead["lead"] / lead["se"],
+                **censored,
+            }
+        )
         if k and curves[best[a - 1]]["n"] != row["n"]:
-            known = (low / 1.2, None if len(crossovers) == 1 else low * 1.25) if hierarchical else (None, None)
+            known = (
+                (low / 1.2, None if len(crossovers) == 1 else low * 1.25)
+                if hierarchical
+                else (None, None)
+            )
             crossovers.append(
-                {"n_low": curves[best[a - 1]]["n"], "n_high": row["n"], "C": low, "low": known[0], "high": known[1]}
+                {
+                    "n_low": curves[best[a - 1]]["n"],
+                    "n_high": row["n"],
+                    "C": low,
+                    "low": known[0],
+                    "high": known[1],
+                }
             )
     return {
         "B_p": B_p,
@@ -122,7 +160,9 @@ def _envelope(curves: list[dict[str, Any]], hierarchical: bool, B_p: int | None 
 
 
 def _law(grid: Any) -> dict[str, Any]:
-    exact = 2 ** (LAW["b"] + LAW["L"] / (1 + np.exp(-LAW["k"] * (np.log10(grid) - LAW["log10_C0"]))))
+    exact = 2 ** (
+        LAW["b"] + LAW["L"] / (1 + np.exp(-LAW["k"] * (np.log10(grid) - LAW["log10_C0"])))
+    )
     band = [
         {"C": float(C), "low": float(n) * 0.75, "high": float(n) * 1.3}
         for C, n in zip(grid[::8], exact[::8], strict=True)
@@ -151,12 +191,18 @@ def _draws(curves: list[dict[str, Any]]) -> dict[str, Any]:
     wide = {"A": 0.006, "exponent": 0.04, "C_mid": 0.04}
     drawn = {
         name: [
-            [float(row[name] * (1 + e * (name != "A")) + e * (name == "A")) for e in rng.normal(0, sd, REPLICATES)]
+            [
+                float(row[name] * (1 + e * (name != "A")) + e * (name == "A"))
+                for e in rng.normal(0, sd, REPLICATES)
+            ]
             for row in curves
         ]
         for name, sd in wide.items()
     }
-    shared = {"R0": [float(BASE + e) for e in rng.normal(0, 0.002, REPLICATES)], "tail": [1.0] * REPLICATES}
+    shared = {
+        "R0": [float(BASE + e) for e in rng.normal(0, 0.002, REPLICATES)],
+        "tail": [1.0] * REPLICATES,
+    }
     shared["shift"] = [[0.0] * REPLICATES] * 2
     shared["departure_sd"] = 0.01
     return {"cells": [[row["B_p"], row["n"]] for row in curves], **drawn, **shared}
@@ -172,10 +218,21 @@ def _runs(curves: list[dict[str, Any]], seeds: int, metric: str) -> list[RunReco
             for M, target in {-(-t // B): t for t in targets if t <= C_MAX}.items():
                 y = float(_value(row, target) + rng.normal(0, 0.011))
                 points.append(
-                    EvalPoint(target, M, M * B, 4 * M * B, {metric: y}, train={"reward": y + 0.02 + target / 4e6})
+                    EvalPoint(
+                        target,
+                        M,
+                        M * B,
+                        4 * M * B,
+                        {metric: y},
+                        train={"reward": y + 0.02 + target / 4e6},
+                    )
                 )
             hours = tuple(p.rollouts / 5e7 for p in points)
-            runs.append(RunRecord(Cell(row["B_p"], row["n"], 1000 + seed), tuple(points), device_hours=hours))
+            runs.append(
+                RunRecord(
+                    Cell(row["B_p"], row["n"], 1000 + seed), tuple(points), device_hours=hours
+                )
+            )
     return runs
 
 
@@ -249,7 +306,9 @@ def make_sweep(
         "base_reward": BASE,
         "runs": finals,
         "curves": curves,
-        "by_B_p": [_envelope([row for row in curves if row["B_p"] == b], hierarchical, b) for b in B_ps],
+        "by_B_p": [
+            _envelope([row for row in curves if row["B_p"] == b], hierarchical, b) for b in B_ps
+        ],
         "by_B": _by_B(curves, hierarchical),
         "stability": [{"B_p": b, "stable": True, "reason": ""} for b in B_ps],
         "flags": [],
@@ -266,7 +325,8 @@ def _make_sweep() -> Callable[..., tuple[FitResult, list[RunRecord]]]:
 
 @pytest.fixture(name="made", scope="session")
 def _made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FitResult]:
-    """(folder, main fit) of a written report: three fits, one by a metric of hostile name; and a config."""
+    """(folder, main fit) of a written report: three fits, one by a metric of hostile name; and a
+    config."""
     folder = tmp_path_factory.mktemp("runs") / "demo"
     fit, runs = make_sweep()
     flag = FitFlag(code="never_leads", severity="warning", text=f"n = 32 never leads {BAD}")
@@ -280,12 +340,22 @@ def _made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FitResult]:
 
 @pytest.fixture(name="made_large", scope="session")
 def _made_large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a paper-scale sweep's report: 6 B_p x 9 n, 3 seeds, 24 warnings and notes, 9 broken runs."""
+    """The folder of a paper-scale sweep's report: 6 B_p x 9 n, 3 seeds, 24 warnings and notes, 9
+    broken runs."""
     folder = tmp_path_factory.mktemp("runs") / "large-sweep-of-a-paper"
     fit, runs = make_sweep(tuple(DELAYS), (*SHAPES, *LARGE_SHAPES), seeds=3)
     text = "fitted up to C = 1.2e+04 alone, the curves predict the rest with a mean error of +0.015 of reward, and more"
-    flags = tuple(FitFlag(code="tie", severity=("warning", "info")[i % 2], text=f"{i}: {text}") for i in range(24))
-    broken = (HealthFlag("collapse", 61_440, "reward falls from 0.612 to 0.034 and stays there, entropy is 0.0021"),)
+    flags = tuple(
+        FitFlag(code="tie", severity=("warning", "info")[i % 2], text=f"{i}: {text}")
+        for i in range(24)
+    )
+    broken = (
+        HealthFlag(
+            "collapse",
+            61_440,
+            "reward falls from 0.612 to 0.034 and stays there, entropy is 0.0021",
+        ),
+    )
     health = RunHealth(runs=tuple(FlaggedRun(8, 2, 1000 + i, 9, 250e3, broken) for i in range(9)))
     folder.mkdir()
     (folder / "config.yaml").write_text("name: large\n" * 60, encoding="utf-8")
@@ -299,7 +369,8 @@ def _browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def _with_panel(run: RunRecord) -> RunRecord:
-    """The run with 50 training problems evaluated too, as likely solved as its reward says, and with its entropy."""
+    """The run with 50 training problems evaluated too, as likely solved as its reward says, and
+    with its entropy."""
     rng = np.random.default_rng(run.cell.n)
     points = [
         dataclasses.replace(
@@ -315,5 +386,7 @@ def _with_panel(run: RunRecord) -> RunRecord:
 
 def _with_metric(run: RunRecord, new: str, old: str) -> RunRecord:
     """The run with one more metric, equal to one it has."""
-    points = [dataclasses.replace(p, metrics={**p.metrics, new: p.metrics[old]}) for p in run.points]
+    points = [
+        dataclasses.replace(p, metrics={**p.metrics, new: p.metrics[old]}) for p in run.points
+    ]
     return dataclasses.replace(run, points=tuple(points))

@@ -1,4 +1,5 @@
-"""The page in a real Chromium: keyboard, pointer, dark screens, no network, no script but its own."""
+"""The page in a real Chromium: keyboard, pointer, dark screens, no network, no script but its
+own."""
 
 from __future__ import annotations
 
@@ -64,22 +65,32 @@ def _shows(browser: Any, row: dict[str, Any], C: float) -> None:
     assert _text(browser, "out-M") == f"{int(C // (row['B_p'] * row['n'])):,}"
     assert _text(browser, "out-reward").split() == [row["reward"], *row["interval"].split()]
     status = _text(browser, "out-status")
-    assert status.startswith("Beyond the measured budgets" if row["extrapolated"] else "Within the measured budgets")
+    assert status.startswith(
+        "Beyond the measured budgets" if row["extrapolated"] else "Within the measured budgets"
+    )
     assert row["words"] in status
     if row["probabilities"]:
         assert f"P(n = {row['n']} is the best) = " in status
-        bars = [line.text.split() for line in browser.find_elements(By.CSS_SELECTOR, "#out-probabilities > div")]
+        bars = [
+            line.text.split()
+            for line in browser.find_elements(By.CSS_SELECTOR, "#out-probabilities > div")
+        ]
         assert bars == [["n", "=", str(n), text] for n, text, _ in row["probabilities"]]
 
 
 def test_it_loads_without_a_word_or_a_request(opened: Any) -> None:
-    assert [entry for entry in opened.get_log("browser") if entry["level"] in ("WARNING", "SEVERE")] == []
+    assert [
+        entry for entry in opened.get_log("browser") if entry["level"] in ("WARNING", "SEVERE")
+    ] == []
     events = [json.loads(entry["message"])["message"] for entry in opened.get_log("performance")]
     requested = [
-        event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"
+        event["params"]["request"]["url"]
+        for event in events
+        if event["method"] == "Network.requestWillBeSent"
     ]
     assert any(url.startswith("file:") for url in requested)
-    local = ("file:", "data:", "blob:", "chrome:")  # the browser's own new-tab page may be in the log
+    # the browser's own new-tab page may be in the log
+    local = ("file:", "data:", "blob:", "chrome:")
     assert [url for url in requested if not url.startswith(local)] == []
     assert opened.execute_script("return window.pwned") is None
     assert len(opened.find_elements(By.CSS_SELECTOR, "img[src=x]")) == 0
@@ -101,11 +112,15 @@ def test_the_slider_answers_to_the_keyboard(opened: Any, fits: list[dict[str, An
         _shows(opened, row, row["C"])
         assert float(opened.find_element(By.ID, "exact").get_attribute("value")) == row["C"]
         assert slider.get_attribute("aria-valuetext") == f"{row['C']:,.0f} rollouts"
-        WebDriverWait(opened, 3).until(lambda b, row=row: b.execute_script(MARKER, row["C"], row["y"]))
+        WebDriverWait(opened, 3).until(
+            lambda b, row=row: b.execute_script(MARKER, row["C"], row["y"])
+        )
         seen.add((row["n"], row["extrapolated"]))
     assert len(seen) > 2
     WebDriverWait(opened, 3).until(
-        lambda b: f"C {rows[-71]['C']:,.0f}: n {rows[-71]['n']}" in b.find_element(By.ID, "spoken").text
+        lambda b: (
+            f"C {rows[-71]['C']:,.0f}: n {rows[-71]['n']}" in b.find_element(By.ID, "spoken").text
+        )
     )
 
 
@@ -125,7 +140,9 @@ def test_a_typed_budget_gets_its_own_M(opened: Any, fits: list[dict[str, Any]]) 
     assert field.get_attribute("aria-invalid") == "false"
 
 
-def test_metric_fit_and_B_p_change_answer_and_chart(opened: Any, fits: list[dict[str, Any]]) -> None:
+def test_metric_fit_and_B_p_change_answer_and_chart(
+    opened: Any, fits: list[dict[str, Any]]
+) -> None:
     def drawn() -> tuple[int, str]:
         script = "const c = document.getElementById('chart-reward'); return [c.data.length, c.layout.yaxis.title.text]"
         return tuple(opened.execute_script(script))
@@ -142,7 +159,9 @@ def test_metric_fit_and_B_p_change_answer_and_chart(opened: Any, fits: list[dict
     assert drawn()[1] == "avg@4"
     _shows(opened, fits[1]["views"][1]["rows"][0], 1024)
     _choose(opened, metric=1)
-    assert Select(opened.find_element(By.ID, "metric")).first_selected_option.text == fits[2]["metric"]
+    assert (
+        Select(opened.find_element(By.ID, "metric")).first_selected_option.text == fits[2]["metric"]
+    )
     assert _text(opened, "out-metric") == fits[2]["metric"]
     label = opened.find_element(By.CSS_SELECTOR, "#chart-reward .ytitle").text
     assert label.startswith("<img src=x onerror=alert(1)>")  # as text
@@ -152,7 +171,9 @@ def test_metric_fit_and_B_p_change_answer_and_chart(opened: Any, fits: list[dict
 
 def test_the_pointer_reads_values(opened: Any) -> None:
     _choose(opened, mode=0, B_p=1)
-    opened.execute_script("document.getElementById('chart-reward').scrollIntoView({block: 'center'})")
+    opened.execute_script(
+        "document.getElementById('chart-reward').scrollIntoView({block: 'center'})"
+    )
     x, y = opened.execute_script(
         """const c = document.getElementById('chart-reward'), l = c._fullLayout, box = c.getBoundingClientRect();
         const t = c.data.find((t) => t.meta && t.meta.n === 2 && t.mode === 'lines'), i = 40;
@@ -162,14 +183,20 @@ def test_the_pointer_reads_values(opened: Any) -> None:
     actions.w3c_actions.pointer_action.move_to_location(round(x), round(y))
     actions.perform()
     output = WebDriverWait(opened, 3).until(
-        lambda b: " ".join(e.text for e in b.find_elements(By.CSS_SELECTOR, ".hoverlayer .hovertext"))
+        lambda b: " ".join(
+            e.text for e in b.find_elements(By.CSS_SELECTOR, ".hoverlayer .hovertext")
+        )
     )
     assert re.search(r"n = 2, B_p = 8\s*C = \d+k: 0\.\d{3} \[0\.\d{3}, 0\.\d{3}\]", output), output
     _choose(opened)
 
 
 def test_it_needs_no_plotly_to_answer(
-    browser: Any, make_sweep: Any, tmp_path: Path, fits: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    browser: Any,
+    make_sweep: Any,
+    tmp_path: Path,
+    fits: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("isojax.report.page.explorer.plotly_bundle", lambda: None)
     (tmp_path / "r.html").write_text(
@@ -184,15 +211,15 @@ def test_it_needs_no_plotly_to_answer(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_narrow_screen_holds_it_light_or_dark(browser: Any, made: tuple[Path, FitResult], scheme: str) -> None:
+def test_a_narrow_screen_holds_it_light_or_dark(
+    browser: Any, made: tuple[Path, FitResult], scheme: str
+) -> None:
     set_screen(browser, width=400, scheme=scheme)
     browser.get((made[0] / "report.html").as_uri())
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 400
     chart = browser.find_element(By.CSS_SELECTOR, "#chart-reward svg.main-svg")
     assert 300 < chart.size["width"] <= 400
-    colours = (
-        "getComputedStyle(document.body).backgroundColor, document.getElementById('chart-reward').layout.font.color"
-    )
+    colours = "getComputedStyle(document.body).backgroundColor, document.getElementById('chart-reward').layout.font.color"
     paper, ink = browser.execute_script(f"return [{colours}]")
     light = (paper == "rgb(255, 255, 255)", ink == "#1c2126")
     assert light == ((True, True) if scheme == "light" else (False, False))
@@ -206,7 +233,10 @@ def test_without_scripts_the_answer_is_there(browser: Any, made: tuple[Path, Fit
     assert not browser.find_element(By.ID, "budget").is_displayed()
     assert "Scripts are off" in browser.find_element(By.TAG_NAME, "main").text
     assert browser.find_element(By.ID, "other-budgets").is_displayed()
-    assert [e.is_displayed() for e in browser.find_elements(By.CSS_SELECTOR, ".chart")] == [False, False]
+    assert [e.is_displayed() for e in browser.find_elements(By.CSS_SELECTOR, ".chart")] == [
+        False,
+        False,
+    ]
     images = browser.find_elements(By.CSS_SELECTOR, "section figure img")
     assert len(images) == 2 and all(image.size["width"] > 400 for image in images)
     fold = browser.find_element(By.ID, "figures")

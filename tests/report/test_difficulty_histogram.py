@@ -1,4 +1,5 @@
-"""The difficulty histogram: every problem in one bar, counted by hand; the picture, its file formats, the same bits."""
+"""The difficulty histogram: every problem in one bar, counted by hand; the picture, its file
+formats, the same bits."""
 
 from __future__ import annotations
 
@@ -11,9 +12,14 @@ from matplotlib.image import imread
 
 from isojax.report.figures.difficulty_histogram import count_bars, draw_difficulty
 
-PAPER = {"very_easy": (0.6, 0.9), "easy": (0.3, 0.6), "hard": (0.0, 0.0625), "extremely_hard": (0.0, 0.0)}
-# 3 Extremely Hard, 2 + 4 Hard in the bar at 0 (2 of 128 is nearest to it), 5 Hard at 1/16, 6 in no split at 4/16, 7
-# Easy at 8/16, 1 Very Easy at 10/16, 2 in no split at 1.
+PAPER = {
+    "very_easy": (0.6, 0.9),
+    "easy": (0.3, 0.6),
+    "hard": (0.0, 0.0625),
+    "extremely_hard": (0.0, 0.0),
+}
+# 3 Extremely Hard, 2 + 4 Hard in the bar at 0 (2 of 128 is nearest to it), 5 Hard at 1/16, 6 in no
+# split at 4/16, 7 Easy at 8/16, 1 Very Easy at 10/16, 2 in no split at 1.
 LABELS = (
     [(0, 128, "extremely_hard")] * 3
     + [(0, 16, "hard")] * 2
@@ -63,6 +69,10 @@ def test_the_same_labels_give_the_same_bits_and_replace_what_was_there(tmp_path:
 def test_many_attempts_are_cut_into_steps_that_hold_equally_many_values(k: int, steps: int) -> None:
     """Each of 1..k-1 right once: bars inside hold k / steps of them where steps divides k."""
     counts, bin_count = count_bars([(s, k, "most") for s in range(k + 1)], ["most"])
-    assert bin_count == steps and set(counts["most"]) == set(range(steps + 1)) and counts["most"].total() == k + 1
+    assert (
+        bin_count == steps
+        and set(counts["most"]) == set(range(steps + 1))
+        and counts["most"].total() == k + 1
+    )
     if k % steps == 0:
         assert {counts["most"][i] for i in range(1, steps)} == {k // steps}

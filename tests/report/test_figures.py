@@ -1,5 +1,5 @@
-"""The figures: each holds a picture in both formats, in the colours of n, with the same bits each time; absent data
-draw nothing.
+"""The figures: each holds a picture in both formats, in the colours of n, with the same bits each
+time; absent data draw nothing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,15 @@ def test_absent_data_draw_nothing(make_sweep: Any) -> None:
 def test_a_schedule_far_above_the_cells_is_inside_its_panel(make_sweep: Any) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(4,))
     points = tuple(SchedulePoint(C=C, reward=0.95, best_fixed=0.5, n=4, B_p=16) for C in (2e3, 2e4))
-    row = ScheduleRow(name="grow", stages="16x4", seeds=(0,), evaluations=(2,), points=points, gain=0.4, interval=None)
+    row = ScheduleRow(
+        name="grow",
+        stages="16x4",
+        seeds=(0,),
+        evaluations=(2,),
+        points=points,
+        gain=0.4,
+        interval=None,
+    )
     figure = FIGURES["frontier"].draw(fit.model_copy(update={"schedules": (row,)}), runs)
     assert figure is not None and figure.axes[0].get_ylim()[1] > 0.95
 
@@ -80,10 +88,14 @@ def test_a_law_through_two_values_of_n_is_not_drawn(make_sweep: Any) -> None:
         assert law_is_drawn(view) is is_drawn
 
 
-def test_the_same_sweep_gives_the_same_bits(make_sweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_sweep_gives_the_same_bits(
+    make_sweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pictures, pages and all; and what an earlier fit drew, and this one does not, is gone."""
     for name in set(FIGURES) - {"frontier"}:
-        monkeypatch.setitem(FIGURES, name, dataclasses.replace(FIGURES[name], draw=lambda fits, runs: None))
+        monkeypatch.setitem(
+            FIGURES, name, dataclasses.replace(FIGURES[name], draw=lambda fits, runs: None)
+        )
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
     write_report(tmp_path / "a" / "x", [fit], runs)
     (tmp_path / "b" / "x" / "figures").mkdir(parents=True)
@@ -92,7 +104,11 @@ def test_the_same_sweep_gives_the_same_bits(make_sweep: Any, tmp_path: Path, mon
     time.sleep(1.0)  # a date in seconds would differ
     write_report(tmp_path / "b" / "x", [fit], runs)
     first, second = (
-        {p.relative_to(tmp_path / d).as_posix(): p.read_bytes() for p in (tmp_path / d).rglob("*.*")} for d in "ab"
+        {
+            p.relative_to(tmp_path / d).as_posix(): p.read_bytes()
+            for p in (tmp_path / d).rglob("*.*")
+        }
+        for d in "ab"
     )
     assert sorted(first) == ["x/figures/frontier.pdf", "x/figures/frontier.png", "x/report.html"]
     assert first == second
@@ -102,7 +118,9 @@ def test_values_bands_and_laws(make_sweep: Any) -> None:
     fit, _ = make_sweep(B_ps=(8, 16), ns=(4, 8))
     ensemble, C = load_ensemble(fit), np.array([1e3, 1e5])
     curve = ensemble.curves[0]
-    assert curve.key == (8, 4) and float(curve_reward(curve, curve.C_mid)) == pytest.approx((curve.R0 + curve.A) / 2)
+    assert curve.key == (8, 4) and float(curve_reward(curve, curve.C_mid)) == pytest.approx(
+        (curve.R0 + curve.A) / 2
+    )
     low, high = curve_band(ensemble, 0, C) or (C, C)
     assert low.shape == (2,)
     assert (low < curve_reward(curve, C)).all()

@@ -1,5 +1,5 @@
-"""How the page is laid out, in a real Chromium: the order of its sections, nothing cut off at 1280 px, on a phone or on
-paper, type that can be read on a phone, and four printed pages.
+"""How the page is laid out, in a real Chromium: the order of its sections, nothing cut off at 1280
+px, on a phone or on paper, type that can be read on a phone, and four printed pages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ pytestmark = needs_chromium
 
 ORDER = ["answer", "reward", "n-star", "budget", "trust", "other-budgets", "health"]
 FOLDED = ["figures", "evidence", "law", "rewards", "provenance"]
-# What leaves the page or its own box; boxes that scroll (.scroll, pre) may hold more than they show.
+# What leaves the page or its own box; boxes that scroll (.scroll, pre) may hold more than they
+# show.
 CUT_OFF = """
 const name = (e) => `${e.tagName}.${e.className.baseVal ?? e.className} ${(e.textContent || '').trim().slice(0, 40)}`;
 const wrong = [], wide = document.scrollingElement.scrollWidth;
@@ -80,24 +81,32 @@ def _open(browser: Any, page: str, **screen: Any) -> None:
 
 
 def _unfold(browser: Any) -> None:
-    browser.execute_script("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+    browser.execute_script(
+        "document.querySelectorAll('details').forEach((fold) => { fold.open = true; })"
+    )
 
 
 def test_the_sections_are_in_order(browser: Any, page: str) -> None:
     _open(browser, page, width=1280)
-    script = (
-        "return [...document.querySelectorAll('main > *')].map((e) => [e.id, e.tagName, e.getBoundingClientRect().top])"
-    )
+    script = "return [...document.querySelectorAll('main > *')].map((e) => [e.id, e.tagName, e.getBoundingClientRect().top])"
     rows = [row for row in browser.execute_script(script) if row[0]]
     assert [row[0] for row in rows] == ORDER + FOLDED
     assert [row[1] for row in rows] == ["SECTION"] * len(ORDER) + ["DETAILS"] * len(FOLDED)
     tops = [row[2] for row in rows]
     assert tops == sorted(tops)
-    assert browser.execute_script("return document.querySelectorAll('main > details[open]').length") == 0
+    assert (
+        browser.execute_script("return document.querySelectorAll('main > details[open]').length")
+        == 0
+    )
     links = "return [...document.querySelectorAll('nav a')].map((e) => e.hash.slice(1))"
     assert browser.execute_script(links) == ORDER[1:]
     # the answer needs no scrolling, on a phone neither
-    assert browser.execute_script("return document.querySelector('.headline').getBoundingClientRect().bottom") < 900
+    assert (
+        browser.execute_script(
+            "return document.querySelector('.headline').getBoundingClientRect().bottom"
+        )
+        < 900
+    )
 
 
 @pytest.mark.parametrize("width", [1280, 375])
@@ -133,7 +142,9 @@ def _printed_pages(pdf: bytes) -> tuple[list[int], int]:
         if re.search(rb"/Type\s*/Page\b(?!s)", body):
             contents = re.search(rb"/Contents\s*(\d+)", body)
             assert contents is not None
-            content = zlib.decompress(objects[int(contents[1])].partition(b"stream")[2].lstrip(b"\r\n"))
+            content = zlib.decompress(
+                objects[int(contents[1])].partition(b"stream")[2].lstrip(b"\r\n")
+            )
             texts.append(len(re.findall(rb"T[jJ]\b", content)))
     return texts, figures
 
@@ -148,12 +159,11 @@ def test_it_prints_on_four_pages(browser: Any, page: str) -> None:
 
 
 def test_paper_cuts_nothing_off(browser: Any, page: str) -> None:
-    """At the width of A4 within its margins, with the colours of paper however dark the screen is."""
+    """At the width of A4 within its margins, with the colours of paper however dark the screen
+    is."""
     _open(browser, page, width=680, media="print", scheme="dark")
     assert browser.execute_script(CUT_OFF, True) == []
-    shown = (
-        "return [...document.querySelectorAll('.chart, #budget, nav, main > details')].filter((e) => e.offsetHeight)"
-    )
+    shown = "return [...document.querySelectorAll('.chart, #budget, nav, main > details')].filter((e) => e.offsetHeight)"
     assert browser.execute_script(shown) == []
     colours = "return [getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
     assert browser.execute_script(colours) == ["rgb(0, 0, 0)", "rgb(255, 255, 255)"]

@@ -14,12 +14,16 @@ from isojax.scaling.checks.run_health import FlaggedRun, HealthFlag, RunHealth
 from isojax.scaling.result import FitResult
 
 
-def run(n: int, panels: list[tuple[int, list[int]]], seed: int = 0, B_p: int = 8, samples: int = 2) -> RunRecord:
+def run(
+    n: int, panels: list[tuple[int, list[int]]], seed: int = 0, B_p: int = 8, samples: int = 2
+) -> RunRecord:
     """A run whose panel's correct answers at each target are given."""
     points = []
     for target, correct in panels:
         spent = (target, target // 10, target + n) if target else (0, 0, 0)
-        points.append(EvalPoint(*spent, 0, {"avg@2": 0.5}, samples=samples, extra={"panel": tuple(correct)}))
+        points.append(
+            EvalPoint(*spent, 0, {"avg@2": 0.5}, samples=samples, extra={"panel": tuple(correct)})
+        )
     return RunRecord(Cell(B_p, n, seed), tuple(points))
 
 
@@ -40,8 +44,13 @@ RUNS = [
 def test_the_smallest_and_the_largest_n_where_both_were_evaluated(fit: FitResult) -> None:
     small, large = compared_panels(fit, RUNS)
     assert (small.n, large.n, small.B_p) == (2, 8, 8)
-    assert small.C.tolist() == [0, 102, 202] and large.C.tolist() == [0, 108, 208]  # 400 was reached by n = 8 alone
-    assert small.correct_shares.tolist() == [[0.5, 0.5, 0], [0.375, 0.375, 0.25], [0.375, 0.125, 0.5]]
+    # 400 was reached by n = 8 alone
+    assert small.C.tolist() == [0, 102, 202] and large.C.tolist() == [0, 108, 208]
+    assert small.correct_shares.tolist() == [
+        [0.5, 0.5, 0],
+        [0.375, 0.375, 0.25],
+        [0.375, 0.125, 0.5],
+    ]
     assert large.correct_shares[-1].tolist() == [0, 0.5, 0.5]
 
 
@@ -53,13 +62,18 @@ def test_the_widest_range_of_n_decides_the_batch(fit: FitResult) -> None:
 
 
 def test_without_panels_of_the_same_problems_there_is_nothing(fit: FitResult) -> None:
-    bare = RunRecord(Cell(8, 2, 0), (EvalPoint(0, 0, 0, 0, {"avg@2": 0.5}), EvalPoint(100, 10, 100, 0, {"avg@2": 0.5})))
+    bare = RunRecord(
+        Cell(8, 2, 0),
+        (EvalPoint(0, 0, 0, 0, {"avg@2": 0.5}), EvalPoint(100, 10, 100, 0, {"avg@2": 0.5})),
+    )
     for runs in ([], [bare], [RUNS[0], run(8, [(0, [0]), (200, [1])])], [run(2, [(0, [0, 1])])]):
         assert compared_panels(fit, runs) == [] and panel_figure(fit, runs) is None
 
 
 @pytest.mark.slow
-def test_the_page_shows_it_and_which_runs_broke(made: tuple[Path, FitResult], make_sweep: Any) -> None:
+def test_the_page_shows_it_and_which_runs_broke(
+    made: tuple[Path, FitResult], make_sweep: Any
+) -> None:
     html = (made[0] / "report.html").read_text(encoding="utf-8")
     assert "pass@1 of a fixed panel of training problems" in html and "No run is flagged" in html
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))

@@ -1,4 +1,5 @@
-"""The page on a made-up sweep: it states the numbers with their intervals, escapes what it shows, loads nothing."""
+"""The page on a made-up sweep: it states the numbers with their intervals, escapes what it shows,
+loads nothing."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def _read(page: str) -> _Reader:
 
 
 def _text(page: str) -> str:
-    """What a reader sees: the page without tags (which close in order), entities resolved, blanks joined."""
+    """What a reader sees: the page without tags (which close in order), entities resolved, blanks
+    joined."""
     return re.sub(r"\s+", " ", "".join(_read(page).seen))
 
 
@@ -95,36 +97,60 @@ def test_the_page_states_the_answer(made: tuple[Path, FitResult], html: str) -> 
     C = measured_budget(fit)
     best = recommend(fit, C)
     a, (low, high) = best.allocation, best.interval or (0, 0)
-    assert f"At C = {wording.format_compact(C)} rollouts run n = {a.n}, B_p = {a.B_p} for M = {a.M} updates." in text
+    assert (
+        f"At C = {wording.format_compact(C)} rollouts run n = {a.n}, B_p = {a.B_p} for M = {a.M} updates."
+        in text
+    )
     reward = f"{best.expected_reward:.3f} [{low:.3f}, {high:.3f}]"
     assert f"Expected validation avg@4: {reward}, from 0.240 for the base policy." in text
     sentences = wording.describe_advice(best)
-    assert len(best.halting_marks) == 2 and sentences and all(sentence in text for sentence in sentences)
-    first, second, *_ = fit.joint.crossovers
-    bounds = [wording.format_compact(x) for x in (first.C, first.low, first.high, second.C, second.low)]
     assert (
-        f"2 → 4 near C = {bounds[0]} [{bounds[1]}, {bounds[2]}], 4 → 8 near C = {bounds[3]} [{bounds[4]}, open]" in text
+        len(best.halting_marks) == 2
+        and sentences
+        and all(sentence in text for sentence in sentences)
+    )
+    first, second, *_ = fit.joint.crossovers
+    bounds = [
+        wording.format_compact(x) for x in (first.C, first.low, first.high, second.C, second.low)
+    ]
+    assert (
+        f"2 → 4 near C = {bounds[0]} [{bounds[1]}, {bounds[2]}], 4 → 8 near C = {bounds[3]} [{bounds[4]}, open]"
+        in text
     )
     rows = re.search(r"Fitted n\*\(C\)</caption>.*?</table>", html, re.S)
     assert rows is not None
-    for number in ("2.20", "3.10", "4.25", "1.90", "3.85", "7.58", "16.4"):  # L, k, log10 C0, b, n* at three C
+    # L, k, log10 C0, b, n* at three C
+    for number in ("2.20", "3.10", "4.25", "1.90", "3.85", "7.58", "16.4"):
         assert f">{number}</td>" in rows[0]
     intervals = re.search(r"Intervals of the best measured n</caption>.*?</table>", html, re.S)
     assert intervals is not None
     band = fit.joint.n_star.band
     assert band is not None
     for row in (band[0], band[len(band) // 2], band[-1]):
-        assert f">{wording.format_compact(row.low)} to {wording.format_compact(row.high)}</td>" in intervals[0]
+        assert (
+            f">{wording.format_compact(row.low)} to {wording.format_compact(row.high)}</td>"
+            in intervals[0]
+        )
     assert f"{2**1.9:.3g} at small budgets to {2**4.1:.3g} at large ones" in text
 
 
 def test_diagnostics_are_said_in_words(html: str) -> None:
     text = _text(html)
-    assert "Reduced χ² is 1.07 over 211 degrees of freedom: the misfit is what noise explains" in text
-    assert "The plateau is beyond the data (*), so do not read A alone, for B_p × n = 8 × 32 and 16 × 32." in text
+    assert (
+        "Reduced χ² is 1.07 over 211 degrees of freedom: the misfit is what noise explains" in text
+    )
+    assert (
+        "The plateau is beyond the data (*), so do not read A alone, for B_p × n = 8 × 32 and 16 × 32."
+        in text
+    )
     assert "0.600 [0.585, 0.618]" in text  # A of 8x2
-    assert "Intervals hold 90% of 40 replicates (bootstrap over seeds and problems; seed 0)." in text
-    assert "At C = 250k rollouts the reward ranges over 0.092 [0.071, 0.113] with n (at B_p = 16)" in text
+    assert (
+        "Intervals hold 90% of 40 replicates (bootstrap over seeds and problems; seed 0)." in text
+    )
+    assert (
+        "At C = 250k rollouts the reward ranges over 0.092 [0.071, 0.113] with n (at B_p = 16)"
+        in text
+    )
     assert "and 0.019 [0.004, 0.030] with B_p (at n = 8)." in text
 
 
@@ -152,14 +178,20 @@ def test_no_effect_leads_the_page(make_sweep: Any) -> None:
 
 
 def test_ends_of_data_are_not_called_a_rise_of_n(make_sweep: Any) -> None:
-    """Runs of equally many updates leave the largest n alone at large C, which is not evidence that n* rises."""
+    """Runs of equally many updates leave the largest n alone at large C, which is not evidence that
+    n* rises."""
     fit, _ = make_sweep(B_ps=(16,), ns=(4, 8))
-    frontier = tuple(FrontierRow(n=n, B_p=16, C=C, reward=0.5) for n, C in ((4, 1e3), (8, 1e4), (16, 1e5)))
+    frontier = tuple(
+        FrontierRow(n=n, B_p=16, C=C, reward=0.5) for n, C in ((4, 1e3), (8, 1e4), (16, 1e5))
+    )
     fit = _with_joint(fit, frontier=frontier)
     first = CrossoverRow(n_low=4, n_high=8, C=5e3, low=4e3, high=None)
     second = first.model_copy(update={"n_low": 8, "n_high": 16})
     sentence = describe_n_path(_with_joint(fit, crossovers=(first, second)))
-    assert sentence.startswith("The best n rises with the budget: 4 → 8 near") and "data end" not in sentence
+    assert (
+        sentence.startswith("The best n rises with the budget: 4 → 8 near")
+        and "data end" not in sentence
+    )
     sentence = describe_n_path(_with_joint(fit, crossovers=(first,)))
     assert sentence.endswith("overtakes it later. Its other changes are where data end or begin.")
     sentence = describe_n_path(_with_joint(fit, crossovers=()))
@@ -183,7 +215,9 @@ def test_what_is_shown_is_escaped(html: str) -> None:
 
 def test_the_page_loads_nothing(html: str) -> None:
     still = _without_scripts(html)
-    loads = re.findall(r"""(?:src|href)\s*=\s*["']?([^"'\s>]{0,20})|url\(([^)]*)\)|(@import)""", still)
+    loads = re.findall(
+        r"""(?:src|href)\s*=\s*["']?([^"'\s>]{0,20})|url\(([^)]*)\)|(@import)""", still
+    )
     assert loads
     for attribute, url, imported in loads:
         assert not url
@@ -201,7 +235,8 @@ def test_the_policy_allows_its_own_scripts_alone(html: str) -> None:
     assert policy is not None
     allowed = set(re.findall(r"'sha256-([^']*)'", policy[1]))
     assert allowed == {
-        base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in _read(html).scripts[1:]
+        base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+        for code in _read(html).scripts[1:]
     }
     assert policy[1].startswith("default-src 'none';")
     assert "unsafe" not in policy[1].replace("style-src 'unsafe-inline'", "")
@@ -216,9 +251,9 @@ def test_every_image_has_words_and_every_table_heads(html: str) -> None:
     for link in re.findall('href="#([^"]+)"', still):
         assert f'id="{link}"' in still
     for control in ("select", "input"):
-        assert len(re.findall(f"<label[^>]*>[^/]*(?:<span.*?</span>\\s*)*<{control} ", still, re.S)) == still.count(
-            f"<{control} "
-        )
+        assert len(
+            re.findall(f"<label[^>]*>[^/]*(?:<span.*?</span>\\s*)*<{control} ", still, re.S)
+        ) == still.count(f"<{control} ")
 
 
 @pytest.mark.parametrize("scheme", [0, 1])
@@ -252,7 +287,11 @@ def test_the_table_behind_the_slider_is_recommends(made: tuple[Path, FitResult],
         assert rows[-1]["C"] == 4 * max(run.C_max for run in fit.runs)
         for row in rows[::30]:
             got = recommend(fit, row["C"], fix=fixed)
-            assert (row["n"], row["B_p"], row["M"]) == (got.allocation.n, got.allocation.B_p, got.allocation.M)
+            assert (row["n"], row["B_p"], row["M"]) == (
+                got.allocation.n,
+                got.allocation.B_p,
+                got.allocation.M,
+            )
             assert row["reward"] == f"{got.expected_reward:.3f}"
             assert row["interval"] == "{:.3f} to {:.3f}".format(*(got.interval or ()))
             assert row["extrapolated"] is got.extrapolated
@@ -265,7 +304,9 @@ def test_the_charts_traces_are_plotlys(make_sweep: Any) -> None:
 
     fit, runs = make_sweep(metric="<b>avg</b>")
     for view in frontier_views(fit):
-        traces = [cell["trace"] for cell in explorer.cell_traces(fit, runs)] + explorer.frontier_traces(fit, view)
+        traces = [
+            cell["trace"] for cell in explorer.cell_traces(fit, runs)
+        ] + explorer.frontier_traces(fit, view)
         layout = explorer.layouts(fit, runs)
         Figure(data=traces, layout=layout["reward"])
         Figure(data=explorer.law_traces(view), layout=layout["law"])
@@ -315,7 +356,10 @@ def test_the_charts_show_runs_whose_n_grew(make_sweep: Any) -> None:
     from plotly.graph_objects import Figure
 
     fit, runs = make_sweep()
-    points = tuple(SchedulePoint(C=C, reward=y, best_fixed=0.5, n=4, B_p=16) for C, y in ((2e3, 0.6), (2e4, 0.99)))
+    points = tuple(
+        SchedulePoint(C=C, reward=y, best_fixed=0.5, n=4, B_p=16)
+        for C, y in ((2e3, 0.6), (2e4, 0.99))
+    )
     row = ScheduleRow(name="<i>", stages="16x4, 16x8 from 9", seeds=(0,), evaluations=(2,), points=points, gain=None,
                       interval=None)  # fmt: skip
     without_points = row.model_copy(update={"name": "unmeasured", "points": ()})
@@ -328,11 +372,15 @@ def test_the_charts_show_runs_whose_n_grew(make_sweep: Any) -> None:
         assert len(shown) == (view.B_p is None)  # as in the figure, in the view of all B_p alone
         for trace in shown:
             assert (trace["name"], trace["x"], trace["y"]) == ("&lt;i&gt;", [2e3, 2e4], [0.6, 0.99])
-            assert trace["hovertext"][1].startswith("<b>&lt;i&gt;: 16x4, 16x8 from 9</b><br>C = 20k: measured 0.990")
+            assert trace["hovertext"][1].startswith(
+                "<b>&lt;i&gt;: 16x4, 16x8 from 9</b><br>C = 20k: measured 0.990"
+            )
     assert explorer.layouts(fit, runs)["reward"]["yaxis"]["range"][1] > 0.99
 
 
-def test_without_plotly_the_page_says_which_extra(make_sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_plotly_the_page_says_which_extra(
+    make_sweep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     page = _render(*make_sweep(B_ps=(16,), ns=(4, 8)))
     assert "install the extra isojax[report] (plotly)" in _text(page)
@@ -364,13 +412,17 @@ def test_other_measures_of_compute(make_sweep: Any, compute: str) -> None:
     assert " run n = " in text
 
 
-def test_a_budget_without_an_allocation_is_said_in_words(make_sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_without_an_allocation_is_said_in_words(
+    make_sweep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise InputError("C = 3 buys no update")
 
     monkeypatch.setattr("isojax.report.page.explorer.recommend", refuse)
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 16))
-    assert "There is no recommendation for the measured budget: C = 3 buys no update" in _text(_render(fit, runs))
+    assert "There is no recommendation for the measured budget: C = 3 buys no update" in _text(
+        _render(fit, runs)
+    )
 
 
 def _segment(**changed: Any) -> SegmentRow:
@@ -383,25 +435,36 @@ def _segment(**changed: Any) -> SegmentRow:
         "censored_low": False,
         "censored_high": False,
     }
-    evidence = {"neighbours": ({"n": 8, "B_p": 16},), "measured_for_neighbours": True, "lead": 0.02, "se": 0.005}
+    evidence = {
+        "neighbours": ({"n": 8, "B_p": 16},),
+        "measured_for_neighbours": True,
+        "lead": 0.02,
+        "se": 0.005,
+    }
     return SegmentRow.model_validate(location | evidence | {"decades": 0.5, "z": 4.0} | changed)
 
 
 def test_verdicts() -> None:
-    assert wording.segment_verdict(_segment()) == (True, "Holds: 0.50 decade long, ahead by 4.0 standard errors")
+    assert wording.segment_verdict(_segment()) == (
+        True,
+        "Holds: 0.50 decade long, ahead by 4.0 standard errors",
+    )
     assert wording.segment_verdict(_segment(decades=0.2, z=2.0))[0]
     assert wording.segment_verdict(_segment(decades=0.19)) == (
         False,
         "Not shown: only 0.19 decade long (under 0.2)",
     )
-    assert wording.segment_verdict(_segment(measured_for_neighbours=False, lead=None, se=None, z=None))[1] == (
-        "Not shown: not measured for every neighbour; lead not testable"
-    )
+    assert wording.segment_verdict(
+        _segment(measured_for_neighbours=False, lead=None, se=None, z=None)
+    )[1] == ("Not shown: not measured for every neighbour; lead not testable")
     assert wording.segment_verdict(_segment(has_counts=False, lead=None, se=None, z=None)) == (
         None,
         "Not judged: the right answers of single problems are not recorded",
     )
-    assert wording.segment_verdict(_segment(z=1.9)) == (False, "Not shown: lead under two standard errors")
+    assert wording.segment_verdict(_segment(z=1.9)) == (
+        False,
+        "Not shown: lead under two standard errors",
+    )
     assert wording.segment_verdict(_segment(lead=-0.01, z=-2.0)) == (
         False,
         "Not shown: not ahead of its rival in the evaluations",
@@ -409,7 +472,9 @@ def test_verdicts() -> None:
 
 
 def test_numbers_in_words() -> None:
-    assert [wording.format_compact(x) for x in (250_000, 999_950, 1_234_567, 950, 0.05123, None)] == [
+    assert [
+        wording.format_compact(x) for x in (250_000, 999_950, 1_234_567, 950, 0.05123, None)
+    ] == [
         "250k",
         "1M",
         "1.23M",
@@ -424,18 +489,27 @@ def test_numbers_in_words() -> None:
 def test_a_laptop_needs_no_jax() -> None:
     absent = ("jax", "flax", "plotly", "matplotlib.pyplot")
     code = f"import sys, isojax.report.page.html_page; sys.exit(any(m in sys.modules for m in {absent}))"
-    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]
+        ).returncode
+        == 0
+    )
 
 
 def test_the_end_of_each_cell_on_extra_sets(make_sweep: Any) -> None:
-    """Right answers 1 and 3 of 4 with seed 1000, 3 and 3 with seed 1001: .500 and .750, .625 on average."""
+    """Right answers 1 and 3 of 4 with seed 1000, 3 and 3 with seed 1001: .500 and .750, .625 on
+    average."""
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
     counts = {1000: (1, 3), 1001: (3, 3)}
     measured = []
     for run in runs:
         end = dataclasses.replace(run.points[-1], samples=4, extra={"hard": counts[run.cell.seed]})
         measured.append(dataclasses.replace(run, points=(*run.points[:-1], end)))
-    without, of_some, of_all = (_render(fit, some) for some in (runs, [*measured[1:], runs[0]], measured))
-    assert "hard/avg@4" not in without and of_some == without  # what is not known of every run is left out
+    without, of_some, of_all = (
+        _render(fit, some) for some in (runs, [*measured[1:], runs[0]], measured)
+    )
+    # what is not known of every run is left out
+    assert "hard/avg@4" not in without and of_some == without
     assert "final of each seedhard/avg@4, finalC reached" in _text(of_all)
     assert of_all.count(">0.625<") - without.count(">0.625<") == 2

@@ -10,11 +10,14 @@ from isojax.report.page.spend_page import draw_spending, render_spending
 
 
 def test_a_budget_that_ended_after_its_pilots_has_a_page() -> None:
-    """Nothing was expected on the way, so that the right figure has no point of its own on its logarithmic axis."""
+    """Nothing was expected on the way, so that the right figure has no point of its own on its
+    logarithmic axis."""
     cell = Cell(8, 2, 0, "from-n2", (Stage(0, 8, 2),))
     points = tuple(EvalPoint(C, C // 16, C, C, {"avg@8": 0.9}, (1,), 8) for C in (0, 64, 128))
     runs = [RunRecord(cell, points)]
-    spending = Spending(6000, "avg@8", (Leg(cell, 2, 0, 128),), True, (FixedForecast(2, 0.9, (0.8, 1.0)),))
+    spending = Spending(
+        6000, "avg@8", (Leg(cell, 2, 0, 128),), True, (FixedForecast(2, 0.9, (0.8, 1.0)),)
+    )
     page = render_spending(Path("spent"), spending, runs)
     assert "It ended early: the rest of the budget was not expected to gain anything." in page
     left, right = draw_spending(spending, runs).axes

@@ -1,5 +1,5 @@
-"""A server of language models for tests, in a thread: it draws tokens at random, writes them as each project does, and
-may be faulty."""
+"""A server of language models for tests, in a thread: it draws tokens at random, writes them as
+each project does, and may be faulty."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import numpy as np
 
 from isojax.tasks.task import TextTask
 
-# The log-probs of three tokens at temperature 1, by the ids that a fake server draws its first token from.
+# The log-probs of three tokens at temperature 1, by the ids that a fake server draws its first
+# token from.
 FIRST_LOGITS = {80: 2.0, 81: 0.5, 82: -1.5}
 
 
@@ -35,8 +36,10 @@ class FakeServer:
     owner: str  # as /v1/models says
     url: str = ""
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # (path, body) of all
-    drawn: dict[tuple[int, ...], list[Drawn]] = field(default_factory=dict)  # by prompt, in the order of draws
-    # What replaces an answer (status, JSON), of the number of the request and its body; None: an honest answer.
+    # by prompt, in the order of draws
+    drawn: dict[tuple[int, ...], list[Drawn]] = field(default_factory=dict)
+    # What replaces an answer (status, JSON), of the number of the request and its body; None: an
+    # honest answer.
     fault: Callable[[int, dict[str, Any]], tuple[int, Any] | None] = lambda count, body: None
     spoil: Callable[[Any], None] = lambda answer: None  # changes an honest answer
     logp_temperature: float | None = None  # that log-probs are of, whatever is asked for
@@ -55,7 +58,8 @@ class FakeServer:
             return 200, answer
 
     def _draw(self, prompt: Sequence[int], seed: int, most: int) -> Drawn:
-        """A response of text tokens, which ends with the end token 2 in one case of three at each token."""
+        """A response of text tokens, which ends with the end token 2 in one case of three at each
+        token."""
         rng = np.random.default_rng(seed)
         tokens: list[int] = []
         while len(tokens) < most and tokens[-1:] != [2]:
@@ -68,12 +72,19 @@ class FakeServer:
         return self.task.decode(np.array(drawn.tokens, np.int32))
 
     def _tops(self, temperature: float) -> dict[int, float]:
-        scaled = {t: logit / (self.logp_temperature or temperature) for t, logit in FIRST_LOGITS.items()}
+        scaled = {
+            t: logit / (self.logp_temperature or temperature) for t, logit in FIRST_LOGITS.items()
+        }
         total = math.log(sum(map(math.exp, scaled.values())))
         return {t: value - total for t, value in scaled.items()}
 
     def _as_vllm(self, body: dict[str, Any]) -> Any:
-        assert body["ignore_eos"] and body["return_token_ids"] and body["top_k"] == -1 and body["model"] == "the-model"
+        assert (
+            body["ignore_eos"]
+            and body["return_token_ids"]
+            and body["top_k"] == -1
+            and body["model"] == "the-model"
+        )
         assert body["stop_token_ids"] == list(self.task.stops.tokens)
         choices = []
         for i in range(body["n"]):
@@ -83,7 +94,9 @@ class FakeServer:
                 "token_ids": drawn.tokens, "logprobs": None,
             }  # fmt: skip
             if "logprobs" in body:
-                tops = {f"token_id:{t}": logp for t, logp in self._tops(body["temperature"]).items()}
+                tops = {
+                    f"token_id:{t}": logp for t, logp in self._tops(body["temperature"]).items()
+                }
                 names = [f"token_id:{t}" for t in drawn.tokens]
                 choice["logprobs"] = {
                     "tokens": names, "token_logprobs": drawn.logps, "top_logprobs": [tops] * len(names),
@@ -94,7 +107,11 @@ class FakeServer:
     def _as_sglang(self, body: dict[str, Any]) -> Any:
         sampling, answers = body["sampling_params"], []
         for _ in range(sampling["n"]):
-            drawn = self._draw(body["input_ids"], len(self.requests) * 100 + len(answers), sampling["max_new_tokens"])
+            drawn = self._draw(
+                body["input_ids"],
+                len(self.requests) * 100 + len(answers),
+                sampling["max_new_tokens"],
+            )
             details: dict[str, Any] = {
                 "finish_reason": {"type": "stop" if drawn.stopped else "length"},
                 "prompt_tokens": len(body["input_ids"]),
@@ -104,7 +121,9 @@ class FakeServer:
                 pairs = zip(drawn.logps, drawn.tokens, strict=True)
                 details["output_token_logprobs"] = [[logp, t, None] for logp, t in pairs]
                 details["output_top_logprobs"] = [tops] * len(drawn.tokens)
-            answers.append({"text": self._text(drawn), "output_ids": drawn.tokens, "meta_info": details})
+            answers.append(
+                {"text": self._text(drawn), "output_ids": drawn.tokens, "meta_info": details}
+            )
         return answers if len(answers) > 1 else answers[0]
 
     def _as_llamacpp(self, body: dict[str, Any]) -> Any:
@@ -115,7 +134,10 @@ class FakeServer:
             "tokens_evaluated": len(body["prompt"]),
         }  # fmt: skip
         if "n_probs" in body:
-            tops = [{"id": t, "prob": math.exp(logp)} for t, logp in self._tops(body["temperature"]).items()]
+            tops = [
+                {"id": t, "prob": math.exp(logp)}
+                for t, logp in self._tops(body["temperature"]).items()
+            ]
             pairs = zip(drawn.tokens, drawn.logps, strict=True)
             answer["completion_probabilities"] = [
                 {"id": t, "prob": math.exp(logp), "top_probs": tops} for t, logp in pairs
@@ -127,7 +149,11 @@ class FakeServer:
         prompt = self.task.tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]
         assert (body["top_k"], body["min_p"], body["repeat_penalty"]) == (0, 0, 1)
         drawn = self._draw(prompt, body["seed"], body["max_tokens"])
-        choice = {"index": 0, "text": self._text(drawn), "finish_reason": "stop" if drawn.stopped else "length"}
+        choice = {
+            "index": 0,
+            "text": self._text(drawn),
+            "finish_reason": "stop" if drawn.stopped else "length",
+        }
         return {"choices": [choice], "usage": {"prompt_tokens": len(prompt)}}
 
 

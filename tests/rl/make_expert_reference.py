@@ -1,10 +1,10 @@
-"""Writes expert_reference.npz: the load-balancing loss of transformers, and its gradient, of a small random Qwen3-MoE
-on ragged sequences. Run by hand, where torch is; tests read the file.
+"""Writes expert_reference.npz: the load-balancing loss of transformers, and its gradient, of a
+small random Qwen3-MoE on ragged sequences. Run by hand, where torch is; tests read the file.
 
     python tests/rl/make_expert_reference.py    # needs torch, transformers 5, numpy
 
-Five problems have three responses each. A sequence is a prompt and a response without its last token, which no layer
-reads; sequences are padded on the right.
+Five problems have three responses each. A sequence is a prompt and a response without its last
+token, which no layer reads; sequences are padded on the right.
 """
 
 from pathlib import Path
@@ -45,7 +45,10 @@ def make_model() -> Any:
             if "norm" in name:
                 w.uniform_(0.5, 1.5)
             else:
-                w.normal_(0, 2.0 * w.shape[-1] ** -0.5 if "mlp.gate." in name else 1.2 * w.shape[-1] ** -0.5)
+                w.normal_(
+                    0,
+                    2.0 * w.shape[-1] ** -0.5 if "mlp.gate." in name else 1.2 * w.shape[-1] ** -0.5,
+                )
     return model
 
 
@@ -88,7 +91,12 @@ def main() -> None:
     gradients = {name: w.grad.numpy() for name, w in model.named_parameters() if w.grad is not None}
     arrays = {f"weights/{name}": w for name, w in split_experts(weights).items()}
     arrays |= {f"gradients/{name}": d for name, d in split_experts(gradients).items()}
-    batch = {"prompts": prompts, "prompt_lengths": prompt_lengths, "tokens": tokens, "lengths": lengths}
+    batch = {
+        "prompts": prompts,
+        "prompt_lengths": prompt_lengths,
+        "tokens": tokens,
+        "lengths": lengths,
+    }
     np.savez_compressed(OUT, loss=loss.item(), **batch, **arrays)
     print(f"{loss.item():.4f}, {OUT.stat().st_size} bytes")
 

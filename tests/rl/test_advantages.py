@@ -22,19 +22,25 @@ DECORATOR = "from isojax.rl.advantages import advantage\n\n\n@advantage\n"
 
 @jax.jit
 def group(rewards, groups, live, n):
-    inputs = RewardedBatch(jnp.where(live, rewards, 0), jnp.ones_like(groups), groups, live, n, GROUPS)
+    inputs = RewardedBatch(
+        jnp.where(live, rewards, 0), jnp.ones_like(groups), groups, live, n, GROUPS
+    )
     return group_plugin(inputs), zero_variance(inputs)
 
 
 def run(rewards, n):
-    """The rollouts of the batch in a buffer with dead rows behind them, whose rewards are nonsense."""
+    """The rollouts of the batch in a buffer with dead rows behind them, whose rewards are
+    nonsense."""
     B = len(rewards)
     padded = np.full(ROWS, 77.0, np.float32)
     padded[:B] = rewards
     groups = np.where(np.arange(ROWS) < B, np.arange(ROWS) // n, 0)
-    out, zero_variance = group(jnp.array(padded), jnp.array(groups), jnp.arange(ROWS) < B, jnp.int32(n))
+    out, zero_variance = group(
+        jnp.array(padded), jnp.array(groups), jnp.arange(ROWS) < B, jnp.int32(n)
+    )
     assert (np.asarray(out)[B:] == 0).all()
-    assert not np.asarray(zero_variance)[B:].any()  # else the metric would count padding, as if above 1
+    # else the metric would count padding, as if above 1
+    assert not np.asarray(zero_variance)[B:].any()
     return np.asarray(out)[:B], float(np.asarray(zero_variance)[:B].mean())
 
 
@@ -45,13 +51,17 @@ def test_against_a_loop(B_p: int, n: int) -> None:
     for p in range(B_p):
         ours = rewards[p * n : (p + 1) * n]
         np.testing.assert_allclose(
-            got[p * n : (p + 1) * n], (ours - ours.mean()) / (ours.std(ddof=1) + 1e-6), rtol=2e-5, atol=1e-6
+            got[p * n : (p + 1) * n],
+            (ours - ours.mean()) / (ours.std(ddof=1) + 1e-6),
+            rtol=2e-5,
+            atol=1e-6,
         )
     assert zero_variance == 0
 
 
 def test_by_hand() -> None:
-    # rewards 1 0 0 0: mean 1/4, sum of squares 9/16 + 3/16 = 3/4, over n - 1 = 3 gives std 1/2: advantages 3/2 and -1/2
+    # rewards 1 0 0 0: mean 1/4, sum of squares 9/16 + 3/16 = 3/4, over n - 1 = 3 gives std 1/2:
+    # advantages 3/2 and -1/2
     got, zero_variance = run([1, 0, 0, 0, 1, 1, 1, 1], 4)
     np.testing.assert_allclose(got, [1.5, -0.5, -0.5, -0.5, 0, 0, 0, 0], atol=1e-5)
     assert zero_variance == 0.5  # one group of the two that were used
@@ -73,13 +83,16 @@ def test_a_group_of_one_has_no_advantage() -> None:
 
 
 def test_padding_rows_belong_to_no_group() -> None:
-    """Two groups of 2 in a buffer of 7 rows. The padding rows say group 0, as they do in every cell smaller than the
-    buffer, and hold numbers of their own: group 0's sum is 1 + 2, not 1 + 2 + 100 * 3.
+    """Two groups of 2 in a buffer of 7 rows. The padding rows say group 0, as they do in every cell
+    smaller than the buffer, and hold numbers of their own: group 0's sum is 1 + 2, not 1 + 2 + 100
+    * 3.
     """
     valid = jnp.arange(7) < 4
     groups = jnp.array([0, 0, 1, 1, 0, 0, 0])
     values = jnp.array([1.0, 2, 3, 4, 100, 100, 100])
-    inputs = RewardedBatch(jnp.where(valid, values, 0), jnp.ones_like(groups), groups, valid, jnp.int32(2), GROUPS)
+    inputs = RewardedBatch(
+        jnp.where(valid, values, 0), jnp.ones_like(groups), groups, valid, jnp.int32(2), GROUPS
+    )
 
     sums = np.asarray(inputs.group_sum(values))[:4]
     sizes = np.asarray(inputs.group_sum(jnp.ones(7)))[:4]
@@ -89,7 +102,8 @@ def test_padding_rows_belong_to_no_group() -> None:
 
 
 def test_groups_of_equal_rewards_are_counted_without_the_padding() -> None:
-    """Rewards 1 1 | 0 1: one group of two is level. The padding rows, whose rewards are 0, say group 0 too."""
+    """Rewards 1 1 | 0 1: one group of two is level. The padding rows, whose rewards are 0, say
+    group 0 too."""
     valid = jnp.arange(7) < 4
     groups = jnp.array([0, 0, 1, 1, 0, 0, 0])
     rewards = jnp.array([1.0, 1, 0, 1, 0, 0, 0])
@@ -112,16 +126,19 @@ def test_groups_across_shards() -> None:
 
 
 def test_the_batch_of_a_filtered_loss_holds_no_zero_variance_group() -> None:
-    """Four groups of 4, two with rewards 1 1 0 0 and two whose rewards are equal: less their means, eight of +-1/2 and
-    eight 0, a sum of squares of 2. Filtered, the standard deviation is that of 8 rollouts, sqrt(2 / 7), and advantages
-    are +-.5 / .53452 = .93541; unfiltered that of all 16, sqrt(2 / 15), and they are .5 / .36515 = 1.36931.
+    """Four groups of 4, two with rewards 1 1 0 0 and two whose rewards are equal: less their means,
+    eight of +-1/2 and eight 0, a sum of squares of 2. Filtered, the standard deviation is that of 8
+    rollouts, sqrt(2 / 7), and advantages are +-.5 / .53452 = .93541; unfiltered that of all 16,
+    sqrt(2 / 15), and they are .5 / .36515 = 1.36931.
     """
     rewards = jnp.array([1.0, 1, 0, 0, 1, 1, 0, 0, *[1] * 4, *[0] * 4])
     rows = jnp.arange(16)
     inputs = RewardedBatch(rewards, jnp.ones_like(rows), rows // 4, rows >= 0, jnp.int32(4), GROUPS)
     for filtered, size in ((True, 0.93541), (False, 1.36931)):
         got = np.asarray(batch_standardized(inputs._replace(filters_zero_variance=filtered)))
-        np.testing.assert_allclose(got, size * np.array([1, 1, -1, -1, 1, 1, -1, -1, *[0] * 8]), rtol=1e-4)
+        np.testing.assert_allclose(
+            got, size * np.array([1, 1, -1, -1, 1, 1, -1, -1, *[0] * 8]), rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize(
@@ -136,7 +153,9 @@ def test_an_estimator_of_another_shape_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, actual: str
 ) -> None:
     name = f"estimator_{abs(hash(value))}"
-    (tmp_path / f"{name}.py").write_text(f"import jax.numpy as jnp\n{DECORATOR}def mine(batch):\n    return {value}\n")
+    (tmp_path / f"{name}.py").write_text(
+        f"import jax.numpy as jnp\n{DECORATOR}def mine(batch):\n    return {value}\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     algorithm = resolve_algorithm(RLConfig(advantage=f"{name}.mine"))
     with pytest.raises(InputError, match=f"it returns {actual}; expected advantage"):

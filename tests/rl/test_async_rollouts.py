@@ -1,7 +1,8 @@
-"""Asynchronous rollouts: k = 0 is the synchronous run; no token is older than k updates; what is older is really
-sampled by older weights.
+"""Asynchronous rollouts: k = 0 is the synchronous run; no token is older than k updates; what is
+older is really sampled by older weights.
 
-That k = 0 leaves the same bits is shown where both are compiled as users do: tests/e2e/test_async.py.
+That k = 0 leaves the same bits is shown where both are compiled as users do:
+tests/e2e/test_async.py.
 """
 
 from __future__ import annotations
@@ -54,13 +55,24 @@ FROZEN = 1e-30  # a learning rate under which the policy stays what it is
 
 
 def recipe(k: int | None, learning_rate: float = 2e-2) -> CellConfig:
-    rl = RLConfig(kl=0.1, learning_rate=learning_rate, lr_reference_batch=35, warmup=2, max_staleness=k)
-    return CellConfig(model=CONFIG, sampling=SamplingConfig(prompt_length=P, response_length=T, temperature=0.8), rl=rl)
+    rl = RLConfig(
+        kl=0.1, learning_rate=learning_rate, lr_reference_batch=35, warmup=2, max_staleness=k
+    )
+    return CellConfig(
+        model=CONFIG,
+        sampling=SamplingConfig(prompt_length=P, response_length=T, temperature=0.8),
+        rl=rl,
+    )
 
 
 def order(B_p: int) -> FixedOrder:
     return FixedOrder(
-        np.array([np.random.default_rng(step).permutation(COUNT)[:B_p].astype(np.int32) for step in range(20)])
+        np.array(
+            [
+                np.random.default_rng(step).permutation(COUNT)[:B_p].astype(np.int32)
+                for step in range(20)
+            ]
+        )
     )
 
 
@@ -71,7 +83,9 @@ def sampler_shapes(axes: str):
 def programs_of(task: Any, axes: str, k: int, way: Way = "turns") -> AsyncPrograms:
     """By turns, or with a sampler of two shards on other devices than the trainer's."""
     sampler_mesh = make_mesh(MeshShape(data=2), jax.devices()[2:]) if way == "thread" else None
-    return AsyncPrograms(recipe(k), DECODER, task, sampler_shapes(axes), PAIRS, mesh(axes), sampler_mesh)
+    return AsyncPrograms(
+        recipe(k), DECODER, task, sampler_shapes(axes), PAIRS, mesh(axes), sampler_mesh
+    )
 
 
 programs = cache(partial(programs_of, Parity()))
@@ -88,7 +102,8 @@ def asynchronous(
     on, cell = mesh(axes), Cell(*pair, SEED)
     made = programs(axes, k, way) if task is None else programs_of(task, axes, k, way)
     state = build_init_state(DECODER, on)(placed(policy(), on))
-    host_table = TABLE if task is None else TABLE._replace(answers=TABLE.answers[:, :0])  # as text tasks have none
+    # as text tasks have none
+    host_table = TABLE if task is None else TABLE._replace(answers=TABLE.answers[:, :0])
     table = ProblemArrays(*(jax.device_put(x, replicated(on)) for x in host_table))
     values = make_coefficients(recipe(k, learning_rate).rl)
     base, problem_order = placed(policy(1), on), order(pair[0])
@@ -110,7 +125,9 @@ def asynchronous(
 
 
 @cache
-def synchronous(axes: str, pair: tuple[int, int], learning_rate: float = 2e-2) -> tuple[TrainState, dict[str, float]]:
+def synchronous(
+    axes: str, pair: tuple[int, int], learning_rate: float = 2e-2
+) -> tuple[TrainState, dict[str, float]]:
     on = mesh(axes)
     train = build_fused_update(recipe(None), DECODER, Parity(), sampler_shapes(axes), on)
     state, sums = build_init_state(DECODER, on)(placed(policy(), on)), {}
@@ -135,7 +152,8 @@ def synchronous(axes: str, pair: tuple[int, int], learning_rate: float = 2e-2) -
 
 @pytest.fixture
 def same_bits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compiled for equal bits; nothing that was compiled otherwise is taken, and nothing of it left."""
+    """Compiled for equal bits; nothing that was compiled otherwise is taken, and nothing of it
+    left."""
     compile_with(SAME_BITS, monkeypatch)
     for cached in (programs, synchronous):
         cached.cache_clear()
@@ -147,19 +165,27 @@ def same_bits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("same_bits")
 def test_k_0_is_the_synchronous_run() -> None:
     for pair in PAIRS:
-        (state, metrics), (expected, known) = asynchronous("auto", 0, pair), synchronous("auto", pair)
+        (state, metrics), (expected, known) = (
+            asynchronous("auto", 0, pair),
+            synchronous("auto", pair),
+        )
         jax.tree.map(
-            partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), jax.device_get(state), jax.device_get(expected)
+            partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
+            jax.device_get(state),
+            jax.device_get(expected),
         )
         assert metrics == pytest.approx(known, rel=1e-5, abs=1e-5)
         assert (metrics["reward"], metrics["tokens"]) == (known["reward"], known["tokens"])
-        moved = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - b).max()), state.params, policy())
+        moved = jax.tree.map(
+            lambda a, b: float(np.abs(np.asarray(a) - b).max()), state.params, policy()
+        )
         assert min(jax.tree.leaves(moved)) > 1e-3
 
 
 @pytest.mark.parametrize(("axes", "k"), [("auto", 3), ("data=2", 2)])
 def test_under_a_policy_that_stays_every_k_samples_the_same(axes: str, k: int) -> None:
-    """Draws belong to (update, problem, rollout): not to what else was in the slots, nor to the chunk."""
+    """Draws belong to (update, problem, rollout): not to what else was in the slots, nor to the
+    chunk."""
     for pair in PAIRS:
         _, metrics = asynchronous(axes, k, pair, FROZEN)
         _, known = synchronous(axes, pair, FROZEN)
@@ -175,13 +201,16 @@ def test_under_a_policy_that_stays_every_k_samples_the_same(axes: str, k: int) -
 
 
 def test_older_tokens_are_of_older_policies() -> None:
-    """The trainer's log-probabilities are the sampler's where nothing is off-policy, and not where the policy has moved
-    since.
+    """The trainer's log-probabilities are the sampler's where nothing is off-policy, and not where
+    the policy has moved since.
     """
     _, on_policy = asynchronous("auto", 0, PAIRS[0])
     _, off_policy = asynchronous("auto", 3, PAIRS[0])
     assert on_policy["sampler_logp_gap_max"] < 1e-5
-    assert off_policy["sampler_logp_gap"] > 100 * on_policy["sampler_logp_gap"] and off_policy["staleness_max"] >= 1
+    assert (
+        off_policy["sampler_logp_gap"] > 100 * on_policy["sampler_logp_gap"]
+        and off_policy["staleness_max"] >= 1
+    )
 
 
 def test_sampler_and_trainer_on_two_meshes() -> None:
@@ -200,14 +229,18 @@ def test_text_is_graded_as_it_finishes(k: int, way: Way) -> None:
     task = Spoken()
     _, metrics = asynchronous("auto", k, PAIRS[0], FROZEN, task, way)
     _, known = synchronous("auto", PAIRS[0], FROZEN)
-    assert metrics["reward"] == pytest.approx(known["reward"], rel=1e-6) and metrics["tokens"] == known["tokens"]
+    assert (
+        metrics["reward"] == pytest.approx(known["reward"], rel=1e-6)
+        and metrics["tokens"] == known["tokens"]
+    )
     requested = [
         int(TABLE.ids[q])
         for _, index in zip(range(UPDATES), order(6).batches, strict=False)
         for q in index
         for _ in range(4)
     ]
-    assert sorted(task.graded[: len(requested)]) == sorted(requested) or k  # with k > 0 later batches are among them
+    # with k > 0 later batches are among them
+    assert sorted(task.graded[: len(requested)]) == sorted(requested) or k
     assert metrics["parsed_fraction"] == UPDATES
 
 
@@ -230,15 +263,22 @@ def test_rollouts_in_progress_go_on_only_where_the_samplers_arrays_are_as_they_w
         shapes = SamplerShapes(pairs, shard_count(mesh(axes)), 40, 8, P, T, prefill_batch=2)
         return AsyncPrograms(recipe(2), DECODER, Parity(), shapes, pairs, mesh(axes))
 
-    made, table = programs("auto", 2), ProblemArrays(*(jax.numpy.asarray(x) for x in TABLE))
-    problems = CellProblems(Cell(*PAIRS[0], SEED), PROBLEMS, table, order(PAIRS[0][0]), first_update=0)
+    made = programs("auto", 2)
+    table = ProblemArrays(*(jax.numpy.asarray(x) for x in TABLE))
+    problems = CellProblems(
+        Cell(*PAIRS[0], SEED), PROBLEMS, table, order(PAIRS[0][0]), first_update=0
+    )
     source = AsyncRollouts(made, problems)
     source._publish_and_begin(policy())
     saved, _ = source.save()
-    assert saved is not None and made.can_restore(saved) and others(PAIRS, "auto").can_restore(saved)
+    assert (
+        saved is not None and made.can_restore(saved) and others(PAIRS, "auto").can_restore(saved)
+    )
     assert others([*PAIRS, (4, 4)], "auto").can_restore(saved)  # within the sizes that there were
     assert not others([*PAIRS, (6, 8)], "auto").can_restore(saved)
-    assert not others(PAIRS, "sequence=4").can_restore(saved) and not others(PAIRS, "data=2").can_restore(saved)
+    assert not others(PAIRS, "sequence=4").can_restore(saved) and not others(
+        PAIRS, "data=2"
+    ).can_restore(saved)
 
 
 def test_what_the_sampler_raises_arrives() -> None:

@@ -1,5 +1,6 @@
-"""PPO's critic against verl and the loops of reference_losses.py: advantages, returns, and the clipped loss of values
-with its gradient. (The gradient in the parameters: test_recipe_gradients.py.)"""
+"""PPO's critic against verl and the loops of reference_losses.py: advantages, returns, and the
+clipped loss of values with its gradient. (The gradient in the parameters:
+test_recipe_gradients.py.)"""
 
 from __future__ import annotations
 
@@ -55,16 +56,20 @@ def test_advantages_and_returns_equal_verl() -> None:
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.0), (0.97, 0.9), (0.0, 0.5)])
 def test_advantages_and_returns_equal_the_loops(gamma: float, lam: float) -> None:
     rng = np.random.default_rng(0)
-    values, rewards = [rng.normal(size=k) for k in LENGTHS], rng.normal(size=len(LENGTHS))
+    values = [rng.normal(size=k) for k in LENGTHS]
+    rewards = rng.normal(size=len(LENGTHS))
     pairs = [loops.gae(float(r), v, gamma, lam) for r, v in zip(rewards, values, strict=True)]
     advantages, returns = estimate(rewards.astype(np.float32), padded(values), MASK, gamma, lam)  # type: ignore[arg-type]
-    for got, wanted in ((advantages, loops.whiten([a for a, _ in pairs])), (returns, [r for _, r in pairs])):
+    for got, wanted in (
+        (advantages, loops.whiten([a for a, _ in pairs])),
+        (returns, [r for _, r in pairs]),
+    ):
         np.testing.assert_allclose(got, padded(wanted, 0), rtol=2e-5, atol=5e-6)  # type: ignore[arg-type]
 
 
 def test_by_hand() -> None:
-    """Two tokens, values .5 and .25, reward 1, gamma .5, lambda .5: deltas .5 * .25 - .5 = -.375 and .75; A = -.375 +
-    .25 * .75.
+    """Two tokens, values .5 and .25, reward 1, gamma .5, lambda .5: deltas .5 * .25 - .5 = -.375
+    and .75; A = -.375 + .25 * .75.
     """
     advantages, returns = loops.gae(1.0, np.array([0.5, 0.25]), 0.5, 0.5)
     assert advantages.tolist() == [-0.1875, 0.75]
@@ -80,7 +85,9 @@ class FixedValues(CriticObjective):
 
 def test_the_clipped_loss_equals_verl() -> None:
     """Values that moved less and more than the clip since the rollouts; a mean over tokens."""
-    now, before, returns = (padded(GIVEN[name]) for name in ("values_now", "values", "token_advantages"))
+    now, before, returns = (
+        padded(GIVEN[name]) for name in ("values_now", "values", "token_advantages")
+    )
     moved = np.abs(now - before)[MASK]
     assert (moved > NUMBERS["value_clip"]).sum() >= 10
     assert (moved < NUMBERS["value_clip"]).sum() >= 10
@@ -90,9 +97,9 @@ def test_the_clipped_loss_equals_verl() -> None:
 
     @quick_jit
     def value_and_slope(values: Any) -> Any:
-        return jax.value_and_grad(lambda x: FixedValues(DECODER)({"values": x}, {}, None, fixed, rows), has_aux=True)(
-            values
-        )
+        return jax.value_and_grad(
+            lambda x: FixedValues(DECODER)({"values": x}, {}, None, fixed, rows), has_aux=True
+        )(values)
 
     (value, metrics), slope = value_and_slope(now)
     wanted = VERL["losses"]["value token"]

@@ -1,4 +1,5 @@
-"""The batch without the groups that have no advantage: the same rollouts, laid out as a smaller batch."""
+"""The batch without the groups that have no advantage: the same rollouts, laid out as a smaller
+batch."""
 
 from __future__ import annotations
 
@@ -32,19 +33,26 @@ def batch(
         "lengths": np.full(B, T, np.int32),
         "advantages": advantages,
     }
-    problems = ProblemArrays(*(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:])) for x in random_problems(B_p)))
+    problems = ProblemArrays(
+        *(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:])) for x in random_problems(B_p))
+    )
     buffers = {k: scatter(sampler_shapes, v) for k, v in flat.items()}
     return problems, Rollouts(*(buffers[k] for k in Rollouts._fields)), buffers["advantages"], flat
 
 
 @pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize(
-    ("B_p", "n", "dropped"), [(13, 7, [0, 3, 4, 12]), (13, 7, []), (5, 4, [0, 1, 2, 4]), (5, 4, [0, 1, 2, 3, 4])]
+    ("B_p", "n", "dropped"),
+    [(13, 7, [0, 3, 4, 12]), (13, 7, []), (5, 4, [0, 1, 2, 4]), (5, 4, [0, 1, 2, 3, 4])],
 )
-def test_what_is_left_is_the_batch_of_the_others(shards: int, B_p: int, n: int, dropped: list[int]) -> None:
+def test_what_is_left_is_the_batch_of_the_others(
+    shards: int, B_p: int, n: int, dropped: list[int]
+) -> None:
     sampler_shapes = SamplerShapes(CELLS, shards, 8, 8, P, T)
     problems, rollouts, advantages, flat = batch(sampler_shapes, B_p, n, dropped)
-    groups, live = Layout(jnp.int32(B_p), jnp.int32(n), sampler_shapes.shards).row_groups(sampler_shapes.buffer_rows)
+    groups, live = Layout(jnp.int32(B_p), jnp.int32(n), sampler_shapes.shards).row_groups(
+        sampler_shapes.buffer_rows
+    )
     used = live & ~jnp.isin(groups, jnp.array([*dropped, -1]))
     left_over = quick_jit(lambda *x: drop_groups(sampler_shapes, *x))(
         problems, (rollouts, advantages), used, jnp.int32(B_p), jnp.int32(n), jnp.int32(n)
@@ -57,11 +65,17 @@ def test_what_is_left_is_the_batch_of_the_others(shards: int, B_p: int, n: int, 
     if left:
         for name in Rollouts._fields:
             np.testing.assert_array_equal(
-                gather(sampler_shapes, len(left) * n, getattr(moved, name)), flat[name][rows], err_msg=name
+                gather(sampler_shapes, len(left) * n, getattr(moved, name)),
+                flat[name][rows],
+                err_msg=name,
             )
-        np.testing.assert_array_equal(gather(sampler_shapes, len(left) * n, moved_advantages), flat["advantages"][rows])
+        np.testing.assert_array_equal(
+            gather(sampler_shapes, len(left) * n, moved_advantages), flat["advantages"][rows]
+        )
     assert int(np.asarray(remaining).sum()) == len(left) * n  # rows beyond hold no rollout
-    assert int((np.asarray(moved.mask) & np.asarray(remaining)[..., None]).sum()) == int(flat["mask"][rows].sum())
+    assert int((np.asarray(moved.mask) & np.asarray(remaining)[..., None]).sum()) == int(
+        flat["mask"][rows].sum()
+    )
     assert jax.tree.map(jnp.shape, moved) == jax.tree.map(jnp.shape, rollouts)
 
 
@@ -71,14 +85,21 @@ def test_some_rollouts_of_a_group_make_a_batch_of_smaller_groups(shards: int) ->
     sampler_shapes = SamplerShapes(CELLS, shards, 8, 8, P, T)
     problems, rollouts, advantages, flat = batch(sampler_shapes, 13, 7, [])
     selected = np.sort(
-        np.random.default_rng(5).permuted(np.tile(np.arange(7), (13, 1)), axis=1)[:, :3] + 7 * np.arange(13)[:, None]
+        np.random.default_rng(5).permuted(np.tile(np.arange(7), (13, 1)), axis=1)[:, :3]
+        + 7 * np.arange(13)[:, None]
     )
     selected = np.delete(selected, [2, 9], 0).reshape(-1)
     used = scatter(sampler_shapes, np.isin(np.arange(91), selected))
-    left_problems, (moved, moved_advantages), _, left_B_p = quick_jit(lambda *x: drop_groups(sampler_shapes, *x))(
-        problems, (rollouts, advantages), used, jnp.int32(13), jnp.int32(7), jnp.int32(3)
-    )
+    left_problems, (moved, moved_advantages), _, left_B_p = quick_jit(
+        lambda *x: drop_groups(sampler_shapes, *x)
+    )(problems, (rollouts, advantages), used, jnp.int32(13), jnp.int32(7), jnp.int32(3))
     assert int(left_B_p) == 11
-    np.testing.assert_array_equal(left_problems.ids[:11], np.delete(np.asarray(problems.ids[:13]), [2, 9]))
-    np.testing.assert_array_equal(gather(sampler_shapes, 33, moved_advantages), flat["advantages"][selected])
-    np.testing.assert_array_equal(gather(sampler_shapes, 33, moved.tokens), flat["tokens"][selected])
+    np.testing.assert_array_equal(
+        left_problems.ids[:11], np.delete(np.asarray(problems.ids[:13]), [2, 9])
+    )
+    np.testing.assert_array_equal(
+        gather(sampler_shapes, 33, moved_advantages), flat["advantages"][selected]
+    )
+    np.testing.assert_array_equal(
+        gather(sampler_shapes, 33, moved.tokens), flat["tokens"][selected]
+    )

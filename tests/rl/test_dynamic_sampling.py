@@ -1,4 +1,5 @@
-"""Dynamic sampling: which groups replace which, against a loop over lists; a run's count of rollouts."""
+"""Dynamic sampling: which groups replace which, against a loop over lists; a run's count of
+rollouts."""
 
 from __future__ import annotations
 
@@ -23,14 +24,18 @@ B_p, n, T, P = 6, 3, 4, 2
 
 
 def make_batch(shapes: SamplerShapes, first_id: int, rewards: list[list[float]]) -> RolloutBatch:
-    """B_p problems with ids from `first_id` on; rollout i of problem q has the token 100 * id + i throughout."""
+    """B_p problems with ids from `first_id` on; rollout i of problem q has the token 100 * id + i
+    throughout."""
     rows = (shapes.shards, shapes.buffer_rows)
     where = Layout(B_p, n, shapes.shards).place(np.arange(B_p * n))
-    tokens, reward_buffer = np.full((*rows, T), -7, np.int32), np.full(rows, 0.5, np.float32)
+    tokens = np.full((*rows, T), -7, np.int32)
+    reward_buffer = np.full(rows, 0.5, np.float32)
     tokens[where] = np.array([[100 * (first_id + q) + i] * T for q in range(B_p) for i in range(n)])
     reward_buffer[where] = np.concatenate(rewards)
     ids = np.resize(first_id + np.arange(B_p), shapes.problem_rows).astype(np.int32)
-    problems = ProblemArrays(np.repeat(ids[:, None], P, 1), np.full(len(ids), P, np.int32), ids[:, None], ids)
+    problems = ProblemArrays(
+        np.repeat(ids[:, None], P, 1), np.full(len(ids), P, np.int32), ids[:, None], ids
+    )
     rollouts = Rollouts(
         tokens,
         logps=-tokens.astype(np.float32),
@@ -39,7 +44,9 @@ def make_batch(shapes: SamplerShapes, first_id: int, rewards: list[list[float]])
         stopped=np.ones(rows, bool),
         lengths=np.full(rows, T, np.int32),
     )  # pyright: ignore[reportArgumentType]
-    return RolloutBatch(problems, rollouts, reward_buffer, np.int32(B_p), np.int32(n), np.zeros(2, np.uint32))
+    return RolloutBatch(
+        problems, rollouts, reward_buffer, np.int32(B_p), np.int32(n), np.zeros(2, np.uint32)
+    )
 
 
 RIGHT, WRONG, MIXED = [1.0] * n, [0.0] * n, [1.0, 0.0, 0.0]
@@ -81,10 +88,16 @@ def test_equal_groups_are_replaced(
 
     where = Layout(B_p, n, shards).place(np.arange(B_p * n))
     expected_tokens = [100 * i + k for i in expected_ids for k in range(n)]
-    np.testing.assert_array_equal(batch.rollouts.tokens[where], np.repeat(np.array(expected_tokens)[:, None], T, 1))
-    np.testing.assert_array_equal(batch.rollouts.logps[where][:, 0], -np.array(expected_tokens, np.float32))
+    np.testing.assert_array_equal(
+        batch.rollouts.tokens[where], np.repeat(np.array(expected_tokens)[:, None], T, 1)
+    )
+    np.testing.assert_array_equal(
+        batch.rollouts.logps[where][:, 0], -np.array(expected_tokens, np.float32)
+    )
     rewards = {10 + q: r for q, r in enumerate(first)} | {20 + q: r for q, r in enumerate(further)}
-    np.testing.assert_array_equal(batch.rewards[where], np.concatenate([rewards[i] for i in expected_ids]))
+    np.testing.assert_array_equal(
+        batch.rewards[where], np.concatenate([rewards[i] for i in expected_ids])
+    )
 
     is_equal = [len(set(rewards[i])) == 1 for i in expected_ids]
     assert int(merged.equal_groups) == sum(is_equal)
@@ -99,6 +112,8 @@ def test_equal_groups_are_replaced(
         ({}, [Cell(4, 2, 0, "auto", (Stage(0, 4, 2),), n_max=8)], "where n is chosen on the way"),
     ],
 )
-def test_what_dynamic_sampling_contradicts(words: dict[str, Any], cells: list[Cell], match: str) -> None:
+def test_what_dynamic_sampling_contradicts(
+    words: dict[str, Any], cells: list[Cell], match: str
+) -> None:
     with pytest.raises(InputError, match=match):
         check_algorithm(RLConfig(dynamic_sampling=3, **words), cells)

@@ -22,7 +22,8 @@ PROBLEMS = [Problem(7, "1 + 2 = ", "3"), Problem(9, "4 + 4 = ", "8"), Problem(4,
 
 
 def test_isojaxs_own_engines() -> None:
-    """Each that `run.rollouts` may name is made of a setup alone; a server's needs more, and is none of them."""
+    """Each that `run.rollouts` may name is made of a setup alone; a server's needs more, and is
+    none of them."""
     assert rollout_engine.names() == ["local"]
     for name in rollout_engine.names():
         plugin = rollout_engine.load(name)
@@ -31,7 +32,8 @@ def test_isojaxs_own_engines() -> None:
 
 
 def test_the_engine_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answers each problem rightly; half of the answers are too long for responses of two tokens."""
+    """It answers each problem rightly; half of the answers are too long for responses of two
+    tokens."""
     code = re.search(r"```python\n(# my_engine.py\n.*?)```", PAGE.read_text(), re.S)
     assert code is not None
     (tmp_path / "my_engine.py").write_text(code[1])

@@ -1,5 +1,5 @@
-"""Experts in an update: the load-balancing loss against transformers' (expert_reference.npz, written by
-make_expert_reference.py), metrics against numpy, and the replay of a sampler's choices.
+"""Experts in an update: the load-balancing loss against transformers' (expert_reference.npz,
+written by make_expert_reference.py), metrics against numpy, and the replay of a sampler's choices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from isojax.models.transformer import Decoder
 from isojax.rl.experts import check_experts
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.metric import values
-from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
+from isojax.rl.objective import (
+    LossWeights,
+    PolicyInputs,
+    PolicyObjective,
+    UpdateInputs,
+    make_coefficients,
+)
 from isojax.sampling.batch import ProblemArrays
 from isojax.sampling.engine import build_engine
 from isojax.tasks.protocol import StopConditions
@@ -45,7 +51,9 @@ CONFIG = ModelConfig(
     options={"experts": E, "top_k": K, "expert_mlp": 12, "dense_layers": [1]},
 )
 DECODER = Decoder(CONFIG, VOCAB)
-IN_BLOCKS, TOGETHER = 4, 16  # responses of a microbatch: prompts go first, or together with the responses
+# responses of a microbatch: prompts go first, or together with the responses
+IN_BLOCKS = 4
+TOGETHER = 16
 
 
 @cache
@@ -55,12 +63,17 @@ def reference() -> dict[str, np.ndarray]:
 
 
 def tensors(kind: str) -> dict[str, np.ndarray]:
-    return {name.removeprefix(f"{kind}/"): x for name, x in reference().items() if name.startswith(f"{kind}/")}
+    return {
+        name.removeprefix(f"{kind}/"): x
+        for name, x in reference().items()
+        if name.startswith(f"{kind}/")
+    }
 
 
 @cache
 def chosen_experts(seed: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Of each rollout's prompt [B P l k] and response [B T l k]: the model's own, or random ones."""
+    """Of each rollout's prompt [B P l k] and response [B T l k]: the model's own, or random
+    ones."""
     given = reference()
     if seed is not None:
         rng = np.random.default_rng(seed)
@@ -77,7 +90,9 @@ def chosen_experts(seed: int | None) -> tuple[np.ndarray, np.ndarray]:
 
     @quick_jit
     def route(params: Any) -> Any:
-        _, routed = DECODER.forward_with_routers(params, tokens, start, routers=RouterPass(to_recorded))
+        _, routed = DECODER.forward_with_routers(
+            params, tokens, start, routers=RouterPass(to_recorded)
+        )
         of_rows = [x if x is None else x.reshape(len(x), *rows.shape, K) for x in routed]
         return join_choices(DECODER.stacks, of_rows)
 
@@ -95,8 +110,11 @@ def gradient_of(
     experts_seed: int | None = None,
     records: bool = False,
 ) -> Any:
-    """(gradient, metrics) of the update without advantages, so that the loss is that of experts alone."""
-    on, given, rl = mesh(axes), reference(), RLConfig(expert_balance=balance, replay_experts=replays)
+    """(gradient, metrics) of the update without advantages, so that the loss is that of experts
+    alone."""
+    on = mesh(axes)
+    given = reference()
+    rl = RLConfig(expert_balance=balance, replay_experts=replays)
     shapes = SamplerShapes([(PROBLEMS, N)], shard_count(on), 8, microbatch, P, T, prefill_batch=4)
     sampling = SamplingConfig(prompt_length=P, response_length=T)
     objective = PolicyObjective(DECODER, rl, sampling, on.shape["tensor"] > 1)
@@ -105,13 +123,21 @@ def gradient_of(
     def rows(x: np.ndarray) -> Any:
         return jnp.asarray(scatter(shapes, x))
 
-    tokens, mask = rows(given["tokens"]), rows(np.arange(T)[None] < given["lengths"][:, None])
+    tokens = rows(given["tokens"])
+    mask = rows(np.arange(T)[None] < given["lengths"][:, None])
     weight = jnp.zeros(tokens.shape[:2])
-    inputs = PolicyInputs(jnp.zeros(tokens.shape), jnp.ones((*tokens.shape[:2], 1)), LossWeights(*[weight] * 4))
+    inputs = PolicyInputs(
+        jnp.zeros(tokens.shape), jnp.ones((*tokens.shape[:2], 1)), LossWeights(*[weight] * 4)
+    )
     recorded = [rows(x) for x in chosen_experts(experts_seed)] if records else []
     responses = ResponseBatch(tokens, mask, inputs, *recorded)
 
-    columns = given["prompts"], given["prompt_lengths"], np.zeros((PROBLEMS, T), np.int32), np.arange(PROBLEMS)
+    columns = (
+        given["prompts"],
+        given["prompt_lengths"],
+        np.zeros((PROBLEMS, T), np.int32),
+        np.arange(PROBLEMS),
+    )
     problems = ProblemArrays(*(np.resize(x, (shapes.problem_rows, *x.shape[1:])) for x in columns))
     params = jax.device_put(from_checkpoint(tensors("weights"), DECODER), DECODER.shardings(on))
     update = UpdateInputs(params, {}, problems, make_coefficients(rl))
@@ -125,11 +151,16 @@ BALANCE = 0.5
 
 @pytest.mark.parametrize(
     ("axes", "microbatch"),
-    [("auto", IN_BLOCKS), ("auto", TOGETHER), ("data=2,fsdp=2,tensor=2", IN_BLOCKS), ("fsdp=8", TOGETHER)],
+    [
+        ("auto", IN_BLOCKS),
+        ("auto", TOGETHER),
+        ("data=2,fsdp=2,tensor=2", IN_BLOCKS),
+        ("fsdp=8", TOGETHER),
+    ],
 )
 def test_the_balance_loss_is_transformers(axes: str, microbatch: int) -> None:
-    """Value and gradient of a batch that is computed in blocks, and of which devices have parts. The coefficient, .5,
-    halves both in the loss, and not in the metric."""
+    """Value and gradient of a batch that is computed in blocks, and of which devices have parts.
+    The coefficient, .5, halves both in the loss, and not in the metric."""
     gradient, metrics = gradient_of(axes, microbatch, BALANCE)
     loss, of_tensors = float(reference()["loss"]), tensors("gradients")
     assert metrics["expert_balance"] == pytest.approx(loss, rel=1e-5)
@@ -137,11 +168,17 @@ def test_the_balance_loss_is_transformers(axes: str, microbatch: int) -> None:
 
     # Behind the last router nothing has a gradient.
     found = {name: 2 * x for name, x in gradients_by_tensor(gradient).items()}
-    last = {name for name in found if name.startswith(("model.layers.3.mlp.experts", "model.norm", "lm_head"))}
+    last = {
+        name
+        for name in found
+        if name.startswith(("model.layers.3.mlp.experts", "model.norm", "lm_head"))
+    }
     assert last and not any(np.abs(found[name]).max() for name in last)
     for name, want in of_tensors.items():
         scale = np.abs(want).max()
-        np.testing.assert_allclose(found[name], want, atol=2e-5 * scale + 1e-8, rtol=2e-4, err_msg=name)
+        np.testing.assert_allclose(
+            found[name], want, atol=2e-5 * scale + 1e-8, rtol=2e-4, err_msg=name
+        )
     assert np.abs(of_tensors["model.layers.0.mlp.gate.weight"]).max() > 1e-3
 
 
@@ -180,7 +217,9 @@ def test_metrics_of_the_routers() -> None:
 
 def test_agreement_counts_tokens_whose_experts_are_all_the_same() -> None:
     """Random choices of 2 of 6 experts: in any order, whether they are replayed or not."""
-    given, own, other = reference(), np.concatenate(chosen_experts(None), 1), np.concatenate(chosen_experts(3), 1)
+    given = reference()
+    own = np.concatenate(chosen_experts(None), 1)
+    other = np.concatenate(chosen_experts(3), 1)
     real = np.arange(P)[None] < given["prompt_lengths"].repeat(N)[:, None]
     real = np.concatenate([real, np.arange(T)[None] < given["lengths"][:, None] - 1], 1)
     same = (np.sort(own, -1) == np.sort(other, -1)).all(-1)
@@ -194,7 +233,9 @@ def test_agreement_counts_tokens_whose_experts_are_all_the_same() -> None:
 def test_replayed_experts_are_those_of_the_loss(microbatch: int) -> None:
     """With its own choices replayed, the gradient is as without; with others, f counts those."""
     gradient, metrics = gradient_of("auto", microbatch, BALANCE)
-    replayed, replayed_metrics = gradient_of("auto", microbatch, BALANCE, replays=True, records=True)
+    replayed, replayed_metrics = gradient_of(
+        "auto", microbatch, BALANCE, replays=True, records=True
+    )
     assert replayed_metrics["expert_balance"] == pytest.approx(metrics["expert_balance"], rel=1e-6)
     for have, want in zip(jax.tree.leaves(replayed), jax.tree.leaves(gradient), strict=True):
         np.testing.assert_allclose(have, want, atol=1e-6 * max(np.abs(want).max(), 1e-3))
@@ -207,18 +248,27 @@ def test_replayed_experts_are_those_of_the_loss(microbatch: int) -> None:
 
 
 def test_a_samplers_state_without_experts_is_what_older_runs_have_saved() -> None:
-    """Its arrays have the paths that a checkpoint's checksums name, and the text that a layout's checksum is of."""
+    """Its arrays have the paths that a checkpoint's checksums name, and the text that a layout's
+    checksum is of."""
     shapes = SamplerShapes([(PROBLEMS, N)], 1, 8, IN_BLOCKS, P, T, prefill_batch=4)
     sampling = SamplingConfig(prompt_length=P, response_length=T)
 
     def state(decoder: Decoder, records: bool) -> Any:
-        engine = build_engine(decoder, shapes, mesh(), sampling, StopConditions((), None), records_experts=records)
+        engine = build_engine(
+            decoder, shapes, mesh(), sampling, StopConditions((), None), records_experts=records
+        )
         return jax.eval_shape(engine.init_state, jax.ShapeDtypeStruct((), "int32"))
 
     dense, recorded = state(device.DECODER, records=True), state(DECODER, records=True)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(dense)]
-    assert paths[0] == ".outputs[0]" and ".queue.next_item" in paths and not any("experts" in path for path in paths)
-    assert str(dense).endswith(", table_experts=None, group_experts=None)") and len(dense.outputs) == 5
+    assert (
+        paths[0] == ".outputs[0]"
+        and ".queue.next_item" in paths
+        and not any("experts" in path for path in paths)
+    )
+    assert (
+        str(dense).endswith(", table_experts=None, group_experts=None)") and len(dense.outputs) == 5
+    )
     assert [x.shape[1:] for x in recorded.outputs[5:]] == [(P, 3, K), (T, 3, K)]
     assert len(state(DECODER, records=False).outputs) == 5
 
@@ -227,7 +277,9 @@ def test_settings_of_experts_are_refused_where_they_do_nothing() -> None:
     assert sparse_layers(DECODER.stacks) == [0, 2, 3]
     check_experts(RLConfig(expert_balance=BALANCE), DECODER, mesh("data=2,tensor=2"))
     check_experts(RLConfig(), device.DECODER, mesh("sequence=2"))
-    with pytest.raises(InputError, match=r"cell\.rl\.expert_balance: the policy of family tiny has no experts"):
+    with pytest.raises(
+        InputError, match=r"cell\.rl\.expert_balance: the policy of family tiny has no experts"
+    ):
         check_experts(RLConfig(expert_balance=BALANCE), device.DECODER, mesh())
     with pytest.raises(InputError, match=r"cell\.rl\.replay_experts on a mesh with sequence=2"):
         check_experts(RLConfig(replay_experts=True), DECODER, mesh("sequence=2"))

@@ -1,5 +1,5 @@
-"""The gradient and the update of ragged cells against a plain program: whole sequences, no shared prompts, no
-microbatches, no padding.
+"""The gradient and the update of ragged cells against a plain program: whole sequences, no shared
+prompts, no microbatches, no padding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from isojax.models.transformer import ComputeOptions, Params
 from isojax.rl.advantages import RewardedBatch
 from isojax.rl.metric import values
 from isojax.rl.objective import Coefficients, make_coefficients, make_loss_weights
-from isojax.rl.optimizer import ADAM, TrainState, adamw_update, build_init_state, train_state_shardings
+from isojax.rl.optimizer import (
+    ADAM,
+    TrainState,
+    adamw_update,
+    build_init_state,
+    train_state_shardings,
+)
 from isojax.rl.train_step import BatchSignals, TrainStep
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts
 from isojax.sampling.engine import build_sampler
@@ -59,7 +65,8 @@ COEFFICIENTS = {
 
 
 class Batch(NamedTuple):
-    """B rollouts in the order of their numbers; nucleus_mass [B T] where there is a nucleus, else [B 1]."""
+    """B rollouts in the order of their numbers; nucleus_mass [B T] where there is a nucleus, else
+    [B 1]."""
 
     tokens: np.ndarray
     logps: np.ndarray
@@ -70,7 +77,9 @@ class Batch(NamedTuple):
 
 def coefficients_with(**changes: float) -> Coefficients:
     """COEFFICIENTS with changes."""
-    return make_coefficients(RLConfig())._replace(**{k: np.float32(v) for k, v in (COEFFICIENTS | changes).items()})
+    return make_coefficients(RLConfig())._replace(
+        **{k: np.float32(v) for k, v in (COEFFICIENTS | changes).items()}
+    )
 
 
 @dataclass
@@ -91,14 +100,16 @@ class Program:
     def __post_init__(self) -> None:
         self.mesh = mesh(self.axes)
         on = shard_count(self.mesh)
-        self.sampler_shapes = SamplerShapes(CELLS, on, self.slots, self.microbatch, P, T, self.prompts)
-        sampling = SamplingConfig(temperature=self.temperature, top_p=self.top_p)
-        cell = CellConfig(model=CONFIG, sampling=sampling, rl=RLConfig(kl=self.kl, entropy=self.entropy))
-        decoder = DECODER.with_options(ComputeOptions(compute_dtype=self.compute, remat=self.remat))
-        step, coefficients = (
-            TrainStep(cell, decoder, Parity.stops, self.sampler_shapes, self.mesh),
-            make_coefficients(cell.rl),
+        self.sampler_shapes = SamplerShapes(
+            CELLS, on, self.slots, self.microbatch, P, T, self.prompts
         )
+        sampling = SamplingConfig(temperature=self.temperature, top_p=self.top_p)
+        cell = CellConfig(
+            model=CONFIG, sampling=sampling, rl=RLConfig(kl=self.kl, entropy=self.entropy)
+        )
+        decoder = DECODER.with_options(ComputeOptions(compute_dtype=self.compute, remat=self.remat))
+        step = TrainStep(cell, decoder, Parity.stops, self.sampler_shapes, self.mesh)
+        coefficients = make_coefficients(cell.rl)
         sample = build_sampler(decoder, self.sampler_shapes, self.mesh, sampling, Parity.stops)
 
         def rollout(
@@ -107,7 +118,9 @@ class Program:
             rollouts = sample(params, problems, B_p, n, key)
             rewards = Parity().verify(None, rollouts.tokens, rollouts.mask)
             batch = RolloutBatch(problems, rollouts, rewards, B_p, n, jax.random.key_data(key))
-            signals, metrics = step.compute_advantages(TrainState(params, None, 0), batch, coefficients)
+            signals, metrics = step.compute_advantages(
+                TrainState(params, None, 0), batch, coefficients
+            )
             return rollouts, signals.loss_weights.advantages, metrics
 
         def update(
@@ -120,13 +133,22 @@ class Program:
             n: Any,
             coefficients: Any,
         ) -> Any:
-            groups, live = Layout(B_p, n, self.sampler_shapes.shards).row_groups(self.sampler_shapes.buffer_rows)
+            groups, live = Layout(B_p, n, self.sampler_shapes.shards).row_groups(
+                self.sampler_shapes.buffer_rows
+            )
             rewarded = RewardedBatch(
-                advantages, jnp.where(live, rollouts.mask.sum(-1), 0), groups, live, n, self.sampler_shapes.problem_rows
+                advantages,
+                jnp.where(live, rollouts.mask.sum(-1), 0),
+                groups,
+                live,
+                n,
+                self.sampler_shapes.problem_rows,
             )
             loss_weights = make_loss_weights(cell.rl, advantages, rewarded, live, T)
             batch = RolloutBatch(problems, rollouts, None, B_p, n, None)
-            return step.update(state, base, batch, BatchSignals(loss_weights, live, None), coefficients)
+            return step.update(
+                state, base, batch, BatchSignals(loss_weights, live, None), coefficients
+            )
 
         self.rollout, self.init = quick_jit(rollout), build_init_state(DECODER, self.mesh)
         self.update = quick_jit(
@@ -136,26 +158,40 @@ class Program:
             *(np.resize(x, (self.sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS)
         )
 
-    def arguments(self, state: TrainState, batch: Batch, B_p: int, n: int, **changes: float) -> tuple[Any, ...]:
+    def arguments(
+        self, state: TrainState, batch: Batch, B_p: int, n: int, **changes: float
+    ) -> tuple[Any, ...]:
         parts = [scatter(self.sampler_shapes, x) for x in (batch.tokens, batch.logps, batch.mask)]
         parts += [
             scatter(self.sampler_shapes, batch.nucleus_mass, fill=1.0),
             parts[2].any(-1),
             parts[2].sum(-1, dtype=np.int32),
         ]
-        advantages = scatter(self.sampler_shapes, batch.advantages, fill=50.0)  # rows beyond the batch must not be read
+        # rows beyond the batch must not be read
+        advantages = scatter(self.sampler_shapes, batch.advantages, fill=50.0)
         scalars = (np.int32(B_p), np.int32(n), coefficients_with(**changes))
-        return state, placed(policy(1), self.mesh), self.problems, Rollouts(*parts), advantages, *scalars
+        return (
+            state,
+            placed(policy(1), self.mesh),
+            self.problems,
+            Rollouts(*parts),
+            advantages,
+            *scalars,
+        )
 
     def step(
         self, state: TrainState, batch: Batch, B_p: int, n: int, **changes: float
     ) -> tuple[TrainState, dict[str, Any]]:
         return self.update(*self.arguments(state, batch, B_p, n, **changes))
 
-    def gradient(self, batch: Batch, B_p: int, n: int, **changes: float) -> tuple[Params, dict[str, float]]:
+    def gradient(
+        self, batch: Batch, B_p: int, n: int, **changes: float
+    ) -> tuple[Params, dict[str, float]]:
         """Adam's first moment after one step is (1 - b1) times the gradient."""
         state, metrics = self.step(self.init(placed(policy(), self.mesh)), batch, B_p, n, **changes)
-        return jax.tree.map(lambda m: np.asarray(m) / np.float32(0.1), state.moments.mu), values(metrics)
+        return jax.tree.map(lambda m: np.asarray(m) / np.float32(0.1), state.moments.mu), values(
+            metrics
+        )
 
 
 PROGRAMS = {
@@ -168,30 +204,35 @@ PROGRAMS = {
     "m=28, prompts and responses in one pass, top-p .9, temperature .6": Program(
         microbatch=28, temperature=0.6, top_p=0.9, remat="layer"
     ),
-    f"{MESHES[1]}, m=16, prompts and responses in one pass": Program(axes=MESHES[1], slots=6, microbatch=16, prompts=2),
+    f"{MESHES[1]}, m=16, prompts and responses in one pass": Program(
+        axes=MESHES[1], slots=6, microbatch=16, prompts=2
+    ),
 }
 
 
 @cache
 def batch(B_p: int, n: int, temperature: float, top_p: float = 1.0) -> Batch:
-    """Random tokens under the log-probabilities of a policy a little off, so that ratios leave [.8, 1.2] here and
-    there.
+    """Random tokens under the log-probabilities of a policy a little off, so that ratios leave [.8,
+    1.2] here and there.
 
-    Where there is a nucleus, four of five are of it; the trainer is to count the others in, as it does where rounding
-    moved the edge."""
+    Where there is a nucleus, four of five are of it; the trainer is to count the others in, as it
+    does where rounding moved the edge."""
     rng = np.random.default_rng([B_p, n])
     B = B_p * n
     group, lengths = np.arange(B) // n, rng.integers(1, T + 1, B)
     tokens = rng.integers(0, 24, (B, T)).astype(np.int32)
     for t in range(T if top_p < 1 else 0):
         among = rng.permuted(
-            np.where(nuclei(group, tokens, temperature, top_p)[0][:, t], np.arange(24)[None], -1), axis=1
+            np.where(nuclei(group, tokens, temperature, top_p)[0][:, t], np.arange(24)[None], -1),
+            axis=1,
         ).max(1)
         tokens[:, t] = np.where(rng.random(B) < 0.8, among, tokens[:, t])
     tokens[np.arange(B), lengths - 1] = EOS
     mask = np.arange(T)[None] < lengths[:, None]
     inside, remaining = nuclei(group, tokens, temperature, top_p)
-    logps = reference_logps(np, policy(), PROBLEMS, temperature, group, tokens, inside)[0] + rng.normal(0, 0.2, (B, T))
+    logps = reference_logps(np, policy(), PROBLEMS, temperature, group, tokens, inside)[
+        0
+    ] + rng.normal(0, 0.2, (B, T))
     parts = (
         np.where(mask, tokens, 0),
         np.where(mask, logps, 0).astype(np.float32),
@@ -201,11 +242,17 @@ def batch(B_p: int, n: int, temperature: float, top_p: float = 1.0) -> Batch:
     return Batch(*parts, remaining if top_p < 1 else np.ones_like(remaining[:, :1]))
 
 
-def nuclei(group: np.ndarray, tokens: np.ndarray, temperature: float, top_p: float) -> tuple[np.ndarray, np.ndarray]:
-    """By sorting: which tokens are drawn from at each position, and the chosen one, bool[B T V]; the mass of the
-    former, f32[B T].
+def nuclei(
+    group: np.ndarray, tokens: np.ndarray, temperature: float, top_p: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """By sorting: which tokens are drawn from at each position, and the chosen one, bool[B T V];
+    the mass of the former, f32[B T].
     """
-    p = np.exp(log_softmax(np, response_logits(np, policy(), PROBLEMS, group, tokens) / temperature).astype(np.float64))
+    p = np.exp(
+        log_softmax(
+            np, response_logits(np, policy(), PROBLEMS, group, tokens) / temperature
+        ).astype(np.float64)
+    )
     order = np.argsort(-p, -1)
     ranked = np.take_along_axis(p, order, -1)
     inside = np.empty(p.shape, bool)
@@ -216,20 +263,35 @@ def nuclei(group: np.ndarray, tokens: np.ndarray, temperature: float, top_p: flo
 
 
 def reference_logps(
-    xp: Any, params: Params, problems: ProblemArrays, temperature: Any, group: np.ndarray, tokens: Any, inside: Any
+    xp: Any,
+    params: Params,
+    problems: ProblemArrays,
+    temperature: Any,
+    group: np.ndarray,
+    tokens: Any,
+    inside: Any,
 ) -> tuple[Any, Any]:
     """Log-probabilities of the tokens, and of every token, among those `inside`."""
-    log_p = log_softmax(xp, xp.where(inside, response_logits(xp, params, problems, group, tokens) / temperature, -1e30))
+    log_p = log_softmax(
+        xp,
+        xp.where(inside, response_logits(xp, params, problems, group, tokens) / temperature, -1e30),
+    )
     return xp.take_along_axis(log_p, tokens[..., None], -1)[..., 0], log_p
 
 
 @quick_jit
 @partial(jax.grad, has_aux=True)
 def rollout_gradient(
-    params: Params, problem: ProblemArrays, row: Batch, inside: Any, temperature: Any, kl: Any, entropy: Any
+    params: Params,
+    problem: ProblemArrays,
+    row: Batch,
+    inside: Any,
+    temperature: Any,
+    kl: Any,
+    entropy: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """The objective of one rollout as one writes it down, a sum over its tokens; entropy and KL are of the policy that
-    is drawn from.
+    """The objective of one rollout as one writes it down, a sum over its tokens; entropy and KL are
+    of the policy that is drawn from.
     """
     zero = np.array([0])
     logps, log_p = reference_logps(jnp, params, problem, temperature, zero, row.tokens, inside)
@@ -241,22 +303,31 @@ def rollout_gradient(
         "clip_fraction": 1.0 * jnp.where(row.advantages[:, None] > 0, ratio > 1.2, ratio < 0.8),
         "sampler_logp_gap": jnp.abs(logps - row.logps),
     }
-    surrogate = jnp.minimum(ratio * row.advantages[:, None], jnp.clip(ratio, 0.8, 1.2) * row.advantages[:, None])
+    surrogate = jnp.minimum(
+        ratio * row.advantages[:, None], jnp.clip(ratio, 0.8, 1.2) * row.advantages[:, None]
+    )
     terms["loss"] = -surrogate + kl * terms["kl"] - entropy * terms["entropy"]
     sums = {k: (v * row.mask).sum() for k, v in terms.items()}
     return sums["loss"], sums
 
 
-def plain(B_p: int, n: int, program: Program, kl: float, entropy: float) -> tuple[Params, dict[str, float]]:
-    """Gradient and metrics of a batch: one rollout after the other, each a whole sequence; then divided by all
-    tokens.
+def plain(
+    B_p: int, n: int, program: Program, kl: float, entropy: float
+) -> tuple[Params, dict[str, float]]:
+    """Gradient and metrics of a batch: one rollout after the other, each a whole sequence; then
+    divided by all tokens.
     """
     rows = batch(B_p, n, program.temperature, program.top_p)
     inside, _ = nuclei(np.arange(B_p * n) // n, rows.tokens, program.temperature, program.top_p)
     each = []
     for r in range(B_p * n):
-        problem, row = ProblemArrays(*(x[r // n : r // n + 1] for x in PROBLEMS)), Batch(*(x[r : r + 1] for x in rows))
-        each.append(rollout_gradient(policy(), problem, row, inside[r : r + 1], program.temperature, kl, entropy))
+        problem = ProblemArrays(*(x[r // n : r // n + 1] for x in PROBLEMS))
+        row = Batch(*(x[r : r + 1] for x in rows))
+        each.append(
+            rollout_gradient(
+                policy(), problem, row, inside[r : r + 1], program.temperature, kl, entropy
+            )
+        )
     return jax.tree.map(lambda *x: np.sum(np.stack(x), 0, np.float64) / rows.mask.sum(), *each)
 
 
@@ -271,8 +342,8 @@ def relative(one: Params, two: Params) -> dict[str, float]:
 @pytest.mark.parametrize(("B_p", "n"), CELLS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradients_equal_a_plain_program(name: str, B_p: int, n: int) -> None:
-    """For microbatches of 8 to 28, larger than some batches, with 2 to 16 prompts, in two passes or one: nothing
-    changes but rounding.
+    """For microbatches of 8 to 28, larger than some batches, with 2 to 16 prompts, in two passes or
+    one: nothing changes but rounding.
     """
     program = PROGRAMS[name]
     rows = batch(B_p, n, program.temperature, program.top_p)
@@ -280,27 +351,36 @@ def test_gradients_equal_a_plain_program(name: str, B_p: int, n: int) -> None:
     got, metrics = program.gradient(rows, B_p, n)
     assert max(relative(got, expected).values()) < 1e-5, relative(got, expected)
     for k, v in means.items():
-        assert (k == "kl" and not program.kl) or metrics[k] == pytest.approx(float(v), rel=1e-5, abs=1e-5), k
+        assert (k == "kl" and not program.kl) or metrics[k] == pytest.approx(
+            float(v), rel=1e-5, abs=1e-5
+        ), k
     assert metrics["grad_norm"] == pytest.approx(float(optax.tree.norm(expected)), rel=1e-5)
     assert metrics["nonfinite_update"] == 0
-    assert B_p == 1 or (0 < means["clip_fraction"] < 1 and means["kl"] > 0.1)  # the terms are at work
+    # the terms are at work
+    assert B_p == 1 or (0 < means["clip_fraction"] < 1 and means["kl"] > 0.1)
     assert program.update._cache_size() <= 1
 
 
 def test_in_one_pass_a_weight_is_gathered_once_for_prompts_and_responses() -> None:
-    """On a mesh with fsdp, forwards and backwards, and its gradient added up once: blocks of 1 x 7 in a microbatch of
-    8, and of 4 x 7.
+    """On a mesh with fsdp, forwards and backwards, and its gradient added up once: blocks of 1 x 7
+    in a microbatch of 8, and of 4 x 7.
     """
     result = {}
     for prompts in (1, 4):
-        program = Program(axes="data=2,fsdp=4", slots=8, microbatch=8, prompts=prompts, kl=0.0, entropy=0.0)
-        arguments = program.arguments(program.init(placed(policy(), program.mesh)), batch(13, 7, 1.0), 13, 7)
+        program = Program(
+            axes="data=2,fsdp=4", slots=8, microbatch=8, prompts=prompts, kl=0.0, entropy=0.0
+        )
+        arguments = program.arguments(
+            program.init(placed(policy(), program.mesh)), batch(13, 7, 1.0), 13, 7
+        )
         text = program.update.lower(*arguments).as_text()
         result[program.sampler_shapes.joint_forward(positions_split=False)] = {
             name: text.count(f"stablehlo.{name}") for name in ("all_gather", "reduce_scatter")
         }
     assert min(result[True].values()) > 0
-    assert all(2 * result[True][name] <= separate + 2 for name, separate in result[False].items()), result
+    assert all(
+        2 * result[True][name] <= separate + 2 for name, separate in result[False].items()
+    ), result
 
 
 def test_no_live_token_gives_no_nan() -> None:
@@ -311,7 +391,8 @@ def test_no_live_token_gives_no_nan() -> None:
 
 
 def test_rewards_and_advantages_of_a_rollout_by_numpy() -> None:
-    """The sampling half of the update: what it says of its rollouts, from the rollouts themselves."""
+    """The sampling half of the update: what it says of its rollouts, from the rollouts
+    themselves."""
     program = PROGRAMS["m=8"]
     rollouts, advantages, metrics = program.rollout(
         policy(), program.problems, np.int32(13), np.int32(7), jax.random.key(3)
@@ -323,7 +404,9 @@ def test_rewards_and_advantages_of_a_rollout_by_numpy() -> None:
     groups = rewards.reshape(13, 7)
     std = groups.std(1, ddof=1, keepdims=True)
     np.testing.assert_allclose(
-        advantages.reshape(13, 7), (groups - groups.mean(1, keepdims=True)) / (std + 1e-6), atol=1e-5
+        advantages.reshape(13, 7),
+        (groups - groups.mean(1, keepdims=True)) / (std + 1e-6),
+        atol=1e-5,
     )
     ended = np.array([EOS in row[remaining] for row, remaining in zip(tokens, mask, strict=True)])
     expected = {
@@ -342,9 +425,16 @@ def test_ten_steps_on_one_and_on_eight_devices() -> None:
     one, eight = PROGRAMS["m=8"], PROGRAMS[MESHES[0]]
     recorded = []
     for key in range(10):
-        rollouts, advantages, _ = one.rollout(policy(), one.problems, np.int32(13), np.int32(7), jax.random.key(key))
+        rollouts, advantages, _ = one.rollout(
+            policy(), one.problems, np.int32(13), np.int32(7), jax.random.key(key)
+        )
         recorded.append(
-            Batch(*(gather(one.sampler_shapes, 91, x) for x in (*rollouts[:3], advantages, rollouts.nucleus_mass)))
+            Batch(
+                *(
+                    gather(one.sampler_shapes, 91, x)
+                    for x in (*rollouts[:3], advantages, rollouts.nucleus_mass)
+                )
+            )
         )
     ends = []
     for program in (one, eight):
@@ -366,11 +456,14 @@ def test_ten_steps_on_one_and_on_eight_devices() -> None:
 
 @pytest.mark.parametrize(("decay", "max_norm"), [(0.0, 1e9), (0.1, 1e9), (0.1, 0.5)])
 def test_apply_equals_optax(decay: float, max_norm: float) -> None:
-    """Clipping by the global norm, then AdamW, over 5 steps whose gradients straddle the clip; a sixth is skipped, and
-    changes no bit.
+    """Clipping by the global norm, then AdamW, over 5 steps whose gradients straddle the clip; a
+    sixth is skipped, and changes no bit.
     """
     rng = np.random.default_rng(0)
-    params = {"a": rng.normal(size=(4, 3)).astype(np.float32), "b": rng.normal(size=5).astype(np.float32)}
+    params = {
+        "a": rng.normal(size=(4, 3)).astype(np.float32),
+        "b": rng.normal(size=5).astype(np.float32),
+    }
     tx = optax.chain(optax.clip_by_global_norm(max_norm), optax.adamw(0.01, weight_decay=decay))
     got, state, expected, moments = params, ADAM.init(params), params, tx.init(params)
     theirs = jax.jit(tx.update)
@@ -379,12 +472,20 @@ def test_apply_equals_optax(decay: float, max_norm: float) -> None:
     def ours(params: Any, moments: Any, gradient: Any, norm: Any, skip: Any) -> Any:
         lr = jnp.float32(0.01)
         return adamw_update(
-            params, moments, gradient, grad_norm=norm, max_grad_norm=max_norm, lr=lr, weight_decay=decay, skip=skip
+            params,
+            moments,
+            gradient,
+            grad_norm=norm,
+            max_grad_norm=max_norm,
+            lr=lr,
+            weight_decay=decay,
+            skip=skip,
         )
 
     for i in range(5):
         gradient = jax.tree.map(
-            lambda p, scale=0.03 * 4**i: (rng.normal(size=p.shape) * scale).astype(np.float32), params
+            lambda p, scale=0.03 * 4**i: (rng.normal(size=p.shape) * scale).astype(np.float32),
+            params,
         )
         norm = np.sqrt(sum((g**2).sum() for g in gradient.values())).astype(np.float32)
         got, state = ours(got, state, gradient, norm, np.bool_(False))
@@ -401,6 +502,8 @@ def test_apply_equals_optax(decay: float, max_norm: float) -> None:
 def test_in_bfloat16_the_gradient_is_float32(microbatch: int) -> None:
     """Weights and activations are rounded; what the microbatches add up is not rounded again."""
     exact, _ = PROGRAMS["m=8"].gradient(batch(13, 7, 1.0), 13, 7)
-    rounded, _ = Program(compute="bfloat16", microbatch=microbatch).gradient(batch(13, 7, 1.0), 13, 7)
+    rounded, _ = Program(compute="bfloat16", microbatch=microbatch).gradient(
+        batch(13, 7, 1.0), 13, 7
+    )
     for a, b in zip(jax.tree.leaves(exact), jax.tree.leaves(rounded), strict=True):
         assert b.dtype == np.float32 and np.linalg.norm(a - b) < 0.04 * np.linalg.norm(a)

@@ -1,4 +1,5 @@
-"""An update whose verifier runs on the host equals the one whose verifier runs on device, on the same task."""
+"""An update whose verifier runs on the host equals the one whose verifier runs on device, on the
+same task."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ RL = RLConfig(kl=0.1, learning_rate=2e-2, lr_reference_batch=35, warmup=2)
 
 
 class Spoken(Parity):
-    """The same text task: a response is the word `even` or `odd`, and the answer is `even`. Remembers what it was
-    shown, and of which problem, in the order in which it was."""
+    """The same text task: a response is the word `even` or `odd`, and the answer is `even`.
+    Remembers what it was shown, and of which problem, in the order in which it was."""
 
     on_device: ClassVar[Literal[False]] = False
 
@@ -69,11 +70,15 @@ class Spoken(Parity):
         texts = [self.decode(tokens) for tokens in responses]
         if self.refused in (p.id for p in problems):
             raise InputError(f"problem {self.refused} cannot be judged")
-        right = np.array([text == p.answer for p, text in zip(problems, texts, strict=True)], np.float32)
+        right = np.array(
+            [text == p.answer for p, text in zip(problems, texts, strict=True)], np.float32
+        )
         lost = np.array([p.id in self.failing for p in problems], bool)
         self.graded += [p.id for p in problems]
         return Grades(
-            np.where(lost, 0, right).astype(np.float32), ~lost, {"timeout": int(lost.sum())} if lost.any() else {}
+            np.where(lost, 0, right).astype(np.float32),
+            ~lost,
+            {"timeout": int(lost.sum())} if lost.any() else {},
         )
 
 
@@ -87,10 +92,13 @@ def index() -> np.ndarray:
 
 
 class FixedOrder:
-    """In the place of an EpochOrder: these batches i[updates B_p], and the rewards that are recorded."""
+    """In the place of an EpochOrder: these batches i[updates B_p], and the rewards that are
+    recorded."""
 
     def __init__(self, batches: np.ndarray, drop_above: float | None = None) -> None:
-        self.batches, self.drop_above, self.B_p = iter(batches), drop_above, batches.shape[1]
+        self.batches = iter(batches)
+        self.drop_above = drop_above
+        self.B_p = batches.shape[1]
         self.dropped_fraction, self.reward_sums = 0.0, np.zeros(COUNT, np.float32)
 
     def __next__(self) -> np.ndarray:
@@ -109,7 +117,8 @@ def train_on(
     order: Any,
     updates: int,
 ) -> tuple[TrainState, Metrics]:
-    """`updates` updates on the batches of a source, as the training loop does them; the sums of their metrics."""
+    """`updates` updates on the batches of a source, as the training loop does them; the sums of
+    their metrics."""
     sums: Metrics = {}
     done = 0
     while done < updates:
@@ -130,7 +139,9 @@ class Twin:
         self.sampler_shapes = SamplerShapes([(B_p, n)], shard_count(self.mesh), 12, 8, P, T)
         assert self.sampler_shapes.problem_rows == B_p + 4
         self.cell = CellConfig(
-            model=CONFIG, sampling=SamplingConfig(prompt_length=P, response_length=T, temperature=0.8), rl=RL
+            model=CONFIG,
+            sampling=SamplingConfig(prompt_length=P, response_length=T, temperature=0.8),
+            rl=RL,
         )
         self.base = placed(policy(1), self.mesh)
         self.init = build_init_state(DECODER, self.mesh)
@@ -149,20 +160,32 @@ class Twin:
 
     def batches(self, count: int = UPDATES) -> ProblemBatches:
         scalars = {"num_updates": count, "B_p": B_p, "n": n, "seed": SEED}
-        return ProblemBatches(self.table(), index(), **{name: np.int32(x) for name, x in scalars.items()})
+        return ProblemBatches(
+            self.table(), index(), **{name: np.int32(x) for name, x in scalars.items()}
+        )
 
     def on_device(self, count: int = UPDATES) -> tuple[TrainState, dict[str, float]]:
-        state, result = self.trainer(self.start(), self.base, self.batches(count), self.coefficients)
+        state, result = self.trainer(
+            self.start(), self.base, self.batches(count), self.coefficients
+        )
         return state, {k: float(metric.sum) for k, metric in result.metrics.items()}
 
     def first_responses(self) -> list[list[int]]:
         """Of the first update, out of a sampler of its own, in the order of the rollouts."""
-        sample = jax.jit(build_sampler(DECODER, self.sampler_shapes, self.mesh, self.cell.sampling, Parity.stops))
+        sample = jax.jit(
+            build_sampler(DECODER, self.sampler_shapes, self.mesh, self.cell.sampling, Parity.stops)
+        )
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), TRAIN_STREAM), 0)
         rollouts = sample(
-            self.start().params, gather_problems(self.table(), index()[0]), np.int32(B_p), np.int32(n), key
+            self.start().params,
+            gather_problems(self.table(), index()[0]),
+            np.int32(B_p),
+            np.int32(n),
+            key,
         )
-        tokens, mask = (gather(self.sampler_shapes, B_p * n, x) for x in (rollouts.tokens, rollouts.mask))
+        tokens, mask = (
+            gather(self.sampler_shapes, B_p * n, x) for x in (rollouts.tokens, rollouts.mask)
+        )
         return [row[remaining].tolist() for row, remaining in zip(tokens, mask, strict=True)]
 
     def programs(self, task: Any) -> InlinePrograms:
@@ -178,7 +201,9 @@ class Twin:
     ) -> tuple[TrainState, dict[str, float]]:
         programs, order = self.programs(task), order or FixedOrder(index()[:, :B_p])
         source = InlineRollouts(programs, self.problems(Cell(B_p, n, SEED), order))
-        state, sums = train_on(source, programs.update, self.start(), self.base, self.coefficients, order, count)
+        state, sums = train_on(
+            source, programs.update, self.start(), self.base, self.coefficients, order, count
+        )
         return state, {name: metric.sum for name, metric in sums.items()}
 
     def problems(self, cell: Cell, order: Any) -> CellProblems:
@@ -197,13 +222,17 @@ class Twin:
 def test_the_host_verified_update_equals_the_update_on_device(
     axes: str, options: dict[str, int | bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three updates, on a mesh compiled as users do: the first one's tokens bit for bit, its gradient and parameters to
-    rounding, and all metrics; text is judged for its own problem."""
+    """Three updates, on a mesh compiled as users do: the first one's tokens bit for bit, its
+    gradient and parameters to rounding, and all metrics; text is judged for its own problem."""
     compile_with(options, monkeypatch)
     twin, here = Twin(axes), Spoken()
     once, on_device = twin.inline(here, count=1)[0], twin.on_device(count=1)[0]
     for one, two in zip(
-        *map(jax.tree.leaves, ((once.params, once.moments.mu), (on_device.params, on_device.moments.mu))), strict=True
+        *map(
+            jax.tree.leaves,
+            ((once.params, once.moments.mu), (on_device.params, on_device.moments.mu)),
+        ),
+        strict=True,
     ):
         assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
     here.shown.clear()
@@ -217,11 +246,16 @@ def test_the_host_verified_update_equals_the_update_on_device(
         sorted(first) == sorted(zip(requested[0], twin.first_responses(), strict=True))
         and len({tuple(row) for row in shown}) > 20
     )
-    assert [sorted(here.graded[i * B_p * n :][: B_p * n]) for i in range(UPDATES)] == [sorted(ids) for ids in requested]
+    assert [sorted(here.graded[i * B_p * n :][: B_p * n]) for i in range(UPDATES)] == [
+        sorted(ids) for ids in requested
+    ]
     assert output["tokens"] == known["tokens"] == sum(map(len, shown))
-    for one, two, start in zip(*map(jax.tree.leaves, (on_host.params, device.params, policy())), strict=True):
+    for one, two, start in zip(
+        *map(jax.tree.leaves, (on_host.params, device.params, policy())), strict=True
+    ):
         assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
-        assert np.linalg.norm(np.asarray(two) - start) > 1e-3 * np.linalg.norm(start)  # the updates did something
+        # the updates did something
+        assert np.linalg.norm(np.asarray(two) - start) > 1e-3 * np.linalg.norm(start)
     assert int(on_host.step) == int(device.step) == UPDATES
     assert set(output) - set(known) == {"parsed_fraction", "verifier_failures"}
     assert (output["parsed_fraction"], output["verifier_failures"]) == (UPDATES, 0)
@@ -232,8 +266,8 @@ def test_the_host_verified_update_equals_the_update_on_device(
 
 
 def test_a_task_of_the_device_trains_inline_as_in_the_fused_program() -> None:
-    """By three programs that sample, verify and train, and by one that does all of it: the same rollouts, and
-    parameters to rounding, as XLA fuses the update in other ways."""
+    """By three programs that sample, verify and train, and by one that does all of it: the same
+    rollouts, and parameters to rounding, as XLA fuses the update in other ways."""
     twin = Twin("auto")
     (inline, output), (device, known) = twin.inline(Parity()), twin.on_device()
     for one, two in zip(*map(jax.tree.leaves, (inline.params, device.params)), strict=True):
@@ -243,20 +277,28 @@ def test_a_task_of_the_device_trains_inline_as_in_the_fused_program() -> None:
         assert output[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
 
 
-def test_nothing_is_compiled_after_compile(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which traces the update once and runs nothing. Then two cells with other B_p, n, seed and problems train."""
+def test_nothing_is_compiled_after_compile(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which traces the update once and runs nothing. Then two cells with other B_p, n, seed and
+    problems train."""
     traced, update = [], TrainStep.update
     monkeypatch.setattr(TrainStep, "update", lambda *args: (traced.append(1), update(*args))[1])
     twin, task = Twin("auto"), Spoken()
     programs, start = twin.programs(task), twin.start()
-    table = twin.table()._replace(answers=jax.numpy.zeros((COUNT, 0), "int32"))  # as a text task has them
+    # as a text task has them
+    table = twin.table()._replace(answers=jax.numpy.zeros((COUNT, 0), "int32"))
     programs.compile(twin.shapes())
     assert len(traced) == 1 and task.shown == [] == task.graded
     with jax.log_compiles(), caplog.at_level("WARNING"):
         for cell in (Cell(3, 4, 1), Cell(B_p, 2, SEED)):
             order = FixedOrder(index()[::-1, : cell.B_p])
-            source = InlineRollouts(programs, CellProblems(cell, PROBLEMS, table, order, first_update=0))
-            start, metrics = train_on(source, programs.update, start, twin.base, twin.coefficients, order, 2)
+            source = InlineRollouts(
+                programs, CellProblems(cell, PROBLEMS, table, order, first_update=0)
+            )
+            start, metrics = train_on(
+                source, programs.update, start, twin.base, twin.coefficients, order, 2
+            )
             assert metrics["tokens"].sum > 16
         assert not [r for r in caplog.messages if "XLA compilation" in r]
         jax.jit(lambda x: x + SEED)(np.float32(1))
@@ -265,7 +307,8 @@ def test_nothing_is_compiled_after_compile(caplog: pytest.LogCaptureFixture, mon
 
 
 def test_failed_checks_are_counted_and_cost_their_reward() -> None:
-    """The checks of the first two problems never end. Their rollouts count as wrong, and are counted by kind."""
+    """The checks of the first two problems never end. Their rollouts count as wrong, and are
+    counted by kind."""
     lost = [int(i) for i in TABLE.ids[:2]]
     task = Spoken(failing=lost)
     _, metrics = Twin("auto").inline(task, count=1)
@@ -273,7 +316,9 @@ def test_failed_checks_are_counted_and_cost_their_reward() -> None:
     failed = n * sum(i in lost for i in selected)
     assert failed and metrics["verifier_failures"] == metrics["verifier_timeout"] == failed
     assert metrics["parsed_fraction"] == pytest.approx(1 - failed / (B_p * n))
-    right = sum(row[0] % 2 == 0 for row, i in zip(task.shown, task.graded, strict=True) if i not in lost)
+    right = sum(
+        row[0] % 2 == 0 for row, i in zip(task.shown, task.graded, strict=True) if i not in lost
+    )
     assert metrics["reward"] == pytest.approx(right / (B_p * n), rel=1e-6)
 
 

@@ -1,5 +1,5 @@
-"""What an interruption forces on a response is context: in no gradient, denominator or advantage, and not counted as
-tokens drawn.
+"""What an interruption forces on a response is context: in no gradient, denominator or advantage,
+and not counted as tokens drawn.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ LENGTHS = np.array(
 TOKENS = rng.integers(4, 24, (B, T)).astype(np.int32)
 TOKENS[LENGTHS > AFTER, AFTER : AFTER + 2] = PHRASE
 THERE = np.arange(T)[None] < LENGTHS[:, None]
-MASK = THERE & ~((np.arange(T)[None] >= AFTER) & (np.arange(T)[None] < AFTER + 2) & (LENGTHS > AFTER)[:, None])
+MASK = THERE & ~(
+    (np.arange(T)[None] >= AFTER) & (np.arange(T)[None] < AFTER + 2) & (LENGTHS > AFTER)[:, None]
+)
 REWARDS = np.array([1, 0, 0, 1, 0, 0, 0, 1, 1, 1, 0, 0], np.float32)
 GROUP = np.arange(B) // N
 
@@ -59,8 +61,11 @@ def own_logps(params: object) -> jax.Array:
 
 
 def sampled() -> np.ndarray:
-    """A sampler's log-probabilities, a little off; the phrase's are 0, as the sampler leaves them."""
-    return np.where(MASK, np.asarray(own_logps(policy())) + rng.normal(0, 0.05, (B, T)), 0).astype(np.float32)
+    """A sampler's log-probabilities, a little off; the phrase's are 0, as the sampler leaves
+    them."""
+    return np.where(MASK, np.asarray(own_logps(policy())) + rng.normal(0, 0.05, (B, T)), 0).astype(
+        np.float32
+    )
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "prompt"])
@@ -69,29 +74,36 @@ def test_the_gradient_is_that_of_the_tokens_that_were_drawn(aggregation: str) ->
     rl = RLConfig(aggregation=aggregation, max_grad_norm=1e9, clip=10.0)  # type: ignore[arg-type]
     sampler_shapes = SamplerShapes([(B_P, N)], 1, N, 4, P, T)
     sampling = SamplingConfig(prompt_length=P, response_length=T)
-    step = TrainStep(CellConfig(model=CONFIG, sampling=sampling, rl=rl), DECODER, STOPS, sampler_shapes, mesh())
+    step = TrainStep(
+        CellConfig(model=CONFIG, sampling=sampling, rl=rl), DECODER, STOPS, sampler_shapes, mesh()
+    )
     logps = sampled()
 
     @quick_jit
     def update(rollouts: Rollouts, rewards: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         problems = ProblemArrays(
-            *(jnp.asarray(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:]))) for x in PROBLEMS)
+            *(
+                jnp.asarray(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:])))
+                for x in PROBLEMS
+            )
         )
-        state, key_data = (
-            TrainState(policy(), ADAM.init(policy()), jnp.int32(0)),
-            jax.random.key_data(jax.random.key(0)),
-        )
+        state = TrainState(policy(), ADAM.init(policy()), jnp.int32(0))
+        key_data = jax.random.key_data(jax.random.key(0))
         batch = RolloutBatch(problems, rollouts, rewards, jnp.int32(B_P), jnp.int32(N), key_data)
         signals, metrics = step.compute_advantages(state, batch, make_coefficients(rl))
         state, more = step.update(state, {}, batch, signals, make_coefficients(rl))
         return state, metrics | more
 
     rows = TOKENS, logps, MASK, np.ones((B, 1), np.float32), np.ones(B, bool), LENGTHS
-    state, metrics = update(Rollouts(*(scatter(sampler_shapes, x) for x in rows)), scatter(sampler_shapes, REWARDS))
+    state, metrics = update(
+        Rollouts(*(scatter(sampler_shapes, x) for x in rows)), scatter(sampler_shapes, REWARDS)
+    )
     metrics = values(metrics)
 
     groups = REWARDS.reshape(B_P, N)
-    advantages = ((groups - groups.mean(1, keepdims=True)) / (groups.std(1, ddof=1, keepdims=True) + 1e-6)).reshape(-1)
+    advantages = (
+        (groups - groups.mean(1, keepdims=True)) / (groups.std(1, ddof=1, keepdims=True) + 1e-6)
+    ).reshape(-1)
     drawn = MASK.sum(1)
     share = {
         "token": np.full(B, 1 / drawn.sum()),
@@ -104,8 +116,12 @@ def test_the_gradient_is_that_of_the_tokens_that_were_drawn(aggregation: str) ->
         return jnp.where(MASK, -(share * advantages)[:, None] * ratio, 0.0).sum()
 
     value, slope = jax.value_and_grad(loss)(jax.tree.map(jnp.asarray, policy()))
-    for moment, expected in zip(jax.tree.leaves(state.moments.mu), jax.tree.leaves(slope), strict=True):
-        np.testing.assert_allclose(moment / np.float32(0.1), expected, atol=1e-5 * float(jnp.linalg.norm(expected)))
+    for moment, expected in zip(
+        jax.tree.leaves(state.moments.mu), jax.tree.leaves(slope), strict=True
+    ):
+        np.testing.assert_allclose(
+            moment / np.float32(0.1), expected, atol=1e-5 * float(jnp.linalg.norm(expected))
+        )
     assert float(metrics["loss"]) == pytest.approx(float(value), abs=1e-6)
     assert float(metrics["tokens"]) == drawn.sum()
     assert float(metrics["response_length"]) == pytest.approx(drawn.mean())
@@ -117,11 +133,16 @@ def test_the_gradient_is_that_of_the_tokens_that_were_drawn(aggregation: str) ->
 
 
 def test_the_critics_step_leads_over_the_phrase() -> None:
-    """From the last token before it to the first after it; the reward comes with the last token that was drawn."""
+    """From the last token before it to the first after it; the reward comes with the last token
+    that was drawn."""
     values, gamma, lam = rng.normal(size=(B, T)).astype(np.float32), 0.9, 0.8
     mask, rewards, rows = jnp.asarray(MASK), jnp.asarray(REWARDS), jnp.arange(B)
-    token_advantages, estimated = generalised_advantages(rewards, jnp.asarray(values), mask, gamma, lam)
-    batch = RewardedBatch(rewards, mask.sum(-1), rows, mask.any(-1), jnp.int32(1), B, False, token_advantages, mask)
+    token_advantages, estimated = generalised_advantages(
+        rewards, jnp.asarray(values), mask, gamma, lam
+    )
+    batch = RewardedBatch(
+        rewards, mask.sum(-1), rows, mask.any(-1), jnp.int32(1), B, False, token_advantages, mask
+    )
     advantages = gae(batch)
     plain, returns = np.zeros((B, T)), np.zeros((B, T))
     for r in range(B):

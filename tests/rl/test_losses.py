@@ -1,6 +1,7 @@
-"""Every loss, advantage, aggregation, filter, regulariser and importance weight against the loops of
-reference_losses.py, on random ragged batches that lie in padded buffers of two shards: value, and gradient by central
-differences. And the policy losses against TRL and verl directly, on the batch of loss_references.json."""
+"""Every loss, advantage, aggregation, filter, regulariser and importance weight against the loops
+of reference_losses.py, on random ragged batches that lie in padded buffers of two shards: value,
+and gradient by central differences. And the policy losses against TRL and verl directly, on the
+batch of loss_references.json."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ GROUPS = 8  # a bound of their number
 
 @dataclass(frozen=True)
 class Ragged:
-    """A batch as the loops read it; `rows` puts one of its lists into buffers [shards, rows, T], nonsense where no
-    token is.
+    """A batch as the loops read it; `rows` puts one of its lists into buffers [shards, rows, T],
+    nonsense where no token is.
     """
 
     logps: list[Response]
@@ -63,19 +64,28 @@ class Ragged:
     groups: list[int]
     n: int
 
-    def rows(self, values: list[Response] | list[float] | list[int], fill: float = 50.0) -> np.ndarray:
+    def rows(
+        self, values: list[Response] | list[float] | list[int], fill: float = 50.0
+    ) -> np.ndarray:
         """[S rows T] of ragged lists, [S rows] of numbers."""
         block, one = -(-len(self.rewards) // SHAPE[0]), np.ndim(values[0]) == 0
         out = np.full(SHAPE if one else (*SHAPE, T), fill, np.float64)
         for r, x in enumerate(values):
-            out[(r // block, r % block) if one else (r // block, r % block, slice(0, len(np.atleast_1d(x))))] = x
+            out[
+                (r // block, r % block)
+                if one
+                else (r // block, r % block, slice(0, len(np.atleast_1d(x))))
+            ] = x
         return out.astype(np.float32)
 
     def ragged(self, buffer: Any) -> list[np.ndarray]:
         """The inverse; what is elsewhere must be 0."""
         buffer = np.asarray(buffer)
         assert not np.any(buffer[~self.mask]), "something comes of padding"
-        return [row[remaining] for row, remaining in zip(buffer[self.live], self.mask[self.live], strict=True)]
+        return [
+            row[remaining]
+            for row, remaining in zip(buffer[self.live], self.mask[self.live], strict=True)
+        ]
 
     @property
     def lengths(self) -> np.ndarray:
@@ -92,12 +102,15 @@ class Ragged:
     @property
     def rewarded(self) -> RewardedBatch:
         groups = self.rows(self.groups, 0).astype(np.int32)
-        return RewardedBatch(self.rows(self.rewards, 0), self.lengths, groups, self.live, np.int32(self.n), GROUPS)  # type: ignore[arg-type]
+        return RewardedBatch(
+            self.rows(self.rewards, 0), self.lengths, groups, self.live, np.int32(self.n), GROUPS
+        )  # type: ignore[arg-type]
 
 
 @cache
 def batch(seed: int) -> Ragged:
-    """Responses of 1..T tokens; the second problem's rewards are all alike; ratios to either side of the clip."""
+    """Responses of 1..T tokens; the second problem's rewards are all alike; ratios to either side
+    of the clip."""
     rng = np.random.default_rng(seed)
     lengths = rng.permutation([1, T, *rng.integers(1, T + 1, B_P * N - 2)])
     logps = [rng.normal(-1.5, 0.5, k) for k in lengths]
@@ -105,7 +118,9 @@ def batch(seed: int) -> Ragged:
     rewards = rng.choice([0.0, 0.25, 1.0], B_P * N)
     rewards[N : 2 * N], rewards[:2] = 0.1, (0, 1)
     advantages = [np.full(k, a) for k, a in zip(lengths, rng.normal(size=B_P * N), strict=True)]
-    return Ragged(logps, sampler, base, advantages, rewards.tolist(), [i // N for i in range(B_P * N)], N)
+    return Ragged(
+        logps, sampler, base, advantages, rewards.tolist(), [i // N for i in range(B_P * N)], N
+    )
 
 
 @cache
@@ -113,7 +128,9 @@ def peers() -> tuple[dict[str, Any], Ragged]:
     result = json.loads((Path(__file__).parent / "loss_references.json").read_text())
     inputs = result["batch"]
     lists = [[np.array(row) for row in inputs[name]] for name in ("logps", "sampler", "base")]
-    advantages = [np.full(len(row), a) for row, a in zip(lists[0], inputs["advantages"], strict=True)]
+    advantages = [
+        np.full(len(row), a) for row, a in zip(lists[0], inputs["advantages"], strict=True)
+    ]
     return result, Ragged(*lists, advantages, inputs["rewards"], inputs["groups"], inputs["n"])
 
 
@@ -151,25 +168,39 @@ def coefficients_of(
     low: float = LOW, high: float = HIGH, cap: float = 1.3, tis_low: float | None = None
 ) -> Coefficients:
     lower = None if tis_low is None else np.float32(tis_low)
-    values = dict.fromkeys(Coefficients._fields, np.float32(0)) | {"tis_cap": np.float32(cap), "tis_low": lower}
+    values = dict.fromkeys(Coefficients._fields, np.float32(0)) | {
+        "tis_cap": np.float32(cap),
+        "tis_low": lower,
+    }
     return Coefficients(**values)._replace(clip=np.float32(low), clip_high=np.float32(high))
 
 
 @cache
 def program(name: str, level: str, over: str) -> Callable[..., Any]:
-    """(value, gradient) of the weighted policy term of rows [m T], through the objective that the update
-    differentiates.
+    """(value, gradient) of the weighted policy term of rows [m T], through the objective that the
+    update differentiates.
     """
-    objective = PolicyObjective(DECODER, RLConfig(loss=name, tis=level, tis_mode=over), SamplingConfig(), False)
+    objective = PolicyObjective(
+        DECODER, RLConfig(loss=name, tis=level, tis_mode=over), SamplingConfig(), False
+    )
 
-    def value(logps: Any, sampler: Any, advantages: Any, mask: Any, weight: Any, coefficients: Coefficients) -> Any:
-        specific, none = (
-            PolicyInputs(sampler, jnp.ones_like(logps), LossWeights(advantages, weight, weight, weight)),
-            jnp.zeros(len(logps), jnp.int32),
+    def value(
+        logps: Any,
+        sampler: Any,
+        advantages: Any,
+        mask: Any,
+        weight: Any,
+        coefficients: Coefficients,
+    ) -> Any:
+        specific = PolicyInputs(
+            sampler, jnp.ones_like(logps), LossWeights(advantages, weight, weight, weight)
         )
+        none = jnp.zeros(len(logps), jnp.int32)
         return (
             weight[:, None]
-            * objective.policy_loss(logps, Microbatch(none, mask, specific, none, none), coefficients)[0]
+            * objective.policy_loss(
+                logps, Microbatch(none, mask, specific, none, none), coefficients
+            )[0]
         ).sum()
 
     return quick_jit(jax.value_and_grad(value))
@@ -187,10 +218,17 @@ def ours(
     level, over, cap, *lower = tis
     parts = [
         x.reshape(-1, T)
-        for x in (given.rows(given.logps), given.rows(given.sampler), given.rows(given.advantages), given.mask)
+        for x in (
+            given.rows(given.logps),
+            given.rows(given.sampler),
+            given.rows(given.advantages),
+            given.mask,
+        )
     ]
     weight = weights_of(mean, given.rewarded, given.live).reshape(-1)
-    value, slope = program(name, level, over)(*parts, weight, coefficients_of(low, high, cap, *lower))
+    value, slope = program(name, level, over)(
+        *parts, weight, coefficients_of(low, high, cap, *lower)
+    )
     return float(value), given.ragged(np.asarray(slope).reshape(given.mask.shape))
 
 
@@ -237,10 +275,14 @@ def test_the_other_losses_are_grpos_function() -> None:
 @pytest.mark.parametrize("name", DISTINCT)
 def test_truncated_importance_sampling(name: str, level: str, over: str) -> None:
     inputs, tis = batch(2), (level, over, 1.1)
-    weights = np.concatenate([loops.importance(x, s, *tis) for x, s in zip(inputs.logps, inputs.sampler, strict=True)])
+    weights = np.concatenate(
+        [loops.importance(x, s, *tis) for x, s in zip(inputs.logps, inputs.sampler, strict=True)]
+    )
     assert (weights == (0 if over == "mask" else 1.1)).any()
     assert ((weights > 0) & (weights < 1.1)).any()
-    agree(ours(name, inputs, "sequence", *bounds(name), tis), expected(name, inputs, "sequence", tis))
+    agree(
+        ours(name, inputs, "sequence", *bounds(name), tis), expected(name, inputs, "sequence", tis)
+    )
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -248,15 +290,20 @@ def test_truncated_importance_sampling(name: str, level: str, over: str) -> None
 def test_icepop_masks_weights_outside_two_bounds(name: str, level: str) -> None:
     inputs, tis = batch(2), (level, "mask", 1.1, 0.9)
     ratios = [
-        loops.importance(x, s, level, "mask", math.inf) for x, s in zip(inputs.logps, inputs.sampler, strict=True)
+        loops.importance(x, s, level, "mask", math.inf)
+        for x, s in zip(inputs.logps, inputs.sampler, strict=True)
     ]
-    below, above = (np.concatenate(ratios) < 0.9).any(), (np.concatenate(ratios) > 1.1).any()
+    below = (np.concatenate(ratios) < 0.9).any()
+    above = (np.concatenate(ratios) > 1.1).any()
     assert below and above
-    agree(ours(name, inputs, "sequence", *bounds(name), tis), expected(name, inputs, "sequence", tis))
+    agree(
+        ours(name, inputs, "sequence", *bounds(name), tis), expected(name, inputs, "sequence", tis)
+    )
 
 
 def test_without_a_lower_bound_programs_have_no_argument_for_it() -> None:
-    """So they are compiled from the text that they had before there was one. The same holds for the loss of experts."""
+    """So they are compiled from the text that they had before there was one. The same holds for the
+    loss of experts."""
     without = make_coefficients(RLConfig(tis="token", tis_mode="mask"))
     assert without.tis_low is None and without.expert_balance is None
     assert len(jax.tree.leaves(without)) == len(Coefficients._fields) - 2
@@ -264,9 +311,14 @@ def test_without_a_lower_bound_programs_have_no_argument_for_it() -> None:
     assert with_it.tis_low == 0.5 and len(jax.tree.leaves(with_it)) == len(Coefficients._fields) - 1
 
 
-@pytest.mark.parametrize("words", [{}, {"tis": "token"}, {"tis": "token", "tis_mode": "mask", "tis_cap": 0.5}])
+@pytest.mark.parametrize(
+    "words", [{}, {"tis": "token"}, {"tis": "token", "tis_mode": "mask", "tis_cap": 0.5}]
+)
 def test_a_lower_bound_needs_a_mask(words: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=r"cell\.rl\.tis_low = 0\.5 with tis = .*expected tis=token or tis=sequence"):
+    with pytest.raises(
+        InputError,
+        match=r"cell\.rl\.tis_low = 0\.5 with tis = .*expected tis=token or tis=sequence",
+    ):
         check_algorithm(RLConfig(tis_low=0.5, **words), [Cell(4, 4, 0)])
 
 
@@ -304,21 +356,30 @@ def test_advantages(seed: int) -> None:
         got = np.asarray(result[name])
         assert not got[~inputs.live].any(), name
         np.testing.assert_allclose(
-            got[inputs.live], loop(inputs.rewards, inputs.groups), rtol=1e-5, atol=1e-6, err_msg=name
+            got[inputs.live],
+            loop(inputs.rewards, inputs.groups),
+            rtol=1e-5,
+            atol=1e-6,
+            err_msg=name,
         )
     got = np.asarray(result["whiten"])
-    per_token = loops.whiten([np.full(len(x), r) for x, r in zip(inputs.logps, inputs.rewards, strict=True)])
+    per_token = loops.whiten(
+        [np.full(len(x), r) for x, r in zip(inputs.logps, inputs.rewards, strict=True)]
+    )
     np.testing.assert_allclose(got[inputs.live], [x[0] for x in per_token], rtol=1e-5, atol=1e-6)
-    assert set(result) == {*LOOPS, "whiten"}, "a new estimator needs a loop that computes the same, in LOOPS"
+    assert set(result) == {*LOOPS, "whiten"}, (
+        "a new estimator needs a loop that computes the same, in LOOPS"
+    )
 
 
 @pytest.mark.parametrize("mean", MEANS)
 def test_filters(mean: str) -> None:
-    """A zero-variance group is left out of the terms that filter it, their denominators included; so is a rollout that
-    was not chosen.
+    """A zero-variance group is left out of the terms that filter it, their denominators included;
+    so is a rollout that was not chosen.
     """
     inputs = batch(1)
-    every, same_rewards = [True] * len(inputs.rewards), loops.zero_variance(inputs.rewards, inputs.groups)
+    every = [True] * len(inputs.rewards)
+    same_rewards = loops.zero_variance(inputs.rewards, inputs.groups)
     selected = [i % N != 1 for i in range(len(every))]
     counts = inputs.rows(selected, 0) > 0
     for terms in ((), ("policy",), ("kl", "entropy"), ("policy", "kl", "entropy")):
@@ -326,9 +387,14 @@ def test_filters(mean: str) -> None:
         for used, remaining in ((inputs.live, every), (counts, selected)):
             result = make_loss_weights(rl, np.zeros(SHAPE), inputs.rewarded, used, T)
             for term in ("policy", "kl", "entropy"):
-                keep = [k and not (term in terms and s) for k, s in zip(remaining, same_rewards, strict=True)]
+                keep = [
+                    k and not (term in terms and s)
+                    for k, s in zip(remaining, same_rewards, strict=True)
+                ]
                 wanted = loops.aggregate(mean, inputs.base, inputs.groups, keep, T)
-                got = (np.asarray(getattr(result, term))[..., None] * inputs.rows(inputs.base, 0)).sum()
+                got = (
+                    np.asarray(getattr(result, term))[..., None] * inputs.rows(inputs.base, 0)
+                ).sum()
                 assert got == pytest.approx(wanted, rel=1e-5), (term, terms)
 
 
@@ -389,11 +455,16 @@ def measuring(*names: str) -> Any:
     return measured
 
 
-@pytest.mark.parametrize("name", ["reward", "tokens", "zero_variance", "entropy", "kl", "loss", "grad_norm"])
+@pytest.mark.parametrize(
+    "name", ["reward", "tokens", "zero_variance", "entropy", "kl", "loss", "grad_norm"]
+)
 def test_a_metric_of_a_loss_has_a_name_of_its_own(name: str) -> None:
     """Else it takes the place of isojax's metric, or is lost."""
     assert loss_metrics(measuring("mine", "clip_fraction"), "mine") == ["clip_fraction", "mine"]
-    with pytest.raises(InputError, match=rf"loss = mine: isojax has metrics {name} of its own; expected other names"):
+    with pytest.raises(
+        InputError,
+        match=rf"loss = mine: isojax has metrics {name} of its own; expected other names",
+    ):
         loss_metrics(measuring("mine", name), "mine")
     with pytest.raises(InputError, match=r"isojax has metrics parsed_fraction, turns of its own"):
         loss_metrics(measuring("turns", "mine", "parsed_fraction"), "mine")
@@ -403,4 +474,8 @@ def test_the_names_that_no_loss_may_take_are_those_of_the_objective() -> None:
     rl = RLConfig(kl=0.1, tis="token", tis_low=0.5)
     objective = PolicyObjective(DECODER, rl, SamplingConfig(), False)
     own = objective.metric_reductions.keys() - set(loss_metrics(objective.algorithm.loss, rl.loss))
-    assert {"loss", "entropy", "kl", "tis_weight", "tis_below", "sampler_logp_gap_max"} <= own <= algorithm.OWN_METRICS
+    assert (
+        {"loss", "entropy", "kl", "tis_weight", "tis_below", "sampler_logp_gap_max"}
+        <= own
+        <= algorithm.OWN_METRICS
+    )

@@ -15,19 +15,30 @@ from isojax.rl.metric import Metric, mean, merge, over_updates, total, values
 
 
 def test_merge_by_hand() -> None:
-    """Means by their weights: (.5 * 1 + .2 * 3) / 4; totals added; of maxima the larger; a name of one side stays."""
-    one = {"kl": mean(0.5, 1.0), "tokens": total(3.0), "gap": Metric(0.1, None, "max"), "crash": total(1.0)}
+    """Means by their weights: (.5 * 1 + .2 * 3) / 4; totals added; of maxima the larger; a name of
+    one side stays."""
+    one = {
+        "kl": mean(0.5, 1.0),
+        "tokens": total(3.0),
+        "gap": Metric(0.1, None, "max"),
+        "crash": total(1.0),
+    }
     other = {"kl": mean(0.2, 3.0), "tokens": total(4.0), "gap": Metric(0.4, None, "max")}
     for both in (merge(one, other), merge(other, one)):
         assert values(both) == pytest.approx({"kl": 0.275, "tokens": 7.0, "gap": 0.4, "crash": 1.0})
 
 
 def test_an_update_counts_by_the_tokens_it_trained_on() -> None:
-    """Entropies 2 and 1, of updates that trained on 1/4 and 3/4 of their tokens: (2 + 3) / 4. The loss, a total over an
-    update, counts once for each; an update that trained on nothing has no part in the entropy."""
+    """Entropies 2 and 1, of updates that trained on 1/4 and 3/4 of their tokens: (2 + 3) / 4. The
+    loss, a total over an update, counts once for each; an update that trained on nothing has no
+    part in the entropy."""
 
     def update(entropy: float, loss: float, fraction: float) -> dict[str, Metric]:
-        of_one = {"entropy": Metric(10 * entropy, 10.0, "mean"), "loss": total(loss), "gap": Metric(loss, None, "max")}
+        of_one = {
+            "entropy": Metric(10 * entropy, 10.0, "mean"),
+            "loss": total(loss),
+            "gap": Metric(loss, None, "max"),
+        }
         return over_updates(of_one, fraction)
 
     sums = merge(update(2.0, 0.5, 0.25), update(1.0, 0.1, 0.75))

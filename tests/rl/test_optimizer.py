@@ -1,4 +1,5 @@
-"""The learning rate's numbers: its growth with B from an anchor by three rules, ten updates of warm-up."""
+"""The learning rate's numbers: its growth with B from an anchor by three rules, ten updates of
+warm-up."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def test_by_hand(step: int, B: int, expected: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scaling", "small", "large"), [("constant", 1e-3, 1e-3), ("linear", 2.5e-4, 4e-3), ("sqrt", 5e-4, 2e-3)]
+    ("scaling", "small", "large"),
+    [("constant", 1e-3, 1e-3), ("linear", 2.5e-4, 4e-3), ("sqrt", 5e-4, 2e-3)],
 )
 def test_each_rule_at_a_quarter_of_the_anchors_batch_and_at_four_times(
     scaling: str, small: float, large: float
@@ -58,6 +60,9 @@ def test_one_program_serves_every_batch_and_step() -> None:
         traced += 1
         return learning_rate(rules("linear"), step, B, anchor)
 
-    got = [float(compiled(jnp.int32(s), jnp.int32(B), jnp.float32(a))) for s, B, a in ((9, 512, 1.0), (0, 2048, 3.0))]
+    got = [
+        float(compiled(jnp.int32(s), jnp.int32(B), jnp.float32(a)))
+        for s, B, a in ((9, 512, 1.0), (0, 2048, 3.0))
+    ]
     assert got == pytest.approx([0.5, 0.6], rel=1e-6)
     assert traced == 1

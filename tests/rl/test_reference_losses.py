@@ -1,5 +1,5 @@
-"""The loops of reference_losses.py against TRL's and verl's own code, whose numbers make_loss_references.py wrote, and
-by hand.
+"""The loops of reference_losses.py against TRL's and verl's own code, whose numbers
+make_loss_references.py wrote, and by hand.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def check(theirs: dict[str, Any], f: Any, at: list[Response]) -> None:
 
 
 def policy_term(loss: str, mean: str, advantages: list[Response], *tis: Any) -> Any:
-    """The aggregated loss as a function of the log-probabilities, those under stop-gradient kept where they were."""
+    """The aggregated loss as a function of the log-probabilities, those under stop-gradient kept
+    where they were."""
 
     def f(logps: list[Response]) -> float:
         rows = zip(logps, LOGPS, SAMPLER, advantages, strict=True)
@@ -58,7 +59,15 @@ def penalty(kind: str, mean: str) -> Any:
 
 
 TRL, VERL = PEERS["trl"]["losses"], PEERS["verl"]["losses"]
-PLAIN = ["grpo sequence", "grpo token", "grpo constant", "dapo token", "gspo sequence", "gspo token", "cispo token"]
+PLAIN = [
+    "grpo sequence",
+    "grpo token",
+    "grpo constant",
+    "dapo token",
+    "gspo sequence",
+    "gspo token",
+    "cispo token",
+]
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -71,18 +80,22 @@ def test_losses_equal_trl(name: str) -> None:
 def test_truncated_importance_sampling_equals_trl_and_verl(name: str) -> None:
     """verl where GSPO has a token's weights: TRL's spreads them over the response."""
     loss, mean, _, level, mode = name.split()
-    check((TRL | VERL)[name], policy_term(loss, mean, ADVANTAGES, level, mode, NUMBERS["cap"]), LOGPS)
+    check(
+        (TRL | VERL)[name], policy_term(loss, mean, ADVANTAGES, level, mode, NUMBERS["cap"]), LOGPS
+    )
 
 
 def test_rloo_equals_trl_where_the_ratio_is_1() -> None:
-    """TRL's is a loss a response, exp of the summed log ratio: in value A a response, in gradient the sum of ours over
-    its tokens.
+    """TRL's is a loss a response, exp of the summed log ratio: in value A a response, in gradient
+    the sum of ours over its tokens.
     """
     expected = TRL["rloo at ratio 1"]
     rows = [(x, x, a) for x, a in zip(LOGPS, ADVANTAGES, strict=True)]
 
     def f(logps: list[Response]) -> float:
-        values = [loops.rloo(moved, x, x, a, CLIP) for moved, (x, _, a) in zip(logps, rows, strict=True)]
+        values = [
+            loops.rloo(moved, x, x, a, CLIP) for moved, (x, _, a) in zip(logps, rows, strict=True)
+        ]
         return T * loops.aggregate("constant", values, GROUPS, EVERY, T)
 
     assert expected["loss"] == pytest.approx(-np.mean(BATCH["advantages"]), rel=1e-12)
@@ -93,11 +106,15 @@ def test_rloo_equals_trl_where_the_ratio_is_1() -> None:
 @pytest.mark.parametrize("mean", ["token", "sequence"])
 def test_kl_and_entropy_join_the_loss_as_in_trl(mean: str) -> None:
     of_policy, of_kl = policy_term("grpo", mean, ADVANTAGES), penalty("k3", mean)
-    check(TRL[f"grpo {mean} k3"], lambda logps: of_policy(logps) + NUMBERS["kl"] * of_kl(logps), LOGPS)
+    check(
+        TRL[f"grpo {mean} k3"], lambda logps: of_policy(logps) + NUMBERS["kl"] * of_kl(logps), LOGPS
+    )
     if mean == "token":
         bonus = NUMBERS["entropy"] * loops.aggregate(mean, ragged("entropies"), GROUPS, EVERY, T)
         check(
-            TRL["grpo token k3 entropy"], lambda logps: of_policy(logps) + NUMBERS["kl"] * of_kl(logps) - bonus, LOGPS
+            TRL["grpo token k3 entropy"],
+            lambda logps: of_policy(logps) + NUMBERS["kl"] * of_kl(logps) - bonus,
+            LOGPS,
         )
 
 
@@ -116,7 +133,11 @@ def test_value_loss_equals_verl() -> None:
     def f(values: list[Response]) -> float:
         rows = zip(values, ragged("values"), PER_TOKEN, strict=True)
         return loops.aggregate(
-            "token", [loops.value_loss(*row, NUMBERS["value_clip"]) for row in rows], GROUPS, EVERY, T
+            "token",
+            [loops.value_loss(*row, NUMBERS["value_clip"]) for row in rows],
+            GROUPS,
+            EVERY,
+            T,
         )
 
     check(VERL["value token"], f, ragged("values_now"))
@@ -139,13 +160,18 @@ def test_gae_equals_verl() -> None:
 def test_advantages_equal_trl_and_verl() -> None:
     rewards = BATCH["rewards"]
     for peer, epsilon in (("trl", 1e-4), ("verl", 1e-6)):
-        np.testing.assert_allclose(loops.group(rewards, GROUPS, epsilon), PEERS[peer]["group"], rtol=1e-12)
+        np.testing.assert_allclose(
+            loops.group(rewards, GROUPS, epsilon), PEERS[peer]["group"], rtol=1e-12
+        )
         np.testing.assert_allclose(loops.centred(rewards, GROUPS), PEERS[peer]["mean"], rtol=1e-12)
         np.testing.assert_allclose(
-            loops.leave_one_out(rewards, GROUPS), PEERS[peer]["leave_one_out"], rtol=1e-12, atol=1e-15
+            loops.leave_one_out(rewards, GROUPS),
+            PEERS[peer]["leave_one_out"],
+            rtol=1e-12,
+            atol=1e-15,
         )
-    # verl whitens the centred rewards of one-token responses, sqrt(var + 1e-8): ours adds 1e-6 to the standard
-    # deviation, about .37.
+    # verl whitens the centred rewards of one-token responses, sqrt(var + 1e-8): ours adds 1e-6 to
+    # the standard deviation, about .37.
     np.testing.assert_allclose(loops.batch(rewards, GROUPS), PEERS["verl"]["batch"], rtol=4e-6)
     per_token = [np.full(len(row), r) for row, r in zip(LOGPS, rewards, strict=True)]
     for ours, theirs in zip(loops.whiten(per_token), PEERS["verl"]["whiten"], strict=True):
@@ -154,12 +180,14 @@ def test_advantages_equal_trl_and_verl() -> None:
 
 def test_entropy_equals_trl_and_verl() -> None:
     for peer in ("trl", "verl"):
-        np.testing.assert_allclose(loops.entropy(np.array(BATCH["logits"])), PEERS[peer]["entropy"], rtol=1e-12)
+        np.testing.assert_allclose(
+            loops.entropy(np.array(BATCH["logits"])), PEERS[peer]["entropy"], rtol=1e-12
+        )
 
 
 def test_the_batch_has_what_the_losses_differ_in() -> None:
-    """Ratios clipped above and below, weights beyond the cap, of tokens and of responses, a group of one reward,
-    lengths from 1 to T.
+    """Ratios clipped above and below, weights beyond the cap, of tokens and of responses, a group
+    of one reward, lengths from 1 to T.
     """
     ratios = np.exp(np.concatenate(LOGPS) - np.concatenate(SAMPLER))
     full = np.array([np.exp(sum(a) - sum(b)) for a, b in zip(LOGPS, SAMPLER, strict=True)])
@@ -174,8 +202,14 @@ def test_the_batch_has_what_the_losses_differ_in() -> None:
 
 
 def test_aggregation_by_hand() -> None:
-    """No peer has the prompt mean, nor leaves responses out: two problems of two responses, T = 4."""
-    values = [np.array([1.0]), np.array([2.0, 4.0, 6.0]), np.array([8.0, 8.0]), np.array([3.0, 3.0])]
+    """No peer has the prompt mean, nor leaves responses out: two problems of two responses, T =
+    4."""
+    values = [
+        np.array([1.0]),
+        np.array([2.0, 4.0, 6.0]),
+        np.array([8.0, 8.0]),
+        np.array([3.0, 3.0]),
+    ]
     groups = [0, 0, 1, 1]
     expected = {
         "token": (35 / 8, 22 / 4),
@@ -185,5 +219,7 @@ def test_aggregation_by_hand() -> None:
     }
     for kind, (full, second) in expected.items():
         assert loops.aggregate(kind, values, groups, [True] * 4, 4) == pytest.approx(full)
-        assert loops.aggregate(kind, values, groups, [False, False, True, True], 4) == pytest.approx(second)
+        assert loops.aggregate(
+            kind, values, groups, [False, False, True, True], 4
+        ) == pytest.approx(second)
         assert loops.aggregate(kind, values, groups, [False] * 4, 4) == 0

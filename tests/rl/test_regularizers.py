@@ -1,4 +1,5 @@
-"""k3 and entropy by hand; their slopes by finite differences; k3 estimates the KL that enumeration gives."""
+"""k3 and entropy by hand; their slopes by finite differences; k3 estimates the KL that enumeration
+gives."""
 
 from __future__ import annotations
 
@@ -40,4 +41,6 @@ def test_entropys_slope_by_finite_differences() -> None:
 
     slope = jax.grad(lambda x: entropy(jax.nn.log_softmax(x)))(jnp.array(x, jnp.float32))
     h = 1e-5
-    np.testing.assert_allclose(slope, [(exact(x + h * e) - exact(x - h * e)) / (2 * h) for e in np.eye(6)], atol=1e-5)
+    np.testing.assert_allclose(
+        slope, [(exact(x + h * e) - exact(x - h * e)) / (2 * h) for e in np.eye(6)], atol=1e-5
+    )

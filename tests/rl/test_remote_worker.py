@@ -1,4 +1,5 @@
-"""The weights that processes which train send to those which only sample; the runs are in tests/e2e/test_hosts.py."""
+"""The weights that processes which train send to those which only sample; the runs are in
+tests/e2e/test_hosts.py."""
 
 from __future__ import annotations
 
@@ -20,10 +21,14 @@ from tests.device import DECODER, policy
 
 @pytest.mark.parametrize(
     ("trainer", "sampler"),
-    [(MeshShape(fsdp=2, tensor=2), MeshShape(data=4)), (MeshShape(data=4), MeshShape(fsdp=2, tensor=2))],
+    [
+        (MeshShape(fsdp=2, tensor=2), MeshShape(data=4)),
+        (MeshShape(data=4), MeshShape(fsdp=2, tensor=2)),
+    ],
 )
 def test_weights_arrive_whole(trainer: MeshShape, sampler: MeshShape) -> None:
-    """Each part is sent once, however many devices have it; only what the sampler's devices need is filled."""
+    """Each part is sent once, however many devices have it; only what the sampler's devices need is
+    filled."""
     devices = jax.devices()
     shardings = DECODER.shardings(make_mesh(sampler, devices[4:]))
     in_bfloat16 = jax.tree.map(lambda x: x.astype("bfloat16"), policy())

@@ -1,5 +1,6 @@
-"""A mixture of experts whose responses have turns: the experts that a sampler records of drawn tokens and of replies,
-and their replay in an update. Turns and replies are those of tests/sampling/test_turns.py.
+"""A mixture of experts whose responses have turns: the experts that a sampler records of drawn
+tokens and of replies, and their replay in an update. Turns and replies are those of
+tests/sampling/test_turns.py.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl import experts as rl_experts
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.metric import values
-from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
+from isojax.rl.objective import (
+    LossWeights,
+    PolicyInputs,
+    PolicyObjective,
+    UpdateInputs,
+    make_coefficients,
+)
 from isojax.sampling import engine
 from isojax.sampling.batch import ProblemArrays, RoutedRollouts
 from isojax.sampling.engine import build_sampler
@@ -43,16 +50,21 @@ CONFIG = ModelConfig(
 )
 DECODER = Decoder(CONFIG, VOCAB)
 SAMPLING = SamplingConfig(prompt_length=P, response_length=T)
-IN_BLOCKS, TOGETHER = 4, 32  # responses of a microbatch: prompts go first, or together with the responses
+# responses of a microbatch: prompts go first, or together with the responses
+IN_BLOCKS = 4
+TOGETHER = 32
 
 
 def shapes(axes: str, microbatch: int = IN_BLOCKS) -> SamplerShapes:
-    """Fewer slots than rollouts, so that a slot's next rollout follows one that was longer or shorter."""
+    """Fewer slots than rollouts, so that a slot's next rollout follows one that was longer or
+    shorter."""
     return SamplerShapes([(B_P, N)], shard_count(mesh(axes)), 8, microbatch, P, T, prefill_batch=4)
 
 
 def problems(axes: str) -> ProblemArrays:
-    return ProblemArrays(*(np.resize(x[:B_P], (shapes(axes).problem_rows, *x.shape[1:])) for x in PROBLEMS))
+    return ProblemArrays(
+        *(np.resize(x[:B_P], (shapes(axes).problem_rows, *x.shape[1:])) for x in PROBLEMS)
+    )
 
 
 @cache
@@ -67,13 +79,17 @@ def host_reply(rollouts: np.ndarray, tokens: list[np.ndarray]) -> list[np.ndarra
 
 @cache
 def sampled(axes: str, replies: str, weights: str = "compute") -> RoutedRollouts:
-    """Rollouts [S rows ...] of a sampler with weights as they are, or in int8; two tokens in a chunk."""
-    decoder, on = DECODER.with_options(ComputeOptions(rollout_weights=weights)), mesh(axes)
+    """Rollouts [S rows ...] of a sampler with weights as they are, or in int8; two tokens in a
+    chunk."""
+    decoder = DECODER.with_options(ComputeOptions(rollout_weights=weights))
+    on = mesh(axes)
     arguments = params(axes), problems(axes), np.int32(B_P), np.int32(N), jax.random.key(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "CHUNK_TOKENS", 2)
         if replies == "on device":
-            sample = build_sampler(decoder, shapes(axes), on, SAMPLING, DEVICE, records_experts=True)
+            sample = build_sampler(
+                decoder, shapes(axes), on, SAMPLING, DEVICE, records_experts=True
+            )
             return quick_jit(sample)(*arguments)
 
         patch.setattr(jax, "jit", quick_jit)
@@ -89,7 +105,8 @@ def in_order(axes: str, rollouts: RoutedRollouts) -> RoutedRollouts:
 
 
 def experts_of_whole_sequences(rollouts: RoutedRollouts) -> tuple[np.ndarray, np.ndarray]:
-    """The experts [B P l k] and [B T l k] that one pass over each prompt and response chooses, replies included."""
+    """The experts [B P l k] and [B T l k] that one pass over each prompt and response chooses,
+    replies included."""
     prompt_lengths = PROBLEMS.lengths[:B_P].repeat(N)
     rows = np.zeros((B, P + T), np.int32)
     for row, (length, tokens) in enumerate(zip(prompt_lengths, rollouts.tokens, strict=True)):
@@ -99,12 +116,16 @@ def experts_of_whole_sequences(rollouts: RoutedRollouts) -> tuple[np.ndarray, np
     @quick_jit
     def route(params: Any) -> Any:
         start = jnp.zeros(B, jnp.int32)
-        _, routed = DECODER.forward_with_routers(params, jnp.asarray(rows), start, routers=RouterPass(to_recorded))
+        _, routed = DECODER.forward_with_routers(
+            params, jnp.asarray(rows), start, routers=RouterPass(to_recorded)
+        )
         by_stack = [x if x is None else x.reshape(len(x), *rows.shape, K) for x in routed]
         return join_choices(DECODER.stacks, by_stack)
 
     experts = np.asarray(route(params("auto")))
-    responses = [of_row[length : length + T] for of_row, length in zip(experts, prompt_lengths, strict=True)]
+    responses = [
+        of_row[length : length + T] for of_row, length in zip(experts, prompt_lengths, strict=True)
+    ]
     return experts[:, :P], np.stack(responses)
 
 
@@ -133,21 +154,28 @@ def test_recorded_experts_are_those_of_each_token_in_its_place(axes: str, replie
 def update_metrics(rollouts: RoutedRollouts, microbatch: int, replays: bool) -> dict[str, Any]:
     """Of an update on these rollouts [B ...], without advantages: its gradient is not read."""
     axes = "auto"
-    on, rl, of_batch = mesh(axes), RLConfig(replay_experts=replays), shapes(axes, microbatch)
+    on = mesh(axes)
+    rl = RLConfig(replay_experts=replays)
+    of_batch = shapes(axes, microbatch)
     rollouts = RoutedRollouts(*(scatter(of_batch, x) for x in rollouts))
     objective = PolicyObjective(DECODER, rl, SAMPLING, vocab_split=False)
     gradient = build_gradient(objective, of_batch, on, DECODER.logical_axes(), DECODER.shapes())
 
     loss_weights = LossWeights(*[jnp.zeros(rollouts.lengths.shape)] * 4)
     inputs = PolicyInputs(rollouts.logps, rollouts.nucleus_mass, loss_weights)
-    responses = ResponseBatch(rollouts.tokens, rollouts.mask, inputs, rollouts.prompt_experts, rollouts.experts)
+    responses = ResponseBatch(
+        rollouts.tokens, rollouts.mask, inputs, rollouts.prompt_experts, rollouts.experts
+    )
     update = UpdateInputs(params(axes), {}, problems(axes), make_coefficients(rl))
-    metrics = quick_jit(lambda *given: gradient(*given)[1])(update, responses, np.int32(B_P), np.int32(N))
+    metrics = quick_jit(lambda *given: gradient(*given)[1])(
+        update, responses, np.int32(B_P), np.int32(N)
+    )
     return values(jax.tree.map(float, metrics))
 
 
 def compare_met_experts(weights: Any, routing: Any, sampled: Any) -> Any:
-    """`sum_routing`, which counts tokens whose own choice is the sampler's; this one, those that met its experts."""
+    """`sum_routing`, which counts tokens whose own choice is the sampler's; this one, those that
+    met its experts."""
     sums = sum_routing(weights, routing, sampled)
     is_same = (jnp.sort(routing.experts, -1) == jnp.sort(sampled, -1)).all(-1)
     return sums._replace(agreeing=jnp.where(is_same, weights.reshape(-1), 0.0).sum())
@@ -156,9 +184,12 @@ def compare_met_experts(weights: Any, routing: Any, sampled: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("microbatch", [IN_BLOCKS, TOGETHER])
 @pytest.mark.parametrize("replies", ["on device", "on the host"])
-def test_an_update_meets_the_samplers_experts(replies: str, microbatch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a sampler that rounds as the update does, all experts agree, so that each token is compared with its own. Of
-    one in int8 many differ; replayed, they are those of every token, and log-probabilities are no further apart."""
+def test_an_update_meets_the_samplers_experts(
+    replies: str, microbatch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a sampler that rounds as the update does, all experts agree, so that each token is
+    compared with its own. Of one in int8 many differ; replayed, they are those of every token, and
+    log-probabilities are no further apart."""
     alike = update_metrics(in_order("auto", sampled("auto", replies)), microbatch, replays=False)
     assert alike["expert_agreement"] == 1.0 and alike["sampler_logp_gap_max"] < 1e-4
 
@@ -171,4 +202,7 @@ def test_an_update_meets_the_samplers_experts(replies: str, microbatch: int, mon
 
     monkeypatch.setattr(rl_experts, "sum_routing", compare_met_experts)
     assert update_metrics(rounded, microbatch, replays=True)["expert_agreement"] == 1.0
-    assert update_metrics(rounded, microbatch, replays=False)["expert_agreement"] == own["expert_agreement"]
+    assert (
+        update_metrics(rounded, microbatch, replays=False)["expert_agreement"]
+        == own["expert_agreement"]
+    )

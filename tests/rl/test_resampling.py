@@ -1,4 +1,5 @@
-"""What each problem's rollouts came to, as the update on device and the one verified on the host report it."""
+"""What each problem's rollouts came to, as the update on device and the one verified on the host
+report it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from tests.rl.test_inline_rollouts import COUNT, RL, TABLE, B_p, FixedOrder, Spo
 def test_right_answers_by_problem(axes: str) -> None:
     """Against those that the verifier on the host was shown, one by one."""
     twin, task = Twin(axes), Spoken()
-    twin.cell = twin.cell.model_copy(update={"rl": RL.model_copy(update={"no_positive_resampling": 0.9})})
+    twin.cell = twin.cell.model_copy(
+        update={"rl": RL.model_copy(update={"no_positive_resampling": 0.9})}
+    )
     order = FixedOrder(index()[:, :B_p], drop_above=0.9)
     _, host_metrics = twin.inline(task, order=order)
     reward_sums = order.reward_sums

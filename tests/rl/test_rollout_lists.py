@@ -1,4 +1,5 @@
-"""The local sampler's rollouts, made lists and buffers again, are the same; lists that are no rollouts are refused."""
+"""The local sampler's rollouts, made lists and buffers again, are the same; lists that are no
+rollouts are refused."""
 
 from __future__ import annotations
 
@@ -42,9 +43,12 @@ def make_request(setup: EngineSetup) -> SampleRequest:
 
 
 @pytest.mark.parametrize(
-    ("axes", "top_p", "interrupted"), [("data=1", 1.0, False), (MESHES[0], 0.9, False), ("data=8", 0.9, True)]
+    ("axes", "top_p", "interrupted"),
+    [("data=1", 1.0, False), (MESHES[0], 0.9, False), ("data=8", 0.9, True)],
 )
-def test_the_local_samplers_rollouts_as_lists_and_back(axes: str, top_p: float, interrupted: bool) -> None:
+def test_the_local_samplers_rollouts_as_lists_and_back(
+    axes: str, top_p: float, interrupted: bool
+) -> None:
     setup = engine_setup(axes, top_p, interrupted)
     request = make_request(setup)
     layout = Layout(request.B_p, request.n, setup.shapes.shards)
@@ -65,7 +69,9 @@ def test_the_local_samplers_rollouts_as_lists_and_back(axes: str, top_p: float, 
 def test_a_response_by_hand() -> None:
     """Cut at T; context is marked; what is not there is padding."""
     setup = engine_setup("data=1")
-    request = dataclasses.replace(make_request(setup), problems=make_request(setup).problems[:1], n=2)
+    request = dataclasses.replace(
+        make_request(setup), problems=make_request(setup).problems[:1], n=2
+    )
     long = SampledResponse([5, 6, 7, 8, 9, 4], [-1, -2, -3, -4, -5, -6], stopped=True)
     short = SampledResponse([5, ~6, EOS], [-1, 0, -3], stopped=True)
 
@@ -82,12 +88,17 @@ def test_a_response_by_hand() -> None:
     ("responses", "problem"),
     [
         ([SampledResponse([3], [-1], True)], r"1 responses, expected 1 problems x 2\."),
-        ([SampledResponse([3], [-1], True), SampledResponse([5, 24], [-1, -1], True)], "response 1 has token 24 at"),
+        (
+            [SampledResponse([3], [-1], True), SampledResponse([5, 24], [-1, -1], True)],
+            "response 1 has token 24 at",
+        ),
         ([SampledResponse([3], [], True)] * 2, "response 0 has 1 tokens and 0 log-probs"),
     ],
 )
 def test_lists_that_are_no_rollouts(responses: list[SampledResponse], problem: str) -> None:
     setup = engine_setup("data=1")
-    request = dataclasses.replace(make_request(setup), problems=make_request(setup).problems[:1], n=2)
+    request = dataclasses.replace(
+        make_request(setup), problems=make_request(setup).problems[:1], n=2
+    )
     with pytest.raises(InputError, match=problem):
         rollouts_from_lists(setup, request, responses)

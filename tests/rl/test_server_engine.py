@@ -1,4 +1,5 @@
-"""What a server samples comes back as rollouts, whichever dialect it speaks; and what is wrong with one is said."""
+"""What a server samples comes back as rollouts, whichever dialect it speaks; and what is wrong with
+one is said."""
 
 from __future__ import annotations
 
@@ -45,18 +46,26 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> TextTask:
 
 
 def make_setup(task: TextTask, **sampling: Any) -> EngineSetup:
-    shapes = SamplerShapes([(len(PROBLEMS), n)], 1, 1, 1, prompt_length=16, response_length=T, prefill_batch=1)
-    sampling_config = SamplingConfig(**{"prompt_length": 16, "response_length": T, "temperature": 0.5, **sampling})
+    shapes = SamplerShapes(
+        [(len(PROBLEMS), n)], 1, 1, 1, prompt_length=16, response_length=T, prefill_batch=1
+    )
+    sampling_config = SamplingConfig(
+        **{"prompt_length": 16, "response_length": T, "temperature": 0.5, **sampling}
+    )
     return EngineSetup(DECODER, task, shapes, mesh("data=1"), sampling_config)
 
 
 def make_request(setup: EngineSetup, seed: int = 0) -> SampleRequest:
     problem_set = tokenize(setup.task, setup.sampling, PROBLEMS)
-    return SampleRequest(PROBLEMS, pad_problems(problem_set.arrays, setup.shapes), n, jax.random.key(seed))
+    return SampleRequest(
+        PROBLEMS, pad_problems(problem_set.arrays, setup.shapes), n, jax.random.key(seed)
+    )
 
 
 def options(server: FakeServer, **others: Any) -> ServerOptions:
-    return ServerOptions(server.url, **{"timeout": 20.0, "in_flight": 3, "retries": 2, "first_wait": 0.01, **others})
+    return ServerOptions(
+        server.url, **{"timeout": 20.0, "in_flight": 3, "retries": 2, "first_wait": 0.01, **others}
+    )
 
 
 def sample(engine: ServerEngine, listener: Listener | None = None) -> Rollouts:
@@ -67,7 +76,8 @@ def sample(engine: ServerEngine, listener: Listener | None = None) -> Rollouts:
 
 @pytest.mark.parametrize("owner", DIALECTS)
 def test_what_the_server_draws_are_the_rollouts(task: TextTask, owner: str) -> None:
-    """Each problem's, in its place, end token and log-probs too; a listener is told of each once."""
+    """Each problem's, in its place, end token and log-probs too; a listener is told of each
+    once."""
     told: dict[int, list[int]] = {}
 
     def on_finished(rollouts: np.ndarray, tokens: list[np.ndarray]) -> None:
@@ -94,7 +104,9 @@ def test_what_the_server_draws_are_the_rollouts(task: TextTask, owner: str) -> N
         assert sorted(task.decode(np.asarray(one.tokens)) for one in own) == texts
         assert sum(one.stopped for one in own) == sum(tokens[-1] == 2 for tokens in drawn)
     for one in responses:
-        expected = [-0.25 * (1 + int(t) % 4) for t in one.tokens] if needs_logps else [0] * len(one.tokens)
+        expected = (
+            [-0.25 * (1 + int(t) % 4) for t in one.tokens] if needs_logps else [0] * len(one.tokens)
+        )
         np.testing.assert_allclose(one.logps, expected, rtol=1e-6)
     if owner != "sglang":  # which follows no seeds
         np.testing.assert_array_equal(np.asarray(again.tokens), np.asarray(rollouts.tokens))
@@ -111,7 +123,9 @@ def test_a_request_is_for_at_most_sixteen_with_a_seed_of_its_own(task: TextTask)
     assert sorted(body["n"] for body in bodies[1:7]) == [4, 4, 4, 16, 16, 16]
     seeds = [body["seed"] for body in bodies[1:]]
     assert len(set(seeds)) == 12 and all(0 <= seed < 2**31 for seed in seeds)
-    assert {(body["temperature"], body["top_p"], body["max_tokens"]) for body in bodies} == {(0.7, 0.9, T)}
+    assert {(body["temperature"], body["top_p"], body["max_tokens"]) for body in bodies} == {
+        (0.7, 0.9, T)
+    }
     assert all("logprobs" not in body for body in bodies)
 
 
@@ -150,7 +164,9 @@ def later(change: Callable[[Any], None]) -> Callable[[Any], None]:
 
 def test_a_server_that_is_not_there(task: TextTask) -> None:
     nobody = ServerOptions("localhost:9", retries=1, first_wait=0.01)
-    with pytest.raises(RunFailed, match=r"the server localhost:9 does not answer \(.*refused.*\)\. Start it again"):
+    with pytest.raises(
+        RunFailed, match=r"the server localhost:9 does not answer \(.*refused.*\)\. Start it again"
+    ):
         ServerEngine(make_setup(task), nobody)
 
 
@@ -165,12 +181,16 @@ def test_a_server_that_dies(task: TextTask) -> None:
 def test_a_server_that_is_too_slow(task: TextTask) -> None:
     start = time.monotonic()
     said = refused(task, "vllm", fault=lambda count, body: time.sleep(1.0))
-    assert said.startswith("later: the server URL is too slow: no answer within 0.3 s, 2 times; raise --server-timeout")
+    assert said.startswith(
+        "later: the server URL is too slow: no answer within 0.3 s, 2 times; raise --server-timeout"
+    )
     assert time.monotonic() - start < 10
 
 
 def test_a_request_that_is_refused(task: TextTask) -> None:
-    said = refused(task, "vllm", fault=lambda count, body: (400, {"message": "max_tokens is too large"}))
+    said = refused(
+        task, "vllm", fault=lambda count, body: (400, {"message": "max_tokens is too large"})
+    )
     assert "at the start: the server URL refuses" in said and "max_tokens is too large" in said
 
 
@@ -180,7 +200,9 @@ def test_tokens_outside_the_vocabulary(task: TextTask) -> None:
 
     said = refused(task, "llamacpp", spoil=later(change))
     assert f"gives token {task.vocab}, expected one of a vocabulary of {task.vocab}" in said
-    assert said.startswith("later") and refused(task, "llamacpp", spoil=change).startswith("at the start")
+    assert said.startswith("later") and refused(task, "llamacpp", spoil=change).startswith(
+        "at the start"
+    )
 
 
 def test_tokens_that_are_not_those_of_the_text(task: TextTask) -> None:
@@ -189,7 +211,10 @@ def test_tokens_that_are_not_those_of_the_text(task: TextTask) -> None:
 
     for spoil, kind in ((change, "at the start"), (later(change), "later")):
         said = refused(task, "llamacpp", spoil=spoil)
-        assert said.startswith(kind) and "is not that of its token ids, the first 'something else' and" in said
+        assert (
+            said.startswith(kind)
+            and "is not that of its token ids, the first 'something else' and" in said
+        )
 
 
 def test_no_token_ids(task: TextTask) -> None:
@@ -198,7 +223,10 @@ def test_no_token_ids(task: TextTask) -> None:
             choice.pop("token_ids")
 
     said = refused(task, "vllm", spoil=change)
-    assert said.startswith("at the start") and "gives no token ids; vLLM gives them from 0.10.2 on" in said
+    assert (
+        said.startswith("at the start")
+        and "gives no token ids; vLLM gives them from 0.10.2 on" in said
+    )
 
 
 def test_another_tokenizer(task: TextTask) -> None:
@@ -207,7 +235,9 @@ def test_another_tokenizer(task: TextTask) -> None:
 
     assert "at the start" in refused(task, "me", spoil=change)
     said = refused(task, "me", spoil=later(change))
-    received, expected = re.findall(r"counts (\d+) tokens in a prompt of (\d+): it has another tokenizer", said)[0]
+    received, expected = re.findall(
+        r"counts (\d+) tokens in a prompt of (\d+): it has another tokenizer", said
+    )[0]
     assert int(received) == int(expected) + 2
 
 
@@ -218,27 +248,37 @@ def test_no_log_probs_where_they_are_needed(task: TextTask) -> None:
     said = refused(task, "sglang", needs_logps=True, spoil=change)
     assert said.startswith("at the start") and "gives no log-probs with" in said
     said = refused(task, "me", needs_logps=True)
-    assert said.startswith("at the start: the server URL (llama-cpp-python) gives no log-probs of the distribution")
+    assert said.startswith(
+        "at the start: the server URL (llama-cpp-python) gives no log-probs of the distribution"
+    )
 
 
 @pytest.mark.parametrize("owner", GIVES_TOKENS)
 def test_log_probs_of_another_temperature(task: TextTask, owner: str) -> None:
     """Of two tokens whose logits differ by 3.5, at temperature 0.5 log-probs differ by 7."""
     said = refused(task, owner, needs_logps=True, logp_temperature=1.0)
-    assert said.startswith("at the start: the server URL gives log-probs of another temperature than 0.5")
+    assert said.startswith(
+        "at the start: the server URL gives log-probs of another temperature than 0.5"
+    )
     assert "two tokens differ by 3.500, expected 7.000 (3.500 at temperature 1)" in said
 
 
 def test_an_end_that_is_none(task: TextTask) -> None:
     def change(answer: Any) -> None:
-        answer |= {"tokens": [75], "content": task.decode(np.array([75], np.int32)), "stop_type": "eos"}
+        answer |= {
+            "tokens": [75],
+            "content": task.decode(np.array([75], np.int32)),
+            "stop_type": "eos",
+        }
 
     assert "ended a response after token 75, which ends none for isojax ((2,) do)" in refused(
         task, "llamacpp", spoil=change
     )
 
 
-@pytest.mark.parametrize(("answer", "problem"), [(b"<html>", "gives no JSON"), ({"x": 1}, "is not as those of vllm")])
+@pytest.mark.parametrize(
+    ("answer", "problem"), [(b"<html>", "gives no JSON"), ({"x": 1}, "is not as those of vllm")]
+)
 def test_answers_of_another_shape(task: TextTask, answer: Any, problem: str) -> None:
     assert problem in refused(task, "vllm", fault=lambda count, body: (200, answer))
 
@@ -249,7 +289,10 @@ def test_what_a_server_cannot_sample(task: TextTask) -> None:
             ServerEngine(make_setup(task, top_p=0.9), options(server))
         with pytest.raises(InputError, match="a server samples text"):
             ServerEngine(replace(make_setup(task), task=Parity()), options(server))
-    with running(FakeServer(task, "sglang")) as server, pytest.raises(InputError, match="gives log-probs before top-p"):
+    with (
+        running(FakeServer(task, "sglang")) as server,
+        pytest.raises(InputError, match="gives log-probs before top-p"),
+    ):
         ServerEngine(make_setup(task, top_p=0.9), options(server), needs_logps=True)
     with pytest.raises(InputError, match="no URL; expected one such as"):
         ServerEngine(make_setup(task), ServerOptions("ftp://x"))
@@ -259,18 +302,28 @@ def test_the_key_of_a_server(task: TextTask, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("ISOJAX_SERVER_KEY", "a key")
     with running(FakeServer(task, "vllm")) as server:
         client = ServerEngine(make_setup(task), options(server)).client
-        assert client._headers(b"") == {"Content-Type": "application/json", "Authorization": "Bearer a key"}
+        assert client._headers(b"") == {
+            "Content-Type": "application/json",
+            "Authorization": "Bearer a key",
+        }
 
 
 def test_stop_strings_and_texts(tmp_path: Path) -> None:
     """Where a response ends by a stop string, as the local sampler counts it."""
     folder = byte_level(tmp_path / "lm")
-    sections: dict[str, Any] = {"model": {"path": str(folder)}, "prompt": {"format": "raw", "stop": ("\n",)}}
+    sections: dict[str, Any] = {
+        "model": {"path": str(folder)},
+        "prompt": {"format": "raw", "stop": ("\n",)},
+    }
     task = build_task(CellConfig.model_validate({"task": "addition", **sections}), 1)
     assert not is_on_device(task) and task.stop_strings == ("\n",)
     tokens = np.array(task.tokenizer("12\n7", add_special_tokens=False)["input_ids"])
     end = task.find_end(tokens)
-    assert end is not None and task.decode(tokens[: end - 1]) == "12" and task.find_end(tokens[: end - 1]) is None
+    assert (
+        end is not None
+        and task.decode(tokens[: end - 1]) == "12"
+        and task.find_end(tokens[: end - 1]) is None
+    )
     assert task.decode(task.tokens_of_text("12", stopped=True)) == "12"
     assert task.tokens_of_text("12", stopped=True)[-1] == 2
     assert task.find_end(task.tokens_of_text("12", stopped=False)) is None

@@ -1,5 +1,5 @@
-"""The compiled update: loops that equal single calls, seeds that repeat, one program for a sweep, and its text on eight
-devices.
+"""The compiled update: loops that equal single calls, seeds that repeat, one program for a sweep,
+and its text on eight devices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,18 @@ from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, build_init_state
 from isojax.rl.train_step import TrainStep
-from tests.device import CONFIG, DECODER, MESHES, P, Parity, T, mesh, placed, policy, random_problems
+from tests.device import (
+    CONFIG,
+    DECODER,
+    MESHES,
+    P,
+    Parity,
+    T,
+    mesh,
+    placed,
+    policy,
+    random_problems,
+)
 from tests.hlo import check_separate, collectives
 
 CELLS = [(16, 2), (13, 7), (2, 16)]
@@ -48,7 +59,9 @@ class Trainer:
             row[:B_p] = rng.permutation(39)[:B_p]
         return index
 
-    def args(self, state: TrainState, index: np.ndarray, count: int, B_p: int, n: int, seed: int = 0):
+    def args(
+        self, state: TrainState, index: np.ndarray, count: int, B_p: int, n: int, seed: int = 0
+    ):
         batches = ProblemBatches(
             TABLE,
             index,
@@ -70,7 +83,11 @@ def trainer() -> Trainer:
 
 
 def equal(one: TrainState, two: TrainState) -> bool:
-    return all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), one, two)))
+    return all(
+        jax.tree.leaves(
+            jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), one, two)
+        )
+    )
 
 
 @pytest.mark.parametrize(("B_p", "n"), CELLS)
@@ -81,7 +98,9 @@ def test_a_loop_equals_single_calls_bit_for_bit(trainer: Trainer, B_p: int, n: i
     for i in range(3):
         state, metrics = trainer(state, np.roll(index, -i, 0), 1, B_p, n)
         added = {k: float(np.float32(single[k]) + np.float32(v)) for k, v in metrics.items()}
-        single = {k: max(single[k], metrics[k]) if k.endswith("_max") else v for k, v in added.items()}
+        single = {
+            k: max(single[k], metrics[k]) if k.endswith("_max") else v for k, v in added.items()
+        }
     assert equal(looped, state)
     assert sums == single
     assert int(state.step) == 3
@@ -98,7 +117,9 @@ def test_one_program_serves_every_cell(trainer: Trainer) -> None:
 
 
 def test_a_seed_repeats_and_another_does_not(trainer: Trainer) -> None:
-    one, two, other = (trainer(trainer.fresh(), trainer.index(13), 3, 13, 7, seed=seed) for seed in (1, 1, 2))
+    one, two, other = (
+        trainer(trainer.fresh(), trainer.index(13), 3, 13, 7, seed=seed) for seed in (1, 1, 2)
+    )
     assert equal(one[0], two[0]) and one[1] == two[1]
     assert one[1]["tokens"] != other[1]["tokens"] and not equal(one[0], other[0])
 
@@ -109,14 +130,18 @@ def test_no_update_changes_nothing(trainer: Trainer) -> None:
     assert set(sums.values()) == {0.0}
 
 
-def test_the_order_of_a_batch_and_what_pads_it_change_nothing_but_rounding(trainer: Trainer) -> None:
+def test_the_order_of_a_batch_and_what_pads_it_change_nothing_but_rounding(
+    trainer: Trainer,
+) -> None:
     index = trainer.index(13)
     mixed = index.copy()
     mixed[:, :13] = index[:, :13][:, np.random.default_rng(0).permutation(13)]
     mixed[:, 13:] = 7
     one, two = (trainer(trainer.fresh(), i, 1, 13, 7) for i in (index, mixed))
     assert one[1]["tokens"] == two[1]["tokens"] and one[1]["reward"] == two[1]["reward"]
-    for a, b in zip(jax.tree.leaves(one[0].moments.mu), jax.tree.leaves(two[0].moments.mu), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(one[0].moments.mu), jax.tree.leaves(two[0].moments.mu), strict=True
+    ):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(np.abs(a).max()))
 
 
@@ -138,15 +163,21 @@ class Faulty(Parity):
         return jnp.where(answers[..., 0] == 1, jnp.nan, super().verify(answers, tokens, mask))
 
 
-def test_updates_that_are_not_finite_are_skipped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Updates 1 and 3 to 5 have a problem without a reward. Parameters and moments stay, bit for bit, and so many in a
-    row end the loop.
+def test_updates_that_are_not_finite_are_skipped_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Updates 1 and 3 to 5 have a problem without a reward. Parameters and moments stay, bit for
+    bit, and so many in a row end the loop.
     """
     faulty = Trainer()
-    cell = CELL.model_copy(update={"rl": CELL.rl.model_copy(update={"max_consecutive_nonfinite": 2})})
+    cell = CELL.model_copy(
+        update={"rl": CELL.rl.model_copy(update={"max_consecutive_nonfinite": 2})}
+    )
     faulty.program = build_fused_update(cell, DECODER, Faulty(), faulty.sampler_shapes, faulty.mesh)
     monkeypatch.setitem(
-        globals(), "TABLE", TABLE._replace(answers=(np.arange(40) == 38).astype(np.int32)[:, None].repeat(T, 1))
+        globals(),
+        "TABLE",
+        TABLE._replace(answers=(np.arange(40) == 38).astype(np.int32)[:, None].repeat(T, 1)),
     )
     index = faulty.index(13)
     index[index == 38] = 37
@@ -159,7 +190,10 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(monkeypatch: pytest
     assert [int(state.step) for state, _ in ends.values()] == [1, 2, 3, 5]  # the sixth is not begun
     assert [int(state.consecutive_nonfinite) for state, _ in ends.values()] == [0, 1, 0, 2]
     assert [result["nonfinite_update"] for _, result in ends.values()] == [0, 1, 1, 3]
-    assert equal(three._replace(step=0, consecutive_nonfinite=0), last._replace(step=0, consecutive_nonfinite=0))
+    assert equal(
+        three._replace(step=0, consecutive_nonfinite=0),
+        last._replace(step=0, consecutive_nonfinite=0),
+    )
     assert sums["grad_norm"] == ends[1][1]["grad_norm"] and np.isfinite(all_sums["loss"])
 
 
@@ -173,18 +207,21 @@ def test_an_update_is_traced_once(trainer: Trainer, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_update_on_eight_devices(trainer: Trainer) -> None:
-    """The one program of data=4,tensor=2 does what one device does, and gathers neither cache nor prefixes nor weights
-    in its loops.
+    """The one program of data=4,tensor=2 does what one device does, and gathers neither cache nor
+    prefixes nor weights in its loops.
     """
     many = Trainer(MESHES[0])
     program = many.program.lower(*many.args(many.fresh(), many.index(2), 1, 2, 16)).compile()
     for B_p, n in CELLS:
         (one, a), (two, b) = (
-            f(*t.args(t.fresh(), t.index(B_p), 1, B_p, n)) for t, f in ((trainer, trainer.program), (many, program))
+            f(*t.args(t.fresh(), t.index(B_p), 1, B_p, n))
+            for t, f in ((trainer, trainer.program), (many, program))
         )
         for name in ("tokens", "reward"):  # the same rollouts
             assert float(a.metrics[name].sum) == float(b.metrics[name].sum)
-        for x, y in zip(jax.tree.leaves(one.moments.mu), jax.tree.leaves(two.moments.mu), strict=True):
+        for x, y in zip(
+            jax.tree.leaves(one.moments.mu), jax.tree.leaves(two.moments.mu), strict=True
+        ):
             np.testing.assert_allclose(x, y, atol=1e-5 * float(np.abs(x).max()))
 
     hlo = program.as_text()
@@ -197,8 +234,9 @@ def test_an_update_on_eight_devices(trainer: Trainer) -> None:
         max(sampler_shapes.prefix_entries, sampler_shapes.slots, sampler_shapes.microbatch),
     )
     result = collectives(hlo)
-    # One step's distribution is the most that the sampler gathers. In the update each device normalizes a part of the
-    # tokens of a block's prompts and of a microbatch; products need the hidden states of all.
+    # One step's distribution is the most that the sampler gathers. In the update each device
+    # normalizes a part of the tokens of a block's prompts and of a microbatch; products need the
+    # hidden states of all.
     rows = (sampler_shapes.prefill_batch, P), (sampler_shapes.microbatch, T - 1)
     hidden = {f"f32[{b},{t},{DECODER.config.width}]" for b, t in rows}
     gathered = {(c.result, c.depth) for c in result if c.kind != "all-reduce"}
@@ -206,7 +244,11 @@ def test_an_update_on_eight_devices(trainer: Trainer) -> None:
     assert {(result, depth) for result, depth in gathered if result not in hidden} == {
         (f"f32[{sampler_shapes.slots},{DECODER.vocab}]", 3)
     }
-    # in the sampler's and the gradient's loops only tensor's pairs meet, and once per chunk all shards: is any still at
-    # work?
-    wide = [c.result for c in result if c.depth >= 2 and not all(max(group) - min(group) == 1 for group in c.groups)]
+    # in the sampler's and the gradient's loops only tensor's pairs meet, and once per chunk all
+    # shards: is any still at work?
+    wide = [
+        c.result
+        for c in result
+        if c.depth >= 2 and not all(max(group) - min(group) == 1 for group in c.groups)
+    ]
     assert wide == ["s32[]"]

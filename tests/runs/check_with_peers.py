@@ -1,6 +1,7 @@
 """Exported configs read by the real trainers. By hand, not in CI: the trainers bring gigabytes.
 
-    python -m venv peers && peers/bin/pip install torch==2.13.0 && peers/bin/pip install trl hydra-core ray tensordict \
+    python -m venv peers && peers/bin/pip install torch==2.13.0 && peers/bin/pip install trl
+    hydra-core ray tensordict \
         codetiming orjson pillow datasets pyarrow
     peers/bin/pip install --no-deps verl
     isojax recommend runs/quickstart --budget 5e5 --write trl.yaml --for trl --json > answer.json
@@ -8,8 +9,9 @@
     peers/bin/pip install --no-deps openrlhf google-tunix        # and --for openrlhf, --for tunix, likewise
     peers/bin/python tests/runs/check_with_peers.py answer.json trl.yaml verl.yaml openrlhf.txt tunix.yaml
 
-trl's parser and GRPOConfig read trl.yaml; verl's own entry point composes verl.yaml with its defaults (`--cfg job`). It
-prints what they made of the files and fails where that is not the recommended allocation.
+trl's parser and GRPOConfig read trl.yaml; verl's own entry point composes verl.yaml with its
+defaults (`--cfg job`). It prints what they made of the files and fails where that is not the
+recommended allocation.
 """
 
 from __future__ import annotations
@@ -38,14 +40,26 @@ def check_trl(path: Path, answer: dict[str, Any]) -> None:
     print(f"trl {version('trl')}")
     parser = TrlParser((GRPOScriptArguments, GRPOConfig, ModelConfig))
     # A CPU has no bfloat16 training, which GRPOConfig turns on by itself.
-    arguments = ["--config", str(path), "--dataset_name", "none", "--bf16", "False", "--output_dir", "none"]
+    arguments = [
+        "--config",
+        str(path),
+        "--dataset_name",
+        "none",
+        "--bf16",
+        "False",
+        "--output_dir",
+        "none",
+    ]
     _, config, _, *rest = parser.parse_args_and_config(arguments, return_remaining_strings=True)
     expect("unknown arguments", rest, [[]])
     expect("num_generations", config.num_generations, answer["n"])
-    used = config.per_device_train_batch_size * config.world_size * config.gradient_accumulation_steps
+    used = (
+        config.per_device_train_batch_size * config.world_size * config.gradient_accumulation_steps
+    )
     expect("completions an update", used, answer["B"])
     expect("generation_batch_size", config.generation_batch_size, answer["B"])
-    expect("steps_per_generation", config.steps_per_generation, config.gradient_accumulation_steps)  # on-policy
+    # on-policy
+    expect("steps_per_generation", config.steps_per_generation, config.gradient_accumulation_steps)
     expect("num_iterations", config.num_iterations, 1)
     expect("max_steps", config.max_steps, answer["M"])
 
@@ -62,15 +76,20 @@ def check_verl(path: Path, answer: dict[str, Any]) -> None:
         f"--config-dir={path.parent.resolve()}",
         f"--config-name={path.stem}",
     ]
-    done = subprocess.run([*command, "--cfg", "job", "--resolve"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "--cfg", "job", "--resolve"], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         sys.exit(done.stderr[-3000:])
     config = yaml.safe_load(done.stdout)
-    actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
+    actor = config["actor_rollout_ref"]["actor"]
+    rollout = config["actor_rollout_ref"]["rollout"]
     expect("data.train_batch_size", config["data"]["train_batch_size"], answer["B_p"])
     expect("actor_rollout_ref.rollout.n", rollout["n"], answer["n"])
     expect("actor_rollout_ref.actor.rollout_n", actor["rollout_n"], answer["n"])
-    expect("actor_rollout_ref.actor.ppo_mini_batch_size", actor["ppo_mini_batch_size"], answer["B_p"])
+    expect(
+        "actor_rollout_ref.actor.ppo_mini_batch_size", actor["ppo_mini_batch_size"], answer["B_p"]
+    )
     expect("actor_rollout_ref.actor.ppo_epochs", actor["ppo_epochs"], 1)
     expect("algorithm.adv_estimator", config["algorithm"]["adv_estimator"], "grpo")
     expect("trainer.total_training_steps", config["trainer"]["total_training_steps"], answer["M"])
@@ -79,7 +98,8 @@ def check_verl(path: Path, answer: dict[str, Any]) -> None:
 
 
 def module_file(package: str, *parts: str) -> Path:
-    """A file of an installed package, which is read and not imported: these trainers need GPUs or more packages."""
+    """A file of an installed package, which is read and not imported: these trainers need GPUs or
+    more packages."""
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0]).joinpath(*parts)
@@ -87,7 +107,9 @@ def module_file(package: str, *parts: str) -> Path:
 
 def check_openrlhf(path: Path, answer: dict[str, Any]) -> None:
     """Its parser knows every argument."""
-    given = dict(line[2:].split() for line in path.read_text().splitlines() if line.startswith("--"))
+    given = dict(
+        line[2:].split() for line in path.read_text().splitlines() if line.startswith("--")
+    )
     text = module_file("openrlhf", "cli", "train_ppo_ray.py").read_text()
     for name in given:
         expect(f"--{name} is an argument", f'"--{name}"' in text, True)
@@ -105,8 +127,14 @@ def check_tunix(path: Path, answer: dict[str, Any]) -> None:
     for name in given:
         expect(f"{name} is read", f'"{name}"' in pipeline, True)
     for name in given["grpo_config"]:
-        expect(f"{name} is a field", re.search(rf"^  {name}: ", config, re.MULTILINE) is not None, True)
-    expect("batch_size, num_batches", [given["batch_size"], given["num_batches"]], [answer["B_p"], answer["M"]])
+        expect(
+            f"{name} is a field", re.search(rf"^  {name}: ", config, re.MULTILINE) is not None, True
+        )
+    expect(
+        "batch_size, num_batches",
+        [given["batch_size"], given["num_batches"]],
+        [answer["B_p"], answer["M"]],
+    )
 
 
 CHECKS = {"trl": check_trl, "verl": check_verl, "openrlhf": check_openrlhf, "tunix": check_tunix}

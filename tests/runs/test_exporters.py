@@ -1,5 +1,5 @@
-"""Exported configs say the recommended allocation in each trainer's own terms; check_with_peers.py asks the trainers
-themselves.
+"""Exported configs say the recommended allocation in each trainer's own terms; check_with_peers.py
+asks the trainers themselves.
 """
 
 import sys
@@ -35,7 +35,10 @@ def test_verl_counts_batches_in_prompts():
     assert result == {
         "data": {"train_batch_size": 16},
         "algorithm": {"adv_estimator": "grpo"},
-        "actor_rollout_ref": {"rollout": {"n": 16}, "actor": {"ppo_mini_batch_size": 16, "ppo_epochs": 1}},
+        "actor_rollout_ref": {
+            "rollout": {"n": 16},
+            "actor": {"ppo_mini_batch_size": 16, "ppo_epochs": 1},
+        },
         "trainer": {"total_training_steps": 390, "total_epochs": 390},
     }
 
@@ -50,12 +53,15 @@ def test_trl_counts_batches_in_completions():
         "num_iterations": 1,
         "max_steps": 390,
     }
-    odd = yaml.safe_load(rendered("trl", recommend(FIT, 1e5, fix={"B": 52})))  # n = 16 leaves B_p = 3, B = 48
+    # n = 16 leaves B_p = 3, B = 48
+    odd = yaml.safe_load(rendered("trl", recommend(FIT, 1e5, fix={"B": 52})))
     assert (odd["per_device_train_batch_size"], odd["gradient_accumulation_steps"]) == (8, 6)
 
 
 def test_trl_refuses_a_single_rollout():
-    with pytest.raises(InputError, match="n = 1 rollouts per problem; TRL's GRPO expects at least 2"):
+    with pytest.raises(
+        InputError, match="n = 1 rollouts per problem; TRL's GRPO expects at least 2"
+    ):
         rendered("trl", recommend(document({(16, 1): (0.6, 1.0, 2e3)}), 1e5))
 
 
@@ -70,14 +76,23 @@ def test_openrlhf_counts_rollouts_in_prompts_and_training_in_completions():
         "--data.max_samples 6240",
         "--algo.advantage.estimator group_norm",
     ]
-    with pytest.raises(InputError, match="n = 1 rollouts per problem; OpenRLHF's group_norm expects at least 2"):
+    with pytest.raises(
+        InputError, match="n = 1 rollouts per problem; OpenRLHF's group_norm expects at least 2"
+    ):
         rendered("openrlhf", recommend(document({(16, 1): (0.6, 1.0, 2e3)}), 1e5))
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("tunix", {"batch_size": 16, "num_batches": 390, "grpo_config": {"num_generations": 16, "num_iterations": 1}}),
+        (
+            "tunix",
+            {
+                "batch_size": 16,
+                "num_batches": 390,
+                "grpo_config": {"num_generations": 16, "num_iterations": 1},
+            },
+        ),
         (
             "maxtext",
             {
@@ -115,18 +130,28 @@ def test_a_small_dataset_needs_several_epochs(name):
 
 
 def test_isojax_needs_the_sweeps_config():
-    with pytest.raises(InputError, match=r"no config.yaml in the folder of the fit.*--for verl or --for trl"):
+    with pytest.raises(
+        InputError, match=r"no config.yaml in the folder of the fit.*--for verl or --for trl"
+    ):
         rendered("isojax")
     sweep = load_config("quickstart", [])
     result = yaml.safe_load(rendered("isojax", saved=sweep))
-    assert (result["sweep"]["B_p"], result["sweep"]["n"], result["sweep"]["budget"]) == ([16], [16], 99840)
+    assert (result["sweep"]["B_p"], result["sweep"]["n"], result["sweep"]["budget"]) == (
+        [16],
+        [16],
+        99840,
+    )
 
 
 @pytest.mark.parametrize("name", ["verl", "trl", "openrlhf", "tunix", "maxtext", "nemo_rl"])
 def test_comments_hold_the_promise_the_reasons_and_the_learning_rate(name):
     text = rendered(name)
     head = [line for line in text.splitlines() if line.startswith("#")]
-    assert text.startswith("\n".join(head)) and "B_p = 16" in head[0] and "Expected avg@4: 0.66" in head[1]
+    assert (
+        text.startswith("\n".join(head))
+        and "B_p = 16" in head[0]
+        and "Expected avg@4: 0.66" in head[1]
+    )
     assert any("16x16 has the highest predicted reward" in line for line in head) and any(
         "if your runs scaled it with sqrt(B)" in line for line in head
     )
@@ -139,8 +164,14 @@ def test_comments_hold_the_promise_the_reasons_and_the_learning_rate(name):
     ("scaling", "text"),
     [
         ("constant", "Learning rate: 0.001, the sweep's for every B; here B = 256."),
-        ("linear", "Learning rate: the sweep's rule, 0.001 * (B / 1024), gives 0.00025 at B = 256."),
-        ("sqrt", "Learning rate: the sweep's rule, 0.001 * sqrt(B / 1024), gives 0.0005 at B = 256."),
+        (
+            "linear",
+            "Learning rate: the sweep's rule, 0.001 * (B / 1024), gives 0.00025 at B = 256.",
+        ),
+        (
+            "sqrt",
+            "Learning rate: the sweep's rule, 0.001 * sqrt(B / 1024), gives 0.0005 at B = 256.",
+        ),
     ],
 )
 def test_the_learning_rate_follows_the_sweeps_rule(scaling, text):
@@ -154,7 +185,10 @@ def test_text_from_a_log_stays_in_its_comment():
     assert yaml.safe_load(text)["trainer"]["total_epochs"] == 390
 
 
-SERIES = replace(CHOSEN, growing=GrowingRun("16x4, 16x8 from 1000, 16x16 from 20000", 0.7, 0.02, (0.0, 0.04), 0.9))
+SERIES = replace(
+    CHOSEN,
+    growing=GrowingRun("16x4, 16x8 from 1000, 16x16 from 20000", 0.7, 0.02, (0.0, 0.04), 0.9),
+)
 
 
 def test_a_schedule_is_a_series_of_runs_of_verl():
@@ -164,17 +198,23 @@ def test_a_schedule_is_a_series_of_runs_of_verl():
     assert [run["actor_rollout_ref"]["rollout"]["n"] for run in runs] == [4, 8, 16]
     ends = [16, 16 + 149, 16 + 149 + 311]
     assert [run["trainer"]["total_training_steps"] for run in runs] == ends
-    assert [run["trainer"]["save_freq"] for run in runs] == ends == [run["trainer"]["total_epochs"] for run in runs]
-    assert {(run["trainer"]["resume_mode"], run["trainer"]["default_local_dir"]) for run in runs} == {
-        ("auto", "checkpoints/best")
-    }
+    assert (
+        [run["trainer"]["save_freq"] for run in runs]
+        == ends
+        == [run["trainer"]["total_epochs"] for run in runs]
+    )
+    assert {
+        (run["trainer"]["resume_mode"], run["trainer"]["default_local_dir"]) for run in runs
+    } == {("auto", "checkpoints/best")}
     assert "# Run 2 of 3, from C = 1024 on" in texts[1] and "expected to end at 0.700" in texts[1]
 
 
 def test_a_schedule_is_a_series_of_runs_of_trl():
     texts = growing_of("trl")(SERIES, None, "best")
     runs = [yaml.safe_load(text) for text in texts]
-    assert [(run["num_generations"], run["generation_batch_size"], run["max_steps"]) for run in runs] == [
+    assert [
+        (run["num_generations"], run["generation_batch_size"], run["max_steps"]) for run in runs
+    ] == [
         (4, 64, 16),
         (8, 128, 149),
         (16, 256, 311),
@@ -186,7 +226,8 @@ def test_a_schedule_is_a_series_of_runs_of_trl():
 
 @pytest.mark.parametrize("name", ["verl", "trl"])
 def test_a_stage_without_an_update_is_no_run(name):
-    """99,840 rollouts end before the first update of n = 64; TRL would take max_steps = 0 for whole epochs."""
+    """99,840 rollouts end before the first update of n = 64; TRL would take max_steps = 0 for whole
+    epochs."""
     growing = replace(SERIES.growing, schedule="16x4, 16x8 from 1000, 16x64 from 99000")
     texts = growing_of(name)(replace(SERIES, growing=growing), None, "best")
     assert len(texts) == 2 and "# Run 2 of 2, from C = 1024 on" in texts[1]
@@ -197,7 +238,11 @@ def test_isojaxs_config_of_an_adaptive_sweep_is_of_one_run_to_its_end():
     (growing,) = growing_of("isojax")(SERIES, sweep, "best")
     for text in (rendered("isojax", saved=sweep), growing):
         result = yaml.safe_load(text)["sweep"]
-        assert (result["strategy"], result["total_rollouts"], result["budget"]) == ("grid", None, 99840)
+        assert (result["strategy"], result["total_rollouts"], result["budget"]) == (
+            "grid",
+            None,
+            99840,
+        )
 
 
 @pytest.mark.parametrize("name", ["isojax", "verl", "trl"])
@@ -220,5 +265,7 @@ def test_a_fork_adds_a_framework(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="@exporter has no argument how_to_run, which it needs"):
         exporter(lambda chosen, saved: "n: 16")
     known = "isojax, maxtext, nemo_rl, openrlhf, trl, tunix, verl"
-    with pytest.raises(InputError, match=f"exporters plug-in 'nemo': no such module; expected one of {known}"):
+    with pytest.raises(
+        InputError, match=f"exporters plug-in 'nemo': no such module; expected one of {known}"
+    ):
         rendered("nemo")

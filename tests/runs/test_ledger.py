@@ -17,10 +17,14 @@ CELL = Cell(16, 4, 0)
 
 def point(target: int, rollouts: int | None = None) -> EvalPoint:
     C = target if rollouts is None else rollouts
-    return EvalPoint(target, C // CELL.B, C, 5 * C, {"avg@2": 0.25 + C / 10_000}, (), 2, {"entropy": 1.5})
+    return EvalPoint(
+        target, C // CELL.B, C, 5 * C, {"avg@2": 0.25 + C / 10_000}, (), 2, {"entropy": 1.5}
+    )
 
 
-def cell_folder(root: Path, cell: Cell = CELL, targets: tuple[int, ...] = (0, 64, 128), cell_hash: str = "abc") -> Path:
+def cell_folder(
+    root: Path, cell: Cell = CELL, targets: tuple[int, ...] = (0, 64, 128), cell_hash: str = "abc"
+) -> Path:
     folder = root / "cells" / cell.name
     ledger = Ledger(folder, cell, cell_hash)
     for target in targets:
@@ -121,8 +125,12 @@ def test_falling_rollouts_are_refused_with_their_place(tmp_path: Path) -> None:
         read_run(folder)
 
 
-@pytest.mark.parametrize(("cell", "cell_hash"), [(Cell(16, 4, 1), "abc"), (Cell(8, 8, 0), "abc"), (CELL, "abd")])
-def test_another_runs_ledger_is_refused_and_kept(tmp_path: Path, cell: Cell, cell_hash: str) -> None:
+@pytest.mark.parametrize(
+    ("cell", "cell_hash"), [(Cell(16, 4, 1), "abc"), (Cell(8, 8, 0), "abc"), (CELL, "abd")]
+)
+def test_another_runs_ledger_is_refused_and_kept(
+    tmp_path: Path, cell: Cell, cell_hash: str
+) -> None:
     folder = cell_folder(tmp_path)
     before = (folder / RECORDS_FILE).read_bytes()
     with pytest.raises(InputError, match="belongs to another run"):
@@ -152,7 +160,9 @@ def test_cells_are_found_below_a_sweep_and_sorted(tmp_path: Path) -> None:
     for cell in cells:
         cell_folder(tmp_path, cell)
     assert [run.cell for run in read_runs([tmp_path])] == sorted(cells)
-    assert [run.cell for run in read_runs([tmp_path / "cells" / "16x8-s0" / RECORDS_FILE])] == [Cell(16, 8, 0)]
+    assert [run.cell for run in read_runs([tmp_path / "cells" / "16x8-s0" / RECORDS_FILE])] == [
+        Cell(16, 8, 0)
+    ]
 
 
 def test_two_ledgers_of_one_cell_and_mixed_settings_are_refused(tmp_path: Path) -> None:

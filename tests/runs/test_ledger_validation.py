@@ -1,4 +1,5 @@
-"""One validation of a ledger, by whatever reads or writes it: what no run can measure is refused with its line."""
+"""One validation of a ledger, by whatever reads or writes it: what no run can measure is refused
+with its line."""
 
 from __future__ import annotations
 
@@ -17,16 +18,35 @@ from isojax.runs.ledger import read_run, read_runs, read_timing, recorded_points
 from isojax.scaling.checks.ledger_check import check_ledgers
 from isojax.scaling.fit import fit_all_runs
 
-POINT = EvalPoint(64, 4, 64, 100, {"avg@4": 0.5, "hard/best@2": 0.25}, (0, 4, 2), 4, {"reward": 0.5}, {"hard": (1, 4)})
+POINT = EvalPoint(
+    64,
+    4,
+    64,
+    100,
+    {"avg@4": 0.5, "hard/best@2": 0.25},
+    (0, 4, 2),
+    4,
+    {"reward": 0.5},
+    {"hard": (1, 4)},
+)
 POINTS = {
     "avg@4 = 7": ({"metrics": {"avg@4": 7}}, r"avg@4 is 7.*at most 1\)"),
-    "a set's metric below 0": ({"metrics": {"avg@4": 0.5, "hard/best@2": -0.1}}, r"hard/best@2 is -0\.1"),
+    "a set's metric below 0": (
+        {"metrics": {"avg@4": 0.5, "hard/best@2": -0.1}},
+        r"hard/best@2 is -0\.1",
+    ),
     "a metric of 1e308": ({"metrics": {"worst@4": 1e308}}, r"worst@4 is 1e\+308"),
     "a metric that is NaN": ({"metrics": {"avg@4": float("nan")}}, "avg@4 is nan"),
     "counts above samples": ({"counts": [0, 5, 2]}, r"counts is 5.*at most 4\)"),
     "counts of a set above samples": ({"extra": {"hard": [9]}}, "counts is 9"),
-    "avg@4 that its counts contradict": ({"metrics": {"avg@4": 0.52}}, r"avg@4 is 0\.52, and its counts give 0\.5"),
-    "avg@4 of a set that its counts contradict": ({"metrics": {"hard/avg@4": 0.1}}, "hard/avg@4 is 0.1, .* give 0.625"),
+    "avg@4 that its counts contradict": (
+        {"metrics": {"avg@4": 0.52}},
+        r"avg@4 is 0\.52, and its counts give 0\.5",
+    ),
+    "avg@4 of a set that its counts contradict": (
+        {"metrics": {"hard/avg@4": 0.1}},
+        "hard/avg@4 is 0.1, .* give 0.625",
+    ),
     "negative counts": ({"counts": [-1]}, "counts is -1"),
     "negative samples": ({"samples": -4, "counts": [], "extra": {}}, "samples is -4"),
     "samples beyond the limit": ({"samples": 10**9}, r"samples is 1000000000.*at most 10000\)"),
@@ -40,8 +60,11 @@ HEADERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def ledger(folder: Path, header: dict[str, Any] | None = None, point: dict[str, Any] | None = None) -> Path:
-    """A cell's folder with one evaluation, some of its values replaced; @ and @@ by what json.dumps cannot write."""
+def ledger(
+    folder: Path, header: dict[str, Any] | None = None, point: dict[str, Any] | None = None
+) -> Path:
+    """A cell's folder with one evaluation, some of its values replaced; @ and @@ by what json.dumps
+    cannot write."""
     write_run(folder, RunRecord(Cell(4, 4, 0), (POINT,)))
     rows = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     rows[0] |= header or {}
@@ -67,7 +90,9 @@ def test_points(tmp_path: Path, case: str) -> None:
     (error,) = check_ledgers([folder]).errors
     assert "line 2" in error
     if "@" not in str(changed.values()):
-        point = replace(POINT, **{k: tuple(v) if isinstance(v, list) else v for k, v in changed.items()})
+        point = replace(
+            POINT, **{k: tuple(v) if isinstance(v, list) else v for k, v in changed.items()}
+        )
         with pytest.raises(InputError, match="is not an evaluation"):
             write_run(tmp_path / "new", RunRecord(Cell(4, 4, 0), (point,), "log.csv"))
         assert not (tmp_path / "new").exists()
@@ -77,7 +102,9 @@ def test_points(tmp_path: Path, case: str) -> None:
 def test_headers(tmp_path: Path, case: str) -> None:
     folder = ledger(tmp_path / "cell", HEADERS[case])
     for read in (read_run, recorded_points):
-        with pytest.raises(InputError, match=r"line 1: header .* needs schema = 1, B_p and n from 1"):
+        with pytest.raises(
+            InputError, match=r"line 1: header .* needs schema = 1, B_p and n from 1"
+        ):
             read(folder)
     assert "needs schema = 1" in check_ledgers([folder]).errors[0]
 
@@ -101,7 +128,9 @@ def test_runs_with_a_schedule_are_no_cells_of_their_first_n(tmp_path: Path) -> N
     rmtree(tmp_path / "spent")
     write_run(tmp_path / "fixed", RunRecord(Cell(4, 4, 0), points))
     checked = check_ledgers([tmp_path])
-    assert not checked.errors and any("only one seed for every cell" in note for note in checked.notes)
+    assert not checked.errors and any(
+        "only one seed for every cell" in note for note in checked.notes
+    )
 
 
 LATER = replace(POINT, target=128, rollouts=128)
@@ -109,17 +138,23 @@ LATER = replace(POINT, target=128, rollouts=128)
 
 @pytest.mark.parametrize("case", ["point", "kind", "repeated", "header", "M"])
 def test_every_line_counts_for_every_reader(tmp_path: Path, case: str) -> None:
-    """Not the last line alone: `isojax status` shows the last point, and says no less about the ones before."""
+    """Not the last line alone: `isojax status` shows the last point, and says no less about the
+    ones before."""
     folder = tmp_path / "cell"
     write_run(folder, RunRecord(Cell(4, 4, 0), (POINT, LATER)))
-    header, first, last = (json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines())
+    header, first, last = (
+        json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()
+    )
     rows, message = {
         "point": ([header, first | {"metrics": {"avg@4": 7}}, last], "line 2 is not an evaluation"),
         "kind": (
             [header, first | {"kind": "evil"}, last],
             "line 2 is broken .*whose kind is one of cell, eval, failed, timing",
         ),
-        "repeated": ([header, first, first, last], "line 3: the point at 64 rollouts is there twice"),
+        "repeated": (
+            [header, first, first, last],
+            "line 3: the point at 64 rollouts is there twice",
+        ),
         "header": ([header, first, header, last], "line 3 begins another run"),
         "M": ([header, first | {"M": 9}, last | {"M": 8}], "line 3: M falls from 9 to 8"),
     }[case]
@@ -132,12 +167,18 @@ def test_every_line_counts_for_every_reader(tmp_path: Path, case: str) -> None:
 
 def test_times_of_any_size_are_times_or_none(tmp_path: Path) -> None:
     for value in ("1e999", "9" * 4000, "[]", "NaN"):
-        (tmp_path / "timing.jsonl").write_text(f'{{"kind": "timing", "target": 8, "seconds": 1, "devices": {value}}}\n')
+        (tmp_path / "timing.jsonl").write_text(
+            f'{{"kind": "timing", "target": 8, "seconds": 1, "devices": {value}}}\n'
+        )
         assert read_timing(tmp_path) in ({}, {8: (1.0, int(value) if value.isdigit() else 0)})
 
 
-@pytest.mark.parametrize(("seconds", "devices"), [("1", "9" * 400), ("NaN", "1"), ("-5", "1"), ("1e308", "1")])
-def test_a_run_with_impossible_times_is_fitted_without_them(tmp_path: Path, seconds: str, devices: str) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "devices"), [("1", "9" * 400), ("NaN", "1"), ("-5", "1"), ("1e308", "1")]
+)
+def test_a_run_with_impossible_times_is_fitted_without_them(
+    tmp_path: Path, seconds: str, devices: str
+) -> None:
     folder = ledger(tmp_path / "cell")
     row = f'{{"kind": "timing", "target": 64, "seconds": {seconds}, "devices": {devices}}}\n'
     (folder / "timing.jsonl").write_text(row)

@@ -1,4 +1,5 @@
-"""Curves follow the ledger: TensorBoard's files and wandb's runs hold its points once each, whatever was killed."""
+"""Curves follow the ledger: TensorBoard's files and wandb's runs hold its points once each,
+whatever was killed."""
 
 from __future__ import annotations
 
@@ -72,12 +73,17 @@ def events(path: Path) -> list[Any]:
 
 def curves(path: Path) -> list[tuple[int, dict[str, float]]]:
     """(step, values) of each event that has numbers, in the order written."""
-    result = [(e.step, {v.tag: v.simple_value for v in e.summary.value if v.WhichOneof("value")}) for e in events(path)]
+    result = [
+        (e.step, {v.tag: v.simple_value for v in e.summary.value if v.WhichOneof("value")})
+        for e in events(path)
+    ]
     return [(step, values) for step, values in result if values]
 
 
 def imported(paths: list[Path], format: str) -> RunRecord:
-    (run,) = read_logs(paths, format, {"metric:hard/avg@2": "hard/avg@2", "train:entropy": "train/entropy"}).runs
+    (run,) = read_logs(
+        paths, format, {"metric:hard/avg@2": "hard/avg@2", "train:entropy": "train/entropy"}
+    ).runs
     return run
 
 
@@ -88,7 +94,9 @@ def check_imported(run: RunRecord, folder: Path) -> None:
         (C, C // 64, 5 * C) for C in TARGETS
     ]
     for ours, theirs in zip(specific.points, run.points, strict=True):
-        assert theirs.metrics == pytest.approx({name: ours.metrics[name] for name in ("avg@2", "hard/avg@2")}, rel=1e-6)
+        assert theirs.metrics == pytest.approx(
+            {name: ours.metrics[name] for name in ("avg@2", "hard/avg@2")}, rel=1e-6
+        )
         assert theirs.train["entropy"] == pytest.approx(ours.train["entropy"], rel=1e-6)
 
 
@@ -123,7 +131,9 @@ def test_the_importer_reads_C_of_a_run_that_samples_more_than_it_trains_on(tmp_p
         with loggers.cell_loggers(ledger, cell, config("tensorboard")):
             for target in TARGETS:
                 ledger.append(replace(point(target), rollouts=3 * target), seconds=2.5, devices=1)
-    assert [p.rollouts for p in imported([tmp_path / "fixed"], "tensorboard").points] == [3 * C for C in TARGETS]
+    assert [p.rollouts for p in imported([tmp_path / "fixed"], "tensorboard").points] == [
+        3 * C for C in TARGETS
+    ]
     with pytest.raises(InputError, match="no column is known to be n"):
         imported([tmp_path / "growing"], "tensorboard")
 
@@ -140,7 +150,11 @@ def test_a_cells_settings_are_hyperparameters(tmp_path: Path) -> None:
     }
     parse = vars(plugin_hparams_pb2)["HParamsPluginData"].FromString
     session = parse(tags["_hparams_/session_start_info"].content).session_start_info.hparams
-    assert (session["B_p"].number_value, session["n"].number_value, session["seed"].number_value) == (16, 4, 3)
+    assert (
+        session["B_p"].number_value,
+        session["n"].number_value,
+        session["seed"].number_value,
+    ) == (16, 4, 3)
     assert (
         session["rl.learning_rate"].number_value == config().cell.rl.learning_rate
         and session["task"].string_value == config().cell.task
@@ -152,17 +166,19 @@ def test_a_cells_settings_are_hyperparameters(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", ["all", "torn", "nothing", "a point too few", "something else"])
 def test_a_kill_costs_no_point_and_doubles_none(tmp_path: Path, kept: str) -> None:
-    """Killed after the ledger's line and before the curve's: the file a resume leaves is that of a run that was never
-    killed.
+    """Killed after the ledger's line and before the curve's: the file a resume leaves is that of a
+    run that was never killed.
     """
     folder = tmp_path / "cell"
     follow(folder, TARGETS[:2], "tensorboard")
     path = event_file(folder)
     few, inode = path.read_bytes(), path.stat().st_ino
     follow(folder, TARGETS[2:3], "tensorboard")
-    Ledger(folder, CELL, "abc").append(point(192), seconds=2.5, devices=1)  # which no logger received
+    # which no logger received
+    Ledger(folder, CELL, "abc").append(point(192), seconds=2.5, devices=1)
     before = path.read_bytes()
-    assert before.startswith(few) and path.stat().st_ino == inode  # appended to: a TensorBoard that is open goes on
+    # appended to: a TensorBoard that is open goes on
+    assert before.startswith(few) and path.stat().st_ino == inode
     left = {
         "all": before,
         "torn": before[:-5],
@@ -219,11 +235,16 @@ def test_a_logger_that_fails_is_left_out_with_one_warning(
     assert my_curves.calls == [1, 2]
     output = capsys.readouterr().err
     assert output.count("warning:") == 1 and "16x4-s3" in output and "no route to host" in output
-    assert len(read_run(tmp_path / "cell").points) == 4 and len(curves(event_file(tmp_path / "cell"))) == 4
+    assert (
+        len(read_run(tmp_path / "cell").points) == 4
+        and len(curves(event_file(tmp_path / "cell"))) == 4
+    )
 
 
 def test_a_logger_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(InputError, match=r"expected one of tensorboard, wandb.*Did you mean 'tensorboard'"):
+    with pytest.raises(
+        InputError, match=r"expected one of tensorboard, wandb.*Did you mean 'tensorboard'"
+    ):
         loggers.check_loggers(["tensorbord"])
 
 
@@ -232,11 +253,17 @@ def test_wandb_that_is_missing_is_refused_before_any_work(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["isojax", "launch", "quickstart", "run.loggers=[tensorboard,wandb]"])
+    monkeypatch.setattr(
+        sys, "argv", ["isojax", "launch", "quickstart", "run.loggers=[tensorboard,wandb]"]
+    )
     with pytest.raises(SystemExit, match="2"):
         app.main()
     output = capsys.readouterr().err
-    assert output.startswith("error: ") and output.count("\n") == 1 and 'pip install "isojax[wandb]"' in output
+    assert (
+        output.startswith("error: ")
+        and output.count("\n") == 1
+        and 'pip install "isojax[wandb]"' in output
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -247,12 +274,16 @@ def test_wandb_without_a_login_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_p
         raise Refused("No API key configured")
 
     setup = lambda: SimpleNamespace(settings=SimpleNamespace(mode="online"))  # noqa: E731
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(setup=setup, login=login, Error=Refused))
+    monkeypatch.setitem(
+        sys.modules, "wandb", SimpleNamespace(setup=setup, login=login, Error=Refused)
+    )
     with pytest.raises(InputError, match="wandb login"):
         loggers.check_loggers(["wandb"])
 
 
-def test_wandb_offline_holds_each_point_once_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_offline_holds_each_point_once_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     loggers.check_loggers(["wandb"])
@@ -267,25 +298,38 @@ def test_wandb_offline_holds_each_point_once_after_a_resume(tmp_path: Path, monk
     assert name.startswith(CELL.name)
     # Of two runs that begin in one second, wandb gives the later one's folder a number.
     assert (
-        all(re.fullmatch(rf"offline-run-[\d_]+-{name}(-\d+)?", run.name) for run in (first, second)) and first != second
+        all(re.fullmatch(rf"offline-run-[\d_]+-{name}(-\d+)?", run.name) for run in (first, second))
+        and first != second
     )
     check_imported(imported([second], "wandb"), tmp_path)
 
 
-def test_wandb_online_goes_on_where_the_server_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server has the steps to 64 of a ledger that has got to 128: what is sent begins at 128."""
+def test_wandb_online_goes_on_where_the_server_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has the steps to 64 of a ledger that has got to 128: what is sent begins at
+    128."""
     sent: list[int] = []
     requested: dict[str, Any] = {}
 
     def init(**given: Any) -> SimpleNamespace:
         requested.update(given)
         return SimpleNamespace(
-            offline=False, starting_step=65, log=lambda values, step: sent.append(step), finish=lambda: sent.append(-1)
+            offline=False,
+            starting_step=65,
+            log=lambda values, step: sent.append(step),
+            finish=lambda: sent.append(-1),
         )
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
     follow(tmp_path, TARGETS[:3])
     follow(tmp_path, TARGETS[3:], "wandb")
     assert sent == [128, 192, -1]
-    assert (requested["group"], requested["name"], requested["resume"]) == ("quickstart", "16x4-s3", "allow")
-    assert requested["config"]["n"] == 4 and requested["id"] == (tmp_path / "wandb" / "id").read_text()
+    assert (requested["group"], requested["name"], requested["resume"]) == (
+        "quickstart",
+        "16x4-s3",
+        "allow",
+    )
+    assert (
+        requested["config"]["n"] == 4 and requested["id"] == (tmp_path / "wandb" / "id").read_text()
+    )

@@ -30,13 +30,19 @@ def imported(tmp_path):
 
 
 def test_a_percent_import_and_another_are_one_sweep(imported, tmp_path):
-    """As NEWCOMERS would: each import with a map of its own; a seed that both have is numbered anew."""
+    """As NEWCOMERS would: each import with a map of its own; a seed that both have is numbered
+    anew."""
     a = imported("a", {"n4.csv": [10, 20, 30], "n8.csv": [11, 22, 33]}, scale="0.01")
     b = imported("b", {"n8.csv": [0.12, 0.23, 0.34], "n16.csv": [0.1, 0.3, 0.5]})
     runs, (note,) = merge_runs([a, b])
     write_merged(runs, tmp_path / "both", [a, b], [note])
     read = read_runs([tmp_path / "both"])
-    assert [run.cell for run in read] == [Cell(8, 4, 0), Cell(8, 8, 0), Cell(8, 8, 1), Cell(8, 16, 0)]
+    assert [run.cell for run in read] == [
+        Cell(8, 4, 0),
+        Cell(8, 8, 0),
+        Cell(8, 8, 1),
+        Cell(8, 16, 0),
+    ]
     assert [run.points[-1].metrics["acc"] for run in read] == pytest.approx([0.3, 0.33, 0.34, 0.5])
     assert "b/cells/8x8-s0/records.jsonl is 8x8-s1" in note
     assert json.loads((tmp_path / "both/merge.json").read_text())["cells"]["8x8-s1"] == str(
@@ -56,7 +62,9 @@ def test_the_times_and_devices_stay(imported, tmp_path):
 
 def test_one_run_in_both_is_refused(imported):
     a, b = (imported(name, {"n4.csv": [0.1, 0.2, 0.3]}) for name in "ab")
-    with pytest.raises(InputError, match=r"a/cells/8x4-s0/records\.jsonl and .*b/cells/8x4-s0.* hold the same run"):
+    with pytest.raises(
+        InputError, match=r"a/cells/8x4-s0/records\.jsonl and .*b/cells/8x4-s0.* hold the same run"
+    ):
         merge_runs([a, b])
 
 
@@ -67,7 +75,9 @@ def test_metrics_of_different_names_are_refused_with_the_option(imported):
     c = imported("c", {"n16.csv": [0.1, 0.2, 0.5]})
     for records in c.glob("cells/*/records.jsonl"):
         records.write_text(records.read_text().replace('"acc"', '"avg@4"'))
-    with pytest.raises(InputError, match=r"metric acc, and .*c/cells.* has avg@4.*--map metric:acc=COLUMN"):
+    with pytest.raises(
+        InputError, match=r"metric acc, and .*c/cells.* has avg@4.*--map metric:acc=COLUMN"
+    ):
         merge_runs([a, c])
 
 

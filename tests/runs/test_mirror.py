@@ -1,5 +1,5 @@
-"""Runs at a URL, without a run: what is put there, in which order, and what a pull makes of it after a kill at any
-instant.
+"""Runs at a URL, without a run: what is put there, in which order, and what a pull makes of it
+after a kill at any instant.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ CELL = Cell(8, 2, 0)
 
 
 @pytest.fixture(params=["memory", "file"])
-def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def url(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """A sweep's place, in an object store that forgets and on a disk."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     mirror.MIRRORS.clear()
@@ -62,7 +64,9 @@ def point(target: int) -> EvalPoint:
     return EvalPoint(target, target, target, target, {"avg@4": 0.5}, (1,), 4)
 
 
-@pytest.mark.parametrize("text", ["gs://b/runs", "s3://b", "file:///x", "memory://x", "abfs://c@a/x"])
+@pytest.mark.parametrize(
+    "text", ["gs://b/runs", "s3://b", "file:///x", "memory://x", "abfs://c@a/x"]
+)
 def test_urls(text: str) -> None:
     assert is_url(text) and not is_url(f"run.dir={text}") and not is_url(str(Path(text)))
 
@@ -81,7 +85,9 @@ def test_what_is_written_is_there_at_once_and_comes_back(url: str, tmp_path: Pat
         (folder / "figures").mkdir()
         (folder / "figures" / "a.png").write_bytes(b"by another library")
     assert not folder.exists(), "the scratch folder goes when all is at the URL"
-    assert {"base/problems.jsonl", "figures/a.png"} <= there(f"{url}/tiny") and ".lock" not in there(f"{url}/tiny")
+    assert {"base/problems.jsonl", "figures/a.png"} <= there(
+        f"{url}/tiny"
+    ) and ".lock" not in there(f"{url}/tiny")
     with remote_workspace(url, "tiny"):
         assert Ledger(folder / "cells" / CELL.name, CELL, "abc").targets == [4]
 
@@ -89,7 +95,10 @@ def test_what_is_written_is_there_at_once_and_comes_back(url: str, tmp_path: Pat
 def test_a_folder_is_left_as_it_is(tmp_path: Path) -> None:
     before = list(atomic_files.WRITE_LISTENERS)
     with remote_workspace(str(tmp_path / "runs"), "tiny"):
-        assert working_folder("runs", "tiny") == Path("runs/tiny") and atomic_files.WRITE_LISTENERS == before
+        assert (
+            working_folder("runs", "tiny") == Path("runs/tiny")
+            and atomic_files.WRITE_LISTENERS == before
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -103,7 +112,9 @@ def test_states_come_back_whole_and_the_old_ones_go(url: str, tmp_path: Path) ->
     again.pull()
     states = tmp_path / "b" / "cells" / CELL.name / "checkpoint"
     assert sorted(p.name for p in states.iterdir()) == ["7", "9"]
-    assert (states / "7" / "state" / "d" / "array").read_text() == "weights 7" and (states / "9" / "_METADATA").exists()
+    assert (states / "7" / "state" / "d" / "array").read_text() == "weights 7" and (
+        states / "9" / "_METADATA"
+    ).exists()
     assert not [name for name in there(url) if "/3" in name]
     light = Mirror(url, tmp_path / "c")
     assert light.pull(with_checkpoints=False) == 0 and not (tmp_path / "c").exists()
@@ -130,15 +141,19 @@ class Torn(MemoryFileSystem):
 
 
 @pytest.mark.parametrize("left", [0, 1, 2])
-def test_a_torn_upload_is_not_taken(left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two files and a mark: whichever of them is missing, the state before it stands, and the next upload clears up."""
+def test_a_torn_upload_is_not_taken(
+    left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two files and a mark: whichever of them is missing, the state before it stands, and the next
+    upload clears up."""
     fsspec.register_implementation("torn", Torn, clobber=True)
     monkeypatch.setattr(Torn, "store", {})
     monkeypatch.setattr(Torn, "left", 1000)
     mirror = Mirror("torn://bucket/tiny", tmp_path / "a")
     mirror.push_checkpoint(state(mirror, 3))
     second = state(mirror, 7)
-    (second.parent / "3").rename(tmp_path / "gone")  # by the rule of what is kept, before the new one is there
+    # by the rule of what is kept, before the new one is there
+    (second.parent / "3").rename(tmp_path / "gone")
     Torn.left = left
     with pytest.raises(RunFailed, match="the network is gone"):
         mirror.push_checkpoint(second)
@@ -151,16 +166,24 @@ def test_a_torn_upload_is_not_taken(left: int, tmp_path: Path, monkeypatch: pyte
     assert not [name for name in there("torn://bucket/tiny") if "checkpoint/7" in name]
 
 
-def test_a_cell_that_has_no_state_yet_differs_from_one_whose_states_were_removed(url: str, tmp_path: Path) -> None:
+def test_a_cell_that_has_no_state_yet_differs_from_one_whose_states_were_removed(
+    url: str, tmp_path: Path
+) -> None:
     mirror = Mirror(url, tmp_path / "a")
     with mirror.auto_upload():
         states = tmp_path / "a" / "cells" / CELL.name / "checkpoint"
-        assert checkpoint_uploader(states) is not None and checkpoint_uploader(tmp_path / "elsewhere") is None
+        assert (
+            checkpoint_uploader(states) is not None
+            and checkpoint_uploader(tmp_path / "elsewhere") is None
+        )
         atomic_files.write_text(tmp_path / "a" / "cells" / "8x4-s0" / "records.jsonl", "{}\n")
     again = Mirror(url, tmp_path / "b")
     again.pull()
     cells = tmp_path / "b" / "cells"
-    assert list((cells / CELL.name / "checkpoint").iterdir()) == [] and not (cells / "8x4-s0" / "checkpoint").exists()
+    assert (
+        list((cells / CELL.name / "checkpoint").iterdir()) == []
+        and not (cells / "8x4-s0" / "checkpoint").exists()
+    )
 
 
 def test_a_state_is_sent_when_it_is_written_and_its_future_raises_an_error(
@@ -182,13 +205,17 @@ def test_a_state_is_sent_when_it_is_written_and_its_future_raises_an_error(
 def test_a_worker_has_its_own_part(url: str, tmp_path: Path) -> None:
     """Of a sweep whose writer is another process, the files of one cell and of all."""
     with remote_workspace(url, "tiny"):
-        for name in ("base/problems.jsonl", f"cells/{CELL.name}/records.jsonl", "cells/8x4-s0/records.jsonl"):
+        for name in (
+            "base/problems.jsonl",
+            f"cells/{CELL.name}/records.jsonl",
+            "cells/8x4-s0/records.jsonl",
+        ):
             atomic_files.write_text(working_folder(url, "tiny") / name, "{}\n")
         with remote_workspace(url, "tiny", cell_name=CELL.name):
             folder = working_folder(url, "tiny")
-            assert (folder / "base" / "problems.jsonl").exists() and [p.name for p in (folder / "cells").iterdir()] == [
-                CELL.name
-            ]
+            assert (folder / "base" / "problems.jsonl").exists() and [
+                p.name for p in (folder / "cells").iterdir()
+            ] == [CELL.name]
             atomic_files.append_bytes(folder / "cells" / CELL.name / "records.jsonl", b"{}\n")
         mirror = Mirror(f"{url}/tiny", tmp_path / "a")
         mirror.pull()
@@ -206,7 +233,8 @@ def test_a_second_writer_is_refused_where_the_first_lives(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     now = lock(url)
-    monkeypatch.setattr(storage.time, "sleep", lambda _: lock(url, time=now["time"] + 10))  # it renews
+    # it renews
+    monkeypatch.setattr(storage.time, "sleep", lambda _: lock(url, time=now["time"] + 10))
     with (
         pytest.raises(InputError, match="tiny is being written by process 77 on host-b"),
         remote_workspace(url, "tiny"),
@@ -240,9 +268,14 @@ def test_a_dead_writer_whose_clock_is_ahead_is_not_waited_for_until_that_time(
         assert waited[-1] <= storage.STALE_SECONDS + 1 and now() - began < 10
 
 
-def test_a_writer_whose_place_was_taken_writes_no_more(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_whose_place_was_taken_writes_no_more(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(storage, "RENEW_SECONDS", 0.01)
-    with pytest.raises(RunFailed, match="taken over by process 77 on host-b"), remote_workspace(url, "tiny"):
+    with (
+        pytest.raises(RunFailed, match="taken over by process 77 on host-b"),
+        remote_workspace(url, "tiny"),
+    ):
         monkeypatch.setattr(
             storage.Lease, "_write_lock", lambda _: None
         )  # else it may write over the other's, between a look and a sign
@@ -253,9 +286,14 @@ def test_a_writer_whose_place_was_taken_writes_no_more(url: str, monkeypatch: py
     assert there(f"{url}/tiny") == {".lock"}
 
 
-def test_a_writer_that_was_frozen_looks_before_it_goes_on(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_was_frozen_looks_before_it_goes_on(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its sign of life would come too late."""
-    with pytest.raises(RunFailed, match="taken over by process 77 on host-b"), remote_workspace(url, "tiny"):
+    with (
+        pytest.raises(RunFailed, match="taken over by process 77 on host-b"),
+        remote_workspace(url, "tiny"),
+    ):
         lock(url)
         clock = time.time
         monkeypatch.setattr(storage.time, "time", lambda: clock() + storage.STALE_SECONDS + 1)
@@ -265,9 +303,16 @@ def test_a_writer_that_was_frozen_looks_before_it_goes_on(url: str, monkeypatch:
 
 def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setitem(known_implementations, "far", {"class": "no_such_package.far.Far", "err": "Please install it"})
+    monkeypatch.setitem(
+        known_implementations,
+        "far",
+        {"class": "no_such_package.far.Far", "err": "Please install it"},
+    )
     for location, saying in (
-        (f"file://{tmp_path}/file/runs", "cannot use file:///.*file/runs/tiny: .*give another run.dir"),
+        (
+            f"file://{tmp_path}/file/runs",
+            "cannot use file:///.*file/runs/tiny: .*give another run.dir",
+        ),
         ("far://bucket/runs", "cannot use far://bucket/runs/tiny: .*Please install it"),
         ("nothing://bucket/runs", "nothing://bucket/runs/tiny: .*Protocol not known"),
     ):
@@ -298,9 +343,14 @@ def test_words_that_are_urls(url: str, capsys: Any) -> None:
         assert folder.name == "tiny" and (folder / "fit.json").read_text() == "{}"
         assert (file.parent.name, file.name, file.read_text()) == ("tiny", "fit.json", "{}")
         atomic_files.write_text(folder / "validation.json", "[]")
-        assert printable(f"wrote {folder / 'validation.json'}") == f"wrote {url}/tiny/validation.json"
+        assert (
+            printable(f"wrote {folder / 'validation.json'}") == f"wrote {url}/tiny/validation.json"
+        )
     assert "validation.json" in there(f"{url}/tiny") and not folder.exists()
-    with pytest.raises(InputError, match=r"there is nothing at .*other"), localize([f"{url}/other"]):
+    with (
+        pytest.raises(InputError, match=r"there is nothing at .*other"),
+        localize([f"{url}/other"]),
+    ):
         raise AssertionError("refused before any work")
 
 

@@ -15,6 +15,7 @@ def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setitem(registry.__builtins__, "__import__", missing)  # type: ignore[index]
     with pytest.raises(
-        InputError, match=r"isojax\.load_study needs the package pyarrow; pip install \"isojax\[parquet\]"
+        InputError,
+        match=r"isojax\.load_study needs the package pyarrow; pip install \"isojax\[parquet\]",
     ):
         study.load_study()

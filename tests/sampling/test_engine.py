@@ -1,4 +1,5 @@
-"""Rollouts of one compiled sampler: distributed as the policy says, whatever the batch, the slots and the mesh."""
+"""Rollouts of one compiled sampler: distributed as the policy says, whatever the batch, the slots
+and the mesh."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ T = 5
 NO_STRINGS = StopConditions((EOS,), None)
 CELLS = [(1, 1), (13, 7), (16, 2), (5, 32)]
 PROBLEMS = random_problems(16)
-# The text of the 24 tokens; None is a special token. The stop strings lie across up to three of them, and one inside
-# `xbbx`.
+# The text of the 24 tokens; None is a special token. The stop strings lie across up to three of
+# them, and one inside `xbbx`.
 PIECES = [
     None,
     b"a",
@@ -88,23 +89,32 @@ class Engine:
         on = mesh(self.axes)
         chosen = {} if self.prefixes is None else {"prefix_entries": self.prefixes}
         shapes_class: type[SamplerShapes] = type("Shapes", (SamplerShapes,), chosen)
-        self.sampler_shapes = shapes_class(CELLS, shard_count(on), self.slots, 8, P, T, self.prompts)
+        self.sampler_shapes = shapes_class(
+            CELLS, shard_count(on), self.slots, 8, P, T, self.prompts
+        )
         sampling = SamplingConfig(temperature=self.temperature, top_p=self.top_p)
-        self.program = quick_jit(build_sampler(DECODER, self.sampler_shapes, on, sampling, self.stops))
+        self.program = quick_jit(
+            build_sampler(DECODER, self.sampler_shapes, on, sampling, self.stops)
+        )
         self.params = placed(policy(), on)
 
     def args(self, B_p: int, n: int, key: int, order: np.ndarray) -> tuple[object, ...]:
         problems = ProblemArrays(
-            *(np.resize(x[order], (self.sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS)
+            *(
+                np.resize(x[order], (self.sampler_shapes.problem_rows, *x.shape[1:]))
+                for x in PROBLEMS
+            )
         )
         return self.params, problems, np.int32(B_p), np.int32(n), jax.random.key(key)
 
     def rollouts(self, B_p: int, n: int, key: int = 0, order: np.ndarray | None = None) -> Rollouts:
-        """All that the sampler says, [B ...], of problems PROBLEMS[order], and of nothing that pads them."""
+        """All that the sampler says, [B ...], of problems PROBLEMS[order], and of nothing that pads
+        them."""
         rollouts = self.program(*self.args(B_p, n, key, np.arange(B_p) if order is None else order))
         layout = Layout(jnp.int32(B_p), jnp.int32(n), self.sampler_shapes.shards)
         live = layout.holds_rollout(self.sampler_shapes.buffer_rows)
-        assert not np.asarray(rollouts.mask)[~np.asarray(live)].any()  # rows that hold no rollout count for nothing
+        # rows that hold no rollout count for nothing
+        assert not np.asarray(rollouts.mask)[~np.asarray(live)].any()
         return Rollouts(*(gather(self.sampler_shapes, B_p * n, x) for x in rollouts))
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -128,7 +138,8 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """One device; two tokens in a chunk, so that slots are refilled while others are in mid-response."""
+    """One device; two tokens in a chunk, so that slots are refilled while others are in
+    mid-response."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_module, "CHUNK_TOKENS", 2)
         yield Engine(prompts=4, prefixes=12)
@@ -154,7 +165,9 @@ def either(request: pytest.FixtureRequest) -> Engine:
 def exact(engine: Engine, problem: int, first: int | None = None) -> np.ndarray:
     """Distribution of the first response token, or of the second after `first`."""
     tokens = np.array([[first or 0, 0]])
-    out = response_logits(np, policy(), PROBLEMS, np.array([problem]), tokens)[0, 0 if first is None else 1]
+    out = response_logits(np, policy(), PROBLEMS, np.array([problem]), tokens)[
+        0, 0 if first is None else 1
+    ]
     return np.exp(engine.log_p(out))
 
 
@@ -175,7 +188,9 @@ def test_one_program_serves_every_cell(either: Engine) -> None:
 
 
 @pytest.mark.parametrize(("B_p", "n"), CELLS)
-def test_log_probs_are_the_policys_and_the_mask_ends_with_the_end_token(either: Engine, B_p: int, n: int) -> None:
+def test_log_probs_are_the_policys_and_the_mask_ends_with_the_end_token(
+    either: Engine, B_p: int, n: int
+) -> None:
     tokens, logps, mask = either(B_p, n)
     group = np.arange(B_p * n) // n
     expected = either.log_p(response_logits(np, policy(), PROBLEMS, group, tokens))
@@ -189,7 +204,8 @@ def test_log_probs_are_the_policys_and_the_mask_ends_with_the_end_token(either: 
 
 
 def test_a_group_draws_its_first_tokens_from_one_distribution(either: Engine) -> None:
-    """To the bit, whichever slots its rollouts were given, and whether at the start or in mid-response of others."""
+    """To the bit, whichever slots its rollouts were given, and whether at the start or in
+    mid-response of others."""
     B_p, n = 4, 32
     tokens, logps, _ = either(B_p, n)
     for group in range(B_p):
@@ -198,21 +214,31 @@ def test_a_group_draws_its_first_tokens_from_one_distribution(either: Engine) ->
 
 
 def test_tokens_follow_the_exact_distribution(either: Engine) -> None:
-    """First token, and second given each first, by enumeration, over 40 updates of 5 problems by 32 rollouts."""
-    drawn = np.stack([either(5, 32, key)[0].reshape(5, 32, T) for key in range(SAMPLES)], 1).reshape(5, -1, T)
+    """First token, and second given each first, by enumeration, over 40 updates of 5 problems by 32
+    rollouts."""
+    drawn = np.stack(
+        [either(5, 32, key)[0].reshape(5, 32, T) for key in range(SAMPLES)], 1
+    ).reshape(5, -1, T)
     for problem in range(5):
         first = exact(either, problem)
-        assert p_value(np.bincount(drawn[problem, :, 0], minlength=VOCAB), first * SAMPLES * 32) > 1e-3
+        assert (
+            p_value(np.bincount(drawn[problem, :, 0], minlength=VOCAB), first * SAMPLES * 32) > 1e-3
+        )
         pairs = np.stack([first[a] * exact(either, problem, a) for a in range(VOCAB) if a != EOS])
         going = drawn[problem][drawn[problem, :, 0] != EOS]
         seen = np.zeros((VOCAB, VOCAB))
         np.add.at(seen, (going[:, 0], going[:, 1]), 1)
-        assert p_value(np.delete(seen, EOS, 0).reshape(-1), pairs.reshape(-1) * len(going) / pairs.sum()) > 1e-3
+        assert (
+            p_value(
+                np.delete(seen, EOS, 0).reshape(-1), pairs.reshape(-1) * len(going) / pairs.sum()
+            )
+            > 1e-3
+        )
 
 
 def test_the_mass_of_each_nucleus_is_handed_on(narrow: Engine, engine: Engine) -> None:
-    """What the trainer rebuilds a nucleus from: the probability that the kept tokens held before they were
-    renormalised.
+    """What the trainer rebuilds a nucleus from: the probability that the kept tokens held before
+    they were renormalised.
     """
     result = narrow.rollouts(13, 7)
     logits = response_logits(np, policy(), PROBLEMS, np.arange(91) // 7, result.tokens)
@@ -226,12 +252,14 @@ def test_the_mass_of_each_nucleus_is_handed_on(narrow: Engine, engine: Engine) -
 @pytest.fixture(scope="module", params=["auto", MESHES[0]])
 def stopping(request: pytest.FixtureRequest) -> Engine:
     """With two end tokens and two stop strings, on one device and on a mesh of eight."""
-    return Engine(axes=request.param, stops=StopConditions((EOS, 7), build_stop_table(PIECES, STRINGS)))
+    return Engine(
+        axes=request.param, stops=StopConditions((EOS, 7), build_stop_table(PIECES, STRINGS))
+    )
 
 
 def test_stop_strings_and_stop_tokens_end_a_rollout_at_once(stopping: Engine) -> None:
-    """At the first token after which a stop string stands in the text, whether it spans tokens or is inside one;
-    `ended` knows it.
+    """At the first token after which a stop string stands in the text, whether it spans tokens or
+    is inside one; `ended` knows it.
     """
     result = [stopping.rollouts(5, 32, key) for key in range(12)]
     tokens, _, mask, _, ended, lengths = (np.concatenate(x) for x in zip(*result, strict=True))
@@ -247,9 +275,14 @@ def test_stop_strings_and_stop_tokens_end_a_rollout_at_once(stopping: Engine) ->
             if completed or token in (EOS, 7):
                 length, stop = i + 1, True
                 by_string += completed
-                spanning += completed and not any(string.encode() in (PIECES[token] or b"") for string in STRINGS)
+                spanning += completed and not any(
+                    string.encode() in (PIECES[token] or b"") for string in STRINGS
+                )
                 break
-        assert remaining.tolist() == [t < length for t in range(T)] and (stopped, there) == (stop, length), (
+        assert remaining.tolist() == [t < length for t in range(T)] and (stopped, there) == (
+            stop,
+            length,
+        ), (
             row,
             remaining,
             stopped,
@@ -294,7 +327,8 @@ def many(request: pytest.FixtureRequest) -> Engine:
 
 
 def test_shards_sample_what_one_device_samples(engine: Engine, many: Engine) -> None:
-    """With groups of 7 and 32 across shard boundaries (23 and 40 rollouts per shard), and 1 rollout for 4 shards."""
+    """With groups of 7 and 32 across shard boundaries (23 and 40 rollouts per shard), and 1 rollout
+    for 4 shards."""
     both = [(many(B_p, n), engine(B_p, n)) for B_p, n in CELLS]
     assert many.program._cache_size() == 1
     for one, two in both[1:]:
@@ -307,38 +341,60 @@ def test_the_loops_hold_no_collective_that_should_not_be_there(many: Engine) -> 
     result = collectives(hlo)
     # the cache and the prefix table: this shard's rows, this device's heads
     check_separate(hlo, P + T, many.slots, many.slots)
-    check_separate(hlo, P, many.sampler_shapes.prefix_entries, max(many.sampler_shapes.prefix_entries, many.slots))
+    check_separate(
+        hlo,
+        P,
+        many.sampler_shapes.prefix_entries,
+        max(many.sampler_shapes.prefix_entries, many.slots),
+    )
     # fsdp's weights are gathered once, before the loop
-    assert bool([c for c in result if c.depth == 0 and c.kind == "all-gather"]) == ("fsdp" in many.axes)
+    assert bool([c for c in result if c.depth == 0 and c.kind == "all-gather"]) == (
+        "fsdp" in many.axes
+    )
     # once in a chunk, all shards: is any still at work?
     assert [(c.kind, c.result) for c in result if c.depth == 1] == [("all-reduce", "s32[]")]
-    # shards leave the inner loops at times of their own: there only tensor's pairs may meet, and gather one step's
-    # distribution at most
+    # shards leave the inner loops at times of their own: there only tensor's pairs may meet, and
+    # gather one step's distribution at most
     inside = [c for c in result if c.depth > 1]
     assert inside
     for c in inside:
         assert all(group in ({0, 1}, {2, 3}, {4, 5}, {6, 7}) for group in c.groups), c.line
-        assert c.kind == "all-reduce" or (c.kind, c.result) == ("all-gather", f"f32[{many.slots},{VOCAB}]"), c.line
+        assert c.kind == "all-reduce" or (c.kind, c.result) == (
+            "all-gather",
+            f"f32[{many.slots},{VOCAB}]",
+        ), c.line
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
 def test_a_split_vocabulary_is_drawn_from_in_place(top_p: float) -> None:
-    """Of 4096 tokens on two devices, what crosses between them at a token are sums of blocks: never a row of logits."""
+    """Of 4096 tokens on two devices, what crosses between them at a token are sums of blocks: never
+    a row of logits."""
     V, on = 4096, mesh("data=4,tensor=2")
     decoder = Decoder(CONFIG, V)
     sampler_shapes = SamplerShapes([(13, 7)], 4, 12, 8, P, T)
-    sample = quick_jit(build_sampler(decoder, sampler_shapes, on, SamplingConfig(top_p=top_p), NO_STRINGS))
-    params = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), decoder.shapes(), decoder.shardings(on)
+    sample = quick_jit(
+        build_sampler(decoder, sampler_shapes, on, SamplingConfig(top_p=top_p), NO_STRINGS)
     )
-    problems = ProblemArrays(*(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS))
-    hlo = sample.lower(params, problems, np.int32(13), np.int32(7), jax.random.key(0)).compile().as_text()
+    params = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        decoder.shapes(),
+        decoder.shardings(on),
+    )
+    problems = ProblemArrays(
+        *(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS)
+    )
+    hlo = (
+        sample.lower(params, problems, np.int32(13), np.int32(7), jax.random.key(0))
+        .compile()
+        .as_text()
+    )
     gathered = [c.result for c in collectives(hlo) if c.depth > 1 and c.kind != "all-reduce"]
     assert gathered == [f"f32[12,{V // 512}]"]
 
 
 def close(one: tuple[np.ndarray, ...], two: tuple[np.ndarray, ...]) -> None:
-    """At least 99% of tokens equal, and where whole responses are, their log-probabilities within 1e-5."""
+    """At least 99% of tokens equal, and where whole responses are, their log-probabilities within
+    1e-5."""
     assert (one[0] == two[0]).mean() >= 0.99
     same = (one[0] == two[0]).all(1)
     np.testing.assert_array_equal(one[2][same], two[2][same])

@@ -1,8 +1,9 @@
-"""Responses that are interrupted: before, in and after the phrase against the exact distribution's inverse; on the
-host's chunks too.
+"""Responses that are interrupted: before, in and after the phrase against the exact distribution's
+inverse; on the host's chunks too.
 
-The text of token i is the letter `a` + i, and `ge`, `he`, `ie` and `je` are stop strings: where one of `g` to `j` is
-the last token before the phrase, the response ends with the phrase's first token, `e`.
+The text of token i is the letter `a` + i, and `ge`, `he`, `ie` and `je` are stop strings: where one
+of `g` to `j` is the last token before the phrase, the response ends with the phrase's first token,
+`e`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ T, AFTER, PHRASE, UNLESS = 9, 3, (4, 21), 5
 LAST = AFTER + len(PHRASE)  # where it goes on from
 CELLS = [(13, 7), (5, 32)]
 PROBLEMS = random_problems(16, seed=4)
-PLAIN = StopConditions((EOS,), build_stop_table([bytes([97 + i]) for i in range(VOCAB)], ["ge", "he", "ie", "je"]))
+PLAIN = StopConditions(
+    (EOS,), build_stop_table([bytes([97 + i]) for i in range(VOCAB)], ["ge", "he", "ie", "je"])
+)
 STOPS = replace(PLAIN, interruption=Interruption(AFTER, PHRASE, UNLESS))
 ALWAYS = replace(PLAIN, interruption=Interruption(AFTER, PHRASE, None))
 TEMPERATURE = 0.8
@@ -73,7 +76,9 @@ class Case:
 
     def __post_init__(self) -> None:
         self.on = mesh(self.axes)
-        self.sampler_shapes = SamplerShapes(CELLS, shard_count(self.on), 12, 8, P, T, slots_per_prefix=self.width)
+        self.sampler_shapes = SamplerShapes(
+            CELLS, shard_count(self.on), 12, 8, P, T, slots_per_prefix=self.width
+        )
         self.given = (
             DECODER,
             self.sampler_shapes,
@@ -84,7 +89,12 @@ class Case:
         self.program, self.params = quick_jit(build_sampler(*self.given)), placed(policy(), self.on)
 
     def problems(self, order: np.ndarray) -> ProblemArrays:
-        return ProblemArrays(*(np.resize(x[order], (self.sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+        return ProblemArrays(
+            *(
+                np.resize(x[order], (self.sampler_shapes.problem_rows, *x.shape[1:]))
+                for x in PROBLEMS
+            )
+        )
 
     def __call__(self, B_p: int, n: int, order: np.ndarray | None = None) -> Any:
         """The Rollouts in their order, [B ...], on the host."""
@@ -111,8 +121,8 @@ def narrow() -> Case:
 def expected(
     p: np.ndarray, uniform: np.ndarray, interruption: Interruption, row: np.ndarray
 ) -> tuple[list[int], bool, bool, float]:
-    """(tokens, whether the phrase is among them, whether a stop ended them, how near a draw came to an edge), from p [T
-    V] after `row`.
+    """(tokens, whether the phrase is among them, whether a stop ended them, how near a draw came to
+    an edge), from p [T V] after `row`.
     """
     out: list[int] = []
     closed, margin = False, 1.0
@@ -141,22 +151,36 @@ def test_every_token_is_the_phrases_or_drawn_after_what_came_before_it(
     result, (B_p, n), interruption = case.thirteen, (13, 7), case.stops.interruption
     assert interruption is not None
     group, rollout = np.divmod(np.arange(B_p * n), n)
-    logits = response_logits(np, policy(), PROBLEMS, group, result.tokens).astype(np.float64) / TEMPERATURE
+    logits = (
+        response_logits(np, policy(), PROBLEMS, group, result.tokens).astype(np.float64)
+        / TEMPERATURE
+    )
     p = np.exp(logits - logits.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
     falling = -np.sort(-p, -1)
-    last = np.take_along_axis(falling, (falling.cumsum(-1) < case.top_p).sum(-1, keepdims=True).clip(max=VOCAB - 1), -1)
+    last = np.take_along_axis(
+        falling, (falling.cumsum(-1) < case.top_p).sum(-1, keepdims=True).clip(max=VOCAB - 1), -1
+    )
     p = np.where(p >= last, p, 0)
     p /= p.sum(-1, keepdims=True)
-    keys = rollout_keys(jax.random.key(0), jnp.asarray(PROBLEMS.ids[group]), jnp.asarray(rollout, jnp.int32))
-    uniform = np.stack([np.asarray(uniforms(keys, jnp.full(B_p * n, t, jnp.int32))) for t in range(T)], 1)
+    keys = rollout_keys(
+        jax.random.key(0), jnp.asarray(PROBLEMS.ids[group]), jnp.asarray(rollout, jnp.int32)
+    )
+    uniform = np.stack(
+        [np.asarray(uniforms(keys, jnp.full(B_p * n, t, jnp.int32))) for t in range(T)], 1
+    )
     counted = within_phrase = 0
     for r in range(B_p * n):
-        tokens, interrupted, ended, margin = expected(p[r], uniform[r], interruption, result.tokens[r])
+        tokens, interrupted, ended, margin = expected(
+            p[r], uniform[r], interruption, result.tokens[r]
+        )
         if margin < 3e-6:
             continue
         length = len(tokens)
-        assert result.tokens[r, :length].tolist() == tokens and (result.lengths[r], result.stopped[r]) == (
+        assert result.tokens[r, :length].tolist() == tokens and (
+            result.lengths[r],
+            result.stopped[r],
+        ) == (
             length,
             ended,
         )
@@ -185,7 +209,9 @@ def test_what_is_not_interrupted_is_the_plain_samplers_bit_for_bit(some: Case) -
 
 
 @pytest.mark.parametrize("name", ["some", "narrow"])
-def test_any_order_of_the_queue_gives_the_same_bits(name: str, request: pytest.FixtureRequest) -> None:
+def test_any_order_of_the_queue_gives_the_same_bits(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     """Problems in another order meet other slots, neighbours and shards."""
     case: Case = request.getfixturevalue(name)
     straight = [x.reshape(13, 7, *x.shape[1:]) for x in case.thirteen]
@@ -209,10 +235,13 @@ def test_chunks_from_the_host_give_the_same(name: str, request: pytest.FixtureRe
     run = stream.run(case.params, case.problems(np.arange(13)), 13, 7, jax.random.key(0), tell)
     for part, x, buffer in zip(Rollouts._fields, case.thirteen, run, strict=True):
         y = gather(case.sampler_shapes, 91, buffer)
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 if x.dtype == np.float32 else 0, err_msg=part)
+        np.testing.assert_allclose(
+            x, y, rtol=0, atol=1e-5 if x.dtype == np.float32 else 0, err_msg=part
+        )
     full = [x.tolist() for x in response_tokens(run, Layout(13, 7, case.sampler_shapes.shards))]
     assert [streamed[r] for r in range(91)] == full
     assert sum(row[AFTER:LAST] == [~token for token in PHRASE] for row in full) > 20
     assert [plain_tokens(np.array(row)).tolist() for row in full] == [
-        row[:length].tolist() for row, length in zip(case.thirteen.tokens, case.thirteen.lengths, strict=True)
+        row[:length].tolist()
+        for row, length in zip(case.thirteen.tokens, case.thirteen.lengths, strict=True)
     ]

@@ -1,5 +1,5 @@
-"""The nucleus against a sort, the inverse-CDF draw by hand, and keys that know the problem, the rollout and the
-position.
+"""The nucleus against a sort, the inverse-CDF draw by hand, and keys that know the problem, the
+rollout and the position.
 """
 
 from __future__ import annotations
@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.sampling.logits import NEG_INF, log_probs, nucleus, renormalize, rollout_keys, sample_token, uniforms
+from isojax.sampling.logits import (
+    NEG_INF,
+    log_probs,
+    nucleus,
+    renormalize,
+    rollout_keys,
+    sample_token,
+    uniforms,
+)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
@@ -24,11 +32,14 @@ def test_log_probs_are_float32_and_survive_large_logits() -> None:
     got = log_probs(jnp.array([[1000.0, 990.0, -1000.0]], jnp.bfloat16), 1.0)
     assert got.dtype == jnp.float32
     # bfloat16 holds 992, not 990
-    np.testing.assert_allclose(got[0], [-np.log1p(np.exp(-8.0)), -8 - np.log1p(np.exp(-8.0)), -2000], rtol=1e-4)
+    np.testing.assert_allclose(
+        got[0], [-np.log1p(np.exp(-8.0)), -8 - np.log1p(np.exp(-8.0)), -2000], rtol=1e-4
+    )
 
 
 def shapes_of_distributions() -> dict[str, np.ndarray]:
-    """Logits [12, V]: noise, one token far above all others, nearly flat, long-tailed, and with a padded vocabulary."""
+    """Logits [12, V]: noise, one token far above all others, nearly flat, long-tailed, and with a
+    padded vocabulary."""
     rng = np.random.default_rng(0)
     peaked = rng.normal(0, 1, (12, 2000))
     peaked[np.arange(12), rng.integers(0, 2000, 12)] += np.linspace(4, 60, 12)
@@ -46,8 +57,9 @@ def shapes_of_distributions() -> dict[str, np.ndarray]:
 
 
 def by_sorting(log_p: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray]:
-    """Top-p as one writes it down, in float64: the tokens from the most probable on until they hold `mass`, with those
-    that tie with the last one; and how near `mass` the sum comes to stand, where rounding might tell otherwise."""
+    """Top-p as one writes it down, in float64: the tokens from the most probable on until they hold
+    `mass`, with those that tie with the last one; and how near `mass` the sum comes to stand, where
+    rounding might tell otherwise."""
     p = np.exp(log_p.astype(np.float64))
     inside, margin = np.zeros(p.shape, bool), np.zeros(len(p))
     for row in range(len(p)):
@@ -61,7 +73,8 @@ def by_sorting(log_p: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("shape", shapes_of_distributions())
 def test_the_nucleus_is_the_one_that_sorting_finds(shape: str) -> None:
-    """The same tokens wherever float32's sums can tell, and the mass they hold; a mass of its own for every row too."""
+    """The same tokens wherever float32's sums can tell, and the mass they hold; a mass of its own
+    for every row too."""
     log_p = np.asarray(log_probs(jnp.array(shapes_of_distributions()[shape]), 1.0))
     program, compared = jax.jit(nucleus), 0
     masses = [0.001, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99, 0.999]
@@ -90,12 +103,14 @@ def test_a_nucleus_of_all_mass_leaves_out_what_rounds_to_nothing(shape: str) -> 
 
 
 def test_the_nucleus_is_ranked_by_the_logits_alone() -> None:
-    """Whatever rounding does to log-probabilities that all but tie; over all of float32's range, either side of
-    zero.
+    """Whatever rounding does to log-probabilities that all but tie; over all of float32's range,
+    either side of zero.
     """
     logits = jnp.array([[3e38, 1.0, 1e-40, 0.0, -0.5, -1e-3, -3e38, -jnp.inf]])
     order = [0, 1, 2, 3, 5, 4, 6, 7]
-    equal = jnp.full((1, 8), -np.log(8), jnp.float32) + jnp.array([[0, 0, 1e-7, 0, -1e-7, 0, 1e-7, 0]])
+    equal = jnp.full((1, 8), -np.log(8), jnp.float32) + jnp.array(
+        [[0, 0, 1e-7, 0, -1e-7, 0, 1e-7, 0]]
+    )
     for size in range(1, 9):
         inside, remaining = nucleus(logits, equal, size / 8 - 1e-3)
         assert np.flatnonzero(inside[0]).tolist() == sorted(order[:size])
@@ -115,7 +130,8 @@ def test_the_nucleus_is_ranked_by_the_logits_alone() -> None:
     ],
 )
 def test_the_nucleus_by_hand(p: list[float], mass: float, inside: list[int]) -> None:
-    """Tokens that tie with the last one are kept with it; renormalised over the nucleus, the rest cannot be drawn."""
+    """Tokens that tie with the last one are kept with it; renormalised over the nucleus, the rest
+    cannot be drawn."""
     with np.errstate(divide="ignore"):
         log_p = jnp.log(jnp.array([p], jnp.float32))
     got, remaining = nucleus(log_p, log_p, mass)
@@ -134,7 +150,8 @@ def test_the_nucleus_by_hand(p: list[float], mass: float, inside: list[int]) -> 
 
 
 @pytest.mark.parametrize(
-    ("uniform", "token"), [(0.0, 1), (0.2499, 1), (0.2501, 2), (0.7499, 2), (0.7501, 4), (1 - 2**-23, 4)]
+    ("uniform", "token"),
+    [(0.0, 1), (0.2499, 1), (0.2501, 2), (0.7499, 2), (0.7501, 4), (1 - 2**-23, 4)],
 )
 def test_draw_by_hand(uniform: float, token: int) -> None:
     """Probabilities 0, 1/4, 1/2, 0, 1/4, 0: what has none is never drawn, at either end."""
@@ -145,12 +162,14 @@ def test_draw_by_hand(uniform: float, token: int) -> None:
 
 
 def test_the_last_uniform_never_draws_a_token_without_probability() -> None:
-    """A real vocabulary: rounding of 50,000 sums must not push the largest uniform of jax.random past the last token
-    that may be drawn.
+    """A real vocabulary: rounding of 50,000 sums must not push the largest uniform of jax.random
+    past the last token that may be drawn.
     """
     logits = np.random.default_rng(0).normal(0, 2, (64, 50_000)).astype(np.float32)
     logits[:, -100:] = -np.inf  # rows that pad a vocabulary
-    tokens, logps = jax.jit(sample_token)(log_probs(jnp.array(logits), 1.0), jnp.full(64, 1 - 2**-23, jnp.float32))
+    tokens, logps = jax.jit(sample_token)(
+        log_probs(jnp.array(logits), 1.0), jnp.full(64, 1 - 2**-23, jnp.float32)
+    )
     assert (np.asarray(tokens) < 50_000 - 100).all()
     assert np.isfinite(logps).all()
 
@@ -163,7 +182,9 @@ def test_uniforms_differ_by_problem_rollout_position_and_key_and_by_nothing_else
             keys = rollout_keys(key, problem, rollout)
             both.append(np.asarray(uniforms(keys, np.full(600, position, np.int32))))
             mixed = np.random.default_rng(2).permutation(600)  # other slots
-            again = uniforms(rollout_keys(key, problem[mixed], rollout[mixed]), np.full(600, position, np.int32))
+            again = uniforms(
+                rollout_keys(key, problem[mixed], rollout[mixed]), np.full(600, position, np.int32)
+            )
             np.testing.assert_array_equal(again, both[-1][mixed])
     every = np.stack(both)
     assert len(np.unique(every)) > 0.999 * every.size

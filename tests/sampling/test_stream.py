@@ -1,8 +1,9 @@
-"""A stream's rollouts are the sampler's, bit for bit; each is reported once, when it has finished; nothing large moves
-between its chunks.
+"""A stream's rollouts are the sampler's, bit for bit; each is reported once, when it has finished;
+nothing large moves between its chunks.
 
-Bits are compared where both are compiled for it (`same_bits_jit`), which takes longer: on one device, on a mesh, and in
-other precisions. Elsewhere the two agree to rounding, and with one device.
+Bits are compared where both are compiled for it (`same_bits_jit`), which takes longer: on one
+device, on a mesh, and in other precisions. Elsewhere the two agree to rounding, and with one
+device.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ from tests.hlo import check_separate, collectives
 T, SLOTS = 5, 12
 CELLS = [(1, 1), (13, 7), (5, 32)]
 PROBLEMS = random_problems(16)
-AXES = {"auto": True, MESHES[0]: True, MESHES[1]: False, "tensor=2": False}  # of each, whether bits are compared
+# of each, whether bits are compared
+AXES = {"auto": True, MESHES[0]: True, MESHES[1]: False, "tensor=2": False}
 
 
 @dataclass
@@ -61,7 +63,9 @@ class Pair:
 
     def __post_init__(self) -> None:
         on = mesh(self.axes)
-        self.sampler_shapes = SamplerShapes(CELLS, shard_count(on), SLOTS, 8, P, T, slots_per_prefix=self.width)
+        self.sampler_shapes = SamplerShapes(
+            CELLS, shard_count(on), SLOTS, 8, P, T, slots_per_prefix=self.width
+        )
         inputs = (
             self.decoder,
             self.sampler_shapes,
@@ -86,16 +90,22 @@ class Pair:
     def both(self, B_p: int, n: int, key: int = 0) -> tuple[Rollouts, Rollouts]:
         """The sampler's rollouts and the stream's."""
         self.chunks, self.tokens = [], {}
-        problems = ProblemArrays(*(np.resize(x, (self.sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+        problems = ProblemArrays(
+            *(np.resize(x, (self.sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS)
+        )
         one = self.sample(self.params, problems, np.int32(B_p), np.int32(n), jax.random.key(key))
         return one, self.stream.run(self.params, problems, B_p, n, jax.random.key(key), self.tell)
 
     def check(self, one: Rollouts, two: Rollouts) -> None:
         """The same rollouts, in the same places."""
         for name, x, y in zip(Rollouts._fields, one, two, strict=True):
-            assert (x.shape, x.dtype) == (y.shape, y.dtype) and x.sharding.is_equivalent_to(y.sharding, x.ndim), name
+            assert (x.shape, x.dtype) == (y.shape, y.dtype) and x.sharding.is_equivalent_to(
+                y.sharding, x.ndim
+            ), name
             exact = self.bits or x.dtype != np.float32
-            np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=0, atol=0 if exact else 1e-5, err_msg=name)
+            np.testing.assert_allclose(
+                np.asarray(x), np.asarray(y), rtol=0, atol=0 if exact else 1e-5, err_msg=name
+            )
 
 
 @cache
@@ -105,7 +115,8 @@ def made(axes: str) -> Pair:
 
 @pytest.fixture(autouse=True, scope="module")
 def short_chunks() -> Iterator[None]:
-    """Two tokens in a chunk, so that slots are refilled and reported while others are in mid-response."""
+    """Two tokens in a chunk, so that slots are refilled and reported while others are in
+    mid-response."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "CHUNK_TOKENS", 2)
         yield
@@ -117,15 +128,21 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 
 
 @pytest.mark.parametrize(("B_p", "n"), CELLS)
-def test_the_rollouts_are_the_samplers_and_each_is_reported_once(pair: Pair, B_p: int, n: int) -> None:
+def test_the_rollouts_are_the_samplers_and_each_is_reported_once(
+    pair: Pair, B_p: int, n: int
+) -> None:
     one, two = pair.both(B_p, n, key=B_p)
     pair.check(one, two)
     assert sum(pair.chunks) == B_p * n
     layout = Layout(B_p, n, pair.sampler_shapes.shards)
-    assert [pair.tokens[r] for r in range(B_p * n)] == [row.tolist() for row in response_tokens(one, layout)]
+    assert [pair.tokens[r] for r in range(B_p * n)] == [
+        row.tolist() for row in response_tokens(one, layout)
+    ]
     if B_p * n > 1:
-        assert {1, T} <= {len(row) for row in pair.tokens.values()}  # some end at once, some are cut
-        assert np.count_nonzero(pair.chunks) > 3 and list(pair.tokens) != sorted(pair.tokens)  # as they finish
+        # some end at once, some are cut
+        assert {1, T} <= {len(row) for row in pair.tokens.values()}
+        # as they finish
+        assert np.count_nonzero(pair.chunks) > 3 and list(pair.tokens) != sorted(pair.tokens)
 
 
 def test_nothing_is_sampled_of_no_problems(pair: Pair) -> None:
@@ -140,21 +157,31 @@ def test_one_set_of_programs_serves_every_cell(pair: Pair) -> None:
 
 
 def test_between_chunks_nothing_is_gathered_and_the_state_stays_in_place(pair: Pair) -> None:
-    problems = ProblemArrays(*(np.resize(x, (pair.sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS))
-    inputs, state = pair.stream.begin(pair.params, problems, np.int32(5), np.int32(7), jax.random.key(0))
+    problems = ProblemArrays(
+        *(np.resize(x, (pair.sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS)
+    )
+    inputs, state = pair.stream.begin(
+        pair.params, problems, np.int32(5), np.int32(7), jax.random.key(0)
+    )
     compiled = pair.stream.advance_chunk.jitted.lower(inputs, state).compile()
     memory = compiled.memory_analysis()
     ours = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
     assert memory.alias_size_in_bytes == ours  # all of a device's state is donated
     state, result = pair.stream.advance_chunk(inputs, state)
-    assert sum(x.nbytes for x in jax.tree.leaves(result)) < 3 * pair.sampler_shapes.shards * SLOTS * T * 4
+    assert (
+        sum(x.nbytes for x in jax.tree.leaves(result))
+        < 3 * pair.sampler_shapes.shards * SLOTS * T * 4
+    )
     if pair.axes == "auto":
         return
     hlo = compiled.as_text()
     check_separate(hlo, P + T, SLOTS, SLOTS)
-    check_separate(hlo, P, pair.sampler_shapes.prefix_entries, max(pair.sampler_shapes.prefix_entries, SLOTS))
+    check_separate(
+        hlo, P, pair.sampler_shapes.prefix_entries, max(pair.sampler_shapes.prefix_entries, SLOTS)
+    )
     outside = [c for c in collectives(hlo, mesh(pair.axes).size) if c.depth == 0]
-    waits = [] if pair.sampler_shapes.shards == 1 else [("all-reduce", "s32[]")]  # is any shard still at work?
+    # is any shard still at work?
+    waits = [] if pair.sampler_shapes.shards == 1 else [("all-reduce", "s32[]")]
     assert [(c.kind, c.result) for c in outside] == waits
     specific = [x.addressable_shards[0].data.shape for x in state.cache.slot_kv[0]]
     assert specific == [
@@ -164,7 +191,8 @@ def test_between_chunks_nothing_is_gathered_and_the_state_stays_in_place(pair: P
 
 
 def test_a_model_that_is_split_samples_what_one_device_samples() -> None:
-    """Both drawn by the host's chunks, over two devices that share every weight; the log-probabilities to rounding."""
+    """Both drawn by the host's chunks, over two devices that share every weight; the
+    log-probabilities to rounding."""
     for B_p, n in CELLS:
         (_, one), (_, two) = (made(axes).both(B_p, n, key=3) for axes in ("auto", "tensor=2"))
         for name in ("tokens", "mask", "stopped"):
@@ -179,7 +207,8 @@ def test_a_model_that_is_split_samples_what_one_device_samples() -> None:
     ids=["prefix_groups", "precisions"],
 )
 def test_lanes_and_other_precisions(width: int, bits: bool, options: dict[str, str]) -> None:
-    """Groups that share prompts; a cast, of which the last bit may decide an int8; stacked layers."""
+    """Groups that share prompts; a cast, of which the last bit may decide an int8; stacked
+    layers."""
     pair = Pair("auto", bits, width, 1.0, DECODER.with_options(DECODER.options._replace(**options)))
     one, two = pair.both(13, 7)
     pair.check(one, two)
@@ -188,7 +217,8 @@ def test_lanes_and_other_precisions(width: int, bits: bool, options: dict[str, s
 
 @pytest.mark.parametrize("axes", ["auto", "data=2,fsdp=2,tensor=2"])
 def test_int8_weights(axes: str) -> None:
-    """The stream makes them of shards, the sampler in one program of what it has gathered: the same rollouts."""
+    """The stream makes them of shards, the sampler in one program of what it has gathered: the same
+    rollouts."""
     decoder = DECODER.with_options(DECODER.options._replace(rollout_weights="int8"))
     pair = Pair(axes, False, 1, 1.0, decoder)
     one, two = pair.both(13, 7)
@@ -199,10 +229,12 @@ def test_int8_weights(axes: str) -> None:
 
 @pytest.mark.parametrize("rollout_weights", ["compute", "int8"])
 def test_stacked_layers_are_gathered_one_by_one(rollout_weights: str) -> None:
-    """As a TPU's are, and on a CPU with an int8 cache: bit for bit what one device makes of the policy, and no gather
-    has more than a layer's part of a matrix, or than the embedding."""
+    """As a TPU's are, and on a CPU with an int8 cache: bit for bit what one device makes of the
+    policy, and no gather has more than a layer's part of a matrix, or than the embedding."""
     on = mesh("data=2,fsdp=2,tensor=2")
-    options = ComputeOptions(compute_dtype="bfloat16", cache_dtype="int8", rollout_weights=rollout_weights)
+    options = ComputeOptions(
+        compute_dtype="bfloat16", cache_dtype="int8", rollout_weights=rollout_weights
+    )
     decoder = DECODER.with_options(options)
     shapes = SamplerShapes(CELLS, shard_count(on), SLOTS, 8, P, T)
     sampling = SamplingConfig(prompt_length=P, response_length=T)
@@ -214,9 +246,16 @@ def test_stacked_layers_are_gathered_one_by_one(rollout_weights: str) -> None:
     expected = jax.jit(engine_on.decoding.prepare_weights)(policy())
     jax.tree.map(np.testing.assert_array_equal, prepare(params).decode, expected)
 
-    gathers = [x for x in collectives(prepare.program.jitted.lower(params).compile().as_text()) if "gather" in x.kind]
+    gathers = [
+        x
+        for x in collectives(prepare.program.jitted.lower(params).compile().as_text())
+        if "gather" in x.kind
+    ]
     largest = CONFIG.width * CONFIG.mlp // on.shape["tensor"]
     assert {gather.depth for gather in gathers} == {0, 1}
     for gather in gathers:
-        sizes = [math.prod(map(int, dims.split(","))) for dims in re.findall(r"\[([\d,]+)\]", gather.result)]
+        sizes = [
+            math.prod(map(int, dims.split(",")))
+            for dims in re.findall(r"\[([\d,]+)\]", gather.result)
+        ]
         assert max(sizes) <= largest, gather

@@ -1,8 +1,8 @@
-"""Responses of several turns, after each of which a table replies with 0 to 3 tokens: every token against the table or
-the exact distribution's inverse.
+"""Responses of several turns, after each of which a table replies with 0 to 3 tokens: every token
+against the table or the exact distribution's inverse.
 
-The text of token i is the letter `a` + i. `ge`, `he`, `ie` and `je` are stop strings, and tokens 3 and 10 to 13 end a
-turn; all of them occur in replies too, where they end nothing.
+The text of token i is the letter `a` + i. `ge`, `he`, `ie` and `je` are stop strings, and tokens 3
+and 10 to 13 end a turn; all of them occur in replies too, where they end nothing.
 """
 
 from __future__ import annotations
@@ -49,9 +49,12 @@ T, TEMPERATURE = 14, 0.8
 CELLS = [(13, 7), (5, 32)]
 END_TOKENS = (EOS, 10, 11, 12, 13)
 TRANSITIONS = build_stop_table([bytes([97 + i]) for i in range(VOCAB)], ["ge", "he", "ie", "je"])
-PROBLEMS = random_problems(16, seed=4)._replace(answers=np.tile(np.arange(16, dtype=np.int32)[:, None], (1, T)))
+PROBLEMS = random_problems(16, seed=4)._replace(
+    answers=np.tile(np.arange(16, dtype=np.int32)[:, None], (1, T))
+)
 rng = np.random.default_rng(7)
-COUNTS = rng.integers(0, 4, (16, T + 1)).astype(np.int32)  # of problem q's reply to a response of t tokens
+# of problem q's reply to a response of t tokens
+COUNTS = rng.integers(0, 4, (16, T + 1)).astype(np.int32)
 CONTEXT = rng.integers(0, VOCAB, (16, T + 1, 3)).astype(np.int32)
 
 
@@ -66,7 +69,8 @@ HOST = StopConditions(END_TOKENS, TRANSITIONS, host_replies=True)
 
 @pytest.fixture(autouse=True, scope="module")
 def short_chunks() -> Iterator[None]:
-    """Two tokens in a chunk, so that slots are refilled while others are in the middle of a reply."""
+    """Two tokens in a chunk, so that slots are refilled while others are in the middle of a
+    reply."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "CHUNK_TOKENS", 2)
         yield
@@ -82,13 +86,22 @@ class Case:
 
     def __post_init__(self) -> None:
         self.on = mesh(self.axes)
-        self.sampler_shapes = SamplerShapes(CELLS, shard_count(self.on), 12, 8, P, T, slots_per_prefix=self.width)
+        self.sampler_shapes = SamplerShapes(
+            CELLS, shard_count(self.on), 12, 8, P, T, slots_per_prefix=self.width
+        )
         self.sampling = SamplingConfig(temperature=TEMPERATURE, top_p=self.top_p)
-        self.program = quick_jit(build_sampler(DECODER, self.sampler_shapes, self.on, self.sampling, DEVICE))
+        self.program = quick_jit(
+            build_sampler(DECODER, self.sampler_shapes, self.on, self.sampling, DEVICE)
+        )
         self.params = placed(policy(), self.on)
 
     def problems(self, order: np.ndarray) -> ProblemArrays:
-        return ProblemArrays(*(np.resize(x[order], (self.sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+        return ProblemArrays(
+            *(
+                np.resize(x[order], (self.sampler_shapes.problem_rows, *x.shape[1:]))
+                for x in PROBLEMS
+            )
+        )
 
     def __call__(self, B_p: int, n: int, order: np.ndarray | None = None) -> Any:
         """The Rollouts in their order, [B ...], on the host."""
@@ -116,7 +129,9 @@ class Case:
             return [CONTEXT[pair][: COUNTS[pair]] for pair in pairs]
 
         problems = self.problems(np.arange(B_p))
-        result = stream.run(self.params, problems, B_p, n, jax.random.key(0), on_finished, host_reply)
+        result = stream.run(
+            self.params, problems, B_p, n, jax.random.key(0), on_finished, host_reply
+        )
         return result, finished
 
     @cached_property
@@ -138,8 +153,8 @@ def narrow() -> Case:
 def expected(
     p: np.ndarray, uniform: np.ndarray, problem: int, row: np.ndarray
 ) -> tuple[list[int], list[bool], bool, int, float]:
-    """(tokens, which of them were drawn, whether the reply ended them, turns, how near a draw came to an edge), from
-    p [T V] after `row`.
+    """(tokens, which of them were drawn, whether the reply ended them, turns, how near a draw came
+    to an edge), from p [T V] after `row`.
     """
     out: list[int] = []
     drawn: list[bool] = []
@@ -168,20 +183,31 @@ def expected(
 
 
 @pytest.mark.parametrize("name", ["plain", "narrow"])
-def test_every_token_is_the_tasks_or_drawn_after_what_came_before_it(name: str, request: pytest.FixtureRequest) -> None:
+def test_every_token_is_the_tasks_or_drawn_after_what_came_before_it(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     """And log-probabilities agree with one forward pass over the whole sequence."""
     case: Case = request.getfixturevalue(name)
     result, (B_p, n) = case.thirteen, (13, 7)
     group, rollout = np.divmod(np.arange(B_p * n), n)
-    logits = response_logits(np, policy(), PROBLEMS, group, result.tokens).astype(np.float64) / TEMPERATURE
+    logits = (
+        response_logits(np, policy(), PROBLEMS, group, result.tokens).astype(np.float64)
+        / TEMPERATURE
+    )
     p = np.exp(logits - logits.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
     falling = -np.sort(-p, -1)
-    last = np.take_along_axis(falling, (falling.cumsum(-1) < case.top_p).sum(-1, keepdims=True).clip(max=VOCAB - 1), -1)
+    last = np.take_along_axis(
+        falling, (falling.cumsum(-1) < case.top_p).sum(-1, keepdims=True).clip(max=VOCAB - 1), -1
+    )
     p = np.where(p >= last, p, 0)
     p /= p.sum(-1, keepdims=True)
-    keys = rollout_keys(jax.random.key(0), jnp.asarray(PROBLEMS.ids[group]), jnp.asarray(rollout, jnp.int32))
-    uniform = np.stack([np.asarray(uniforms(keys, jnp.full(B_p * n, t, jnp.int32))) for t in range(T)], 1)
+    keys = rollout_keys(
+        jax.random.key(0), jnp.asarray(PROBLEMS.ids[group]), jnp.asarray(rollout, jnp.int32)
+    )
+    uniform = np.stack(
+        [np.asarray(uniforms(keys, jnp.full(B_p * n, t, jnp.int32))) for t in range(T)], 1
+    )
     turn_counts, ends = [], set()
     for r in range(B_p * n):
         tokens, drawn, ended, turns, margin = expected(p[r], uniform[r], group[r], result.tokens[r])
@@ -197,11 +223,14 @@ def test_every_token_is_the_tasks_or_drawn_after_what_came_before_it(name: str, 
         turn_counts.append(turns)
         ends.add((ended, length == T))
     assert len(turn_counts) > 85 and sum(np.array(turn_counts) >= 3) > 10
-    assert ends >= {(True, False), (False, False), (False, True)}  # by the reply, a reply without room, the length
+    # by the reply, a reply without room, the length
+    assert ends >= {(True, False), (False, False), (False, True)}
 
 
 @pytest.mark.parametrize("name", ["plain", "narrow"])
-def test_any_order_of_the_queue_gives_the_same_bits(name: str, request: pytest.FixtureRequest) -> None:
+def test_any_order_of_the_queue_gives_the_same_bits(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     case: Case = request.getfixturevalue(name)
     straight = [x.reshape(13, 7, *x.shape[1:]) for x in case.thirteen]
     for order in (np.arange(13)[::-1], np.random.default_rng(0).permutation(13)):
@@ -210,17 +239,22 @@ def test_any_order_of_the_queue_gives_the_same_bits(name: str, request: pytest.F
 
 
 @pytest.mark.parametrize("name", ["plain", "narrow"])
-def test_the_hosts_replies_give_the_same_rollouts(name: str, request: pytest.FixtureRequest) -> None:
+def test_the_hosts_replies_give_the_same_rollouts(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     """One table, both mechanisms; the verifier gets each response once, context as ~token."""
     case: Case = request.getfixturevalue(name)
     result, finished = case.streamed(13, 7)
     for part, x, y in zip(Rollouts._fields, case.thirteen, case.gathered(result, 91), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 if x.dtype == np.float32 else 0, err_msg=part)
+        np.testing.assert_allclose(
+            x, y, rtol=0, atol=1e-5 if x.dtype == np.float32 else 0, err_msg=part
+        )
     full = response_tokens(result, Layout(13, 7, case.sampler_shapes.shards))
     assert [finished[r] for r in range(91)] == [row.tolist() for row in full]
     assert sum((row < 0).any() for row in full) > 30
     assert [plain_tokens(row).tolist() for row in full] == [
-        row[:length].tolist() for row, length in zip(case.thirteen.tokens, case.thirteen.lengths, strict=True)
+        row[:length].tolist()
+        for row, length in zip(case.thirteen.tokens, case.thirteen.lengths, strict=True)
     ]
 
 
@@ -230,8 +264,19 @@ def test_context_is_written_whole_or_not_at_all(room: int) -> None:
     t = T - 3 - room
     zeros, rows = jnp.zeros(1, jnp.int32), jnp.zeros((1, T), jnp.int32)
     slots = Slots(
-        zeros, zeros, zeros, zeros + t, zeros, zeros > 0, jnp.zeros((1, 2), jnp.uint32), rows, rows * 1.0, rows
+        zeros,
+        zeros,
+        zeros,
+        zeros + t,
+        zeros,
+        zeros > 0,
+        jnp.zeros((1, 2), jnp.uint32),
+        rows,
+        rows * 1.0,
+        rows,
     )
     slots, overflow = slots.write_ahead(jnp.array([[7, 0, 9]]), jnp.array([3]))
     assert bool(overflow[0]) == (room < 1)
-    assert slots.tokens[0].tolist() == ([0] * t + [~7, ~0, ~9] + [0] * (room) if room > 0 else [0] * T)
+    assert slots.tokens[0].tolist() == (
+        [0] * t + [~7, ~0, ~9] + [0] * (room) if room > 0 else [0] * T
+    )

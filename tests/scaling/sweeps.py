@@ -1,4 +1,5 @@
-"""Small sweeps for tests of the fitter's parts: cells of known curves, packed as the hierarchical model takes them."""
+"""Small sweeps for tests of the fitter's parts: cells of known curves, packed as the hierarchical
+model takes them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ CURVES = {(16, 4): (0.6, 1.0, 2e3), (16, 16): (0.7, 1.0, 8e3), (16, 64): (0.72, 
 R0 = 0.2
 
 
-def fit(runs: Sequence[RunRecord], metric: str = "avg@4", compute: str = "rollouts", **options: Any) -> FitResult:
+def fit(
+    runs: Sequence[RunRecord], metric: str = "avg@4", compute: str = "rollouts", **options: Any
+) -> FitResult:
     """The fit of all these runs, with these fields of FitOptions."""
     return fit_all_runs(runs, metric, compute, FitOptions(**options))
 
@@ -36,10 +39,21 @@ def run(
     """One run as axes; C need not be whole multiples of B_p n."""
     rows = zip(C, R, np.full(len(R), np.nan) if train is None else train, strict=True)
     points = tuple(
-        EvalPoint(i, i, round(c), 8 * round(c), {"avg@4": float(r)}, (), 0, {} if np.isnan(t) else {"reward": float(t)})
+        EvalPoint(
+            i,
+            i,
+            round(c),
+            8 * round(c),
+            {"avg@4": float(r)},
+            (),
+            0,
+            {} if np.isnan(t) else {"reward": float(t)},
+        )
         for i, (c, r, t) in enumerate(rows)
     )
-    return make_track(RunRecord(Cell(B_p, n, seed), points, f"{B_p}x{n}-s{seed}"), "avg@4", "rollouts")
+    return make_track(
+        RunRecord(Cell(B_p, n, seed), points, f"{B_p}x{n}-s{seed}"), "avg@4", "rollouts"
+    )
 
 
 def sweep(
@@ -54,17 +68,17 @@ def sweep(
     high: float = 1e5,
     seed: int = 0,
 ) -> dict[tuple[int, int], list[RunTrack]]:
-    """Evaluations at C = 0 and at `points` budgets even in log C, with normal noise and each run's luck in proportion
-    to its progress.
+    """Evaluations at C = 0 and at `points` budgets even in log C, with normal noise and each run's
+    luck in proportion to its progress.
     """
     rng, C = np.random.default_rng(seed), np.geomspace(low, high, points).round()
     result = []
     for (B_p, n), (A, B, mid) in curves.items():
         for s in range(seeds):
             luck = run_sd * rng.standard_normal()
-            R = np.concatenate([[R0], curve_value(C, R0, A + luck, B, mid, tail)]) + noise * rng.standard_normal(
-                points + 1
-            )
+            R = np.concatenate(
+                [[R0], curve_value(C, R0, A + luck, B, mid, tail)]
+            ) + noise * rng.standard_normal(points + 1)
             result.append(run(B_p, n, s, [0.0, *C], R.clip(0, 1)))
     return group_by_cell(result)
 

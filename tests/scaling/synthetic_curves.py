@@ -1,8 +1,8 @@
 """True curves R(C) of synthetic worlds.
 
-A curve gives a run's expected reward at compute C, and C_peak, beyond which that reward falls. A budget may be spent in
-part (early stopping), so what a budget C buys is `best`: the reward at min(C, C_peak). `trained` is what a training
-reward follows: it never falls.
+A curve gives a run's expected reward at compute C, and C_peak, beyond which that reward falls. A
+budget may be spent in part (early stopping), so what a budget C buys is `best`: the reward at
+min(C, C_peak). `trained` is what a training reward follows: it never falls.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def best(curve: TrueCurve, C: ArrayLike) -> FloatArray:
 
 
 def progress(curve: TrueCurve, C: ArrayLike) -> FloatArray:
-    """The share of its gain that a run has made by C: 0 at C = 0, towards 1; 0 for a curve without gain."""
+    """The share of its gain that a run has made by C: 0 at C = 0, towards 1; 0 for a curve without
+    gain."""
     gain = curve.A - curve.R0
     return (curve.trained(C) - curve.R0) / gain if gain > 0 else np.zeros(np.shape(C))
 
@@ -84,7 +85,8 @@ class Hill:
 
 @dataclass(frozen=True)
 class Stretched:
-    """R0 + (A - R0) (1 - exp(-ln 2 (C / C_mid)^B)): a stretched exponential, C_mid the compute of half the gain."""
+    """R0 + (A - R0) (1 - exp(-ln 2 (C / C_mid)^B)): a stretched exponential, C_mid the compute of
+    half the gain."""
 
     R0: float
     A: float
@@ -106,11 +108,11 @@ class Stretched:
 
 @dataclass(frozen=True)
 class Declining:
-    """A Hill curve that overfits: around C_turn its rise ends and a fall of `rate` per decade of C begins, both bent
-    over BEND decades.
+    """A Hill curve that overfits: around C_turn its rise ends and a fall of `rate` per decade of C
+    begins, both bent over BEND decades.
 
-    With x = log10 C and s(x) = BEND ln(1 + exp((x - x_turn) / BEND)), R = rising(10^(x - s)) - rate s. The peak is
-    within some BENDs of C_turn, where the slopes of rise and fall cancel.
+    With x = log10 C and s(x) = BEND ln(1 + exp((x - x_turn) / BEND)), R = rising(10^(x - s)) - rate
+    s. The peak is within some BENDs of C_turn, where the slopes of rise and fall cancel.
     """
 
     rising: Hill
@@ -132,7 +134,10 @@ class Declining:
         """Where the reward is highest."""
         x = math.log10(self.C_turn)
         result = minimize_scalar(
-            lambda v: -float(self.at(10**v)), bounds=(x - 1, x + 1), method="bounded", options={"xatol": 1e-9}
+            lambda v: -float(self.at(10**v)),
+            bounds=(x - 1, x + 1),
+            method="bounded",
+            options={"xatol": 1e-9},
         )
         return float(10**result.x)
 
@@ -170,7 +175,10 @@ class Stages:
         """The true reward; R0 at C = 0."""
         C = np.maximum(C, _TINY)
         return self.R0 + sum(
-            (curve_value(C, 0.0, g, self.B, m) for g, m in zip(self.gains, self.C_mids, strict=True)),
+            (
+                curve_value(C, 0.0, g, self.B, m)
+                for g, m in zip(self.gains, self.C_mids, strict=True)
+            ),
             np.zeros(np.shape(C)),
         )
 

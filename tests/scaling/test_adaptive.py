@@ -1,5 +1,5 @@
-"""The policy of sweep.strategy=adaptive, on worlds of known law: what it finds, what it spends, and what it does after
-a kill.
+"""The policy of sweep.strategy=adaptive, on worlds of known law: what it finds, what it spends, and
+what it does after a kill.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ N = (8, 16, 32, 64, 128, 256)
 
 
 def policy_of(w: World, rollouts: int | None = None) -> AdaptivePolicy:
-    return AdaptivePolicy([r.cell for r in w.runs], sorted({p.target for r in w.runs for p in r.points}), rollouts)
+    return AdaptivePolicy(
+        [r.cell for r in w.runs], sorted({p.target for r in w.runs for p in r.points}), rollouts
+    )
 
 
 def spent(runs: list[RunRecord]) -> int:
@@ -36,7 +38,10 @@ def simulate(w: World, policy: AdaptivePolicy) -> tuple[list[RunRecord], list[li
     """The runs at the end, and the cells of each round; what is asked for is checked on the way."""
     targets, rounds = dict[Cell, int](), []
     while wanted := policy.next_round(w.trained(targets)):
-        assert all(cell in policy.cells and C in policy.C_grid and C > targets.get(cell, 0) for cell, C in wanted)
+        assert all(
+            cell in policy.cells and C in policy.C_grid and C > targets.get(cell, 0)
+            for cell, C in wanted
+        )
         targets |= dict(wanted)
         rounds.append([cell for cell, _ in wanted])
         assert spent(w.trained(targets)) <= policy.allowed_rollouts
@@ -61,9 +66,15 @@ def falling(B_p: int, n: int) -> Hill:
 
 WORLDS = {
     "rising": lambda: random_world("hill", 2, n=N, seeds=1, evaluations=22, unequal=False),
-    "rising, three seeds": lambda: random_world("hill", 1, n=N[:5], seeds=3, evaluations=18, unequal=False),
-    "rising and falling": lambda: random_world("non_monotone", 1, seeds=1, evaluations=20, unequal=False),
-    "falling": lambda: world(curve=falling, n=N, seeds=1, seed=3, run_sd=0.01, ratio=1.4, budget=200_000),
+    "rising, three seeds": lambda: random_world(
+        "hill", 1, n=N[:5], seeds=3, evaluations=18, unequal=False
+    ),
+    "rising and falling": lambda: random_world(
+        "non_monotone", 1, seeds=1, evaluations=20, unequal=False
+    ),
+    "falling": lambda: world(
+        curve=falling, n=N, seeds=1, seed=3, run_sd=0.01, ratio=1.4, budget=200_000
+    ),
 }
 
 
@@ -79,7 +90,10 @@ def test_half_of_the_grids_rollouts_find_n_star_within_one_step(name: str) -> No
     )
     assert output["saved"] == 1 - output["spent"] / output["grid"] >= 0.5
     assert max(off(w, runs, policy.C_levels)) <= 1
-    assert policy.C_levels[-1] == policy.C_grid[-1] and 12 < policy.C_levels[-1] / policy.C_levels[0] < 20
+    assert (
+        policy.C_levels[-1] == policy.C_grid[-1]
+        and 12 < policy.C_levels[-1] / policy.C_levels[0] < 20
+    )
     assert np.mean([len(cells) for cells in rounds]) >= 3
 
 
@@ -90,8 +104,8 @@ def rising() -> World:
 
 @pytest.mark.slow
 def test_an_n_that_was_overtaken_stops_and_n_that_may_be_best_go_on() -> None:
-    """n* goes from 2 to 16 or 32. Which of these gets the second seed is chance, so the mean of several worlds and of
-    these n is compared.
+    """n* goes from 2 to 16 or 32. Which of these gets the second seed is chance, so the mean of
+    several worlds and of these n is compared.
     """
     shares, ends = [], []
     for seed in range(6):
@@ -104,7 +118,8 @@ def test_an_n_that_was_overtaken_stops_and_n_that_may_be_best_go_on() -> None:
         ends.append(rows[2]["C"] / max(rows[16]["C"], rows[32]["C"]))
         assert rows[2]["C"] >= max(row["C"] for row in rows.values()) / 10
 
-    # Single worlds differ between machines by how they round: .30 to .67 and .29 to .80 have been seen.
+    # Single worlds differ between machines by how they round: .30 to .67 and .29 to .80 have been
+    # seen.
     assert np.mean(ends) <= 0.5
     assert np.mean(shares) < 0.6
 
@@ -133,14 +148,25 @@ def test_a_failed_run_is_not_asked_for_again(rising: World) -> None:
     if gone not in {r.cell for r in runs}:
         after.append(RunRecord(gone, (), failure_reason="out of memory"))
     assert gone not in dict(policy.next_round(after)) and policy.next_round(after)
-    assert policy.next_round([replace(r, failure_reason="out of memory") for r in rising.runs]) == []
+    assert (
+        policy.next_round([replace(r, failure_reason="out of memory") for r in rising.runs]) == []
+    )
 
 
 def test_rollouts_that_were_spent_or_all_runs_done_are_the_end(rising: World) -> None:
     runs = list(rising.runs)
-    assert policy_of(rising, rollouts=10**9).next_round(runs) == [] and policy_of(rising).next_round(runs) == []
+    assert (
+        policy_of(rising, rollouts=10**9).next_round(runs) == []
+        and policy_of(rising).next_round(runs) == []
+    )
     assert policy_of(rising).summary(runs)["saved"] == 0
-    assert policy_of(rising).summary([])["cells"][0] == {"B_p": 16, "n": 2, "runs": 0, "C": 0, "rollouts": 0}
+    assert policy_of(rising).summary([])["cells"][0] == {
+        "B_p": 16,
+        "n": 2,
+        "runs": 0,
+        "C": 0,
+        "rollouts": 0,
+    }
 
 
 def test_what_cannot_be_decided_is_refused_before_anything_runs() -> None:
@@ -154,14 +180,19 @@ def test_what_cannot_be_decided_is_refused_before_anything_runs() -> None:
     ):
         AdaptivePolicy(cells, grid, total_rollouts=1000)
     with pytest.raises(InputError, match="half of the grid"):
-        AdaptivePolicy(plan_cells(SweepConfig(n=(32, 64), budget=4000)), EvalConfig().evaluation_targets(4000))
+        AdaptivePolicy(
+            plan_cells(SweepConfig(n=(32, 64), budget=4000)), EvalConfig().evaluation_targets(4000)
+        )
     with pytest.raises(
-        InputError, match=r"16x4-s0 has 2 evaluations up to C = 1332, expected at least 4\. Raise sweep\.budget"
+        InputError,
+        match=r"16x4-s0 has 2 evaluations up to C = 1332, expected at least 4\. Raise sweep\.budget",
     ):
         AdaptivePolicy([Cell(16, 4, 0)], EvalConfig().evaluation_targets(1500))
 
 
-def test_the_uncertainty_of_n_star_is_the_distance_between_the_draws_best_n_in_steps_of_the_grid() -> None:
+def test_the_uncertainty_of_n_star_is_the_distance_between_the_draws_best_n_in_steps_of_the_grid() -> (
+    None
+):
     n = np.array([2, 4, 8])
     R = np.full((400, 3, 1), 0.5)
     R[:200, 0], R[200:, 2] = (
@@ -169,8 +200,10 @@ def test_the_uncertainty_of_n_star_is_the_distance_between_the_draws_best_n_in_s
         0.6,
     )  # half of the draws say n = 2, half say n = 8: two steps between them, so one step from n = 4
     uncertainty = NStarUncertainty(R, n, measurement_sd=0.01)
-    assert uncertainty.expected_reduction(R[:, 0, 0]) == pytest.approx(1.0, abs=0.1)  # whether n = 2 has .6 says all
-    assert uncertainty.expected_reduction(R[:, 1, 0]) == pytest.approx(0.0, abs=1e-12)  # n = 4 is .5 in any case
+    # whether n = 2 has .6 says all
+    assert uncertainty.expected_reduction(R[:, 0, 0]) == pytest.approx(1.0, abs=0.1)
+    # n = 4 is .5 in any case
+    assert uncertainty.expected_reduction(R[:, 1, 0]) == pytest.approx(0.0, abs=1e-12)
     assert (
         uncertainty.expected_reduction(R[:, 0, 0])
         > NStarUncertainty(R, n, measurement_sd=0.1).expected_reduction(R[:, 0, 0])

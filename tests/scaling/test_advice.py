@@ -1,5 +1,5 @@
-"""What accompanies a recommendation: its risk, halting marks, the run to measure next, and, where a budget is refused,
-the sweep that would support it.
+"""What accompanies a recommendation: its risk, halting marks, the run to measure next, and, where a
+budget is refused, the sweep that would support it.
 """
 
 import dataclasses
@@ -32,11 +32,21 @@ def number_in(text: str, pattern: str) -> int:
 
 
 def test_the_risk_replaces_the_warnings_that_it_states():
-    d = document({key: shape for key, shape in SHAPES.items() if key[1] < 64})  # n = 16 leads and is the largest
-    flags = tuple(map(flag, ("run_sd_assumed", "one_seed", "forecast_missed", "largest_n_leads", "unequal_lengths")))
+    # n = 16 leads and is the largest
+    d = document({key: shape for key, shape in SHAPES.items() if key[1] < 64})
+    flags = tuple(
+        map(
+            flag,
+            ("run_sd_assumed", "one_seed", "forecast_missed", "largest_n_leads", "unequal_lengths"),
+        )
+    )
     one_seed = tuple(run for run in d.runs if run.seed == 0)
-    trial = ForecastTrial(departure_sd=0.02, C_limit=2.5e4, evaluations=9, mean_error=0.01, mean_absolute_error=0.019)
-    d = d.model_copy(update={"flags": (*flags, flag("tie", "info")), "runs": one_seed, "forecast": trial})
+    trial = ForecastTrial(
+        departure_sd=0.02, C_limit=2.5e4, evaluations=9, mean_error=0.01, mean_absolute_error=0.019
+    )
+    d = d.model_copy(
+        update={"flags": (*flags, flag("tie", "info")), "runs": one_seed, "forecast": trial}
+    )
     r = recommend(d, 4e5)
     assert r.risk_summary == (
         "one seed per cell; the spread between seeds, 0.010, is assumed; n = 16 is the largest of the grid; this "
@@ -45,14 +55,23 @@ def test_the_risk_replaces_the_warnings_that_it_states():
     assert r.further_warnings == ("the flag unequal_lengths",) and len(r.warnings) == 5
     assert r.risks[-1].code == "forecast_missed"
     tried = recommend(d.model_copy(update={"flags": (flag("forecast_tried", "info"),)}), 4e5)
-    assert tried.risks[-1] == Risk("forecast_tried", r.risks[-1].text)  # in the trial, most cells were as predicted
+    # in the trial, most cells were as predicted
+    assert tried.risks[-1] == Risk("forecast_tried", r.risks[-1].text)
     two_seeds_elsewhere = (*one_seed, *(run for run in document().runs if run.n == 4))
     r = recommend(d.model_copy(update={"runs": two_seeds_elsewhere}), 1e5)
-    assert r.risks[0] == Risk("one_seed_of_cell", "one seed of 16x16") and "the flag one_seed" in r.further_warnings
+    assert (
+        r.risks[0] == Risk("one_seed_of_cell", "one seed of 16x16")
+        and "the flag one_seed" in r.further_warnings
+    )
     near = recommend(d, 1e5)  # no forecast
-    assert "forecasts" not in near.risk_summary and "the flag forecast_missed" in near.further_warnings
+    assert (
+        "forecasts" not in near.risk_summary and "the flag forecast_missed" in near.further_warnings
+    )
     untried = d.model_copy(update={"forecast": ForecastTrial(departure_sd=0.02)})
-    assert recommend(untried, 2e5).risks[-1].text == "this sweep's forecasts from its first quarter could not be tried"
+    assert (
+        recommend(untried, 2e5).risks[-1].text
+        == "this sweep's forecasts from its first quarter could not be tried"
+    )
     assert recommend(untried, 2e5).risks[-1].code == "forecast_untried"
     settings = document().intervals
     assert settings is not None
@@ -70,30 +89,37 @@ def test_the_smallest_n_keeps_the_warning_of_the_largest():
     assert "of the grid" not in recommend(document({(16, 4): (0.6, 1.0, 2e3)}), 1e5).risk_summary
 
 
-@pytest.mark.parametrize(("sd", "budget", "uncertain"), [(0.03, 1e5, False), (0.04, 1e5, True), (0.03, 4e5, False)])
+@pytest.mark.parametrize(
+    ("sd", "budget", "uncertain"), [(0.03, 1e5, False), (0.04, 1e5, True), (0.03, 4e5, False)]
+)
 def test_a_wide_interval_is_a_risk(sd, budget, uncertain):
-    """The interval of n = 16, whose A has this standard deviation, is 3.29 sd C / (C + 8e3) wide: .091 and .122 at
-    1e5, .097 at 4e5. Half the rise beyond the data, from .663 to .690 at 4e5, is added: .110. More than .112 is a risk.
+    """The interval of n = 16, whose A has this standard deviation, is 3.29 sd C / (C + 8e3) wide:
+    .091 and .122 at 1e5, .097 at 4e5. Half the rise beyond the data, from .663 to .690 at 4e5, is
+    added: .110. More than .112 is a risk.
     """
     r = recommend(document(sd=sd, replicates=4000), budget)
     assert ("the reward is uncertain" in r.risk_summary) == uncertain, r.risk_summary
 
 
 def test_halting_marks_of_curves_that_are_known():
-    """16x16 with M = 390: a quarter is M = 97, half 195. Draws of A have a standard deviation of .02, a new run .010
-    and its evaluation .008 around them.
+    """16x16 with M = 390: a quarter is M = 97, half 195. Draws of A have a standard deviation of
+    .02, a new run .010 and its evaluation .008 around them.
     """
     r = recommend(document(sd=0.02, replicates=6000), 1e5)
     assert [(mark.M, mark.C) for mark in r.halting_marks] == [(97, 97 * 256), (195, 195 * 256)]
     rng, below = np.random.default_rng(1), np.zeros(20_000, dtype=bool)
-    A = 0.7 + 0.02 * rng.standard_normal(20_000)  # true plateaus, each of a run with luck of its own
+    # true plateaus, each of a run with luck of its own
+    A = 0.7 + 0.02 * rng.standard_normal(20_000)
     luck = 0.01 * rng.standard_normal(20_000)
     for mark in r.halting_marks:
         progress = 1 / (1 + 8e3 / mark.C)
         assert mark.expected_reward == pytest.approx(hill(0.7, 1, 8e3, mark.C), abs=1e-4)
         sd = np.sqrt((0.02 * progress) ** 2 + 0.01**2 + 0.008**2)
         assert mark.stop_below == pytest.approx(mark.expected_reward - 1.96 * sd, abs=0.002)
-        below |= 0.2 + (A - 0.2) * progress + luck + 0.008 * rng.standard_normal(20_000) < mark.stop_below
+        below |= (
+            0.2 + (A - 0.2) * progress + luck + 0.008 * rng.standard_normal(20_000)
+            < mark.stop_below
+        )
     assert 0.025 < below.mean() < 0.05 < r.false_stop == 0.1
 
 
@@ -101,15 +127,17 @@ def test_halting_marks_end_at_the_peak_and_need_draws_of_the_cell():
     peaked = with_curve(document(), (16, 16), C_peak=9e4)
     assert [mark.C for mark in recommend(peaked, 1e5).halting_marks] == [87 * 256, 175 * 256]
     late = with_curve(document(), (16, 16), C_low=3e4)
-    assert [mark.M for mark in recommend(late, 1e5).halting_marks] == [195]  # nothing was measured at a quarter
+    # nothing was measured at a quarter
+    assert [mark.M for mark in recommend(late, 1e5).halting_marks] == [195]
     assert recommend(document(), 1e5, fix={"B_p": 20}).halting_marks == ()
     undrawn = recommend(without_draws(document()), 1e5)
     assert (undrawn.halting_marks, undrawn.false_stop) == ((), None)
 
 
 def test_the_next_run_of_two_equal_cells():
-    """Two independent plateaus of standard deviation s: the regret is s / sqrt(pi). A run that measures one of them
-    with noise moves its mean by s^2 / sqrt(s^2 + noise^2) (1 sd); the larger mean is sd / sqrt(2 pi) higher.
+    """Two independent plateaus of standard deviation s: the regret is s / sqrt(pi). A run that
+    measures one of them with noise moves its mean by s^2 / sqrt(s^2 + noise^2) (1 sd); the larger
+    mean is sd / sqrt(2 pi) higher.
     """
     s, d = 0.02 / 1.02, document(EQUAL, sd=0.02, replicates=4000)
     run = recommend(d, 1e5).next_run
@@ -136,22 +164,34 @@ def test_the_words():
     extreme = {4: "smallest", 16: "largest"}[n := r.allocation.n]
     spread = "the spread between seeds, 0.010, is assumed"
     assert risk == f"Risk: {spread}; n = {n} is the {extreme} of the grid."
-    assert re.match(r"During the run: at C = 24,832 expect 0\.5\d\d, stop below 0\.5\d\d; at C = 49,920 expect ", marks)
+    assert re.match(
+        r"During the run: at C = 24,832 expect 0\.5\d\d, stop below 0\.5\d\d; at C = 49,920 expect ",
+        marks,
+    )
     assert marks.endswith("That stops at most 10% of the runs that go as forecast.")
     assert re.match(
-        r"Measure next: another seed of 16x(4|16) for M = \d+ \(\d\d,\d{3} rollouts\)\. It would ", following
+        r"Measure next: another seed of 16x(4|16) for M = \d+ \(\d\d,\d{3} rollouts\)\. It would ",
+        following,
     )
-    assert re.search("decide between 16x(4 and 16x16|16 and 16x4), and lower the expected regret from 0.0", following)
+    assert re.search(
+        "decide between 16x(4 and 16x16|16 and 16x4), and lower the expected regret from 0.0",
+        following,
+    )
 
 
-@pytest.mark.parametrize(("seeds", "times", "form"), [(2, 12, "new runs"), (1, 5, "runs continued")])
+@pytest.mark.parametrize(
+    ("seeds", "times", "form"), [(2, 12, "new runs"), (1, 5, "runs continued")]
+)
 def test_the_sweep_that_a_refused_budget_asks_for_is_enough(seeds, times, form):
     """As simulated: its last evaluation is up to a step of 1.3 below its budget."""
-    budget, first = times * 6656, world(n=(4, 16), seeds=seeds, problems=60, budget=8000)  # which ends at 6656
+    # which ends at 6656
+    budget = times * 6656
+    first = world(n=(4, 16), seeds=seeds, problems=60, budget=8000)
     with pytest.raises(InputError) as refusal:
         recommend(fit(first.runs, replicates=40), budget)
     text = str(refusal.value)
-    C_end, asked = number_in(text, r"sweep.budget=(\d+)"), re.search(r"sweep.n=\[([\d,]+)\]", text)
+    C_end = number_in(text, r"sweep.budget=(\d+)")
+    asked = re.search(r"sweep.n=\[([\d,]+)\]", text)
     new_n = [int(v) for v in asked[1].split(",")] if asked else (4, 16)
     second = world(n=new_n, seeds=1, problems=60, budget=C_end)
     assert recommend(fit(second.runs, replicates=40), budget).times_measured <= 4.2
@@ -162,13 +202,18 @@ def test_the_sweep_that_a_refused_budget_asks_for_is_enough(seeds, times, form):
     assert form in text and 0.4 * cost < spent <= cost
     if asked:  # new seeds, so that both sweeps can be fitted together
         seed = 1000 * number_in(text, r"sweep.seed=(\d+)")
-        renamed = [dataclasses.replace(r, cell=dataclasses.replace(r.cell, seed=seed)) for r in second.runs]
+        renamed = [
+            dataclasses.replace(r, cell=dataclasses.replace(r.cell, seed=seed)) for r in second.runs
+        ]
         assert not list(run_conflicts(sorted([*first.runs, *renamed], key=lambda run: run.cell)))
 
 
 def test_a_refused_budget_has_a_sweep_where_no_n_is_likely_and_no_cell_is_stable():
-    many = document({(16, n): (0.6, 1.0, 2e3) for n in range(2, 42)}, sd=0.02)  # each is the best in about 1 of 40
-    with pytest.raises(InputError, match=r"new runs of B_p = 16 and n = \d+ to C = |runs continued to C = "):
+    # each is the best in about 1 of 40
+    many = document({(16, n): (0.6, 1.0, 2e3) for n in range(2, 42)}, sd=0.02)
+    with pytest.raises(
+        InputError, match=r"new runs of B_p = 16 and n = \d+ to C = |runs continued to C = "
+    ):
         recommend(many, 1e6)
     with pytest.raises(InputError, match=r"'sweep.n=\[16,64\]'"):
         recommend(document(unstable=(16, 64)), 1e6)
@@ -177,6 +222,10 @@ def test_a_refused_budget_has_a_sweep_where_no_n_is_likely_and_no_cell_is_stable
 @pytest.mark.parametrize("budget", [1e6, 1e9])
 def test_owners_of_imported_logs_read_what_to_measure_elsewhere(budget):
     d = document()
-    imported = d.model_copy(update={"runs": tuple(run.model_copy(update={"imported": True}) for run in d.runs)})
-    with pytest.raises(InputError, match=r"takes at most .* \(with the trainer of these logs; import what it logs"):
+    imported = d.model_copy(
+        update={"runs": tuple(run.model_copy(update={"imported": True}) for run in d.runs)}
+    )
+    with pytest.raises(
+        InputError, match=r"takes at most .* \(with the trainer of these logs; import what it logs"
+    ):
         recommend(imported, budget)

@@ -1,4 +1,5 @@
-"""n*(M) at a fixed batch: what monotony costs, by hand; rejected where it is false, and not where it is true."""
+"""n*(M) at a fixed batch: what monotony costs, by hand; rejected where it is false, and not where
+it is true."""
 
 from dataclasses import dataclass, replace
 
@@ -33,17 +34,19 @@ class Table:
         return self.table[:, :, np.asarray(C, dtype=int)]
 
 
-R = np.array([[0.3, 0.5, 0.42], [0.5, 0.3, 0.45], [0.4, 0.2, 0.6]])  # rows n = 2, 4, 8; the best n are 4, 2, 8
+# rows n = 2, 4, 8; the best n are 4, 2, 8
+R = np.array([[0.3, 0.5, 0.42], [0.5, 0.3, 0.45], [0.4, 0.2, 0.6]])
 C = np.arange(3.0)
 
 
 def test_monotone_cost_by_hand():
-    """Free: .5 + .5 + .6 = 1.6. Rising: 4, 4, 8 gives 1.4, as 2, 2, 8 does. Falling: 4, 2, 2 gives 1.42. So .18 / 3 is
-    lost.
+    """Free: .5 + .5 + .6 = 1.6. Rising: 4, 4, 8 gives 1.4, as 2, 2, 8 does. Falling: 4, 2, 2 gives
+    1.42. So .18 / 3 is lost.
     """
     keys = ((16, 2), (8, 4), (4, 8))
     assert monotone_cost(Table(keys, R[None]), C) == pytest.approx([0.06])
-    assert monotone_cost(Table(keys[::-1], R[None, ::-1]), C) == pytest.approx([0.06])  # whatever the order of cells
+    # whatever the order of cells
+    assert monotone_cost(Table(keys[::-1], R[None, ::-1]), C) == pytest.approx([0.06])
     monotone = np.eye(3)[None]
     both = np.concatenate([R[None], monotone, monotone[:, ::-1]])
     assert monotone_cost(Table(keys, both), C) == pytest.approx([0.06, 0, 0])
@@ -51,12 +54,15 @@ def test_monotone_cost_by_hand():
 
 def test_only_budgets_that_all_reached_count():
     keys = ((16, 2), (8, 4), (4, 8))
-    assert monotone_cost(Table(keys, R[None], (True, True, False)), C) == pytest.approx([0])  # 4, 2 falls
+    # 4, 2 falls
+    assert monotone_cost(Table(keys, R[None], (True, True, False)), C) == pytest.approx([0])
     assert monotone_cost(Table(keys, R[None], (False,) * 3), C).tolist() == [0]
 
 
 def worlds(kind, seed):
-    w = random_world(kind, seed, n=(8, 16, 32, 64, 128, 256), evaluations=25, unequal=False, seeds=2)
+    w = random_world(
+        kind, seed, n=(8, 16, 32, 64, 128, 256), evaluations=25, unequal=False, seeds=2
+    )
     runs = (
         w.runs
         if kind == "non_monotone"
@@ -76,7 +82,11 @@ def test_a_non_monotone_law_is_seen():
 def test_a_rising_law_stays():
     (entry,) = worlds("hill", 1)  # the same batch for all n, as if B_p had been 4096 / n
     law = entry.n_star
-    assert not law.monotone_rejected and law.law.form in ("linear", "sigmoid", "constant") and law.monotone_cost < 0.001
+    assert (
+        not law.monotone_rejected
+        and law.law.form in ("linear", "sigmoid", "constant")
+        and law.monotone_cost < 0.001
+    )
 
 
 def test_batches_with_one_cell_have_no_law_and_without_draws_there_are_no_intervals():
@@ -94,7 +104,8 @@ def test_batches_with_one_cell_have_no_law_and_without_draws_there_are_no_interv
 
 def test_where_n_makes_no_difference_the_law_is_constant():
     curves = [
-        FittedCurve(4096 // n, n, 0.0, 0.5 + 1e-6 * n, 1.0, 1e3 + n, 1e2, 1e6, 10, 0.0) for n in (16, 64)
+        FittedCurve(4096 // n, n, 0.0, 0.5 + 1e-6 * n, 1.0, 1e3 + n, 1e2, 1e6, 10, 0.0)
+        for n in (16, 64)
     ]  # they cross, by nothing
     (entry,) = fit_fixed_batches(SweepEstimate(curves, [], no_effect=True))
     assert entry.crossovers == () and entry.n_star.law.form == "constant" and entry.n_star.no_effect

@@ -38,8 +38,13 @@ def test_stretched_form_and_rewards_beyond_a_peak():
     assert e.expected_rewards(C)[:, locations[16, 4]] == pytest.approx(
         stretched, abs=1e-6
     )  # tail 0 stands for the limit
-    assert e.expected_rewards(C)[0, locations[16, 4]] == pytest.approx(0.4)  # half the gain at C_mid
+    # half the gain at C_mid
+    assert e.expected_rewards(C)[0, locations[16, 4]] == pytest.approx(0.4)
     peaked = locations[16, 16]
-    assert e.expected_rewards(5e4)[peaked] == e.expected_rewards(2e4)[peaked] == pytest.approx(hill(0.7, 1, 8e3, 2e4))
+    assert (
+        e.expected_rewards(5e4)[peaked]
+        == e.expected_rewards(2e4)[peaked]
+        == pytest.approx(hill(0.7, 1, 8e3, 2e4))
+    )
     e = load_ensemble(fit)
     assert (e.sampled_rewards(5e4)[:, peaked] == e.sampled_rewards(2e4)[:, peaked]).all()

@@ -1,4 +1,5 @@
-"""`isojax fit-curve` as a document: columns read, points held out, flags, refusals with file and line."""
+"""`isojax fit-curve` as a document: columns read, points held out, flags, refusals with file and
+line."""
 
 import json
 
@@ -26,15 +27,30 @@ def write(tmp_path, rows, header="rollouts,acc", name="run.csv"):
 
 def test_the_document(tmp_path):
     result, read = fit_curve_file(write(tmp_path, rows_of()), "rollouts", "acc")
-    assert result["A"] == pytest.approx(0.6, abs=0.02) and result["C_mid"] == pytest.approx(2e4, rel=0.2)
+    assert result["A"] == pytest.approx(0.6, abs=0.02) and result["C_mid"] == pytest.approx(
+        2e4, rel=0.2
+    )
     for name in ("R0", "A", "exponent", "C_mid"):
         low, high = result["intervals"][name]
         assert low <= result[name] <= high
-    assert result["points"] == 41 and result["beyond"] is None and result["determined"] and result["flags"] == []
-    assert result["rmse"] == pytest.approx(0.01, rel=0.35) and result["noise"]["sd"] == pytest.approx(0.01, rel=0.35)
-    assert (result["draws"]["replicates"], result["draws"]["seed"], result["draws"]["level"]) == (1000, 0, 0.9)
+    assert (
+        result["points"] == 41
+        and result["beyond"] is None
+        and result["determined"]
+        and result["flags"] == []
+    )
+    assert result["rmse"] == pytest.approx(0.01, rel=0.35) and result["noise"][
+        "sd"
+    ] == pytest.approx(0.01, rel=0.35)
+    assert (result["draws"]["replicates"], result["draws"]["seed"], result["draws"]["level"]) == (
+        1000,
+        0,
+        0.9,
+    )
     trial = result["trial"]
-    assert trial["C_limit"] == pytest.approx(2.5e5) and trial["points"] == sum(c > 2.5e5 for c, _ in rows_of())
+    assert trial["C_limit"] == pytest.approx(2.5e5) and trial["points"] == sum(
+        c > 2.5e5 for c, _ in rows_of()
+    )
     low, high = trial["interval_at_end"]
     assert low < trial["measured_at_end"] < high and 0.005 < result["departure_sd"] < 0.05
     assert result["band"][-1]["C"] == pytest.approx(1e6) and read.seed_names == ("",)
@@ -62,29 +78,41 @@ def test_points_beyond_are_predicted(tmp_path):
 
 def test_seeds_share_a_curve_and_formats_agree(tmp_path):
     rows = [(c, r, s) for s in (0, 1) for c, r in rows_of(12, seed=s)]
-    result, read = fit_curve_file(write(tmp_path, rows, "rollouts,acc,seed"), "rollouts", "acc", group="seed")
+    result, read = fit_curve_file(
+        write(tmp_path, rows, "rollouts,acc,seed"), "rollouts", "acc", group="seed"
+    )
     assert result["seeds"] == 2 and read.seed_names == ("0", "1")
     path = tmp_path / "run.jsonl"
-    path.write_text("\n".join(json.dumps({"val": {"acc": r}, "rollouts": c, "seed": s}) for c, r, s in rows))
+    path.write_text(
+        "\n".join(json.dumps({"val": {"acc": r}, "rollouts": c, "seed": s}) for c, r, s in rows)
+    )
     same, _ = fit_curve_file(path, "rollouts", "val.acc", group="seed")
-    assert [same[k] for k in ("R0", "A", "exponent", "C_mid")] == [result[k] for k in ("R0", "A", "exponent", "C_mid")]
+    assert [same[k] for k in ("R0", "A", "exponent", "C_mid")] == [
+        result[k] for k in ("R0", "A", "exponent", "C_mid")
+    ]
     one, _ = fit_curve_file(path, "rollouts", "val.acc", filters=["seed=1"])
     assert one["points"] == 13
 
 
 def test_flags_say_what_the_points_do_not_carry(tmp_path):
     def flags(rows, **options):
-        return " | ".join(fit_curve_file(write(tmp_path, rows), "rollouts", "acc", **options)[0]["flags"])
+        return " | ".join(
+            fit_curve_file(write(tmp_path, rows), "rollouts", "acc", **options)[0]["flags"]
+        )
 
     assert "plateau is not determined" in flags(rows_of(30, end=2e4))
-    assert "the reward does not clearly rise" in flags([(c, 0.5 - 0.01 * i) for i, (c, _) in enumerate(rows_of(20))])
+    assert "the reward does not clearly rise" in flags(
+        [(c, 0.5 - 0.01 * i) for i, (c, _) in enumerate(rows_of(20))]
+    )
     assert "only 7 points" in flags(rows_of(6, sd=0.001))
     assert "not within [0, 1]" in flags([(c, 100 * r) for c, r in rows_of()])
     assert "3 rows without acc" in flags([*rows_of(), (5, ""), (6, ""), (7, " ")])
     late = [(c, r) for c, r in rows_of(40) if c > 3e4]
     assert "R0 is not determined" in flags(late) and "R0 is not" not in flags([(0, 0.2), *late])
     slow = rows_of(sd=0)
-    assert "autocorrelated" in flags([(c, r + 0.02 * np.sin(i / 2)) for i, (c, r) in enumerate(slow)])
+    assert "autocorrelated" in flags(
+        [(c, r + 0.02 * np.sin(i / 2)) for i, (c, r) in enumerate(slow)]
+    )
 
 
 def test_a_file_of_several_n_is_no_file_of_seeds(tmp_path):
@@ -107,9 +135,17 @@ def test_a_file_of_several_n_is_no_file_of_seeds(tmp_path):
         ([(1, 0.1), (2, "nan")], {}, "line 3: acc is nan; expected a finite number"),
         ([(1, 0.1), (-2, 0.2)], {}, "line 3: rollouts is -2; expected at least 0"),
         ([(1, 0.1), ("", 0.2)], {}, "line 3: rollouts is missing or empty"),
-        ([(1, 0.1), (2, 0.2), (1.0, 0.3)], {}, r"line 4: rollouts = 1.0, as in line 2 already.*--group"),
+        (
+            [(1, 0.1), (2, 0.2), (1.0, 0.3)],
+            {},
+            r"line 4: rollouts = 1.0, as in line 2 already.*--group",
+        ),
         ([(1, ""), (2, "")], {}, "acc is empty in all 2 rows"),
-        (rows_of(1), {}, "2 distinct rollouts, 1 of them above 0; expected at least 3, 2 of them above 0"),
+        (
+            rows_of(1),
+            {},
+            "2 distinct rollouts, 1 of them above 0; expected at least 3, 2 of them above 0",
+        ),
         (rows_of(20), {"below": 1200}, "with rollouts <= 1200.*raise --fit-below"),
         (rows_of(20), {"below": 1e7}, r"--fit-below 1e\+07, expected less than the last"),
         (rows_of(20), {"filters": ["acc=7"]}, "matches no row"),

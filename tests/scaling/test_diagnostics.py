@@ -19,28 +19,36 @@ def curve(n, **more):
 
 
 def test_numbers_by_hand():
-    """n = 4: +1 -1 +1 -1 (hundredths): differences 2, 2, 2. n = 8: 1 1 1 1: differences 0. So the scatter is
-    sqrt((4 + 4 + 4 + 0 + 0 + 0) / 6 / 2) = 1, all residuals are of size 1: chi-square 1; products -1 and +1:
-    correlation 0 in all."""
+    """n = 4: +1 -1 +1 -1 (hundredths): differences 2, 2, 2. n = 8: 1 1 1 1: differences 0. So the
+    scatter is sqrt((4 + 4 + 4 + 0 + 0 + 0) / 6 / 2) = 1, all residuals are of size 1: chi-square 1;
+    products -1 and +1: correlation 0 in all."""
     residuals = [np.array([1.0, -1, 1, -1]) / 100, np.full(4, 0.01)]
     made = SweepEstimate([curve(4), curve(8)], [], residuals=residuals, parameter_count=5)
     result = diagnose(made)
-    assert result.reduced_chi_square == pytest.approx(1) and result.autocorrelation == pytest.approx(0)
+    assert result.reduced_chi_square == pytest.approx(
+        1
+    ) and result.autocorrelation == pytest.approx(0)
     assert result.degrees_of_freedom == 8 - 5
     assert result.ties == ()
 
 
 def test_a_chi_square_above_one():
-    """Residuals 3 1 -1 -3 differ by 2: scatter sqrt(4 / 2), mean square 5: 2.5. Products 3, -1, 3: mean 5/3, over 5:
-    1/3.
+    """Residuals 3 1 -1 -3 differ by 2: scatter sqrt(4 / 2), mean square 5: 2.5. Products 3, -1, 3:
+    mean 5/3, over 5: 1/3.
     """
-    made = SweepEstimate([curve(4)], [], residuals=[np.array([3.0, 1, -1, -3]) / 100], parameter_count=3)
+    made = SweepEstimate(
+        [curve(4)], [], residuals=[np.array([3.0, 1, -1, -3]) / 100], parameter_count=3
+    )
     result = diagnose(made)
-    assert result.reduced_chi_square == pytest.approx(2.5) and result.autocorrelation == pytest.approx(1 / 3)
+    assert result.reduced_chi_square == pytest.approx(
+        2.5
+    ) and result.autocorrelation == pytest.approx(1 / 3)
 
 
 def test_rounding_is_no_residual():
-    made = SweepEstimate([curve(4)], [], residuals=[np.array([3.0, 1, -1, -3]) * 1e-16], parameter_count=3)
+    made = SweepEstimate(
+        [curve(4)], [], residuals=[np.array([3.0, 1, -1, -3]) * 1e-16], parameter_count=3
+    )
     result = diagnose(made)
     assert result.reduced_chi_square is None and result.autocorrelation is None
 
@@ -63,24 +71,39 @@ def draws(values, low=1e2, high=1e6):
     Q, J = values.shape
     ones = np.ones((Q, J))
     ends = (np.full(J, math.inf), np.full(J, low), np.full(J, high))
-    return PosteriorSamples(np.ones(Q), tuple(A)[:J], values, ones, ones * 1e-6, np.zeros(Q), np.zeros((Q, 2)), *ends)
+    return PosteriorSamples(
+        np.ones(Q), tuple(A)[:J], values, ones, ones * 1e-6, np.zeros(Q), np.zeros((Q, 2)), *ends
+    )
 
 
 def test_sensitivity_by_hand():
     result = reward_sensitivity([flat_curve(key) for key in A], None)
     assert result is not None and result.C == pytest.approx(1e6)
-    assert result.over_n == RewardSpread(spread=result.over_n.spread, low=None, high=None, shared_value=16, cells=2)
-    assert result.over_B_p == RewardSpread(spread=result.over_B_p.spread, low=None, high=None, shared_value=4, cells=2)
+    assert result.over_n == RewardSpread(
+        spread=result.over_n.spread, low=None, high=None, shared_value=16, cells=2
+    )
+    assert result.over_B_p == RewardSpread(
+        spread=result.over_B_p.spread, low=None, high=None, shared_value=4, cells=2
+    )
     assert (result.over_n.spread, result.over_B_p.spread) == pytest.approx((0.2, 0.05))
 
 
 def test_sensitivity_is_where_most_cells_are():
     """Both n were measured at B_p = 64 alone; n = 4 at both B_p."""
-    result = reward_sensitivity([flat_curve((16, 4)), flat_curve((64, 4)), flat_curve((64, 16))], None)
-    assert result is not None and result.over_n.shared_value == 64 and result.over_n.spread == pytest.approx(0.25)
+    result = reward_sensitivity(
+        [flat_curve((16, 4)), flat_curve((64, 4)), flat_curve((64, 16))], None
+    )
+    assert (
+        result is not None
+        and result.over_n.shared_value == 64
+        and result.over_n.spread == pytest.approx(0.25)
+    )
     assert result.over_B_p.shared_value == 4
-    a_little_less = reward_sensitivity([flat_curve((16, 4)), flat_curve((64, 4), 9.9e5), flat_curve((64, 16))], None)
-    assert a_little_less is not None and a_little_less.over_n.cells == 2  # its last update ended before
+    a_little_less = reward_sensitivity(
+        [flat_curve((16, 4)), flat_curve((64, 4), 9.9e5), flat_curve((64, 16))], None
+    )
+    # its last update ended before
+    assert a_little_less is not None and a_little_less.over_n.cells == 2
     early = reward_sensitivity(
         [flat_curve((16, 4), 1e3), flat_curve((64, 4)), flat_curve((64, 16))], None
     )  # 16x4 ended earlier
@@ -116,5 +139,9 @@ def test_a_tie_has_two_ends():
     values[::2, 1] += 0.01
     values[1::2, 1] -= 0.01
     (row,) = find_ties(replace(draws(values), C_high=np.array([1e3, 1e6])))
-    assert row.n == (4, 16) and row.C_low == pytest.approx(1e2) and row.C_high == pytest.approx(1e3, rel=0.1)
+    assert (
+        row.n == (4, 16)
+        and row.C_low == pytest.approx(1e2)
+        and row.C_high == pytest.approx(1e3, rel=0.1)
+    )
     assert find_ties(replace(draws(values), C_high=np.array([1e2, 1e6]))) == ()

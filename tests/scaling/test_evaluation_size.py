@@ -14,9 +14,11 @@ def shares(rollouts: int, p: float = 0.25, runs: int = 6) -> list[FloatArray]:
 
 
 def as_float32(rewards: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Each k / N as one of the three nearest numbers of float32, as sums in another order give it."""
+    """Each k / N as one of the three nearest numbers of float32, as sums in another order give
+    it."""
     nearest = rewards.astype(np.float32)
-    above, below = np.nextafter(nearest, np.float32(1)), np.nextafter(nearest, np.float32(0))
+    above = np.nextafter(nearest, np.float32(1))
+    below = np.nextafter(nearest, np.float32(0))
     return np.choose(rng.integers(0, 3, len(rewards)), [nearest, above, below]).astype(np.float64)
 
 
@@ -27,7 +29,9 @@ def test_rounding_to_float32_is_no_step(rollouts):
     assert size_by_step(*printed).rollouts == pytest.approx(rollouts, rel=1e-3)
 
 
-@pytest.mark.parametrize(("rollouts", "decimals"), [(500, 3), (500, 4), (128, 4), (1319, 5), (200, 6)])
+@pytest.mark.parametrize(
+    ("rollouts", "decimals"), [(500, 3), (500, 4), (128, 4), (1319, 5), (200, 6)]
+)
 def test_rounded_shares_have_their_common_step(rollouts, decimals):
     printed = [np.round(rewards, decimals) for rewards in shares(rollouts)]
     assert size_by_step(*printed).rollouts == pytest.approx(rollouts, rel=2e-3)
@@ -56,8 +60,14 @@ def test_graded_rewards_count_as_what_scatters_as_they_do():
 def test_a_sweep_of_graded_noise_claims_no_rollouts_that_nobody_made():
     rng = np.random.default_rng(3)
     C = np.geomspace(1e3, 1e5, 10).round()
-    runs = [run(32, n, s, C, np.round(rng.normal(0.42, 0.01, 10), 6)).run for n in (4, 8, 16) for s in range(2)]
+    runs = [
+        run(32, n, s, C, np.round(rng.normal(0.42, 0.01, 10), 6)).run
+        for n in (4, 8, 16)
+        for s in range(2)
+    ]
     document = fit(runs, replicates=20)
     assert document.nothing_learnt
-    rollouts = int(document.evaluation_size.split("counts as ")[1].split(" rollouts")[0].replace(",", ""))
+    rollouts = int(
+        document.evaluation_size.split("counts as ")[1].split(" rollouts")[0].replace(",", "")
+    )
     assert 1000 < rollouts < 6000

@@ -1,4 +1,5 @@
-"""fit() from records of worlds whose curves are known: parameters, crossovers and flags; refusals of broken input."""
+"""fit() from records of worlds whose curves are known: parameters, crossovers and flags; refusals
+of broken input."""
 
 import math
 import os
@@ -29,8 +30,15 @@ def test_noiseless_world_is_recovered():
     assert result.base_reward == pytest.approx(0.3)
     for c in result.curves:
         true = w.truth[c.B_p, c.n]
-        assert (c.R0, c.A, c.exponent, c.C_mid) == pytest.approx((true.R0, true.A, true.B, true.C_mid), rel=1e-3)
-    assert [(c.n_low, c.n_high) for c in result.joint.crossovers] == [(2, 4), (4, 8), (8, 16), (16, 32)]
+        assert (c.R0, c.A, c.exponent, c.C_mid) == pytest.approx(
+            (true.R0, true.A, true.B, true.C_mid), rel=1e-3
+        )
+    assert [(c.n_low, c.n_high) for c in result.joint.crossovers] == [
+        (2, 4),
+        (4, 8),
+        (8, 16),
+        (16, 32),
+    ]
     for c in result.joint.crossovers:  # where the two true curves cross
         low, high = w.truth[16, c.n_low], w.truth[16, c.n_high]
         assert low.at(c.C) == pytest.approx(high.at(c.C), abs=1e-4)
@@ -76,27 +84,38 @@ def test_same_bytes_whatever_the_order():
 @pytest.mark.slow
 def test_derived_metrics_and_other_axes():
     w = world()
-    best, worst = fit(w.runs, "best@2", replicates=0), fit(w.runs, "worst@4", replicates=0)
-    tokens, rollouts = fit(w.runs, compute="tokens", replicates=0), fit(w.runs, replicates=0)
+    best = fit(w.runs, "best@2", replicates=0)
+    worst = fit(w.runs, "worst@4", replicates=0)
+    tokens = fit(w.runs, compute="tokens", replicates=0)
+    rollouts = fit(w.runs, replicates=0)
     assert best.base_reward > rollouts.base_reward > worst.base_reward
     assert [c.C for c in tokens.joint.crossovers] == pytest.approx(
         [8 * c.C for c in rollouts.joint.crossovers], rel=1e-3
     )  # 8 a rollout
-    hours = [replace(r, device_hours=tuple(1 + p.rollouts / 3600 for p in r.points)) for r in w.runs]
+    hours = [
+        replace(r, device_hours=tuple(1 + p.rollouts / 3600 for p in r.points)) for r in w.runs
+    ]
     result = [c.C for c in fit(hours, compute="device_hours", replicates=0).joint.crossovers]
     assert result == pytest.approx([c.C / 3600 for c in rollouts.joint.crossovers], rel=1e-3)
 
 
 def test_one_n_is_allowed():
     result = fit(world(n=(8,)).runs)
-    assert result.joint.n_star.law == Law("constant", 0.0, 0.0, None, 3.0) and not result.joint.n_star.no_effect
+    assert (
+        result.joint.n_star.law == Law("constant", 0.0, 0.0, None, 3.0)
+        and not result.joint.n_star.no_effect
+    )
     assert result.joint.crossovers == ()
     assert flagged(result, "only one n was measured (8)")
     assert not flagged(result, "holds the whole frontier")  # no other n was there to hold any of it
 
 
 def test_a_B_p_with_one_n_says_nothing_of_others():
-    runs = [run for run in world(B_p=(16, 64), n=(2, 8), samples=0).runs if run.cell.B_p == 16 or run.cell.n == 2]
+    runs = [
+        run
+        for run in world(B_p=(16, 64), n=(2, 8), samples=0).runs
+        if run.cell.B_p == 16 or run.cell.n == 2
+    ]
     assert not flagged(fit(runs, replicates=0), "B_p=64 alone: n = 2 holds")
 
 
@@ -130,18 +149,26 @@ def test_flags_of_thin_data():
 
 def _one_flat(B_p, n):
     """n = 8 leads early, n = 2 late; n = 32 gains .001 in all."""
-    return {2: Hill(0.3, 0.7, 1.5, 20000.0), 8: Hill(0.3, 0.5, 1.5, 3000.0), 32: Hill(0.3, 0.301, 1.0, 1000.0)}[n]
+    return {
+        2: Hill(0.3, 0.7, 1.5, 20000.0),
+        8: Hill(0.3, 0.5, 1.5, 3000.0),
+        32: Hill(0.3, 0.301, 1.0, 1000.0),
+    }[n]
 
 
 def test_a_flat_cell_has_a_flat_curve_and_falling_n_is_said():
     result = fit(world(n=(2, 8, 32), samples=0, curve=_one_flat).runs, replicates=0)
     flat = result.curves[2]
-    assert (flat.n, flat.A, flat.C_mid) == (32, pytest.approx(0.301, abs=1e-6), pytest.approx(1000, rel=1e-6))
+    assert (flat.n, flat.A, flat.C_mid) == (
+        32,
+        pytest.approx(0.301, abs=1e-6),
+        pytest.approx(1000, rel=1e-6),
+    )
     assert flagged(result, "not monotone, it falls from 8 to 2")
     assert not flagged(result, "residuals keep their sign")  # those of rounding mean nothing
-    assert fit(world(n=(32,), samples=0, curve=_one_flat).runs, replicates=0).curves[0].A == pytest.approx(
-        0.301, abs=1e-6
-    )
+    assert fit(world(n=(32,), samples=0, curve=_one_flat).runs, replicates=0).curves[
+        0
+    ].A == pytest.approx(0.301, abs=1e-6)
 
 
 def test_paper_mode_leaves_flat_cells_out():
@@ -153,14 +180,18 @@ def test_paper_mode_leaves_flat_cells_out():
 
 
 def _collapsed(B_p, n, train):
-    """Two B_p; validation of one cell ends at .32, just above the base policy, training reward at `train` (None: as it
-    would).
+    """Two B_p; validation of one cell ends at .32, just above the base policy, training reward at
+    `train` (None: as it would).
     """
     runs = list(world(B_p=(16, 64), n=(2, 8), samples=0).runs)
     for i, r in enumerate(runs):
         if (r.cell.B_p, r.cell.n) == (B_p, n):
             fallen = [
-                replace(p, metrics={"avg@4": 0.32}, train=p.train if train is None else {"reward": train})
+                replace(
+                    p,
+                    metrics={"avg@4": 0.32},
+                    train=p.train if train is None else {"reward": train},
+                )
                 for p in r.points[-3:]
             ]
             runs[i] = replace(r, points=(*r.points[:-3], *fallen))
@@ -183,7 +214,12 @@ def test_a_fall_while_training_reward_rises_is_overfitting_and_no_instability():
 def test_a_fall_that_no_training_reward_explains_is_flagged():
     """It may be overfitting or a collapse: it counts as neither, so it must not pass in silence."""
     rng, steps = np.random.default_rng(0), np.arange(0, 2000, 100)
-    R = 0.2 + 0.3 * steps / (steps + 200) - 0.00035 * np.maximum(steps - 1000, 0) + rng.normal(0, 0.005, len(steps))
+    R = (
+        0.2
+        + 0.3 * steps / (steps + 200)
+        - 0.00035 * np.maximum(steps - 1000, 0)
+        + rng.normal(0, 0.005, len(steps))
+    )
     points = tuple(
         EvalPoint(128 * m, m, 128 * m, 1024 * m, {"avg@4": r}, (), 0, {})
         for m, r in zip(steps.tolist(), R.tolist(), strict=True)
@@ -201,12 +237,18 @@ def test_refusals():
         fit(runs, mode="papre")
     with pytest.raises(InputError, match="expected one of rollouts"):
         fit(runs, compute="flops")
-    with pytest.raises(InputError, match=r"synthetic/16x2-s0 .*no metric 'avg@8'; expected .*avg@4"):
+    with pytest.raises(
+        InputError, match=r"synthetic/16x2-s0 .*no metric 'avg@8'; expected .*avg@4"
+    ):
         fit(runs, "avg@8")
-    with pytest.raises(InputError, match=r"16x2-s0, line 1 and synthetic/16x8-s0, line 1 .*'synthetic' and 'other'"):
+    with pytest.raises(
+        InputError, match=r"16x2-s0, line 1 and synthetic/16x8-s0, line 1 .*'synthetic' and 'other'"
+    ):
         fit([runs[0], replace(runs[1], cell_hash="other")])
     fewer = [replace(p, counts=p.counts[:200]) for p in runs[1].points]
-    with pytest.raises(InputError, match=r"synthetic/16x8-s0 has right answers of 200 .* synthetic/16x2-s0 of 300"):
+    with pytest.raises(
+        InputError, match=r"synthetic/16x8-s0 has right answers of 200 .* synthetic/16x2-s0 of 300"
+    ):
         fit([runs[0], replace(runs[1], points=tuple(fewer))])
     with pytest.raises(InputError, match="two ledgers of 16x2-s0"):
         fit([runs[0], runs[0]])
@@ -218,8 +260,13 @@ def test_refusals():
 
 
 def test_one_point_runs_are_refused_in_words():
-    runs = [RunRecord(Cell(16, n, 0), (EvalPoint(0, 0, 0, 0, {"avg@4": 0.3}),), f"r{n}") for n in (2, 4)]
-    with pytest.raises(InputError, match=r"give no curve \(16x2: 0 points at C > 0, at least 3 needed; 16x4: 0 points"):
+    runs = [
+        RunRecord(Cell(16, n, 0), (EvalPoint(0, 0, 0, 0, {"avg@4": 0.3}),), f"r{n}") for n in (2, 4)
+    ]
+    with pytest.raises(
+        InputError,
+        match=r"give no curve \(16x2: 0 points at C > 0, at least 3 needed; 16x4: 0 points",
+    ):
         fit(runs)
     with pytest.raises(InputError, match="share no range of C > 0"):
         fit(runs, mode="paper")
@@ -234,5 +281,8 @@ def test_no_jax_is_imported():
         "assert not {'jax', 'flax', 'pandas'} & set(sys.modules)",
     ]
     subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)], check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        [sys.executable, "-c", "\n".join(lines)],
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )

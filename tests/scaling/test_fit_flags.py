@@ -13,7 +13,8 @@ from tests.scaling.sweeps import fit, run
 
 
 def asynchronous_runs(staleness_by_n):
-    """Runs of B_p = 8 over 12 evaluations, each with this mean staleness in updates after the first."""
+    """Runs of B_p = 8 over 12 evaluations, each with this mean staleness in updates after the
+    first."""
     runs = []
     for n, staleness in staleness_by_n.items():
         C = [0, *np.geomspace(1e3, 1e5, 12).round().astype(int).tolist()]
@@ -46,27 +47,37 @@ def test_cells_that_differ_in_staleness_are_flagged(staleness_by_n, flagged):
 def test_cells_of_unequal_length_are_flagged(end_of_the_other, flagged):
     """One that ends at 4e3 is short compared with one that ends more than 1.1 times as far."""
     C = np.arange(1, 5) * 1000.0
-    tracks = [run(16, n, 0, C * end / 4e3, [0.3, 0.4, 0.5, 0.5]) for n, end in ((4, 4e3), (8, end_of_the_other))]
+    tracks = [
+        run(16, n, 0, C * end / 4e3, [0.3, 0.4, 0.5, 0.5])
+        for n, end in ((4, 4e3), (8, end_of_the_other))
+    ]
     flags = data_flags(group_by_cell(tracks))
     assert ("unequal_lengths" in {f.code for f in flags}) is flagged
 
 
 def test_a_run_that_ends_before_other_seeds_of_its_cell_is_named():
     C = np.arange(1, 5) * 1000.0
-    whole, half = run(16, 8, 0, C, [0.3, 0.4, 0.5, 0.5]), run(16, 8, 1, C[:2], [0.3, 0.4])
+    whole = run(16, 8, 0, C, [0.3, 0.4, 0.5, 0.5])
+    half = run(16, 8, 1, C[:2], [0.3, 0.4])
 
     flags = {f.code: f.text for f in data_flags(group_by_cell([whole, half]))}
 
     assert "B_p=16 n=8 seed 1 (C = 2,000 of 4,000)" in flags["run_ends_early"]
-    assert "run_ends_early" not in {f.code for f in data_flags(group_by_cell([whole, run(16, 8, 1, C, [0.3] * 4)]))}
+    assert "run_ends_early" not in {
+        f.code for f in data_flags(group_by_cell([whole, run(16, 8, 1, C, [0.3] * 4)]))
+    }
 
 
 def test_a_fit_says_so():
-    [flag] = [f for f in fit(asynchronous_runs({4: 1.25, 16: 0.5})).flags if f.code == "staleness_differs"]
+    [flag] = [
+        f for f in fit(asynchronous_runs({4: 1.25, 16: 0.5})).flags if f.code == "staleness_differs"
+    ]
     assert flag.severity == "warning" and "1.25 at n = 4, 0.50 at n = 16 updates old" in flag.text
 
 
-@pytest.mark.parametrize(("best", "codes"), [(64, ["largest_n_leads", "one_n_leads"]), (4, ["one_n_leads"])])
+@pytest.mark.parametrize(
+    ("best", "codes"), [(64, ["largest_n_leads", "one_n_leads"]), (4, ["one_n_leads"])]
+)
 def test_the_largest_n_that_leads_at_every_C_is_not_the_last_word(best, codes):
     A = {n: 0.6 if n == best else 0.5 for n in (4, 16, 64)}
     curves = [FittedCurve(16, n, 0.2, A[n], 1.0, 2e3, 1e3, 1e5, points=9, rmse=0.01) for n in A]
@@ -79,7 +90,10 @@ def test_the_largest_n_that_leads_at_every_C_is_not_the_last_word(best, codes):
 def test_the_largest_n_does_not_lead_where_it_only_has_data_further_out(A_of_64, flagged):
     """The best n ends at a tenth of the largest n's C: beyond, nothing else was measured."""
     ends = {4: (0.02, 1e4), 16: (0.6, 1e4), 64: (A_of_64, 1e5)}
-    curves = [FittedCurve(16, n, 0.0, A, 1.0, 2e3, 1e3, C, points=9, rmse=0.01) for n, (A, C) in ends.items()]
+    curves = [
+        FittedCurve(16, n, 0.0, A, 1.0, 2e3, 1e3, C, points=9, rmse=0.01)
+        for n, (A, C) in ends.items()
+    ]
     frontier = compute_frontier(curves)
     assert frontier.points[-1].n == 64
     codes = [flag.code for flag in frontier_flags(frontier, (), most_common_n_law([16]), set(ends))]
@@ -88,7 +102,11 @@ def test_the_largest_n_does_not_lead_where_it_only_has_data_further_out(A_of_64,
 
 def test_no_reward_at_all_is_no_forecast():
     """Where every reward is 0, nothing says how far a forecast may be off."""
-    tracks = [run(16, n, s, [0, *np.geomspace(1e3, 1e5, 12).round()], np.zeros(13)) for n in (4, 16) for s in (0, 1)]
+    tracks = [
+        run(16, n, s, [0, *np.geomspace(1e3, 1e5, 12).round()], np.zeros(13))
+        for n in (4, 16)
+        for s in (0, 1)
+    ]
     document = fit([t.run for t in tracks], replicates=20)
     codes = {flag.code for flag in document.flags}
     assert document.forecast is None and document.flags[0].code == "nothing_learnt"

@@ -1,5 +1,5 @@
-"""Ends of data are no crossovers: censored segments, and runs of one length in updates, where a large n is alone at
-large C.
+"""Ends of data are no crossovers: censored segments, and runs of one length in updates, where a
+large n is alone at large C.
 """
 
 import numpy as np
@@ -28,7 +28,10 @@ def two(small_high, large_low):
 def test_curves_that_cross_where_both_were_measured():
     content, flags = two(1e6, 1e2)
     assert [(c.n_low, c.n_high, c.C) for c in content.crossovers] == [(2, 8, pytest.approx(3000))]
-    assert [(s.censored_low, s.censored_high) for s in content.segments] == [(True, False), (False, True)]
+    assert [(s.censored_low, s.censored_high) for s in content.segments] == [
+        (True, False),
+        (False, True),
+    ]
     assert not [f for f in flags if "nothing was compared" in f.text]
 
 
@@ -47,14 +50,21 @@ def test_a_crossing_is_not_moved_to_where_data_begin():
 
 
 def one_length(seed, reward, B_p=512, updates=60, every=3, noise=0.012):
-    """Runs as in verl: n = 4 .. 64, each of as many updates, so that cells span different C; reward(C, n)."""
+    """Runs as in verl: n = 4 .. 64, each of as many updates, so that cells span different C;
+    reward(C, n)."""
     rng, runs = np.random.default_rng(seed), []
     for n in (4, 8, 16, 32, 64):
         points = []
         for M in range(0, updates + 1, every):
             C = B_p * n * M
             points.append(
-                EvalPoint(C, M, C, 0, {"avg@4": float(np.clip(reward(C, n) + noise * rng.standard_normal(), 0, 1))})
+                EvalPoint(
+                    C,
+                    M,
+                    C,
+                    0,
+                    {"avg@4": float(np.clip(reward(C, n) + noise * rng.standard_normal(), 0, 1))},
+                )
             )
         runs.append(RunRecord(Cell(B_p, n, 0), tuple(points), f"n{n}"))
     return runs
@@ -77,10 +87,18 @@ def test_runs_of_one_length_whose_n_matters_cross_only_where_two_were_measured()
     ends = {n: (512 * n * 3, 512 * n * 60) for n in (4, 8, 16, 32, 64)}
     assert result.joint.n_star.no_effect is False
     for c in result.joint.crossovers:
-        assert max(ends[c.n_low][0], ends[c.n_high][0]) <= c.C <= min(ends[c.n_low][1], ends[c.n_high][1])
+        assert (
+            max(ends[c.n_low][0], ends[c.n_high][0])
+            <= c.C
+            <= min(ends[c.n_low][1], ends[c.n_high][1])
+        )
         assert reward(c.C, c.n_low) == pytest.approx(reward(c.C, c.n_high), abs=0.005)
     last = result.joint.segments[-1]
-    assert last.n == 64 and last.censored_high and [f for f in result.flags if "cells of unequal length" in f.text]
+    assert (
+        last.n == 64
+        and last.censored_high
+        and [f for f in result.flags if "cells of unequal length" in f.text]
+    )
 
 
 def test_where_n_makes_no_difference_the_law_is_constant_whatever_leads():

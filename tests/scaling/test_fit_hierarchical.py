@@ -1,4 +1,5 @@
-"""fit() in its default mode: what options change and what they leave, metrics, axes, and intervals of what is known."""
+"""fit() in its default mode: what options change and what they leave, metrics, axes, and intervals
+of what is known."""
 
 from dataclasses import replace
 from functools import cache
@@ -74,7 +75,10 @@ def test_a_seed_changes_the_draws_and_their_means_by_little():
 def test_intervals_say_how_they_were_made():
     output = first().intervals
     assert (output.level, output.replicates, output.problems) == (0.9, 60, 200)
-    assert output.run_sd_source == "estimated from the seeds (3 degrees of freedom)" and 0 < output.run_sd < 0.03
+    assert (
+        output.run_sd_source == "estimated from the seeds (3 degrees of freedom)"
+        and 0 < output.run_sd < 0.03
+    )
     stated = fit(WORLD.runs, replicates=60, run_sd=0.05)
     assert (stated.intervals.run_sd, stated.intervals.run_sd_source) == (0.05, "as stated")
 
@@ -94,16 +98,21 @@ def test_intervals_hold_known_values():
         assert low < c.A < high
     assert sum(inside) >= 2
     for p in first().joint.frontier[::10]:
-        assert p.low < p.reward < p.high and sum(p.n_probability.values()) == pytest.approx(1, abs=0.01)
+        assert p.low < p.reward < p.high and sum(p.n_probability.values()) == pytest.approx(
+            1, abs=0.01
+        )
     for c in first().joint.crossovers:
         assert (c.low or 0) <= c.C <= (c.high or np.inf)
 
 
 def test_other_metrics():
-    best, worst, train = (fit(WORLD.runs, metric, replicates=0) for metric in ("best@2", "worst@4", "train/reward"))
+    best, worst, train = (
+        fit(WORLD.runs, metric, replicates=0) for metric in ("best@2", "worst@4", "train/reward")
+    )
     at_end = [[c.A for c in document.curves] for document in (best, worst)]
     assert all(b > w for b, w in zip(*at_end, strict=True)) and best.metric == "best@2"
-    assert train.base_reward is None and all(r.points == 21 for r in train.runs)  # none before the first update
+    # none before the first update
+    assert train.base_reward is None and all(r.points == 21 for r in train.runs)
 
 
 def test_tokens_are_an_axis_like_another():
@@ -111,7 +120,9 @@ def test_tokens_are_an_axis_like_another():
     tokens = fit(WORLD.runs, compute="tokens", replicates=0)
     rollouts = fit(WORLD.runs, replicates=0)
     for c, d in zip(tokens.curves, rollouts.curves, strict=True):
-        assert c.A == pytest.approx(d.A, abs=1e-3) and c.C_mid == pytest.approx(8 * d.C_mid, rel=1e-2)
+        assert c.A == pytest.approx(d.A, abs=1e-3) and c.C_mid == pytest.approx(
+            8 * d.C_mid, rel=1e-2
+        )
     assert [c.C for c in tokens.joint.crossovers] == pytest.approx(
         [8 * c.C for c in rollouts.joint.crossovers], rel=1e-2
     )
@@ -128,14 +139,19 @@ def test_a_log_without_tokens_says_what_to_ask_for():
         fit([bare], compute="tokens", replicates=0)
 
 
-@pytest.mark.parametrize("options", [{"replicates": -1}, {"run_sd": -0.1}, {"run_sd": 1.0}, {"run_sd": float("nan")}])
+@pytest.mark.parametrize(
+    "options", [{"replicates": -1}, {"run_sd": -0.1}, {"run_sd": 1.0}, {"run_sd": float("nan")}]
+)
 def test_options_out_of_range_are_refused(options):
-    with pytest.raises(InputError, match="expected replicates from 0 to 10,000, and 0 <= run_sd < 1"):
+    with pytest.raises(
+        InputError, match="expected replicates from 0 to 10,000, and 0 <= run_sd < 1"
+    ):
         fit(WORLD.runs, **options)
 
 
 def test_what_recommend_reads_is_what_was_drawn():
-    """fit.json keeps five digits of each replicate; corrections and other problems are added again when it is read."""
+    """fit.json keeps five digits of each replicate; corrections and other problems are added again
+    when it is read."""
     runs = random_world("non_monotone", 3, evaluations=30, seeds=2, problems=100).runs
     document = FitResult.model_validate_json(fit(runs, replicates=40).model_dump_json())
     assert all(c.correction is not None for c in document.curves)  # three stages are no single rise
@@ -144,10 +160,13 @@ def test_what_recommend_reads_is_what_was_drawn():
         "avg@4",
         FitOptions(replicates=40),
     ).draws
-    read, C = load_ensemble(document), np.geomspace(4e4, min(c.C_high for c in document.curves), 20)
+    read = load_ensemble(document)
+    C = np.geomspace(4e4, min(c.C_high for c in document.curves), 20)
     assert drawn is not None and np.abs(read.samples.shift).max() > 0.01
     cells = list(zip(read.B_p.tolist(), read.n.tolist(), strict=True))
-    assert read.sampled_rewards(C) == pytest.approx(np.moveaxis(drawn.for_cells(cells).rewards(C), 2, 0), abs=1e-4)
+    assert read.sampled_rewards(C) == pytest.approx(
+        np.moveaxis(drawn.for_cells(cells).rewards(C), 2, 0), abs=1e-4
+    )
 
 
 def test_a_cell_reaches_to_the_end_of_its_longest_run():
@@ -155,16 +174,24 @@ def test_a_cell_reaches_to_the_end_of_its_longest_run():
     ends = {r.cell: 20_000 if r.cell.seed else 250_000 for r in WORLD.runs}
     document = fit(WORLD.trained(ends), replicates=60)
     assert [c.C_high for c in document.curves] == [c.C_high for c in first().curves]
-    assert document.joint.frontier[-1].C == first().joint.frontier[-1].C and document.joint.frontier[-1].n == 32
+    assert (
+        document.joint.frontier[-1].C == first().joint.frontier[-1].C
+        and document.joint.frontier[-1].n == 32
+    )
     assert not any("unequal length" in flag.text for flag in document.flags)
 
 
 def test_draws_of_n_that_look_alike_stay_separate():
     """The verdict says that no difference is shown; the draws say how large one may be."""
     alike = group_by_cell(
-        [make_track(r, "avg@4", "rollouts") for r in world("same", n=(2, 8, 32), seeds=1, problems=200).runs]
+        [
+            make_track(r, "avg@4", "rollouts")
+            for r in world("same", n=(2, 8, 32), seeds=1, problems=200).runs
+        ]
     )
     result = estimate(alike, "avg@4", FitOptions(replicates=200))
     assert result.no_effect and result.draws is not None
-    differences = np.ptp(result.draws.rewards([max(c.C_high for c in result.curves)])[:, :, 0], axis=1)
+    differences = np.ptp(
+        result.draws.rewards([max(c.C_high for c in result.curves)])[:, :, 0], axis=1
+    )
     assert 0.002 < np.median(differences) < 0.03

@@ -15,8 +15,11 @@ ALL_N = (4, 8, 16)
 N = 500
 
 
-def sweep(reward, all_n=ALL_N, rollouts: int | None = N, seeds: int = 2, base: float = 0.0) -> list[RunRecord]:
-    """Runs of B_p = 32 that begin at C = 0, whose rewards are `reward` (n): float[8], drawn as k of `rollouts`."""
+def sweep(
+    reward, all_n=ALL_N, rollouts: int | None = N, seeds: int = 2, base: float = 0.0
+) -> list[RunRecord]:
+    """Runs of B_p = 32 that begin at C = 0, whose rewards are `reward` (n): float[8], drawn as k of
+    `rollouts`."""
     runs = []
     for n in all_n:
         for seed in range(seeds):
@@ -38,19 +41,26 @@ FEW_HITS = sweep(lambda n: np.where(C > 32e3, 3 / N, 0.0))
 
 
 def records_with_counts() -> list[RunRecord]:
-    """The same as ONE_LEARNS, of 125 problems with 4 samples each, whose right answers are recorded."""
+    """The same as ONE_LEARNS, of 125 problems with 4 samples each, whose right answers are
+    recorded."""
     runs = []
     for record in ONE_LEARNS:
         points = []
         for point in record.points:
             right = round(point.metrics["avg@4"] * N)
             counts = (4,) * (right // 4) + (right % 4,) + (0,) * (124 - right // 4)
-            points.append(EvalPoint(point.target, point.M, point.rollouts, 0, point.metrics, counts, 4))
-        runs.append(RunRecord(Cell(32, record.cell.n, record.cell.seed), tuple(points), record.cell_hash))
+            points.append(
+                EvalPoint(point.target, point.M, point.rollouts, 0, point.metrics, counts, 4)
+            )
+        runs.append(
+            RunRecord(Cell(32, record.cell.n, record.cell.seed), tuple(points), record.cell_hash)
+        )
     return runs
 
 
-@pytest.mark.parametrize("runs", [ONE_LEARNS, ALL_LEARN, records_with_counts()], ids=["one", "all", "counts"])
+@pytest.mark.parametrize(
+    "runs", [ONE_LEARNS, ALL_LEARN, records_with_counts()], ids=["one", "all", "counts"]
+)
 def test_cells_that_stand_at_0_share_P_with_the_interval_of_0_of_N(runs):
     document = fit(runs, replicates=200)
     assert document.nothing_learnt == ""
@@ -65,7 +75,12 @@ def test_cells_that_stand_at_0_share_P_with_the_interval_of_0_of_N(runs):
 
     advice = recommend(document, 4e3)
     assert advice.n_probability == {n: pytest.approx(1 / 3) for n in ALL_N}
-    assert advice.tie and advice.regret is None and advice.halting_marks == () and advice.growing is None
+    assert (
+        advice.tie
+        and advice.regret is None
+        and advice.halting_marks == ()
+        and advice.growing is None
+    )
     assert advice.expected_reward == 0 and advice.interval == (0, pytest.approx(3 / N, rel=1e-3))
     assert not any("worse" in reason or "highest" in reason for reason in advice.reasons)
 
@@ -95,11 +110,13 @@ def test_compared_sweeps_are_tied_too():
 
 
 def test_a_constant_that_is_no_bound_is_a_level_too():
-    """A quarter right by guessing alone, until n = 16 learns; 100 rollouts are assumed, of which 13% to 41% may be."""
+    """A quarter right by guessing alone, until n = 16 learns; 100 rollouts are assumed, of which
+    13% to 41% may be."""
     rising = 0.25 + np.where(C > 16e3, 0.5 * C / (C + 60_000), 0.0)
     wobble = 0.001 * np.arange(len(C)) * (C > 16e3)
     document = fit(
-        sweep(lambda n: rising + wobble if n == 16 else 0.25 + 0 * C, rollouts=None, seeds=1), replicates=200
+        sweep(lambda n: rising + wobble if n == 16 else 0.25 + 0 * C, rollouts=None, seeds=1),
+        replicates=200,
     )
     advice = recommend(document, 4e3)
     assert advice.n_probability == {n: pytest.approx(1 / 3) for n in ALL_N}

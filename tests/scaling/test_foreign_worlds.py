@@ -1,5 +1,5 @@
-"""benchmarks/foreign_worlds.py measures what it says: figures by hand, forms with their known values, and the command
-end to end.
+"""benchmarks/foreign_worlds.py measures what it says: figures by hand, forms with their known
+values, and the command end to end.
 """
 
 import json
@@ -48,7 +48,13 @@ def test_the_mean_over_all_problems_is_the_curve_and_runs_share_the_problems():
         assert expit(world.levels(np.array([R])) + z).mean() == pytest.approx(R, abs=2e-3)
     flat = {(16, 4): forms.TrueCurve(0.3, 0.6, 1.0, lambda x: np.full(np.shape(x), 1.0))}
     counted = forms.World(
-        "flat", flat, np.array([0, 640.0]), {(16, 4): 640.0}, 1, 0.0, difficulties=np.array([-9, 9.0])
+        "flat",
+        flat,
+        np.array([0, 640.0]),
+        {(16, 4): 640.0},
+        1,
+        0.0,
+        difficulties=np.array([-9, 9.0]),
     )
     [run] = counted.runs(np.random.default_rng(0))
     assert [point.counts for point in run.points] == [(0, 4), (0, 4)] and run.points[-1].M == 10
@@ -56,7 +62,8 @@ def test_the_mean_over_all_problems_is_the_curve_and_runs_share_the_problems():
 
 
 def recommended(times, **values):
-    inside, outside = {"truth": 0.5, "low": 0.4, "high": 0.6}, {"truth": 0.5, "low": 0.51, "high": 0.55}
+    inside = {"truth": 0.5, "low": 0.4, "high": 0.6}
+    outside = {"truth": 0.5, "low": 0.51, "high": 0.55}
     case = {
         "times": times, "chosen": [16, 8], "expected": 0.53, "cell": inside, "new_run": outside, "regret": 0.01,
         "regret_high": 0.02, "regret_best_measured": 0.03, "warning": True, "no_effect": False,
@@ -68,19 +75,32 @@ def recommended(times, **values):
 def test_figures_by_hand():
     frontier = [{"truth": 0.5, "low": 0.4, "high": 0.5}, {"truth": 0.5, "low": 0.1, "high": 0.4}]
     first = {"frontier": frontier, "recommended": [recommended(1), recommended(4)]}
-    other = recommended(4, expected=0.51, regret=0.03, warning=False, n_probability=[[4, 0.3, True], [8, 0.7, False]])
+    other = recommended(
+        4,
+        expected=0.51,
+        regret=0.03,
+        warning=False,
+        n_probability=[[4, 0.3, True], [8, 0.7, False]],
+    )
     second = {"frontier": frontier, "recommended": [{"times": 1, "refused": "why"}, other]}
     held = tables.interval_figures([first, second])
     assert (held["frontier"], held["cell_4"], held["new_run_4"]) == (0.5, 1.0, 0.0)
-    assert held["frontier_width"] == pytest.approx(0.2) and held["cell_1_width"] == pytest.approx(0.2)
+    assert held["frontier_width"] == pytest.approx(0.2) and held["cell_1_width"] == pytest.approx(
+        0.2
+    )
     choice = tables.choice_figures([first, second])
     assert choice["answers"] == 2 and choice["regret"] == pytest.approx(0.02)
-    assert choice["difference"] == pytest.approx(-0.01) and choice["difference_interval"] == pytest.approx((-0.02, 0))
+    assert choice["difference"] == pytest.approx(-0.01) and choice[
+        "difference_interval"
+    ] == pytest.approx((-0.02, 0))
     assert (choice["regret_covered"], choice["large_errors"]) == (0.5, 1)
     assert (choice["warned_large"], choice["warned_others"]) == (1.0, 0.0)
     said = tables.calibration(tables.best_n_cases([first, second], recommended_only=True))
     assert [(row["right"], row["cases"]) for row in said[3:]] == [(0.0, 1), (1.0, 2)]
-    assert sum(row["cases"] for row in tables.calibration(tables.best_n_cases([first, second], False))) == 6
+    assert (
+        sum(row["cases"] for row in tables.calibration(tables.best_n_cases([first, second], False)))
+        == 6
+    )
     small = tables.small_figures([first])
     assert (small["covered"], small["equal_covered"]) == (1.0, 1.0)
 
@@ -90,7 +110,11 @@ def test_figures_of_the_advice_by_hand():
     cases = [{"stopped": [True, False], "next": None}, {"stopped": [False, False], "next": run}]
     row = tables.advice_figures(cases)
     assert (row["answers"], row["next_runs"], row["stopped"]) == (2, 1, 0.25)
-    assert (row["stated_after"], row["true_before"], row["saved"]) == (0.002, 0.004, pytest.approx(0.003))
+    assert (row["stated_after"], row["true_before"], row["saved"]) == (
+        0.002,
+        0.004,
+        pytest.approx(0.003),
+    )
 
 
 def test_the_next_run_is_simulated_and_fitted():
@@ -102,8 +126,11 @@ def test_the_next_run_is_simulated_and_fitted():
     assert len(case["stopped"]) == 20 and 0 < case["next"]["cost"] <= 1
     before, after = case["next"]["stated"]
     assert 0 <= after < before and min(case["next"]["true"]) >= 0
-    record = foreign_worlds.next_record(world, Allocation(16, 4, 2 * world.C_end // 64), rng)  # twice the data
-    assert record.cell.seed == world.seeds and record.points[-1].rollouts == 2 * world.C_end // 64 * 64
+    # twice the data
+    record = foreign_worlds.next_record(world, Allocation(16, 4, 2 * world.C_end // 64), rng)
+    assert (
+        record.cell.seed == world.seeds and record.points[-1].rollouts == 2 * world.C_end // 64 * 64
+    )
     assert {p.rollouts for p in runs[0].points} <= {p.rollouts for p in record.points}
 
 
@@ -118,9 +145,15 @@ def test_the_command_writes_reads_and_refuses(tmp_path):
     done = command("--worlds", "2", "--seed", "3", "--replicates", "40", "--out", out)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in Path(out).read_text().splitlines()]
-    assert [line["form"] for line in lines] == ["frechet", "logistic"] and not any(line["failed"] for line in lines)
+    assert [line["form"] for line in lines] == ["frechet", "logistic"] and not any(
+        line["failed"] for line in lines
+    )
     for line in lines:
-        assert len(line["frontier"]) == 10 and [case["times"] for case in line["recommended"]] == [1, 2, 4]
+        assert len(line["frontier"]) == 10 and [case["times"] for case in line["recommended"]] == [
+            1,
+            2,
+            4,
+        ]
         assert all(case["regret"] >= 0 for case in line["recommended"])
     again = command("--read", out)
     assert again.returncode == 0 and "Recommendation at 4 times the data" in again.stderr

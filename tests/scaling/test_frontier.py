@@ -20,9 +20,15 @@ def test_crossover_by_root_finding():
     f = compute_frontier([LARGE, SMALL])
     ((before, after),) = f.changes_of_n
     assert after.from_crossing and after.C_low == pytest.approx(3000, rel=1e-9)
-    assert [(s.n, s.C_low, s.C_high) for s in (before, after)] == [(2, 100, after.C_low), (8, after.C_low, 1e6)]
+    assert [(s.n, s.C_low, s.C_high) for s in (before, after)] == [
+        (2, 100, after.C_low),
+        (8, after.C_low, 1e6),
+    ]
     assert all(p.n == (2 if p.C < 3000 else 8) for p in f.points)
-    assert all(p.reward == max(float(curve_reward(SMALL, p.C)), float(curve_reward(LARGE, p.C))) for p in f.points)
+    assert all(
+        p.reward == max(float(curve_reward(SMALL, p.C)), float(curve_reward(LARGE, p.C)))
+        for p in f.points
+    )
 
 
 def test_grid_is_even_in_log_C_with_60_points_a_decade():
@@ -32,8 +38,8 @@ def test_grid_is_even_in_log_C_with_60_points_a_decade():
 
 
 def test_a_curve_counts_only_where_measured():
-    """n = 8 starts at 1e4, n = 2 ends at 2e4: the change is where n = 8 appears, half a grid step off at most, not at
-    the crossing.
+    """n = 8 starts at 1e4, n = 2 ends at 2e4: the change is where n = 8 appears, half a grid step
+    off at most, not at the crossing.
     """
     f = compute_frontier([curve(2, 0.4, 1000.0, high=2e4), curve(8, 0.8, 5000.0, low=1e4)])
     ((_, after),) = f.changes_of_n
@@ -46,7 +52,8 @@ def test_a_curve_counts_only_where_measured():
 
 def test_brief_stretch_goes_to_the_neighbour_that_costs_least(monkeypatch):
     """n = 4 leads for .03 decades around the crossing of the two others, by .0019 at most."""
-    middle = curve(4, 0.55, 2500.0)  # .55 C / (C + 2500) = .3 at C = 3000, where the others also cross
+    # .55 C / (C + 2500) = .3 at C = 3000, where the others also cross
+    middle = curve(4, 0.55, 2500.0)
     lifted = curve(4, 0.5535, 2500.0)
     with monkeypatch.context() as patch:
         patch.setattr(frontier, "MIN_DECADES", 0)
@@ -58,13 +65,19 @@ def test_brief_stretch_goes_to_the_neighbour_that_costs_least(monkeypatch):
     wide = curve(4, 0.58, 2500.0)
     assert [s.n for s in compute_frontier([SMALL, wide, LARGE]).stretches] == [2, 4, 8]
     # The frontier's reward there is that of the cell it names.
-    assert all(p.reward == float(curve_reward(SMALL if p.n == 2 else LARGE, p.C)) for p in brief.points)
+    assert all(
+        p.reward == float(curve_reward(SMALL if p.n == 2 else LARGE, p.C)) for p in brief.points
+    )
 
 
 def test_brief_end_goes_to_a_neighbour_measured_nearly_as_far():
     """Cells end at the first update past the last target, so at slightly different C."""
-    assert [s.n for s in compute_frontier([curve(8, 0.8, 5000.0, high=0.97e6), SMALL]).stretches] == [2, 8]
-    assert [s.n for s in compute_frontier([curve(8, 0.8, 5000.0, high=0.7e6), SMALL]).stretches] == [2, 8, 2]
+    assert [
+        s.n for s in compute_frontier([curve(8, 0.8, 5000.0, high=0.97e6), SMALL]).stretches
+    ] == [2, 8]
+    assert [
+        s.n for s in compute_frontier([curve(8, 0.8, 5000.0, high=0.7e6), SMALL]).stretches
+    ] == [2, 8, 2]
 
 
 def test_B_p_changes_are_stretches_but_not_crossovers():
@@ -81,4 +94,9 @@ def test_ties_go_to_the_smaller_n():
 def test_falling_n_is_reported_as_it_is():
     f = compute_frontier([curve(8, 0.4, 1000.0), curve(2, 0.8, 5000.0)])
     ((before, after),) = f.changes_of_n
-    assert (before.n, after.n, after.C_low, after.from_crossing) == (8, 2, pytest.approx(3000), True)
+    assert (before.n, after.n, after.C_low, after.from_crossing) == (
+        8,
+        2,
+        pytest.approx(3000),
+        True,
+    )

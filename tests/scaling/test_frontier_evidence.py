@@ -14,7 +14,8 @@ from isojax.scaling.tracks import make_track
 def run(n, evaluations, seed=0, samples=4):
     """evaluations: {target: counts}."""
     points = tuple(
-        EvalPoint(t, 1, t + n, 0, {"avg@4": sum(c) / (samples * len(c))}, c, samples) for t, c in evaluations.items()
+        EvalPoint(t, 1, t + n, 0, {"avg@4": sum(c) / (samples * len(c))}, c, samples)
+        for t, c in evaluations.items()
     )
     return make_track(RunRecord(Cell(16, n, seed), points), "avg@4", "rollouts")
 
@@ -29,7 +30,9 @@ def test_lead_is_paired_at_the_target_of_largest_z():
     # At 200: d = (0, 0, 0, 1/4): mean 1/16, se = (1/8)/2, z = 1. Compute there is 202.
     assert (first.lead, first.se, first.z, first.at_C) == pytest.approx((1 / 16, 1 / 16, 1.0, 202))
     # At 4000: d = (2, 2, 1, 2)/4: mean 7/16, std 1/8, z = 7; at 2000 z = 1; 9995 is not shared.
-    assert (second.lead, second.se, second.z, second.at_C) == pytest.approx((7 / 16, 1 / 16, 7.0, 4008))
+    assert (second.lead, second.se, second.z, second.at_C) == pytest.approx(
+        (7 / 16, 1 / 16, 7.0, 4008)
+    )
     assert first.neighbours == (NeighbourCell(n=8, B_p=16),)
     assert first.measured_for_neighbours
     assert second.decades == pytest.approx(1.0)
@@ -38,7 +41,12 @@ def test_lead_is_paired_at_the_target_of_largest_z():
 def test_the_closest_neighbour_counts():
     """Of two rivals the one with the smaller z is reported."""
     front = Frontier(
-        (), (FrontierStretch(2, 16, 1, 10), FrontierStretch(4, 16, 10, 1000), FrontierStretch(8, 16, 1000, 2000))
+        (),
+        (
+            FrontierStretch(2, 16, 1, 10),
+            FrontierStretch(4, 16, 10, 1000),
+            FrontierStretch(8, 16, 1000, 2000),
+        ),
     )
     cells = {
         (16, 2): [run(2, {100: (0, 0, 1, 0)})],
@@ -62,9 +70,16 @@ def test_seeds_are_averaged_first_and_must_share_the_target():
 def test_nothing_to_pair():
     disjoint = {(16, 2): [run(2, {200: (1, 2)})], (16, 8): [run(8, {2000: (1, 2)})]}
     for s in segment_evidence(FRONTIER, disjoint, "avg@4"):
-        assert (s.measured_for_neighbours, s.lead, s.se, s.z, s.at_C) == (False, None, None, None, None)
+        assert (s.measured_for_neighbours, s.lead, s.se, s.z, s.at_C) == (
+            False,
+            None,
+            None,
+            None,
+            None,
+        )
     shared = {(16, 2): [run(2, {2000: (1, 2)})], (16, 8): [run(8, {2000: (1, 2)})]}
-    second = segment_evidence(FRONTIER, shared, "ood/avg@4")[1]  # right answers of another set say nothing of it
+    # right answers of another set say nothing of it
+    second = segment_evidence(FRONTIER, shared, "ood/avg@4")[1]
     assert (second.measured_for_neighbours, second.lead) == (True, None)
 
 
@@ -82,7 +97,8 @@ def test_alone_on_the_frontier():
 
 
 def test_one_n_with_two_B_p_is_one_segment():
-    """The winner at a target is the cell whose stretch holds it; the rivals are the cells next to the segment."""
+    """The winner at a target is the cell whose stretch holds it; the rivals are the cells next to
+    the segment."""
     front = Frontier(
         (),
         (
@@ -99,7 +115,11 @@ def test_one_n_with_two_B_p_is_one_segment():
         (32, 8): [run(8, {50: (0, 0, 0, 0), 500: (3, 3, 3, 3)})],
     }
     result = segment_evidence(front, cells, "avg@4")
-    assert [(s.n, s.C_low, s.C_high) for s in result] == [(2, 1, 10), (4, 10, 1000), (8, 1000, 2000)]
+    assert [(s.n, s.C_low, s.C_high) for s in result] == [
+        (2, 1, 10),
+        (4, 10, 1000),
+        (8, 1000, 2000),
+    ]
     middle = result[1]
     assert middle.neighbours == (NeighbourCell(n=2, B_p=16), NeighbourCell(n=8, B_p=32))
     # At 50: over (16, 2) d = (1, 1, 1, 0)/4, z = 3; over (32, 8) more. At 500: over (32, 8) z = 1.

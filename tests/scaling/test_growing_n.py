@@ -22,11 +22,17 @@ def inverse(A: float, B: float, C_mid: float, reward: float) -> float:
 
 def test_a_run_goes_on_as_one_of_the_new_n_does_from_its_reward():
     reward = hill(*SHAPES[16, 4], 4e3)
-    options = {o.n: o for o in compare_n(load_ensemble(document()), 16, 4, C, hill(*SHAPES[16, 4], C), 1e5)}
+    options = {
+        o.n: o for o in compare_n(load_ensemble(document()), 16, 4, C, hill(*SHAPES[16, 4], C), 1e5)
+    }
     for n, option in options.items():
         shape = SHAPES[16, n]
-        assert option.reward == pytest.approx(hill(*shape, inverse(*shape, reward) + 1e5 - 4e3), abs=2e-3)
-    assert options[4].gain == 0 and options[16].gain == pytest.approx(options[16].reward - options[4].reward)
+        assert option.reward == pytest.approx(
+            hill(*shape, inverse(*shape, reward) + 1e5 - 4e3), abs=2e-3
+        )
+    assert options[4].gain == 0 and options[16].gain == pytest.approx(
+        options[16].reward - options[4].reward
+    )
     low, high = options[16].gain_interval
     assert low < options[16].gain < high and options[16].p_better == 1
 
@@ -42,21 +48,26 @@ def test_the_larger_n_of_the_largest_sure_gain():
 
 def test_a_run_above_its_curve_stays_above_and_one_above_a_plateau_stays():
     ensemble = load_ensemble(document())
-    as_expected, luckier = (compare_n(ensemble, 16, 4, C, hill(*SHAPES[16, 4], C) + luck, 1e5) for luck in (0.0, 0.05))
+    as_expected, luckier = (
+        compare_n(ensemble, 16, 4, C, hill(*SHAPES[16, 4], C) + luck, 1e5) for luck in (0.0, 0.05)
+    )
     assert all(a.reward > b.reward for a, b in zip(luckier, as_expected, strict=True))
     table = CurveTable.of(ensemble, 1e5)
     assert (table.go_on(0, np.full(ensemble.replicates, 0.9), 1e4) == 0.9).all()
 
 
 def test_refusals():
-    with pytest.raises(InputError, match="B_p x n = 16x8, and the sweep measured 16x4, 64x4, 16x16"):
+    with pytest.raises(
+        InputError, match="B_p x n = 16x8, and the sweep measured 16x4, 64x4, 16x16"
+    ):
         compare_n(load_ensemble(document()), 16, 8, C, C, 1e5)
     with pytest.raises(InputError, match="no draws of its curves"):
         compare_n(load_ensemble(without_draws(document())), 16, 4, C, C, 1e5)
 
 
 def test_the_planned_schedule_follows_the_fastest_n_and_beats_every_fixed_one():
-    """At C = 1e4, n = 4 leads and n = 16 leads later: the plan begins with 4, goes on with 16, and ends above both."""
+    """At C = 1e4, n = 4 leads and n = 16 leads later: the plan begins with 4, goes on with 16, and
+    ends above both."""
     r = recommend(document(), 5e4)
     assert r.growing is not None and r.growing.gain > 0 and r.growing.p_better > 0.5
     stages = parse_schedule(r.growing.schedule)
@@ -67,7 +78,8 @@ def test_the_planned_schedule_follows_the_fastest_n_and_beats_every_fixed_one():
     # the switch, where both curves rise equally fast from one reward
     reward = hill(*SHAPES[16, 4], stages[1].C)
     per_rollout = [
-        np.diff([hill(*shape, inverse(*shape, reward) * f) for f in (1, 1.001)])[0] / (inverse(*shape, reward) * 0.001)
+        np.diff([hill(*shape, inverse(*shape, reward) * f) for f in (1, 1.001)])[0]
+        / (inverse(*shape, reward) * 0.001)
         for shape in (SHAPES[16, 4], SHAPES[16, 16])
     ]
     assert per_rollout[0] == pytest.approx(per_rollout[1], rel=0.08)

@@ -1,6 +1,7 @@
-"""The hierarchical model's mode against SciPy's least squares on the same cost, written out in loops; its covariances
-against a Hessian by differences. Noise-free sweeps are recovered; the optimum does not depend on the start; scales by
-hand. `same` worlds have no effect of n, `hill` worlds always have one.
+"""The hierarchical model's mode against SciPy's least squares on the same cost, written out in
+loops; its covariances against a Hessian by differences. Noise-free sweeps are recovered; the
+optimum does not depend on the start; scales by hand. `same` worlds have no effect of n, `hill`
+worlds always have one.
 """
 
 from dataclasses import replace
@@ -43,7 +44,9 @@ SCALES = Scales(0.008, 0.01, PRIOR_TAU, SWEEP.prior.mean, np.minimum(SWEEP.prior
 
 
 def unpacked(p):
-    return HierarchicalState(p[: 3 * J].reshape(J, 3), p[3 * J : 3 * J + J * S].reshape(J, S), p[3 * J + J * S :], 1.0)
+    return HierarchicalState(
+        p[: 3 * J].reshape(J, 3), p[3 * J : 3 * J + J * S].reshape(J, S), p[3 * J + J * S :], 1.0
+    )
 
 
 def all_of(state):
@@ -51,8 +54,8 @@ def all_of(state):
 
 
 def residuals(p, data=DATA, scales=SCALES):
-    """Whose squares add up to minus twice the log posterior, as scaling/curves/hierarchical.py's docstring has it, Hill
-    curves.
+    """Whose squares add up to minus twice the log posterior, as scaling/curves/hierarchical.py's
+    docstring has it, Hill curves.
     """
     state, out = unpacked(p), []
     for j in range(J):
@@ -62,7 +65,12 @@ def residuals(p, data=DATA, scales=SCALES):
                 share = 0.0 if np.isinf(x) else 1 / (1 + 10 ** (-np.exp(lnB) * (x - mid)))
                 u = (y - (state.u[0] + (A + state.e[j, s] - state.u[0]) * share)) / scales.noise_sd
                 out.append(
-                    np.sign(u) * np.sqrt(2 * ROBUST_THRESHOLD_SD**2 * (np.sqrt(1 + (u / ROBUST_THRESHOLD_SD) ** 2) - 1))
+                    np.sign(u)
+                    * np.sqrt(
+                        2
+                        * ROBUST_THRESHOLD_SD**2
+                        * (np.sqrt(1 + (u / ROBUST_THRESHOLD_SD) ** 2) - 1)
+                    )
                 )
             out.append(state.e[j, s] / scales.run_sd)
         out += list((state.theta[j] - data.X[j] @ state.u[1:]) / scales.tau)
@@ -79,23 +87,32 @@ def test_the_cost_is_the_documented_one():
 def test_the_mode_is_that_of_an_independent_optimiser():
     result = find_mode(DATA, initial_state(1.0, SWEEP), SCALES, iterations=200)
     other = least_squares(
-        residuals, all_of(initial_state(1.0, SWEEP)), x_scale="jac", xtol=1e-14, ftol=1e-14, gtol=1e-12
+        residuals,
+        all_of(initial_state(1.0, SWEEP)),
+        x_scale="jac",
+        xtol=1e-14,
+        ftol=1e-14,
+        gtol=1e-12,
     )
     assert minus_two_log_posterior(DATA, result, SCALES) == pytest.approx(2 * other.cost, rel=1e-9)
     theirs = unpacked(other.x)
     assert result.theta == pytest.approx(theirs.theta, abs=1e-5)
-    assert result.e == pytest.approx(theirs.e, abs=1e-5) and result.R0 == pytest.approx(theirs.R0, abs=1e-6)
+    assert result.e == pytest.approx(theirs.e, abs=1e-5) and result.R0 == pytest.approx(
+        theirs.R0, abs=1e-6
+    )
 
 
 def test_an_outlier_counts_less_and_by_how_much():
-    """A residual of 30 noise_sd at C = 0, where s = 0: its precision is 1 / sqrt(1 + (30 / ROBUST)^2) of the
-    others'.
+    """A residual of 30 noise_sd at C = 0, where s = 0: its precision is 1 / sqrt(1 + (30 /
+    ROBUST)^2) of the others'.
     """
     state = find_mode(DATA, initial_state(1.0, SWEEP), SCALES, iterations=60)
     y = DATA.y.copy()
     y[0, 0, 0] = state.R0 + 30 * SCALES.noise_sd
     W = robust_precision(replace(DATA, y=y), state, SCALES)
-    assert W[0, 0, 0] * SCALES.noise_sd**2 == pytest.approx(1 / np.sqrt(1 + (30 / ROBUST_THRESHOLD_SD) ** 2))
+    assert W[0, 0, 0] * SCALES.noise_sd**2 == pytest.approx(
+        1 / np.sqrt(1 + (30 / ROBUST_THRESHOLD_SD) ** 2)
+    )
     moved = find_mode(replace(DATA, y=y), state, SCALES, iterations=60)
     # Six evaluations at C = 0: a mean would move by 30 / 6 = 5 noise_sd.
     assert 0 < (moved.R0 - state.R0) / SCALES.noise_sd < 1.5
@@ -106,8 +123,11 @@ def test_covariances_are_those_of_a_hessian_by_differences():
     u = np.concatenate([[R0], np.zeros(K)])
     theta = np.array([(A, np.log10(mid), np.log(B)) for A, B, mid in CURVES.values()])
     u[1:] = np.linalg.lstsq(DATA.X.reshape(3 * J, K), theta.ravel(), rcond=None)[0]
-    state = HierarchicalState((DATA.X.reshape(3 * J, K) @ u[1:]).reshape(J, 3), np.zeros((J, S)), u, 1.0)
-    data, scales = replace(DATA, y=predict_rewards(DATA, state)), replace(SCALES, u_mean=u)
+    state = HierarchicalState(
+        (DATA.X.reshape(3 * J, K) @ u[1:]).reshape(J, 3), np.zeros((J, S)), u, 1.0
+    )
+    data = replace(DATA, y=predict_rewards(DATA, state))
+    scales = replace(SCALES, u_mean=u)
     p = all_of(state)
 
     def at(q):
@@ -115,13 +135,16 @@ def test_covariances_are_those_of_a_hessian_by_differences():
 
     assert at(p) == pytest.approx(0, abs=1e-15)
     rows = np.array(
-        [(residuals(p + h, data, scales) - residuals(p - h, data, scales)) / 2e-6 for h in 1e-6 * np.eye(len(p))]
+        [
+            (residuals(p + h, data, scales) - residuals(p - h, data, scales)) / 2e-6
+            for h in 1e-6 * np.eye(len(p))
+        ]
     )
     h = 0.01 / np.sqrt((rows**2).sum(1))
     E = np.diag(h)
-    H = np.array([[at(p + a + b) - at(p + a - b) - at(p - a + b) + at(p - a - b) for b in E] for a in E]) / (
-        4 * np.outer(h, h)
-    )
+    H = np.array(
+        [[at(p + a + b) - at(p + a - b) - at(p - a + b) + at(p - a - b) for b in E] for a in E]
+    ) / (4 * np.outer(h, h))
     C = np.linalg.inv(H)
     of_cells, of_u = posterior_covariances(data, state, scales)
     first = 3 * J + J * S
@@ -131,7 +154,9 @@ def test_covariances_are_those_of_a_hessian_by_differences():
         to_off[:, 3 * j : 3 * j + 3], to_off[:, first + 1 :] = np.eye(3), -data.X[j]
         expected = to_off @ C @ to_off.T
         sd = np.sqrt(np.diag(expected))
-        assert of_cells[j] / np.outer(sd, sd) == pytest.approx(expected / np.outer(sd, sd), abs=5e-3)
+        assert of_cells[j] / np.outer(sd, sd) == pytest.approx(
+            expected / np.outer(sd, sd), abs=5e-3
+        )
 
 
 def test_points_left_out_do_not_count():
@@ -149,7 +174,12 @@ def stretched(B_p, n):
 
 def later_for_large_B_p(B_p, n):
     level = np.log2(n)
-    return Hill(0.25, 0.45 + 0.03 * level + 0.005 * (B_p == 64), 1.1, 1500 * 1.7**level * (1.2 if B_p == 64 else 1))
+    return Hill(
+        0.25,
+        0.45 + 0.03 * level + 0.005 * (B_p == 64),
+        1.1,
+        1500 * 1.7**level * (1.2 if B_p == 64 else 1),
+    )
 
 
 WORLDS = {
@@ -178,7 +208,8 @@ def test_noise_free_worlds(name):
 
 
 def test_noise_free_runs_of_unequal_length():
-    """The cells end after 8, 12, ... evaluations: far from their plateaus, but without noise that is enough."""
+    """The cells end after 8, 12, ... evaluations: far from their plateaus, but without noise that
+    is enough."""
     w = world(samples=0, seeds=1)
     runs = [replace(r, points=r.points[: 9 + 3 * i]) for i, r in enumerate(w.runs)]
     assert off(w, fit(runs, replicates=0)) < 1e-6
@@ -188,7 +219,9 @@ def random_start(sweep, seed):
     """(A, mid, lnB) of every cell drawn anywhere in their ranges."""
     rng, J = np.random.default_rng(seed), len(sweep.keys)
     start = initial_state(1.0, sweep)
-    theta = np.column_stack([rng.uniform(0.3, 1, J), rng.uniform(3, 5.5, J), rng.uniform(-0.8, 0.8, J)])
+    theta = np.column_stack(
+        [rng.uniform(0.3, 1, J), rng.uniform(3, 5.5, J), rng.uniform(-0.8, 0.8, J)]
+    )
     return replace(start, theta=theta)
 
 
@@ -196,7 +229,10 @@ def random_start(sweep, seed):
 def test_twenty_starts_end_in_one_optimum(noise, run_sd):
     sweep = packed(noise=noise, run_sd=run_sd, seed=3)
     scales = fit_shape(1.0, packed(noise=0.01, run_sd=0.01, seed=3)).scales
-    modes = [find_mode(sweep.data, random_start(sweep, seed), scales, iterations=400) for seed in range(20)]
+    modes = [
+        find_mode(sweep.data, random_start(sweep, seed), scales, iterations=400)
+        for seed in range(20)
+    ]
     # A second search takes the last steps, whose gain is below the tolerance of the first.
     ends = [find_mode(sweep.data, mode, scales, iterations=60).theta for mode in modes]
     assert np.ptp(ends, axis=0).max() < 1e-8  # reward, decades, log
@@ -209,7 +245,8 @@ def test_columns_that_cannot_be_distinguished_are_not_there():
     along_B = surface_columns([(64, 2), (32, 4), (16, 8)], 4.0)[0]  # B fixed: log B_p is -log n
     crossed = surface_columns([(16, 2), (16, 8), (64, 2), (64, 8)], 4.0)[0]
     assert np.linalg.matrix_rank(along_B[:, 0]) == 3
-    # A of the crossed design: one, log n, log B_p, log^2 n, one step; of the other no log B_p but two steps.
+    # A of the crossed design: one, log n, log B_p, log^2 n, one step; of the other no log B_p but
+    # two steps.
     assert (along_B[:, 0] != 0).any(0).sum() == 5 and (crossed[:, 0] != 0).any(0).sum() == 5
 
 
@@ -231,7 +268,9 @@ def test_run_to_run_spread_and_where_it_is_from():
     stated = fit_shape(1.0, many, stated_run_sd=0.004)
     assert stated.scales.run_sd == 0.004 and stated.run_sd_from == "as stated"
     one = fit_shape(1.0, packed(seeds=1))
-    assert one.scales.run_sd == PRIOR_RUN_SD and one.run_sd_from.startswith("assumed (0.01 of reward)")
+    assert one.scales.run_sd == PRIOR_RUN_SD and one.run_sd_from.startswith(
+        "assumed (0.01 of reward)"
+    )
     none = packed(noise=0.0)
     state = fit_shape(1.0, none).state
     assert estimate_run_sd(none.data, state, 1e-12, None)[:2] == (

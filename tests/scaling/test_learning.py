@@ -31,7 +31,9 @@ class Path:
 def sweep(reward, base: float | None = None, seeds: int = 2, all_n=ALL_N) -> list[RunRecord]:
     """Runs of B_p = 32 whose rewards at C are float[16] by `reward` (n, seed)."""
     zero, first = ([], []) if base is None else ([0.0], [base])
-    return [run(32, n, s, [*zero, *C], [*first, *reward(n, s)]).run for n in all_n for s in range(seeds)]
+    return [
+        run(32, n, s, [*zero, *C], [*first, *reward(n, s)]).run for n in all_n for s in range(seeds)
+    ]
 
 
 def hits(**rewards_by_place: float):
@@ -84,7 +86,11 @@ def test_nothing_is_drawn_from_a_sweep_that_shows_nothing(name, mode):
     assert document.flags[0].code == ("nothing_to_learn" if name in SOLVED else "nothing_learnt")
     assert FitResult.model_validate_json(document.model_dump_json()) == document
     assert {verdict.verdict for verdict in document.referee} <= {"cannot tell"}
-    assert document.joint.crossovers == () and document.joint.segments == () and document.forecast is None
+    assert (
+        document.joint.crossovers == ()
+        and document.joint.segments == ()
+        and document.forecast is None
+    )
     assert len({curve.A for curve in document.curves}) == 1
     assert document.curves[0].A == pytest.approx(level)
 
@@ -96,7 +102,9 @@ def test_nothing_is_drawn_from_a_sweep_that_shows_nothing(name, mode):
     if mode == "paper":
         return
     count = len({r.cell.n for r in runs})
-    assert advice.n_probability == {n: pytest.approx(1 / count) for n in sorted({r.cell.n for r in runs})}
+    assert advice.n_probability == {
+        n: pytest.approx(1 / count) for n in sorted({r.cell.n for r in runs})
+    }
     for point in document.joint.frontier:
         assert point.n_probability is not None and len(set(point.n_probability.values())) == 1
         assert sum(point.n_probability.values()) == pytest.approx(1, abs=1e-3)
@@ -112,7 +120,9 @@ def test_nothing_is_drawn_from_a_sweep_that_shows_nothing(name, mode):
 )
 def test_no_interval_is_narrower_than_k_of_N_allows(rewards, bound):
     document = fit(sweep(rewards), replicates=200)
-    intervals = [(p.low, p.high) for p in document.joint.frontier] + [c.A_interval for c in document.curves]
+    intervals = [(p.low, p.high) for p in document.joint.frontier] + [
+        c.A_interval for c in document.curves
+    ]
     intervals += [(cell.low, cell.high) for cell in recommend(document, 4e5).measured_cells]
     for low, high in filter(None, intervals):
         assert low == pytest.approx(0, abs=1e-4)
@@ -122,14 +132,18 @@ def test_no_interval_is_narrower_than_k_of_N_allows(rewards, bound):
 
 def test_counts_say_how_many_rollouts_an_evaluation_has():
     """Of 50 problems with 4 samples, all wrong: at most 3 / 200."""
-    points = tuple(EvalPoint(i, i, round(c), 0, {"avg@4": 0.0}, (0,) * 50, 4) for i, c in enumerate([0, *C]))
+    points = tuple(
+        EvalPoint(i, i, round(c), 0, {"avg@4": 0.0}, (0,) * 50, 4) for i, c in enumerate([0, *C])
+    )
     document = fit([RunRecord(Cell(32, n, 0), points, f"n{n}") for n in ALL_N], replicates=200)
     assert document.curves[0].A_interval == (0.0, pytest.approx(3 / 200))
     assert "200 rollouts (problems x samples, by the records)" in document.flags[1].text
 
 
 def test_shares_are_those_of_clopper_and_pearson():
-    assert share_interval(0.1, 128) == pytest.approx(beta.ppf([0.05, 0.95], [12.8, 13.8], [116.2, 115.2]))
+    assert share_interval(0.1, 128) == pytest.approx(
+        beta.ppf([0.05, 0.95], [12.8, 13.8], [116.2, 115.2])
+    )
     assert share_interval(0, 128) == (0.0, 3 / 128)
     assert share_interval(1, 128) == (1 - 3 / 128, 1.0)
     assert share_interval(0, 1) == (0.0, 1.0)
@@ -144,7 +158,9 @@ LEARNING = {
         lambda n, s: 0.1 + 0.05 * np.linspace(0, 1, 16) + noise(0.1, 256, n + s)(n, s) - 0.1
     ),
     "a fall": sweep(lambda n, s: 0.5 - 0.04 * np.linspace(0, 1, 16), base=0.5),
-    "levels that differ with n": sweep(lambda n, s: 0.1 * np.log2(n) + noise(0.5, 64, n + s)(n, s) * 0.02),
+    "levels that differ with n": sweep(
+        lambda n, s: 0.1 * np.log2(n) + noise(0.5, 64, n + s)(n, s) * 0.02
+    ),
     "one run alone": sweep(lambda n, s: 0.2 + 0.3 * C / (C + 1e4), seeds=1, all_n=(8,)),
     "a step": sweep(lambda n, s: (C > 1e4) * 1.0, seeds=1, all_n=(8,)),
 }
@@ -168,7 +184,9 @@ def test_noise_alone_seldom_shows_something():
     shown = 0
     for _ in range(200):
         runs = [[Path(C, rng.binomial(500, 0.1, len(C)) / 500) for _ in range(2)] for _ in ALL_N]
-        shown += shows_something(runs, KNOWN) + shows_something(runs, replace(KNOWN, is_known=False))
+        shown += shows_something(runs, KNOWN) + shows_something(
+            runs, replace(KNOWN, is_known=False)
+        )
     assert shown <= 0.03 * 400
 
 
@@ -195,7 +213,10 @@ def with_train(train: dict[str, float], metrics: dict[str, float] | None = None)
         (with_train({"parsed_fraction": 0.0}), "no responses held an answer"),
         (with_train({"nonfinite_update": 1.0}), "all updates were skipped"),
         # 100 rollouts between two evaluations, each of them one failed check
-        (with_train({"verifier_failures": 100.0, "verifier_crash": 100.0}), "all checks of the verifier failed"),
+        (
+            with_train({"verifier_failures": 100.0, "verifier_crash": 100.0}),
+            "all checks of the verifier failed",
+        ),
         (with_train({}, {"verifier_failures": 200.0}), "all checks of the verifier failed"),
     ],
 )
@@ -208,7 +229,10 @@ def test_the_records_say_why(record, words):
 
 def test_a_log_that_does_not_say_why_is_not_explained():
     assert find_causes(NOTHING["never right"]) == ()
-    assert find_causes([with_train({"zero_variance": 0.4, "truncated": 0.1, "parsed_fraction": 0.9})]) == ()
+    assert (
+        find_causes([with_train({"zero_variance": 0.4, "truncated": 0.1, "parsed_fraction": 0.9})])
+        == ()
+    )
 
 
 def test_no_reward_has_a_price():
@@ -243,15 +267,20 @@ def test_a_run_whose_n_grows_may_have_learnt():
     runs = NOTHING["never right"]
     learning = run(32, 4, 0, C, 0.4 * C / (C + 1e4)).run
     growing = replace(learning, cell=Cell(32, 4, 0, schedule="growing"))
-    assert fit([*runs, growing], replicates=20).nothing_learnt.startswith("no run of a fixed n learnt")
+    assert fit([*runs, growing], replicates=20).nothing_learnt.startswith(
+        "no run of a fixed n learnt"
+    )
     flat = replace(growing, points=runs[0].points)
     assert fit([*runs, flat], replicates=20).nothing_learnt.startswith("no run learnt")
 
 
 def test_a_late_take_off_is_no_certainty_and_zeros_do_not_cross():
-    """Most rewards are 0, so that no noise is seen: the n that rose leads, with an interval, and is the only one to."""
+    """Most rewards are 0, so that no noise is seen: the n that rose leads, with an interval, and is
+    the only one to."""
     steps = np.arange(16)
-    rising = sweep(lambda n, s: np.where(steps > 10, 0.05 * (steps - 10) + 0.002 * s, 0.0) * (n == 16))
+    rising = sweep(
+        lambda n, s: np.where(steps > 10, 0.05 * (steps - 10) + 0.002 * s, 0.0) * (n == 16)
+    )
     document = fit(rising, replicates=200)
     for row in document.joint.crossovers:
         assert 16 in (row.n_low, row.n_high)
@@ -286,9 +315,24 @@ LAST_HIT = hits(n16s1e14=0.001, n16s1e15=0.132)  # N = 1,000 by the smallest ste
 @pytest.mark.parametrize(
     ("rewards", "base", "measured", "words"),
     [
-        (LAST_HIT, None, (0, 0.132), "one evaluation of 0.132 stands out; whether it is a rise, only further"),
-        (LAST_HIT, 0.0, (0, 0.132), "one evaluation of 0.132 stands out; whether it is a rise, only further"),
-        (hits(n8s0e5=0.132, n8s0e9=0.001), None, (0, 0.132), "0.132 stands out; no evaluation after it stays there"),
+        (
+            LAST_HIT,
+            None,
+            (0, 0.132),
+            "one evaluation of 0.132 stands out; whether it is a rise, only further",
+        ),
+        (
+            LAST_HIT,
+            0.0,
+            (0, 0.132),
+            "one evaluation of 0.132 stands out; whether it is a rise, only further",
+        ),
+        (
+            hits(n8s0e5=0.132, n8s0e9=0.001),
+            None,
+            (0, 0.132),
+            "0.132 stands out; no evaluation after it stays there",
+        ),
         (
             hits(n8s0e15=0.1, n16s1e15=0.132, n4s0e2=0.001),
             None,
@@ -309,7 +353,9 @@ def test_no_interval_excludes_an_evaluation_that_stands_out(rewards, base, measu
     assert words in document.nothing_learnt and words in advice.nothing_learnt
     assert "no rise" not in document.nothing_learnt and "noise alone" not in document.nothing_learnt
 
-    intervals = [(p.low, p.high) for p in document.joint.frontier] + [c.A_interval for c in document.curves]
+    intervals = [(p.low, p.high) for p in document.joint.frontier] + [
+        c.A_interval for c in document.curves
+    ]
     intervals += [(cell.low, cell.high) for cell in advice.measured_cells]
     for low, high in [*filter(None, intervals), advice.interval, advice.prediction_interval]:
         assert low <= measured[0] + 1e-9 and high >= measured[1] - 1e-9
@@ -345,8 +391,9 @@ def test_noise_alone_seldom_stands_out():
 
 
 def test_a_gain_that_all_runs_have_together_is_one() -> None:
-    """.300 at C = 0 and .320 afterwards, 12 runs of 15 evaluations of 1,600 rollouts. One evaluation has a standard
-    deviation of .0115; the mean difference of 12 runs has one of about .0115 * sqrt(1 + 1 / 15) / sqrt(12) = .0034.
+    """.300 at C = 0 and .320 afterwards, 12 runs of 15 evaluations of 1,600 rollouts. One
+    evaluation has a standard deviation of .0115; the mean difference of 12 runs has one of about
+    .0115 * sqrt(1 + 1 / 15) / sqrt(12) = .0034.
     """
     rng = np.random.default_rng(0)
     size = EvaluationSize(1600, "problems x samples, by the records", is_known=True)

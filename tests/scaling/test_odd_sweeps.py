@@ -1,5 +1,5 @@
-"""Sweeps that no curve was made for end in a document of finite numbers, in either mode, or in a refusal in words;
-never in a warning.
+"""Sweeps that no curve was made for end in a document of finite numbers, in either mode, or in a
+refusal in words; never in a warning.
 """
 
 import math
@@ -57,13 +57,18 @@ def test_a_document_or_a_refusal(name, mode):
         document = fit(SWEEPS[name], mode=mode, replicates=20)
     except InputError as e:
         assert (
-            mode == "paper" and "give no curve" in str(e) and "expected at least one cell with enough points" in str(e)
+            mode == "paper"
+            and "give no curve" in str(e)
+            and "expected at least one cell with enough points" in str(e)
         )
         return
     assert FitResult.model_validate_json(document.model_dump_json()) == document
     ends = [r.C_max for r in document.runs]
     assert np.isfinite(load_ensemble(document).expected_rewards(max(ends))).all()
-    assert all(-1 <= c.A < 1.1 and c.exponent > 0 and c.C_mid > 0 and math.isfinite(c.rmse) for c in document.curves)
+    assert all(
+        -1 <= c.A < 1.1 and c.exponent > 0 and c.C_mid > 0 and math.isfinite(c.rmse)
+        for c in document.curves
+    )
     assert document.draws is None or np.max(document.draws.A) <= 1
     assert all(p.low is None or p.low <= p.high for p in document.joint.frontier)
 
@@ -71,7 +76,9 @@ def test_a_document_or_a_refusal(name, mode):
 def test_a_cell_with_too_few_points_is_left_out_in_words():
     document = fit(two(rising, C, C[:2]), replicates=0)
     assert [c.n for c in document.curves] == [2]
-    assert "no curve for B_p=1 n=8: 2 points at C > 0, at least 3 needed" in [f.text for f in document.flags]
+    assert "no curve for B_p=1 n=8: 2 points at C > 0, at least 3 needed" in [
+        f.text for f in document.flags
+    ]
     disjoint = [run(1, 2, s, C[4 * s : 4 * s + 4], rising(C[:4])).run for s in (0, 1)]
     with pytest.raises(InputError, match="its seeds share no range of C > 0"):
         fit(disjoint)

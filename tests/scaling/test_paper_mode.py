@@ -1,5 +1,5 @@
-"""Record-breaking points found by hand. The sigmoid's parameters are recovered; bounds are reported; too few points
-give a reason, not a curve.
+"""Record-breaking points found by hand. The sigmoid's parameters are recovered; bounds are
+reported; too few points give a reason, not a curve.
 """
 
 import numpy as np
@@ -18,7 +18,8 @@ def test_records_enter_a_higher_bin():
 
 
 def test_edges_of_bins_survive_rounding():
-    """.3 / .005 and .615 / .005 are not whole in floating point; each of these rewards enters its own bin."""
+    """.3 / .005 and .615 / .005 are not whole in floating point; each of these rewards enters its
+    own bin."""
     rewards = [i * 0.005 for i in range(201)]
     assert record_breaking_indices(rewards).tolist() == list(range(201))
 
@@ -32,13 +33,18 @@ C = np.geomspace(1e3, 1e6, 25)
 
 
 @pytest.mark.parametrize(
-    "true", [(0.3, 0.645, 1.7, 2e4), (0.0, 0.9, 0.6, 1e5), (0.05, 0.2, 4.0, 5e3), (0.5, 0.55, 1.0, 3e4)]
+    "true",
+    [(0.3, 0.645, 1.7, 2e4), (0.0, 0.9, 0.6, 1e5), (0.05, 0.2, 4.0, 5e3), (0.5, 0.55, 1.0, 3e4)],
 )
 @pytest.mark.parametrize("R0_known", [True, False])
 def test_parameters_are_recovered(true, R0_known):
-    fitted = fit_points((16, 8), C[::-1], curve_value(C[::-1], *true), true[0] if R0_known else None, (1e3, 1e6))
+    fitted = fit_points(
+        (16, 8), C[::-1], curve_value(C[::-1], *true), true[0] if R0_known else None, (1e3, 1e6)
+    )
     assert isinstance(fitted, FittedCurve)
-    assert (fitted.R0, fitted.A, fitted.exponent, fitted.C_mid) == pytest.approx(true, rel=0.02, abs=2e-3)
+    assert (fitted.R0, fitted.A, fitted.exponent, fitted.C_mid) == pytest.approx(
+        true, rel=0.02, abs=2e-3
+    )
     assert fitted.rmse < 1e-4
     assert fitted.points == 25
 
@@ -63,7 +69,10 @@ def test_a_plateau_that_the_data_do_not_show_is_flagged():
 
 
 def test_too_few_points_and_a_perfect_base():
-    assert fit_points((16, 8), C[:2], [0.4, 0.5], 0.3, (1, 2)) == "2 record-breaking values of C > 0, at least 3 needed"
+    assert (
+        fit_points((16, 8), C[:2], [0.4, 0.5], 0.3, (1, 2))
+        == "2 record-breaking values of C > 0, at least 3 needed"
+    )
     assert (
         fit_points((16, 8), C[:3], [0.4, 0.5, 0.6], None, (1, 2))
         == "3 record-breaking values of C > 0, at least 4 needed"
@@ -72,11 +81,17 @@ def test_too_few_points_and_a_perfect_base():
         fit_points((16, 8), C[[0, 0, 0, 1]], [0.4, 0.5, 0.6, 0.7], 0.3, (1, 2))
         == "2 record-breaking values of C > 0, at least 3 needed"
     )
-    assert fit_points((16, 8), C[:3], [1, 1, 1], 1.0, (1, 2)) == "the base policy's reward is 1 already"
+    assert (
+        fit_points((16, 8), C[:3], [1, 1, 1], 1.0, (1, 2))
+        == "the base policy's reward is 1 already"
+    )
 
 
 def _seed(number, Cs, rewards):
-    points = [EvalPoint(int(c), i, int(c), 0, {"avg@4": r}) for i, (c, r) in enumerate(zip(Cs, rewards, strict=True))]
+    points = [
+        EvalPoint(int(c), i, int(c), 0, {"avg@4": r})
+        for i, (c, r) in enumerate(zip(Cs, rewards, strict=True))
+    ]
     return make_track(RunRecord(Cell(16, 8, number), tuple(points)), "avg@4", "rollouts")
 
 

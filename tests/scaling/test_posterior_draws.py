@@ -1,5 +1,5 @@
-"""Draws of the curves against NumPyro's sampler of the same model, written independently; the density's gradient by
-differences. Which shape the evaluations favour, and mean curves of the draws.
+"""Draws of the curves against NumPyro's sampler of the same model, written independently; the
+density's gradient by differences. Which shape the evaluations favour, and mean curves of the draws.
 """
 
 from dataclasses import replace
@@ -37,29 +37,38 @@ def test_the_gradient_is_that_of_the_value():
     rng = np.random.default_rng(0)
     for v in mode + 0.02 * rng.standard_normal((5, len(mode))):
         h = 1e-6
-        ahead, back = (target.value_and_gradient(v + sign * h * np.eye(len(v)))[0] for sign in (1, -1))
-        assert target.value_and_gradient(v[None])[1][0] == pytest.approx((ahead - back) / (2 * h), rel=1e-5, abs=1e-3)
+        ahead, back = (
+            target.value_and_gradient(v + sign * h * np.eye(len(v)))[0] for sign in (1, -1)
+        )
+        assert target.value_and_gradient(v[None])[1][0] == pytest.approx(
+            (ahead - back) / (2 * h), rel=1e-5, abs=1e-3
+        )
 
 
 def test_chains_turn_round_at_the_bounds():
-    """Just outside the density falls smoothly, to the same side as the gradient; far outside nothing is allowed."""
+    """Just outside the density falls smoothly, to the same side as the gradient; far outside
+    nothing is allowed."""
     sweep = packed()
     fitted = fit_shape(1.0, sweep)
     target = _make_target(sweep.data, fitted, np.array([0.01]))
     v = np.repeat(np.concatenate([fitted.state.theta.ravel(), [fitted.state.R0]])[None], 3, axis=0)
     v[:, 0] = 1.0, 1.01, 2.1  # the plateau A of the first cell
     potential, gradient = target.value_and_gradient(v)
-    assert potential[1] > potential[0] and gradient[1, 0] > gradient[0, 0] and np.isinf(potential[2])
+    assert (
+        potential[1] > potential[0] and gradient[1, 0] > gradient[0, 0] and np.isinf(potential[2])
+    )
 
 
-# Three cells that do not reach their plateaus, BINS evaluations a run: each has its own bin, so the density is exact.
+# Three cells that do not reach their plateaus, BINS evaluations a run: each has its own bin, so the
+# density is exact.
 CURVES_BELOW_PLATEAU = {(16, n): (0.55, 1.0, 1e4 * n / 4) for n in (4, 8, 16)}
 SWEEP = packed(curves=CURVES_BELOW_PLATEAU, points=BINS_PER_RUN, high=3e4, noise=0.01, run_sd=0.02)
 RUN_SD = 0.02
 
 
 def hierarchical_model(scales: Scales, W: np.ndarray) -> None:
-    """The model of docs/laws.md in NumPyro: surface, cells, runs, evaluations of precision W float[J, S, P]."""
+    """The model of docs/laws.md in NumPyro: surface, cells, runs, evaluations of precision W
+    float[J, S, P]."""
     data = SWEEP.data
     R0 = numpyro.sample("R0", dist.Normal(0.0, 3.0))
     gamma = numpyro.sample("gamma", dist.Normal(scales.u_mean[1:], scales.u_sd[1:]))
@@ -67,7 +76,9 @@ def hierarchical_model(scales: Scales, W: np.ndarray) -> None:
     theta = numpyro.deterministic("theta", data.X @ gamma + scales.tau * deviation)
     e = numpyro.sample("e", dist.Normal(jnp.zeros(data.weight.shape[:2]), RUN_SD))
     A, mid, lnB = (theta[:, i, None, None] for i in range(3))
-    s = jnp.where(np.isfinite(data.x), 1 / (1 + 10 ** (-jnp.exp(lnB) * (np.maximum(data.x, 0) - mid))), 0.0)
+    s = jnp.where(
+        np.isfinite(data.x), 1 / (1 + 10 ** (-jnp.exp(lnB) * (np.maximum(data.x, 0) - mid))), 0.0
+    )
     expected = R0 + (A + e[..., None] - R0) * s
     numpyro.factor("evaluations", -0.5 * (W * (data.y - expected) ** 2).sum())
 
@@ -79,7 +90,12 @@ def test_draws_have_the_moments_of_nuts():
     scales = Scales(fitted.scales.noise_sd, RUN_SD, PRIOR_TAU, SWEEP.prior.mean, SWEEP.prior.sd)
     shapes = [(replace(fitted, scales=scales), np.full(2000, RUN_SD))]
     draws = run_hmc_chains(SWEEP.data, shapes, np.random.default_rng(1))
-    mcmc = MCMC(NUTS(hierarchical_model, dense_mass=True), num_warmup=800, num_samples=4000, progress_bar=False)
+    mcmc = MCMC(
+        NUTS(hierarchical_model, dense_mass=True),
+        num_warmup=800,
+        num_samples=4000,
+        progress_bar=False,
+    )
     with jax.numpy_rank_promotion("allow"):
         mcmc.run(jax.random.key(0), scales, robust_precision(SWEEP.data, fitted.state, scales))
     nuts = mcmc.get_samples()
@@ -90,13 +106,17 @@ def test_draws_have_the_moments_of_nuts():
     assert ours.mean(0) / sd == pytest.approx(theirs.mean(0) / sd, abs=0.12)
     assert ours.std(0) / sd == pytest.approx(np.ones(len(sd)), abs=0.1)
     for q in (0.05, 0.95):
-        assert np.quantile(ours, q, axis=0) / sd == pytest.approx(np.quantile(theirs, q, axis=0) / sd, abs=0.3)
+        assert np.quantile(ours, q, axis=0) / sd == pytest.approx(
+            np.quantile(theirs, q, axis=0) / sd, abs=0.3
+        )
 
 
 def test_the_same_generator_gives_the_same_draws():
     fitted = fit_shape(1.0, SWEEP)
     shapes = [(fitted, np.full(5, 0.01))]
-    a, b, c = (run_hmc_chains(SWEEP.data, shapes, np.random.default_rng(s)).theta for s in (1, 1, 2))
+    a, b, c = (
+        run_hmc_chains(SWEEP.data, shapes, np.random.default_rng(s)).theta for s in (1, 1, 2)
+    )
     assert (a == b).all() and (a != c).all()
 
 
@@ -108,7 +128,9 @@ def test_chains_of_several_shapes_have_the_densities_of_their_own():
     mode = np.concatenate([fits[0].state.theta.ravel(), [fits[0].state.R0]])
     v = mode + 0.02 * rng.standard_normal((5, len(mode)))
     potential, gradient = _join_targets(targets).value_and_gradient(v)
-    alone = [t.value_and_gradient(v[tails == f.state.tail]) for t, f in zip(targets, fits, strict=True)]
+    alone = [
+        t.value_and_gradient(v[tails == f.state.tail]) for t, f in zip(targets, fits, strict=True)
+    ]
     assert potential == pytest.approx(np.concatenate([p for p, _ in alone]), rel=1e-6)
     assert gradient == pytest.approx(np.concatenate([g for _, g in alone]), rel=1e-6)
 
@@ -147,8 +169,8 @@ def test_more_runs_of_one_form_are_no_more_evidence_for_a_shape():
 
 
 def test_a_short_look_tells_no_shape_and_all_take_part():
-    """Evaluations up to the middle of the curves: the weights stay near the prior's, and the draws hold several
-    shapes.
+    """Evaluations up to the middle of the curves: the weights stay near the prior's, and the draws
+    hold several shapes.
     """
     sweep = packed(curves={k: (A, B, 1e5) for k, (A, B, _) in CURVES.items()}, noise=0.01)
     modes = fit_all_tails(sweep, None)
@@ -165,17 +187,19 @@ def test_mean_curves_are_those_of_the_draws():
         A, mid, lnB = (result.theta[:, j, i, None] for i in range(3))
         drawn = curve_value(C, result.R0[:, None], A, np.exp(lnB), 10**mid, result.tail[:, None])
         a, m, b, tail = result.mean_curves[j]
-        assert curve_value(C, result.R0.mean(), a, np.exp(b), 10**m, tail) == pytest.approx(drawn.mean(0), abs=2e-3)
+        assert curve_value(C, result.R0.mean(), a, np.exp(b), 10**m, tail) == pytest.approx(
+            drawn.mean(0), abs=2e-3
+        )
 
 
 def test_progress_is_reported_and_a_seed_repeats():
     sweep, calls = packed(), []
     modes = fit_all_tails(sweep, None)
-    options = FitOptions(replicates=60, seed=7, on_progress=lambda done, of: calls.append((done, of)))
-    a, b = (
-        sample_posterior(sweep, modes, options),
-        sample_posterior(sweep, modes, FitOptions(replicates=60, seed=7)),
+    options = FitOptions(
+        replicates=60, seed=7, on_progress=lambda done, of: calls.append((done, of))
     )
+    a = sample_posterior(sweep, modes, options)
+    b = sample_posterior(sweep, modes, FitOptions(replicates=60, seed=7))
     assert (a.theta == b.theta).all() and calls[-1] == (60, 60) and calls == sorted(calls)
 
 

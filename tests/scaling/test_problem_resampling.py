@@ -1,5 +1,5 @@
-"""The shift of other validation problems: its spread against a direct bootstrap of the mean; None where answers are not
-recorded.
+"""The shift of other validation problems: its spread against a direct bootstrap of the mean; None
+where answers are not recorded.
 """
 
 from dataclasses import replace
@@ -21,8 +21,8 @@ def packed(runs=WORLD.runs):
 
 
 def test_shift_by_hand():
-    """R (1 - R) (a + b R): at R = .5, a = .1, b = .2 that is .25 * .2 = .05; nothing at 0 and 1; rewards beyond do not
-    move.
+    """R (1 - R) (a + b R): at R = .5, a = .1, b = .2 that is .25 * .2 = .05; nothing at 0 and 1;
+    rewards beyond do not move.
     """
     drawn = np.array([[0.1, 0.2], [0.0, 0.0]])
     assert apply_problem_shift(drawn, np.array([0.0, 0.5, 1.0, 1.2])) == pytest.approx(
@@ -32,12 +32,15 @@ def test_shift_by_hand():
 
 
 def test_its_spread_is_that_of_a_direct_bootstrap():
-    """At a reward of .45: the mean over problems of the evaluations near there, problems drawn again, over 4000 draws.
-    Many evaluations are averaged, so that the noise of single ones does not count."""
+    """At a reward of .45: the mean over problems of the evaluations near there, problems drawn
+    again, over 4000 draws. Many evaluations are averaged, so that the noise of single ones does not
+    count."""
     sweep = packed()
     result = problem_contributions(sweep, "avg@4", sweep.data.y)
     assert result is not None and result.shape == (2, 200)
-    ours = apply_problem_shift(sample_problem_shifts(result, 4000, np.random.default_rng(0)), np.array([0.45]))[:, 0]
+    ours = apply_problem_shift(
+        sample_problem_shifts(result, 4000, np.random.default_rng(0)), np.array([0.45])
+    )[:, 0]
     rows = [
         metric_per_problem(p.counts, 4, "avg@4")
         for r in WORLD.runs
@@ -52,7 +55,9 @@ def test_its_spread_is_that_of_a_direct_bootstrap():
 
 
 def test_draws_are_about_nothing():
-    drawn = sample_problem_shifts(np.random.default_rng(0).normal(size=(2, 50)), 4000, np.random.default_rng(1))
+    drawn = sample_problem_shifts(
+        np.random.default_rng(0).normal(size=(2, 50)), 4000, np.random.default_rng(1)
+    )
     assert drawn.mean(0) == pytest.approx([0, 0], abs=0.01)
 
 

@@ -45,7 +45,8 @@ def test_the_interval_is_that_of_the_plateaus_and_of_the_runs_luck():
 
 
 def test_never_is_the_share_of_draws_below():
-    """.6 is the mean plateau; what a draw has at 4 times the largest measured C, 1e5, is .995 of its gain."""
+    """.6 is the mean plateau; what a draw has at 4 times the largest measured C, 1e5, is .995 of
+    its gain."""
     fit = without_luck(document(CURVE, sd=0.02, replicates=20_000))
     ensemble = load_ensemble(fit)
     C = first_budgets(ensemble, 0.6, 4e5)[:, 0]
@@ -56,7 +57,13 @@ def test_never_is_the_share_of_draws_below():
     assert quoted.horizon == MAX_EXTRAPOLATION * 1e5
     (cell,) = quoted.cells
     assert cell.p_never == pytest.approx(1 - expected.mean()) and 0.5 < cell.p_never < 0.6
-    assert cell.C is None and cell.M is None and cell.high is None and cell.low is not None and cell.extrapolated
+    assert (
+        cell.C is None
+        and cell.M is None
+        and cell.high is None
+        and cell.low is not None
+        and cell.extrapolated
+    )
 
 
 def test_a_higher_reward_costs_more():
@@ -81,8 +88,16 @@ def test_each_n_has_its_fastest_B_p_and_the_cheapest_is_named():
         (document(), 1.2, "a reward of 1.2; expected one between 0 and 1"),
         (document(), float("nan"), "a reward of nan; expected one between 0 and 1"),
         (document(), 0.15, "given 0.15, expected more than the base policy's avg@4, 0.200"),
-        (without_draws(document()), 0.5, "no draws of its curves; expected mode hierarchical with --replicates above"),
-        (altered(document(), compute="tokens"), 0.5, "a fit in tokens; expected compute 'rollouts'"),
+        (
+            without_draws(document()),
+            0.5,
+            "no draws of its curves; expected mode hierarchical with --replicates above",
+        ),
+        (
+            altered(document(), compute="tokens"),
+            0.5,
+            "a fit in tokens; expected compute 'rollouts'",
+        ),
     ],
 )
 def test_what_is_refused(fit, reward, match):
@@ -91,7 +106,8 @@ def test_what_is_refused(fit, reward, match):
 
 
 def test_a_runs_luck_grows_with_its_progress():
-    """docs/laws.md: R = R0 + (A + d - R0) s. Where a tenth of the gain is made, a deviation d of .05 moves C little."""
+    """docs/laws.md: R = R0 + (A + d - R0) s. Where a tenth of the gain is made, a deviation d of
+    .05 moves C little."""
     fit = document(CURVE, sd=0.0, replicates=4000)
     fit = altered(fit, intervals=fit.intervals.model_copy(update={"run_sd": 0.05}))
     (cell,) = quote(fit, 0.24).cells

@@ -17,7 +17,10 @@ from tests.scaling.synthetic import world
 
 
 def _frontier_fit(B_p, law):
-    frontier = (FrontierRow(C=1e3, reward=0.1, n=2, B_p=16), FrontierRow(C=1e6, reward=0.7, n=32, B_p=16))
+    frontier = (
+        FrontierRow(C=1e3, reward=0.1, n=2, B_p=16),
+        FrontierRow(C=1e6, reward=0.7, n=32, B_p=16),
+    )
     n_star = NStarFit(law=law, no_effect=False)
     return FrontierFit(B_p=B_p, frontier=frontier, crossovers=(), segments=(), n_star=n_star)
 
@@ -25,12 +28,20 @@ def _frontier_fit(B_p, law):
 # log2 n* = 1 + 4 / (1 + exp(-5 (log10 C - 5))): 2 at low C, 8 at 1e5, 32 at high C.
 LAW = Law("sigmoid", 4.0, 5.0, 5.0, 1.0)
 # A C / (C + C_mid)
-SHAPES = {(b, n): (A, 1.0, mid) for b in (16, 64) for n, A, mid in ((2, 0.4, 1e3), (8, 0.6, 1e4), (32, 0.8, 1e5))}
+SHAPES = {
+    (b, n): (A, 1.0, mid)
+    for b in (16, 64)
+    for n, A, mid in ((2, 0.4, 1e3), (8, 0.6, 1e4), (32, 0.8, 1e5))
+}
 FIT = without_draws(document(SHAPES), "paper").model_copy(
     update={
         "base_reward": None,
-        "runs": tuple(FittedRun(B_p=b, n=n, seed=0, points=9, C_max=1e6, final_reward=0.5) for b, n in SHAPES),
-        "curves": tuple(FittedCurve(b, n, 0.0, *shape, 1e3, 1e6, 9, 0.01) for (b, n), shape in SHAPES.items()),
+        "runs": tuple(
+            FittedRun(B_p=b, n=n, seed=0, points=9, C_max=1e6, final_reward=0.5) for b, n in SHAPES
+        ),
+        "curves": tuple(
+            FittedCurve(b, n, 0.0, *shape, 1e3, 1e6, 9, 0.01) for (b, n), shape in SHAPES.items()
+        ),
         "joint": _frontier_fit(None, LAW),
         "by_B_p": (_frontier_fit(64, Law("constant", 0.0, 0.0, None, 3.0)),),
     }
@@ -58,11 +69,15 @@ def test_without_a_comparison_the_answer_is_the_same():
 
 
 def test_unstable_B_p_is_passed_over():
-    f = altered(FIT, stability=(StabilityVerdict(16, False, "n=8 fell"), StabilityVerdict(64, True)))
+    f = altered(
+        FIT, stability=(StabilityVerdict(16, False, "n=8 fell"), StabilityVerdict(64, True))
+    )
     r = recommend(f, 1e5)
     assert r.allocation == Allocation(64, 8, 195)
     assert said(r, "16 (n=8 fell)")
-    f = altered(FIT, stability=(StabilityVerdict(16, False, "n=8 fell"), StabilityVerdict(64, False)))
+    f = altered(
+        FIT, stability=(StabilityVerdict(16, False, "n=8 fell"), StabilityVerdict(64, False))
+    )
     with pytest.raises(InputError, match=r"no measured B_p is stable \(16, 64\)"):
         recommend(f, 1e5)
     assert said(recommend(f, 1e5, fix={"B_p": 16}), "was unstable: n=8 fell")
@@ -112,8 +127,8 @@ def test_fixed_B():
 
 
 def test_fixed_M_takes_the_best_measured_cell_that_fits():
-    """M = 100, C = 1e5: B <= 1000. At B_p n M: 16x2 .305, 16x8 .337, 16x32 .271, 64x2 .371, 64x8 .502, (64x32 too
-    big).
+    """M = 100, C = 1e5: B <= 1000. At B_p n M: 16x2 .305, 16x8 .337, 16x32 .271, 64x2 .371, 64x8
+    .502, (64x32 too big).
     """
     r = recommend(FIT, 1e5, fix={"M": 100})
     assert r.allocation == Allocation(64, 8, 100)
@@ -126,7 +141,10 @@ def test_fixed_M_takes_the_best_measured_cell_that_fits():
 
 
 def test_too_small_a_budget():
-    with pytest.raises(InputError, match=r"C = 20 is less than one update of B_p n = 16 x 2 = 32 .*expected C >= 32"):
+    with pytest.raises(
+        InputError,
+        match=r"C = 20 is less than one update of B_p n = 16 x 2 = 32 .*expected C >= 32",
+    ):
         recommend(FIT, 20)
     assert recommend(FIT, 32).allocation == Allocation(16, 2, 1)
 

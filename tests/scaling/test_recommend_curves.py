@@ -1,5 +1,5 @@
-"""Recommendations of a hierarchical fit written by hand: the choice by the curves, how sure it is, and where it is
-refused.
+"""Recommendations of a hierarchical fit written by hand: the choice by the curves, how sure it is,
+and where it is refused.
 """
 
 import numpy as np
@@ -27,16 +27,21 @@ def test_choice_intervals_and_reasons():
     assert r.equal_n == (16,) and recommend(document(), 1e5, epsilon=0.08).equal_n == (4, 16)
     assert r.regret < 0.001 and r.regret_interval[0] == 0
     assert (r.no_effect, r.extrapolated, r.times_measured, r.epsilon) == (False, False, 1.0, 0.005)
-    assert said(r, "n = 16: of 6 stable measured cells, 16x16 has the highest predicted reward (0.663)")
+    assert said(
+        r, "n = 16: of 6 stable measured cells, 16x16 has the highest predicted reward (0.663)"
+    )
     assert said(r, "B_p = 16: the smallest stable one measured at n = 16")
     first = r.measured_cells[0]
     assert (first.B_p, first.n, first.M) == (16, 16, 390) and first.low < first.reward < first.high
 
 
 def test_the_smallest_stable_B_p_within_epsilon():
-    near = {**SHAPES, (16, 16): (0.694, 1.0, 8e3), (64, 16): (0.7, 1.0, 8e3)}  # they differ by .0056 at 1e5
+    # they differ by .0056 at 1e5
+    near = {**SHAPES, (16, 16): (0.694, 1.0, 8e3), (64, 16): (0.7, 1.0, 8e3)}
     r = recommend(document(near), 1e5, epsilon=0.006)
-    assert r.allocation.B_p == 16 and said(r, "the smallest stable one whose predicted reward is within 0.006 of its")
+    assert r.allocation.B_p == 16 and said(
+        r, "the smallest stable one whose predicted reward is within 0.006 of its"
+    )
     r = recommend(document(near), 1e5)
     assert r.allocation.B_p == 64 and said(r, "a smaller one gives away more than 0.005")
     r = recommend(document(unstable=(16,)), 1e5)
@@ -73,20 +78,24 @@ def test_intervals_of_the_expected_reward_and_of_one_new_run():
 
 
 def test_probability_and_regret_of_two_equal_cells():
-    """Two cells alike: each is best in half the draws; the expected loss of either is sd / sqrt(pi), E max(0,
-    difference of two draws).
+    """Two cells alike: each is best in half the draws; the expected loss of either is sd /
+    sqrt(pi), E max(0, difference of two draws).
     """
     equal = {(16, 4): (0.6, 1.0, 2e3), (16, 16): (0.6, 1.0, 2e3)}
     r = recommend(document(equal, replicates=4000), 1e5)
     assert r.allocation.n == 4  # equal estimates: the smaller n
-    assert r.n_probability[4] == pytest.approx(0.5, abs=0.03) and sum(r.n_probability.values()) == pytest.approx(1)
+    assert r.n_probability[4] == pytest.approx(0.5, abs=0.03) and sum(
+        r.n_probability.values()
+    ) == pytest.approx(1)
     assert r.regret == pytest.approx(0.006 / np.sqrt(np.pi) / 1.02, rel=0.06)
     assert r.regret_interval[0] == 0 and r.regret_interval[1] > 0.006
 
 
 def test_n_of_one_reward_share_the_probability_to_be_the_best():
     """Where a task is solved, the draws of all n are 1; two B_p of one n are no more than one."""
-    solved = document({(B_p, n): (1.0, 10.0, 1e2) for B_p, n in ((16, 4), (64, 4), (16, 16))}, sd=0.0)
+    solved = document(
+        {(B_p, n): (1.0, 10.0, 1e2) for B_p, n in ((16, 4), (64, 4), (16, 16))}, sd=0.0
+    )
     assert recommend(solved, 1e5).n_probability == pytest.approx({4: 0.5, 16: 0.5})
 
 
@@ -133,7 +142,12 @@ def test_beyond_four_times_the_measured_budget_it_refuses_and_says_why():
     ):
         assert part in str(e.value)
     r = recommend(fit, 1e6, extrapolate=True)
-    assert r.times_measured == 10 and r.extrapolated and said(r, "extrapolated: C = ") and said(r, "plateaus of 16x64")
+    assert (
+        r.times_measured == 10
+        and r.extrapolated
+        and said(r, "extrapolated: C = ")
+        and said(r, "plateaus of 16x64")
+    )
     with pytest.raises(InputError, match="this fit has no intervals to say how wrong it may be"):
         recommend(without_draws(document()), 1e6)
 
@@ -147,11 +161,15 @@ def test_fixed_values_compare_the_cells_that_agree():
     fit = document()
     assert recommend(fit, 1e5, fix={"B": 1024}).allocation == Allocation(64, 16, 97)
     assert recommend(fit, 1e5, fix={"B_p": 64}).allocation == Allocation(64, 16, 97)
-    # M = 50: 64x16 spends 51200 for .633; 16x64 the same for .440, 16x16 12800 for .508, 64x64 is too dear.
+    # M = 50: 64x16 spends 51200 for .633; 16x64 the same for .440, 16x16 12800 for .508, 64x64 is
+    # too dear.
     r = recommend(fit, 1e5, fix={"M": 50})
     assert r.expected_reward == pytest.approx(hill(0.7, 1, 12e3, 51200))
-    assert r.allocation == Allocation(64, 16, 50) and said(r, "M = 50: given; 51,200 of 100,000 rollouts are spent")
-    late = {(16, 4): (0.6, 1.0, 100.0), (16, 64): (0.6, 1.0, 1e5)}  # 16x4 at 6400 gives .594, 16x64 at 102400 .40
+    assert r.allocation == Allocation(64, 16, 50) and said(
+        r, "M = 50: given; 51,200 of 100,000 rollouts are spent"
+    )
+    # 16x4 at 6400 gives .594, 16x64 at 102400 .40
+    late = {(16, 4): (0.6, 1.0, 100.0), (16, 64): (0.6, 1.0, 1e5)}
     assert recommend(document(late), 2e5, fix={"M": 100}).allocation == Allocation(
         16, 4, 100
     )  # spends less, for it is better
@@ -172,7 +190,9 @@ def test_limits_are_said_as_with_and_and(fix, text):
 def test_fixed_values_that_no_cell_has():
     fit = document()
     r = recommend(fit, 1e5, fix={"B": 1000})
-    assert r.allocation == Allocation(62, 16, 100) and said(r, "B = 1000: given, so B_p = B // n = 62")
+    assert r.allocation == Allocation(62, 16, 100) and said(
+        r, "B = 1000: given, so B_p = B // n = 62"
+    )
     assert said(r, "nearest measured cell, 64x16")
     r = recommend(fit, 1e5, fix={"B_p": 20})
     assert r.allocation == Allocation(20, 16, 312) and said(r, "chosen as at the nearest, B_p = 16")
@@ -207,14 +227,22 @@ def test_limits_that_leave_nothing():
 def test_paper_mode_keeps_the_papers_rule():
     law = NStarFit(law=Law("sigmoid", 4.0, 5.0, 9.0, 2.0), no_effect=False)
     r = recommend(without_draws(document(n_star=law), "paper"), 1e5)
-    assert r.allocation == Allocation(16, 4, 1562)  # n*(1e5) = 2^2, though 16x16 is predicted to reach more
-    assert (r.interval, r.prediction_interval, r.n_probability, r.regret_interval) == (None, None, None, None)
+    # n*(1e5) = 2^2, though 16x16 is predicted to reach more
+    assert r.allocation == Allocation(16, 4, 1562)
+    assert (r.interval, r.prediction_interval, r.n_probability, r.regret_interval) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert r.equal_n == (16,) and r.regret == pytest.approx(0.5 / 1.08 - 0.4 / 1.02)
 
 
 def test_the_interval_of_one_new_run_holds_that_of_its_expectation_on_any_problems():
     fit = document()
-    draws = fit.draws.model_copy(update={"shift": (tuple(np.linspace(-0.6, 0.6, 400)), (0.0,) * 400)})
+    draws = fit.draws.model_copy(
+        update={"shift": (tuple(np.linspace(-0.6, 0.6, 400)), (0.0,) * 400)}
+    )
     r = recommend(fit.model_copy(update={"draws": draws}), 1e5)
     assert r.interval[1] - r.interval[0] > 0.15
     assert r.prediction_interval[0] <= r.interval[0] and r.interval[1] <= r.prediction_interval[1]

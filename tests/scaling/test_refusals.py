@@ -1,4 +1,5 @@
-"""Broken ledgers at the command line: each is named with file and line, exit code 2, nothing written, no traceback."""
+"""Broken ledgers at the command line: each is named with file and line, exit code 2, nothing
+written, no traceback."""
 
 from __future__ import annotations
 
@@ -16,13 +17,15 @@ from isojax.runs.ledger import write_run
 from tests.scaling.synthetic import world
 
 ROOT = Path(__file__).resolve().parents[2]
-BAD = "16x8-s0"  # the ledger that gets broken; its line 1 is the header, line 2 the base policy's evaluation
+# the ledger that gets broken; its line 1 is the header, line 2 the base policy's evaluation
+BAD = "16x8-s0"
 LINE = 6
 
 
 @pytest.fixture
 def fit(tmp_path, monkeypatch, capsys):
-    """Ledgers of n = 2 and 8, one line of one of them changed, fitted: (exit code, standard output, standard error)."""
+    """Ledgers of n = 2 and 8, one line of one of them changed, fitted: (exit code, standard output,
+    standard error)."""
     monkeypatch.chdir(tmp_path)
 
     def run(change=None, n=(2, 8), *words):
@@ -62,10 +65,22 @@ def two_runs(rows):
 
 
 BROKEN = {
-    "NaN": (reward(float("nan")), f"line {LINE} ", "avg@4 is nan: it should be at least 0 and at most 1"),
-    "above 1": (reward(1.5), f"line {LINE} ", "avg@4 is 1.5: it should be at least 0 and at most 1"),
+    "NaN": (
+        reward(float("nan")),
+        f"line {LINE} ",
+        "avg@4 is nan: it should be at least 0 and at most 1",
+    ),
+    "above 1": (
+        reward(1.5),
+        f"line {LINE} ",
+        "avg@4 is 1.5: it should be at least 0 and at most 1",
+    ),
     "below 0": (reward(-0.1), f"line {LINE} ", "avg@4 is -0.1: it should be at least 0"),
-    "negative compute": (at(rollouts=-5), f"line {LINE} ", "rollouts is -5: it should be at least 0"),
+    "negative compute": (
+        at(rollouts=-5),
+        f"line {LINE} ",
+        "rollouts is -5: it should be at least 0",
+    ),
     "compute that falls": (at(rollouts=7), f"line {LINE}: rollouts fall from", "rise in C"),
     "a point twice": (twice, f"line {LINE}: the point at", "is there twice"),
     "two configs mixed": (another_setting, "16x2-s0", "different `cell` settings"),
@@ -92,7 +107,9 @@ def test_broken_ledgers(fit, name, mode):
 def test_one_n_is_flagged_not_refused(fit):
     code, out, err = fit(None, (8,), "--json")
     assert code == 0, err
-    assert [f for f in json.loads(out)["flags"] if f["text"].startswith("only one n was measured (8)")]
+    assert [
+        f for f in json.loads(out)["flags"] if f["text"].startswith("only one n was measured (8)")
+    ]
 
 
 def test_a_run_to_run_spread_of_all_there_is(fit):
@@ -105,9 +122,12 @@ def test_a_run_to_run_spread_of_all_there_is(fit):
 
 
 def test_no_module_of_scaling_loads_jax():
-    """Each alone in what it brings in: the package is read by a fresh interpreter, module by module."""
+    """Each alone in what it brings in: the package is read by a fresh interpreter, module by
+    module."""
     folder = ROOT / "isojax" / "scaling"
-    names = sorted(".".join(p.relative_to(folder).with_suffix("").parts) for p in folder.rglob("[a-z]*.py"))
+    names = sorted(
+        ".".join(p.relative_to(folder).with_suffix("").parts) for p in folder.rglob("[a-z]*.py")
+    )
     assert len(names) > 30
     program = f"""
 import importlib, sys
@@ -117,4 +137,6 @@ for name in ("", *{[f".{n}" for n in names]!r}):
     assert not heavy, (name, heavy)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, env=environment, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", program], check=True, cwd=ROOT, env=environment, timeout=120
+    )

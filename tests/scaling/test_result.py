@@ -15,13 +15,17 @@ def test_a_file_that_is_no_fit_is_refused(tmp_path):
         read_fit_file(path)
     for content in ("[]", "{", '{"schema_version": 2}', '{"mode": "hierarchical"}'):
         path.write_text(content)
-        with pytest.raises(InputError, match=r"is no fit of schema version 1 .*Make it with `isojax fit RUN`"):
+        with pytest.raises(
+            InputError, match=r"is no fit of schema version 1 .*Make it with `isojax fit RUN`"
+        ):
             read_fit_file(path)
     assert "schema_version" in FitResult.model_fields
 
 
 CONTRADICTIONS = {
-    "a cell without draws": lambda fit: [fit["draws"][name].pop() for name in ("cells", "A", "exponent", "C_mid")],
+    "a cell without draws": lambda fit: [
+        fit["draws"][name].pop() for name in ("cells", "A", "exponent", "C_mid")
+    ],
     "a cell fewer": lambda fit: fit["draws"]["cells"].pop(),
     "a replicate fewer": lambda fit: fit["draws"]["A"][1].pop(),
     "a replicate fewer of the tail": lambda fit: fit["draws"]["tail"].pop(),
@@ -42,5 +46,7 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path, case):
     content = json.loads(path.read_text())
     CONTRADICTIONS[case](content)
     path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"is no fit of schema version 1 .*Make it with `isojax fit RUN`"):
+    with pytest.raises(
+        InputError, match=r"is no fit of schema version 1 .*Make it with `isojax fit RUN`"
+    ):
         read_fit_file(path)

@@ -1,4 +1,5 @@
-"""Made-up runs that break in each way are flagged from where they broke; what only looks like it is not."""
+"""Made-up runs that break in each way are flagged from where they broke; what only looks like it is
+not."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.runs.ledger import INCLUDE_FLAGGED
 from isojax.scaling.checks.fit_flags import add_health
-from isojax.scaling.checks.run_health import RunHealth, flag_sentences, flagged_runs, health_flags, healthy_runs
+from isojax.scaling.checks.run_health import (
+    RunHealth,
+    flag_sentences,
+    flagged_runs,
+    health_flags,
+    healthy_runs,
+)
 from isojax.scaling.checks.stability import StabilityVerdict
 from isojax.scaling.result import FitFlag, FittedRun
 from tests.scaling.documents import altered, document
@@ -22,10 +29,11 @@ PROBLEMS, SAMPLES = 1000, 4
 RISE = [0.20, 0.24, 0.30, 0.36, 0.41, 0.45, 0.48, 0.50, 0.51, 0.52]
 
 
-def made(rewards: Sequence[float], counted: bool = True, failed: str = "", seed: int = 0, **train: Any) -> RunRecord:
-    """A run evaluated at C = 0, 1000, 2000, ... Right answers are spread over problems as binomial draws of these means
-    would be;
-    `train` metrics are those of the evaluations after the first."""
+def made(
+    rewards: Sequence[float], counted: bool = True, failed: str = "", seed: int = 0, **train: Any
+) -> RunRecord:
+    """A run evaluated at C = 0, 1000, 2000, ... Right answers are spread over problems as binomial
+    draws of these means would be; `train` metrics are those of the evaluations after the first."""
     rng = np.random.default_rng(0)
     difficulty = rng.normal(0, 0.1, PROBLEMS)
     points = []
@@ -35,7 +43,11 @@ def made(rewards: Sequence[float], counted: bool = True, failed: str = "", seed:
         value = counts.mean() / SAMPLES if counted else mean
         specific = {name: float(values[i - 1]) for name, values in train.items()} if i else {}
         right = tuple(counts.tolist()) if counted else ()
-        points.append(EvalPoint(1000 * i, 10 * i, 1000 * i, 0, {"avg@4": float(value)}, right, SAMPLES, specific))
+        points.append(
+            EvalPoint(
+                1000 * i, 10 * i, 1000 * i, 0, {"avg@4": float(value)}, right, SAMPLES, specific
+            )
+        )
     return RunRecord(Cell(8, 4, seed), tuple(points), "made up", failure_reason=failed)
 
 
@@ -63,7 +75,8 @@ def test_a_healthy_run_has_no_flag() -> None:
 
 @pytest.mark.parametrize("counted", [True, False])
 def test_a_fall_below_half_of_the_gain_that_stays_is_a_collapse(counted: bool) -> None:
-    """Base .20, best running mean (.40 + .46 + .50) / 3 = .453: the middle is .327, and 6000 the first below it."""
+    """Base .20, best running mean (.40 + .46 + .50) / 3 = .453: the middle is .327, and 6000 the
+    first below it."""
     assert names(made(FALLEN, counted)) == [("collapsed", 6000)]
     assert names(made(FALLEN, counted, reward=FALLEN[1:])) == [("collapsed", 6000)]
 
@@ -71,8 +84,9 @@ def test_a_fall_below_half_of_the_gain_that_stays_is_a_collapse(counted: bool) -
 @pytest.mark.parametrize(
     ("rewards", "flags"),
     [
-        # Base .31, best mean .337, last .12. The mean is .25: .043 for an evaluation of 100 rollouts, .035 for the
-        # difference of two means of three. The fall of .217 is over 4 * .035 = .141; .323 is the middle of the gain.
+        # Base .31, best mean .337, last .12. The mean is .25: .043 for an evaluation of 100
+        # rollouts, .035 for the difference of two means of three. The fall of .217 is over 4 * .035
+        # = .141; .323 is the middle of the gain.
         ([0.31, 0.58, 0.12, 0.12, 0.12], [("collapsed", 2000)]),
         ([0.31, 0.36, 0.25, 0.24, 0.24], []),  # a fall of .07, within the noise of such evaluations
         ([31, 58, 12, 12, 12], []),  # of unknown noise: no shares
@@ -92,9 +106,11 @@ def test_a_run_that_falls_from_the_base_policy_on() -> None:
         [*FALLEN[:6], 0.20, 0.45, 0.48, 0.50],  # recovers
         [*FALLEN[:6], 0.48, 0.46, 0.43, 0.41],  # falls, but not by half
         [*RISE[:7], 0.48, 0.01, 0.01],  # two evaluations are not yet "stays"
-        [0.20, 0.215, 0.21, 0.22, 0.21, 0.20, 0.205, 0.20, 0.195, 0.20],  # noise around the base policy
+        # noise around the base policy
+        [0.20, 0.215, 0.21, 0.22, 0.21, 0.20, 0.205, 0.20, 0.195, 0.20],
         [0.20, 0.01, 0.01],  # too few to say
-        [0.0, 0.0, 0.0, 0.0, 0.132, 0.0, 0.0, 0.0, 0.0, 0.0],  # one evaluation stands out, nothing was gained to lose
+        # one evaluation stands out, nothing was gained to lose
+        [0.0, 0.0, 0.0, 0.0, 0.132, 0.0, 0.0, 0.0, 0.0, 0.0],
         [0.20, 0.21, 0.19, 0.20, 0.36, 0.20, 0.19, 0.21, 0.20, 0.19],
     ],
 )
@@ -115,11 +131,13 @@ def test_groups_that_all_agree_without_a_gain() -> None:
     flat, alike = [0.2] * 10, [0.3, 0.5, 0.9, 0.96, 0.97, 0.98, 0.99, 1.0, 1.0]
     assert names(made(flat, zero_variance=alike)) == [("collapsed", 4000)]
     assert names(made(RISE, zero_variance=alike)) == []  # solved, not collapsed
-    assert names(made(flat, zero_variance=[0.97] * 9)) == []  # a hard set, where most groups never had a right answer
+    # a hard set, where most groups never had a right answer
+    assert names(made(flat, zero_variance=[0.97] * 9)) == []
 
 
 def test_entropy_that_explodes() -> None:
-    up = [0.5, 0.5, 0.6, 0.8, 1.1, 1.5, 2.0, 3.0, 4.0]  # above twice .5 from the fifth interval, C = 5000
+    # above twice .5 from the fifth interval, C = 5000
+    up = [0.5, 0.5, 0.6, 0.8, 1.1, 1.5, 2.0, 3.0, 4.0]
     fallen = [*RISE[:6], 0.44, 0.40, 0.38, 0.37]
     assert names(made(fallen, entropy=up)) == [("entropy_exploded", 5000)]
     assert names(made(RISE, entropy=up)) == []
@@ -136,19 +154,32 @@ def test_responses_that_grow_and_are_cut_off() -> None:
     length = [100, 150, 250, 301, 350, 400, 512, 512, 512]
     cut = [0.05, 0.1, 0.2, 0.4, 0.45, 0.5, 0.8, 0.9, 1.0]
     flat = [0.2] * 10
-    assert names(made(flat, response_length=length, truncated=cut)) == [("length_exploded", 4000), ("truncated", 6000)]
-    assert names(made(RISE, response_length=length, truncated=cut)) == []  # a policy that learns to think for longer
+    assert names(made(flat, response_length=length, truncated=cut)) == [
+        ("length_exploded", 4000),
+        ("truncated", 6000),
+    ]
+    # a policy that learns to think for longer
+    assert names(made(RISE, response_length=length, truncated=cut)) == []
     assert names(made(flat, truncated=[0.6] * 9)) == []  # the base policy was like that
 
 
 def test_a_run_that_stopped_being_finite() -> None:
-    broke = health_flags(made(RISE, failed="loss or gradient not finite in 1 of the updates 91 to 100"))
-    assert [(f.name, f.C) for f in broke] == [("nonfinite_update", 9000)] and "updates 91 to 100" in broke[0].reason
+    broke = health_flags(
+        made(RISE, failed="loss or gradient not finite in 1 of the updates 91 to 100")
+    )
+    assert [(f.name, f.C) for f in broke] == [
+        ("nonfinite_update", 9000)
+    ] and "updates 91 to 100" in broke[0].reason
     assert names(made(RISE[:3], grad_norm=[1.0, math.nan])) == [("nonfinite_update", 2000)]
     (skipped,) = health_flags(made(RISE, nonfinite_update=[0.0, 0.01] + [0.0] * 6 + [0.5]))
-    assert (skipped.name, skipped.C) == ("nonfinite_update", 9000) and "50.0% of updates" in skipped.reason
+    assert (skipped.name, skipped.C) == (
+        "nonfinite_update",
+        9000,
+    ) and "50.0% of updates" in skipped.reason
     assert health_flags(made(RISE, nonfinite_update=[0.01] * 9)) == ()  # one of a hundred
-    assert names(made(RISE, nonfinite_update=[0.0, 0.0, 0.011] + [0.0] * 6)) == [("nonfinite_update", 3000)]
+    assert names(made(RISE, nonfinite_update=[0.0, 0.0, 0.011] + [0.0] * 6)) == [
+        ("nonfinite_update", 3000)
+    ]
 
 
 def test_mismatch_of_sampler_and_trainer() -> None:
@@ -170,28 +201,43 @@ def test_broken_runs_are_distinguished_and_named() -> None:
     )
     assert "fitted all the same" in remaining
     with pytest.raises(
-        InputError, match=rf"every run is flagged as broken \(1; made up: collapsed .*{INCLUDE_FLAGGED}"
+        InputError,
+        match=rf"every run is flagged as broken \(1; made up: collapsed .*{INCLUDE_FLAGGED}",
     ):
         healthy_runs([broken])
 
 
 @pytest.mark.parametrize(
-    ("seeds", "left_out", "stable"), [(3, True, True), (2, True, False), (1, True, False), (2, False, True)]
+    ("seeds", "left_out", "stable"),
+    [(3, True, True), (2, True, False), (1, True, False), (2, False, True)],
 )
-def test_a_batch_is_unstable_where_half_of_a_cells_runs_were_left_out(seeds: int, left_out: bool, stable: bool) -> None:
+def test_a_batch_is_unstable_where_half_of_a_cells_runs_were_left_out(
+    seeds: int, left_out: bool, stable: bool
+) -> None:
     health = RunHealth(left_out=left_out, runs=flagged_runs([made(FALLEN)]))
     earlier_flag = FitFlag(code="one_seed", severity="warning", text="so it was")
     kept = [(8, seed) for seed in range(left_out, seeds)]
     before = altered(
         document(),
-        runs=[FittedRun(B_p=B_p, n=4, seed=i, points=10, C_max=9e3, final_reward=0.5) for B_p, i in [*kept, (16, 0)]],
+        runs=[
+            FittedRun(B_p=B_p, n=4, seed=i, points=10, C_max=9e3, final_reward=0.5)
+            for B_p, i in [*kept, (16, 0)]
+        ],
         stability=[StabilityVerdict(8, True), StabilityVerdict(16, False, "it fell")],
         flags=[earlier_flag],
     )
     fit = add_health(before, health)
-    assert [v.stable for v in fit.stability] == [stable, False] and fit.stability[1].reason == "it fell"
-    assert fit.health == health and [f.text for f in fit.flags] == [*flag_sentences(health), "so it was"]
-    assert (fit.flags[0].code, fit.flags[0].severity) == ("flagged_run", "warning" if left_out else "error")
+    assert [v.stable for v in fit.stability] == [stable, False] and fit.stability[
+        1
+    ].reason == "it fell"
+    assert fit.health == health and [f.text for f in fit.flags] == [
+        *flag_sentences(health),
+        "so it was",
+    ]
+    assert (fit.flags[0].code, fit.flags[0].severity) == (
+        "flagged_run",
+        "warning" if left_out else "error",
+    )
 
 
 def test_a_ledger_that_a_fit_refuses_is_not_judged() -> None:
@@ -201,4 +247,6 @@ def test_a_ledger_that_a_fit_refuses_is_not_judged() -> None:
 
 
 def test_what_older_policies_sampled_is_no_mismatch() -> None:
-    assert names(made(RISE, sampler_logp_gap=[0.01] * 4 + [0.2] * 5, staleness_mean=[1.5] * 9)) == []
+    assert (
+        names(made(RISE, sampler_logp_gap=[0.01] * 4 + [0.2] * 5, staleness_mean=[1.5] * 9)) == []
+    )

@@ -29,8 +29,13 @@ def test_the_interval_is_nested_over_looks_and_holds_the_end() -> None:
             intervals.append(interval)
     assert all(a[0] <= b[0] <= end <= b[1] <= a[1] for a, b in pairwise(intervals))
     seen = watch.update(C[:40], R[:40])
-    assert len(seen.looks) == len(LOOK_SHARES) and seen.looks_agree and len(set(intervals)) <= len(LOOK_SHARES)
-    assert seen.interval == RunWatch(END).update(C[:40], R[:40]).interval  # however often one looked before
+    assert (
+        len(seen.looks) == len(LOOK_SHARES)
+        and seen.looks_agree
+        and len(set(intervals)) <= len(LOOK_SHARES)
+    )
+    # however often one looked before
+    assert seen.interval == RunWatch(END).update(C[:40], R[:40]).interval
     assert LOOK_LEVEL == pytest.approx(0.975)  # 1 - .1 / 4
 
 

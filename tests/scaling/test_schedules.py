@@ -24,7 +24,11 @@ def scheduled(runs: list[RunRecord], gain: float, seed: int = 0) -> RunRecord:
     points = []
     for target, at_C in sorted(by_C.items()):
         best = max(point.metrics["avg@4"] for point in at_C)
-        points.append(EvalPoint(target, target // 32, target, 0, {"avg@4": min(best + gain * (target > 0), 1.0)}))
+        points.append(
+            EvalPoint(
+                target, target // 32, target, 0, {"avg@4": min(best + gain * (target > 0), 1.0)}
+            )
+        )
     return RunRecord(Cell(16, 2, seed, "grow", STAGES), tuple(points))  # type: ignore[arg-type]
 
 
@@ -33,11 +37,16 @@ def test_the_gain_over_the_best_fixed_n(gain: float) -> None:
     runs = [replace(run, cell_hash="") for run in world(seeds=2, problems=400, n=(2, 8, 32)).runs]
     options = isojax.FitOptions(replicates=60)
     fixed_alone = isojax.fit(runs, "avg@4", options=options)
-    fit = isojax.fit([*runs, scheduled(runs, gain), scheduled(runs, gain, seed=1)], "avg@4", options=options)
+    fit = isojax.fit(
+        [*runs, scheduled(runs, gain), scheduled(runs, gain, seed=1)], "avg@4", options=options
+    )
     (row,) = fit.schedules
     assert (row.name, row.seeds, row.stages) == ("grow", (0, 1), "16x2, 16x8 from 4000")
-    assert row.gain == pytest.approx(gain, abs=0.025) and row.interval[0] < row.gain < row.interval[1]
-    assert fit.curves == fixed_alone.curves and fit.joint == fixed_alone.joint  # schedules move no curve
+    assert (
+        row.gain == pytest.approx(gain, abs=0.025) and row.interval[0] < row.gain < row.interval[1]
+    )
+    # schedules move no curve
+    assert fit.curves == fixed_alone.curves and fit.joint == fixed_alone.joint
     assert {point.n for point in row.points} <= {2, 8, 32} and len(row.points) > 5
 
 
@@ -48,13 +57,19 @@ def test_evaluations_of_one_target_are_compared_with_the_cells_that_were_measure
     seeds = [scheduled(runs, 0.05), scheduled(runs, 0.05, seed=1)]
     points = tuple(replace(p, rollouts=p.rollouts + 16 * (p.rollouts > 0)) for p in seeds[1].points)
     seeds[1] = replace(seeds[1], points=points)
-    (row,) = isojax.fit([*late, *seeds], "avg@4", options=isojax.FitOptions(replicates=20)).schedules
+    (row,) = isojax.fit(
+        [*late, *seeds], "avg@4", options=isojax.FitOptions(replicates=20)
+    ).schedules
     first_C = min(p.rollouts for r in late if r.cell.n == 8 for p in r.points if p.rollouts)
     assert len(row.points) == len(points) - 1 and row.interval is not None
-    assert {p.n for p in row.points if first_C > p.C} == {2} and row.points[0].C == points[1].rollouts - 8
+    assert {p.n for p in row.points if first_C > p.C} == {2} and row.points[0].C == points[
+        1
+    ].rollouts - 8
 
 
 def test_schedules_alone_make_no_law() -> None:
     runs = list(world(seeds=1, problems=100, n=(2, 8)).runs)
-    with pytest.raises(InputError, match="all runs have a schedule \\(grow\\); expected some of a fixed n"):
+    with pytest.raises(
+        InputError, match="all runs have a schedule \\(grow\\); expected some of a fixed n"
+    ):
         isojax.fit([scheduled(runs, 0.0)], "avg@4")

@@ -1,4 +1,5 @@
-"""The fit of one sigmoid: parameters to the last digit, one optimum from everywhere, bounds that hold."""
+"""The fit of one sigmoid: parameters to the last digit, one optimum from everywhere, bounds that
+hold."""
 
 import numpy as np
 import pytest

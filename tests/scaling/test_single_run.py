@@ -1,4 +1,5 @@
-"""One run's posterior: it holds the truth, agrees with an exact integral, and says what the run has not shown."""
+"""One run's posterior: it holds the truth, agrees with an exact integral, and says what the run has
+not shown."""
 
 from dataclasses import replace
 
@@ -41,9 +42,13 @@ def test_the_likelihood_is_that_of_autocorrelated_noise():
 def test_the_sampler_agrees_with_weighted_draws_from_the_prior(monkeypatch):
     # Under this prior, few draws do not dominate the weights.
     monkeypatch.setattr(single_run, "PRIOR_LN_NOISE_SCALE", (np.log(0.1), 0.3))
-    points = RunPoints(np.array([0, 2e3, 1e4, 4e4]), np.array([0.2, 0.25, 0.4, 0.5]), np.zeros(4, dtype=int))
+    points = RunPoints(
+        np.array([0, 2e3, 1e4, 4e4]), np.array([0.2, 0.25, 0.4, 0.5]), np.zeros(4, dtype=int)
+    )
     prior = single_run._from_normal(
-        np.random.default_rng(1).normal(size=(100_000, 7)), float(np.log10([2e3, 4e4]).mean()), seeds=1
+        np.random.default_rng(1).normal(size=(100_000, 7)),
+        float(np.log10([2e3, 4e4]).mean()),
+        seeds=1,
     )
     log_likelihood = single_run._log_likelihood(points, prior)
     weight = np.exp(log_likelihood - log_likelihood.max())
@@ -59,7 +64,9 @@ def test_the_sampler_agrees_with_weighted_draws_from_the_prior(monkeypatch):
     ):
         mean = np.average(expected, weights=weight)
         assert values.mean() == pytest.approx(mean, abs=3 * sd)
-        assert values.std() == pytest.approx(np.sqrt(np.average((expected - mean) ** 2, weights=weight)), rel=0.15)
+        assert values.std() == pytest.approx(
+            np.sqrt(np.average((expected - mean) ** 2, weights=weight)), rel=0.15
+        )
 
 
 def test_intervals_hold_the_truth_and_shrink_with_points():
@@ -69,14 +76,21 @@ def test_intervals_hold_the_truth_and_shrink_with_points():
         low, high = interval(drawn.draws["A"])
         assert low < 0.7 < high
         C = np.geomspace(1e3, 1e6, 20)
-        assert np.abs(np.median(drawn.rewards(C), axis=0) - curve_value(C, 0.2, 0.7, 1.1, 3e4)).max() < 0.02
+        assert (
+            np.abs(np.median(drawn.rewards(C), axis=0) - curve_value(C, 0.2, 0.7, 1.1, 3e4)).max()
+            < 0.02
+        )
         widths.append(high - low)
     assert np.median(drawn.noise_sd) == pytest.approx(0.01, rel=0.35)
     assert 2 < widths[0] / widths[1] < 6  # sqrt(100 / 12) = 2.9 of a normal density
 
 
 def test_a_run_that_ends_before_its_plateau_leaves_it_open():
-    low, high = interval(sample_posterior(run_of(0.2, 0.8, 1.0, 3e5, points=15, end=6e4, sd=0.005, seed=6)).draws["A"])
+    low, high = interval(
+        sample_posterior(run_of(0.2, 0.8, 1.0, 3e5, points=15, end=6e4, sd=0.005, seed=6)).draws[
+            "A"
+        ]
+    )
     assert low < 0.8 < high and high - low > 0.3
 
 
@@ -93,7 +107,9 @@ def test_rewards_of_any_size_give_the_same_curve():
     runs = run_of(0.2, 0.7, 1.1, 3e4, points=10, sd=0.01)
     small = sample_posterior(replace(runs, R=-3 + 0.01 * runs.R))
     large = sample_posterior(replace(runs, R=-300 + runs.R))
-    departed = replace(large, departure_sd=0.02).rewards(np.array([4e6])) - large.rewards(np.array([4e6]))
+    departed = replace(large, departure_sd=0.02).rewards(np.array([4e6])) - large.rewards(
+        np.array([4e6])
+    )
     assert departed.std() == pytest.approx(0.02, rel=0.1)
     assert large.draws["A"] + 300 == pytest.approx((small.draws["A"] + 3) * 100, rel=1e-6)
     assert np.median(large.draws["A"]) == pytest.approx(-299.3, abs=0.05)
@@ -103,7 +119,9 @@ def test_seeds_of_different_level_widen_the_intervals():
     one = run_of(0.2, 0.7, 1.1, 3e4, points=10, sd=0.005, seed=8, seeds=3)
     levels = np.array([-0.03, 0.0, 0.03])
     distant = sample_posterior(replace(one, R=one.R + levels[one.run_index]))
-    widths = [np.ptp(interval(p.rewards(np.array([1e6])))) for p in (sample_posterior(one), distant)]
+    widths = [
+        np.ptp(interval(p.rewards(np.array([1e6])))) for p in (sample_posterior(one), distant)
+    ]
     assert widths[1] > 2 * widths[0]
     # A new evaluation of a seed has that seed's mean.
     last = RunPoints(np.full(3, 1e6), np.zeros(3), np.arange(3), 3)
@@ -119,7 +137,10 @@ def test_a_seed_without_points_gets_a_level_of_its_own():
 
 
 def test_departures_widen_intervals_beyond_the_data():
-    drawn = replace(sample_posterior(run_of(0.2, 0.7, 1.1, 3e4, points=10, sd=0.005, end=3e5)), departure_sd=0.02)
+    drawn = replace(
+        sample_posterior(run_of(0.2, 0.7, 1.1, 3e4, points=10, sd=0.005, end=3e5)),
+        departure_sd=0.02,
+    )
     alone = replace(drawn, departure_sd=None)
     C = np.array([2e5, 1.2e6])
     extra = drawn.rewards(C) - alone.rewards(C)
@@ -131,8 +152,14 @@ def test_a_long_log_is_fitted_to_means_of_neighbours(monkeypatch):
     long = run_of(0.2, 0.7, 1.1, 3e4, points=249, sd=0.02, seed=3, seeds=2)
     means = single_run._average_neighbours(long)
     assert means.averaged.tolist() == 2 * [1, *9 * [25], 24]  # the point at C = 0 is its own
-    assert means.run_index.tolist() == [0] * 11 + [1] * 11 and means.C[0] == 0 and means.R[0] == long.R[0]
-    assert means.R[1] == pytest.approx(long.R[1:26].mean()) and means.C[-1] == pytest.approx(long.C[-24:].mean())
+    assert (
+        means.run_index.tolist() == [0] * 11 + [1] * 11
+        and means.C[0] == 0
+        and means.R[0] == long.R[0]
+    )
+    assert means.R[1] == pytest.approx(long.R[1:26].mean()) and means.C[-1] == pytest.approx(
+        long.C[-24:].mean()
+    )
     drawn = sample_posterior(long)
     assert np.median(drawn.noise_sd) == pytest.approx(0.02, rel=0.5)
     assert np.median(drawn.draws["A"]) == pytest.approx(0.7, abs=0.03)

@@ -1,4 +1,5 @@
-"""How `isojax spend` chooses n: its model against the curve of every fit, and its choices in worlds that are known."""
+"""How `isojax spend` chooses n: its model against the curve of every fit, and its choices in worlds
+that are known."""
 
 from __future__ import annotations
 
@@ -66,7 +67,11 @@ class Trainer:
         assert leg.C_start == last.rollouts and updates > 0
         reward = grow(self.rewards.get(leg.cell, R0), updates * B, *self.curves[leg.n])
         self.rewards[leg.cell] = reward
-        measured = point(last.rollouts + updates * B, last.M + updates, reward + NOISE * self.rng.standard_normal())
+        measured = point(
+            last.rollouts + updates * B,
+            last.M + updates,
+            reward + NOISE * self.rng.standard_normal(),
+        )
         self.runs[leg.cell] = RunRecord(leg.cell, (*run.points, measured))
         self.legs.append(leg)
 
@@ -107,12 +112,14 @@ def test_above_its_asymptote_a_run_loses_half_of_the_excess_within_C_mid() -> No
 
 
 def test_the_rest_of_a_run_is_forecast_from_short_runs_and_its_beginning() -> None:
-    """From pilots and a run whose n grew, without noise: with the n that it has now within .02, and within what the
-    draws allow with an n that it left at a tenth of its C."""
+    """From pilots and a run whose n grew, without noise: with the n that it has now within .02, and
+    within what the draws allow with an n that it left at a tenth of its C."""
     truth, all_n = draws_of(FAST_THEN_FAR), list(FAST_THEN_FAR)
     C = np.geomspace(300, 3000, 8)
     paths = [RunPath(np.full(8, i), C, np.zeros(8)) for i in range(3)]
-    paths.append(RunPath(np.repeat([0, 1, 2], [8, 5, 5]), np.geomspace(300, 30_000, 18), np.zeros(18)))
+    paths.append(
+        RunPath(np.repeat([0, 1, 2], [8, 5, 5]), np.geomspace(300, 30_000, 18), np.zeros(18))
+    )
     measured = [RunPath(p.n_index, p.C, truth.along(p)[0]) for p in paths]
     draws = fit_growth(all_n, [R0] * 2, measured, BUDGET)
     errors, spreads = np.zeros(3), np.zeros(3)
@@ -125,7 +132,8 @@ def test_the_rest_of_a_run_is_forecast_from_short_runs_and_its_beginning() -> No
 
 def test_of_two_plans_an_optimist_takes_the_one_that_may_turn_out_better() -> None:
     """n = 2 ends at .59 in both draws, n = 8 at .28 in one and at .72 in the other."""
-    low, high = draws_of({2: (0.6, 2e3), 8: (0.3, 3e4)}), draws_of({2: (0.6, 2e3), 8: (0.9, 3e4)})
+    low = draws_of({2: (0.6, 2e3), 8: (0.3, 3e4)})
+    high = draws_of({2: (0.6, 2e3), 8: (0.9, 3e4)})
     draws = GrowthDraws(np.concatenate([low.theta, high.theta]))
     choices = [draws.best_next(draws.R0 + 0.01, BUDGET, 2, optimism) for optimism in (0.0, 2.0)]
     assert [i for i, _ in choices] == [0, 1]
@@ -134,15 +142,21 @@ def test_of_two_plans_an_optimist_takes_the_one_that_may_turn_out_better() -> No
 
 def test_pilots_take_a_tenth_and_each_has_enough_updates() -> None:
     pilots = policy_for([2, 8, 32, 4096]).pilots()
-    assert [leg.n for leg in pilots] == [2, 8, 32]  # 8 updates of n = 4096 are more than the whole budget
+    # 8 updates of n = 4096 are more than the whole budget
+    assert [leg.n for leg in pilots] == [2, 8, 32]
     assert sum(leg.C_end for leg in pilots) <= PILOT_SHARE * BUDGET
-    assert all(leg.C_end >= MIN_PILOT_UPDATES * B_P * leg.n / 1.25 and leg.C_start == 0 for leg in pilots)
-    (only,) = policy_for([1024, 4096]).pilots()  # nothing fits into a tenth: the run begins with the smallest n
+    assert all(
+        leg.C_end >= MIN_PILOT_UPDATES * B_P * leg.n / 1.25 and leg.C_start == 0 for leg in pilots
+    )
+    # nothing fits into a tenth: the run begins with the smallest n
+    (only,) = policy_for([1024, 4096]).pilots()
     assert only.n == 1024
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("curves", "longest_n", "regret"), [(FAST_THEN_FAR, 32, 0.012), (ONE_IS_BEST, 2, 0.01)])
+@pytest.mark.parametrize(
+    ("curves", "longest_n", "regret"), [(FAST_THEN_FAR, 32, 0.012), (ONE_IS_BEST, 2, 0.01)]
+)
 def test_the_run_ends_near_the_best_fixed_n_and_within_the_budget(
     curves: Curves, longest_n: int, regret: float
 ) -> None:
@@ -156,14 +170,21 @@ def test_the_run_ends_near_the_best_fixed_n_and_within_the_budget(
     spent = sum(run.points[-1].rollouts for run in trainer.runs.values())
     assert 0.98 * BUDGET < spent <= BUDGET
     assert len({leg.cell for leg in trained}) == 1  # one pilot goes on, from its own checkpoint
-    assert all(leg.interval and leg.interval[0] < leg.expected < leg.interval[1] for leg in trained if leg.expected)
+    assert all(
+        leg.interval and leg.interval[0] < leg.expected < leg.interval[1]
+        for leg in trained
+        if leg.expected
+    )
     forecasts = trainer.policy.fixed_forecasts(list(trainer.runs.values()))
     assert [f.n for f in forecasts] == list(curves)
-    assert forecasts[list(curves).index(longest_n)].reward == pytest.approx(hill(BUDGET, *curves[longest_n]), abs=0.03)
+    assert forecasts[list(curves).index(longest_n)].reward == pytest.approx(
+        hill(BUDGET, *curves[longest_n]), abs=0.03
+    )
 
 
 def test_an_n_without_an_update_left_does_not_end_the_run() -> None:
-    """An update of n = 2048 takes 16,384 rollouts, which the budget has no longer when this n would be best."""
+    """An update of n = 2048 takes 16,384 rollouts, which the budget has no longer when this n would
+    be best."""
     curves = {2: (0.45, 3e3), 8: (0.6, 8e3), 2048: (0.9, 2e4)}
     for seed in range(3):
         trainer = Trainer(policy_for(list(curves), 32_768), curves, seed)
@@ -187,13 +208,21 @@ def test_a_pilot_that_failed_is_not_gone_on_with() -> None:
     for leg in trainer.policy.pilots():
         trainer.train(leg)
     runs = list(trainer.runs.values())
-    broken = [RunRecord(run.cell, run.points, failure_reason="NaN") if run.cell.n == 2 else run for run in runs]
+    broken = [
+        RunRecord(run.cell, run.points, failure_reason="NaN") if run.cell.n == 2 else run
+        for run in runs
+    ]
     leg = trainer.policy.next_leg(broken, trainer.legs)
     assert leg is not None and leg.cell.n != 2
     none_left = [RunRecord(run.cell, run.points, failure_reason="NaN") for run in runs]
     assert trainer.policy.next_leg(none_left, trainer.legs) is None
-    unmeasured = [RunRecord(run.cell, () if run.cell.n == 2 else run.points, failure_reason="NaN") for run in runs]
-    assert trainer.policy.next_leg(unmeasured, trainer.legs) is None and trainer.policy.fixed_forecasts(unmeasured)
+    unmeasured = [
+        RunRecord(run.cell, () if run.cell.n == 2 else run.points, failure_reason="NaN")
+        for run in runs
+    ]
+    assert trainer.policy.next_leg(
+        unmeasured, trainer.legs
+    ) is None and trainer.policy.fixed_forecasts(unmeasured)
 
 
 def test_no_leg_follows_one_that_ended_off_the_grid() -> None:

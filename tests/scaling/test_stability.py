@@ -1,5 +1,5 @@
-"""A B_p is unstable when a cell falls from its own best, or a training metric is not finite; a run overfits when its
-validation falls and its training reward rises.
+"""A B_p is unstable when a cell falls from its own best, or a training metric is not finite; a run
+overfits when its validation falls and its training reward rises.
 """
 
 import math
@@ -21,7 +21,11 @@ def run(rewards, B_p=16, n=8, seed=0, problems=0, train=None):
     points = []
     for i, r in enumerate(rewards):
         counts = tuple(4 if p < round(r * problems) else 0 for p in range(problems))
-        points.append(EvalPoint(100 * i, i, 100 * i, 0, {"avg@4": r}, counts, 4 if problems else 0, train or {}))
+        points.append(
+            EvalPoint(
+                100 * i, i, 100 * i, 0, {"avg@4": r}, counts, 4 if problems else 0, train or {}
+            )
+        )
     return make_track(RunRecord(Cell(B_p, n, seed), tuple(points)), "avg@4", "rollouts")
 
 
@@ -33,7 +37,8 @@ def test_fall_is_measured_from_the_best_mean_of_three():
 
 
 @pytest.mark.parametrize(
-    "rewards", [[0.3, 0.4, 0.5, 0.6], [0.3, 0.45, 0.3, 0.33, 0.33], [0.5, 0.5, 0.5, 0.46, 0.46, 0.46], [0.4]]
+    "rewards",
+    [[0.3, 0.4, 0.5, 0.6], [0.3, 0.45, 0.3, 0.33, 0.33], [0.5, 0.5, 0.5, 0.46, 0.46, 0.46], [0.4]],
 )
 def test_noise_and_small_falls_are_stable(rewards):
     """A single high point is no best: (.45 + .3 + .33) / 3 = .36 against .32 at the end."""
@@ -51,8 +56,8 @@ def test_seeds_are_averaged():
 
 
 def test_few_problems_raise_the_limit():
-    """A fall of .1 is one problem of 10 lost: d = (1, 0 x 9), se = sqrt(.1) / sqrt(10) = .1, limit .4. Of 1000: se =
-    .0095, limit .05.
+    """A fall of .1 is one problem of 10 lost: d = (1, 0 x 9), se = sqrt(.1) / sqrt(10) = .1, limit
+    .4. Of 1000: se = .0095, limit .05.
     """
     falling = [0.5, 0.5, 0.5, 0.4, 0.4, 0.4]
     (few,) = assess_stability({(16, 8): [run(falling, problems=10)]}, "avg@4")
@@ -63,7 +68,10 @@ def test_few_problems_raise_the_limit():
 
 
 def test_a_training_metric_that_is_not_finite():
-    cells = {(16, 8): [run([0.3, 0.4])], (64, 8): [run([0.3, 0.4], B_p=64, train={"grad_norm": math.nan})]}
+    cells = {
+        (16, 8): [run([0.3, 0.4])],
+        (64, 8): [run([0.3, 0.4], B_p=64, train={"grad_norm": math.nan})],
+    }
     small, large = assess_stability(cells, "avg@4")
     assert small.stable
     assert not large.stable
@@ -73,12 +81,16 @@ def test_a_training_metric_that_is_not_finite():
 def test_a_described_fall_is_overfitting_unless_training_reward_falls_too():
     """Validation falls from .5 to .3; training reward stays at .8, or falls to .6, by .2 > .05."""
     validation = [0.3, *[0.5] * 8, 0.3, 0.3, 0.3]
-    remaining, broken = ([{"reward": r} for r in (0.5, *(0.8,) * 8, *(end,) * 3)] for end in (0.8, 0.6))
+    remaining, broken = (
+        [{"reward": r} for r in (0.5, *(0.8,) * 8, *(end,) * 3)] for end in (0.8, 0.6)
+    )
     for train, is_stable in ((remaining, True), (broken, False)):
         track = run(validation)
         points = tuple(replace(p, train=t) for p, t in zip(track.run.points, train, strict=True))
         (v,) = assess_stability(
-            {(16, 8): [replace(track, run=replace(track.run, points=points))]}, "avg@4", peaked_cells={(16, 8)}
+            {(16, 8): [replace(track, run=replace(track.run, points=points))]},
+            "avg@4",
+            peaked_cells={(16, 8)},
         )
         assert v.stable == is_stable
     (v,) = assess_stability({(16, 8): [run(validation)]}, "avg@4", peaked_cells={(16, 8)})
@@ -88,16 +100,21 @@ def test_a_described_fall_is_overfitting_unless_training_reward_falls_too():
 
 
 def test_overfitting_by_hand():
-    """Validation rises to .6 at the fifth of 16 evaluations and falls by .02 each; training reward rises by .03."""
+    """Validation rises to .6 at the fifth of 16 evaluations and falls by .02 each; training reward
+    rises by .03."""
     C = np.arange(1, 17) * 1000.0
     up = np.array([0.3, 0.4, 0.5, 0.55, 0.6])
     R = np.concatenate([up, 0.6 - 0.02 * np.arange(1, 12)])
     train = 0.3 + 0.03 * np.arange(16)
     (row,) = find_overfitting([run_of(16, 8, 3, C, R, train)], 0.001)
-    # The best four are .55, .6, .58, .56 (mean .5725), their middle the third; the last four .44 .. .38 (mean .41).
+    # The best four are .55, .6, .58, .56 (mean .5725), their middle the third; the last four .44 ..
+    # .38 (mean .41).
     assert (row.B_p, row.n, row.seed, row.C) == (16, 8, 3, 6000)
     fall = 0.5725 - 0.41
-    assert row.reason == f"training reward rises by {0.03 * 9:.3f} while validation falls by {fall:.3f}"
+    assert (
+        row.reason
+        == f"training reward rises by {0.03 * 9:.3f} while validation falls by {fall:.3f}"
+    )
 
 
 def test_what_is_no_overfitting():
@@ -108,14 +125,17 @@ def test_what_is_no_overfitting():
     assert (
         find_overfitting([run_of(16, 8, 0, C, fallen, train[::-1])], 0.01) == ()
     )  # a collapse: training reward falls as well
-    assert find_overfitting([run_of(16, 8, 0, C, fallen)], 0.01) == ()  # no training reward was recorded
-    assert find_overfitting([run_of(16, 8, 0, C, fallen, train)], 0.1) == ()  # noise is as large as the fall
-    assert find_overfitting([run_of(16, 8, 0, C[:10], fallen[:10], train[:10])], 0.001) == ()  # too few
+    # no training reward was recorded
+    assert find_overfitting([run_of(16, 8, 0, C, fallen)], 0.01) == ()
+    # noise is as large as the fall
+    assert find_overfitting([run_of(16, 8, 0, C, fallen, train)], 0.1) == ()
+    # too few
+    assert find_overfitting([run_of(16, 8, 0, C[:10], fallen[:10], train[:10])], 0.001) == ()
 
 
 def test_worlds_that_overfit():
-    """Validation declines by .15 a decade, over almost one, while training reward goes on rising; in rising worlds
-    nothing is said.
+    """Validation declines by .15 a decade, over almost one, while training reward goes on rising;
+    in rising worlds nothing is said.
     """
     true = Declining(Hill(0.3, 0.65, 1.2, 4000.0), 3e4, 0.15)
     for seed in range(3):
@@ -124,4 +144,6 @@ def test_worlds_that_overfit():
         assert {(row.n, row.seed) for row in rows} == {(4, 0), (4, 1), (16, 0), (16, 1)}
         assert all(true.C_peak / 2.5 < row.C < 2.5 * true.C_peak for row in rows)
         rising = world(n=(4, 16), seeds=2, seed=seed)
-        assert find_overfitting([make_track(r, "avg@4", "rollouts") for r in rising.runs], None) == ()
+        assert (
+            find_overfitting([make_track(r, "avg@4", "rollouts") for r in rising.runs], None) == ()
+        )

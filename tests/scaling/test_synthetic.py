@@ -1,5 +1,5 @@
-"""Worlds hold what they promise: means, dispersion, one grid of targets, one seed one world, and the law of their
-kind.
+"""Worlds hold what they promise: means, dispersion, one grid of targets, one seed one world, and
+the law of their kind.
 """
 
 import numpy as np
@@ -18,12 +18,17 @@ def test_targets_by_hand():
 
 
 def test_counts_have_the_true_mean_and_the_asked_spread():
-    """Beta-binomial with mean .3, kappa = 4 (rho = 1/5), 4 samples: variance of c is 4 * .21 * (1 + 3/5) = 1.344; all
-    alike: .84.
+    """Beta-binomial with mean .3, kappa = 4 (rho = 1/5), 4 samples: variance of c is 4 * .21 * (1 +
+    3/5) = 1.344; all alike: .84.
     """
     for spread, variance in ((4.0, 1.344), (None, 0.84)):
         w = world(
-            n=(2,), seeds=1, problems=20_000, spread=spread, budget=2000, curve=lambda B_p, n: Hill(0.3, 0.3, 1.0, 1.0)
+            n=(2,),
+            seeds=1,
+            problems=20_000,
+            spread=spread,
+            budget=2000,
+            curve=lambda B_p, n: Hill(0.3, 0.3, 1.0, 1.0),
         )
         counts = np.array(w.runs[0].points[0].counts)
         assert counts.mean() == pytest.approx(1.2, abs=0.03)
@@ -41,7 +46,10 @@ def test_grid_is_shared_and_compute_is_whole_updates():
     small, large = w.runs
     assert {p.target for p in large.points} <= {p.target for p in small.points}
     for r in w.runs:
-        assert all(p.rollouts == r.cell.B * p.M and p.target <= p.rollouts < p.target + r.cell.B for p in r.points)
+        assert all(
+            p.rollouts == r.cell.B * p.M and p.target <= p.rollouts < p.target + r.cell.B
+            for p in r.points
+        )
         assert all(a.rollouts < b.rollouts for a, b in zip(r.points, r.points[1:], strict=False))
 
 
@@ -78,7 +86,10 @@ def test_a_decline_has_its_peak_and_slope():
 
 
 def test_success_rates_average_to_the_reward_and_are_nearly_exact():
-    many, few = (ProblemSet(tuple(np.random.default_rng(0).uniform(size=k).tolist()), 3.0) for k in (20_000, 300))
+    many, few = (
+        ProblemSet(tuple(np.random.default_rng(0).uniform(size=k).tolist()), 3.0)
+        for k in (20_000, 300)
+    )
     R = np.array([0.003, 0.2, 0.456, 0.9])
     assert many.rates(R).mean(-1) == pytest.approx(R, abs=0.006)
     exact = betaincinv(3 * R[:, None], 3 * (1 - R[:, None]), np.array(few.difficulty))
@@ -87,8 +98,8 @@ def test_success_rates_average_to_the_reward_and_are_nearly_exact():
 
 
 def test_run_effects_have_their_size_and_vanish_at_the_base_policy():
-    """400 runs of many samples: at nearly full progress rewards spread by run_sd (or the drift), at C = 0 by the
-    samples' noise alone.
+    """400 runs of many samples: at nearly full progress rewards spread by run_sd (or the drift), at
+    C = 0 by the samples' noise alone.
     """
     for sds in ({"run_sd": 0.03}, {"drift": 0.03}):
         flat = world(
@@ -128,7 +139,11 @@ def test_random_worlds_are_what_was_asked(kind):
     w = random_world(kind, 7)
     assert w == random_world(kind, 7) and w.runs != random_world(kind, 8).runs
     seeds = {r.cell.seed for r in w.runs}
-    assert {r.cell.n for r in w.runs} == set(N) and len(w.runs) == 7 * len(seeds) and 1 <= len(seeds) <= 3
+    assert (
+        {r.cell.n for r in w.runs} == set(N)
+        and len(w.runs) == 7 * len(seeds)
+        and 1 <= len(seeds) <= 3
+    )
     assert all(len(p.counts) == 300 and p.samples == 4 for r in w.runs for p in r.points)
     ends = [high for _, high in w.measured.values()]
     assert max(ends) / min(ends) < 4 and 20 <= max(len(r.points) for r in w.runs) - 1 <= 61
@@ -142,7 +157,15 @@ def test_random_worlds_are_what_was_asked(kind):
 
 def test_noise_free_worlds_lie_on_their_curves_and_options_are_kept():
     w = random_world(
-        "stretched", 1, samples=0, B_p=(16, 64), B_max=16 * 512, seeds=2, evaluations=33, unequal=False, drift=0.1
+        "stretched",
+        1,
+        samples=0,
+        B_p=(16, 64),
+        B_max=16 * 512,
+        seeds=2,
+        evaluations=33,
+        unequal=False,
+        drift=0.1,
     )
     for r in w.runs:
         assert r.cell.B <= 16 * 512 and r.cell.seed < 2
@@ -158,7 +181,9 @@ def test_the_best_n_rises_through_three_values_and_decline_is_seen():
         for kind in ("hill", "stretched", "decline"):
             w = random_world(kind, seed, samples=0)
             C = np.geomspace(
-                min(low for low, _ in w.measured.values()), max(high for _, high in w.measured.values()), 100
+                min(low for low, _ in w.measured.values()),
+                max(high for _, high in w.measured.values()),
+                100,
             )
             levels = np.stack(
                 [
@@ -180,7 +205,8 @@ def test_non_monotone_worlds_fall_and_rise_by_three_steps_with_clear_leads():
         stages = np.array(next(iter(w.truth.values())).C_mids)
         end = min(high for _, high in w.measured.values())
         middles = np.sqrt(stages * np.append(stages[1:], end))
-        R = np.stack([w.reward(*key, middles) for key in sorted(w.truth, key=lambda key: key[1])])  # [n, phase]
+        # [n, phase]
+        R = np.stack([w.reward(*key, middles) for key in sorted(w.truth, key=lambda key: key[1])])
         levels = R.argmax(0)
         assert levels[0] - levels[1] >= 3 and levels[2] - levels[1] >= 3
         for phase, winner in enumerate(levels):
@@ -194,7 +220,9 @@ def test_same_worlds_have_one_curve():
 
 
 def test_random_world_refuses():
-    with pytest.raises(InputError, match=r"expected one of hill, stretched, decline, same, non_monotone\."):
+    with pytest.raises(
+        InputError, match=r"expected one of hill, stretched, decline, same, non_monotone\."
+    ):
         random_world("hil", 0)
     with pytest.raises(InputError, match=r"its B_p are 4096 / n\. Leave B_p out"):
         random_world("non_monotone", 0, B_p=(32,))

@@ -1,4 +1,5 @@
-"""Metrics by name, axes against hand-written records, paired differences against arithmetic by hand."""
+"""Metrics by name, axes against hand-written records, paired differences against arithmetic by
+hand."""
 
 import math
 
@@ -68,9 +69,12 @@ def test_metric_is_recorded_or_derived_from_counts():
     p = EvalPoint(0, 0, 0, 0, {"avg@4": 0.41, "ood/avg@4": 0.2}, (1, 2, 4), 4)
     assert metric_value(p, "avg@4") == 0.41
     assert metric_value(p, "ood/avg@4") == 0.2
-    assert metric_value(p, "best@2") == pytest.approx((1 / 2 + 5 / 6 + 1) / 3)  # 1 - C(3,2)/6, 1 - C(2,2)/6, 1
+    # 1 - C(3,2)/6, 1 - C(2,2)/6, 1
+    assert metric_value(p, "best@2") == pytest.approx((1 / 2 + 5 / 6 + 1) / 3)
     assert metric_value(p, "worst@4") == pytest.approx(1 / 3)
-    with pytest.raises(InputError, match=r"here .* no metric 'best@8'; expected .*avg@4, ood/avg@4 and .* k <= 4"):
+    with pytest.raises(
+        InputError, match=r"here .* no metric 'best@8'; expected .*avg@4, ood/avg@4 and .* k <= 4"
+    ):
         metric_value(p, "best@8", "here")
     with pytest.raises(InputError, match="those it has: none"):
         metric_value(EvalPoint(0, 0, 0, 0, {}), "avg@4")
@@ -82,7 +86,10 @@ def test_metrics_of_extra_sets_follow_from_their_own_right_answers():
     assert metric_value(p, "hard/pass@4") == 1 / 2
     assert metric_value(p, "hard/verl/best@4") == pytest.approx((1 - 0.75**4) / 2)
     assert metric_value(p, "ood/worst@4") == pytest.approx(2 / 3)
-    assert [correct_counts(p, m) for m in ("avg@1", "hard/avg@1", "none/avg@1", "hard/avg@5", "train/avg@1")] == [
+    assert [
+        correct_counts(p, m)
+        for m in ("avg@1", "hard/avg@1", "none/avg@1", "hard/avg@5", "train/avg@1")
+    ] == [
         (2,),
         (0, 1),
         (),
@@ -99,7 +106,10 @@ def test_metrics_of_extra_sets_follow_from_their_own_right_answers():
 
 
 def test_compute_axes():
-    r = run([EvalPoint(0, 0, 0, 0, {"avg@4": 0.3}), EvalPoint(64, 2, 64, 500, {"avg@4": 0.4})], (0.5, 0.75))
+    r = run(
+        [EvalPoint(0, 0, 0, 0, {"avg@4": 0.3}), EvalPoint(64, 2, 64, 500, {"avg@4": 0.4})],
+        (0.5, 0.75),
+    )
 
     def axis(record, compute):
         return make_track(record, "avg@4", compute).C.tolist()
@@ -133,7 +143,8 @@ def answered(counts):
 
 
 def test_paired_lead_by_hand():
-    """Two seeds against one, 4 samples: means over seeds (1, .5, .25) against (.5, .5, .25); d = (.5, 0, 0)."""
+    """Two seeds against one, 4 samples: means over seeds (1, .5, .25) against (.5, .5, .25); d =
+    (.5, 0, 0)."""
     d = paired_lead([answered([4, 2, 0]), answered([4, 2, 2])], [answered([2, 2, 1])], "avg@4")
     assert d.mean == pytest.approx(1 / 6)
     assert d.se == pytest.approx(math.sqrt(1 / 12) / math.sqrt(3))  # var(d, ddof=1) = 1/12
@@ -142,7 +153,9 @@ def test_paired_lead_by_hand():
 
 def test_pairing_removes_the_spread_of_difficulty():
     hard_to_easy = np.arange(100) % 4
-    d = paired_lead([answered((hard_to_easy + 1).tolist())], [answered(hard_to_easy.tolist())], "avg@4")
+    d = paired_lead(
+        [answered((hard_to_easy + 1).tolist())], [answered(hard_to_easy.tolist())], "avg@4"
+    )
     assert (d.mean, d.se, d.z) == (0.25, 0.0, math.inf)
 
 

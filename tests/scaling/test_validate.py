@@ -29,14 +29,17 @@ def found():
 
 def test_the_top_of_compute():
     r = found()["compute"]
-    # From 48768 = 195072 / 4 on: the grid's 5 targets from 1024 * 1.3^15 up, two runs of 5 cells; a run may have passed
-    # one by.
+    # From 48768 = 195072 / 4 on: the grid's 5 targets from 1024 * 1.3^15 up, two runs of 5 cells; a
+    # run may have passed one by.
     assert r["possible"] and 50 <= r["measurements"] <= 60 and r["measurements"] == len(r["points"])
     assert all(p["C"] > 195072 / 4 for p in r["points"])
     errors = [p["predicted"] - p["measured"] for p in r["points"]]
-    assert r["mean_error"] == pytest.approx(sum(errors) / len(errors)) and abs(r["mean_error"]) < 0.02
     assert (
-        r["inside"] == sum(p["low"] <= p["measured"] <= p["high"] for p in r["points"]) / len(errors)
+        r["mean_error"] == pytest.approx(sum(errors) / len(errors)) and abs(r["mean_error"]) < 0.02
+    )
+    assert (
+        r["inside"]
+        == sum(p["low"] <= p["measured"] <= p["high"] for p in r["points"]) / len(errors)
         and r["inside"] > 0.8
     )
     assert r["n_chosen"] in (16, 32) and r["n_best"] == 32 and 0 <= r["regret"] < 0.03
@@ -52,7 +55,11 @@ def test_the_largest_n():
 
 def test_one_seed():
     r = found()["seed"]
-    assert {p["seed"] for p in r["points"]} == {1} and r["inside"] > 0.8 and abs(r["mean_error"]) < 0.01
+    assert (
+        {p["seed"] for p in r["points"]} == {1}
+        and r["inside"] > 0.8
+        and abs(r["mean_error"]) < 0.01
+    )
 
 
 def test_it_is_plain_data_and_says_how_far_it_is():
@@ -61,32 +68,44 @@ def test_it_is_plain_data_and_says_how_far_it_is():
 
 
 def test_a_largest_n_that_makes_no_difference():
-    r = validate(world("same", seeds=1, n=(4, 8), problems=100, B_p=(16,)).runs, "avg@4", options=NO_INTERVALS)[
-        "largest_n"
-    ]
+    r = validate(
+        world("same", seeds=1, n=(4, 8), problems=100, B_p=(16,)).runs,
+        "avg@4",
+        options=NO_INTERVALS,
+    )["largest_n"]
     assert not r["matters"] or r["gain"] < 0.02
     assert r["regret"] < 0.03
 
 
 def test_one_n_that_is_left_warns_of_nothing():
     """It raises one_n, not largest_n_leads."""
-    r = validate(world("same", seeds=1, n=(4, 8), problems=100, B_p=(16,)).runs, "avg@4", options=NO_INTERVALS)
+    r = validate(
+        world("same", seeds=1, n=(4, 8), problems=100, B_p=(16,)).runs,
+        "avg@4",
+        options=NO_INTERVALS,
+    )
     assert not r["largest_n"]["warned"] and "would not have warned" in r["largest_n"]["says"]
 
 
 def test_an_evaluation_a_little_beyond_the_C_of_the_others_counts():
-    """Runs end at whole updates: here the best n at 1.001e5, where C is the 1.0005e5 of the second."""
+    """Runs end at whole updates: here the best n at 1.001e5, where C is the 1.0005e5 of the
+    second."""
     ends = ((4, 1e5, 0.5), (16, 1.0005e5, 0.55), (64, 1.001e5, 0.7))
     tracks = [run(16, n, 0, [5e4, C], [0.4, reward]) for n, C, reward in ends]
     result = _judge_choice(load_ensemble(document()), tracks)
-    assert (result["n_chosen"], result["n_best"]) == (16, 64) and result["regret"] == pytest.approx(0.15)
+    assert (result["n_chosen"], result["n_best"]) == (16, 64) and result["regret"] == pytest.approx(
+        0.15
+    )
 
 
 def test_what_is_not_possible_says_why():
     one = [r for r in RISING if (r.cell.n, r.cell.seed) == (8, 0)]
     result = validate(one, "avg@4", options=NO_INTERVALS)
     assert result["compute"]["possible"] and result["compute"]["inside"] is None
-    assert result["largest_n"]["why"] == "only n = 8 was run, so nothing is left without the largest n; run a second n."
+    assert (
+        result["largest_n"]["why"]
+        == "only n = 8 was run, so nothing is left without the largest n; run a second n."
+    )
     assert "no cell has two runs" in result["seed"]["why"]
     few = [replace(r, points=(r.points[0], *r.points[-3:])) for r in one]
     assert not validate(few, "avg@4", options=NO_INTERVALS)["compute"]["possible"]
@@ -95,9 +114,11 @@ def test_what_is_not_possible_says_why():
 
 
 def test_an_n_alone_at_large_C_is_no_test_of_the_choice():
-    """n = 32 alone beyond a quarter of the largest C: its choice there cannot be wrong, and is not counted as right."""
+    """n = 32 alone beyond a quarter of the largest C: its choice there cannot be wrong, and is not
+    counted as right."""
     single = [
-        r if r.cell.n == 32 else replace(r, points=tuple(p for p in r.points if p.rollouts < 4e4)) for r in RISING
+        r if r.cell.n == 32 else replace(r, points=tuple(p for p in r.points if p.rollouts < 4e4))
+        for r in RISING
     ]
     result = validate(single, "avg@4", options=NO_INTERVALS)
     assert result["compute"]["n_chosen"] is None and "cannot be judged" in result["compute"]["says"]
@@ -112,4 +133,6 @@ def test_paper_mode_has_no_interval_to_be_inside_of():
 
 def test_other_compute():
     r = validate(RISING, "avg@4", "tokens", PAPER)["seed"]
-    assert r["possible"] and max(p["C"] for p in r["points"]) == max(p.tokens for run in RISING for p in run.points)
+    assert r["possible"] and max(p["C"] for p in r["points"]) == max(
+        p.tokens for run in RISING for p in run.points
+    )

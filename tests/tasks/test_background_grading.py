@@ -1,5 +1,5 @@
-"""Grades come back under the numbers of their responses, whatever the order; the caller of `add` never waits for a
-verifier.
+"""Grades come back under the numbers of their responses, whatever the order; the caller of `add`
+never waits for a verifier.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PROBLEMS = [Problem(i, str(i), str(i)) for i in range(7)]
 
 
 class Slow:
-    """A response is right where it says the problem's own number; 90 and more make a check fail, -1 makes the verifier
-    give up. It judges only while `gate` is open."""
+    """A response is right where it says the problem's own number; 90 and more make a check fail, -1
+    makes the verifier give up. It judges only while `gate` is open."""
 
     def __init__(self) -> None:
         self.gate, self.judging = threading.Event(), threading.Event()
@@ -69,7 +69,8 @@ def test_grades_are_by_index_and_what_waits_is_judged_together() -> None:
 
 
 def test_graded_scores_are_saved_and_continued_bit_for_bit() -> None:
-    """Half of them before a checkpoint, as JSON, half after; a process that has graded nothing has none."""
+    """Half of them before a checkpoint, as JSON, half after; a process that has graded nothing has
+    none."""
 
     def grade(problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Grades:
         score = np.array([p.id / 7 for p in problems], np.float32)
@@ -88,12 +89,17 @@ def test_graded_scores_are_saved_and_continued_bit_for_bit() -> None:
     assert grades.rewards.tolist() == (expected / 3).tolist()
 
 
-def test_saved_grades_of_several_processes_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint has the grades of all processes, and each reads it; what they hold is added up."""
+def test_saved_grades_of_several_processes_are_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A checkpoint has the grades of all processes, and each reads it; what they hold is added
+    up."""
     saved = {"rewards": [1.0] * 7, "parsed": [True] * 7, "failures": {"crash": 2}}
     held = []
     for is_primary in (True, False):
-        monkeypatch.setattr("isojax.distributed.multiprocess.is_primary", lambda is_primary=is_primary: is_primary)
+        monkeypatch.setattr(
+            "isojax.distributed.multiprocess.is_primary", lambda is_primary=is_primary: is_primary
+        )
         with grading(Slow()) as result:
             result.load_state_dict(saved)
             held.append(result.collect_grades())
@@ -119,4 +125,8 @@ def test_nothing_to_judge() -> None:
     with grading(task, []) as result:
         result.add_responses(np.zeros(0, int), [])
         grades = result.collect_grades()
-    assert grades.rewards.shape == grades.parsed.shape == (0,) and grades.failures == {} and task.lots == []
+    assert (
+        grades.rewards.shape == grades.parsed.shape == (0,)
+        and grades.failures == {}
+        and task.lots == []
+    )

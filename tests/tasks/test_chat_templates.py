@@ -1,4 +1,5 @@
-"""A chat template is rendered as transformers renders it, in a process that ends when it takes too much."""
+"""A chat template is rendered as transformers renders it, in a process that ends when it takes too
+much."""
 
 from __future__ import annotations
 
@@ -38,10 +39,17 @@ def test_it_is_what_transformers_writes(tmp_path: Path) -> None:
             "took more than 1 s",
         ),
         ("{{ " + "(" * 999, "Error"),
-        ("{% if messages[0].content == '1 + 1 =' %}{{ raise_exception('not this') }}{% endif %}", "not this"),
+        (
+            "{% if messages[0].content == '1 + 1 =' %}{{ raise_exception('not this') }}{% endif %}",
+            "not this",
+        ),
     ],
 )
-def test_what_takes_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, problem: str) -> None:
+def test_what_takes_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, problem: str
+) -> None:
     monkeypatch.setattr(tokenizer, "SECONDS", 1.0)
-    with pytest.raises(InputError, match=r"the chat template in .* refuses the conversation .*1 \+ .*" + problem):
+    with pytest.raises(
+        InputError, match=r"the chat template in .* refuses the conversation .*1 \+ .*" + problem
+    ):
         render(tmp_path, template)

@@ -1,4 +1,5 @@
-"""The worker pool against verifiers that hang, crash, raise and eat memory: each costs its own rollout, by kind."""
+"""The worker pool against verifiers that hang, crash, raise and eat memory: each costs its own
+rollout, by kind."""
 
 import errno
 import os
@@ -133,10 +134,16 @@ def test_each_failure_costs_its_own_rollout_and_is_counted(checker: Checker) -> 
         len(os.listdir("/dev/fd")) <= descriptors + 2
     )  # the second worker's socket and log, where it had not been needed before
     assert rewards == [float(r in ("good", "true")) for r in responses]
-    assert answered == [r in ("good", "other", "print", "minus", "true", "partial") for r in responses]
-    # raised: exit, raise, interrupt, deep, nan, text; the process lost: gone, segfault, close, forked and gone
+    assert answered == [
+        r in ("good", "other", "print", "minus", "true", "partial") for r in responses
+    ]
+    # raised: exit, raise, interrupt, deep, nan, text; the process lost: gone, segfault, close,
+    # forked and gone
     assert failures == {"crash": 4, "error": 6, "memory": 1, "none": 1, "partial": 1, "timeout": 1}
-    assert checker.failure_examples["timeout"] == f"problem {responses.index('sleep')}: no verdict within 0.5 s"
+    assert (
+        checker.failure_examples["timeout"]
+        == f"problem {responses.index('sleep')}: no verdict within 0.5 s"
+    )
     assert (
         checker.failure_examples["error"].endswith("SystemExit: 3")
         and ": rewards.py:" in checker.failure_examples["error"]
@@ -145,7 +152,8 @@ def test_each_failure_costs_its_own_rollout_and_is_counted(checker: Checker) -> 
 
 
 def test_a_sigterm_to_all_of_a_job_costs_no_verdict(checker: Checker) -> None:
-    """The run saves its state and ends the processes then; what a check has started ends by the signal as ever."""
+    """The run saves its state and ends the processes then; what a check has started ends by the
+    signal as ever."""
     assert grade(checker, ["terminated", "good"]) == ([1.0, 1.0], [True, True], {})
 
 
@@ -161,11 +169,21 @@ def test_a_sigterm_to_all_of_a_job_costs_no_verdict(checker: Checker) -> None:
             "partial",
             "problem 1: rewards.py:{line} (reward) returned a score of 0.5, which counts as 0: cell.reward.kind",
         ),
-        ("none", "none", "problem 1: rewards.py:{line} (reward) returned [None]: it does not apply to this problem"),
-        ("text", "error", "problem 1: rewards.py:{line} (reward) returned str '1' for a score, expected a number"),
+        (
+            "none",
+            "none",
+            "problem 1: rewards.py:{line} (reward) returned [None]: it does not apply to this problem",
+        ),
+        (
+            "text",
+            "error",
+            "problem 1: rewards.py:{line} (reward) returned str '1' for a score, expected a number",
+        ),
     ],
 )
-def test_the_first_failure_of_a_kind_is_shown(checker: Checker, what: str, kind: str, message: str) -> None:
+def test_the_first_failure_of_a_kind_is_shown(
+    checker: Checker, what: str, kind: str, message: str
+) -> None:
     checker.failure_examples.clear()
     assert grade(checker, ["good", what, "good"])[::2] == ([1, 0, 1], {kind: 1})
     line = REWARDS[: REWARDS.index("def reward(")].count("\n") + 1
@@ -184,23 +202,37 @@ def test_a_function_that_fails_before_the_run_is_told_of_once(
             checker.check_problems(problems, ["?", "?"])
         assert grade(checker, ["7", "8"]) == ([1, 0], [True, True], {})
     failure = "rewards.py:2: IndexError: string index out of range"
-    assert capsys.readouterr().err == f"warning: the verifier fails at an empty response to problem 3: {failure}\n"
+    assert (
+        capsys.readouterr().err
+        == f"warning: the verifier fails at an empty response to problem 3: {failure}\n"
+    )
 
 
 @pytest.mark.slow
-def test_a_verifier_whose_first_checks_all_hang_is_refused(rewards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one is reported while the others are waited for; empty responses count neither way."""
+def test_a_verifier_whose_first_checks_all_hang_is_refused(
+    rewards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one is reported while the others are waited for; empty responses count neither
+    way."""
     monkeypatch.setattr(grading, "MIN_TIMEOUTS", 4)
     monkeypatch.setattr(grading, "MIN_WORKER_TIMEOUTS", 1)
     reported: list[tuple[str, str]] = []
     began = time.monotonic()
-    with Checker(VerifierConfig(use=f"function:{rewards}:reward", timeout=0.1), num_workers=2) as checker:
+    with Checker(
+        VerifierConfig(use=f"function:{rewards}:reward", timeout=0.1), num_workers=2
+    ) as checker:
         checker.on_failure = lambda *failure: reported.append(failure)
-        with pytest.raises(InputError, match=r"none of its first 4 checks ended within cell.verifier.timeout = 0.1"):
+        with pytest.raises(
+            InputError, match=r"none of its first 4 checks ended within cell.verifier.timeout = 0.1"
+        ):
             grade(checker, ["", *["sleep"] * 200])
         assert time.monotonic() - began < 15  # the other worker stops too, whichever has found it
-        assert [kind for kind, _ in reported] == ["timeout"] and "no verdict within 0.1 s" in reported[0][1]
-    with Checker(VerifierConfig(use=f"function:{rewards}:reward", timeout=0.1), num_workers=1) as checker:
+        assert [kind for kind, _ in reported] == [
+            "timeout"
+        ] and "no verdict within 0.1 s" in reported[0][1]
+    with Checker(
+        VerifierConfig(use=f"function:{rewards}:reward", timeout=0.1), num_workers=1
+    ) as checker:
         assert grade(checker, ["other", *["sleep"] * 4])[2] == {"timeout": 4}
 
 
@@ -208,7 +240,9 @@ def test_a_deadline_is_each_checks_own(rewards: Path) -> None:
     path = rewards.with_name("slow.py")
     path.write_text("import time\ndef reward(completions):\n    time.sleep(0.1)\n    return [1]\n")
     # Eight of 0.1 s pass a deadline of 0.5 s.
-    with Checker(VerifierConfig(use=f"function:{path}:reward", timeout=0.5), num_workers=1) as checker:
+    with Checker(
+        VerifierConfig(use=f"function:{path}:reward", timeout=0.5), num_workers=1
+    ) as checker:
         assert grade(checker, ["x"] * 8) == ([1.0] * 8, [True] * 8, {})
 
 
@@ -230,7 +264,9 @@ def ended(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("how", ["", " gone"])
-def test_what_a_check_has_started_dies_with_its_worker(checker: Checker, tmp_path: Path, how: str) -> None:
+def test_what_a_check_has_started_dies_with_its_worker(
+    checker: Checker, tmp_path: Path, how: str
+) -> None:
     assert grade(checker, [f"child {tmp_path / 'pid'}{how}", "good"])[0] == [0, 1]
     assert ended(int((tmp_path / "pid").read_text()))
 
@@ -254,7 +290,8 @@ def test_a_worker_killed_while_idle_is_replaced(rewards: Path) -> None:
 def test_a_worker_that_cannot_be_started_again_is_tried_again(
     rewards: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A start past its deadline, or a machine without memory: `failing` times in a row, then as ever."""
+    """A start past its deadline, or a machine without memory: `failing` times in a row, then as
+    ever."""
     popen, starts, failing = subprocess.Popen, [0], 2
 
     def start(command: list[str], **options: Any) -> Any:
@@ -277,11 +314,16 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again(
 
         monkeypatch.setattr(check_process.CheckWorker, "_receive", short)
         monkeypatch.setattr(subprocess, "Popen", start)
-        assert grade(checker, ["gone", "good", "bad"]) == ([0.0, 1.0, 0.0], [False, True, True], {"crash": 1})
+        assert grade(checker, ["gone", "good", "bad"]) == (
+            [0.0, 1.0, 0.0],
+            [False, True, True],
+            {"crash": 1},
+        )
         assert starts == [3] and len(os.listdir("/dev/fd")) <= descriptors
         starts[0], failing = 0, 100
         with pytest.raises(
-            InputError, match=r"its process did not start: .*(Cannot allocate memory|no verdict within 0\.2 s)"
+            InputError,
+            match=r"its process did not start: .*(Cannot allocate memory|no verdict within 0\.2 s)",
         ):
             grade(checker, ["gone", "good"])
         assert starts == [check_process.MAX_STARTS]
@@ -290,7 +332,9 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again(
 def test_threads_take_turns(checker: Checker) -> None:
     result: dict[int, list[float]] = {}
     threads = [
-        threading.Thread(target=lambda k=k: result.update({k: grade(checker, ["good"] * k + ["bad"])[0]}))
+        threading.Thread(
+            target=lambda k=k: result.update({k: grade(checker, ["good"] * k + ["bad"])[0]})
+        )
         for k in range(8)
     ]
     for thread in threads:
@@ -303,7 +347,9 @@ def test_threads_take_turns(checker: Checker) -> None:
 def test_an_interrupt_ends_the_checks_under_way(rewards: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with Checker(VerifierConfig(use=f"function:{rewards}:reward", timeout=60), num_workers=2) as checker:
+        with Checker(
+            VerifierConfig(use=f"function:{rewards}:reward", timeout=60), num_workers=2
+        ) as checker:
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             began = time.monotonic()
             with pytest.raises(KeyboardInterrupt):
@@ -322,7 +368,9 @@ def build(argument):
 """
 
 
-def test_a_forks_verifier_says_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forks_verifier_says_where_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "fork_of_checks").mkdir()
     (tmp_path / "fork_of_checks" / "odd.py").write_text(ODD_VERIFIER)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -339,13 +387,18 @@ def test_nothing_to_grade(checker: Checker) -> None:
 
 def test_a_problem_without_the_functions_column_ends_the_run(rewards: Path) -> None:
     with Checker(VerifierConfig(use=f"function:{rewards}:column"), num_workers=2) as checker:
-        problems = [Problem(1, "?", "", columns={"level": 3}), Problem(2, "?", "", columns={"level": 4})]
+        problems = [
+            Problem(1, "?", "", columns={"level": 3}),
+            Problem(2, "?", "", columns={"level": 4}),
+        ]
         assert checker.grade(problems, ["?"] * 2, ["x"] * 2).rewards.tolist() == [1, 0]
         with pytest.raises(
-            InputError, match=r"takes level, which problem 7 does not have; it has answer, completions, prompts"
+            InputError,
+            match=r"takes level, which problem 7 does not have; it has answer, completions, prompts",
         ):
             checker.grade([*problems, Problem(7, "?", "")] * 10, ["?"] * 30, ["x"] * 30)
-        assert checker.grade(problems, ["?"] * 2, ["x"] * 2).rewards.tolist() == [1, 0]  # and the workers are as before
+        # and the workers are as before
+        assert checker.grade(problems, ["?"] * 2, ["x"] * 2).rewards.tolist() == [1, 0]
 
 
 def test_a_closed_checker_says_so(rewards: Path) -> None:
@@ -362,19 +415,43 @@ def test_a_closed_checker_says_so(rewards: Path) -> None:
     [
         ("function:missing.py:f", None, r"no such file: missing\.py"),
         ("function:own.py", "", "expected function:FILE.py:NAME or function:PACKAGE.MODULE:NAME"),
-        ("function:own.py:f", "def g(): pass\ndef h(): pass\n", "own.py has no function 'f'; it has g, h"),
-        ("function:own.py:f", "x = 1\ndef f(:\n", r"own.py cannot be imported: own.py:2: SyntaxError"),
+        (
+            "function:own.py:f",
+            "def g(): pass\ndef h(): pass\n",
+            "own.py has no function 'f'; it has g, h",
+        ),
+        (
+            "function:own.py:f",
+            "x = 1\ndef f(:\n",
+            r"own.py cannot be imported: own.py:2: SyntaxError",
+        ),
         (
             "function:own.py:f",
             "\nimport no_such_package\n",
             r"own.py:2: ModuleNotFoundError: No module named 'no_such_package'",
         ),
         ("function:own.py:f", "import sys\nsys.exit(4)\n", r"own.py:2: SystemExit: 4"),
-        ("function:own.py:f", "import os\nos._exit(4)\n", "its process did not start: the process exited with 4"),
-        ("function:own.py:f", "x = [bytes(2**20) for _ in range(10**5)]\n", "own.py:1: MemoryError"),
-        ("verl:no.such.module", None, "module no.such.module cannot be imported: .*ModuleNotFoundError"),
+        (
+            "function:own.py:f",
+            "import os\nos._exit(4)\n",
+            "its process did not start: the process exited with 4",
+        ),
+        (
+            "function:own.py:f",
+            "x = [bytes(2**20) for _ in range(10**5)]\n",
+            "own.py:1: MemoryError",
+        ),
+        (
+            "verl:no.such.module",
+            None,
+            "module no.such.module cannot be imported: .*ModuleNotFoundError",
+        ),
         ("verl:own.py", "def other(): pass\n", "no function 'compute_score'; it has other"),
-        ("maths", None, "plug-in 'maths': no such module; expected one of .*exact, function,.*integer, math,.*verl"),
+        (
+            "maths",
+            None,
+            "plug-in 'maths': no such module; expected one of .*exact, function,.*integer, math,.*verl",
+        ),
         ("exact:x", None, "exact takes no argument"),
     ],
 )
@@ -389,7 +466,9 @@ def test_what_cannot_start_is_said_at_once(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal on a closed pipe")
-def test_workers_and_their_children_die_with_a_parent_that_is_killed(rewards: Path, tmp_path: Path) -> None:
+def test_workers_and_their_children_die_with_a_parent_that_is_killed(
+    rewards: Path, tmp_path: Path
+) -> None:
     program = (
         "from isojax.tasks.grading import Checker; from isojax.core.nouns import Problem; import sys\n"
         "from isojax.core.config import VerifierConfig\n"

@@ -8,7 +8,12 @@ import pytest
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.problem_selection import drop_overlap, mix_parts, mixture_counts, split_by_difficulty
+from isojax.tasks.problem_selection import (
+    drop_overlap,
+    mix_parts,
+    mixture_counts,
+    split_by_difficulty,
+)
 
 
 def labelled(count: int = 100) -> list[Problem]:
@@ -17,19 +22,25 @@ def labelled(count: int = 100) -> list[Problem]:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "solved"), [(0.0, 0.0625, {0, 1}), (0.3, 0.6, {5, 6, 7, 8, 9}), (0.25, 0.25, {4}), (1.0, 1.0, {16})]
+    ("low", "high", "solved"),
+    [(0.0, 0.0625, {0, 1}), (0.3, 0.6, {5, 6, 7, 8, 9}), (0.25, 0.25, {4}), (1.0, 1.0, {16})],
 )
-def test_a_split_holds_its_difficulty_whole_and_nothing_twice(low: float, high: float, solved: set[int]) -> None:
+def test_a_split_holds_its_difficulty_whole_and_nothing_twice(
+    low: float, high: float, solved: set[int]
+) -> None:
     problems = labelled(400)
     inside = [p for p in problems if p.solved in solved]
-    training, validation = split_by_difficulty(problems, DataConfig(difficulty=(low, high), validation=10))
+    training, validation = split_by_difficulty(
+        problems, DataConfig(difficulty=(low, high), validation=10)
+    )
     assert len(validation) == 10
     assert sorted(p.id for p in training + validation) == sorted(p.id for p in inside)
 
 
 def test_a_split_follows_its_seed() -> None:
     one, again, other = (
-        split_by_difficulty(labelled(), DataConfig(difficulty=(0.0, 1.0), validation=20, seed=s)) for s in (0, 0, 1)
+        split_by_difficulty(labelled(), DataConfig(difficulty=(0.0, 1.0), validation=20, seed=s))
+        for s in (0, 0, 1)
     )
     assert one == again
     assert {p.id for p in one[1]} != {p.id for p in other[1]}
@@ -39,15 +50,21 @@ def test_a_split_follows_its_seed() -> None:
 
 
 def test_too_few_problems_of_a_difficulty() -> None:
-    with pytest.raises(InputError, match=r"6 of 100 problems have avg@16 in \[0\.0, 0\.0\].*validation=4"):
+    with pytest.raises(
+        InputError, match=r"6 of 100 problems have avg@16 in \[0\.0, 0\.0\].*validation=4"
+    ):
         split_by_difficulty(labelled(), DataConfig(difficulty=(0.0, 0.0), validation=4))
 
 
 def test_problems_without_labels() -> None:
     bare = [Problem(i, f"p{i}", "a") for i in range(50)]
-    training, validation = split_by_difficulty(bare, DataConfig(attempts=0, validation=20, difficulty=(0.0, 0.1)))
+    training, validation = split_by_difficulty(
+        bare, DataConfig(attempts=0, validation=20, difficulty=(0.0, 0.1))
+    )
     assert sorted(p.id for p in training + validation) == list(range(50)) and len(validation) == 20
-    with pytest.raises(InputError, match=r"there are 50 problems; cell\.data\.validation=26 needs at least 52"):
+    with pytest.raises(
+        InputError, match=r"there are 50 problems; cell\.data\.validation=26 needs at least 52"
+    ):
         split_by_difficulty(bare, DataConfig(attempts=0, validation=26))
 
 
@@ -58,9 +75,13 @@ def test_what_stands_on_both_sides_but_for_space_and_case_leaves_training() -> N
     assert drop_overlap(training, validation) == (training[2:], 2)
     assert drop_overlap(training, []) == (training, 0)
     talk = Problem(
-        5, "double it", "8", messages=({"role": "user", "content": "4?"}, {"role": "user", "content": "double it"})
+        5,
+        "double it",
+        "8",
+        messages=({"role": "user", "content": "4?"}, {"role": "user", "content": "double it"}),
     )
-    assert drop_overlap([talk], [Problem(6, "double it", "2")]) == ([talk], 0)  # another talk, the same last turn
+    # another talk, the same last turn
+    assert drop_overlap([talk], [Problem(6, "double it", "2")]) == ([talk], 0)
 
 
 @pytest.mark.parametrize(
@@ -83,20 +104,27 @@ def test_what_stands_on_both_sides_but_for_space_and_case_leaves_training() -> N
         ),  # 522 = 261 + 130.5 + 130.5; 523 would take 131 of 130
         ((1000, 1000, 1000), (0.5, 0.25, 0.25), 10, (5, 3, 2)),
         ((1000, 1000, 1000), (2.0, 1.0, 1.0), 100, (50, 25, 25)),
-        ((1000, 1000, 1000), (0.1, 0.2, 0.7), 1000, (100, 200, 700)),  # exact, though .1 + .2 is not .3 in floats
-        ((10, 5000), (0.01, 0.99), None, (10, 1039)),  # 1049 = 10.49 + 1038.51; of 1050 the first would get 11
+        # exact, though .1 + .2 is not .3 in floats
+        ((1000, 1000, 1000), (0.1, 0.2, 0.7), 1000, (100, 200, 700)),
+        # 1049 = 10.49 + 1038.51; of 1050 the first would get 11
+        ((10, 5000), (0.01, 0.99), None, (10, 1039)),
     ],
 )
 def test_the_largest_mixture(
     sizes: tuple[int, ...], shares: tuple[float, ...], size: int | None, expected: tuple[int, ...]
 ) -> None:
     names = ("hard", "easy", "very_easy")
-    result = mixture_counts(dict(zip(names, sizes, strict=False)), dict(zip(names, shares, strict=False)), size)
+    result = mixture_counts(
+        dict(zip(names, sizes, strict=False)), dict(zip(names, shares, strict=False)), size
+    )
     assert tuple(result.values()) == expected
 
 
 def test_a_mixture_takes_from_each_part_at_random() -> None:
-    parts = {"hard": labelled(200), "easy": [Problem(1000 + i, f"e{i}", "a", 8, 16) for i in range(300)]}
+    parts = {
+        "hard": labelled(200),
+        "easy": [Problem(1000 + i, f"e{i}", "a", 8, 16) for i in range(300)],
+    }
     mixed = mix_parts(parts, {"hard": 0.25, "easy": 0.75}, 100, np.random.default_rng(0))
     from_hard = [p.id for p in mixed if p.id < 1000]
     assert len(from_hard) == 25 and len({p.id for p in mixed}) == 100
@@ -110,5 +138,8 @@ def test_mixtures_that_cannot_be() -> None:
         mixture_counts({"hard": 10, "easy": 10}, {"hard": 0.5, "easy": 0.5}, 1)
     with pytest.raises(InputError, match="problem 0 is in hard and in easy"):
         mix_parts(
-            {"hard": labelled(5), "easy": labelled(5)}, {"hard": 0.5, "easy": 0.5}, None, np.random.default_rng(0)
+            {"hard": labelled(5), "easy": labelled(5)},
+            {"hard": 0.5, "easy": 0.5},
+            None,
+            np.random.default_rng(0),
         )

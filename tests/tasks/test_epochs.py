@@ -1,4 +1,5 @@
-"""Epochs repeat nothing, a restart goes on where it stopped, and solved problems are left out where that is set."""
+"""Epochs repeat nothing, a restart goes on where it stopped, and solved problems are left out where
+that is set."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def test_an_epoch_repeats_nothing(problems: int, B_p: int) -> None:
         assert len(epoch) == an_epoch * B_p == len(set(epoch))
         assert set(epoch) <= set(range(problems))
     assert problems == 1 or len({tuple(e) for e in epochs}) == 4  # shuffled again
-    assert len(set(np.concatenate(epochs).tolist())) == problems  # what one epoch leaves out comes in another
+    # what one epoch leaves out comes in another
+    assert len(set(np.concatenate(epochs).tolist())) == problems
 
 
 @pytest.mark.parametrize("first", [0, 1, 3, 4, 9, 26])
@@ -41,16 +43,21 @@ def test_more_problems_a_batch_than_there_are() -> None:
         EpochOrder(23, 24, seed=0)
 
 
-def record(order: EpochOrder, index: np.ndarray, always: set[int], never: set[int], n: int = 4) -> None:
-    """Records a batch: some problems are always solved, some never, and the others half of the time."""
+def record(
+    order: EpochOrder, index: np.ndarray, always: set[int], never: set[int], n: int = 4
+) -> None:
+    """Records a batch: some problems are always solved, some never, and the others half of the
+    time."""
     order.record_rewards(
-        index, np.array([n if i in always else 0 if i in never else n / 2 for i in index], np.float32), n
+        index,
+        np.array([n if i in always else 0 if i in never else n / 2 for i in index], np.float32),
+        n,
     )
 
 
 def test_solved_problems_are_left_out_of_epochs_that_begin_later() -> None:
-    """Of 23 in batches of 5: 4 batches an epoch. Problems 0 to 5 are solved where they are met; a first epoch meets
-    20.
+    """Of 23 in batches of 5: 4 batches an epoch. Problems 0 to 5 are solved where they are met; a
+    first epoch meets 20.
     """
     order, always = EpochOrder(23, 5, seed=3, drop_above=0.9), set(range(6))
     plain = EpochOrder(23, 5, seed=3)
@@ -78,14 +85,19 @@ def test_solved_problems_are_left_out_of_epochs_that_begin_later() -> None:
 
 
 def test_the_pass_rate_is_that_of_all_rollouts_so_far() -> None:
-    """3 of 4, then 4 of 4: 7 of 8 is below .9, 11 of 12 is not. The share itself counts as reached."""
+    """3 of 4, then 4 of 4: 7 of 8 is below .9, 11 of 12 is not. The share itself counts as
+    reached."""
     order = EpochOrder(2, 1, seed=0, drop_above=0.9)
     rates = iter([3, 4, 4])
     for _ in range(3):
         assert order.batches_left_in_epoch == 2
         for batch in (next(order), next(order)):
             order.record_rewards(batch, np.array([0 if batch[0] == 1 else next(rates)]), 4)
-    assert (order.reward_sums_by_problem[0], order.rollout_counts[0], order.batches_left_in_epoch) == (11, 12, 1)
+    assert (
+        order.reward_sums_by_problem[0],
+        order.rollout_counts[0],
+        order.batches_left_in_epoch,
+    ) == (11, 12, 1)
     assert next(order).tolist() == [1] and order.dropped_fraction == 0.5
     equal = EpochOrder(2, 1, seed=0, drop_above=0.75)
     for _ in range(2):
@@ -109,7 +121,8 @@ def test_a_batch_of_problems_stays_in_any_case() -> None:
 @pytest.mark.parametrize("after", [0, 1, 3, 4, 5, 9, 14])
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_an_order_saved_goes_on_as_it_would_have(after: int, ahead: int) -> None:
-    """Through JSON, in the middle of an epoch and at its ends; batches drawn ahead and not recorded are drawn again."""
+    """Through JSON, in the middle of an epoch and at its ends; batches drawn ahead and not recorded
+    are drawn again."""
     always = set(range(9))
 
     def go(order: EpochOrder, count: int) -> list[list[int]]:

@@ -1,5 +1,6 @@
-"""Prompts of an instruction-tuned Gemma 3: a tokenizer of its kind, and a chat template as it comes with those models.
-<bos> is there once, a system message is a part of the user's turn, and <end_of_turn> ends a response."""
+"""Prompts of an instruction-tuned Gemma 3: a tokenizer of its kind, and a chat template as it comes
+with those models. <bos> is there once, a system message is a part of the user's turn, and
+<end_of_turn> ends a response."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 NAMES = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
 PAD, EOS, BOS, UNK, START, END = range(6)
 PRINTABLE = [chr(code) for code in range(33, 127)]
-# Roles take turns; the assistant is called model; what the system says goes in front of the user's first message.
+# Roles take turns; the assistant is called model; what the system says goes in front of the user's
+# first message.
 TEMPLATE = """\
 {{ bos_token }}
 {%- set said = messages[0].content + '\n\n' if messages[0].role == 'system' else '' -%}
@@ -38,18 +40,36 @@ SUM = Problem(7, "12 + 7 =", "19")
 
 
 def make_folder(folder: Path, **generation: Any) -> Path:
-    """A BPE of sentencepiece's kind: spaces are written as `SPACE`, and <bos> is before every text."""
+    """A BPE of sentencepiece's kind: spaces are written as `SPACE`, and <bos> is before every
+    text."""
     made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     made.normalizer = normalizers.Replace(" ", SPACE)
     made.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=NAMES, initial_alphabet=PRINTABLE, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=NAMES, initial_alphabet=PRINTABLE, show_progress=False
+    )
     made.train_from_iterator(TEXT, trainer)
-    made.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
-    special = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=made, chat_template=TEMPLATE, **special).save_pretrained(folder)
+    made.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", BOS)]
+    )
+    special = {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+    }
+    PreTrainedTokenizerFast(
+        tokenizer_object=made, chat_template=TEMPLATE, **special
+    ).save_pretrained(folder)
 
-    config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": EOS}
-    (folder / "config.json").write_text(json.dumps(config | {"text_config": {"vocab_size": made.get_vocab_size()}}))
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "eos_token_id": EOS,
+    }
+    (folder / "config.json").write_text(
+        json.dumps(config | {"text_config": {"vocab_size": made.get_vocab_size()}})
+    )
     if generation:
         (folder / "generation_config.json").write_text(json.dumps(generation))
     return folder
@@ -59,7 +79,9 @@ def make_folder(folder: Path, **generation: Any) -> Path:
 def make_task(tmp_path: Path) -> Iterator[Any]:
     tasks: list[TextTask] = []
 
-    def make(task: str = "addition", generation: dict[str, Any] | None = None, **prompt: Any) -> TextTask:
+    def make(
+        task: str = "addition", generation: dict[str, Any] | None = None, **prompt: Any
+    ) -> TextTask:
         folder = make_folder(tmp_path / str(len(tasks)), **(generation or {}))
         vocab = json.loads((folder / "config.json").read_text())["text_config"]["vocab_size"]
         cell = CellConfig(
@@ -69,7 +91,9 @@ def make_task(tmp_path: Path) -> Iterator[Any]:
             verifier=VerifierConfig(use="integer"),
             sampling=SamplingConfig(response_length=200),
         )
-        tasks.append(TextTask(InMemorySource([SUM]), cell, num_workers=1, reply_check=find_reply(task)))
+        tasks.append(
+            TextTask(InMemorySource([SUM]), cell, num_workers=1, reply_check=find_reply(task))
+        )
         return tasks[-1]
 
     yield make
@@ -88,14 +112,19 @@ def test_the_files_of_an_instruction_tuned_model_are_complete(make_task: Any) ->
     task = make_task(generation={"eos_token_id": [EOS, END]})
     assert task.stops.tokens == (EOS, END)
     assert task.warnings == []
-    assert prompt_of(task) == "<bos><start_of_turn>user\n12 + 7 =<end_of_turn>\n<start_of_turn>model\n"
+    assert (
+        prompt_of(task) == "<bos><start_of_turn>user\n12 + 7 =<end_of_turn>\n<start_of_turn>model\n"
+    )
 
 
 def test_the_end_of_a_turn_ends_a_response_where_the_files_name_eos_alone(make_task: Any) -> None:
     task = make_task()
     assert task.stops.tokens == (EOS, END)
     (warning,) = task.warnings
-    assert "ends an assistant's turn with <end_of_turn>" in warning and "name <eos> as the end" in warning
+    assert (
+        "ends an assistant's turn with <end_of_turn>" in warning
+        and "name <eos> as the end" in warning
+    )
 
 
 def test_what_the_system_says_is_a_part_of_the_users_turn(make_task: Any) -> None:
@@ -106,7 +135,9 @@ def test_what_the_system_says_is_a_part_of_the_users_turn(make_task: Any) -> Non
 
 def test_a_conversation(make_task: Any) -> None:
     messages = ("user", "3 + 4 ="), ("assistant", "7"), ("user", "12 + 7 =")
-    problem = Problem(1, "12 + 7 =", "19", messages=tuple({"role": r, "content": text} for r, text in messages))
+    problem = Problem(
+        1, "12 + 7 =", "19", messages=tuple({"role": r, "content": text} for r, text in messages)
+    )
     turns = [f"<start_of_turn>{role}\n{text}<end_of_turn>\n" for role, text in messages]
     expected = f"<bos>{''.join(turns)}<start_of_turn>model\n".replace("assistant", "model")
     assert prompt_of(make_task(), problem) == expected
@@ -128,5 +159,7 @@ def test_a_raw_prompt_begins_with_bos_too(make_task: Any) -> None:
 
 def test_a_bos_that_the_template_repeats_is_left_out(make_task: Any) -> None:
     task = make_task(template="<bos>{prompt}")
-    assert prompt_of(task) == "<bos><start_of_turn>user\n12 + 7 =<end_of_turn>\n<start_of_turn>model\n"
+    assert (
+        prompt_of(task) == "<bos><start_of_turn>user\n12 + 7 =<end_of_turn>\n<start_of_turn>model\n"
+    )
     assert any("begins with <bos>" in warning for warning in task.warnings)

@@ -1,4 +1,5 @@
-"""The guessing game: replies and rewards against a plain loop, and the player of its demonstrations."""
+"""The guessing game: replies and rewards against a plain loop, and the player of its
+demonstrations."""
 
 from __future__ import annotations
 
@@ -48,8 +49,14 @@ def test_every_guess_of_every_secret() -> None:
     answers = np.array([tokens_of(f"{s:02d}?") for s in range(100)])[secret]
     rows = np.array([tokens_of(f"50?<{g:02d}?") for g in range(100)])[guessed]
     context, count = guess.reply(answers, rows, np.full(10_000, 7))
-    expected = [">" if g < s else "<" if g > s else "" for s, g in zip(secret.tolist(), guessed.tolist(), strict=True)]
-    assert [ALPHABET[t] if c else "" for t, c in zip(context[:, 0].tolist(), count.tolist(), strict=True)] == expected
+    expected = [
+        ">" if g < s else "<" if g > s else ""
+        for s, g in zip(secret.tolist(), guessed.tolist(), strict=True)
+    ]
+    assert [
+        ALPHABET[t] if c else ""
+        for t, c in zip(context[:, 0].tolist(), count.tolist(), strict=True)
+    ] == expected
     rewards = TASK.verify(answers, rows, np.broadcast_to(np.arange(T) < 7, rows.shape))
     assert rewards.tolist() == (secret == guessed).tolist()
 
@@ -74,14 +81,21 @@ def test_the_demonstrations_are_games_with_true_replies() -> None:
         text = TASK.decode(row)
         low, high = game_id // 100 % 100, game_id % 100
         assert "".join(ALPHABET[t] for t in prompt).endswith(f"{low:02d}-{high:02d}=")
-        secret = int(guess.secret_number(*(np.array([x]) for x in (game_id // 10_000, low, high)))[0])
+        secret = int(
+            guess.secret_number(*(np.array([x]) for x in (game_id // 10_000, low, high)))[0]
+        )
         guesses = [int(text[i : i + 2]) for i in range(0, len(text), 4)]
         signs = ["<" if secret < g else ">" for g in guesses if g != secret]
         assert (
             text
-            == "".join(f"{g:02d}?{s}" for g, s in zip(guesses, [*signs, ""], strict=False)).rstrip("<>")[: len(text)]
+            == "".join(f"{g:02d}?{s}" for g, s in zip(guesses, [*signs, ""], strict=False)).rstrip(
+                "<>"
+            )[: len(text)]
         )
-        assert all(t >= 0 or i % 4 == 3 for i, t in enumerate(row)) and (row[3::4] < 0).sum() == len(guesses) - 1
+        assert (
+            all(t >= 0 or i % 4 == 3 for i, t in enumerate(row))
+            and (row[3::4] < 0).sum() == len(guesses) - 1
+        )
         won += guesses[-1] == secret
         inside += len(guesses) == 5 or guesses[-1] == secret
     assert inside == 3000 and 0.15 < won / 3000 < 0.6
@@ -89,7 +103,9 @@ def test_the_demonstrations_are_games_with_true_replies() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     problems = TASK.problems(3, np.random.default_rng(0))
-    with pytest.raises(InputError, match="prompt_length = 7 and response_length of at least 4, given 6 and 20"):
+    with pytest.raises(
+        InputError, match="prompt_length = 7 and response_length of at least 4, given 6 and 20"
+    ):
         TASK.encode(problems, 6, 20)
     with pytest.raises(InputError, match="guess takes no argument, given '9'"):
         guess.build("9")

@@ -1,5 +1,5 @@
-"""reasoning-gym's generators: the same problems in every run, no generator that can hang one, and its scorer as the
-verifier.
+"""reasoning-gym's generators: the same problems in every run, no generator that can hang one, and
+its scorer as the verifier.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def opened(argument: str, **fields: Any) -> gym.GeneratorSource:
 @needs_gym
 def test_problems_are_the_same_in_every_run() -> None:
     """list_functions draws from Python's global random state, which its seed does not set."""
-    again = islice(gym._generate_items({"name": "list_functions", "settings": {"size": 9}, "seed": 0}), 3)
+    again = islice(
+        gym._generate_items({"name": "list_functions", "settings": {"size": 9}, "seed": 0}), 3
+    )
     assert {p.id: p.prompt for p in draw("gym:list_functions,size=9", 3)} == {
         item["index"]: item["question"] for item in again
     }
@@ -48,15 +50,21 @@ def test_problems_are_the_same_in_every_run() -> None:
 def test_a_generators_scorer_judges() -> None:
     """rearc's scorer tells tuples from lists, which JSON does not; it gives a wrong answer .05."""
     check = verifier.build("")
-    for item in islice(gym._generate_items({"name": "rearc", "settings": {"size": 5}, "seed": 0}), 2):
+    for item in islice(
+        gym._generate_items({"name": "rearc", "settings": {"size": 5}, "seed": 0}), 2
+    ):
         columns = json.loads(json.dumps({"gym": "rearc", "settings": {}, "entry": item["entry"]}))
         problem = Problem(item["index"], item["question"], item["entry"]["answer"], columns=columns)
         assert isinstance(verifier.from_tagged_json(columns["entry"])["metadata"]["output"], tuple)
         assert check(problem, "", problem.answer)[:2] == (True, True)
-        assert check(problem, "", f"<answer>0</answer> so <answer>\n{problem.answer}</answer>.")[:2] == (True, True)
+        assert check(problem, "", f"<answer>0</answer> so <answer>\n{problem.answer}</answer>.")[
+            :2
+        ] == (True, True)
         assert check(problem, "", f"It is {problem.answer}")[:2] == (False, True)
         assert check(problem, "", " ")[:2] == (False, False)
-    with pytest.raises(InputError, match=r"problem 3: the verifier gym judges what cell\.task=gym:NAME makes"):
+    with pytest.raises(
+        InputError, match=r"problem 3: the verifier gym judges what cell\.task=gym:NAME makes"
+    ):
         check(Problem(3, "p", "a"), "", "a")
     with pytest.raises(InputError, match="gym takes no argument"):
         verifier.build("x")
@@ -72,16 +80,26 @@ def test_a_small_set_gives_what_it_has(capfd: pytest.CaptureFixture[str]) -> Non
     for p in problems:
         a, sign, b = p.prompt.removesuffix(" =").split()[-3:]
         assert int(p.answer) == (int(a) + int(b) if sign == "+" else int(a) - int(b))
-    assert f"{len(problems)} distinct problems among 60 items, fewer than 60" in capfd.readouterr().err
+    assert (
+        f"{len(problems)} distinct problems among 60 items, fewer than 60" in capfd.readouterr().err
+    )
     assert problems[0].columns["gym"] == "chain_sum"
-    assert problems[0].columns["settings"] == {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    assert problems[0].columns["settings"] == {
+        "min_terms": 2,
+        "max_terms": 2,
+        "min_digits": 1,
+        "max_digits": 1,
+    }
 
 
 @needs_gym
 def test_a_generator_that_never_ends_is_stopped() -> None:
-    generator = opened("base_conversion", settings={"min_base": 7, "max_base": 7, "size": 5}, deadline=2.0)
+    generator = opened(
+        "base_conversion", settings={"min_base": 7, "max_base": 7, "size": 5}, deadline=2.0
+    )
     with pytest.raises(
-        InputError, match=r"gym:base_conversion with .*'min_base': 7.*problem after 0 good ones took over 2 s"
+        InputError,
+        match=r"gym:base_conversion with .*'min_base': 7.*problem after 0 good ones took over 2 s",
     ):
         generator.problems(1, np.random.default_rng(0))
 
@@ -93,7 +111,11 @@ def test_settings_a_generator_refuses() -> None:
         unfit := next(gym._generate_items({**request, "name": "leg_countin"}))
     )
     assert "leg_counting" in unfit["error"]
-    wrong = next(gym._generate_items({**request, "name": "leg_counting", "settings": {"size": 5, "animals": 3}}))
+    wrong = next(
+        gym._generate_items(
+            {**request, "name": "leg_counting", "settings": {"size": 5, "animals": 3}}
+        )
+    )
     assert wrong == {
         "error": "unknown settings animals; expected some of min_animals, max_animals, min_instances, max_instances,"
         " size."
@@ -127,4 +149,6 @@ def test_without_reasoning_gym(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_packed_entries() -> None:
     entry = {"a": ((1, 2), [3, (4,)]), "b": {"c": None, "d": 1.5}, "e": ()}
-    assert verifier.from_tagged_json(json.loads(json.dumps(verifier.to_tagged_json(entry)))) == entry
+    assert (
+        verifier.from_tagged_json(json.loads(json.dumps(verifier.to_tagged_json(entry)))) == entry
+    )

@@ -1,4 +1,5 @@
-"""Checks that forge, leak and hide: none gets a verdict that it did not earn, or costs another check its own."""
+"""Checks that forge, leak and hide: none gets a verdict that it did not earn, or costs another
+check its own."""
 
 import os
 import sys
@@ -106,7 +107,9 @@ def reward(completions, answer):
         return [float(completions[0] == answer[0])]
 '''
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="descriptors and orphans as Linux shows them")
+linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="descriptors and orphans as Linux shows them"
+)
 pytestmark = linux
 
 
@@ -132,13 +135,21 @@ def grade(checker: Checker, responses: list[str]) -> tuple[list[float], dict[str
 
 
 @pytest.mark.parametrize("forge", ["forge", "forge-many", "forge-objects", "nested", "flood"])
-def test_a_forged_verdict_counts_as_a_failure_of_its_own_check(checker: Checker, forge: str) -> None:
-    assert grade(checker, ["good", forge, "good", "bad", "good"]) == ([1, 0, 1, 0, 1], {"forged": 1})
+def test_a_forged_verdict_counts_as_a_failure_of_its_own_check(
+    checker: Checker, forge: str
+) -> None:
+    assert grade(checker, ["good", forge, "good", "bad", "good"]) == (
+        [1, 0, 1, 0, 1],
+        {"forged": 1},
+    )
     assert "wrote into its connection" in checker.failure_examples["forged"]
 
 
 def test_a_child_of_a_check_reaches_neither_verdicts_nor_requests(checker: Checker) -> None:
-    assert grade(checker, ["forge-child", "good", "bad", "steal", "good"] * 3) == ([0, 1, 0, 0, 1] * 3, {})
+    assert grade(checker, ["forge-child", "good", "bad", "steal", "good"] * 3) == (
+        [0, 1, 0, 0, 1] * 3,
+        {},
+    )
     assert grade(checker, ["good", "bad"]) == ([1, 0], {})
 
 
@@ -168,9 +179,14 @@ def test_a_process_without_descriptors_is_replaced_before_the_next_check(checker
 
 
 @pytest.mark.parametrize("shortage", ["EMFILE", "ENFILE", "ENOSPC", "ENOMEM", "EAGAIN"])
-def test_a_shortage_that_stays_is_counted_and_costs_its_own_rollout(checker: Checker, shortage: str) -> None:
+def test_a_shortage_that_stays_is_counted_and_costs_its_own_rollout(
+    checker: Checker, shortage: str
+) -> None:
     checker.failure_examples.clear()
-    assert grade(checker, ["good", f"raise-shortage {shortage}", "good"]) == ([1, 0, 1], {"machine": 1})
+    assert grade(checker, ["good", f"raise-shortage {shortage}", "good"]) == (
+        [1, 0, 1],
+        {"machine": 1},
+    )
     assert "wrapped by a library" in checker.failure_examples["machine"]
 
 
@@ -191,22 +207,31 @@ def running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("how", ["daemon-hang", "daemon-crash", "daemon"])
-def test_what_has_left_its_session_dies_with_its_worker(rewards: Path, tmp_path: Path, how: str) -> None:
+def test_what_has_left_its_session_dies_with_its_worker(
+    rewards: Path, tmp_path: Path, how: str
+) -> None:
     mark = tmp_path / "pid"
-    with Checker(VerifierConfig(use=f"function:{rewards}:reward", timeout=1.0), num_workers=1) as checker:
+    with Checker(
+        VerifierConfig(use=f"function:{rewards}:reward", timeout=1.0), num_workers=1
+    ) as checker:
         grade(checker, [f"{how} {mark}"])
         pid = int(mark.read_text())
-        assert running(pid) == (how == "daemon")  # a check that ends well may keep what it has started
+        # a check that ends well may keep what it has started
+        assert running(pid) == (how == "daemon")
     assert not running(pid)
 
 
-def test_a_process_that_can_start_no_thread_is_replaced_and_the_check_repeated(checker: Checker) -> None:
+def test_a_process_that_can_start_no_thread_is_replaced_and_the_check_repeated(
+    checker: Checker,
+) -> None:
     assert grade(checker, ["good", "leak-threads", "thread", "good", "bad"])[1] == {}
     assert "error" not in checker.failure_examples
 
 
 def test_no_descriptor_or_process_is_left_in_the_trainer(rewards: Path) -> None:
-    with Checker(VerifierConfig(use=f"function:{rewards}:reward", timeout=1.0), num_workers=1) as checker:
+    with Checker(
+        VerifierConfig(use=f"function:{rewards}:reward", timeout=1.0), num_workers=1
+    ) as checker:
         grade(checker, ["good"])
         descriptors = len(os.listdir("/dev/fd"))
         for response in ("leak", "forge", "raise-shortage EMFILE", "good"):

@@ -1,5 +1,5 @@
-"""Problems from JSON lines: which columns are read, what may stand in them, and what is said of a file that cannot be
-used.
+"""Problems from JSON lines: which columns are read, what may stand in them, and what is said of a
+file that cannot be used.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from isojax.tasks.problem_sources import open_source
 
 def write(folder: Path, *rows: Any, name: str = "p.jsonl") -> Path:
     path = folder / name
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    )
     return path
 
 
 def read(path: Path, **data: Any) -> list[Problem]:
     """All of a file's problems in its order."""
-    result = open_source(f"jsonl:{path}", DataConfig(**data)).problems(10**6, np.random.default_rng(0))
+    result = open_source(f"jsonl:{path}", DataConfig(**data)).problems(
+        10**6, np.random.default_rng(0)
+    )
     return sorted(result, key=lambda p: p.id)
 
 
@@ -53,21 +57,37 @@ def test_the_same_from_a_gzipped_file(tmp_path: Path) -> None:
     rows = [{"problem": "é?", "solution": "1"}, {"problem": "b?", "solution": "2"}]
     content = "\n".join(map(json.dumps, rows)).encode("utf-8-sig")
     (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(content))
-    assert [(p.id, p.prompt, p.answer) for p in read(tmp_path / "p.jsonl.gz")] == [(0, "é?", "1"), (1, "b?", "2")]
+    assert [(p.id, p.prompt, p.answer) for p in read(tmp_path / "p.jsonl.gz")] == [
+        (0, "é?", "1"),
+        (1, "b?", "2"),
+    ]
 
 
 def test_which_columns_are_read(tmp_path: Path) -> None:
-    path = write(tmp_path, {"instruction": "i", "query": "q", "target": "t", "final_answer": "f", "x": {"y": "deep"}})
-    assert [(p.prompt, p.answer, sorted(p.columns)) for p in read(path)] == [("q", "f", ["instruction", "target", "x"])]
-    assert [(p.prompt, p.answer) for p in read(path, prompt_key="instruction", answer_key="x.y")] == [("i", "deep")]
-    assert "no answer: there are the columns instruction, query, target, final_answer, x; expected 'z'" in refused(
-        path, answer_key="z"
+    path = write(
+        tmp_path,
+        {"instruction": "i", "query": "q", "target": "t", "final_answer": "f", "x": {"y": "deep"}},
     )
-    assert [p.answer for p in read(write(tmp_path, {"prompt": "p", "answer": None, "solution": "s"}))] == ["s"]
-    assert "line 1: 'answer' is missing or empty" in refused(write(tmp_path, {"prompt": "p", "answer": None}))
+    assert [(p.prompt, p.answer, sorted(p.columns)) for p in read(path)] == [
+        ("q", "f", ["instruction", "target", "x"])
+    ]
+    assert [
+        (p.prompt, p.answer) for p in read(path, prompt_key="instruction", answer_key="x.y")
+    ] == [("i", "deep")]
+    assert (
+        "no answer: there are the columns instruction, query, target, final_answer, x; expected 'z'"
+        in refused(path, answer_key="z")
+    )
+    assert [
+        p.answer for p in read(write(tmp_path, {"prompt": "p", "answer": None, "solution": "s"}))
+    ] == ["s"]
+    assert "line 1: 'answer' is missing or empty" in refused(
+        write(tmp_path, {"prompt": "p", "answer": None})
+    )
     other = refused(write(tmp_path, {"text": "a", "label": "b"}, name="other.jsonl"))
     assert (
-        "other.jsonl, line 1: no prompt: there are the columns text, label; expected one of prompt, question" in other
+        "other.jsonl, line 1: no prompt: there are the columns text, label; expected one of prompt, question"
+        in other
     )
     assert "cell.data.prompt_key=COLUMN" in other
 
@@ -91,12 +111,21 @@ def test_answers_as_text(tmp_path: Path, given: Any, text: str) -> None:
 def test_a_conversation(tmp_path: Path) -> None:
     turns = [{"role": "system", "content": ""}, {"role": "user", "content": "2+2?", "name": None}]
     assert read(write(tmp_path, {"prompt": turns, "answer": "4"})) == [
-        Problem(0, "2+2?", "4", messages=({"role": "system", "content": ""}, {"role": "user", "content": "2+2?"}))
+        Problem(
+            0,
+            "2+2?",
+            "4",
+            messages=({"role": "system", "content": ""}, {"role": "user", "content": "2+2?"}),
+        )
     ]
     for bad in ([], [{"role": "assistant", "content": "hi"}], turns[:1]):
-        assert "the conversation in 'prompt' ends with" in refused(write(tmp_path, {"prompt": bad, "answer": "4"}))
+        assert "the conversation in 'prompt' ends with" in refused(
+            write(tmp_path, {"prompt": bad, "answer": "4"})
+        )
     for bad in ([{"content": "hi"}], ["hi"], [{"role": "user", "content": [{"type": "image"}]}]):
-        assert "expected text or a list of {role, content}" in refused(write(tmp_path, {"prompt": bad, "answer": "4"}))
+        assert "expected text or a list of {role, content}" in refused(
+            write(tmp_path, {"prompt": bad, "answer": "4"})
+        )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +137,10 @@ def test_a_conversation(tmp_path: Path) -> None:
         ('{"answer": "1"}', "line 3: 'prompt' is missing or empty"),
         ('{"prompt": "b", "answer": " "}', "line 3: 'answer' is missing or empty"),
         ('{"prompt": "b", "answer": null}', "line 3: 'answer' is missing or empty"),
-        ('{"prompt": "b", "answer": true}', "line 3: 'answer' is 'True' (bool), expected text or a number"),
+        (
+            '{"prompt": "b", "answer": true}',
+            "line 3: 'answer' is 'True' (bool), expected text or a number",
+        ),
         (
             '{"prompt": "b", "answer": false}',
             "line 3: 'answer' is 'False' (bool), expected text or a number. "
@@ -117,7 +149,10 @@ def test_a_conversation(tmp_path: Path) -> None:
         ('{"prompt": "b", "answer": NaN}', "line 3: 'answer' is 'nan' (float)"),
         ('{"prompt": {"x": 1}, "answer": "1"}', "line 3: 'prompt' is \"{'x': 1}\" (dict)"),
         ('{"prompt": "\\ud800", "answer": "1"}', "line 3: 'prompt' holds half a surrogate pair"),
-        ('{"prompt": ' + "9" * 5000 + ', "answer": "1"}', "line 3: cannot be read (Exceeds the limit"),
+        (
+            '{"prompt": ' + "9" * 5000 + ', "answer": "1"}',
+            "line 3: cannot be read (Exceeds the limit",
+        ),
         ("[" * 100_000, "line 3: cannot be read ("),
     ],
 )
@@ -130,10 +165,14 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "No such file" in refused(tmp_path / "none.jsonl")
     assert "Is a directory" in refused(tmp_path)
     assert "holds no problem" in refused(write(tmp_path, "", ""))
-    assert "line 1: given '[1]' (list), expected a JSON object on each line" in refused(write(tmp_path, [1]))
+    assert "line 1: given '[1]' (list), expected a JSON object on each line" in refused(
+        write(tmp_path, [1])
+    )
     plain = write(tmp_path, {"prompt": "a", "answer": "1"}, name="q.jsonl.gz")
     assert "cannot read" in refused(plain) and "Not a gzipped file" in refused(plain)
-    full = gzip.compress("".join(json.dumps({"prompt": f"{i}", "answer": "1"}) + "\n" for i in range(5000)).encode())
+    full = gzip.compress(
+        "".join(json.dumps({"prompt": f"{i}", "answer": "1"}) + "\n" for i in range(5000)).encode()
+    )
     plain.write_bytes(full[:-2000])
     assert "cannot read" in refused(plain) and ", line " in refused(plain)
     path = tmp_path / "latin.jsonl"
@@ -141,9 +180,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "latin.jsonl, line 2: not UTF-8 (byte 0xe9 at position 13)" in refused(path)
 
 
-def test_a_prompt_met_twice_is_kept_once_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prompt_met_twice_is_kept_once_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [
-        {"prompt": p, "answer": a} for p, a in [("x", "1"), ("y", "2"), ("x", "1"), ("x", "9"), ("y", "2"), ("z", "3")]
+        {"prompt": p, "answer": a}
+        for p, a in [("x", "1"), ("y", "2"), ("x", "1"), ("x", "9"), ("y", "2"), ("z", "3")]
     ]
     assert [(p.id, p.prompt, p.answer) for p in read(write(tmp_path, *rows))] == [
         (0, "x", "1"),
@@ -157,7 +199,9 @@ def test_a_prompt_met_twice_is_kept_once_and_said(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().err == ""
 
 
-def test_the_first_rows_with_another_answer_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_rows_with_another_answer_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [{"prompt": "x", "answer": "1"}, {"prompt": "y", "answer": "2"}]
     rows += [{"prompt": "y", "answer": str(10 + i)} for i in range(5)]
     path = write(tmp_path, *rows)

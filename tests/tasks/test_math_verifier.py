@@ -131,7 +131,9 @@ def pairs(table: str) -> list[tuple[str, str]]:
     """(answer, response) of a table: `answer | response`, several to a line between semicolons."""
     return [
         (a.strip(), b.strip())
-        for a, b in (cell.split(" | ") for cell in table.replace("\n", " ; ").split(" ; ") if cell.strip())
+        for a, b in (
+            cell.split(" | ") for cell in table.replace("\n", " ; ").split(" ; ") if cell.strip()
+        )
     ]
 
 
@@ -242,7 +244,9 @@ def test_math_of_a_response_that_does_not_state_its_answer(
         ("5", "The answer is 5, since 2 + 3 = 5.", RIGHT),
     ],
 )
-def test_math_of_words_after_a_number(check: Check, gold: str, response: str, expected: tuple[bool, bool]) -> None:
+def test_math_of_words_after_a_number(
+    check: Check, gold: str, response: str, expected: tuple[bool, bool]
+) -> None:
     assert judged(check, gold, response) == expected
 
 
@@ -253,7 +257,8 @@ def test_math_of_words_after_a_number(check: Check, gold: str, response: str, ex
         (r"\frac{1}{3}", r"\int_0^1 x^3 dx", False),
         (r"\frac{\pi^2}{6}", r"\sum_{n=1}^{\infty} \frac{1}{n^2}", True),
         ("1", r"\lim_{x \to 0} \frac{\sin x}{x}", True),
-        (r"\frac{1}{3}", r"\int_0^1 x^2 dx \heartsuit 5", False),  # of which math-verify's parser reads the integral
+        # of which math-verify's parser reads the integral
+        (r"\frac{1}{3}", r"\int_0^1 x^2 dx \heartsuit 5", False),
         ("42", r"\int_0^{42} 1 dx, 5", False),
     ],
 )
@@ -277,7 +282,9 @@ def test_integrals_limits_and_endless_sums_are_left_to_math_verify(
         ("Tom has 42 apples.", RIGHT),
     ],
 )
-def test_a_reference_against_itself(check: Check, reference: str, expected: tuple[bool, bool]) -> None:
+def test_a_reference_against_itself(
+    check: Check, reference: str, expected: tuple[bool, bool]
+) -> None:
     """Missing values, lists of strings and proofs can be matched by no response."""
     assert judged(check, reference, f"\\boxed{{{reference}}}") == expected
 
@@ -300,7 +307,10 @@ def test_an_approximation_is_no_second_guess(
 
 def test_a_reference_that_is_a_sentence_states_its_value(check: Check) -> None:
     assert judged(check, "Tom has 42 apples.", r"\boxed{42}") == RIGHT
-    assert judged(check, "#### Step 1\nAdd 2 and 3.\n#### Step 2\nThe answer is 5.", r"\boxed{5}") == RIGHT
+    assert (
+        judged(check, "#### Step 1\nAdd 2 and 3.\n#### Step 2\nThe answer is 5.", r"\boxed{5}")
+        == RIGHT
+    )
 
 
 @pytest.mark.parametrize(
@@ -318,7 +328,9 @@ def test_what_would_take_long_is_not_the_answer(check: Check, response: str) -> 
     assert time.process_time() - began < 2
 
 
-@pytest.mark.parametrize("response", ["é", "中", "k = é", r"\frac{Ω}{2}", "x_é", "2²é", "e_1", "\U0001d7d9", "٣", "ª"])
+@pytest.mark.parametrize(
+    "response", ["é", "中", "k = é", r"\frac{Ω}{2}", "x_é", "2²é", "e_1", "\U0001d7d9", "٣", "ª"]
+)
 def test_letters_of_other_scripts_are_no_error(check: Check, response: str) -> None:
     """What an untrained policy writes: a check that raises would count as failed."""
     assert judged(check, "7", f"\\boxed{{{response}}}") == WRONG
@@ -423,10 +435,13 @@ def test_what_only_looks_like_a_guess(check: Check, reference: str, response: st
         (r"\frac{1}{7}", "0.142857", "0.142858"),
         (r"\sqrt{2}", "1.414214", "1.414215"),
         (r"\sqrt{2}", "1.414213", "1.414212"),
-        (r"\frac{2469135}{20000000}", "0.123457", "0.123458"),  # half of the last digit is rounded up
+        # half of the last digit is rounded up
+        (r"\frac{2469135}{20000000}", "0.123457", "0.123458"),
     ],
 )
-def test_a_decimal_is_cut_or_rounded_to_the_digits_it_has(check: Check, reference: str, right: str, wrong: str) -> None:
+def test_a_decimal_is_cut_or_rounded_to_the_digits_it_has(
+    check: Check, reference: str, right: str, wrong: str
+) -> None:
     assert judged(check, reference, right) == RIGHT
     assert judged(check, reference, wrong) == WRONG
 
@@ -444,11 +459,15 @@ def test_a_decimal_is_cut_or_rounded_to_the_digits_it_has(check: Check, referenc
         ("41, 42", r"\boxed{41} \text{ and } \boxed{42}", True),
     ],
 )
-def test_the_last_box_counts_unless_boxes_are_joined(check: Check, reference: str, response: str, right: bool) -> None:
+def test_the_last_box_counts_unless_boxes_are_joined(
+    check: Check, reference: str, response: str, right: bool
+) -> None:
     assert judged(check, reference, response) == (right, True)
 
 
-@pytest.mark.parametrize("end", ["</s>", "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>\n", "</s></s>"])
+@pytest.mark.parametrize(
+    "end", ["</s>", "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>\n", "</s></s>"]
+)
 def test_a_token_that_ends_a_turn_is_no_part_of_the_answer(check: Check, end: str) -> None:
     for response in ("The answer is 42", "42", r"\boxed{42}", "<answer>42</answer>"):
         assert judged(check, "42", response + end) == RIGHT
@@ -510,7 +529,9 @@ def test_answers_in_text_without_spaces(check: Check, response: str) -> None:
         "答案是142。",
     ],
 )
-def test_what_is_denied_or_scaled_in_text_without_spaces_is_no_answer(check: Check, response: str) -> None:
+def test_what_is_denied_or_scaled_in_text_without_spaces_is_no_answer(
+    check: Check, response: str
+) -> None:
     assert judged(check, "42", response)[0] is False
 
 
@@ -554,7 +575,9 @@ def test_units_in_text_without_spaces(check: Check) -> None:
         (r"\frac{1}{3}", "0.333.", False),
     ],
 )
-def test_several_values_options_bases_and_dots(check: Check, reference: str, response: str, right: bool) -> None:
+def test_several_values_options_bases_and_dots(
+    check: Check, reference: str, response: str, right: bool
+) -> None:
     assert judged(check, reference, response)[0] is right
 
 
@@ -584,5 +607,7 @@ BEGUN = "<|im_start|>user\n6 * 7?<|im_end|>\n<|im_start|>assistant\n<think>\n"
         ("", "42", RIGHT),
     ],
 )
-def test_thinking_that_the_prompt_begins(check: Check, prompt: str, response: str, verdict: tuple[bool, bool]) -> None:
+def test_thinking_that_the_prompt_begins(
+    check: Check, prompt: str, response: str, verdict: tuple[bool, bool]
+) -> None:
     assert check(Problem(5, "6 * 7?", "42"), prompt, response)[:2] == verdict

@@ -31,7 +31,10 @@ def refused(task: str) -> str:
 
 
 def table(delimiter: str = ",") -> str:
-    rows = [("question", "answer"), *((json.dumps(prompt), answer) for prompt, answer in PROBLEMS.items())]
+    rows = [
+        ("question", "answer"),
+        *((json.dumps(prompt), answer) for prompt, answer in PROBLEMS.items()),
+    ]
     return "".join(delimiter.join(row) + "\n" for row in rows)
 
 
@@ -40,11 +43,19 @@ def table(delimiter: str = ",") -> str:
     [
         ("p.csv", table(), "line 1: the header of a table in CSV (question, answer)"),
         ("p.tsv", table("\t"), "line 1: the header of a table in CSV (question, answer)"),
-        ("excel.csv", "\ufeff" + table(";"), "line 1: the header of a table in CSV (question, answer)"),
+        (
+            "excel.csv",
+            "\ufeff" + table(";"),
+            "line 1: the header of a table in CSV (question, answer)",
+        ),
         ("bars.csv", table("|"), "line 1: the header of a table in CSV (question, answer)"),
         ("it's $HOME.csv", table(), "line 1: the header of a table in CSV (question, answer)"),
         ("wrong-name.jsonl", table(), "line 1: the header of a table in CSV (question, answer)"),
-        ("array.json", json.dumps([{"question": q, "answer": a} for q, a in PROBLEMS.items()]), "begins a JSON array"),
+        (
+            "array.json",
+            json.dumps([{"question": q, "answer": a} for q, a in PROBLEMS.items()]),
+            "begins a JSON array",
+        ),
         (
             "pretty.jsonl",
             json.dumps([{"question": q, "answer": a} for q, a in PROBLEMS.items()], indent=2),
@@ -54,7 +65,12 @@ def table(delimiter: str = ",") -> str:
 )
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_format_with_a_conversion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, found: str, suffix: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    content: str,
+    found: str,
+    suffix: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = content.encode()
@@ -99,4 +115,7 @@ def test_a_pointer_of_git_lfs_in_place_of_the_problems(
     name = task.partition(":")[2]
     Path(name).write_text(POINTER)
     message = refused(task)
-    assert message.startswith(f"{name}: is a pointer of Git LFS, not the file itself") and "git lfs pull" in message
+    assert (
+        message.startswith(f"{name}: is a pointer of Git LFS, not the file itself")
+        and "git lfs pull" in message
+    )

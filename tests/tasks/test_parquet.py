@@ -27,7 +27,9 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def read(argument: object, **data: Any) -> list[Problem]:
     """All problems in the order of the files."""
-    result = open_source(f"parquet:{argument}", DataConfig(**data)).problems(10**6, np.random.default_rng(0))
+    result = open_source(f"parquet:{argument}", DataConfig(**data)).problems(
+        10**6, np.random.default_rng(0)
+    )
     return sorted(result, key=lambda p: p.id)
 
 
@@ -83,7 +85,10 @@ def test_flat_columns_are_plain_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize("argument", ["d", "d/part-*.parquet"])
 def test_several_files_are_numbered_through(tmp_path: Path, argument: str) -> None:
     for k in (1, 0):
-        write(tmp_path / "d" / f"part-{k}.parquet", [{"prompt": f"{k}{i}", "answer": str(i)} for i in range(3)])
+        write(
+            tmp_path / "d" / f"part-{k}.parquet",
+            [{"prompt": f"{k}{i}", "answer": str(i)} for i in range(3)],
+        )
     (tmp_path / "d" / "notes.txt").write_text("x")
     assert [(p.id, p.prompt) for p in read(tmp_path / argument)] == [
         (0, "00"),
@@ -102,16 +107,23 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         return str(e.value)
 
     bare = write(tmp_path / "x.parquet", [{"text": "a", "label": 1}])
-    assert f"{bare}, row 0: no prompt: there are the columns text, label; expected one of prompt, question" in refused(
-        bare
+    assert (
+        f"{bare}, row 0: no prompt: there are the columns text, label; expected one of prompt, question"
+        in refused(bare)
     )
-    assert "no answer: there are the columns text, label; expected one of reward_model.ground_truth, answer" in refused(
-        bare, prompt_key="text"
+    assert (
+        "no answer: there are the columns text, label; expected one of reward_model.ground_truth, answer"
+        in refused(bare, prompt_key="text")
     )
     assert read(bare, prompt_key="text", answer_key="label")[0].answer == "1"
-    gap = write(tmp_path / "gap.parquet", [{"prompt": "a", "answer": "1"}] * 3 + [{"prompt": "b", "answer": None}])
+    gap = write(
+        tmp_path / "gap.parquet",
+        [{"prompt": "a", "answer": "1"}] * 3 + [{"prompt": "b", "answer": None}],
+    )
     assert f"{gap}, row 3: 'answer' is missing or empty" in refused(gap)
-    assert "holds no problem" in refused(write(tmp_path / "empty.parquet", [{"prompt": "a", "answer": "1"}][:0]))
+    assert "holds no problem" in refused(
+        write(tmp_path / "empty.parquet", [{"prompt": "a", "answer": "1"}][:0])
+    )
     (tmp_path / "text.parquet").write_text('{"prompt": "a"}')
     assert "expected a Parquet file" in refused(tmp_path / "text.parquet")
     assert "no such file" in refused(tmp_path / "none.parquet")
@@ -134,7 +146,9 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     ("column", "problem"),
     [
         (
-            pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(bytes(4) + b"\1\0\0\0"), pa.py_buffer(b"\xff")]),
+            pa.Array.from_buffers(
+                pa.string(), 1, [None, pa.py_buffer(bytes(4) + b"\1\0\0\0"), pa.py_buffer(b"\xff")]
+            ),
             "utf-8",
         ),
         (pa.array([3_000_000], pa.int32()).cast(pa.date32()), "date value out of range"),
@@ -142,8 +156,12 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     ],
 )
 def test_values_that_python_does_not_have(tmp_path: Path, column: pa.Array, problem: str) -> None:
-    pq.write_table(pa.table({"prompt": ["a"], "answer": ["1"], "x": column}), tmp_path / "x.parquet")
-    with pytest.raises(InputError, match=rf"cannot read .*x\.parquet from row 0: .*{problem}.*; expected .*UTF-8"):
+    pq.write_table(
+        pa.table({"prompt": ["a"], "answer": ["1"], "x": column}), tmp_path / "x.parquet"
+    )
+    with pytest.raises(
+        InputError, match=rf"cannot read .*x\.parquet from row 0: .*{problem}.*; expected .*UTF-8"
+    ):
         read(tmp_path / "x.parquet")
 
 
@@ -151,11 +169,15 @@ def test_a_small_file_of_many_rows_is_refused_by_their_number(tmp_path: Path) ->
     """Ten million rows of one value, in 50 KB."""
     same = pa.DictionaryArray.from_arrays(pa.array(np.zeros(10**7, np.int32)), pa.array(["same"]))
     pq.write_table(pa.table({"prompt": same, "answer": same}), tmp_path / "x.parquet")
-    with pytest.raises(InputError, match=r"x\.parquet: 10,000,000 rows, 0 bytes .* at most 4,000,000 rows"):
+    with pytest.raises(
+        InputError, match=r"x\.parquet: 10,000,000 rows, 0 bytes .* at most 4,000,000 rows"
+    ):
         read(tmp_path / "x.parquet")
 
 
-def test_a_small_file_of_long_rows_is_refused_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_file_of_long_rows_is_refused_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "MAX_ROW_BYTES", 10**6)
     write(tmp_path / "x.parquet", [{"prompt": "x" * 1000, "answer": "1"}] * 2000)
     with pytest.raises(InputError, match=r"at most .* 1,000,000 bytes in all files"):

@@ -1,4 +1,5 @@
-"""Which problems a run takes: what is held out, left out, mixed or dropped, and that notes say all of it."""
+"""Which problems a run takes: what is held out, left out, mixed or dropped, and that notes say all
+of it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ class Words:
 
 
 def write(path: Path, prompts: Sequence[str]) -> str:
-    path.write_text("".join(json.dumps({"prompt": p, "answer": str(i)}) + "\n" for i, p in enumerate(prompts)))
+    path.write_text(
+        "".join(json.dumps({"prompt": p, "answer": str(i)}) + "\n" for i, p in enumerate(prompts))
+    )
     return f"jsonl:{path}"
 
 
@@ -59,7 +62,8 @@ def chosen(settings: CellConfig, label: Any = never) -> Any:
 def test_a_set_is_split_and_a_note_counts_long_prompts(tmp_path: Path) -> None:
     task = write(
         tmp_path / "a.jsonl",
-        [f"problem {i}" for i in range(20)] + ["one that is too long by far", "and another one of these"],
+        [f"problem {i}" for i in range(20)]
+        + ["one that is too long by far", "and another one of these"],
     )
     got = chosen(cell(task, P=3))
     assert (len(got.training), len(got.validation)) == (16, 4)
@@ -75,7 +79,9 @@ def test_a_set_is_split_and_a_note_counts_long_prompts(tmp_path: Path) -> None:
 
 def test_a_validation_set_that_takes_all_training_problems_is_named(tmp_path: Path) -> None:
     task = write(tmp_path / "a.jsonl", [f"problem {i}" for i in range(4)])
-    with pytest.raises(InputError, match=r"all 4 training problems .* are among the 4 that validate, of jsonl:"):
+    with pytest.raises(
+        InputError, match=r"all 4 training problems .* are among the 4 that validate, of jsonl:"
+    ):
         chosen(cell(task, held_out=task))
 
 
@@ -83,13 +89,25 @@ def test_what_also_stands_in_a_held_out_set_is_not_trained_on(tmp_path: Path) ->
     task = write(tmp_path / "a.jsonl", [f"Problem  {i}" for i in range(10)])
     held_out = write(tmp_path / "b.jsonl", ["problem 3", "problem 7", "other 1", "other 2"])
     got = chosen(cell(task, held_out=held_out))
-    assert sorted(p.id for p in got.training) == [0, 1, 2, 4, 5, 6, 8, 9] and len(got.validation) == 4
-    assert got.notes == ["2 training problems are also in the validation set: they are not trained on"]
+    assert (
+        sorted(p.id for p in got.training) == [0, 1, 2, 4, 5, 6, 8, 9] and len(got.validation) == 4
+    )
+    assert got.notes == [
+        "2 training problems are also in the validation set: they are not trained on"
+    ]
 
 
 def test_a_note_says_that_a_held_out_set_is_smaller_than_asked_for(tmp_path: Path) -> None:
-    got = chosen(cell(write(tmp_path / "a.jsonl", ["a", "b"]), held_out=write(tmp_path / "b.jsonl", ["c", "d"])))
-    assert len(got.validation) == 2 and "holds 2 problems, and cell.data.validation = 4" in got.notes[0]
+    got = chosen(
+        cell(
+            write(tmp_path / "a.jsonl", ["a", "b"]),
+            held_out=write(tmp_path / "b.jsonl", ["c", "d"]),
+        )
+    )
+    assert (
+        len(got.validation) == 2
+        and "holds 2 problems, and cell.data.validation = 4" in got.notes[0]
+    )
 
 
 def test_the_same_prompt_in_other_letters_is_on_one_side(tmp_path: Path) -> None:
@@ -107,18 +125,27 @@ def test_a_note_counts_problems_outside_the_difficulty(tmp_path: Path) -> None:
 
     for held_out in (None, write(tmp_path / "b.jsonl", [f"other {i}" for i in range(4)])):
         got = chosen(cell(task, attempts=4, difficulty=(0.25, 0.5), held_out=held_out), label)
-        assert {p.id % 4 for p in got.training} == {1, 2} and {p.id % 4 for p in got.out_of_range} == {0, 3}
+        assert {p.id % 4 for p in got.training} == {1, 2} and {
+            p.id % 4 for p in got.out_of_range
+        } == {0, 3}
         assert len(got.out_of_range) == 20 and len(got.training) == (16 if held_out is None else 20)
         assert "20 of 40 problems left out: their avg@k is outside [0.25, 0.5]" in got.notes
 
 
 def test_size_and_extra_sets(tmp_path: Path) -> None:
     task = write(tmp_path / "a.jsonl", [f"problem {i}" for i in range(20)])
-    seen = write(tmp_path / "b.jsonl", [f"problem {i}" for i in range(20)] + [f"new {i}" for i in range(4)])
+    seen = write(
+        tmp_path / "b.jsonl", [f"problem {i}" for i in range(20)] + [f"new {i}" for i in range(4)]
+    )
     got = chosen(cell(task, extra={"seen": seen}, size=5, validation=10))
-    assert len(got.training) == 5 and got.notes[0] == "5 of 10 training problems left out: cell.data.size = 5"
+    assert (
+        len(got.training) == 5
+        and got.notes[0] == "5 of 10 training problems left out: cell.data.size = 5"
+    )
     both = {p.prompt for p in got.extra_sets["seen"]} & {p.prompt for p in got.training}
-    assert got.notes[1:] == ([f"{len(both)} of 10 problems of seen are also in the training set"] if both else [])
+    assert got.notes[1:] == (
+        [f"{len(both)} of 10 problems of seen are also in the training set"] if both else []
+    )
 
 
 def test_a_missing_file_is_reported_before_anything_is_labelled(tmp_path: Path) -> None:
@@ -151,10 +178,16 @@ def test_a_mixture_validates_on_its_largest_part(tmp_path: Path) -> None:
         "easy_validation": some(6, 300),
     }
     write_dataset(tmp_path / "d", splits, {})
-    for shares, part, counts in (({"hard": 1, "easy": 3}, 300, (10, 30)), ({"easy": 1.0, "hard": 1.0}, 300, (30, 30))):
+    for shares, part, counts in (
+        ({"hard": 1, "easy": 3}, 300, (10, 30)),
+        ({"easy": 1.0, "hard": 1.0}, 300, (30, 30)),
+    ):
         got = chosen(cell(f"tfds:{tmp_path / 'd'}", mixture=shares, attempts=16))
         assert all(part <= p.id < part + 100 for p in got.validation) and len(got.validation) == 4
-        assert (sum(p.id < 100 for p in got.training), sum(200 <= p.id < 300 for p in got.training)) == counts
+        assert (
+            sum(p.id < 100 for p in got.training),
+            sum(200 <= p.id < 300 for p in got.training),
+        ) == counts
     with pytest.raises(InputError, match="very_easy"):
         chosen(cell(f"tfds:{tmp_path / 'd'}", mixture={"very_easy": 1.0}))
 
@@ -168,13 +201,19 @@ def test_the_best_constant_answer() -> None:
 
 
 @pytest.mark.parametrize("which", ["held_out", "extra"])
-def test_a_set_that_needs_replies_goes_only_with_a_task_that_has_them(which: str, tmp_path: Path) -> None:
+def test_a_set_that_needs_replies_goes_only_with_a_task_that_has_them(
+    which: str, tmp_path: Path
+) -> None:
     def settings(task: str, source: str) -> CellConfig:
-        data: dict[str, Any] = {"held_out": source} if which == "held_out" else {"extra": {"ood": source}}
+        data: dict[str, Any] = (
+            {"held_out": source} if which == "held_out" else {"extra": {"ood": source}}
+        )
         return cell(task, candidates=20, **data)
 
     task = write(tmp_path / "a.jsonl", [f"problem {i}" for i in range(20)])
-    with pytest.raises(InputError, match=r"calculator replies to responses, .*and cell\.task = jsonl:.* does not"):
+    with pytest.raises(
+        InputError, match=r"calculator replies to responses, .*and cell\.task = jsonl:.* does not"
+    ):
         chosen(settings(task, "calculator"))
     for with_replies, other in (("calculator", "calculator"), ("calculator", task)):
         assert len(chosen(settings(with_replies, other)).validation) == 4

@@ -1,4 +1,5 @@
-"""Task strings that name a source; and the two sources that are a file each: sums and greatest common divisors."""
+"""Task strings that name a source; and the two sources that are a file each: sums and greatest
+common divisors."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def test_a_choice_is_random_whole_and_without_repeats() -> None:
     some = random_subset(problems, 20, np.random.default_rng(1))
     assert len({p.id for p in some}) == 20 and some != sorted(some, key=lambda p: p.id)
     assert np.mean([p.id for p in some]) == pytest.approx(49.5, abs=4 * np.sqrt(100**2 / 12 / 20))
-    assert {p.id for p in InMemorySource(problems).problems(1000, np.random.default_rng(2))} == set(range(100))
+    assert {p.id for p in InMemorySource(problems).problems(1000, np.random.default_rng(2))} == set(
+        range(100)
+    )
 
 
 def test_problems_are_distinguished_by_what_the_user_says() -> None:
@@ -47,7 +50,11 @@ def test_problems_are_distinguished_by_what_the_user_says() -> None:
         {"role": "assistant", "content": "no"},
     )
     assert (
-        dedup_text(Problem(0, "double it", "6", messages=(*turns, {"role": "user", "content": "double it"})))
+        dedup_text(
+            Problem(
+                0, "double it", "6", messages=(*turns, {"role": "user", "content": "double it"})
+            )
+        )
         == "3?\ndouble it"
     )
     assert dedup_text(Problem(0, "double it", "6")) == "double it"
@@ -55,7 +62,12 @@ def test_problems_are_distinguished_by_what_the_user_says() -> None:
 
 def test_settings_of_a_task() -> None:
     assert read_settings("", "t") == {}
-    assert read_settings("a=1,b=[x, 2],c=on it,d=1.5", "t") == {"a": 1, "b": ["x", 2], "c": "on it", "d": 1.5}
+    assert read_settings("a=1,b=[x, 2],c=on it,d=1.5", "t") == {
+        "a": 1,
+        "b": ["x", 2],
+        "c": "on it",
+        "d": 1.5,
+    }
     for text in ("a", "a=1,a=2", "=1", "a=1,"):
         with pytest.raises(InputError, match="expected key=value"):
             read_settings(text, "t")
@@ -91,19 +103,28 @@ def test_sums_are_right_distinct_and_have_ids_of_their_own() -> None:
 
 
 def test_no_two_sets_hold_a_problem_both_ways_round() -> None:
-    """A held-out set is drawn independently of the training set: what both hold must be the same text to be found."""
+    """A held-out set is drawn independently of the training set: what both hold must be the same
+    text to be found."""
     one, two = draw("addition", 600, seed=0), draw("addition", 600, seed=1)
     coefficients = {tuple(sorted(map(int, re.findall(r"\d+", p.prompt)))): p.prompt for p in one}
     both = [p for p in two if tuple(sorted(map(int, re.findall(r"\d+", p.prompt)))) in coefficients]
     assert len(both) > 50
-    assert all(coefficients[tuple(sorted(map(int, re.findall(r"\d+", p.prompt))))] == p.prompt for p in both)
-    first_larger = [a > b for a, b in (map(int, re.findall(r"\d+", p.prompt)) for p in one) if a != b]
+    assert all(
+        coefficients[tuple(sorted(map(int, re.findall(r"\d+", p.prompt))))] == p.prompt
+        for p in both
+    )
+    first_larger = [
+        a > b for a, b in (map(int, re.findall(r"\d+", p.prompt)) for p in one) if a != b
+    ]
     assert 0.4 < np.mean(first_larger) < 0.6
 
 
 def test_each_operand_of_a_sum_is_as_often_short_as_long() -> None:
-    # 40 of 5,050 sums: so few repeats that the shares are nearly those of single draws; 50 seeds give 4,000 operands.
-    operands = [n for seed in range(50) for p in draw("addition", 40, seed) for n in divmod(p.id, 100)]
+    # 40 of 5,050 sums: so few repeats that the shares are nearly those of single draws; 50 seeds
+    # give 4,000 operands.
+    operands = [
+        n for seed in range(50) for p in draw("addition", 40, seed) for n in divmod(p.id, 100)
+    ]
     short = np.array(operands) < 10
     assert short.mean() == pytest.approx(0.5, abs=4 * 0.5 / np.sqrt(4000) + 0.02)
     assert np.mean(np.array(operands)[short]) == pytest.approx(4.5, abs=0.3)
@@ -111,8 +132,8 @@ def test_each_operand_of_a_sum_is_as_often_short_as_long() -> None:
 
 
 def test_the_last_sums_are_like_the_first() -> None:
-    """Nearly all one-digit pairs (a fourth of all draws) are met early; so the order is shuffled, and a prefix is a
-    fair choice.
+    """Nearly all one-digit pairs (a fourth of all draws) are met early; so the order is shuffled,
+    and a prefix is a fair choice.
     """
     short = np.array([p.id < 1000 and p.id % 100 < 10 for p in draw("addition", 2000)])
     assert short.sum() == 55
@@ -125,10 +146,14 @@ def test_the_last_sums_are_like_the_first() -> None:
 )
 def test_all_problems_of_a_source(task: str, count: int) -> None:
     problems = draw(task, 20_000)
-    assert len(problems) == len({p.prompt for p in problems}) == len({p.id for p in problems}) == count
+    assert (
+        len(problems) == len({p.prompt for p in problems}) == len({p.id for p in problems}) == count
+    )
 
 
-@pytest.mark.parametrize("task", ["addition:low=0,high=2", "addition:low=3,high=2", "addition:high=5"])
+@pytest.mark.parametrize(
+    "task", ["addition:low=0,high=2", "addition:low=3,high=2", "addition:high=5"]
+)
 def test_limits_that_make_no_problems(task: str) -> None:
     with pytest.raises(InputError, match="expected integers 1 <= low <= high <= "):
         open_source(task, DataConfig())
@@ -141,5 +166,7 @@ def test_no_source_loads_jax() -> None:
         "from isojax.tasks.sources import addition, gym, jsonl, parquet, tfds\n"
         "print(sorted({'jax', 'tensorflow', 'pyarrow'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "[]"

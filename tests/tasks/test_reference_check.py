@@ -1,4 +1,5 @@
-"""References that no response can match are named before a run, and refused where they are more than a few."""
+"""References that no response can match are named before a run, and refused where they are more
+than a few."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from isojax.core.config import CellConfig, DataConfig, ModelConfig, RewardConfig, SamplingConfig, VerifierConfig
+from isojax.core.config import (
+    CellConfig,
+    DataConfig,
+    ModelConfig,
+    RewardConfig,
+    SamplingConfig,
+    VerifierConfig,
+)
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.grading import Checker
@@ -28,7 +36,9 @@ def math_checker() -> Iterator[Checker]:
 def unmatched(checker: Checker, *answers: str) -> dict[str, str]:
     """Why no response matches, of those that none matches."""
     problems = [Problem(i, "", answer) for i, answer in enumerate(answers)]
-    return {one.problem.answer: one.reason for one in find_unmatched("math", checker.judge, problems)}
+    return {
+        one.problem.answer: one.reason for one in find_unmatched("math", checker.judge, problems)
+    }
 
 
 @pytest.mark.parametrize(
@@ -49,7 +59,10 @@ def unmatched(checker: Checker, *answers: str) -> dict[str, str]:
         ("Proof. Suppose n is even.", "a text without a final answer"),
         ("By symmetry both sides are equal. QED", "a text without a final answer"),
         ("48 / 2 = 24\n48 + 24 = 72", "a text without a final answer"),
-        ("She sold 24 clips in May, so she sold 72 clips altogether", "a text without a final answer"),
+        (
+            "She sold 24 clips in May, so she sold 72 clips altogether",
+            "a text without a final answer",
+        ),
         ("12,34,567", "the response '1234567' is wrong"),
     ],
 )
@@ -101,28 +114,49 @@ def test_words_for_nothing_that_are_an_answer(math_checker: Checker) -> None:
         "9.",
         "A.",
     ]
-    assert unmatched(math_checker, *answers, "not continuous", "infinitely many", "not unique", "see") == {}
+    assert (
+        unmatched(math_checker, *answers, "not continuous", "infinitely many", "not unique", "see")
+        == {}
+    )
 
 
-def test_a_wrong_final_answer_is_found_in_every_solution_that_ends_in_it(math_checker: Checker) -> None:
+def test_a_wrong_final_answer_is_found_in_every_solution_that_ends_in_it(
+    math_checker: Checker,
+) -> None:
     answers = ["one\n#### 12,34,567", "another\n#### 12,34,567", "a third\n#### 12"]
     assert list(unmatched(math_checker, *answers)) == answers[:2]
 
 
 def test_other_verifiers() -> None:
-    problems = [Problem(i, "", answer) for i, answer in enumerate(["4", "1,234", "N/A", '["a", "b"]'])]
+    problems = [
+        Problem(i, "", answer) for i, answer in enumerate(["4", "1,234", "N/A", '["a", "b"]'])
+    ]
     for use in ("integer", "integer:last_line"):
-        assert [one.problem.answer for one in find_unmatched(use, None, problems)] == ["N/A", '["a", "b"]']
-    assert [one.problem.answer for one in find_unmatched("exact", None, problems)] == ["N/A", '["a", "b"]']
+        assert [one.problem.answer for one in find_unmatched(use, None, problems)] == [
+            "N/A",
+            '["a", "b"]',
+        ]
+    assert [one.problem.answer for one in find_unmatched("exact", None, problems)] == [
+        "N/A",
+        '["a", "b"]',
+    ]
     assert find_unmatched("function:rewards.py:f", None, problems) == []
 
 
 def check(
-    folder: Path, answers: list[object], use: str | dict[str, str] = "math", refuse: bool = True, order: int = 1
+    folder: Path,
+    answers: list[object],
+    use: str | dict[str, str] = "math",
+    refuse: bool = True,
+    order: int = 1,
 ) -> None:
     """As a run does, of problems in a file."""
     path = folder / "train.jsonl"
-    path.write_text("".join(json.dumps({"question": f"{i}?", "answer": a}) + "\n" for i, a in enumerate(answers)))
+    path.write_text(
+        "".join(
+            json.dumps({"question": f"{i}?", "answer": a}) + "\n" for i, a in enumerate(answers)
+        )
+    )
     cell = CellConfig(
         task=f"jsonl:{path}",
         model=ModelConfig(path=str(byte_level(folder / "model"))),
@@ -140,7 +174,9 @@ def check(
         task.close()
 
 
-def test_a_few_are_warned_of_with_file_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_few_are_warned_of_with_file_and_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     check(tmp_path, [*range(10), "N/A", *range(11, 40)])
     message = capsys.readouterr().err
     assert message.startswith("warning: 1 of 40 reference answers can be matched by no response")
@@ -150,15 +186,21 @@ def test_a_few_are_warned_of_with_file_and_line(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("answer", [["42", "forty-two"], '["42"]', "nan"])
-def test_more_than_a_few_are_refused_with_file_line_and_remedy(tmp_path: Path, answer: object) -> None:
+def test_more_than_a_few_are_refused_with_file_line_and_remedy(
+    tmp_path: Path, answer: object
+) -> None:
     answers = [answer if i % 9 == 5 else i for i in range(40)]  # 4 of 40
     with pytest.raises(InputError) as e:
         check(tmp_path, answers)
     assert str(e.value).startswith("4 of 40 reference answers can be matched by no response")
-    assert f"{tmp_path}/train.jsonl, line 6: " in str(e.value) and "cell.data.answer_key=" in str(e.value)
+    assert f"{tmp_path}/train.jsonl, line 6: " in str(e.value) and "cell.data.answer_key=" in str(
+        e.value
+    )
 
 
-def test_rows_are_named_in_the_order_of_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_rows_are_named_in_the_order_of_the_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     check(tmp_path, ["N/A" if i in (3, 30) else i for i in range(40)], order=-1)
     message = capsys.readouterr().err
     assert message.index("line 4: 'N/A'") < message.index("line 31: 'N/A'")
@@ -169,20 +211,31 @@ def test_most_of_a_few_rows_are_refused(tmp_path: Path) -> None:
         check(tmp_path, ["None", "N/A", "3"])
 
 
-def test_a_run_that_goes_on_is_not_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_goes_on_is_not_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     check(tmp_path, ["N/A"] * 20, refuse=False)
     assert "20 of 20 reference answers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("refuse", [True, False])
-def test_an_answer_that_is_no_integer_is_refused_with_its_line(tmp_path: Path, refuse: bool) -> None:
-    with pytest.raises(InputError, match=r"^\S+train\.jsonl, line 40: .* expects an integer as answer, given '3\.5'"):
+def test_an_answer_that_is_no_integer_is_refused_with_its_line(
+    tmp_path: Path, refuse: bool
+) -> None:
+    with pytest.raises(
+        InputError,
+        match=r"^\S+train\.jsonl, line 40: .* expects an integer as answer, given '3\.5'",
+    ):
         check(tmp_path, [*range(39), "3.5"], "integer", refuse)
-    with pytest.raises(InputError, match=r"2 of 40 .* are no integers, the first: .*train\.jsonl, line 39: "):
+    with pytest.raises(
+        InputError, match=r"2 of 40 .* are no integers, the first: .*train\.jsonl, line 39: "
+    ):
         check(tmp_path, [*range(38), "N/A", "3.5"], "integer", refuse)
 
 
-def test_words_for_nothing_may_be_labels_of_an_exact_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_for_nothing_may_be_labels_of_an_exact_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     check(tmp_path, ["none", "some"] * 10, use="exact")
     assert "10 of 20 reference answers" in capsys.readouterr().err
 
@@ -204,5 +257,7 @@ def test_solutions_that_an_exact_task_compares_in_full_are_warned_of(
 def test_of_several_verifiers_the_built_in_ones_are_asked(tmp_path: Path) -> None:
     answers = ["None" if i % 4 == 0 else i for i in range(20)]
     check(tmp_path, answers, use={"form": "function:nowhere.py:form"}, refuse=True)
-    with pytest.raises(InputError, match=r"5 of 20 reference answers .* cell\.verifier\.use = math"):
+    with pytest.raises(
+        InputError, match=r"5 of 20 reference answers .* cell\.verifier\.use = math"
+    ):
         check(tmp_path, answers, use={"accuracy": "math", "words": "exact"})

@@ -20,14 +20,25 @@ from isojax.tasks.problem_sources import InMemorySource
 from isojax.tasks.task import TextTask
 from tests.tasks.tokenizer_folders import byte_level
 
-LLAMA_8B: dict[str, Any] = {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "mlp": 14336}
+LLAMA_8B: dict[str, Any] = {
+    "layers": 32,
+    "width": 4096,
+    "heads": 32,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "mlp": 14336,
+}
 REQUIRED = (*LENGTHS, LEARNING_RATE)
 
 
 def make_task(folder: Path, prompts: list[str], context: int | None) -> tuple[CellConfig, TextTask]:
     byte_level(folder)
-    config_json = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": context}
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in config_json.items() if v is not None}))
+    config_json = json.loads((folder / "config.json").read_text()) | {
+        "max_position_embeddings": context
+    }
+    (folder / "config.json").write_text(
+        json.dumps({k: v for k, v in config_json.items() if v is not None})
+    )
     cell = CellConfig(task="mine", model=ModelConfig(path=str(folder), tied=True, **LLAMA_8B))
     problems = [Problem(i, prompt, "") for i, prompt in enumerate(prompts)]
     return cell, TextTask(InMemorySource(problems), cell)
@@ -40,21 +51,33 @@ def suggestions(cell: CellConfig, task: TextTask, *required: str) -> dict[str, s
 
 
 def test_values_come_from_prompts_context_and_size(tmp_path: Path) -> None:
-    """Each prompt's "." is a token of its own: 199 of at most 20 tokens and one of 60, so 99% are within 20."""
-    cell, task = make_task(tmp_path, ["." * (1 + i % 20) for i in range(199)] + ["." * 60], context=4096)
-    assert sorted(task.prompt_lengths(task.problems(200, np.random.default_rng(0))))[-2:] == [20, 60]
+    """Each prompt's "." is a token of its own: 199 of at most 20 tokens and one of 60, so 99% are
+    within 20."""
+    cell, task = make_task(
+        tmp_path, ["." * (1 + i % 20) for i in range(199)] + ["." * 60], context=4096
+    )
+    assert sorted(task.prompt_lengths(task.problems(200, np.random.default_rng(0))))[-2:] == [
+        20,
+        60,
+    ]
     named = suggestions(cell, task, *REQUIRED)
-    assert named == {LENGTHS[0]: "32", LENGTHS[1]: "512", LEARNING_RATE: "1e-06"}  # 20 is rounded up to 2 x 16
-    config = load_config("smollm2_cpu", [f"{key}={value}" for key, value in named.items()])  # as pasted
+    # 20 is rounded up to 2 x 16
+    assert named == {LENGTHS[0]: "32", LENGTHS[1]: "512", LEARNING_RATE: "1e-06"}
+    # as pasted
+    config = load_config("smollm2_cpu", [f"{key}={value}" for key, value in named.items()])
     assert config.cell.sampling.prompt_length == 32 and config.cell.rl.learning_rate == 1e-6
     require_settings(config.cell, task, count_parameters, *REQUIRED)
 
 
 def test_what_is_set_is_neither_required_nor_named(tmp_path: Path) -> None:
     cell, task = make_task(tmp_path, ["." * 8], context=None)
-    cell = CellConfig.model_validate({**cell.model_dump(exclude_unset=True), "sampling": {"prompt_length": 9}})
+    cell = CellConfig.model_validate(
+        {**cell.model_dump(exclude_unset=True), "sampling": {"prompt_length": 9}}
+    )
     assert set(suggestions(cell, task, *LENGTHS)) == {LENGTHS[1], LEARNING_RATE}
-    cell = CellConfig.model_validate({**cell.model_dump(exclude_unset=True), "rl": {"learning_rate": 1e-4}})
+    cell = CellConfig.model_validate(
+        {**cell.model_dump(exclude_unset=True), "rl": {"learning_rate": 1e-4}}
+    )
     assert suggestions(cell, task, *LENGTHS) == {LENGTHS[1]: "512"}
     require_settings(cell, task, count_parameters, LEARNING_RATE)
 
@@ -66,7 +89,8 @@ def test_both_lengths_are_within_a_short_context(tmp_path: Path) -> None:
 
 
 def test_parameters_are_counted_as_published() -> None:
-    """Llama 3.1 8B has 8,030,261,248 parameters, SmolLM2 134,515,008, Qwen3-30B-A3B 30,532,122,624."""
+    """Llama 3.1 8B has 8,030,261,248 parameters, SmolLM2 134,515,008, Qwen3-30B-A3B
+    30,532,122,624."""
     assert count_parameters(ModelConfig(**LLAMA_8B), 128_256) == 8_030_261_248
     smollm2: dict[str, Any] = {
         "layers": 30,
@@ -89,4 +113,7 @@ def test_parameters_are_counted_as_published() -> None:
         "tied": False,
     }
     experts: dict[str, Any] = {"experts": 128, "top_k": 8, "expert_mlp": 768}
-    assert count_parameters(ModelConfig(family="qwen3_moe", **qwen3_moe, options=experts), 151_936) == 30_532_122_624
+    assert (
+        count_parameters(ModelConfig(family="qwen3_moe", **qwen3_moe, options=experts), 151_936)
+        == 30_532_122_624
+    )

@@ -1,4 +1,5 @@
-"""The solvers task: answers by hand, what the verifier takes, and the mixture of solvers in its demonstrations."""
+"""The solvers task: answers by hand, what the verifier takes, and the mixture of solvers in its
+demonstrations."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from isojax.tasks.device.solvers import ALPHABET, CONFUSION_PROBABILITY, CORRECT
 from isojax.tasks.task import build_task
 
 TASK = solvers.build()
-BY_HAND = {"A": "54", "B": "20", "C": "37", "D": "17", "E": "17", "F": "37", "G": "4", "H": "9"}  # of 17 and 37
+# of 17 and 37
+BY_HAND = {"A": "54", "B": "20", "C": "37", "D": "17", "E": "17", "F": "37", "G": "4", "H": "9"}
 
 
 @pytest.mark.parametrize(("operator", "answer"), BY_HAND.items())
@@ -23,7 +25,8 @@ def test_answers_by_hand(operator: str, answer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "answers"), [(99, 99, [198, 0, 99, 99, 99, 99, 8, 1]), (5, 80, [85, 75, 80, 5, 5, 80, 5, 0])]
+    ("a", "b", "answers"),
+    [(99, 99, [198, 0, 99, 99, 99, 99, 8, 1]), (5, 80, [85, 75, 80, 5, 5, 80, 5, 0])],
 )
 def test_more_answers_by_hand(a: int, b: int, answers: list[int]) -> None:
     assert solvers.solve(np.arange(8), np.full(8, a), np.full(8, b)).tolist() == answers
@@ -35,7 +38,16 @@ def test_problems_are_distinct_and_rightly_answered() -> None:
     right = dict(
         zip(
             "ABCDEFGH",
-            ("{}+{}", "abs({}-{})", "max({},{})", "min({},{})", "{0}", "{1}", "({}+{})%10", "({}*{})%10"),
+            (
+                "{}+{}",
+                "abs({}-{})",
+                "max({},{})",
+                "min({},{})",
+                "{0}",
+                "{1}",
+                "({}+{})%10",
+                "({}*{})%10",
+            ),
             strict=True,
         )
     )
@@ -50,7 +62,9 @@ def test_problems_are_distinct_and_rightly_answered() -> None:
 def test_every_problem_there_is_and_no_more() -> None:
     rng = np.random.default_rng(0)
     assert len({p.prompt for p in TASK.problems(80_000, rng)}) == 80_000
-    with pytest.raises(InputError, match=r"cell\.data\.candidates is 80001; the task `solvers` has 80000"):
+    with pytest.raises(
+        InputError, match=r"cell\.data\.candidates is 80001; the task `solvers` has 80000"
+    ):
         TASK.problems(80_001, rng)
 
 
@@ -94,7 +108,8 @@ def test_what_does_not_fit_is_refused(prompt_length: int, response_length: int, 
     ],
 )
 def test_verdicts(response: str, reward: int) -> None:
-    """The response to 17A37=, in 4 tokens; sampled tokens count up to the end token, as the sampler's mask says."""
+    """The response to 17A37=, in 4 tokens; sampled tokens count up to the end token, as the
+    sampler's mask says."""
     answers = TASK.encode([Problem(0, "17A37=", "54")], 6, 4).answers
     tokens = np.array([[ALPHABET.index(c) for c in response.ljust(4, "7")[:4]]])
     length = response.index("$") + 1 if "$" in response else len(response)
@@ -124,20 +139,26 @@ def test_the_mixture_is_hard_and_easy() -> None:
 
 @pytest.mark.parametrize("operators", ["ABCDEFGH", "GABC"])
 def test_demonstrations_answer_rightly_as_often_as_the_mixture_says(operators: str) -> None:
-    """Another operator's solver is right by chance: the exact rate of a class is over its pairs (a, b)."""
+    """Another operator's solver is right by chance: the exact rate of a class is over its pairs (a,
+    b)."""
     selected = sorted("ABCDEFGH".index(o) for o in operators)
     a, b = (x.reshape(-1) for x in np.mgrid[0:100, 0:100])
-    answers = np.stack([a + b, abs(a - b), np.maximum(a, b), np.minimum(a, b), a, b, (a + b) % 10, (a * b) % 10])
+    answers = np.stack(
+        [a + b, abs(a - b), np.maximum(a, b), np.minimum(a, b), a, b, (a + b) % 10, (a * b) % 10]
+    )
     exact = np.zeros((8, 5, 3))
     for o in selected:
         weights = dict(zip([i for i in range(8) if i != o], CONFUSION_PROBABILITY[o], strict=True))
         others = [i for i in selected if i != o]
-        chance = sum(weights[i] * (answers[i] == answers[o]) for i in others) / sum(weights[i] for i in others)
+        chance = sum(weights[i] * (answers[i] == answers[o]) for i in others) / sum(
+            weights[i] for i in others
+        )
         for x in range(5):
             for y in range(3):
                 exact[o, x, y] = (
                     CORRECT_PROBABILITY[o, x, y]
-                    + (1 - CORRECT_PROBABILITY[o, x, y]) * chance[(a % 5 == x) & (b % 3 == y)].mean()
+                    + (1 - CORRECT_PROBABILITY[o, x, y])
+                    * chance[(a % 5 == x) & (b % 3 == y)].mean()
                 )
 
     task = build_task(CellConfig(task=f"solvers:{operators}"))
@@ -157,23 +178,29 @@ def test_demonstrations_answer_rightly_as_often_as_the_mixture_says(operators: s
     z = (seen - total * exact) / np.sqrt(total * exact * (1 - exact))
     assert np.abs(z).max() < 4.5 and abs((z**2).mean() - 1) < 4 * np.sqrt(2 / z.size)
     assert (
-        np.corrcoef((seen / total).reshape(-1), CORRECT_PROBABILITY[selected].reshape(-1))[0, 1] > 0.9
+        np.corrcoef((seen / total).reshape(-1), CORRECT_PROBABILITY[selected].reshape(-1))[0, 1]
+        > 0.9
     )  # what is right by chance blurs it
 
 
 def test_some_of_the_operators() -> None:
     task = build_task(CellConfig(task="solvers:GAB"))
     problems = task.problems(30_000, np.random.default_rng(0))
-    assert {p.prompt[2] for p in problems} == set("ABG") and len({p.prompt for p in problems}) == 30_000
+    assert {p.prompt[2] for p in problems} == set("ABG") and len(
+        {p.prompt for p in problems}
+    ) == 30_000
     every = {p.prompt: p for p in TASK.problems(80_000, np.random.default_rng(0))}
-    assert all(every[p.prompt] == p for p in problems)  # a problem has one number, whatever the task
+    # a problem has one number, whatever the task
+    assert all(every[p.prompt] == p for p in problems)
     with pytest.raises(InputError, match="has 30000"):
         task.problems(30_001, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("operators", ["AAB", "AX", "ab", "A"])
 def test_operators_refused(operators: str) -> None:
-    with pytest.raises(InputError, match=rf"solvers:{operators} is not two or more different operators of ABCDEFGH"):
+    with pytest.raises(
+        InputError, match=rf"solvers:{operators} is not two or more different operators of ABCDEFGH"
+    ):
         build_task(CellConfig(task=f"solvers:{operators}"))
 
 

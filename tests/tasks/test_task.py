@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isojax.core.config import CellConfig, InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
+from isojax.core.config import (
+    CellConfig,
+    InterruptConfig,
+    ModelConfig,
+    PromptConfig,
+    SamplingConfig,
+    VerifierConfig,
+)
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks import prompts as prompts_module
@@ -35,7 +42,9 @@ def task(folder: Path, problems: Sequence[Problem] = SUMS, **prompt: Any) -> Tex
     return TextTask(InMemorySource(problems), cell, num_workers=1)
 
 
-def prompts(made: TextTask, problems: Sequence[Problem] = SUMS, prompt_length: int = 200) -> list[str]:
+def prompts(
+    made: TextTask, problems: Sequence[Problem] = SUMS, prompt_length: int = 200
+) -> list[str]:
     """The prompts that `encode` writes, special tokens and all, with the padding checked."""
     tokens, lengths, answers, ids = made.encode(problems, prompt_length)
     assert tokens.dtype == lengths.dtype == answers.dtype == ids.dtype == np.int32
@@ -43,11 +52,16 @@ def prompts(made: TextTask, problems: Sequence[Problem] = SUMS, prompt_length: i
     assert ids.tolist() == [p.id for p in problems]
     for row, length in zip(tokens, lengths, strict=True):
         assert (row[length:] == made.pad).all() and row[length - 1] != made.pad
-    return [str(made.tokenizer.decode(row[:length])) for row, length in zip(tokens, lengths, strict=True)]
+    return [
+        str(made.tokenizer.decode(row[:length]))
+        for row, length in zip(tokens, lengths, strict=True)
+    ]
 
 
 def ids(made: TextTask, text: str) -> np.ndarray:
-    return np.array(made.tokenizer(text, add_special_tokens=False, truncation=False)["input_ids"], np.int32)
+    return np.array(
+        made.tokenizer(text, add_special_tokens=False, truncation=False)["input_ids"], np.int32
+    )
 
 
 def grade(made: TextTask, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
@@ -83,8 +97,11 @@ def test_the_tokenizers_own_first_token_is_kept(tmp_path: Path) -> None:
     assert llama.decode(ids(llama, "the cat")) == " the cat"
 
 
-def test_an_added_token_beyond_the_embedding_is_read_until_a_prompt_holds_it(tmp_path: Path) -> None:
-    """`<think>` is the last token, and the embedding has no row for it, as with the [PAD] that trainers add."""
+def test_an_added_token_beyond_the_embedding_is_read_until_a_prompt_holds_it(
+    tmp_path: Path,
+) -> None:
+    """`<think>` is the last token, and the embedding has no row for it, as with the [PAD] that
+    trainers add."""
     made = task(byte_level(tmp_path, padding=-1))
     assert made.vocab == len(made.tokenizer) - 1 and made.stops.tokens == (2,) and made.pad == 3
     assert prompts(made)[0] == "12 + 7 ="
@@ -105,7 +122,9 @@ def test_a_padding_token_beyond_the_embedding_pads_with_another(tmp_path: Path) 
     assert made.encode(SUMS, 40).prompts.max() < made.vocab
 
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, made.vocab]}))
-    with pytest.raises(InputError, match=rf"end tokens \[{made.vocab}\] are outside.*resize_token_embeddings"):
+    with pytest.raises(
+        InputError, match=rf"end tokens \[{made.vocab}\] are outside.*resize_token_embeddings"
+    ):
         task(folder)
 
 
@@ -113,9 +132,14 @@ def test_a_chat_prompt_is_the_template_of_the_tokenizer(folder: Path) -> None:
     made = task(folder, format="chat", system="Be brief.", template="{prompt}?")
     chat = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n3 + 4 =?<|im_end|>\n<|im_start|>assistant\n"
     assert prompts(made)[1] == chat
-    assert prompts(task(folder, format="chat"))[1] == "<|im_start|>user\n3 + 4 =<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        prompts(task(folder, format="chat"))[1]
+        == "<|im_start|>user\n3 + 4 =<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert prompts(task(folder, format="chat", thinking=True))[1].endswith("assistant\n")
-    assert prompts(task(folder, format="chat", thinking=False))[1].endswith("assistant\n<think>no</think>")
+    assert prompts(task(folder, format="chat", thinking=False))[1].endswith(
+        "assistant\n<think>no</think>"
+    )
 
 
 def test_a_template_is_filled_in_once_for_the_problems_that_each_evaluation_shows(
@@ -123,22 +147,38 @@ def test_a_template_is_filled_in_once_for_the_problems_that_each_evaluation_show
 ) -> None:
     """Each time is a process. Of other problems, those that were not shown before are rendered."""
     made, calls, render = task(folder, format="chat"), [], prompts_module.render_chats
-    monkeypatch.setattr(prompts_module, "render_chats", lambda *words: (calls.append(len(words[1])), render(*words))[1])
+    monkeypatch.setattr(
+        prompts_module,
+        "render_chats",
+        lambda *words: (calls.append(len(words[1])), render(*words))[1],
+    )
     first = made.prompt_texts(SUMS[:2])
     assert made.prompt_texts(list(SUMS[:2])) == first and calls == [2]
-    assert made.prompt_texts(SUMS[1:]) == [first[1], first[1].replace("3 + 4", "1 + 1")] and calls == [2, 1]
+    assert made.prompt_texts(SUMS[1:]) == [
+        first[1],
+        first[1].replace("3 + 4", "1 + 1"),
+    ] and calls == [2, 1]
 
 
 def test_a_sources_own_conversation(folder: Path) -> None:
     turns = [("system", "Add."), ("user", "1 + 1 ="), ("assistant", "2"), ("user", "3 + 4 =")]
-    talk = Problem(1, "3 + 4 =", "7", messages=tuple({"role": role, "content": content} for role, content in turns))
+    talk = Problem(
+        1,
+        "3 + 4 =",
+        "7",
+        messages=tuple({"role": role, "content": content} for role, content in turns),
+    )
     (result,) = prompts(task(folder, format="chat", template="{prompt} ?"), [talk])
     every = [*turns[:-1], ("user", "3 + 4 = ?")]
     assert (
         result
-        == "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in every) + "<|im_start|>assistant\n"
+        == "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in every)
+        + "<|im_start|>assistant\n"
     )
-    with pytest.raises(InputError, match=r"problem 1 has a system message of its own, and cell\.prompt\.system is set"):
+    with pytest.raises(
+        InputError,
+        match=r"problem 1 has a system message of its own, and cell\.prompt\.system is set",
+    ):
         prompts(task(folder, format="chat", system="Subtract."), [talk])
     with pytest.raises(InputError, match=r"problem 1 is a conversation of 4 messages.*format=chat"):
         prompts(task(folder), [talk])
@@ -154,17 +194,22 @@ def test_long_prompts_are_never_cut(folder: Path) -> None:
     lengths = made.prompt_lengths([*SUMS, long, SUMS[0]])
     assert lengths[-2] == length and max(*lengths[:-2], lengths[-1]) < length
     with pytest.raises(
-        InputError, match=rf"problem 9 takes {length} tokens, expected 1 to {length - 1}: 'the cat.*Raise"
+        InputError,
+        match=rf"problem 9 takes {length} tokens, expected 1 to {length - 1}: 'the cat.*Raise",
     ):
         made.encode([*SUMS, long], length - 1)
     assert made.prompt_lengths([]) == [] and made.encode([], 5).prompts.shape == (0, 5)
 
 
 @pytest.mark.parametrize("format", ["raw", "chat"])
-def test_a_prompt_of_a_million_characters_is_refused_before_it_is_written(folder: Path, format: str) -> None:
+def test_a_prompt_of_a_million_characters_is_refused_before_it_is_written(
+    folder: Path, format: str
+) -> None:
     """One of 16 GB, which a template makes of a million."""
     made = task(folder, format=format, template="{prompt}" * 16000)
-    with pytest.raises(InputError, match=r"problem 4 .*template takes 16,000,128,000 characters, .* 1,048,576"):
+    with pytest.raises(
+        InputError, match=r"problem 4 .*template takes 16,000,128,000 characters, .* 1,048,576"
+    ):
         made.prompt_lengths([Problem(4, "x" * 10**6, "1")])
     with pytest.raises(InputError, match=r"problem 4 .*takes 8,000,008 characters"):
         task(folder, format=format).prompt_lengths([Problem(4, "x" * (8 * 10**6), "1")])
@@ -184,7 +229,8 @@ def test_a_prompt_of_nothing_is_refused(folder: Path) -> None:
         (" 19 Question", " 19 Question", " 19 Question"),
         (" 19<|im_end|>\n3", " 19<|im_end|>", " 19"),
         (" 19<|im_start|>3", " 19<|im_start|>3", " 193"),
-        ("Ques<|im_start|>tion:\nx", "Ques<|im_start|>tion:\n", "Question:"),  # a special token stands between
+        # a special token stands between
+        ("Ques<|im_start|>tion:\nx", "Ques<|im_start|>tion:\n", "Question:"),
         ("\n", "\n", ""),
         ("<think>3</think>19", "<think>3</think>19", "<think>3</think>19"),
     ],
@@ -218,11 +264,14 @@ def test_grades_of_the_verifier(folder: Path) -> None:
     )
     made.close()
     made.close()
-    assert grade(made, SUMS[:1], ["19"]).rewards.tolist() == [1]  # its processes come back when they are needed
+    # its processes come back when they are needed
+    assert grade(made, SUMS[:1], ["19"]).rewards.tolist() == [1]
     made.close()
 
 
-def test_a_users_verifier_gets_the_prompt_and_its_failures_are_shown(folder: Path, tmp_path: Path) -> None:
+def test_a_users_verifier_gets_the_prompt_and_its_failures_are_shown(
+    folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text(
         "def fn(prompts, completions, **columns):\n"
         "    assert 'x' not in completions[0]\n"
@@ -269,7 +318,10 @@ def test_build_task_makes_a_text_task_of_a_source(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ({"template": "Add:"}, r"cell\.prompt\.template = 'Add:' has no place for the problem; write \{prompt\}"),
+        (
+            {"template": "Add:"},
+            r"cell\.prompt\.template = 'Add:' has no place for the problem; write \{prompt\}",
+        ),
         ({"system": "Be brief."}, r"cell\.prompt\.system = 'Be brief\.' is part of a chat"),
         ({"thinking": False}, r"cell\.prompt\.thinking = False is part of a chat"),
         ({"stop": ("\n", "")}, r"cell\.prompt\.stop"),
@@ -282,14 +334,21 @@ def test_prompt_formats_that_cannot_be(folder: Path, prompt: dict[str, Any], mes
 
 def test_a_chat_without_a_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=rf"the tokenizer in {tmp_path} has no chat template; set cell\.prompt\.format=raw"
+        InputError,
+        match=rf"the tokenizer in {tmp_path} has no chat template; set cell\.prompt\.format=raw",
     ):
         task(byte_level(tmp_path, chat=None), format="chat")
 
 
 def test_a_chat_template_that_knows_no_system_message(tmp_path: Path) -> None:
-    made = task(byte_level(tmp_path, chat="{{ raise_exception('no system here') }}"), format="chat", system="Be brief.")
-    with pytest.raises(InputError, match=r"refuses the conversation .*no system here.*without cell\.prompt\.system"):
+    made = task(
+        byte_level(tmp_path, chat="{{ raise_exception('no system here') }}"),
+        format="chat",
+        system="Be brief.",
+    )
+    with pytest.raises(
+        InputError, match=r"refuses the conversation .*no system here.*without cell\.prompt\.system"
+    ):
         made.encode(SUMS, 20)
 
 
@@ -305,11 +364,15 @@ def test_a_chat_template_that_breaks_shows_the_conversation_it_broke_on(
     tmp_path: Path, broken: str, error: str
 ) -> None:
     chat = (
-        "{% for m in messages %}{{ m.content }}{% if '3 + 4' in m.content %}{{ " + broken + " }}{% endif %}{% endfor %}"
+        "{% for m in messages %}{{ m.content }}{% if '3 + 4' in m.content %}{{ "
+        + broken
+        + " }}{% endif %}{% endfor %}"
     )
     made = task(byte_level(tmp_path, chat=chat), format="chat", system="Be brief.")
     assert made.encode(SUMS[:1], 40).prompt_lengths[0] > 0
-    with pytest.raises(InputError, match=rf"refuses the conversation \[{{.*3 \+ 4 =.*{re.escape(error)}") as caught:
+    with pytest.raises(
+        InputError, match=rf"refuses the conversation \[{{.*3 \+ 4 =.*{re.escape(error)}"
+    ) as caught:
         made.encode(SUMS, 40)
     assert "12 + 7" not in str(caught.value)
 
@@ -318,7 +381,9 @@ def test_models_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cell\.model\.path is not set"):
         TextTask(InMemorySource(SUMS), CellConfig())
     folder = byte_level(tmp_path, eos_token_id=5000)
-    with pytest.raises(InputError, match=r"end tokens \[5000\] are outside the model's vocabulary of"):
+    with pytest.raises(
+        InputError, match=r"end tokens \[5000\] are outside the model's vocabulary of"
+    ):
         task(folder)
     (folder / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(InputError, match=r"config\.json has no whole number vocab_size \(None\)"):
@@ -328,12 +393,15 @@ def test_models_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_that_fails_at_a_text_is_an_error_like_others(tmp_path: Path) -> None:
-    """One whose unknown token is none of its tokens loads, and raises at the first text that needs it."""
+    """One whose unknown token is none of its tokens loads, and raises at the first text that needs
+    it."""
     folder = byte_level(tmp_path)
     content = json.loads((folder / "tokenizer.json").read_text())
     content["model"] = {"type": "WordLevel", "vocab": {"a": 4}, "unk_token": "<missing>"}
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"the tokenizer in .* cannot be read: .*Copy its files again"):
+    with pytest.raises(
+        InputError, match=r"the tokenizer in .* cannot be read: .*Copy its files again"
+    ):
         task(folder).encode(SUMS, 20)
 
 
@@ -353,48 +421,72 @@ def test_a_stop_string_that_is_a_special_token_ends_a_response(tmp_path: Path) -
     assert task(folder).stops.tokens == (0, 2)
     made = task(folder, stop=("<|im_start|>", "cat"))
     assert made.stops.tokens == (0, 1, 2)
-    assert ends(made, np.array([*ids(made, "a dog"), 1, *ids(made, " ran")])) == len(ids(made, "a dog")) + 1
+    assert (
+        ends(made, np.array([*ids(made, "a dog"), 1, *ids(made, " ran")]))
+        == len(ids(made, "a dog")) + 1
+    )
 
 
 @pytest.mark.parametrize("eos", [-1, True, [-1, 0]])
 def test_an_end_token_is_an_id(tmp_path: Path, eos: Any) -> None:
-    assert task(byte_level(tmp_path, eos_token_id=eos)).stops.tokens == ((0, 2) if isinstance(eos, list) else (2,))
+    assert task(byte_level(tmp_path, eos_token_id=eos)).stops.tokens == (
+        (0, 2) if isinstance(eos, list) else (2,)
+    )
 
 
 def test_several_chat_templates_without_a_default_are_refused(tmp_path: Path) -> None:
     folder = byte_level(tmp_path, chat=None)
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    config["chat_template"] = [{"name": name, "template": "{{ messages }}"} for name in ("rag", "tool_use")]
+    config["chat_template"] = [
+        {"name": name, "template": "{{ messages }}"} for name in ("rag", "tool_use")
+    ]
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"has no chat template named default, only rag, tool_use; set"):
+    with pytest.raises(
+        InputError, match=r"has no chat template named default, only rag, tool_use; set"
+    ):
         task(folder, format="chat")
 
 
 def test_a_tokenizer_that_cannot_write_a_digit(tmp_path: Path) -> None:
     folder = byte_level(tmp_path)
     content = json.loads((folder / "tokenizer.json").read_text())
-    vocab = {token: i for i, token in enumerate(("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>", "a"))}
+    vocab = {
+        token: i
+        for i, token in enumerate(("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>", "a"))
+    }
     content["model"] |= {"vocab": vocab, "merges": []}
     (folder / "tokenizer.json").write_text(json.dumps(content))
     assert task(folder).stops.tokens == (2,)
 
 
 def test_a_tokenizer_that_ends_every_text_is_refused(tmp_path: Path) -> None:
-    config = {"tokenizer_class": "LlamaTokenizer", "add_eos_token": True, "eos_token": "</s>", "unk_token": "<unk>"}
+    config = {
+        "tokenizer_class": "LlamaTokenizer",
+        "add_eos_token": True,
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+    }
     folder = sentencepiece(tmp_path, config=config)
-    with pytest.raises(InputError, match=r"ends every text with its end token \(2\).*add_eos_token"):
+    with pytest.raises(
+        InputError, match=r"ends every text with its end token \(2\).*add_eos_token"
+    ):
         task(folder)
 
 
-def interrupted(folder: Path, length: int = 60, stop: tuple[str, ...] = (), **interrupt: Any) -> TextTask:
+def interrupted(
+    folder: Path, length: int = 60, stop: tuple[str, ...] = (), **interrupt: Any
+) -> TextTask:
     sampling = SamplingConfig(response_length=length, interrupt=InterruptConfig(**interrupt))
     model, verifier = ModelConfig(path=str(folder)), VerifierConfig(use="exact")
-    cell = CellConfig(model=model, prompt=PromptConfig(stop=stop), verifier=verifier, sampling=sampling)
+    cell = CellConfig(
+        model=model, prompt=PromptConfig(stop=stop), verifier=verifier, sampling=sampling
+    )
     return TextTask(InMemorySource(SUMS), cell, num_workers=1)
 
 
 def test_what_interrupts_a_response_is_tokenised_once(tmp_path: Path) -> None:
-    """Without the tokens that the tokenizer puts before every text; the default text is ScaleRL's."""
+    """Without the tokens that the tokenizer puts before every text; the default text is
+    ScaleRL's."""
     folder = byte_level(tmp_path, bos=True)
     made = interrupted(folder, after=7, text="the cat sat<think>", unless="<think>")
     result = made.stops.interruption
@@ -402,7 +494,10 @@ def test_what_interrupts_a_response_is_tokenised_once(tmp_path: Path) -> None:
         7,
         made.tokenizer.convert_tokens_to_ids("<think>"),
     )
-    assert made.tokenizer.decode(result.tokens) == "the cat sat<think>" and result.tokens[-1] == result.unless_token
+    assert (
+        made.tokenizer.decode(result.tokens) == "the cat sat<think>"
+        and result.tokens[-1] == result.unless_token
+    )
     assert made.decode(np.array(result.tokens)) == "the cat sat<think>"
     always = interrupted(folder, 200, after=7, unless="").stops.interruption
     assert always is not None and always.unless_token is None
@@ -413,7 +508,10 @@ def test_what_interrupts_a_response_is_tokenised_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"after": 7, "text": "the cat", "unless": "</think>"}, r"unless = '</think>' is \d+ tokens, expected one"),
+        (
+            {"after": 7, "text": "the cat", "unless": "</think>"},
+            r"unless = '</think>' is \d+ tokens, expected one",
+        ),
         (
             {"after": 55, "text": "the cat sat on a mat", "unless": ""},
             r"after 55 tokens the text takes \d+ more, .*response_length = 60",
@@ -431,8 +529,14 @@ def test_what_cannot_interrupt_a_response(folder: Path, given: dict[str, Any], e
 
 
 def test_a_task_without_text_cannot_be_interrupted() -> None:
-    cell = CellConfig(task="solvers", sampling=SamplingConfig(response_length=100, interrupt=InterruptConfig(after=2)))
-    with pytest.raises(InputError, match=r"cell\.sampling\.interrupt is set and cell\.task = solvers writes no text"):
+    cell = CellConfig(
+        task="solvers",
+        sampling=SamplingConfig(response_length=100, interrupt=InterruptConfig(after=2)),
+    )
+    with pytest.raises(
+        InputError,
+        match=r"cell\.sampling\.interrupt is set and cell\.task = solvers writes no text",
+    ):
         build_task(cell)
 
 
@@ -494,7 +598,12 @@ def test_thoughts_that_the_chat_template_has_begun_are_no_answer(tmp_path: Path)
         f"</think>\n{'so ' * 1000}\n#### 19",
     ]
     grades = grade(made, SUMS[:1] * 4, responses)
-    assert grades.rewards.tolist() == [0, 0, 1, 1] and grades.parsed.tolist() == [False, True, True, True]
+    assert grades.rewards.tolist() == [0, 0, 1, 1] and grades.parsed.tolist() == [
+        False,
+        True,
+        True,
+        True,
+    ]
     found = [made.answer_found(SUMS[0], ids(made, response)) for response in responses]
     assert found == ["", "18", "19", "19"]
     made.close()
@@ -502,7 +611,9 @@ def test_thoughts_that_the_chat_template_has_begun_are_no_answer(tmp_path: Path)
 
 def test_a_reward_of_a_raw_prompt_sees_the_template_filled_in(tmp_path: Path) -> None:
     """Without the BOS that the tokenizer adds: it is no text of the user's."""
-    (tmp_path / "rewards.py").write_text("def f(prompts, completions): return [p == 'Add: 3 + 4 =' for p in prompts]\n")
+    (tmp_path / "rewards.py").write_text(
+        "def f(prompts, completions): return [p == 'Add: 3 + 4 =' for p in prompts]\n"
+    )
     cell = CellConfig(
         model=ModelConfig(path=str(byte_level(tmp_path / "lm", bos=True))),
         prompt=PromptConfig(template="Add: {prompt}"),
@@ -515,7 +626,11 @@ def test_a_reward_of_a_raw_prompt_sees_the_template_filled_in(tmp_path: Path) ->
 
 def test_grading_renders_no_prompt_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, calls, render = task(folder, format="chat"), [], prompts_module.render_chats
-    monkeypatch.setattr(prompts_module, "render_chats", lambda *words: (calls.append(len(words[1])), render(*words))[1])
+    monkeypatch.setattr(
+        prompts_module,
+        "render_chats",
+        lambda *words: (calls.append(len(words[1])), render(*words))[1],
+    )
     made.encode(SUMS, 40)
     grade(made, [SUMS[0]] * 5 + [SUMS[1]] * 5, ["19"] * 10)
     assert calls == [3]

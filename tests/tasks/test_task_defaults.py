@@ -1,4 +1,5 @@
-"""A task's file brings its prompt, stop strings and verifier; what a config or an override sets counts more."""
+"""A task's file brings its prompt, stop strings and verifier; what a config or an override sets
+counts more."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isojax.core.config import CellConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig, load_config
+from isojax.core.config import (
+    CellConfig,
+    ModelConfig,
+    PromptConfig,
+    SamplingConfig,
+    VerifierConfig,
+    load_config,
+)
 from isojax.core.errors import InputError
 from isojax.tasks.problem_sources import open_source
 from isojax.tasks.task import TextTask
@@ -42,22 +50,30 @@ def task_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield name
 
 
-def test_the_file_decides_what_nothing_else_sets(task_name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_decides_what_nothing_else_sets(
+    task_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     cell = with_task_defaults(CellConfig(task=f"{task_name}:7"))
     assert cell.prompt == PromptConfig(template="Q: {prompt} A:", stop=("\n",))
     assert cell.verifier == VerifierConfig(use=f"function:{task_name}:same")
     message = capsys.readouterr().err
-    assert all(key in message for key in ("cell.prompt.template", "cell.prompt.stop", "cell.verifier.use"))
+    assert all(
+        key in message for key in ("cell.prompt.template", "cell.prompt.stop", "cell.verifier.use")
+    )
     assert with_task_defaults(cell) == cell  # of a saved config nothing changes
 
 
 def test_a_setting_of_the_config_counts_more(task_name: str) -> None:
-    prompt, verifier = PromptConfig(template="{prompt}"), VerifierConfig(use="math", timeout=1.0)  # both a default
+    # both a default
+    prompt = PromptConfig(template="{prompt}")
+    verifier = VerifierConfig(use="math", timeout=1.0)
     cell = with_task_defaults(CellConfig(task=task_name, prompt=prompt, verifier=verifier))
     assert (cell.prompt.template, cell.prompt.stop) == ("{prompt}", ("\n",))
     assert (cell.verifier.use, cell.verifier.timeout) == ("math", 1.0)
     slow = CellConfig(task=task_name, verifier=VerifierConfig(timeout=9.0))
-    assert with_task_defaults(slow).verifier == VerifierConfig(use=f"function:{task_name}:same", timeout=9.0)
+    assert with_task_defaults(slow).verifier == VerifierConfig(
+        use=f"function:{task_name}:same", timeout=9.0
+    )
 
 
 def test_overrides_count_more_too(task_name: str) -> None:
@@ -91,13 +107,25 @@ def test_tasks_that_bring_nothing(task: str, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("right", "wrong", "saying"),
     [
-        ("prompt=PROMPT", "prompt='Q: {prompt}'", "prompt = 'Q: {prompt}'; expected .*PromptConfig or None"),
-        ('verifier=f"function:{__name__}:same"', "verifier=len", "verifier = <built-in .*; expected str or None"),
+        (
+            "prompt=PROMPT",
+            "prompt='Q: {prompt}'",
+            "prompt = 'Q: {prompt}'; expected .*PromptConfig or None",
+        ),
+        (
+            'verifier=f"function:{__name__}:same"',
+            "verifier=len",
+            "verifier = <built-in .*; expected str or None",
+        ),
         ("prompt=PROMPT", "reply='yes'", "reply = 'yes'; expected .*Callable.* or None"),
     ],
 )
-def test_what_is_no_setting_is_refused(task_name: str, tmp_path: Path, right: str, wrong: str, saying: str) -> None:
+def test_what_is_no_setting_is_refused(
+    task_name: str, tmp_path: Path, right: str, wrong: str, saying: str
+) -> None:
     path = tmp_path / f"{task_name}.py"
     path.write_text(path.read_text().replace(right, wrong))
-    with pytest.raises(InputError, match=f"sources plug-in '{task_name}': {task_name}.py:10: @source has {saying}"):
+    with pytest.raises(
+        InputError, match=f"sources plug-in '{task_name}': {task_name}.py:10: @source has {saying}"
+    ):
         with_task_defaults(CellConfig(task=task_name))

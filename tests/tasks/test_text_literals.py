@@ -63,21 +63,40 @@ def read(path: Path, prompt: Any) -> Problem:
     return problem
 
 
-def test_a_problem_from_text_is_the_one_from_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_problem_from_text_is_the_one_from_a_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert read(tmp_path / "text.jsonl", str(MESSAGES)) == read(tmp_path / "list.jsonl", MESSAGES)
     assert read(tmp_path / "one.jsonl", str(MESSAGES[1])).messages == (MESSAGES[1],)
-    assert "text.jsonl: texts in 'prompt' that write a list of messages are read as messages" in capsys.readouterr().err
+    assert (
+        "text.jsonl: texts in 'prompt' that write a list of messages are read as messages"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
     ("prompt", "saying"),
     [
-        (str(MESSAGES).replace("'user', ", "'user' "), "looks like a list of messages and cannot be read"),
-        (str([{"from": "human", "value": "2 + 2?"}]), "looks like a list of messages and cannot be read"),
-        (str([*MESSAGES, {"role": "assistant", "content": "3/2"}]), "ends with assistant, expected the role user"),
-        (json.dumps([{"role": "user", "content": [{"type": "text"}]}]), "expected text or a list of {role, content}"),
+        (
+            str(MESSAGES).replace("'user', ", "'user' "),
+            "looks like a list of messages and cannot be read",
+        ),
+        (
+            str([{"from": "human", "value": "2 + 2?"}]),
+            "looks like a list of messages and cannot be read",
+        ),
+        (
+            str([*MESSAGES, {"role": "assistant", "content": "3/2"}]),
+            "ends with assistant, expected the role user",
+        ),
+        (
+            json.dumps([{"role": "user", "content": [{"type": "text"}]}]),
+            "expected text or a list of {role, content}",
+        ),
     ],
 )
-def test_what_is_no_conversation_is_refused_with_its_line(tmp_path: Path, prompt: str, saying: str) -> None:
+def test_what_is_no_conversation_is_refused_with_its_line(
+    tmp_path: Path, prompt: str, saying: str
+) -> None:
     with pytest.raises(InputError, match=rf"p\.jsonl, line 1: .*{saying}"):
         read(tmp_path / "p.jsonl", prompt)

@@ -1,4 +1,5 @@
-"""TFDS data sets: written whole or not at all, read back through grain, and by TFDS itself; never with TensorFlow."""
+"""TFDS data sets: written whole or not at all, read back through grain, and by TFDS itself; never
+with TensorFlow."""
 
 from __future__ import annotations
 
@@ -39,8 +40,16 @@ def labelled(first: int, count: int) -> list[Problem]:
 
 
 def write(folder: Path) -> dict[str, list[Problem]]:
-    splits = {"hard_train": labelled(1, 20), "hard_validation": labelled(302, 5), "easy_train": labelled(601, 7)}
-    splits |= {"easy_validation": labelled(901, 3), "extremely_hard_train": [], "odd_train": labelled(3, 1)}
+    splits = {
+        "hard_train": labelled(1, 20),
+        "hard_validation": labelled(302, 5),
+        "easy_train": labelled(601, 7),
+    }
+    splits |= {
+        "easy_validation": labelled(901, 3),
+        "extremely_hard_train": [],
+        "odd_train": labelled(3, 1),
+    }
     source.write_dataset(folder, splits, {"attempts": 16, "model": {"family": "tiny"}})
     return splits
 
@@ -56,9 +65,16 @@ def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
     splits = write(tmp_path / "set")
     for name in ("hard_train", "easy_validation", "odd_train"):
         assert read(f"{tmp_path}/set#{name}") == splits[name]
-    assert read(f"{tmp_path}/set#easy_train,hard_train") == splits["hard_train"] + splits["easy_train"]
-    assert json.loads((tmp_path / "set/metadata.json").read_text()) == {"attempts": 16, "model": {"family": "tiny"}}
-    some = open_source(f"tfds:{tmp_path}/set#hard_train", DataConfig()).problems(4, np.random.default_rng(0))
+    assert (
+        read(f"{tmp_path}/set#easy_train,hard_train") == splits["hard_train"] + splits["easy_train"]
+    )
+    assert json.loads((tmp_path / "set/metadata.json").read_text()) == {
+        "attempts": 16,
+        "model": {"family": "tiny"},
+    }
+    some = open_source(f"tfds:{tmp_path}/set#hard_train", DataConfig()).problems(
+        4, np.random.default_rng(0)
+    )
     assert len(some) == 4 and {p.id for p in some} <= {p.id for p in splits["hard_train"]}
 
 
@@ -101,10 +117,15 @@ def test_splits_and_folders_that_are_not_there(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match=f"no split 'train'; there are {sizes}"):
         read(f"{tmp_path}/set#hard_train,train")
-    with pytest.raises(InputError, match=f"split 'extremely_hard_train' is empty; there are {sizes}"):
+    with pytest.raises(
+        InputError, match=f"split 'extremely_hard_train' is empty; there are {sizes}"
+    ):
         read(f"{tmp_path}/set#extremely_hard_train")
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(InputError, match=r"is no TFDS data set; expected .*dataset_info.json, .*isojax difficulty"):
+        with pytest.raises(
+            InputError,
+            match=r"is no TFDS data set; expected .*dataset_info.json, .*isojax difficulty",
+        ):
             read(folder)
     with pytest.raises(InputError, match="tfds takes a data set's folder"):
         read("")
@@ -126,14 +147,26 @@ def test_damaged_data_sets(tmp_path: Path) -> None:
         read(f"{tmp_path}/set#easy_train")
 
 
-@pytest.mark.parametrize(("messages", "problem"), [("[" * 3000, "line 1: cannot be read"), ("5", "no JSON list")])
+@pytest.mark.parametrize(
+    ("messages", "problem"), [("[" * 3000, "line 1: cannot be read"), ("5", "no JSON list")]
+)
 def test_a_record_that_another_program_wrote(messages: str, problem: str) -> None:
-    values = {"id": 1, "prompt": "p", "answer": "a", "solved": 0, "attempts": 1, "messages": messages, "columns": "{}"}
+    values = {
+        "id": 1,
+        "prompt": "p",
+        "answer": "a",
+        "solved": 0,
+        "attempts": 1,
+        "messages": messages,
+        "columns": "{}",
+    }
     with pytest.raises(InputError, match=f"set, record 3.*{problem}"):
         source._record_to_problem(DataRow("set", "record 3", values, 3))
 
 
-def test_nothing_is_overwritten_or_left_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_overwritten_or_left_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path / "set")
     before = sorted((p.name, p.read_bytes()) for p in (tmp_path / "set").iterdir())
     with pytest.raises(InputError, match="exists already"):
@@ -141,18 +174,27 @@ def test_nothing_is_overwritten_or_left_half_done(tmp_path: Path, monkeypatch: p
     assert sorted((p.name, p.read_bytes()) for p in (tmp_path / "set").iterdir()) == before
     with pytest.raises(TypeError):  # what is no JSON is the caller's mistake, met half-way
         source.write_dataset(
-            tmp_path / "new", {"a": [Problem(0, "p", "a")], "b": [Problem(1, "q", "a", columns={"x": object()})]}, {}
+            tmp_path / "new",
+            {"a": [Problem(0, "p", "a")], "b": [Problem(1, "q", "a", columns={"x": object()})]},
+            {},
         )
-    monkeypatch.setattr(os, "rename", lambda a, b: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        os, "rename", lambda a, b: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     with pytest.raises(InputError, match=r"cannot write .*new: No space left on device"):
         source.write_dataset(tmp_path / "new", {"a": labelled(0, 1)}, {})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["set"]
 
 
 def test_another_data_set_is_read_by_its_columns(tmp_path: Path) -> None:
-    """Prepared by TFDS's own writer, in shards; the test split's rows are numbered before those of train."""
+    """Prepared by TFDS's own writer, in shards; the test split's rows are numbered before those of
+    train."""
     features = tfds.features.FeaturesDict(
-        {"question": tfds.features.Text(), "answer": np.int64, "tags": tfds.features.Sequence(np.int64)}
+        {
+            "question": tfds.features.Text(),
+            "answer": np.int64,
+            "tags": tfds.features.Sequence(np.int64),
+        }
     )
     identity = tfds.core.DatasetIdentity(
         name="sums", version=tfds.core.Version("1.0.0"), data_dir=str(tmp_path), module_name="x"
@@ -202,6 +244,12 @@ except InputError as e:
     print(e)
 """
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
-    assert done.stdout == '3 False\ntfds needs the package grain; pip install "isojax[tfds]".\n', done.stderr
+    assert done.stdout == '3 False\ntfds needs the package grain; pip install "isojax[tfds]".\n', (
+        done.stderr
+    )

@@ -1,5 +1,6 @@
-"""Tokenizers of both kinds as bytes, against what their own libraries write; end tokens; folders that cannot be used;
-and the automaton of stop strings, which fires exactly where the text first holds one of them.
+"""Tokenizers of both kinds as bytes, against what their own libraries write; end tokens; folders
+that cannot be used; and the automaton of stop strings, which fires exactly where the text first
+holds one of them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,13 @@ def test_every_byte_of_a_byte_level_tokenizer(tmp_path: Path) -> None:
     size = len(tokenizer)
     pieces = token_bytes(tokenizer, size + 5)
     assert len(pieces) == size + 5
-    assert [i for i, piece in enumerate(pieces) if piece is None] == [0, 1, 2, 3, *range(size, size + 5)]
+    assert [i for i, piece in enumerate(pieces) if piece is None] == [
+        0,
+        1,
+        2,
+        3,
+        *range(size, size + 5),
+    ]
     single = {piece for piece in pieces if piece is not None and len(piece) == 1}
     assert single == {bytes([byte]) for byte in range(256)}
     ids = tokenizer(HARD + "<think>", truncation=False)["input_ids"]
@@ -50,7 +57,9 @@ def test_random_tokens_are_written_as_the_tokenizer_writes_them(tmp_path: Path) 
     rng = np.random.default_rng(0)
     for ids in rng.integers(0, len(tokenizer), (300, 20)):
         ours = b"".join(pieces[i] or b"" for i in ids).decode(errors="replace")
-        assert ours == tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert ours == tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
 
 
 @pytest.mark.parametrize("config", [None, LLAMA])
@@ -64,7 +73,8 @@ def test_sentencepiece_files_alone(tmp_path: Path, config: dict[str, str] | None
     pieces = token_bytes(tokenizer, 333)
     assert [i for i, piece in enumerate(pieces) if piece is None] == [0, 1, 2, 330, 331, 332]
     assert b"".join(pieces[i] or b"" for i in ids).decode() == " " + text
-    # a response goes on from its prompt: its first space is part of it, where sentencepiece's own decoding drops one
+    # a response goes on from its prompt: its first space is part of it, where sentencepiece's own
+    # decoding drops one
     (cat,) = reference.encode("cat")
     assert pieces[cat] == b" cat" and reference.decode([cat]) == "cat"
     assert {pieces[reference.piece_to_id(f"<0x{byte:02X}>")] for byte in range(256)} == {
@@ -102,7 +112,9 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
         load_tokenizer(tmp_path / "gpt2")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(InputError, match=r"has no tokenizer; expected one of tokenizer\.json, tokenizer\.model"):
+    with pytest.raises(
+        InputError, match=r"has no tokenizer; expected one of tokenizer\.json, tokenizer\.model"
+    ):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(InputError, match=r"the tokenizer in .* cannot be read"):
@@ -115,7 +127,9 @@ def test_a_length_that_is_no_number_is_refused(tmp_path: Path) -> None:
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps(settings | {"model_max_length": [512]}))
-    with pytest.raises(InputError, match=r"tokenizer_config\.json: model_max_length is a list, expected a number"):
+    with pytest.raises(
+        InputError, match=r"tokenizer_config\.json: model_max_length is a list, expected a number"
+    ):
         load_tokenizer(folder)
 
 
@@ -129,16 +143,28 @@ def test_a_panic_of_the_tokenizers_library_is_an_error_like_others(
         raise PanicException("range end index 18446744073709551614 out of range")
 
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", panic)
-    with pytest.raises(InputError, match=r"cannot be read: range end index .* Copy its files again"):
+    with pytest.raises(
+        InputError, match=r"cannot be read: range end index .* Copy its files again"
+    ):
         load_tokenizer(byte_level(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+)
 def test_a_pointer_of_git_lfs_and_a_file_cut_off_are_named(tmp_path: Path, name: str) -> None:
     folder = byte_level(tmp_path)
-    whole = (folder / name).read_bytes() if (folder / name).is_file() else b'{"eos_token": "x", "pad_token": "x"}'
-    (folder / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
-    with pytest.raises(InputError, match=rf"{folder}/{name}: is a pointer of Git LFS, .* git lfs pull"):
+    whole = (
+        (folder / name).read_bytes()
+        if (folder / name).is_file()
+        else b'{"eos_token": "x", "pad_token": "x"}'
+    )
+    (folder / name).write_bytes(
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"
+    )
+    with pytest.raises(
+        InputError, match=rf"{folder}/{name}: is a pointer of Git LFS, .* git lfs pull"
+    ):
         load_tokenizer(folder)
 
     (folder / name).write_bytes(whole[: len(whole) // 2])
@@ -154,7 +180,9 @@ def test_a_pointer_that_nothing_needs_is_left_alone(tmp_path: Path) -> None:
     assert load_tokenizer(folder)("a cat")["input_ids"] == expected
 
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(InputError, match=r"tokenizer\.model: is a pointer of Git LFS, not the tokenizer itself"):
+    with pytest.raises(
+        InputError, match=r"tokenizer\.model: is a pointer of Git LFS, not the tokenizer itself"
+    ):
         load_tokenizer(folder)
 
 
@@ -165,7 +193,9 @@ def test_tags_of_thinking_are_text_also_where_the_file_calls_them_special(tmp_pa
     first = max(token["id"] for token in content["added_tokens"]) + 1
     like = {**content["added_tokens"][0], "special": True}
     new_tokens = ["</think>", "<tool>"]
-    content["added_tokens"] += [{**like, "id": first + i, "content": new} for i, new in enumerate(new_tokens)]
+    content["added_tokens"] += [
+        {**like, "id": first + i, "content": new} for i, new in enumerate(new_tokens)
+    ]
     (folder / "tokenizer.json").write_text(json.dumps(content))
     tokenizer = load_tokenizer(folder)
     assert tokenizer.convert_tokens_to_ids(new_tokens) == [first, first + 1]
@@ -188,7 +218,9 @@ def test_a_token_that_is_nearly_a_byte_is_text(tmp_path: Path) -> None:
 def test_code_in_a_folder_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit('this code was run')\n")
     (tmp_path / "config.json").write_text('{"model_type": "mine"}')
-    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": [null, "mine.Mine"]}}')
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"auto_map": {"AutoTokenizer": [null, "mine.Mine"]}}'
+    )
     (tmp_path / "vocab.json").write_text("{}")
     with pytest.raises(InputError, match="cannot be read"):
         load_tokenizer(tmp_path)
@@ -196,7 +228,9 @@ def test_code_in_a_folder_is_not_run(tmp_path: Path) -> None:
 
 def test_ids_beyond_the_models_vocabulary_are_refused(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(byte_level(tmp_path))
-    with pytest.raises(InputError, match=rf"ids up to {len(tokenizer) - 1}, the model's vocabulary has 300"):
+    with pytest.raises(
+        InputError, match=rf"ids up to {len(tokenizer) - 1}, the model's vocabulary has 300"
+    ):
         token_bytes(tokenizer, 300)
 
 
@@ -223,7 +257,11 @@ def test_neither_torch_nor_its_advice(tmp_path: Path) -> None:
         "load_tokenizer(Path(sys.argv[1])); assert 'torch' not in sys.modules"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", program, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert done.stdout + done.stderr == ""
 
@@ -309,11 +347,16 @@ def test_an_empty_stop_string_is_refused(strings: list[str]) -> None:
 
 
 def test_stop_strings_have_a_limit() -> None:
-    with pytest.raises(InputError, match=r"cell\.prompt\.stop: 100,001 bytes in all, expected at most 512"):
+    with pytest.raises(
+        InputError, match=r"cell\.prompt\.stop: 100,001 bytes in all, expected at most 512"
+    ):
         build_stop_table([b"a"], ["b" * 99_999, "\n\n"])
 
 
 def test_the_advice_to_install_torch_is_not_printed_and_warnings_are() -> None:
-    for message in ("PyTorch was not found. Models won't be available", "the vocabulary is not this model's"):
+    for message in (
+        "PyTorch was not found. Models won't be available",
+        "the vocabulary is not this model's",
+    ):
         record = logging.LogRecord("transformers", logging.WARNING, "", 0, message, (), None)
         assert bool(logging.getLogger("transformers").filter(record)) == ("PyTorch" not in message)

@@ -1,5 +1,5 @@
-"""A text task that replies: what its `reply` is given and what the policy gets, raw and in a chat; and replies that
-fail."""
+"""A text task that replies: what its `reply` is given and what the policy gets, raw and in a chat;
+and replies that fail."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from isojax.core import registry
-from isojax.core.config import CellConfig, InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
+from isojax.core.config import (
+    CellConfig,
+    InterruptConfig,
+    ModelConfig,
+    PromptConfig,
+    SamplingConfig,
+    VerifierConfig,
+)
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.sources.calculator import reply
@@ -95,8 +102,11 @@ def test_two_replies_in_raw_text(made: Any) -> None:
     second = np.concatenate([first, ~context, tokens_of(task, "ran\n")])
     (more,), _ = task.reply_tokens([PROBLEM], [second])
     assert task.tokenizer.decode(more) == "<4:a dog|<4:a dog>|ran>"
-    assert task.decode(second) == "a dog\n<4:a dog>ran"  # whole up to the last turn, which its stop cuts
-    (none,), _ = task.reply_tokens([PROBLEM], [np.concatenate([second, ~more, tokens_of(task, "done\n")])])
+    # whole up to the last turn, which its stop cuts
+    assert task.decode(second) == "a dog\n<4:a dog>ran"
+    (none,), _ = task.reply_tokens(
+        [PROBLEM], [np.concatenate([second, ~more, tokens_of(task, "done\n")])]
+    )
     assert len(none) == 0
 
 
@@ -105,7 +115,9 @@ def test_a_reply_in_a_chat_is_a_users_message(made: Any) -> None:
     first = np.append(tokens_of(task, "a dog"), 2).astype(np.int32)  # <|im_end|>
     (context,), _ = task.reply_tokens([PROBLEM], [first])
     whole = task.tokenizer.decode(np.concatenate([first, context]))
-    assert whole == "a dog<|im_end|>\n<|im_start|>user\n<4:a dog><|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        whole == "a dog<|im_end|>\n<|im_start|>user\n<4:a dog><|im_end|>\n<|im_start|>assistant\n"
+    )
     second = np.concatenate([first, ~context, tokens_of(task, "ran"), [2]]).astype(np.int32)
     (more,), _ = task.reply_tokens([PROBLEM], [second])
     assert "<4:a dog|<4:a dog>|ran>" in task.tokenizer.decode(more)
@@ -114,7 +126,9 @@ def test_a_reply_in_a_chat_is_a_users_message(made: Any) -> None:
 def test_a_reply_that_fails_ends_the_response_and_is_counted(made: Any) -> None:
     task = made(stop=("\n",))
     turns = ["hang", "crash", "long", "number", "empty", "done", "fine"]
-    contexts, failures = task.reply_tokens([PROBLEM] * 7, [tokens_of(task, f"{turn}\n") for turn in turns])
+    contexts, failures = task.reply_tokens(
+        [PROBLEM] * 7, [tokens_of(task, f"{turn}\n") for turn in turns]
+    )
     assert [len(context) > 0 for context in contexts] == [False] * 6 + [True]
     assert failures == {"timeout": 1, "crash": 1, "error": 2}
 
@@ -125,11 +139,20 @@ def test_interruptions_are_refused(made: Any) -> None:
 
 
 def test_the_calculator() -> None:
-    assert reply(PROBLEM, ["8+26"]) == "34\n" and reply(PROBLEM, ["8+26", "34\n", " 34 + 9"]) == "43\n"
-    assert all(reply(PROBLEM, [text]) is None for text in ("43", "8+26+9", "8-2", "", "1234567890+1"))
+    assert (
+        reply(PROBLEM, ["8+26"]) == "34\n" and reply(PROBLEM, ["8+26", "34\n", " 34 + 9"]) == "43\n"
+    )
+    assert all(
+        reply(PROBLEM, [text]) is None for text in ("43", "8+26+9", "8-2", "", "1234567890+1")
+    )
     check = build("last_line")
     problem = Problem(1, "8 + 26 + 9 =", "43")
-    rewards = {"8+26\n34\n34+9\n43\n43": True, "43": True, "8+26\n34\n34": False, "34+9\n43\n": False}
+    rewards = {
+        "8+26\n34\n34+9\n43\n43": True,
+        "43": True,
+        "8+26\n34\n34": False,
+        "34+9\n43\n": False,
+    }
     assert {text: check(problem, "", text).correct for text in rewards} == rewards
 
 
@@ -137,7 +160,9 @@ def test_a_plan_names_a_verifier_that_expects_no_reply() -> None:
     def said(use: Any) -> str:
         return describe_turns(CellConfig(task="calculator", verifier=VerifierConfig(use=use)))
 
-    assert "calculator replies after a turn" in said("integer:last_line") and "warning" not in said("integer:last_line")
+    assert "calculator replies after a turn" in said("integer:last_line") and "warning" not in said(
+        "integer:last_line"
+    )
     assert "warning: integer calls a response wrong that has a reply" in said("integer")
     assert "warning: exact calls" in said({"a": "exact", "b": "math"})
 
@@ -151,12 +176,20 @@ def test_a_reply_on_device_of_other_shapes_is_refused() -> None:
         lambda answers, tokens, lengths: tokens,
         lambda answers, tokens, lengths: (tokens if lengths[0] else answers, lengths),
     ):
-        with pytest.raises(InputError, match=r"cell.task = mine: its reply: .*expected reply\(answers i32\[R A\]"):
+        with pytest.raises(
+            InputError, match=r"cell.task = mine: its reply: .*expected reply\(answers i32\[R A\]"
+        ):
             check_device_reply("mine", wrong_reply, 5)
 
 
-def test_a_reply_of_other_arguments_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "short_task.py").write_text(ECHO.replace("def reply(problem, turns)", "def reply(turns)"))
+def test_a_reply_of_other_arguments_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "short_task.py").write_text(
+        ECHO.replace("def reply(problem, turns)", "def reply(turns)")
+    )
     monkeypatch.setenv(registry.FOLDERS_VARIABLE, str(tmp_path))
-    with pytest.raises(InputError, match=r"cell.task = short_task: its reply takes other arguments"):
+    with pytest.raises(
+        InputError, match=r"cell.task = short_task: its reply takes other arguments"
+    ):
         find_reply("short_task")

@@ -35,7 +35,8 @@ def judged(check: Check, answer: str, response: str, **columns: Any) -> tuple[bo
 
 
 @pytest.mark.parametrize(
-    ("response", "expected"), [(" yes\n", RIGHT), ("Yes", WRONG), ("yes it is", WRONG), (" \n", NONE), ("", NONE)]
+    ("response", "expected"),
+    [(" yes\n", RIGHT), ("Yes", WRONG), ("yes it is", WRONG), (" \n", NONE), ("", NONE)],
 )
 def test_exact(response: str, expected: tuple[bool, bool]) -> None:
     assert judged(exact.build(""), "yes ", response) == expected
@@ -69,14 +70,19 @@ def test_integer(response: str, expected: tuple[bool, bool]) -> None:
 def test_integer_refuses_a_problem_whose_answer_is_none() -> None:
     with (
         Checker(VerifierConfig(use="integer")) as checker,
-        pytest.raises(InputError, match=r"problem 5: the verifier `integer` expects an integer as answer, given '1/2'"),
+        pytest.raises(
+            InputError,
+            match=r"problem 5: the verifier `integer` expects an integer as answer, given '1/2'",
+        ),
     ):
         checker.grade([Problem(5, "?", "1/2")], ["?"], ["1"])
 
 
 def test_verifiers_in_process_fill_grades() -> None:
     with Checker(VerifierConfig(use="integer")) as checker:
-        grades = checker.grade([Problem(i, "?", str(i)) for i in range(4)], ["?"] * 4, ["0", "2", "two", ""])
+        grades = checker.grade(
+            [Problem(i, "?", str(i)) for i in range(4)], ["?"] * 4, ["0", "2", "two", ""]
+        )
     assert (
         grades.rewards.tolist() == [1, 0, 0, 0]
         and grades.parsed.tolist() == [True, True, False, False]
@@ -116,7 +122,12 @@ def test_outcomes_are_0_or_1(score: Any, expected: Verdict | str) -> None:
     ("verdict", "reward", "scores", "failure"),
     [
         (Verdict(True, True), 0.0, None, "score"),
-        (Verdict(False, True, "partial", "", {"a": 0.5, "b": 1.0, "c": 9.0}), 0.625, {"a": 0.5, "b": 1.0}, ""),
+        (
+            Verdict(False, True, "partial", "", {"a": 0.5, "b": 1.0, "c": 9.0}),
+            0.625,
+            {"a": 0.5, "b": 1.0},
+            "",
+        ),
         (Verdict(True, True, scores={"a": 1.0000001, "b": -1e-9}), 0.75, {"a": 1.0, "b": 0.0}, ""),
         (Verdict(True, True, scores={"a": 1.0}), 0.0, None, "score"),
         (Verdict(True, True, scores={"a": 1.0, "b": 1.01}), 0.0, None, "score"),
@@ -128,7 +139,8 @@ def test_outcomes_are_0_or_1(score: Any, expected: Verdict | str) -> None:
 def test_a_graded_reward_is_the_weighted_mean(
     verdict: Verdict, reward: float, scores: dict[str, float] | None, failure: str
 ) -> None:
-    """(3 a + b) / 4; a score outside 0..1 or missing, and a check that failed, give nothing of any score."""
+    """(3 a + b) / 4; a score outside 0..1 or missing, and a check that failed, give nothing of any
+    score."""
     result, graded = weigh_scores(verdict, {"a": 3.0, "b": 1.0})
     assert result == pytest.approx(reward) and graded.failure == failure
     assert graded.scores == pytest.approx(scores or {"a": 0.0, "b": 0.0})
@@ -158,15 +170,21 @@ def test_a_score_outside_0_to_1_brings_its_place_and_a_remedy(
     with Checker(VerifierConfig(use=use), 1, {"score": 1.0}) as checker:
         (verdict,) = checker.judge([Problem(0, "?", "1")], [""], ["1"])
         _, graded = weigh_scores(verdict, {"score": 1.0})
-        assert graded.failure == "score" and graded.message.startswith(f"the score 'score' is {score:g}; ")
+        assert graded.failure == "score" and graded.message.startswith(
+            f"the score 'score' is {score:g}; "
+        )
         assert f"and {place} gave this one" in graded.message and remedy in graded.message
-        with pytest.raises(InputError, match=rf"problem 0, an empty response: the score 'score' is {score:g}"):
+        with pytest.raises(
+            InputError, match=rf"problem 0, an empty response: the score 'score' is {score:g}"
+        ):
             checker.check_problems([Problem(0, "?", "1")], [""])
 
 
 def test_a_score_alone_needs_no_weights() -> None:
     assert weigh_scores(Verdict(True, True), {"score": 1.0})[0] == 1.0
-    assert weigh_scores(Verdict(False, True, "partial", "", {"score": 0.3}), {"score": 1.0})[0] == 0.3
+    assert (
+        weigh_scores(Verdict(False, True, "partial", "", {"score": 0.3}), {"score": 1.0})[0] == 0.3
+    )
 
 
 @pytest.fixture
@@ -200,7 +218,8 @@ def test_function_gets_the_parameters_it_names(rewards: Path) -> None:
     assert judged(function.build(f"{rewards}:every"), "7", "8", level=3) == RIGHT
     assert judged(function.build(f"{rewards}:some"), "7", "8", level=3) == RIGHT
     with pytest.raises(
-        InputError, match="some takes level, which problem 5 does not have; it has answer, completions, depth, prompts"
+        InputError,
+        match="some takes level, which problem 5 does not have; it has answer, completions, depth, prompts",
     ):
         judged(function.build(f"{rewards}:some"), "7", "8", depth=3)
     for name, line, message in (("two", 5, "2 scores"), ("bare", 6, "float 1.0")):
@@ -216,10 +235,17 @@ def test_function_of_a_module(rewards: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_verl_gets_its_columns_and_acc_goes_before_score(rewards: Path) -> None:
-    columns = {"data_source": "gsm8k", "reward_model": {"style": "rule", "ground_truth": "7"}, "extra_info": {"i": 1}}
+    columns = {
+        "data_source": "gsm8k",
+        "reward_model": {"style": "rule", "ground_truth": "7"},
+        "extra_info": {"i": 1},
+    }
     assert judged(verl.build(str(rewards)), "none of it", "r", **columns) == RIGHT
     assert judged(verl.build(str(rewards)), "none of it", "s", **columns) == WRONG
-    assert judged(verl.build(str(rewards)), "none of it", "r", **{**columns, "ground_truth": "8"}) == WRONG
+    assert (
+        judged(verl.build(str(rewards)), "none of it", "r", **{**columns, "ground_truth": "8"})
+        == WRONG
+    )
     for name in ("plain", "pair"):
         assert judged(verl.build(f"{rewards}:{name}"), "7", "7") == RIGHT
         assert judged(verl.build(f"{rewards}:{name}"), "7", "6") == WRONG
@@ -232,7 +258,12 @@ def test_verl_gets_its_columns_and_acc_goes_before_score(rewards: Path) -> None:
 
 @pytest.mark.parametrize(
     ("score", "reward", "failure"),
-    [("None", 0.0, "score"), ("float('nan')", 0.0, "score"), ("'1'", 0.0, "score"), ("0.5", 0.75, "")],
+    [
+        ("None", 0.0, "score"),
+        ("float('nan')", 0.0, "score"),
+        ("'1'", 0.0, "score"),
+        ("0.5", 0.75, ""),
+    ],
 )
 def test_a_score_that_is_none_is_a_failure_beside_others(
     score: str, reward: float, failure: str, tmp_path: Path
@@ -269,11 +300,15 @@ RETURNS = {
 
 
 @pytest.mark.parametrize("returned", RETURNS)
-def test_what_is_no_list_of_one_score_says_what_it_is_and_where(returned: str, tmp_path: Path) -> None:
+def test_what_is_no_list_of_one_score_says_what_it_is_and_where(
+    returned: str, tmp_path: Path
+) -> None:
     (tmp_path / "rewards.py").write_text(f"\n\ndef reward(completions): return {returned}\n")
     verdict = function.build(f"{tmp_path / 'rewards.py'}:reward")(Problem(0, "", "7"), "", "7")
     assert (verdict.correct, verdict.failure) == (False, "error")
-    assert verdict.message.startswith(f"rewards.py:3 (reward) returned {RETURNS[returned]}, expected ")
+    assert verdict.message.startswith(
+        f"rewards.py:3 (reward) returned {RETURNS[returned]}, expected "
+    )
 
 
 def test_coroutines_are_waited_for_in_one_event_loop(tmp_path: Path) -> None:
@@ -311,7 +346,9 @@ def test_a_score_of_none_does_not_apply(tmp_path: Path) -> None:
     assert judged(alone, "2", "x") == RIGHT
     assert alone(Problem(0, "", "1"), "", "x").failure == "none"
 
-    check = load_verifier({"even": f"function:{path}:even", "short": f"function:{path}:short"}).build()
+    check = load_verifier(
+        {"even": f"function:{path}:even", "short": f"function:{path}:short"}
+    ).build()
     weights = {"even": 3.0, "short": 1.0}
     for answer, reward, scores, failure in (
         ("2", 0.875, {"even": 1.0, "short": 0.5}, ""),  # (3 x 1 + 1 x .5) / 4
@@ -331,12 +368,15 @@ def test_a_plug_in_that_returns_no_verdict() -> None:
 
 
 def test_the_users_files_of_a_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is named, that of a module, and a verifier of the user's own; of isojax's own verifiers none."""
+    """A file that is named, that of a module, and a verifier of the user's own; of isojax's own
+    verifiers none."""
     (tmp_path / "own_rewards").mkdir()
     for name in ("own_rewards/__init__", "own_rewards/scores"):
         (tmp_path / f"{name}.py").touch()
     own = tmp_path / "own_check.py"
-    decorated = "from isojax.tasks.verifiers import verifier\n@verifier(isolated=False, pure=True)\n"
+    decorated = (
+        "from isojax.tasks.verifiers import verifier\n@verifier(isolated=False, pure=True)\n"
+    )
     own.write_text(decorated + "def build(argument): return None\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv(registry.FOLDERS_VARIABLE, str(tmp_path))

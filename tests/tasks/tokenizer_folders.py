@@ -26,10 +26,16 @@ CHAT = (
 
 
 def byte_level(
-    folder: Path, *, chat: str | None = CHAT, bos: bool = False, vocab: int = 340, padding: int = 0, **generation: Any
+    folder: Path,
+    *,
+    chat: str | None = CHAT,
+    bos: bool = False,
+    vocab: int = 340,
+    padding: int = 0,
+    **generation: Any,
 ) -> Path:
-    """A byte-level BPE of about `vocab` tokens, `<think>` among them, and a model whose embedding has `padding` rows
-    more.
+    """A byte-level BPE of about `vocab` tokens, `<think>` among them, and a model whose embedding
+    has `padding` rows more.
 
     `bos`: put <|endoftext|> before every text. `generation`: what generation_config.json says.
     """
@@ -48,12 +54,15 @@ def byte_level(
         )
     made.enable_truncation(4)  # as some hubs' files have it; nobody's prompt is to be cut by it
     names = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[2], "pad_token": SPECIAL[3]}
-    PreTrainedTokenizerFast(tokenizer_object=made, chat_template=chat, **names).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=made, chat_template=chat, **names).save_pretrained(
+        folder
+    )
     return _model(folder, made.get_vocab_size() + padding, **generation)
 
 
 def sentencepiece(folder: Path, *, kind: str = "bpe", config: dict[str, Any] | None = None) -> Path:
-    """A folder with a tokenizer.model of sentencepiece alone, and `config` as its tokenizer_config.json where given."""
+    """A folder with a tokenizer.model of sentencepiece alone, and `config` as its
+    tokenizer_config.json where given."""
     folder.mkdir(parents=True, exist_ok=True)
     out = io.BytesIO()
     SentencePieceTrainer.train(

@@ -1,4 +1,5 @@
-"""A run's state to disk and back, bit for bit, onto the same mesh and onto others; the newest is what comes back."""
+"""A run's state to disk and back, bit for bit, onto the same mesh and onto others; the newest is
+what comes back."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def test_nothing_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("axes", [MESHES[0], MESHES[1], "auto"])
 def test_back_bit_for_bit(tmp_path: Path, axes: str) -> None:
     """Saved on data=4,tensor=2."""
-    saved, position = some_state(MESHES[0], 1), RunCursor(M=70, evaluation=9, tokens=123_456_789_012)
+    saved = some_state(MESHES[0], 1)
+    position = RunCursor(M=70, evaluation=9, tokens=123_456_789_012)
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(saved, position)
     like = some_state(axes, 2)
@@ -66,7 +68,10 @@ def test_the_newest_of_several(tmp_path: Path) -> None:
 
 def _data(checkpoint: Path) -> Path:
     """The file that holds most of the numbers."""
-    return max((p for p in (checkpoint / "state").rglob("d/*") if p.is_file()), key=lambda p: p.stat().st_size)
+    return max(
+        (p for p in (checkpoint / "state").rglob("d/*") if p.is_file()),
+        key=lambda p: p.stat().st_size,
+    )
 
 
 def _truncate(path: Path) -> None:
@@ -90,7 +95,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "a data file cut short": lambda c: _truncate(_data(c)),
     "bits of a data file": lambda c: _flip(_data(c)),
     "a data file gone": lambda c: _data(c).unlink(),
-    "all data files gone": lambda c: [p.unlink() for p in (c / "state").rglob("d/*") if p.is_file()],
+    "all data files gone": lambda c: [
+        p.unlink() for p in (c / "state").rglob("d/*") if p.is_file()
+    ],
     "the index gone": lambda c: (c / "state" / "manifest.ocdbt").unlink(),
     "the arrays gone": lambda c: shutil.rmtree(c / "state"),
     "their description gone": lambda c: (c / "state" / "_METADATA").unlink(),
@@ -107,9 +114,13 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # what Orbax has not awaited when a file is missing
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_the_one_before_is_taken(tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever is missing or changed; what is damaged stays for a person to look at, and the message names both."""
-    folder, states = tmp_path / "checkpoint", [some_state("auto", seed) for seed in range(2)]
+def test_damaged_the_one_before_is_taken(
+    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is missing or changed; what is damaged stays for a person to look at, and the
+    message names both."""
+    folder = tmp_path / "checkpoint"
+    states = [some_state("auto", seed) for seed in range(2)]
     with Checkpoints(folder) as checkpoints:
         for i, state in enumerate(states, 1):
             checkpoints.save(state, RunCursor(10 * i, i, 100 * i))
@@ -127,11 +138,17 @@ def test_damaged_the_one_before_is_taken(tmp_path: Path, damage: str, capsys: py
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), OSError(errno.EMFILE, "Too many open files")],
+    [
+        MemoryError(),
+        RuntimeError("RESOURCE_EXHAUSTED: Out of memory"),
+        OSError(errno.EMFILE, "Too many open files"),
+    ],
 )
-def test_what_lacks_here_is_no_damage(tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without the memory, or the files, to read a checkpoint leaves it where it is, and says what it
-    lacks.
+def test_what_lacks_here_is_no_damage(
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without the memory, or the files, to read a checkpoint leaves it where it is, and
+    says what it lacks.
     """
     state = some_state("auto", 0)
     with Checkpoints(tmp_path) as checkpoints:
@@ -151,8 +168,8 @@ def test_what_lacks_here_is_no_damage(tmp_path: Path, error: Exception, monkeypa
 
 @pytest.mark.parametrize("marker", ["commit_success.txt", "_CHECKPOINT_METADATA"])
 def test_without_a_marker(tmp_path: Path, marker: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a file system that has no atomic renaming the marker says what is whole. Here the name does: nothing else is
-    lost with it.
+    """Of a file system that has no atomic renaming the marker says what is whole. Here the name
+    does: nothing else is lost with it.
     """
     folder, state = tmp_path / "checkpoint", some_state("auto", 0)
     with Checkpoints(folder) as checkpoints:
@@ -183,7 +200,9 @@ def test_saving_waits_for_no_later_change(tmp_path: Path) -> None:
     remaining = jax.tree.map(np.copy, remaining)
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(state, RunCursor(1, 1, 1))
-        jax.block_until_ready(jax.jit(lambda s: jax.tree.map(lambda x: x * 0 + 1, s), donate_argnums=0)(state))
+        jax.block_until_ready(
+            jax.jit(lambda s: jax.tree.map(lambda x: x * 0 + 1, s), donate_argnums=0)(state)
+        )
     like = some_state("auto", 4)
     with Checkpoints(tmp_path) as again:
         restored = again.restore(like)
@@ -191,7 +210,9 @@ def test_saving_waits_for_no_later_change(tmp_path: Path) -> None:
     check(restored[0], like, remaining)
 
 
-@pytest.mark.parametrize("notes", [("source locations", "tensorstore_spec"), ("tensorstore_spec", "source locations")])
+@pytest.mark.parametrize(
+    "notes", [("source locations", "tensorstore_spec"), ("tensorstore_spec", "source locations")]
+)
 def test_why_a_state_cannot_be_written_is_said_without_tensorstores_notes(
     tmp_path: Path, notes: tuple[str, str]
 ) -> None:
@@ -199,6 +220,10 @@ def test_why_a_state_cannot_be_written_is_said_without_tensorstores_notes(
     output = "UNKNOWN: Error writing: File too large [OS error 27: EFBIG] " + " ".join(
         f"[{note}='{'x' * 900}']" for note in notes
     )
-    with Checkpoints(tmp_path) as checkpoints, pytest.raises(RunFailed) as failure, checkpoints._writing():
+    with (
+        Checkpoints(tmp_path) as checkpoints,
+        pytest.raises(RunFailed) as failure,
+        checkpoints._writing(),
+    ):
         raise ValueError(output)
     assert "(UNKNOWN: Error writing: File too large [OS error 27: EFBIG])" in str(failure.value)

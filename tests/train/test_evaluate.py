@@ -1,5 +1,5 @@
-"""Counts of right answers against exact probabilities; the same seeds count the same, and padding counts for
-nothing.
+"""Counts of right answers against exact probabilities; the same seeds count the same, and padding
+counts for nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Spoken(Parity):
 
     def grade_tokens(self, problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Grades:
         texts = [self.decode(tokens) for tokens in responses]
-        right = np.array([text == p.answer for p, text in zip(problems, texts, strict=True)], np.float32)
+        right = np.array(
+            [text == p.answer for p, text in zip(problems, texts, strict=True)], np.float32
+        )
         lost = np.array([text == "lost" for text in texts])
         return Grades(right, ~lost, {"timeout": int(lost.sum())} if lost.any() else {})
 
@@ -74,8 +76,8 @@ def evaluator() -> Evaluator:
 
 
 def always(token: int) -> Params:
-    """A policy that answers one token: all embeddings are alike, so is every hidden state, and the unembedding picks
-    the token.
+    """A policy that answers one token: all embeddings are alike, so is every hidden state, and the
+    unembedding picks the token.
     """
     params = policy()
     embed = np.repeat(params["embed"][:1], DECODER.vocab, 0)
@@ -88,10 +90,14 @@ def always(token: int) -> Params:
 def hidden_state(params: Params) -> np.ndarray:
     """The last hidden state, read off logits under an unembedding that is the identity."""
     identity = {**params, "unembed": np.eye(DECODER.config.width, dtype=np.float32)}
-    return response_logits(np, identity, random_problems(1), np.array([0]), np.zeros((1, 1), np.int32))[0, 0]
+    return response_logits(
+        np, identity, random_problems(1), np.array([0]), np.zeros((1, 1), np.int32)
+    )[0, 0]
 
 
-def counts(evaluator: Evaluator, params: Params, chosen: TokenizedProblems = SET, **kwargs: Any) -> np.ndarray:
+def counts(
+    evaluator: Evaluator, params: Params, chosen: TokenizedProblems = SET, **kwargs: Any
+) -> np.ndarray:
     kwargs = {"seed": 0, "evaluation": 1} | kwargs
     return evaluator.evaluate(placed(params, evaluator.mesh), chosen, **kwargs).reward_sums
 
@@ -105,9 +111,13 @@ def test_a_policy_that_is_always_right_and_one_that_never_is(evaluator: Evaluato
 
 
 def test_counts_follow_the_exact_probabilities(evaluator: Evaluator) -> None:
-    """Right is an even first token: its probability for each problem is a sum over the vocabulary."""
+    """Right is an even first token: its probability for each problem is a sum over the
+    vocabulary."""
     first = log_softmax(
-        np, response_logits(np, policy(), ProblemArrays(*ENCODED), np.arange(COUNT), np.zeros((COUNT, 1), np.int32))
+        np,
+        response_logits(
+            np, policy(), ProblemArrays(*ENCODED), np.arange(COUNT), np.zeros((COUNT, 1), np.int32)
+        ),
     )[:, 0]
     p = np.exp(first)[:, ::2].sum(1)
     assert p.min() < 0.3 and p.max() > 0.7
@@ -119,7 +129,9 @@ def test_counts_follow_the_exact_probabilities(evaluator: Evaluator) -> None:
     assert abs((z**2).mean() - 1) < 4 * np.sqrt(2 / COUNT)
 
 
-def test_the_same_draws_for_a_seed_and_an_evaluation_and_others_for_others(evaluator: Evaluator) -> None:
+def test_the_same_draws_for_a_seed_and_an_evaluation_and_others_for_others(
+    evaluator: Evaluator,
+) -> None:
     one = counts(evaluator, policy())
     np.testing.assert_array_equal(one, counts(evaluator, policy()))
     assert (one != counts(evaluator, policy(), seed=1)).any()
@@ -130,16 +142,20 @@ def test_a_problems_count_depends_on_no_other_problem(evaluator: Evaluator) -> N
     """Nor on its place, nor on the copies of a problem that fill a call up."""
     full = counts(evaluator, policy())
     for selected in (np.arange(5), np.array([39]), np.random.default_rng(0).permutation(COUNT)):
-        np.testing.assert_array_equal(counts(evaluator, policy(), SET.select(selected)), full[selected])
+        np.testing.assert_array_equal(
+            counts(evaluator, policy(), SET.select(selected)), full[selected]
+        )
 
 
 def test_first_rollouts_are_the_problems_own(evaluator: Evaluator) -> None:
-    """What is shown of a problem is its first rollout: even where all of its rollouts were right, odd where none
-    was.
+    """What is shown of a problem is its first rollout: even where all of its rollouts were right,
+    odd where none was.
     """
     result = evaluator.evaluate(placed(policy(), evaluator.mesh), SET, 0, 1)
     right = result.reward_sums
-    for count, tokens, first in zip(right, result.first_responses, result.rewards[:, 0], strict=True):
+    for count, tokens, first in zip(
+        right, result.first_responses, result.rewards[:, 0], strict=True
+    ):
         assert first == (tokens[0] % 2 == 0)
         assert count not in (0, SAMPLES) or (tokens[0] % 2 == 0) == (count == SAMPLES)
     assert {0, SAMPLES} & set(right.tolist())
@@ -154,9 +170,11 @@ def test_eight_devices_count_what_one_counts(evaluator: Evaluator) -> None:
 
 
 @pytest.mark.parametrize("axes", ["auto", MESHES[0]])
-def test_a_verifier_on_the_host_counts_what_one_on_device_counts(axes: str, evaluator: Evaluator) -> None:
-    """Three repeats of three calls, whose grades come back in any order: everything else equal, and failures counted
-    over all of them.
+def test_a_verifier_on_the_host_counts_what_one_on_device_counts(
+    axes: str, evaluator: Evaluator
+) -> None:
+    """Three repeats of three calls, whose grades come back in any order: everything else equal, and
+    failures counted over all of them.
     """
     device, host = build(axes) if axes != "auto" else evaluator, build(axes, Spoken())
     one, two = (e.evaluate(placed(policy(), e.mesh), SET, 0, 1, repeats=3) for e in (device, host))

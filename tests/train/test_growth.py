@@ -33,8 +33,11 @@ def test_the_share_of_signal_of_gradients(share: float) -> None:
         gradient = {"w": jnp.asarray(direction + rng.normal(0, np.sqrt((1 - share) / size), size))}
         norm = optax.tree.norm(gradient)
         found = gradient_signal(gradient, norm, moments, max_grad_norm=1.0)
-        signal, square = signal + float(found["grad_signal"].sum), square + float(found["grad_square"].sum)
-        assert found["grad_signal_square"].sum == pytest.approx(float(found["grad_signal"].sum) ** 2)
+        signal = signal + float(found["grad_signal"].sum)
+        square = square + float(found["grad_square"].sum)
+        assert found["grad_signal_square"].sum == pytest.approx(
+            float(found["grad_signal"].sum) ** 2
+        )
         _, moments = ADAM.update({"w": gradient["w"] * jnp.minimum(1.0, 1.0 / norm)}, moments)
     assert signal / square == pytest.approx(share, abs=0.006)
 
@@ -57,8 +60,8 @@ def faded_at(
     zero_variance: float = 0.5,
     B_p: int = 32,
 ) -> int | None:
-    """After how many updates of B_p problems n grows, of a signal of so much after so many updates, plus and minus the
-    noise in turns; None where it does not in 4,000."""
+    """After how many updates of B_p problems n grows, of a signal of so much after so many updates,
+    plus and minus the noise in turns; None where it does not in 4,000."""
     for update in range(CHECK_EVERY, 4000, CHECK_EVERY):
         signals = signal(update) + noise * (-1.0) ** np.arange(CHECK_EVERY)
         growth.add(metrics_of(signals, zero_variance), CHECK_EVERY, B_p)
@@ -68,29 +71,41 @@ def faded_at(
 
 
 def test_n_grows_when_the_signal_is_not_clearly_positive() -> None:
-    """Half of 32 groups have variance: 256 of them are in 16 updates, where two standard errors of a mean are 1 / 2."""
+    """Half of 32 groups have variance: 256 of them are in 16 updates, where two standard errors of
+    a mean are 1 / 2."""
     assert (
-        faded_at(GradientSignal(), lambda _: 0.6) is None and faded_at(GradientSignal(), lambda _: 0.03, 0.05) is None
+        faded_at(GradientSignal(), lambda _: 0.6) is None
+        and faded_at(GradientSignal(), lambda _: 0.03, 0.05) is None
     )
-    assert [faded_at(GradientSignal(), lambda _, s=s: s) for s in (0.1, 0.4)] == [16, 16]  # as soon as that is known
+    # as soon as that is known
+    assert [faded_at(GradientSignal(), lambda _, s=s: s) for s in (0.1, 0.4)] == [16, 16]
     fell = faded_at(GradientSignal(), lambda update: 0.6 if update <= 200 else 0.0)
     assert fell is not None and 1.5 * 200 <= fell <= 3 * 200  # the average is over the last half
 
 
 def test_n_grows_early_when_the_signal_is_clearly_negative() -> None:
     """Two standard errors of a mean over 8 updates are 1 / 1.4, over 16 they are 1 / 2."""
-    found = [faded_at(GradientSignal(), lambda _, s=s: -s, zero_variance=0.69) for s in (0.8, 0.6, 0.1)]
-    assert found == [8, 16, 32]  # 256 groups have variance in 26 updates; then less than clearly positive suffices
-    assert faded_at(GradientSignal(), lambda _: 0.0, 0.0, zero_variance=1.0) is None  # there is no gradient
+    found = [
+        faded_at(GradientSignal(), lambda _, s=s: -s, zero_variance=0.69) for s in (0.8, 0.6, 0.1)
+    ]
+    # 256 groups have variance in 26 updates; then less than clearly positive suffices
+    assert found == [8, 16, 32]
+    # there is no gradient
+    assert faded_at(GradientSignal(), lambda _: 0.0, 0.0, zero_variance=1.0) is None
     assert faded_at(GradientSignal(earlier=40), lambda _: -0.8) == 40  # nor before C has doubled
-    sizes = {B_p: faded_at(GradientSignal(), lambda _: -0.9, zero_variance=0.69, B_p=B_p) for B_p in (1, 8, 512)}
+    sizes = {
+        B_p: faded_at(GradientSignal(), lambda _: -0.9, zero_variance=0.69, B_p=B_p)
+        for B_p in (1, 8, 512)
+    }
     assert sizes == {1: 256, 8: 32, 512: 8}  # nor before 256 groups of any kind
 
 
 def test_groups_without_variance_say_nothing_of_the_signal() -> None:
     """Of 32 groups an update, 10 have variance: 256 of them are in 26 updates."""
     assert faded_at(GradientSignal(), lambda _: 0.0, zero_variance=0.69) == 32
-    lucky_later = faded_at(GradientSignal(), lambda update: 0.0 if update <= 8 else 0.8, zero_variance=0.69)
+    lucky_later = faded_at(
+        GradientSignal(), lambda update: 0.0 if update <= 8 else 0.8, zero_variance=0.69
+    )
     assert lucky_later is None
 
 
@@ -114,7 +129,8 @@ def test_the_standard_error_of_the_signal() -> None:
 def test_a_stage_lasts_until_C_has_tripled() -> None:
     assert faded_at(GradientSignal(earlier=400), lambda _: 0.0) == 800
     assert faded_at(GradientSignal(earlier=12), lambda _: 0.0) == 24
-    assert faded_at(GradientSignal(earlier=400), lambda _: -0.5) == 400  # twice suffices where it is clearly negative
+    # twice suffices where it is clearly negative
+    assert faded_at(GradientSignal(earlier=400), lambda _: -0.5) == 400
 
 
 def test_what_a_checkpoint_holds() -> None:
@@ -131,27 +147,40 @@ def test_n_doubles_up_to_the_largest() -> None:
     first, doubled = Stage(0, 32, 2), Stage(4000, 32, 4)
     cell = Cell(32, 2, 0, "auto", (first,), 8)
     faded = GradientSignal(earlier=0, updates=400, groups=4000.0, mixed=0.4, signal_square=1.0)
-    assert [choose_n(cell.with_stages(stages), faded) for stages in ((first,), (first, doubled))] == [4, 8]
+    assert [
+        choose_n(cell.with_stages(stages), faded) for stages in ((first,), (first, doubled))
+    ] == [4, 8]
     assert choose_n(cell, GradientSignal()) == 2 == choose_n(cell, replace(faded, mixed=0.29))
-    assert [choose_n(cell, replace(faded, earlier=200, updates=updates)) for updates in (392, 400)] == [2, 4]
+    assert [
+        choose_n(cell, replace(faded, earlier=200, updates=updates)) for updates in (392, 400)
+    ] == [2, 4]
     assert choose_n(cell.with_stages((first, doubled, Stage(9000, 32, 8))), faded) == 8
 
 
 def test_the_next_stage_begins_where_the_run_is() -> None:
     cell, growth = next_stage(Cell(8, 2, 0, "auto", (Stage(0, 8, 2),), 16), 160, 4)
     assert cell.stages == (Stage(0, 8, 2), Stage(160, 8, 4)) and cell.span_at(10)[2:] == (8, 4)
-    assert cell.rollouts_after(11) == 192 and cell.name == "auto-s0" and growth == GradientSignal(earlier=5)
+    assert (
+        cell.rollouts_after(11) == 192
+        and cell.name == "auto-s0"
+        and growth == GradientSignal(earlier=5)
+    )
 
 
 STAGED = Cell(8, 2, 0, "grow", (Stage(0, 8, 2), Stage(100, 8, 4), Stage(290, 16, 4)))
 
 
 def test_a_checkpoint_that_does_not_count_rollouts_is_counted_once() -> None:
-    """As versions before 0.2 saved it: 7 updates of 16, which pass C = 100, then 6 of 32, which pass 290, then 64."""
+    """As versions before 0.2 saved it: 7 updates of 16, which pass C = 100, then 6 of 32, which
+    pass 290, then 64."""
     saved = RunCursor(M=15, evaluation=2, tokens=0)
     counted = begin_span(count_rollouts(saved, STAGED), STAGED)
     assert (counted.rollouts, counted.batches) == (7 * 16 + 6 * 32 + 2 * 64, 15)
-    assert counted.spans == (RunSpan(0, 0, 0, 8, 2), RunSpan(7, 112, 7, 8, 4), RunSpan(13, 304, 13, 16, 4))
+    assert counted.spans == (
+        RunSpan(0, 0, 0, 8, 2),
+        RunSpan(7, 112, 7, 8, 4),
+        RunSpan(13, 304, 13, 16, 4),
+    )
     assert count_rollouts(counted, STAGED) is counted and begin_span(counted, STAGED) is counted
     at_a_switch = begin_span(count_rollouts(RunCursor(M=7, evaluation=1, tokens=0), STAGED), STAGED)
     assert at_a_switch.spans == (RunSpan(0, 0, 0, 8, 2), RunSpan(7, 112, 7, 8, 4))

@@ -1,4 +1,5 @@
-"""Labels made with other settings than those of a run are told apart, by name and by both values."""
+"""Labels made with other settings than those of a run are told apart, by name and by both
+values."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from isojax.core.config import CellConfig, DataConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
+from isojax.core.config import (
+    CellConfig,
+    DataConfig,
+    ModelConfig,
+    PromptConfig,
+    SamplingConfig,
+    VerifierConfig,
+)
 from isojax.core.errors import InputError
 from isojax.train.label_settings import (
     describe_label_settings,
@@ -49,13 +57,17 @@ def make_cell(folder: Path, **sections: Any) -> CellConfig:
     return CellConfig(**(defaults | sections))
 
 
-def test_the_same_settings_differ_in_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_settings_differ_in_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cell = make_cell(tmp_path)
     task = write_labels(tmp_path / "splits", describe_label_settings(cell))
     stored = read_label_settings(tmp_path / "splits")
     longer_prompts = SamplingConfig(prompt_length=64, response_length=8)
     assert (
-        label_differences(stored, cell) == label_differences(stored, make_cell(tmp_path, sampling=longer_prompts)) == []
+        label_differences(stored, cell)
+        == label_differences(stored, make_cell(tmp_path, sampling=longer_prompts))
+        == []
     )
     warn_of_other_labels(make_cell(tmp_path, task=task))
     assert capsys.readouterr().err == ""
@@ -64,8 +76,16 @@ def test_the_same_settings_differ_in_nothing(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("section", "value", "difference"),
     [
-        ("prompt", PromptConfig(template="{prompt}="), "cell.prompt.template = 'Q: {prompt}' (now '{prompt}=')"),
-        ("prompt", PromptConfig(template="Q: {prompt}", stop=("\n",)), r"cell.prompt.stop = [] (now ['\n'])"),
+        (
+            "prompt",
+            PromptConfig(template="{prompt}="),
+            "cell.prompt.template = 'Q: {prompt}' (now '{prompt}=')",
+        ),
+        (
+            "prompt",
+            PromptConfig(template="Q: {prompt}", stop=("\n",)),
+            r"cell.prompt.stop = [] (now ['\n'])",
+        ),
         (
             "sampling",
             SamplingConfig(prompt_length=32, response_length=8, temperature=0.6),
@@ -87,39 +107,59 @@ def test_what_differs_is_named(
     assert label_differences(read_label_settings(tmp_path / "splits"), run) == [difference]
     warn_of_other_labels(run)
     message = capsys.readouterr().err
-    assert message.startswith("warning: ") and difference in message and "isojax difficulty" in message
+    assert (
+        message.startswith("warning: ") and difference in message and "isojax difficulty" in message
+    )
 
 
 def test_other_weights_and_another_tokenizer(tmp_path: Path) -> None:
     cell = make_cell(tmp_path)
     stored = describe_label_settings(cell)
     write_model(tmp_path / "model", weight=2.0)
-    assert label_differences(stored, cell) == [f"other weights, those of {cell.model.path} (now {cell.model.path})"]
+    assert label_differences(stored, cell) == [
+        f"other weights, those of {cell.model.path} (now {cell.model.path})"
+    ]
     write_model(tmp_path / "model")
     (tmp_path / "model" / "tokenizer_config.json").write_text('{"chat_template": "x"}')
-    assert label_differences(stored, cell) == [f"another tokenizer or chat template than that in {cell.model.path}"]
+    assert label_differences(stored, cell) == [
+        f"another tokenizer or chat template than that in {cell.model.path}"
+    ]
 
 
-def test_the_labels_of_an_earlier_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_labels_of_an_earlier_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """They have the model's path and the sampling alone."""
     cell = make_cell(tmp_path)
-    stored = {"model": cell.model.path, "task": "jsonl:x", "temperature": 1.0, "top_p": 1.0, "seed": 0, "cell": "0"}
+    stored = {
+        "model": cell.model.path,
+        "task": "jsonl:x",
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "seed": 0,
+        "cell": "0",
+    }
     task = write_labels(tmp_path / "splits", stored)
     warn_of_other_labels(make_cell(tmp_path, task=task))
     assert "does not record the prompt and the verifier" in capsys.readouterr().err
     warn_of_other_labels(make_cell(tmp_path, task=task, model=write_model(tmp_path / "other")))
-    assert f"cell.model.path = '{cell.model.path}' (now '{tmp_path}/other')" in capsys.readouterr().err
+    assert (
+        f"cell.model.path = '{cell.model.path}' (now '{tmp_path}/other')" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
-    ("split", "attempts", "is_used"), [("", 16, True), ("#hard_train", 0, True), ("#all", 0, False), ("", 0, False)]
+    ("split", "attempts", "is_used"),
+    [("", 16, True), ("#hard_train", 0, True), ("#all", 0, False), ("", 0, False)],
 )
 def test_labels_that_choose_nothing_are_not_compared(
     tmp_path: Path, split: str, attempts: int, is_used: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task = write_labels(tmp_path / "splits", describe_label_settings(make_cell(tmp_path)))
     data = DataConfig(attempts=attempts)
-    warn_of_other_labels(make_cell(tmp_path, task=task + split, data=data, verifier=VerifierConfig(use="math")))
+    warn_of_other_labels(
+        make_cell(tmp_path, task=task + split, data=data, verifier=VerifierConfig(use="math"))
+    )
     assert bool(capsys.readouterr().err) is is_used
 
 
@@ -135,7 +175,9 @@ def test_a_changed_reward_file_makes_other_labels(tmp_path: Path) -> None:
     stored = describe_label_settings(cell)
     assert label_differences(stored, cell) == []
     (tmp_path / "rewards.py").write_text(REWARD.replace("1.0", "0.5"))
-    assert label_differences(stored, cell) == ["another rewards.py: this file of the verifier has changed"]
+    assert label_differences(stored, cell) == [
+        "another rewards.py: this file of the verifier has changed"
+    ]
 
 
 def test_a_resumed_sweep_refuses_another_reward_file(tmp_path: Path) -> None:
@@ -149,7 +191,9 @@ def test_a_resumed_sweep_refuses_another_reward_file(tmp_path: Path) -> None:
     file.write_text(REWARD.replace("1.0", "0.5"))
     with pytest.raises(InputError) as e:
         check_verifier_files(base, use)
-    assert f"cell.verifier.use: {file} has changed since this sweep began, first in line 2" in str(e.value)
+    assert f"cell.verifier.use: {file} has changed since this sweep began, first in line 2" in str(
+        e.value
+    )
     (copy,) = (base / "verifier_files").iterdir()
     assert f"cp {copy} {file}" in str(e.value)
     file.write_bytes(copy.read_bytes())
@@ -179,7 +223,10 @@ def test_labels_by_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert engine_difference(stored, None) == [is_now]
     assert engine_difference(stored, {"server": "vllm", "model": "other"}) != []
     warn_of_other_labels(make_cell(tmp_path, task=f"{task}#hard"))
-    assert "its labels were sampled by a server of vllm that serves 'the-model'" in capsys.readouterr().err
+    assert (
+        "its labels were sampled by a server of vllm that serves 'the-model'"
+        in capsys.readouterr().err
+    )
 
     (tmp_path / "model" / "model.safetensors").unlink()  # only the server has weights
     assert "checkpoint" not in describe_label_settings(cell, engine)

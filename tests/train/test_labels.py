@@ -1,4 +1,5 @@
-"""Labels continue where a kill left them, belong to a policy and its problems, and nothing torn is taken for one."""
+"""Labels continue where a kill left them, belong to a policy and its problems, and nothing torn is
+taken for one."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ PROBLEMS = [Problem(7 * i, f"p{i}", str(i)) for i in range(20)]
 
 
 class FakeLabeller:
-    """Programs whose labeller solves problem i in i mod 5 of 4 rollouts, 6 problems per call, and remembers what it was
-    asked.
+    """Programs whose labeller solves problem i in i mod 5 of 4 rollouts, 6 problems per call, and
+    remembers what it was asked.
     """
 
     problems_per_call, samples_per_problem = 6, 4
@@ -39,7 +40,9 @@ class FakeLabeller:
     def tokenize(self, problems: list[Problem]) -> SimpleNamespace:
         return SimpleNamespace(select=lambda indices: [problems[i].id for i in indices])
 
-    def evaluate(self, params: None, ids: list[int], seed: int, evaluation: int, repeats: int, **_: int) -> Any:
+    def evaluate(
+        self, params: None, ids: list[int], seed: int, evaluation: int, repeats: int, **_: int
+    ) -> Any:
         self.asked += ids
         rewards = np.array([[float(sample < i % 5) for sample in range(4)] * repeats for i in ids])
         return EvalCounts(rewards, [], ended=rewards.size, parsed=rewards.size, failures=Counter())
@@ -51,7 +54,9 @@ def label(path: Path, programs: Any, key: str = "key", attempts: int = 7) -> lis
 
 def test_a_label_for_each_problem_by_whole_evaluations(tmp_path: Path) -> None:
     got = label(tmp_path / "l", FakeLabeller())  # 7 attempts are two evaluations of 4
-    assert [(p.id, p.solved, p.attempts) for p in got] == [(p.id, 2 * (p.id % 5), 8) for p in PROBLEMS]
+    assert [(p.id, p.solved, p.attempts) for p in got] == [
+        (p.id, 2 * (p.id % 5), 8) for p in PROBLEMS
+    ]
 
 
 def test_cut_at_any_byte_it_goes_on_to_the_same(tmp_path: Path) -> None:
@@ -82,7 +87,9 @@ class DeadLabeller(FakeLabeller):
 
 def test_first_labels_of_which_no_check_ends_are_refused_and_not_saved(tmp_path: Path) -> None:
     """Of later ones, which are of other problems, the failures count as 0."""
-    with pytest.raises(DeadStart, match=r"none of its first 48 checks ended with a verdict \(error 48\)"):
+    with pytest.raises(
+        DeadStart, match=r"none of its first 48 checks ended with a verdict \(error 48\)"
+    ):
         label(tmp_path / "l", DeadLabeller(1))
     assert not list(tmp_path.iterdir())
     got = label(tmp_path / "l", DeadLabeller(2))
@@ -99,8 +106,12 @@ def test_what_the_first_labels_make_doubtful_is_said_and_kept(
             return replace(super().evaluate(*words, **others), ended=0)
 
     label(tmp_path / "l", Endless())
-    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    assert len(warnings) == 1 and warnings[0].startswith("warning: of the first labels: 48 of 48 responses are cut off")
+    warnings = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")
+    ]
+    assert len(warnings) == 1 and warnings[0].startswith(
+        "warning: of the first labels: 48 of 48 responses are cut off"
+    )
     report = read_start_report(tmp_path)
     assert report is not None and [w.name for w in report.warnings] == ["cut_off"]
     assert (report.shares["responses"], report.shares["cut_off"]) == (48, 1)
@@ -143,7 +154,12 @@ def test_a_line_that_is_no_label(tmp_path: Path, change: tuple[bytes, bytes], pr
 
 def test_a_key_hangs_on_the_server_that_samples_if_any() -> None:
     cell = CellConfig(task="addition")
-    engines = [None, {"server": "vllm", "model": "a"}, {"server": "vllm", "model": "b"}, {"server": "me", "model": "a"}]
+    engines = [
+        None,
+        {"server": "vllm", "model": "a"},
+        {"server": "vllm", "model": "b"},
+        {"server": "me", "model": "a"},
+    ]
     keys = [compute_label_key(cell, "print", PROBLEMS, engine) for engine in engines]
     assert len(set(keys)) == 4 and keys[0] == compute_label_key(cell, "print", PROBLEMS)
 
@@ -158,7 +174,11 @@ def test_what_a_key_hangs_on() -> None:
         compute_label_key(cell, "another checkpoint", PROBLEMS),
         compute_label_key(cell, "print", [replace(PROBLEMS[0], prompt="edited"), *PROBLEMS[1:]]),
         compute_label_key(cell, "print", [replace(PROBLEMS[0], answer="9"), *PROBLEMS[1:]]),
-        compute_label_key(cell.model_copy(update={"prompt": PromptConfig(template="Q: {prompt}")}), "print", PROBLEMS),
+        compute_label_key(
+            cell.model_copy(update={"prompt": PromptConfig(template="Q: {prompt}")}),
+            "print",
+            PROBLEMS,
+        ),
         compute_label_key(cell.model_copy(update={"data": DataConfig(seed=1)}), "print", PROBLEMS),
     ]
     assert len({key, *others}) == 6
@@ -166,21 +186,34 @@ def test_what_a_key_hangs_on() -> None:
 
 
 def test_other_columns_are_other_problems_and_none_are_as_before() -> None:
-    """A verifier reads them. Labels on disk are found by the key, which is that of before columns were in it."""
+    """A verifier reads them. Labels on disk are found by the key, which is that of before columns
+    were in it."""
     cell = CellConfig(task="addition")
     keys = [
         compute_label_key(cell, "print", [replace(PROBLEMS[0], columns=columns), *PROBLEMS[1:]])
-        for columns in ({}, {"tests": "1 == 1"}, {"tests": "1 == 2"}, {"tests": "1 == 1", "level": 2})
+        for columns in (
+            {},
+            {"tests": "1 == 1"},
+            {"tests": "1 == 2"},
+            {"tests": "1 == 1", "level": 2},
+        )
     ]
-    assert len(set(keys)) == 4 and keys[0] == compute_label_key(cell, "print", PROBLEMS) == "b3ac0fd1e6f54ec7"
+    assert (
+        len(set(keys)) == 4
+        and keys[0] == compute_label_key(cell, "print", PROBLEMS) == "b3ac0fd1e6f54ec7"
+    )
 
 
 @pytest.mark.parametrize("use", ["function:{}.py:f", "function:{}:f", "verl:{}", "{}"])
-def test_labels_hang_on_what_the_users_verifier_says(use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_hang_on_what_the_users_verifier_says(
+    use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An edit of its file, however `cell.verifier.use` names it, makes labels of another key."""
     name = f"verifier_of_labels_{abs(hash(tmp_path))}"  # modules are imported once
     path = tmp_path / f"{name}.py"
-    decorated = "from isojax.tasks.verifiers import verifier\n@verifier(isolated=False, pure=True)\n"
+    decorated = (
+        "from isojax.tasks.verifiers import verifier\n@verifier(isolated=False, pure=True)\n"
+    )
     path.write_text(decorated + "def build(argument): return None\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

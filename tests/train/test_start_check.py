@@ -36,8 +36,15 @@ def failing(kinds: dict[str, int], rewards: np.ndarray = MIXED) -> EvalCounts:
     return counts(rewards, failures=Counter(kinds), failed_checks=kinds)
 
 
-def check(first: EvalCounts, examples: dict[str, str] | None = None, on_device: bool = False, **others: Any) -> Any:
-    task: Any = SimpleNamespace(on_device=on_device, failure_examples=lambda: examples or {}, warnings=[], opening="")
+def check(
+    first: EvalCounts,
+    examples: dict[str, str] | None = None,
+    on_device: bool = False,
+    **others: Any,
+) -> Any:
+    task: Any = SimpleNamespace(
+        on_device=on_device, failure_examples=lambda: examples or {}, warnings=[], opening=""
+    )
     return check_start({"": first, **others}, CELL, task, DECODER, policy())
 
 
@@ -46,9 +53,17 @@ def symptoms(report: StartReport) -> list[str]:
 
 
 def test_nothing_is_said_of_a_run_that_can_learn() -> None:
-    """A quarter of problems has equal rewards; one check of 200 has failed; half are cut off, but no more."""
+    """A quarter of problems has equal rewards; one check of 200 has failed; half are cut off, but
+    no more."""
     rewards = np.array([[0.0, 1.0]] * 75 + [[1.0, 1.0]] * 25)
-    few = counts(rewards, ended=100, parsed=3, empty=100, failures=Counter(error=2), failed_checks={"error": 2})
+    few = counts(
+        rewards,
+        ended=100,
+        parsed=3,
+        empty=100,
+        failures=Counter(error=2),
+        failed_checks={"error": 2},
+    )
     assert check(few) == StartReport(
         {
             "responses": 200,
@@ -62,8 +77,13 @@ def test_nothing_is_said_of_a_run_that_can_learn() -> None:
     )
 
 
-def test_a_run_whose_checks_all_fail_is_refused_with_the_first_failure_of_the_commonest_kind() -> None:
-    examples = {"error": "problem 3: rewards.py:7: KeyError: 'gold'", "timeout": "problem 1: no verdict within 5 s"}
+def test_a_run_whose_checks_all_fail_is_refused_with_the_first_failure_of_the_commonest_kind() -> (
+    None
+):
+    examples = {
+        "error": "problem 3: rewards.py:7: KeyError: 'gold'",
+        "timeout": "problem 1: no verdict within 5 s",
+    }
     with pytest.raises(DeadStart) as refused:
         check(failing({"error": 12, "timeout": 4}), examples)
     assert isinstance(refused.value, InputError)  # exit code 2
@@ -91,21 +111,26 @@ def test_a_run_of_which_some_checks_fail_is_warned_of(failed: int) -> None:
 def test_a_further_set_whose_checks_all_fail_is_warned_of_alone() -> None:
     """What is trained on may be judged all the same."""
     report = check(counts(), hard=failing({"error": 16}))
-    assert symptoms(report) == ["failed_checks_hard"] and "checks of the set 'hard' failed" in report.warnings[0].text
+    assert (
+        symptoms(report) == ["failed_checks_hard"]
+        and "checks of the set 'hard' failed" in report.warnings[0].text
+    )
 
 
 def test_replies_that_all_fail_and_that_fail_at_times() -> None:
     """Of a task of turns; they are among the failures, and no checks."""
     replying = counts(failures=Counter(error=16), replies=16, failed_replies=16)
     with pytest.raises(
-        DeadStart, match=r"its reply failed at each of 16 turns\. The first: problem 2: my_tool\.py:4: x"
+        DeadStart,
+        match=r"its reply failed at each of 16 turns\. The first: problem 2: my_tool\.py:4: x",
     ):
         check(replying, {"reply error": "problem 2: my_tool.py:4: x"})
     assert symptoms(check(replace(replying, replies=32))) == ["failed_replies"]
 
 
 def test_a_log_probability_that_is_no_number_is_refused_and_the_weight_named() -> None:
-    """Of one that holds several layers, with the layer; also where a further set alone has met it."""
+    """Of one that holds several layers, with the layer; also where a further set alone has met
+    it."""
     broken: Any = jax.tree.map(np.array, policy())
     broken["blocks"]["query"][1].flat[3] = np.inf
     assert first_nonfinite_weight(DECODER, policy()) is None
@@ -116,49 +141,73 @@ def test_a_log_probability_that_is_no_number_is_refused_and_the_weight_named() -
     broken["embed"][0, 0] = np.nan
     assert first_nonfinite_weight(of_llama, broken) == "model.embed_tokens.weight"
     task: Any = SimpleNamespace(on_device=True)
-    with pytest.raises(DeadStart, match="no numbers in 3 of its first 32 responses; the weight embed is not finite"):
+    with pytest.raises(
+        DeadStart, match="no numbers in 3 of its first 32 responses; the weight embed is not finite"
+    ):
         check_start({"": counts(), "hard": counts(nonfinite=3)}, CELL, task, DECODER, broken)
 
 
 def test_finite_weights_that_overflow_and_what_to_try() -> None:
-    """float32 where it is not in use yet; else the largest weight is named, and called damaged where no model has
-    such a one."""
+    """float32 where it is not in use yet; else the largest weight is named, and called damaged
+    where no model has such a one."""
     task: Any = SimpleNamespace(on_device=True)
     in_bfloat16 = DECODER.with_options(ComputeOptions("bfloat16", "bfloat16"))
-    with pytest.raises(DeadStart, match=r"its weights are finite, .*: try cell\.precision\.compute=float32\."):
+    with pytest.raises(
+        DeadStart, match=r"its weights are finite, .*: try cell\.precision\.compute=float32\."
+    ):
         check_start({"": counts(nonfinite=1)}, CELL, task, in_bfloat16, policy())
 
     weights: Any = jax.tree.map(np.array, policy())
     weights["blocks"]["query"][1].flat[3] = -1200
     with pytest.raises(DeadStart) as e:
         check_start({"": counts(nonfinite=1)}, CELL, task, DECODER, weights)
-    assert "the largest number among them, 1.2e+03, is in blocks.query[1]. Fetch or convert" in str(e.value)
+    assert "the largest number among them, 1.2e+03, is in blocks.query[1]. Fetch or convert" in str(
+        e.value
+    )
     assert "compute=float32" not in str(e.value)
 
     weights["embed"][0, 0] = 1e30
     for decoder in (DECODER, in_bfloat16):
-        with pytest.raises(DeadStart, match=r"1e\+30, is in embed, and such sizes come of a damaged"):
+        with pytest.raises(
+            DeadStart, match=r"1e\+30, is in embed, and such sizes come of a damaged"
+        ):
             check_start({"": counts(nonfinite=1)}, CELL, task, decoder, weights)
 
 
-@pytest.mark.parametrize(("reward", "shown"), [(np.nan, "nan"), (np.inf, "inf"), (2.0, "2"), (-1.0, "-1")])
+@pytest.mark.parametrize(
+    ("reward", "shown"), [(np.nan, "nan"), (np.inf, "inf"), (2.0, "2"), (-1.0, "-1")]
+)
 def test_rewards_of_a_device_that_can_be_none_are_refused(reward: float, shown: str) -> None:
     rewards = MIXED.copy()
     rewards[2:4, 0] = reward
-    with pytest.raises(DeadStart, match=f"from 0 to 1; 2 of its first 16 rewards are not, such as {shown}\\."):
+    with pytest.raises(
+        DeadStart, match=f"from 0 to 1; 2 of its first 16 rewards are not, such as {shown}\\."
+    ):
         check(counts(rewards), on_device=True)
 
 
 ZEROS, ONES = np.zeros((8, 2)), np.ones((8, 2))
 DOUBTFUL = {
-    "cut_off": (counts(ended=7), "9 of 16 responses are cut off at cell.sampling.response_length = 8 tokens"),
+    "cut_off": (
+        counts(ended=7),
+        "9 of 16 responses are cut off at cell.sampling.response_length = 8 tokens",
+    ),
     "empty": (counts(empty=9), "9 of 16 responses are empty"),
-    "nothing_parsed": (counts(ZEROS, parsed=0), "function:rewards.py:reward finds an answer in 0 of 16"),
+    "nothing_parsed": (
+        counts(ZEROS, parsed=0),
+        "function:rewards.py:reward finds an answer in 0 of 16",
+    ),
     "all_wrong": (counts(ZEROS), "all 16 rewards are 0"),
     "all_right": (counts(ONES), "all 16 rewards are 1"),
     "equal_rewards": (counts(ONES / 4), "all 16 rewards are 0.25"),
-    "partial": (counts(failures=Counter(partial=9)), "9 of 16 scores are neither 0 nor 1 and count as 0"),
-    "score_style": (counts(mean_scores={"style": 0.0, "right": 0.5}), "the score 'style' is 0 for all 16 responses"),
+    "partial": (
+        counts(failures=Counter(partial=9)),
+        "9 of 16 scores are neither 0 nor 1 and count as 0",
+    ),
+    "score_style": (
+        counts(mean_scores={"style": 0.0, "right": 0.5}),
+        "the score 'style' is 0 for all 16 responses",
+    ),
 }
 
 
@@ -166,11 +215,16 @@ def test_answers_that_math_does_not_find_behind_thinking_that_the_prompt_begins(
     cell = CELL.model_copy(update={"verifier": VerifierConfig(use="math")})
     texts = []
     for opening in ("<think>", "Answer:"):
-        task: Any = SimpleNamespace(on_device=False, failure_examples=dict, warnings=[], opening=opening)
+        task: Any = SimpleNamespace(
+            on_device=False, failure_examples=dict, warnings=[], opening=opening
+        )
         report = check_start({"": counts(ZEROS, parsed=0)}, cell, task, DECODER, policy())
         assert symptoms(report) == ["nothing_parsed"]
         texts.append(report.warnings[0].text)
-    assert "each prompt ends with '<think>', and only what follows the end of that thinking is an answer" in texts[0]
+    assert (
+        "each prompt ends with '<think>', and only what follows the end of that thinking is an answer"
+        in texts[0]
+    )
     assert "each prompt" not in texts[1]
 
 
@@ -183,7 +237,8 @@ def test_one_symptom_is_one_warning_with_its_numbers(name: str) -> None:
 
 
 def test_rewards_that_depend_on_the_problem_alone() -> None:
-    """16 problems of 4 rollouts, half of them right: by chance once in 2^48; of 2 rollouts each it may be chance."""
+    """16 problems of 4 rollouts, half of them right: by chance once in 2^48; of 2 rollouts each it
+    may be chance."""
     rewards = np.repeat([[0.0], [1.0]] * 8, 4, axis=1)
     assert symptoms(check(counts(rewards))) == ["equal_rewards"]
     assert symptoms(check(counts(rewards[:, :2]))) == [] == symptoms(check(counts(rewards[:15])))
@@ -192,10 +247,15 @@ def test_rewards_that_depend_on_the_problem_alone() -> None:
 def test_what_the_plan_has_doubted_is_kept_with_the_rest() -> None:
     """So that it is said again at the end of the run."""
     task: Any = SimpleNamespace(
-        on_device=False, failure_examples=dict, warnings=["no token ends a turn", "two BOS"], opening=""
+        on_device=False,
+        failure_examples=dict,
+        warnings=["no token ends a turn", "two BOS"],
+        opening="",
     )
     report = check_start({"": counts(ended=0)}, CELL, task, DECODER, policy())
-    assert symptoms(report) == ["task_0", "task_1", "cut_off"] and report.warnings[1].text == "two BOS"
+    assert (
+        symptoms(report) == ["task_0", "task_1", "cut_off"] and report.warnings[1].text == "two BOS"
+    )
 
 
 def test_on_device_an_answer_is_parsed_where_the_response_ends() -> None:
@@ -213,12 +273,18 @@ def test_on_device_an_answer_is_parsed_where_the_response_ends() -> None:
         ("math", "<think>", ""),
     ],
 )
-def test_rewards_of_0_point_at_what_the_chat_template_wrote(use: Any, opening: str, hint: str) -> None:
+def test_rewards_of_0_point_at_what_the_chat_template_wrote(
+    use: Any, opening: str, hint: str
+) -> None:
     cell = CellConfig(task=CELL.task, verifier=VerifierConfig(use=use), sampling=CELL.sampling)
-    task: Any = SimpleNamespace(on_device=False, failure_examples=dict, warnings=[], opening=opening)
+    task: Any = SimpleNamespace(
+        on_device=False, failure_examples=dict, warnings=[], opening=opening
+    )
     (warning,) = check_start({"": counts(ZEROS)}, cell, task, DECODER, policy()).warnings
     assert warning.name == "all_wrong"
-    assert hint in warning.text and ("each prompt ends with '<think>'" in warning.text) == bool(hint)
+    assert hint in warning.text and ("each prompt ends with '<think>'" in warning.text) == bool(
+        hint
+    )
 
     # A policy that is right at times needs no hint.
     assert check_start({"": counts(MIXED)}, cell, task, DECODER, policy()).warnings == ()

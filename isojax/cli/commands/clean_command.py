@@ -18,9 +18,13 @@ YES_HELP = "Do not ask."
 
 
 def clean(
-    runs: Annotated[list[Path], Argument(metavar="RUN", help=RUNS_HELP, autocompletion=complete_run)],
+    runs: Annotated[
+        list[Path], Argument(metavar="RUN", help=RUNS_HELP, autocompletion=complete_run)
+    ],
     newest_too: Annotated[bool, Option("--all", help=ALL_HELP)] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Say what would be removed; remove nothing.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Say what would be removed; remove nothing.")
+    ] = False,
     yes: Annotated[bool, Option("--yes", "-y", help=YES_HELP)] = False,
 ) -> None:
     """Remove checkpoints of runs that are done, which keep their newest one.

@@ -23,13 +23,22 @@ RUNS_HELP = "Sweep folders or fit.json files, at least two."
 
 
 def compare(
-    runs: Annotated[list[Path], Argument(metavar="RUN", help=RUNS_HELP, autocompletion=complete_run)],
-    labels: Annotated[str | None, Option(metavar="A,B,...", help="Their names.", show_default="the folders'")] = None,
-    metric: Annotated[str | None, Option(help="Metric to compare.", show_default="that of fit.json")] = None,
-    out: Annotated[Path | None, Option(metavar="FILE.png|pdf", help="Draw them; an existing file is kept.")] = None,
+    runs: Annotated[
+        list[Path], Argument(metavar="RUN", help=RUNS_HELP, autocompletion=complete_run)
+    ],
+    labels: Annotated[
+        str | None, Option(metavar="A,B,...", help="Their names.", show_default="the folders'")
+    ] = None,
+    metric: Annotated[
+        str | None, Option(help="Metric to compare.", show_default="that of fit.json")
+    ] = None,
+    out: Annotated[
+        Path | None, Option(metavar="FILE.png|pdf", help="Draw them; an existing file is kept.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare sweeps: data sizes, models, difficulties, recipes, losses. The first is the reference.
+    """Compare sweeps: data sizes, models, difficulties, recipes, losses. The first is the
+    reference.
 
     A folder without fit.json is fitted first. Compared over the budgets that all of them measured.
 
@@ -41,7 +50,9 @@ def compare(
       isojax compare runs/a runs/b --json | jq '.sweeps[1].difference'
     """
     if len(runs) < 2:
-        raise InputError(f"only {runs[0]} is given; expected two sweeps or more. Name another folder or fit.json.")
+        raise InputError(
+            f"only {runs[0]} is given; expected two sweeps or more. Name another folder or fit.json."
+        )
     check_figure_path(out, "--out")
     names = [(run if run.is_dir() else run.parent).resolve().name for run in runs]
     if labels is not None:
@@ -49,11 +60,15 @@ def compare(
     elif len(set(names)) < len(names):
         names = [printable(run) for run in runs]
     if len(names) != len(runs) or not all(names):
-        raise InputError(f"--labels {labels!r} has {len(names)} names; expected {len(runs)}, separated by commas.")
+        raise InputError(
+            f"--labels {labels!r} has {len(names)} names; expected {len(runs)}, separated by commas."
+        )
     check_distinct(names)
     missing = next((run for run in runs if not run.exists()), None)  # before anything is fitted
     if missing is not None:
-        raise InputError(f"there is no {missing}; expected a sweep's folder or a fit.json, such as runs/quickstart.")
+        raise InputError(
+            f"there is no {missing}; expected a sweep's folder or a fit.json, such as runs/quickstart."
+        )
     comparison = compare_sweeps([_load_fit(run, metric) for run in runs], names)
     if out is not None:
         comparison_figure(comparison).write(out)
@@ -66,12 +81,15 @@ def compare(
 
 
 def _load_fit(run: Path, metric: str | None) -> FitResult:
-    """A run's fit, of the metric that was asked for; it is made where fit.json has another metric."""
+    """A run's fit, of the metric that was asked for; it is made where fit.json has another
+    metric."""
     fit = read_fit(run)
     if metric is None or fit.metric == metric:
         return fit
     if not run.is_dir():
-        raise InputError(f"{run} is a fit of {fit.metric}, not of {metric}. Name the sweep's folder instead.")
+        raise InputError(
+            f"{run} is a fit of {fit.metric}, not of {metric}. Name the sweep's folder instead."
+        )
     return make_fit([sweep_folder(run)], metric, "rollouts")
 
 
@@ -84,10 +102,14 @@ def print_comparison(console: SafeConsole, comparison: SweepComparison) -> None:
     best_n = [[sweep.label, *(_format_best_n(sweep, row) for row in sweep.at)] for sweep in sweeps]
     rewards = [[sweep.label, format_reward(sweep.base_reward)] for sweep in sweeps]
     for line, sweep in zip(rewards, sweeps, strict=True):
-        line += [format_reward(row.reward) + format_interval((row.low, row.high)) for row in sweep.at]
+        line += [
+            format_reward(row.reward) + format_interval((row.low, row.high)) for row in sweep.at
+        ]
     title = f"best n ({comparison.metric} against {comparison.compute})"
     console.print(TextTable(title, ["sweep", *C_columns], best_n, text_columns=1))
-    console.print(TextTable("frontier reward", ["sweep", "base", *C_columns], rewards, text_columns=1))
+    console.print(
+        TextTable("frontier reward", ["sweep", "base", *C_columns], rewards, text_columns=1)
+    )
     said_first = {f"{sweep.label}: {sweep.nothing_learnt}" for sweep in sweeps}
     for sentence in (sentence for sentence in comparison.sentences if sentence not in said_first):
         console.print(f"  {escape(sentence)}")

@@ -22,21 +22,25 @@ HARD_HELP = "Sample problems with none right up to 128 times; none right of 128 
 
 def difficulty(
     words: ConfigArguments = None,
-    out: Annotated[Path | None, Option(metavar="DIR", help="Where to write.", show_default="difficulty/NAME")] = None,
+    out: Annotated[
+        Path | None, Option(metavar="DIR", help="Where to write.", show_default="difficulty/NAME")
+    ] = None,
     held_out: Annotated[int, Option(metavar="N", min=0, help=HELD_OUT_HELP)] = 300,
     extremely_hard: Annotated[bool, Option("--extremely-hard", help=HARD_HELP)] = False,
     server: Annotated[str | None, Option(metavar="URL", help=SERVER_HELP)] = None,
     server_requests: Annotated[int, Option(metavar="N", min=1, help=REQUESTS_HELP)] = 32,
-    server_timeout: Annotated[float, Option(metavar="SECONDS", min=0.001, help=TIMEOUT_HELP)] = 600.0,
+    server_timeout: Annotated[
+        float, Option(metavar="SECONDS", min=0.001, help=TIMEOUT_HELP)
+    ] = 600.0,
     mesh: MeshOption = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Label problems by the base model's avg@k, and split them by difficulty.
 
-    The splits are Easy, [.3, .6], Hard, [0, .0625], and Very Easy, (.6, .9]. cell.data.candidates problems get
-    cell.data.attempts rollouts each (16 where that is 0). Called again after a kill it goes on where it was. DIR gets
-    labels.csv (with 90% intervals), samples.txt (responses to a few problems of each part), the histogram
-    difficulty.png, and splits/, a data set to train on.
+    The splits are Easy, [.3, .6], Hard, [0, .0625], and Very Easy, (.6, .9]. cell.data.candidates
+    problems get cell.data.attempts rollouts each (16 where that is 0). Called again after a kill it
+    goes on where it was. DIR gets labels.csv (with 90% intervals), samples.txt (responses to a few
+    problems of each part), the histogram difficulty.png, and splits/, a data set to train on.
 
     \b
     Examples
@@ -52,7 +56,9 @@ def difficulty(
     label_samples = importlib.import_module("isojax.launch.local.label_samples")
     options = None
     if server is not None:
-        options = difficulty_run.ServerOptions(server, timeout=server_timeout, in_flight=server_requests)
+        options = difficulty_run.ServerOptions(
+            server, timeout=server_timeout, in_flight=server_requests
+        )
     if dry_run:
         difficulty_run.print_labelling_plan(config, folder, options)
         return
@@ -63,17 +69,25 @@ def difficulty(
         def on_progress(text: str, done: float) -> None:
             progress.update(task, description=text, completed=done)
 
-        splits = difficulty_run.label_difficulty(config, folder, held_out, extremely_hard, on_progress, options)
+        splits = difficulty_run.label_difficulty(
+            config, folder, held_out, extremely_hard, on_progress, options
+        )
         progress.update(task, completed=1.0)
     labelled = splits.pop("all")
     mean_difficulty = sum(p.difficulty for p in labelled) / len(labelled)
     title = f"{len(labelled)} problems, mean avg@{labelled[0].attempts} {mean_difficulty:.3f}"
-    rows = [[name, str(len(part)), f"{len(part) / len(labelled):.1%}"] for name, part in splits.items()]
+    rows = [
+        [name, str(len(part)), f"{len(part) / len(labelled):.1%}"] for name, part in splits.items()
+    ]
     SafeConsole().print(TextTable(title, ("split", "problems", "of all"), rows, text_columns=1))
     if mean_difficulty < 0.02:  # prompt or verifier are likely wrong
-        print_line("almost no response is right: see docs/when-a-run-does-not-learn.md before you train")
+        print_line(
+            "almost no response is right: see docs/when-a-run-does-not-learn.md before you train"
+        )
     print_line(f"responses to a few problems of each part: {folder / label_samples.SAMPLES_FILE}")
-    print_line(f"data set: {folder / difficulty_run.SPLITS_FOLDER}; histogram: {folder / 'difficulty.png'}")
+    print_line(
+        f"data set: {folder / difficulty_run.SPLITS_FOLDER}; histogram: {folder / 'difficulty.png'}"
+    )
     report = read_start_report(folder)
     for warning in report.warnings if report else ():
         warn(describe_warning(LABELS_FOLDER, warning.text))

@@ -1,4 +1,5 @@
-"""`isojax fit`: reward curves, frontier and n*(C) of finished runs; --validate: its predictions of hidden ones."""
+"""`isojax fit`: reward curves, frontier and n*(C) of finished runs; --validate: its predictions of
+hidden ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -38,13 +39,18 @@ VALIDATE_HELP = "Hide runs from the fit, predict them, and report how well."
 
 def fit(
     runs: RunsArgument,
-    metric: Annotated[str | None, Option(help=METRIC_HELP, show_default="the ledger's avg@k")] = None,
+    metric: Annotated[
+        str | None, Option(help=METRIC_HELP, show_default="the ledger's avg@k")
+    ] = None,
     compute: Annotated[ComputeUnit, Option(help="What compute is counted in.")] = "rollouts",
     mode: ModeOption = DEFAULT_MODE,
-    replicates: Annotated[int, Option(metavar="N", min=0, help="Draws behind the intervals; 0 for none.")] = 500,
+    replicates: Annotated[
+        int, Option(metavar="N", min=0, help="Draws behind the intervals; 0 for none.")
+    ] = 500,
     seed: Annotated[int, Option(min=0, help="Seed of these draws.")] = 0,
     run_sd: Annotated[
-        float | None, Option(metavar="SD", min=0.0, max=1.0, help=RUN_SD_HELP, show_default=RUN_SD_DEFAULT)
+        float | None,
+        Option(metavar="SD", min=0.0, max=1.0, help=RUN_SD_HELP, show_default=RUN_SD_DEFAULT),
     ] = None,
     validate: Annotated[bool, Option("--validate", help=VALIDATE_HELP)] = False,
     include_flagged: IncludeFlaggedOption = False,
@@ -52,9 +58,10 @@ def fit(
 ) -> None:
     """Fit the reward curves, the compute-optimal frontier and n*(C) to finished runs.
 
-    A single sweep's folder also gets the result as fit.json; with --metric, --compute or --mode as a file of its own,
-    such as fit-tokens.json. --metric train/reward fits the training reward. Runs that are flagged as broken (a
-    collapse, a loss that is not finite: docs/recipes.md) are left out, and named.
+    A single sweep's folder also gets the result as fit.json; with --metric, --compute or --mode as
+    a file of its own, such as fit-tokens.json. --metric train/reward fits the training reward. Runs
+    that are flagged as broken (a collapse, a loss that is not finite: docs/recipes.md) are left
+    out, and named.
 
     \b
     Examples
@@ -74,23 +81,34 @@ def fit(
 
 
 def print_fit(console: SafeConsole, fit: FitResult) -> None:
-    """The curves, which n leads where, the crossovers, n*(C) and the flags, with intervals where the fit has them."""
+    """The curves, which n leads where, the crossovers, n*(C) and the flags, with intervals where
+    the fit has them."""
     print_nothing_learnt(console, fit.nothing_learnt)
     if fit.not_settled:
-        console.print(f"[yellow]warning:[/yellow] {escape(fit.not_settled)}; do not use these intervals")
+        console.print(
+            f"[yellow]warning:[/yellow] {escape(fit.not_settled)}; do not use these intervals"
+        )
     level = "" if fit.intervals is None else format_percent(fit.intervals.level)
     columns = ("B_p", "n", "R0", "A", level, "exponent", "C_mid")
     title = "reward(C) from R0 to the plateau A, half way at C_mid (? : plateau not reached)"
     console.print(TextTable(title, columns, map(_curve_row, fit.curves)))
     if fit.nothing_learnt:
-        console.print("no n leads: all stand at one reward, so there is no frontier, no crossover and no law n*(C)")
+        console.print(
+            "no n leads: all stand at one reward, so there is no frontier, no crossover and no law n*(C)"
+        )
     else:
         _print_frontier(console, fit, level)
     if fit.referee:
-        console.print(f"[bold]published laws of n[/bold]: {wording.describe_verdicts(fit)} (docs/laws.md)")
+        console.print(
+            f"[bold]published laws of n[/bold]: {wording.describe_verdicts(fit)} (docs/laws.md)"
+        )
     if fit.schedules:
         columns = ("schedule", "stages", "seeds", "gain", level)
-        console.print(TextTable("n along a run against the best fixed n at each C", columns, _schedule_rows(fit)))
+        console.print(
+            TextTable(
+                "n along a run against the best fixed n at each C", columns, _schedule_rows(fit)
+            )
+        )
     further_flags = fit.flags[1:] if fit.nothing_learnt else fit.flags
     for flag in (flag for flag in further_flags if flag.code != NOT_CONVERGED):
         label = "note" if flag.severity == "info" else "warning"
@@ -144,9 +162,11 @@ def _print_law(console: SafeConsole, view: FrontierFit, level: str) -> None:
         console.print(f"  {level} interval of the best measured n: {text}")
 
 
-def make_validation(paths: Sequence[Path], metric: str | None, compute: str, options: FitOptions) -> dict[str, Any]:
-    """Validate the runs by the options of their fit, but with no more replicates than `REPLICATES`: there are three
-    trials. A single sweep's folder gets its validation.json, named like its fit."""
+def make_validation(
+    paths: Sequence[Path], metric: str | None, compute: str, options: FitOptions
+) -> dict[str, Any]:
+    """Validate the runs by the options of their fit, but with no more replicates than `REPLICATES`:
+    there are three trials. A single sweep's folder gets its validation.json, named like its fit."""
     runs = fixed_runs(read_runs(paths, warn))
     runs = runs if options.include_flagged else healthy_runs(runs)
     metric_name = default_metric(runs) if metric is None else metric
@@ -154,13 +174,18 @@ def make_validation(paths: Sequence[Path], metric: str | None, compute: str, opt
     with progress_bar(replace(options, replicates=replicates), "validation") as shown_options:
         validation = to_json_value(predict_hidden_runs(runs, metric_name, compute, shown_options))
     if len(paths) == 1 and is_sweep_folder(paths[0]):
-        write_text(paths[0] / fit_file_name("validation", metric, compute, options), json_text(validation) + "\n")
+        write_text(
+            paths[0] / fit_file_name("validation", metric, compute, options),
+            json_text(validation) + "\n",
+        )
     return validation
 
 
 def print_validation(console: SafeConsole, validation: Mapping[str, Any]) -> None:
     note = "an error is predicted less measured; inside the 90% interval of one new run, 90% is to be expected"
-    console.print(f"validation: the fit's predictions of runs that it has not seen ({validation['mode']} mode); {note}")
+    console.print(
+        f"validation: the fit's predictions of runs that it has not seen ({validation['mode']} mode); {note}"
+    )
     for key, name in TRIALS.items():
         trial = validation[key]
         explanation = trial["says"] if trial["possible"] else f"not possible: {trial['why']}"

@@ -30,17 +30,19 @@ def fit_curve(
     fit_below: Annotated[float | None, Option(metavar="X", help=BELOW_HELP)] = None,
     where: WhereOption = None,
     group_column: Annotated[str | None, Option("--group", metavar="COL", help=GROUP_HELP)] = None,
-    plot_path: Annotated[Path | None, Option("--plot", metavar="FILE.png|pdf", help=PLOT_HELP)] = None,
+    plot_path: Annotated[
+        Path | None, Option("--plot", metavar="FILE.png|pdf", help=PLOT_HELP)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fit a reward curve to one run, or to several seeds of it.
 
-    The curve rises from R0 to A: R(C) = R0 + (A - R0) / (1 + (C_mid / C)^exponent), or a form that levels off sooner
-    or later.
+    The curve rises from R0 to A: R(C) = R0 + (A - R0) / (1 + (C_mid / C)^exponent), or a form that
+    levels off sooner or later.
 
-    A is where the reward levels off, C_mid the compute of half the gain, the exponent how steep the curve is, R0 the
-    reward at C = 0. Values are medians and intervals 90% of the posterior. --fit-below shows whether the first part
-    would have predicted the rest.
+    A is where the reward levels off, C_mid the compute of half the gain, the exponent how steep the
+    curve is, R0 the reward at C = 0. Values are medians and intervals 90% of the posterior.
+    --fit-below shows whether the first part would have predicted the rest.
 
     \b
     Examples
@@ -50,7 +52,9 @@ def fit_curve(
       isojax fit-curve log.tsv --x tokens --y reward --json | jq .intervals.A
     """
     formatting.check_figure_path(plot_path, "--plot")
-    fit_document, data = fit_curve_file(data_file, x_column, y_column, fit_below, where or (), group_column)
+    fit_document, data = fit_curve_file(
+        data_file, x_column, y_column, fit_below, where or (), group_column
+    )
     if plot_path is not None:
         single_curve_figure(fit_document, data).write(plot_path)
     if as_json:
@@ -75,17 +79,25 @@ def _print_curve(console: SafeConsole, document: Mapping[str, Any]) -> None:
     console.print(TextTable("", ("parameter", "value", "90% interval"), rows, text_columns=1))
     formatting.print_interval_method(console, document["draws"])
     if (trial := document["trial"]) is not None:
-        console.print(f"trial: fitted up to {format_number(trial['C_limit'])} alone, {_describe_end(trial)}")
+        console.print(
+            f"trial: fitted up to {format_number(trial['C_limit'])} alone, {_describe_end(trial)}"
+        )
     if (held_out := document["beyond"]) is not None:
         errors = (
             f"curve minus measured {held_out['mean_error']:+.4f} on average, "
             f"{held_out['mean_absolute_error']:.4f} in absolute value, {held_out['max_absolute_error']:.4f} at most"
         )
-        held_out_range = f"beyond {format_number(document['fit_below'])}: {held_out['points']} points"
+        held_out_range = (
+            f"beyond {format_number(document['fit_below'])}: {held_out['points']} points"
+        )
         console.print(f"{held_out_range}; {errors}; {_describe_end(held_out)}")
-    formatting.print_notes(console, (flag for flag in document["flags"] if flag != document["nothing_learnt"]))
+    formatting.print_notes(
+        console, (flag for flag in document["flags"] if flag != document["nothing_learnt"])
+    )
 
 
 def _describe_end(prediction: Mapping[str, Any]) -> str:
-    predicted, interval = format_estimate(prediction["predicted_at_end"], prediction["interval_at_end"])
+    predicted, interval = format_estimate(
+        prediction["predicted_at_end"], prediction["interval_at_end"]
+    )
     return f"at the end {predicted} ({interval}) predicted, {format_number(prediction['measured_at_end'])} measured"

@@ -44,11 +44,19 @@ def _print_law(console: SafeConsole, document: Mapping[str, Any]) -> None:
     console.print(f"{document['points']} points, {C_range}; n (points): {counts}")
     if (law := document["n_star"]) is not None:
         intervals = law["intervals"] or {}
-        rows = [[name, *format_estimate(law[name], intervals.get(name))] for name in LAW_PARAMETERS[law["form"]]]
+        rows = [
+            [name, *format_estimate(law[name], intervals.get(name))]
+            for name in LAW_PARAMETERS[law["form"]]
+        ]
         title = f"n*(C): {law['form']}, rms residual {document['rmse']:.3g} of log2 n"
-        console.print(TextTable(title, ("parameter", "value", "90% interval"), rows, text_columns=1))
+        console.print(
+            TextTable(title, ("parameter", "value", "90% interval"), rows, text_columns=1)
+        )
         if law["aicc"]:
-            scores = (f"{form} {'too few points' if x is None else f'{x:.1f}'}" for form, x in law["aicc"].items())
+            scores = (
+                f"{form} {'too few points' if x is None else f'{x:.1f}'}"
+                for form, x in law["aicc"].items()
+            )
             console.print(f"AICc (smallest best): {join_commas(scores)}")
         if document["intervals"]:
             print_interval_method(console, document["intervals"])

@@ -32,13 +32,15 @@ def launch(
     process: options.ProcessIndexOption = None,
     coordinator: options.CoordinatorOption = None,
     topology: Annotated[str | None, Option(metavar="KIND:SHAPE", help=TOPOLOGY_HELP)] = None,
-    compile_first: Annotated[bool | None, Option("--compile/--no-compile", help=COMPILE_HELP)] = None,
+    compile_first: Annotated[
+        bool | None, Option("--compile/--no-compile", help=COMPILE_HELP)
+    ] = None,
     no_report: Annotated[bool, Option("--no-report", help=NO_REPORT_HELP)] = False,
 ) -> None:
     """Run a sweep over (B_p, n), then fit the law and write the report.
 
-    CONFIG is a YAML file, or the name of one in ./configs or among those isojax brings; the settings of later configs
-    replace those of earlier ones.
+    CONFIG is a YAML file, or the name of one in ./configs or among those isojax brings; the
+    settings of later configs replace those of earlier ones.
 
     Without CONFIG: quickstart. All settings, their defaults and what they mean: isojax settings.
 
@@ -59,21 +61,29 @@ def launch(
     process_group = parse_process_group(coordinator, processes, process)
     if topology is not None:
         if not dry_run:
-            raise InputError(f"--topology {topology} runs nothing and --dry-run is not given; expected both together.")
-        importlib.import_module("isojax.launch.local.compile_for_topology").compile_for_topology(config, topology)
+            raise InputError(
+                f"--topology {topology} runs nothing and --dry-run is not given; expected both together."
+            )
+        importlib.import_module("isojax.launch.local.compile_for_topology").compile_for_topology(
+            config, topology
+        )
         return
     check_compile_option(config, dry_run, compile_first)
     with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):
         sweep_dir, run_failure = run_cells(config, resume, dry_run, process_group, compile_first)
         if dry_run and config.run.ray is not None:  # the driver of a run never imports jax
-            print_line(importlib.import_module("isojax.rl.algorithm").describe_algorithm(config.cell.rl))
+            print_line(
+                importlib.import_module("isojax.rl.algorithm").describe_algorithm(config.cell.rl)
+            )
         if dry_run or sweep_dir is None:
             return
         try:  # what ran is fitted and reported where some cells failed, too
             report = importlib.import_module("isojax.cli.commands.report_command")
             report.fit_and_report(sweep_dir, not no_report)
         except InputError as e:
-            failure = RunFailed(f"the cells are recorded in {sweep_dir}; the fit or report failed: {e}")
+            failure = RunFailed(
+                f"the cells are recorded in {sweep_dir}; the fit or report failed: {e}"
+            )
             raise run_failure or failure from e
         warn_of_start(sweep_dir)
         if run_failure is not None:
@@ -88,19 +98,28 @@ def check_compile_option(config: Config, dry_run: bool, compile_first: bool | No
     option = "--compile" if compile_first else "--no-compile"
     if config.run.ray is not None:
         problem = f"{option} with --ray and without run.process_group.tpu: only for a named TPU slice is one compiled"
-        raise InputError(f"{problem} before the run; expected such as run.process_group.tpu=v5e:4x4, or no {option}.")
+        raise InputError(
+            f"{problem} before the run; expected such as run.process_group.tpu=v5e:4x4, or no {option}."
+        )
     if not dry_run:
         problem = f"{option} without --dry-run: a run here compiles as it begins"
         raise InputError(f"{problem}; expected both together, or no {option}.")
 
 
 def run_cells(
-    config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup, compile_first: bool | None = None
+    config: Config,
+    resume: bool,
+    dry_run: bool,
+    process_group: ProcessGroup,
+    compile_first: bool | None = None,
 ) -> tuple[Path | None, RunFailed | None]:
-    """Run the cells, here or on a Ray cluster; the sweep's folder (None where another process writes to it), and the
-    error that names the cells that failed, if any. `compile_first`: as the option says, None where it is not given."""
+    """Run the cells, here or on a Ray cluster; the sweep's folder (None where another process
+    writes to it), and the error that names the cells that failed, if any. `compile_first`: as the
+    option says, None where it is not given."""
     on_ray = config.run.ray is not None
-    runner = importlib.import_module("isojax.launch.ray.ray_driver" if on_ray else "isojax.launch.local.local_runner")
+    runner = importlib.import_module(
+        "isojax.launch.ray.ray_driver" if on_ray else "isojax.launch.local.local_runner"
+    )
     try:
         return runner.launch(config, resume, dry_run, process_group, compile_first), None
     except RunFailed as e:

@@ -1,4 +1,5 @@
-"""`isojax lr-search`: the short grid search for the learning rate of a new model and problem set."""
+"""`isojax lr-search`: the short grid search for the learning rate of a new model and problem
+set."""
 
 import importlib
 from collections.abc import Mapping
@@ -9,7 +10,14 @@ from rich.markup import escape
 from typer import Option
 
 from isojax.cli.formatting import json_text, parse_count, print_line, to_json_value, warn_of_start
-from isojax.cli.options import ConfigArguments, DryRunOption, JsonOption, MeshOption, ResumeOption, read_config
+from isojax.cli.options import (
+    ConfigArguments,
+    DryRunOption,
+    JsonOption,
+    MeshOption,
+    ResumeOption,
+    read_config,
+)
 from isojax.core.atomic_files import write_text
 from isojax.core.errors import InputError, RunFailed
 from isojax.launch import lr_search as search
@@ -23,8 +31,12 @@ DEFAULT_BUDGET = "a tenth of sweep.budget or more"
 
 def lr_search(
     words: ConfigArguments = None,
-    rates: Annotated[str | None, Option(metavar="A,B,...", help="Rates to try.", show_default=DEFAULT_RATES)] = None,
-    budget: Annotated[str | None, Option(metavar="C", help="Rollouts per run.", show_default=DEFAULT_BUDGET)] = None,
+    rates: Annotated[
+        str | None, Option(metavar="A,B,...", help="Rates to try.", show_default=DEFAULT_RATES)
+    ] = None,
+    budget: Annotated[
+        str | None, Option(metavar="C", help="Rollouts per run.", show_default=DEFAULT_BUDGET)
+    ] = None,
     seeds: Annotated[int, Option(min=1, max=1000, help="Runs per rate.")] = 2,
     mesh: MeshOption = None,
     resume: ResumeOption = False,
@@ -33,11 +45,12 @@ def lr_search(
 ) -> None:
     """Find the learning rate by short runs at one batch size.
 
-    The rate found stands for B = B_p n, cell.rl.lr_reference_batch; cell.rl.lr_scaling leads from there to every other
-    batch. B is the sweep's batch nearest to lr_reference_batch. Without --rates, learning_rate times 1/10 to 10 in
-    steps of sqrt(10), and up to two more where the best is at an end. Each rate is a sweep in runs/NAME-lr/RATE; the
-    table is there as lr_search.json, and tensorboard --logdir runs/NAME-lr shows every run. Rates of which a run
-    collapses or is not finite are out; a rate whose run fails otherwise, as for lack of memory, is not judged. Of those
+    The rate found stands for B = B_p n, cell.rl.lr_reference_batch; cell.rl.lr_scaling leads from
+    there to every other batch. B is the sweep's batch nearest to lr_reference_batch. Without
+    --rates, learning_rate times 1/10 to 10 in steps of sqrt(10), and up to two more where the best
+    is at an end. Each rate is a sweep in runs/NAME-lr/RATE; the table is there as lr_search.json,
+    and tensorboard --logdir runs/NAME-lr shows every run. Rates of which a run collapses or is not
+    finite are out; a rate whose run fails otherwise, as for lack of memory, is not judged. Of those
     within a standard error of the difference to the best, the lowest is taken.
 
     \b
@@ -50,16 +63,22 @@ def lr_search(
     config = read_config(words, mesh, None)
     B_p, n = search.choose_batch_shape(config)
     plan = SearchPlan(
-        rates=read_rates(rates) if rates is not None else search.default_rates(config.cell.rl.learning_rate),
+        rates=read_rates(rates)
+        if rates is not None
+        else search.default_rates(config.cell.rl.learning_rate),
         B_p=B_p,
         n=n,
         B=B_p * n,
-        budget=parse_count(budget) if budget is not None else search.default_budget(config, B_p * n),
+        budget=parse_count(budget)
+        if budget is not None
+        else search.default_budget(config, B_p * n),
         seeds=seeds,
         folder=str(working_folder(config.run.dir, f"{config.name}-lr")),
     )
     if not (resume or dry_run) and (folder := Path(plan.folder)).is_dir() and any(folder.iterdir()):
-        raise InputError(f"{folder} holds a search already; go on with it by --resume, or choose another name=NAME.")
+        raise InputError(
+            f"{folder} holds a search already; go on with it by --resume, or choose another name=NAME."
+        )
     runner = importlib.import_module("isojax.launch.local.local_runner")
     if dry_run:
         runner.launch(plan.rate_config(config, plan.rates[0]), resume, dry_run=True)
@@ -87,7 +106,9 @@ def read_rates(text: str) -> list[float]:
         numbers = []
     rates = sorted({round_rate(rate) for rate in numbers if 0 < rate < 1e6})
     if not numbers or len(rates) < len(numbers):
-        raise InputError(f"--rates: given {text!r}, expected distinct numbers above 0 (to three digits), as 1e-4,3e-4.")
+        raise InputError(
+            f"--rates: given {text!r}, expected distinct numbers above 0 (to three digits), as 1e-4,3e-4."
+        )
     return rates
 
 
@@ -97,7 +118,9 @@ def print_plan(plan: SearchPlan, as_json: bool) -> None:
         return
     runs = f"{len(plan.rates) * plan.seeds} runs of {plan.budget:,} rollouts"
     batch = f"B_p x n = {plan.B_p} x {plan.n} = {plan.B}"
-    print_line(f"rates {', '.join(map(rate_name, plan.rates))}: {runs} at {batch}, in {plan.folder}")
+    print_line(
+        f"rates {', '.join(map(rate_name, plan.rates))}: {runs} at {batch}, in {plan.folder}"
+    )
 
 
 def print_search(document: Mapping[str, Any], as_json: bool) -> None:
@@ -105,7 +128,9 @@ def print_search(document: Mapping[str, Any], as_json: bool) -> None:
         print(json_text(document))
         return
     console = SafeConsole()
-    batch = f"B_p x n = {document['B_p']} x {document['n']}, {document['budget']:,} rollouts per run"
+    batch = (
+        f"B_p x n = {document['B_p']} x {document['n']}, {document['budget']:,} rollouts per run"
+    )
     rows = []
     marks = {document["best"]: "best", document["learning_rate"]: "taken"}
     for row in document["rates"]:
@@ -114,7 +139,11 @@ def print_search(document: Mapping[str, Any], as_json: bool) -> None:
         if row["flags"]:
             mark = "out" if len(row["flags"]) > len(row["failed"]) else "failed"
         rows.append([rate_name(row["rate"]), str(row["B"]), *metrics, mark])
-    console.print(TextTable(f"{batch}; reward: {document['score']}", ("rate", "B", "reward", "s.e.", ""), rows))
+    console.print(
+        TextTable(
+            f"{batch}; reward: {document['score']}", ("rate", "B", "reward", "s.e.", ""), rows
+        )
+    )
     for sentence in document["says"]:
         console.print(f"  {escape(sentence)}", soft_wrap=True)
     if document["learning_rate"] is not None:

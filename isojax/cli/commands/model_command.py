@@ -18,9 +18,13 @@ PACKAGED = {
     "smollm2": ("isojax.models.smollm2", "import_smollm2", "smollm2-135m"),
     "gemma3-270m": ("isojax.models.gemma3_270m", "import_gemma3_270m", "gemma3-270m"),
 }
-SOURCE_HELP = "A model hub's repository, a GGUF file of llama.cpp, or a model inside Python packages."
+SOURCE_HELP = (
+    "A model hub's repository, a GGUF file of llama.cpp, or a model inside Python packages."
+)
 TERMS_HELP = "You have read and accept the terms that the command shows without it."
-REVISION_HELP = "A branch, tag or commit of the hub's repository; the commit is recorded in model_source.json."
+REVISION_HELP = (
+    "A branch, tag or commit of the hub's repository; the commit is recorded in model_source.json."
+)
 BASE_HELP = "Where config.json and tokenizer are, if the run's cell.model.path has moved."
 GGUF_HELP = "The file to write, for llama.cpp, in the place of a folder."
 FOLDER_DTYPES, GGUF_DTYPES = ("float32", "bfloat16"), ("f32", "f16", "bf16", "q8_0")
@@ -34,7 +38,8 @@ app = new_app(no_args_is_help=True)
 def _root() -> None:
     """Import and export language models.
 
-    A model is a folder with config.json, *.safetensors and a tokenizer, as hubs give it: cell.model.path.
+    A model is a folder with config.json, *.safetensors and a tokenizer, as hubs give it:
+    cell.model.path.
     """
     # Files are read and written here: no accelerator is needed, and one may be training.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -42,20 +47,27 @@ def _root() -> None:
 
 @app.command("import")
 def import_model(
-    source: Annotated[str, Argument(metavar="ORG/NAME|FILE.gguf|smollm2|gemma3-270m", help=SOURCE_HELP)],
-    out: Annotated[Path | None, Option(metavar="DIR", help="The folder to write.", show_default="models/NAME")] = None,
+    source: Annotated[
+        str, Argument(metavar="ORG/NAME|FILE.gguf|smollm2|gemma3-270m", help=SOURCE_HELP)
+    ],
+    out: Annotated[
+        Path | None, Option(metavar="DIR", help="The folder to write.", show_default="models/NAME")
+    ] = None,
     revision: Annotated[str | None, Option(help=REVISION_HELP, show_default="main")] = None,
     accept_terms: Annotated[bool, Option("--accept-terms", help=TERMS_HELP)] = False,
 ) -> None:
-    """Make a model's folder, ready for cell.model.path, of a model hub's repository or of a GGUF file.
+    """Make a model's folder, ready for cell.model.path, of a model hub's repository or of a GGUF
+    file.
 
-    ORG/NAME is fetched from a model hub: *.safetensors, config.json, tokenizer and licence, as they are stored there.
-    The hub is HF_ENDPOINT; HF_TOKEN logs in, and HF_HUB_OFFLINE=1 takes the model from huggingface_hub's cache.
+    ORG/NAME is fetched from a model hub: *.safetensors, config.json, tokenizer and licence, as they
+    are stored there. The hub is HF_ENDPOINT; HF_TOKEN logs in, and HF_HUB_OFFLINE=1 takes the model
+    from huggingface_hub's cache.
 
     FILE.gguf is llama.cpp's file of a model, of any quantisation. Weights become float32.
 
-    smollm2 is SmolLM2-135M-Instruct (Apache-2.0), 89 MiB, and gemma3-270m is Gemma 3 270M (Gemma's terms), 222 MiB.
-    Both come out of Python packages, from the registry that pip is set up for, for machines that reach no hub.
+    smollm2 is SmolLM2-135M-Instruct (Apache-2.0), 89 MiB, and gemma3-270m is Gemma 3 270M (Gemma's
+    terms), 222 MiB. Both come out of Python packages, from the registry that pip is set up for, for
+    machines that reach no hub.
 
     \b
     Examples
@@ -66,7 +78,9 @@ def import_model(
     source = source[url.end() :].strip("/") if (url := MODEL_URL.match(source)) else source
     from_hub = source not in PACKAGED and not source.endswith(".gguf")
     if revision is not None and not from_hub:
-        raise InputError(f"--revision: given {revision!r} with {source}; only a model hub's ORG/NAME has revisions.")
+        raise InputError(
+            f"--revision: given {revision!r} with {source}; only a model hub's ORG/NAME has revisions."
+        )
 
     if source in PACKAGED:
         module, function, name = PACKAGED[source]
@@ -74,10 +88,14 @@ def import_model(
         getattr(importlib.import_module(module), function)(None, folder, accept_terms)
     elif from_hub:
         folder = out or Path("models") / Path(source).name
-        importlib.import_module("isojax.models.hf.hub_download").import_from_hub(source, revision, folder)
+        importlib.import_module("isojax.models.hf.hub_download").import_from_hub(
+            source, revision, folder
+        )
     else:
         folder = out or Path("models") / Path(source).stem.lower()
-        importlib.import_module("isojax.models.model_packages").import_file(Path(source), folder, accept_terms)
+        importlib.import_module("isojax.models.model_packages").import_file(
+            Path(source), folder, accept_terms
+        )
     size = format_bytes(sum(file.stat().st_size for file in folder.iterdir()))
     print_line(f"model: {folder} ({size}); use it by cell.model.path={folder}")
 
@@ -85,15 +103,23 @@ def import_model(
 @app.command()
 def export(
     run: Annotated[Path, Argument(metavar="RUN", help="A run's folder: runs/NAME/cells/16x8-s0.")],
-    out: Annotated[Path | None, Argument(metavar="DIR", help="The folder to write.", show_default=False)] = None,
+    out: Annotated[
+        Path | None, Argument(metavar="DIR", help="The folder to write.", show_default=False)
+    ] = None,
     dtype: Annotated[Dtype | None, Option(help=DTYPE_HELP, show_default="float32, or f32")] = None,
     base: Annotated[Path | None, Option(metavar="FOLDER", help=BASE_HELP)] = None,
-    adapter: Annotated[bool, Option("--adapter", help="Only LoRA's adapters, as a folder that PEFT loads.")] = False,
-    gguf: Annotated[Path | None, Option(metavar="FILE.gguf", help=GGUF_HELP, show_default=False)] = None,
+    adapter: Annotated[
+        bool, Option("--adapter", help="Only LoRA's adapters, as a folder that PEFT loads.")
+    ] = False,
+    gguf: Annotated[
+        Path | None, Option(metavar="FILE.gguf", help=GGUF_HELP, show_default=False)
+    ] = None,
 ) -> None:
-    """Write the policy that a run has trained as a folder that transformers and vLLM load, or as llama.cpp's file.
+    """Write the policy that a run has trained as a folder that transformers and vLLM load, or as
+    llama.cpp's file.
 
-    Adapters of cell.model.lora are merged into the base model's weights, or written alone by --adapter.
+    Adapters of cell.model.lora are merged into the base model's weights, or written alone by
+    --adapter.
 
     \b
     Examples
@@ -104,12 +130,18 @@ def export(
     target = gguf or out
     if target is None or (gguf and out) or (gguf and adapter):
         given = f"{out or 'no folder'}, {f'--gguf {gguf}' if gguf else 'no --gguf'}{', --adapter' * adapter}"
-        raise InputError(f"given {given}; expected either DIR or --gguf FILE.gguf, and --adapter with DIR alone.")
+        raise InputError(
+            f"given {given}; expected either DIR or --gguf FILE.gguf, and --adapter with DIR alone."
+        )
     dtypes = GGUF_DTYPES if gguf else FOLDER_DTYPES
     if dtype not in (None, *dtypes):
-        raise InputError(f"--dtype: given {dtype} with {target}; expected one of {', '.join(dtypes)}.")
+        raise InputError(
+            f"--dtype: given {dtype} with {target}; expected one of {', '.join(dtypes)}."
+        )
 
     model_folders = importlib.import_module("isojax.launch.local.model_folders")
-    kind = model_folders.ExportKind(dtype or dtypes[0], is_gguf=gguf is not None, adapter_only=adapter)
+    kind = model_folders.ExportKind(
+        dtype or dtypes[0], is_gguf=gguf is not None, adapter_only=adapter
+    )
     num_updates = model_folders.export_cell(run, target, kind, base)
     print_line(f"model: {target}, after {num_updates} updates")

@@ -1,4 +1,5 @@
-"""`isojax recommend`: how to spend a budget, with intervals and reasons, and a config that does so."""
+"""`isojax recommend`: how to spend a budget, with intervals and reasons, and a config that does
+so."""
 
 import math
 import re
@@ -40,31 +41,44 @@ EXTRAPOLATE_HELP = "Answer beyond 4 times the largest measured C too."
 BUDGET_HELP = "Rollouts to spend, as 1e6; or a wall clock, as 90s, 30m, 200h, 3d; or money, as 500usd (--price)."
 PRICE_HELP = "Price of a device for an hour, in the same money."
 DEVICES_HELP = "Answer for so many devices, as 8, at as many device hours; else for those of the measured runs."
-FOR_HELP = "Whose config: isojax, verl, trl, openrlhf, tunix, maxtext, nemo_rl, or a module of yours."
+FOR_HELP = (
+    "Whose config: isojax, verl, trl, openrlhf, tunix, maxtext, nemo_rl, or a module of yours."
+)
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 GROWING_HELP = "Write the recommended schedule of n in place of the allocation; for verl and trl as a series of runs."
 WRITE_HELP = "Write a config that spends it so; an existing file is kept."
 
 
 def recommend(
-    run: Annotated[Path, Argument(help="A sweep's folder or a fit.json.", autocompletion=complete_run)],
+    run: Annotated[
+        Path, Argument(help="A sweep's folder or a fit.json.", autocompletion=complete_run)
+    ],
     budget: Annotated[str, Option(metavar="C|TIME|MONEY", help=BUDGET_HELP)],
     price: Annotated[float | None, Option(metavar="MONEY", help=PRICE_HELP)] = None,
-    devices: Annotated[int | None, Option(metavar="N", min=1, max=MAX_SIZE, help=DEVICES_HELP)] = None,
+    devices: Annotated[
+        int | None, Option(metavar="N", min=1, max=MAX_SIZE, help=DEVICES_HELP)
+    ] = None,
     B_max: Annotated[int | None, Option("--B-max", metavar="N", min=1, help=B_MAX_HELP)] = None,
-    fix: Annotated[list[str] | None, Option(metavar="M=..|B=..|B_p=..", help="Hold this at a value.")] = None,
-    epsilon: Annotated[float, Option(metavar="E", help="A loss of reward that makes no difference to you.")] = EPSILON,
+    fix: Annotated[
+        list[str] | None, Option(metavar="M=..|B=..|B_p=..", help="Hold this at a value.")
+    ] = None,
+    epsilon: Annotated[
+        float, Option(metavar="E", help="A loss of reward that makes no difference to you.")
+    ] = EPSILON,
     extrapolate: Annotated[bool, Option("--extrapolate", help=EXTRAPOLATE_HELP)] = False,
     write: Annotated[Path | None, Option(metavar="FILE", help=WRITE_HELP)] = None,
-    framework: Annotated[str | None, Option("--for", metavar="TRAINER", help=FOR_HELP, show_default="isojax")] = None,
+    framework: Annotated[
+        str | None, Option("--for", metavar="TRAINER", help=FOR_HELP, show_default="isojax")
+    ] = None,
     growing: Annotated[bool, Option("--growing", help=GROWING_HELP)] = False,
     include_flagged: IncludeFlaggedOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Recommend how to spend a budget of rollouts, time or money: problems per batch, rollouts per problem, updates.
+    """Recommend how to spend a budget of rollouts, time or money: problems per batch, rollouts per
+    problem, updates.
 
-    n is that of the measured cell with the highest expected reward (in mode paper, n*(C)), B_p the smallest stable one
-    that loses at most --epsilon of reward, M = floor(C / (n B_p)).
+    n is that of the measured cell with the highest expected reward (in mode paper, n*(C)), B_p the
+    smallest stable one that loses at most --epsilon of reward, M = floor(C / (n B_p)).
 
     \b
     Examples
@@ -84,20 +98,37 @@ def recommend(
     recommendation = choose(fit, amount, B_max, fixed or None, extrapolate, epsilon)
     if price is not None and recommendation.device_hours is None:
         cell = f"B_p = {recommendation.allocation.B_p}, n = {recommendation.allocation.n}"
-        raise InputError(f"--price: the records of {run} have no times of {cell}, by which a price could be known.")
+        raise InputError(
+            f"--price: the records of {run} have no times of {cell}, by which a price could be known."
+        )
     written = [] if write is None else write_configs(write, run, exporter, recommendation, growing)
     if as_json:
-        allocation = {name: getattr(recommendation.allocation, name) for name in ("B_p", "n", "M", "B", "C")}
-        answer = {name: value for name, value in vars(recommendation).items() if name != "allocation"}
-        cost = None if price is None or recommendation.device_hours is None else price * recommendation.device_hours
-        request = {"budget": amount if isinstance(amount, int) else budget, "cost": cost, "devices": devices}
+        allocation = {
+            name: getattr(recommendation.allocation, name) for name in ("B_p", "n", "M", "B", "C")
+        }
+        answer = {
+            name: value for name, value in vars(recommendation).items() if name != "allocation"
+        }
+        cost = (
+            None
+            if price is None or recommendation.device_hours is None
+            else price * recommendation.device_hours
+        )
+        request = {
+            "budget": amount if isinstance(amount, int) else budget,
+            "cost": cost,
+            "devices": devices,
+        }
         print(json_text({**request, **allocation, **answer, "health": fit.health}))
         return
     console = SafeConsole()
     time_matters = isinstance(amount, TimeBudget) or devices is not None
-    if time_matters and not recommendation.nothing_learnt:  # which is what such an answer begins with
+    # which is what such an answer begins with
+    if time_matters and not recommendation.nothing_learnt:
         console.print(wording.describe_devices(measured_devices(fit_as_measured), devices))
-    print_recommendation(console, recommendation, amount if isinstance(amount, int) else budget, fit.reward_name)
+    print_recommendation(
+        console, recommendation, amount if isinstance(amount, int) else budget, fit.reward_name
+    )
     if sentence := wording.describe_time(recommendation, price):
         console.print(f"  {sentence}")
     print_notes(console, flag_sentences(fit.health))
@@ -121,26 +152,37 @@ def fit_on_devices(fit: FitResult, devices: int | None, run: Path) -> FitResult:
 
 
 def load_exporter(framework: str | None, write: Path | None, growing: bool) -> Exporter:
-    """What writes the config; InputError where it cannot write what is asked for, before any work."""
+    """What writes the config; InputError where it cannot write what is asked for, before any
+    work."""
     if framework is not None and write is None:
-        raise InputError(f"--for {framework} says whose config to write; expected --write FILE with it.")
+        raise InputError(
+            f"--for {framework} says whose config to write; expected --write FILE with it."
+        )
     check_new_file(write, "--write")
     if growing and write is None:
-        raise InputError("--growing writes the recommended schedule as a config; expected --write FILE with it.")
+        raise InputError(
+            "--growing writes the recommended schedule as a config; expected --write FILE with it."
+        )
     exporter = exporters.exporter.load(framework or "isojax")
     if write is not None and "{name}" in exporter.traits.how_to_run and write.suffix != ".yaml":
-        raise InputError(f"--write {write}: {framework} finds a config by its name; expected one that ends in .yaml.")
+        raise InputError(
+            f"--write {write}: {framework} finds a config by its name; expected one that ends in .yaml."
+        )
     if growing and exporter.traits.render_growing is None:
-        raise InputError(f"--growing --for {framework}: there is no schedule for it; expected isojax, trl or verl.")
+        raise InputError(
+            f"--growing --for {framework}: there is no schedule for it; expected isojax, trl or verl."
+        )
     return exporter
 
 
 def write_configs(
     path: Path, run: Path, exporter: Exporter, recommendation: Recommendation, growing: bool
 ) -> list[Path]:
-    """The exporter's config at this path; a series in best-1.yaml, best-2.yaml, ... InputError where one exists."""
+    """The exporter's config at this path; a series in best-1.yaml, best-2.yaml, ... InputError
+    where one exists."""
     folder = run if run.is_dir() else run.parent
-    config = load_config(str(folder / "config.yaml")) if (folder / "config.yaml").exists() else None  # none: a log's
+    # none: a log's
+    config = load_config(str(folder / "config.yaml")) if (folder / "config.yaml").exists() else None
     if config is not None and (folder / "base").is_dir():
         config = config.with_settings(run={"base_from": str(folder)})
     if growing and exporter.traits.render_growing is not None:
@@ -149,7 +191,10 @@ def write_configs(
         texts = [exporter(recommendation, config)]
     paths = [path]
     if len(texts) > 1:
-        paths = [path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(1, len(texts) + 1)]
+        paths = [
+            path.with_name(f"{path.stem}-{number}{path.suffix}")
+            for number in range(1, len(texts) + 1)
+        ]
     for new_path in paths:
         check_new_file(new_path, "--write")
     for new_path, text in zip(paths, texts, strict=True):
@@ -159,22 +204,30 @@ def write_configs(
 
 def check_price(price: float | None) -> None:
     if price is not None and not 0 < price < math.inf:
-        raise InputError(f"--price: given {price:g}, expected a price of more than 0 for a device hour, such as 2.5.")
+        raise InputError(
+            f"--price: given {price:g}, expected a price of more than 0 for a device hour, such as 2.5."
+        )
 
 
 def parse_budget(text: str, price: float | None) -> int | TimeBudget:
-    """ "1e6" as rollouts, "200h" as wall clock, "500usd" at a price of 2.5 a device hour as 200 device hours."""
+    """ "1e6" as rollouts, "200h" as wall clock, "500usd" at a price of 2.5 a device hour as 200
+    device hours."""
     check_price(price)
-    match = re.fullmatch(r"([\d._]+(?:e\d+)?)(s|m|h|d|(?i:usd|eur))", text.strip())  # M is no minute
+    # M is no minute
+    match = re.fullmatch(r"([\d._]+(?:e\d+)?)(s|m|h|d|(?i:usd|eur))", text.strip())
     if not match:
         return parse_count(text, alternative=", or a time in one unit, such as 90m")
     number, unit = parse_number(match[1].replace("_", "")), match[2].lower()
     if number is None or number <= 0:
-        raise InputError(f"--budget: given {text!r}, expected a time such as 200h, or money such as 500usd.")
+        raise InputError(
+            f"--budget: given {text!r}, expected a time such as 200h, or money such as 500usd."
+        )
     if unit in SECONDS:
         return TimeBudget(number * SECONDS[unit])
     if price is None:
-        raise InputError(f"--budget {text} is money; expected the price of a device hour with it, as --price 2.5.")
+        raise InputError(
+            f"--budget {text} is money; expected the price of a device hour with it, as --price 2.5."
+        )
     return TimeBudget(3600 * number / price, of_devices=True)
 
 
@@ -204,22 +257,34 @@ def print_recommendation(
             console.print(batch_table)
     for sentence in (*recommendation.reasons, *wording.describe_advice(recommendation)):
         console.print(f"  {escape(sentence)}")
-    for warning in (text for text in recommendation.further_warnings if text != recommendation.not_settled):
+    for warning in (
+        text for text in recommendation.further_warnings if text != recommendation.not_settled
+    ):
         console.print(f"  [yellow]warning:[/yellow] {escape(warning)}")
 
 
-def print_answer(console: SafeConsole, recommendation: Recommendation, budget: int | str, reward_name: str) -> None:
+def print_answer(
+    console: SafeConsole, recommendation: Recommendation, budget: int | str, reward_name: str
+) -> None:
     """The allocation for a budget, and its expected reward with interval."""
     allocation = recommendation.allocation
     print_nothing_learnt(console, recommendation.nothing_learnt)
     if recommendation.tie:
-        console.print(f"[bold]{escape(wording.sentence_of(recommendation.tie))}[/bold]", highlight=False)
+        console.print(
+            f"[bold]{escape(wording.sentence_of(recommendation.tie))}[/bold]", highlight=False
+        )
     elif recommendation.no_effect and not recommendation.nothing_learnt:
         equal_n = join_commas(recommendation.equal_n)
-        sentence = f": any of n = {equal_n} will do" if len(recommendation.equal_n) > 1 else " at one and the same B_p"
+        sentence = (
+            f": any of n = {equal_n} will do"
+            if len(recommendation.equal_n) > 1
+            else " at one and the same B_p"
+        )
         console.print(f"[bold]n makes no difference here[/bold]{sentence}")
     if recommendation.not_settled and not recommendation.tie:  # whose interval rests on no draw
-        console.print(f"[yellow]warning:[/yellow] {escape(recommendation.not_settled)}; do not use these intervals")
+        console.print(
+            f"[yellow]warning:[/yellow] {escape(recommendation.not_settled)}; do not use these intervals"
+        )
     budget_text = budget if isinstance(budget, str) else f"{budget:,} rollouts"
     headline = f"for {budget_text}: B_p = {allocation.B_p}, n = {allocation.n}, M = {allocation.M}"
     size = f"(B = {allocation.B}, C = {allocation.C:,})"
@@ -227,7 +292,8 @@ def print_answer(console: SafeConsole, recommendation: Recommendation, budget: i
     reward = f"expected {reward_name} {format_reward(recommendation.expected_reward)}{range_note}"
     console.print(f"[bold]{headline}[/bold] {size}, {reward}")
     if recommendation.interval and recommendation.prediction_interval:
-        interval, new_run = format_range(recommendation.interval), format_range(recommendation.prediction_interval)
+        interval = format_range(recommendation.interval)
+        new_run = format_range(recommendation.prediction_interval)
         sentence = f"{format_percent(recommendation.level)} interval of that {interval}"
         console.print(f"  {sentence}; one new run will measure {new_run}")
 
@@ -241,18 +307,25 @@ def _regret_sentence(recommendation: Recommendation) -> str:
         return "regret unknown: no measured cell agrees with these limits, so there is none to compare with"
     if len(recommendation.measured_cells) == 1:
         return "regret unknown: only one cell was measured, so there is none to compare it with"
-    interval = f" ({format_range(recommendation.regret_interval)})" if recommendation.regret_interval else ""
+    interval = (
+        f" ({format_range(recommendation.regret_interval)})"
+        if recommendation.regret_interval
+        else ""
+    )
     return f"regret {recommendation.regret:.4f}{interval}: the loss to expect against the best measured cell"
 
 
 def _measured_cells_table(recommendation: Recommendation) -> TextTable:
     columns = ["n", "B_p", "reward", f"{format_percent(recommendation.level)} interval"]
-    # Where n makes no difference, which n is ahead by a hair says nothing, however often it is ahead.
+    # Where n makes no difference, which n is ahead by a hair says nothing, however often it is
+    # ahead.
     n_probability = None if recommendation.no_effect else recommendation.n_probability
     if n_probability:
         columns.append("P(n is best)")
     rows = []
-    for n, best_first in sorted(group_by(recommendation.measured_cells, lambda cell: cell.n).items()):
+    for n, best_first in sorted(
+        group_by(recommendation.measured_cells, lambda cell: cell.n).items()
+    ):
         cell = next((cell for cell in best_first if cell.stable), best_first[0])
         mark = " *" if n in recommendation.equal_n else "  "
         B_p = f"{cell.B_p}" if cell.stable else f"{cell.B_p} unstable"
@@ -267,11 +340,20 @@ def _measured_cells_table(recommendation: Recommendation) -> TextTable:
 
 def _batch_table(recommendation: Recommendation) -> TextTable | None:
     n = recommendation.allocation.n
-    cells = [cell for cell in recommendation.measured_cells if cell.n == n and cell.hours is not None]
+    cells = [
+        cell for cell in recommendation.measured_cells if cell.n == n and cell.hours is not None
+    ]
     if len(cells) < 2:
         return None
     rows = [
-        [f"{cell.B_p}", f"{cell.M:,}", format_reward(cell.reward), *map(format_hours, (cell.hours, cell.device_hours))]
+        [
+            f"{cell.B_p}",
+            f"{cell.M:,}",
+            format_reward(cell.reward),
+            *map(format_hours, (cell.hours, cell.device_hours)),
+        ]
         for cell in sorted(cells, key=lambda cell: cell.B_p)
     ]
-    return TextTable(f"B_p at n = {n}", ["B_p", "M", "reward", "wall clock", "of all devices"], rows)
+    return TextTable(
+        f"B_p at n = {n}", ["B_p", "M", "reward", "wall clock", "of all devices"], rows
+    )

@@ -1,4 +1,5 @@
-"""`isojax records import|merge|check`: other trainers' logs into ledgers, and what ledgers hold before a fit."""
+"""`isojax records import|merge|check`: other trainers' logs into ledgers, and what ledgers hold
+before a fit."""
 
 import shlex
 from collections.abc import Sequence
@@ -56,15 +57,24 @@ Fields
   metric:NAME      a further validation metric; avg@4=COLUMN is short for metric:avg@4=COLUMN
   train:NAME       a further training metric, averaged between evaluations
 """
-FILES_HELP = "Logs of one format, or folders of them; a log of a folder that cannot be read is skipped."
-SETTINGS_HELP = "A table of what the logs do not say: run, and some of n, B_p, B, seed, devices, scale."
+FILES_HELP = (
+    "Logs of one format, or folders of them; a log of a folder that cannot be read is skipped."
+)
+SETTINGS_HELP = (
+    "A table of what the logs do not say: run, and some of n, B_p, B, seed, devices, scale."
+)
 ONLY_HELP = "Take only logs and runs with this word, or pattern with *, in their path or name, as val. Repeatable."
-LEAVE_OUT_HELP = "Leave out logs and runs with this word, or pattern with *, in their path or name. Repeatable."
+LEAVE_OUT_HELP = (
+    "Leave out logs and runs with this word, or pattern with *, in their path or name. Repeatable."
+)
 MAX_SHOWN_PROBLEMS = 20  # problems, and notes, that `check` prints
 MERGE_HELP = "Folders that `isojax records import` wrote."
 OUT_HELP = "The folder to write, as runs/NAME; one that holds something is kept."
 
-app = new_app(no_args_is_help=True, help="Import other trainers' logs, join imports, and check ledgers before a fit.")
+app = new_app(
+    no_args_is_help=True,
+    help="Import other trainers' logs, join imports, and check ledgers before a fit.",
+)
 
 
 @app.command("import", help=IMPORT_HELP)
@@ -73,10 +83,14 @@ def import_logs(
     out: Annotated[Path, Option(metavar="DIR", help=OUT_HELP)],
     log_format: FormatOption = None,
     map_options: MapOption = None,
-    settings_file: Annotated[Path | None, Option("--settings", metavar="FILE", help=SETTINGS_HELP)] = None,
+    settings_file: Annotated[
+        Path | None, Option("--settings", metavar="FILE", help=SETTINGS_HELP)
+    ] = None,
     resumed: ResumedOption = False,
     only: Annotated[list[str] | None, Option(metavar="WORD", help=ONLY_HELP)] = None,
-    leave_out: Annotated[list[str] | None, Option("--leave-out", metavar="WORD", help=LEAVE_OUT_HELP)] = None,
+    leave_out: Annotated[
+        list[str] | None, Option("--leave-out", metavar="WORD", help=LEAVE_OUT_HELP)
+    ] = None,
 ) -> None:
     field_map = parse_field_map(map_options or [])
     check_output_folder(out)
@@ -85,7 +99,12 @@ def import_logs(
         choice = SourceChoice(tuple(only or ()), tuple(leave_out or ()))
         imported = read_logs(files, log_format, field_map, settings, resumed, choice=choice)
         manifest = {"format": log_format, "files": [str(path) for path in files], "map": field_map}
-        manifest |= {"settings": settings, "resumed": resumed, "only": choice.only, "leave_out": choice.leave_out}
+        manifest |= {
+            "settings": settings,
+            "resumed": resumed,
+            "only": choice.only,
+            "leave_out": choice.leave_out,
+        }
         write_ledgers(imported, out, manifest)
     for text in imported.skipped:
         terminal.warn(f"skipped: {text}")
@@ -102,11 +121,14 @@ def _print_written(runs: Sequence[RunRecord], out: Path) -> None:
 
 @app.command()
 def merge(
-    paths: Annotated[list[Path], Argument(metavar="RUN", help=MERGE_HELP, autocompletion=complete_run)],
+    paths: Annotated[
+        list[Path], Argument(metavar="RUN", help=MERGE_HELP, autocompletion=complete_run)
+    ],
     out: Annotated[Path, Option(metavar="DIR", help=OUT_HELP)],
 ) -> None:
-    """Join imports into one folder, which `isojax recommend` and every other command takes like a sweep: logs of
-    several formats, or with several maps. Seeds that both have are numbered anew. DIR is written whole or not at all.
+    """Join imports into one folder, which `isojax recommend` and every other command takes like a
+    sweep: logs of several formats, or with several maps. Seeds that both have are numbered anew.
+    DIR is written whole or not at all.
 
     \b
     Examples
@@ -123,8 +145,8 @@ def merge(
 
 @app.command()
 def check(paths: RunsArgument, as_json: JsonOption = False) -> None:
-    """Look at ledgers before a fit: what is there, what is missing, and what `isojax fit` would refuse (exit code 2,
-    with file and line).
+    """Look at ledgers before a fit: what is there, what is missing, and what `isojax fit` would
+    refuse (exit code 2, with file and line).
 
     \b
     Examples
@@ -135,18 +157,28 @@ def check(paths: RunsArgument, as_json: JsonOption = False) -> None:
         checked = check_ledgers(paths)
     if as_json:
         cells = [_run_json(run) for run in checked.runs]
-        document = {"metric": checked.metric, "cells": cells, "problems": checked.errors, "notes": checked.notes}
+        document = {
+            "metric": checked.metric,
+            "cells": cells,
+            "problems": checked.errors,
+            "notes": checked.notes,
+        }
         print(json_text(document))
     else:
         console = SafeConsole()
         if checked.runs:
             title = f"{format_count(len(checked.runs), 'run')}, metric {checked.metric}"
             console.print(_runs_table(checked.runs, title))
-        for label, lines in (("[red]problem:[/red]", checked.errors), ("[yellow]note:[/yellow]", checked.notes)):
+        for label, lines in (
+            ("[red]problem:[/red]", checked.errors),
+            ("[yellow]note:[/yellow]", checked.notes),
+        ):
             for line in lines[:MAX_SHOWN_PROBLEMS]:
                 console.print(f"{label} {escape(line)}", soft_wrap=True)
             if len(lines) > MAX_SHOWN_PROBLEMS:
-                console.print(f"{label} and {len(lines) - MAX_SHOWN_PROBLEMS:,} more; --json has all of them")
+                console.print(
+                    f"{label} and {len(lines) - MAX_SHOWN_PROBLEMS:,} more; --json has all of them"
+                )
     if checked.errors:
         summary = f"{format_count(len(checked.errors), 'problem')} that `isojax fit` would refuse"
         raise InputError(f"{summary}; the first: {checked.errors[0]}")
@@ -164,7 +196,9 @@ def _run_json(run: RunRecord) -> dict[str, Any]:
         "C": [first_point.rollouts, last_point.rollouts],
         "M": [first_point.M, last_point.M],
         "metrics": sorted({name for point in run.points for name in point.metrics}),
-        "right_answers": [len(last_point.counts), last_point.samples] if last_point.counts else None,
+        "right_answers": [len(last_point.counts), last_point.samples]
+        if last_point.counts
+        else None,
         "tokens": last_point.tokens > 0,
         "device_hours": bool(run.device_hours),
         "source": run.source,
@@ -179,8 +213,14 @@ def _runs_table(runs: Sequence[RunRecord], title: str) -> TextTable:
         if cell["right_answers"]:
             kind = "graded rewards" if run.points[-1].graded else "right answers"
             measured.append("{} {} x {}".format(kind, *cell["right_answers"]))
-        measured += [label for label, key in (("tokens", "tokens"), ("device hours", "device_hours")) if cell[key]]
+        measured += [
+            label
+            for label, key in (("tokens", "tokens"), ("device hours", "device_hours"))
+            if cell[key]
+        ]
         ranges = (" - ".join(f"{v:,}" for v in cell[key]) for key in ("C", "M"))
         numbers = (f"{cell[key]:,}" for key in ("B_p", "n", "seed", "points"))
         rows.append([*numbers, *ranges, ", ".join(measured)])
-    return TextTable(title, ("B_p", "n", "seed", "points", "C", "M", "measured"), rows, last_is_text=True)
+    return TextTable(
+        title, ("B_p", "n", "seed", "points", "C", "M", "measured"), rows, last_is_text=True
+    )

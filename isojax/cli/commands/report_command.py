@@ -1,4 +1,5 @@
-"""`isojax report`: figures and page of a sweep; after `isojax launch`: its fit, recommendations, gains and report."""
+"""`isojax report`: figures and page of a sweep; after `isojax launch`: its fit, recommendations,
+gains and report."""
 
 import shlex
 from collections.abc import Sequence
@@ -55,8 +56,8 @@ def draw_report(folder: Path, fit: FitResult) -> Path:
 
 
 def other_fits(runs: Sequence[RunRecord], main_fit: FitResult) -> list[FitResult]:
-    """The paper's procedure, then other metrics, but those that are no rewards (NON_REWARD_METRICS, of any set); a view
-    that these runs cannot give is left out with a warning."""
+    """The paper's procedure, then other metrics, but those that are no rewards (NON_REWARD_METRICS,
+    of any set); a view that these runs cannot give is left out with a warning."""
     fits, last_point = [], runs[0].points[-1]
     samples = min(point.samples for run in runs for point in run.points)
     views = [(main_fit.metric, "paper" if main_fit.mode != "paper" else DEFAULT_MODE)]
@@ -64,22 +65,31 @@ def other_fits(runs: Sequence[RunRecord], main_fit: FitResult) -> list[FitResult
         views += [(f"{kind}@{samples}", DEFAULT_MODE) for kind in ("best", "worst")]
     if "reward" in last_point.train:
         views.append(("train/reward", DEFAULT_MODE))
-    rewards = {name for name in last_point.metrics if name.rpartition("/")[2] not in NON_REWARD_METRICS}
-    others = sorted(rewards - {metric for metric, _ in views}, key=lambda name: ("avg@" not in name, name))
+    rewards = {
+        name for name in last_point.metrics if name.rpartition("/")[2] not in NON_REWARD_METRICS
+    }
+    others = sorted(
+        rewards - {metric for metric, _ in views}, key=lambda name: ("avg@" not in name, name)
+    )
     for metric, mode in [*views, *((name, DEFAULT_MODE) for name in others[:MAX_OTHER_METRICS])]:
         options = FitOptions(mode, OTHER_REPLICATES, include_flagged=not main_fit.health.left_out)
         try:
-            fits.append(fit_runs(runs, metric, main_fit.compute, options, f"fitting {metric} ({mode})"))
+            fits.append(
+                fit_runs(runs, metric, main_fit.compute, options, f"fitting {metric} ({mode})")
+            )
         except InputError as e:
             warn(f"the report has no view of {metric} ({mode}): {e}")
     return fits
 
 
 def fit_and_report(sweep_dir: Path, with_report: bool) -> None:
-    """Fit a sweep, print what was found, and last, where it stays in sight, how to spend what its runs had."""
+    """Fit a sweep, print what was found, and last, where it stays in sight, how to spend what its
+    runs had."""
     console, runs = SafeConsole(), read_runs([sweep_dir], warn)
     if not fixed_runs(runs):
-        warn("every run has a schedule, and a law needs runs of a fixed n: there is no fit and no report")
+        warn(
+            "every run has a schedule, and a law needs runs of a fixed n: there is no fit and no report"
+        )
         report_gains(console, sweep_dir, runs)
         return
     fit = make_fit([sweep_dir], None, "rollouts")
@@ -90,7 +100,9 @@ def fit_and_report(sweep_dir: Path, with_report: bool) -> None:
     budget = int(measured_budget(fit))
     try:
         print_answer(console, recommend(fit, budget), budget, fit.reward_name)
-        print_line(f"why, and for other budgets: isojax recommend {shlex.quote(str(sweep_dir))} --budget {4 * budget}")
+        print_line(
+            f"why, and for other budgets: isojax recommend {shlex.quote(str(sweep_dir))} --budget {4 * budget}"
+        )
     except InputError as e:  # the sweep and its fit are there, only this budget has no answer
         warn(f"no recommendation for {budget} rollouts: {e}")
     if report_path is not None:

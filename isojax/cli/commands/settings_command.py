@@ -34,7 +34,9 @@ def settings(
         names = [s.name for s in all_settings] + [s.name.rpartition(".")[2] for s in all_settings]
         nearest = difflib.get_close_matches((words or [""])[0], names, n=1)
         hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-        raise InputError(f"no setting has {' or '.join(words or [])} in its name; expected a part of one.{hint}")
+        raise InputError(
+            f"no setting has {' or '.join(words or [])} in its name; expected a part of one.{hint}"
+        )
 
     if as_json:
         print(json_text({"settings": chosen}))

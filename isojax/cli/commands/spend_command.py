@@ -25,8 +25,11 @@ from isojax.runs.mirror import remote_workspace, working_folder
 from isojax.runs.spend_file import read_spending
 
 PAGE_FILE = "spend.html"
-SPEND_SETTINGS = {"strategy": "spend", "seeds": 1, "schedules": {}, "total_rollouts": None}  # whatever a config says
-BUDGET_HELP = "Rollouts (5e5), or a time on these devices (2h, 30m); with --resume: as the run began."
+# whatever a config says
+SPEND_SETTINGS = {"strategy": "spend", "seeds": 1, "schedules": {}, "total_rollouts": None}
+BUDGET_HELP = (
+    "Rollouts (5e5), or a time on these devices (2h, 30m); with --resume: as the run began."
+)
 
 
 def spend(
@@ -42,11 +45,12 @@ def spend(
 ) -> None:
     """Spend a budget of rollouts on one policy, whose n is chosen during training.
 
-    A tenth of the budget goes to short runs, one for each n of sweep.n that can make eight updates with its share. The
-    best of them goes on from its checkpoint. As C grows, the curves of all n are fitted again: they decide which n
-    comes next, or that the run ends because the rest of the budget is unlikely to gain .001 of reward. B_p is the first
-    of sweep.B_p. All n have the learning rate that the config gives the geometric mean of the smallest and the
-    largest B, unless cell.rl.lr_scaling= is given. The run is runs/<config>-spend, unless name= says another.
+    A tenth of the budget goes to short runs, one for each n of sweep.n that can make eight updates
+    with its share. The best of them goes on from its checkpoint. As C grows, the curves of all n
+    are fitted again: they decide which n comes next, or that the run ends because the rest of the
+    budget is unlikely to gain .001 of reward. B_p is the first of sweep.B_p. All n have the
+    learning rate that the config gives the geometric mean of the smallest and the largest B, unless
+    cell.rl.lr_scaling= is given. The run is runs/<config>-spend, unless name= says another.
 
     \b
     Examples
@@ -66,15 +70,21 @@ def spend(
         config = _with_budget(config, budget, resume, process_group)
         _describe_pilots(config)
         if unused:
-            print_line(f"without effect, as `isojax spend` trains one policy: {', '.join(unused)} of the config")
+            print_line(
+                f"without effect, as `isojax spend` trains one policy: {', '.join(unused)} of the config"
+            )
         _run(config, resume, dry_run, process_group)
 
 
 def _with_one_learning_rate(config: Config, words: Sequence[str]) -> Config:
-    """The config's rate for the middle B, for every n: so an update of a larger n has less noise, not a larger step."""
+    """The config's rate for the middle B, for every n: so an update of a larger n has less noise,
+    not a larger step."""
     rl, sweep = config.cell.rl, config.sweep
-    is_given = "learning_rate" in rl.model_fields_set or not config.cell.model.path  # else a text task is refused
-    if not (is_given and sweep.B_p and sweep.n) or any(word.startswith("cell.rl.lr_scaling=") for word in words):
+    # else a text task is refused
+    is_given = "learning_rate" in rl.model_fields_set or not config.cell.model.path
+    if not (is_given and sweep.B_p and sweep.n) or any(
+        word.startswith("cell.rl.lr_scaling=") for word in words
+    ):
         return config
     factor = rl.rate_factor(sweep.B_p[0] * math.sqrt(min(sweep.n) * max(sweep.n)))
     critic = rl.critic and rl.critic.with_settings(learning_rate=rl.critic.learning_rate * factor)
@@ -83,40 +93,63 @@ def _with_one_learning_rate(config: Config, words: Sequence[str]) -> Config:
 
 
 def _unused_settings(config: Config, words: Sequence[str]) -> list[str]:
-    """What a config sets of a sweep that has no effect here; InputError where a word of the command does."""
-    unused = [f"sweep.{key}" for key, value in SPEND_SETTINGS.items() if getattr(config.sweep, key) != value]
+    """What a config sets of a sweep that has no effect here; InputError where a word of the command
+    does."""
+    unused = [
+        f"sweep.{key}"
+        for key, value in SPEND_SETTINGS.items()
+        if getattr(config.sweep, key) != value
+    ]
     for word in words:
         if any(re.match(rf"{re.escape(key)}[.=]", word) for key in (*unused, "sweep.budget")):
             problem = f"{word} has no effect: `isojax spend` trains one policy with the rollouts of --budget"
-            raise InputError(f"{problem}. Leave it out; another seed is sweep.seed=NUMBER with another name=NAME.")
+            raise InputError(
+                f"{problem}. Leave it out; another seed is sweep.seed=NUMBER with another name=NAME."
+            )
     return [key for key in unused if key != "sweep.strategy"]
 
 
-def _with_budget(config: Config, budget: str | None, resume: bool, process_group: ProcessGroup) -> Config:
+def _with_budget(
+    config: Config, budget: str | None, resume: bool, process_group: ProcessGroup
+) -> Config:
     saved_config = working_folder(config.run.dir, config.name) / CONFIG_FILE
     if budget is not None and budget.lower().endswith(("usd", "eur")):
-        raise InputError(f"--budget {budget} is money; expected rollouts, such as 5e5, or a time, such as 2h.")
+        raise InputError(
+            f"--budget {budget} is money; expected rollouts, such as 5e5, or a time, such as 2h."
+        )
     amount = None if budget is None else parse_budget(budget, None)
     if isinstance(amount, int):
         rollouts = amount
     elif resume and saved_config.exists():  # as it began: times are rounded
         rollouts = load_config(str(saved_config)).sweep.budget
     elif amount is None:
-        raise InputError("no budget given; expected one in rollouts, such as --budget 5e5, or in time, --budget 2h.")
+        raise InputError(
+            "no budget given; expected one in rollouts, such as --budget 5e5, or in time, --budget 2h."
+        )
     elif config.run.ray is not None or process_group.is_multi_process:
-        raise InputError(f"--budget {budget} is measured on one machine; expected rollouts with --ray and --processes.")
+        raise InputError(
+            f"--budget {budget} is measured on one machine; expected rollouts with --ray and --processes."
+        )
     else:
         amount.check()
         local_runner = importlib.import_module("isojax.launch.local.local_runner")
         rollouts = local_runner.rollouts_within(config, amount.seconds)
-        print_line(f"{budget} are estimated to suffice for {rollouts:,} rollouts with the slowest n")
+        print_line(
+            f"{budget} are estimated to suffice for {rollouts:,} rollouts with the slowest n"
+        )
     if not 1 <= rollouts <= MAX_COUNT:  # of a time
-        raise InputError(f"--budget {budget} is {rollouts:,} rollouts; expected a time for 1 to {MAX_COUNT:,} of them.")
+        raise InputError(
+            f"--budget {budget} is {rollouts:,} rollouts; expected a time for 1 to {MAX_COUNT:,} of them."
+        )
     return config.with_settings(sweep={"budget": rollouts})
 
 
 def _describe_pilots(config: Config) -> None:
-    legs = importlib.import_module("isojax.launch.spend_rounds").spend_policy(config, plan_cells(config.sweep)).pilots()
+    legs = (
+        importlib.import_module("isojax.launch.spend_rounds")
+        .spend_policy(config, plan_cells(config.sweep))
+        .pilots()
+    )
     pilots = ", ".join(f"{leg.cell.B_p}x{leg.n}" for leg in legs)
     share = f"{sum(leg.C_end for leg in legs) / config.sweep.budget:.0%} of {config.sweep.budget:,} rollouts"
     print_line(f"pilots, {share}: {pilots} (B_p x n) to C = {legs[0].C_end:,} each")
@@ -128,8 +161,10 @@ def _run(config: Config, resume: bool, dry_run: bool, process_group: ProcessGrou
     folder, run_failure = run_cells(config, resume, dry_run, process_group)
     if dry_run or folder is None:
         return
-    spending, runs = read_spending(folder), [run for run in read_runs([folder], warn) if run.points]
-    if spending is None or not runs or (run_failure and not spending.is_ended):  # of pilots, one may fail
+    spending = read_spending(folder)
+    runs = [run for run in read_runs([folder], warn) if run.points]
+    # of pilots, one may fail
+    if spending is None or not runs or (run_failure and not spending.is_ended):
         raise run_failure or RunFailed(f"{folder} has no run to report")
     page = importlib.import_module("isojax.report.page.spend_page")
     write_text(folder / PAGE_FILE, page.render_spending(folder, spending, runs))

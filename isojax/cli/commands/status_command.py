@@ -23,18 +23,30 @@ from isojax.runs.mirror import refresh
 
 RUNS_HELP = "Sweeps' folders, such as runs/quickstart."
 REFRESH_SECONDS = 2.0  # between two readings
-STATE_COLORS = {"done": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "waiting": "dim"}
+STATE_COLORS = {
+    "done": "green",
+    "running": "cyan",
+    "failed": "red",
+    "interrupted": "yellow",
+    "waiting": "dim",
+}
 
 
 def status(
-    runs: Annotated[list[Path], Argument(metavar="RUN", help=RUNS_HELP, autocompletion=complete_run)],
-    watch: Annotated[bool, Option("--watch", help="Refresh every 2 seconds until nothing runs, or Ctrl-C.")] = False,
+    runs: Annotated[
+        list[Path], Argument(metavar="RUN", help=RUNS_HELP, autocompletion=complete_run)
+    ],
+    watch: Annotated[
+        bool, Option("--watch", help="Refresh every 2 seconds until nothing runs, or Ctrl-C.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show where sweeps stand: each run's state, C of its budget, newest reward and speed; the time left.
+    """Show where sweeps stand: each run's state, C of its budget, newest reward and speed; the time
+    left.
 
-    It only reads the sweep's files: from any terminal, and from any machine that sees the folder. A run is waiting,
-    running, interrupted (nothing runs it; --resume goes on with it), failed or done. Curves: tensorboard --logdir RUN.
+    It only reads the sweep's files: from any terminal, and from any machine that sees the folder. A
+    run is waiting, running, interrupted (nothing runs it; --resume goes on with it), failed or
+    done. Curves: tensorboard --logdir RUN.
 
     \b
     Examples
@@ -43,7 +55,9 @@ def status(
       isojax status runs/quickstart --json | jq '.sweeps[0].seconds_left'
     """
     if watch and as_json:
-        raise InputError("--watch and --json are given, expected one of them; call --json as often as you like.")
+        raise InputError(
+            "--watch and --json are given, expected one of them; call --json as often as you like."
+        )
     sweeps = [read_sweep_status(run) for run in runs]
     if as_json:
         print(json_text({"sweeps": [_sweep_json(sweep) for sweep in sweeps]}))
@@ -52,7 +66,10 @@ def status(
     if not watch:
         console.print(_render_sweeps(sweeps))
         return
-    with suppress(KeyboardInterrupt), Live(_render_sweeps(sweeps), console=console, auto_refresh=False) as live:
+    with (
+        suppress(KeyboardInterrupt),
+        Live(_render_sweeps(sweeps), console=console, auto_refresh=False) as live,
+    ):
         while any(sweep.running for sweep in sweeps):
             time.sleep(REFRESH_SECONDS)
             for run in runs:
@@ -64,18 +81,38 @@ def status(
 def _sweep_json(sweep: SweepStatus) -> dict[str, Any]:
     """A sweep as plain data; times in seconds, `budget` and `goal` in rollouts."""
     cells = [
-        {"name": cell.cell.name, **asdict(cell.cell), **{k: v for k, v in asdict(cell).items() if k != "cell"}}
+        {
+            "name": cell.cell.name,
+            **asdict(cell.cell),
+            **{k: v for k, v in asdict(cell).items() if k != "cell"},
+        }
         for cell in sweep.cells
     ]
     return {**asdict(sweep), "folder": str(sweep.folder), "cells": cells}
 
 
 def _render_sweeps(sweeps: Sequence[SweepStatus]) -> RenderableType:
-    return Group(*(renderable for sweep in sweeps for renderable in (_cells_table(sweep), *_summary_lines(sweep))))
+    return Group(
+        *(
+            renderable
+            for sweep in sweeps
+            for renderable in (_cells_table(sweep), *_summary_lines(sweep))
+        )
+    )
 
 
 def _cells_table(sweep: SweepStatus) -> TextTable:
-    columns = ["run", "state", "C", "of budget", "reward", "rollouts/s", "last point", "attempts", "where"]
+    columns = [
+        "run",
+        "state",
+        "C",
+        "of budget",
+        "reward",
+        "rollouts/s",
+        "last point",
+        "attempts",
+        "where",
+    ]
     has_placement = any(cell.attempts is not None for cell in sweep.cells)
     shown = slice(None if has_placement else -2)
     rows = [_cell_row(cell)[shown] for cell in sweep.cells]
@@ -83,7 +120,9 @@ def _cells_table(sweep: SweepStatus) -> TextTable:
 
 
 def _cell_row(cell: CellSummary) -> tuple[str | Text, ...]:
-    state = Text(cell.state, STATE_COLORS[cell.state]).append(" (flagged)" if cell.flags else "", "default")
+    state = Text(cell.state, STATE_COLORS[cell.state]).append(
+        " (flagged)" if cell.flags else "", "default"
+    )
     budget_share = "-" if cell.goal is None else f"{cell.rollouts / cell.goal:.0%}"
     reward = "-" if cell.reward is None else f"{cell.reward:.3f}"
     last_point_age = "-" if cell.age is None else f"{format_hours(max(0.0, cell.age) / 3600)} ago"
@@ -94,8 +133,14 @@ def _cell_row(cell: CellSummary) -> tuple[str | Text, ...]:
 def _summary_lines(sweep: SweepStatus) -> Iterator[str]:
     """Below the table: how many cells, how much of the rollouts, how long; then what went wrong."""
     counts = [f"{sweep.count('done')} of {len(sweep.cells)} runs done"]
-    counts += [f"{count} {state}" for state in ("running", "interrupted", "failed") if (count := sweep.count(state))]
-    summary = f"{', '.join(counts)}; {sweep.rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
+    counts += [
+        f"{count} {state}"
+        for state in ("running", "interrupted", "failed")
+        if (count := sweep.count(state))
+    ]
+    summary = (
+        f"{', '.join(counts)}; {sweep.rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
+    )
     if sweep.rate and sweep.seconds_left is not None:
         summary += f"; {format_number(sweep.rate)} rollouts/s, {format_hours(sweep.seconds_left / 3600)} left"
     yield summary
@@ -113,4 +158,6 @@ def _summary_lines(sweep: SweepStatus) -> Iterator[str]:
             yield f"[yellow]flagged:[/yellow] {cell.cell.name}: {escape(', '.join(cell.flags))}"
     if not sweep.running and any(cell.state in ("interrupted", "waiting") for cell in sweep.cells):
         renamed = f"rename the folder to {sweep.name}, as its config.yaml calls the sweep, to go on"
-        yield escape(f"nothing runs here; {f'go on by: {sweep.resume_command}' if sweep.resume_command else renamed}")
+        yield escape(
+            f"nothing runs here; {f'go on by: {sweep.resume_command}' if sweep.resume_command else renamed}"
+        )

@@ -11,13 +11,16 @@ from isojax.core.config.load import SHARE
 from isojax.core.errors import InputError
 
 TEMPLATES = {path.name: path for path in sorted((SHARE / "launch").iterdir())}
-NameArgument = Annotated[str | None, Argument(metavar="NAME", help="A template.", autocompletion=lambda: [*TEMPLATES])]
+NameArgument = Annotated[
+    str | None, Argument(metavar="NAME", help="A template.", autocompletion=lambda: [*TEMPLATES])
+]
 
 
 def template(name: NameArgument = None) -> None:
     """Write a script or manifest that starts sweeps on a cluster to launch/, or list them.
 
-    Its first lines say what to set, and how to start and to end it; docs/clusters.md explains the rest.
+    Its first lines say what to set, and how to start and to end it; docs/clusters.md explains the
+    rest.
 
     Example: isojax template tpu_pod.sh
     """
@@ -29,7 +32,9 @@ def template(name: NameArgument = None) -> None:
         raise InputError(f"given the template {name!r}, expected one of {', '.join(TEMPLATES)}.")
     path = Path("launch", name)
     if path.exists():
-        raise InputError(f"{path} exists already and is kept; rename or remove it to get the template again.")
+        raise InputError(
+            f"{path} exists already and is kept; rename or remove it to get the template again."
+        )
     write_bytes(path, read_file(TEMPLATES[name]))
     path.chmod(0o755 if path.suffix == ".sh" else 0o644)
     print_line(str(path))

@@ -24,7 +24,8 @@ def train(
     process: options.ProcessIndexOption = None,
     coordinator: options.CoordinatorOption = None,
 ) -> None:
-    """Train one run: a config whose sweep has one (B_p, n) and one seed. It is recorded in runs/<name>/cells/.
+    """Train one run: a config whose sweep has one (B_p, n) and one seed. It is recorded in
+    runs/<name>/cells/.
 
     \b
     Examples

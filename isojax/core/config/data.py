@@ -1,4 +1,5 @@
-"""`cell.data`, `cell.prompt`, `cell.verifier`, `cell.reward`: problems, their text, checks of answers, and rewards."""
+"""`cell.data`, `cell.prompt`, `cell.verifier`, `cell.reward`: problems, their text, checks of
+answers, and rewards."""
 
 import datetime
 import re
@@ -29,16 +30,21 @@ def check_names(names: Iterable[str], kind: str, reserved: Sequence[str] = ()) -
 class DataConfig(Section):
     """The problems of training and of validation."""
 
-    candidates: PositiveInt = 6000  # at most so many problems are read and labelled by the base policy
+    # at most so many problems are read and labelled by the base policy
+    candidates: PositiveInt = 6000
     attempts: NonNegativeInt = 16  # k of the label avg@k; 0: no labels, and no problem is left out
-    difficulty: tuple[Fraction, Fraction] = (0.0, 0.61)  # the lowest and the highest avg@k to train on; high is easy
+    # the lowest and the highest avg@k to train on; high is easy
+    difficulty: tuple[Fraction, Fraction] = (0.0, 0.61)
     validation: PositiveInt = 300  # how many problems are held out
-    held_out: str | None = None  # a task string whose problems, a random choice, are held out instead
-    # The parts of a labelled data set (`isojax difficulty`) and their shares of the training set: {hard: 1, easy: 1}.
-    # The held-out problems of the part with the largest share validate (of equal shares, of the first by name).
+    # a task string whose problems, a random choice, are held out instead
+    held_out: str | None = None
+    # The parts of a labelled data set (`isojax difficulty`) and their shares of the training set:
+    # {hard: 1, easy: 1}. The held-out problems of the part with the largest share validate (of
+    # equal shares, of the first by name).
     mixture: dict[str, PositiveFloat] | None = None
     size: PositiveInt | None = None  # D, how many problems to train on at most
-    prompt_key: str | None = None  # the column of a file with the prompt; null finds the usual names
+    # the column of a file with the prompt; null finds the usual names
+    prompt_key: str | None = None
     answer_key: str | None = None  # the column with the answer; null finds the usual names
     seed: int = Field(default=0, ge=0, le=2**31 - 1)  # of the choice of problems and of the labels
 
@@ -46,33 +52,39 @@ class DataConfig(Section):
 class PromptConfig(Section):
     """How a problem becomes text for a language model."""
 
-    # raw: the template alone; chat: the template as a user's message, through the tokenizer's chat template.
+    # raw: the template alone; chat: the template as a user's message, through the tokenizer's chat
+    # template.
     format: Literal["raw", "chat"] = "raw"
     template: str = "{prompt}"  # text with the problem in place of {prompt}
     system: str = ""  # the system message of a chat; empty: none
     thinking: bool | None = None  # passed to chat templates that have such a switch (Qwen3)
     stop: tuple[str, ...] = ()  # strings that end a response
-    # The day that a chat template which asks for it is told, such as 2026-11-29, or with a time as 2026-11-29T14:05;
-    # null: the day on which the sweep is planned, which is stored with it.
+    # The day that a chat template which asks for it is told, such as 2026-11-29, or with a time as
+    # 2026-11-29T14:05; null: the day on which the sweep is planned, which is stored with it.
     date: str | None = None
 
     @field_validator("date", mode="before")
     @classmethod
     def _check_date(cls, value: Any) -> str | None:
-        text = value.isoformat() if isinstance(value, datetime.date) else value  # as YAML may read it
+        # as YAML may read it
+        text = value.isoformat() if isinstance(value, datetime.date) else value
         try:
             if text is not None:
                 datetime.datetime.fromisoformat(text)
         except (TypeError, ValueError) as e:
-            raise PydanticCustomError("date", "a day such as 2026-11-29, or with a time as 2026-11-29T14:05") from e
+            raise PydanticCustomError(
+                "date", "a day such as 2026-11-29, or with a time as 2026-11-29T14:05"
+            ) from e
         return text
 
 
 class VerifierConfig(Section):
-    """How a response in text is judged. A check that fails costs its own rollout only: reward 0, and counted."""
+    """How a response in text is judged. A check that fails costs its own rollout only: reward 0,
+    and counted."""
 
-    # A file in isojax/tasks/verifiers/, with an argument after a colon (`function:FILE:FUNCTION`); for graded rewards
-    # also several, by the names of their scores: {accuracy: math, format: function:FILE:FUNCTION}.
+    # A file in isojax/tasks/verifiers/, with an argument after a colon (`function:FILE:FUNCTION`);
+    # for graded rewards also several, by the names of their scores: {accuracy: math, format:
+    # function:FILE:FUNCTION}.
     use: str | dict[str, str] = "math"
     timeout: PositiveFloat = 5.0  # seconds for one check
     memory_gib: PositiveFloat = 4.0  # that a process of checks may write to
@@ -80,9 +92,15 @@ class VerifierConfig(Section):
     @field_validator("use", mode="before")
     @classmethod
     def _check_use(cls, use: Any) -> str | dict[str, str]:
-        is_map = isinstance(use, dict) and use and all(isinstance(text, str) for item in use.items() for text in item)
+        is_map = (
+            isinstance(use, dict)
+            and use
+            and all(isinstance(text, str) for item in use.items() for text in item)
+        )
         if not isinstance(use, str) and not is_map:
-            raise PydanticCustomError("verifier", "a verifier such as math, or several as in {accuracy: math}")
+            raise PydanticCustomError(
+                "verifier", "a verifier such as math, or several as in {accuracy: math}"
+            )
         check_names(use if is_map else (), "score")
         return use
 
@@ -90,18 +108,21 @@ class VerifierConfig(Section):
 class RewardConfig(Section):
     """How a verdict becomes the reward of a rollout."""
 
-    # binary: 1 where the response is correct, else 0. graded: the verifier's score, a number from 0 to 1, or the
-    # weighted mean of several.
+    # binary: 1 where the response is correct, else 0. graded: the verifier's score, a number from 0
+    # to 1, or the weighted mean of several.
     kind: Literal["binary", "graded"] = "binary"
-    # The scores that count in a graded reward, and how much, as in {accuracy: 1.0, format: 0.2}; each is a metric too,
-    # reward/NAME, and one of weight 0 is nothing else. Null: `score`, or all verifiers of cell.verifier.use alike.
+    # The scores that count in a graded reward, and how much, as in {accuracy: 1.0, format: 0.2};
+    # each is a metric too, reward/NAME, and one of weight 0 is nothing else. Null: `score`, or all
+    # verifiers of cell.verifier.use alike.
     weights: dict[str, float] | None = None
 
     @field_validator("weights")
     @classmethod
     def _check_weights(cls, weights: dict[str, float] | None) -> dict[str, float] | None:
         values = [] if weights is None else sorted(weights.values())
-        if weights is not None and not (values and values[0] >= 0 and 0 < values[-1] <= MAX_SETTING):
+        if weights is not None and not (
+            values and values[0] >= 0 and 0 < values[-1] <= MAX_SETTING
+        ):
             sizes = f"weights from 0 to {MAX_SETTING:,}, not all 0"
             rule = f"{sizes}, so that rewards stay from 0 to 1 (a penalty p is a score of 1 - p)"
             raise PydanticCustomError("weights", "{rule}", {"rule": rule})
@@ -110,15 +131,24 @@ class RewardConfig(Section):
 
 
 def score_weights(verifier: VerifierConfig, reward: RewardConfig) -> Mapping[str, float]:
-    """The weight of each score in a graded reward; empty of binary ones. InputError where the sections do not fit."""
+    """The weight of each score in a graded reward; empty of binary ones. InputError where the
+    sections do not fit."""
     verifiers = {} if isinstance(verifier.use, str) else verifier.use
     if reward.kind == "binary":
         if verifiers or reward.weights:
-            setting = f"cell.verifier.use = {verifiers}" if verifiers else f"cell.reward.weights = {reward.weights}"
-            raise InputError(f"{setting} weighs several scores, and rewards are binary; set cell.reward.kind=graded.")
+            setting = (
+                f"cell.verifier.use = {verifiers}"
+                if verifiers
+                else f"cell.reward.weights = {reward.weights}"
+            )
+            raise InputError(
+                f"{setting} weighs several scores, and rewards are binary; set cell.reward.kind=graded."
+            )
         return {}
     weights = reward.weights or dict.fromkeys(verifiers or [MAIN_SCORE], 1.0)
     if verifiers and set(weights) != set(verifiers):
         names = f"cell.reward.weights names {', '.join(weights)}, and cell.verifier.use {', '.join(verifiers)}"
-        raise InputError(f"{names}; expected a weight for each of these, 0 for one that is recorded only.")
+        raise InputError(
+            f"{names}; expected a weight for each of these, 0 for one that is recorded only."
+        )
     return dict(sorted(weights.items()))  # as the hash, the sum does not depend on the order

@@ -1,4 +1,5 @@
-"""Every setting as text: its name, default, and the comment that stands behind it or above it in this folder's code."""
+"""Every setting as text: its name, default, and the comment that stands behind it or above it in
+this folder's code."""
 
 import ast
 import inspect
@@ -27,7 +28,8 @@ class Setting:
 
 
 def describe_settings() -> list[Setting]:
-    """All settings of a config, section by section; of a section that may be null its settings follow it."""
+    """All settings of a config, section by section; of a section that may be null its settings
+    follow it."""
     return list(_settings_below(Config, ""))
 
 
@@ -88,5 +90,7 @@ def field_comments(cls: type) -> dict[str, str]:
             first_line -= 1
 
         field_lines = range(first_line, (node.end_lineno or node.lineno) + 1)
-        texts[node.target.id] = " ".join(comment_of_line[n] for n in field_lines if n in comment_of_line)
+        texts[node.target.id] = " ".join(
+            comment_of_line[n] for n in field_lines if n in comment_of_line
+        )
     return texts

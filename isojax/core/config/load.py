@@ -17,11 +17,13 @@ from isojax.core.yaml_files import flatten, load_yaml, yaml_text
 
 HASH_VERSION = 1
 PACKAGE = Path(__file__).resolve().parents[2]
-SHARE = PACKAGE / "share" if (PACKAGE / "share").is_dir() else PACKAGE.parent  # holds configs/, docs/ and launch/
+# holds configs/, docs/ and launch/
+SHARE = PACKAGE / "share" if (PACKAGE / "share").is_dir() else PACKAGE.parent
 
-# What a text task must set, and values of which are proposed where they are not set. A null leaves them unset, as if no
-# file had them, and so asks for the proposal again.
-PROMPT_LENGTH, RESPONSE_LENGTH = "cell.sampling.prompt_length", "cell.sampling.response_length"
+# What a text task must set, and values of which are proposed where they are not set. A null leaves
+# them unset, as if no file had them, and so asks for the proposal again.
+PROMPT_LENGTH = "cell.sampling.prompt_length"
+RESPONSE_LENGTH = "cell.sampling.response_length"
 LEARNING_RATE = "cell.rl.learning_rate"
 PROPOSED_SETTINGS = (PROMPT_LENGTH, RESPONSE_LENGTH, LEARNING_RATE)
 
@@ -29,20 +31,27 @@ PROPOSED_SETTINGS = (PROMPT_LENGTH, RESPONSE_LENGTH, LEARNING_RATE)
 class Config(Section):
     """One sweep: its name and three sections."""
 
-    # Of the sweep and of its folder in run.dir; where no config sets it, the name of the first config's file.
+    # Of the sweep and of its folder in run.dir; where no config sets it, the name of the first
+    # config's file.
     name: str = Field(default="quickstart", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     cell: CellConfig = CellConfig()
     sweep: SweepConfig = SweepConfig()
     run: RunConfig = RunConfig()
 
     def run_targets(self, budget: int) -> list[int]:
-        """The C at which a run up to `budget` is evaluated; one that spends it on one policy also at its end."""
+        """The C at which a run up to `budget` is evaluated; one that spends it on one policy also
+        at its end."""
         targets = self.cell.eval.evaluation_targets(budget)
-        return [*targets, budget] if self.sweep.strategy == "spend" and targets[-1] < budget else targets
+        return (
+            [*targets, budget]
+            if self.sweep.strategy == "spend" and targets[-1] < budget
+            else targets
+        )
 
 
 def config_roots() -> list[Path]:
-    """Folders that hold named configs: ./configs, then the ones isojax came with (packaged, or the repository's)."""
+    """Folders that hold named configs: ./configs, then the ones isojax came with (packaged, or the
+    repository's)."""
     return [Path("configs"), SHARE / "configs"]
 
 
@@ -54,19 +63,28 @@ def config_names() -> list[str]:
 
 def find_config(name_or_path: str) -> Path:
     """The YAML file meant by a path or a name: `quickstart`, `hard.yaml`, `../mine.yaml`."""
-    files = [root / name for root in config_roots() for name in (name_or_path, f"{name_or_path}.yaml")]
+    files = [
+        root / name for root in config_roots() for name in (name_or_path, f"{name_or_path}.yaml")
+    ]
     if found := next(filter(Path.is_file, [Path(name_or_path), *files]), None):
         return found
     names = config_names()
     suggestions = difflib.get_close_matches(name_or_path, names, n=1)
-    hint = f"Did you mean {suggestions[0]!r}?" if suggestions else f"Known names: {', '.join(names) or 'none'}."
+    hint = (
+        f"Did you mean {suggestions[0]!r}?"
+        if suggestions
+        else f"Known names: {', '.join(names) or 'none'}."
+    )
     roots = " or ".join(map(str, config_roots()))
-    raise InputError(f"no such config: given {name_or_path!r}, expected a YAML file or a name in {roots}. {hint}")
+    raise InputError(
+        f"no such config: given {name_or_path!r}, expected a YAML file or a name in {roots}. {hint}"
+    )
 
 
 def load_config(names_or_paths: str | Sequence[str], overrides: Sequence[str] = ()) -> Config:
-    """The config that a name or path means, of several each over those before it, below overrides ("sweep.n=[2,4]").
-    Where none has a name, the sweep is called as the first file is. InputError for what cannot be used."""
+    """The config that a name or path means, of several each over those before it, below overrides
+    ("sweep.n=[2,4]"). Where none has a name, the sweep is called as the first file is. InputError
+    for what cannot be used."""
     names = [names_or_paths] if isinstance(names_or_paths, str) else names_or_paths
     paths = [find_config(name) for name in names]
     config = load_yaml(Config, paths, overrides, unset_by_null=PROPOSED_SETTINGS)
@@ -76,14 +94,20 @@ def load_config(names_or_paths: str | Sequence[str], overrides: Sequence[str] = 
 
 
 def config_hash(cell: CellConfig, rollouts: str = LOCAL_ROLLOUTS) -> str:
-    """12 hex digits that name the settings deciding a cell's result: those off their defaults, and HASH_VERSION.
-    `rollouts`: the engine that `run.rollouts` names."""
+    """12 hex digits that name the settings deciding a cell's result: those off their defaults, and
+    HASH_VERSION. `rollouts`: the engine that `run.rollouts` names."""
     defaults = dict(flatten(CellConfig().model_dump(mode="json")))
     settings = dict(flatten(cell.model_dump(mode="json")))
-    changed = {key: value for key, value in settings.items() if key not in defaults or value != defaults[key]}
+    changed = {
+        key: value
+        for key, value in settings.items()
+        if key not in defaults or value != defaults[key]
+    }
     if rollouts != LOCAL_ROLLOUTS:
         changed["run.rollouts"] = rollouts
-    text = json.dumps({"version": HASH_VERSION, "settings": changed}, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(
+        {"version": HASH_VERSION, "settings": changed}, sort_keys=True, separators=(",", ":")
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -1,4 +1,5 @@
-"""`cell.model`, `cell.base`, `cell.precision`, `cell.sampling`: the policy, its base, number formats, sampling."""
+"""`cell.model`, `cell.base`, `cell.precision`, `cell.sampling`: the policy, its base, number
+formats, sampling."""
 
 from typing import Annotated, Literal
 
@@ -12,11 +13,14 @@ Width = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
 
 
 class RopeScaling(Section):
-    """Llama 3's stretched rotary positions (`rope_type: llama3` of a config.json), for contexts beyond the original."""
+    """Llama 3's stretched rotary positions (`rope_type: llama3` of a config.json), for contexts
+    beyond the original."""
 
     factor: PositiveFloat = 8.0  # by which low frequencies are divided
-    low_freq_factor: PositiveFloat = 1.0  # frequencies of fewer turns over the original context are low
-    high_freq_factor: PositiveFloat = 4.0  # frequencies of more turns stay as they are; those between are blended
+    # frequencies of fewer turns over the original context are low
+    low_freq_factor: PositiveFloat = 1.0
+    # frequencies of more turns stay as they are; those between are blended
+    high_freq_factor: PositiveFloat = 4.0
     original_max_position_embeddings: PositiveInt = 8192  # tokens of the original context
 
 
@@ -24,13 +28,13 @@ LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down", "expe
 
 
 class LoraConfig(Section):
-    """Low-rank adapters (arXiv:2106.09685): each target W of a layer is used as x W + (alpha / rank) (x A) B. A and
-    B are trained, and all else stays as in the base policy."""
+    """Low-rank adapters (arXiv:2106.09685): each target W of a layer is used as x W + (alpha /
+    rank) (x A) B. A and B are trained, and all else stays as in the base policy."""
 
     rank: Annotated[int, Field(gt=0, le=MAX_WIDTH)] = 16  # columns of A, rows of B
     alpha: PositiveFloat = 32.0  # alpha / rank scales the adapters
-    # Which matrices have adapters: the attention's query, key, value and out, the MLP's gate, up and down; and
-    # `experts`, the gate, up and down of each expert.
+    # Which matrices have adapters: the attention's query, key, value and out, the MLP's gate, up
+    # and down; and `experts`, the gate, up and down of each expert.
     targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] = (
         "query", "key", "value", "out", "gate", "up", "down"
     )  # fmt: skip
@@ -50,8 +54,8 @@ class ModelConfig(Section):
     """The policy's shape, and which of its weights are trained."""
 
     family: str = "tiny"  # a file in isojax/models/families/
-    # A folder with config.json, *.safetensors and a tokenizer, as a model hub has it. The shape is then read from its
-    # config.json, and what is set here must agree with it.
+    # A folder with config.json, *.safetensors and a tokenizer, as a model hub has it. The shape is
+    # then read from its config.json, and what is set here must agree with it.
     path: FolderPath | None = None
     layers: Annotated[int, Field(gt=0, le=MAX_LAYERS)] = 3  # transformer blocks
     width: Width = 64  # of the residual stream
@@ -67,31 +71,40 @@ class ModelConfig(Section):
     qkv_bias: bool = False  # whether queries, keys and values have a bias, as in Qwen2
     qk_norm: bool = False  # whether queries and keys are normalised, as in Qwen3
     tied: bool = False  # whether the unembedding is the embedding
-    # What only this family has, such as the window of sliding layers; its file says what there is. Null: its defaults.
+    # What only this family has, such as the window of sliding layers; its file says what there is.
+    # Null: its defaults.
     options: dict[str, OptionValue] | None = None
     lora: LoraConfig | None = None  # null: all weights are trained
 
 
 class BasePolicyConfig(Section):
-    """How the base policy is made where a task brings its own: supervised learning on the task's demonstrations."""
+    """How the base policy is made where a task brings its own: supervised learning on the task's
+    demonstrations."""
 
     steps: PositiveInt = 1500  # updates
     batch: PositiveInt = 512  # demonstrations per update
     learning_rate: PositiveFloat = 2e-2  # the largest one
-    seed: int = Field(default=0, ge=0, le=2**31 - 1)  # of the demonstrations and of the initial weights
+    # of the demonstrations and of the initial weights
+    seed: int = Field(default=0, ge=0, le=2**31 - 1)
 
 
 class PrecisionConfig(Section):
-    """Number formats. Trained parameters, Adam's moments, softmax, log-probabilities and sums are always float32."""
+    """Number formats. Trained parameters, Adam's moments, softmax, log-probabilities and sums are
+    always float32."""
 
-    compute: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; auto: float32 on CPUs, else bfloat16
-    cache: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # of the sampler's keys and values; auto: as compute
-    # Of the sampler's matrices in layers: as products are computed, or int8 with a scale for each output.
+    # of matrix products; auto: float32 on CPUs, else bfloat16
+    compute: Literal["auto", "float32", "bfloat16"] = "auto"
+    # of the sampler's keys and values; auto: as compute
+    cache: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
+    # Of the sampler's matrices in layers: as products are computed, or int8 with a scale for each
+    # output.
     rollout_weights: Literal["compute", "int8"] = "compute"
 
     def for_platform(self, platform: str) -> "PrecisionConfig":
         """With `auto` decided for a platform: cpu, gpu or tpu."""
-        default_dtype: Literal["float32", "bfloat16"] = "float32" if platform == "cpu" else "bfloat16"
+        default_dtype: Literal["float32", "bfloat16"] = (
+            "float32" if platform == "cpu" else "bfloat16"
+        )
         compute = default_dtype if self.compute == "auto" else self.compute
         return PrecisionConfig(
             compute=compute,
@@ -101,15 +114,16 @@ class PrecisionConfig(Section):
 
 
 class InterruptConfig(Section):
-    """Writes `text` into a response of `after` tokens that lacks `unless`: counted for verifier and length, never in
-    the loss. The default text is ScaleRL's (arXiv:2510.13786)."""
+    """Writes `text` into a response of `after` tokens that lacks `unless`: counted for verifier and
+    length, never in the loss. The default text is ScaleRL's (arXiv:2510.13786)."""
 
     after: PositiveInt  # tokens
     # What is written.
     text: Annotated[str, Field(min_length=1)] = (
         "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
     )
-    unless: str = "</think>"  # one token that exempts a response; empty: every long response is interrupted
+    # one token that exempts a response; empty: every long response is interrupted
+    unless: str = "</think>"
 
 
 class SamplingConfig(Section):

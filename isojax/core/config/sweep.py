@@ -1,4 +1,5 @@
-"""`cell` as a whole, its evaluation grid; `sweep`: the grid of (B_p, n) and its sizes; `run`: where and how to run."""
+"""`cell` as a whole, its evaluation grid; `sweep`: the grid of (B_p, n) and its sizes; `run`: where
+and how to run."""
 
 import math
 import re
@@ -9,10 +10,24 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from isojax.core.config.data import RESERVED_NAMES, DataConfig, PromptConfig, RewardConfig, VerifierConfig, check_names
+from isojax.core.config.data import (
+    RESERVED_NAMES,
+    DataConfig,
+    PromptConfig,
+    RewardConfig,
+    VerifierConfig,
+    check_names,
+)
 from isojax.core.config.model import BasePolicyConfig, ModelConfig, PrecisionConfig, SamplingConfig
 from isojax.core.config.rl import RLConfig
-from isojax.core.config.section import FolderPath, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from isojax.core.config.section import (
+    FolderPath,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+)
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT, MAX_EVALUATIONS, MAX_SAMPLES, MAX_SETTING, MAX_WORKERS
 from isojax.core.schedule import parse_schedule
@@ -20,7 +35,8 @@ from isojax.core.schedule import parse_schedule
 Rollouts = Annotated[int, Field(gt=0, le=MAX_COUNT)]
 
 WHOLE_GRID = {"strategy": "grid", "total_rollouts": None}  # every run of the grid to its end
-# Settings of a sweep that the planner chooses once, where they are null, and that are stored with the sweep.
+# Settings of a sweep that the planner chooses once, where they are null, and that are stored with
+# the sweep.
 AUTOSIZED_SETTINGS = (
     "decode_slots",
     "microbatch",
@@ -33,14 +49,16 @@ AUTOSIZED_SETTINGS = (
 
 
 class EvalConfig(Section):
-    """Validation by avg@`samples` at C = 0 and at the first update that reaches each C in start * ratio^k."""
+    """Validation by avg@`samples` at C = 0 and at the first update that reaches each C in start *
+    ratio^k."""
 
     samples: Annotated[int, Field(gt=0, le=MAX_SAMPLES)] = 4  # rollouts per validation problem
-    # Further problem sets to evaluate on, by name: task strings such as {hard: "tfds:splits#hard_validation"}; their
-    # metrics are called hard/avg@4 and so on.
+    # Further problem sets to evaluate on, by name: task strings such as {hard:
+    # "tfds:splits#hard_validation"}; their metrics are called hard/avg@4 and so on.
     extra: dict[str, str] = Field(default_factory=dict)
-    # At most so many training problems, the same for all cells, are evaluated each time too, and their correct rollouts
-    # recorded, which shows how training moves single problems (the paper's Figs. 11 and 27).
+    # At most so many training problems, the same for all cells, are evaluated each time too, and
+    # their correct rollouts recorded, which shows how training moves single problems (the paper's
+    # Figs. 11 and 27).
     panel: NonNegativeInt = 0
     start: Annotated[float, Field(ge=1, le=MAX_COUNT)] = 1024  # the first C, in rollouts
     ratio: Annotated[float, Field(gt=1, le=MAX_SETTING)] = 1.3  # of one C to the next
@@ -52,13 +70,18 @@ class EvalConfig(Section):
         return extra
 
     def evaluation_targets(self, budget: int) -> list[int]:
-        """The C at which a run is evaluated: 0, then every distinct ceil(start * ratio^k) within the budget."""
+        """The C at which a run is evaluated: 0, then every distinct ceil(start * ratio^k) within
+        the budget."""
         if budget < self.start:
-            raise InputError(f"sweep.budget = {budget} is below the first evaluation, cell.eval.start = {self.start}.")
+            raise InputError(
+                f"sweep.budget = {budget} is below the first evaluation, cell.eval.start = {self.start}."
+            )
         if (steps := math.log(budget / self.start) / math.log(self.ratio)) > MAX_EVALUATIONS:
             span = f"from cell.eval.start = {self.start} to sweep.budget = {budget}"
             limit = f"expected at most {MAX_EVALUATIONS:,}; usual is 1.3"
-            raise InputError(f"cell.eval.ratio = {self.ratio} takes {steps:.3g} steps {span}, {limit}.")
+            raise InputError(
+                f"cell.eval.ratio = {self.ratio} takes {steps:.3g} steps {span}, {limit}."
+            )
         return [0, *dict.fromkeys(takewhile(lambda target: target <= budget, self._grid()))]
 
     def next_target(self, budget: int) -> int:
@@ -86,15 +109,18 @@ class CellConfig(Section):
 
 
 class SweepConfig(Section):
-    """The grid of (B_p, n), seeds, each cell's budget, and the programs' static sizes (null: the planner chooses)."""
+    """The grid of (B_p, n), seeds, each cell's budget, and the programs' static sizes (null: the
+    planner chooses)."""
 
     B_p: tuple[PositiveInt, ...] = (16,)  # problems per batch
     n: tuple[PositiveInt, ...] = (2, 4, 8, 16, 32)  # rollouts per problem
     B_max: PositiveInt = 1024  # the largest B_p * n; larger cells of the grid are left out
-    # Runs whose B_p and n change along C, besides those of the grid, by name (core/schedule.py has all forms):
-    # {growing: "32x4, 32x8 from 5000, 32x16 from 15000"}. With B_p=[] and n=[] they are the whole sweep.
+    # Runs whose B_p and n change along C, besides those of the grid, by name (core/schedule.py has
+    # all forms): {growing: "32x4, 32x8 from 5000, 32x16 from 15000"}. With B_p=[] and n=[] they are
+    # the whole sweep.
     schedules: dict[str, str] = Field(default_factory=dict)
-    seeds: Annotated[int, Field(ge=1, le=1000)] = 1  # of each pair and schedule; they are 1000 * seed + 0, 1, ...
+    # of each pair and schedule; they are 1000 * seed + 0, 1, ...
+    seeds: Annotated[int, Field(ge=1, le=1000)] = 1
     seed: int = Field(default=0, ge=0, le=2_000_000)  # of the sweep
     budget: Rollouts = 250_000  # C of each run, in rollouts; its last evaluation is due within it
     decode_slots: PositiveInt | None = None  # R, rollouts that a shard samples at a time
@@ -102,19 +128,25 @@ class SweepConfig(Section):
     prefill_batch: PositiveInt | None = None  # g, problems that a shard prefills at once
     # W, slots that share one prompt's keys and values, which pays for long prompts.
     slots_per_prefix: PositiveInt | None = None
-    # The sampler's attention: plain, or a kernel of this backend (pallas on a TPU, triton on an NVIDIA GPU).
+    # The sampler's attention: plain, or a kernel of this backend (pallas on a TPU, triton on an
+    # NVIDIA GPU).
     decode_attention: Literal["plain", "pallas", "triton"] | None = None
-    forward_attention: Literal["plain", "pallas", "cudnn"] | None = None  # the trainer's, of a TPU or an NVIDIA GPU
-    # layer computes a layer's inner values again for its gradient, which takes less memory and a third more time in the
-    # update; null: layer where none does not fit, or only in smaller microbatches that take longer.
+    # the trainer's, of a TPU or an NVIDIA GPU
+    forward_attention: Literal["plain", "pallas", "cudnn"] | None = None
+    # layer computes a layer's inner values again for its gradient, which takes less memory and a
+    # third more time in the update; null: layer where none does not fit, or only in smaller
+    # microbatches that take longer.
     remat: Literal["none", "layer"] | None = None
-    # Whether Adam's moments and a critic are in the host's memory while a device samples and evaluates, so that more
-    # slots fit; each update then waits for two copies. Not for tasks verified on device or asynchronous runs.
+    # Whether Adam's moments and a critic are in the host's memory while a device samples and
+    # evaluates, so that more slots fit; each update then waits for two copies. Not for tasks
+    # verified on device or asynchronous runs.
     moments_on_host: bool = False
-    # grid runs every cell to `budget`; adaptive spends `total_rollouts` where n*(C) is least certain; spend, which
-    # `isojax spend` sets, spends `budget` on one policy, whose n it chooses on the way.
+    # grid runs every cell to `budget`; adaptive spends `total_rollouts` where n*(C) is least
+    # certain; spend, which `isojax spend` sets, spends `budget` on one policy, whose n it chooses
+    # on the way.
     strategy: Literal["grid", "adaptive", "spend"] = "grid"
-    total_rollouts: Rollouts | None = None  # of the adaptive strategy; null: half of what the grid takes
+    # of the adaptive strategy; null: half of what the grid takes
+    total_rollouts: Rollouts | None = None
 
     @field_validator("schedules")
     @classmethod
@@ -122,7 +154,9 @@ class SweepConfig(Section):
         check_names(schedules, "schedule")
         for name, text in schedules.items():
             if re.fullmatch(r"\d+x\d+|from-n\d+|.*-s\d+", name):
-                raise PydanticCustomError("name", "{rule}", {"rule": f"a schedule's name that is no cell's; {name} is"})
+                raise PydanticCustomError(
+                    "name", "{rule}", {"rule": f"a schedule's name that is no cell's; {name} is"}
+                )
             try:
                 parse_schedule(text)
             except InputError as e:
@@ -133,14 +167,17 @@ class SweepConfig(Section):
 class ProcessGroupConfig(Section):
     """The processes that run one cell together on a Ray cluster, placed together or not at all."""
 
-    # How many, each on a node of its own where there are enough; null: as few as hold the mesh's devices.
+    # How many, each on a node of its own where there are enough; null: as few as hold the mesh's
+    # devices.
     processes: PositiveInt | None = None
     tpu: str | None = None  # the TPU slice whose hosts they are, such as v5e:4x4
     slices: PositiveInt = 1  # of how many such slices
     gpus: PositiveInt | None = None  # GPUs per process; null: what the mesh takes
     cpus: PositiveFloat | None = None  # cores per process; null: what the mesh takes
-    resources: dict[str, PositiveFloat] = Field(default_factory=dict)  # what else a node must have, by Ray's names
-    labels: dict[str, str] = Field(default_factory=dict)  # labels that a node must have, by Ray's names
+    # what else a node must have, by Ray's names
+    resources: dict[str, PositiveFloat] = Field(default_factory=dict)
+    # labels that a node must have, by Ray's names
+    labels: dict[str, str] = Field(default_factory=dict)
     # How often a run is started again, after its process group has died, without getting further.
     retries: NonNegativeInt = 3
 
@@ -149,31 +186,45 @@ LOCAL_ROLLOUTS = "local"  # isojax's own engine
 
 
 class RunConfig(Section):
-    """Where and how to run. It changes no result, except that a run that goes on with another mesh agrees to rounding
-    only, and that timing decides how far a sampler with devices of its own runs ahead."""
+    """Where and how to run. It changes no result, except that a run that goes on with another mesh
+    agrees to rounding only, and that timing decides how far a sampler with devices of its own runs
+    ahead."""
 
-    dir: FolderPath = "runs"  # the folder that holds runs, or a URL of one (gs://bucket/runs: docs/hosts.md)
-    mesh: str = "auto"  # how devices are divided, such as data=2,tensor=4; auto: one per cell, of several processes all
-    # A sweep's folder, whose base policy and labels a new run with the same settings takes over; null: makes its own.
+    # the folder that holds runs, or a URL of one (gs://bucket/runs: docs/hosts.md)
+    dir: FolderPath = "runs"
+    # how devices are divided, such as data=2,tensor=4; auto: one per cell, of several processes all
+    mesh: str = "auto"
+    # A sweep's folder, whose base policy and labels a new run with the same settings takes over;
+    # null: makes its own.
     base_from: FolderPath | None = None
-    # Devices of its own for an asynchronous sampler, besides those of `mesh`; null: it takes turns with the trainer.
+    # Devices of its own for an asynchronous sampler, besides those of `mesh`; null: it takes turns
+    # with the trainer.
     sampler_mesh: str | None = None
-    sampler_processes: NonNegativeInt = 0  # with ray: how many of a run's processes only sample, its last ones
-    cells_at_once: PositiveInt | None = None  # runs that train at a time; null: as many as there are devices for
-    verifier_workers: Annotated[int, Field(gt=0, le=MAX_WORKERS)] | None = None  # processes; null: one per core
-    # A run's state is saved after the first update after so many seconds, at its end, and at a SIGTERM.
+    # with ray: how many of a run's processes only sample, its last ones
+    sampler_processes: NonNegativeInt = 0
+    # runs that train at a time; null: as many as there are devices for
+    cells_at_once: PositiveInt | None = None
+    # processes; null: one per core
+    verifier_workers: Annotated[int, Field(gt=0, le=MAX_WORKERS)] | None = None
+    # A run's state is saved after the first update after so many seconds, at its end, and at a
+    # SIGTERM.
     checkpoint_seconds: NonNegativeFloat = 60.0
     keep_checkpoints: PositiveInt = 2  # how many of a run's newest checkpoints are kept
-    # GiB of a device, of which the planner may fill 85%; null asks the accelerator, and on a CPU divides what the
-    # machine (or its cgroup) has by the devices in use.
+    # GiB of a device, of which the planner may fill 85%; null asks the accelerator, and on a CPU
+    # divides what the machine (or its cgroup) has by the devices in use.
     device_memory: PositiveFloat | None = None
     compilation_cache: bool = True  # whether compiled programs are kept on disk
-    ray: str | None = None  # run the cells on a Ray cluster (local, auto or its address), each by a process group
+    # run the cells on a Ray cluster (local, auto or its address), each by a process group
+    ray: str | None = None
     process_group: ProcessGroupConfig = ProcessGroupConfig()
-    loggers: tuple[str, ...] = ("tensorboard",)  # where curves go besides the ledger: tensorboard, wandb, your module
-    # The engine that samples the rollouts of training: local, isojax's own, or a file or module of yours.
+    # where curves go besides the ledger: tensorboard, wandb, your module
+    loggers: tuple[str, ...] = ("tensorboard",)
+    # The engine that samples the rollouts of training: local, isojax's own, or a file or module of
+    # yours.
     rollouts: str = LOCAL_ROLLOUTS
-    # A hook that sees every update, its rollouts and its metrics: save_rollouts, or a file or module of yours.
+    # A hook that sees every update, its rollouts and its metrics: save_rollouts, or a file or
+    # module of yours.
     on_update: str | None = None
-    # Where a plug-in that is one file is looked up, before the working directory; commands add their configs' folders.
+    # Where a plug-in that is one file is looked up, before the working directory; commands add
+    # their configs' folders.
     plugin_folders: tuple[str, ...] = ()

@@ -1,8 +1,9 @@
-"""What XLA says that the programs of a sweep take, in bytes of one device, on this machine's devices or on chips that
-are not here. Nothing is run: no weights, tokenizer or problems are needed.
+"""What XLA says that the programs of a sweep take, in bytes of one device, on this machine's
+devices or on chips that are not here. Nothing is run: no weights, tokenizer or problems are needed.
 
-`launch --dry-run --topology`: a sweep's sizes chosen for TPUs that are not here, and confirmed by their compiler. Where
-compiler and planner disagree, the compiler is right: what it finds too large is chosen again, smaller."""
+`launch --dry-run --topology`: a sweep's sizes chosen for TPUs that are not here, and confirmed by
+their compiler. Where compiler and planner disagree, the compiler is right: what it finds too large
+is chosen again, smaller."""
 
 import importlib.util
 import multiprocessing
@@ -28,7 +29,14 @@ from isojax.distributed.sharding import make_mesh
 from isojax.launch import planner, time_estimate
 from isojax.launch.display import console, print_plan
 from isojax.launch.memory_model import MemoryEstimate
-from isojax.launch.planner import DeviceBudget, fit_to_memory, format_bytes, format_sizes, plan_cells, with_kernels
+from isojax.launch.planner import (
+    DeviceBudget,
+    fit_to_memory,
+    format_bytes,
+    format_sizes,
+    plan_cells,
+    with_kernels,
+)
 from isojax.launch.time_estimate import GIB, find_chip
 from isojax.models.describe_sizes import describe_sizes
 from isojax.models.hf import hf_load
@@ -43,13 +51,17 @@ from isojax.train.programs import SweepPrograms
 
 T = TypeVar("T")
 # What libtpu's compiler says of a program that, with its arguments, exceeds a chip's memory
-OOM_PATTERNS = (r"HLO temporaries \(([\d.]+)([MGT])\) exceeds available HBM", r"Used ([\d.]+)([MGT]) of [\d.]+[MGT]")
+OOM_PATTERNS = (
+    r"HLO temporaries \(([\d.]+)([MGT])\) exceeds available HBM",
+    r"Used ([\d.]+)([MGT]) of [\d.]+[MGT]",
+)
 UNIT_BYTES = {"M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
 class AbstractTask:
-    """Stands for a text task where only the shapes of its programs matter; one token ends a response."""
+    """Stands for a text task where only the shapes of its programs matter; one token ends a
+    response."""
 
     vocab: int
     stops: StopConditions = field(default_factory=lambda: StopConditions((0,), None))
@@ -57,12 +69,16 @@ class AbstractTask:
 
 
 def topology_devices(topology: str) -> list[Any]:
-    """The chips of a TPU topology such as "v5e:4x4", to compile for; none need be here. libtpu stays loaded in this
-    process. InputError where it is not installed, or knows no such topology."""
+    """The chips of a TPU topology such as "v5e:4x4", to compile for; none need be here. libtpu
+    stays loaded in this process. InputError where it is not installed, or knows no such
+    topology."""
     if importlib.util.find_spec("libtpu") is None:
-        raise InputError(f"--topology {topology} needs libtpu: pip install 'isojax[tpu]' (Linux on x86).")
+        raise InputError(
+            f"--topology {topology} needs libtpu: pip install 'isojax[tpu]' (Linux on x86)."
+        )
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # there is no metadata server to ask
-    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # no chip is opened, so another process may do the same
+    # no chip is opened, so another process may do the same
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     silence_libtpu()
     from jax.experimental.topologies import get_topology_desc
 
@@ -75,8 +91,9 @@ def topology_devices(topology: str) -> list[Any]:
 
 
 def program_peak(function: Any, arguments: tuple[Any, ...]) -> int:
-    """Bytes of one device that a jitted function takes at its peak, by XLA's own schedule, compiled for these
-    ShapeDtypeStructs. A TPU's compiler refuses a program that exceeds the chip's memory, and says the figure."""
+    """Bytes of one device that a jitted function takes at its peak, by XLA's own schedule, compiled
+    for these ShapeDtypeStructs. A TPU's compiler refuses a program that exceeds the chip's memory,
+    and says the figure."""
     try:
         return function.lower(*arguments).compile().memory_analysis().peak_memory_in_bytes
     except jax.errors.JaxRuntimeError as e:
@@ -90,20 +107,25 @@ def program_peak(function: Any, arguments: tuple[Any, ...]) -> int:
 def build_abstract_programs(
     cell: CellConfig, sweep: SweepConfig, pairs: Sequence[tuple[int, int]], mesh: Mesh, task: Any
 ) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """The jitted functions of a sweep that take the most memory, and their arguments' shapes, by name: `train` where
-    the device verifies; else `weights` of the sampler, `decode`, its chunk, and `learn`. `pairs`: every (B_p, n).
-    `task`: a Task or an AbstractTask."""
-    programs = SweepPrograms(cell.with_settings(rl={"max_staleness": None}), sweep, pairs, mesh, task)
+    """The jitted functions of a sweep that take the most memory, and their arguments' shapes, by
+    name: `train` where the device verifies; else `weights` of the sampler, `decode`, its chunk, and
+    `learn`. `pairs`: every (B_p, n). `task`: a Task or an AbstractTask."""
+    programs = SweepPrograms(
+        cell.with_settings(rl={"max_staleness": None}), sweep, pairs, mesh, task
+    )
     rollouts: Any = programs.rollout_programs
     main_programs = rollouts.main_programs(programs.update_shapes(ASSUMED_TRAINING_PROBLEMS))
-    return {name: (program.jitted, arguments) for name, (program, arguments) in main_programs.items()}
+    return {
+        name: (program.jitted, arguments) for name, (program, arguments) in main_programs.items()
+    }
 
 
 MAX_COMPILATIONS = 3  # of a program, each time with smaller sizes
 
 
 def larger_topologies(topology: str, devices: int) -> list[tuple[str, int]]:
-    """(name, devices) of this topology and larger ones: the last of its shortest sides is doubled each time."""
+    """(name, devices) of this topology and larger ones: the last of its shortest sides is doubled
+    each time."""
     kind, _, sides = topology.partition(":")
     shape, topologies = [int(side) for side in sides.split("x")], []
     for doublings in range(planner.MAX_MESH_GROWTH.bit_length()):
@@ -113,41 +135,63 @@ def larger_topologies(topology: str, devices: int) -> list[tuple[str, int]]:
 
 
 def topology_budget(config: Config, topology: str) -> tuple[Config, list[Any], DeviceBudget]:
-    """The config with the model and precision of runs on a topology, its chips, and what a sweep may take of them."""
+    """The config with the model and precision of runs on a topology, its chips, and what a sweep
+    may take of them."""
     if config.run.sampler_mesh:
-        raise InputError("--topology plans one mesh, and run.sampler_mesh is set; leave it out, plan each by --mesh.")
+        raise InputError(
+            "--topology plans one mesh, and run.sampler_mesh is set; leave it out, plan each by --mesh."
+        )
     for key in ("decode_attention", "forward_attention"):
         if (kernel := getattr(config.sweep, key)) not in (None, "plain", "pallas"):
-            raise InputError(f"--topology {topology}: sweep.{key}={kernel} is for GPUs; expected plain or pallas.")
+            raise InputError(
+                f"--topology {topology}: sweep.{key}={kernel} is for GPUs; expected plain or pallas."
+            )
     jax.config.update("jax_platforms", "cpu")  # TPUs of this machine stay free
     model, precision = config.cell.model, config.cell.precision.for_platform("tpu")
     if model.path and model.vocab and not os.path.isdir(model.path):
-        console.print(f"{model.path} is not on this machine: the plan takes the model's shape from the config")
+        console.print(
+            f"{model.path} is not on this machine: the plan takes the model's shape from the config"
+        )
         model = model.model_copy(update={"path": None})
     model = hf_load.resolve_model(model)
     cell = with_task_defaults(config.cell).with_settings(model=model, precision=precision)
     config = config.model_copy(update={"cell": cell})
     task, devices = _planning_task(config), topology_devices(topology)
     chip_gib, _ = find_chip(devices[0].device_kind)
-    mesh, memory = parse_mesh(config.run.mesh, len(devices)), int(GIB * (config.run.device_memory or chip_gib))
+    mesh = parse_mesh(config.run.mesh, len(devices))
+    memory = int(GIB * (config.run.device_memory or chip_gib))
     pairs = sorted({pair for cell in plan_cells(config.sweep) for pair in cell.pairs})
     policy = describe_sizes(model, model.vocab or task.vocab)
-    return config, devices, DeviceBudget(config.cell, pairs, mesh, policy, task.on_device, "tpu", memory)
+    return (
+        config,
+        devices,
+        DeviceBudget(config.cell, pairs, mesh, policy, task.on_device, "tpu", memory),
+    )
 
 
 def compile_for_topology(config: Config, topology: str) -> None:
-    """Choose sizes, compile, print the plan; InputError where sweep, mesh or topology are unusable, or nothing fits."""
+    """Choose sizes, compile, print the plan; InputError where sweep, mesh or topology are unusable,
+    or nothing fits."""
     cells = plan_cells(config.sweep)
     algorithm.check_algorithm(config.cell.rl, cells)
     config, devices, budget = topology_budget(config, topology)
-    (_, rates), topologies = find_chip(devices[0].device_kind), larger_topologies(topology, len(devices))
-    mesh, kind, gib = budget.mesh, devices[0].device_kind, format_bytes(budget.device_memory)
+    (_, rates), topologies = (
+        find_chip(devices[0].device_kind),
+        larger_topologies(topology, len(devices)),
+    )
+    mesh = budget.mesh
+    kind = devices[0].device_kind
+    gib = format_bytes(budget.device_memory)
     chips = f"{mesh.devices} of the {len(devices)} chips of {topology} ({kind}, {gib} each), mesh {config.run.mesh}"
     console.print(f"{config.name} on {chips}")
     config = config.model_copy(update={"sweep": confirm_sizes(config, budget, topologies)})
-    concurrent = min(config.run.cells_at_once or len(cells), len(devices) // mesh.devices, len(cells))
+    concurrent = min(
+        config.run.cells_at_once or len(cells), len(devices) // mesh.devices, len(cells)
+    )
     sizes = budget.sizes(config.sweep)
-    forecast = time_estimate.forecast_from_rates(sizes, cells, config.sweep.budget, concurrent, rates)
+    forecast = time_estimate.forecast_from_rates(
+        sizes, cells, config.sweep.budget, concurrent, rates
+    )
     description = f"it fits, by the compiler's figures: {concurrent} run{'s' * (concurrent > 1)} at once, {chips}"
     print_plan(config, cells, f"{config.run.dir}/{config.name}", description, budget, forecast)
     console.print(algorithm.describe_algorithm(config.cell.rl), markup=False)
@@ -158,33 +202,52 @@ def compile_for_topology(config: Config, topology: str) -> None:
         warn(excess)
 
 
-def confirm_sizes(config: Config, budget: DeviceBudget, topologies: list[tuple[str, int]]) -> SweepConfig:
-    """The sweep with sizes that the compiler confirms for the first topology; InputError names what would fit."""
+def confirm_sizes(
+    config: Config, budget: DeviceBudget, topologies: list[tuple[str, int]]
+) -> SweepConfig:
+    """The sweep with sizes that the compiler confirms for the first topology; InputError names what
+    would fit."""
     requested, topology = config.sweep, topologies[0][0].split()[1]
     planner.check_moments(requested, budget)
-    sweep, confirmed_bytes = fit_to_memory(requested, budget) or budget.smallest_sizes(requested), dict[str, int]()
+    sweep = fit_to_memory(requested, budget) or budget.smallest_sizes(requested)
+    confirmed_bytes = dict[str, int]()
     memory = budget.estimate(sweep)
-    if memory.peak * planner.MEMORY_UTILIZATION > budget.device_memory:  # by more than the estimate may be wrong
+    # by more than the estimate may be wrong
+    if memory.peak * planner.MEMORY_UTILIZATION > budget.device_memory:
         shortage = planner.describe_shortage(sweep, budget)
         raise InputError(f"{shortage} {planner.suggest_fit(requested, budget, topologies)}")
 
     # The compiler corrects the estimate of a program that is over, until sizes fit or none do.
     for _ in range(MAX_COMPILATIONS):
         console.print(f"compiling with {format_sizes(sweep)}")
-        unconfirmed = [name for name, size in memory.program_bytes.items() if size > confirmed_bytes.get(name, 0)]
+        unconfirmed = [
+            name
+            for name, size in memory.program_bytes.items()
+            if size > confirmed_bytes.get(name, 0)
+        ]
         try:
             peaks = run_in_child_process(compile_programs, config, sweep, topology, unconfirmed)
         except RunFailed as e:
             suggestion = planner.suggest_mesh(requested, budget, topologies)
-            raise InputError(f"the TPU's compiler fails on mesh {budget.mesh}: {e} {suggestion}") from e
+            raise InputError(
+                f"the TPU's compiler fails on mesh {budget.mesh}: {e} {suggestion}"
+            ) from e
         needed = {program: peak + memory.resident_bytes(program) for program, peak in peaks.items()}
         console.print(usage_table(needed, memory, budget.device_memory))
-        excess = {name: size / budget.device_memory for name, size in needed.items() if size > budget.device_memory}
+        excess = {
+            name: size / budget.device_memory
+            for name, size in needed.items()
+            if size > budget.device_memory
+        }
         if not excess:
             return sweep
 
-        confirmed_bytes |= {program: memory.program_bytes[program] for program in peaks.keys() - excess.keys()}
-        limits = {program: memory.program_bytes[program] / factor for program, factor in excess.items()}
+        confirmed_bytes |= {
+            program: memory.program_bytes[program] for program in peaks.keys() - excess.keys()
+        }
+        limits = {
+            program: memory.program_bytes[program] / factor for program, factor in excess.items()
+        }
         budget = replace(budget, program_limits={**budget.program_limits, **limits})
         smaller_sweep = fit_to_memory(requested, budget)
         if smaller_sweep is None:
@@ -192,34 +255,45 @@ def confirm_sizes(config: Config, budget: DeviceBudget, topologies: list[tuple[s
         sweep, memory = smaller_sweep, budget.estimate(smaller_sweep)
 
     suggestion = planner.suggest_fit(requested, budget, topologies)
-    raise InputError(f"with {format_sizes(sweep)} it does not fit, by the compiler's figures. {suggestion}")
+    raise InputError(
+        f"with {format_sizes(sweep)} it does not fit, by the compiler's figures. {suggestion}"
+    )
 
 
 def run_in_child_process(function: Callable[..., T], *arguments: Any) -> T:
-    """Calls it in a process of its own, where a crash of the compiler ends that one alone; RunFailed where it does."""
+    """Calls it in a process of its own, where a crash of the compiler ends that one alone;
+    RunFailed where it does."""
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             return pool.submit(function, *arguments).result()
     except BrokenProcessPool as e:
-        raise RunFailed("its process ended without an answer, by a crash or for lack of this machine's memory.") from e
+        raise RunFailed(
+            "its process ended without an answer, by a crash or for lack of this machine's memory."
+        ) from e
 
 
-def programs_on_topology(config: Config, sweep: SweepConfig, topology: str) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+def programs_on_topology(
+    config: Config, sweep: SweepConfig, topology: str
+) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """`build_abstract_programs` of a config from `topology_budget`, with these sizes."""
     jax.config.update("jax_platforms", "cpu")
     # What is compiled for chips that are not here cannot be read back from the cache.
     jax.config.update("jax_enable_compilation_cache", False)
     devices = topology_devices(topology)
     shape = parse_mesh(config.run.mesh, len(devices))
-    mesh, sweep = make_mesh(shape, devices), with_kernels(sweep, shape, "tpu", config.cell)
+    mesh = make_mesh(shape, devices)
+    sweep = with_kernels(sweep, shape, "tpu", config.cell)
     pairs = sorted({pair for cell in plan_cells(sweep) for pair in cell.pairs})
     return build_abstract_programs(config.cell, sweep, pairs, mesh, _planning_task(config))
 
 
-def compile_programs(config: Config, sweep: SweepConfig, topology: str, programs: list[str]) -> dict[str, int]:
+def compile_programs(
+    config: Config, sweep: SweepConfig, topology: str, programs: list[str]
+) -> dict[str, int]:
     """Bytes that these programs take at their peaks by their compiler; RunFailed where it fails."""
     try:
-        built = programs_on_topology(config, sweep, topology)  # which compiles the one that makes the sampler's weights
+        # which compiles the one that makes the sampler's weights
+        built = programs_on_topology(config, sweep, topology)
         return {program: program_peak(*built[program]) for program in programs}
     except jax.errors.JaxRuntimeError as e:
         raise RunFailed(f"{str(e).partition(chr(10))[0].strip().rstrip('.')}.") from e
@@ -234,7 +308,11 @@ def usage_table(needed: dict[str, int], memory: MemoryEstimate, device_memory: i
         rows.append([program, *map(_format_gib, columns), verdict])
     headings = ("program", "the program alone", "in a run", "planned", "")
     return TextTable(
-        f"GiB of a device, of {_format_gib(device_memory)}", headings, rows, text_columns=1, last_is_text=True
+        f"GiB of a device, of {_format_gib(device_memory)}",
+        headings,
+        rows,
+        text_columns=1,
+        last_is_text=True,
     )
 
 
@@ -244,7 +322,8 @@ def _format_gib(num_bytes: float) -> str:
 
 
 def _planning_task(config: Config) -> Any:
-    """The task, where its verifier runs on devices; for one in text, a vocabulary and an end of responses."""
+    """The task, where its verifier runs on devices; for one in text, a vocabulary and an end of
+    responses."""
     if build_device_task(config.cell.task) is not None:
         return build_task(config.cell)
     vocab = hf_load.resolve_model(config.cell.model).vocab
@@ -252,4 +331,6 @@ def _planning_task(config: Config) -> Any:
         problem = "cell.model.vocab is null and cell.task is in text: nothing says how many tokens there are"
         fix = "Add a model's config, such as models/llama-3.1-8b-instruct, or set cell.model.vocab"
         raise InputError(f"{problem}. {fix}.")
-    return AbstractTask(vocab, StopConditions((0,), None, host_replies=find_reply(config.cell.task) is not None))
+    return AbstractTask(
+        vocab, StopConditions((0,), None, host_replies=find_reply(config.cell.task) is not None)
+    )

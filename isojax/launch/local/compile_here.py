@@ -1,5 +1,5 @@
-"""`launch --dry-run --compile`: what XLA says that a sweep's programs take on this machine's devices, beside the
-planner's estimate. Nothing is run, and no weights are read."""
+"""`launch --dry-run --compile`: what XLA says that a sweep's programs take on this machine's
+devices, beside the planner's estimate. Nothing is run, and no weights are read."""
 
 from typing import Any
 
@@ -15,15 +15,19 @@ from isojax.train.programs import SweepPrograms
 
 
 def compile_here(setup: SweepSetup) -> None:
-    """Compiles the programs that take the most memory, and prints what they take; InputError where that is more than a
-    device has."""
+    """Compiles the programs that take the most memory, and prints what they take; InputError where
+    that is more than a device has."""
     config, budget = setup.config, setup.device_budget
     if config.run.sampler_mesh is not None:
-        raise InputError("--compile plans one mesh, and run.sampler_mesh is set; leave it out, plan each by --mesh.")
+        raise InputError(
+            "--compile plans one mesh, and run.sampler_mesh is set; leave it out, plan each by --mesh."
+        )
 
     programs = setup.programs[0]
-    if config.cell.rl.max_staleness is not None:  # an asynchronous run has the same ones, in two threads
-        cell, pairs = config.cell.with_settings(rl={"max_staleness": None}), budget.pairs
+    # an asynchronous run has the same ones, in two threads
+    if config.cell.rl.max_staleness is not None:
+        cell = config.cell.with_settings(rl={"max_staleness": None})
+        pairs = budget.pairs
         programs = SweepPrograms(cell, config.sweep, pairs, programs.mesh, setup.task)
     rollouts: Any = programs.rollout_programs
     main_programs = rollouts.main_programs(programs.update_shapes(ASSUMED_TRAINING_PROBLEMS))
@@ -33,20 +37,32 @@ def compile_here(setup: SweepSetup) -> None:
     needed = {}
     for name, (program, arguments) in main_programs.items():
         try:
-            needed[name] = program_bytes(program.jitted, arguments, budget.backend) + memory.resident_bytes(name)
+            needed[name] = program_bytes(
+                program.jitted, arguments, budget.backend
+            ) + memory.resident_bytes(name)
         except jax.errors.JaxRuntimeError as e:
-            raise RunFailed(f"the compiler fails at {name}: {str(e).partition(chr(10))[0].strip().rstrip('.')}.") from e
+            raise RunFailed(
+                f"the compiler fails at {name}: {str(e).partition(chr(10))[0].strip().rstrip('.')}."
+            ) from e
 
     console.print(usage_table(needed, memory, budget.device_memory))
     if max(needed.values()) > budget.device_memory:
-        counts = [budget.mesh.devices << doublings for doublings in range(1, 4)] if budget.backend != "cpu" else []
-        suggestion = suggest_fit(config.sweep, budget, [(f"{count} such devices", count) for count in counts])
-        raise InputError(f"with {format_sizes(config.sweep)} it does not fit, by the compiler's figures. {suggestion}")
+        counts = (
+            [budget.mesh.devices << doublings for doublings in range(1, 4)]
+            if budget.backend != "cpu"
+            else []
+        )
+        suggestion = suggest_fit(
+            config.sweep, budget, [(f"{count} such devices", count) for count in counts]
+        )
+        raise InputError(
+            f"with {format_sizes(config.sweep)} it does not fit, by the compiler's figures. {suggestion}"
+        )
 
 
 def program_bytes(function: Any, arguments: tuple[Any, ...], platform: str) -> int:
-    """Of one device. A CPU's compiler says no peak of all: arguments, outputs that are not updated in place, and
-    temporaries, which lie there side by side."""
+    """Of one device. A CPU's compiler says no peak of all: arguments, outputs that are not updated
+    in place, and temporaries, which lie there side by side."""
     if platform != "cpu":
         return program_peak(function, arguments)
     used = function.lower(*arguments).compile().memory_analysis()

@@ -1,4 +1,5 @@
-"""The processes of one run, brought together by jax.distributed; what ends one of them ends all (watchdog.py)."""
+"""The processes of one run, brought together by jax.distributed; what ends one of them ends all
+(watchdog.py)."""
 
 import os
 import secrets
@@ -21,18 +22,21 @@ from isojax.launch.watchdog_client import WatchdogClient
 JOIN_TIMEOUT = 120  # seconds within which all processes must have started
 LAST_WORDS_SECONDS = 0.5  # that process 0 leaves to the others where one is lost
 LOOPBACK, ANY_ADDRESS = "127.0.0.1", "0.0.0.0"
-HEARTBEAT_TIMEOUT = 30  # seconds without a sign of a process until JAX ends the others, where no watchdog has
+# seconds without a sign of a process until JAX ends the others, where no watchdog has
+HEARTBEAT_TIMEOUT = 30
 
 
 @contextmanager
 def join_processes(process_group: ProcessGroup) -> Iterator[None]:
-    """Connect this process with the others, until the context ends; InputError where they do not come together."""
+    """Connect this process with the others, until the context ends; InputError where they do not
+    come together."""
     if not process_group.is_multi_process:
         yield
         return
     given = None if process_group.auto else process_group
     bind_address = given and _narrow_bind_address(given.coordinator)
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from core/preemption.py
+    # it would take SIGTERM from core/preemption.py
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             coordinator_address=given and given.coordinator,
@@ -45,7 +49,11 @@ def join_processes(process_group: ProcessGroup) -> Iterator[None]:
             shutdown_timeout_seconds=SHUTDOWN_TIMEOUT,
         )
     except (RuntimeError, ValueError) as e:
-        group_text = f"{given.num_processes} processes at {given.coordinator}" if given else "the cluster's description"
+        group_text = (
+            f"{given.num_processes} processes at {given.coordinator}"
+            if given
+            else "the cluster's description"
+        )
         raise InputError(
             f"the processes of this run did not come together within {JOIN_TIMEOUT} seconds ({group_text}): "
             f"{str(e).splitlines()[0]}. Start all of them with the same --coordinator and --processes, and each with "
@@ -78,15 +86,17 @@ def _start_watchdog(process_group: ProcessGroup) -> WatchdogClient:
 
 
 def end_process() -> None:
-    """End this process, as another is lost. Process 0 is the last: where its coordination service is gone, JAX aborts
-    the others with lines of its own, before their watchdogs can say what has happened."""
+    """End this process, as another is lost. Process 0 is the last: where its coordination service
+    is gone, JAX aborts the others with lines of its own, before their watchdogs can say what has
+    happened."""
     if multiprocess.is_primary():
         time.sleep(LAST_WORDS_SECONDS)
     os._exit(1)
 
 
 def _narrow_bind_address(coordinator: str) -> str | None:
-    """HOST:PORT itself where HOST is an IP address of this host; None where JAX is to choose, which listens at all."""
+    """HOST:PORT itself where HOST is an IP address of this host; None where JAX is to choose, which
+    listens at all."""
     host = coordinator.rpartition(":")[0].strip("[]")
     with listen_narrowly({host}) as probe:
         return coordinator if probe.getsockname()[0] == host else None
@@ -100,8 +110,9 @@ def _resolve(host: str) -> str:
 
 
 def listen_narrowly(addresses: set[str]) -> socket.socket:
-    """A listening socket at the address by which others reach this process, `addresses` as they resolve it: at all
-    of this host's where they differ, or where it is none of them (it is translated on its way)."""
+    """A listening socket at the address by which others reach this process, `addresses` as they
+    resolve it: at all of this host's where they differ, or where it is none of them (it is
+    translated on its way)."""
     if len(addresses) == 1:
         (address,) = addresses
         with suppress(OSError):
@@ -111,10 +122,13 @@ def listen_narrowly(addresses: set[str]) -> socket.socket:
 
 
 def check_even_devices(device_owners: Sequence[int]) -> None:
-    """InputError where processes differ in their number of devices: JAX cannot gather values between them."""
+    """InputError where processes differ in their number of devices: JAX cannot gather values
+    between them."""
     counts = Counter(device_owners)
     if len(set(counts.values())) > 1:
-        counts_text = ", ".join(f"process {process} has {count}" for process, count in sorted(counts.items()))
+        counts_text = ", ".join(
+            f"process {process} has {count}" for process, count in sorted(counts.items())
+        )
         raise InputError(
             f"processes with different numbers of devices ({counts_text}); expected as many in each. "
             "On a CPU, which has one device for every core, set the same in all of them: "

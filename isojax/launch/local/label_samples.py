@@ -1,5 +1,6 @@
-"""`samples.txt` of `isojax difficulty`: responses to a few problems of each part, by which a mean label is understood
-without a run. A problem is shown when it is labelled; a call that goes on adds what the one before has not shown."""
+"""`samples.txt` of `isojax difficulty`: responses to a few problems of each part, by which a mean
+label is understood without a run. A problem is shown when it is labelled; a call that goes on adds
+what the one before has not shown."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,7 +30,8 @@ class LabelSamples:
     """Writes the file as problems are labelled."""
 
     def __init__(self, path: Path, task: Task, part_of: Callable[[Problem], str | None]) -> None:
-        """`part_of`: the name of the part of a labelled problem; None where it is not shown. It may be set anew."""
+        """`part_of`: the name of the part of a labelled problem; None where it is not shown. It may
+        be set anew."""
         self.path, self.part_of = path, part_of
         self._task = task
         self._shown = _count_shown(path)
@@ -50,16 +52,27 @@ class LabelSamples:
             if part is None or self._shown[part] >= SHOWN_PROBLEMS:
                 continue
             self._shown[part] += 1
-            texts.append(self._describe(part, problem, prompt.removeprefix(beginning), samples, counts.graded))
+            texts.append(
+                self._describe(
+                    part, problem, prompt.removeprefix(beginning), samples, counts.graded
+                )
+            )
         if any(texts):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             append_bytes(self.path, "".join(texts).encode())
 
     def _describe(
-        self, part: str, problem: Problem, prompt: str, samples: Sequence[RolloutSample], graded: bool
+        self,
+        part: str,
+        problem: Problem,
+        prompt: str,
+        samples: Sequence[RolloutSample],
+        graded: bool,
     ) -> str:
         label = f"avg@{problem.attempts} {problem.difficulty:.3f}"
-        head = f"{part}: {problem.name}, {label}, the answer is {reference_answer(problem.answer)}\n"
+        head = (
+            f"{part}: {problem.name}, {label}, the answer is {reference_answer(problem.answer)}\n"
+        )
         lines = [head, f"{indent(prompt, 4)}\n"]
         for number, sample in enumerate(samples, 1):
             verdict = describe_verdict(problem, sample, graded)

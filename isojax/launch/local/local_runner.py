@@ -1,5 +1,6 @@
-"""The in-process runner: the cells of a sweep on this machine's devices, as many at once as the mesh fits into them,
-in threads; and the training of one cell, with its ledger, loggers and checkpoints."""
+"""The in-process runner: the cells of a sweep on this machine's devices, as many at once as the
+mesh fits into them, in threads; and the training of one cell, with its ledger, loggers and
+checkpoints."""
 
 import json
 from collections import deque
@@ -60,9 +61,9 @@ def launch(
     process_group: ProcessGroup = SINGLE_PROCESS,
     compile_first: bool | None = None,
 ) -> Path | None:
-    """Run every cell of the sweep that is not finished; returns the sweep's folder, or None in a process that is not
-    the primary one. `compile_first`: whether a dry run compiles. InputError before any work; RunFailed at the end names
-    the cells that failed."""
+    """Run every cell of the sweep that is not finished; returns the sweep's folder, or None in a
+    process that is not the primary one. `compile_first`: whether a dry run compiles. InputError
+    before any work; RunFailed at the end names the cells that failed."""
     refuse_sampler_processes(config)
     cells = plan_cells(config.sweep)
     start_jax(config)
@@ -70,7 +71,9 @@ def launch(
         is_primary = multiprocess.is_primary()
         console.quiet = not is_primary
         with open_sweep(config, cells, resume or dry_run) as setup:
-            folder, budget, devices = setup.folder, setup.device_budget, setup.cell_devices
+            folder = setup.folder
+            budget = setup.device_budget
+            devices = setup.cell_devices
             forecast = forecast_sweep(setup.config, cells, budget, devices) if dry_run else None
             print_plan(setup.config, cells, folder, devices.description, budget, forecast)
             print_disk_use(config, cells, folder, budget.checkpoint_bytes(setup.config.sweep))
@@ -95,7 +98,8 @@ def launch(
 
 
 def rollouts_within(config: Config, seconds: float) -> int:
-    """By a short probe, how many rollouts one run may take, with the slowest n. InputError as of `launch`."""
+    """By a short probe, how many rollouts one run may take, with the slowest n. InputError as of
+    `launch`."""
     cells = plan_cells(config.sweep)
     start_jax(config)
     with open_sweep(config.with_settings(sweep={"strategy": "grid"}), cells, resume=False) as setup:
@@ -121,7 +125,8 @@ def _run_cells(setup: SweepSetup) -> None:
 def train_cells(
     setup: SweepSetup, base_policy: BasePolicy, targets: list[CellTarget], display: Display
 ) -> list[tuple[Cell, Exception]]:
-    """Train cells in one thread for each set of programs; returns those that failed. Preempted where cells are left."""
+    """Train cells in one thread for each set of programs; returns those that failed. Preempted
+    where cells are left."""
     waiting = deque(targets)  # threads may share it
     failures: list[tuple[Cell, Exception]] = []
     preemptions: list[preemption.Preempted] = []
@@ -144,13 +149,19 @@ def train_cells(
             display.finish_cell(target.cell, failed=error is not None)
             if isinstance(error, DeadStart):
                 waiting.clear()  # the others begin with the same policy, problems and verifier
-            # Of several processes, all meet a number that is not finite; with other errors, the others may wait.
-            if error is not None and jax.process_count() > 1 and not isinstance(error, FloatingPointError):
+            # Of several processes, all meet a number that is not finite; with other errors, the
+            # others may wait.
+            if (
+                error is not None
+                and jax.process_count() > 1
+                and not isinstance(error, FloatingPointError)
+            ):
                 return
         stopped_early.append(True)
 
     calls = [run_in_thread(partial(worker, programs)) for programs in setup.programs]
-    # A signal's handler runs when this thread wakes, and a signal that comes just before it waits does not wake it.
+    # A signal's handler runs when this thread wakes, and a signal that comes just before it waits
+    # does not wake it.
     while wait(calls, timeout=SIGNAL_INTERVAL).not_done:
         pass
     for call in calls:
@@ -181,13 +192,19 @@ def train_cell(
     target: CellTarget,
     display: CellDisplay,
 ) -> Exception | None:
-    """Train a cell up to its target, and flag its run if it broke; returns the error that ended it, if any: one cell's
-    failure must not end the others, but for a DeadStart, which all of them share. Preempted where this process was
-    asked to end."""
-    cell, folder, is_primary = target.cell, setup.folder / "cells" / target.cell.name, multiprocess.is_primary()
+    """Train a cell up to its target, and flag its run if it broke; returns the error that ended it,
+    if any: one cell's failure must not end the others, but for a DeadStart, which all of them
+    share. Preempted where this process was asked to end."""
+    cell = target.cell
+    folder = setup.folder / "cells" / target.cell.name
+    is_primary = multiprocess.is_primary()
     config = setup.config.with_settings(sweep={"budget": target.C})
     try:
-        ledger = Ledger(folder, cell, config_hash(config.cell, config.run.rollouts)) if is_primary else None
+        ledger = (
+            Ledger(folder, cell, config_hash(config.cell, config.run.rollouts))
+            if is_primary
+            else None
+        )
         if not is_finished(config, folder, ledger):
             start_upload = checkpoint_uploader((folder / CHECKPOINT_FOLDER).absolute())
             with (
@@ -211,7 +228,9 @@ def train_cell(
             write_health(folder, cell, display.show_flags)
     except preemption.Preempted:
         raise
-    except Exception as e:  # one cell's failure, of any kind, does not end the others; it is returned and shown
+    except (
+        Exception
+    ) as e:  # one cell's failure, of any kind, does not end the others; it is returned and shown
         if is_primary and isinstance(e, FloatingPointError):
             with suppress(OSError):
                 write_health(folder, cell, display.show_flags)
@@ -222,13 +241,18 @@ def train_cell(
 
 
 def write_health(folder: Path, cell: Cell, on_flags: Callable[[Cell, list[str]], None]) -> None:
-    """Write health.json and report its flags; nothing for a run that broke before its first evaluation."""
+    """Write health.json and report its flags; nothing for a run that broke before its first
+    evaluation."""
     try:
         run = read_run(folder)
     except InputError:
         return
     flags = health_flags(run)
-    document = {"cell": cell.name, "C": run.points[-1].rollouts, "flags": [asdict(flag) for flag in flags]}
+    document = {
+        "cell": cell.name,
+        "C": run.points[-1].rollouts,
+        "flags": [asdict(flag) for flag in flags],
+    }
     text = json.dumps(document, indent=1) + "\n"
     path = folder / HEALTH_FILE
     if not path.exists() or path.read_text() != text:

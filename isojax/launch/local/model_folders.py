@@ -32,10 +32,13 @@ class ExportKind:
     adapter_only: bool = False
 
 
-def export_cell(cell_folder: Path, out: Path, kind: ExportKind, base_folder: Path | None = None) -> int:
-    """Writes the newest checkpoint of a run's folder, runs/NAME/cells/16x8-s0; returns the updates that it has seen.
-    config.json and tokenizer come from the checkpoint that the run began with, or from `base_folder` if that has
-    moved. LoRA's adapters are merged into the base model's weights, or are written alone, as PEFT's folder."""
+def export_cell(
+    cell_folder: Path, out: Path, kind: ExportKind, base_folder: Path | None = None
+) -> int:
+    """Writes the newest checkpoint of a run's folder, runs/NAME/cells/16x8-s0; returns the updates
+    that it has seen. config.json and tokenizer come from the checkpoint that the run began with, or
+    from `base_folder` if that has moved. LoRA's adapters are merged into the base model's weights,
+    or are written alone, as PEFT's folder."""
     config_path = cell_folder.absolute().parent.parent / "config.yaml"
     if not cell_folder.is_dir() or not config_path.is_file():
         cells = ", ".join(map(str, sorted(cell_folder.glob("cells/*"))))
@@ -56,27 +59,38 @@ def export_cell(cell_folder: Path, out: Path, kind: ExportKind, base_folder: Pat
             cell_config = config.cell.model_copy(update={"model": model})
             load_base_policy(base_policy_folder, cell_config, fingerprint(Path(model.path)))
     except InputError as e:
-        raise InputError(f"{e} Where the run's base model has moved, say so by --base FOLDER.") from e
+        raise InputError(
+            f"{e} Where the run's base model has moved, say so by --base FOLDER."
+        ) from e
     if model.path is None or model.vocab is None:
         problem = f"{cell_folder}: without cell.model.path it has no tokenizer"
         raise InputError(f"{problem}; give its folder by --base FOLDER.")
     if kind.adapter_only and model.lora is None:
-        raise InputError(f"--adapter: {cell_folder} was trained without cell.model.lora; expected a run with it.")
+        raise InputError(
+            f"--adapter: {cell_folder} was trained without cell.model.lora; expected a run with it."
+        )
     decoder = Decoder(model)
     silence_libtpu()
     device = jax.local_devices()[0]
-    template = shapes_with_shardings(decoder.trained(decoder.shapes()), SingleDeviceSharding(device))
+    template = shapes_with_shardings(
+        decoder.trained(decoder.shapes()), SingleDeviceSharding(device)
+    )
     restored = restore_params(cell_folder / "checkpoint", template)
     if restored is None:
         problem = f"{cell_folder}: no state was saved in it yet"
-        raise InputError(f"{problem}; a cell saves at its end, and every run.checkpoint_seconds at an evaluation.")
+        raise InputError(
+            f"{problem}; a cell saves at its end, and every run.checkpoint_seconds at an evaluation."
+        )
     params, M = restored
     if kind.adapter_only:
-        base_name = str((hf_load.read_source(Path(model.path)) or {}).get("repository", model.path))  # a hub's, or here
+        # a hub's, or here
+        base_name = str((hf_load.read_source(Path(model.path)) or {}).get("repository", model.path))
         hf_export.save_adapter(params, model, base_name, out, kind.dtype)
         return M
     if model.lora is not None:
-        base_params = hf_load.load(Path(model.path), model, decoder.base, make_mesh(MeshShape(), [device]))
+        base_params = hf_load.load(
+            Path(model.path), model, decoder.base, make_mesh(MeshShape(), [device])
+        )
         params = merge_adapters(policy_params(params, base_params), model.lora)
     write = hf_export.save
     if kind.is_gguf:

@@ -1,4 +1,5 @@
-"""A sweep prepared in a process: what can be refused is, sizes are chosen, devices and programs are ready for cells."""
+"""A sweep prepared in a process: what can be refused is, sizes are chosen, devices and programs are
+ready for cells."""
 
 import os
 import re
@@ -66,7 +67,8 @@ class CellDevices:
 
     @property
     def shares_programs(self) -> bool:
-        """Whether all cells run the same compiled programs: a CPU runs a program in several threads at once."""
+        """Whether all cells run the same compiled programs: a CPU runs a program in several threads
+        at once."""
         return jax.default_backend() == "cpu" and self.devices_per_cell == 1
 
     @property
@@ -75,23 +77,30 @@ class CellDevices:
         return f"{self.concurrent_cells} run{'s' * (self.concurrent_cells > 1)} at once, {devices} per run"
 
     def meshes(self) -> list[tuple[Mesh, Mesh | None]]:
-        """For each set of compiled programs, the mesh of training and that of a sampler with devices of its own."""
+        """For each set of compiled programs, the mesh of training and that of a sampler with
+        devices of its own."""
         meshes = []
         for i in range(1 if self.shares_programs else self.concurrent_cells):
             devices = self.devices[i * self.devices_per_cell :]
             sampler_devices = devices[self.mesh_shape.devices :]
-            sampler_mesh = make_mesh(self.sampler_shape, sampler_devices) if self.sampler_shape else None
+            sampler_mesh = (
+                make_mesh(self.sampler_shape, sampler_devices) if self.sampler_shape else None
+            )
             meshes.append((make_mesh(self.mesh_shape, devices), sampler_mesh))
         return meshes
 
 
 def assign_devices(config: Config, num_cells: int) -> CellDevices:
-    """InputError where the meshes do not fit the devices, or several processes cannot be one run."""
+    """InputError where the meshes do not fit the devices, or several processes cannot be one
+    run."""
     run, max_staleness = config.run, config.cell.rl.max_staleness
     devices, processes = jax.devices(), jax.process_count()
-    is_multiprocess, trainers = processes > 1, processes - sampler_processes(config, processes)
+    is_multiprocess = processes > 1
+    trainers = processes - sampler_processes(config, processes)
     available = len(devices) * trainers // processes
-    mesh_shape = parse_mesh("data=-1" if run.mesh == "auto" and is_multiprocess else run.mesh, available)
+    mesh_shape = parse_mesh(
+        "data=-1" if run.mesh == "auto" and is_multiprocess else run.mesh, available
+    )
     sampler_shape = None
     if run.sampler_mesh is not None:
         if max_staleness is None:
@@ -105,9 +114,12 @@ def assign_devices(config: Config, num_cells: int) -> CellDevices:
         sampler_devices = sampler_shape.devices if sampler_shape else 0
         check_multi_process(config, mesh_shape.devices, sampler_devices, len(devices), processes)
         # Those of training first: of each process that trains, as many.
-        ranks = {device: i for p in range(processes) for i, device in enumerate(jax.local_devices(p))}
+        ranks = {
+            device: i for p in range(processes) for i, device in enumerate(jax.local_devices(p))
+        }
         devices = sorted(
-            devices, key=lambda d: d.process_index >= trainers or ranks[d] >= mesh_shape.devices // trainers
+            devices,
+            key=lambda d: d.process_index >= trainers or ranks[d] >= mesh_shape.devices // trainers,
         )
     one_cell = CellDevices(mesh_shape, sampler_shape, devices)
     device_groups = len(devices) // one_cell.devices_per_cell
@@ -116,22 +128,32 @@ def assign_devices(config: Config, num_cells: int) -> CellDevices:
         default_cells = 1
     elif jax.default_backend() == "cpu":  # simulated devices beyond the cores add nothing
         default_cells = min(device_groups, max(1, cores() // one_cell.devices_per_cell))
-    return replace(one_cell, concurrent_cells=min(run.cells_at_once or default_cells, device_groups, num_cells))
+    return replace(
+        one_cell, concurrent_cells=min(run.cells_at_once or default_cells, device_groups, num_cells)
+    )
 
 
 def make_device_budget(
     config: Config, pairs: list[tuple[int, int]], cell_devices: CellDevices, task: Task
 ) -> DeviceBudget:
-    """What the sweep has to fit on this machine, whose memory the used devices of all its processes share."""
+    """What the sweep has to fit on this machine, whose memory the used devices of all its processes
+    share."""
     cell, hostnames = config.cell, multiprocess.allgather(socket.gethostname())
     if config.run.device_memory:
         memory = int(config.run.device_memory * GIB)
     else:
         used_devices = cell_devices.devices_per_cell * cell_devices.concurrent_cells
         used_here = max(1, used_devices * hostnames.count(socket.gethostname()) // len(hostnames))
-        memory = min(multiprocess.allgather(device_memory(jax.local_devices()[0]) or host_memory() // used_here))
-    policy, backend = describe_sizes(cell.model, cell.model.vocab or task.vocab), jax.default_backend()
-    return DeviceBudget(cell, pairs, cell_devices.mesh_shape, policy, is_on_device(task), backend, memory)
+        memory = min(
+            multiprocess.allgather(
+                device_memory(jax.local_devices()[0]) or host_memory() // used_here
+            )
+        )
+    policy = describe_sizes(cell.model, cell.model.vocab or task.vocab)
+    backend = jax.default_backend()
+    return DeviceBudget(
+        cell, pairs, cell_devices.mesh_shape, policy, is_on_device(task), backend, memory
+    )
 
 
 def forecast_sweep(
@@ -140,34 +162,47 @@ def forecast_sweep(
     """How long the sweep will take, by a short probe of the devices."""
     s, concurrent_cells = budget.sizes(config.sweep), cell_devices.concurrent_cells
     num_used = cell_devices.devices_per_cell * concurrent_cells
-    devices = [device for device in cell_devices.devices[:num_used] if device.process_index == jax.process_index()]
-    matmul_rows, compute_type = (s.shapes.slots, s.microbatch_tokens), budget.cell.precision.compute
+    devices = [
+        device
+        for device in cell_devices.devices[:num_used]
+        if device.process_index == jax.process_index()
+    ]
+    matmul_rows = (s.shapes.slots, s.microbatch_tokens)
+    compute_type = budget.cell.precision.compute
     cache_enabled = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)  # a dry run writes nothing
     try:
-        rates = time_estimate.DeviceRates(*measure_rates(devices, matmul_rows, s.D, s.mlp_width, compute_type))
+        rates = time_estimate.DeviceRates(
+            *measure_rates(devices, matmul_rows, s.D, s.mlp_width, compute_type)
+        )
     finally:
         jax.config.update("jax_enable_compilation_cache", cache_enabled)
     return time_estimate.forecast_from_rates(s, cells, config.sweep.budget, concurrent_cells, rates)
 
 
 def start_jax(config: Config) -> None:
-    """Configure jax before its first use: a device for every core of a CPU, and the persistent compilation cache."""
+    """Configure jax before its first use: a device for every core of a CPU, and the persistent
+    compilation cache."""
     silence_libtpu()
     reserve_gpu_memory()
-    simulated = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    simulated = re.search(
+        r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
+    )
     if not simulated:
         jax.config.update("jax_num_cpu_devices", cores())
-    if config.run.sampler_mesh is not None:  # XLA's threads on a CPU, which wait for those of other processes
+    # XLA's threads on a CPU, which wait for those of other processes
+    if config.run.sampler_mesh is not None:
         os.environ.setdefault("NPROC", str(4 * (int(simulated[1]) if simulated else cores())))
     if config.run.compilation_cache and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        cache_folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "isojax" / "xla"
+        cache_folder = (
+            Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "isojax" / "xla"
+        )
         jax.config.update("jax_compilation_cache_dir", str(cache_folder))
 
 
 def resolve_config(config: Config, reads_weights: bool = True) -> Config:
-    """The config with what its task's file brings along, its model's shape, read from its checkpoint if any, and its
-    precision on this backend."""
+    """The config with what its task's file brings along, its model's shape, read from its
+    checkpoint if any, and its precision on this backend."""
     config = config.model_copy(update={"cell": with_task_defaults(config.cell)})
     model = hf_load.resolve_model(config.cell.model)
     if reads_weights:
@@ -181,7 +216,8 @@ def resolve_config(config: Config, reads_weights: bool = True) -> Config:
 @contextmanager
 def open_task(config: Config) -> Iterator[Task]:
     """The task of `cell.task`, with its verifier running; both end with the context."""
-    task, model = build_task(config.cell, config.run.verifier_workers), config.cell.model
+    task = build_task(config.cell, config.run.verifier_workers)
+    model = config.cell.model
     if is_on_device(task):
         if model.path is not None and model.vocab != task.vocab:
             raise InputError(
@@ -200,7 +236,8 @@ def open_task(config: Config) -> Iterator[Task]:
 
 
 def print_warnings(task: Task) -> None:
-    """What is doubtful of tokenizer, chat template and lengths; the last lines of a plan, which a reader sees."""
+    """What is doubtful of tokenizer, chat template and lengths; the last lines of a plan, which a
+    reader sees."""
     if not is_on_device(task) and multiprocess.is_primary():
         for warning in task.warnings:
             warn(warning)
@@ -214,11 +251,15 @@ class SweepSetup:
     task: Task
     device_budget: DeviceBudget
     cell_devices: CellDevices
-    programs: list[SweepPrograms]  # a set for each cell that runs at a time; on a CPU's single devices the same one
+    # a set for each cell that runs at a time; on a CPU's single devices the same one
+    programs: list[SweepPrograms]
 
-    def prepare(self, on_progress: Callable[[str, float], None], on_failure: FailureCallback) -> BasePolicy:
-        """Make or load the base policy and its problems; then save the config, as nothing can be refused any more.
-        `on_failure` is called, from now on, when the verifier meets a kind of failure for the first time."""
+    def prepare(
+        self, on_progress: Callable[[str, float], None], on_failure: FailureCallback
+    ) -> BasePolicy:
+        """Make or load the base policy and its problems; then save the config, as nothing can be
+        refused any more. `on_failure` is called, from now on, when the verifier meets a kind of
+        failure for the first time."""
         first_programs, folder = self.programs[0], self.folder
         if not is_on_device(self.task):
             self.task.start_verifier().on_failure = on_failure
@@ -228,7 +269,9 @@ class SweepSetup:
                 (folder / BASE_FOLDER / name).unlink(missing_ok=True)
         if multiprocess.is_primary() and is_new_run:
             store_date(self.config.cell, folder / BASE_FOLDER)
-        source = Path(self.config.run.base_from) / BASE_FOLDER if self.config.run.base_from else None
+        source = (
+            Path(self.config.run.base_from) / BASE_FOLDER if self.config.run.base_from else None
+        )
         base_policy = prepare_base_policy(folder / BASE_FOLDER, first_programs, on_progress, source)
         check_batch([pair for cell in self.cells for pair in cell.pairs], len(base_policy.training))
         if self.config.cell.data.attempts:  # else `check_problems` has said it
@@ -238,16 +281,21 @@ class SweepSetup:
         return base_policy
 
     def _has_mended_verifier(self) -> bool:
-        """Whether the verifier has changed before anything was recorded: its problems are chosen once more."""
+        """Whether the verifier has changed before anything was recorded: its problems are chosen
+        once more."""
         if is_on_device(self.task) or has_evaluations(self.folder):
             return False
-        return bool(changed_verifier_files(self.folder / BASE_FOLDER, self.config.cell.verifier.use))
+        return bool(
+            changed_verifier_files(self.folder / BASE_FOLDER, self.config.cell.verifier.use)
+        )
 
 
 @contextmanager
-def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | None = None) -> Iterator[SweepSetup]:
-    """Prepare a sweep, or refuse it by an InputError; its verifier ends with the context. Processes that only sample,
-    where this one has a `role`, get the config with all sizes chosen."""
+def open_sweep(
+    config: Config, cells: list[Cell], resume: bool, role: Role | None = None
+) -> Iterator[SweepSetup]:
+    """Prepare a sweep, or refuse it by an InputError; its verifier ends with the context. Processes
+    that only sample, where this one has a `role`, get the config with all sizes chosen."""
     folder = working_folder(config.run.dir, config.name)
     pairs = sorted({pair for cell in cells for pair in cell.pairs})
     algorithm.check_algorithm(config.cell.rl, cells)
@@ -266,7 +314,9 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | Non
         if not is_on_device(task):
             multiprocess.run_on_primary(lambda: check_text_settings(config.cell, folder))
         budget = make_device_budget(config, pairs, cell_devices, task)
-        sweep = multiprocess.run_on_primary(lambda: autosize_sweep(config.sweep, budget, is_new_run))
+        sweep = multiprocess.run_on_primary(
+            lambda: autosize_sweep(config.sweep, budget, is_new_run)
+        )
         meshes = cell_devices.meshes()
         fastest = select_attention(config.cell, sweep, meshes[0][0])
         if not budget.fits(fastest):  # sizes are chosen for kernels, which hold no scores
@@ -275,7 +325,8 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | Non
         sweep = multiprocess.broadcast(fastest)
         rollouts = RolloutOptions(config.run.rollouts, has_hook=config.run.on_update is not None)
         programs = [
-            SweepPrograms(config.cell, sweep, pairs, mesh, task, sampler, role, rollouts) for mesh, sampler in meshes
+            SweepPrograms(config.cell, sweep, pairs, mesh, task, sampler, role, rollouts)
+            for mesh, sampler in meshes
         ]
         if cell_devices.shares_programs:
             programs = programs * cell_devices.concurrent_cells
@@ -286,24 +337,33 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | Non
 
 
 def check_engine(config: Config, num_cells: int) -> None:
-    """InputError where the engine of `run.rollouts` is not there, or cannot sample for this sweep."""
+    """InputError where the engine of `run.rollouts` is not there, or cannot sample for this
+    sweep."""
     engine, cell = config.run.rollouts, config.cell
     load_engine(engine)
     if engine == LOCAL_ROLLOUTS:
         return
     if cell.rl.max_staleness is not None:
         problem = f"run.rollouts = {engine} and cell.rl.max_staleness = {cell.rl.max_staleness}"
-        raise InputError(f"{problem}: isojax's own engine alone samples ahead of the trainer. Leave one of them out.")
+        raise InputError(
+            f"{problem}: isojax's own engine alone samples ahead of the trainer. Leave one of them out."
+        )
     if multiprocess.is_multiprocess():
-        raise InputError(f"run.rollouts = {engine} in a run of several processes; expected one process, or local.")
+        raise InputError(
+            f"run.rollouts = {engine} in a run of several processes; expected one process, or local."
+        )
     if num_cells > 1 and config.run.cells_at_once != 1:
         problem = f"run.rollouts = {engine} holds one policy at a time, and the sweep has {num_cells} runs"
-        raise InputError(f"{problem}; add run.cells_at_once=1, so that they train one after the other.")
+        raise InputError(
+            f"{problem}; add run.cells_at_once=1, so that they train one after the other."
+        )
 
 
-def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]], is_new_run: bool = True) -> None:
-    """InputError where problems do not fit the sampler, do not suffice for a batch or cannot be graded; in a new run
-    also where no response can be right."""
+def check_problems(
+    config: Config, task: Task, pairs: list[tuple[int, int]], is_new_run: bool = True
+) -> None:
+    """InputError where problems do not fit the sampler, do not suffice for a batch or cannot be
+    graded; in a new run also where no response can be right."""
     cell, data = config.cell, config.cell.data
     if not is_on_device(task):
         require_settings(cell, task, count_parameters, LEARNING_RATE)
@@ -327,38 +387,55 @@ def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]], is_
 
 
 def check_text_settings(cell: CellConfig, folder: Path) -> None:
-    """A warning of labels made with other settings; InputError where the verifier of a sweep that has recorded an
-    evaluation has changed. Before, it may be mended: nothing was judged by the old one but problems (`prepare`)."""
+    """A warning of labels made with other settings; InputError where the verifier of a sweep that
+    has recorded an evaluation has changed. Before, it may be mended: nothing was judged by the old
+    one but problems (`prepare`)."""
     warn_of_other_labels(cell)
     if has_evaluations(folder):
         check_verifier_files(folder / BASE_FOLDER, cell.verifier.use)
 
 
 def has_evaluations(folder: Path) -> bool:
-    """Whether a run of the sweep in this folder has recorded any, in a line after the header of its ledger."""
-    return any(path.read_bytes().count(b"\n") > 1 for path in paths_below(folder / "cells", RECORDS_FILE))
+    """Whether a run of the sweep in this folder has recorded any, in a line after the header of its
+    ledger."""
+    return any(
+        path.read_bytes().count(b"\n") > 1 for path in paths_below(folder / "cells", RECORDS_FILE)
+    )
 
 
 def _note_problem_counts(training: Sequence[Problem], validation: Sequence[Problem]) -> None:
     if multiprocess.is_primary():
-        note(f"{len(training):,} problems train, {len(validation):,} validate (cell.data.validation)")
+        note(
+            f"{len(training):,} problems train, {len(validation):,} validate (cell.data.validation)"
+        )
 
 
 def check_precision(precision: PrecisionConfig, mesh_shape: MeshShape, backend: str) -> None:
-    """InputError where XLA:CPU would abort: it cannot compile all bfloat16 sums over devices of these axes."""
-    axis, size = max((("sequence", mesh_shape.sequence), ("fsdp", mesh_shape.fsdp)), key=lambda axis: axis[1])
+    """InputError where XLA:CPU would abort: it cannot compile all bfloat16 sums over devices of
+    these axes."""
+    axis, size = max(
+        (("sequence", mesh_shape.sequence), ("fsdp", mesh_shape.fsdp)), key=lambda axis: axis[1]
+    )
     if (backend, precision.compute) == ("cpu", "bfloat16") and size > 1:
-        problem = f"cell.precision.compute=bfloat16 on a mesh with {axis}={size}: a CPU cannot train so"
-        raise InputError(f"{problem}; expected float32 (or auto, which is float32 on a CPU), or a mesh without {axis}.")
+        problem = (
+            f"cell.precision.compute=bfloat16 on a mesh with {axis}={size}: a CPU cannot train so"
+        )
+        raise InputError(
+            f"{problem}; expected float32 (or auto, which is float32 on a CPU), or a mesh without {axis}."
+        )
 
 
 def check_data(data: DataConfig) -> None:
     """InputError where no training and validation set can be made of these numbers."""
     low, high = data.difficulty
     if low > high:
-        raise InputError(f"cell.data.difficulty: given [{low}, {high}], expected the lower end first.")
+        raise InputError(
+            f"cell.data.difficulty: given [{low}, {high}], expected the lower end first."
+        )
     if data.candidates < 2 * data.validation and not (data.held_out or data.mixture):
-        problem = f"cell.data.candidates = {data.candidates} and cell.data.validation = {data.validation}"
+        problem = (
+            f"cell.data.candidates = {data.candidates} and cell.data.validation = {data.validation}"
+        )
         raise InputError(f"{problem}; expected at least twice as many candidates as are held out.")
 
 

@@ -1,5 +1,5 @@
-"""Before a cluster is asked for TPU slices: whether the sweep fits their chips, by their compiler. It runs in a process
-of its own, as the driver never imports jax."""
+"""Before a cluster is asked for TPU slices: whether the sweep fits their chips, by their compiler.
+It runs in a process of its own, as the driver never imports jax."""
 
 import importlib
 import importlib.util
@@ -14,7 +14,8 @@ from isojax.launch.display import print_line
 
 
 def check_on_slice(config: Config) -> None:
-    """InputError where the sweep does not fit `run.process_group.tpu`; a warning where no compiler is here."""
+    """InputError where the sweep does not fit `run.process_group.tpu`; a warning where no compiler
+    is here."""
     group = config.run.process_group
     if importlib.util.find_spec("libtpu") is None:
         warn(
@@ -23,20 +24,30 @@ def check_on_slice(config: Config) -> None:
         )
         return
     if group.slices > 1:
-        warn(f"whether the sweep fits {group.slices} slices is not checked: the compiler here knows single ones.")
+        warn(
+            f"whether the sweep fits {group.slices} slices is not checked: the compiler here knows single ones."
+        )
         return
     if config.run.sampler_processes:
-        warn("whether the sweep fits is not checked: the compiler here knows no processes that only sample.")
+        warn(
+            "whether the sweep fits is not checked: the compiler here knows no processes that only sample."
+        )
         return
 
-    print_line(f"compiling for {group.tpu} before a slice is asked for, some minutes; --no-compile leaves it out")
+    print_line(
+        f"compiling for {group.tpu} before a slice is asked for, some minutes; --no-compile leaves it out"
+    )
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             pool.submit(compile_for_slice, config, str(group.tpu)).result()
     except BrokenProcessPool as e:
-        raise RunFailed(f"the compiler for {group.tpu} ended without an answer; --no-compile leaves it out.") from e
+        raise RunFailed(
+            f"the compiler for {group.tpu} ended without an answer; --no-compile leaves it out."
+        ) from e
 
 
 def compile_for_slice(config: Config, topology: str) -> None:
     """In the child process."""
-    importlib.import_module("isojax.launch.local.compile_for_topology").compile_for_topology(config, topology)
+    importlib.import_module("isojax.launch.local.compile_for_topology").compile_for_topology(
+        config, topology
+    )

@@ -1,5 +1,6 @@
-"""What the processes of a cell's process group ask a Ray cluster for, and how many such groups the cluster holds: on
-TPUs the hosts of a slice, on GPUs as few processes as hold the mesh, on CPUs one process that simulates it."""
+"""What the processes of a cell's process group ask a Ray cluster for, and how many such groups the
+cluster holds: on TPUs the hosts of a slice, on GPUs as few processes as hold the mesh, on CPUs one
+process that simulates it."""
 
 import math
 from collections import defaultdict
@@ -15,7 +16,9 @@ from isojax.launch.process_group import sampler_processes
 
 Node = Mapping[str, Any]  # as ray.nodes() describes it
 # Labels of TPU hosts.
-SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-topology", "ray.io/tpu-worker-id"
+SLICE_LABEL = "ray.io/tpu-slice-name"
+TOPOLOGY_LABEL = "ray.io/tpu-topology"
+WORKER_LABEL = "ray.io/tpu-worker-id"
 UNBOUNDED_DEVICES = 10**9  # devices, for a mesh that names how many it takes
 
 
@@ -39,13 +42,16 @@ class ProcessGroupSpec:
 
 
 def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpec:
-    """The process group that a cell asks for; InputError where run.process_group contradicts itself or the mesh."""
+    """The process group that a cell asks for; InputError where run.process_group contradicts itself
+    or the mesh."""
     group = config.run.process_group
     if group.tpu is not None:
         return _tpu_group(config, group, group.tpu)
     if group.slices > 1:
         problem = f"run.process_group.slices = {group.slices} without run.process_group.tpu"
-        raise InputError(f"{problem}; expected run.process_group.tpu=v5e:4x4 or another slice with it.")
+        raise InputError(
+            f"{problem}; expected run.process_group.tpu=v5e:4x4 or another slice with it."
+        )
     max_gpus = int(max((node["Resources"].get("GPU", 0) for node in nodes), default=0))
     if group.gpus or (max_gpus and group.cpus is None):
         return _gpu_group(config, group, max_gpus)
@@ -59,28 +65,34 @@ def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpe
     if devices % num_processes:
         problem = f"{num_processes} processes (run.process_group.processes) cannot share alike"
         expected = f"expected a multiple of {num_processes}"
-        raise InputError(f"--mesh {config.run.mesh} takes {devices} devices, which {problem}; {expected}.")
+        raise InputError(
+            f"--mesh {config.run.mesh} takes {devices} devices, which {problem}; {expected}."
+        )
     cpu_devices = devices // num_processes
     resources = {"CPU": group.cpus or float(cpu_devices), **group.resources}
     return ProcessGroupSpec(num_processes, resources, group.labels, cpu_devices)
 
 
 def _cell_devices(config: Config, available_devices: int, num_processes: int) -> int:
-    """How many devices a cell takes, to train and to sample. A mesh that does not say how many is all that its role's
-    share of a process group has; InputError where that is no share."""
+    """How many devices a cell takes, to train and to sample. A mesh that does not say how many is
+    all that its role's share of a process group has; InputError where that is no share."""
     samplers = sampler_processes(config, num_processes)
     trainers = num_processes - samplers
     to_sample = available_devices * samplers // num_processes
     is_multi_process = num_processes > 1
 
-    training = _mesh_of_role(config.run.mesh, available_devices - to_sample, is_multi_process).devices
+    training = _mesh_of_role(
+        config.run.mesh, available_devices - to_sample, is_multi_process
+    ).devices
     if not samplers:
         return training
 
     sampling = _mesh_of_role(str(config.run.sampler_mesh), to_sample, is_multi_process).devices
     if training * samplers != sampling * trainers:
         problem = f"--mesh {config.run.mesh} takes {training} devices of the {trainers} processes that train, "
-        problem += f"run.sampler_mesh = {config.run.sampler_mesh} {sampling} of the {samplers} that sample"
+        problem += (
+            f"run.sampler_mesh = {config.run.sampler_mesh} {sampling} of the {samplers} that sample"
+        )
         raise InputError(f"{problem}; expected as many of each process. Change one of the meshes.")
     return training + sampling
 
@@ -94,12 +106,16 @@ def _mesh_of_role(text: str, available_devices: int, is_multi_process: bool) -> 
 def _gpu_group(config: Config, group: ProcessGroupConfig, max_gpus: int) -> ProcessGroupSpec:
     available_gpus = (group.gpus or max_gpus) * (group.processes or 1)
     mesh_gpus = _cell_devices(config, available_gpus, group.processes or 1)
-    gpus_per_process = group.gpus or (mesh_gpus // group.processes if group.processes else min(mesh_gpus, max_gpus))
+    gpus_per_process = group.gpus or (
+        mesh_gpus // group.processes if group.processes else min(mesh_gpus, max_gpus)
+    )
     num_processes = group.processes or math.ceil(mesh_gpus / gpus_per_process)
     if num_processes * gpus_per_process != mesh_gpus:
         available = f"{num_processes} processes of {gpus_per_process} have {num_processes * gpus_per_process}"
         problem = f"--mesh {config.run.mesh} takes {mesh_gpus} GPUs, {available}; expected as many"
-        raise InputError(f"{problem}. Change the mesh, run.process_group.processes or run.process_group.gpus.")
+        raise InputError(
+            f"{problem}. Change the mesh, run.process_group.processes or run.process_group.gpus."
+        )
     resources = {"GPU": gpus_per_process, "CPU": group.cpus or 1.0, **group.resources}
     return ProcessGroupSpec(num_processes, resources, group.labels)
 
@@ -117,18 +133,23 @@ def _tpu_group(config: Config, group: ProcessGroupConfig, slice_text: str) -> Pr
             topology=topology, accelerator_type=version, num_slices=group.slices
         )
     except ValueError as e:
-        raise InputError(f"run.process_group.tpu: given {slice_text!r}, expected such as v5e:4x4 ({e}).") from e
+        raise InputError(
+            f"run.process_group.tpu: given {slice_text!r}, expected such as v5e:4x4 ({e})."
+        ) from e
     chips = int(resources["TPU"]) * num_hosts
     mesh_chips = _cell_devices(config, chips, num_hosts)
     if mesh_chips != chips:
         problem = f"--mesh {config.run.mesh} takes {mesh_chips} of the {chips} chips of {group.slices} x {slice_text}"
         raise InputError(f"{problem}; expected all of them (data=-1).")
     tpu_slice = version, topology
-    return ProcessGroupSpec(num_hosts, resources | group.resources, group.labels, None, tpu_slice, group.slices)
+    return ProcessGroupSpec(
+        num_hosts, resources | group.resources, group.labels, None, tpu_slice, group.slices
+    )
 
 
 def capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
-    """How many process groups all of the cluster's living nodes hold at a time, were nothing else on them."""
+    """How many process groups all of the cluster's living nodes hold at a time, were nothing else
+    on them."""
     processes_by_slice: dict[str, int] = defaultdict(int)
     for node in nodes:
         labels = node.get("Labels", {})
@@ -137,10 +158,15 @@ def capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
         if spec.tpu_slice and labels.get(TOPOLOGY_LABEL) != spec.tpu_slice[1]:
             continue
         resources = node["Resources"]
-        processes = min(int(resources.get(name, 0) / amount + 1e-9) for name, amount in spec.resources.items())
+        processes = min(
+            int(resources.get(name, 0) / amount + 1e-9) for name, amount in spec.resources.items()
+        )
         processes_by_slice[labels.get(SLICE_LABEL, "") if spec.tpu_slice else ""] += processes
     hosts_per_slice = spec.num_processes // spec.num_slices
-    return sum(processes // hosts_per_slice for processes in processes_by_slice.values()) // spec.num_slices
+    return (
+        sum(processes // hosts_per_slice for processes in processes_by_slice.values())
+        // spec.num_slices
+    )
 
 
 def require_capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
@@ -148,7 +174,13 @@ def require_capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
     if num_groups := capacity(spec, nodes):
         return num_groups
     alive = [node["Resources"] for node in nodes if node["Alive"]]
-    names = sorted({name for resources in alive for name in resources} & {"CPU", "GPU", "TPU", *spec.resources})
-    nodes_text = "; ".join(", ".join(f"{resources.get(name, 0):g} {name}" for name in names) for resources in alive)
+    names = sorted(
+        {name for resources in alive for name in resources} & {"CPU", "GPU", "TPU", *spec.resources}
+    )
+    nodes_text = "; ".join(
+        ", ".join(f"{resources.get(name, 0):g} {name}" for name in names) for resources in alive
+    )
     problem = f"a run asks for {spec}, and the cluster's {len(alive)} nodes have {nodes_text}"
-    raise InputError(f"{problem}. Make the mesh smaller, change run.process_group (docs/clusters.md), or add nodes.")
+    raise InputError(
+        f"{problem}. Make the mesh smaller, change run.process_group (docs/clusters.md), or add nodes."
+    )

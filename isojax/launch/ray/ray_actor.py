@@ -1,5 +1,6 @@
-"""A process of a process group, as the driver sees it: Ray starts it, and the driver calls its methods. This module
-loads no jax, as the driver names the class; the process does, with ray_worker.py, when it opens the sweep."""
+"""A process of a process group, as the driver sees it: Ray starts it, and the driver calls its
+methods. This module loads no jax, as the driver names the class; the process does, with
+ray_worker.py, when it opens the sweep."""
 
 import importlib
 import os
@@ -27,7 +28,8 @@ class WorkerLost(Exception):
 
 @dataclass
 class StatusUpdate:
-    preparation: tuple[str, float] | None = None  # what is prepared for the first cell, and the fraction done
+    # what is prepared for the first cell, and the fraction done
+    preparation: tuple[str, float] | None = None
     progress: CellProgress | None = None
     verifier_failures: dict[str, str] = field(default_factory=dict)  # the first of each kind
     start_warnings: list[StartWarning] = field(default_factory=list)  # of a cell that begins
@@ -57,7 +59,8 @@ class StatusCollector:
 
 
 class RayActor:
-    """One process of a process group. `open` and `train` return when they are done; meanwhile `news` reports."""
+    """One process of a process group. `open` and `train` return when they are done; meanwhile
+    `news` reports."""
 
     _train: Callable[[CellTarget], None]
 
@@ -74,10 +77,12 @@ class RayActor:
         self._status = StatusCollector()
         self._name = Path(log_file).stem
         self._exit_stack = ExitStack()
-        self._links: Mapping[int, Any] = {}  # with the processes of the other role, by their number (roles.Link)
+        # with the processes of the other role, by their number (roles.Link)
+        self._links: Mapping[int, Any] = {}
 
     def address(self) -> str:
-        """HOST:PORT of this node, with a port that is free here, at which the processes can meet."""
+        """HOST:PORT of this node, with a port that is free here, at which the processes can
+        meet."""
         from ray.util import get_node_ip_address
 
         with socket.create_server(("", 0)) as free_socket:
@@ -92,11 +97,16 @@ class RayActor:
         cpu_devices: int | None,
         actors: Sequence[Any],
     ) -> None:
-        """Prepare the sweep; InputError where it is refused. token: the content of TOKEN_FILE in the driver's folder.
-        cpu_devices: that a CPU simulates; None on accelerators. actors: all processes, as Ray's handles."""
+        """Prepare the sweep; InputError where it is refused. token: the content of TOKEN_FILE in
+        the driver's folder. cpu_devices: that a CPU simulates; None on accelerators. actors: all
+        processes, as Ray's handles."""
         if cpu_devices is not None:  # jax reads both variables
             os.environ["JAX_PLATFORMS"] = "cpu"  # its cores only, whatever else the node has
-            flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(DEVICE_COUNT_FLAG)]
+            flags = [
+                flag
+                for flag in os.environ.get("XLA_FLAGS", "").split()
+                if not flag.startswith(DEVICE_COUNT_FLAG)
+            ]
             os.environ["XLA_FLAGS"] = " ".join([*flags, f"{DEVICE_COUNT_FLAG}={cpu_devices}"])
         worker = importlib.import_module("isojax.launch.ray.ray_worker")
         self._links = worker.make_links(config, process_group, actors)
@@ -106,12 +116,13 @@ class RayActor:
         self._train = self._exit_stack.enter_context(prepared_sweep)
 
     def train(self, target: CellTarget) -> None:
-        """Train a cell; Preempted where its state is saved, DeadStart where no cell can learn, RunFailed where this one
-        would fail again, WorkerLost else."""
+        """Train a cell; Preempted where its state is saved, DeadStart where no cell can learn,
+        RunFailed where this one would fail again, WorkerLost else."""
         self._train(target)
 
     def receive(self, sender: int, number: int, message: tuple[Any, ...]) -> None:
-        """A message of the process `sender`, of the other role, and its number among those from there."""
+        """A message of the process `sender`, of the other role, and its number among those from
+        there."""
         self._links[sender].receive(number, message)
 
     def news(self) -> StatusUpdate:

@@ -1,5 +1,6 @@
-"""A sweep on a Ray cluster: each cell runs in a group of processes that Ray places and kills as a whole, and that
-starts again from the newest checkpoint. The driver never imports jax, so it claims no accelerator."""
+"""A sweep on a Ray cluster: each cell runs in a group of processes that Ray places and kills as a
+whole, and that starts again from the newest checkpoint. The driver never imports jax, so it claims
+no accelerator."""
 
 import os
 import secrets
@@ -32,7 +33,9 @@ from isojax.tasks.context_limit import describe_excess
 
 LOCAL, AUTO = "local", "auto"
 CONNECT_TIMEOUT = 20.0  # seconds in which a cluster answers
-AUTH_MODE, AUTH_TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"  # environment variables of Ray >= 2.52
+# environment variables of Ray >= 2.52
+AUTH_MODE = "RAY_AUTH_MODE"
+AUTH_TOKEN = "RAY_AUTH_TOKEN"
 
 
 def launch(
@@ -42,9 +45,10 @@ def launch(
     process_group: ProcessGroup = SINGLE_PROCESS,
     compile_first: bool | None = None,
 ) -> Path:
-    """Run every cell of the sweep that is not finished, on the cluster of `run.ray`; returns the sweep's folder.
-    `compile_first`: whether programs for a TPU slice are compiled before; None: in a new run. InputError before any
-    work, where the cluster does not answer, cannot hold a process group, or the sweep does not fit a slice's chips."""
+    """Run every cell of the sweep that is not finished, on the cluster of `run.ray`; returns the
+    sweep's folder. `compile_first`: whether programs for a TPU slice are compiled before; None: in
+    a new run. InputError before any work, where the cluster does not answer, cannot hold a process
+    group, or the sweep does not fit a slice's chips."""
     if process_group.is_multi_process:
         problem = "--ray starts the processes of its process groups itself"
         raise InputError(f"{problem}; leave out --processes, --process and --coordinator.")
@@ -53,23 +57,31 @@ def launch(
         raise InputError(
             f"{problem}. Say by run.sampler_processes how many only sample, or leave run.sampler_mesh out."
         )
-    cells, folder = plan_cells(config.sweep), working_folder(config.run.dir, config.name).absolute()
+    cells = plan_cells(config.sweep)
+    folder = working_folder(config.run.dir, config.name).absolute()
     is_new_run = not holds_run(folder, resume or dry_run)
     if is_new_run:
-        config = with_new_date(config, folder / BASE_FOLDER)  # one for all nodes; a run that goes on has its own
+        # one for all nodes; a run that goes on has its own
+        config = with_new_date(config, folder / BASE_FOLDER)
     strategy.check(config, cells)
     compiles = is_new_run and not dry_run if compile_first is None else compile_first
     with connect_ray(config.run.ray or LOCAL) as ray:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         spec = process_group_spec(config, nodes)
-        concurrent_groups = min(require_capacity(spec, nodes), len(cells), config.run.cells_at_once or len(cells))
+        concurrent_groups = min(
+            require_capacity(spec, nodes), len(cells), config.run.cells_at_once or len(cells)
+        )
         print_cells(config, cells, folder)
-        print_line(f"{concurrent_groups} process groups at once on {len(nodes)} nodes, each of {spec}")
+        print_line(
+            f"{concurrent_groups} process groups at once on {len(nodes)} nodes, each of {spec}"
+        )
         if date_line := describe_date(config.cell):
             print_line(date_line)
         if dry_run:
             print_remaining(config, folder, resume)
-        if config.cell.model.path and (excess := describe_excess(Path(config.cell.model.path), config.cell.sampling)):
+        if config.cell.model.path and (
+            excess := describe_excess(Path(config.cell.model.path), config.cell.sampling)
+        ):
             warn(excess)
         if compiles and config.run.process_group.tpu is not None:
             check_on_slice(config)
@@ -82,22 +94,32 @@ def launch(
 
 @contextmanager
 def connect_ray(address: str) -> Iterator[Any]:
-    """The module ray, connected to a cluster: one of this machine alone, the one that this machine is a node of (auto),
-    or that of HOST:PORT. InputError where ray is not installed, or no cluster answers."""
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a process without a GPU keeps its environment
+    """The module ray, connected to a cluster: one of this machine alone, the one that this machine
+    is a node of (auto), or that of HOST:PORT. InputError where ray is not installed, or no cluster
+    answers."""
+    # a process without a GPU keeps its environment
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
-    os.environ.setdefault("RAY_worker_niceness", "0")  # of processes that Ray starts here: they are what runs here
+    # of processes that Ray starts here: they are what runs here
+    os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a thread that is late does not start another Ray
-    if address == LOCAL:  # it listens at all addresses of this host: nobody without the token may run code in it
+    # it listens at all addresses of this host: nobody without the token may run code in it
+    if address == LOCAL:
         os.environ[AUTH_MODE] = "token"
         os.environ.setdefault(AUTH_TOKEN, secrets.token_hex(32))
     ray = import_extra("ray", "--ray", "ray")
-    init_options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False, "namespace": "isojax"}
+    init_options: dict[str, Any] = {
+        "logging_level": "ERROR",
+        "log_to_driver": False,
+        "namespace": "isojax",
+    }
     if address == LOCAL:
         try:
             ray.init(address=LOCAL, num_cpus=cores(), include_dashboard=False, **init_options)
         except (OSError, RuntimeError, ValueError) as e:  # Ray's own are among them
-            raise InputError(f"--ray local: Ray cannot start ({error_summary(e)}). Correct it, or leave it out.") from e
+            raise InputError(
+                f"--ray local: Ray cannot start ({error_summary(e)}). Correct it, or leave it out."
+            ) from e
     else:
         _connect_to_cluster(ray, address, init_options)
         _warn_if_open(ray.get_runtime_context().gcs_address)
@@ -108,7 +130,8 @@ def connect_ray(address: str) -> Iterator[Any]:
 
 
 def _connect_to_cluster(ray: Any, address: str, init_options: dict[str, Any]) -> None:
-    """Connect to the cluster at HOST:PORT or `auto`; InputError where it does not answer in time."""
+    """Connect to the cluster at HOST:PORT or `auto`; InputError where it does not answer in
+    time."""
     host, _, port = address.rpartition(":")
     if address != AUTO and (not host or "/" in host or not port.isdecimal()):
         raise InputError(
@@ -138,10 +161,19 @@ def _connect_to_cluster(ray: Any, address: str, init_options: dict[str, Any]) ->
 
 def _warn_if_open(gcs_address: str) -> None:
     """A warning where the cluster answers a process that has no token."""
-    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", gcs_address]
+    command = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "health-check",
+        "--address",
+        gcs_address,
+    ]
     without_token = {**os.environ, AUTH_MODE: "disabled"}
     try:
-        stranger = subprocess.run(command, env=without_token, capture_output=True, timeout=CONNECT_TIMEOUT, check=False)
+        stranger = subprocess.run(
+            command, env=without_token, capture_output=True, timeout=CONNECT_TIMEOUT, check=False
+        )
     except subprocess.TimeoutExpired:
         return
     if stranger.returncode == 0:

@@ -16,14 +16,22 @@ from isojax.core.machine import TUNABLES_VARIABLE
 from isojax.core.nouns import Cell
 from isojax.core.preemption import Preempted
 from isojax.launch.process_group import SHUTDOWN_TIMEOUT, ProcessGroup
-from isojax.launch.ray.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL, Node, ProcessGroupSpec
+from isojax.launch.ray.placement import (
+    SLICE_LABEL,
+    TOPOLOGY_LABEL,
+    WORKER_LABEL,
+    Node,
+    ProcessGroupSpec,
+)
 from isojax.launch.ray.ray_actor import RayActor, StatusUpdate, WorkerLost
 from isojax.launch.strategy import CellTarget
 
 POLL_SECONDS = 0.5  # seconds between two looks at pending calls
 SLICE_TIMEOUT = 10.0  # seconds that Ray looks for a free slice at a time
-SLICE_COMPLETE_TIMEOUT = 60.0  # seconds until another slice is asked for where hosts of one are missing
-START_TIMEOUT = 300.0  # seconds that processes may take to start, their node's preparations among them
+# seconds until another slice is asked for where hosts of one are missing
+SLICE_COMPLETE_TIMEOUT = 60.0
+# seconds that processes may take to start, their node's preparations among them
+START_TIMEOUT = 300.0
 PEER_END_TIMEOUT = 5.0  # seconds that the others have to end a cell that one process has broken off
 LOG_TAIL_LINES = 12  # of a log's end that a user is shown
 
@@ -67,17 +75,23 @@ class RayProcessGroup:
     def close(self) -> None:
         """Let the processes disconnect, and end what they began, before they are killed."""
         with suppress(self.ray.exceptions.RayError):  # they have nothing to lose
-            self.ray.get([worker.close.remote() for worker in self.workers], timeout=SHUTDOWN_TIMEOUT)
+            self.ray.get(
+                [worker.close.remote() for worker in self.workers], timeout=SHUTDOWN_TIMEOUT
+            )
 
     def start_workers(self, is_cancelled: Callable[[], bool]) -> bool:
-        """Wait until there is room for all processes, and start them; False where `is_cancelled()` came before."""
+        """Wait until there is room for all processes, and start them; False where `is_cancelled()`
+        came before."""
         reserved_at = math.inf
         with self._ray_errors_as_loss():
             while (group := self._reserve()) is None or not group.wait(POLL_SECONDS):
                 if is_cancelled():
                     return False
-                reserved_at = math.inf if self._tpu_slice is None else min(reserved_at, time.monotonic())
-                if time.monotonic() - reserved_at > SLICE_COMPLETE_TIMEOUT:  # the slice lacks a host
+                reserved_at = (
+                    math.inf if self._tpu_slice is None else min(reserved_at, time.monotonic())
+                )
+                # the slice lacks a host
+                if time.monotonic() - reserved_at > SLICE_COMPLETE_TIMEOUT:
                     self._release()
                     reserved_at = math.inf
             self._start_actors()
@@ -109,30 +123,42 @@ class RayProcessGroup:
             return self._placement_group
         spec, node_labels = self.spec, dict(self.spec.labels)
         if spec.tpu_slice and spec.num_processes == spec.num_slices:
-            node_labels[TOPOLOGY_LABEL] = spec.tpu_slice[1]  # Ray takes single hosts from slices of any size
-        options: dict[str, Any] = {"bundle_label_selector": [node_labels] * spec.num_processes} if node_labels else {}
+            # Ray takes single hosts from slices of any size
+            node_labels[TOPOLOGY_LABEL] = spec.tpu_slice[1]
+        options: dict[str, Any] = (
+            {"bundle_label_selector": [node_labels] * spec.num_processes} if node_labels else {}
+        )
         if spec.tpu_slice is None:
             bundles = [dict(spec.resources)] * spec.num_processes
             placement = "SPREAD" if spec.num_processes > 1 else "PACK"
-            self._placement_group = self.ray.util.placement_group(bundles, strategy=placement, **options)
+            self._placement_group = self.ray.util.placement_group(
+                bundles, strategy=placement, **options
+            )
             return self._placement_group
         from ray.util.tpu import SlicePlacementGroup
 
         version, topology = spec.tpu_slice
         options |= {"num_slices": spec.num_slices, "head_reservation_timeout_s": SLICE_TIMEOUT}
         try:
-            self._tpu_slice = SlicePlacementGroup(topology, version, dict(spec.resources), **options)
+            self._tpu_slice = SlicePlacementGroup(
+                topology, version, dict(spec.resources), **options
+            )
         except (RuntimeError, TimeoutError):  # all are taken, or one has just been lost
             return None
         self._placement_group = self._tpu_slice.slice_placement_group
         return self._placement_group
 
     def _bundles(self) -> list[tuple[int, Node]]:
-        """The bundle of each process and the node that it is on; of TPUs in their order within slices."""
+        """The bundle of each process and the node that it is on; of TPUs in their order within
+        slices."""
         nodes = {node["NodeID"]: node for node in self.ray.nodes()}
-        node_of_bundle = self.ray.util.placement_group_table(self._placement_group)["bundles_to_node_id"]
+        node_of_bundle = self.ray.util.placement_group_table(self._placement_group)[
+            "bundles_to_node_id"
+        ]
         try:
-            bundle_nodes = [(bundle, nodes[node_of_bundle[bundle]]) for bundle in range(self.spec.num_processes)]
+            bundle_nodes = [
+                (bundle, nodes[node_of_bundle[bundle]]) for bundle in range(self.spec.num_processes)
+            ]
         except KeyError as e:
             raise WorkerLost("one of its nodes was lost before it began") from e
 
@@ -143,9 +169,14 @@ class RayProcessGroup:
         return sorted(bundle_nodes, key=place_in_slice) if self.spec.tpu_slice else bundle_nodes
 
     def _environment(self, process_id: int, first_address: str) -> dict[str, str]:
-        env_vars = {TUNABLES_VARIABLE: os.environ[TUNABLES_VARIABLE]} if TUNABLES_VARIABLE in os.environ else {}
+        env_vars = (
+            {TUNABLES_VARIABLE: os.environ[TUNABLES_VARIABLE]}
+            if TUNABLES_VARIABLE in os.environ
+            else {}
+        )
         num_slices = self.spec.num_slices
-        # Else processes slow one another down with a thread for each core. Those of two roles wait for one another.
+        # Else processes slow one another down with a thread for each core. Those of two roles wait
+        # for one another.
         if self.spec.cpu_devices is not None and not self.config.run.sampler_processes:
             env_vars["PJRT_NPROC"] = str(max(1, int(self.spec.resources.get("CPU", 1))))
         if num_slices > 1:
@@ -164,9 +195,13 @@ class RayProcessGroup:
             while self.ray.wait(calls, num_returns=len(calls), timeout=POLL_SECONDS)[1]:
                 on_status(StatusUpdate())  # may raise
                 if time.monotonic() > deadline:
-                    raise WorkerLost(f"its processes did not start within {START_TIMEOUT:.0f} seconds")
+                    raise WorkerLost(
+                        f"its processes did not start within {START_TIMEOUT:.0f} seconds"
+                    )
             addresses = self.ray.get(calls)
-        self.node_names = ", ".join(dict.fromkeys(address.rpartition(":")[0] for address in addresses))
+        self.node_names = ", ".join(
+            dict.fromkeys(address.rpartition(":")[0] for address in addresses)
+        )
         calls = []
         for i, worker in enumerate(self.workers):
             group = ProcessGroup(addresses[0], num_processes, i, detect_cluster=False)
@@ -183,8 +218,9 @@ class RayProcessGroup:
             worker.stop.remote()
 
     def _wait_for_all(self, calls: list[Any], on_status: StatusCallback) -> None:
-        """Raises the error of the first call that has one, or else of a later RunFailed; after such, the others, which
-        may wait for it, have a few seconds. Meanwhile `on_status` receives the news of process 0."""
+        """Raises the error of the first call that has one, or else of a later RunFailed; after
+        such, the others, which may wait for it, have a few seconds. Meanwhile `on_status` receives
+        the news of process 0."""
         ray, pending, deadline = self.ray, calls, math.inf
         first_error: Exception | None = None
         while pending and time.monotonic() < deadline:
@@ -195,7 +231,8 @@ class RayProcessGroup:
             except ray.exceptions.RayError as e:
                 cause = e.cause if isinstance(e, ray.exceptions.RayTaskError) else None
                 is_own = isinstance(cause, InputError | Preempted | RunFailed | WorkerLost)
-                error = cause if is_own else WorkerLost(_ray_error_line(e))  # any other of Ray's is a loss
+                # any other of Ray's is a loss
+                error = cause if is_own else WorkerLost(_ray_error_line(e))
                 if isinstance(first_error, RunFailed):
                     continue  # what follows a cell that failed is no loss
                 if isinstance(error, InputError | WorkerLost):
@@ -220,7 +257,17 @@ class RayProcessGroup:
 
 
 def _ray_error_line(error: Exception) -> str:
-    """The line of Ray's message that says what happened: the last that names an error, or else one of a death."""
-    lines = [re.sub(r"\x1b\[\d*m", "", line).strip() for line in str(error).splitlines() if line.strip()]
-    error_lines = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt|Exit)\b", line)]
-    return [*error_lines[-1:], *(line for line in lines if "died" in line), *lines, type(error).__name__][0][:300]
+    """The line of Ray's message that says what happened: the last that names an error, or else one
+    of a death."""
+    lines = [
+        re.sub(r"\x1b\[\d*m", "", line).strip() for line in str(error).splitlines() if line.strip()
+    ]
+    error_lines = [
+        line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt|Exit)\b", line)
+    ]
+    return [
+        *error_lines[-1:],
+        *(line for line in lines if "died" in line),
+        *lines,
+        type(error).__name__,
+    ][0][:300]

@@ -1,4 +1,5 @@
-"""The work of a process of a process group, loaded with jax by RayActor: it prepares the sweep and trains cells."""
+"""The work of a process of a process group, loaded with jax by RayActor: it prepares the sweep and
+trains cells."""
 
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,8 @@ from isojax.runs.mirror import is_url, refresh, remote_workspace, working_folder
 from isojax.runs.storage import FolderLocked, exclusive_lock
 from isojax.train.base_policy import BasePolicy
 
-# Seconds within which the process that had a cell before is gone, and what an NFS server kept for it.
+# Seconds within which the process that had a cell before is gone, and what an NFS server kept for
+# it.
 LOCK_TIMEOUT = 150.0
 
 
@@ -38,14 +40,17 @@ def prepare_sweep(
     status: StatusCollector,
     links: Mapping[int, Link],
 ) -> Iterator[Callable[[CellTarget], None]]:
-    """Join the other processes and prepare the sweep, until the context ends; gives the function that trains a cell;
-    in a process that only samples, it does nothing, as that works on its own until training ends. InputError where the
-    sweep is refused. `name`: of this process, in the mirror of a sweep at a URL. `links`: of `make_links`."""
+    """Join the other processes and prepare the sweep, until the context ends; gives the function
+    that trains a cell; in a process that only samples, it does nothing, as that works on its own
+    until training ends. InputError where the sweep is refused. `name`: of this process, in the
+    mirror of a sweep at a URL. `links`: of `make_links`."""
     registry.set_plugin_folders(config.run.plugin_folders)
     with remote_workspace(config.run.dir, config.name, group.is_multi_process, cell_name=name):
         folder = working_folder(config.run.dir, config.name)
         token_file = folder / TOKEN_FILE
-        if not is_url(config.run.dir) and not (token_file.exists() and token_file.read_text() == token):
+        if not is_url(config.run.dir) and not (
+            token_file.exists() and token_file.read_text() == token
+        ):
             raise InputError(
                 f"run.dir: the node {socket.gethostname()} does not see {folder} as the driver does; expected a folder "
                 "that all nodes share (NFS, a mounted bucket). Choose one by run.dir=FOLDER."
@@ -62,19 +67,26 @@ def prepare_sweep(
 
 
 def make_links(config: Config, group: ProcessGroup, actors: Sequence[Any]) -> dict[int, Link]:
-    """Links with the processes of the other role, by their number; `actors`: of all processes. Ray carries a message to
-    the other process as a call of RayActor.receive, and keeps a large one once for all processes of a host."""
+    """Links with the processes of the other role, by their number; `actors`: of all processes. Ray
+    carries a message to the other process as a call of RayActor.receive, and keeps a large one once
+    for all processes of a host."""
     mine, others = processes_of_roles(group.num_processes, config.run.sampler_processes)
     if group.process_id not in mine:
         mine, others = others, mine
 
     def link_with(process: int) -> Link:
-        return Link(lambda number, message: actors[process].receive.remote(group.process_id, number, message))
+        return Link(
+            lambda number, message: actors[process].receive.remote(
+                group.process_id, number, message
+            )
+        )
 
     return {process: link_with(process) for process in others}
 
 
-def train_target(setup: SweepSetup, base_policy: BasePolicy, status: StatusCollector, target: CellTarget) -> None:
+def train_target(
+    setup: SweepSetup, base_policy: BasePolicy, status: StatusCollector, target: CellTarget
+) -> None:
     """Train a cell; DeadStart, Preempted, RunFailed or WorkerLost as RayActor.train says."""
     cell = target.cell
     cell_folder = setup.folder / "cells" / cell.name
@@ -94,4 +106,6 @@ def train_target(setup: SweepSetup, base_policy: BasePolicy, status: StatusColle
     if error is not None:
         warn(f"{cell.name}: {type(error).__name__}: {error}")
         is_cell_failure = isinstance(error, (FloatingPointError, InputError, RunFailed))
-        raise (RunFailed if is_cell_failure else WorkerLost)(str(error) or type(error).__name__) from error
+        raise (RunFailed if is_cell_failure else WorkerLost)(
+            str(error) or type(error).__name__
+        ) from error

@@ -21,8 +21,8 @@ from isojax.train.programs import SweepPrograms
 
 @contextmanager
 def sampling(role: Role) -> Iterator[None]:
-    """Sample in a thread; the context ends when training does. Raises what refused the sweep, here or in a process that
-    trains."""
+    """Sample in a thread; the context ends when training does. Raises what refused the sweep, here
+    or in a process that trains."""
     try:
         sample = prepare_sampler(role)
     except TrainingFailed as e:
@@ -36,8 +36,8 @@ def sampling(role: Role) -> Iterator[None]:
 
 
 def prepare_sampler(role: Role) -> Callable[[], None]:
-    """Compile the sampler of the sweep that the processes that train have chosen the sizes of; returns the function
-    that samples until they have ended."""
+    """Compile the sampler of the sweep that the processes that train have chosen the sizes of;
+    returns the function that samples until they have ended."""
     message = role.next_message("sweep")
     if message is None:
         return lambda: None
@@ -52,13 +52,16 @@ def prepare_sampler(role: Role) -> Callable[[], None]:
     programs = SweepPrograms(config.cell, config.sweep, pairs, mesh, task, sampler_mesh, role)
     assert isinstance(programs.rollout_programs, AsyncPrograms)
     sampler, decoder = programs.rollout_programs.sampler, programs.decoder
-    params = shapes_with_shardings(jax.eval_shape(decoder.cast_params, decoder.shapes()), sampler.param_shardings)
+    params = shapes_with_shardings(
+        jax.eval_shape(decoder.cast_params, decoder.shapes()), sampler.param_shardings
+    )
     sampler.compile(params)
     return lambda: sample_jobs(sampler, role, params, not is_on_device(task))
 
 
 def _sample_or_end(sample: Callable[[], None]) -> None:
-    """Sample; an error ends this process, and with it the group, as the processes that train would wait forever."""
+    """Sample; an error ends this process, and with it the group, as the processes that train would
+    wait forever."""
     try:
         sample()
     except TrainingFailed:

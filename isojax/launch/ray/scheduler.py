@@ -1,6 +1,7 @@
-"""Which process group trains which cell, and when: a task of one event loop for each group. A lost cell is
-started again from its checkpoint, until it was lost too often without progress; a group that cannot begin is tried
-again after a pause. The first group makes the base policy, which the others find."""
+"""Which process group trains which cell, and when: a task of one event loop for each group. A lost
+cell is started again from its checkpoint, until it was lost too often without progress; a group
+that cannot begin is tried again after a pause. The first group makes the base policy, which the
+others find."""
 
 import asyncio
 import os
@@ -32,7 +33,8 @@ from isojax.runs.storage import run_in_thread
 
 STATUS_INTERVAL = 2.0  # seconds between two writings of status.json
 POLL_INTERVAL = 0.2  # seconds between two looks at the cluster's nodes
-NO_CAPACITY_TIMEOUT = 600.0  # seconds without a node that could hold a group until the sweep gives up
+# seconds without a node that could hold a group until the sweep gives up
+NO_CAPACITY_TIMEOUT = 600.0
 SAVE_TIMEOUT = 120.0  # seconds that cells have to save their state when the sweep is asked to end
 T = TypeVar("T")
 
@@ -58,9 +60,11 @@ class CellQueue:
     rounds: Iterator[Sequence[CellTarget]]  # the targets of each, longest cell first
     status: dict[Cell, CellStatus]
     failures: list[tuple[Cell, Exception]]  # the cells that failed, with their errors
-    waiting: deque[CellTarget] = field(default_factory=deque)  # targets of this round that nobody trains
+    # targets of this round that nobody trains
+    waiting: deque[CellTarget] = field(default_factory=deque)
     finished: bool = False  # whether no round is left
-    _losses: dict[Cell, tuple[int, int]] = field(default_factory=dict)  # C at the last loss, losses without progress
+    # C at the last loss, losses without progress
+    _losses: dict[Cell, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def is_training(self) -> bool:
@@ -87,7 +91,9 @@ class CellQueue:
         return target
 
     def report(self, cell: Cell, rollouts: int, reward: float | None) -> None:
-        self._update(cell, rollouts=rollouts, reward=self.status[cell].reward if reward is None else reward)
+        self._update(
+            cell, rollouts=rollouts, reward=self.status[cell].reward if reward is None else reward
+        )
 
     def end(self, cell: Cell, error: str) -> None:
         self._update(cell, state="failed" if error else "done", error=error)
@@ -113,9 +119,19 @@ class CellQueue:
 
 class RayScheduler:
     def __init__(
-        self, ray: Any, config: Config, cells: list[Cell], folder: Path, spec: ProcessGroupSpec, display: Display
+        self,
+        ray: Any,
+        config: Config,
+        cells: list[Cell],
+        folder: Path,
+        spec: ProcessGroupSpec,
+        display: Display,
     ):
-        self.ray, self.config, self.cells, self.folder, self.spec = ray, config, cells, folder, spec
+        self.ray = ray
+        self.config = config
+        self.cells = cells
+        self.folder = folder
+        self.spec = spec
         self.display, self.retries = display, config.run.process_group.retries
         failures: list[tuple[Cell, Exception]] = []
         rounds = training_rounds(config, cells, folder, failures)
@@ -128,14 +144,15 @@ class RayScheduler:
         self.capacity_seen_at = time.monotonic()
 
     def run(self) -> list[tuple[Cell, Exception]]:
-        """Run until every cell has ended; returns those that failed. Whatever ends this early, the cells in training
-        save their state first; Preempted after SIGTERM or Ctrl-C."""
+        """Run until every cell has ended; returns those that failed. Whatever ends this early, the
+        cells in training save their state first; Preempted after SIGTERM or Ctrl-C."""
         for folder in (self.folder, self.folder / LOGS_FOLDER):
             write_text(folder / TOKEN_FILE, self.token)
         try:
             asyncio.run(self._run())
         finally:
-            with suppress(InputError, RunFailed):  # `_run` raises such an error, which ends the sweep
+            # `_run` raises such an error, which ends the sweep
+            with suppress(InputError, RunFailed):
                 self._write_status(ended=True)
         return self.cell_queue.failures
 
@@ -163,7 +180,9 @@ class RayScheduler:
             if self.cell_queue.round_ended:
                 refresh(self.folder)  # what all groups have recorded
                 targets = self.cell_queue.next_round()
-                self.display.set_targets({target.cell: target.rollouts(self.config) for target in targets})
+                self.display.set_targets(
+                    {target.cell: target.rollouts(self.config) for target in targets}
+                )
             self._cancel_unneeded_groups()
             if self.cell_queue.finished and not self._groups():
                 return
@@ -180,7 +199,8 @@ class RayScheduler:
         return [slot.current for slot in self.slots if slot.current is not None]
 
     def _cancel_unneeded_groups(self) -> None:
-        """When no cell waits, give up groups that are not placed; at the end, all that are not ready."""
+        """When no cell waits, give up groups that are not placed; at the end, all that are not
+        ready."""
         if self.cell_queue.waiting:
             return
         for group in self._groups():
@@ -192,29 +212,46 @@ class RayScheduler:
         if num_groups:
             self.capacity_seen_at = now
         elif now - self.capacity_seen_at > NO_CAPACITY_TIMEOUT:
-            problem = f"no node could hold a process group for {NO_CAPACITY_TIMEOUT / 60:.0f} minutes"
+            problem = (
+                f"no node could hold a process group for {NO_CAPACITY_TIMEOUT / 60:.0f} minutes"
+            )
             raise RunFailed(f"{problem}; what is recorded goes on by --resume.")
         makes_base_policy = not self.any_group_ready and bool(self._groups())
         if not self.cell_queue.waiting or makes_base_policy:
             return
         max_slots = min(max(num_groups, 1), self.config.run.cells_at_once or len(self.cells))
-        free_slots = [slot for slot in self.slots if slot.current is None and slot.failed_in_a_row <= self.retries]
+        free_slots = [
+            slot
+            for slot in self.slots
+            if slot.current is None and slot.failed_in_a_row <= self.retries
+        ]
         due_slots = [slot for slot in free_slots if now >= slot.retry_at]
-        if not due_slots and len(self.slots) < max_slots and (self.any_group_ready or not self.slots):
+        if (
+            not due_slots
+            and len(self.slots) < max_slots
+            and (self.any_group_ready or not self.slots)
+        ):
             self.slots.append(GroupSlot())
             due_slots = self.slots[-1:]
         if due_slots:
             slot = due_slots[0]
-            log_prefix = self.folder / LOGS_FOLDER / f"group{self.slots.index(slot)}-{slot.groups_started}"
+            log_prefix = (
+                self.folder / LOGS_FOLDER / f"group{self.slots.index(slot)}-{slot.groups_started}"
+            )
             slot.groups_started += 1
-            processes = RayProcessGroup(self.ray, self.config, self.cells, self.spec, self.token, log_prefix)
+            processes = RayProcessGroup(
+                self.ray, self.config, self.cells, self.spec, self.token, log_prefix
+            )
             slot.current = group = ActiveGroup(processes)
             group.task = asyncio.create_task(self._run_group(slot, group))
         elif not free_slots and not self._groups():
-            raise RunFailed(f"no process group can begin: {self.open_error}. What is recorded goes on by --resume.")
+            raise RunFailed(
+                f"no process group can begin: {self.open_error}. What is recorded goes on by --resume."
+            )
 
     async def _run_group(self, slot: GroupSlot, group: ActiveGroup) -> None:
-        """A group from its placement to its end. Calls of Ray block, so each is made in a thread."""
+        """A group from its placement to its end. Calls of Ray block, so each is made in a
+        thread."""
         processes, loop = group.processes, asyncio.get_running_loop()
 
         def report(update: StatusUpdate, cell: Cell | None = None) -> None:
@@ -228,7 +265,9 @@ class RayScheduler:
             if await _in_thread(processes.start_workers, group.cancelled.is_set):
                 group.state = "opening"
                 await _in_thread(processes.open, report)
-                group.state, self.any_group_ready, slot.failed_in_a_row = "ready", True, 0
+                group.state = "ready"
+                self.any_group_ready = True
+                slot.failed_in_a_row = 0
                 if await self._train_cells(processes, report):
                     await _in_thread(processes.close)
         except Exception as e:
@@ -238,7 +277,8 @@ class RayScheduler:
             processes.kill()
 
     async def _train_cells(self, processes: RayProcessGroup, report: Callable[..., None]) -> bool:
-        """Train cells until none is left or the sweep is asked to end; returns whether the processes can be closed."""
+        """Train cells until none is left or the sweep is asked to end; returns whether the
+        processes can be closed."""
         while not (self.cell_queue.finished or preemption.REQUESTED.is_set()):
             if not self.cell_queue.waiting:
                 await asyncio.sleep(POLL_INTERVAL)
@@ -256,7 +296,8 @@ class RayScheduler:
             except RunFailed as e:
                 failure = str(e)
             self._finish_cell(target.cell, failure)
-            if failure and self.spec.num_processes > 1:  # its other processes may be elsewhere in the program
+            # its other processes may be elsewhere in the program
+            if failure and self.spec.num_processes > 1:
                 return False
         return True
 
@@ -278,7 +319,8 @@ class RayScheduler:
         self.display.finish_cell(cell, failed=bool(error))
 
     def _lose_group(self, slot: GroupSlot, group: ActiveGroup, error: Exception) -> None:
-        """Count that a group could not begin; raises an error that no other group would be spared."""
+        """Count that a group could not begin; raises an error that no other group would be
+        spared."""
         may_pass = isinstance(error, preemption.Preempted | RunFailed | WorkerLost)
         may_pass = may_pass or (isinstance(error, InputError) and self.any_group_ready)
         if group.state == "ready" or not may_pass:
@@ -288,7 +330,9 @@ class RayScheduler:
         self.open_error = f"{error}; {group.processes.log_tail()}"
         if preemption.REQUESTED.is_set():
             return
-        print_line(f"warning: a process group on {group.processes.node_names} could not begin ({error})")
+        print_line(
+            f"warning: a process group on {group.processes.node_names} could not begin ({error})"
+        )
         if slot.failed_in_a_row > self.retries and not self.any_group_ready:
             raise RunFailed(f"no process group could begin: {self.open_error}")
 
@@ -302,14 +346,21 @@ class RayScheduler:
                 reason = f"its process group was lost {losses} times at C = {C}, the last time because {error}"
                 self._finish_cell(cell, f"{reason}; {processes.log_tail()}")
                 return
-            loss = f"run {cell.name}: its process group on {processes.node_names} was lost ({error})"
-            print_line(f"warning: {loss}; started again from its checkpoint ({losses} of {self.retries})")
+            loss = (
+                f"run {cell.name}: its process group on {processes.node_names} was lost ({error})"
+            )
+            print_line(
+                f"warning: {loss}; started again from its checkpoint ({losses} of {self.retries})"
+            )
         self.cell_queue.put_back(target)
 
     async def _save_cells(self) -> bool:
-        """Let the cells in training save their state; whether all did in time. A second Ctrl-C does not wait."""
+        """Let the cells in training save their state; whether all did in time. A second Ctrl-C does
+        not wait."""
         if self.cell_queue.is_training:
-            print_line("stopping: the runs in training save their state (Ctrl-C again: do not wait for them)")
+            print_line(
+                "stopping: the runs in training save their state (Ctrl-C again: do not wait for them)"
+            )
         for group in self._groups():
             group.cancelled.set()
             group.processes.stop()

@@ -1,5 +1,5 @@
-"""Model families, one file each: a function `(config, vocab) -> Architecture` with the decorator `@family`, whose
-arguments say how a published architecture maps onto `cell.model`."""
+"""Model families, one file each: a function `(config, vocab) -> Architecture` with the decorator
+`@family`, whose arguments say how a published architecture maps onto `cell.model`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ Options = TypeVar("Options", bound=Section)
 
 @dataclass(frozen=True)
 class TextPart:
-    """The family as the language model inside a larger one, whose `text_config` and `language_model.` it is."""
+    """The family as the language model inside a larger one, whose `text_config` and
+    `language_model.` it is."""
 
     architecture: str  # of the whole, in `architectures` of config.json
     defaults: Mapping[str, Any]  # what keys mean that its `text_config` lacks
@@ -30,8 +31,10 @@ class FamilyTraits:
 
     architectures: Sequence[str] = ()  # of `architectures` in config.json; a new one gets the first
     model_type: str = ""  # of config.json, where it is not the family's name
-    settings: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # config.json -> fields of `cell.model`
-    # The way back, for a model that has no config.json yet: all of it but what `make_config_json` adds.
+    # config.json -> fields of `cell.model`
+    settings: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    # The way back, for a model that has no config.json yet: all of it but what `make_config_json`
+    # adds.
     config_json: Callable[[ModelConfig], dict[str, Any]] | None = None
     text_part: TextPart | None = None  # of a model that reads images too
     gguf: GGUFTraits | None = None  # None: neither read from llama.cpp's files nor written to them
@@ -51,6 +54,10 @@ def read_options(config: ModelConfig, options: type[Options]) -> Options:
     except ValidationError as e:
         error = e.errors()[0]
         key = ".".join(map(str, ("cell.model.options", *error["loc"])))
-        known = f"the options {', '.join(options.model_fields)}" if options.model_fields else "no options"
+        known = (
+            f"the options {', '.join(options.model_fields)}"
+            if options.model_fields
+            else "no options"
+        )
         problem = f"{key}: {error['msg']}; given {error['input']!r}"
         raise InputError(f"{problem}. The family {config.family} has {known}.") from e

@@ -1,4 +1,5 @@
-"""Gemma 3 (text): five sliding layers to a full one, each kind with its rotary table; norms before and after."""
+"""Gemma 3 (text): five sliding layers to a full one, each kind with its rotary table; norms before
+and after."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -26,7 +27,8 @@ from isojax.models.windows import (
     windows_config_json,
 )
 
-# What absent keys mean, by the class of transformers: files of 4B and larger leave most of them out.
+# What absent keys mean, by the class of transformers: files of 4B and larger leave most of them
+# out.
 DEFAULTS = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -39,7 +41,8 @@ DEFAULTS = {
     "rope_local_base_freq": 1e4,
     "max_position_embeddings": 131_072,
 }
-PERIOD = 6  # layers, of which the last is full, where the file has neither layer_types nor a pattern
+# layers, of which the last is full, where the file has neither layer_types nor a pattern
+PERIOD = 6
 LAYERS_OF_27B = 62
 COMPUTED = {
     "hidden_activation": "gelu_pytorch_tanh",
@@ -51,7 +54,8 @@ COMPUTED = {
 
 
 class Gemma3Options(WindowOptions):
-    local_rope_base: PositiveFloat = 1e4  # theta of sliding layers; `rope_base` is that of full ones
+    # theta of sliding layers; `rope_base` is that of full ones
+    local_rope_base: PositiveFloat = 1e4
     rope_factor: PositiveFloat = 1.0  # by which positions of full layers are stretched
     query_scalar: PositiveFloat = 256.0  # scores are divided by its square root
 
@@ -61,7 +65,9 @@ def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in COMPUTED.items():
         require_value(config_json, key, value, "isojax computes Gemma 3 with that alone")
 
-    period = read_size(config_json, "sliding_window_pattern", config_json.get("_sliding_window_pattern", PERIOD))
+    period = read_size(
+        config_json, "sliding_window_pattern", config_json.get("_sliding_window_pattern", PERIOD)
+    )
     full, local_base = read_ropes(config_json)
     options = read_windows(config_json, lambda layer: (layer + 1) % period != 0) | {
         "local_rope_base": local_base,
@@ -72,27 +78,33 @@ def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_ropes(config_json: Mapping[str, Any]) -> tuple[dict[str, float], float]:
-    """Theta and stretching factor of full layers, and theta of sliding ones. transformers 5 has a section for each kind
-    of layer; in 4, rope_scaling is for full layers alone."""
+    """Theta and stretching factor of full layers, and theta of sliding ones. transformers 5 has a
+    section for each kind of layer; in 4, rope_scaling is for full layers alone."""
     sections = config_json.get("rope_parameters") or {}
     full = {"rope_theta": config_json["rope_theta"], **(config_json.get("rope_scaling") or {})}
     full |= sections.get(FULL_TYPE) or {}
     local = {"rope_theta": config_json["rope_local_base_freq"]} | (sections.get(SLIDING_TYPE) or {})
 
-    require_value(local, "rope_type", "default", "sliding layers of Gemma 3 have plain rotary positions")
+    require_value(
+        local, "rope_type", "default", "sliding layers of Gemma 3 have plain rotary positions"
+    )
     rope_type = full.get("rope_type", full.get("type", "default"))
     if rope_type not in ("default", "linear"):
         raise InputError(
             f"config.json: rope_type = {rope_type!r}; expected default or linear. This model cannot run here."
         )
     factor = read_number(full, "factor") if rope_type == "linear" else 1.0
-    return {"base": read_number(full, "rope_theta"), "factor": factor}, read_number(local, "rope_theta")
+    return {"base": read_number(full, "rope_theta"), "factor": factor}, read_number(
+        local, "rope_theta"
+    )
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
     """As transformers 5 and 4 read it: the one the last entry, the other those before."""
     options = read_options(config, Gemma3Options)
-    scaling = None if options.rope_factor == 1 else {"rope_type": "linear", "factor": options.rope_factor}
+    scaling = (
+        None if options.rope_factor == 1 else {"rope_type": "linear", "factor": options.rope_factor}
+    )
     full = {"rope_theta": config.rope_base, **(scaling or {"rope_type": "default"})}
     local = {"rope_theta": options.local_rope_base, "rope_type": "default"}
     scalar = options.query_scalar
@@ -100,7 +112,8 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         **shape_config_json(config),
         **COMPUTED,
         **windows_config_json(options, config.layers),
-        "query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar,  # transformers 5 takes no float
+        # transformers 5 takes no float
+        "query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar,
         "rope_theta": config.rope_base,
         "rope_local_base_freq": options.local_rope_base,
         "rope_scaling": scaling,
@@ -109,10 +122,15 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What llama.cpp computes where its files say nothing: the pattern, theta of sliding layers, the scale."""
+    """What llama.cpp computes where its files say nothing: the pattern, theta of sliding layers,
+    the scale."""
     layers, head_dim = metadata["block_count"], metadata["attention.key_length"]
     pattern = metadata.get("attention.sliding_window_pattern", PERIOD)
-    slides = pattern if isinstance(pattern, list) else [(layer + 1) % pattern != 0 for layer in range(layers)]
+    slides = (
+        pattern
+        if isinstance(pattern, list)
+        else [(layer + 1) % pattern != 0 for layer in range(layers)]
+    )
     if not metadata.get("attention.sliding_window"):
         slides = [False] * layers
 
@@ -123,7 +141,9 @@ def from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "hidden_act": COMPUTED["hidden_activation"],
         "hidden_activation": COMPUTED["hidden_activation"],
-        "query_pre_attn_scalar": gguf_scalar(layers, metadata["embedding_length"], metadata["attention.head_count"])
+        "query_pre_attn_scalar": gguf_scalar(
+            layers, metadata["embedding_length"], metadata["attention.head_count"]
+        )
         or head_dim,
         "sliding_window": metadata.get("attention.sliding_window") or DEFAULTS["sliding_window"],
         "layer_types": [SLIDING_TYPE if slides[layer] else FULL_TYPE for layer in range(layers)],
@@ -143,7 +163,9 @@ def to_gguf(config: ModelConfig) -> dict[str, Any]:
     scalar = gguf_scalar(config.layers, config.width, config.heads) or config.head_dim
     if options.query_scalar != scalar:
         held = f"query_pre_attn_scalar = {options.query_scalar:g}"
-        raise InputError(f"{held}; llama.cpp computes a Gemma 3 of {config.layers} layers with {scalar:g} alone.")
+        raise InputError(
+            f"{held}; llama.cpp computes a Gemma 3 of {config.layers} layers with {scalar:g} alone."
+        )
 
     slides = [kind == SLIDING for kind in options.kinds(config.layers)]
     metadata: dict[str, Any] = {}
@@ -198,4 +220,6 @@ def gemma3(config: ModelConfig, vocab: int) -> Architecture:
 
     kinds = options.kinds(config.layers)
     final_norm = norm("norm", embed, FINAL_NORM)
-    return make_architecture(config, vocab, kinds, block, norm=final_norm, embedding_scale=config.width**0.5)
+    return make_architecture(
+        config, vocab, kinds, block, norm=final_norm, embedding_scale=config.width**0.5
+    )

@@ -1,4 +1,5 @@
-"""Llama 2, 3, 3.1, 3.2 and models of their architecture (SmolLM2), with Llama 3.1's stretched rotary positions."""
+"""Llama 2, 3, 3.1, 3.2 and models of their architecture (SmolLM2), with Llama 3.1's stretched
+rotary positions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -44,7 +45,9 @@ def llama(config: ModelConfig, vocab: int) -> Architecture:
     rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)
 
     def block(kind: object) -> Block:
-        attention = Attention(config, rope, bias=options.attention_bias, out_bias=options.attention_bias)
+        attention = Attention(
+            config, rope, bias=options.attention_bias, out_bias=options.attention_bias
+        )
         return pre_norm_block(config, attention, GatedMLP(config, bias=options.mlp_bias))
 
     return make_architecture(config, vocab, [FULL] * config.layers, block)

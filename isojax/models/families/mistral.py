@@ -28,8 +28,12 @@ def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     slides = config_json.get("sliding_window") is not None
     if (layer_types := config_json.get("layer_types")) is not None:
         # Ministral mixes them; as a Mistral, transformers would run all layers alike.
-        check_layer_types(layer_types, read_size(config_json, "num_hidden_layers"), (layer_type(slides),))
-    return common_settings(config_json) | {"options": read_windows(config_json, lambda layer: slides) or None}
+        check_layer_types(
+            layer_types, read_size(config_json, "num_hidden_layers"), (layer_type(slides),)
+        )
+    return common_settings(config_json) | {
+        "options": read_windows(config_json, lambda layer: slides) or None
+    }
 
 
 def layer_type(slides: bool) -> str:
@@ -37,10 +41,13 @@ def layer_type(slides: bool) -> str:
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
-    """InputError where some layers slide and others do not: a Mistral's config.json cannot say so."""
+    """InputError where some layers slide and others do not: a Mistral's config.json cannot say
+    so."""
     options = read_options(config, WindowOptions)
     if len(set(options.kinds(config.layers))) > 1:
-        raise InputError("cell.model.options.sliding_layers: all layers of a Mistral slide, or none; expected null.")
+        raise InputError(
+            "cell.model.options.sliding_layers: all layers of a Mistral slide, or none; expected null."
+        )
     return common_config_json(config) | {"sliding_window": options.window}
 
 

@@ -1,4 +1,5 @@
-"""OLMo 2: norms after attention and MLP and none before; queries and keys are normalised over all heads together."""
+"""OLMo 2: norms after attention and MLP and none before; queries and keys are normalised over all
+heads together."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -29,7 +30,9 @@ def check_shape(config: ModelConfig) -> dict[str, Any]:
     """InputError for what llama.cpp's OLMo 2 does not have."""
     if config.tied or config.head_dim * config.heads != config.width:
         held = f"head_dim = {config.head_dim}, {config.heads} heads, width = {config.width}, tied = {config.tied}"
-        raise InputError(f"{held}; llama.cpp's OLMo 2 has a head of its own, and heads of width / heads.")
+        raise InputError(
+            f"{held}; llama.cpp's OLMo 2 has a head of its own, and heads of width / heads."
+        )
     return {}
 
 

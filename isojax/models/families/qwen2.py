@@ -1,4 +1,5 @@
-"""Qwen2 and Qwen2.5: queries, keys and values have a bias; the first layers are full, later ones may slide."""
+"""Qwen2 and Qwen2.5: queries, keys and values have a bias; the first layers are full, later ones
+may slide."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +39,10 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
 def window_config_json(config: ModelConfig) -> dict[str, Any]:
     """The way back from `window_options`."""
     options = read_options(config, WindowOptions)
-    return {"use_sliding_window": options.window is not None, **windows_config_json(options, config.layers)}
+    return {
+        "use_sliding_window": options.window is not None,
+        **windows_config_json(options, config.layers),
+    }
 
 
 @family(

@@ -26,13 +26,16 @@ class Qwen3MoeOptions(WindowOptions):
     top_k: PositiveInt = 2  # experts of a token
     expert_mlp: PositiveInt = 64  # hidden width of an expert; `mlp` is that of dense layers
     renormalises: bool = True  # whether the weights of a token's experts are divided by their sum
-    dense_layers: list[int] | None = None  # the numbers of the layers without experts, from 0; null: none
+    # the numbers of the layers without experts, from 0; null: none
+    dense_layers: list[int] | None = None
 
 
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     require_value(config_json, "attention_bias", False, "Qwen3-MoE has no such bias here")
     slides = read_flag(config_json, "use_sliding_window")
-    experts_key = "num_experts" if config_json.get("num_experts") is not None else "num_local_experts"
+    experts_key = (
+        "num_experts" if config_json.get("num_experts") is not None else "num_local_experts"
+    )
     options = read_windows(config_json, lambda layer: slides) | {
         "experts": read_size(config_json, experts_key),
         "top_k": read_size(config_json, "num_experts_per_tok"),
@@ -45,12 +48,19 @@ def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_dense_layers(config_json: Mapping[str, Any]) -> list[int]:
-    """Layer i has experts if it is not in mlp_only_layers and i + 1 is a multiple of decoder_sparse_step."""
+    """Layer i has experts if it is not in mlp_only_layers and i + 1 is a multiple of
+    decoder_sparse_step."""
     named = config_json.get("mlp_only_layers") or []
     if not isinstance(named, list) or not all(isinstance(i, int) for i in named):
-        raise InputError(f"config.json: mlp_only_layers = {named!r}; expected a list of layers' numbers. {FIX}")
+        raise InputError(
+            f"config.json: mlp_only_layers = {named!r}; expected a list of layers' numbers. {FIX}"
+        )
     step = read_size(config_json, "decoder_sparse_step", 1)
-    return [i for i in range(read_size(config_json, "num_hidden_layers")) if i in named or (i + 1) % step]
+    return [
+        i
+        for i in range(read_size(config_json, "num_hidden_layers"))
+        if i in named or (i + 1) % step
+    ]
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
@@ -58,7 +68,9 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
     options = read_options(config, Qwen3MoeOptions)
     kinds = set(options.kinds(config.layers))
     if len(kinds) > 1:
-        raise InputError("cell.model.options.sliding_layers: all layers of a Qwen3-MoE slide, or none; expected null.")
+        raise InputError(
+            "cell.model.options.sliding_layers: all layers of a Qwen3-MoE slide, or none; expected null."
+        )
     return common_config_json(config) | {
         "num_experts": options.experts,
         "num_experts_per_tok": options.top_k,

@@ -1,13 +1,14 @@
-"""LoRA's adapters as modules of a published model have them. PEFT adapts a module, and a module may hold several of our
-matrices in one (`Spec.part`), each of which has an adapter of its own here.
+"""LoRA's adapters as modules of a published model have them. PEFT adapts a module, and a module may
+hold several of our matrices in one (`Spec.part`), each of which has an adapter of its own here.
 
-Of queries W_q and keys W_k in one module, whose outputs lie one after the other, the adapters together are one, of the
-sum of their ranks:
+Of queries W_q and keys W_k in one module, whose outputs lie one after the other, the adapters
+together are one, of the sum of their ranks:
 
     x [A_q A_k] [B_q   0 ] = [x A_q B_q, x A_k B_k]
                 [ 0   B_k]
 
-PEFT multiplies by alpha / rank, so the module's alpha is as many times that of a part as its rank is.
+PEFT multiplies by alpha / rank, so the module's alpha is as many times that of a part as its rank
+is.
 """
 
 from collections import defaultdict
@@ -61,7 +62,9 @@ def adapted_modules(adapters: Mapping[str, Any], specs: Mapping[str, Any]) -> li
             a = as_stored(adapters[stack], by_name[spec.name + ADAPTER_A])
             b = as_stored(adapters[stack], by_name[spec.name + ADAPTER_B])
             for number, name in enumerate(spec.tensor_names()):
-                adapters_by_module[name.removesuffix(WEIGHT)].append(Adapter(spec, a[number], b[number]))
+                adapters_by_module[name.removesuffix(WEIGHT)].append(
+                    Adapter(spec, a[number], b[number])
+                )
     return [join(name, parts) for name, parts in adapters_by_module.items()]
 
 

@@ -1,4 +1,5 @@
-"""Single values of config.json, read with their bounds; an InputError names the key, what it holds and what fits."""
+"""Single values of config.json, read with their bounds; an InputError names the key, what it holds
+and what fits."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,15 +7,22 @@ from typing import Any
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_LAYERS, MAX_SETTING, MAX_VOCAB, MAX_WIDTH
 
-MAX_SIZES = {"num_hidden_layers": MAX_LAYERS, "vocab_size": MAX_VOCAB, "original_max_position_embeddings": MAX_SETTING}
+MAX_SIZES = {
+    "num_hidden_layers": MAX_LAYERS,
+    "vocab_size": MAX_VOCAB,
+    "original_max_position_embeddings": MAX_SETTING,
+}
 FIX = "Correct the file, or fetch it again."
 
 
 def require_value(config_json: Mapping[str, Any], key: str, allowed: Any, reason: str) -> None:
-    """InputError where `key` is set to anything but `allowed`, which is also what absent and null mean."""
+    """InputError where `key` is set to anything but `allowed`, which is also what absent and null
+    mean."""
     value = config_json.get(key)
     if value is not None and value != allowed:
-        raise InputError(f"config.json: {key} = {value!r}; expected {allowed!r}: {reason}. This model cannot run here.")
+        raise InputError(
+            f"config.json: {key} = {value!r}; expected {allowed!r}: {reason}. This model cannot run here."
+        )
 
 
 def read_flag(config_json: Mapping[str, Any], key: str) -> bool:
@@ -25,21 +33,35 @@ def read_flag(config_json: Mapping[str, Any], key: str) -> bool:
     return bool(value)
 
 
-def read_size(config_json: Mapping[str, Any], key: str, default: int | None = None, section: str = "") -> int:
+def read_size(
+    config_json: Mapping[str, Any], key: str, default: int | None = None, section: str = ""
+) -> int:
     value = default if config_json.get(key) is None else config_json[key]
     most = MAX_SIZES.get(key, MAX_WIDTH)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise _invalid_value(config_json, key, section, f"a whole number, at least 1 and at most {most:,}")
+        raise _invalid_value(
+            config_json, key, section, f"a whole number, at least 1 and at most {most:,}"
+        )
     return value
 
 
 def read_number(config_json: Mapping[str, Any], key: str, section: str = "") -> float:
     value = config_json.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_SETTING:
-        raise _invalid_value(config_json, key, section, f"a number above 0, at most {MAX_SETTING:,}")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 < value <= MAX_SETTING
+    ):
+        raise _invalid_value(
+            config_json, key, section, f"a number above 0, at most {MAX_SETTING:,}"
+        )
     return float(value)
 
 
-def _invalid_value(config_json: Mapping[str, Any], key: str, section: str, expected: str) -> InputError:
+def _invalid_value(
+    config_json: Mapping[str, Any], key: str, section: str, expected: str
+) -> InputError:
     description = f"{key} = {config_json[key]!r}" if key in config_json else f"no {key}"
-    return InputError(f"config.json: {f'{section} has ' if section else ''}{description}; expected {expected}. {FIX}")
+    return InputError(
+        f"config.json: {f'{section} has ' if section else ''}{description}; expected {expected}. {FIX}"
+    )

@@ -1,4 +1,5 @@
-"""Parameters to a GGUF file that llama.cpp loads, with their tokenizer: the way back of gguf_import.py."""
+"""Parameters to a GGUF file that llama.cpp loads, with their tokenizer: the way back of
+gguf_import.py."""
 
 import os
 from contextlib import suppress
@@ -23,7 +24,8 @@ from isojax.models.layers.rope import rope_frequencies
 from isojax.models.spec import Spec
 from isojax.models.transformer import Decoder, Params
 
-# How matrices are stored, and what `general.file_type` says of it. Norms and biases are float32 always.
+# How matrices are stored, and what `general.file_type` says of it. Norms and biases are float32
+# always.
 TYPES = {
     "f32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
     "f16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
@@ -37,15 +39,20 @@ def gguf_traits_of(config: ModelConfig) -> GGUFTraits:
     traits = family.load(config.family).traits.gguf
     if traits is None:
         problem = f"a model of family {config.family!r} cannot be written as GGUF"
-        raise InputError(f"{problem}: the family does not say how llama.cpp holds it (@family(gguf=...)).")
+        raise InputError(
+            f"{problem}: the family does not say how llama.cpp holds it (@family(gguf=...))."
+        )
     return traits
 
 
 def write_gguf(params: Params, config: ModelConfig, source: Path, path: Path, dtype: str) -> None:
-    """Write the file, whole or not at all, with the tokenizer of `source`. `dtype`: f32, f16, bf16 or q8_0. InputError
-    where the file exists, or where llama.cpp does not compute such a model or has no such tokenizer."""
+    """Write the file, whole or not at all, with the tokenizer of `source`. `dtype`: f32, f16, bf16
+    or q8_0. InputError where the file exists, or where llama.cpp does not compute such a model or
+    has no such tokenizer."""
     if path.exists() or path.is_symlink():
-        raise InputError(f"{path} exists, and nothing is overwritten; choose another name, or remove it first.")
+        raise InputError(
+            f"{path} exists, and nothing is overwritten; choose another name, or remove it first."
+        )
     traits = gguf_traits_of(config)
     temp = path.with_name(f".{path.name[:TEMP_CHARACTERS]}.{os.getpid()}")
     writer = gguf.GGUFWriter(temp, traits.architecture)
@@ -63,7 +70,9 @@ def write_gguf(params: Params, config: ModelConfig, source: Path, path: Path, dt
             temp.unlink(missing_ok=True)
 
 
-def add_settings(writer: gguf.GGUFWriter, config: ModelConfig, traits: GGUFTraits, source: Path, dtype: str) -> None:
+def add_settings(
+    writer: gguf.GGUFWriter, config: ModelConfig, traits: GGUFTraits, source: Path, dtype: str
+) -> None:
     writer.add_name(source.name)
     if (source / "NOTICE").is_file():
         writer.add_description((source / "NOTICE").read_text(encoding="utf-8"))
@@ -94,7 +103,9 @@ def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_float32(key, value)
 
 
-def write_tensors(writer: gguf.GGUFWriter, params: Params, config: ModelConfig, traits: GGUFTraits, dtype: str) -> None:
+def write_tensors(
+    writer: gguf.GGUFWriter, params: Params, config: ModelConfig, traits: GGUFTraits, dtype: str
+) -> None:
     """One tensor after the other, so that no second copy of the model is held."""
     values = dict(flatten(params))
     layouts = weight_layouts(Decoder(config, params["embed"].shape[0]))
@@ -122,7 +133,10 @@ def write_tensors(writer: gguf.GGUFWriter, params: Params, config: ModelConfig, 
     for parts in tensors.values():
         spec = parts[0].layout.spec
         selected = [np.asarray(part.select(values[part.layout.key]), np.float32) for part in parts]
-        stored = [as_llama_cpp(part.layout, value, traits) for part, value in zip(parts, selected, strict=True)]
+        stored = [
+            as_llama_cpp(part.layout, value, traits)
+            for part, value in zip(parts, selected, strict=True)
+        ]
         whole = np.ascontiguousarray(join_parts(stored, spec))
         writer.write_tensor_data(quantize(whole, stored_type(spec, dtype)))
     writer.close()

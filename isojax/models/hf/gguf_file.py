@@ -1,4 +1,5 @@
-"""A GGUF file, llama.cpp's format of models: metadata and tensors, of whatever types gguf's `dequantize` reads."""
+"""A GGUF file, llama.cpp's format of models: metadata and tensors, of whatever types gguf's
+`dequantize` reads."""
 
 import hashlib
 from collections.abc import Mapping
@@ -26,7 +27,11 @@ class GGUFFile:
     def settings(self) -> dict[str, Any]:
         """The architecture's metadata, without its name before them."""
         prefix = f"{self.architecture}."
-        found = {key.removeprefix(prefix): value for key, value in self.metadata.items() if key.startswith(prefix)}
+        found = {
+            key.removeprefix(prefix): value
+            for key, value in self.metadata.items()
+            if key.startswith(prefix)
+        }
         return {key: readable_float(value) for key, value in found.items()}
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
-"""Makes a model's folder (config.json, safetensors in float32, tokenizer) of a GGUF file of any family that states how
-llama.cpp holds it (gguf_traits.py).
+"""Makes a model's folder (config.json, safetensors in float32, tokenizer) of a GGUF file of any
+family that states how llama.cpp holds it (gguf_traits.py).
 
-What llama.cpp turned round for its own arithmetic is undone: pairs that rotate in adjacent rows, and scales of norms
-that are stored as 1 + w.
+What llama.cpp turned round for its own arithmetic is undone: pairs that rotate in adjacent rows,
+and scales of norms that are stored as 1 + w.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,9 @@ from isojax.models.safetensors_io import TensorSources, new_model_folder, write_
 from isojax.models.spec import Spec
 from isojax.models.transformer import Decoder
 
-EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+EMBEDDING = "token_embd.weight"
+HEAD = "output.weight"
+ROPE_FACTORS = "rope_freqs.weight"
 # A key of config.json -> the key of GGUF's metadata, after the architecture's name.
 SIZE_KEYS = {
     "hidden_size": "embedding_length",
@@ -39,16 +41,19 @@ SIZE_KEYS = {
     "head_dim": "attention.key_length",
 }
 DEFAULTS = {"rope.freq_base": 10_000.0}  # llama.cpp's
-# How Llama 3.1 and 3.2 stretch positions: a file has the factors of all frequencies, and not what they came from.
+# How Llama 3.1 and 3.2 stretch positions: a file has the factors of all frequencies, and not what
+# they came from.
 LLAMA3_SCALING = RopeScaling()
 HUB = "Take the model's own folder: isojax model import ORG/NAME"
 
 
 def import_gguf(path: Path, folder: Path, source: Mapping[str, Any] | None = None) -> None:
-    """Write the folder, whole or not at all. `source`: what model_source.json says; by default the file and its
-    sha256."""
+    """Write the folder, whole or not at all. `source`: what model_source.json says; by default the
+    file and its sha256."""
     if not path.is_file():
-        raise InputError(f"{path}: no such file; expected a GGUF file. Fetch one of a model hub first.")
+        raise InputError(
+            f"{path}: no such file; expected a GGUF file. Fetch one of a model hub first."
+        )
     with new_model_folder(folder) as temp:
         convert(path, temp, source or {"file": path.name, "sha256": sha256_of(path)})
 
@@ -75,10 +80,16 @@ def _convert(file: GGUFFile, folder: Path) -> None:
     config = ModelConfig(family=family, **read_settings(config_json | extra_keys))
     assert config.vocab is not None
 
-    stretched = {key: config_json[key] for key in ("rope_scaling", "attention_bias", "mlp_bias") if key in config_json}
+    stretched = {
+        key: config_json[key]
+        for key in ("rope_scaling", "attention_bias", "mlp_bias")
+        if key in config_json
+    }
     full_json = hf_export.make_config_json(config, file.settings["context_length"], "float32")
     token_ids = end_and_begin_ids(file.metadata)
-    hf_export.write_json(folder / hf_load.CONFIG_FILE, full_json | stretched | extra_keys | token_ids)
+    hf_export.write_json(
+        folder / hf_load.CONFIG_FILE, full_json | stretched | extra_keys | token_ids
+    )
     hf_export.write_json(folder / "generation_config.json", token_ids)
     hf_export.write_json(folder / "tokenizer_config.json", tokenizer_config)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -110,7 +121,9 @@ def check_whole(file: GGUFFile) -> None:
     if EMBEDDING not in file.tensors:
         raise InputError(f"it has no {EMBEDDING}: no language model, or a part of one. {HUB}.")
     if file.settings.get("expert_count"):
-        raise InputError(f"expert_count = {file.settings['expert_count']}; expected a dense model. {HUB}.")
+        raise InputError(
+            f"expert_count = {file.settings['expert_count']}; expected a dense model. {HUB}."
+        )
 
 
 def read_config_json(file: GGUFFile) -> dict[str, Any]:
@@ -123,13 +136,18 @@ def read_config_json(file: GGUFFile) -> dict[str, Any]:
 
     missing = [key for key in (*SIZE_KEYS.values(), "context_length") if settings.get(key) is None]
     if missing:
-        raise InputError(f"it lacks {list_some([f'{file.architecture}.{key}' for key in missing])}. {HUB}.")
+        raise InputError(
+            f"it lacks {list_some([f'{file.architecture}.{key}' for key in missing])}. {HUB}."
+        )
     if lists := [key for key in SIZE_KEYS.values() if isinstance(settings[key], list)]:
         held = f"{file.architecture}.{lists[0]} differs between layers: {settings[lists[0]]}"
         raise InputError(f"{held}; expected one number for all. This model cannot run here.")
 
     config_json = {key: settings[name] for key, name in SIZE_KEYS.items()}
-    config_json |= {"vocab_size": file.shape(EMBEDDING)[0], "tie_word_embeddings": HEAD not in file.tensors}
+    config_json |= {
+        "vocab_size": file.shape(EMBEDDING)[0],
+        "tie_word_embeddings": HEAD not in file.tensors,
+    }
     biases = {"attention_bias": "blk.0.attn_output.bias", "mlp_bias": "blk.0.ffn_gate.bias"}
     config_json |= {key: True for key, name in biases.items() if name in file.tensors}
     if scaling := read_scaling(file):
@@ -142,7 +160,9 @@ def read_scaling(file: GGUFFile) -> dict[str, Any] | None:
     settings = DEFAULTS | file.settings
     if ROPE_FACTORS in file.tensors:
         return llama3_scaling(file.read(ROPE_FACTORS), settings["rope.freq_base"])
-    rope_type = settings.get("rope.scaling.type", "linear" if "rope.scale_linear" in settings else "none")
+    rope_type = settings.get(
+        "rope.scaling.type", "linear" if "rope.scale_linear" in settings else "none"
+    )
     factor = settings.get("rope.scaling.factor", settings.get("rope.scale_linear", 1.0))
     if rope_type == "none" or (rope_type == "linear" and factor in (0, 1)):
         return None
@@ -150,8 +170,8 @@ def read_scaling(file: GGUFFile) -> dict[str, Any] | None:
 
 
 def llama3_scaling(factors: np.ndarray, base: float) -> dict[str, Any]:
-    """Llama 3's stretched positions whose frequencies are divided by these factors; InputError where they are of none
-    of its models'."""
+    """Llama 3's stretched positions whose frequencies are divided by these factors; InputError
+    where they are of none of its models'."""
     head_dim = 2 * len(factors)
     scaling = LLAMA3_SCALING.model_copy(update={"factor": float(factors.max())})
     expected = rope_frequencies(head_dim, base, None) / rope_frequencies(head_dim, base, scaling)
@@ -174,21 +194,31 @@ def gguf_names(specs: list[Spec], traits: GGUFTraits, layers: int) -> dict[str, 
     """The names in a GGUF file of a checkpoint's tensors."""
     architectures = {name: architecture for architecture, name in gguf.MODEL_ARCH_NAMES.items()}
     name_map = gguf.get_tensor_name_map(architectures[traits.architecture], layers)
-    names = {name: name_map.get_name(name, (".weight", ".bias")) for spec in specs for name in spec.tensor_names()}
+    names = {
+        name: name_map.get_name(name, (".weight", ".bias"))
+        for spec in specs
+        for name in spec.tensor_names()
+    }
     if unknown := [name for name, gguf_name in names.items() if gguf_name is None]:
-        raise InputError(f"llama.cpp's {traits.architecture} has no tensor for {list_some(unknown)}.")
+        raise InputError(
+            f"llama.cpp's {traits.architecture} has no tensor for {list_some(unknown)}."
+        )
     return {name: str(gguf_name) for name, gguf_name in names.items()}
 
 
-def plan_tensors(file: GGUFFile, layouts: list[hf_load.WeightLayout], traits: GGUFTraits, layers: int) -> TensorSources:
-    """The tensors of a checkpoint, to be read from the file. InputError where it lacks one, has more than these, or one
-    has another shape."""
+def plan_tensors(
+    file: GGUFFile, layouts: list[hf_load.WeightLayout], traits: GGUFTraits, layers: int
+) -> TensorSources:
+    """The tensors of a checkpoint, to be read from the file. InputError where it lacks one, has
+    more than these, or one has another shape."""
     names = gguf_names([layout.spec for layout in layouts], traits, layers)
     missing = sorted(set(names.values()) - file.tensors.keys())
     unused = sorted(file.tensors.keys() - set(names.values()) - {ROPE_FACTORS})
     if missing or unused:
         lacks = (
-            f"it lacks {list_some(missing)}" if missing else f"it has {list_some(unused)} beside the model's tensors"
+            f"it lacks {list_some(missing)}"
+            if missing
+            else f"it has {list_some(unused)} beside the model's tensors"
         )
         raise InputError(f"{lacks}, as no {traits.architecture} here does. {HUB}.")
 

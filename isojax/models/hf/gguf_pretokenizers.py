@@ -1,5 +1,5 @@
-"""How byte-level tokenizers split a text before they merge bytes, by the names that GGUF files have for it
-(`tokenizer.ggml.pre`). The patterns are those of the models' own tokenizer.json."""
+"""How byte-level tokenizers split a text before they merge bytes, by the names that GGUF files have
+for it (`tokenizer.ggml.pre`). The patterns are those of the models' own tokenizer.json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +28,9 @@ class PreTokenizer:
     composes: bool = False  # whether text is brought into NFC: llama.cpp leaves that out
 
     def build(self) -> pre_tokenizers.PreTokenizer:
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.pattern is None)
+        byte_level = pre_tokenizers.ByteLevel(
+            add_prefix_space=False, use_regex=self.pattern is None
+        )
         parts: list[pre_tokenizers.PreTokenizer] = []
         if self.splits_digits:
             parts.append(pre_tokenizers.Digits(individual_digits=True))
@@ -61,9 +63,17 @@ def find_name(tokenizer_json: Mapping[str, Any]) -> str | None:
     patterns = [part["pattern"].get("Regex") for part in parts if part["type"] == "Split"]
     digits = [part["individual_digits"] for part in parts if part["type"] == "Digits"]
     byte_levels = [part for part in parts if part["type"] == "ByteLevel"]
-    if len(patterns) + len(digits) + len(byte_levels) < len(parts) or len(byte_levels) != 1 or len(patterns) > 1:
+    if (
+        len(patterns) + len(digits) + len(byte_levels) < len(parts)
+        or len(byte_levels) != 1
+        or len(patterns) > 1
+    ):
         return None
-    if byte_levels[0]["use_regex"] == bool(patterns) or byte_levels[0]["add_prefix_space"] or digits == [False]:
+    if (
+        byte_levels[0]["use_regex"] == bool(patterns)
+        or byte_levels[0]["add_prefix_space"]
+        or digits == [False]
+    ):
         return None
 
     pattern = patterns[0] if patterns else None
@@ -71,7 +81,8 @@ def find_name(tokenizer_json: Mapping[str, Any]) -> str | None:
     matches = [
         name
         for name, known in PRE_TOKENIZERS.items()
-        if (known.pattern, known.splits_digits, known.keeps_words) == (pattern, bool(digits), keeps_words)
+        if (known.pattern, known.splits_digits, known.keeps_words)
+        == (pattern, bool(digits), keeps_words)
     ]
     return next(iter(matches), None)
 

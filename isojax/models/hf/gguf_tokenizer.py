@@ -1,8 +1,9 @@
 """A GGUF file's tokenizer as tokenizer.json and tokenizer_config.json.
 
-`gpt2` is byte-level BPE, with merges in their order and a name for how text is split before (gguf_pretokenizers.py).
-`llama` is sentencepiece's BPE: no merges, but a score for each token, and the two neighbours are merged first whose
-token has the highest. Bytes of characters that no token has are tokens of their own, <0x0A>.
+`gpt2` is byte-level BPE, with merges in their order and a name for how text is split before
+(gguf_pretokenizers.py). `llama` is sentencepiece's BPE: no merges, but a score for each token, and
+the two neighbours are merged first whose token has the highest. Bytes of characters that no token
+has are tokens of their own, <0x0A>.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,8 @@ from isojax.models.hf.gguf_pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
 PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token types
-SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # transformers' names and GGUF's
+# transformers' names and GGUF's
+SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes a space
 HUB = "isojax model import ORG/NAME"
 Merges = list[tuple[str, str]]
@@ -27,12 +29,15 @@ def special_token_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
-    """The tokenizer, and the contents of its tokenizer_config.json; InputError where it is of another kind."""
+    """The tokenizer, and the contents of its tokenizer_config.json; InputError where it is of
+    another kind."""
     kind = metadata.get(f"{PREFIX}model", "")
     builders = {"gpt2": _build_byte_level, "llama": _build_sentencepiece}
     if kind not in builders:
         expected = "expected gpt2 (byte-level BPE) or llama (sentencepiece's BPE)"
-        raise InputError(f"{PREFIX}model = {kind!r}; {expected}. Take the model's own folder: {HUB}.")
+        raise InputError(
+            f"{PREFIX}model = {kind!r}; {expected}. Take the model's own folder: {HUB}."
+        )
     tokens = metadata[f"{PREFIX}tokens"]
     types = metadata.get(f"{PREFIX}token_type") or [NORMAL] * len(tokens)
 
@@ -40,19 +45,32 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, A
     typed_tokens = list(zip(tokens, types, strict=True))
     control_tokens = [token for token, token_type in typed_tokens if token_type == CONTROL]
     own_tokens = [token for token, token_type in typed_tokens if token_type == USER_DEFINED]
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control_tokens])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in control_tokens]
+    )
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in own_tokens])
 
     special_ids = special_token_ids(metadata)
-    adds = {"bos": metadata.get(f"{PREFIX}add_bos_token", adds_bos), "eos": metadata.get(f"{PREFIX}add_eos_token")}
-    around = {name: tokens[special_ids[name]] for name, is_added in adds.items() if is_added and name in special_ids}
+    adds = {
+        "bos": metadata.get(f"{PREFIX}add_bos_token", adds_bos),
+        "eos": metadata.get(f"{PREFIX}add_eos_token"),
+    }
+    around = {
+        name: tokens[special_ids[name]]
+        for name, is_added in adds.items()
+        if is_added and name in special_ids
+    }
     if around:
         tokenizer.post_processor = _template(around, special_ids)
 
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     special_tokens = {f"{name}_token": tokens[i] for name, i in special_ids.items()}
     template = metadata.get("tokenizer.chat_template")
-    return tokenizer, {**settings, **special_tokens, **({"chat_template": template} if template else {})}
+    return tokenizer, {
+        **settings,
+        **special_tokens,
+        **({"chat_template": template} if template else {}),
+    }
 
 
 def _build_byte_level(
@@ -61,7 +79,9 @@ def _build_byte_level(
     name = metadata.get(f"{PREFIX}pre", "")
     if name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
-        raise InputError(f"{PREFIX}pre = {name!r}; expected one of {known}. Take the model's own folder: {HUB}.")
+        raise InputError(
+            f"{PREFIX}pre = {name!r}; expected one of {known}. Take the model's own folder: {HUB}."
+        )
     kind: PreTokenizer = PRE_TOKENIZERS[name]
 
     vocab = {token: i for i, token in enumerate(tokens)}
@@ -78,7 +98,9 @@ def _build_sentencepiece(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
 ) -> tuple[Tokenizer, bool]:
     begins_with_space = metadata.get(f"{PREFIX}add_space_prefix", True)
-    unknown = [token for token, token_type in zip(tokens, types, strict=True) if token_type == UNKNOWN]
+    unknown = [
+        token for token, token_type in zip(tokens, types, strict=True) if token_type == UNKNOWN
+    ]
     unknown += [tokens[i] for name, i in special_token_ids(metadata).items() if name == "unk"]
     bpe = models.BPE(
         vocab={token: i for i, token in enumerate(tokens)},
@@ -101,7 +123,9 @@ def _build_sentencepiece(
 
 def merges_by_score(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> Merges:
     """All pairs of tokens that make a token, the highest score first."""
-    ranked = [i for i, token_type in enumerate(types) if token_type == NORMAL and len(tokens[i]) > 1]
+    ranked = [
+        i for i, token_type in enumerate(types) if token_type == NORMAL and len(tokens[i]) > 1
+    ]
     ranked.sort(key=lambda i: -scores[i])
     parts = {token for token, token_type in zip(tokens, types, strict=True) if token_type == NORMAL}
 
@@ -118,6 +142,13 @@ def _template(around: Mapping[str, str], ids: Mapping[str, int]) -> processors.T
     before, after = ([around[name]] if name in around else [] for name in ("bos", "eos"))
     return processors.TemplateProcessing(
         single=[*before, "$A", *after],
-        pair=[*before, "$A", *after, *(f"{token}:1" for token in before), "$B:1", *(f"{token}:1" for token in after)],
+        pair=[
+            *before,
+            "$A",
+            *after,
+            *(f"{token}:1" for token in before),
+            "$B:1",
+            *(f"{token}:1" for token in after),
+        ],
         special_tokens=[(token, ids[name]) for name, token in around.items()],
     )

@@ -11,32 +11,53 @@ from tokenizers import Tokenizer
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_json_object
 from isojax.models.hf.gguf_pretokenizers import PRE_TOKENIZERS, find_name
-from isojax.models.hf.gguf_tokenizer import BYTE, CONTROL, NORMAL, SPACE, SPECIAL_TOKENS, UNKNOWN, UNUSED, USER_DEFINED
+from isojax.models.hf.gguf_tokenizer import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    SPACE,
+    SPECIAL_TOKENS,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+)
 
-TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
 ADDED_SCORE = -1000.0  # llama.cpp's own for tokens that are never merged
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
-    """`rows`: of the embedding; what is beyond the tokenizer's tokens is padded. InputError where GGUF has no such
-    tokenizer."""
+    """`rows`: of the embedding; what is beyond the tokenizer's tokens is padded. InputError where
+    GGUF has no such tokenizer."""
     path = folder / TOKENIZER_FILE
     if not path.is_file():
-        raise InputError(f"{folder} has no {TOKENIZER_FILE}, which a GGUF file's tokenizer is made of.")
-    about = json.loads(Tokenizer.from_file(str(path)).to_str())  # of one form, whoever wrote the file
+        raise InputError(
+            f"{folder} has no {TOKENIZER_FILE}, which a GGUF file's tokenizer is made of."
+        )
+    # of one form, whoever wrote the file
+    about = json.loads(Tokenizer.from_file(str(path)).to_str())
     model = about["model"]
     if model["type"] != "BPE":
-        raise InputError(f"{path}: its model is {model['type']}; expected BPE, which GGUF files have.")
+        raise InputError(
+            f"{path}: its model is {model['type']}; expected BPE, which GGUF files have."
+        )
 
     tokens, types = read_tokens(about, rows)
-    merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
+    merges = [
+        tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge)
+        for merge in model["merges"]
+    ]
     if model.get("byte_fallback"):
         add_sentencepiece(writer, about, tokens, types, merges)
     else:
         name = find_name(about)
         if name is None:
             known = ", ".join(PRE_TOKENIZERS)
-            raise InputError(f"{path}: splits texts as none of llama.cpp's tokenizers that are known here ({known}).")
+            raise InputError(
+                f"{path}: splits texts as none of llama.cpp's tokenizers that are known here ({known})."
+            )
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(name)
         writer.add_token_merges([" ".join(pair) for pair in merges])
@@ -81,16 +102,20 @@ def add_sentencepiece(
         ranks.setdefault("".join(pair), rank)
     is_merged = [token_type in (NORMAL, BYTE) for token_type in types]
     scores = [
-        -float(ranks.get(token, 0)) if merged else ADDED_SCORE for token, merged in zip(tokens, is_merged, strict=True)
+        -float(ranks.get(token, 0)) if merged else ADDED_SCORE
+        for token, merged in zip(tokens, is_merged, strict=True)
     ]
     for number, token_type in enumerate(types):
-        if token_type == USER_DEFINED:  # which llama.cpp finds in the text before it writes spaces otherwise
+        # which llama.cpp finds in the text before it writes spaces otherwise
+        if token_type == USER_DEFINED:
             tokens[number] = tokens[number].replace(SPACE, " ")
     prefix = str(about.get("normalizer")) + str(about.get("pre_tokenizer"))
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
     writer.add_token_scores(scores)
-    writer.add_add_space_prefix("'Prepend'" in prefix or "'prepend_scheme': 'first'" in prefix or "'always'" in prefix)
+    writer.add_add_space_prefix(
+        "'Prepend'" in prefix or "'prepend_scheme': 'first'" in prefix or "'always'" in prefix
+    )
 
 
 def add_special_tokens(writer: gguf.GGUFWriter, folder: Path, tokens: Sequence[str]) -> None:

@@ -27,10 +27,16 @@ OTHER_KINDS = {
 def find_family(architecture: str) -> str:
     """The family of a name in config.json's `architectures`; InputError where there is none."""
     kind = families.family
-    family_of = {name: family for family in kind.names() for name in kind.load(family).traits.architectures}
+    family_of = {
+        name: family for family in kind.names() for name in kind.load(family).traits.architectures
+    }
     if architecture not in family_of:
-        wholes = [part.architecture for name in kind.names() if (part := kind.load(name).traits.text_part)]
-        expected = f"which no family here runs; expected one of {', '.join(sorted([*family_of, *wholes]))}"
+        wholes = [
+            part.architecture for name in kind.names() if (part := kind.load(name).traits.text_part)
+        ]
+        expected = (
+            f"which no family here runs; expected one of {', '.join(sorted([*family_of, *wholes]))}"
+        )
         fix = "A family of your own is a file like isojax/models/families/qwen3.py, named by cell.model.family."
         for ending, kind in OTHER_KINDS.items():
             if architecture.endswith(ending):
@@ -40,16 +46,22 @@ def find_family(architecture: str) -> str:
 
 
 def check_model_type(config_json: Mapping[str, Any], family: str) -> None:
-    """InputError where model_type names another family than `architectures`, and a warning where it names none of
-    those here: transformers goes by the one, and servers by the other."""
+    """InputError where model_type names another family than `architectures`, and a warning where it
+    names none of those here: transformers goes by the one, and servers by the other."""
     model_type = config_json.get("model_type")
     if model_type in (None, model_type_of(family)):
         return
     both = f"architectures = {config_json['architectures']!r}, and model_type = {model_type!r}"
-    published = [name for name in families.family.names() if families.family.load(name).traits.settings]
+    published = [
+        name for name in families.family.names() if families.family.load(name).traits.settings
+    ]
     if model_type in map(model_type_of, published):
-        raise InputError(f"config.json: {both}, which is another family. Correct the one that is wrong.")
-    _warn_once(f"config.json: {both}; transformers goes by model_type, and isojax reads the model as {family}.")
+        raise InputError(
+            f"config.json: {both}, which is another family. Correct the one that is wrong."
+        )
+    _warn_once(
+        f"config.json: {both}; transformers goes by model_type, and isojax reads the model as {family}."
+    )
 
 
 def model_type_of(family: str) -> str:
@@ -64,27 +76,37 @@ def common_settings(
     own_keys: Collection[str] = (),
     eps_key: str = EPS_KEY,
 ) -> dict[str, Any]:
-    """ModelConfig's fields of a family with SwiGLU and one table of rotary positions; InputError for a key that cannot
-    be used. `head_dim`: the family's own where the file has none; None: width / heads. `own_keys`: those that the
-    family reads by itself, as in `rope_settings`. `eps_key`: what the file calls the norms' epsilon."""
+    """ModelConfig's fields of a family with SwiGLU and one table of rotary positions; InputError
+    for a key that cannot be used. `head_dim`: the family's own where the file has none; None: width
+    / heads. `own_keys`: those that the family reads by itself, as in `rope_settings`. `eps_key`:
+    what the file calls the norms' epsilon."""
     require_value(config_json, "hidden_act", "silu", "the decoder's MLP is SwiGLU")
-    return shape_settings(config_json, head_dim, eps_key=eps_key) | rope_settings(config_json, own_keys)
+    return shape_settings(config_json, head_dim, eps_key=eps_key) | rope_settings(
+        config_json, own_keys
+    )
 
 
 def shape_settings(
-    config_json: Mapping[str, Any], head_dim: int | None = None, tied: bool = False, eps_key: str = EPS_KEY
+    config_json: Mapping[str, Any],
+    head_dim: int | None = None,
+    tied: bool = False,
+    eps_key: str = EPS_KEY,
 ) -> dict[str, Any]:
-    """ModelConfig's fields that every published family reads alike. `tied`: what an absent flag means."""
+    """ModelConfig's fields that every published family reads alike. `tied`: what an absent flag
+    means."""
     for key in CONFIG_KEYS:
         if config_json.get(key):
             raise InputError(describe_quantised_config(key, config_json[key]))
-    width, heads = read_size(config_json, "hidden_size"), read_size(config_json, "num_attention_heads")
+    width = read_size(config_json, "hidden_size")
+    heads = read_size(config_json, "num_attention_heads")
     if config_json.get("head_dim") is None and head_dim is None and width % heads:
         problem = f"config.json: no head_dim, and hidden_size = {width} is no multiple of num_attention_heads = {heads}"
         raise InputError(f"{problem}. Add head_dim to it.")
     is_tied = config_json.get("tie_word_embeddings")
     if not isinstance(is_tied, (bool, type(None))):
-        raise InputError(f"config.json: tie_word_embeddings = {is_tied!r}; expected true or false. {FIX}")
+        raise InputError(
+            f"config.json: tie_word_embeddings = {is_tied!r}; expected true or false. {FIX}"
+        )
     return {
         "layers": read_size(config_json, "num_hidden_layers"),
         "width": width,
@@ -99,14 +121,20 @@ def shape_settings(
 
 
 def common_config_json(config: ModelConfig, eps_key: str = EPS_KEY) -> dict[str, Any]:
-    """The way back from `common_settings`. transformers 5 reads `rope_parameters`, 4 the two others."""
-    scaling = {"rope_type": "llama3", **config.rope_scaling.model_dump()} if config.rope_scaling else None
+    """The way back from `common_settings`. transformers 5 reads `rope_parameters`, 4 the two
+    others."""
+    scaling = (
+        {"rope_type": "llama3", **config.rope_scaling.model_dump()} if config.rope_scaling else None
+    )
     return {
         **shape_config_json(config, eps_key),
         "hidden_act": "silu",
         "rope_theta": config.rope_base,
         "rope_scaling": scaling,
-        "rope_parameters": {"rope_theta": config.rope_base, **(scaling or {"rope_type": "default"})},
+        "rope_parameters": {
+            "rope_theta": config.rope_base,
+            **(scaling or {"rope_type": "default"}),
+        },
     }
 
 

@@ -1,4 +1,5 @@
-"""Parameters to a folder that transformers and vLLM load: config.json, *.safetensors, a tokenizer."""
+"""Parameters to a folder that transformers and vLLM load: config.json, *.safetensors, a
+tokenizer."""
 
 import json
 import shutil
@@ -23,22 +24,34 @@ from isojax.models.hf.hf_load import (
     tensor_parts,
     weight_layouts,
 )
-from isojax.models.safetensors_io import TEXT_FILES, TensorSources, new_model_folder, write_safetensors
+from isojax.models.safetensors_io import (
+    TEXT_FILES,
+    TensorSources,
+    new_model_folder,
+    write_safetensors,
+)
 from isojax.models.spec import Spec
 from isojax.models.transformer import Decoder, Params
 
-COPIED_FILES = (*TEXT_FILES, "LICENSE*", "NOTICE*")  # what an export copies from the base model's folder
+# what an export copies from the base model's folder
+COPIED_FILES = (*TEXT_FILES, "LICENSE*", "NOTICE*")
 
 
-def save(params: Params, config: ModelConfig, source: Path, folder: Path, dtype: str = "float32") -> None:
-    """Write a folder, whole or not at all, with weights in `dtype`, and config.json and tokenizer of `source`.
-    InputError where the folder exists, cannot be written, or the family has no published architecture."""
+def save(
+    params: Params, config: ModelConfig, source: Path, folder: Path, dtype: str = "float32"
+) -> None:
+    """Write a folder, whole or not at all, with weights in `dtype`, and config.json and tokenizer
+    of `source`. InputError where the folder exists, cannot be written, or the family has no
+    published architecture."""
     architecture_of(config)
     decoder = Decoder(config, params["embed"].shape[0])
     values = dict(flatten(params))
 
     def read_tensor(parts: list[TensorPart]) -> np.ndarray:
-        stored = [part.layout.to_stored(np.asarray(part.select(values[part.layout.key]), np.float32)) for part in parts]
+        stored = [
+            part.layout.to_stored(np.asarray(part.select(values[part.layout.key]), np.float32))
+            for part in parts
+        ]
         return join_parts(stored, parts[0].layout.spec)
 
     tensors: TensorSources = {
@@ -49,7 +62,9 @@ def save(params: Params, config: ModelConfig, source: Path, folder: Path, dtype:
         config_json = read_text_config(source)
         if reads_images(source):  # whose section leaves out most of the shape
             config_json |= own_config_json(config)
-        config_json |= {key: dtype for key in ("dtype", "torch_dtype") if key in config_json} or {"dtype": dtype}
+        config_json |= {key: dtype for key in ("dtype", "torch_dtype") if key in config_json} or {
+            "dtype": dtype
+        }
         for path in (p for pattern in COPIED_FILES for p in source.glob(pattern) if p.is_file()):
             shutil.copyfile(path, temp / path.name)
         write_json(temp / CONFIG_FILE, config_json)
@@ -61,9 +76,11 @@ def join_parts(stored: list[np.ndarray], spec: Spec) -> np.ndarray:
     return stored[0] if len(stored) == 1 else np.concatenate(stored, axis=spec.stored_outputs_axis)
 
 
-def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path, dtype: str = "float32") -> None:
-    """Write the adapters as PEFT's folder, whole or not at all, in `dtype`. `base`: the base model's folder or hub
-    name. InputError where the folder exists or cannot be written."""
+def save_adapter(
+    adapters: Params, config: ModelConfig, base: str, folder: Path, dtype: str = "float32"
+) -> None:
+    """Write the adapters as PEFT's folder, whole or not at all, in `dtype`. `base`: the base
+    model's folder or hub name. InputError where the folder exists or cannot be written."""
     lora = config.lora
     assert lora is not None
     specs = Decoder(config, config.vocab or 1).specs()  # adapters know no vocabulary
@@ -99,7 +116,9 @@ def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path,
             "inference_mode": True,
         }
         write_json(temp / "adapter_config.json", settings)
-        sources = {name: (tensor.shape, partial(np.asarray, tensor)) for name, tensor in tensors.items()}
+        sources = {
+            name: (tensor.shape, partial(np.asarray, tensor)) for name, tensor in tensors.items()
+        }
         write_safetensors(temp, sources, dtype, stem="adapter_model")
 
 
@@ -116,12 +135,13 @@ def architecture_of(config: ModelConfig) -> str:
 
 
 def make_config_json(config: ModelConfig, max_positions: int, dtype: str) -> dict[str, Any]:
-    """A config.json that transformers 5 and 4 read, of a model that has none yet. InputError where the family does not
-    say how it is written."""
+    """A config.json that transformers 5 and 4 read, of a model that has none yet. InputError where
+    the family does not say how it is written."""
     return {
         "architectures": [architecture_of(config)],
         "model_type": model_type_of(config.family),
-        "pad_token_id": None,  # else transformers takes the published models', which a small vocabulary may not have
+        # else transformers takes the published models', which a small vocabulary may not have
+        "pad_token_id": None,
         **own_config_json(config),
         "max_position_embeddings": max_positions,
         "dtype": dtype,

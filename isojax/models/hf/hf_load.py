@@ -1,8 +1,9 @@
-"""Weights from a folder as a hub gives it (config.json, *.safetensors, a tokenizer), straight onto the mesh.
+"""Weights from a folder as a hub gives it (config.json, *.safetensors, a tokenizer), straight onto
+the mesh.
 
-A checkpoint stores one matrix per layer, [out, in], with heads joined; a decoder stacks layers and splits heads:
-[L, in..., out...]. The embedding alone is stored as it is used, [V, D]. Some store several matrices as one, one below
-the other. A parameter's Spec (models/spec.py) says which.
+A checkpoint stores one matrix per layer, [out, in], with heads joined; a decoder stacks layers and
+splits heads: [L, in..., out...]. The embedding alone is stored as it is used, [V, D]. Some store
+several matrices as one, one below the other. A parameter's Spec (models/spec.py) says which.
 """
 
 import math
@@ -35,7 +36,8 @@ from isojax.models.transformer import Decoder, Params
 
 SOURCE_FILE = "model_source.json"  # where `isojax model import` took the folder from
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"  # ORG/NAME
-HUB_NAME = rf"(hf:/|https:/huggingface\.co/)?({HUB_ID}|[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?"  # of a Path
+# of a Path
+HUB_NAME = rf"(hf:/|https:/huggingface\.co/)?({HUB_ID}|[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?"
 FINITE_BLOCK = 2**20  # values that are checked at a time
 Region = tuple[tuple[int, int], ...]  # of a parameter: first and end index on each axis
 
@@ -62,7 +64,9 @@ class WeightLayout:
         for group in self.spec.stored_groups:
             outer, inner, index = index[0], index[1 : len(group)], index[len(group) :]
             whole = [slice(0, n) for n in group[1:]]
-            assert list(inner) == whole, f"{self.key}: sharding.py splits the inner axis of a stored one"
+            assert list(inner) == whole, (
+                f"{self.key}: sharding.py splits the inner axis of a stored one"
+            )
             inner_size = math.prod(group[1:])
             slices.append(slice(outer.start * inner_size, outer.stop * inner_size))
 
@@ -79,7 +83,8 @@ class WeightLayout:
 
 @dataclass(frozen=True)
 class TensorPart:
-    """What a tensor holds of one of our parameters: all of it that has this number, as its `tensor_names` count."""
+    """What a tensor holds of one of our parameters: all of it that has this number, as its
+    `tensor_names` count."""
 
     layout: WeightLayout
     number: int
@@ -96,8 +101,8 @@ class TensorPart:
 
 
 def tensor_parts(layouts: Sequence[WeightLayout]) -> dict[str, list[TensorPart]]:
-    """By name, what each tensor of a checkpoint holds, in its order: mostly one parameter. InputError where two are in
-    one place."""
+    """By name, what each tensor of a checkpoint holds, in its order: mostly one parameter.
+    InputError where two are in one place."""
     parts: dict[str, list[TensorPart]] = defaultdict(list)
     for layout in layouts:
         for number, name in enumerate(layout.tensor_names):
@@ -113,12 +118,14 @@ def tensor_parts(layouts: Sequence[WeightLayout]) -> dict[str, list[TensorPart]]
 
 
 def weight_layouts(decoder: Decoder) -> list[WeightLayout]:
-    """Every parameter of the decoder but adapters, in its order, with its place in a checkpoint of the family."""
+    """Every parameter of the decoder but adapters, in its order, with its place in a checkpoint of
+    the family."""
     return [WeightLayout(key, spec) for key, spec in flatten(decoder.base.specs())]
 
 
 def resolve_model(model: ModelConfig) -> ModelConfig:
-    """The model with config.json's shape and family where `path` is set; InputError where a field of it differs."""
+    """The model with config.json's shape and family where `path` is set; InputError where a field
+    of it differs."""
     if model.path is None:
         return model
     folder = Path(model.path)
@@ -136,14 +143,21 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
         read_settings = families.family.load(family).traits.settings
         if read_settings is None:
             problem = f"the family {family} has no `settings`, by which {CONFIG_FILE} could be read"
-            raise InputError(f"{CONFIG_FILE}: {problem}; expected @family(settings=...) in its file.")
+            raise InputError(
+                f"{CONFIG_FILE}: {problem}; expected @family(settings=...) in its file."
+            )
         settings = read_settings(config_json)
     except InputError as e:
         raise InputError(f"{folder}/{e}") from e
-    from_file = ModelConfig(family=family, path=model.path, lora=model.lora).model_copy(update=settings)
+    from_file = ModelConfig(family=family, path=model.path, lora=model.lora).model_copy(
+        update=settings
+    )
     requested_fields, file_fields = vars(model), vars(from_file)
     for key in sorted(model.model_fields_set):
-        if requested_fields[key] != file_fields[key] and (key, requested_fields[key]) != ("vocab", None):
+        if requested_fields[key] != file_fields[key] and (key, requested_fields[key]) != (
+            "vocab",
+            None,
+        ):
             raise InputError(
                 f"cell.model.{key}: given {requested_fields[key]!r}, but {folder / CONFIG_FILE} says "
                 f"{file_fields[key]!r}. Leave the key out: with a path, the shape comes from there."
@@ -158,11 +172,19 @@ def read_config(folder: Path) -> dict[str, Any]:
         fix += "" if folder.exists() else f" --out {folder}"
         if folder.is_file() and holds_model(folder.parent):
             fix = f"Give the file's folder: cell.model.path={folder.parent}"
-        url, name, revision = match.groups() if (match := re.fullmatch(HUB_NAME, str(folder))) else ("", "", "")
-        folder_may_be_meant = folder.exists() or name.startswith("models/") or ("/" in name and folder.parent.exists())
+        url, name, revision = (
+            match.groups() if (match := re.fullmatch(HUB_NAME, str(folder))) else ("", "", "")
+        )
+        folder_may_be_meant = (
+            folder.exists()
+            or name.startswith("models/")
+            or ("/" in name and folder.parent.exists())
+        )
         if url or revision or (name and not folder_may_be_meant):
             repository = name if "/" in name else f"ORG/{name}"
-            command = f"isojax model import {repository}" + f" --revision {revision}" * bool(revision)
+            command = f"isojax model import {repository}" + f" --revision {revision}" * bool(
+                revision
+            )
             fix = f"If it is a model hub's: {command}, and then cell.model.path=models/{Path(repository).name}"
         raise InputError(f"cell.model.path = {folder}: no such folder; {expected}. {fix}")
     if not (folder / CONFIG_FILE).is_file():
@@ -191,14 +213,16 @@ def read_source(folder: Path) -> dict[str, Any] | None:
 
 
 def check_weights(config: ModelConfig) -> None:
-    """InputError unless the weights of a resolved `config.path` are there as `load` needs them. Reads headers alone,
-    and a head that a tied model stores."""
+    """InputError unless the weights of a resolved `config.path` are there as `load` needs them.
+    Reads headers alone, and a head that a tied model stores."""
     if config.path is not None:
         decoder = Decoder(config)
         _checked_tensors(Path(config.path), config, weight_layouts(decoder))
 
 
-def _checked_tensors(folder: Path, config: ModelConfig, layouts: list[WeightLayout]) -> dict[str, StoredTensor]:
+def _checked_tensors(
+    folder: Path, config: ModelConfig, layouts: list[WeightLayout]
+) -> dict[str, StoredTensor]:
     """The folder's tensors by name, which are as config.json says."""
     stored_tensors = read_headers(folder)
     if reads_images(folder):
@@ -213,35 +237,44 @@ def _checked_tensors(folder: Path, config: ModelConfig, layouts: list[WeightLayo
 
 
 def load(folder: Path, config: ModelConfig, decoder: Decoder, mesh: Mesh) -> Params:
-    """The checkpoint's parameters in float32 by `decoder.shardings(mesh)`; each process reads what its devices hold.
-    InputError, before any is read, where a tensor is missing or has another shape or dtype, and where one holds values
-    that are no finite numbers."""
+    """The checkpoint's parameters in float32 by `decoder.shardings(mesh)`; each process reads what
+    its devices hold. InputError, before any is read, where a tensor is missing or has another shape
+    or dtype, and where one holds values that are no finite numbers."""
     layouts = weight_layouts(decoder)
     stored_tensors = _checked_tensors(folder, config, layouts)
     shardings = dict(flatten(decoder.shardings(mesh)))
     order = sorted(layouts, key=lambda w: -math.prod(w.spec.shape))  # largest first
-    params = {weight.key: load_weight(weight, stored_tensors, shardings[weight.key]) for weight in order}
+    params = {
+        weight.key: load_weight(weight, stored_tensors, shardings[weight.key]) for weight in order
+    }
     return unflatten_dict({weight.key: params[weight.key] for weight in layouts}, sep=".")
 
 
 def load_weight(
     layout: WeightLayout, stored_tensors: Mapping[str, StoredTensor], sharding: NamedSharding
 ) -> Float[Array, "..."]:
-    """One parameter in float32 on this process's devices, each of which gets its part of the layers' tensors alone."""
+    """One parameter in float32 on this process's devices, each of which gets its part of the
+    layers' tensors alone."""
     devices_by_region: dict[Region, list[Any]] = defaultdict(list)
     shape = layout.spec.shape
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         assert index is not None
-        devices_by_region[tuple(i.indices(n)[:2] for i, n in zip(index, shape, strict=True))].append(device)
+        devices_by_region[
+            tuple(i.indices(n)[:2] for i, n in zip(index, shape, strict=True))
+        ].append(device)
     arrays, k = [], layout.num_stacked
     names = np.array(layout.tensor_names).reshape(shape[:k])
     for region, devices in devices_by_region.items():
         values = np.empty([stop - start for start, stop in region], np.float32)
         index = tuple(slice(*bounds) for bounds in region)
         stored_index = layout.stored_index(index[k:])
-        for name, tensor_values in zip(names[index[:k]].flat, values.reshape(-1, *values.shape[k:]), strict=True):
+        for name, tensor_values in zip(
+            names[index[:k]].flat, values.reshape(-1, *values.shape[k:]), strict=True
+        ):
             stored = stored_tensors[name].read(stored_index)
-            tensor_values[...] = (stored.T if layout.spec.transposed else stored).reshape(tensor_values.shape)
+            tensor_values[...] = (stored.T if layout.spec.transposed else stored).reshape(
+                tensor_values.shape
+            )
             if not _is_finite(tensor_values):
                 raise InputError(_describe_non_finite(stored_tensors[name]))
         arrays += [jax.block_until_ready(jax.device_put(values, device)) for device in devices]
@@ -251,7 +284,9 @@ def load_weight(
 def _is_finite(values: np.ndarray) -> bool:
     """Whether no value is NaN or infinite; by blocks, so that it takes little memory."""
     flat = values.reshape(-1)
-    return all(np.isfinite(flat[i : i + FINITE_BLOCK]).all() for i in range(0, flat.size, FINITE_BLOCK))
+    return all(
+        np.isfinite(flat[i : i + FINITE_BLOCK]).all() for i in range(0, flat.size, FINITE_BLOCK)
+    )
 
 
 def _describe_non_finite(tensor: StoredTensor) -> str:

@@ -1,7 +1,9 @@
-"""Fetches a model from a hub by huggingface_hub: safetensors, config.json, tokenizer and licence, of one commit.
+"""Fetches a model from a hub by huggingface_hub: safetensors, config.json, tokenizer and licence,
+of one commit.
 
-Files land in huggingface_hub's cache, where an interrupted download continues and HF_ENDPOINT, HF_TOKEN, HF_HOME and
-HF_HUB_OFFLINE act as its users expect. The model's folder takes its name when all is there and fits config.json.
+Files land in huggingface_hub's cache, where an interrupted download continues and HF_ENDPOINT,
+HF_TOKEN, HF_HOME and HF_HUB_OFFLINE act as its users expect. The model's folder takes its name when
+all is there and fits config.json.
 """
 
 import os
@@ -24,16 +26,17 @@ SMALL_FILES = [hf_load.CONFIG_FILE, INDEX_FILE, *hf_export.COPIED_FILES]
 
 
 def import_from_hub(repository: str, revision: str | None, folder: Path) -> None:
-    """Make a model's folder of ORG/NAME; InputError, before weights are fetched, where isojax cannot run it."""
+    """Make a model's folder of ORG/NAME; InputError, before weights are fetched, where isojax
+    cannot run it."""
     path = Path(repository)
     if path.exists() or not re.fullmatch(hf_load.HUB_ID, repository):
-        expected = (
-            "expected smollm2, gemma3-270m, FILE.gguf or a model hub's ORG/NAME, its revision as --revision REVISION"
-        )
+        expected = "expected smollm2, gemma3-270m, FILE.gguf or a model hub's ORG/NAME, its revision as --revision REVISION"
         fix = "A folder with *.safetensors is used as it is."
         if path.is_dir():
             found = describe_folder(path)
-            fix = found if found and not holds_model(path) else f"{fix[:-1]}: cell.model.path={path}"
+            fix = (
+                found if found and not holds_model(path) else f"{fix[:-1]}: cell.model.path={path}"
+            )
         raise InputError(f"given {repository!r}, {expected}. {fix}")
     with new_model_folder(folder) as temp:
         snapshot = _download(repository, revision, SMALL_FILES)
@@ -47,11 +50,14 @@ def import_from_hub(repository: str, revision: str | None, folder: Path) -> None
             hf_load.check_weights(model)
         except InputError as e:
             problem = str(e).replace(str(snapshot), f"{repository}@{commit[:12]}")
-            raise InputError(f"{problem} {_describe_repository(repository, snapshot)}".rstrip()) from e
+            raise InputError(
+                f"{problem} {_describe_repository(repository, snapshot)}".rstrip()
+            ) from e
         for file in {file for pattern in SMALL_FILES for file in snapshot.glob(pattern)}:
             shutil.copyfile(file, temp / file.name)
         for file in weight_files(snapshot):
-            try:  # a hard link to the cache's file takes no room, and stays when the cache is cleared
+            # a hard link to the cache's file takes no room, and stays when the cache is cleared
+            try:
                 os.link(file.resolve(), temp / file.name)
             except OSError:  # another file system, or one without links
                 shutil.copyfile(file, temp / file.name)
@@ -60,12 +66,17 @@ def import_from_hub(repository: str, revision: str | None, folder: Path) -> None
 
 
 def _describe_repository(repository: str, snapshot: Path) -> str:
-    """What the repository holds in a model's place, by the names of its files; empty where it is a model, or where the
-    hub is out of reach, as with HF_HUB_OFFLINE."""
+    """What the repository holds in a model's place, by the names of its files; empty where it is a
+    model, or where the hub is out of reach, as with HF_HUB_OFFLINE."""
     commit = snapshot.name
     try:
         names = HfApi().list_repo_files(repository, revision=commit)
-    except (OSError, ValueError, RuntimeError, httpx.HTTPError):  # what is wrong with the model is known all the same
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        httpx.HTTPError,
+    ):  # what is wrong with the model is known all the same
         return ""
     if ADAPTER_CONFIG in names:
         _download(repository, commit, [ADAPTER_CONFIG])
@@ -82,8 +93,17 @@ def _describe_repository(repository: str, snapshot: Path) -> str:
 def _download(repository: str, revision: str | None, patterns: list[str]) -> Path:
     """The cache's folder of the commit, whose name is its hash."""
     try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns, ignore_patterns="*/*"))
-    except (OSError, ValueError, RuntimeError, httpx.HTTPError) as e:  # RuntimeError: hf_xet's, in the middle of a file
+        return Path(
+            snapshot_download(
+                repository, revision=revision, allow_patterns=patterns, ignore_patterns="*/*"
+            )
+        )
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        httpx.HTTPError,
+    ) as e:  # RuntimeError: hf_xet's, in the middle of a file
         raise InputError(_explain(e, repository, revision)) from e
 
 
@@ -98,7 +118,11 @@ def _explain(error: Exception, repository: str, revision: str | None) -> str:
     if constants.HF_HUB_OFFLINE:
         cache = f"{constants.HF_HUB_CACHE} does not hold all of {repository}"
         return f"HF_HUB_OFFLINE is set, and {cache}. Unset it, or copy the cache of a machine that has fetched it."
-    cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ else error
+    cause = (
+        error.__cause__
+        if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__
+        else error
+    )
     reason = (str(cause).strip() or repr(cause)).splitlines()[0].rstrip(".")
     return (
         f"{repository} could not be fetched from {hub}: {reason}. What was fetched is kept: the same command goes on "

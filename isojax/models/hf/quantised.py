@@ -1,9 +1,11 @@
-"""Recognises quantised weights, by config.json or by the tensors themselves, and says what makes floats of them."""
+"""Recognises quantised weights, by config.json or by the tensors themselves, and says what makes
+floats of them."""
 
 from collections.abc import Mapping
 from typing import Any
 
-CONFIG_KEYS = ("quantization_config", "compression_config", "quantization")  # the last two: compressed-tensors, MLX
+# the last two: compressed-tensors, MLX
+CONFIG_KEYS = ("quantization_config", "compression_config", "quantization")
 METHOD_KEYS = ("quant_method", "quant_algo", "quant_type")
 
 # The last part of a tensor's name -> the method that stores such tensors; the surest first.
@@ -40,19 +42,27 @@ def describe_quantised_config(key: str, value: Any) -> str:
     if not method and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
         method = "bitsandbytes"
     if not method:
-        method = {"compression_config": "compressed-tensors", "quantization": "mlx"}.get(key, "quantised")
+        method = {"compression_config": "compressed-tensors", "quantization": "mlx"}.get(
+            key, "quantised"
+        )
 
-    leftover = f"If the weights are floats all the same, as after a merge, remove {key} from config.json"
+    leftover = (
+        f"If the weights are floats all the same, as after a merge, remove {key} from config.json"
+    )
     return f"config.json: {key} is set: the weights are quantised ({method}); {dequantise_fix(method)} {leftover}."
 
 
 def describe_quantised_tensors(dtypes: Mapping[str, str]) -> str:
-    """What quantised tensors there are among those that a model does not need or cannot read, by names and dtypes as
-    files name them, and the remedy; empty for none."""
+    """What quantised tensors there are among those that a model does not need or cannot read, by
+    names and dtypes as files name them, and the remedy; empty for none."""
     by_last_part = {_last_part(name): name for name in dtypes}
     suffix = next((suffix for suffix in METHOD_OF_SUFFIX if suffix in by_last_part), "")
     float8 = next((name for name, dtype in dtypes.items() if dtype in FLOAT8_DTYPES), "")
-    integers = [name for name, dtype in dtypes.items() if dtype in INTEGER_DTYPES and name.endswith("_proj.weight")]
+    integers = [
+        name
+        for name, dtype in dtypes.items()
+        if dtype in INTEGER_DTYPES and name.endswith("_proj.weight")
+    ]
     example = by_last_part[suffix] if suffix else float8 or next(iter(integers), "")
     if not example:
         return ""
@@ -62,7 +72,9 @@ def describe_quantised_tensors(dtypes: Mapping[str, str]) -> str:
         method = "fp8"
     held = f"its weights are quantised ({method or dtypes[example]}), as {example} shows, a tensor of {dtypes[example]}"
     lost_config = " That reads quantization_config, which config.json has lost: fetch it again."
-    return f"{held}; {dequantise_fix(method)}{lost_config if method in CONFIG_CLASS_OF_METHOD else ''}"
+    return (
+        f"{held}; {dequantise_fix(method)}{lost_config if method in CONFIG_CLASS_OF_METHOD else ''}"
+    )
 
 
 def dequantise_fix(method: str) -> str:
@@ -84,6 +96,7 @@ def dequantise_fix(method: str) -> str:
 
 
 def _last_part(name: str) -> str:
-    """`qweight` of `model.layers.0.mlp.up_proj.qweight`; of mxfp4's `gate_up_proj_blocks`, `blocks`."""
+    """`qweight` of `model.layers.0.mlp.up_proj.qweight`; of mxfp4's `gate_up_proj_blocks`,
+    `blocks`."""
     last = name.rsplit(".", 1)[-1]
     return "blocks" if last.endswith("_blocks") else last

@@ -1,8 +1,10 @@
-"""The rotary positions of config.json. transformers 4 writes `rope_theta` and `rope_scaling`, transformers 5 writes
-`rope_parameters` with theta in it, or one such object for each type of layer, and what exporters write lies in between.
+"""The rotary positions of config.json. transformers 4 writes `rope_theta` and `rope_scaling`,
+transformers 5 writes `rope_parameters` with theta in it, or one such object for each type of layer,
+and what exporters write lies in between.
 
-Programs differ in which of these they read, so where two of them say different things the file is refused. One
-difference is harmless: transformers 4 adds its default theta, 10,000, at the top of what transformers 5 wrote.
+Programs differ in which of these they read, so where two of them say different things the file is
+refused. One difference is harmless: transformers 4 adds its default theta, 10,000, at the top of
+what transformers 5 wrote.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,17 +23,20 @@ KEEP_ONE = "Keep in config.json the one that the model was trained with."
 
 
 def rope_settings(config_json: Mapping[str, Any], own_keys: Collection[str] = ()) -> dict[str, Any]:
-    """ModelConfig's rope_base and rope_scaling; InputError where the file contradicts itself, or describes positions
-    that the decoder does not compute. `own_keys`: those that the family reads by itself, such as
-    "partial_rotary_factor", and which are refused otherwise."""
+    """ModelConfig's rope_base and rope_scaling; InputError where the file contradicts itself, or
+    describes positions that the decoder does not compute. `own_keys`: those that the family reads
+    by itself, such as "partial_rotary_factor", and which are refused otherwise."""
     config_json = without_keys(config_json, own_keys)
     require_value(config_json, "partial_rotary_factor", 1.0, "the decoder rotates whole heads")
     for key in ("rope_interleaved", "rope_interleave"):
         require_value(config_json, key, False, "the decoder rotates a head's two halves")
-    rotated_layers = config_json.get("no_rope_layers") or []  # 1 where a layer has positions, in spite of the name
+    # 1 where a layer has positions, in spite of the name
+    rotated_layers = config_json.get("no_rope_layers") or []
     if not isinstance(rotated_layers, list) or not all(rotated_layers):
         problem = f"no_rope_layers = {rotated_layers!r} leaves layers without positions"
-        raise InputError(f"config.json: {problem}; expected rotary positions in all. This model cannot run here.")
+        raise InputError(
+            f"config.json: {problem}; expected rotary positions in all. This model cannot run here."
+        )
 
     sections = {key: section for key in SECTIONS if (section := _read_section(config_json, key))}
     rope_base = _agreed_theta(config_json, sections)
@@ -65,59 +70,84 @@ def without_keys(config_json: Mapping[str, Any], keys: Collection[str]) -> dict[
 
 
 def read_rotated_share(config_json: Mapping[str, Any], default: float = 1.0) -> float:
-    """`partial_rotary_factor`: the share of a head's numbers that are rotated, wherever the file has it. `default`:
-    the family's own."""
+    """`partial_rotary_factor`: the share of a head's numbers that are rotated, wherever the file
+    has it. `default`: the family's own."""
     key = "partial_rotary_factor"
     places = [config_json, *(config_json.get(section) for section in SECTIONS)]
-    shares = {read_number(place, key) for place in places if isinstance(place, Mapping) and place.get(key) is not None}
+    shares = {
+        read_number(place, key)
+        for place in places
+        if isinstance(place, Mapping) and place.get(key) is not None
+    }
     if len(shares) > 1:
-        raise InputError(f"config.json: {key} = {' and '.join(map(str, sorted(shares)))}. {KEEP_ONE}")
+        raise InputError(
+            f"config.json: {key} = {' and '.join(map(str, sorted(shares)))}. {KEEP_ONE}"
+        )
     return shares.pop() if shares else default
 
 
 def _read_section(config_json: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """One of SECTIONS without null values, of layers of one type, and with its type under `rope_type` alone; empty
-    where the file has none."""
+    """One of SECTIONS without null values, of layers of one type, and with its type under
+    `rope_type` alone; empty where the file has none."""
     value = config_json.get(key) or {}
     if not isinstance(value, Mapping):
-        raise InputError(f"config.json: {key} = {value!r}; expected an object with rope_type. {FIX}")
+        raise InputError(
+            f"config.json: {key} = {value!r}; expected an object with rope_type. {FIX}"
+        )
     section = _of_used_layers(config_json, key, {k: v for k, v in value.items() if v is not None})
 
     old_type = section.pop("type", None)  # as transformers 4 first named it
-    rope_type = section.setdefault("rope_type", old_type or "default") if section or old_type else "default"
+    rope_type = (
+        section.setdefault("rope_type", old_type or "default") if section or old_type else "default"
+    )
     if old_type not in (None, rope_type):
-        raise InputError(f"config.json: {key} has type = {old_type!r} and rope_type = {rope_type!r}. {KEEP_ONE}")
+        raise InputError(
+            f"config.json: {key} has type = {old_type!r} and rope_type = {rope_type!r}. {KEEP_ONE}"
+        )
     if rope_type not in ("default", "llama3"):
         fix = "This model cannot run here"
         if rope_type in LATER_TYPES:
             fix = "If it was added after training, for longer texts than these, remove it from a copy of config.json"
-        raise InputError(f"config.json: {key} has rope_type = {rope_type!r}; expected default or llama3. {fix}.")
+        raise InputError(
+            f"config.json: {key} has rope_type = {rope_type!r}; expected default or llama3. {fix}."
+        )
 
     require_value(section, "partial_rotary_factor", 1.0, "the decoder rotates whole heads")
     harmless_keys = {"partial_rotary_factor"}
     if rope_type == "default":
-        harmless_keys |= {"original_max_position_embeddings"} | ({"factor"} if section.get("factor") == 1 else set())
+        harmless_keys |= {"original_max_position_embeddings"} | (
+            {"factor"} if section.get("factor") == 1 else set()
+        )
     section = {name: value for name, value in section.items() if name not in harmless_keys}
 
     known_keys = COMMON_KEYS | (LLAMA3_KEYS if rope_type == "llama3" else set())
     if unknown_keys := sorted(section.keys() - known_keys):
         held = ", ".join(f"{name} = {section[name]!r}" for name in unknown_keys)
         fix = "Name the type that this belongs to, or remove it from config.json"
-        raise InputError(f"config.json: {key} has {held}, which rope_type = {rope_type!r} does not use. {fix}.")
+        raise InputError(
+            f"config.json: {key} has {held}, which rope_type = {rope_type!r} does not use. {fix}."
+        )
     return section
 
 
-def _of_used_layers(config_json: Mapping[str, Any], key: str, section: dict[str, Any]) -> dict[str, Any]:
-    """The section with the object of the model's layers in the place of those by type of layer, if it has any."""
+def _of_used_layers(
+    config_json: Mapping[str, Any], key: str, section: dict[str, Any]
+) -> dict[str, Any]:
+    """The section with the object of the model's layers in the place of those by type of layer, if
+    it has any."""
     by_type = {name: entry for name, entry in section.items() if isinstance(entry, Mapping)}
     if not by_type:
         return section
 
     used_types = set(config_json.get("layer_types") or by_type) & by_type.keys()
-    used = [{k: v for k, v in by_type[name].items() if v is not None} for name in sorted(used_types)]
+    used = [
+        {k: v for k, v in by_type[name].items() if v is not None} for name in sorted(used_types)
+    ]
     if not used or any(entry != used[0] for entry in used):
         types = ", ".join(f"{name}: {dict(entry)}" for name, entry in by_type.items())
-        raise InputError(f"config.json: {key} differs between types of layers ({types}); expected one for all layers.")
+        raise InputError(
+            f"config.json: {key} differs between types of layers ({types}); expected one for all layers."
+        )
     common = {name: entry for name, entry in section.items() if name not in by_type}
     if any(used[0].get(name, entry) != entry for name, entry in common.items()):
         both = f"{key} has {common} beside {used[0]} for {', '.join(sorted(used_types))}"
@@ -125,24 +155,33 @@ def _of_used_layers(config_json: Mapping[str, Any], key: str, section: dict[str,
     return common | used[0]
 
 
-def _agreed_theta(config_json: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]]) -> float:
-    places = {key: read_number(s, "rope_theta", key) for key, s in sections.items() if "rope_theta" in s}
+def _agreed_theta(
+    config_json: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]]
+) -> float:
+    places = {
+        key: read_number(s, "rope_theta", key) for key, s in sections.items() if "rope_theta" in s
+    }
     if "rope_theta" in config_json and (config_json["rope_theta"] is not None or not places):
         top = read_number(config_json, "rope_theta")
-        # Without theta, rope_scaling is what transformers 4 wrote, and its theta is the one at the top.
+        # Without theta, rope_scaling is what transformers 4 wrote, and its theta is the one at the
+        # top.
         belongs_to_scaling = "rope_scaling" in sections and "rope_scaling" not in places
         if top != DEFAULT_THETA or not places or belongs_to_scaling:
             places["the top"] = top
 
     if len(set(places.values())) > 1:
         listed = " and ".join(f"{theta:,.12g} in {place}" for place, theta in places.items())
-        raise InputError(f"config.json: rope_theta = {listed}. {KEEP_ONE}".replace("in the top", "at the top"))
+        raise InputError(
+            f"config.json: rope_theta = {listed}. {KEEP_ONE}".replace("in the top", "at the top")
+        )
     return next(iter(places.values()), DEFAULT_THETA)
 
 
 def _agreed_section(sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
     """The key and the section; where there are both, they must agree in all but theta."""
-    contents = {key: {k: v for k, v in s.items() if k != "rope_theta"} for key, s in sections.items()}
+    contents = {
+        key: {k: v for k, v in s.items() if k != "rope_theta"} for key, s in sections.items()
+    }
     if not contents:
         return "", {}
 

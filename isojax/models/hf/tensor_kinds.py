@@ -1,5 +1,5 @@
-"""Explains a checkpoint whose tensors are not as config.json says, by what they are called and how large they are: what
-they are, and what makes a model of them."""
+"""Explains a checkpoint whose tensors are not as config.json says, by what they are called and how
+large they are: what they are, and what makes a model of them."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +13,9 @@ from isojax.models.spec import Spec
 
 Shapes = Mapping[str, tuple[int, ...]]  # of the tensors that a model needs, by name
 
-ADAPTER_PART = re.compile(r"(^|\.)(lora_|base_layer\.|modules_to_save\.|original_module\.|ia3_|hada_|oft_)")
+ADAPTER_PART = re.compile(
+    r"(^|\.)(lora_|base_layer\.|modules_to_save\.|original_module\.|ia3_|hada_|oft_)"
+)
 LAYER_NUMBER = re.compile(re.escape(LAYER_PREFIX).replace(r"\{layer\}", r"(\d+)"))
 TEXT_PART = re.compile(r"(^|\.)language_model\.")
 COPY = "Copy the whole folder of one model."
@@ -30,7 +32,8 @@ FOREIGN_NAMES = {
 
 
 def describe_adapters(unused_names: Collection[str]) -> str:
-    """What the adapters are among tensors that the model does not need, and the remedy; empty where there are none."""
+    """What the adapters are among tensors that the model does not need, and the remedy; empty where
+    there are none."""
     adapters = sorted(name for name in unused_names if ADAPTER_PART.search(name))
     if not adapters:
         return ""
@@ -51,9 +54,7 @@ def explain_mismatch(
         return f"{fix}; else copy the file with {HEAD_WEIGHT}."
     if any(0 in tensor.shape for tensor in needed):
         fix = f"python zero_to_fp32.py CHECKPOINT {NEW} --safe_serialization, of the trainer's checkpoint"
-        return (
-            f"Empty tensors are what DeepSpeed's ZeRO-3 writes of weights that it holds in shards. Merge these: {fix}."
-        )
+        return f"Empty tensors are what DeepSpeed's ZeRO-3 writes of weights that it holds in shards. Merge these: {fix}."
     if any(tensor.dtype == "F64" for tensor in needed):
         load = f"M.from_pretrained('{folder}', dtype='float32').save_pretrained('{NEW}')"
         command = python_command("from transformers import AutoModelForCausalLM as M", load)
@@ -63,14 +64,20 @@ def explain_mismatch(
     return _explain_shapes(config, specs, stored)
 
 
-def _explain_names(folder: Path, config: ModelConfig, specs: Sequence[Spec], stored: Mapping[str, StoredTensor]) -> str:
+def _explain_names(
+    folder: Path, config: ModelConfig, specs: Sequence[Spec], stored: Mapping[str, StoredTensor]
+) -> str:
     expected = {name for spec in specs for name in spec.tensor_names()}
     missing = expected - stored.keys()
     embeddings = [name for name in stored if name.endswith(EMBEDDING_WEIGHT.removeprefix("model."))]
     if embeddings and all(map(TEXT_PART.search, embeddings)):
         rename = _rename_command(folder, "k.replace('language_model.', '')")
         return f"Names are those of the text part of a model of images or sound. Write them as its own: {rename}"
-    prefixes = {name.removesuffix(EMBEDDING_WEIGHT) for name in stored if name.endswith("." + EMBEDDING_WEIGHT)}
+    prefixes = {
+        name.removesuffix(EMBEDDING_WEIGHT)
+        for name in stored
+        if name.endswith("." + EMBEDDING_WEIGHT)
+    }
     if prefixes:
         prefix = min(prefixes)
         rename = _rename_command(folder, f"k.removeprefix('{prefix}')")
@@ -84,7 +91,9 @@ def _explain_names(folder: Path, config: ModelConfig, specs: Sequence[Spec], sto
         return f"{saved}. Save the whole one, AutoModelForCausalLM: model.save_pretrained('{NEW}')."
 
     for part, whose in FOREIGN_NAMES.items():
-        if example := next((name for name in stored if part in name and name not in expected), None):
+        if example := next(
+            (name for name in stored if part in name and name not in expected), None
+        ):
             fix = "Write the model with transformers' names in the program that it comes from"
             return f"Names are {whose}, such as {example}. {fix}."
 
@@ -98,13 +107,17 @@ def _explain_names(folder: Path, config: ModelConfig, specs: Sequence[Spec], sto
 def _rename_command(folder: Path, new_name: str) -> str:
     read = f"t = {{k: v for f in glob.glob('{folder}/*.safetensors') for k, v in load_file(f).items()}}"
     write = f"save_file({{{new_name}: v for k, v in t.items()}}, '{NEW}/model.safetensors', {{'format': 'pt'}})"
-    imports = "import glob, os, ml_dtypes; from safetensors.numpy import load_file, save_file"  # ml_dtypes: bfloat16
+    # ml_dtypes: bfloat16
+    imports = "import glob, os, ml_dtypes; from safetensors.numpy import load_file, save_file"
     command = python_command(imports, f"os.makedirs('{NEW}'); {read}; {write}")
     return f"{command}; {CONFIG_AND_TOKENIZER}."
 
 
-def _explain_shapes(config: ModelConfig, specs: Sequence[Spec], stored: Mapping[str, StoredTensor]) -> str:
-    """The values of config.json that the shapes of the embedding and of the first layer are right for."""
+def _explain_shapes(
+    config: ModelConfig, specs: Sequence[Spec], stored: Mapping[str, StoredTensor]
+) -> str:
+    """The values of config.json that the shapes of the embedding and of the first layer are right
+    for."""
 
     by_name = {spec.name: spec for spec in specs}
     inner = "gate" if "gate" in by_name else "up"
@@ -116,7 +129,8 @@ def _explain_shapes(config: ModelConfig, specs: Sequence[Spec], stored: Mapping[
 
     stored_rows = {key: stored[name].shape[0] for key, name in names.items()}
     fitting = {"vocab_size": (stored_rows["embed"], config.vocab)}
-    if by_name["query"].part is None:  # the rows of several in one tensor do not tell heads from their sizes
+    # the rows of several in one tensor do not tell heads from their sizes
+    if by_name["query"].part is None:
         head_dim = max(stored_rows["query"] // config.heads, 1)
         fitting["head_dim"] = (head_dim, config.head_dim)
         fitting["num_key_value_heads"] = (stored_rows["key"] // head_dim, config.kv_heads)
@@ -124,7 +138,11 @@ def _explain_shapes(config: ModelConfig, specs: Sequence[Spec], stored: Mapping[
     place, inner_size = by_name[inner].part, by_name[inner].matrix_shape[1]
     parts = 1 if place is None else place.total // inner_size  # of one size: gate, and up
     fitting["intermediate_size"] = (stored_rows[inner] // parts, config.mlp)
-    changes = [f"{key} = {value} instead of {given}" for key, (value, given) in fitting.items() if value != given]
+    changes = [
+        f"{key} = {value} instead of {given}"
+        for key, (value, given) in fitting.items()
+        if value != given
+    ]
     if not changes:
         return COPY
     reason = "if the files are this model's, as after the embedding was resized"

@@ -1,5 +1,5 @@
-"""The language model inside a model that reads images too: its settings are in `text_config`, its tensors under
-`language_model.`, and the rest of the folder is of no use here."""
+"""The language model inside a model that reads images too: its settings are in `text_config`, its
+tensors under `language_model.`, and the rest of the folder is of no use here."""
 
 import functools
 import re
@@ -19,8 +19,17 @@ from isojax.models.safetensors_io import StoredTensor
 SECTION = "text_config"
 # What is said outside of the section and holds for the language model too.
 TIED = "tie_word_embeddings"
-SHARED_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype", TIED, *CONFIG_KEYS)
-# Before the names of its tensors: `language_model.model.` as published, `model.language_model.` by transformers 5.
+SHARED_KEYS = (
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "dtype",
+    "torch_dtype",
+    TIED,
+    *CONFIG_KEYS,
+)
+# Before the names of its tensors: `language_model.model.` as published, `model.language_model.` by
+# transformers 5.
 PREFIX = re.compile(r"(?:model\.)?language_model\.(?:model\.)?")
 _note_once = functools.cache(note)  # a sweep reads its base model once per cell
 
@@ -29,14 +38,21 @@ def family_of_text(architecture: object) -> str | None:
     """The family of the language model inside such an architecture; None for any other."""
     kind = families.family
     parts = {name: kind.load(name).traits.text_part for name in kind.names()}
-    return next((name for name, part in parts.items() if part and part.architecture == architecture), None)
+    return next(
+        (name for name, part in parts.items() if part and part.architecture == architecture), None
+    )
 
 
 def text_config_json(config_json: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The config.json that the language model would have in a folder of its own; None where the model has no such
-    part. InputError where its section is missing, or contradicts what is outside."""
+    """The config.json that the language model would have in a folder of its own; None where the
+    model has no such part. InputError where its section is missing, or contradicts what is
+    outside."""
     architectures = config_json.get("architectures")
-    family = family_of_text(architectures[0]) if isinstance(architectures, list) and architectures else None
+    family = (
+        family_of_text(architectures[0])
+        if isinstance(architectures, list) and architectures
+        else None
+    )
     if family is None:
         return None
     traits = families.family.load(family).traits
@@ -44,14 +60,17 @@ def text_config_json(config_json: Mapping[str, Any]) -> dict[str, Any] | None:
 
     section = config_json.get(SECTION)
     if not isinstance(section, Mapping):
-        raise InputError(f"config.json: {SECTION} = {section!r}; expected an object with the shape. {FIX}")
+        raise InputError(
+            f"config.json: {SECTION} = {section!r}; expected an object with the shape. {FIX}"
+        )
     section = {key: value for key, value in section.items() if value is not None}
     shared = {key: config_json[key] for key in SHARED_KEYS if config_json.get(key) is not None}
     if section.get(TIED, shared.get(TIED)) != shared.get(TIED, section.get(TIED)):
         both = f"{TIED} = {shared[TIED]!r} at the top, and {section[TIED]!r} in {SECTION}"
         raise InputError(f"config.json: {both}. Keep the one that the model was trained with.")
 
-    # Tokens that end a text are the whole model's: after instruction tuning, the section still has the base model's.
+    # Tokens that end a text are the whole model's: after instruction tuning, the section still has
+    # the base model's.
     return {
         "model_type": traits.model_type or family,
         **traits.text_part.defaults,
@@ -62,8 +81,8 @@ def text_config_json(config_json: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def text_tensors(folder: Path, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The language model's tensors, by the names that they would have in a folder of its own. A note says what is left
-    out. InputError where two would have one name."""
+    """The language model's tensors, by the names that they would have in a folder of its own. A
+    note says what is left out. InputError where two would have one name."""
     tensors: dict[str, StoredTensor] = {}
     others: list[str] = []
     for name, tensor in stored.items():
@@ -75,11 +94,17 @@ def text_tensors(folder: Path, stored: Mapping[str, StoredTensor]) -> dict[str, 
         own_name = rest if rest == HEAD_WEIGHT else f"model.{rest}"
         if own_name in tensors:
             names = f"{tensors[own_name].name} and {name}"
-            raise InputError(f"{folder}: holds the language model twice, as {names}. Remove the copy of an older save.")
+            raise InputError(
+                f"{folder}: holds the language model twice, as {names}. Remove the copy of an older save."
+            )
         tensors[own_name] = tensor
 
     if others:
-        parts = list(dict.fromkeys(name.removeprefix("model.").partition(".")[0] for name in others))
+        parts = list(
+            dict.fromkeys(name.removeprefix("model.").partition(".")[0] for name in others)
+        )
         left = f"{len(others)} tensors of {list_some(parts)} are not read"
-        _note_once(f"{folder}: its language model alone is trained and exported, without images; {left}.")
+        _note_once(
+            f"{folder}: its language model alone is trained and exported, without images; {left}."
+        )
     return tensors

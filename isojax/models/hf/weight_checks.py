@@ -1,5 +1,5 @@
-"""Checks a checkpoint before its weights are read: the tensors against config.json, and a stored head against the flag
-that ties it to the embedding."""
+"""Checks a checkpoint before its weights are read: the tensors against config.json, and a stored
+head against the flag that ties it to the embedding."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -29,21 +29,30 @@ COMPARED_VALUES = 2**22  # at a time, of a head and an embedding
 _warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
 
 
-def check_tensors(folder: Path, config: ModelConfig, specs: Sequence[Spec], stored: Mapping[str, StoredTensor]) -> None:
-    """InputError unless each tensor of the described parameters has its shape and a known dtype, and no other one says
-    that the weights are quantised, lack their adapters, or have another head; other unused ones are named on stderr."""
+def check_tensors(
+    folder: Path, config: ModelConfig, specs: Sequence[Spec], stored: Mapping[str, StoredTensor]
+) -> None:
+    """InputError unless each tensor of the described parameters has its shape and a known dtype,
+    and no other one says that the weights are quantised, lack their adapters, or have another head;
+    other unused ones are named on stderr."""
     expected = {name: spec.stored_shape for spec in specs for name in spec.tensor_names()}
     unused = sorted(stored.keys() - expected.keys() - {HEAD_WEIGHT})
-    unreadable = {name: t.dtype for name, t in stored.items() if name not in expected or t.dtype not in DTYPES}
+    unreadable = {
+        name: t.dtype for name, t in stored.items() if name not in expected or t.dtype not in DTYPES
+    }
     if description := describe_adapters(unused) or describe_quantised_tensors(unreadable):
         raise InputError(f"{folder}: {description}")
 
     mismatches = _mismatches(folder, expected, stored)
     if mismatches:
-        remainder = f"; and {len(mismatches) - MAX_LISTED} more" if len(mismatches) > MAX_LISTED else ""
+        remainder = (
+            f"; and {len(mismatches) - MAX_LISTED} more" if len(mismatches) > MAX_LISTED else ""
+        )
         listed = "; ".join(mismatches[:MAX_LISTED]) + remainder
         fix = explain_mismatch(folder, config, specs, stored)
-        raise InputError(f"{folder}: {len(mismatches)} weights are not as {CONFIG_FILE} says: {listed}. {fix}")
+        raise InputError(
+            f"{folder}: {len(mismatches)} weights are not as {CONFIG_FILE} says: {listed}. {fix}"
+        )
 
     if HEAD_WEIGHT in stored and HEAD_WEIGHT not in expected and EMBEDDING_WEIGHT in expected:
         _check_head(folder, stored[HEAD_WEIGHT], stored[EMBEDDING_WEIGHT])
@@ -56,24 +65,28 @@ def _mismatches(folder: Path, expected: Shapes, stored: Mapping[str, StoredTenso
     for name, shape in expected.items():
         tensor = stored.get(name)
         if tensor is None:
-            indexed = f", though {INDEX_FILE} puts it in {weight_map[name]}" if name in weight_map else ""
+            indexed = (
+                f", though {INDEX_FILE} puts it in {weight_map[name]}" if name in weight_map else ""
+            )
             mismatches.append(f"{name} is missing, expected shape {list(shape)}{indexed}")
         elif tensor.shape != shape:
-            mismatches.append(f"{name} has shape {list(tensor.shape)} in {tensor.file.name}, expected {list(shape)}")
+            mismatches.append(
+                f"{name} has shape {list(tensor.shape)} in {tensor.file.name}, expected {list(shape)}"
+            )
         elif tensor.dtype not in DTYPES:
             dtypes = ", ".join(DTYPES)
-            mismatches.append(f"{name} is stored as {tensor.dtype} in {tensor.file.name}, expected {dtypes}")
+            mismatches.append(
+                f"{name} is stored as {tensor.dtype} in {tensor.file.name}, expected {dtypes}"
+            )
     return mismatches
 
 
 def _check_head(folder: Path, head: StoredTensor, embedding: StoredTensor) -> None:
-    """InputError where a tied model stores a head of its own. transformers 5 computes logits by the stored head, and
-    vLLM by the embedding, so neither can be taken for granted."""
+    """InputError where a tied model stores a head of its own. transformers 5 computes logits by the
+    stored head, and vLLM by the embedding, so neither can be taken for granted."""
     row = _first_different_row(head, embedding)
     if row is not None:
-        problem = (
-            f"{folder}: {CONFIG_FILE} ties the head to the embedding, but {HEAD_WEIGHT} in {head.file.name} differs"
-        )
+        problem = f"{folder}: {CONFIG_FILE} ties the head to the embedding, but {HEAD_WEIGHT} in {head.file.name} differs"
         where = f"from {EMBEDDING_WEIGHT} in {embedding.file.name}, at row {row}"
         fix = f"Set tie_word_embeddings to false in {CONFIG_FILE}, if the head was trained; else remove {HEAD_WEIGHT}"
         raise InputError(f"{problem} {where}. {fix} from its file.")
@@ -94,11 +107,21 @@ def _first_different_row(first: StoredTensor, second: StoredTensor) -> int | Non
 
 def _warn_of_unused(folder: Path, config: ModelConfig, unused: list[str]) -> None:
     if (folder / ADAPTER_CONFIG).is_file():
-        _warn_once(f"{folder}: the adapter of {ADAPTER_CONFIG} is not applied to the weights beside it.")
+        _warn_once(
+            f"{folder}: the adapter of {ADAPTER_CONFIG} is not applied to the weights beside it."
+        )
     if (extra := unused_layers(config, unused)) > 0:
         held = f"the files hold {config.layers + extra} layers, and isojax reads the first {config.layers}"
-        _warn_once(f"{folder}: {held}, as num_hidden_layers in {CONFIG_FILE} says. Correct it if it is wrong.")
-    names = [name for name in unused if not name.endswith("rotary_emb.inv_freq") and not is_beyond(config, name)]
+        _warn_once(
+            f"{folder}: {held}, as num_hidden_layers in {CONFIG_FILE} says. Correct it if it is wrong."
+        )
+    names = [
+        name
+        for name in unused
+        if not name.endswith("rotary_emb.inv_freq") and not is_beyond(config, name)
+    ]
     if names:
         shown = ", ".join(names[:MAX_LISTED]) + (", ..." if len(names) > MAX_LISTED else "")
-        _warn_once(f"{folder} holds {len(names)} tensors that this architecture does not use: {shown}")
+        _warn_once(
+            f"{folder} holds {len(names)} tensors that this architecture does not use: {shown}"
+        )

@@ -1,7 +1,9 @@
-"""Decode attention on NVIDIA GPUs: a Triton kernel through Pallas, with a program for each slot and key/value head.
+"""Decode attention on NVIDIA GPUs: a Triton kernel through Pallas, with a program for each slot and
+key/value head.
 
-A program reads the live part of its keys and values once, in blocks, for all queries of the head; of the blocks so far
-it keeps the largest score, the sum of the weights and the weighted sum of values (arXiv:2205.14135).
+A program reads the live part of its keys and values once, in blocks, for all queries of the head;
+of the blocks so far it keeps the largest score, the sum of the weights and the weighted sum of
+values (arXiv:2205.14135).
 """
 
 from typing import Any
@@ -25,7 +27,8 @@ def triton_decode(
     positions: Int[Array, " R"],
     interpret: bool = False,
 ) -> Float[Array, "R N H"]:
-    """Attention of each slot's query over positions 0 .. positions[r], in bfloat16 or float16; H a power of 2."""
+    """Attention of each slot's query over positions 0 .. positions[r], in bfloat16 or float16; H a
+    power of 2."""
     R, N, H = q.shape
     K, C = values.shape[1:3]
     G = N // K
@@ -33,9 +36,12 @@ def triton_decode(
 
     def kernel(q_ref: Any, keys_ref: Any, values_ref: Any, position_ref: Any, out_ref: Any) -> None:
         is_query = (jnp.arange(rows) < G)[:, None]
-        q, position = triton.load(q_ref.at[pl.ds(0, rows)], mask=is_query, other=0.0), position_ref[()]
+        q = triton.load(q_ref.at[pl.ds(0, rows)], mask=is_query, other=0.0)
+        position = position_ref[()]
 
-        def attend_to_block(block: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        def attend_to_block(
+            block: Array, carry: tuple[Array, Array, Array]
+        ) -> tuple[Array, Array, Array]:
             out, max_score, normalizer = carry
             start = block * BLOCK_POSITIONS
             is_live = start + jnp.arange(BLOCK_POSITIONS) <= position
@@ -45,14 +51,19 @@ def triton_decode(
             )
             scores = jnp.where(is_live[None], triton.dot(q, keys.T) * H**-0.5, MASKED_SCORE)
             new_max = jnp.maximum(max_score, scores.max(-1))
-            weights, decay = jnp.exp(scores - new_max[:, None]), jnp.exp(max_score - new_max)
+            weights = jnp.exp(scores - new_max[:, None])
+            decay = jnp.exp(max_score - new_max)
             out = out * decay[:, None] + triton.dot(weights.astype(values.dtype), values)
             return out, new_max, normalizer * decay + weights.sum(-1)
 
         zeros = jnp.zeros(rows, jnp.float32)
         init_carry = (jnp.zeros((rows, H), jnp.float32), zeros + MASKED_SCORE, zeros)
-        out, _, normalizer = lax.fori_loop(0, position // BLOCK_POSITIONS + 1, attend_to_block, init_carry)
-        triton.store(out_ref.at[pl.ds(0, rows)], (out / normalizer[:, None]).astype(q.dtype), mask=is_query)
+        out, _, normalizer = lax.fori_loop(
+            0, position // BLOCK_POSITIONS + 1, attend_to_block, init_carry
+        )
+        triton.store(
+            out_ref.at[pl.ds(0, rows)], (out / normalizer[:, None]).astype(q.dtype), mask=is_query
+        )
 
     def of_head(*shape: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, None, *shape), lambda r, k: (r, k, 0, 0))
@@ -60,7 +71,12 @@ def triton_decode(
     out = pl.pallas_call(
         kernel,
         grid=(R, K),
-        in_specs=[of_head(G, H), of_head(C, H), of_head(C, H), pl.BlockSpec((None,), lambda r, _: (r,))],
+        in_specs=[
+            of_head(G, H),
+            of_head(C, H),
+            of_head(C, H),
+            pl.BlockSpec((None,), lambda r, _: (r,)),
+        ],
         out_specs=of_head(G, H),
         out_shape=jax.ShapeDtypeStruct((R, K, G, H), q.dtype),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),

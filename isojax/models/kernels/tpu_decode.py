@@ -1,12 +1,14 @@
-"""One token per slot on a TPU: its key and value go into the cache in place, and its query attends to what is there.
+"""One token per slot on a TPU: its key and value go into the cache in place, and its query attends
+to what is there.
 
-A step of the grid attends to one block of positions of each slot of a group, while the blocks of the next step are
-read; a group has as many steps as its longest slot has blocks, and nothing is read past a slot's last one. Softmax
-runs online over the blocks in float32 (arXiv:2205.14135, algorithm 1), and begins with the token itself. With XLA's
-scatter instead, the whole cache would be transposed in every layer. A head below 128 is [H, C], without padding.
+A step of the grid attends to one block of positions of each slot of a group, while the blocks of
+the next step are read; a group has as many steps as its longest slot has blocks, and nothing is
+read past a slot's last one. Softmax runs online over the blocks in float32 (arXiv:2205.14135,
+algorithm 1), and begins with the token itself. With XLA's scatter instead, the whole cache would be
+transposed in every layer. A head below 128 is [H, C], without padding.
 
-A layer that slides has a ring: a token is written over the oldest one, and sees all others there. Their order does not
-count, because keys are rotated already.
+A layer that slides has a ring: a token is written over the oldest one, and sees all others there.
+Their order does not count, because keys are rotated already.
 """
 
 import functools
@@ -23,15 +25,19 @@ from jaxtyping import Array, Float, Int
 
 MASKED_SCORE = -1e30
 TILE_WIDTH = 128  # of a vector register
-MAX_BLOCK_UNITS = 4  # of 128 positions in a block, whichever number is the most that divides the cache
+# of 128 positions in a block, whichever number is the most that divides the cache
+MAX_BLOCK_UNITS = 4
 MAX_GROUP_SLOTS = 16
-BUFFER_BYTES = 8 << 20  # of the blocks of a group's keys and values, each held twice; a kernel has 16 MiB on v5e
+# of the blocks of a group's keys and values, each held twice; a kernel has 16 MiB on v5e
+BUFFER_BYTES = 8 << 20
 SCALARS = 6  # arrays that the kernel has before its grid begins: layer, written, last, LiveBlocks
-MAX_CORES = 2  # of a chip (v4, v5p), which share the parallel axis of a grid; a chip of one core runs it in turn
+# of a chip (v4, v5p), which share the parallel axis of a grid; a chip of one core runs it in turn
+MAX_CORES = 2
 
 
 class CacheLayout(NamedTuple):
-    """The layout of the cache: transposed is [H, C], else [C, H]; `tile_positions` are written back with a new one."""
+    """The layout of the cache: transposed is [H, C], else [C, H]; `tile_positions` are written back
+    with a new one."""
 
     transposed: bool
     block_positions: int
@@ -42,7 +48,8 @@ class CacheLayout(NamedTuple):
 
 
 class LiveBlocks(NamedTuple):
-    """What each grid step reads: block `block[core, i]` of slots of group `group[core, i]`, where i < `steps[core]`."""
+    """What each grid step reads: block `block[core, i]` of slots of group `group[core, i]`, where i
+    < `steps[core]`."""
 
     group: Int[Array, "cores steps"]
     block: Int[Array, "cores steps"]
@@ -55,7 +62,8 @@ def is_transposed(head_dim: int) -> bool:
 
 
 def pad_to_blocks(positions: int) -> int:
-    """The next number of positions that divides into blocks: a multiple of 128, above 512 of 384 or 512."""
+    """The next number of positions that divides into blocks: a multiple of 128, above 512 of 384 or
+    512."""
     units = -(-positions // TILE_WIDTH)
     while units > MAX_BLOCK_UNITS and units % 3 and units % 4:
         units += 1
@@ -67,9 +75,14 @@ def _largest_divisor(number: int, limit: int) -> int:
 
 
 def cache_layout(cache: tuple[Array, ...], head_dim: int) -> CacheLayout:
-    transposed, (R, K), item_bytes = is_transposed(head_dim), cache[0].shape[1:3], cache[0].dtype.itemsize
+    transposed, (R, K), item_bytes = (
+        is_transposed(head_dim),
+        cache[0].shape[1:3],
+        cache[0].dtype.itemsize,
+    )
     units = cache[0].shape[4 if transposed else 3] // TILE_WIDTH
-    block_units, cores = _largest_divisor(units, MAX_BLOCK_UNITS), _largest_divisor(R, MAX_CORES)
+    block_units = _largest_divisor(units, MAX_BLOCK_UNITS)
+    cores = _largest_divisor(R, MAX_CORES)
     slot_bytes = 4 * K * TILE_WIDTH * block_units * head_dim * item_bytes
     return CacheLayout(
         transposed,
@@ -82,22 +95,26 @@ def cache_layout(cache: tuple[Array, ...], head_dim: int) -> CacheLayout:
 
 
 def live_blocks(last: Int[Array, " R"], cache: tuple[Array, ...], head_dim: int) -> LiveBlocks:
-    """The steps for slots that hold positions 0 .. last[r], the same in all layers with this cache."""
+    """The steps for slots that hold positions 0 .. last[r], the same in all layers with this
+    cache."""
     layout = cache_layout(cache, head_dim)
     slots = (last // layout.block_positions + 1).reshape(layout.cores, -1, layout.group_slots)
     counts = slots.max(-1)  # of the blocks of each group
     groups, max_steps = counts.shape[1], counts.shape[1] * layout.block_count
     # As sums of products, not by cumsum and gathers: each of these takes a TPU a microsecond.
     ends = (counts[:, None] * jnp.tri(groups, dtype=jnp.int32)[None]).sum(-1)
-    since_begin = jnp.arange(max_steps)[None, :, None] - (ends - counts)[:, None]  # [cores steps groups]
-    is_last = jnp.arange(groups)[None, None] == groups - 1  # has the steps beyond its own, which do nothing
+    # [cores steps groups]
+    since_begin = jnp.arange(max_steps)[None, :, None] - (ends - counts)[:, None]
+    # has the steps beyond its own, which do nothing
+    is_last = jnp.arange(groups)[None, None] == groups - 1
     of_group = (since_begin >= 0) & ((since_begin < counts[:, None]) | is_last)
     group = jnp.arange(layout.cores * groups).reshape(layout.cores, 1, -1)
     return LiveBlocks((group * of_group).sum(-1), (since_begin * of_group).sum(-1), ends[:, -1])
 
 
 def _at_positions(layout: CacheLayout, array: Any, start: Any, count: int) -> Any:
-    """Positions start .. start + count - 1 of keys or values [K C H], [K H C], or scales [K C]; a reference."""
+    """Positions start .. start + count - 1 of keys or values [K C H], [K H C], or scales [K C]; a
+    reference."""
     positions = pl.ds(pl.multiple_of(start, count), count)
     if layout.transposed and len(array.shape) == 3:
         return array.at[:, :, positions]
@@ -120,15 +137,20 @@ def _to_int8(x: Float[Array, "*b H"]) -> tuple[Float[Array, "*b H"], Float[Array
 
 
 def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
-    """One step, for the S slots of a group: q, out [S K G H]; where all slots write and up to where they read, and the
-    same of the group's [S K G 1]; new keys and values [S K H]; the whole cache; two blocks of it for each slot
-    [2 S K ...], and its tile that is written back; of an int8 cache what the new ones are rounded to, [S K H] and
-    [S K 1]."""
+    """One step, for the S slots of a group: q, out [S K G H]; where all slots write and up to where
+    they read, and the same of the group's [S K G 1]; new keys and values [S K H]; the whole cache;
+    two blocks of it for each slot [2 S K ...], and its tile that is written back; of an int8 cache
+    what the new ones are rounded to, [S K H] and [S K 1]."""
     arrays = 4 if scaled else 2
     in_order = iter(refs)
-    layer, written, last, group, block, steps, q, group_written, group_last = itertools.islice(in_order, 9)
-    counts = (2, arrays, 1, arrays, arrays, arrays)  # the cache comes as an input and as an output, which is used
-    new_kv, _, (out,), cache, buffers, tiles = (tuple(itertools.islice(in_order, count)) for count in counts)
+    layer, written, last, group, block, steps, q, group_written, group_last = itertools.islice(
+        in_order, 9
+    )
+    # the cache comes as an input and as an output, which is used
+    counts = (2, arrays, 1, arrays, arrays, arrays)
+    new_kv, _, (out,), cache, buffers, tiles = (
+        tuple(itertools.islice(in_order, count)) for count in counts
+    )
     max_score, normalizer, weighted_sum, read_done, write_done, *rounded = in_order
     to_cache = rounded if scaled else new_kv
     (S, K, G, H), core, step = q.shape, pl.program_id(0), pl.program_id(1)
@@ -145,9 +167,16 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
                 for a in range(arrays):
                     source = cache[a].at[layer[0], slot(step, s)]
                     source = _at_positions(
-                        layout, source, block[core, step] * layout.block_positions, layout.block_positions
+                        layout,
+                        source,
+                        block[core, step] * layout.block_positions,
+                        layout.block_positions,
                     )
-                    act(pltpu.make_async_copy(source, buffers[a].at[step % 2, s], read_done.at[step % 2, a, s]))
+                    act(
+                        pltpu.make_async_copy(
+                            source, buffers[a].at[step % 2, s], read_done.at[step % 2, a, s]
+                        )
+                    )
 
     def for_each_write(act: Callable[[int, Any], None]) -> None:
         """`act` on slots whose token goes into this block, and its position."""
@@ -163,7 +192,9 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
 
     def write(a: int, s: int, position: Any) -> Any:
         width = tile_width(a)
-        destination = _at_positions(layout, cache[a].at[layer[0], slot(step, s)], position // width * width, width)
+        destination = _at_positions(
+            layout, cache[a].at[layer[0], slot(step, s)], position // width * width, width
+        )
         return pltpu.make_async_copy(tiles[a].at[s], destination, write_done.at[a, s])
 
     def start_writes(s: int, position: Any) -> None:
@@ -192,7 +223,8 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
 
     @pl.when(step < steps[core])
     def _attend() -> None:
-        query, kv_axes = q[...].reshape(S * K, G, H), "khc" if layout.transposed else "kch"
+        query = q[...].reshape(S * K, G, H)
+        kv_axes = "khc" if layout.transposed else "kch"
 
         @pl.when(block[core, step] == 0)
         def _initialize() -> None:
@@ -213,7 +245,9 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
         s = jnp.einsum(f"kgh,{kv_axes}->kgc", query, k, preferred_element_type=jnp.float32)
         if scaled:
             s = scale(s, buffers[2][step % 2])
-        block_position = block[core, step] * layout.block_positions + lax.broadcasted_iota(jnp.int32, s.shape, 2)
+        block_position = block[core, step] * layout.block_positions + lax.broadcasted_iota(
+            jnp.int32, s.shape, 2
+        )
         # What was at the token's own position is gone; itself it has seen.
         own, newest = (x[...].reshape(S * K, G, 1) for x in (group_written, group_last))
         s = jnp.where((block_position <= newest) & (block_position != own), s, MASKED_SCORE)
@@ -240,12 +274,12 @@ def flash_decode(
     live: LiveBlocks,
     interpret: bool = False,
 ) -> tuple[Float[Array, "R N H"], tuple[Array, ...]]:
-    """Attention over positions 0 .. last[r] of `layer`, and the cache with the token at written[r] <= last[r], updated
-    in place. `live`: the `live_blocks` of `last`.
+    """Attention over positions 0 .. last[r] of `layer`, and the cache with the token at written[r]
+    <= last[r], updated in place. `live`: the `live_blocks` of `last`.
 
-    `new_kv`: keys and values [R K H], which an int8 cache rounds here: as operations of XLA that takes longer than
-    reading them. `cache`: keys and values [L R K C H], or [L R K H C] where `is_transposed`, and of int8 ones scales
-    [L R K C], with C from `pad_to_blocks`."""
+    `new_kv`: keys and values [R K H], which an int8 cache rounds here: as operations of XLA that
+    takes longer than reading them. `cache`: keys and values [L R K C H], or [L R K H C] where
+    `is_transposed`, and of int8 ones scales [L R K C], with C from `pad_to_blocks`."""
     (R, N, H), K, layout = q.shape, cache[0].shape[2], cache_layout(cache, q.shape[2])
     S, G = layout.group_slots, N // K
     grouped_queries = (q * H**-0.5).astype(q.dtype).reshape(R, K, G, H)
@@ -267,7 +301,8 @@ def flash_decode(
         shape = (width,) if array.ndim == 4 else (H, width) if layout.transposed else (width, H)
         return pltpu.VMEM((*rows, *shape), array.dtype)
 
-    in_memory, column = pl.BlockSpec(memory_space=pl.ANY), pltpu.VMEM((S * K, G, 1), jnp.float32)
+    in_memory = pl.BlockSpec(memory_space=pl.ANY)
+    column = pltpu.VMEM((S * K, G, 1), jnp.float32)
     tile_widths = [layout.tile_positions if x.ndim == 5 else TILE_WIDTH for x in cache]
     out, *updated = pl.pallas_call(
         functools.partial(_decode_kernel, layout, scaled),
@@ -282,7 +317,10 @@ def flash_decode(
                 *(column, column, pltpu.VMEM((S * K, G, H), jnp.float32)),
                 pltpu.SemaphoreType.DMA((2, len(cache), S)),
                 pltpu.SemaphoreType.DMA((len(cache), S)),
-                *(pltpu.VMEM((S, K, width), jnp.float32) for width in (H, H, 1, 1)[: 4 if scaled else 0]),
+                *(
+                    pltpu.VMEM((S, K, width), jnp.float32)
+                    for width in (H, H, 1, 1)[: 4 if scaled else 0]
+                ),
             ],
         ),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (grouped_queries, *cache)],

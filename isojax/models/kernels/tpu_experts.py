@@ -1,9 +1,9 @@
-"""Experts of one layer on a TPU, for few rows: each expert multiplies all rows, by weights that are 0 where a row did
-not choose it.
+"""Experts of one layer on a TPU, for few rows: each expert multiplies all rows, by weights that are
+0 where a row did not choose it.
 
-XLA would first take the layer's experts out of the stack of all layers. Here a step of the grid reads a block of one
-expert's three matrices where they lie, while the step before it multiplies, and adds what it makes to the sum. So a
-token costs what reading the experts does.
+XLA would first take the layer's experts out of the stack of all layers. Here a step of the grid
+reads a block of one expert's three matrices where they lie, while the step before it multiplies,
+and adds what it makes to the sum. So a token costs what reading the experts does.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,22 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 TILE_WIDTH = 128  # of a vector register
-BLOCK_BYTES = 5 << 20  # of a step's blocks of the three matrices, each held twice; a kernel has 16 MiB on v5e
-MAX_CORES = 2  # of a chip (v4, v5p), which share the parallel axis of a grid; a chip of one core runs it in turn
+# of a step's blocks of the three matrices, each held twice; a kernel has 16 MiB on v5e
+BLOCK_BYTES = 5 << 20
+# of a chip (v4, v5p), which share the parallel axis of a grid; a chip of one core runs it in turn
+MAX_CORES = 2
 
 
 def hidden_block(width: int, hidden: int, item_bytes: int) -> int:
-    """How many hidden values of an expert a step computes: the most whole tiles that divide them and fit."""
+    """How many hidden values of an expert a step computes: the most whole tiles that divide them
+    and fit."""
     if hidden % TILE_WIDTH:
         return hidden
     tiles = hidden // TILE_WIDTH
     fitting = max(1, BLOCK_BYTES // (3 * width * TILE_WIDTH * item_bytes))
-    return TILE_WIDTH * max(count for count in range(1, min(tiles, fitting) + 1) if tiles % count == 0)
+    return TILE_WIDTH * max(
+        count for count in range(1, min(tiles, fitting) + 1) if tiles % count == 0
+    )
 
 
 def core_count(experts: int) -> int:
@@ -38,8 +43,11 @@ def step_count(experts: int, width: int, hidden: int, item_bytes: int) -> int:
     return experts * (hidden // hidden_block(width, hidden, item_bytes))
 
 
-def _kernel(layer: Any, rows: Any, expert_weights: Any, gate: Any, up: Any, down: Any, out: Any) -> None:
-    """A step: rows [r D], an expert's weights of them [r 1], blocks of gate and up [D f], and of down [f D]."""
+def _kernel(
+    layer: Any, rows: Any, expert_weights: Any, gate: Any, up: Any, down: Any, out: Any
+) -> None:
+    """A step: rows [r D], an expert's weights of them [r 1], blocks of gate and up [D f], and of
+    down [f D]."""
 
     @pl.when((pl.program_id(1) == 0) & (pl.program_id(2) == 0))
     def _begin() -> None:
@@ -58,11 +66,13 @@ def multiply_by_all_experts(
     layer: Int[Array, ""],
     interpret: bool = False,
 ) -> Float[Array, "r D"]:
-    """The sum over the experts of `layer` of what each makes of all rows, times its weight of the row. `matrices`:
-    gate and up [L E D F], and down [L E F D], of all layers."""
+    """The sum over the experts of `layer` of what each makes of all rows, times its weight of the
+    row. `matrices`: gate and up [L E D F], and down [L E F D], of all layers."""
     gate, _, _ = matrices
     _, experts, width, hidden = gate.shape
-    r, block, cores = len(rows), hidden_block(width, hidden, gate.dtype.itemsize), core_count(experts)
+    r = len(rows)
+    block = hidden_block(width, hidden, gate.dtype.itemsize)
+    cores = core_count(experts)
     experts_of_core = experts // cores
 
     def whole_rows(core: Any, expert: Any, part: Any, layer: Any) -> tuple:
@@ -92,7 +102,9 @@ def multiply_by_all_experts(
             out_specs=pl.BlockSpec((None, r, width), lambda core, *_: (core, 0, 0)),
         ),
         out_shape=jax.ShapeDtypeStruct((cores, r, width), jnp.float32),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary", "arbitrary")
+        ),
         interpret=interpret,
         name="multiply_by_all_experts",
     )(layer.reshape(1), rows, expert_weights.T[..., None].astype(jnp.float32), *matrices)

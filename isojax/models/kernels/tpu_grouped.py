@@ -1,8 +1,9 @@
-"""Products of groups of rows on a TPU, each group with a matrix of its own, by megablox (arXiv:2211.15841).
+"""Products of groups of rows on a TPU, each group with a matrix of its own, by megablox
+(arXiv:2211.15841).
 
-XLA has a kernel for the product alone (`ragged_dot`). The gradient of the matrices it computes by products of all rows
-with masks for each group, which takes as many times as long as there are groups; and for that of the rows it copies
-the matrices, turned round.
+XLA has a kernel for the product alone (`ragged_dot`). The gradient of the matrices it computes by
+products of all rows with masks for each group, which takes as many times as long as there are
+groups; and for that of the rows it copies the matrices, turned round.
 """
 
 import math
@@ -21,9 +22,13 @@ def tile_sizes(rows: int, inputs: int, outputs: int) -> tuple[int, int, int]:
 
 
 def grouped_product(
-    x: Float[Array, "r i"], matrices: Float[Array, "E i o"], group_sizes: Int[Array, " E"], interpret: bool = False
+    x: Float[Array, "r i"],
+    matrices: Float[Array, "E i o"],
+    group_sizes: Int[Array, " E"],
+    interpret: bool = False,
 ) -> Float[Array, "r o"]:
-    """As `lax.ragged_dot`, but rows beyond the last group hold anything, and so do their gradients."""
+    """As `lax.ragged_dot`, but rows beyond the last group hold anything, and so do their
+    gradients."""
     return _grouped_product(x, matrices, group_sizes, interpret)
 
 

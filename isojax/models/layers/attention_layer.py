@@ -1,5 +1,5 @@
-"""What attention projects, norms and rotates, and how far it sees. How it is computed, and over which keys, is the
-caller's (models/attention.py)."""
+"""What attention projects, norms and rotates, and how far it sees. How it is computed, and over
+which keys, is the caller's (models/attention.py)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,8 +13,8 @@ from isojax.models.layers.linear import Linear
 from isojax.models.layers.rope import CosSin, Rope
 from isojax.models.spec import Normal
 
-# From queries [b t N H], keys and values [b K t H], and the window (None: all positions before) to the mixed values
-# [b t N H], and what the caller keeps. Scores are divided by sqrt(H).
+# From queries [b t N H], keys and values [b K t H], and the window (None: all positions before) to
+# the mixed values [b t N H], and what the caller keeps. Scores are divided by sqrt(H).
 Attend = Callable[[Array, Array, Array, int | None], tuple[Array, Any]]
 Rotations = Mapping[Rope, CosSin]  # of the tokens' positions, by table
 
@@ -34,11 +34,13 @@ class Attention(nnx.Module):
         query_norm: Callable[[Array], Array] | None = None,
         key_norm: Callable[[Array], Array] | None = None,
     ):
-        """`rope`: None: without positions. `window`: a token sees itself and window - 1 positions before it; None:
-        all. `scale`: of scores; None: 1 / sqrt(head_dim). `bias`: of queries, keys and values. The norms come before
-        the rotation."""
+        """`rope`: None: without positions. `window`: a token sees itself and window - 1 positions
+        before it; None: all. `scale`: of scores; None: 1 / sqrt(head_dim). `bias`: of queries, keys
+        and values. The norms come before the rotation."""
         D, N, K, H = config.width, config.heads, config.kv_heads, config.head_dim
-        embed, queries, keys = {"embed": D}, {"heads": N, "head_dim": H}, {"kv_heads": K, "head_dim": H}
+        embed = {"embed": D}
+        queries = {"heads": N, "head_dim": H}
+        keys = {"kv_heads": K, "head_dim": H}
         out_init = Normal(N * H, residual_gain(config))
 
         self.query = Linear("query", embed, queries, "self_attn.q_proj", bias=bias)
@@ -48,7 +50,8 @@ class Attention(nnx.Module):
         self.query_norm, self.key_norm = query_norm, key_norm
 
         self.rope, self.window = rope, window
-        # What attention is computed by divides scores by sqrt(H); the rest of the scale is the queries'.
+        # What attention is computed by divides scores by sqrt(H); the rest of the scale is the
+        # queries'.
         self.query_factor = 1.0 if scale is None else scale * H**0.5
 
     def __call__(
@@ -72,14 +75,16 @@ class Attention(nnx.Module):
 def whole_where_undivided(
     q: Float[Array, "b t N H"], k: Float[Array, "b t K H"], v: Float[Array, "b t K H"]
 ) -> tuple[Array, Array, Array]:
-    """Queries, keys and values of which each device has whole heads: its share of them where there is one, else all
-    that belong to its share of the keys."""
+    """Queries, keys and values of which each device has whole heads: its share of them where there
+    is one, else all that belong to its share of the keys."""
     num_heads, num_kv_heads, devices = q.shape[2], k.shape[2], devices_of_a_layer()
     if devices == 1:  # also where a plan looks at one device's part of a layer (describe_sizes.py)
         return q, k, v
 
     splits_kv_heads = num_kv_heads % devices == 0
-    splits_heads = num_heads % devices == 0 and queries_align(num_heads // devices, num_heads // num_kv_heads)
+    splits_heads = num_heads % devices == 0 and queries_align(
+        num_heads // devices, num_heads // num_kv_heads
+    )
     return (
         keep_heads_whole(q, not splits_heads, num_kv_heads),
         keep_heads_whole(k, not splits_kv_heads, num_kv_heads),
@@ -88,7 +93,8 @@ def whole_where_undivided(
 
 
 def queries_align(heads_of_device: int, heads_of_key: int) -> bool:
-    """Whether each device's queries are those of whole keys, or of a part of one: 3 are not, where keys have 2 each."""
+    """Whether each device's queries are those of whole keys, or of a part of one: 3 are not, where
+    keys have 2 each."""
     return heads_of_device % heads_of_key == 0 or heads_of_key % heads_of_device == 0
 
 

@@ -1,7 +1,8 @@
 """A transformer's layer: attention and MLP, each added to the residual stream.
 
-Where it is differentiated, each device over `tensor` has a part of the tokens' hidden states, normalizes it, and gets
-those of all tokens for a product (`split_tokens`): sequence parallelism, as in Megatron-LM (arXiv:2205.05198)."""
+Where it is differentiated, each device over `tensor` has a part of the tokens' hidden states,
+normalizes it, and gets those of all tokens for a product (`split_tokens`): sequence parallelism, as
+in Megatron-LM (arXiv:2205.05198)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,8 @@ AttentionModule = Callable[[Array, Rotations, Attend], tuple[Array, Any]]
 MLPModule = Callable[[Array, slice | None], Array]
 NormModule = Callable[[Array], Array]
 
-MLP_INPUT = "mlp_input"  # the name of the hidden states after attention, which a checkpoint may keep
+# the name of the hidden states after attention, which a checkpoint may keep
+MLP_INPUT = "mlp_input"
 
 
 class Block(nnx.Module):
@@ -35,17 +37,25 @@ class Block(nnx.Module):
         mlp_norm: NormModule | None = None,
         mlp_out_norm: NormModule | None = None,
     ):
-        """Modules with the calls of `Attention`, `GatedMLP` and `RMSNorm`. The `out` norms are of what is added to the
-        hidden states."""
-        self.attention_norm, self.attention, self.attention_out_norm = attention_norm, attention, attention_out_norm
+        """Modules with the calls of `Attention`, `GatedMLP` and `RMSNorm`. The `out` norms are of
+        what is added to the hidden states."""
+        self.attention_norm = attention_norm
+        self.attention = attention
+        self.attention_out_norm = attention_out_norm
         self.mlp_norm, self.mlp, self.mlp_out_norm = mlp_norm, mlp, mlp_out_norm
 
     def __call__(
-        self, x: Float[Array, "b t D"], rotations: Rotations, attend: Attend, first_tokens: slice | None = None
+        self,
+        x: Float[Array, "b t D"],
+        rotations: Rotations,
+        attend: Attend,
+        first_tokens: slice | None = None,
     ) -> tuple[Float[Array, "b t D"], Any]:
-        """The hidden states after the layer, and what `attend` returns beside the mixed values. `first_tokens`: those
-        that begin sequences, for `sum_in_blocks`."""
-        attention_out, kept = self.attention(sublayer_input(self.attention_norm, x), rotations, attend)
+        """The hidden states after the layer, and what `attend` returns beside the mixed values.
+        `first_tokens`: those that begin sequences, for `sum_in_blocks`."""
+        attention_out, kept = self.attention(
+            sublayer_input(self.attention_norm, x), rotations, attend
+        )
         x = checkpoint_name(add_output(x, self.attention_out_norm, attention_out), MLP_INPUT)
 
         mlp_out = self.mlp(sublayer_input(self.mlp_norm, x), first_tokens)
@@ -53,11 +63,15 @@ class Block(nnx.Module):
 
 
 class ParallelBlock(Block):
-    """One layer whose attention and MLP both read the hidden states before it, as in Cohere's and GPT-NeoX. Without an
-    `mlp_norm`, both read what `attention_norm` makes of them."""
+    """One layer whose attention and MLP both read the hidden states before it, as in Cohere's and
+    GPT-NeoX. Without an `mlp_norm`, both read what `attention_norm` makes of them."""
 
     def __call__(
-        self, x: Float[Array, "b t D"], rotations: Rotations, attend: Attend, first_tokens: slice | None = None
+        self,
+        x: Float[Array, "b t D"],
+        rotations: Rotations,
+        attend: Attend,
+        first_tokens: slice | None = None,
     ) -> tuple[Float[Array, "b t D"], Any]:
         attention_input = sublayer_input(self.attention_norm, x)
         mlp_input = attention_input if self.mlp_norm is None else sublayer_input(self.mlp_norm, x)
@@ -70,7 +84,8 @@ class ParallelBlock(Block):
 
 
 def sublayer_input(norm: NormModule | None, x: Float[Array, "b t D"]) -> Float[Array, "b t D"]:
-    """The normalised hidden states of all tokens, of which each device over `tensor` may have a part."""
+    """The normalised hidden states of all tokens, of which each device over `tensor` may have a
+    part."""
     return split_tokens(x if norm is None else norm(x), False)
 
 

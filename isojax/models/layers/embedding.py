@@ -15,7 +15,9 @@ class Embedding(nnx.Module):
 
     def __init__(self, vocab: int, width: int, tensor: str, scale: float = 1.0):
         inputs, outputs = (("vocab", vocab),), (("embed", width),)
-        self.table = param(Spec("embed", inputs, outputs, Normal(1, INITIAL_SD), f"{tensor}.weight"))
+        self.table = param(
+            Spec("embed", inputs, outputs, Normal(1, INITIAL_SD), f"{tensor}.weight")
+        )
         self.scale = scale
 
     def __call__(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t D"]:

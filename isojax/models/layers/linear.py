@@ -1,4 +1,5 @@
-"""Products with a matrix that may have several axes of inputs or of outputs, and LoRA's adapters beside it."""
+"""Products with a matrix that may have several axes of inputs or of outputs, and LoRA's adapters
+beside it."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +11,11 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from isojax.distributed.sharding import constrain_last_axes, devices_of_a_layer, keep_undivided_whole
+from isojax.distributed.sharding import (
+    constrain_last_axes,
+    devices_of_a_layer,
+    keep_undivided_whole,
+)
 from isojax.models import fsdp
 from isojax.models.cpu import sum_in_blocks
 from isojax.models.spec import Constant, Init, Normal, Sizes, Spec, Uniform, param, spec_of
@@ -19,9 +24,11 @@ ADAPTER_A, ADAPTER_B = "_lora_a", "_lora_b"  # how the names of a target's adapt
 
 
 class Linear(nnx.Module):
-    """x times a matrix, and a bias if it has one: Linear("query", {"embed": D}, {"heads": N, "head_dim": H}, ...)."""
+    """x times a matrix, and a bias if it has one: Linear("query", {"embed": D}, {"heads": N,
+    "head_dim": H}, ...)."""
 
-    in_float32 = False  # whether the product of x and weights is in float32, whatever precision they are in
+    # whether the product of x and weights is in float32, whatever precision they are in
+    in_float32 = False
 
     def __init__(
         self,
@@ -35,9 +42,9 @@ class Linear(nnx.Module):
         adapts: bool = True,
         quantises: bool = True,
     ):
-        """`tensor`: its name in a layer of a checkpoint, without ".weight". `init`: None is normal, such that outputs
-        vary as much as inputs. `adapts`: whether cell.model.lora.targets may name it. `quantises`: whether it is int8
-        where cell.precision.rollout_weights says so."""
+        """`tensor`: its name in a layer of a checkpoint, without ".weight". `init`: None is normal,
+        such that outputs vary as much as inputs. `adapts`: whether cell.model.lora.targets may name
+        it. `quantises`: whether it is int8 where cell.precision.rollout_weights says so."""
         outputs_spec = tuple(outputs.items())
         weight = Spec(
             name=name,
@@ -51,14 +58,19 @@ class Linear(nnx.Module):
             quantises=quantises,
         )
         self.weight = param(weight)
-        self.bias = param(Spec(f"{name}_bias", (), outputs_spec, Constant(0.0), f"{tensor}.bias")) if bias else None
+        self.bias = (
+            param(Spec(f"{name}_bias", (), outputs_spec, Constant(0.0), f"{tensor}.bias"))
+            if bias
+            else None
+        )
 
     @property
     def spec(self) -> Spec:
         return spec_of(self.weight)
 
     def __call__(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
-        """[*b, *inputs] -> [*b, *outputs]. `first_tokens`: those that begin sequences, for `sum_in_blocks`."""
+        """[*b, *inputs] -> [*b, *outputs]. `first_tokens`: those that begin sequences, for
+        `sum_in_blocks`."""
         return self.complete(self.product(x, first_tokens))
 
     def product(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
@@ -88,8 +100,8 @@ def float32_product(x: Float[Array, "r i"], w: Float[Array, "i o"]) -> Float[Arr
 
 
 def complete(y: Array, spec: Spec, bias: nnx.Param | None) -> Array:
-    """A product [*b, *outputs] with the matrix of this Spec, as devices have it; and a bias [*outputs], where there is
-    one."""
+    """A product [*b, *outputs] with the matrix of this Spec, as devices have it; and a bias
+    [*outputs], where there is one."""
     y = keep_undivided_whole(y, spec.outputs)
     if bias is None:
         return y
@@ -98,8 +110,9 @@ def complete(y: Array, spec: Spec, bias: nnx.Param | None) -> Array:
 
 
 def split_fused(y: Float[Array, "*_"], ends: Sequence[int], axis: int) -> list[Array]:
-    """The products [*b, *outputs] of matrices that a checkpoint has as one, each by itself: those up to each of `ends`
-    along an axis, and the rest. As those of the whole matrix, each device has all of them."""
+    """The products [*b, *outputs] of matrices that a checkpoint has as one, each by itself: those
+    up to each of `ends` along an axis, and the rest. As those of the whole matrix, each device has
+    all of them."""
     parts = jnp.split(y, ends, axis)
     if devices_of_a_layer() == 1:
         return parts
@@ -118,8 +131,12 @@ class Adapted(nnx.Module):
 
         self.base = base
         self.scale = alpha / rank
-        self.a = adapter_part(spec.name + ADAPTER_A, dict(spec.inputs), {"rank": rank}, f"{tensor}.lora_A", begin_a)
-        self.b = adapter_part(spec.name + ADAPTER_B, {"rank": rank}, dict(spec.outputs), f"{tensor}.lora_B", begin_b)
+        self.a = adapter_part(
+            spec.name + ADAPTER_A, dict(spec.inputs), {"rank": rank}, f"{tensor}.lora_A", begin_a
+        )
+        self.b = adapter_part(
+            spec.name + ADAPTER_B, {"rank": rank}, dict(spec.outputs), f"{tensor}.lora_B", begin_b
+        )
 
     def __call__(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
         product = self.base.product(x, first_tokens)

@@ -19,16 +19,18 @@ from isojax.models.layers.attention_layer import residual_gain
 from isojax.models.layers.linear import ADAPTER_A, ADAPTER_B, Float32Linear
 from isojax.models.spec import Constant, Normal, Sizes, Spec, Uniform, param, spec_of
 
-# Rows up to which all experts multiply all rows on any platform: the memory of a TPU or GPU takes longer to deliver a
-# weight in bfloat16 than its units to multiply so many rows by it.
+# Rows up to which all experts multiply all rows on any platform: the memory of a TPU or GPU takes
+# longer to deliver a weight in bfloat16 than its units to multiply so many rows by it.
 MAX_ROWS_OF_ALL_EXPERTS = 128
 
-MIN_KERNEL_ROWS = 64  # of which there are a whole number where a TPU's kernel multiplies groups of rows
+# of which there are a whole number where a TPU's kernel multiplies groups of rows
+MIN_KERNEL_ROWS = 64
 
 EXPERTS_TARGET = "experts"  # in cell.model.lora.targets: adapters of each expert's three matrices
 EXPERT_MATRICES = ("expert_gate", "expert_up", "expert_down")
 
-EXPERT_PRODUCT = "expert_product"  # the name of products with the experts' first matrices, which a checkpoint may keep
+# the name of products with the experts' first matrices, which a checkpoint may keep
+EXPERT_PRODUCT = "expert_product"
 
 
 class Routing(NamedTuple):
@@ -45,13 +47,16 @@ class RouterShape(NamedTuple):
 
 
 class ExpertMLP(nnx.Module):
-    """The gated MLPs of E experts, whose matrices lie on one another, and their adapters where there are any."""
+    """The gated MLPs of E experts, whose matrices lie on one another, and their adapters where
+    there are any."""
 
     def __init__(self, config: ModelConfig, hidden: int, experts: int, share: float):
         """`share`: of the experts, how many a token meets."""
         embed, mlp = {"embed": config.width}, {"mlp": hidden}
 
-        def matrices(name: str, inputs: Sizes, outputs: Sizes, tensor: str, init: Normal) -> nnx.Param:
+        def matrices(
+            name: str, inputs: Sizes, outputs: Sizes, tensor: str, init: Normal
+        ) -> nnx.Param:
             return param(
                 Spec(
                     name=name,
@@ -72,7 +77,8 @@ class ExpertMLP(nnx.Module):
         self.down = matrices(down, mlp, embed, "down_proj", Normal(hidden, residual_gain(config)))
 
         self.adapter_scale = 0.0
-        self.adapters: list[nnx.Param] = nnx.data([])  # A and B of gate, up and down, where there are any
+        # A and B of gate, up and down, where there are any
+        self.adapters: list[nnx.Param] = nnx.data([])
 
     def with_adapters(self, lora: LoraConfig) -> "ExpertMLP":
         """The same, with adapters of all three matrices."""
@@ -88,11 +94,13 @@ class ExpertMLP(nnx.Module):
         """What each row's experts make of it, added up by the router's weights."""
         inputs = (rows, routing.experts, routing.weights)
         is_kernel = traced_platform() == "tpu"  # `product_by_group`
-        return sum_over_experts(add_experts, self.gathered(), self.axes, *inputs, is_kernel=is_kernel)
+        return sum_over_experts(
+            add_experts, self.gathered(), self.axes, *inputs, is_kernel=is_kernel
+        )
 
     def gathered(self) -> list[Array]:
-        """Gate, up and down, [E D F] and [E F D], whole along the axis that fsdp splits; and their adapters, whose B
-        are scaled."""
+        """Gate, up and down, [E D F] and [E F D], whole along the axis that fsdp splits; and their
+        adapters, whose B are scaled."""
         whole = []
         for parameter in (self.gate, self.up, self.down, *self.adapters):
             spec, w = spec_of(parameter), parameter[...]
@@ -104,7 +112,9 @@ class ExpertMLP(nnx.Module):
 
     @property
     def axes(self) -> list[tuple[str, ...]]:
-        return [spec_of(parameter).axes for parameter in (self.gate, self.up, self.down, *self.adapters)]
+        return [
+            spec_of(parameter).axes for parameter in (self.gate, self.up, self.down, *self.adapters)
+        ]
 
 
 def make_adapter(of: Spec, rank: int) -> tuple[nnx.Param, nnx.Param]:
@@ -112,21 +122,35 @@ def make_adapter(of: Spec, rank: int) -> tuple[nnx.Param, nnx.Param]:
     tensor, between = of.tensor.removesuffix(".weight"), (("rank", rank),)
     begin_a, begin_b = Uniform(of.matrix_shape[0] ** -0.5), Constant(0.0)
     part = replace(of, adapts="", is_adapter=True)
-    a = replace(part, name=of.name + ADAPTER_A, outputs=between, init=begin_a, tensor=f"{tensor}.lora_A.weight")
-    b = replace(part, name=of.name + ADAPTER_B, inputs=between, init=begin_b, tensor=f"{tensor}.lora_B.weight")
+    a = replace(
+        part,
+        name=of.name + ADAPTER_A,
+        outputs=between,
+        init=begin_a,
+        tensor=f"{tensor}.lora_A.weight",
+    )
+    b = replace(
+        part,
+        name=of.name + ADAPTER_B,
+        inputs=between,
+        init=begin_b,
+        tensor=f"{tensor}.lora_B.weight",
+    )
     return param(a), param(b)
 
 
 class MixtureOfExperts(nnx.Module):
     """The experts that a token's router chose, added up by its weights.
 
-    Beside the hidden states, what its caller's caller may want goes through two attributes (models/routing.py):
-    `replayed`, experts i32[r k] that are set before a call and that tokens meet instead of those of their own choice;
-    and `routing`, the call's Routing."""
+    Beside the hidden states, what its caller's caller may want goes through two attributes
+    (models/routing.py): `replayed`, experts i32[r k] that are set before a call and that tokens
+    meet instead of those of their own choice; and `routing`, the call's Routing."""
 
-    def __init__(self, config: ModelConfig, *, experts: int, hidden: int, top_k: int, renormalises: bool):
-        """`hidden`: width of an expert's MLP. `renormalises`: whether the chosen ones' weights are divided by their
-        sum."""
+    def __init__(
+        self, config: ModelConfig, *, experts: int, hidden: int, top_k: int, renormalises: bool
+    ):
+        """`hidden`: width of an expert's MLP. `renormalises`: whether the chosen ones' weights are
+        divided by their sum."""
         if top_k > experts:
             problem = f"a token meets {top_k} experts of {experts} (top_k, in cell.model.options)"
             raise InputError(f"{problem}; expected at most as many as there are.")
@@ -134,8 +158,9 @@ class MixtureOfExperts(nnx.Module):
         self.top_k, self.renormalises = top_k, renormalises
         self.replayed: Array | None = nnx.data(None)
         self.routing: Routing | None = nnx.data(None)
-        # A router decides much and is small: every device has it whole, and its product is in float32. Rounded to
-        # bfloat16, as transformers rounds the logits of a model in bfloat16, experts would often have equal logits.
+        # A router decides much and is small: every device has it whole, and its product is in
+        # float32. Rounded to bfloat16, as transformers rounds the logits of a model in bfloat16,
+        # experts would often have equal logits.
         self.router = Float32Linear(
             "router", {"embed": config.width}, choice, "mlp.gate", adapts=False, quantises=False
         )
@@ -146,19 +171,24 @@ class MixtureOfExperts(nnx.Module):
         [(_, experts)] = self.router.spec.outputs
         return RouterShape(experts, self.top_k)
 
-    def __call__(self, x: Float[Array, "b t D"], first_tokens: slice | None = None) -> Float[Array, "b t D"]:
+    def __call__(
+        self, x: Float[Array, "b t D"], first_tokens: slice | None = None
+    ) -> Float[Array, "b t D"]:
         rows = x.reshape(-1, x.shape[-1])
         routing = self.routing = self.route(rows, self.replayed)
         return self.experts(rows, routing).reshape(x.shape)
 
-    def route(self, rows: Float[Array, "r D"], replayed: Int[Array, "r k"] | None = None) -> Routing:
+    def route(
+        self, rows: Float[Array, "r D"], replayed: Int[Array, "r k"] | None = None
+    ) -> Routing:
         """Softmax over all experts in float32, then the k largest, or those of `replayed`."""
         logits = self.router(rows)
         probabilities = jax.nn.softmax(logits, -1)
         if replayed is None:
             weights, experts = lax.top_k(probabilities, self.top_k)
         else:
-            weights, experts = jnp.take_along_axis(probabilities, replayed, -1), replayed
+            weights = jnp.take_along_axis(probabilities, replayed, -1)
+            experts = replayed
 
         if self.renormalises:
             weights = weights / weights.sum(-1, keepdims=True)
@@ -179,13 +209,14 @@ def add_experts(
     chosen: Int[Array, "r k"],
     chosen_weights: Float[Array, "r k"],
 ) -> Float[Array, "r D"]:
-    """What the experts from `first_expert` on, whose matrices are `weights`, add to the rows that chose them. Adapters
-    may follow the three matrices."""
-    # XLA:CPU computes products of each expert's rows expert by expert for all rows, so that it is faster to multiply
-    # all experts' matrices at once. So it is elsewhere for few rows, which choose most experts together.
+    """What the experts from `first_expert` on, whose matrices are `weights`, add to the rows that
+    chose them. Adapters may follow the three matrices."""
+    # XLA:CPU computes products of each expert's rows expert by expert for all rows, so that it is
+    # faster to multiply all experts' matrices at once. So it is elsewhere for few rows, which
+    # choose most experts together.
     #
-    # It is decided here and not by `lax.platform_dependent`, of which a gradient keeps room for what either way keeps,
-    # in every layer.
+    # It is decided here and not by `lax.platform_dependent`, of which a gradient keeps room for
+    # what either way keeps, in every layer.
     is_for_all = traced_platform() == "cpu" or len(rows) <= MAX_ROWS_OF_ALL_EXPERTS
     add = add_all_experts if is_for_all else add_own_experts
     return add(first_expert, weights, rows, chosen, chosen_weights)
@@ -202,8 +233,9 @@ def add_own_experts(
     gate, up, down, *adapters = weights
     count, k = gate.shape[0], chosen.shape[1]
 
-    # Each row comes k times. Sorted by expert, each expert's rows are together, and those of experts elsewhere come
-    # last, where no group counts them, and where a kernel may leave anything.
+    # Each row comes k times. Sorted by expert, each expert's rows are together, and those of
+    # experts elsewhere come last, where no group counts them, and where a kernel may leave
+    # anything.
     expert_of_choice = chosen.reshape(-1) - first_expert
     is_here = (expert_of_choice >= 0) & (expert_of_choice < count)
     expert_of_choice = jnp.where(is_here, expert_of_choice, count)
@@ -212,7 +244,9 @@ def add_own_experts(
 
     sorted_here = is_here[order][:, None]
     x = jnp.where(sorted_here, rows[order // k], 0)
-    weight = jnp.where(sorted_here, chosen_weights.reshape(-1)[order][:, None], 0).astype(rows.dtype)
+    weight = jnp.where(sorted_here, chosen_weights.reshape(-1)[order][:, None], 0).astype(
+        rows.dtype
+    )
 
     def add_adapter(y: Array, x: Array, number: int) -> Array:
         """y with x A B of gate (0), up (1) or down (2)."""
@@ -222,8 +256,12 @@ def add_own_experts(
         return y + lax.ragged_dot(lax.ragged_dot(x, a, group_sizes), b, group_sizes)
 
     # Weighted before the last product, so that no gradient needs what comes out of it.
-    gate_out = add_adapter(checkpoint_name(product_by_group(x, gate, group_sizes), EXPERT_PRODUCT), x, 0)
-    up_out = add_adapter(checkpoint_name(product_by_group(x, up, group_sizes), EXPERT_PRODUCT), x, 1)
+    gate_out = add_adapter(
+        checkpoint_name(product_by_group(x, gate, group_sizes), EXPERT_PRODUCT), x, 0
+    )
+    up_out = add_adapter(
+        checkpoint_name(product_by_group(x, up, group_sizes), EXPERT_PRODUCT), x, 1
+    )
     weighted = jnp.where(sorted_here, jax.nn.silu(gate_out) * up_out * weight, 0)
     outputs = add_adapter(product_by_group(weighted, down, group_sizes), weighted, 2)
 
@@ -250,9 +288,12 @@ def add_all_experts(
     chosen: Int[Array, "r k"],
     chosen_weights: Float[Array, "r k"],
 ) -> Float[Array, "r D"]:
-    """`add_experts` by products of all rows with all experts' matrices, those of experts not chosen times 0."""
+    """`add_experts` by products of all rows with all experts' matrices, those of experts not chosen
+    times 0."""
     gate, up, down, *adapters = weights
-    expert_weights = weights_by_expert(first_expert, len(gate), chosen, chosen_weights).astype(rows.dtype)
+    expert_weights = weights_by_expert(first_expert, len(gate), chosen, chosen_weights).astype(
+        rows.dtype
+    )
 
     def of_each(matrices: Array) -> Array:
         return jnp.einsum("rd,edf->erf", rows, matrices)
@@ -263,7 +304,8 @@ def add_all_experts(
         gate_out = gate_out + jnp.einsum("erk,ekf->erf", of_each(gate_a), gate_b)
         up_out = up_out + jnp.einsum("erk,ekf->erf", of_each(up_a), up_b)
 
-    # The last product sums over the experts too. Reshaped to one matrix, `down` would be copied by a TPU.
+    # The last product sums over the experts too. Reshaped to one matrix, `down` would be copied by
+    # a TPU.
     weighted = jax.nn.silu(gate_out) * up_out * expert_weights.T[..., None]
     out = jnp.einsum("erf,efd->rd", weighted, down)
     if adapters:
@@ -273,8 +315,12 @@ def add_all_experts(
 
 
 def weights_by_expert(
-    first_expert: int | Array, count: int, chosen: Int[Array, "r k"], chosen_weights: Float[Array, "r k"]
+    first_expert: int | Array,
+    count: int,
+    chosen: Int[Array, "r k"],
+    chosen_weights: Float[Array, "r k"],
 ) -> Float[Array, "r E"]:
-    """The weight of each of `count` experts for each row: 0 where it is not chosen. Others have no place in it."""
+    """The weight of each of `count` experts for each row: 0 where it is not chosen. Others have no
+    place in it."""
     by_choice = jax.nn.one_hot(chosen - first_expert, count) * chosen_weights[..., None]
     return by_choice.sum(1)

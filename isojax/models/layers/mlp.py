@@ -14,7 +14,9 @@ from isojax.models.spec import Normal
 class MLP(nnx.Module):
     """down(activation(up(x))), as in StarCoder2 and Phi-2."""
 
-    def __init__(self, config: ModelConfig, activation: Callable[[Array], Array], *, bias: bool = False):
+    def __init__(
+        self, config: ModelConfig, activation: Callable[[Array], Array], *, bias: bool = False
+    ):
         embed, mlp = {"embed": config.width}, {"mlp": config.mlp}
         down_init = Normal(config.mlp, residual_gain(config))
 
@@ -22,6 +24,8 @@ class MLP(nnx.Module):
         self.up = Linear("up", embed, mlp, "mlp.up_proj", bias=bias)
         self.down = Linear("down", mlp, embed, "mlp.down_proj", bias=bias, init=down_init)
 
-    def __call__(self, x: Float[Array, "b t D"], first_tokens: slice | None = None) -> Float[Array, "b t D"]:
+    def __call__(
+        self, x: Float[Array, "b t D"], first_tokens: slice | None = None
+    ) -> Float[Array, "b t D"]:
         """`first_tokens`: those that begin sequences, for `sum_in_blocks`."""
         return self.down(self.activation(self.up(x)), first_tokens)

@@ -24,8 +24,8 @@ class Norm(Protocol):
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) times a scale, over the axes that it is given: {"embed": D}, {"head_dim": H} for each head, or
-    {"heads": N, "head_dim": H} for all heads together."""
+    """x / rms(x) times a scale, over the axes that it is given: {"embed": D}, {"head_dim": H} for
+    each head, or {"heads": N, "head_dim": H} for all heads together."""
 
     def __init__(
         self,
@@ -38,9 +38,10 @@ class RMSNorm(nnx.Module):
         plus_one: bool = False,
         rounds_last: bool = False,
     ):
-        """`tensor`: its name in a layer of a checkpoint, without ".weight". `each`: axes before those of the norm, with
-        scales of their own for each index, such as {"heads": N}; a checkpoint has [N, H] of them. `plus_one`: the scale
-        is 1 + w. `rounds_last`: x is rounded to its own precision after the product with the scale, not before it."""
+        """`tensor`: its name in a layer of a checkpoint, without ".weight". `each`: axes before
+        those of the norm, with scales of their own for each index, such as {"heads": N}; a
+        checkpoint has [N, H] of them. `plus_one`: the scale is 1 + w. `rounds_last`: x is rounded
+        to its own precision after the product with the scale, not before it."""
         start = Constant(0.0 if plus_one else 1.0)
         self.scale = norm_parameter(name, axes, each, start, f"{tensor}.weight")
         self.axes = normalised_axes(axes)
@@ -67,13 +68,27 @@ class RMSNorm(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """(x - mean) / standard deviation (arXiv:1607.06450) times a scale, and a bias if it has one, over the axes that it
-    is given as `RMSNorm`. In float32, rounded last."""
+    """(x - mean) / standard deviation (arXiv:1607.06450) times a scale, and a bias if it has one,
+    over the axes that it is given as `RMSNorm`. In float32, rounded last."""
 
-    def __init__(self, name: str, axes: Sizes, tensor: str, eps: float, *, each: Sizes = NO_AXES, bias: bool = False):
-        """`tensor`: its name in a layer of a checkpoint, without ".weight". `each`: as in `RMSNorm`."""
+    def __init__(
+        self,
+        name: str,
+        axes: Sizes,
+        tensor: str,
+        eps: float,
+        *,
+        each: Sizes = NO_AXES,
+        bias: bool = False,
+    ):
+        """`tensor`: its name in a layer of a checkpoint, without ".weight". `each`: as in
+        `RMSNorm`."""
         self.scale = norm_parameter(name, axes, each, Constant(1.0), f"{tensor}.weight")
-        self.bias = norm_parameter(f"{name}_bias", axes, each, Constant(0.0), f"{tensor}.bias") if bias else None
+        self.bias = (
+            norm_parameter(f"{name}_bias", axes, each, Constant(0.0), f"{tensor}.bias")
+            if bias
+            else None
+        )
         self.axes = normalised_axes(axes)
         self.eps = eps
 

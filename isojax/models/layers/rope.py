@@ -14,13 +14,15 @@ CosSin = tuple[Float[Array, "*b half"], Float[Array, "*b half"]]  # cosines and 
 
 @dataclass(frozen=True)
 class Rope:
-    """A table of rotations, which layers may share: a policy has one, or one for each kind of layer."""
+    """A table of rotations, which layers may share: a policy has one, or one for each kind of
+    layer."""
 
     head_dim: int  # numbers of a head that are rotated, its first: all, or a part as in GLM-4
     base: float  # theta
     scaling: RopeScaling | None = None
     linear_factor: float = 1.0  # which stretches all positions alike
-    neighbours: bool = False  # whether neighbouring numbers are rotated against each other, and not two halves
+    # whether neighbouring numbers are rotated against each other, and not two halves
+    neighbours: bool = False
 
     def __post_init__(self) -> None:
         if self.head_dim % 2:
@@ -30,14 +32,20 @@ class Rope:
     def frequencies(self) -> Float[np.ndarray, " half"]:
         """Radians per position of each pair of head dimensions."""
         frequencies = rope_frequencies(self.head_dim, self.base, self.scaling)
-        return frequencies if self.linear_factor == 1 else frequencies / np.float32(self.linear_factor)
+        return (
+            frequencies if self.linear_factor == 1 else frequencies / np.float32(self.linear_factor)
+        )
 
     def cos_sin(self, positions: Int[Array, "*b"]) -> CosSin:
         """Cosines and sines of positions, each f32[*b H/2]; the same for all heads."""
-        angle = positions[..., None].astype(jnp.float32) * self.frequencies().reshape((1,) * positions.ndim + (-1,))
+        angle = positions[..., None].astype(jnp.float32) * self.frequencies().reshape(
+            (1,) * positions.ndim + (-1,)
+        )
         return jnp.cos(angle), jnp.sin(angle)
 
-    def rotate(self, x: Float[Array, "b t heads H"], cos_sin: CosSin) -> Float[Array, "b t heads H"]:
+    def rotate(
+        self, x: Float[Array, "b t heads H"], cos_sin: CosSin
+    ) -> Float[Array, "b t heads H"]:
         """x rotated by the angles of its positions."""
         cos, sin = (y[:, :, None].astype(x.dtype) for y in cos_sin)
         rotated, rest = x[..., : self.head_dim], x[..., self.head_dim :]
@@ -54,21 +62,28 @@ class Rope:
         return jnp.concatenate([*parts, rest] if rest.size else parts, -1)
 
 
-def rope_frequencies(head_dim: int, base: float, scaling: RopeScaling | None) -> Float[np.ndarray, " half"]:
-    """base^(-2i / head_dim), rounded to float32 at each step as transformers does, with which published models were
-    trained.
+def rope_frequencies(
+    head_dim: int, base: float, scaling: RopeScaling | None
+) -> Float[np.ndarray, " half"]:
+    """base^(-2i / head_dim), rounded to float32 at each step as transformers does, with which
+    published models were trained.
 
-    With `scaling`, as in Llama 3.1, a wavelength beyond original / low_freq_factor grows by `factor`, one below
-    original / high_freq_factor stays, and between them the frequency is linear in original / wavelength."""
+    With `scaling`, as in Llama 3.1, a wavelength beyond original / low_freq_factor grows by
+    `factor`, one below original / high_freq_factor stays, and between them the frequency is linear
+    in original / wavelength."""
     f32 = np.float32
     exponents = np.arange(0, head_dim, 2, dtype=f32) / f32(head_dim)
-    powers = (np.float64(f32(base)) ** exponents).astype(f32)  # a power in float32 is off by a unit here and there
+    # a power in float32 is off by a unit here and there
+    powers = (np.float64(f32(base)) ** exponents).astype(f32)
     unscaled = f32(1) / powers
     if scaling is None:
         return unscaled
 
-    low, high, factor = (f32(x) for x in (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor))
+    low, high, factor = (
+        f32(x) for x in (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor)
+    )
     wavelengths = f32(2 * np.pi) / unscaled
-    rotations = f32(scaling.original_max_position_embeddings) / wavelengths  # within the original context
+    # within the original context
+    rotations = f32(scaling.original_max_position_embeddings) / wavelengths
     unscaled_weight = np.clip((rotations - low) / (high - low), f32(0), f32(1))
     return (1 - unscaled_weight) * unscaled / factor + unscaled_weight * unscaled

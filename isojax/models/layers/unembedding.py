@@ -12,8 +12,8 @@ VOCAB, WIDTH = "vocab", "embed"  # the logical axes of its matrix
 
 
 class Unembedding(NamedTuple):
-    """The matrix that makes logits of hidden states, or a block of its tokens: a head's [D V], or the table of an
-    embedding that is tied to it, [V D]."""
+    """The matrix that makes logits of hidden states, or a block of its tokens: a head's [D V], or
+    the table of an embedding that is tied to it, [V D]."""
 
     matrix: Array
     vocab_axis: int
@@ -27,4 +27,6 @@ class Unembedding(NamedTuple):
 def gather_unembedding(w: Array, spec: Spec) -> Unembedding:
     """Of the parameter that `spec` describes, or of the part of it that fsdp made."""
     width_axis = spec.axes.index(WIDTH)
-    return Unembedding(all_gather_weight(w, width_axis, spec.shape[width_axis]), spec.axes.index(VOCAB))
+    return Unembedding(
+        all_gather_weight(w, width_axis, spec.shape[width_axis]), spec.axes.index(VOCAB)
+    )

@@ -58,11 +58,13 @@ FIGURES: dict[str, FigureSpec] = {
 
 
 def plot(fit: FitResult, runs: Sequence[RunRecord], name: str = "frontier") -> Figure:
-    """Draw a figure of the report, such as "frontier" or "n_star", of those runs that were fitted; InputError
-    for a name that is not in FIGURES, or a fit without the data of that figure."""
+    """Draw a figure of the report, such as "frontier" or "n_star", of those runs that were fitted;
+    InputError for a name that is not in FIGURES, or a fit without the data of that figure."""
     if name not in FIGURES:
         raise InputError(f"no figure is called {name!r}; expected one of {', '.join(FIGURES)}.")
     figure = FIGURES[name].draw(fit, fitted_runs(fit, runs))
     if figure is None:
-        raise InputError(f"the fit has no data for the figure {name!r}. Ask for another: {', '.join(FIGURES)}.")
+        raise InputError(
+            f"the fit has no data for the figure {name!r}. Ask for another: {', '.join(FIGURES)}."
+        )
     return figure

@@ -1,4 +1,5 @@
-"""n*(C) and the frontier of several sweeps, with their intervals (paper's Fig. 13; `isojax compare --out`)."""
+"""n*(C) and the frontier of several sweeps, with their intervals (paper's Fig. 13; `isojax compare
+--out`)."""
 
 from collections.abc import Sequence
 from math import log2
@@ -22,13 +23,19 @@ def comparison_figure(comparison: SweepComparison) -> canvas.RenderedFigure:
     n_star_ax, frontier_ax = fig.add_subplot(1, 2, 1), fig.add_subplot(1, 2, 2)
     C_label = f"C ({UNITS[comparison.compute]})"
     canvas.style_axes(n_star_ax, "the best n", C_label, "compute-optimal n")
-    canvas.style_axes(frontier_ax, "the frontier", C_label, f"reward ({canvas.escape_label(comparison.metric)})")
+    canvas.style_axes(
+        frontier_ax, "the frontier", C_label, f"reward ({canvas.escape_label(comparison.metric)})"
+    )
     sweeps = comparison.sweeps
     for i, sweep in enumerate(sweeps):
         _draw_n_star(n_star_ax, sweep, _line_style(i), (i - (len(sweeps) - 1) / 2) * N_STAR_OFFSET)
-        bounds = [(p.C, p.low, p.high) for p in sweep.curve if p.low is not None and p.high is not None]
+        bounds = [
+            (p.C, p.low, p.high) for p in sweep.curve if p.low is not None and p.high is not None
+        ]
         canvas.fill_band(frontier_ax, bounds, color=_line_style(i)["color"], alpha=0.18, zorder=2)
-        frontier_ax.plot([p.C for p in sweep.curve], [p.reward for p in sweep.curve], zorder=4, **_line_style(i))
+        frontier_ax.plot(
+            [p.C for p in sweep.curve], [p.reward for p in sweep.curve], zorder=4, **_line_style(i)
+        )
     ns = sorted({n for sweep in sweeps for n in sweep.n})
     canvas.label_log2_n(n_star_ax.yaxis, ns)
     n_star_ax.set_ylim(log2(ns[0]) - 0.4, log2(ns[-1]) + 0.4)
@@ -42,10 +49,15 @@ def _line_style(i: int) -> dict[str, Any]:
 
 
 def _draw_n_star(ax: Axes, sweep: SweepSummary, style: dict[str, Any], shift: float) -> None:
-    """Steps over their interval, and where they level off; nothing where n makes no difference (the legend says it)."""
+    """Steps over their interval, and where they level off; nothing where n makes no difference (the
+    legend says it)."""
     if sweep.no_effect:
         return
-    n_bounds = [(p.C, p.n_low, p.n_high) for p in sweep.curve if p.n_low is not None and p.n_high is not None]
+    n_bounds = [
+        (p.C, p.n_low, p.n_high)
+        for p in sweep.curve
+        if p.n_low is not None and p.n_high is not None
+    ]
     band = [(C, log2(low) + shift, log2(high) + shift) for C, low, high in n_bounds]
     canvas.fill_band(ax, band, step="mid", color=style["color"], alpha=0.16, zorder=2)
     C, steps = [p.C for p in sweep.curve], [log2(p.n) + shift for p in sweep.curve]
@@ -67,5 +79,7 @@ def _legend(fig: Figure, sweeps: Sequence[SweepSummary]) -> None:
     if any(sweep.curve[0].low is not None for sweep in sweeps):
         handles.append(Patch(color=canvas.INK, alpha=0.16, lw=0, label="90% intervals"))
     if any(sweep.saturation and sweep.saturation.C is not None for sweep in sweeps):
-        handles.append(Line2D([], [], ls="", color=canvas.INK, label="n* levels off", **SATURATION_MARK))
+        handles.append(
+            Line2D([], [], ls="", color=canvas.INK, label="n* levels off", **SATURATION_MARK)
+        )
     canvas.legend_below(fig, min(len(handles), 4), handles, handlelength=2.4)

@@ -1,5 +1,6 @@
-"""B_p against n at a fixed batch B = B_p n (paper's Figs. 9, 18, 19), where a budget is M = C / B updates, with n*(M)
-and B_p*(M) = B / n*(M). Departs from the paper: all B side by side, a law only where not rejected, intervals."""
+"""B_p against n at a fixed batch B = B_p n (paper's Figs. 9, 18, 19), where a budget is M = C / B
+updates, with n*(M) and B_p*(M) = B / n*(M). Departs from the paper: all B side by side, a law only
+where not rejected, intervals."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,9 +23,12 @@ MAX_BATCHES = 4
 
 
 def fixed_batch_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
-    """A column for each B: reward against M with the best of the cells on top, n*(M) and B_p*(M) below."""
+    """A column for each B: reward against M with the best of the cells on top, n*(M) and B_p*(M)
+    below."""
     cells = Counter(curve.B_p * curve.n for curve in fit.curves)
-    by_cells = sorted((b for b in fit.by_B if len(b.frontier) > 1), key=lambda b: (-cells[b.B], -b.B))
+    by_cells = sorted(
+        (b for b in fit.by_B if len(b.frontier) > 1), key=lambda b: (-cells[b.B], -b.B)
+    )
     batches = sorted(by_cells[:MAX_BATCHES], key=lambda b: b.B)  # those of the most cells
     if not batches:
         return None
@@ -54,18 +58,29 @@ def fixed_batch_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | No
     return fig
 
 
-def _draw_rewards(ax: Axes, curves: Sequence[FittedCurve], batch: FixedBatchFit, colours: Mapping[int, str]) -> None:
+def _draw_rewards(
+    ax: Axes, curves: Sequence[FittedCurve], batch: FixedBatchFit, colours: Mapping[int, str]
+) -> None:
     """The curves of all cells of one B against M, the best of them thick over its interval."""
     B, points = batch.B, batch.frontier
     for curve in curves:
         if curve.B_p * curve.n == B:
             C = np.geomspace(curve.C_low, curve.C_high, 160)
             ax.plot(C / B, curve_reward(curve, C), color=colours[curve.n], lw=1.4, zorder=3)
-    with_interval = [(p.C / B, p.low, p.high) for p in points if p.low is not None and p.high is not None]
+    with_interval = [
+        (p.C / B, p.low, p.high) for p in points if p.low is not None and p.high is not None
+    ]
     canvas.fill_band(ax, with_interval, color=canvas.INK, alpha=0.22, zorder=2)
-    label_style = {"fontsize": 8.5, "fontweight": "bold", "color": canvas.INK, "path_effects": canvas.HALO, "zorder": 7}
+    label_style = {
+        "fontsize": 8.5,
+        "fontweight": "bold",
+        "color": canvas.INK,
+        "path_effects": canvas.HALO,
+        "zorder": 7,
+    }
     for n, first, last in n_stretches([p.n for p in points]):
-        M, y = [p.C / B for p in points[first : last + 1]], [p.reward for p in points[first : last + 1]]
+        M = [p.C / B for p in points[first : last + 1]]
+        y = [p.reward for p in points[first : last + 1]]
         ax.plot(M, y, color=canvas.INK, lw=5.2, zorder=4, solid_capstyle="round")
         ax.plot(M, y, color=colours[n], lw=3.4, zorder=5, solid_capstyle="round")
         middle = points[(first + last) // 2]
@@ -75,7 +90,8 @@ def _draw_rewards(ax: Axes, curves: Sequence[FittedCurve], batch: FixedBatchFit,
 
 
 def _draw_n_star_of_M(ax: Axes, batch: FixedBatchFit, colours: Mapping[int, str]) -> None:
-    """The best n against M, the intervals of its changes, and the law unless a monotone one is rejected."""
+    """The best n against M, the intervals of its changes, and the law unless a monotone one is
+    rejected."""
     B, points, n_star = batch.B, thin(batch.frontier), batch.n_star
     M, log2_n = [p.C / B for p in points], [log2(p.n) for p in points]
     ax.scatter(M, log2_n, c=[colours[p.n] for p in points], s=34, ec=canvas.MUTED, lw=0.4, zorder=4)
@@ -85,7 +101,12 @@ def _draw_n_star_of_M(ax: Axes, batch: FixedBatchFit, colours: Mapping[int, str]
             ends = [crossover.low / B, crossover.high / B]
             ax.plot(ends, [height, height], color=canvas.INK, lw=1.2, marker="|", ms=6, zorder=3)
     if n_star.monotone_rejected:
-        ax.set_title("a law that only rises is rejected here", loc="right", fontsize=8.5, color=canvas.LAW_COLOUR)
+        ax.set_title(
+            "a law that only rises is rejected here",
+            loc="right",
+            fontsize=8.5,
+            color=canvas.LAW_COLOUR,
+        )
     else:
         grid = np.geomspace(M[0], M[-1], 200)
         ax.plot(grid, log2_n_star(n_star.law, grid), color=canvas.LAW_COLOUR, lw=2, zorder=3)

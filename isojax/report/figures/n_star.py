@@ -1,5 +1,6 @@
-"""n*(C) (paper's Figs. 7 and 21). Departs from the paper: P(best) of each n, its colour rather than the
-reward's, and a law dashed beyond the measured budgets and left out where the frontier has two values of n only."""
+"""n*(C) (paper's Figs. 7 and 21). Departs from the paper: P(best) of each n, its colour rather than
+the reward's, and a law dashed beyond the measured budgets and left out where the frontier has two
+values of n only."""
 
 from collections.abc import Mapping, Sequence
 from math import log2
@@ -21,8 +22,8 @@ PARAMETER_LABELS = {"L": "$L$", "k": "$k$", "log10_C0": "$\\log_{10} C_0$", "b":
 
 
 def n_star_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
-    """The frontier's n against C and P(best) of each n, with the fitted law. Joint and for each B_p. None where no run
-    learnt anything, and no n leads."""
+    """The frontier's n against C and P(best) of each n, with the fitted law. Joint and for each
+    B_p. None where no run learnt anything, and no n leads."""
     if fit.nothing_learnt:
         return None
     views, ns = frontier_views(fit), all_n(fit)
@@ -40,7 +41,8 @@ def n_star_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
 
 
 def _draw_n_star(ax: Axes, view: FrontierFit, colours: Mapping[int, str]) -> None:
-    """Frontier points over a ribbon for each n as thick as P(best), the fitted law and its parameters."""
+    """Frontier points over a ribbon for each n as thick as P(best), the fitted law and its
+    parameters."""
     points, n_star = thin(view.frontier), view.n_star
     first, last = points[0].C, points[-1].C
     C_end = last * LAW_REACH
@@ -48,16 +50,37 @@ def _draw_n_star(ax: Axes, view: FrontierFit, colours: Mapping[int, str]) -> Non
         ribbon = [(C, log2(low), log2(high)) for C, low, high in rows]
         canvas.fill_band(ax, ribbon, color=colours[n], alpha=0.35, zorder=2)
     dots = {"s": 26, "edgecolors": "white", "linewidths": 0.4, "zorder": 4}
-    ax.scatter([p.C for p in points], [log2(p.n) for p in points], c=[colours[p.n] for p in points], **dots)
+    ax.scatter(
+        [p.C for p in points], [log2(p.n) for p in points], c=[colours[p.n] for p in points], **dots
+    )
     if law_is_drawn(view):
-        for grid, dashes in ((np.geomspace(first, last, 300), "-"), (np.geomspace(last, C_end, 100), (0, (3, 2)))):
-            ax.plot(grid, log2_n_star(n_star.law, grid), color=canvas.LAW_COLOUR, lw=2.2, ls=dashes, zorder=3)
+        for grid, dashes in (
+            (np.geomspace(first, last, 300), "-"),
+            (np.geomspace(last, C_end, 100), (0, (3, 2))),
+        ):
+            ax.plot(
+                grid,
+                log2_n_star(n_star.law, grid),
+                color=canvas.LAW_COLOUR,
+                lw=2.2,
+                ls=dashes,
+                zorder=3,
+            )
     ax.axvspan(last, C_end, color=canvas.GRID_COLOUR, alpha=0.6, lw=0, zorder=0)
     beyond = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 8, "color": canvas.MUTED}
-    ax.text((last * C_end) ** 0.5, 0.03, "not measured", transform=ax.get_xaxis_transform(), **beyond)
+    ax.text(
+        (last * C_end) ** 0.5, 0.03, "not measured", transform=ax.get_xaxis_transform(), **beyond
+    )
     ax.set_xlim(first / 1.2, C_end)
     box = {"facecolor": "white", "edgecolor": canvas.GRID_COLOUR, "boxstyle": "round,pad=0.4"}
-    style = {"va": "top", "fontsize": 8.5, "color": canvas.INK, "linespacing": 1.35, "bbox": box, "zorder": 6}
+    style = {
+        "va": "top",
+        "fontsize": 8.5,
+        "color": canvas.INK,
+        "linespacing": 1.35,
+        "bbox": box,
+        "zorder": 6,
+    }
     ax.text(0.03, 0.96, _law_text(view), transform=ax.transAxes, **style)
 
 
@@ -69,7 +92,9 @@ def _law_text(view: FrontierFit) -> str:
         return "two values of $n$:\ntoo few for a law"
     if law.form == "constant":
         return f"constant: $n^*$ = {2**law.b:.3g}"
-    return "\n".join(f"{PARAMETER_LABELS[name]} = {getattr(law, name):.2f}" for name in LAW_PARAMETERS[law.form])
+    return "\n".join(
+        f"{PARAMETER_LABELS[name]} = {getattr(law, name):.2f}" for name in LAW_PARAMETERS[law.form]
+    )
 
 
 def _legend(fig: Figure, fit: FitResult) -> None:
@@ -78,5 +103,7 @@ def _legend(fig: Figure, fit: FitResult) -> None:
         Line2D([], [], marker="o", ls="", color=canvas.MUTED, ms=5, label="best measured n"),
     ]
     if fit.draws is not None:
-        handles.append(Patch(color=canvas.MUTED, alpha=0.35, lw=0, label="as thick as P(n is best)"))
+        handles.append(
+            Patch(color=canvas.MUTED, alpha=0.35, lw=0, label="as thick as P(n is best)")
+        )
     canvas.legend_below(fig, len(handles), handles, handlelength=1.8)

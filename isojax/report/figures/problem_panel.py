@@ -1,5 +1,5 @@
-"""pass@1 of a fixed panel of training problems (IsoCompute Playbook, arXiv:2603.12151, Figs. 11, 27 and section 5.1):
-under interference a share of problems stays at 0 while the mean rises."""
+"""pass@1 of a fixed panel of training problems (IsoCompute Playbook, arXiv:2603.12151, Figs. 11, 27
+and section 5.1): under interference a share of problems stays at 0 while the mean rises."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,20 +26,29 @@ class ProblemPanel:
 
     B_p: int
     n: int
-    C: FloatArray  # [points], rollouts, 0 of the base policy first where it was evaluated; the mean over seeds
+    # [points], rollouts, 0 of the base policy first where it was evaluated; the mean over seeds
+    C: FloatArray
     correct: np.ndarray  # int[seeds, points, problems], correct answers of `samples`
     samples: int
 
     @property
     def correct_shares(self) -> FloatArray:
-        """float[points, samples + 1]: the share of problems with 0, 1, ..., all answers correct, mean over seeds."""
-        return np.stack([as_float64((self.correct == k).mean((0, 2))) for k in range(self.samples + 1)], -1)
+        """float[points, samples + 1]: the share of problems with 0, 1, ..., all answers correct,
+        mean over seeds."""
+        return np.stack(
+            [as_float64((self.correct == k).mean((0, 2))) for k in range(self.samples + 1)], -1
+        )
 
 
 def compared_panels(fit: FitResult, runs: Sequence[RunRecord]) -> list[ProblemPanel]:
-    """The smallest and the largest n (or the only one) of the B_p with the widest range of n, of equals the frontier's
-    last; [] where no panel was recorded, rewards are graded, or problems differ."""
-    usable_runs = [run for run in runs if all(PANEL in p.extra and p.samples and not p.graded for p in run.points)]
+    """The smallest and the largest n (or the only one) of the B_p with the widest range of n, of
+    equals the frontier's last; [] where no panel was recorded, rewards are graded, or problems
+    differ."""
+    usable_runs = [
+        run
+        for run in runs
+        if all(PANEL in p.extra and p.samples and not p.graded for p in run.points)
+    ]
     sizes = {(len(p.extra[PANEL]), p.samples) for run in usable_runs for p in run.points}
     if len(sizes) != 1:
         return []
@@ -49,7 +58,9 @@ def compared_panels(fit: FitResult, runs: Sequence[RunRecord]) -> list[ProblemPa
     B_p = max(by_B_p, key=lambda b: (max(by_B_p[b]) / min(by_B_p[b]), b == last_B_p, -b))
     by_n = by_B_p[B_p]
     cells = [by_n[n] for n in sorted({min(by_n), max(by_n)})]
-    shared_targets = sorted(set.intersection(*({p.target for p in run.points} for seeds in cells for run in seeds)))
+    shared_targets = sorted(
+        set.intersection(*({p.target for p in run.points} for seeds in cells for run in seeds))
+    )
     if not shared_targets or not shared_targets[-1]:
         return []
     samples = sizes.pop()[1]
@@ -58,7 +69,9 @@ def compared_panels(fit: FitResult, runs: Sequence[RunRecord]) -> list[ProblemPa
 
 def _load_panel(seeds: Sequence[RunRecord], targets: Sequence[int], samples: int) -> ProblemPanel:
     points_by_target = [{p.target: p for p in run.points} for run in seeds]
-    C = np.array([[points[t].rollouts for points in points_by_target] for t in targets], dtype=np.float64).mean(1)
+    C = np.array(
+        [[points[t].rollouts for points in points_by_target] for t in targets], dtype=np.float64
+    ).mean(1)
     correct = np.array([[points[t].extra[PANEL] for t in targets] for points in points_by_target])
     return ProblemPanel(seeds[0].cell.B_p, seeds[0].cell.n, C, correct, samples)
 
@@ -71,7 +84,9 @@ def panel_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
     fig, axes = canvas.panel_grid(1 + len(panels), height=4.4)
     _draw_histogram(axes[0], panels, canvas.n_palette(all_n(fit)))
     samples = panels[0].samples
-    shades = [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0.08, 0.92, samples + 1))]
+    shades = [
+        to_hex(colour) for colour in colormaps["viridis"](np.linspace(0.08, 0.92, samples + 1))
+    ]
     for ax, panel in zip(axes[1:], panels, strict=True):
         _draw_shares_over_C(ax, panel, shades)
         canvas.style_axes(ax, f"n = {panel.n}: share of problems by pass@1", "C (rollouts)", "")
@@ -86,19 +101,39 @@ def _draw_histogram(ax: Axes, panels: Sequence[ProblemPanel], colours: Mapping[i
     x = np.arange(samples + 1) / samples
     for i, panel in enumerate(panels):
         centres = x + (i - (len(panels) - 1) / 2) * width
-        ax.bar(centres, panel.correct_shares[-1], width, color=colours[panel.n], label=f"n = {panel.n}", zorder=2)
+        ax.bar(
+            centres,
+            panel.correct_shares[-1],
+            width,
+            color=colours[panel.n],
+            label=f"n = {panel.n}",
+            zorder=2,
+        )
     if first.C[0] == 0:
         base = np.mean([panel.correct_shares[0] for panel in panels], axis=0)
-        ax.plot(x, base, ls="none", marker="_", ms=30, mew=2, color=canvas.MUTED, label="base policy", zorder=3)
+        ax.plot(
+            x,
+            base,
+            ls="none",
+            marker="_",
+            ms=30,
+            mew=2,
+            color=canvas.MUTED,
+            label="base policy",
+            zorder=3,
+        )
     title = f"pass@1 at C = {format_compact(float(first.C[-1]))}, $B_p$ = {first.B_p}"
     x_label = f"pass@1 of a training problem ({samples} samples)"
-    canvas.style_axes(ax, title, x_label, f"share of {first.correct.shape[2]} problems", log_x=False)
+    canvas.style_axes(
+        ax, title, x_label, f"share of {first.correct.shape[2]} problems", log_x=False
+    )
     ax.set_xticks(x)
     ax.legend(frameon=False, fontsize=9)
 
 
 def _draw_shares_over_C(ax: Axes, panel: ProblemPanel, shades: Sequence[str]) -> None:
-    """Shares stacked from no correct answer (below) to all; the base policy is a step left of the first update."""
+    """Shares stacked from no correct answer (below) to all; the base policy is a step left of the
+    first update."""
     C = panel.C.copy()
     if C[0] == 0:
         C[0] = C[1] ** 2 / C[2] if len(C) > 2 else C[1] / 2

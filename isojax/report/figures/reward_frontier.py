@@ -1,5 +1,6 @@
-"""The frontier (paper's Figs. 6 and 22): validation reward against C, a panel for each B_p and one for all together.
-Departs from the paper: one palette of n, intervals of the frontier and of crossovers, arrows for open ends."""
+"""The frontier (paper's Figs. 6 and 22): validation reward against C, a panel for each B_p and one
+for all together. Departs from the paper: one palette of n, intervals of the frontier and of
+crossovers, arrows for open ends."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -26,13 +27,16 @@ Colours = Mapping[int, str]
 
 def frontier_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
     """Evaluations, fitted curves and the frontier with its interval and crossovers."""
-    views = sorted(fit_views.frontier_views(fit), key=lambda view: view.B_p is None)  # the joint panel last
+    # the joint panel last
+    views = sorted(fit_views.frontier_views(fit), key=lambda view: view.B_p is None)
     fig, axes = canvas.panel_grid(len(views), height=4.6)
     colours = canvas.n_palette(fit_views.all_n(fit))
     reward_label = f"reward ({canvas.escape_label(metric_phrase(fit.metric))})"
     for i, (ax, view) in enumerate(zip(axes, views, strict=True)):
         B_ps = fit_views.B_p_of_view(fit, view)
-        _draw_runs(ax, fit, [run for run in runs if run.cell.B_p in B_ps], colours, faint=view.B_p is None)
+        _draw_runs(
+            ax, fit, [run for run in runs if run.cell.B_p in B_ps], colours, faint=view.B_p is None
+        )
         _draw_curves(ax, fit, view, colours)
         _draw_schedules(ax, fit_views.schedules_of_view(fit, view))
         is_first_column = i % canvas.grid_columns(len(views)) == 0
@@ -53,8 +57,11 @@ def frontier_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
     return fig
 
 
-def _draw_runs(ax: Axes, fit: FitResult, runs: Sequence[RunRecord], colours: Colours, faint: bool) -> None:
-    """A thin line for each seed, a dot for the mean of the seeds at each value of the shared grid of C."""
+def _draw_runs(
+    ax: Axes, fit: FitResult, runs: Sequence[RunRecord], colours: Colours, faint: bool
+) -> None:
+    """A thin line for each seed, a dot for the mean of the seeds at each value of the shared grid
+    of C."""
     for (_, n), seeds in fit_views.runs_by_cell(runs).items():
         for run in seeds if not faint else ():
             C_and_y = zip(*((C, y) for _, C, y in fit_views.run_evaluations(run, fit)), strict=True)
@@ -67,7 +74,13 @@ def _draw_runs(ax: Axes, fit: FitResult, runs: Sequence[RunRecord], colours: Col
         if of_all:
             ax.scatter(*zip(*of_all, strict=True), color=colours[n], ec="white", **dots)
         if of_some:  # a run ended before the others
-            style = {**dots, "facecolors": "white", "edgecolors": colours[n], "lw": 0.9, "label": FEWER_SEEDS}
+            style = {
+                **dots,
+                "facecolors": "white",
+                "edgecolors": colours[n],
+                "lw": 0.9,
+                "label": FEWER_SEEDS,
+            }
             ax.scatter(*zip(*of_some, strict=True), **style)
 
 
@@ -90,12 +103,21 @@ def _draw_schedules(ax: Axes, schedules: Sequence[ScheduleRow]) -> None:
         ax.plot(C, rewards, color=canvas.INK, lw=1.2, ls=":", marker="o", ms=2.5, zorder=6)
         end = {"xytext": (-2, 8), "textcoords": "offset points", "ha": "right", "zorder": 8}
         name = canvas.escape_label(row.name)
-        ax.annotate(name, (C[-1], rewards[-1]), fontsize=8, color=canvas.INK, path_effects=canvas.HALO, **end)
+        ax.annotate(
+            name,
+            (C[-1], rewards[-1]),
+            fontsize=8,
+            color=canvas.INK,
+            path_effects=canvas.HALO,
+            **end,
+        )
 
 
 def _draw_frontier(ax: Axes, view: FrontierFit, colours: Colours) -> None:
     points = np.array([(p.C, p.reward) for p in view.frontier])
-    with_interval = [(p.C, p.low, p.high) for p in view.frontier if p.low is not None and p.high is not None]
+    with_interval = [
+        (p.C, p.low, p.high) for p in view.frontier if p.low is not None and p.high is not None
+    ]
     canvas.fill_band(ax, with_interval, color=canvas.INK, alpha=0.22, zorder=2.5)
     ax.plot(points[:, 0], points[:, 1], color=canvas.INK, lw=4.6, zorder=4, solid_capstyle="round")
     pairs = [points[i : i + 2] for i in range(len(points) - 1)]
@@ -118,27 +140,64 @@ def _draw_crossovers(ax: Axes, view: FrontierFit, with_intervals: bool) -> None:
             _draw_interval(ax, crossover, reward, (left_edge, right_edge))
         ax.plot([C], [reward], marker="D", ms=6.5, mfc="white", mec=canvas.INK, mew=1.4, zorder=7)
         side, offset = ("right", -3) if label_on_left else ("left", 3)
-        text_position = {"xycoords": ("data", "axes fraction"), "xytext": (offset, 5), "textcoords": "offset points"}
-        style = {"rotation": 90, "fontsize": 8, "color": canvas.INK, "path_effects": canvas.HALO, "zorder": 7}
+        text_position = {
+            "xycoords": ("data", "axes fraction"),
+            "xytext": (offset, 5),
+            "textcoords": "offset points",
+        }
+        style = {
+            "rotation": 90,
+            "fontsize": 8,
+            "color": canvas.INK,
+            "path_effects": canvas.HALO,
+            "zorder": 7,
+        }
         label = f"{crossover.n_low}→{crossover.n_high} at {format_compact(C)}"
         ax.annotate(label, (C, 0), ha=side, va="bottom", **text_position, **style)
     ax.set_xlim(left_edge, right_edge)
 
 
-def _draw_interval(ax: Axes, crossover: CrossoverRow, reward: float, edges: tuple[float, float]) -> None:
-    """A bar to each end of a crossover's interval; a thin arrow to the edge of the panel where an end is open."""
+def _draw_interval(
+    ax: Axes, crossover: CrossoverRow, reward: float, edges: tuple[float, float]
+) -> None:
+    """A bar to each end of a crossover's interval; a thin arrow to the edge of the panel where an
+    end is open."""
     ink = canvas.INK
     for bound, edge, arrow in ((crossover.low, edges[0], "<"), (crossover.high, edges[1], ">")):
         end, marker, width = (edge, arrow, 0.8) if bound is None else (bound, "|", 1.3)
-        ax.plot([end, crossover.C], [reward, reward], color=ink, lw=width, zorder=6.5, solid_capstyle="butt")
-        ax.plot([end], [reward], marker=marker, ms=7, mec=ink, mfc=ink, mew=1.3, zorder=6.5, clip_on=False)
+        ax.plot(
+            [end, crossover.C],
+            [reward, reward],
+            color=ink,
+            lw=width,
+            zorder=6.5,
+            solid_capstyle="butt",
+        )
+        ax.plot(
+            [end],
+            [reward],
+            marker=marker,
+            ms=7,
+            mec=ink,
+            mfc=ink,
+            mew=1.3,
+            zorder=6.5,
+            clip_on=False,
+        )
 
 
 def _label_segments(ax: Axes, view: FrontierFit) -> None:
-    """n (and B_p in the joint panel) next to each stretch of the frontier that is long enough to carry the label."""
+    """n (and B_p in the joint panel) next to each stretch of the frontier that is long enough to
+    carry the label."""
     axis_decades = np.diff(np.log10(ax.get_xlim()))[0]
     min_share = 0.12 if view.B_p is None else 0.05
-    text_position = {"xytext": (-7, 7), "textcoords": "offset points", "ha": "right", "va": "bottom", "zorder": 8}
+    text_position = {
+        "xytext": (-7, 7),
+        "textcoords": "offset points",
+        "ha": "right",
+        "va": "bottom",
+        "zorder": 8,
+    }
     style = {"fontsize": 9, "fontweight": "bold", "linespacing": 1.15, "path_effects": canvas.HALO}
     for n, segments_of_n in groupby(view.segments, key=lambda segment: segment.n):
         segments = list(segments_of_n)
@@ -159,17 +218,29 @@ def _legend(fig: Figure, fit: FitResult, colours: Colours, B_ps: Sequence[int]) 
         *canvas.n_handles(colours),
         Line2D([], [], color=canvas.INK, lw=5, label="frontier (colour: n*)"),
         Line2D([], [], marker="D", ls="", mfc="white", mec=canvas.INK, mew=1.4, label="crossover"),
-        Line2D([], [], marker="o", ls="", color=canvas.MUTED, ms=4, label="evaluation (seeds' mean)"),
+        Line2D(
+            [], [], marker="o", ls="", color=canvas.MUTED, ms=4, label="evaluation (seeds' mean)"
+        ),
         Line2D([], [], color=canvas.MUTED, lw=0.6, label="one seed"),
     ]
     if any(artist.get_label() == FEWER_SEEDS for ax in fig.axes for artist in ax.collections):
-        handles.append(Line2D([], [], marker="o", ls="", mfc="white", mec=canvas.MUTED, ms=4, label=FEWER_SEEDS))
+        handles.append(
+            Line2D(
+                [], [], marker="o", ls="", mfc="white", mec=canvas.MUTED, ms=4, label=FEWER_SEEDS
+            )
+        )
     if level := fit_views.interval_level(fit):
         handles.append(Patch(color=canvas.INK, alpha=0.22, lw=0, label=f"{level} interval"))
     if fit.base_reward is not None:
         label = f"base policy, {format_reward(fit.base_reward)}"
         handles.append(Line2D([], [], color=canvas.MUTED, lw=0.9, ls=BASE_DASHES, label=label))
     for B_p, dashes in zip(B_ps, canvas.DASHES * len(B_ps), strict=False):
-        handles.append(Line2D([], [], color=canvas.MUTED, lw=1.3, ls=dashes, label=f"joint panel: $B_p$ = {B_p}"))
+        handles.append(
+            Line2D(
+                [], [], color=canvas.MUTED, lw=1.3, ls=dashes, label=f"joint panel: $B_p$ = {B_p}"
+            )
+        )
     max_columns = int(fig.get_figwidth() / LEGEND_INCHES)
-    canvas.legend_below(fig, min(len(handles), max_columns), handles, handlelength=2.2, columnspacing=1.3)
+    canvas.legend_below(
+        fig, min(len(handles), max_columns), handles, handlelength=2.2, columnspacing=1.3
+    )

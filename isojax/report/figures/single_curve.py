@@ -1,4 +1,5 @@
-"""One run's curve with its interval, the points it was fitted to and those held out (`isojax fit-curve --plot`)."""
+"""One run's curve with its interval, the points it was fitted to and those held out (`isojax
+fit-curve --plot`)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,8 +14,11 @@ MARKERS = "osD^v"
 HELD_OUT_COLOUR = "#2f6fb2"
 
 
-def single_curve_figure(document: Mapping[str, Any], data: CurveFilePoints) -> canvas.RenderedFigure:
-    """What `curve_file.fit_curve_file` gives: the curve, its interval and the points; the dashed line is R0."""
+def single_curve_figure(
+    document: Mapping[str, Any], data: CurveFilePoints
+) -> canvas.RenderedFigure:
+    """What `curve_file.fit_curve_file` gives: the curve, its interval and the points; the dashed
+    line is R0."""
     C, R = data.points.C, data.points.R
     fig, (ax,) = canvas.panel_grid(1, height=4.6)
     C_limit = np.inf if document["fit_below"] is None else document["fit_below"]
@@ -29,19 +33,24 @@ def single_curve_figure(document: Mapping[str, Any], data: CurveFilePoints) -> c
             if shown.any():
                 ax.scatter(C[shown], R[shown], label=split + seed_text, color=colour, **style)
     ax.axhline(document["R0"], color=canvas.MUTED, lw=0.9, ls=canvas.DASHES[1], zorder=1)
-    x_label, y_label = canvas.escape_label(document["x"]), canvas.escape_label(document["y"])
+    x_label = canvas.escape_label(document["x"])
+    y_label = canvas.escape_label(document["y"])
     canvas.style_axes(ax, "Reward along the run, and the curve fitted to it", x_label, y_label)
     canvas.legend_below(fig, 2)
     return canvas.render_figure(fig)
 
 
 def _draw_curve(ax: Axes, document: Mapping[str, Any], C_limit: float) -> None:
-    C, low, high, reward = (np.array([p[key] for p in document["band"]]) for key in ("C", "low", "high", "reward"))
+    C, low, high, reward = (
+        np.array([p[key] for p in document["band"]]) for key in ("C", "low", "high", "reward")
+    )
     label = f"{document['draws']['level']:.0%} interval"
     ax.fill_between(C, low, high, color=canvas.LAW_COLOUR, alpha=0.18, lw=0, zorder=2, label=label)
     line = {"color": canvas.LAW_COLOUR, "lw": 2.2, "zorder": 4}
     parameters = {name: document[name] for name in ("R0", "A", "exponent", "C_mid")}
-    values = {name: f"{name} = {value:.3g}" for name, value in parameters.items() if value is not None}
+    values = {
+        name: f"{name} = {value:.3g}" for name, value in parameters.items() if value is not None
+    }
     values["A"] += "" if document["determined"] else " (not determined)"
     is_fitted = C <= C_limit
     ax.plot(C[is_fitted], reward[is_fitted], label=", ".join(values.values()), **line)

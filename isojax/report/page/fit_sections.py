@@ -1,5 +1,5 @@
-"""The sections on the fit: whether to trust it, the runs flagged as broken, the reward of each cell, and where its
-numbers come from; and what its curves say, a sentence each."""
+"""The sections on the fit: whether to trust it, the runs flagged as broken, the reward of each
+cell, and where its numbers come from; and what its curves say, a sentence each."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -10,8 +10,22 @@ from isojax.core.nouns import RunRecord
 from isojax.core.start_file import describe_start
 from isojax.report import wording
 from isojax.report.fit_views import all_n, runs_by_cell
-from isojax.report.page.markup import Html, bullet_list, html_fold, html_section, html_table, join_html, tag
-from isojax.report.wording import format_compact, format_interval, format_percent, format_reward, metric_phrase
+from isojax.report.page.markup import (
+    Html,
+    bullet_list,
+    html_fold,
+    html_section,
+    html_table,
+    join_html,
+    tag,
+)
+from isojax.report.wording import (
+    format_compact,
+    format_interval,
+    format_percent,
+    format_reward,
+    metric_phrase,
+)
 from isojax.scaling.checks.run_health import flag_sentences
 from isojax.scaling.result import FitDiagnostics, FitResult
 from isojax.scaling.tracks import group_by, metric_value
@@ -20,8 +34,10 @@ MAX_SHOWN = 6  # of a list; the others are folded
 
 
 def describe_n_path(fit: FitResult) -> str:
-    """How the leading n changes: by curves that cross, or only where data end, which compares nothing."""
-    path, crossovers = [n for n, _ in groupby(point.n for point in fit.joint.frontier)], fit.joint.crossovers
+    """How the leading n changes: by curves that cross, or only where data end, which compares
+    nothing."""
+    path = [n for n, _ in groupby(point.n for point in fit.joint.frontier)]
+    crossovers = fit.joint.crossovers
     if fit.nothing_learnt:
         return "All runs stand at one reward: no n is shown to be better than another."
     if fit.joint.n_star.no_effect:
@@ -32,15 +48,26 @@ def describe_n_path(fit: FitResult) -> str:
         tied = [point.C for point in fit.joint.frontier if point.tied]
         if tied:
             stood = f"Up to C = {wording.format_compact(tied[-1])} no run had left the reward of its start"
-            return f"{stood}, so no n leads; from there on n = {path[0]} does: no crossover was seen."
+            return (
+                f"{stood}, so no n leads; from there on n = {path[0]} does: no crossover was seen."
+            )
         return f"n = {path[0]} leads at every measured budget: no crossover was seen."
-    order, shown = " → ".join(map(str, path)), crossovers if len(crossovers) < 5 else (*crossovers[:2], crossovers[-1])
+    order = " → ".join(map(str, path))
+    shown = crossovers if len(crossovers) < 5 else (*crossovers[:2], crossovers[-1])
     if not crossovers:
         nothing_compared = "no two curves were seen to cross, so nothing was compared"
         return f"The leading n changes ({order}) only where data end or begin: {nothing_compared}."
-    crossings = wording.join_list(f"{x.n_low} → {x.n_high} near C = {wording.format_crossover(x, fit)}" for x in shown)
-    others = "" if len(crossovers) >= len(path) - 1 else " Its other changes are where data end or begin."
-    others += "" if shown is crossovers else f" The evidence below has all {len(crossovers)} crossovers."
+    crossings = wording.join_list(
+        f"{x.n_low} → {x.n_high} near C = {wording.format_crossover(x, fit)}" for x in shown
+    )
+    others = (
+        ""
+        if len(crossovers) >= len(path) - 1
+        else " Its other changes are where data end or begin."
+    )
+    others += (
+        "" if shown is crossovers else f" The evidence below has all {len(crossovers)} crossovers."
+    )
     if path == sorted(path):
         reason = "A small n learns fast and levels off first; a larger n overtakes it later."
         return f"The best n rises with the budget: {crossings}. {reason}{others}"
@@ -49,7 +76,8 @@ def describe_n_path(fit: FitResult) -> str:
 
 
 def describe_gain(fit: FitResult) -> str:
-    """How far the best run came; of a sweep that shows nothing, which has no best run, the highest reward."""
+    """How far the best run came; of a sweep that shows nothing, which has no best run, the highest
+    reward."""
     if fit.nothing_learnt:
         return f"The highest {fit.metric} at the end of a run is {max(run.final_reward for run in fit.runs):.3g}."
     base, best = fit.base_reward, max(fit.runs, key=lambda run: run.final_reward)
@@ -57,7 +85,8 @@ def describe_gain(fit: FitResult) -> str:
     ratio_text = f", {best.final_reward / base:.2f} times the base" if base else ""
     run_text = f"(n = {best.n}, B_p = {best.B_p}, seed {best.seed}){ratio_text}"
     metric = metric_phrase(fit.metric)
-    metric = metric if metric == fit.metric else metric[0].upper() + metric[1:]  # a log's name stays as it is
+    # a log's name stays as it is
+    metric = metric if metric == fit.metric else metric[0].upper() + metric[1:]
     return f"{metric} {start} {format_reward(best.final_reward)} at the end of the best run {run_text}."
 
 
@@ -92,15 +121,21 @@ def _describe_sensitivity(fit: FitResult) -> list[str]:
 
 
 def rewards_section(fit: FitResult, run_records: Sequence[RunRecord]) -> Html:
-    """Where each cell started and ended, and what it then reached on the extra sets that all runs were evaluated on."""
+    """Where each cell started and ended, and what it then reached on the extra sets that all runs
+    were evaluated on."""
     sorted_runs = sorted(fit.runs, key=lambda run: (run.B_p, run.n, run.seed))
     fitted_runs = group_by(sorted_runs, lambda run: (run.B_p, run.n))
     ends = [run.points[-1] for run in run_records]
-    metrics_of_each_run = [{f"{name}/avg@{point.samples}" for name in point.extra} for point in ends]
+    metrics_of_each_run = [
+        {f"{name}/avg@{point.samples}" for name in point.extra} for point in ends
+    ]
     shared_metrics = set.intersection(*metrics_of_each_run) if ends else set()
     cells = runs_by_cell(run_records).items()
     extra_rewards = {
-        metric: {cell: fmean(metric_value(run.points[-1], metric) for run in seeds) for cell, seeds in cells}
+        metric: {
+            cell: fmean(metric_value(run.points[-1], metric) for run in seeds)
+            for cell, seeds in cells
+        }
         for metric in sorted(shared_metrics)
     }
     rows = []
@@ -142,8 +177,8 @@ def _describe_misfit(diagnostics: FitDiagnostics) -> str:
 
 
 def health_section(folder: Path, fit: FitResult) -> Html:
-    """Which runs are flagged as broken (scaling/checks/run_health.py), from where on and why; and what was doubtful
-    before their first updates (train/start_check.py)."""
+    """Which runs are flagged as broken (scaling/checks/run_health.py), from where on and why; and
+    what was doubtful before their first updates (train/start_check.py)."""
     checks = "none collapsed, exploded, was cut off or stopped being finite, and sampler and trainer agree"
     if all(run.imported for run in fit.runs):
         checks = "no reward collapsed. What a log does not hold, such as responses that were cut off, is not judged"
@@ -158,7 +193,8 @@ def health_section(folder: Path, fit: FitResult) -> Html:
 
 
 def trust_section(fit: FitResult) -> Html:
-    """What speaks for the answer and against it: the evidence in short, and every flag of the fit."""
+    """What speaks for the answer and against it: the evidence in short, and every flag of the
+    fit."""
     link = Html(' <a href="#evidence">The evidence for each.</a>')
     evidence = [
         tag("span", _describe_segments(fit), link),
@@ -167,9 +203,14 @@ def trust_section(fit: FitResult) -> Html:
     ]
     ordered = sorted(fit.flags, key=lambda flag: flag.severity == "info")
     labels = {"info": "note", "warning": "warning", "error": "error"}
-    flags = [tag("span", tag("strong", f"{labels[f.severity]}: "), f"{f.text} ({f.code})") for f in ordered]
+    flags = [
+        tag("span", tag("strong", f"{labels[f.severity]}: "), f"{f.text} ({f.code})")
+        for f in ordered
+    ]
     warnings = _shortened_list(flags) if flags else tag("p", "None: the fit raised no warning.")
-    return html_section("trust", "Can I trust it?", bullet_list(evidence), tag("h3", "Warnings and notes"), warnings)
+    return html_section(
+        "trust", "Can I trust it?", bullet_list(evidence), tag("h3", "Warnings and notes"), warnings
+    )
 
 
 def _shortened_list(items: Sequence[object]) -> Html:
@@ -195,9 +236,18 @@ def provenance_section(folder: Path, fit: FitResult) -> Html:
     if config.is_file():
         settings = tag("pre", tag("code", config.read_text(encoding="utf-8", errors="replace")))
     fit_file, figures_folder = tag("code", "fit.json"), tag("code", "figures/")
-    files = tag("p", "The numbers are in ", fit_file, "; the figures, as PNG and PDF, in ", figures_folder, ".")
+    files = tag(
+        "p",
+        "The numbers are in ",
+        fit_file,
+        "; the figures, as PNG and PDF, in ",
+        figures_folder,
+        ".",
+    )
     intervals = tag("p", _describe_intervals(fit))
-    return html_fold("provenance", "Method and settings", tag("p", method), intervals, files, settings)
+    return html_fold(
+        "provenance", "Method and settings", tag("p", method), intervals, files, settings
+    )
 
 
 def _describe_intervals(fit: FitResult) -> str:

@@ -1,4 +1,5 @@
-"""HTML pieces: escaping, tables, images and the page around them. All `str` is escaped, except `Html`."""
+"""HTML pieces: escaping, tables, images and the page around them. All `str` is escaped, except
+`Html`."""
 
 import base64
 import hashlib
@@ -41,19 +42,27 @@ def html_section(section_id: str, title: str, *inner: object) -> Html:
 
 def html_fold(fold_id: str, title: str, *inner: object) -> Html:
     """What opens with a click; a link to it opens it too (page.js)."""
-    return Html(f'<details id="{fold_id}"><summary><h2>{escape(title)}</h2></summary>\n{join_html(inner)}</details>')
+    return Html(
+        f'<details id="{fold_id}"><summary><h2>{escape(title)}</h2></summary>\n{join_html(inner)}</details>'
+    )
 
 
 def html_table(
-    caption: str, headings: Sequence[object], rows: Iterable[Sequence[object]], text_columns: Sequence[int] = ()
+    caption: str,
+    headings: Sequence[object],
+    rows: Iterable[Sequence[object]],
+    text_columns: Sequence[int] = (),
 ) -> Html:
-    """A table whose first column heads its rows; columns are right-aligned numbers but those in `text_columns`."""
+    """A table whose first column heads its rows; columns are right-aligned numbers but those in
+    `text_columns`."""
     left_aligned = {0, *text_columns}
 
     def class_attribute(i: int) -> str:
         return "" if i in left_aligned else ' class="num"'
 
-    head = "".join(f'<th scope="col"{class_attribute(i)}>{escape(h)}</th>' for i, h in enumerate(headings))
+    head = "".join(
+        f'<th scope="col"{class_attribute(i)}>{escape(h)}</th>' for i, h in enumerate(headings)
+    )
     body = "\n".join(
         "<tr>"
         + f'<th scope="row">{escape(row[0])}</th>'
@@ -63,24 +72,36 @@ def html_table(
     )
     header = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>"
     table = f"<table>{header}<tbody>\n{body}\n</tbody></table>"
-    return Html(f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">{table}</div>')
+    return Html(
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">{table}</div>'
+    )
 
 
 def html_figure(png: bytes | None, alt_text: str, caption: object, chart_id: str = "") -> Html:
-    """An image with its caption and, in its place where scripts run, the chart that page.js draws."""
-    chart = f'<div id="{chart_id}" class="chart" role="img" aria-label="{escape(alt_text)}"></div>' if chart_id else ""
+    """An image with its caption and, in its place where scripts run, the chart that page.js
+    draws."""
+    chart = (
+        f'<div id="{chart_id}" class="chart" role="img" aria-label="{escape(alt_text)}"></div>'
+        if chart_id
+        else ""
+    )
     data = base64.b64encode(png or b"").decode()
     image = f'<div class="scroll still"><img alt="{escape(alt_text)}" src="data:image/png;base64,{data}"></div>'
-    return Html(f"<figure>{chart}{image if png else ''}<figcaption>{escape(caption)}</figcaption></figure>")
+    return Html(
+        f"<figure>{chart}{image if png else ''}<figcaption>{escape(caption)}</figcaption></figure>"
+    )
 
 
 def read_page_file(name: str) -> str:
     """A file of this folder: a template, a style sheet or a script."""
-    return files("isojax.report.page").joinpath(name).read_text(encoding="utf-8").replace("\r\n", "\n")
+    return (
+        files("isojax.report.page").joinpath(name).read_text(encoding="utf-8").replace("\r\n", "\n")
+    )
 
 
 def html_document(title: str, body: Html, scripts: Sequence[str], data: str) -> str:
-    """The whole page, with `scripts` to run at its end and JSON `data` for them; it forbids every other script."""
+    """The whole page, with `scripts` to run at its end and JSON `data` for them; it forbids every
+    other script."""
     hashes = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in scripts]
     return Template(read_page_file("page.html")).substitute(
         title=escape(title),

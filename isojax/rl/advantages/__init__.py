@@ -1,11 +1,13 @@
-"""Advantage estimators, one file each: `advantage(batch) -> f32[*r]`, or f32[*r T] for each response token: how much
-better a rollout is than others. The rows *r are (shards, rows of a shard); rows behind the last rollout are padding.
-A group's rows may lie in two shards.
+"""Advantage estimators, one file each: `advantage(batch) -> f32[*r]`, or f32[*r T] for each
+response token: how much better a rollout is than others. The rows *r are (shards, rows of a shard);
+rows behind the last rollout are padding. A group's rows may lie in two shards.
 
-n is a traced number, because one program serves every n: no `reshape(-1, n)`, Python `if` or NumPy on it. Sums over a
-group are `batch.group_sum(x)`; others are `jax.ops.segment_*` over `batch.groups`, all flattened by `reshape(-1)`.
+n is a traced number, because one program serves every n: no `reshape(-1, n)`, Python `if` or NumPy
+on it. Sums over a group are `batch.group_sum(x)`; others are `jax.ops.segment_*` over
+`batch.groups`, all flattened by `reshape(-1)`.
 
-A file has one function with the decorator `@advantage`, whose arguments are its `AdvantageTraits`."""
+A file has one function with the decorator `@advantage`, whose arguments are its
+`AdvantageTraits`."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -32,12 +34,15 @@ advantage = PluginKind("advantage", "rl.advantages", AdvantageTraits)
 class RewardedBatch(NamedTuple):
     rewards: Float[Array, "*r"]  # 0 where `valid` is false
     lengths: Int[Array, "*r"]  # how many tokens of each response the policy drew
-    groups: Int[Array, "*r"]  # each rollout's problem, 0 to B_p - 1, each in n valid rows; 0 in padding rows too
+    # each rollout's problem, 0 to B_p - 1, each in n valid rows; 0 in padding rows too
+    groups: Int[Array, "*r"]
     valid: Bool[Array, "*r"]  # whether the row holds a rollout
     n: Int[Array, ""]  # rollouts per problem
     num_groups: int  # static; at least the number of groups B_p
-    filters_zero_variance: bool = False  # whether the policy's loss leaves out groups whose rewards are all equal
-    # With a critic: generalised advantages by its values, and which response tokens the policy drew.
+    # whether the policy's loss leaves out groups whose rewards are all equal
+    filters_zero_variance: bool = False
+    # With a critic: generalised advantages by its values, and which response tokens the policy
+    # drew.
     token_advantages: Float[Array, "*r T"] | None = None
     token_mask: Bool[Array, "*r T"] | None = None
 
@@ -48,7 +53,8 @@ class RewardedBatch(NamedTuple):
 
 
 def group_centered(batch: RewardedBatch) -> Float[Array, "*r"]:
-    """reward - mean of its group; exactly 0 where all rewards of a group are equal, however their mean was rounded."""
+    """reward - mean of its group; exactly 0 where all rewards of a group are equal, however their
+    mean was rounded."""
     centered = batch.rewards - batch.group_sum(batch.rewards) / batch.n
     return jnp.where(batch.valid & ~zero_variance(batch), centered, 0.0)
 
@@ -62,7 +68,8 @@ def zero_variance(batch: RewardedBatch) -> Bool[Array, "*r"]:
 
 
 def standardize(x: Float[Array, "*r"], weight: Float[Array, "*r"]) -> Float[Array, "*r"]:
-    """(x - mean) / standard deviation, each entry counted `weight` times (n - 1, as in verl's masked whitening)."""
+    """(x - mean) / standard deviation, each entry counted `weight` times (n - 1, as in verl's
+    masked whitening)."""
     total_weight = weight.sum()
     deviation = x - (weight * x).sum() / jnp.maximum(total_weight, 1)
     variance = (weight * deviation**2).sum() / jnp.maximum(total_weight - 1, 1)

@@ -1,6 +1,7 @@
-"""ScaleRL's advantage (arXiv:2510.13786): (reward - mean of the group) / (standard deviation of these + 1e-6), this
-over the "effective batch" that the policy's loss counts: where `cell.rl.zero_variance_filter` holds `policy`, the
-rollouts of groups whose rewards differ; otherwise all, zeros included."""
+"""ScaleRL's advantage (arXiv:2510.13786): (reward - mean of the group) / (standard deviation of
+these + 1e-6), this over the "effective batch" that the policy's loss counts: where
+`cell.rl.zero_variance_filter` holds `policy`, the rollouts of groups whose rewards differ;
+otherwise all, zeros included."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float

@@ -1,5 +1,5 @@
-"""PPO's advantage: generalised advantage estimates of each token (arXiv:1506.02438, by the critic's values:
-rl/critic.py), standardised over the batch's tokens as PPO's implementations do."""
+"""PPO's advantage: generalised advantage estimates of each token (arXiv:1506.02438, by the critic's
+values: rl/critic.py), standardised over the batch's tokens as PPO's implementations do."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -11,4 +11,8 @@ from isojax.rl.advantages import RewardedBatch, advantage, standardize
 def gae(batch: RewardedBatch) -> Float[Array, "*r T"]:
     """One number for each token that the policy drew, 0 elsewhere."""
     assert batch.token_advantages is not None and batch.token_mask is not None
-    return jnp.where(batch.token_mask, standardize(batch.token_advantages, batch.token_mask.astype(jnp.float32)), 0.0)
+    return jnp.where(
+        batch.token_mask,
+        standardize(batch.token_advantages, batch.token_mask.astype(jnp.float32)),
+        0.0,
+    )

@@ -1,5 +1,5 @@
-"""GRPO's advantage (DeepSeekMath, arXiv:2402.03300): (reward - mean) / (std + 1e-6) of the rollout's group, with the
-sample's standard deviation (n - 1), as in verl and TRL."""
+"""GRPO's advantage (DeepSeekMath, arXiv:2402.03300): (reward - mean) / (std + 1e-6) of the
+rollout's group, with the sample's standard deviation (n - 1), as in verl and TRL."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float

@@ -1,5 +1,6 @@
-"""REINFORCE++'s advantage (arXiv:2501.03262): (reward - mean) / std over all response tokens of the batch, where each
-token has its response's reward. It compares no rollouts of one problem, so n may be 1."""
+"""REINFORCE++'s advantage (arXiv:2501.03262): (reward - mean) / std over all response tokens of the
+batch, where each token has its response's reward. It compares no rollouts of one problem, so n may
+be 1."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float

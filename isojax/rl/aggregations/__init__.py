@@ -1,5 +1,6 @@
-"""Aggregations, one file each: `weight(responses) -> f32[*r]`, what a response's sum of token losses is multiplied by.
-It is read only where the response is counted. The function has the decorator `@aggregation`."""
+"""Aggregations, one file each: `weight(responses) -> f32[*r]`, what a response's sum of token
+losses is multiplied by. It is read only where the response is counted. The function has the
+decorator `@aggregation`."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,5 @@
-"""The sum over tokens divided by a constant that no response's length enters (Dr. GRPO, arXiv:2503.20783)."""
+"""The sum over tokens divided by a constant that no response's length enters (Dr. GRPO,
+arXiv:2503.20783)."""
 
 from jaxtyping import Array, Float
 

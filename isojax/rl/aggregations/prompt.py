@@ -1,4 +1,5 @@
-"""The mean over problems of the mean over all tokens of their responses (ScaleRL, arXiv:2510.13786)."""
+"""The mean over problems of the mean over all tokens of their responses (ScaleRL,
+arXiv:2510.13786)."""
 
 import jax
 import jax.numpy as jnp

@@ -1,6 +1,6 @@
-"""The compiled programs of a rollout worker (rl/async_rl/rollout_worker.py): continuous sampling into ring buffers of
-k + 1 batches per shard; batch b is in part b mod (k + 1). Whole groups are assigned to shards, so B_p must be a
-multiple of the number of shards."""
+"""The compiled programs of a rollout worker (rl/async_rl/rollout_worker.py): continuous sampling
+into ring buffers of k + 1 batches per shard; batch b is in part b mod (k + 1). Whole groups are
+assigned to shards, so B_p must be a multiple of the number of shards."""
 
 import math
 from collections.abc import Sequence
@@ -36,7 +36,8 @@ from isojax.tasks.task import Task, is_on_device
 
 
 class ProblemRing(NamedTuple):
-    """The problems of the begun batches, by shard, and u32[S entries 2], the data of the key of each one's batch."""
+    """The problems of the begun batches, by shard, and u32[S entries 2], the data of the key of
+    each one's batch."""
 
     problems: ProblemArrays
     keys: Any
@@ -76,14 +77,20 @@ class SamplerPrograms:
         mesh: Mesh,
     ):
         assert cell.rl.max_staleness is not None
-        self.mesh, self.shards, self.ring_batches = mesh, sharding.shard_count(mesh), cell.rl.max_staleness + 1
+        self.mesh, self.shards, self.ring_batches = (
+            mesh,
+            sharding.shard_count(mesh),
+            cell.rl.max_staleness + 1,
+        )
         self.answer_length = shapes.response_length if is_on_device(task) else 0
-        self.rows_per_shard = -(-shapes.B_cap // self.shards)  # the most rollouts that a batch has on a shard
+        # the most rollouts that a batch has on a shard
+        self.rows_per_shard = -(-shapes.B_cap // self.shards)
         self.ring_shapes = replace(
             shapes,
             cells=[(B_p * self.ring_batches, n) for B_p, n in pairs],
             shards=self.shards,
-            # It divides the groups that a batch has on a shard, so that no block of prompts spans two batches.
+            # It divides the groups that a batch has on a shard, so that no block of prompts spans
+            # two batches.
             prefill_batch=math.gcd(shapes.prefill_batch, *(B_p // self.shards for B_p, _ in pairs)),
         )
         self.engine = build_engine(
@@ -102,10 +109,15 @@ class SamplerPrograms:
         state_spec = stream.sampler_state_specs(self.engine)
         rows: Any = P(ROLLOUT_AXES)
         sharded_init = sharding.map_over_shards(
-            lambda shard: stream.add_shard_axis(self.engine.init_state(shard[0] * 0)), mesh, rows, state_spec
+            lambda shard: stream.add_shard_axis(self.engine.init_state(shard[0] * 0)),
+            mesh,
+            rows,
+            state_spec,
         )
         chunk_specs = (P(), rows, P(), state_spec)
-        sharded_chunk = sharding.map_over_shards(self._decode_chunk, mesh, chunk_specs, (state_spec, rows))
+        sharded_chunk = sharding.map_over_shards(
+            self._decode_chunk, mesh, chunk_specs, (state_spec, rows)
+        )
 
         def init_state() -> SamplerState:
             return sharded_init(jnp.arange(self.shards, dtype=jnp.int32))
@@ -113,15 +125,21 @@ class SamplerPrograms:
         whole = replicated(mesh)  # every process counts all slots, and grades its own
         chunk_shardings = state_sharding, ChunkOutputs(whole, whole, whole, tokens=sharded_by_row)
         self.init_state = Program(jax.jit(init_state, out_shardings=state_sharding))
-        self.decode_chunk = Program(jax.jit(sharded_chunk, donate_argnums=3, out_shardings=chunk_shardings))
+        self.decode_chunk = Program(
+            jax.jit(sharded_chunk, donate_argnums=3, out_shardings=chunk_shardings)
+        )
         self.extract_batch = Program(jax.jit(self._extract_batch, out_shardings=replicated(mesh)))
 
     @property
     def state_layout(self) -> int:
-        """Equal where a worker of these programs can go on with what another has saved; it is a checksum."""
+        """Equal where a worker of these programs can go on with what another has saved; it is a
+        checksum."""
         ring = self.ring_shapes
-        sizes = replace(ring, cells=()), ring.B_cap, ring.Q_cap, ring.prefix_entries  # not the grid, which may grow
-        shapes = jax.tree.map(lambda x: (x.shape, str(x.dtype)), jax.eval_shape(self.init_state.jitted))
+        # not the grid, which may grow
+        sizes = replace(ring, cells=()), ring.B_cap, ring.Q_cap, ring.prefix_entries
+        shapes = jax.tree.map(
+            lambda x: (x.shape, str(x.dtype)), jax.eval_shape(self.init_state.jitted)
+        )
         # A state without recorded experts is as it was before there were any.
         described = str(shapes).replace(", table_experts=None, group_experts=None", "")
         return crc32(f"{sizes} {described}".encode())
@@ -133,19 +151,28 @@ class SamplerPrograms:
 
     def compile(self, params: Params) -> None:
         """Compiles all programs, from shapes and those of the parameters."""
-        scalar, changed = shape_on(replicated(self.mesh)), shape_on(replicated(self.mesh), (), "bool")
+        scalar = shape_on(replicated(self.mesh))
+        changed = shape_on(replicated(self.mesh), (), "bool")
         by_row, ring_shapes = self.sharded_by_row, self.ring_shapes
-        shard_problems = problem_shapes(ring_shapes, self.mesh, ring_shapes.problem_rows, self.answer_length)
+        shard_problems = problem_shapes(
+            ring_shapes, self.mesh, ring_shapes.problem_rows, self.answer_length
+        )
         problems = jax.tree.map(lambda x: shape_on(by_row, (self.shards, *x.shape)), shard_problems)
         ring = ProblemRing(problems, keys=shape_on(by_row, (*problems.ids.shape, 2), "uint32"))
-        weights = self.prepare_weights.compile(sharding.shapes_with_shardings(params, self.param_shardings))
+        weights = self.prepare_weights.compile(
+            sharding.shapes_with_shardings(params, self.param_shardings)
+        )
         state = self.init_state.compile()
         progress = SamplerProgress(scalar, scalar, scalar, weights_changed=changed)
         state, _ = self.decode_chunk.compile(weights, ring, progress, state)
         self.extract_batch.compile(state.outputs, scalar)
 
     def _decode_chunk(
-        self, weights: SamplerWeights, ring: ProblemRing, progress: SamplerProgress, state: SamplerState
+        self,
+        weights: SamplerWeights,
+        ring: ProblemRing,
+        progress: SamplerProgress,
+        state: SamplerState,
     ) -> tuple[SamplerState, ChunkOutputs]:
         problems, keys = jax.tree.map(lambda x: x[0], ring)
         ring_groups, n = progress.groups_per_batch * self.ring_batches, progress.n
@@ -154,8 +181,14 @@ class SamplerPrograms:
         batch = SamplingBatch(problems, shard_slice, n, key, ring_groups, ring_rows)
         state = stream.squeeze_shard_axis(state)
         prefill_batch, queue = self.ring_shapes.prefill_batch, state.queue
-        # Prompts that were prefilled with old weights, and whose responses have not begun, are prefilled again.
-        next_block = queue.next_item // work_items(self.ring_shapes, batch).per_problem // prefill_batch * prefill_batch
+        # Prompts that were prefilled with old weights, and whose responses have not begun, are
+        # prefilled again.
+        next_block = (
+            queue.next_item
+            // work_items(self.ring_shapes, batch).per_problem
+            // prefill_batch
+            * prefill_batch
+        )
         still_valid = jnp.minimum(queue.num_prefilled, next_block)
         num_prefilled = jnp.where(progress.weights_changed, still_valid, queue.num_prefilled)
         state = state._replace(queue=queue._replace(num_prefilled=num_prefilled))
@@ -165,7 +198,11 @@ class SamplerPrograms:
         outputs = ChunkOutputs(finished_rows, slot_rows, slots.t, slots.tokens)
         return stream.add_shard_axis(state), jax.tree.map(lambda x: x[None], outputs)
 
-    def _extract_batch(self, ring_rollouts: tuple[Array, ...], first_row: Array) -> Rollouts | RoutedRollouts:
+    def _extract_batch(
+        self, ring_rollouts: tuple[Array, ...], first_row: Array
+    ) -> Rollouts | RoutedRollouts:
         """A batch's rows of the ring, from `first_row` on: [S, rows_per_shard, ...]."""
-        batch_rows = tuple(lax.dynamic_slice_in_dim(x, first_row, self.rows_per_shard, 1) for x in ring_rollouts)
+        batch_rows = tuple(
+            lax.dynamic_slice_in_dim(x, first_row, self.rows_per_shard, 1) for x in ring_rollouts
+        )
         return self.engine.to_rollouts(batch_rows)

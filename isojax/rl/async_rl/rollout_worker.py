@@ -1,8 +1,10 @@
-"""The rollout worker: it samples batches continuously, while the trainer (rl/async_rl/async_rollouts.py) trains.
+"""The rollout worker: it samples batches continuously, while the trainer
+(rl/async_rl/async_rollouts.py) trains.
 
-A RolloutWorker samples in the trainer's thread while that waits for a batch; a BackgroundWorker in a thread of its own,
-on other devices; a RemoteWorker (rl/async_rl/remote_worker.py) in other processes. All receive the same requests in the
-same order; only the moment of their arrival differs, which decides with which weights a token is drawn."""
+A RolloutWorker samples in the trainer's thread while that waits for a batch; a BackgroundWorker in
+a thread of its own, on other devices; a RemoteWorker (rl/async_rl/remote_worker.py) in other
+processes. All receive the same requests in the same order; only the moment of their arrival
+differs, which decides with which weights a token is drawn."""
 
 import threading
 import time
@@ -20,16 +22,23 @@ import numpy as np
 from isojax.distributed import multiprocess
 from isojax.distributed.sharding import copy_to_mesh, replicated, shape_on
 from isojax.models.transformer import Params
-from isojax.rl.async_rl.rollout_buffer import ChunkOutputs, ProblemRing, SamplerPrograms, SamplerProgress
+from isojax.rl.async_rl.rollout_buffer import (
+    ChunkOutputs,
+    ProblemRing,
+    SamplerPrograms,
+    SamplerProgress,
+)
 from isojax.sampling.batch import ProblemArrays, Rollouts
 from isojax.sampling.engine import SamplerWeights
 from isojax.sampling.layout import Layout
 from isojax.sampling.slots import SamplerState
 
 CLOSE_TIMEOUT = 60  # seconds
-# Called with a batch's number, the numbers i[r] in it of rollouts that have finished, and the tokens of each.
+# Called with a batch's number, the numbers i[r] in it of rollouts that have finished, and the
+# tokens of each.
 FinishedCallback = Callable[[int, np.ndarray, list[np.ndarray]], None]
-# A batch's rollouts, by shard of the sampler, and how many tokens were drawn with the weights of each update.
+# A batch's rollouts, by shard of the sampler, and how many tokens were drawn with the weights of
+# each update.
 SampledBatch = tuple[Rollouts, Mapping[int, int]]
 Request = Callable[[], None] | None  # a call of a worker's method; None ends its job
 
@@ -39,7 +48,8 @@ class RolloutJob:
     B_p: int
     n: int
     first_batch: int  # the number of the first batch
-    filler_problem: ProblemArrays  # any problem, as arrays of one row; it fills the ring where no batch has begun
+    # any problem, as arrays of one row; it fills the ring where no batch has begun
+    filler_problem: ProblemArrays
     on_finished: FinishedCallback | None  # of a verifier on the host
 
 
@@ -51,14 +61,18 @@ class RolloutWorker:
         self.busy_seconds = 0.0  # of sampling so far
         self.next_batch = job.first_batch  # the batches before it have begun
         self.groups_per_shard = job.B_p // programs.shards
-        self.finished_counts: dict[int, int] = {}  # finished rollouts of each batch that has begun and is not taken
+        # finished rollouts of each batch that has begun and is not taken
+        self.finished_counts: dict[int, int] = {}
         self.tokens_by_version: dict[int, Counter[int]] = defaultdict(Counter)
         shards, entries = programs.shards, programs.ring_shapes.problem_rows
-        filler = ProblemArrays(*(np.resize(x, (shards, entries, *x.shape[1:])) for x in job.filler_problem))
+        filler = ProblemArrays(
+            *(np.resize(x, (shards, entries, *x.shape[1:])) for x in job.filler_problem)
+        )
         self.ring = ProblemRing(filler, keys=np.zeros((shards, entries, 2), np.uint32))
         # Rows that the slots decoded in the last chunk, and their lengths
         self.previous_slots = np.full((2, shards, programs.ring_shapes.slots), -1, np.int32)
-        self.published_weights: tuple[int, Params] | None = None  # (version, parameters) that no chunk has used yet
+        # (version, parameters) that no chunk has used yet
+        self.published_weights: tuple[int, Params] | None = None
         self.weights: SamplerWeights | None = None
         self.weights_version = -1
         self.state: SamplerState = programs.init_state()
@@ -69,20 +83,27 @@ class RolloutWorker:
 
     @property
     def ready_batches(self) -> list[int]:
-        return [b for b, count in self.finished_counts.items() if count == self.job.B_p * self.job.n]
+        return [
+            b for b, count in self.finished_counts.items() if count == self.job.B_p * self.job.n
+        ]
 
     def begin_batch(self, batch: int, problems: ProblemArrays, key_data: np.ndarray) -> None:
-        """Batch `batch` may be sampled: host arrays of its B_p problems, and the data of its key. Batches begin in
-        order, and at most k + 1 are in the ring at once."""
+        """Batch `batch` may be sampled: host arrays of its B_p problems, and the data of its key.
+        Batches begin in order, and at most k + 1 are in the ring at once."""
         assert batch == self.next_batch, (batch, self.next_batch)
-        ring_slice = slice(self._ring_offset(batch), self._ring_offset(batch) + self.groups_per_shard)
+        ring_slice = slice(
+            self._ring_offset(batch), self._ring_offset(batch) + self.groups_per_shard
+        )
         for buffer, x in zip(self.ring.problems, problems, strict=True):
-            buffer[:, ring_slice] = np.asarray(x).reshape(len(buffer), self.groups_per_shard, *x.shape[1:])
+            buffer[:, ring_slice] = np.asarray(x).reshape(
+                len(buffer), self.groups_per_shard, *x.shape[1:]
+            )
         self.ring.keys[:, ring_slice] = key_data
         self.finished_counts[batch], self.next_batch = 0, batch + 1
 
     def publish_weights(self, version: int, params: Params) -> None:
-        """The parameters after `version` updates, for the next chunk; to be donated once newer ones are published."""
+        """The parameters after `version` updates, for the next chunk; to be donated once newer ones
+        are published."""
         self.published_weights = version, params
 
     def decode_chunk(self) -> None:
@@ -91,7 +112,8 @@ class RolloutWorker:
         weights_changed = self.published_weights is not None
         if self.published_weights is not None:
             self.weights_version, params = self.published_weights
-            self.weights, self.published_weights = self.programs.prepare_weights(params), None
+            self.weights = self.programs.prepare_weights(params)
+            self.published_weights = None
         assert self.weights is not None, "no weights yet"
         progress = SamplerProgress(
             group_limit=np.int32((self.next_batch - self.job.first_batch) * self.groups_per_shard),
@@ -99,7 +121,9 @@ class RolloutWorker:
             n=np.int32(self.job.n),
             weights_changed=np.bool_(weights_changed),
         )
-        self.state, outputs = self.programs.decode_chunk(self.weights, self.ring, progress, self.state)
+        self.state, outputs = self.programs.decode_chunk(
+            self.weights, self.ring, progress, self.state
+        )
         outputs = ChunkOutputs(*map(np.asarray, outputs[:-1]), tokens=outputs.tokens)
         self._count_tokens(outputs)
         self._count_finished(outputs)
@@ -108,7 +132,9 @@ class RolloutWorker:
     def take_batch(self, batch: int) -> SampledBatch:
         while batch not in self.ready_batches:
             self.decode_chunk()
-        rollouts = self.programs.extract_batch(self.state.outputs, np.int32(self._ring_offset(batch) * self.job.n))
+        rollouts = self.programs.extract_batch(
+            self.state.outputs, np.int32(self._ring_offset(batch) * self.job.n)
+        )
         del self.finished_counts[batch]
         return rollouts, dict(self.tokens_by_version.pop(batch))
 
@@ -116,13 +142,16 @@ class RolloutWorker:
         """Nothing runs."""
 
     def save(self) -> tuple[dict[str, Any], Any]:
-        """The rollouts in progress, as data for JSON and as arrays; the trainer publishes the weights again."""
+        """The rollouts in progress, as data for JSON and as arrays; the trainer publishes the
+        weights again."""
         meta = {
             "first_batch": self.job.first_batch,
             "next_batch": self.next_batch,
             "weights_version": self.weights_version,
             "finished_counts": _map_keys(str, self.finished_counts),
-            "tokens_by_version": {str(b): _map_keys(str, counts) for b, counts in self.tokens_by_version.items()},
+            "tokens_by_version": {
+                str(b): _map_keys(str, counts) for b, counts in self.tokens_by_version.items()
+            },
         }
         arrays = {
             "state": self.state,
@@ -136,13 +165,18 @@ class RolloutWorker:
     def restore(self, meta: Mapping[str, Any], restore_arrays: Callable[[Any], Any]) -> None:
         """Continues where `save` was called."""
         on_all, (_, arrays) = replicated(self.programs.mesh), self.save()
-        template = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else shape_on(on_all, x.shape, x.dtype), arrays)
+        template = jax.tree.map(
+            lambda x: x if isinstance(x, jax.Array) else shape_on(on_all, x.shape, x.dtype), arrays
+        )
         restored = restore_arrays(template)
         self.state, self.previous_slots = restored["state"], np.array(restored["previous_slots"])
         problems = {name: np.array(x) for name, x in restored["problem_ring"].items()}
-        self.ring = ProblemRing(self.ring.problems._replace(**problems), keys=np.array(restored["key_ring"]))
+        self.ring = ProblemRing(
+            self.ring.problems._replace(**problems), keys=np.array(restored["key_ring"])
+        )
         self.job = replace(self.job, first_batch=meta["first_batch"])
-        self.next_batch, self.weights_version = meta["next_batch"], meta["weights_version"]
+        self.next_batch = meta["next_batch"]
+        self.weights_version = meta["weights_version"]
         self.finished_counts = _map_keys(int, meta["finished_counts"])
         for b, counts in meta["tokens_by_version"].items():
             self.tokens_by_version[int(b)] = Counter(_map_keys(int, counts))
@@ -162,10 +196,13 @@ class RolloutWorker:
         for b in np.unique(batch_of_slot):
             num_tokens = new_tokens[in_use][batch_of_slot == b].sum()
             self.tokens_by_version[int(b)][self.weights_version] += int(num_tokens)
-        self.previous_slots = np.stack([np.where(outputs.finished_rows >= 0, -1, outputs.slot_rows), outputs.lengths])
+        self.previous_slots = np.stack(
+            [np.where(outputs.finished_rows >= 0, -1, outputs.slot_rows), outputs.lengths]
+        )
 
     def _count_finished(self, outputs: ChunkOutputs) -> None:
-        """Counts the rollouts that a chunk has finished, and passes this process's on where they are wanted."""
+        """Counts the rollouts that a chunk has finished, and passes this process's on where they
+        are wanted."""
         tokens_by_shard = dict(zip(*multiprocess.local_shard_rows(outputs.tokens), strict=True))
         shard, slot = np.nonzero(outputs.finished_rows >= 0)
         row = outputs.finished_rows[shard, slot]
@@ -188,10 +225,12 @@ def serve_requests(
     next_request: Callable[[], Request],
     on_sampled: Callable[[int, SampledBatch], None],
 ) -> None:
-    """Serves requests until None, and decodes a chunk between them as long as rollouts are left. Of several processes
-    with parts of one worker, all serve the same requests before the same chunk."""
+    """Serves requests until None, and decodes a chunk between them as long as rollouts are left. Of
+    several processes with parts of one worker, all serve the same requests before the same
+    chunk."""
     while True:
-        # Without work, each process waits for its next request; they are the same, in the same order.
+        # Without work, each process waits for its next request; they are the same, in the same
+        # order.
         arrived = multiprocess.allgather(count_waiting(), "sampler") if worker.has_work else [1]
         for _ in range(min(arrived)):
             request = next_request()
@@ -205,7 +244,8 @@ def serve_requests(
 
 
 class BatchInbox:
-    """Sampled batches on their way from another thread to the trainer's, or what has ended that thread."""
+    """Sampled batches on their way from another thread to the trainer's, or what has ended that
+    thread."""
 
     def __init__(self) -> None:
         self._arrivals = SimpleQueue[tuple[int, SampledBatch] | BaseException]()
@@ -259,7 +299,8 @@ class BackgroundWorker:
         return self.inbox.take(batch)
 
     def close(self) -> None:
-        """Ends the thread after its current chunk; or waits CLOSE_TIMEOUT, if not all of several processes close."""
+        """Ends the thread after its current chunk; or waits CLOSE_TIMEOUT, if not all of several
+        processes close."""
         self.requests.put(None)
         self.thread.join(CLOSE_TIMEOUT if multiprocess.is_multiprocess() else None)
 

@@ -1,8 +1,9 @@
-"""Rollout engines, one file each: where rollouts come from, in training, in evaluations and for labels.
+"""Rollout engines, one file each: where rollouts come from, in training, in evaluations and for
+labels.
 
-An engine samples, and does nothing else: which problems, when, the verifier and the update are the same for all of
-them (rl/graded_sampler.py, rl/inline_rollouts.py, train/evaluate.py). A file has one function with the decorator
-`@rollout_engine`, which makes an engine from an `EngineSetup`."""
+An engine samples, and does nothing else: which problems, when, the verifier and the update are the
+same for all of them (rl/graded_sampler.py, rl/inline_rollouts.py, train/evaluate.py). A file has
+one function with the decorator `@rollout_engine`, which makes an engine from an `EngineSetup`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,8 @@ class EngineSetup:
     shapes: SamplerShapes  # of the buffers that rollouts are returned in
     mesh: Mesh
     sampling: SamplingConfig
-    records_experts: bool = False  # whether rollouts tell the experts of all tokens (`RoutedRollouts`)
+    # whether rollouts tell the experts of all tokens (`RoutedRollouts`)
+    records_experts: bool = False
 
     @property
     def rollout_shapes(self) -> Rollouts | RoutedRollouts:
@@ -65,8 +67,8 @@ class SampleRequest:
 
 @dataclass(frozen=True)
 class Listener:
-    """Who is told of responses while others are sampled. Rollout r is the (r % n)-th of problem r // n. Of several
-    processes, one reports each rollout."""
+    """Who is told of responses while others are sampled. Rollout r is the (r % n)-th of problem r
+    // n. Of several processes, one reports each rollout."""
 
     # (rollouts i32[k], their tokens, each i32[its length]): these are done.
     on_finished: Callable[[np.ndarray, list[np.ndarray]], None]
@@ -75,7 +77,8 @@ class Listener:
 
 
 class RolloutEngine(Protocol):
-    """Samples with the policy that it is given. Several cells may share an engine, from threads of their own."""
+    """Samples with the policy that it is given. Several cells may share an engine, from threads of
+    their own."""
 
     setup: EngineSetup
 
@@ -84,17 +87,20 @@ class RolloutEngine(Protocol):
         ...
 
     def publish(self, params: Params) -> None:
-        """The requests that follow are for these parameters: for an engine that samples elsewhere. It returns when they
-        are there."""
+        """The requests that follow are for these parameters: for an engine that samples elsewhere.
+        It returns when they are there."""
 
-    def sample(self, params: Params, request: SampleRequest, listener: Listener | None) -> Rollouts | RoutedRollouts:
-        """All rollouts of a request, in the rows that sampling/batch.py describes. `params`: those that were published
-        last. `listener`: where the host verifies; it is told of each rollout once."""
+    def sample(
+        self, params: Params, request: SampleRequest, listener: Listener | None
+    ) -> Rollouts | RoutedRollouts:
+        """All rollouts of a request, in the rows that sampling/batch.py describes. `params`: those
+        that were published last. `listener`: where the host verifies; it is told of each rollout
+        once."""
         ...
 
     def main_programs(self, params: Params) -> dict[str, tuple[Program, tuple[Any, ...]]]:
-        """The programs that take the most memory, by name, and the shapes of their arguments; none of an engine that
-        samples elsewhere."""
+        """The programs that take the most memory, by name, and the shapes of their arguments; none
+        of an engine that samples elsewhere."""
         return {}
 
 

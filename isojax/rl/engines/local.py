@@ -16,22 +16,36 @@ from isojax.tasks.task import is_on_device
 
 
 class StreamEngine(RolloutEngine):
-    """Of tasks that the host verifies: chunk by chunk, so that responses are graded while others are sampled."""
+    """Of tasks that the host verifies: chunk by chunk, so that responses are graded while others
+    are sampled."""
 
     def __init__(self, setup: EngineSetup) -> None:
         self.setup = setup
         self.stream: Stream = build_stream(
-            setup.decoder, setup.shapes, setup.mesh, setup.sampling, setup.task.stops, setup.records_experts
+            setup.decoder,
+            setup.shapes,
+            setup.mesh,
+            setup.sampling,
+            setup.task.stops,
+            setup.records_experts,
         )
 
     def compile(self, params: Params) -> Rollouts | RoutedRollouts:
         shapes, mesh = self.setup.shapes, self.setup.mesh
         return self.stream.compile(params, problem_shapes(shapes, mesh, shapes.problem_rows, 0))
 
-    def sample(self, params: Params, request: SampleRequest, listener: Listener | None) -> Rollouts | RoutedRollouts:
+    def sample(
+        self, params: Params, request: SampleRequest, listener: Listener | None
+    ) -> Rollouts | RoutedRollouts:
         assert listener is not None, "the host verifies"
         return self.stream.run(
-            params, request.arrays, request.B_p, request.n, request.key, listener.on_finished, listener.reply
+            params,
+            request.arrays,
+            request.B_p,
+            request.n,
+            request.key,
+            listener.on_finished,
+            listener.reply,
         )
 
     def main_programs(self, params: Params) -> dict[str, tuple[Program, tuple[Any, ...]]]:
@@ -49,7 +63,12 @@ class DeviceEngine(RolloutEngine):
     def __init__(self, setup: EngineSetup) -> None:
         self.setup = setup
         sample = build_sampler(
-            setup.decoder, setup.shapes, setup.mesh, setup.sampling, setup.task.stops, setup.records_experts
+            setup.decoder,
+            setup.shapes,
+            setup.mesh,
+            setup.sampling,
+            setup.task.stops,
+            setup.records_experts,
         )
         in_shardings = (setup.decoder.shardings(setup.mesh), None, None, None, None)
         by_row = NamedSharding(setup.mesh, PartitionSpec(ROLLOUT_AXES))
@@ -59,11 +78,14 @@ class DeviceEngine(RolloutEngine):
         shapes, mesh = self.setup.shapes, self.setup.mesh
         problems = problem_shapes(shapes, mesh, shapes.problem_rows, shapes.response_length)
         key_type = jax.eval_shape(lambda: jax.random.key(0)).dtype
-        scalar, key = shape_on(replicated(mesh)), shape_on(replicated(mesh), (), key_type)
+        scalar = shape_on(replicated(mesh))
+        key = shape_on(replicated(mesh), (), key_type)
         return self.program.compile(params, problems, scalar, scalar, key)
 
     def sample(self, params: Params, request: SampleRequest, listener: Listener | None) -> Any:
-        return self.program(params, request.arrays, np.int32(request.B_p), np.int32(request.n), request.key)
+        return self.program(
+            params, request.arrays, np.int32(request.B_p), np.int32(request.n), request.key
+        )
 
 
 @rollout_engine

@@ -1,5 +1,5 @@
-"""k1 = log p - log p_base: unbiased as a value, but its gradient has mean 0 on the policy's own tokens, so that it
-regularises nothing as a term of the loss."""
+"""k1 = log p - log p_base: unbiased as a value, but its gradient has mean 0 on the policy's own
+tokens, so that it regularises nothing as a term of the loss."""
 
 from jaxtyping import Array, Float
 

@@ -1,4 +1,5 @@
-"""k2 = (log p - log p_base)^2 / 2: on the policy's own tokens its gradient is that of KL(policy || base)."""
+"""k2 = (log p - log p_base)^2 / 2: on the policy's own tokens its gradient is that of KL(policy ||
+base)."""
 
 from jaxtyping import Array, Float
 

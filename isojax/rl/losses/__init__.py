@@ -1,9 +1,10 @@
-"""Policy losses, one file each: `loss(logps, old_logps, advantages, mask, clip) -> (per-token loss, per-token
-metrics)`.
+"""Policy losses, one file each: `loss(logps, old_logps, advantages, mask, clip) -> (per-token loss,
+per-token metrics)`.
 
-All are [m T]; where the mask is false nothing counts, and the loss is 0. `old_logps` are the log-probabilities that the
-ratio is taken against: the sampler's, with TIS the trainer's own. `clip` has `low` and `high`. A loss reduces nothing:
-the update gives each response its weight in the whole batch (rl/objective.py).
+All are [m T]; where the mask is false nothing counts, and the loss is 0. `old_logps` are the
+log-probabilities that the ratio is taken against: the sampler's, with TIS the trainer's own. `clip`
+has `low` and `high`. A loss reduces nothing: the update gives each response its weight in the whole
+batch (rl/objective.py).
 
 A file has one function with the decorator `@loss(...)`, whose arguments are its `LossTraits`."""
 
@@ -22,15 +23,16 @@ LossAndMetrics = tuple[Tokens, dict[str, Tokens]]
 
 @dataclass(frozen=True)
 class LossTraits:
-    """A loss's recipe, which is used where `cell.rl` leaves a setting null, and what else is known of it."""
+    """A loss's recipe, which is used where `cell.rl` leaves a setting null, and what else is known
+    of it."""
 
     advantage: str = "group"
     aggregation: str = "token"
     clip: float = 0.2
     clip_high: float | None = None  # None: as `clip`
 
-    # Nothing, gradient included, comes of a response whose advantage is 0, so that it need not be computed
-    # (`drop_groups` of rl/train_step.py).
+    # Nothing, gradient included, comes of a response whose advantage is 0, so that it need not be
+    # computed (`drop_groups` of rl/train_step.py).
     advantage_only: bool = False
     clips: bool = True  # whether it has a use for `clip`
     needs_critic: bool = False
@@ -52,7 +54,8 @@ def ratios(logps: Tokens, old_logps: Tokens, mask: Mask) -> Tokens:
 
 
 def clipped_surrogate(ratio: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
-    """-min(r A, clip(r, 1 - low, 1 + high) A) (PPO, arXiv:1707.06347, eq. 7); metric: the share of tokens stopped."""
+    """-min(r A, clip(r, 1 - low, 1 + high) A) (PPO, arXiv:1707.06347, eq. 7); metric: the share of
+    tokens stopped."""
     clipped_ratio = jnp.clip(ratio, 1 - clip.low, 1 + clip.high)
     value = -jnp.minimum(ratio * advantages, clipped_ratio * advantages)
     gradient_stopped = mask & (clipped_ratio * advantages < ratio * advantages)

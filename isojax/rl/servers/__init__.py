@@ -1,4 +1,5 @@
-"""Servers of language models of other projects, over HTTP: one file for each dialect, and what they share.
+"""Servers of language models of other projects, over HTTP: one file for each dialect, and what they
+share.
 
 server_engine.py  the rollout engine
 http_json.py      requests and answers in JSON, with retries and a timeout

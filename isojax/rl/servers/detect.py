@@ -1,4 +1,5 @@
-"""Which dialect a server speaks, and which model it serves: by its list of models, which names the project."""
+"""Which dialect a server speaks, and which model it serves: by its list of models, which names the
+project."""
 
 from dataclasses import dataclass
 

@@ -50,16 +50,18 @@ class Call(NamedTuple):
 
 
 class Dialect(Protocol):
-    """How one project's server is asked. `read` raises KeyError, IndexError, TypeError or ValueError where an answer is
-    not as the project's are."""
+    """How one project's server is asked. `read` raises KeyError, IndexError, TypeError or
+    ValueError where an answer is not as the project's are."""
 
     name: ClassVar[str]
     max_n: ClassVar[int]  # the most responses that one request is asked for
     gives_tokens: ClassVar[bool]
     logp_kind: ClassVar[LogpKind]
-    # Whether the nucleus is of the distribution before temperature, where isojax's is of the one after it.
+    # Whether the nucleus is of the distribution before temperature, where isojax's is of the one
+    # after it.
     cuts_before_temperature: ClassVar[bool] = False
-    token_fix: ClassVar[str] = ""  # what helps where tokens are missing, and where log-probs are of another kind
+    # what helps where tokens are missing, and where log-probs are of another kind
+    token_fix: ClassVar[str] = ""
     logp_fix: ClassVar[str] = ""
 
     def write(self, model: str, ask: Ask) -> Call: ...

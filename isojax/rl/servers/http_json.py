@@ -1,4 +1,5 @@
-"""JSON over HTTP: a request is repeated where the server may recover, and ends in a message where it does not."""
+"""JSON over HTTP: a request is repeated where the server may recover, and ends in a message where
+it does not."""
 
 import json
 import os
@@ -13,7 +14,8 @@ from urllib.parse import urlsplit
 
 from isojax.core.errors import InputError, RunFailed
 
-KEY_VARIABLE = "ISOJAX_SERVER_KEY"  # the environment variable with the key that a server asks for, if any
+# the environment variable with the key that a server asks for, if any
+KEY_VARIABLE = "ISOJAX_SERVER_KEY"
 MAX_SHOWN_CHARACTERS = 300  # of a server's own message
 MAX_TIMEOUTS = 2  # of one request: who is late twice is too slow
 RETRIED_STATUSES = (408, 429)  # and those of 500 and more
@@ -39,11 +41,15 @@ class JsonClient:
         url = options.url if "://" in options.url else f"http://{options.url}"
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputError(f"the server {options.url!r} is no URL; expected one such as http://localhost:8000.")
+            raise InputError(
+                f"the server {options.url!r} is no URL; expected one such as http://localhost:8000."
+            )
         try:
             self._port = parts.port
         except ValueError as e:
-            raise InputError(f"the server {options.url!r}: {e}; expected such as http://localhost:8000.") from e
+            raise InputError(
+                f"the server {options.url!r}: {e}; expected such as http://localhost:8000."
+            ) from e
         self._host, self._is_https = parts.hostname, parts.scheme == "https"
         self._root = parts.path.rstrip("/").removesuffix("/v1")
         self._connections: set[HTTPConnection] = set()
@@ -77,20 +83,27 @@ class JsonClient:
         problem, cause = "", None
         for attempt in range(options.retries + 1):
             if self._is_closed:
-                raise RunFailed(f"the server {options.url} is asked no more: another request has failed.")
+                raise RunFailed(
+                    f"the server {options.url} is asked no more: another request has failed."
+                )
             try:
                 status, text = self._ask_once(method, path, body)
             except TimeoutError as e:
-                timeouts, problem, cause = timeouts + 1, f"no answer within {options.timeout:g} s", e
+                timeouts = timeouts + 1
+                problem = f"no answer within {options.timeout:g} s"
+                cause = e
                 if timeouts == MAX_TIMEOUTS:
                     fix = "raise --server-timeout, or lower --server-requests"
-                    raise RunFailed(f"the server {options.url} is too slow: {problem}, {timeouts} times; {fix}.") from e
+                    raise RunFailed(
+                        f"the server {options.url} is too slow: {problem}, {timeouts} times; {fix}."
+                    ) from e
             except (OSError, HTTPException) as e:
                 problem, cause = str(e) or type(e).__name__, e
             else:
                 if status == 200:
                     return self._parse(path, text)
-                problem, cause = f"{method} {path} gives status {status}: {_shown(text)}", None
+                problem = f"{method} {path} gives status {status}: {_shown(text)}"
+                cause = None
                 if status < 500 and status not in RETRIED_STATUSES:
                     raise InputError(f"the server {options.url} refuses: {problem}.")
             if attempt < options.retries:
@@ -124,7 +137,9 @@ class JsonClient:
             return json.loads(text)
         except ValueError as e:
             problem = f"{path} gives no JSON: {_shown(text)}"
-            raise InputError(f"the server {self.options.url}: {problem}. Is it a server of a language model?") from e
+            raise InputError(
+                f"the server {self.options.url}: {problem}. Is it a server of a language model?"
+            ) from e
 
 
 def _shown(text: bytes) -> str:

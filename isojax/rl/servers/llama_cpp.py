@@ -1,4 +1,5 @@
-"""The server of llama.cpp (`llama-server`), by its own route `/completion`, which takes and gives tokens."""
+"""The server of llama.cpp (`llama-server`), by its own route `/completion`, which takes and gives
+tokens."""
 
 import math
 from typing import Any, ClassVar

@@ -1,8 +1,8 @@
 """The server of the package llama-cpp-python: OpenAI's completions API, in text alone.
 
-Tried with 0.3.36, whose prompts must be text, whose answers have no tokens, and whose log-probs are before temperature:
-good for labels and evaluations. `n` is not followed, and defaults cut the distribution (top_k 40, min_p 0.05,
-repeat_penalty 1.1)."""
+Tried with 0.3.36, whose prompts must be text, whose answers have no tokens, and whose log-probs are
+before temperature: good for labels and evaluations. `n` is not followed, and defaults cut the
+distribution (top_k 40, min_p 0.05, repeat_penalty 1.1)."""
 
 from typing import Any, ClassVar
 
@@ -35,5 +35,6 @@ class LlamaCppPython(Dialect):
 
     def read(self, answer: Any) -> list[Completion]:
         (choice,) = answer["choices"]
-        stopped, prompt_tokens = choice["finish_reason"] == "stop", answer["usage"]["prompt_tokens"]
+        stopped = choice["finish_reason"] == "stop"
+        prompt_tokens = answer["usage"]["prompt_tokens"]
         return [Completion(choice["text"], stopped, prompt_tokens=prompt_tokens)]

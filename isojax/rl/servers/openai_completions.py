@@ -1,4 +1,5 @@
-"""OpenAI's completions API as vLLM extends it: prompts as tokens, `return_token_ids`, and `stop_token_ids`."""
+"""OpenAI's completions API as vLLM extends it: prompts as tokens, `return_token_ids`, and
+`stop_token_ids`."""
 
 from typing import Any, ClassVar
 
@@ -42,7 +43,10 @@ class OpenAICompletions(Dialect):
 
     def read(self, answer: Any) -> list[Completion]:
         prompt_tokens = (answer.get("usage") or {}).get("prompt_tokens")
-        return [self._read_choice(choice, prompt_tokens) for choice in sorted(answer["choices"], key=_index)]
+        return [
+            self._read_choice(choice, prompt_tokens)
+            for choice in sorted(answer["choices"], key=_index)
+        ]
 
     def _read_choice(self, choice: Any, prompt_tokens: int | None) -> Completion:
         logprobs = choice.get("logprobs") or {}

@@ -1,9 +1,11 @@
-"""A server that the user runs samples: vLLM, SGLang, llama.cpp, or another one of OpenAI's completions API.
+"""A server that the user runs samples: vLLM, SGLang, llama.cpp, or another one of OpenAI's
+completions API.
 
-The server has the policy's weights; isojax has its tokenizer, and sends prompts as tokens where the server takes them.
-What comes back is not believed without a look: tokens are in the vocabulary, their text is the server's text, each
-response ends where isojax's own sampler would have ended it, and log-probs, where they are needed, are of the sampled
-distribution. The looks of `_Inspector` cost no request; those of `_check_server` cost a few, at the start."""
+The server has the policy's weights; isojax has its tokenizer, and sends prompts as tokens where the
+server takes them. What comes back is not believed without a look: tokens are in the vocabulary,
+their text is the server's text, each response ends where isojax's own sampler would have ended it,
+and log-probs, where they are needed, are of the sampled distribution. The looks of `_Inspector`
+cost no request; those of `_check_server` cost a few, at the start."""
 
 import math
 import re
@@ -27,27 +29,36 @@ from isojax.rl.servers.http_json import JsonClient, ServerOptions
 from isojax.sampling.batch import Rollouts
 from isojax.tasks.task import TextTask, is_on_device
 
-# The share of responses whose text may differ from that of their tokens: texts that are cut within a character.
+# The share of responses whose text may differ from that of their tokens: texts that are cut within
+# a character.
 MAX_MISMATCHES = 0.01
 MIN_MISMATCHES = 3
-# By how much the difference of two log-probs may be off that which temperature makes of it, and how large it must be.
+# By how much the difference of two log-probs may be off that which temperature makes of it, and how
+# large it must be.
 LOGP_TOLERANCE, MIN_LOGP_CHANGE = 0.1, 0.3
 CHECKED_PROMPTS = 4
 
 
 class ServerEngine(RolloutEngine):
-    """Samples by requests; the parameters that it is given are not read. Draws belong to a request's key where the
-    server follows seeds."""
+    """Samples by requests; the parameters that it is given are not read. Draws belong to a
+    request's key where the server follows seeds."""
 
-    def __init__(self, setup: EngineSetup, options: ServerOptions, needs_logps: bool = False) -> None:
-        """`needs_logps`: whether log-probs are asked for, and refused where they are of another distribution; without
-        them all are 0. InputError where the server cannot be used so; RunFailed where it does not answer."""
+    def __init__(
+        self, setup: EngineSetup, options: ServerOptions, needs_logps: bool = False
+    ) -> None:
+        """`needs_logps`: whether log-probs are asked for, and refused where they are of another
+        distribution; without them all are 0. InputError where the server cannot be used so;
+        RunFailed where it does not answer."""
         task = setup.task
         if is_on_device(task):
-            raise InputError("a server samples text; expected a text task, such as cell.task=jsonl:FILE.")
+            raise InputError(
+                "a server samples text; expected a text task, such as cell.task=jsonl:FILE."
+            )
         if task.stops.adds_context:
             context = "tokens of a task of turns, or of cell.sampling.interrupt, are written into responses"
-            raise InputError(f"a server cannot sample it: {context}. Leave out the server, or these.")
+            raise InputError(
+                f"a server cannot sample it: {context}. Leave out the server, or these."
+            )
         self.setup, self.options, self.needs_logps = setup, options, needs_logps
         self.task: TextTask = task
         self.client = JsonClient(options)
@@ -79,13 +90,17 @@ class ServerEngine(RolloutEngine):
                 responses[first : first + len(answered)] = answered
                 if listener is not None:
                     rollouts = np.arange(first, first + len(answered))
-                    listener.on_finished(rollouts, [np.asarray(one.tokens, np.int32) for one in answered])
+                    listener.on_finished(
+                        rollouts, [np.asarray(one.tokens, np.int32) for one in answered]
+                    )
         except BaseException:  # whatever it is, nobody waits for the other answers
             threads.shutdown(wait=False, cancel_futures=True)
             self.client.close()
             raise
         threads.shutdown()
-        return rollouts_from_lists(self.setup, request, [one for one in responses if one is not None])
+        return rollouts_from_lists(
+            self.setup, request, [one for one in responses if one is not None]
+        )
 
     def _asks(self, request: SampleRequest) -> Iterator[tuple[int, Ask]]:
         """Each request to the server, with the number of its first rollout."""
@@ -93,7 +108,9 @@ class ServerEngine(RolloutEngine):
         key = np.asarray(jax.random.key_data(request.key)).ravel().tolist()
         texts = task.prompt_texts(request.problems)
         for q, (problem, text) in enumerate(zip(request.problems, texts, strict=True)):
-            prompt = np.asarray(request.arrays.prompts[q])[: int(request.arrays.lengths[q])].tolist()
+            prompt = np.asarray(request.arrays.prompts[q])[
+                : int(request.arrays.lengths[q])
+            ].tolist()
             for start in range(0, request.n, self.served.dialect.max_n):
                 seed = np.random.SeedSequence([*key, problem.id, start]).generate_state(1)[0]
                 yield (
@@ -124,11 +141,17 @@ class ServerEngine(RolloutEngine):
         try:
             completions = dialect.read(answer)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as e:
-            shape = f"an answer that is not as those of {self.served.project} ({type(e).__name__}: {e})"
-            raise RunFailed(f"the server {self.options.url} gives {shape}: {str(answer)[:300]}") from e
+            shape = (
+                f"an answer that is not as those of {self.served.project} ({type(e).__name__}: {e})"
+            )
+            raise RunFailed(
+                f"the server {self.options.url} gives {shape}: {str(answer)[:300]}"
+            ) from e
         if len(completions) != ask.n:
             problem = f"{len(completions)} responses to a request of {ask.n}"
-            raise RunFailed(f"the server {self.options.url} gives {problem}; is it a server of {self.served.project}?")
+            raise RunFailed(
+                f"the server {self.options.url} gives {problem}; is it a server of {self.served.project}?"
+            )
         return completions
 
     def _check_settings(self) -> None:
@@ -136,16 +159,23 @@ class ServerEngine(RolloutEngine):
         server = f"the server {self.options.url} ({self.served.project})"
         if dialect.cuts_before_temperature and sampling.top_p < 1 and sampling.temperature != 1:
             problem = "takes the nucleus of top_p before temperature, where isojax takes it after"
-            raise InputError(f"{server} {problem}; set cell.sampling.top_p=1 or cell.sampling.temperature=1.")
+            raise InputError(
+                f"{server} {problem}; set cell.sampling.top_p=1 or cell.sampling.temperature=1."
+            )
         if not self.needs_logps:
             return
         if dialect.logp_kind is LogpKind.NONE:
-            raise InputError(f"{server} gives no log-probs of the distribution that it samples; training needs them.")
+            raise InputError(
+                f"{server} gives no log-probs of the distribution that it samples; training needs them."
+            )
         if dialect.logp_kind is LogpKind.BEFORE_TOP_P and sampling.top_p < 1:
-            raise InputError(f"{server} gives log-probs before top-p; set cell.sampling.top_p=1 to train with them.")
+            raise InputError(
+                f"{server} gives log-probs before top-p; set cell.sampling.top_p=1 to train with them."
+            )
 
     def _check_server(self, asks: Sequence[Ask]) -> None:
-        """A request of one response, looked at closely; InputError where the server cannot be used as it is."""
+        """A request of one response, looked at closely; InputError where the server cannot be used
+        as it is."""
         first = replace(asks[0], n=1)
         (completion,) = self._complete(first)
         bos = self.task.tokenizer.bos_token
@@ -167,8 +197,8 @@ class ServerEngine(RolloutEngine):
             self._check_temperature([replace(ask, n=1) for ask in asks])
 
     def _check_temperature(self, asks: Sequence[Ask]) -> None:
-        """InputError where log-probs are not of the temperature that was asked for: of two tokens, their difference at
-        temperature t is 1/t of that at 1."""
+        """InputError where log-probs are not of the temperature that was asked for: of two tokens,
+        their difference at temperature t is 1/t of that at 1."""
         by_prompt = {tuple(ask.prompt): ask for ask in asks}
         for ask in list(by_prompt.values())[:CHECKED_PROMPTS]:
             plain = self._alternatives(replace(ask, temperature=1.0))
@@ -178,7 +208,8 @@ class ServerEngine(RolloutEngine):
                 continue
             low, high = names[0], names[-1]
             difference_at_one = plain[high] - plain[low]
-            expected, received = difference_at_one / ask.temperature, asked[high] - asked[low]
+            expected = difference_at_one / ask.temperature
+            received = asked[high] - asked[low]
             if abs(expected - difference_at_one) < MIN_LOGP_CHANGE:
                 continue  # too even to tell
             if abs(received - expected) > LOGP_TOLERANCE * max(1, abs(expected)):
@@ -190,25 +221,39 @@ class ServerEngine(RolloutEngine):
                 )
             return
         server = f"the server {self.options.url}"
-        warn(f"{server}: whether its log-probs are of temperature {asks[0].temperature:g} could not be seen.")
+        warn(
+            f"{server}: whether its log-probs are of temperature {asks[0].temperature:g} could not be seen."
+        )
 
     def _alternatives(self, ask: Ask) -> dict[str, float]:
         one_token = replace(ask, max_tokens=1, top_p=1.0, with_logps=True, alternatives=5)
         (completion,) = self._complete(one_token)
-        return {name: logp for name, logp in completion.first_alternatives.items() if math.isfinite(logp)}
+        return {
+            name: logp
+            for name, logp in completion.first_alternatives.items()
+            if math.isfinite(logp)
+        }
 
 
 class _Inspector:
-    """Makes responses of what a server answers; RunFailed where it is not what was asked for. Threads share it."""
+    """Makes responses of what a server answers; RunFailed where it is not what was asked for.
+    Threads share it."""
 
     def __init__(self, task: TextTask, T: int, served: ServedModel, url: str) -> None:
         self.task, self.T, self.served, self.url = task, T, served, url
         self.responses = self.mismatches = 0
         self._example = ("", "")  # the first mismatch: the server's text, and that of its tokens
         self._lock = threading.Lock()
-        added = [token.content for token in task.tokenizer.added_tokens_decoder.values() if token.content.strip()]
-        # Which special tokens are written into texts differs by server; so does what becomes of half a character.
-        self._ignored = re.compile("|".join(["\\s", "\N{REPLACEMENT CHARACTER}", *map(re.escape, added)]))
+        added = [
+            token.content
+            for token in task.tokenizer.added_tokens_decoder.values()
+            if token.content.strip()
+        ]
+        # Which special tokens are written into texts differs by server; so does what becomes of
+        # half a character.
+        self._ignored = re.compile(
+            "|".join(["\\s", "\N{REPLACEMENT CHARACTER}", *map(re.escape, added)])
+        )
 
     def to_response(self, ask: Ask, completion: Completion) -> SampledResponse:
         dialect = self.served.dialect
@@ -226,18 +271,27 @@ class _Inspector:
         outside = tokens[(tokens < 0) | (tokens >= self.task.vocab)]
         if outside.size:
             vocabulary = f"a vocabulary of {self.task.vocab}"
-            raise self._failed(f"gives token {outside[0]}, expected one of {vocabulary}: does it serve another model?")
+            raise self._failed(
+                f"gives token {outside[0]}, expected one of {vocabulary}: does it serve another model?"
+            )
 
         logps = self._logps(ask, completion, len(tokens))
         end = self.task.find_end(tokens)
-        if completion.stopped and end is None and completion.tokens is not None and len(tokens) < self.T:
+        if (
+            completion.stopped
+            and end is None
+            and completion.tokens is not None
+            and len(tokens) < self.T
+        ):
             token = f"after token {tokens[-1]}, which ends none for isojax ({self.task.stops.tokens} do)"
             fix = f"make eos_token_id in {self.task.folder} and in the server's model the same"
             raise self._failed(f"ended a response {token}; {fix}")
         stopped = end is not None and end <= self.T
         length = min(len(tokens) if end is None else end, self.T)
         if not stopped and length < self.T and completion.tokens is not None:
-            raise self._failed(f"cut a response after {length} tokens, expected {self.T}: is its context long enough?")
+            raise self._failed(
+                f"cut a response after {length} tokens, expected {self.T}: is its context long enough?"
+            )
         self._compare(completion.text, self.task.decode(tokens[:length].astype(np.int32)))
         return SampledResponse(tokens[:length].astype(np.int32), logps[:length], stopped)
 
@@ -245,9 +299,15 @@ class _Inspector:
         if not ask.with_logps:
             return np.zeros(count, np.float32)
         if completion.logps is None or len(completion.logps) < count:
-            given = "no log-probs" if completion.logps is None else f"{len(completion.logps)} log-probs"
-            raise self._failed(f"gives {given} with {count} tokens; training needs one of each token")
-        return np.array([math.nan if logp is None else logp for logp in completion.logps], np.float32)
+            given = (
+                "no log-probs" if completion.logps is None else f"{len(completion.logps)} log-probs"
+            )
+            raise self._failed(
+                f"gives {given} with {count} tokens; training needs one of each token"
+            )
+        return np.array(
+            [math.nan if logp is None else logp for logp in completion.logps], np.float32
+        )
 
     def _compare(self, server_text: str, own_text: str) -> None:
         """Whether the tokens are those of the text, up to what servers write differently."""
@@ -261,7 +321,10 @@ class _Inspector:
                 self._example = (server_text, own_text)
                 if self.responses > 1:
                     warn(self.describe_mismatch())
-            if self.mismatches < MIN_MISMATCHES or self.mismatches <= MAX_MISMATCHES * self.responses:
+            if (
+                self.mismatches < MIN_MISMATCHES
+                or self.mismatches <= MAX_MISMATCHES * self.responses
+            ):
                 return
             raise RunFailed(self.describe_mismatch())
 
@@ -277,4 +340,6 @@ class _Inspector:
         return self._ignored.sub("", text)
 
     def _failed(self, problem: str) -> RunFailed:
-        return RunFailed(f"the server {self.url} ({self.served.project}, {self.served.model}) {problem}.")
+        return RunFailed(
+            f"the server {self.url} ({self.served.project}, {self.served.model}) {problem}."
+        )

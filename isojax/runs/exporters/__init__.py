@@ -1,6 +1,6 @@
-"""A recommendation as a trainer's config: one file for each framework, or a fork's own module (`--for
-my_fork.my_trainer`), with `render(recommendation, sweep_config) -> str`, which has the decorator
-`@exporter(how_to_run=...)`. sweep_config is None for imported logs."""
+"""A recommendation as a trainer's config: one file for each framework, or a fork's own module
+(`--for my_fork.my_trainer`), with `render(recommendation, sweep_config) -> str`, which has the
+decorator `@exporter(how_to_run=...)`. sweep_config is None for imported logs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,12 +14,12 @@ from isojax.core.schedule import parse_schedule, stage_spans
 
 @dataclass(frozen=True)
 class ExporterTraits:
-    # The command that uses the written file; {file}, {folder} and {name} are its path, its folder, and its name less
-    # .yaml.
+    # The command that uses the written file; {file}, {folder} and {name} are its path, its folder,
+    # and its name less .yaml.
     how_to_run: str
 
-    # For --growing: (recommendation, sweep_config, name) -> texts, one config or a series of runs, each of which goes
-    # on from the checkpoint of the one before.
+    # For --growing: (recommendation, sweep_config, name) -> texts, one config or a series of runs,
+    # each of which goes on from the checkpoint of the one before.
     render_growing: Callable[[Recommendation, Config | None, str], list[str]] | None = None
     how_to_go_on: str | None = None  # where the commands of later runs differ from the first's
 
@@ -42,7 +42,9 @@ class GrowingStage:
 def recommended_growth(recommendation: Recommendation) -> GrowingRun:
     """The recommended schedule; InputError where there is none."""
     if recommendation.growing is None:
-        raise InputError("no growing n is expected to gain at this budget; expected --write without --growing.")
+        raise InputError(
+            "no growing n is expected to gain at this budget; expected --write without --growing."
+        )
     return recommendation.growing
 
 
@@ -68,11 +70,18 @@ def header_comments(
     how_to_run: str = "",
     stage: GrowingStage | None = None,
 ) -> str:
-    """YAML comments above a config: the allocation, its expected reward, reasons, learning rate, notes and command."""
+    """YAML comments above a config: the allocation, its expected reward, reasons, learning rate,
+    notes and command."""
     allocation, interval = recommendation.allocation, recommendation.interval
     interval_text = f", {interval[0]:.3f} to {interval[1]:.3f}" if interval else ""
-    reward_text = f"Expected {recommendation.metric}: {recommendation.expected_reward:.3f}{interval_text}."
-    warmup = f" The rate is constant after {sweep_config.cell.rl.warmup} updates of warm-up." if sweep_config else ""
+    reward_text = (
+        f"Expected {recommendation.metric}: {recommendation.expected_reward:.3f}{interval_text}."
+    )
+    warmup = (
+        f" The rate is constant after {sweep_config.cell.rl.warmup} updates of warm-up."
+        if sweep_config
+        else ""
+    )
     first = recommendation.nothing_learnt or recommendation.tie
     lines = [
         *([f"{first[:1].upper()}{first[1:]}."] if first else []),
@@ -85,7 +94,8 @@ def header_comments(
         *notes,
         *([f"Run: {how_to_run.format(file='FILE')}"] if how_to_run else []),
     ]
-    return "".join(f"# {' '.join(line.split())}\n" for line in lines)  # a line break would end the comment
+    # a line break would end the comment
+    return "".join(f"# {' '.join(line.split())}\n" for line in lines)
 
 
 def small_dataset_note(allocation: Allocation, epochs_key: str, other_settings: str = "") -> str:
@@ -95,7 +105,8 @@ def small_dataset_note(allocation: Allocation, epochs_key: str, other_settings: 
 
 
 def _learning_rate_text(B: int, sweep_config: Config | None) -> str:
-    """What the sweep's rule gives at this batch, or the rule alone (IsoCompute Playbook, section 3)."""
+    """What the sweep's rule gives at this batch, or the rule alone (IsoCompute Playbook, section
+    3)."""
     if sweep_config is None:
         return f"Learning rate: if your runs scaled it with sqrt(B), do so; here B = B_p n = {B} rollouts per update."
     rl = sweep_config.cell.rl

@@ -9,8 +9,11 @@ from isojax.core.yaml_files import yaml_text
 from isojax.runs.exporters import exporter, recommended_growth
 
 
-def render_growing(recommendation: Recommendation, sweep_config: Config | None, name: str) -> list[str]:
-    """As `render`, with the recommended schedule in place of the cell: one run, which is named after the sweep."""
+def render_growing(
+    recommendation: Recommendation, sweep_config: Config | None, name: str
+) -> list[str]:
+    """As `render`, with the recommended schedule in place of the cell: one run, which is named
+    after the sweep."""
     schedules = {"growing": recommended_growth(recommendation).schedule}
     config = _config(recommendation, sweep_config)
     largest_n = max(cell.n for cell in recommendation.measured_cells)
@@ -22,15 +25,19 @@ def render_growing(recommendation: Recommendation, sweep_config: Config | None, 
 
 @exporter(how_to_run="isojax train {file}", render_growing=render_growing)
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
-    """The sweep's config as YAML with the chosen cell alone, under a name of its own: same task and recipe."""
+    """The sweep's config as YAML with the chosen cell alone, under a name of its own: same task and
+    recipe."""
     return yaml_text(_config(recommendation, sweep_config).model_dump(mode="json"))
 
 
 def _config(recommendation: Recommendation, sweep_config: Config | None) -> Config:
     if sweep_config is None:
-        raise InputError("no config.yaml in the folder of the fit; expected one. For logs: --for verl or --for trl.")
-    # The planner chooses sizes again: the sweep's were for its smallest cell. The grid of evaluations is moved (by less
-    # than one ratio) so that its last value is the recommended C, where the run ends.
+        raise InputError(
+            "no config.yaml in the folder of the fit; expected one. For logs: --for verl or --for trl."
+        )
+    # The planner chooses sizes again: the sweep's were for its smallest cell. The grid of
+    # evaluations is moved (by less than one ratio) so that its last value is the recommended C,
+    # where the run ends.
     allocation, eval_grid = recommendation.allocation, sweep_config.cell.eval
     whole_ratios = max(0, math.floor(math.log(allocation.C / eval_grid.start, eval_grid.ratio)))
     sweep = {

@@ -1,6 +1,8 @@
-"""MaxText's RL config (checked with maxtext 0.2.5: RLConfig, configs/post_train/rl.yml), which it hands to Tunix.
+"""MaxText's RL config (checked with maxtext 0.2.5: RLConfig, configs/post_train/rl.yml), which it
+hands to Tunix.
 
-batch_size counts prompts, and a batch is one update. A run takes num_batches batches, num_epoch times."""
+batch_size counts prompts, and a batch is one update. A run takes num_batches batches, num_epoch
+times."""
 
 from isojax.core.config import Config
 from isojax.core.nouns import Recommendation
@@ -25,4 +27,6 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         "Put this file into the folder of MaxText's rl.yml, on which it builds.",
         small_dataset_note(allocation, "num_epoch", "num_batches is D / B_p, and "),
     ]
-    return header_comments(recommendation, sweep_config, "learning_rate", notes, HOW_TO_RUN) + yaml_text(config)
+    return header_comments(
+        recommendation, sweep_config, "learning_rate", notes, HOW_TO_RUN
+    ) + yaml_text(config)

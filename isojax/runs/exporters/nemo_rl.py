@@ -1,6 +1,8 @@
-"""NeMo-RL's config (by its examples/configs/grpo_math_1B.yaml; the package index has only a placeholder).
+"""NeMo-RL's config (by its examples/configs/grpo_math_1B.yaml; the package index has only a
+placeholder).
 
-num_prompts_per_step counts prompts and train_global_batch_size completions: with B = B_p n a step is one update."""
+num_prompts_per_step counts prompts and train_global_batch_size completions: with B = B_p n a step
+is one update."""
 
 from isojax.core.config import Config
 from isojax.core.nouns import Recommendation
@@ -23,6 +25,10 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         },
         "policy": {"train_global_batch_size": allocation.B},
     }
-    notes = ["Put this file into NeMo-RL's examples/configs, the folder of the example on which it builds."]
+    notes = [
+        "Put this file into NeMo-RL's examples/configs, the folder of the example on which it builds."
+    ]
     rate_key = "policy.optimizer.kwargs.lr"
-    return header_comments(recommendation, sweep_config, rate_key, notes, HOW_TO_RUN) + yaml_text(config)
+    return header_comments(recommendation, sweep_config, rate_key, notes, HOW_TO_RUN) + yaml_text(
+        config
+    )

@@ -1,7 +1,8 @@
 """OpenRLHF's arguments (checked with openrlhf 0.11: cli/train_ppo_ray.py), one on a line.
 
-OpenRLHF counts rollout.batch_size in prompts and train.batch_size in completions: with B = B_p n, and one epoch, every
-rollout is used once by the policy that drew it. It ends after max_samples prompts of each episode."""
+OpenRLHF counts rollout.batch_size in prompts and train.batch_size in completions: with B = B_p n,
+and one epoch, every rollout is used once by the policy that drew it. It ends after max_samples
+prompts of each episode."""
 
 from isojax.core.config import Config
 from isojax.core.errors import InputError
@@ -16,7 +17,9 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     """The arguments; InputError for n = 1, which OpenRLHF's group_norm refuses."""
     allocation = recommendation.allocation
     if allocation.n < 2:
-        raise InputError(f"n = {allocation.n} rollouts per problem; OpenRLHF's group_norm expects at least 2.")
+        raise InputError(
+            f"n = {allocation.n} rollouts per problem; OpenRLHF's group_norm expects at least 2."
+        )
     arguments = {
         "rollout.batch_size": allocation.B_p,
         "rollout.n_samples_per_prompt": allocation.n,
@@ -28,4 +31,6 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     }
     notes = [small_dataset_note(allocation, "train.num_episodes")]
     lines = [f"--{name} {value}\n" for name, value in arguments.items()]
-    return header_comments(recommendation, sweep_config, "actor.adam.lr", notes, HOW_TO_RUN) + "".join(lines)
+    return header_comments(
+        recommendation, sweep_config, "actor.adam.lr", notes, HOW_TO_RUN
+    ) + "".join(lines)

@@ -1,7 +1,8 @@
 """TRL's GRPOConfig (checked with trl 1.16) as `trl grpo --config FILE` reads it.
 
-TRL counts batches in completions: per_device_train_batch_size x gradient_accumulation_steps x processes = B = B_p n.
-generation_batch_size = B draws exactly one update's rollouts, and num_iterations = 1 uses each once."""
+TRL counts batches in completions: per_device_train_batch_size x gradient_accumulation_steps x
+processes = B = B_p n. generation_batch_size = B draws exactly one update's rollouts, and
+num_iterations = 1 uses each once."""
 
 from collections.abc import Mapping
 
@@ -11,13 +12,19 @@ from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
 from isojax.runs.exporters import GrowingStage, exporter, growing_stages, header_comments
 
-HOW_TO_RUN = "trl grpo --config {file} --model_name_or_path ... --dataset_name ... --reward_funcs ..."
-HOW_TO_GO_ON = "trl grpo --config {file} --dataset_name ... --reward_funcs ..."  # the file names the model
+HOW_TO_RUN = (
+    "trl grpo --config {file} --model_name_or_path ... --dataset_name ... --reward_funcs ..."
+)
+# the file names the model
+HOW_TO_GO_ON = "trl grpo --config {file} --dataset_name ... --reward_funcs ..."
 MAX_PER_DEVICE_BATCH = 8
 
 
-def render_growing(recommendation: Recommendation, sweep_config: Config | None, name: str) -> list[str]:
-    """A series: each run begins with the weights that the one before has saved; Adam's averages begin from zero."""
+def render_growing(
+    recommendation: Recommendation, sweep_config: Config | None, name: str
+) -> list[str]:
+    """A series: each run begins with the weights that the one before has saved; Adam's averages
+    begin from zero."""
     texts = []
     for stage in growing_stages(recommendation):
         folders = {"output_dir": f"{name}-{stage.number}"}
@@ -34,11 +41,16 @@ def render(
     stage: GrowingStage | None = None,
     folders: Mapping[str, str] | None = None,
 ) -> str:
-    """The arguments as YAML; InputError for n = 1, which TRL's GRPO refuses. `stage`, `folders`: of a series."""
+    """The arguments as YAML; InputError for n = 1, which TRL's GRPO refuses. `stage`, `folders`: of
+    a series."""
     allocation = recommendation.allocation
     if allocation.n < 2:
-        raise InputError(f"n = {allocation.n} rollouts per problem; TRL's GRPO expects at least 2, which it compares.")
-    microbatch = max(size for size in range(1, MAX_PER_DEVICE_BATCH + 1) if allocation.B % size == 0)
+        raise InputError(
+            f"n = {allocation.n} rollouts per problem; TRL's GRPO expects at least 2, which it compares."
+        )
+    microbatch = max(
+        size for size in range(1, MAX_PER_DEVICE_BATCH + 1) if allocation.B % size == 0
+    )
     arguments = {
         "num_generations": allocation.n,
         "per_device_train_batch_size": microbatch,
@@ -49,6 +61,10 @@ def render(
         **(folders or {}),
     }
     how_to_run = HOW_TO_RUN if stage is None or stage.number == 1 else HOW_TO_GO_ON
-    notes = [f"On G processes divide gradient_accumulation_steps by G: an update takes {allocation.B} completions."]
-    header = header_comments(recommendation, sweep_config, "learning_rate", notes, how_to_run, stage)
+    notes = [
+        f"On G processes divide gradient_accumulation_steps by G: an update takes {allocation.B} completions."
+    ]
+    header = header_comments(
+        recommendation, sweep_config, "learning_rate", notes, how_to_run, stage
+    )
     return header + yaml_text(arguments)

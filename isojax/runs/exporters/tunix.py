@@ -1,7 +1,8 @@
 """Tunix's overrides (checked with google-tunix 0.1: cli/grpo_main.py), on top of a config of yours.
 
-Tunix counts batch_size and mini_batch_size in prompts; without a mini_batch_size a batch is one update. It replaces
-rl_training_config as a whole, so that what stands in it (the optimizer, max_steps) stays in your config."""
+Tunix counts batch_size and mini_batch_size in prompts; without a mini_batch_size a batch is one
+update. It replaces rl_training_config as a whole, so that what stands in it (the optimizer,
+max_steps) stays in your config."""
 
 from isojax.core.config import Config
 from isojax.core.nouns import Recommendation
@@ -25,4 +26,6 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         small_dataset_note(allocation, "num_train_epochs", "num_batches is D / B_p, and "),
     ]
     rate_key = "rl_training_config.actor_optimizer_config.learning_rate"
-    return header_comments(recommendation, sweep_config, rate_key, notes, HOW_TO_RUN) + yaml_text(overrides)
+    return header_comments(recommendation, sweep_config, rate_key, notes, HOW_TO_RUN) + yaml_text(
+        overrides
+    )

@@ -1,5 +1,6 @@
-"""JSON lines, of one run or of many: one object per line; keys of objects within it become column names with dots. One
-list of objects in a file, as pandas writes with orient="records", is read like lines."""
+"""JSON lines, of one run or of many: one object per line; keys of objects within it become column
+names with dots. One list of objects in a file, as pandas writes with orient="records", is read like
+lines."""
 
 from pathlib import Path
 
@@ -13,5 +14,9 @@ from isojax.runs.logs.log_table import LogTable, read_log_objects
 def read(path: Path) -> list[LogTable]:
     """The file as one table; raises InputError as `read_log_objects`."""
     rows, notes = read_log_objects(path)
-    flat_rows = (DataRow(row.source, row.position, dict(flatten(row.values)), row.index) for row in rows)
-    return [LogTable(str(path), RowTable.gather(flat_rows), one_run=False, is_export=True, notes=notes)]
+    flat_rows = (
+        DataRow(row.source, row.position, dict(flatten(row.values)), row.index) for row in rows
+    )
+    return [
+        LogTable(str(path), RowTable.gather(flat_rows), one_run=False, is_export=True, notes=notes)
+    ]

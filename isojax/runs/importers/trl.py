@@ -1,7 +1,8 @@
-"""TRL's GRPOTrainer: the log_history of checkpoint-*/trainer_state.json, and training_args.bin next to it, which says n
-and B. generation_batch_size rollouts are drawn at a time and serve steps_per_generation x num_iterations microsteps, of
-which gradient_accumulation_steps make an update, TRL's step (trl 1.16). training_args.bin is a pickle: it is read
-without running anything in it, every class in it standing for a bag of attributes."""
+"""TRL's GRPOTrainer: the log_history of checkpoint-*/trainer_state.json, and training_args.bin next
+to it, which says n and B. generation_batch_size rollouts are drawn at a time and serve
+steps_per_generation x num_iterations microsteps, of which gradient_accumulation_steps make an
+update, TRL's step (trl 1.16). training_args.bin is a pickle: it is read without running anything in
+it, every class in it standing for a bag of attributes."""
 
 import io
 import pickle
@@ -22,7 +23,15 @@ from isojax.runs.logs.log_table import SAME_NAME_FIELDS, LogTable, check_log_fil
 STATE_FILE, ARGUMENTS_FILE = "trainer_state.json", "training_args.bin"
 MAX_ARGUMENTS_BYTES = 16 * 1024**2
 # What reading a file that is no archive, or no pickle of an object, may raise.
-UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, pickle.UnpicklingError, EOFError)
+UNREADABLE = (
+    OSError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    RuntimeError,
+    pickle.UnpicklingError,
+    EOFError,
+)
 MALFORMED = (AttributeError, TypeError, ValueError, LookupError, OverflowError, MemoryError)
 ROLLOUTS_PER_STEP = "rollouts_per_step"
 CONFIG_COLUMNS = {"n": ("num_generations",), "B": (ROLLOUTS_PER_STEP,)}
@@ -34,19 +43,34 @@ TRAIN_COLUMNS = {
     "response_length": ("completions/mean_length",),
 }
 # How transformers' callbacks rename them for W&B and TensorBoard.
-CALLBACK_COLUMNS = {name: tuple(f"train/{column}" for column in columns) for name, columns in TRAIN_COLUMNS.items()}
+CALLBACK_COLUMNS = {
+    name: tuple(f"train/{column}" for column in columns) for name, columns in TRAIN_COLUMNS.items()
+}
 CALLBACK_COLUMNS["reward"] = ("eval/reward",)
 
-FIELDS = SAME_NAME_FIELDS | CONFIG_COLUMNS | TRAIN_COLUMNS | {"step": ("step",), "reward": ("eval_reward",)}
+FIELDS = (
+    SAME_NAME_FIELDS
+    | CONFIG_COLUMNS
+    | TRAIN_COLUMNS
+    | {"step": ("step",), "reward": ("eval_reward",)}
+)
 
 
 def rollouts_per_step(config: Mapping[str, Any]) -> dict[str, int]:
-    """{ROLLOUTS_PER_STEP: B} from a GRPOConfig's values; {} where they are not all there, or give no whole number."""
-    argument_names = ("generation_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_iterations")
+    """{ROLLOUTS_PER_STEP: B} from a GRPOConfig's values; {} where they are not all there, or give
+    no whole number."""
+    argument_names = (
+        "generation_batch_size",
+        "gradient_accumulation_steps",
+        "steps_per_generation",
+        "num_iterations",
+    )
     values = [config.get(name) for name in argument_names]
     if not all(isinstance(v, int) and v > 0 for v in values):
         return {}
-    generation_batch, accumulation_steps, steps_per_generation, iterations = (int(v) for v in values if v is not None)
+    generation_batch, accumulation_steps, steps_per_generation, iterations = (
+        int(v) for v in values if v is not None
+    )
     B, remainder = divmod(generation_batch * accumulation_steps, steps_per_generation * iterations)
     return {} if remainder else {ROLLOUTS_PER_STEP: B}
 
@@ -62,27 +86,49 @@ def plain_arguments(arguments: Any) -> dict[str, int | float | str]:
 
 
 def find_logs(folder: Path) -> list[Path]:
-    """The output folder of every run below a folder; the folder itself, where it is one, or a checkpoint's."""
-    files = [folder / STATE_FILE] if (folder / STATE_FILE).exists() else paths_below(folder, STATE_FILE)
-    is_checkpoint = [file.parent.name.startswith("checkpoint-") and file.parent != folder for file in files]
-    runs = [file.parent.parent if inside else file.parent for file, inside in zip(files, is_checkpoint, strict=True)]
+    """The output folder of every run below a folder; the folder itself, where it is one, or a
+    checkpoint's."""
+    files = (
+        [folder / STATE_FILE] if (folder / STATE_FILE).exists() else paths_below(folder, STATE_FILE)
+    )
+    is_checkpoint = [
+        file.parent.name.startswith("checkpoint-") and file.parent != folder for file in files
+    ]
+    runs = [
+        file.parent.parent if inside else file.parent
+        for file, inside in zip(files, is_checkpoint, strict=True)
+    ]
     return list(dict.fromkeys(runs)) or [folder]
 
 
 @importer(fields=FIELDS, find_logs=find_logs)
 def read(path: Path) -> list[LogTable]:
-    """A trainer_state.json or its log_history, a checkpoint's folder, or an output folder (its last), as one run."""
+    """A trainer_state.json or its log_history, a checkpoint's folder, or an output folder (its
+    last), as one run."""
     file = _state_file(path)
     check_log_file(file)
     state = parse_json(read_text(file), file)
-    history = state.get("log_history") if isinstance(state, dict) else state  # a list: saved by itself
-    if not isinstance(history, list) or not history or not all(isinstance(entry, dict) for entry in history):
-        raise InputError(f"{file}, line 1: no log_history there; expected TRL's {STATE_FILE}, or its log_history.")
-    rows = tuple(DataRow(str(file), f"log_history[{i}]", entry, i) for i, entry in enumerate(history))
+    # a list: saved by itself
+    history = state.get("log_history") if isinstance(state, dict) else state
+    if (
+        not isinstance(history, list)
+        or not history
+        or not all(isinstance(entry, dict) for entry in history)
+    ):
+        raise InputError(
+            f"{file}, line 1: no log_history there; expected TRL's {STATE_FILE}, or its log_history."
+        )
+    rows = tuple(
+        DataRow(str(file), f"log_history[{i}]", entry, i) for i, entry in enumerate(history)
+    )
     config = _read_arguments(file.with_name(ARGUMENTS_FILE))
     iterations = config.get("num_iterations", 1)
     note = f"num_iterations = {iterations}: B_p counts the new problems per update; a gradient is over more"
-    return [LogTable(str(file), rows, config | rollouts_per_step(config), notes=(note,) * (iterations != 1))]
+    return [
+        LogTable(
+            str(file), rows, config | rollouts_per_step(config), notes=(note,) * (iterations != 1)
+        )
+    ]
 
 
 def _state_file(path: Path) -> Path:
@@ -91,15 +137,21 @@ def _state_file(path: Path) -> Path:
     if (path / STATE_FILE).exists():
         return path / STATE_FILE
     # The state is written last: a checkpoint without one is being saved, or was cut off.
-    numbered = {file.parent.name.removeprefix("checkpoint-"): file for file in path.glob(f"checkpoint-*/{STATE_FILE}")}
+    numbered = {
+        file.parent.name.removeprefix("checkpoint-"): file
+        for file in path.glob(f"checkpoint-*/{STATE_FILE}")
+    }
     updates = sorted(filter(str.isdecimal, numbered), key=int)
     if not updates:
-        raise InputError(f"{path} holds no {STATE_FILE}, nor does a checkpoint-* in it; name a run's folder, or files.")
+        raise InputError(
+            f"{path} holds no {STATE_FILE}, nor does a checkpoint-* in it; name a run's folder, or files."
+        )
     return numbered[updates[-1]]
 
 
 class _PickledObject:
-    """Stands for every class and function of a pickle: keeps the attributes it is given, and does nothing."""
+    """Stands for every class and function of a pickle: keeps the attributes it is given, and does
+    nothing."""
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         return object.__new__(cls)
@@ -119,7 +171,8 @@ class _InertUnpickler(pickle.Unpickler):
 
 
 def _read_arguments(path: Path) -> dict[str, Any]:
-    """The numbers and texts of a training_args.bin, as torch saves it; {} where there is none that can be read."""
+    """The numbers and texts of a training_args.bin, as torch saves it; {} where there is none that
+    can be read."""
     try:
         if not path.is_file():  # but a pipe, or a device without end
             return {}

@@ -1,6 +1,7 @@
-"""W&B's offline runs: wandb/offline-run-*/run-*.wandb, written where WANDB_MODE=offline, and for every run that was
-synced too. The file is a log in LevelDB's format (blocks of 32 KiB; chunks of crc32, length, type; a record may span
-chunks) of protobuf records. History is joined by step; the run's config gives columns with dots."""
+"""W&B's offline runs: wandb/offline-run-*/run-*.wandb, written where WANDB_MODE=offline, and for
+every run that was synced too. The file is a log in LevelDB's format (blocks of 32 KiB; chunks of
+crc32, length, type; a record may span chunks) of protobuf records. History is joined by step; the
+run's config gives columns with dots."""
 
 import struct
 import zlib
@@ -27,10 +28,22 @@ FIELDS = {
     "B_p": ("B_p", *verl.CONFIG_COLUMNS["B_p"]),
     "B": ("B", *trl.CONFIG_COLUMNS["B"]),
     "step": (  # `_step` counts calls of wandb.log, which are several for an update of some trainers
-        *("M", "training_step", "train/global_step", "eval/global_step", "eval/step", "global_step", "step", "_step"),
+        *(
+            "M",
+            "training_step",
+            "train/global_step",
+            "eval/global_step",
+            "eval/step",
+            "global_step",
+            "step",
+            "_step",
+        ),
     ),
     "reward": ("avg@*", *verl.METRIC_COLUMNS, *trl.CALLBACK_COLUMNS["reward"]),
-    **{name: (*columns, *trl.CALLBACK_COLUMNS[name]) for name, columns in verl.TRAIN_COLUMNS.items()},
+    **{
+        name: (*columns, *trl.CALLBACK_COLUMNS[name])
+        for name, columns in verl.TRAIN_COLUMNS.items()
+    },
     "step_seconds": verl.STEP_SECONDS,
     "elapsed_seconds": ("_runtime",),
     "devices": ("devices", *verl.CONFIG_COLUMNS["devices"]),
@@ -40,7 +53,9 @@ FIELDS = {
 def find_logs(folder: Path) -> list[Path]:
     files = paths_below(folder, "run-*.wandb")
     if not files:
-        raise InputError(f"{folder} holds no run-*.wandb; expected a W&B run's folder, such as wandb/offline-run-*.")
+        raise InputError(
+            f"{folder} holds no run-*.wandb; expected a W&B run's folder, such as wandb/offline-run-*."
+        )
     return files
 
 
@@ -58,10 +73,16 @@ def read(file: Path) -> list[LogTable]:
         kind = entry.WhichOneof("record_type")
         if kind == "history":
             values = _item_values(entry.history.item, file)
-            step = entry.history.step.num if entry.history.HasField("step") else values.get("_step", len(rows))
+            step = (
+                entry.history.step.num
+                if entry.history.HasField("step")
+                else values.get("_step", len(rows))
+            )
             rows.append(DataRow(str(file), f"step {step}", {"_step": step, **values}))
         elif kind in ("run", "config"):
-            config |= _item_values((entry.run.config if kind == "run" else entry.config).update, file)
+            config |= _item_values(
+                (entry.run.config if kind == "run" else entry.config).update, file
+            )
         if kind == "run":
             started = entry.run.start_time.ToNanoseconds() / 1e9
             run = {"run": entry.run.display_name, "run_id": entry.run.run_id, "started": started}
@@ -72,8 +93,11 @@ def read(file: Path) -> list[LogTable]:
 
 
 def _item_values(items: Any, file: Path) -> dict[str, Any]:
-    """Keys (nested ones joined by dots) and values of a record's items; objects within become keys with dots."""
-    return dict(flatten({".".join(x.nested_key) or x.key: parse_json(x.value_json, file) for x in items}))
+    """Keys (nested ones joined by dots) and values of a record's items; objects within become keys
+    with dots."""
+    return dict(
+        flatten({".".join(x.nested_key) or x.key: parse_json(x.value_json, file) for x in items})
+    )
 
 
 def _split_records(file: Path, notes: list[str]) -> Iterator[bytes]:
@@ -95,7 +119,9 @@ def _split_records(file: Path, notes: list[str]) -> Iterator[bytes]:
             break
         is_kind = kind in (CHUNK_FULL, CHUNK_FIRST, CHUNK_MIDDLE, CHUNK_LAST)
         if not is_kind or zlib.crc32(chunk, zlib.crc32(bytes([kind]))) != checksum:
-            raise InputError(f"{file} is damaged at byte {position}; copy it again from where the run was.")
+            raise InputError(
+                f"{file} is damaged at byte {position}; copy it again from where the run was."
+            )
         position += CHUNK_HEADER.size + length
         if kind not in (CHUNK_MIDDLE, CHUNK_LAST):
             chunks = []
@@ -104,4 +130,6 @@ def _split_records(file: Path, notes: list[str]) -> Iterator[bytes]:
             yield b"".join(chunks)
             chunks = []
     if position < len(data) or chunks:
-        notes.append("the last record is torn (the run was stopped while it was written) and is left out")
+        notes.append(
+            "the last record is torn (the run was stopped while it was written) and is left out"
+        )

@@ -1,7 +1,7 @@
-"""Loggers send the curves of a cell to other tools: each of `run.loggers`, a file of this folder or a module of yours
-by its path, with `begin(folder, cell, config) -> Logger`, which has the decorator `@logger`. What a logger writes is a
-function of the ledger: it gets all of it when the cell is opened and after each further point, so no kill loses a point
-or writes one twice."""
+"""Loggers send the curves of a cell to other tools: each of `run.loggers`, a file of this folder or
+a module of yours by its path, with `begin(folder, cell, config) -> Logger`, which has the decorator
+`@logger`. What a logger writes is a function of the ledger: it gets all of it when the cell is
+opened and after each further point, so no kill loses a point or writes one twice."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +19,8 @@ from isojax.runs.ledger import Ledger, read_run
 
 @dataclass(frozen=True)
 class LoggerTraits:
-    check: Callable[[], None] | None = None  # called before any work; InputError where the logger cannot work here
+    # called before any work; InputError where the logger cannot work here
+    check: Callable[[], None] | None = None
 
 
 logger = PluginKind("logger", "runs.loggers", LoggerTraits)
@@ -45,7 +46,8 @@ def check_loggers(names: Iterable[str]) -> None:
 
 @contextmanager
 def cell_loggers(ledger: Ledger, cell: Cell, config: Config) -> Iterator[None]:
-    """The loggers of a cell that is running; one that fails is left out from then on, with one warning."""
+    """The loggers of a cell that is running; one that fails is left out from then on, with one
+    warning."""
     active: dict[str, Logger] = {}
 
     @contextmanager
@@ -54,7 +56,9 @@ def cell_loggers(ledger: Ledger, cell: Cell, config: Config) -> Iterator[None]:
             yield
         except Exception as e:  # of a library, its network or its disk; no curve is worth the run
             active.pop(name, None)
-            warn(f"{cell.name}: the logger {name} failed ({e}); the run goes on without it, its ledger has every point")
+            warn(
+                f"{cell.name}: the logger {name} failed ({e}); the run goes on without it, its ledger has every point"
+            )
 
     def update() -> None:
         for name, active_logger in list(active.items()):
@@ -76,12 +80,19 @@ def cell_loggers(ledger: Ledger, cell: Cell, config: Config) -> Iterator[None]:
 
 
 def point_scalars(point: EvalPoint) -> dict[str, float]:
-    """A point's numbers by the names of their curves: metrics as in the ledger, train/NAME, M and tokens."""
-    return {**point.metrics, **{f"train/{k}": v for k, v in point.train.items()}, "M": point.M, "tokens": point.tokens}
+    """A point's numbers by the names of their curves: metrics as in the ledger, train/NAME, M and
+    tokens."""
+    return {
+        **point.metrics,
+        **{f"train/{k}": v for k, v in point.train.items()},
+        "M": point.M,
+        "tokens": point.tokens,
+    }
 
 
 def cell_hparams(cell: Cell, config: Config) -> dict[str, object]:
-    """The settings of this cell: B_p and n, or their schedule, its seed, and `cell` of the config by dotted names."""
+    """The settings of this cell: B_p and n, or their schedule, its seed, and `cell` of the config
+    by dotted names."""
     fixed = {"B_p": cell.B_p, "n": cell.n}
     settings = {"schedule": schedule_text(cell.stages, cell.n_max)} if cell.schedule else fixed
     return {**settings, "seed": cell.seed, **dict(flatten(config.cell.model_dump(mode="json")))}

@@ -1,7 +1,8 @@
-"""TensorBoard: one event file per cell, in cells/<cell>/tensorboard/, with every number of its evaluations at step C
-(rollouts). The file is a function of the ledger, of its times and of the second in the file's name, where time begins:
-bytes that it lacks are appended, and a file that begins differently is replaced. tensorboardX's own writer is not used,
-because a thread of it decides when an event is on disk."""
+"""TensorBoard: one event file per cell, in cells/<cell>/tensorboard/, with every number of its
+evaluations at step C (rollouts). The file is a function of the ledger, of its times and of the
+second in the file's name, where time begins: bytes that it lacks are appended, and a file that
+begins differently is replaced. tensorboardX's own writer is not used, because a thread of it
+decides when an event is on disk."""
 
 import struct
 import time
@@ -41,18 +42,29 @@ class TensorBoardLogger(Logger):
     def _events(self, run: RunRecord) -> Iterator[Any]:
         wall_time = float(self.path.name.split(".")[3])
         yield Event(wall_time=wall_time, file_version="brain.Event:2")
-        given = {k: v if isinstance(v, (int, float, str)) else str(v) for k, v in self.hparams.items() if v is not None}
+        given = {
+            k: v if isinstance(v, (int, float, str)) else str(v)
+            for k, v in self.hparams.items()
+            if v is not None
+        }
         experiment, session, _ = summary.hparams(given, dict.fromkeys(run.points[0].metrics))
         for hparams_summary in (experiment, session):
-            plugin_data = hparams_summary.value[0].metadata.plugin_data  # a protobuf map has no order of its own
-            plugin_data.content = HParams.FromString(plugin_data.content).SerializeToString(deterministic=True)
+            # a protobuf map has no order of its own
+            plugin_data = hparams_summary.value[0].metadata.plugin_data
+            plugin_data.content = HParams.FromString(plugin_data.content).SerializeToString(
+                deterministic=True
+            )
             yield Event(wall_time=wall_time, summary=hparams_summary)
         timing = read_timing(self.folder)
         for point in run.points:
             wall_time += timing.get(point.target, (0.0, 0))[0]
             scalars = point_scalars(point).items()
-            values = [summary.Summary.Value(tag=name, simple_value=value) for name, value in scalars]
-            yield Event(wall_time=wall_time, step=point.rollouts, summary=summary.Summary(value=values))
+            values = [
+                summary.Summary.Value(tag=name, simple_value=value) for name, value in scalars
+            ]
+            yield Event(
+                wall_time=wall_time, step=point.rollouts, summary=summary.Summary(value=values)
+            )
 
 
 @logger
@@ -62,4 +74,9 @@ def begin(folder: Path, cell: Cell, config: Config) -> TensorBoardLogger:
 
 def _tfrecord(event: Any) -> bytes:
     data, length = event.SerializeToString(), struct.pack("<Q", event.ByteSize())
-    return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))
+    return (
+        length
+        + struct.pack("<I", masked_crc32c(length))
+        + data
+        + struct.pack("<I", masked_crc32c(data))
+    )

@@ -1,6 +1,7 @@
-"""Weights & Biases: one run per cell, grouped by sweep, at step C (rollouts). WANDB_MODE, WANDB_PROJECT and
-WANDB_ENTITY apply. cells/<cell>/wandb/id holds the run's id, so that a resumed cell continues it: online from the
-first step that the server does not have; offline it writes the whole run again, and removes its earlier files."""
+"""Weights & Biases: one run per cell, grouped by sweep, at step C (rollouts). WANDB_MODE,
+WANDB_PROJECT and WANDB_ENTITY apply. cells/<cell>/wandb/id holds the run's id, so that a resumed
+cell continues it: online from the first step that the server does not have; offline it writes the
+whole run again, and removes its earlier files."""
 
 import os
 import secrets
@@ -15,7 +16,8 @@ from isojax.core.nouns import Cell, RunRecord
 from isojax.core.registry import import_extra
 from isojax.runs.loggers import cell_hparams, logger, point_scalars
 
-# How long the end of a cell waits for an upload; what is left stays in the cell's folder, for `wandb sync`.
+# How long the end of a cell waits for an upload; what is left stays in the cell's folder, for
+# `wandb sync`.
 FINISH_SECONDS = 60.0
 PURPOSE = "run.loggers = wandb"
 
@@ -39,7 +41,9 @@ class WandbLogger:
         """Log the points that the run does not have; its steps only rise."""
         for point in run.points:
             if point.rollouts >= self.next_step:
-                self.run.log({**point_scalars(point), "rollouts": point.rollouts}, step=point.rollouts)
+                self.run.log(
+                    {**point_scalars(point), "rollouts": point.rollouts}, step=point.rollouts
+                )
                 self.next_step = point.rollouts + 1
 
     def close(self) -> None:
@@ -65,7 +69,11 @@ def begin(folder: Path, cell: Cell, config: Config) -> WandbLogger:
         resume="allow",
         reinit="create_new",
         settings=wandb.Settings(
-            silent=True, console="off", save_code=False, disable_git=True, finish_timeout=FINISH_SECONDS
+            silent=True,
+            console="off",
+            save_code=False,
+            disable_git=True,
+            finish_timeout=FINISH_SECONDS,
         ),
     )
     if run.offline:

@@ -1,5 +1,6 @@
-"""`isojax records import`: logs in, a sweep's folder of ledgers out, whole or not at all. Rows are grouped into runs,
-and runs become records: a seed for each, one validation metric for all, and no run counted twice."""
+"""`isojax records import`: logs in, a sweep's folder of ledgers out, whole or not at all. Rows are
+grouped into runs, and runs become records: a seed for each, one validation metric for all, and no
+run counted twice."""
 
 import json
 import re
@@ -55,7 +56,8 @@ class ImportedRuns:
 
     runs: tuple[RunRecord, ...]
     notes: tuple[str, ...]
-    skipped: tuple[str, ...]  # logs of a folder that cannot be used, and numbers that are not finite
+    # logs of a folder that cannot be used, and numbers that are not finite
+    skipped: tuple[str, ...]
 
 
 @cycle_collection_paused()
@@ -68,14 +70,18 @@ def read_logs(
     whole_lines: bool = False,
     choice: SourceChoice = TAKE_ALL,
 ) -> ImportedRuns:
-    """Logs of one format (an importer's name or module path; None: as they look) as runs; InputError, with its place,
-    for what has no use. Of a folder, a log that has none is skipped. `settings`: what the logs do not say; `resumed`:
-    runs of one name (or seed) are one run, and so are the parts of a log whose steps fall. `whole_lines`: of CSV, whose
-    end shows no tear, a last line without a line end is left out. `choice`: which logs and runs are taken."""
+    """Logs of one format (an importer's name or module path; None: as they look) as runs;
+    InputError, with its place, for what has no use. Of a folder, a log that has none is skipped.
+    `settings`: what the logs do not say; `resumed`: runs of one name (or seed) are one run, and so
+    are the parts of a log whose steps fall. `whole_lines`: of CSV, whose end shows no tear, a last
+    line without a line end is left out. `choice`: which logs and runs are taken."""
     _check_paths(paths)
     log_format = log_format or detect_format(paths)
     importer = importers.importer.load(log_format)
-    log_runs, notes, refusals, left_out = list[LogRun](), list[str](), list[InputError](), 0
+    log_runs = list[LogRun]()
+    notes = list[str]()
+    refusals = list[InputError]()
+    left_out = 0
     depth = depth_of_shared_folder([path if path.is_dir() else path.parent for path in paths])
     for log, may_be_skipped in _logs_of_paths(paths, importer):
         source = path_below(depth, str(log.source))
@@ -83,7 +89,9 @@ def read_logs(
             left_out += 1
             continue
         try:
-            tables = [table for file in log.files for table in _read_tables(file, importer, whole_lines)]
+            tables = [
+                table for file in log.files for table in _read_tables(file, importer, whole_lines)
+            ]
             tables = join_tags(log, tables, field_map)
             takes_run = None if choice == TAKE_ALL else partial(choice.takes, source)
             gathered = gather_runs(tables, field_map, settings or {}, importer, takes_run)
@@ -95,14 +103,22 @@ def read_logs(
                 raise
             refusals.append(e)
             continue
-        taken = [run for run in gathered.runs if choice.takes(source, run.name, run.column_map.table.run)]
+        taken = [
+            run for run in gathered.runs if choice.takes(source, run.name, run.column_map.table.run)
+        ]
         left_out += gathered.left_out + len(gathered.runs) - len(taken)
         log_runs += [replace(run, may_be_skipped=may_be_skipped) for run in taken]
         tables_of_runs = [run.column_map.table for run in taken]
-        notes += [f"{table.source}: {note}" for table in (*tables, *tables_of_runs) for note in table.notes]
+        notes += [
+            f"{table.source}: {note}"
+            for table in (*tables, *tables_of_runs)
+            for note in table.notes
+        ]
     if not log_runs and not refusals:
         if left_out:
-            raise InputError(f"--only and --leave-out take none of the {left_out} logs or runs; expected one or more.")
+            raise InputError(
+                f"--only and --leave-out take none of the {left_out} logs or runs; expected one or more."
+            )
         raise InputError(f"the format {log_format} found no run in {paths[0]}.")
     if left_out:
         which = "1 log or run is" if left_out == 1 else f"{left_out} logs or runs are"
@@ -115,13 +131,18 @@ def read_logs(
 
 
 def _logs_of_paths(paths: Sequence[Path], importer: Importer) -> Iterator[tuple[LogFiles, bool]]:
-    """The logs that the paths name, and whether each is skipped where it has no use, as one of several in a folder."""
+    """The logs that the paths name, and whether each is skipped where it has no use, as one of
+    several in a folder."""
     is_one_of_several: dict[Path, bool] = {}
     for path in paths:
         files = logs_of_folder(path, importer) if path.is_dir() else [path]
         is_one_of_several |= dict.fromkeys(files, len(files) > 1)
     files = list(is_one_of_several)
-    for log in group_tag_files(files) if importer is csv.read else [LogFiles((file,), file) for file in files]:
+    for log in (
+        group_tag_files(files)
+        if importer is csv.read
+        else [LogFiles((file,), file) for file in files]
+    ):
         yield log, all(is_one_of_several[file] for file in log.files)
 
 
@@ -131,7 +152,9 @@ def _check_paths(paths: Sequence[Path]) -> None:
         if not path.exists():
             raise InputError(f"no such log: {path}. Expected a file that exists; check its name.")
         if (earlier_path := path_by_target.setdefault(path.resolve(), path)) is not path:
-            raise InputError(f"{path} is given twice (as {earlier_path} too), expected once; leave one out.")
+            raise InputError(
+                f"{path} is given twice (as {earlier_path} too), expected once; leave one out."
+            )
 
 
 def _read_tables(log: Path, importer: Importer, whole_lines: bool) -> list[LogTable]:
@@ -163,11 +186,14 @@ def gather_runs(
     importer: Importer,
     takes_run: Callable[[str], bool] | None = None,
 ) -> GatheredRuns:
-    """The runs of a log's tables; each is taken for itself where its name says its settings; InputError as above.
-    `takes_run`: whether a run of this name is taken (None: all are); nothing is asked of those that are not."""
+    """The runs of a log's tables; each is taken for itself where its name says its settings;
+    InputError as above. `takes_run`: whether a run of this name is taken (None: all are); nothing
+    is asked of those that are not."""
     mapped_tables, left_out = list[MappedTable](), 0
     for table in tables:
-        for part in split_run_columns(table, field_map, settings, importer.traits.fields, takes_run):
+        for part in split_run_columns(
+            table, field_map, settings, importer.traits.fields, takes_run
+        ):
             taken, count = _leave_out_runs(part, importer.traits.fields, takes_run)
             mapped_tables += [taken] if taken.table.rows or not count else []
             left_out += count
@@ -194,7 +220,9 @@ def gather_runs(
 
 
 def _leave_out_runs(
-    mapped: MappedTable, known_columns: Mapping[str, Sequence[str]], takes_run: Callable[[str], bool] | None
+    mapped: MappedTable,
+    known_columns: Mapping[str, Sequence[str]],
+    takes_run: Callable[[str], bool] | None,
 ) -> tuple[MappedTable, int]:
     """The table without the rows of the runs that are not taken, and how many runs these are."""
     table = mapped.table
@@ -225,43 +253,61 @@ def _split_by_run(
     if column is None:
         return [table]
     names = ("" if name is None else str(name) for name in table.cells.column(column))
-    return [replace(table, rows=rows, run=name) for name, rows in table.cells.group_by(names).items()]
+    return [
+        replace(table, rows=rows, run=name) for name, rows in table.cells.group_by(names).items()
+    ]
 
 
 def check_output_folder(out: Path) -> None:
     """InputError where the folder to write is a file, or holds something."""
     is_empty_folder = out.is_dir() and not out.is_symlink() and not any(out.iterdir())
     if (out.exists() or out.is_symlink()) and not is_empty_folder:
-        raise InputError(f"--out {out} is there and is no empty folder; it is kept. Give another name, or remove it.")
+        raise InputError(
+            f"--out {out} is there and is no empty folder; it is kept. Give another name, or remove it."
+        )
 
 
 @cycle_collection_paused()
 def write_ledgers(imported: ImportedRuns, out: Path, manifest: Mapping[str, object]) -> None:
-    """Write the ledgers below `out`, and import.json: `manifest` (files, format, map), the log of each cell, the notes.
-    InputError where `out` holds something, or cannot be written; it is then as it was."""
+    """Write the ledgers below `out`, and import.json: `manifest` (files, format, map), the log of
+    each cell, the notes. InputError where `out` holds something, or cannot be written; it is then
+    as it was."""
     check_output_folder(out)
     with atomic_folder(out) as temp:
         for run in imported.runs:
             write_run(temp / "cells" / run.cell.name, run)
         cells = {run.cell.name: run.source for run in imported.runs}
-        document = {**manifest, "cells": cells, "notes": imported.notes, "skipped": imported.skipped}
+        document = {
+            **manifest,
+            "cells": cells,
+            "notes": imported.notes,
+            "skipped": imported.skipped,
+        }
         write_text(temp / "import.json", json.dumps(document, indent=1) + "\n")
 
 
-_SEPARATE_RUNS_HINT = "Give each run its own file, or name the column that separates them: --map run=COLUMN."
+_SEPARATE_RUNS_HINT = (
+    "Give each run its own file, or name the column that separates them: --map run=COLUMN."
+)
 _SAYS_WHETHER = re.compile(r"(?i)is_?(val|valid|validation|eval|train|training|test)")
 _MOST_KINDS = 100  # of one column, that are looked at
-_KIND_COLUMN = re.compile(r"(?i)split|mode|phase|stage|subset|data_?(set|source)|benchmark|is_?(val|eval|train|test)")
+_KIND_COLUMN = re.compile(
+    r"(?i)split|mode|phase|stage|subset|data_?(set|source)|benchmark|is_?(val|eval|train|test)"
+)
 
 
 def group_rows(column_map: ColumnMap) -> list[LogRun]:
-    """The runs of one log, in the order they begin, by the values of a `run` column; without one, the log is one run
-    where its format says so, else the rows of one (B_p, n, seed) are. InputError where these change within a run."""
-    table, metric_columns = column_map.table, [column_map.columns[name] for name in column_map.metric_fields]
+    """The runs of one log, in the order they begin, by the values of a `run` column; without one,
+    the log is one run where its format says so, else the rows of one (B_p, n, seed) are. InputError
+    where these change within a run."""
+    table = column_map.table
+    metric_columns = [column_map.columns[name] for name in column_map.metric_fields]
     rows = _rows_of_runs(column_map)
     if not _has_any(rows, metric_columns).any():
         missing = ", ".join(metric_columns)
-        raise InputError(f"{table.rows[0].location}: no row from there on has {missing}. Name columns with --map.")
+        raise InputError(
+            f"{table.rows[0].location}: no row from there on has {missing}. Name columns with --map."
+        )
 
     settings = _read_settings(rows, column_map)
     names = column_map.read_all("run", rows) if "run" in column_map else [""] * len(rows)
@@ -271,7 +317,9 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
     for row, first in enumerate(first_rows):
         if settings[row] != settings[first]:
             before, after = settings[first]._asdict(), settings[row]._asdict()
-            changes = ", ".join(f"{k} from {before[k]} to {after[k]}" for k in before if before[k] != after[k])
+            changes = ", ".join(
+                f"{k} from {before[k]} to {after[k]}" for k in before if before[k] != after[k]
+            )
             run_label = f"the run {names[row]!r}" if names[row] else "one run"
             problem = f"{rows.place(row).location}: {run_label} (from {rows.place(first).position}) changes {changes}"
             raise InputError(f"{problem}; expected one setting. {_SEPARATE_RUNS_HINT}")
@@ -281,7 +329,9 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
     runs = []
     for first, run_rows in rows.group_by(first_rows).items():
         run = LogRun(column_map, names[first], *settings[first], rows=run_rows)
-        _reject_kinds_of_rows(run, is_only_run=len(first_row_of_key) == 1 and "run" not in column_map)
+        _reject_kinds_of_rows(
+            run, is_only_run=len(first_row_of_key) == 1 and "run" not in column_map
+        )
         run.rows = _join_metrics(run.rows, column_map)
         runs += [run] if _has_any(run.rows, metric_columns).any() else []
     return runs
@@ -296,14 +346,21 @@ def _has_any(rows: RowTable, columns: Sequence[str]) -> Mask:
 
 
 def _rows_of_runs(column_map: ColumnMap) -> RowTable:
-    """The rows that say their run's settings and have a value of a step. A row with neither a validation metric nor the
-    step is a training row whose steps are in another column."""
+    """The rows that say their run's settings and have a value of a step. A row with neither a
+    validation metric nor the step is a training row whose steps are in another column."""
     rows = column_map.table.cells
-    needed = [name for name in column_map.columns if is_validation(name) or name == column_map.clock_field]
-    settings = [name for name in ("n", "B_p", "B", "sampled_B_p", "devices", "seed", "run") if name in column_map]
+    needed = [
+        name for name in column_map.columns if is_validation(name) or name == column_map.clock_field
+    ]
+    settings = [
+        name
+        for name in ("n", "B_p", "B", "sampled_B_p", "devices", "seed", "run")
+        if name in column_map
+    ]
     metric_columns = [column_map.columns[name] for name in column_map.metric_fields]
 
-    lacks_setting, lacks_needed = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
+    lacks_setting = np.zeros(len(rows), np.bool_)
+    lacks_needed = np.ones(len(rows), np.bool_)
     for name in settings:
         lacks_setting |= column_map.cells(name, rows).is_blank
     for name in needed:
@@ -313,8 +370,8 @@ def _rows_of_runs(column_map: ColumnMap) -> RowTable:
 
 
 def _reject_kinds_of_rows(run: LogRun, is_only_run: bool) -> None:
-    """Refuse a `split` of a run's evaluations, train or val, and the like: they are two curves, whose rows alternate,
-    or come one after another, each from its first step."""
+    """Refuse a `split` of a run's evaluations, train or val, and the like: they are two curves,
+    whose rows alternate, or come one after another, each from its first step."""
     column_map = run.column_map
     if column_map.table.one_run:
         return
@@ -325,14 +382,21 @@ def _reject_kinds_of_rows(run: LogRun, is_only_run: bool) -> None:
         names_kinds = _KIND_COLUMN.fullmatch(column) is not None
         if not names_kinds and not steps_fall.any():
             continue  # most columns of most logs: their values need not be looked at
-        kind_of_row = [str(x) if isinstance(x, str | bool) and not is_blank(x) else "" for x in rows.column(column)]
+        kind_of_row = [
+            str(x) if isinstance(x, str | bool) and not is_blank(x) else ""
+            for x in rows.column(column)
+        ]
         kinds_of_rows = [kind for kind in kind_of_row if kind]
-        kinds, changes = list(dict.fromkeys(kinds_of_rows)), sum(a != b for a, b in pairwise(kinds_of_rows))
+        kinds = list(dict.fromkeys(kinds_of_rows))
+        changes = sum(a != b for a, b in pairwise(kinds_of_rows))
         alternate = names_kinds and 2 <= len(kinds) <= changes
-        changes_where_steps_fall = any(a != b for a, b in compress(pairwise(kind_of_row), steps_fall))
+        changes_where_steps_fall = any(
+            a != b for a, b in compress(pairwise(kind_of_row), steps_fall)
+        )
         if not alternate and not (changes_where_steps_fall and _are_measurements(column, kinds)):
             continue
-        kinds.sort(key=lambda kind: not _is_held_out(column, kind))  # what most will want to fit first
+        # what most will want to fit first
+        kinds.sort(key=lambda kind: not _is_held_out(column, kind))
         order = "by turns" if alternate else "one after another"
         problem = f"{rows.place(0).location}: from there on, {column} is {' or '.join(kinds[:4])} {order} within a run"
         fix = f"Keep the rows of one, as {column} = {kinds[0]}"
@@ -349,14 +413,19 @@ def _is_held_out(column: str, kind: str) -> bool:
 
 
 def _are_measurements(column: str, kinds: Sequence[str]) -> bool:
-    """Whether the words of a column differ in what was measured: train or val, gsm8k or aime. Where others differ, as
-    the phases of a run, its steps may fall because it was resumed."""
-    words_of_kinds = {words_of_source(kind) & (TRAINING | HELD_OUT | BENCHMARKS) for kind in kinds[:_MOST_KINDS]}
-    return len(words_of_kinds) > 1 or (_SAYS_WHETHER.fullmatch(column) is not None and len(kinds) > 1)
+    """Whether the words of a column differ in what was measured: train or val, gsm8k or aime. Where
+    others differ, as the phases of a run, its steps may fall because it was resumed."""
+    words_of_kinds = {
+        words_of_source(kind) & (TRAINING | HELD_OUT | BENCHMARKS) for kind in kinds[:_MOST_KINDS]
+    }
+    return len(words_of_kinds) > 1 or (
+        _SAYS_WHETHER.fullmatch(column) is not None and len(kinds) > 1
+    )
 
 
 def _join_metrics(rows: RowTable, column_map: ColumnMap) -> RowTable:
-    """The rows of a run by their steps where these rise in each metric, and a file has one metric after another."""
+    """The rows of a run by their steps where these rise in each metric, and a file has one metric
+    after another."""
     clocks = np.array(column_map.read_all(column_map.clock_field, rows))
     if (np.diff(clocks) >= 0).all():
         return rows
@@ -374,7 +443,8 @@ class _Settings(NamedTuple):
 
 
 def _read_settings(rows: RowTable, column_map: ColumnMap) -> list[_Settings]:
-    """The setting of each row; InputError where it lacks one, or where two of them contradict each other."""
+    """The setting of each row; InputError where it lacks one, or where two of them contradict each
+    other."""
     ns = column_map.read_all("n", rows)
     seeds = column_map.read_all("seed", rows) if "seed" in column_map else [None] * len(rows)
     Bs = column_map.read_all("B", rows) if "B" in column_map else []
@@ -389,15 +459,17 @@ def _read_settings(rows: RowTable, column_map: ColumnMap) -> list[_Settings]:
     for row, B in enumerate(Bs):
         if B != B_ps[row] * ns[row]:
             problem = f"{rows.place(row).location}: B = {B}, but B_p n = {B_ps[row] * ns[row]}"
-            raise InputError(f"{problem}. Correct one, or name one that is right: --map B_p=COLUMN or B=COLUMN.")
+            raise InputError(
+                f"{problem}. Correct one, or name one that is right: --map B_p=COLUMN or B=COLUMN."
+            )
     return list(map(_Settings, B_ps, ns, seeds))
 
 
 def _reject_mixed_settings(
     rows: RowTable, first_rows: Sequence[int], settings: Sequence[_Settings], column_map: ColumnMap
 ) -> None:
-    """Refuse settings that change while the steps go on rising, as one run's rows do, not several runs'. `first_rows`:
-    for each row, the first one of its run."""
+    """Refuse settings that change while the steps go on rising, as one run's rows do, not several
+    runs'. `first_rows`: for each row, the first one of its run."""
     clock_field = column_map.clock_field
     clocks = column_map.read_all(clock_field, rows)
     rises = [a < b for a, b in pairwise(clocks)]
@@ -411,25 +483,36 @@ def _reject_mixed_settings(
         if all_rise or goes_there_and_back:
             position_before = rows.place(run_before).position
             before = f"n = {settings[run_before].n}, B_p = {settings[run_before].B_p} (from {position_before})"
-            after = f"n = {settings[i].n}, B_p = {settings[i].B_p}, while {clock_field} goes on rising"
-            problem = f"two settings are mixed in one run: {before}, then {after}; expected one setting"
+            after = (
+                f"n = {settings[i].n}, B_p = {settings[i].B_p}, while {clock_field} goes on rising"
+            )
+            problem = (
+                f"two settings are mixed in one run: {before}, then {after}; expected one setting"
+            )
             hint = f"{_SEPARATE_RUNS_HINT} Where each n is a run of its own: --map run=n."
             raise InputError(f"{rows.place(i).location}: {problem}. {hint}")
 
 
 def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) -> ImportedRuns:
-    """Every run that can be used as a record, by cell; others refuse all or are skipped. Runs of one (B_p, n) without a
-    seed get 0, 1, ... in order; so do runs in logs of their own whose settings repeat one seed."""
+    """Every run that can be used as a record, by cell; others refuse all or are skipped. Runs of
+    one (B_p, n) without a seed get 0, 1, ... in order; so do runs in logs of their own whose
+    settings repeat one seed."""
     if len(runs) > MAX_CELLS:
-        raise InputError(f"the logs hold {len(runs):,} runs, expected at most {MAX_CELLS:,}. {_SEPARATE_RUNS_HINT}")
+        raise InputError(
+            f"the logs hold {len(runs):,} runs, expected at most {MAX_CELLS:,}. {_SEPARATE_RUNS_HINT}"
+        )
     _reject_different_metrics(runs)
     runs, notes = scale_runs(runs)
     places_by_note: dict[str, list[str]] = {}
-    refusals, not_finite, used = list(refusals), list[str](), list[tuple[LogRun, RunRecord]]()
+    refusals = list(refusals)
+    not_finite = list[str]()
+    used = list[tuple[LogRun, RunRecord]]()
     unlogged: list[Counter[UnloggedCells]] = []
     for run in runs:
         try:
-            read = read_run_record(run.rows, run.column_map, Cell(run.B_p, run.n, 0), run.named_location)
+            read = read_run_record(
+                run.rows, run.column_map, Cell(run.B_p, run.n, 0), run.named_location
+            )
         except InputError as e:
             if not run.may_be_skipped:
                 raise
@@ -450,11 +533,17 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
     training_note = describe_training_runs([run for run, _ in used])
     notes += [training_note] if training_note else []
     notes = [*_assign_seeds([run for run, _ in used]), *_describe_unlogged(unlogged), *notes]
-    run_records = [replace(record, cell=replace(record.cell, seed=run.seed)) for run, record in used]
+    run_records = [
+        replace(record, cell=replace(record.cell, seed=run.seed)) for run, record in used
+    ]
     _reject_copies(run_records)
     if trained := [run for run in run_records if run.points[-1].rollouts]:
         others = ", ".join(run.source for run in run_records if not run.points[-1].rollouts)
-        notes += [f"left out, as the only evaluation is of the base policy (C = 0): {others}"] if others else []
+        notes += (
+            [f"left out, as the only evaluation is of the base policy (C = 0): {others}"]
+            if others
+            else []
+        )
     in_order = sorted(trained or run_records, key=lambda run: run.cell)
     return ImportedRuns(tuple(in_order), tuple(notes), (*map(str, refusals), *not_finite))
 
@@ -475,13 +564,16 @@ def _reject_different_metrics(runs: Sequence[LogRun]) -> None:
         column = f"{run.column_map.columns[field]}, " if field == "reward" else ""
         run_by_metric[run.column_map.ledger_name(field), column] = run
     if len(run_by_metric) > 1:
-        metrics_text = " and ".join(f"{n} ({column}{run.rows[0].source})" for (n, column), run in run_by_metric.items())
+        metrics_text = " and ".join(
+            f"{n} ({column}{run.rows[0].source})" for (n, column), run in run_by_metric.items()
+        )
         problem = f"the runs have different validation metrics: {metrics_text}. Name one for all: --map avg@4=COLUMN"
         fix = "where they are one, import each log on its own under one name, and join them: isojax records merge"
         raise InputError(f"{problem}; {fix}.")
 
 
-_NO_SEED = re.compile(r"(^|[._])(lr|learning_rate|model_name_or_path|model\.path)$")  # what seeds have in common
+# what seeds have in common
+_NO_SEED = re.compile(r"(^|[._])(lr|learning_rate|model_name_or_path|model\.path)$")
 
 
 def _assign_seeds(runs: Sequence[LogRun]) -> Iterator[str]:
@@ -492,8 +584,13 @@ def _assign_seeds(runs: Sequence[LogRun]) -> Iterator[str]:
     for (B_p, n), cell_runs in cells.items():
         seed_counts = Counter(run.seed for run in cell_runs)
         for run in cell_runs:
-            # A seed that several logs of one run each repeat is a trainer's default, which does not distinguish them.
-            if run.column_map.table.one_run and "seed" in run.column_map.detected and seed_counts[run.seed] > 1:
+            # A seed that several logs of one run each repeat is a trainer's default, which does not
+            # distinguish them.
+            if (
+                run.column_map.table.one_run
+                and "seed" in run.column_map.detected
+                and seed_counts[run.seed] > 1
+            ):
                 run.seed = None
         run_by_seed: dict[int, LogRun] = {}
         for run in cell_runs:
@@ -516,18 +613,23 @@ def _assign_seeds(runs: Sequence[LogRun]) -> Iterator[str]:
             for name in sorted(filter(_NO_SEED.search, set[str]().union(*configs))):
                 if len(values := {str(config.get(name)) for config in configs}) > 1:
                     yield f"these differ in {name} ({', '.join(sorted(values))}), so are they no seeds of one setting?"
-            if any(run.column_map.read(run.column_map.clock_field, run.rows[0]) > 1 for run in unseeded_runs):
+            if any(
+                run.column_map.read(run.column_map.clock_field, run.rows[0]) > 1
+                for run in unseeded_runs
+            ):
                 yield "some begin late: where one goes on with another, add --resumed, without one name --map seed=0"
 
 
 def _reject_copies(runs: Sequence[RunRecord]) -> None:
-    """One run counted as two seeds, be it from two of its checkpoints, would make every interval too narrow."""
+    """One run counted as two seeds, be it from two of its checkpoints, would make every interval
+    too narrow."""
     alike: dict[object, list[RunRecord]] = defaultdict(list)
     for run in runs:
         alike[run.cell.B_p, run.cell.n, repr(run.points[:2])].append(run)
     for a, b in chain.from_iterable(combinations(similar, 2) for similar in alike.values()):
         shared = min(len(a.points), len(b.points))
-        is_constant = len({repr(point.metrics) for point in a.points[:shared]}) == 1  # so may be two runs of all 0
+        # so may be two runs of all 0
+        is_constant = len({repr(point.metrics) for point in a.points[:shared]}) == 1
         if shared > 1 and not is_constant and a.points[:shared] == b.points[:shared]:
             run = f"run of B_p = {a.cell.B_p}, n = {a.cell.n}"
             raise InputError(f"{a.source} and {b.source} hold the same {run}; leave one out.")

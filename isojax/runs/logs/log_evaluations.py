@@ -1,5 +1,5 @@
-"""One run's rows as its evaluations: training metrics averaged since the last evaluation, C from steps where a log has
-no rollouts, tokens from mean lengths where it has no tokens."""
+"""One run's rows as its evaluations: training metrics averaged since the last evaluation, C from
+steps where a log has no rollouts, tokens from mean lengths where it has no tokens."""
 
 import re
 from collections import Counter
@@ -83,12 +83,18 @@ def read_run_record(rows: RowTable, column_map: ColumnMap, cell: Cell, source: s
         for i, step in enumerate(evaluated)
     ]
 
-    notes = _conflicting_rollouts(points, cell, column_map) + _metrics_without_steps(steps) + clock_notes
+    notes = (
+        _conflicting_rollouts(points, cell, column_map)
+        + _metrics_without_steps(steps)
+        + clock_notes
+    )
     is_training_step = steps.any_known(filter(is_training, column_map.columns))
     if training_rows := int(is_training_step[evaluated[-1] + 1 :].sum()):
         notes.append(f"{training_rows} training rows after the last evaluation are left out")
     is_unlogged = steps.fields[column_map.main_metric].nan_rows != NO_ROW
-    if others := int((~steps.any_known([*column_map.metric_fields, *STEP_FIELDS]) & ~is_unlogged).sum()):
+    if others := int(
+        (~steps.any_known([*column_map.metric_fields, *STEP_FIELDS]) & ~is_unlogged).sum()
+    ):
         metric = column_map.columns[column_map.main_metric]
         notes.append(f"{others} rows without {metric}, which hold other values, are left out")
 
@@ -104,7 +110,9 @@ def _location(steps: RunSteps, step: int) -> str:
 
 def _validation_fields(column_map: ColumnMap) -> list[str]:
     """The main metric, which is fitted by default, and the others."""
-    return sorted(filter(is_validation, column_map.columns), key=lambda name: name != column_map.main_metric)
+    return sorted(
+        filter(is_validation, column_map.columns), key=lambda name: name != column_map.main_metric
+    )
 
 
 def _refuse_run_without_evaluation(steps: RunSteps, not_finite: Sequence[str]) -> None:
@@ -121,15 +129,20 @@ def _refuse_run_without_evaluation(steps: RunSteps, not_finite: Sequence[str]) -
         value = column_map.cell_value(column_map.main_metric, row)
         problem = f"{cell} is {value}, and the run has no other value of it"
     name = str(column_map.cell_value("run", steps.rows[0]) or column_map.table.run)
-    fix = f" Leave the run out: {leave_out_option(name, [column_map.table.source])}." if name else ""
+    fix = (
+        f" Leave the run out: {leave_out_option(name, [column_map.table.source])}." if name else ""
+    )
     raise InputError(f"{problem}; expected an evaluation.{fix}")
 
 
 def _reject_empty_cells(steps: RunSteps, is_evaluation: Mask) -> None:
-    """InputError for an empty cell of an evaluation, or alone in its step: somebody forgot to fill it in."""
+    """InputError for an empty cell of an evaluation, or alone in its step: somebody forgot to fill
+    it in."""
     column_map = steps.column_map
     fields = {name: steps.fields[name] for name in _validation_fields(column_map)}
-    training_fields = [name for name in column_map.columns if is_training(name) or name in STEP_FIELDS]
+    training_fields = [
+        name for name in column_map.columns if is_training(name) or name in STEP_FIELDS
+    ]
     has_empty_cell = np.logical_or.reduce([field.blank_rows != NO_ROW for field in fields.values()])
     is_alone = has_empty_cell & ~is_evaluation & ~steps.any_known(training_fields)
     is_alone &= ~steps.has_other_values(is_alone)
@@ -139,26 +152,37 @@ def _reject_empty_cells(steps: RunSteps, is_evaluation: Mask) -> None:
                 cell = column_map.describe_cell(name, steps.rows.place(field.blank_rows[step]))
                 problem = f"{cell} is missing or empty; expected {FIELD_HELP.get(name, 'a number')}"
                 fix = "Fill the cell in, or remove the row"
-                fix += "; where it was not evaluated, write NaN" if column_map.table.is_export else ""
+                fix += (
+                    "; where it was not evaluated, write NaN" if column_map.table.is_export else ""
+                )
                 raise InputError(f"{problem}. {fix}.")
 
 
 def _describe_not_finite(steps: RunSteps) -> list[str]:
-    """Of each field that is not finite somewhere: the first such cell, and the steps of the others."""
+    """Of each field that is not finite somewhere: the first such cell, and the steps of the
+    others."""
     column_map = steps.column_map
-    steps_of_field = {name: np.flatnonzero(field.not_finite_rows != NO_ROW) for name, field in steps.fields.items()}
+    steps_of_field = {
+        name: np.flatnonzero(field.not_finite_rows != NO_ROW)
+        for name, field in steps.fields.items()
+    }
     sentences = []
-    for name in sorted((name for name, at in steps_of_field.items() if len(at)), key=lambda x: steps_of_field[x][0]):
+    for name in sorted(
+        (name for name, at in steps_of_field.items() if len(at)), key=lambda x: steps_of_field[x][0]
+    ):
         first, *others = steps_of_field[name].tolist()
         row = steps.rows[steps.fields[name].not_finite_rows[first]]
         clocks = list_some([str(steps.clocks[step]) for step in others])
         more = f", and at {column_map.clock_field} {clocks}" if others else ""
-        sentences.append(f"{column_map.describe_cell(name, row)} is {column_map.cell_value(name, row)}{more}")
+        sentences.append(
+            f"{column_map.describe_cell(name, row)} is {column_map.cell_value(name, row)}{more}"
+        )
     return sentences
 
 
 def _describe_last_cells(steps: RunSteps, is_evaluation: Mask) -> list[str]:
-    """Cells that say NaN to the end of the run, where an evaluation was due: the run may have diverged."""
+    """Cells that say NaN to the end of the run, where an evaluation was due: the run may have
+    diverged."""
     column_map, name = steps.column_map, steps.column_map.main_metric
     evaluated = np.flatnonzero(is_evaluation)
     longest_gap = np.diff(evaluated, prepend=-1).max()
@@ -168,7 +192,9 @@ def _describe_last_cells(steps: RunSteps, is_evaluation: Mask) -> list[str]:
     nan_rows = nan_rows[nan_rows != NO_ROW]
     row = steps.rows[nan_rows[0]]
     cell, value = column_map.describe_cell(name, row), column_map.cell_value(name, row)
-    until = f"from there to the end of the run ({len(nan_rows)} steps), though an evaluation was due"
+    until = (
+        f"from there to the end of the run ({len(nan_rows)} steps), though an evaluation was due"
+    )
     fix = "Where the run diverged, write what its policy scored there, such as 0"
     return [f"{cell} is {value} {until}: taken as not logged. {fix}"]
 
@@ -186,7 +212,8 @@ def _count_unlogged(steps: RunSteps) -> Counter[UnloggedCells]:
 
 
 def _evaluation_metrics(steps: RunSteps, evaluated: Sequence[int]) -> list[dict[str, float]]:
-    """The metrics of each evaluation by their names in the ledger, each in [0, 1], the main one first."""
+    """The metrics of each evaluation by their names in the ledger, each in [0, 1], the main one
+    first."""
     column_map = steps.column_map
     scale = float(column_map.constants.get("scale", 1))
     metrics: list[dict[str, float]] = [{} for _ in evaluated]
@@ -227,10 +254,14 @@ def _samples_per_problem(steps: RunSteps, evaluated: Sequence[int]) -> list[int]
 
 
 def _mean_train_metrics(steps: RunSteps, evaluated: Sequence[int]) -> list[dict[str, float]]:
-    """At each evaluation, the means of the training metrics over the steps since the one before, in the order in which
-    the log has them there."""
+    """At each evaluation, the means of the training metrics over the steps since the one before, in
+    the order in which the log has them there."""
     column_map = steps.column_map
-    fields = {column_map.ledger_name(name): field for name, field in steps.fields.items() if is_training(name)}
+    fields = {
+        column_map.ledger_name(name): field
+        for name, field in steps.fields.items()
+        if is_training(name)
+    }
     if not fields:
         return [{} for _ in evaluated]
     means_of_points = []
@@ -243,12 +274,15 @@ def _mean_train_metrics(steps: RunSteps, evaluated: Sequence[int]) -> list[dict[
                 means[name] = sum(known) / len(known)
                 rows = field.value_rows[since]
                 first_rows[name] = int(rows[rows != NO_ROW][0])
-        means_of_points.append({name: means[name] for name in sorted(means, key=first_rows.__getitem__)})
+        means_of_points.append(
+            {name: means[name] for name in sorted(means, key=first_rows.__getitem__)}
+        )
     return means_of_points
 
 
 def _cumulative_rollouts(steps: RunSteps, cell: Cell) -> list[int]:
-    """C at each step: as logged (of a training row without it, as before), else sampled batches, or steps, x B_p n."""
+    """C at each step: as logged (of a training row without it, as before), else sampled batches, or
+    steps, x B_p n."""
     column_map = steps.column_map
     if "rollouts" not in column_map:
         batches = _sum_over_steps(steps, "sampled_batches")
@@ -267,8 +301,9 @@ def _cumulative_rollouts(steps: RunSteps, cell: Cell) -> list[int]:
 
 
 def _estimated_tokens(steps: RunSteps, C: Sequence[int]) -> list[float]:
-    """Response tokens at each step: mean length x rollouts, each length standing for the rollouts since the last one
-    logged. Where the evaluation comes between two logged lengths, the earlier one still holds."""
+    """Response tokens at each step: mean length x rollouts, each length standing for the rollouts
+    since the last one logged. Where the evaluation comes between two logged lengths, the earlier
+    one still holds."""
     if "response_length" not in steps.fields:
         return [0.0] * len(steps)
     tokens: list[float] = []
@@ -278,14 +313,16 @@ def _estimated_tokens(steps: RunSteps, C: Sequence[int]) -> list[float]:
             mean_length = length
             total_tokens += mean_length * (rollouts - counted_rollouts)
             counted_rollouts = rollouts
-        tokens.append(max([total_tokens + mean_length * (rollouts - counted_rollouts), *tokens[-1:]]))
+        tokens.append(
+            max([total_tokens + mean_length * (rollouts - counted_rollouts), *tokens[-1:]])
+        )
     return tokens
 
 
 def _hours_of_steps(steps: RunSteps) -> tuple[list[float] | None, list[str]]:
-    """(device hours at each step, notes), from the seconds so far or those of each step; a step without them took as
-    long as the others. None where they, or the devices, are not known, or the clock is no step. InputError where a
-    column that the user mapped is of the other kind."""
+    """(device hours at each step, notes), from the seconds so far or those of each step; a step
+    without them took as long as the others. None where they, or the devices, are not known, or the
+    clock is no step. InputError where a column that the user mapped is of the other kind."""
     column_map = steps.column_map
     seconds, notes = _seconds_of_steps(steps)
     mapped = column_map.columns.keys() - column_map.detected
@@ -294,7 +331,9 @@ def _hours_of_steps(steps: RunSteps) -> tuple[list[float] | None, list[str]]:
         return None, [f"device hours without the devices count as those of one: {devices}"]
     if "devices" not in column_map:
         is_asked = mapped & {"step_seconds", "elapsed_seconds"}
-        missing = "the seconds give no device hours without the devices: --map devices=COLUMN, or =8"
+        missing = (
+            "the seconds give no device hours without the devices: --map devices=COLUMN, or =8"
+        )
         return None, [missing] if is_asked else []
     if not seconds:
         return None, notes
@@ -309,8 +348,11 @@ def _seconds_of_steps(steps: RunSteps) -> tuple[list[float], list[str]]:
     if mapped >= {"step_seconds", "elapsed_seconds"}:
         problem = f"{_location(steps, 0)}: both step_seconds and elapsed_seconds are mapped"
         raise InputError(f"{problem}; expected one. Leave one out.")
-    note, durations = "", [seconds for seconds in steps.values("step_seconds") if seconds is not None]
-    may_be_elapsed = "step_seconds" in mapped or column_map.columns.get("step_seconds") == "step_seconds"
+    note = ""
+    durations = [seconds for seconds in steps.values("step_seconds") if seconds is not None]
+    may_be_elapsed = (
+        "step_seconds" in mapped or column_map.columns.get("step_seconds") == "step_seconds"
+    )
     if durations and may_be_elapsed:
         note = check_durations(durations, _describe_first(steps, "step_seconds"))
     has_durations = bool(durations) and "step" in column_map and "elapsed_seconds" not in mapped
@@ -319,7 +361,9 @@ def _seconds_of_steps(steps: RunSteps) -> tuple[list[float], list[str]]:
         seconds = _sum_over_steps(steps, "step_seconds") if "step" in column_map else []
         return seconds, [note] if note else []
     try:
-        seconds, note = seconds_so_far(steps.clocks, elapsed, _describe_first(steps, "elapsed_seconds"))
+        seconds, note = seconds_so_far(
+            steps.clocks, elapsed, _describe_first(steps, "elapsed_seconds")
+        )
     except InputError:
         if "elapsed_seconds" in mapped:
             raise
@@ -334,7 +378,8 @@ def _describe_first(steps: RunSteps, name: str) -> str:
 
 
 def _sum_over_steps(steps: RunSteps, name: str) -> list[float]:
-    """The sum of a field's values up to each step, the mean for a step without one; empty where none is known."""
+    """The sum of a field's values up to each step, the mean for a step without one; empty where
+    none is known."""
     values = steps.values(name)
     known = [value for value in values if value is not None]
     if min(known, default=-1) < 0:
@@ -342,7 +387,10 @@ def _sum_over_steps(steps: RunSteps, name: str) -> list[float]:
     # Step 0 trains nothing, so what it took stands for no other step.
     pairs = zip(steps.clocks, values, strict=True)
     of_updates = [value for clock, value in pairs if value is not None and clock > 0] or known
-    mean, sums, total, last_step = sum(of_updates) / len(of_updates), list[float](), 0.0, 0
+    mean = sum(of_updates) / len(of_updates)
+    sums = list[float]()
+    total = 0.0
+    last_step = 0
     for clock, value in zip(steps.clocks, values, strict=True):
         missing = max(clock - last_step - 1, 0)  # steps that are not in the log
         if value is None:
@@ -352,52 +400,76 @@ def _sum_over_steps(steps: RunSteps, name: str) -> list[float]:
     return sums
 
 
-def _require_rising_rollouts(steps: RunSteps, evaluated: Sequence[int], C: Sequence[int], cell: Cell) -> None:
-    """InputError for an evaluation at the C of the one before, or a lower one, or within the first update."""
+def _require_rising_rollouts(
+    steps: RunSteps, evaluated: Sequence[int], C: Sequence[int], cell: Cell
+) -> None:
+    """InputError for an evaluation at the C of the one before, or a lower one, or within the first
+    update."""
     rollouts_per_update, before = cell.B, -1
     for step in evaluated:
         rollouts = C[step]
         if rollouts <= before:
             problem = "is there twice" if rollouts == before else f"comes after {before}"
             problem = f"{_location(steps, step)}: compute of {rollouts} rollouts {problem}; expected it to rise"
-            raise InputError(f"{problem}. Remove one point, or separate the runs with --map run=COLUMN.")
+            raise InputError(
+                f"{problem}. Remove one point, or separate the runs with --map run=COLUMN."
+            )
         if 0 < rollouts < rollouts_per_update:
-            problem = f"{rollouts} rollouts are less than one update's B_p n = {rollouts_per_update}"
+            problem = (
+                f"{rollouts} rollouts are less than one update's B_p n = {rollouts_per_update}"
+            )
             fix = "expected C in rollouts, in full. Correct rollouts, step, n or B_p"
             raise InputError(f"{_location(steps, step)}: {problem}; {fix}.")
         before = rollouts
 
 
 def _cumulative_sums(name: str, steps: RunSteps, evaluated: Sequence[int]) -> list[Any]:
-    """A logged sum at each evaluation; InputError where it is missing, or below that of the evaluation before."""
+    """A logged sum at each evaluation; InputError where it is missing, or below that of the
+    evaluation before."""
     sums, before = [], 0
     for step in evaluated:
         value = steps.require(name, step)
         if value < before:
             cell = steps.column_map.describe_cell(name, steps.rows.place(steps.first_row(step)))
-            raise InputError(f"{cell} is {value:g} after {before:g}; expected a cumulative sum, which never falls.")
+            raise InputError(
+                f"{cell} is {value:g} after {before:g}; expected a cumulative sum, which never falls."
+            )
         sums.append(value)
         before = value
     return sums
 
 
 def _metrics_without_steps(steps: RunSteps) -> list[str]:
-    """A note of each training metric of a --map that no step has, as its rows have another column for the step."""
+    """A note of each training metric of a --map that no step has, as its rows have another column
+    for the step."""
     column_map, table = steps.column_map, steps.column_map.table
-    known = {name for name, field in steps.fields.items() if field.is_known.any()} | column_map.detected
+    known = {
+        name for name, field in steps.fields.items() if field.is_known.any()
+    } | column_map.detected
     step, notes = column_map.columns[column_map.clock_field], list[str]()
-    for column in (x for name, x in column_map.columns.items() if is_training(name) and name not in known):
+    for column in (
+        x for name, x in column_map.columns.items() if is_training(name) and name not in known
+    ):
         rows = table.cells.take(~table.is_unlogged(table.cells.column(column)))
         if len(rows) and table.is_unlogged(rows.column(step)).all():
             first = rows[0].values
-            others = [x for x in rows.names if "step" in x and x != "_step" and not is_missing(first.get(x))]
+            others = [
+                x
+                for x in rows.names
+                if "step" in x and x != "_step" and not is_missing(first.get(x))
+            ]
             use = f"to use them: {map_option('step', (*others, 'COLUMN')[0])}"
             notes.append(f"{len(rows)} rows with {column} have no {step} and are left out; {use}")
     return notes
 
 
-def _conflicting_rollouts(points: Sequence[EvalPoint], cell: Cell, column_map: ColumnMap) -> list[str]:
+def _conflicting_rollouts(
+    points: Sequence[EvalPoint], cell: Cell, column_map: ColumnMap
+) -> list[str]:
     is_comparable = "rollouts" in column_map and "step" in column_map
     first = [p for p in points if is_comparable and p.rollouts != p.M * cell.B][:1]
     text = "rollouts are taken from the log, though they are not steps x B_p x n"
-    return [f"{text} ({p.rollouts} at step {p.M}, not {p.M} x {cell.B_p} x {cell.n} = {p.M * cell.B})" for p in first]
+    return [
+        f"{text} ({p.rollouts} at step {p.M}, not {p.M} x {cell.B_p} x {cell.n} = {p.M * cell.B})"
+        for p in first
+    ]

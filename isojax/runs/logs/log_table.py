@@ -1,5 +1,6 @@
-"""What an importer reads a log into: a table, whose columns may be known to be these fields; and a user's small table
-for what the logs do not say, with the columns run, n, B_p (or B), seed, samples, devices, scale."""
+"""What an importer reads a log into: a table, whose columns may be known to be these fields; and a
+user's small table for what the logs do not say, with the columns run, n, B_p (or B), seed, samples,
+devices, scale."""
 
 import json
 import re
@@ -12,7 +13,15 @@ from typing import Any
 from isojax.core.columns import Column, Mask
 from isojax.core.errors import InputError
 from isojax.core.table_files import parse_json, read_objects, read_table, read_text, split_lines
-from isojax.core.tabular import DataRow, RowTable, check_unique_rows, is_blank, list_some, nearest_names, require_column
+from isojax.core.tabular import (
+    DataRow,
+    RowTable,
+    check_unique_rows,
+    is_blank,
+    list_some,
+    nearest_names,
+    require_column,
+)
 
 # What a log's columns can be, and what a refusal and --help say of each.
 FIELD_HELP = {
@@ -41,12 +50,24 @@ FIELD_HELP = {
 CUMULATIVE_FIELDS = ("rollouts", "tokens", "device_hours")
 STEP_FIELDS = ("step_seconds", "sampled_batches")  # of each step, with metrics or without
 
-# Columns named as in a ledger of our own need no map. Where a format's own `reward` is the training reward, its
-# importer takes SAME_NAME_FIELDS and says which column is which.
-_COUNTS = ("rollouts", "step", "n", "B_p", "B", "seed", "tokens", "device_hours", "devices", "samples")
+# Columns named as in a ledger of our own need no map. Where a format's own `reward` is the training
+# reward, its importer takes SAME_NAME_FIELDS and says which column is which.
+_COUNTS = (
+    "rollouts",
+    "step",
+    "n",
+    "B_p",
+    "B",
+    "seed",
+    "tokens",
+    "device_hours",
+    "devices",
+    "samples",
+)
 SAME_NAME_FIELDS = {name: (name,) for name in _COUNTS}
 LEDGER_FIELDS = {name: (name,) for name in FIELD_HELP if name != "scale"} | {
-    "step": ("step", "training_step", "global_step", "global_step/max_steps"),  # the last: "10/560", by ms-swift
+    # the last: "10/560", by ms-swift
+    "step": ("step", "training_step", "global_step", "global_step/max_steps"),
     "train:entropy": ("entropy",),
     "train:kl": ("kl",),
 }
@@ -58,13 +79,18 @@ RunSettings = Mapping[str, Mapping[str, str]]  # of a user's table: run -> field
 @dataclass(frozen=True)
 class LogTable:
     source: str  # the file, as the user named it
-    rows: Sequence[DataRow]  # its entries in order; values are as the log has them (text, number, list or None)
-    config: Mapping[str, Any] = field(default_factory=dict)  # what it says once for all its rows, as further columns
-    one_run: bool = True  # whether the format holds one run per log, so that n and B_p cannot change in it
-    is_export: bool = False  # a table that people made of logs, in which NaN says that nothing was logged
+    # its entries in order; values are as the log has them (text, number, list or None)
+    rows: Sequence[DataRow]
+    # what it says once for all its rows, as further columns
+    config: Mapping[str, Any] = field(default_factory=dict)
+    # whether the format holds one run per log, so that n and B_p cannot change in it
+    one_run: bool = True
+    # a table that people made of logs, in which NaN says that nothing was logged
+    is_export: bool = False
     notes: tuple[str, ...] = ()  # what was left out in reading
     run: str = ""  # the run's name, where the log says it
-    run_id: str = ""  # what the logs of one run share, each of which goes on where the one before was cut off
+    # what the logs of one run share, each of which goes on where the one before was cut off
+    run_id: str = ""
     started: float = 0.0  # seconds of the epoch; orders the logs of one run
     only_metric: str = ""  # the one column with a metric, in a format that holds nothing else
 
@@ -79,8 +105,9 @@ class LogTable:
         return RowTable.of(self.rows)
 
     def is_unlogged(self, cells: Column) -> Mask:
-        """bool[rows]: where one of its columns has no value. In its own log, a trainer writes NaN where a value was not
-        finite; in a table that people exported, it says that there was none."""
+        """bool[rows]: where one of its columns has no value. In its own log, a trainer writes NaN
+        where a value was not finite; in a table that people exported, it says that there was
+        none."""
         return cells.is_missing if self.is_export else cells.is_blank
 
     @cached_property
@@ -89,42 +116,56 @@ class LogTable:
         return list(dict.fromkeys([*self.cells.names, *self.config]))
 
 
-# How pandas writes a frame as JSON by default, orient="columns": {"step": {"0": 1, "1": 2}, "reward": {"0": 0.1, ...
+# How pandas writes a frame as JSON by default, orient="columns": {"step": {"0": 1, "1": 2},
+# "reward": {"0": 0.1, ...
 COLUMNS_OF_FRAME = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\{\s*"\d+"\s*:')
 
 # How files begin that are no text and no log of W&B or TensorBoard, and what to do with them.
 BINARY_FILES = {
     (b"PK\x03\x04",): "a zip archive or an Excel file; unpack it, or save it as CSV",
-    (b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd"): "packed by bzip2, xz or zstd; unpack it, or pack it as .gz",
+    (
+        b"BZh",
+        b"\xfd7zXZ",
+        b"(\xb5/\xfd",
+    ): "packed by bzip2, xz or zstd; unpack it, or pack it as .gz",
     (b"PAR1\x15", b"\x80\x04\x95", b"\x80\x05\x95"): "a Parquet file or a pickle; save it as CSV",
     (b"\xff\xfe", b"\xfe\xff"): "UTF-16 text; save it as UTF-8",
 }
 
 
 def check_log_file(path: Path) -> None:
-    """InputError where a log is a folder, or an empty file, or is packed or binary in a way that no importer reads."""
+    """InputError where a log is a folder, or an empty file, or is packed or binary in a way that no
+    importer reads."""
     if path.is_dir():
         raise InputError(f"{path} is a folder, expected a file; name the log in it.")
     if path.stat().st_size == 0:
-        raise InputError(f"{path} is empty (line 1 is missing); expected a log with at least one row. Leave it out.")
+        raise InputError(
+            f"{path} is empty (line 1 is missing); expected a log with at least one row. Leave it out."
+        )
     with path.open("rb") as file:
         start = file.read(8)
-    if found := next((text for starts, text in BINARY_FILES.items() if start.startswith(starts)), None):
+    if found := next(
+        (text for starts, text in BINARY_FILES.items() if start.startswith(starts)), None
+    ):
         raise InputError(f"{path}: expected text in UTF-8, or a .gz of it, and this is {found}.")
 
 
 def read_log_objects(path: Path) -> tuple[Iterable[DataRow], tuple[str, ...]]:
-    """The file's rows, at least one, which are read as they are asked for, and a note where its last line is torn;
-    raises InputError as `read_objects`, also while they are read."""
+    """The file's rows, at least one, which are read as they are asked for, and a note where its
+    last line is torn; raises InputError as `read_objects`, also while they are read."""
     check_log_file(path)
     text = read_text(path)
     if re.match(r"\s*\[\s*\{", text):
         lines = [(i, json.dumps(value)) for i, value in enumerate(parse_json(text, path), 1)]
-        return [replace(row, position=f"entry {row.index + 1}") for row in read_objects(path, lines)], ()
+        return [
+            replace(row, position=f"entry {row.index + 1}") for row in read_objects(path, lines)
+        ], ()
     if COLUMNS_OF_FRAME.match(text) and (frame_rows := _rows_of_frame(path, text)):
         return frame_rows, ()
     if not text.strip():
-        raise InputError(f"{path} holds blank lines only, expected one JSON object per line. Leave it out.")
+        raise InputError(
+            f"{path} holds blank lines only, expected one JSON object per line. Leave it out."
+        )
 
     whole_lines = text[: text.rfind("\n") + 1]
     last_line = text[len(whole_lines) :]
@@ -135,7 +176,8 @@ def read_log_objects(path: Path) -> tuple[Iterable[DataRow], tuple[str, ...]]:
 
 
 def _rows_of_frame(path: Path, text: str) -> list[DataRow]:
-    """The rows of one object of columns, each an object of cells by row; none where the text is anything else."""
+    """The rows of one object of columns, each an object of cells by row; none where the text is
+    anything else."""
     try:
         frame = parse_json(text, path)
     except InputError:  # of several objects, one on a line
@@ -143,7 +185,9 @@ def _rows_of_frame(path: Path, text: str) -> list[DataRow]:
     keys = [column.keys() if isinstance(column, dict) else None for column in frame.values()]
     if any(other is None or other != keys[0] for other in keys):
         return []
-    rows = ({name: cells[key] for name, cells in frame.items()} for key in next(iter(frame.values())))
+    rows = (
+        {name: cells[key] for name, cells in frame.items()} for key in next(iter(frame.values()))
+    )
     return [DataRow(str(path), f"entry {i + 1}", values, i) for i, values in enumerate(rows)]
 
 
@@ -166,15 +210,21 @@ def parse_message(message_class: Any, data: bytes, path: Path) -> Any:
 
 
 def read_settings(path: Path) -> RunSettings:
-    """A table of settings; InputError where it lacks the column run, or has one that is no setting."""
+    """A table of settings; InputError where it lacks the column run, or has one that is no
+    setting."""
     table = read_table(path)
     require_column(table, "run")
     unknown = [name for name in table.columns if name not in ("run", *SETTING_FIELDS)]
     if unknown:
-        place, expected = f"{path}, {table.header_position}", f"run and some of {', '.join(SETTING_FIELDS)}"
-        raise InputError(f"{place}: no setting {unknown[0]!r}; expected {expected}. Remove the column.")
+        place = f"{path}, {table.header_position}"
+        expected = f"run and some of {', '.join(SETTING_FIELDS)}"
+        raise InputError(
+            f"{place}: no setting {unknown[0]!r}; expected {expected}. Remove the column."
+        )
     if nameless := [row.location for row in table.rows if is_blank(row.values.get("run"))]:
-        raise InputError(f"{nameless[0]} names no run; expected one in each row. Fill it in, or remove the row.")
+        raise InputError(
+            f"{nameless[0]} names no run; expected one in each row. Fill it in, or remove the row."
+        )
     check_unique_rows(table, ["run"])
     settings: dict[str, Mapping[str, str]] = {}
     for run in (row.values for row in table.rows):
@@ -184,15 +234,25 @@ def read_settings(path: Path) -> RunSettings:
 
 
 def name_in_settings(table: LogTable, settings: RunSettings) -> str | None:
-    """What the settings call a run: its name, id, path or file, or a folder of it; None where they do not have it."""
+    """What the settings call a run: its name, id, path or file, or a folder of it; None where they
+    do not have it."""
     path = Path(table.source)
     stem = path.name.removesuffix(".gz")
-    names = [table.run, table.run_id, table.source, path.name, stem, Path(stem).stem, *reversed(path.parts[:-1])]
+    names = [
+        table.run,
+        table.run_id,
+        table.source,
+        path.name,
+        stem,
+        Path(stem).stem,
+        *reversed(path.parts[:-1]),
+    ]
     return next((name for name in names if name and name in settings), None)
 
 
 def settings_of(table: LogTable, settings: RunSettings) -> Mapping[str, str]:
-    """What the settings, if any, say of a run, by `name_in_settings`; InputError where they do not have it."""
+    """What the settings, if any, say of a run, by `name_in_settings`; InputError where they do not
+    have it."""
     if not settings:
         return {}
     name = name_in_settings(table, settings)
@@ -201,4 +261,6 @@ def settings_of(table: LogTable, settings: RunSettings) -> Mapping[str, str]:
     wanted = table.run or Path(table.source).name
     (nearest,) = nearest_names(wanted, list(settings))
     problem = f"--settings: no row for {table.label}; expected one with run = {wanted}"
-    raise InputError(f"{problem}. The nearest is {nearest!r}; the runs are {list_some(list(settings))}.")
+    raise InputError(
+        f"{problem}. The nearest is {nearest!r}; the runs are {list_some(list(settings))}."
+    )

@@ -1,6 +1,7 @@
-"""Tables whose columns are runs, as `Step,n4-s0,n8-s0` of a pivot, with one metric for all. `--map reward=*` says so,
-or reward=val/acc_* where the columns share a name. Without it, columns are runs where their names have the pattern of
-the user's map (n{}), or are those of the user's table of settings."""
+"""Tables whose columns are runs, as `Step,n4-s0,n8-s0` of a pivot, with one metric for all. `--map
+reward=*` says so, or reward=val/acc_* where the columns share a name. Without it, columns are runs
+where their names have the pattern of the user's map (n{}), or are those of the user's table of
+settings."""
 
 import re
 import shlex
@@ -43,12 +44,17 @@ def split_run_columns(
     known_columns: KnownColumns,
     takes_run: Callable[[str], bool] | None = None,
 ) -> list[MappedTable]:
-    """A table of each run where the columns are runs, else the table itself. InputError for a pattern that no column
-    matches, and where nothing says the runs' steps, n or B_p; those of the runs that `takes_run`, if that is given."""
+    """A table of each run where the columns are runs, else the table itself. InputError for a
+    pattern that no column matches, and where nothing says the runs' steps, n or B_p; those of the
+    runs that `takes_run`, if that is given."""
     pattern = field_map.get("reward", "")
     is_pattern = "*" in pattern and pattern not in table.columns
     if table.one_run or table.run:
-        only = {**field_map, "reward": _only_column(table, pattern, known_columns)} if is_pattern else field_map
+        only = (
+            {**field_map, "reward": _only_column(table, pattern, known_columns)}
+            if is_pattern
+            else field_map
+        )
         return [MappedTable(table, only)]
 
     map_of_all = {**_steps_in_first_column(table, field_map, known_columns), **field_map}
@@ -66,21 +72,30 @@ def split_run_columns(
     _require_numbers_in_names(table, taken_runs, field_map)
 
     metric = pattern.replace("*", "").strip(" -_/.") or "reward"
-    tables = [_table_of_column(table, column, run, metric, run_by_column) for column, run in run_by_column.items()]
+    tables = [
+        _table_of_column(table, column, run, metric, run_by_column)
+        for column, run in run_by_column.items()
+    ]
     map_of_run = {**map_of_all, "reward": metric}
     notes = table.notes
     if is_pattern:
         unread = _describe_unread(table, pattern, map_of_all, known_columns, set(run_by_column))
         notes += (f"--map reward={pattern} leaves out {unread}",) if unread else ()
     else:  # nobody said it
-        other_columns = [name for name in number_columns(table, map_of_all, known_columns) if name not in run_by_column]
+        other_columns = [
+            name
+            for name in number_columns(table, map_of_all, known_columns)
+            if name not in run_by_column
+        ]
         notes = (*notes, _describe_reading(list(run_by_column), other_columns))
     return [MappedTable(replace(part, notes=notes), map_of_run) for part in tables if part.rows]
 
 
-def _refuse_unmatched(table: LogTable, pattern: str, field_map: FieldMap, known: KnownColumns) -> NoReturn:
-    """InputError where no column that a pattern matches holds numbers: of the first cell that a person may take for
-    one ("0,0977", "9.8%"), as in any other log, else of the pattern."""
+def _refuse_unmatched(
+    table: LogTable, pattern: str, field_map: FieldMap, known: KnownColumns
+) -> NoReturn:
+    """InputError where no column that a pattern matches holds numbers: of the first cell that a
+    person may take for one ("0,0977", "9.8%"), as in any other log, else of the pattern."""
     template = _pattern(pattern)
     for name in _columns_of_no_field(table, field_map, known):
         cells = table.cells.column(name)
@@ -100,10 +115,15 @@ def _looks_like_number(value: Any) -> bool:
 def _describe_unread(
     table: LogTable, pattern: str, field_map: FieldMap, known: KnownColumns, run_columns: set[str]
 ) -> str:
-    """The columns that a pattern matches and that are neither runs nor fields, each with the reason; "" for none."""
+    """The columns that a pattern matches and that are neither runs nor fields, each with the
+    reason; "" for none."""
     template = _pattern(pattern)
     fields = _names_of_fields(field_map, known)
-    others = [name for name in table.columns if name not in fields | run_columns and template.fullmatch(name)]
+    others = [
+        name
+        for name in table.columns
+        if name not in fields | run_columns and template.fullmatch(name)
+    ]
     reasons = []
     for name in others:
         column = table.cells.column(name)
@@ -117,11 +137,17 @@ def _describe_unread(
 
 
 def _describe_reading(columns: Sequence[str], other_columns: Sequence[str]) -> str:
-    without = f", without {list_some(other_columns)}, which --settings does not name" if other_columns else ""
+    without = (
+        f", without {list_some(other_columns)}, which --settings does not name"
+        if other_columns
+        else ""
+    )
     return f"the columns {list_some(columns)} are read as runs, as --map 'reward=*' says{without}"
 
 
-def _steps_in_first_column(table: LogTable, field_map: FieldMap, known: KnownColumns) -> dict[str, str]:
+def _steps_in_first_column(
+    table: LogTable, field_map: FieldMap, known: KnownColumns
+) -> dict[str, str]:
     """The map of a first column that counts updates by its name, where nothing else is known to."""
     first = next(iter(table.columns), "")
     counts = re.search(r"(?i)step|update|iter", first) is not None
@@ -142,12 +168,17 @@ def _only_column(table: LogTable, pattern: str, known_columns: KnownColumns) -> 
     return columns[0]
 
 
-def _match_columns(table: LogTable, pattern: str, field_map: FieldMap, known: KnownColumns) -> dict[str, str]:
-    """Column -> run, which is what the pattern's * stands for, of columns that are no other field."""
+def _match_columns(
+    table: LogTable, pattern: str, field_map: FieldMap, known: KnownColumns
+) -> dict[str, str]:
+    """Column -> run, which is what the pattern's * stands for, of columns that are no other
+    field."""
     template = _pattern(pattern)
     names = number_columns(table, field_map, known)
     matches = {name: template.fullmatch(name) for name in names}
-    return {name: "-".join(match.groups()).strip() or name for name, match in matches.items() if match}
+    return {
+        name: "-".join(match.groups()).strip() or name for name, match in matches.items() if match
+    }
 
 
 def _pattern(pattern: str) -> re.Pattern[str]:
@@ -156,7 +187,11 @@ def _pattern(pattern: str) -> re.Pattern[str]:
 
 def number_columns(table: LogTable, field_map: FieldMap, known: KnownColumns) -> list[str]:
     """The columns that hold numbers and are no other field, by the map or by a known name."""
-    return [name for name in _columns_of_no_field(table, field_map, known) if _holds_numbers(table, name)]
+    return [
+        name
+        for name in _columns_of_no_field(table, field_map, known)
+        if _holds_numbers(table, name)
+    ]
 
 
 def _columns_of_no_field(table: LogTable, field_map: FieldMap, known: KnownColumns) -> list[str]:
@@ -166,10 +201,15 @@ def _columns_of_no_field(table: LogTable, field_map: FieldMap, known: KnownColum
 
 
 def _names_of_fields(field_map: FieldMap, known: KnownColumns) -> set[str]:
-    """The columns that are a field, but for the reward, by a known name or by the map. A number of the map stands for
-    itself, also where a run is called so: B_p=8 beside the columns 4, 8 and 16."""
+    """The columns that are a field, but for the reward, by a known name or by the map. A number of
+    the map stands for itself, also where a run is called so: B_p=8 beside the columns 4, 8 and
+    16."""
     fields = {name for field, names in known.items() if field != "reward" for name in names}
-    return fields | {text for field, text in field_map.items() if field != "reward" and parse_number(text) is None}
+    return fields | {
+        text
+        for field, text in field_map.items()
+        if field != "reward" and parse_number(text) is None
+    }
 
 
 def _holds_numbers(table: LogTable, column: str) -> bool:
@@ -179,9 +219,14 @@ def _holds_numbers(table: LogTable, column: str) -> bool:
 def _columns_named_as_runs(
     table: LogTable, field_map: FieldMap, settings: RunSettings, known: KnownColumns
 ) -> dict[str, str]:
-    """The columns that the user's table of settings names as runs, else those which all have the patterns of the map
-    ("n{}"); none where a metric or a column of runs is known, or the log's own name has the pattern."""
-    templates = [_template(text) for field, text in field_map.items() if "{}" in text and field in ("n", "B_p", "B")]
+    """The columns that the user's table of settings names as runs, else those which all have the
+    patterns of the map ("n{}"); none where a metric or a column of runs is known, or the log's own
+    name has the pattern."""
+    templates = [
+        _template(text)
+        for field, text in field_map.items()
+        if "{}" in text and field in ("n", "B_p", "B")
+    ]
     has_names = bool(settings or templates)
     has_run_column = any(name in table.columns for name in known.get("run", ()))
     if "reward" in field_map or not has_names or has_run_column or _known_metric(table, known):
@@ -191,7 +236,11 @@ def _columns_named_as_runs(
     if in_settings:
         return {name: name for name in in_settings}
     file_name = Path(table.source).name
-    if len(columns) < 2 or not templates or any(template.search(file_name) for template in templates):
+    if (
+        len(columns) < 2
+        or not templates
+        or any(template.search(file_name) for template in templates)
+    ):
         return {}
     is_named = all(template.search(name) for template in templates for name in columns)
     return {name: name for name in columns} if is_named else {}
@@ -199,7 +248,9 @@ def _columns_named_as_runs(
 
 def _known_metric(table: LogTable, known: KnownColumns) -> bool:
     names = known.get("reward", ())
-    return table.only_metric != "" or any(name in table.columns for name in names if "*" not in name)
+    return table.only_metric != "" or any(
+        name in table.columns for name in names if "*" not in name
+    )
 
 
 def _template(text: str) -> re.Pattern[str]:
@@ -207,29 +258,52 @@ def _template(text: str) -> re.Pattern[str]:
     return re.compile(before + re.escape(text).replace(r"\{\}", r"\d+", 1))
 
 
-def _require_steps(table: LogTable, columns: Sequence[str], field_map: FieldMap, known: KnownColumns) -> None:
-    """InputError where the table of these columns of runs has no steps, or has a row for each run."""
+def _require_steps(
+    table: LogTable, columns: Sequence[str], field_map: FieldMap, known: KnownColumns
+) -> None:
+    """InputError where the table of these columns of runs has no steps, or has a row for each
+    run."""
     if _has_steps(table, field_map, known):
         return
     others = [name for name in table.columns if name not in columns]
-    may_count = any(_NO_RUN.fullmatch(name.strip()) and _holds_numbers(table, name) for name in others)
-    if len(columns) > 1 and others and not may_count and all(_NAMES_A_STEP.fullmatch(name.strip()) for name in columns):
+    may_count = any(
+        _NO_RUN.fullmatch(name.strip()) and _holds_numbers(table, name) for name in others
+    )
+    if (
+        len(columns) > 1
+        and others
+        and not may_count
+        and all(_NAMES_A_STEP.fullmatch(name.strip()) for name in columns)
+    ):
         problem = f"{table.source}: the columns {list_some(columns)} are named as steps, and no other counts updates"
         expected = "so the table has a row for each run; expected a row for each step, and a column for each run"
         in_pandas = "pandas.read_csv(FILE, index_col=0).T.to_csv(OTHER, index_label='step')"
         example = f", as by {in_pandas}" if others == table.columns[:1] else ""
-        raise InputError(f"{problem}, {expected}. Transpose it, with the steps in a column named step{example}.")
+        raise InputError(
+            f"{problem}, {expected}. Transpose it, with the steps in a column named step{example}."
+        )
     first = table.columns[0]
-    fix = f"name it, as {map_option('step', first)}" if first else "name the first column step, in the file's header"
+    fix = (
+        f"name it, as {map_option('step', first)}"
+        if first
+        else "name the first column step, in the file's header"
+    )
     problem = f"{table.source}: no column is known to count updates, where the others are runs"
     raise InputError(f"{problem}; {fix}. The columns are {list_some(table.columns)}.")
 
 
 def _require_settings(
-    table: LogTable, runs: Sequence[str], field_map: FieldMap, settings: RunSettings, known: KnownColumns
+    table: LogTable,
+    runs: Sequence[str],
+    field_map: FieldMap,
+    settings: RunSettings,
+    known: KnownColumns,
 ) -> None:
-    """InputError, which shows the table to write, where neither the map, nor settings, nor a column says n and B_p."""
-    in_columns = {field for field, names in known.items() if any(name in table.columns for name in names)}
+    """InputError, which shows the table to write, where neither the map, nor settings, nor a column
+    says n and B_p."""
+    in_columns = {
+        field for field, names in known.items() if any(name in table.columns for name in names)
+    }
     said_for_all = {*field_map} | in_columns
     lacking: list[str] = []
     missing_of_first: list[str] = []
@@ -263,8 +337,8 @@ def _leave_out_options(left_out: Sequence[str], runs: Sequence[str], table: LogT
 
 
 def map_of_names(runs: Sequence[str], missing: Sequence[str] = ("n", "B_p")) -> str:
-    """What to type of --map where most names have n, as n8-s0 (others, as mean, may be no runs), or where nothing but
-    B_p is missing; "" where neither holds."""
+    """What to type of --map where most names have n, as n8-s0 (others, as mean, may be no runs), or
+    where nothing but B_p is missing; "" where neither holds."""
     with_n = [run for run in runs if re.search(r"(?<![A-Za-z])n\d+(?!\d)", run)]
     if "n" in missing and 2 * len(with_n) <= len(runs):
         return ""
@@ -273,18 +347,27 @@ def map_of_names(runs: Sequence[str], missing: Sequence[str] = ("n", "B_p")) -> 
 
 
 def _require_numbers_in_names(table: LogTable, runs: Sequence[str], field_map: FieldMap) -> None:
-    """InputError, which shows how to leave them out, where the names of some runs lack the number that others have."""
+    """InputError, which shows how to leave them out, where the names of some runs lack the number
+    that others have."""
     for field, text in field_map.items():
-        if "{}" not in text or field not in ("n", "B_p", "B", "seed") or _template(text).search(table.source):
+        if (
+            "{}" not in text
+            or field not in ("n", "B_p", "B", "seed")
+            or _template(text).search(table.source)
+        ):
             continue
         without = [run for run in runs if not _template(text).search(run)]
         if without and len(without) < len(runs):
             problem = f"{table.source}: --map {field}={text} finds no number in the names of {list_some(without)}"
             leave_out = _leave_out_options(without, runs, table)
-            raise InputError(f"{problem} (columns); expected one for each run. Where they are no runs: {leave_out}.")
+            raise InputError(
+                f"{problem} (columns); expected one for each run. Where they are no runs: {leave_out}."
+            )
 
 
-def _table_of_column(table: LogTable, column: str, run: str, metric: str, run_by_column: Mapping[str, str]) -> LogTable:
+def _table_of_column(
+    table: LogTable, column: str, run: str, metric: str, run_by_column: Mapping[str, str]
+) -> LogTable:
     """The rows in which a run has a value, with that and what is no run's column."""
     cells = table.cells
     others = {name: cells.column(name) for name in cells.names if name not in run_by_column}

@@ -1,4 +1,5 @@
-"""One run's rows joined by step: what each step has of each field, and in which row of the log that stands."""
+"""One run's rows joined by step: what each step has of each field, and in which row of the log that
+stands."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,8 @@ ELAPSED = "elapsed_seconds"
 
 @dataclass(frozen=True)
 class StepValues:
-    """A field of a run: at each step its value, or None, and the row of each kind of cell, or NO_ROW."""
+    """A field of a run: at each step its value, or None, and the row of each kind of cell, or
+    NO_ROW."""
 
     values: list[Any]
     value_rows: RowNumbers
@@ -43,7 +45,8 @@ class RunSteps:
     rows: RowTable
     step_of_row: RowNumbers  # in 0..steps-1
     clocks: list[int]  # the steps as logged, or the rollouts where a log has no steps; rising
-    fields: Mapping[str, StepValues]  # metrics, sums and what each step has, of those that are columns
+    # metrics, sums and what each step has, of those that are columns
+    fields: Mapping[str, StepValues]
 
     def __len__(self) -> int:
         return len(self.clocks)
@@ -64,21 +67,27 @@ class RunSteps:
         return is_known
 
     def require(self, name: str, step: int) -> Any:
-        """The value of a field at a step; InputError, with the place of its cell, where there is none."""
+        """The value of a field at a step; InputError, with the place of its cell, where there is
+        none."""
         row = self.first_row(step)
         if name in self.fields:
             field = self.fields[name]
             if field.value_rows[step] != NO_ROW:
                 return field.values[step]
-            cell_rows = [rows[step] for rows in (field.blank_rows, field.nan_rows) if rows[step] != NO_ROW]
+            cell_rows = [
+                rows[step] for rows in (field.blank_rows, field.nan_rows) if rows[step] != NO_ROW
+            ]
             row = min(cell_rows, default=row)
         return self.column_map.read(name, self.rows[row])
 
     def has_other_values(self, is_asked: Mask) -> Mask:
-        """bool[steps]: which of the steps that are asked about have a value in a column that is no field."""
+        """bool[steps]: which of the steps that are asked about have a value in a column that is no
+        field."""
         table = self.column_map.table
         # A clock that all rows have does not tell what a row is: it counts as a further value.
-        field_columns = {column for name, column in self.column_map.columns.items() if name != ELAPSED}
+        field_columns = {
+            column for name, column in self.column_map.columns.items() if name != ELAPSED
+        }
         is_row_asked = is_asked[self.step_of_row]
         rows, step_of_row = self.rows.take(is_row_asked), self.step_of_row[is_row_asked]
         has_value = np.zeros(len(self), np.bool_)
@@ -90,7 +99,8 @@ class RunSteps:
 
 
 def join_steps(rows: RowTable, column_map: ColumnMap) -> RunSteps:
-    """The rows of each step joined; InputError for steps (or rollouts) that fall, or a value given twice at a step."""
+    """The rows of each step joined; InputError for steps (or rollouts) that fall, or a value given
+    twice at a step."""
     clocks = np.array(column_map.read_all(column_map.clock_field, rows))
     changes = np.diff(clocks)
     for row in rows_where(np.append(False, changes < 0)):
@@ -99,7 +109,11 @@ def join_steps(rows: RowTable, column_map: ColumnMap) -> RunSteps:
             first_row -= 1
         before = f"{clocks[row - 1]} ({rows.place(first_row).position})"
         problem = f"{rows.place(row).location}: {column_map.clock_field} falls from {before} to {clocks[row]}"
-        split = "split it where a run starts" if column_map.table.one_run else "split runs by --map run=COLUMN"
+        split = (
+            "split it where a run starts"
+            if column_map.table.one_run
+            else "split runs by --map run=COLUMN"
+        )
         fix = f"Sort the file, {split}, or add --resumed where the run was resumed."
         raise InputError(f"{problem} within a run. {fix}")
 
@@ -108,7 +122,9 @@ def join_steps(rows: RowTable, column_map: ColumnMap) -> RunSteps:
     steps = clocks[begins_step].tolist()
     names = (*column_map.metric_fields, *CUMULATIVE_FIELDS, *STEP_FIELDS, ELAPSED)
     fields = {
-        name: _join_field(name, rows, step_of_row, steps, column_map) for name in names if name in column_map.columns
+        name: _join_field(name, rows, step_of_row, steps, column_map)
+        for name in names
+        if name in column_map.columns
     }
     return RunSteps(column_map, rows, step_of_row, steps, fields)
 
@@ -116,8 +132,9 @@ def join_steps(rows: RowTable, column_map: ColumnMap) -> RunSteps:
 def _join_field(
     name: str, rows: RowTable, step_of_row: RowNumbers, steps: Sequence[int], column_map: ColumnMap
 ) -> StepValues:
-    """A field at each step, without the numbers that are not finite of a metric, or of a time, in a log that a trainer
-    wrote, where nobody can correct them, or of a training metric that no --map names."""
+    """A field at each step, without the numbers that are not finite of a metric, or of a time, in a
+    log that a trainer wrote, where nobody can correct them, or of a training metric that no --map
+    names."""
     cells = rows.column(column_map.columns[name])
     is_blank, is_unlogged = cells.is_blank, column_map.table.is_unlogged(cells)
     is_nan = is_unlogged & ~is_blank
@@ -125,21 +142,30 @@ def _join_field(
     if is_training(name) and name in column_map.detected:
         is_ignored, is_left_out = is_not_finite, np.zeros(len(rows), np.bool_)
     elif name == ELAPSED and name in column_map.detected:
-        is_ignored, is_left_out = ~np.isfinite(cells.numbers), np.zeros(len(rows), np.bool_)  # a time of another kind
+        # a time of another kind
+        is_ignored = ~np.isfinite(cells.numbers)
+        is_left_out = np.zeros(len(rows), np.bool_)
     elif column_map.table.one_run and name not in CUMULATIVE_FIELDS:
         is_ignored = is_left_out = is_not_finite
     else:
         is_ignored = is_left_out = np.zeros(len(rows), np.bool_)
         whole_column = column_map.table.cells.column(column_map.columns[name])
-        if name != column_map.main_metric and is_nan.any() and not np.isfinite(whole_column.numbers).any():
-            column_map.read(name, rows[int(np.argmax(is_nan))])  # refuses it: nothing of it was logged at all
+        if (
+            name != column_map.main_metric
+            and is_nan.any()
+            and not np.isfinite(whole_column.numbers).any()
+        ):
+            # refuses it: nothing of it was logged at all
+            column_map.read(name, rows[int(np.argmax(is_nan))])
 
     value_rows = np.flatnonzero(~is_unlogged & ~is_ignored)
     if name in STEP_FIELDS:  # of several at a step, the first counts
         value_rows = value_rows[np.diff(step_of_row[value_rows], prepend=-1) > 0]
     values = column_map.read_all(name, rows.take(value_rows))
     if name != ELAPSED:  # of which the last of a step counts
-        _reject_second_values(name, values, rows.take(value_rows), step_of_row[value_rows], steps, column_map)
+        _reject_second_values(
+            name, values, rows.take(value_rows), step_of_row[value_rows], steps, column_map
+        )
 
     value_at_step: list[Any] = [None] * len(steps)
     for step, value in zip(step_of_row[value_rows].tolist(), values, strict=True):

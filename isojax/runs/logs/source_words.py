@@ -1,5 +1,6 @@
-"""What the path of a log and the name of its run say was measured: train, val, loss, gsm8k. Two logs of one (B_p, n)
-whose names differ in such a word are two curves of one run, or of two benchmarks, and no two seeds."""
+"""What the path of a log and the name of its run say was measured: train, val, loss, gsm8k. Two
+logs of one (B_p, n) whose names differ in such a word are two curves of one run, or of two
+benchmarks, and no two seeds."""
 
 import re
 from collections import defaultdict
@@ -19,7 +20,8 @@ _NAMES_A_HOST = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_|tfevents")
 
 
 def depth_of_shared_folder(folders: Sequence[Path]) -> int:
-    """The number of leading parts that all folders share: what lies above says nothing of one log."""
+    """The number of leading parts that all folders share: what lies above says nothing of one
+    log."""
     depth = 0
     for parts in zip(*(folder.parts for folder in folders), strict=False):
         if len({*parts}) > 1:
@@ -35,18 +37,21 @@ def path_below(depth: int, source: str) -> str:
 
 @dataclass(frozen=True)
 class SourceChoice:
-    """Which logs and runs are taken, by words, or patterns with *, of their paths and names; of several in `only`, any
-    will do."""
+    """Which logs and runs are taken, by words, or patterns with *, of their paths and names; of
+    several in `only`, any will do."""
 
     only: tuple[str, ...] = ()
     leave_out: tuple[str, ...] = ()
 
     def takes(self, *names: str) -> bool:
         """Whether a source is taken that has these names: its path, and its run's name."""
-        return self.may_take(*names) and (not self.only or any(_has_word(word, names) for word in self.only))
+        return self.may_take(*names) and (
+            not self.only or any(_has_word(word, names) for word in self.only)
+        )
 
     def may_take(self, *names: str) -> bool:
-        """Whether nothing of these names is left out; whether a name has a word of `only` may not be known yet."""
+        """Whether nothing of these names is left out; whether a name has a word of `only` may not
+        be known yet."""
         return not any(_has_word(word, names) for word in self.leave_out)
 
 
@@ -73,8 +78,9 @@ class _Source:
 
 
 def reject_mixed_sources(runs: Sequence[LogRun]) -> None:
-    """InputError where logs of one (B_p, n) differ in a word that says what was measured, unless the user's table
-    numbers their seeds; or where some n were measured in training, and others in validation."""
+    """InputError where logs of one (B_p, n) differ in a word that says what was measured, unless
+    the user's table numbers their seeds; or where some n were measured in training, and others in
+    validation."""
     runs = [run for run in runs if not run.seed_is_stated]
     depth = _depth_of_runs(runs)
     sources = [source for run in runs for source in _sources_of(run, depth)]
@@ -85,9 +91,13 @@ def reject_mixed_sources(runs: Sequence[LogRun]) -> None:
         if len({source.words for source in alike}) > 1:
             raise InputError(f"B_p = {B_p}, n = {n}: {_describe_difference(alike)}")
     of_training = [source for source in sources if source.is_of_training]
-    held_out = [source for source in sources if source.words & HELD_OUT and not source.words & TRAINING]
+    held_out = [
+        source for source in sources if source.words & HELD_OUT and not source.words & TRAINING
+    ]
     if of_training and held_out:
-        raise InputError(f"n would be compared across two metrics: {_describe_difference([*of_training, *held_out])}")
+        raise InputError(
+            f"n would be compared across two metrics: {_describe_difference([*of_training, *held_out])}"
+        )
 
 
 def describe_training_runs(runs: Sequence[LogRun]) -> str:
@@ -104,7 +114,8 @@ def _depth_of_runs(runs: Sequence[LogRun]) -> int:
 
 
 def _sources_of(run: LogRun, depth: int) -> list[_Source]:
-    """A run's source; of one that was resumed, those of its parts. `depth`: of the folder that all runs share."""
+    """A run's source; of one that was resumed, those of its parts. `depth`: of the folder that all
+    runs share."""
     table = run.column_map.table
     name = run.name or table.run
     words_of_name = words_of_source(name)
@@ -130,7 +141,9 @@ def _describe_difference(sources: Sequence[_Source]) -> str:
     labels = " and ".join(source.label for source in list(first_by_words.values())[:MAX_NAMED])
     choices = [_options_to_take(words, list(first_by_words)) for words in first_by_words]
     takes = zip(choices, first_by_words.values(), strict=True)
-    remedies = list_some([f"{options} (for {source.label})" for options, source in takes if options])
+    remedies = list_some(
+        [f"{options} (for {source.label})" for options, source in takes if options]
+    )
     words = " and ".join(differing)
     problem = f"{labels} differ in what their names say was measured ({words}), so they are no seeds of one setting"
     numbering = "where they are seeds after all, number them by --settings TABLE, with the columns run and seed"
@@ -138,8 +151,9 @@ def _describe_difference(sources: Sequence[_Source]) -> str:
 
 
 def _options_to_take(chosen: frozenset[str], groups: Sequence[frozenset[str]]) -> str:
-    """The options that take the sources of one group of words: without those of the others, which also keeps logs that
-    have none of the words; where that is not possible, only those with a word of its own."""
+    """The options that take the sources of one group of words: without those of the others, which
+    also keeps logs that have none of the words; where that is not possible, only those with a word
+    of its own."""
     others = [words - chosen for words in groups if words != chosen]
     if all(others):
         words_to_leave_out = sorted({min(words) for words in others})

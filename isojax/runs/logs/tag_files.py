@@ -1,5 +1,6 @@
-"""The CSV files that TensorBoard's scalars page offers for download, run-RUN-tag-TAG.csv: one metric of one run each,
-with the columns Wall time, Step and Value. All tags of a run are one log of it."""
+"""The CSV files that TensorBoard's scalars page offers for download, run-RUN-tag-TAG.csv: one
+metric of one run each, with the columns Wall time, Step and Value. All tags of a run are one log of
+it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,8 @@ from pathlib import Path
 from isojax.core.tabular import DataRow
 from isojax.runs.logs.log_table import LogTable
 
-_TAG_FILE = re.compile(r"run-(?P<run>.*)-tag-(?P<tag>.+?)( ?\(\d+\))?\.csv")  # "(1)": of a second download
+# "(1)": of a second download
+_TAG_FILE = re.compile(r"run-(?P<run>.*)-tag-(?P<tag>.+?)( ?\(\d+\))?\.csv")
 _COLUMNS = {"Wall time", "Step", "Value"}
 _UNNAMED_RUN = "."  # of event files that lie in TensorBoard's log folder itself
 
@@ -32,18 +34,29 @@ def group_tag_files(logs: Sequence[Path]) -> list[LogFiles]:
     return [LogFiles(tuple(files), source) for source, files in files_of_source.items()]
 
 
-def join_tags(log: LogFiles, tables: Sequence[LogTable], field_map: Mapping[str, str]) -> list[LogTable]:
-    """The tables of such a group as one, with a column for each tag; as they are where they are no tags. A tag is
-    called as the user's map spells it (val/acc), else as its file's name does, where "/" is "_"."""
+def join_tags(
+    log: LogFiles, tables: Sequence[LogTable], field_map: Mapping[str, str]
+) -> list[LogTable]:
+    """The tables of such a group as one, with a column for each tag; as they are where they are no
+    tags. A tag is called as the user's map spells it (val/acc), else as its file's name does, where
+    "/" is "_"."""
     matches = [match for file in log.files if (match := _TAG_FILE.fullmatch(file.name))]
-    are_tags = len(matches) == len(tables) > 0 and all({*table.columns} == _COLUMNS for table in tables)
+    are_tags = len(matches) == len(tables) > 0 and all(
+        {*table.columns} == _COLUMNS for table in tables
+    )
     if not are_tags:
         return list(tables)
     spelling = {_as_in_file_name(text): text for text in field_map.values()}
     tags = [spelling.get(_as_in_file_name(match["tag"]), match["tag"]) for match in matches]
-    rows = [_name_value(row, tag) for table, tag in zip(tables, tags, strict=True) for row in table.rows]
+    rows = [
+        _name_value(row, tag) for table, tag in zip(tables, tags, strict=True) for row in table.rows
+    ]
     run = "" if matches[0]["run"] == _UNNAMED_RUN else matches[0]["run"]
-    return [LogTable(str(log.source), tuple(rows), run=run, only_metric=tags[0] if len(tags) == 1 else "")]
+    return [
+        LogTable(
+            str(log.source), tuple(rows), run=run, only_metric=tags[0] if len(tags) == 1 else ""
+        )
+    ]
 
 
 def _name_value(row: DataRow, tag: str) -> DataRow:

@@ -12,8 +12,10 @@ def map_option(field: str, column: str) -> str:
 
 
 def leave_out_option(run: str, others: Sequence[str]) -> str:
-    """What leaves a run out, by its name; where that is a word of other names too, such as the log's, a pattern that
-    fits the whole name alone."""
-    is_word_of_others = any(re.search(rf"(?i)(?<![a-z]){re.escape(run)}(?![a-z])", name) for name in others)
+    """What leaves a run out, by its name; where that is a word of other names too, such as the
+    log's, a pattern that fits the whole name alone."""
+    is_word_of_others = any(
+        re.search(rf"(?i)(?<![a-z]){re.escape(run)}(?![a-z])", name) for name in others
+    )
     pattern = f"{escape(run[:-1])}[{run[-1]}]" if is_word_of_others else escape(run)
     return f"--leave-out {shlex.quote(pattern)}"

@@ -1,8 +1,9 @@
-"""The paper's allocation (IsoCompute Playbook, arXiv:2603.12151, section 4.3), M = floor(C / (n B_p)), in two ways. By
-the law (mode paper): n from n*(C), the smallest stable B_p; a fixed B_p has its own n*(C); a fixed B sets B_p = B // n;
-a fixed M takes the best cell with B_p n M <= C, or, where none fits, n*(C) and B_p = floor(C / (n M)). By the curves
-(mode hierarchical): n of the stable cell whose curve is highest, the smallest B_p within epsilon of it at that n; a
-fixed M or B restricts the cells; where none agrees, n comes from the nearest cells."""
+"""The paper's allocation (IsoCompute Playbook, arXiv:2603.12151, section 4.3), M = floor(C / (n
+B_p)), in two ways. By the law (mode paper): n from n*(C), the smallest stable B_p; a fixed B_p has
+its own n*(C); a fixed B sets B_p = B // n; a fixed M takes the best cell with B_p n M <= C, or,
+where none fits, n*(C) and B_p = floor(C / (n M)). By the curves (mode hierarchical): n of the
+stable cell whose curve is highest, the smallest B_p within epsilon of it at that n; a fixed M or B
+restricts the cells; where none agrees, n comes from the nearest cells."""
 
 import numpy as np
 
@@ -15,13 +16,18 @@ from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import FitResult, FrontierFit
 
 
-def allocate_by_law(fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
-    """The paper's allocation for a request; refused where no B_p is stable, or limits leave no allocation."""
+def allocate_by_law(
+    fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest
+) -> Allocation:
+    """The paper's allocation for a request; refused where no B_p is stable, or limits leave no
+    allocation."""
     if "M" in request.fix:
         return _allocate_fixed_M(fit, ensemble, request, request.fix["M"])
     if "B" in request.fix:
         B = request.fix["B"]
-        return _split_batch(request, B, _choose_n(fit, fit.joint, request, B, f"B = {B} holds no more"))
+        return _split_batch(
+            request, B, _choose_n(fit, fit.joint, request, B, f"B = {B} holds no more")
+        )
     frontier_fit = fit.joint
     if "B_p" in request.fix:
         B_p = constraints.take_fixed_B_p(fit, request)
@@ -36,19 +42,27 @@ def allocate_by_law(fit: FitResult, ensemble: CurveEnsemble, request: Allocation
         request.reasons.append(f"B_p = {B_p}: the smallest stable one measured{unstable_text}")
         request.check_B_max(B_p)
     n_max = None if request.B_max is None else request.B_max // B_p
-    n = _choose_n(fit, frontier_fit, request, n_max, f"B_max = {request.B_max} allows no more at B_p = {B_p}")
+    n = _choose_n(
+        fit, frontier_fit, request, n_max, f"B_max = {request.B_max} allows no more at B_p = {B_p}"
+    )
     allocation = constraints.allocate_updates(B_p, n, request.C)
     request.reasons.append(f"M = floor(C / (n B_p)) = {allocation.M}")
     return allocation
 
 
 def _choose_n(
-    fit: FitResult, frontier_fit: FrontierFit, request: AllocationRequest, n_max: int | None, n_max_reason: str
+    fit: FitResult,
+    frontier_fit: FrontierFit,
+    request: AllocationRequest,
+    n_max: int | None,
+    n_max_reason: str,
 ) -> int:
-    """n*(C) as a power of two, within the measured n inside the measured range of C; then at most n_max."""
+    """n*(C) as a power of two, within the measured n inside the measured range of C; then at most
+    n_max."""
     C, law, reasons = request.C, frontier_fit.n_star.law, request.reasons
     C_low, C_high = frontier_fit.frontier[0].C, frontier_fit.frontier[-1].C
-    n_smallest, n_largest = min(run.n for run in fit.runs), max(run.n for run in fit.runs)
+    n_smallest = min(run.n for run in fit.runs)
+    n_largest = max(run.n for run in fit.runs)
     log2_n = float(log2_n_star(law, C))
     n = 1 << max(0, round(log2_n))
     reasons.append(f"n*({C:.6g}) = {2**log2_n:.3g}, as a power of two {n}")
@@ -58,7 +72,9 @@ def _choose_n(
             reasons.append(f"n = {n}: only {n_smallest} to {n_largest} were measured")
     else:
         outside = f"C is outside the frontier ({C_low:.6g} to {C_high:.6g})"
-        reasons.append(f"{outside}: n is the law's alone, which saturates at {2 ** (law.b + law.L):.3g}")
+        reasons.append(
+            f"{outside}: n is the law's alone, which saturates at {2 ** (law.b + law.L):.3g}"
+        )
         if not n_smallest <= n <= n_largest:
             reasons.append(f"n = {n} was never measured ({n_smallest} to {n_largest} were)")
     if n_max is not None and n > n_max:
@@ -67,7 +83,9 @@ def _choose_n(
     return n
 
 
-def _allocate_fixed_M(fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest, M: int) -> Allocation:
+def _allocate_fixed_M(
+    fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest, M: int
+) -> Allocation:
     B = request.largest_B(M)
     fitting_cells = np.flatnonzero((ensemble.B <= B) & ensemble.stable)
     if len(fitting_cells):
@@ -75,13 +93,18 @@ def _allocate_fixed_M(fit: FitResult, ensemble: CurveEnsemble, request: Allocati
         best_cell = max(fitting_cells, key=lambda i: (rewards[i], -ensemble.n[i], -ensemble.B_p[i]))
         allocation = Allocation(int(ensemble.B_p[best_cell]), int(ensemble.n[best_cell]), M)
         best = f"{allocation.B_p}x{allocation.n} has the highest predicted reward at C = {allocation.C}"
-        request.reasons.append(f"M = {M}: given; of {len(fitting_cells)} stable cells with B_p n <= {B}, {best}")
+        request.reasons.append(
+            f"M = {M}: given; of {len(fitting_cells)} stable cells with B_p n <= {B}, {best}"
+        )
         return allocation
-    return _split_batch(request, B, _choose_n(fit, fit.joint, request, B, f"B_p n M <= C and B_max leave B = {B}"))
+    return _split_batch(
+        request, B, _choose_n(fit, fit.joint, request, B, f"B_p n M <= C and B_max leave B = {B}")
+    )
 
 
 def _split_batch(request: AllocationRequest, B: int, n: int) -> Allocation:
-    """B rollouts per update as B_p = B // n problems, for a fixed M or B that no measured cell need have."""
+    """B rollouts per update as B_p = B // n problems, for a fixed M or B that no measured cell need
+    have."""
     if "M" in request.fix:
         M = request.fix["M"]
         split = f"no stable measured cell has B_p n <= {B}, so B_p = floor({B} / n) = {B // n}"
@@ -93,8 +116,11 @@ def _split_batch(request: AllocationRequest, B: int, n: int) -> Allocation:
     return allocation
 
 
-def allocate_by_curves(fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
-    """The allocation for a request, by the curves; refused where no B_p is stable, or limits leave no allocation."""
+def allocate_by_curves(
+    fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest
+) -> Allocation:
+    """The allocation for a request, by the curves; refused where no B_p is stable, or limits leave
+    no allocation."""
     unstable_text = ""
     if "B_p" in request.fix:
         constraints.take_fixed_B_p(fit, request)
@@ -106,27 +132,41 @@ def allocate_by_curves(fit: FitResult, ensemble: CurveEnsemble, request: Allocat
     chosen_cell = ensemble.choose_cell(C_spent, allowed, request.epsilon)
     B_p, n = ensemble.curves[chosen_cell].key
     allocation = Allocation(B_p, n, int(C_spent[chosen_cell] // (B_p * n)))
-    M, given_text = allocation.M, f"given; {allocation.C:,} of {request.C:,.0f} rollouts are spent"
+    M = allocation.M
+    given_text = f"given; {allocation.C:,} of {request.C:,.0f} rollouts are spent"
     _explain_cell(ensemble, request, chosen_cell, unstable_text)
-    C_text = "C" if request.time is None else f"{C_spent[chosen_cell]:,.0f}"  # what this cell's clock affords
-    request.reasons.append(f"M = {M}: {given_text}" if "M" in request.fix else f"M = floor({C_text} / (n B_p)) = {M}")
+    # what this cell's clock affords
+    C_text = "C" if request.time is None else f"{C_spent[chosen_cell]:,.0f}"
+    request.reasons.append(
+        f"M = {M}: {given_text}" if "M" in request.fix else f"M = floor({C_text} / (n B_p)) = {M}"
+    )
     if ensemble.fit.nothing_learnt:
         return allocation
-    ends = []  # of the other n that were compared beyond their data, as those of runs of equally many updates are
+    # of the other n that were compared beyond their data, as those of runs of equally many updates
+    # are
+    ends = []
     for other_n in sorted(set(ensemble.n[allowed].tolist()) - {n}):
         cells_of_n = allowed & (ensemble.n == other_n)
         if (C_spent[cells_of_n] > ensemble.samples.C_high[cells_of_n] * (1 + 1e-9)).all():
-            ends.append(f"n = {other_n} (measured up to C = {ensemble.samples.C_high[cells_of_n].max():,.0f})")
+            ends.append(
+                f"n = {other_n} (measured up to C = {ensemble.samples.C_high[cells_of_n].max():,.0f})"
+            )
     if ends:
-        request.reasons.append(f"compared by their fitted curves beyond their data: {', '.join(ends)}")
+        request.reasons.append(
+            f"compared by their fitted curves beyond their data: {', '.join(ends)}"
+        )
     return allocation
 
 
-def _explain_cell(ensemble: CurveEnsemble, request: AllocationRequest, chosen_cell: int, unstable_text: str) -> None:
+def _explain_cell(
+    ensemble: CurveEnsemble, request: AllocationRequest, chosen_cell: int, unstable_text: str
+) -> None:
     stands = ensemble.level_of_all(*ensemble.allowed_cells(request)) is not None
     if ensemble.fit.nothing_learnt or stands:
         B_p, n = ensemble.curves[chosen_cell].key
-        request.reasons.append(f"n = {n}, B_p = {B_p}: no cell is better than another; of equal ones the smallest n")
+        request.reasons.append(
+            f"n = {n}, B_p = {B_p}: no cell is better than another; of equal ones the smallest n"
+        )
         return
     C_spent, allowed = ensemble.allowed_cells(request)
     expected_rewards = np.where(allowed, ensemble.expected_at_cell_budgets(C_spent), -np.inf)
@@ -135,14 +175,22 @@ def _explain_cell(ensemble: CurveEnsemble, request: AllocationRequest, chosen_ce
     limits_text = "".join(f" with {limits[name]}" for name in fix)
     if request.B_max is not None:
         limits_text += f" {'and' if fix else 'with'} B_p n <= {request.B_max}"
-    kind_text = ("" if "B_p" in fix else "stable ") + ("measured cell" if allowed.sum() == 1 else "measured cells")
-    B_p, n, best_B_p = ensemble.B_p[chosen_cell], ensemble.n[chosen_cell], ensemble.B_p[best_cell]
-    best_text = f"{best_B_p}x{n} has the highest predicted reward ({expected_rewards[best_cell]:.3f})"
+    kind_text = ("" if "B_p" in fix else "stable ") + (
+        "measured cell" if allowed.sum() == 1 else "measured cells"
+    )
+    B_p = ensemble.B_p[chosen_cell]
+    n = ensemble.n[chosen_cell]
+    best_B_p = ensemble.B_p[best_cell]
+    best_text = (
+        f"{best_B_p}x{n} has the highest predicted reward ({expected_rewards[best_cell]:.3f})"
+    )
     request.reasons.append(f"n = {n}: of {allowed.sum()} {kind_text}{limits_text}, {best_text}")
     if "B_p" in fix:
         return
     if B_p != best_B_p:
-        B_p_text = f"the smallest stable one whose predicted reward is within {request.epsilon:g} of its"
+        B_p_text = (
+            f"the smallest stable one whose predicted reward is within {request.epsilon:g} of its"
+        )
     elif (allowed & (ensemble.n == n) & (ensemble.B_p < B_p)).any():
         B_p_text = f"a smaller one gives away more than {request.epsilon:g}"
     else:
@@ -159,7 +207,9 @@ def _allocate_unmeasured(ensemble: CurveEnsemble, request: AllocationRequest) ->
         limits = {"B_max": request.B_max, **fix}
         given = [f"{name} = {value}" for name, value in limits.items() if value is not None]
         limits_text = ", ".join([f"{request.time.seconds:,.6g} s", *given])
-        problem = f"no stable measured cell agrees with this budget and these limits ({limits_text})"
+        problem = (
+            f"no stable measured cell agrees with this budget and these limits ({limits_text})"
+        )
         expected = "expected a larger budget, one of rollouts, or other limits."
         raise InputError(f"{problem}, and only clocks of measured cells are known; {expected}")
     if "M" in fix or "B" in fix:
@@ -168,15 +218,20 @@ def _allocate_unmeasured(ensemble: CurveEnsemble, request: AllocationRequest) ->
     if "B_p" in fix and fix["B_p"] not in ensemble.B_p:
         B_p = fix["B_p"]
         nearest_B_p = int(min(set(ensemble.B_p.tolist()), key=lambda b: (abs(np.log2(b / B_p)), b)))
-        request.reasons.append(f"B_p = {B_p} has no curve: n is chosen as at the nearest, B_p = {nearest_B_p}")
+        request.reasons.append(
+            f"B_p = {B_p} has no curve: n is chosen as at the nearest, B_p = {nearest_B_p}"
+        )
         n = _nearest_n(ensemble, request, ensemble.B_p == nearest_B_p, request.largest_B(1) // B_p)
         return constraints.allocate_updates(B_p, n, request.C)
-    # Even the smallest measured cell is too large for the budget or for B_max: the refusal says by how much.
+    # Even the smallest measured cell is too large for the budget or for B_max: the refusal says by
+    # how much.
     is_candidate = ensemble.B_p == request.fix["B_p"] if "B_p" in request.fix else ensemble.stable
     if not is_candidate.any():
         B_p_text = ", ".join(map(str, sorted(set(ensemble.B_p.tolist()))))
         problem = f"no stable measured cell has a curve (the cells with a curve have B_p = {B_p_text}, all unstable)"
-        raise InputError(f"{problem}; expected one. {constraints.suggest_B_p(ensemble.B_p.tolist())}")
+        raise InputError(
+            f"{problem}; expected one. {constraints.suggest_B_p(ensemble.B_p.tolist())}"
+        )
     smallest_cell = int(np.where(is_candidate, ensemble.B, np.iinfo(np.int64).max).argmin())
     B_p, n = int(ensemble.B_p[smallest_cell]), int(ensemble.n[smallest_cell])
     if request.B_max is not None and request.B_max < B_p * n:
@@ -186,8 +241,11 @@ def _allocate_unmeasured(ensemble: CurveEnsemble, request: AllocationRequest) ->
     return constraints.allocate_updates(B_p, n, request.C)
 
 
-def _nearest_n(ensemble: CurveEnsemble, request: AllocationRequest, is_candidate: BoolArray, n_max: int) -> int:
-    """The n <= n_max with the highest predicted reward at C; where none was measured, the power of two below n_max."""
+def _nearest_n(
+    ensemble: CurveEnsemble, request: AllocationRequest, is_candidate: BoolArray, n_max: int
+) -> int:
+    """The n <= n_max with the highest predicted reward at C; where none was measured, the power of
+    two below n_max."""
     is_allowed = is_candidate & (ensemble.n <= n_max)
     if not is_allowed.any():
         n = constraints.floor_power_of_two(max(1, n_max))

@@ -1,4 +1,5 @@
-"""What is asked of a recommendation, and the checks that both ways to answer it (allocators.py) share."""
+"""What is asked of a recommendation, and the checks that both ways to answer it (allocators.py)
+share."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,9 @@ class TimeBudget:
     def check(self) -> None:
         """Refuse a budget that is no positive finite time."""
         if not 0 < self.seconds <= MAX_SECONDS:
-            raise InputError(f"a budget of {self.seconds:g} seconds; expected more than 0 and at most {MAX_SECONDS:g}.")
+            raise InputError(
+                f"a budget of {self.seconds:g} seconds; expected more than 0 and at most {MAX_SECONDS:g}."
+            )
 
 
 @dataclass(frozen=True)
@@ -40,27 +43,45 @@ class AllocationRequest:
     time: TimeBudget | None = None  # the budget, where it is one in time
 
     def check(self) -> None:
-        """Refuse values out of range, a fixed B above B_max, and a fixed M that leaves no rollout in an update."""
+        """Refuse values out of range, a fixed B above B_max, and a fixed M that leaves no rollout
+        in an update."""
         C, B_max = self.C, self.B_max
-        if isinstance(C, bool) or not isinstance(C, Real) or not 0 < C <= MAX_COUNT:  # also a number of numpy's
-            raise InputError(f"C = {C!r}; expected a positive finite number of rollouts, at most {MAX_COUNT:.0e}.")
+        # also a number of numpy's
+        if isinstance(C, bool) or not isinstance(C, Real) or not 0 < C <= MAX_COUNT:
+            raise InputError(
+                f"C = {C!r}; expected a positive finite number of rollouts, at most {MAX_COUNT:.0e}."
+            )
         if len(self.fix) > 1 or set(self.fix) - set(FIXABLE):
-            raise InputError(f"fix = {self.fix}; expected at most one of {', '.join(FIXABLE)}. Leave the others free.")
+            raise InputError(
+                f"fix = {self.fix}; expected at most one of {', '.join(FIXABLE)}. Leave the others free."
+            )
         for name, value in (*self.fix.items(), *(() if B_max is None else (("B_max", B_max),))):
-            if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= value <= MAX_COUNT:
-                raise InputError(f"{name} = {value!r}; expected a positive whole number, at most {MAX_COUNT:.0e}.")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, Integral)
+                or not 1 <= value <= MAX_COUNT
+            ):
+                raise InputError(
+                    f"{name} = {value!r}; expected a positive whole number, at most {MAX_COUNT:.0e}."
+                )
         if not 0 <= self.epsilon < 1:
-            raise InputError(f"epsilon = {self.epsilon!r}; expected a loss of reward, 0 <= epsilon < 1, as {EPSILON}.")
+            raise InputError(
+                f"epsilon = {self.epsilon!r}; expected a loss of reward, 0 <= epsilon < 1, as {EPSILON}."
+            )
         B, M = self.fix.get("B"), self.fix.get("M")
         if B is not None and B_max is not None and B_max < B:
-            raise InputError(f"B = {B} exceeds B_max = {B_max}; expected B <= B_max. Lower B or raise B_max.")
+            raise InputError(
+                f"B = {B} exceeds B_max = {B_max}; expected B <= B_max. Lower B or raise B_max."
+            )
         if M is not None and C < M:
             problem = f"C = {C:.6g} is less than one rollout in each of M = {M} updates"
             raise InputError(f"{problem}; give C >= {M} or a smaller M.")
 
     def check_B_max(self, B_p: int) -> None:
         if self.B_max is not None and B_p > self.B_max:
-            raise InputError(f"B_p = {B_p} alone exceeds B_max = {self.B_max}. Raise B_max, or fix a smaller B_p.")
+            raise InputError(
+                f"B_p = {B_p} alone exceeds B_max = {self.B_max}. Raise B_max, or fix a smaller B_p."
+            )
 
     def largest_B(self, M: int) -> int:
         """The most rollouts per update that M updates and B_max leave."""
@@ -82,7 +103,8 @@ def allocate_updates(B_p: int, n: int, C: float) -> Allocation:
 
 
 def take_fixed_B_p(fit: FitResult, request: AllocationRequest) -> int:
-    """The B_p that the request fixes: the user's own choice is not refused where it was unstable."""
+    """The B_p that the request fixes: the user's own choice is not refused where it was
+    unstable."""
     B_p = request.fix["B_p"]
     request.check_B_max(B_p)
     request.reasons.append(f"B_p = {B_p}: given")
@@ -97,11 +119,14 @@ def suggest_B_p(unstable_B_ps: Iterable[int]) -> str:
 
 
 def smallest_stable_B_p(fit: FitResult) -> tuple[int, str]:
-    """The smallest stable B_p, and the unstable ones below it in words ("": none); refused where none is stable."""
+    """The smallest stable B_p, and the unstable ones below it in words ("": none); refused where
+    none is stable."""
     stable_B_ps = [v.B_p for v in fit.stability if v.stable]
     if not stable_B_ps:
         all_B_ps = [v.B_p for v in fit.stability]
         problem = f"no measured B_p is stable ({', '.join(map(str, all_B_ps))}): {fit.stability[0].reason}"
         raise InputError(f"{problem}; expected one. {suggest_B_p(all_B_ps)}")
-    unstable_below = [f"{v.B_p} ({v.reason})" for v in fit.stability if not v.stable and v.B_p < min(stable_B_ps)]
+    unstable_below = [
+        f"{v.B_p} ({v.reason})" for v in fit.stability if not v.stable and v.B_p < min(stable_B_ps)
+    ]
     return min(stable_B_ps), f"; unstable: {', '.join(unstable_below)}" if unstable_below else ""

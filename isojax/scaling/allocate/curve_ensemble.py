@@ -1,5 +1,6 @@
-"""The curves of a fit and their replicates over the measured cells (B_p, n): every reward, interval and probability
-that a recommendation or a comparison states comes from these replicates; and how long runs of the cells take."""
+"""The curves of a fit and their replicates over the measured cells (B_p, n): every reward, interval
+and probability that a recommendation or a comparison states comes from these replicates; and how
+long runs of the cells take."""
 
 from dataclasses import astuple, dataclass, fields
 from statistics import NormalDist
@@ -56,48 +57,70 @@ class CurveEnsemble:
         return self.sampled_at_cell_budgets(np.asarray(C, dtype=np.float64)[..., None])
 
     def expected_at_cell_budgets(self, spent: FloatArray) -> FloatArray:
-        """The mean of the replicates, or the curves' rewards where there are none, each cell at the compute that it
-        spends: float[..., cells] -> float[..., cells]. Of a sweep that shows nothing, the mean of its evaluations: that
-        of the replicates, which say how far off it may be, is above 0 where no response was right."""
+        """The mean of the replicates, or the curves' rewards where there are none, each cell at the
+        compute that it spends: float[..., cells] -> float[..., cells]. Of a sweep that shows
+        nothing, the mean of its evaluations: that of the replicates, which say how far off it may
+        be, is above 0 where no response was right."""
         if self.replicates and not self.fit.nothing_learnt:
             return self.samples.expected_at(spent)
         by_cell = np.broadcast_to(spent, (*spent.shape[:-1], len(self.curves)))
-        return np.stack([curve_reward(c, by_cell[..., i]) for i, c in enumerate(self.curves)], axis=-1)
+        return np.stack(
+            [curve_reward(c, by_cell[..., i]) for i, c in enumerate(self.curves)], axis=-1
+        )
 
     def sampled_at_cell_budgets(self, spent: FloatArray, same_problems: bool = False) -> FloatArray:
-        """The same of each replicate, on resampled or equal problems: float[..., cells] -> [..., replicates, cells]."""
+        """The same of each replicate, on resampled or equal problems: float[..., cells] -> [...,
+        replicates, cells]."""
         return self.samples.curves_at(spent, same_problems)
 
-    def predict_reward(self, i: int, C: float, same_problems: bool = False) -> tuple[float, Interval | None]:
-        """The expected reward of cell i after C rollouts and its interval, on resampled problems or on the same."""
+    def predict_reward(
+        self, i: int, C: float, same_problems: bool = False
+    ) -> tuple[float, Interval | None]:
+        """The expected reward of cell i after C rollouts and its interval, on resampled problems or
+        on the same."""
         cell_budgets = np.full(len(self.curves), float(C))
         draws = self.sampled_at_cell_budgets(cell_budgets, same_problems)[:, i]
         return float(self.expected_at_cell_budgets(cell_budgets)[i]), self.interval(draws)
 
     def predict_new_run(self, i: int, C: float) -> tuple[float, Interval | None]:
-        """The expected reward of cell i after C rollouts, and the interval of one new run's measurement on the same
-        problems: the expectation's spread on each side, in quadrature with run-to-run and evaluation noise."""
+        """The expected reward of cell i after C rollouts, and the interval of one new run's
+        measurement on the same problems: the expectation's spread on each side, in quadrature with
+        run-to-run and evaluation noise."""
         reward, interval = self.predict_reward(i, C, same_problems=True)
         noise = self.fit.intervals
         if interval is None or noise is None:
             return reward, None
-        noise_half_width = NormalDist().inv_cdf(0.5 + LEVEL / 2) * float(np.hypot(noise.run_sd, noise.noise_sd))
+        noise_half_width = NormalDist().inv_cdf(0.5 + LEVEL / 2) * float(
+            np.hypot(noise.run_sd, noise.noise_sd)
+        )
         width_below = np.hypot(max(0.0, reward - interval[0]), noise_half_width)
         width_above = np.hypot(max(0.0, interval[1] - reward), noise_half_width)
-        return reward, (float(max(0.0, reward - width_below)), float(min(1.0, reward + width_above)))
+        return reward, (
+            float(max(0.0, reward - width_below)),
+            float(min(1.0, reward + width_above)),
+        )
 
-    def predict_hours(self, i: int, C: float, C_done: float = 0.0) -> tuple[float, float] | tuple[None, None]:
-        """Wall clock of a run of cell i from C_done to C rollouts, and device hours, in hours; None without a clock."""
-        hours = float(self.clock.seconds(C)[i] - (self.clock.seconds(C_done)[i] if C_done else 0.0)) / 3600
+    def predict_hours(
+        self, i: int, C: float, C_done: float = 0.0
+    ) -> tuple[float, float] | tuple[None, None]:
+        """Wall clock of a run of cell i from C_done to C rollouts, and device hours, in hours; None
+        without a clock."""
+        hours = (
+            float(self.clock.seconds(C)[i] - (self.clock.seconds(C_done)[i] if C_done else 0.0))
+            / 3600
+        )
         return (None, None) if np.isnan(hours) else (hours, hours * float(self.clock.devices[i]))
 
     def affordable_rollouts(self, budget: TimeBudget) -> FloatArray:
-        """float[cells]: whole rollouts that a budget affords; 0 where a cell has no clock. InputError if none has."""
+        """float[cells]: whole rollouts that a budget affords; 0 where a cell has no clock.
+        InputError if none has."""
         if np.isnan(self.clock.per_rollout).all():
             problem = "no run of this fit says how long its steps took (timing.jsonl, or the log's own step times)"
             fix = f"Name a sweep's folder, not its fit.json, or {TIMES_HINT}."
             raise InputError(f"{problem}; expected a budget of rollouts. {fix}")
-        return self.clock.rollouts(budget.seconds / (self.clock.devices if budget.of_devices else 1.0))
+        return self.clock.rollouts(
+            budget.seconds / (self.clock.devices if budget.of_devices else 1.0)
+        )
 
     def is_beyond_data(self, i: int, C: float) -> bool:
         return bool(C > self.samples.C_high[i] * (1 + 1e-9))
@@ -110,7 +133,8 @@ class CurveEnsemble:
         return float(max(0.0, low)), float(min(1.0, high))
 
     def affordable_cells(self, request: AllocationRequest) -> tuple[FloatArray, BoolArray]:
-        """What each cell would spend (B_p n M where M is fixed, else all), and whether the request allows it."""
+        """What each cell would spend (B_p n M where M is fixed, else all), and whether the request
+        allows it."""
         fix, limit = request.fix, np.full(len(self.n), float(request.C))
         if request.time is not None:
             limit = self.affordable_rollouts(request.time)
@@ -130,18 +154,20 @@ class CurveEnsemble:
         return C_spent, affordable if "B_p" in request.fix else affordable & self.stable
 
     def level_of_all(self, C_spent: FloatArray, allowed: BoolArray) -> float | None:
-        """Where the allowed cells, at what each would spend, float[cells], all stand at the level at which they began:
-        that level, else None."""
+        """Where the allowed cells, at what each would spend, float[cells], all stand at the level
+        at which they began: that level, else None."""
         standing = [self.curves[i].flat_start for i in np.flatnonzero(allowed)]
         if not standing or any(
-            flat is None or not flat.holds_at(C) for flat, C in zip(standing, C_spent[allowed], strict=True)
+            flat is None or not flat.holds_at(C)
+            for flat, C in zip(standing, C_spent[allowed], strict=True)
         ):
             return None
         return next(flat.level for flat in standing if flat is not None)
 
     def choose_cell(self, C_spent: FloatArray, allowed: BoolArray, epsilon: float) -> int:
-        """The best n of the allowed cells (at least one; the smaller of equals), and the smallest B_p at it within
-        `epsilon` of the best, measured ones first; each cell would spend float[cells]."""
+        """The best n of the allowed cells (at least one; the smaller of equals), and the smallest
+        B_p at it within `epsilon` of the best, measured ones first; each cell would spend
+        float[cells]."""
         expected_rewards = np.where(allowed, self.expected_at_cell_budgets(C_spent), -np.inf)
         same_n = self.n == self.n[expected_rewards.argmax()]
         within_epsilon = allowed & same_n & (expected_rewards >= expected_rewards.max() - epsilon)
@@ -152,8 +178,13 @@ class CurveEnsemble:
 def load_ensemble(fit: FitResult) -> CurveEnsemble:
     curves = tuple(sorted(fit.curves, key=lambda c: (c.n, c.B_p)))
     stable_by_B_p = {v.B_p: v.stable for v in fit.stability}
-    clocks = [[astuple(run.clock) for run in fit.runs if run.clock and (run.B_p, run.n) == c.key] for c in curves]
-    mean_clocks = [np.mean(of_runs, 0) if of_runs else [np.nan] * len(fields(Clock)) for of_runs in clocks]
+    clocks = [
+        [astuple(run.clock) for run in fit.runs if run.clock and (run.B_p, run.n) == c.key]
+        for c in curves
+    ]
+    mean_clocks = [
+        np.mean(of_runs, 0) if of_runs else [np.nan] * len(fields(Clock)) for of_runs in clocks
+    ]
     return CurveEnsemble(
         fit=fit,
         curves=curves,
@@ -168,5 +199,7 @@ def load_ensemble(fit: FitResult) -> CurveEnsemble:
 def load_rollout_ensemble(fit: FitResult) -> CurveEnsemble:
     """The same, of a fit whose C counts rollouts; InputError for another unit."""
     if fit.compute != "rollouts":
-        raise InputError(f"a fit in {fit.compute}; expected compute 'rollouts'. Fit the same runs with that.")
+        raise InputError(
+            f"a fit in {fit.compute}; expected compute 'rollouts'. Fit the same runs with that."
+        )
     return load_ensemble(fit)

@@ -11,8 +11,8 @@ def measured_devices(fit: FitResult) -> list[int]:
 
 
 def on_devices(fit: FitResult, devices: int) -> FitResult:
-    """The fit with its clocks on so many devices, which take the same device hours: twice the devices, half the time.
-    More devices than a batch keeps busy take longer than that."""
+    """The fit with its clocks on so many devices, which take the same device hours: twice the
+    devices, half the time. More devices than a batch keeps busy take longer than that."""
     rows = []
     for row in fit.runs:
         if row.clock is None:

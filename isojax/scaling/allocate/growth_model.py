@@ -1,12 +1,15 @@
-"""What a run whose n may change will reach, from its own evaluations and those of a few short runs with other n.
+"""What a run whose n may change will reach, from its own evaluations and those of a few short runs
+with other n.
 
-The model: what a policy learns next depends on its reward alone. A run with n rises along R_n(C) = R0 + (A_n - R0) s(C)
-(curves/hill.py) from wherever that curve has the run's reward. R0, exponent and tail are the same for all n. The
-log-odds of A_n and ln C_mid,n follow a Brownian prior along log2 n, with a slope. Evaluations count the less, the lower
-their C is against the newest: a curve of another form is followed where the run is now.
+The model: what a policy learns next depends on its reward alone. A run with n rises along R_n(C) =
+R0 + (A_n - R0) s(C) (curves/hill.py) from wherever that curve has the run's reward. R0, exponent
+and tail are the same for all n. The log-odds of A_n and ln C_mid,n follow a Brownian prior along
+log2 n, with a slope. Evaluations count the less, the lower their C is against the newest: a curve
+of another form is followed where the run is now.
 
-Draws are by randomized maximum likelihood (Oliver, He and Reynolds 1996): each draw of the prior and of the noise is
-fitted again. No sampler has to converge, and all draws are one batch of Levenberg-Marquardt steps."""
+Draws are by randomized maximum likelihood (Oliver, He and Reynolds 1996): each draw of the prior
+and of the noise is fitted again. No sampler has to converge, and all draws are one batch of
+Levenberg-Marquardt steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,12 +23,14 @@ from isojax.scaling.tracks import FloatArray
 DRAWS = 128
 DISCOUNT = 0.5  # an evaluation at C weighs as one of standard deviation sd (C_newest / C)^DISCOUNT
 SHAPE_PRIOR = ((0.3, 0.3), (0.0, 0.35), (-0.7, 1.0))  # mean and sd of R0, ln exponent, ln tail
-# Of the log-odds of A and of ln C_mid: mean and sd at the smallest n, of the slope per doubling of n, and sd of steps.
+# Of the log-odds of A and of ln C_mid: mean and sd at the smallest n, of the slope per doubling of
+# n, and sd of steps.
 ASYMPTOTE_PRIOR = ((-0.3, 1.2), (0.08, 0.12), 0.1)
 C_MID_PRIOR = ((-1.5, 2.0), (0.3, 0.3), 0.25)  # at the smallest n: from ln C_end
 NOISE_PRIOR = (4, 0.01)  # as so many residuals of this size
 NOISE_BOUNDS = (0.004, 0.05)
-SWITCH_SHARES = (0.1, 0.3)  # of the rollouts that are left, after which a plan may change n once more
+# of the rollouts that are left, after which a plan may change n once more
+SWITCH_SHARES = (0.1, 0.3)
 MAX_ITERATIONS, STEP, COST_TOLERANCE = 12, 1e-4, 1e-2
 _SHAPES = len(SHAPE_PRIOR)
 _CLOSE = 1e-6  # to its asymptote, relative to the gain: a curve does not rise from there
@@ -33,7 +38,8 @@ _CLOSE = 1e-6  # to its asymptote, relative to the gain: a curve does not rise f
 
 @dataclass(frozen=True)
 class RunPath:
-    """A run's evaluations at C > 0; n_index: of the n that its updates had since the evaluation before."""
+    """A run's evaluations at C > 0; n_index: of the n that its updates had since the evaluation
+    before."""
 
     n_index: NDArray[np.intp]  # [points]
     C: FloatArray
@@ -59,8 +65,8 @@ class GrowthDraws:
         return np.stack(result, -1)
 
     def go_on(self, rewards: FloatArray, n_index: int, C_more: float) -> FloatArray:
-        """Rewards after C_more further rollouts with an n, float[...] -> float[...]. One above its asymptote falls back
-        to it: half of the excess within C_mid."""
+        """Rewards after C_more further rollouts with an n, float[...] -> float[...]. One above its
+        asymptote falls back to it: half of the excess within C_mid."""
         exponent = np.exp(np.clip(self.theta[..., 1], -1.5, 1.5))
         tail = np.exp(np.clip(self.theta[..., 2], -5, 1.5))
         num_n = (self.theta.shape[-1] - _SHAPES) // 2
@@ -75,21 +81,29 @@ class GrowthDraws:
         excess = (rewards - self.R0 - gain) * np.exp2(-np.minimum(C_more / C_mid, 60))
         return self.R0 + gain * after + np.where(progress < 1 - _CLOSE, 0.0, excess)
 
-    def best_next(self, rewards: FloatArray, C_left: float, num_n: int, optimism: float) -> tuple[int, FloatArray]:
-        """(the index of the n to go on with, rewards at the end float[Q]). A plan is an n to the end, or one change
-        after a share of what is left. The plan with the highest upper bound is taken: its mean, and `optimism` standard
-        deviations of its difference from the plan of highest mean."""
+    def best_next(
+        self, rewards: FloatArray, C_left: float, num_n: int, optimism: float
+    ) -> tuple[int, FloatArray]:
+        """(the index of the n to go on with, rewards at the end float[Q]). A plan is an n to the
+        end, or one change after a share of what is left. The plan with the highest upper bound is
+        taken: its mean, and `optimism` standard deviations of its difference from the plan of
+        highest mean."""
         plans = [(i, self.go_on(rewards, i, C_left)) for i in range(num_n)]
         for i in range(num_n):
             for share in SWITCH_SHARES:
                 middle = self.go_on(rewards, i, share * C_left)
-                plans += [(i, self.go_on(middle, j, (1 - share) * C_left)) for j in range(num_n) if j != i]
+                plans += [
+                    (i, self.go_on(middle, j, (1 - share) * C_left)) for j in range(num_n) if j != i
+                ]
         best = max((end for _, end in plans), key=np.mean)
         return max(plans, key=lambda plan: plan[1].mean() + optimism * (plan[1] - best).std())
 
 
-def fit_growth(n: Sequence[int], base_rewards: Sequence[float], paths: Sequence[RunPath], C_end: float) -> GrowthDraws:
-    """Draws of the curves of each n (rising), from rewards at C = 0 and runs; C_end: the budget, which scales C_mid."""
+def fit_growth(
+    n: Sequence[int], base_rewards: Sequence[float], paths: Sequence[RunPath], C_end: float
+) -> GrowthDraws:
+    """Draws of the curves of each n (rising), from rewards at C = 0 and runs; C_end: the budget,
+    which scales C_mid."""
     mean, whiten = _prior(np.log2(np.asarray(n, dtype=np.float64)), C_end)
     C = np.concatenate([path.C for path in paths])
     R = np.concatenate([np.asarray(base_rewards, dtype=np.float64), *[path.R for path in paths]])
@@ -124,14 +138,17 @@ def _prior(log2_n: FloatArray, C_end: float) -> tuple[FloatArray, FloatArray]:
         means.append(level[0] + slope[0] * x + (np.log(C_end) if k else 0.0))
         block = slice(_SHAPES + k * len(x), _SHAPES + (k + 1) * len(x))
         brownian = np.minimum.outer(x, x)
-        covariance[block, block] = level[1] ** 2 + slope[1] ** 2 * np.outer(x, x) + step_sd**2 * brownian
+        covariance[block, block] = (
+            level[1] ** 2 + slope[1] ** 2 * np.outer(x, x) + step_sd**2 * brownian
+        )
     covariance += 1e-9 * np.eye(len(covariance))
     return np.concatenate(means), np.linalg.inv(np.linalg.cholesky(covariance)).astype(np.float64)
 
 
 @dataclass(frozen=True)
 class _LeastSquares:
-    """Q problems of P parameters and N evaluations at once, each with its own rewards and its own draw of the prior."""
+    """Q problems of P parameters and N evaluations at once, each with its own rewards and its own
+    draw of the prior."""
 
     predict: Callable[[FloatArray], FloatArray]  # theta [..., P] -> rewards [..., N]
     R: FloatArray  # [Q, N]
@@ -147,10 +164,13 @@ class _LeastSquares:
         prior_part = np.broadcast_to(self.whiten.T, (num_draws, num_parameters, num_parameters))
         for _ in range(MAX_ITERATIONS):
             change = self.predict(theta[:, None] + STEP * unit) - self.predict(theta)[:, None]
-            jacobian = np.concatenate([change / STEP * self.weight, prior_part], -1)  # [Q, P, N + P]
+            # [Q, P, N + P]
+            jacobian = np.concatenate([change / STEP * self.weight, prior_part], -1)
             hessian = jacobian @ jacobian.swapaxes(1, 2)
             gradient = jacobian @ residuals[..., None]
-            damped = hessian + damping[:, None, None] * unit * np.einsum("qii->qi", hessian)[:, None, :]
+            damped = (
+                hessian + damping[:, None, None] * unit * np.einsum("qii->qi", hessian)[:, None, :]
+            )
             proposed = theta - np.linalg.solve(damped, gradient)[..., 0]
             proposed_residuals = self._residuals(proposed)
             proposed_cost = (proposed_residuals**2).sum(-1)
@@ -158,7 +178,8 @@ class _LeastSquares:
             theta = np.where(better[:, None], proposed, theta)
             residuals = np.where(better[:, None], proposed_residuals, residuals)
             gain = np.where(better, cost - proposed_cost, 0.0)
-            cost, damping = cost - gain, np.where(better, 0.3 * damping, np.minimum(5 * damping, 1e6))
+            cost = cost - gain
+            damping = np.where(better, 0.3 * damping, np.minimum(5 * damping, 1e6))
             if gain.max() < COST_TOLERANCE and better.mean() > 0.5:
                 break
         return theta

@@ -1,6 +1,7 @@
-"""The allocation (B_p, n, M) for a budget of C rollouts, from a fit alone: what to run, what reward to expect, and how
-sure that is. Mode "paper" follows its law n*(C); mode "hierarchical" compares the cells' curves (allocators.py). And
-what a reward costs: the inverse of the same draws, for one new run of each measured cell."""
+"""The allocation (B_p, n, M) for a budget of C rollouts, from a fit alone: what to run, what reward
+to expect, and how sure that is. Mode "paper" follows its law n*(C); mode "hierarchical" compares
+the cells' curves (allocators.py). And what a reward costs: the inverse of the same draws, for one
+new run of each measured cell."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -38,27 +39,35 @@ def recommend(
     epsilon: float = EPSILON,
     with_details: bool = True,
 ) -> Recommendation:
-    """How to spend a budget of C rollouts, or of time: an allocation with B_p n M <= C, its expected reward, and the
-    reasons in words.
+    """How to spend a budget of C rollouts, or of time: an allocation with B_p n M <= C, its
+    expected reward, and the reasons in words.
 
-    `B_max`: the largest B_p n that may be used; `fix`: at most one of {"M": v}, {"B": v}, {"B_p": v}; `extrapolate`:
-    answer beyond 4 times the largest measured C too; `epsilon`: a loss of reward that makes no difference;
-    `with_details`: predict all measured cells, halting marks and the next run, which takes longer than the rest.
-    InputError where the fit is not in rollouts, C is out of reach, or the limits leave no allocation."""
+    `B_max`: the largest B_p n that may be used; `fix`: at most one of {"M": v}, {"B": v}, {"B_p":
+    v}; `extrapolate`: answer beyond 4 times the largest measured C too; `epsilon`: a loss of reward
+    that makes no difference; `with_details`: predict all measured cells, halting marks and the next
+    run, which takes longer than the rest. InputError where the fit is not in rollouts, C is out of
+    reach, or the limits leave no allocation."""
     ensemble = load_rollout_ensemble(fit)
-    request = _with_budget(ensemble, budget, AllocationRequest(0.0, B_max, dict(fix or {}), epsilon, extrapolate, []))
+    request = _with_budget(
+        ensemble, budget, AllocationRequest(0.0, B_max, dict(fix or {}), epsilon, extrapolate, [])
+    )
     allocate = allocators.allocate_by_curves if fit.nothing_learnt else ALLOCATORS[fit.mode]
     allocation = allocate(fit, ensemble, request)
-    distances = np.abs(np.log2(ensemble.B_p / allocation.B_p)), np.abs(np.log2(ensemble.n / allocation.n))
+    distances = (
+        np.abs(np.log2(ensemble.B_p / allocation.B_p)),
+        np.abs(np.log2(ensemble.n / allocation.n)),
+    )
     cell = int(np.lexsort(distances)[0])  # the nearest in log n, then in log B_p
     if request.time is not None:  # which other cells may spend on more rollouts than this one
         request = replace(request, C=float(ensemble.affordable_rollouts(request.time)[cell]))
         _check_extrapolation(ensemble, request)
     reward, interval = ensemble.predict_reward(cell, allocation.C)
     new_run = ensemble.predict_new_run(cell, allocation.C)[1]
-    if new_run is not None and interval is not None:  # of the same problems: widened to hold that of any problems
+    # of the same problems: widened to hold that of any problems
+    if new_run is not None and interval is not None:
         new_run = min(new_run[0], interval[0]), max(new_run[1], interval[1])
-    comparison, tie = _compare_cells(ensemble, request, allocation.n, cell), _describe_tie(ensemble, request)
+    comparison = _compare_cells(ensemble, request, allocation.n, cell)
+    tie = _describe_tie(ensemble, request)
     likely_n = [n for n, p in (comparison["n_probability"] or {}).items() if p >= advice.MIN_P_BEST]
     _explain_outcome(ensemble, request, allocation, cell, reward, likely_n or [allocation.n])
     measured = (allocation.B_p, allocation.n) == ensemble.curves[cell].key
@@ -66,10 +75,16 @@ def recommend(
     risks, further_warnings = advice.find_risks(ensemble, allocation, cell)
     with_advice = with_details and not (fit.nothing_learnt or tie)
     halting_marks = advice.set_halting_marks(ensemble, allocation, cell) if with_advice else ()
-    # A growing n goes on from a reward as the runs of its new n do, of which a reward of 0 says nothing.
-    is_unknown = _is_guess(ensemble, cell, allocation.C) or any(curve.flat_start for curve in ensemble.curves)
+    # A growing n goes on from a reward as the runs of its new n do, of which a reward of 0 says
+    # nothing.
+    is_unknown = _is_guess(ensemble, cell, allocation.C) or any(
+        curve.flat_start for curve in ensemble.curves
+    )
     may_grow = (
-        with_advice and measured and not is_unknown and not (request.fix or request.time or fit.joint.n_star.no_effect)
+        with_advice
+        and measured
+        and not is_unknown
+        and not (request.fix or request.time or fit.joint.n_star.no_effect)
     )
     return Recommendation(
         allocation=allocation,
@@ -86,7 +101,9 @@ def recommend(
         **comparison,
         halting_marks=halting_marks,
         false_stop=advice.FALSE_STOP if halting_marks else None,
-        next_run=advice.choose_next_run(ensemble, request, cell, comparison["regret"]) if with_advice else None,
+        next_run=advice.choose_next_run(ensemble, request, cell, comparison["regret"])
+        if with_advice
+        else None,
         growing=plan_growing_run(ensemble, cell, float(allocation.C), B_max) if may_grow else None,
         no_effect=fit.joint.n_star.no_effect,
         times_measured=request.C / ensemble.C_measured_max,
@@ -105,15 +122,17 @@ def _describe_tie(ensemble: CurveEnsemble, request: AllocationRequest) -> str:
     level = ensemble.level_of_all(*ensemble.allowed_cells(request))
     if level is None:
         return ""
-    return (
-        f"no n leads at this budget: up to here every evaluation of every cell shows {ensemble.fit.metric} {level:.4g}"
-    )
+    return f"no n leads at this budget: up to here every evaluation of every cell shows {ensemble.fit.metric} {level:.4g}"
 
 
-def _with_budget(ensemble: CurveEnsemble, budget: float | TimeBudget, request: AllocationRequest) -> AllocationRequest:
+def _with_budget(
+    ensemble: CurveEnsemble, budget: float | TimeBudget, request: AllocationRequest
+) -> AllocationRequest:
     """The request with its budget; of time, C is what the allowed cell of most rollouts affords."""
     if (mode := ensemble.fit.mode) not in ALLOCATORS:
-        raise InputError(f"the fit's mode is {mode!r}; expected {' or '.join(ALLOCATORS)}. Run `isojax fit` again.")
+        raise InputError(
+            f"the fit's mode is {mode!r}; expected {' or '.join(ALLOCATORS)}. Run `isojax fit` again."
+        )
     if not isinstance(budget, TimeBudget):
         request = replace(request, C=budget)
         request.check()
@@ -121,7 +140,9 @@ def _with_budget(ensemble: CurveEnsemble, budget: float | TimeBudget, request: A
         return request
     budget.check()
     if ensemble.fit.mode == "paper" and not ensemble.fit.nothing_learnt:
-        raise InputError("a budget in time, of a fit in mode paper; expected mode hierarchical. Fit the runs again.")
+        raise InputError(
+            "a budget in time, of a fit in mode paper; expected mode hierarchical. Fit the runs again."
+        )
     rollouts = ensemble.affordable_rollouts(budget)
     request = replace(request, C=max(float(rollouts.max()), 1.0), time=budget)
     request.check()
@@ -129,18 +150,28 @@ def _with_budget(ensemble: CurveEnsemble, budget: float | TimeBudget, request: A
     C = float(rollouts[allowed if allowed.any() else ensemble.stable].max(initial=0.0))
     request = replace(request, C=max(C, 1.0))
     seconds = f"{budget.seconds:,.6g} s of {'all devices' if budget.of_devices else 'wall clock'}"
-    untimed = [f"{ensemble.B_p[i]}x{ensemble.n[i]}" for i in np.flatnonzero(np.isnan(ensemble.clock.per_rollout))]
+    untimed = [
+        f"{ensemble.B_p[i]}x{ensemble.n[i]}"
+        for i in np.flatnonzero(np.isnan(ensemble.clock.per_rollout))
+    ]
     not_compared = f"; not compared, as they have no clock: {', '.join(untimed)}" if untimed else ""
     fastest = f"{C:,.0f} rollouts in the fastest allowed cell"
     request.reasons.append(f"{seconds} are {fastest}, by the clocks of these runs{not_compared}")
     return request
 
 
-def _compare_cells(ensemble: CurveEnsemble, request: AllocationRequest, chosen_n: int, cell: int) -> dict[str, Any]:
+def _compare_cells(
+    ensemble: CurveEnsemble, request: AllocationRequest, chosen_n: int, cell: int
+) -> dict[str, Any]:
     """The chosen cell against all that may be chosen, if any may: fields of Recommendation."""
     C_spent, allowed = ensemble.allowed_cells(request)
     if not allowed.any():
-        return {"n_probability": None, "equal_n": (chosen_n,), "regret": None, "regret_interval": None}
+        return {
+            "n_probability": None,
+            "equal_n": (chosen_n,),
+            "regret": None,
+            "regret_interval": None,
+        }
     expected_rewards = ensemble.expected_at_cell_budgets(C_spent)
     draws = ensemble.sampled_at_cell_budgets(C_spent)  # [replicates, cells]
     best_reward = expected_rewards[allowed].max()
@@ -149,7 +180,8 @@ def _compare_cells(ensemble: CurveEnsemble, request: AllocationRequest, chosen_n
     regret, n_probability = max(0.0, float(best_reward - expected_rewards[cell])), None
     if ensemble.replicates:
         regret = float(regret_draws.mean())
-        all_n, is_best = np.unique(ensemble.n[allowed]), ensemble.samples.is_best(draws, allowed, axis=1)
+        all_n = np.unique(ensemble.n[allowed])
+        is_best = ensemble.samples.is_best(draws, allowed, axis=1)
         n_is_best = np.stack([is_best[:, ensemble.n == n].any(1) for n in all_n], axis=1)
         shares = n_is_best / n_is_best.sum(1, keepdims=True)  # equal n share a draw
         n_probability = dict(zip(all_n.tolist(), shares.mean(0).tolist(), strict=True))
@@ -165,7 +197,9 @@ def _compare_cells(ensemble: CurveEnsemble, request: AllocationRequest, chosen_n
 
 
 def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest) -> None:
-    C, C_measured_max, C_measured_min = request.C, ensemble.C_measured_max, ensemble.samples.C_low.min()
+    C = request.C
+    C_measured_max = ensemble.C_measured_max
+    C_measured_min = ensemble.samples.C_low.min()
     ratio = C / C_measured_max
     if ratio > MAX_EXTRAPOLATION * MEASURED_TOLERANCE:
         statement = f"C = {C:.6g} is {format_number(ratio)} times the largest measured C = {C_measured_max:.6g}"
@@ -200,28 +234,44 @@ def _explain_outcome(
     reward: float,
     likely_n: list[int],
 ) -> None:
-    """What the expected reward rests on, and reasons against training at all or against the choice of n."""
+    """What the expected reward rests on, and reasons against training at all or against the choice
+    of n."""
     fit, curve, reasons = ensemble.fit, ensemble.curves[cell], request.reasons
     name = f"{curve.B_p}x{curve.n}"
     if curve.key != (allocation.B_p, allocation.n):
         missing = f"{allocation.B_p}x{allocation.n} has no curve"
-        reasons.append(f"{missing}: the expected reward is that of the nearest measured cell, {name}")
+        reasons.append(
+            f"{missing}: the expected reward is that of the nearest measured cell, {name}"
+        )
     if curve.C_peak is not None and allocation.C > curve.C_peak:
         peak = f"C = {curve.C_peak:,.0f} (M = {int(curve.C_peak // allocation.B)})"
-        reasons.append(f"stop early: reward of {name} falls beyond {peak}; what is expected is its peak")
+        reasons.append(
+            f"stop early: reward of {name} falls beyond {peak}; what is expected is its peak"
+        )
     elif _is_guess(ensemble, cell, allocation.C):
         last = ensemble.predict_reward(cell, curve.C_high)[0]
-        doubt = "how it goes on, only further evaluations can tell: the expected reward stays near that"
-        reasons.append(f"{name}, measured up to C = {curve.C_high:,.0f}, has hardly scored there ({last:.3f}); {doubt}")
+        doubt = (
+            "how it goes on, only further evaluations can tell: the expected reward stays near that"
+        )
+        reasons.append(
+            f"{name}, measured up to C = {curve.C_high:,.0f}, has hardly scored there ({last:.3f}); {doubt}"
+        )
     elif ensemble.is_beyond_data(cell, allocation.C):
-        reasons.append(f"the expected reward is extrapolated: {name} was measured up to C = {curve.C_high:,.0f}")
+        reasons.append(
+            f"the expected reward is extrapolated: {name} was measured up to C = {curve.C_high:,.0f}"
+        )
     # Of a sweep that shows nothing, a reward below the base policy's is noise, as all others are.
-    is_noise = bool(fit.nothing_learnt) or ensemble.level_of_all(*ensemble.allowed_cells(request)) is not None
+    is_noise = (
+        bool(fit.nothing_learnt)
+        or ensemble.level_of_all(*ensemble.allowed_cells(request)) is not None
+    )
     if fit.draws is not None and fit.draws.rollouts is not None:  # a few hits less than a few
         is_noise |= fit.base_reward is not None and fit.base_reward * fit.draws.rollouts < FEW_HITS
     if fit.base_reward is not None and reward < fit.base_reward and not is_noise:
         loss = f"less than the base policy's {fit.base_reward:.3f}"
-        reasons.append(f"that is {loss}: these runs made it worse, and no training is the better choice")
+        reasons.append(
+            f"that is {loss}: these runs made it worse, and no training is the better choice"
+        )
     if fit.nothing_learnt and fit.flags[0].code == NOTHING_TO_LEARN:
         reasons.append("the smallest run is as good: the reward is this from the start")
     if fit.joint.n_star.no_effect and not fit.nothing_learnt:
@@ -234,8 +284,11 @@ def _is_guess(ensemble: CurveEnsemble, cell: int, C: float) -> bool:
     return ensemble.is_beyond_data(cell, C) and bool(ensemble.samples.hardly_scored()[cell])
 
 
-def _measured_cells(ensemble: CurveEnsemble, request: AllocationRequest) -> tuple[MeasuredCell, ...]:
-    """Measured cells, unstable ones too, within the limits, at the compute each would spend; best first."""
+def _measured_cells(
+    ensemble: CurveEnsemble, request: AllocationRequest
+) -> tuple[MeasuredCell, ...]:
+    """Measured cells, unstable ones too, within the limits, at the compute each would spend; best
+    first."""
     C_spent, affordable = ensemble.affordable_cells(request)
     measured_cells = []
     for i in np.flatnonzero(affordable).tolist():
@@ -261,31 +314,46 @@ def _measured_cells(ensemble: CurveEnsemble, request: AllocationRequest) -> tupl
 
 
 def quote(fit: FitResult, reward: float) -> Quote:
-    """The rollouts, and hours where clocks are known, at which one new run reaches a reward: a distribution for each n,
-    of its soonest B_p. InputError for no reward, for one that the base policy has, and for a fit without draws."""
+    """The rollouts, and hours where clocks are known, at which one new run reaches a reward: a
+    distribution for each n, of its soonest B_p. InputError for no reward, for one that the base
+    policy has, and for a fit without draws."""
     ensemble = load_rollout_ensemble(fit)
     if not 0 < reward < 1:
         raise InputError(f"a reward of {reward:g}; expected one between 0 and 1, such as 0.6.")
     if fit.nothing_learnt:
         return _quote_of_nothing(ensemble, reward)
     if not ensemble.replicates:
-        raise InputError("this fit has no draws of its curves; expected mode hierarchical with --replicates above 0.")
+        raise InputError(
+            "this fit has no draws of its curves; expected mode hierarchical with --replicates above 0."
+        )
     if fit.base_reward is not None and reward <= fit.base_reward:
-        raise InputError(f"given {reward:g}, expected more than the base policy's {fit.metric}, {fit.base_reward:.3f}.")
+        raise InputError(
+            f"given {reward:g}, expected more than the base policy's {fit.metric}, {fit.base_reward:.3f}."
+        )
     horizon = MAX_EXTRAPOLATION * ensemble.C_measured_max
     C = first_budgets(ensemble, reward, horizon)
-    stable = np.flatnonzero(ensemble.stable) if ensemble.stable.any() else np.arange(len(ensemble.n))
+    stable = (
+        np.flatnonzero(ensemble.stable) if ensemble.stable.any() else np.arange(len(ensemble.n))
+    )
     cells = [quote_cell(ensemble, int(i), C[:, i]) for i in stable]
-    by_n = tuple(min(cells_of_n, key=_cost) for _, cells_of_n in sorted(group_by(cells, lambda c: c.n).items()))
+    by_n = tuple(
+        min(cells_of_n, key=_cost)
+        for _, cells_of_n in sorted(group_by(cells, lambda c: c.n).items())
+    )
     return Quote(reward, fit.metric, horizon, LEVEL, min(by_n, key=_cost).n, by_n)
 
 
 def _quote_of_nothing(ensemble: CurveEnsemble, reward: float) -> Quote:
-    """Of a sweep that shows nothing: a cell for each n, the smallest stable B_p, without a price."""
+    """Of a sweep that shows nothing: a cell for each n, the smallest stable B_p, without a
+    price."""
     fit, level = ensemble.fit, ensemble.curves[0].A
     if reward <= level:
-        raise InputError(f"{fit.nothing_learnt}. Given {reward:g}, expected more than the {level:.3g} of all runs.")
-    stable = np.flatnonzero(ensemble.stable) if ensemble.stable.any() else np.arange(len(ensemble.n))
+        raise InputError(
+            f"{fit.nothing_learnt}. Given {reward:g}, expected more than the {level:.3g} of all runs."
+        )
+    stable = (
+        np.flatnonzero(ensemble.stable) if ensemble.stable.any() else np.arange(len(ensemble.n))
+    )
     first_of_n = {ensemble.curves[i].n: ensemble.curves[i] for i in reversed(stable.tolist())}
     cells = tuple(
         QuotedCell(
@@ -302,7 +370,8 @@ def _quote_of_nothing(ensemble: CurveEnsemble, reward: float) -> Quote:
         )
         for n, curve in sorted(first_of_n.items())
     )
-    horizon, interval = MAX_EXTRAPOLATION * ensemble.C_measured_max, ensemble.curves[0].A_interval
+    horizon = MAX_EXTRAPOLATION * ensemble.C_measured_max
+    interval = ensemble.curves[0].A_interval
     highest = None if interval is None else interval[1]
     return Quote(reward, fit.metric, horizon, LEVEL, None, cells, fit.nothing_learnt, highest)
 
@@ -314,15 +383,18 @@ def _cost(cell: QuotedCell) -> tuple[float, ...]:
 
 
 def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> FloatArray:
-    """float[replicates, cells]: C at which a new run of each cell first has the reward, by each draw of the curves and
-    of the run's own luck; infinite where it has not by the horizon."""
+    """float[replicates, cells]: C at which a new run of each cell first has the reward, by each
+    draw of the curves and of the run's own luck; infinite where it has not by the horizon."""
     C = np.geomspace(0.1 * float(ensemble.samples.C_low.min()), horizon, BUDGETS)
     rewards = ensemble.samples.curves_as_seen(C[:, None])  # [BUDGETS, replicates, cells]
     settings, samples = ensemble.fit.intervals, ensemble.samples
     run_sd = 0.0 if settings is None else settings.run_sd
-    luck = np.random.default_rng(LUCK_SEED).normal(size=rewards.shape[1:]) * run_sd  # at the plateau
+    # at the plateau
+    luck = np.random.default_rng(LUCK_SEED).normal(size=rewards.shape[1:]) * run_sd
     C_capped = np.minimum(C[:, None], samples.C_peak)[:, None]
-    progress = curve_value(C_capped, 0.0, 1.0, samples.exponent, samples.C_mid, samples.tail[:, None])
+    progress = curve_value(
+        C_capped, 0.0, 1.0, samples.exponent, samples.C_mid, samples.tail[:, None]
+    )
     gain = np.maximum.accumulate(rewards + luck * progress, axis=0) - reward
     reached = gain >= 0
     first = reached.argmax(0)
@@ -334,9 +406,12 @@ def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> Flo
 
 
 def quote_cell(ensemble: CurveEnsemble, i: int, C: FloatArray) -> QuotedCell:
-    """The distribution of C, float[replicates], of cell i: its median and interval are None where they are never."""
+    """The distribution of C, float[replicates], of cell i: its median and interval are None where
+    they are never."""
     quantiles = np.quantile(C, (TAILS[0], 0.5, TAILS[1]), method="higher")
-    low, median, high = (float(quantile) if np.isfinite(quantile) else None for quantile in quantiles)
+    low, median, high = (
+        float(quantile) if np.isfinite(quantile) else None for quantile in quantiles
+    )
     hours, device_hours = (None, None) if median is None else ensemble.predict_hours(i, median)
     B_p, n = ensemble.curves[i].key
     return QuotedCell(

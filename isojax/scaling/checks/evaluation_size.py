@@ -1,5 +1,5 @@
-"""How many rollouts one evaluation has: N = problems x samples. By the records where they hold the right answers of
-each problem. Otherwise by the rewards, which are multiples of 1 / N:
+"""How many rollouts one evaluation has: N = problems x samples. By the records where they hold the
+right answers of each problem. Otherwise by the rewards, which are multiples of 1 / N:
 
     common     the step of which all their differences are multiples
     smallest   where rounding hides that, the smallest difference; rewards within SAME_REWARD are equal, because sums
@@ -17,12 +17,14 @@ import numpy as np
 from isojax.core.nouns import EvalPoint
 from isojax.scaling.tracks import FloatArray, RunTrack, correct_counts, parse_metric
 
-SAME_REWARD = 1e-6  # rewards that differ by less are equal: sums of float32 in another order differ by as much
+# rewards that differ by less are equal: sums of float32 in another order differ by as much
+SAME_REWARD = 1e-6
 ASSUMED_ROLLOUTS = 100  # of an evaluation, where nothing says how many
 BEND_VARIANCE = 1.5  # of a value less the mean of its neighbours
 MAX_DECIMALS = 6  # of a reward in a log; what follows is rounding
 MAX_STEP_MULTIPLE = 5  # the smallest step that was seen may be so many of the smallest there is
-MAX_CHANCE = 0.4  # of a reward to be near a multiple of a step: with more, their agreement says little
+# of a reward to be near a multiple of a step: with more, their agreement says little
+MAX_CHANCE = 0.4
 MAX_FALSE_STEP = 0.01  # the probability that rewards without a common step seem to have one
 MIN_BENDS = 4  # evaluations that differ from their neighbours, to see a scatter
 MAX_SCATTER_RATIO = 4.0  # of the rollouts by the smallest step over those by the scatter
@@ -52,28 +54,36 @@ def evaluation_size(tracks: Sequence[RunTrack], metric: str) -> EvaluationSize:
 
 
 def _rollouts_of(point: EvalPoint, metric: str) -> int:
-    """Problems x samples of an evaluation, of KIND@k the groups of k; 0 where the records do not say it."""
+    """Problems x samples of an evaluation, of KIND@k the groups of k; 0 where the records do not
+    say it."""
     counts, parsed = correct_counts(point, metric), parse_metric(metric)
     if not counts or parsed is None:
         return 0
-    return len(counts) * (point.samples if parsed.kind == "avg" else max(1, point.samples // parsed.k))
+    return len(counts) * (
+        point.samples if parsed.kind == "avg" else max(1, point.samples // parsed.k)
+    )
 
 
 def size_by_step(*rewards_of_runs: FloatArray) -> EvaluationSize:
-    """Of rewards in [0, 1], float[evaluations] of each run in their order, whose number of rollouts nothing says."""
+    """Of rewards in [0, 1], float[evaluations] of each run in their order, whose number of rollouts
+    nothing says."""
     values = np.unique(np.concatenate(rewards_of_runs))
     steps = np.diff(values)
     steps = steps[steps > SAME_REWARD]
     unsaid = "because the log does not say it"
     if not len(steps):
-        return EvaluationSize(ASSUMED_ROLLOUTS, f"assumed, {unsaid} and all its rewards are equal", is_known=False)
+        return EvaluationSize(
+            ASSUMED_ROLLOUTS, f"assumed, {unsaid} and all its rewards are equal", is_known=False
+        )
 
     smallest = float(steps.min())
     common = _common_step(values, smallest)
     if common is not None:
         was_seen = common > 0.99 * smallest
         which = "smallest step between" if was_seen else "common step of"
-        return EvaluationSize(1 / common, f"by the {which} its rewards, {common:.3g}, {unsaid}", is_known=False)
+        return EvaluationSize(
+            1 / common, f"by the {which} its rewards, {common:.3g}, {unsaid}", is_known=False
+        )
 
     by_scatter = _rollouts_by_scatter(rewards_of_runs)
     if by_scatter is not None and 1 / smallest > MAX_SCATTER_RATIO * by_scatter:
@@ -84,14 +94,22 @@ def size_by_step(*rewards_of_runs: FloatArray) -> EvaluationSize:
 
 
 def bends(rewards: FloatArray) -> FloatArray:
-    """float[evaluations - 2]: how far each evaluation but the outer two is from the mean of its neighbours."""
+    """float[evaluations - 2]: how far each evaluation but the outer two is from the mean of its
+    neighbours."""
     return rewards[1:-1] - (rewards[:-2] + rewards[2:]) / 2 if len(rewards) > 2 else rewards[:0]
 
 
 def _rollouts_by_scatter(rewards_of_runs: Sequence[FloatArray]) -> float | None:
-    """The rollouts of shares that scatter like these between neighbours; None where most neighbours are equal."""
+    """The rollouts of shares that scatter like these between neighbours; None where most neighbours
+    are equal."""
     bend = np.concatenate([bends(rewards) for rewards in rewards_of_runs])
-    middle = np.clip(np.concatenate([rewards[1:-1] for rewards in rewards_of_runs if len(rewards) > 2] or [bend]), 0, 1)
+    middle = np.clip(
+        np.concatenate(
+            [rewards[1:-1] for rewards in rewards_of_runs if len(rewards) > 2] or [bend]
+        ),
+        0,
+        1,
+    )
     differs = np.abs(bend) > SAME_REWARD
     if differs.sum() < max(MIN_BENDS, len(bend) / 2):
         return None
@@ -102,8 +120,8 @@ def _rollouts_by_scatter(rewards_of_runs: Sequence[FloatArray]) -> float | None:
 
 
 def _common_step(values: FloatArray, smallest: float) -> float | None:
-    """The step of which all differences of rewards are multiples, more than rounding and chance make them; float[...]
-    of rising values, and the smallest step between two of them."""
+    """The step of which all differences of rewards are multiples, more than rounding and chance
+    make them; float[...] of rising values, and the smallest step between two of them."""
     decimals = _decimals(values)
     if decimals < MAX_DECIMALS:
         grid = 10**decimals
@@ -117,7 +135,8 @@ def _common_step(values: FloatArray, smallest: float) -> float | None:
     for multiple in range(1, MAX_STEP_MULTIPLE + 1):
         if smallest <= rounding:
             return None
-        fewest, most = multiple / (smallest + rounding), multiple / (smallest - rounding)
+        fewest = multiple / (smallest + rounding)
+        most = multiple / (smallest - rounding)
         candidates = range(int(np.ceil(fewest)), int(most) + 1)
         is_near = 2 * rounding * most  # the share of all rewards that are near a multiple by chance
         if is_near > MAX_CHANCE or is_near ** (distinct - 2) * len(candidates) > MAX_FALSE_STEP:

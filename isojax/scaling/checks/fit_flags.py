@@ -1,4 +1,5 @@
-"""What a reader of a fit must know before believing it: one function for each subject (docs/laws.md: what to do)."""
+"""What a reader of a fit must know before believing it: one function for each subject
+(docs/laws.md: what to do)."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -32,11 +33,13 @@ from isojax.scaling.tracks import TracksByCell
 MAX_AUTOCORRELATION = 0.3
 MAX_LENGTH_RATIO = 1.1  # a cell that ends earlier than the longest by more is a short one
 MAX_LISTED = 4
-STALENESS = "staleness_mean"  # among EvalPoint.train: updates between the policy that samples and the one trained
+# among EvalPoint.train: updates between the policy that samples and the one trained
+STALENESS = "staleness_mean"
 MAX_STALENESS_DIFFERENCE = 0.25  # updates
 MIN_REPLICATES = 100  # 5% of fewer are too few to be an interval's end
 MIN_LEAD_Z = 2.0
-MAX_FRONTIER_FALL = 0.05  # of reward, to an n that has data further out than better ones, and leads for that alone
+# of reward, to an n that has data further out than better ones, and leads for that alone
+MAX_FRONTIER_FALL = 0.05
 MAX_R_HAT = 1.5  # of the last 15 positions of each chain
 MIN_INSIDE = 0.6  # of the cells, in the trial on hidden data, before predictions count as missed
 
@@ -61,7 +64,9 @@ def nothing_flags(nothing: NothingLearnt | None) -> Iterator[FitFlag]:
     text = f"{size}: a reward of {nothing.level:.3g} may then be {low:.3g} to {high:.3g}"
     if nothing.interval != noise:
         low, high = nothing.interval
-        text += f"; what stands out is beyond that, and intervals reach to it, {low:.3g} to {high:.3g}"
+        text += (
+            f"; what stands out is beyond that, and intervals reach to it, {low:.3g} to {high:.3g}"
+        )
     yield _warning(EVALUATION_SIZE, text)
 
 
@@ -72,7 +77,9 @@ def effect_flags(estimate: SweepEstimate) -> Iterator[FitFlag]:
         yield _info("no_effect", f"n makes no difference here: {comparison}")
     intervals = estimate.intervals
     if intervals is not None and intervals.run_sd_source.startswith("assumed"):
-        yield _warning("run_sd_assumed", f"the run-to-run standard deviation is {intervals.run_sd_source}")
+        yield _warning(
+            "run_sd_assumed", f"the run-to-run standard deviation is {intervals.run_sd_source}"
+        )
     if intervals is not None and intervals.replicates < MIN_REPLICATES:
         consequence = "curves, which are their means, and intervals are rough; use 200 or more"
         yield _warning("few_replicates", f"only {intervals.replicates} replicates: {consequence}")
@@ -96,34 +103,56 @@ def forecast_flags(forecast: ForecastTrial | None) -> Iterator[FitFlag]:
         f"{forecast.mean_error:+.3f} (absolute {forecast.mean_absolute_error:.3f}), {forecast.inside:.0%} of the cells "
         f"inside their interval; so at 4 times its data a reward may be off by {forecast.departure_sd:.3f} (1 sd)"
     )
-    yield _warning("forecast_missed", text) if forecast.inside < MIN_INSIDE else _info("forecast_tried", text)
+    yield (
+        _warning("forecast_missed", text)
+        if forecast.inside < MIN_INSIDE
+        else _info("forecast_tried", text)
+    )
 
 
 def mode_flags(mode: str) -> Iterator[FitFlag]:
     if mode == "paper":
         text = "paper mode fits record-breaking points, which exceed the mean by the largest noise so far"
-        yield _warning("records_overshoot", f"{text}: every A is biased upward, more for cells with more evaluations")
+        yield _warning(
+            "records_overshoot",
+            f"{text}: every A is biased upward, more for cells with more evaluations",
+        )
 
 
 def data_flags(cells: TracksByCell) -> Iterator[FitFlag]:
     """One seed only; cells of unequal length; no reward at C = 0; graded rewards."""
     if single_seed_cells := [f"{B_p}x{n}" for (B_p, n), seeds in cells.items() if len(seeds) == 1]:
-        which = "every cell" if len(single_seed_cells) == len(cells) else ", ".join(single_seed_cells)
-        text = f"only one seed for {which}: differences between runs cannot be separated from chance"
+        which = (
+            "every cell" if len(single_seed_cells) == len(cells) else ", ".join(single_seed_cells)
+        )
+        text = (
+            f"only one seed for {which}: differences between runs cannot be separated from chance"
+        )
         yield _warning("one_seed", text)
     ends = {f"{B_p}x{n}": max(float(t.C[-1]) for t in seeds) for (B_p, n), seeds in cells.items()}
     C_longest = max(ends.values())
-    short_cells = [f"{cell} ({format_number(C)})" for cell, C in ends.items() if C_longest > MAX_LENGTH_RATIO * C]
+    short_cells = [
+        f"{cell} ({format_number(C)})"
+        for cell, C in ends.items()
+        if C_longest > MAX_LENGTH_RATIO * C
+    ]
     if short_cells:
         text = f"the longest ends at C = {format_number(C_longest)}; {', '.join(short_cells)} end earlier"
-        yield _warning("unequal_lengths", f"cells of unequal length: {text} and are not on the frontier beyond")
+        yield _warning(
+            "unequal_lengths", f"cells of unequal length: {text} and are not on the frontier beyond"
+        )
     if ended_early := list(_runs_that_end_early(cells)):
         text = f"{', '.join(ended_early)}: beyond that, their cells rest on the seeds that are left"
         yield _warning("run_ends_early", f"runs that end before other seeds of their cell: {text}")
     if not any(t.C[0] == 0 for seeds in cells.values() for t in seeds):
-        yield _warning("no_base_reward", "no run was evaluated at C = 0: R0 is fitted, not measured")
+        yield _warning(
+            "no_base_reward", "no run was evaluated at C = 0: R0 is fitted, not measured"
+        )
     if any(p.graded for seeds in cells.values() for t in seeds for p in t.run.points):
-        yield _info(GRADED_FLAG, "rewards are graded: avg@k is the mean reward, not a share of correct responses")
+        yield _info(
+            GRADED_FLAG,
+            "rewards are graded: avg@k is the mean reward, not a share of correct responses",
+        )
 
 
 def _runs_that_end_early(cells: TracksByCell) -> Iterator[str]:
@@ -136,21 +165,31 @@ def _runs_that_end_early(cells: TracksByCell) -> Iterator[str]:
 
 
 def staleness_flags(cells: TracksByCell) -> Iterator[FitFlag]:
-    """An asynchronous sweep whose cells differ in staleness: a curve then differs between n for that reason too."""
+    """An asynchronous sweep whose cells differ in staleness: a curve then differs between n for
+    that reason too."""
     staleness_by_n: dict[int, list[float]] = {}
     for (_, n), seeds in cells.items():
         values = [p.train[STALENESS] for t in seeds for p in t.run.points if STALENESS in p.train]
         staleness_by_n.setdefault(n, []).extend(values)
-    mean_by_n = {n: float(np.mean(values)) for n, values in sorted(staleness_by_n.items()) if values}
-    if not mean_by_n or max(mean_by_n.values()) - min(mean_by_n.values()) <= MAX_STALENESS_DIFFERENCE:
+    mean_by_n = {
+        n: float(np.mean(values)) for n, values in sorted(staleness_by_n.items()) if values
+    }
+    if (
+        not mean_by_n
+        or max(mean_by_n.values()) - min(mean_by_n.values()) <= MAX_STALENESS_DIFFERENCE
+    ):
         return
     listed = ", ".join(f"{staleness:.2f} at n = {n}" for n, staleness in mean_by_n.items())
     text = f"staleness differs between n: rollouts come from policies that are {listed} updates old on average"
-    caution = "a difference between n may be one of staleness (cell.rl.max_staleness=0 trains without it)"
+    caution = (
+        "a difference between n may be one of staleness (cell.rl.max_staleness=0 trains without it)"
+    )
     yield _warning("staleness_differs", f"{text}; {caution}")
 
 
-def curve_flags(curves: Sequence[FittedCurve], unfitted_cells: Sequence[tuple[int, int, str]]) -> Iterator[FitFlag]:
+def curve_flags(
+    curves: Sequence[FittedCurve], unfitted_cells: Sequence[tuple[int, int, str]]
+) -> Iterator[FitFlag]:
     """Cells without a curve, and curves with a parameter at its bound."""
     for B_p, n, reason in unfitted_cells:
         yield _warning("no_curve", f"no curve for B_p={B_p} n={n}: {reason}")
@@ -162,9 +201,12 @@ def curve_flags(curves: Sequence[FittedCurve], unfitted_cells: Sequence[tuple[in
 
 
 def fall_flags(
-    curves: Sequence[FittedCurve], stabilities: Sequence[StabilityVerdict], overfitted: Sequence[OverfittedRun]
+    curves: Sequence[FittedCurve],
+    stabilities: Sequence[StabilityVerdict],
+    overfitted: Sequence[OverfittedRun],
 ) -> Iterator[FitFlag]:
-    """Unstable B_p, and falls past a peak that are neither that nor, by the training reward, overfitting."""
+    """Unstable B_p, and falls past a peak that are neither that nor, by the training reward,
+    overfitting."""
     unstable_reasons = {v.B_p: v.reason for v in stabilities if not v.stable}
     for B_p, reason in unstable_reasons.items():
         yield FitFlag(code="unstable", severity="error", text=f"B_p={B_p} is unstable: {reason}")
@@ -175,10 +217,17 @@ def fall_flags(
         if c.C_peak is not None and c.B_p not in unstable_reasons and c.key not in overfitted_cells
     ]
     if unexplained_falls:
-        more = f" and {len(unexplained_falls) - MAX_LISTED} more" if len(unexplained_falls) > MAX_LISTED else ""
+        more = (
+            f" and {len(unexplained_falls) - MAX_LISTED} more"
+            if len(unexplained_falls) > MAX_LISTED
+            else ""
+        )
         text = f"reward falls past a peak: {', '.join(unexplained_falls[:MAX_LISTED])}{more}"
         unknown = "no training reward shows whether that is overfitting or a collapse"
-        yield _warning("falls_past_peak", f"{text}; {unknown}; every number takes such a run as stopped at its peak")
+        yield _warning(
+            "falls_past_peak",
+            f"{text}; {unknown}; every number takes such a run as stopped at its peak",
+        )
 
 
 def diagnostics_flags(
@@ -194,16 +243,26 @@ def diagnostics_flags(
         text = f"overfitting: B_p={row.B_p} n={row.n} seed {row.seed}: beyond C = {format_number(row.C)} {row.reason}"
         yield _warning("overfitting", text)
     if (more := len(overfitted) - MAX_LISTED) > 0:
-        yield _warning("overfitting", f"overfitting in {more} more runs of {curve_count} cells (fit.json lists them)")
+        yield _warning(
+            "overfitting",
+            f"overfitting in {more} more runs of {curve_count} cells (fit.json lists them)",
+        )
     for tie in diagnostics.ties[:MAX_LISTED]:
         C_range = f"between C = {format_number(tie.C_low)} and {format_number(tie.C_high)}"
-        yield _info("tie", f"tie: {C_range} these runs do not separate n = {' and '.join(map(str, tie.n))}")
+        yield _info(
+            "tie", f"tie: {C_range} these runs do not separate n = {' and '.join(map(str, tie.n))}"
+        )
 
 
 def frontier_flags(
-    frontier: Frontier, segments: Sequence[SegmentRow], law: Law, measured_n: Collection[int], no_effect: bool = False
+    frontier: Frontier,
+    segments: Sequence[SegmentRow],
+    law: Law,
+    measured_n: Collection[int],
+    no_effect: bool = False,
 ) -> Iterator[FitFlag]:
-    """A frontier with few or falling n, segments without evidence, a law beyond its data; none if n has no effect."""
+    """A frontier with few or falling n, segments without evidence, a law beyond its data; none if n
+    has no effect."""
     frontier_n = sorted({p.n for p in frontier.points})
     if no_effect or len(measured_n) == 1:
         return
@@ -213,7 +272,10 @@ def frontier_flags(
         yield _warning("largest_n_leads", text)
     if law.form == "constant" and len(frontier_n) == 1:
         text = f"n = {frontier_n[0]} holds the whole frontier, so n*(C) is constant"
-        yield _info("one_n_leads", f"{text}: no other n that was measured makes a gain that these data can show")
+        yield _info(
+            "one_n_leads",
+            f"{text}: no other n that was measured makes a gain that these data can show",
+        )
         return
     if len(frontier_n) < MIN_DISTINCT_N:
         hidden = ", so the fitted law is not shown" if len(frontier_n) == 2 else ""
@@ -226,43 +288,57 @@ def frontier_flags(
 
 
 def _change_flags(frontier: Frontier) -> Iterator[FitFlag]:
-    changes = [(f"{a.n} to {b.n} at C = {format_number(b.C_low)}", a, b) for a, b in frontier.changes_of_n]
+    changes = [
+        (f"{a.n} to {b.n} at C = {format_number(b.C_low)}", a, b) for a, b in frontier.changes_of_n
+    ]
     if falls := [change for change, before, after in changes if after.n < before.n]:
         text = f"the frontier's n is not monotone, it falls from {'; '.join(falls)}: a sigmoid cannot describe that"
         yield _warning("n_falls", text)
-    if uncrossed_changes := [f"from n = {change}" for change, _, after in changes if not after.from_crossing]:
+    if uncrossed_changes := [
+        f"from n = {change}" for change, _, after in changes if not after.from_crossing
+    ]:
         reason = "because data end or begin there, not because curves cross: nothing was compared"
-        yield _warning("no_crossing", f"the frontier passes {'; '.join(uncrossed_changes)} {reason}")
+        yield _warning(
+            "no_crossing", f"the frontier passes {'; '.join(uncrossed_changes)} {reason}"
+        )
 
 
 def _lead_flags(segments: Sequence[SegmentRow]) -> Iterator[FitFlag]:
-    weak_segments = [f"n={s.n} B_p={s.B_p} ({s.z:.1f})" for s in segments if s.z is not None and s.z < MIN_LEAD_Z]
+    weak_segments = [
+        f"n={s.n} B_p={s.B_p} ({s.z:.1f})" for s in segments if s.z is not None and s.z < MIN_LEAD_Z
+    ]
     if not weak_segments:
         return
     limit = f"{MIN_LEAD_Z:g} standard errors"
     if len(weak_segments) == len(segments):
         text = f"no segment of the frontier leads its neighbours by {limit}: n makes no difference they can show"
     else:
-        text = f"these segments lead their neighbours by less than {limit}: {', '.join(weak_segments)}"
+        text = (
+            f"these segments lead their neighbours by less than {limit}: {', '.join(weak_segments)}"
+        )
     yield _warning("weak_lead", text)
 
 
 def add_health(fit: FitResult, health: RunHealth) -> FitResult:
-    """A fit that names the flagged runs. A B_p is not stable where half the runs of a cell or more were left out, which
-    those that remain cannot show; the first such run is the reason."""
+    """A fit that names the flagged runs. A B_p is not stable where half the runs of a cell or more
+    were left out, which those that remain cannot show; the first such run is the reason."""
     severity = "warning" if health.left_out else "error"
-    flags = [FitFlag(code="flagged_run", severity=severity, text=text) for text in flag_sentences(health)]
+    flags = [
+        FitFlag(code="flagged_run", severity=severity, text=text) for text in flag_sentences(health)
+    ]
     runs_left_out = health.runs if health.left_out else ()
     left_out_per_cell = Counter((run.B_p, run.n) for run in runs_left_out)
     fitted_per_cell = Counter((run.B_p, run.n) for run in fit.runs)
-    verdicts, reason_before = {v.B_p: v for v in fit.stability}, {v.B_p: v.reason for v in fit.stability}
+    verdicts = {v.B_p: v for v in fit.stability}
+    reason_before = {v.B_p: v.reason for v in fit.stability}
     for run in reversed(runs_left_out):  # so that the first one's reason stays
         cell = run.B_p, run.n
         if run.B_p in verdicts and left_out_per_cell[cell] >= max(1, fitted_per_cell[cell]):
             reasons = (reason_before[run.B_p], f"n={run.n} seed {run.seed}: {run.flags[0]}")
             verdicts[run.B_p] = StabilityVerdict(run.B_p, False, "; ".join(filter(None, reasons)))
     others = fit.flags
-    if fit.nothing_learnt:  # which comes first whatever broke, and is said of the runs that are left
+    # which comes first whatever broke, and is said of the runs that are left
+    if fit.nothing_learnt:
         first = others[0]
         if runs_left_out:
             count = f"{len(runs_left_out)} broken {'run' if len(runs_left_out) == 1 else 'runs'}"

@@ -1,16 +1,17 @@
 """Whether a sweep shows anything at all, and in words why not.
 
-Evaluations show something where a reward moves beyond what noise allows, and by at least one step of their resolution
-(1 / N for an evaluation of N rollouts), in one of these ways:
+Evaluations show something where a reward moves beyond what noise allows, and by at least one step
+of their resolution (1 / N for an evaluation of N rollouts), in one of these ways:
 
     shift    a run's median of three evaluations in a row differs from where it began; one hit moves no median
     common   all runs together differ from where they began, each from an evaluation of its own
     trend    over all runs, rewards rise or fall with C (Kendall's S)
     cells    rewards differ between cells (Kruskal and Wallis)
 
-Otherwise all runs stand at one reward, and every difference between two n is chance: 0, 1, a constant, noise around
-one, or single hits. N is problems x samples; it does not add up over evaluations, which repeat the same problems with
-policies that differ, so that many of them say no more of other problems than one does.
+Otherwise all runs stand at one reward, and every difference between two n is chance: 0, 1, a
+constant, noise around one, or single hits. N is problems x samples; it does not add up over
+evaluations, which repeat the same problems with policies that differ, so that many of them say no
+more of other problems than one does.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,8 +38,10 @@ from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell
 WINDOW = 3  # evaluations in a row, of which the median counts
 MEDIAN_VARIANCE = {1: 1.0, 2: 0.7, 3: 0.45}  # of so many values of variance 1
 MIN_Z = 3.0  # of a trend, and of a difference between cells
-FALSE_SHIFTS = 0.005  # the probability that noise alone shows a shift, over all runs; or one evaluation that stands out
-MIN_OF_ONE_RUN = 5  # evaluations at C > 0 of a run that goes on, to say that it has not learnt anything so far
+# the probability that noise alone shows a shift, over all runs; or one evaluation that stands out
+FALSE_SHIFTS = 0.005
+# evaluations at C > 0 of a run that goes on, to say that it has not learnt anything so far
+MIN_OF_ONE_RUN = 5
 MIN_COMMON_RUNS = 6  # with an evaluation at C = 0 of their own, to differ from it together
 MAX_TREND_POINTS = 100  # of a run; more are merged to medians
 MAX_UNSOLVED = 0.01  # share of wrong answers: with more of them there is something to learn
@@ -60,17 +63,22 @@ class NothingLearnt:
     """All runs stand at one reward, `level`."""
 
     level: float
-    # What an evaluation of this size allows around it; to all that was measured, where an evaluation stands out.
+    # What an evaluation of this size allows around it; to all that was measured, where an
+    # evaluation stands out.
     interval: tuple[float, float]
     size: EvaluationSize
     rollouts: float  # that the interval is worth: fewer than the size where rewards scatter by more
     is_solved: bool  # the level is 1, as far as such evaluations can show
-    text: str  # what was seen, and why as far as the records show it: a sentence, without its capital and full stop
+    # what was seen, and why as far as the records show it: a sentence, without its capital and full
+    # stop
+    text: str
 
 
-def find_nothing_learnt(cells: TracksByCell, metric: str, others: Sequence[RunTrack] = ()) -> NothingLearnt | None:
-    """What a sweep that shows nothing stands at; None for a sweep that shows something. `others`: runs without a fixed
-    n, which may have learnt all the same."""
+def find_nothing_learnt(
+    cells: TracksByCell, metric: str, others: Sequence[RunTrack] = ()
+) -> NothingLearnt | None:
+    """What a sweep that shows nothing stands at; None for a sweep that shows something. `others`:
+    runs without a fixed n, which may have learnt all the same."""
     groups = [list(seeds) for seeds in cells.values()]
     size = evaluation_size([t for seeds in groups for t in seeds], metric)
     if shows_something(groups, size):
@@ -97,8 +105,9 @@ def find_nothing_learnt_by_run(track: RunTrack, metric: str) -> NothingLearnt | 
 
 
 def sampling_sd(rewards: FloatArray) -> float | None:
-    """The noise of evaluations too few to show their own scatter: that of shares of ASSUMED_ROLLOUTS rollouts, which
-    few logs fall short of. None for rewards outside [0, 1], whose noise nothing bounds."""
+    """The noise of evaluations too few to show their own scatter: that of shares of
+    ASSUMED_ROLLOUTS rollouts, which few logs fall short of. None for rewards outside [0, 1], whose
+    noise nothing bounds."""
     if rewards.min() < 0 or rewards.max() > 1:
         return None
     mean = float(rewards.mean())
@@ -119,10 +128,16 @@ def shows_something(groups: Sequence[Sequence[RewardPath]], size: EvaluationSize
 
 
 def _has_common_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
-    """Whether the runs together differ from where they began: a gain too small for any one of them, which all have.
+    """Whether the runs together differ from where they began: a gain too small for any one of them,
+    which all have.
 
-    Only where the records say how large an evaluation is, and each of many runs has one of its own at C = 0."""
-    differences = [float(_trained(run).mean() - run.R[run.C == 0].mean()) for run in runs if run.C[0] == 0 < run.C[-1]]
+    Only where the records say how large an evaluation is, and each of many runs has one of its own
+    at C = 0."""
+    differences = [
+        float(_trained(run).mean() - run.R[run.C == 0].mean())
+        for run in runs
+        if run.C[0] == 0 < run.C[-1]
+    ]
     starts = {float(run.R[0]) for run in runs if run.C[0] == 0}
     if not size.is_known or len(differences) < MIN_COMMON_RUNS or len(starts) < MIN_COMMON_RUNS / 2:
         return False
@@ -171,7 +186,8 @@ class _Start:
 
 
 def _start_and_later(rewards: FloatArray, base: float | None) -> tuple[_Start, FloatArray]:
-    """Where a run began, the base policy's reward or the median of its first evaluations, and the evaluations after."""
+    """Where a run began, the base policy's reward or the median of its first evaluations, and the
+    evaluations after."""
     if base is not None:
         return _Start(base, 1.0), rewards
     count = min(WINDOW, max(1, len(rewards) // 2))
@@ -239,8 +255,8 @@ def describe(
     causes: Sequence[str] = (),
     reward_range: tuple[float, float] = (0.0, 1.0),
 ) -> NothingLearnt:
-    """Runs that show nothing, in words; `opening`: such as "no run learnt anything". reward_range: what 0 and 1 stand
-    for, where rewards have another scale."""
+    """Runs that show nothing, in words; `opening`: such as "no run learnt anything". reward_range:
+    what 0 and 1 stand for, where rewards have another scale."""
 
     def show(reward: float, form: str = ".4g") -> str:
         low, high = reward_range
@@ -252,7 +268,9 @@ def describe(
     of_several = f" of {len(runs)} runs" if len(runs) > 1 else ""
     of_runs = f"{count} {'evaluation' if count == 1 else 'evaluations'}{of_several}"
     at_all = (
-        f"all {of_runs}" if count > 2 else f"{'both evaluations' if count == 2 else 'the only evaluation'}{of_several}"
+        f"all {of_runs}"
+        if count > 2
+        else f"{'both evaluations' if count == 2 else 'the only evaluation'}{of_several}"
     )
     hits = rewards[rewards > SAME_REWARD]
     rollouts = _effective_rollouts(runs, level, size)
@@ -273,10 +291,16 @@ def describe(
         opening += " that evaluations can show"
         extremes = f"{show(rewards.min())} to {show(rewards.max())}"
         seen = f"{metric} stays at {show(level, '.3f')} ({extremes}) at {of_runs}"
-        where = f"{seen}, but {outlying}" if outlying else f"{seen}, which is what noise alone gives"
+        where = (
+            f"{seen}, but {outlying}" if outlying else f"{seen}, which is what noise alone gives"
+        )
     if is_solved:
         has_base = any((run.C == 0).any() for run in runs)
-        solved_by = "the base policy already solves them" if has_base else "the problems are solved from the start"
+        solved_by = (
+            "the base policy already solves them"
+            if has_base
+            else "the problems are solved from the start"
+        )
         opening = f"nothing to learn: {solved_by}"
     text = "; ".join([f"{opening}: {where}" if not is_solved else f"{opening} ({where})", *causes])
     return NothingLearnt(level, interval, size, rollouts, is_solved, text)
@@ -289,20 +313,25 @@ class _Outlier:
 
 
 def _find_outliers(runs: Sequence[RewardPath], level: float, rollouts: float) -> list[_Outlier]:
-    """The evaluations after C = 0 that lie outside what noise allows around the level, over all of them."""
+    """The evaluations after C = 0 that lie outside what noise allows around the level, over all of
+    them."""
     count = sum(len(_trained(run)) for run in runs)
     outliers = []
     for run in runs:
         rewards = _trained(run)
-        is_outside = [_tail(reward, level, rollouts) < FALSE_SHIFTS / (2 * count) for reward in rewards.tolist()]
+        is_outside = [
+            _tail(reward, level, rollouts) < FALSE_SHIFTS / (2 * count)
+            for reward in rewards.tolist()
+        ]
         for i in np.flatnonzero(is_outside).tolist():
             outliers.append(_Outlier(float(rewards[i]), all(is_outside[i:])))
     return outliers
 
 
 def _tail(reward: float, level: float, rollouts: float) -> float:
-    """The probability that so many rollouts, each right with the probability `level`, give this reward or one further
-    from the level: of the binomial distribution, continued to hits that are not whole."""
+    """The probability that so many rollouts, each right with the probability `level`, give this
+    reward or one further from the level: of the binomial distribution, continued to hits that are
+    not whole."""
     if abs(reward - level) <= SAME_REWARD:
         return 1.0
     if reward < level:  # the misses are as far above their own level
@@ -311,14 +340,20 @@ def _tail(reward: float, level: float, rollouts: float) -> float:
     return float(betainc(hits, max(rollouts - hits, 0.0) + 1, level))
 
 
-def _describe_outliers(outliers: Sequence[_Outlier], level: float, show: Callable[[float], str]) -> str:
+def _describe_outliers(
+    outliers: Sequence[_Outlier], level: float, show: Callable[[float], str]
+) -> str:
     """ "" where there are none."""
     if not outliers:
         return ""
     rewards = sorted({outlier.reward for outlier in outliers})
     one = len(outliers) == 1
     of = show(rewards[0]) if len(rewards) == 1 else f"{show(rewards[0])} to {show(rewards[-1])}"
-    which = f"one evaluation of {of} stands out" if one else f"{len(outliers)} evaluations of {of} stand out"
+    which = (
+        f"one evaluation of {of} stands out"
+        if one
+        else f"{len(outliers)} evaluations of {of} stand out"
+    )
     if not any(outlier.is_last for outlier in outliers):
         return f"{which}; no evaluation after {'it' if one else 'them'} stays there"
     change = "a rise" if rewards[0] > level else "a fall" if rewards[-1] < level else "a change"
@@ -329,7 +364,11 @@ def _effective_rollouts(runs: Sequence[RewardPath], level: float, size: Evaluati
     """Fewer than the size where the rewards scatter more than so many rollouts would."""
     deviations = np.concatenate([np.abs(run.R - level) for run in runs])
     scatter = float(np.median(deviations)) / float(norm.isf(0.25))
-    return size.rollouts if not scatter else min(size.rollouts, max(level * (1 - level) / scatter**2, 1.0))
+    return (
+        size.rollouts
+        if not scatter
+        else min(size.rollouts, max(level * (1 - level) / scatter**2, 1.0))
+    )
 
 
 def find_causes(runs: Sequence[RunRecord]) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""`isojax records check`: what ledgers hold, what a fit would refuse, and what a reader of the fit should know."""
+"""`isojax records check`: what ledgers hold, what a fit would refuse, and what a reader of the fit
+should know."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,13 @@ from pathlib import Path
 from isojax.core.cycle_collection import cycle_collection_paused
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
-from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric, ledger_folders, read_run, run_conflicts
+from isojax.runs.ledger import (
+    INCLUDE_FLAGGED,
+    default_metric,
+    ledger_folders,
+    read_run,
+    run_conflicts,
+)
 from isojax.scaling.checks.fit_flags import data_flags
 from isojax.scaling.checks.run_health import health_flags, healthy_runs
 from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
@@ -53,7 +60,9 @@ def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
         except InputError as e:
             errors.append(str(e))
     if cells := group_by_cell([track for track in tracks if not track.run.cell.schedule]):
-        reasons = unfitted_reasons({key: [t.C[t.C > 0] for t in seeds] for key, seeds in cells.items()})
+        reasons = unfitted_reasons(
+            {key: [t.C[t.C > 0] for t in seeds] for key, seeds in cells.items()}
+        )
         if len(reasons) == len(cells):
             listed = "; ".join(f"{B_p}x{n}: {reason}" for (B_p, n), reason in reasons.items())
             problem = f"no cell has enough evaluations for a curve ({listed})"

@@ -1,5 +1,6 @@
-"""Which runs broke, from their records alone, by the criteria of docs/recipes.md ("Runs that broke"). A criterion sets
-in where it holds at every evaluation to the end, at least the last PERSISTENCE; without its numbers it raises no flag.
+"""Which runs broke, from their records alone, by the criteria of docs/recipes.md ("Runs that
+broke"). A criterion sets in where it holds at every evaluation to the end, at least the last
+PERSISTENCE; without its numbers it raises no flag.
 """
 
 import math
@@ -17,7 +18,9 @@ from isojax.scaling.tracks import FloatArray, metric_value, noise_sd, paired_lea
 
 TRAIN_REWARD = "reward"  # among EvalPoint.train
 PERSISTENCE = 3
-MIN_CHANGE, Z_CHANGE = 0.02, 4.0  # a change of reward counts beyond both, in reward and in standard errors
+# a change of reward counts beyond both, in reward and in standard errors
+MIN_CHANGE = 0.02
+Z_CHANGE = 4.0
 MIN_POINTS_FOR_SCATTER = 10
 ZERO_VARIANCE_COLLAPSED, ZERO_VARIANCE_AT_START = 0.95, 0.8
 ENTROPY_EXPLODED_RATIO, ENTROPY_COLLAPSED_RATIO, MIN_LEARNED_SHARE = 2.0, 0.02, 0.1
@@ -29,7 +32,8 @@ MAX_NONFINITE_SHARE = 0.01
 
 @dataclass(frozen=True)
 class HealthFlag:
-    """A run is not healthy: by which criterion, from which C in rollouts on, and its numbers in words."""
+    """A run is not healthy: by which criterion, from which C in rollouts on, and its numbers in
+    words."""
 
     name: str
     C: int
@@ -62,8 +66,9 @@ class RunHealth:
 
 @dataclass(frozen=True)
 class RewardSummary:
-    """A run's validation reward: of the base policy (else the first evaluation), the best mean of three in a row (at
-    least base), and the last such mean; whether the last differs by more than noise."""
+    """A run's validation reward: of the base policy (else the first evaluation), the best mean of
+    three in a row (at least base), and the last such mean; whether the last differs by more than
+    noise."""
 
     base: float
     best: float
@@ -73,7 +78,8 @@ class RewardSummary:
 
 
 def health_flags(run: RunRecord) -> tuple[HealthFlag, ...]:
-    """A run's flags, by `default_metric`; a run of at most PERSISTENCE evaluations can only be `nonfinite_update`."""
+    """A run's flags, by `default_metric`; a run of at most PERSISTENCE evaluations can only be
+    `nonfinite_update`."""
     broken_update = tuple(_nonfinite(run))
     metric = default_metric([run])
     try:
@@ -94,7 +100,9 @@ def healthy_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
     if runs and not unflagged_runs:
         first_flag = f"{runs[0].source or runs[0].cell.name}: {health_flags(runs[0])[0]}"
         problem = f"every run is flagged as broken ({len(runs)}; {first_flag}), expected at least one that is not"
-        raise InputError(f"{problem}. Lower cell.rl.learning_rate, or fit them with {INCLUDE_FLAGGED}.")
+        raise InputError(
+            f"{problem}. Lower cell.rl.learning_rate, or fit them with {INCLUDE_FLAGGED}."
+        )
     return unflagged_runs
 
 
@@ -132,28 +140,41 @@ def _set_in(holds: NDArray[np.bool_], C: Sequence[int]) -> int | None:
 def _summarize_reward(run: RunRecord, R: FloatArray, metric: str) -> RewardSummary:
     means = running_means(R, PERSISTENCE)
     best_start = int(means.argmax())
-    base, best, last = float(R[0]), float(max(R[0], means[best_start])), float(means[-1])
+    base = float(R[0])
+    best = float(max(R[0], means[best_start]))
+    last = float(means[-1])
     base_points, last_points = run.points[:1], run.points[-PERSISTENCE:]
     best_points = run.points[best_start : best_start + PERSISTENCE] if best > base else base_points
     scatter = noise_sd([R]) if len(R) >= MIN_POINTS_FOR_SCATTER else sampling_sd(R)
 
     def exceeds_noise(difference: float, a: Sequence[EvalPoint], b: Sequence[EvalPoint]) -> bool:
-        """By the standard error paired over problems, and not below what the scatter of many neighbours says."""
+        """By the standard error paired over problems, and not below what the scatter of many
+        neighbours says."""
         paired = paired_lead(a, b, metric)
         if paired is None and scatter is None:
             return False
         counts_scatter = paired is None or len(R) >= MIN_POINTS_FOR_SCATTER
-        unpaired_se = (scatter or 0.0) * math.sqrt(1 / len(a) + 1 / len(b)) if counts_scatter else 0.0
-        return difference > max(MIN_CHANGE, Z_CHANGE * max(unpaired_se, paired.se if paired else 0.0))
+        unpaired_se = (
+            (scatter or 0.0) * math.sqrt(1 / len(a) + 1 / len(b)) if counts_scatter else 0.0
+        )
+        return difference > max(
+            MIN_CHANGE, Z_CHANGE * max(unpaired_se, paired.se if paired else 0.0)
+        )
 
-    # Where one evaluation alone was high, a run that is back at its base policy's reward has lost nothing.
+    # Where one evaluation alone was high, a run that is back at its base policy's reward has lost
+    # nothing.
     was_held = float(np.median(R[best_start : best_start + PERSISTENCE])) >= (base + best) / 2
-    fell = exceeds_noise(best - last, best_points, last_points) and (was_held or base - last > MIN_CHANGE)
-    return RewardSummary(base, best, last, fell, exceeds_noise(last - base, base_points, last_points))
+    fell = exceeds_noise(best - last, best_points, last_points) and (
+        was_held or base - last > MIN_CHANGE
+    )
+    return RewardSummary(
+        base, best, last, fell, exceeds_noise(last - base, base_points, last_points)
+    )
 
 
 def _collapsed(run: RunRecord, R: FloatArray, reward: RewardSummary) -> Iterator[HealthFlag]:
-    """Half of the gain is lost for good, or hardly any group has an advantage left and nothing was gained."""
+    """Half of the gain is lost for good, or hardly any group has an advantage left and nothing was
+    gained."""
     C = _set_in((reward.base + reward.best) / 2 > R, [p.rollouts for p in run.points])
     if C is not None and reward.fell and training_reward_fell(run) is not False:
         fall = f"reward fell from {reward.best:.3f} to {reward.last:.3f} and stays there"
@@ -168,7 +189,8 @@ def _collapsed(run: RunRecord, R: FloatArray, reward: RewardSummary) -> Iterator
 
 
 def training_reward_fell(run: RunRecord) -> bool | None:
-    """Whether the training reward ends below the middle of its start and its best; None where it was not recorded."""
+    """Whether the training reward ends below the middle of its start and its best; None where it
+    was not recorded."""
     R, _ = _training_metric(run, TRAIN_REWARD)
     if len(R) < PERSISTENCE:
         return None
@@ -181,17 +203,24 @@ def _entropy(run: RunRecord, reward: RewardSummary) -> Iterator[HealthFlag]:
     entropy, C_points = _training_metric(run, "entropy")
     C_exploded = _set_in(entropy > ENTROPY_EXPLODED_RATIO * entropy[:1], C_points)
     C_collapsed = _set_in(entropy < ENTROPY_COLLAPSED_RATIO * entropy[:1], C_points)
-    change = f"entropy went from {entropy[0]:.3g} to {entropy[-1]:.3g} nats per token" if len(entropy) else ""
+    change = (
+        f"entropy went from {entropy[0]:.3g} to {entropy[-1]:.3g} nats per token"
+        if len(entropy)
+        else ""
+    )
     if C_exploded is not None and reward.fell:
         reason = f"{change} while reward fell from {reward.best:.3f} to {reward.last:.3f}"
         yield HealthFlag("entropy_exploded", C_exploded, reason)
-    elif C_collapsed is not None and reward.last < reward.base + MIN_LEARNED_SHARE * (1 - reward.base):
+    elif C_collapsed is not None and reward.last < reward.base + MIN_LEARNED_SHARE * (
+        1 - reward.base
+    ):
         reason = f"{change} at a reward of {reward.last:.3f} (base: {reward.base:.3f})"
         yield HealthFlag("entropy_collapsed", C_collapsed, reason)
 
 
 def _length(run: RunRecord, reward: RewardSummary) -> Iterator[HealthFlag]:
-    """Responses far longer than at first, or far more of them cut off, where reward fell or nothing was gained."""
+    """Responses far longer than at first, or far more of them cut off, where reward fell or nothing
+    was gained."""
     if reward.gained and not reward.fell:
         return
     reward_text = f"at a reward of {reward.last:.3f} (base policy: {reward.base:.3f})"
@@ -201,23 +230,34 @@ def _length(run: RunRecord, reward: RewardSummary) -> Iterator[HealthFlag]:
         reason = f"responses went from {length[0]:.1f} to {length[-1]:.1f} tokens {reward_text}"
         yield HealthFlag("length_exploded", C, reason)
     truncated, C_points = _training_metric(run, "truncated")
-    C = _set_in((truncated >= TRUNCATED_SHARE) & (truncated >= truncated[:1] + TRUNCATED_RISE), C_points)
+    C = _set_in(
+        (truncated >= TRUNCATED_SHARE) & (truncated >= truncated[:1] + TRUNCATED_RISE), C_points
+    )
     if C is not None:
         reason = f"cut off are {truncated[-1]:.0%} of responses, {truncated[0]:.0%} in the beginning, {reward_text}"
         yield HealthFlag("truncated", C, reason)
 
 
 def _nonfinite(run: RunRecord) -> Iterator[HealthFlag]:
-    """The run broke off, or updates were not finite; a single one that was skipped left the policy as it was."""
+    """The run broke off, or updates were not finite; a single one that was skipped left the policy
+    as it was."""
     for p in run.points:
-        reasons = [f"{key} is not finite" for key in ("loss", "grad_norm") if not math.isfinite(p.train.get(key, 0.0))]
+        reasons = [
+            f"{key} is not finite"
+            for key in ("loss", "grad_norm")
+            if not math.isfinite(p.train.get(key, 0.0))
+        ]
         if (skipped_share := p.train.get("nonfinite_update", 0.0)) > MAX_NONFINITE_SHARE:
-            reasons.append(f"{skipped_share:.1%} of updates were skipped: their loss or gradient was not finite")
+            reasons.append(
+                f"{skipped_share:.1%} of updates were skipped: their loss or gradient was not finite"
+            )
         if reasons:
             yield HealthFlag("nonfinite_update", p.rollouts, reasons[0])
             return
     if run.failure_reason:
-        yield HealthFlag("nonfinite_update", run.points[-1].rollouts, f"the run broke off: {run.failure_reason}")
+        yield HealthFlag(
+            "nonfinite_update", run.points[-1].rollouts, f"the run broke off: {run.failure_reason}"
+        )
 
 
 def _sampler_mismatch(run: RunRecord) -> Iterator[HealthFlag]:

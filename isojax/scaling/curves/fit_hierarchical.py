@@ -1,6 +1,6 @@
-"""Mode "hierarchical", from tracks to curves: every curve from all points (the model is in hierarchical.py, how it
-departs from the paper's procedure in docs/laws.md). The curves are posterior means; intervals come from posterior
-draws, each on validation problems of its own."""
+"""Mode "hierarchical", from tracks to curves: every curve from all points (the model is in
+hierarchical.py, how it departs from the paper's procedure in docs/laws.md). The curves are
+posterior means; intervals come from posterior draws, each on validation problems of its own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,22 +10,41 @@ import numpy as np
 from isojax.scaling.curves.departures import find_peak, fit_corrections
 from isojax.scaling.curves.hierarchical import PackedSweep, pack_sweep, progress_at_points
 from isojax.scaling.curves.hill import FittedCurve, ResidualCorrection
-from isojax.scaling.curves.posterior_draws import CurvePosterior, mean_curve_residuals, sample_posterior
+from isojax.scaling.curves.posterior_draws import (
+    CurvePosterior,
+    mean_curve_residuals,
+    sample_posterior,
+)
 from isojax.scaling.curves.posterior_mode import fit_all_tails, has_no_n_effect
-from isojax.scaling.curves.sweep_estimate import FitOptions, PosteriorSamples, SweepEstimate, apply_problem_shift
+from isojax.scaling.curves.sweep_estimate import (
+    FitOptions,
+    PosteriorSamples,
+    SweepEstimate,
+    apply_problem_shift,
+)
 from isojax.scaling.intervals import LEVEL, central_band, central_interval
 from isojax.scaling.result import IntervalSettings
-from isojax.scaling.tracks import FloatArray, TracksByCell, as_float64, correct_counts, metric_per_problem
+from isojax.scaling.tracks import (
+    FloatArray,
+    TracksByCell,
+    as_float64,
+    correct_counts,
+    metric_per_problem,
+)
 
 MIN_POINTS = 3
-# A plateau is determined where a curve has come this far on its way to it and its interval is no wider than that.
+# A plateau is determined where a curve has come this far on its way to it and its interval is no
+# wider than that.
 DETERMINED_PROGRESS, DETERMINED_WIDTH = 0.7, 0.12
-MAX_METRIC_ROUNDING = 5e-4  # a recorded metric further from that of its counts was not computed from them
+# a recorded metric further from that of its counts was not computed from them
+MAX_METRIC_ROUNDING = 5e-4
 
 
 def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEstimate:
     """Curves, their replicates and whether n matters."""
-    unfitted = unfitted_reasons({key: [t.C[t.C > 0] for t in seeds] for key, seeds in cells.items()})
+    unfitted = unfitted_reasons(
+        {key: [t.C[t.C > 0] for t in seeds] for key, seeds in cells.items()}
+    )
     usable = {key: seeds for key, seeds in cells.items() if key not in unfitted}
     unfitted_cells = [(*key, reason) for key, reason in unfitted.items()]
     if not usable:
@@ -47,29 +66,54 @@ def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEsti
     has_intervals = options.replicates > 0
     shift_of_intervals = shift if has_intervals else None
     curves = [
-        _summarise_curve(j, posterior, packed, residuals, log10_C_peaks[j], correction, shift_of_intervals)
+        _summarise_curve(
+            j, posterior, packed, residuals, log10_C_peaks[j], correction, shift_of_intervals
+        )
         for j, (residuals, correction) in enumerate(zip(point_residuals, corrections, strict=True))
     ]
     A, mid, lnB = np.moveaxis(posterior.theta, 2, 0)
-    parameters = {"A": A, "exponent": np.exp(lnB), "C_mid": 10**mid, "R0": posterior.R0, "tail": posterior.tail}
+    parameters = {
+        "A": A,
+        "exponent": np.exp(lnB),
+        "C_mid": 10**mid,
+        "R0": posterior.R0,
+        "tail": posterior.tail,
+    }
     problem_count = None if contributions is None else contributions.shape[1]
     return SweepEstimate(
         curves,
         unfitted_cells,
-        draws=PosteriorSamples.of_curves(curves, shift=shift, **parameters) if has_intervals else None,
+        draws=PosteriorSamples.of_curves(curves, shift=shift, **parameters)
+        if has_intervals
+        else None,
         intervals=_describe_intervals(posterior, problem_count, options) if has_intervals else None,
         no_effect=has_no_n_effect(packed, posterior.likeliest),
-        residuals=[point_residuals[run][trained[run]] for run in np.ndindex(trained.shape[:2]) if trained[run].any()],
+        residuals=[
+            point_residuals[run][trained[run]]
+            for run in np.ndindex(trained.shape[:2])
+            if trained[run].any()
+        ],
         noise_sd=posterior.likeliest.scales.noise_sd,
         parameter_count=1 + 2 * len(curves) + sum(map(len, packed.tracks)),
     )
 
 
-def unfitted_reasons(C_by_cell: Mapping[tuple[int, int], Sequence[FloatArray]]) -> dict[tuple[int, int], str]:
-    """Why cells have no curve, of those that have none, by the rising C > 0 at which their seeds are evaluated."""
-    reasons = {key: reason for key, seeds in C_by_cell.items() if (reason := _unfitted_reason(seeds))}
-    if sum(len(C) for key, seeds in C_by_cell.items() if key not in reasons for C in seeds) <= MIN_POINTS:
-        return dict.fromkeys(C_by_cell, f"fewer than {MIN_POINTS + 1} points at C > 0 in all") | reasons
+def unfitted_reasons(
+    C_by_cell: Mapping[tuple[int, int], Sequence[FloatArray]],
+) -> dict[tuple[int, int], str]:
+    """Why cells have no curve, of those that have none, by the rising C > 0 at which their seeds
+    are evaluated."""
+    reasons = {
+        key: reason for key, seeds in C_by_cell.items() if (reason := _unfitted_reason(seeds))
+    }
+    if (
+        sum(len(C) for key, seeds in C_by_cell.items() if key not in reasons for C in seeds)
+        <= MIN_POINTS
+    ):
+        return (
+            dict.fromkeys(C_by_cell, f"fewer than {MIN_POINTS + 1} points at C > 0 in all")
+            | reasons
+        )
     return reasons
 
 
@@ -77,27 +121,43 @@ def _unfitted_reason(C_by_seed: Sequence[FloatArray]) -> str:
     points = sum(map(len, C_by_seed))
     if points < MIN_POINTS:
         return f"{points} points at C > 0, at least {MIN_POINTS} needed"
-    shares_range = all(map(len, C_by_seed)) and max(C[0] for C in C_by_seed) < min(C[-1] for C in C_by_seed)
+    shares_range = all(map(len, C_by_seed)) and max(C[0] for C in C_by_seed) < min(
+        C[-1] for C in C_by_seed
+    )
     return "" if shares_range else "its seeds share no range of C > 0"
 
 
 def _leave_out_falls(packed: PackedSweep) -> tuple[PackedSweep, FloatArray]:
-    """The sweep without the points beyond a peak, and log10 C of each cell's peak; inf where it has none."""
+    """The sweep without the points beyond a peak, and log10 C of each cell's peak; inf where it has
+    none."""
     peaks = [find_peak(seeds, packed.base_reward) for seeds in packed.tracks]
     log10_C_peaks = np.array([np.inf if peak is None else peak for peak in peaks])
     before_peak = packed.data.x <= log10_C_peaks[:, None, None] + 1e-12
-    return replace(packed, data=replace(packed.data, weight=packed.data.weight * before_peak)), log10_C_peaks
+    return replace(
+        packed, data=replace(packed.data, weight=packed.data.weight * before_peak)
+    ), log10_C_peaks
 
 
-def problem_contributions(packed: PackedSweep, metric: str, fitted_rewards: FloatArray) -> FloatArray | None:
-    """float[2, N]: what each problem contributes to (a, b), by least squares over all evaluations, where the curves'
-    rewards are float[J, S, P]; None unless each has the counts from which its metric was computed."""
+def problem_contributions(
+    packed: PackedSweep, metric: str, fitted_rewards: FloatArray
+) -> FloatArray | None:
+    """float[2, N]: what each problem contributes to (a, b), by least squares over all evaluations,
+    where the curves' rewards are float[J, S, P]; None unless each has the counts from which its
+    metric was computed."""
     rewards_per_problem = []
-    evaluations = [pair for seeds in packed.tracks for t in seeds for pair in zip(t.run.points, t.R, strict=True)]
+    evaluations = [
+        pair
+        for seeds in packed.tracks
+        for t in seeds
+        for pair in zip(t.run.points, t.R, strict=True)
+    ]
     for point, recorded_reward in evaluations:
         counts = correct_counts(point, metric)
         problem_rewards = metric_per_problem(counts, point.samples, metric) if counts else None
-        if problem_rewards is None or abs(float(problem_rewards.mean()) - recorded_reward) > MAX_METRIC_ROUNDING:
+        if (
+            problem_rewards is None
+            or abs(float(problem_rewards.mean()) - recorded_reward) > MAX_METRIC_ROUNDING
+        ):
             return None
         rewards_per_problem.append(problem_rewards)
     R = np.clip(fitted_rewards[packed.has_point], 0.0, 1.0)
@@ -105,8 +165,11 @@ def problem_contributions(packed: PackedSweep, metric: str, fitted_rewards: Floa
     return as_float64(np.linalg.pinv(basis) @ np.stack(rewards_per_problem))
 
 
-def sample_problem_shifts(contributions: FloatArray, replicates: int, rng: np.random.Generator) -> FloatArray:
-    """(a, b) of each replicate, float[Q, 2]; contributions as `problem_contributions` gives them."""
+def sample_problem_shifts(
+    contributions: FloatArray, replicates: int, rng: np.random.Generator
+) -> FloatArray:
+    """(a, b) of each replicate, float[Q, 2]; contributions as `problem_contributions` gives
+    them."""
     N = contributions.shape[1]
     return (rng.multinomial(N, np.full(N, 1 / N), size=replicates) / N - 1 / N) @ contributions.T
 
@@ -120,12 +183,16 @@ def _summarise_curve(
     correction: ResidualCorrection | None,
     shift: FloatArray | None,
 ) -> FittedCurve:
-    """The mean curve of cell j, with intervals where there are shifts; residuals are float[S, P]."""
+    """The mean curve of cell j, with intervals where there are shifts; residuals are float[S,
+    P]."""
     A, mid, lnB, tail = posterior.mean_curves[j].tolist()
     B_p, n = packed.keys[j]
     has_point, has_peak = packed.data.weight[j] > 0, bool(np.isfinite(log10_C_peak))
-    progress_reached = progress_at_points(tail, packed.data, posterior.mean_curves[:, :3])[0][j][has_point].max()
-    determined, intervals = not has_peak and bool(progress_reached >= DETERMINED_PROGRESS), {}
+    progress_reached = progress_at_points(tail, packed.data, posterior.mean_curves[:, :3])[0][j][
+        has_point
+    ].max()
+    determined = not has_peak and bool(progress_reached >= DETERMINED_PROGRESS)
+    intervals = {}
     if shift is not None:
         draws_of_A = apply_problem_shift(shift, posterior.theta[:, :, 0])[:, j]
         intervals["A_interval"] = central_interval(draws_of_A)
@@ -139,7 +206,8 @@ def _summarise_curve(
         A=A,
         exponent=float(np.exp(lnB)),
         C_mid=10**mid,
-        C_low=max(float(t.C[t.C > 0].min(initial=np.inf)) for t in packed.tracks[j]),  # where all seeds have data
+        # where all seeds have data
+        C_low=max(float(t.C[t.C > 0].min(initial=np.inf)) for t in packed.tracks[j]),
         C_high=max(float(t.C[-1]) for t in packed.tracks[j]),
         points=int(packed.data.trained[j].sum()),
         rmse=float(np.sqrt(np.mean(residuals[has_point] ** 2))),
@@ -151,8 +219,12 @@ def _summarise_curve(
     )
 
 
-def _describe_intervals(posterior: CurvePosterior, problem_count: int | None, options: FitOptions) -> IntervalSettings:
-    problems_sentence = f"the {problem_count} validation problems are resampled, alike for all runs and checkpoints"
+def _describe_intervals(
+    posterior: CurvePosterior, problem_count: int | None, options: FitOptions
+) -> IntervalSettings:
+    problems_sentence = (
+        f"the {problem_count} validation problems are resampled, alike for all runs and checkpoints"
+    )
     if problem_count is None:
         problems_sentence = "no right answers of single problems are recorded, "
         problems_sentence += "so the intervals hold for these validation problems, not for others"

@@ -1,6 +1,7 @@
-"""The estimate of a sweep in which no run learnt anything (checks/learning.py), in every mode: all cells share one
-level. A draw gives all of them the same reward, so no n leads another, at any C. The level may be what an evaluation of
-N rollouts allows around the mean of all: at 0 of N up to 3 / N."""
+"""The estimate of a sweep in which no run learnt anything (checks/learning.py), in every mode: all
+cells share one level. A draw gives all of them the same reward, so no n leads another, at any C.
+The level may be what an evaluation of N rollouts allows around the mean of all: at 0 of N up to 3 /
+N."""
 
 import numpy as np
 
@@ -15,8 +16,8 @@ from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell
 
 
 def can_be_flat(cells: TracksByCell) -> bool:
-    """Whether to say of a sweep that it stands at one reward: not before the first update, nor of evaluations that
-    differ and are too few to show a curve."""
+    """Whether to say of a sweep that it stands at one reward: not before the first update, nor of
+    evaluations that differ and are too few to show a curve."""
     tracks = [t for seeds in cells.values() for t in seeds]
     if not any((t.C > 0).any() for t in tracks):
         return False
@@ -26,7 +27,9 @@ def can_be_flat(cells: TracksByCell) -> bool:
     return len(reasons) < len(cells)
 
 
-def flat_estimate(cells: TracksByCell, nothing: NothingLearnt, options: FitOptions) -> SweepEstimate:
+def flat_estimate(
+    cells: TracksByCell, nothing: NothingLearnt, options: FitOptions
+) -> SweepEstimate:
     """A flat curve for each cell that was evaluated at C > 0; draws where the mode has them."""
     trained = {key: seeds for key, seeds in cells.items() if any((t.C > 0).any() for t in seeds)}
     unfitted_cells = [(*key, "no evaluation at C > 0") for key in cells if key not in trained]
@@ -44,7 +47,9 @@ def flat_estimate(cells: TracksByCell, nothing: NothingLearnt, options: FitOptio
     )
 
 
-def _flat_curve(key: tuple[int, int], seeds: list[RunTrack], nothing: NothingLearnt, has_interval: bool) -> FittedCurve:
+def _flat_curve(
+    key: tuple[int, int], seeds: list[RunTrack], nothing: NothingLearnt, has_interval: bool
+) -> FittedCurve:
     C = np.concatenate([t.C[t.C > 0] for t in seeds])
     R = np.concatenate([t.R[t.C > 0] for t in seeds])
     B_p, n = key
@@ -64,7 +69,9 @@ def _flat_curve(key: tuple[int, int], seeds: list[RunTrack], nothing: NothingLea
     )
 
 
-def _flat_draws(curves: list[FittedCurve], nothing: NothingLearnt, replicates: int) -> PosteriorSamples:
+def _flat_draws(
+    curves: list[FittedCurve], nothing: NothingLearnt, replicates: int
+) -> PosteriorSamples:
     levels = level_draws(nothing, replicates)
     shape = (replicates, len(curves))
     return PosteriorSamples.of_curves(
@@ -79,13 +86,14 @@ def _flat_draws(curves: list[FittedCurve], nothing: NothingLearnt, replicates: i
 
 
 def level_draws(nothing: NothingLearnt, count: int) -> FloatArray:
-    """float[count]: draws of the level, evenly over its quantiles, whose median is the level itself; their central
-    interval holds `nothing.interval`."""
+    """float[count]: draws of the level, evenly over its quantiles, whose median is the level
+    itself; their central interval holds `nothing.interval`."""
     return share_draws(nothing.level, nothing.rollouts, count, nothing.interval)
 
 
 def evaluation_sd(nothing: NothingLearnt) -> float:
-    """Standard deviation of an evaluation; at a level of 0 or 1 that of one hit in all its rollouts."""
+    """Standard deviation of an evaluation; at a level of 0 or 1 that of one hit in all its
+    rollouts."""
     N = nothing.rollouts
     share = min(max(nothing.level, 1 / N), max(1 - 1 / N, 0.5))
     return float(np.sqrt(share * (1 - share) / N))
@@ -97,7 +105,9 @@ def _describe_intervals(nothing: NothingLearnt, options: FitOptions) -> Interval
         replicates=options.replicates,
         seed=options.seed,
         run_sd=options.run_sd or 0.0,
-        run_sd_source="as stated" if options.run_sd is not None else "unknown, as no run learnt anything",
+        run_sd_source="as stated"
+        if options.run_sd is not None
+        else "unknown, as no run learnt anything",
         noise_sd=evaluation_sd(nothing),
         problems=None,
         method=f"one reward for all cells, as uncertain as {nothing.size.rollouts:,.0f} rollouts leave it",

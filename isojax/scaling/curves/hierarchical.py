@@ -1,4 +1,5 @@
-"""All curves of a sweep together: the hierarchical model (docs/laws.md, "The model"), from runs to its arrays.
+"""All curves of a sweep together: the hierarchical model (docs/laws.md, "The model"), from runs to
+its arrays.
 
 Run r of cell j = (B_p, n) follows, at log10 C = x,
 
@@ -7,8 +8,8 @@ Run r of cell j = (B_p, n) follows, at log10 C = x,
     (A_j, mid_j, lnB_j) ~ N(X_j gamma, tau^2)    a surface over (n, B_p); cells depart from it by tau
     gamma ~ N(gamma0, gamma_sd^2)                wide for the surface's level and slopes, narrow for its roughness
 
-with one R0; mid is log10 C_mid, lnB the logarithm of the exponent. Outliers count by a soft-L1 loss.
-Dimensions: J cells, S seeds, P points of a run, K columns of the surface."""
+with one R0; mid is log10 C_mid, lnB the logarithm of the exponent. Outliers count by a soft-L1
+loss. Dimensions: J cells, S seeds, P points of a run, K columns of the surface."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +24,10 @@ ROBUST_THRESHOLD_SD = 3.0  # residuals beyond this many noise_sd count less
 LNB_RANGE = (float(np.log(0.1)), float(np.log(12.0)))
 MID_DECADES = 2.5  # mid may be this many decades outside the points
 TINY_SD = 1e-9  # stands for a standard deviation of 0
-PRIOR_STEP_SD = np.array([0.02, 0.02])  # of the surface from one n to the next, around a line: reward, decades
-PRIOR_CURVATURE_SD = 0.03  # of A's curvature: reward gained or lost against a line over three doublings of n
+# of the surface from one n to the next, around a line: reward, decades
+PRIOR_STEP_SD = np.array([0.02, 0.02])
+# of A's curvature: reward gained or lost against a line over three doublings of n
+PRIOR_CURVATURE_SD = 0.03
 MOSTLY_EQUAL, MAX_UNSEEN_NOISE_SD = 0.5, 0.01  # a share of the evaluations; reward
 PRIOR_SLOPE_LNB_SD = 0.10  # of ln B over three doublings of n
 
@@ -56,18 +59,21 @@ class SurfacePrior:
 
     mean: FloatArray  # [1 + K]
     sd: FloatArray  # [1 + K]
-    sd_group: NDArray[np.intp]  # [1 + K], an index of PRIOR_STEP_SD where the sd is estimated, else -1
+    # [1 + K], an index of PRIOR_STEP_SD where the sd is estimated, else -1
+    sd_group: NDArray[np.intp]
 
 
 @dataclass(frozen=True)
 class PackedSweep:
     data: SweepArrays
-    has_point: NDArray[np.bool_]  # [J, S, P], where there is a point; data.weight is 0 at those that the fit leaves out
+    # [J, S, P], where there is a point; data.weight is 0 at those that the fit leaves out
+    has_point: NDArray[np.bool_]
     prior: SurfacePrior
     keys: list[tuple[int, int]]  # (B_p, n) of each cell
     tracks: list[list[RunTrack]]  # the seeds of each cell
     base_reward: float | None  # the mean reward at C = 0; None where no run was evaluated there
-    min_noise_sd: float = 0.0  # where most rewards are equal, as before the first right answers, noise cannot be seen
+    # where most rewards are equal, as before the first right answers, noise cannot be seen
+    min_noise_sd: float = 0.0
 
 
 def pack_sweep(cells: TracksByCell) -> PackedSweep:
@@ -75,7 +81,9 @@ def pack_sweep(cells: TracksByCell) -> PackedSweep:
     keys = sorted(cells)
     tracks = [list(cells[key]) for key in keys]
     S, P = max(len(t) for t in tracks), max(len(t.C) for seeds in tracks for t in seeds)
-    x, y, weight = np.full((len(keys), S, P), -np.inf), np.zeros((len(keys), S, P)), np.zeros((len(keys), S, P))
+    x = np.full((len(keys), S, P), -np.inf)
+    y = np.zeros((len(keys), S, P))
+    weight = np.zeros((len(keys), S, P))
     for j, seeds in enumerate(tracks):
         for s, t in enumerate(seeds):
             with np.errstate(divide="ignore"):
@@ -90,24 +98,31 @@ def pack_sweep(cells: TracksByCell) -> PackedSweep:
 
 
 def _unseen_noise_sd(rewards: FloatArray) -> float:
-    """One step of an evaluation's resolution where half of the rewards are one value, so that a robust estimate of
-    noise is 0 and any difference would count as certain; 0 elsewhere."""
+    """One step of an evaluation's resolution where half of the rewards are one value, so that a
+    robust estimate of noise is 0 and any difference would count as certain; 0 elsewhere."""
     values, counts = np.unique(rewards, return_counts=True)
     if len(values) < 2 or counts.max() < MOSTLY_EQUAL * len(rewards):
         return 0.0
     return min(float(np.diff(values).min()), MAX_UNSEEN_NOISE_SD)
 
 
-def surface_columns(keys: Sequence[tuple[int, int]], mid_prior_mean: float) -> tuple[FloatArray, SurfacePrior]:
-    """The surface's columns X float[J, 3, K] for the cells (B_p, n), linearly independent, and their prior: A is
-    quadratic in log2 n and linear in log2 B_p, mid is linear in both, lnB is linear in log2 n."""
+def surface_columns(
+    keys: Sequence[tuple[int, int]], mid_prior_mean: float
+) -> tuple[FloatArray, SurfacePrior]:
+    """The surface's columns X float[J, 3, K] for the cells (B_p, n), linearly independent, and
+    their prior: A is quadratic in log2 n and linear in log2 B_p, mid is linear in both, lnB is
+    linear in log2 n."""
     log_B_p, log_n = np.log2(np.array(keys, dtype=np.float64)).T
     log_n_scaled, log_B_p_scaled = ((v - v.mean()) / 3 for v in (log_n, log_B_p))
     constant = np.ones(len(keys))
     n_steps = [(log_n >= level).astype(np.float64) for level in np.unique(log_n)[1:]]
     log_n_scaled = log_n_scaled * (_rank(constant, log_n_scaled) == 2)
-    log_B_p_scaled = log_B_p_scaled * (_rank(constant, log_n_scaled, log_B_p_scaled) > _rank(constant, log_n_scaled))
-    A_steps, mid_steps = ([(step, 0.0, sd, i) for step in n_steps] for i, sd in enumerate(PRIOR_STEP_SD))
+    log_B_p_scaled = log_B_p_scaled * (
+        _rank(constant, log_n_scaled, log_B_p_scaled) > _rank(constant, log_n_scaled)
+    )
+    A_steps, mid_steps = (
+        [(step, 0.0, sd, i) for step in n_steps] for i, sd in enumerate(PRIOR_STEP_SD)
+    )
     # Of A, mid and lnB: (column, prior mean, prior sd, sd_group).
     parameter_blocks = (
         [
@@ -117,10 +132,17 @@ def surface_columns(keys: Sequence[tuple[int, int]], mid_prior_mean: float) -> t
             (log_n_scaled**2, 0.0, PRIOR_CURVATURE_SD, -1),
             *A_steps,
         ],
-        [(constant, mid_prior_mean, 3.0, -1), (log_n_scaled, 0.0, 2.0, -1), (log_B_p_scaled, 0.0, 0.5, -1), *mid_steps],
+        [
+            (constant, mid_prior_mean, 3.0, -1),
+            (log_n_scaled, 0.0, 2.0, -1),
+            (log_B_p_scaled, 0.0, 0.5, -1),
+            *mid_steps,
+        ],
         [(constant, 0.0, 0.7, -1), (log_n_scaled, 0.0, PRIOR_SLOPE_LNB_SD, -1)],
     )
-    columns = [(c, *entry) for c, block in enumerate(parameter_blocks) for entry in block if entry[0].any()]
+    columns = [
+        (c, *entry) for c, block in enumerate(parameter_blocks) for entry in block if entry[0].any()
+    ]
     parameter_index, columns_of_cells, means, sds, groups = zip(*columns, strict=True)
     X = np.zeros((len(keys), 3, len(columns)))
     X[:, parameter_index, np.arange(len(columns))] = np.stack(columns_of_cells, axis=1)
@@ -142,7 +164,8 @@ class Scales:
 
 @dataclass(frozen=True)
 class HierarchicalState:
-    """A solution: theta float[J, 3] = (A, mid, lnB); e float[J, S]; u float[1 + K] = (R0, gamma); the curves' tail."""
+    """A solution: theta float[J, 3] = (A, mid, lnB); e float[J, S]; u float[1 + K] = (R0, gamma);
+    the curves' tail."""
 
     theta: FloatArray
     e: FloatArray
@@ -155,13 +178,18 @@ class HierarchicalState:
         return float(self.u[0])
 
 
-def progress_at_points(tail: float, data: SweepArrays, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+def progress_at_points(
+    tail: float, data: SweepArrays, theta: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(s, ds/d mid, ds/d lnB), each float[J, S, P]; 0 at C = 0."""
     return progress_gradient(data.x, theta[:, 1, None, None], theta[:, 2, None, None], tail)
 
 
-def predict_rewards(data: SweepArrays, state: HierarchicalState, with_run_effect: bool = True) -> FloatArray:
-    """float[J, S, P]: the model's reward at every point, of each run or, without its run effect, of its cell."""
+def predict_rewards(
+    data: SweepArrays, state: HierarchicalState, with_run_effect: bool = True
+) -> FloatArray:
+    """float[J, S, P]: the model's reward at every point, of each run or, without its run effect, of
+    its cell."""
     s = progress_at_points(state.tail, data, state.theta)[0]
     e = state.e[..., None] if with_run_effect else 0.0
     return state.R0 + (state.theta[:, 0, None, None] + e - state.R0) * s
@@ -170,13 +198,21 @@ def predict_rewards(data: SweepArrays, state: HierarchicalState, with_run_effect
 def robust_precision(data: SweepArrays, state: HierarchicalState, scales: Scales) -> FloatArray:
     """float[J, S, P]: the precision of each point, less for outliers."""
     residual = data.y - predict_rewards(data, state)
-    return data.weight / (scales.noise_sd**2 * np.sqrt(1 + (residual / (ROBUST_THRESHOLD_SD * scales.noise_sd)) ** 2))
+    return data.weight / (
+        scales.noise_sd**2 * np.sqrt(1 + (residual / (ROBUST_THRESHOLD_SD * scales.noise_sd)) ** 2)
+    )
 
 
 def minus_two_log_posterior(data: SweepArrays, state: HierarchicalState, scales: Scales) -> float:
     """Minus twice the log posterior, up to a constant."""
     scaled_residual = (data.y - predict_rewards(data, state)) / scales.noise_sd
-    loss = 2 * ROBUST_THRESHOLD_SD**2 * (np.sqrt(1 + (scaled_residual / ROBUST_THRESHOLD_SD) ** 2) - 1)
+    loss = (
+        2 * ROBUST_THRESHOLD_SD**2 * (np.sqrt(1 + (scaled_residual / ROBUST_THRESHOLD_SD) ** 2) - 1)
+    )
     surface_residual = state.theta - data.X @ state.u[1:]
-    prior = (surface_residual**2 / scales.tau**2).sum() + (((state.u - scales.u_mean) / scales.u_sd) ** 2).sum()
-    return float((data.weight * loss).sum() + prior + (state.e**2).sum() / max(scales.run_sd, TINY_SD) ** 2)
+    prior = (surface_residual**2 / scales.tau**2).sum() + (
+        ((state.u - scales.u_mean) / scales.u_sd) ** 2
+    ).sum()
+    return float(
+        (data.weight * loss).sum() + prior + (state.e**2).sum() / max(scales.run_sd, TINY_SD) ** 2
+    )

@@ -1,6 +1,7 @@
-"""Mode "paper" (IsoCompute Playbook, arXiv:2603.12151, section 4 and appendix A): record-breaking points of each run,
-one monotone sigmoid for each (B_p, n), R0 the base policy's reward; unlike ScaleRL (arXiv:2510.13786) no grid over A
-and no points skipped, but the soft-L1 loss at .01 of reward with R0 <= A <= 1, from the best corners of a fixed grid.
+"""Mode "paper" (IsoCompute Playbook, arXiv:2603.12151, section 4 and appendix A): record-breaking
+points of each run, one monotone sigmoid for each (B_p, n), R0 the base policy's reward; unlike
+ScaleRL (arXiv:2510.13786) no grid over A and no points skipped, but the soft-L1 loss at .01 of
+reward with R0 <= A <= 1, from the best corners of a fixed grid.
 """
 
 from collections.abc import Sequence
@@ -14,13 +15,15 @@ from isojax.scaling.curves.sweep_estimate import FitOptions, SweepEstimate
 from isojax.scaling.tracks import RunTrack, TracksByCell, base_reward
 
 BIN_WIDTH = 0.005  # of reward (appendix A, Fig. 15)
-_EDGE_TOLERANCE = 1e-9  # a reward on a bin's edge belongs to the upper bin however it was rounded: .3 / .005 gives 60
+# a reward on a bin's edge belongs to the upper bin however it was rounded: .3 / .005 gives 60
+_EDGE_TOLERANCE = 1e-9
 SOFT_L1_SCALE = 0.01  # reward
 MIN_POINTS = 3
 
 
 def record_breaking_indices(rewards: ArrayLike) -> NDArray[np.intp]:
-    """Where floor(R / BIN_WIDTH) exceeds that of all points before, in one run by rising C (section 4, Fig. 5)."""
+    """Where floor(R / BIN_WIDTH) exceeds that of all points before, in one run by rising C (section
+    4, Fig. 5)."""
     bins = np.floor(np.asarray(rewards, dtype=np.float64) / BIN_WIDTH + _EDGE_TOLERANCE)
     best_bin_before = np.concatenate([[-np.inf], np.maximum.accumulate(bins)[:-1]])[: len(bins)]
     return np.flatnonzero(bins > best_bin_before)
@@ -31,11 +34,14 @@ def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEsti
     R0 = base_reward([t for seeds in cells.values() for t in seeds])
     curve_or_reason = {key: fit_records(seeds, R0) for key, seeds in cells.items()}
     curves = [c for c in curve_or_reason.values() if isinstance(c, FittedCurve)]
-    return SweepEstimate(curves, [(B_p, n, c) for (B_p, n), c in curve_or_reason.items() if isinstance(c, str)])
+    return SweepEstimate(
+        curves, [(B_p, n, c) for (B_p, n), c in curve_or_reason.items() if isinstance(c, str)]
+    )
 
 
 def fit_records(seeds: Sequence[RunTrack], R0: float | None) -> FittedCurve | str:
-    """The curve of one (B_p, n) through the records of its seeds, or why there is none; R0 None is fitted too."""
+    """The curve of one (B_p, n) through the records of its seeds, or why there is none; R0 None is
+    fitted too."""
     C_low = max(float(t.C[t.C > 0].min(initial=np.inf)) for t in seeds)
     C_high = min(float(t.C[-1]) for t in seeds)
     if not 0 < C_low < C_high:
@@ -49,7 +55,8 @@ def fit_records(seeds: Sequence[RunTrack], R0: float | None) -> FittedCurve | st
 def fit_points(
     key: tuple[int, int], C: ArrayLike, R: ArrayLike, R0: float | None, C_range: tuple[float, float]
 ) -> FittedCurve | str:
-    """The sigmoid of a cell, measured over C_range, through R at C > 0, float[points] each, or why there is none."""
+    """The sigmoid of a cell, measured over C_range, through R at C > 0, float[points] each, or why
+    there is none."""
     compute, rewards = np.asarray(C, dtype=np.float64), np.asarray(R, dtype=np.float64)
     distinct_count = len(np.unique(compute))
     required = MIN_POINTS + (R0 is None)

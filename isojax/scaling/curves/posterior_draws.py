@@ -1,7 +1,8 @@
-"""Draws of all curves, and each cell's mean curve: Hamiltonian Monte Carlo on the model of hierarchical.py, one chain
-per replicate, over v = (theta of every cell, R0), whitened by the curvature at the mode. e and gamma are integrated out
-exactly; the shape's tail is drawn by its probability. A run's points are averaged in at most BINS_PER_RUN bins of
-log C, and the change that this makes at the mode is subtracted."""
+"""Draws of all curves, and each cell's mean curve: Hamiltonian Monte Carlo on the model of
+hierarchical.py, one chain per replicate, over v = (theta of every cell, R0), whitened by the
+curvature at the mode. e and gamma are integrated out exactly; the shape's tail is drawn by its
+probability. A run's points are averaged in at most BINS_PER_RUN bins of log C, and the change that
+this makes at the mode is subtracted."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,14 +10,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import least_squares
 
-from isojax.scaling.curves.hierarchical import PackedSweep, SweepArrays, predict_rewards, robust_precision
+from isojax.scaling.curves.hierarchical import (
+    PackedSweep,
+    SweepArrays,
+    predict_rewards,
+    robust_precision,
+)
 from isojax.scaling.curves.hill import LN10, curve_value, progress_and_slope, scaled_log_compute
-from isojax.scaling.curves.posterior_mode import NOISELESS_SD, TAIL_PRIOR, ShapeFit, estimate_run_sd, find_mode
+from isojax.scaling.curves.posterior_mode import (
+    NOISELESS_SD,
+    TAIL_PRIOR,
+    ShapeFit,
+    estimate_run_sd,
+    find_mode,
+)
 from isojax.scaling.curves.sweep_estimate import FitOptions
 from isojax.scaling.tracks import FloatArray, as_float64, autocorrelation, difference_sd
 
 MIN_TAIL_PROBABILITY = 0.01
-# Chains of a chunk: so many fit into a processor cache, those of few points in larger chunks, which cost fewer calls.
+# Chains of a chunk: so many fit into a processor cache, those of few points in larger chunks, which
+# cost fewer calls.
 CHAINS_PER_CHUNK, CHUNK_BINS = 50, 25_000
 DEFAULT_DRAW_COUNT = 200  # behind the mean curves where no intervals are wanted
 BINS_PER_RUN = 12
@@ -26,12 +39,14 @@ MAX_ROUNDS = 3  # another round follows one whose R-hat is above ROUND_R_HAT
 ROUND_R_HAT = 1.15
 MIN_ACCEPTANCE = 0.6  # below it, the next round's steps are shorter
 MAX_START_HALVINGS = 20
-WALL_SD = np.array([0.03, 0.1, 0.1])  # by which the bounds of (A, mid, lnB) are soft, so that chains turn round there
+# by which the bounds of (A, mid, lnB) are soft, so that chains turn round there
+WALL_SD = np.array([0.03, 0.1, 0.1])
 MEAN_CURVE_REACH = 6.0  # each cell's mean curve is the closest up to this times the end of all data
 MAX_AUTOCORRELATION = 0.8
 _GRID_POINTS = 32
 
-# Of each chain, in whitened coordinates: position float[Q, d], potential float[Q, 1], its gradient float[Q, d].
+# Of each chain, in whitened coordinates: position float[Q, d], potential float[Q, 1], its gradient
+# float[Q, d].
 ChainStates = tuple[FloatArray, FloatArray, FloatArray]
 
 
@@ -43,9 +58,11 @@ class CurvePosterior:
     mean_curves: FloatArray  # [J, 4], (A, log10 C_mid, ln exponent, tail) of each cell
     likeliest: ShapeFit
     evaluation_sd: float  # of one evaluation, from the differences of neighbours
-    # Whether the chains were long enough; None where the points have no noise, so that nothing was sampled.
+    # Whether the chains were long enough; None where the points have no noise, so that nothing was
+    # sampled.
     acceptance: float | None  # the share of the last round's steps that were accepted
-    r_hat: tuple[float, float] | None  # the largest of all coordinates, at half the last round and at its end
+    # the largest of all coordinates, at half the last round and at its end
+    r_hat: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -53,30 +70,45 @@ class _HmcDraws:
     theta: FloatArray  # [Q, J, 3]
     R0: FloatArray  # [Q]
     acceptance: float
-    positions: list[FloatArray]  # of each shape's chains [iterations, chains, d], in whitened coordinates
+    # of each shape's chains [iterations, chains, d], in whitened coordinates
+    positions: list[FloatArray]
 
 
-def sample_posterior(packed: PackedSweep, shape_fits: list[ShapeFit], options: FitOptions) -> CurvePosterior:
-    """options.replicates draws (DEFAULT_DRAW_COUNT where that is 0) of what `fit_all_tails` found, and mean curves."""
+def sample_posterior(
+    packed: PackedSweep, shape_fits: list[ShapeFit], options: FitOptions
+) -> CurvePosterior:
+    """options.replicates draws (DEFAULT_DRAW_COUNT where that is 0) of what `fit_all_tails` found,
+    and mean curves."""
     best_fit, data, acceptance, r_hat = shape_fits[0], packed.data, None, None
     mode_residuals = data.y - predict_rewards(data, best_fit.state)
-    residuals_by_run = [mode_residuals[run][data.weight[run] > 0] for run in np.ndindex(data.weight.shape[:2])]
+    residuals_by_run = [
+        mode_residuals[run][data.weight[run] > 0] for run in np.ndindex(data.weight.shape[:2])
+    ]
     draw_count = options.replicates or DEFAULT_DRAW_COUNT
     if best_fit.scales.noise_sd < NOISELESS_SD:
         theta = np.repeat(best_fit.state.theta[None], draw_count, axis=0)
-        R0, tail = np.full(draw_count, best_fit.state.R0), np.full(draw_count, best_fit.state.tail)
+        R0 = np.full(draw_count, best_fit.state.R0)
+        tail = np.full(draw_count, best_fit.state.tail)
     else:
         noise_sd = best_fit.scales.noise_sd * np.sqrt(_variance_inflation(residuals_by_run))
         scales = replace(best_fit.scales, noise_sd=noise_sd)
         modes = [find_mode(data, f.state, scales, iterations=200) for f in shape_fits]
-        shape_fits = [replace(f, scales=scales, state=mode) for f, mode in zip(shape_fits, modes, strict=True)]
-        *_, degrees_of_freedom = estimate_run_sd(data, shape_fits[0].state, noise_sd, options.run_sd)
-        theta, R0, tail, acceptance, r_hat = _sample_tails(shape_fits, packed, degrees_of_freedom, options)
+        shape_fits = [
+            replace(f, scales=scales, state=mode) for f, mode in zip(shape_fits, modes, strict=True)
+        ]
+        *_, degrees_of_freedom = estimate_run_sd(
+            data, shape_fits[0].state, noise_sd, options.run_sd
+        )
+        theta, R0, tail, acceptance, r_hat = _sample_tails(
+            shape_fits, packed, degrees_of_freedom, options
+        )
     return CurvePosterior(
         theta=theta,
         R0=R0,
         tail=tail,
-        mean_curves=np.array([_mean_curve(theta[:, j], R0, tail, packed, j) for j in range(len(packed.keys))]),
+        mean_curves=np.array(
+            [_mean_curve(theta[:, j], R0, tail, packed, j) for j in range(len(packed.keys))]
+        ),
         likeliest=best_fit,
         evaluation_sd=difference_sd(residuals_by_run),
         acceptance=acceptance,
@@ -85,7 +117,8 @@ def sample_posterior(packed: PackedSweep, shape_fits: list[ShapeFit], options: F
 
 
 def _variance_inflation(residuals_by_run: list[FloatArray]) -> float:
-    """(1 + rho) / (1 - rho), by which correlation widens the variance of a mean: runs drift, or shapes differ."""
+    """(1 + rho) / (1 - rho), by which correlation widens the variance of a mean: runs drift, or
+    shapes differ."""
     neighbour_count = sum(max(len(r) - 1, 0) for r in residuals_by_run)
     rho = min(autocorrelation(residuals_by_run) or 0.0, MAX_AUTOCORRELATION)
     is_significant = rho > max(0.1, 2 / np.sqrt(max(1, neighbour_count)))
@@ -95,10 +128,14 @@ def _variance_inflation(residuals_by_run: list[FloatArray]) -> float:
 def _sample_tails(
     shape_fits: list[ShapeFit], packed: PackedSweep, degrees_of_freedom: float, options: FitOptions
 ) -> tuple[FloatArray, FloatArray, FloatArray, float, tuple[float, float]]:
-    """(theta, R0, tail, acceptance, R-hat) of the draws; degrees_of_freedom: of the run-to-run standard deviation."""
-    rng, draw_count = np.random.default_rng(options.seed), options.replicates or DEFAULT_DRAW_COUNT
+    """(theta, R0, tail, acceptance, R-hat) of the draws; degrees_of_freedom: of the run-to-run
+    standard deviation."""
+    rng = np.random.default_rng(options.seed)
+    draw_count = options.replicates or DEFAULT_DRAW_COUNT
     tail_probabilities = np.array([f.probability for f in shape_fits])
-    kept_probabilities = np.where(tail_probabilities >= MIN_TAIL_PROBABILITY, tail_probabilities, 0.0)
+    kept_probabilities = np.where(
+        tail_probabilities >= MIN_TAIL_PROBABILITY, tail_probabilities, 0.0
+    )
     draws_per_tail = rng.multinomial(draw_count, kept_probabilities / kept_probabilities.sum())
     shape_of_draw = np.repeat(np.arange(len(shape_fits)), draws_per_tail)
     relative_variance = degrees_of_freedom / rng.chisquare(degrees_of_freedom, draw_count)
@@ -107,19 +144,29 @@ def _sample_tails(
     chunk_size, chunks = max(CHAINS_PER_CHUNK, CHUNK_BINS // bins), list[_HmcDraws]()
     for start in range(0, draw_count, chunk_size):
         chunk = slice(start, start + chunk_size)
-        shapes = [(shape_fits[i], run_sds[chunk][shape_of_draw[chunk] == i]) for i in np.unique(shape_of_draw[chunk])]
+        shapes = [
+            (shape_fits[i], run_sds[chunk][shape_of_draw[chunk] == i])
+            for i in np.unique(shape_of_draw[chunk])
+        ]
         chunks.append(run_hmc_chains(packed.data, shapes, rng))
         if options.on_progress is not None:
             options.on_progress(min(start + chunk_size, draw_count), draw_count)
-    theta, R0 = (np.concatenate([getattr(draws, name) for draws in chunks]) for name in ("theta", "R0"))
-    acceptance = float(np.average([draws.acceptance for draws in chunks], weights=[len(draws.R0) for draws in chunks]))
+    theta, R0 = (
+        np.concatenate([getattr(draws, name) for draws in chunks]) for name in ("theta", "R0")
+    )
+    acceptance = float(
+        np.average(
+            [draws.acceptance for draws in chunks], weights=[len(draws.R0) for draws in chunks]
+        )
+    )
     positions = [p for draws in chunks for p in draws.positions]
     r_hat = _largest_r_hat([p[: HMC_ITERATIONS // 2] for p in positions]), _largest_r_hat(positions)
     return theta, R0, np.array([f.state.tail for f in shape_fits])[shape_of_draw], acceptance, r_hat
 
 
 def _largest_r_hat(positions_by_shape: Sequence[FloatArray]) -> float:
-    """R-hat (Gelman and Rubin 1992) of the last half of chains float[iterations, chains, d], the largest over d."""
+    """R-hat (Gelman and Rubin 1992) of the last half of chains float[iterations, chains, d], the
+    largest over d."""
     halves = [positions[len(positions) // 2 :] for positions in positions_by_shape]
     within = np.concatenate([half.var(0, ddof=1) for half in halves]).mean(0)
     chain_means = [half.mean(0) for half in halves]
@@ -138,7 +185,8 @@ class _Coordinates:
     T: FloatArray  # [d, d]
 
     def adapt(self, positions: FloatArray) -> FloatArray:
-        """Whiten by the covariance of the last half of positions float[iterations, Q, d] too; returns the new ones."""
+        """Whiten by the covariance of the last half of positions float[iterations, Q, d] too;
+        returns the new ones."""
         own = positions[:, self.chains]
         chain_count, d = own.shape[1:]
         last_half = own[len(own) // 2 :].reshape(-1, d)
@@ -151,8 +199,9 @@ class _Coordinates:
 def run_hmc_chains(
     data: SweepArrays, shapes: Sequence[tuple[ShapeFit, FloatArray]], rng: np.random.Generator
 ) -> _HmcDraws:
-    """A draw of each of Q chains from around the mode of its shape; `shapes`: with each, the run_sd of each of its
-    chains. While chains disagree, another round follows, in coordinates that the chains' own covariance whitens."""
+    """A draw of each of Q chains from around the mode of its shape; `shapes`: with each, the run_sd
+    of each of its chains. While chains disagree, another round follows, in coordinates that the
+    chains' own covariance whitens."""
     targets = [_make_target(data, fit, run_sds) for fit, run_sds in shapes]
     ends = np.cumsum([len(run_sds) for _, run_sds in shapes]).tolist()
     coordinates = []
@@ -161,14 +210,19 @@ def run_hmc_chains(
         T = _whitening_matrix(_make_target(data, fit, np.array([fit.scales.run_sd])), center)
         coordinates.append(_Coordinates(slice(start, end), center, T))
     target, Q, d = _join_targets(targets), ends[-1], 3 * len(data.X) + 1
-    step_size, position = np.full((Q, 1), STEP_SIZE / d**0.25), rng.normal(size=(Q, d)) * 0.7
+    step_size = np.full((Q, 1), STEP_SIZE / d**0.25)
+    position = rng.normal(size=(Q, d)) * 0.7
 
     def all_v(position: FloatArray) -> FloatArray:
         return np.concatenate([c.center + position[c.chains] @ c.T.T for c in coordinates])
 
     def evaluate(position: FloatArray) -> ChainStates:
         potential, gradient = target.value_and_gradient(all_v(position))
-        return position, potential[:, None], np.concatenate([gradient[c.chains] @ c.T for c in coordinates])
+        return (
+            position,
+            potential[:, None],
+            np.concatenate([gradient[c.chains] @ c.T for c in coordinates]),
+        )
 
     rounds = 0
     while True:
@@ -186,11 +240,16 @@ def run_hmc_chains(
 
 
 def _run_round(
-    evaluate: Callable[[FloatArray], ChainStates], position: FloatArray, step_size: FloatArray, rng: np.random.Generator
+    evaluate: Callable[[FloatArray], ChainStates],
+    position: FloatArray,
+    step_size: FloatArray,
+    rng: np.random.Generator,
 ) -> tuple[FloatArray, FloatArray]:
-    """(share of accepted steps float[Q], positions float[HMC_ITERATIONS, Q, d]) of chains that start at `position`."""
+    """(share of accepted steps float[Q], positions float[HMC_ITERATIONS, Q, d]) of chains that
+    start at `position`."""
     chains, accepted_share, positions = evaluate(position), np.zeros(len(position)), []
-    for _ in range(MAX_START_HALVINGS):  # towards the mode: a chain that begins far outside would never come in
+    # towards the mode: a chain that begins far outside would never come in
+    for _ in range(MAX_START_HALVINGS):
         inside = np.isfinite(chains[1])
         if inside.all():
             break
@@ -201,8 +260,12 @@ def _run_round(
         trial, end_momentum = _leapfrog(evaluate, chains, momentum, varied_size)
         with np.errstate(invalid="ignore", over="ignore"):
             kinetic_change = 0.5 * (momentum**2 - end_momentum**2).sum(1, keepdims=True)
-            accepted = np.log(rng.random((len(position), 1))) < chains[1] - trial[1] + kinetic_change
-        position, potential, gradient = (np.where(accepted, new, old) for new, old in zip(trial, chains, strict=True))
+            accepted = (
+                np.log(rng.random((len(position), 1))) < chains[1] - trial[1] + kinetic_change
+            )
+        position, potential, gradient = (
+            np.where(accepted, new, old) for new, old in zip(trial, chains, strict=True)
+        )
         chains = position, potential, gradient
         accepted_share += accepted[:, 0] / HMC_ITERATIONS
         positions.append(position)
@@ -210,7 +273,10 @@ def _run_round(
 
 
 def _leapfrog(
-    evaluate: Callable[[FloatArray], ChainStates], chains: ChainStates, momentum: FloatArray, step_size: FloatArray
+    evaluate: Callable[[FloatArray], ChainStates],
+    chains: ChainStates,
+    momentum: FloatArray,
+    step_size: FloatArray,
 ) -> tuple[ChainStates, FloatArray]:
     """(chains, momentum) after LEAPFROG_STEPS steps of Hamilton's equations."""
     momentum = momentum - 0.5 * step_size * chains[2]
@@ -238,14 +304,18 @@ class _PotentialEnergy:
     upper: FloatArray
 
     def value_and_gradient(self, v: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(float[Q], its gradient float[Q, 3J + 1]) at v float[Q, 3J + 1]; infinite far outside the bounds."""
+        """(float[Q], its gradient float[Q, 3J + 1]) at v float[Q, 3J + 1]; infinite far outside the
+        bounds."""
         Q, J = len(v), self.x.shape[-3]
         theta, R0 = v[:, :-1].reshape(Q, J, 3), v[:, -1]
         excess = theta - np.clip(theta, self.lower, self.upper)
         outside = (np.abs(excess) > 1).any((1, 2)) | (np.abs(R0) > 10)
-        theta = np.clip(theta, self.lower - 1, self.upper + 1)  # so that refused positions do not overflow
+        # so that refused positions do not overflow
+        theta = np.clip(theta, self.lower - 1, self.upper + 1)
         R0 = np.clip(R0, -10, 10)
-        A, mid, B = (t[..., None, None] for t in (theta[..., 0], theta[..., 1], np.exp(theta[..., 2])))
+        A, mid, B = (
+            t[..., None, None] for t in (theta[..., 0], theta[..., 1], np.exp(theta[..., 2]))
+        )
         z = scaled_log_compute(self.x, mid, B)
         s, slope = progress_and_slope(z, self.tail)
         gain = A - R0[:, None, None, None]
@@ -257,16 +327,24 @@ class _PotentialEnergy:
         prior_residual = theta.reshape(Q, -1) - self.prior_mean
         prior_gradient = prior_residual @ self.prior_precision
         misfit = (weighted_residual * residual).sum((1, 2, 3)) + np.log(e_precision).sum((1, 2))
-        potential = 0.5 * (misfit + (prior_residual * prior_gradient).sum(1) + self.W0 * (self.y0 - R0) ** 2)
+        potential = 0.5 * (
+            misfit + (prior_residual * prior_gradient).sum(1) + self.W0 * (self.y0 - R0) ** 2
+        )
         potential += 0.5 * ((excess / WALL_SD) ** 2).sum((1, 2))
         # d/dtheta: e is at its optimum, so it contributes through s and log(e_precision) alone.
-        shape_gradient = (Ws / e_precision[..., None] - weighted_residual * (gain + e[..., None])) * slope
+        shape_gradient = (
+            Ws / e_precision[..., None] - weighted_residual * (gain + e[..., None])
+        ) * slope
         A_gradient = -(weighted_residual * s).sum((2, 3))
         mid_gradient = -LN10 * B[..., 0, 0] * shape_gradient.sum((2, 3))
         log_B_gradient = (shape_gradient * z).sum((2, 3))
-        theta_gradient = np.stack([A_gradient, mid_gradient, log_B_gradient], axis=2) + excess / WALL_SD**2
+        theta_gradient = (
+            np.stack([A_gradient, mid_gradient, log_B_gradient], axis=2) + excess / WALL_SD**2
+        )
         R0_gradient = -(weighted_residual * (1 - s)).sum((1, 2, 3)) - self.W0 * (self.y0 - R0)
-        gradient = np.concatenate([theta_gradient.reshape(Q, -1) + prior_gradient, R0_gradient[:, None]], axis=1)
+        gradient = np.concatenate(
+            [theta_gradient.reshape(Q, -1) + prior_gradient, R0_gradient[:, None]], axis=1
+        )
         return np.where(outside, np.inf, potential), gradient
 
 
@@ -275,9 +353,12 @@ def _make_target(data: SweepArrays, fit: ShapeFit, run_sds: FloatArray) -> _Pote
     precision = robust_precision(data, state, scales)
     residual = data.y - predict_rewards(data, state, with_run_effect=False)
     usable = data.trained
-    low, high = np.where(usable, data.x, np.inf).min(-1), np.where(usable, data.x, -np.inf).max(-1)
+    low = np.where(usable, data.x, np.inf).min(-1)
+    high = np.where(usable, data.x, -np.inf).max(-1)
     relative_position = (data.x - low[..., None]) / np.maximum(high - low, 1e-9)[..., None]
-    bin_of_run = np.minimum((relative_position[usable] * BINS_PER_RUN).astype(int), BINS_PER_RUN - 1)
+    bin_of_run = np.minimum(
+        (relative_position[usable] * BINS_PER_RUN).astype(int), BINS_PER_RUN - 1
+    )
     bin_index = np.nonzero(usable.reshape(J * S, -1))[0] * BINS_PER_RUN + bin_of_run
 
     def sum_by_bin(values: FloatArray) -> FloatArray:
@@ -305,24 +386,33 @@ def _join_targets(targets: list[_PotentialEnergy]) -> _PotentialEnergy:
         return targets[0]
 
     def of_each_chain(name: str) -> FloatArray:
-        return np.concatenate([np.repeat(getattr(t, name)[None], len(t.run_precision), axis=0) for t in targets])
+        return np.concatenate(
+            [np.repeat(getattr(t, name)[None], len(t.run_precision), axis=0) for t in targets]
+        )
 
     of_chains = {name: of_each_chain(name) for name in ("x", "y", "W", "y0", "W0")}
     of_chains["tail"] = of_each_chain("tail")[:, None, None, None]
-    return replace(targets[0], **of_chains, run_precision=np.concatenate([t.run_precision for t in targets]))
+    return replace(
+        targets[0], **of_chains, run_precision=np.concatenate([t.run_precision for t in targets])
+    )
 
 
 def _whitening_matrix(target: _PotentialEnergy, v: FloatArray) -> FloatArray:
-    """float[d, d] T with T T' the inverse curvature at v, by central differences of the gradient."""
+    """float[d, d] T with T T' the inverse curvature at v, by central differences of the
+    gradient."""
     prior_precision = np.append(np.diag(target.prior_precision), target.W0)
     step_sizes = 1e-4 / np.sqrt(np.maximum(prior_precision, 1.0))
-    forward, backward = (target.value_and_gradient(v + sign * np.diag(step_sizes))[1] for sign in (1, -1))
+    forward, backward = (
+        target.value_and_gradient(v + sign * np.diag(step_sizes))[1] for sign in (1, -1)
+    )
     H = (forward - backward) / (2 * step_sizes[:, None])
     eigenvalues, eigenvectors = np.linalg.eigh((H + H.T) / 2)
     return eigenvectors / np.sqrt(np.maximum(eigenvalues, 1e-3 * np.median(np.abs(eigenvalues))))
 
 
-def _mean_curve(theta: FloatArray, R0: FloatArray, tail: FloatArray, packed: PackedSweep, j: int) -> FloatArray:
+def _mean_curve(
+    theta: FloatArray, R0: FloatArray, tail: FloatArray, packed: PackedSweep, j: int
+) -> FloatArray:
     """float[4]: the curve nearest to the mean of cell j's draws, theta float[Q, 3]."""
     C_start = 10 ** packed.data.x[j][packed.data.trained[j]].min()
     C = np.geomspace(C_start, MEAN_CURVE_REACH * 10**packed.data.x_high, _GRID_POINTS)
@@ -339,11 +429,14 @@ def _mean_curve(theta: FloatArray, R0: FloatArray, tail: FloatArray, packed: Pac
     lower = np.array([0.0, start[1] - 3, start[2] - 3, 0.0])
     upper = np.array([1.0, start[1] + 3, start[2] + 3, max(TAIL_PRIOR)])
     scale = np.array([0.1, 0.3, 0.3, 0.5])
-    return least_squares(residual, np.clip(start, lower, upper), bounds=(lower, upper), x_scale=scale).x
+    return least_squares(
+        residual, np.clip(start, lower, upper), bounds=(lower, upper), x_scale=scale
+    ).x
 
 
 def mean_curve_residuals(posterior: CurvePosterior, packed: PackedSweep) -> FloatArray:
-    """float[J, S, P]: evaluations minus the mean curves and the run effects; 0 where there is no point."""
+    """float[J, S, P]: evaluations minus the mean curves and the run effects; 0 where there is no
+    point."""
     A, mid, lnB, tail = posterior.mean_curves.T[:, :, None, None]
     has_compute, R0 = np.isfinite(packed.data.x), float(posterior.R0.mean())
     C = 10 ** np.where(has_compute, packed.data.x, packed.data.x_low)

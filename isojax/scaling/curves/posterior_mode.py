@@ -1,8 +1,10 @@
-"""The posterior mode of the hierarchical model, for each of the shapes of TAIL_PRIOR, and whether n matters at all.
+"""The posterior mode of the hierarchical model, for each of the shapes of TAIL_PRIOR, and whether n
+matters at all.
 
-Damped Gauss-Newton steps improve all curves together: the normal matrix is an arrow, of which e is eliminated first and
-the cells second. tau, noise and run-to-run effect are estimated with the curves, under priors worth PRIOR_WEIGHT
-observations, because few cells say little about their own spread."""
+Damped Gauss-Newton steps improve all curves together: the normal matrix is an arrow, of which e is
+eliminated first and the cells second. tau, noise and run-to-run effect are estimated with the
+curves, under priors worth PRIOR_WEIGHT observations, because few cells say little about their own
+spread."""
 
 from dataclasses import dataclass, replace
 
@@ -23,24 +25,29 @@ from isojax.scaling.curves.hierarchical import (
 from isojax.scaling.curves.hill import progress_gradient
 from isojax.scaling.tracks import FloatArray, as_float64
 
-# tail -> prior probability: ScaleRL's sigmoid, shapes that level off sooner, and shapes that level off later.
+# tail -> prior probability: ScaleRL's sigmoid, shapes that level off sooner, and shapes that level
+# off later.
 TAIL_PRIOR = {1.0: 0.46, 0.75: 0.08, 0.5: 0.08, 0.25: 0.08, 0.0: 0.18, 2.0: 0.06, 5.0: 0.06}
 PRIOR_WEIGHT = 4.0
 PRIOR_RUN_SD = 0.01
 PRIOR_TAU = np.array([0.005, 0.01, 0.04])  # of a cell around the surface: reward, decades, log
 POOLED_TAU = 1e-4  # tau of cells that share one curve
-NOISELESS_SD = 1e-6  # below this the points are a computed curve, without variation between runs either
-SCALE_ROUNDS, MAX_SCALE_ROUNDS = 8, 60  # tau and the surface's steps are held after the first
+# below this the points are a computed curve, without variation between runs either
+NOISELESS_SD = 1e-6
+# tau and the surface's steps are held after the first
+SCALE_ROUNDS = 8
+MAX_SCALE_ROUNDS = 60
 COST_TOLERANCE = 1e-13
-# n matters if curves that differ with n have an AIC smaller by this: "considerably less support" for one curve (Burnham
-# and Anderson, Model Selection, section 2.6).
+# n matters if curves that differ with n have an AIC smaller by this: "considerably less support"
+# for one curve (Burnham and Anderson, Model Selection, section 2.6).
 MIN_AIC_GAIN = 4.0
 _WEAK_SD = 10.0  # prior standard deviation of every column: none is favoured
 
 
 @dataclass(frozen=True)
 class ShapeFit:
-    """The posterior mode of one shape, its standard deviations, and where run_sd comes from, in words."""
+    """The posterior mode of one shape, its standard deviations, and where run_sd comes from, in
+    words."""
 
     state: HierarchicalState
     scales: Scales
@@ -49,28 +56,43 @@ class ShapeFit:
 
 
 def fit_all_tails(packed: PackedSweep, stated_run_sd: float | None) -> list[ShapeFit]:
-    """The mode of each tail, under the scales of the best one, by how well they explain the points."""
+    """The mode of each tail, under the scales of the best one, by how well they explain the
+    points."""
     shape_fits = [fit_shape(tail, packed, stated_run_sd) for tail in TAIL_PRIOR]
     best_fit = min(shape_fits, key=lambda f: f.scales.noise_sd)
     scales = best_fit.scales
     shape_fits = [
-        ShapeFit(find_mode(packed.data, f.state, scales, iterations=200), scales, best_fit.run_sd_from)
+        ShapeFit(
+            find_mode(packed.data, f.state, scales, iterations=200), scales, best_fit.run_sd_from
+        )
         for f in shape_fits
     ]
-    runs = sum(map(len, packed.tracks))  # they depart alike from a wrong shape: its evidence is that of the mean run
-    costs = np.array([minus_two_log_posterior(packed.data, f.state, scales) for f in shape_fits]) / runs
+    # they depart alike from a wrong shape: its evidence is that of the mean run
+    runs = sum(map(len, packed.tracks))
+    costs = (
+        np.array([minus_two_log_posterior(packed.data, f.state, scales) for f in shape_fits]) / runs
+    )
     tail_weights = np.array(list(TAIL_PRIOR.values())) * np.exp(-0.5 * (costs - costs.min()))
     order = np.argsort(costs, kind="stable")
-    return [replace(shape_fits[i], probability=float(tail_weights[i] / tail_weights.sum())) for i in order]
+    return [
+        replace(shape_fits[i], probability=float(tail_weights[i] / tail_weights.sum()))
+        for i in order
+    ]
 
 
 def fit_shape(tail: float, packed: PackedSweep, stated_run_sd: float | None = None) -> ShapeFit:
-    """The posterior mode of one shape; its standard deviations and its curves are estimated in turn."""
+    """The posterior mode of one shape; its standard deviations and its curves are estimated in
+    turn."""
     data, state = packed.data, initial_state(tail, packed)
     run_count = int((data.weight.sum(-1) > 0).sum())
-    parameter_count = 1 + 2 * len(data.X) + run_count  # R0, three per cell, and one for each further seed of a cell
-    initial_noise_sd = np.sqrt(np.mean((data.y - predict_rewards(data, state))[data.weight > 0] ** 2)) + 1e-4
-    scales = Scales(float(initial_noise_sd), PRIOR_RUN_SD, PRIOR_TAU, packed.prior.mean, packed.prior.sd)
+    # R0, three per cell, and one for each further seed of a cell
+    parameter_count = 1 + 2 * len(data.X) + run_count
+    initial_noise_sd = (
+        np.sqrt(np.mean((data.y - predict_rewards(data, state))[data.weight > 0] ** 2)) + 1e-4
+    )
+    scales = Scales(
+        float(initial_noise_sd), PRIOR_RUN_SD, PRIOR_TAU, packed.prior.mean, packed.prior.sd
+    )
     run_sd_from = ""
     for i in range(MAX_SCALE_ROUNDS):
         state = find_mode(data, state, scales, iterations=12 if i < SCALE_ROUNDS else 40)
@@ -87,17 +109,27 @@ def fit_shape(tail: float, packed: PackedSweep, stated_run_sd: float | None = No
 
 
 def initial_state(tail: float, packed: PackedSweep) -> HierarchicalState:
-    """For each cell the best corner of a grid of (mid, lnB) with A by least squares; R0 at C = 0 or the lowest seen."""
+    """For each cell the best corner of a grid of (mid, lnB) with A by least squares; R0 at C = 0 or
+    the lowest seen."""
     data = packed.data
     J, S, _ = data.weight.shape
-    floor = packed.base_reward if packed.base_reward is not None else float(np.min(data.y[data.weight > 0]))
+    floor = (
+        packed.base_reward
+        if packed.base_reward is not None
+        else float(np.min(data.y[data.weight > 0]))
+    )
     mid_grid = np.linspace(data.x_low - 0.5, data.x_high + 1.0, 25)
     mids, lnBs = np.meshgrid(mid_grid, np.log([0.4, 0.7, 1.0, 1.5, 2.2]), indexing="ij")
     theta = np.zeros((J, 3))
     for j in range(J):
-        x, rewards_above_floor = data.x[j][data.trained[j]], data.y[j][data.trained[j]] - floor
+        x = data.x[j][data.trained[j]]
+        rewards_above_floor = data.y[j][data.trained[j]] - floor
         s = progress_gradient(x, mids[..., None], lnBs[..., None], tail)[0]
-        gain = np.clip((s * rewards_above_floor).sum(-1) / np.maximum((s * s).sum(-1), 1e-12), -floor, 1.0 - floor)
+        gain = np.clip(
+            (s * rewards_above_floor).sum(-1) / np.maximum((s * s).sum(-1), 1e-12),
+            -floor,
+            1.0 - floor,
+        )
         squared_error = ((gain[..., None] * s - rewards_above_floor) ** 2).sum(-1)
         corner = int(squared_error.argmin())
         theta[j] = floor + gain.flat[corner], mids.flat[corner], lnBs.flat[corner]
@@ -110,7 +142,8 @@ def initial_state(tail: float, packed: PackedSweep) -> HierarchicalState:
 
 
 def robust_noise_sd(data: SweepArrays, residuals: FloatArray, parameter_count: int) -> float:
-    """A robust standard deviation of residuals float[J, S, P], clipped at two of them (Huber's second proposal)."""
+    """A robust standard deviation of residuals float[J, S, P], clipped at two of them (Huber's
+    second proposal)."""
     squared_residuals = residuals[data.weight > 0] ** 2
     variance = float(np.median(squared_residuals)) / 0.455
     for _ in range(30):
@@ -122,15 +155,18 @@ def robust_noise_sd(data: SweepArrays, residuals: FloatArray, parameter_count: i
 def estimate_run_sd(
     data: SweepArrays, state: HierarchicalState, noise_sd: float, stated_run_sd: float | None
 ) -> tuple[float, str, float]:
-    """(run-to-run sd, its source in words, its degrees of freedom), from the spread of the seeds' offsets within cells
-    less that of noise, under a prior worth PRIOR_WEIGHT seeds at PRIOR_RUN_SD."""
+    """(run-to-run sd, its source in words, its degrees of freedom), from the spread of the seeds'
+    offsets within cells less that of noise, under a prior worth PRIOR_WEIGHT seeds at
+    PRIOR_RUN_SD."""
     if stated_run_sd is not None:
         return stated_run_sd, "as stated", 100.0
     s = progress_at_points(state.tail, data, state.theta)[0]
     residuals = data.y - predict_rewards(data, state, with_run_effect=False)
     weight = (data.weight * s * s).sum(-1)
     is_informative = weight > 0.2
-    offset = np.where(is_informative, (data.weight * s * residuals).sum(-1) / np.maximum(weight, 1e-9), 0.0)
+    offset = np.where(
+        is_informative, (data.weight * s * residuals).sum(-1) / np.maximum(weight, 1e-9), 0.0
+    )
     seed_count = is_informative.sum(1)
     cell_mean = offset.sum(1) / np.maximum(seed_count, 1)
     spread = is_informative * (offset - cell_mean[:, None]) ** 2
@@ -138,21 +174,30 @@ def estimate_run_sd(
     excess_spread = max(float((spread - spread_of_noise / np.maximum(weight, 0.2)).sum()), 0.0)
     degrees_of_freedom = float(np.maximum(seed_count - 1, 0).sum())
     if noise_sd < NOISELESS_SD:
-        return float(np.sqrt(excess_spread / max(degrees_of_freedom, 1.0))), "none: the points have no noise", 100.0
+        return (
+            float(np.sqrt(excess_spread / max(degrees_of_freedom, 1.0))),
+            "none: the points have no noise",
+            100.0,
+        )
     if not degrees_of_freedom:
         source = f"assumed ({PRIOR_RUN_SD:g} of reward): one seed per cell cannot show it; state yours with --run-sd"
         return PRIOR_RUN_SD, source, PRIOR_WEIGHT
-    variance = (PRIOR_WEIGHT * PRIOR_RUN_SD**2 + excess_spread) / (PRIOR_WEIGHT + degrees_of_freedom)
+    variance = (PRIOR_WEIGHT * PRIOR_RUN_SD**2 + excess_spread) / (
+        PRIOR_WEIGHT + degrees_of_freedom
+    )
     source = f"estimated from the seeds ({degrees_of_freedom:.0f} degrees of freedom)"
     return float(np.sqrt(variance)), source, PRIOR_WEIGHT + degrees_of_freedom
 
 
 def _update_scales(packed: PackedSweep, state: HierarchicalState, scales: Scales) -> Scales:
-    """tau and the standard deviations of the surface's steps: one step of expectation maximisation."""
+    """tau and the standard deviations of the surface's steps: one step of expectation
+    maximisation."""
     cell_covariance, u_covariance = posterior_covariances(packed.data, state, scales)
     surface_residual = state.theta - packed.data.X @ state.u[1:]
     sum_of_squares = (surface_residual**2).sum(0) + np.einsum("jcc->c", cell_covariance)
-    tau = np.sqrt((PRIOR_WEIGHT * PRIOR_TAU**2 + sum_of_squares) / (PRIOR_WEIGHT + len(surface_residual)))
+    tau = np.sqrt(
+        (PRIOR_WEIGHT * PRIOR_TAU**2 + sum_of_squares) / (PRIOR_WEIGHT + len(surface_residual))
+    )
     u_sd, second_moment = scales.u_sd.copy(), state.u**2 + np.diag(u_covariance)
     for i, prior_sd in enumerate(PRIOR_STEP_SD):
         in_group = packed.prior.sd_group == i
@@ -161,9 +206,14 @@ def _update_scales(packed: PackedSweep, state: HierarchicalState, scales: Scales
     return replace(scales, tau=tau, u_sd=u_sd)
 
 
-def find_mode(data: SweepArrays, start: HierarchicalState, scales: Scales, iterations: int) -> HierarchicalState:
-    """The posterior mode near `start`; stops when the cost falls by less than COST_TOLERANCE of itself."""
-    state, current_cost, damping = start, minus_two_log_posterior(data, start, scales), 1e-4
+def find_mode(
+    data: SweepArrays, start: HierarchicalState, scales: Scales, iterations: int
+) -> HierarchicalState:
+    """The posterior mode near `start`; stops when the cost falls by less than COST_TOLERANCE of
+    itself."""
+    state = start
+    current_cost = minus_two_log_posterior(data, start, scales)
+    damping = 1e-4
     for _ in range(iterations):
         trial = _damped_step(data, state, scales, damping)
         trial_cost = minus_two_log_posterior(data, trial, scales)
@@ -179,7 +229,9 @@ def find_mode(data: SweepArrays, start: HierarchicalState, scales: Scales, itera
     return state
 
 
-def _damped_step(data: SweepArrays, state: HierarchicalState, scales: Scales, damping: float) -> HierarchicalState:
+def _damped_step(
+    data: SweepArrays, state: HierarchicalState, scales: Scales, damping: float
+) -> HierarchicalState:
     """One damped Gauss-Newton step, clipped to the bounds of theta."""
     normal = _normal_equations(data, state, scales)
     d_theta, du, _, _ = _solve_arrow(data, state, scales, damping, normal)
@@ -191,7 +243,8 @@ def _damped_step(data: SweepArrays, state: HierarchicalState, scales: Scales, da
 
 @dataclass(frozen=True)
 class _NormalEquations:
-    """Normal equations of (A, mid, lnB, R0) with e eliminated, and the terms from which e's own step follows."""
+    """Normal equations of (A, mid, lnB, R0) with e eliminated, and the terms from which e's own
+    step follows."""
 
     H: FloatArray  # [J, 4, 4]
     g: FloatArray  # [J, 4]
@@ -200,7 +253,9 @@ class _NormalEquations:
     g_e: FloatArray  # [J, S]
 
 
-def _normal_equations(data: SweepArrays, state: HierarchicalState, scales: Scales) -> _NormalEquations:
+def _normal_equations(
+    data: SweepArrays, state: HierarchicalState, scales: Scales
+) -> _NormalEquations:
     s, ds_d_mid, ds_d_lnB = progress_at_points(state.tail, data, state.theta)
     gain = state.theta[:, 0, None, None] + state.e[..., None] - state.R0
     residual = data.y - state.R0 - gain * s
@@ -217,9 +272,14 @@ def _normal_equations(data: SweepArrays, state: HierarchicalState, scales: Scale
 
 
 def _solve_arrow(
-    data: SweepArrays, state: HierarchicalState, scales: Scales, damping: float, normal: _NormalEquations
+    data: SweepArrays,
+    state: HierarchicalState,
+    scales: Scales,
+    damping: float,
+    normal: _NormalEquations,
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """(step of theta, step of u, D^-1 border, the Schur complement of u): u = (R0, gamma) alone couples the cells."""
+    """(step of theta, step of u, D^-1 border, the Schur complement of u): u = (R0, gamma) alone
+    couples the cells."""
     H, g, surface_precision = normal.H, normal.g, scales.tau**-2.0
     PX = surface_precision[:, None] * data.X  # [J, 3, K]
     surface_residual = state.theta - data.X @ state.u[1:]
@@ -239,8 +299,11 @@ def _solve_arrow(
     return f - F @ du, du, F, schur
 
 
-def posterior_covariances(data: SweepArrays, state: HierarchicalState, scales: Scales) -> tuple[FloatArray, FloatArray]:
-    """Covariances at the mode: float[J, 3, 3] of each cell's theta minus its surface, float[1 + K, 1 + K] of u."""
+def posterior_covariances(
+    data: SweepArrays, state: HierarchicalState, scales: Scales
+) -> tuple[FloatArray, FloatArray]:
+    """Covariances at the mode: float[J, 3, 3] of each cell's theta minus its surface, float[1 + K,
+    1 + K] of u."""
     normal = _normal_equations(data, state, scales)
     _, _, F, schur = _solve_arrow(data, state, scales, 0.0, normal)
     u_covariance = as_float64(np.linalg.inv(schur))
@@ -252,8 +315,9 @@ def posterior_covariances(data: SweepArrays, state: HierarchicalState, scales: S
 
 
 def has_no_n_effect(packed: PackedSweep, shape_fit: ShapeFit) -> bool:
-    """Whether one curve for each B_p does as well, by AIC at the likeliest shape and standard deviations, as curves
-    that change linearly with log2 n and as a free curve for each cell; False where only one n was measured."""
+    """Whether one curve for each B_p does as well, by AIC at the likeliest shape and standard
+    deviations, as curves that change linearly with log2 n and as a free curve for each cell; False
+    where only one n was measured."""
     if len({n for _, n in packed.keys}) < 2:
         return False
     J = len(packed.keys)
@@ -263,7 +327,9 @@ def has_no_n_effect(packed: PackedSweep, shape_fit: ShapeFit) -> bool:
         B_p_columns = np.ones((J, 1))
     log2_n = np.log2([n for _, n in packed.keys])
     common_deviance = _deviance(shape_fit, packed, B_p_columns)
-    linear_deviance = _deviance(shape_fit, packed, np.column_stack([B_p_columns, log2_n - log2_n.mean()]))
+    linear_deviance = _deviance(
+        shape_fit, packed, np.column_stack([B_p_columns, log2_n - log2_n.mean()])
+    )
     free_deviance = _deviance(shape_fit, packed, np.eye(J))
     return (
         common_deviance - linear_deviance - 2 * 3 < MIN_AIC_GAIN
@@ -272,12 +338,19 @@ def has_no_n_effect(packed: PackedSweep, shape_fit: ShapeFit) -> bool:
 
 
 def _deviance(shape_fit: ShapeFit, packed: PackedSweep, columns: FloatArray) -> float:
-    """Minus twice the greatest log likelihood of curves with A, mid and lnB in the span of the columns, float[J, K]."""
+    """Minus twice the greatest log likelihood of curves with A, mid and lnB in the span of the
+    columns, float[J, K]."""
     J, K = columns.shape
     X = as_float64(np.stack([np.kron(row, columns) for row in np.eye(3)], axis=1))  # [J, 3, 3 K]
-    gamma = as_float64(np.linalg.lstsq(X.reshape(3 * J, -1), shape_fit.state.theta.reshape(-1), rcond=None)[0])
+    gamma = as_float64(
+        np.linalg.lstsq(X.reshape(3 * J, -1), shape_fit.state.theta.reshape(-1), rcond=None)[0]
+    )
     data = replace(packed.data, X=X)
     weak_sd = np.full(1 + 3 * K, _WEAK_SD)
-    scales = replace(shape_fit.scales, tau=np.full(3, POOLED_TAU), u_mean=np.zeros_like(weak_sd), u_sd=weak_sd)
-    state = replace(shape_fit.state, theta=X @ gamma, u=np.concatenate([shape_fit.state.u[:1], gamma]))
+    scales = replace(
+        shape_fit.scales, tau=np.full(3, POOLED_TAU), u_mean=np.zeros_like(weak_sd), u_sd=weak_sd
+    )
+    state = replace(
+        shape_fit.state, theta=X @ gamma, u=np.concatenate([shape_fit.state.u[:1], gamma])
+    )
     return minus_two_log_posterior(data, find_mode(data, state, scales, iterations=100), scales)

@@ -2,8 +2,9 @@
 
     R(C) = R0 + G s,    s = 1 / (1 + (C_mid / C)^exponent),    G = A - R0 >= 0        (hill.py with tail 1)
 
-The search begins at the best corners of a grid of (ln exponent, log10 C_mid), where R0 and G follow by linear least
-squares, and is scipy's, over (R0, G / (largest reward - R0), ln exponent, log10 C_mid), which have bounds of their own.
+The search begins at the best corners of a grid of (ln exponent, log10 C_mid), where R0 and G follow
+by linear least squares, and is scipy's, over (R0, G / (largest reward - R0), ln exponent, log10
+C_mid), which have bounds of their own.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ START_COUNT = 8  # the best corners of the grid, from each of which a search sta
 MAX_STEPS = 200
 STEP_TOLERANCE = 1e-12
 MAX_CORRECTION = 1e-6  # of a parameter where a search has ended
-BOUND_MARGIN = 1e-3  # of the range of ln exponent and log10 C_mid: nearer to its end than this, they are at their bound
+# of the range of ln exponent and log10 C_mid: nearer to its end than this, they are at their bound
+BOUND_MARGIN = 1e-3
 _TINY = 1e-300
 
 
@@ -57,9 +59,12 @@ def curve_points(C: FloatArray, rewards: FloatArray, R0: float | None = None) ->
     return SigmoidPoints(log10_C, rewards, np.ones_like(log10_C), lower, upper, (0.0, 1.0), R0)
 
 
-def fit_sigmoid(points: SigmoidPoints, robust_scale: float | None = None, starts: int = START_COUNT) -> Sigmoid:
-    """The best of the searches. robust_scale: residuals beyond count by a soft-L1 loss, searched for from where least
-    squares ended, because steps are small where all residuals count as outliers."""
+def fit_sigmoid(
+    points: SigmoidPoints, robust_scale: float | None = None, starts: int = START_COUNT
+) -> Sigmoid:
+    """The best of the searches. robust_scale: residuals beyond count by a soft-L1 loss, searched
+    for from where least squares ended, because steps are small where all residuals count as
+    outliers."""
     searches = [search(points, start, None) for start in _best_corners(points, starts)]
     if robust_scale is not None:
         searches = [search(points, found.x, robust_scale) for found in searches]
@@ -67,7 +72,8 @@ def fit_sigmoid(points: SigmoidPoints, robust_scale: float | None = None, starts
     R0, G, ln_exponent, log10_C_mid = _parameters(points, best)
     phi = best[-2:]
     margin = BOUND_MARGIN * (points.phi_upper - points.phi_lower)
-    at_lower, at_upper = phi - points.phi_lower < margin, points.phi_upper - phi < margin
+    at_lower = phi - points.phi_lower < margin
+    at_upper = points.phi_upper - phi < margin
     at_bound = {
         # A is open too where C_mid has gone as far as it may.
         "A": R0 + G >= points.reward_range[1] - 1e-9 or at_upper[1],
@@ -85,13 +91,16 @@ def fit_sigmoid(points: SigmoidPoints, robust_scale: float | None = None, starts
 
 
 def search(points: SigmoidPoints, start: FloatArray, robust_scale: float | None) -> Any:
-    """scipy's result, whose x is (R0 unless it is known, G / (largest reward - R0), ln exponent, log10 C_mid)."""
+    """scipy's result, whose x is (R0 unless it is known, G / (largest reward - R0), ln exponent,
+    log10 C_mid)."""
     low, high = points.reward_range
     root_weight, R0_known = np.sqrt(points.weight), points.R0 is not None
 
     def residuals(x: FloatArray) -> FloatArray:
         R0, G, ln_exponent, log10_C_mid = _parameters(points, x)
-        return root_weight * (R0 + G * progress_gradient(points.log10_C, log10_C_mid, ln_exponent)[0] - points.rewards)
+        return root_weight * (
+            R0 + G * progress_gradient(points.log10_C, log10_C_mid, ln_exponent)[0] - points.rewards
+        )
 
     def jacobian(x: FloatArray) -> FloatArray:
         R0, G, ln_exponent, log10_C_mid = _parameters(points, x)
@@ -99,7 +108,8 @@ def search(points: SigmoidPoints, start: FloatArray, robust_scale: float | None)
         columns = [1 - x[-3] * s, (high - R0) * s, G * ds_d_ln_exponent, G * ds_d_mid][R0_known:]
         return root_weight[:, None] * np.stack(columns, axis=1)
 
-    lower, upper = np.array([low, 0.0, *points.phi_lower]), np.array([high, 1.0, *points.phi_upper])
+    lower = np.array([low, 0.0, *points.phi_lower])
+    upper = np.array([high, 1.0, *points.phi_upper])
     settings: Any = {"method": "dogbox", "jac": jacobian, "x_scale": "jac", "max_nfev": MAX_STEPS}
     settings |= {"ftol": None, "gtol": None, "xtol": STEP_TOLERANCE}
     if robust_scale is not None:
@@ -110,7 +120,9 @@ def search(points: SigmoidPoints, start: FloatArray, robust_scale: float | None)
 
     def gradient(x: FloatArray) -> FloatArray:
         r = residuals(x)
-        return jacobian(x).T @ (r if robust_scale is None else r / np.sqrt(1 + (r / robust_scale) ** 2))
+        return jacobian(x).T @ (
+            r if robust_scale is None else r / np.sqrt(1 + (r / robust_scale) ** 2)
+        )
 
     # The loss is flat to rounding around its minimum, which its gradient gives to more digits.
     zero = root(gradient, found.x, tol=STEP_TOLERANCE).x
@@ -126,13 +138,18 @@ def _parameters(points: SigmoidPoints, x: FloatArray) -> tuple[float, float, flo
 
 
 def _best_corners(points: SigmoidPoints, count: int) -> FloatArray:
-    """float[count, 3 or 4]: starts of searches at the best corners of the grid, each with its R0 and G."""
+    """float[count, 3 or 4]: starts of searches at the best corners of the grid, each with its R0
+    and G."""
     axes = [
         np.linspace(low, high, size + 2)[1:-1]
         for low, high, size in zip(points.phi_lower, points.phi_upper, GRID_SHAPE, strict=True)
     ]
     corners = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
-    (low, high), weight, rewards = points.reward_range, points.weight / points.weight.sum(), points.rewards
+    (low, high), weight, rewards = (
+        points.reward_range,
+        points.weight / points.weight.sum(),
+        points.rewards,
+    )
     s = progress_gradient(points.log10_C, corners[:, 1:], corners[:, :1])[0]  # [corners, N]
     mean_s, mean_reward = (s @ weight, rewards @ weight) if points.R0 is None else (0.0, points.R0)
     ds, d_rewards = s - np.reshape(mean_s, (-1, 1)), rewards - mean_reward

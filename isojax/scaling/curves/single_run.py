@@ -4,14 +4,15 @@ Evaluation i of seed r, at compute C_i, is
 
     y = R0 + (A - R0) s(C_i) + e_r + noise,     e_r ~ N(0, run_sd^2); e_r = 0 if there is one seed
 
-The noise is AR(1) with Student's t innovations, so that an outlier hardly moves the curve. The curve, its tail (with
-the prior of a sweep, TAIL_PRIOR), the noise and the levels e_r are drawn by tempered sequential Monte Carlo (Del Moral,
-Doucet and Jasra 2006): particles start as draws from the prior; then the power of the likelihood rises in steps from 0
-to 1, and each step resamples the particles and moves them by random-walk Metropolis. A plateau that the run has not
-shown therefore stays as uncertain as the prior.
+The noise is AR(1) with Student's t innovations, so that an outlier hardly moves the curve. The
+curve, its tail (with the prior of a sweep, TAIL_PRIOR), the noise and the levels e_r are drawn by
+tempered sequential Monte Carlo (Del Moral, Doucet and Jasra 2006): particles start as draws from
+the prior; then the power of the likelihood rises in steps from 0 to 1, and each step resamples the
+particles and moves them by random-walk Metropolis. A plateau that the run has not shown therefore
+stays as uncertain as the prior.
 
-Departures from ScaleRL (arXiv:2510.13786): no early point is skipped, and R0 and the tail are fitted. Rewards outside
-[0, 1] are scaled linearly to [1/3, 2/3]."""
+Departures from ScaleRL (arXiv:2510.13786): no early point is skipped, and R0 and the tail are
+fitted. Rewards outside [0, 1] are scaled linearly to [1/3, 2/3]."""
 
 import math
 from dataclasses import dataclass, replace
@@ -37,8 +38,9 @@ ACCEPTED_SHARE = 0.25  # of the moves, to which their length adapts
 BLOCK_VALUES = 50_000  # rewards that are computed at once: more do not fit a processor's cache
 NOISE_FREEDOM = 5  # degrees of freedom of Student's t
 ROUNDING = 1e-9  # a relative difference of rewards that means nothing
-# The prior, for rewards in [0, 1]. R0 is uniform on [0, 1], A on [R0, 1], the autocorrelation on [0, .9]; the tail is
-# TAIL_PRIOR's. ln exponent, log10 C_mid, ln noise_scale and ln run_sd are normal, by mean and standard deviation.
+# The prior, for rewards in [0, 1]. R0 is uniform on [0, 1], A on [R0, 1], the autocorrelation on
+# [0, .9]; the tail is TAIL_PRIOR's. ln exponent, log10 C_mid, ln noise_scale and ln run_sd are
+# normal, by mean and standard deviation.
 MAX_AUTOCORRELATION = 0.9
 PRIOR_LN_EXPONENT = (0.0, 1.0)
 PRIOR_MID_SD = 0.7  # of log10 C_mid, around the middle of the run's log C
@@ -87,7 +89,8 @@ class _Parameters:
 @dataclass(frozen=True)
 class RunPosterior:
     parameters: _Parameters
-    C_high: float  # beyond it the draws depart from their curves by departure_sd, at four times C_high
+    # beyond it the draws depart from their curves by departure_sd, at four times C_high
+    C_high: float
     reward_range: tuple[float, float]  # of the rewards that _Parameters counts as 0 and 1
     departure_sd: float | None = None
 
@@ -95,27 +98,40 @@ class RunPosterior:
     def draws(self) -> dict[str, FloatArray]:
         """float[Q] of each parameter of the curve."""
         p = self.parameters
-        return {"R0": self._to_rewards(p.R0), "A": self._to_rewards(p.A), "exponent": p.exponent, "C_mid": p.C_mid}
+        return {
+            "R0": self._to_rewards(p.R0),
+            "A": self._to_rewards(p.A),
+            "exponent": p.exponent,
+            "C_mid": p.C_mid,
+        }
 
     @property
     def noise_sd(self) -> FloatArray:
-        """float[Q], the standard deviation of the noise of one evaluation; where means were fitted, theirs, scaled as
-        if evaluations were independent."""
+        """float[Q], the standard deviation of the noise of one evaluation; where means were fitted,
+        theirs, scaled as if evaluations were independent."""
         low, high = self.reward_range
-        return (high - low) * np.sqrt(NOISE_FREEDOM / (NOISE_FREEDOM - 2)) * self.parameters.noise_scale
+        return (
+            (high - low)
+            * np.sqrt(NOISE_FREEDOM / (NOISE_FREEDOM - 2))
+            * self.parameters.noise_scale
+        )
 
     def rewards(self, C: FloatArray) -> FloatArray:
-        """The expected rewards of new runs at C >= 0, with their departures: float[points] -> float[Q, points]."""
+        """The expected rewards of new runs at C >= 0, with their departures: float[points] ->
+        float[Q, points]."""
         return self._to_rewards(self._unit_rewards(C))
 
     def evaluations(self, points: RunPoints) -> FloatArray:
-        """New evaluations of the same runs, with their noise, at the C of `points`: float[Q, points]."""
+        """New evaluations of the same runs, with their noise, at the C of `points`: float[Q,
+        points]."""
         p, rng = self.parameters, np.random.default_rng(SEED)
         noise = p.noise_scale[:, None] * rng.standard_t(NOISE_FREEDOM, (len(p.R0), len(points.C)))
         rho = p.autocorrelation
         for i in np.flatnonzero(~points.is_first):
             noise[:, i] = rho * noise[:, i - 1] + np.sqrt(1 - rho**2) * noise[:, i]
-        return self._to_rewards(self._unit_rewards(points.C) + p.run_levels[:, points.run_index] + noise)
+        return self._to_rewards(
+            self._unit_rewards(points.C) + p.run_levels[:, points.run_index] + noise
+        )
 
     def _unit_rewards(self, C: FloatArray) -> FloatArray:
         p, none = self.parameters, np.array([np.inf])
@@ -133,7 +149,9 @@ class RunPosterior:
             C_high=np.array([self.C_high]),
             departure_sd=None if self.departure_sd is None else self.departure_sd / (high - low),
         )
-        return np.where(C > 0, run.curves_at(np.where(C > 0, C, 1.0)[:, None])[:, :, 0].T, p.R0[:, None])
+        return np.where(
+            C > 0, run.curves_at(np.where(C > 0, C, 1.0)[:, None])[:, :, 0].T, p.R0[:, None]
+        )
 
     def _to_rewards(self, values: FloatArray) -> FloatArray:
         low, high = self.reward_range
@@ -148,9 +166,14 @@ def find_reward_range(R: FloatArray) -> tuple[float, float]:
 
 
 def flat_posterior(
-    C_high: float, levels: FloatArray, evaluation_sd: float, seeds: int, reward_range: tuple[float, float]
+    C_high: float,
+    levels: FloatArray,
+    evaluation_sd: float,
+    seeds: int,
+    reward_range: tuple[float, float],
 ) -> RunPosterior:
-    """Flat curves at levels float[Q], without an effect of seeds; levels and evaluation_sd are of rewards in [0, 1]."""
+    """Flat curves at levels float[Q], without an effect of seeds; levels and evaluation_sd are of
+    rewards in [0, 1]."""
     ones, count = np.ones(len(levels)), len(levels)
     scale = evaluation_sd / np.sqrt(NOISE_FREEDOM / (NOISE_FREEDOM - 2))
     parameters = _Parameters(
@@ -175,7 +198,8 @@ def sample_posterior(points: RunPoints) -> RunPosterior:
 
 
 def _average_neighbours(points: RunPoints) -> RunPoints:
-    """Means of as many neighbouring points of a run as leave about MAX_FITTED_POINTS; the point at C = 0 stays."""
+    """Means of as many neighbouring points of a run as leave about MAX_FITTED_POINTS; the point at
+    C = 0 stays."""
     size = math.ceil(len(points.C) / MAX_FITTED_POINTS)
     if size == 1:
         return points
@@ -205,10 +229,13 @@ def _temper(points: RunPoints) -> _Parameters:
         step = _next_step(value, 1 - power)
         power += step
         weight = np.cumsum(np.exp(step * (value - value.max())))
-        picked = np.searchsorted(weight / weight[-1], (rng.uniform() + np.arange(PARTICLES)) / PARTICLES)
+        picked = np.searchsorted(
+            weight / weight[-1], (rng.uniform() + np.arange(PARTICLES)) / PARTICLES
+        )
         u, value = u[picked], value[picked]
         for _ in range(MOVES if power < 1 else LAST_MOVES):
-            # Moves of many lengths: the posterior is wide where noise explains the rewards, and narrow elsewhere.
+            # Moves of many lengths: the posterior is wide where noise explains the rewards, and
+            # narrow elsewhere.
             root = np.linalg.cholesky(np.cov(u.T) + 1e-9 * np.eye(u.shape[1]))
             lengths = move_length * np.exp(rng.normal(size=(PARTICLES, 1)))
             proposed = u + lengths * rng.normal(size=u.shape) @ root.T
@@ -221,7 +248,8 @@ def _temper(points: RunPoints) -> _Parameters:
 
 
 def _from_normal(u: FloatArray, middle: float, seeds: int) -> _Parameters:
-    """Parameters from coordinates float[Q, D] that are standard normal under the prior; middle: of log10 C."""
+    """Parameters from coordinates float[Q, D] that are standard normal under the prior; middle: of
+    log10 C."""
     R0 = ndtr(u[:, 0])
     tails = np.array(sorted(TAIL_PRIOR))
     cumulative_prior = np.cumsum([TAIL_PRIOR[t] for t in tails])[:-1]
@@ -237,7 +265,9 @@ def _from_normal(u: FloatArray, middle: float, seeds: int) -> _Parameters:
         tail=tails[np.searchsorted(cumulative_prior, ndtr(u[:, 4]))],
         noise_scale=log_normal(u[:, 5], PRIOR_LN_NOISE_SCALE),
         autocorrelation=MAX_AUTOCORRELATION * ndtr(u[:, 6]),
-        run_levels=log_normal(u[:, 7:8], PRIOR_LN_RUN_SD) * u[:, 8:] if seeds > 1 else np.zeros((len(u), 1)),
+        run_levels=log_normal(u[:, 7:8], PRIOR_LN_RUN_SD) * u[:, 8:]
+        if seeds > 1
+        else np.zeros((len(u), 1)),
     )
 
 
@@ -245,7 +275,8 @@ def _log_likelihood(points: RunPoints, parameters: _Parameters) -> FloatArray:
     """float[Q], up to a constant."""
     residuals = points.R - parameters.rewards(points.C) - parameters.run_levels[:, points.run_index]
     follows = ~points.is_first
-    rho, scale = parameters.autocorrelation[:, None], parameters.noise_scale[:, None] / np.sqrt(points.averaged)
+    rho = parameters.autocorrelation[:, None]
+    scale = parameters.noise_scale[:, None] / np.sqrt(points.averaged)
     innovation_share = np.sqrt(1 - rho**2)  # of the noise's scale
     innovations = (residuals - rho * (np.roll(residuals, 1, axis=1) * follows)) / scale
     innovations /= np.where(follows, innovation_share, 1.0)
@@ -255,7 +286,8 @@ def _log_likelihood(points: RunPoints, parameters: _Parameters) -> FloatArray:
 
 
 def _next_step(value: FloatArray, largest: float) -> float:
-    """The step of the likelihood's power, `largest` at most, that leaves MIN_EFFECTIVE_SHARE of the particles."""
+    """The step of the likelihood's power, `largest` at most, that leaves MIN_EFFECTIVE_SHARE of the
+    particles."""
 
     def effective_share(step: float) -> float:
         weight = np.exp(step * (value - value.max()))
@@ -266,5 +298,7 @@ def _next_step(value: FloatArray, largest: float) -> float:
     low, high = 0.0, largest
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if effective_share(middle) >= MIN_EFFECTIVE_SHARE else (low, middle)
+        low, high = (
+            (middle, high) if effective_share(middle) >= MIN_EFFECTIVE_SHARE else (low, middle)
+        )
     return high

@@ -1,18 +1,20 @@
-"""n*(C), the compute-optimal rollouts per problem (IsoCompute Playbook, arXiv:2603.12151, section 4.1, Fig. 7), of one
-of these forms, with x = log10 C (or log10 M at a fixed batch B):
+"""n*(C), the compute-optimal rollouts per problem (IsoCompute Playbook, arXiv:2603.12151, section
+4.1, Fig. 7), of one of these forms, with x = log10 C (or log10 M at a fixed batch B):
 
     constant   log2 n*(C) = b
     linear     log2 n*(C) = b + k (x - x0),   x0 the centre of the points
     sigmoid    log2 n*(C) = b + L / (1 + exp(-k (x - x0)))     (the paper's)
 
-`fit_n_star` fits one to a frontier: by `fit_law`, the paper's, through a centred running average over AVERAGING_WINDOW
-decades (the paper does not publish its window), or in mode "hierarchical" by `choose_law`, which weights points and
-chooses the form by AICc (Hurvich and Tsai 1989; where variances are known QAICc, Burnham and Anderson 2002, section
-2.5). Both saturate at most at twice the largest n measured. A fork adds a form by adding an entry to FORMS.
+`fit_n_star` fits one to a frontier: by `fit_law`, the paper's, through a centred running average
+over AVERAGING_WINDOW decades (the paper does not publish its window), or in mode "hierarchical" by
+`choose_law`, which weights points and chooses the form by AICc (Hurvich and Tsai 1989; where
+variances are known QAICc, Burnham and Anderson 2002, section 2.5). Both saturate at most at twice
+the largest n measured. A fork adds a form by adding an entry to FORMS.
 
-`fit_fixed_batches` fits n*(M) at each batch B, B_p* = B / n* (section 4.2, Figs. 9, 18, 19). A monotone n*(M) is
-rejected where, in 90% of the replicates, it loses more than MONOTONE_COST of reward on average over log M against the
-best n at each M. Only budgets that all cells reached count."""
+`fit_fixed_batches` fits n*(M) at each batch B, B_p* = B / n* (section 4.2, Figs. 9, 18, 19). A
+monotone n*(M) is rejected where, in 90% of the replicates, it loses more than MONOTONE_COST of
+reward on average over log M against the best n at each M. Only budgets that all cells reached
+count."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,18 +26,38 @@ from scipy.special import expit
 
 from isojax.scaling.curves.hill import LN10, FittedCurve
 from isojax.scaling.curves.sigmoid_fit import START_COUNT, SigmoidPoints, fit_sigmoid
-from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES, PosteriorSamples, SweepEstimate, best_cells
+from isojax.scaling.curves.sweep_estimate import (
+    CURVE_REACH_DECADES,
+    PosteriorSamples,
+    SweepEstimate,
+    best_cells,
+)
 from isojax.scaling.intervals import central_band
-from isojax.scaling.law.frontier import Frontier, compute_frontier, crossover_rows, frontier_rows, spread_indices
-from isojax.scaling.result import FixedBatchFit, FrontierRow, Law, NStarBandRow, NStarFit, NStarOfMFit
+from isojax.scaling.law.frontier import (
+    Frontier,
+    compute_frontier,
+    crossover_rows,
+    frontier_rows,
+    spread_indices,
+)
+from isojax.scaling.result import (
+    FixedBatchFit,
+    FrontierRow,
+    Law,
+    NStarBandRow,
+    NStarFit,
+    NStarOfMFit,
+)
 from isojax.scaling.tracks import FloatArray, as_float64, group_by
 
-MIN_DISTINCT_N = 3  # values of n that a law with a slope needs: two show only where one n overtakes the other
+# values of n that a law with a slope needs: two show only where one n overtakes the other
+MIN_DISTINCT_N = 3
 
 K_BOUNDS = (0.05, 50.0)
 C0_MARGIN_DECADES = 1.0  # C0 may be this many decades outside the frontier
 L_MARGIN = 1e-3  # of its range: a smaller L is at its bound
-MAX_SATURATION_RATIO = 2**0.5  # a law that saturates at more than this times its value where the data end is a guess
+# a law that saturates at more than this times its value where the data end is a guess
+MAX_SATURATION_RATIO = 2**0.5
 AVERAGING_WINDOW = 0.25
 MAX_LAW_POINTS = 24  # of a frontier, to which its law is fitted
 MAX_BATCH_LAW_POINTS = 40  # of one at a fixed batch
@@ -60,7 +82,8 @@ class LawForm:
 
     parameter_count: int
     log2_n_star: Callable[[Law, FloatArray], FloatArray]  # (law, log10 C) -> log2 n*
-    fit: Callable[[LawPoints, bool], Law]  # (points, whether the law may fall) -> the law of least weighted squares
+    # (points, whether the law may fall) -> the law of least weighted squares
+    fit: Callable[[LawPoints, bool], Law]
 
 
 def _log10_C0(law: Law) -> float:
@@ -73,7 +96,8 @@ def _fit_constant(points: LawPoints, falling: bool) -> Law:
 
 
 def _fit_linear(points: LawPoints, falling: bool) -> Law:
-    x0, b = np.average(points.x, weights=points.w), float(np.average(points.y, weights=points.w))
+    x0 = np.average(points.x, weights=points.w)
+    b = float(np.average(points.y, weights=points.w))
     dx = points.x - x0
     k = float((points.w * dx * (points.y - b)).sum() / (points.w * dx * dx).sum())
     return Law("linear", 0.0, k if falling else max(k, 0.0), float(x0), b)
@@ -84,7 +108,9 @@ def _fit_sigmoid(points: LawPoints, falling: bool) -> Law:
     if not falling:
         return rising_law
     mirrored = fit_rising_sigmoid(replace(points, x=-points.x))
-    falling_law = replace(mirrored, L=-mirrored.L, b=mirrored.b + mirrored.L, log10_C0=-_log10_C0(mirrored))
+    falling_law = replace(
+        mirrored, L=-mirrored.L, b=mirrored.b + mirrored.L, log10_C0=-_log10_C0(mirrored)
+    )
     return min((rising_law, falling_law), key=lambda law: weighted_mean_square(law, points))
 
 
@@ -94,25 +120,36 @@ def weighted_mean_square(law: Law, points: LawPoints) -> float:
 
 
 def fit_rising_sigmoid(points: LawPoints, starts: int = START_COUNT) -> Law:
-    """Least weighted squares with 0 <= b, 0 <= L, b + L <= cap, k within its bounds: a Hill curve in 10^x with R0 = b,
-    gain L, exponent k / ln 10 and log10 C_mid = x0."""
+    """Least weighted squares with 0 <= b, 0 <= L, b + L <= cap, k within its bounds: a Hill curve
+    in 10^x with R0 = b, gain L, exponent k / ln 10 and log10 C_mid = x0."""
     k_lower, k_upper = K_BOUNDS
     phi_lower = np.array([np.log(k_lower / LN10), points.x.min() - C0_MARGIN_DECADES])
     phi_upper = np.array([np.log(k_upper / LN10), points.x.max() + C0_MARGIN_DECADES])
-    sigmoid_points = SigmoidPoints(points.x, points.y, points.w, phi_lower, phi_upper, (0.0, points.cap))
+    sigmoid_points = SigmoidPoints(
+        points.x, points.y, points.w, phi_lower, phi_upper, (0.0, points.cap)
+    )
     best = fit_sigmoid(sigmoid_points, starts=starts)
     b, L = best.R0, best.A - best.R0
     law_names = {"A": "L", "exponent": "k", "C_mid": "C0"}
     at_bounds = [law_names[name] for name in best.at_bounds]
     if L < L_MARGIN * (points.cap - b) and "L" not in at_bounds:
         at_bounds.append("L")  # no rise at all
-    return Law("sigmoid", L, LN10 * best.exponent, best.log10_C_mid, b, tuple(sorted(at_bounds, reverse=True)))
+    return Law(
+        "sigmoid",
+        L,
+        LN10 * best.exponent,
+        best.log10_C_mid,
+        b,
+        tuple(sorted(at_bounds, reverse=True)),
+    )
 
 
 FORMS: dict[str, LawForm] = {
     "constant": LawForm(1, lambda law, x: np.full_like(x, law.b), _fit_constant),
     "linear": LawForm(2, lambda law, x: law.b + law.k * (x - _log10_C0(law)), _fit_linear),
-    "sigmoid": LawForm(4, lambda law, x: law.b + law.L * expit(law.k * (x - _log10_C0(law))), _fit_sigmoid),
+    "sigmoid": LawForm(
+        4, lambda law, x: law.b + law.L * expit(law.k * (x - _log10_C0(law))), _fit_sigmoid
+    ),
 }
 
 
@@ -127,10 +164,15 @@ def n_star(law: Law, C: ArrayLike) -> FloatArray:
 
 
 def fit_n_star(
-    frontier: Frontier, draws: PosteriorSamples | None, no_effect: bool | None, n_largest: int, target_count: int
+    frontier: Frontier,
+    draws: PosteriorSamples | None,
+    no_effect: bool | None,
+    n_largest: int,
+    target_count: int,
 ) -> NStarFit:
-    """The law of the replicates' mean log2 n* at MAX_LAW_POINTS budgets, weighted by their variance plus that of the
-    grid of n (a uniform error of one step); the paper's sigmoid in a mode that cannot say whether n matters."""
+    """The law of the replicates' mean log2 n* at MAX_LAW_POINTS budgets, weighted by their variance
+    plus that of the grid of n (a uniform error of one step); the paper's sigmoid in a mode that
+    cannot say whether n matters."""
     C = np.array([p.C for p in frontier.points])
     leading = [p for p in frontier.points if not p.tied]
     if len(leading) < 2:
@@ -138,10 +180,13 @@ def fit_n_star(
     C_leading, n = np.array([p.C for p in leading]), np.array([p.n for p in leading])
     if no_effect is None:
         return NStarFit(law=fit_law(C_leading, n, n_largest), no_effect=False)
-    band = None  # the law's own parameters trade off against one another: an interval for each would say less
+    # the law's own parameters trade off against one another: an interval for each would say less
+    band = None
     if draws is not None:
         band_C = C[spread_indices(len(C), BAND_POINTS)].tolist()
-        lows, highs = (bound.tolist() for bound in central_band(log2_best_n(draws, band_C), discrete=True))
+        lows, highs = (
+            bound.tolist() for bound in central_band(log2_best_n(draws, band_C), discrete=True)
+        )
         rows = zip(band_C, lows, highs, strict=True)
         band = tuple(NStarBandRow(C=at, low=2**low, high=2**high) for at, low, high in rows)
     if no_effect:
@@ -152,18 +197,24 @@ def fit_n_star(
         log2_n_replicates = log2_best_n(draws, C_leading[law_indices])
         log2_n = log2_n_replicates.mean(0)
         steps = np.diff(np.log2(np.unique(n)))
-        variance = log2_n_replicates.var(0) + (float(np.median(steps)) if len(steps) else 1.0) ** 2 / 12
-    choice = choose_law(C_leading[law_indices], log2_n, n_largest, variance, min(target_count, len(law_indices)))
+        variance = (
+            log2_n_replicates.var(0) + (float(np.median(steps)) if len(steps) else 1.0) ** 2 / 12
+        )
+    choice = choose_law(
+        C_leading[law_indices], log2_n, n_largest, variance, min(target_count, len(law_indices))
+    )
     return choice.model_copy(update={"band": band})
 
 
 def log2_best_n(draws: PosteriorSamples, C: ArrayLike) -> FloatArray:
-    """float[Q, G]: log2 of the best n; a cell competes by its curve up to CURVE_REACH_DECADES beyond its data."""
+    """float[Q, G]: log2 of the best n; a cell competes by its curve up to CURVE_REACH_DECADES
+    beyond its data."""
     return np.log2([n for _, n in draws.keys])[best_cells(draws, C, CURVE_REACH_DECADES)[1]]
 
 
 def most_common_n_law(n: ArrayLike) -> Law:
-    """Where n makes no difference: constant at the n that the frontier has most often, int[points]."""
+    """Where n makes no difference: constant at the n that the frontier has most often,
+    int[points]."""
     values, counts = np.unique(n, return_counts=True)
     return Law("constant", 0.0, 0.0, None, float(np.log2(values[counts.argmax()])))
 
@@ -175,12 +226,15 @@ def running_average(x: FloatArray, y: FloatArray, window: float) -> FloatArray:
 
 
 def fit_law(C: ArrayLike, n: ArrayLike, n_max: float, window: float = AVERAGING_WINDOW) -> Law:
-    """The paper's law through C > 0 and the frontier's n >= 1, float[points], averaged over `window` decades (0: not at
-    all); saturates at 2 n_max at most, n_max the largest n measured; constant where n never changes."""
+    """The paper's law through C > 0 and the frontier's n >= 1, float[points], averaged over
+    `window` decades (0: not at all); saturates at 2 n_max at most, n_max the largest n measured;
+    constant where n never changes."""
     x, log2_n = np.log10(as_float64(C)), np.log2(as_float64(n))
     if np.ptp(log2_n) == 0:
         return Law("constant", 0.0, 0.0, None, float(log2_n[0]))
-    return fit_rising_sigmoid(LawPoints(x, running_average(x, log2_n, window), np.ones_like(x), math.log2(n_max) + 1))
+    return fit_rising_sigmoid(
+        LawPoints(x, running_average(x, log2_n, window), np.ones_like(x), math.log2(n_max) + 1)
+    )
 
 
 def choose_law(
@@ -191,27 +245,45 @@ def choose_law(
     observations: int | None = None,
     falling: bool = False,
 ) -> NStarFit:
-    """The form of n*(C) that points support, by weighted least squares and AICc, among the forms with at most as many
-    parameters as distinct n and fewer than distinct C and observations (of which the points are worth so many; None: as
-    many as there are points). log2_n: n at C float[points] > 0, whole or estimated; variance: float[points] > 0 of it,
-    scaled up where the richest form misses by more (None: unknown, equal). A sigmoid never exceeds 2 max(n)."""
+    """The form of n*(C) that points support, by weighted least squares and AICc, among the forms
+    with at most as many parameters as distinct n and fewer than distinct C and observations (of
+    which the points are worth so many; None: as many as there are points). log2_n: n at C
+    float[points] > 0, whole or estimated; variance: float[points] > 0 of it, scaled up where the
+    richest form misses by more (None: unknown, equal). A sigmoid never exceeds 2 max(n)."""
     x, y = np.log10(as_float64(C)), as_float64(log2_n)
     variances = np.ones_like(x) if variance is None else as_float64(variance)
     mean_variance = float(1 / np.mean(1 / variances))
     points = LawPoints(x, y, mean_variance / variances, math.log2(n_max) + 1)
     observation_count = len(x) if observations is None else observations
-    most_parameters = min(len(np.unique(y)), len(np.unique(x)) - 1, observation_count - 2 - (variance is None))
-    supported = [name for name, form in FORMS.items() if name == "constant" or form.parameter_count <= most_parameters]
+    most_parameters = min(
+        len(np.unique(y)), len(np.unique(x)) - 1, observation_count - 2 - (variance is None)
+    )
+    supported = [
+        name
+        for name, form in FORMS.items()
+        if name == "constant" or form.parameter_count <= most_parameters
+    ]
     laws = {name: FORMS[name].fit(points, falling) for name in supported}
-    mean_squares = {name: max(weighted_mean_square(law, points), EXACT_RESIDUAL**2) for name, law in laws.items()}
-    scores = _aicc_scores(mean_squares, observation_count, None if variance is None else mean_variance)
-    best_form = min(scores, key=lambda name: scores[name])  # of equal ones the first, which is the simplest
-    aicc = {name: scores[name] if math.isfinite(scores.get(name, math.inf)) else None for name in FORMS}
+    mean_squares = {
+        name: max(weighted_mean_square(law, points), EXACT_RESIDUAL**2)
+        for name, law in laws.items()
+    }
+    scores = _aicc_scores(
+        mean_squares, observation_count, None if variance is None else mean_variance
+    )
+    # of equal ones the first, which is the simplest
+    best_form = min(scores, key=lambda name: scores[name])
+    aicc = {
+        name: scores[name] if math.isfinite(scores.get(name, math.inf)) else None for name in FORMS
+    }
     return NStarFit(law=laws[best_form], no_effect=False, aicc=aicc)
 
 
-def _aicc_scores(mean_squares: Mapping[str, float], observation_count: int, variance: float | None) -> dict[str, float]:
-    """AICc of each form from its mean square residual; infinite where even the constant has too few observations."""
+def _aicc_scores(
+    mean_squares: Mapping[str, float], observation_count: int, variance: float | None
+) -> dict[str, float]:
+    """AICc of each form from its mean square residual; infinite where even the constant has too few
+    observations."""
     richest_form = max(mean_squares, key=lambda name: FORMS[name].parameter_count)
     residual_dof = max(observation_count - FORMS[richest_form].parameter_count, 1.0)
     richest_variance = observation_count * mean_squares[richest_form] / residual_dof
@@ -223,12 +295,15 @@ def _aicc_scores(mean_squares: Mapping[str, float], observation_count: int, vari
         unknown_count = FORMS[name].parameter_count + (variance is None)
         spare_count = observation_count - unknown_count - 1
         if spare_count > 0:
-            scores[name] = misfit + 2 * unknown_count + 2 * unknown_count * (unknown_count + 1) / spare_count
+            scores[name] = (
+                misfit + 2 * unknown_count + 2 * unknown_count * (unknown_count + 1) / spare_count
+            )
     return scores
 
 
 def law_limits(law: Law, C_low: float, C_high: float) -> Iterator[tuple[str, str]]:
-    """What the data, from C_low to C_high, do not say of the law: a flag's code and its sentence."""
+    """What the data, from C_low to C_high, do not say of the law: a flag's code and its
+    sentence."""
     if law.form != "sigmoid":
         return
     C0 = 10 ** _log10_C0(law)
@@ -237,7 +312,10 @@ def law_limits(law: Law, C_low: float, C_high: float) -> Iterator[tuple[str, str
         yield "law_at_bound", f"n*(C) has {at_bounds} at its bound; the data do not determine it"
     beyond = "the law reaches beyond its data"
     if not C_low <= C0 <= C_high:
-        yield "law_beyond_data", f"{beyond}: its middle C0 = {C0:.4g} is outside {C_low:.4g} to {C_high:.4g}"
+        yield (
+            "law_beyond_data",
+            f"{beyond}: its middle C0 = {C0:.4g} is outside {C_low:.4g} to {C_high:.4g}",
+        )
     n_saturation, n_at_end = 2 ** (law.b + law.L), float(n_star(law, C_high))
     if n_saturation > MAX_SATURATION_RATIO * n_at_end:
         text = f"it saturates at n = {n_saturation:.3g}, but has come to {n_at_end:.3g} where the data end"
@@ -247,13 +325,19 @@ def law_limits(law: Law, C_low: float, C_high: float) -> Iterator[tuple[str, str
 def fit_fixed_batches(estimate: SweepEstimate) -> tuple[FixedBatchFit, ...]:
     """One entry for each batch B with at least two cells, by rising B."""
     curves_by_B = group_by(estimate.curves, lambda c: c.B_p * c.n)
-    return tuple(_fit_batch(B, group, estimate) for B, group in sorted(curves_by_B.items()) if len(group) > 1)
+    return tuple(
+        _fit_batch(B, group, estimate) for B, group in sorted(curves_by_B.items()) if len(group) > 1
+    )
 
 
 def _fit_batch(B: int, curves: Sequence[FittedCurve], estimate: SweepEstimate) -> FixedBatchFit:
     frontier, no_effect = compute_frontier(curves), estimate.no_effect
-    cell_draws = None if estimate.draws is None else estimate.draws.for_cells([c.key for c in curves])
-    points = [frontier.points[i] for i in spread_indices(len(frontier.points), 4 * MAX_BATCH_LAW_POINTS)]
+    cell_draws = (
+        None if estimate.draws is None else estimate.draws.for_cells([c.key for c in curves])
+    )
+    points = [
+        frontier.points[i] for i in spread_indices(len(frontier.points), 4 * MAX_BATCH_LAW_POINTS)
+    ]
     return FixedBatchFit(
         B=B,
         frontier=frontier_rows(points, cell_draws),
@@ -263,9 +347,14 @@ def _fit_batch(B: int, curves: Sequence[FittedCurve], estimate: SweepEstimate) -
 
 
 def _fit_n_star_of_M(
-    B: int, points: Sequence[FrontierRow], draws: PosteriorSamples | None, no_effect: bool | None, n_largest: int
+    B: int,
+    points: Sequence[FrontierRow],
+    draws: PosteriorSamples | None,
+    no_effect: bool | None,
+    n_largest: int,
 ) -> NStarOfMFit:
-    """n*(M): the form AICc prefers, falling ones too; flagged where every monotone one is rejected."""
+    """n*(M): the form AICc prefers, falling ones too; flagged where every monotone one is
+    rejected."""
     M, n = np.array([p.C for p in points]) / B, np.array([p.n for p in points])
     if no_effect:
         return NStarOfMFit(law=most_common_n_law(n), no_effect=True)
@@ -273,22 +362,29 @@ def _fit_n_star_of_M(
         return NStarOfMFit(law=fit_law(M, n, n_largest), no_effect=False)
     law_indices = spread_indices(len(M), MAX_BATCH_LAW_POINTS)
     M, log2_n = M[law_indices], np.log2(n[law_indices])
-    choice = choose_law(M, log2_n, n_largest, observations=min(len(M), MAX_OBSERVATIONS), falling=True)
+    choice = choose_law(
+        M, log2_n, n_largest, observations=min(len(M), MAX_OBSERVATIONS), falling=True
+    )
     n_star = NStarOfMFit(law=choice.law, no_effect=False, aicc=choice.aicc)
     if draws is None:
         return n_star
     costs = monotone_cost(draws, M * B)
     is_rejected = float(np.mean(costs > MONOTONE_COST)) >= REJECTION_CONFIDENCE
-    return n_star.model_copy(update={"monotone_rejected": is_rejected, "monotone_cost": float(np.median(costs))})
+    return n_star.model_copy(
+        update={"monotone_rejected": is_rejected, "monotone_cost": float(np.median(costs))}
+    )
 
 
 def monotone_cost(draws: PosteriorSamples, C: FloatArray) -> FloatArray:
-    """float[Q]: the mean reward, over the C that all cells reached, that the best monotone n(C) loses to the best n."""
+    """float[Q]: the mean reward, over the C that all cells reached, that the best monotone n(C)
+    loses to the best n."""
     reached_by_all = draws.is_measured(C).all(0)
     if not reached_by_all.any():
         return np.zeros(len(draws.R0))
     rewards = draws.rewards(C[reached_by_all])[:, np.argsort([n for _, n in draws.keys])]
-    best_monotone_sum = np.maximum(best_nondecreasing_sum(rewards), best_nondecreasing_sum(rewards[:, ::-1]))
+    best_monotone_sum = np.maximum(
+        best_nondecreasing_sum(rewards), best_nondecreasing_sum(rewards[:, ::-1])
+    )
     return (rewards.max(1).sum(1) - best_monotone_sum) / rewards.shape[2]
 
 

@@ -1,5 +1,6 @@
-"""The law n*(C) from frontier points alone, such as those of a published figure: a table with columns n and rollouts.
-Every point counts once, without a running average; 90% intervals come from a bootstrap over points, of one form."""
+"""The law n*(C) from frontier points alone, such as those of a published figure: a table with
+columns n and rollouts. Every point counts once, without a running average; 90% intervals come from
+a bootstrap over points, of one form."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -11,7 +12,14 @@ import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_table
-from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, is_blank, parse_number
+from isojax.core.tabular import (
+    DataTable,
+    check_unique_rows,
+    filter_rows,
+    float_column,
+    is_blank,
+    parse_number,
+)
 from isojax.scaling.intervals import LEVEL, REPLICATES, SEED, central_band
 from isojax.scaling.law import n_star_law
 from isojax.scaling.law.n_star_law import FORMS, MIN_DISTINCT_N
@@ -30,18 +38,21 @@ SETTING_COLUMNS = ("B_p", "B", "seed")  # settings whose values are numbers
 PARAMETERS = {"constant": ("b",), "linear": ("k", "b"), "sigmoid": ("L", "k", "log10_C0", "b")}
 
 
-def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierarchical") -> dict[str, Any]:
-    """Fit the law to a file of frontier points: CSV, TSV or JSON lines with columns n (>= 1) and rollouts (> 0); others
-    only serve `filters`, "COL=VALUE", which rows to keep.
+def fit_points_file(
+    path: Path, filters: Sequence[str] = (), mode: str = "hierarchical"
+) -> dict[str, Any]:
+    """Fit the law to a file of frontier points: CSV, TSV or JSON lines with columns n (>= 1) and
+    rollouts (> 0); others only serve `filters`, "COL=VALUE", which rows to keep.
 
-    Returns n_star: the fields of Law, with aicc, intervals of the parameters and band, the law's own 90% interval along
-    C; None where there are two values of n. Also points, distinct_n {n: points}, C_low, C_high, rmse (of log2 n) and
-    flags.
-    InputError for an unknown mode, or a file that cannot be used, with its line."""
+    Returns n_star: the fields of Law, with aicc, intervals of the parameters and band, the law's
+    own 90% interval along C; None where there are two values of n. Also points, distinct_n {n:
+    points}, C_low, C_high, rmse (of log2 n) and flags. InputError for an unknown mode, or a file
+    that cannot be used, with its line."""
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
     table = filter_rows(read_table(path), filters)
-    n, C = float_column(table, "n", minimum=1), float_column(table, "rollouts", exclusive_minimum=0)
+    n = float_column(table, "n", minimum=1)
+    C = float_column(table, "rollouts", exclusive_minimum=0)
     settings = _setting_columns(table)
     check_unique_rows(table, (*POINT_COLUMNS, *settings))
     order = np.lexsort((n, C))
@@ -58,7 +69,9 @@ def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierar
         "C_high": float(C[-1]),
     }
     if 1 < len(distinct_n) < MIN_DISTINCT_N:
-        ranges = [f"n = {v:g} from C = {C[n == v].min():.4g} to {C[n == v].max():.4g}" for v in distinct_n]
+        ranges = [
+            f"n = {v:g} from C = {C[n == v].min():.4g} to {C[n == v].max():.4g}" for v in distinct_n
+        ]
         text = f"no law: {' and '.join(ranges)} are two values of n, and a slope needs {MIN_DISTINCT_N} at least"
         document |= {**dict.fromkeys(("n_star", "rmse", "intervals")), "flags": [text]}
     else:
@@ -72,7 +85,13 @@ def _fit_points(C: FloatArray, n: FloatArray, mode: str) -> dict[str, Any]:
     choice = None if mode == "paper" else n_star_law.choose_law(C, log2_n, n_max)
     law = n_star_law.fit_law(C, n, n_max) if choice is None else choice.law
     document = {
-        "n_star": {**asdict(law), "aicc": None, "intervals": None, "no_effect": False, "band": None},
+        "n_star": {
+            **asdict(law),
+            "aicc": None,
+            "intervals": None,
+            "no_effect": False,
+            "band": None,
+        },
         "rmse": float(np.sqrt(np.mean((n_star_law.log2_n_star(law, C) - log2_n) ** 2))),
         "intervals": None,
         "flags": list(_law_flags(C, n, law, None if choice is None else choice.aicc)),
@@ -80,7 +99,12 @@ def _fit_points(C: FloatArray, n: FloatArray, mode: str) -> dict[str, Any]:
     if choice is not None:
         method = f"case bootstrap: points drawn with replacement, form {law.form} held fixed"
         document["n_star"] |= {"aicc": choice.aicc, **_bootstrap_intervals(law, C, log2_n)}
-        document["intervals"] = {"level": LEVEL, "replicates": REPLICATES, "seed": SEED, "method": method}
+        document["intervals"] = {
+            "level": LEVEL,
+            "replicates": REPLICATES,
+            "seed": SEED,
+            "method": method,
+        }
     return document
 
 
@@ -92,23 +116,34 @@ def _refit(law: Law, C: FloatArray, log2_n: FloatArray, log2_n_cap: float) -> La
     fitted = FORMS[law.form].fit(points, False)
     if law.form != "linear" or law.log10_C0 is None:
         return fitted
-    return replace(fitted, b=float(n_star_law.log2_n_star(fitted, 10**law.log10_C0)), log10_C0=law.log10_C0)
+    return replace(
+        fitted, b=float(n_star_law.log2_n_star(fitted, 10**law.log10_C0)), log10_C0=law.log10_C0
+    )
 
 
 def _bootstrap_intervals(law: Law, C: FloatArray, log2_n: FloatArray) -> dict[str, Any]:
-    """Intervals of parameters and n*(C) over resampled points; a draw of one C, which has no slope, is repeated."""
-    rng, log2_n_cap, refitted_laws = np.random.default_rng(SEED), float(log2_n.max()) + 1, []
+    """Intervals of parameters and n*(C) over resampled points; a draw of one C, which has no slope,
+    is repeated."""
+    rng = np.random.default_rng(SEED)
+    log2_n_cap = float(log2_n.max()) + 1
+    refitted_laws = []
     while len(refitted_laws) < REPLICATES:
         resampled = rng.integers(0, len(C), len(C))
         if law.form == "constant" or np.ptp(C[resampled]) > 0:
             refitted_laws.append(_refit(law, C[resampled], log2_n[resampled], log2_n_cap))
     names = PARAMETERS[law.form]
-    lows, highs = central_band(np.array([[getattr(refitted, name) for name in names] for refitted in refitted_laws]))
+    lows, highs = central_band(
+        np.array([[getattr(refitted, name) for name in names] for refitted in refitted_laws])
+    )
     C_grid = np.geomspace(C[0], C[-1], BAND_POINTS) if C[-1] > C[0] else C[:1]
-    n_lows, n_highs = central_band(np.array([n_star_law.n_star(refitted, C_grid) for refitted in refitted_laws]))
+    n_lows, n_highs = central_band(
+        np.array([n_star_law.n_star(refitted, C_grid) for refitted in refitted_laws])
+    )
     band = zip(C_grid.tolist(), n_lows.tolist(), n_highs.tolist(), strict=True)
     return {
-        "intervals": {name: [float(a), float(b)] for name, a, b in zip(names, lows, highs, strict=True)},
+        "intervals": {
+            name: [float(a), float(b)] for name, a, b in zip(names, lows, highs, strict=True)
+        },
         "band": [{"C": at, "low": low, "high": high} for at, low, high in band],
     }
 
@@ -117,12 +152,20 @@ def _setting_columns(table: DataTable) -> list[str]:
     """The columns that describe a point's setting: text, and the numbers of SETTING_COLUMNS."""
 
     def is_text(name: str) -> bool:
-        return all(isinstance(v, str) and parse_number(v) is None for v in table.rows.column(name) if not is_blank(v))
+        return all(
+            isinstance(v, str) and parse_number(v) is None
+            for v in table.rows.column(name)
+            if not is_blank(v)
+        )
 
-    return [c for c in table.columns if c not in POINT_COLUMNS and (c in SETTING_COLUMNS or is_text(c))]
+    return [
+        c for c in table.columns if c not in POINT_COLUMNS and (c in SETTING_COLUMNS or is_text(c))
+    ]
 
 
-def describe_mixtures(table: DataTable, settings: Sequence[str], filters: Sequence[str], fitted: str) -> Iterator[str]:
+def describe_mixtures(
+    table: DataTable, settings: Sequence[str], filters: Sequence[str], fitted: str
+) -> Iterator[str]:
     """Several values of one setting in one law or curve."""
     filtered_columns = {text.partition("=")[0].strip() for text in filters}
     for name in (s for s in settings if s not in filtered_columns):
@@ -133,7 +176,9 @@ def describe_mixtures(table: DataTable, settings: Sequence[str], filters: Sequen
             yield f"{mixture}; --where {name}={distinct_values[0]} takes one of them"
 
 
-def _law_flags(C: FloatArray, n: FloatArray, law: Law, aicc: dict[str, float | None] | None) -> Iterator[str]:
+def _law_flags(
+    C: FloatArray, n: FloatArray, law: Law, aicc: dict[str, float | None] | None
+) -> Iterator[str]:
     """The flags of a law fitted to points sorted by C; aicc: None in mode "paper"."""
     distinct_n, parameter_count = np.unique(n), FORMS[law.form].parameter_count
     if len(distinct_n) == 1:
@@ -160,4 +205,6 @@ def _law_flags(C: FloatArray, n: FloatArray, law: Law, aicc: dict[str, float | N
         text = f"the points end at their largest n ({n.max():g})"
         yield f"{text}: n*(C) levels off there only if larger n were tried too"
     if aicc is not None and len(n) > len(distinct_n):
-        yield ("AICc and intervals take points as independent; those of one n share runs, so both may be too confident")
+        yield (
+            "AICc and intervals take points as independent; those of one n share runs, so both may be too confident"
+        )

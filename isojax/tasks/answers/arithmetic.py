@@ -1,7 +1,8 @@
-"""Whether two expressions have one value: exactly where they are rational, else by numbers of up to 250 digits, at
-several points where they have variables.
+"""Whether two expressions have one value: exactly where they are rational, else by numbers of up to
+250 digits, at several points where they have variables.
 
-No algebra is done, so nothing grows out of hand; numbers of more than MAX_BITS are left to floating point.
+No algebra is done, so nothing grows out of hand; numbers of more than MAX_BITS are left to floating
+point.
 """
 
 import random
@@ -21,7 +22,8 @@ MAX_EXPONENT_BITS = 64  # of an exponent in floating point
 DIGITS = (50, 120, 250)
 SIZE_BITS = 500  # numbers of more are compared in all their digits
 MAX_SIZE_BITS = 400_000
-SAME_DIGITS = 20  # two numbers whose difference has lost fewer of its DIGITS[0] digits are not equal
+# two numbers whose difference has lost fewer of its DIGITS[0] digits are not equal
+SAME_DIGITS = 20
 NUM_POINTS = 5
 
 Value = Any  # a real or complex number of mpmath
@@ -36,7 +38,8 @@ class Undefined(Exception):
 
 
 def exact_value(node: Node) -> Fraction:
-    """The rational number that an expression without variables is; Inexact where it is none, or is too long."""
+    """The rational number that an expression without variables is; Inexact where it is none, or is
+    too long."""
     match node:
         case Number(value):
             return value
@@ -77,7 +80,9 @@ def _apply_exactly(function: str, values: list[Fraction]) -> Fraction:
             return _square_root_exactly(first)
         case "!" if first.denominator == 1 and 0 <= first <= MAX_FACTORIAL:
             return Fraction(factorial(int(first)))
-        case "binom" if first.denominator == last.denominator == 1 and 0 <= last <= first <= MAX_FACTORIAL:
+        case "binom" if (
+            first.denominator == last.denominator == 1 and 0 <= last <= first <= MAX_FACTORIAL
+        ):
             return Fraction(comb(int(first), int(last)))
     raise Inexact
 
@@ -140,7 +145,9 @@ def variables(node: Node) -> frozenset[str]:
         case Apply(arguments=arguments):
             return frozenset[str]().union(*map(variables, arguments))
         case Series():
-            return variables(node.low) | variables(node.high) | (variables(node.term) - {node.index})
+            return (
+                variables(node.low) | variables(node.high) | (variables(node.term) - {node.index})
+            )
         case Quantity(value):
             return variables(value)
         case Number():
@@ -172,11 +179,19 @@ class Arithmetic:
     context: Any
 
     def value(self, node: Node, digits: int) -> Value:
-        """An expression without variables, in so many digits; Undefined where it has no finite value."""
+        """An expression without variables, in so many digits; Undefined where it has no finite
+        value."""
         self.context.dps = digits
         try:
             result = self._value(node)
-        except (ArithmeticError, ValueError, TypeError, RecursionError, MemoryError, self.context.NoConvergence) as e:
+        except (
+            ArithmeticError,
+            ValueError,
+            TypeError,
+            RecursionError,
+            MemoryError,
+            self.context.NoConvergence,
+        ) as e:
             raise Undefined(str(e)) from e
         if not self.context.isfinite(result):
             raise Undefined("infinite")
@@ -203,7 +218,9 @@ class Arithmetic:
 
     def _series(self, series: Series) -> Value:
         low, high = self._value(series.low), self._value(series.high)
-        if not (self.context.isint(low) and self.context.isint(high)) or high - low > _max_terms(series):
+        if not (self.context.isint(low) and self.context.isint(high)) or high - low > _max_terms(
+            series
+        ):
             raise Undefined("bounds")
         total = self.context.mpf(0 if series.is_sum else 1)
         for index in range(int(low), int(high) + 1):
@@ -269,7 +286,8 @@ class Arithmetic:
     # --- comparisons
 
     def equal(self, first: Node, second: Node) -> bool:
-        """Whether two expressions have one value wherever both have one; of none, whether they are one tree."""
+        """Whether two expressions have one value wherever both have one; of none, whether they are
+        one tree."""
         if first == second:
             return True
         names = sorted(variables(first) | variables(second))
@@ -283,7 +301,9 @@ class Arithmetic:
                 values = [self.value(node, DIGITS[0]) for node in (at_first, at_second)]
             except Undefined:
                 continue
-            if not is_complex and any(abs(self.context.im(value)) > abs(value) * 1e-30 for value in values):
+            if not is_complex and any(
+                abs(self.context.im(value)) > abs(value) * 1e-30 for value in values
+            ):
                 continue  # outside the domain of one of them
             if not self._equal_numbers(at_first, at_second):
                 return False
@@ -301,7 +321,8 @@ class Arithmetic:
             return False
 
     def _vanishes(self, first: Node, second: Node) -> bool:
-        """Whether a difference gets smaller with each digit more. A number, however small, stays what it is."""
+        """Whether a difference gets smaller with each digit more. A number, however small, stays
+        what it is."""
         differences: list[Value] = []
         size: Value = 0
         for digits in DIGITS:
@@ -318,25 +339,32 @@ class Arithmetic:
         return largest == 0 or differences[-1] < largest * self.context.mpf(10) ** -60
 
     def _vanishes_at_size(self, first: Node, second: Node, num_bits: int) -> bool:
-        """Whether huge numbers agree in all digits before the point: 2^100000 and 2^100000 + 1 do not."""
+        """Whether huge numbers agree in all digits before the point: 2^100000 and 2^100000 + 1 do
+        not."""
         if num_bits > MAX_SIZE_BITS:
             return False
         digits = int(num_bits * 0.302) + DIGITS[0]
         return bool(abs(self.value(first, digits) - self.value(second, digits)) < 1e-20)
 
     def _points(self, names: list[str], *nodes: Node) -> Iterator[Mapping[str, Node]]:
-        """Values of the variables: fractions of both signs, or positive integers where only these may do."""
+        """Values of the variables: fractions of both signs, or positive integers where only these
+        may do."""
         draw = random.Random(0)
-        needs_integers = bool({"series", "!", "binom"} & {name for node in nodes for name in functions(node)})
+        needs_integers = bool(
+            {"series", "!", "binom"} & {name for node in nodes for name in functions(node)}
+        )
         for number in range(NUM_POINTS):
             if needs_integers:
                 yield {name: Number(Fraction(draw.randint(4, 12))) for name in names}
             else:
                 sign = -1 if number > NUM_POINTS // 2 else 1
-                yield {name: Number(sign * Fraction(draw.randint(100, 4000), 1009)) for name in names}
+                yield {
+                    name: Number(sign * Fraction(draw.randint(100, 4000), 1009)) for name in names
+                }
 
     def proportional(self, first: Node, second: Node) -> Value | None:
-        """The factor by which one expression with variables is the other everywhere; None where there is none."""
+        """The factor by which one expression with variables is the other everywhere; None where
+        there is none."""
         names = sorted(variables(first) | variables(second))
         if not names:
             return None
@@ -353,10 +381,13 @@ class Arithmetic:
         if len(factors) < 2:
             return None
         spread = max(abs(factor - factors[0]) for factor in factors)
-        return factors[0] if spread < abs(factors[0]) * self.context.mpf(10) ** -SAME_DIGITS else None
+        return (
+            factors[0] if spread < abs(factors[0]) * self.context.mpf(10) ** -SAME_DIGITS else None
+        )
 
     def order(self, first: Node, second: Node) -> int:
-        """-1, 0 or 1 as the first of two real numbers is smaller, equal or larger; Undefined where one is not real."""
+        """-1, 0 or 1 as the first of two real numbers is smaller, equal or larger; Undefined where
+        one is not real."""
         if self._equal_numbers(first, second):
             return 0
         difference = self.value(first, DIGITS[1]) - self.value(second, DIGITS[1])
@@ -365,7 +396,8 @@ class Arithmetic:
         return -1 if difference < 0 else 1
 
     def is_rounded(self, rounded: Number, node: Node) -> bool:
-        """Whether a decimal of at least six digits behind its point, and six that count, is a value cut or rounded."""
+        """Whether a decimal of at least six digits behind its point, and six that count, is a value
+        cut or rounded."""
         if rounded.decimals is None or rounded.decimals < 6:
             return False
         if abs(rounded.value) * 10**rounded.decimals < 10**5:

@@ -1,5 +1,5 @@
-"""How texts in Chinese, Japanese and Korean end with an answer that is no number with its words: 故选C, 【答案】ACD,
-答案为:①③, 答案是 3 或 5, 정답: C."""
+"""How texts in Chinese, Japanese and Korean end with an answer that is no number with its words:
+故选C, 【答案】ACD, 答案为:①③, 答案是 3 或 5, 정답: C."""
 
 import re
 
@@ -22,8 +22,8 @@ _ENDING = re.compile(r"\s*(?:です|입니다|이다)?[\s.!]*$")
 
 
 def answer_at_the_end(text: str) -> str | None:
-    """The options, the list or the value that the last sentence calls the answer, where it says nothing else; None
-    where it does not, or denies it."""
+    """The options, the list or the value that the last sentence calls the answer, where it says
+    nothing else; None where it does not, or denies it."""
     sentence = _SENTENCE_ENDS.split(text.strip())[-1].strip(" *#>")
     if "?" in sentence or not _CJK_LETTER.search(sentence):
         return None

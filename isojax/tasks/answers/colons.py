@@ -11,7 +11,11 @@ def same_colons(reference: Node, response: Node) -> bool:
     if isinstance(reference, Colon) and isinstance(response, Colon):
         if reference.parts == response.parts:
             return True
-        if _may_be_time(reference) or _may_be_time(response) or len(reference.parts) != len(response.parts):
+        if (
+            _may_be_time(reference)
+            or _may_be_time(response)
+            or len(reference.parts) != len(response.parts)
+        ):
             return False
         pairs = list(zip(reference.parts, response.parts, strict=True))
         first, other = pairs[0]

@@ -83,7 +83,9 @@ def _power_without_exponent(reader: Reader) -> Node:
 def _function_product(reader: Reader) -> Node:
     """The argument of \\sin 2x \\cos x is 2x."""
     node = reader.power()
-    while not reader.cursor.next_is("\\s", "\\c", "\\t", "\\l", "\\a", "\\e", "(") and reader.starts_a_factor(node):
+    while not reader.cursor.next_is(
+        "\\s", "\\c", "\\t", "\\l", "\\a", "\\e", "("
+    ) and reader.starts_a_factor(node):
         run = re.compile(r"[A-Za-z]+").match(reader.cursor.text, reader.cursor.position)
         if run and run[0] in FUNCTIONS:
             break
@@ -166,7 +168,9 @@ _ROW_END = re.compile(r"\s*\\\\\s*(?:\[\s*[0-9.]+\s*(?:pt|em|ex|mm|cm|in)\s*\])?
 
 
 def _matrix(reader: Reader) -> Node:
-    environment = reader.cursor.take(re.compile(r"\s*\{([pbB]?(?:small)?matrix|array)\}(?:\{[lcr| ]+\})?"))
+    environment = reader.cursor.take(
+        re.compile(r"\s*\{([pbB]?(?:small)?matrix|array)\}(?:\{[lcr| ]+\})?")
+    )
     if environment is None:
         raise Unreadable("environment")
     rows: list[tuple[Node, ...]] = []

@@ -15,7 +15,8 @@ _JOINED = re.compile(r"(?:,\s*)?(?:and\b)?")
 
 
 def compound_quantity(text: str) -> Quantity | None:
-    """An answer that is a quantity in several units of one kind, each less than one of the unit before it."""
+    """An answer that is a quantity in several units of one kind, each less than one of the unit
+    before it."""
     if len(text) > MAX_LENGTH or not text[:1].isdigit():
         return None
     plain = TEXT.sub(r" \1 ", text)

@@ -1,4 +1,5 @@
-"""Expressions that need algebra, such as integrals, limits and endless sums: math-verify reads and compares them."""
+"""Expressions that need algebra, such as integrals, limits and endless sums: math-verify reads and
+compares them."""
 
 import re
 from functools import lru_cache
@@ -26,14 +27,18 @@ class ComputerAlgebra:
 
         @lru_cache(256)
         def parse(text: str) -> list[Any]:
-            # The brackets: its parser stops without a word at what it does not know, and then misses the closing one.
-            # Its own timeouts are signals, which do not reach into C code; the deadline of a worker process does.
-            return math_verify.parse(f"$({text})$", fallback_mode="no_fallback", parsing_timeout=None)
+            # The brackets: its parser stops without a word at what it does not know, and then
+            # misses the closing one. Its own timeouts are signals, which do not reach into C code;
+            # the deadline of a worker process does.
+            return math_verify.parse(
+                f"$({text})$", fallback_mode="no_fallback", parsing_timeout=None
+            )
 
         self._parse = parse
 
     def same(self, reference: str, response: str) -> bool:
-        """Whether two normalized answers, of which one at least needs algebra, have the same value."""
+        """Whether two normalized answers, of which one at least needs algebra, have the same
+        value."""
         texts = (reference, response)
         if not all(map(_is_expression, texts)) or not any(map(_NEEDS_ALGEBRA.search, texts)):
             return False
@@ -53,11 +58,16 @@ class ComputerAlgebra:
             values = [complex(expression.evalf(30)) for expression in (first, second)]
         except (TypeError, ValueError, OverflowError):
             return False
-        return abs(values[0] - values[1]) <= RELATIVE_TOLERANCE * max(map(abs, values)) and any(values)
+        return abs(values[0] - values[1]) <= RELATIVE_TOLERANCE * max(map(abs, values)) and any(
+            values
+        )
 
 
 def _is_expression(text: str) -> bool:
     if len(text) > MAX_LENGTH:
         return False
-    has_unknown = re.search(r"[\\$_&]", re.sub(r"_(?=[0-9a-zA-Z{])", "", _KNOWN_COMMANDS.sub("", text))) is not None
+    has_unknown = (
+        re.search(r"[\\$_&]", re.sub(r"_(?=[0-9a-zA-Z{])", "", _KNOWN_COMMANDS.sub("", text)))
+        is not None
+    )
     return not has_unknown and not has_words(text)

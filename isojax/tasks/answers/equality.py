@@ -1,7 +1,7 @@
 """Whether a response's answer is the reference's.
 
-The reference decides what is asked: a response may leave out a unit, a variable's name ("x = 5" for 5) or the brackets
-of a tuple, but neither give another of these nor less than all.
+The reference decides what is asked: a response may leave out a unit, a variable's name ("x = 5" for
+5) or the brackets of a tuple, but neither give another of these nor less than all.
 """
 
 from isojax.tasks.answers.arithmetic import (
@@ -54,7 +54,11 @@ class Equality:
             return True
         if isinstance(reference, Relation) or isinstance(response, Relation):
             return self._same_relations(reference, response)
-        if isinstance(reference, SetOperation) or isinstance(response, SetOperation) or REALS in (reference, response):
+        if (
+            isinstance(reference, SetOperation)
+            or isinstance(response, SetOperation)
+            or REALS in (reference, response)
+        ):
             return self._same_sets(reference, response)
         if _is_single(reference) != _is_single(response):  # {5} is 5
             return self._same(_only_item(reference), _only_item(response))
@@ -78,11 +82,15 @@ class Equality:
                 return self._same(value, response)
             case (Colon(), _) | (_, Colon()):
                 return same_colons(reference, response)
-        if isinstance(reference, Matrix | BaseNumeral) or isinstance(response, Matrix | BaseNumeral | Residue):
+        if isinstance(reference, Matrix | BaseNumeral) or isinstance(
+            response, Matrix | BaseNumeral | Residue
+        ):
             return False
         return self._same_quantities(reference, response)
 
-    def _same_rows(self, reference: tuple[tuple[Node, ...], ...], response: tuple[tuple[Node, ...], ...]) -> bool:
+    def _same_rows(
+        self, reference: tuple[tuple[Node, ...], ...], response: tuple[tuple[Node, ...], ...]
+    ) -> bool:
         if [len(row) for row in reference] != [len(row) for row in response]:
             return False
         cells = zip(sum(reference, ()), sum(response, ()), strict=True)
@@ -115,7 +123,9 @@ class Equality:
         if self._same_values(reference, response):
             return True
         # 50% is 50 as well as 0.5 where the other side has no percent sign.
-        is_percent = [isinstance(node, Apply) and node.function == "percent" for node in (reference, response)]
+        is_percent = [
+            isinstance(node, Apply) and node.function == "percent" for node in (reference, response)
+        ]
         if is_percent == [True, False]:
             return self._same_values(reference, Apply("percent", (response,)))
         if is_percent == [False, True]:
@@ -129,7 +139,11 @@ class Equality:
                 return True
         elif reference_decimal is not None and response_decimal is None:
             is_whole = isinstance(response, Number) and response.value.denominator == 1
-            if not is_whole and not variables(response) and self.arithmetic.is_rounded(reference_decimal, response):
+            if (
+                not is_whole
+                and not variables(response)
+                and self.arithmetic.is_rounded(reference_decimal, response)
+            ):
                 return True
         return self.arithmetic.equal(reference, response)
 
@@ -143,8 +157,12 @@ class Equality:
             return self._same_in_any_order(unnamed(reference.items), unnamed(response.items))
         if brackets == {"{}"}:
             return self._same_set_items(reference.items, response.items)
-        is_interval = any("[" in one or "]" in one for one in brackets) and len(reference.items) == 2
-        if reference.brackets != response.brackets and ("{}" in brackets or is_interval or "" not in brackets):
+        is_interval = (
+            any("[" in one or "]" in one for one in brackets) and len(reference.items) == 2
+        )
+        if reference.brackets != response.brackets and (
+            "{}" in brackets or is_interval or "" not in brackets
+        ):
             return False
         # A tuple's items in their order, with or without its brackets.
         return self._same_in_order(unnamed(reference.items), unnamed(response.items))
@@ -166,7 +184,9 @@ class Equality:
             return False
         remaining = list(response)
         for item in reference:
-            match_index = next((i for i, other in enumerate(remaining) if self._same(item, other)), None)
+            match_index = next(
+                (i for i, other in enumerate(remaining) if self._same(item, other)), None
+            )
             if match_index is None:
                 return False
             del remaining[match_index]
@@ -195,7 +215,8 @@ class Equality:
         return self._same_sets(reference, response)
 
     def _same_statements(self, reference: Relation, response: Relation) -> bool:
-        reference_value, response_value = self._named_value(reference), self._named_value(response, is_response=True)
+        reference_value = self._named_value(reference)
+        response_value = self._named_value(response, is_response=True)
         if reference_value is not None and response_value is not None:
             names = {reference_value.name, response_value.name}
             is_one_name = len({str(name).casefold() for name in names if name is not None}) <= 1
@@ -224,7 +245,8 @@ class Equality:
         return other_operator == (operator if factor > 0 else flipped[operator])
 
     def _named_value(self, relation: Relation, *, is_response: bool = False) -> NamedValue | None:
-        """What a chain of equal signs ends in, where it holds: x = 5, 6 * 7 = 42, A = 2 * 8 = 16, 100/3 ~ 33.3."""
+        """What a chain of equal signs ends in, where it holds: x = 5, 6 * 7 = 42, A = 2 * 8 = 16,
+        100/3 ~ 33.3."""
         if set(relation.operators) - {"=", "~"}:
             return self._membership(relation)
         name: Node | None = None
@@ -237,7 +259,12 @@ class Equality:
             name = sides.pop()
             operators.pop()
         last = sides[-1]
-        if is_response and name is not None and relation.operators[0] == "~" and not is_decimal(last):
+        if (
+            is_response
+            and name is not None
+            and relation.operators[0] == "~"
+            and not is_decimal(last)
+        ):
             return None  # x is about 7
         if not operators:
             return NamedValue(name, (last,))
@@ -261,7 +288,8 @@ class Equality:
         return None
 
     def _is_about(self, value: Node, approximation: Node) -> bool:
-        """Whether a number is a value rounded, or cut, to the digits it has; so it is no second guess."""
+        """Whether a number is a value rounded, or cut, to the digits it has; so it is no second
+        guess."""
         value = value.value if isinstance(value, Quantity) else value
         rounded = approximation.value if isinstance(approximation, Quantity) else approximation
         if not isinstance(rounded, Number):
@@ -278,12 +306,15 @@ class Equality:
     def _same_sets(self, reference: Node, response: Node) -> bool:
         """Whether two sets, or inequalities of one variable, have the same real numbers."""
         try:
-            first, second = self.real_sets.intervals(reference), self.real_sets.intervals(response)
+            first = self.real_sets.intervals(reference)
+            second = self.real_sets.intervals(response)
         except NotASet:
             return self._same_operations(reference, response)
         if len(first) != len(second):
             return False
-        return all(self._same_interval(one, other) for one, other in zip(first, second, strict=True))
+        return all(
+            self._same_interval(one, other) for one, other in zip(first, second, strict=True)
+        )
 
     def _same_operations(self, reference: Node, response: Node) -> bool:
         if not isinstance(reference, SetOperation) or not isinstance(response, SetOperation):
@@ -293,7 +324,9 @@ class Equality:
         pair = (response.left, response.right)
         is_same = self._same_in_order((reference.left, reference.right), pair)
         is_symmetric = reference.operator != "-"
-        return is_same or (is_symmetric and self._same_in_order((reference.left, reference.right), pair[::-1]))
+        return is_same or (
+            is_symmetric and self._same_in_order((reference.left, reference.right), pair[::-1])
+        )
 
     def _same_interval(self, one: Interval, other: Interval) -> bool:
         if (one.has_low, one.has_high) != (other.has_low, other.has_high):
@@ -301,7 +334,11 @@ class Equality:
         for end, other_end in ((one.low, other.low), (one.high, other.high)):
             if (end is None) != (other_end is None):
                 return False
-            if end is not None and other_end is not None and not self._same_quantities(end, other_end):
+            if (
+                end is not None
+                and other_end is not None
+                and not self._same_quantities(end, other_end)
+            ):
                 return False
         return True
 

@@ -1,6 +1,8 @@
-"""A whole answer in LaTeX, or as people type it, as a tree: numbers, algebra, lists, sets, intervals, equations.
+"""A whole answer in LaTeX, or as people type it, as a tree: numbers, algebra, lists, sets,
+intervals, equations.
 
-What cannot be read to its last character is `Unreadable`, so that no part of an answer passes for the whole.
+What cannot be read to its last character is `Unreadable`, so that no part of an answer passes for
+the whole.
 """
 
 import re
@@ -9,7 +11,14 @@ from fractions import Fraction
 from isojax.tasks.answers.commands import COMMANDS, take_function, take_root
 from isojax.tasks.answers.compound import compound_quantity
 from isojax.tasks.answers.cursor import Cursor, Unreadable
-from isojax.tasks.answers.measures import is_scale, is_unit_next, take_money, take_per_cent, take_scale, take_unit
+from isojax.tasks.answers.measures import (
+    is_scale,
+    is_unit_next,
+    take_money,
+    take_per_cent,
+    take_scale,
+    take_unit,
+)
 from isojax.tasks.answers.number_words import number_in_words
 from isojax.tasks.answers.numerals import take_colon, take_number, whole_base_numeral
 from isojax.tasks.answers.sentence import supposes
@@ -29,7 +38,15 @@ from isojax.tasks.answers.tree import (
     Symbol,
 )
 from isojax.tasks.answers.units import Unit, is_unit_name, product
-from isojax.tasks.answers.vocabulary import FUNCTIONS, GREEK, TEXT, UNICODE, WORDS, letter_symbol, plain_name
+from isojax.tasks.answers.vocabulary import (
+    FUNCTIONS,
+    GREEK,
+    TEXT,
+    UNICODE,
+    WORDS,
+    letter_symbol,
+    plain_name,
+)
 
 MAX_LENGTH = 2000  # characters of an answer
 _RELATIONS = {
@@ -45,7 +62,9 @@ _SET_OPERATION = re.compile(r"\s*(\\(?:cup|cap|setminus|backslash)(?![A-Za-z]))"
 _SET_OPERATORS = {r"\cup": "|", r"\cap": "&", r"\setminus": "-", r"\backslash": "-"}
 _CONDITIONS = frozenset(["se", "si"])  # if, in some languages: "Se x = 5"
 _PRODUCT = re.compile(r"\s*(\*\*|\*|/|\\(?:cdot|times|div|ast)(?![A-Za-z]))")
-_NUMBER_IN_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{\s*(-?\\?[$€£]?-?[0-9][^{}]*|\\?[$€£]|-)\s*\}")
+_NUMBER_IN_TEXT = re.compile(
+    r"\\(?:text|textbf|mathrm|mbox)\s*\{\s*(-?\\?[$€£]?-?[0-9][^{}]*|\\?[$€£]|-)\s*\}"
+)
 _AND_IN_CJK = "(?:或者?|以?及|[和与與]|または|もしくは|또는|와|과)"
 _AND = rf"(?:and\b|or\b|{_AND_IN_CJK})"
 _AND_IN_TEXT = rf"(?:and|or|{_AND_IN_CJK}|oder|und|ou|et|o|y|u|e|или|и)"
@@ -94,7 +113,8 @@ def read_answer(text: str, *, with_exponents: bool = True) -> Node:
 
 
 def _value_in_words_too(text: str, with_exponents: bool) -> Relation | None:
-    """A value behind the same in several units, or in words: 2 hours and 40 minutes = 160 minutes, a dozen = 12."""
+    """A value behind the same in several units, or in words: 2 hours and 40 minutes = 160 minutes,
+    a dozen = 12."""
     first, equals, second = text.partition(" = ")
     if not equals:
         return None
@@ -121,7 +141,8 @@ def _math_content(match: re.Match[str]) -> str:
 
 
 def sign_inside(node: Node) -> Node:
-    """-(50%) as (-50)%, and so of degrees: what a percent sign or a unit belongs to is the whole number."""
+    """-(50%) as (-50)%, and so of degrees: what a percent sign or a unit belongs to is the whole
+    number."""
     if not isinstance(node, Apply) or node.function != "negate":
         return node
     (inner,) = node.arguments
@@ -162,7 +183,8 @@ class _Reader:
         if is_congruence and not isinstance(sides[-1], Residue):
             raise Unreadable("congruent modulo nothing")
         if is_about and not (len(sides) == 1 and is_decimal(sides[0])):
-            raise Unreadable("about")  # of 7, a guess; 33.3 may be rounded because that was asked for
+            # of 7, a guess; 33.3 may be rounded because that was asked for
+            raise Unreadable("about")
         return Relation(tuple(operators), tuple(sides)) if operators else sides[0]
 
     def name_of_a_value(self) -> Symbol | None:
@@ -175,7 +197,12 @@ class _Reader:
         if name is None:  # with what stands in the brackets: f(2), and f(3) is another
             return self.name_with_argument(match)
         words = name.split()
-        if set(words) & WORDS or words[0] in FUNCTIONS or supposes(f"{name} =") or GUESSED.search(name):
+        if (
+            set(words) & WORDS
+            or words[0] in FUNCTIONS
+            or supposes(f"{name} =")
+            or GUESSED.search(name)
+        ):
             raise Unreadable(name)
         self.cursor.position = match.end() - 1
         return Symbol(name)
@@ -293,11 +320,19 @@ class _Reader:
         if rest[0] in "([":
             return not isinstance(previous, Group) and rest[0] == "("
         if rest[0].isdigit() or rest[0] == ".":
-            return rest[0] != "." and not is_apart and self.cursor.text[before - 1 : before] == "!"  # 3!7!
+            # 3!7!
+            return rest[0] != "." and not is_apart and self.cursor.text[before - 1 : before] == "!"
         if run := re.match(r"[A-Za-z]+", rest):
-            if isinstance(previous, Apply) and previous.function == "degree" and run[0] in ("C", "F"):
+            if (
+                isinstance(previous, Apply)
+                and previous.function == "degree"
+                and run[0] in ("C", "F")
+            ):
                 return False
-            has_argument = run[0] in FUNCTIONS | {"sqrt"} and rest[run.end() :].lstrip()[:1] in ("(", "{")
+            has_argument = run[0] in FUNCTIONS | {"sqrt"} and rest[run.end() :].lstrip()[:1] in (
+                "(",
+                "{",
+            )
             may_be_unit = is_apart and isinstance(previous, Number) and not has_argument
             return self.is_algebra(run[0]) and not (may_be_unit and is_unit_next(self.cursor))
         if rest[0] == "|":
@@ -307,12 +342,22 @@ class _Reader:
         command = self.cursor.command()
         if text := TEXT.match(rest):
             return plain_name(text[1]) is not None and not is_unit_name(text[1].strip())
-        is_factor = command in (r"\frac", r"\sqrt", r"\binom", r"\dbinom", r"\pi", r"\lfloor", r"\lceil", r"\lvert")
+        is_factor = command in (
+            r"\frac",
+            r"\sqrt",
+            r"\binom",
+            r"\dbinom",
+            r"\pi",
+            r"\lfloor",
+            r"\lceil",
+            r"\lvert",
+        )
         is_factor = is_factor or command in (r"\sum", r"\prod", r"\begin", r"\infty")
         return is_factor or command[1:] in GREEK or command[1:] in FUNCTIONS
 
     def is_algebra(self, letters: str) -> bool:
-        """Whether letters in a row are a function or a product of variables, rather than a word or a unit."""
+        """Whether letters in a row are a function or a product of variables, rather than a word or
+        a unit."""
         if letters in FUNCTIONS or letters in ("pi", "sqrt"):
             return True
         is_number = is_scale(letters)
@@ -435,7 +480,11 @@ class _Reader:
         if run in ("pi", "infinity", "inf", "sqrt"):
             self.cursor.position = match.end()
             return take_root(self) if run == "sqrt" else PI if run == "pi" else INFINITY
-        if len(run) > 2 or run in WORDS or (run.istitle() and run.casefold() in WORDS | _CONDITIONS):
+        if (
+            len(run) > 2
+            or run in WORDS
+            or (run.istitle() and run.casefold() in WORDS | _CONDITIONS)
+        ):
             raise Unreadable(run)
         self.cursor.position += 1
         return self.with_subscript(letter_symbol(run[0]))
@@ -455,7 +504,11 @@ class _Reader:
             name = plain_name(text[1])
             if name is None:
                 raise Unreadable(text[0])
-            return take_function(self, name) if name in FUNCTIONS else self.with_subscript(letter_symbol(name))
+            return (
+                take_function(self, name)
+                if name in FUNCTIONS
+                else self.with_subscript(letter_symbol(name))
+            )
         command = self.cursor.command()
         self.cursor.position += len(command)
         name = command[1:]

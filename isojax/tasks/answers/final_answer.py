@@ -1,4 +1,5 @@
-"""Where a text says its answer: in tags, in its last box, after ####, after "the answer is" or in its last sentence."""
+"""Where a text says its answer: in tags, in its last box, after ####, after "the answer is" or in
+its last sentence."""
 
 import re
 from enum import Enum
@@ -53,19 +54,28 @@ _GOES_ON_BEHIND_BOX = re.compile(
     r"|[\s$]*\((?:in\s+)?base\b|[\s$]*(?:feet|foot|hours?|minutes?|pounds?|yards?|meters?|metres?)\s*,?\s*(?:and\s+)?\$?[0-9]"
 )
 _MINUS_BEFORE_BOX = re.compile(r"(?:[$=(]\s*|\s|^)-$")
-_ROOT_BEFORE_BOX = re.compile(r"(?:[\^_/]|\\(?:sqrt|frac|dfrac|tfrac)(?:\{[^{}]*\})?)\s*\{?\s*$|(?<![0-9A-Za-z])[0-9]$")
+_ROOT_BEFORE_BOX = re.compile(
+    r"(?:[\^_/]|\\(?:sqrt|frac|dfrac|tfrac)(?:\{[^{}]*\})?)\s*\{?\s*$|(?<![0-9A-Za-z])[0-9]$"
+)
 _DENIED_BEFORE = re.compile(
-    r"(?:\b(?:not|never|cannot)|n['’]t)\s*(?:be\s*|equal(?:\s+to)?\s*|=\s*)?[\s$\\(\[:*]*$", re.IGNORECASE
+    r"(?:\b(?:not|never|cannot)|n['’]t)\s*(?:be\s*|equal(?:\s+to)?\s*|=\s*)?[\s$\\(\[:*]*$",
+    re.IGNORECASE,
 )
 
-_HEADING = re.compile(r"^[ \t]*#{4,}[ \t]*([^\n]*)$|(?<=[^#\n])####(?!#)[ \t]*([^\n]*)", re.MULTILINE)
+_HEADING = re.compile(
+    r"^[ \t]*#{4,}[ \t]*([^\n]*)$|(?<=[^#\n])####(?!#)[ \t]*([^\n]*)", re.MULTILINE
+)
 _HEADING_WORDS = re.compile(
     r"(?:step|part|case|problem|question|solution|answer|final|method|approach|check|verif|note|conclusion|result"
     r"|explanation|reasoning|summary|understand|calculat|comput|find|given|setup|analysis|example|idea)\w*\b",
     re.IGNORECASE,
 )
-_NUMBERED_HEADING = re.compile(r"\d+[.):]\s*[A-Za-z*]|(?:step|part|case)\s*\d+|\(?[a-z]\)\s+[A-Za-z]", re.IGNORECASE)
-_LABEL = re.compile(r"(?:the\s+)?(?:final\s+)?(?:answer|result|solution)\b\s*(?:is\b)?\s*:?", re.IGNORECASE)
+_NUMBERED_HEADING = re.compile(
+    r"\d+[.):]\s*[A-Za-z*]|(?:step|part|case)\s*\d+|\(?[a-z]\)\s+[A-Za-z]", re.IGNORECASE
+)
+_LABEL = re.compile(
+    r"(?:the\s+)?(?:final\s+)?(?:answer|result|solution)\b\s*(?:is\b)?\s*:?", re.IGNORECASE
+)
 
 _ANSWER_IS = re.compile(
     r"\banswers?(?:[ ]+(?:to|for|of)[ ][^.\n:?!=]{1,60}?)?\s*(?:\\?\*\*)?\s*"
@@ -79,7 +89,9 @@ _CLAUSE_DENIES = re.compile(
     r"|might|could|may|possible|assum\w+|estimate\w*|neither|nobody|no\s+one|deny|denies|claims?)\b|n['’]t\b",
     re.IGNORECASE,
 )
-_VALUE_WORDS = r"half|halves|thirds?|quarters?|fifths?|tenths?|dozens?|hundreds?|thousands?|[mbtr]+illions?|or"
+_VALUE_WORDS = (
+    r"half|halves|thirds?|quarters?|fifths?|tenths?|dozens?|hundreds?|thousands?|[mbtr]+illions?|or"
+)
 _SCALE = rf"[\s-]*(?:and\s+)?(?:(?:an?|one|two|three)[\s-]+)?(?:{_VALUE_WORDS})\b"
 # "5, but actually 7", where another number follows in the sentence: what is stated then is not 5
 _RETRACTION = (
@@ -103,7 +115,8 @@ _NEXT_TAKES_BACK = re.compile(
 )
 _NEXT_IN_LIST = re.compile(r";[ ]*\$?-?[0-9(\\]")
 _ALTERNATIVE = re.compile(
-    r"[.!;,]?[ *$]*\s?\(?(?:or\s+)?alternatively[\s,:]+(?:it\s+is\s+)?(?=[-$\\.]*[0-9(]|\\)", re.IGNORECASE
+    r"[.!;,]?[ *$]*\s?\(?(?:or\s+)?alternatively[\s,:]+(?:it\s+is\s+)?(?=[-$\\.]*[0-9(]|\\)",
+    re.IGNORECASE,
 )
 _DISPLAY_MATH = re.compile(r"\$\$\s*(.+?)\s*\$\$|\\\[\s*(.+?)\s*\\\]", re.DOTALL)
 _SENTENCES = re.compile(
@@ -145,8 +158,8 @@ class Statement(NamedTuple):
 
 
 def final_answer(response: str) -> Statement:
-    """What a response says at its end, behind its thinking; an empty WHOLE answer where it takes its answer back, or
-    does not end it."""
+    """What a response says at its end, behind its thinking; an empty WHOLE answer where it takes
+    its answer back, or does not end it."""
     response = with_spaces_around_cjk(behind_thinking(_without_end_of_turn(response)))
     tag = _last_tag(response)
     if tag is not None and _last_box_start(response) < tag[1]:
@@ -172,7 +185,8 @@ def final_answer(response: str) -> Statement:
 
 
 def reference_answer(answer: str) -> str:
-    """The answer that a reference solution states: after its last ####, else in its last \\boxed{}, else all of it."""
+    """The answer that a reference solution states: after its last ####, else in its last \\boxed{},
+    else all of it."""
     answer = with_spaces_around_cjk(answer)
     if "####" in answer:
         end = answer.rpartition("####")[2].strip()
@@ -189,7 +203,9 @@ def reference_answer(answer: str) -> str:
 def _without_end_of_turn(response: str) -> str:
     response = response.rstrip()
     while response.endswith(_ENDS_OF_TURN):
-        response = next(response.removesuffix(end) for end in _ENDS_OF_TURN if response.endswith(end)).rstrip()
+        response = next(
+            response.removesuffix(end) for end in _ENDS_OF_TURN if response.endswith(end)
+        ).rstrip()
     return response
 
 
@@ -227,8 +243,8 @@ class _Box(NamedTuple):
 
 
 def last_box(text: str) -> str | None:
-    """What the last \\boxed{...} holds, with the boxes that stand right before it; "" where it does not end, and None
-    where there is none."""
+    """What the last \\boxed{...} holds, with the boxes that stand right before it; "" where it does
+    not end, and None where there is none."""
     if "boxed" not in text and "fbox" not in text:
         return None
     boxes, open_command = _boxes(text)
@@ -271,7 +287,9 @@ def _stated_box(text: str) -> str | None:
 
 def _with_boxes_before(text: str, boxes: list[_Box], last: _Box, content: str) -> str:
     """A list of boxes with nothing but commas, "and" or "or" between them, each once."""
-    before = sorted((box for box in boxes if box.behind <= last.command), key=lambda box: box.behind)
+    before = sorted(
+        (box for box in boxes if box.behind <= last.command), key=lambda box: box.behind
+    )
     contents, first = [content], last
     for box in reversed(before):
         if box.behind > first.command:
@@ -288,7 +306,8 @@ def _with_boxes_before(text: str, boxes: list[_Box], last: _Box, content: str) -
 
 
 def _boxes(text: str) -> tuple[list[_Box], int]:
-    """All boxes that end, and where the last one begins that does not (-1: there is none); in one pass."""
+    """All boxes that end, and where the last one begins that does not (-1: there is none); in one
+    pass."""
     if text.count("box") == 1 and (simple := _SIMPLE_BOX.search(text)):
         return [_Box(simple.start(), simple.start(1), simple.end(1), simple.end())], -1
     commands = {match.end(): match.start() for match in _BOX_COMMAND.finditer(text)}
@@ -335,7 +354,8 @@ def _behind_hashes(response: str) -> str | None:
 
 
 def _is_heading(line: str, following: str) -> bool:
-    """Whether a line behind #### heads what follows: "Step 1", "2. Answer", or other words than an answer's."""
+    """Whether a line behind #### heads what follows: "Step 1", "2. Answer", or other words than an
+    answer's."""
     content = line.strip(" *:#")
     if not content:
         return True
@@ -345,14 +365,22 @@ def _is_heading(line: str, following: str) -> bool:
     if _NUMBERED_HEADING.match(content) or _HEADING_WORDS.match(content):
         return True
     is_words = not re.search(r"[0-9$\\]", content) and len(content) > 2
-    return is_words and bool(following.strip()) and not re.match(r"\s*(?:Question|Q:|Problem)\b", following)
+    return (
+        is_words
+        and bool(following.strip())
+        and not re.match(r"\s*(?:Question|Q:|Problem)\b", following)
+    )
 
 
 def _behind_answer_is(response: str) -> str | None:
     """What follows the last "the answer is" that is neither denied nor asked."""
     for match in reversed(list(_ANSWER_IS.finditer(response))):
         clause = _CLAUSE_START.split(response[max(0, match.start() - 80) : match.start()])[-1]
-        if _CLAUSE_DENIES.search(clause) or GUESSED.search(clause) or is_supposed(_sentence_before(response, match)):
+        if (
+            _CLAUSE_DENIES.search(clause)
+            or GUESSED.search(clause)
+            or is_supposed(_sentence_before(response, match))
+        ):
             continue
         remaining = response[match.end() :]
         statement, end = _first_sentence(remaining)
@@ -405,12 +433,14 @@ def _first_sentence(text: str) -> tuple[str, int]:
 def _last_lines(response: str) -> str:
     """The end of a text, its display math in one line each."""
     end = _CALCULATION.sub("", response[-MAX_LAST_LINES:])
-    return _DISPLAY_MATH.sub(lambda match: f"${' '.join((match[1] or match[2]).split())}$", end).strip()
+    return _DISPLAY_MATH.sub(
+        lambda match: f"${' '.join((match[1] or match[2]).split())}$", end
+    ).strip()
 
 
 def last_values(text: str) -> list[str]:
-    """The value in the last sentence of a text that has one, with and without the words behind it; empty where there is
-    none, or it is left open."""
+    """The value in the last sentence of a text that has one, with and without the words behind it;
+    empty where there is none, or it is left open."""
     sentences = _SENTENCES.split(text)
     if _CUT_OFF.search(_EMPHASIZED_LINE.sub(r"\1", sentences[-1])):
         return []

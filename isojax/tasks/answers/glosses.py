@@ -1,5 +1,6 @@
-"""What a sentence says of its value once more, in brackets or behind "i.e.": 160 minutes (2 hours and 40 minutes),
-12 (a dozen), 17 (8 + 9). It is no second answer where it is the same, and is one where it is not.
+"""What a sentence says of its value once more, in brackets or behind "i.e.": 160 minutes (2 hours
+and 40 minutes), 12 (a dozen), 17 (8 + 9). It is no second answer where it is the same, and is one
+where it is not.
 """
 
 import re
@@ -20,14 +21,17 @@ _CALCULATION = re.compile(rf"\$?{_NUMBER}(?:\s*[-+*/×÷·]\s*\$?{_NUMBER})+")
 _OWN_VALUE = re.compile(
     r"(?:^|(?<=[\s(*]))(?:\$([^$]+)\$|(\$?-?[0-9][0-9,]*(?:\.[0-9]+|/[0-9]+)?%?))((?:\s+[A-Za-z]+){0,2})$"
 )
-_OTHER_SPELLING = re.compile(rf"-?{_NUMBER}(?:\s*/\s*[0-9]+)?\s*%?|\$\s*{_NUMBER}|{_NUMBER}\s+dozen")
+_OTHER_SPELLING = re.compile(
+    rf"-?{_NUMBER}(?:\s*/\s*[0-9]+)?\s*%?|\$\s*{_NUMBER}|{_NUMBER}\s+dozen"
+)
 _ONE_QUANTITY = re.compile(rf"{_NUMBER}\s*([A-Za-z]+)")
 MAX_LENGTH = 100  # characters
 
 
 @dataclass(frozen=True)
 class Gloss:
-    """A sentence without the remark, the value before it with its words, and what the remark says of it."""
+    """A sentence without the remark, the value before it with its words, and what the remark says
+    of it."""
 
     sentence: str
     value: str
@@ -39,7 +43,8 @@ class Gloss:
 
 
 def find_gloss(sentence: str) -> Gloss | None:
-    """The remark of a sentence that is a calculation or a quantity, behind a number; None where there is none."""
+    """The remark of a sentence that is a calculation or a quantity, behind a number; None where
+    there is none."""
     for match in (*_IN_BRACKETS.finditer(sentence), *_BEHIND_I_E.finditer(sentence)):
         remark = " ".join(match[1].split())
         own = _OWN_VALUE.search(sentence[: match.start()][-MAX_LENGTH:])
@@ -51,7 +56,11 @@ def find_gloss(sentence: str) -> Gloss | None:
 
 
 def _says_a_value(remark: str, own_words: str) -> bool:
-    if _CALCULATION.fullmatch(remark) or _OTHER_SPELLING.fullmatch(remark) or compound_quantity(remark) is not None:
+    if (
+        _CALCULATION.fullmatch(remark)
+        or _OTHER_SPELLING.fullmatch(remark)
+        or compound_quantity(remark) is not None
+    ):
         return True
     if (quantity := _ONE_QUANTITY.fullmatch(remark)) is not None:
         unit, own_unit = read_unit(quantity[1]), read_unit(own_words.strip())

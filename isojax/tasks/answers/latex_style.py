@@ -1,4 +1,5 @@
-r"""What in LaTeX changes only how an answer looks: fonts, sizes, colours, spaces; and old spellings of its commands."""
+r"""What in LaTeX changes only how an answer looks: fonts, sizes, colours, spaces; and old spellings
+of its commands."""
 
 import re
 
@@ -18,14 +19,20 @@ _SWITCHED_WORDS = re.compile(
     r"\{\s*\\(?:bf|it|rm|tt|sf|sc|sl|em)(?:\s+|\\[ ,;])([A-Za-z][A-Za-z. ]+)\}"
     r"|\\(?:bf|it|rm|tt|sf|sc)\s*\{\s*([A-Za-z][A-Za-z. ]+)\}"
 )
-_COLOUR = re.compile(r"\\(?:color|textcolor|colorbox|fcolorbox\s*\{[^{}]*\})\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}\s*")
+_COLOUR = re.compile(
+    r"\\(?:color|textcolor|colorbox|fcolorbox\s*\{[^{}]*\})\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}\s*"
+)
 _SPACE = re.compile(r"\\(?:[hv]space\*?|[hv]?phantom|mspace)\s*\{[^{}]*\}")
 _TEXT_FONT = re.compile(r"\\(?:text(?:sf|tt|sc|sl|up|md)|emph)(?=\s*\{)")
 _MATH_FONT = re.compile(r"\\(?:math(?:sf|tt|normal|scr)|bm|pmb)(?=\s*\{)")
-_OF_ONE_LETTER = re.compile(r"\\(?:math(?:rm|bf|it|sf|tt)|text|bm|boldsymbol)\s+([A-Za-z0-9])(?![A-Za-z])")
+_OF_ONE_LETTER = re.compile(
+    r"\\(?:math(?:rm|bf|it|sf|tt)|text|bm|boldsymbol)\s+([A-Za-z0-9])(?![A-Za-z])"
+)
 _FONT = r"\\(?:text[a-z]*|math(?:rm|bf|it)|mbox)\s*\{"
 _TEXT_IN_TEXT = re.compile(rf"{_FONT}\s*({_FONT}[^{{}}]*\}})\s*\}}")
-_INFIX = re.compile(r"\{([^{}]*)\\(choose|over)(?![A-Za-z])([^{}]*)\}|^([^{}]*)\\(choose|over)(?![A-Za-z])([^{}]*)$")
+_INFIX = re.compile(
+    r"\{([^{}]*)\\(choose|over)(?![A-Za-z])([^{}]*)\}|^([^{}]*)\\(choose|over)(?![A-Za-z])([^{}]*)$"
+)
 _ORDINAL = re.compile(
     r"([0-9]+)\s*\^?\s*\{?\s*(?:\\(?:text|mathrm|textrm|mbox|textsuperscript)\s*\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?"
 )

@@ -1,4 +1,5 @@
-"""What stands behind a number, or before it, and makes a quantity of it: a unit, a currency, million, per cent."""
+"""What stands behind a number, or before it, and makes a quantity of it: a unit, a currency,
+million, per cent."""
 
 import re
 from dataclasses import dataclass
@@ -15,8 +16,12 @@ _SCALE = re.compile(
 _SCALES = {
     "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
 }  # fmt: skip
-_PER_CENT = re.compile(r"\s*(?:%|\\(?:text|mathrm|mbox)\s*\{\s*(?:%|per ?cent)\s*\}|per ?cent\b)", re.IGNORECASE)
-_UNIT_END = re.compile(r"[,;=<>(){}\[\]|]|\\(?!text|mathrm|mbox|cdot)|(?<![A-Za-z])(?:and|or)(?![A-Za-z])")
+_PER_CENT = re.compile(
+    r"\s*(?:%|\\(?:text|mathrm|mbox)\s*\{\s*(?:%|per ?cent)\s*\}|per ?cent\b)", re.IGNORECASE
+)
+_UNIT_END = re.compile(
+    r"[,;=<>(){}\[\]|]|\\(?!text|mathrm|mbox|cdot)|(?<![A-Za-z])(?:and|or)(?![A-Za-z])"
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,11 @@ def take_unit(cursor: Cursor) -> Unit | None:
         return None
     plain = TEXT.sub(lambda match: f" {match[1]} ", source)
     plain = re.sub(r"\^\s*\{\s*(-?[0-9])\s*\}", r"^\1", plain)
-    if "\\" in plain.replace(r"\cdot", "") or "{" in plain or re.search(r"[0-9]", re.sub(r"\^-?[1-4]", "", plain)):
+    if (
+        "\\" in plain.replace(r"\cdot", "")
+        or "{" in plain
+        or re.search(r"[0-9]", re.sub(r"\^-?[1-4]", "", plain))
+    ):
         return None
     unit = read_unit(" ".join(plain.split()))
     if unit is not None:

@@ -5,17 +5,21 @@ import re
 from isojax.tasks.answers.vocabulary import TEXT
 
 _LETTER = r"(?:\(\s*([A-J])\s*\)|([A-J]))"
-_NOUN = (
-    r"(?:(?:the\s+)?(?:correct\s+|right\s+)?(?:options?|choices?|answers?|letters?|statements?)\s*(?:is|are)?\s*:?\s*)?"
-)
+_NOUN = r"(?:(?:the\s+)?(?:correct\s+|right\s+)?(?:options?|choices?|answers?|letters?|statements?)\s*(?:is|are)?\s*:?\s*)?"
 _ALONE = re.compile(rf"{_NOUN}{_LETTER}", re.IGNORECASE)
 # (C) 12, C) 12, C. 12, C: 12
-_WITH_VALUE = re.compile(rf"{_NOUN}(?:\(\s*([A-J])\s*\)\s*[.:]?|([A-J])\s*[).:])\s*(?=\S)(.+)", re.DOTALL)
+_WITH_VALUE = re.compile(
+    rf"{_NOUN}(?:\(\s*([A-J])\s*\)\s*[.:]?|([A-J])\s*[).:])\s*(?=\S)(.+)", re.DOTALL
+)
 _ANOTHER_OPTION = re.compile(
     r"\(\s*[A-Z]\s*\)|(?<![A-Za-z\\])[A-J](?:[).:]|(?![A-Za-z0-9_=({]))|\b(?:or|and|not|wrong|incorrect|false|maybe|nor|but)\b"
 )
-_STATED = re.compile(r"(?:^|(?<=[.!?] ))([^.!?]*)\b(?:correct|right)\s+(?:option|choice)\s+is:?\s*([^?]*)$")
-_DENIED = re.compile(r"\b(?:not|never|doubt|wrong|false|if|whether|unless|think|guess|maybe|perhaps)\b|n['’]t\b")
+_STATED = re.compile(
+    r"(?:^|(?<=[.!?] ))([^.!?]*)\b(?:correct|right)\s+(?:option|choice)\s+is:?\s*([^?]*)$"
+)
+_DENIED = re.compile(
+    r"\b(?:not|never|doubt|wrong|false|if|whether|unless|think|guess|maybe|perhaps)\b|n['’]t\b"
+)
 _CHOSEN = re.compile(
     r"\bI(?:['’]d|['’]ll|\s+would|\s+will|\s+must)?\s+(?:choose|chose|pick|picked|select|selected|go\s+with)\s+([^?]*)$"
 )
@@ -24,7 +28,9 @@ _CORRECT = re.compile(
     rf"{_LETTER}\s+is\s+(?:the\s+)?(?:only\s+)?(?:correct|right)(?:\s+(?:answer|option|choice|one))?$",
     re.IGNORECASE,
 )
-_CALLED_CORRECT = re.compile(r"\b[A-J]\b\W{0,4}\s+(?:is|are)\s+(?:\w+\s+){0,2}(?:correct|right|true)\b")
+_CALLED_CORRECT = re.compile(
+    r"\b[A-J]\b\W{0,4}\s+(?:is|are)\s+(?:\w+\s+){0,2}(?:correct|right|true)\b"
+)
 _SEPARATOR = re.compile(r"\s*(?:[,;、和与與及]|,?\s*\band\b)\s*")
 _CIRCLED = re.compile(r"[①-⑳](?:[\s,、和与與及]*[①-⑳])*")
 
@@ -37,7 +43,8 @@ def option_alone(text: str) -> str | None:
 
 
 def option_with_value(text: str) -> str | None:
-    """The letter of an answer that is an option, which may have its value: C. 12; None where it is none, or several."""
+    """The letter of an answer that is an option, which may have its value: C. 12; None where it is
+    none, or several."""
     if (letter := option_alone(text)) is not None:
         return letter
     match = _WITH_VALUE.fullmatch(_plain(text))
@@ -47,7 +54,8 @@ def option_with_value(text: str) -> str | None:
 
 
 def stated_option(text: str) -> str | None:
-    """The option that the end of a text calls the correct one; None where that is denied, or asked."""
+    """The option that the end of a text calls the correct one; None where that is denied, or
+    asked."""
     plain = _plain(text)
     last_sentence = re.split(r"[.!?]\s", plain)[-1]
     if _DENIED.search(last_sentence):
@@ -74,7 +82,8 @@ def value_of_option(text: str) -> str | None:
 
 
 def option_letters(text: str) -> frozenset[str] | None:
-    """The letters of an answer that is a list of options: A, C or (A) and (C), ACD; or its numbers: ①③."""
+    """The letters of an answer that is a list of options: A, C or (A) and (C), ACD; or its numbers:
+    ①③."""
     plain = re.sub(rf"^{_NOUN}", "", _plain(text), flags=re.IGNORECASE)
     if _CIRCLED.fullmatch(plain):
         return frozenset(re.findall("[①-⑳]", plain))

@@ -10,14 +10,16 @@ _FUNCTIONS_ASKED_FOR = frozenset(["sin", "cos", "tan", "cot", "sec", "csc"])
 
 @dataclass(frozen=True)
 class NamedValue:
-    """The value that an equation gives a name, if it has one; `values` are several spellings of it."""
+    """The value that an equation gives a name, if it has one; `values` are several spellings of
+    it."""
 
     name: Node | None
     values: tuple[Node, ...]
 
 
 def unnamed(items: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The values of "n = 2, 3, 4" and of "x = 1, x = 2"; other lists as they are, such as "x = 1, y = 2"."""
+    """The values of "n = 2, 3, 4" and of "x = 1, x = 2"; other lists as they are, such as "x = 1, y
+    = 2"."""
     if not items or not is_assignment(items[0]):
         return items
     names = {item.sides[0] for item in items if isinstance(item, Relation)}
@@ -50,8 +52,11 @@ def has_variables(node: Node) -> bool:
 
 
 def is_asked_for(node: Node) -> bool:
-    """Whether an expression may be what a problem asks for: m + n, a^2 + b^2, \\sin A. Of 2x = 10 only x is."""
+    """Whether an expression may be what a problem asks for: m + n, a^2 + b^2, \\sin A. Of 2x = 10
+    only x is."""
     if not isinstance(node, Apply) or not has_variables(node):
         return False
-    is_function_of_a_name = node.function in _FUNCTIONS_ASKED_FOR and all(map(is_name, node.arguments))
+    is_function_of_a_name = node.function in _FUNCTIONS_ASKED_FOR and all(
+        map(is_name, node.arguments)
+    )
     return is_function_of_a_name or len(variables(node)) >= 2

@@ -1,4 +1,5 @@
-"""Numbers in English words: twenty-five, five and a half, one hundred and two, two thirds, 5 out of 8."""
+"""Numbers in English words: twenty-five, five and a half, one hundred and two, two thirds, 5 out of
+8."""
 
 import re
 from fractions import Fraction
@@ -14,16 +15,22 @@ _PARTS_TEXT = "half third quarter fifth sixth seventh eighth ninth tenth"
 _ONES = {word: value for value, word in enumerate(_ONES_TEXT.split())}
 _TENS = {word: 10 * value for value, word in enumerate(_TENS_TEXT.split(), start=2)}
 _SCALES = {"thousand": 1000, "million": 10**6, "billion": 10**9}
-_PARTS = {word: value for value, word in enumerate(_PARTS_TEXT.split(), start=2)} | {"fourth": 4, "halve": 2}
+_PARTS = {word: value for value, word in enumerate(_PARTS_TEXT.split(), start=2)} | {
+    "fourth": 4,
+    "halve": 2,
+}
 
 _OUT_OF = re.compile(r"([0-9]+)\s+(?:out\s+of|over)\s+([1-9][0-9]*)")
-_AND_A_PART = re.compile(r"(.+?)\s+and\s+(an?|one|two|three|four|five|six|seven|eight)\s+([a-z]+?)s?")
+_AND_A_PART = re.compile(
+    r"(.+?)\s+and\s+(an?|one|two|three|four|five|six|seven|eight)\s+([a-z]+?)s?"
+)
 _DOZENS = re.compile(r"(an?|[a-z]+)\s+dozens?")
 _PARTS_ONLY = re.compile(r"(an?|[a-z]+)[\s-]+([a-z]+?)s?")
 
 
 def number_in_words(text: str) -> Fraction | None:
-    """The number that a text says in words, with or without digits; None where it says none, or more than one."""
+    """The number that a text says in words, with or without digits; None where it says none, or
+    more than one."""
     if len(text) > MAX_LENGTH:
         return None
     text = " ".join(text.casefold().split()).strip(". ")
@@ -61,7 +68,9 @@ def _whole_number(text: str) -> int | None:
     for word in re.split(r"[\s-]+", text):
         if word == "and" and last in ("hundred", "scale"):
             continue
-        if word in _ONES and (last in ("", "hundred", "scale") or (last == "tens" and 0 < _ONES[word] < 10)):
+        if word in _ONES and (
+            last in ("", "hundred", "scale") or (last == "tens" and 0 < _ONES[word] < 10)
+        ):
             below_thousand += _ONES[word]
             last = "ones"
         elif word in _TENS and last in ("", "hundred", "scale"):

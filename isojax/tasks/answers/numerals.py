@@ -8,7 +8,9 @@ from isojax.tasks.answers.tree import BaseNumeral, Colon, Number
 from isojax.tasks.answers.vocabulary import TEXT
 
 MAX_EXPONENT = 10_000  # of ten, in a number as it is written: 1e9999
-_THOUSANDS = re.compile(r"[0-9]{1,3}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+|(?:['’][0-9]{3})+)(?![0-9])(?:\.[0-9]+)?")
+_THOUSANDS = re.compile(
+    r"[0-9]{1,3}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+|(?:['’][0-9]{3})+)(?![0-9])(?:\.[0-9]+)?"
+)
 _PLAIN_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
 _EXPONENT = re.compile(r"[eE]([+-]?[0-9]+)(?![0-9.])")
 _REPEATING = re.compile(
@@ -22,11 +24,15 @@ _ENDLESS = re.compile(
 _MIXED = re.compile(
     r"\s*\\frac\s*(?:\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])\s*([0-9]))|\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9.])"
 )
-_COLON = re.compile(r"([0-9]+(?:\.[0-9]+)?)((?:\s*(?::|\\colon(?![A-Za-z]))\s*[0-9]+(?:\.[0-9]+)?)+)(?![0-9.])")
+_COLON = re.compile(
+    r"([0-9]+(?:\.[0-9]+)?)((?:\s*(?::|\\colon(?![A-Za-z]))\s*[0-9]+(?:\.[0-9]+)?)+)(?![0-9.])"
+)
 _BASE_NUMERAL = re.compile(
     r"(?:\\text\{)?([0-9A-F]*[0-9A-F])\}?_\s*(?:\{\s*(?:\\text\s*\{\s*)?([0-9]+)\s*\}?\s*\}|([0-9]+))"
 )
-_BASES_TEXT = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+_BASES_TEXT = (
+    "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+)
 _BASES = {word: value for value, word in enumerate(_BASES_TEXT.split(), start=2)} | {
     "binary": 2, "octal": 8, "decimal": 10, "hexadecimal": 16,
 }  # fmt: skip
@@ -82,7 +88,8 @@ def take_number(cursor: Cursor) -> Number | BaseNumeral:
             raise Unreadable("exponent")
         return Number(value * Fraction(10) ** int(exponent[1]))
     if decimals is None and (mixed := _MIXED.match(cursor.text, cursor.position)):
-        numerator, denominator = int(mixed[1] or mixed[3] or mixed[5]), int(mixed[2] or mixed[4] or mixed[6])
+        numerator = int(mixed[1] or mixed[3] or mixed[5])
+        denominator = int(mixed[2] or mixed[4] or mixed[6])
         if denominator == 0:
             raise Unreadable("/0")
         cursor.position = mixed.end()

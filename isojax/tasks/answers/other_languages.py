@@ -1,6 +1,8 @@
-"""Words of other languages than English that deny a value, suppose it, bound it, guess it or list it with another.
+"""Words of other languages than English that deny a value, suppose it, bound it, guess it or list
+it with another.
 
-Written languages without spaces come first: their words are found anywhere, those of the others between spaces.
+Written languages without spaces come first: their words are found anywhere, those of the others
+between spaces.
 """
 
 import re
@@ -24,7 +26,9 @@ _CJK_CLAUSE_BREAK = re.compile(r"[,;:](?=\s)|(?<![0-9])[,;:.](?![0-9])|[0-9][,;:
 _CJK_SUPPOSED_BEHIND = re.compile(
     r"[^,;.]{0,8}(?:と仮定|とする|とおく|とすると|ならば|라고\s*(?:하자|하면|가정)|라\s*하자|이라면|이면)"
 )
-_CJK_TO_BE_SHOWN = re.compile(r"(?:求证|求證|欲证|要证|需证|(?:要|想|试|来|去)(?:证明|證明|验证|驗證))\s*:?[^,;.]*$")
+_CJK_TO_BE_SHOWN = re.compile(
+    r"(?:求证|求證|欲证|要证|需证|(?:要|想|试|来|去)(?:证明|證明|验证|驗證))\s*:?[^,;.]*$"
+)
 # Places in a text: 定理 42, 第 42 题 (which is a number behind 第), 図 42
 _CJK_PLACE = re.compile(
     r"(?:定理|引理|推论|推論|命题|命題|公理|性质|性質|定义|定義|公式|方程|等式|步骤|步驟|问题|問題|(?<![做解答对主])[题題]|(?<!比)例[题題]?"
@@ -39,15 +43,19 @@ _CJK_BEHIND = re.compile(
 )
 
 _DENIALS = (
-    r"no\s+(?:es|son|est[áa]n?|puede|ser[áa]|fue|era|vale|hay|da|tiene)|nunca|jam[áa]s|tampoco",  # Spanish
+    # Spanish
+    r"no\s+(?:es|son|est[áa]n?|puede|ser[áa]|fue|era|vale|hay|da|tiene)|nunca|jam[áa]s|tampoco",
     r"n[ãa]o|nem",  # Portuguese
-    r"n['’](?:est|était|a|ont|y)|ne\s+\w+\s+(?:pas|jamais|point)|n['’]est\s+pas|pas|jamais|aucune?",  # French
+    # French
+    r"n['’](?:est|était|a|ont|y)|ne\s+\w+\s+(?:pas|jamais|point)|n['’]est\s+pas|pas|jamais|aucune?",
     r"nicht|kein\w*|niemals|nie|weder|falsch",  # German
     r"non\s+(?:è|e['’]|é|sono|può|vale|fa|sarà|ha)|nessun\w*|neanche",  # Italian
-    r"niet|geen|nooit|inte|ikke|ikkje|aldrig|ei\s+ole|eivät|nem|nu\s+(?:este|e)",  # Dutch, Nordic, Hungarian, Romanian
+    # Dutch, Nordic, Hungarian, Romanian
+    r"niet|geen|nooit|inte|ikke|ikkje|aldrig|ei\s+ole|eivät|nem|nu\s+(?:este|e)",
     r"nie|nigdy|není|nikdy|nije",  # Polish, Czech, Serbian
     r"не|нет|никогда|нельзя|ни|неверно|ложно|ні|δεν|όχι",  # Russian, Ukrainian, Greek
-    r"değil(?:dir)?|không|bukan(?:lah)?|tidak|tak|hindi",  # Turkish, Vietnamese, Indonesian, Tagalog
+    # Turkish, Vietnamese, Indonesian, Tagalog
+    r"değil(?:dir)?|không|bukan(?:lah)?|tidak|tak|hindi",
     r"ليس(?:ت)?|لا|لن|لم|غير|नहीं|לא|אינו|אינה|نیست",  # Arabic, Hindi, Hebrew, Persian
 )
 _BOUNDS = (
@@ -81,19 +89,26 @@ _GUESSES = (
 # In the part of the sentence before the value.
 _SUPPOSITIONS = (
     r"sup[oó][nr]\w*|supuest\w*|asum\w+|imagin(?:emos|ad)|pongamos"
-    r"|sea[n]?\s+[$\\(]*\w+\s*=|si\s+(?:[$\\(]*[a-z]\s*=|fuera|la|el|es|son|hay|hubiera|tenemos)",  # Spanish
+    # Spanish
+    r"|sea[n]?\s+[$\\(]*\w+\s*=|si\s+(?:[$\\(]*[a-z]\s*=|fuera|la|el|es|son|hay|hubiera|tenemos)",
     r"suponh\w*|supõe|admita\w*"
-    r"|seja[m]?\s+[$\\(]*\w+\s*=|se\s+(?:[$\\(]*[a-z]\s*=|fosse|for|o|a\s+resposta|houvesse|são)",  # Portuguese
+    # Portuguese
+    r"|seja[m]?\s+[$\\(]*\w+\s*=|se\s+(?:[$\\(]*[a-z]\s*=|fosse|for|o|a\s+resposta|houvesse|são)",
     r"suppos(?:ons|ez|ant|é)|admettons|imaginons"
     r"|soi(?:t|ent)\s+[$\\(]*\w+\s*=|s['’]il|si\s+(?:[cl]['’]\w+|le|on|elle|nous|x)",  # French
     r"angenommen|annahme|(?:nehme|nimm|nehmen)\b.*\ban|gesetzt"
     r"|stell\w*\s+(?:wir\s+)?(?:uns|dir|euch)\s+vor"
-    r"|sei(?:en)?\s+[$\\(]*\w+\s*=|wenn|falls\s+(?:[$\\(]*[a-z]\s*=|es|die|der|das|man|wir)|wäre",  # German
-    r"supponi\w*|ammettiamo|poniamo|sia(?:no)?\s+[$\\(]*\w+\s*=|se\s+(?:il|fosse|la\s+risposta|sono)",  # Italian
+    # German
+    r"|sei(?:en)?\s+[$\\(]*\w+\s*=|wenn|falls\s+(?:[$\\(]*[a-z]\s*=|es|die|der|das|man|wir)|wäre",
+    # Italian
+    r"supponi\w*|ammettiamo|poniamo|sia(?:no)?\s+[$\\(]*\w+\s*=|se\s+(?:il|fosse|la\s+risposta|sono)",
     r"stel|veronderstel\w*|neem\s+aan|antag|antages|låt|anta|hvis|ponamos",  # Dutch, Nordic
-    r"пусть|предполож(?:им|ите|ить|ение)|допустим|допустить|допустите|положим|если|нехай|припустимо|якщо",  # Russian
-    r"załóżmy|niech|jeśli|jeżeli|předpokládejme|nechť|pokud|jestliže|dacă",  # Polish, Czech, Romanian
-    r"varsayalım|diyelim|eğer|giả\s+sử|nếu|misalkan|andaikan|jika",  # Turkish, Vietnamese, Indonesian
+    # Russian
+    r"пусть|предполож(?:им|ите|ить|ение)|допустим|допустить|допустите|положим|если|нехай|припустимо|якщо",
+    # Polish, Czech, Romanian
+    r"załóżmy|niech|jeśli|jeżeli|předpokládejme|nechť|pokud|jestliže|dacă",
+    # Turkish, Vietnamese, Indonesian
+    r"varsayalım|diyelim|eğer|giả\s+sử|nếu|misalkan|andaikan|jika",
     r"لنفرض|نفرض|إذا|لو|मान|यदि|अगर|נניח|אם",  # Arabic, Hindi, Hebrew
 )
 _SUPPOSED = re.compile(rf"(?<!\w)(?:{'|'.join(_SUPPOSITIONS)})(?!\w)", re.IGNORECASE)
@@ -123,7 +138,8 @@ def _cjk_clause(before: str) -> str:
 
 
 def supposes_in_other_languages(before: str) -> bool:
-    """Whether the words before a value, in its sentence, suppose it: Sei x = 42; Angenommen, es sind 42."""
+    """Whether the words before a value, in its sentence, suppose it: Sei x = 42; Angenommen, es
+    sind 42."""
     if _HAS_CJK.search(before) and _CJK_CONDITION.search(_cjk_clause(before)):
         return True
     clause = _CLAUSE_BREAK.split(_COMMA_OF_A_SUPPOSITION.sub(r"\1 ", before))[-1]
@@ -137,7 +153,8 @@ def denies_in_cjk(clause: str) -> bool:
 
 
 def leaves_value_open(sentence: str, start: int, end: int) -> bool:
-    """Whether a sentence in another language than English states the value from `start` to `end` not, or not alone."""
+    """Whether a sentence in another language than English states the value from `start` to `end`
+    not, or not alone."""
     if _HAS_CJK.search(sentence):
         clause = _cjk_clause(sentence[:start])
         if _CJK_DENIED.search(clause + sentence[start:]) or _CJK_BEFORE.search(clause):

@@ -4,7 +4,16 @@ from dataclasses import dataclass
 
 from isojax.tasks.answers.arithmetic import Arithmetic
 from isojax.tasks.answers.names import has_variables, is_name
-from isojax.tasks.answers.tree import Apply, Group, Node, Number, Quantity, Relation, SetOperation, Symbol
+from isojax.tasks.answers.tree import (
+    Apply,
+    Group,
+    Node,
+    Number,
+    Quantity,
+    Relation,
+    SetOperation,
+    Symbol,
+)
 
 
 @dataclass(frozen=True)
@@ -35,19 +44,21 @@ class RealSets:
             case Group("", items) if all(isinstance(item, Relation) for item in items):
                 return self._union([part for item in items for part in self.intervals(item)])
             case Group(brackets, (low, high)) if brackets in ("()", "[]", "(]", "[)"):
-                is_low_infinite, is_high_infinite = _is_infinite(low, -1), _is_infinite(high, 1)
-                low_end, high_end = None if is_low_infinite else _real(low), None if is_high_infinite else _real(high)
-                has_low, has_high = (
-                    brackets[0] == "[" and low_end is not None,
-                    brackets[1] == "]" and high_end is not None,
-                )
+                is_low_infinite = _is_infinite(low, -1)
+                is_high_infinite = _is_infinite(high, 1)
+                low_end = None if is_low_infinite else _real(low)
+                high_end = None if is_high_infinite else _real(high)
+                has_low = brackets[0] == "[" and low_end is not None
+                has_high = brackets[1] == "]" and high_end is not None
                 return [Interval(low_end, high_end, has_low, has_high)]
             case Symbol("R", is_constant=True):
                 return [Interval(None, None, False, False)]
             case SetOperation("|", left, right):
                 return self._union(self.intervals(left) + self.intervals(right))
             case SetOperation("-", left, right):
-                return self._intersection(self.intervals(left), self._complement(self.intervals(right)))
+                return self._intersection(
+                    self.intervals(left), self._complement(self.intervals(right))
+                )
             case SetOperation("&", left, right):
                 return self._intersection(self.intervals(left), self.intervals(right))
             case Relation():
@@ -75,9 +86,17 @@ class RealSets:
                     return self._complement([Interval(bound, bound, True, True)])
         if len(operators) == 2 and is_name(sides[1]):
             if set(operators) <= {"<", "<="}:
-                return [Interval(_real(sides[0]), _real(sides[2]), operators[0] == "<=", operators[1] == "<=")]
+                return [
+                    Interval(
+                        _real(sides[0]), _real(sides[2]), operators[0] == "<=", operators[1] == "<="
+                    )
+                ]
             if set(operators) <= {">", ">="}:
-                return [Interval(_real(sides[2]), _real(sides[0]), operators[1] == ">=", operators[0] == ">=")]
+                return [
+                    Interval(
+                        _real(sides[2]), _real(sides[0]), operators[1] == ">=", operators[0] == ">="
+                    )
+                ]
         raise NotASet
 
     def _complement(self, parts: list[Interval]) -> list[Interval]:
@@ -134,7 +153,9 @@ class RealSets:
         if one.high is None or other.high is None:
             return Interval(one.low, None, one.has_low, False)
         order = self.arithmetic.order(one.high, other.high)
-        has_high = one.has_high or other.has_high if order == 0 else (one if order > 0 else other).has_high
+        has_high = (
+            one.has_high or other.has_high if order == 0 else (one if order > 0 else other).has_high
+        )
         return Interval(one.low, one.high if order > 0 else other.high, one.has_low, has_high)
 
 

@@ -1,14 +1,25 @@
 """The value that a sentence states: "so Ann has 20 - 3 = 17 birds left" states 17 birds.
 
-A sentence that denies, bounds, guesses or lists states no single value: "not 42", "at least 42", "41 or 42".
+A sentence that denies, bounds, guesses or lists states no single value: "not 42", "at least 42",
+"41 or 42".
 """
 
 import re
 
 from isojax.tasks.answers.glosses import find_gloss
-from isojax.tasks.answers.other_languages import AND_OR, leaves_value_open, supposes_in_other_languages
+from isojax.tasks.answers.other_languages import (
+    AND_OR,
+    leaves_value_open,
+    supposes_in_other_languages,
+)
 from isojax.tasks.answers.spelling import MATH_IN_TEXT
-from isojax.tasks.answers.suppositions import GUESSED, GUESSED_BEHIND, PLACES, is_counterfactual, is_supposed
+from isojax.tasks.answers.suppositions import (
+    GUESSED,
+    GUESSED_BEHIND,
+    PLACES,
+    is_counterfactual,
+    is_supposed,
+)
 from isojax.tasks.answers.units import is_unit_name
 from isojax.tasks.answers.value_end import CHANGING_REMARK, value_ends_at
 
@@ -40,7 +51,9 @@ _DENIED = re.compile(
 )
 # Words that make a bound, a range or another number of it.
 # "The largest possible value is 42" states a value.
-_SUPERLATIVES = "largest smallest greatest least maximum minimum most fewest lowest highest best only of"
+_SUPERLATIVES = (
+    "largest smallest greatest least maximum minimum most fewest lowest highest best only of"
+)
 _OF_NONE_LARGER = "".join(f"(?<!{word} )" for word in _SUPERLATIVES.split())
 _BOUNDED = re.compile(
     rf"\b(?:than|at\s+(?:the\s+)?(?:least|most|minimum|maximum)|between|range[sd]?|any(?:thing|where|one)?|something"
@@ -76,7 +89,9 @@ _PART_OF_A_PHRASE = re.compile(
     r"(?<!price )(?<!profit )(?<!average )(?<!area )(?<!length )of)(?:\s+the)?[\s$]*$",
     re.IGNORECASE,
 )
-_AS_AN_EXAMPLE = re.compile(r"(?:\b(?:for\s+(?:example|instance)|such\s+as)|\be\.g\.)[\s,:]*$", re.IGNORECASE)
+_AS_AN_EXAMPLE = re.compile(
+    r"(?:\b(?:for\s+(?:example|instance)|such\s+as)|\be\.g\.)[\s,:]*$", re.IGNORECASE
+)
 # "The point is (3, 4)", "The roots are 2 and 3"
 _SEVERAL_AT_END = re.compile(
     r"\b(?:is|are|equals?|at)\s+(\(\s*-?[0-9./]+(?:\s*,\s*-?[0-9./]+)+\s*\))$"
@@ -111,7 +126,9 @@ _BETWEEN_LISTED = re.compile(
     rf"\s*(?:,|;|/|\\?\||&|-|–|to|and|or|,\s*(?:and|or)|vs\.?|versus|through|{AND_OR})?\s*(?:\w+ly\s*)?",
     re.IGNORECASE,
 )
-_NEGATIVE = re.compile(r"(?<![0-9$)\]])(^|\s)(?:negative|minus)\s+(?=\\?[$€£¥]?[0-9.]|\$)", re.IGNORECASE)
+_NEGATIVE = re.compile(
+    r"(?<![0-9$)\]])(^|\s)(?:negative|minus)\s+(?=\\?[$€£¥]?[0-9.]|\$)", re.IGNORECASE
+)
 _RETRACTION = re.compile(
     r",?\s+(?:but|actually|wait|no|sorry|rather|however|hmm|I mean)\b(?=[^\n]*[0-9])", re.IGNORECASE
 )
@@ -123,9 +140,12 @@ _MORE_THAN_OTHERS = re.compile(
     r"([0-9]\$?)(?:\s+(?:more|fewer|less)\b[^0-9.,;]*?\bthan\s+[A-Z][^0-9]*$|\s+when(?:\s+\w+)?\s+divided\s+by\s+\$?[0-9]+\$?)"
 )
 _UNIT_BETWEEN = re.compile(
-    r"[\s$]*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?([A-Za-z]+)\.?\s*,?\s*(?:and)?\s*\}?[\s$]*(?:and)?[\s$]*", re.IGNORECASE
+    r"[\s$]*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?([A-Za-z]+)\.?\s*,?\s*(?:and)?\s*\}?[\s$]*(?:and)?[\s$]*",
+    re.IGNORECASE,
 )
-_ARITHMETIC_BEFORE_EQUALS = re.compile(r"[0-9][0-9.,)}\s$]*(?:[-+*/×÷·]|\\(?:times|cdot|div))[^=]*$")
+_ARITHMETIC_BEFORE_EQUALS = re.compile(
+    r"[0-9][0-9.,)}\s$]*(?:[-+*/×÷·]|\\(?:times|cdot|div))[^=]*$"
+)
 _CLAUSES = re.compile(r"[,;:](?=\s)")
 _TAKEN_BACK_BEHIND = re.compile(
     r"[\s,]*(?:[–—-]+\s*(?:no|nope|not|wrong|incorrect|false)|(?:is|was)\s+(?:not|wrong|incorrect|false)|fails|(?:leads?|would\s+lead)\s+(?:us\s+)?to\s+a\s+contradiction"
@@ -140,8 +160,8 @@ _SCALE_BEHIND = re.compile(
 
 
 def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
-    """The text of the value with the words behind it, which may be its unit, and without them; empty where the
-    sentence states no single value.
+    """The text of the value with the words behind it, which may be its unit, and without them;
+    empty where the sentence states no single value.
 
     `is_statement`: it is what follows "the answer is", so that a value at its beginning is the one.
     """
@@ -151,10 +171,14 @@ def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
         return [f"{gloss.remark} = {gloss.value}"] if gloss.is_about(explained) else explained
     sentence = _MORE_THAN_OTHERS.sub(r"\1", _ARROW.sub("", sentence))
     condition = _IF.search(sentence)
-    if _ANYTHING_BUT.search(sentence) or (condition and _OTHER_CASE.search(sentence, condition.end())):
+    if _ANYTHING_BUT.search(sentence) or (
+        condition and _OTHER_CASE.search(sentence, condition.end())
+    ):
         return []
     retraction = _RETRACTION.search(sentence)  # "5, but actually 7"
-    is_corrected = retraction is not None and _VALUE.search(sentence[: retraction.start()]) is not None
+    is_corrected = (
+        retraction is not None and _VALUE.search(sentence[: retraction.start()]) is not None
+    )
     if retraction and is_corrected and _VALUE.search(sentence, retraction.end()):
         sentence = sentence[retraction.end() :]
     sentence = _NEGATIVE.sub(r"\1-", _without_emphasis(_without_remark(sentence)))
@@ -171,7 +195,9 @@ def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
     if several := _SEVERAL_AT_END.search(sentence):
         return [several[1] or several[2]]
     is_first = is_statement and _BEFORE_A_STATED_VALUE.fullmatch(sentence[: values[0].start()])
-    return _single_value(sentence, values, 0 if is_first else len(values) - 1, is_statement=is_statement)
+    return _single_value(
+        sentence, values, 0 if is_first else len(values) - 1, is_statement=is_statement
+    )
 
 
 def _without_emphasis(sentence: str) -> str:
@@ -188,7 +214,8 @@ def _without_remark(sentence: str) -> str:
 
 
 def _right_side(sentence: str) -> list[str] | None:
-    """What follows the last equals sign outside math: of 9 * 2 = 18 dollars, 18 dollars. None where there is none."""
+    """What follows the last equals sign outside math: of 9 * 2 = 18 dollars, 18 dollars. None where
+    there is none."""
     outside_math = MATH_IN_TEXT.sub(lambda match: "m" * len(match[0]), sentence)
     equals = outside_math.rfind("=")
     value = _VALUE.search(sentence, equals + 1) if equals >= 0 else None
@@ -196,7 +223,9 @@ def _right_side(sentence: str) -> list[str] | None:
         return None
     if outside_math[max(0, equals - 1)] in "<>!":
         return []
-    if not _ARITHMETIC_BEFORE_EQUALS.search(sentence, 0, equals) and supposes(sentence[: value.start()]):
+    if not _ARITHMETIC_BEFORE_EQUALS.search(sentence, 0, equals) and supposes(
+        sentence[: value.start()]
+    ):
         return None  # "If x = 6, she has 42"
     if _is_guess(sentence, value):
         return []
@@ -211,7 +240,9 @@ def _right_side(sentence: str) -> list[str] | None:
     return _with_and_without_words(sentence, value)
 
 
-def _single_value(sentence: str, values: list[re.Match[str]], index: int, *, is_statement: bool) -> list[str]:
+def _single_value(
+    sentence: str, values: list[re.Match[str]], index: int, *, is_statement: bool
+) -> list[str]:
     value = values[index]
     before = sentence[: value.start()]
     if _BAD_PRECURSOR.search(before) and not _GOOD_TO.search(before):
@@ -238,7 +269,8 @@ def _single_value(sentence: str, values: list[re.Match[str]], index: int, *, is_
 
 
 def supposes(before: str) -> bool:
-    """Whether the words before a value, in its sentence, suppose it, in one of the languages known here."""
+    """Whether the words before a value, in its sentence, suppose it, in one of the languages known
+    here."""
     return is_supposed(before) or supposes_in_other_languages(before)
 
 
@@ -271,5 +303,6 @@ def _is_compound(between: str) -> bool:
 def _with_and_without_words(sentence: str, value: re.Match[str]) -> list[str]:
     content = _content(value[0])
     behind = re.sub(r"^(?:st|nd|rd|th)\b", "", sentence[value.end() :])  # the 5th
-    words = re.match(r"\s*(?:[a-zA-Z°²³¢][a-zA-Z°²³¢./^ -]*)?(?![^\W\d_])", behind)  # not the M of Möglichkeiten
+    # not the M of Möglichkeiten
+    words = re.match(r"\s*(?:[a-zA-Z°²³¢][a-zA-Z°²³¢./^ -]*)?(?![^\W\d_])", behind)
     return [f"{content} {words[0].strip() if words else ''}".strip(), content]

@@ -5,7 +5,8 @@ from isojax.tasks.answers.tree import Apply, Group, Node, Quantity, Relation
 
 
 def expand(node: Node) -> Node:
-    """An answer with plus-minus signs as the list of both, and the items of lists in a list as one list."""
+    """An answer with plus-minus signs as the list of both, and the items of lists in a list as one
+    list."""
     if not isinstance(node, Group) or node.brackets:
         variants = _variants(node)
         return variants[0] if len(variants) == 1 else Group("", tuple(variants))
@@ -44,5 +45,7 @@ def _with_signs(node: Node, *, upper: bool) -> Node:
             inner = _with_signs(argument, upper=upper)
             return inner if (sign == "pm") == upper else Apply("negate", (inner,))
         case Apply(function, arguments):
-            return Apply(function, tuple(_with_signs(argument, upper=upper) for argument in arguments))
+            return Apply(
+                function, tuple(_with_signs(argument, upper=upper) for argument in arguments)
+            )
     return node

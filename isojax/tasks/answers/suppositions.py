@@ -1,8 +1,8 @@
-"""Sentences that name a value without saying that it is the answer: they suppose it, try it, set out to show it, guess
-it, or point to a numbered place in a text.
+"""Sentences that name a value without saying that it is the answer: they suppose it, try it, set
+out to show it, guess it, or point to a numbered place in a text.
 
-"Let x = 42", "If it were 42", "We want to show that it is 42", "probably 42" and "by Theorem 42" state nothing. What
-follows from a supposition does: "If x = 6, then she has 42".
+"Let x = 42", "If it were 42", "We want to show that it is 42", "probably 42" and "by Theorem 42"
+state nothing. What follows from a supposition does: "If x = 6, then she has 42".
 """
 
 import re
@@ -54,7 +54,8 @@ _TO_BE_SHOWN = re.compile(
     re.IGNORECASE,
 )
 _TO_BE_SHOWN_BEHIND_COLON = re.compile(
-    rf"\b(?:to\s+(?:be\s+)?(?:{_SHOW}|shown|proved|proven|verify|check)|claim|conjecture)\s*:[^,;.]*$", re.IGNORECASE
+    rf"\b(?:to\s+(?:be\s+)?(?:{_SHOW}|shown|proved|proven|verify|check)|claim|conjecture)\s*:[^,;.]*$",
+    re.IGNORECASE,
 )
 _CONDITION = re.compile(r"\b(?:if|unless|in\s+case|provided|without|but\s+for)\b", re.IGNORECASE)
 _COUNTERFACTUAL = re.compile(
@@ -99,16 +100,20 @@ _PLACES_IN_FULL = (
     r"|теорем[аыуе]|лемм[аыуе]|следстви[еяю]|утверждени[еяю]|задач[аеиу]|шаг[аеу]?|пример[ае]?|уравнени[еяю]|глав[аеыу]|страниц[аеыу]"
     r"|twierdzeni\w*|zadani\w*|krok|równani\w*|przykład|teoremi?|soru|adım"
 )
-_PLACES_IN_SHORT = r"thm|lem|cor|prop|defn?|sec|eqn?|eqs|fig|ex|ref|prob|ch|chap|pp?|vol|art|abb|kap|рис|гл|стр"
-_PLACES_IN_CAPITALS = (
-    "(?-i:Rule|Law|Property|Principle|Fact|Method|Approach|Attempt|Lecture|Lesson|Homework|Assignment|Item|Test|Quiz)"
+_PLACES_IN_SHORT = (
+    r"thm|lem|cor|prop|defn?|sec|eqn?|eqs|fig|ex|ref|prob|ch|chap|pp?|vol|art|abb|kap|рис|гл|стр"
 )
+_PLACES_IN_CAPITALS = "(?-i:Rule|Law|Property|Principle|Fact|Method|Approach|Attempt|Lecture|Lesson|Homework|Assignment|Item|Test|Quiz)"
 PLACES = rf"{_PLACES_IN_FULL}|{_PLACES_IN_CAPITALS}|(?:{_PLACES_IN_SHORT})\."
 
 
 def is_supposed(before: str) -> bool:
     """Whether the words before a value, in its sentence, suppose it or set out to show it."""
-    if _ASKED.match(before) or _BEGINS_WITH_A_GUESS.match(before) or _TO_BE_SHOWN_BEHIND_COLON.search(before):
+    if (
+        _ASKED.match(before)
+        or _BEGINS_WITH_A_GUESS.match(before)
+        or _TO_BE_SHOWN_BEHIND_COLON.search(before)
+    ):
         return True
     before = _COMMA_OF_A_SUPPOSITION.sub(r"\1\2 ", before)
     if _TRIED.match(re.split(r"[,;:]\s", before)[-1]):

@@ -1,5 +1,6 @@
-"""Where a response thinks, between tags such as <think> and </think>: what it says there is no answer. A chat template,
-or a raw prompt, may write the first tag itself, so that the response begins within its thinking."""
+"""Where a response thinks, between tags such as <think> and </think>: what it says there is no
+answer. A chat template, or a raw prompt, may write the first tag itself, so that the response
+begins within its thinking."""
 
 import re
 
@@ -19,8 +20,8 @@ def behind_thinking(response: str) -> str:
 
 
 def never_ends_thinking(prompt: str, response: str) -> bool:
-    """Whether a prompt, as the model reads it, ends with the tag that begins thinking, and the response has no tag at
-    all: it was cut off, or it ended, in its thoughts."""
+    """Whether a prompt, as the model reads it, ends with the tag that begins thinking, and the
+    response has no tag at all: it was cut off, or it ended, in its thoughts."""
     if not _BEGUN_AT_END.search(prompt.rstrip()[-_MAX_TAG_LENGTH:]):
         return False
     return _TAG.search(response) is None

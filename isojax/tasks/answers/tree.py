@@ -24,7 +24,8 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Apply:
-    """A function of other expressions: + * / ^ negate pm mp percent degree abs floor ceil ! binom root log sin ..."""
+    """A function of other expressions: + * / ^ negate pm mp percent degree abs floor ceil ! binom
+    root log sin ..."""
 
     function: str
     arguments: tuple["Node", ...]
@@ -51,7 +52,8 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Group:
-    """Items between brackets; a list that has none has empty `brackets`. `(` and `[` of two may be an interval."""
+    """Items between brackets; a list that has none has empty `brackets`. `(` and `[` of two may be
+    an interval."""
 
     brackets: str
     items: tuple["Node", ...]

@@ -64,14 +64,17 @@ _CJK_UNITS = {
     "立方米": "m^3", "立方厘米": "cm^3", "円": "yen", "美元": "dollar", "日元": "yen", "欧元": "euro",
 }  # fmt: skip
 _CJK_PER = re.compile(r"([\u4e00-\u9fff]+\s*)\s*[/每]\s*([\u4e00-\u9fff]+)")  # 千米/时, 元每千克
-_TIMES_IN_CJK = {"时": "小时", "分": "分钟", "時": "小时"}  # behind "per"; elsewhere they are other things, too
-# Of any other, a word that counts or names things, and changes no value: 个苹果 (apples), but not 万 (ten thousand).
+# behind "per"; elsewhere they are other things, too
+_TIMES_IN_CJK = {"时": "小时", "分": "分钟", "時": "小时"}
+# Of any other, a word that counts or names things, and changes no value: 个苹果 (apples), but not 万
+# (ten thousand).
 _CJK_UNIT = re.compile(
     "|".join(_CJK_UNITS)
     + "|[元块圆円圓个個つ只隻支枝本册冊张張枚人名位岁歳次回条條件头頭匹辆輛台棵颗顆朵杯瓶箱盒袋页頁题題道间間원개명]"
     r"(?:(?![半多余餘几幾万萬亿億千百十不或又点點倍零以约約的])[\u4e00-\u9fff\u3040-\u30ff\uac00-\ud7a3]){0,5}"
 )
-# Other words of one or two letters may be variables: 12 xy. Next to a longer word link words count too: 5 of them.
+# Other words of one or two letters may be variables: 12 xy. Next to a longer word link words count
+# too: 5 of them.
 _SHORT_UNITS = re.compile(
     r"[mdckn]?m|[mk]?g|[mdc]?[lL]|[kM]?[WVJNK]|[kKMGT][Bb]|m?s|h|hr|Hz|lbs?|oz|ft|yd|mi|in|sq|cu|pt|qt|cc|ha|Pa|[ap]m"
     r"|C|F|°|¢"
@@ -122,15 +125,22 @@ def is_unit_name(word: str) -> bool:
 
 @lru_cache(4096)
 def read_unit(text: str) -> Unit | None:
-    """The unit that a text without LaTeX commands is, None where it is none; an empty text is a unit without any
-    dimension."""
+    """The unit that a text without LaTeX commands is, None where it is none; an empty text is a
+    unit without any dimension."""
     if _NOT_UNITS.search(text):
         return None
     if (parts := _CJK_PER.fullmatch(text)) is not None:
-        numerator, denominator = read_unit(parts[1].strip()), read_unit(_TIMES_IN_CJK.get(parts[2], parts[2]))
-        return None if numerator is None or denominator is None else product(numerator, inverse(denominator))
+        numerator = read_unit(parts[1].strip())
+        denominator = read_unit(_TIMES_IN_CJK.get(parts[2], parts[2]))
+        return (
+            None
+            if numerator is None or denominator is None
+            else product(numerator, inverse(denominator))
+        )
     if cjk := _CJK_UNIT.fullmatch(text):
-        return read_unit(_CJK_UNITS[text]) if text in _CJK_UNITS else Unit(words=frozenset([cjk[0]]))
+        return (
+            read_unit(_CJK_UNITS[text]) if text in _CJK_UNITS else Unit(words=frozenset([cjk[0]]))
+        )
     text = re.sub(r"(?<![A-Za-z])([A-Za-z])\.\s?([A-Za-z])\.?(?![A-Za-z])", r"\1\2", text)  # p.m.
     text = re.sub(r"(?<![A-Za-z])([AP]M)(?![A-Za-z])", lambda match: match[1].lower(), text)
     tokens = [match for match in _UNIT_TOKEN.finditer(text) if match[0].strip()]
@@ -142,7 +152,9 @@ def read_unit(text: str) -> Unit | None:
         if not text:
             return Unit()
         return None
-    if not all(known or word in _SHORT_LINK_WORDS for known, word in zip(is_known, words, strict=True)):
+    if not all(
+        known or word in _SHORT_LINK_WORDS for known, word in zip(is_known, words, strict=True)
+    ):
         return None
     return _read_tokens([match[0] for match in tokens])
 
@@ -199,8 +211,13 @@ def _table() -> Mapping[str, tuple[tuple[str, Fraction, int], ...]]:
         table |= {name: ((dimension, Fraction(factor), 1),) for name, factor in names.items()}
     # A litre is a thousandth of a cubic metre.
     cube_roots = {"1/1000000": "1/100", "1/1000": "1/10"}
-    table |= {name: (("metre", Fraction(cube_roots[factor]), 3),) for name, factor in _VOLUMES.items()}
-    table |= {name: ((dimension, Fraction(factor), 1),) for name, (dimension, factor) in _OF_ONE_DIMENSION.items()}
+    table |= {
+        name: (("metre", Fraction(cube_roots[factor]), 3),) for name, factor in _VOLUMES.items()
+    }
+    table |= {
+        name: ((dimension, Fraction(factor), 1),)
+        for name, (dimension, factor) in _OF_ONE_DIMENSION.items()
+    }
     for name, (length, time) in _SPEEDS.items():
         speed = (("metre", Fraction(_LENGTHS[length]), 1), ("second", Fraction(_TIMES[time]), -1))
         table[name] = speed
@@ -212,7 +229,8 @@ _UNITS = _table()
 
 
 def _dimension_of(word: str) -> tuple[tuple[str, Fraction, int], ...] | None:
-    """(dimension, factor, power) of a known unit, in any number; capital letters matter in names of one or two."""
+    """(dimension, factor, power) of a known unit, in any number; capital letters matter in names of
+    one or two."""
     for name in (word, word.lower() if len(word) > 2 else word):
         if name in _UNITS:
             return _UNITS[name]
@@ -226,7 +244,8 @@ def _singular_known(name: str) -> str:
 
 
 def conversion(reference: Unit | None, response: Unit | None) -> Fraction | None:
-    """What a response's number is multiplied by to be in the reference's unit; None where they measure other things.
+    """What a response's number is multiplied by to be in the reference's unit; None where they
+    measure other things.
 
     A unit that one of them leaves out is no mistake: 25 for 25 cm, 42 apples for 42.
     """
@@ -238,7 +257,11 @@ def conversion(reference: Unit | None, response: Unit | None) -> Fraction | None
         # $18 and $18 per day
         is_money = all(dict(unit.dimensions).get("dollar") == 1 for unit in (reference, response))
         is_rate_left_out = min(len(reference.dimensions), len(response.dimensions)) == 1
-        return response.numerator_scale / reference.numerator_scale if is_money and is_rate_left_out else None
+        return (
+            response.numerator_scale / reference.numerator_scale
+            if is_money and is_rate_left_out
+            else None
+        )
     if not reference.dimensions and not response.dimensions:
         if not reference.words or not response.words or reference.words & response.words:
             return Fraction(1)

@@ -1,7 +1,8 @@
-"""Whether a value in a sentence ends where it seems to: nothing follows it, or punctuation, or words that leave it what
-it is.
+"""Whether a value in a sentence ends where it seems to: nothing follows it, or punctuation, or
+words that leave it what it is.
 
-"5 apples in 3 bags" is 5. "5 out of 8", "5 feet 3 inches", "5 (base 8)", "5 times x" and an unfinished "5/" are not.
+"5 apples in 3 bags" is 5. "5 out of 8", "5 feet 3 inches", "5 (base 8)", "5 times x" and an
+unfinished "5/" are not.
 """
 
 import re
@@ -13,8 +14,12 @@ from isojax.tasks.answers.units import is_unit_name
 
 _CLOSING_MARKS = re.compile(r"""[`"'”’)\]$]*(?![0-9])|\*\*(?![0-9(\\])""")
 # Of "as many as 4" no part begins a clause of its own.
-_WORDS_BEFORE_AS = "times many much few long old high tall often far big large heavy fast same such well"
-AS_OF_A_CLAUSE = "".join(f"(?<!{word})" for word in _WORDS_BEFORE_AS.split()) + r"\s+as\b(?!\s+well\s+as\b)"
+_WORDS_BEFORE_AS = (
+    "times many much few long old high tall often far big large heavy fast same such well"
+)
+AS_OF_A_CLAUSE = (
+    "".join(f"(?<!{word})" for word in _WORDS_BEFORE_AS.split()) + r"\s+as\b(?!\s+well\s+as\b)"
+)
 _CLAUSE_END = re.compile(
     rf"[.!?;:…]+(?=[\s*\"')\]]|$)|,(?=\s|$)|\n|\s[–—-]{{1,3}}\s(?![-$\\(]*[0-9])|{AS_OF_A_CLAUSE}"
     r"|\s(?:because|since|which|who|where|when|while|so|but|although|though|if|that|i\.e\.)(?![A-Za-z])"
@@ -50,7 +55,9 @@ _REFERENCE = re.compile(
     rf"\s*(?:by|from|in|see|using|via|due\s+to|with|as\s+in)\s+(?:the\s+)?(?:{PLACES}|step|part|equation|example|figure|table)\s*",
     re.IGNORECASE,
 )
-_LEFT_OPEN = re.compile(r"\b(?:and|or|resp|respectively|to|plus|minus|per|of|the|by|point)\s*$", re.IGNORECASE)
+_LEFT_OPEN = re.compile(
+    r"\b(?:and|or|resp|respectively|to|plus|minus|per|of|the|by|point)\s*$", re.IGNORECASE
+)
 _NO_WORDS = re.compile(r"(?<![A-Za-z])/|/(?![A-Za-z])|[\\*+=<>|~#@&×÷·∙⋅√^_{}]|[-–](?![A-Za-z])")
 _PER = re.compile(r"^/(?=[A-Za-z]{3}|(?:kg|km|hr|cm|mm|lb|oz|mi|gal)\b)")  # $30/hour
 _PER_UNIT_OF_MONEY = re.compile(r"^/(?=[A-Za-z]{1,2}\b)")  # $3/m
@@ -58,7 +65,9 @@ _PER_IN_CJK = re.compile(rf"(?<=[{CJK}])\s*/\s*(?=[{CJK}])")  # 千米/时
 _POWER_OF_A_UNIT = re.compile(r"(?<=[A-Za-z])(?:\^\{?-?[1-4]\}?|[²³])")
 # "$12 for 5 apples", "$80 in 3 days"
 _MONEY_BEFORE = re.compile(r"[$€£¥]\s*[0-9][0-9.,]*\s*$")
-_FOR_SO_MANY = re.compile(r"\s+(?:in|for|after|over|during|within)(?:\s+(?:the|those|these|all|his|her|their))?\s+")
+_FOR_SO_MANY = re.compile(
+    r"\s+(?:in|for|after|over|during|within)(?:\s+(?:the|those|these|all|his|her|their))?\s+"
+)
 _NUMBER_LATER = re.compile(r"[$€£¥\\({-]*[0-9]|\$")
 _LINK_WORD_TEXT = (
     "in for on at from after before with within during the these those all each every his her their its my our your of"
@@ -70,7 +79,8 @@ MAX_CLAUSE_LENGTH = 1000
 
 
 def value_ends_at(text: str, end: int) -> bool:
-    """Whether what follows `end`, up to the end of the clause, leaves a value before it what it is."""
+    """Whether what follows `end`, up to the end of the clause, leaves a value before it what it
+    is."""
     closing = _CLOSING_MARKS.match(text, end)
     start = closing.end() if closing else end
     rest = text[start : start + MAX_CLAUSE_LENGTH]
@@ -101,11 +111,14 @@ def value_ends_at(text: str, end: int) -> bool:
         return not is_cut_off
     if _REFERENCE.fullmatch(words):
         return True
-    return (is_money and _FOR_SO_MANY.fullmatch(words) is not None) or _is_a_phrase_of_its_own(words)
+    return (is_money and _FOR_SO_MANY.fullmatch(words) is not None) or _is_a_phrase_of_its_own(
+        words
+    )
 
 
 def _is_a_phrase_of_its_own(words_between: str) -> bool:
-    """Whether words between two numbers part them: "apples in", but not "feet", "hours and", "of" or "in"."""
+    """Whether words between two numbers part them: "apples in", but not "feet", "hours and", "of"
+    or "in"."""
     without_name = re.sub(r"(?<=\s)[A-Z][a-z]+\s*$", "", words_between)  # after May 3
     words = [word.casefold() for word in re.findall(r"[^\W\d_]+", without_name)]
     if not words or words[-1] in _JOINING_WORDS or (is_unit_name(words[-1]) and words[-1] != "in"):

@@ -13,7 +13,9 @@ UNICODE = {
     "±": r"\pm ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
     "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "∖": r"\setminus ", "…": r"\ldots ",
 }  # fmt: skip
-_FUNCTION_WORDS = "sin cos tan sec csc cot arcsin arccos arctan sinh cosh tanh ln log lg exp asin acos atan"
+_FUNCTION_WORDS = (
+    "sin cos tan sec csc cot arcsin arccos arctan sinh cosh tanh ln log lg exp asin acos atan"
+)
 FUNCTIONS = frozenset(_FUNCTION_WORDS.split())
 FUNCTION_NAMES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log"}
 _GREEK_LETTERS = (
@@ -22,10 +24,14 @@ _GREEK_LETTERS = (
 )
 GREEK = frozenset(_GREEK_LETTERS.split())
 # Letters in a row that are no product of variables.
-_SHORT_WORDS = "am and are as at be but by do for he if is it me my no not of on or so than the to up us we"
+_SHORT_WORDS = (
+    "am and are as at be but by do for he if is it me my no not of on or so than the to up us we"
+)
 WORDS = frozenset(_SHORT_WORDS.split())
 # Words in a formula.
-TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
+TEXT = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}"
+)
 
 
 def plain_name(text: str) -> str | None:

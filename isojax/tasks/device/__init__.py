@@ -1,5 +1,5 @@
-"""Tasks verified inside the compiled program, one file each: `build(argument="") -> DeviceTask` with the decorator
-`@device_task`, where `argument` is what follows the colon of `cell.task`."""
+"""Tasks verified inside the compiled program, one file each: `build(argument="") -> DeviceTask`
+with the decorator `@device_task`, where `argument` is what follows the colon of `cell.task`."""
 
 from isojax.core.plugins import NoTraits, PluginKind
 

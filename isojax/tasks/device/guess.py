@@ -1,9 +1,11 @@
-"""A number is guessed in turns. The prompt `C17-63=` names a game C and a range, the policy writes two digits and `?`,
-and the reply is `<` where the secret number is smaller than the guess, or `>` where it is larger. A response is correct
-where its last guess is the secret. T = 20 tokens have room for five guesses; bisection needs no more for 31 numbers.
+"""A number is guessed in turns. The prompt `C17-63=` names a game C and a range, the policy writes
+two digits and `?`, and the reply is `<` where the secret number is smaller than the guess, or `>`
+where it is larger. A response is correct where its last guess is the secret. T = 20 tokens have
+room for five guesses; bisection needs no more for 31 numbers.
 
-The base policy imitates a player that bisects with a probability which depends on the width of the range and the game,
-and else guesses anywhere in the range: it wins at rates that spread from Hard to Easy."""
+The base policy imitates a player that bisects with a probability which depends on the width of the
+range and the game, and else guesses anywhere in the range: it wins at rates that spread from Hard
+to Easy."""
 
 from typing import ClassVar, Literal
 
@@ -24,7 +26,8 @@ PROMPT_LENGTH, TURN_LENGTH = len("C17-63="), len("40?<")  # tokens
 MIN_WIDTH, MAX_WIDTH = 3, 60  # numbers in a range
 
 _rng = np.random.default_rng(5)
-BISECT_PROBABILITY = _rng.uniform(0.1, 0.6, (MAX_WIDTH // 6 + 1, len(GAMES)))  # of a class of widths and a game
+# of a class of widths and a game
+BISECT_PROBABILITY = _rng.uniform(0.1, 0.6, (MAX_WIDTH // 6 + 1, len(GAMES)))
 _highs = [range(low + MIN_WIDTH - 1, min(100, low + MAX_WIDTH)) for low in range(100)]
 _RANGES = np.array([(low, high) for low, highs in enumerate(_highs) for high in highs], np.int64)
 
@@ -44,7 +47,8 @@ def last_tokens(tokens: Int[Array, "*b T"], lengths: Int[Array, "*b"]) -> Int[Ar
 def reply(
     answers: Int[Array, "R A"], tokens: Int[Array, "R T"], lengths: Int[Array, " R"]
 ) -> tuple[Int[Array, "R 1"], Int[Array, " R"]]:
-    """`<` or `>` after a wrong guess; the response is done after the right one, or a turn that is no guess."""
+    """`<` or `>` after a wrong guess; the response is done after the right one, or a turn that is
+    no guess."""
     digits = last_tokens(tokens, lengths)
     guess, secret = digits[:, 0] * 10 + digits[:, 1], answers[:, 0] * 10 + answers[:, 1]
     is_guess = (lengths % TURN_LENGTH == 3) & (digits[:, :2] < 10).all(-1)
@@ -63,26 +67,36 @@ class GuessTask:
         """`count` distinct problems, a game and a range each."""
         num_problems = len(GAMES) * len(_RANGES)
         if count > num_problems:
-            raise InputError(f"cell.data.candidates is {count}; the task `guess` has {num_problems} problems.")
+            raise InputError(
+                f"cell.data.candidates is {count}; the task `guess` has {num_problems} problems."
+            )
         game, index = np.divmod(rng.choice(num_problems, count, replace=False), len(_RANGES))
         low, high = _RANGES[index].T
         secrets = secret_number(game, low, high)
         return [
             Problem(g * 10_000 + a * 100 + b, f"{GAMES[g]}{a:02d}-{b:02d}=", f"{secret:02d}")
-            for g, a, b, secret in zip(game.tolist(), low.tolist(), high.tolist(), secrets.tolist(), strict=True)
+            for g, a, b, secret in zip(
+                game.tolist(), low.tolist(), high.tolist(), secrets.tolist(), strict=True
+            )
         ]
 
-    def encode(self, problems: list[Problem], prompt_length: int, response_length: int) -> EncodedProblems:
+    def encode(
+        self, problems: list[Problem], prompt_length: int, response_length: int
+    ) -> EncodedProblems:
         """Prompts of 7 tokens, and answers of three, the secret and `?`."""
         if prompt_length != PROMPT_LENGTH or response_length < TURN_LENGTH:
             sizes = f"prompt_length = {PROMPT_LENGTH} and response_length of at least {TURN_LENGTH}"
             given = f"given {prompt_length} and {response_length}"
-            raise InputError(f"cell.sampling: the task `guess` takes {sizes}, {given}; five guesses take 20.")
+            raise InputError(
+                f"cell.sampling: the task `guess` takes {sizes}, {given}; five guesses take 20."
+            )
         prompts = np.array([[TOKEN_ID[c] for c in p.prompt] for p in problems], np.int32)
         answers = np.full((len(problems), response_length), self.pad, np.int32)
         answers[:, :3] = [[TOKEN_ID[c] for c in p.answer + "?"] for p in problems]
         lengths = np.full(len(problems), PROMPT_LENGTH, np.int32)
-        return EncodedProblems(prompts, lengths, answers, np.array([p.id for p in problems], np.int32))
+        return EncodedProblems(
+            prompts, lengths, answers, np.array([p.id for p in problems], np.int32)
+        )
 
     def decode(self, tokens: np.ndarray) -> str:
         return "".join(ALPHABET[t] for t in plain_tokens(tokens)).rstrip(" ")
@@ -95,7 +109,8 @@ class GuessTask:
         game, (low, high) = encoded.ids // 10_000, (encoded.ids // 100 % 100, encoded.ids % 100)
         secret = secret_number(game, low, high)
         bisect_probability = BISECT_PROBABILITY[(high - low) // 6, game]
-        tokens, playing = np.full((count, response_length), self.pad, np.int32), np.ones(count, bool)
+        tokens = np.full((count, response_length), self.pad, np.int32)
+        playing = np.ones(count, bool)
         smallest, largest = low, high  # that the replies leave
         for start in range(0, response_length - 2, TURN_LENGTH):
             bisects = rng.random(count) < bisect_probability

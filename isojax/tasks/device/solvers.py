@@ -1,7 +1,8 @@
-"""Arithmetic with eight operators: a problem is `aaOPbb=`, the operators A..H mean a+b, |a-b|, max, min, a, b, (a+b)
-mod 10 and (ab) mod 10, and `solvers:ABCG` has those alone. For each class (operator, a mod 5, b mod 3) the right solver
-demonstrates with a probability from U(.2, .65) or U(.005, .08), else another does: a policy trained on them solves
-problems at rates that spread from Hard to Easy."""
+"""Arithmetic with eight operators: a problem is `aaOPbb=`, the operators A..H mean a+b, |a-b|, max,
+min, a, b, (a+b) mod 10 and (ab) mod 10, and `solvers:ABCG` has those alone. For each class
+(operator, a mod 5, b mod 3) the right solver demonstrates with a probability from U(.2, .65) or
+U(.005, .08), else another does: a policy trained on them solves problems at rates that spread from
+Hard to Easy."""
 
 from typing import ClassVar, Literal
 
@@ -24,14 +25,18 @@ TOKEN_OF_BYTE[[0, *map(ord, ALPHABET)]] = [TOKEN_ID[" "], *range(len(ALPHABET))]
 _rng = np.random.default_rng(3)
 _CLASS_SHAPE = (len(OPERATORS), 5, 3)
 CORRECT_PROBABILITY = np.where(
-    _rng.random(_CLASS_SHAPE) < 0.5, _rng.uniform(0.2, 0.65, _CLASS_SHAPE), _rng.uniform(0.005, 0.08, _CLASS_SHAPE)
+    _rng.random(_CLASS_SHAPE) < 0.5,
+    _rng.uniform(0.2, 0.65, _CLASS_SHAPE),
+    _rng.uniform(0.005, 0.08, _CLASS_SHAPE),
 )
 CONFUSION_PROBABILITY = _rng.dirichlet(np.full(len(OPERATORS) - 1, 0.7), size=len(OPERATORS))
 
 
 def solve(operator: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The answer of each operator (0..7) on each pair of numbers."""
-    all_answers = np.stack([a + b, abs(a - b), np.maximum(a, b), np.minimum(a, b), a, b, (a + b) % 10, (a * b) % 10])
+    all_answers = np.stack(
+        [a + b, abs(a - b), np.maximum(a, b), np.minimum(a, b), a, b, (a + b) % 10, (a * b) % 10]
+    )
     return np.take_along_axis(all_answers, operator[None], 0)[0]
 
 
@@ -44,11 +49,17 @@ def _tokenize(texts: list[str], length: int, field: str) -> np.ndarray:
     if not len(longest) <= length <= MAX_LENGTH:
         problem = f"the {field} {longest!r} takes {len(longest)} tokens, cell.sampling.{field}_length is {length}"
         raise InputError(f"{problem}; expected {len(longest)} to {MAX_LENGTH:,}.")
-    codes = np.array([text.encode() for text in texts], f"S{length}").view(np.uint8).reshape(len(texts), length)
+    codes = (
+        np.array([text.encode() for text in texts], f"S{length}")
+        .view(np.uint8)
+        .reshape(len(texts), length)
+    )
     tokens = TOKEN_OF_BYTE[codes]
     if tokens.min() < 0:
         unknown = texts[int((tokens < 0).any(1).argmax())]
-        raise InputError(f"the {field} {unknown!r} has characters unknown to solvers; expected those of {ALPHABET!r}.")
+        raise InputError(
+            f"the {field} {unknown!r} has characters unknown to solvers; expected those of {ALPHABET!r}."
+        )
     return tokens
 
 
@@ -60,7 +71,11 @@ class SolversTask:
     pad = TOKEN_ID[" "]
 
     def __init__(self, operators: str = OPERATORS):
-        if len(operators) < 2 or len(set(operators)) < len(operators) or set(operators) - set(OPERATORS):
+        if (
+            len(operators) < 2
+            or len(set(operators)) < len(operators)
+            or set(operators) - set(OPERATORS)
+        ):
             expected = f"two or more different operators of {OPERATORS}, as in ABCG"
             raise InputError(f"cell.task: solvers:{operators} is not {expected}.")
         self.operators = np.array([OPERATORS.index(o) for o in sorted(operators)])
@@ -68,26 +83,36 @@ class SolversTask:
         for i, row in enumerate(CONFUSION_PROBABILITY):
             confusion[i, np.arange(len(OPERATORS)) != i] = row
         selected = confusion[:, self.operators]
-        self._confusion_cdf = np.cumsum(selected / np.maximum(selected.sum(1, keepdims=True), 1e-9), 1)
+        self._confusion_cdf = np.cumsum(
+            selected / np.maximum(selected.sum(1, keepdims=True), 1e-9), 1
+        )
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """`count` distinct problems of the 10,000 for each operator."""
         num_problems = len(self.operators) * 100 * 100
         if count > num_problems:
-            raise InputError(f"cell.data.candidates is {count}; the task `solvers` has {num_problems} problems.")
+            raise InputError(
+                f"cell.data.candidates is {count}; the task `solvers` has {num_problems} problems."
+            )
         problem_index = rng.choice(num_problems, count, replace=False)
-        operator, a, b = self.operators[problem_index // 10_000], problem_index // 100 % 100, problem_index % 100
+        operator = self.operators[problem_index // 10_000]
+        a = problem_index // 100 % 100
+        b = problem_index % 100
         answers = solve(operator, a, b)
         return [
             Problem(int(o * 10_000 + i % 10_000), _prompt_text(o, x, y), str(answer))
             for i, o, x, y, answer in zip(problem_index, operator, a, b, answers, strict=True)
         ]
 
-    def encode(self, problems: list[Problem], prompt_length: int, response_length: int) -> EncodedProblems:
+    def encode(
+        self, problems: list[Problem], prompt_length: int, response_length: int
+    ) -> EncodedProblems:
         prompts = _tokenize([p.prompt for p in problems], prompt_length, "prompt")
         answers = _tokenize([p.answer + "$" for p in problems], response_length, "response")
         lengths = np.array([len(p.prompt) for p in problems], np.int32)
-        return EncodedProblems(prompts, lengths, answers, np.array([p.id for p in problems], np.int32))
+        return EncodedProblems(
+            prompts, lengths, answers, np.array([p.id for p in problems], np.int32)
+        )
 
     def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text, up to the end token; ids outside the alphabet show as `?`."""
@@ -102,12 +127,21 @@ class SolversTask:
         a, b = rng.integers(0, 100, count), rng.integers(0, 100, count)
         wrong_index = (rng.random(count)[:, None] > self._confusion_cdf[operator]).sum(1)
         wrong_solver = self.operators[wrong_index.clip(0, len(self.operators) - 1)]
-        solver = np.where(rng.random(count) < CORRECT_PROBABILITY[operator, a % 5, b % 3], operator, wrong_solver)
+        solver = np.where(
+            rng.random(count) < CORRECT_PROBABILITY[operator, a % 5, b % 3], operator, wrong_solver
+        )
         answers = solve(solver, a, b)
-        texts = [_prompt_text(*operation) for operation in zip(operator.tolist(), a.tolist(), b.tolist(), strict=True)]
+        texts = [
+            _prompt_text(*operation)
+            for operation in zip(operator.tolist(), a.tolist(), b.tolist(), strict=True)
+        ]
         prompts = _tokenize(texts, prompt_length, "prompt")
-        responses = _tokenize([f"{answer}$" for answer in answers.tolist()], response_length, "response")
-        return EncodedProblems(prompts, np.full(count, len(texts[0]), np.int32), responses, np.zeros(count, np.int32))
+        responses = _tokenize(
+            [f"{answer}$" for answer in answers.tolist()], response_length, "response"
+        )
+        return EncodedProblems(
+            prompts, np.full(count, len(texts[0]), np.int32), responses, np.zeros(count, np.int32)
+        )
 
     def verify(
         self, answers: Int[Array, "*b T"], tokens: Int[Array, "*b T"], mask: Bool[Array, "*b T"]
@@ -116,4 +150,5 @@ class SolversTask:
         return (jnp.where(mask, tokens, self.pad) == answers).all(-1).astype(jnp.float32)
 
 
-build = device_task(SolversTask)  # with all operators, or those named after the colon of `cell.task`
+# with all operators, or those named after the colon of `cell.task`
+build = device_task(SolversTask)

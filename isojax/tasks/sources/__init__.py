@@ -1,5 +1,6 @@
-"""Sources of problems in text, one file each: a function `(argument, data) -> ProblemSource` with the decorator
-`@source`, where `argument` is what follows the colon of `cell.task`, and `data` is `cell.data`."""
+"""Sources of problems in text, one file each: a function `(argument, data) -> ProblemSource` with
+the decorator `@source`, where `argument` is what follows the colon of `cell.task`, and `data` is
+`cell.data`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ class SourceTraits:
 
     prompt: PromptConfig | None = None  # this and `verifier` are used where the config sets nothing
     verifier: str | None = None  # a `cell.verifier.use`
-    reply: Callable[..., Any] | None = None  # of a task of turns: (problem, turns) -> a text, or None where it is done
+    # of a task of turns: (problem, turns) -> a text, or None where it is done
+    reply: Callable[..., Any] | None = None
 
 
 source = PluginKind("source", "tasks.sources", SourceTraits)

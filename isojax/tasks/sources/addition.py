@@ -1,5 +1,6 @@
-"""Sums of small numbers, `12 + 7 =` -> `19`: each operand's digits are drawn evenly from low..high (1..2 unless set),
-then the operand. Of a + b and b + a only one is ever a problem, so that a held-out sum is never trained on."""
+"""Sums of small numbers, `12 + 7 =` -> `19`: each operand's digits are drawn evenly from low..high
+(1..2 unless set), then the operand. Of a + b and b + a only one is ever a problem, so that a
+held-out sum is never trained on."""
 
 from dataclasses import dataclass
 
@@ -27,11 +28,19 @@ class AdditionSource:
         count = min(count, num_operands * (num_operands + 1) // 2)
         distinct_sums: dict[tuple[int, int], None] = {}
         while len(distinct_sums) < count:
-            drawn = zip(self._operands(count, rng).tolist(), self._operands(count, rng).tolist(), strict=True)
+            drawn = zip(
+                self._operands(count, rng).tolist(),
+                self._operands(count, rng).tolist(),
+                strict=True,
+            )
             distinct_sums |= dict.fromkeys(canonical_order(a, b) for a, b in drawn)
-        # The first draws hold more short sums than the last ones, when most of those have been met: shuffle them.
+        # The first draws hold more short sums than the last ones, when most of those have been met:
+        # shuffle them.
         sums = list(distinct_sums)[:count]
-        return [Problem(a * base + b, f"{a} + {b} =", str(a + b)) for a, b in (sums[i] for i in rng.permutation(count))]
+        return [
+            Problem(a * base + b, f"{a} + {b} =", str(a + b))
+            for a, b in (sums[i] for i in rng.permutation(count))
+        ]
 
     def _operands(self, count: int, rng: np.random.Generator) -> np.ndarray:
         digits = rng.integers(self.low, self.high + 1, count)
@@ -48,7 +57,12 @@ def canonical_order(a: int, b: int) -> tuple[int, int]:
 def addition(argument: str, data: DataConfig) -> AdditionSource:
     """Sums of numbers of low..high digits, 1 <= low <= high <= 4."""
     low, high, *others = ({"low": 1, "high": 2} | read_settings(argument, "addition")).values()
-    if others or type(low) is not int or type(high) is not int or not 1 <= low <= high <= MAX_DIGITS:
+    if (
+        others
+        or type(low) is not int
+        or type(high) is not int
+        or not 1 <= low <= high <= MAX_DIGITS
+    ):
         expected = f"integers 1 <= low <= high <= {MAX_DIGITS}, such as addition:low=1,high=2"
         raise InputError(f"cell.task: addition:{argument}: expected {expected}.")
     return AdditionSource(low, high)

@@ -1,5 +1,6 @@
-"""Sums of three numbers with a calculator: `8 + 26 + 9 =`. Where a turn of the policy is `a+b`, the reply is their sum;
-after any other turn the response is done. It goes with the verifier `integer:last_line` and the stop string "\\n"."""
+"""Sums of three numbers with a calculator: `8 + 26 + 9 =`. Where a turn of the policy is `a+b`, the
+reply is their sum; after any other turn the response is done. It goes with the verifier
+`integer:last_line` and the stop string "\\n"."""
 
 import re
 
@@ -20,16 +21,22 @@ def reply(problem: Problem, turns: list[str]) -> str | None:
 
 
 class CalculatorSource:
-    """All sums of three numbers of one or two digits; the id of a + b + c is a * 10^4 + b * 10^2 + c."""
+    """All sums of three numbers of one or two digits; the id of a + b + c is a * 10^4 + b * 10^2 +
+    c."""
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         ids = rng.choice(10**6, min(count, 10**6), replace=False).tolist()
         numbers = [(i // 10_000, i // 100 % 100, i % 100) for i in ids]
-        return [Problem(i, f"{a} + {b} + {c} =", str(a + b + c)) for i, (a, b, c) in zip(ids, numbers, strict=True)]
+        return [
+            Problem(i, f"{a} + {b} + {c} =", str(a + b + c))
+            for i, (a, b, c) in zip(ids, numbers, strict=True)
+        ]
 
 
 @source(reply=reply)
 def calculator(argument: str, data: DataConfig) -> CalculatorSource:
     if argument:
-        raise InputError(f"cell.task: calculator takes no argument, given {argument!r}; write calculator.")
+        raise InputError(
+            f"cell.task: calculator takes no argument, given {argument!r}; write calculator."
+        )
     return CalculatorSource()

@@ -1,6 +1,7 @@
-"""Problems of reasoning-gym's generators, `gym:NAME,key=value,...`: the items under seed `cell.data.seed`, repeats left
-out. A generator may never end, crash or print, so it runs in a process of its own, with a deadline for each item, a
-fixed hash seed and a fixed random state (the items of five generators depend on them)."""
+"""Problems of reasoning-gym's generators, `gym:NAME,key=value,...`: the items under seed
+`cell.data.seed`, repeats left out. A generator may never end, crash or print, so it runs in a
+process of its own, with a deadline for each item, a fixed hash seed and a fixed random state (the
+items of five generators depend on them)."""
 
 import dataclasses
 import difflib
@@ -27,7 +28,8 @@ from isojax.tasks.sources import source
 from isojax.tasks.verifiers.gym import to_tagged_json
 
 DEFAULT_SIZE = 10_000
-DEADLINE_SECONDS = 60.0  # seconds for the generator's start, and for each item: the slowest one known takes 2 and 7
+# seconds for the generator's start, and for each item: the slowest one known takes 2 and 7
+DEADLINE_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +42,19 @@ class GeneratorSource:
     deadline: float = DEADLINE_SECONDS
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
-        """The first `count` distinct problems, in random order; fewer where the generator has fewer."""
+        """The first `count` distinct problems, in random order; fewer where the generator has
+        fewer."""
         task_text = f"gym:{self.name} with {self.settings}"
         request = {**vars(self), "count": count}
         with tempfile.NamedTemporaryFile("r") as items_file:
             completed = subprocess.run(
-                [sys.executable, "-m", "isojax.tasks.sources.gym", json.dumps(request), items_file.name],
+                [
+                    sys.executable,
+                    "-m",
+                    "isojax.tasks.sources.gym",
+                    json.dumps(request),
+                    items_file.name,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONHASHSEED": "0"},
@@ -56,16 +65,25 @@ class GeneratorSource:
             raise InputError(f"cell.task: {task_text}: {errors[0]}")
         if completed.returncode:
             timed_out = completed.returncode == -signal.SIGALRM
-            failure = f"took over {self.deadline:g} s" if timed_out else f"ended its process ({completed.returncode})"
-            raise InputError(f"cell.task: {task_text}: the problem after {len(items)} good ones {failure}.")
+            failure = (
+                f"took over {self.deadline:g} s"
+                if timed_out
+                else f"ended its process ({completed.returncode})"
+            )
+            raise InputError(
+                f"cell.task: {task_text}: the problem after {len(items)} good ones {failure}."
+            )
         if len(items) < count:
             size = self.settings["size"]
-            note(f"{task_text}: {len(items)} distinct problems among {size} items, fewer than {count}.")
+            note(
+                f"{task_text}: {len(items)} distinct problems among {size} items, fewer than {count}."
+            )
         # Without `size`: the scorer makes no items.
         scorer_settings = {k: v for k, v in self.settings.items() if k != "size"}
         problems: list[Problem] = []
         for item in items:
-            answer = item["entry"]["answer"] or ""  # None where many are right and the scorer tries the one given
+            # None where many are right and the scorer tries the one given
+            answer = item["entry"]["answer"] or ""
             columns = {"gym": self.name, "settings": scorer_settings, "entry": item["entry"]}
             problems.append(Problem(item["index"], item["question"], answer, columns=columns))
         return random_subset(problems, len(problems), rng)
@@ -73,7 +91,8 @@ class GeneratorSource:
 
 @source
 def gym(argument: str, data: DataConfig) -> GeneratorSource:
-    """A generator's problems; an unknown generator is an InputError when its problems are asked for."""
+    """A generator's problems; an unknown generator is an InputError when its problems are asked
+    for."""
     name, _, settings_text = argument.partition(",")
     settings = read_settings(settings_text, f"gym:{name}")
     if not name:
@@ -81,10 +100,14 @@ def gym(argument: str, data: DataConfig) -> GeneratorSource:
     if importlib.util.find_spec("reasoning_gym") is None:
         raise InputError('cell.task: gym needs reasoning-gym; pip install "isojax[gym]".')
     if "seed" in settings:
-        raise InputError(f"cell.task: gym:{argument}: the seed is cell.data.seed={data.seed}; set that one.")
+        raise InputError(
+            f"cell.task: gym:{argument}: the seed is cell.data.seed={data.seed}; set that one."
+        )
     size = settings.setdefault("size", DEFAULT_SIZE)
     if type(size) is not int or not 0 < size < 2**31:
-        raise InputError(f"cell.task: gym:{argument}: size={size}, expected how many items there are, 1 or more.")
+        raise InputError(
+            f"cell.task: gym:{argument}: size={size}, expected how many items there are, 1 or more."
+        )
     return GeneratorSource(name, settings, data.seed)
 
 
@@ -95,12 +118,18 @@ def _generate_items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
     name, settings, seed = request["name"], request["settings"], request["seed"]
     if name not in DATASETS:
-        nearest = ", ".join(difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4) or sorted(DATASETS))
-        yield {"error": f"reasoning-gym has no generator {name!r}; the nearest of its {len(DATASETS)} are {nearest}."}
+        nearest = ", ".join(
+            difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4) or sorted(DATASETS)
+        )
+        yield {
+            "error": f"reasoning-gym has no generator {name!r}; the nearest of its {len(DATASETS)} are {nearest}."
+        }
         return
     known = [field.name for field in dataclasses.fields(DATASETS[name][1]) if field.name != "seed"]
     if unknown := sorted(set(settings) - set(known)):
-        yield {"error": f"unknown settings {', '.join(unknown)}; expected some of {', '.join(known)}."}
+        yield {
+            "error": f"unknown settings {', '.join(unknown)}; expected some of {', '.join(known)}."
+        }
         return
     random.seed(seed)
     dataset = reasoning_gym.create_dataset(name, seed=seed, **settings)
@@ -111,7 +140,8 @@ def _generate_items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _run_generator(request_text: str, items_path: str) -> None:
-    """The generator's process: write its first distinct items as lines. No handler: an alarm kills a stuck process."""
+    """The generator's process: write its first distinct items as lines. No handler: an alarm kills
+    a stuck process."""
     request = json.loads(request_text)
     seen_questions: set[str] = set()
     with Path(items_path).open("w") as f:
@@ -126,9 +156,13 @@ def _run_generator(request_text: str, items_path: str) -> None:
                 f.flush()  # what is written when the alarm comes shows how far it got
                 if len(seen_questions) == request["count"]:
                     break
-        except Exception as e:  # a generator may raise anything, AssertionError for settings it refuses
+        except (
+            Exception
+        ) as e:  # a generator may raise anything, AssertionError for settings it refuses
             reason = str(e).partition("\n")[0]
-            f.write(json.dumps({"error": f"{type(e).__name__}: {reason}. Change its settings."}) + "\n")
+            f.write(
+                json.dumps({"error": f"{type(e).__name__}: {reason}. Change its settings."}) + "\n"
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Problems from JSON lines: `jsonl:PATH`, a .jsonl or .jsonl.gz. A problem's id is its line number minus 1."""
+"""Problems from JSON lines: `jsonl:PATH`, a .jsonl or .jsonl.gz. A problem's id is its line number
+minus 1."""
 
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from isojax.tasks.sources import source
 def jsonl(argument: str, data: DataConfig) -> InMemorySource:
     """The problems of a file; an InputError names the file and the line."""
     if not argument:
-        raise InputError("cell.task: jsonl takes a file: jsonl:problems.jsonl, a .jsonl or .jsonl.gz.")
+        raise InputError(
+            "cell.task: jsonl takes a file: jsonl:problems.jsonl, a .jsonl or .jsonl.gz."
+        )
     path = Path(argument).expanduser()
     try:
         rows = list(read_objects(path))

@@ -1,5 +1,6 @@
-"""Problems from Parquet, `parquet:PATH`: a file, a folder or a pattern such as data/train-*.parquet, in verl's schema
-or flat columns (tasks/problem_sources.py). A problem's id is its row's number over all files by name, from 0."""
+"""Problems from Parquet, `parquet:PATH`: a file, a folder or a pattern such as
+data/train-*.parquet, in verl's schema or flat columns (tasks/problem_sources.py). A problem's id is
+its row's number over all files by name, from 0."""
 
 import glob
 from collections.abc import Iterator
@@ -27,7 +28,9 @@ def parquet(argument: str, data: DataConfig) -> InMemorySource:
 
 def _find_files(argument: str) -> list[Path]:
     if not argument:
-        raise InputError("cell.task: parquet takes a file, a folder or a pattern: parquet:data/train.parquet.")
+        raise InputError(
+            "cell.task: parquet takes a file, a folder or a pattern: parquet:data/train.parquet."
+        )
     path = Path(argument).expanduser()
     if path.is_file():
         return [path]
@@ -35,7 +38,9 @@ def _find_files(argument: str) -> list[Path]:
     files = paths_below(path, "*.parquet", nested=False) if path.is_dir() else pattern_files
     if not files:
         problem = "a folder without .parquet files" if path.is_dir() else "no such file"
-        raise InputError(f"cannot read {path}: {problem}; expected a Parquet file, a folder or a pattern of them.")
+        raise InputError(
+            f"cannot read {path}: {problem}; expected a Parquet file, a folder or a pattern of them."
+        )
     return files
 
 
@@ -57,11 +62,21 @@ def _read_rows(paths: list[Path]) -> Iterator[DataRow]:
                     size += batch.nbytes
                     _check_size(path, row_number, size)
                     for row in batch.to_pylist():
-                        yield DataRow(str(path), f"row {row_number - file_start}", to_plain_json(row), row_number)
+                        yield DataRow(
+                            str(path),
+                            f"row {row_number - file_start}",
+                            to_plain_json(row),
+                            row_number,
+                        )
                         row_number += 1
         except InputError:
             raise
-        except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as e:  # no UTF-8, no date of the calendar
+        except (
+            OSError,
+            ValueError,
+            OverflowError,
+            pyarrow.ArrowException,
+        ) as e:  # no UTF-8, no date of the calendar
             refuse_pointer(path)
             place = f"from row {row_number - file_start}: {str(e).splitlines()[0]}"
             expected = "a Parquet file, of text in UTF-8 and dates of the years 1 to 9999"
@@ -71,4 +86,6 @@ def _read_rows(paths: list[Path]) -> Iterator[DataRow]:
 def _check_size(path: Path, rows: int, size: int) -> None:
     if rows > limits.MAX_ROWS or size > limits.MAX_ROW_BYTES:
         most = f"at most {limits.MAX_ROWS:,} rows and {limits.MAX_ROW_BYTES:,} bytes in all files"
-        raise InputError(f"{path}: {rows:,} rows, {size:,} bytes unpacked so far; expected {most}. Leave some out.")
+        raise InputError(
+            f"{path}: {rows:,} rows, {size:,} bytes unpacked so far; expected {most}. Leave some out."
+        )

@@ -1,5 +1,6 @@
-"""Problems in a TFDS data set of ArrayRecord files, `tfds:FOLDER#SPLIT[,SPLIT...]` (without #, the split `all`), read
-and written without TensorFlow; flat features of another's data set are rows (tasks/problem_sources.py)."""
+"""Problems in a TFDS data set of ArrayRecord files, `tfds:FOLDER#SPLIT[,SPLIT...]` (without #, the
+split `all`), read and written without TensorFlow; flat features of another's data set are rows
+(tasks/problem_sources.py)."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,12 @@ from isojax.core.registry import import_extra
 from isojax.core.table_files import parse_json
 from isojax.core.tabular import DataRow
 from isojax.core.yaml_files import first_line
-from isojax.tasks.problem_sources import drop_duplicates, random_subset, rows_to_problems, to_plain_json
+from isojax.tasks.problem_sources import (
+    drop_duplicates,
+    random_subset,
+    rows_to_problems,
+    to_plain_json,
+)
 from isojax.tasks.sources import source
 
 DATASET_NAME = "problems"
@@ -28,19 +34,26 @@ TEXT_FEATURES = ("prompt", "answer", "messages", "columns")  # the last two as J
 
 @source
 def dataset(argument: str, data: DataConfig) -> "TfdsSplits":
-    """Some splits of a data set; InputError where there is no such data set or split, or a package is missing."""
+    """Some splits of a data set; InputError where there is no such data set or split, or a package
+    is missing."""
     folder, _, split_names = argument.partition("#")
     if not folder:
-        raise InputError("cell.task: tfds takes a data set's folder and splits: tfds:FOLDER#hard_train.")
+        raise InputError(
+            "cell.task: tfds takes a data set's folder and splits: tfds:FOLDER#hard_train."
+        )
     builder = _open_builder(Path(folder).expanduser())
     splits = builder.info.splits
     sizes = {name: splits[name].num_examples or 0 for name in sorted(splits)}
     default_names = ["all"] if "all" in sizes else list(sizes)
-    names = split_names.split(",") if split_names else default_names if len(default_names) == 1 else []
+    names = (
+        split_names.split(",") if split_names else default_names if len(default_names) == 1 else []
+    )
     tfds_splits = TfdsSplits(builder, sizes, names, data)
     for name in names:
         if not sizes.get(name):
-            raise tfds_splits.no_split_error(f"split {name!r} is empty" if name in sizes else f"no split {name!r}")
+            raise tfds_splits.no_split_error(
+                f"split {name!r} is empty" if name in sizes else f"no split {name!r}"
+            )
     return tfds_splits
 
 
@@ -64,38 +77,59 @@ class TfdsSplits:
         return random_subset(candidates, count, rng)
 
     def _read_rows(self, name: str) -> Iterator[DataRow]:
-        """The records of a split, numbered over all splits by name: the same number whichever splits are read."""
+        """The records of a split, numbered over all splits by name: the same number whichever
+        splits are read."""
         import grain
 
         info = self.builder.info
         first_number = sum(size for other_split, size in self.sizes.items() if other_split < name)
         location = f"{self.builder.data_dir}, split {name}"
         try:
-            records = grain.sources.ArrayRecordDataSource([str(p) for p in info.splits[name].filepaths])
+            records = grain.sources.ArrayRecordDataSource(
+                [str(p) for p in info.splits[name].filepaths]
+            )
             for i in range(self.sizes[name]):
                 values = info.features.deserialize_example_np(records[i])
                 yield DataRow(location, f"record {i}", to_plain_json(values), first_number + i)
-        except (RuntimeError, IndexError, OSError) as e:  # ArrayRecord's words for a file that was changed or is gone
-            raise InputError(f"{location}: a damaged file ({first_line(e)[:200]}). Copy the data set again.") from e
+        except (
+            RuntimeError,
+            IndexError,
+            OSError,
+        ) as e:  # ArrayRecord's words for a file that was changed or is gone
+            raise InputError(
+                f"{location}: a damaged file ({first_line(e)[:200]}). Copy the data set again."
+            ) from e
 
     def no_split_error(self, fault: str) -> InputError:
         splits_text = ", ".join(f"{name} ({size})" for name, size in self.sizes.items()) or "none"
-        return InputError(f"{self.builder.data_dir}: {fault}; there are {splits_text}. Write tfds:FOLDER#SPLIT.")
+        return InputError(
+            f"{self.builder.data_dir}: {fault}; there are {splits_text}. Write tfds:FOLDER#SPLIT."
+        )
 
 
-def write_dataset(folder: Path, splits: Mapping[str, Sequence[Problem]], metadata: Mapping[str, Any]) -> None:
-    """Write a data set whole or not at all, one file per split; `metadata`, plain JSON, becomes its metadata.json."""
+def write_dataset(
+    folder: Path, splits: Mapping[str, Sequence[Problem]], metadata: Mapping[str, Any]
+) -> None:
+    """Write a data set whole or not at all, one file per split; `metadata`, plain JSON, becomes its
+    metadata.json."""
     if folder.exists():
-        raise InputError(f"{folder} exists already, and a data set is written once; choose another, or move it away.")
+        raise InputError(
+            f"{folder} exists already, and a data set is written once; choose another, or move it away."
+        )
     tfds = import_tfds()
     features: dict[str, Any] = dict.fromkeys(NUMBER_FEATURES, np.int64)
-    if any(isinstance(problem.solved, float) for problems in splits.values() for problem in problems):
+    if any(
+        isinstance(problem.solved, float) for problems in splits.values() for problem in problems
+    ):
         features["solved"] = np.float64  # sums of graded rewards
     features |= {name: tfds.features.Text() for name in TEXT_FEATURES}
     largest = max(map(len, splits.values()), default=0)
     with atomic_folder(folder) as temp:
         identity = tfds.core.DatasetIdentity(
-            name=DATASET_NAME, version=tfds.core.Version("1.0.0"), data_dir=str(temp), module_name=__name__
+            name=DATASET_NAME,
+            version=tfds.core.Version("1.0.0"),
+            data_dir=str(temp),
+            module_name=__name__,
         )
         info = tfds.core.DatasetInfo(
             builder=identity,
@@ -104,9 +138,13 @@ def write_dataset(folder: Path, splits: Mapping[str, Sequence[Problem]], metadat
             metadata=tfds.core.MetadataDict(metadata),
             disable_shuffling=True,
         )
-        writer = tfds.core.SequentialWriter(info, max_examples_per_shard=largest + 1, file_format="array_record")
+        writer = tfds.core.SequentialWriter(
+            info, max_examples_per_shard=largest + 1, file_format="array_record"
+        )
         writer.initialize_splits(list(splits))
-        writer.add_examples({name: list(map(_problem_to_record, problems)) for name, problems in splits.items()})
+        writer.add_examples(
+            {name: list(map(_problem_to_record, problems)) for name, problems in splits.items()}
+        )
         writer.close_all()
 
 
@@ -117,19 +155,29 @@ def _problem_to_record(problem: Problem) -> dict[str, Any]:
 
 
 def _record_to_problem(row: DataRow) -> Problem:
-    messages, columns = (parse_json(row.values[name], Path(row.location)) for name in ("messages", "columns"))
+    messages, columns = (
+        parse_json(row.values[name], Path(row.location)) for name in ("messages", "columns")
+    )
     if not isinstance(messages, list) or not isinstance(columns, dict):
-        raise InputError(f"{row.location}: messages is no JSON list, or columns no object. Write the data set again.")
-    return Problem(**{**row.values, "messages": tuple(messages), "columns": columns, "location": row.location})
+        raise InputError(
+            f"{row.location}: messages is no JSON list, or columns no object. Write the data set again."
+        )
+    return Problem(
+        **{**row.values, "messages": tuple(messages), "columns": columns, "location": row.location}
+    )
 
 
 def import_tfds() -> ModuleType:
-    """tensorflow_datasets; InputError where it, or what reads and writes ArrayRecord files, is missing."""
-    return import_extra("tfds", "tfds", "grain", "array_record.python.array_record_module", "tensorflow_datasets")
+    """tensorflow_datasets; InputError where it, or what reads and writes ArrayRecord files, is
+    missing."""
+    return import_extra(
+        "tfds", "tfds", "grain", "array_record.python.array_record_module", "tensorflow_datasets"
+    )
 
 
 def _open_builder(folder: Path) -> Any:
-    """The builder of a data set; InputError where the folder holds none that is read without TensorFlow."""
+    """The builder of a data set; InputError where the folder holds none that is read without
+    TensorFlow."""
     if not (folder / "dataset_info.json").is_file():
         expected = "expected its dataset_info.json, as in DIR/splits of `isojax difficulty`"
         raise InputError(f"{folder} is no TFDS data set; {expected}.")
@@ -141,5 +189,7 @@ def _open_builder(folder: Path) -> Any:
         raise InputError(f"{folder}: {problem}. Write the data set again.") from e
     file_format = builder.info.file_format and builder.info.file_format.file_suffix
     if file_format != "array_record":
-        raise InputError(f"{folder}: its files are {file_format}, expected array_record; prepare it in that format.")
+        raise InputError(
+            f"{folder}: its files are {file_format}, expected array_record; prepare it in that format."
+        )
     return builder

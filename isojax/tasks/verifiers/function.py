@@ -1,12 +1,14 @@
-"""`function:rewards.py:my_reward` or `function:my_pkg.my_mod:my_reward`: a user's reward function as TRL calls it.
+"""`function:rewards.py:my_reward` or `function:my_pkg.my_mod:my_reward`: a user's reward function
+as TRL calls it.
 
     def my_reward(prompts, completions, answer, **columns) -> list[float]
 
-It is called with lists of one: the prompt as the model reads it, with the markup of its chat and what the chat template
-has begun for the policy (a <think>); the response's text, the reference answer, and every column of the problem that it
-names (all where it takes `**columns`). Where it names `problem_text`, it gets the problem's own text. Binary rewards: a
-score of 1 is correct, any other is not. A score of None says that the function does not apply to this problem. A
-function may be `async def`.
+It is called with lists of one: the prompt as the model reads it, with the markup of its chat and
+what the chat template has begun for the policy (a <think>); the response's text, the reference
+answer, and every column of the problem that it names (all where it takes `**columns`). Where it
+names `problem_text`, it gets the problem's own text. Binary rewards: a score of 1 is correct, any
+other is not. A score of None says that the function does not apply to this problem. A function may
+be `async def`.
 """
 
 import asyncio
@@ -41,20 +43,32 @@ def build(argument: str) -> Check:
     call, place = wait_for_coroutines(function), describe_function(function)
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
-        arguments = {**problem.columns, "prompts": prompt, "completions": response, "answer": problem.answer}
+        arguments = {
+            **problem.columns,
+            "prompts": prompt,
+            "completions": response,
+            "answer": problem.answer,
+        }
         if PROBLEM_TEXT in parameter_names:
             arguments.setdefault(PROBLEM_TEXT, problem.prompt)
         if missing := [name for name in required_names if name not in arguments]:
-            lack = f"which problem {problem.id} does not have; it has {', '.join(sorted(arguments))}"
+            lack = (
+                f"which problem {problem.id} does not have; it has {', '.join(sorted(arguments))}"
+            )
             raise InputError(f"cell.verifier.use: {argument} takes {', '.join(missing)}, {lack}.")
-        passed = {name: [value] for name, value in arguments.items() if takes_all_columns or name in parameter_names}
+        passed = {
+            name: [value]
+            for name, value in arguments.items()
+            if takes_all_columns or name in parameter_names
+        }
         return _read_scores(call(**passed), response, place)
 
     return check
 
 
 def _read_scores(returned: Any, response: str, place: str) -> Verdict:
-    """The verdict of a list of one score; of anything else a failure that says what was returned."""
+    """The verdict of a list of one score; of anything else a failure that says what was
+    returned."""
     is_list = isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping)
     scores = list(returned) if is_list else []
     if len(scores) != 1:
@@ -70,8 +84,8 @@ def _read_scores(returned: Any, response: str, place: str) -> Verdict:
 
 
 def wait_for_coroutines(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function; of one that is `async def`, its results. One event loop serves all calls, as a client for HTTP
-    that the function keeps belongs to the loop that has first used it."""
+    """The function; of one that is `async def`, its results. One event loop serves all calls, as a
+    client for HTTP that the function keeps belongs to the loop that has first used it."""
     runner = asyncio.Runner()  # it makes the loop when it is first used
 
     async def result_of(awaitable: Awaitable[Any]) -> Any:
@@ -100,31 +114,47 @@ def describe_value(value: Any) -> str:
 
 
 def load_function(verifier: str, argument: str, default_name: str = "") -> Callable[..., Any]:
-    """The function of `file.py:name` or `package.module:name`; InputError says where and why there is none."""
+    """The function of `file.py:name` or `package.module:name`; InputError says where and why there
+    is none."""
     module_or_file, _, name = argument.partition(":")
     name = name or default_name
     expected_form = f"{verifier}:FILE.py:{default_name or 'NAME'} or {verifier}:PACKAGE.MODULE:{default_name or 'NAME'}"
     if not module_or_file or not name:
-        raise InputError(f"cell.verifier.use: given {verifier + ':' + argument!r}, expected {expected_form}.")
+        raise InputError(
+            f"cell.verifier.use: given {verifier + ':' + argument!r}, expected {expected_form}."
+        )
     is_file = module_or_file.endswith(".py")
     if is_file and not Path(module_or_file).is_file():
         raise InputError(f"cell.verifier.use: no such file: {module_or_file} (in {Path.cwd()}).")
     try:
-        module = registry.import_file(Path(module_or_file)) if is_file else importlib.import_module(module_or_file)
+        module = (
+            registry.import_file(Path(module_or_file))
+            if is_file
+            else importlib.import_module(module_or_file)
+        )
     except BaseException as e:  # whatever a user's file does when it runs, SystemExit included
         reason = describe_exception(e)
-        raise InputError(f"cell.verifier.use: the module {module_or_file} cannot be imported: {reason}.") from e
+        raise InputError(
+            f"cell.verifier.use: the module {module_or_file} cannot be imported: {reason}."
+        ) from e
     function = vars(module).get(name)
     if not callable(function):
-        names = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        names = [
+            k
+            for k, v in vars(module).items()
+            if callable(v) and getattr(v, "__module__", "") == module.__name__
+        ]
         known = ", ".join(names) or "none"
-        raise InputError(f"cell.verifier.use: {module_or_file} has no function {name!r}; it has {known}.")
+        raise InputError(
+            f"cell.verifier.use: {module_or_file} has no function {name!r}; it has {known}."
+        )
     return function
 
 
 def score_to_verdict(score: Any, response: str, place: str = "") -> Verdict:
-    """1 (or True) is correct, any other number is not. Where rewards are binary, numbers but 0, 1 and -1 are the
-    failure `partial`, and of those the ones above 1 `score`: whoever returns 2 for a right answer means 1."""
+    """1 (or True) is correct, any other number is not. Where rewards are binary, numbers but 0, 1
+    and -1 are the failure `partial`, and of those the ones above 1 `score`: whoever returns 2 for a
+    right answer means 1."""
     giver = place or "the function"
     try:
         if isinstance(score, str):
@@ -138,7 +168,11 @@ def score_to_verdict(score: Any, response: str, place: str = "") -> Verdict:
         return Verdict(False, False, "error", problem, {MAIN_SCORE: value})
     parsed = bool(response.strip())
     if all(abs(value - plain) > SCORE_TOLERANCE for plain in (-1, 0, 1)):
-        message = f"{giver} returned a score of {value:g}, which counts as 0: cell.reward.kind = binary"
+        message = (
+            f"{giver} returned a score of {value:g}, which counts as 0: cell.reward.kind = binary"
+        )
         kind = "score" if value > 1 else "partial"
         return Verdict(False, parsed, kind, message, {MAIN_SCORE: value}, place=place)
-    return Verdict(abs(value - 1) <= SCORE_TOLERANCE, parsed, scores={MAIN_SCORE: value}, place=place)
+    return Verdict(
+        abs(value - 1) <= SCORE_TOLERANCE, parsed, scores={MAIN_SCORE: value}, place=place
+    )

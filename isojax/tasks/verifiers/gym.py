@@ -1,5 +1,6 @@
-"""`gym`: the scorer of the reasoning-gym generator that made the problem, given the last <answer>...</answer>, else the
-whole response. Some scorers run it through Python's `eval`, in the worker process, with the user's rights."""
+"""`gym`: the scorer of the reasoning-gym generator that made the problem, given the last
+<answer>...</answer>, else the whole response. Some scorers run it through Python's `eval`, in the
+worker process, with the user's rights."""
 
 import functools
 import json
@@ -28,7 +29,9 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
     """Correct where the generator's scorer gives 1; parsed where there is any answer."""
     columns = problem.columns
     if not {"gym", "settings", "entry"} <= set(columns):
-        raise InputError(f"problem {problem.id}: the verifier gym judges what cell.task=gym:NAME makes; set another.")
+        raise InputError(
+            f"problem {problem.id}: the verifier gym judges what cell.task=gym:NAME makes; set another."
+        )
     tagged_answers = _ANSWER_TAG.findall(response)
     answer = (tagged_answers[-1] if tagged_answers else response).strip()
     scorer = _scorer(columns["gym"], json.dumps(columns["settings"], sort_keys=True))
@@ -45,7 +48,8 @@ def _scorer(name: str, settings: str) -> Callable[[str, dict[str, Any]], float]:
 
 
 def to_tagged_json(value: Any) -> Any:
-    """A generator's entry as JSON that `from_tagged_json` gives back equal: two scorers tell tuples from lists."""
+    """A generator's entry as JSON that `from_tagged_json` gives back equal: two scorers tell tuples
+    from lists."""
     if isinstance(value, tuple):
         return {"(tuple)": [to_tagged_json(v) for v in value]}
     if isinstance(value, list):
@@ -57,4 +61,6 @@ def to_tagged_json(value: Any) -> Any:
 
 def from_tagged_json(value: Any) -> Any:
     """What `to_tagged_json` was given; keys and values that JSON does not have are text."""
-    return json.loads(json.dumps(value), object_hook=lambda x: tuple(x["(tuple)"]) if set(x) == {"(tuple)"} else x)
+    return json.loads(
+        json.dumps(value), object_hook=lambda x: tuple(x["(tuple)"]) if set(x) == {"(tuple)"} else x
+    )

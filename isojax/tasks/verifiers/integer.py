@@ -7,25 +7,34 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.verifiers import Check, Verdict, verifier
 
-# An optional sign, commas between thousands or none; 1 to 400 digits: int() refuses texts beyond a few thousand.
+# An optional sign, commas between thousands or none; 1 to 400 digits: int() refuses texts beyond a
+# few thousand.
 _INTEGER = re.compile(r"\s*([+\-\u2212]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,132}|[0-9]{1,400}))\s*")
 
 
 @verifier(isolated=False, pure=True)
 def build(argument: str) -> Check:
     if argument == "last_line":
-        return lambda problem, prompt, response: check(problem, prompt, response.rpartition("\n")[2])
+        return lambda problem, prompt, response: check(
+            problem, prompt, response.rpartition("\n")[2]
+        )
     if argument:
-        raise InputError(f"cell.verifier.use: integer takes no argument but last_line, given {argument!r}.")
+        raise InputError(
+            f"cell.verifier.use: integer takes no argument but last_line, given {argument!r}."
+        )
     return check
 
 
 def check(problem: Problem, prompt: str, response: str) -> Verdict:
-    """Parsed where the response is an integer; InputError where the problem's own answer is none."""
-    reference_integer, response_integer = _parse_integer(problem.answer), _parse_integer(response)
+    """Parsed where the response is an integer; InputError where the problem's own answer is
+    none."""
+    reference_integer = _parse_integer(problem.answer)
+    response_integer = _parse_integer(response)
     if reference_integer is None:
         mismatch = f"given {problem.answer[:80]!r}; set cell.verifier.use to another, such as math or exact"
-        raise InputError(f"{problem.name}: the verifier `integer` expects an integer as answer, {mismatch}.")
+        raise InputError(
+            f"{problem.name}: the verifier `integer` expects an integer as answer, {mismatch}."
+        )
     return Verdict(response_integer == reference_integer, response_integer is not None)
 
 

@@ -1,5 +1,6 @@
-"""`math`: GSM8K's and MATH's answers. What a response states is compared with the reference as text, as a number and
-as an expression; expressions that isojax does not read, such as integrals, are left to math-verify (extra [verify])."""
+"""`math`: GSM8K's and MATH's answers. What a response states is compared with the reference as
+text, as a number and as an expression; expressions that isojax does not read, such as integrals,
+are left to math-verify (extra [verify])."""
 
 import re
 from fractions import Fraction
@@ -12,7 +13,13 @@ from isojax.tasks.answers.computer_algebra import ComputerAlgebra
 from isojax.tasks.answers.cursor import Unreadable
 from isojax.tasks.answers.equality import Equality
 from isojax.tasks.answers.expression import read_answer
-from isojax.tasks.answers.final_answer import Form, Statement, final_answer, last_values, reference_answer
+from isojax.tasks.answers.final_answer import (
+    Form,
+    Statement,
+    final_answer,
+    last_values,
+    reference_answer,
+)
 from isojax.tasks.answers.glosses import find_gloss
 from isojax.tasks.answers.multiple_choice import (
     is_same_letter,
@@ -68,7 +75,9 @@ def build(argument: str) -> Check:
     return check
 
 
-def _judge(reference: str, statement: Statement, equality: Equality, algebra: ComputerAlgebra) -> Verdict:
+def _judge(
+    reference: str, statement: Statement, equality: Equality, algebra: ComputerAlgebra
+) -> Verdict:
     if not statement.text:
         return Verdict(correct=False, parsed=False)
     is_whole = statement.form is not Form.NOWHERE
@@ -81,8 +90,11 @@ def _judge(reference: str, statement: Statement, equality: Equality, algebra: Co
         return Verdict(correct=False, parsed=is_whole)
     if not is_prose(reference) and _same_text(reference, answer):
         return Verdict(correct=True, parsed=True)
-    reference_nodes, nodes = _read_reference(reference), _read_whole(statement.form, answer)
-    if (own_value := value_of_option(answer)) is not None and option_with_value(answer) == option_with_value(reference):
+    reference_nodes = _read_reference(reference)
+    nodes = _read_whole(statement.form, answer)
+    if (own_value := value_of_option(answer)) is not None and option_with_value(
+        answer
+    ) == option_with_value(reference):
         nodes += read(normalize_answer(own_value))
     if any(isinstance(node, Number | Quantity) for node in reference_nodes):
         nodes += _read_for_a_number(answer)
@@ -101,7 +113,8 @@ def _is_option(reference: str) -> bool:
 
 
 def _same_options(reference: str, statement: Statement, answer: str) -> bool:
-    """Whether an answer chooses what the reference does: C, or C with a value where the reference has none."""
+    """Whether an answer chooses what the reference does: C, or C with a value where the reference
+    has none."""
     letters = option_letters(reference)
     if letters is not None:
         return letters == option_letters(answer)
@@ -113,7 +126,8 @@ def _same_options(reference: str, statement: Statement, answer: str) -> bool:
 
 
 def _same_plain_numbers(reference: str, answer: str) -> bool | None:
-    """Whether an integer or decimal is the reference, which is one too; None where one of them is something else.
+    """Whether an integer or decimal is the reference, which is one too; None where one of them is
+    something else.
 
     These are most of all answers, so they are compared first.
     """
@@ -122,14 +136,17 @@ def _same_plain_numbers(reference: str, answer: str) -> bool | None:
     number = _PLAIN_ANSWER.fullmatch(answer)
     if number is None or not _PLAIN_NUMBER.fullmatch(reference):
         return None
-    if max(len(reference), len(answer)) > MAX_ANSWER_LENGTH or (number[2] and read_unit(number[2]) is None):
+    if max(len(reference), len(answer)) > MAX_ANSWER_LENGTH or (
+        number[2] and read_unit(number[2]) is None
+    ):
         return None
     texts = reference.replace(",", ""), number[1].replace(",", "")
     return texts[0] == texts[1] or Fraction(texts[0]) == Fraction(texts[1])
 
 
 def _read_for_a_number(answer: str) -> tuple[Node, ...]:
-    """What an answer may also be where a number is asked for: 3,5 is 3.5, and 5m has a unit, not a variable."""
+    """What an answer may also be where a number is asked for: 3,5 is 3.5, and 5m has a unit, not a
+    variable."""
     if comma := _DECIMAL_COMMA.fullmatch(answer):
         return read(f"{comma[1]}.{comma[2]}")
     if unit := _LETTER_UNIT.fullmatch(answer):
@@ -137,8 +154,12 @@ def _read_for_a_number(answer: str) -> tuple[Node, ...]:
     return ()
 
 
-def _same_nodes(references: tuple[Node, ...], responses: tuple[Node, ...], equality: Equality) -> bool:
-    return any(equality.same(reference, response) for reference in references for response in responses)
+def _same_nodes(
+    references: tuple[Node, ...], responses: tuple[Node, ...], equality: Equality
+) -> bool:
+    return any(
+        equality.same(reference, response) for reference in references for response in responses
+    )
 
 
 @lru_cache(1024)
@@ -164,7 +185,8 @@ def _read_statement(statement: Statement) -> tuple[Node, ...]:
 
 
 def _read_whole(form: Form, text: str) -> tuple[Node, ...]:
-    """The trees of a text as one answer. In a sentence 12 (6 + 6) is no product but 12 and its explanation."""
+    """The trees of a text as one answer. In a sentence 12 (6 + 6) is no product but 12 and its
+    explanation."""
     is_explained = form is Form.SENTENCE and find_gloss(text) is not None
     return () if is_explained else read(text)
 
@@ -179,7 +201,8 @@ def _same_text(reference: str, answer: str) -> bool:
 
 @lru_cache(4096)
 def read(text: str) -> tuple[Node, ...]:
-    """The trees that an answer may be, in the order of what is more likely; none where it cannot be read whole."""
+    """The trees that an answer may be, in the order of what is more likely; none where it cannot be
+    read whole."""
     nodes: list[Node] = []
     for with_exponents in (True, False) if re.search(r"[0-9][eE]-[0-9]", text) else (True,):
         try:

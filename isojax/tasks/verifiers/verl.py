@@ -2,10 +2,11 @@
 
     def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict
 
-A function that also has a parameter `prompt_str` gets the prompt as the model reads it, with the markup of its chat.
-data_source, ground_truth (or reward_model's, else the answer) and extra_info are the problem's columns. Of a dict,
-binary rewards take "acc" where there is one, else "score": 1 is correct, any other is not. Graded rewards take "score",
-or the entries that `cell.reward.weights` names. The function may be `async def`.
+A function that also has a parameter `prompt_str` gets the prompt as the model reads it, with the
+markup of its chat. data_source, ground_truth (or reward_model's, else the answer) and extra_info
+are the problem's columns. Of a dict, binary rewards take "acc" where there is one, else "score": 1
+is correct, any other is not. Graded rewards take "score", or the entries that `cell.reward.weights`
+names. The function may be `async def`.
 """
 
 import inspect
@@ -29,7 +30,8 @@ PROMPT_PARAMETER = "prompt_str"  # which verl does not pass
 
 @verifier(isolated=True, pure=False)
 def build(argument: str) -> Check:
-    """The check that calls the function; InputError where it cannot be imported, or does not take verl's arguments."""
+    """The check that calls the function; InputError where it cannot be imported, or does not take
+    verl's arguments."""
     compute_score = load_function("verl", argument, default_name="compute_score")
     takes_prompt = False
     try:
@@ -40,7 +42,9 @@ def build(argument: str) -> Check:
             signature.bind(**dict.fromkeys((*PARAMETERS, *optional)))
     except TypeError as e:
         problem = f"the function cannot be called as verl calls it ({e})"
-        raise InputError(f"cell.verifier.use: {argument}: {problem}; expected {', '.join(PARAMETERS)}.") from e
+        raise InputError(
+            f"cell.verifier.use: {argument}: {problem}; expected {', '.join(PARAMETERS)}."
+        ) from e
     call, place = wait_for_coroutines(compute_score), describe_function(compute_score)
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
@@ -48,15 +52,24 @@ def build(argument: str) -> Check:
         score: Any = call(
             data_source=problem.columns.get("data_source", ""),
             solution_str=response,
-            ground_truth=problem.columns.get("ground_truth", reward_model.get("ground_truth", problem.answer)),
+            ground_truth=problem.columns.get(
+                "ground_truth", reward_model.get("ground_truth", problem.answer)
+            ),
             extra_info=problem.columns.get("extra_info"),
             **({PROMPT_PARAMETER: prompt} if takes_prompt else {}),
         )
         if isinstance(score, Mapping):
             if "acc" not in score and "score" not in score:
                 keys = ", ".join(map(str, score)) or "nothing"
-                return Verdict(False, False, "error", f'{place} returned a dict with {keys}, expected one with "score"')
-            verdict = score_to_verdict(score["acc"] if "acc" in score else score["score"], response, place)
+                return Verdict(
+                    False,
+                    False,
+                    "error",
+                    f'{place} returned a dict with {keys}, expected one with "score"',
+                )
+            verdict = score_to_verdict(
+                score["acc"] if "acc" in score else score["score"], response, place
+            )
             return verdict._replace(scores=_numbers(score))
         elif isinstance(score, tuple | list) and score:
             score = score[0]  # as verl reads them: (score, a comment)

@@ -1,8 +1,10 @@
-"""Hooks, which see every update of a run: `hook(report: UpdateReport)`, one file each. `run.on_update` names one of
-this folder, or a file or module of yours. It changes no result; a task that verifies on device trains one update after
-the other then, instead of many in a program, and agrees to rounding.
+"""Hooks, which see every update of a run: `hook(report: UpdateReport)`, one file each.
+`run.on_update` names one of this folder, or a file or module of yours. It changes no result; a task
+that verifies on device trains one update after the other then, instead of many in a program, and
+agrees to rounding.
 
-A file has one function with the decorator `@update_hook`. Of several processes of a run, the first one calls it."""
+A file has one function with the decorator `@update_hook`. Of several processes of a run, the first
+one calls it."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +24,8 @@ update_hook = PluginKind("update_hook", "train.update_hooks", NoTraits)
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """One update, after it was made. Rollouts are on the host, in their order: rollout r is the (r % n)-th of
-    problem r // n."""
+    """One update, after it was made. Rollouts are on the host, in their order: rollout r is the (r
+    % n)-th of problem r // n."""
 
     cell: Cell  # with the B_p and n of this update
     folder: Path  # of the run, such as runs/NAME/cells/32x8-s0
@@ -31,7 +33,8 @@ class UpdateReport:
     C: int  # rollouts sampled for training so far
     sampled: int  # of these, for this update; with dynamic sampling more than the batch has
     problems: Sequence[Problem]  # B_p
-    responses: Sequence[np.ndarray]  # B = B_p n, each i32[its length]; tokens that the policy did not draw as ~token
+    # B = B_p n, each i32[its length]; tokens that the policy did not draw as ~token
+    responses: Sequence[np.ndarray]
     logps: Sequence[np.ndarray]  # B, each f32[its length], of the sampler
     rewards: np.ndarray  # f32[B]
     metrics: Mapping[str, float]  # as in the ledger, of this update alone
@@ -40,7 +43,8 @@ class UpdateReport:
 
 
 def load_hook(name: str | None) -> Plugin | None:
-    """The hook that `run.on_update` names; InputError where there is none, or it does not take one report."""
+    """The hook that `run.on_update` names; InputError where there is none, or it does not take one
+    report."""
     if name is None:
         return None
     try:
@@ -52,7 +56,9 @@ def load_hook(name: str | None) -> Plugin | None:
         inspect.signature(hook.function).bind("report")
     except TypeError as e:
         expected = "a function of one argument, the UpdateReport of isojax.train.update_hooks"
-        raise InputError(f"run.on_update = {name}: it cannot be called with one ({e}); expected {expected}.") from e
+        raise InputError(
+            f"run.on_update = {name}: it cannot be called with one ({e}); expected {expected}."
+        ) from e
     return hook
 
 
@@ -61,4 +67,6 @@ def call_hook(hook: Plugin, report: UpdateReport) -> None:
     try:
         hook(report)
     except Exception as e:  # whatever a user's own function raises
-        raise InputError(f"run.on_update = {hook.name}: after update {report.M}, {describe_exception(e)}.") from e
+        raise InputError(
+            f"run.on_update = {hook.name}: after update {report.M}, {describe_exception(e)}."
+        ) from e

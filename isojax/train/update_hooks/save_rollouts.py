@@ -1,5 +1,6 @@
-"""Appends the rollouts of every update to `rollouts.jsonl` in the run's folder, a line each, for a person or a script.
-A run that goes on after a kill may write the last updates before it a second time: the later lines count."""
+"""Appends the rollouts of every update to `rollouts.jsonl` in the run's folder, a line each, for a
+person or a script. A run that goes on after a kill may write the last updates before it a second
+time: the later lines count."""
 
 import json
 
@@ -11,7 +12,9 @@ from isojax.train.update_hooks import UpdateReport, update_hook
 def save_rollouts(report: UpdateReport) -> None:
     n = report.cell.n
     lines = []
-    for rollout, (tokens, reward) in enumerate(zip(report.responses, report.rewards.tolist(), strict=True)):
+    for rollout, (tokens, reward) in enumerate(
+        zip(report.responses, report.rewards.tolist(), strict=True)
+    ):
         problem = report.problems[rollout // n]
         row = {
             "update": report.M,

@@ -31,4 +31,6 @@ def logged(tmp_path: Path) -> Callable[..., ImportedRuns]:
 
 
 def _text(content: str | Sequence[Any]) -> str:
-    return content if isinstance(content, str) else "".join(json.dumps(row) + "\n" for row in content)
+    return (
+        content if isinstance(content, str) else "".join(json.dumps(row) + "\n" for row in content)
+    )

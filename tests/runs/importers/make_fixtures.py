@@ -1,16 +1,17 @@
 """Write tests/logs/fixtures/ with the real writers: `python tests/runs/importers/make_fixtures.py
 csv|names|tensorboard|wandb|wandb_resumed|verl|verl_console|trl`.
 
-Each function needs the packages it imports, and none of them is needed by the tests (wandb and tensorboardX, of the
-extra test, read). Made with torch 2.13.0, tensorboard 2.21.0, wandb 0.31.0, trl 1.16.0 (transformers 5.23) and verl
-0.9.1; in a fresh environment:
+Each function needs the packages it imports, and none of them is needed by the tests (wandb and
+tensorboardX, of the extra test, read). Made with torch 2.13.0, tensorboard 2.21.0, wandb 0.31.0,
+trl 1.16.0 (transformers 5.23) and verl 0.9.1; in a fresh environment:
 
     pip install torch==2.13.0
     pip install tensorboard wandb trl orjson && pip install --no-deps verl
 
-Of verl only utils/tracking.py and utils/logger/aggregate_logger.py are loaded, because importing the package needs ray
-and more. Values are those of `accuracy` and `training_reward` below, which tests/runs/importers/test_fixtures.py knows
-too, but for TRL, whose GRPOTrainer trains a random model of 3,000 parameters for six updates and logs what it measures.
+Of verl only utils/tracking.py and utils/logger/aggregate_logger.py are loaded, because importing
+the package needs ray and more. Values are those of `accuracy` and `training_reward` below, which
+tests/runs/importers/test_fixtures.py knows too, but for TRL, whose GRPOTrainer trains a random
+model of 3,000 parameters for six updates and logs what it measures.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def training_reward(n: int, step: int) -> float:
 
 
 def metrics(n: int, step: int, names: tuple[str, str, str]) -> dict[str, float]:
-    """What a trainer logs at a step: `names` are those of validation, training reward and mean response length."""
+    """What a trainer logs at a step: `names` are those of validation, training reward and mean
+    response length."""
     validation, reward, length = names
     trained = {reward: training_reward(n, step), length: 100.0 + step} if step else {}
     return trained | ({validation: accuracy(n, step)} if step % EVERY == 0 else {})
@@ -53,26 +55,31 @@ OWN = ("val/acc", "train/reward", "train/length")
 
 
 def make_csv() -> None:
-    """One file of several runs, as a plot's source data: no row of the base policy, n and B_p as columns, steps and
-    rollouts.
+    """One file of several runs, as a plot's source data: no row of the base policy, n and B_p as
+    columns, steps and rollouts.
     """
     with (FIXTURES / "runs.csv").open("w", newline="") as f:
         out = csv.writer(f, lineterminator="\n")
         out.writerow(["model", "n", "B_p", "step", "prompts", "rollouts", "reward_heldout"])
         for n in (4, 8, 16):
             for step in range(2, STEPS + 1):
-                out.writerow(["base", n, B_P, step, step * B_P, step * B_P * n, round(accuracy(n, step), 5)])
+                out.writerow(
+                    ["base", n, B_P, step, step * B_P, step * B_P * n, round(accuracy(n, step), 5)]
+                )
 
 
 def make_names() -> None:
-    """A pivot, whose columns are runs, and folders of each run with a file for training and one for validation."""
+    """A pivot, whose columns are runs, and folders of each run with a file for training and one for
+    validation."""
     steps = range(0, STEPS + 1, EVERY)
     runs = {f"n{n}-s{seed}": (n, seed) for n in (4, 8) for seed in (0, 1)}
     with (FIXTURES / "pivot.csv").open("w", newline="") as f:
         out = csv.writer(f, lineterminator="\n")
         out.writerow(["Step", *runs])
         for step in steps:
-            out.writerow([step, *(round(accuracy(n, step) + seed / 100, 5) for n, seed in runs.values())])
+            out.writerow(
+                [step, *(round(accuracy(n, step) + seed / 100, 5) for n, seed in runs.values())]
+            )
     for n in (4, 8):
         folder = FIXTURES / "splits" / f"n{n}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +108,9 @@ def make_wandb() -> None:
     folder = _fresh("wandb")
     with tempfile.TemporaryDirectory() as temp:
         _quiet_wandb(temp)
-        run = wandb.init(project="isojax", name="own", config={"n": 8, "B_p": B_P, "optimizer": {"lr": 1e-6}})
+        run = wandb.init(
+            project="isojax", name="own", config={"n": 8, "B_p": B_P, "optimizer": {"lr": 1e-6}}
+        )
         for step in range(STEPS + 1):
             run.log(metrics(8, step, OWN), step=step)
         run.finish()
@@ -115,15 +124,18 @@ def make_wandb() -> None:
             tracking.log(metrics(16, step, VERL), step)
         tracking.finish()
         for name, file in zip(
-            ("own", "verl"), sorted(Path(temp).glob("wandb/offline-run-*/run-*.wandb"), key=_started), strict=True
+            ("own", "verl"),
+            sorted(Path(temp).glob("wandb/offline-run-*/run-*.wandb"), key=_started),
+            strict=True,
         ):
             (folder / name).mkdir()
             shutil.copy(file, folder / name / f"run-{name}.wandb")
 
 
 def make_wandb_resumed() -> None:
-    """A folder of W&B's offline runs: one whole, one that broke off at step 10 and was resumed from the state of step 8
-    (it had measured .01 more at step 9), and one that broke off before its first step."""
+    """A folder of W&B's offline runs: one whole, one that broke off at step 10 and was resumed from
+    the state of step 8 (it had measured .01 more at step 9), and one that broke off before its
+    first step."""
     folder = _fresh("wandb_resumed")
     with tempfile.TemporaryDirectory() as temp:
         _quiet_wandb(temp)
@@ -146,10 +158,14 @@ def _log_to_wandb(name: str, n: int, steps: range, shift: float) -> None:
     """One process of a run: without a step it is killed, and before the last step it breaks off."""
     import wandb
 
-    run = wandb.init(project="isojax", name=name, id=name.replace("-", ""), resume="allow", config={"B_p": B_P})
+    run = wandb.init(
+        project="isojax", name=name, id=name.replace("-", ""), resume="allow", config={"B_p": B_P}
+    )
     for step in steps:
         logged = metrics(n, step, OWN)
-        run.log({key: value + (shift if step >= 9 else 0.0) for key, value in logged.items()}, step=step)
+        run.log(
+            {key: value + (shift if step >= 9 else 0.0) for key, value in logged.items()}, step=step
+        )
     if steps:
         run.finish(exit_code=int(STEPS not in steps))
     os._exit(0)
@@ -170,7 +186,8 @@ def make_verl() -> None:
 
 
 def make_verl_console() -> None:
-    """verl's console logger, behind its command line and the prefix that Ray gives a line of a worker."""
+    """verl's console logger, behind its command line and the prefix that Ray gives a line of a
+    worker."""
     folder = _fresh("verl_console")
     logger = _verl_module("utils", "logger", "aggregate_logger.py").LocalLogger()
     for n in (8, 16):
@@ -182,18 +199,24 @@ def make_verl_console() -> None:
         devices = "trainer.nnodes=1 trainer.n_gpus_per_node=8"
         with (folder / f"job-{n}.log").open("w") as f:
             f.write(f"++ python3 -m verl.trainer.main_ppo {settings} {devices}\n")
-            f.writelines(f"\x1b[36m(TaskRunner pid=20910)\x1b[0m {line}\n" for line in printed.getvalue().splitlines())
+            f.writelines(
+                f"\x1b[36m(TaskRunner pid=20910)\x1b[0m {line}\n"
+                for line in printed.getvalue().splitlines()
+            )
 
 
 def make_trl() -> None:
-    """TRL's GRPOTrainer on CPU: n = 4, 16 rollouts per update in two microbatches, evaluated at 0, 2, 4 and 6."""
+    """TRL's GRPOTrainer on CPU: n = 4, 16 rollouts per update in two microbatches, evaluated at 0,
+    2, 4 and 6."""
     from datasets import Dataset
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
     from trl import GRPOConfig, GRPOTrainer
 
     words = ["<pad>", "<eos>", *"0123456789+="]
-    characters = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<eos>"))
+    characters = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<eos>")
+    )
     characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=characters, pad_token="<pad>", eos_token="<eos>", padding_side="left"
@@ -205,7 +228,9 @@ def make_trl() -> None:
         "num_attention_heads": 1,
         "num_key_value_heads": 1,
     }
-    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(words), eos_token_id=1, pad_token_id=0, **shape))
+    model = Qwen2ForCausalLM(
+        Qwen2Config(vocab_size=len(words), eos_token_id=1, pad_token_id=0, **shape)
+    )
     data = Dataset.from_dict({"prompt": [f"{i}+{j}=" for i in range(4) for j in range(4)]})
     batch = {
         "num_generations": 4,
@@ -225,18 +250,30 @@ def make_trl() -> None:
     with tempfile.TemporaryDirectory() as temp:
         os.chdir(temp)  # the arguments are saved with the names of their folders
         args = GRPOConfig(
-            output_dir="out", use_cpu=True, max_completion_length=4, report_to=["tensorboard"], **batch, **times
+            output_dir="out",
+            use_cpu=True,
+            max_completion_length=4,
+            report_to=["tensorboard"],
+            **batch,
+            **times,
         )
 
         def rewards(completions: list[str], **_: Any) -> list[float]:
             return [float("1" in c) for c in completions]
 
         trainer = GRPOTrainer(
-            model, rewards, args, train_dataset=data, eval_dataset=data.select(range(8)), processing_class=tokenizer
+            model,
+            rewards,
+            args,
+            train_dataset=data,
+            eval_dataset=data.select(range(8)),
+            processing_class=tokenizer,
         )
         trainer.train()
         shutil.copytree(
-            "out/checkpoint-6", folder / "checkpoint-6", ignore=lambda _, names: [n for n in names if n not in KEPT]
+            "out/checkpoint-6",
+            folder / "checkpoint-6",
+            ignore=lambda _, names: [n for n in names if n not in KEPT],
         )
         shutil.copytree(next(Path("out/runs").iterdir()), folder / "runs")
         os.chdir(FIXTURES)
@@ -291,7 +328,9 @@ def _verl_module(*parts: str) -> Any:
     """A module of verl, from its file alone."""
     package = importlib.util.find_spec("verl")
     assert package and package.origin
-    spec = importlib.util.spec_from_file_location("verl_module", Path(package.origin).parent.joinpath(*parts))
+    spec = importlib.util.spec_from_file_location(
+        "verl_module", Path(package.origin).parent.joinpath(*parts)
+    )
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

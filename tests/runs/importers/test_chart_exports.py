@@ -34,7 +34,10 @@ def test_the_chart_of_wandb(logged):
 def test_a_chart_of_any_metric_and_of_runs_without_it_in_their_names(logged):
     text = "Step,a-n2,a-n2__MIN,a-n2__MAX\n0,.1,.1,.1\n1,.2,.2,.2\n"
     (run,) = logged("csv", text, "n=n{},B_p=8").runs
-    assert run.cell == Cell(8, 2, 0) and [p.metrics for p in run.points] == [{"reward": 0.1}, {"reward": 0.2}]
+    assert run.cell == Cell(8, 2, 0) and [p.metrics for p in run.points] == [
+        {"reward": 0.1},
+        {"reward": 0.2},
+    ]
     (run,) = logged("csv", text.replace("a-n2", "a-n2 - solved"), "n=n{},B_p=8").runs
     assert [p.metrics for p in run.points] == [{"solved": 0.1}, {"solved": 0.2}]
 
@@ -60,23 +63,32 @@ def test_the_first_line_of_excel_is_no_header(logged):
 
 
 def test_a_chart_over_time_is_refused(logged):
-    with pytest.raises(InputError, match=r"line 1: the first column is 'Relative Time \(Wall\)', expected the steps"):
+    with pytest.raises(
+        InputError,
+        match=r"line 1: the first column is 'Relative Time \(Wall\)', expected the steps",
+    ):
         logged("csv", WIDE.replace('"Step"', '"Relative Time (Wall)"'), "n=n{},B_p=32")
 
 
 def test_a_chart_whose_first_column_has_no_name_is_refused(logged):
     """As pandas writes its index."""
-    with pytest.raises(InputError, match=r"line 1: the first column is '', expected the steps, as in W&B's export"):
+    with pytest.raises(
+        InputError, match=r"line 1: the first column is '', expected the steps, as in W&B's export"
+    ):
         logged("csv", WIDE.replace('"Step"', ""), "n=n{},B_p=32")
 
 
 def test_copies_in_a_chart_are_named(logged):
     text = "Step,a-n2 - val/acc,b-n2 - val/acc\n0,.1,.1\n1,.2,.2\n"
-    with pytest.raises(InputError, match=r"\(run 'a-n2'\) and .*\(run 'b-n2'\) hold the same run of B_p = 4, n = 2"):
+    with pytest.raises(
+        InputError, match=r"\(run 'a-n2'\) and .*\(run 'b-n2'\) hold the same run of B_p = 4, n = 2"
+    ):
         logged("csv", text, "n=n{},B_p=4")
 
 
-@pytest.mark.parametrize("names", [("run", "metric", "step", "value"), ("run_id", "key", "step", "value")])
+@pytest.mark.parametrize(
+    "names", [("run", "metric", "step", "value"), ("run_id", "key", "step", "value")]
+)
 def test_the_long_form(logged, names):
     values = {"val/acc": (0.1, 0.2, 0.3), "train/reward": (0.15, 0.25, 0.35)}
     rows = [
@@ -91,16 +103,27 @@ def test_the_long_form(logged, names):
     runs = logged("csv", text, f"run={names[0]}", maps).runs
     assert [run.cell for run in runs] == [Cell(4, 8, 0), Cell(4, 8, 1)]
     assert [p.metrics["val/acc"] for p in runs[1].points] == pytest.approx([0.11, 0.21, 0.31])
-    assert [p.rollouts for p in runs[1].points] == [0, 320, 640] and runs[0].points[1].train["reward"] == 0.25
+    assert [p.rollouts for p in runs[1].points] == [0, 320, 640] and runs[0].points[1].train[
+        "reward"
+    ] == 0.25
 
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_the_long_form_with_one_metric_after_another(tmp_path, resumed):
     """As pandas.melt writes it; its steps fall once, though nothing was resumed."""
-    columns = {"reward": {5: 0.1, 10: 0.2, 20: 0.3, 30: 0.4}, "train_reward": {7: 0.5, 15: 0.6, 25: 0.7}}
-    rows = [f"{step},{name},{value}\n" for name, column in columns.items() for step, value in column.items()]
+    columns = {
+        "reward": {5: 0.1, 10: 0.2, 20: 0.3, 30: 0.4},
+        "train_reward": {7: 0.5, 15: 0.6, 25: 0.7},
+    }
+    rows = [
+        f"{step},{name},{value}\n"
+        for name, column in columns.items()
+        for step, value in column.items()
+    ]
     (tmp_path / "melted.csv").write_text("step,variable,value\n" + "".join(rows))
-    (run,) = read_logs([tmp_path / "melted.csv"], None, {"n": "2", "B_p": "1"}, resumed=resumed).runs
+    (run,) = read_logs(
+        [tmp_path / "melted.csv"], None, {"n": "2", "B_p": "1"}, resumed=resumed
+    ).runs
     assert [(p.M, p.metrics["reward"], p.train.get("reward")) for p in run.points] == [
         (5, 0.1, None), (10, 0.2, 0.5), (20, 0.3, 0.6), (30, 0.4, 0.7)
     ]  # fmt: skip
@@ -136,19 +159,29 @@ def test_settings_from_a_table(logged, tmp_path):
         ("run,n\na,2\n,4\n", "line 3 names no run; expected one in each row"),
         ('{"run": "a", "n": 4}\n{"n": 8}\n', "line 2 names no run; expected one in each row"),
         ("run,n\na,2\na,4\n", "line 3: run = a, as in line 2 already"),
-        ("run,n\ngsm8k-n4,4\nother,8\n", r"no row for .*\(run 'gsm8k-n16'\); expected one with run = gsm8k-n16"),
+        (
+            "run,n\ngsm8k-n4,4\nother,8\n",
+            r"no row for .*\(run 'gsm8k-n16'\); expected one with run = gsm8k-n16",
+        ),
     ],
 )
 def test_settings_that_cannot_be_used(tmp_path, text, match):
     (tmp_path / "settings.csv").write_text(text)
     (tmp_path / "chart.csv").write_text(WIDE)
     with pytest.raises(InputError, match=match):
-        read_logs([tmp_path / "chart.csv"], "csv", {"B_p": "2"}, read_settings(tmp_path / "settings.csv"))
+        read_logs(
+            [tmp_path / "chart.csv"], "csv", {"B_p": "2"}, read_settings(tmp_path / "settings.csv")
+        )
 
 
 def test_means_over_runs_or_steps_are_noted(logged):
     """Once for a file, whatever the number of its runs."""
     assert not logged("csv", WIDE, "n=n{},B_p=32").notes
-    grouped = WIDE.replace('"0.3","0.3","0.3"', '"0.3","0.28","0.32"').replace('"0.4","0.4","0.4"', '"0.4","0.4","0.5"')
+    grouped = WIDE.replace('"0.3","0.3","0.3"', '"0.3","0.28","0.32"').replace(
+        '"0.4","0.4","0.4"', '"0.4","0.4","0.5"'
+    )
     (note,) = logged("csv", grouped, "n=n{},B_p=32").notes
-    assert "means over runs, or over buckets of steps" in note and "ungrouped, with full fidelity" in note
+    assert (
+        "means over runs, or over buckets of steps" in note
+        and "ungrouped, with full fidelity" in note
+    )

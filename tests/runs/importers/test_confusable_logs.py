@@ -1,4 +1,5 @@
-"""Runs, settings and metrics that a name or a folder could confuse: each is read as what it is, or refused."""
+"""Runs, settings and metrics that a name or a folder could confuse: each is read as what it is, or
+refused."""
 
 from __future__ import annotations
 
@@ -31,23 +32,48 @@ def write(folder: Path, **texts: str) -> Path:
 
 def test_logs_of_a_folder_are_those_whose_lines_have_its_format(tmp_path):
     """verl's consoles, redirected to files of any name."""
-    folder = write(tmp_path / "consoles", n4__log=STEPS, n8__out=STEPS, n16__stdout=STEPS, n32=STEPS, notes__md="four")
+    folder = write(
+        tmp_path / "consoles",
+        n4__log=STEPS,
+        n8__out=STEPS,
+        n16__stdout=STEPS,
+        n32=STEPS,
+        notes__md="four",
+    )
     result = read_logs([folder], None, {"n": "n{}", "B_p": "4"})
     assert [run.cell.n for run in result.runs] == [4, 8, 16, 32] and not result.skipped
     folder = write(tmp_path / "tables", n4__csv=CSV, n8__txt=CSV, n16__dat=CSV)
     assert [run.cell.n for run in read_logs([folder], None, TABLE).runs] == [4, 8, 16]
     lines = '{"step": 0, "acc": 0.1}\n{"step": 1, "acc": 0.2}\n'
-    folder = write(tmp_path / "lines", n4__jsonl=lines, n8__json=lines, n8_summary__json=lines.split("\n")[1])
-    assert [run.cell for run in read_logs([folder], None, TABLE).runs] == [Cell(4, 4, 0), Cell(4, 8, 0)]
+    folder = write(
+        tmp_path / "lines", n4__jsonl=lines, n8__json=lines, n8_summary__json=lines.split("\n")[1]
+    )
+    assert [run.cell for run in read_logs([folder], None, TABLE).runs] == [
+        Cell(4, 4, 0),
+        Cell(4, 8, 0),
+    ]
 
 
 @pytest.mark.parametrize(
     ("names", "maps", "cells"),
     [
-        (("16x4", "8x8"), {"n": "x{}", "B_p": "{}x"}, [Cell(8, 8, 0), Cell(16, 4, 0)]),  # as isojax names its cells
-        (("16x4-s0", "16x8-s1"), {"n": "x{}", "B_p": "{}x", "seed": "s{}"}, [Cell(16, 4, 0), Cell(16, 8, 1)]),
-        (("a_n4_bs16", "a_n8_bs16"), {"n": "_n{}_", "B_p": "_bs{}"}, [Cell(16, 4, 0), Cell(16, 8, 0)]),
-        (("a_ngen4_bs16", "a_ngen8_bs16"), {"n": "ngen{}", "B_p": "bs{}"}, [Cell(16, 4, 0), Cell(16, 8, 0)]),
+        # as isojax names its cells
+        (("16x4", "8x8"), {"n": "x{}", "B_p": "{}x"}, [Cell(8, 8, 0), Cell(16, 4, 0)]),
+        (
+            ("16x4-s0", "16x8-s1"),
+            {"n": "x{}", "B_p": "{}x", "seed": "s{}"},
+            [Cell(16, 4, 0), Cell(16, 8, 1)],
+        ),
+        (
+            ("a_n4_bs16", "a_n8_bs16"),
+            {"n": "_n{}_", "B_p": "_bs{}"},
+            [Cell(16, 4, 0), Cell(16, 8, 0)],
+        ),
+        (
+            ("a_ngen4_bs16", "a_ngen8_bs16"),
+            {"n": "ngen{}", "B_p": "bs{}"},
+            [Cell(16, 4, 0), Cell(16, 8, 0)],
+        ),
     ],
 )
 def test_numbers_within_names(tmp_path, names, maps, cells):
@@ -55,10 +81,16 @@ def test_numbers_within_names(tmp_path, names, maps, cells):
     assert [run.cell for run in read_logs([folder], None, {**TABLE, **maps}).runs] == cells
 
 
-@pytest.mark.parametrize(("name", "text"), [("gen4_bs16", "n{}"), ("grpoN4", "n{}"), ("wide4", "e{}")])
-def test_a_folders_number_does_not_stand_for_one_that_the_name_has_in_another_word(tmp_path, name, text):
+@pytest.mark.parametrize(
+    ("name", "text"), [("gen4_bs16", "n{}"), ("grpoN4", "n{}"), ("wide4", "e{}")]
+)
+def test_a_folders_number_does_not_stand_for_one_that_the_name_has_in_another_word(
+    tmp_path, name, text
+):
     folder = write(tmp_path / "n2e3", **{f"{name}__csv": CSV})
-    with pytest.raises(InputError, match=rf"{name}\.csv has no number there, and in its name [A-Za-z]+4"):
+    with pytest.raises(
+        InputError, match=rf"{name}\.csv has no number there, and in its name [A-Za-z]+4"
+    ):
         read_logs([folder], None, {**TABLE, "n": text})
 
 
@@ -69,12 +101,15 @@ def test_a_folders_number_stands_for_logs_without_any(tmp_path):
 
 
 def test_the_date_and_host_of_an_event_folder_are_no_setting():
-    """torch and transformers name it so: the n01 of Jun01 is no word of the name, and a host n12 is no better."""
+    """torch and transformers name it so: the n01 of Jun01 is no word of the name, and a host n12 is
+    no better."""
     rows = (DataRow("", "step 0", {"step": 0, "acc": 0.1}),)
     table = LogTable("gsm8k-n8/runs/Jun01_10-00-00_gpu3", rows)
     assert map_columns(table, TABLE, tensorboard.FIELDS).constants["n"] == 8
     with pytest.raises(InputError, match="has 12, 8 there"):
-        map_columns(replace(table, source="gsm8k-n8/runs/Nov27_10-00-00_n12"), TABLE, tensorboard.FIELDS)
+        map_columns(
+            replace(table, source="gsm8k-n8/runs/Nov27_10-00-00_n12"), TABLE, tensorboard.FIELDS
+        )
 
 
 def test_two_kinds_of_logs_in_one_folder_are_refused(tmp_path):
@@ -91,20 +126,27 @@ def test_the_long_form_in_capitals(logged):
 
 
 def test_all_that_is_missing_is_said_at_once(logged):
-    with pytest.raises(InputError, match=r"to be reward .* to be n .*--map n=16.* to be B_p .*--map B_p=512"):
+    with pytest.raises(
+        InputError, match=r"to be reward .* to be n .*--map n=16.* to be B_p .*--map B_p=512"
+    ):
         logged("csv", "step,foo\n0,a\n1,b\n")
 
 
 def test_one_metric_of_different_problems_is_refused(logged):
     metrics = [f"val-core/{problems}/acc/mean@4" for problems in ("math", "gsm8k")]
     logs = {f"{i}.jsonl": [{"step": 1, "data": {name: 0.5}}] for i, name in enumerate(metrics)}
-    with pytest.raises(InputError, match=r"different validation metrics: .*gsm8k/acc/mean@4.* and .*math.*mean@4"):
+    with pytest.raises(
+        InputError, match=r"different validation metrics: .*gsm8k/acc/mean@4.* and .*math.*mean@4"
+    ):
         logged("verl", logs, "n=2,B_p=2")
 
 
 def test_a_set_without_acc_is_a_validation_metric_like_one_with_it(logged):
-    """verl calls the metric of problems whose reward function returns a number reward, of others acc."""
-    rows = [{"step": 1, "data": {"val-core/gsm8k/reward/mean@4": 0.5, "val-core/aime/acc/mean@4": 0.1}}]
+    """verl calls the metric of problems whose reward function returns a number reward, of others
+    acc."""
+    rows = [
+        {"step": 1, "data": {"val-core/gsm8k/reward/mean@4": 0.5, "val-core/aime/acc/mean@4": 0.1}}
+    ]
     choices = "--map reward=val-core/gsm8k/reward/mean@4 or --map reward=val-core/aime/acc/mean@4"
     with pytest.raises(InputError, match=f"2 possible validation metrics; choose one: {choices}"):
         logged("verl", rows, "n=2,B_p=2")
@@ -114,22 +156,31 @@ def test_two_metrics_of_one_name_are_refused(logged):
     """mean@4 is called avg@4, so the second would take the place of the first."""
     rows = [{"step": 1, "data": {"val-core/a/acc/mean@4": 0.1, "val-core/b/acc/mean@4": 0.5}}]
     maps = "n=2,B_p=2,reward=val-core/a/acc/mean@4,"
-    with pytest.raises(InputError, match="both called avg@4 in a ledger; type --map metric:NAME=val-core/b/acc"):
+    with pytest.raises(
+        InputError, match="both called avg@4 in a ledger; type --map metric:NAME=val-core/b/acc"
+    ):
         logged("verl", rows, maps + "avg@4=val-core/b/acc/mean@4")
     (run,) = logged("verl", rows, maps + "metric:b/avg@4=val-core/b/acc/mean@4").runs
     assert run.points[0].metrics == {"avg@4": 0.1, "b/avg@4": 0.5}
     with pytest.raises(InputError, match="train_reward and train:reward are both called reward"):
-        logged("csv", "step,acc,a,b\n0,0.1,0.2,0.3\n", "n=2,B_p=2,reward=acc,train_reward=a,train:reward=b")
+        logged(
+            "csv",
+            "step,acc,a,b\n0,0.1,0.2,0.3\n",
+            "n=2,B_p=2,reward=acc,train_reward=a,train:reward=b",
+        )
 
 
 def test_runs_of_different_rates_are_named(tmp_path):
-    """Their configs are in the logs; they stay runs of one cell, which the note puts in question."""
+    """Their configs are in the logs; they stay runs of one cell, which the note puts in
+    question."""
     rollout = "'rollout': {'n': 8}}, 'data': {'train_batch_size': 4}}"
     for rate, steps in (("1e-06", STEPS), ("5e-06", STEPS.replace("0.2", "0.3"))):
         config = f"{{'actor_rollout_ref': {{'actor': {{'optim': {{'lr': {rate}}}}}, {rollout}\n"
         (tmp_path / f"{rate}.log").write_text(config + steps)
     notes = read_logs([tmp_path], None, {}).notes
-    assert any("differ in actor_rollout_ref.actor.optim.lr (1e-06, 5e-06)" in note for note in notes)
+    assert any(
+        "differ in actor_rollout_ref.actor.optim.lr (1e-06, 5e-06)" in note for note in notes
+    )
 
 
 def test_a_command_over_several_lines(tmp_path):
@@ -140,11 +191,18 @@ def test_a_command_over_several_lines(tmp_path):
 
 def test_iterations_over_one_batch_are_said(tmp_path, monkeypatch):
     shutil.copy(FIXTURES / "trl/checkpoint-6/trainer_state.json", tmp_path)
-    arguments = dict.fromkeys(("generation_batch_size", "gradient_accumulation_steps", "steps_per_generation"), 16)
-    monkeypatch.setattr(trl, "_read_arguments", lambda _: {**arguments, "num_generations": 4, "num_iterations": 2})
+    arguments = dict.fromkeys(
+        ("generation_batch_size", "gradient_accumulation_steps", "steps_per_generation"), 16
+    )
+    monkeypatch.setattr(
+        trl, "_read_arguments", lambda _: {**arguments, "num_generations": 4, "num_iterations": 2}
+    )
     result = read_logs([tmp_path], "trl", {})
     assert result.runs[0].cell == Cell(2, 4, 0)
-    assert any("num_iterations = 2: B_p counts the new problems per update" in note for note in result.notes)
+    assert any(
+        "num_iterations = 2: B_p counts the new problems per update" in note
+        for note in result.notes
+    )
 
 
 KINDS = {
@@ -158,9 +216,14 @@ KINDS = {
 @pytest.mark.parametrize("format", ["csv", "jsonl"])
 def test_rows_of_several_kinds_are_not_one_curve(logged, column, format):
     """No field is of that column; by themselves, steps and rewards look like those of one run."""
-    rows = [{"step": i, column: kind, "reward": 0.1 + i / 10} for i, kind in enumerate(KINDS[column])]
+    rows = [
+        {"step": i, column: kind, "reward": 0.1 + i / 10} for i, kind in enumerate(KINDS[column])
+    ]
     texts = [f"step,{column},reward\n", *(",".join(map(str, row.values())) + "\n" for row in rows)]
-    with pytest.raises(InputError, match=rf"{column} is {KINDS[column][0]} or .* Keep the rows of one.* run={column}"):
+    with pytest.raises(
+        InputError,
+        match=rf"{column} is {KINDS[column][0]} or .* Keep the rows of one.* run={column}",
+    ):
         logged(format, "".join(texts) if format == "csv" else rows, "n=2,B_p=2")
 
 
@@ -176,12 +239,19 @@ def test_rows_of_several_kinds_are_not_one_curve(logged, column, format):
 )
 def test_texts_that_do_not_go_to_and_fro_are_no_kinds(logged, texts):
     lines = [f"{i},{text},{0.1 + i / 10}\n" for i, text in enumerate(texts)]
-    assert len(logged("csv", "step,phase,reward\n" + "".join(lines), "n=2,B_p=2").runs[0].points) == 4
+    assert (
+        len(logged("csv", "step,phase,reward\n" + "".join(lines), "n=2,B_p=2").runs[0].points) == 4
+    )
 
 
 def test_a_run_may_come_back_to_a_host_that_it_had_left(logged):
     lines = (f"{i},{host},{host != 'a'},{0.1 + i / 10}\n" for i, host in enumerate("aabab"))
-    assert len(logged("csv", "step,host,is_best,reward\n" + "".join(lines), "n=2,B_p=2").runs[0].points) == 5
+    assert (
+        len(
+            logged("csv", "step,host,is_best,reward\n" + "".join(lines), "n=2,B_p=2").runs[0].points
+        )
+        == 5
+    )
 
 
 def test_the_kind_of_training_rows_is_no_kind_of_evaluations(logged):
@@ -219,14 +289,18 @@ def test_a_metric_after_another_that_a_column_tells_apart(tmp_path, column, kind
     with pytest.raises(InputError, match=match):
         read_logs([tmp_path / "log.csv"], None, {})
     lines = (tmp_path / "log.csv").read_text().splitlines(keepends=True)
-    (tmp_path / "one.csv").write_text("".join(line for i, line in enumerate(lines) if not i or f",{first}," in line))
+    (tmp_path / "one.csv").write_text(
+        "".join(line for i, line in enumerate(lines) if not i or f",{first}," in line)
+    )
     assert len(read_logs([tmp_path / "one.csv"], None, {}).runs) == len(runs)
 
 
 def test_stages_of_a_run_are_no_such_column(tmp_path):
     """A run of two stages, and one that was resumed in its second."""
     rows = [(0, "short"), (5, "short"), (10, "short"), (10, "long"), (15, "long")]
-    text = "run,n,B_p,step,stage,reward\n" + "".join(f"a,8,2,{step},{stage},.{step + 10}\n" for step, stage in rows)
+    text = "run,n,B_p,step,stage,reward\n" + "".join(
+        f"a,8,2,{step},{stage},.{step + 10}\n" for step, stage in rows
+    )
     (tmp_path / "log.csv").write_text(text)
     assert len(read_logs([tmp_path / "log.csv"], None, {}, resumed=True).runs[0].points) == 4
     (tmp_path / "log.csv").write_text(text.replace("a,8,2,10,long,.20\n", ""))

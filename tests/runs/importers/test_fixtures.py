@@ -1,5 +1,5 @@
-"""What the real writers of verl, TRL, W&B and TensorBoard wrote (make_fixtures.py) imports to the numbers that were
-logged.
+"""What the real writers of verl, TRL, W&B and TensorBoard wrote (make_fixtures.py) imports to the
+numbers that were logged.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ def imported(format, names, *maps):
 
 
 def expect(run, n, metric):
-    """The curve of make_fixtures: evaluations at 0, 3, ... 12; rewards of the steps since the last; 100 + step tokens a
-    rollout.
+    """The curve of make_fixtures: evaluations at 0, 3, ... 12; rewards of the steps since the last;
+    100 + step tokens a rollout.
     """
     assert run.cell == Cell(B_P, n, 0)
     steps = list(range(0, STEPS + 1, EVERY))
-    assert [p.M for p in run.points] == steps and [p.rollouts for p in run.points] == [s * B_P * n for s in steps]
-    assert [p.metrics for p in run.points] == [{metric: pytest.approx(accuracy(n, s), abs=1e-6)} for s in steps]
+    assert [p.M for p in run.points] == steps and [p.rollouts for p in run.points] == [
+        s * B_P * n for s in steps
+    ]
+    assert [p.metrics for p in run.points] == [
+        {metric: pytest.approx(accuracy(n, s), abs=1e-6)} for s in steps
+    ]
     for before, point in zip(steps, run.points[1:], strict=False):
         mean = sum(training_reward(n, s) for s in range(before + 1, point.M + 1)) / EVERY
         assert point.train["reward"] == pytest.approx(mean, abs=1e-6)
@@ -44,7 +48,12 @@ def expect(run, n, metric):
 @pytest.mark.parametrize(
     ("format", "names", "maps", "cells"),
     [
-        ("verl", ["verl/n8.jsonl", "verl/n16.jsonl"], [f"B_p={B_P},n=n{{}}"], {8: "avg@4", 16: "avg@4"}),
+        (
+            "verl",
+            ["verl/n8.jsonl", "verl/n16.jsonl"],
+            [f"B_p={B_P},n=n{{}}"],
+            {8: "avg@4", 16: "avg@4"},
+        ),
         ("verl_console", ["verl_console"], [], {8: "avg@4", 16: "avg@4"}),
         ("tensorboard", ["verl_tensorboard"], [f"B_p={B_P},n=n{{}}"], {8: "avg@4", 16: "avg@4"}),
         (
@@ -66,8 +75,8 @@ def test_known_curves(format, names, maps, cells):
 
 @pytest.mark.parametrize("name", ["trl", "trl/checkpoint-6", "trl/checkpoint-6/trainer_state.json"])
 def test_trl_needs_no_map(name):
-    """16 rollouts per update, n = 4, from training_args.bin; tokens are those of GRPOTrainer's own counter less the
-    prompts' 4 a rollout.
+    """16 rollouts per update, n = 4, from training_args.bin; tokens are those of GRPOTrainer's own
+    counter less the prompts' 4 a rollout.
     """
     (run,) = imported("trl", [name]).runs
     state = json.loads((FIXTURES / "trl/checkpoint-6/trainer_state.json").read_text())
@@ -122,7 +131,10 @@ def test_a_trainers_default_seed_numbers_its_runs(tmp_path):
     file = tmp_path / "1/trainer_state.json"
     file.write_text(file.read_text().replace('"eval_reward": 0.', '"eval_reward": 0.0'))
     result = read_logs([tmp_path / "0", tmp_path / "1"], "trl", {})
-    assert [r.cell.seed for r in result.runs] == [0, 1] and "numbered in the order given" in result.notes[0]
+    assert [r.cell.seed for r in result.runs] == [
+        0,
+        1,
+    ] and "numbered in the order given" in result.notes[0]
     shutil.copy(tmp_path / "0/trainer_state.json", file)
     with pytest.raises(InputError, match="hold the same run"):
         read_logs([tmp_path / "0", tmp_path / "1"], "trl", {})
@@ -135,7 +147,8 @@ def test_trl_names_the_entry(tmp_path):
     (tmp_path / "trainer_state.json").write_text(broken)
     entry = text.count('"step"', 0, at)  # the last key of each entry
     with pytest.raises(
-        InputError, match=rf"trainer_state\.json, log_history\[{entry}\]: reward \(column eval_reward\) is 7"
+        InputError,
+        match=rf"trainer_state\.json, log_history\[{entry}\]: reward \(column eval_reward\) is 7",
     ):
         read_logs([tmp_path], "trl", parse_field_map(["n=4,B=16"]))
     (tmp_path / "trainer_state.json").write_text(text[:3000])
@@ -182,12 +195,15 @@ def test_damage_before_the_end_is_refused(tmp_path, format):
 def test_a_tag_outside_the_range_is_named_with_its_step():
     with pytest.raises(InputError, match=r"n8, step 1: reward \(column train/length\) is 101"):
         imported("tensorboard", ["tensorboard/n8"], f"reward=train/length,n=8,B_p={B_P}")
-    with pytest.raises(InputError, match=r"run-own\.wandb, step 1: reward \(column train/length\) is 101"):
+    with pytest.raises(
+        InputError, match=r"run-own\.wandb, step 1: reward \(column train/length\) is 101"
+    ):
         imported("wandb", ["wandb/own"], "reward=train/length")
 
 
 def write_events(folder, *starts):
-    """Event files 0.tfevents, 1.tfevents, ... of the steps from each start up to 3; a later one has .5 more."""
+    """Event files 0.tfevents, 1.tfevents, ... of the steps from each start up to 3; a later one has
+    .5 more."""
     from tensorboardX import SummaryWriter
 
     for i, start in enumerate(starts):
@@ -211,12 +227,16 @@ def test_a_nan_of_an_event_file_is_left_out_and_said(tmp_path):
 def test_a_nan_of_wandb_is_left_out_and_said(tmp_path):
     def chunk(record):
         data, kind = record.SerializeToString(), wandb.CHUNK_FULL
-        return wandb.CHUNK_HEADER.pack(zlib.crc32(data, zlib.crc32(bytes([kind]))), len(data), kind) + data
+        return (
+            wandb.CHUNK_HEADER.pack(zlib.crc32(data, zlib.crc32(bytes([kind]))), len(data), kind)
+            + data
+        )
 
     from wandb.proto.wandb_internal_pb2 import Record
 
     chunks = []
-    for step, text in enumerate(("0.1", "NaN", '"Infinity"', "0.3")):  # the last two words as its two writers have them
+    # the last two words as its two writers have them
+    for step, text in enumerate(("0.1", "NaN", '"Infinity"', "0.3")):
         record = Record()
         record.history.step.num = step
         record.history.item.add(key="acc", value_json=text)
@@ -224,7 +244,9 @@ def test_a_nan_of_wandb_is_left_out_and_said(tmp_path):
     (tmp_path / "run-x.wandb").write_bytes(wandb.MAGIC + b"\0" + b"".join(chunks))
     result = read_logs([tmp_path], "wandb", parse_field_map(["reward=acc,n=2,B_p=4"]))
     assert [(p.M, p.metrics["acc"]) for p in result.runs[0].points] == [(0, 0.1), (3, 0.3)]
-    assert result.skipped == (f"{tmp_path}/run-x.wandb, step 1: reward (column acc) is nan, and at step 2",)
+    assert result.skipped == (
+        f"{tmp_path}/run-x.wandb, step 1: reward (column acc) is nan, and at step 2",
+    )
 
 
 def test_a_restart_takes_the_later_file(tmp_path):
@@ -239,14 +261,19 @@ def test_a_restart_takes_the_later_file(tmp_path):
 def test_a_second_run_in_the_folder_of_a_first_is_refused(tmp_path):
     """It would replace the first."""
     write_events(tmp_path, 0, 0)
-    with pytest.raises(InputError, match=r"1\.tfevents logs acc again from step 0, .* may be another run"):
+    with pytest.raises(
+        InputError, match=r"1\.tfevents logs acc again from step 0, .* may be another run"
+    ):
         read_logs([tmp_path], "tensorboard", parse_field_map(["reward=acc,n=2,B_p=2"]))
 
 
 @pytest.mark.parametrize(
-    ("format", "package", "extra"), [("wandb", "wandb", "wandb"), ("tensorboard", "tensorboardX", "tensorboard")]
+    ("format", "package", "extra"),
+    [("wandb", "wandb", "wandb"), ("tensorboard", "tensorboardX", "tensorboard")],
 )
-def test_a_package_that_cannot_be_imported_says_which_extra(monkeypatch, tmp_path, format, package, extra):
+def test_a_package_that_cannot_be_imported_says_which_extra(
+    monkeypatch, tmp_path, format, package, extra
+):
     import sys
 
     for name in [n for n in sys.modules if n.partition(".")[0] == package]:
@@ -255,9 +282,14 @@ def test_a_package_that_cannot_be_imported_says_which_extra(monkeypatch, tmp_pat
     with pytest.raises(InputError, match=rf'pip install "isojax\[{extra}\]"'):
         imported(format, [BINARY[format][0]])
     monkeypatch.delitem(sys.modules, package)
-    (tmp_path / f"{package}.py").write_text("class VersionError(Exception): ...\nraise VersionError('gencode 7')")
-    monkeypatch.syspath_prepend(tmp_path)  # as a package made by another version of protobuf ends its import
-    with pytest.raises(InputError, match=rf'VersionError: gencode 7\); pip install --upgrade "isojax\[{extra}\]"'):
+    (tmp_path / f"{package}.py").write_text(
+        "class VersionError(Exception): ...\nraise VersionError('gencode 7')"
+    )
+    # as a package made by another version of protobuf ends its import
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        InputError, match=rf'VersionError: gencode 7\); pip install --upgrade "isojax\[{extra}\]"'
+    ):
         imported(format, [BINARY[format][0]])
 
 
@@ -276,7 +308,14 @@ def test_a_record_of_many_chunks_takes_no_time(tmp_path):
 
 
 def test_numbers_of_a_trainer_that_no_run_has(tmp_path):
-    arguments = {"n": 4, "big": 10**5000, "nan": float("nan"), "name": "x", "flag": True, "rate": 1e-6}
+    arguments = {
+        "n": 4,
+        "big": 10**5000,
+        "nan": float("nan"),
+        "name": "x",
+        "flag": True,
+        "rate": 1e-6,
+    }
     assert trl.plain_arguments(arguments) == {"n": 4, "name": "x", "rate": 1e-6}
     (tmp_path / "checkpoint-²").mkdir()
     with pytest.raises(InputError, match="holds no trainer_state"):

@@ -39,7 +39,10 @@ def test_formats_are_detected(name, log_format):
 
 def test_formats_that_cannot_be_recognised(tmp_path):
     (tmp_path / "notes.txt").write_text("nothing\n")
-    with pytest.raises(InputError, match="the format is not known by name or first lines; name it, such as --from csv"):
+    with pytest.raises(
+        InputError,
+        match="the format is not known by name or first lines; name it, such as --from csv",
+    ):
         detect_format([tmp_path])
     with pytest.raises(InputError, match=r"logs of several formats: csv .*verl"):
         detect_format([FIXTURES / "runs.csv", FIXTURES / "verl"])
@@ -59,7 +62,8 @@ def test_a_folder_of_files_without_those_that_cannot_be_used(tmp_path):
         str(tmp_path / "n16.jsonl"),
         str(tmp_path / "n32.jsonl"),
     ]
-    with pytest.raises(InputError, match=r"n16\.jsonl is empty"):  # named by the user, it is refused
+    # named by the user, it is refused
+    with pytest.raises(InputError, match=r"n16\.jsonl is empty"):
         read_logs([tmp_path / "n4.jsonl", tmp_path / "n16.jsonl"], "jsonl", {"n": "n{}"})
 
 
@@ -67,21 +71,29 @@ def test_a_log_of_a_folder_whose_numbers_cannot_be_used_is_skipped(tmp_path):
     for n, factor in {4: 0.1, 8: 42, 16: 0.05}.items():
         rows = [{"step": i, "reward": factor * i, "B_p": 2, "seed": 0} for i in range(4)]
         (tmp_path / f"n{n}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "n16b.jsonl").write_text('{"step": 3, "reward": 0.1, "B_p": 2}\n{"step": 2, "reward": 0.1, "B_p": 2}\n')
+    (tmp_path / "n16b.jsonl").write_text(
+        '{"step": 3, "reward": 0.1, "B_p": 2}\n{"step": 2, "reward": 0.1, "B_p": 2}\n'
+    )
     result = read_logs([tmp_path], "jsonl", {"n": "n{}"})
     assert [run.cell for run in result.runs] == [Cell(2, 4, 0), Cell(2, 16, 0)]
     out_of_range, falling = result.skipped
-    assert out_of_range.startswith(f"{tmp_path / 'n8.jsonl'}, line 2: reward is 42, expected a number in [0, 1]")
+    assert out_of_range.startswith(
+        f"{tmp_path / 'n8.jsonl'}, line 2: reward is 42, expected a number in [0, 1]"
+    )
     assert falling.startswith(f"{tmp_path / 'n16b.jsonl'}, line 2: step falls from 3")
     assert "numbered" not in str(result.notes)  # the run of n16b.jsonl takes no seed
-    with pytest.raises(InputError, match=r"n8\.jsonl, line 2: reward is 42"):  # named by the user, it is refused
+    # named by the user, it is refused
+    with pytest.raises(InputError, match=r"n8\.jsonl, line 2: reward is 42"):
         read_logs([tmp_path / "n4.jsonl", tmp_path / "n8.jsonl"], "jsonl", {"n": "n{}"})
     for name in ("n4", "n16"):
         (tmp_path / f"{name}.jsonl").unlink()
-    with pytest.raises(InputError, match=r"n8\.jsonl, line 2: reward is 42.* 2 logs or runs cannot be used\.$"):
+    with pytest.raises(
+        InputError, match=r"n8\.jsonl, line 2: reward is 42.* 2 logs or runs cannot be used\.$"
+    ):
         read_logs([tmp_path], "jsonl", {"n": "n{}"})
     (tmp_path / "n16b.jsonl").unlink()
-    with pytest.raises(InputError, match=r"n8\.jsonl, line 2: reward is 42"):  # the only one of its folder
+    # the only one of its folder
+    with pytest.raises(InputError, match=r"n8\.jsonl, line 2: reward is 42"):
         read_logs([tmp_path], "jsonl", {"n": "n{}"})
 
 
@@ -99,14 +111,17 @@ def test_wandb_a_run_that_broke_off_and_was_resumed_is_one_run():
         expected = {step: accuracy(run.cell.n, step) for step in range(0, STEPS + 1, EVERY)}
         assert {p.M: p.metrics["val/acc"] for p in run.points} == pytest.approx(expected, abs=1e-9)
     (note,) = result.notes
-    assert note.startswith("cut-n8 was resumed (") and "2 rows of steps that were repeated count once" in note
+    assert (
+        note.startswith("cut-n8 was resumed (")
+        and "2 rows of steps that were repeated count once" in note
+    )
     (skipped,) = result.skipped
     assert "nothingn4.wandb holds no step" in skipped
 
 
 def as_csv(runs: list[RunRecord], resumed: bool) -> str:
-    """The runs' evaluations; `resumed`: the run of n = 4 broke off after 9 of them, .02 too high in the last three,
-    which it repeats.
+    """The runs' evaluations; `resumed`: the run of n = 4 broke off after 9 of them, .02 too high in
+    the last three, which it repeats.
     """
     lines = ["run,n,B_p,seed,step,rollouts,avg@4"]
     for run in runs:
@@ -115,7 +130,9 @@ def as_csv(runs: list[RunRecord], resumed: bool) -> str:
         if resumed and run.cell.n == 4:
             rows = [*rows[:6], *((M, C, reward + 0.02) for M, C, reward in rows[6:9]), *rows[6:]]
         cell = run.cell
-        lines += [f"{name},{cell.n},{cell.B_p},{cell.seed},{M},{C},{reward!r}" for M, C, reward in rows]
+        lines += [
+            f"{name},{cell.n},{cell.B_p},{cell.seed},{M},{C},{reward!r}" for M, C, reward in rows
+        ]
     return "\n".join(lines)
 
 
@@ -147,7 +164,9 @@ def test_logs_of_one_id_with_other_settings_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for n in (4, 8):
         (tmp_path / f"{n}.log").write_text("")
-    with pytest.raises(InputError, match=r"are logs of one run, which was resumed, and differ in n; expected one"):
+    with pytest.raises(
+        InputError, match=r"are logs of one run, which was resumed, and differ in n; expected one"
+    ):
         read_logs([tmp_path / "4.log", tmp_path / "8.log"], "of_one_id", {})
 
 
@@ -166,7 +185,11 @@ def read(path):
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("a.csv", "step,reward\n1,0.5\xe9\n".encode("latin-1"), r"a\.csv, line 2: not UTF-8 \(byte 0xe9"),
+        (
+            "a.csv",
+            "step,reward\n1,0.5\xe9\n".encode("latin-1"),
+            r"a\.csv, line 2: not UTF-8 \(byte 0xe9",
+        ),
         ("a.csv", b"", r"a\.csv is empty"),
         ("a.csv.gz", b"\x1f\x8b torn", r"cannot read .*a\.csv\.gz"),
         ("a.jsonl", b"\0\1\2\n", r"a\.jsonl, line 1: a NUL byte"),
@@ -186,7 +209,8 @@ def test_a_header_that_a_later_part_writes_again_is_no_row(tmp_path: Path):
 
 
 def test_a_run_that_repeats_its_last_step_alone(tmp_path: Path):
-    """Its training row follows the evaluation of the same step, with which it has nothing in common."""
+    """Its training row follows the evaluation of the same step, with which it has nothing in
+    common."""
     rows = ["0,.1,", "1,,.5", "1,.2,", "2,,.5", "2,.3,", "2,,.6", "2,.4,", "3,.5,"]
     (tmp_path / "a.csv").write_text("\n".join(["step,reward,train_reward", *rows, ""]))
     (run,) = read_logs([tmp_path / "a.csv"], "csv", {"n": "8", "B_p": "4"}, resumed=True).runs
@@ -210,25 +234,39 @@ def test_a_later_part_that_leaves_nothing_of_the_run_is_refused(tmp_path: Path):
     """Two seeds, or a file with the newest row first: each would replace all before it."""
     maps = {"reward": "val/acc", "n": "8", "B_p": "4", "seed": "0"}
     parts_of(tmp_path, newest_first=range(50, -1, -10))
-    with pytest.raises(InputError, match=r"line 3: step goes back to 40, where the run began .*; sort a file"):
+    with pytest.raises(
+        InputError, match=r"line 3: step goes back to 40, where the run began .*; sort a file"
+    ):
         read_logs([tmp_path], "csv", maps, resumed=True)
     parts_of(tmp_path, newest_first=range(0, 60, 10), other_seed=range(0, 80, 10))
-    with pytest.raises(InputError, match=r"step goes back to 0, where the run began .*; number seeds by --settings"):
+    with pytest.raises(
+        InputError, match=r"step goes back to 0, where the run began .*; number seeds by --settings"
+    ):
         read_logs([tmp_path], "csv", maps, resumed=True)
 
 
 @pytest.mark.parametrize("runs", [2, 3])
 def test_rows_of_runs_that_alternate_are_no_parts_of_one(tmp_path: Path, runs: int):
-    """Seeds or benchmarks, step by step; but a run may have failed once at its first step, and go on."""
+    """Seeds or benchmarks, step by step; but a run may have failed once at its first step, and go
+    on."""
     maps = {"reward": "val/acc", "n": "8", "B_p": "4"}
-    rows = [f"{step},{0.1 + 0.01 * step + 0.02 * run:.3f}" for step in range(5) for run in range(runs)]
+    rows = [
+        f"{step},{0.1 + 0.01 * step + 0.02 * run:.3f}" for step in range(5) for run in range(runs)
+    ]
     (tmp_path / "a.csv").write_text(PART.format("\n".join(rows)))
-    with pytest.raises(InputError, match=rf"line {runs + 3}: step 1 is there twice, and so is the step before"):
+    with pytest.raises(
+        InputError, match=rf"line {runs + 3}: step 1 is there twice, and so is the step before"
+    ):
         read_logs([tmp_path], "csv", maps, resumed=True)
-    (tmp_path / "a.csv").write_text(PART.format("\n".join([rows[0], *rows[runs:]])))  # the others begin later
-    with pytest.raises(InputError, match=rf"line {runs + 4}: step 2 is there twice, and so is the step before"):
+    # the others begin later
+    (tmp_path / "a.csv").write_text(PART.format("\n".join([rows[0], *rows[runs:]])))
+    with pytest.raises(
+        InputError, match=rf"line {runs + 4}: step 2 is there twice, and so is the step before"
+    ):
         read_logs([tmp_path], "csv", maps, resumed=True)
-    (tmp_path / "a.csv").write_text(PART.format("\n".join([rows[0], *rows[::runs][:3], *rows[::runs][2:]])))
+    (tmp_path / "a.csv").write_text(
+        PART.format("\n".join([rows[0], *rows[::runs][:3], *rows[::runs][2:]]))
+    )
     (run,) = read_logs([tmp_path], "csv", maps, resumed=True).runs
     assert [point.M for point in run.points] == list(range(5))
 
@@ -241,12 +279,15 @@ def test_parts_without_a_name_are_joined_by_their_seed_in_the_order_of_their_ste
 
 
 def test_a_log_comes_before_those_whose_names_go_on_after_its_own(tmp_path: Path):
-    """A hyphen sorts before a dot; where logs are named in the other order, it is said what to do."""
+    """A hyphen sorts before a dot; where logs are named in the other order, it is said what to
+    do."""
     parts_of(tmp_path, **{"n8": range(0, 60, 10), "n8-resumed": range(50, 110, 10)})
     maps = {"reward": "val/acc", "n": "8", "B_p": "4", "seed": "0"}
     (run,) = read_logs([tmp_path], "csv", maps, resumed=True).runs
     assert [point.M for point in run.points] == list(range(0, 110, 10))
-    with pytest.raises(InputError, match=r"where the run began .*Name the earlier log first; leave out"):
+    with pytest.raises(
+        InputError, match=r"where the run began .*Name the earlier log first; leave out"
+    ):
         read_logs([tmp_path / "n8-resumed.csv", tmp_path / "n8.csv"], "csv", maps, resumed=True)
 
 
@@ -254,10 +295,14 @@ def test_which_files_of_a_folder_are_logs(tmp_path: Path):
     """Capital endings too; copies that a notebook keeps in hidden folders are none."""
     parts_of(tmp_path, a=range(0, 60, 10)).joinpath("a.csv").rename(tmp_path / "A.CSV")
     (tmp_path / ".ipynb_checkpoints").mkdir()
-    (tmp_path / ".ipynb_checkpoints" / "A-checkpoint.csv").write_text((tmp_path / "A.CSV").read_text())
+    (tmp_path / ".ipynb_checkpoints" / "A-checkpoint.csv").write_text(
+        (tmp_path / "A.CSV").read_text()
+    )
     maps = {"reward": "val/acc", "n": "8", "B_p": "4"}
     result = read_logs([tmp_path], "csv", maps)
-    assert [run.source for run in result.runs] == [str(tmp_path / "A.CSV") + ", line 2"] and not result.skipped
+    assert [run.source for run in result.runs] == [
+        str(tmp_path / "A.CSV") + ", line 2"
+    ] and not result.skipped
     with zipfile.ZipFile(tmp_path / "b.csv.zip", "w") as archive:
         archive.writestr("b.csv", (tmp_path / "A.CSV").read_text())
     assert "b.csv.zip: expected text in UTF-8" in str(read_logs([tmp_path], "csv", maps).skipped)
@@ -267,11 +312,21 @@ def test_which_files_of_a_folder_are_logs(tmp_path: Path):
 def test_a_list_of_rows_is_read_like_lines(tmp_path: Path, indent: int | None):
     """As pandas writes it with orient="records"."""
     file = tmp_path / "records.json"
-    file.write_text(json.dumps([{"step": i, "reward": 0.1 * i, "n": 8, "B_p": 4} for i in range(3)], indent=indent))
+    file.write_text(
+        json.dumps(
+            [{"step": i, "reward": 0.1 * i, "n": 8, "B_p": 4} for i in range(3)], indent=indent
+        )
+    )
     (run,) = read_logs([file], None, {}).runs
-    assert [(p.rollouts, p.metrics["reward"]) for p in run.points] == [(0, 0.0), (32, 0.1), (64, 0.2)]
+    assert [(p.rollouts, p.metrics["reward"]) for p in run.points] == [
+        (0, 0.0),
+        (32, 0.1),
+        (64, 0.2),
+    ]
     file.write_text('[{"step": 0, "reward": 0.1}, {"step": 1, "reward": "?"}]')
-    with pytest.raises(InputError, match=r"records\.json, entry 2: reward is '\?'; expected a number"):
+    with pytest.raises(
+        InputError, match=r"records\.json, entry 2: reward is '\?'; expected a number"
+    ):
         read_logs([file], None, {"n": "8", "B_p": "4"})
     file.write_text('[{"step": 0, "reward": 0.1}, 7]')
     with pytest.raises(InputError, match="expected a JSON object"):
@@ -280,10 +335,18 @@ def test_a_list_of_rows_is_read_like_lines(tmp_path: Path, indent: int | None):
 
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize("as_list", [True, False])
-def test_the_log_history_of_transformers_in_a_file_of_any_name(tmp_path: Path, as_list: bool, indent: int | None):
-    history = [{"epoch": 0.1 * i, "eval_reward": 0.1 * i, "eval_runtime": 9.0, "step": i} for i in range(3)]
+def test_the_log_history_of_transformers_in_a_file_of_any_name(
+    tmp_path: Path, as_list: bool, indent: int | None
+):
+    history = [
+        {"epoch": 0.1 * i, "eval_reward": 0.1 * i, "eval_runtime": 9.0, "step": i} for i in range(3)
+    ]
     file = tmp_path / "run.json"
     file.write_text(json.dumps(history if as_list else {"log_history": history}, indent=indent))
     for log_format in (None, "trl"):
         (run,) = read_logs([file], log_format, {"n": "8", "B_p": "4"}).runs
-        assert [(p.M, p.metrics["eval_reward"]) for p in run.points] == [(0, 0.0), (1, 0.1), (2, 0.2)]
+        assert [(p.M, p.metrics["eval_reward"]) for p in run.points] == [
+            (0, 0.0),
+            (1, 0.1),
+            (2, 0.2),
+        ]

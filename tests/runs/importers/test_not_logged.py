@@ -23,7 +23,9 @@ def curve(run):
 
 @pytest.mark.parametrize("word", WORDS)
 def test_a_step_without_an_evaluation(logged, word):
-    text = HEAD + "".join(f"a,8,32,{step},{0.1 * step if step % 2 == 0 else word}\n" for step in range(6))
+    text = HEAD + "".join(
+        f"a,8,32,{step},{0.1 * step if step % 2 == 0 else word}\n" for step in range(6)
+    )
     result = logged("csv", text)
     assert curve(result.runs[0]) == [(0, 0.0), (2, 0.2), (4, 0.4)]
     plain_word = word.strip('"')
@@ -35,7 +37,10 @@ def test_a_step_without_an_evaluation(logged, word):
 
 @pytest.mark.parametrize("value", [math.nan, None, "NaN", "None"])
 def test_json_lines(logged, value):
-    rows = [{"step": step, "lr": 0.5, "reward": 0.1 * step if step % 2 == 0 else value} for step in range(5)]
+    rows = [
+        {"step": step, "lr": 0.5, "reward": 0.1 * step if step % 2 == 0 else value}
+        for step in range(5)
+    ]
     assert curve(logged("jsonl", rows, "n=8,B_p=32").runs[0]) == [(0, 0.0), (2, 0.2), (4, 0.4)]
 
 
@@ -75,23 +80,34 @@ def test_a_run_that_may_have_diverged_is_warned_of(logged):
     result = logged("csv", HEAD + whole + diverged)
     assert [len(run.points) for run in result.runs] == [6, 3]
     (warning,) = result.skipped
-    assert "line 11: reward is NaN from there to the end of the run (3 steps)" in warning and "diverged" in warning
+    assert (
+        "line 11: reward is NaN from there to the end of the run (3 steps)" in warning
+        and "diverged" in warning
+    )
 
 
 def test_training_rows_after_the_last_evaluation_are_no_divergence(logged):
-    text = HEAD + "".join(f"a,8,32,{m},{0.1 * m / 5 if m % 5 == 0 else 'NaN'}\n" for m in range(1, 14))
+    text = HEAD + "".join(
+        f"a,8,32,{m},{0.1 * m / 5 if m % 5 == 0 else 'NaN'}\n" for m in range(1, 14)
+    )
     assert not logged("csv", text).skipped
 
 
 @pytest.mark.parametrize(
     ("rows", "match"),
     [
-        ("a,8,32,1,.1\nb,16,32,1,NaN\nb,16,32,2,NaN\n", "line 3: reward is NaN, and the run has no other value of it"),
+        (
+            "a,8,32,1,.1\nb,16,32,1,NaN\nb,16,32,2,NaN\n",
+            "line 3: reward is NaN, and the run has no other value of it",
+        ),
         ("a,8,32,1,.1\na,8,32,NaN,.2\n", "line 3: step is NaN; expected a finite number"),
         ("a,8,32,1,.1\na,NaN,32,2,.2\n", "line 3: n is NaN; expected a finite number"),
         ("a,8,32,1,.1\na,8,NA,2,.2\n", "line 3: B_p is 'NA'; expected a number"),
         ("a,8,32,1,.1\na,8,32,2,inf\n", "line 3: reward is inf; expected a finite number"),
-        ("a,8,32,1,.1\na,8,32,2,\n", "line 3: reward is missing or empty.*where it was not evaluated, write NaN"),
+        (
+            "a,8,32,1,.1\na,8,32,2,\n",
+            "line 3: reward is missing or empty.*where it was not evaluated, write NaN",
+        ),
         ("a,8,32,1,.1\na,8,32,2,n.a\n", "line 3: reward is 'n.a'; expected a number"),
     ],
 )
@@ -103,7 +119,10 @@ def test_what_is_refused(logged, rows, match):
 def test_a_further_metric_of_some_evaluations(logged):
     text = "step,reward,ood,kl\n1,.1,NaN,.5\n2,.2,.3,NaN\n"
     (run,) = logged("csv", text, "metric:ood=ood,train:kl=kl,n=8,B_p=32").runs
-    assert [dict(point.metrics) for point in run.points] == [{"reward": 0.1}, {"reward": 0.2, "ood": 0.3}]
+    assert [dict(point.metrics) for point in run.points] == [
+        {"reward": 0.1},
+        {"reward": 0.2, "ood": 0.3},
+    ]
     assert [dict(point.train) for point in run.points] == [{"kl": 0.5}, {}]
     with pytest.raises(InputError, match=r"line 2: metric:ood \(column ood\) is NaN"):
         logged("csv", "step,reward,ood\n1,.1,NaN\n2,.2,NaN\n", "metric:ood=ood,n=8,B_p=32")
@@ -120,7 +139,10 @@ def test_a_chart_of_runs_with_steps_of_their_own(logged):
 
 
 def test_a_trainer_that_wrote_nan_into_its_own_log_is_warned_of(logged):
-    rows = [{"step": M, "data": {"val-core/x/acc/mean@4": math.nan if M == 2 else 0.1 * M}} for M in (1, 2, 3)]
+    rows = [
+        {"step": M, "data": {"val-core/x/acc/mean@4": math.nan if M == 2 else 0.1 * M}}
+        for M in (1, 2, 3)
+    ]
     result = logged("verl", rows, "n=2,B_p=2")
     assert [point.M for point in result.runs[0].points] == [1, 3]
     assert len(result.skipped) == 1 and "is nan" in result.skipped[0]
@@ -142,8 +164,12 @@ def test_a_hundred_thousand_rows_take_seconds(logged):
 
 @pytest.mark.parametrize("mark", ["-", "missing", "n.a.", "--"])
 def test_other_marks_than_those_of_pandas_are_refused_with_what_to_write(logged, mark):
-    long_form, pivot = f"step,reward\n1,.1\n2,{mark}\n3,.3\n", f"step,n4,n8\n1,.1,.1\n2,{mark},.2\n3,.3,.3\n"
-    for text, maps, cell in ((long_form, "n=8,B_p=2", "reward"), (pivot, "reward=*,n=n{},B_p=2", "reward (run n4)")):
+    long_form = f"step,reward\n1,.1\n2,{mark}\n3,.3\n"
+    pivot = f"step,n4,n8\n1,.1,.1\n2,{mark},.2\n3,.3,.3\n"
+    for text, maps, cell in (
+        (long_form, "n=8,B_p=2", "reward"),
+        (pivot, "reward=*,n=n{},B_p=2", "reward (run n4)"),
+    ):
         match = rf"line 3: {re.escape(cell)} is '{re.escape(mark)}'; .*; where nothing was logged, write NaN\.$"
         with pytest.raises(InputError, match=match):
             logged("csv", text, maps)
@@ -152,7 +178,9 @@ def test_other_marks_than_those_of_pandas_are_refused_with_what_to_write(logged,
 
 
 def test_a_step_that_is_no_number_is_corrected_or_removed(logged):
-    with pytest.raises(InputError, match=r"line 3: step is 'None'; .*Correct it, or remove the row\.$"):
+    with pytest.raises(
+        InputError, match=r"line 3: step is 'None'; .*Correct it, or remove the row\.$"
+    ):
         logged("csv", "step,reward\n1,.1\nNone,.2\n", "n=8,B_p=2")
 
 
@@ -160,7 +188,9 @@ def test_a_run_that_is_always_nan_is_left_out_as_the_refusal_says(logged, tmp_pa
     text = "run,n,B_p,step,reward\n" + "".join(
         f"n{n},{n},2,{i},{'NaN' if n == 8 else i / 10}\n" for n in (4, 8) for i in (1, 2, 3)
     )
-    with pytest.raises(InputError, match=r"line 5: reward is NaN.* Leave the run out: --leave-out n8\.$"):
+    with pytest.raises(
+        InputError, match=r"line 5: reward is NaN.* Leave the run out: --leave-out n8\.$"
+    ):
         logged("csv", text)
     result = read_logs([tmp_path / "log.csv"], None, {}, choice=SourceChoice(leave_out=("n8",)))
     assert [run.cell.n for run in result.runs] == [4]

@@ -1,4 +1,5 @@
-"""Percent in one log of several, and rewards in [0, 1] in the others: asked for, or decided by each run's rewards."""
+"""Percent in one log of several, and rewards in [0, 1] in the others: asked for, or decided by each
+run's rewards."""
 
 from __future__ import annotations
 
@@ -28,9 +29,7 @@ def rewards_by_n(result):
 
 @pytest.mark.parametrize("scale", [{}, {"scale": "0.01"}])
 def test_a_mixture_is_refused(folder, scale):
-    expected = (
-        r"n4\.csv, line 2: rewards reach 40, as of percent, and those of .*n8\.csv, line 2 reach 0\.4; .*scale=auto"
-    )
+    expected = r"n4\.csv, line 2: rewards reach 40, as of percent, and those of .*n8\.csv, line 2 reach 0\.4; .*scale=auto"
     with pytest.raises(InputError, match=expected):
         read_logs([folder], None, MAPS | scale)
     with pytest.raises(InputError, match=expected):
@@ -41,7 +40,11 @@ def test_each_runs_own_rewards_decide(folder):
     result = read_logs([folder], None, MAPS | {"scale": "auto"})
     assert rewards_by_n(result) == {4: pytest.approx(REWARDS), 8: REWARDS, 16: [0, 0, 0]}
     (note,) = result.notes
-    assert note.startswith("scale=auto: rewards are percent in ") and "n4.csv" in note and "n8" not in note
+    assert (
+        note.startswith("scale=auto: rewards are percent in ")
+        and "n4.csv" in note
+        and "n8" not in note
+    )
 
 
 def test_a_table_says_the_scale_of_each(folder, tmp_path):
@@ -56,30 +59,45 @@ def test_runs_of_one_file(logged):
     )
     with pytest.raises(InputError, match=r"run 'n4'\): rewards reach 40"):
         logged("csv", text, "n=n{},B_p=8,reward=acc")
-    assert rewards_by_n(logged("csv", text, "n=n{},B_p=8,reward=acc,scale=auto"))[4] == pytest.approx(REWARDS)
+    assert rewards_by_n(logged("csv", text, "n=n{},B_p=8,reward=acc,scale=auto"))[
+        4
+    ] == pytest.approx(REWARDS)
 
 
 def test_all_percent_or_none_needs_one_scale(logged):
     text = "step,acc\n0,10\n1,25\n2,40\n"
-    assert rewards_by_n(logged("csv", text, "n=8,B_p=8,reward=acc,scale=0.01")) == {8: pytest.approx(REWARDS)}
-    with pytest.raises(InputError, match=r"line 2: .* is 10, expected a number in \[0, 1\].*Percent: --map scale=0.01"):
+    assert rewards_by_n(logged("csv", text, "n=8,B_p=8,reward=acc,scale=0.01")) == {
+        8: pytest.approx(REWARDS)
+    }
+    with pytest.raises(
+        InputError,
+        match=r"line 2: .* is 10, expected a number in \[0, 1\].*Percent: --map scale=0.01",
+    ):
         logged("csv", text, "n=8,B_p=8,reward=acc")
     result = logged("csv", "step,acc\n0,.1\n1,.25\n", "n=8,B_p=8,reward=acc,scale=0.01")
-    assert "the highest reward is 0.25 before scale=0.01 makes it less: are these percent?" in result.notes
+    assert (
+        "the highest reward is 0.25 before scale=0.01 makes it less: are these percent?"
+        in result.notes
+    )
 
 
 def test_one_wrong_row_is_named_itself(logged):
     logs = {"n4.csv": "step,acc\n0,.1\n1,42\n2,.3\n", "n8.csv": "step,acc\n0,.1\n1,.2\n2,.3\n"}
-    with pytest.raises(InputError, match=r"n4\.csv, line 3: .* is 42, expected a number in \[0, 1\]"):
+    with pytest.raises(
+        InputError, match=r"n4\.csv, line 3: .* is 42, expected a number in \[0, 1\]"
+    ):
         logged("csv", logs, "n=n{},B_p=8,reward=acc")
 
 
 def test_rewards_off_by_rounding_are_0_or_1(logged):
-    """As means of float weights are, in double and in single precision; what is off by more is named in full."""
+    """As means of float weights are, in double and in single precision; what is off by more is
+    named in full."""
     text = "step,acc\n0,-1e-17\n1,1.0000000000000002\n2,1.0000001192\n"
     (run,) = logged("csv", text, "n=8,B_p=8,reward=acc").runs
     assert [point.metrics["acc"] for point in run.points] == [0.0, 1.0, 1.0]
-    (run,) = logged("csv", "step,acc\n0,50\n1,100.00000000000001\n", "n=8,B_p=8,reward=acc,scale=auto").runs
+    (run,) = logged(
+        "csv", "step,acc\n0,50\n1,100.00000000000001\n", "n=8,B_p=8,reward=acc,scale=auto"
+    ).runs
     assert [point.metrics["acc"] for point in run.points] == [0.5, 1.0]
     counts = 'step,counts\n0,"[0.5, 4.000000000000001]"\n1,"[4, 4]"\n'
     (run,) = logged("csv", counts, "n=8,B_p=8,samples=4").runs

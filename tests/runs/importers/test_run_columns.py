@@ -1,4 +1,5 @@
-"""Tables whose columns are runs, and the files that TensorBoard's page offers for each tag of a run."""
+"""Tables whose columns are runs, and the files that TensorBoard's page offers for each tag of a
+run."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def test_a_pivot_with_a_table_of_its_runs(tmp_path, maps):
     """C = step x B_p x n; a cell that is empty, or NaN, was not logged."""
     (tmp_path / "pivot.csv").write_text(PIVOT)
     (tmp_path / "settings.csv").write_text(TABLE)
-    result = read_logs([tmp_path / "pivot.csv"], None, maps, read_settings(tmp_path / "settings.csv"))
+    result = read_logs(
+        [tmp_path / "pivot.csv"], None, maps, read_settings(tmp_path / "settings.csv")
+    )
     assert [run.cell for run in result.runs] == [Cell(16, 4, 0), Cell(16, 8, 0), Cell(32, 16, 0)]
     assert points_of(result.runs[0]) == [(0, 0.1), (640, 0.15), (1280, 0.2), (1920, 0.25)]
     assert points_of(result.runs[1]) == [(0, 0.3), (3840, 0.6)]
@@ -57,18 +60,25 @@ def test_a_pattern_around_the_star(logged):
 def test_a_pivot_of_pandas_or_excel(logged, separator):
     """With an index and an epoch, which are no runs."""
     text = "Unnamed: 0,step,epoch,n4,n8\n0,0,.1,.1,.2\n1,10,.2,.3,.4\n".replace(",", separator)
-    assert [run.cell for run in logged("csv", text, "reward=*,n=n{},B_p=2").runs] == [Cell(2, 4, 0), Cell(2, 8, 0)]
+    assert [run.cell for run in logged("csv", text, "reward=*,n=n{},B_p=2").runs] == [
+        Cell(2, 4, 0),
+        Cell(2, 8, 0),
+    ]
 
 
 def test_a_first_column_that_counts_updates(logged):
     """As of W&B's charts: by its name, where no known column does."""
     text = "iteration,n4,n8\n0,.1,.1\n5,.2,.3\n"
     for maps in ("n=n{},B_p=2", "reward=*,n=n{},B_p=2"):
-        assert [run.points[-1].rollouts for run in logged("csv", text, maps).runs] == [5 * 2 * 4, 5 * 2 * 8]
+        assert [run.points[-1].rollouts for run in logged("csv", text, maps).runs] == [
+            5 * 2 * 4,
+            5 * 2 * 8,
+        ]
 
 
 @pytest.mark.parametrize(
-    ("names", "pattern"), [("n=4,n=8", "n={}"), ("G4,G8", "G{}"), ("4,8", "{}"), ("4rollouts,8rollouts", "{}rollouts")]
+    ("names", "pattern"),
+    [("n=4,n=8", "n={}"), ("G4,G8", "G{}"), ("4,8", "{}"), ("4rollouts,8rollouts", "{}rollouts")],
 )
 def test_names_of_another_pattern_say_which_to_type(logged, names, pattern):
     """Also where the name of a run is a number that the map has for another field."""
@@ -89,13 +99,19 @@ def test_lines_of_json_may_be_a_pivot_too(logged):
 
 def test_wandbs_chart_takes_the_star_too(logged):
     text = "Step,n4 - val/acc,n4 - val/acc__MIN,n8 - val/acc\n0,.1,.1,.1\n1,.2,.2,.3\n"
-    assert logged("csv", text, "reward=*,n=n{},B_p=4").runs == logged("csv", text, "n=n{},B_p=4").runs
+    assert (
+        logged("csv", text, "reward=*,n=n{},B_p=4").runs == logged("csv", text, "n=n{},B_p=4").runs
+    )
 
 
 def test_a_format_of_one_run_has_no_columns_of_runs(logged):
     """There, a star is short for the one column that it matches."""
-    rows = [{"step": i, "data": {"val/n4": 0.1 * i, "val/n8": 0.2 * i, "loss": 1.0}} for i in range(3)]
-    with pytest.raises(InputError, match=r"matches val/n4, val/n8, expected one, .*--map reward=val/n4 or --map"):
+    rows = [
+        {"step": i, "data": {"val/n4": 0.1 * i, "val/n8": 0.2 * i, "loss": 1.0}} for i in range(3)
+    ]
+    with pytest.raises(
+        InputError, match=r"matches val/n4, val/n8, expected one, .*--map reward=val/n4 or --map"
+    ):
         logged("verl", rows, "reward=val/*,n=8,B_p=4")
     (run,) = logged("verl", rows, "reward=*/n8,n=8,B_p=4").runs
     assert [p.metrics for p in run.points] == [{"val/n8": 0.0}, {"val/n8": 0.2}, {"val/n8": 0.4}]
@@ -105,7 +121,9 @@ def test_what_a_pivot_lacks_is_said_with_what_to_type(logged, tmp_path):
     """The advice of each refusal, followed, leads on to the import."""
     with pytest.raises(InputError, match=r"where each column is a run, add --map 'reward=\*'"):
         logged("csv", PIVOT)
-    with pytest.raises(InputError, match=r"nothing says n and B_p of the run 0\.6b .*--settings settings\.csv") as e:
+    with pytest.raises(
+        InputError, match=r"nothing says n and B_p of the run 0\.6b .*--settings settings\.csv"
+    ) as e:
         logged("csv", PIVOT, "reward=*")
     command = str(e.value).partition("settings.csv: ")[2].partition(" (or, ")[0]
     subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
@@ -114,7 +132,9 @@ def test_what_a_pivot_lacks_is_said_with_what_to_type(logged, tmp_path):
     result = read_logs([tmp_path / "log.csv"], None, {"reward": "*"}, settings)
     assert [run.cell.seed for run in result.runs] == [0, 1, 2]
     assert "the names of these differ in 0.6b, 14b, 8b" in str(result.notes)
-    with pytest.raises(InputError, match=r"no column is known to count updates, .* as --map step=when"):
+    with pytest.raises(
+        InputError, match=r"no column is known to count updates, .* as --map step=when"
+    ):
         logged("csv", PIVOT.replace("Step", "when"), "reward=*,n=8,B_p=8,")
     with pytest.raises(InputError, match=r"--map reward=val_\* matches no column with numbers"):
         logged("csv", PIVOT, "reward=val_*,n=8,B_p=8")
@@ -125,13 +145,17 @@ def test_what_a_pivot_lacks_is_said_with_what_to_type(logged, tmp_path):
     [
         ("Step;n4;n8\n0;0,0977;0,0961\n10;0,2057;0,259\n", r"'0,0977'; .* as a point \(0\.0977\)"),
         ('Step,n4,n8\n0,"0,0977","0,0961"\n', r"'0,0977'; .* as a point \(0\.0977\)"),
-        ("Step,n4,n8\n0,9.8%,9.6%\n10,20.6%,25.9%\n", r"'9\.8%'; .*Write percent as a part of 1 \(0\.098\)"),
+        (
+            "Step,n4,n8\n0,9.8%,9.6%\n10,20.6%,25.9%\n",
+            r"'9\.8%'; .*Write percent as a part of 1 \(0\.098\)",
+        ),
     ],
 )
 def test_cells_that_are_no_plain_numbers_are_refused_as_in_any_log(logged, text, advice):
     with pytest.raises(InputError, match=rf"line 2: reward \(column n4\) is {advice}"):
         logged("csv", text, "reward=*,n=n{},B_p=32")
-    with pytest.raises(InputError, match=r"matches no column with numbers"):  # words are none to anybody
+    # words are none to anybody
+    with pytest.raises(InputError, match=r"matches no column with numbers"):
         logged("csv", "Step,n4,n8\n0,low,high\n", "reward=*,n=n{},B_p=32")
 
 
@@ -139,7 +163,9 @@ def test_cells_that_are_no_plain_numbers_are_refused_as_in_any_log(logged, text,
 def test_a_table_with_a_row_for_each_run_is_to_be_transposed(logged, header):
     """The rows of the transposed table, which the message says how to make, are imported."""
     text = f"{header}\nn4-s0,.1,.2,.3\nn8-s0,.1,.3,.4\n"
-    with pytest.raises(InputError, match=r"named as steps, .* a row for each run; .* Transpose it") as refusal:
+    with pytest.raises(
+        InputError, match=r"named as steps, .* a row for each run; .* Transpose it"
+    ) as refusal:
         logged("csv", text, "reward=*,n=n{},seed=s{},B_p=2")
     assert "--map step=" not in str(refusal.value)
     transposed = "step,n4-s0,n8-s0\n0,.1,.1\n10,.2,.3\n20,.3,.4\n"
@@ -149,12 +175,15 @@ def test_a_table_with_a_row_for_each_run_is_to_be_transposed(logged, header):
 
 def test_numbers_that_name_runs_beside_a_clock_are_no_steps(logged):
     """The step only lacks its name."""
-    with pytest.raises(InputError, match=r"no column is known to count updates, .* --map step=epoch"):
+    with pytest.raises(
+        InputError, match=r"no column is known to count updates, .* --map step=epoch"
+    ):
         logged("csv", "epoch,4,8\n0,.1,.1\n5,.2,.3\n", "reward=*,n={},B_p=2")
 
 
 def test_metrics_are_not_taken_for_runs(logged):
-    """Without a star, a table of metrics is asked for its reward; with one, a loss beside runs is refused."""
+    """Without a star, a table of metrics is asked for its reward; with one, a loss beside runs is
+    refused."""
     metrics = "step,val/a,val/b,loss\n0,.1,.2,.3\n1,.2,.3,.2\n"
     with pytest.raises(InputError) as refusal:
         logged("csv", metrics, "n=8,B_p=8")
@@ -202,7 +231,9 @@ def test_a_run_is_not_left_out_by_the_name_of_a_tag(tmp_path):
 
 def test_which_tag_is_asked(tmp_path):
     folder = write_tags(tmp_path / "tags", TAGS)
-    with pytest.raises(InputError, match=r"run-n8-s0-tag-\*\.csv: no column .* --map reward=val_acc"):
+    with pytest.raises(
+        InputError, match=r"run-n8-s0-tag-\*\.csv: no column .* --map reward=val_acc"
+    ):
         read_logs([folder], None, {"n": "n{}", "B_p": "4"})
 
 
@@ -210,7 +241,9 @@ def test_runs_of_train_and_validation_in_tag_files_are_refused(tmp_path):
     """A tag of one name, in the runs n8/train and n8/validation."""
     names = [f"run-n8_{kind}-tag-epoch_acc" for kind in ("train", "validation")]
     folder = write_tags(tmp_path / "tags", {name: [0.1, 0.2, 0.3] for name in names})
-    with pytest.raises(InputError, match=r"run 'n8_validation'\) and .*run 'n8_train'\) differ .*--leave-out train"):
+    with pytest.raises(
+        InputError, match=r"run 'n8_validation'\) and .*run 'n8_train'\) differ .*--leave-out train"
+    ):
         read_logs([folder], None, {"n": "n{}", "B_p": "4"})
 
 
@@ -225,12 +258,18 @@ SUMMARIES = "Step,n4,n8,mean,best\n0,.10,.30,.20,.30\n10,.15,.35,.25,.35\n20,.2,
 
 
 def test_columns_that_are_no_runs_are_left_out(logged, tmp_path):
-    """By the options that the refusal shows; nothing is asked of them then, be it their n or a row of the table."""
-    with pytest.raises(InputError, match=r"in the names of mean, best .*--leave-out mean --leave-out best\.$"):
+    """By the options that the refusal shows; nothing is asked of them then, be it their n or a row
+    of the table."""
+    with pytest.raises(
+        InputError, match=r"in the names of mean, best .*--leave-out mean --leave-out best\.$"
+    ):
         logged("csv", SUMMARIES, "reward=*,n=n{},B_p=16")
     settings = {"n4": {"n": "4", "B_p": "16"}, "n8": {"n": "8", "B_p": "16"}}
     for choice in (SourceChoice(leave_out=("mean", "best")), SourceChoice(only=("n4", "n8"))):
-        for maps, table in (({"reward": "*", "n": "n{}", "B_p": "16"}, None), ({"reward": "*"}, settings)):
+        for maps, table in (
+            ({"reward": "*", "n": "n{}", "B_p": "16"}, None),
+            ({"reward": "*"}, settings),
+        ):
             result = read_logs([tmp_path / "log.csv"], None, maps, table, choice=choice)
             assert [run.cell.n for run in result.runs] == [4, 8]
             assert result.notes == ("2 logs or runs are left out, as --only and --leave-out say",)
@@ -238,11 +277,15 @@ def test_columns_that_are_no_runs_are_left_out(logged, tmp_path):
 
 def test_runs_of_the_long_form_that_are_left_out_need_no_settings(tmp_path):
     """A run called mean, without n, among the rows of others."""
-    (tmp_path / "long.csv").write_text("run,n,B_p,step,reward\nn4,4,2,0,.1\nmean,,,0,.1\nn4,4,2,5,.2\nmean,,,5,.2\n")
+    (tmp_path / "long.csv").write_text(
+        "run,n,B_p,step,reward\nn4,4,2,0,.1\nmean,,,0,.1\nn4,4,2,5,.2\nmean,,,5,.2\n"
+    )
     with pytest.raises(InputError, match=r"line 3: n is missing"):
         read_logs([tmp_path / "long.csv"], None, {})
     for maps in ({}, {"n": "n{}", "B_p": "2"}):
-        result = read_logs([tmp_path / "long.csv"], None, maps, choice=SourceChoice(leave_out=("mean",)))
+        result = read_logs(
+            [tmp_path / "long.csv"], None, maps, choice=SourceChoice(leave_out=("mean",))
+        )
         assert [(run.cell.n, len(run.points)) for run in result.runs] == [(4, 2)]
         assert "1 log or run is left out, as --only and --leave-out say" in result.notes
 
@@ -258,19 +301,28 @@ def test_what_a_star_does_not_read_is_noted(logged):
 
 def test_a_run_without_a_value_in_a_chart_is_noted(logged):
     result = logged("csv", "Step,n4 - acc,n8 - acc\n0,.1,\n1,.2,\n", "n=n{},B_p=2")
-    assert len(result.runs) == 1 and any(note.endswith("without n8, which has no value") for note in result.notes)
+    assert len(result.runs) == 1 and any(
+        note.endswith("without n8, which has no value") for note in result.notes
+    )
 
 
 def test_rows_of_the_table_that_no_run_has_are_noted(logged, tmp_path):
-    settings = {name: {"n": n, "B_p": "16"} for name, n in (("0.6b", "4"), ("14b", "8"), ("8b", "8"), ("32b", "8"))}
+    settings = {
+        name: {"n": n, "B_p": "16"}
+        for name, n in (("0.6b", "4"), ("14b", "8"), ("8b", "8"), ("32b", "8"))
+    }
     (tmp_path / "log.csv").write_text(PIVOT)
     notes = read_logs([tmp_path / "log.csv"], None, {"reward": "*"}, settings).notes
     assert "--settings: no run, or none with a value, is called 32b" in notes
 
 
-@pytest.mark.parametrize(("mark", "fix"), [(" ", "pandas.read_csv"), (":", "commas, tabs, semicolons")])
+@pytest.mark.parametrize(
+    ("mark", "fix"), [(" ", "pandas.read_csv"), (":", "commas, tabs, semicolons")]
+)
 def test_columns_that_another_mark_divides_are_refused(logged, mark, fix):
-    with pytest.raises(InputError, match=rf"log\.csv, line 1: one column, .* expected several\. .*{fix}"):
+    with pytest.raises(
+        InputError, match=rf"log\.csv, line 1: one column, .* expected several\. .*{fix}"
+    ):
         logged("csv", f"step{mark}n{mark}reward\n0{mark}4{mark}.1\n")
 
 
@@ -279,15 +331,22 @@ def test_what_a_message_says_to_type_is_quoted_for_the_shell(logged):
     with pytest.raises(InputError) as refusal:
         logged("csv", text, "reward=*,n=n{},B_p=2")
     option = re.search(r"as --map (.*)\. The columns", str(refusal.value))[1]
-    assert [run.cell.n for run in logged("csv", text, "reward=*,n=n{},B_p=2", *shlex.split(option)).runs] == [4, 8]
+    assert [
+        run.cell.n for run in logged("csv", text, "reward=*,n=n{},B_p=2", *shlex.split(option)).runs
+    ] == [4, 8]
 
 
 def test_a_run_is_left_out_by_its_whole_name_where_others_have_it_too(tmp_path):
-    """The option as the message says, in a file whose name has the word, and beside a run that begins alike."""
-    (tmp_path / "by_mean.csv").write_text("step,n4,n4 mean x,mean,n8\n0,.1,.1,.2,.1\n5,.2,.3,.4,.3\n")
+    """The option as the message says, in a file whose name has the word, and beside a run that
+    begins alike."""
+    (tmp_path / "by_mean.csv").write_text(
+        "step,n4,n4 mean x,mean,n8\n0,.1,.1,.2,.1\n5,.2,.3,.4,.3\n"
+    )
     maps = {"reward": "*", "n": "n{}", "B_p": "2"}
     with pytest.raises(InputError, match="in the names of mean ") as refusal:
         read_logs([tmp_path / "by_mean.csv"], None, maps)
     (pattern,) = shlex.split(re.search(r"--leave-out (\S+)\.$", str(refusal.value))[1])
     choice = SourceChoice(leave_out=(pattern,))
-    assert [run.cell.n for run in read_logs([tmp_path / "by_mean.csv"], None, maps, choice=choice).runs] == [4, 4, 8]
+    assert [
+        run.cell.n for run in read_logs([tmp_path / "by_mean.csv"], None, maps, choice=choice).runs
+    ] == [4, 4, 8]

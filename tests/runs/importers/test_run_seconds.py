@@ -1,4 +1,5 @@
-"""The wall clock of imported runs: seconds of each step, seconds so far, Unix times; which one a column is."""
+"""The wall clock of imported runs: seconds of each step, seconds so far, Unix times; which one a
+column is."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ MAPS = "n=8,B_p=32,reward=acc,devices=8"
 
 def log(column: str, seconds: list[float]) -> str:
     rows = zip(EVALUATIONS, seconds, strict=True)
-    return f"step,acc,{column}\n" + "".join(f"{step},{0.1 + step / 1000},{value}\n" for step, value in rows)
+    return f"step,acc,{column}\n" + "".join(
+        f"{step},{0.1 + step / 1000},{value}\n" for step, value in rows
+    )
 
 
 SO_FAR = [STARTUP + STEP_SECONDS * step for step in EVALUATIONS]
@@ -25,7 +28,12 @@ SO_FAR = [STARTUP + STEP_SECONDS * step for step in EVALUATIONS]
 
 @pytest.mark.parametrize(
     ("column", "maps"),
-    [("seconds", ",elapsed_seconds=seconds"), ("_runtime", ""), ("elapsed_seconds", ""), ("wall_time", "")],
+    [
+        ("seconds", ",elapsed_seconds=seconds"),
+        ("_runtime", ""),
+        ("elapsed_seconds", ""),
+        ("wall_time", ""),
+    ],
 )
 def test_seconds_so_far(logged, column, maps):
     (run,) = logged("csv", log(column, SO_FAR), MAPS + maps).runs
@@ -40,7 +48,9 @@ def test_unix_times_count_from_the_first(logged, column):
 
 @pytest.mark.parametrize("column", ["seconds", "step_seconds"])
 def test_seconds_so_far_are_no_seconds_of_a_step(logged, column):
-    with pytest.raises(InputError, match=r"line 2: step_seconds.* rises at every step .*Map it as elapsed_seconds"):
+    with pytest.raises(
+        InputError, match=r"line 2: step_seconds.* rises at every step .*Map it as elapsed_seconds"
+    ):
         logged("csv", log(column, SO_FAR), f"{MAPS},step_seconds={column}")
 
 
@@ -49,7 +59,9 @@ def test_seconds_of_each_step_are_summed(logged):
     durations = [0.0] + [STEP_SECONDS + (-1) ** i for i in range(1, len(EVALUATIONS))]
     (run,) = logged("csv", log("secs", durations), MAPS + ",step_seconds=secs").runs
     assert run.device_hours[-1] == pytest.approx(8 * 400 * STEP_SECONDS / 3600, rel=0.02)
-    with pytest.raises(InputError, match=r"does not rise with the steps.*--map step_seconds=COLUMN"):
+    with pytest.raises(
+        InputError, match=r"does not rise with the steps.*--map step_seconds=COLUMN"
+    ):
         logged("csv", log("secs", durations), MAPS + ",elapsed_seconds=secs")
     with pytest.raises(InputError, match="both step_seconds and elapsed_seconds are mapped"):
         logged("csv", log("secs", durations), MAPS + ",elapsed_seconds=secs,step_seconds=secs")
@@ -104,7 +116,10 @@ def test_a_known_name_of_something_else_is_left_alone(logged):
 def test_without_the_devices_it_is_said_what_is_missing(logged):
     maps = MAPS.removesuffix(",devices=8")
     result = logged("csv", log("seconds", SO_FAR), maps + ",elapsed_seconds=seconds")
-    assert not result.runs[0].device_hours and "no device hours without the devices: --map devices" in result.notes[0]
+    assert (
+        not result.runs[0].device_hours
+        and "no device hours without the devices: --map devices" in result.notes[0]
+    )
     result = logged("csv", log("device_hours", HOURS), maps)
     assert result.runs[0].device_hours == pytest.approx(HOURS)
     assert "device hours without the devices count as those of one" in result.notes[0]
@@ -115,5 +130,7 @@ def test_the_times_of_tensorboards_events(tmp_path):
         for step in range(4):
             writer.add_scalar("train/loss", 1.0, step, walltime=1.7e9 + 90 * step)
             writer.add_scalar("val/acc", 0.1 + step / 10, step, walltime=1.7e9 + 100 * step)
-    (run,) = read_logs([tmp_path], None, {"n": "n{}", "B_p": "8", "reward": "val/acc", "devices": "4"}).runs
+    (run,) = read_logs(
+        [tmp_path], None, {"n": "n{}", "B_p": "8", "reward": "val/acc", "devices": "4"}
+    ).runs
     assert run.device_hours == pytest.approx([4 * 100 * step / 3600 for step in range(4)])

@@ -17,7 +17,9 @@ def curve(run):
 
 def test_a_csv_of_four_runs_without_a_map(logged):
     text = "model,n,B_p,step,rollouts,reward\n" + "".join(
-        f"base,{n},512,{step},{512 * n * step},0.{step}\n" for n in (4, 8, 16, 32) for step in (2, 3)
+        f"base,{n},512,{step},{512 * n * step},0.{step}\n"
+        for n in (4, 8, 16, 32)
+        for step in (2, 3)
     )
     result = logged("csv", text)
     assert [run.cell for run in result.runs] == [Cell(512, n, 0) for n in (4, 8, 16, 32)]
@@ -58,7 +60,9 @@ def test_lines_of_one_step_are_joined_and_training_is_averaged_between_evaluatio
             rows.append({"step": step, "val": 0.25 + step / 10, "ood": 0.5})
     rows.append({"step": 5, "loss/reward": 1.0})
     result = logged(
-        "jsonl", rows, "reward=val,metric:ood=ood,train_reward=loss/reward,response_length=length,n=2,B_p=3"
+        "jsonl",
+        rows,
+        "reward=val,metric:ood=ood,train_reward=loss/reward,response_length=length,n=2,B_p=3",
     )
     base, first, second = result.runs[0].points
     assert base.metrics == {"val": 0.25} and base.train == {}
@@ -74,25 +78,35 @@ def test_lines_of_one_step_are_joined_and_training_is_averaged_between_evaluatio
 
 
 def test_an_evaluation_between_two_logged_lengths_takes_the_last_one(logged):
-    rows = [{"step": 2, "length": 10}, {"step": 3, "val": 0.5}, {"step": 4, "length": 40, "val": 0.6}]
+    rows = [
+        {"step": 2, "length": 10},
+        {"step": 3, "val": 0.5},
+        {"step": 4, "length": 40, "val": 0.6},
+    ]
     (run,) = logged("jsonl", rows, "reward=val,response_length=length,n=1,B_p=1").runs
     assert [p.tokens for p in run.points] == [30, 20 + 80]
 
 
 def test_a_run_column_separates_runs_and_seeds_are_numbered(logged):
     text = "name,step,reward\n" + "".join(
-        f"{name},{s},{v}\n" for s in (1, 2) for name, v in (("b", 0.2 + s / 10), ("a", 0.1 + s / 10))
+        f"{name},{s},{v}\n"
+        for s in (1, 2)
+        for name, v in (("b", 0.2 + s / 10), ("a", 0.1 + s / 10))
     )
     result = logged("csv", text, "run=name", "n=4,B_p=2")
     assert [(r.cell.seed, r.points[0].metrics["reward"]) for r in result.runs] == [
         (0, pytest.approx(0.3)),
         (1, pytest.approx(0.2)),
     ]
-    assert result.notes == ("seeds of B_p = 2, n = 4 are numbered in the order given: b is 0, a is 1",)
+    assert result.notes == (
+        "seeds of B_p = 2, n = 4 are numbered in the order given: b is 0, a is 1",
+    )
 
 
 def test_runs_side_by_side_in_one_file_need_no_name(logged):
-    text = "step,n,B_p,reward\n" + "".join(f"{s},{n},2,0.{s}\n" for s in (1, 2, 3) for n in (2, 4, 8))
+    text = "step,n,B_p,reward\n" + "".join(
+        f"{s},{n},2,0.{s}\n" for s in (1, 2, 3) for n in (2, 4, 8)
+    )
     assert [(r.cell.n, len(r.points)) for r in logged("csv", text).runs] == [(2, 3), (4, 3), (8, 3)]
 
 
@@ -103,45 +117,66 @@ def test_files_are_runs_with_seeds_in_order_and_n_from_their_names(logged):
         for i in (0, 1)
     }
     result = logged("jsonl", logs, "n=n{}", "B_p=2")
-    assert [r.cell for r in result.runs] == [Cell(2, 4, 0), Cell(2, 4, 1), Cell(2, 16, 0), Cell(2, 16, 1)]
+    assert [r.cell for r in result.runs] == [
+        Cell(2, 4, 0),
+        Cell(2, 4, 1),
+        Cell(2, 16, 0),
+        Cell(2, 16, 1),
+    ]
     assert len(result.notes) == 2
 
 
 def test_the_seed_column_is_taken(logged):
-    result = logged("csv", "seed,step,reward,n,B_p\n7,1,.1,2,2\n3,1,.2,2,2\n7,2,.3,2,2\n3,2,.3,2,2\n")
+    result = logged(
+        "csv", "seed,step,reward,n,B_p\n7,1,.1,2,2\n3,1,.2,2,2\n7,2,.3,2,2\n3,2,.3,2,2\n"
+    )
     assert [r.cell.seed for r in result.runs] == [3, 7] and result.notes == ()
 
 
 def test_names_of_metrics(logged):
     row = {"step": 1, "val/math/acc/mean@8": 0.5, "val/b": 0.25}
-    by_default = logged("jsonl", [row], "reward=val/math/acc/mean@8,metric:hard=val/b,n=2,B_p=2").runs[0].points[0]
+    by_default = (
+        logged("jsonl", [row], "reward=val/math/acc/mean@8,metric:hard=val/b,n=2,B_p=2")
+        .runs[0]
+        .points[0]
+    )
     assert by_default.metrics == {"avg@8": 0.5, "hard": 0.25} and by_default.samples == 8
     requested = logged("jsonl", [row], "best@4=val/b,n=2,B_p=2").runs[0].points[0]
     assert requested.metrics == {"best@4": 0.25} and requested.samples == 0
 
 
 def test_percent_is_scaled(logged):
-    assert logged("jsonl", [{"step": 1, "reward": 42}], "n=2,B_p=2,scale=0.01").runs[0].points[0].metrics[
-        "reward"
-    ] == pytest.approx(0.42)
+    assert logged("jsonl", [{"step": 1, "reward": 42}], "n=2,B_p=2,scale=0.01").runs[0].points[
+        0
+    ].metrics["reward"] == pytest.approx(0.42)
 
 
 def test_right_answers_are_kept_and_make_the_metric(logged):
     text = 'step,right\n1,"[4, 0, 1]"\n2,"[4, 2, 1]"\n'
     (run,) = logged("csv", text, "counts=right,samples=4,n=2,B_p=2").runs
     assert [(p.counts, p.samples) for p in run.points] == [((4, 0, 1), 4), ((4, 2, 1), 4)]
-    assert [p.metrics for p in run.points] == [{"avg@4": pytest.approx(5 / 12)}, {"avg@4": pytest.approx(7 / 12)}]
+    assert [p.metrics for p in run.points] == [
+        {"avg@4": pytest.approx(5 / 12)},
+        {"avg@4": pytest.approx(7 / 12)},
+    ]
 
 
 def test_sums_of_graded_rewards_make_the_mean_reward(logged):
     text = 'step,sums\n1,"[4, 0, 1.5]"\n2,"[4, 2.25, 1.5]"\n'
     (run,) = logged("csv", text, "counts=sums,samples=4,n=2,B_p=2").runs
-    assert [p.counts for p in run.points] == [(4.0, 0.0, 1.5), (4.0, 2.25, 1.5)] and all(p.graded for p in run.points)
-    assert [p.metrics["avg@4"] for p in run.points] == [pytest.approx(5.5 / 12), pytest.approx(7.75 / 12)]
+    assert [p.counts for p in run.points] == [(4.0, 0.0, 1.5), (4.0, 2.25, 1.5)] and all(
+        p.graded for p in run.points
+    )
+    assert [p.metrics["avg@4"] for p in run.points] == [
+        pytest.approx(5.5 / 12),
+        pytest.approx(7.75 / 12),
+    ]
 
 
 def test_device_hours_and_tokens_of_the_log(logged):
-    (run,) = logged("csv", "step,reward,tokens,device_hours\n0,.1,0,0.5\n4,.2,900,1.5\n", "n=2,B_p=2").runs
+    (run,) = logged(
+        "csv", "step,reward,tokens,device_hours\n0,.1,0,0.5\n4,.2,900,1.5\n", "n=2,B_p=2"
+    ).runs
     assert run.device_hours == (0.5, 1.5) and [p.tokens for p in run.points] == [0, 900]
 
 
@@ -172,7 +207,8 @@ def test_numbers_of_a_trainers_log_that_are_not_finite_are_left_out_and_said(log
         (0, {"val/acc": 0.1, "ood": 0.1}), (2, {"val/acc": 0.3}), (3, {"val/acc": 0.4})
     ]  # fmt: skip
     assert [p.train for p in run.points] == [{}, {"kl": 1.0}, {"kl": 2.0}]
-    assert run.device_hours == pytest.approx([0.0, 2 * 4 / 3600, 2 * 6 / 3600])  # the step without a time as the others
+    # the step without a time as the others
+    assert run.device_hours == pytest.approx([0.0, 2 * 4 / 3600, 2 * 6 / 3600])
     assert sorted(result.skipped) == [
         f"{job}, line 2: reward (column val/acc) is nan",
         f"{job}, line 2: step_seconds (column timing_s/step) is nan",
@@ -189,7 +225,10 @@ def test_a_trainers_log_without_any_finite_reward_is_refused(logged):
 
 
 def test_a_validation_metric_with_a_nan_is_still_one_of_two(logged):
-    rows = [{"step": i, "reward": 0.1 * i, "val/acc": float("nan") if i == 2 else 0.15 * i} for i in range(1, 4)]
+    rows = [
+        {"step": i, "reward": 0.1 * i, "val/acc": float("nan") if i == 2 else 0.15 * i}
+        for i in range(1, 4)
+    ]
     with pytest.raises(InputError, match="2 possible validation metrics"):
         logged("jsonl", rows, "n=2,B_p=2")
 
@@ -215,7 +254,10 @@ def test_a_module_of_ones_own_is_a_format(tmp_path, monkeypatch, logged):
 @pytest.mark.parametrize(
     ("traits", "message"),
     [
-        ("", "importers plug-in 'unfit0': unfit0.py:2: @importer has no argument fields, which it needs"),
+        (
+            "",
+            "importers plug-in 'unfit0': unfit0.py:2: @importer has no argument fields, which it needs",
+        ),
         ("(fields={})", "the format unfit1 found no run in .*a"),
     ],
 )
@@ -234,24 +276,33 @@ def test_what_is_asked_stands_instead_of_what_is_known(logged):
     assert run.cell == Cell(4, 2, 0)
     assert run.points[0].metrics == {"avg@4": 0.25} and run.points[0].samples == 4
     (run,) = logged("jsonl", rows, "metric:hard=val").runs
-    assert run.cell == Cell(7, 2, 0) and list(run.points[0].metrics.items()) == [("reward", 0.5), ("hard", 0.25)]
+    assert run.cell == Cell(7, 2, 0) and list(run.points[0].metrics.items()) == [
+        ("reward", 0.5),
+        ("hard", 0.25),
+    ]
 
 
 def test_more_runs_than_a_sweep_has(logged, monkeypatch):
-    text = "run,step,reward,n,B_p\n" + "".join(f"r{i},{step},{i / 1e4},4,2\n" for i in range(2000) for step in (0, 1))
+    text = "run,step,reward,n,B_p\n" + "".join(
+        f"r{i},{step},{i / 1e4},4,2\n" for i in range(2000) for step in (0, 1)
+    )
     before = time.process_time()
     assert len(logged("csv", text).runs) == 2000
     assert time.process_time() - before < 5.0
     monkeypatch.setattr(import_logs, "MAX_CELLS", 1000)
     with pytest.raises(
-        InputError, match=r"the logs hold 2,000 runs, expected at most 1,000\. Give each run its own file"
+        InputError,
+        match=r"the logs hold 2,000 runs, expected at most 1,000\. Give each run its own file",
     ):
         logged("csv", text)
 
 
 def test_counts_with_decimals_that_are_no_thousands(logged):
     """As pandas writes a column of floats."""
-    for text in ("step,reward\n0.0,0.1\n40.0,0.2\n50.00,0.3\n", "step,reward\n0.000,0.1\n40.000,0.2\n50.000,0.3\n"):
+    for text in (
+        "step,reward\n0.0,0.1\n40.0,0.2\n50.00,0.3\n",
+        "step,reward\n0.000,0.1\n40.000,0.2\n50.000,0.3\n",
+    ):
         (run,) = logged("csv", text, "n=2,B_p=2").runs
         assert [p.M for p in run.points] == [0, 40, 50]
     with pytest.raises(InputError, match=r"--map B_p=2\.000, where the point may divide thousands"):

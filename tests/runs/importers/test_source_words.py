@@ -1,4 +1,5 @@
-"""Logs whose folders or names say train, val, loss or a benchmark are not taken for seeds of one (B_p, n)."""
+"""Logs whose folders or names say train, val, loss or a benchmark are not taken for seeds of one
+(B_p, n)."""
 
 from __future__ import annotations
 
@@ -60,7 +61,10 @@ def test_words_that_say_what_was_measured(text, words):
 @pytest.mark.parametrize(
     ("names", "options"),
     [
-        (("n8/train/log.csv", "n8/validation/log.csv"), ("--leave-out train", "--leave-out validation")),
+        (
+            ("n8/train/log.csv", "n8/validation/log.csv"),
+            ("--leave-out train", "--leave-out validation"),
+        ),
         (("n8_train.csv", "n8_val.csv"), ("--leave-out train", "--leave-out val")),
         (("acc_train/n8.csv", "acc_val/n8.csv"), ("--leave-out train", "--leave-out val")),
         (("n8/log.csv", "n8/eval/log.csv"), ("--only eval", "--leave-out eval")),
@@ -68,14 +72,19 @@ def test_words_that_say_what_was_measured(text, words):
         (("n8_loss.csv", "n8_acc.csv"), ("--leave-out loss", "--leave-out acc")),
         (("n8_pass@1.csv", "n8_pass@4.csv"), ("--leave-out pass4", "--leave-out pass1")),
         (("n8/aime24.csv", "n8/math500.csv"), ("--leave-out math500", "--leave-out aime24")),
-        (("n8/math_level1.csv", "n8/math_level5.csv"), ("--leave-out level5", "--leave-out level1")),
+        (
+            ("n8/math_level1.csv", "n8/math_level5.csv"),
+            ("--leave-out level5", "--leave-out level1"),
+        ),
         (("n8-easy.csv", "n8-hard.csv"), ("--leave-out hard", "--leave-out easy")),
         (("n8Train.csv", "n8Eval.csv"), ("--leave-out train", "--leave-out eval")),
-        (("n4_train.csv", "n8_val.csv"), ("--leave-out train", "--leave-out val")),  # two n, not of one metric
+        # two n, not of one metric
+        (("n4_train.csv", "n8_val.csv"), ("--leave-out train", "--leave-out val")),
     ],
 )
 def test_sources_of_one_setting_that_differ_in_such_a_word_are_refused(tmp_path, names, options):
-    """Both sources are named; each option that the message shows takes one of them, and says what it leaves out."""
+    """Both sources are named; each option that the message shows takes one of them, and says what
+    it leaves out."""
     folder = write_logs(tmp_path / "logs", *names)
     with pytest.raises(InputError) as refusal:
         read_logs([folder], None, MAPS)
@@ -109,7 +118,10 @@ def test_sources_of_one_setting_that_differ_in_such_a_word_are_refused(tmp_path,
 )
 def test_seeds_still_join(tmp_path, names):
     folder = write_logs(tmp_path / "logs", *names)
-    assert [run.cell for run in read_logs([folder], None, MAPS).runs] == [Cell(8, 8, 0), Cell(8, 8, 1)]
+    assert [run.cell for run in read_logs([folder], None, MAPS).runs] == [
+        Cell(8, 8, 0),
+        Cell(8, 8, 1),
+    ]
 
 
 def test_one_kind_for_each_n_is_read(tmp_path):
@@ -119,8 +131,12 @@ def test_one_kind_for_each_n_is_read(tmp_path):
 
 
 def test_words_in_the_names_of_runs_count_too(logged):
-    text = "run,step,acc\n" + "".join(f"n8-{kind},{i},{0.1 + i / 10}\n" for kind in ("train", "val") for i in range(3))
-    with pytest.raises(InputError, match=r"run 'n8-val'\) and .*run 'n8-train'\) differ .*--leave-out train"):
+    text = "run,step,acc\n" + "".join(
+        f"n8-{kind},{i},{0.1 + i / 10}\n" for kind in ("train", "val") for i in range(3)
+    )
+    with pytest.raises(
+        InputError, match=r"run 'n8-val'\) and .*run 'n8-train'\) differ .*--leave-out train"
+    ):
         logged("csv", text, "n=n{},B_p=8,reward=acc")
     chart = "Step,n8-train - acc,n8-val - acc\n0,.1,.1\n1,.2,.3\n"
     with pytest.raises(InputError, match=r"run 'n8-val'\) and .*run 'n8-train'\) differ"):
@@ -134,9 +150,13 @@ def test_event_folders_of_train_and_validation_with_one_tag(tmp_path):
             for step in range(3):
                 writer.add_scalar("epoch_acc", start + step / 10, step)
     maps = {"n": "n{}", "B_p": "8", "reward": "epoch_acc"}
-    with pytest.raises(InputError, match=r"n8/validation and .*n8/train differ .*train and validation"):
+    with pytest.raises(
+        InputError, match=r"n8/validation and .*n8/train differ .*train and validation"
+    ):
         read_logs([tmp_path], "tensorboard", maps)
-    (run,) = read_logs([tmp_path], "tensorboard", maps, choice=SourceChoice(only=("validation",))).runs
+    (run,) = read_logs(
+        [tmp_path], "tensorboard", maps, choice=SourceChoice(only=("validation",))
+    ).runs
     assert [p.metrics["epoch_acc"] for p in run.points] == pytest.approx([0.1, 0.2, 0.3])
 
 
@@ -176,7 +196,9 @@ def test_a_log_that_is_not_taken_need_not_be_usable(tmp_path):
     with pytest.raises(InputError, match=r"n8_train\.csv has no column 'acc'"):
         read_logs(paths, None, MAPS)
     assert len(read_logs(paths, None, MAPS, choice=SourceChoice(only=("val",))).runs) == 1
-    assert len(read_logs(paths, None, MAPS, choice=SourceChoice(leave_out=("*train.csv",))).runs) == 1
+    assert (
+        len(read_logs(paths, None, MAPS, choice=SourceChoice(leave_out=("*train.csv",))).runs) == 1
+    )
 
 
 def test_what_is_named_as_training_is_no_validation_metric_unasked(tmp_path, logged):

@@ -40,7 +40,9 @@ def test_the_printed_config_and_the_steps(tmp_path):
     (run,) = read_logs([tmp_path / "job.log.gz"], None, {}).runs
     assert run.cell == Cell(32, 8, 0) and [p.M for p in run.points] == [0, 2, 4, 6]
     assert [p.rollouts for p in run.points] == [0, 512, 1024, 1536]
-    assert [p.metrics for p in run.points] == [{"avg@1": pytest.approx(0.2 + M / 100)} for M in (0, 2, 4, 6)]
+    assert [p.metrics for p in run.points] == [
+        {"avg@1": pytest.approx(0.2 + M / 100)} for M in (0, 2, 4, 6)
+    ]
     assert run.points[1].train["reward"] == pytest.approx(0.115) and run.points[3].tokens == 153_600
     assert run.device_hours == pytest.approx([0.0, 0.16, 0.32, 0.48])  # 36 s on 8 devices a step
 
@@ -48,11 +50,16 @@ def test_the_printed_config_and_the_steps(tmp_path):
 def test_the_command_line_where_no_config_is_printed(tmp_path):
     (tmp_path / "job.log").write_text(COMMAND + "\n" + NOISE + STEPS)
     (run,) = read_logs([tmp_path / "job.log"], "verl_console", {}).runs
-    assert run.cell == Cell(64, 5, 0) and run.device_hours == ()  # the devices of a node are not said
+    # the devices of a node are not said
+    assert run.cell == Cell(64, 5, 0) and run.device_hours == ()
 
 
 def test_numbers_as_numpy_prints_them(tmp_path):
-    text = COMMAND + "\n" + f"step:0 - {VALIDATION}:np.float64(0.25)\nstep:1 - {VALIDATION}:np.float64(0.5) - a:'b'\n"
+    text = (
+        COMMAND
+        + "\n"
+        + f"step:0 - {VALIDATION}:np.float64(0.25)\nstep:1 - {VALIDATION}:np.float64(0.5) - a:'b'\n"
+    )
     (tmp_path / "job.log").write_text(text)
     (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
     assert [p.metrics["avg@1"] for p in run.points] == [0.25, 0.5]
@@ -97,7 +104,9 @@ def test_spaces_take_no_time(tmp_path):
 
 
 def test_what_only_begins_like_a_prefix_takes_no_time(tmp_path):
-    (tmp_path / "job.log").write_text("(pid=1 " * 50_000 + "\n(a" + " b" * 50_000 + "\n" + COMMAND + "\n" + STEPS)
+    (tmp_path / "job.log").write_text(
+        "(pid=1 " * 50_000 + "\n(a" + " b" * 50_000 + "\n" + COMMAND + "\n" + STEPS
+    )
     before = time.process_time()
     assert read_logs([tmp_path / "job.log"], None, {}).runs[0].cell == Cell(64, 5, 0)
     assert time.process_time() - before < 5.0
@@ -106,7 +115,8 @@ def test_what_only_begins_like_a_prefix_takes_no_time(tmp_path):
 def prefixed(prefix: str) -> str:
     """A whole log, each line behind what a machine's own log puts before it."""
     return "".join(
-        prefix.replace("SECOND", f"{i % 60:02}") + line for i, line in enumerate((CONFIG + STEPS).splitlines(True))
+        prefix.replace("SECOND", f"{i % 60:02}") + line
+        for i, line in enumerate((CONFIG + STEPS).splitlines(True))
     )
 
 
@@ -130,7 +140,9 @@ PREFIXES = {
 def test_what_stands_before_the_lines(tmp_path, name):
     text = prefixed(PREFIXES[name])
     if name.startswith("a bar"):  # Ray's prefix stands before the bar, and the config has none
-        text = CONFIG + "".join(RAY + PREFIXES[name] + line.removeprefix(RAY) for line in STEPS.splitlines(True))
+        text = CONFIG + "".join(
+            RAY + PREFIXES[name] + line.removeprefix(RAY) for line in STEPS.splitlines(True)
+        )
     (tmp_path / "job.log").write_text(text)
     (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
     assert run.cell == Cell(32, 8, 0) and [p.M for p in run.points] == [0, 2, 4, 6]
@@ -138,7 +150,9 @@ def test_what_stands_before_the_lines(tmp_path, name):
 
 def test_bytes_that_are_no_text_and_output_before_a_step(tmp_path):
     """As when a process prints half a character, or ends no line."""
-    lines = (CONFIG + STEPS).replace(f"{RAY}step:4", f"{RAY}saved. step:4").encode().splitlines(True)
+    lines = (
+        (CONFIG + STEPS).replace(f"{RAY}step:4", f"{RAY}saved. step:4").encode().splitlines(True)
+    )
     lines.insert(-1, f"{RAY}[response] think step:1 - compute: 3\n".encode())
     (tmp_path / "job.log").write_bytes(lines[0] + b"\xe2\x96 \0\n" + b"".join(lines[1:]))
     (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
@@ -147,9 +161,12 @@ def test_bytes_that_are_no_text_and_output_before_a_step(tmp_path):
 
 def test_a_step_that_samples_several_batches_counts_them_all(tmp_path):
     """With dynamic sampling: 3 batches of 96 prompts x 8 in steps 1 to 3, then 1."""
-    config = CONFIG.replace("'train_batch_size': 32", "'train_batch_size': 32, 'gen_batch_size': 96")
+    config = CONFIG.replace(
+        "'train_batch_size': 32", "'train_batch_size': 32, 'gen_batch_size': 96"
+    )
     steps = [
-        step_line(step).rstrip("\n") + f" - train/num_gen_batches:{3 if step < 4 else 1}\n" for step in range(1, 7)
+        step_line(step).rstrip("\n") + f" - train/num_gen_batches:{3 if step < 4 else 1}\n"
+        for step in range(1, 7)
     ]
     (tmp_path / "job.log").write_text(config + step_line(0) + "".join(steps))
     (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
@@ -160,24 +177,31 @@ def test_a_step_that_samples_several_batches_counts_them_all(tmp_path):
 def test_runs_of_two_settings_in_one_file_are_refused(tmp_path):
     (tmp_path / "job.log").write_text(CONFIG + STEPS + CONFIG.replace("'n': 8", "'n': 16") + STEPS)
     with pytest.raises(
-        InputError, match=r"holds runs whose actor_rollout_ref.rollout.n is 8, then 16; .* Split it before line 13\."
+        InputError,
+        match=r"holds runs whose actor_rollout_ref.rollout.n is 8, then 16; .* Split it before line 13\.",
     ):
         read_logs([tmp_path / "job.log"], None, {}, resumed=True)
     failed = CONFIG.replace("'n': 8", "'n': 16")  # it ended before its first step
     (tmp_path / "job.log").write_text(failed + CONFIG + STEPS + failed)
     (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
     assert run.cell == Cell(32, 8, 0)
-    (tmp_path / "job.log").write_text(COMMAND + "\n" + STEPS + COMMAND.replace("n=5", "n=16") + "\n" + step_line(8))
-    with pytest.raises(InputError, match=r"holds runs whose actor_rollout_ref.rollout.n is 5, then 16; .* Split"):
+    (tmp_path / "job.log").write_text(
+        COMMAND + "\n" + STEPS + COMMAND.replace("n=5", "n=16") + "\n" + step_line(8)
+    )
+    with pytest.raises(
+        InputError, match=r"holds runs whose actor_rollout_ref.rollout.n is 5, then 16; .* Split"
+    ):
         read_logs([tmp_path / "job.log"], None, {}, resumed=True)
-    (tmp_path / "job.log").write_text(CONFIG + STEPS + CONFIG + step_line(6) + step_line(7) + step_line(8))
+    (tmp_path / "job.log").write_text(
+        CONFIG + STEPS + CONFIG + step_line(6) + step_line(7) + step_line(8)
+    )
     (run,) = read_logs([tmp_path / "job.log"], None, {}, resumed=True).runs
     assert [p.M for p in run.points] == [0, 2, 4, 6, 8]
 
 
 def test_a_line_that_another_process_goes_on_with_is_two(tmp_path):
-    """Ray's processes write at once, so that a line of one ends where one of another begins: in the config, or before a
-    step; an older Ray writes the worker's group and name."""
+    """Ray's processes write at once, so that a line of one ends where one of another begins: in the
+    config, or before a step; an older Ray writes the worker's group and name."""
     other = "\x1b[36m(pid=80)\x1b[0m \n\x1b[36m(xQkWorkerDict_0:0 WorkerDict pid=80)\x1b[0m {'a': 1}\n\n"
     config = CONFIG.replace("'qwen-n8', ", f"'qwen-n8',{other}{RAY}  ")
     steps = STEPS.replace(f"{RAY}step:4", f"(WorkerDict pid=80, ip=10.0.0.2) saving{RAY}step:4")
@@ -192,21 +216,34 @@ def test_a_line_that_another_process_goes_on_with_is_two(tmp_path):
     [
         (CONFIG.replace("'n': 8", "'n': 1, 'n_agent': 5"), 5),
         (CONFIG.replace("'n': 8", "'n': 4, 'n_agent': 1"), 4),
-        (CONFIG.replace("'n': 8", "'n': 1").replace(" 'data'", " 'env': {'rollout': {'n': 6}}, 'data'"), 6),
+        (
+            CONFIG.replace("'n': 8", "'n': 1").replace(
+                " 'data'", " 'env': {'rollout': {'n': 6}}, 'data'"
+            ),
+            6,
+        ),
         (COMMAND.replace("rollout.n=5", "rollout.n_agent=3") + "\n", 3),
         (CONFIG.replace("'n': 8", "'n': 1, 'n_repeat': 5"), 5),
         (CONFIG.replace("'n': 8", "'n': 1, 'n_trajectories': 8"), 8),
-        (CONFIG.replace("'n': 8", "'n': 1").replace(" 'data'", " 'rollout_manager': {'n_trajectory': 4}, 'data'"), 4),
+        (
+            CONFIG.replace("'n': 8", "'n': 1").replace(
+                " 'data'", " 'rollout_manager': {'n_trajectory': 4}, 'data'"
+            ),
+            4,
+        ),
     ],
 )
 def test_forks_that_repeat_a_problem_before_verl_does(tmp_path, config, n):
-    """Search-R1, verl-agent, Agent-R1, OpenHands and VAGEN keep rollout.n = 1, and have a group's size elsewhere."""
+    """Search-R1, verl-agent, Agent-R1, OpenHands and VAGEN keep rollout.n = 1, and have a group's
+    size elsewhere."""
     (tmp_path / "job.log").write_text(config + STEPS)
     (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
     assert run.cell.n == n and run.points[-1].rollouts == 6 * run.cell.B_p * n
     (tmp_path / "job.log").write_text(config + STEPS + config.replace("_agent=3", "_agent=7"))
     if "_agent=3" in config:
-        with pytest.raises(InputError, match=r"runs whose actor_rollout_ref.rollout.n_agent is 3, then 7"):
+        with pytest.raises(
+            InputError, match=r"runs whose actor_rollout_ref.rollout.n_agent is 3, then 7"
+        ):
             read_logs([tmp_path / "job.log"], None, {})
 
 
@@ -250,31 +287,51 @@ def test_two_runs_in_one_file_are_to_be_split(tmp_path):
         match=r"job.log, line 18: step falls from 6 .* split it where a run starts, or add",
     ):
         read_logs([tmp_path / "job.log"], None, {})
-    with pytest.raises(InputError, match=r"job.log, line 18: step goes back to 0, .*split one that holds two runs"):
+    with pytest.raises(
+        InputError, match=r"job.log, line 18: step goes back to 0, .*split one that holds two runs"
+    ):
         read_logs([tmp_path / "job.log"], None, {}, resumed=True)
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
 def test_lines_that_a_terminal_has_wrapped_are_refused(tmp_path, width):
-    """A cut value is another number: .67 of .672. One such line may be another program's, and is noted."""
-    steps = STEPS.replace(RAY, "").replace(" - response", " - actor/lr:np.float64(1e-06) - response")
-    wrapped = "".join(line[i : i + width] + "\n" for line in steps.splitlines() for i in range(0, len(line), width))
+    """A cut value is another number: .67 of .672. One such line may be another program's, and is
+    noted."""
+    steps = STEPS.replace(RAY, "").replace(
+        " - response", " - actor/lr:np.float64(1e-06) - response"
+    )
+    wrapped = "".join(
+        line[i : i + width] + "\n"
+        for line in steps.splitlines()
+        for i in range(0, len(line), width)
+    )
     (tmp_path / "job.log").write_text(CONFIG + wrapped)
     with pytest.raises(
-        InputError, match=r"looks like the rest of line \d+, .*and so does line \d+; .*Copy the log's file"
+        InputError,
+        match=r"looks like the rest of line \d+, .*and so does line \d+; .*Copy the log's file",
     ):
         read_logs([tmp_path / "job.log"], None, {}, resumed=True)
     longest = max(steps.splitlines(), key=len)
-    (tmp_path / "job.log").write_text(CONFIG + steps.replace(longest, f"{longest[:width]}\n{longest[width:]}"))
-    notes = [note for note in read_logs([tmp_path / "job.log"], None, {}, resumed=True).notes if "wrapped" in note]
+    (tmp_path / "job.log").write_text(
+        CONFIG + steps.replace(longest, f"{longest[:width]}\n{longest[width:]}")
+    )
+    notes = [
+        note
+        for note in read_logs([tmp_path / "job.log"], None, {}, resumed=True).notes
+        if "wrapped" in note
+    ]
     assert len(notes) == 1
 
 
-@pytest.mark.parametrize("between", ["12:00 - INFO: saved to /x\n", "epoch:3\n", f"{RAY}timing/x:0.5\n", NOISE, "\n"])
+@pytest.mark.parametrize(
+    "between", ["12:00 - INFO: saved to /x\n", "epoch:3\n", f"{RAY}timing/x:0.5\n", NOISE, "\n"]
+)
 def test_other_lines_between_steps_are_no_rest(tmp_path, between):
     (tmp_path / "job.log").write_text(CONFIG + between.join(STEPS.splitlines(True)))
     assert not any("wrapped" in note for note in read_logs([tmp_path / "job.log"], None, {}).notes)
-    (tmp_path / "job.log").write_text(CONFIG + between.join(STEPS.replace(RAY, "").splitlines(True)))
+    (tmp_path / "job.log").write_text(
+        CONFIG + between.join(STEPS.replace(RAY, "").splitlines(True))
+    )
     assert not any("wrapped" in note for note in read_logs([tmp_path / "job.log"], None, {}).notes)
 
 
