@@ -1,5 +1,6 @@
 """The nouns of isojax, as plain data. C = B_p * n * M rollouts (IsoCompute Playbook,
-arXiv:2603.12151, section 2)."""
+arXiv:2603.12151, section 2), and more where an update replaces groups of equal rewards by further
+ones (DAPO's dynamic sampling)."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,16 +24,19 @@ class Allocation:
     B_p: int
     n: int
     M: int
+    # Of B_p n rollouts that an update samples on average: above 1 where groups of equal rewards are
+    # replaced.
+    batches: float = 1.0
 
     @property
     def B(self) -> int:
-        """Rollouts per update."""
+        """Rollouts that an update trains on."""
         return self.B_p * self.n
 
     @property
     def C(self) -> int:
-        """Rollouts in all."""
-        return self.B_p * self.n * self.M
+        """Rollouts in all: B_p n M where an update samples one batch."""
+        return round(self.B_p * self.n * self.M * self.batches)
 
 
 @dataclass(frozen=True, order=True)
@@ -322,6 +326,8 @@ class GrowingRun:
     gain: float  # of reward, over the allocation
     gain_interval: Interval
     p_better: float
+    # Of B_p n rollouts that an update of each stage samples on average; empty where it samples one.
+    batches: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -336,7 +342,7 @@ class Risk:
 class Recommendation:
     """How to spend a budget of rollouts. Intervals are None without replicates."""
 
-    allocation: Allocation  # what to run; its C = B_p n M is at most the budget
+    allocation: Allocation  # what to run; its C is at most the budget
     metric: str  # of the reward
     # at the allocation's C, by the curve of its cell or of the nearest measured one
     expected_reward: float

@@ -125,7 +125,8 @@ def print_cells(
         C = cell.rollouts_after(M)
         rates = [f"{rl.learning_rate * rl.rate_factor(span.B):.2g}" for span in (first, last)]
         rate = rates[0] if rates[0] == rates[1] else " to ".join(rates)
-        row = [B_p, n, B, str(M), str(C), rate, str(config.sweep.seeds)]
+        M_text = str(M) if rl.dynamic_sampling is None else f"at most {M}"
+        row = [B_p, n, B, M_text, str(C), rate, str(config.sweep.seeds)]
         if forecast:
             seconds = forecast.cell_seconds[cell.kind]
             speed = (

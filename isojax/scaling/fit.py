@@ -45,6 +45,7 @@ from isojax.scaling.tracks import (
     require_fixed_runs,
     run_clock,
 )
+from isojax.scaling.update_counts import count_updates
 
 # The runs of each (B_p, n), metric and options -> curves and, where the mode has them, their
 # replicates.
@@ -260,10 +261,13 @@ def _frontier_reward(frontier: Frontier, C: float) -> float:
 
 
 def with_clocks(result: FitResult, runs: Sequence[RunRecord]) -> FitResult:
-    """A fit with the wall clock of the runs that it was made from, which no file of a fit holds."""
-    clocks = {run.cell: run_clock(run) for run in runs}
-    timed = [
-        row.model_copy(update={"clock": clocks.get(Cell(row.B_p, row.n, row.seed))})
-        for row in result.runs
-    ]
-    return result.model_copy(update={"runs": tuple(timed)})
+    """A fit with the wall clock of the runs that it was made from, which no file of a fit holds,
+    and their counts of updates, which the files of earlier versions do not hold."""
+    runs_by_cell = {run.cell: run for run in runs}
+    rows = []
+    for row in result.runs:
+        run = runs_by_cell.get(Cell(row.B_p, row.n, row.seed))
+        clock = None if run is None else run_clock(run)
+        updates = row.updates if run is None else count_updates(run)
+        rows.append(row.model_copy(update={"clock": clock, "updates": updates}))
+    return result.model_copy(update={"runs": tuple(rows)})

@@ -4,10 +4,20 @@ high) is the central 90% of the replicates: None where there are none, and an op
 one bound is None."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from isojax.core.atomic_files import read_file
 from isojax.core.errors import InputError
@@ -36,6 +46,22 @@ class FitFlag(ResultRow):
     text: str
 
 
+class CountedUpdates(ResultRow):
+    """How many updates M a run had made after C rollouts, at evaluations spread over it, both
+    rising."""
+
+    C: Annotated[tuple[int, ...], Field(min_length=2)]
+    M: Annotated[tuple[int, ...], Field(min_length=2)]
+
+    @model_validator(mode="after")
+    def _check_rising(self) -> Self:
+        if len(self.C) != len(self.M) or any(
+            a >= b for numbers in (self.C, self.M) for a, b in pairwise(numbers)
+        ):
+            raise ValueError("expected as many C as M, each rising")
+        return self
+
+
 class FittedRun(ResultRow):
     """A run that was fitted; C_max and final_reward are those of its last evaluation. Its clock
     (None: not known) is no part of fit.json, which is the same, to the bit, wherever and however
@@ -49,6 +75,17 @@ class FittedRun(ResultRow):
     final_reward: float
     imported: bool = False  # from a log of another trainer
     clock: InstanceOf[Clock] | None = Field(default=None, exclude=True)
+    # Where an update samples more than B_p n rollouts (dynamic sampling); the key is absent where C
+    # = B_p n M.
+    updates: CountedUpdates | None = None
+
+    # Without a return type, for which the JSON schema would be that of any object.
+    @model_serializer(mode="wrap")
+    def _without_absent_updates(self, serialize: SerializerFunctionWrapHandler):
+        row: dict[str, Any] = serialize(self)
+        if self.updates is None:
+            row.pop("updates", None)
+        return row
 
 
 class IntervalSettings(ResultRow):
@@ -357,6 +394,12 @@ class FitResult(ResultRow):
         ):
             raise ValueError("a curve has no draws")
         return self
+
+    @property
+    def has_dynamic_sampling(self) -> bool:
+        """Whether updates sample more than one batch of B_p n rollouts, so that C is not B_p n
+        M."""
+        return any(run.updates is not None for run in self.runs)
 
     @property
     def reward_name(self) -> str:

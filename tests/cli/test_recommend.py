@@ -437,3 +437,56 @@ def test_budgets_that_are_none(
     recommend: Callable[..., Outcome], words: tuple[str, ...], said: str
 ) -> None:
     assert said in error_of(recommend(*words))
+
+
+def test_a_log_of_dynamic_sampling_has_the_updates_that_it_counts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """verl's DAPO with batches of 8 problems, of which 4 are trained on: 20 steps of one and 20 of
+    two batches are 20 updates of 64 and 20 of 128 rollouts, of B = 32 each; C = 3,840 is M = 40,
+    not 120."""
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {
+            "step": M,
+            "data": {
+                "val-core/x/acc/mean@4": 0.1 + 0.6 * M / (M + 10),
+                "train/num_gen_batches": 1 + (M > 20),
+            },
+        }
+        for M in range(1, 41)
+    ]
+    Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def run(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["isojax", *words])
+        with pytest.raises(SystemExit) as e:
+            app.main()
+        assert e.value.code == 0
+        return capsys.readouterr().out
+
+    run(
+        "records",
+        "import",
+        "log.jsonl",
+        "--from",
+        "verl",
+        "--map",
+        "B_p=4,n=8,sampled_B_p=8",
+        "--out",
+        "runs/logs",
+    )
+    answer = json.loads(run("recommend", "runs/logs", "--budget", "3840", "--json"))
+    assert (answer["M"], answer["C"], answer["batches"]) == (40, 3840, 3.0)
+    # 1,280 rollouts are the first 20 updates; beyond the data an update takes 128 rollouts, as in
+    # the last half of C.
+    assert json.loads(run("recommend", "runs/logs", "--budget", "1280", "--json"))["M"] == 20
+    assert json.loads(run("recommend", "runs/logs", "--budget", "5120", "--json"))["M"] == 50
+    run("recommend", "runs/logs", "--budget", "3840", "--write", "next.yaml", "--for", "verl")
+    written = yaml.safe_load(Path("next.yaml").read_text())
+    assert (
+        written["trainer"]["total_training_steps"] == 40
+        and written["algorithm"]["filter_groups"]["enable"]
+    )
+    seen = json.loads(run("watch", "runs/logs", "--updates", "50", "--json"))
+    assert seen["C_end"] == 5120

@@ -266,6 +266,15 @@ def test_the_end_in_updates_counts_the_batches_of_a_step_and_the_stages_of_a_sch
     )
 
 
+def test_the_end_in_updates_goes_on_by_the_newest_batches() -> None:
+    """12 updates of two batches of 128 rollouts, then 12 of four; the last half of these 9,216
+    rollouts, from C = 4,608 on, takes four, and so do 16 updates more."""
+    C_after = [256 * min(M, 12) + 512 * max(M - 12, 0) for M in range(25)]
+    points = tuple(EvalPoint(C, M, C, 0, {"avg@4": 0.2}) for M, C in enumerate(C_after))
+    run = RunRecord(Cell(16, 8, 0), points)
+    assert watch_command.find_end(run, Path("log"), None, "40") == (9216 + 16 * 512, "--updates")
+
+
 def test_a_log_whose_steps_fall_is_watched_on_request(isojax: Command, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(HEADER + "".join(rows(3) + rows(4)[1:]))
     code, _, err = isojax(*WATCH)

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 # 48 training problems are 6 batches an epoch, and groups of the tiny task are often of equal
 # rewards
 WORDS = (
@@ -65,6 +67,23 @@ def test_counted_killed_and_resumed(isojax: Any) -> None:
     assert [p["rollouts"] for p in points[1:]] == [by_update[p["M"]] for p in points[1:]]
     assert all(p["rollouts"] >= p["target"] for p in points)
     assert points[-1]["rollouts"] > 32 * points[-1]["M"], "no group was replaced"
+
+    # A recommendation for the C of this run is its own M; one batch an update would say more.
+    last = points[-1]
+    words = ("recommend", "runs/whole", "--budget", str(last["rollouts"]), "--json")
+    answer = json.loads(isojax(*words, "--write", "next.yaml", "--for", "verl").stdout)
+    assert (answer["B_p"], answer["n"], answer["M"], answer["C"]) == (
+        8,
+        4,
+        last["M"],
+        last["rollouts"],
+    )
+    assert answer["batches"] == last["rollouts"] / (32 * last["M"]) > 1
+    verl = yaml.safe_load(Path(isojax.folder, "next.yaml").read_text())
+    assert (
+        verl["trainer"]["total_training_steps"] == last["M"]
+        and verl["algorithm"]["filter_groups"]["enable"]
+    )
 
     process = isojax.fork(*WORDS, "name=killed", "run.checkpoint_seconds=0")
     last = time.monotonic() + 200

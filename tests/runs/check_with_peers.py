@@ -93,7 +93,17 @@ def check_verl(path: Path, answer: dict[str, Any]) -> None:
     expect("actor_rollout_ref.actor.ppo_epochs", actor["ppo_epochs"], 1)
     expect("algorithm.adv_estimator", config["algorithm"]["adv_estimator"], "grpo")
     expect("trainer.total_training_steps", config["trainer"]["total_training_steps"], answer["M"])
-    expect("trainer.total_epochs", config["trainer"]["total_epochs"], answer["M"])
+    if "batches" in answer:  # of a sweep with dynamic sampling
+        filter_groups = config["algorithm"]["filter_groups"]
+        expect("algorithm.filter_groups.enable", filter_groups["enable"], True)
+        expect("data.gen_batch_size", config["data"]["gen_batch_size"], answer["B_p"])
+        expect(
+            "trainer.total_epochs",
+            config["trainer"]["total_epochs"] >= answer["M"] * answer["batches"],
+            True,
+        )
+    else:
+        expect("trainer.total_epochs", config["trainer"]["total_epochs"], answer["M"])
     expect("defaults kept (data.prompt_key)", config["data"]["prompt_key"], "prompt")
 
 
@@ -107,9 +117,8 @@ def module_file(package: str, *parts: str) -> Path:
 
 def check_openrlhf(path: Path, answer: dict[str, Any]) -> None:
     """Its parser knows every argument."""
-    given = dict(
-        line[2:].split() for line in path.read_text().splitlines() if line.startswith("--")
-    )
+    lines = [line[2:] for line in path.read_text().splitlines() if line.startswith("--")]
+    given = {name: value for name, _, value in (line.partition(" ") for line in lines)}
     text = module_file("openrlhf", "cli", "train_ppo_ray.py").read_text()
     for name in given:
         expect(f"--{name} is an argument", f'"--{name}"' in text, True)

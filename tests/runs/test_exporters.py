@@ -10,7 +10,7 @@ import yaml
 
 from isojax.core.config import load_config
 from isojax.core.errors import InputError
-from isojax.core.nouns import GrowingRun
+from isojax.core.nouns import Allocation, GrowingRun
 from isojax.runs.exporters import exporter
 from isojax.scaling.allocate.recommend import recommend
 from tests.scaling.documents import document
@@ -269,3 +269,95 @@ def test_a_fork_adds_a_framework(tmp_path, monkeypatch):
         InputError, match=f"exporters plug-in 'nemo': no such module; expected one of {known}"
     ):
         rendered("nemo")
+
+
+# 195 updates of two batches of 16 x 16 are the 99,840 rollouts of 390 updates of one batch.
+TWO_BATCHES = replace(CHOSEN, allocation=Allocation(16, 16, 195, batches=2.0))
+DYNAMIC = load_config("quickstart", ["cell.rl.dynamic_sampling=6", "cell.rl.max_staleness=null"])
+
+
+def test_verl_replaces_groups_too():
+    for saved in (DYNAMIC, None):  # a log says by its C alone that groups were replaced
+        text = rendered("verl", TWO_BATCHES, saved)
+        result = yaml.safe_load(text)
+        assert result["data"] == {"train_batch_size": 16, "gen_batch_size": 16}
+        assert result["algorithm"] == {
+            "adv_estimator": "grpo",
+            "filter_groups": {"enable": True, "metric": "acc", "max_num_gen_batches": 0},
+        }
+        # A pass over a dataset of one batch is half an update on average: 390 passes, and as many
+        # again.
+        assert result["trainer"] == {"total_training_steps": 195, "total_epochs": 780}
+        assert (
+            "M = 195 updates of 2.00 batches on average; C = 99840 rollouts."
+            in text.splitlines()[0]
+        )
+
+
+def test_nemo_rl_replaces_groups_too():
+    result = yaml.safe_load(rendered("nemo_rl", TWO_BATCHES, DYNAMIC))
+    assert result["grpo"] == {
+        "num_prompts_per_step": 16,
+        "num_generations_per_prompt": 16,
+        "max_num_steps": 195,
+        "max_num_epochs": 780,
+        "use_dynamic_sampling": True,
+        "batch_multiplier": 1,
+        "dynamic_sampling_max_gen_batches": 12,  # twice the recipe's limit, where NeMo-RL gives up
+    }
+    logged = yaml.safe_load(rendered("nemo_rl", TWO_BATCHES))
+    assert logged["grpo"]["dynamic_sampling_max_gen_batches"] == 10
+
+
+def test_openrlhf_replaces_groups_too():
+    """It counts the prompts that it samples: 99,840 rollouts are 6,240 of them."""
+    text = rendered("openrlhf", TWO_BATCHES, DYNAMIC)
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert "--data.max_samples 6240" in lines and lines[-1] == "--algo.dynamic_filtering_enable"
+    assert "# With a dataset of D < C / n = 6240 prompts, train.num_episodes is 6240 / D." in text
+
+
+@pytest.mark.parametrize(
+    ("name", "trainer", "M_key"),
+    [
+        ("trl", "TRL", "max_steps"),
+        ("tunix", "Tunix", "num_batches"),
+        ("maxtext", "MaxText", "num_batches"),
+    ],
+)
+def test_trainers_without_dynamic_sampling_say_so(name, trainer, M_key):
+    """They spend the same rollouts on updates of one batch."""
+    text = rendered(name, TWO_BATCHES, DYNAMIC)
+    assert yaml.safe_load(text)[M_key] == 390
+    assert f"# {trainer} has no dynamic sampling: groups of equal rewards stay" in text
+    assert "these 99840 rollouts are M = 390 updates" in text
+    assert rendered(name, TWO_BATCHES).count("has no dynamic sampling") == 1
+    assert "dynamic sampling" not in rendered(name)
+
+
+def test_isojaxs_config_keeps_its_dynamic_sampling():
+    result = yaml.safe_load(rendered("isojax", TWO_BATCHES, DYNAMIC))
+    assert result["cell"]["rl"]["dynamic_sampling"] == 6
+    assert (result["sweep"]["budget"], result["name"]) == (99840, "quickstart-16x16-C99840")
+
+
+def test_the_stages_of_a_schedule_have_their_own_batches():
+    """Of 1,000, 19,000 and 79,840 rollouts at 64, 128 and 256 a batch, updates take 1, 2 and 4
+    batches."""
+    growing = replace(SERIES.growing, batches=(1.0, 2.0, 4.0))
+    series = replace(TWO_BATCHES, growing=growing)
+    M = [1000 // 64, 19_000 // 256, 79_840 // 1024]
+    verl_runs = [yaml.safe_load(text) for text in growing_of("verl")(series, DYNAMIC, "best")]
+    assert [run["trainer"]["total_training_steps"] for run in verl_runs] == [
+        M[0],
+        sum(M[:2]),
+        sum(M),
+    ]
+    trl_runs = [yaml.safe_load(text) for text in growing_of("trl")(series, DYNAMIC, "best")]
+    # TRL spends each stage's rollouts on updates of one batch.
+    assert [run["max_steps"] for run in trl_runs] == [M[0], 2 * M[1], 4 * M[2]]
+    short = replace(
+        series, growing=replace(growing, schedule="16x4, 16x8 from 1000, 16x16 from 99000")
+    )
+    # 840 rollouts are less than an update of four batches
+    assert len(growing_of("verl")(short, DYNAMIC, "best")) == 2

@@ -4,9 +4,9 @@ so."""
 import math
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from rich.markup import escape
 from typer import Argument, Option
@@ -19,7 +19,7 @@ from isojax.core.atomic_files import write_text
 from isojax.core.config import load_config
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_SIZE
-from isojax.core.nouns import Recommendation
+from isojax.core.nouns import Allocation, Recommendation
 from isojax.core.tabular import parse_number
 from isojax.core.terminal import format_hours
 from isojax.report import wording
@@ -78,7 +78,8 @@ def recommend(
     problem, updates.
 
     n is that of the measured cell with the highest expected reward (in mode paper, n*(C)), B_p the
-    smallest stable one that loses at most --epsilon of reward, M = floor(C / (n B_p)).
+    smallest stable one that loses at most --epsilon of reward, M = floor(C / (n B_p)), or less, as
+    measured, where updates replace groups.
 
     \b
     Examples
@@ -103,12 +104,17 @@ def recommend(
         )
     written = [] if write is None else write_configs(write, run, exporter, recommendation, growing)
     if as_json:
-        allocation = {
-            name: getattr(recommendation.allocation, name) for name in ("B_p", "n", "M", "B", "C")
+        allocation = _allocation_document(recommendation.allocation) | {
+            name: getattr(recommendation.allocation, name) for name in ("B", "C")
         }
         answer = {
             name: value for name, value in vars(recommendation).items() if name != "allocation"
         }
+        if recommendation.next_run is not None:
+            next_allocation = _allocation_document(recommendation.next_run.allocation)
+            answer["next_run"] = vars(recommendation.next_run) | {"allocation": next_allocation}
+        if recommendation.growing is not None:
+            answer["growing"] = _without_single_batches(vars(recommendation.growing), ())
         cost = (
             None
             if price is None or recommendation.device_hours is None
@@ -139,6 +145,15 @@ def recommend(
         file, folder, name = map(shlex.quote, (str(path), str(path.parent), path.stem))
         how = template.format(file=file, folder=folder, name=name)
         print_line(f"wrote {path}; run it {'then ' * (number > 0)}with: {how}")
+
+
+def _allocation_document(allocation: Allocation) -> dict[str, Any]:
+    return _without_single_batches(vars(allocation), 1.0)
+
+
+def _without_single_batches(document: Mapping[str, Any], single: Any) -> dict[str, Any]:
+    """Without the key `batches` where an update takes one batch."""
+    return {name: value for name, value in document.items() if name != "batches" or value != single}
 
 
 def fit_on_devices(fit: FitResult, devices: int | None, run: Path) -> FitResult:

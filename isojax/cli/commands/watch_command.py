@@ -38,6 +38,7 @@ from isojax.scaling.checks.run_health import health_flags
 from isojax.scaling.intervals import LEVEL
 from isojax.scaling.run_watch import RunWatch, WatchedRun
 from isojax.scaling.tracks import RunTrack, check_reward
+from isojax.scaling.update_counts import UpdateCounts, count_updates
 
 POLL_SECONDS = 2.0  # between two looks at the size of a log
 DEFAULT_END = 2  # times the C of the newest evaluation
@@ -239,11 +240,13 @@ def _rollouts_at(run: RunRecord, M: int) -> float:
     if run.cell.schedule:
         span = _span_at(run, M)
         return float(span.C + (M - span.M) * span.B)
+    if (counted := count_updates(run)) is not None:
+        return float(UpdateCounts.of(run.cell.B, [counted]).rollouts(M))
     last, planned = run.points[-1], run.cell.rollouts_after(run.points[-1].M)
     # as M of a log without steps is rounded
     if abs(last.rollouts - planned) <= run.cell.B / 2 or not planned:
         return float(run.cell.rollouts_after(M))
-    return M / last.M * last.rollouts  # a step that filters groups samples more than it trains on
+    return M / last.M * last.rollouts  # a step that is a part of a batch
 
 
 def _span_at(run: RunRecord, M: int) -> Span:

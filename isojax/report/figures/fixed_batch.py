@@ -1,6 +1,7 @@
 """B_p against n at a fixed batch B = B_p n (paper's Figs. 9, 18, 19), where a budget is M = C / B
 updates, with n*(M) and B_p*(M) = B / n*(M). Departs from the paper: all B side by side, a law only
-where not rejected, intervals."""
+where not rejected, intervals; where an update samples several batches, C / B counts batches, of
+which M updates are made."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,7 @@ def fixed_batch_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | No
     colours = canvas.n_palette(all_n(fit))
     fig = canvas.new_figure(max(7.0, 4.9 * len(batches)), 7.0)
     grid = fig.add_gridspec(2, len(batches), height_ratios=[1.5, 1.0])
+    C_label = "C / B (batches)" if fit.has_dynamic_sampling else "M (updates)"
     reward_axes: list[Axes] = []
     for i, batch in enumerate(batches):
         is_first, is_last = i == 0, i == len(batches) - 1
@@ -44,7 +46,7 @@ def fixed_batch_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | No
         reward_label = f"validation reward ({canvas.escape_label(fit.metric)})" if is_first else ""
         canvas.style_axes(ax, f"B = {batch.B}", "", reward_label)
         n_star_ax = fig.add_subplot(grid[1, i], sharex=ax)
-        canvas.style_axes(n_star_ax, "", "M (updates)", "compute-optimal n" if is_first else "")
+        canvas.style_axes(n_star_ax, "", C_label, "compute-optimal n" if is_first else "")
         _draw_n_star_of_M(n_star_ax, batch, colours)
         ns = sorted(curve.n for curve in fit.curves if curve.B_p * curve.n == batch.B)
         _label_n_and_B_p(n_star_ax, batch.B, ns, "$B_p^* = B / n^*$" if is_last else "")

@@ -1,7 +1,8 @@
 """What to run at a budget, and the interactive part of the page that shows it. An answer is what
 `isojax recommend` answers, or, for other units of C, what leads the frontier. Python makes every
 number, an answer for each of about 150 budgets and every view; page.js looks them up, and
-calculates only M = floor(C / (B_p n)) for the budget typed.
+calculates only M for the budget typed: floor(C / (B_p n)), by the batches of the nearest answer
+where an update samples several.
 
 The two charts are plotly traces and layouts. The page chooses the colours, as it knows whether it
 is light or dark: a trace's `meta` names what it shows. Text is escaped, because plotly reads some
@@ -77,6 +78,8 @@ def answer_row(fit: FitResult, C: float, B_p: int | None = None) -> dict[str, An
         words = f"{wording.sentence_of(best.tie)} This is the smallest."
     if fit.nothing_learnt:
         words = "No run learnt anything, so no n is better than another: this is the smallest."
+    if best.allocation.batches != 1.0:
+        row |= {"batches": best.allocation.batches}
     return row | {"M": best.allocation.M, "extrapolated": best.extrapolated, "words": words}
 
 

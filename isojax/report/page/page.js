@@ -1,4 +1,5 @@
-// The page's controls. explorer.py makes every number shown; the only formula here is M = floor(C / (B_p n)).
+// The page's controls. explorer.py makes every number shown; the only formula here is M = floor(C / (B_p n)),
+// of several batches where an update samples several (row.batches).
 (() => {
   "use strict";
   const content = JSON.parse(document.getElementById("data").textContent);
@@ -69,7 +70,8 @@
 
   function fill(row, refusal) {
     const answered = row !== null && row.why === undefined;
-    const M = answered && row.M !== undefined ? Math.floor(state.C / (row.B_p * row.n)) : null;
+    const updates = () => Math.floor(state.C / (row.B_p * row.n * (row.batches ?? 1)));
+    const M = answered && row.M !== undefined ? updates() : null;
     const put = (id, value) => { at(id).textContent = answered ? value : "–"; };
     put("out-n", answered && whole(row.n));
     put("out-B_p", answered && whole(row.B_p));

@@ -4,12 +4,14 @@ decorator `@exporter(how_to_run=...)`. sweep_config is None for imported logs.""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import ceil
 
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation, GrowingRun, Recommendation
 from isojax.core.plugins import Plugin, PluginKind
-from isojax.core.schedule import parse_schedule, stage_spans
+from isojax.core.schedule import FittedSchedule, GradientSchedule, parse_schedule, stage_spans
 
 
 @dataclass(frozen=True)
@@ -50,16 +52,103 @@ def recommended_growth(recommendation: Recommendation) -> GrowingRun:
 
 def growing_stages(recommendation: Recommendation) -> Iterator[GrowingStage]:
     """The recommended schedule as runs that follow one another; InputError where there is none."""
-    growing, C_end = recommended_growth(recommendation), recommendation.allocation.C
-    stages = parse_schedule(growing.schedule)
-    assert isinstance(stages, tuple)  # a recommendation has explicit stages
-    spans = [span for span in stage_spans(stages) if span.C + span.B <= C_end]
-    M_ends = [*(span.M for span in spans[1:]), spans[-1].M + (C_end - spans[-1].C) // spans[-1].B]
-    for number, (span, M_end) in enumerate(zip(spans, M_ends, strict=True), 1):
-        allocation = Allocation(span.B_p, span.n, M_end - span.M)
+    growing = recommended_growth(recommendation)
+    parts = _stage_allocations(growing, recommendation.allocation.C)
+    M_ends = accumulate(part.allocation.M for part in parts)
+    for number, (part, M_end) in enumerate(zip(parts, M_ends, strict=True), 1):
         series = f"one run whose n grows ({growing.schedule}), expected to end at {growing.expected_reward:.3f}"
-        note = f"Run {number} of {len(spans)}, from C = {span.C} on: together they are {series}."
-        yield GrowingStage(number, replace(recommendation, allocation=allocation), M_end, note)
+        note = (
+            f"Run {number} of {len(parts)}, from C = {part.C_start} on: together they are {series}."
+        )
+        yield GrowingStage(number, replace(recommendation, allocation=part.allocation), M_end, note)
+
+
+@dataclass(frozen=True)
+class StageAllocation:
+    """A stage of a schedule that has an update."""
+
+    C_start: int
+    allocation: Allocation
+
+
+def _stage_allocations(growing: GrowingRun, C_end: int) -> list[StageAllocation]:
+    stages = parse_schedule(growing.schedule)
+    # A recommendation has explicit stages.
+    assert not isinstance(stages, GradientSchedule | FittedSchedule)
+    if not growing.batches:
+        spans = [span for span in stage_spans(stages) if span.C + span.B <= C_end]
+        M_ends = [
+            *(span.M for span in spans[1:]),
+            spans[-1].M + (C_end - spans[-1].C) // spans[-1].B,
+        ]
+        return [
+            StageAllocation(span.C, Allocation(span.B_p, span.n, M_end - span.M))
+            for span, M_end in zip(spans, M_ends, strict=True)
+        ]
+
+    C_ends = [*(stage.C for stage in stages[1:]), C_end]
+    parts = []
+    for stage, C_stop, batches in zip(stages, C_ends, growing.batches, strict=True):
+        M = int((C_stop - stage.C) // (stage.B_p * stage.n * batches))
+        if M > 0:
+            parts.append(StageAllocation(stage.C, Allocation(stage.B_p, stage.n, M, batches)))
+    return parts
+
+
+# Of trainers that go on sampling until no group of equal rewards is left.
+KEPT_GROUPS = (
+    "isojax keeps groups that are still equal after the last batch that its recipe allows."
+)
+
+
+@dataclass(frozen=True)
+class DynamicSampling:
+    """That updates replace groups of equal rewards by those of further problems (DAPO)."""
+
+    # batches of an update at most, after which equal groups stay; None: not known, as of a log
+    limit: int | None
+    batches: float  # of an update, on average
+
+    def epochs(self, M: int) -> int:
+        """For trainers that end after so many passes over their dataset: twice as many as M updates
+        take where it holds one batch, so that they end after M updates."""
+        return ceil(2 * M * self.batches)
+
+
+def dynamic_sampling(
+    recommendation: Recommendation, sweep_config: Config | None
+) -> DynamicSampling | None:
+    """As the measured runs had it; None where they had none."""
+    limit = None if sweep_config is None else sweep_config.cell.rl.dynamic_sampling
+    batches = recommendation.allocation.batches
+    return None if limit is None and batches == 1.0 else DynamicSampling(limit, batches)
+
+
+@dataclass(frozen=True)
+class OneBatch:
+    """A recommendation for a trainer without dynamic sampling, and what its user should know of
+    that."""
+
+    recommendation: Recommendation
+    notes: tuple[str, ...]
+
+
+def without_dynamic_sampling(
+    recommendation: Recommendation, sweep_config: Config | None, trainer: str
+) -> OneBatch:
+    """As many rollouts, in updates of one batch each."""
+    sampling = dynamic_sampling(recommendation, sweep_config)
+    allocation = recommendation.allocation
+    if sampling is None:
+        return OneBatch(recommendation, ())
+
+    M = allocation.C // allocation.B
+    note = (
+        f"{trainer} has no dynamic sampling: groups of equal rewards stay, and an update takes one batch, so that "
+        f"these {allocation.C} rollouts are M = {M} updates. The expected reward is that of runs with dynamic sampling."
+    )
+    plain = Allocation(allocation.B_p, allocation.n, M)
+    return OneBatch(replace(recommendation, allocation=plain), (note,))
 
 
 def header_comments(
@@ -83,10 +172,13 @@ def header_comments(
         else ""
     )
     first = recommendation.nothing_learnt or recommendation.tie
+    batches_text = (
+        "" if allocation.batches == 1.0 else f" of {allocation.batches:.2f} batches on average"
+    )
     lines = [
         *([f"{first[:1].upper()}{first[1:]}."] if first else []),
         f"isojax recommend: B_p = {allocation.B_p} problems per batch, n = {allocation.n} rollouts per problem, M = "
-        f"{allocation.M} updates; C = {allocation.C} rollouts.",
+        f"{allocation.M} updates{batches_text}; C = {allocation.C} rollouts.",
         *([reward_text, *recommendation.reasons] if stage is None else [stage.note]),
         *([f"Risk: {recommendation.risk_summary}."] if recommendation.risks else []),
         *(f"warning: {warning}" for warning in recommendation.further_warnings),
@@ -100,8 +192,9 @@ def header_comments(
 
 def small_dataset_note(allocation: Allocation, epochs_key: str, other_settings: str = "") -> str:
     """For trainers that end after so many passes over their dataset, also before M updates."""
-    prompts = allocation.B_p * allocation.M
-    return f"With a dataset of D < B_p M = {prompts} prompts, {other_settings}{epochs_key} is {prompts} / D."
+    prompts = allocation.C // allocation.n
+    formula = "B_p M" if allocation.batches == 1.0 else "C / n"
+    return f"With a dataset of D < {formula} = {prompts} prompts, {other_settings}{epochs_key} is {prompts} / D."
 
 
 def _learning_rate_text(B: int, sweep_config: Config | None) -> str:

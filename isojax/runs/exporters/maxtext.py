@@ -7,14 +7,21 @@ times."""
 from isojax.core.config import Config
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import exporter, header_comments, small_dataset_note
+from isojax.runs.exporters import (
+    exporter,
+    header_comments,
+    small_dataset_note,
+    without_dynamic_sampling,
+)
 
 HOW_TO_RUN = "python -m maxtext.trainers.post_train.rl.train_rl {file} model_name=... load_parameters_path=..."
 
 
 @exporter(how_to_run=HOW_TO_RUN)
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
-    allocation = recommendation.allocation
+    one_batch = without_dynamic_sampling(recommendation, sweep_config, "MaxText")
+    recommendation = one_batch.recommendation
+    allocation = one_batch.recommendation.allocation
     config = {
         "base_config": "rl.yml",
         "batch_size": allocation.B_p,
@@ -24,6 +31,7 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         "rl": {"num_generations": allocation.n, "num_iterations": 1},
     }
     notes = [
+        *one_batch.notes,
         "Put this file into the folder of MaxText's rl.yml, on which it builds.",
         small_dataset_note(allocation, "num_epoch", "num_batches is D / B_p, and "),
     ]

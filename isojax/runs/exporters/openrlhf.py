@@ -2,12 +2,19 @@
 
 OpenRLHF counts rollout.batch_size in prompts and train.batch_size in completions: with B = B_p n,
 and one epoch, every rollout is used once by the policy that drew it. It ends after max_samples
-prompts of each episode."""
+prompts of each episode, which its dynamic filtering takes one by one for groups that it
+replaces."""
 
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Recommendation
-from isojax.runs.exporters import exporter, header_comments, small_dataset_note
+from isojax.runs.exporters import (
+    KEPT_GROUPS,
+    dynamic_sampling,
+    exporter,
+    header_comments,
+    small_dataset_note,
+)
 
 HOW_TO_RUN = "grep -v '^#' {file} | xargs python -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path ..."
 
@@ -16,6 +23,7 @@ HOW_TO_RUN = "grep -v '^#' {file} | xargs python -m openrlhf.cli.train_ppo_ray -
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     """The arguments; InputError for n = 1, which OpenRLHF's group_norm refuses."""
     allocation = recommendation.allocation
+    sampling = dynamic_sampling(recommendation, sweep_config)
     if allocation.n < 2:
         raise InputError(
             f"n = {allocation.n} rollouts per problem; OpenRLHF's group_norm expects at least 2."
@@ -26,11 +34,17 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         "train.batch_size": allocation.B,
         "train.max_epochs": 1,
         "train.num_episodes": 1,
-        "data.max_samples": allocation.B_p * allocation.M,
+        "data.max_samples": allocation.C // allocation.n,
         "algo.advantage.estimator": "group_norm",
     }
     notes = [small_dataset_note(allocation, "train.num_episodes")]
     lines = [f"--{name} {value}\n" for name, value in arguments.items()]
+    if sampling is not None:
+        lines.append("--algo.dynamic_filtering_enable\n")
+        notes.append(
+            f"OpenRLHF replaces groups whose mean reward is 0 or 1, one by one. {KEPT_GROUPS}"
+        )
+        notes.append("It needs reward.remote_url or train.agent_func_path for that.")
     return header_comments(
         recommendation, sweep_config, "actor.adam.lr", notes, HOW_TO_RUN
     ) + "".join(lines)

@@ -10,7 +10,13 @@ from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import GrowingStage, exporter, growing_stages, header_comments
+from isojax.runs.exporters import (
+    GrowingStage,
+    exporter,
+    growing_stages,
+    header_comments,
+    without_dynamic_sampling,
+)
 
 HOW_TO_RUN = (
     "trl grpo --config {file} --model_name_or_path ... --dataset_name ... --reward_funcs ..."
@@ -43,7 +49,9 @@ def render(
 ) -> str:
     """The arguments as YAML; InputError for n = 1, which TRL's GRPO refuses. `stage`, `folders`: of
     a series."""
-    allocation = recommendation.allocation
+    one_batch = without_dynamic_sampling(recommendation, sweep_config, "TRL")
+    recommendation = one_batch.recommendation
+    allocation = one_batch.recommendation.allocation
     if allocation.n < 2:
         raise InputError(
             f"n = {allocation.n} rollouts per problem; TRL's GRPO expects at least 2, which it compares."
@@ -61,9 +69,8 @@ def render(
         **(folders or {}),
     }
     how_to_run = HOW_TO_RUN if stage is None or stage.number == 1 else HOW_TO_GO_ON
-    notes = [
-        f"On G processes divide gradient_accumulation_steps by G: an update takes {allocation.B} completions."
-    ]
+    on_processes = "On G processes divide gradient_accumulation_steps by G"
+    notes = [*one_batch.notes, f"{on_processes}: an update takes {allocation.B} completions."]
     header = header_comments(
         recommendation, sweep_config, "learning_rate", notes, how_to_run, stage
     )

@@ -7,14 +7,21 @@ max_steps) stays in your config."""
 from isojax.core.config import Config
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import exporter, header_comments, small_dataset_note
+from isojax.runs.exporters import (
+    exporter,
+    header_comments,
+    small_dataset_note,
+    without_dynamic_sampling,
+)
 
 HOW_TO_RUN = "python -m tunix.cli.grpo_main BASE.yaml override_config_file={file}"
 
 
 @exporter(how_to_run=HOW_TO_RUN)
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
-    allocation = recommendation.allocation
+    one_batch = without_dynamic_sampling(recommendation, sweep_config, "Tunix")
+    recommendation = one_batch.recommendation
+    allocation = one_batch.recommendation.allocation
     overrides = {
         "batch_size": allocation.B_p,
         "num_batches": allocation.M,
@@ -22,6 +29,7 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     }
     sizes = f"leave out mini_batch_size and max_steps, or set them to {allocation.B_p} and {allocation.M}"
     notes = [
+        *one_batch.notes,
         f"In rl_training_config of BASE.yaml {sizes}.",
         small_dataset_note(allocation, "num_train_epochs", "num_batches is D / B_p, and "),
     ]

@@ -3,18 +3,32 @@ of its defaults.
 
 verl counts data.train_batch_size and ppo_mini_batch_size in prompts: equal, and with one epoch,
 every rollout is used once by the policy that drew it. Its loop ends after total_epochs even where
-total_training_steps is not reached; an epoch is at least one update, so M epochs never end
-first."""
+total_training_steps is not reached; an epoch is at least one update, so M epochs never end first.
+
+Its dynamic sampling (algorithm.filter_groups) replaces groups whose `metric` is the same for all
+rollouts. main_ppo of verl 0.9 replaces them one by one and ignores gen_batch_size and
+max_num_gen_batches; main_dapo of its recipe samples batches of gen_batch_size problems, and ends
+with an error after max_num_gen_batches of them (0: no limit)."""
+
+from typing import Any
 
 from isojax.core.config import Config
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import GrowingStage, exporter, growing_stages, header_comments
+from isojax.runs.exporters import (
+    KEPT_GROUPS,
+    GrowingStage,
+    dynamic_sampling,
+    exporter,
+    growing_stages,
+    header_comments,
+)
 
 HOW_TO_RUN = (
     "python -m verl.trainer.main_ppo --config-dir={folder} --config-name={name} data.train_files=... "
     "actor_rollout_ref.model.path=..."
 )
+FILTER_METRIC = "acc"
 
 
 def render_growing(
@@ -37,12 +51,15 @@ def render(
 ) -> str:
     """The overrides as YAML. `stage`, and the folder of its checkpoints: of a series."""
     allocation = recommendation.allocation
+    sampling = dynamic_sampling(recommendation, sweep_config)
     M_end = allocation.M if stage is None else stage.M_end
     trainer: dict[str, int | str] = {"total_training_steps": M_end, "total_epochs": M_end}
+    data = {"train_batch_size": allocation.B_p}
+    algorithm: dict[str, Any] = {"adv_estimator": "grpo"}
     overrides = {
         "defaults": ["ppo_trainer", "_self_"],
-        "data": {"train_batch_size": allocation.B_p},
-        "algorithm": {"adv_estimator": "grpo"},
+        "data": data,
+        "algorithm": algorithm,
         "actor_rollout_ref": {
             "rollout": {"n": allocation.n},
             "actor": {"ppo_mini_batch_size": allocation.B_p, "ppo_epochs": 1},
@@ -50,6 +67,17 @@ def render(
         "trainer": trainer,
     }
     notes = [f"B = {allocation.B} rollouts per update must be a multiple of the number of GPUs."]
+    if sampling is not None:
+        data["gen_batch_size"] = allocation.B_p
+        algorithm["filter_groups"] = {
+            "enable": True,
+            "metric": FILTER_METRIC,
+            "max_num_gen_batches": 0,
+        }
+        trainer["total_epochs"] = sampling.epochs(M_end)
+        notes.append(f"verl goes on until no group of equal {FILTER_METRIC} is left. {KEPT_GROUPS}")
+        is_key = "filter_groups.metric is a key of what your reward function returns"
+        notes.append(f"{is_key}; where that is a number, {FILTER_METRIC}.")
     if stage is not None:
         trainer["save_freq"] = M_end  # and at the end, whatever it is, if it is above 0
         trainer |= {"resume_mode": "auto", "default_local_dir": folder}

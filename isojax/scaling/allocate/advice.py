@@ -77,16 +77,15 @@ def set_halting_marks(
 ) -> tuple[HaltingMark, ...]:
     """Where the recommended run is to be judged on its way, up to its peak; none without draws of
     its cell."""
-    curve, B, marks = ensemble.curves[cell], allocation.B, []
+    curve, counts, marks = ensemble.curves[cell], ensemble.counts[cell], []
     if not ensemble.replicates or curve.key != (allocation.B_p, allocation.n):
         return ()
     for share in MARK_SHARES:
-        M = int(share * min(allocation.C, curve.C_peak or np.inf) / B)
-        draws = ensemble.sampled_at_cell_budgets(np.array([max(M, 1.0) * B]), same_problems=True)[
-            :, cell
-        ]
+        M = counts.updates(share * min(allocation.C, curve.C_peak or np.inf))
+        C = float(counts.rollouts(max(M, 1)))
+        draws = ensemble.sampled_at_cell_budgets(np.array([C]), same_problems=True)[:, cell]
         low = np.quantile(draws + _measurement_noise(ensemble), MARK_TAIL)
-        marks.append(HaltingMark(M, M * B, float(draws.mean()), float(low)))
+        marks.append(HaltingMark(M, counts.rollouts(M), float(draws.mean()), float(low)))
     # Below C_low nothing was measured, and no run is below a reward of 0.
     return tuple(mark for mark in marks if mark.C >= curve.C_low and mark.stop_below > 0)
 
@@ -119,8 +118,10 @@ def choose_next_run(
     chance = MIN_CORRELATION / len(lead) ** 0.5 * lead.std(0)
     noise = _measurement_noise(ensemble)
     runs = []
-    for M in np.outer(RUN_SHARES, C_spent / ensemble.B).astype(int):
-        budgets = np.maximum(M, 1) * ensemble.B.astype(np.float64)
+    counts = [ensemble.counts[i] for i in np.flatnonzero(allowed)]
+    for share in RUN_SHARES:
+        M = ensemble.updates_within(share * C_spent)
+        budgets = ensemble.rollouts_after(np.maximum(M, 1))
         measured = ensemble.sampled_at_cell_budgets(budgets, same_problems=True)[:, allowed]
         for j in np.flatnonzero(M[allowed]):
             deviation = measured[:, j] - measured[:, j].mean()
@@ -131,8 +132,8 @@ def choose_next_run(
             times_best = np.bincount(leads_after.argmax(1), minlength=len(keys))
             times_best[leader] = -1
             regret_after = max(0.0, regret - float(leads_after.max(1).mean()))
-            run = Allocation(*keys[j], M=int(M[allowed][j]))
-            between = (keys[leader], keys[times_best.argmax()])
+            run = counts[j].allocation(*keys[j], M=int(M[allowed][j]))
+            between = keys[leader], keys[times_best.argmax()]
             runs.append(NextRun(run, regret, regret_after, between))
     saved = np.array([regret - run.regret_after for run in runs])
     enough = max(NEARLY_ALL * saved.max(initial=0.0), MIN_REGRET_SAVED)
@@ -161,7 +162,11 @@ def describe_supporting_sweep(
     finest = max(fit.runs, key=lambda run: run.points)
     C_first = min(c.C_low for c in ensemble.curves)
     C_end = int(C_to_measure * (finest.C_max / C_first) ** (1 / max(1, finest.points - 2))) + 1
-    new_runs = [Allocation(B_p, n, -(-C_end // (B_p * n))) for n in likely_n]
+    counts_of_runs = [ensemble.counts_of(B_p, n) for n in likely_n]
+    new_runs = [
+        counts.allocation(B_p, n, counts.updates_to_reach(C_end))
+        for n, counts in zip(likely_n, counts_of_runs, strict=True)
+    ]
     cost = sum(run.C for run in new_runs)
     cost_of_all = sum(max(0, C_end - int(run.C_max)) for run in fit.runs)
     imported = all(run.imported for run in fit.runs)

@@ -3,7 +3,10 @@ B_p)), in two ways. By the law (mode paper): n from n*(C), the smallest stable B
 its own n*(C); a fixed B sets B_p = B // n; a fixed M takes the best cell with B_p n M <= C, or,
 where none fits, n*(C) and B_p = floor(C / (n M)). By the curves (mode hierarchical): n of the
 stable cell whose curve is highest, the smallest B_p within epsilon of it at that n; a fixed M or B
-restricts the cells; where none agrees, n comes from the nearest cells."""
+restricts the cells; where none agrees, n comes from the nearest cells.
+
+Where an update samples several batches of B_p n rollouts, M and C are converted as the runs did
+(update_counts.py)."""
 
 import numpy as np
 
@@ -26,7 +29,7 @@ def allocate_by_law(
     if "B" in request.fix:
         B = request.fix["B"]
         return _split_batch(
-            request, B, _choose_n(fit, fit.joint, request, B, f"B = {B} holds no more")
+            ensemble, request, B, _choose_n(fit, fit.joint, request, B, f"B = {B} holds no more")
         )
     frontier_fit = fit.joint
     if "B_p" in request.fix:
@@ -45,8 +48,8 @@ def allocate_by_law(
     n = _choose_n(
         fit, frontier_fit, request, n_max, f"B_max = {request.B_max} allows no more at B_p = {B_p}"
     )
-    allocation = constraints.allocate_updates(B_p, n, request.C)
-    request.reasons.append(f"M = floor(C / (n B_p)) = {allocation.M}")
+    allocation = constraints.allocate_updates(B_p, n, request.C, ensemble.counts_of(B_p, n))
+    request.reasons.append(constraints.describe_M(allocation))
     return allocation
 
 
@@ -86,32 +89,42 @@ def _choose_n(
 def _allocate_fixed_M(
     fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest, M: int
 ) -> Allocation:
-    B = request.largest_B(M)
-    fitting_cells = np.flatnonzero((ensemble.B <= B) & ensemble.stable)
+    most_batches = ensemble.most_batches(request.C)
+    B, C_of_cells = request.largest_B(M, most_batches), ensemble.rollouts_after(M)
+    fits_B_max = ensemble.B <= (ensemble.B.max() if request.B_max is None else request.B_max)
+    fitting_cells = np.flatnonzero((C_of_cells <= request.C) & fits_B_max & ensemble.stable)
     if len(fitting_cells):
-        rewards = ensemble.expected_at_cell_budgets((ensemble.B * M).astype(np.float64))
+        limit = f"with B_p n <= {B}" if most_batches == 1.0 else "that take at most C rollouts"
+        rewards = ensemble.expected_at_cell_budgets(C_of_cells)
         best_cell = max(fitting_cells, key=lambda i: (rewards[i], -ensemble.n[i], -ensemble.B_p[i]))
-        allocation = Allocation(int(ensemble.B_p[best_cell]), int(ensemble.n[best_cell]), M)
+        allocation = ensemble.counts[best_cell].allocation(*ensemble.curves[best_cell].key, M)
         best = f"{allocation.B_p}x{allocation.n} has the highest predicted reward at C = {allocation.C}"
         request.reasons.append(
-            f"M = {M}: given; of {len(fitting_cells)} stable cells with B_p n <= {B}, {best}"
+            f"M = {M}: given; of {len(fitting_cells)} stable cells {limit}, {best}"
         )
         return allocation
-    return _split_batch(
-        request, B, _choose_n(fit, fit.joint, request, B, f"B_p n M <= C and B_max leave B = {B}")
-    )
+    n = _choose_n(fit, fit.joint, request, B, f"B_p n M <= C and B_max leave B = {B}")
+    return _split_batch(ensemble, request, B, n)
 
 
-def _split_batch(request: AllocationRequest, B: int, n: int) -> Allocation:
+def _split_batch(ensemble: CurveEnsemble, request: AllocationRequest, B: int, n: int) -> Allocation:
     """B rollouts per update as B_p = B // n problems, for a fixed M or B that no measured cell need
     have."""
+    if B < 1:
+        problem = (
+            f"C = {request.C:.6g} leaves no rollout for a batch of M = {request.fix['M']} updates"
+        )
+        raise InputError(
+            f"{problem}, each of several batches; expected more. Raise C, or fix a smaller M."
+        )
+    B_p, counts = B // n, ensemble.counts_of(B // n, n)
     if "M" in request.fix:
         M = request.fix["M"]
         split = f"no stable measured cell has B_p n <= {B}, so B_p = floor({B} / n) = {B // n}"
         request.reasons.append(f"M = {M}: given; {split}")
-        return Allocation(B // n, n, M)
-    allocation = constraints.allocate_updates(B // n, n, request.C)
-    split = f"B_p = B // n = {allocation.B_p} and M = floor(C / (n B_p)) = {allocation.M}"
+        return counts.allocation(B_p, n, M)
+    allocation = constraints.allocate_updates(B_p, n, request.C, counts)
+    split = f"B_p = B // n = {B_p} and {constraints.describe_M(allocation)}"
     request.reasons.append(f"B = {B}: given, so {split}")
     return allocation
 
@@ -131,15 +144,21 @@ def allocate_by_curves(
         return _allocate_unmeasured(ensemble, request)
     chosen_cell = ensemble.choose_cell(C_spent, allowed, request.epsilon)
     B_p, n = ensemble.curves[chosen_cell].key
-    allocation = Allocation(B_p, n, int(C_spent[chosen_cell] // (B_p * n)))
+    counts = ensemble.counts[chosen_cell]
+    allocation = counts.allocation(
+        B_p, n, request.fix.get("M") or counts.updates(float(C_spent[chosen_cell]))
+    )
     M = allocation.M
     given_text = f"given; {allocation.C:,} of {request.C:,.0f} rollouts are spent"
     _explain_cell(ensemble, request, chosen_cell, unstable_text)
     # what this cell's clock affords
     C_text = "C" if request.time is None else f"{C_spent[chosen_cell]:,.0f}"
-    request.reasons.append(
-        f"M = {M}: {given_text}" if "M" in request.fix else f"M = floor({C_text} / (n B_p)) = {M}"
+    M_text = (
+        f"M = {M}: {given_text}"
+        if "M" in request.fix
+        else constraints.describe_M(allocation, C_text)
     )
+    request.reasons.append(M_text)
     if ensemble.fit.nothing_learnt:
         return allocation
     # of the other n that were compared beyond their data, as those of runs of equally many updates
@@ -213,16 +232,21 @@ def _allocate_unmeasured(ensemble: CurveEnsemble, request: AllocationRequest) ->
         expected = "expected a larger budget, one of rollouts, or other limits."
         raise InputError(f"{problem}, and only clocks of measured cells are known; {expected}")
     if "M" in fix or "B" in fix:
-        B = request.largest_B(fix["M"]) if "M" in fix else fix["B"]
-        return _split_batch(request, B, _nearest_n(ensemble, request, ensemble.stable, B))
+        B = (
+            request.largest_B(fix["M"], ensemble.most_batches(request.C))
+            if "M" in fix
+            else fix["B"]
+        )
+        return _split_batch(ensemble, request, B, _nearest_n(ensemble, request, ensemble.stable, B))
     if "B_p" in fix and fix["B_p"] not in ensemble.B_p:
         B_p = fix["B_p"]
         nearest_B_p = int(min(set(ensemble.B_p.tolist()), key=lambda b: (abs(np.log2(b / B_p)), b)))
         request.reasons.append(
             f"B_p = {B_p} has no curve: n is chosen as at the nearest, B_p = {nearest_B_p}"
         )
-        n = _nearest_n(ensemble, request, ensemble.B_p == nearest_B_p, request.largest_B(1) // B_p)
-        return constraints.allocate_updates(B_p, n, request.C)
+        largest_B = request.largest_B(1, ensemble.most_batches(request.C))
+        n = _nearest_n(ensemble, request, ensemble.B_p == nearest_B_p, largest_B // B_p)
+        return constraints.allocate_updates(B_p, n, request.C, ensemble.counts_of(B_p, n))
     # Even the smallest measured cell is too large for the budget or for B_max: the refusal says by
     # how much.
     is_candidate = ensemble.B_p == request.fix["B_p"] if "B_p" in request.fix else ensemble.stable
@@ -238,7 +262,7 @@ def _allocate_unmeasured(ensemble: CurveEnsemble, request: AllocationRequest) ->
         problem = f"B_max = {request.B_max} is below every {'' if 'B_p' in request.fix else 'stable '}measured cell"
         expected = f"expected B_max >= {B_p * n}. Raise B_max, or fix a smaller B_p."
         raise InputError(f"{problem}, of which {B_p}x{n} is the smallest; {expected}")
-    return constraints.allocate_updates(B_p, n, request.C)
+    return constraints.allocate_updates(B_p, n, request.C, ensemble.counts_of(B_p, n))
 
 
 def _nearest_n(

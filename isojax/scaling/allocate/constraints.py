@@ -9,6 +9,7 @@ from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT
 from isojax.core.nouns import Allocation
 from isojax.scaling.result import FitResult
+from isojax.scaling.update_counts import UpdateCounts
 
 FIXABLE = ("B_p", "B", "M")
 EPSILON = 0.005  # a loss of reward that makes no difference
@@ -83,9 +84,11 @@ class AllocationRequest:
                 f"B_p = {B_p} alone exceeds B_max = {self.B_max}. Raise B_max, or fix a smaller B_p."
             )
 
-    def largest_B(self, M: int) -> int:
-        """The most rollouts per update that M updates and B_max leave."""
-        return int(self.C // M) if self.B_max is None else min(int(self.C // M), self.B_max)
+    def largest_B(self, M: int, batches: float) -> int:
+        """The largest B_p n that M updates and B_max leave, where an update samples so many batches
+        of B_p n."""
+        B = int(self.C // (M * batches))
+        return B if self.B_max is None else min(B, self.B_max)
 
 
 def floor_power_of_two(x: float) -> int:
@@ -93,13 +96,27 @@ def floor_power_of_two(x: float) -> int:
     return 1 << (int(x).bit_length() - 1)
 
 
-def allocate_updates(B_p: int, n: int, C: float) -> Allocation:
+def allocate_updates(B_p: int, n: int, C: float, counts: UpdateCounts) -> Allocation:
     """(B_p, n) for as many updates as C affords; refused where that is not even one."""
-    M = int(C // (B_p * n))
+    M = counts.updates(C)
     if M < 1:
-        problem = f"C = {C:.6g} is less than one update of B_p n = {B_p} x {n} = {B_p * n} rollouts"
-        raise InputError(f"{problem}; expected C >= {B_p * n}. Raise C, or fix a smaller B_p or B.")
-    return Allocation(B_p, n, M)
+        C_of_one = counts.rollouts(1)
+        size = f"B_p n = {B_p} x {n} = {B_p * n} rollouts"
+        if C_of_one > B_p * n:
+            size += f", of which the first takes {C_of_one / (B_p * n):.3g} batches"
+        problem = f"C = {C:.6g} is less than one update of {size}"
+        raise InputError(
+            f"{problem}; expected C >= {C_of_one}. Raise C, or fix a smaller B_p or B."
+        )
+    return counts.allocation(B_p, n, M)
+
+
+def describe_M(allocation: Allocation, C_text: str = "C") -> str:
+    """Where M comes from: the budget, and how many batches an update samples."""
+    if allocation.batches == 1.0:
+        return f"M = floor({C_text} / (n B_p)) = {allocation.M}"
+    batches = f"an update samples {allocation.batches:.2f} batches of n B_p rollouts on average up to this C"
+    return f"M = {allocation.M} with dynamic sampling: in these runs, {batches}"
 
 
 def take_fixed_B_p(fit: FitResult, request: AllocationRequest) -> int:

@@ -16,6 +16,7 @@ from isojax.scaling.curves.sweep_estimate import PosteriorSamples, from_curve_dr
 from isojax.scaling.intervals import LEVEL, central_band
 from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import Clock, FloatArray
+from isojax.scaling.update_counts import UpdateCounts
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -34,6 +35,7 @@ class CurveEnsemble:
     n: IntArray
     stable: BoolArray  # whether the cell's B_p is
     clock: Clock  # float[cells] each, the mean of a cell's runs
+    counts: tuple[UpdateCounts, ...]  # of each cell, by its runs
 
     @property
     def B(self) -> IntArray:
@@ -47,6 +49,34 @@ class CurveEnsemble:
     @property
     def C_measured_max(self) -> float:
         return max(run.C_max for run in self.fit.runs)
+
+    def nearest_cell(self, B_p: int, n: int) -> int:
+        """The nearest in log n, then in log B_p."""
+        distances = np.abs(np.log2(self.B_p / B_p)), np.abs(np.log2(self.n / n))
+        return int(np.lexsort(distances)[0])
+
+    def counts_of(self, B_p: int, n: int) -> UpdateCounts:
+        """How many updates C rollouts are, in this (B_p, n): as in the nearest cell, by batches."""
+        return self.counts[self.nearest_cell(B_p, n)].for_batch(B_p * n)
+
+    def updates_within(self, C: FloatArray) -> IntArray:
+        """i64[cells]: whole updates that C rollouts, float[cells], are enough for."""
+        return np.array(
+            [counts.updates(float(c)) for counts, c in zip(self.counts, C, strict=True)],
+            dtype=np.int64,
+        )
+
+    def rollouts_after(self, M: ArrayLike) -> FloatArray:
+        """float[cells]: C after M updates, i64[cells] or one number for all."""
+        by_cell = np.broadcast_to(M, (len(self.counts),)).tolist()
+        return np.array(
+            [counts.rollouts(m) for counts, m in zip(self.counts, by_cell, strict=True)],
+            dtype=np.float64,
+        )
+
+    def most_batches(self, C: float) -> float:
+        """The most that an update of a measured cell takes on average up to C."""
+        return max(counts.batches(C) for counts in self.counts)
 
     def expected_rewards(self, C: ArrayLike) -> FloatArray:
         """The expected rewards at budgets C > 0: float[...] -> float[..., cells]."""
@@ -133,13 +163,13 @@ class CurveEnsemble:
         return float(max(0.0, low)), float(min(1.0, high))
 
     def affordable_cells(self, request: AllocationRequest) -> tuple[FloatArray, BoolArray]:
-        """What each cell would spend (B_p n M where M is fixed, else all), and whether the request
-        allows it."""
+        """What each cell would spend (where M is fixed, as many rollouts as that takes, else all),
+        and whether the request allows it."""
         fix, limit = request.fix, np.full(len(self.n), float(request.C))
         if request.time is not None:
             limit = self.affordable_rollouts(request.time)
-        C_spent = self.B.astype(np.float64) * fix["M"] if "M" in fix else np.maximum(limit, 1.0)
-        affordable = (C_spent <= limit) & (self.B <= limit)
+        C_spent = self.rollouts_after(fix["M"]) if "M" in fix else np.maximum(limit, 1.0)
+        affordable = (C_spent <= limit) & (self.rollouts_after(1) <= limit)
         if request.B_max is not None:
             affordable &= self.B <= request.B_max
         if "B" in fix:
@@ -193,6 +223,13 @@ def load_ensemble(fit: FitResult) -> CurveEnsemble:
         n=np.array([c.n for c in curves], dtype=np.int64),
         stable=np.array([stable_by_B_p.get(c.B_p, True) for c in curves]),
         clock=Clock(*np.transpose(mean_clocks)),
+        counts=tuple(_counts_of_cell(fit, *curve.key) for curve in curves),
+    )
+
+
+def _counts_of_cell(fit: FitResult, B_p: int, n: int) -> UpdateCounts:
+    return UpdateCounts.of(
+        B_p * n, [run.updates for run in fit.runs if (run.B_p, run.n) == (B_p, n)]
     )
 
 

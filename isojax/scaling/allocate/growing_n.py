@@ -140,8 +140,18 @@ def plan_growing_run(
     text = schedule_text(
         [Stage(C, int(ensemble.B_p[i]), int(ensemble.n[i])) for C, i in cell_by_C.items()]
     )
+    stage_ends = [*list(cell_by_C)[1:], C_end]
+    batches = [
+        ensemble.counts[i].batches(end, C)
+        for (C, i), end in zip(cell_by_C.items(), stage_ends, strict=True)
+    ]
     return GrowingRun(
-        text, float(rewards.mean()), float(gain.mean()), (low, high), float(np.mean(gain > 0))
+        schedule=text,
+        expected_reward=float(rewards.mean()),
+        gain=float(gain.mean()),
+        gain_interval=(low, high),
+        p_better=float(np.mean(gain > 0)),
+        batches=() if set(batches) == {1.0} else tuple(batches),
     )
 
 

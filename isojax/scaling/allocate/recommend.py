@@ -39,8 +39,8 @@ def recommend(
     epsilon: float = EPSILON,
     with_details: bool = True,
 ) -> Recommendation:
-    """How to spend a budget of C rollouts, or of time: an allocation with B_p n M <= C, its
-    expected reward, and the reasons in words.
+    """How to spend a budget of C rollouts, or of time: an allocation of at most C rollouts (B_p n M
+    where an update samples one batch), its expected reward, and the reasons in words.
 
     `B_max`: the largest B_p n that may be used; `fix`: at most one of {"M": v}, {"B": v}, {"B_p":
     v}; `extrapolate`: answer beyond 4 times the largest measured C too; `epsilon`: a loss of reward
@@ -53,11 +53,7 @@ def recommend(
     )
     allocate = allocators.allocate_by_curves if fit.nothing_learnt else ALLOCATORS[fit.mode]
     allocation = allocate(fit, ensemble, request)
-    distances = (
-        np.abs(np.log2(ensemble.B_p / allocation.B_p)),
-        np.abs(np.log2(ensemble.n / allocation.n)),
-    )
-    cell = int(np.lexsort(distances)[0])  # the nearest in log n, then in log B_p
+    cell = ensemble.nearest_cell(allocation.B_p, allocation.n)
     if request.time is not None:  # which other cells may spend on more rollouts than this one
         request = replace(request, C=float(ensemble.affordable_rollouts(request.time)[cell]))
         _check_extrapolation(ensemble, request)
@@ -244,7 +240,8 @@ def _explain_outcome(
             f"{missing}: the expected reward is that of the nearest measured cell, {name}"
         )
     if curve.C_peak is not None and allocation.C > curve.C_peak:
-        peak = f"C = {curve.C_peak:,.0f} (M = {int(curve.C_peak // allocation.B)})"
+        M_peak = ensemble.counts_of(allocation.B_p, allocation.n).updates(curve.C_peak)
+        peak = f"C = {curve.C_peak:,.0f} (M = {M_peak})"
         reasons.append(
             f"stop early: reward of {name} falls beyond {peak}; what is expected is its peak"
         )
@@ -300,7 +297,7 @@ def _measured_cells(
         measured_cell = MeasuredCell(
             B_p=B_p,
             n=n,
-            M=int(C // (B_p * n)),
+            M=ensemble.counts[i].updates(C),
             reward=reward,
             extrapolated=ensemble.is_beyond_data(i, C),
             low=low,
@@ -421,7 +418,7 @@ def quote_cell(ensemble: CurveEnsemble, i: int, C: FloatArray) -> QuotedCell:
         low=low,
         high=high,
         p_never=float(np.isinf(C).mean()),
-        M=None if median is None else -int(-median // (B_p * n)),
+        M=None if median is None else ensemble.counts[i].updates_to_reach(median),
         hours=hours,
         device_hours=device_hours,
         extrapolated=median is None or ensemble.is_beyond_data(i, median),

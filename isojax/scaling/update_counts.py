@@ -1,0 +1,133 @@
+"""How many updates C rollouts are: M of (B_p, n) at a budget C. An update takes one batch of B_p n
+rollouts, so that M = C / (B_p n), unless the trainer replaces groups whose rewards are all equal
+(dynamic sampling, DAPO, arXiv:2503.14476): then it takes several batches, and how many changes as
+the policy learns. M is then read from the runs, which count both, and beyond their data it goes on
+as in the last half of their rollouts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, floor
+
+import numpy as np
+
+from isojax.core.estimators import FloatArray
+from isojax.core.nouns import Allocation, RunRecord
+from isojax.scaling.result import CountedUpdates
+
+MAX_POINTS = 64  # of a run that are kept, evenly spread
+RECENT_SHARE = 0.5  # of a run's rollouts, the last ones, by which its updates go on beyond them
+WHOLE = 1e-9  # of an update, below which a difference to a whole number of updates is rounding
+
+
+def count_updates(run: RunRecord) -> CountedUpdates | None:
+    """M against C of a run whose updates take more than one batch of B_p n rollouts; None where
+    they take one, or fewer (a step is then a part of a batch), or where no update was made. A log
+    may begin to count one update early or late, and one without steps has them rounded: together up
+    to one batch."""
+    B = run.cell.B
+    points = [point for point in run.points if point.rollouts > 0 and point.M > 0]
+    # counted before the first update
+    C_before = next((point.rollouts for point in run.points if point.M == 0), 0)
+    if not points or points[-1].rollouts - C_before - points[-1].M * B <= B:
+        return None
+
+    C, M = [C_before], [0]
+    for point in points:
+        if point.M > M[-1] and point.rollouts > C[-1]:
+            C.append(point.rollouts)
+            M.append(point.M)
+    kept = np.unique(np.linspace(0, len(C) - 1, MAX_POINTS).round().astype(int)).tolist()
+    return CountedUpdates(C=tuple(C[i] for i in kept), M=tuple(M[i] for i in kept))
+
+
+@dataclass(frozen=True)
+class MeasuredUpdates:
+    """M against C, the mean of a cell's runs: float[knots] each, rising, and the updates per
+    rollout beyond them."""
+
+    C: FloatArray
+    M: FloatArray
+    rate: float
+
+    @staticmethod
+    def of(runs: Sequence[CountedUpdates]) -> "MeasuredUpdates":
+        rates = [_recent_rate(run) for run in runs]
+        C = np.unique(np.concatenate([np.asarray(run.C, dtype=np.float64) for run in runs]))
+        M = np.mean(
+            [_updates_at(run, rate, C) for run, rate in zip(runs, rates, strict=True)], axis=0
+        )
+        return MeasuredUpdates(C, M, float(np.mean(rates)))
+
+    def updates(self, C: float) -> float:
+        """M, which need not be whole, after C rollouts."""
+        return float(np.interp(C, self.C, self.M) + max(C - self.C[-1], 0.0) * self.rate)
+
+    def rollouts(self, M: float) -> float:
+        """C after M updates."""
+        return float(np.interp(M, self.M, self.C) + max(M - self.M[-1], 0.0) / self.rate)
+
+
+def _updates_at(run: CountedUpdates, rate: float, C: FloatArray) -> FloatArray:
+    return np.interp(C, run.C, run.M) + np.maximum(C - run.C[-1], 0.0) * rate
+
+
+def _recent_rate(run: CountedUpdates) -> float:
+    """Updates per rollout over the last RECENT_SHARE of a run."""
+    C_recent = run.C[0] + (1 - RECENT_SHARE) * (run.C[-1] - run.C[0])
+    M_recent = float(np.interp(C_recent, run.C, run.M))
+    return (run.M[-1] - M_recent) / (run.C[-1] - C_recent)
+
+
+@dataclass(frozen=True)
+class UpdateCounts:
+    """M and C of a (B_p, n) in terms of each other."""
+
+    B: int  # B_p n, the rollouts of a batch
+    measured: MeasuredUpdates | None = None  # None: each update takes one batch
+
+    @staticmethod
+    def of(B: int, runs: Sequence[CountedUpdates | None]) -> "UpdateCounts":
+        """By the runs of a cell; those whose updates take one batch count as such beside the
+        others."""
+        if all(run is None for run in runs):
+            return UpdateCounts(B)
+        one_batch = CountedUpdates(C=(0, B), M=(0, 1))
+        return UpdateCounts(
+            B, MeasuredUpdates.of([one_batch if run is None else run for run in runs])
+        )
+
+    def for_batch(self, B: int) -> "UpdateCounts":
+        """Of another (B_p, n) whose updates take as many batches at each C."""
+        if self.measured is None or self.B == B:
+            return UpdateCounts(B, self.measured)
+        share, measured = self.B / B, self.measured
+        return UpdateCounts(B, replace(measured, M=measured.M * share, rate=measured.rate * share))
+
+    def updates(self, C: float) -> int:
+        """Whole updates that C rollouts are enough for."""
+        return (
+            int(C // self.B) if self.measured is None else floor(self.measured.updates(C) + WHOLE)
+        )
+
+    def updates_to_reach(self, C: float) -> int:
+        """Whole updates after which at least C rollouts are sampled."""
+        return (
+            -int(-C // self.B) if self.measured is None else ceil(self.measured.updates(C) - WHOLE)
+        )
+
+    def rollouts(self, M: int) -> int:
+        """C after M updates."""
+        return self.B * M if self.measured is None else floor(self.measured.rollouts(M) + WHOLE)
+
+    def batches(self, C: float, C_start: float = 0.0) -> float:
+        """Of B_p n rollouts that an update takes on average, from C_start to C > C_start."""
+        if self.measured is None:
+            return 1.0
+        M = self.measured.updates(C) - self.measured.updates(C_start)
+        return (C - C_start) / (self.B * max(M, WHOLE))
+
+    def allocation(self, B_p: int, n: int, M: int) -> Allocation:
+        """(B_p, n) for M updates."""
+        if self.measured is None:
+            return Allocation(B_p, n, M)
+        return Allocation(B_p, n, M, batches=self.rollouts(M) / (self.B * M))
