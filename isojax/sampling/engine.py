@@ -1,15 +1,19 @@
-"""The rollout engine: one compiled program for a whole sweep, whatever B_p and n.
+"""The local sampler: one compiled program for a whole sweep, whatever B_p and n.
 
-It is a shard_map, manual over data and fsdp; each shard repeats `decode_chunk` while any of them
-has work:
+It is a shard_map, manual over data and fsdp. Each shard has R slots, and repeats `decode_chunk`
+while any shard has work:
 
-    prefill   the next g prompts go into the prefix table, when the queue is about to need them: each problem once
-    admit     free prefix groups take the next work item of the queue, and free slots its next rollouts
-    decode    all slots decode, until CHUNK_TOKENS tokens are done or slots have been idle for long enough
+    prefill   the next g prompts go into the prefix table, when the queue is about to need them;
+              each problem does so once
+    admit     free prefix groups take the next work item of the queue, and free slots its next
+              rollouts
+    decode    all slots decode, until CHUNK_TOKENS tokens are done, or until slots have been idle
+              for long enough
     finish    slots whose response has ended write their rollout, and are free
 
-A prefix group is one slot or W slots that share a long prompt (models/decode.py); its work item is
-one rollout, or at least W rollouts of one problem.
+A prefix group is what shares one prompt's keys and values (models/decode.py). With W = 1 it is one
+slot, and a work item of the queue is one rollout. With W > 1 it has W slots, and an item is W or
+more rollouts of one problem, which these slots take one after the other.
 """
 
 from collections.abc import Callable
@@ -49,20 +53,29 @@ from isojax.tasks.turns import plain_tokens
 
 CHUNK_TOKENS = 32  # tokens that a slot decodes at most before the queue is looked at again
 
-# Steps, idle steps, slots, cache, recorded experts or None, which slots are done
-ChunkCarry = tuple[Array, Array, Slots, KVCache, Array | None, Array]
 Sampler = Callable[[Params, ProblemArrays, Array, Array, PRNGKeyArray], Rollouts]
 
 
 class SamplerWeights(NamedTuple):
     decode: Params  # of `Decoding.prepare_weights`
-    # Stacked layers, where `Decoding.prefills_stacked` and `decode` has none; XLA counts an array
-    # given twice as two.
+    # Those that prompts go through, where `decode` cannot serve (`Decoding.prefills_stacked`). None
+    # where it can: the same arrays, given to a program twice, would count twice in its memory.
     stacked: Params | None
 
     @property
     def prefill(self) -> Params:
         return self.decode if self.stacked is None else self.stacked
+
+
+class ChunkState(NamedTuple):
+    """What the loop over a chunk's tokens carries."""
+
+    steps: Int[Array, ""]
+    idle_steps: Int[Array, ""]  # the sum over steps of how many slots could have begun a rollout
+    slots: Slots
+    cache: KVCache
+    experts: Array | None  # where they are recorded: those of responses, [rows T l k]
+    done: Bool[Array, " R"]  # slots that decode no more in this chunk
 
 
 @dataclass(frozen=True)
@@ -76,11 +89,12 @@ class Engine:
     recorded: RecordedExperts | None = None  # where the experts of all tokens are recorded
 
     def init_state(self, first_item: Int[Array, ""]) -> SamplerState:
-        shapes, decoding = self.shapes, self.decoding
+        """No slot in use, and nothing prefilled. first_item: the queue's first, of this shard."""
+        shapes = self.shapes
+        decoding = self.decoding
         R, T, Z = shapes.slots, shapes.response_length, decoding.prefix_groups
+
         slot_zeros = jnp.zeros(R, jnp.int32)
-        group_zeros = jnp.zeros(Z, jnp.int32)
-        false = jnp.zeros(R, bool)
         # Not of length 0: jax 0.11's XLA crashes on an array without elements that a mesh splits.
         nucleus_mass_length = T if self.sampling.top_p < 1 else 1
         slots = Slots(
@@ -89,26 +103,30 @@ class Engine:
             token=slot_zeros,
             t=slot_zeros,
             stop_state=slot_zeros,
-            stopped=false,
+            stopped=jnp.zeros(R, bool),
             key=jax.random.key_data(jnp.broadcast_to(jax.random.key(0), (R,))),
             tokens=jnp.zeros((R, T), jnp.int32),
             logps=jnp.zeros((R, T), jnp.float32),
             nucleus_mass=jnp.ones((R, nucleus_mass_length), jnp.float32),
         )
-        width = decoding.decoder.config.width
-        dtype = decoding.decoder.options.compute_dtype
+
+        # Buffers of the rollouts that are done, in the order of `Slots.outputs`.
         outputs = tuple(
             jnp.zeros((shapes.buffer_rows, *x.shape[1:]), x.dtype) for x in slots.outputs()
         )
         table_experts = group_experts = None
         if self.recorded is not None:
-            shape, dtype_of_experts = self.recorded.shape, self.recorded.dtype
             P = decoding.prefix_length
-            outputs += tuple(
-                jnp.zeros(shape(shapes.buffer_rows, length), dtype_of_experts) for length in (P, T)
+            outputs += (
+                self._no_experts(shapes.buffer_rows, P),
+                self._no_experts(shapes.buffer_rows, T),
             )
-            table_experts = jnp.zeros(shape(shapes.prefix_entries, P), dtype_of_experts)
-            group_experts = jnp.zeros(shape(Z, P), dtype_of_experts)
+            table_experts = self._no_experts(shapes.prefix_entries, P)
+            group_experts = self._no_experts(Z, P)
+
+        group_zeros = jnp.zeros(Z, jnp.int32)
+        width = decoding.decoder.config.width
+        dtype = decoding.decoder.options.compute_dtype
         return SamplerState(
             outputs=outputs,
             slots=slots,
@@ -116,19 +134,30 @@ class Engine:
             prefix_table=decoding.empty_prefix_table(shapes.prefix_entries),
             table_last_hidden=jnp.zeros((shapes.prefix_entries, width), dtype),
             group_last_hidden=jnp.zeros((Z, width), dtype),
-            queue=WorkQueue(first_item, jnp.int32(0), group_zeros, group_zeros, group_zeros),
+            queue=WorkQueue(
+                next_item=first_item,
+                num_prefilled=jnp.int32(0),
+                problem=group_zeros,
+                next_rollout=group_zeros,
+                end_rollout=group_zeros,
+            ),
             table_experts=table_experts,
             group_experts=group_experts,
         )
 
+    def _no_experts(self, rows: int, length: int) -> Array:
+        """An empty record of the experts of `rows` texts of so many tokens, [rows length l k]."""
+        assert self.recorded is not None
+        return jnp.zeros(self.recorded.shape(rows, length), self.recorded.dtype)
+
     def has_work(self, batch: SamplingBatch, state: SamplerState) -> Bool[Array, ""]:
         """Whether any shard has rollouts left to sample."""
-        shard_has_work = (
-            (state.queue.next_item < work_items(self.shapes, batch).end)
-            | (state.slots.row >= 0).any()
-            | (state.queue.next_rollout < state.queue.end_rollout).any()
-        )
-        # where the tensor axis alone is split, XLA cannot compile the sum
+        items_wait_in_the_queue = state.queue.next_item < work_items(self.shapes, batch).end
+        slots_decode = (state.slots.row >= 0).any()
+        groups_have_rollouts_to_begin = (state.queue.next_rollout < state.queue.end_rollout).any()
+        shard_has_work = items_wait_in_the_queue | slots_decode | groups_have_rollouts_to_begin
+
+        # Where the tensor axis alone is split, XLA cannot compile the sum over one shard.
         if self.shapes.shards == 1:
             return shard_has_work
         return lax.psum(shard_has_work.astype(jnp.int32), ROLLOUT_AXES) > 0
@@ -143,43 +172,22 @@ class Engine:
         answers: Int[Array, "R A"] | None = None,
         recording: tuple[Array, Int[Array, " R"]] | None = None,
     ) -> tuple[Slots, KVCache, Array | None, Bool[Array, " R"]]:
-        """One token per slot; slots that are done keep their state. First tokens are drawn from
-        `first_hidden`. answers: of each slot's problem, where the task replies on device.
-        recording: where experts are recorded, the buffer [rows T l k] of those of responses, which
-        is returned, and each slot's row in it."""
-        at_first_token = slots.t == 0
-        experts = None if recording is None else recording[0]
+        """One token per slot; slots that are done keep their state. The slots, the cache, the
+        recorded experts, and which slots are done now.
 
-        def run_layers(
-            carry: tuple[Array, Array, KVCache, Any],
-        ) -> tuple[Array, Array, KVCache, Any]:
-            _, _, cache, experts = carry
-            t = jnp.maximum(slots.t - 1, 0)
-            if recording is None:
-                return (
-                    jnp.bool_(True),
-                    *self.decoding.step(weights, cache, slots.token, slots.position, t),
-                    None,
-                )
-            hidden, cache, of_token = self.decoding.step_with_experts(
-                weights, cache, slots.token, slots.position, t
-            )
-            written_row = jnp.where(at_first_token | done, len(experts), recording[1])
-            return (
-                jnp.bool_(True),
-                hidden,
-                cache,
-                experts.at[written_row, t].set(of_token, mode="drop"),
-            )
-
-        # A loop of no steps where all slots draw first tokens, for which no layer is run.
-        init_carry = ((at_first_token | done).all(), first_hidden, cache, experts)
-        _, hidden, cache, experts = lax.while_loop(lambda carry: ~carry[0], run_layers, init_carry)
-        hidden = jnp.where(at_first_token[:, None], first_hidden, hidden)
+        first_hidden: the last layer's output at the end of each slot's prompt, of which its first
+        token is drawn. answers: of each slot's problem, where the task replies on device.
+        recording: where experts are recorded, the buffer [rows T l k] of those of responses, and
+        each slot's row in it."""
+        hidden, cache, experts = self._run_layers(
+            weights, slots, cache, first_hidden, done, recording
+        )
         T = self.shapes.response_length
+        write_mask = (jnp.arange(T)[None] == slots.t[:, None]) & ~done[:, None]
+
+        # Draw: from the nucleus, by random numbers that belong to the rollout and its token.
         logits = self.decoding.logits(weights, hidden)
         log_p = log_probs(logits, self.sampling.temperature)
-        write_mask = (jnp.arange(T)[None] == slots.t[:, None]) & ~done[:, None]
         if self.sampling.top_p < 1:
             in_nucleus, nucleus_mass = nucleus(logits, log_p, self.sampling.top_p)
             log_p = renormalize(log_p, in_nucleus)
@@ -187,23 +195,21 @@ class Engine:
                 nucleus_mass=jnp.where(write_mask, nucleus_mass[:, None], slots.nucleus_mass)
             )
         token, logp = sample_token(log_p, uniforms(jax.random.wrap_key_data(slots.key), slots.t))
+
+        # Context that was written ahead of the response takes the place of what was drawn. It is
+        # written as ~token, which is negative: so it is told from the policy's own tokens.
         written_token = token
         if self.stops.adds_context:
             ahead = slots.token_ahead()
             token = jnp.where(ahead < 0, ~ahead, token)
             logp = jnp.where(ahead < 0, 0.0, logp)
             written_token = jnp.where(ahead < 0, ahead, token)
-        stop_met = (token[:, None] == jnp.array(self.stops.tokens, jnp.int32)[None]).any(-1)
-        stop_state = slots.stop_state
-        if self.stops.transitions is not None:
-            stop_state = jnp.asarray(self.stops.transitions)[stop_state, token].astype(jnp.int32)
-            stop_met = stop_met | (stop_state == len(self.stops.transitions))
-        if self.stops.has_turns:  # a reply ends no turn, and no stop string reaches into it
-            stop_met = stop_met & (written_token >= 0)
-            stop_state = jnp.where(written_token < 0, 0, stop_state)
+
+        stop_met, stop_state = self._meet_stops(slots, token, written_token)
         slots = slots._replace(
             tokens=jnp.where(write_mask, written_token[:, None], slots.tokens),
             logps=jnp.where(write_mask, logp[:, None], slots.logps),
+            # A first token is drawn from the prompt's last position, which is `position` already.
             position=slots.position + (~done & (slots.t > 0)),
             token=jnp.where(done, slots.token, token),
             t=slots.t + ~done,
@@ -213,17 +219,73 @@ class Engine:
         slots, done = self._write_context(slots, done, answers)
         return slots, cache, experts, done
 
+    def _run_layers(
+        self,
+        weights: Params,
+        slots: Slots,
+        cache: KVCache,
+        first_hidden: Float[Array, "R D"],
+        done: Bool[Array, " R"],
+        recording: tuple[Array, Int[Array, " R"]] | None,
+    ) -> tuple[Float[Array, "R D"], KVCache, Array | None]:
+        """The last layer's output for the newest token of each slot; the cache, with that token;
+        and the recorded experts."""
+        at_first_token = slots.t == 0
+        recorded = None if recording is None else recording[0]
+        token_before = jnp.maximum(slots.t - 1, 0)  # the response's token that goes through
+
+        def step(carry: tuple[Array, Array, KVCache, Any]) -> tuple[Array, Array, KVCache, Any]:
+            _, _, cache, recorded = carry
+            newest = slots.token, slots.position, token_before
+            if recording is None:
+                hidden, cache = self.decoding.step(weights, cache, *newest)
+                return jnp.bool_(True), hidden, cache, None
+
+            hidden, cache, experts_of_token = self.decoding.step_with_experts(
+                weights, cache, *newest
+            )
+            # Beyond the last row nothing is written: of slots that go through no layer now.
+            row = jnp.where(at_first_token | done, len(recorded), recording[1])
+            recorded = recorded.at[row, token_before].set(experts_of_token, mode="drop")
+            return jnp.bool_(True), hidden, cache, recorded
+
+        # Where all slots draw first tokens, no layer needs to be run: a loop of one step or none. A
+        # `lax.cond` would copy the cache, which a loop updates in place.
+        needs_no_layer = (at_first_token | done).all()
+        init_carry = needs_no_layer, first_hidden, cache, recorded
+        _, hidden, cache, recorded = lax.while_loop(lambda carry: ~carry[0], step, init_carry)
+        return jnp.where(at_first_token[:, None], first_hidden, hidden), cache, recorded
+
+    def _meet_stops(
+        self, slots: Slots, token: Int[Array, " R"], written_token: Int[Array, " R"]
+    ) -> tuple[Bool[Array, " R"], Int[Array, " R"]]:
+        """Whether a stop condition is met at a token, and the new state of the automaton of stop
+        strings, whose last state is that one has been found. written_token: ~token, of context."""
+        stop_met = (token[:, None] == jnp.array(self.stops.tokens, jnp.int32)[None]).any(-1)
+        stop_state = slots.stop_state
+        if self.stops.transitions is not None:
+            stop_state = jnp.asarray(self.stops.transitions)[stop_state, token].astype(jnp.int32)
+            stop_met = stop_met | (stop_state == len(self.stops.transitions))
+        if self.stops.has_turns:  # a reply ends no turn, and no stop string reaches into it
+            stop_met = stop_met & (written_token >= 0)
+            stop_state = jnp.where(written_token < 0, 0, stop_state)
+        return stop_met, stop_state
+
     def _write_context(
         self, slots: Slots, was_done: Bool[Array, " R"], answers: Int[Array, "R A"] | None
     ) -> tuple[Slots, Bool[Array, " R"]]:
         """After a token: what an interruption or the task's reply to a turn writes ahead, and which
         slots are done."""
-        interruption, T = self.stops.interruption, self.shapes.response_length
+        T = self.shapes.response_length
         done = was_done | slots.stopped | (slots.t >= T)
+
+        interruption = self.stops.interruption
         if interruption is not None:
             phrase = jnp.array(interruption.tokens, jnp.int32)
             interrupted = slots.interrupted(interruption) & ~done
             slots, _ = slots.write_ahead(phrase[None], jnp.where(interrupted, len(phrase), 0))
+
+        # A turn that has ended gets its reply, and the response goes on; without one it is done.
         if self.stops.reply is not None and answers is not None:
             context, count = self.stops.reply(answers, plain_tokens(slots.tokens), slots.t)
             count = jnp.where(slots.stopped & ~was_done, count, 0)
@@ -239,56 +301,93 @@ class Engine:
         other slots."""
         state = prefill(self.decoding, self.shapes, weights.prefill, batch, state)
         state = admit(self.decoding, self.shapes, batch, state)
-        R, W, queue = self.shapes.slots, self.shapes.slots_per_prefix, state.queue
+
+        # Decode.
         active = state.slots.row >= 0
-        has_queued_items = queue.next_item < work_items(self.shapes, batch).end
+        recorded = None if self.recorded is None else state.outputs[-1]
+        chunk = self._decode_tokens(weights.decode, batch, state, recorded, active)
+        slots = chunk.slots
+        done = chunk.done
+        if self.stops.host_replies:  # a turn's end is not the response's: sampling/replies.py
+            done = done & ~slots.stopped
+
+        # Finish. Row `buffer_rows` is out of range: nothing of a slot that goes on is written.
+        has_finished = done & active
+        finished_row = jnp.where(has_finished, slots.row, -1)
+        buffer_row = jnp.where(has_finished, batch.buffer_row(slots.row), self.shapes.buffer_rows)
+        outputs = state.outputs
+        if chunk.experts is not None:
+            outputs = (*outputs[:-1], chunk.experts)
+        outputs = slots.write_outputs(outputs, buffer_row)
+        slots = slots._replace(row=jnp.where(done, -1, slots.row))
+        return state._replace(outputs=outputs, slots=slots, cache=chunk.cache), finished_row
+
+    def _decode_tokens(
+        self,
+        weights: Params,
+        batch: SamplingBatch,
+        state: SamplerState,
+        recorded: Array | None,
+        active: Bool[Array, " R"],
+    ) -> ChunkState:
+        """The loop over a chunk's tokens. recorded: the buffer of responses' experts, if any."""
+        R, W = self.shapes.slots, self.shapes.slots_per_prefix
+        queue = state.queue
+        queue_has_items = queue.next_item < work_items(self.shapes, batch).end
         group_has_rollouts = jnp.repeat(queue.next_rollout < queue.end_rollout, W)
+
+        # What each slot reads in every step.
         first_hidden = jnp.repeat(state.group_last_hidden, W, axis=0)
         problem_row = batch.problem_row((batch.skipped_rollouts + state.slots.row) // batch.n)
         answers = batch.problems.answers[problem_row] if self.stops.reply else None
-        recorded = None if self.recorded is None else state.outputs[-1]
         recorded_row = batch.buffer_row(state.slots.row)
+
+        # A chunk ends early where slots that could begin a rollout have waited for R steps in all,
+        # say one slot for R steps or half of them for two: then refilling is worth its time. Of
+        # several shards none ends early, because they would wait for one another.
         max_steps = min(CHUNK_TOKENS, self.shapes.response_length)
-        # shards wait for one another: no early end
         max_idle_steps = R if self.shapes.shards == 1 else max_steps * R
 
         def count_refillable(done: Array) -> Array:
+            """Slots that could begin a rollout now."""
             if self.stops.host_replies:  # slots that wait for a reply, too
                 return (done & active).sum(dtype=jnp.int32)
-            group_is_free = has_queued_items & jnp.repeat(done.reshape(-1, W).all(1), W)
+            group_is_free = queue_has_items & jnp.repeat(done.reshape(-1, W).all(1), W)
             return (done & active & (group_has_rollouts | group_is_free)).sum(dtype=jnp.int32)
 
-        def keep_decoding(carry: ChunkCarry) -> Array:
-            steps, idle_steps, *_, done = carry
-            return (steps < max_steps) & (idle_steps < max_idle_steps) & ~done.all()
+        def keep_decoding(chunk: ChunkState) -> Array:
+            has_time = (chunk.steps < max_steps) & (chunk.idle_steps < max_idle_steps)
+            return has_time & ~chunk.done.all()
 
-        def decode_token(carry: ChunkCarry) -> ChunkCarry:
-            steps, idle_steps, slots, cache, recorded, done = carry
-            recording = None if recorded is None else (recorded, recorded_row)
-            slots, cache, recorded, done = self.decode_step(
-                weights.decode, slots, cache, first_hidden, done, answers, recording
+        def decode_token(chunk: ChunkState) -> ChunkState:
+            recording = None if chunk.experts is None else (chunk.experts, recorded_row)
+            slots, cache, experts, done = self.decode_step(
+                weights, chunk.slots, chunk.cache, first_hidden, chunk.done, answers, recording
             )
-            return steps + 1, idle_steps + count_refillable(done), slots, cache, recorded, done
+            idle_steps = chunk.idle_steps + count_refillable(done)
+            return ChunkState(chunk.steps + 1, idle_steps, slots, cache, experts, done)
 
-        init_carry = (jnp.int32(0), jnp.int32(0), state.slots, state.cache, recorded, ~active)
-        _, _, slots, cache, recorded, done = lax.while_loop(keep_decoding, decode_token, init_carry)
-        if self.stops.host_replies:  # a turn's end is not the response's: sampling/replies.py
-            done = done & ~slots.stopped
-        finished_row = jnp.where(done & active, slots.row, -1)
-        buffer_row = jnp.where(done & active, batch.buffer_row(slots.row), self.shapes.buffer_rows)
-        outputs = state.outputs if recorded is None else (*state.outputs[:-1], recorded)
-        outputs = slots.write_outputs(outputs, buffer_row)
-        slots = slots._replace(row=jnp.where(done, -1, slots.row))
-        return state._replace(outputs=outputs, slots=slots, cache=cache), finished_row
+        begin = ChunkState(
+            steps=jnp.int32(0),
+            idle_steps=jnp.int32(0),
+            slots=state.slots,
+            cache=state.cache,
+            experts=recorded,
+            done=~active,
+        )
+        return lax.while_loop(keep_decoding, decode_token, begin)
 
     def to_rollouts(self, outputs: tuple[Array, ...]) -> Rollouts | RoutedRollouts:
         """The rollouts in `SamplerState.outputs`, with the mask of the tokens that the policy
         drew."""
         tokens, logps, nucleus_mass, stopped, lengths, *experts = outputs
-        mask = length_mask(lengths, self.shapes.response_length)
+        is_response = length_mask(lengths, self.shapes.response_length)
+        mask = is_response
         if self.stops.adds_context:
-            # What was written ahead of a response that ended before it is no part of it.
-            mask, tokens = mask & (tokens >= 0), jnp.where(mask, plain_tokens(tokens), 0)
+            # Context counts for the response, but not for the loss. What was written ahead of a
+            # response that ended before it is no part of it.
+            mask = is_response & (tokens >= 0)
+            tokens = jnp.where(is_response, plain_tokens(tokens), 0)
         rollouts = Rollouts(tokens, logps, mask, nucleus_mass, stopped, lengths)
         return RoutedRollouts(*rollouts, *experts) if experts else rollouts
 
@@ -309,6 +408,8 @@ def build_sampler(
     ) -> Rollouts:
         share = Layout(B_p, n, shapes.shards).shard_slice(shard[0])
         batch = SamplingBatch(problems, share, n, jax.random.wrap_key_data(key))
+
+        # Each shard gathers the weights that fsdp splits, once for the whole batch.
         params = all_gather_params(params, param_specs, decoder.options.compute_dtype)
         decode_weights = engine.decoding.prepare_weights(params)
         weights = SamplerWeights(
@@ -323,13 +424,14 @@ def build_sampler(
         return jax.tree.map(lambda x: x[None], engine.to_rollouts(state.outputs))
 
     param_specs = sharding.partition_specs(decoder.shapes(), decoder.logical_axes(), mesh)
+    on_all = P()
     in_specs = (
         jax.tree.map(sharding.manual_spec, param_specs),
-        P(),
-        P(ROLLOUT_AXES),
-        P(),
-        P(),
-        P(),
+        on_all,  # problems
+        P(ROLLOUT_AXES),  # shard
+        on_all,  # B_p
+        on_all,  # n
+        on_all,  # key
     )
     sharded_sample = sharding.map_over_shards(sample_shard, mesh, in_specs, P(ROLLOUT_AXES))
 
@@ -361,15 +463,19 @@ def build_engine(
 ) -> Engine:
     """The engine for the mesh's devices: layers are stacked on a TPU or with an int8 cache, and
     else unrolled."""
-    positions_split, options = sharding.positions_are_split(mesh), decoder.options
     platform = mesh.devices.flat[0].platform
     transposed = shapes.transpose_weights if transpose_weights is None else transpose_weights
+    options = decoder.options
+
+    positions_split = sharding.positions_are_split(mesh)
     if positions_split and (options.decode_attention != "plain" or options.cache_dtype == "int8"):
         raise InputError(
-            f"sweep.decode_attention={options.decode_attention} with cell.precision.cache={options.cache_dtype} on a "
-            "sampler's mesh with sequence > 1: kernels and int8 caches hold prompt and response together, which cannot "
-            "be split here. Expected plain, and float32 or bfloat16; or a mesh without sequence."
+            f"sweep.decode_attention={options.decode_attention} with "
+            f"cell.precision.cache={options.cache_dtype} on a sampler's mesh with sequence > 1: "
+            "kernels and int8 caches hold prompt and response together, which cannot be split "
+            "here. Expected plain, and float32 or bfloat16; or a mesh without sequence."
         )
+
     decoding = Decoding(
         decoder,
         slots=shapes.slots,

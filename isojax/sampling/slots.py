@@ -54,11 +54,10 @@ class Slots(NamedTuple):
         return written + recorded
 
     def token_ahead(self) -> Int[Array, " R"]:
-        """What each slot's row holds at the position of its next token: 0 where nothing is written
-        ahead."""
-        return jnp.where(
-            jnp.arange(self.tokens.shape[-1])[None] == self.t[:, None], self.tokens, 0
-        ).sum(-1)
+        """What each slot's row holds at the position of its next token: ~token of context that was
+        written ahead, which is negative; 0 where there is none."""
+        is_next = jnp.arange(self.tokens.shape[-1])[None] == self.t[:, None]
+        return jnp.where(is_next, self.tokens, 0).sum(-1)
 
     def write_ahead(
         self, context: Int[Array, "#R K"], count: Int[Array, " R"]
@@ -67,8 +66,9 @@ class Slots(NamedTuple):
         room for them and for a token drawn after them. There nothing is written: context is never
         cut."""
         T, K = self.tokens.shape[-1], context.shape[-1]
-        offset = jnp.arange(T)[None] - self.t[:, None]
         overflow = (count > 0) & (self.t + count >= T)
+
+        offset = jnp.arange(T)[None] - self.t[:, None]  # of each position, from the next token's
         written = (offset >= 0) & (offset < count[:, None]) & ~overflow[:, None]
         context = jnp.broadcast_to(context, (len(count), K))
         ahead = jnp.take_along_axis(context, jnp.clip(offset, 0, K - 1), 1)
@@ -120,21 +120,38 @@ class WorkItems(NamedTuple):
 
 
 def work_items(shapes: SamplerShapes, batch: SamplingBatch) -> WorkItems:
-    share, n, W = batch.share, batch.n, shapes.slots_per_prefix
-    rollout_count = share.rollout_count if batch.ring_rows is None else batch.ring_rows
+    share = batch.share
+    n = batch.n
+    W = shapes.slots_per_prefix
+
+    # With W > 1, an item is as many rollouts of a problem as give each prefix group one item: the
+    # prompt is copied into a group once for each, and so few items mean few copies.
     size = jnp.int32(1)
     if W > 1:
         prefix_groups = shapes.slots // W
-        size = jnp.minimum(n, jnp.maximum(W, (rollout_count + prefix_groups - 1) // prefix_groups))
+        rollout_count = share.rollout_count if batch.ring_rows is None else batch.ring_rows
+        per_group = (rollout_count + prefix_groups - 1) // prefix_groups
+        size = jnp.minimum(n, jnp.maximum(W, per_group))
     per_problem = (n + size - 1) // size
+
+    # Items are counted from the share's first problem, whose first rollouts another shard may own.
     last_rollout = batch.skipped_rollouts + share.rollout_count - 1
     end = (last_rollout // n) * per_problem + (last_rollout % n) // size + 1
     return WorkItems(
-        size,
-        per_problem,
-        batch.skipped_rollouts // size,
-        jnp.where(share.rollout_count > 0, end, 0),
+        size=size,
+        per_problem=per_problem,
+        first=batch.skipped_rollouts // size,
+        end=jnp.where(share.rollout_count > 0, end, 0),
     )
+
+
+class PrefillCarry(NamedTuple):
+    """What the loop over blocks of prompts carries: these of `SamplerState`."""
+
+    prefix_table: Any
+    table_last_hidden: Array
+    table_experts: Any
+    num_prefilled: Array
 
 
 def prefill(
@@ -146,20 +163,24 @@ def prefill(
 ) -> SamplerState:
     """The prompts that prefix groups may take next, in the table: blocks of g, as far as there is
     room."""
-    g, G, queue = shapes.prefill_batch, shapes.prefix_entries, state.queue
+    g, G = shapes.prefill_batch, shapes.prefix_entries
+    queue = state.queue
     items_per_problem = work_items(shapes, batch).per_problem
-    next_problem = queue.next_item // items_per_problem
+    next_problem = queue.next_item // items_per_problem  # the first whose prompt is still needed
     prefill_end = next_problem + decoding.prefix_groups // items_per_problem + 2
 
-    def needs_prefill(carry: tuple[Any, Array, Any, Array]) -> Array:
-        num_prefilled = carry[-1]
+    def needs_prefill(carry: PrefillCarry) -> Array:
+        num_prefilled = carry.num_prefilled
+        # The table is a ring: a block takes the place of the g prompts that came G before it.
         has_room = num_prefilled + g - G <= next_problem
         return (num_prefilled < batch.share.group_count) & has_room & (num_prefilled < prefill_end)
 
-    def prefill_block(carry: tuple[Any, Array, Any, Array]) -> tuple[Any, Array, Any, Array]:
-        prefix_table, last_hidden, table_experts, num_prefilled = carry
-        row, entry = batch.problem_row(num_prefilled + jnp.arange(g)), num_prefilled % G
+    def prefill_block(carry: PrefillCarry) -> PrefillCarry:
+        row = batch.problem_row(carry.num_prefilled + jnp.arange(g))
         prompts, lengths = batch.problems.prompts[row], batch.problems.lengths[row]
+        entry = carry.num_prefilled % G  # of the block's first prompt
+
+        table_experts = carry.table_experts
         if table_experts is None:
             entries, block_last_hidden = decoding.prefill(stacked_params, prompts, lengths)
         else:
@@ -168,17 +189,26 @@ def prefill(
             )
             assert experts is not None, "a table of experts is of a model that has some"
             table_experts = lax.dynamic_update_slice_in_dim(table_experts, experts, entry, 0)
-        prefix_table = decoding.store_entries(prefix_table, entries, entry)
-        last_hidden = lax.dynamic_update_slice_in_dim(last_hidden, block_last_hidden, entry, 0)
-        return prefix_table, last_hidden, table_experts, num_prefilled + g
 
-    carry = state.prefix_table, state.table_last_hidden, state.table_experts, queue.num_prefilled
-    prefix_table, last_hidden, table_experts, num_prefilled = lax.while_loop(
-        needs_prefill, prefill_block, carry
+        return PrefillCarry(
+            prefix_table=decoding.store_entries(carry.prefix_table, entries, entry),
+            table_last_hidden=lax.dynamic_update_slice_in_dim(
+                carry.table_last_hidden, block_last_hidden, entry, 0
+            ),
+            table_experts=table_experts,
+            num_prefilled=carry.num_prefilled + g,
+        )
+
+    begin = PrefillCarry(
+        state.prefix_table, state.table_last_hidden, state.table_experts, queue.num_prefilled
     )
-    queue = queue._replace(num_prefilled=num_prefilled)
-    state = state._replace(prefix_table=prefix_table, table_last_hidden=last_hidden, queue=queue)
-    return state._replace(table_experts=table_experts)
+    end = lax.while_loop(needs_prefill, prefill_block, begin)
+    return state._replace(
+        prefix_table=end.prefix_table,
+        table_last_hidden=end.table_last_hidden,
+        table_experts=end.table_experts,
+        queue=queue._replace(num_prefilled=end.num_prefilled),
+    )
 
 
 def admit(
@@ -190,23 +220,30 @@ def admit(
     items = work_items(shapes, batch)
     n = batch.n
     W, prefix_groups = shapes.slots_per_prefix, decoding.prefix_groups
+
+    # Each prefix group that is idle takes the next item, if its prompt is in the table.
     free_slots = (slots.row < 0).reshape(prefix_groups, W)
-    idle_prefix_groups = free_slots.all(1) & (queue.next_rollout >= queue.end_rollout)
-    item = queue.next_item + jnp.cumsum(idle_prefix_groups) - 1
+    is_idle = free_slots.all(1) & (queue.next_rollout >= queue.end_rollout)
+    item = queue.next_item + jnp.cumsum(is_idle) - 1
     problem = item // items.per_problem
-    assigned = idle_prefix_groups & (item < items.end) & (problem < queue.num_prefilled)
+    assigned = is_idle & (item < items.end) & (problem < queue.num_prefilled)
+
+    # The item's rollouts, counted within the share: those that another shard owns are left out.
     first_rollout = problem * n - batch.skipped_rollouts
     start = first_rollout + (item % items.per_problem) * items.size
     end = jnp.minimum(jnp.minimum(start + items.size, first_rollout + n), batch.share.rollout_count)
     problem = jnp.where(assigned, problem, queue.problem)
     next_rollout = jnp.where(assigned, jnp.maximum(start, 0), queue.next_rollout)
     end_rollout = jnp.where(assigned, end, queue.end_rollout)
+
+    # Its prompt's keys and values go from the table into the group's cache.
     entry = jnp.where(assigned, problem % shapes.prefix_entries, 0)
     cache = decoding.admit(state.cache, state.prefix_table, entry, assigned)
     group_last_hidden = jnp.where(
         assigned[:, None], state.table_last_hidden[entry], state.group_last_hidden
     )
 
+    # A group's free slots take its next rollouts, in their order.
     row = next_rollout[:, None] + jnp.cumsum(free_slots, 1) - 1
     admitted = free_slots & (row < end_rollout[:, None])
     queue = WorkQueue(
@@ -217,6 +254,7 @@ def admit(
         end_rollout=end_rollout,
     )
     slots = _fill_slots(batch, slots, admitted.reshape(-1), row.reshape(-1), jnp.repeat(problem, W))
+
     if state.table_experts is not None:
         is_assigned = assigned[:, None, None, None]
         group_experts = jnp.where(is_assigned, state.table_experts[entry], state.group_experts)
