@@ -23,6 +23,7 @@ from isojax.report.page import explorer, html_page
 from isojax.report.page.fit_sections import describe_n_path
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import (
+    CountedUpdates,
     CrossoverRow,
     FitResult,
     FrontierRow,
@@ -32,6 +33,7 @@ from isojax.scaling.result import (
     ScheduleRow,
     SegmentRow,
 )
+from tests.scaling.documents import document
 
 
 class _Reader(HTMLParser):
@@ -90,6 +92,21 @@ def _without_scripts(page: str) -> str:
 @pytest.fixture(name="html", scope="module")
 def _html(made: tuple[Path, FitResult]) -> str:
     return (made[0] / "report.html").read_text(encoding="utf-8")
+
+
+def test_an_answer_has_the_batches_of_its_updates() -> None:
+    """Two batches an update: 195 updates of 16 x 16 at 1e5 rollouts, where one batch makes 390."""
+    plain = document()
+    counted = [
+        run.model_copy(
+            update={"updates": CountedUpdates(C=(0, 2000 * run.B_p * run.n), M=(0, 1000))}
+        )
+        for run in plain.runs
+    ]
+    dynamic = plain.model_copy(update={"runs": tuple(counted)})
+    row, plain_row = explorer.answer_row(dynamic, 1e5), explorer.answer_row(plain, 1e5)
+    assert (row["M"], row["batches"]) == (195, 2.0)
+    assert plain_row["M"] == 390 and "batches" not in plain_row
 
 
 def test_the_page_states_the_answer(made: tuple[Path, FitResult], html: str) -> None:

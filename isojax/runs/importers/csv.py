@@ -20,13 +20,13 @@ from isojax.core.csv_text import parse_csv
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_text
 from isojax.core.tabular import DataTable, RowTable, list_some
-from isojax.runs.importers import importer, wandb
+from isojax.runs.importers import importer, verl, wandb
 from isojax.runs.logs.log_table import LEDGER_FIELDS, LogTable, check_log_file
 
 FIELDS = LEDGER_FIELDS | {
     "step": ("step", *wandb.FIELDS["step"], "global_step/max_steps", "Step"),
     "reward": (*LEDGER_FIELDS["reward"], *wandb.FIELDS["reward"]),
-    "sampled_batches": wandb.FIELDS["sampled_batches"],
+    **{name: wandb.FIELDS[name] for name in verl.OF_FILTERED_STEPS},
     "elapsed_seconds": (
         "elapsed_seconds",
         *wandb.FIELDS["elapsed_seconds"],

@@ -33,8 +33,14 @@ REPEATS = (  # of a problem, before n: by Search-R1, Agent-R1, OpenHands, verl-a
 )
 # its batch is B_p n
 RAGEN = {ROLLOUT_N: ["es_manager.train.group_size"], BATCH: ["es_manager.train.env_groups"]}
-# by DAPO
-SAMPLED = {"sampled_batches": ("train/num_gen_batches",), "sampled_B_p": ("data.gen_batch_size",)}
+# By DAPO: of its recipe, and of main_ppo with algorithm.filter_groups.
+SAMPLED = {
+    "sampled_batches": ("train/num_gen_batches",),
+    "sampled_B_p": ("data.gen_batch_size",),
+    "replaced_problems": ("training/filter_groups/evicted_samples",),
+    "surplus_problems": ("training/filter_groups/discarded_surplus_samples",),
+}
+OF_FILTERED_STEPS = ("sampled_batches", "replaced_problems", "surplus_problems")
 STEP_SECONDS = ("perf/time_per_step", "timing_s/step")
 
 FIELDS = (
@@ -62,7 +68,8 @@ def derived_settings(config: Mapping[str, Any], rows: Sequence[DataRow]) -> dict
         product((ROLLOUT_N, *REPEATS), default=1) if any(name in config for name in REPEATS) else 0
     )
     settings[BATCH] = product((BATCH, "data.oversample_factor"))
-    filters = any(name in row.values for row in rows for name in SAMPLED["sampled_batches"])
+    filter_tags = [tag for name in OF_FILTERED_STEPS for tag in SAMPLED[name]]
+    filters = any(tag in row.values for row in rows for tag in filter_tags)
     if product(["data.gen_batch_size"]) > 1 and not filters:
         settings[BATCH] = product(["data.gen_batch_size"])
     if all(map(product, RAGEN.values())):

@@ -15,7 +15,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import IMPORTED, Cell, EvalPoint, RunRecord
 from isojax.core.tabular import RowTable, list_some
 from isojax.runs.logs.column_map import ColumnMap, is_training, is_validation, rewards_within_one
-from isojax.runs.logs.log_table import FIELD_HELP, STEP_FIELDS
+from isojax.runs.logs.log_table import DROPPED_FIELDS, FIELD_HELP, STEP_FIELDS
 from isojax.runs.logs.reward_rounding import clip_rounding
 from isojax.runs.logs.run_seconds import check_durations, seconds_so_far
 from isojax.runs.logs.run_steps import NO_ROW, RunSteps, join_steps
@@ -282,12 +282,16 @@ def _mean_train_metrics(steps: RunSteps, evaluated: Sequence[int]) -> list[dict[
 
 def _cumulative_rollouts(steps: RunSteps, cell: Cell) -> list[int]:
     """C at each step: as logged (of a training row without it, as before), else sampled batches, or
-    steps, x B_p n."""
+    steps and the problems that they dropped, x B_p n."""
     column_map = steps.column_map
     if "rollouts" not in column_map:
         batches = _sum_over_steps(steps, "sampled_batches")
         if not batches:
-            return [step * cell.B for step in steps.clocks]
+            dropped = _dropped_problems(steps)
+            return [
+                step * cell.B + round(problems * cell.n)
+                for step, problems in zip(steps.clocks, dropped, strict=True)
+            ]
         prompts = column_map.read("sampled_B_p", steps.rows[0])
         return [round(x * prompts * cell.n) for x in batches]
     C: list[int] = []
@@ -298,6 +302,21 @@ def _cumulative_rollouts(steps: RunSteps, cell: Cell) -> list[int]:
         else:
             C.append(steps.require("rollouts", step) if is_evaluated[step] else (C or [0])[-1])
     return C
+
+
+def _dropped_problems(steps: RunSteps) -> list[float]:
+    """The problems up to each step that were sampled and not trained on. A step that is not in the
+    log has the mean of the others."""
+    by_field = [steps.values(name) for name in DROPPED_FIELDS]
+    of_steps = [sum(value or 0.0 for value in values) for values in zip(*by_field, strict=True)]
+    mean = sum(of_steps) / max(1, sum(clock > 0 for clock in steps.clocks))
+
+    so_far, total, last_step = list[float](), 0.0, 0
+    for clock, dropped in zip(steps.clocks, of_steps, strict=True):
+        missing = max(clock - last_step - 1, 0)
+        total, last_step = total + dropped + missing * mean, clock
+        so_far.append(total)
+    return so_far
 
 
 def _estimated_tokens(steps: RunSteps, C: Sequence[int]) -> list[float]:

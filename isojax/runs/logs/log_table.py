@@ -29,6 +29,8 @@ FIELD_HELP = {
     "step": "updates so far (rollouts = step x B_p x n where no column has them)",
     "sampled_batches": "batches of prompts sampled in a step that filters groups (rollouts = sum x sampled_B_p x n)",
     "sampled_B_p": "problems of such a batch",
+    "replaced_problems": "problems of a step that were sampled and replaced (rollouts = (step x B_p + their sum) x n)",
+    "surplus_problems": "further problems of a step that were sampled and dropped (they count as those)",
     "reward": "the validation metric, in [0, 1]",
     "n": "rollouts per problem",
     "B_p": "problems per batch",
@@ -48,7 +50,10 @@ FIELD_HELP = {
 }
 
 CUMULATIVE_FIELDS = ("rollouts", "tokens", "device_hours")
-STEP_FIELDS = ("step_seconds", "sampled_batches")  # of each step, with metrics or without
+# Problems of a step that were sampled and not trained on; a step that logs none had none.
+DROPPED_FIELDS = ("replaced_problems", "surplus_problems")
+# of each step, with metrics or without
+STEP_FIELDS = ("step_seconds", "sampled_batches", *DROPPED_FIELDS)
 
 # Columns named as in a ledger of our own need no map. Where a format's own `reward` is the training
 # reward, its importer takes SAME_NAME_FIELDS and says which column is which.

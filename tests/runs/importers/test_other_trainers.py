@@ -60,6 +60,30 @@ def test_batches_of_unknown_size_are_asked_for(logged):
     assert run.cell == Cell(4, 8, 0) and run.points[-1].rollouts == 4 * 4 * 8
 
 
+def test_problems_that_a_step_replaced_count(logged):
+    """verl 0.9's filter_groups: a step of 4 problems x 8 logs those that it replaced, and those that
+    it did not need, where there were any. A step that is not in the log has the others' mean."""
+    replaced, surplus = (
+        f"training/filter_groups/{name}"
+        for name in ("evicted_samples", "discarded_surplus_samples")
+    )
+    dropped = {1: {replaced: 3, surplus: 2}, 2: {}, 3: {replaced: 1}, 5: {surplus: 2}}
+    rows = [
+        {"step": step, "data": {"val-core/x/acc/mean@4": 0.1 * step, **tags}}
+        for step, tags in {0: {}, **dropped}.items()
+    ]
+    (run,) = logged("verl", rows, SETTINGS).runs
+    # 5, 0 and 1 problems; step 4, which is missing, as 8 problems of 4 steps; then 2.
+    assert [p.rollouts for p in run.points] == [
+        0,
+        (4 + 5) * 8,
+        (8 + 5) * 8,
+        (12 + 6) * 8,
+        (20 + 6 + 2 + 2) * 8,
+    ]
+    assert [p.M for p in run.points] == [0, 1, 2, 3, 5]
+
+
 def test_the_reward_that_is_proposed_may_be_one(logged):
     """No column of the steps, deviations, lengths or the training reward, and none without
     numbers."""
