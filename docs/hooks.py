@@ -229,7 +229,8 @@ def type_text(schema: dict[str, Any], links: dict[str, str]) -> str:
     elif kind == "array":
         kind = f"list of {type_text(schema['items'], links)}"
     elif kind == "object":
-        kind = f"map from name to {type_text(schema['additionalProperties'], links)}"
+        values = schema["additionalProperties"]
+        kind = "map" if values is True else f"map from name to {type_text(values, links)}"
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
     limits = [
         f"{sign} {schema[key]:g}" for key, sign in signs.items() if schema.get(key, 1e6) <= 1000

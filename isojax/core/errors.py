@@ -19,6 +19,11 @@ class RunFailed(RuntimeError):
         return "\n  ".join(map(str, self.args))
 
 
+class ServerFailed(RunFailed):
+    """A server that samples is gone, too slow, or not what it was; a run saves its state and
+    ends."""
+
+
 # In the messages of XLA's backends.
 OUT_OF_MEMORY_MESSAGES = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "std::bad_alloc")
 

@@ -113,7 +113,7 @@ class InlineRollouts(RolloutSource):
         self.layout = Layout(problems.cell.B_p, problems.cell.n, programs.shapes.shards)
 
     def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
-        self.programs.graded_sampler.engine.publish(state.params)
+        self.programs.graded_sampler.engine.publish(state.params, int(state.step))
         batch, sampled = self._sample_batch(state, number=0)
         if self.programs.max_batches == 1:
             return SourcedBatch(batch, sampled.problem_index, sampled.reward_sums, sampled.metrics)
@@ -136,10 +136,10 @@ class InlineRollouts(RolloutSource):
             state.params, [request], lambda _, rollouts, rewards: (rollouts, rewards)
         )
 
-        metrics: Metrics = {}
+        metrics: Metrics = programs.graded_sampler.engine.metrics()
         if grades is not None:
             rewards = self.layout.to_buffer(grades.rewards, programs.shapes.buffer_rows)
-            metrics = verifier_metrics(grades)
+            metrics |= verifier_metrics(grades)
         B_p, n = np.int32(cell.B_p), np.int32(cell.n)
         batch = RolloutBatch(selected.problems, rollouts, rewards, B_p, n, selected.key_data)
         return batch, SampledProblems(index, self._reward_sums(rewards), metrics)

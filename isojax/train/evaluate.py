@@ -216,6 +216,11 @@ class Evaluator:
         if multiprocess.is_multiprocess():
             self.replicate.compile(rollouts)
 
+    def publish(self, params: Params, update: int) -> None:
+        """What follows evaluates these parameters, those after `update`: for a server, which is to
+        have them."""
+        self.graded_sampler.engine.publish(params, update)
+
     def evaluate(
         self,
         params: Params,

@@ -48,6 +48,7 @@ import numpy as np
 
 from isojax.core import preemption
 from isojax.core.config import Config
+from isojax.core.errors import ServerFailed
 from isojax.core.nouns import Cell
 from isojax.distributed import multiprocess
 from isojax.distributed.sharding import replicated
@@ -110,6 +111,7 @@ def run_cell(
             in a row. The ledger records it. Saved is the policy before them; --resume goes on with
             the update after them.
         Preempted: the process was asked to end; the state is saved.
+        ServerFailed: the server that samples is gone, or not what it was; the state is saved.
     """
     eval_grid = make_eval_grid(config, cell)
     last_index = len(config.run_targets(config.sweep.budget)) - 1
@@ -126,10 +128,15 @@ def run_cell(
         open_cell(programs, base_policy, cell, checkpoints, is_recorded) as opened,
     ):
         trainer = CellTrainer(programs, config, base_policy, opened, checkpoints, outputs)
-        while trainer.cursor.evaluation < last_index:  # -1 before the first
-            trainer.train_to(eval_grid[trainer.cursor.evaluation + 1])
-            reached = bisect_right(eval_grid, trainer.C) - 1  # an update may reach several targets
-            trainer.evaluate(reached, eval_grid[reached])
+        try:
+            while trainer.cursor.evaluation < last_index:  # -1 before the first
+                trainer.train_to(eval_grid[trainer.cursor.evaluation + 1])
+                # an update may reach several targets
+                reached = bisect_right(eval_grid, trainer.C) - 1
+                trainer.evaluate(reached, eval_grid[reached])
+        except ServerFailed:
+            trainer.save()  # it fails between two updates: nothing is lost
+            raise
         trainer.save()  # is_finished looks for it
 
 
@@ -303,6 +310,7 @@ class CellTrainer:
         """Evaluates the policy on all problem sets and records the point."""
         cell, evaluator = self.cell, self.programs.evaluator
         params = self.policy_state.params
+        evaluator.publish(params, self.cursor.M)
         counts_by_set = evaluator.evaluate_sets(params, self.eval_sets, cell.seed, eval_index)
         if self.cursor.M == 0:  # before anything is recorded: a mended verifier then begins anew
             config = self.config.cell

@@ -3,7 +3,7 @@ for B_p, n, seeds and coefficients are traced. Programs are compiled ahead, from
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from isojax.core.config import CellConfig, SweepConfig
-from isojax.core.config.sweep import LOCAL_ROLLOUTS
+from isojax.core.config.sweep import LOCAL_ROLLOUTS, ServerConfig
 from isojax.core.errors import InputError
 from isojax.core.machine import release_freed_memory
 from isojax.core.nouns import Problem
@@ -23,12 +23,15 @@ from isojax.models.lora import policy_params
 from isojax.models.transformer import ComputeOptions, Decoder, Params
 from isojax.rl import rollout_source
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
-from isojax.rl.engines import EngineSetup, load_engine
+from isojax.rl.engines import EngineSetup, RolloutEngine, load_engine
+from isojax.rl.engines.local import local_engine
 from isojax.rl.experts import check_experts, records_experts
 from isojax.rl.fused_rollouts import FusedPrograms, FusedRollouts, build_fused_update
 from isojax.rl.inline_rollouts import InlinePrograms, InlineRollouts
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, build_init_state, train_state_shapes
+from isojax.rl.servers.policy_server import PolicyServer
+from isojax.rl.servers.server_engine import ServerEngine
 from isojax.sampling.batch import problem_shapes
 from isojax.tasks.protocol import TokenizedProblems
 from isojax.tasks.task import Task, is_on_device, tokenize
@@ -43,10 +46,13 @@ COMPILE_LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class RolloutOptions:
-    """Who samples the rollouts of training, and whether a hook reads them."""
+    """Who samples, and whether a hook reads the rollouts of training."""
 
-    engine: str = LOCAL_ROLLOUTS
+    engine: str = LOCAL_ROLLOUTS  # of training
     has_hook: bool = False
+    server: ServerConfig = field(default_factory=ServerConfig)
+    eval_server: str | None = None  # the URL of the one that samples evaluations
+    run_name: str = ""
 
     @property
     def leave_the_program(self) -> bool:
@@ -89,6 +95,7 @@ class SweepPrograms:
             slots_per_prefix=sweep.slots_per_prefix or 1,
         )
         check_experts(cell.rl, self.decoder, mesh)
+        self.policy_servers = self._open_servers(rollouts)
         self.init = build_init_state(self.decoder, mesh, cell.rl.critic is not None)
         # The one place that decides where rollouts come from: the programs, and the RolloutSource
         # that runs them.
@@ -109,8 +116,11 @@ class SweepPrograms:
             source = FusedRollouts
         else:
             records = records_experts(cell.rl, self.decoder, mesh)
+            policy_server = self.policy_servers.get(rollouts.server.url)
             engine = load_engine(rollouts.engine)(
-                EngineSetup(self.decoder, task, self.shapes, mesh, cell.sampling, records)
+                EngineSetup(
+                    self.decoder, task, self.shapes, mesh, cell.sampling, records, policy_server
+                )
             )
             self.rollout_programs = InlinePrograms(
                 cell,
@@ -125,7 +135,13 @@ class SweepPrograms:
             source = InlineRollouts
         self.open_rollouts = partial(source, self.rollout_programs)
         self.coefficients = make_coefficients(cell.rl)
-        self.evaluator = self._build_evaluator(cell.data.validation, cell.eval.samples)
+        eval_server = self.policy_servers.get(rollouts.eval_server)
+        build_eval_engine = (
+            local_engine if eval_server is None else partial(eval_server_engine, eval_server)
+        )
+        self.evaluator = self._build_evaluator(
+            cell.data.validation, cell.eval.samples, build_eval_engine
+        )
         # A task that verifies on device is labelled by the evaluator; a language model prefills
         # each prompt just once.
         attempts = max(1, cell.data.attempts)
@@ -133,9 +149,31 @@ class SweepPrograms:
             self.evaluator if is_on_device(task) else self._build_evaluator(LABEL_BATCH, attempts)
         )
 
-    def _build_evaluator(self, problems: int, samples: int) -> Evaluator:
+    def _open_servers(self, rollouts: RolloutOptions) -> dict[str | None, PolicyServer]:
+        """Those that sample, by URL: one that samples training and evaluations is given each policy
+        once."""
+        url_of_training = rollouts.server.url if rollouts.engine != LOCAL_ROLLOUTS else None
+        urls = filter(None, dict.fromkeys([url_of_training, rollouts.eval_server]))
+        return {
+            url: PolicyServer(rollouts.server, url, self.decoder, self.mesh, rollouts.run_name)
+            for url in urls
+        }
+
+    def _build_evaluator(
+        self,
+        problems: int,
+        samples: int,
+        build_engine: Callable[[EngineSetup], RolloutEngine] = local_engine,
+    ) -> Evaluator:
         return Evaluator(
-            self.decoder, self.task, self.mesh, problems, samples, self.shapes, self.cell_config
+            self.decoder,
+            self.task,
+            self.mesh,
+            problems,
+            samples,
+            self.shapes,
+            self.cell_config,
+            build_engine,
         )
 
     def compile(self, num_problems: int) -> None:
@@ -186,6 +224,11 @@ class SweepPrograms:
 
     def tokenize(self, problems: list[Problem]) -> TokenizedProblems:
         return tokenize(self.task, self.cell_config.sampling, problems)
+
+
+def eval_server_engine(policy_server: PolicyServer, setup: EngineSetup) -> RolloutEngine:
+    """Evaluations need no log-probs."""
+    return ServerEngine(setup, policy_server.server, policy_server=policy_server)
 
 
 def build_decoder(cell: CellConfig, sweep: SweepConfig, task_vocab: int, platform: str) -> Decoder:

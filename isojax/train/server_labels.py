@@ -15,6 +15,7 @@ from isojax.models.safetensors_io import fingerprint
 from isojax.models.transformer import Decoder
 from isojax.rl.engines import EngineSetup
 from isojax.rl.servers.http_json import ServerOptions
+from isojax.rl.servers.language_server import LanguageServer
 from isojax.rl.servers.server_engine import ServerEngine
 from isojax.tasks.protocol import TokenizedProblems
 from isojax.tasks.task import Task, tokenize
@@ -55,7 +56,7 @@ class ServerLabelling:
 
 
 def _build_engine(options: ServerOptions, setup: EngineSetup) -> ServerEngine:
-    return ServerEngine(setup, options)
+    return ServerEngine(setup, LanguageServer(options))
 
 
 def fingerprint_if_there(folder: Path) -> str:

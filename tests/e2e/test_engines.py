@@ -9,17 +9,17 @@ from typing import Any
 # isojax's sampler, by another name: it counts what it is asked for.
 ENGINE = """
 from pathlib import Path
-from isojax.rl.engines import rollout_engine
+from isojax.rl.engines import RolloutEngine, rollout_engine
 from isojax.rl.engines.local import local_engine
 
-class Counting:
+class Counting(RolloutEngine):
     def __init__(self, setup):
         self.setup, self.engine, self.published = setup, local_engine(setup), None
 
     def compile(self, params):
         return self.engine.compile(params)
 
-    def publish(self, params):
+    def publish(self, params, update):
         self.published = params
         with open("asked.txt", "a") as file:
             file.write("publish\\n")
@@ -29,9 +29,6 @@ class Counting:
         with open("asked.txt", "a") as file:
             file.write(f"{request.B_p} {request.n}\\n")
         return self.engine.sample(params, request, listener)
-
-    def main_programs(self, params):
-        return {}
 
 @rollout_engine
 def build(setup):
@@ -70,7 +67,7 @@ def test_what_an_engine_of_ones_own_cannot_do(isojax: Any) -> None:
     Path(isojax.folder, "counting.py").write_text(ENGINE)
     for words, expected in (
         (("run.rollouts=counted",), "Did you mean 'counting'?"),
-        (("run.rollouts=server",), "expected one of local"),
+        (("run.rollouts=server",), "run.server.url is not set"),
         (
             ("run.rollouts=counting", "cell.rl.max_staleness=1"),
             "isojax's own engine alone samples ahead",

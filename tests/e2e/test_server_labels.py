@@ -5,21 +5,17 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.compiler import QUICK, flags
-from tests.e2e.conftest import REPOSITORY, Isojax
+from tests.e2e.conftest import Isojax
+from tests.e2e.own_server import FLAGS, OwnServer
 from tests.e2e.test_text import killed_at, prepare
 
-FLAGS = flags(QUICK, devices=1)
 PROBLEMS, ATTEMPTS = 40, 24  # a request is for at most 16 rollouts
 LABELLING = (
     "difficulty", "sums.yaml", f"cell.data.candidates={PROBLEMS}", f"cell.data.attempts={ATTEMPTS}", "--held-out", "4",
@@ -39,21 +35,8 @@ FILES = {
 def server(isojax: Isojax) -> Iterator[str]:
     """Its URL."""
     prepare(isojax)
-    command = [
-        sys.executable,
-        "-m",
-        "tests.e2e.completions_server",
-        str(isojax.folder / "sums.yaml"),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "XLA_FLAGS": FLAGS}
-    with subprocess.Popen(
-        command, cwd=isojax.folder, env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            process.kill()
+    with OwnServer(isojax.folder / "sums.yaml") as process:
+        yield process.url
 
 
 def read_rates(folder: Path) -> dict[int, float]:

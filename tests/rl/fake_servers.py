@@ -43,6 +43,9 @@ class FakeServer:
     fault: Callable[[int, dict[str, Any]], tuple[int, Any] | None] = lambda count, body: None
     spoil: Callable[[Any], None] = lambda answer: None  # changes an honest answer
     logp_temperature: float | None = None  # that log-probs are of, whatever is asked for
+    # What is answered to requests that announce weights, by path: (status, JSON or bytes).
+    updates: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    version: str | None = None  # of the weights, as SGLang tells it
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
@@ -51,6 +54,8 @@ class FakeServer:
             return 200, {"object": "list", "data": [{"id": "the-model", "owned_by": self.owner}]}
         with self.lock:
             self.requests.append((path, body))
+            if path in self.updates:
+                return self.updates[path]
             if (faulty := self.fault(len(self.requests), body)) is not None:
                 return faulty
             answer = getattr(self, f"_as_{self.owner}")(body)
@@ -115,6 +120,7 @@ class FakeServer:
             details: dict[str, Any] = {
                 "finish_reason": {"type": "stop" if drawn.stopped else "length"},
                 "prompt_tokens": len(body["input_ids"]),
+                **({} if self.version is None else {"weight_version": self.version}),
             }
             if body.get("return_logprob"):
                 tops = [[logp, t, None] for t, logp in self._tops(sampling["temperature"]).items()]

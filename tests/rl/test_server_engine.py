@@ -21,6 +21,7 @@ from isojax.core.shapes import SamplerShapes
 from isojax.rl.engines import EngineSetup, Listener, SampleRequest
 from isojax.rl.rollout_lists import lists_from_rollouts
 from isojax.rl.servers.http_json import ServerOptions
+from isojax.rl.servers.language_server import LanguageServer
 from isojax.rl.servers.server_engine import ServerEngine
 from isojax.sampling.batch import Rollouts
 from isojax.sampling.layout import Layout
@@ -86,7 +87,7 @@ def test_what_the_server_draws_are_the_rollouts(task: TextTask, owner: str) -> N
 
     with running(FakeServer(task, owner)) as server:
         needs_logps = owner in GIVES_TOKENS
-        engine = ServerEngine(make_setup(task), options(server), needs_logps)
+        engine = ServerEngine(make_setup(task), LanguageServer(options(server)), needs_logps)
         rollouts = sample(engine, Listener(on_finished))
         server.drawn, before = {}, server.drawn
         again = sample(engine)
@@ -114,7 +115,9 @@ def test_what_the_server_draws_are_the_rollouts(task: TextTask, owner: str) -> N
 
 def test_a_request_is_for_at_most_sixteen_with_a_seed_of_its_own(task: TextTask) -> None:
     with running(FakeServer(task, "vllm")) as server:
-        engine = ServerEngine(make_setup(task, temperature=0.7, top_p=0.9), options(server))
+        engine = ServerEngine(
+            make_setup(task, temperature=0.7, top_p=0.9), LanguageServer(options(server))
+        )
         sample(engine)
         other = replace(make_request(engine.setup), key=jax.random.key(1))
         engine.sample({}, other, None)
@@ -136,7 +139,9 @@ def test_a_server_that_recovers_is_asked_again(task: TextTask) -> None:
         return (status, "busy") if count > 2 and (status := next(statuses, 0)) else None
 
     with running(FakeServer(task, "llamacpp", fault=fault)) as server:
-        rollouts = sample(ServerEngine(make_setup(task), options(server, retries=5)))
+        rollouts = sample(
+            ServerEngine(make_setup(task), LanguageServer(options(server, retries=5)))
+        )
     assert (np.asarray(rollouts.lengths)[0, : 3 * n] > 0).all()
     assert len(server.requests) == 1 + 3 * n + 3
 
@@ -145,7 +150,11 @@ def refused(task: TextTask, owner: str, needs_logps: bool = False, **faults: Any
     """What is said of a faulty server; InputError at the start, RunFailed later on."""
     with running(FakeServer(task, owner, **faults)) as server:
         with pytest.raises((InputError, RunFailed)) as e:
-            sample(ServerEngine(make_setup(task), options(server, timeout=0.3), needs_logps))
+            sample(
+                ServerEngine(
+                    make_setup(task), LanguageServer(options(server, timeout=0.3)), needs_logps
+                )
+            )
         kind = "at the start" if isinstance(e.value, InputError) else "later"
         return f"{kind}: {e.value}".replace(server.url, "URL")
 
@@ -167,7 +176,7 @@ def test_a_server_that_is_not_there(task: TextTask) -> None:
     with pytest.raises(
         RunFailed, match=r"the server localhost:9 does not answer \(.*refused.*\)\. Start it again"
     ):
-        ServerEngine(make_setup(task), nobody)
+        LanguageServer(nobody)
 
 
 def test_a_server_that_dies(task: TextTask) -> None:
@@ -286,22 +295,22 @@ def test_answers_of_another_shape(task: TextTask, answer: Any, problem: str) -> 
 def test_what_a_server_cannot_sample(task: TextTask) -> None:
     with running(FakeServer(task, "me")) as server:
         with pytest.raises(InputError, match="takes the nucleus of top_p before temperature"):
-            ServerEngine(make_setup(task, top_p=0.9), options(server))
+            ServerEngine(make_setup(task, top_p=0.9), LanguageServer(options(server)))
         with pytest.raises(InputError, match="a server samples text"):
-            ServerEngine(replace(make_setup(task), task=Parity()), options(server))
+            ServerEngine(replace(make_setup(task), task=Parity()), LanguageServer(options(server)))
     with (
         running(FakeServer(task, "sglang")) as server,
         pytest.raises(InputError, match="gives log-probs before top-p"),
     ):
-        ServerEngine(make_setup(task, top_p=0.9), options(server), needs_logps=True)
+        ServerEngine(make_setup(task, top_p=0.9), LanguageServer(options(server)), needs_logps=True)
     with pytest.raises(InputError, match="no URL; expected one such as"):
-        ServerEngine(make_setup(task), ServerOptions("ftp://x"))
+        LanguageServer(ServerOptions("ftp://x"))
 
 
 def test_the_key_of_a_server(task: TextTask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISOJAX_SERVER_KEY", "a key")
     with running(FakeServer(task, "vllm")) as server:
-        client = ServerEngine(make_setup(task), options(server)).client
+        client = LanguageServer(options(server)).client
         assert client._headers(b"") == {
             "Content-Type": "application/json",
             "Authorization": "Bearer a key",

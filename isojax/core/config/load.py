@@ -93,9 +93,11 @@ def load_config(names_or_paths: str | Sequence[str], overrides: Sequence[str] = 
     return config if is_named else config.model_copy(update={"name": file_name})
 
 
-def config_hash(cell: CellConfig, rollouts: str = LOCAL_ROLLOUTS) -> str:
+def config_hash(
+    cell: CellConfig, rollouts: str = LOCAL_ROLLOUTS, evaluations: str = LOCAL_ROLLOUTS
+) -> str:
     """12 hex digits that name the settings deciding a cell's result: those off their defaults, and
-    HASH_VERSION. `rollouts`: the engine that `run.rollouts` names."""
+    HASH_VERSION. `rollouts`, `evaluations`: the engines that sample them."""
     defaults = dict(flatten(CellConfig().model_dump(mode="json")))
     settings = dict(flatten(cell.model_dump(mode="json")))
     changed = {
@@ -105,6 +107,8 @@ def config_hash(cell: CellConfig, rollouts: str = LOCAL_ROLLOUTS) -> str:
     }
     if rollouts != LOCAL_ROLLOUTS:
         changed["run.rollouts"] = rollouts
+    if evaluations != LOCAL_ROLLOUTS:
+        changed["run.evaluations"] = evaluations
     text = json.dumps(
         {"version": HASH_VERSION, "settings": changed}, sort_keys=True, separators=(",", ":")
     )

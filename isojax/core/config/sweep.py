@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterator
 from itertools import count, takewhile
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
@@ -183,6 +183,25 @@ class ProcessGroupConfig(Section):
 
 
 LOCAL_ROLLOUTS = "local"  # isojax's own engine
+SERVER_ROLLOUTS = "server"  # the engine that asks the server of `run.server`
+
+
+class ServerConfig(Section):
+    """A server of language models that samples with the policy as it is trained
+    (docs/servers.md)."""
+
+    # of the server that samples the rollouts of training, such as http://localhost:8000
+    url: str | None = None
+    # A folder that isojax writes and the server reads: each policy becomes a folder of weights in
+    # it.
+    weights: FolderPath | None = None
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # what these weights are stored in
+    # The requests that make the server load them, by path: {/update_weights_from_disk: {model_path:
+    # "{path}"}}. {path} stands for the folder, {version} for the number of the update. null: as
+    # vLLM or SGLang takes them.
+    update: dict[str, dict[str, Any]] | None = None
+    requests: PositiveInt = 32  # to the server, at a time
+    timeout: PositiveFloat = 600.0  # seconds until a request is answered
 
 
 class RunConfig(Section):
@@ -219,12 +238,21 @@ class RunConfig(Section):
     process_group: ProcessGroupConfig = ProcessGroupConfig()
     # where curves go besides the ledger: tensorboard, wandb, your module
     loggers: tuple[str, ...] = ("tensorboard",)
-    # The engine that samples the rollouts of training: local, isojax's own, or a file or module of
-    # yours.
+    # The engine that samples the rollouts of training: local, isojax's own; server, that of
+    # run.server; or a file or module of yours.
     rollouts: str = LOCAL_ROLLOUTS
+    server: ServerConfig = ServerConfig()
+    # The URL of a server that samples evaluations, in the place of isojax's own sampler; run.server
+    # has its settings.
+    eval_server: str | None = None
     # A hook that sees every update, its rollouts and its metrics: save_rollouts, or a file or
     # module of yours.
     on_update: str | None = None
     # Where a plug-in that is one file is looked up, before the working directory; commands add
     # their configs' folders.
     plugin_folders: tuple[str, ...] = ()
+
+    @property
+    def evaluations(self) -> str:
+        """The engine that samples evaluations."""
+        return LOCAL_ROLLOUTS if self.eval_server is None else SERVER_ROLLOUTS

@@ -31,6 +31,7 @@ from isojax.launch.local.setup import (
     print_warnings,
     start_jax,
 )
+from isojax.launch.local.sweep_servers import describe_samplers
 from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup, refuse_sampler_processes
 from isojax.launch.prompt_date import describe_date
@@ -78,6 +79,8 @@ def launch(
             print_plan(setup.config, cells, folder, devices.description, budget, forecast)
             print_disk_use(config, cells, folder, budget.checkpoint_bytes(setup.config.sweep))
             console.print(describe_algorithm(config.cell.rl), markup=False)
+            for line in describe_samplers(setup.config, setup.programs[0]):
+                console.print(line, markup=False)
             if date_line := describe_date(setup.config.cell):
                 console.print(date_line, markup=False)
             if setup.task.stops.has_turns:
@@ -200,11 +203,8 @@ def train_cell(
     is_primary = multiprocess.is_primary()
     config = setup.config.with_settings(sweep={"budget": target.C})
     try:
-        ledger = (
-            Ledger(folder, cell, config_hash(config.cell, config.run.rollouts))
-            if is_primary
-            else None
-        )
+        cell_hash = config_hash(config.cell, config.run.rollouts, config.run.evaluations)
+        ledger = Ledger(folder, cell, cell_hash) if is_primary else None
         if not is_finished(config, folder, ledger):
             start_upload = checkpoint_uploader((folder / CHECKPOINT_FOLDER).absolute())
             with (

@@ -27,6 +27,7 @@ from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 from isojax.distributed.roles import Role
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import strategy, time_estimate
+from isojax.launch.local.sweep_servers import check_servers, record_servers
 from isojax.launch.planner import DeviceBudget, autosize_sweep, host_memory, with_kernels
 from isojax.launch.process_group import check_multi_process, sampler_processes
 from isojax.launch.prompt_date import store_date
@@ -278,6 +279,7 @@ class SweepSetup:
             _note_problem_counts(base_policy.training, base_policy.validation)
         if multiprocess.is_primary():
             save_config(self.config, folder / CONFIG_FILE)
+            record_servers(self.config, first_programs, folder)
         return base_policy
 
     def _has_mended_verifier(self) -> bool:
@@ -323,13 +325,20 @@ def open_sweep(
             undecided = fastest.model_copy(update={"forward_attention": sweep.forward_attention})
             fastest = with_kernels(undecided, budget.mesh, budget.backend, config.cell)
         sweep = multiprocess.broadcast(fastest)
-        rollouts = RolloutOptions(config.run.rollouts, has_hook=config.run.on_update is not None)
+        rollouts = RolloutOptions(
+            engine=config.run.rollouts,
+            has_hook=config.run.on_update is not None,
+            server=config.run.server,
+            eval_server=config.run.eval_server,
+            run_name=config.name,
+        )
         programs = [
             SweepPrograms(config.cell, sweep, pairs, mesh, task, sampler, role, rollouts)
             for mesh, sampler in meshes
         ]
         if cell_devices.shares_programs:
             programs = programs * cell_devices.concurrent_cells
+        multiprocess.run_on_primary(lambda: check_servers(config, programs[0], folder))
         final_config = config.model_copy(update={"sweep": sweep})
         for link in role.assigned_peers if role else ():
             link.send(("sweep", final_config))
@@ -337,26 +346,33 @@ def open_sweep(
 
 
 def check_engine(config: Config, num_cells: int) -> None:
-    """InputError where the engine of `run.rollouts` is not there, or cannot sample for this
-    sweep."""
-    engine, cell = config.run.rollouts, config.cell
-    load_engine(engine)
-    if engine == LOCAL_ROLLOUTS:
-        return
-    if cell.rl.max_staleness is not None:
-        problem = f"run.rollouts = {engine} and cell.rl.max_staleness = {cell.rl.max_staleness}"
+    """InputError where the engines of training and evaluations are not there, or cannot sample for
+    this sweep."""
+    run, cell = config.run, config.cell
+    load_engine(run.rollouts)
+    if run.rollouts != LOCAL_ROLLOUTS and cell.rl.max_staleness is not None:
+        problem = (
+            f"run.rollouts = {run.rollouts} and cell.rl.max_staleness = {cell.rl.max_staleness}"
+        )
         raise InputError(
             f"{problem}: isojax's own engine alone samples ahead of the trainer. Leave one of them out."
         )
-    if multiprocess.is_multiprocess():
-        raise InputError(
-            f"run.rollouts = {engine} in a run of several processes; expected one process, or local."
-        )
-    if num_cells > 1 and config.run.cells_at_once != 1:
-        problem = f"run.rollouts = {engine} holds one policy at a time, and the sweep has {num_cells} runs"
-        raise InputError(
-            f"{problem}; add run.cells_at_once=1, so that they train one after the other."
-        )
+
+    settings = {"run.rollouts": run.rollouts, "run.eval_server": run.eval_server or LOCAL_ROLLOUTS}
+    for name, engine in settings.items():
+        if engine == LOCAL_ROLLOUTS:
+            continue
+        if multiprocess.is_multiprocess():
+            raise InputError(
+                f"{name} = {engine} in a run of several processes; expected one process, or local."
+            )
+        if num_cells > 1 and run.cells_at_once != 1:
+            problem = (
+                f"{name} = {engine} holds one policy at a time, and the sweep has {num_cells} runs"
+            )
+            raise InputError(
+                f"{problem}; add run.cells_at_once=1, so that they train one after the other."
+            )
 
 
 def check_problems(

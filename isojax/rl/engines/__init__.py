@@ -20,6 +20,8 @@ from isojax.core.plugins import NoTraits, Plugin, PluginKind
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import Program
 from isojax.models.transformer import Decoder, Params
+from isojax.rl.metric import Metrics
+from isojax.rl.servers.policy_server import PolicyServer
 from isojax.sampling.batch import ProblemArrays, Rollouts, RoutedRollouts, rollout_shapes
 from isojax.sampling.engine import recorded_experts
 from isojax.tasks.task import Task
@@ -38,6 +40,7 @@ class EngineSetup:
     sampling: SamplingConfig
     # whether rollouts tell the experts of all tokens (`RoutedRollouts`)
     records_experts: bool = False
+    policy_server: PolicyServer | None = None  # that of `run.server`, where the config has one
 
     @property
     def rollout_shapes(self) -> Rollouts | RoutedRollouts:
@@ -86,9 +89,9 @@ class RolloutEngine(Protocol):
         """Prepares for parameters of these shapes; the shapes of the rollouts, with shardings."""
         ...
 
-    def publish(self, params: Params) -> None:
-        """The requests that follow are for these parameters: for an engine that samples elsewhere.
-        It returns when they are there."""
+    def publish(self, params: Params, update: int) -> None:
+        """The requests that follow are for these parameters, those after `update`: for an engine
+        that samples elsewhere. It returns when they are there."""
 
     def sample(
         self, params: Params, request: SampleRequest, listener: Listener | None
@@ -97,6 +100,11 @@ class RolloutEngine(Protocol):
         that were published last. `listener`: where the host verifies; it is told of each rollout
         once."""
         ...
+
+    def metrics(self) -> Metrics:
+        """What the ledger is to record of the rollouts of the last request, beside what is measured
+        of all engines."""
+        return {}
 
     def main_programs(self, params: Params) -> dict[str, tuple[Program, tuple[Any, ...]]]:
         """The programs that take the most memory, by name, and the shapes of their arguments; none

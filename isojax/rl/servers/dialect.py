@@ -40,13 +40,21 @@ class Completion:
     tokens: Sequence[int] | None = None  # with the end token; None where the server gives none
     logps: Sequence[float] | None = None  # of these tokens
     prompt_tokens: int | None = None  # as the server counts them
-    # Log-probs of the likeliest first tokens, by the server's name of them, where they were asked.
-    first_alternatives: Mapping[str, float] = field(default_factory=dict)
+    # Log-probs of the likeliest first tokens, where they were asked: by their ids, or the server's
+    # names of them.
+    first_alternatives: Mapping[int | str, float] = field(default_factory=dict)
+    # of the weights, as they were announced; None where the server does not say
+    version: str | None = None
 
 
 class Call(NamedTuple):
     path: str
     body: dict[str, Any]
+
+
+# Requests by their paths, in their order. In texts {path} stands for a folder of weights, {version}
+# for their update.
+UpdateRequests = Mapping[str, Mapping[str, Any]]
 
 
 class Dialect(Protocol):
@@ -63,6 +71,9 @@ class Dialect(Protocol):
     # what helps where tokens are missing, and where log-probs are of another kind
     token_fix: ClassVar[str] = ""
     logp_fix: ClassVar[str] = ""
+    # that make the server load other weights; none where it has none
+    update_requests: ClassVar[UpdateRequests] = {}
+    update_fix: ClassVar[str] = ""  # what helps where it refuses them
 
     def write(self, model: str, ask: Ask) -> Call: ...
 

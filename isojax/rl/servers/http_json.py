@@ -12,7 +12,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 
-from isojax.core.errors import InputError, RunFailed
+from isojax.core.errors import InputError, ServerFailed
 
 # the environment variable with the key that a server asks for, if any
 KEY_VARIABLE = "ISOJAX_SERVER_KEY"
@@ -30,6 +30,10 @@ class ServerOptions:
     in_flight: int = 32  # requests at a time
     retries: int = 5  # of a request; the waits between them are 0.5 s, 1 s, 2 s, ...
     first_wait: float = 0.5  # seconds
+    # For messages: the options that set `timeout` and `in_flight`, and how the work goes on.
+    timeout_setting: str = "--server-timeout"
+    in_flight_setting: str = "--server-requests"
+    to_go_on: str = "repeat the command: what is done is kept"
 
 
 class JsonClient:
@@ -60,11 +64,11 @@ class JsonClient:
         return self._ask("GET", path, None)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The answer to a request.
+        """The answer to a request; None where it is empty.
 
         Raises:
             InputError: the server refuses it, or answers with something that is no JSON.
-            RunFailed: no answer, whatever is tried.
+            ServerFailed: no answer, whatever is tried.
         """
         return self._ask("POST", path, json.dumps(body).encode())
 
@@ -83,7 +87,7 @@ class JsonClient:
         problem, cause = "", None
         for attempt in range(options.retries + 1):
             if self._is_closed:
-                raise RunFailed(
+                raise ServerFailed(
                     f"the server {options.url} is asked no more: another request has failed."
                 )
             try:
@@ -93,8 +97,8 @@ class JsonClient:
                 problem = f"no answer within {options.timeout:g} s"
                 cause = e
                 if timeouts == MAX_TIMEOUTS:
-                    fix = "raise --server-timeout, or lower --server-requests"
-                    raise RunFailed(
+                    fix = f"raise {options.timeout_setting}, or lower {options.in_flight_setting}"
+                    raise ServerFailed(
                         f"the server {options.url} is too slow: {problem}, {timeouts} times; {fix}."
                     ) from e
             except (OSError, HTTPException) as e:
@@ -109,8 +113,10 @@ class JsonClient:
             if attempt < options.retries:
                 time.sleep(wait)
                 wait *= 2
-        fix = "Start it again, and repeat the command: what is done is kept"
-        raise RunFailed(f"the server {options.url} does not answer ({problem}). {fix}.") from cause
+        fix = f"Start it again, and {options.to_go_on}"
+        raise ServerFailed(
+            f"the server {options.url} does not answer ({problem}). {fix}."
+        ) from cause
 
     def _ask_once(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         make = HTTPSConnection if self._is_https else HTTPConnection
@@ -133,6 +139,8 @@ class JsonClient:
         return headers
 
     def _parse(self, path: str, text: bytes) -> Any:
+        if not text.strip():
+            return None
         try:
             return json.loads(text)
         except ValueError as e:

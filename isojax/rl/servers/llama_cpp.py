@@ -42,7 +42,7 @@ class LlamaCpp(Dialect):
             tokens=answer.get("tokens") or None,
             logps=None if sampled is None else [_log(token["prob"]) for token in sampled],
             prompt_tokens=answer.get("tokens_evaluated"),
-            first_alternatives={str(top["id"]): _log(top["prob"]) for top in tops},
+            first_alternatives={int(top["id"]): _log(top["prob"]) for top in tops},
         )
         return [completion]
 

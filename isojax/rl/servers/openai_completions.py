@@ -3,7 +3,7 @@
 
 from typing import Any, ClassVar
 
-from isojax.rl.servers.dialect import Ask, Call, Completion, Dialect, LogpKind
+from isojax.rl.servers.dialect import Ask, Call, Completion, Dialect, LogpKind, UpdateRequests
 
 ID_PREFIX = "token_id:"  # of a token among log-probs, with `return_tokens_as_token_ids`
 
@@ -17,6 +17,12 @@ class OpenAICompletions(Dialect):
     logp_kind: ClassVar[LogpKind] = LogpKind.SAMPLED
     token_fix: ClassVar[str] = "vLLM gives them from 0.10.2 on (`return_token_ids`)"
     logp_fix: ClassVar[str] = "start vLLM with --logprobs-mode processed_logprobs"
+    # What was computed of prompts with other weights is forgotten by the second one.
+    update_requests: ClassVar[UpdateRequests] = {
+        "/collective_rpc": {"method": "reload_weights", "kwargs": {"weights_path": "{path}"}},
+        "/reset_prefix_cache": {},
+    }
+    update_fix: ClassVar[str] = "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
 
     def write(self, model: str, ask: Ask) -> Call:
         body: dict[str, Any] = {
@@ -60,8 +66,14 @@ class OpenAICompletions(Dialect):
             tokens=tokens,
             logps=logprobs.get("token_logprobs"),
             prompt_tokens=prompt_tokens,
-            first_alternatives=top[0] or {},
+            first_alternatives={
+                _token_or_name(name): logp for name, logp in (top[0] or {}).items()
+            },
         )
+
+
+def _token_or_name(name: str) -> int | str:
+    return int(name.removeprefix(ID_PREFIX)) if name.startswith(ID_PREFIX) else name
 
 
 def _index(choice: Any) -> int:

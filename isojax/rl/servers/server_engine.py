@@ -12,20 +12,22 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from isojax.core.errors import InputError, RunFailed
+from isojax.core.errors import InputError, ServerFailed
 from isojax.core.terminal import warn
 from isojax.models.transformer import Params
 from isojax.rl.engines import EngineSetup, Listener, RolloutEngine, SampleRequest
+from isojax.rl.metric import Metric, Metrics, mean
 from isojax.rl.rollout_lists import SampledResponse, rollouts_from_lists
-from isojax.rl.servers.detect import ServedModel, detect
+from isojax.rl.servers.detect import ServedModel
 from isojax.rl.servers.dialect import Ask, Completion, LogpKind
-from isojax.rl.servers.http_json import JsonClient, ServerOptions
+from isojax.rl.servers.language_server import LanguageServer
+from isojax.rl.servers.policy_server import PolicyServer
 from isojax.sampling.batch import Rollouts
 from isojax.tasks.task import TextTask, is_on_device
 
@@ -39,16 +41,28 @@ LOGP_TOLERANCE, MIN_LOGP_CHANGE = 0.1, 0.3
 CHECKED_PROMPTS = 4
 
 
+@dataclass(frozen=True)
+class Answered:
+    """What a server has answered to one request."""
+
+    responses: list[SampledResponse]
+    staleness: list[int]  # of each, the updates since its weights
+
+
 class ServerEngine(RolloutEngine):
-    """Samples by requests; the parameters that it is given are not read. Draws belong to a
-    request's key where the server follows seeds."""
+    """Samples by requests. Draws belong to a request's key where the server follows seeds."""
 
     def __init__(
-        self, setup: EngineSetup, options: ServerOptions, needs_logps: bool = False
+        self,
+        setup: EngineSetup,
+        server: LanguageServer,
+        needs_logps: bool = False,
+        policy_server: PolicyServer | None = None,
     ) -> None:
         """`needs_logps`: whether log-probs are asked for, and refused where they are of another
-        distribution; without them all are 0. InputError where the server cannot be used so;
-        RunFailed where it does not answer."""
+        distribution; without them all are 0. `policy_server`: gives the server the parameters that
+        are published; without it, the server has one policy. InputError where the server cannot be
+        used so; ServerFailed where it does not answer."""
         task = setup.task
         if is_on_device(task):
             raise InputError(
@@ -59,11 +73,21 @@ class ServerEngine(RolloutEngine):
             raise InputError(
                 f"a server cannot sample it: {context}. Leave out the server, or these."
             )
-        self.setup, self.options, self.needs_logps = setup, options, needs_logps
+        if setup.records_experts:
+            settings = "cell.rl.replay_experts and cell.rl.measure_expert_agreement"
+            raise InputError(f"a server does not tell the experts of tokens; leave out {settings}.")
+        self.setup = setup
+        self.server = server
+        self.needs_logps = needs_logps
+        self.policy_server = policy_server
+        self.options = server.options
+        self.client = server.client
+        self.served = server.served
         self.task: TextTask = task
-        self.client = JsonClient(options)
-        self.served: ServedModel = detect(self.client)
-        self._inspector = _Inspector(task, setup.shapes.response_length, self.served, options.url)
+        self.staleness: list[int] = []  # of the last request's responses
+        self._inspector = _Inspector(
+            task, setup.shapes.response_length, self.served, self.options.url
+        )
         self._adds_bos = False  # whether a server of texts writes the token that begins them itself
         self._is_checked = False
         self._check_settings()
@@ -72,35 +96,61 @@ class ServerEngine(RolloutEngine):
         del params
         return self.setup.rollout_shapes
 
+    def publish(self, params: Params, update: int) -> None:
+        if self.policy_server is not None:
+            self.policy_server.publish(params, update)
+
+    def metrics(self) -> Metrics:
+        if self.policy_server is None:
+            return {}
+        oldest = Metric(float(max(self.staleness)), None, "max")
+        return {"staleness_mean": mean(float(np.mean(self.staleness))), "staleness_max": oldest}
+
     def sample(self, params: Params, request: SampleRequest, listener: Listener | None) -> Rollouts:
-        del params
         asks = list(self._asks(request))
         if not self._is_checked:
             self._check_server([ask for _, ask in asks])
             self._is_checked = True
 
         responses: list[SampledResponse | None] = [None] * request.B
+        self.staleness = []
         threads = ThreadPoolExecutor(self.options.in_flight, "server")
         try:
-            first_rollouts: dict[Future[list[SampledResponse]], int] = {
+            first_rollouts: dict[Future[Answered], int] = {
                 threads.submit(self._ask, ask): first for first, ask in asks
             }
             for future in as_completed(first_rollouts):
                 answered, first = future.result(), first_rollouts[future]
-                responses[first : first + len(answered)] = answered
+                count = len(answered.responses)
+                responses[first : first + count] = answered.responses
+                self.staleness += answered.staleness
                 if listener is not None:
-                    rollouts = np.arange(first, first + len(answered))
-                    listener.on_finished(
-                        rollouts, [np.asarray(one.tokens, np.int32) for one in answered]
-                    )
+                    tokens = [np.asarray(one.tokens, np.int32) for one in answered.responses]
+                    listener.on_finished(np.arange(first, first + count), tokens)
         except BaseException:  # whatever it is, nobody waits for the other answers
             threads.shutdown(wait=False, cancel_futures=True)
             self.client.close()
             raise
         threads.shutdown()
-        return rollouts_from_lists(
-            self.setup, request, [one for one in responses if one is not None]
-        )
+
+        sampled = [one for one in responses if one is not None]
+        if self.policy_server is not None and self.needs_logps:
+            self.policy_server.begin_check(params, self._begun_sequences(request, sampled))
+        return rollouts_from_lists(self.setup, request, sampled)
+
+    def _begun_sequences(
+        self, request: SampleRequest, responses: Sequence[SampledResponse]
+    ) -> list[list[int]]:
+        """The tokens of each rollout's prompt and of the first half of its response."""
+        sequences: list[list[int]] = []
+        for r, response in enumerate(responses):
+            prompt = self._prompt(request, r // request.n)
+            half = np.asarray(response.tokens)[: len(response.tokens) // 2].tolist()
+            sequences.append([*prompt, *half])
+        return sequences
+
+    def _prompt(self, request: SampleRequest, q: int) -> list[int]:
+        return np.asarray(request.arrays.prompts[q])[: int(request.arrays.lengths[q])].tolist()
 
     def _asks(self, request: SampleRequest) -> Iterator[tuple[int, Ask]]:
         """Each request to the server, with the number of its first rollout."""
@@ -108,9 +158,7 @@ class ServerEngine(RolloutEngine):
         key = np.asarray(jax.random.key_data(request.key)).ravel().tolist()
         texts = task.prompt_texts(request.problems)
         for q, (problem, text) in enumerate(zip(request.problems, texts, strict=True)):
-            prompt = np.asarray(request.arrays.prompts[q])[
-                : int(request.arrays.lengths[q])
-            ].tolist()
+            prompt = self._prompt(request, q)
             for start in range(0, request.n, self.served.dialect.max_n):
                 seed = np.random.SeedSequence([*key, problem.id, start]).generate_state(1)[0]
                 yield (
@@ -129,30 +177,23 @@ class ServerEngine(RolloutEngine):
                     ),
                 )
 
-    def _ask(self, ask: Ask) -> list[SampledResponse]:
-        return [self._inspector.to_response(ask, one) for one in self._complete(ask)]
+    def _ask(self, ask: Ask) -> Answered:
+        try:
+            completions = self._complete(ask)
+        except InputError as e:  # it has taken such requests before
+            raise ServerFailed(str(e)) from e
+        responses = [self._inspector.to_response(ask, one) for one in completions]
+        if self.policy_server is None:
+            return Answered(responses, staleness=[])
+        return Answered(
+            responses, [self.policy_server.staleness_of(one.version) for one in completions]
+        )
 
     def _complete(self, ask: Ask) -> list[Completion]:
-        dialect, bos = self.served.dialect, self.task.tokenizer.bos_token
+        bos = self.task.tokenizer.bos_token
         if self._adds_bos and isinstance(bos, str):
             ask = replace(ask, prompt_text=ask.prompt_text.removeprefix(bos))
-        path, body = dialect.write(self.served.model, ask)
-        answer = self.client.post(path, body)
-        try:
-            completions = dialect.read(answer)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as e:
-            shape = (
-                f"an answer that is not as those of {self.served.project} ({type(e).__name__}: {e})"
-            )
-            raise RunFailed(
-                f"the server {self.options.url} gives {shape}: {str(answer)[:300]}"
-            ) from e
-        if len(completions) != ask.n:
-            problem = f"{len(completions)} responses to a request of {ask.n}"
-            raise RunFailed(
-                f"the server {self.options.url} gives {problem}; is it a server of {self.served.project}?"
-            )
-        return completions
+        return self.server.complete(ask)
 
     def _check_settings(self) -> None:
         dialect, sampling = self.served.dialect, self.setup.sampling
@@ -172,6 +213,12 @@ class ServerEngine(RolloutEngine):
             raise InputError(
                 f"{server} gives log-probs before top-p; set cell.sampling.top_p=1 to train with them."
             )
+        # without it the trainer cannot compute log-probs of the same nucleus
+        if sampling.top_p < 1:
+            problem = "does not tell how much of the distribution top-p has left"
+            raise InputError(
+                f"{server} {problem}; set cell.sampling.top_p=1 to train with its log-probs."
+            )
 
     def _check_server(self, asks: Sequence[Ask]) -> None:
         """A request of one response, looked at closely; InputError where the server cannot be used
@@ -189,7 +236,7 @@ class ServerEngine(RolloutEngine):
             (completion,) = self._complete(first)
         try:
             self._inspector.to_response(first, completion)
-        except RunFailed as e:
+        except ServerFailed as e:
             raise InputError(str(e)) from e
         if self._inspector.mismatches:
             raise InputError(self._inspector.describe_mismatch())
@@ -225,7 +272,7 @@ class ServerEngine(RolloutEngine):
             f"{server}: whether its log-probs are of temperature {asks[0].temperature:g} could not be seen."
         )
 
-    def _alternatives(self, ask: Ask) -> dict[str, float]:
+    def _alternatives(self, ask: Ask) -> dict[int | str, float]:
         one_token = replace(ask, max_tokens=1, top_p=1.0, with_logps=True, alternatives=5)
         (completion,) = self._complete(one_token)
         return {
@@ -236,7 +283,7 @@ class ServerEngine(RolloutEngine):
 
 
 class _Inspector:
-    """Makes responses of what a server answers; RunFailed where it is not what was asked for.
+    """Makes responses of what a server answers; ServerFailed where it is not what was asked for.
     Threads share it."""
 
     def __init__(self, task: TextTask, T: int, served: ServedModel, url: str) -> None:
@@ -326,7 +373,7 @@ class _Inspector:
                 or self.mismatches <= MAX_MISMATCHES * self.responses
             ):
                 return
-            raise RunFailed(self.describe_mismatch())
+            raise ServerFailed(self.describe_mismatch())
 
     def describe_mismatch(self) -> str:
         server_text, own_text = (repr(text[:80]) for text in self._example)
@@ -339,7 +386,7 @@ class _Inspector:
     def _plain(self, text: str) -> str:
         return self._ignored.sub("", text)
 
-    def _failed(self, problem: str) -> RunFailed:
-        return RunFailed(
+    def _failed(self, problem: str) -> ServerFailed:
+        return ServerFailed(
             f"the server {self.url} ({self.served.project}, {self.served.model}) {problem}."
         )

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from isojax.rl.servers.dialect import Ask, Call, Completion, Dialect, LogpKind
+from isojax.rl.servers.dialect import Ask, Call, Completion, Dialect, LogpKind, UpdateRequests
 
 
 class SGLang(Dialect):
@@ -14,6 +14,9 @@ class SGLang(Dialect):
     logp_kind: ClassVar[LogpKind] = LogpKind.BEFORE_TOP_P
     token_fix: ClassVar[str] = "start SGLang without --skip-tokenizer-init, from 0.4.7 on"
     logp_fix: ClassVar[str] = "leave out SGLANG_RETURN_ORIGINAL_LOGPROB where SGLang is started"
+    update_requests: ClassVar[UpdateRequests] = {
+        "/update_weights_from_disk": {"model_path": "{path}", "weight_version": "{version}"}
+    }
 
     def write(self, model: str, ask: Ask) -> Call:
         sampling = {
@@ -49,5 +52,6 @@ class SGLang(Dialect):
             tokens=tokens,
             logps=None if sampled is None else [logp for logp, _, _ in sampled],
             prompt_tokens=details.get("prompt_tokens"),
-            first_alternatives={str(token): logp for logp, token, _ in tops[0] or []},
+            first_alternatives={int(token): logp for logp, token, _ in tops[0] or []},
+            version=details.get("weight_version"),
         )

@@ -1,0 +1,131 @@
+"""A server that is given the policy as it is trained: its weights are written, announced, and
+looked for in answers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from isojax.core.config.sweep import ServerConfig
+from isojax.core.errors import InputError, ServerFailed
+from isojax.models.transformer import Decoder, Params
+from isojax.rl.servers.dialect import LogpKind
+from isojax.rl.servers.http_json import ServerOptions
+from isojax.rl.servers.language_server import LanguageServer
+from isojax.rl.servers.published_weights import PublishedWeights
+from isojax.rl.servers.weight_check import NUM_CONTEXTS, WeightCheck
+
+
+class PolicyServer:
+    """For the engines of one run, those of training and of evaluations; one policy at a time."""
+
+    def __init__(
+        self, config: ServerConfig, url: str, decoder: Decoder, mesh: Mesh, run_name: str
+    ) -> None:
+        """InputError where the server cannot be given weights; ServerFailed where it does not
+        answer."""
+        self.url, self.server = url, LanguageServer(make_options(config, url))
+        served = self.server.served
+        self.requests = config.update or served.dialect.update_requests
+        if not self.requests:
+            raise InputError(
+                f"{self.server.name} has no request that makes it load other weights, as far as isojax knows: it can "
+                "label problems (isojax difficulty --server), but not sample for a run. Set run.server.update where it "
+                "has one, or take vLLM or SGLang."
+            )
+        if config.weights is None:
+            expected = "a folder that isojax writes and the server reads, by the same path, such as /dev/shm/weights"
+            raise InputError(f"run.server.weights is not set; expected {expected}.")
+        model_folder = decoder.config.path
+        if model_folder is None:
+            raise InputError(
+                "a server samples with a language model; expected cell.model.path, its folder."
+            )
+
+        folder = Path(config.weights) / run_name
+        self.weights = PublishedWeights(folder, decoder, Path(model_folder), config.dtype)
+        announces_version = "{version}" in json.dumps(dict(self.requests))
+        has_logps = served.dialect.logp_kind is not LogpKind.NONE
+        self.check = (
+            WeightCheck(self.server, decoder, mesh, announces_version) if has_logps else None
+        )
+        self.update = 0  # of the policy that was published last
+        self._published: Sequence[Any] = ()  # its arrays
+
+    @property
+    def description(self) -> dict[str, str]:
+        """What is recorded of it: its URL is not, which another day may be another one. SGLang
+        serves new weights by the name of their folder."""
+        served = self.server.served
+        is_published = served.model.startswith(str(self.weights.folder))
+        return {"server": served.project} | ({} if is_published else {"model": served.model})
+
+    def publish(self, params: Params, update: int) -> None:
+        """Give the server the policy after `update`, and return when it has it; nothing where it
+        has it already."""
+        arrays = jax.tree.leaves(params)
+        if len(arrays) == len(self._published) and all(map(_is_same, arrays, self._published)):
+            return
+
+        path = self.weights.write(params, update)
+        for request_path, body in self.requests.items():
+            self._announce(_fill_in(request_path, path, update), _fill_in(body, path, update))
+        self._published, self.update = arrays, update
+        self.weights.remove_all_but(path)
+        if self.check is not None and self.check.probe is not None:
+            self.check.check(params, update)
+
+    def begin_check(self, params: Params, sequences: Sequence[Sequence[int]]) -> None:
+        """The first rollouts are there, prompts and responses: the check of the weights begins with
+        them."""
+        if self.check is None or self.check.probe is not None:
+            return
+        stride = max(1, len(sequences) // NUM_CONTEXTS)
+        self.check.begin(params, self.update, sequences[::stride])
+
+    def staleness_of(self, version: str | None) -> int:
+        """The updates since the weights that a response was sampled with, where the server tells
+        their version."""
+        is_known = self.check is not None and self.check.announces_version and version is not None
+        return self.update - int(version) if is_known and version and version.isdecimal() else 0
+
+    def _announce(self, path: str, body: Mapping[str, Any]) -> None:
+        fix = self.server.served.dialect.update_fix
+        try:
+            answer = self.server.client.post(path, dict(body))
+        except InputError as e:
+            raise ServerFailed(
+                f"new weights: {e} {fix[:1].upper()}{fix[1:]}{'.' if fix else ''}".rstrip()
+            ) from e
+        if isinstance(answer, dict) and answer.get("success") is False:  # SGLang's
+            problem = f"does not load the weights in {self.weights.folder}: {answer.get('message')}"
+            raise ServerFailed(f"{self.server.name} {problem}. Does it read this folder?")
+
+
+def make_options(config: ServerConfig, url: str) -> ServerOptions:
+    return ServerOptions(
+        url,
+        timeout=config.timeout,
+        in_flight=config.requests,
+        timeout_setting="run.server.timeout",
+        in_flight_setting="run.server.requests",
+        to_go_on="go on by --resume",
+    )
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return a is b
+
+
+def _fill_in(value: Any, path: Path, update: int) -> Any:
+    """The value with {path} and {version} replaced in all its texts."""
+    if isinstance(value, str):
+        return value.replace("{path}", str(path)).replace("{version}", str(update))
+    if isinstance(value, Mapping):
+        return {name: _fill_in(one, path, update) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_fill_in(one, path, update) for one in value]
+    return value

@@ -1,0 +1,256 @@
+"""Whether a server answers with the weights that it was given last.
+
+A server may accept new weights and go on with the old ones: of another folder, of a replica that
+was not told, or because it caches files. So a probe is asked after each publication: a few
+contexts, out of the first rollouts, and the log-probs of five tokens after each. isojax computes
+the same log-probs itself.
+
+Two differences are compared, since the newest former update from which isojax's own log-probs have
+moved by MIN_MOVE: by how much its own have moved, and by how much the server's have. With the new
+weights both are about the same; with the old ones the server's have stayed. Why this raises no
+false alarm:
+- A server's own rounding, in bfloat16 or of quantised weights, is in both of its answers, and
+  cancels.
+- What does not cancel only adds to the server's difference, which then looks larger, never smaller.
+- Where logits are rounded to bfloat16, they change in steps of 1/16 or 1/8. A move of 0.02 in each
+  of 80 log-probs takes some of them, 13 or more on average, over a step: all stay with a
+  probability below 1e-5.
+- Where the policy has hardly moved, as after one update with a learning rate of 1e-6, nothing is
+  compared until later updates have moved it far enough. A server that keeps its weights is noticed
+  then."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array
+
+from isojax.core.errors import ServerFailed
+from isojax.distributed.sharding import Program, replicated
+from isojax.models.transformer import Decoder, Params
+from isojax.rl.servers.dialect import Ask
+from isojax.rl.servers.language_server import LanguageServer
+from isojax.sampling.logits import log_probs
+
+NUM_CONTEXTS, NUM_TOKENS = 16, 5
+MAX_CONTEXT = 256  # tokens: the last ones of a prompt and a half of its response
+MIN_MOVE = 0.02  # nats, root mean square
+# The first answers have none before them. They are of another policy where they are off by more
+# than any rounding.
+MAX_FIRST_GAP = 0.5  # nats, root mean square
+MIN_GAP_LOGP = -7.0  # of less likely tokens, a quantised server's log-probs may be off by as much
+# seconds, before the server is asked again: it may still be loading
+WAITS = (0.0, 0.5, 1.0, 2.0, 4.0)
+
+
+@dataclass(frozen=True)
+class Probe:
+    contexts: list[list[int]]
+    tokens: np.ndarray  # i32[contexts, NUM_TOKENS], those that the server has named first
+
+
+@dataclass(frozen=True)
+class ProbeLogps:
+    """Log-probs of the probe's tokens after an update, f32[contexts, NUM_TOKENS]."""
+
+    update: int
+    of_server: np.ndarray  # NaN where the server has told none
+    own: np.ndarray
+
+
+@dataclass(frozen=True)
+class Moves:
+    """By how much log-probs have moved between two updates, in nats, root mean square."""
+
+    own: float
+    of_server: float
+
+    @property
+    def server_stayed(self) -> bool:
+        return self.of_server < self.own / 2
+
+
+@dataclass(frozen=True)
+class OneToken:
+    """What a server says of the token after a context."""
+
+    logps: dict[int, float]  # of the likeliest
+    version: str | None  # of the weights, where it tells one
+
+
+class WeightCheck:
+    """Of one server, which gives log-probs."""
+
+    def __init__(
+        self, server: LanguageServer, decoder: Decoder, mesh: Mesh, announces_version: bool
+    ) -> None:
+        """announces_version: whether the server is told a version, the number of the update. It may
+        tell it again."""
+        self.server, self.announces_version = server, announces_version
+        self.compute_logps = build_context_logps(decoder, mesh)
+        self.probe: Probe | None = None
+        # Oldest first, from the one that was compared last. Updates before it are of no use any
+        # more.
+        self.history: list[ProbeLogps] = []
+
+    def begin(self, params: Params, update: int, sequences: Sequence[Sequence[int]]) -> None:
+        """Make the probe of these sequences, sampled after `update`; ServerFailed where the
+        server's log-probs are not those of `params`."""
+        contexts = [list(tokens[-MAX_CONTEXT:]) for tokens in sequences[:NUM_CONTEXTS]]
+        answers = self._ask(contexts)
+        named = [list(one.logps)[:NUM_TOKENS] for one in answers]
+        # Fewer may be named; a token 0 in the place of one has no log-prob, or its own.
+        tokens = np.array([ids + [0] * (NUM_TOKENS - len(ids)) for ids in named], np.int32)
+        self.probe = Probe(contexts, tokens)
+
+        logps = ProbeLogps(update, self._look_up(answers), self._compute_own(params))
+        likely = np.where(logps.of_server > MIN_GAP_LOGP, logps.of_server, math.nan)
+        gap = root_mean_square(likely - logps.own)
+        if gap > MAX_FIRST_GAP:
+            problem = f"its log-probs differ from isojax's by {gap:.2f}, and {MAX_FIRST_GAP} is too much for rounding"
+            raise self._failed(f"does not have the weights of update {update}: {problem}")
+        self.history = [logps]
+
+    def check(self, params: Params, update: int) -> None:
+        """ServerFailed where the server still answers with former weights after all waits."""
+        assert self.probe is not None, "`begin` makes it"
+        own = self._compute_own(params)
+        problem = ""
+        for wait in WAITS:
+            time.sleep(wait)
+            answers = self._ask(self.probe.contexts)
+            logps = ProbeLogps(update, self._look_up(answers), own)
+            problem = self._find_old_version(answers, update) or self._find_old_weights(logps)
+            if not problem:
+                former = self._find_former(logps)
+                first_kept = self.history[0] if former is None else former
+                self.history = [*self.history[self.history.index(first_kept) :], logps]
+                return
+        raise self._failed(problem)
+
+    def _find_old_version(self, answers: Sequence[OneToken], update: int) -> str:
+        """What is wrong with the version that the server tells; empty where nothing is, or it tells
+        none."""
+        others = [one.version for one in answers if one.version not in (None, str(update))]
+        if not (others and self.announces_version):
+            return ""
+        return f"says that it answers with the weights of update {others[0]}, and was given those of update {update}"
+
+    def _find_old_weights(self, logps: ProbeLogps) -> str:
+        """What shows that the server has former weights; empty where it has the new ones, or the
+        policy has not moved enough to tell."""
+        former = self._find_former(logps)
+        if former is None:
+            return ""
+        moves = measure_moves(logps, former)
+        if not moves.server_stayed:
+            return ""
+        return (
+            f"answers with the weights of update {former.update}, and was given those of update {logps.update}: since "
+            f"then isojax's log-probs have moved by {moves.own:.3f}, and the server's by {moves.of_server:.3f}"
+        )
+
+    def _find_former(self, logps: ProbeLogps) -> ProbeLogps | None:
+        """The newest answers from which the policy has moved far enough."""
+        return next(
+            (old for old in reversed(self.history) if measure_moves(logps, old).own >= MIN_MOVE),
+            None,
+        )
+
+    def _failed(self, problem: str) -> ServerFailed:
+        checks = (
+            "that run.server.update makes it load the weights, that it reads the folder run.server.weights, and that "
+            "one server alone answers at this URL"
+        )
+        return ServerFailed(
+            f"{self.server.name} {problem}. Check {checks}; then go on by --resume."
+        )
+
+    def _ask(self, contexts: Sequence[Sequence[int]]) -> list[OneToken]:
+        with ThreadPoolExecutor(
+            min(len(contexts), self.server.options.in_flight), "probe"
+        ) as threads:
+            completions = list(threads.map(self.server.complete, map(_ask_one_token, contexts)))
+        return [
+            OneToken(
+                {
+                    name: logp
+                    for name, logp in one.first_alternatives.items()
+                    if isinstance(name, int)
+                },
+                one.version,
+            )
+            for (one,) in completions
+        ]
+
+    def _look_up(self, answers: Sequence[OneToken]) -> np.ndarray:
+        assert self.probe is not None
+        rows = zip(answers, self.probe.tokens.tolist(), strict=True)
+        logps = np.array(
+            [[one.logps.get(token, math.nan) for token in tokens] for one, tokens in rows],
+            np.float32,
+        )
+        return np.where(np.isfinite(logps), logps, math.nan)
+
+    def _compute_own(self, params: Params) -> np.ndarray:
+        assert self.probe is not None
+        lengths = np.array([len(context) for context in self.probe.contexts], np.int32)
+        padded = np.zeros((len(lengths), lengths.max()), np.int32)
+        for row, context in zip(padded, self.probe.contexts, strict=True):
+            row[: len(context)] = context
+        return np.asarray(self.compute_logps(params, padded, lengths, self.probe.tokens))
+
+
+def build_context_logps(decoder: Decoder, mesh: Mesh) -> Program:
+    """`logps(params, contexts i32[c L], lengths i32[c], tokens i32[c k]) -> f32[c k]` of tokens
+    after contexts, at temperature 1."""
+    plain = decoder.with_options(decoder.options._replace(forward_attention="plain"))
+
+    def logps(params: Params, contexts: Array, lengths: Array, tokens: Array) -> Array:
+        weights = plain.cast_params(params)
+        last_hidden = plain.prefill(weights, contexts, lengths).last_hidden
+        return jnp.take_along_axis(
+            log_probs(plain.logits(weights, last_hidden), temperature=1.0), tokens, -1
+        )
+
+    return Program(jax.jit(logps, out_shardings=replicated(mesh)))
+
+
+def measure_moves(after: ProbeLogps, before: ProbeLogps) -> Moves:
+    """Over the tokens of which the server has told both; 0 where there are none."""
+    of_server = after.of_server - before.of_server
+    own = np.where(np.isfinite(of_server), after.own - before.own, math.nan)
+    return Moves(root_mean_square(own), root_mean_square(of_server))
+
+
+def root_mean_square(x: np.ndarray) -> float:
+    """Of those that are numbers; 0 where none is."""
+    numbers = x[np.isfinite(x)].astype(np.float64)
+    return float(np.sqrt(np.mean(numbers**2))) if numbers.size else 0.0
+
+
+def _by_token(alternatives: Mapping[int | str, float]) -> dict[int, float]:
+    return {token: logp for token, logp in alternatives.items() if isinstance(token, int)}
+
+
+def _ask_one_token(context: Sequence[int]) -> Ask:
+    # At temperature 1, where log-probs before temperature and after it are the same.
+    return Ask(
+        prompt=context,
+        prompt_text="",
+        n=1,
+        seed=0,
+        temperature=1.0,
+        top_p=1.0,
+        max_tokens=1,
+        stop_tokens=(),
+        stop_strings=(),
+        with_logps=True,
+        alternatives=NUM_TOKENS,
+    )
