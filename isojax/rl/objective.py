@@ -87,11 +87,11 @@ def make_coefficients(config: RLConfig) -> Coefficients:
 
 
 class LossWeights(NamedTuple):
-    """What each response brings to the loss: its weight f32[S rows] in each term, 0 where it has
-    none."""
+    """What each response brings to the loss: its advantages, and its weight in each term, which is
+    0 where it has no part in it."""
 
-    advantages: Array  # not a weight; f32[S rows], or one for each token, f32[S rows T]
-    policy: Array
+    advantages: Array  # f32[S rows], one for the whole response, or f32[S rows T], one for a token
+    policy: Array  # f32[S rows], like the following
     kl: Array
     entropy: Array
 
@@ -144,11 +144,13 @@ class UpdateInputs(NamedTuple):
 
 
 class Microbatch(NamedTuple):
+    """m responses to at most g prompts, which are a block of the shard's problems."""
+
     tokens: Array  # i32[m T]
     mask: Array  # bool[m T], the tokens that count
     objective_inputs: Any  # what the objective reads of each response, [m ...] or [m T] arrays
     group: Array  # i32[m], the row of each response's problem in the batch
-    prefix_entry: Array  # i32[m], the prompt that it continues, among those of the prefix
+    prefix_entry: Array  # i32[m], the same problem, counted within the block: 0 .. g-1
     experts: Array | None = None  # [m T l k], that the sampler chose, where it recorded them
 
 
@@ -174,10 +176,10 @@ def read_routers(
     if prompts is None:
         return routers.read(weights, experts)
 
+    # A prompt's tokens count once for each response to it.
     is_counted = microbatch.mask.any(-1).astype(jnp.int32)
-    responses = (
-        jnp.zeros(len(prompts.lengths), jnp.int32).at[microbatch.prefix_entry].add(is_counted)
-    )
+    no_responses = jnp.zeros(len(prompts.lengths), jnp.int32)
+    responses = no_responses.at[microbatch.prefix_entry].add(is_counted)
     of_prompts = weigh_prompt_tokens(prompts.lengths, responses, prompts.prompts.shape[1])
     if experts is not None and prompts.experts is not None:
         experts = join_rows(prompts.experts, experts)
@@ -193,20 +195,28 @@ def balance_term(routing: RoutingSums, inputs: UpdateInputs) -> Float[Array, ""]
 
 
 class Objective(Protocol):
-    """A sum over the responses of a microbatch, to be differentiated in params, and in the prefix
-    where there is one; and the sum over its tokens of each metric, or the maximum. Only a `mean` is
-    divided by the batch's tokens later. needs_base: whether `inputs.base_params` is read. routers:
-    what is read of the model's routers, whose sums are among the metrics by the key ROUTING; None
-    of a model without experts, or where nothing is."""
+    """What rl/gradient.py differentiates: a sum over the responses of a microbatch."""
 
     @property
     def decoder(self) -> Decoder: ...
+
     @property
-    def metric_reductions(self) -> dict[str, Reduction]: ...
+    def metric_reductions(self) -> dict[str, Reduction]:
+        """Of each metric of tokens. A `mean` is divided by the batch's tokens in the end; a `total`
+        is not."""
+        ...
+
     @property
-    def needs_base(self) -> bool: ...
+    def needs_base(self) -> bool:
+        """Whether `inputs.base_params` is read."""
+        ...
+
     @property
-    def routers(self) -> Routers | None: ...
+    def routers(self) -> Routers | None:
+        """What is read of the routers of a model with experts, whose sums are among the metrics by
+        the key ROUTING; None where nothing is."""
+        ...
+
     def __call__(
         self,
         params: Params,
@@ -214,7 +224,10 @@ class Objective(Protocol):
         base_prefix: Prefix | None,
         inputs: UpdateInputs,
         microbatch: Microbatch,
-    ) -> tuple[Array, MetricSums]: ...
+    ) -> tuple[Array, MetricSums]:
+        """The sum, to be differentiated in params, and in the prefix where prompts have gone
+        through the layers; and of each metric the sum over tokens, or the maximum."""
+        ...
 
 
 def hidden_states(
@@ -228,32 +241,41 @@ def hidden_states(
     """Hidden states before each response token: its prompt's last, which a group shares, then the
     response's own. `routers`: what is read of the routers, of those tokens that go through the
     layers here."""
-    (m, T), parts = microbatch.tokens.shape, token_parts(jax.sharding.get_abstract_mesh())
+    # The last token of a response predicts none. Padding makes whole tiles for a TPU's kernels, and
+    # equal parts for devices that share tokens.
+    m, T = microbatch.tokens.shape
+    parts = token_parts(jax.sharding.get_abstract_mesh())
     padding = row_padding(decoder.options.forward_attention, m, T - 1, parts)
     tokens = jnp.pad(microbatch.tokens[:, :-1], ((0, 0), (0, padding)))
+    columns = tokens.shape[1]
     prefix_entry = microbatch.prefix_entry
+
+    def router_pass(prompts: PromptTokens | None) -> RouterPass | None:
+        if routers is None:
+            return None
+        return read_routers(routers, prompts, microbatch, columns)
+
+    # Prompts go through the layers together with the responses to them.
     if isinstance(prefix, PromptTokens):
-        router_pass = (
-            None if routers is None else read_routers(routers, prefix, microbatch, tokens.shape[1])
-        )
         prompt_hidden, response_hidden, routed = decoder.joint_forward_with_routers(
-            params, prefix.prompts, prefix.lengths, tokens, prefix_entry, router_pass
+            params, prefix.prompts, prefix.lengths, tokens, prefix_entry, router_pass(prefix)
         )
         routing = None if routers is None else add_layers(routed)
         return HiddenStates(params, prompt_hidden, prefix_entry, response_hidden, routing)
+
+    # Or they have done so, and responses read their keys and values. Anchors (models/fsdp.py) are
+    # where the gradient of what all microbatches share is added up.
     prompt_hidden = resolve_anchors(prefix.last_hidden)
-    if tokens.shape[1] == 0:
+    if columns == 0:  # responses of one token, which the prompt alone predicts
         response_hidden = jnp.zeros((len(tokens), 0, prompt_hidden.shape[-1]), prompt_hidden.dtype)
         routing = None if routers is None else routers.zero_sums()
-    else:
-        prompt_lengths = problems.lengths[microbatch.group]
-        router_pass = (
-            None if routers is None else read_routers(routers, None, microbatch, tokens.shape[1])
-        )
-        response_hidden, routed = decoder.forward_with_routers(
-            params, tokens, prompt_lengths, prefix.kv, prefix_entry, router_pass
-        )
-        routing = None if routers is None else add_layers(routed)
+        return HiddenStates(params, prompt_hidden, prefix_entry, response_hidden, routing)
+
+    prompt_lengths = problems.lengths[microbatch.group]
+    response_hidden, routed = decoder.forward_with_routers(
+        params, tokens, prompt_lengths, prefix.kv, prefix_entry, router_pass(None)
+    )
+    routing = None if routers is None else add_layers(routed)
     return HiddenStates(params, prompt_hidden, prefix_entry, response_hidden, routing)
 
 
@@ -261,6 +283,7 @@ def sum_over_tokens(
     reductions: dict[str, Reduction], metrics: MetricSums, mask: Bool[Array, "m T"]
 ) -> MetricSums:
     """The sums (or maxima) of per-token metrics f32[m T] over the tokens in the mask."""
+    # A mean is a sum here: only the whole batch knows how many tokens to divide by.
     reduce = {"mean": jnp.sum, "total": jnp.sum, "max": jnp.max}
     return {name: reduce[reductions[name]](jnp.where(mask, x, 0.0)) for name, x in metrics.items()}
 
@@ -291,9 +314,9 @@ class PolicyObjective:
 
     @property
     def routers(self) -> Routers | None:
-        return (
-            None if self.decoder.router is None else Routers(self.decoder, self.rl.replay_experts)
-        )
+        if self.decoder.router is None:
+            return None
+        return Routers(self.decoder, self.rl.replay_experts)
 
     @property
     def metric_reductions(self) -> dict[str, Reduction]:
@@ -310,10 +333,11 @@ class PolicyObjective:
     ) -> tuple[TokenStats, Array | None]:
         """The policy's log-probabilities and entropies of response tokens, and the base policy's
         log-probabilities."""
+        tokens = microbatch.tokens
         temperature = self.sampling.temperature
         use_entropy = self.rl.entropy > 0
-        tokens = microbatch.tokens
         if self.sampling.top_p < 1:
+            # Of the nucleus that the sampler drew from, whose probability mass it has recorded.
             nucleus_mass = microbatch.objective_inputs.nucleus_mass
             return nucleus_token_stats(
                 self.decoder,
@@ -324,14 +348,16 @@ class PolicyObjective:
                 temperature,
                 use_entropy,
             )
+
         stats = token_stats(
             self.decoder, policy_hidden, tokens, temperature, use_entropy, self.vocab_split
         )
         if base_hidden is None:
             return stats, None
-        return stats, token_stats(
+        base_stats = token_stats(
             self.decoder, base_hidden, tokens, temperature, False, self.vocab_split
-        ).logps
+        )
+        return stats, base_stats.logps
 
     def __call__(
         self,
@@ -342,39 +368,45 @@ class PolicyObjective:
         microbatch: Microbatch,
     ) -> tuple[Array, MetricSums]:
         """(the sum over the responses of their weighted terms, the metrics)."""
-        sampled = microbatch.objective_inputs
+        sampled: PolicyInputs = microbatch.objective_inputs
+        weights = sampled.loss_weights
         coefficients = inputs.coefficients
         mask = microbatch.mask
-        weights, base_hidden = sampled.loss_weights, None
+
+        # Forward: the policy, and the base policy where the KL is measured.
         policy_hidden = hidden_states(
             self.decoder, params, prefix, inputs.problems, microbatch, self.routers
         )
+        base_hidden = None
         if base_prefix is not None:
             base_hidden = hidden_states(
                 self.decoder, inputs.base_params, base_prefix, inputs.problems, microbatch
             )
         policy_stats, base_logps = self.token_stats(policy_hidden, base_hidden, microbatch)
+
+        # The policy term of each token, then the regularisers.
         token_loss, metrics = self.policy_loss(policy_stats.logps, microbatch, coefficients)
         token_loss = weights.policy[:, None] * token_loss
-        sampler_logp_gap = jnp.abs(
-            jnp.where(mask, lax.stop_gradient(policy_stats.logps) - sampled.sampler_logps, 0.0)
-        )
-        metrics |= {
-            "entropy": policy_stats.entropy,
-            "sampler_logp_gap": sampler_logp_gap,
-            "sampler_logp_gap_max": sampler_logp_gap,
-        }
         if self.rl.entropy > 0:
-            token_loss = (
-                token_loss - coefficients.entropy * weights.entropy[:, None] * policy_stats.entropy
-            )
+            bonus = coefficients.entropy * weights.entropy[:, None] * policy_stats.entropy
+            token_loss = token_loss - bonus
         if base_logps is not None:
             metrics["kl"] = self.algorithm.kl_estimator(policy_stats.logps, base_logps)
         if self.rl.kl > 0:
             token_loss = token_loss + coefficients.kl * weights.kl[:, None] * metrics["kl"]
-        metrics["loss"] = token_loss
         loss = jnp.where(mask, token_loss, 0.0).sum()
+
+        # How far sampler and trainer are apart: of what they compute, rounding alone.
+        logp_difference = lax.stop_gradient(policy_stats.logps) - sampled.sampler_logps
+        sampler_logp_gap = jnp.abs(jnp.where(mask, logp_difference, 0.0))
+        metrics |= {
+            "entropy": policy_stats.entropy,
+            "sampler_logp_gap": sampler_logp_gap,
+            "sampler_logp_gap_max": sampler_logp_gap,
+            "loss": token_loss,
+        }
         sums = sum_over_tokens(self.metric_reductions, metrics, mask)
+
         if policy_hidden.routing is None:
             return loss, sums
         loss = loss + balance_term(policy_hidden.routing, inputs)
@@ -390,28 +422,33 @@ class PolicyObjective:
         probability by the trainer over that by the sampler is a weight without gradient, of a token
         or of the response.
         """
-        sampled, mask = microbatch.objective_inputs, microbatch.mask
-        advantages = jnp.broadcast_to(
-            sampled.loss_weights.advantages.reshape(len(mask), -1), mask.shape
-        )
+        sampled: PolicyInputs = microbatch.objective_inputs
+        mask = microbatch.mask
+        # [m] of responses or [m T] of tokens: as [m 1] or [m T] they belong to each token.
+        advantages = sampled.loss_weights.advantages.reshape(len(mask), -1)
+        advantages = jnp.broadcast_to(advantages, mask.shape)
         clip = Clip(coefficients.clip, coefficients.clip_high)
         loss = self.algorithm.loss
         if self.rl.tis == "none":
             return loss(logps, sampled.sampler_logps, advantages, mask, clip)
-        old_logps = lax.stop_gradient(logps)
-        log_ratio = jnp.where(mask, old_logps - sampled.sampler_logps, 0.0)
+
+        trainer_logps = lax.stop_gradient(logps)
+        token_loss, metrics = loss(logps, trainer_logps, advantages, mask, clip)
+
+        # How much likelier the trainer finds a token, or the response, than the sampler did.
+        log_ratio = jnp.where(mask, trainer_logps - sampled.sampler_logps, 0.0)
         if self.rl.tis == "sequence":
             log_ratio = jnp.broadcast_to(log_ratio.sum(-1, keepdims=True), mask.shape)
         importance_ratio = jnp.exp(log_ratio)
-        capped = importance_ratio > coefficients.tis_cap
+
+        # Above the cap the weight is the cap (truncate), or 0 (mask); below the lower bound it is 0.
+        is_capped = importance_ratio > coefficients.tis_cap
         weight_above_cap = coefficients.tis_cap if self.rl.tis_mode == "truncate" else 0.0
-        tis_weight = jnp.where(capped, weight_above_cap, importance_ratio)
-        token_loss, metrics = loss(logps, old_logps, advantages, mask, clip)
+        tis_weight = jnp.where(is_capped, weight_above_cap, importance_ratio)
         if coefficients.tis_low is not None:
-            below = importance_ratio < coefficients.tis_low
-            tis_weight = jnp.where(below, 0.0, tis_weight)
-            metrics |= {"tis_below": below.astype(jnp.float32)}
-        return tis_weight * token_loss, metrics | {
-            "tis_weight": tis_weight,
-            "tis_capped": capped.astype(jnp.float32),
-        }
+            is_below = importance_ratio < coefficients.tis_low
+            tis_weight = jnp.where(is_below, 0.0, tis_weight)
+            metrics |= {"tis_below": is_below.astype(jnp.float32)}
+
+        metrics |= {"tis_weight": tis_weight, "tis_capped": is_capped.astype(jnp.float32)}
+        return tis_weight * token_loss, metrics

@@ -3,7 +3,6 @@ the PRNG key and every coefficient are traced, so one compiled program serves al
 sweep."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -105,12 +104,12 @@ class TrainStep:
     @property
     def drops_zero_variance(self) -> bool:
         """Whether a group whose advantages are all 0 has no part in any term of the loss."""
-        rl, filtered_terms = self.rl, self.rl.zero_variance_filter
-        regularised = (rl.kl > 0 and "kl" not in filtered_terms) or (
-            rl.entropy > 0 and "entropy" not in filtered_terms
-        )
-        regularised = regularised or rl.expert_balance > 0
-        return self.algorithm.loss.traits.advantage_only and not regularised and not rl.critic
+        rl = self.rl
+        filtered_terms = rl.zero_variance_filter
+        kl_needs_it = rl.kl > 0 and "kl" not in filtered_terms
+        entropy_needs_it = rl.entropy > 0 and "entropy" not in filtered_terms
+        is_regularised = kl_needs_it or entropy_needs_it or rl.expert_balance > 0
+        return self.algorithm.loss.traits.advantage_only and not is_regularised and not rl.critic
 
     def compute_advantages(
         self, state: TrainState, batch: RolloutBatch, coefficients: Coefficients
@@ -118,17 +117,20 @@ class TrainStep:
         """From rewards to advantages and loss weights; and the metrics of the batch."""
         rewarded = rewarded_batch(self.shapes, batch, "policy" in self.rl.zero_variance_filter)
         metrics = measure_rollouts(self.stops, batch, rewarded)
+
         value_estimates = None
         if state.critic is not None:
             rewarded, value_estimates = self._estimate_values(
                 state.critic, batch, rewarded, coefficients
             )
         advantages = self.algorithm.advantage(rewarded)
+
         train_mask = rewarded.valid
         if self.rl.n_train is not None:
             key = jax.random.wrap_key_data(batch.key_data)
             problem_ids = batch.problems.ids[rewarded.groups.reshape(-1)]
             train_mask = choose_train_rollouts(key, problem_ids, rewarded, self.rl.n_train)
+
         loss_weights = make_loss_weights(
             self.rl, advantages, rewarded, train_mask, self.shapes.response_length
         )
@@ -141,18 +143,17 @@ class TrainStep:
         rewarded: RewardedBatch,
         coefficients: Coefficients,
     ) -> tuple[RewardedBatch, tuple[Array, Array]]:
+        """The rewards with the advantages of tokens by the critic; and its values and returns."""
         mask = batch.rollouts.mask & rewarded.valid[..., None]
         inputs = UpdateInputs(critic_state.params, {}, batch.problems, coefficients)
-        values = self._values(
-            inputs, ResponseBatch(batch.rollouts.tokens, mask, ()), batch.B_p, batch.n
-        )
+        responses = ResponseBatch(batch.rollouts.tokens, mask, ())
+        values = self._values(inputs, responses, batch.B_p, batch.n)
+
         token_advantages, returns = critic.generalised_advantages(
             rewarded.rewards, values, mask, coefficients.gamma, coefficients.gae_lambda
         )
-        return rewarded._replace(token_advantages=token_advantages, token_mask=mask), (
-            values,
-            returns,
-        )
+        rewarded = rewarded._replace(token_advantages=token_advantages, token_mask=mask)
+        return rewarded, (values, returns)
 
     def update(
         self,
@@ -165,51 +166,57 @@ class TrainStep:
         """The loss's gradient and a step of AdamW; and the metrics of both. Where loss or gradient
         are not finite, the step is skipped: parameters and moments stay, these metrics count as 0,
         and `nonfinite_update` as 1."""
-        rl, num_rollouts = self.rl, batch.B_p * batch.n
+        rl = self.rl
+        num_rollouts = batch.B_p * batch.n
         part = self._trained_part(batch, signals)
+
+        # The gradient of the policy's loss, and of the critic's where there is one.
         inputs = UpdateInputs(state.params, base_params, part.problems, coefficients)
         gradient, metrics = self._policy_gradient(inputs, part.responses, part.B_p, part.n)
         grad_norm = optax.tree.norm(gradient)
         nonfinite = ~jnp.isfinite(grad_norm + metrics["loss"].sum)
-        critic_warmup = jnp.bool_(False)
+
+        critic_warmup = jnp.bool_(False)  # whether the critic alone is trained as yet
         new_critic, critic_metrics = None, {}
         if rl.critic and state.critic is not None:
             critic_warmup = state.step < rl.critic.warmup
             new_critic, critic_metrics, nonfinite = self._update_critic(
                 state, part, nonfinite, num_rollouts, coefficients
             )
+
+        # AdamW, with the warmup of its learning rate counted from the policy's first update.
         policy_updates = jnp.maximum(state.step - (rl.critic.warmup if rl.critic else 0), 0)
-        lr = learning_rate(rl, policy_updates, num_rollouts, coefficients.learning_rate)
-        step = partial(
-            adamw_update,
-            max_grad_norm=coefficients.max_grad_norm,
-            weight_decay=coefficients.weight_decay,
-        )
-        params, moments = step(
+        params, moments = adamw_update(
             state.params,
             state.moments,
             gradient,
             grad_norm=grad_norm,
-            lr=lr,
+            lr=learning_rate(rl, policy_updates, num_rollouts, coefficients.learning_rate),
             skip=nonfinite | critic_warmup,
+            max_grad_norm=coefficients.max_grad_norm,
+            weight_decay=coefficients.weight_decay,
         )
+        new_state = TrainState(
+            params,
+            moments,
+            state.step + 1,
+            new_critic,
+            consecutive_nonfinite=jnp.where(nonfinite, state.consecutive_nonfinite + 1, 0),
+        )
+
+        # Metrics. Where only a part of the batch is trained on, those of tokens are of that part.
         token_fraction, fraction_metric = None, {}
         if part.token_fraction is not None:
             token_fraction = jnp.where(nonfinite, 0.0, part.token_fraction)
             fraction_metric = {"trained_token_fraction": mean(token_fraction)}
-        metrics = (
-            over_updates(metrics, token_fraction) | {"grad_norm": mean(grad_norm)} | critic_metrics
-        )
+        metrics = over_updates(metrics, token_fraction)
+        metrics |= {"grad_norm": mean(grad_norm)} | critic_metrics
         if self.measures_signal:
-            metrics |= gradient_signal(
-                gradient, grad_norm, state.moments, coefficients.max_grad_norm
-            )
+            max_grad_norm = coefficients.max_grad_norm
+            metrics |= gradient_signal(gradient, grad_norm, state.moments, max_grad_norm)
         metrics = zero_where(nonfinite, metrics | fraction_metric)
         metrics["nonfinite_update"] = mean(nonfinite.astype(jnp.float32))
-        consecutive_nonfinite = jnp.where(nonfinite, state.consecutive_nonfinite + 1, 0)
-        return TrainState(
-            params, moments, state.step + 1, new_critic, consecutive_nonfinite
-        ), metrics
+        return new_state, metrics
 
     def _update_critic(
         self,
@@ -231,19 +238,27 @@ class TrainStep:
         grad_norm = optax.tree.norm(gradient)
         nonfinite = nonfinite | ~jnp.isfinite(grad_norm + metrics["loss"].sum)
         lr = learning_rate(self.rl, state.step, num_rollouts, coefficients.critic_learning_rate)
-        step = partial(
-            adamw_update,
+        params, moments = adamw_update(
+            state.critic.params,
+            state.critic.moments,
+            gradient,
+            grad_norm=grad_norm,
+            lr=lr,
+            skip=nonfinite,
             max_grad_norm=coefficients.max_grad_norm,
             weight_decay=coefficients.weight_decay,
         )
-        params, moments = step(*state.critic, gradient, grad_norm=grad_norm, lr=lr, skip=nonfinite)
+
         metrics = over_updates(metrics) | {"grad_norm": mean(grad_norm)}
         metrics = {f"critic_{name}": metric for name, metric in metrics.items()}
         return CriticState(params, moments), metrics, nonfinite
 
     def _trained_part(self, batch: RolloutBatch, signals: BatchSignals) -> TrainedPart:
         """The batch without the rollouts and groups whose gradient is 0 or not wanted."""
-        rollouts, (loss_weights, train_mask, value_estimates) = batch.rollouts, signals
+        rollouts = batch.rollouts
+        loss_weights = signals.loss_weights
+        train_mask = signals.train_mask
+        value_estimates = signals.value_estimates
         policy_inputs = PolicyInputs(rollouts.logps, rollouts.nucleus_mass, loss_weights)
         responses = ResponseBatch(rollouts.tokens, rollouts.mask, policy_inputs)
         if isinstance(rollouts, RoutedRollouts):
@@ -252,15 +267,14 @@ class TrainStep:
             )
         if not self.drops_zero_variance and self.rl.n_train is None:
             return TrainedPart(batch.problems, responses, value_estimates, batch.B_p, batch.n, None)
+
         if self.drops_zero_variance:
             groups, _ = batch.layout.row_groups(self.shapes.buffer_rows)
             has_advantage = train_mask & (loss_weights.advantages != 0)
-            train_mask = (
-                train_mask
-                & groups_with_any(has_advantage, groups, self.shapes.problem_rows)[groups]
-            )
+            group_has_advantage = groups_with_any(has_advantage, groups, self.shapes.problem_rows)
+            train_mask = train_mask & group_has_advantage[groups]
         group_size = batch.n if self.rl.n_train is None else jnp.int32(self.rl.n_train)
-        problems, (responses, value_estimates), valid, B_p = drop_groups(
+        remaining = drop_groups(
             self.shapes,
             batch.problems,
             (responses, value_estimates),
@@ -269,9 +283,18 @@ class TrainStep:
             batch.n,
             group_size,
         )
-        responses = responses._replace(mask=responses.mask & valid[..., None])
+
+        responses, value_estimates = remaining.columns
+        responses = responses._replace(mask=responses.mask & remaining.valid[..., None])
         token_fraction = responses.mask.sum() / jnp.maximum(rollouts.mask.sum(), 1)
-        return TrainedPart(problems, responses, value_estimates, B_p, group_size, token_fraction)
+        return TrainedPart(
+            remaining.problems,
+            responses,
+            value_estimates,
+            remaining.B_p,
+            group_size,
+            token_fraction,
+        )
 
 
 def rewarded_batch(
@@ -376,19 +399,31 @@ def choose_train_rollouts(
     rollout = jnp.cumsum(valid) - 1  # rows are in the order of rollout numbers
     keys = rollout_keys(jax.random.fold_in(key, SUBSET_STREAM), ids, rollout % batch.n)
     uniform = uniforms(keys, jnp.zeros_like(rollout))
+
+    # The rank of each row: by groups, padding last, and within a group by its random number.
     random_order = jnp.lexsort((uniform, jnp.where(valid, groups, batch.num_groups)))
-    rank = (
-        jnp.zeros_like(rollout).at[random_order].set(jnp.arange(len(rollout), dtype=rollout.dtype))
-    )
-    return (valid & (rank - groups * batch.n < n_train)).reshape(batch.valid.shape)
+    ranks = jnp.arange(len(rollout), dtype=rollout.dtype)
+    rank = jnp.zeros_like(rollout).at[random_order].set(ranks)
+
+    rank_in_group = rank - groups * batch.n
+    return (valid & (rank_in_group < n_train)).reshape(batch.valid.shape)
 
 
 def groups_with_any(
     mask: Bool[Array, "S rows"], groups: Int[Array, "S rows"], num_groups: int
 ) -> Bool[Array, " num_groups"]:
-    return (
-        jax.ops.segment_max(mask.astype(jnp.int32).reshape(-1), groups.reshape(-1), num_groups) > 0
-    )
+    """Which groups have a row in the mask. groups: of each row."""
+    flags = mask.astype(jnp.int32).reshape(-1)
+    return jax.ops.segment_max(flags, groups.reshape(-1), num_groups) > 0
+
+
+class RemainingGroups(NamedTuple):
+    """What `drop_groups` leaves, at the front of the buffers."""
+
+    problems: ProblemArrays
+    columns: Any  # arrays [S rows ...], those that it was given
+    valid: Bool[Array, "S rows"]  # which rows hold a rollout
+    B_p: Int[Array, ""]
 
 
 def drop_groups(
@@ -399,11 +434,12 @@ def drop_groups(
     B_p: Int[Array, ""],
     n: Int[Array, ""],
     group_size: Any,
-) -> tuple[ProblemArrays, Any, Bool[Array, "S rows"], Int[Array, ""]]:
+) -> RemainingGroups:
     """The rows in `train_mask` (of each group of n rollouts `group_size` or none), in their order,
-    at the front of the buffers, so that the gradient's loops run over them alone: the problems
-    left, the columns [S rows ...], which rows hold a rollout, and B_p."""
-    shards, rows_per_shard = shapes.shards, shapes.buffer_rows
+    at the front of the buffers, so that the gradient's loops run over them alone."""
+    shards = shapes.shards
+    rows_per_shard = shapes.buffer_rows
+
     groups, _ = Layout(B_p, n, shards).row_groups(rows_per_shard)
     group_is_trained = groups_with_any(train_mask, groups, shapes.problem_rows)
     group_order = jnp.argsort(~group_is_trained, stable=True)
@@ -411,11 +447,16 @@ def drop_groups(
 
     remaining = Layout(num_groups, group_size, shards)
     valid = remaining.holds_rollout(rows_per_shard)
-    # rows are in the order of their rollouts
+    # Rows are in the order of their rollouts, so a stable sort leaves these in order.
     trained_rows = jnp.argsort(~train_mask.reshape(-1), stable=True)
     source_row = trained_rows[jnp.where(valid, remaining.rollout_of_row(rows_per_shard), 0)]
-    remaining_columns = jax.tree.map(
-        lambda x: x.reshape(shards * rows_per_shard, *x.shape[2:])[source_row], columns
+
+    def take_rows(x: Array) -> Array:
+        return x.reshape(shards * rows_per_shard, *x.shape[2:])[source_row]
+
+    return RemainingGroups(
+        problems=ProblemArrays(*(x[group_order] for x in problems)),
+        columns=jax.tree.map(take_rows, columns),
+        valid=valid,
+        B_p=num_groups,
     )
-    remaining_problems = ProblemArrays(*(x[group_order] for x in problems))
-    return remaining_problems, remaining_columns, valid, num_groups
