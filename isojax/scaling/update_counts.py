@@ -16,7 +16,8 @@ from isojax.scaling.result import CountedUpdates
 
 MAX_POINTS = 64  # of a run that are kept, evenly spread
 RECENT_SHARE = 0.5  # of a run's rollouts, the last ones, by which its updates go on beyond them
-WHOLE = 1e-9  # of an update, below which a difference to a whole number of updates is rounding
+# Below which a difference to a whole number of updates, or of rollouts, is rounding.
+ROUNDING = 1e-6
 
 
 def count_updates(run: RunRecord) -> CountedUpdates | None:
@@ -105,26 +106,28 @@ class UpdateCounts:
 
     def updates(self, C: float) -> int:
         """Whole updates that C rollouts are enough for."""
-        return (
-            int(C // self.B) if self.measured is None else floor(self.measured.updates(C) + WHOLE)
-        )
+        if self.measured is None:
+            return int(C // self.B)
+        return floor(self.measured.updates(floor(C)) + ROUNDING)
 
     def updates_to_reach(self, C: float) -> int:
         """Whole updates after which at least C rollouts are sampled."""
-        return (
-            -int(-C // self.B) if self.measured is None else ceil(self.measured.updates(C) - WHOLE)
-        )
+        if self.measured is None:
+            return -int(-C // self.B)
+        return ceil(self.measured.updates(C) - ROUNDING)
 
     def rollouts(self, M: int) -> int:
-        """C after M updates."""
-        return self.B * M if self.measured is None else floor(self.measured.rollouts(M) + WHOLE)
+        """Whole rollouts that are enough for M updates."""
+        if self.measured is None:
+            return self.B * M
+        return ceil(self.measured.rollouts(M) - ROUNDING)
 
     def batches(self, C: float, C_start: float = 0.0) -> float:
         """Of B_p n rollouts that an update takes on average, from C_start to C > C_start."""
         if self.measured is None:
             return 1.0
         M = self.measured.updates(C) - self.measured.updates(C_start)
-        return (C - C_start) / (self.B * max(M, WHOLE))
+        return (C - C_start) / (self.B * max(M, ROUNDING))
 
     def allocation(self, B_p: int, n: int, M: int) -> Allocation:
         """(B_p, n) for M updates."""

@@ -97,6 +97,16 @@ def test_M_follows_the_measured_batches_and_goes_on_as_lately() -> None:
     assert counts.for_batch(100).updates(4000) == 12  # 12.5
 
 
+def test_the_rollouts_of_M_updates_are_enough_for_them_and_no_more() -> None:
+    """7 updates in 2,000 rollouts: one of them is 285.7 rollouts."""
+    counts = UpdateCounts.of(50, [CountedUpdates(C=(0, 2000), M=(0, 7))])
+    assert counts.rollouts(1) == 286 and counts.updates(286) == 1 and counts.updates(285.9) == 0
+    for M in range(1, 30):
+        C = counts.rollouts(M)
+        assert (counts.updates(C), counts.updates(C - 1)) == (M, M - 1)
+        assert counts.allocation(5, 10, M).C == C
+
+
 def test_M_is_the_mean_of_the_seeds() -> None:
     """Of 50 rollouts a batch, one run takes two batches and one four; one ends early and goes on as
     it was."""
