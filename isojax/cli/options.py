@@ -97,7 +97,7 @@ ResumeOption = Annotated[
 ]
 RESUMED_HELP = "Join what was logged of a run before and after it was resumed (by name, else seed); its steps may fall."
 ResumedOption = Annotated[bool, Option("--resumed", help=RESUMED_HELP)]
-FORMAT_HELP = "csv, jsonl, verl, verl_console, trl, wandb, tensorboard, or a module of yours; else as the logs look."
+FORMAT_HELP = f"{', '.join(importer.names())}, or a module of yours; else as the logs look."
 FormatOption = Annotated[
     str | None,
     Option("--from", metavar="FORMAT", help=FORMAT_HELP, autocompletion=complete_log_format),

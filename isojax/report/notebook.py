@@ -15,10 +15,11 @@ from isojax.core.nouns import Quote, Recommendation, RunRecord
 from isojax.core.tabular import DataRow
 from isojax.report.fit_views import fitted_runs
 from isojax.runs import ledger
-from isojax.runs.importers import csv
 from isojax.runs.logs.column_map import parse_field_map
-from isojax.runs.logs.import_logs import gather_runs, to_run_records
+from isojax.runs.logs.import_logs import gather_runs
+from isojax.runs.logs.known_columns import TABLE_FIELDS
 from isojax.runs.logs.log_table import LogTable
+from isojax.runs.logs.run_records import to_run_records
 from isojax.scaling.allocate.constraints import TimeBudget
 from isojax.scaling.allocate.recommend import quote, recommend
 from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions
@@ -109,7 +110,7 @@ def read_runs(
     data_rows = [DataRow("DataFrame", f"row {i}", values, i) for i, values in enumerate(rows)]
     table = LogTable("DataFrame", tuple(data_rows), one_run=False, is_export=True)
     log_runs = gather_runs(
-        [table], parse_field_map([field_map] if field_map else []), {}, csv.read
+        [table], parse_field_map([field_map] if field_map else []), {}, TABLE_FIELDS
     ).runs
     return list(to_run_records(log_runs).runs)
 

@@ -43,6 +43,8 @@ FORK = {
     "my_words.py": "docs/extending.md",
     "my_advantage.py": "docs/extending.md",
     "my_hook.py": "docs/extending.md",
+    "my_format.py": "docs/extending.md",
+    "run-1.mine": "docs/extending.md",
     "make_problems.py": "docs/tutorials/own-model.md",
     "rewards.py": "docs/tutorials/own-model.md",
     "own.yaml": "docs/tutorials/own-model.md",

@@ -25,6 +25,7 @@ from isojax.core.nouns import RunRecord
 from isojax.core.schedule import schedule_text
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_count
+from isojax.runs.importers import importer
 from isojax.runs.logs.column_map import parse_field_map
 from isojax.runs.logs.import_logs import check_output_folder, read_logs, write_ledgers
 from isojax.runs.logs.log_table import FIELD_HELP, read_settings
@@ -33,6 +34,9 @@ from isojax.runs.merge_runs import merge_runs, write_merged
 from isojax.scaling.checks.ledger_check import check_ledgers
 
 FIELDS_HELP = "\n".join(f"  {name:17}{words}" for name, words in FIELD_HELP.items())
+EXAMPLES_OF_FORMATS = "\n".join(
+    f"  {example}" for name in importer.names() if (example := importer.load(name).traits.example)
+)
 IMPORT_HELP = f"""
 Turn other trainers' logs into ledgers, so that `isojax fit DIR` takes them like runs of its own.
 
@@ -45,11 +49,7 @@ Examples
   isojax records import wandb_export.csv --settings runs.csv --out runs/chart
   isojax records import pivot.csv --map 'reward=*,n=n{{}},B_p=64' --out runs/pivot
   isojax records import logs/ --map reward=acc,n=n{{}},B_p=64 --leave-out train --out runs/val
-  isojax records import logs/ --from verl_console --out runs/verl
-  isojax records import n8.jsonl n16.jsonl --from verl --map B_p=512,n=n{{}} --out runs/verl
-  isojax records import out/checkpoint-500 --from trl --out runs/trl
-  isojax records import wandb/offline-run-* --from wandb --map avg@4=val/acc,B=2048 --out runs/wb
-  isojax records import tb/ --from tensorboard --map reward=val/acc,n=n{{}},B_p=64 --out runs/tb
+{EXAMPLES_OF_FORMATS}
 
 \b
 Fields

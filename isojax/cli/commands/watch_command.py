@@ -26,6 +26,7 @@ from isojax.launch.planner import plan_cells
 from isojax.launch.spend_rounds import current_spending
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_percent
+from isojax.runs.importers import importer
 from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
 from isojax.runs.logs.column_map import parse_field_map
 from isojax.runs.logs.find_logs import detect_format
@@ -75,7 +76,8 @@ class WatchedLog:
             runs = list(imported.runs)
             for text in imported.skipped if is_first else ():
                 terminal.warn(f"skipped: {text}")
-            is_plain = log_format == "csv" and path.is_file() and path.suffix != ".gz"
+            may_be_torn = importer.load(log_format).traits.read_growing is not None
+            is_plain = may_be_torn and path.is_file() and path.suffix != ".gz"
             if is_first and is_plain and not path.read_bytes().endswith(b"\n"):
                 terminal.note(
                     f"the last line of {path} has no line end, so it is left out: it may not be whole yet"

@@ -1,5 +1,6 @@
-"""Other trainers' logs: one file per format, or a fork's own module (`--from my_fork.my_format`),
-with `read(path) -> list[LogTable]`, which has the decorator `@importer(fields=...)`."""
+"""Other trainers' logs: one file per format, here or a user's own, with a function
+`read(path) -> list[LogTable]` that has the decorator `@importer(fields=...)`. All that isojax knows
+of a format is in its file: an importer imports no other, and nothing else names it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from isojax.core.plugins import Plugin, PluginKind
+from isojax.runs.logs.log_files import LogFiles, LogStart
+from isojax.runs.logs.log_table import LogTable
 
 
 @dataclass(frozen=True)
@@ -14,9 +17,30 @@ class ImporterTraits:
     # for a field, the columns that the format is known to write it in
     fields: Mapping[str, Sequence[str]]
 
-    # Which files of a folder are logs; where both are None, the folder itself is one.
+    # Whether a file is of this format, where no --from says it.
+    detect: Callable[[LogStart], bool] | None = None
+    # Other formats are written in the same form, or beside such files: any other format that is
+    # detected counts before this one.
+    is_general: bool = False
+    # The name of a file that shows that a folder has logs of this format, whatever else is in it.
+    folder_pattern: str | None = None
+
+    # Which files of a folder are logs: those that end so (or that are detected), or what a function
+    # of the folder gives. Where there is none of these, the folder itself is a log.
     suffixes: Sequence[str] | None = None
     find_logs: Callable[[Path], list[Path]] | None = None
+
+    # Where several files may be one log: which are one, and then the table of theirs, by the
+    # columns that the user maps.
+    group_files: Callable[[Sequence[Path]], list[LogFiles]] | None = None
+    join_tables: (
+        Callable[[LogFiles, Sequence[LogTable], Mapping[str, str]], list[LogTable]] | None
+    ) = None
+
+    # Reads a log that a run is still writing, where `read` cannot tell that its last line is torn.
+    read_growing: Callable[[Path], list[LogTable]] | None = None
+
+    example: str = ""  # a command that imports such logs, for --help
 
 
 Importer = Plugin[..., Any, ImporterTraits]

@@ -4,19 +4,25 @@ lines."""
 
 from pathlib import Path
 
+from isojax.core.table_files import JSON_LINES_SUFFIXES
 from isojax.core.tabular import DataRow, RowTable
 from isojax.core.yaml_files import flatten
-from isojax.runs.importers import csv, importer
+from isojax.runs.importers import importer
+from isojax.runs.logs.known_columns import TABLE_FIELDS
+from isojax.runs.logs.log_files import LogStart
 from isojax.runs.logs.log_table import LogTable, read_log_objects
 
 
-@importer(fields=csv.FIELDS, suffixes=(".jsonl", ".ndjson"))
+def detect(log: LogStart) -> bool:
+    return log.is_json
+
+
+@importer(fields=TABLE_FIELDS, detect=detect, is_general=True, suffixes=JSON_LINES_SUFFIXES)
 def read(path: Path) -> list[LogTable]:
     """The file as one table; raises InputError as `read_log_objects`."""
     rows, notes = read_log_objects(path)
     flat_rows = (
         DataRow(row.source, row.position, dict(flatten(row.values)), row.index) for row in rows
     )
-    return [
-        LogTable(str(path), RowTable.gather(flat_rows), one_run=False, is_export=True, notes=notes)
-    ]
+    table = RowTable.gather(flat_rows)
+    return [LogTable(str(path), table, one_run=False, is_export=True, notes=notes)]

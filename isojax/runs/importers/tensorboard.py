@@ -6,136 +6,208 @@ Event and its masked CRC-32C."""
 import json
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from isojax.core.errors import InputError
 from isojax.core.registry import import_extra
 from isojax.core.table_files import paths_below
 from isojax.core.tabular import DataRow
-from isojax.runs.importers import importer, trl, wandb
+from isojax.runs.importers import importer
+from isojax.runs.logs import trl_columns
+from isojax.runs.logs.known_columns import TRACKER_FIELDS
+from isojax.runs.logs.log_files import LogRecords, LogStart
 from isojax.runs.logs.log_table import LogTable, check_log_file, parse_message
 
 EVENT_FILE_PATTERN = "*tfevents*"
-RECORD_HEADER, RECORD_FOOTER = struct.Struct("<QI"), struct.Struct("<I")
-FLOAT_FORMATS, STRING = {1: "<f", 2: "<d"}, 7  # by tensorboard.DataType
+RECORD_HEADER = struct.Struct("<QI")  # the event's length, and that length's checksum
+RECORD_FOOTER = struct.Struct("<I")  # the event's checksum
+# by tensorboard.DataType
+FLOAT_FORMATS = {1: "<f", 2: "<d"}
+STRING = 7
 ARGUMENTS_TAG = "args/text_summary"  # where transformers writes the training arguments, as JSON
 # where SummaryWriter.add_hparams and isojax write a run's settings
 HPARAMS_TAG = "_hparams_/session_start_info"
 
 WALL_TIME = "wall_time"  # of an event, as a Unix time
-FIELDS = wandb.FIELDS | {"step": ("M", "step"), "elapsed_seconds": (WALL_TIME,)}
+FIELDS = TRACKER_FIELDS | {"step": ("M", "step"), "elapsed_seconds": (WALL_TIME,)}
 
-ScalarSeries = dict[str, list[tuple[int, float]]]  # tag -> (step, value) in the order written
+
+class ScalarPoint(NamedTuple):
+    step: int
+    value: float
+
+
+ScalarSeries = dict[str, list[ScalarPoint]]  # by tag, in the order written
+
+
+@dataclass
+class _EventFile:
+    """What an event file holds."""
+
+    series: ScalarSeries = field(default_factory=lambda: defaultdict(list))
+    config: dict[str, Any] = field(default_factory=dict)  # the run's settings
+    time_of_step: dict[int, float] = field(default_factory=dict)  # Unix time of its last scalar
+    is_torn: bool = False  # its last event is not whole, and is left out
+
+
+def detect(log: LogStart) -> bool:
+    return "tfevents" in log.name
 
 
 def find_logs(folder: Path) -> list[Path]:
+    """The folders that hold event files, each of which is a run."""
     folders = sorted({file.parent for file in paths_below(folder, EVENT_FILE_PATTERN)})
     if not folders:
         raise InputError(
-            f"{folder} holds no event file ({EVENT_FILE_PATTERN}); expected a SummaryWriter's folder."
+            f"{folder} holds no event file ({EVENT_FILE_PATTERN}); "
+            "expected a SummaryWriter's folder."
         )
     return folders
 
 
-@importer(fields=FIELDS, find_logs=find_logs)
+@importer(
+    fields=FIELDS,
+    detect=detect,
+    is_general=True,  # W&B and TRL keep event files too
+    folder_pattern=EVENT_FILE_PATTERN,
+    find_logs=find_logs,
+    example=(
+        "isojax records import tb/ --from tensorboard --map reward=val/acc,n=n{},B_p=64 "
+        "--out runs/tb"
+    ),
+)
 def read(path: Path) -> list[LogTable]:
     """An event file, or the event files of a folder, as one run."""
     files = sorted(path.glob(EVENT_FILE_PATTERN)) if path.is_dir() else [path]
+    # A run that was killed before its first flush leaves an empty file.
+    files = [file for file in files if file.stat().st_size] or files
+
     series: ScalarSeries = defaultdict(list)
     config: dict[str, Any] = {}
+    time_of_step: dict[int, float] = {}
     notes: list[str] = []
-    time_at_step: dict[int, float] = {}
-    # A run that was killed before its first flush leaves an empty file.
-    for file in [file for file in files if file.stat().st_size] or files:
+    for file in files:
+        events = _read_event_file(file)
+        config |= events.config
+        time_of_step |= events.time_of_step
+        if events.is_torn:
+            notes.append(
+                f"the last event of {file.name} is torn "
+                "(the run was stopped as it was written) and is left out"
+            )
+
         relogged = 0
-        for tag, points in _read_series(file, config, notes, time_at_step).items():
-            if series[tag] and points[0][0] <= series[tag][0][0] < series[tag][-1][0]:
-                problem = (
-                    f"{file} logs {tag} again from step {points[0][0]}, so it may be another run"
-                )
-                raise InputError(
-                    f"{problem}. Give each run its own folder, and remove a start that failed."
-                )
-            earlier_points = [point for point in series[tag] if point[0] < points[0][0]]
-            relogged += len(series[tag]) - len(earlier_points)
-            series[tag] = earlier_points + points
+        for tag, points in events.series.items():
+            joined = _join_restart(series[tag], points, f"{file} logs {tag}")
+            relogged += len(series[tag]) + len(points) - len(joined)
+            series[tag] = joined
         if relogged:
             notes.append(
-                f"{relogged} values that {file.name} logs again, after a restart, are taken from there"
+                f"{relogged} values that {file.name} logs again, after a restart, "
+                "are taken from there"
             )
     if not series:
         raise InputError(f"{path} holds no scalar: nothing was logged in this run. Leave it out.")
-    # One row per step, and a further one for a tag that was logged twice at a step.
-    # (step, values that the tag had there before) -> by tag
-    values_at: dict[tuple[int, int], dict[str, float]] = {}
+
+    config |= trl_columns.rollouts_per_step(config)
+    return [LogTable(str(path), _rows(path, series, time_of_step), config, notes=tuple(notes))]
+
+
+def _join_restart(
+    earlier: list[ScalarPoint], points: list[ScalarPoint], what: str
+) -> list[ScalarPoint]:
+    """A tag's points of an earlier file, as far as a later file does not log them again, and those
+    of the later one; InputError where the later file begins before the earlier one's first step:
+    nothing would be left of it. `what`: "FILE logs TAG"."""
+    restart = points[0].step
+    if earlier and restart <= earlier[0].step < earlier[-1].step:
+        raise InputError(
+            f"{what} again from step {restart}, so it may be another run. "
+            "Give each run its own folder, and remove a start that failed."
+        )
+    return [point for point in earlier if point.step < restart] + points
+
+
+def _rows(path: Path, series: ScalarSeries, time_of_step: dict[int, float]) -> tuple[DataRow, ...]:
+    """One row per step, and a further one for a tag that was logged twice at a step."""
     # isojax's own files have the tag M, and C for the step
     clock = "rollouts" if "M" in series else "step"
+
+    # (step, how many values a tag had there before) -> the values there
+    values_at: dict[tuple[int, int], dict[str, float]] = {}
     for tag, points in series.items():
-        repeats: Counter[int] = Counter()
+        count_at_step: Counter[int] = Counter()
         for step, value in points:
-            values_at.setdefault((step, repeats[step]), {clock: step})[tag] = value
-            repeats[step] += 1
+            values_at.setdefault((step, count_at_step[step]), {clock: step})[tag] = value
+            count_at_step[step] += 1
     for (step, _), values in values_at.items():
-        values.setdefault(WALL_TIME, time_at_step[step])
-    rows = tuple(
+        values.setdefault(WALL_TIME, time_of_step[step])
+
+    return tuple(
         DataRow(str(path), f"step {step}", values)
-        for (step, _), values in sorted(values_at.items())
+        for (step, _), values in sorted(values_at.items(), key=lambda item: item[0])
     )
-    return [LogTable(str(path), rows, config | trl.rollouts_per_step(config), notes=tuple(notes))]
 
 
-def _read_series(
-    file: Path, config: dict[str, Any], notes: list[str], time_at_step: dict[int, float]
-) -> ScalarSeries:
-    """A file's scalars by tag; `config` gets the settings it holds, `notes` what was left out,
-    `time_at_step` the Unix time of the last scalar of each step."""
-    series: ScalarSeries = defaultdict(list)
-    for event in _read_events(file, notes):
+def _read_event_file(file: Path) -> _EventFile:
+    event_class = import_extra(
+        "tensorboard", "--from tensorboard", "tensorboardX.proto.event_pb2"
+    ).Event
+    check_log_file(file)
+
+    log = _split_records(file)
+    content = _EventFile(is_torn=log.is_torn)
+    for record in log.records:
+        event = parse_message(event_class, record, file)
         for value in event.summary.value:
             scalar = _scalar_of(value)
             if scalar is not None:
-                series[value.tag].append((event.step, scalar))
-                time_at_step[event.step] = event.wall_time
-            elif (
-                value.tag == ARGUMENTS_TAG
-                and value.tensor.dtype == STRING
-                and value.tensor.string_val
-            ):
-                # another text than what transformers' callback writes
-                with suppress(ValueError, RecursionError):
-                    config |= trl.plain_arguments(json.loads(value.tensor.string_val[0]))
+                content.series[value.tag].append(ScalarPoint(event.step, scalar))
+                content.time_of_step[event.step] = event.wall_time
+            elif value.tag == ARGUMENTS_TAG:
+                content.config |= _arguments_of(value.tensor)
             elif value.tag == HPARAMS_TAG:
-                config |= _numeric_hparams(value.metadata.plugin_data.content, file)
-    return series
+                content.config |= _numeric_hparams(value.metadata.plugin_data.content, file)
+    return content
+
+
+def _arguments_of(tensor: Any) -> dict[str, int | float | str]:
+    """The training arguments; {} of another text than what transformers' callback writes."""
+    if tensor.dtype != STRING or not tensor.string_val:
+        return {}
+    with suppress(ValueError, RecursionError):
+        return trl_columns.plain_arguments(json.loads(tensor.string_val[0]))
+    return {}
 
 
 def _scalar_of(value: Any) -> float | None:
+    """The number of a summary's value; None where it is no scalar."""
     kind = value.WhichOneof("value")
     if kind == "simple_value":
         return value.simple_value
     tensor = value.tensor
-    if (
-        kind != "tensor"
-        or tensor.dtype not in FLOAT_FORMATS
-        or any(d.size != 1 for d in tensor.tensor_shape.dim)
-    ):
+    if kind != "tensor" or tensor.dtype not in FLOAT_FORMATS:
         return None
+    if any(dimension.size != 1 for dimension in tensor.tensor_shape.dim):
+        return None
+
+    # The number is in a field of its type, or, as TensorFlow writes it, in the tensor's bytes.
     layout = struct.Struct(FLOAT_FORMATS[tensor.dtype])
-    content = (
-        layout.unpack(tensor.tensor_content) if len(tensor.tensor_content) == layout.size else ()
-    )
-    return next(map(float, (*tensor.float_val, *tensor.double_val, *content)), None)
+    numbers = [*tensor.float_val, *tensor.double_val]
+    if len(tensor.tensor_content) == layout.size:
+        numbers += layout.unpack(tensor.tensor_content)
+    return float(numbers[0]) if numbers else None
 
 
 def _numeric_hparams(content: bytes, file: Path) -> dict[str, Any]:
+    """The numbers among a run's settings."""
     from tensorboardX.proto import plugin_hparams_pb2
 
-    hparams = parse_message(
-        vars(plugin_hparams_pb2)["HParamsPluginData"], content, file
-    ).session_start_info.hparams
+    message_class = vars(plugin_hparams_pb2)["HParamsPluginData"]
+    hparams = parse_message(message_class, content, file).session_start_info.hparams
     return {
         key: value.number_value
         for key, value in hparams.items()
@@ -143,34 +215,32 @@ def _numeric_hparams(content: bytes, file: Path) -> dict[str, Any]:
     }
 
 
-def _read_events(file: Path, notes: list[str]) -> Iterator[Any]:
-    """The events of a file; one that is torn at the end is left out, and noted in `notes`."""
-    event_class = import_extra(
-        "tensorboard", "--from tensorboard", "tensorboardX.proto.event_pb2"
-    ).Event
+def _split_records(file: Path) -> LogRecords:
+    """The events of a file, each as bytes."""
     from tensorboardX.record_writer import masked_crc32c
 
-    check_log_file(file)
-    data, offset = file.read_bytes(), 0
+    data = file.read_bytes()
+    records: list[bytes] = []
+    offset = 0
     while offset < len(data):
         start = offset + RECORD_HEADER.size
         if start > len(data):
             break
         length, checksum = RECORD_HEADER.unpack_from(data, offset)
-        if masked_crc32c(data[offset : offset + 8]) != checksum:
+        length_bytes = data[offset : offset + 8]
+        if masked_crc32c(length_bytes) != checksum:
             raise InputError(
                 f"{file} is no event file, or damaged at byte {offset}; copy it again from the run."
             )
+
         end = start + length
         if end + RECORD_FOOTER.size > len(data):
             break
-        if masked_crc32c(data[start:end]) != RECORD_FOOTER.unpack_from(data, end)[0]:
+        (checksum,) = RECORD_FOOTER.unpack_from(data, end)
+        if masked_crc32c(data[start:end]) != checksum:
             raise InputError(
                 f"{file} is damaged at byte {offset}; copy it again from where the run was."
             )
-        yield parse_message(event_class, data[start:end], file)
+        records.append(data[start:end])
         offset = end + RECORD_FOOTER.size
-    if offset < len(data):
-        notes.append(
-            f"the last event of {file.name} is torn (the run was stopped as it was written) and is left out"
-        )
+    return LogRecords(records, is_torn=offset < len(data))

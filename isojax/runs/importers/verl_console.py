@@ -8,22 +8,32 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_lines
 from isojax.core.tabular import DataRow, parse_number
 from isojax.core.yaml_files import flatten
-from isojax.runs.importers import importer, verl
-from isojax.runs.logs.log_table import LogTable, check_log_file
+from isojax.runs.importers import importer
+from isojax.runs.logs import verl_columns
+from isojax.runs.logs.log_files import LogStart
+from isojax.runs.logs.log_table import SAME_NAME_FIELDS, LogTable, check_log_file
 
-FIELDS = verl.FIELDS | verl.CONFIG_COLUMNS
+FIELDS = {
+    **SAME_NAME_FIELDS,
+    **verl_columns.TRAIN_COLUMNS,
+    **verl_columns.SAMPLED_COLUMNS,
+    "reward": verl_columns.METRIC_COLUMNS,
+    "step_seconds": verl_columns.STEP_SECONDS,
+    **verl_columns.CONFIG_COLUMNS,
+}
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # and what moves the cursor, as progress bars do
 # What kubectl and docker (--timestamps), ts, srun -l, torchrun, mpirun and docker compose put
 # before a line.
 _OUTER_PREFIX = re.compile(
-    r"^(?:\d{4}-\d\d-\d\d[T ]\S+ (?:std(?:out|err) [FP] )?|[A-Z][a-z]{2} [ \d]\d [\d:]{8} |[\d:.,]{8,} |\d+: "
+    r"^(?:\d{4}-\d\d-\d\d[T ]\S+ (?:std(?:out|err) [FP] )?"
+    r"|[A-Z][a-z]{2} [ \d]\d [\d:]{8} |[\d:.,]{8,} |\d+: "
     r"|\[[\w,:. -]+\](?:<\w+>)?:? ?|\S+ +\| )+"
 )
 # within a line, another process goes on with it
@@ -43,93 +53,181 @@ _OVERRIDE = re.compile(r"(?:^|[\s'\"+])([a-z_]+(?:\.[a-z_0-9]+)+)=([^\s'\"]+)")
 # the config is printed before whatever else looks like one
 MAX_CONFIG_LINES = 3000
 MAX_CONFIG_TRIES = 100
+# The settings in which a log of several runs would differ.
+SETTINGS_OF_ONE_RUN = (
+    *verl_columns.CONFIG_COLUMNS["n"],
+    *verl_columns.REPEATS,
+    *verl_columns.CONFIG_COLUMNS["B_p"],
+)
+
+
+class _Piece(NamedTuple):
+    """What one process wrote in a line."""
+
+    prefix: str  # Ray's, which names the process; "" of the one that everything else is of
+    text: str
+
+
+class _Line(NamedTuple):
+    number: int  # in the file, from 1; each of a line's pieces has it
+    prefix: str
+    text: str
+
+
+class _Config(NamedTuple):
+    """Settings of verl, with dots, and the line where they are printed."""
+
+    line: int
+    settings: dict[str, Any]
+
+
+class _Steps(NamedTuple):
+    rows: list[DataRow]
+    notes: list[str]
 
 
 def is_step_line(text: str) -> bool:
     """Whether a line of a log has a step's metrics."""
-    return any(_STEP_LINE.match(piece) for _, piece in _plain_pieces(text))
+    return any(_STEP_LINE.match(piece.text) for piece in _plain_pieces(text))
 
 
-@importer(fields=FIELDS, suffixes=(".log", ".txt", ".out"))
+def detect(log: LogStart) -> bool:
+    return any(is_step_line(text) for text in log.lines())
+
+
+@importer(
+    fields=FIELDS,
+    detect=detect,
+    suffixes=(".log", ".txt", ".out"),
+    example="isojax records import logs/ --from verl_console --out runs/verl",
+)
 def read(path: Path) -> list[LogTable]:
     """The file as one run; InputError where it has no step."""
     check_log_file(path)
     numbered = list(read_lines(path, "replace"))
-    lines = [(number, *piece) for number, text in numbered for piece in _plain_pieces(text)]
-    rows, notes = list[DataRow](), list[str]()
-    for i, (number, prefix, text) in enumerate(lines):
-        if match := _STEP_LINE.match(text):
-            is_torn = i == len(lines) - 1 and not numbered[-1][1].endswith("\n")
+    lines = [_Line(number, *piece) for number, text in numbered for piece in _plain_pieces(text)]
+    has_last_line_end = bool(numbered) and numbered[-1][1].endswith("\n")
+    steps = _read_steps(path, lines, has_last_line_end)
+
+    # Of the configs that were printed, those of starts that failed at once have no step.
+    starts = [*_printed_configs(lines), _Config(len(numbered) + 1, {})]
+    configs = [
+        config
+        for config, next_start in pairwise(starts)
+        if any(config.line <= row.index < next_start.line for row in steps.rows)
+    ]
+    commands = _settings_of_commands(lines)
+    for name in SETTINGS_OF_ONE_RUN:
+        _require_one_value(path, name, configs, commands)
+
+    # The config has what the command line says, and the defaults.
+    config: dict[str, Any] = {}
+    for settings in commands:
+        config |= settings
+    if configs:
+        config |= configs[-1].settings
+    config |= verl_columns.derived_settings(config, steps.rows)
+    run = str(config.get("trainer.experiment_name", ""))
+    return [LogTable(str(path), tuple(steps.rows), config, run=run, notes=tuple(steps.notes))]
+
+
+def _read_steps(path: Path, lines: Sequence[_Line], has_last_line_end: bool) -> _Steps:
+    """A row of each step's line; InputError where there is none, or a terminal has wrapped them."""
+    rows: list[DataRow] = []
+    notes: list[str] = []
+    for i, line in enumerate(lines):
+        if match := _STEP_LINE.match(line.text):
+            is_torn = i == len(lines) - 1 and not has_last_line_end
             if is_torn:
                 notes.append(
-                    "its last line is torn (the run still writes it, or was stopped): without its last value"
+                    "its last line is torn (the run still writes it, or was stopped): "
+                    "without its last value"
                 )
-            values = _metric_values(match[2], is_torn)
-            rows.append(
-                DataRow(str(path), f"line {number}", {"step": int(match[1]), **values}, number - 1)
-            )
-        elif rows and rows[-1].index == number - 2 and not prefix and _WRAPPED.match(text):
-            if notes:  # one may be another program's output
-                problem = f"{path}, {notes[0]}, and so does line {number}; expected a step's values on one line"
+            values = {"step": int(match[1]), **_metric_values(match[2], is_torn)}
+            rows.append(DataRow(str(path), f"line {line.number}", values, line.number - 1))
+            continue
+
+        follows_step = len(rows) > 0 and rows[-1].index == line.number - 2
+        if follows_step and not line.prefix and _WRAPPED.match(line.text):
+            # One such line may be another program's output, a second one is none.
+            if notes:
                 raise InputError(
-                    f"{problem}. Copy the log's file, not a terminal's text, or remove these lines."
+                    f"{path}, {notes[0]}, and so does line {line.number}; "
+                    "expected a step's values on one line. "
+                    "Copy the log's file, not a terminal's text, or remove these lines."
                 )
             notes.append(
-                f"line {number} looks like the rest of line {number - 1}, as if wrapped by a terminal"
+                f"line {line.number} looks like the rest of line {line.number - 1}, "
+                "as if wrapped by a terminal"
             )
     if not rows:
         expected = (
             '"step:N - TAG:VALUE - ...", as verl prints for each step with trainer.logger=console'
         )
         raise InputError(
-            f"{path} has no line {expected}. Leave it out, save it as UTF-8, or name a format by --from."
+            f"{path} has no line {expected}. "
+            "Leave it out, save it as UTF-8, or name a format by --from."
         )
-    starts = [*_printed_configs(lines), (len(numbered) + 1, {})]
-    # others failed at once
-    configs = [a for a, b in pairwise(starts) if any(a[0] <= row.index < b[0] for row in rows)]
-    # Hydra's overrides on the command lines of verl's RL trainers
-    printed = re.sub(r"\\\n", " ", "\n".join(text for _, _, text in lines)).split("\n")
-    commands = [
-        (0, dict(_OVERRIDE.findall(x))) for x in printed if "verl." in x and "actor_rollout_" in x
+    return _Steps(rows, notes)
+
+
+def _settings_of_commands(lines: Sequence[_Line]) -> list[dict[str, str]]:
+    """Hydra's overrides on each command line of verl's RL trainers, which may go on after a
+    backslash."""
+    text = "\n".join(line.text for line in lines)
+    commands = re.sub(r"\\\n", " ", text).split("\n")
+    return [
+        dict(_OVERRIDE.findall(command))
+        for command in commands
+        if "verl." in command and "actor_rollout_" in command
     ]
-    for name in (*verl.CONFIG_COLUMNS["n"], *verl.REPEATS, *verl.CONFIG_COLUMNS["B_p"]):
-        known = [
-            (str(config[name]), number) for number, config in configs or commands if name in config
-        ]
-        settings = [(text, number) for text, number in known if "$" not in text]
-        if changes := [b for a, b in pairwise(settings) if a[0] != b[0]]:
-            values = ", then ".join(text for text, _ in (settings[0], *changes))
-            where = (
-                f" before line {' and '.join(str(number) for _, number in changes)}"
-                if configs
-                else ""
-            )
-            raise InputError(
-                f"{path} holds runs whose {name} is {values}; expected one run. Split it{where}."
-            )
-    config = {
-        name: value for _, source in (*commands, *configs[-1:]) for name, value in source.items()
-    }
-    config |= verl.derived_settings(config, rows)
-    run = str(config.get("trainer.experiment_name", ""))
-    return [LogTable(str(path), tuple(rows), config, run=run, notes=tuple(notes))]
 
 
-def _plain_pieces(text: str) -> list[tuple[str, str]]:
-    """(Ray's prefix, what it stands before) of each process that wrote a part of a line, without
-    colours."""
-    text = _RAY_REPEATED.sub("", _COLOUR.sub("", text).rstrip("\r\n").rpartition("\r")[2]).rstrip()
+def _require_one_value(
+    path: Path, name: str, configs: Sequence[_Config], commands: Sequence[dict[str, str]]
+) -> None:
+    """InputError where a setting of the printed configs, or else of the command lines, changes: the
+    log is then of several runs."""
+    texts: list[str] = []  # each that differs from the one before, and where it is
+    line_numbers: list[int] = []
+    for source in configs or [_Config(0, settings) for settings in commands]:
+        text = str(source.settings.get(name, ""))
+        if name not in source.settings or "$" in text:  # $N is a variable of the shell
+            continue
+        if not texts or text != texts[-1]:
+            texts.append(text)
+            line_numbers.append(source.line)
+    if len(texts) < 2:
+        return
+
+    where = f" before line {' and '.join(map(str, line_numbers[1:]))}" if configs else ""
+    raise InputError(
+        f"{path} holds runs whose {name} is {', then '.join(texts)}; "
+        f"expected one run. Split it{where}."
+    )
+
+
+def _plain_pieces(text: str) -> list[_Piece]:
+    """A line without colours, divided where Ray lets another process go on with it."""
+    # A progress bar writes over itself after \r: what stands last is what one saw.
+    text = _COLOUR.sub("", text).rstrip("\r\n").rpartition("\r")[2]
+    text = _RAY_REPEATED.sub("", text).rstrip()
+
     first, *others = _RAY_PREFIX.split(_OUTER_PREFIX.sub("", text))
-    pieces = list(zip(others[::2], others[1::2], strict=True))
-    return [("", first), *pieces] if first or not pieces else pieces
+    prefixes = others[::2]
+    texts = others[1::2]
+    pieces = list(map(_Piece, prefixes, texts))
+    return [_Piece("", first), *pieces] if first or not pieces else pieces
 
 
 def _metric_values(text: str, is_torn: bool) -> dict[str, float]:
     """ "actor/lr:0.001 - critic/score/mean:0.5" -> the number of each tag; of a torn line without
     its last."""
     pieces = text.split(" - ")
+    if is_torn:
+        pieces = pieces[:-1]
     values = {}
-    for piece in pieces[:-1] if is_torn else pieces:
+    for piece in pieces:
         tag, _, value = piece.rpartition(":")
         number = parse_number(_NUMPY_NUMBER.sub(r"\1", value.strip().strip("'")))
         if tag and number is not None:
@@ -137,22 +235,25 @@ def _metric_values(text: str, is_torn: bool) -> dict[str, float]:
     return values
 
 
-def _printed_configs(lines: Sequence[tuple[int, str, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, the whole config) as verl prints it before each start, {'actor_rollout_ref': {...}},
-    with dots."""
-    starts = (i for i, (_, _, text) in enumerate(lines) if text.startswith("{'"))
+def _printed_configs(lines: Sequence[_Line]) -> Iterator[_Config]:
+    """The whole config as verl prints it before each start, {'actor_rollout_ref': {...}}, with
+    dots."""
+    starts = (i for i, line in enumerate(lines) if line.text.startswith("{'"))
     for start in islice(starts, MAX_CONFIG_TRIES):
-        prefix, printed, opened = lines[start][1], list[str](), 0
-        for _, line_prefix, line in lines[start : start + MAX_CONFIG_LINES]:
-            if line_prefix != prefix:
+        # The lines of the same process, until as many brackets are closed as were opened.
+        printed: list[str] = []
+        open_brackets = 0
+        for line in lines[start : start + MAX_CONFIG_LINES]:
+            if line.prefix != lines[start].prefix:
                 continue
-            printed.append(line)
-            opened += line.count("{") - line.count("}")
-            if opened <= 0:
+            printed.append(line.text)
+            open_brackets += line.text.count("{") - line.text.count("}")
+            if open_brackets <= 0:
                 break
+
         try:
             config = ast.literal_eval("\n".join(printed))
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
         if isinstance(config, dict) and "actor_rollout_ref" in config:
-            yield lines[start][0], dict(flatten(config))
+            yield _Config(lines[start].number, dict(flatten(config)))

@@ -1,144 +1,161 @@
-"""Which logs there are: those of a folder, and the format of a log whose format nobody named."""
+"""Which logs there are: those of a folder, and the format of a log whose format nobody named. What
+makes a log one of a format says the format's importer (runs/importers/)."""
 
 import re
-from collections.abc import Sequence
-from contextlib import suppress
-from itertools import islice
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from isojax.core.csv_header import BAR, COMMENT, DELIMITERS
+from isojax.core import registry
 from isojax.core.errors import InputError
-from isojax.core.table_files import JSON_LINES_SUFFIXES, paths_below, read_lines
-from isojax.core.tabular import parse_number
-from isojax.runs.importers import Importer, csv, tensorboard, trl, verl_console
-from isojax.runs.logs.log_table import COLUMNS_OF_FRAME, check_log_file
+from isojax.core.table_files import paths_below
+from isojax.runs.importers import Importer, importer
+from isojax.runs.logs.log_files import LogStart
+from isojax.runs.logs.log_table import check_log_file
 
-FOLDER_PATTERNS = {
-    "wandb": "run-*.wandb",
-    "trl": trl.STATE_FILE,
-    "tensorboard": tensorboard.EVENT_FILE_PATTERN,
-}
-# of a console log, before its first step; of JSON, to know whose it is
-LINES_LOOKED_AT = 20_000
-HEAD_LINES = 40
+# A reader refuses all but .gz, and says what to do; a packed log is not to be left out in silence.
+PACKED_SUFFIXES = ("", ".gz", ".zip", ".xz", ".bz2", ".zst")
+# of a user's file that has an importer which says how its logs are detected
+_IMPORTER_IMPORT = re.compile(r"^from isojax\.runs\.importers import .*\bimporter\b", re.MULTILINE)
+_IMPORTER_WITH_DETECT = re.compile(r"^@importer\([^@]*\bdetect\s*=", re.MULTILINE)
 
 
-def logs_of_folder(folder: Path, importer: Importer) -> list[Path]:
+def logs_of_folder(folder: Path, log_importer: Importer) -> list[Path]:
     """The logs below a folder: as the importer's `find_logs` says, else the files of its format or
-    suffixes, also packed (a reader refuses all but .gz); the folder itself where it has neither.
-    InputError if there is none."""
-    if importer.traits.find_logs is not None:
-        return importer.traits.find_logs(folder)
-    suffixes = importer.traits.suffixes
-    if suffixes is None:
+    suffixes; the folder itself where it has neither. InputError if there is none."""
+    traits = log_importer.traits
+    if traits.find_logs is not None:
+        return traits.find_logs(folder)
+    if traits.suffixes is None and traits.detect is None:
         return [folder]
+
     endings = tuple(
-        suffix + packed
-        for suffix in suffixes
-        for packed in ("", ".gz", ".zip", ".xz", ".bz2", ".zst")
+        suffix + packed for suffix in traits.suffixes or () for packed in PACKED_SUFFIXES
     )
-    paths = [path for path in paths_below(folder) if path.is_file()]
-    files = [
-        path for path in paths if not any(x.startswith(".") for x in path.relative_to(folder).parts)
-    ]
-    logs = [
-        path
-        for path in files
-        if path.name.lower().endswith(endings) or _format_of_file(path) == importer.name
-    ]
+    own_importers = _own_importers()
+    logs = []
+    for path in paths_below(folder):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not path.is_file() or is_hidden:
+            continue
+        if path.name.lower().endswith(endings) or _is_detected(path, log_importer, own_importers):
+            logs.append(path)
     if not logs:
-        raise InputError(
-            f"{folder} holds no file that ends in {' or '.join(suffixes)}; name the logs themselves."
-        )
-    pieces = {path: re.split(r"(\d+)", str(path.with_suffix(""))) for path in logs}
-    return sorted(logs, key=lambda path: [int(x) if x.isdigit() else x for x in pieces[path]])
+        expected = f"no file that ends in {' or '.join(traits.suffixes or ())}"
+        if not endings:
+            expected = f"no log of the format {log_importer.name}"
+        raise InputError(f"{folder} holds {expected}; name the logs themselves.")
+    return sorted(logs, key=_numbers_as_numbers)
+
+
+def _numbers_as_numbers(path: Path) -> list[int | str]:
+    """n8 before n16."""
+    pieces = re.split(r"(\d+)", str(path.with_suffix("")))
+    return [int(piece) if piece.isdigit() else piece for piece in pieces]
 
 
 def detect_format(paths: Sequence[Path]) -> str:
     """The one format of these logs, by their names and first lines; InputError where nothing
     identifies it."""
-    formats = {found: path for path in reversed(paths) for found in _formats(path)}
-    if len(formats) == 1:
-        return next(iter(formats))
-    if formats:
-        found = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
+    first_log_of_format: dict[str, Path] = {}
+    for path in paths:
+        for name in _formats(path):
+            first_log_of_format.setdefault(name, path)
+    if len(first_log_of_format) == 1:
+        return next(iter(first_log_of_format))
+
+    if first_log_of_format:
+        formats = [f"{name} ({path})" for name, path in sorted(first_log_of_format.items())]
         raise InputError(
-            f"logs of several formats: {found}; expected one. Name it by --from, or leave logs out."
+            f"logs of several formats: {', '.join(formats)}; expected one. "
+            "Name it by --from, or leave logs out."
         )
-    problem = f"{' '.join(map(str, paths))}: the format is not known by name or first lines; name it, such as"
+    problem = f"{' '.join(map(str, paths))}: the format is not known by name or first lines"
     other_trainers = (
         "Of a trainer other than verl, import the run in W&B or TensorBoard, or trainer_state.json"
     )
-    raise InputError(f"{problem} --from csv, or save it as CSV. {other_trainers}.")
+    raise InputError(
+        f"{problem}; name it, such as --from csv, or save it as CSV. {other_trainers}."
+    )
+
+
+def _own_importers() -> list[Importer]:
+    return [importer.load(name) for name in importer.names()]
+
+
+def _user_importers() -> list[Importer]:
+    """Those of the user's files in the folders of plug-ins. A file that has none is not run."""
+    names = []
+    for folder in registry.plugin_folders():
+        for file in sorted(Path(folder).glob("*.py")):
+            try:
+                text = file.read_text(errors="replace") if file.is_file() else ""
+            except OSError:  # a file that this user may not read is none that is meant
+                continue
+            if _IMPORTER_IMPORT.search(text) and _IMPORTER_WITH_DETECT.search(text):
+                names.append(file.stem)
+
+    # A name that isojax has too means isojax's own, as with --from.
+    own_names = importer.names()
+    return [importer.load(name) for name in dict.fromkeys(names) if name not in own_names]
 
 
 def _formats(path: Path) -> set[str]:
-    """The formats of a log, or of all logs below a folder; empty where none is known."""
-    if not path.is_dir():
-        check_log_file(path)
-        found = _format_of_file(path) or _format_by_suffix(path)  # a reader says what is damaged
-        return {found} if found else set()
-    formats = {name for name, pattern in FOLDER_PATTERNS.items() if paths_below(path, pattern)}
-    if len(formats) > 1:
-        formats.discard("tensorboard")  # whose files W&B and TRL keep too
-    return formats or {
-        found for file in paths_below(path) if file.is_file() and (found := _format_of_file(file))
+    """The formats of a log, or of all logs below a folder; empty where none is known. One of the
+    user's counts before isojax's."""
+    user_importers = _user_importers()
+    if path.is_dir():
+        return _formats_of_folder(path, user_importers) or _formats_of_folder(
+            path, _own_importers()
+        )
+
+    log = LogStart(path)
+    if names := _formats_of_file(log, user_importers):
+        return names
+    check_log_file(path)
+    own_importers = _own_importers()
+    # Where the content says nothing, the name does: a reader says what is damaged.
+    return _formats_of_file(log, own_importers) or {
+        one.name
+        for one in own_importers
+        if one.traits.is_general and log.ends_in(one.traits.suffixes or ())
     }
 
 
-def _format_of_file(path: Path) -> str:
-    """The format of a file; "" where none is known."""
-    name, errors, texts = path.name.removesuffix(".gz"), "", list[str]()
-    if name.endswith(".wandb") or "tfevents" in name or name == trl.STATE_FILE:
-        return (
-            "wandb"
-            if name.endswith(".wandb")
-            else "trl"
-            if name == trl.STATE_FILE
-            else "tensorboard"
-        )
-    for errors in ("strict", "replace"):
-        texts.clear()
-        # of a file that is no text; but a console may have bytes that are none
-        with suppress(InputError):
-            for _, text in islice(read_lines(path, errors), LINES_LOOKED_AT):
-                if verl_console.is_step_line(text):
-                    return "verl_console"
-                is_content = text.strip() and not text.startswith(COMMENT)
-                texts += [text.strip()] if is_content and len(texts) < HEAD_LINES else []
-            break
-    if errors == "replace" or not texts:
-        return ""
-    head, texts = " ".join(texts), texts[:2]
-    if re.match(r"\[ *\{", head):
-        return (
-            "trl"
-            if '"epoch"' in head and re.search('"(eval_runtime|learning_rate)"', head)
-            else "jsonl"
-        )
-    if head.startswith("{") and '"log_history"' in head:
-        return "trl"
-    if COLUMNS_OF_FRAME.match(head):
-        return "jsonl"
-    if _format_by_suffix(path) == "jsonl" or (
-        len(texts) > 1 and all(text.startswith('{"') for text in texts)
-    ):
-        return "verl" if '"step"' in texts[0] and '"data"' in texts[0] else "jsonl"
-    marks = [mark for mark in DELIMITERS + BAR if texts[0].count(mark) == texts[-1].count(mark) > 0]
-    is_csv = any(
-        parse_number(cell.strip(' "')) is not None
-        for mark in marks
-        for cell in texts[-1].split(mark)
-    )
-    return _format_by_suffix(path) or ("csv" if is_csv else "")
+def _formats_of_folder(folder: Path, importers: Sequence[Importer]) -> set[str]:
+    """The formats whose names of files are below a folder, else those of its files."""
+    marked = [
+        one
+        for one in importers
+        if one.traits.folder_pattern and paths_below(folder, one.traits.folder_pattern)
+    ]
+    if marked:
+        return _names_of_surest(marked)
+
+    names: set[str] = set()
+    for file in paths_below(folder) if importers else ():
+        if file.is_file():
+            names |= _formats_of_file(LogStart(file), importers)
+    return names
 
 
-def _format_by_suffix(path: Path) -> str:
-    name = path.name.lower().removesuffix(".gz")
-    return (
-        "csv"
-        if name.endswith(csv.SUFFIXES)
-        else "jsonl"
-        if name.endswith(JSON_LINES_SUFFIXES)
-        else ""
+def _formats_of_file(log: LogStart, importers: Iterable[Importer]) -> set[str]:
+    """The formats by which a file is detected, one in general; empty where none is known."""
+    return _names_of_surest(
+        [one for one in importers if one.traits.detect and one.traits.detect(log)]
     )
+
+
+def _names_of_surest(detected: Sequence[Importer]) -> set[str]:
+    """Without the general formats, if there is another."""
+    special = [one for one in detected if not one.traits.is_general]
+    return {one.name for one in special or detected}
+
+
+def _is_detected(path: Path, log_importer: Importer, own_importers: Sequence[Importer]) -> bool:
+    """Whether a file is of this format, by its content, and of no other that counts before it."""
+    if log_importer.traits.detect is None:
+        return False
+    log = LogStart(path)
+    if not log_importer.is_own:
+        return log_importer.traits.detect(log)
+    return log_importer.name in _formats_of_file(log, own_importers)

@@ -3,160 +3,170 @@ counts."""
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
 
 from isojax.core.columns import is_blank, is_missing
 from isojax.core.errors import InputError
 from isojax.core.tabular import DataRow, RowTable
 from isojax.runs.logs.column_map import ColumnMap
+from isojax.runs.logs.log_run import LogRun, NotedRuns
 
 
-@dataclass
-class LogRun:
-    """The rows of one run, as they are gathered; `seed` is None until one is known or assigned."""
-
-    column_map: ColumnMap
-    name: str
-    B_p: int
-    n: int
-    seed: int | None
-    rows: RowTable
-    may_be_skipped: bool = False  # in a folder with other logs, where it cannot be used
-    seed_is_stated: bool = False  # by the user's table of settings, for this run
-    scale_is_stated: bool = False  # likewise
-    scale_is_auto: bool = False  # the run's own rewards decide whether they are percent
-    parts: tuple[str, ...] = ()  # of a run that was resumed: the logs that it was joined from
-
-    @property
-    def location(self) -> str:
-        return self.rows.place(0).location
-
-    @property
-    def named_location(self) -> str:
-        name = self.name or self.column_map.table.run
-        return f"{self.location} (run {name!r})" if name else self.location
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The log that it was read from; of a run that was resumed, the logs."""
-        return self.parts or (self.column_map.table.source,)
-
-    @property
-    def label(self) -> str:
-        """Its name, or else the name of its run in the log's format, or its file."""
-        return self.name or self.column_map.table.label
-
-
-def join_resumed_runs(runs: Sequence[LogRun], on_request: bool) -> tuple[list[LogRun], list[str]]:
+def join_resumed_runs(runs: Sequence[LogRun], on_request: bool) -> NotedRuns:
     """The runs, those with one id joined, and notes of what was joined. `on_request`: those with
     one name and setting too (without a name, or of a seed that the user gives, with one seed), and
     a log's run goes on where steps fall."""
-    parts_by_run: dict[object, list[LogRun]] = defaultdict(list)
+    parts_of_run: dict[object, list[LogRun]] = defaultdict(list)
     for i, run in enumerate(runs):
-        table = run.column_map.table
-        # of a seed that the user gives
-        name = "" if "seed" in run.column_map.constants else run.name or table.run
-        named = (
-            (name, run.B_p, run.n, run.seed) if on_request and (name or run.seed is not None) else i
-        )
-        parts_by_run[table.run_id or named].append(run)
-    joined, notes = [], []
-    for parts in parts_by_run.values():
+        parts_of_run[_identity(run, on_request) or i].append(run)
+
+    joined: list[LogRun] = []
+    notes: list[str] = []
+    for parts in parts_of_run.values():
         parts.sort(key=lambda part: part.column_map.table.started)
         if len(parts) == 1 and not on_request:
             joined += parts
             continue
+
         run = _join(parts)
-        latest_rows, repeated = _keep_latest(
-            [part.rows for part in parts], run.column_map, on_request
-        )
-        run.rows = RowTable.of(latest_rows)
-        joined.append(run)
-        if len(parts) > 1 or repeated:
+        latest = _keep_latest([part.rows for part in parts], run.column_map, on_request)
+        joined.append(replace(run, rows=RowTable.of(latest.rows)))
+        if len(parts) > 1 or latest.repeated:
+            name = run.name or run.column_map.table.run or "a run"
             logs = " and ".join(dict.fromkeys(part.rows.place(0).source for part in parts))
-            what = (
-                f"{repeated} rows of steps that were repeated count once, as they were logged last"
-            )
             notes.append(
-                f"{run.name or run.column_map.table.run or 'a run'} was resumed ({logs}): {what}"
+                f"{name} was resumed ({logs}): {latest.repeated} rows of steps that were repeated "
+                "count once, as they were logged last"
             )
-    return joined, notes
+    return NotedRuns(joined, notes)
+
+
+def _identity(run: LogRun, on_request: bool) -> object:
+    """What the parts of one run share; None of a run that is one by itself."""
+    table = run.column_map.table
+    if table.run_id or not on_request:
+        return table.run_id or None
+
+    has_given_seed = "seed" in run.column_map.constants
+    name = "" if has_given_seed else run.name or table.run
+    if not name and run.seed is None:
+        return None
+    return (name, run.B_p, run.n, run.seed)
 
 
 def _join(parts: Sequence[LogRun]) -> LogRun:
-    """The settings and columns of all; InputError where they differ."""
+    """The last part, with the settings and columns of all; InputError where they differ."""
     for a, b in pairwise(parts):
-        shared = a.column_map.columns.keys() & b.column_map.columns.keys()
-        different = [name for name in ("B_p", "n") if vars(a)[name] != vars(b)[name]]
-        different += [
-            name for name in shared if a.column_map.columns[name] != b.column_map.columns[name]
-        ]
+        different = []
+        if a.B_p != b.B_p:
+            different.append("B_p")
+        if a.n != b.n:
+            different.append("n")
+        for field in a.column_map.columns.keys() & b.column_map.columns.keys():
+            if a.column_map.columns[field] != b.column_map.columns[field]:
+                different.append(field)
         if different:
-            names = ", ".join(different)
-            problem = f"{a.location} and {b.location} are logs of one run, which was resumed, and differ in {names}"
             raise InputError(
-                f"{problem}; expected one setting. Leave one out, or name the columns with --map."
+                f"{a.location} and {b.location} are logs of one run, which was resumed, "
+                f"and differ in {', '.join(different)}; expected one setting. "
+                "Leave one out, or name the columns with --map."
             )
-    columns = {field: column for part in parts for field, column in part.column_map.columns.items()}
-    constants = {
-        field: number for part in parts for field, number in part.column_map.constants.items()
-    }
-    detected = frozenset().union(*(part.column_map.detected for part in parts))
+
+    columns: dict[str, str] = {}
+    constants: dict[str, float | int] = {}
+    for part in parts:
+        columns |= part.column_map.columns
+        constants |= part.column_map.constants
     column_map = replace(
-        parts[-1].column_map, columns=columns, constants=constants, detected=detected
+        parts[-1].column_map,
+        columns=columns,
+        constants=constants,
+        detected=frozenset().union(*(part.column_map.detected for part in parts)),
     )
-    sources = tuple(dict.fromkeys(part.column_map.table.source for part in parts))
-    return replace(parts[-1], column_map=column_map, parts=sources)
+    logs = dict.fromkeys(part.column_map.table.source for part in parts)
+    return replace(parts[-1], column_map=column_map, parts=tuple(logs))
+
+
+class _ClockedRow(NamedTuple):
+    clock: int  # its step, or its rollouts
+    row: DataRow
+
+
+class _LatestRows(NamedTuple):
+    rows: list[DataRow]  # those that no later part repeats
+    repeated: int  # how many others there are
 
 
 def _keep_latest(
     parts: Sequence[Sequence[DataRow]], column_map: ColumnMap, split_falls: bool
-) -> tuple[list[DataRow], int]:
-    """(the rows that no later part repeats, how many others); a part also begins at a fall if
-    `split_falls`."""
-    kept: list[tuple[int, DataRow]] = []
-    dropped = 0
+) -> _LatestRows:
+    """The rows of all parts; a part also begins at a fall of the steps if `split_falls`."""
+    clock_field = column_map.clock_field
     # W&B's count of calls may begin again, and so may a column that an evaluation need not have.
     may_be_another = (
         split_falls or "step" not in column_map.detected or column_map.columns["step"] == "_step"
     )
+
+    latest: list[_ClockedRow] = []
+    repeated = 0
     for rows in parts:
         # whether this step, and the one before, are there twice
         is_twice = earlier_is_twice = False
         for i, row in enumerate(rows):
-            clock = column_map.read(column_map.clock_field, row)
-            begins = i == 0 or (split_falls and _goes_back(kept, clock, row, column_map))
-            starts_over = kept and (clock < kept[0][0] or (clock == kept[0][0] and len(kept) > 1))
-            if begins and starts_over and may_be_another:
+            clock = column_map.read(clock_field, row)
+            begins = i == 0 or (split_falls and _goes_back(latest, clock, row, column_map))
+            if begins and may_be_another and _starts_over(latest, clock):
                 raise InputError(
-                    f"{row.location}: {column_map.clock_field} goes back to {clock}, where the run began"
-                    f" ({kept[0][1].location}), so nothing before would count. Name the earlier log first; leave out a"
-                    " start that failed; sort a file by step; split one that holds two runs; number seeds by --settings"
-                    " TABLE or --map seed=COLUMN."
+                    f"{row.location}: {clock_field} goes back to {clock}, where the run began "
+                    f"({latest[0].row.location}), so nothing before would count. "
+                    "Name the earlier log first; leave out a start that failed; sort a file by "
+                    "step; split one that holds two runs; number seeds by --settings TABLE or "
+                    "--map seed=COLUMN."
                 )
-            if not kept or clock != kept[-1][0]:
+
+            # One step may be there twice, where a run was stopped in it; two in a row are not.
+            if not latest or clock != latest[-1].clock:
                 is_twice, earlier_is_twice = False, is_twice
-            is_twice |= i > 0 and begins and kept[-1][0] == clock
+            is_twice |= i > 0 and begins and latest[-1].clock == clock
             if is_twice and earlier_is_twice:
-                problem = f"{row.location}: {column_map.clock_field} {clock} is there twice, and so is the step before"
-                fix = "Separate runs or benchmarks by --map run=COLUMN or seed=COLUMN, or give each a file"
-                raise InputError(f"{problem}, as where runs alternate; expected one run. {fix}.")
-            while begins and kept and kept[-1][0] >= clock:
-                kept.pop()
-                dropped += 1
-            kept.append((clock, row))
-    return [row for _, row in kept], dropped
+                raise InputError(
+                    f"{row.location}: {clock_field} {clock} is there twice, "
+                    "and so is the step before, as where runs alternate; expected one run. "
+                    "Separate runs or benchmarks by --map run=COLUMN or seed=COLUMN, "
+                    "or give each a file."
+                )
+
+            while begins and latest and latest[-1].clock >= clock:
+                latest.pop()
+                repeated += 1
+            latest.append(_ClockedRow(clock, row))
+    return _LatestRows([entry.row for entry in latest], repeated)
+
+
+def _starts_over(latest: Sequence[_ClockedRow], clock: int) -> bool:
+    """Whether nothing would be left of the rows so far, if a part began at this clock."""
+    if not latest:
+        return False
+    start = latest[0].clock
+    return clock < start or (clock == start and len(latest) > 1)
 
 
 def _goes_back(
-    kept: Sequence[tuple[int, DataRow]], clock: int, row: DataRow, column_map: ColumnMap
+    latest: Sequence[_ClockedRow], clock: int, row: DataRow, column_map: ColumnMap
 ) -> bool:
+    """Whether a row's step is before the last one, or has a value of a column that a row of the
+    same step has already."""
+    if clock < latest[-1].clock:
+        return True
     is_unlogged = is_missing if column_map.table.is_export else is_blank
     logged = [
         column for column in column_map.step_columns if not is_unlogged(row.values.get(column))
     ]
-    at_step = takewhile(lambda entry: entry[0] == clock, reversed(kept))
-    return clock < kept[-1][0] or any(
-        not is_unlogged(other.values.get(c)) for _, other in at_step for c in logged
-    )
+    for entry in reversed(latest):
+        if entry.clock != clock:
+            break
+        if any(not is_unlogged(entry.row.values.get(column)) for column in logged):
+            return True
+    return False

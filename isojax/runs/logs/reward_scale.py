@@ -10,60 +10,60 @@ from numpy.typing import NDArray
 
 from isojax.core.errors import InputError
 from isojax.core.tabular import list_some
-from isojax.runs.logs.resumed_runs import LogRun
+from isojax.runs.logs.log_run import LogRun, NotedRuns
 from isojax.runs.logs.reward_rounding import ROUNDING
 
 AUTO_SCALE = "auto"  # of --map scale=auto
 PERCENT = 0.01
 
 
-def scale_runs(runs: Sequence[LogRun]) -> tuple[list[LogRun], list[str]]:
+def scale_runs(runs: Sequence[LogRun]) -> NotedRuns:
     """The runs, those of percent with their scale where the user says scale=auto, and notes of
     which these are. InputError where some runs have percent and others do not, and one scale, or
     none, is for all."""
-    scaled, percent_sources = list[LogRun](), list[str]()
+    scaled: list[LogRun] = []
+    percent_labels: list[str] = []
     for run in runs:
         if run.scale_is_auto and _is_percent(_rewards(run)):
             constants = {**run.column_map.constants, "scale": PERCENT}
             run = replace(run, column_map=replace(run.column_map, constants=constants))
-            percent_sources.append(run.label)
+            percent_labels.append(run.label)
         scaled.append(run)
+
     _reject_mixed_scales([run for run in runs if not (run.scale_is_auto or run.scale_is_stated)])
-    notes = (
-        [f"scale=auto: rewards are percent in {list_some(percent_sources)}"]
-        if percent_sources
-        else []
-    )
+
+    notes = []
+    if percent_labels:
+        notes.append(f"scale=auto: rewards are percent in {list_some(percent_labels)}")
     highest = max((_rewards(run).max(initial=0) for run in runs), default=0)
     scales = {run.column_map.constants.get("scale", 1) for run in runs if not run.scale_is_stated}
     if PERCENT in scales and 0 < highest <= 1 + ROUNDING:
         notes.append(
-            f"the highest reward is {highest:g} before scale={PERCENT:g} makes it less: are these percent?"
+            f"the highest reward is {highest:g} before scale={PERCENT:g} makes it less: "
+            "are these percent?"
         )
-    return scaled, notes
+    return NotedRuns(scaled, notes)
 
 
 def _reject_mixed_scales(runs: Sequence[LogRun]) -> None:
-    rewards = [_rewards(run) for run in runs]
-    of_percent = [(run, x) for run, x in zip(runs, rewards, strict=True) if _is_percent(x)]
-    # All 0 is the same in percent.
-    within_one = [
-        (run, x)
-        for run, x in zip(runs, rewards, strict=True)
-        if 0 < x.max(initial=0) <= 1 + ROUNDING
-    ]
-    if not of_percent or not within_one:
+    """InputError where the first run of percent and the first within [0, 1] would get one scale."""
+    percent_run = next((run for run in runs if _is_percent(_rewards(run))), None)
+    # Rewards that are all 0 are the same in percent.
+    fraction_run = next(
+        (run for run in runs if 0 < _rewards(run).max(initial=0) <= 1 + ROUNDING), None
+    )
+    if percent_run is None or fraction_run is None:
         return
-    percent_run, percents = of_percent[0]
-    other_run, fractions = within_one[0]
+
     scale = percent_run.column_map.constants.get("scale")
     for_all = "no scale" if scale is None else f"scale={scale:g}"
-    problem = (
-        f"{percent_run.named_location}: rewards reach {percents.max():g}, as of percent, and those of"
-        f" {other_run.named_location} reach {fractions.max():g}; {for_all} is for all"
+    raise InputError(
+        f"{percent_run.named_location}: rewards reach {_rewards(percent_run).max():g}, "
+        f"as of percent, and those of {fraction_run.named_location} reach "
+        f"{_rewards(fraction_run).max():g}; {for_all} is for all; expected one unit. "
+        "Add --map scale=auto, by which each run's own rewards decide, "
+        "or a column scale to the --settings TABLE."
     )
-    fix = "Add --map scale=auto, by which each run's own rewards decide, or a column scale to the --settings TABLE"
-    raise InputError(f"{problem}; expected one unit. {fix}.")
 
 
 def _rewards(run: LogRun) -> NDArray[np.float64]:
@@ -77,9 +77,6 @@ def _is_percent(rewards: NDArray[np.float64]) -> bool:
     """Whether most rewards above 0 exceed 1, and none 100; a single one that does is a mistake of
     its row."""
     positive = rewards[rewards > 0]
-    highest = positive.max(initial=0)
-    return (
-        len(positive) > 0
-        and bool(np.median(positive) > 1 + ROUNDING)
-        and bool(highest <= 100 * (1 + ROUNDING))
-    )
+    if len(positive) == 0:
+        return False
+    return bool(np.median(positive) > 1 + ROUNDING and positive.max() <= 100 * (1 + ROUNDING))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from isojax.core.errors import InputError
 from isojax.core.tabular import list_some
+from isojax.runs.logs.log_run import LogRun
 from isojax.runs.logs.measured_words import HELD_OUT, TRAINING, words_of_source
-from isojax.runs.logs.resumed_runs import LogRun
 
 MAX_NAMED = 4  # sources that a message names
 # Where torch, transformers and TensorBoard write the name of the host, which may be anything.

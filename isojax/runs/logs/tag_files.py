@@ -4,24 +4,17 @@ it."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from isojax.core.tabular import DataRow
+from isojax.runs.logs.log_files import LogFiles
 from isojax.runs.logs.log_table import LogTable
 
 # "(1)": of a second download
 _TAG_FILE = re.compile(r"run-(?P<run>.*)-tag-(?P<tag>.+?)( ?\(\d+\))?\.csv")
 _COLUMNS = {"Wall time", "Step", "Value"}
 _UNNAMED_RUN = "."  # of event files that lie in TensorBoard's log folder itself
-
-
-@dataclass(frozen=True)
-class LogFiles:
-    """The files of one log: one, or those of all tags of a run."""
-
-    files: tuple[Path, ...]
-    source: Path  # what messages call the log
 
 
 def group_tag_files(logs: Sequence[Path]) -> list[LogFiles]:
@@ -42,26 +35,35 @@ def join_tags(
     "/" is "_"."""
     matches = [match for file in log.files if (match := _TAG_FILE.fullmatch(file.name))]
     are_tags = len(matches) == len(tables) > 0 and all(
-        {*table.columns} == _COLUMNS for table in tables
+        set(table.columns) == _COLUMNS for table in tables
     )
     if not are_tags:
         return list(tables)
-    spelling = {_as_in_file_name(text): text for text in field_map.values()}
-    tags = [spelling.get(_as_in_file_name(match["tag"]), match["tag"]) for match in matches]
+
+    column_in_file_name = {_as_in_file_name(column): column for column in field_map.values()}
+    tags = []
+    for match in matches:
+        tag = match["tag"]
+        tags.append(column_in_file_name.get(_as_in_file_name(tag), tag))
+
     rows = [
         _name_value(row, tag) for table, tag in zip(tables, tags, strict=True) for row in table.rows
     ]
-    run = "" if matches[0]["run"] == _UNNAMED_RUN else matches[0]["run"]
+    run = matches[0]["run"]
     return [
         LogTable(
-            str(log.source), tuple(rows), run=run, only_metric=tags[0] if len(tags) == 1 else ""
+            str(log.source),
+            tuple(rows),
+            run="" if run == _UNNAMED_RUN else run,
+            only_metric=tags[0] if len(tags) == 1 else "",
         )
     ]
 
 
 def _name_value(row: DataRow, tag: str) -> DataRow:
-    others = {name: cell for name, cell in row.values.items() if name != "Value"}
-    return replace(row, values={**others, tag: row.values["Value"]})
+    """The row with its value in a column of the tag's name."""
+    values = {name: cell for name, cell in row.values.items() if name != "Value"}
+    return replace(row, values={**values, tag: row.values["Value"]})
 
 
 def _as_in_file_name(text: str) -> str:

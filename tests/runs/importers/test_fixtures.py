@@ -15,6 +15,7 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.runs.importers import trl, wandb
+from isojax.runs.logs import trl_columns
 from isojax.runs.logs.column_map import parse_field_map
 from isojax.runs.logs.import_logs import read_logs
 from tests.runs.importers.conftest import FIXTURES
@@ -303,7 +304,7 @@ def test_a_record_of_many_chunks_takes_no_time(tmp_path):
         position = len(data)
     (tmp_path / "run-x.wandb").write_bytes(data)
     before = time.process_time()
-    assert list(wandb._split_records(tmp_path / "run-x.wandb", [])) == [b""]
+    assert wandb._split_records(tmp_path / "run-x.wandb").records == [b""]
     assert time.process_time() - before < 5.0
 
 
@@ -316,7 +317,7 @@ def test_numbers_of_a_trainer_that_no_run_has(tmp_path):
         "flag": True,
         "rate": 1e-6,
     }
-    assert trl.plain_arguments(arguments) == {"n": 4, "name": "x", "rate": 1e-6}
+    assert trl_columns.plain_arguments(arguments) == {"n": 4, "name": "x", "rate": 1e-6}
     (tmp_path / "checkpoint-²").mkdir()
     with pytest.raises(InputError, match="holds no trainer_state"):
         trl.read(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, RunRecord
+from isojax.runs import importers
 from isojax.runs.logs.find_logs import detect_format
 from isojax.runs.logs.import_logs import read_logs
 from isojax.scaling.fit import fit_all_runs
@@ -46,6 +48,64 @@ def test_formats_that_cannot_be_recognised(tmp_path):
         detect_format([tmp_path])
     with pytest.raises(InputError, match=r"logs of several formats: csv .*verl"):
         detect_format([FIXTURES / "runs.csv", FIXTURES / "verl"])
+
+
+FORMAT_OF_A_FORK = """
+from isojax.core.tabular import DataRow
+from isojax.runs.importers import importer
+from isojax.runs.logs.log_table import LogTable
+
+def is_mine(log):
+    return "MY TRAINER" in log.head
+
+FIELDS = {"step": ("s",), "reward": ("r",), "n": ("g",), "B_p": ("p",)}
+
+@importer(fields=FIELDS, detect=is_mine, example="EXAMPLE")
+def read(path):
+    lines = path.read_text().splitlines()[1:]
+    rows = [dict(zip("srgp", line.split(","))) for line in lines]
+    rows = [DataRow(str(path), f"line {i}", row) for i, row in enumerate(rows, 2)]
+    return [LogTable(str(path), tuple(rows))]
+"""
+MY_LOG = "MY TRAINER,,,\n0,.25,8,4\n2,.5,8,4\n"  # a CSV too, but for its first line
+
+
+@pytest.mark.parametrize("place", ["the working directory", "isojax's folder"])
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_a_format_of_a_forks_own_file_is_detected(tmp_path, monkeypatch, place, as_folder):
+    name = f"mine_{place == 'the working directory':d}{as_folder:d}"
+    (tmp_path / "code").mkdir()
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "code" / f"{name}.py").write_text(FORMAT_OF_A_FORK)
+    # beside it: an importer that says nothing of how it is detected, and a file that has none
+    (tmp_path / "code" / "undetected.py").write_text(
+        FORMAT_OF_A_FORK.replace("detect=is_mine, ", "")
+    )
+    (tmp_path / "code" / "script.py").write_text("raise SystemExit('not to be imported')\n")
+    (tmp_path / "logs" / "a.csv").write_text(MY_LOG)
+    if place == "the working directory":
+        monkeypatch.chdir(tmp_path / "code")
+    else:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(importers, "__path__", [*importers.__path__, str(tmp_path / "code")])
+        folders = importers.__spec__.submodule_search_locations
+        monkeypatch.setattr(
+            importers.__spec__, "submodule_search_locations", [*folders, str(tmp_path / "code")]
+        )
+        (tmp_path / "code" / "script.py").unlink()
+
+    path = tmp_path / "logs" if as_folder else tmp_path / "logs" / "a.csv"
+    assert detect_format([path]) == name
+    (run,) = read_logs([path], None, {}).runs
+    assert run.cell == Cell(4, 8, 0)
+    assert [(point.M, point.metrics["r"]) for point in run.points] == [(0, 0.25), (2, 0.5)]
+
+
+def test_an_importer_imports_no_other():
+    """So that a format is one file; what several of them know is in runs/logs/."""
+    for file in Path(importers.__path__[0]).glob("*.py"):
+        names = re.findall(r"^(?:from|import) isojax\.runs\.importers(.*)", file.read_text(), re.M)
+        assert names in ([], [" import importer"]), file
 
 
 def test_a_folder_of_files_without_those_that_cannot_be_used(tmp_path):

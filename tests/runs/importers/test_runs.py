@@ -8,7 +8,7 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
-from isojax.runs.logs import import_logs
+from isojax.runs.logs import run_records
 
 
 def curve(run):
@@ -289,7 +289,7 @@ def test_more_runs_than_a_sweep_has(logged, monkeypatch):
     before = time.process_time()
     assert len(logged("csv", text).runs) == 2000
     assert time.process_time() - before < 5.0
-    monkeypatch.setattr(import_logs, "MAX_CELLS", 1000)
+    monkeypatch.setattr(run_records, "MAX_CELLS", 1000)
     with pytest.raises(
         InputError,
         match=r"the logs hold 2,000 runs, expected at most 1,000\. Give each run its own file",

@@ -1,0 +1,223 @@
+"""Runs of logs as records: a seed for each, one validation metric for all, and no run counted
+twice."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import NamedTuple
+
+from isojax.core.errors import InputError
+from isojax.core.limits import MAX_CELLS
+from isojax.core.nouns import Cell, RunRecord
+from isojax.core.tabular import list_some
+from isojax.runs.logs.log_evaluations import UnloggedCells, read_run_record
+from isojax.runs.logs.log_run import LogRun, NotedRuns
+from isojax.runs.logs.measured_words import other_settings, other_words
+from isojax.runs.logs.reward_scale import scale_runs
+from isojax.runs.logs.run_rows import SEPARATE_RUNS_HINT
+from isojax.runs.logs.source_words import describe_training_runs, reject_mixed_sources
+
+# settings that seeds share: runs that differ in one were made to compare its values
+_NO_SEED = re.compile(r"(^|[._])(lr|learning_rate|model_name_or_path|model\.path)$")
+
+
+@dataclass(frozen=True)
+class ImportedRuns:
+    """What was read: the runs by cell, and what had to be assumed or left out."""
+
+    runs: tuple[RunRecord, ...]
+    notes: tuple[str, ...]
+    # logs of a folder that cannot be used, and numbers that are not finite
+    skipped: tuple[str, ...]
+
+
+def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) -> ImportedRuns:
+    """Every run that can be used as a record, by cell; others refuse all or are skipped. Runs of
+    one (B_p, n) without a seed get 0, 1, ... in order; so do runs in logs of their own whose
+    settings repeat one seed."""
+    if len(runs) > MAX_CELLS:
+        raise InputError(
+            f"the logs hold {len(runs):,} runs, expected at most {MAX_CELLS:,}. "
+            f"{SEPARATE_RUNS_HINT}"
+        )
+    _reject_different_metrics(runs)
+    scaled = scale_runs(runs)
+
+    used_runs: list[LogRun] = []
+    records: list[RunRecord] = []  # of these, all with the seed 0
+    refusals = list(refusals)
+    not_finite: list[str] = []
+    unlogged: list[Counter[UnloggedCells]] = []
+    runs_of_note: dict[str, list[str]] = {}
+    for run in scaled.runs:
+        cell = Cell(run.B_p, run.n, seed=0)
+        try:
+            evaluated = read_run_record(run.rows, run.column_map, cell, run.named_location)
+        except InputError as e:
+            if not run.may_be_skipped:
+                raise
+            refusals.append(e)
+            continue
+        used_runs.append(run)
+        records.append(evaluated.record)
+        not_finite += evaluated.not_finite
+        unlogged.append(evaluated.unlogged)
+        for text in evaluated.notes:
+            runs_of_note.setdefault(text, []).append(run.named_location)
+    if not records:
+        in_all = f" {len(refusals)} logs or runs cannot be used." if len(refusals) > 1 else ""
+        raise InputError(f"{refusals[0]}{in_all}")
+
+    reject_mixed_sources(used_runs)
+    seeded = _assign_seeds(used_runs)
+    records = [
+        replace(record, cell=replace(record.cell, seed=run.seed))
+        for run, record in zip(seeded.runs, records, strict=True)
+    ]
+    _reject_copies(records)
+
+    notes = [*seeded.notes, *_describe_unlogged(unlogged), *scaled.notes]
+    for text, (first, *others) in runs_of_note.items():
+        more = f" and {len(others)} more run{'s' * (len(others) > 1)}" if others else ""
+        notes.append(f"{first}{more}: {text}")
+    if training_note := describe_training_runs(used_runs):
+        notes.append(training_note)
+
+    trained = [record for record in records if record.points[-1].rollouts]
+    if trained and len(trained) < len(records):
+        others = ", ".join(record.source for record in records if not record.points[-1].rollouts)
+        notes.append(f"left out, as the only evaluation is of the base policy (C = 0): {others}")
+    in_order = sorted(trained or records, key=lambda record: record.cell)
+    return ImportedRuns(tuple(in_order), tuple(notes), (*map(str, refusals), *not_finite))
+
+
+def _describe_unlogged(unlogged_of_runs: Sequence[Counter[UnloggedCells]]) -> Iterator[str]:
+    """A sentence for all runs of a log, and not one for each."""
+    for cells, step_count in sum(unlogged_of_runs, Counter()).items():
+        run_count = sum(cells in unlogged for unlogged in unlogged_of_runs)
+        of_runs = f" of {run_count} runs" if run_count > 1 else ""
+        where = f"at {step_count:,} step{'s' * (step_count > 1)}{of_runs}"
+        yield f"{cells.source}: {cells.column} is {cells.text} {where}: taken as not logged there"
+
+
+class _Metric(NamedTuple):
+    """What a run's main metric is called in the ledger, and in the log where it is a reward."""
+
+    name: str
+    column: str
+
+
+def _reject_different_metrics(runs: Sequence[LogRun]) -> None:
+    run_of_metric: dict[_Metric, LogRun] = {}
+    for run in reversed(runs):
+        field = run.column_map.main_metric
+        column = run.column_map.columns[field] if field == "reward" else ""
+        run_of_metric[_Metric(run.column_map.ledger_name(field), column)] = run
+    if len(run_of_metric) <= 1:
+        return
+
+    metrics = []
+    for metric, run in run_of_metric.items():
+        column = f"{metric.column}, " if metric.column else ""
+        metrics.append(f"{metric.name} ({column}{run.rows[0].source})")
+    raise InputError(
+        f"the runs have different validation metrics: {' and '.join(metrics)}. "
+        "Name one for all: --map avg@4=COLUMN; where they are one, import each log on its own "
+        "under one name, and join them: isojax records merge."
+    )
+
+
+def _assign_seeds(runs: Sequence[LogRun]) -> NotedRuns:
+    """The runs in their order, each with a seed, and notes where the seeds had to be numbered."""
+    indices_of_setting: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for i, run in enumerate(runs):
+        indices_of_setting[run.B_p, run.n].append(i)
+
+    seeded = list(runs)
+    notes: list[str] = []
+    for indices in indices_of_setting.values():
+        numbered = _number_seeds([runs[i] for i in indices])
+        notes += numbered.notes
+        for i, run in zip(indices, numbered.runs, strict=True):
+            seeded[i] = run
+    return NotedRuns(seeded, notes)
+
+
+def _number_seeds(runs: Sequence[LogRun]) -> NotedRuns:
+    """The runs of one (B_p, n), in their order, each with a seed of its own; InputError where two
+    have one."""
+    # A seed that several logs of one run each repeat is a trainer's default, which does not
+    # distinguish them.
+    seed_counts = Counter(run.seed for run in runs)
+    known_seeds = [
+        None if _may_be_default(run) and seed_counts[run.seed] > 1 else run.seed for run in runs
+    ]
+
+    run_of_seed: dict[int, LogRun] = {}
+    for run, seed in zip(runs, known_seeds, strict=True):
+        if seed is None:
+            continue
+        earlier = run_of_seed.setdefault(seed, run)
+        if earlier is not run:
+            places = f"{earlier.location} and {run.location} (runs {earlier.label} and {run.label})"
+            problem = f"two runs with B_p = {run.B_p}, n = {run.n}, seed = {seed}: {places}"
+            raise InputError(f"{problem}; keep one, or number their seeds by --settings TABLE.")
+
+    free_seeds = (seed for seed in range(len(runs)) if seed not in run_of_seed)
+    seeds = [next(free_seeds) if seed is None else seed for seed in known_seeds]
+    seeded = [replace(run, seed=seed) for run, seed in zip(runs, seeds, strict=True)]
+    numbered = [run for run, seed in zip(seeded, known_seeds, strict=True) if seed is None]
+    notes = list(_describe_numbering(numbered)) if numbered and len(runs) > 1 else []
+    return NotedRuns(seeded, notes)
+
+
+def _may_be_default(run: LogRun) -> bool:
+    return run.column_map.table.one_run and "seed" in run.column_map.detected
+
+
+def _describe_numbering(runs: Sequence[LogRun]) -> Iterator[str]:
+    """What their seeds are, and each sign that they are no seeds of one setting."""
+    B_p, n = runs[0].B_p, runs[0].n
+    numbering = ", ".join(f"{run.label} is {run.seed}" for run in runs)
+    yield f"seeds of B_p = {B_p}, n = {n} are numbered in the order given: {numbering}"
+
+    doubt = "so are they no seeds of one setting?"
+    labels = [run.label for run in runs]
+    if words := other_words(labels):
+        yield f"the names of these differ in {list_some(words)}, {doubt}"
+    for name, values in other_settings(labels).items():
+        yield f"the names of these differ in {name} ({', '.join(values)}), {doubt}"
+
+    configs = [run.column_map.table.config for run in runs]
+    setting_names = set[str]().union(*configs)
+    for name in sorted(filter(_NO_SEED.search, setting_names)):
+        values = {str(config.get(name)) for config in configs}
+        if len(values) > 1:
+            yield f"these differ in {name} ({', '.join(sorted(values))}), {doubt}"
+
+    first_clocks = [run.column_map.read(run.column_map.clock_field, run.rows[0]) for run in runs]
+    if any(clock > 1 for clock in first_clocks):
+        yield (
+            "some begin late: where one goes on with another, add --resumed, "
+            "without one name --map seed=0"
+        )
+
+
+def _reject_copies(runs: Sequence[RunRecord]) -> None:
+    """One run counted as two seeds, be it from two of its checkpoints, would make every interval
+    too narrow."""
+    # Comparing each with each takes too long for thousands of runs; copies begin alike.
+    runs_by_start: dict[object, list[RunRecord]] = defaultdict(list)
+    for run in runs:
+        runs_by_start[run.cell.B_p, run.cell.n, repr(run.points[:2])].append(run)
+
+    for similar in runs_by_start.values():
+        for a, b in combinations(similar, 2):
+            shared = min(len(a.points), len(b.points))
+            # so may be two runs of all 0
+            is_constant = len({repr(point.metrics) for point in a.points[:shared]}) == 1
+            if shared > 1 and not is_constant and a.points[:shared] == b.points[:shared]:
+                run = f"run of B_p = {a.cell.B_p}, n = {a.cell.n}"
+                raise InputError(f"{a.source} and {b.source} hold the same {run}; leave one out.")
