@@ -146,6 +146,7 @@ def _find_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any
             raise InputError(
                 f"{label}: {module.__file__} has {len(plugins)} plug-ins of this kind; name one: {paths}."
             )
+        _refuse_other_kinds(label, kind, module)
         _refuse_undecorated(label, kinds, module, _plain_functions(module))
         missing = f"the module {module.__name__} has no function with the decorator @{kind.name}"
     elif parent and (module := registry.import_first([parent], label)) is not None:
@@ -198,6 +199,16 @@ def _plain_functions(module: ModuleType) -> list[str]:
         and getattr(value, "__module__", None) == module.__name__
         and first_line(value)
     ]
+
+
+def _refuse_other_kinds(label: str, kind: PluginKind[Any], module: ModuleType) -> None:
+    """InputError where a module has plug-ins, but of other kinds than the wanted one."""
+    for name, value in vars(module).items():
+        if isinstance(value, Plugin) and value.module == module.__name__:
+            raise InputError(
+                f"{label}: {name} in {module.__file__} has the decorator @{value.kind.name}; "
+                f"expected a function with @{kind.name} (docs/extending.md)."
+            )
 
 
 def _refuse_undecorated(

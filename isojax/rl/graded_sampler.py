@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from isojax.core.errors import InputError
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import Program, replicated, shape_on
 from isojax.models.transformer import Params
@@ -61,8 +62,20 @@ class GradedSampler:
         self.verify = build_verify(task, shapes, mesh)
 
     def compile(self, params: Params) -> Rollouts | RoutedRollouts:
-        """Compiles all programs for parameters of these shapes; the shapes of the rollouts."""
+        """Compiles all programs for parameters of these shapes; the shapes of the rollouts.
+
+        Raises:
+            InputError: an engine of a fork's does not say which shapes its rollouts have.
+        """
         rollouts = self.engine.compile(params)
+        if not isinstance(rollouts, Rollouts | RoutedRollouts):
+            name = type(self.engine).__qualname__
+            raise InputError(
+                f"{name}.compile of {type(self.engine).__module__} returns a "
+                f"{type(rollouts).__name__}; expected the shapes of its rollouts: "
+                "`return self.setup.rollout_shapes`."
+            )
+
         if self.verify is not None:
             scalar = shape_on(replicated(self.mesh))
             problems = problem_shapes(

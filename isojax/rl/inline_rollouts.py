@@ -111,6 +111,7 @@ class InlineRollouts(RolloutSource):
     def __init__(self, programs: InlinePrograms, problems: CellProblems):
         self.programs, self.problems = programs, problems
         self.layout = Layout(problems.cell.B_p, problems.cell.n, programs.shapes.shards)
+        programs.graded_sampler.engine.begin_run(problems.cell, problems.first_update)
 
     def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
         self.programs.graded_sampler.engine.publish(state.params, int(state.step))

@@ -25,6 +25,7 @@ How it departs from GRPO as published (DeepSeekMath, arXiv:2402.03300):
 
 Where a fork makes its changes:
 - which problems a batch has: `EpochOrder` (tasks/epochs.py), made in train/restore.py
+- what counts in C: `CellTrainer._advance_cursor`
 - how B_p and n change along a run: the cell's schedule (core/schedule.py); `_follow_schedule`
   switches
 - who samples: an engine (rl/engines/), named by `run.rollouts`

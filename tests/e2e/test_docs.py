@@ -45,6 +45,7 @@ FORK = {
     "my_hook.py": "docs/extending.md",
     "my_format.py": "docs/extending.md",
     "run-1.mine": "docs/extending.md",
+    "warmer.py": "docs/extending.md",
     "make_problems.py": "docs/tutorials/own-model.md",
     "rewards.py": "docs/tutorials/own-model.md",
     "own.yaml": "docs/tutorials/own-model.md",

@@ -15,6 +15,10 @@ from isojax.rl.engines.local import local_engine
 class Counting(RolloutEngine):
     def __init__(self, setup):
         self.setup, self.engine, self.published = setup, local_engine(setup), None
+        self.run = ""
+
+    def begin_run(self, cell, update):
+        self.run = f"{cell.name} from {update}"
 
     def compile(self, params):
         return self.engine.compile(params)
@@ -22,7 +26,7 @@ class Counting(RolloutEngine):
     def publish(self, params, update):
         self.published = params
         with open("asked.txt", "a") as file:
-            file.write("publish\\n")
+            file.write(f"publish in {self.run}\\n")
 
     def sample(self, params, request, listener):
         assert self.published is params
@@ -54,7 +58,7 @@ def test_an_engine_of_ones_own(isojax: Any) -> None:
         "runs of two engines are not fitted together"
     )
     asked = Path(isojax.folder, "asked.txt").read_text().splitlines()
-    assert asked == ["publish", "8 4"] * own[-1]["M"]
+    assert asked == ["publish in 8x4-s0 from 0", "8 4"] * own[-1]["M"]
 
     saved = isojax.folder / "runs" / "local" / "cells" / "8x4-s0" / "rollouts.jsonl"
     rollouts = [json.loads(line) for line in saved.read_text().splitlines()]
@@ -65,7 +69,14 @@ def test_an_engine_of_ones_own(isojax: Any) -> None:
 
 def test_what_an_engine_of_ones_own_cannot_do(isojax: Any) -> None:
     Path(isojax.folder, "counting.py").write_text(ENGINE)
+    Path(isojax.folder, "shapeless.py").write_text(
+        ENGINE.replace("return self.engine.compile(params)", "self.engine.compile(params)")
+    )
+    Path(isojax.folder, "a_hook.py").write_text(
+        "from isojax.train.update_hooks import update_hook\n@update_hook\ndef look(report): ...\n"
+    )
     for words, expected in (
+        (("run.rollouts=a_hook",), "has the decorator @update_hook; expected a function with @ro"),
         (("run.rollouts=counted",), "Did you mean 'counting'?"),
         (("run.rollouts=server",), "run.server.url is not set"),
         (
@@ -73,6 +84,7 @@ def test_what_an_engine_of_ones_own_cannot_do(isojax: Any) -> None:
             "isojax's own engine alone samples ahead",
         ),
         (("run.rollouts=counting", "run.cells_at_once=2"), "add run.cells_at_once=1"),
+        (("run.rollouts=shapeless", "run.cells_at_once=1"), "`return self.setup.rollout_shapes`"),
     ):
         refused = isojax("isojax.launch", "tiny.yaml", "name=refused", *words)
         assert (

@@ -1,9 +1,11 @@
-"""Rollout engines, one file each: where rollouts come from, in training, in evaluations and for
-labels.
+"""Rollout engines, one file each: who samples.
 
 An engine samples, and does nothing else: which problems, when, the verifier and the update are the
 same for all of them (rl/graded_sampler.py, rl/inline_rollouts.py, train/evaluate.py). A file has
-one function with the decorator `@rollout_engine`, which makes an engine from an `EngineSetup`."""
+one function with the decorator `@rollout_engine`, which makes an engine from an `EngineSetup`.
+
+`run.rollouts` names the engine of training. Evaluations and labels are sampled by local.py, or by a
+server (servers/server_engine.py) where `run.eval_server` or `--server` says so."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from jaxtyping import PRNGKeyArray
 
 from isojax.core.config import SamplingConfig
 from isojax.core.errors import InputError
-from isojax.core.nouns import Problem
+from isojax.core.nouns import Cell, Problem
 from isojax.core.plugins import NoTraits, Plugin, PluginKind
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import Program
@@ -80,14 +82,20 @@ class Listener:
 
 
 class RolloutEngine(Protocol):
-    """Samples with the policy that it is given. Several cells may share an engine, from threads of
-    their own."""
+    """Samples with the policy that it is given.
+
+    One engine serves the runs of a sweep: isojax's own in several threads at once, any other in one
+    run after the other, on one process."""
 
     setup: EngineSetup
 
     def compile(self, params: Params) -> Rollouts | RoutedRollouts:
         """Prepares for parameters of these shapes; the shapes of the rollouts, with shardings."""
         ...
+
+    def begin_run(self, cell: Cell, update: int) -> None:
+        """A run begins, or goes on after `update` updates: with this B_p, n and seed. An engine that
+        remembers something of rollouts forgets it here, or results would hang on the runs before."""
 
     def publish(self, params: Params, update: int) -> None:
         """The requests that follow are for these parameters, those after `update`: for an engine
