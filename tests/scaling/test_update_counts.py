@@ -214,7 +214,7 @@ def test_a_quote_counts_them() -> None:
     for one, two in zip(plain.cells, dynamic.cells, strict=True):
         assert one.C == two.C and one.C is not None
         assert one.M == -(-one.C // (one.B_p * one.n)) and two.M == -(
-            -two.C // (2 * two.B_p * two.n)
+            -one.C // (2 * two.B_p * two.n)
         )
 
 
