@@ -31,7 +31,7 @@ from isojax.core.machine import reserve_gpu_memory
 from isojax.distributed.device_probe import device_memory, measure_rates
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.distributed.sharding import make_mesh, replicated
-from isojax.launch import planner
+from isojax.launch import device_budget
 from isojax.launch.local.compile_for_topology import AbstractTask
 from isojax.launch.time_estimate import CHIPS, GIB, TYPICAL_RATES
 from isojax.models.attention_autotune import (
@@ -266,7 +266,7 @@ def main() -> None:
     reserve_gpu_memory()
     device = jax.devices()[0]
     mesh = make_mesh(MeshShape(), [device])
-    memory = device_memory(device) or planner.host_memory()
+    memory = device_memory(device) or device_budget.host_memory()
     gib = 0 if device.platform == "cpu" else memory / GIB
     name = arguments.shape or next(
         name for name, (least_gib, *_) in SHAPES.items() if gib >= least_gib
@@ -280,7 +280,7 @@ def main() -> None:
     config = load_config(["quickstart"], [*cell, *SHAPES[name][1:], *arguments.words])
     pairs = [(config.sweep.B_p[0], config.sweep.n[0])]
     vocab = config.cell.model.vocab or 0
-    budget = planner.DeviceBudget(
+    budget = device_budget.DeviceBudget(
         config.cell,
         pairs,
         MeshShape(),
@@ -289,7 +289,7 @@ def main() -> None:
         device.platform,
         memory,
     )
-    sweep = planner.autosize_sweep(config.sweep, budget, is_new_run=True)
+    sweep = device_budget.autosize_sweep(config.sweep, budget, is_new_run=True)
     sweep = select_attention(config.cell, sweep, mesh)
     config = config.model_copy(update={"sweep": sweep})
 
@@ -301,7 +301,7 @@ def main() -> None:
     run = Run(config, mesh)
     print(
         json.dumps(
-            {"compile_s": round(run.compile_seconds, 1), "sizes": planner.format_sizes(sweep)}
+            {"compile_s": round(run.compile_seconds, 1), "sizes": device_budget.format_sizes(sweep)}
         ),
         flush=True,
     )
@@ -314,7 +314,7 @@ def main() -> None:
         "device": device.device_kind,
         "jax": jax.__version__,
         "shape": name,
-        "sizes": planner.format_sizes(sweep),
+        "sizes": device_budget.format_sizes(sweep),
         "rates": f"{origin}: {flops / 1e12:.3g} TFLOP/s, {bandwidth / 1e9:.4g} GB/s",
         "decode_attention": sweep.decode_attention,
         "forward_attention": sweep.forward_attention,

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from isojax.core.config import SweepConfig, load_config
 from isojax.distributed.mesh_spec import MeshShape
+from isojax.launch.device_budget import DeviceBudget, fit_to_memory
 from isojax.launch.memory_model import MemoryEstimate
-from isojax.launch.planner import DeviceBudget, fit_to_memory, plan_cells
+from isojax.launch.planner import plan_cells
 from isojax.launch.time_estimate import (
     TYPICAL_RATES,
     DeviceRates,

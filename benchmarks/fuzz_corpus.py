@@ -14,7 +14,7 @@ import pyarrow.parquet
 import yaml
 
 from isojax.core.nouns import Cell, EvalPoint, Leg, RunRecord, Spending
-from isojax.launch.sweep_status import CellStatus, driver_status, write_status
+from isojax.launch.status_file import CellStatus, driver_status, write_status
 from isojax.runs.ledger import HEALTH_FILE, write_run
 from isojax.runs.spend_file import write_spending
 from tests.e2e.tiny_lm import CHAT_CONFIG, make_model

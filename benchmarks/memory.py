@@ -226,11 +226,12 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     from isojax.core.config import load_config
     from isojax.distributed.mesh_spec import parse_mesh
     from isojax.distributed.sharding import make_mesh
+    from isojax.launch.device_budget import DeviceBudget
     from isojax.launch.local.compile_for_topology import (
         AbstractTask,
         build_abstract_programs,
     )
-    from isojax.launch.planner import DeviceBudget, plan_cells, resolve_sweep_sizes
+    from isojax.launch.planner import plan_cells, resolve_sweep_sizes
     from isojax.models.describe_sizes import describe_sizes
     from isojax.tasks.task import build_task
 

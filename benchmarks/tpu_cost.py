@@ -32,8 +32,8 @@ import numpy as np
 from isojax.core.config.load import load_config
 from isojax.core.policy_sizes import AttentionSizes, WeightSizes
 from isojax.distributed.mesh_spec import WEIGHT_AXES, MeshShape
+from isojax.launch.device_budget import fit_to_memory, format_sizes
 from isojax.launch.local.compile_for_topology import programs_on_topology, topology_budget
-from isojax.launch.planner import fit_to_memory, format_sizes
 from isojax.launch.time_estimate import find_chip
 from isojax.models.attention import cache_positions
 from isojax.models.kernels.tpu_decode import cache_layout, live_blocks

@@ -15,12 +15,12 @@ import json
 
 from isojax.core.config.load import load_config
 from isojax.core.errors import RunFailed
+from isojax.launch.device_budget import fit_to_memory
 from isojax.launch.local.compile_for_topology import (
     compile_programs,
     run_in_child_process,
     topology_budget,
 )
-from isojax.launch.planner import fit_to_memory
 from isojax.launch.time_estimate import GIB
 
 CASES = {  # (mesh, response length)

@@ -62,6 +62,11 @@ PLUGIN_FOLDERS = {
 MAX_PARAMETERS = 8
 
 
+# A module's name in a string; `from isojax.x import y`, as in a program for `python -c`.
+NAME_IN_STRING = re.compile(r"\bisojax((?:\.\w+)+)")
+IMPORT_IN_STRING = re.compile(r"\bfrom isojax((?:\.\w+)*) import (\w+)")
+
+
 class Import(NamedTuple):
     """An import statement's module, and where it is written."""
 
@@ -69,6 +74,7 @@ class Import(NamedTuple):
     inside_function: bool
     line: int
     attribute: str = ""  # what is imported from the module
+    in_string: bool = False  # hidden from a reader, as the name that importlib imports
 
 
 def modules() -> dict[str, Path]:
@@ -116,9 +122,46 @@ def imports(path: Path) -> Iterator[Import]:
     return visit(ast.parse(path.read_text()), False)
 
 
+def imports_in_strings(path: Path) -> Iterator[Import]:
+    """isojax's modules that a file names in strings: for importlib, for `python -m`, in programs
+    for `python -c`. Docstrings name them for readers alone."""
+
+    def visit(node: ast.AST, inside: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            is_docstring = isinstance(node, ast.Expr) and isinstance(child, ast.Constant)
+            if (
+                isinstance(child, ast.Constant)
+                and isinstance(child.value, str)
+                and not is_docstring
+            ):
+                for name in modules_named_in(child.value):
+                    yield Import(f"isojax.{name}", inside, child.lineno, in_string=True)
+            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from visit(child, inside or is_function)
+
+    return visit(ast.parse(path.read_text()), False)
+
+
+def modules_named_in(text: str) -> list[str]:
+    """By their names below isojax. Of isojax.a.b.c that is isojax.a.b where c is something in
+    it."""
+    dotted_names = [match[1] for match in NAME_IN_STRING.finditer(text)]
+    dotted_names += [f"{match[1]}.{match[2]}" for match in IMPORT_IN_STRING.finditer(text)]
+
+    found: dict[str, None] = {}
+    for dotted_name in dotted_names:
+        name = dotted_name.removeprefix(".")
+        while name and name not in MODULES:
+            name = name.rpartition(".")[0]
+        if name:
+            found[name] = None
+    return [name for name in found if not any(other.startswith(f"{name}.") for other in found)]
+
+
 def own_imports(module: str) -> Iterator[tuple[str, Import]]:
-    """The imports of isojax's own modules, by their names below isojax."""
-    for imported in imports(MODULES[module]):
+    """The imports of isojax's own modules, by their names below isojax; those in strings too."""
+    path = MODULES[module]
+    for imported in (*imports(path), *imports_in_strings(path)):
         if imported.name.partition(".")[0] == "isojax":
             yield imported.name.removeprefix("isojax").removeprefix("."), imported
 
@@ -152,18 +195,16 @@ def test_imports_point_one_way(module: str) -> None:
         assert room(name) in rests_on(room(module)), (
             f"{where}: {room(module)} does not rest on {room(name)}"
         )
-        crosses_rooms = imported.inside_function and room(name) != room(module)
+        # By a string, the command line loads jax only for the commands that need it.
+        is_late = imported.inside_function and not imported.in_string
+        crosses_rooms = is_late and room(name) != room(module)
         assert not crosses_rooms, f"{where}: import {name} at the top of the file"
 
 
-def test_imports_by_a_string_point_the_same_way() -> None:
-    """`importlib.import_module`, by which the command line and Ray's driver load jax only where it
-    is needed."""
+def test_modules_that_importlib_imports_are_there() -> None:
     for module, path in MODULES.items():
         for name in re.findall(r'import_module\(\s*"isojax\.([\w.]+)"', path.read_text()):
-            assert name in MODULES and room(name) in rests_on(room(module)), (
-                f"{module} imports {name}"
-            )
+            assert name in MODULES, f"{module} imports {name}"
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.endswith("__main__")])
@@ -199,13 +240,12 @@ def test_rooms_without_jax_load_none() -> None:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    """By imports at the top of files."""
-    graph = {
-        m: {name for name, imported in own_imports(m) if not imported.inside_function}
-        for m in MODULES
-    }
-    for module, names in graph.items():  # a package's own name stands for its __init__
-        graph[module] = {name for name in names if name in MODULES and name}
+    """At the top of files, in functions or by strings."""
+    graph: dict[str, set[str]] = {}
+    for module in MODULES:
+        names = {name for name, _ in own_imports(module)}
+        # A package's own name stands for its __init__. A module may start itself (`python -m`).
+        graph[module] = {name for name in names if name in MODULES and name} - {module}
     done: set[str] = set()
 
     def visit(module: str, chain: tuple[str, ...]) -> None:
@@ -262,6 +302,18 @@ def test_the_test_itself_sees_a_wrong_import(tmp_path: Path) -> None:
     assert list(imports(path)) == [
         Import("jax.numpy", False, 1),
         Import("isojax.rl.gradient", True, 3),
+    ]
+    path.write_text(
+        '"""As isojax.cli.app does."""\n'
+        'import_module("isojax.rl.gradient")\n'
+        'PROGRAM = "from isojax.rl.gradient import x; from isojax.rl import losses; import isojax.y"\n'
+        'NAMES = {"fit": "isojax.scaling.fit:fit"}\n'
+    )
+    assert [imported.name for imported in imports_in_strings(path)] == [
+        "isojax.rl.gradient",
+        "isojax.rl.gradient",
+        "isojax.rl.losses",
+        "isojax.scaling.fit",
     ]
     assert rests_on("train") == {
         "train",

@@ -32,13 +32,15 @@ def plan_removals(sweep_folder: Path, newest_too: bool) -> list[Removal]:
     or is at a URL."""
     if any(mirror.local == sweep_folder for mirror in MIRRORS):
         raise InputError(
-            "the sweep is at a URL, of which no checkpoint is fetched; expected a folder. Remove "
-            f"cells/*/{CHECKPOINT_FOLDER} there by the storage's own tool, such as gcloud storage rm -r."
+            "the sweep is at a URL, of which no checkpoint is fetched; expected a folder. Remove"
+            f" cells/*/{CHECKPOINT_FOLDER} there by the storage's own tool, such as gcloud storage"
+            " rm -r."
         )
     status = read_sweep_status(sweep_folder)
     if is_written(sweep_folder):
         raise InputError(
-            f"{sweep_folder} is being written by a run; expected one that has ended. Wait, or end it."
+            f"{sweep_folder} is being written by a run; expected one that has ended. Wait, or end"
+            " it."
         )
 
     removals = []
@@ -65,7 +67,8 @@ def remove(removals: Sequence[Removal]) -> None:
                 shutil.rmtree(folder)
             except OSError as e:
                 raise InputError(
-                    f"cannot remove {folder}: {e.strerror or e}. Expected a folder that you may write."
+                    f"cannot remove {folder}: {e.strerror or e}. Expected a folder that you may"
+                    " write."
                 ) from e
 
 

@@ -1,8 +1,8 @@
 """A device's part of a sweep: the numbers of its weights and tokens, from the policy's description
-and a plan's sizes. memory_model.py adds up what of it is held at the same time, time_estimate.py
-what is multiplied and moved.
+and a plan's sizes.
 
-Letters are those of distributed/sharding.py.
+memory_model.py adds up what of it is held at the same time, time_estimate.py what is multiplied and
+moved. Letters are those of distributed/sharding.py.
 """
 
 from functools import cached_property
@@ -20,16 +20,20 @@ from isojax.distributed.mesh_spec import WEIGHT_AXES, MeshShape
 
 FLOAT_BYTES = 4
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
-# of a token and a key: what is masked, the bias that cuDNN takes for it, and the gradient of that
+# Of a token and a key with cuDNN's attention: what is masked (a byte), the bias in bfloat16 that
+# cuDNN takes for it, and the gradient of that.
 MASK_BYTES = 5
 # The mesh axis that splits parameters, gradients and moments, and of which a product gathers each
 # weight that it reads.
 GATHERED_AXIS = "fsdp"
+# Into how many parts the keys that a token attends to are divided, each with its mixed values: a
+# prompt's token sees its prompt, a response's token its prompt and the response before it.
+PROMPT_KEY_PARTS = 1
+RESPONSE_KEY_PARTS = 2
 
 
 class DeviceSizes:
-    """`attention`: of prefill and update; `plain` holds the scores of all queries at once, `cudnn`
-    a mask. `decode_attention`: the sampler's."""
+    """The sizes of one device. Bytes are of one array, or of arrays that live as long."""
 
     def __init__(
         self,
@@ -42,38 +46,41 @@ class DeviceSizes:
         attention: str = "plain",
         decode_attention: str = "plain",
     ):
+        """remat: whether each layer is computed again for its gradient, instead of kept.
+        attention: of prefill and update; "plain" holds the scores of all queries at once, "cudnn" a
+        mask, other kernels neither. decode_attention: the sampler's."""
         self.cell = cell
         self.remat = remat
         self.shapes = shapes
         self.mesh = mesh
         self.policy = policy
-        self.backend, self.decode_attention = backend, decode_attention
+        self.backend = backend
+        self.decode_attention = decode_attention
+
         self.precision = cell.precision.for_platform(backend)
-        # of a number that products are computed in
-        self.compute_bytes = ITEM_BYTES[self.precision.compute]
+        self.compute_bytes = ITEM_BYTES[self.precision.compute]  # of a number in products
         self.holds_scores = attention == "plain"
         self.mask_bytes = MASK_BYTES if attention == "cudnn" else 0  # of one token and one key
 
-        # Of products: gathered over fsdp. Of what a run keeps: split by fsdp as well.
+        # What products read is gathered over fsdp; what a run keeps is split by fsdp as well.
         self.split = mesh.split(*WEIGHT_AXES)
         self.kept_split = mesh.split(*WEIGHT_AXES, GATHERED_AXIS)
-        self.layers: list[DeviceLayer] = []
-        stacks = zip(
-            policy.layer_sizes(self.precision.compute, backend, self.split),
-            policy.attention,
-            strict=True,
-        )
-        for sizes, attention_sizes in stacks:
+
+        self.layers: list[DeviceLayer] = []  # one for each stack
+        layer_sizes = policy.layer_sizes(self.precision.compute, backend, self.split)
+        for sizes, attention_sizes in zip(layer_sizes, policy.attention, strict=True):
             self.layers.append(DeviceLayer(self, sizes, attention_sizes))
 
-        # Positions of a prompt, padded until sequence divides them; of a block of prompts; of a
-        # microbatch, without the last ones; and those that a response's last one attends to.
+        # Of a prompt, padded until the devices of `sequence` divide its positions.
         self.prompt_positions = -(-shapes.prompt_length // mesh.sequence)
         self.prefill_tokens = shapes.prefill_batch * self.prompt_positions
-        m, positions = shapes.microbatch, max(1, shapes.response_length - 1)
-        self.microbatch_tokens = m * (
-            positions + row_padding(attention, m, positions, mesh.weight_parts)
-        )
+
+        # A response's last token is drawn, and never goes through the layers.
+        m = shapes.microbatch
+        response_positions = max(1, shapes.response_length - 1)
+        padding = row_padding(attention, m, response_positions, mesh.weight_parts)
+        self.microbatch_tokens = m * (response_positions + padding)
+        # Positions that the last of them attends to.
         self.key_positions = self.prompt_positions + shapes.response_length - 1
 
         self.has_reference = cell.rl.kl > 0 or cell.rl.measure_kl
@@ -93,14 +100,11 @@ class DeviceSizes:
     def tables(self) -> list[WeightSizes]:
         """The matrices between tokens and hidden states: an embedding, and an unembedding unless it
         is tied."""
-        return [
-            weight
-            for weight in self.base_weights
-            if not weight.stack and "vocab" in dict(weight.axes)
-        ]
+        outside_layers = [weight for weight in self.base_weights if not weight.stack]
+        return [weight for weight in outside_layers if "vocab" in dict(weight.axes)]
 
     def numbers(self, weights: list[WeightSizes]) -> int:
-        """Of the weights as products read them."""
+        """How many numbers these weights have on the device, as products read them."""
         return sum(weight.layers * self.split.size(weight.axes) for weight in weights)
 
     @cached_property
@@ -109,22 +113,22 @@ class DeviceSizes:
 
     @cached_property
     def layers_params(self) -> int:
+        """Of all layers."""
         return self.numbers([weight for weight in self.base_weights if weight.stack])
 
     @cached_property
     def layer_params(self) -> int:
         """Of the largest layer."""
-        by_stack: dict[str, int] = {}
+        layer_of_stack: dict[str, int] = {}
         for weight in self.base_weights:
             if weight.stack:
-                by_stack[weight.stack] = by_stack.get(weight.stack, 0) + self.split.size(
-                    weight.axes
-                )
-        return max(by_stack.values())
+                before = layer_of_stack.get(weight.stack, 0)
+                layer_of_stack[weight.stack] = before + self.split.size(weight.axes)
+        return max(layer_of_stack.values())
 
     @cached_property
     def active_params(self) -> float:
-        """Of the layers' parameters, those that a token is multiplied by."""
+        """Of the layers' parameters, those that a token is multiplied by: of experts, its own."""
         in_layers = [weight for weight in self.base_weights if weight.stack]
         return sum(
             weight.layers * self.split.size(weight.axes) * weight.share for weight in in_layers
@@ -149,12 +153,13 @@ class DeviceSizes:
 
     @cached_property
     def base_bytes(self) -> int:
-        """Of the base policy's, as products are computed: what LoRA leaves, or what a KL term
-        compares with."""
+        """Of the base policy's parameters, as products are computed: what LoRA leaves as it is, or
+        what a KL term compares with."""
         return self.compute_bytes * self.num_params // self.fsdp_shards
 
     @cached_property
     def trained_bytes(self) -> int:
+        """Of the parameters that are trained, in float32: all, or LoRA's adapters."""
         if not self.adapters:
             return self.param_bytes
         return FLOAT_BYTES * sum(
@@ -163,10 +168,12 @@ class DeviceSizes:
 
     @property
     def frozen_bytes(self) -> int:
+        """Of the base policy beside adapters."""
         return self.base_bytes if self.adapters else 0
 
     @property
     def reference_bytes(self) -> int:
+        """Of the KL's reference; with adapters it is the frozen base policy, which is there."""
         return self.base_bytes if self.has_reference and not self.adapters else 0
 
     @cached_property
@@ -174,27 +181,32 @@ class DeviceSizes:
         """A critic is the policy without an unembedding."""
         if self.cell.rl.critic is None:
             return 0
-        unembedding_bytes = (
-            (len(self.tables) - 1) * FLOAT_BYTES * self.table_params // self.fsdp_shards
-        )
+        unembeddings = len(self.tables) - 1  # none where it is tied to the embedding
+        unembedding_bytes = unembeddings * FLOAT_BYTES * self.table_params // self.fsdp_shards
         return self.param_bytes - unembedding_bytes
 
     @cached_property
     def rollout_bytes(self) -> int:
         """A shard's rollouts: tokens, log-probabilities, mask, nuclei, ends and lengths."""
         T = self.shapes.response_length
-        return self.shapes.buffer_rows * (9 * T + FLOAT_BYTES * (T if self.has_nucleus else 1) + 5)
+        token_bytes = 4 + 4 + 1  # int32 token, float32 log-probability, bool of the loss
+        nucleus_bytes = FLOAT_BYTES * (T if self.has_nucleus else 1)
+        end_bytes = 1 + 4  # bool of a stop condition, int32 length
+        return self.shapes.buffer_rows * (token_bytes * T + nucleus_bytes + end_bytes)
 
     @property
     def expert_record_bytes(self) -> int:
-        """Of the experts of the rollouts' tokens, which the update compares or replays; and of the
-        prompts in use."""
-        rl, P = self.cell.rl, self.shapes.prompt_length
+        """Of the experts that the sampler chose for the rollouts' tokens, which the update compares
+        or replays; and for the prompts in use."""
+        rl = self.cell.rl
         if self.mesh.sequence > 1 or not (rl.replay_experts or rl.measure_expert_agreement):
             return 0
-        tokens = self.shapes.buffer_rows * (P + self.shapes.response_length)
+
+        P = self.shapes.prompt_length
+        rollout_tokens = self.shapes.buffer_rows * (P + self.shapes.response_length)
+        # Prompts of the sampler's table, and of each prefix group.
         prompts = self.shapes.prefix_entries + self.shapes.slots // self.shapes.slots_per_prefix
-        return (tokens + prompts * P) * self.policy.recorded_bytes
+        return (rollout_tokens + prompts * P) * self.policy.recorded_bytes
 
     # ------------------------------------------------------------------ the sampler
 
@@ -212,11 +224,11 @@ class DeviceSizes:
 
     @property
     def has_unrolled_copy(self) -> bool:
-        """Whether the sampler holds its layers both stacked and unrolled
+        """Whether the sampler holds its layers both stacked, for prompts, and unrolled, for tokens
         (`Decoding.prefills_stacked`)."""
+        is_unrolled = layers_are_unrolled(self.backend, self.precision.cache)
         transposes = self.backend == "cpu" and self.shapes.transpose_weights
         needs_both = self.precision.compute == "float32" or transposes
-        is_unrolled = layers_are_unrolled(self.backend, self.precision.cache)
         return needs_both and is_unrolled and not self.quantises_weights
 
     def cache_bytes(self) -> int:
@@ -243,9 +255,14 @@ class DeviceSizes:
         return self.policy.width
 
     @property
+    def most_mlp_values(self) -> int:
+        """Values of a token inside the widest MLP: gate and up."""
+        return max(layer.mlp_values for layer in self.layers)
+
+    @property
     def mlp_width(self) -> int:
         """Values of a token between the products of the widest MLP."""
-        return max(layer.mlp_values for layer in self.layers) // 2
+        return self.most_mlp_values // 2
 
     def tokens_of_device(self, tokens: int) -> int:
         """Of hidden states between products, which devices share by tokens."""
@@ -269,108 +286,126 @@ class DeviceSizes:
 
 
 class DeviceLayer:
-    """A layer of a stack."""
+    """A layer of a stack: what it keeps of its tokens for the gradient, and what that takes."""
 
     def __init__(self, device: DeviceSizes, sizes: LayerSizes, attention: AttentionSizes):
-        split = device.split
-        self.device, self.sizes, self.count = device, sizes, sizes.layers
-        self.mlp_values, self.window = sizes.mlp_values, attention.window
+        self.device = device
+        self.sizes = sizes
+        self.count = sizes.layers  # layers of the stack
+        self.mlp_values = sizes.mlp_values
+        self.window = attention.window
 
-        heads = split.size((("heads", attention.heads),))
-        kv_heads = split.size((("kv_heads", attention.kv_heads),))
-        # Heads that attention is computed of: XLA splits queries over the heads of keys or of one
-        # key, else not at all.
+        heads = device.split.size((("heads", attention.heads),))
+        kv_heads = device.split.size((("kv_heads", attention.kv_heads),))
+
+        # Heads that attention is computed of. XLA splits queries as it splits the heads of keys;
+        # where all queries share one head of keys, by heads of queries; else not at all.
         key_parts = attention.kv_heads // kv_heads
         computed_heads = heads if attention.kv_heads == 1 else attention.heads // key_parts
+
+        # Numbers of a token.
         self.query_values = heads * attention.head_dim
         self.computed_values = computed_heads * attention.head_dim  # of queries, or mixed of values
         self.kv_values = 2 * kv_heads * attention.head_dim
-        # of one token and one key
+        # Bytes of a token and a key.
         self.score_bytes = FLOAT_BYTES * computed_heads if device.holds_scores else 0
 
     def seen(self, positions: float) -> float:
+        """Of the positions before a token, those that it attends to."""
         return positions if self.window is None else min(positions, self.window)
 
     def all_kept(self, tokens: int, key_positions: int, key_parts: int) -> int:
-        """Bytes of all that the gradient reads of tokens that attend to `key_positions` each: the
-        products, the mixed values of each part of the keys, and scores in float32."""
-        device, kept = self.device, self.sizes.kept
+        """Bytes of all that the gradient reads of `tokens` that attend to `key_positions` each.
+
+        Products, the mixed values of each part of the keys, and scores in float32.
+        """
+        device = self.device
+        kept = self.sizes.kept
         products = device.tokens_of_device(tokens) * kept.states + tokens * kept.products
-        mixed = device.compute_bytes * tokens * key_parts * self.computed_values
-        return products + mixed + self.score_bytes * tokens * key_positions
+        mixed_values = device.compute_bytes * tokens * key_parts * self.computed_values
+        scores = self.score_bytes * tokens * key_positions
+        return products + mixed_values + scores
 
     def kept(self, tokens: int, key_positions: int, key_parts: int) -> int:
-        """Bytes that the layer keeps of it. What attention kernels return is computed again
-        anyway."""
-        if not self.device.remat:
-            return self.all_kept(
-                tokens, key_positions, key_parts if self.device.holds_scores else 0
-            )
-        kept = self.sizes.kept_by_remat
-        return self.device.tokens_of_device(tokens) * kept.states + tokens * kept.products
+        """Bytes of what the layer does keep: with remat, what it is computed again from."""
+        if self.device.remat:
+            kept = self.sizes.kept_by_remat
+            return self.device.tokens_of_device(tokens) * kept.states + tokens * kept.products
+
+        # What attention kernels return is computed again anyway.
+        parts_kept = key_parts if self.device.holds_scores else 0
+        return self.all_kept(tokens, key_positions, parts_kept)
 
     def backward(self, tokens: int, key_positions: int, key_parts: int) -> int:
-        """Bytes in use while the layer is differentiated, in addition to what it has kept:
-        gradients inside the MLP, or attention's weights and their gradient; arrays between
-        products, of the MLP's or attention's alone where kernels leave little else; and what a
-        layer computed again would have kept."""
-        device = self.device
-        mlp_values = self.sizes.mlp_gradient_values
-        computed_values = self.computed_values
-        layer = (tokens, key_positions, key_parts)
-        recomputed = self.all_kept(*layer) - self.kept(*layer)
-        if not device.holds_scores:
-            values = tokens * max(mlp_values + 2 * device.D, 7 * device.D + 4 * computed_values)
-            return (
-                recomputed
-                + device.compute_bytes * values
-                + device.mask_bytes * tokens * key_positions
-            )
+        """Bytes in use while the layer is differentiated, in addition to what it has kept.
 
-        mlp_bytes = device.compute_bytes * tokens * mlp_values
-        width_factor, heads_factor = (7, 4) if device.remat else (8, 6)
-        intermediates = (
-            device.compute_bytes
-            * tokens
-            * (width_factor * device.D + heads_factor * computed_values)
-        )
-        return (
-            recomputed
-            + intermediates
-            + max(mlp_bytes, 2 * self.score_bytes * tokens * key_positions)
-        )
+        What a layer computed again would have kept; arrays [tokens, D] and [tokens, heads] between
+        its products; and gradients inside the MLP, or attention's weights and their gradient. The
+        factors count such arrays in XLA's schedules (benchmarks/memory.py).
+        """
+        device = self.device
+        all_kept = self.all_kept(tokens, key_positions, key_parts)
+        recomputed = all_kept - self.kept(tokens, key_positions, key_parts)
+        mlp_values = self.sizes.mlp_gradient_values
+
+        if device.holds_scores:
+            width_factor, heads_factor = (7, 4) if device.remat else (8, 6)
+            between = width_factor * device.D + heads_factor * self.computed_values
+            intermediates = device.compute_bytes * tokens * between
+            in_mlp = device.compute_bytes * tokens * mlp_values
+            in_attention = 2 * self.score_bytes * tokens * key_positions
+            return recomputed + intermediates + max(in_mlp, in_attention)
+
+        # Kernels leave little between products, so that XLA holds the MLP's arrays or attention's,
+        # not both; and cuDNN's mask.
+        of_mlp = mlp_values + 2 * device.D
+        of_attention = 7 * device.D + 4 * self.computed_values
+        intermediates = device.compute_bytes * tokens * max(of_mlp, of_attention)
+        mask = device.mask_bytes * tokens * key_positions
+        return recomputed + intermediates + mask
 
 
 def layer_bytes_read(s: DeviceSizes, rows: int) -> float:
-    """Of the layers' weights, what a sampler's step of so many rows reads: of experts, all that any
-    row chose."""
-    read = 0.0
+    """Bytes of the layers' weights that a sampler's step of so many rows reads: of experts, all
+    that any row chose."""
+    bytes_read = 0.0
     for weight in s.sampler_weights:
         if weight.stack:
-            part = 1 - (1 - weight.share) ** rows
-            read += weight.layers * s.stored_bytes(weight) * part
-    return read
+            # Rows choose independently, each a share of the experts.
+            share_read = 1 - (1 - weight.share) ** rows
+            bytes_read += weight.layers * s.stored_bytes(weight) * share_read
+    return bytes_read
 
 
 def prompt_activations(s: DeviceSizes) -> int:
     """Bytes kept for the gradient of a block of prompts, in all layers."""
-    return sum(
-        layer.count * layer.kept(s.prefill_tokens, s.shapes.prompt_length, 1) for layer in s.layers
-    )
+    layer_bytes = [
+        layer.count * layer.kept(s.prefill_tokens, s.shapes.prompt_length, PROMPT_KEY_PARTS)
+        for layer in s.layers
+    ]
+    return sum(layer_bytes)
 
 
 def response_activations(s: DeviceSizes) -> int:
     """Bytes kept for the gradient of a microbatch, in all layers."""
-    return sum(
-        layer.count * layer.kept(s.microbatch_tokens, s.key_positions, 2) for layer in s.layers
-    )
+    layer_bytes = [
+        layer.count * layer.kept(s.microbatch_tokens, s.key_positions, RESPONSE_KEY_PARTS)
+        for layer in s.layers
+    ]
+    return sum(layer_bytes)
 
 
 def prompt_backward_bytes(s: DeviceSizes) -> int:
     """Bytes in use while a layer is differentiated at a block of prompts."""
-    return max(layer.backward(s.prefill_tokens, s.shapes.prompt_length, 1) for layer in s.layers)
+    return max(
+        layer.backward(s.prefill_tokens, s.shapes.prompt_length, PROMPT_KEY_PARTS)
+        for layer in s.layers
+    )
 
 
 def response_backward_bytes(s: DeviceSizes) -> int:
     """Bytes in use while a layer is differentiated at a microbatch."""
-    return max(layer.backward(s.microbatch_tokens, s.key_positions, 2) for layer in s.layers)
+    return max(
+        layer.backward(s.microbatch_tokens, s.key_positions, RESPONSE_KEY_PARTS)
+        for layer in s.layers
+    )

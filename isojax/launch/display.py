@@ -16,7 +16,7 @@ from isojax.core.config import Config
 from isojax.core.nouns import Cell, CellProgress, StartWarning
 from isojax.core.start_file import describe_warning
 from isojax.core.terminal import format_hours, warn
-from isojax.launch.planner import DeviceBudget, format_bytes, format_sizes
+from isojax.launch.device_budget import DeviceBudget, format_bytes, format_sizes
 from isojax.launch.time_estimate import GIB, Forecast
 from isojax.report.console import SafeConsole, TextTable
 from isojax.runs.ledger import INCLUDE_FLAGGED
@@ -40,30 +40,40 @@ def print_plan(
 ) -> None:
     """The sweep in a table; what it takes of a device; and, where that is known, how long."""
     print_cells(config, cells, folder, forecast)
-    sweep, targets = config.sweep, config.run_targets(config.sweep.budget)
+    sweep = config.sweep
+    targets = config.run_targets(sweep.budget)
     console.print(f"{devices}; {len(targets)} evaluations per run, the last at C = {targets[-1]}")
-    if unused := describe_unused_budget(config):
+    unused = describe_unused_budget(config)
+    if unused:
         console.print(unused, markup=False)
     console.print(f"sizes of each shard, chosen where they are not set: {format_sizes(sweep)}")
+
     memory = budget.estimate(sweep)
     breakdown = ", ".join(
         f"{name} {format_bytes(number)}" for name, number in memory.breakdown.items() if number
     )
     console.print(
-        f"memory of a device, the same for every run: {breakdown}; {format_bytes(memory.sampling_peak)} at the peak "
-        f"of sampling and {format_bytes(memory.update_peak)} at the update's, of {format_bytes(budget.device_memory)}"
+        f"memory of a device, the same for every run: {breakdown};"
+        f" {format_bytes(memory.sampling_peak)} at the peak of sampling and"
+        f" {format_bytes(memory.update_peak)} at the update's, of"
+        f" {format_bytes(budget.device_memory)}"
     )
     if forecast:
-        is_spend = config.sweep.strategy == "spend"
-        seconds = max(forecast.cell_seconds.values()) if is_spend else forecast.sweep_seconds
-        scope = "at most, with the slowest n" if is_spend else "for the sweep"
-        scope += " if all runs went to their end; sweep.strategy=adaptive spends less" * (
-            sweep.strategy == "adaptive"
-        )
-        without = "without base policy, labels, compilation and fit"
-        console.print(
-            f"time: {format_hours(seconds / 3600)} {scope}, from {forecast.source}; {without}"
-        )
+        _print_time(config, forecast)
+
+
+def _print_time(config: Config, forecast: Forecast) -> None:
+    seconds = forecast.sweep_seconds
+    scope = "for the sweep"
+    if config.sweep.strategy == "spend":
+        seconds = max(forecast.cell_seconds.values())
+        scope = "at most, with the slowest n"
+    elif config.sweep.strategy == "adaptive":
+        scope += " if all runs went to their end; sweep.strategy=adaptive spends less"
+    console.print(
+        f"time: {format_hours(seconds / 3600)} {scope}, from {forecast.source}; without base"
+        " policy, labels, compilation and fit"
+    )
 
 
 def describe_unused_budget(config: Config) -> str:
@@ -76,8 +86,9 @@ def describe_unused_budget(config: Config) -> str:
 
     next_target = config.cell.eval.next_target(budget)
     return (
-        f"of sweep.budget = {budget:,} the last {budget - last_target:,} rollouts are not trained, as no evaluation is "
-        f"due there: sweep.budget={last_target} leaves none, sweep.budget={next_target} has one more evaluation"
+        f"of sweep.budget = {budget:,} the last {budget - last_target:,} rollouts are not trained,"
+        f" as no evaluation is due there: sweep.budget={last_target} leaves none,"
+        f" sweep.budget={next_target} has one more evaluation"
     )
 
 
@@ -86,15 +97,18 @@ def print_disk_use(
 ) -> None:
     """What the checkpoints of all runs take, where that is much, and a warning where the disk has
     no room for them."""
-    kept = config.run.keep_checkpoints
-    needed = len(cells) * kept * checkpoint_bytes
+    checkpoints_per_run = config.run.keep_checkpoints
+    needed = len(cells) * checkpoints_per_run * checkpoint_bytes
     if needed < GIB or console.quiet:  # of the processes of a run, the first one prints
         return
+
     written = checkpoint_bytes * len(list(folder.glob("cells/*/checkpoint/[0-9]*")))
-    free = shutil.disk_usage(
-        next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    ).free
-    sizes = f"{format_bytes(checkpoint_bytes)} each, {kept} kept per run, up to {format_bytes(needed)} for the sweep"
+    existing_folder = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    free = shutil.disk_usage(existing_folder).free
+    sizes = (
+        f"{format_bytes(checkpoint_bytes)} each, {checkpoints_per_run} kept per run, up to"
+        f" {format_bytes(needed)} for the sweep"
+    )
     console.print(f"checkpoints: {sizes}; the disk has {format_bytes(free)} free")
     if needed - written > free:
         warn("the disk may become full; run.keep_checkpoints=1 keeps one checkpoint per run")
@@ -103,51 +117,81 @@ def print_disk_use(
 def print_cells(
     config: Config, cells: list[Cell], folder: Path | str, forecast: Forecast | None = None
 ) -> None:
-    final_target, rl = config.run_targets(config.sweep.budget)[-1], config.cell.rl
-    columns = (
-        "B_p",
-        "n",
-        "B",
-        "M",
-        "C",
-        "lr",
-        "seeds",
-        *(("rollouts/s", "a run takes") if forecast else ()),
-    )
+    """A table with a row for each (B_p, n) and each schedule; and what B_max leaves out of it."""
+    sweep = config.sweep
+    columns = ["B_p", "n", "B", "M", "C", "lr", "seeds"]
+    if sweep.schedules:
+        columns.insert(0, "schedule")
+    if forecast:
+        columns += ["rollouts/s", "a run takes"]
+
+    def schedules_last(cell: Cell) -> tuple[bool, Cell]:
+        return cell.schedule in sweep.schedules, cell
+
     rows = []
-    for cell in sorted(
-        {replace(c, seed=0) for c in cells}, key=lambda c: (c.schedule in config.sweep.schedules, c)
-    ):
-        M = cell.updates_to_reach(final_target)
-        first, last = cell.spans[0], cell.span_at(max(M - 1, 0))
-        sizes = ((first.B_p, last.B_p), (first.n, last.n), (first.B, last.B))
-        B_p, n, B = (f"{a}" if a == b else f"{a} to {b}" for a, b in sizes)
-        C = cell.rollouts_after(M)
-        rates = [f"{rl.learning_rate * rl.rate_factor(span.B):.2g}" for span in (first, last)]
-        rate = rates[0] if rates[0] == rates[1] else " to ".join(rates)
-        M_text = str(M) if rl.dynamic_sampling is None else f"at most {M}"
-        row = [B_p, n, B, M_text, str(C), rate, str(config.sweep.seeds)]
+    for cell in sorted({replace(cell, seed=0) for cell in cells}, key=schedules_last):
+        row = _cell_row(config, cell)
+        if sweep.schedules:
+            row.insert(0, cell.schedule or "–")
         if forecast:
-            seconds = forecast.cell_seconds[cell.kind]
-            speed = (
-                C / max(seconds, 1e-9)
-                if cell.stages
-                else forecast.rollouts_per_second[cell.B_p, cell.n]
-            )
-            row += [f"{speed:,.{0 if speed >= 10 else 2}f}", format_hours(seconds / 3600)]
-        rows.append([*([cell.schedule or "–"] if config.sweep.schedules else []), *row])
-    columns = ("schedule", *columns) if config.sweep.schedules else columns
+            row += _speed_and_time(config, cell, forecast)
+        rows.append(row)
+
     title = f"{config.name}: {len(cells)} run{'s' * (len(cells) > 1)} in {folder}"
-    if config.sweep.strategy == "spend":
+    if sweep.strategy == "spend":
         title = (
             f"{config.name}: the budget with each n alone, of which one policy is made in {folder}"
         )
     console.print(TextTable(title, columns, rows))
-    sweep = config.sweep
-    if over_limit := [
-        f"{B_p} x {n}" for B_p, n in product(sweep.B_p, sweep.n) if B_p * n > sweep.B_max
-    ]:
+
+    over_limit = [f"{B_p} x {n}" for B_p, n in product(sweep.B_p, sweep.n) if B_p * n > sweep.B_max]
+    if over_limit:
         console.print(f"sweep.B_max = {sweep.B_max} leaves out {', '.join(over_limit)}")
+
+
+def _cell_row(config: Config, cell: Cell) -> list[str]:
+    """B_p, n, B, M, C, the learning rate and the number of seeds; of a schedule the first value and
+    the last."""
+    rl = config.cell.rl
+    M = _final_updates(config, cell)
+    first = cell.spans[0]
+    last = cell.span_at(max(M - 1, 0))
+
+    # Groups without a signal are drawn again, so that an update may take more rollouts than B.
+    M_text = str(M) if rl.dynamic_sampling is None else f"at most {M}"
+    first_rate, last_rate = (
+        f"{rl.learning_rate * rl.rate_factor(span.B):.2g}" for span in (first, last)
+    )
+    return [
+        _from_to(str(first.B_p), str(last.B_p)),
+        _from_to(str(first.n), str(last.n)),
+        _from_to(str(first.B), str(last.B)),
+        M_text,
+        str(cell.rollouts_after(M)),
+        _from_to(first_rate, last_rate),
+        str(config.sweep.seeds),
+    ]
+
+
+def _speed_and_time(config: Config, cell: Cell, forecast: Forecast) -> list[str]:
+    seconds = forecast.cell_seconds[cell.kind]
+    if cell.stages:  # at several speeds: the average
+        C = cell.rollouts_after(_final_updates(config, cell))
+        speed = C / max(seconds, 1e-9)
+    else:
+        speed = forecast.rollouts_per_second[cell.B_p, cell.n]
+    decimals = 0 if speed >= 10 else 2
+    return [f"{speed:,.{decimals}f}", format_hours(seconds / 3600)]
+
+
+def _final_updates(config: Config, cell: Cell) -> int:
+    """M at the last evaluation."""
+    final_target = config.run_targets(config.sweep.budget)[-1]
+    return cell.updates_to_reach(final_target)
+
+
+def _from_to(first: str, last: str) -> str:
+    return first if first == last else f"{first} to {last}"
 
 
 def describe_minutes_left(minutes: float) -> str:
@@ -155,7 +199,9 @@ def describe_minutes_left(minutes: float) -> str:
     them, no estimate."""
     if minutes <= 0:
         return "last evaluation and save"
-    return "less than a minute left" if minutes < 1 else f"{minutes:.1f} min left"
+    if minutes < 1:
+        return "less than a minute left"
+    return f"{minutes:.1f} min left"
 
 
 class Display:
@@ -165,15 +211,23 @@ class Display:
     def __init__(self, config: Config, shown: Iterable[StartWarning] = ()) -> None:
         """`shown`: what the plan has said already."""
         self._config = config
+        self._lock = threading.Lock()  # cells are trained in threads
+
+        # C of each cell: at its end, so far, and where this process found it.
         self._target_rollouts: dict[Cell, int] = {}
         self._rollouts_done: dict[Cell, int] = {}
         self._rollouts_at_resume: dict[Cell, int] = {}
-        self._rewards: dict[Cell, float] = {}
+        self._rewards: dict[Cell, float] = {}  # of the newest evaluations
         self._ended_cells: set[Cell] = set()
+
+        # What is printed once.
         self._shown_failures: set[str] = set()
         self._shown_symptoms = {warning.name for warning in shown}
-        self._lock = threading.Lock()
-        self._started_at = self._last_line_at = time.monotonic()
+
+        # By time.monotonic().
+        self._started_at = time.monotonic()
+        self._last_line_at = self._started_at
+
         note_column = TextColumn("{task.fields[note]}")
         columns = (TextColumn("{task.description}"), BarColumn(), note_column, TimeElapsedColumn())
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
@@ -194,6 +248,7 @@ class Display:
             self._ended_cells -= target_rollouts.keys()
 
     def show_preparation(self, text: str, fraction: float) -> None:
+        """What is prepared before the first cell; a file gets a line at each tenth of it."""
         self._progress.update(self._base_task, note=text, completed=fraction)
         if not console.is_terminal and (fraction * 10) % 1 < 1e-9:
             print_line(text)
@@ -221,14 +276,17 @@ class Display:
     def show_verifier_failure(self, kind: str, what_happened: str) -> None:
         """Print the first failure of each kind; several processes may report the same kind."""
         with self._lock:
-            if kind not in self._shown_failures:
-                self._shown_failures.add(kind)
-                is_reply, name = kind.startswith("reply "), kind.removeprefix("reply ")
-                effect = "the response ends there" if is_reply else "reward 0"
-                counted = f"{effect}; the first of its kind, all are counted as verifier_{name}"
-                print_line(
-                    f"warning: {kind if is_reply else f'verifier {kind}'}: {what_happened} ({counted})"
-                )
+            if kind in self._shown_failures:
+                return
+            self._shown_failures.add(kind)
+
+            # Of a task with turns, it may be the reply to the policy that failed, not the grading.
+            is_reply = kind.startswith("reply ")
+            source = kind if is_reply else f"verifier {kind}"
+            effect = "the response ends there" if is_reply else "reward 0"
+            name = kind.removeprefix("reply ")
+            counted = f"{effect}; the first of its kind, all are counted as verifier_{name}"
+            print_line(f"warning: {source}: {what_happened} ({counted})")
 
     def show_start(self, cell: Cell, warnings: Sequence[StartWarning]) -> None:
         """Print what is doubtful before the first update, each symptom once: the runs of a sweep
@@ -242,7 +300,8 @@ class Display:
     def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:
         for flag in flags:
             print_line(
-                f"warning: run {cell.name} {flag}. Fits leave it out, except with {INCLUDE_FLAGGED}."
+                f"warning: run {cell.name} {flag}. Fits leave it out, except with"
+                f" {INCLUDE_FLAGGED}."
             )
 
     def finish_cell(self, cell: Cell, failed: bool) -> None:
@@ -250,7 +309,7 @@ class Display:
             self._ended_cells.add(cell)
             self._rollouts_done[cell] = self._target_rollouts[cell]
             outcome = "failed" if failed else "done before"
-            if cell not in self._rewards:
+            if cell not in self._rewards:  # nothing was trained, which the rate must not count
                 self._rollouts_at_resume[cell] = self._target_rollouts[cell]
             elif not failed:
                 outcome = f"reward {self._rewards[cell]:.3f}"
@@ -261,18 +320,26 @@ class Display:
         self._last_line_at = time.monotonic()
 
     def _update_sweep_line(self) -> str:
+        """Show where the sweep stands on the live line; returns its text."""
         done = sum(self._rollouts_done.values())
         total = sum(self._target_rollouts.values())
-        if self._config.sweep.strategy == "spend":
+        if self._config.sweep.strategy == "spend":  # its targets are those of the next leg
             total = self._config.sweep.budget
-        new_rollouts = done - sum(self._rollouts_at_resume.values())
-        note = f"{len(self._ended_cells)} of {len(self._target_rollouts)} runs"
+
+        num_ended = len(self._ended_cells)
+        num_cells = len(self._target_rollouts)
+        note = f"{num_ended} of {num_cells} runs"
         if self._rewards:
             note += f", best reward {max(self._rewards.values()):.3f}"
+
+        new_rollouts = done - sum(self._rollouts_at_resume.values())
         if new_rollouts > 0:
             rate = new_rollouts / max(1e-9, time.monotonic() - self._started_at)
-            note += f", {rate:,.{0 if rate >= 10 else 1}f} rollouts/s"
-            if len(self._ended_cells) < len(self._target_rollouts):
-                note += f", {describe_minutes_left((total - done) / rate / 60)}"
+            decimals = 0 if rate >= 10 else 1
+            note += f", {rate:,.{decimals}f} rollouts/s"
+            if num_ended < num_cells:
+                minutes_left = (total - done) / rate / 60
+                note += f", {describe_minutes_left(minutes_left)}"
+
         self._progress.update(self._sweep_task, completed=done, total=total, note=note)
         return note

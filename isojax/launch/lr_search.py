@@ -1,7 +1,9 @@
 """The search for the best learning rate at one batch B, from which `cell.rl.lr_scaling` leads to
-every other batch (IsoCompute Playbook, arXiv:2603.12151, section 3, factor 3). Every rate is a
-sweep in runs/NAME-lr/RATE. Of rates within a standard error of the difference to the best, the
-lowest is taken: a rate too high breaks long runs."""
+every other batch (IsoCompute Playbook, arXiv:2603.12151, section 3, factor 3).
+
+Every rate is a sweep in runs/NAME-lr/RATE. Of rates within a standard error of the difference to
+the best, the lowest is taken: a rate too high breaks long runs.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,9 +22,10 @@ from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
 from isojax.scaling.checks.run_health import health_flags
 from isojax.scaling.tracks import metric_value
 
-RATE_STEP = 10**0.5
-MAX_EXTENSIONS = 2
-MIN_EVALUATIONS, MIN_WARMUPS = 4, 3
+RATE_STEP = 10**0.5  # between two rates that are tried
+MAX_EXTENSIONS = 2  # rates beyond the grid
+MIN_EVALUATIONS = 4  # of a run, at different updates
+MIN_WARMUPS = 3  # how many times its warm-up a run lasts
 # of a config, whether to resume, and whether to run nothing
 LaunchSweep = Callable[[Config, bool, bool], Path | None]
 
@@ -36,6 +39,7 @@ class RateResult:
 
     @property
     def is_out(self) -> bool:
+        """Whether a flag says that the rate is to blame."""
         return len(self.flags) > len(self.failed)
 
     @property
@@ -56,7 +60,10 @@ class LrSearchResult:
 
 
 def default_rates(center: float) -> list[float]:
-    return [step_rate(center, steps) if steps else round_rate(center) for steps in range(-2, 3)]
+    """Five rates, two below the center and two above it."""
+    lower = [step_rate(center, -2), step_rate(center, -1)]
+    higher = [step_rate(center, 1), step_rate(center, 2)]
+    return [*lower, round_rate(center), *higher]
 
 
 def step_rate(rate: float, steps: int) -> float:
@@ -78,11 +85,13 @@ def choose_batch_shape(config: Config) -> tuple[int, int]:
     """The (B_p, n) of the sweep whose B_p n is nearest to cell.rl.lr_reference_batch in log (then
     the larger B_p)."""
     reference_batch = config.cell.rl.lr_reference_batch
-    pairs = {pair for cell in plan_cells(config.sweep) for pair in cell.pairs}
-    return min(
-        pairs,
-        key=lambda pair: (round(abs(math.log(pair[0] * pair[1] / reference_batch)), 9), -pair[0]),
-    )
+
+    def distance(pair: tuple[int, int]) -> tuple[float, int]:
+        B_p, n = pair
+        log_ratio = math.log(B_p * n / reference_batch)
+        return round(abs(log_ratio), 9), -B_p  # rounded, so that equal batches are equal
+
+    return min({pair for cell in plan_cells(config.sweep) for pair in cell.pairs}, key=distance)
 
 
 def default_budget(config: Config, B: int) -> int:
@@ -91,10 +100,13 @@ def default_budget(config: Config, B: int) -> int:
     warmup_rollouts = MIN_WARMUPS * config.cell.rl.warmup * B
     eval_config = config.cell.eval
     budget = max(config.sweep.budget // 10, warmup_rollouts, B, math.ceil(eval_config.start))
-    while (
-        len({-(-target // B) for target in eval_config.evaluation_targets(budget)[1:]})
-        < MIN_EVALUATIONS
-    ):
+
+    def evaluated_updates(budget: int) -> set[int]:
+        """The updates after which a run evaluates, without the base policy's evaluation: close
+        targets may be reached by the same update."""
+        return {-(-target // B) for target in eval_config.evaluation_targets(budget)[1:]}
+
+    while len(evaluated_updates(budget)) < MIN_EVALUATIONS:
         budget = math.ceil(budget * eval_config.ratio)
     return budget
 
@@ -112,17 +124,11 @@ class SearchPlan(NamedTuple):
 
     def rate_config(self, config: Config, rate: float) -> Config:
         """The sweep of one rate: a config like any other, in runs/NAME-lr/RATE."""
+        one_cell = {"B_p": (self.B_p,), "n": (self.n,), "schedules": {}}
         return config.with_settings(
             name=rate_name(rate),
             cell={"rl": {"learning_rate": rate, "lr_reference_batch": self.B}},
-            sweep={
-                "B_p": (self.B_p,),
-                "n": (self.n,),
-                "schedules": {},
-                "seeds": self.seeds,
-                "budget": self.budget,
-            }
-            | WHOLE_GRID,
+            sweep={**one_cell, "seeds": self.seeds, "budget": self.budget, **WHOLE_GRID},
             run={"dir": self.folder},
         )
 
@@ -135,12 +141,15 @@ def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSwe
         sweep = load_config(str(first_folder / CONFIG_FILE)).sweep
         sizes = {key: getattr(sweep, key) for key in AUTOSIZED_SETTINGS}
         config = config.with_settings(sweep=sizes, run={"base_from": str(first_folder)})
+
     failures: list[str] = []
     try:
         launch(config, resume or (folder / CONFIG_FILE).exists(), False)
-    except RunFailed as e:  # the others go on
-        # a summary is first where the sweep has several runs
-        failures = list(map(str, e.args[1:] or e.args))
+    except RunFailed as e:  # other rates go on
+        # Of a sweep of several runs, the first argument is a summary.
+        failures = [str(message) for message in e.args[1:] or e.args]
+
+    # A ledger with its header alone has no evaluation.
     ledgers = sorted(folder.glob(f"cells/*/{RECORDS_FILE}"))
     evaluated_cells = [path.parent for path in ledgers if path.read_bytes().count(b"\n") > 1]
     return score_runs(config.cell.rl.learning_rate, read_runs(evaluated_cells), failures)
@@ -149,29 +158,36 @@ def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSwe
 def score_runs(rate: float, runs: Sequence[RunRecord], failures: Sequence[str] = ()) -> RateResult:
     """The score of a rate's runs. `failures`, the errors of runs that did not finish, count as
     flags; the rate is the cause only where the ledger says why."""
+    # A failure begins with the name of its run.
     diverged = {run.cell.name for run in runs if run.failure_reason}
     failed = tuple(failure for failure in failures if failure.partition(":")[0] not in diverged)
+
     flags = list(failures)
     for run in runs:
-        flags += [
-            f"{run.cell.name}: {f}"
-            for f in health_flags(run)
-            if f.name != "nonfinite_update" or not failures
-        ]
+        for flag in health_flags(run):
+            # An update that was not finite has ended its run, and is among the failures.
+            if flag.name != "nonfinite_update" or not failures:
+                flags.append(f"{run.cell.name}: {flag}")
     if not runs:
         return RateResult(rate, flags=tuple(flags), failed=failed)
+
     metric = default_metric(runs)
-    curves = [
-        [(p.rollouts, metric_value(p, metric, run.source)) for p in run.points] for run in runs
-    ]
-    return RateResult(rate, tuple(map(score_curve, curves)), tuple(flags), failed)
+    scores = []
+    for run in runs:
+        curve = [(p.rollouts, metric_value(p, metric, run.source)) for p in run.points]
+        scores.append(score_curve(curve))
+    return RateResult(rate, tuple(scores), tuple(flags), failed)
 
 
 def score_curve(curve: Sequence[tuple[int, float]]) -> float:
-    """The mean reward over the last quarter of a run's evaluations, rounded up, without that of the
-    base policy."""
-    trained_rewards = [reward for C, reward in curve if C > 0] or [curve[-1][1]]
-    return float(np.mean(trained_rewards[-math.ceil(len(trained_rewards) / 4) :]))
+    """The mean reward over the last quarter of a run's evaluations (C, reward), rounded up, without
+    that of the base policy."""
+    rewards = [reward for C, reward in curve if C > 0]
+    if not rewards:  # of a run that ended before its first update
+        _, base_reward = curve[-1]
+        rewards = [base_reward]
+    last_quarter = rewards[-math.ceil(len(rewards) / 4) :]
+    return float(np.mean(last_quarter))
 
 
 def search_rates(
@@ -180,8 +196,10 @@ def search_rates(
     """Run all rates; with `extend`, up to MAX_EXTENSIONS more beyond the grid while the best is an
     end of it."""
     results = {rate: evaluate(rate) for rate in sorted(rates)}
-    most = len(results) + (MAX_EXTENSIONS if extend else 0)
-    while len(results) < most and (next_rate := _next_rate(results)) is not None:
+    for _ in range(MAX_EXTENSIONS if extend else 0):
+        next_rate = _next_rate(results)
+        if next_rate is None:
+            break
         results[next_rate] = evaluate(next_rate)
     return select_rate(tuple(results[rate] for rate in sorted(results)))
 
@@ -196,28 +214,36 @@ def _next_rate(results: dict[float, RateResult]) -> float | None:
     out."""
     unflagged = [result for result in results.values() if not result.flags]
     if not unflagged and any(result.failed for result in results.values()):
-        return None
-    best_rate = _best(unflagged).rate if unflagged else min(results)
-    if best_rate == min(results):
+        return None  # of what a full disk has ended, nothing says where the best is
+
+    lowest, highest = min(results), max(results)
+    best_rate = _best(unflagged).rate if unflagged else lowest
+    if best_rate == lowest:
         return step_rate(best_rate, -1)
-    return step_rate(best_rate, 1) if best_rate == max(results) else None
+    if best_rate == highest:
+        return step_rate(best_rate, 1)
+    return None
 
 
 def select_rate(results: tuple[RateResult, ...]) -> LrSearchResult:
     """The best rate, those within a standard error of the difference to it, and the lowest of
     these."""
     unflagged = [result for result in results if not result.flags]
+
+    # Of a rate's mean over seeds, pooled over rates: a few seeds of one rate say little of their
+    # variance.
     seed_variances = [
         np.var(result.scores, ddof=1) for result in unflagged if len(result.scores) > 1
     ]
-    standard_error = (
-        math.sqrt(float(np.mean(seed_variances)) / len(unflagged[0].scores))
-        if seed_variances
-        else None
-    )
+    standard_error = None
+    if seed_variances:
+        num_seeds = len(unflagged[0].scores)
+        standard_error = math.sqrt(float(np.mean(seed_variances)) / num_seeds)
     if not unflagged:
         return LrSearchResult(results, standard_error, None)
+
     best = _best(unflagged)
+    # The difference of two such means has sqrt(2) times their standard error.
     max_difference = math.sqrt(2) * (standard_error or 0.0)
     tied = tuple(result for result in unflagged if best.reward - result.reward <= max_difference)
     return LrSearchResult(results, standard_error, best, tied, tied[0])
@@ -226,6 +252,9 @@ def select_rate(results: tuple[RateResult, ...]) -> LrSearchResult:
 def to_json(search: LrSearchResult, config: Config, plan: SearchPlan) -> dict[str, Any]:
     """The content of lr_search.json: what was run, every rate, and what to put into the config."""
     metric = f"avg@{config.cell.eval.samples}"
+    plan_fields = {
+        key: value for key, value in plan._asdict().items() if key not in ("rates", "folder")
+    }
     rate_rows = []
     for result in search.results:
         reward = result.reward if result.scores else None
@@ -234,7 +263,7 @@ def to_json(search: LrSearchResult, config: Config, plan: SearchPlan) -> dict[st
     return {
         "schema": 1,
         "name": config.name,
-        **{key: value for key, value in plan._asdict().items() if key not in ("rates", "folder")},
+        **plan_fields,
         "metric": metric,
         "score": f"mean over seeds of the mean {metric} over the last quarter of the evaluations",
         "extended": len(search.results) - len(plan.rates),
@@ -252,33 +281,42 @@ def describe_search(search: LrSearchResult) -> list[str]:
     """What a reader must know of the choice: ties, an end of the grid, rates that are out or
     failed, a single seed."""
     flagged = [result for result in search.results if result.flags]
-    sentences = [
-        f"{rate_name(r.rate)} {'is out' if r.is_out else 'failed'}: {'; '.join(r.flags)}"
-        for r in flagged
-    ]
-    if any(not result.is_out for result in flagged):
+    sentences = []
+    for result in flagged:
+        verdict = "is out" if result.is_out else "failed"
+        sentences.append(f"{rate_name(result.rate)} {verdict}: {'; '.join(result.flags)}")
+    all_flagged_are_out = all(result.is_out for result in flagged)
+    if not all_flagged_are_out:
         sentences.append(
             "a rate that failed is not judged: correct what failed, and go on by --resume"
         )
-    best, recommended = search.best, search.recommended
-    if best is None and not all(result.is_out for result in flagged):
-        return sentences
+
+    best = search.best
+    recommended = search.recommended
     if best is None or recommended is None:
-        return [
-            *sentences,
-            "every rate is out: search lower ones (--rates), or correct what the flags say",
-        ]
-    if tied_names := [rate_name(r.rate) for r in search.tied if r is not best]:
-        tie = f"{rate_name(best.rate)} is best, and within a standard error of the difference: {', '.join(tied_names)}"
+        if all_flagged_are_out:
+            sentences.append(
+                "every rate is out: search lower ones (--rates), or correct what the flags say"
+            )
+        return sentences
+
+    tied_names = [rate_name(result.rate) for result in search.tied if result is not best]
+    if tied_names:
+        tie = (
+            f"{rate_name(best.rate)} is best, and within a standard error of the difference:"
+            f" {', '.join(tied_names)}"
+        )
         sentences.append(f"{tie}; the lowest of them is taken, {rate_name(recommended.rate)}")
     if search.standard_error is None:
         sentences.append(
             "one seed: without a second one nothing says how far rates differ by luck (--seeds 2)"
         )
-    rates = [r.rate for r in search.results]
+
+    rates = [result.rate for result in search.results]
     grid_ends = {min(rates): "lowest", max(rates): "highest"}
     if best.rate in grid_ends:
         sentences.append(
-            f"the best rate is the {grid_ends[best.rate]} that was tried: search beyond it (--rates)"
+            f"the best rate is the {grid_ends[best.rate]} that was tried: search beyond it"
+            " (--rates)"
         )
     return sentences

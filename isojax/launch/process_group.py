@@ -12,6 +12,8 @@ SHUTDOWN_TIMEOUT = 20  # seconds that a process which fails waits for the others
 
 @dataclass(frozen=True)
 class ProcessGroup:
+    """The processes of a run, as one of them knows them."""
+
     coordinator: str = ""  # HOST:PORT at which the others reach process 0
     num_processes: int = 1
     process_id: int = 0
@@ -38,32 +40,35 @@ def parse_process_group(
         return SINGLE_PROCESS
     if num_processes == "auto" and coordinator is None and process_id is None:
         return ProcessGroup(auto=True)
-    count = int(num_processes) if num_processes and re.fullmatch(r"\d{1,6}", num_processes) else 0
+
+    is_number = num_processes is not None and re.fullmatch(r"\d{1,6}", num_processes)
+    count = int(num_processes) if num_processes and is_number else 0
     if count == 1:
         return SINGLE_PROCESS
+
     address = re.fullmatch(r".+:(\d{1,5})", coordinator or "")
-    if (
-        not address
-        or not 0 < int(address[1]) < 2**16
-        or process_id is None
-        or not 0 <= process_id < count
-    ):
-        raise InputError(
-            f"given --processes {num_processes}, --coordinator {coordinator} and --process {process_id}; expected"
-            " --processes auto alone, which asks the cluster, or all three: how many processes there are, HOST:PORT of"
-            f" process 0 as all reach it, and this one's number, {f'0 to {count - 1}' if count else 'from 0'}."
-        )
-    return ProcessGroup(address[0], count, process_id)
+    is_reachable = address is not None and 0 < int(address[1]) < 2**16
+    if coordinator and is_reachable and process_id is not None and 0 <= process_id < count:
+        return ProcessGroup(coordinator, count, process_id)
+
+    numbers = f"0 to {count - 1}" if count else "from 0"
+    raise InputError(
+        f"given --processes {num_processes}, --coordinator {coordinator} and --process"
+        f" {process_id}; expected --processes auto alone, which asks the cluster, or all three: how"
+        " many processes there are, HOST:PORT of process 0 as all reach it, and this one's number,"
+        f" {numbers}."
+    )
 
 
 def refuse_sampler_processes(config: Config) -> None:
     """InputError where processes shall only sample, and no Ray carries their messages."""
     if config.run.sampler_processes:
         raise InputError(
-            f"run.sampler_processes = {config.run.sampler_processes} without --ray; expected it with Ray, which starts "
-            "these processes. Add --ray local on one machine or --ray auto on a cluster, and say by "
-            "run.process_group.processes how many processes a run has. Or leave run.sampler_processes out: with "
-            "run.sampler_mesh alone, each process trains on some of its devices and samples on the others."
+            f"run.sampler_processes = {config.run.sampler_processes} without --ray; expected it"
+            " with Ray, which starts these processes. Add --ray local on one machine or --ray auto"
+            " on a cluster, and say by run.process_group.processes how many processes a run has. Or"
+            " leave run.sampler_processes out: with run.sampler_mesh alone, each process trains on"
+            " some of its devices and samples on the others."
         )
 
 
@@ -78,7 +83,8 @@ def sampler_processes(config: Config, num_processes: int) -> int:
     if config.run.sampler_processes and config.run.sampler_mesh is None:
         problem = f"{given} without run.sampler_mesh, the mesh of their devices"
         raise InputError(
-            f"{problem}. Set it to data=-1 for all of them on data, or leave run.sampler_processes out."
+            f"{problem}. Set it to data=-1 for all of them on data, or leave run.sampler_processes"
+            " out."
         )
     return config.run.sampler_processes
 
@@ -87,27 +93,32 @@ def check_multi_process(
     config: Config, mesh_devices: int, sampler_devices: int, devices: int, num_processes: int
 ) -> None:
     """InputError where the meshes of training and, if any, of the sampler do not use all devices of
-    all processes."""
+    all processes.
+
+    mesh_devices, sampler_devices: that the two meshes take; devices: that all processes have.
+    """
     trainers = num_processes - config.run.sampler_processes
-    of_trainers = mesh_devices % num_processes == 0
-    evenly = (
-        f", and of each mesh as many from each of the {num_processes} processes"
-        if sampler_devices
-        else ""
-    )
     if trainers < num_processes:
-        of_trainers = mesh_devices * num_processes == devices * trainers
-        evenly = f": --mesh those of the {trainers} processes that train, run.sampler_mesh those of the others"
-    if mesh_devices + sampler_devices != devices or not of_trainers:
-        and_sampler = (
-            f" and run.sampler_mesh = {config.run.sampler_mesh} {sampler_devices}"
-            if sampler_devices
-            else ""
+        splits_evenly = mesh_devices * num_processes == devices * trainers
+        expected = (
+            f"all of them: --mesh those of the {trainers} processes that train, run.sampler_mesh"
+            " those of the others"
         )
+    else:
+        splits_evenly = mesh_devices % num_processes == 0
+        expected = "all of them"
+        if sampler_devices:
+            expected += f", and of each mesh as many from each of the {num_processes} processes"
+
+    if mesh_devices + sampler_devices != devices or not splits_evenly:
+        taken = f"--mesh {config.run.mesh} takes {mesh_devices}"
+        products = "product is"
+        if sampler_devices:
+            taken += f" and run.sampler_mesh = {config.run.sampler_mesh} {sampler_devices}"
+            products = "products add up to"
         raise InputError(
-            f"--mesh {config.run.mesh} takes {mesh_devices}{and_sampler} of the {devices} devices of {num_processes} "
-            f"processes; expected all of them{evenly}. Choose sizes whose "
-            f"{'products add up to' if sampler_devices else 'product is'} {devices}, or start fewer processes."
+            f"{taken} of the {devices} devices of {num_processes} processes; expected {expected}."
+            f" Choose sizes whose {products} {devices}, or start fewer processes."
         )
     if config.run.cells_at_once not in (None, 1):
         given = f"run.cells_at_once = {config.run.cells_at_once} with {num_processes} processes"

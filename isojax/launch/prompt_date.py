@@ -24,19 +24,19 @@ def asks_for_date(cell: CellConfig) -> bool:
     """Whether prompts go through a chat template that asks for the time."""
     if cell.prompt.format != "chat" or not cell.model.path:
         return False
-    files = [
-        file
-        for pattern in TEMPLATE_FILES
-        for file in Path(cell.model.path).glob(pattern)
-        if file.is_file()
-    ]
-    return any(CLOCK in file.read_text(encoding="utf-8", errors="replace") for file in files)
+    for pattern in TEMPLATE_FILES:
+        for file in Path(cell.model.path).glob(pattern):
+            if file.is_file() and CLOCK in file.read_text(encoding="utf-8", errors="replace"):
+                return True
+    return False
 
 
 def with_new_date(config: Config, store: Path) -> Config:
-    """The config of what begins in `store`, a folder that may hold its day already: where the
-    template asks for it, and no setting says it, the day of the labels or the base policy that it
-    begins from, else today's."""
+    """The config of what begins in `store`, a folder that may hold its day already.
+
+    Where the template asks for a day, and no setting says one, it is that of the labels or the base
+    policy that the run begins from, else today's.
+    """
     if config.cell.prompt.date is not None or not asks_for_date(config.cell):
         return config
     date = (
@@ -51,14 +51,12 @@ def with_new_date(config: Config, store: Path) -> Config:
 def with_saved_date(config: Config, saved: Config, folder: Path) -> Config:
     """The config of what goes on in `folder`, with the day that it began with, where no setting
     says one."""
-    if (
-        config.cell.prompt.date is None
-        and saved.cell.prompt.date is None
-        and asks_for_date(config.cell)
-    ):
-        problem = f"{folder} was begun by an isojax that recorded no day, and its chat template writes one into prompts"
-        warn(f"{problem}: they have today's from here on")
     date = config.cell.prompt.date or saved.cell.prompt.date
+    if date is None and asks_for_date(config.cell):
+        warn(
+            f"{folder} was begun by an isojax that recorded no day, and its chat template writes"
+            " one into prompts: they have today's from here on"
+        )
     return config.with_settings(cell={"prompt": {"date": date}})
 
 
@@ -77,7 +75,10 @@ def describe_date(cell: CellConfig) -> str | None:
     """What a plan says of the day, in a line; None where prompts have none."""
     if cell.prompt.date is None or not asks_for_date(cell):
         return None
-    return f"the chat template writes the date: cell.prompt.date={cell.prompt.date} for every prompt, whatever the day"
+    return (
+        f"the chat template writes the date: cell.prompt.date={cell.prompt.date} for every prompt,"
+        " whatever the day"
+    )
 
 
 def _stored_date(store: Path) -> str | None:
@@ -96,18 +97,18 @@ def _stored_date(store: Path) -> str | None:
 
 def _date_of_base(config: Config) -> str | None:
     """Of the sweep whose base policy and labels this one takes over."""
-    saved_file = Path(config.run.base_from or "", "config.yaml")
-    return (
-        load_config(str(saved_file)).cell.prompt.date
-        if config.run.base_from and saved_file.is_file()
-        else None
-    )
+    if not config.run.base_from:
+        return None
+    saved_file = Path(config.run.base_from, "config.yaml")
+    return load_config(str(saved_file)).cell.prompt.date if saved_file.is_file() else None
 
 
 def _date_of_splits(cell: CellConfig) -> str | None:
     """Of the labels of problems that `isojax difficulty` has written."""
+    # tfds:FOLDER#SPLIT
     name, _, argument = cell.task.partition(":")
-    metadata_file = Path(argument.partition("#")[0], "metadata.json")
+    folder, _, _ = argument.partition("#")
+    metadata_file = Path(folder, "metadata.json")
     if name != "tfds" or not metadata_file.is_file():
         return None
     settings = read_json_object(metadata_file).get("settings")

@@ -13,9 +13,12 @@ from isojax.core.yaml_files import flatten
 from isojax.launch.display import print_line
 from isojax.launch.planner import plan_cells
 from isojax.launch.prompt_date import with_new_date, with_saved_date
-from isojax.launch.sweep_status import CONFIG_FILE, STATUS_FILE, read_sweep_status, resume_command
+from isojax.launch.status_file import STATUS_FILE
+from isojax.launch.sweep_status import CONFIG_FILE, read_sweep_status, resume_command
 
-BASE_FOLDER, LOGS_FOLDER = "base", "logs"
+# In a sweep's folder: its base policy and problems; what the processes of a Ray cluster print.
+BASE_FOLDER = "base"
+LOGS_FOLDER = "logs"
 
 
 def holds_run(folder: Path, resume: bool) -> bool:
@@ -25,22 +28,24 @@ def holds_run(folder: Path, resume: bool) -> bool:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
             raise InputError(
-                f"{existing} is a file, expected a folder to run in; choose another run.dir= or name=."
+                f"{existing} is a file, expected a folder to run in; choose another run.dir= or"
+                " name=."
             )
         if not os.access(existing, os.W_OK | os.X_OK):
             raise InputError(
-                f"cannot make the folder {folder}, or write in it. Choose a place that you may write."
+                f"cannot make the folder {folder}, or write in it. Choose a place that you may"
+                " write."
             )
-        names = (
-            {p.name for p in folder.iterdir() if not p.name.startswith(".")}
-            if existing == folder
-            else set()
-        )
+        names = set()
+        if existing == folder:
+            names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     except OSError as e:
         raise write_error(folder, e) from e
-    # nothing, or what a kill left before the first cell
+
+    # Nothing, or what a kill left before the first cell.
     if names <= {BASE_FOLDER, LOGS_FOLDER, STATUS_FILE}:
         return False
+
     if not resume:
         raise InputError(
             f"{folder} holds a run already; go on with it by --resume, or choose another name=NAME."
@@ -57,6 +62,7 @@ def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
     prompts. InputError where it cannot go on."""
     if not holds_run(folder, resume):
         return with_new_date(config, folder / BASE_FOLDER)
+
     saved_config = load_config(str(folder / CONFIG_FILE))
     config = with_saved_date(config, saved_config, folder)
     try:
@@ -64,73 +70,80 @@ def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
     except InputError as e:
         command = resume_command(folder, saved_config)
         raise InputError(f"{e} To go on as it was: {command}" if command else str(e)) from e
+
     if saved_config.run.mesh != config.run.mesh:
         warn(
-            f"{folder} ran on mesh {saved_config.run.mesh}; on {config.run.mesh} it goes on equal to rounding only"
+            f"{folder} ran on mesh {saved_config.run.mesh}; on {config.run.mesh} it goes on equal"
+            " to rounding only"
         )
-    return config.with_settings(
-        sweep={key: getattr(saved_config.sweep, key) for key in AUTOSIZED_SETTINGS}
-    )
+    saved_sizes = {key: getattr(saved_config.sweep, key) for key in AUTOSIZED_SETTINGS}
+    return config.with_settings(sweep=saved_sizes)
 
 
 def print_remaining(config: Config, folder: Path, resume: bool) -> None:
     """At the end of a dry run: what is left to do in a folder that holds a run."""
-    if (folder / CONFIG_FILE).exists():
-        status = read_sweep_status(folder, planned=config)
-        left = f"{max(0, status.budget - status.rollouts):,} of {status.budget:,} rollouts"
-        begun = [
-            f"; {c.cell.name} has C = {c.rollouts:,}"
-            for c in status.cells
-            if c.rollouts and c.state != "done"
-        ]
-        done = f"{status.count('done')} of {len(status.cells)} runs are done{''.join(begun)}"
-        needs_resume = (
-            "" if resume else f"{folder} holds a run already, which goes on by --resume alone; "
-        )
-        print_line(f"{needs_resume}what remains of {config.name}: {left}; {done}")
+    if not (folder / CONFIG_FILE).exists():
+        return
+    status = read_sweep_status(folder, planned=config)
+    rollouts_left = max(0, status.budget - status.rollouts)
+    left = f"{rollouts_left:,} of {status.budget:,} rollouts"
+    done = f"{status.count('done')} of {len(status.cells)} runs are done"
+    for cell in status.cells:
+        if cell.rollouts and cell.state != "done":
+            done += f"; {cell.cell.name} has C = {cell.rollouts:,}"
+
+    needs_resume = ""
+    if not resume:
+        needs_resume = f"{folder} holds a run already, which goes on by --resume alone; "
+    print_line(f"{needs_resume}what remains of {config.name}: {left}; {done}")
 
 
 def check_resume(old: Config, new: Config) -> None:
     """InputError unless `new` has the same name and cell settings as `old`, and a sweep that only
     grows."""
-    old_settings, new_settings = _fixed_settings(old), _fixed_settings(new)
+    old_settings = _fixed_settings(old)
+    new_settings = _fixed_settings(new)
     for key in old_settings | new_settings:
         if old_settings.get(key) != new_settings.get(key):
             _refuse(key, old_settings.get(key), new_settings.get(key), "the same value")
+
+    # The grid keeps what it has: values, schedules, seeds, budget and the cells under B_max.
     for key in ("B_p", "n"):
         old_values = list(getattr(old.sweep, key))
         new_values = list(getattr(new.sweep, key))
         if not set(old_values) <= set(new_values):
-            _refuse(
-                f"sweep.{key}", old_values, new_values, "every value already in it (it may grow)"
-            )
+            expected = "every value already in it (it may grow)"
+            _refuse(f"sweep.{key}", old_values, new_values, expected)
     for name, schedule in old.sweep.schedules.items():
-        if (new_schedule := new.sweep.schedules.get(name)) != schedule:
-            _refuse(
-                f"sweep.schedules.{name}",
-                schedule,
-                new_schedule,
-                "the same schedule (others may be added)",
-            )
+        new_schedule = new.sweep.schedules.get(name)
+        if new_schedule != schedule:
+            expected = "the same schedule (others may be added)"
+            _refuse(f"sweep.schedules.{name}", schedule, new_schedule, expected)
     for key in ("seeds", "budget"):
-        old_value, new_value = getattr(old.sweep, key), getattr(new.sweep, key)
+        old_value = getattr(old.sweep, key)
+        new_value = getattr(new.sweep, key)
         if new_value < old_value:
             _refuse(f"sweep.{key}", old_value, new_value, "at least as much (it may grow)")
-    if lost_cells := set(plan_cells(old.sweep)) - set(plan_cells(new.sweep)):
-        expected = (
-            f"at least {max(cell.B_p * cell.n for cell in lost_cells)}, the largest cell in it"
-        )
+    lost_cells = set(plan_cells(old.sweep)) - set(plan_cells(new.sweep))
+    if lost_cells:
+        largest_B = max(cell.B_p * cell.n for cell in lost_cells)
+        expected = f"at least {largest_B}, the largest cell in it"
         _refuse("sweep.B_max", old.sweep.B_max, new.sweep.B_max, expected)
+
+    # Its sizes are kept: a run equals itself only with the same ones.
     for key in AUTOSIZED_SETTINGS:
-        old_value, new_value = getattr(old.sweep, key), getattr(new.sweep, key)
+        old_value = getattr(old.sweep, key)
+        new_value = getattr(new.sweep, key)
         if None not in (old_value, new_value) and old_value != new_value:
             _refuse(f"sweep.{key}", old_value, new_value, "the same value, or null")
 
 
 def _fixed_settings(config: Config) -> dict[str, Any]:
+    """The settings that a run cannot change, by name. A grid may become an adaptive sweep, and the
+    other way round; `isojax spend` changes neither its n nor its budget."""
     cell_settings = dict(flatten(config.cell.model_dump(mode="json"), "cell."))
     sweep = config.sweep
-    fixed_sweep_settings = {"sweep.seed": config.sweep.seed, "sweep.strategy": "grid or adaptive"}
+    fixed_sweep_settings = {"sweep.seed": sweep.seed, "sweep.strategy": "grid or adaptive"}
     if sweep.strategy == "spend":
         fixed_sweep_settings |= {
             f"sweep.{key}": getattr(sweep, key) for key in ("strategy", "B_p", "n", "budget")

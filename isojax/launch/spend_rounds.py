@@ -1,6 +1,9 @@
 """The rounds of `isojax spend`: pilots side by side, then one leg after the other
-(scaling/spending.py). After the pilots, which follow from the config, a leg is in spend.json before
-it is trained: a killed run goes on with it."""
+(scaling/spending.py).
+
+After the pilots, which follow from the config, a leg is in spend.json before it is trained: a
+killed run goes on with it.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -27,9 +30,8 @@ def spend_policy(config: Config, cells: Sequence[Cell]) -> SpendPolicy:
 def current_spending(config: Config, cells: Sequence[Cell], folder: Path) -> Spending:
     """That of spend.json; before there is one, the pilots."""
     policy = spend_policy(config, cells)
-    return read_spending(folder) or Spending(
-        config.sweep.budget, policy.metric, tuple(policy.pilots())
-    )
+    recorded = read_spending(folder)
+    return recorded or Spending(config.sweep.budget, policy.metric, tuple(policy.pilots()))
 
 
 def legs_to_train(
@@ -41,47 +43,59 @@ def legs_to_train(
     """The spending so far and the legs to train at the same time, round after round."""
     policy = spend_policy(config, cells)
     spending = current_spending(config, cells, folder)
-    are_legs_known = all(leg.cell in cells and leg.n in policy.by_n for leg in spending.legs)
-    is_behind = any(
-        run.points[-1].rollouts > spending.rollouts(run.cell)
-        for run in recorded_runs()
-        if run.points
-    )
-    is_other = (spending.budget, spending.metric) != (
-        config.sweep.budget,
-        policy.metric,
-    ) or not are_legs_known
-    if is_behind or is_other:
-        problem = (
-            "is missing, or older than the ledgers"
-            if is_behind
-            else "belongs to another budget, metric or n"
-        )
-        raise InputError(
-            f"{folder / SPEND_FILE} {problem}. Restore it, or start with another name=."
-        )
+    _check_spending(spending, config, cells, policy, recorded_runs(), folder)
+
     while not spending.is_ended:
-        # all pilots, or the last
-        legs = spending.legs if spending.legs[-1].expected is None else spending.legs[-1:]
+        # All pilots are trained side by side; of later legs, which have a forecast, the last.
+        are_pilots = spending.legs[-1].expected is None
+        legs = spending.legs if are_pilots else spending.legs[-1:]
         yield spending, legs
+
         runs = recorded_runs()
-        if {leg.cell for leg in legs} <= {run.cell for run in runs if run.failure_reason}:
+        diverged = {run.cell for run in runs if run.failure_reason}
+        if {leg.cell for leg in legs} <= diverged:
             return  # --resume goes on after the updates that were not finite
-        leg = policy.next_leg(runs, spending.legs)
-        if leg is None:
+
+        next_leg = policy.next_leg(runs, spending.legs)
+        if next_leg is None:
             spending = replace(spending, is_ended=True, fixed=policy.fixed_forecasts(runs))
         else:
-            print_line(describe_leg(leg, spending))
-            spending = replace(spending, legs=(*spending.legs, leg))
+            print_line(describe_leg(next_leg, spending))
+            spending = replace(spending, legs=(*spending.legs, next_leg))
         write_spending(folder, spending)
 
 
+def _check_spending(
+    spending: Spending,
+    config: Config,
+    cells: Sequence[Cell],
+    policy: SpendPolicy,
+    runs: Sequence[RunRecord],
+    folder: Path,
+) -> None:
+    """InputError where spend.json is not that of this config and these ledgers."""
+    is_behind = any(
+        run.points[-1].rollouts > spending.rollouts(run.cell) for run in runs if run.points
+    )
+    are_legs_known = all(leg.cell in cells and leg.n in policy.by_n for leg in spending.legs)
+    is_same_goal = spending.budget == config.sweep.budget and spending.metric == policy.metric
+
+    if is_behind:
+        problem = "is missing, or older than the ledgers"
+    elif not (are_legs_known and is_same_goal):
+        problem = "belongs to another budget, metric or n"
+    else:
+        return
+    raise InputError(f"{folder / SPEND_FILE} {problem}. Restore it, or start with another name=.")
+
+
 def describe_leg(leg: Leg, spending: Spending) -> str:
-    before = [other.n for other in spending.legs if other.cell == leg.cell][-1]
-    change = f"n = {leg.n}" if leg.n == before else f"n = {leg.n} after n = {before}"
+    """A line about a leg that comes after those of `spending`."""
+    n_before = [other.n for other in spending.legs if other.cell == leg.cell][-1]
+    change = f"n = {leg.n}" if leg.n == n_before else f"n = {leg.n} after n = {n_before}"
     assert leg.interval is not None, "only a pilot has none"
     low, high = leg.interval
     return (
-        f"{leg.cell.name}: {change} from C = {leg.C_start:,} to {leg.C_end:,}; at the end of the budget expected "
-        f"{spending.metric} = {leg.expected:.3f} ({low:.3f} to {high:.3f})"
+        f"{leg.cell.name}: {change} from C = {leg.C_start:,} to {leg.C_end:,}; at the end of the"
+        f" budget expected {spending.metric} = {leg.expected:.3f} ({low:.3f} to {high:.3f})"
     )

@@ -1,6 +1,8 @@
-"""In which order a sweep's rollouts are spent: all cells to the budget, or where n*(C) is least
-certain; and schedules that a config takes from the fit of a sweep, made explicit before anything
-runs."""
+"""In which order a sweep's rollouts are spent.
+
+All cells to the budget, or where n*(C) is least certain, or as `isojax spend` chooses; and
+schedules that a config takes from the fit of a sweep, made explicit before anything runs.
+"""
 
 import json
 import math
@@ -56,21 +58,37 @@ def training_rounds(
     sweep = config.sweep
     if sweep.strategy == "grid":
         yield [CellTarget(cell, sweep.budget) for cell in cells]
-        return
-    if sweep.strategy == "spend":
-        for spending, legs in legs_to_train(
-            config, cells, folder, lambda: _recorded_runs(cells, folder, ())
-        ):
-            yield [CellTarget(leg.cell, leg.C_end, spending.stages(leg.cell)) for leg in legs]
-            diverged = {run.cell for run in _recorded_runs(cells, folder, ()) if run.failure_reason}
-            if any(cell not in diverged for cell, _ in failures):
-                return  # what has ended it may be gone when --resume goes on with these legs
-        return
+    elif sweep.strategy == "spend":
+        yield from _spend_rounds(config, cells, folder, failures)
+    else:
+        yield from _adaptive_rounds(config, cells, folder, failures)
+
+
+def _spend_rounds(
+    config: Config, cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]
+) -> Iterator[list[CellTarget]]:
+    def recorded_runs() -> list[RunRecord]:
+        return _recorded_runs(cells, folder, ())
+
+    for spending, legs in legs_to_train(config, cells, folder, recorded_runs):
+        yield [CellTarget(leg.cell, leg.C_end, spending.stages(leg.cell)) for leg in legs]
+
+        # A run that diverged has ended, and the policy chooses without it. Of any other failure,
+        # the cause may be gone when --resume goes on with these legs.
+        diverged = {run.cell for run in recorded_runs() if run.failure_reason}
+        if any(cell not in diverged for cell, _ in failures):
+            return
+
+
+def _adaptive_rounds(
+    config: Config, cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]
+) -> Iterator[list[CellTarget]]:
     policy = adaptive_policy(config, cells)
     while next_targets := policy.next_round(_recorded_runs(cells, folder, failures)):
         yield [CellTarget(*target) for target in next_targets]
+
     summary = policy.summary(_recorded_runs(cells, folder, failures))
-    # which a ledger need not say
+    # A ledger need not say why a cell failed.
     failed = {cell.name: _describe_failure(error) for cell, error in failures}
     write_text(folder / SUMMARY_FILE, json.dumps(summary | {"failed": failed}, indent=1) + "\n")
     spent = f"{summary['spent']:,} rollouts spent of the {summary['grid']:,} of the whole grid"
@@ -92,10 +110,9 @@ def _resolve_schedule(name: str, text: str, budget: int) -> str:
     if not isinstance(schedule, FittedSchedule):
         return text
     path = Path(schedule.run)
+    fit_file = path / "fit.json" if path.is_dir() else path
     try:
-        ensemble = load_rollout_ensemble(
-            read_fit_file(path / "fit.json" if path.is_dir() else path)
-        )
+        ensemble = load_rollout_ensemble(read_fit_file(fit_file))
         return schedule_text(best_n_stages(ensemble, schedule.B_p, schedule.ahead, float(budget)))
     except InputError as e:
         raise InputError(
@@ -106,21 +123,26 @@ def _resolve_schedule(name: str, text: str, budget: int) -> str:
 def check(config: Config, cells: Sequence[Cell]) -> None:
     """InputError where the adaptive strategy has too few evaluations or rollouts, or a grid is
     given rollouts."""
-    is_spend = config.sweep.strategy == "spend"
-    if config.cell.rl.max_staleness is not None and (is_spend or any(cell.n_max for cell in cells)):
-        problem = f"cell.rl.max_staleness = {config.cell.rl.max_staleness} begins batches before the update"
-        strategy = "isojax spend" if is_spend else "a schedule by gradient"
-        raise InputError(f"{problem} that may change their n; expected null with {strategy}.")
+    sweep = config.sweep
+    is_spend = sweep.strategy == "spend"
+    max_staleness = config.cell.rl.max_staleness
+    n_changes = is_spend or any(cell.n_max for cell in cells)
+    if max_staleness is not None and n_changes:
+        problem = f"cell.rl.max_staleness = {max_staleness} begins batches before the update"
+        changed_by = "isojax spend" if is_spend else "a schedule by gradient"
+        raise InputError(f"{problem} that may change their n; expected null with {changed_by}.")
+
     if is_spend:
         spend_policy(config, cells)
-    elif config.sweep.strategy == "adaptive":
-        if config.sweep.schedules:
+    elif sweep.strategy == "adaptive":
+        if sweep.schedules:
             raise InputError(
-                "sweep.strategy=adaptive chooses among fixed n; expected no sweep.schedules with it."
+                "sweep.strategy=adaptive chooses among fixed n; expected no sweep.schedules with"
+                " it."
             )
         adaptive_policy(config, cells)
-    elif config.sweep.total_rollouts is not None:
-        problem = f"sweep.total_rollouts = {config.sweep.total_rollouts} with sweep.strategy=grid"
+    elif sweep.total_rollouts is not None:
+        problem = f"sweep.total_rollouts = {sweep.total_rollouts} with sweep.strategy=grid"
         expected = "expected sweep.strategy=adaptive, or sweep.budget alone"
         raise InputError(f"{problem}, which spends sweep.budget on each run; {expected}.")
 
@@ -128,44 +150,56 @@ def check(config: Config, cells: Sequence[Cell]) -> None:
 def check_evaluations(config: Config) -> None:
     """InputError where no cell will have the evaluations that a fit's curve needs; a warning names
     those without."""
-    sweep, evaluation = config.sweep, config.cell.eval
+    sweep = config.sweep
+    evaluation = config.cell.eval
     if sweep.strategy == "spend":
         raise InputError(
-            "sweep.strategy=spend trains one policy and fits no law; expected `isojax spend CONFIG`."
+            "sweep.strategy=spend trains one policy and fits no law; expected `isojax spend"
+            " CONFIG`."
         )
     fixed_cells = [cell for cell in plan_cells(sweep) if not cell.schedule]
-
-    def unfitted(evaluation: EvalConfig, budget: int) -> dict[tuple[int, int], str]:
-        targets = evaluation.evaluation_targets(budget)[1:] if budget >= evaluation.start else []
-        C_by_run = {
-            cell: np.unique(list(map(cell.rollouts_to_reach, targets))) for cell in fixed_cells
-        }
-        pairs = group_by(fixed_cells, lambda cell: (cell.B_p, cell.n)).items()
-        return unfitted_reasons({pair: [C_by_run[cell] for cell in cells] for pair, cells in pairs})
-
-    if not (reasons := unfitted(evaluation, sweep.budget)):
+    reasons = _unfitted_pairs(fixed_cells, evaluation, sweep.budget)
+    if not reasons:
         return
-    largest_B, longer_budget = max(cell.B for cell in fixed_cells), sweep.budget
+
+    # What would help: evaluations at closer C from the first update on, or a longer budget.
+    largest_B = max(cell.B for cell in fixed_cells)
+    # rounded down, so that three evaluations after the first one are within the budget
     ratio = math.floor(100 * (sweep.budget / largest_B) ** (1 / 3)) / 100
     denser = evaluation.model_copy(update={"start": largest_B, "ratio": ratio})
-    is_denser_enough = ratio > 1 and not unfitted(denser, sweep.budget)
-    while unfitted(evaluation, longer_budget):
+    is_denser_enough = ratio > 1 and not _unfitted_pairs(fixed_cells, denser, sweep.budget)
+    longer_budget = sweep.budget
+    while _unfitted_pairs(fixed_cells, evaluation, longer_budget):
         longer_budget *= 2
+
     is_refused = len(reasons) == len({cell.kind for cell in fixed_cells})
-    message = (
-        f"{'no run' if is_refused else 'not every run'} will have enough evaluations for a curve with sweep.budget ="
-        f" {sweep.budget}, cell.eval.start = {evaluation.start:g} and cell.eval.ratio = {evaluation.ratio:g} "
-        f"({'; '.join(f'{B_p}x{n}: {reason}' for (B_p, n), reason in reasons.items())}). All have with "
-        + (
-            f"cell.eval.start={largest_B} cell.eval.ratio={ratio}, or with "
-            if is_denser_enough
-            else ""
-        )
-        + f"sweep.budget={longer_budget}."
+    which_runs = "no run" if is_refused else "not every run"
+    problem = (
+        f"{which_runs} will have enough evaluations for a curve with sweep.budget = {sweep.budget},"
+        f" cell.eval.start = {evaluation.start:g} and cell.eval.ratio = {evaluation.ratio:g}"
     )
+    reasons_text = "; ".join(f"{B_p}x{n}: {reason}" for (B_p, n), reason in reasons.items())
+    with_denser = f"cell.eval.start={largest_B} cell.eval.ratio={ratio}, or with "
+    fix = f"{with_denser if is_denser_enough else ''}sweep.budget={longer_budget}"
+    message = f"{problem} ({reasons_text}). All have with {fix}."
     if is_refused:
         raise InputError(f"{message} `isojax train` trains one run, and fits nothing.")
     warn(message)
+
+
+def _unfitted_pairs(
+    fixed_cells: Sequence[Cell], evaluation: EvalConfig, budget: int
+) -> dict[tuple[int, int], str]:
+    """The (B_p, n) that would have too few evaluations for a curve, with the reason."""
+    # The evaluation of the base policy, at C = 0, is no point of a curve; where the first one
+    # after it is beyond the budget, there is only that.
+    targets = evaluation.evaluation_targets(budget)[1:] if budget >= evaluation.start else []
+    cells_by_pair = group_by(fixed_cells, lambda cell: (cell.B_p, cell.n))
+    C_by_pair = {
+        pair: [np.unique(list(map(cell.rollouts_to_reach, targets))) for cell in cells]
+        for pair, cells in cells_by_pair.items()
+    }
+    return unfitted_reasons(C_by_pair)
 
 
 def adaptive_policy(config: Config, cells: Sequence[Cell]) -> AdaptivePolicy:
@@ -178,13 +212,18 @@ def adaptive_policy(config: Config, cells: Sequence[Cell]) -> AdaptivePolicy:
 def _recorded_runs(
     cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]
 ) -> list[RunRecord]:
+    """What the ledgers hold of these cells, those that failed with the reason; cells without
+    either are left out."""
     failure_reasons = {cell: _describe_failure(error) for cell, error in failures}
     runs = []
     for cell in cells:
         cell_folder = folder / "cells" / cell.name
-        run = read_run(cell_folder) if recorded_points(cell_folder)[0] else RunRecord(cell, ())
-        runs.append(replace(run, failure_reason=failure_reasons.get(cell, run.failure_reason)))
-    return [run for run in runs if run.points or run.failure_reason]
+        points, _ = recorded_points(cell_folder)
+        run = read_run(cell_folder) if points else RunRecord(cell, ())
+        run = replace(run, failure_reason=failure_reasons.get(cell, run.failure_reason))
+        if run.points or run.failure_reason:
+            runs.append(run)
+    return runs
 
 
 def _describe_failure(error: Exception) -> str:
@@ -193,7 +232,8 @@ def _describe_failure(error: Exception) -> str:
     if isinstance(error, InputError | RunFailed | FloatingPointError | OSError):
         return str(error)
     plugin = failed_plugin(error)
-    return (f"the plug-in failed at {plugin}: " if plugin else "") + describe_exception(error)
+    where = f"the plug-in failed at {plugin}: " if plugin else ""
+    return where + describe_exception(error)
 
 
 def raise_cell_failures(
@@ -203,10 +243,15 @@ def raise_cell_failures(
     cell failed by one, else RunFailed."""
     if not failures:
         return
-    if dead_starts := [error for _, error in failures if isinstance(error, DeadStart)]:
-        raise dead_starts[0]
-    if len(failures) == num_cells and all(isinstance(error, InputError) for _, error in failures):
-        raise InputError(" ".join(dict.fromkeys(str(error) for _, error in failures)))
+    for _, error in failures:
+        if isinstance(error, DeadStart):
+            raise error
+
+    are_input_errors = all(isinstance(error, InputError) for _, error in failures)
+    if len(failures) == num_cells and are_input_errors:
+        different_messages = dict.fromkeys(str(error) for _, error in failures)
+        raise InputError(" ".join(different_messages))
+
     errors = [f"{cell.name}: {_describe_failure(error)}" for cell, error in failures]
     if num_cells == 1:
         raise RunFailed(errors[0])

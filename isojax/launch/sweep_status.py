@@ -1,119 +1,33 @@
-"""Where a sweep stands, from its files alone. status.json is written by the driver of a sweep on a
-Ray cluster every few seconds, and by a sweep on one machine once nobody reads what it prints.
-Without a driver's, cells that have begun are running if a process holds the folder's lock."""
+"""Where a sweep stands, from its files alone.
 
-import os
+The ledgers say what was trained, status.json what a driver knows beyond them. Without a driver's,
+cells that have begun are running if a process holds the folder's lock.
+"""
+
 import re
 import shlex
-import socket
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Literal
 
 from isojax.core import terminal
-from isojax.core.atomic_files import read_file, write_text
 from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError
-from isojax.core.limits import MAX_COUNT
-from isojax.core.nouns import Cell, EvalPoint
+from isojax.core.nouns import Cell, EvalPoint, Spending
 from isojax.core.start_file import describe_start
 from isojax.core.table_files import paths_below, read_json_object
 from isojax.launch.planner import plan_cells
+from isojax.launch.status_file import CellStatus, DriverStatus, read_status
 from isojax.runs.ledger import HEALTH_FILE, RECORDS_FILE, read_timing, recorded_points
 from isojax.runs.mirror import is_url, is_written
 from isojax.runs.progress_file import read_progress
 from isojax.runs.spend_file import read_spending
 
 # Of a sweep's folder; the last is what an adaptive sweep writes at its end.
-CONFIG_FILE, STATUS_FILE, SUMMARY_FILE = "config.yaml", "status.json", "frontier.json"
-Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-OUTPUT_CHECK_SECONDS = 1.0  # between two looks at whether somebody reads what this process prints
-
-
-class CellStatus(BaseModel):
-    """What a driver knows of a cell."""
-
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
-
-    state: Literal["waiting", "running", "failed", "done"] = "waiting"
-    rollouts: Count = 0  # C, by the newest report of the cell
-    reward: float | None = None  # of the newest evaluation
-    attempts: Count = 0  # how often its training was started
-    where: str = ""  # the nodes that it runs on
-    log: str = ""  # the file that its first process prints to
-    error: str = ""  # why it failed
-
-
-class DriverStatus(BaseModel):
-    """What a driver says of its sweep; `host` and `pid` are the driver's process. Without cells it
-    is the process of a sweep on one machine, of which the ledgers and the folder's lock say the
-    rest."""
-
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
-
-    time: float  # of writing, in Unix seconds
-    host: str
-    pid: int
-    ended: bool  # whether the driver has ended
-    cells: dict[str, CellStatus]  # by the cell's name
-    # since when nobody reads what the driver prints, in Unix seconds
-    output_lost: float | None = None
-
-
-def driver_status(ended: bool, cells: dict[str, CellStatus]) -> DriverStatus:
-    host, pid, lost = socket.gethostname(), os.getpid(), terminal.output_lost
-    return DriverStatus(
-        time=time.time(), host=host, pid=pid, ended=ended, cells=cells, output_lost=lost
-    )
-
-
-@contextmanager
-def lost_output_recorded(folder: Path) -> Iterator[None]:
-    """While a sweep runs here, and at its end: write status.json once nobody reads what this
-    process prints."""
-    before, ended = read_status(folder), threading.Event()
-    if before is not None and before.output_lost is not None:
-        write_status(folder, before.model_copy(update={"ended": True, "output_lost": None}))
-
-    def watch() -> None:
-        while not ended.wait(OUTPUT_CHECK_SECONDS):
-            if terminal.output_lost is not None:
-                return write_status(folder, driver_status(ended=False, cells={}))
-
-    watcher = threading.Thread(target=watch, daemon=True, name="lost output")
-    watcher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watcher.join()
-        if terminal.output_lost is not None:
-            write_status(folder, driver_status(ended=True, cells={}))
-
-
-def write_status(folder: Path, status: DriverStatus) -> None:
-    write_text(folder / STATUS_FILE, status.model_dump_json(indent=1) + "\n")
-
-
-def read_status(folder: Path) -> DriverStatus | None:
-    """The newest status of the driver; None where none has written one. InputError where it cannot
-    be read."""
-    path = folder / STATUS_FILE
-    try:
-        return DriverStatus.model_validate_json(read_file(path))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValidationError) as e:
-        fix = "Remove it: the driver writes it again every few seconds"
-        raise InputError(f"cannot read {path}: {str(e).splitlines()[0]}. {fix}.") from e
-
-
+CONFIG_FILE = "config.yaml"
+SUMMARY_FILE = "frontier.json"
 STALE_SECONDS = 60.0  # age of status.json from which on its driver counts as gone
 CELL_NAME_PATTERN = re.compile(r"([1-9]\d{0,9})x([1-9]\d{0,9})-s(\d{1,9})", re.ASCII)
 
@@ -157,118 +71,213 @@ class SweepStatus:
         return sum(cell.state == state for cell in self.cells)
 
 
+@dataclass(frozen=True)
+class Writers:
+    """Which processes write a sweep's folder, as far as its files say, at a time."""
+
+    driver: DriverStatus | None  # the newest status of a driver
+    locked: bool  # whether a process on this machine holds the folder's lock
+    now: float  # Unix seconds
+
+    @property
+    def driver_cells(self) -> Mapping[str, CellStatus]:
+        """By name; none of a sweep on one machine."""
+        return {} if self.driver is None else self.driver.cells
+
+    @property
+    def driver_alive(self) -> bool:
+        """Whether a driver on a cluster writes its status."""
+        if self.driver is None or not self.driver.cells or self.driver.ended:
+            return False
+        return self.now - self.driver.time < STALE_SECONDS
+
+    @property
+    def running(self) -> bool:
+        return self.driver_alive or self.locked
+
+
 def read_sweep_status(
     folder: Path, now: float | None = None, planned: Config | None = None
 ) -> SweepStatus:
     """Where the sweep in a folder stands at a time (Unix; None: now), as `planned` goes on with it
     (None: as it began); InputError where it cannot be read."""
     if not (folder / CONFIG_FILE).is_file():
-        problem = f"{folder} is no sweep's folder, it has no {CONFIG_FILE}; expected one such as runs/quickstart"
         raise InputError(
-            f"{problem}. A sweep that has just begun writes it once its base policy is ready."
+            f"{folder} is no sweep's folder, it has no {CONFIG_FILE}; expected one such as"
+            " runs/quickstart. A sweep that has just begun writes it once its base policy is ready."
         )
     config = planned or load_config(str(folder / CONFIG_FILE))
     now = time.time() if now is None else now
-    driver, locked = read_status(folder), is_written(folder)
-    driver_cells = driver.cells if driver is not None else {}  # none of a sweep on one machine
-    driver_alive = bool(
-        driver is not None
-        and driver_cells
-        and not driver.ended
-        and now - driver.time < STALE_SECONDS
-    )
-    strategy, spending = config.sweep.strategy, read_spending(folder)
+    writers = Writers(driver=read_status(folder), locked=is_written(folder), now=now)
+    spending = read_spending(folder)
     last_target = config.cell.eval.evaluation_targets(config.sweep.budget)[-1]
+
+    cells = _cell_summaries(folder, config, writers, spending, last_target)
+    if spending is not None and not spending.is_ended:
+        cells = _between_two_legs(cells, spending, writers.running)
+    if config.sweep.strategy == "adaptive" and not writers.locked:
+        cells = _with_outcomes(cells, folder / SUMMARY_FILE, now)
+
+    rollouts = sum(cell.rollouts for cell in cells)
+    budget = _sweep_budget(config, last_target)
+    if spending is not None and spending.is_ended:
+        budget = rollouts
+    rate = _sweep_rate(cells)
+    return SweepStatus(
+        name=config.name,
+        folder=folder,
+        resume_command=resume_command(folder, config),
+        running=writers.running,
+        cells=tuple(cells),
+        rollouts=rollouts,
+        budget=budget,
+        rate=rate,
+        seconds_left=_seconds_left(cells, budget - rollouts, rate),
+        lost=_describe_lost_driver(writers),
+        unread=_describe_unread_output(writers),
+        start=tuple(describe_start(folder)),
+    )
+
+
+def _cell_summaries(
+    folder: Path,
+    config: Config,
+    writers: Writers,
+    spending: Spending | None,
+    last_target: int,
+) -> list[CellSummary]:
     cells = []
-    for cell in _known_cells(folder, config, driver_cells):
-        goal = _grid_goal(folder, cell, last_target) if strategy == "grid" else None
-        if spending:
+    for cell in _known_cells(folder, config, writers.driver_cells):
+        goal = None
+        if config.sweep.strategy == "grid":
+            goal = _grid_goal(folder, cell, last_target)
+        if spending is not None:
             goal = spending.rollouts(cell)
             if goal == 0:  # its n had no pilot
                 continue
-            # the end of a leg is not the run's
+            # The end of a leg is not the end of the run that goes on.
             if cell.name == spending.cell.name and not spending.is_ended:
                 goal = None
-        cells.append(
-            _cell_summary(
-                folder, cell, goal, driver_cells.get(cell.name), driver_alive, locked, now
-            )
-        )
-    if spending and not spending.is_ended:  # between two legs
-        state = "running" if locked or driver_alive else "interrupted"
-        name = spending.cell.name
-        cells = [
-            replace(c, state=state) if (c.state, c.cell.name) == ("done", name) else c
-            for c in cells
-        ]
-    if strategy == "adaptive" and not locked and (summary := folder / SUMMARY_FILE).exists():
-        # seconds ago
-        ended = now - summary.stat().st_mtime
-        failed = read_json_object(summary).get("failed")
-        for i, cell in enumerate(cells):
-            if cell.state == "interrupted" and (cell.age or 0) >= ended:
-                reason = str(failed.get(cell.cell.name, "")) if isinstance(failed, dict) else ""
-                cells[i] = replace(cell, state="failed" if reason else "done", reason=reason)
-    rollouts = sum(cell.rollouts for cell in cells)
-    budget = sum(cell.rollouts_to_reach(last_target) for cell in plan_cells(config.sweep))
-    if strategy != "grid":
-        budget = (
-            config.sweep.budget
-            if strategy == "spend"
-            else config.sweep.total_rollouts or budget // 2
-        )
-    if spending and spending.is_ended:
-        budget = rollouts
+        cells.append(_cell_summary(folder, cell, goal, writers))
+    return cells
+
+
+def _between_two_legs(
+    cells: Sequence[CellSummary], spending: Spending, running: bool
+) -> list[CellSummary]:
+    """The run that `isojax spend` goes on with is not done at the end of a leg."""
+    state = "running" if running else "interrupted"
+    return [
+        replace(cell, state=state)
+        if cell.state == "done" and cell.cell.name == spending.cell.name
+        else cell
+        for cell in cells
+    ]
+
+
+def _with_outcomes(
+    cells: Sequence[CellSummary], summary_file: Path, now: float
+) -> list[CellSummary]:
+    """Of an adaptive sweep that has ended: what its summary says of runs that have no fixed C to
+    end at. A run that went on after the summary was written is interrupted."""
+    if not summary_file.exists():
+        return list(cells)
+    seconds_since_summary = now - summary_file.stat().st_mtime
+    failed = read_json_object(summary_file).get("failed")
+    reasons = failed if isinstance(failed, dict) else {}
+
+    outcomes = []
+    for cell in cells:
+        if cell.state == "interrupted" and (cell.age or 0) >= seconds_since_summary:
+            reason = str(reasons.get(cell.cell.name, ""))
+            cell = replace(cell, state="failed" if reason else "done", reason=reason)
+        outcomes.append(cell)
+    return outcomes
+
+
+def _sweep_budget(config: Config, last_target: int) -> int:
+    """The rollouts that a sweep may spend: of the adaptive strategy, unless it is set, half of the
+    grid."""
+    sweep = config.sweep
+    if sweep.strategy == "spend":
+        return sweep.budget
+    grid_rollouts = sum(cell.rollouts_to_reach(last_target) for cell in plan_cells(sweep))
+    if sweep.strategy == "adaptive":
+        return sweep.total_rollouts or grid_rollouts // 2
+    return grid_rollouts
+
+
+def _sweep_rate(cells: Sequence[CellSummary]) -> float | None:
+    """Rollouts/s of the running cells; one without a rate so far is taken for an average one."""
     known_rates = [cell.rate for cell in cells if cell.rate]
-    # of a running cell without a rate so far
     mean_rate = sum(known_rates) / len(known_rates) if known_rates else 0.0
-    rate = sum(cell.rate or mean_rate for cell in cells if cell.state == "running") or None
+    return sum(cell.rate or mean_rate for cell in cells if cell.state == "running") or None
+
+
+def _seconds_left(
+    cells: Sequence[CellSummary], rollouts_left: int, rate: float | None
+) -> float | None:
+    if not rate:
+        return None
+    # Nobody trains what failed cells have left.
     failed_rollouts = sum(
         cell.goal - cell.rollouts for cell in cells if cell.state == "failed" and cell.goal
     )
-    seconds_left = max(0, budget - rollouts - failed_rollouts) / rate if rate else None
-    running, lost, unread = driver_alive or locked, "", ""
-    if driver is not None and not driver.ended:
-        driver_name = f"process {driver.pid} on {driver.host}"
-        if driver_cells and not running:
-            lost = f"its driver ({driver_name}) has not written its status for {now - driver.time:.0f} s"
-        if running and driver.output_lost is not None:
-            age = terminal.format_hours((now - driver.output_lost) / 3600)
-            unread = f"nobody reads what {driver_name} prints, for {age}; it goes on. kill {driver.pid} saves its state"
-    totals = rollouts, budget, rate, seconds_left
-    command = resume_command(folder, config)
-    start = tuple(describe_start(folder))
-    return SweepStatus(
-        config.name, folder, command, running, tuple(cells), *totals, lost, unread, start
+    return max(0, rollouts_left - failed_rollouts) / rate
+
+
+def _describe_lost_driver(writers: Writers) -> str:
+    driver = writers.driver
+    if driver is None or driver.ended or not driver.cells or writers.running:
+        return ""
+    seconds = writers.now - driver.time
+    return (
+        f"its driver (process {driver.pid} on {driver.host}) has not written its status for"
+        f" {seconds:.0f} s"
+    )
+
+
+def _describe_unread_output(writers: Writers) -> str:
+    driver = writers.driver
+    if driver is None or driver.ended or not writers.running or driver.output_lost is None:
+        return ""
+    age = terminal.format_hours((writers.now - driver.output_lost) / 3600)
+    return (
+        f"nobody reads what process {driver.pid} on {driver.host} prints, for {age}; it goes on."
+        f" kill {driver.pid} saves its state"
     )
 
 
 def resume_command(folder: Path, config: Config) -> str:
     """What goes on with the sweep; empty where its folder was renamed, as `launch` would look for
     the old name."""
-    is_there = (
-        is_url(config.run.dir) or Path(config.run.dir, config.name).resolve() == folder.resolve()
-    )
+    configured_folder = Path(config.run.dir, config.name)
+    is_there = is_url(config.run.dir) or configured_folder.resolve() == folder.resolve()
     if not is_there and folder.resolve().name != config.name:
         return ""
-    command = [
-        "isojax",
-        "spend" if config.sweep.strategy == "spend" else "launch",
-        f"{folder}/{CONFIG_FILE}",
-    ]
-    return shlex.join([*command, *([] if is_there else [f"run.dir={folder.parent}"]), "--resume"])
+
+    verb = "spend" if config.sweep.strategy == "spend" else "launch"
+    command = ["isojax", verb, f"{folder}/{CONFIG_FILE}"]
+    if not is_there:  # it was moved
+        command.append(f"run.dir={folder.parent}")
+    return shlex.join([*command, "--resume"])
 
 
 def _known_cells(folder: Path, config: Config, driver_cell_names: Iterable[str]) -> list[Cell]:
     """The cells of a grid's plan, those that a driver names, and those that have a ledger."""
-    names = {path.parent.name for path in paths_below(folder / "cells", RECORDS_FILE)} | set(
-        driver_cell_names
-    )
-    matches = filter(None, map(CELL_NAME_PATTERN.fullmatch, names))
-    cells = {Cell(int(match[1]), int(match[2]), int(match[3])) for match in matches}
-    return sorted(
-        cells | set(plan_cells(config.sweep) if config.sweep.strategy != "adaptive" else ())
-    )
+    ledgers = paths_below(folder / "cells", RECORDS_FILE)
+    names = {path.parent.name for path in ledgers} | set(driver_cell_names)
+    cells = set()
+    for name in names:
+        match = CELL_NAME_PATTERN.fullmatch(name)
+        if match:
+            B_p, n, seed = map(int, match.groups())
+            cells.add(Cell(B_p, n, seed))
+
+    # An adaptive sweep need not begin all cells of its grid.
+    if config.sweep.strategy != "adaptive":
+        cells |= set(plan_cells(config.sweep))
+    return sorted(cells)
 
 
 def _grid_goal(folder: Path, cell: Cell, last_target: int) -> int:
@@ -280,39 +289,44 @@ def _grid_goal(folder: Path, cell: Cell, last_target: int) -> int:
     return cell.rollouts_to_reach(last_target)
 
 
-def _cell_summary(
-    folder: Path,
-    cell: Cell,
-    goal: int | None,
-    status: CellStatus | None,
-    driver_alive: bool,
-    locked: bool,
-    now: float,
-) -> CellSummary:
+def _cell_summary(folder: Path, cell: Cell, goal: int | None, writers: Writers) -> CellSummary:
     cell_folder = folder / "cells" / cell.name
+    ledger = cell_folder / RECORDS_FILE
+    has_ledger = ledger.exists()
     points, reason = recorded_points(cell_folder)
-    point = points[-1] if points else None
-    has_ledger = (cell_folder / RECORDS_FILE).exists()
-    rollouts = point.rollouts if point else 0
+    status = writers.driver_cells.get(cell.name)
+
+    # What the ledger says, else the driver.
+    rollouts = 0
     reward = status.reward if status else None
-    if point:  # avg@k, else its first metric
-        reward = point.metrics.get(f"avg@{point.samples}", next(iter(point.metrics.values()), None))
+    age = None
+    if points:
+        newest = points[-1]
+        rollouts = newest.rollouts
+        first_metric = next(iter(newest.metrics.values()), None)
+        reward = newest.metrics.get(f"avg@{newest.samples}", first_metric)
+        age = writers.now - ledger.stat().st_mtime
+
+    # A driver's word counts while it writes. Later it does where the ledger cannot say it: that a
+    # cell without a fixed end is done, or failed and is not being tried again.
+    driver_knows = status is not None and (
+        writers.driver_alive
+        or (status.state == "done" and goal is None)
+        or (status.state == "failed" and not writers.locked)
+    )
     state = "interrupted" if has_ledger else "waiting"
     if goal is not None and rollouts >= goal:
         state = "done"
-    elif status is not None and (
-        driver_alive
-        or (status.state == "done" and goal is None)
-        or (status.state == "failed" and not locked)
-    ):
+    elif status is not None and driver_knows:
         state = status.state
         rollouts = max(rollouts, status.rollouts)
         reason = status.error or reason
     elif reason:
         state = "failed"
-    elif locked and has_ledger:
+    elif writers.locked and has_ledger:
         state = "running"
         rollouts = max(rollouts, read_progress(cell_folder) or 0)
+
     return CellSummary(
         cell=cell,
         state=state,
@@ -320,7 +334,7 @@ def _cell_summary(
         goal=goal,
         reward=reward,
         rate=_cell_rate(cell_folder, points),
-        age=now - (cell_folder / RECORDS_FILE).stat().st_mtime if point else None,
+        age=age,
         attempts=status.attempts if status else None,
         where=status.where if status else "",
         log=status.log if status else "",
@@ -339,12 +353,10 @@ def _cell_rate(folder: Path, points: Sequence[EvalPoint]) -> float | None:
 
 
 def _health_flags(path: Path) -> tuple[str, ...]:
+    if not path.exists():
+        return ()
     try:
-        return (
-            tuple(str(flag["name"]) for flag in read_json_object(path)["flags"])
-            if path.exists()
-            else ()
-        )
+        return tuple(str(flag["name"]) for flag in read_json_object(path)["flags"])
     except (ValueError, KeyError, TypeError) as e:
         raise InputError(
             f"cannot read {path}: {e}. Remove it; `isojax launch ... --resume` writes it again."

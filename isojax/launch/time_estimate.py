@@ -3,12 +3,14 @@
 The lower bound counts the operations of an update's matrix products and the bytes it must move,
 each at the rate that a probe measured on this machine, one after the other:
 
-    sampling   2 operations per weight for each token (in the layers, but for each response's first) and each prompt
-               position; all weights, and the cache, once per step
-    update     6 and 6, 2 more where a layer is computed again, 2 for the KL's reference, 8 for a critic; what layers
-               keep for the gradient moves three times; sums of gradients once per microbatch, Adam's moments once
-    links      where fsdp splits weights, each microbatch and block of prompts gathers them and scatters their gradient;
-               where tensor does, each layer has two sums forwards and two backwards
+    sampling   2 operations per weight for each token (in the layers, but for each response's
+               first) and each prompt position; all weights, and the cache, once per step
+    update     6 and 6, 2 more where a layer is computed again, 2 for the KL's reference, 8 for a
+               critic; what layers keep for the gradient moves three times; sums of gradients once
+               per microbatch, Adam's moments once
+    links      where fsdp splits weights, each microbatch and block of prompts gathers them and
+               scatters their gradient; where tensor does, each layer has two sums forwards and two
+               backwards
 
 The rates of chips that are not here are those that their makers publish.
 """
@@ -50,9 +52,10 @@ class DeviceRates:
 
     def __str__(self) -> str:
         return (
-            f"a lower bound at {self.efficiency:.0%} efficiency, all responses of full length ({self.origin}, per "
-            f"device: {self.decode_flops / 1e9:,.0f} and {self.update_flops / 1e9:,.0f} GFLOP/s, "
-            f"{self.bandwidth / GIB:,.1f} GiB/s); expect a factor 2 either way"
+            f"a lower bound at {self.efficiency:.0%} efficiency, all responses of full length"
+            f" ({self.origin}, per device: {self.decode_flops / 1e9:,.0f} and"
+            f" {self.update_flops / 1e9:,.0f} GFLOP/s, {self.bandwidth / GIB:,.1f} GiB/s); expect a"
+            " factor 2 either way"
         )
 
 
@@ -65,12 +68,17 @@ def published_rates(tflops: float, memory: float, links: float) -> DeviceRates:
     """Of bfloat16 TFLOP/s, and GB/s of memory and of the links along an axis of a mesh, both
     directions together."""
     return DeviceRates(
-        1e12 * tflops, 1e12 * tflops, 1e9 * memory, 1e9 * links, PUBLISHED_EFFICIENCY, "published"
+        decode_flops=1e12 * tflops,
+        update_flops=1e12 * tflops,
+        bandwidth=1e9 * memory,
+        link_bandwidth=1e9 * links,
+        efficiency=PUBLISHED_EFFICIENCY,
+        origin="published",
     )
 
 
-# GiB that libtpu's compiler has for a program, and rates; a device of the topologies of v4 and
-# TPU7x is half a chip.
+# By the name that jax has for a device: GiB that libtpu's compiler has for a program, and rates. A
+# device of the topologies of v4 and TPU7x is half a chip.
 CHIPS = {
     "TPU v4": (15.25, published_rates(138, 614, 90)),
     "TPU v5 lite": (15.75, published_rates(197, 819, 90)),
@@ -108,59 +116,78 @@ def _tensor_sum_seconds(
     s: DeviceSizes, tokens: float, sums_per_layer: float, rates: DeviceRates
 ) -> float:
     """Seconds in which the devices that share weights add up what each has of a layer's outputs."""
+    # A ring of k devices sends all but 1/k of an array, twice: to add up, and to hand out.
     bytes_of_a_sum = 2 * (1 - 1 / s.mesh.weight_parts) * s.compute_bytes * tokens * s.D
     return s.num_layers * sums_per_layer * bytes_of_a_sum / rates.link_bandwidth
 
 
 def sampling_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> float:
     """Seconds of sampling B rollouts of B_p prompts, over all shards."""
-    P, T, S = s.shapes.prompt_length, s.shapes.response_length, s.shapes.shards
-    layer_weights = s.active_params
-    # Of a token; the first of a response is drawn from its prompt.
-    layer_flops = 2 * layer_weights + 4 * s.attended_values(s.prompt_positions + T / 2)
+    P = s.shapes.prompt_length
+    T = s.shapes.response_length
+    shard_rollouts = B / s.shapes.shards
+    shard_prompts = B_p / s.shapes.shards
+
+    # Of a token: 2 operations with each weight, and 4 with each key and value that it sees, on
+    # average half of the positions to come. The first of a response is drawn from its prompt.
+    weights = s.active_params
+    layer_flops = 2 * weights + 4 * s.attended_values(s.prompt_positions + T / 2)
     response_flops = (T - 1) * layer_flops + T * 2 * s.table_params
-    prompt_flops = s.prompt_positions * (2 * layer_weights + 4 * s.attended_values(P / 2))
-    flops = B / S * response_flops + B_p / S * prompt_flops
-    # of all slots, a token per step; the first one's without layers
-    slot_fills = B / S / s.shapes.slots
-    slot_cache_bytes = s.cache_bytes() * s.shapes.slots / (s.shapes.slots + s.shapes.prefix_entries)
-    step_bytes = layer_bytes_read(s, s.shapes.slots) + slot_cache_bytes
-    bytes_moved = slot_fills * ((T - 1) * step_bytes + T * s.compute_bytes * s.table_params)
-    link_seconds = _tensor_sum_seconds(s, B / S * (T - 1) + B_p / S * s.prompt_positions, 2, rates)
+    prompt_flops = s.prompt_positions * (2 * weights + 4 * s.attended_values(P / 2))
+    flops = shard_rollouts * response_flops + shard_prompts * prompt_flops
+
+    # All slots take a step together, a token each; for the first of a response without layers. A
+    # step reads the slots' share of the cache, not that of the table of prompts.
+    slots = s.shapes.slots
+    slot_fills = shard_rollouts / slots
+    slot_cache_bytes = s.cache_bytes() * slots / (slots + s.shapes.prefix_entries)
+    step_bytes = layer_bytes_read(s, slots) + slot_cache_bytes
+    logits_bytes_read = s.compute_bytes * s.table_params
+    bytes_moved = slot_fills * ((T - 1) * step_bytes + T * logits_bytes_read)
+
+    tokens = shard_rollouts * (T - 1) + shard_prompts * s.prompt_positions
+    link_seconds = _tensor_sum_seconds(s, tokens, 2, rates)
     return flops / rates.decode_flops + bytes_moved / rates.bandwidth + link_seconds
 
 
 def update_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> float:
     """Seconds of an update on B rollouts of B_p prompts."""
-    P, T, S = s.shapes.prompt_length, s.shapes.response_length, s.shapes.shards
+    P = s.shapes.prompt_length
+    T = s.shapes.response_length
+    shard_rollouts = B / s.shapes.shards
+    shard_prompts = B_p / s.shapes.shards
 
     # For each weight and token: 2 forward and 4 back, 2 again by remat, 2 of the reference, 8 of a
     # critic.
-    flops_per_weight = 6 + 2 * s.remat + 2 * s.has_reference + 8 * (s.critic_bytes > 0)
-    layer_weights = s.active_params
-    layer_flops = layer_weights + 2 * s.attended_values(s.prompt_positions + T / 2)
+    has_critic = s.critic_bytes > 0
+    flops_per_weight = 6 + 2 * s.remat + 2 * s.has_reference + 8 * has_critic
+    weights = s.active_params
+    layer_flops = weights + 2 * s.attended_values(s.prompt_positions + T / 2)
     response_flops = flops_per_weight * ((T - 1) * layer_flops + T * s.table_params)
-    prompt_flops = (
-        s.prompt_positions * flops_per_weight * (layer_weights + 2 * s.attended_values(P / 2))
-    )
-    flops = B / S * response_flops + B_p / S * prompt_flops
+    prompt_flops = s.prompt_positions * flops_per_weight * (weights + 2 * s.attended_values(P / 2))
+    flops = shard_rollouts * response_flops + shard_prompts * prompt_flops
 
-    prompt_blocks = B_p / S / s.shapes.prefill_batch
-    microbatches = max(B / S / s.shapes.microbatch, prompt_blocks)
-    bytes_moved = (
-        microbatches * (3 * response_activations(s) + 3 * FLOAT_BYTES * s.num_params)
-        + 9 * s.param_bytes
-    )
+    # A microbatch does not reach into the next block of prompts, so there are at least as many. In
+    # each, what layers keep and the sum of gradients move three times; in Adam's step, arrays of
+    # the parameters' size nine times.
+    prompt_blocks = shard_prompts / s.shapes.prefill_batch
+    microbatches = max(shard_rollouts / s.shapes.microbatch, prompt_blocks)
+    microbatch_bytes = 3 * response_activations(s) + 3 * FLOAT_BYTES * s.num_params
+    bytes_moved = microbatches * microbatch_bytes + 9 * s.param_bytes
 
-    weight_passes = microbatches + (
-        0 if s.shapes.joint_forward(s.mesh.sequence > 1) else prompt_blocks
-    )
+    # Each pass through the layers gathers weights as products are computed, forwards, backwards and
+    # for the reference, and scatters their gradient in float32.
+    is_joint = s.shapes.joint_forward(s.mesh.sequence > 1)
+    weight_passes = microbatches + (0 if is_joint else prompt_blocks)
     bytes_per_weight = FLOAT_BYTES + s.compute_bytes * (2 + s.has_reference)
     gathered_bytes = weight_passes * (1 - 1 / s.fsdp_shards) * bytes_per_weight * s.num_params
-    tokens = B / S * (T - 1) + B_p / S * s.prompt_positions
-    link_seconds = gathered_bytes / rates.link_bandwidth + _tensor_sum_seconds(
-        s, tokens, 5 + s.remat / 2, rates
-    )
+
+    # Two sums forwards and two backwards, each a scatter and a gather, as devices share the tokens
+    # of hidden states between products. The gradient gathers inputs of both products once more,
+    # half a sum each, and a layer that is computed again one of them more.
+    tokens = shard_rollouts * (T - 1) + shard_prompts * s.prompt_positions
+    link_seconds = gathered_bytes / rates.link_bandwidth
+    link_seconds += _tensor_sum_seconds(s, tokens, 5 + s.remat / 2, rates)
     return flops / rates.update_flops + bytes_moved / rates.bandwidth + link_seconds
 
 
@@ -180,16 +207,19 @@ def rates_from_probe(
     pair_rates = {}
     for B_p, n in pairs:
         B = B_p * n
-        update = sampling_seconds(s, B_p, B, rates) + update_seconds(s, B_p, B, rates)
-        pair_rates[B_p, n] = rates.efficiency * B / update
+        seconds = sampling_seconds(s, B_p, B, rates) + update_seconds(s, B_p, B, rates)
+        pair_rates[B_p, n] = rates.efficiency * B / seconds
     return pair_rates
 
 
 def evaluation_seconds(s: DeviceSizes, num_evaluations: int, rates: DeviceRates) -> float:
-    problems = num_evaluations * (
-        s.cell.data.validation * (1 + len(s.cell.eval.extra)) + s.cell.eval.panel
-    )
-    return sampling_seconds(s, problems, problems * s.cell.eval.samples, rates) / rates.efficiency
+    """Seconds of so many evaluations: validation, every further problem set, and the panel of
+    training problems. They sample, and train nothing."""
+    data, evaluation = s.cell.data, s.cell.eval
+    problem_sets = 1 + len(evaluation.extra)
+    problems = num_evaluations * (data.validation * problem_sets + evaluation.panel)
+    rollouts = problems * evaluation.samples
+    return sampling_seconds(s, problems, rollouts, rates) / rates.efficiency
 
 
 def forecast_from_rates(
@@ -197,9 +227,15 @@ def forecast_from_rates(
 ) -> Forecast:
     """The times of cells that run up to C = `budget`, by the rates of their devices."""
     targets = s.cell.eval.evaluation_targets(budget)
-    pair_rates = rates_from_probe(s, sorted({pair for cell in cells for pair in cell.pairs}), rates)
-    evaluations = evaluation_seconds(s, len(targets), rates)
-    return make_forecast(cells, targets[-1], concurrent_cells, pair_rates, evaluations, str(rates))
+    pairs = sorted({pair for cell in cells for pair in cell.pairs})
+    return make_forecast(
+        cells,
+        final_target=targets[-1],
+        concurrent_cells=concurrent_cells,
+        rates=rates_from_probe(s, pairs, rates),
+        evaluation_seconds=evaluation_seconds(s, len(targets), rates),
+        source=str(rates),
+    )
 
 
 def make_forecast(
@@ -210,7 +246,10 @@ def make_forecast(
     evaluation_seconds: float,
     source: str,
 ) -> Forecast:
-    """The times of cells that run up to C = `final_target` in whole updates."""
+    """The times of cells that run up to C = `final_target` in whole updates.
+
+    rates: rollouts/s of training at each (B_p, n). evaluation_seconds: of all evaluations of a run.
+    """
     cell_seconds = {}
     for cell in cells:
         updates_by_span = cell.updates_by_span(cell.updates_to_reach(final_target))
@@ -218,5 +257,8 @@ def make_forecast(
             updates * span.B / rates[span.B_p, span.n] for span, updates in updates_by_span
         )
         cell_seconds[cell.kind] = evaluation_seconds + training_seconds
+
+    # Cells that run side by side share the work, but no cell is faster than alone.
     seconds = [cell_seconds[cell.kind] for cell in cells]
-    return Forecast(rates, cell_seconds, max(sum(seconds) / concurrent_cells, *seconds), source)
+    sweep_seconds = max(sum(seconds) / concurrent_cells, *seconds)
+    return Forecast(rates, cell_seconds, sweep_seconds, source)

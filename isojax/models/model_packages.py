@@ -15,7 +15,7 @@ from pathlib import Path
 from isojax.core.atomic_files import write_text
 from isojax.core.errors import InputError
 from isojax.models.hf.gguf_file import sha256_of
-from isojax.models.hf.gguf_import import convert, import_gguf
+from isojax.models.hf.gguf_import import convert
 from isojax.models.safetensors_io import new_model_folder
 
 PART_PATTERN = "*.gguf*"  # the whole file, or its parts in the order of their names
@@ -75,18 +75,6 @@ def check_accepted(package: ModelPackage, accept_terms: bool) -> None:
     if not accept_terms:
         raise InputError(f"{package.name}: {links}. If you accept these terms, add --accept-terms.")
     print(f"terms: {links}", flush=True)
-
-
-def import_file(path: Path, folder: Path, accept_terms: bool = False) -> None:
-    """Make a model's folder of any GGUF file. One of a package that asks for agreement asks for it
-    here too."""
-    from isojax.models import gemma3_270m, smollm2
-
-    digest = sha256_of(path) if path.is_file() else ""
-    for package in (smollm2.package(), gemma3_270m.package()):
-        if package.sha256 == digest:
-            return import_package(package, path, folder, accept_terms)
-    return import_gguf(path, folder)
 
 
 def find_parts(package: ModelPackage) -> list[Path]:

@@ -17,7 +17,7 @@ from isojax.core.atomic_files import read_file
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_DOCUMENT_BYTES
 from isojax.core.table_files import read_table
-from isojax.launch.sweep_status import read_status
+from isojax.launch.status_file import read_status
 from isojax.models.safetensors_io import weight_files
 from isojax.report.page.fit_sections import provenance_section
 from isojax.runs.ledger import read_run

@@ -20,15 +20,15 @@ from isojax.core.config import load_config, save_config
 from isojax.core.errors import RunFailed
 from isojax.core.nouns import Cell, EvalPoint, Leg, Spending
 from isojax.launch.planner import plan_cells
-from isojax.launch.strategy import training_rounds
-from isojax.launch.sweep_status import (
+from isojax.launch.status_file import (
     STATUS_FILE,
     CellStatus,
     DriverStatus,
     read_status,
-    read_sweep_status,
     write_status,
 )
+from isojax.launch.strategy import training_rounds
+from isojax.launch.sweep_status import read_sweep_status
 from isojax.runs.ledger import RECORDS_FILE, Ledger
 from isojax.runs.mirror import localize
 from isojax.runs.spend_file import write_spending

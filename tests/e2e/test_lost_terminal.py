@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from isojax.core import machine
-from isojax.launch.sweep_status import DriverStatus, read_status, read_sweep_status
+from isojax.launch.status_file import DriverStatus, read_status
+from isojax.launch.sweep_status import read_sweep_status
 from tests.e2e.conftest import SCRIPT, SECONDS, Isojax, settings
 
 WORDS = ("launch", "tiny.yaml", "--no-report")

@@ -20,7 +20,7 @@ from isojax.core.start_file import read_start_report
 from isojax.launch.display import Display
 from isojax.launch.local import local_runner
 from isojax.launch.local.local_runner import out_of_memory_message, train_cells, write_health
-from isojax.launch.ray.ray_actor import StatusCollector
+from isojax.launch.ray.process_status import StatusCollector
 from isojax.launch.strategy import CellTarget, raise_cell_failures
 from isojax.runs.ledger import Ledger, read_run
 

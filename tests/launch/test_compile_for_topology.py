@@ -17,6 +17,7 @@ from jax.errors import JaxRuntimeError
 from isojax.core.config import load_config
 from isojax.core.errors import InputError, RunFailed
 from isojax.distributed.mesh_spec import MeshShape
+from isojax.launch.device_budget import DeviceBudget
 from isojax.launch.local.compile_for_topology import (
     compile_for_topology,
     confirm_sizes,
@@ -26,7 +27,6 @@ from isojax.launch.local.compile_for_topology import (
     topology_budget,
     topology_devices,
 )
-from isojax.launch.planner import DeviceBudget
 from isojax.launch.time_estimate import GIB
 from isojax.models.describe_sizes import describe_sizes
 

@@ -15,7 +15,7 @@ from isojax.core.config import load_config
 from isojax.distributed.sharding import Program
 from isojax.launch.local.local_runner import launch
 from isojax.launch.local.setup import SweepSetup
-from isojax.launch.memory_model import sampling_work_bytes
+from isojax.launch.sampling_memory import sampling_work_bytes
 from isojax.rl.optimizer import HOST_MEMORY
 from tests.e2e.tiny_lm import CHAT_CONFIG, make_model
 

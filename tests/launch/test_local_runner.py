@@ -12,9 +12,10 @@ import pytest
 from isojax.core.config import Config, DataConfig, PrecisionConfig, SweepConfig, save_config
 from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import MeshShape
+from isojax.launch.device_budget import DeviceBudget
 from isojax.launch.display import print_disk_use, print_plan
 from isojax.launch.local.setup import check_batch, check_data, check_precision
-from isojax.launch.planner import DeviceBudget, plan_cells, resolve_sweep_sizes
+from isojax.launch.planner import plan_cells, resolve_sweep_sizes
 from isojax.launch.resume import config_for_folder, print_remaining
 from isojax.launch.time_estimate import GIB, Forecast
 from isojax.models.describe_sizes import describe_sizes

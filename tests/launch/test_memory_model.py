@@ -15,21 +15,20 @@ from isojax.core.config import CellConfig, ModelConfig, SamplingConfig, SweepCon
 from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 from isojax.distributed.sharding import make_mesh
-from isojax.launch.local.compile_for_topology import (
-    AbstractTask,
-    build_abstract_programs,
-)
-from isojax.launch.memory_model import MemoryEstimate
-from isojax.launch.planner import (
+from isojax.launch.device_budget import (
     MEMORY_UTILIZATION,
     DeviceBudget,
     autosize_sweep,
     fit_to_memory,
     host_memory,
-    plan_cells,
-    resolve_sweep_sizes,
     suggest_fit,
 )
+from isojax.launch.local.compile_for_topology import (
+    AbstractTask,
+    build_abstract_programs,
+)
+from isojax.launch.memory_model import MemoryEstimate
+from isojax.launch.planner import plan_cells, resolve_sweep_sizes
 from isojax.launch.time_estimate import CHIPS
 from isojax.models.describe_sizes import describe_sizes
 from isojax.tasks.task import build_task
@@ -439,7 +438,7 @@ def test_the_memory_of_a_machine_is_its_cgroups_where_that_is_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr("isojax.launch.planner.CGROUP_LIMIT_FILES", (limit,))
+    monkeypatch.setattr("isojax.launch.device_budget.CGROUP_LIMIT_FILES", (limit,))
     full = host_memory()
     limit.write_text("max\n")
     assert host_memory() == full > 2**20

@@ -7,13 +7,8 @@ import pytest
 from isojax.core.config import CellConfig, EvalConfig, PrecisionConfig, SamplingConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
-from isojax.launch.planner import (
-    MAX_PREFILL_BATCH,
-    MAX_SHARD_ROWS,
-    format_bytes,
-    plan_cells,
-    resolve_sweep_sizes,
-)
+from isojax.launch.device_budget import format_bytes
+from isojax.launch.planner import MAX_PREFILL_BATCH, MAX_SHARD_ROWS, plan_cells, resolve_sweep_sizes
 from isojax.launch.time_estimate import cell_cost
 
 

@@ -15,8 +15,14 @@ from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell
 from isojax.core.preemption import Preempted
 from isojax.launch.ray import ray_processes
-from isojax.launch.ray.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL, ProcessGroupSpec
-from isojax.launch.ray.ray_actor import StatusUpdate, WorkerLost
+from isojax.launch.ray.placement import (
+    SLICE_LABEL,
+    TOPOLOGY_LABEL,
+    WORKER_LABEL,
+    ProcessGroupSpec,
+    TpuSlice,
+)
+from isojax.launch.ray.process_status import StatusUpdate, WorkerLost
 from isojax.launch.ray.ray_processes import RayProcessGroup
 from isojax.launch.strategy import CellTarget
 
@@ -147,7 +153,7 @@ def test_processes_are_in_the_order_of_their_slices() -> None:
         Placed,
         Config(),
         [TARGET.cell],
-        ProcessGroupSpec(4, {"TPU": 4.0}, tpu_slice=("v5litepod", "2x4"), num_slices=2),
+        ProcessGroupSpec(4, {"TPU": 4.0}, tpu_slice=TpuSlice("v5litepod", "2x4"), num_slices=2),
         "token",
         Path("group0-0"),
     )
@@ -157,7 +163,9 @@ def test_processes_are_in_the_order_of_their_slices() -> None:
         (3, "c"),
         (0, "d"),
     ]
-    group.spec = ProcessGroupSpec(5, {"TPU": 4.0}, tpu_slice=("v5litepod", "2x4"), num_slices=2)
+    group.spec = ProcessGroupSpec(
+        5, {"TPU": 4.0}, tpu_slice=TpuSlice("v5litepod", "2x4"), num_slices=2
+    )
     with pytest.raises(WorkerLost, match="before it began"):
         group._bundles()
 
@@ -184,7 +192,7 @@ def test_a_slice_that_lacks_a_host_is_given_back(monkeypatch: pytest.MonkeyPatch
         Ray,
         Config(),
         [TARGET.cell],
-        ProcessGroupSpec(1, {"TPU": 4.0}, tpu_slice=("v5litepod", "2x2")),
+        ProcessGroupSpec(1, {"TPU": 4.0}, tpu_slice=TpuSlice("v5litepod", "2x2")),
         "token",
         Path("group0-0"),
     )

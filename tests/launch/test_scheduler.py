@@ -21,11 +21,11 @@ from isojax.launch.display import Display
 from isojax.launch.planner import plan_cells
 from isojax.launch.ray import scheduler as scheduling
 from isojax.launch.ray.placement import ProcessGroupSpec
-from isojax.launch.ray.ray_actor import StatusUpdate, WorkerLost
+from isojax.launch.ray.process_status import StatusUpdate, WorkerLost
 from isojax.launch.ray.scheduler import RayScheduler
 from isojax.launch.resume import LOGS_FOLDER
+from isojax.launch.status_file import read_status
 from isojax.launch.strategy import CellTarget
-from isojax.launch.sweep_status import read_status
 
 CONFIG = Config.model_validate(
     {

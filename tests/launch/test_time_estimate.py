@@ -9,8 +9,8 @@ from isojax.core.nouns import Cell
 from isojax.core.schedule import Stage
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch import time_estimate
+from isojax.launch.device_budget import DeviceBudget
 from isojax.launch.device_sizes import DeviceSizes
-from isojax.launch.planner import DeviceBudget
 from isojax.launch.time_estimate import EFFICIENCY, DeviceRates
 from isojax.models.describe_sizes import describe_sizes
 

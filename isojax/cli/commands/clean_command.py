@@ -10,7 +10,7 @@ from isojax.cli.formatting import print_line
 from isojax.cli.options import complete_run
 from isojax.core.errors import InputError
 from isojax.launch.checkpoint_cleanup import plan_removals, remove
-from isojax.launch.planner import format_bytes
+from isojax.launch.device_budget import format_bytes
 
 RUNS_HELP = "Sweeps' folders, such as runs/quickstart."
 ALL_HELP = "The newest checkpoint of a run too: then its policy can't be exported, and a larger budget starts it anew."

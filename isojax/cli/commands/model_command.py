@@ -10,7 +10,7 @@ from typer import Argument, Option
 from isojax.cli.formatting import print_line
 from isojax.cli.options import new_app
 from isojax.core.errors import InputError
-from isojax.launch.planner import format_bytes
+from isojax.launch.device_budget import format_bytes
 from isojax.runs.mirror import MODEL_URL
 
 # Models in Python packages -> their module, function and folder.
@@ -93,7 +93,7 @@ def import_model(
         )
     else:
         folder = out or Path("models") / Path(source).stem.lower()
-        importlib.import_module("isojax.models.model_packages").import_file(
+        importlib.import_module("isojax.models.any_gguf").import_file(
             Path(source), folder, accept_terms
         )
     size = format_bytes(sum(file.stat().st_size for file in folder.iterdir()))

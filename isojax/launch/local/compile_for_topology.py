@@ -26,17 +26,11 @@ from isojax.core.shapes import ASSUMED_TRAINING_PROBLEMS
 from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
-from isojax.launch import planner, time_estimate
+from isojax.launch import device_budget, time_estimate
+from isojax.launch.device_budget import DeviceBudget, fit_to_memory, format_bytes, format_sizes
 from isojax.launch.display import console, print_plan
 from isojax.launch.memory_model import MemoryEstimate
-from isojax.launch.planner import (
-    DeviceBudget,
-    fit_to_memory,
-    format_bytes,
-    format_sizes,
-    plan_cells,
-    with_kernels,
-)
+from isojax.launch.planner import plan_cells, with_kernels
 from isojax.launch.time_estimate import GIB, find_chip
 from isojax.models.describe_sizes import describe_sizes
 from isojax.models.hf import hf_load
@@ -128,7 +122,7 @@ def larger_topologies(topology: str, devices: int) -> list[tuple[str, int]]:
     each time."""
     kind, _, sides = topology.partition(":")
     shape, topologies = [int(side) for side in sides.split("x")], []
-    for doublings in range(planner.MAX_MESH_GROWTH.bit_length()):
+    for doublings in range(device_budget.MAX_MESH_GROWTH.bit_length()):
         topologies.append((f"--topology {kind}:{'x'.join(map(str, shape))}", devices << doublings))
         shape[max(i for i, side in enumerate(shape) if side == min(shape))] *= 2
     return topologies
@@ -208,14 +202,14 @@ def confirm_sizes(
     """The sweep with sizes that the compiler confirms for the first topology; InputError names what
     would fit."""
     requested, topology = config.sweep, topologies[0][0].split()[1]
-    planner.check_moments(requested, budget)
+    device_budget.check_moments(requested, budget)
     sweep = fit_to_memory(requested, budget) or budget.smallest_sizes(requested)
     confirmed_bytes = dict[str, int]()
     memory = budget.estimate(sweep)
     # by more than the estimate may be wrong
-    if memory.peak * planner.MEMORY_UTILIZATION > budget.device_memory:
-        shortage = planner.describe_shortage(sweep, budget)
-        raise InputError(f"{shortage} {planner.suggest_fit(requested, budget, topologies)}")
+    if memory.peak * device_budget.MEMORY_UTILIZATION > budget.device_memory:
+        shortage = device_budget.describe_shortage(sweep, budget)
+        raise InputError(f"{shortage} {device_budget.suggest_fit(requested, budget, topologies)}")
 
     # The compiler corrects the estimate of a program that is over, until sizes fit or none do.
     for _ in range(MAX_COMPILATIONS):
@@ -228,7 +222,7 @@ def confirm_sizes(
         try:
             peaks = run_in_child_process(compile_programs, config, sweep, topology, unconfirmed)
         except RunFailed as e:
-            suggestion = planner.suggest_mesh(requested, budget, topologies)
+            suggestion = device_budget.suggest_mesh(requested, budget, topologies)
             raise InputError(
                 f"the TPU's compiler fails on mesh {budget.mesh}: {e} {suggestion}"
             ) from e
@@ -254,7 +248,7 @@ def confirm_sizes(
             break
         sweep, memory = smaller_sweep, budget.estimate(smaller_sweep)
 
-    suggestion = planner.suggest_fit(requested, budget, topologies)
+    suggestion = device_budget.suggest_fit(requested, budget, topologies)
     raise InputError(
         f"with {format_sizes(sweep)} it does not fit, by the compiler's figures. {suggestion}"
     )

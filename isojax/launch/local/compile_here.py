@@ -7,10 +7,10 @@ import jax
 
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.shapes import ASSUMED_TRAINING_PROBLEMS
+from isojax.launch.device_budget import format_sizes, suggest_fit
 from isojax.launch.display import console
 from isojax.launch.local.compile_for_topology import program_peak, usage_table
 from isojax.launch.local.setup import SweepSetup
-from isojax.launch.planner import format_sizes, suggest_fit
 from isojax.train.programs import SweepPrograms
 
 

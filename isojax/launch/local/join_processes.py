@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from jax._src import distributed as jax_distributed
@@ -19,11 +20,13 @@ from isojax.distributed import multiprocess
 from isojax.launch.process_group import SHUTDOWN_TIMEOUT, ProcessGroup
 from isojax.launch.watchdog_client import WatchdogClient
 
-JOIN_TIMEOUT = 120  # seconds within which all processes must have started
+# Seconds:
+JOIN_TIMEOUT = 120  # within which all processes must have started
 LAST_WORDS_SECONDS = 0.5  # that process 0 leaves to the others where one is lost
-LOOPBACK, ANY_ADDRESS = "127.0.0.1", "0.0.0.0"
-# seconds without a sign of a process until JAX ends the others, where no watchdog has
-HEARTBEAT_TIMEOUT = 30
+HEARTBEAT_TIMEOUT = 30  # without a sign of a process until JAX ends the others, if no watchdog has
+
+LOOPBACK = "127.0.0.1"
+ANY_ADDRESS = "0.0.0.0"
 
 
 @contextmanager
@@ -33,32 +36,32 @@ def join_processes(process_group: ProcessGroup) -> Iterator[None]:
     if not process_group.is_multi_process:
         yield
         return
-    given = None if process_group.auto else process_group
-    bind_address = given and _narrow_bind_address(given.coordinator)
-    # it would take SIGTERM from core/preemption.py
+
+    # core/preemption.py handles SIGTERM; JAX's service would take it.
     jax.config.update("jax_enable_preemption_service", False)
+    # What is None, JAX asks the cluster's environment for.
+    named_group = None if process_group.auto else process_group
     try:
         jax.distributed.initialize(
-            coordinator_address=given and given.coordinator,
-            num_processes=given and given.num_processes,
-            process_id=given and given.process_id,
-            coordinator_bind_address=bind_address,
+            coordinator_address=named_group and named_group.coordinator,
+            num_processes=named_group and named_group.num_processes,
+            process_id=named_group and named_group.process_id,
+            coordinator_bind_address=named_group and _narrow_bind_address(named_group.coordinator),
             cluster_detection_method=None if process_group.detect_cluster else "deactivate",
             initialization_timeout=JOIN_TIMEOUT,
             heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
             shutdown_timeout_seconds=SHUTDOWN_TIMEOUT,
         )
     except (RuntimeError, ValueError) as e:
-        group_text = (
-            f"{given.num_processes} processes at {given.coordinator}"
-            if given
-            else "the cluster's description"
-        )
+        group_text = "the cluster's description"
+        if named_group:
+            group_text = f"{named_group.num_processes} processes at {named_group.coordinator}"
         raise InputError(
-            f"the processes of this run did not come together within {JOIN_TIMEOUT} seconds ({group_text}): "
-            f"{str(e).splitlines()[0]}. Start all of them with the same --coordinator and --processes, and each with "
-            "its own --process."
+            f"the processes of this run did not come together within {JOIN_TIMEOUT} seconds"
+            f" ({group_text}): {str(e).splitlines()[0]}. Start all of them with the same"
+            " --coordinator and --processes, and each with its own --process."
         ) from e
+
     check_even_devices([d.process_index for d in jax.devices()])
     with _start_watchdog(process_group):
         yield
@@ -66,20 +69,43 @@ def join_processes(process_group: ProcessGroup) -> Iterator[None]:
     jax.distributed.shutdown()
 
 
+class WatchdogEndpoint(NamedTuple):
+    """Where the watchdog of process 0 listens, and what the others have to show there."""
+
+    host: str
+    port: int
+    token: str
+
+
 def _start_watchdog(process_group: ProcessGroup) -> WatchdogClient:
     # JAX has no public name for the address that it has detected.
     address = process_group.coordinator or jax_distributed.global_state.coordinator_address or ""
-    host = address.rpartition(":")[0].strip("[]")
-    networks, addresses = zip(*multiprocess.allgather((network_id(), _resolve(host))), strict=True)
-    listener, endpoint = None, (host, 0, "")
+    host = address.rpartition(":")[0].strip("[]")  # of process 0
+
+    # Each process says in which network it is, and as which address it sees that host.
+    seen_by_process = multiprocess.allgather((network_id(), _resolve(host)))
+    networks = [network for network, _ in seen_by_process]
+    addresses = [address for _, address in seen_by_process]
+
+    listener = None
+    endpoint = WatchdogEndpoint(host, 0, "")
     if multiprocess.is_primary():
         same_network = networks[0] and len(set(networks)) == 1
         listener = listen_narrowly({LOOPBACK} if same_network else set(addresses[1:]))
-        own_address, port = listener.getsockname()[:2]
-        endpoint = host if own_address == ANY_ADDRESS else own_address, port, secrets.token_hex(16)
-    host, port, token = multiprocess.broadcast(endpoint)
-    index, count = jax.process_index(), jax.process_count()
-    watchdog = WatchdogClient(index, count, host, port, token, listener, end_process)
+        listening_at, port = listener.getsockname()[:2]
+        reached_at = host if listening_at == ANY_ADDRESS else listening_at
+        endpoint = WatchdogEndpoint(reached_at, port, secrets.token_hex(16))
+    endpoint = WatchdogEndpoint(*multiprocess.broadcast(endpoint))
+
+    watchdog = WatchdogClient(
+        jax.process_index(),
+        jax.process_count(),
+        endpoint.host,
+        endpoint.port,
+        endpoint.token,
+        listener,
+        on_peer_lost=end_process,
+    )
     if listener is not None:
         listener.close()  # the watchdog has its own copy
     return watchdog
@@ -91,6 +117,10 @@ def end_process() -> None:
     happened."""
     if multiprocess.is_primary():
         time.sleep(LAST_WORDS_SECONDS)
+
+    # The watchdog's thread calls this, while the main thread most likely waits in XLA for the lost
+    # process, for ever: neither an exception nor a signal's handler is reached there, and sys.exit
+    # would end this thread alone. What a regular exit runs, jax.distributed's shutdown, waits too.
     os._exit(1)
 
 
@@ -123,16 +153,16 @@ def listen_narrowly(addresses: set[str]) -> socket.socket:
 
 def check_even_devices(device_owners: Sequence[int]) -> None:
     """InputError where processes differ in their number of devices: JAX cannot gather values
-    between them."""
+    between them. `device_owners`: the process of each device."""
     counts = Counter(device_owners)
     if len(set(counts.values())) > 1:
         counts_text = ", ".join(
             f"process {process} has {count}" for process, count in sorted(counts.items())
         )
         raise InputError(
-            f"processes with different numbers of devices ({counts_text}); expected as many in each. "
-            "On a CPU, which has one device for every core, set the same in all of them: "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={min(counts.values())}."
+            f"processes with different numbers of devices ({counts_text}); expected as many in"
+            " each. On a CPU, which has one device for every core, set the same in all of them:"
+            f" XLA_FLAGS=--xla_force_host_platform_device_count={min(counts.values())}."
         )
 
 
@@ -140,6 +170,8 @@ def check_shared_folder(folder: Path) -> None:
     """InputError where the processes of a run do not see one and the same folder."""
     if not multiprocess.is_multiprocess():
         return
+
+    # Process 0 writes a file that nobody can have by chance, and all look for it.
     mark_file = folder / ".shared"
     token = multiprocess.broadcast(os.urandom(8).hex())
     if multiprocess.is_primary():
@@ -149,8 +181,11 @@ def check_shared_folder(folder: Path) -> None:
     multiprocess.barrier("the mark file has been read")
     if multiprocess.is_primary():
         mark_file.unlink()
-    if blind_processes := [str(i) for i, sees in enumerate(sees_mark) if not sees]:
+
+    blind_processes = [str(i) for i, sees in enumerate(sees_mark) if not sees]
+    if blind_processes:
         raise InputError(
-            f"run.dir: the processes {', '.join(blind_processes)} do not see {folder} as process 0 does; "
-            "expected a folder that all hosts share (NFS, a mounted bucket). Choose one by run.dir=FOLDER."
+            f"run.dir: the processes {', '.join(blind_processes)} do not see {folder} as process 0"
+            " does; expected a folder that all hosts share (NFS, a mounted bucket). Choose one by"
+            " run.dir=FOLDER."
         )

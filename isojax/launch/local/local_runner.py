@@ -36,8 +36,8 @@ from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup, refuse_sampler_processes
 from isojax.launch.prompt_date import describe_date
 from isojax.launch.resume import print_remaining
+from isojax.launch.status_file import lost_output_recorded
 from isojax.launch.strategy import CellTarget, raise_cell_failures, training_rounds
-from isojax.launch.sweep_status import lost_output_recorded
 from isojax.rl.algorithm import describe_algorithm
 from isojax.runs.ledger import HEALTH_FILE, Ledger, read_run
 from isojax.runs.loggers import cell_loggers

@@ -27,8 +27,9 @@ from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 from isojax.distributed.roles import Role
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import strategy, time_estimate
+from isojax.launch.device_budget import DeviceBudget, autosize_sweep, host_memory
 from isojax.launch.local.sweep_servers import check_servers, record_servers
-from isojax.launch.planner import DeviceBudget, autosize_sweep, host_memory, with_kernels
+from isojax.launch.planner import with_kernels
 from isojax.launch.process_group import check_multi_process, sampler_processes
 from isojax.launch.prompt_date import store_date
 from isojax.launch.resume import BASE_FOLDER, config_for_folder

@@ -1,7 +1,6 @@
 """Before a cluster is asked for TPU slices: whether the sweep fits their chips, by their compiler.
 It runs in a process of its own, as the driver never imports jax."""
 
-import importlib
 import importlib.util
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
@@ -19,23 +18,26 @@ def check_on_slice(config: Config) -> None:
     group = config.run.process_group
     if importlib.util.find_spec("libtpu") is None:
         warn(
-            f"nothing says whether the sweep fits {group.tpu}: its compiler is in libtpu, which is not installed here "
-            "(pip install 'isojax[tpu]')."
+            f"nothing says whether the sweep fits {group.tpu}: its compiler is in libtpu, which is"
+            " not installed here (pip install 'isojax[tpu]')."
         )
         return
     if group.slices > 1:
         warn(
-            f"whether the sweep fits {group.slices} slices is not checked: the compiler here knows single ones."
+            f"whether the sweep fits {group.slices} slices is not checked: the compiler here knows"
+            " single ones."
         )
         return
     if config.run.sampler_processes:
         warn(
-            "whether the sweep fits is not checked: the compiler here knows no processes that only sample."
+            "whether the sweep fits is not checked: the compiler here knows no processes that only"
+            " sample."
         )
         return
 
     print_line(
-        f"compiling for {group.tpu} before a slice is asked for, some minutes; --no-compile leaves it out"
+        f"compiling for {group.tpu} before a slice is asked for, some minutes; --no-compile leaves"
+        " it out"
     )
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -47,7 +49,7 @@ def check_on_slice(config: Config) -> None:
 
 
 def compile_for_slice(config: Config, topology: str) -> None:
-    """In the child process."""
-    importlib.import_module("isojax.launch.local.compile_for_topology").compile_for_topology(
-        config, topology
-    )
+    """In the child process, which may load jax."""
+    from isojax.launch.local.compile_for_topology import compile_for_topology
+
+    compile_for_topology(config, topology)

@@ -1,12 +1,15 @@
 """What the processes of a cell's process group ask a Ray cluster for, and how many such groups the
-cluster holds: on TPUs the hosts of a slice, on GPUs as few processes as hold the mesh, on CPUs one
-process that simulates it."""
+cluster holds.
+
+On TPUs the hosts of a slice, on GPUs as few processes as hold the mesh, on CPUs one process that
+simulates it.
+"""
 
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from isojax.core.config import Config
 from isojax.core.config.sweep import ProcessGroupConfig
@@ -22,6 +25,13 @@ WORKER_LABEL = "ray.io/tpu-worker-id"
 UNBOUNDED_DEVICES = 10**9  # devices, for a mesh that names how many it takes
 
 
+class TpuSlice(NamedTuple):
+    """As Ray names them, such as v5litepod and 4x4."""
+
+    version: str
+    topology: str
+
+
 @dataclass(frozen=True)
 class ProcessGroupSpec:
     """A process group, and what each of its processes asks of its node."""
@@ -30,15 +40,17 @@ class ProcessGroupSpec:
     resources: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
     cpu_devices: int | None = None  # that a CPU simulates in each process
-    tpu_slice: tuple[str, str] | None = None  # accelerator, topology
+    tpu_slice: TpuSlice | None = None
     num_slices: int = 1
 
     def __str__(self) -> str:
         resources_text = ", ".join(f"{amount:g} {name}" for name, amount in self.resources.items())
         labels_text = "".join(f", {key}={value}" for key, value in self.labels.items())
         slice_text = f" on {self.num_slices} x {':'.join(self.tpu_slice)}" if self.tpu_slice else ""
-        plural, each = ("es", " each") if self.num_processes > 1 else ("", "")
-        return f"{self.num_processes} process{plural}{slice_text} with {resources_text}{labels_text}{each}"
+        asks = f"{slice_text} with {resources_text}{labels_text}"
+        if self.num_processes > 1:
+            return f"{self.num_processes} processes{asks} each"
+        return f"{self.num_processes} process{asks}"
 
 
 def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpec:
@@ -52,22 +64,33 @@ def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpe
         raise InputError(
             f"{problem}; expected run.process_group.tpu=v5e:4x4 or another slice with it."
         )
+
     max_gpus = int(max((node["Resources"].get("GPU", 0) for node in nodes), default=0))
     if group.gpus or (max_gpus and group.cpus is None):
         return _gpu_group(config, group, max_gpus)
+
     has_tpus = any(node["Resources"].get("TPU", 0) for node in nodes)
-    if has_tpus and group == ProcessGroupConfig(retries=group.retries):
-        expected = "a slice, such as run.process_group.tpu=v5e:4x4, or cores of its hosts, run.process_group.cpus=1"
+    asks_for_nothing = group == ProcessGroupConfig(retries=group.retries)
+    if has_tpus and asks_for_nothing:
         problem = "run.process_group: the cluster has TPUs, and nothing says what a run takes of it"
-        raise InputError(f"{problem}; expected {expected}.")
+        raise InputError(
+            f"{problem}; expected a slice, such as run.process_group.tpu=v5e:4x4, or cores of its"
+            " hosts, run.process_group.cpus=1."
+        )
+    return _cpu_group(config, group)
+
+
+def _cpu_group(config: Config, group: ProcessGroupConfig) -> ProcessGroupSpec:
     num_processes = group.processes or 1
-    devices = _cell_devices(config, num_processes * max(1, int(group.cpus or 1)), num_processes)
+    cpus_per_process = max(1, int(group.cpus or 1))
+    devices = _cell_devices(config, num_processes * cpus_per_process, num_processes)
     if devices % num_processes:
         problem = f"{num_processes} processes (run.process_group.processes) cannot share alike"
         expected = f"expected a multiple of {num_processes}"
         raise InputError(
             f"--mesh {config.run.mesh} takes {devices} devices, which {problem}; {expected}."
         )
+
     cpu_devices = devices // num_processes
     resources = {"CPU": group.cpus or float(cpu_devices), **group.resources}
     return ProcessGroupSpec(num_processes, resources, group.labels, cpu_devices)
@@ -81,19 +104,18 @@ def _cell_devices(config: Config, available_devices: int, num_processes: int) ->
     to_sample = available_devices * samplers // num_processes
     is_multi_process = num_processes > 1
 
-    training = _mesh_of_role(
-        config.run.mesh, available_devices - to_sample, is_multi_process
-    ).devices
+    to_train = available_devices - to_sample
+    training = _mesh_of_role(config.run.mesh, to_train, is_multi_process).devices
     if not samplers:
         return training
 
     sampling = _mesh_of_role(str(config.run.sampler_mesh), to_sample, is_multi_process).devices
     if training * samplers != sampling * trainers:
-        problem = f"--mesh {config.run.mesh} takes {training} devices of the {trainers} processes that train, "
-        problem += (
-            f"run.sampler_mesh = {config.run.sampler_mesh} {sampling} of the {samplers} that sample"
+        raise InputError(
+            f"--mesh {config.run.mesh} takes {training} devices of the {trainers} processes that"
+            f" train, run.sampler_mesh = {config.run.sampler_mesh} {sampling} of the {samplers}"
+            " that sample; expected as many of each process. Change one of the meshes."
         )
-        raise InputError(f"{problem}; expected as many of each process. Change one of the meshes.")
     return training + sampling
 
 
@@ -104,14 +126,21 @@ def _mesh_of_role(text: str, available_devices: int, is_multi_process: bool) -> 
 
 
 def _gpu_group(config: Config, group: ProcessGroupConfig, max_gpus: int) -> ProcessGroupSpec:
+    """As few processes as hold the mesh, unless their number or their GPUs are set. `max_gpus`: of
+    the cluster's largest node."""
     available_gpus = (group.gpus or max_gpus) * (group.processes or 1)
     mesh_gpus = _cell_devices(config, available_gpus, group.processes or 1)
-    gpus_per_process = group.gpus or (
-        mesh_gpus // group.processes if group.processes else min(mesh_gpus, max_gpus)
-    )
+
+    gpus_per_process = group.gpus
+    if not gpus_per_process:
+        gpus_per_process = (
+            mesh_gpus // group.processes if group.processes else min(mesh_gpus, max_gpus)
+        )
     num_processes = group.processes or math.ceil(mesh_gpus / gpus_per_process)
-    if num_processes * gpus_per_process != mesh_gpus:
-        available = f"{num_processes} processes of {gpus_per_process} have {num_processes * gpus_per_process}"
+
+    group_gpus = num_processes * gpus_per_process
+    if group_gpus != mesh_gpus:
+        available = f"{num_processes} processes of {gpus_per_process} have {group_gpus}"
         problem = f"--mesh {config.run.mesh} takes {mesh_gpus} GPUs, {available}; expected as many"
         raise InputError(
             f"{problem}. Change the mesh, run.process_group.processes or run.process_group.gpus."
@@ -136,51 +165,66 @@ def _tpu_group(config: Config, group: ProcessGroupConfig, slice_text: str) -> Pr
         raise InputError(
             f"run.process_group.tpu: given {slice_text!r}, expected such as v5e:4x4 ({e})."
         ) from e
+
     chips = int(resources["TPU"]) * num_hosts
     mesh_chips = _cell_devices(config, chips, num_hosts)
     if mesh_chips != chips:
-        problem = f"--mesh {config.run.mesh} takes {mesh_chips} of the {chips} chips of {group.slices} x {slice_text}"
-        raise InputError(f"{problem}; expected all of them (data=-1).")
-    tpu_slice = version, topology
+        raise InputError(
+            f"--mesh {config.run.mesh} takes {mesh_chips} of the {chips} chips of {group.slices} x"
+            f" {slice_text}; expected all of them (data=-1)."
+        )
     return ProcessGroupSpec(
-        num_hosts, resources | group.resources, group.labels, None, tpu_slice, group.slices
+        num_processes=num_hosts,
+        resources=resources | group.resources,
+        labels=group.labels,
+        tpu_slice=TpuSlice(version, topology),
+        num_slices=group.slices,
     )
 
 
 def capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
     """How many process groups all of the cluster's living nodes hold at a time, were nothing else
     on them."""
+    # By the name of the slice; of what is no TPU slice, all nodes are one.
     processes_by_slice: dict[str, int] = defaultdict(int)
     for node in nodes:
         labels = node.get("Labels", {})
-        if not node["Alive"] or any(labels.get(key) != value for key, value in spec.labels.items()):
-            continue
-        if spec.tpu_slice and labels.get(TOPOLOGY_LABEL) != spec.tpu_slice[1]:
-            continue
-        resources = node["Resources"]
-        processes = min(
-            int(resources.get(name, 0) / amount + 1e-9) for name, amount in spec.resources.items()
+        has_labels = all(labels.get(key) == value for key, value in spec.labels.items())
+        is_of_topology = (
+            spec.tpu_slice is None or labels.get(TOPOLOGY_LABEL) == spec.tpu_slice.topology
         )
-        processes_by_slice[labels.get(SLICE_LABEL, "") if spec.tpu_slice else ""] += processes
+        if not (node["Alive"] and has_labels and is_of_topology):
+            continue
+
+        # The addend lets 0.3 hold three times 0.1.
+        processes = min(
+            int(node["Resources"].get(name, 0) / amount + 1e-9)
+            for name, amount in spec.resources.items()
+        )
+        slice_name = labels.get(SLICE_LABEL, "") if spec.tpu_slice else ""
+        processes_by_slice[slice_name] += processes
+
     hosts_per_slice = spec.num_processes // spec.num_slices
-    return (
-        sum(processes // hosts_per_slice for processes in processes_by_slice.values())
-        // spec.num_slices
-    )
+    whole_slices = sum(processes // hosts_per_slice for processes in processes_by_slice.values())
+    return whole_slices // spec.num_slices
 
 
 def require_capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
     """`capacity`; InputError where the cluster holds no process group."""
-    if num_groups := capacity(spec, nodes):
+    num_groups = capacity(spec, nodes)
+    if num_groups:
         return num_groups
-    alive = [node["Resources"] for node in nodes if node["Alive"]]
-    names = sorted(
-        {name for resources in alive for name in resources} & {"CPU", "GPU", "TPU", *spec.resources}
+
+    living = [node["Resources"] for node in nodes if node["Alive"]]
+    shown_names = {"CPU", "GPU", "TPU", *spec.resources}
+    names = sorted({name for resources in living for name in resources} & shown_names)
+    node_texts = []
+    for resources in living:
+        node_texts.append(", ".join(f"{resources.get(name, 0):g} {name}" for name in names))
+    problem = (
+        f"a run asks for {spec}, and the cluster's {len(living)} nodes have {'; '.join(node_texts)}"
     )
-    nodes_text = "; ".join(
-        ", ".join(f"{resources.get(name, 0):g} {name}" for name in names) for resources in alive
-    )
-    problem = f"a run asks for {spec}, and the cluster's {len(alive)} nodes have {nodes_text}"
     raise InputError(
-        f"{problem}. Make the mesh smaller, change run.process_group (docs/clusters.md), or add nodes."
+        f"{problem}. Make the mesh smaller, change run.process_group (docs/clusters.md), or add"
+        " nodes."
     )

@@ -1,61 +1,26 @@
 """A process of a process group, as the driver sees it: Ray starts it, and the driver calls its
-methods. This module loads no jax, as the driver names the class; the process does, with
-ray_worker.py, when it opens the sweep."""
+methods.
 
-import importlib
+This module loads no jax, as the driver names the class to Ray. The process does, with
+ray_worker.py, when it opens the sweep.
+"""
+
 import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from isojax.core import preemption
 from isojax.core.config import Config
-from isojax.core.nouns import Cell, CellProgress, StartWarning
+from isojax.core.nouns import Cell
 from isojax.launch.process_group import ProcessGroup
+from isojax.launch.ray.process_status import StatusCollector, StatusUpdate
 from isojax.launch.strategy import CellTarget
 
-TOKEN_FILE = ".sweep"  # only a process that sees the driver's folder can read it
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
-
-
-class WorkerLost(Exception):
-    """A process, or its group, is of no more use: it died, or its node did."""
-
-
-@dataclass
-class StatusUpdate:
-    # what is prepared for the first cell, and the fraction done
-    preparation: tuple[str, float] | None = None
-    progress: CellProgress | None = None
-    verifier_failures: dict[str, str] = field(default_factory=dict)  # the first of each kind
-    start_warnings: list[StartWarning] = field(default_factory=list)  # of a cell that begins
-    flags: list[str] = field(default_factory=list)  # of a cell that has ended
-
-
-class StatusCollector:
-    """Collects what a display would show, until the driver asks for it."""
-
-    def __init__(self) -> None:
-        self.pending = StatusUpdate()
-
-    def show_preparation(self, text: str, fraction: float) -> None:
-        self.pending.preparation = text, fraction
-
-    def update_cell(self, progress: CellProgress) -> None:
-        self.pending.progress = progress
-
-    def show_verifier_failure(self, kind: str, what_happened: str) -> None:
-        self.pending.verifier_failures[kind] = what_happened
-
-    def show_start(self, cell: Cell, warnings: Sequence[StartWarning]) -> None:
-        self.pending.start_warnings += warnings
-
-    def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:
-        self.pending.flags += flags
 
 
 class RayActor:
@@ -69,14 +34,17 @@ class RayActor:
         if Path(folder).is_dir():
             os.chdir(folder)  # relative paths begin here
         sys.path.insert(0, "")  # a fork's modules are found here, as by cli/app.py
+
+        # The descriptors, not sys.stdout alone: libraries in C++ and child processes print too.
         Path(log_file).parent.mkdir(parents=True, exist_ok=True)
         with open(log_file, "a") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
         sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
+
         self._status = StatusCollector()
         self._name = Path(log_file).stem
-        self._exit_stack = ExitStack()
+        self._exit_stack = ExitStack()  # what `close` ends
         # with the processes of the other role, by their number (roles.Link)
         self._links: Mapping[int, Any] = {}
 
@@ -97,20 +65,18 @@ class RayActor:
         cpu_devices: int | None,
         actors: Sequence[Any],
     ) -> None:
-        """Prepare the sweep; InputError where it is refused. token: the content of TOKEN_FILE in
-        the driver's folder. cpu_devices: that a CPU simulates; None on accelerators. actors: all
-        processes, as Ray's handles."""
-        if cpu_devices is not None:  # jax reads both variables
-            os.environ["JAX_PLATFORMS"] = "cpu"  # its cores only, whatever else the node has
-            flags = [
-                flag
-                for flag in os.environ.get("XLA_FLAGS", "").split()
-                if not flag.startswith(DEVICE_COUNT_FLAG)
-            ]
-            os.environ["XLA_FLAGS"] = " ".join([*flags, f"{DEVICE_COUNT_FLAG}={cpu_devices}"])
-        worker = importlib.import_module("isojax.launch.ray.ray_worker")
-        self._links = worker.make_links(config, process_group, actors)
-        prepared_sweep = worker.prepare_sweep(
+        """Prepare the sweep; InputError where it is refused.
+
+        token: the content of TOKEN_FILE in the driver's folder. cpu_devices: that a CPU simulates;
+        None on accelerators. actors: all processes of the group, as Ray's handles.
+        """
+        if cpu_devices is not None:
+            _simulate_devices(cpu_devices)
+
+        from isojax.launch.ray import ray_worker  # loads jax, which reads the environment once
+
+        self._links = ray_worker.make_links(config, process_group, actors)
+        prepared_sweep = ray_worker.prepare_sweep(
             config, cells, token, process_group, self._name, self._status, self._links
         )
         self._train = self._exit_stack.enter_context(prepared_sweep)
@@ -127,8 +93,7 @@ class RayActor:
 
     def news(self) -> StatusUpdate:
         """What has happened since the last call."""
-        update, self._status.pending = self._status.pending, StatusUpdate()
-        return update
+        return self._status.take()
 
     def stop(self) -> None:
         """Let the cell in training save its state and end."""
@@ -137,3 +102,15 @@ class RayActor:
     def close(self) -> None:
         """Disconnect from the other processes, and end the verifier."""
         self._exit_stack.close()
+
+
+def _simulate_devices(count: int) -> None:
+    """Set what jax reads of the environment: this node's cores only, whatever else it has, as so
+    many devices."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    other_flags = [
+        flag
+        for flag in os.environ.get("XLA_FLAGS", "").split()
+        if not flag.startswith(DEVICE_COUNT_FLAG)
+    ]
+    os.environ["XLA_FLAGS"] = " ".join([*other_flags, f"{DEVICE_COUNT_FLAG}={count}"])

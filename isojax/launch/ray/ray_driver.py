@@ -1,6 +1,8 @@
 """A sweep on a Ray cluster: each cell runs in a group of processes that Ray places and kills as a
-whole, and that starts again from the newest checkpoint. The driver never imports jax, so it claims
-no accelerator."""
+whole, and that starts again from the newest checkpoint.
+
+The driver never imports jax, so it claims no accelerator.
+"""
 
 import os
 import secrets
@@ -31,7 +33,9 @@ from isojax.runs.mirror import working_folder
 from isojax.runs.storage import error_summary, exclusive_lock, run_in_thread
 from isojax.tasks.context_limit import describe_excess
 
-LOCAL, AUTO = "local", "auto"
+# Values of run.ray, beside HOST:PORT.
+LOCAL = "local"
+AUTO = "auto"
 CONNECT_TIMEOUT = 20.0  # seconds in which a cluster answers
 # environment variables of Ray >= 2.52
 AUTH_MODE = "RAY_AUTH_MODE"
@@ -46,45 +50,45 @@ def launch(
     compile_first: bool | None = None,
 ) -> Path:
     """Run every cell of the sweep that is not finished, on the cluster of `run.ray`; returns the
-    sweep's folder. `compile_first`: whether programs for a TPU slice are compiled before; None: in
-    a new run. InputError before any work, where the cluster does not answer, cannot hold a process
-    group, or the sweep does not fit a slice's chips."""
-    if process_group.is_multi_process:
-        problem = "--ray starts the processes of its process groups itself"
-        raise InputError(f"{problem}; leave out --processes, --process and --coordinator.")
-    if config.run.sampler_mesh is not None and not config.run.sampler_processes:
-        problem = f"--ray with run.sampler_mesh = {config.run.sampler_mesh}: a process under Ray trains or samples"
-        raise InputError(
-            f"{problem}. Say by run.sampler_processes how many only sample, or leave run.sampler_mesh out."
-        )
+    sweep's folder.
+
+    compile_first: whether programs for a TPU slice are compiled before; None: in a new run.
+    InputError before any work, where the cluster does not answer, cannot hold a process group, or
+    the sweep does not fit a slice's chips.
+    """
+    _refuse_other_launchers(config, process_group)
     cells = plan_cells(config.sweep)
     folder = working_folder(config.run.dir, config.name).absolute()
     is_new_run = not holds_run(folder, resume or dry_run)
     if is_new_run:
-        # one for all nodes; a run that goes on has its own
+        # One date for all nodes; a run that goes on has its own.
         config = with_new_date(config, folder / BASE_FOLDER)
     strategy.check(config, cells)
-    compiles = is_new_run and not dry_run if compile_first is None else compile_first
+
     with connect_ray(config.run.ray or LOCAL) as ray:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         spec = process_group_spec(config, nodes)
-        concurrent_groups = min(
-            require_capacity(spec, nodes), len(cells), config.run.cells_at_once or len(cells)
-        )
+        num_groups = require_capacity(spec, nodes)
+        concurrent_groups = min(num_groups, len(cells), config.run.cells_at_once or len(cells))
+
         print_cells(config, cells, folder)
         print_line(
             f"{concurrent_groups} process groups at once on {len(nodes)} nodes, each of {spec}"
         )
-        if date_line := describe_date(config.cell):
+        date_line = describe_date(config.cell)
+        if date_line:
             print_line(date_line)
         if dry_run:
             print_remaining(config, folder, resume)
-        if config.cell.model.path and (
-            excess := describe_excess(Path(config.cell.model.path), config.cell.sampling)
-        ):
-            warn(excess)
+        if config.cell.model.path:
+            excess = describe_excess(Path(config.cell.model.path), config.cell.sampling)
+            if excess:
+                warn(excess)
+
+        compiles = is_new_run and not dry_run if compile_first is None else compile_first
         if compiles and config.run.process_group.tpu is not None:
             check_on_slice(config)
+
         if not dry_run:
             with exclusive_lock(folder), Display(config) as display, preemption.handle_sigterm():
                 failures = RayScheduler(ray, config, cells, folder, spec, display).run()
@@ -92,19 +96,33 @@ def launch(
     return folder
 
 
+def _refuse_other_launchers(config: Config, process_group: ProcessGroup) -> None:
+    """InputError for processes and meshes that only a run without Ray can have."""
+    if process_group.is_multi_process:
+        problem = "--ray starts the processes of its process groups itself"
+        raise InputError(f"{problem}; leave out --processes, --process and --coordinator.")
+    if config.run.sampler_mesh is not None and not config.run.sampler_processes:
+        raise InputError(
+            f"--ray with run.sampler_mesh = {config.run.sampler_mesh}: a process under Ray trains"
+            " or samples. Say by run.sampler_processes how many only sample, or leave"
+            " run.sampler_mesh out."
+        )
+
+
 @contextmanager
 def connect_ray(address: str) -> Iterator[Any]:
     """The module ray, connected to a cluster: one of this machine alone, the one that this machine
     is a node of (auto), or that of HOST:PORT. InputError where ray is not installed, or no cluster
     answers."""
-    # a process without a GPU keeps its environment
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray reads these when it is imported.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
-    # of processes that Ray starts here: they are what runs here
-    os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a thread that is late does not start another Ray
-    # it listens at all addresses of this host: nobody without the token may run code in it
+    # A process that asks for no GPU keeps the environment's choice of devices.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Processes that Ray starts here are the work of this machine, not something beside it.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     if address == LOCAL:
+        # It listens at all addresses of this host: nobody without the token may run code in it.
         os.environ[AUTH_MODE] = "token"
         os.environ.setdefault(AUTH_TOKEN, secrets.token_hex(32))
     ray = import_extra("ray", "--ray", "ray")
@@ -135,11 +153,12 @@ def _connect_to_cluster(ray: Any, address: str, init_options: dict[str, Any]) ->
     host, _, port = address.rpartition(":")
     if address != AUTO and (not host or "/" in host or not port.isdecimal()):
         raise InputError(
-            f"--ray: given {address!r}, expected local, auto, or HOST:PORT of the cluster that this machine is a node "
-            "of. From a machine that is none, hand it in: ray job submit --address http://HEAD:8265 --working-dir . "
-            "-- isojax launch ... --ray auto."
+            f"--ray: given {address!r}, expected local, auto, or HOST:PORT of the cluster that this"
+            " machine is a node of. From a machine that is none, hand it in: ray job submit"
+            " --address http://HEAD:8265 --working-dir . -- isojax launch ... --ray auto."
         )
 
+    # Ray tries for a minute and more, and cannot be interrupted.
     def connect() -> None:
         if address != AUTO:  # fails at once where nothing listens
             socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
@@ -152,32 +171,27 @@ def _connect_to_cluster(ray: Any, address: str, init_options: dict[str, Any]) ->
     if error is not None:
         location = "that this machine is a node of" if address == AUTO else f"at {address}"
         raise InputError(
-            f"--ray {address}: no Ray cluster {location} ({error_summary(error)}). "
-            "Start one by `ray start --head --port=6379`, join it by `ray start --address=HOST:6379`, "
-            "or run on this machine alone by --ray local. "
-            f"A cluster that asks for a token is reached with {AUTH_MODE}=token and its {AUTH_TOKEN}."
+            f"--ray {address}: no Ray cluster {location} ({error_summary(error)}). Start one by"
+            " `ray start --head --port=6379`, join it by `ray start --address=HOST:6379`, or run on"
+            f" this machine alone by --ray local. A cluster that asks for a token is reached with"
+            f" {AUTH_MODE}=token and its {AUTH_TOKEN}."
         ) from error
 
 
 def _warn_if_open(gcs_address: str) -> None:
     """A warning where the cluster answers a process that has no token."""
-    command = [
-        sys.executable,
-        "-m",
-        "ray.scripts.scripts",
-        "health-check",
-        "--address",
-        gcs_address,
-    ]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
+    command += ["--address", gcs_address]
     without_token = {**os.environ, AUTH_MODE: "disabled"}
     try:
-        stranger = subprocess.run(
+        check_without_token = subprocess.run(
             command, env=without_token, capture_output=True, timeout=CONNECT_TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired:
         return
-    if stranger.returncode == 0:
+    if check_without_token.returncode == 0:
         print_line(
-            f"warning: whoever reaches the Ray cluster at {gcs_address} may run code on it: it asks for no token. "
-            f"Set {AUTH_MODE}=token and one {AUTH_TOKEN} on all its nodes (docs/clusters.md)."
+            f"warning: whoever reaches the Ray cluster at {gcs_address} may run code on it: it asks"
+            f" for no token. Set {AUTH_MODE}=token and one {AUTH_TOKEN} on all its nodes"
+            " (docs/clusters.md)."
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
@@ -23,19 +23,28 @@ from isojax.launch.ray.placement import (
     Node,
     ProcessGroupSpec,
 )
-from isojax.launch.ray.ray_actor import RayActor, StatusUpdate, WorkerLost
+from isojax.launch.ray.process_status import StatusUpdate, WorkerLost
+from isojax.launch.ray.ray_actor import RayActor
 from isojax.launch.strategy import CellTarget
 
-POLL_SECONDS = 0.5  # seconds between two looks at pending calls
-SLICE_TIMEOUT = 10.0  # seconds that Ray looks for a free slice at a time
-# seconds until another slice is asked for where hosts of one are missing
-SLICE_COMPLETE_TIMEOUT = 60.0
-# seconds that processes may take to start, their node's preparations among them
-START_TIMEOUT = 300.0
-PEER_END_TIMEOUT = 5.0  # seconds that the others have to end a cell that one process has broken off
+# Seconds:
+POLL_SECONDS = 0.5  # between two looks at pending calls
+SLICE_TIMEOUT = 10.0  # that Ray looks for a free slice at a time
+SLICE_COMPLETE_TIMEOUT = 60.0  # until another slice is asked for where hosts of one are missing
+START_TIMEOUT = 300.0  # that processes may take to start, their node's preparations among them
+PEER_END_TIMEOUT = 5.0  # that the others have to end a cell that one process has broken off
+
 LOG_TAIL_LINES = 12  # of a log's end that a user is shown
+MAX_ERROR_LENGTH = 300  # characters of a line of Ray's that a user is shown
 
 StatusCallback = Callable[[StatusUpdate], None]
+
+
+class Bundle(NamedTuple):
+    """Ray's place for a process in a placement group, and the node that it is on."""
+
+    number: int
+    node: Node
 
 
 @dataclass
@@ -46,7 +55,7 @@ class RayProcessGroup:
     config: Config
     cells: list[Cell]
     spec: ProcessGroupSpec
-    token: str  # the content of ray_actor.TOKEN_FILE in the sweep's folder
+    token: str  # the content of process_status.TOKEN_FILE in the sweep's folder
     log_prefix: Path  # of the file that each process prints to; its number follows
     workers: list[Any] = field(default_factory=list)
     node_names: str = "the cluster"
@@ -82,52 +91,38 @@ class RayProcessGroup:
     def start_workers(self, is_cancelled: Callable[[], bool]) -> bool:
         """Wait until there is room for all processes, and start them; False where `is_cancelled()`
         came before."""
-        reserved_at = math.inf
+        slice_taken_at = math.inf
         with self._ray_errors_as_loss():
-            while (group := self._reserve()) is None or not group.wait(POLL_SECONDS):
+            while True:
+                placement_group = self._reserve()
+                if placement_group is not None and placement_group.wait(POLL_SECONDS):
+                    break
                 if is_cancelled():
                     return False
-                reserved_at = (
-                    math.inf if self._tpu_slice is None else min(reserved_at, time.monotonic())
-                )
-                # the slice lacks a host
-                if time.monotonic() - reserved_at > SLICE_COMPLETE_TIMEOUT:
+
+                # Of a slice that lacks a host, others hold the rest for ever: ask for another one.
+                now = time.monotonic()
+                slice_taken_at = math.inf if self._tpu_slice is None else min(slice_taken_at, now)
+                if now - slice_taken_at > SLICE_COMPLETE_TIMEOUT:
                     self._release()
-                    reserved_at = math.inf
+                    slice_taken_at = math.inf
             self._start_actors()
         return True
-
-    def _start_actors(self) -> None:
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        resources = dict(self.spec.resources)
-        cpus, gpus = resources.pop("CPU", 0), resources.pop("GPU", 0)
-        bundles = self._bundles()
-        for i, (bundle, _) in enumerate(bundles):
-            environment = self._environment(i, first_address=bundles[0][1]["NodeManagerAddress"])
-            actor_class = self.ray.remote(RayActor).options(
-                num_cpus=cpus,
-                num_gpus=gpus,
-                resources=resources,
-                max_concurrency=3,  # `news`, `stop` and messages are served while a cell is trained
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    self._placement_group, placement_group_bundle_index=bundle
-                ),
-                runtime_env={"env_vars": environment},
-            )
-            self.workers.append(actor_class.remote(os.getcwd(), str(self.log_file(i))))
 
     def _reserve(self) -> Any:
         """The placement group, with a bundle for each process; None where no slice is free."""
         if self._placement_group is not None:
             return self._placement_group
-        spec, node_labels = self.spec, dict(self.spec.labels)
+
+        spec = self.spec
+        node_labels = dict(spec.labels)
         if spec.tpu_slice and spec.num_processes == spec.num_slices:
-            # Ray takes single hosts from slices of any size
-            node_labels[TOPOLOGY_LABEL] = spec.tpu_slice[1]
-        options: dict[str, Any] = (
-            {"bundle_label_selector": [node_labels] * spec.num_processes} if node_labels else {}
-        )
+            # Ray takes single hosts from slices of any size.
+            node_labels[TOPOLOGY_LABEL] = spec.tpu_slice.topology
+        options: dict[str, Any] = {}
+        if node_labels:
+            options["bundle_label_selector"] = [node_labels] * spec.num_processes
+
         if spec.tpu_slice is None:
             bundles = [dict(spec.resources)] * spec.num_processes
             placement = "SPREAD" if spec.num_processes > 1 else "PACK"
@@ -135,50 +130,80 @@ class RayProcessGroup:
                 bundles, strategy=placement, **options
             )
             return self._placement_group
+
         from ray.util.tpu import SlicePlacementGroup
 
-        version, topology = spec.tpu_slice
-        options |= {"num_slices": spec.num_slices, "head_reservation_timeout_s": SLICE_TIMEOUT}
         try:
             self._tpu_slice = SlicePlacementGroup(
-                topology, version, dict(spec.resources), **options
+                spec.tpu_slice.topology,
+                spec.tpu_slice.version,
+                dict(spec.resources),
+                num_slices=spec.num_slices,
+                head_reservation_timeout_s=SLICE_TIMEOUT,
+                **options,
             )
         except (RuntimeError, TimeoutError):  # all are taken, or one has just been lost
             return None
         self._placement_group = self._tpu_slice.slice_placement_group
         return self._placement_group
 
-    def _bundles(self) -> list[tuple[int, Node]]:
-        """The bundle of each process and the node that it is on; of TPUs in their order within
-        slices."""
-        nodes = {node["NodeID"]: node for node in self.ray.nodes()}
-        node_of_bundle = self.ray.util.placement_group_table(self._placement_group)[
-            "bundles_to_node_id"
-        ]
+    def _start_actors(self) -> None:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        # Ray names CPUs and GPUs apart from all other resources.
+        resources = dict(self.spec.resources)
+        cpus = resources.pop("CPU", 0)
+        gpus = resources.pop("GPU", 0)
+
+        bundles = self._bundles()
+        first_address = bundles[0].node["NodeManagerAddress"]
+        for process_id, bundle in enumerate(bundles):
+            actor_class = self.ray.remote(RayActor).options(
+                num_cpus=cpus,
+                num_gpus=gpus,
+                resources=resources,
+                max_concurrency=3,  # `news`, `stop` and messages are served while a cell is trained
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self._placement_group, placement_group_bundle_index=bundle.number
+                ),
+                runtime_env={"env_vars": self._environment(process_id, first_address)},
+            )
+            log_file = str(self.log_file(process_id))
+            self.workers.append(actor_class.remote(os.getcwd(), log_file))
+
+    def _bundles(self) -> list[Bundle]:
+        """The bundle of each process, in the order of the processes; of TPUs that of the hosts
+        within slices, as libtpu numbers them."""
+        nodes: dict[str, Node] = {node["NodeID"]: node for node in self.ray.nodes()}
+        table = self.ray.util.placement_group_table(self._placement_group)
+        node_of_bundle = table["bundles_to_node_id"]
         try:
-            bundle_nodes = [
-                (bundle, nodes[node_of_bundle[bundle]]) for bundle in range(self.spec.num_processes)
+            bundles = [
+                Bundle(number, nodes[node_of_bundle[number]])
+                for number in range(self.spec.num_processes)
             ]
         except KeyError as e:
             raise WorkerLost("one of its nodes was lost before it began") from e
 
-        def place_in_slice(bundle_node: tuple[int, Node]) -> tuple[str, int]:
-            labels = bundle_node[1]["Labels"]
+        def place_in_slice(bundle: Bundle) -> tuple[str, int]:
+            labels = bundle.node["Labels"]
             return labels.get(SLICE_LABEL, ""), int(labels.get(WORKER_LABEL, 0))
 
-        return sorted(bundle_nodes, key=place_in_slice) if self.spec.tpu_slice else bundle_nodes
+        return sorted(bundles, key=place_in_slice) if self.spec.tpu_slice else bundles
 
     def _environment(self, process_id: int, first_address: str) -> dict[str, str]:
-        env_vars = (
-            {TUNABLES_VARIABLE: os.environ[TUNABLES_VARIABLE]}
-            if TUNABLES_VARIABLE in os.environ
-            else {}
-        )
-        num_slices = self.spec.num_slices
-        # Else processes slow one another down with a thread for each core. Those of two roles wait
-        # for one another.
+        """What a process gets of the environment, beside what its node has. `first_address`: of the
+        node of process 0."""
+        env_vars = {}
+        if TUNABLES_VARIABLE in os.environ:
+            env_vars[TUNABLES_VARIABLE] = os.environ[TUNABLES_VARIABLE]
+
+        # Without a limit, each process has a thread for every core of its node, and they slow one
+        # another down. Those of two roles wait for one another, and need the threads.
         if self.spec.cpu_devices is not None and not self.config.run.sampler_processes:
             env_vars["PJRT_NPROC"] = str(max(1, int(self.spec.resources.get("CPU", 1))))
+
+        num_slices = self.spec.num_slices
         if num_slices > 1:
             from ray.util.tpu import get_tpu_coordinator_env_vars
 
@@ -198,15 +223,17 @@ class RayProcessGroup:
                     raise WorkerLost(
                         f"its processes did not start within {START_TIMEOUT:.0f} seconds"
                     )
-            addresses = self.ray.get(calls)
-        self.node_names = ", ".join(
-            dict.fromkeys(address.rpartition(":")[0] for address in addresses)
-        )
+            addresses = self.ray.get(calls)  # HOST:PORT of each process
+        hosts = [address.rpartition(":")[0] for address in addresses]
+        self.node_names = ", ".join(dict.fromkeys(hosts))
+
         calls = []
-        for i, worker in enumerate(self.workers):
-            group = ProcessGroup(addresses[0], num_processes, i, detect_cluster=False)
-            what = self.config, self.cells, self.token, group, self.spec.cpu_devices, self.workers
-            calls.append(worker.open.remote(*what))
+        for process_id, worker in enumerate(self.workers):
+            group = ProcessGroup(addresses[0], num_processes, process_id, detect_cluster=False)
+            call = worker.open.remote(
+                self.config, self.cells, self.token, group, self.spec.cpu_devices, self.workers
+            )
+            calls.append(call)
         self._wait_for_all(calls, on_status)
 
     def train(self, target: CellTarget, on_status: StatusCallback) -> None:
@@ -218,10 +245,15 @@ class RayProcessGroup:
             worker.stop.remote()
 
     def _wait_for_all(self, calls: list[Any], on_status: StatusCallback) -> None:
-        """Raises the error of the first call that has one, or else of a later RunFailed; after
-        such, the others, which may wait for it, have a few seconds. Meanwhile `on_status` receives
-        the news of process 0."""
-        ray, pending, deadline = self.ray, calls, math.inf
+        """Wait until all calls are done; meanwhile `on_status` receives the news of process 0.
+
+        Raises the first error of a call. But a cell that failed in one process (RunFailed) may have
+        ended others in other ways: it is raised even where theirs came first, and after it, the
+        others, which may wait for that process, have a few seconds.
+        """
+        ray = self.ray
+        pending = calls
+        deadline = math.inf
         first_error: Exception | None = None
         while pending and time.monotonic() < deadline:
             try:
@@ -229,12 +261,9 @@ class RayProcessGroup:
                 on_status(ray.get(self.workers[0].news.remote()))
                 ray.get(done)
             except ray.exceptions.RayError as e:
-                cause = e.cause if isinstance(e, ray.exceptions.RayTaskError) else None
-                is_own = isinstance(cause, InputError | Preempted | RunFailed | WorkerLost)
-                # any other of Ray's is a loss
-                error = cause if is_own else WorkerLost(_ray_error_line(e))
                 if isinstance(first_error, RunFailed):
                     continue  # what follows a cell that failed is no loss
+                error = self._cause(e)
                 if isinstance(error, InputError | WorkerLost):
                     raise error from e
                 if isinstance(error, RunFailed):
@@ -243,6 +272,15 @@ class RayProcessGroup:
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
+
+    def _cause(self, error: Any) -> Exception:
+        """What a process has raised, where the driver knows what to do with it; any other error of
+        Ray's is a loss."""
+        if isinstance(error, self.ray.exceptions.RayTaskError) and isinstance(
+            error.cause, InputError | Preempted | RunFailed | WorkerLost
+        ):
+            return error.cause
+        return WorkerLost(_ray_error_line(error))
 
     def log_file(self, process_id: int) -> Path:
         return self.log_prefix.with_name(f"{self.log_prefix.name}-{process_id}.log")
@@ -258,16 +296,13 @@ class RayProcessGroup:
 
 def _ray_error_line(error: Exception) -> str:
     """The line of Ray's message that says what happened: the last that names an error, or else one
-    of a death."""
-    lines = [
-        re.sub(r"\x1b\[\d*m", "", line).strip() for line in str(error).splitlines() if line.strip()
-    ]
+    of a death, or else the first."""
+    without_colours = re.sub(r"\x1b\[\d*m", "", str(error))
+    lines = [line.strip() for line in without_colours.splitlines() if line.strip()]
+
     error_lines = [
         line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt|Exit)\b", line)
     ]
-    return [
-        *error_lines[-1:],
-        *(line for line in lines if "died" in line),
-        *lines,
-        type(error).__name__,
-    ][0][:300]
+    lines_of_a_death = [line for line in lines if "died" in line]
+    candidates = [*error_lines[-1:], *lines_of_a_death, *lines, type(error).__name__]
+    return candidates[0][:MAX_ERROR_LENGTH]

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from isojax.core import registry
@@ -18,7 +19,7 @@ from isojax.launch.local.join_processes import join_processes
 from isojax.launch.local.local_runner import train_cell
 from isojax.launch.local.setup import SweepSetup, open_sweep, start_jax
 from isojax.launch.process_group import ProcessGroup
-from isojax.launch.ray.ray_actor import TOKEN_FILE, StatusCollector, WorkerLost
+from isojax.launch.ray.process_status import TOKEN_FILE, StatusCollector, WorkerLost
 from isojax.launch.ray.sampler_process import sampling
 from isojax.launch.strategy import CellTarget
 from isojax.runs.mirror import is_url, refresh, remote_workspace, working_folder
@@ -41,38 +42,50 @@ def prepare_sweep(
     links: Mapping[int, Link],
 ) -> Iterator[Callable[[CellTarget], None]]:
     """Join the other processes and prepare the sweep, until the context ends; gives the function
-    that trains a cell; in a process that only samples, it does nothing, as that works on its own
-    until training ends. InputError where the sweep is refused. `name`: of this process, in the
-    mirror of a sweep at a URL. `links`: of `make_links`."""
+    that trains a cell. InputError where the sweep is refused.
+
+    In a process that only samples, that function does nothing, as the process works on its own
+    until training ends. `name`: of this process, in the mirror of a sweep at a URL. `links`: of
+    `make_links`.
+    """
     registry.set_plugin_folders(config.run.plugin_folders)
     with remote_workspace(config.run.dir, config.name, group.is_multi_process, cell_name=name):
         folder = working_folder(config.run.dir, config.name)
-        token_file = folder / TOKEN_FILE
-        if not is_url(config.run.dir) and not (
-            token_file.exists() and token_file.read_text() == token
-        ):
-            raise InputError(
-                f"run.dir: the node {socket.gethostname()} does not see {folder} as the driver does; expected a folder "
-                "that all nodes share (NFS, a mounted bucket). Choose one by run.dir=FOLDER."
-            )
+        if not is_url(config.run.dir):
+            _check_token(folder, token)
+
         start_jax(config)
         with join_processes(group), divide_roles(config.run.sampler_processes, links) as role:
             if role is not None and not role.trains:
                 with sampling(role):
                     yield lambda target: None
                 return
+
             with open_sweep(config, cells, resume=True, role=role) as setup:
                 base_policy = setup.prepare(status.show_preparation, status.show_verifier_failure)
                 yield partial(train_target, setup, base_policy, status)
 
 
+def _check_token(folder: Path, token: str) -> None:
+    """InputError where this node sees another folder at the sweep's path than the driver does."""
+    token_file = folder / TOKEN_FILE
+    if token_file.exists() and token_file.read_text() == token:
+        return
+    raise InputError(
+        f"run.dir: the node {socket.gethostname()} does not see {folder} as the driver does;"
+        " expected a folder that all nodes share (NFS, a mounted bucket). Choose one by"
+        " run.dir=FOLDER."
+    )
+
+
 def make_links(config: Config, group: ProcessGroup, actors: Sequence[Any]) -> dict[int, Link]:
-    """Links with the processes of the other role, by their number; `actors`: of all processes. Ray
-    carries a message to the other process as a call of RayActor.receive, and keeps a large one once
-    for all processes of a host."""
-    mine, others = processes_of_roles(group.num_processes, config.run.sampler_processes)
-    if group.process_id not in mine:
-        mine, others = others, mine
+    """Links with the processes of the other role, by their number; `actors`: of all processes.
+
+    Ray carries a message to the other process as a call of RayActor.receive, and keeps a large one
+    once for all processes of a host.
+    """
+    trainers, samplers = processes_of_roles(group.num_processes, config.run.sampler_processes)
+    other_role = samplers if group.process_id in trainers else trainers
 
     def link_with(process: int) -> Link:
         return Link(
@@ -81,7 +94,7 @@ def make_links(config: Config, group: ProcessGroup, actors: Sequence[Any]) -> di
             )
         )
 
-    return {process: link_with(process) for process in others}
+    return {process: link_with(process) for process in other_role}
 
 
 def train_target(
@@ -94,6 +107,7 @@ def train_target(
 
     with ExitStack() as stack:
         if multiprocess.is_primary():
+            # A process that was cut off, and not killed, may still write.
             try:
                 stack.enter_context(exclusive_lock(cell_folder, LOCK_TIMEOUT))
             except FolderLocked as e:
@@ -101,11 +115,14 @@ def train_target(
             except InputError as e:
                 raise RunFailed(str(e)) from e
         error = train_cell(setup, setup.programs[0], base_policy, target, status)
+
+    if error is None:
+        return
     if isinstance(error, DeadStart):
         raise error  # the driver ends the sweep
-    if error is not None:
-        warn(f"{cell.name}: {type(error).__name__}: {error}")
-        is_cell_failure = isinstance(error, (FloatingPointError, InputError, RunFailed))
-        raise (RunFailed if is_cell_failure else WorkerLost)(
-            str(error) or type(error).__name__
-        ) from error
+
+    warn(f"{cell.name}: {type(error).__name__}: {error}")
+    message = str(error) or type(error).__name__
+    if isinstance(error, (FloatingPointError, InputError, RunFailed)):
+        raise RunFailed(message) from error  # it would fail again
+    raise WorkerLost(message) from error

@@ -46,12 +46,14 @@ def prepare_sampler(role: Role) -> Callable[[], None]:
     resolve_config(config)  # it sets the precision of products
     cells = plan_cells(config.sweep)
     pairs = sorted({pair for cell in cells for pair in cell.pairs})
+    # Several processes work on one cell at a time, with one set of meshes.
     ((mesh, sampler_mesh),) = assign_devices(config, len(cells)).meshes()
     task = build_task(config.cell, config.run.verifier_workers)
 
     programs = SweepPrograms(config.cell, config.sweep, pairs, mesh, task, sampler_mesh, role)
     assert isinstance(programs.rollout_programs, AsyncPrograms)
-    sampler, decoder = programs.rollout_programs.sampler, programs.decoder
+    sampler = programs.rollout_programs.sampler
+    decoder = programs.decoder
     params = shapes_with_shardings(
         jax.eval_shape(decoder.cast_params, decoder.shapes()), sampler.param_shardings
     )
@@ -69,4 +71,7 @@ def _sample_or_end(sample: Callable[[], None]) -> None:
     except Exception as e:
         traceback.print_exc()
         warn(f"sampling has failed ({type(e).__name__}: {e}); this process ends")
+        # Ray ends a regular exit of an actor only from a method of it, and none runs here: `open`
+        # has returned, and an error in a thread ends that thread alone. The driver, which sees
+        # that the process is gone, kills the group and starts the cell again.
         os._exit(1)

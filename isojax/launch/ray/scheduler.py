@@ -1,7 +1,9 @@
-"""Which process group trains which cell, and when: a task of one event loop for each group. A lost
-cell is started again from its checkpoint, until it was lost too often without progress; a group
-that cannot begin is tried again after a pause. The first group makes the base policy, which the
-others find."""
+"""Which process group trains which cell, and when: a task of one event loop for each group.
+
+A lost cell is started again from its checkpoint, until it was lost too often without progress; a
+group that cannot begin is tried again after a pause. The first group makes the base policy, which
+the others find.
+"""
 
 import asyncio
 import os
@@ -14,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from isojax.core import preemption
 from isojax.core.atomic_files import write_text
@@ -23,48 +25,61 @@ from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell
 from isojax.launch.display import Display, print_line
 from isojax.launch.ray.placement import ProcessGroupSpec, capacity
-from isojax.launch.ray.ray_actor import TOKEN_FILE, StatusUpdate, WorkerLost
+from isojax.launch.ray.process_status import TOKEN_FILE, StatusUpdate, WorkerLost
 from isojax.launch.ray.ray_processes import POLL_SECONDS, RayProcessGroup
 from isojax.launch.resume import LOGS_FOLDER
+from isojax.launch.status_file import CellStatus, driver_status, write_status
 from isojax.launch.strategy import CellTarget, training_rounds
-from isojax.launch.sweep_status import CellStatus, driver_status, write_status
 from isojax.runs.mirror import refresh
 from isojax.runs.storage import run_in_thread
 
-STATUS_INTERVAL = 2.0  # seconds between two writings of status.json
-POLL_INTERVAL = 0.2  # seconds between two looks at the cluster's nodes
-# seconds without a node that could hold a group until the sweep gives up
-NO_CAPACITY_TIMEOUT = 600.0
-SAVE_TIMEOUT = 120.0  # seconds that cells have to save their state when the sweep is asked to end
+# Seconds:
+STATUS_INTERVAL = 2.0  # between two writings of status.json
+POLL_INTERVAL = 0.2  # between two looks at the cluster's nodes
+NO_CAPACITY_TIMEOUT = 600.0  # without a node that could hold a group, until the sweep gives up
+SAVE_TIMEOUT = 120.0  # that cells have to save their state when the sweep is asked to end
 T = TypeVar("T")
 
 
 @dataclass
 class ActiveGroup:
+    """A process group, from the moment in which it is asked for."""
+
     processes: RayProcessGroup
     state: Literal["placing", "opening", "ready"] = "placing"
+    # whether it is to be given up; read by the threads that call Ray
     cancelled: threading.Event = field(default_factory=threading.Event)
     task: asyncio.Task[None] = field(init=False)
 
 
 @dataclass
 class GroupSlot:
+    """Room for one process group at a time, and how those before it fared."""
+
     current: ActiveGroup | None = None
     groups_started: int = 0
     failed_in_a_row: int = 0  # groups that could not begin
     retry_at: float = 0.0  # when the next may begin, by time.monotonic()
 
 
+class LastLoss(NamedTuple):
+    """Of a cell whose process group was lost."""
+
+    rollouts: int  # C, the most that it had reached by then
+    losses: int  # how often it was lost since it last made progress
+
+
 @dataclass
 class CellQueue:
+    """The cells of a sweep: which wait for a group, and how all of them stand."""
+
     rounds: Iterator[Sequence[CellTarget]]  # the targets of each, longest cell first
     status: dict[Cell, CellStatus]
     failures: list[tuple[Cell, Exception]]  # the cells that failed, with their errors
     # targets of this round that nobody trains
     waiting: deque[CellTarget] = field(default_factory=deque)
     finished: bool = False  # whether no round is left
-    # C at the last loss, losses without progress
-    _losses: dict[Cell, tuple[int, int]] = field(default_factory=dict)
+    _losses: dict[Cell, LastLoss] = field(default_factory=dict)
 
     @property
     def is_training(self) -> bool:
@@ -91,21 +106,24 @@ class CellQueue:
         return target
 
     def report(self, cell: Cell, rollouts: int, reward: float | None) -> None:
-        self._update(
-            cell, rollouts=rollouts, reward=self.status[cell].reward if reward is None else reward
-        )
+        """What a cell has reached; reward: of its newest evaluation, None where there was none
+        since the last report."""
+        last_reward = self.status[cell].reward
+        self._update(cell, rollouts=rollouts, reward=last_reward if reward is None else reward)
 
     def end(self, cell: Cell, error: str) -> None:
+        """A cell has ended, by an error unless that is empty."""
         self._update(cell, state="failed" if error else "done", error=error)
         if error:
             self.failures.append((cell, RunFailed(error)))
 
     def count_loss(self, cell: Cell) -> int:
         """Count that a cell was lost; returns how often it was since it last made progress."""
-        last_rollouts, losses = self._losses.get(cell, (-1, 0))
+        before = self._losses.get(cell, LastLoss(rollouts=-1, losses=0))
         rollouts = self.status[cell].rollouts
-        losses = 1 if rollouts > last_rollouts else losses + 1
-        self._losses[cell] = max(last_rollouts, rollouts), losses
+        made_progress = rollouts > before.rollouts
+        losses = 1 if made_progress else before.losses + 1
+        self._losses[cell] = LastLoss(max(before.rollouts, rollouts), losses)
         return losses
 
     def put_back(self, target: CellTarget) -> None:
@@ -132,14 +150,18 @@ class RayScheduler:
         self.cells = cells
         self.folder = folder
         self.spec = spec
-        self.display, self.retries = display, config.run.process_group.retries
+        self.display = display
+        self.retries = config.run.process_group.retries
+
         failures: list[tuple[Cell, Exception]] = []
         rounds = training_rounds(config, cells, folder, failures)
         self.cell_queue = CellQueue(rounds, {cell: CellStatus() for cell in cells}, failures)
         self.slots: list[GroupSlot] = []
-        self.any_group_ready = False
+        self.any_group_ready = False  # whether the base policy is made
         self.open_error = ""  # why the last group could not begin
-        self.token = os.urandom(8).hex()
+        self.token = os.urandom(8).hex()  # by which processes know the driver's folder
+
+        # By time.monotonic().
         self.status_written_at = -STATUS_INTERVAL
         self.capacity_seen_at = time.monotonic()
 
@@ -169,10 +191,15 @@ class RayScheduler:
             with suppress(InputError):  # what is recorded at a URL, for the fit
                 refresh(self.folder)
             raise
+
         if preemption.REQUESTED.is_set():
-            saved = "saved their state" if await self._save_cells() else "not all saved their state"
-            message = f"{self.folder} was asked to end; the runs in training have {saved}. Go on by --resume."
-            raise preemption.Preempted(message, signum)
+            all_saved = await self._save_cells()
+            saved = "saved their state" if all_saved else "not all saved their state"
+            raise preemption.Preempted(
+                f"{self.folder} was asked to end; the runs in training have {saved}. Go on by"
+                " --resume.",
+                signum,
+            )
 
     async def _run_groups(self) -> None:
         """Start groups where cells wait, until all is done, or the sweep is asked to end."""
@@ -183,17 +210,20 @@ class RayScheduler:
                 self.display.set_targets(
                     {target.cell: target.rollouts(self.config) for target in targets}
                 )
+
             self._cancel_unneeded_groups()
             if self.cell_queue.finished and not self._groups():
                 return
             self._start_group()
+
             if time.monotonic() - self.status_written_at > STATUS_INTERVAL:
                 self._write_status()
             await asyncio.sleep(POLL_INTERVAL)
             for slot in self.slots:
                 if slot.current is not None and slot.current.task.done():
-                    task, slot.current = slot.current.task, None
-                    task.result()  # raises the error that ends the sweep, if any
+                    ended_task = slot.current.task
+                    slot.current = None
+                    ended_task.result()  # raises the error that ends the sweep, if any
 
     def _groups(self) -> list[ActiveGroup]:
         return [slot.current for slot in self.slots if slot.current is not None]
@@ -208,51 +238,70 @@ class RayScheduler:
                 group.cancelled.set()
 
     def _start_group(self) -> None:
-        num_groups, now = capacity(self.spec, self.ray.nodes()), time.monotonic()
+        """Start one group more, where a cell waits for it and the cluster may have room; RunFailed
+        where it has had none for too long, or no group can begin."""
+        now = time.monotonic()
+        num_groups = capacity(self.spec, self.ray.nodes())
         if num_groups:
             self.capacity_seen_at = now
         elif now - self.capacity_seen_at > NO_CAPACITY_TIMEOUT:
-            problem = (
-                f"no node could hold a process group for {NO_CAPACITY_TIMEOUT / 60:.0f} minutes"
-            )
+            minutes = NO_CAPACITY_TIMEOUT / 60
+            problem = f"no node could hold a process group for {minutes:.0f} minutes"
             raise RunFailed(f"{problem}; what is recorded goes on by --resume.")
+
+        # The first group makes the base policy; another one would make it again.
         makes_base_policy = not self.any_group_ready and bool(self._groups())
         if not self.cell_queue.waiting or makes_base_policy:
             return
-        max_slots = min(max(num_groups, 1), self.config.run.cells_at_once or len(self.cells))
-        free_slots = [
+
+        usable_slots = [
             slot
             for slot in self.slots
             if slot.current is None and slot.failed_in_a_row <= self.retries
         ]
-        due_slots = [slot for slot in free_slots if now >= slot.retry_at]
-        if (
-            not due_slots
-            and len(self.slots) < max_slots
-            and (self.any_group_ready or not self.slots)
-        ):
-            self.slots.append(GroupSlot())
-            due_slots = self.slots[-1:]
-        if due_slots:
-            slot = due_slots[0]
-            log_prefix = (
-                self.folder / LOGS_FOLDER / f"group{self.slots.index(slot)}-{slot.groups_started}"
-            )
-            slot.groups_started += 1
-            processes = RayProcessGroup(
-                self.ray, self.config, self.cells, self.spec, self.token, log_prefix
-            )
-            slot.current = group = ActiveGroup(processes)
-            group.task = asyncio.create_task(self._run_group(slot, group))
-        elif not free_slots and not self._groups():
+        slot = self._due_slot(usable_slots, num_groups, now)
+        if slot is not None:
+            self._start_group_in(slot)
+        elif not usable_slots and not self._groups():
             raise RunFailed(
-                f"no process group can begin: {self.open_error}. What is recorded goes on by --resume."
+                f"no process group can begin: {self.open_error}. What is recorded goes on by"
+                " --resume."
             )
+
+    def _due_slot(
+        self, usable_slots: list[GroupSlot], num_groups: int, now: float
+    ) -> GroupSlot | None:
+        """The slot for the next group: one whose pause is over, else a new one while the cluster
+        holds more groups than there are slots."""
+        for slot in usable_slots:
+            if now >= slot.retry_at:
+                return slot
+
+        # One slot more even where the cluster is full: its nodes may come and go.
+        max_slots = min(max(num_groups, 1), self.config.run.cells_at_once or len(self.cells))
+        may_add = self.any_group_ready or not self.slots
+        if len(self.slots) >= max_slots or not may_add:
+            return None
+        new_slot = GroupSlot()
+        self.slots.append(new_slot)
+        return new_slot
+
+    def _start_group_in(self, slot: GroupSlot) -> None:
+        log_name = f"group{self.slots.index(slot)}-{slot.groups_started}"
+        log_prefix = self.folder / LOGS_FOLDER / log_name
+        slot.groups_started += 1
+        processes = RayProcessGroup(
+            self.ray, self.config, self.cells, self.spec, self.token, log_prefix
+        )
+        group = ActiveGroup(processes)
+        slot.current = group
+        group.task = asyncio.create_task(self._run_group(slot, group))
 
     async def _run_group(self, slot: GroupSlot, group: ActiveGroup) -> None:
         """A group from its placement to its end. Calls of Ray block, so each is made in a
         thread."""
-        processes, loop = group.processes, asyncio.get_running_loop()
+        processes = group.processes
+        loop = asyncio.get_running_loop()
 
         def report(update: StatusUpdate, cell: Cell | None = None) -> None:
             """Called in the thread, with an update on a cell in training or of the preparation."""
@@ -262,16 +311,22 @@ class RayScheduler:
                 raise WorkerLost("no run is left for it")
 
         try:
-            if await _in_thread(processes.start_workers, group.cancelled.is_set):
-                group.state = "opening"
-                await _in_thread(processes.open, report)
-                group.state = "ready"
-                self.any_group_ready = True
-                slot.failed_in_a_row = 0
-                if await self._train_cells(processes, report):
-                    await _in_thread(processes.close)
+            has_started = await _in_thread(processes.start_workers, group.cancelled.is_set)
+            if not has_started:
+                return
+            group.state = "opening"
+            await _in_thread(processes.open, report)
+
+            group.state = "ready"
+            self.any_group_ready = True
+            slot.failed_in_a_row = 0
+            can_be_closed = await self._train_cells(processes, report)
+            if can_be_closed:
+                await _in_thread(processes.close)
         except Exception as e:
-            if not (group.cancelled.is_set() and isinstance(e, WorkerLost | InputError)):
+            # A group that was given up may end in any of the ways of a lost one.
+            is_given_up = group.cancelled.is_set() and isinstance(e, WorkerLost | InputError)
+            if not is_given_up:
                 self._lose_group(slot, group, e)
         finally:
             processes.kill()
@@ -283,6 +338,7 @@ class RayScheduler:
             if not self.cell_queue.waiting:
                 await asyncio.sleep(POLL_INTERVAL)
                 continue
+
             target = self.cell_queue.take(processes.node_names, str(processes.log_file(0)))
             failure = ""
             try:
@@ -296,7 +352,7 @@ class RayScheduler:
             except RunFailed as e:
                 failure = str(e)
             self._finish_cell(target.cell, failure)
-            # its other processes may be elsewhere in the program
+            # After a failure of one process, the others may be elsewhere in the program.
             if failure and self.spec.num_processes > 1:
                 return False
         return True
@@ -321,10 +377,12 @@ class RayScheduler:
     def _lose_group(self, slot: GroupSlot, group: ActiveGroup, error: Exception) -> None:
         """Count that a group could not begin; raises an error that no other group would be
         spared."""
+        # Where another group has been ready, the sweep itself is not refused.
+        is_refused_here = isinstance(error, InputError) and self.any_group_ready
         may_pass = isinstance(error, preemption.Preempted | RunFailed | WorkerLost)
-        may_pass = may_pass or (isinstance(error, InputError) and self.any_group_ready)
-        if group.state == "ready" or not may_pass:
+        if group.state == "ready" or not (may_pass or is_refused_here):
             raise error
+
         slot.failed_in_a_row += 1
         slot.retry_at = time.monotonic() + POLL_SECONDS * 2**slot.failed_in_a_row
         self.open_error = f"{error}; {group.processes.log_tail()}"
@@ -333,25 +391,32 @@ class RayScheduler:
         print_line(
             f"warning: a process group on {group.processes.node_names} could not begin ({error})"
         )
+
+        # Without a base policy there is no other slot that could go on.
         if slot.failed_in_a_row > self.retries and not self.any_group_ready:
             raise RunFailed(f"no process group could begin: {self.open_error}")
 
     def _lose_cell(self, processes: RayProcessGroup, target: CellTarget, error: WorkerLost) -> None:
         """Start a lost cell again, unless that was tried often enough without progress."""
+        if preemption.REQUESTED.is_set():  # it may be that which has ended the process
+            self.cell_queue.put_back(target)
+            return
+
         cell = target.cell
-        if not preemption.REQUESTED.is_set():
-            losses = self.cell_queue.count_loss(cell)
-            if losses > self.retries:
-                C = self.cell_queue.status[cell].rollouts
-                reason = f"its process group was lost {losses} times at C = {C}, the last time because {error}"
-                self._finish_cell(cell, f"{reason}; {processes.log_tail()}")
-                return
-            loss = (
-                f"run {cell.name}: its process group on {processes.node_names} was lost ({error})"
+        losses = self.cell_queue.count_loss(cell)
+        if losses > self.retries:
+            C = self.cell_queue.status[cell].rollouts
+            reason = (
+                f"its process group was lost {losses} times at C = {C}, the last time because"
+                f" {error}"
             )
-            print_line(
-                f"warning: {loss}; started again from its checkpoint ({losses} of {self.retries})"
-            )
+            self._finish_cell(cell, f"{reason}; {processes.log_tail()}")
+            return
+
+        loss = f"run {cell.name}: its process group on {processes.node_names} was lost ({error})"
+        print_line(
+            f"warning: {loss}; started again from its checkpoint ({losses} of {self.retries})"
+        )
         self.cell_queue.put_back(target)
 
     async def _save_cells(self) -> bool:
@@ -359,11 +424,13 @@ class RayScheduler:
         not wait."""
         if self.cell_queue.is_training:
             print_line(
-                "stopping: the runs in training save their state (Ctrl-C again: do not wait for them)"
+                "stopping: the runs in training save their state (Ctrl-C again: do not wait for"
+                " them)"
             )
         for group in self._groups():
             group.cancelled.set()
             group.processes.stop()
+
         tasks = [group.task for group in self._groups()]
         # The first error is what the sweep ends with, so later ones are dropped.
         await asyncio.wait([asyncio.gather(*tasks, return_exceptions=True)], timeout=SAVE_TIMEOUT)

@@ -1,0 +1,328 @@
+"""Whether a sweep fits a device, with which sizes, and what would fit where it does not.
+
+Sizes that a sweep leaves null are chosen so that what memory_model.py estimates fits a device:
+those for speed (planner.py), else of all smaller ones, with remat or without, the fastest by
+time_estimate.py. Where none fits, `suggest_fit` names the nearest setting or mesh that would.
+"""
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from isojax.core.config import CellConfig, SweepConfig
+from isojax.core.errors import InputError
+from isojax.core.policy_sizes import PolicySizes
+from isojax.core.shapes import SamplerShapes
+from isojax.core.terminal import warn
+from isojax.distributed.mesh_spec import MeshShape
+from isojax.launch.device_sizes import DeviceSizes
+from isojax.launch.memory_model import MEMORY_MARGIN, MemoryEstimate, estimate_memory
+from isojax.launch.planner import resolve_sweep_sizes, with_kernels
+from isojax.launch.time_estimate import GIB, TYPICAL_RATES, rates_from_probe
+
+MEMORY_UTILIZATION = 1 - MEMORY_MARGIN  # of a device's memory that a plan may take
+MAX_MESH_GROWTH = 64  # times as many devices are considered where a sweep does not fit
+MIN_SHOWN_GIB = 0.001  # a smaller size is shown as less than this
+# The settings of a sweep that decide what it takes of a device.
+SIZE_SETTINGS = ("decode_slots", "microbatch", "prefill_batch", "slots_per_prefix", "remat")
+CGROUP_LIMIT_FILES = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+
+
+@dataclass(frozen=True)
+class DeviceBudget:
+    """What a sweep has to fit."""
+
+    cell: CellConfig
+    pairs: Sequence[tuple[int, int]]  # every (B_p, n) of the sweep
+    mesh: MeshShape
+    policy: PolicySizes
+    on_device: bool  # whether the device verifies responses
+    backend: str  # as jax names it: cpu, gpu or tpu
+    device_memory: int  # bytes
+    # Bytes that may be estimated for these programs, where a compiler found the estimate too small.
+    program_limits: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def usable_memory(self) -> int:
+        return int(MEMORY_UTILIZATION * self.device_memory)
+
+    def sizes(
+        self, sweep: SweepConfig, pairs: Sequence[tuple[int, int]] | None = None
+    ) -> DeviceSizes:
+        """A device's part of a sweep whose sizes are chosen; with other (B_p, n) than the sweep's
+        if they are given."""
+        R = sweep.decode_slots
+        m = sweep.microbatch
+        g = sweep.prefill_batch
+        W = sweep.slots_per_prefix
+        assert R and m and g and W, "the planner chooses them"
+
+        pairs = pairs or self.pairs
+        # An evaluation may have fewer rollouts of a problem than slots share a prompt in training.
+        can_share = all(n >= W for _, n in pairs)
+        shapes = SamplerShapes(
+            pairs,
+            shards=self.mesh.shards,
+            slots=R,
+            microbatch=m,
+            prompt_length=self.cell.sampling.prompt_length,
+            response_length=self.cell.sampling.response_length,
+            prefill_batch=g,
+            slots_per_prefix=W if can_share else 1,
+        )
+        kernels = with_kernels(sweep, self.mesh, self.backend, self.cell)
+        return DeviceSizes(
+            self.cell,
+            remat=sweep.remat == "layer",
+            shapes=shapes,
+            mesh=self.mesh,
+            policy=self.policy,
+            backend=self.backend,
+            attention=kernels.forward_attention or "plain",
+            decode_attention=kernels.decode_attention or "plain",
+        )
+
+    def estimate(self, sweep: SweepConfig) -> MemoryEstimate:
+        # A CPU's devices have the host's memory: moments that leave them stay where they were.
+        moments_leave = sweep.moments_on_host and self.backend != "cpu"
+        evaluated = [(self.cell.data.validation, self.cell.eval.samples)]
+        evaluation_sizes = self.sizes(sweep, evaluated)
+        return estimate_memory(self.sizes(sweep), evaluation_sizes, self.on_device, moments_leave)
+
+    def checkpoint_bytes(self, sweep: SweepConfig) -> int:
+        """Of what is trained, in one file for all devices: its parameters, those of a critic, and
+        Adam's moments."""
+        whole = replace(self, mesh=MeshShape()).sizes(sweep)
+        return 3 * (whole.trained_bytes + whole.critic_bytes)
+
+    def fits(self, sweep: SweepConfig) -> bool:
+        memory = self.estimate(sweep)
+        within_limits = all(
+            memory.program_bytes[name] <= limit for name, limit in self.program_limits.items()
+        )
+        # The weights' peak is a sum of whole arrays, and so no estimate that needs a margin.
+        return (
+            memory.peak <= self.usable_memory
+            and memory.weights_peak <= self.device_memory
+            and within_limits
+        )
+
+    def seconds_per_rollout(self, sweep: SweepConfig) -> float:
+        """On a typical device of the backend, summed over the sweep's (B_p, n): it decides an
+        order, not a forecast."""
+        rollout_rates = rates_from_probe(self.sizes(sweep), self.pairs, TYPICAL_RATES[self.backend])
+        return sum(1 / rate for rate in rollout_rates.values())
+
+    def resolve_sizes(self, sweep: SweepConfig) -> SweepConfig:
+        """The sweep with its sizes chosen for speed, where they are not set."""
+        return resolve_sweep_sizes(sweep, self.mesh.shards, self.cell)
+
+    def smallest_sizes(self, requested: SweepConfig) -> SweepConfig:
+        """The sweep with the sizes that are not set chosen for memory alone."""
+        smallest = {
+            "decode_slots": requested.slots_per_prefix or 1,  # one prefix group
+            "microbatch": 1,
+            "prefill_batch": 1,
+            "remat": "layer",
+        }
+        unset = {key: size for key, size in smallest.items() if getattr(requested, key) is None}
+        return self.resolve_sizes(requested.model_copy(update=unset))
+
+    def all_sizes(self, requested: SweepConfig) -> Iterator[SweepConfig]:
+        """The sweep with every choice of the sizes that are not set: those for speed, and halves of
+        them."""
+        remats = (requested.remat,) if requested.remat else ("none", "layer")
+        slots_step = requested.slots_per_prefix or 1  # whole prefix groups
+        for remat in remats:
+            with_remat = requested.model_copy(update={"remat": remat})
+            for with_slots in self._halves(requested, with_remat, "decode_slots", slots_step):
+                for with_prompts in self._halves(requested, with_slots, "prefill_batch"):
+                    for sizes in self._halves(requested, with_prompts, "microbatch"):
+                        yield self.resolve_sizes(sizes)
+
+    def _halves(
+        self, requested: SweepConfig, sweep: SweepConfig, key: str, step: int = 1
+    ) -> Iterator[SweepConfig]:
+        """The sweep with one of its sizes chosen for speed, then half of that, and so on down to
+        `step`, in multiples of it; with the requested size alone, where one is set."""
+        size = getattr(self.resolve_sizes(sweep), key)
+        yield sweep.model_copy(update={key: size})
+
+        is_open = getattr(requested, key) is None
+        while is_open and size >= 2 * step:
+            size = size // 2 // step * step
+            yield sweep.model_copy(update={key: size})
+
+
+# ------------------------------------------------------------------ sizes that fit
+
+
+def fit_to_memory(requested: SweepConfig, budget: DeviceBudget) -> SweepConfig | None:
+    """The sweep, its open sizes chosen for speed if they fit, else the fastest that do; None where
+    none does."""
+    sized_for_speed = budget.resolve_sizes(requested)
+    if budget.fits(sized_for_speed):
+        return sized_for_speed
+    if not budget.fits(budget.smallest_sizes(requested)):
+        return None
+
+    fitting = [sweep for sweep in budget.all_sizes(requested) if budget.fits(sweep)]
+    return min(fitting, key=budget.seconds_per_rollout)
+
+
+def check_moments(sweep: SweepConfig, budget: DeviceBudget) -> None:
+    """InputError where moments cannot be in the host's memory while a device samples."""
+    is_asynchronous = budget.cell.rl.max_staleness is not None
+    if not sweep.moments_on_host or not (budget.on_device or is_asynchronous):
+        return
+    reason = (
+        "the task is verified on device" if budget.on_device else "cell.rl.max_staleness is set"
+    )
+    problem = f"sweep.moments_on_host=true, but {reason}, so that a device samples and trains at"
+    raise InputError(
+        f"{problem} the same time. Expected false, or a synchronous run of a text task."
+    )
+
+
+def autosize_sweep(requested: SweepConfig, budget: DeviceBudget, is_new_run: bool) -> SweepConfig:
+    """The sweep with sizes that fit, where the run is new. Where nothing fits, InputError if the
+    planner chose all; a warning if some are set, for estimates may be wrong."""
+    check_moments(requested, budget)
+    sweep = requested
+    if is_new_run:
+        sweep = fit_to_memory(requested, budget) or budget.smallest_sizes(requested)
+    if budget.fits(sweep):
+        return sweep
+
+    # A CPU's devices share its memory, so that more of them are no help.
+    doublings = range(MAX_MESH_GROWTH.bit_length()) if budget.backend != "cpu" else ()
+    device_counts = [budget.mesh.devices << k for k in doublings]
+    larger_meshes = [(f"{count} such devices", count) for count in device_counts]
+    shortage = describe_shortage(sweep, budget)
+    message = f"{shortage} {suggest_fit(requested, budget, larger_meshes)}"
+
+    if is_new_run and requested.decode_slots is None and requested.microbatch is None:
+        raise InputError(message)
+    warn(message)
+    return sweep
+
+
+def describe_shortage(sweep: SweepConfig, budget: DeviceBudget) -> str:
+    memory = budget.estimate(sweep)
+    needed = format_bytes(max(memory.peak, memory.weights_peak))
+    usable = f"{format_bytes(budget.usable_memory)} of its {format_bytes(budget.device_memory)}"
+    return (
+        f"{format_sizes(sweep)} are estimated to take {needed} of each device, and {usable} may be"
+        " planned with."
+    )
+
+
+# ------------------------------------------------------------------ what else would fit
+
+
+def suggest_fit(
+    requested: SweepConfig, budget: DeviceBudget, device_counts: Iterable[tuple[str, int]]
+) -> str:
+    """What would fit, as a sentence: this mesh with other settings than those that are set, else
+    `suggest_mesh`."""
+    sizes_that_fit = fit_to_memory(_without_sizes(requested), budget)
+    if sizes_that_fit is not None:
+        return f"It would fit with {format_sizes(sizes_that_fit)}."
+    return suggest_mesh(requested, budget, device_counts)
+
+
+def suggest_mesh(
+    requested: SweepConfig, budget: DeviceBudget, device_counts: Iterable[tuple[str, int]]
+) -> str:
+    """The fastest other mesh of the first of these (description, number of devices) where one
+    fits."""
+    for description, num_devices in device_counts:
+        meshes_that_fit: list[tuple[float, str]] = []  # seconds per rollout, and what to type
+        for mesh in _even_meshes(budget, num_devices):
+            if mesh == budget.mesh:
+                continue
+            other = replace(budget, mesh=mesh)
+            sweep = fit_to_memory(_without_sizes(requested), other)
+            if sweep is not None:
+                sizes_to_change = [
+                    key
+                    for key in SIZE_SETTINGS
+                    if getattr(requested, key) not in (None, getattr(sweep, key))
+                ]
+                words = f"--mesh {mesh} {format_sizes(sweep, sizes_to_change)}".strip()
+                meshes_that_fit.append((other.seconds_per_rollout(sweep), words))
+        if meshes_that_fit:
+            _, words = min(meshes_that_fit)
+            return f"The nearest mesh that would fit: {words} on {description}."
+    return (
+        "No mesh of more such devices would fit it: lower cell.sampling.response_length or"
+        " prompt_length, take devices with more memory, or say how much they have by"
+        " run.device_memory=GIB."
+    )
+
+
+def _without_sizes(sweep: SweepConfig) -> SweepConfig:
+    return sweep.model_copy(update=dict.fromkeys(SIZE_SETTINGS))
+
+
+def _even_meshes(budget: DeviceBudget, num_devices: int) -> Iterator[MeshShape]:
+    """The meshes of so many devices that split the model evenly, with the budget's part of
+    `sequence`."""
+    policy = budget.policy
+    sequence = budget.mesh.sequence
+    devices = num_devices // sequence
+    kv_heads = math.gcd(*(attention.kv_heads for attention in policy.attention))
+
+    for tensor in _divisors(devices):
+        if kv_heads % tensor:
+            continue
+        for fsdp in _divisors(devices // tensor):
+            data = devices // tensor // fsdp
+            mesh = MeshShape(data=data, fsdp=fsdp, sequence=sequence, tensor=tensor)
+            if policy.width % fsdp == 0 and splits_mlps(policy, mesh):
+                yield mesh
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def splits_mlps(policy: PolicySizes, mesh: MeshShape) -> bool:
+    """Whether the devices of `tensor` share every MLP, by its hidden values or by whole experts."""
+    split = mesh.split("tensor")
+    for weight in policy.weights:
+        if "mlp" in dict(weight.axes):
+            numbers = math.prod(size for _, size in weight.axes)
+            if split.size(weight.axes) * mesh.tensor != numbers:
+                return False
+    return True
+
+
+# ------------------------------------------------------------------ text, and the host's memory
+
+
+def format_bytes(num_bytes: float) -> str:
+    """In GiB, whatever the size, so that sizes of one plan can be compared at a glance."""
+    gib = num_bytes / GIB
+    if 0 < gib < MIN_SHOWN_GIB:
+        return f"under {MIN_SHOWN_GIB} GiB"
+    return f"{gib:.3g} GiB" if gib < 1000 else f"{gib:,.0f} GiB"
+
+
+def format_sizes(sweep: SweepConfig, keys: Iterable[str] = SIZE_SETTINGS) -> str:
+    return " ".join(f"sweep.{key}={getattr(sweep, key)}" for key in keys)
+
+
+def host_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or its cgroup's where that is
+    less."""
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cgroup_limits = [path.read_text().strip() for path in CGROUP_LIMIT_FILES if path.is_file()]
+    # A cgroup without a limit says "max".
+    limits = [int(limit) for limit in cgroup_limits if limit.isdigit()]
+    return min([machine_bytes, *limits])

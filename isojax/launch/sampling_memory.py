@@ -1,0 +1,122 @@
+"""Bytes of one device while the sampler's weights are made, and while it samples: weights as the
+sampler reads them, its slots, and what a step takes. Keys and values are `DeviceSizes.cache_bytes`.
+
+The run keeps parameters in float32, layers in stacks, split over fsdp. The sampler reads them
+gathered, as products are computed, as int8 or with adapters merged, and on CPUs and GPUs each
+layer as arrays of its own (`Decoding`); a program called `weights` makes these of those.
+"""
+
+from isojax.core import shapes
+from isojax.launch.device_sizes import FLOAT_BYTES, DeviceSizes
+
+# Of a slot, beside what it writes: the small fields of `Slots` (sampling/slots.py).
+SLOT_STATE_BYTES = 40
+
+# ------------------------------------------------------------------ the sampler's weights
+
+
+def stored_weight_bytes(s: DeviceSizes) -> int:
+    """Bytes of the weights that the program `weights` makes, each once."""
+    return sum(weight.layers * s.stored_bytes(weight) for weight in s.sampler_weights)
+
+
+def moving_weight_bytes(s: DeviceSizes) -> int:
+    """Bytes of weights that are gathered or cast, beside those that the sampler reads.
+
+    All of them, where layers are unrolled. Where layers are gathered one by one
+    (sampling/stream.py), one layer, and the device's part of all, which XLA casts before it
+    gathers.
+    """
+    is_cast = s.compute_bytes < FLOAT_BYTES and not s.frozen_bytes
+    is_gathered = s.fsdp_shards > 1
+    is_unrolled = shapes.layers_are_unrolled(s.backend, s.precision.cache)
+
+    if is_gathered and not is_unrolled:
+        cast_part = s.base_bytes if is_cast else 0
+        return s.compute_bytes * s.layer_params + cast_part
+    return stored_weight_bytes(s) if is_cast or is_gathered else 0
+
+
+def merged_layer_bytes(s: DeviceSizes) -> int:
+    """Bytes of the layers with adapters merged, which int8 weights are made of."""
+    stores_adapters = any(weight.is_adapter for weight in s.sampler_weights)
+    if not s.adapters or stores_adapters or not s.quantises_weights:
+        return 0
+    return s.compute_bytes * s.layers_params
+
+
+def transposed_layer_bytes(s: DeviceSizes) -> int:
+    """Bytes of layers on their way from a stack to the matrices that a CPU's sampler reads: XLA:CPU
+    moves one layer of each stack at a time, and holds one more."""
+    if s.backend != "cpu" or not s.has_unrolled_copy:
+        return 0
+    layers_on_their_way = 1 + len(s.layers)
+    return layers_on_their_way * s.compute_bytes * s.layer_params
+
+
+def sampling_weight_bytes(s: DeviceSizes) -> int:
+    """Bytes of the weights that the sampler reads, in addition to the run's own.
+
+    Each once, gathered and cast, or as int8. Where decoding reads each layer by itself and prompts
+    read the stack, both; the stack is the run's own where it is neither cast nor gathered.
+    """
+    if not s.has_unrolled_copy:
+        return stored_weight_bytes(s)
+
+    unrolled_values = s.layers_params + len(s.tables) * s.table_params
+    reads_own_stack = s.compute_bytes == FLOAT_BYTES and s.fsdp_shards == 1
+    stacked_bytes = 0 if reads_own_stack else stored_weight_bytes(s)
+    return stacked_bytes + s.compute_bytes * unrolled_values
+
+
+# ------------------------------------------------------------------ while it samples
+
+
+def slot_bytes(s: DeviceSizes) -> int:
+    """Bytes of the rows that slots write, and of the hidden states that they begin from."""
+    T = s.shapes.response_length
+    slots = s.shapes.slots
+
+    # A state after each prompt in the table, and after that of each prefix group.
+    prompts = s.shapes.prefix_entries + slots // s.shapes.slots_per_prefix
+    last_hidden_states = s.compute_bytes * s.D * prompts
+
+    token_bytes = 8 * T  # a token and its log-probability
+    nucleus_bytes = FLOAT_BYTES * (T if s.has_nucleus else 1)  # the mass of each nucleus
+    return last_hidden_states + slots * (token_bytes + nucleus_bytes + SLOT_STATE_BYTES)
+
+
+def sampling_work_bytes(s: DeviceSizes) -> int:
+    """Bytes in use while sampling, without weights, cache and slots: of a block of prompts, or of a
+    step's draw, whichever is more."""
+    return converted_weight_bytes(s) + max(_prefill_bytes(s), _decode_step_bytes(s))
+
+
+def converted_weight_bytes(s: DeviceSizes) -> int:
+    """Bytes of weights that XLA:CPU converts to float32 before it multiplies, all of them at
+    once."""
+    if s.backend != "cpu":
+        return 0
+    converted = [weight for weight in s.sampler_weights if weight.dtype != "float32"]
+    return FLOAT_BYTES * s.numbers(converted)
+
+
+def _prefill_bytes(s: DeviceSizes) -> int:
+    """Of a block of prompts: their keys and values in all layers, hidden states, and what the
+    widest layer takes in its MLP, or in attention, where scores and weights are both there."""
+    keys_and_values = s.compute_bytes * s.prefill_tokens * s.kv_values
+    hidden_states = s.compute_bytes * s.prefill_tokens * 2 * s.D
+
+    in_mlp = s.compute_bytes * s.prefill_tokens * s.most_mlp_values
+    score_bytes = max(layer.score_bytes for layer in s.layers)
+    in_attention = 2 * score_bytes * s.prefill_tokens * s.shapes.prompt_length
+    return keys_and_values + hidden_states + max(in_mlp, in_attention)
+
+
+def _decode_step_bytes(s: DeviceSizes) -> int:
+    """Of a token for each slot: hidden states, the widest layer's MLP, and for the draw arrays
+    [slots V] in float32, two more of them where it is from a nucleus."""
+    slots = s.shapes.slots
+    arrays = 4 if s.has_nucleus else 2
+    draw_bytes = FLOAT_BYTES * slots * s.V * arrays
+    return draw_bytes + s.compute_bytes * slots * (s.most_mlp_values + 2 * s.D)
