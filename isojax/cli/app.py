@@ -1,6 +1,8 @@
-"""The command line. A module of commands/ is imported when its command is called, so that `isojax
-status` waits for neither SciPy nor jax; an InputError is one line `error: ...` on standard error
-and exit code 2."""
+"""The command line: which commands there are, and how each of them ends.
+
+A module of commands/ is imported when its command is called, so that `isojax status` waits for
+neither SciPy nor jax. An InputError is one line `error: ...` on standard error and exit code 2.
+"""
 
 import errno
 import importlib
@@ -25,20 +27,19 @@ from isojax.runs.mirror import localize
 
 
 class LazyCommand(NamedTuple):
-    """A command: its name, the first sentence of its help, and whether it is a run: hours of jax in
-    this process."""
+    """A command, whose module is imported when it is called."""
 
     name: str
-    summary: str
-    is_run: bool = False
+    summary: str  # the first sentence of its help
+    is_run: bool = False  # it trains, or samples: hours of jax in this process
 
     def load(self) -> typer.Typer:
-        """Import it: the typer app of its module, or an app of the function that has the command's
-        name."""
+        """The typer app of its module, or an app of the function that has the command's name."""
         function_name = self.name.replace("-", "_")
         module = importlib.import_module(f"isojax.cli.commands.{function_name}_command")
         if "app" in vars(module):
             return module.app
+
         command_app = new_app()
         command_app.command()(vars(module)[function_name])
         return command_app
@@ -91,10 +92,10 @@ COMMANDS = (
         "Write a script or manifest that starts sweeps on a cluster to launch/, or list them.",
     ),
 )
-# of an unknown command, option or value; typer does not name it
+# The error of an unknown command, option or value, which typer does not name.
 USAGE_ERROR: Any = typer.BadParameter.__base__
-INTERRUPTED = 130  # the exit code after Ctrl-C
-# set to anything, an error of isojax itself ends as Python ends it
+INTERRUPTED = 130  # the exit code after Ctrl-C, by typer and by convention
+# Where it is set, to anything, an error that isojax did not expect ends as Python ends it.
 TRACEBACK_VARIABLE = "ISOJAX_TRACEBACK"
 # Of a path that no file can have, or that this user may not open.
 UNUSABLE_PATH_ERRNOS = (
@@ -108,8 +109,10 @@ UNUSABLE_PATH_ERRNOS = (
 
 
 class LazyGroup(CommandGroup):
-    """The commands by their summaries; the one that is called, or completed by a shell, is
-    imported."""
+    """The group of COMMANDS, known by their summaries alone.
+
+    The one that is called, or completed by a shell, is imported.
+    """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, remaining = super().resolve_command(ctx, args)
@@ -119,7 +122,10 @@ class LazyGroup(CommandGroup):
         return name, command, remaining
 
 
-PAGES = f"The pages that help and messages name, such as docs/laws.md, are in this folder:\n\n\b\n{SHARE}"
+PAGES = (
+    "The pages that help and messages name, such as docs/laws.md, are in this folder:\n\n"
+    f"\b\n{SHARE}"
+)
 app = new_app(cls=LazyGroup, no_args_is_help=True, add_completion=True, epilog=PAGES)
 for _command in COMMANDS:
     app.command(_command.name, help=_command.summary)(lambda: None)
@@ -146,12 +152,13 @@ def _root(version: Annotated[bool, VERSION_OPTION] = False) -> None:
 
 
 def main() -> NoReturn:
-    """The console script `isojax`: like `python -m`, it finds a fork's modules in the folder it is
-    called in."""
+    """The console script `isojax`."""
+    # As `python -m` does, so that a fork's modules in the working directory can be plug-ins.
     sys.path.insert(0, "")
-    _run(
-        app, "isojax", any(command.is_run for command in COMMANDS if command.name in sys.argv[1:2])
-    )
+
+    command_name = sys.argv[1:2]
+    is_run = any(command.is_run for command in COMMANDS if command.name in command_name)
+    _run(app, "isojax", is_run)
 
 
 def main_module(command: LazyCommand) -> NoReturn:
@@ -160,32 +167,32 @@ def main_module(command: LazyCommand) -> NoReturn:
 
 
 def _check_words(words: Sequence[str]) -> None:
+    """InputError for a word in another encoding than UTF-8, which is no JSON, and no path of C++.
+
+    Python has put surrogates in the place of its bytes.
+    """
     for word in words:
         try:
             word.encode()
-        except (
-            UnicodeEncodeError
-        ) as e:  # bytes of another encoding, which neither JSON nor a library of C++ takes
+        except UnicodeEncodeError as e:
             raise InputError(
                 f"given {word!r}, expected text in UTF-8. Rename the file, or correct the word."
             ) from e
 
 
 def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
-    """Run a command and exit: 0; 2 after an InputError, as after usage errors; 1 after a failed
-    run, or an error that isojax did not expect; 143 after SIGTERM; 141 where nobody reads what a
-    command prints that is no run."""
+    """Run a command on the words of the command line, and exit with a code.
+
+    0; 2 after an InputError, as after usage errors; 1 after a failed run, or an error that isojax
+    did not expect; 130 after Ctrl-C, 143 after SIGTERM; 141 where nobody reads what a command
+    prints that is no run.
+    """
     if is_run:
-        use_huge_pages()
+        use_huge_pages()  # It may start the process anew, so it comes first.
     guard_output(is_run)
+
     try:
-        try:
-            _check_words(sys.argv[1:])
-            with localize(sys.argv[1:]) as arguments:
-                exit_code = typer_app(arguments, prog_name=program, standalone_mode=False)
-        finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
+        exit_code = _call(typer_app, program)
     except (InputError, RunFailed) as e:
         _exit("error", e, 2 if isinstance(e, InputError) else 1)
     except Preempted as e:
@@ -196,47 +203,77 @@ def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
         e.message = shorten(e.message)
         e.show()
         sys.exit(e.exit_code)
-    except BaseException as e:  # the last boundary; a panic of a library in Rust is no Exception
-        # to ask whether a file exists may raise it
+    except BaseException as e:  # The last boundary: a panic of a library in Rust is no Exception.
+        # Merely to ask whether such a file exists raises an OSError.
         if isinstance(e, OSError) and e.errno in UNUSABLE_PATH_ERRNOS:
             _exit("error", f"{e}. Expected the path of a place that you may use.", 2)
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
         _exit("error", _describe_unexpected(e), 1)
-    # threads that are inside XLA would abort the process while Python ends
+
     if exit_code == INTERRUPTED:
-        how = (
-            "; a run that has begun goes on by --resume"
-            if is_run and sys.argv[1:2] != ["difficulty"]
-            else ""
-        )
-        print(printable(f"stopped: by Ctrl-C{how}"), file=sys.stderr, flush=True)
-        os._exit(INTERRUPTED)
+        _exit_at_once(is_run)
     sys.exit(exit_code or 0)
 
 
+def _call(typer_app: typer.Typer, program: str) -> int | None:
+    """Call the command; its exit code, which is INTERRUPTED after Ctrl-C, or None."""
+    try:
+        _check_words(sys.argv[1:])
+        # Folders that are URLs are mirrored, and the command gets the paths of their mirrors.
+        with localize(sys.argv[1:]) as arguments:
+            return typer_app(arguments, prog_name=program, standalone_mode=False)
+    finally:
+        # Here, so that an error of it is reported as any other; at Python's end it would not be.
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+
+def _exit_at_once(is_run: bool) -> NoReturn:
+    """End after Ctrl-C, in the middle of whatever was running."""
+    # Labels of `isojax difficulty` are a run without --resume: they go on when called again.
+    can_resume = is_run and sys.argv[1:2] != ["difficulty"]
+    advice = "; a run that has begun goes on by --resume" if can_resume else ""
+    print(printable(f"stopped: by Ctrl-C{advice}"), file=sys.stderr, flush=True)
+
+    # sys.exit would not do: a compiled program that runs cannot be interrupted, Python's end takes
+    # away what its threads inside XLA still use, and they abort the process, with a message of C++
+    # and another exit code. Nothing is lost: all contexts have been left, both streams are flushed,
+    # and files are written whole or not at all.
+    os._exit(INTERRUPTED)
+
+
 def _describe_unexpected(error: BaseException) -> str:
-    """A message for an error that nothing in isojax has foreseen, or a plug-in raises; its
-    traceback is in a file."""
+    """A message for an error that nothing in isojax has foreseen, or that a plug-in raises.
+
+    Its traceback goes to a file, which the message names.
+    """
     try:
         with tempfile.NamedTemporaryFile(
             "w", errors="replace", prefix="isojax-", suffix=".txt", delete=False
         ) as f:
             traceback.print_exception(error, file=f)
-        place = f"The traceback is in {f.name}"
+        where_traceback = f"The traceback is in {f.name}"
     except OSError:  # no disk, or a full one
-        place = f"With {TRACEBACK_VARIABLE}=1 it shows the traceback"
-    described = f"{type(error).__name__}: {error}"[:500]
-    if plugin := failed_plugin(error):
-        return f"the plug-in failed at {plugin} ({described}). {place}. Correct the plug-in (docs/extending.md)."
+        where_traceback = f"With {TRACEBACK_VARIABLE}=1 it shows the traceback"
+
+    summary = f"{type(error).__name__}: {error}"[:500]
+    plugin_line = failed_plugin(error)
+    if plugin_line:
+        problem = f"the plug-in failed at {plugin_line} ({summary})"
+        return f"{problem}. {where_traceback}. Correct the plug-in (docs/extending.md)."
     if isinstance(error, MemoryError | OSError):
-        return f"this machine could not do it ({described}). Look at its memory and its disks. {place}."
+        problem = f"this machine could not do it ({summary})"
+        return f"{problem}. Look at its memory and its disks. {where_traceback}."
     return (
-        f"isojax did not expect this ({described}). {place}: please report it, with your command."
+        f"isojax did not expect this ({summary}). "
+        f"{where_traceback}: please report it, with your command."
     )
 
 
 def _exit(label: str, message: object, code: int) -> NoReturn:
+    """Print a message on standard error, as `label: ...`, and exit."""
+    # A RunFailed may have a line for each cell that failed.
     lines = message.args if isinstance(message, RunFailed) else (message,)
     print(f"{label}: " + "\n  ".join(map(printable, lines)), file=sys.stderr)
     sys.exit(code)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -24,42 +25,54 @@ from isojax.scaling.result import FitResult, FittedRun, read_fit_file
 
 
 def fit_file_name(stem: str, metric: str | None, compute: str, options: FitOptions) -> str:
-    """fit.json; where something else was asked for, its name says what:
-    fit-METRIC-COMPUTE-MODE-with-flagged.json."""
-    words = [
-        word
-        for word in (metric, compute, options.mode)
-        if word not in (None, "rollouts", DEFAULT_MODE)
-    ]
+    """The file of a fit: fit.json, of stem "fit", where nothing but defaults was asked for.
+
+    Else the name says what was: fit-METRIC-COMPUTE-MODE-with-flagged.json.
+    """
+    words = [stem]
+    for word in (metric, compute, options.mode):
+        if word not in (None, "rollouts", DEFAULT_MODE):
+            words.append(str(word))
     if options.include_flagged:
         words.append("with-flagged")
-    return "-".join([stem, *map(str, words)]).replace("/", "-") + ".json"
+
+    # A metric such as train/reward has a slash.
+    return "-".join(words).replace("/", "-") + ".json"
 
 
 def make_fit(
     paths: Sequence[Path], metric: str | None, compute: str, options: FitOptions = DEFAULT_OPTIONS
 ) -> FitResult:
-    """Fit the runs; a single sweep's folder gets the result as a file."""
+    """Fit the runs of these paths; a single sweep's folder gets the result as a file.
+
+    `metric` None is the ledger's avg@k; `compute` is "rollouts", "tokens" or "device_hours".
+    """
     runs = read_runs(paths, warn)
-    result = fit_runs(runs, default_metric(runs) if metric is None else metric, compute, options)
+    metric_name = default_metric(runs) if metric is None else metric
+    result = fit_runs(runs, metric_name, compute, options)
+
     if len(paths) == 1 and is_sweep_folder(paths[0]):
         path = paths[0] / fit_file_name("fit", metric, compute, options)
         if _has_more_replicates(path, runs, options.replicates):
-            kept = path
+            earlier_path = path
             path = path.with_stem(f"{path.stem}-{options.replicates}-replicates")
-            warn(f"{kept} has more replicates and is kept; this fit is {path}")
+            warn(f"{earlier_path} has more replicates and is kept; this fit is {path}")
+
         try:
             write_text(path, json_line_per_row(result.model_dump(mode="json")))
-        except InputError as e:  # a place that is not ours to write
+        except InputError as e:
+            # Somebody else's folder may be read only; the fit is still good for an answer.
             warn(f"{e} This fit is not kept.")
     return result
 
 
 def _has_more_replicates(path: Path, runs: Sequence[RunRecord], replicates: int) -> bool:
+    """Whether the fit in a file is of these runs as they are now, and took longer to make."""
     try:
         earlier = read_fit_file(path)
-    except InputError:  # none, or one that cannot be used
-        return False
+    except InputError:
+        return False  # There is none, or one that cannot be used.
+
     return (
         earlier.intervals is not None
         and earlier.intervals.replicates > replicates
@@ -74,14 +87,17 @@ def fit_runs(
     options: FitOptions,
     description: str = "fitting",
 ) -> FitResult:
-    with progress_bar(options, description) as shown_options:
-        return fit(runs, metric, compute, shown_options)
+    """Fit runs, with a bar of this description while it takes."""
+    with progress_bar(options, description) as options_with_bar:
+        return fit(runs, metric, compute, options_with_bar)
 
 
 @contextmanager
 def progress_bar(options: FitOptions, description: str) -> Iterator[FitOptions]:
-    """The options of a fit that moves a bar on standard error, where that is a terminal; it
-    vanishes when done."""
+    """The options of a fit that moves a bar on standard error, where that is a terminal.
+
+    The bar vanishes when the context ends.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -89,22 +105,24 @@ def progress_bar(options: FitOptions, description: str) -> Iterator[FitOptions]:
         TimeRemainingColumn(),
     )
     console = SafeConsole(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
+    is_hidden = not console.is_terminal
+
+    with Progress(*columns, console=console, transient=True, disable=is_hidden) as progress:
         task = progress.add_task(escape(printable(description)), total=None)
-        yield replace(
-            options,
-            on_progress=lambda done, total: progress.update(task, completed=done, total=total),
-        )
+
+        def on_progress(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        yield replace(options, on_progress=on_progress)
 
 
 def is_sweep_folder(path: Path) -> bool:
+    """Whether a path is the folder of a sweep, or of imported runs: one that holds cells/."""
     return path.is_dir() and (path / "cells").is_dir()
 
 
 def sweep_folder(run: Path) -> Path:
-    """The folder itself, once it is known to hold a sweep."""
+    """The folder itself, once it is known to hold a sweep; InputError where it does not."""
     if not is_sweep_folder(run):
         raise InputError(
             f"{run} is no sweep's folder; expected one that holds cells/, such as runs/quickstart."
@@ -113,24 +131,22 @@ def sweep_folder(run: Path) -> Path:
 
 
 def read_fit(run: Path, include_flagged: bool = False) -> FitResult:
-    """The fit of a sweep's folder or a fit.json; fitted where there is none, and again where the
-    ledgers have grown."""
+    """The fit of a sweep's folder, or of a fit.json.
+
+    A folder is fitted where it has no fit, and again where its ledgers have grown since.
+    """
     if not run.is_dir():
-        if include_flagged:
-            raise InputError(
-                f"{INCLUDE_FLAGGED} needs another fit, and {run} is a file; expected the sweep's folder."
-            )
-        result = read_fit_file(run)
-        return (
-            with_clocks(result, read_runs([run.parent])) if is_sweep_folder(run.parent) else result
-        )
+        return _read_named_fit(run, include_flagged)
+
     options = FitOptions(include_flagged=include_flagged)
     path = run / fit_file_name("fit", None, "rollouts", options)
     if not path.exists():
         return make_fit([sweep_folder(run)], None, "rollouts", options)
+
     result = read_fit_file(path)
     if not is_sweep_folder(run):
-        return result
+        return result  # A folder of fits alone: there are no ledgers to compare it with.
+
     runs = read_runs([run])
     if _is_stale(result, runs):
         warn(f"{path} is older than the ledgers of its sweep and is made again")
@@ -138,32 +154,68 @@ def read_fit(run: Path, include_flagged: bool = False) -> FitResult:
     return with_clocks(result, runs)
 
 
+def _read_named_fit(path: Path, include_flagged: bool) -> FitResult:
+    """The fit in a file, with the clocks of the runs beside it where there are any."""
+    if include_flagged:
+        raise InputError(
+            f"{INCLUDE_FLAGGED} needs another fit, and {path} is a file; "
+            "expected the sweep's folder."
+        )
+
+    result = read_fit_file(path)
+    if is_sweep_folder(path.parent):
+        return with_clocks(result, read_runs([path.parent]))
+    return result
+
+
 def _options_of_fit(result: FitResult) -> FitOptions:
     """What a fit was asked for, so that one made again answers the same question."""
-    include_flagged, settings = not result.health.left_out, result.intervals
-    if settings is None:
+    include_flagged = not result.health.left_out
+    intervals = result.intervals
+
+    if intervals is None:
+        # The default mode has intervals unless it was asked for 0 replicates. In the paper's mode
+        # a fit may lack them in any case, so that the number asked for is not known.
         replicates = 0 if result.mode == DEFAULT_MODE else REPLICATES
         return FitOptions(result.mode, replicates, include_flagged=include_flagged)
-    stated_run_sd = settings.run_sd if settings.run_sd_source == "as stated" else None
+
+    stated_run_sd = intervals.run_sd if intervals.run_sd_source == "as stated" else None
     return FitOptions(
-        result.mode, settings.replicates, settings.seed, stated_run_sd, include_flagged
+        mode=result.mode,
+        replicates=intervals.replicates,
+        seed=intervals.seed,
+        run_sd=stated_run_sd,
+        include_flagged=include_flagged,
     )
 
 
 def _is_stale(result: FitResult, runs: Sequence[RunRecord]) -> bool:
     """Whether the ledgers' runs have other points than the fit was made from, or other runs are
     flagged as broken."""
-
-    def point_keys(rows: Sequence[FittedRun | FlaggedRun]) -> set[tuple[str, int, int]]:
-        return {(f"{row.B_p}x{row.n}", row.seed, row.points) for row in rows}
-
     health = result.health
-    used = [run for run in runs if not (health.left_out and health_flags(run))]
-    scheduled = {
-        (s.name, *pair)
-        for s in result.schedules
-        for pair in zip(s.seeds, s.evaluations, strict=True)
-    }
-    ledger_points = {(run.cell.kind, run.cell.seed, len(run.points)) for run in used}
-    is_grown = ledger_points != point_keys(result.runs) | scheduled
-    return is_grown or point_keys(flagged_runs(runs)) != point_keys(health.runs)
+
+    points_in_ledgers: set[RunPoints] = set()
+    for run in runs:
+        is_left_out = health.left_out and health_flags(run)
+        if not is_left_out:
+            points_in_ledgers.add(RunPoints(run.cell.kind, run.cell.seed, len(run.points)))
+
+    points_in_fit = _run_points(result.runs)
+    for schedule in result.schedules:
+        for seed, evaluations in zip(schedule.seeds, schedule.evaluations, strict=True):
+            points_in_fit.add(RunPoints(schedule.name, seed, evaluations))
+
+    is_flagged_otherwise = _run_points(flagged_runs(runs)) != _run_points(health.runs)
+    return points_in_ledgers != points_in_fit or is_flagged_otherwise
+
+
+class RunPoints(NamedTuple):
+    """How many evaluations a run has, of which a ledger only ever gets more."""
+
+    kind: str  # the cell's: 32x8, or the name of its schedule
+    seed: int
+    evaluations: int
+
+
+def _run_points(rows: Sequence[FittedRun | FlaggedRun]) -> set[RunPoints]:
+    return {RunPoints(f"{row.B_p}x{row.n}", row.seed, row.points) for row in rows}

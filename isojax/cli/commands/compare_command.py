@@ -1,5 +1,6 @@
 """`isojax compare`: n*(C), the frontier, where n* levels off and overfitting of several sweeps."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -49,29 +50,20 @@ def compare(
       isojax compare runs/easy/fit.json runs/hard/fit.json --out difficulty.pdf
       isojax compare runs/a runs/b --json | jq '.sweeps[1].difference'
     """
+    # All that can be refused is refused before anything is fitted, which may take minutes.
     if len(runs) < 2:
         raise InputError(
-            f"only {runs[0]} is given; expected two sweeps or more. Name another folder or fit.json."
+            f"only {runs[0]} is given; expected two sweeps or more. "
+            "Name another folder or fit.json."
         )
     check_figure_path(out, "--out")
-    names = [(run if run.is_dir() else run.parent).resolve().name for run in runs]
-    if labels is not None:
-        names = [label.strip() for label in labels.split(",")]
-    elif len(set(names)) < len(names):
-        names = [printable(run) for run in runs]
-    if len(names) != len(runs) or not all(names):
-        raise InputError(
-            f"--labels {labels!r} has {len(names)} names; expected {len(runs)}, separated by commas."
-        )
-    check_distinct(names)
-    missing = next((run for run in runs if not run.exists()), None)  # before anything is fitted
-    if missing is not None:
-        raise InputError(
-            f"there is no {missing}; expected a sweep's folder or a fit.json, such as runs/quickstart."
-        )
+    names = _sweep_names(runs, labels)
+    _check_existence(runs)
+
     comparison = compare_sweeps([_load_fit(run, metric) for run in runs], names)
     if out is not None:
         comparison_figure(comparison).write(out)
+
     if as_json:
         print(json_text(comparison))
         return
@@ -80,12 +72,43 @@ def compare(
         print_line(f"wrote {out}")
 
 
+def _sweep_names(runs: Sequence[Path], labels: str | None) -> list[str]:
+    """What to call the sweeps: as --labels says, else as their folders, else by their paths.
+
+    InputError where the labels are not one for each sweep, or two are alike.
+    """
+    if labels is None:
+        folders = [run if run.is_dir() else run.parent for run in runs]
+        names = [folder.resolve().name for folder in folders]
+        if len(set(names)) < len(names):
+            names = [printable(run) for run in runs]
+    else:
+        names = [label.strip() for label in labels.split(",")]
+
+    if len(names) != len(runs) or not all(names):
+        raise InputError(
+            f"--labels {labels!r} has {len(names)} names; "
+            f"expected {len(runs)}, separated by commas."
+        )
+    check_distinct(names)
+    return names
+
+
+def _check_existence(runs: Sequence[Path]) -> None:
+    for run in runs:
+        if not run.exists():
+            raise InputError(
+                f"there is no {run}; expected a sweep's folder or a fit.json, "
+                "such as runs/quickstart."
+            )
+
+
 def _load_fit(run: Path, metric: str | None) -> FitResult:
-    """A run's fit, of the metric that was asked for; it is made where fit.json has another
-    metric."""
+    """A run's fit of the metric that was asked for, made where fit.json has another."""
     fit = read_fit(run)
     if metric is None or fit.metric == metric:
         return fit
+
     if not run.is_dir():
         raise InputError(
             f"{run} is a fit of {fit.metric}, not of {metric}. Name the sweep's folder instead."
@@ -98,25 +121,33 @@ def print_comparison(console: SafeConsole, comparison: SweepComparison) -> None:
     sweeps = comparison.sweeps
     for sweep in sweeps:
         print_nothing_learnt(console, sweep.nothing_learnt, sweep.label)
+
+    # The budgets are the same for all sweeps.
     C_columns = [f"C = {format_number(row.C)}" for row in sweeps[0].at]
-    best_n = [[sweep.label, *(_format_best_n(sweep, row) for row in sweep.at)] for sweep in sweeps]
-    rewards = [[sweep.label, format_reward(sweep.base_reward)] for sweep in sweeps]
-    for line, sweep in zip(rewards, sweeps, strict=True):
-        line += [
-            format_reward(row.reward) + format_interval((row.low, row.high)) for row in sweep.at
-        ]
     title = f"best n ({comparison.metric} against {comparison.compute})"
-    console.print(TextTable(title, ["sweep", *C_columns], best_n, text_columns=1))
-    console.print(
-        TextTable("frontier reward", ["sweep", "base", *C_columns], rewards, text_columns=1)
-    )
-    said_first = {f"{sweep.label}: {sweep.nothing_learnt}" for sweep in sweeps}
-    for sentence in (sentence for sentence in comparison.sentences if sentence not in said_first):
-        console.print(f"  {escape(sentence)}")
+    n_rows = [[sweep.label, *(_format_best_n(sweep, row) for row in sweep.at)] for sweep in sweeps]
+    console.print(TextTable(title, ["sweep", *C_columns], n_rows, text_columns=1))
+
+    reward_columns = ["sweep", "base", *C_columns]
+    reward_rows = [_reward_row(sweep) for sweep in sweeps]
+    console.print(TextTable("frontier reward", reward_columns, reward_rows, text_columns=1))
+
+    printed_above = {f"{sweep.label}: {sweep.nothing_learnt}" for sweep in sweeps}
+    for sentence in comparison.sentences:
+        if sentence not in printed_above:
+            console.print(f"  {escape(sentence)}")
     print_notes(console, comparison.notes)
 
 
+def _reward_row(sweep: SweepSummary) -> list[str]:
+    row = [sweep.label, format_reward(sweep.base_reward)]
+    for budget in sweep.at:
+        row.append(format_reward(budget.reward) + format_interval((budget.low, budget.high)))
+    return row
+
+
 def _format_best_n(sweep: SweepSummary, row: BudgetRow) -> str:
+    """The best n of a sweep at a budget, with its interval where that has some width."""
     if sweep.no_effect or row.tied:
         return "any"
     if row.n_low is None or row.n_low == row.n_high:

@@ -1,6 +1,8 @@
 """`isojax difficulty`: how hard problems are for a base model, and the data set split by it."""
 
 import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -9,15 +11,22 @@ from typer import Option
 
 from isojax.cli.formatting import print_line
 from isojax.cli.options import ConfigArguments, DryRunOption, MeshOption, read_config
+from isojax.core.nouns import Problem
 from isojax.core.start_file import LABELS_FOLDER, describe_warning, read_start_report
 from isojax.core.terminal import warn
 from isojax.report.console import SafeConsole, TextTable
 
 HELD_OUT_HELP = "Problems of each part held out for validation, at most half."
-SERVER_HELP = "A server of the base model samples (vLLM, SGLang, llama.cpp; docs/servers.md), such as http://host:8000."
+SERVER_HELP = (
+    "A server of the base model samples (vLLM, SGLang, llama.cpp; docs/servers.md), "
+    "such as http://host:8000."
+)
 REQUESTS_HELP = "Requests to the server at a time."
 TIMEOUT_HELP = "Until a request is answered, by the server."
 HARD_HELP = "Sample problems with none right up to 128 times; none right of 128 is Extremely Hard."
+
+
+IMPLAUSIBLE_DIFFICULTY = 0.02  # a mean avg@k below which prompt or verifier are likely wrong
 
 
 def difficulty(
@@ -52,42 +61,59 @@ def difficulty(
     """
     config = read_config(words, mesh, None)
     folder = out or Path("difficulty") / config.name
+
+    # Imported here, because it imports jax.
     difficulty_run = importlib.import_module("isojax.launch.local.difficulty_run")
-    label_samples = importlib.import_module("isojax.launch.local.label_samples")
-    options = None
+    server_options = None
     if server is not None:
-        options = difficulty_run.ServerOptions(
+        server_options = difficulty_run.ServerOptions(
             server, timeout=server_timeout, in_flight=server_requests
         )
     if dry_run:
-        difficulty_run.print_labelling_plan(config, folder, options)
+        difficulty_run.print_labelling_plan(config, folder, server_options)
         return
-    stderr_console = SafeConsole(stderr=True)
-    with Progress(console=stderr_console, disable=not stderr_console.is_terminal) as progress:
+
+    with _progress() as on_progress:
+        splits = difficulty_run.label_difficulty(
+            config, folder, held_out, extremely_hard, on_progress, server_options
+        )
+
+    labelled = splits.pop("all")
+    _print_splits(labelled, splits)
+    label_samples = importlib.import_module("isojax.launch.local.label_samples")
+    print_line(f"responses to a few problems of each part: {folder / label_samples.SAMPLES_FILE}")
+    data_set = folder / difficulty_run.SPLITS_FOLDER
+    print_line(f"data set: {data_set}; histogram: {folder / 'difficulty.png'}")
+
+    report = read_start_report(folder)
+    for warning in report.warnings if report else ():
+        warn(describe_warning(LABELS_FOLDER, warning.text))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar on standard error, where that is a terminal, and what moves it: (text, part done)."""
+    console = SafeConsole(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("reading the model and the problems", total=1.0)
 
         def on_progress(text: str, done: float) -> None:
             progress.update(task, description=text, completed=done)
 
-        splits = difficulty_run.label_difficulty(
-            config, folder, held_out, extremely_hard, on_progress, options
-        )
+        yield on_progress
         progress.update(task, completed=1.0)
-    labelled = splits.pop("all")
-    mean_difficulty = sum(p.difficulty for p in labelled) / len(labelled)
+
+
+def _print_splits(labelled: Sequence[Problem], splits: Mapping[str, Sequence[Problem]]) -> None:
+    """How many problems each split has, and how hard all are for the base model."""
+    mean_difficulty = sum(problem.difficulty for problem in labelled) / len(labelled)
     title = f"{len(labelled)} problems, mean avg@{labelled[0].attempts} {mean_difficulty:.3f}"
     rows = [
         [name, str(len(part)), f"{len(part) / len(labelled):.1%}"] for name, part in splits.items()
     ]
     SafeConsole().print(TextTable(title, ("split", "problems", "of all"), rows, text_columns=1))
-    if mean_difficulty < 0.02:  # prompt or verifier are likely wrong
+
+    if mean_difficulty < IMPLAUSIBLE_DIFFICULTY:
         print_line(
             "almost no response is right: see docs/when-a-run-does-not-learn.md before you train"
         )
-    print_line(f"responses to a few problems of each part: {folder / label_samples.SAMPLES_FILE}")
-    print_line(
-        f"data set: {folder / difficulty_run.SPLITS_FOLDER}; histogram: {folder / 'difficulty.png'}"
-    )
-    report = read_start_report(folder)
-    for warning in report.warnings if report else ():
-        warn(describe_warning(LABELS_FOLDER, warning.text))

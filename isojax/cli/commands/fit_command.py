@@ -1,11 +1,13 @@
-"""`isojax fit`: reward curves, frontier and n*(C) of finished runs; --validate: its predictions of
-hidden ones."""
+"""`isojax fit`: reward curves, frontier and n*(C) of finished runs.
+
+--validate: how well such a fit predicts runs that are hidden from it.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from rich.markup import escape
 from typer import Option
@@ -32,7 +34,7 @@ ComputeUnit = Literal["rollouts", "tokens", "device_hours"]
 METRIC_HELP = "Validation metric to fit, such as avg@4."
 RUN_SD_HELP = "Standard deviation of the final reward between runs that differ in their seed alone."
 RUN_SD_DEFAULT = "estimated from the seeds; .01 where there is one"
-# What --validate hides from the fit.
+# What --validate hides from the fit: the key of a trial -> its name.
 TRIALS = {"compute": "the top of compute", "largest_n": "the largest n", "seed": "one run per cell"}
 VALIDATE_HELP = "Hide runs from the fit, predict them, and report how well."
 
@@ -67,83 +69,126 @@ def fit(
     Examples
       isojax fit runs/quickstart
       isojax fit runs/quickstart --compute tokens --json | jq .joint.n_star
-      isojax fit runs/quickstart --validate    hides the top 4x of compute, the largest n, one seed; validation.json
+      isojax fit runs/quickstart --validate\
+    hides the top 4x of compute, the largest n, one seed; validation.json
     """
     options = FitOptions(mode, replicates, seed, run_sd, include_flagged)
     result = make_fit(runs, metric, compute, options)
     validation = make_validation(runs, metric, compute, options) if validate else None
+
     if as_json:
-        print(json_text(to_json_value(result) | ({"validation": validation} if validation else {})))
+        document = to_json_value(result)
+        if validation:
+            document["validation"] = validation
+        print(json_text(document))
         return
+
     print_fit(SafeConsole(), result)
     if validation:
         print_validation(SafeConsole(), validation)
 
 
 def print_fit(console: SafeConsole, fit: FitResult) -> None:
-    """The curves, which n leads where, the crossovers, n*(C) and the flags, with intervals where
-    the fit has them."""
+    """The curves, which n leads where, the crossovers, n*(C) and the flags.
+
+    With intervals where the fit has them.
+    """
+    level = "" if fit.intervals is None else format_percent(fit.intervals.level)
+
     print_nothing_learnt(console, fit.nothing_learnt)
     if fit.not_settled:
-        console.print(
-            f"[yellow]warning:[/yellow] {escape(fit.not_settled)}; do not use these intervals"
-        )
-    level = "" if fit.intervals is None else format_percent(fit.intervals.level)
-    columns = ("B_p", "n", "R0", "A", level, "exponent", "C_mid")
+        text = f"{escape(fit.not_settled)}; do not use these intervals"
+        console.print(f"[yellow]warning:[/yellow] {text}")
+
     title = "reward(C) from R0 to the plateau A, half way at C_mid (? : plateau not reached)"
+    columns = ("B_p", "n", "R0", "A", level, "exponent", "C_mid")
     console.print(TextTable(title, columns, map(_curve_row, fit.curves)))
+
     if fit.nothing_learnt:
         console.print(
-            "no n leads: all stand at one reward, so there is no frontier, no crossover and no law n*(C)"
+            "no n leads: all stand at one reward, so there is no frontier, "
+            "no crossover and no law n*(C)"
         )
     else:
-        _print_frontier(console, fit, level)
+        _print_frontier(console, fit.joint, fit, level)
     if fit.referee:
-        console.print(
-            f"[bold]published laws of n[/bold]: {wording.describe_verdicts(fit)} (docs/laws.md)"
-        )
+        verdicts = wording.describe_verdicts(fit)
+        console.print(f"[bold]published laws of n[/bold]: {verdicts} (docs/laws.md)")
     if fit.schedules:
+        title = "n along a run against the best fixed n at each C"
         columns = ("schedule", "stages", "seeds", "gain", level)
-        console.print(
-            TextTable(
-                "n along a run against the best fixed n at each C", columns, _schedule_rows(fit)
-            )
-        )
-    further_flags = fit.flags[1:] if fit.nothing_learnt else fit.flags
-    for flag in (flag for flag in further_flags if flag.code != NOT_CONVERGED):
-        label = "note" if flag.severity == "info" else "warning"
-        console.print(f"[yellow]{label}:[/yellow] {escape(f'{flag.text} ({flag.code})')}")
+        console.print(TextTable(title, columns, _schedule_rows(fit)))
+    _print_flags(console, fit)
+
+
+def _print_flags(console: SafeConsole, fit: FitResult) -> None:
+    """The flags that have not been printed above."""
+    # Of a sweep that shows nothing, the first flag says so, as the first line of the answer has
+    # done. That a fit has not converged is its `not_settled`.
+    flags = fit.flags[1:] if fit.nothing_learnt else fit.flags
+    for flag in flags:
+        if flag.code != NOT_CONVERGED:
+            label = "note" if flag.severity == "info" else "warning"
+            console.print(f"[yellow]{label}:[/yellow] {escape(f'{flag.text} ({flag.code})')}")
 
 
 def _curve_row(curve: FittedCurve) -> list[str]:
     plateau = format_number(curve.A) + ("" if curve.determined else " ?")
     interval = format_range(curve.A_interval, format_number)
-    has_shape = curve.A != curve.R0
-    shape = (format_number(curve.exponent), format_number(curve.C_mid)) if has_shape else ("–", "–")
-    return [str(curve.B_p), str(curve.n), format_number(curve.R0), plateau, interval, *shape]
+
+    # A curve without a gain has neither steepness nor middle.
+    has_gain = curve.A != curve.R0
+    exponent = format_number(curve.exponent) if has_gain else "–"
+    C_mid = format_number(curve.C_mid) if has_gain else "–"
+    return [
+        str(curve.B_p),
+        str(curve.n),
+        format_number(curve.R0),
+        plateau,
+        interval,
+        exponent,
+        C_mid,
+    ]
 
 
-def _print_frontier(console: SafeConsole, fit: FitResult, level: str) -> None:
+def _print_frontier(console: SafeConsole, view: FrontierFit, fit: FitResult, level: str) -> None:
+    """Which n leads where, the crossovers, and the law; `level` heads the column of intervals."""
     columns = ("from C", "to C", "n", "B_p", "reward", "to reward", level)
-    console.print(TextTable("frontier: which n leads", columns, _frontier_rows(fit.joint)))
-    for row in fit.joint.crossovers:
+    console.print(TextTable("frontier: which n leads", columns, _frontier_rows(view)))
+
+    for row in view.crossovers:
         C = wording.format_crossover(row, fit)
         console.print(escape(f"n = {row.n_low} gives way to n = {row.n_high} at C = {C}"))
-    _print_law(console, fit.joint, level)
+
+    _print_law(console, view, level)
 
 
 def _frontier_rows(view: FrontierFit) -> Iterator[list[str]]:
-    """One row for each stretch; "any" n where no cell has left the reward of its start."""
-    for (n, B_p), group in groupby(view.frontier, key=_leading_cell):
-        points = list(group)
-        first, last = points[0], points[-1]
-        rewards = (format_number(first.reward), format_number(last.reward))
-        interval = format_range((last.low, last.high), format_number)
-        yield [format_number(first.C), format_number(last.C), n, B_p, *rewards, interval]
+    """One row for each stretch of C that one (n, B_p) leads."""
+    for leader, points in groupby(view.frontier, key=_leading_cell):
+        stretch = list(points)
+        first = stretch[0]
+        last = stretch[-1]
+        yield [
+            format_number(first.C),
+            format_number(last.C),
+            leader.n,
+            leader.B_p,
+            format_number(first.reward),
+            format_number(last.reward),
+            format_range((last.low, last.high), format_number),
+        ]
 
 
-def _leading_cell(point: FrontierRow) -> tuple[str, str]:
-    return ("any", "any") if point.tied else (str(point.n), str(point.B_p))
+class LeadingCell(NamedTuple):
+    """As the table of the frontier shows it; both "any" where no cell has left its first reward."""
+
+    n: str
+    B_p: str
+
+
+def _leading_cell(point: FrontierRow) -> LeadingCell:
+    return LeadingCell("any", "any") if point.tied else LeadingCell(str(point.n), str(point.B_p))
 
 
 def _schedule_rows(fit: FitResult) -> Iterator[list[str]]:
@@ -155,36 +200,47 @@ def _schedule_rows(fit: FitResult) -> Iterator[list[str]]:
 
 def _print_law(console: SafeConsole, view: FrontierFit, level: str) -> None:
     console.print(f"[bold]law[/bold]: {wording.describe_law(view)}")
+
+    # Of the best measured n at the first, the middle and the last budget.
     intervals = wording.measured_n_intervals(view.n_star)
     if intervals and wording.law_is_drawn(view):
-        labelled_intervals = zip(intervals, ("low", "middle", "high"), strict=True)
-        text = "; ".join(f"{interval} at {label} C" for interval, label in labelled_intervals)
+        labelled = zip(intervals, ("low", "middle", "high"), strict=True)
+        text = "; ".join(f"{interval} at {label} C" for interval, label in labelled)
         console.print(f"  {level} interval of the best measured n: {text}")
 
 
 def make_validation(
     paths: Sequence[Path], metric: str | None, compute: str, options: FitOptions
 ) -> dict[str, Any]:
-    """Validate the runs by the options of their fit, but with no more replicates than `REPLICATES`:
-    there are three trials. A single sweep's folder gets its validation.json, named like its fit."""
+    """How well the fit predicts runs that are hidden from it; a document for JSON.
+
+    The options are those of the runs' fit, but with no more than `REPLICATES` replicates, as there
+    are three trials. A single sweep's folder gets its validation.json, named like its fit.
+    """
     runs = fixed_runs(read_runs(paths, warn))
-    runs = runs if options.include_flagged else healthy_runs(runs)
+    if not options.include_flagged:
+        runs = healthy_runs(runs)
     metric_name = default_metric(runs) if metric is None else metric
-    replicates = min(options.replicates, REPLICATES)
-    with progress_bar(replace(options, replicates=replicates), "validation") as shown_options:
-        validation = to_json_value(predict_hidden_runs(runs, metric_name, compute, shown_options))
-    if len(paths) == 1 and is_sweep_folder(paths[0]):
-        write_text(
-            paths[0] / fit_file_name("validation", metric, compute, options),
-            json_text(validation) + "\n",
+    trial_options = replace(options, replicates=min(options.replicates, REPLICATES))
+
+    with progress_bar(trial_options, "validation") as options_with_bar:
+        validation = to_json_value(
+            predict_hidden_runs(runs, metric_name, compute, options_with_bar)
         )
+
+    if len(paths) == 1 and is_sweep_folder(paths[0]):
+        path = paths[0] / fit_file_name("validation", metric, compute, options)
+        write_text(path, json_text(validation) + "\n")
     return validation
 
 
 def print_validation(console: SafeConsole, validation: Mapping[str, Any]) -> None:
-    note = "an error is predicted less measured; inside the 90% interval of one new run, 90% is to be expected"
+    """A sentence for each trial, under what the numbers are."""
+    mode = validation["mode"]
     console.print(
-        f"validation: the fit's predictions of runs that it has not seen ({validation['mode']} mode); {note}"
+        f"validation: the fit's predictions of runs that it has not seen ({mode} mode); "
+        "an error is predicted less measured; "
+        "inside the 90% interval of one new run, 90% is to be expected"
     )
     for key, name in TRIALS.items():
         trial = validation[key]

@@ -23,6 +23,10 @@ GROUP_HELP = "The column that distinguishes the seeds of one run."
 PLOT_HELP = "Draw the fit with its interval; an existing file is kept."
 
 
+# The parameters of a curve, in the order of the table, and what they are.
+PARAMETERS = {"R0": "at C = 0", "A": "plateau", "exponent": "steepness", "C_mid": "half the gain"}
+
+
 def fit_curve(
     data_file: Annotated[Path, Argument(metavar="FILE", help=FILE_HELP)],
     x_column: Annotated[str, Option("--x", metavar="COL", help=X_HELP)],
@@ -52,11 +56,13 @@ def fit_curve(
       isojax fit-curve log.tsv --x tokens --y reward --json | jq .intervals.A
     """
     formatting.check_figure_path(plot_path, "--plot")
+
     fit_document, data = fit_curve_file(
         data_file, x_column, y_column, fit_below, where or (), group_column
     )
     if plot_path is not None:
         single_curve_figure(fit_document, data).write(plot_path)
+
     if as_json:
         print(formatting.json_text(fit_document))
         return
@@ -66,38 +72,58 @@ def fit_curve(
 
 
 def _print_curve(console: SafeConsole, document: Mapping[str, Any]) -> None:
+    """The parameters, how well the curve predicts what it has not seen, and notes.
+
+    `document` is that of scaling/curve_file.py; its `trial` and its `beyond` may be null.
+    """
     print_nothing_learnt(console, document["nothing_learnt"])
     seeds = f" of {document['seeds']} seeds" if document["seeds"] > 1 else ""
     points = f"{document['points']} points{seeds}, rms residual {document['rmse']:.3g}"
     console.print(escape(f"{document['y']} against {document['x']}: {points}"))
-    meanings = {"R0": "at C = 0", "A": "plateau", "exponent": "steepness", "C_mid": "half the gain"}
-    rows = [
-        [f"{name} ({meaning})", *format_estimate(document[name], document["intervals"][name])]
-        for name, meaning in meanings.items()
-        if document[name] is not None  # of a curve without a gain
-    ]
-    console.print(TextTable("", ("parameter", "value", "90% interval"), rows, text_columns=1))
+
+    _print_parameters(console, document)
     formatting.print_interval_method(console, document["draws"])
-    if (trial := document["trial"]) is not None:
-        console.print(
-            f"trial: fitted up to {format_number(trial['C_limit'])} alone, {_describe_end(trial)}"
-        )
-    if (held_out := document["beyond"]) is not None:
-        errors = (
-            f"curve minus measured {held_out['mean_error']:+.4f} on average, "
-            f"{held_out['mean_absolute_error']:.4f} in absolute value, {held_out['max_absolute_error']:.4f} at most"
-        )
-        held_out_range = (
-            f"beyond {format_number(document['fit_below'])}: {held_out['points']} points"
-        )
-        console.print(f"{held_out_range}; {errors}; {_describe_end(held_out)}")
-    formatting.print_notes(
-        console, (flag for flag in document["flags"] if flag != document["nothing_learnt"])
+
+    trial = document["trial"]
+    if trial is not None:
+        C_limit = format_number(trial["C_limit"])
+        console.print(f"trial: fitted up to {C_limit} alone, {_describe_end(trial)}")
+
+    held_out = document["beyond"]
+    if held_out is not None:
+        _print_errors_beyond(console, held_out, document["fit_below"])
+
+    # The flag that says why nothing was learnt was printed first.
+    notes = [flag for flag in document["flags"] if flag != document["nothing_learnt"]]
+    formatting.print_notes(console, notes)
+
+
+def _print_parameters(console: SafeConsole, document: Mapping[str, Any]) -> None:
+    rows = []
+    for name, meaning in PARAMETERS.items():
+        if document[name] is not None:  # A curve without a gain has R0 and A alone.
+            value, interval = format_estimate(document[name], document["intervals"][name])
+            rows.append([f"{name} ({meaning})", value, interval])
+    console.print(TextTable("", ("parameter", "value", "90% interval"), rows, text_columns=1))
+
+
+def _print_errors_beyond(
+    console: SafeConsole, held_out: Mapping[str, Any], fit_below: float
+) -> None:
+    """What the curve of the points up to `fit_below` says of those beyond."""
+    points = f"beyond {format_number(fit_below)}: {held_out['points']} points"
+    errors = (
+        f"curve minus measured {held_out['mean_error']:+.4f} on average, "
+        f"{held_out['mean_absolute_error']:.4f} in absolute value, "
+        f"{held_out['max_absolute_error']:.4f} at most"
     )
+    console.print(f"{points}; {errors}; {_describe_end(held_out)}")
 
 
 def _describe_end(prediction: Mapping[str, Any]) -> str:
+    """The predicted and the measured reward of the last point."""
     predicted, interval = format_estimate(
         prediction["predicted_at_end"], prediction["interval_at_end"]
     )
-    return f"at the end {predicted} ({interval}) predicted, {format_number(prediction['measured_at_end'])} measured"
+    measured = format_number(prediction["measured_at_end"])
+    return f"at the end {predicted} ({interval}) predicted, {measured} measured"

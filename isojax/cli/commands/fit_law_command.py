@@ -34,30 +34,44 @@ def fit_law(
     fit_document = to_json_value(fit_points_file(points_file, where or (), mode))
     if as_json:
         print(json_text(fit_document))
-    else:
-        _print_law(SafeConsole(), fit_document)
+        return
+    _print_law(SafeConsole(), fit_document)
 
 
 def _print_law(console: SafeConsole, document: Mapping[str, Any]) -> None:
-    counts = join_commas(f"{n} ({points})" for n, points in document["distinct_n"].items())
+    """The points, the law with its parameters, and the notes of a fit (scaling/law/points_file.py);
+    `n_star` of the document is null where there is no law."""
+    points_of_n = join_commas(f"{n} ({points})" for n, points in document["distinct_n"].items())
     C_range = f"C = {format_number(document['C_low'])} to {format_number(document['C_high'])}"
-    console.print(f"{document['points']} points, {C_range}; n (points): {counts}")
-    if (law := document["n_star"]) is not None:
-        intervals = law["intervals"] or {}
-        rows = [
-            [name, *format_estimate(law[name], intervals.get(name))]
-            for name in LAW_PARAMETERS[law["form"]]
-        ]
-        title = f"n*(C): {law['form']}, rms residual {document['rmse']:.3g} of log2 n"
-        console.print(
-            TextTable(title, ("parameter", "value", "90% interval"), rows, text_columns=1)
-        )
+    console.print(f"{document['points']} points, {C_range}; n (points): {points_of_n}")
+
+    law = document["n_star"]
+    if law is not None:
+        _print_parameters(console, law, document["rmse"])
         if law["aicc"]:
-            scores = (
-                f"{form} {'too few points' if x is None else f'{x:.1f}'}"
-                for form, x in law["aicc"].items()
-            )
-            console.print(f"AICc (smallest best): {join_commas(scores)}")
+            _print_scores(console, law["aicc"])
         if document["intervals"]:
             print_interval_method(console, document["intervals"])
+
     print_notes(console, document["flags"])
+
+
+def _print_parameters(console: SafeConsole, law: Mapping[str, Any], rmse: float) -> None:
+    intervals = law["intervals"] or {}
+    rows = []
+    for name in LAW_PARAMETERS[law["form"]]:
+        value, interval = format_estimate(law[name], intervals.get(name))
+        rows.append([name, value, interval])
+
+    title = f"n*(C): {law['form']}, rms residual {rmse:.3g} of log2 n"
+    console.print(TextTable(title, ("parameter", "value", "90% interval"), rows, text_columns=1))
+
+
+def _print_scores(console: SafeConsole, aicc: Mapping[str, float | None]) -> None:
+    """How the forms of the law compare; `aicc`: null for a form with more parameters than points
+    can decide."""
+    scores = [
+        f"{form} {'too few points' if score is None else f'{score:.1f}'}"
+        for form, score in aicc.items()
+    ]
+    console.print(f"AICc (smallest best): {join_commas(scores)}")

@@ -1,5 +1,4 @@
-"""`isojax lr-search`: the short grid search for the learning rate of a new model and problem
-set."""
+"""`isojax lr-search`: a short search for the learning rate of a new model and problem set."""
 
 import importlib
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from isojax.cli.options import (
     read_config,
 )
 from isojax.core.atomic_files import write_text
+from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.launch import lr_search as search
 from isojax.launch.lr_search import RateResult, SearchPlan, rate_name, round_rate
@@ -61,41 +61,60 @@ def lr_search(
       isojax lr-search my.yaml --resume --seeds 4                 two more seeds
     """
     config = read_config(words, mesh, None)
-    B_p, n = search.choose_batch_shape(config)
-    plan = SearchPlan(
-        rates=read_rates(rates)
-        if rates is not None
-        else search.default_rates(config.cell.rl.learning_rate),
-        B_p=B_p,
-        n=n,
-        B=B_p * n,
-        budget=parse_count(budget)
-        if budget is not None
-        else search.default_budget(config, B_p * n),
-        seeds=seeds,
-        folder=str(working_folder(config.run.dir, f"{config.name}-lr")),
-    )
-    if not (resume or dry_run) and (folder := Path(plan.folder)).is_dir() and any(folder.iterdir()):
-        raise InputError(
-            f"{folder} holds a search already; go on with it by --resume, or choose another name=NAME."
-        )
+    plan = _make_plan(config, rates, budget, seeds)
+    folder = Path(plan.folder)
+    if not (resume or dry_run):
+        _check_unused(folder)
+
+    # Imported here, because it imports jax.
     runner = importlib.import_module("isojax.launch.local.local_runner")
     if dry_run:
         runner.launch(plan.rate_config(config, plan.rates[0]), resume, dry_run=True)
         print_plan(plan, as_json)
         return
-    first_folder = Path(plan.folder, rate_name(min(plan.rates)))  # whose base policy all take
+
+    # All rates start from one base policy, which the first of them has made.
+    first_folder = folder / rate_name(min(plan.rates))
 
     def evaluate(rate: float) -> RateResult:
         return search.run_rate(plan.rate_config(config, rate), first_folder, resume, runner.launch)
 
     result = search.search_rates(plan.rates, evaluate, extend=rates is None)
+
     document = to_json_value(search.to_json(result, config, plan))
-    write_text(Path(plan.folder, "lr_search.json"), json_text(document) + "\n")
+    write_text(folder / "lr_search.json", json_text(document) + "\n")
     print_search(document, as_json)
-    warn_of_start(Path(plan.folder))
+    warn_of_start(folder)
     if document["learning_rate"] is None:
         raise RunFailed(f"every rate is out or failed; what ran is recorded in {plan.folder}")
+
+
+def _make_plan(config: Config, rates: str | None, budget: str | None, seeds: int) -> SearchPlan:
+    """Which rates are tried, at which batch and how long; None takes the default."""
+    B_p, n = search.choose_batch_shape(config)
+    B = B_p * n
+
+    if rates is None:
+        rates_to_try = search.default_rates(config.cell.rl.learning_rate)
+    else:
+        rates_to_try = read_rates(rates)
+    if budget is None:
+        rollouts = search.default_budget(config, B)
+    else:
+        rollouts = parse_count(budget)
+
+    folder = working_folder(config.run.dir, f"{config.name}-lr")
+    return SearchPlan(
+        rates=rates_to_try, B_p=B_p, n=n, B=B, budget=rollouts, seeds=seeds, folder=str(folder)
+    )
+
+
+def _check_unused(folder: Path) -> None:
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError(
+            f"{folder} holds a search already; "
+            "go on with it by --resume, or choose another name=NAME."
+        )
 
 
 def read_rates(text: str) -> list[float]:
@@ -104,49 +123,61 @@ def read_rates(text: str) -> list[float]:
         numbers = [float(item) for item in text.split(",")]
     except ValueError:
         numbers = []
+
+    # Fewer than there are numbers where two are alike, or one is out of range.
     rates = sorted({round_rate(rate) for rate in numbers if 0 < rate < 1e6})
     if not numbers or len(rates) < len(numbers):
         raise InputError(
-            f"--rates: given {text!r}, expected distinct numbers above 0 (to three digits), as 1e-4,3e-4."
+            f"--rates: given {text!r}, "
+            "expected distinct numbers above 0 (to three digits), as 1e-4,3e-4."
         )
     return rates
 
 
 def print_plan(plan: SearchPlan, as_json: bool) -> None:
+    """What a search would run."""
     if as_json:
         print(json_text(plan._asdict()))
         return
+
+    rates = ", ".join(map(rate_name, plan.rates))
     runs = f"{len(plan.rates) * plan.seeds} runs of {plan.budget:,} rollouts"
     batch = f"B_p x n = {plan.B_p} x {plan.n} = {plan.B}"
-    print_line(
-        f"rates {', '.join(map(rate_name, plan.rates))}: {runs} at {batch}, in {plan.folder}"
-    )
+    print_line(f"rates {rates}: {runs} at {batch}, in {plan.folder}")
 
 
 def print_search(document: Mapping[str, Any], as_json: bool) -> None:
+    """The rates with their rewards, and the settings to copy; `document` as in lr_search.json."""
     if as_json:
         print(json_text(document))
         return
+
     console = SafeConsole()
-    batch = (
-        f"B_p x n = {document['B_p']} x {document['n']}, {document['budget']:,} rollouts per run"
-    )
-    rows = []
-    marks = {document["best"]: "best", document["learning_rate"]: "taken"}
-    for row in document["rates"]:
-        metrics = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("reward", "se")]
-        mark = marks.get(row["rate"], "")
-        if row["flags"]:
-            mark = "out" if len(row["flags"]) > len(row["failed"]) else "failed"
-        rows.append([rate_name(row["rate"]), str(row["B"]), *metrics, mark])
-    console.print(
-        TextTable(
-            f"{batch}; reward: {document['score']}", ("rate", "B", "reward", "s.e.", ""), rows
-        )
-    )
+    batch = f"B_p x n = {document['B_p']} x {document['n']}"
+    title = f"{batch}, {document['budget']:,} rollouts per run; reward: {document['score']}"
+    rows = [_rate_row(row, document) for row in document["rates"]]
+    console.print(TextTable(title, ("rate", "B", "reward", "s.e.", ""), rows))
     for sentence in document["says"]:
         console.print(f"  {escape(sentence)}", soft_wrap=True)
+
     if document["learning_rate"] is not None:
         print_line("put into the config, or on the command line:")
         rate = f"cell.rl.learning_rate={rate_name(document['learning_rate'])}"
         print_line(f"  {rate} cell.rl.lr_reference_batch={document['lr_reference_batch']}")
+
+
+def _rate_row(row: Mapping[str, Any], document: Mapping[str, Any]) -> list[str]:
+    """A rate of the search's `document`, whose "best" and "learning_rate" are rates, or null."""
+    if row["flags"]:
+        # `failed` are the flags that say nothing of the rate, such as a full disk.
+        verdict = "out" if len(row["flags"]) > len(row["failed"]) else "failed"
+    elif row["rate"] == document["learning_rate"]:
+        verdict = "taken"
+    elif row["rate"] == document["best"]:
+        verdict = "best"
+    else:
+        verdict = ""
+
+    reward = "-" if row["reward"] is None else f"{row['reward']:.3f}"
+    standard_error = "-" if row["se"] is None else f"{row['se']:.3f}"
+    return [rate_name(row["rate"]), str(row["B"]), reward, standard_error, verdict]

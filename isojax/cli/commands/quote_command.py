@@ -53,77 +53,113 @@ def quote(
       isojax quote runs/quickstart --reward 0.6 --devices 8
     """
     check_price(price)
+
     fit_as_measured = read_fit(run, include_flagged)
     fit = fit_on_devices(fit_as_measured, devices, run)
     quoted = quote_reward(fit, reward)
-    if (
-        price is not None
-        and not quoted.nothing_learnt
-        and all(cell.hours is None for cell in quoted.cells)
-    ):
-        raise InputError(
-            f"--price: the records of {run} have no times, by which a price could be known."
-        )
+    if price is not None:
+        _check_times(quoted, run)
+
     if as_json:
         cells = [vars(cell) | {"cost": _cost(cell, price)} for cell in quoted.cells]
         print(json_text({**vars(quoted), "cells": cells, "devices": devices}))
         return
+
     console = SafeConsole()
     if quoted.nothing_learnt:
         _print_quote_of_nothing(console, quoted)
         print_notes(console, [fit.evaluation_size, *flag_sentences(fit.health)])
         return
-    if sentence := describe_devices(measured_devices(fit_as_measured), devices):
-        console.print(sentence)
-    if fit.not_settled:
-        console.print(
-            f"[yellow]warning:[/yellow] {escape(fit.not_settled)}; do not use these intervals"
-        )
-    console.print(_table(quoted, price))
-    level = format_percent(quoted.level)
-    console.print(
-        f"Of a new run, with {level} intervals; * fewest rollouts. Never: not by C = {quoted.horizon:,.0f}."
-    )
+
+    devices_sentence = describe_devices(measured_devices(fit_as_measured), devices)
+    if devices_sentence:
+        console.print(devices_sentence)
+    _print_quote(console, quoted, price, fit.not_settled)
     print_notes(console, flag_sentences(fit.health))
 
 
-def _print_quote_of_nothing(console: SafeConsole, quoted: Quote) -> None:
-    print_nothing_learnt(console, quoted.nothing_learnt)
+def _check_times(quoted: Quote, run: Path) -> None:
+    """InputError where a price was given, and no cell has times to multiply it with."""
+    has_no_times = all(cell.hours is None for cell in quoted.cells)
+    if has_no_times and not quoted.nothing_learnt:
+        raise InputError(
+            f"--price: the records of {run} have no times, by which a price could be known."
+        )
+
+
+def _print_quote(
+    console: SafeConsole, quoted: Quote, price: float | None, not_settled: str
+) -> None:
+    """The table of what each n costs; `not_settled`: why its intervals are not to be used."""
+    if not_settled:
+        text = f"{escape(not_settled)}; do not use these intervals"
+        console.print(f"[yellow]warning:[/yellow] {text}")
+    console.print(_cost_table(quoted, price))
+
     level = format_percent(quoted.level)
-    all_n = join_commas(cell.n for cell in quoted.cells)
-    bound = (
-        ""
-        if quoted.highest is None
-        else f" (by its evaluations at most {quoted.highest:.3g}, {level} interval)"
-    )
-    # Up to that bound a single evaluation may have been there.
-    within = quoted.highest is not None and quoted.reward <= quoted.highest
-    seen = "was never seen to stay" if within else "was never seen to be reached"
-    console.print(f"{quoted.metric} {quoted.reward:g} {seen}, with no n ({all_n}){bound}.")
     console.print(
-        "What it costs these runs cannot say: neither for one of these n, nor which n would reach it first."
+        f"Of a new run, with {level} intervals; * fewest rollouts. "
+        f"Never: not by C = {quoted.horizon:,.0f}."
+    )
+
+
+def _print_quote_of_nothing(console: SafeConsole, quoted: Quote) -> None:
+    """What can be said of a reward where no run has learnt anything."""
+    print_nothing_learnt(console, quoted.nothing_learnt)
+
+    bound = ""
+    if quoted.highest is not None:
+        level = format_percent(quoted.level)
+        bound = f" (by its evaluations at most {quoted.highest:.3g}, {level} interval)"
+    # Up to that bound a single evaluation may have been there.
+    within_bound = quoted.highest is not None and quoted.reward <= quoted.highest
+    seen = "was never seen to stay" if within_bound else "was never seen to be reached"
+    all_n = join_commas(cell.n for cell in quoted.cells)
+    console.print(f"{quoted.metric} {quoted.reward:g} {seen}, with no n ({all_n}){bound}.")
+
+    console.print(
+        "What it costs these runs cannot say: "
+        "neither for one of these n, nor which n would reach it first."
     )
 
 
 def _cost(cell: QuotedCell, price: float | None) -> float | None:
-    return None if price is None or cell.device_hours is None else price * cell.device_hours
+    """Money, at a `price` of a device hour; None where the price or the hours are not known."""
+    if price is None or cell.device_hours is None:
+        return None
+    return price * cell.device_hours
 
 
-def _table(quoted: Quote, price: float | None) -> TextTable:
-    timed = any(cell.hours is not None for cell in quoted.cells)
+def _cost_table(quoted: Quote, price: float | None) -> TextTable:
+    """A row for each n; hours where any cell has times, and money where a price is given, too."""
+    has_times = any(cell.hours is not None for cell in quoted.cells)
+    has_costs = has_times and price is not None
     columns = ["n", "B_p", "M", "rollouts", "interval", "P(never)"]
-    columns += ["wall clock", "of all devices"] * timed + ["cost"] * (timed and price is not None)
+    if has_times:
+        columns += ["wall clock", "of all devices"]
+    if has_costs:
+        columns.append("cost")
+
     rows = []
     for cell in quoted.cells:
-        low, high = ("never" if C is None else format_compact(C) for C in (cell.low, cell.high))
-        M = "–" if cell.M is None else f"{cell.M:,}"
-        mark = " *" if cell.n == quoted.best_n and cell.C is not None else "  "
-        C = "never" if cell.C is None else format_compact(cell.C)
-        p_never = "–" if cell.p_never is None else format_percent(cell.p_never)
-        row = [f"{cell.n}{mark}", f"{cell.B_p}", M, C, f"{low} to {high}", p_never]
-        row += [format_hours(cell.hours), format_hours(cell.device_hours)] * timed
-        if timed and price is not None:
+        is_best = cell.n == quoted.best_n and cell.C is not None
+        row = [
+            f"{cell.n}{' *' if is_best else '  '}",
+            f"{cell.B_p}",
+            "–" if cell.M is None else f"{cell.M:,}",
+            _format_rollouts(cell.C),
+            f"{_format_rollouts(cell.low)} to {_format_rollouts(cell.high)}",
+            "–" if cell.p_never is None else format_percent(cell.p_never),
+        ]
+        if has_times:
+            row += [format_hours(cell.hours), format_hours(cell.device_hours)]
+        if has_costs:
             cost = _cost(cell, price)
             row.append("–" if cost is None else f"{cost:,.2f}")
         rows.append(row)
     return TextTable(f"{quoted.metric} {quoted.reward:g} costs", columns, rows)
+
+
+def _format_rollouts(C: float | None) -> str:
+    """C at which a reward is reached; None: at no C."""
+    return "never" if C is None else format_compact(C)

@@ -1,5 +1,4 @@
-"""`isojax records import|merge|check`: other trainers' logs into ledgers, and what ledgers hold
-before a fit."""
+"""`isojax records import|merge|check`: ledgers of other trainers' logs, and a look at ledgers."""
 
 import shlex
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ from isojax.runs.logs.import_logs import check_output_folder, read_logs, write_l
 from isojax.runs.logs.log_table import FIELD_HELP, read_settings
 from isojax.runs.logs.source_words import SourceChoice
 from isojax.runs.merge_runs import merge_runs, write_merged
-from isojax.scaling.checks.ledger_check import check_ledgers
+from isojax.scaling.checks.ledger_check import LedgerCheck, check_ledgers
 
 FIELDS_HELP = "\n".join(f"  {name:17}{words}" for name, words in FIELD_HELP.items())
 EXAMPLES_OF_FORMATS = "\n".join(
@@ -40,8 +39,9 @@ EXAMPLES_OF_FORMATS = "\n".join(
 IMPORT_HELP = f"""
 Turn other trainers' logs into ledgers, so that `isojax fit DIR` takes them like runs of its own.
 
-Columns named as the fields below need no --map, nor do those of verl's and TRL's own files. Several runs may come in
-several files, or in one, separated by B_p, n and seed, or by a column (run=COLUMN). DIR is written whole or not at all.
+Columns named as the fields below need no --map, nor do those of verl's and TRL's own files.
+Several runs may come in several files, or in one, separated by B_p, n and seed, or by a column
+(run=COLUMN). DIR is written whole or not at all.
 
 \b
 Examples
@@ -63,7 +63,10 @@ FILES_HELP = (
 SETTINGS_HELP = (
     "A table of what the logs do not say: run, and some of n, B_p, B, seed, devices, scale."
 )
-ONLY_HELP = "Take only logs and runs with this word, or pattern with *, in their path or name, as val. Repeatable."
+ONLY_HELP = (
+    "Take only logs and runs with this word, or pattern with *, in their path or name, as val. "
+    "Repeatable."
+)
 LEAVE_OUT_HELP = (
     "Leave out logs and runs with this word, or pattern with *, in their path or name. Repeatable."
 )
@@ -95,17 +98,23 @@ def import_logs(
     field_map = parse_field_map(map_options or [])
     check_output_folder(out)
     settings = {} if settings_file is None else read_settings(settings_file)
+    choice = SourceChoice(tuple(only or ()), tuple(leave_out or ()))
+
     with SafeConsole(stderr=True).status("reading and writing"):
-        choice = SourceChoice(tuple(only or ()), tuple(leave_out or ()))
         imported = read_logs(files, log_format, field_map, settings, resumed, choice=choice)
-        manifest = {"format": log_format, "files": [str(path) for path in files], "map": field_map}
-        manifest |= {
+
+        # How the ledgers were made, so that somebody can make them again.
+        manifest = {
+            "format": log_format,
+            "files": [str(path) for path in files],
+            "map": field_map,
             "settings": settings,
             "resumed": resumed,
             "only": choice.only,
             "leave_out": choice.leave_out,
         }
         write_ledgers(imported, out, manifest)
+
     for text in imported.skipped:
         terminal.warn(f"skipped: {text}")
     for note in imported.notes:
@@ -114,6 +123,7 @@ def import_logs(
 
 
 def _print_written(runs: Sequence[RunRecord], out: Path) -> None:
+    """What a folder of ledgers holds now, and what to do with it."""
     SafeConsole().print(_runs_table(runs, f"{format_count(len(runs), 'run')} in {out}"))
     folder = shlex.quote(str(out))
     print_line(f"next: isojax records check {folder}, then isojax fit {folder}")
@@ -155,38 +165,51 @@ def check(paths: RunsArgument, as_json: JsonOption = False) -> None:
     """
     with SafeConsole(stderr=True).status("reading"):
         checked = check_ledgers(paths)
+
     if as_json:
-        cells = [_run_json(run) for run in checked.runs]
         document = {
             "metric": checked.metric,
-            "cells": cells,
+            "cells": [_describe_run(run) for run in checked.runs],
             "problems": checked.errors,
             "notes": checked.notes,
         }
         print(json_text(document))
     else:
-        console = SafeConsole()
-        if checked.runs:
-            title = f"{format_count(len(checked.runs), 'run')}, metric {checked.metric}"
-            console.print(_runs_table(checked.runs, title))
-        for label, lines in (
-            ("[red]problem:[/red]", checked.errors),
-            ("[yellow]note:[/yellow]", checked.notes),
-        ):
-            for line in lines[:MAX_SHOWN_PROBLEMS]:
-                console.print(f"{label} {escape(line)}", soft_wrap=True)
-            if len(lines) > MAX_SHOWN_PROBLEMS:
-                console.print(
-                    f"{label} and {len(lines) - MAX_SHOWN_PROBLEMS:,} more; --json has all of them"
-                )
+        _print_check(SafeConsole(), checked)
+
     if checked.errors:
-        summary = f"{format_count(len(checked.errors), 'problem')} that `isojax fit` would refuse"
-        raise InputError(f"{summary}; the first: {checked.errors[0]}")
+        problems = format_count(len(checked.errors), "problem")
+        raise InputError(
+            f"{problems} that `isojax fit` would refuse; the first: {checked.errors[0]}"
+        )
 
 
-def _run_json(run: RunRecord) -> dict[str, Any]:
-    """What one ledger holds; right_answers is [problems, samples], null where there are none."""
-    first_point, last_point = run.points[0], run.points[-1]
+def _print_check(console: SafeConsole, checked: LedgerCheck) -> None:
+    if checked.runs:
+        title = f"{format_count(len(checked.runs), 'run')}, metric {checked.metric}"
+        console.print(_runs_table(checked.runs, title))
+    _print_some(console, "[red]problem:[/red]", checked.errors)
+    _print_some(console, "[yellow]note:[/yellow]", checked.notes)
+
+
+def _print_some(console: SafeConsole, label: str, lines: Sequence[str]) -> None:
+    """The first of the lines, each behind the `label`, and how many more there are."""
+    for line in lines[:MAX_SHOWN_PROBLEMS]:
+        console.print(f"{label} {escape(line)}", soft_wrap=True)
+    if len(lines) > MAX_SHOWN_PROBLEMS:
+        more = len(lines) - MAX_SHOWN_PROBLEMS
+        console.print(f"{label} and {more:,} more; --json has all of them")
+
+
+def _describe_run(run: RunRecord) -> dict[str, Any]:
+    """What one ledger holds, for JSON and for the table.
+
+    "C" and "M" are [first, last]; "right_answers" is [problems, samples], None where there are
+    none.
+    """
+    first_point = run.points[0]
+    last_point = run.points[-1]
+    right_answers = [len(last_point.counts), last_point.samples] if last_point.counts else None
     return {
         "B_p": run.cell.B_p,
         "n": run.cell.n,
@@ -196,9 +219,7 @@ def _run_json(run: RunRecord) -> dict[str, Any]:
         "C": [first_point.rollouts, last_point.rollouts],
         "M": [first_point.M, last_point.M],
         "metrics": sorted({name for point in run.points for name in point.metrics}),
-        "right_answers": [len(last_point.counts), last_point.samples]
-        if last_point.counts
-        else None,
+        "right_answers": right_answers,
         "tokens": last_point.tokens > 0,
         "device_hours": bool(run.device_hours),
         "source": run.source,
@@ -208,19 +229,28 @@ def _run_json(run: RunRecord) -> dict[str, Any]:
 def _runs_table(runs: Sequence[RunRecord], title: str) -> TextTable:
     rows = []
     for run in runs:
-        cell = _run_json(run)
-        measured = [f"schedule {cell['schedule']}"] * bool(cell["schedule"]) + list(cell["metrics"])
-        if cell["right_answers"]:
-            kind = "graded rewards" if run.points[-1].graded else "right answers"
-            measured.append("{} {} x {}".format(kind, *cell["right_answers"]))
-        measured += [
-            label
-            for label, key in (("tokens", "tokens"), ("device hours", "device_hours"))
-            if cell[key]
-        ]
-        ranges = (" - ".join(f"{v:,}" for v in cell[key]) for key in ("C", "M"))
-        numbers = (f"{cell[key]:,}" for key in ("B_p", "n", "seed", "points"))
-        rows.append([*numbers, *ranges, ", ".join(measured)])
-    return TextTable(
-        title, ("B_p", "n", "seed", "points", "C", "M", "measured"), rows, last_is_text=True
-    )
+        ledger = _describe_run(run)
+        numbers = [f"{ledger[key]:,}" for key in ("B_p", "n", "seed", "points")]
+        C_range = " - ".join(f"{C:,}" for C in ledger["C"])
+        M_range = " - ".join(f"{M:,}" for M in ledger["M"])
+        rows.append([*numbers, C_range, M_range, ", ".join(_measured_in(run, ledger))])
+
+    columns = ("B_p", "n", "seed", "points", "C", "M", "measured")
+    return TextTable(title, columns, rows, last_is_text=True)
+
+
+def _measured_in(run: RunRecord, ledger: dict[str, Any]) -> list[str]:
+    """What a run's evaluations hold, in words; `ledger` is `_describe_run` of it."""
+    measured = []
+    if ledger["schedule"]:
+        measured.append(f"schedule {ledger['schedule']}")
+    measured += ledger["metrics"]
+    if ledger["right_answers"]:
+        problems, samples = ledger["right_answers"]
+        kind = "graded rewards" if run.points[-1].graded else "right answers"
+        measured.append(f"{kind} {problems} x {samples}")
+    if ledger["tokens"]:
+        measured.append("tokens")
+    if ledger["device_hours"]:
+        measured.append("device hours")
+    return measured

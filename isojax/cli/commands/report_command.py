@@ -1,10 +1,12 @@
-"""`isojax report`: figures and page of a sweep; after `isojax launch`: its fit, recommendations,
-gains and report."""
+"""`isojax report`: figures and page of a sweep.
+
+Also what `isojax launch` does after the last run: fit, gains, recommendation and report.
+"""
 
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -27,8 +29,8 @@ from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, FitOptions
 from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import fixed_runs
 
-MAX_OTHER_METRICS = 6
-OTHER_REPLICATES = 200
+MAX_OTHER_METRICS = 6  # besides the main one, best@k, worst@k and the training reward
+OTHER_REPLICATES = 200  # of each further view; there may be ten of them
 # What an evaluation records of its rollouts besides rewards (train/evaluate.py).
 NON_REWARD_METRICS = {"parsed_fraction", "truncated", "verifier_failures", "interrupted", "turns"}
 
@@ -45,65 +47,104 @@ def report(
     """
     folder = sweep_folder(run)
     fit = read_fit(folder, include_flagged)
+
     print_nothing_learnt(SafeConsole(), fit.nothing_learnt)
     print_line(f"report: {draw_report(folder, fit)}")
 
 
 def draw_report(folder: Path, fit: FitResult) -> Path:
-    """Write the report of a sweep's fit and of its other views; returns the path of the page."""
+    """Write the report of a sweep's fit and of its other views; the path of the page."""
     runs = read_runs([folder], warn)
     return write_report(folder, [fit, *other_fits(runs, fit)], fitted_runs(fit, runs))
 
 
 def other_fits(runs: Sequence[RunRecord], main_fit: FitResult) -> list[FitResult]:
-    """The paper's procedure, then other metrics, but those that are no rewards (NON_REWARD_METRICS,
-    of any set); a view that these runs cannot give is left out with a warning."""
-    fits, last_point = [], runs[0].points[-1]
-    samples = min(point.samples for run in runs for point in run.points)
-    views = [(main_fit.metric, "paper" if main_fit.mode != "paper" else DEFAULT_MODE)]
-    if samples >= 2 and last_point.counts:
-        views += [(f"{kind}@{samples}", DEFAULT_MODE) for kind in ("best", "worst")]
-    if "reward" in last_point.train:
-        views.append(("train/reward", DEFAULT_MODE))
-    rewards = {
-        name for name in last_point.metrics if name.rpartition("/")[2] not in NON_REWARD_METRICS
-    }
-    others = sorted(
-        rewards - {metric for metric, _ in views}, key=lambda name: ("avg@" not in name, name)
-    )
-    for metric, mode in [*views, *((name, DEFAULT_MODE) for name in others[:MAX_OTHER_METRICS])]:
-        options = FitOptions(mode, OTHER_REPLICATES, include_flagged=not main_fit.health.left_out)
+    """Further views of the same runs: by the paper's procedure, then of other metrics.
+
+    A view that these runs cannot give is left out with a warning.
+    """
+    fits = []
+    for view in _other_views(runs, main_fit):
+        options = FitOptions(
+            view.mode, OTHER_REPLICATES, include_flagged=not main_fit.health.left_out
+        )
+        description = f"fitting {view.metric} ({view.mode})"
         try:
-            fits.append(
-                fit_runs(runs, metric, main_fit.compute, options, f"fitting {metric} ({mode})")
-            )
+            fits.append(fit_runs(runs, view.metric, main_fit.compute, options, description))
         except InputError as e:
-            warn(f"the report has no view of {metric} ({mode}): {e}")
+            warn(f"the report has no view of {view.metric} ({view.mode}): {e}")
     return fits
 
 
+class FitView(NamedTuple):
+    """A metric, and how it is fitted."""
+
+    metric: str
+    mode: str = DEFAULT_MODE
+
+
+def _other_views(runs: Sequence[RunRecord], main_fit: FitResult) -> list[FitView]:
+    """What else is worth a fit, first what is worth most."""
+    last_point = runs[0].points[-1]
+    samples = min(point.samples for run in runs for point in run.points)
+
+    views = [FitView(main_fit.metric, "paper" if main_fit.mode != "paper" else DEFAULT_MODE)]
+    if samples >= 2 and last_point.counts:
+        views += [FitView(f"best@{samples}"), FitView(f"worst@{samples}")]
+    if "reward" in last_point.train:
+        views.append(FitView("train/reward"))
+
+    # Then what else was evaluated, such as hard/avg@4, and of that first the averages.
+    metrics_in_views = {view.metric for view in views}
+    further_metrics = [
+        metric
+        for metric in last_point.metrics
+        if _is_reward(metric) and metric not in metrics_in_views
+    ]
+    further_metrics.sort(key=lambda metric: ("avg@" not in metric, metric))
+    views += [FitView(metric) for metric in further_metrics[:MAX_OTHER_METRICS]]
+    return views
+
+
+def _is_reward(metric: str) -> bool:
+    """Whether a metric, of any problem set, measures rewards."""
+    return metric.rpartition("/")[2] not in NON_REWARD_METRICS
+
+
 def fit_and_report(sweep_dir: Path, with_report: bool) -> None:
-    """Fit a sweep, print what was found, and last, where it stays in sight, how to spend what its
-    runs had."""
-    console, runs = SafeConsole(), read_runs([sweep_dir], warn)
+    """Fit a sweep and print the fit; last, where it stays in sight, how to spend what its runs had.
+
+    `with_report`: draw figures and the page, too.
+    """
+    console = SafeConsole()
+    runs = read_runs([sweep_dir], warn)
     if not fixed_runs(runs):
         warn(
-            "every run has a schedule, and a law needs runs of a fixed n: there is no fit and no report"
+            "every run has a schedule, and a law needs runs of a fixed n: "
+            "there is no fit and no report"
         )
         report_gains(console, sweep_dir, runs)
         return
+
+    # The report is drawn before anything is printed, because it takes minutes.
     fit = make_fit([sweep_dir], None, "rollouts")
     report_path = draw_report(sweep_dir, fit) if with_report else None
+
     print_fit(console, fit)
     report_gains(console, sweep_dir, runs)
+    _print_recommendation(console, sweep_dir, fit)
+    if report_path is not None:
+        print_line(f"report: {report_path}")
 
+
+def _print_recommendation(console: SafeConsole, sweep_dir: Path, fit: FitResult) -> None:
+    """How to spend the budget that a run of this sweep had."""
     budget = int(measured_budget(fit))
     try:
         print_answer(console, recommend(fit, budget), budget, fit.reward_name)
-        print_line(
-            f"why, and for other budgets: isojax recommend {shlex.quote(str(sweep_dir))} --budget {4 * budget}"
-        )
-    except InputError as e:  # the sweep and its fit are there, only this budget has no answer
+    except InputError as e:  # The sweep and its fit are there, only this budget has no answer.
         warn(f"no recommendation for {budget} rollouts: {e}")
-    if report_path is not None:
-        print_line(f"report: {report_path}")
+        return
+
+    command = f"isojax recommend {shlex.quote(str(sweep_dir))} --budget {4 * budget}"
+    print_line(f"why, and for other budgets: {command}")

@@ -25,7 +25,7 @@ from isojax.runs.mirror import remote_workspace, working_folder
 from isojax.runs.spend_file import read_spending
 
 PAGE_FILE = "spend.html"
-# whatever a config says
+# The settings of a sweep that trains one policy, whatever its config says.
 SPEND_SETTINGS = {"strategy": "spend", "seeds": 1, "schedules": {}, "total_rollouts": None}
 BUDGET_HELP = (
     "Rollouts (5e5), or a time on these devices (2h, 30m); with --resume: as the run began."
@@ -60,75 +60,113 @@ def spend(
     """
     process_group = parse_process_group(coordinator, processes, process)
     config = options.read_config(words, mesh, None, ray)
-    is_of_spend = config.sweep.strategy == "spend"  # the config of a run of `spend`
-    is_named = is_of_spend or any(word.startswith("name=") for word in words or ())
-    name = config.name if is_named else f"{config.name}-spend"
     unused = _unused_settings(config, words or ())
-    config = config.with_settings(name=name, sweep=SPEND_SETTINGS)
-    config = config if is_of_spend else _with_one_learning_rate(config, words or ())
+    config = _spend_config(config, words or ())
+
     with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):
-        config = _with_budget(config, budget, resume, process_group)
+        rollouts = _budget_in_rollouts(config, budget, resume, process_group)
+        config = config.with_settings(sweep={"budget": rollouts})
+
         _describe_pilots(config)
         if unused:
             print_line(
-                f"without effect, as `isojax spend` trains one policy: {', '.join(unused)} of the config"
+                "without effect, as `isojax spend` trains one policy: "
+                f"{', '.join(unused)} of the config"
             )
         _run(config, resume, dry_run, process_group)
 
 
+def _spend_config(config: Config, words: Sequence[str]) -> Config:
+    """The config of the run: one policy, one learning rate, and a name of its own."""
+    # The config.yaml of an earlier run of `spend` has its name and its learning rate already.
+    if config.sweep.strategy == "spend":
+        return config.with_settings(sweep=SPEND_SETTINGS)
+
+    is_named = any(word.startswith("name=") for word in words)
+    name = config.name if is_named else f"{config.name}-spend"
+    config = config.with_settings(name=name, sweep=SPEND_SETTINGS)
+    return _with_one_learning_rate(config, words)
+
+
 def _with_one_learning_rate(config: Config, words: Sequence[str]) -> Config:
-    """The config's rate for the middle B, for every n: so an update of a larger n has less noise,
-    not a larger step."""
-    rl, sweep = config.cell.rl, config.sweep
-    # else a text task is refused
-    is_given = "learning_rate" in rl.model_fields_set or not config.cell.model.path
-    if not (is_given and sweep.B_p and sweep.n) or any(
-        word.startswith("cell.rl.lr_scaling=") for word in words
-    ):
+    """For every n the learning rate that the config's scaling gives the middle B.
+
+    An update of a larger n then has less noise, and not a larger step, so that n can be changed on
+    the way. A config, or a word of the command, that decides otherwise is left as it is.
+    """
+    rl = config.cell.rl
+    sweep = config.sweep
+
+    if any(word.startswith("cell.rl.lr_scaling=") for word in words):
         return config
-    factor = rl.rate_factor(sweep.B_p[0] * math.sqrt(min(sweep.n) * max(sweep.n)))
+    # A text task must set its learning rate; where it has not, that is refused later.
+    has_rate = "learning_rate" in rl.model_fields_set or not config.cell.model.path
+    if not (has_rate and sweep.B_p and sweep.n):
+        return config
+
+    middle_B = sweep.B_p[0] * math.sqrt(min(sweep.n) * max(sweep.n))
+    factor = rl.rate_factor(middle_B)
     critic = rl.critic and rl.critic.with_settings(learning_rate=rl.critic.learning_rate * factor)
-    rates = {"lr_scaling": "constant", "learning_rate": rl.learning_rate * factor, "critic": critic}
-    return config.with_settings(cell={"rl": rates})
+    return config.with_settings(
+        cell={
+            "rl": {
+                "lr_scaling": "constant",
+                "learning_rate": rl.learning_rate * factor,
+                "critic": critic,
+            }
+        }
+    )
 
 
 def _unused_settings(config: Config, words: Sequence[str]) -> list[str]:
-    """What a config sets of a sweep that has no effect here; InputError where a word of the command
-    does."""
+    """The settings of a config's sweep that have no effect here.
+
+    InputError where a word of the command sets one: what was just typed is not ignored.
+    """
     unused = [
         f"sweep.{key}"
         for key, value in SPEND_SETTINGS.items()
         if getattr(config.sweep, key) != value
     ]
+
     for word in words:
+        # sweep.schedules.NAME=... sets an entry of sweep.schedules.
         if any(re.match(rf"{re.escape(key)}[.=]", word) for key in (*unused, "sweep.budget")):
-            problem = f"{word} has no effect: `isojax spend` trains one policy with the rollouts of --budget"
             raise InputError(
-                f"{problem}. Leave it out; another seed is sweep.seed=NUMBER with another name=NAME."
+                f"{word} has no effect: `isojax spend` trains one policy with the rollouts of "
+                "--budget. Leave it out; another seed is sweep.seed=NUMBER with another name=NAME."
             )
     return [key for key in unused if key != "sweep.strategy"]
 
 
-def _with_budget(
+def _budget_in_rollouts(
     config: Config, budget: str | None, resume: bool, process_group: ProcessGroup
-) -> Config:
-    saved_config = working_folder(config.run.dir, config.name) / CONFIG_FILE
+) -> int:
+    """The rollouts to spend, of a `budget` as typed: rollouts, a time, or None.
+
+    A run that is resumed keeps those that it began with, unless other rollouts are given.
+    """
     if budget is not None and budget.lower().endswith(("usd", "eur")):
         raise InputError(
             f"--budget {budget} is money; expected rollouts, such as 5e5, or a time, such as 2h."
         )
     amount = None if budget is None else parse_budget(budget, None)
+    saved_config = working_folder(config.run.dir, config.name) / CONFIG_FILE
+
     if isinstance(amount, int):
         rollouts = amount
-    elif resume and saved_config.exists():  # as it began: times are rounded
+    elif resume and saved_config.exists():
+        # A time would be estimated anew, and its rollouts be others.
         rollouts = load_config(str(saved_config)).sweep.budget
     elif amount is None:
         raise InputError(
-            "no budget given; expected one in rollouts, such as --budget 5e5, or in time, --budget 2h."
+            "no budget given; expected one in rollouts, such as --budget 5e5, "
+            "or in time, --budget 2h."
         )
     elif config.run.ray is not None or process_group.is_multi_process:
         raise InputError(
-            f"--budget {budget} is measured on one machine; expected rollouts with --ray and --processes."
+            f"--budget {budget} is measured on one machine; "
+            "expected rollouts with --ray and --processes."
         )
     else:
         amount.check()
@@ -137,35 +175,44 @@ def _with_budget(
         print_line(
             f"{budget} are estimated to suffice for {rollouts:,} rollouts with the slowest n"
         )
-    if not 1 <= rollouts <= MAX_COUNT:  # of a time
+
+    # Only a time can lead to others: `parse_budget` has checked a count.
+    if not 1 <= rollouts <= MAX_COUNT:
         raise InputError(
-            f"--budget {budget} is {rollouts:,} rollouts; expected a time for 1 to {MAX_COUNT:,} of them."
+            f"--budget {budget} is {rollouts:,} rollouts; "
+            f"expected a time for 1 to {MAX_COUNT:,} of them."
         )
-    return config.with_settings(sweep={"budget": rollouts})
+    return rollouts
 
 
 def _describe_pilots(config: Config) -> None:
-    legs = (
-        importlib.import_module("isojax.launch.spend_rounds")
-        .spend_policy(config, plan_cells(config.sweep))
-        .pilots()
-    )
+    """Print which short runs come first, their share of the budget, and the learning rate."""
+    spend_rounds = importlib.import_module("isojax.launch.spend_rounds")
+    legs = spend_rounds.spend_policy(config, plan_cells(config.sweep)).pilots()
+
+    budget = config.sweep.budget
+    C_of_pilots = sum(leg.C_end for leg in legs)
+    share = f"{C_of_pilots / budget:.0%} of {budget:,} rollouts"
     pilots = ", ".join(f"{leg.cell.B_p}x{leg.n}" for leg in legs)
-    share = f"{sum(leg.C_end for leg in legs) / config.sweep.budget:.0%} of {config.sweep.budget:,} rollouts"
     print_line(f"pilots, {share}: {pilots} (B_p x n) to C = {legs[0].C_end:,} each")
+
     if config.cell.rl.lr_scaling == "constant":
         print_line(f"learning rate: {config.cell.rl.learning_rate:g} for every n")
 
 
 def _run(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup) -> None:
-    folder, run_failure = run_cells(config, resume, dry_run, process_group)
+    """Train, then write the page and say what was done."""
+    outcome = run_cells(config, resume, dry_run, process_group)
+    folder = outcome.folder
     if dry_run or folder is None:
         return
+
+    # A pilot may fail while the others go on: only a run that has not ended is a failure.
     spending = read_spending(folder)
     runs = [run for run in read_runs([folder], warn) if run.points]
-    # of pilots, one may fail
-    if spending is None or not runs or (run_failure and not spending.is_ended):
-        raise run_failure or RunFailed(f"{folder} has no run to report")
+    if spending is None or not runs or (outcome.failure and not spending.is_ended):
+        raise outcome.failure or RunFailed(f"{folder} has no run to report")
+
     page = importlib.import_module("isojax.report.page.spend_page")
     write_text(folder / PAGE_FILE, page.render_spending(folder, spending, runs))
     for sentence in page.describe_spending(spending, runs):
@@ -173,5 +220,6 @@ def _run(config: Config, resume: bool, dry_run: bool, process_group: ProcessGrou
     print_line(f"policy: {folder / 'cells' / spending.cell.name}")
     print_line(f"page: {folder / PAGE_FILE}")
     warn_of_start(folder)
-    if run_failure:
-        raise run_failure
+
+    if outcome.failure:
+        raise outcome.failure

@@ -58,106 +58,121 @@ def status(
         raise InputError(
             "--watch and --json are given, expected one of them; call --json as often as you like."
         )
+
     sweeps = [read_sweep_status(run) for run in runs]
     if as_json:
         print(json_text({"sweeps": [_sweep_json(sweep) for sweep in sweeps]}))
-        return
-    console = SafeConsole()
-    if not watch:
-        console.print(_render_sweeps(sweeps))
-        return
+    elif watch:
+        _watch(runs, sweeps)
+    else:
+        SafeConsole().print(_render_sweeps(sweeps))
+
+
+def _watch(runs: Sequence[Path], sweeps: Sequence[SweepStatus]) -> None:
+    """Show sweeps, and again every few seconds, until none of them runs or Ctrl-C."""
     with (
         suppress(KeyboardInterrupt),
-        Live(_render_sweeps(sweeps), console=console, auto_refresh=False) as live,
+        Live(_render_sweeps(sweeps), console=SafeConsole(), auto_refresh=False) as live,
     ):
         while any(sweep.running for sweep in sweeps):
             time.sleep(REFRESH_SECONDS)
             for run in runs:
-                refresh(run)
+                refresh(run)  # of a folder that is a URL, whose files are copied here
             sweeps = [read_sweep_status(run) for run in runs]
             live.update(_render_sweeps(sweeps), refresh=True)
 
 
 def _sweep_json(sweep: SweepStatus) -> dict[str, Any]:
     """A sweep as plain data; times in seconds, `budget` and `goal` in rollouts."""
-    cells = [
-        {
-            "name": cell.cell.name,
-            **asdict(cell.cell),
-            **{k: v for k, v in asdict(cell).items() if k != "cell"},
-        }
-        for cell in sweep.cells
-    ]
+    cells = []
+    for cell in sweep.cells:
+        # B_p, n and the other fields of the run itself stand beside what became of it.
+        summary = asdict(cell)
+        identity = summary.pop("cell")
+        cells.append({"name": cell.cell.name, **identity, **summary})
     return {**asdict(sweep), "folder": str(sweep.folder), "cells": cells}
 
 
 def _render_sweeps(sweeps: Sequence[SweepStatus]) -> RenderableType:
-    return Group(
-        *(
-            renderable
-            for sweep in sweeps
-            for renderable in (_cells_table(sweep), *_summary_lines(sweep))
-        )
-    )
+    """For each sweep its table of runs, and what is to be said below."""
+    renderables: list[RenderableType] = []
+    for sweep in sweeps:
+        renderables += [_cells_table(sweep), *_summary_lines(sweep)]
+    return Group(*renderables)
 
 
 def _cells_table(sweep: SweepStatus) -> TextTable:
-    columns = [
-        "run",
-        "state",
-        "C",
-        "of budget",
-        "reward",
-        "rollouts/s",
-        "last point",
-        "attempts",
-        "where",
-    ]
+    columns = ["run", "state", "C", "of budget", "reward", "rollouts/s", "last point"]
+    # Only a cluster says on which attempt, and on which machines, a run is.
     has_placement = any(cell.attempts is not None for cell in sweep.cells)
-    shown = slice(None if has_placement else -2)
-    rows = [_cell_row(cell)[shown] for cell in sweep.cells]
-    return TextTable(f"{sweep.name} in {sweep.folder}", columns[shown], rows, 2, has_placement)
+    if has_placement:
+        columns += ["attempts", "where"]
+
+    rows = [_cell_row(cell, has_placement) for cell in sweep.cells]
+    title = f"{sweep.name} in {sweep.folder}"
+    return TextTable(title, columns, rows, text_columns=2, last_is_text=has_placement)
 
 
-def _cell_row(cell: CellSummary) -> tuple[str | Text, ...]:
-    state = Text(cell.state, STATE_COLORS[cell.state]).append(
-        " (flagged)" if cell.flags else "", "default"
-    )
-    budget_share = "-" if cell.goal is None else f"{cell.rollouts / cell.goal:.0%}"
-    reward = "-" if cell.reward is None else f"{cell.reward:.3f}"
-    last_point_age = "-" if cell.age is None else f"{format_hours(max(0.0, cell.age) / 3600)} ago"
-    numbers = (f"{cell.rollouts:,}", budget_share, reward, format_number(cell.rate), last_point_age)
-    return cell.cell.name, state, *numbers, format_number(cell.attempts), cell.where
+def _cell_row(cell: CellSummary, has_placement: bool) -> list[str | Text]:
+    state = Text(cell.state, STATE_COLORS[cell.state])
+    state.append(" (flagged)" if cell.flags else "", "default")
+
+    row: list[str | Text] = [
+        cell.cell.name,
+        state,
+        f"{cell.rollouts:,}",
+        "-" if cell.goal is None else f"{cell.rollouts / cell.goal:.0%}",
+        "-" if cell.reward is None else f"{cell.reward:.3f}",
+        format_number(cell.rate),
+        "-" if cell.age is None else f"{format_hours(max(0.0, cell.age) / 3600)} ago",
+    ]
+    if has_placement:
+        row += [format_number(cell.attempts), cell.where]
+    return row
 
 
 def _summary_lines(sweep: SweepStatus) -> Iterator[str]:
     """Below the table: how many cells, how much of the rollouts, how long; then what went wrong."""
-    counts = [f"{sweep.count('done')} of {len(sweep.cells)} runs done"]
-    counts += [
-        f"{count} {state}"
-        for state in ("running", "interrupted", "failed")
-        if (count := sweep.count(state))
-    ]
-    summary = (
-        f"{', '.join(counts)}; {sweep.rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
-    )
-    if sweep.rate and sweep.seconds_left is not None:
-        summary += f"; {format_number(sweep.rate)} rollouts/s, {format_hours(sweep.seconds_left / 3600)} left"
-    yield summary
+    yield _summary(sweep)
+
     if sweep.unread:
         yield f"[yellow]note:[/yellow] {escape(sweep.unread)}"
     if sweep.lost:
         yield f"[yellow]warning:[/yellow] {escape(sweep.lost)}"
     for sentence in sweep.start:
         yield f"[yellow]warning:[/yellow] {escape(sentence)}"
+
     for cell in sweep.cells:
         if cell.state == "failed":
             log = f" (log: {cell.log})" if cell.log else ""
             yield f"[red]failed:[/red] {cell.cell.name}: {escape(cell.reason + log)}"
         if cell.flags:
             yield f"[yellow]flagged:[/yellow] {cell.cell.name}: {escape(', '.join(cell.flags))}"
-    if not sweep.running and any(cell.state in ("interrupted", "waiting") for cell in sweep.cells):
-        renamed = f"rename the folder to {sweep.name}, as its config.yaml calls the sweep, to go on"
-        yield escape(
-            f"nothing runs here; {f'go on by: {sweep.resume_command}' if sweep.resume_command else renamed}"
-        )
+
+    can_go_on = any(cell.state in ("interrupted", "waiting") for cell in sweep.cells)
+    if can_go_on and not sweep.running:
+        # No command goes on with a folder that has another name than its sweep.
+        if sweep.resume_command:
+            advice = f"go on by: {sweep.resume_command}"
+        else:
+            advice = (
+                f"rename the folder to {sweep.name}, as its config.yaml calls the sweep, to go on"
+            )
+        yield escape(f"nothing runs here; {advice}")
+
+
+def _summary(sweep: SweepStatus) -> str:
+    """How many runs are done, running or broken off, how much of the budget, and how long it takes
+    still."""
+    counts = [f"{sweep.count('done')} of {len(sweep.cells)} runs done"]
+    for state in ("running", "interrupted", "failed"):
+        count = sweep.count(state)
+        if count:
+            counts.append(f"{count} {state}")
+
+    share = f"{sweep.rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
+    summary = f"{', '.join(counts)}; {share}"
+    if sweep.rate and sweep.seconds_left is not None:
+        time_left = format_hours(sweep.seconds_left / 3600)
+        summary += f"; {format_number(sweep.rate)} rollouts/s, {time_left} left"
+    return summary

@@ -4,7 +4,7 @@ import importlib
 
 from isojax.cli import options
 from isojax.cli.formatting import print_line, warn_of_start
-from isojax.core.config import WHOLE_GRID
+from isojax.core.config import WHOLE_GRID, Config
 from isojax.core.errors import InputError
 from isojax.core.terminal import warn
 from isojax.launch.planner import plan_cells
@@ -33,17 +33,29 @@ def train(
       isojax train best.yaml      from: isojax recommend RUN --budget C --write best.yaml
     """
     config = options.read_config(words, mesh, None)
-    config = config if config.sweep.strategy == "grid" else config.with_settings(sweep=WHOLE_GRID)
-    cells = plan_cells(config.sweep)
-    if len(cells) > 1:
-        problem = f"this config holds {len(cells)} runs and `isojax train` runs one; choose it, for example by"
-        choice = f"sweep.B_p=[{cells[0].B_p}] sweep.n=[{cells[0].n}] sweep.seeds=1"
-        raise InputError(f"{problem} {choice}, or run them all by `isojax launch`.")
+    if config.sweep.strategy != "grid":
+        # A strategy divides a budget among runs; one run goes to the end of its own.
+        config = config.with_settings(sweep=WHOLE_GRID)
+    _check_single_run(config)
     process_group = parse_process_group(coordinator, processes, process)
+
+    # Imported here, because it imports jax.
     runner = importlib.import_module("isojax.launch.local.local_runner")
     with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):
         folder = runner.launch(config, resume, dry_run, process_group)
+
+        # Of several processes, only the one that writes the run's files gets their folder.
         if folder is not None and not dry_run:
             report_gains(SafeConsole(), folder, read_runs([folder], warn))
             print_line(f"run: {folder}")
             warn_of_start(folder)
+
+
+def _check_single_run(config: Config) -> None:
+    cells = plan_cells(config.sweep)
+    if len(cells) > 1:
+        choice = f"sweep.B_p=[{cells[0].B_p}] sweep.n=[{cells[0].n}] sweep.seeds=1"
+        raise InputError(
+            f"this config holds {len(cells)} runs and `isojax train` runs one; "
+            f"choose it, for example by {choice}, or run them all by `isojax launch`."
+        )
