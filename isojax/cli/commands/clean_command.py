@@ -13,7 +13,10 @@ from isojax.launch.checkpoint_cleanup import plan_removals, remove
 from isojax.launch.device_budget import format_bytes
 
 RUNS_HELP = "Sweeps' folders, such as runs/quickstart."
-ALL_HELP = "The newest checkpoint of a run too: then its policy can't be exported, and a larger budget starts it anew."
+ALL_HELP = (
+    "The newest checkpoint of a run too: then its policy can't be exported, "
+    "and a larger budget starts it anew."
+)
 YES_HELP = "Do not ask."
 
 

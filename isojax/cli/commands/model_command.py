@@ -3,7 +3,7 @@
 import importlib
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from typer import Argument, Option
 
@@ -13,10 +13,18 @@ from isojax.core.errors import InputError
 from isojax.launch.device_budget import format_bytes
 from isojax.runs.mirror import MODEL_URL
 
-# Models in Python packages -> their module, function and folder.
+
+class PackagedModel(NamedTuple):
+    """A model inside Python packages, and what takes it out."""
+
+    module: str
+    function: str  # (its file, or None for the installed package's, folder, accept_terms)
+    folder: str  # the name of its folder in models/
+
+
 PACKAGED = {
-    "smollm2": ("isojax.models.smollm2", "import_smollm2", "smollm2-135m"),
-    "gemma3-270m": ("isojax.models.gemma3_270m", "import_gemma3_270m", "gemma3-270m"),
+    "smollm2": PackagedModel("isojax.models.smollm2", "import_smollm2", "smollm2-135m"),
+    "gemma3-270m": PackagedModel("isojax.models.gemma3_270m", "import_gemma3_270m", "gemma3-270m"),
 }
 SOURCE_HELP = (
     "A model hub's repository, a GGUF file of llama.cpp, or a model inside Python packages."
@@ -27,9 +35,14 @@ REVISION_HELP = (
 )
 BASE_HELP = "Where config.json and tokenizer are, if the run's cell.model.path has moved."
 GGUF_HELP = "The file to write, for llama.cpp, in the place of a folder."
-FOLDER_DTYPES, GGUF_DTYPES = ("float32", "bfloat16"), ("f32", "f16", "bf16", "q8_0")
+# What weights may be stored in; the first is the default.
+FOLDER_DTYPES = ("float32", "bfloat16")
+GGUF_DTYPES = ("f32", "f16", "bf16", "q8_0")
 Dtype = Literal["float32", "bfloat16", "f32", "f16", "bf16", "q8_0"]
-DTYPE_HELP = "What weights are stored in: float32 or bfloat16 in a folder; f32, f16, bf16 or q8_0 in a GGUF file."
+DTYPE_HELP = (
+    "What weights are stored in: float32 or bfloat16 in a folder; "
+    "f32, f16, bf16 or q8_0 in a GGUF file."
+)
 
 app = new_app(no_args_is_help=True)
 
@@ -75,27 +88,33 @@ def import_model(
       isojax model import Qwen/Qwen2.5-0.5B-Instruct --revision main
       isojax model import Qwen3-0.6B-Q8_0.gguf --out models/qwen3
     """
-    source = source[url.end() :].strip("/") if (url := MODEL_URL.match(source)) else source
-    from_hub = source not in PACKAGED and not source.endswith(".gguf")
-    if revision is not None and not from_hub:
+    # The address of a model's page on a hub names it as well as ORG/NAME does.
+    url = MODEL_URL.match(source)
+    if url:
+        source = source[url.end() :].strip("/")
+
+    is_packaged = source in PACKAGED
+    is_gguf = source.endswith(".gguf")
+    if revision is not None and (is_packaged or is_gguf):
         raise InputError(
-            f"--revision: given {revision!r} with {source}; only a model hub's ORG/NAME has revisions."
+            f"--revision: given {revision!r} with {source}; "
+            "only a model hub's ORG/NAME has revisions."
         )
 
-    if source in PACKAGED:
-        module, function, name = PACKAGED[source]
-        folder = out or Path("models") / name
-        getattr(importlib.import_module(module), function)(None, folder, accept_terms)
-    elif from_hub:
-        folder = out or Path("models") / Path(source).name
-        importlib.import_module("isojax.models.hf.hub_download").import_from_hub(
-            source, revision, folder
-        )
-    else:
+    if is_packaged:
+        packaged = PACKAGED[source]
+        folder = out or Path("models") / packaged.folder
+        importer = getattr(importlib.import_module(packaged.module), packaged.function)
+        importer(None, folder, accept_terms)
+    elif is_gguf:
         folder = out or Path("models") / Path(source).stem.lower()
-        importlib.import_module("isojax.models.any_gguf").import_file(
-            Path(source), folder, accept_terms
-        )
+        any_gguf = importlib.import_module("isojax.models.any_gguf")
+        any_gguf.import_file(Path(source), folder, accept_terms)
+    else:
+        folder = out or Path("models") / Path(source).name
+        hub = importlib.import_module("isojax.models.hf.hub_download")
+        hub.import_from_hub(source, revision, folder)
+
     size = format_bytes(sum(file.stat().st_size for file in folder.iterdir()))
     print_line(f"model: {folder} ({size}); use it by cell.model.path={folder}")
 
@@ -129,7 +148,9 @@ def export(
     """
     target = gguf or out
     if target is None or (gguf and out) or (gguf and adapter):
-        given = f"{out or 'no folder'}, {f'--gguf {gguf}' if gguf else 'no --gguf'}{', --adapter' * adapter}"
+        given = f"{out or 'no folder'}, "
+        given += f"--gguf {gguf}" if gguf else "no --gguf"
+        given += ", --adapter" if adapter else ""
         raise InputError(
             f"given {given}; expected either DIR or --gguf FILE.gguf, and --adapter with DIR alone."
         )

@@ -6,12 +6,7 @@ from typing import Annotated
 from rich.markup import escape
 from typer import Argument, Option
 
-from isojax.cli.commands.recommend_command import (
-    DEVICES_HELP,
-    PRICE_HELP,
-    check_price,
-    fit_on_devices,
-)
+from isojax.cli.budgets import DEVICES_HELP, PRICE_HELP, check_price, fit_on_devices
 from isojax.cli.formatting import json_text, print_notes
 from isojax.cli.nothing_learnt import print_nothing_learnt
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, complete_run

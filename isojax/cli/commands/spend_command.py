@@ -9,8 +9,8 @@ from typing import Annotated
 from typer import Option
 
 from isojax.cli import options
+from isojax.cli.budgets import parse_budget
 from isojax.cli.commands.launch_command import run_cells
-from isojax.cli.commands.recommend_command import parse_budget
 from isojax.cli.formatting import print_line, warn_of_start
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, load_config

@@ -26,8 +26,9 @@ def template(name: NameArgument = None) -> None:
     """
     if name is None:
         for name, path in TEMPLATES.items():
-            print_line(f"{name:<18}{path.read_text().partition('# ')[2].splitlines()[0]}")
+            print_line(f"{name:<18}{_first_comment(path)}")
         return
+
     if name not in TEMPLATES:
         raise InputError(f"given the template {name!r}, expected one of {', '.join(TEMPLATES)}.")
     path = Path("launch", name)
@@ -35,6 +36,12 @@ def template(name: NameArgument = None) -> None:
         raise InputError(
             f"{path} exists already and is kept; rename or remove it to get the template again."
         )
+
     write_bytes(path, read_file(TEMPLATES[name]))
     path.chmod(0o755 if path.suffix == ".sh" else 0o644)
     print_line(str(path))
+
+
+def _first_comment(path: Path) -> str:
+    """What a template is for, as its first comment says."""
+    return path.read_text().partition("# ")[2].splitlines()[0]

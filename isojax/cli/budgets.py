@@ -1,0 +1,73 @@
+"""What a budget may be: rollouts, time or money, which --price and --devices convert."""
+
+import math
+import re
+from pathlib import Path
+
+from isojax.cli.formatting import parse_count
+from isojax.core.errors import InputError
+from isojax.core.tabular import parse_number
+from isojax.scaling.allocate.constraints import TimeBudget
+from isojax.scaling.allocate.curve_ensemble import TIMES_HINT
+from isojax.scaling.allocate.devices import measured_devices, on_devices
+from isojax.scaling.result import FitResult
+
+PRICE_HELP = "Price of a device for an hour, in the same money."
+DEVICES_HELP = (
+    "Answer for so many devices, as 8, at as many device hours; "
+    "else for those of the measured runs."
+)
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+# A number and a unit. Units of time are lower case: M is no minute.
+_TIME_OR_MONEY = re.compile(r"([\d._]+(?:e\d+)?)(s|m|h|d|(?i:usd|eur))")
+
+
+def parse_budget(text: str, price: float | None) -> int | TimeBudget:
+    """A budget as typed: "1e6" as rollouts, "200h" as wall clock.
+
+    "500usd" is 200 device hours at a `price` of 2.5 for each. InputError where it is none of these,
+    or money without a price.
+    """
+    check_price(price)
+    match = _TIME_OR_MONEY.fullmatch(text.strip())
+    if not match:
+        return parse_count(text, alternative=", or a time in one unit, such as 90m")
+
+    number = parse_number(match[1].replace("_", ""))
+    unit = match[2].lower()
+    if number is None or number <= 0:
+        raise InputError(
+            f"--budget: given {text!r}, expected a time such as 200h, or money such as 500usd."
+        )
+    if unit in SECONDS:
+        return TimeBudget(number * SECONDS[unit])
+    if price is None:
+        raise InputError(
+            f"--budget {text} is money; "
+            "expected the price of a device hour with it, as --price 2.5."
+        )
+    return TimeBudget(3600 * number / price, of_devices=True)
+
+
+def check_price(price: float | None) -> None:
+    """InputError for a price that is none."""
+    if price is not None and not 0 < price < math.inf:
+        raise InputError(
+            f"--price: given {price:g}, "
+            "expected a price of more than 0 for a device hour, such as 2.5."
+        )
+
+
+def fit_on_devices(fit: FitResult, devices: int | None, run: Path) -> FitResult:
+    """The fit with the clocks that its cells would have on so many devices; None: as measured.
+
+    InputError where the fit has no clocks.
+    """
+    if devices is None:
+        return fit
+    if not measured_devices(fit):
+        raise InputError(
+            f"--devices: the records of {run} have no times, which depend on the devices; "
+            f"expected some. Leave it out, or {TIMES_HINT}."
+        )
+    return on_devices(fit, devices)

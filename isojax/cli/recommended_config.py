@@ -1,0 +1,100 @@
+"""`isojax recommend --write`: a recommendation as a trainer's config, and how to run it."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from isojax.cli.formatting import check_new_file, print_line
+from isojax.core.atomic_files import write_text
+from isojax.core.config import Config, load_config
+from isojax.core.errors import InputError
+from isojax.core.nouns import Recommendation
+from isojax.runs import exporters
+from isojax.runs.exporters import Exporter
+
+
+def load_exporter(framework: str | None, write: Path | None, growing: bool) -> Exporter:
+    """What writes the config of a framework, as --for, --write and --growing say.
+
+    InputError where it cannot write what is asked for, before any work.
+    """
+    if framework is not None and write is None:
+        raise InputError(
+            f"--for {framework} says whose config to write; expected --write FILE with it."
+        )
+    check_new_file(write, "--write")
+    if growing and write is None:
+        raise InputError(
+            "--growing writes the recommended schedule as a config; expected --write FILE with it."
+        )
+
+    exporter = exporters.exporter.load(framework or "isojax")
+    is_run_by_name = "{name}" in exporter.traits.how_to_run
+    if write is not None and is_run_by_name and write.suffix != ".yaml":
+        raise InputError(
+            f"--write {write}: {framework} finds a config by its name; "
+            "expected one that ends in .yaml."
+        )
+    if growing and exporter.traits.render_growing is None:
+        raise InputError(
+            f"--growing --for {framework}: there is no schedule for it; "
+            "expected isojax, trl or verl."
+        )
+    return exporter
+
+
+def write_configs(
+    path: Path, run: Path, exporter: Exporter, recommendation: Recommendation, growing: bool
+) -> list[Path]:
+    """Write the recommendation for the sweep `run`; the paths of the files.
+
+    One config is at `path`, and those of a series of runs at best-1.yaml, best-2.yaml, ...
+    InputError where one of them exists.
+    """
+    config = _sweep_config(run if run.is_dir() else run.parent)
+    if growing and exporter.traits.render_growing is not None:
+        texts = exporter.traits.render_growing(recommendation, config, path.stem)
+    else:
+        texts = [exporter(recommendation, config)]
+
+    paths = [path]
+    if len(texts) > 1:
+        numbers = range(1, len(texts) + 1)
+        paths = [path.with_name(f"{path.stem}-{number}{path.suffix}") for number in numbers]
+
+    # All are checked before the first is written, so that no series is left half written.
+    for new_path in paths:
+        check_new_file(new_path, "--write")
+    for new_path, text in zip(paths, texts, strict=True):
+        write_text(new_path, text)
+    return paths
+
+
+def _sweep_config(folder: Path) -> Config | None:
+    """The config of a sweep's folder; None of imported logs, which have none."""
+    path = folder / "config.yaml"
+    if not path.exists():
+        return None
+
+    config = load_config(str(path))
+    if (folder / "base").is_dir():
+        # A new run can start from the base policy and the labels that this sweep has made.
+        config = config.with_settings(run={"base_from": str(folder)})
+    return config
+
+
+def print_how_to_run(exporter: Exporter, paths: Sequence[Path]) -> None:
+    """For each config that was written, the command that runs it."""
+    traits = exporter.traits
+    for index, path in enumerate(paths):
+        is_later = index > 0  # a run that goes on from the one before
+        template = traits.how_to_run
+        if is_later and traits.how_to_go_on is not None:
+            template = traits.how_to_go_on
+
+        command = template.format(
+            file=shlex.quote(str(path)),
+            folder=shlex.quote(str(path.parent)),
+            name=shlex.quote(path.stem),
+        )
+        print_line(f"wrote {path}; run it {'then ' if is_later else ''}with: {command}")
