@@ -1,5 +1,4 @@
-"""Files and folders written whole or not at all, and files appended to or read; a full disk is a
-RunFailed."""
+"""Files and folders written whole or not at all, and files appended to or read."""
 
 import errno
 import os
@@ -12,7 +11,7 @@ from typing import BinaryIO
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.limits import MAX_DOCUMENT_BYTES
 
-TEMP_CHARACTERS = 200  # of a name that the name of a temporary file or folder has
+TEMP_CHARACTERS = 200  # of its name that a temporary file has: file systems take 255 bytes
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # Each is called with every file that is written whole or appended to (runs/mirror.py).
@@ -20,12 +19,17 @@ WRITE_LISTENERS: list[Callable[[Path], object]] = []
 
 
 def write_text(path: Path, text: str) -> None:
+    """`write_bytes` of a text in UTF-8."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a whole file or nothing: a reader, or a kill, sees the old content or the new; its
-    folder is made."""
+    """Write a whole file or nothing, and make its folder.
+
+    A reader, or a kill, sees the old content or the new. RunFailed where the disk is full,
+    InputError where the file cannot be written for another reason.
+    """
+    # Beside the file, as only within a file system a rename is one step; of this process alone.
     temp = path.with_name(f".{path.name[:TEMP_CHARACTERS]}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,6 +39,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         with suppress(OSError):
             temp.unlink(missing_ok=True)
         raise write_error(path, e) from e
+
     for listener in WRITE_LISTENERS:
         listener(path)
 
@@ -42,8 +47,12 @@ def write_bytes(path: Path, data: bytes) -> None:
 def open_file(path: Path) -> BinaryIO:
     """A file to read; a pipe that nobody writes to is empty, where `open` would wait for a
     writer."""
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
-    os.set_blocking(file.fileno(), True)
+
+    def open_without_waiting(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)
+
+    file = open(path, "rb", opener=open_without_waiting)  # noqa: SIM115 - the caller closes it
+    os.set_blocking(file.fileno(), True)  # A read waits again, for the rest of a pipe.
     return file
 
 
@@ -54,12 +63,15 @@ def read_file(path: Path) -> bytes:
 
 
 def append_bytes(path: Path, data: bytes) -> None:
-    """Add to a file in one call, and force it to disk. A kill or a full disk may leave a part of
-    it."""
+    """Add to a file in one call, and force it to disk; errors as of `write_bytes`.
+
+    A kill or a full disk may leave a part of it.
+    """
     try:
         _write_to_disk(path, "ab", data)
     except OSError as e:
         raise write_error(path, e) from e
+
     for listener in WRITE_LISTENERS:
         listener(path)
 
@@ -73,8 +85,11 @@ def _write_to_disk(path: Path, mode: str, data: bytes) -> None:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which takes its name when all is in it; InputError where it cannot be
-    written."""
+    """A folder to fill, which takes its name when all is in it.
+
+    InputError where it cannot be written; then nothing of it is left, nor of the folders above it
+    that were made for it.
+    """
     folder = folder.absolute()
     temp = folder.with_name(f".{folder.name[:TEMP_CHARACTERS]}.{os.getpid()}")
     new_parents = [parent for parent in folder.parents if not parent.exists()]
@@ -87,7 +102,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         raise InputError(f"{problem}. Choose a place that you may write, with room for it.") from e
     finally:
         shutil.rmtree(temp, ignore_errors=True)
-        with suppress(OSError):  # of one that holds something
+        with suppress(OSError):  # Of a parent that holds something, as the folder that succeeded.
             for parent in new_parents:
                 parent.rmdir()
 

@@ -1,6 +1,9 @@
-"""What a cell means, and a column of cells. A column keeps each value that occurs in it once, and
-per row which of them it has. What a value means (is it blank? which number is it?) is asked once a
-value, so that a log of a million rows is read in seconds."""
+"""What a cell means, and a column of cells.
+
+A column keeps each value that occurs in it once, and per row which of them it has. What a value
+means (is it blank? which number is it?) is asked once a value, so that a log of a million rows is
+read in seconds.
+"""
 
 import math
 import re
@@ -20,30 +23,37 @@ _NOT_FINITE = ("nan", "inf", "infinity")
 
 
 def is_blank(value: Any) -> bool:
+    """Whether a cell is empty, or holds spaces alone."""
     return value is None or (isinstance(value, str) and not value.strip())
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a cell says that there is no value: blank, or as pandas, NumPy, R and W&B write
-    it."""
+    """Whether a cell says that there is no value.
+
+    That is: blank, or as pandas, NumPy, R and W&B write it.
+    """
     if isinstance(value, str):
         return value.strip().lower() in _MISSING
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def parse_number(cell_value: Any) -> float | None:
-    """The number in a cell: NaN if not finite, infinite if too large for a float, None where it
-    holds no number."""
+    """The number in a cell; None where it holds none.
+
+    NaN if it is not finite, and infinite if it is too large for a float.
+    """
     if isinstance(cell_value, str):
         text = cell_value.strip()
         if text.lower().lstrip("+-") in _NOT_FINITE:
             return math.nan
+        # Python's float takes more, such as 1_000, which no other program writes.
         return float(text) if _NUMBER_PATTERN.fullmatch(text) else None
+
     if isinstance(cell_value, bool) or not isinstance(cell_value, (int, float)):
         return None
     try:
         return float(cell_value)
-    except OverflowError:
+    except OverflowError:  # of an integer with more than 308 digits
         return math.inf
 
 
@@ -56,9 +66,9 @@ class CellValues:
     """The values that occur in a column, and what is asked of each."""
 
     def __init__(self, load: Callable[[], Sequence[Any]]):
-        self._answers: dict[Callable[[Any], bool], Mask] = {}
-        # a file's texts become Python's where somebody asks for them: most columns are no field
+        # A file's texts become Python's where somebody asks for them: most columns are no field.
         self._load = load
+        self._answers: dict[Callable[[Any], bool], Mask] = {}
 
     @cached_property
     def values(self) -> Sequence[Any]:
@@ -73,9 +83,8 @@ class CellValues:
     def ask(self, question: Callable[[Any], bool]) -> Mask:
         """bool[values]; asked once, also where many runs share a column."""
         if question not in self._answers:
-            self._answers[question] = np.fromiter(
-                map(question, self.values), np.bool_, len(self.values)
-            )
+            answers = map(question, self.values)
+            self._answers[question] = np.fromiter(answers, np.bool_, len(self.values))
         return self._answers[question]
 
 
@@ -83,10 +92,12 @@ class Column:
     """The cells of a column: `codes` int[rows] says which of the values each row has, or ABSENT."""
 
     def __init__(self, codes: NDArray[np.integer], cells: CellValues):
-        self.codes, self.cells = codes, cells
+        self.codes = codes
+        self.cells = cells
 
     @classmethod
     def constant(cls, value: Any, row_count: int) -> "Column":
+        """One with the same value in every row."""
         return cls(np.zeros(row_count, np.int32), CellValues(lambda: [value]))
 
     @classmethod
@@ -96,9 +107,11 @@ class Column:
 
     @classmethod
     def of(cls, values: Sequence[Any], is_present: Mask | None = None) -> "Column":
-        """A value for each row, or for each that `is_present`."""
-        codes = np.arange(len(values), dtype=np.int32)
-        if is_present is not None:
+        """A value for each row, or for each that `is_present`, bool[rows]."""
+        if is_present is None:
+            codes = np.arange(len(values), dtype=np.int32)
+        else:
+            # The k-th row that is present has the k-th value.
             codes = np.where(is_present, np.cumsum(is_present) - 1, ABSENT).astype(np.int32)
         return cls(codes, CellValues(lambda: values))
 
@@ -111,6 +124,7 @@ class Column:
         return None if code == ABSENT else self.cells.values[code]
 
     def __iter__(self) -> Iterator[Any]:
+        """Every row's cell, as `__getitem__` gives it."""
         values = self.cells.values
         return (None if code == ABSENT else values[code] for code in self.codes.tolist())
 
@@ -124,8 +138,8 @@ class Column:
 
     def or_else(self, value: Any) -> "Column":
         """With this value in the rows that lack the column."""
-        last_code = len(self.cells.values)
-        codes = np.where(self.is_present, self.codes, last_code)
+        new_code = len(self.cells.values)
+        codes = np.where(self.is_present, self.codes, new_code)
         return Column(codes, CellValues(lambda: [*self.cells.values, value]))
 
     @property
@@ -149,11 +163,14 @@ class Column:
         return self._by_row(self.cells.numbers, math.nan)
 
     def ask(self, question: Callable[[Any], bool]) -> Mask:
-        """bool[rows]; False where a row lacks the column. The question is asked once for each
-        value."""
+        """bool[rows]; False where a row lacks the column.
+
+        The question is asked once for each value.
+        """
         return self._by_row(self.cells.ask(question), False)
 
     def _by_row(self, answers: NDArray[Any], of_absent: Any) -> NDArray[Any]:
-        if len(answers) == 0:
+        """The answer of each row's value, of `answers` by value; `of_absent` where it has none."""
+        if len(answers) == 0:  # Then nothing can be indexed, not even for a row that is absent.
             return np.full(len(self), of_absent, answers.dtype)
         return np.where(self.is_present, answers[self.codes], of_absent)

@@ -1,6 +1,8 @@
 """The header of a CSV: which line names the columns, what divides them, and what is refused of it.
+
 Lines above it that begin with # are comments. A second header, such as the levels that pandas
-writes of columns, is named as one."""
+writes of columns, is refused as one.
+"""
 
 import csv
 import io
@@ -14,91 +16,116 @@ from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COLUMNS
 
 DELIMITERS = ",\t;"
-# divides the columns of a header that has none of the others: a name may have a bar within it
+# It divides the columns of a header that has none of the others: a name may have a bar within it.
 BAR = "|"
 COMMENT = "#"
 _BEFORE_HEADER = re.compile(r"\s*(sep=.\s*)?")  # blank lines, and Excel's first one
 _RULE = re.compile(r"[\s|]*(:-+:?|:?-+:|-{2,})(\s*\|\s*(:-+:?|:?-+:|-{2,}))+[\s|]*")  # |---|:-:|
-# rows, and what of a text, that are looked at for further ones
-_MOST_HEADERS = 5
+
+# How far below a header further ones are looked for.
+_MOST_HEADERS = 5  # rows
 _HEAD_CHARACTERS = 2**20
 
 
 @dataclass(frozen=True)
 class HeaderLine:
+    """The line of a file that names the columns."""
+
     number: int  # from 1; 0 where there is none
     text: str
 
     @property
     def delimiter(self) -> str:
+        """What divides its names: the commonest of DELIMITERS, or BAR where it has none of them."""
         delimiter = max(DELIMITERS, key=self.text.count)
         return BAR if BAR in self.text and delimiter not in self.text else delimiter
 
 
 def find_header(lines: io.StringIO) -> HeaderLine:
-    """The line that names the columns, below which `lines` then goes on."""
-    comment, end_of_comment = HeaderLine(0, ""), 0
+    """The line that names the columns, below which `lines` then goes on.
+
+    Lines above it that begin with # are comments, but the last of them may be the header itself.
+    """
+    comment = HeaderLine(0, "")  # the last one so far
+    end_of_comment = 0
     number = 0
     while text := lines.readline():
         number += 1
         if _BEFORE_HEADER.fullmatch(text):
             continue
         if text.startswith(COMMENT):
-            comment, end_of_comment = HeaderLine(number, text), lines.tell()
+            comment = HeaderLine(number, text)
+            end_of_comment = lines.tell()
             continue
+
+        # This is the first line that is no comment: the header, or else the first row below it.
         if comment.text:
             lines.seek(end_of_comment)
             rows_below = _first_rows(comment, lines)
             lines.seek(end_of_comment)
             if _names_columns(comment, rows_below):
                 return comment
+
+            # The rows were read ahead: go to the end of this line once more.
             while _BEFORE_HEADER.fullmatch(text := lines.readline()):
-                pass  # to the line once more, from which rows were looked at
+                pass
         return HeaderLine(number, text)
+
+    # There is no row: the header is the last comment, if there is one.
     lines.seek(end_of_comment)
     return comment
 
 
 def _first_rows(header: HeaderLine, lines: io.StringIO) -> list[list[str]]:
-    """The cells of the first rows below a header."""
+    """The cells of the first rows below a header, which `lines` has been read to."""
     try:
         rows = csv.reader(lines, delimiter=header.delimiter)
         return [row for row in islice(rows, _MOST_HEADERS) if row]
-    except csv.Error:  # which whoever reads all rows refuses
+    except csv.Error:  # Whoever reads all rows refuses them.
         return []
 
 
 def _names_columns(comment: HeaderLine, rows_below: Sequence[Sequence[str]]) -> bool:
-    """Whether a line that begins with # is the header, as "#,problem,answer", or "# step,reward" by
-    numpy.savetxt."""
+    """Whether a line that begins with # is the header.
+
+    As "#,problem,answer" is, or "# step,reward" by numpy.savetxt.
+    """
     cell_count = comment.text.count(comment.delimiter) + 1
     if cell_count == 1 or not rows_below or any(len(row) != cell_count for row in rows_below[:2]):
         return False
-    # "# from A, by B" above "problem,answer" has as many cells by chance: then numbers begin below
-    # that.
+
+    # "# from A, by B" above "problem,answer" has as many cells by chance. Then the first row is the
+    # header, and numbers, if there are any, begin below it.
     begins_as_text = comment.text.startswith(f"{COMMENT} ")
-    return (
-        not begins_as_text
-        or any(map(_is_number, rows_below[0]))
-        or not any(map(_is_number, chain(*rows_below[1:])))
-    )
+    if not begins_as_text:
+        return True
+    first_has_number = any(map(_is_number, rows_below[0]))
+    others_have_number = any(map(_is_number, chain(*rows_below[1:])))
+    return first_has_number or not others_have_number
 
 
 def check_header(
     source: str, header: HeaderLine, cells: Sequence[str], text_below: str
 ) -> tuple[str, ...]:
-    """The names of the columns, of a header's cells; InputError where one is there twice, or none
-    is a name."""
+    """The names of the columns, of a header's cells.
+
+    InputError where one is there twice, or none is a name.
+    """
     names = tuple(cell.strip() for cell in cells)
     location = f"{source}, line {header.number}"
+
     if len(names) > MAX_COLUMNS:
         raise InputError(f"{location}: {len(names):,} columns, expected at most {MAX_COLUMNS:,}.")
+
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
+        # Names are repeated where a line below makes them distinct: say that rather.
         _refuse_levels(source, header, _first_rows(header, _head_of(text_below)))
         raise InputError(
             f"{location}: the column {duplicate!r} is there twice; rename or remove one."
         )
+
+    # JSON lines under another name, or a table without a header.
     if names[0].startswith("{") or all(_is_number(name) for name in names):
         raise InputError(
             f"{location}: given {', '.join(names)}, expected a header of column names."
@@ -107,40 +134,56 @@ def check_header(
 
 
 def _refuse_levels(source: str, header: HeaderLine, rows: Sequence[Sequence[str]]) -> None:
-    """InputError where the columns have names of several levels: where rows of words are below a
-    header, or a row that names the index alone, as pandas writes it below the levels."""
+    """InputError where the columns have names of several levels.
+
+    That is where rows of words are below a header, or a row that names the index alone, as pandas
+    writes it below the levels.
+    """
     _reject_markdown(source, rows)
-    words = list(takewhile(_is_row_of_words, rows))
-    further_headers = len(words)
-    for i, (first, *others) in enumerate(rows):
-        if others and not is_blank(first) and not _is_number(first) and all(map(is_blank, others)):
+
+    further_headers = len(list(takewhile(_is_row_of_words, rows)))
+    for i, row in enumerate(rows):
+        if _names_index_alone(row):
             further_headers = i + 1
     if further_headers:
         raise InputError(_describe_headers(source, header.number, 1 + further_headers))
 
 
+def _names_index_alone(row: Sequence[str]) -> bool:
+    first, *others = row
+    is_word = not is_blank(first) and not _is_number(first)
+    return is_word and bool(others) and all(map(is_blank, others))
+
+
 def reject_further_headers(source: str, text: str) -> None:
-    """InputError for a table of numbers with rows of words between the header and the numbers:
-    units, or levels, which are words in several columns of numbers; a value that is text in one
-    column is another thing."""
+    """InputError for a table of numbers with rows of words between the header and the numbers.
+
+    Those are units, or levels, which are words in several columns of numbers; a value that is text
+    in one column is another thing.
+    """
     lines = _head_of(text)
     header = find_header(lines)
     rows = _first_rows(header, lines)
     _reject_markdown(source, rows)
-    words = list(takewhile(_is_row_of_words, rows))
-    first_of_numbers = rows[len(words)] if len(words) < len(rows) else []
+
+    rows_of_words = list(takewhile(_is_row_of_words, rows))
+    first_of_numbers = rows[len(rows_of_words)] if len(rows_of_words) < len(rows) else []
     columns_of_numbers = [i for i, cell in enumerate(first_of_numbers) if _is_number(cell)]
-    words_above = [
-        [row[i] for i in columns_of_numbers if i < len(row) and row[i].strip()] for row in words
-    ]
-    if words and all(len(texts) > 1 for texts in words_above):
-        raise InputError(_describe_headers(source, header.number, 1 + len(words)))
+
+    has_words_in_several = bool(rows_of_words)
+    for row in rows_of_words:
+        words = [row[i] for i in columns_of_numbers if i < len(row) and row[i].strip()]
+        has_words_in_several &= len(words) > 1
+    if has_words_in_several:
+        raise InputError(_describe_headers(source, header.number, 1 + len(rows_of_words)))
 
 
 def _reject_markdown(source: str, rows: Sequence[Sequence[str]]) -> None:
     if rows and _RULE.fullmatch("|".join(rows[0])):
-        problem = f"{source}: a table of Markdown, by the rule below its header; expected CSV"
-        raise InputError(f"{problem}. Remove the rule, and the bars at the ends of the lines.")
+        raise InputError(
+            f"{source}: a table of Markdown, by the rule below its header; expected CSV. "
+            "Remove the rule, and the bars at the ends of the lines."
+        )
 
 
 def _head_of(text: str) -> io.StringIO:
@@ -152,12 +195,15 @@ def _is_row_of_words(cells: Sequence[str]) -> bool:
 
 
 def _describe_headers(source: str, first: int, count: int) -> str:
-    which = (
-        f"lines {first} and {first + 1}" if count == 2 else f"lines {first} to {first + count - 1}"
-    )
+    """A message for a header of `count` lines, from line `first` on."""
+    last = first + count - 1
+    lines = f"lines {first} and {last}" if count == 2 else f"lines {first} to {last}"
     in_pandas = "df.columns = ['-'.join(map(str, names)) for names in df.columns]"
-    problem = f"{source}: {which} are {count} header rows; expected one, which names each column"
-    return f"{problem}. Make one line of them, or remove the units; for columns of several levels in pandas: {in_pandas}."
+    return (
+        f"{source}: {lines} are {count} header rows; expected one, which names each column. "
+        "Make one line of them, or remove the units; "
+        f"for columns of several levels in pandas: {in_pandas}."
+    )
 
 
 def _is_number(cell: str) -> bool:

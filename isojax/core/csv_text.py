@@ -1,8 +1,10 @@
-"""CSV with a header, by commas, tabs, semicolons or bars, read as columns by pyarrow. Cells are
-text, without the spaces around them; comments above the header, rows without a value, and the
-header once more, are left out. What cannot be read is refused with its file and line: pyarrow
-counts rows, and a row begins on a later line where cells before it are quoted over several
-lines."""
+"""CSV with a header, by commas, tabs, semicolons or bars, read as columns by pyarrow.
+
+Cells are text, without the spaces around them; comments above the header, rows without a value, and
+the header once more, are left out. What cannot be read is refused with its file and line. pyarrow
+counts rows, and a row begins on a later line than its number says where cells before it are quoted
+over several lines.
+"""
 
 import csv
 import io
@@ -19,17 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isojax.core.columns import CellValues, Column, Mask
-from isojax.core.csv_header import COMMENT, check_header, find_header
+from isojax.core.csv_header import COMMENT, HeaderLine, check_header, find_header
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_LINE_BYTES
 from isojax.core.tabular import DataTable, LinesOfFile, RowTable, list_some
 
+# Of Python's reader, whose own limit of a cell is lower.
 csv.field_size_limit(MAX_LINE_BYTES)
 
 
 def parse_csv(path: Path, text: str) -> DataTable:
-    """The text of a file as a table with at least one row; InputError, with the line, where it is
-    no such table."""
+    """The text of a file as a table with at least one row.
+
+    InputError, with the line, where it is no such table.
+    """
     lines = io.StringIO(text, newline="\n")
     header_line = find_header(lines)
     if not header_line.text:
@@ -40,85 +45,109 @@ def parse_csv(path: Path, text: str) -> DataTable:
     delimiter = header_line.delimiter
     reader = csv.reader(chain([header_line.text], lines), delimiter=delimiter, strict=True)
     try:
+        # The header may go on over several lines, where a name of it is quoted.
         header_cells = next(reader)
         first_row_line = header_line.number + reader.line_num
         text_below = text[lines.tell() :]
         header = check_header(str(path), header_line, header_cells, text_below)
+
         has_lone_returns = text_below.count("\r") != text_below.count("\r\n")
         if '"' in text_below or has_lone_returns:
-            # refuses what pyarrow would guess at, as text between a quote and the delimiter
+            # Read once by Python, which refuses what pyarrow would guess at, such as text between
+            # a quote and the delimiter.
             deque(reader, maxlen=0)
     except csv.Error as e:
         last_line = header_line.number - 1 + reader.line_num
-        if "new-line character" in str(e):
-            problem = (
-                f"{path}, line {last_line}: not CSV (a carriage return, \\r, where no line ends)"
-            )
-            raise InputError(f"{problem}. Save the file with line ends of \\n or \\r\\n.") from e
-        lines_read = list(
-            islice(io.StringIO(text, newline="\n"), header_line.number - 1, last_line)
-        )
-        problem = _describe_quotes(lines_read, header_line.number, delimiter, str(e))
-        raise InputError(f"{path}, {problem}") from e
+        raise _no_csv(path, text, header_line, last_line, e) from e
 
-    if has_lone_returns:  # by Windows, which wrote the line ends of another program once more
+    if has_lone_returns:
+        # Windows has written the line ends of another program once more.
         text_below = text_below.replace("\r\r\n", "\r\n")
-    rows = (
-        _parse_rows(path, text_below, first_row_line, header, delimiter)
-        if text_below.strip()
-        else None
-    )
+
+    rows = None
+    if text_below.strip():
+        rows = _parse_rows(path, text_below, first_row_line, header, delimiter)
     if not rows:
         raise InputError(
-            f"{path} has no row of data below its header (line {header_line.number}); expected at least one."
+            f"{path} has no row of data below its header (line {header_line.number}); "
+            "expected at least one."
         )
     return DataTable(str(path), header, rows, f"line {header_line.number}")
 
 
+def _no_csv(
+    path: Path, text: str, header_line: HeaderLine, last_line: int, error: csv.Error
+) -> InputError:
+    """The error for a text that Python could read as CSV as far as `last_line`."""
+    if "new-line character" in str(error):
+        return InputError(
+            f"{path}, line {last_line}: not CSV (a carriage return, \\r, where no line ends). "
+            "Save the file with line ends of \\n or \\r\\n."
+        )
+    all_lines = io.StringIO(text, newline="\n")
+    lines_read = list(islice(all_lines, header_line.number - 1, last_line))
+    problem = _describe_quotes(lines_read, header_line.number, header_line.delimiter, str(error))
+    return InputError(f"{path}, {problem}")
+
+
 def _describe_quotes(lines: Sequence[str], first_line: int, delimiter: str, error: str) -> str:
-    """Where the quotes of some lines go wrong, and what to do. A cell whose quote nothing closes
-    takes in all that is below, to the next quote or the end of the file: the line to correct is the
-    one on which it opened."""
-    opening_line, is_quoted, character_before = first_line, False, "\n"
+    """Where the quotes of some lines go wrong, and what to do.
+
+    A cell whose quote nothing closes takes in all that is below, to the next quote or the end of
+    the file: the line to correct is the one on which it opened.
+    """
+    opening_line = _opening_line(lines, first_line, delimiter)
+    last_line = first_line + len(lines) - 1
+
+    if "end of data" in error:
+        return (
+            f"line {opening_line}: not CSV (a quote opens a cell, and none closes it). "
+            "Close it, or remove the quote."
+        )
+    if opening_line == last_line:
+        return f"line {last_line}: not CSV ({error}). Correct the quotes of that line."
+    where = f"in a cell whose quote opens on line {opening_line}"
+    return (
+        f"line {last_line}: not CSV ({error}, {where}). Correct the quotes of line {opening_line}."
+    )
+
+
+def _opening_line(lines: Sequence[str], first_line: int, delimiter: str) -> int:
+    """The line on which the last quoted cell opens; `first_line`, where none does."""
+    opening_line = first_line
+    is_quoted = False
+    character_before = "\n"
     for number, line in enumerate(lines, first_line):
         for character in line:
             if character == '"' and is_quoted:
                 is_quoted = False
             elif character == '"' and character_before == '"':
-                is_quoted = True  # the second of two, which stand for one within the cell
+                is_quoted = True  # It is the second of two, which stand for one within the cell.
             elif character == '"' and character_before in f"{delimiter}\n":
-                opening_line, is_quoted = number, True
+                opening_line = number
+                is_quoted = True
             character_before = character
-
-    last_line = first_line + len(lines) - 1
-    if "end of data" in error:
-        return f"line {opening_line}: not CSV (a quote opens a cell, and none closes it). Close it, or remove the quote."
-    if opening_line == last_line:
-        return f"line {last_line}: not CSV ({error}). Correct the quotes of that line."
-    problem = (
-        f"line {last_line}: not CSV ({error}, in a cell whose quote opens on line {opening_line})"
-    )
-    return f"{problem}. Correct the quotes of line {opening_line}."
+    return opening_line
 
 
 def _parse_rows(
     path: Path, text: str, first_line: int, header: Sequence[str], delimiter: str
 ) -> RowTable:
-    """The rows of a text that begins on this line of the file; InputError for one with fewer cells,
-    or more."""
-    import pyarrow.csv  # here, because no other command should wait for it
+    """The rows of a text that begins on this line of the file.
 
-    is_blank = re.compile(rf'[\s"{delimiter}]*').fullmatch
-    # which have another number of cells than the header
-    left_out: list[pyarrow.csv.InvalidRow] = []
+    InputError for one with fewer cells than the header, or more.
+    """
+    import pyarrow.csv  # Here, because no other command should wait for it.
+
+    left_out: list[pyarrow.csv.InvalidRow] = []  # rows with another number of cells
 
     def leave_out(row: pyarrow.csv.InvalidRow) -> str:
         left_out.append(row)
         return "skip"
 
-    has_quotes = '"' in text
     data = text.encode()
     names = [str(i) for i in range(len(header))]
+    # A dictionary holds each text of a column once, as a Column does.
     text_column = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
     table = pyarrow.csv.read_csv(
         pyarrow.BufferReader(data),
@@ -129,7 +158,7 @@ def _parse_rows(
         ),
         parse_options=pyarrow.csv.ParseOptions(
             delimiter=delimiter,
-            newlines_in_values=has_quotes,
+            newlines_in_values='"' in text,
             ignore_empty_lines=False,
             invalid_row_handler=leave_out,
         ),
@@ -144,19 +173,13 @@ def _parse_rows(
     row_count = table.num_rows + len(left_out)
     is_read = np.ones(row_count, np.bool_)
     is_read[[row.number - 1 for row in left_out]] = False
-    extra_lines = np.zeros(row_count, np.int64)  # of the cells of each row
-    line_count = text.count("\n") + (not text.endswith("\n"))
-    if line_count > row_count:
-        extra_lines[is_read] = sum(map(_line_ends, arrays))
-        extra_lines[~is_read] = [row.text.count("\n") for row in left_out]
-    line_numbers = first_line + np.arange(row_count) + np.cumsum(extra_lines) - extra_lines
+    line_numbers = first_line + _lines_before(text, arrays, left_out, is_read)
 
     for row in left_out:
-        if not is_blank(row.text):
-            expected = f"expected {row.expected_columns} as in the header ({list_some(header)})"
+        is_blank = re.fullmatch(rf'[\s"{delimiter}]*', row.text)
+        if not is_blank:
             location = f"{path}, line {line_numbers[row.number - 1]}"
-            remedy = _remedy_for_cells(row, delimiter)
-            raise InputError(f"{location} has {row.actual_columns} cells, {expected}. {remedy}")
+            raise _wrong_cell_count(location, row, header, delimiter)
 
     columns = {name: _column_of(array) for name, array in zip(header, arrays, strict=True)}
     rows = RowTable(LinesOfFile(str(path), line_numbers[is_read], columns))
@@ -164,45 +187,72 @@ def _parse_rows(
     return rows if holds_data.all() else rows.take(holds_data)
 
 
+def _lines_before(
+    text: str, arrays: Sequence[Any], left_out: Sequence[Any], is_read: Mask
+) -> NDArray[np.int64]:
+    """int[rows]: how many lines of a text are above the first line of each row.
+
+    `arrays` hold the rows that `is_read`, bool[rows], and `left_out` are the others.
+    """
+    row_count = len(is_read)
+    extra_lines = np.zeros(row_count, np.int64)  # of a row's cells, beyond its first line
+    line_count = text.count("\n") + (not text.endswith("\n"))
+    if line_count > row_count:
+        extra_lines[is_read] = sum(map(_line_ends, arrays))
+        extra_lines[~is_read] = [row.text.count("\n") for row in left_out]
+    return np.arange(row_count) + np.cumsum(extra_lines) - extra_lines
+
+
+def _wrong_cell_count(location: str, row: Any, header: Sequence[str], delimiter: str) -> InputError:
+    """The error for a row that has more cells than the header, or fewer."""
+    expected = f"expected {row.expected_columns} as in the header ({list_some(header)})"
+    remedy = _remedy_for_cells(row, delimiter)
+    return InputError(f"{location} has {row.actual_columns} cells, {expected}. {remedy}")
+
+
 def _remedy_for_cells(row: Any, delimiter: str) -> str:
-    """What to do about a row that has more cells than the header, or fewer."""
     if row.text.startswith(COMMENT):
         return "Remove the line, if it is a comment."
     if row.actual_columns < row.expected_columns:
         return "Complete the line, or remove it."
     if delimiter == ",":
-        number = "A number may hold no comma: export with decimal points and without thousands separators"
-        return f"{number}. Else remove what is too much."
+        return (
+            "A number may hold no comma: export with decimal points and without thousands "
+            "separators. Else remove what is too much."
+        )
     return (
         f"A text that holds {delimiter!r} needs quotes around it: correct the line, or remove it."
     )
 
 
 def _line_ends(array: Any) -> NDArray[np.int32]:
-    """int[rows]: how many line ends a quoted cell holds."""
+    """int[rows]: how many line ends each cell of a column holds; only a quoted one has any."""
     by_text = np.array([text.count("\n") for text in array.dictionary.to_pylist()], np.int32)
     return by_text[_codes(array)]
 
 
 def _codes(array: Any) -> NDArray[np.int32]:
-    """Which of its texts each row of a dictionary array has."""
-    # to_numpy() would import pandas, if it is there
+    """int[rows]: which of its texts each row of a dictionary array of pyarrow has."""
+    # Not to_numpy(), which imports pandas where it is installed.
     return np.from_dlpack(array.indices).astype(np.int32, copy=False)
 
 
 def _column_of(array: Any) -> Column:
     """A dictionary array of pyarrow, whose texts become Python's where somebody asks for them."""
-    return Column(
-        _codes(array), CellValues(lambda: [text.strip() for text in array.dictionary.to_pylist()])
-    )
+
+    def texts() -> list[str]:
+        return [text.strip() for text in array.dictionary.to_pylist()]
+
+    return Column(_codes(array), CellValues(texts))
 
 
 def _holds_data(columns: Mapping[str, Column], row_count: int) -> Mask:
     """bool[rows]: neither blank in every column, nor the header once more."""
-    is_blank, is_header = np.ones(row_count, np.bool_), np.ones(row_count, np.bool_)
+    is_blank = np.ones(row_count, np.bool_)
+    is_header = np.ones(row_count, np.bool_)
     for name, column in columns.items():
         is_blank &= column.is_blank
         is_header &= column.ask(partial(eq, name))
         if not (is_blank | is_header).any():
-            break  # most columns are never asked for, and stay as pyarrow has them
+            break  # Most columns are never asked for, and stay as pyarrow has them.
     return ~(is_blank | is_header)

@@ -2,18 +2,24 @@
 
 
 class InputError(ValueError):
-    """Something a user gave cannot be used; the command line prints the message, no traceback, and
-    exits with 2."""
+    """Something a user gave cannot be used.
+
+    The command line prints the message, no traceback, and exits with 2.
+    """
 
 
 class DeadStart(InputError):
-    """No run of a sweep can learn, as its base policy shows before the first update; it ends the
-    whole sweep."""
+    """No run of a sweep can learn, as its base policy shows before the first update.
+
+    It ends the whole sweep.
+    """
 
 
 class RunFailed(RuntimeError):
-    """Some work could not be done. The command line prints each argument on a line, and exits with
-    1."""
+    """Some work could not be done.
+
+    The command line prints each argument on a line, and exits with 1.
+    """
 
     def __str__(self) -> str:
         return "\n  ".join(map(str, self.args))
@@ -29,9 +35,9 @@ OUT_OF_MEMORY_MESSAGES = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory was not enough; a RunFailed never does (a full disk has
-    similar words)."""
-    exhausted = not isinstance(error, RunFailed) and any(
-        message in str(error) for message in OUT_OF_MEMORY_MESSAGES
-    )
-    return exhausted or isinstance(error, MemoryError)
+    """Whether an error says that memory was not enough."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, RunFailed):
+        return False  # It may speak of a full disk, in similar words.
+    return any(message in str(error) for message in OUT_OF_MEMORY_MESSAGES)

@@ -1,5 +1,4 @@
-"""Git LFS: a clone without it holds, in place of a large file, a pointer of three lines to that
-file."""
+"""Git LFS: a clone without it holds, in place of a large file, a pointer of three lines."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,8 @@ def refuse_pointer(path: Path, content: str = "the file itself") -> None:
 
 
 def pointer_error(path: Path, content: str = "the file itself") -> InputError:
-    problem = f"{path}: is a pointer of Git LFS, not {content}"
+    """The error for a file that is a pointer, and not its `content`."""
     return InputError(
-        f"{problem}. In the clone of the repository: git lfs pull; elsewhere fetch the file again."
+        f"{path}: is a pointer of Git LFS, not {content}. "
+        "In the clone of the repository: git lfs pull; elsewhere fetch the file again."
     )

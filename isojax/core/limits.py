@@ -1,10 +1,12 @@
-"""How large an input may be (docs/faults.md); the reader of what is larger refuses it and names the
-limit."""
+"""How large an input may be (docs/faults.md).
+
+The reader of what is larger refuses it and names the limit.
+"""
 
 MAX_LINE_BYTES = 8 * 2**20  # of a line of a text file
 MAX_TEXT_BYTES = 2**29  # of a text file, unpacked
 MAX_LINES = 10**6  # of a text file
-# of Parquet files, unpacked: published ones repeat their problems
+# Of Parquet files, unpacked: published ones repeat their problems.
 MAX_ROWS = 4 * 10**6
 MAX_ROW_BYTES = 2**32
 MAX_DOCUMENT_BYTES = 32 * 2**20  # of a file that holds one JSON value

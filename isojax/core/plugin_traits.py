@@ -16,19 +16,21 @@ from isojax.core.user_code import is_library_file
 
 
 def check_traits(decorator: str, traits_type: type[Any], traits: Mapping[str, Any]) -> None:
-    """InputError where a decorator's arguments are not the fields of the dataclass, or of another
-    type than these."""
+    """InputError where a decorator's arguments do not fit the dataclass of its traits.
+
+    Each must be the name of a field and have its type, and no field without a default may lack.
+    """
     types = get_type_hints(traits_type)
     for name, value in traits.items():
         if name not in types:
-            close = difflib.get_close_matches(name, types, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+            nearest = difflib.get_close_matches(name, types, n=1)
+            hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
             expected = ", ".join(types) or "no argument"
             raise InputError(f"@{decorator} has an argument {name!r}; expected {expected}.{hint}")
+
         if not _is_of_type(value, types[name]):
-            expected = " or ".join(option.__name__ for option in _classes(types[name])).replace(
-                "NoneType", "None"
-            )
+            class_names = [option.__name__ for option in _classes(types[name])]
+            expected = " or ".join(class_names).replace("NoneType", "None")
             raise InputError(f"@{decorator} has {name} = {repr(value)[:80]}; expected {expected}.")
 
     missing = [name for name in _required_fields(traits_type) if name not in traits]
@@ -41,11 +43,14 @@ def check_traits(decorator: str, traits_type: type[Any], traits: Mapping[str, An
 def decorating_advice(
     decorator: str, package: str, traits_type: type[Any], module: ModuleType, names: Sequence[str]
 ) -> str:
-    """What to write so that one of these functions of a module is decorated; "" where there is
-    none. `package` is what the decorator is imported from."""
-    constants = _constant_traits(traits_type, module)
+    """What to write so that one of these functions of a module is decorated.
+
+    "" where there is none; `package` is what the decorator is imported from.
+    """
+    # A function such as `reply` is an argument of the decorator, and not what it decorates.
     trait_functions = _function_traits(traits_type, module)
     functions = {name: vars(module)[name] for name in names if name not in trait_functions}
+    # Of several, the one that has the decorator's name is meant.
     if decorator in functions:
         functions = {decorator: functions[decorator]}
     if not functions:
@@ -54,56 +59,78 @@ def decorating_advice(
     import_line = f"`from {package} import {decorator}`"
     if any(_is_elsewhere(function, module) for function in functions.values()):
         name = next(iter(functions))
-        lines = f"`from {module.__name__} import {name}`, {import_line} and `my_{decorator} = {decorator}({name})`"
-        return f"In a file of your own, write {lines}"
+        function_import = f"`from {module.__name__} import {name}`"
+        call = f"`my_{decorator} = {decorator}({name})`"
+        return f"In a file of your own, write {function_import}, {import_line} and {call}"
 
-    arguments = constants + [f"{name}={name}" for name in trait_functions]
-    stated = [argument.partition("=")[0] for argument in arguments]
-    arguments += [f"{name}=..." for name in _required_fields(traits_type) if name not in stated]
-    line = f"@{decorator}({', '.join(arguments)})" if arguments else f"@{decorator}"
-    places = " or ".join(
-        f"line {first_line(function)} ({name})" for name, function in functions.items()
-    )
+    line = _decorator_line(decorator, traits_type, module, trait_functions)
+    places = [f"line {first_line(function)} ({name})" for name, function in functions.items()]
     choice = ", whichever it is" if len(functions) > 1 else ""
+
+    # An argument must be defined above the decorator that is given it.
     first = min(first_line(function) for function in functions.values())
     later = [name for name in trait_functions if first_line(vars(module)[name]) > first]
     order = f" (move it below {' and '.join(later)})" if later else ""
-    return (
-        f"Write `{line}` above {places}{choice}{order}, and {import_line} at the head of the file"
-    )
+
+    where = f"{' or '.join(places)}{choice}{order}"
+    return f"Write `{line}` above {where}, and {import_line} at the head of the file"
+
+
+def _decorator_line(
+    decorator: str, traits_type: type[Any], module: ModuleType, trait_functions: Sequence[str]
+) -> str:
+    """The decorator with the arguments that the module has, and `...` for others that it needs."""
+    arguments = _constant_traits(traits_type, module)
+    arguments += [f"{name}={name}" for name in trait_functions]
+
+    stated = [argument.partition("=")[0] for argument in arguments]
+    arguments += [f"{name}=..." for name in _required_fields(traits_type) if name not in stated]
+    return f"@{decorator}({', '.join(arguments)})" if arguments else f"@{decorator}"
 
 
 def first_line(function: Any) -> int:
-    """Where a function begins, its decorators included; 0 of what is no function in Python."""
+    """The line on which a function begins, its decorators included; 0 of what is no function in
+    Python."""
     code = _code(function)
     return code.co_firstlineno if code else 0
 
 
 def _code(function: Any) -> Any:
-    return getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+    """The code object of a function, or of the one that it wraps; None where it has none."""
+    if not callable(function):
+        return None
+    return getattr(inspect.unwrap(function), "__code__", None)
 
 
 def _is_elsewhere(function: Callable[..., Any], module: ModuleType) -> bool:
-    """Whether the user cannot decorate a function where it is defined: in a library, or not in this
-    module."""
-    file, code = str(module.__file__), _code(function)
-    return (
-        is_library_file(file)
-        or code is None
-        or os.path.realpath(code.co_filename) != os.path.realpath(file)
-    )
+    """Whether the user cannot decorate a function where it is defined.
+
+    That is: in a library, or not in this module.
+    """
+    module_file = str(module.__file__)
+    code = _code(function)
+    if is_library_file(module_file) or code is None:
+        return True
+    return os.path.realpath(code.co_filename) != os.path.realpath(module_file)
 
 
 def _constant_traits(traits_type: type[Any], module: ModuleType) -> list[str]:
-    """The arguments that a module's constants state: NEEDS_GROUP = True is needs_group=True, and a
-    dict of several traits, such as DEFAULTS of a loss, is **DEFAULTS."""
-    types, arguments = get_type_hints(traits_type), list[str]()
+    """The arguments that a module's constants state.
+
+    NEEDS_GROUP = True is needs_group=True, and a dict of several traits, such as DEFAULTS of a
+    loss, is **DEFAULTS.
+    """
+    types = get_type_hints(traits_type)
+    arguments: list[str] = []
     for name, annotation in types.items():
         value = vars(module).get(name.upper())
         if value is not None and _is_of_type(value, annotation):
-            arguments.append(f"{name}={value if isinstance(value, bool) else name.upper()}")
+            text = value if isinstance(value, bool) else name.upper()
+            arguments.append(f"{name}={text}")
+
     for name, value in vars(module).items():
-        if name.isupper() and isinstance(value, dict) and value and value.keys() <= types.keys():
+        is_constant_dict = name.isupper() and isinstance(value, dict) and value
+        if is_constant_dict and value.keys() <= types.keys():
             arguments.append(f"**{name}")
     return arguments
 
@@ -118,18 +145,24 @@ def _function_traits(traits_type: type[Any], module: ModuleType) -> list[str]:
 
 
 def _required_fields(traits_type: type[Any]) -> list[str]:
+    """The names of the fields that have no default."""
     return [
         f.name for f in fields(traits_type) if f.default is MISSING and f.default_factory is MISSING
     ]
 
 
 def _classes(annotation: Any) -> list[type]:
+    """The classes that an annotation allows: `int | None` -> int, NoneType; `list[str]` -> list."""
     options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     return [get_origin(option) or option for option in options]
 
 
 def _is_of_type(value: Any, annotation: Any) -> bool:
-    """Whether a value is what a field's annotation says, without a look at what it holds; an int
-    may be a float."""
+    """Whether a value is what a field's annotation says, without a look at what it holds.
+
+    An int may be a float.
+    """
     classes = _classes(annotation)
-    return isinstance(value, (*classes, int) if float in classes else tuple(classes))
+    if float in classes:
+        classes.append(int)
+    return isinstance(value, tuple(classes))

@@ -1,8 +1,10 @@
 """Plug-ins: functions that a decorator marks as one of a kind, with their traits as its arguments.
 
-    advantage = PluginKind("advantage", "rl.advantages", AdvantageTraits)  # in isojax/rl/advantages/__init__.py
+    # in isojax/rl/advantages/__init__.py
+    advantage = PluginKind("advantage", "rl.advantages", AdvantageTraits)
 
-    @advantage(needs_group=True)  # in isojax/rl/advantages/group.py, or in a file of a user's
+    # in isojax/rl/advantages/group.py, or in a file of a user's
+    @advantage(needs_group=True)
     def group(batch): ...
 
     plugin = advantage.load("group")  # as `cell.rl.advantage` names it
@@ -78,13 +80,18 @@ class PluginKind(Generic[Traits]):
     def __call__(self, /, **traits: Any) -> Callable[[Callable[P, R]], Plugin[P, R, Traits]]: ...
 
     def __call__(self, function: Callable[..., Any] | None = None, /, **traits: Any) -> Any:
-        """`@advantage`, or `@advantage(needs_group=True)`; InputError where its arguments are no
-        traits of the kind."""
+        """`@advantage`, or `@advantage(needs_group=True)`.
+
+        InputError where its arguments are no traits of the kind.
+        """
+        # A plug-in is of the module that writes the decorator, also where its function is
+        # imported from a library: the caller's, whose globals are those of one frame further up.
         frame = inspect.currentframe()
         assert frame is not None and frame.f_back is not None
-        scope = frame.f_back.f_globals  # of the module that is being imported
+        scope = frame.f_back.f_globals
         module = scope["__name__"]
         name = module.rpartition(".")[2] if module.startswith(_OWN_PREFIX) else module
+
         check_traits(self.name, self.traits_type, traits)
         checked_traits = self.traits_type(**traits)
 
@@ -109,10 +116,13 @@ class PluginKind(Generic[Traits]):
 
 
 def load_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any, Any]:
-    """The plug-in `name` of one of these kinds: that of the file of this name in isojax's folders,
-    the config's or the working directory; or of a dotted module path, which may also name a
-    function in a module. InputError where there is none, with the known names, or where the module
-    has several, or its function lacks the decorator."""
+    """The plug-in `name` of one of these kinds.
+
+    That is the plug-in in the file of this name in isojax's folders, the config's or the working
+    directory; or in the module of a dotted path, which may also name a function in a module.
+    InputError where there is none, with the known names, or where the module has several, or its
+    function lacks the decorator.
+    """
     plugin = _find_plugin(kinds, name)
     if not plugin.is_own:
         note_plugin_file(plugin.file)
@@ -120,51 +130,73 @@ def load_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any,
 
 
 def _find_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any, Any]:
-    label = f"{kinds[-1].folder.rpartition('.')[2]} plug-in {name!r}"
-    kind = kinds[-1]
+    kind = kinds[-1]  # Of several, messages speak of the last.
+    label = f"{kind.folder.rpartition('.')[2]} plug-in {name!r}"
 
-    # A name is no path: `..` would lead out of the folders.
-    is_name = re.fullmatch(r"[\w-]+(\.[\w-]+)*", name) is not None
-    parent, _, attribute = name.rpartition(".") if is_name else ("", "", "")
-    user_files = (
-        [Path(folder, f"{name}.py") for folder in registry.plugin_folders()]
-        if is_name and not parent
-        else []
-    )
-    places: list[str | Path] = [name] if parent else []
-    if is_name and not parent:
-        places = [f"{kind.package}.{name}" for kind in kinds]
+    # What is no dotted name is looked for nowhere: `..` would lead out of the folders.
+    is_dotted_name = re.fullmatch(r"[\w-]+(\.[\w-]+)*", name) is not None
+    parent, _, attribute = name.rpartition(".") if is_dotted_name else ("", "", "")
+    is_plain_name = is_dotted_name and not parent
+    user_files: list[Path] = []
+    if is_plain_name:
+        user_files = [Path(folder, f"{name}.py") for folder in registry.plugin_folders()]
+
+    places: list[str | Path] = []  # modules and files, of which the first that is there counts
+    if is_plain_name:
+        places += [f"{kind.package}.{name}" for kind in kinds]
         places += [file for file in user_files if os.path.isfile(file)]
+    elif parent:
+        places.append(name)
 
-    missing = "no such module"
-    if (module := registry.import_first(places, label)) is not None:
-        plugins = _plugins_in(module, kinds)
-        if len(plugins) == 1:
-            return next(iter(plugins.values()))
-        if plugins:
-            paths = " or ".join(f"{module.__name__}.{one}" for one in plugins)
-            raise InputError(
-                f"{label}: {module.__file__} has {len(plugins)} plug-ins of this kind; name one: {paths}."
-            )
+    module = registry.import_first(places, label)
+    if module is not None:
+        plugin = _only_plugin(module, kinds, label)
+        if plugin is not None:
+            return plugin
         _refuse_other_kinds(label, kind, module)
         _refuse_undecorated(label, kinds, module, _plain_functions(module))
         missing = f"the module {module.__name__} has no function with the decorator @{kind.name}"
-    elif parent and (module := registry.import_first([parent], label)) is not None:
-        value = vars(module).get(attribute)
+        raise InputError(f"{label}: {missing}; {_describe_known(kinds, name, user_files)}")
+
+    # The last word of a dotted path may be a function of the module before it.
+    parent_module = registry.import_first([parent], label) if parent else None
+    missing = "no such module"
+    if parent_module is not None:
+        value = vars(parent_module).get(attribute)
         if isinstance(value, Plugin) and value.kind in kinds:
             return replace(value, name=name)
-        _refuse_undecorated(label, kinds, module, [attribute] if callable(value) else [])
+        _refuse_undecorated(label, kinds, parent_module, [attribute] if callable(value) else [])
         missing = f"the module {parent} has no function and no submodule {attribute!r}"
     raise InputError(f"{label}: {missing}; {_describe_known(kinds, name, user_files)}")
 
 
+def _only_plugin(
+    module: ModuleType, kinds: Sequence[PluginKind[Any]], label: str
+) -> Plugin[..., Any, Any] | None:
+    """The one plug-in of these kinds that a module has; None where it has none.
+
+    InputError where it has several.
+    """
+    plugins = _plugins_in(module, kinds)
+    if len(plugins) > 1:
+        paths = " or ".join(f"{module.__name__}.{name}" for name in plugins)
+        raise InputError(
+            f"{label}: {module.__file__} has {len(plugins)} plug-ins of this kind; "
+            f"name one: {paths}."
+        )
+    return next(iter(plugins.values()), None)
+
+
 def _describe_known(kinds: Sequence[PluginKind[Any]], name: str, user_files: Sequence[Path]) -> str:
-    """What is expected in the place of a name that means nothing, and which known one looks like
-    it."""
+    """What is expected in the place of a name that means nothing, and which known one is alike.
+
+    `user_files`: where a file of the user's was looked for.
+    """
     known_names = sorted(known for kind in kinds for known in kind.names())
-    user_names = [
-        file.stem for folder in registry.plugin_folders() for file in Path(folder).glob("*.py")
-    ]
+    user_names: list[str] = []
+    for folder in registry.plugin_folders():
+        user_names += [file.stem for file in Path(folder).glob("*.py")]
+
     suggestions = difflib.get_close_matches(name, {*user_names, *known_names} - {name}, n=1)
     hint = f" Did you mean {suggestions[0]!r}?" if suggestions else ""
     looked_up = f", a file of your own ({', '.join(map(str, user_files))})" if user_files else ""
@@ -175,8 +207,10 @@ def _describe_known(kinds: Sequence[PluginKind[Any]], name: str, user_files: Seq
 def _plugins_in(
     module: ModuleType, kinds: Sequence[PluginKind[Any]]
 ) -> dict[str, Plugin[..., Any, Any]]:
-    """The plug-ins of these kinds that a module defines, by name; of one that defines none, those
-    that it imports."""
+    """The plug-ins of these kinds that a module defines, by name.
+
+    Of a module that defines none, those that it imports.
+    """
     all_plugins = {
         name: value
         for name, value in vars(module).items()
@@ -185,20 +219,26 @@ def _plugins_in(
     defined = {
         name: plugin for name, plugin in all_plugins.items() if plugin.module == module.__name__
     }
-    first_names = {id(plugin): name for name, plugin in reversed((defined or all_plugins).items())}
-    return {name: all_plugins[name] for name in reversed(first_names.values())}
+
+    # A plug-in that a module has under several names counts once, under the first of them.
+    plugins: dict[str, Plugin[..., Any, Any]] = {}
+    seen: set[int] = set()
+    for name, plugin in (defined or all_plugins).items():
+        if id(plugin) not in seen:
+            seen.add(id(plugin))
+            plugins[name] = plugin
+    return plugins
 
 
 def _plain_functions(module: ModuleType) -> list[str]:
     """The names of the functions that a module defines and that are no plug-ins."""
-    return [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and not isinstance(value, Plugin)
-        and getattr(value, "__module__", None) == module.__name__
-        and first_line(value)
-    ]
+    names = []
+    for name, value in vars(module).items():
+        is_public = not name.startswith("_")
+        is_defined_here = getattr(value, "__module__", None) == module.__name__
+        if is_public and is_defined_here and not isinstance(value, Plugin) and first_line(value):
+            names.append(name)
+    return names
 
 
 def _refuse_other_kinds(label: str, kind: PluginKind[Any], module: ModuleType) -> None:

@@ -1,6 +1,8 @@
 """What a planner needs to know of a policy: what its weights, its layers and its cache take.
+
 models/describe_sizes.py answers from the policy's description, so that nothing here or in launch/
-says what a layer consists of."""
+says what a layer consists of.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +10,7 @@ from typing import Protocol
 
 from isojax.core.config import PrecisionConfig
 
-# logical names and sizes, as distributed/mesh_spec.py splits them
+# An array's axes: logical names and sizes, as distributed/mesh_spec.py splits them.
 SizedAxes = tuple[tuple[str, int], ...]
 # From an array's axes to those of a device's part of it. Hashable, as what follows from it is kept.
 Split = Callable[[SizedAxes], SizedAxes]

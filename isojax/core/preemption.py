@@ -1,5 +1,7 @@
-"""Preemption: schedulers send SIGTERM before they take a machine away, and a run saves its state
-before it ends."""
+"""Preemption: schedulers send SIGTERM before they take a machine away.
+
+A run then saves its state and ends.
+"""
 
 import os
 import signal
@@ -10,7 +12,10 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 REQUESTED = threading.Event()  # whether the runs of this process are asked to end
-ANSWER = "stopping: SIGTERM came; runs save their state after the update they are in. A second SIGTERM ends at once.\n"
+ANSWER = (
+    "stopping: SIGTERM came; runs save their state after the update they are in. "
+    "A second SIGTERM ends at once.\n"
+)
 
 
 class Preempted(Exception):

@@ -1,5 +1,4 @@
-"""Where the files of plug-ins lie, how they are imported, and the packages that an extra of isojax
-installs."""
+"""Where the files of plug-ins are, how they are imported, and what the extras of isojax install."""
 
 import importlib
 import importlib.util
@@ -18,28 +17,29 @@ FOLDERS_VARIABLE = "ISOJAX_PLUGIN_FOLDERS"  # the processes that this one starts
 
 
 def set_plugin_folders(folders: Sequence[str]) -> None:
-    """Look files of plug-ins up in these folders, before the working directory, here and in
-    processes started here."""
+    """Look files of plug-ins up in these folders, before the working directory.
+
+    Here, and in processes started here, which inherit the environment.
+    """
     os.environ[FOLDERS_VARIABLE] = os.pathsep.join(folders)
+    # A file of a plug-in may import the files beside it.
     sys.path.extend(folder for folder in folders if folder not in sys.path)
 
 
 def plugin_folders() -> list[str]:
-    """The folders in which a file of a plug-in is looked up, in their order."""
-    return list(
-        dict.fromkeys(
-            [*filter(None, os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep)), os.getcwd()]
-        )
-    )
+    """The folders in which a file of a plug-in is looked up, in their order, each once."""
+    named_folders = os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep)
+    return list(dict.fromkeys([*filter(None, named_folders), os.getcwd()]))
 
 
 def import_file(path: Path) -> ModuleType:
     """The module of a file, whose folder it may import from, as a script may."""
     sys.path.append(str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None  # a name that ends in .py has a loader
+    assert spec is not None and spec.loader is not None  # A name that ends in .py has a loader.
     module = importlib.util.module_from_spec(spec)
-    # dataclasses and pickles of the file look it up by name
+
+    # Dataclasses and pickles of the file look their module up by its name.
     sys.modules.setdefault(path.stem, module)
     spec.loader.exec_module(module)
     return module
@@ -49,37 +49,46 @@ _import_file_once = cache(import_file)
 
 
 def import_first(paths: Sequence[str | Path], label: str) -> ModuleType | None:
-    """The first of the modules that exists; InputError where one exists and cannot be imported.
-    `label`: what an error calls the plug-in that is looked for."""
+    """The first of the modules, names or files, that exists; None where none does.
+
+    InputError where one exists and cannot be imported; `label`: what it calls the plug-in that is
+    looked for.
+    """
     for path in paths:
         try:
-            return (
-                _import_file_once(path) if isinstance(path, Path) else importlib.import_module(path)
-            )
+            if isinstance(path, Path):
+                return _import_file_once(path)
+            return importlib.import_module(path)
         except ModuleNotFoundError as e:
+            # Where `path` or a package of it is missing, the next one is tried; what `path` itself
+            # imports, and is missing, is the user's to install.
             if e.name is None or not str(path).startswith(e.name):
                 raise InputError(f"{label} needs the module {e.name}, which is not there.") from e
         except InputError as e:  # of a decorator, whose arguments are no traits
             frames = own_frames(e)
-            place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
-            raise InputError(f"{label}: {place}{e}") from e
+            location = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
+            raise InputError(f"{label}: {location}{e}") from e
         except (Exception, SystemExit) as e:  # whatever the user's own module raises
             raise InputError(f"{label} cannot be imported: {describe_exception(e)}.") from e
     return None
 
 
 def import_extra(extra: str, purpose: str, *modules: str) -> ModuleType:
-    """The last of these modules; InputError where one cannot be imported names the extra that
-    installs them."""
+    """Import optional modules, and return the last.
+
+    InputError where one cannot be imported names the `extra` of isojax that installs them, and the
+    `purpose` that needs them.
+    """
     try:
-        return [__import__(module) and sys.modules[module] for module in modules][-1]
+        for module in modules:
+            __import__(module)
+        return sys.modules[modules[-1]]
     except ImportError as e:
         raise InputError(
             f'{purpose} needs the package {e.name}; pip install "isojax[{extra}]".'
         ) from e
-    except (
-        Exception
-    ) as e:  # a package beside another version of what it needs, such as protobuf's VersionError
+    except Exception as e:
+        # A package beside another version of what it needs, as protobuf's VersionError says.
         problem = f"cannot be imported ({type(e).__name__}: {e})"
         raise InputError(
             f'{purpose}: {modules[-1]} {problem}; pip install --upgrade "isojax[{extra}]".'
@@ -87,9 +96,10 @@ def import_extra(extra: str, purpose: str, *modules: str) -> ModuleType:
 
 
 def file_names(folders: Sequence[str]) -> list[str]:
-    """The names of the files in these folders, of which none is imported."""
-    specs = [importlib.util.find_spec(f"isojax.{folder}") for folder in folders]
-    paths = [
-        path for spec in specs if spec is not None for path in spec.submodule_search_locations or ()
-    ]
+    """The names of the files in these folders of isojax, such as "rl.losses"; none is imported."""
+    paths: list[str] = []
+    for folder in folders:
+        spec = importlib.util.find_spec(f"isojax.{folder}")
+        if spec is not None:
+            paths += spec.submodule_search_locations or ()
     return sorted(info.name for info in pkgutil.iter_modules(paths))

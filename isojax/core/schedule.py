@@ -1,11 +1,14 @@
 """Schedules of a run: its B_p and n as functions of C, in stages.
 
     32x4, 32x8 from 5000, 32x16 from 15000    these stages, B_p x n
-    32x2 to 32x32 as C^0.5 from 2000          n, or B_p, doubles at C = 2000 and whenever C^0.5 has doubled again
+    32x2 to 32x32 as C^0.5 from 2000          n, or B_p, doubles at C = 2000, and whenever C^0.5 has
+                                              doubled again
     32x2 to 32x32 by gradient                 n follows the gradient's signal (train/growth.py)
-    n*(2C) of runs/quickstart at B_p=32       the best fixed n at 2 C in a sweep's fit (launch/strategy.py)
+    n*(2C) of runs/quickstart at B_p=32       the best fixed n at 2 C in a sweep's fit
+                                              (launch/strategy.py)
 
-A stage begins with the first update after its C is reached."""
+A stage begins with the first update after its C is reached.
+"""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +23,8 @@ SCHEDULE_FORMS = (
     '"32x4, 32x8 from 5000", "32x2 to 32x32 as C^0.5 from 2000", "32x2 to 32x32 by gradient" or '
     '"n*(2C) of runs/NAME at B_p=32"'
 )
-MAX_EXPONENT = 10.0
+MAX_EXPONENT = 10.0  # of C^exponent
+
 _NUMBER = r"(\d+(?:\.\d*)?(?:e\d+)?|\.\d+)"
 _STAGE = re.compile(rf"(\d+)\s*x\s*(\d+)(?:\s+from\s+{_NUMBER})?")
 _GROWTH = re.compile(
@@ -53,6 +57,13 @@ class FittedSchedule(NamedTuple):
     B_p: int
 
 
+class BatchShape(NamedTuple):
+    """B_p problems per batch and n rollouts per problem."""
+
+    B_p: int
+    n: int
+
+
 class Span(NamedTuple):
     """The updates that a stage has in a run: it begins after M updates and C rollouts."""
 
@@ -63,98 +74,144 @@ class Span(NamedTuple):
 
     @property
     def B(self) -> int:
+        """Rollouts per update."""
         return self.B_p * self.n
 
 
 def parse_schedule(text: str) -> tuple[Stage, ...] | GradientSchedule | FittedSchedule:
     """A schedule as a config writes it; InputError where it is none."""
-    text = " ".join(text.split())  # the patterns are slow where many spaces follow each other
+    text = " ".join(text.split())  # The patterns are slow where many spaces follow each other.
+    # No number with such digits is in range, and Python may take long to read it.
     if re.search(r"\d{99}|e\d{3}", text):
         raise InputError(
             f"schedule {text[:99]!r}: a number is too long. Expected one such as {SCHEDULE_FORMS}."
         )
+
     if match := _FITTED.fullmatch(text):
-        return FittedSchedule(float(match[1] or 1), match[2], int(match[3]))
+        ahead, run, B_p = match.groups()
+        return FittedSchedule(float(ahead or 1), run, int(B_p))
     if match := _GRADIENT.fullmatch(text):
-        B_p, n, last_B_p, n_max = map(int, match.groups())
-        stages = _growing_stages(text, (B_p, n), (last_B_p, n_max), exponent=1.0, C_first=1.0)
-        if B_p != last_B_p or n < 2:
-            raise InputError(
-                f"schedule {text!r}: expected n to grow and B_p to stay, from n = 2 on."
-            )
-        return GradientSchedule(stages[0], n_max)
+        return _parse_gradient(text, match)
     if match := _GROWTH.fullmatch(text):
-        low, high = (int(match[1]), int(match[2])), (int(match[3]), int(match[4]))
-        return _growing_stages(text, low, high, exponent=float(match[5]), C_first=float(match[6]))
-    matches = [_STAGE.fullmatch(part.strip()) for part in text.split(",")]
-    if not all(matches):
-        raise InputError(f"schedule {text!r}: expected one such as {SCHEDULE_FORMS}.")
-    stages = tuple(Stage(round(float(m[3] or 0)), int(m[1]), int(m[2])) for m in matches if m)
-    if stages[0].C or any(a.C >= b.C for a, b in pairwise(stages)):
+        first = BatchShape(int(match[1]), int(match[2]))
+        last = BatchShape(int(match[3]), int(match[4]))
+        return _growing_stages(text, first, last, exponent=float(match[5]), C_first=float(match[6]))
+    return _parse_stages(text)
+
+
+def _parse_gradient(text: str, match: re.Match[str]) -> GradientSchedule:
+    B_p, n, last_B_p, n_max = map(int, match.groups())
+    # Where n doubles is not known before the run; what is checked here are the sizes.
+    stages = _growing_stages(
+        text, BatchShape(B_p, n), BatchShape(last_B_p, n_max), exponent=1.0, C_first=1.0
+    )
+    if B_p != last_B_p or n < 2:
+        raise InputError(f"schedule {text!r}: expected n to grow and B_p to stay, from n = 2 on.")
+    return GradientSchedule(stages[0], n_max)
+
+
+def _parse_stages(text: str) -> tuple[Stage, ...]:
+    """Stages that are written out: "32x4, 32x8 from 5000"."""
+    stages = []
+    for part in text.split(","):
+        match = _STAGE.fullmatch(part.strip())
+        if match is None:
+            raise InputError(f"schedule {text!r}: expected one such as {SCHEDULE_FORMS}.")
+        B_p, n, C = match.groups()
+        stages.append(Stage(round(float(C or 0)), int(B_p), int(n)))
+
+    if stages[0].C or any(stage.C >= later.C for stage, later in pairwise(stages)):
         raise InputError(
             f"schedule {text!r}: expected a first stage from 0, and stages that begin at rising C."
         )
     _check_sizes(text, stages)
-    return stages
+    return tuple(stages)
 
 
 def _growing_stages(
-    text: str, low: tuple[int, int], high: tuple[int, int], exponent: float, C_first: float
+    text: str, first: BatchShape, last: BatchShape, exponent: float, C_first: float
 ) -> tuple[Stage, ...]:
-    growing = [i for i in (0, 1) if low[i] != high[i]]
-    doublings = (
-        (high[growing[0]] // low[growing[0]]).bit_length() - 1
-        if len(growing) == 1 and min(low)
-        else 0
-    )
-    if doublings < 1 or low[growing[0]] << doublings != high[growing[0]]:
+    """The stages in which n, or B_p, doubles from the first shape to the last.
+
+    It is proportional to C^exponent: the first time it doubles at C = C_first, and again whenever
+    C^exponent has doubled. Doublings beyond MAX_COUNT rollouts have no stage.
+    """
+    n_grows = first.B_p == last.B_p
+    one_stays = n_grows != (first.n == last.n)
+    doublings = 0
+    if one_stays and min(first) > 0:
+        doublings = _doublings(first.n, last.n) if n_grows else _doublings(first.B_p, last.B_p)
+    if doublings < 1:
         raise InputError(
-            f"schedule {text!r}: expected B_p or n to grow, by a power of two, and the other to stay."
+            f"schedule {text!r}: expected B_p or n to grow, by a power of two, "
+            "and the other to stay."
         )
     if not 0 < exponent <= MAX_EXPONENT or C_first < 1:
         raise InputError(
-            f"schedule {text!r}: expected an exponent above 0 and up to {MAX_EXPONENT:g}, and C from 1."
+            f"schedule {text!r}: expected an exponent above 0 and up to {MAX_EXPONENT:g}, "
+            "and C from 1."
         )
-    # or beyond
+
+    # 2^1000 is far beyond MAX_COUNT, and a little more than that is no float any more.
     doubling_C = [C_first * 2 ** (k / exponent) for k in range(doublings) if k < 1000 * exponent]
-    C = [0, *(min(round(c), MAX_COUNT) for c in doubling_C if c < MAX_COUNT)]
-    if len(set(C)) < len(C):
+    starts = [0, *(min(round(C), MAX_COUNT) for C in doubling_C if C < MAX_COUNT)]
+    if len(set(starts)) < len(starts):
         raise InputError(
-            f"schedule {text!r}: two doublings are at one C; expected a smaller exponent or a larger C."
+            f"schedule {text!r}: two doublings are at one C; "
+            "expected a smaller exponent or a larger C."
         )
-    shape = [
-        [size << k if i in growing else size for i, size in enumerate(low)] for k in range(len(C))
-    ]
-    stages = tuple(Stage(c, B_p, n) for c, (B_p, n) in zip(C, shape, strict=True))
+
+    stages = []
+    for k, C in enumerate(starts):
+        B_p = first.B_p if n_grows else first.B_p << k
+        n = first.n << k if n_grows else first.n
+        stages.append(Stage(C, B_p, n))
     _check_sizes(text, stages)
-    return stages
+    return tuple(stages)
+
+
+def _doublings(low: int, high: int) -> int:
+    """How often `low` doubles until it is `high`; 0 where it never is."""
+    doublings = (high // low).bit_length() - 1
+    return doublings if doublings > 0 and low << doublings == high else 0
 
 
 def _check_sizes(text: str, stages: Sequence[Stage]) -> None:
-    if (
-        not all(0 < size <= MAX_SETTING for stage in stages for size in stage[1:])
-        or stages[-1].C > MAX_COUNT
-    ):
+    """InputError where a size is out of range, or the last stage begins beyond MAX_COUNT."""
+    sizes = [size for stage in stages for size in (stage.B_p, stage.n)]
+    if not all(0 < size <= MAX_SETTING for size in sizes) or stages[-1].C > MAX_COUNT:
         raise InputError(
-            f"schedule {text!r}: expected B_p and n from 1 to {MAX_SETTING:,}, and C up to {MAX_COUNT:,}."
+            f"schedule {text!r}: expected B_p and n from 1 to {MAX_SETTING:,}, "
+            f"and C up to {MAX_COUNT:,}."
         )
 
 
 def schedule_text(stages: Sequence[Stage], n_max: int = 0) -> str:
-    """As `parse_schedule` reads it; n_max: where the gradient decides."""
+    """A schedule as `parse_schedule` reads it; n_max: where the gradient decides."""
     if n_max:
-        return f"{stages[0].B_p}x{stages[0].n} to {stages[0].B_p}x{n_max} by gradient"
-    return ", ".join(f"{s.B_p}x{s.n}" + f" from {s.C}" * (s.C > 0) for s in stages)
+        first = stages[0]
+        return f"{first.B_p}x{first.n} to {first.B_p}x{n_max} by gradient"
+
+    parts = []
+    for stage in stages:
+        start = f" from {stage.C}" if stage.C > 0 else ""
+        parts.append(f"{stage.B_p}x{stage.n}{start}")
+    return ", ".join(parts)
 
 
 @lru_cache(maxsize=256)
 def stage_spans(stages: tuple[Stage, ...]) -> tuple[Span, ...]:
     """Where the stages begin in a run; a stage that one update passes over has no span."""
-    spans = [Span(0, 0, *stages[0][1:])]
-    for stage, later in zip(stages[1:], (*stages[2:], None), strict=False):
-        last = spans[-1]
-        updates = -(-(stage.C - last.C) // last.B)
-        C = last.C + updates * last.B
-        if later is None or C < later.C:
-            spans.append(Span(last.M + updates, C, stage.B_p, stage.n))
+    first = stages[0]
+    spans = [Span(0, 0, first.B_p, first.n)]
+    for i, stage in enumerate(stages[1:], start=1):
+        # The stage begins with the first update after its C is reached: whole updates of the span
+        # before it, rounded up.
+        before = spans[-1]
+        updates = -(-(stage.C - before.C) // before.B)
+        C = before.C + updates * before.B
+
+        is_last = i == len(stages) - 1
+        if is_last or C < stages[i + 1].C:
+            spans.append(Span(before.M + updates, C, stage.B_p, stage.n))
     return tuple(spans)

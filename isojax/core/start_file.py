@@ -1,9 +1,9 @@
-"""start.json of a run, and of labels: what the check before the first update measured, and what it
-doubts."""
+"""start.json of a run, and of labels: what the check before the first update measured."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from isojax.core.atomic_files import write_text
 from isojax.core.errors import InputError
@@ -15,51 +15,81 @@ LABELS_FOLDER = "base"  # of a sweep: where its labels are
 
 
 def write_start_report(folder: Path, report: StartReport) -> None:
+    """Write a report to a run's folder, or the labels', which is made."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / START_FILE, json.dumps(asdict(report), indent=1) + "\n")
 
 
 def read_start_report(folder: Path) -> StartReport | None:
-    """That of a run's or a label's folder; None where there is none. InputError where it cannot be
-    read."""
+    """The report of a run's folder, or of the labels'; None where there is none.
+
+    InputError where it cannot be read.
+    """
     path = folder / START_FILE
     if not path.exists():
         return None
+
     document = read_json_object(path)
     try:
         shares = {str(name): float(share) for name, share in document["shares"].items()}
-        warnings = tuple(StartWarning(str(w["name"]), str(w["text"])) for w in document["warnings"])
+        warnings = tuple(
+            StartWarning(str(warning["name"]), str(warning["text"]))
+            for warning in document["warnings"]
+        )
     except (AttributeError, LookupError, TypeError, ValueError) as e:
-        fix = "Remove it: nothing but what it says of the first rollouts is lost"
-        raise InputError(f"cannot read {path}: {type(e).__name__}: {e}. {fix}.") from e
+        raise InputError(
+            f"cannot read {path}: {type(e).__name__}: {e}. "
+            "Remove it: nothing but what it says of the first rollouts is lost."
+        ) from e
     return StartReport(shares, warnings)
 
 
 def describe_start(folder: Path) -> list[str]:
-    """What was doubtful before the first updates of a sweep, or of several, whose folder this is: a
-    sentence for each symptom, of the first run that showed it, and how many did."""
-    reports = [
-        (path.parent.name, read_start_report(path.parent))
-        for path in paths_below(folder, START_FILE)
-    ]
-    # labels last: what a run shows too is told of the run
-    reports.sort(key=lambda named: named[0] == LABELS_FOLDER)
-    texts_by_symptom: dict[str, list[tuple[str, str]]] = {}
-    for name, report in reports:
-        for warning in report.warnings if report else ():
-            texts_by_symptom.setdefault(warning.name, []).append((name, warning.text))
+    """What was doubtful before the first updates of a sweep, or of several, whose folder this is.
 
-    num_runs = sum(name != LABELS_FOLDER for name, _ in reports)
+    A sentence for each symptom, of the first run that showed it, and how many did.
+    """
+    reports = _reports_below(folder)
+    warnings_by_symptom: dict[str, list[ShownWarning]] = {}
+    for run, report in reports:
+        for warning in report.warnings:
+            shown = ShownWarning(run, warning.text)
+            warnings_by_symptom.setdefault(warning.name, []).append(shown)
+
+    num_runs = sum(run != LABELS_FOLDER for run, _ in reports)
     sentences = []
-    for texts in texts_by_symptom.values():
-        first_name, first_text = texts[0]
-        count = sum(name != LABELS_FOLDER for name, _ in texts)
+    for warnings in warnings_by_symptom.values():
+        count = sum(warning.run != LABELS_FOLDER for warning in warnings)
         others = f" (so in {count} of {num_runs} runs)" if count > 1 else ""
-        sentences.append(describe_warning(first_name, first_text) + others)
+        sentences.append(describe_warning(warnings[0].run, warnings[0].text) + others)
     return sentences
+
+
+class RunReport(NamedTuple):
+    """A report, and whose it is."""
+
+    run: str  # the name of the run's folder; LABELS_FOLDER of labels
+    report: StartReport
+
+
+class ShownWarning(NamedTuple):
+    """A warning, and who showed it."""
+
+    run: str  # as of a RunReport
+    text: str
+
+
+def _reports_below(folder: Path) -> list[RunReport]:
+    """The reports of all runs; that of labels last, as what a run shows too is told of the run."""
+    reports = []
+    for path in paths_below(folder, START_FILE):
+        report = read_start_report(path.parent)
+        if report is not None:
+            reports.append(RunReport(path.parent.name, report))
+    return sorted(reports, key=lambda report: report.run == LABELS_FOLDER)
 
 
 def describe_warning(name: str, text: str) -> str:
     """A warning as a sentence; `name`: of the run, or of the folder of a sweep's labels."""
-    place = "of the first labels" if name == LABELS_FOLDER else f"before the first update of {name}"
-    return f"{place}: {text}"
+    when = "of the first labels" if name == LABELS_FOLDER else f"before the first update of {name}"
+    return f"{when}: {text}"

@@ -1,5 +1,7 @@
-"""Files of rows: CSV, TSV and JSON lines, plain or gzipped. What cannot be read is refused with its
-file and line."""
+"""Files of rows: CSV, TSV and JSON lines, plain or gzipped.
+
+What cannot be read is refused with its file and line.
+"""
 
 import gzip
 import io
@@ -24,38 +26,46 @@ from isojax.core.yaml_files import first_line, flatten
 JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
 BLOCK_BYTES = 2**20  # of a text file, read at a time
 
-OtherBytes = Literal["strict", "replace"]
+OtherBytes = Literal["strict", "replace"]  # what becomes of bytes that are no UTF-8
 NumberedLine = tuple[int, str]  # a line's number, from 1, and its text with the line end
 
 
 def paths_below(folder: Path, pattern: str = "*", nested: bool = True) -> list[Path]:
-    """The files and folders of such a name in a folder, and where `nested` in those within it,
-    sorted; none where there is no such folder. InputError where one cannot be read, which
-    Path.rglob leaves out."""
+    """The files and folders of such a name in a folder, sorted; `nested`: also in those within it.
+
+    None where there is no such folder. InputError where one cannot be read, which Path.rglob leaves
+    out.
+    """
 
     def refuse(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            problem = f"cannot read the folder {error.filename}: {error.strerror}"
             raise InputError(
-                f"{problem}; expected one that you may list. Correct its permissions."
+                f"cannot read the folder {error.filename}: {error.strerror}; "
+                "expected one that you may list. Correct its permissions."
             ) from error
 
+    if "\0" in str(folder):  # os.walk would raise a ValueError.
+        return []
+
     paths: list[Path] = []
-    for parent, folder_names, names in (
-        os.walk(folder, onerror=refuse) if "\0" not in str(folder) else ()
-    ):
-        paths += [Path(parent, name) for name in match_names([*folder_names, *names], pattern)]
+    for parent, folder_names, file_names in os.walk(folder, onerror=refuse):
+        names = match_names([*folder_names, *file_names], pattern)
+        paths += [Path(parent, name) for name in names]
         if not nested:
-            folder_names.clear()
+            folder_names.clear()  # which os.walk then does not enter
     return sorted(paths)
 
 
 def read_table(path: Path) -> DataTable:
-    """The file as a table: JSON lines where it is named .jsonl or opens with "{", else CSV with a
-    header."""
+    """The file as a table; InputError where it is none.
+
+    JSON lines where it is named .jsonl or opens with "{", else CSV with a header.
+    """
     text = read_text(path)
-    if path.suffix not in JSON_LINES_SUFFIXES and not text.lstrip().startswith("{"):
+    is_json = path.suffix in JSON_LINES_SUFFIXES or text.lstrip().startswith("{")
+    if not is_json:
         return parse_csv(path, text)
+
     objects = read_objects(path, split_lines(text))
     rows = RowTable.of([replace(row, values=dict(flatten(row.values))) for row in objects])
     if not rows.names:
@@ -71,8 +81,10 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path, errors: OtherBytes = "strict") -> Iterator[NumberedLine]:
-    """The lines of a UTF-8 file (a .gz unpacked), no byte-order mark, read as far as they are asked
-    for. `errors`: refuse other bytes, or put U+FFFD."""
+    """The lines of a UTF-8 file (a .gz unpacked), no byte-order mark, as they are asked for.
+
+    `errors`: refuse other bytes, or put U+FFFD.
+    """
     for line_number, text in _read_blocks(path, errors):
         yield from split_lines(text, line_number)
 
@@ -83,18 +95,20 @@ def split_lines(text: str, first_number: int = 1) -> Iterator[NumberedLine]:
 
 
 def _read_blocks(path: Path, errors: OtherBytes) -> Iterator[tuple[int, str]]:
-    """Some whole lines at a time, with the number of the first; InputError, with the line, for a
-    file that cannot be read, is too large, or is no text."""
-    line_number, size = 1, 0
+    """Some whole lines at a time, with the number of the first.
+
+    InputError, with the line, for a file that cannot be read, is too large, or is no text.
+    """
+    line_number = 1  # of the first line that has not been given out
+    size = 0  # bytes read
     unfinished = b""  # a line whose end has not been read yet
     try:
         with open_file(path) as packed:
-            file = (
-                gzip.GzipFile(fileobj=packed)
-                if path.suffix.lower() == ".gz"
-                else cast(io.BufferedReader, packed)
-            )
-            # as much as is there, so that a torn .gz is read up to its tear
+            file = cast(io.BufferedReader, packed)
+            if path.suffix.lower() == ".gz":
+                file = gzip.GzipFile(fileobj=packed)
+
+            # read1 gives as much as is there, so that a torn .gz is read up to its tear.
             while data := file.read1(BLOCK_BYTES):
                 if not size and data.startswith(POINTER_START):
                     raise pointer_error(path)
@@ -110,37 +124,44 @@ def _read_blocks(path: Path, errors: OtherBytes) -> Iterator[tuple[int, str]]:
                 yield line_number, _decode(block, path, line_number, errors)
                 line_number += block.count(b"\n")
     except (OSError, EOFError, zlib.error) as e:
+        if isinstance(e, gzip.BadGzipFile):
+            refuse_pointer(path)  # A pointer of Git LFS is no gzip file, whatever its name.
         reason = (e.strerror if isinstance(e, OSError) else None) or e
         location = f"{path}, line {line_number}" if size else str(path)
-        if isinstance(e, gzip.BadGzipFile):
-            refuse_pointer(path)
         raise InputError(
             f"cannot read {location}: {reason}; expected a text file, or a whole .gz of one."
         ) from e
+
     if unfinished:
         yield line_number, _decode(unfinished, path, line_number, errors)
 
 
 def _check_size(path: Path, line_number: int, block: bytes, size_before: int) -> None:
-    """InputError where a block, which begins at this line, passes a limit, names the line that
-    does."""
-    if len(block.partition(b"\n")[0]) >= MAX_LINE_BYTES:
+    """InputError where a block, which begins at this line, passes a limit.
+
+    It names the line that does; `size_before`: the bytes of the file before the block.
+    """
+    first_line, _, _ = block.partition(b"\n")
+    if len(first_line) >= MAX_LINE_BYTES:
         raise InputError(
             f"{path}, line {line_number}: expected at most {MAX_LINE_BYTES:,} bytes per line."
         )
+
     line_count = block.count(b"\n") + (not block.endswith(b"\n"))
-    most_lines = limits.MAX_LINES - line_number + 1
+    most_lines = limits.MAX_LINES - line_number + 1  # that this block may have
     most_bytes = limits.MAX_TEXT_BYTES - size_before
     if line_count > most_lines or len(block) > most_bytes:
-        offending = line_number + min(most_lines, block.count(b"\n", 0, most_bytes))
+        offending_line = line_number + min(most_lines, block.count(b"\n", 0, most_bytes))
         most = f"at most {limits.MAX_LINES:,} lines and {limits.MAX_TEXT_BYTES:,} bytes, unpacked"
         raise InputError(
-            f"{path}, line {offending}: expected {most}. Split the file, or leave some out."
+            f"{path}, line {offending_line}: expected {most}. Split the file, or leave some out."
         )
 
 
 def _decode(block: bytes, path: Path, first_number: int, errors: OtherBytes) -> str:
+    """A block of whole lines as text; InputError, with the line, where it is none."""
     try:
+        # Only a file's first line may begin with a byte-order mark.
         text = block.decode("utf-8-sig" if first_number == 1 else "utf-8", errors)
     except UnicodeDecodeError as e:
         line_number = first_number + e.object.count(b"\n", 0, e.start)
@@ -149,7 +170,9 @@ def _decode(block: bytes, path: Path, first_number: int, errors: OtherBytes) -> 
         raise InputError(
             f"{path}, line {line_number}: {problem}; save the file as UTF-8, unpacked."
         ) from e
-    if errors == "strict" and (nul := text.find("\0")) >= 0:
+
+    nul = text.find("\0") if errors == "strict" else -1
+    if nul >= 0:
         line_number = first_number + text.count("\n", 0, nul)
         raise InputError(
             f"{path}, line {line_number}: a NUL byte, expected text; this looks like a binary file."
@@ -158,43 +181,53 @@ def _decode(block: bytes, path: Path, first_number: int, errors: OtherBytes) -> 
 
 
 def read_objects(path: Path, lines: Iterable[NumberedLine] | None = None) -> Iterator[DataRow]:
-    """The rows of a file with one JSON object per line, blank lines left out; `lines`: those that
-    were read of it."""
+    """The rows of a file with one JSON object per line, blank lines left out.
+
+    `lines`: those that were read of it already.
+    """
     for line_number, text in read_lines(path) if lines is None else lines:
-        if text.strip():
-            value = parse_json(text.rstrip("\r\n"), path, line_number)
-            position = f"line {line_number}"
-            if not isinstance(value, dict):
-                received = f"{str(value)[:80]!r} ({type(value).__name__})"
-                raise InputError(
-                    f"{path}, {position}: given {received}, expected a JSON object on each line."
-                )
-            _reject_repeated_keys(text, value, f"{path}, {position}")
-            yield DataRow(str(path), position, value, line_number - 1)
+        if not text.strip():
+            continue
+
+        value = parse_json(text.rstrip("\r\n"), path, line_number)
+        position = f"line {line_number}"
+        if not isinstance(value, dict):
+            received = f"{str(value)[:80]!r} ({type(value).__name__})"
+            raise InputError(
+                f"{path}, {position}: given {received}, expected a JSON object on each line."
+            )
+        _reject_repeated_keys(text, value, f"{path}, {position}")
+        yield DataRow(str(path), position, value, line_number - 1)
 
 
 def _reject_repeated_keys(text: str, value: dict[str, Any], location: str) -> None:
-    """InputError where an object has a key twice, with two values, of which Python's reader takes
-    the last."""
+    """InputError where an object has a key twice, with two values.
+
+    Python's reader would take the last of them.
+    """
+    # Most rows have each key once, and no object within: they need no second reading.
     if text.count('":') == len(value):
-        return  # as most rows: each key once, and no object within
+        return
 
     def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         whole = dict(pairs)
-        for key, first in pairs if len(whole) < len(pairs) else ():
-            if repr(first) != repr(whole[key]):
-                problem = (
-                    f"{location}: the key {key!r} is there twice, with {first!r} and {whole[key]!r}"
+        if len(whole) == len(pairs):
+            return whole
+        for key, first in pairs:
+            if repr(first) != repr(whole[key]):  # repr, as NaN does not equal itself
+                raise InputError(
+                    f"{location}: the key {key!r} is there twice, "
+                    f"with {first!r} and {whole[key]!r}; expected it once. Remove one."
                 )
-                raise InputError(f"{problem}; expected it once. Remove one.")
         return whole
 
     json.loads(text, object_pairs_hook=check)
 
 
 def parse_json(text: str, path: Path, line: int = 1) -> Any:
-    """One JSON value that begins on this line of a file."""
+    """One JSON value that begins on this line of a file; InputError where it cannot be read."""
     try:
+        # Brackets are counted first: Python would fill the memory with lists, or end on the stack.
         opened = text.count("[") + text.count("{")
         if opened > limits.MAX_OBJECTS:
             raise ValueError(f"more than {limits.MAX_OBJECTS:,} lists and objects")
@@ -204,21 +237,17 @@ def parse_json(text: str, path: Path, line: int = 1) -> Any:
         return value
     except json.JSONDecodeError as e:
         line_number = line + e.lineno - 1
-        # an object of many lines, or several on one
-        is_part = e.msg == "Extra data" or len(text) == 1
-        fix = (
-            "Put one object on a line, in a .jsonl."
-            if is_part
-            else "Correct the line, or remove it."
-        )
+        # An object of many lines, whose first is "{" alone, or several objects on one line.
+        is_not_one_a_line = e.msg == "Extra data" or len(text) == 1
+        fix = "Correct the line, or remove it."
+        if is_not_one_a_line:
+            fix = "Put one object on a line, in a .jsonl."
         problem = f"not JSON ({e.msg} at column {e.colno})"
         raise InputError(
             f"{path}, line {line_number}: {problem}; expected a whole object. {fix}"
         ) from e
-    except (
-        ValueError,
-        RecursionError,
-    ) as e:  # numbers of thousands of digits, lists nested too deeply
+    except (ValueError, RecursionError) as e:
+        # Of numbers with thousands of digits, too, and of lists that Python cannot nest so deeply.
         raise InputError(
             f"{path}, line {line}: cannot be read ({first_line(e)}). Correct or remove it."
         ) from e
@@ -228,19 +257,23 @@ def _depth(value: Any) -> int:
     """How many lists and objects are within each other; RecursionError for a thousand or so."""
     if not isinstance(value, dict | list):
         return 0
-    return 1 + max(map(_depth, value.values() if isinstance(value, dict) else value), default=0)
+    items = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(_depth, items), default=0)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object that a whole file holds."""
-    texts, size = [], 0
+    """The object that a whole file holds; InputError where it holds another value, or none."""
+    texts = []
+    size = 0
     for _, text in _read_blocks(path, "strict"):
         texts.append(text)
         size += len(text)
         if size > MAX_DOCUMENT_BYTES:
             raise InputError(
-                f"{path}: more than {MAX_DOCUMENT_BYTES:,} bytes, the most of a file of one JSON value."
+                f"{path}: more than {MAX_DOCUMENT_BYTES:,} bytes, "
+                "the most of a file of one JSON value."
             )
+
     value = parse_json("".join(texts), path)
     if not isinstance(value, dict):
         raise InputError(

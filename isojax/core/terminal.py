@@ -1,5 +1,7 @@
-"""What this process prints: texts are made harmless to a terminal, and a run outlives the terminal
-that started it."""
+"""What this process prints: texts are made harmless to a terminal.
+
+A run outlives the terminal that started it.
+"""
 
 import errno
 import io
@@ -8,7 +10,6 @@ import re
 import signal
 import sys
 import time
-from contextlib import suppress
 from typing import Any
 
 from isojax.core.errors import RunFailed
@@ -16,13 +17,15 @@ from isojax.core.errors import RunFailed
 # folders of this machine -> the URLs that they mirror (runs/mirror.py)
 SHOWN_AS: dict[str, str] = {}
 MAX_CHARACTERS = 4000  # of a message or of a cell of a table
+
 # Control characters but tab, separators of lines, so that no value prints a line of its own, marks
 # that reverse the direction of text, and the surrogates that stand for bytes of a file's name.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-_READER_GONE = (errno.EPIPE, errno.EIO)  # of a pipe; of a terminal
-# what a shell says of a program that wrote to a closed pipe
+# What a write says when nobody reads any more: of a pipe; of a terminal.
+_READER_GONE = (errno.EPIPE, errno.EIO)
+# As a shell says of a program that wrote to a closed pipe.
 _EXIT_CODE_SIGPIPE = 128 + signal.SIGPIPE
 
 output_lost: float | None = None  # since when (Unix seconds) nobody reads what this process prints
@@ -40,26 +43,25 @@ def format_hours(hours: float | None) -> str:
     if hours is None:
         return "–"
     seconds = 3600 * hours
-    in_hours = f"{hours:.3g} h" if hours < 100 else f"{hours:,.0f} h"
-    return (
-        f"{seconds:.3g} s"
-        if seconds < 120
-        else f"{seconds / 60:.3g} min"
-        if hours < 2
-        else in_hours
-    )
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if hours < 2:
+        return f"{seconds / 60:.3g} min"
+    return f"{hours:.3g} h" if hours < 100 else f"{hours:,.0f} h"
 
 
 def printable(text: object) -> str:
-    """A text from anywhere for a terminal: control characters as escapes (\\x1b), and a long one
-    without its middle."""
+    """A text from anywhere for a terminal.
+
+    Its control characters are escapes (\\x1b), and a long one has no middle.
+    """
     return shorten(clean(str(text)))
 
 
 def clean(text: str) -> str:
     """A text with URLs in place of the folders that mirror them, and its control characters as
     escapes: \\x1b."""
-    for folder, url in list(SHOWN_AS.items()):  # a thread may add one
+    for folder, url in list(SHOWN_AS.items()):  # A thread may add one meanwhile.
         text = text.replace(folder, url)
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
@@ -68,7 +70,8 @@ def shorten(text: Any) -> Any:
     """A long text, a str or rich's Text, without its middle, and with a note of its length."""
     if len(text) <= MAX_CHARACTERS:
         return text
-    head, tail = text[: MAX_CHARACTERS * 3 // 4], text[-MAX_CHARACTERS // 4 :]
+    head = text[: MAX_CHARACTERS * 3 // 4]
+    tail = text[-MAX_CHARACTERS // 4 :]
     return head + f" ... ({len(text):,} characters) ... " + tail
 
 
@@ -83,27 +86,36 @@ def note(message: object) -> None:
 
 
 def guard_output(is_run: bool) -> None:
-    """Decide what becomes of this process when its terminal, or the `head` behind it, goes away. A
-    run goes on: what it prints is dropped, and SIGHUP is ignored by it and by the processes it
-    starts. Another command ends, quietly."""
+    """Decide what becomes of this process when its terminal, or the `head` behind it, goes away.
+
+    A run goes on: what it prints is dropped, and SIGHUP is ignored by it and by the processes it
+    starts. Another command ends, quietly.
+    """
     if is_run:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    for fd in range(3):  # a closed one would be the next file that is opened
-        with suppress(OSError):
+
+    # The next file that is opened would get the number of a standard stream that is closed, and
+    # what is printed be written into it.
+    for fd in range(3):
+        try:
             os.fstat(fd)
-            continue
-        os.open(os.devnull, os.O_RDWR)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
     for name in ("stdout", "stderr"):
         stream = vars(sys)[name]
-        # else a test or a notebook reads it
-        if stream is not None and stream is vars(sys)[f"__{name}__"]:
-            stream.flush()
-            buffer = io.BufferedWriter(_GuardedFile(stream.fileno(), is_run))
-            by_line = stream.isatty() or stream is sys.stderr
-            guarded = io.TextIOWrapper(
-                buffer, stream.encoding, errors="backslashreplace", line_buffering=by_line
-            )
-            setattr(sys, name, guarded)
+        # A test or a notebook has put a stream of its own there, and reads it.
+        is_replaced = stream is not vars(sys)[f"__{name}__"]
+        if stream is None or is_replaced:
+            continue
+
+        stream.flush()
+        buffer = io.BufferedWriter(_GuardedFile(stream.fileno(), is_run))
+        by_line = stream.isatty() or stream is sys.stderr
+        guarded = io.TextIOWrapper(
+            buffer, stream.encoding, errors="backslashreplace", line_buffering=by_line
+        )
+        setattr(sys, name, guarded)
 
 
 class _GuardedFile(io.FileIO):
@@ -118,13 +130,16 @@ class _GuardedFile(io.FileIO):
         try:
             return super().write(data)
         except OSError as e:
-            if e.errno in _READER_GONE or not self._is_run:
+            reader_is_gone = e.errno in _READER_GONE
+            if reader_is_gone or self._is_run:
+                # For what comes after, also of libraries and processes that write there.
                 null_fd = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(null_fd, self.fileno())  # for libraries and processes that write there too
+                os.dup2(null_fd, self.fileno())
                 os.close(null_fd)
-            if self._is_run:  # what it prints is dropped
+
+            if self._is_run:
                 output_lost = output_lost or time.time()
-                return memoryview(data).nbytes
-            if e.errno in _READER_GONE:
+                return memoryview(data).nbytes  # as if it were written
+            if reader_is_gone:
                 raise SystemExit(_EXIT_CODE_SIGPIPE) from e
             raise RunFailed(f"cannot write what this command prints: {e.strerror}.") from e

@@ -53,8 +53,10 @@ def is_library_file(file: str) -> bool:
 
 
 def failed_plugin(error: BaseException) -> str:
-    """ "FILE, line N" where an error was raised in a plug-in from elsewhere than isojax, or in what
-    that calls."""
+    """ "FILE, line N" where an error was raised in a plug-in of the user's, or in what that calls.
+
+    "" of any other error.
+    """
     frames = [frame for frame in own_frames(error) if frame.filename in _plugin_files]
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
@@ -65,7 +67,8 @@ def describe_exception(error: BaseException) -> str:
     The place is the last one in the user's own code; of an error that went through none, where it
     was raised.
     """
-    # of a SyntaxError its line first; then notes, as jax adds them
+    # Notes, as jax adds them, come behind what the error says; of a SyntaxError its line of code
+    # comes before it.
     texts = traceback.format_exception_only(error)
     is_syntax_error = isinstance(error, SyntaxError)
     text = " ".join(texts[-1 if is_syntax_error else 0].split())

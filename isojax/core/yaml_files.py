@@ -1,12 +1,14 @@
-"""YAML files read against a pydantic model, below dotted `key=value` overrides; each InputError
-names its place."""
+"""YAML files read against a pydantic model, below dotted `key=value` overrides.
+
+Each InputError names its place.
+"""
 
 import difflib
 import io
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 from omegaconf import OmegaConf
@@ -37,23 +39,41 @@ SYNONYMS = {
     "layers": ("num_hidden_layers",),
 }
 
-
-# What the parsers of YAML and of its ${...} raise for text that is none: tags (!!int "x"),
-# thousands of digits, depth.
+# What the parsers of YAML and of its ${...} raise for text that is none, as for tags (!!int "x"),
+# thousands of digits, and depth.
 YAML_ERRORS = (
-    yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, LookupError, AttributeError, RecursionError,
-)  # fmt: skip
+    yaml.YAMLError,
+    OmegaConfBaseException,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
+
+
+class ConfigLayer(NamedTuple):
+    """What one file, or one override, sets."""
+
+    source: str  # the file's path, or the override, for messages
+    settings: dict[str, Any]  # by dotted keys
 
 
 def first_line(error: Exception) -> str:
+    """What an error says, without the lines in which some libraries explain it."""
     return next(iter(str(error).splitlines()), repr(error))
 
 
 def nearest_key(key: str, known_keys: Iterable[str]) -> str:
-    """The known name closest to `key`, first among those with the same last part: `lr` is
-    cell.rl.learning_rate."""
+    """The known name closest to `key`, first among those with the same last part.
+
+    Other trainers' names count as isojax's: of `lr` it is cell.rl.learning_rate.
+    """
     section, dot, name = key[:MAX_NAME].rpartition(".")
-    name = next((known_name for known_name, synonyms in SYNONYMS.items() if name in synonyms), name)
+    for known_name, synonyms in SYNONYMS.items():
+        if name in synonyms:
+            name = known_name
+            break
 
     def closeness(known_key: str) -> tuple[bool, float]:
         similarity = difflib.SequenceMatcher(None, f"{section}{dot}{name}", known_key).ratio()
@@ -65,12 +85,14 @@ def nearest_key(key: str, known_keys: Iterable[str]) -> str:
 def config_keys(model: type[BaseModel], prefix: str = "") -> dict[str, bool]:
     """Every dotted name a config may hold -> whether it is a section."""
     keys: dict[str, bool] = {}
-    for name, field_info in model.model_fields.items():
+    for field_name, field_info in model.model_fields.items():
+        name = f"{prefix}{field_name}"
         annotation = field_info.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            keys |= {f"{prefix}{name}": True, **config_keys(annotation, f"{prefix}{name}.")}
+            keys[name] = True
+            keys |= config_keys(annotation, f"{name}.")
         else:
-            keys[f"{prefix}{name}"] = False
+            keys[name] = False
     return keys
 
 
@@ -86,18 +108,23 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def _read_leaves(
     data: Mapping[Any, Any], known_keys: Mapping[str, bool], source: str, prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything that is not a section; InputError at the first that is
-    unknown or misplaced."""
+    """(dotted key, value) of everything that is not a section.
+
+    InputError at the first that is unknown or misplaced.
+    """
     for key, value in data.items():
         dotted_key = f"{prefix}{key}"
         if dotted_key not in known_keys:
+            # Of an unknown section, the setting in it says best what was meant.
             if isinstance(value, Mapping) and value:
                 dotted_key = next(flatten(value, f"{dotted_key}."), (dotted_key, None))[0]
             nearest = nearest_key(dotted_key, known_keys)
             raise InputError(
                 f"{source}: unknown key {dotted_key!r}; the nearest known key is {nearest!r}."
             )
-        if not known_keys[dotted_key]:
+
+        is_section = known_keys[dotted_key]
+        if not is_section:
             yield dotted_key, value
         elif isinstance(value, Mapping):
             yield from _read_leaves(value, known_keys, source, f"{dotted_key}.")
@@ -109,14 +136,20 @@ def _read_leaves(
 
 def check_yaml(text: str, aliases: bool = True) -> str:
     """The text itself; ValueError where it is longer, or nested deeper, than core/limits.py says.
-    For a reader that does not count what `aliases` multiply, they are refused."""
+
+    Without `aliases`, an alias is refused: for a reader that does not count what aliases of aliases
+    multiply.
+    """
     if len(text) > MAX_YAML_BYTES:
         raise ValueError(f"{len(text):,} characters, the most are {MAX_YAML_BYTES:,}")
+
+    # The parser's events are looked at one by one, before anything is built of them.
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
-            event, yaml.CollectionEndEvent
-        )
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
         if depth > MAX_DEPTH:
             raise ValueError(f"lists and keys within each other more than {MAX_DEPTH} deep")
         if not aliases and isinstance(event, yaml.AliasEvent):
@@ -125,6 +158,7 @@ def check_yaml(text: str, aliases: bool = True) -> str:
 
 
 def _read_yaml(path: Path, known_keys: Mapping[str, bool]) -> dict[str, Any]:
+    """The settings of a file: dotted key -> value; InputError where it is no config."""
     try:
         with path.open(encoding="utf-8") as f:
             text = check_yaml(f.read(MAX_YAML_BYTES + 1))
@@ -134,6 +168,7 @@ def _read_yaml(path: Path, known_keys: Mapping[str, bool]) -> dict[str, Any]:
         raise InputError(f"{path}, line {line}: not YAML ({e.problem or e.context}).") from e
     except (OSError, *YAML_ERRORS) as e:
         raise InputError(f"cannot read the config {path}: {first_line(e)}") from e
+
     if not isinstance(data, dict):
         top_keys = ", ".join(key for key in known_keys if "." not in key)
         raise InputError(
@@ -143,18 +178,23 @@ def _read_yaml(path: Path, known_keys: Mapping[str, bool]) -> dict[str, Any]:
 
 
 def _read_override(text: str, known_keys: Mapping[str, bool]) -> dict[str, Any]:
-    key, equals, _ = text.partition("=")
+    """The settings of an override: "sweep.n=[2,4]" -> {"sweep.n": [2, 4]}."""
+    key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise InputError(f"override {text!r}: expected key=value, such as sweep.budget=100000.")
     if key.count(".") > MAX_DEPTH or "\0" in key:
         raise InputError(
             f"override {text[:80]!r}: expected a key of a config, such as sweep.budget."
         )
+
     try:
-        check_yaml(text.partition("=")[2])
+        check_yaml(value)
         data: Any = OmegaConf.to_container(OmegaConf.from_dotlist([text]))
     except YAML_ERRORS as e:
-        hint = f"""A list is written sweep.n=[2,4]; text with {{ or [ in quotes of its own: '{key}="..."'."""
+        hint = (
+            "A list is written sweep.n=[2,4]; "
+            f"""text with {{ or [ in quotes of its own: '{key}="..."'."""
+        )
         raise InputError(
             f"override {text!r}: the value is not YAML ({first_line(e)}). {hint}"
         ) from e
@@ -162,30 +202,40 @@ def _read_override(text: str, known_keys: Mapping[str, bool]) -> dict[str, Any]:
 
 
 def _type_error(
-    error: ValidationError, layers: Sequence[tuple[str, Any]], file_names: str
+    error: ValidationError, layers: Sequence[ConfigLayer], file_names: str
 ) -> InputError:
     """The first of pydantic's errors: the key, its value, what was expected, and the last of
     `layers` that sets it."""
     first_error = error.errors(include_url=False)[0]
     key = ".".join(map(str, first_error["loc"]))
+    value = first_error["input"]
+
+    # pydantic may name an entry of a setting: sweep.n.0 of sweep.n.
     sources = [
-        name for name, leaves in layers if any(f"{key}.".startswith(f"{leaf}.") for leaf in leaves)
+        layer.source
+        for layer in layers
+        if any(f"{key}.".startswith(f"{name}.") for name in layer.settings)
     ]
     source = sources[-1] if sources else file_names
-    value, error_type = first_error["input"], first_error["type"]
-    expected = (
-        first_error["msg"].removeprefix("Input should be ").replace("a valid array", "a list")
-    )
-    hint = ""
-    if error_type == "tuple_type":
-        hint = f" Write {key}=[{value}]."
-    elif error_type == "string_type":
-        hint = f""" Quote it: {key}='"{"..." if isinstance(value, dict | list) else value}"' on the command line."""
-    elif error_type == "int_type" and isinstance(value, float) and value.is_integer():
-        hint = f" Write {int(value)}."
+
+    expected = first_error["msg"].removeprefix("Input should be ")
+    expected = expected.replace("a valid array", "a list")
+    hint = _hint_on_type(first_error["type"], key, value)
     return InputError(
         f"{source}: {key}: given {value!r} ({type(value).__name__}), expected {expected}.{hint}"
     )
+
+
+def _hint_on_type(error_type: str, key: str, value: Any) -> str:
+    """What to write in place of a value of another type; "" where that is not plain."""
+    if error_type == "tuple_type":
+        return f" Write {key}=[{value}]."
+    if error_type == "string_type":
+        text = "..." if isinstance(value, dict | list) else value
+        return f""" Quote it: {key}='"{text}"' on the command line."""
+    if error_type == "int_type" and isinstance(value, float) and value.is_integer():
+        return f" Write {int(value)}."
+    return ""
 
 
 def load_yaml(
@@ -194,47 +244,63 @@ def load_yaml(
     overrides: Sequence[str],
     unset_by_null: Collection[str] = (),
 ) -> M:
-    """The files as a `model`, each over those before it, below overrides such as "sweep.n=[2,4]";
-    raises InputError. Sections are merged key by key; anything else is replaced whole, a map of the
-    user's names too. A null for one of the dotted names `unset_by_null` is as if nothing had set
-    it."""
+    """The files as a `model`, each over those before it, below overrides such as "sweep.n=[2,4]".
+
+    Sections are merged key by key; anything else is replaced whole, a map of the user's names too.
+    A null for one of the dotted names `unset_by_null` is as if nothing had set it. InputError for
+    whatever cannot be used.
+    """
     known_keys = config_keys(model)
-    layers = [(str(path), _read_yaml(path, known_keys)) for path in paths]
-    merged = {key: value for _, leaves in layers for key, value in leaves.items()}
+    layers = [ConfigLayer(str(path), _read_yaml(path, known_keys)) for path in paths]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged |= layer.settings
+
     for override in overrides:
-        leaves = _read_override(override, known_keys)
-        layers.append((f"override {override!r}", leaves))
+        layer = ConfigLayer(f"override {override!r}", _read_override(override, known_keys))
+        layers.append(layer)
+        # sweep.schedules.NAME=... sets one entry of a map, and leaves the others.
         reaches_into_map = override.partition("=")[0].strip() not in known_keys
-        for key, value in leaves.items():
+        for key, value in layer.settings.items():
             old_value = merged.get(key)
-            merged[key] = (
-                old_value | value if reaches_into_map and isinstance(old_value, dict) else value
-            )
+            if reaches_into_map and isinstance(old_value, dict):
+                value = old_value | value
+            merged[key] = value
 
     merged = {
         key: value for key, value in merged.items() if value is not None or key not in unset_by_null
     }
     file_names = ", ".join(map(str, paths))
-    try:
-        nested = OmegaConf.create()
-        for key, value in merged.items():
-            OmegaConf.update(nested, key, value)
-        if json.dumps(OmegaConf.to_container(nested)).count("${") > MAX_REFERENCES:
-            raise ValueError(f"more than {MAX_REFERENCES} references ${{...}}")
-        data = OmegaConf.to_container(nested, resolve=True, throw_on_missing=True)
-        # pydantic's strict mode takes lists for tuples from JSON only
-        json_text = json.dumps(data, ensure_ascii=False).encode()
-    except YAML_ERRORS as e:
-        raise InputError(
-            f"{file_names}: {first_line(e)}. Expected plain values, and ${{...}} that name a key."
-        ) from e
+    json_text = _resolve(merged, file_names)
     try:
         return model.model_validate_json(json_text)
     except ValidationError as e:
         raise _type_error(e, layers, file_names) from e
 
 
+def _resolve(settings: Mapping[str, Any], file_names: str) -> bytes:
+    """Settings, by dotted keys, as JSON of nested sections in which each ${...} has its value.
+
+    JSON, because pydantic's strict mode takes lists for tuples from that only.
+    """
+    try:
+        nested = OmegaConf.create()
+        for key, value in settings.items():
+            OmegaConf.update(nested, key, value)
+        # A few references to references can stand for a text of any length.
+        if json.dumps(OmegaConf.to_container(nested)).count("${") > MAX_REFERENCES:
+            raise ValueError(f"more than {MAX_REFERENCES} references ${{...}}")
+        data = OmegaConf.to_container(nested, resolve=True, throw_on_missing=True)
+        return json.dumps(data, ensure_ascii=False).encode()
+    except YAML_ERRORS as e:
+        raise InputError(
+            f"{file_names}: {first_line(e)}. Expected plain values, and ${{...}} that name a key."
+        ) from e
+
+
 def yaml_text(data: Mapping[str, Any]) -> str:
-    """Plain data as YAML that reads back equal: text such as "1e5", which OmegaConf reads as a
-    number, is quoted."""
+    """Plain data as YAML that reads back equal.
+
+    Text such as "1e5", which OmegaConf reads as a number, is quoted.
+    """
     return OmegaConf.to_yaml(OmegaConf.create(dict(data)))
