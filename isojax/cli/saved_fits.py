@@ -194,22 +194,22 @@ def _is_stale(result: FitResult, runs: Sequence[RunRecord]) -> bool:
     flagged as broken."""
     health = result.health
 
-    points_in_ledgers: set[RunPoints] = set()
+    runs_in_ledgers: set[EvaluatedRun] = set()
     for run in runs:
         is_left_out = health.left_out and health_flags(run)
         if not is_left_out:
-            points_in_ledgers.add(RunPoints(run.cell.kind, run.cell.seed, len(run.points)))
+            runs_in_ledgers.add(EvaluatedRun(run.cell.kind, run.cell.seed, len(run.points)))
 
-    points_in_fit = _run_points(result.runs)
+    runs_in_fit = _evaluated_runs(result.runs)
     for schedule in result.schedules:
         for seed, evaluations in zip(schedule.seeds, schedule.evaluations, strict=True):
-            points_in_fit.add(RunPoints(schedule.name, seed, evaluations))
+            runs_in_fit.add(EvaluatedRun(schedule.name, seed, evaluations))
 
-    is_flagged_otherwise = _run_points(flagged_runs(runs)) != _run_points(health.runs)
-    return points_in_ledgers != points_in_fit or is_flagged_otherwise
+    is_flagged_otherwise = _evaluated_runs(flagged_runs(runs)) != _evaluated_runs(health.runs)
+    return runs_in_ledgers != runs_in_fit or is_flagged_otherwise
 
 
-class RunPoints(NamedTuple):
+class EvaluatedRun(NamedTuple):
     """How many evaluations a run has, of which a ledger only ever gets more."""
 
     kind: str  # the cell's: 32x8, or the name of its schedule
@@ -217,5 +217,5 @@ class RunPoints(NamedTuple):
     evaluations: int
 
 
-def _run_points(rows: Sequence[FittedRun | FlaggedRun]) -> set[RunPoints]:
-    return {RunPoints(f"{row.B_p}x{row.n}", row.seed, row.points) for row in rows}
+def _evaluated_runs(rows: Sequence[FittedRun | FlaggedRun]) -> set[EvaluatedRun]:
+    return {EvaluatedRun(f"{row.B_p}x{row.n}", row.seed, row.points) for row in rows}
