@@ -59,14 +59,18 @@ class GradientSignal:
 
     def has_faded(self, B_p: int) -> bool:
         """Whether the gradients agree too little, at an update at which that is decided."""
-        is_due = (
-            self.updates >= max(MIN_GROUPS / B_p, self.earlier) and self.updates % CHECK_EVERY == 0
-        )
+        has_doubled = self.updates >= max(
+            MIN_GROUPS / B_p, self.earlier
+        )  # C, since the stage began
+        is_due = has_doubled and self.updates % CHECK_EVERY == 0
         if not is_due or self.mixed < MIN_MIXED:
             return False
-        error = math.sqrt(max(0.0, self.signal_square - self.signal**2) / max(1.0, self._window))
-        is_known = self.groups >= MIN_GROUPS and self.updates >= 2 * self.earlier  # C has tripled
-        return self.signal < (CLEAR if is_known else -CLEAR) * error
+
+        variance = max(0.0, self.signal_square - self.signal**2)
+        standard_error = math.sqrt(variance / max(1.0, self._window))
+        has_tripled = self.groups >= MIN_GROUPS and self.updates >= 2 * self.earlier
+        limit = CLEAR * standard_error
+        return self.signal < (limit if has_tripled else -limit)
 
     def updates_to_check(self) -> int:
         return CHECK_EVERY - self.updates % CHECK_EVERY
@@ -75,22 +79,20 @@ class GradientSignal:
 def growth_state(cell: Cell, growth: GradientSignal) -> dict[str, Any] | None:
     """What a checkpoint holds of a run whose n the gradient decides: its stages so far, and the
     signal."""
-    return (
-        {"stages": [list(stage) for stage in cell.stages], "signal": asdict(growth)}
-        if cell.n_max
-        else None
-    )
+    if not cell.n_max:
+        return None
+    return {"stages": [list(stage) for stage in cell.stages], "signal": asdict(growth)}
 
 
 def choose_n(cell: Cell, growth: GradientSignal) -> int:
     """The n to go on with: the present one, or twice as much."""
     stage = cell.stages[-1]
-    return 2 * stage.n if 2 * stage.n <= cell.n_max and growth.has_faded(stage.B_p) else stage.n
+    doubled = 2 * stage.n
+    return doubled if doubled <= cell.n_max and growth.has_faded(stage.B_p) else stage.n
 
 
 def next_stage(cell: Cell, C: int, n: int) -> tuple[Cell, GradientSignal]:
     """The cell with another n from C rollouts on, and its signal, which is not known yet."""
     stage = Stage(C, cell.stages[-1].B_p, n)
-    return cell.with_stages((*cell.stages, stage)), GradientSignal(
-        earlier=C // (stage.B_p * stage.n)
-    )
+    signal = GradientSignal(earlier=C // (stage.B_p * stage.n))
+    return cell.with_stages((*cell.stages, stage)), signal

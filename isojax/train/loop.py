@@ -50,7 +50,7 @@ import numpy as np
 from isojax.core import preemption
 from isojax.core.config import Config
 from isojax.core.errors import ServerFailed
-from isojax.core.nouns import Cell
+from isojax.core.nouns import Cell, EvalPoint
 from isojax.distributed import multiprocess
 from isojax.distributed.sharding import replicated
 from isojax.models.lora import policy_params
@@ -61,7 +61,7 @@ from isojax.sampling.batch import RolloutBatch, response_logps, response_tokens
 from isojax.sampling.layout import Layout
 from isojax.train.base_policy import BasePolicy, eval_problem_sets
 from isojax.train.checkpoint import Checkpoints, has_checkpoint
-from isojax.train.evaluate import VALIDATION_SET, make_eval_point
+from isojax.train.evaluate import VALIDATION_SET, EvalCounts, make_eval_point
 from isojax.train.growth import GradientSignal, choose_n, growth_state, next_stage
 from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs, PointLedger, write_samples
 from isojax.train.programs import SweepPrograms
@@ -84,10 +84,11 @@ def make_eval_grid(config: Config, cell: Cell) -> list[int]:
 def is_finished(config: Config, folder: Path, ledger: PointLedger | None) -> bool:
     """Whether a cell is recorded up to its budget, and saved or its checkpoints removed; all
     processes agree on it."""
-    last_target = config.run_targets(config.sweep.budget)[-1]
-    # only process 0 has a ledger
+    # Only process 0 has a ledger; the others are told what it says.
     recorded = (ledger.targets, ledger.last_update) if ledger else ([], 0)
     recorded_targets, last_update = multiprocess.broadcast(recorded)
+
+    last_target = config.run_targets(config.sweep.budget)[-1]
     if not recorded_targets or recorded_targets[-1] < last_target:
         return False
     # A kill may have come between the last evaluation and the checkpoint after it.
@@ -118,6 +119,7 @@ def run_cell(
     last_index = len(config.run_targets(config.sweep.budget)) - 1
     recorded_targets = multiprocess.broadcast(outputs.ledger.targets if outputs.ledger else [])
 
+    # A checkpoint is of use only where the ledger has its evaluations: they are never made again.
     def is_recorded(eval_index: int) -> bool:
         return eval_grid[eval_index] in recorded_targets
 
@@ -131,8 +133,10 @@ def run_cell(
         trainer = CellTrainer(programs, config, base_policy, opened, checkpoints, outputs)
         try:
             while trainer.cursor.evaluation < last_index:  # -1 before the first
-                trainer.train_to(eval_grid[trainer.cursor.evaluation + 1])
-                # an update may reach several targets
+                next_target = eval_grid[trainer.cursor.evaluation + 1]
+                trainer.train_to(next_target)
+
+                # One update may reach several targets: the largest of them is evaluated.
                 reached = bisect_right(eval_grid, trainer.C) - 1
                 trainer.evaluate(reached, eval_grid[reached])
         except ServerFailed:
@@ -143,6 +147,13 @@ def run_cell(
 
 @dataclass
 class CellTrainer:
+    """A run in training.
+
+    Updates are counted in two places: `state.step` on the devices, after each; and `cursor.M` on
+    the host, after each call of `run_updates`, which is what checkpoints and the ledger say. Both
+    count updates that were skipped, too, because their loss was not finite: their rollouts are
+    spent, whatever comes of them."""
+
     programs: SweepPrograms
     config: Config
     base_policy: BasePolicy
@@ -152,18 +163,23 @@ class CellTrainer:
 
     def __post_init__(self) -> None:
         opened = self.opened
-        problem_sets = eval_problem_sets(self.base_policy, self.config.cell)
-        self.state, self.cursor = opened.state, opened.cursor
+        self.state = opened.state
+        self.cursor = opened.cursor
         growth = self.cursor.growth
         self.growth = GradientSignal(**growth["signal"]) if growth else GradientSignal()
+
         self.hook = load_hook(self.config.run.on_update)
         self.problem_by_id = {problem.id: problem for problem in opened.problems.problems}
         self.replicate = jax.jit(
             lambda rollouts: rollouts, out_shardings=replicated(self.programs.mesh)
         )
+        problem_sets = eval_problem_sets(self.base_policy, self.config.cell)
         self.eval_sets = {
             name: self.programs.tokenize(problems) for name, problems in problem_sets.items()
         }
+
+        # The seconds of a point are those since the point before. `cursor.seconds` of them had gone
+        # by when the checkpoint was saved that this run goes on from.
         self.last_saved_at = time.monotonic()
         self.last_point_at = self.last_saved_at - self.cursor.seconds
         self.outputs.on_progress(self.C, None)
@@ -197,43 +213,51 @@ class CellTrainer:
             if self.is_failing:
                 self.fail()
             self.outputs.on_progress(self.C, None)
-            # All processes save at the same update, by process 0's clock. Only the first save of an
-            # M is written, so at the target it waits for the evaluation; a process that must end
-            # saves at once, and evaluates when resumed.
-            stop_and_save = multiprocess.allgather(
-                (preemption.REQUESTED.is_set(), self.checkpoint_due)
-            )
-            stop, save_due = any(stop for stop, _ in stop_and_save), stop_and_save[0][1]
-            if stop or (save_due and self.C < target):
+
+            # Whether to end, or to save, is decided by all processes together: all end where one is
+            # asked to, and the clock of process 0 says when a save is due.
+            asked_to_end = preemption.REQUESTED.is_set()
+            of_processes = multiprocess.allgather((asked_to_end, self.checkpoint_due))
+            must_end = any(asked for asked, _ in of_processes)
+            _, save_is_due = of_processes[0]
+
+            # One checkpoint of an M is written (`Checkpoints.save`). At the target, that is the one
+            # after the evaluation, which then is not made again. A process that must end has no
+            # time for an evaluation: it saves now, and evaluates when it is resumed.
+            if must_end or (save_is_due and self.C < target):
                 self.save()
-            if stop:
+            if must_end:
                 raise preemption.Preempted(f"asked to end after update {self.cursor.M}")
 
     def _follow_schedule(self) -> None:
         """Go on with another B_p or n where the schedule changes them, or the gradient's signal
         does."""
         is_due = self.opened.problems.end_update == self.cursor.M
-        if (
-            self.cell.n_max
-            and (n := choose_n(self.cell, self.growth)) != self.opened.problems.cell.n
-        ):
-            self.opened.cell, self.growth = next_stage(self.cell, self.C, n)
-            is_due = True
+        if self.grows_by_gradient:
+            n = choose_n(self.cell, self.growth)
+            if n != self.opened.problems.cell.n:
+                self.opened.cell, self.growth = next_stage(self.cell, self.C, n)
+                is_due = True
         if is_due:
             self.cursor = begin_span(self.cursor, self.cell)
             self.opened.switch(self.cursor)
 
+    @property
+    def grows_by_gradient(self) -> bool:
+        """Whether the gradient decides n (train/growth.py): then a cell has a largest n."""
+        return bool(self.cell.n_max)
+
     def _updates_before_switch(self) -> int:
-        switch = self.opened.problems.end_update
-        if self.cell.n_max:
+        if self.grows_by_gradient:
             return self.growth.updates_to_check()
+        switch = self.opened.problems.end_update
         return sys.maxsize if switch is None else switch - self.cursor.M
 
     def _advance_cursor(self, metrics: Metrics, updates: int, batches: int) -> None:
         """Count `updates` and the batches of problems that were sampled for them."""
         cell = self.opened.problems.cell
         problem_order = self.opened.problems.problem_order
-        if self.cell.n_max:
+        if self.grows_by_gradient:
             self.growth.add(metrics, updates, cell.B_p)
         self.cursor = replace(
             self.cursor,
@@ -242,7 +266,7 @@ class CellTrainer:
             batches=self.cursor.batches + batches,
             sums=merge(self.cursor.sums, metrics),
             order=problem_order.state_dict(),
-            pending=None,
+            pending=None,  # rollouts in progress are known when the state is saved
             growth=growth_state(self.cell, self.growth),
         )
 
@@ -255,21 +279,24 @@ class CellTrainer:
         sums: Metrics = {}
         extra_batches = 0  # of problems, sampled in addition to one for each update
         while (updates_left := last_update - int(self.state.step)) and not self.is_failing:
-            # problems, rollouts and rewards (for a task verified on device, the update makes
-            # rollouts and rewards)
+            # Problems, rollouts and rewards. Of a task verified on device, problems alone: the
+            # update makes rollouts and rewards itself.
             batch = self.opened.rollout_source.next_batch(self.policy_state, updates_left)
-            # advantages, loss, gradient, AdamW (rl/train_step.py); the state before is donated
+
+            # Advantages, loss, gradient, AdamW (rl/train_step.py). The state before is donated.
             self.state, result = programs.rollout_programs.update(
                 self.state, self.opened.base_params, batch.inputs, programs.coefficients
             )
-            # metrics; where the recipe leaves out solved problems, the problem order receives the
-            # rewards
+
+            # Metrics. Where the recipe leaves out solved problems, their order gets the rewards.
+            # An asynchronous sampler gets the new policy.
             metrics = finish_batch(batch, result, problems.problem_order, problems.cell.n)
-            # asynchronous: the new policy to the sampler
             metrics |= self.opened.rollout_source.finish_update(self.policy_state)
-            # as the fused program adds them: the same bits on both ways
+
+            # In float32, as the fused program adds them: the same bits on both ways.
             sums = merge_in_float32(sums, metrics)
             extra_batches += batch.extra_batches
+
             if self.hook is not None:
                 batches = int(self.state.step) - self.cursor.M + extra_batches
                 self._report_update(batch, metrics, C=self.C + batches * problems.cell.B)
@@ -309,55 +336,65 @@ class CellTrainer:
 
     def evaluate(self, eval_index: int, target: int) -> None:
         """Evaluates the policy on all problem sets and records the point."""
-        cell, evaluator = self.cell, self.programs.evaluator
+        evaluator = self.programs.evaluator
         params = self.policy_state.params
         evaluator.publish(params, self.cursor.M)
-        counts_by_set = evaluator.evaluate_sets(params, self.eval_sets, cell.seed, eval_index)
-        if self.cursor.M == 0:  # before anything is recorded: a mended verifier then begins anew
-            config = self.config.cell
-            task = self.programs.task
-            decoder = self.programs.decoder
-            self.outputs.on_start(check_start(counts_by_set, config, task, decoder, params))
-        point = make_eval_point(target, self.cursor, counts_by_set, self.config.cell.eval.samples)
-        # Without `sums`: the metrics of the updates that follow start from none.
-        self.cursor = replace(self.cursor, evaluation=eval_index, tokens=point.tokens, sums={})
-        now, ledger = time.monotonic(), self.outputs.ledger
-        if ledger:
-            # a resumed run meets points it has recorded; `append` ignores them
-            if target not in ledger.targets:
-                samples_path = self.outputs.folder / "samples.txt"
-                validation = self.base_policy.validation
-                write_samples(
-                    samples_path,
-                    self.programs.task,
-                    validation,
-                    counts_by_set[VALIDATION_SET],
-                    point,
-                )
-            ledger.append(
-                point, seconds=now - self.last_point_at, devices=self.programs.device_count
+        counts_by_set = evaluator.evaluate_sets(params, self.eval_sets, self.cell.seed, eval_index)
+
+        # Before anything is recorded: a run whose verifier is mended then begins anew.
+        if self.cursor.M == 0:
+            start_report = check_start(
+                counts_by_set,
+                self.config.cell,
+                self.programs.task,
+                self.programs.decoder,
+                params,
             )
-        self.last_point_at = now
+            self.outputs.on_start(start_report)
+
+        # The metrics of the updates that follow begin from none, so `sums` are empty.
+        point = make_eval_point(target, self.cursor, counts_by_set, self.config.cell.eval.samples)
+        self.cursor = replace(self.cursor, evaluation=eval_index, tokens=point.tokens, sums={})
+        self._record(point, counts_by_set[VALIDATION_SET])
+
         avg_at_k = next(iter(point.metrics.values()))  # of validation, the first
         self.outputs.on_progress(self.C, avg_at_k)
         if multiprocess.broadcast(self.checkpoint_due):
             self.save()
 
+    def _record(self, point: EvalPoint, of_validation: EvalCounts) -> None:
+        """Write a point to the ledger, and a few of its rollouts to samples.txt, in process 0."""
+        now = time.monotonic()
+        ledger = self.outputs.ledger
+        if ledger:
+            # A resumed run meets points that it has recorded; `append` ignores them.
+            if point.target not in ledger.targets:
+                write_samples(
+                    self.outputs.folder / "samples.txt",
+                    self.programs.task,
+                    self.base_policy.validation,
+                    of_validation,
+                    point,
+                )
+            seconds = now - self.last_point_at
+            ledger.append(point, seconds=seconds, devices=self.programs.device_count)
+        self.last_point_at = now
+
     @property
     def is_failing(self) -> bool:
         """Whether so many updates in a row were not finite that the run must end."""
-        return (
-            int(self.state.consecutive_nonfinite) >= self.config.cell.rl.max_consecutive_nonfinite
-        )
+        max_consecutive = self.config.cell.rl.max_consecutive_nonfinite
+        return int(self.state.consecutive_nonfinite) >= max_consecutive
 
     def fail(self) -> None:
         """Saves and records that the run broke off, and raises why."""
         M, skipped = self.cursor.M, int(self.state.consecutive_nonfinite)
         reason = (
-            f"loss or gradient not finite in the updates {M - skipped + 1} to {M}, {skipped} in a row; the policy "
-            "before them is saved. Lower cell.rl.learning_rate (under another name=), or check a loss or advantage of "
-            "your own"
+            f"loss or gradient not finite in the updates {M - skipped + 1} to {M}, {skipped} in a "
+            "row; the policy before them is saved. Lower cell.rl.learning_rate (under another "
+            "name=), or check a loss or advantage of your own"
         )
+
         self.save()
         self.checkpoints.wait()  # before the ledger says that the policy is saved
         if self.outputs.ledger:
@@ -366,15 +403,15 @@ class CellTrainer:
 
     @property
     def checkpoint_due(self) -> bool:
+        """By this process's clock."""
         return time.monotonic() - self.last_saved_at >= self.config.run.checkpoint_seconds
 
     def save(self) -> None:
+        """Save the state, and the rollouts that are in progress."""
         meta, pending_rollouts = self.opened.rollout_source.save()
-        state = (
-            place_moments(self.state, on_host=False)
-            if self.programs.moments_on_host
-            else self.state
-        )
+        state = self.state
+        if self.programs.moments_on_host:
+            state = place_moments(state, on_host=False)
         cursor = replace(self.cursor, pending=meta, seconds=time.monotonic() - self.last_point_at)
         self.checkpoints.save(state, cursor, pending_rollouts)
         self.last_saved_at = time.monotonic()

@@ -61,16 +61,19 @@ def open_cell(
     tokens = ProblemArrays(*programs.tokenize(base_policy.training).arrays)
     problem_table = jax.device_put(tokens, replicated(programs.mesh))
     restored = None
-    while restored is None:
+    while restored is None:  # of damaged checkpoints, the one before is tried
         state, cursor, base_params = _restore_state(programs, base_policy, checkpoints, is_recorded)
         if cursor.pending is not None and not programs.rollout_programs.can_restore(cursor.pending):
             warn(f"{cell.name}: rollouts in progress, of another mesh or grid, are sampled again")
             cursor = replace(cursor, pending=None)
+
+        # A cell whose n the gradient decides has the stages that the checkpoint knows of.
         cell_so_far = cell if cursor.growth is None else cell.with_stages(cursor.growth["stages"])
         cursor = begin_span(count_rollouts(cursor, cell_so_far), cell_so_far)
         problems = next_problems(programs, base_policy.training, problem_table, cell_so_far, cursor)
         source = programs.open_rollouts(problems)
         restored = OpenCell(programs, cell_so_far, state, cursor, base_params, problems, source)
+
         if cursor.pending is not None:
             try:
                 source.restore(
@@ -80,9 +83,10 @@ def open_cell(
                     ),
                     params=policy_params(state.params, base_params),
                 )
-            except CorruptCheckpoint:  # the one before it is taken
+            except CorruptCheckpoint:
                 source.close()
                 restored = None
+
     try:
         yield restored
     finally:
@@ -103,21 +107,23 @@ def _restore_state(
         if cursor.evaluation < 0 or is_recorded(cursor.evaluation):
             break
         checkpoints.set_aside(cursor.M, "is of no use: the ledger lacks an evaluation before it")
+
     reads_base = programs.reads_base_params
-    base_params = (
-        base_policy.load_params(programs.decoder.base, programs.mesh)
-        if reads_base or saved is None
-        else {}
-    )
+    base_params: Params = {}
+    if reads_base or saved is None:
+        base_params = base_policy.load_params(programs.decoder.base, programs.mesh)
     state, cursor = saved or (programs.init(base_params), RunCursor(M=0, evaluation=-1, tokens=0))
-    # the run broke off here, and is to continue
+
+    # The run broke off here, after too many updates that were not finite, and is to go on.
     if int(state.consecutive_nonfinite) >= max_nonfinite:
         zero = jax.device_put(np.int32(0), replicated(programs.mesh))
         state = state._replace(consecutive_nonfinite=zero)
     if programs.moments_on_host:
         state = place_moments(state, on_host=True)
+
     # A large policy is held once more only where it is read.
-    return state, cursor, programs.frozen_params(base_params) if reads_base else {}
+    frozen_params = programs.frozen_params(base_params) if reads_base else {}
+    return state, cursor, frozen_params
 
 
 def count_rollouts(cursor: RunCursor, cell: Cell) -> RunCursor:
@@ -150,21 +156,27 @@ def next_problems(
     next batches have. A new B_p begins a new epoch."""
     assert cursor.rollouts is not None, "a run counts them"
     span = cursor.spans[-1]
+
+    # Batches are counted from where B_p is what it is now: the order of an epoch is by B_p.
     spans_by_B_p = [list(spans) for _, spans in groupby(cursor.spans, lambda s: s.B_p)]
+    batches_before = spans_by_B_p[-1][0].batches
     order = EpochOrder(
         len(problems),
         span.B_p,
         cell.seed,
-        first_batch=cursor.batches - spans_by_B_p[-1][0].batches,
+        first_batch=cursor.batches - batches_before,
         first_epoch=EPOCHS_PER_SIZE * (len(spans_by_B_p) - 1),
         drop_above=programs.cell_config.rl.no_positive_resampling,
         saved_state=cursor.order,
         batches_ahead=cursor.pending["next_batch"] - cursor.M if cursor.pending else 0,
     )
+
+    # The update at which the schedule changes B_p or n: the first that reaches this C.
     switch = cell.next_switch(cursor.rollouts)
-    end_update = (
-        None if switch is None else cursor.M - (cursor.rollouts - switch) // (span.B_p * span.n)
-    )
+    end_update = None
+    if switch is not None:
+        end_update = cursor.M - (cursor.rollouts - switch) // (span.B_p * span.n)
+
     span_cell = Cell(span.B_p, span.n, cell.seed)
     return CellProblems(
         span_cell, problems, problem_table, order, first_update=cursor.M, end_update=end_update
