@@ -28,6 +28,7 @@ from isojax.distributed.sharding import Program, make_mesh
 from isojax.launch.local import compile_for_topology
 from isojax.launch.local.compile_for_topology import (
     AbstractTask,
+    Topology,
     compile_programs,
     confirm_sizes,
     run_in_child_process,
@@ -158,7 +159,7 @@ def verdict(config: Config, topology: str, gib: float, peaks: dict[str, int]) ->
 
     compile_for_topology.run_in_child_process = known_peaks
     try:
-        confirm_sizes(limited, budget, [(f"--topology {topology}", len(devices))])
+        confirm_sizes(limited, budget, [Topology(topology, len(devices))])
     except InputError as e:
         return False, str(e)
     return True, ""

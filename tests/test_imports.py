@@ -99,6 +99,11 @@ def rests_on(name: str) -> set[str]:
     return {name}.union(*(rests_on(lower) for lower in ROOMS[name]))
 
 
+@cache
+def syntax_tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> Iterator[Import]:
     """All imports of a file, those for type checkers included."""
 
@@ -119,7 +124,7 @@ def imports(path: Path) -> Iterator[Import]:
             is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             yield from visit(child, inside or is_function)
 
-    return visit(ast.parse(path.read_text()), False)
+    return visit(syntax_tree(path), False)
 
 
 def imports_in_strings(path: Path) -> Iterator[Import]:
@@ -139,7 +144,7 @@ def imports_in_strings(path: Path) -> Iterator[Import]:
             is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             yield from visit(child, inside or is_function)
 
-    return visit(ast.parse(path.read_text()), False)
+    return visit(syntax_tree(path), False)
 
 
 def modules_named_in(text: str) -> list[str]:
@@ -172,7 +177,7 @@ def loads_jax(module: str) -> bool:
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for path in MODULES.values():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax_tree(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield f"{path.relative_to(PACKAGE)}:{node.name}", node
 
@@ -275,7 +280,7 @@ def test_no_two_classes_have_one_name() -> None:
     names = [
         node.name
         for path in MODULES.values()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(syntax_tree(path))
         if isinstance(node, ast.ClassDef)
     ]
     assert not duplicates(names)
@@ -297,12 +302,13 @@ def test_functions_have_few_parameters() -> None:
 
 
 def test_the_test_itself_sees_a_wrong_import(tmp_path: Path) -> None:
-    path = tmp_path / "x.py"
+    path = tmp_path / "imports.py"
     path.write_text("import jax.numpy as jnp\ndef f():\n    from isojax.rl import gradient\n")
     assert list(imports(path)) == [
         Import("jax.numpy", False, 1),
         Import("isojax.rl.gradient", True, 3),
     ]
+    path = tmp_path / "strings.py"
     path.write_text(
         '"""As isojax.cli.app does."""\n'
         'import_module("isojax.rl.gradient")\n'

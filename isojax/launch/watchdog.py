@@ -29,7 +29,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from isojax.core.terminal import guard_output, printable, warn
 
@@ -57,12 +57,18 @@ NAME = "name"
 HELLO = "hello"
 
 # What a user reads.
+SILENT_SECONDS = BEAT_SECONDS * SILENT_BEATS
 WHAT_HAPPENED = {
     LOST: "ended before the run did",
-    SILENT: f"gave no sign for {BEAT_SECONDS * SILENT_BEATS:.0f} seconds (stopped, frozen or cut off)",
+    SILENT: f"gave no sign for {SILENT_SECONDS:.0f} seconds (stopped, frozen or cut off)",
 }
 LOOK_AT_LOG = "The last lines of the other process say why."
 RESTART_ADVICE = "Start all processes again with --resume."
+
+
+class FirstFailure(NamedTuple):
+    name: str  # of the process that failed
+    end_by: float  # when this one has to have ended, by time.monotonic()
 
 
 @dataclass(eq=False)
@@ -79,26 +85,33 @@ class Peer:
 
 
 class Watchdog:
+    """Watches one process, its parent, and listens to the watchdogs of the others."""
+
     def __init__(self, name: str, address: str, port: int, listener: int | None, num_peers: int):
         """`listener`: the descriptor of the socket to which all `num_peers` other watchdogs
         connect; None where this one connects, to `address` and `port`."""
-        self.name, self.parent_pid, self.token = name, os.getppid(), os.environ[TOKEN_VARIABLE]
-        self.address, self.port, self.missing_peers = address, port, num_peers
+        self.name = name  # of the parent, as the others hear of it
+        self.address = address
+        self.port = port
         self.listener = None if listener is None else socket.socket(fileno=listener)
+        self.token = os.environ[TOKEN_VARIABLE]
 
         # connections without the token yet, the oldest first
         self.strangers: list[asyncio.StreamWriter] = []
         self.peers: list[Peer] = []
+        self.missing_peers = num_peers
+        self.first_failure: FirstFailure | None = None
+
+        self.parent_pid = os.getppid()
         self.parent_stopped_beats = 0
         self.is_leaving = False  # whether the parent has ended, and the others have been notified
-        # who failed first, and when this parent has to have ended
-        self.first_failure: tuple[str, float] | None = None
 
     async def run(self) -> None:
         """Watch until the parent has ended, or has to end. OSError where process 0 does not
         answer."""
-        loop, parent_message = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda *_: None)  # a connection that breaks while it is accepted
+        parent_message = asyncio.Event()  # it says how the parent ends, or breaks off
         loop.add_reader(sys.stdin.fileno(), parent_message.set)
         await self._meet_peers()
 
@@ -140,15 +153,12 @@ class Watchdog:
 
         kind, _, text = hello.decode(errors="replace").rstrip("\n").partition(" ")
         token, _, name = text.partition(" ")
-        if (
-            kind != HELLO
-            or not hmac.compare_digest(token.encode(), self.token.encode())
-            or not self.missing_peers
-        ):
+        has_token = hmac.compare_digest(token.encode(), self.token.encode())
+        if kind != HELLO or not has_token or not self.missing_peers:
             return writer.close()
 
         self.missing_peers -= 1
-        if not self.missing_peers:
+        if not self.missing_peers:  # nothing needs to listen any more
             for stranger in self.strangers:
                 stranger.close()
             self.server.close()
@@ -173,13 +183,16 @@ class Watchdog:
             self._end_parent(LOST, peer.name)
 
     def _hear(self, peer: Peer, kind: str, about: str) -> None:
+        """A line of another watchdog. That of process 0, to which all are connected, tells the
+        others of a failure; of a loss it does so in `_end_parent`."""
         if kind == NAME:
             peer.name = about
         elif kind == BYE:
             peer.said_goodbye = True
         elif kind == FAILED:
             peer.said_goodbye = True
-            self.first_failure = self.first_failure or (about, time.monotonic() + GRACE_SECONDS)
+            if self.first_failure is None:
+                self.first_failure = FirstFailure(about, time.monotonic() + GRACE_SECONDS)
             self._send_all(FAILED, about, except_to=peer)
         elif kind == SILENT or (kind == LOST and about != self.name):
             self._end_parent(kind, about)
@@ -187,17 +200,18 @@ class Watchdog:
     def _beat(self) -> None:
         """Give the others a sign, and look at all that may be lost."""
         self._send_all(BEAT, self.name)
-        if self.first_failure is not None and time.monotonic() > self.first_failure[1]:
-            self._end_parent(LOST, self.first_failure[0])
+        if self.first_failure is not None and time.monotonic() > self.first_failure.end_by:
+            self._end_parent(LOST, self.first_failure.name)
 
         for peer in self.peers:
             peer.silent_beats += 1
             if peer.silent_beats > SILENT_BEATS and peer.name:
                 self._end_parent(SILENT, peer.name)
 
-        self.parent_stopped_beats = (
-            self.parent_stopped_beats + 1 if is_stopped(self.parent_pid) else 0
-        )
+        if is_stopped(self.parent_pid):
+            self.parent_stopped_beats += 1
+        else:
+            self.parent_stopped_beats = 0
         if self.parent_stopped_beats > SILENT_BEATS:
             self._end_parent(SILENT, self.name)
 
@@ -211,17 +225,15 @@ class Watchdog:
         is gone, wait for that news, which `_follow` prints."""
         self.is_leaving = True
         self._send_all(end_kind, self.name)
+        if end_kind != LOST or self.listener is not None:
+            return
         deadline = time.monotonic() + LOSS_REPORT_TIMEOUT
-        while (
-            end_kind == LOST
-            and self.listener is None
-            and self.peers
-            and time.monotonic() < deadline
-        ):
+        while self.peers and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
 
     def _end_parent(self, kind: str, name: str) -> None:
         """Let this process end, as that of `name` is lost; the others hear of it first."""
+        # Where the parent of process 0 ended first, the others follow from that, not from `name`.
         parent_ended_first = not self._has_parent() and self.listener is not None
         if parent_ended_first:
             self._send_all(LOST, self.name)
@@ -233,12 +245,13 @@ class Watchdog:
         message = f"error: {name} {WHAT_HAPPENED[kind]}, so {consequence}. {advice}"
         print(printable(message), file=sys.stderr, flush=True)
 
+        # The parent reads this, and ends (watchdog_client.py); a stopped one cannot.
         with suppress(OSError):
             print(LOST, flush=True)
         deadline = time.monotonic() + GRACE_SECONDS
-        while (
-            time.monotonic() < deadline and self._has_parent() and not is_stopped(self.parent_pid)
-        ):
+        while time.monotonic() < deadline:
+            if not self._has_parent() or is_stopped(self.parent_pid):
+                break
             time.sleep(0.05)
         if self._has_parent():
             os.kill(self.parent_pid, signal.SIGKILL)

@@ -22,6 +22,9 @@ from isojax.launch.watchdog import (
 
 
 class WatchdogClient(AbstractContextManager["WatchdogClient"]):
+    """Starts this process's watchdog, and tells it at the end of the context how the process
+    ends."""
+
     def __init__(
         self,
         process_id: int,
@@ -37,7 +40,8 @@ class WatchdogClient(AbstractContextManager["WatchdogClient"]):
         why has been said by then."""
         host_and_pid = f"on {socket.gethostname()}, pid {os.getpid()}"
         self._name = f"process {process_id} of {num_processes} ({host_and_pid})"
-        self._on_peer_lost, self._is_leaving = on_peer_lost, False
+        self._on_peer_lost = on_peer_lost
+        self._is_leaving = False  # whether this process has told its watchdog how it ends
 
         listener_fd = None if listener is None else listener.fileno()
         arguments = {
@@ -52,7 +56,7 @@ class WatchdogClient(AbstractContextManager["WatchdogClient"]):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=() if listener_fd is None else (listener_fd,),
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C of a terminal is not for it
             env={**os.environ, TOKEN_VARIABLE: token},
         )
         threading.Thread(target=self._follow_watchdog, daemon=True, name="watchdog").start()
@@ -68,8 +72,11 @@ class WatchdogClient(AbstractContextManager["WatchdogClient"]):
         code = self._watchdog.wait()
         if self._is_leaving or code == UNREACHABLE_CODE:  # of which it has warned
             return
-        message = f"error: the watchdog of {self._name} ended before the run did (exit code {code}), so it ends too."
-        print(printable(f"{message} {RESTART_ADVICE}"), file=sys.stderr, flush=True)
+        message = (
+            f"error: the watchdog of {self._name} ended before the run did (exit code {code}), so"
+            f" it ends too. {RESTART_ADVICE}"
+        )
+        print(printable(message), file=sys.stderr, flush=True)
         self._on_peer_lost()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

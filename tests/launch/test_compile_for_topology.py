@@ -211,9 +211,9 @@ def confirmed_sizes(
 
 
 def test_larger_topologies() -> None:
-    names = [name.removeprefix("--topology ") for name, _ in larger_topologies("v5e:4x4", 16)]
+    names = [larger.name for larger in larger_topologies("v5e:4x4", 16)]
     assert names[:4] == ["v5e:4x4", "v5e:4x8", "v5e:8x8", "v5e:8x16"]
-    assert larger_topologies("v5p:2x2x1", 4)[2] == ("--topology v5p:2x2x4", 16)
+    assert larger_topologies("v5p:2x2x1", 4)[2] == ("v5p:2x2x4", 16)
 
 
 class Refused:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from isojax.core.nouns import Problem
-from isojax.launch.local.difficulty_run import difficulty_part, split_into_parts
+from isojax.launch.local.difficulty_parts import difficulty_part, split_into_parts
 
 PROBLEMS = [Problem(7 * i, f"p{i}", str(i)) for i in range(20)]
 

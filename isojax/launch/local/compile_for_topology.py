@@ -3,7 +3,8 @@ devices or on chips that are not here. Nothing is run: no weights, tokenizer or 
 
 `launch --dry-run --topology`: a sweep's sizes chosen for TPUs that are not here, and confirmed by
 their compiler. Where compiler and planner disagree, the compiler is right: what it finds too large
-is chosen again, smaller."""
+is chosen again, smaller.
+"""
 
 import importlib.util
 import multiprocessing
@@ -14,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -44,7 +45,8 @@ from isojax.tasks.turns import describe_turns, find_reply
 from isojax.train.programs import SweepPrograms
 
 T = TypeVar("T")
-# What libtpu's compiler says of a program that, with its arguments, exceeds a chip's memory
+MAX_COMPILATIONS = 3  # of a program, each time with smaller sizes
+# What libtpu's compiler says of a program that, with its arguments, exceeds a chip's memory.
 OOM_PATTERNS = (
     r"HLO temporaries \(([\d.]+)([MGT])\) exceeds available HBM",
     r"Used ([\d.]+)([MGT]) of [\d.]+[MGT]",
@@ -80,7 +82,8 @@ def topology_devices(topology: str) -> list[Any]:
         return list(get_topology_desc(platform="tpu", topology_name=topology).devices)
     except (jax.errors.JaxRuntimeError, ValueError) as e:
         raise InputError(
-            f"--topology {topology}: {e}. Expected a kind of TPU and its chips, such as v5e:4x4, v5p:2x2x2 or v6e:2x4."
+            f"--topology {topology}: {e}. Expected a kind of TPU and its chips, such as v5e:4x4,"
+            " v5p:2x2x2 or v6e:2x4."
         ) from e
 
 
@@ -92,7 +95,8 @@ def program_peak(function: Any, arguments: tuple[Any, ...]) -> int:
         return function.lower(*arguments).compile().memory_analysis().peak_memory_in_bytes
     except jax.errors.JaxRuntimeError as e:
         for pattern in OOM_PATTERNS:
-            if match := re.search(pattern, str(e)):
+            match = re.search(pattern, str(e))
+            if match:
                 needed, unit = match.groups()
                 return int(float(needed) * UNIT_BYTES[unit])
         raise
@@ -102,11 +106,14 @@ def build_abstract_programs(
     cell: CellConfig, sweep: SweepConfig, pairs: Sequence[tuple[int, int]], mesh: Mesh, task: Any
 ) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """The jitted functions of a sweep that take the most memory, and their arguments' shapes, by
-    name: `train` where the device verifies; else `weights` of the sampler, `decode`, its chunk, and
-    `learn`. `pairs`: every (B_p, n). `task`: a Task or an AbstractTask."""
-    programs = SweepPrograms(
-        cell.with_settings(rl={"max_staleness": None}), sweep, pairs, mesh, task
-    )
+    name.
+
+    That is `train` where the device verifies; else `weights` of the sampler, `decode`, its chunk,
+    and `learn`. pairs: every (B_p, n). task: a Task or an AbstractTask.
+    """
+    # An asynchronous run has the same ones, in two threads.
+    synchronous_cell = cell.with_settings(rl={"max_staleness": None})
+    programs = SweepPrograms(synchronous_cell, sweep, pairs, mesh, task)
     rollouts: Any = programs.rollout_programs
     main_programs = rollouts.main_programs(programs.update_shapes(ASSUMED_TRAINING_PROBLEMS))
     return {
@@ -114,53 +121,72 @@ def build_abstract_programs(
     }
 
 
-MAX_COMPILATIONS = 3  # of a program, each time with smaller sizes
+class Topology(NamedTuple):
+    name: str  # such as v5e:4x4
+    chips: int
 
 
-def larger_topologies(topology: str, devices: int) -> list[tuple[str, int]]:
-    """(name, devices) of this topology and larger ones: the last of its shortest sides is doubled
-    each time."""
+class TopologyPlan(NamedTuple):
+    """Of what a sweep for chips that are not here is planned."""
+
+    config: Config  # with the model and precision of runs there
+    devices: list[Any]  # the topology's chips
+    budget: DeviceBudget
+
+
+def larger_topologies(topology: str, chips: int) -> list[Topology]:
+    """This topology and larger ones: the last of its shortest sides is doubled each time."""
     kind, _, sides = topology.partition(":")
-    shape, topologies = [int(side) for side in sides.split("x")], []
+    shape = [int(side) for side in sides.split("x")]
+    topologies = []
     for doublings in range(device_budget.MAX_MESH_GROWTH.bit_length()):
-        topologies.append((f"--topology {kind}:{'x'.join(map(str, shape))}", devices << doublings))
-        shape[max(i for i, side in enumerate(shape) if side == min(shape))] *= 2
+        shape_text = "x".join(map(str, shape))
+        topologies.append(Topology(f"{kind}:{shape_text}", chips << doublings))
+        last_shortest = max(i for i, side in enumerate(shape) if side == min(shape))
+        shape[last_shortest] *= 2
     return topologies
 
 
-def topology_budget(config: Config, topology: str) -> tuple[Config, list[Any], DeviceBudget]:
-    """The config with the model and precision of runs on a topology, its chips, and what a sweep
-    may take of them."""
+def topology_budget(config: Config, topology: str) -> TopologyPlan:
+    """What a sweep may take of the chips of a topology; InputError where it cannot run there."""
     if config.run.sampler_mesh:
         raise InputError(
-            "--topology plans one mesh, and run.sampler_mesh is set; leave it out, plan each by --mesh."
+            "--topology plans one mesh, and run.sampler_mesh is set; leave it out, plan each by"
+            " --mesh."
         )
     for key in ("decode_attention", "forward_attention"):
-        if (kernel := getattr(config.sweep, key)) not in (None, "plain", "pallas"):
+        kernel = getattr(config.sweep, key)
+        if kernel not in (None, "plain", "pallas"):
             raise InputError(
-                f"--topology {topology}: sweep.{key}={kernel} is for GPUs; expected plain or pallas."
+                f"--topology {topology}: sweep.{key}={kernel} is for GPUs; expected plain or"
+                " pallas."
             )
     jax.config.update("jax_platforms", "cpu")  # TPUs of this machine stay free
-    model, precision = config.cell.model, config.cell.precision.for_platform("tpu")
+
+    model = config.cell.model
     if model.path and model.vocab and not os.path.isdir(model.path):
         console.print(
             f"{model.path} is not on this machine: the plan takes the model's shape from the config"
         )
         model = model.model_copy(update={"path": None})
     model = hf_load.resolve_model(model)
+    precision = config.cell.precision.for_platform("tpu")
     cell = with_task_defaults(config.cell).with_settings(model=model, precision=precision)
     config = config.model_copy(update={"cell": cell})
-    task, devices = _planning_task(config), topology_devices(topology)
+
+    task = _planning_task(config)
+    devices = topology_devices(topology)
     chip_gib, _ = find_chip(devices[0].device_kind)
-    mesh = parse_mesh(config.run.mesh, len(devices))
-    memory = int(GIB * (config.run.device_memory or chip_gib))
-    pairs = sorted({pair for cell in plan_cells(config.sweep) for pair in cell.pairs})
-    policy = describe_sizes(model, model.vocab or task.vocab)
-    return (
-        config,
-        devices,
-        DeviceBudget(config.cell, pairs, mesh, policy, task.on_device, "tpu", memory),
+    budget = DeviceBudget(
+        config.cell,
+        pairs=sorted({pair for cell in plan_cells(config.sweep) for pair in cell.pairs}),
+        mesh=parse_mesh(config.run.mesh, len(devices)),
+        policy=describe_sizes(model, model.vocab or task.vocab),
+        on_device=task.on_device,
+        backend="tpu",
+        device_memory=int(GIB * (config.run.device_memory or chip_gib)),
     )
+    return TopologyPlan(config, devices, budget)
 
 
 def compile_for_topology(config: Config, topology: str) -> None:
@@ -169,49 +195,58 @@ def compile_for_topology(config: Config, topology: str) -> None:
     cells = plan_cells(config.sweep)
     algorithm.check_algorithm(config.cell.rl, cells)
     config, devices, budget = topology_budget(config, topology)
-    (_, rates), topologies = (
-        find_chip(devices[0].device_kind),
-        larger_topologies(topology, len(devices)),
-    )
-    mesh = budget.mesh
+
     kind = devices[0].device_kind
-    gib = format_bytes(budget.device_memory)
-    chips = f"{mesh.devices} of the {len(devices)} chips of {topology} ({kind}, {gib} each), mesh {config.run.mesh}"
+    num_chips = len(devices)
+    mesh_chips = budget.mesh.devices
+    chips = (
+        f"{mesh_chips} of the {num_chips} chips of {topology} ({kind},"
+        f" {format_bytes(budget.device_memory)} each), mesh {config.run.mesh}"
+    )
     console.print(f"{config.name} on {chips}")
-    config = config.model_copy(update={"sweep": confirm_sizes(config, budget, topologies)})
-    concurrent = min(
-        config.run.cells_at_once or len(cells), len(devices) // mesh.devices, len(cells)
-    )
-    sizes = budget.sizes(config.sweep)
+    sweep = confirm_sizes(config, budget, larger_topologies(topology, num_chips))
+    config = config.model_copy(update={"sweep": sweep})
+
+    concurrent = min(config.run.cells_at_once or len(cells), num_chips // mesh_chips, len(cells))
+    _, rates = find_chip(kind)
     forecast = time_estimate.forecast_from_rates(
-        sizes, cells, config.sweep.budget, concurrent, rates
+        budget.sizes(sweep), cells, sweep.budget, concurrent, rates
     )
-    description = f"it fits, by the compiler's figures: {concurrent} run{'s' * (concurrent > 1)} at once, {chips}"
+    runs = f"{concurrent} run{'s' * (concurrent > 1)} at once"
+    description = f"it fits, by the compiler's figures: {runs}, {chips}"
     print_plan(config, cells, f"{config.run.dir}/{config.name}", description, budget, forecast)
+
     console.print(algorithm.describe_algorithm(config.cell.rl), markup=False)
     if _planning_task(config).stops.has_turns:
         console.print(describe_turns(config.cell), markup=False)
     model_path = config.cell.model.path  # None where it is not on this machine
-    if model_path and (excess := describe_excess(Path(model_path), config.cell.sampling)):
-        warn(excess)
+    if model_path:
+        excess = describe_excess(Path(model_path), config.cell.sampling)
+        if excess:
+            warn(excess)
 
 
 def confirm_sizes(
-    config: Config, budget: DeviceBudget, topologies: list[tuple[str, int]]
+    config: Config, budget: DeviceBudget, topologies: Sequence[Topology]
 ) -> SweepConfig:
     """The sweep with sizes that the compiler confirms for the first topology; InputError names what
-    would fit."""
-    requested, topology = config.sweep, topologies[0][0].split()[1]
+    would fit, on that one or on a larger one."""
+    requested = config.sweep
+    topology = topologies[0].name
+    device_counts = [(f"--topology {larger.name}", larger.chips) for larger in topologies]
+
     device_budget.check_moments(requested, budget)
     sweep = fit_to_memory(requested, budget) or budget.smallest_sizes(requested)
-    confirmed_bytes = dict[str, int]()
     memory = budget.estimate(sweep)
-    # by more than the estimate may be wrong
+    # Where the estimate is over by more than it may be wrong, no compiler needs to be asked.
     if memory.peak * device_budget.MEMORY_UTILIZATION > budget.device_memory:
         shortage = device_budget.describe_shortage(sweep, budget)
-        raise InputError(f"{shortage} {device_budget.suggest_fit(requested, budget, topologies)}")
+        suggestion = device_budget.suggest_fit(requested, budget, device_counts)
+        raise InputError(f"{shortage} {suggestion}")
 
-    # The compiler corrects the estimate of a program that is over, until sizes fit or none do.
+    # The compiler corrects the estimate of a program that is over, until sizes fit or none do. A
+    # program that it has found to fit is compiled again only where its estimate has grown.
+    confirmed_bytes = dict[str, int]()
     for _ in range(MAX_COMPILATIONS):
         console.print(f"compiling with {format_sizes(sweep)}")
         unconfirmed = [
@@ -222,33 +257,31 @@ def confirm_sizes(
         try:
             peaks = run_in_child_process(compile_programs, config, sweep, topology, unconfirmed)
         except RunFailed as e:
-            suggestion = device_budget.suggest_mesh(requested, budget, topologies)
+            suggestion = device_budget.suggest_mesh(requested, budget, device_counts)
             raise InputError(
                 f"the TPU's compiler fails on mesh {budget.mesh}: {e} {suggestion}"
             ) from e
-        needed = {program: peak + memory.resident_bytes(program) for program, peak in peaks.items()}
+
+        needed = {name: peak + memory.resident_bytes(name) for name, peak in peaks.items()}
         console.print(usage_table(needed, memory, budget.device_memory))
-        excess = {
-            name: size / budget.device_memory
-            for name, size in needed.items()
-            if size > budget.device_memory
-        }
-        if not excess:
+        over = {name: size for name, size in needed.items() if size > budget.device_memory}
+        if not over:
             return sweep
 
-        confirmed_bytes |= {
-            program: memory.program_bytes[program] for program in peaks.keys() - excess.keys()
-        }
-        limits = {
-            program: memory.program_bytes[program] / factor for program, factor in excess.items()
-        }
-        budget = replace(budget, program_limits={**budget.program_limits, **limits})
+        for name in peaks.keys() - over.keys():
+            confirmed_bytes[name] = memory.program_bytes[name]
+        # What the estimate of a program may be, so that what it really takes fits.
+        limits = dict(budget.program_limits)
+        for name, size in over.items():
+            limits[name] = memory.program_bytes[name] / (size / budget.device_memory)
+        budget = replace(budget, program_limits=limits)
         smaller_sweep = fit_to_memory(requested, budget)
         if smaller_sweep is None:
             break
-        sweep, memory = smaller_sweep, budget.estimate(smaller_sweep)
+        sweep = smaller_sweep
+        memory = budget.estimate(sweep)
 
-    suggestion = device_budget.suggest_fit(requested, budget, topologies)
+    suggestion = device_budget.suggest_fit(requested, budget, device_counts)
     raise InputError(
         f"with {format_sizes(sweep)} it does not fit, by the compiler's figures. {suggestion}"
     )
@@ -273,6 +306,7 @@ def programs_on_topology(
     jax.config.update("jax_platforms", "cpu")
     # What is compiled for chips that are not here cannot be read back from the cache.
     jax.config.update("jax_enable_compilation_cache", False)
+
     devices = topology_devices(topology)
     shape = parse_mesh(config.run.mesh, len(devices))
     mesh = make_mesh(shape, devices)
@@ -286,24 +320,39 @@ def compile_programs(
 ) -> dict[str, int]:
     """Bytes that these programs take at their peaks by their compiler; RunFailed where it fails."""
     try:
-        # which compiles the one that makes the sampler's weights
+        # This compiles the one that makes the sampler's weights.
         built = programs_on_topology(config, sweep, topology)
         return {program: program_peak(*built[program]) for program in programs}
     except jax.errors.JaxRuntimeError as e:
-        raise RunFailed(f"{str(e).partition(chr(10))[0].strip().rstrip('.')}.") from e
+        raise RunFailed(f"{first_line(e)}.") from e
+
+
+def first_line(error: Exception) -> str:
+    """Of a compiler's message, without its full stop."""
+    line, _, _ = str(error).partition("\n")
+    return line.strip().rstrip(".")
 
 
 def usage_table(needed: dict[str, int], memory: MemoryEstimate, device_memory: int) -> TextTable:
+    """needed: bytes of a device while each program runs, by the compiler."""
     rows = []
     for program, size in needed.items():
-        resident, excess = memory.resident_bytes(program), size - device_memory
-        columns = (size - resident, size, memory.program_bytes[program] + resident)
+        resident = memory.resident_bytes(program)
+        planned = memory.program_bytes[program] + resident
+        excess = size - device_memory
         verdict = "fits" if excess <= 0 else f"over by {_format_gib(excess)}"
-        rows.append([program, *map(_format_gib, columns), verdict])
-    headings = ("program", "the program alone", "in a run", "planned", "")
+        rows.append(
+            [
+                program,
+                _format_gib(size - resident),
+                _format_gib(size),
+                _format_gib(planned),
+                verdict,
+            ]
+        )
     return TextTable(
         f"GiB of a device, of {_format_gib(device_memory)}",
-        headings,
+        ("program", "the program alone", "in a run", "planned", ""),
         rows,
         text_columns=1,
         last_is_text=True,
@@ -320,11 +369,13 @@ def _planning_task(config: Config) -> Any:
     responses."""
     if build_device_task(config.cell.task) is not None:
         return build_task(config.cell)
+
     vocab = hf_load.resolve_model(config.cell.model).vocab
     if vocab is None:
-        problem = "cell.model.vocab is null and cell.task is in text: nothing says how many tokens there are"
-        fix = "Add a model's config, such as models/llama-3.1-8b-instruct, or set cell.model.vocab"
-        raise InputError(f"{problem}. {fix}.")
-    return AbstractTask(
-        vocab, StopConditions((0,), None, host_replies=find_reply(config.cell.task) is not None)
-    )
+        raise InputError(
+            "cell.model.vocab is null and cell.task is in text: nothing says how many tokens there"
+            " are. Add a model's config, such as models/llama-3.1-8b-instruct, or set"
+            " cell.model.vocab."
+        )
+    host_replies = find_reply(config.cell.task) is not None
+    return AbstractTask(vocab, StopConditions((0,), None, host_replies=host_replies))

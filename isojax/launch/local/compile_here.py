@@ -9,7 +9,7 @@ from isojax.core.errors import InputError, RunFailed
 from isojax.core.shapes import ASSUMED_TRAINING_PROBLEMS
 from isojax.launch.device_budget import format_sizes, suggest_fit
 from isojax.launch.display import console
-from isojax.launch.local.compile_for_topology import program_peak, usage_table
+from isojax.launch.local.compile_for_topology import first_line, program_peak, usage_table
 from isojax.launch.local.setup import SweepSetup
 from isojax.train.programs import SweepPrograms
 
@@ -17,18 +17,19 @@ from isojax.train.programs import SweepPrograms
 def compile_here(setup: SweepSetup) -> None:
     """Compiles the programs that take the most memory, and prints what they take; InputError where
     that is more than a device has."""
-    config, budget = setup.config, setup.device_budget
+    config = setup.config
+    budget = setup.device_budget
     if config.run.sampler_mesh is not None:
         raise InputError(
-            "--compile plans one mesh, and run.sampler_mesh is set; leave it out, plan each by --mesh."
+            "--compile plans one mesh, and run.sampler_mesh is set; leave it out, plan each by"
+            " --mesh."
         )
 
     programs = setup.programs[0]
-    # an asynchronous run has the same ones, in two threads
     if config.cell.rl.max_staleness is not None:
+        # An asynchronous run has the same ones, in two threads.
         cell = config.cell.with_settings(rl={"max_staleness": None})
-        pairs = budget.pairs
-        programs = SweepPrograms(cell, config.sweep, pairs, programs.mesh, setup.task)
+        programs = SweepPrograms(cell, config.sweep, budget.pairs, programs.mesh, setup.task)
     rollouts: Any = programs.rollout_programs
     main_programs = rollouts.main_programs(programs.update_shapes(ASSUMED_TRAINING_PROBLEMS))
 
@@ -37,26 +38,21 @@ def compile_here(setup: SweepSetup) -> None:
     needed = {}
     for name, (program, arguments) in main_programs.items():
         try:
-            needed[name] = program_bytes(
-                program.jitted, arguments, budget.backend
-            ) + memory.resident_bytes(name)
+            of_program = program_bytes(program.jitted, arguments, budget.backend)
         except jax.errors.JaxRuntimeError as e:
-            raise RunFailed(
-                f"the compiler fails at {name}: {str(e).partition(chr(10))[0].strip().rstrip('.')}."
-            ) from e
+            raise RunFailed(f"the compiler fails at {name}: {first_line(e)}.") from e
+        needed[name] = of_program + memory.resident_bytes(name)
 
     console.print(usage_table(needed, memory, budget.device_memory))
     if max(needed.values()) > budget.device_memory:
-        counts = (
-            [budget.mesh.devices << doublings for doublings in range(1, 4)]
-            if budget.backend != "cpu"
-            else []
-        )
-        suggestion = suggest_fit(
-            config.sweep, budget, [(f"{count} such devices", count) for count in counts]
-        )
+        # More of a CPU's devices, which share its memory, are no help.
+        doublings = range(1, 4) if budget.backend != "cpu" else ()
+        counts = [budget.mesh.devices << k for k in doublings]
+        larger_meshes = [(f"{count} such devices", count) for count in counts]
+        suggestion = suggest_fit(config.sweep, budget, larger_meshes)
         raise InputError(
-            f"with {format_sizes(config.sweep)} it does not fit, by the compiler's figures. {suggestion}"
+            f"with {format_sizes(config.sweep)} it does not fit, by the compiler's figures."
+            f" {suggestion}"
         )
 
 

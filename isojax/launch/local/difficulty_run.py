@@ -1,17 +1,13 @@
 """`isojax difficulty`: label problems by the base model's avg@k (`labels.jsonl`, appended to;
 `labels.csv`), show some responses (`samples.txt`), draw the histogram (the paper's Fig. 2), and
-write `splits/`, a TFDS data set to train on. Its parts are by the base model's avg@16 (the paper's
-section 3, Fig. 14): very_easy (.6, .9], easy [.3, .6], hard [0, .0625]; extremely_hard 0 of 128."""
+write `splits/`, a TFDS data set of the parts of difficulty_parts.py to train on.
+"""
 
-import csv
-import io
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
-from scipy.stats import norm
 
 from isojax.core.atomic_files import write_text
 from isojax.core.config import CellConfig, Config, DataConfig
@@ -21,6 +17,13 @@ from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch.display import print_line
+from isojax.launch.local.difficulty_parts import (
+    DIFFICULTY_RANGES,
+    EXTREMELY_HARD,
+    difficulty_part,
+    labels_csv,
+    split_into_parts,
+)
 from isojax.launch.local.label_samples import SAMPLES_FILE, LabelSamples
 from isojax.launch.local.setup import open_task, print_warnings, resolve_config, start_jax
 from isojax.launch.planner import resolve_sweep_sizes
@@ -52,8 +55,6 @@ LABELS_FILE = "labels.jsonl"
 EXTRA_LABELS_FILE = "labels-128.jsonl"
 TABLE_FILE = "labels.csv"
 SPLITS_FOLDER = "splits"
-DIFFICULTY_RANGES = {"very_easy": (0.6, 0.9), "easy": (0.3, 0.6), "hard": (0.0, 0.0625)}
-EXTREMELY_HARD = "extremely_hard"
 EXTREMELY_HARD_ATTEMPTS = 128
 
 
@@ -66,10 +67,14 @@ def label_difficulty(
     server: ServerOptions | None = None,
 ) -> dict[str, list[Problem]]:
     """Label at most `cell.data.candidates` problems, and write all that the module says; returns
-    the splits. `held_out` problems of each part are for validation; `extremely_hard` samples
-    unsolved ones 128 times. InputError, before any work, where the problems, the model or the
-    folder cannot be used. `server`: who samples, instead of isojax; RunFailed where it does not
-    answer: the next call goes on."""
+    the splits.
+
+    held_out: problems of each part that are for validation. extremely_hard: whether problems that
+    are not solved are sampled 128 times. server: who samples, instead of isojax.
+
+    InputError, before any work, where the problems, the model or the folder cannot be used;
+    RunFailed where the server does not answer: the next call goes on.
+    """
     engine = None if server is None else name_engine(server)
     config = _prepare(config, folder, engine)
     cell = config.cell
@@ -80,26 +85,35 @@ def label_difficulty(
             task.start_verifier().on_failure = lambda kind, what_happened: warn(
                 f"verifier {kind}, each of reward 0; the first: {what_happened}"
             )
+
         labels = Labels(config, task, folder, engine)
-        label_subset = (
-            labels.by_model(on_progress)
-            if server is None
-            else labels.by_server(server, on_progress)
-        )
-        labelled, unsolved = _label_problems(cell, labels, label_subset, extremely_hard)
+        if server is None:
+            label_subset = labels.by_model(on_progress)
+        else:
+            label_subset = labels.by_server(server, on_progress)
+        labelled = label_subset(LABELS_FILE, labels.problems, cell.data.attempts)
+        unsolved: list[Problem] = []
+        if extremely_hard:
+            unsolved = _sample_unsolved(labelled, labels, label_subset)
+
     splits = split_into_parts(labelled, unsolved, held_out, cell.data.seed)
-    write_text(folder / TABLE_FILE, _labels_csv(labelled))
-    ranges = DIFFICULTY_RANGES | ({EXTREMELY_HARD: (0.0, 0.0)} if extremely_hard else {})
-    unsolved_ids = {p.id for p in unsolved}
-    labels = [(p.solved, p.attempts, EXTREMELY_HARD) for p in unsolved]
-    labels += [
-        (p.solved, p.attempts, difficulty_part(p) or UNUSED)
-        for p in labelled
-        if p.id not in unsolved_ids
-    ]
-    draw_difficulty(labels, ranges, folder)
+    write_text(folder / TABLE_FILE, labels_csv(labelled))
+    _draw_histogram(labelled, unsolved, extremely_hard, folder)
     write_dataset(folder / SPLITS_FOLDER, splits, describe_label_settings(cell, engine))
     return splits
+
+
+def _draw_histogram(
+    labelled: Sequence[Problem], unsolved: Sequence[Problem], extremely_hard: bool, folder: Path
+) -> None:
+    """Each problem once: those that are unsolved in 128 attempts by these."""
+    ranges = DIFFICULTY_RANGES | ({EXTREMELY_HARD: (0.0, 0.0)} if extremely_hard else {})
+    unsolved_ids = {p.id for p in unsolved}
+    bars = [(p.solved, p.attempts, EXTREMELY_HARD) for p in unsolved]
+    for p in labelled:
+        if p.id not in unsolved_ids:
+            bars.append((p.solved, p.attempts, difficulty_part(p) or UNUSED))
+    draw_difficulty(bars, ranges, folder)
 
 
 def print_labelling_plan(config: Config, folder: Path, server: ServerOptions | None = None) -> None:
@@ -112,11 +126,13 @@ def print_labelling_plan(config: Config, folder: Path, server: ServerOptions | N
         problems = _read_problems(cell, task, folder)
         rollouts = len(problems) * cell.data.attempts
         print_line(
-            f"{len(problems):,} problems by avg@{cell.data.attempts}, {rollouts:,} rollouts: labels in {folder}"
+            f"{len(problems):,} problems by avg@{cell.data.attempts}, {rollouts:,} rollouts: labels"
+            f" in {folder}"
         )
         if engine is not None:
             print_line(f"sampled by {describe_engine(engine)}")
-        if date_line := describe_date(cell):
+        date_line = describe_date(cell)
+        if date_line:
             print_line(date_line)
         print_warnings(task)
 
@@ -136,10 +152,12 @@ def _prepare(config: Config, folder: Path, engine: Mapping[str, str] | None) -> 
     attempts = config.cell.data.attempts or DataConfig().attempts
     config = config.with_settings(cell={"data": {"attempts": attempts}})
     if not config.cell.model.path:
-        problem = "cell.model.path is not set: `isojax difficulty` labels problems in text with a language model"
         raise InputError(
-            f"{problem}. The task {config.cell.task} labels its own problems when it is launched."
+            "cell.model.path is not set: `isojax difficulty` labels problems in text with a"
+            f" language model. The task {config.cell.task} labels its own problems when it is"
+            " launched."
         )
+
     config = with_new_date(config, folder)
     if (folder / SPLITS_FOLDER).exists():
         raise _labelled_already(folder / SPLITS_FOLDER, config.cell, engine)
@@ -151,25 +169,27 @@ def _labelled_already(
     splits_folder: Path, cell: CellConfig, engine: Mapping[str, str] | None
 ) -> InputError:
     """Says of the data set that is there whether its labels are those that were asked for."""
-    old_labels = f"read them by cell.task=tfds:{splits_folder}#all"
     stored = read_label_settings(splits_folder)
-    differences = (
-        [*label_differences(stored, cell), *engine_difference(stored, engine)] if stored else []
-    )
+    differences = []
+    if stored:
+        differences += label_differences(stored, cell)
+        differences += engine_difference(stored, engine)
     for key, value in (("cell.task", cell.task), ("cell.data.attempts", cell.data.attempts)):
-        before = stored.get(key.rpartition(".")[2], value)
-        if before != value:
-            differences.append(f"{key} = {before} (now {value})")
+        stored_value = stored.get(key.rpartition(".")[2], value)
+        if stored_value != value:
+            differences.append(f"{key} = {stored_value} (now {value})")
+
+    read_them = f"read them by cell.task=tfds:{splits_folder}#all"
     if differences:
         problem = (
             f"{splits_folder} exists, and its labels are others than these: they were made with"
         )
         return InputError(
-            f"{problem} {'; '.join(differences)}. Choose another folder by --out, or {old_labels}."
+            f"{problem} {'; '.join(differences)}. Choose another folder by --out, or {read_them}."
         )
-    problem = f"{splits_folder} exists: its problems are labelled already"
     return InputError(
-        f"{problem}. {old_labels[0].upper()}{old_labels[1:]}, or choose another folder by --out."
+        f"{splits_folder} exists: its problems are labelled already."
+        f" {read_them[0].upper()}{read_them[1:]}, or choose another folder by --out."
     )
 
 
@@ -196,7 +216,11 @@ class Labels:
     def __init__(
         self, config: Config, task: Task, folder: Path, engine: Mapping[str, str] | None
     ) -> None:
-        self.config, self.task, self.folder, self.engine = config, task, folder, engine
+        """engine: the server that samples, of `name_engine`; None: isojax does."""
+        self.config = config
+        self.task = task
+        self.folder = folder
+        self.engine = engine
         self.problems = _read_problems(config.cell, task, folder)
         if not (folder / LABELS_FILE).exists():
             (folder / SAMPLES_FILE).unlink(missing_ok=True)  # of other labels
@@ -206,39 +230,39 @@ class Labels:
 
     def by_model(self, on_progress: ProgressCallback) -> LabelSubset:
         """isojax samples."""
-        config, cell = self.config, self.config.cell
+        config = self.config
+        cell = config.cell
         devices = jax.local_devices()
         mesh_shape = parse_mesh(config.run.mesh, len(devices))
         mesh = make_mesh(mesh_shape, devices)
-        # (problems, rollouts per problem) decoded at once, unless sweep.decode_slots and
-        # sweep.prefill_batch say otherwise
-        decode_shape = (8, 8) if jax.default_backend() == "cpu" else (16, 16)
+
+        # The programs are those of a sweep of one cell: so many problems, and rollouts of each, are
+        # decoded at once, unless sweep.decode_slots and sweep.prefill_batch say otherwise.
+        problems, rollouts = (8, 8) if jax.default_backend() == "cpu" else (16, 16)
         sweep = config.sweep.model_copy(
             update={
-                "B_p": decode_shape[:1],
-                "n": decode_shape[1:],
-                "B_max": math.prod(decode_shape),
+                "B_p": (problems,),
+                "n": (rollouts,),
+                "B_max": problems * rollouts,
                 "schedules": {},
             }
         )
         sweep = select_attention(cell, resolve_sweep_sizes(sweep, mesh_shape.shards, cell), mesh)
-        programs = SweepPrograms(cell, sweep, [decode_shape], mesh, self.task)
-        base_params = BasePolicy(self.folder, cell.model, [], [], {}).load_params(
-            programs.decoder.base, programs.mesh
-        )
+        programs = SweepPrograms(cell, sweep, [(problems, rollouts)], mesh, self.task)
+
+        model_only = BasePolicy(self.folder, cell.model, [], [], {})
+        base_params = model_only.load_params(programs.decoder.base, programs.mesh)
         params = programs.initial_params(base_params)
-        return self._label_subset(
-            programs, params, fingerprint(Path(str(cell.model.path))), on_progress
-        )
+        checkpoint = fingerprint(Path(str(cell.model.path)))
+        return self._label_subset(programs, params, checkpoint, on_progress)
 
     def by_server(self, server: ServerOptions, on_progress: ProgressCallback) -> LabelSubset:
         """A server samples, and isojax grades."""
         cell = self.config.cell
         mesh = make_mesh(parse_mesh("data=1", 1), jax.local_devices()[:1])
         programs = ServerLabelling(cell, mesh, self.task, server)
-        return self._label_subset(
-            programs, {}, fingerprint_if_there(Path(str(cell.model.path))), on_progress
-        )
+        checkpoint = fingerprint_if_there(Path(str(cell.model.path)))
+        return self._label_subset(programs, {}, checkpoint, on_progress)
 
     def _label_subset(
         self,
@@ -257,74 +281,14 @@ class Labels:
         return label_subset
 
 
-def _label_problems(
-    cell: CellConfig, labels: Labels, label_subset: LabelSubset, extremely_hard: bool
-) -> tuple[list[Problem], list[Problem]]:
-    """(the problems labelled by `attempts`; those unsolved in 128 attempts, labelled by these)."""
-    labelled = label_subset(LABELS_FILE, labels.problems, cell.data.attempts)
+def _sample_unsolved(
+    labelled: Sequence[Problem], labels: Labels, label_subset: LabelSubset
+) -> list[Problem]:
+    """The problems that are not solved in 128 attempts either, labelled by these."""
     unsolved = [p for p in labelled if not p.solved]
-    if not extremely_hard or not unsolved:
-        return labelled, []
+    if not unsolved:
+        return []
+    # Those that are solved now were shown with the problems of their part.
     labels.samples.part_of = lambda problem: None if problem.solved else EXTREMELY_HARD
-    return labelled, [
-        p
-        for p in label_subset(EXTRA_LABELS_FILE, unsolved, EXTREMELY_HARD_ATTEMPTS)
-        if not p.solved
-    ]
-
-
-def _labels_csv(labelled: list[Problem]) -> str:
-    """One row per problem, with the 90% interval of its rate (Wilson's: of graded rewards it is too
-    wide, as they vary less than right and wrong answers of the same mean)."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["id", "solved", "attempts", "avg", "low", "high", "part", "prompt"])
-    for p in labelled:
-        k, z = p.attempts, float(norm.ppf(0.95))
-        centre = (p.difficulty + z**2 / (2 * k)) / (1 + z**2 / k)
-        half_width = (
-            z
-            / (1 + z**2 / k)
-            * math.sqrt(p.difficulty * (1 - p.difficulty) / k + (z / (2 * k)) ** 2)
-        )
-        rates = (p.difficulty, max(0.0, centre - half_width), min(1.0, centre + half_width))
-        part = difficulty_part(p) or ""
-        writer.writerow(
-            [p.id, p.solved, p.attempts, *(f"{rate:.4f}" for rate in rates), part, p.prompt]
-        )
-    return buffer.getvalue()
-
-
-def difficulty_part(problem: Problem) -> str | None:
-    """The part of a labelled problem; a share on the border of two belongs to the harder one."""
-    matching_parts = [
-        name for name, (low, high) in DIFFICULTY_RANGES.items() if low <= problem.difficulty <= high
-    ]
-    return matching_parts[-1] if matching_parts else None
-
-
-def split_into_parts(
-    labelled_problems: Sequence[Problem],
-    unsolved_problems: Sequence[Problem],
-    held_out: int,
-    seed: int,
-) -> dict[str, list[Problem]]:
-    """The splits of a difficulty data set: `all`, and PART_train and PART_validation of each part
-    that has problems. At most `held_out` problems, and at most half, are held out; no part trains
-    on what another holds out."""
-    order = np.random.default_rng([seed, 5]).permutation(len(labelled_problems))
-    rank_by_id = {labelled_problems[j].id: rank for rank, j in enumerate(order)}
-    problems_by_part = {
-        name: [p for p in labelled_problems if difficulty_part(p) == name]
-        for name in DIFFICULTY_RANGES
-    }
-    problems_by_part[EXTREMELY_HARD] = list(unsolved_problems)
-    splits: dict[str, list[Problem]] = {"all": list(labelled_problems)}
-    for part, problems in problems_by_part.items():
-        ranked = sorted(problems, key=lambda p: rank_by_id[p.id])
-        reserved = min(held_out, len(ranked) // 2)
-        splits |= {f"{part}_train": ranked[reserved:], f"{part}_validation": ranked[:reserved]}
-    for part, other_part in (("hard", EXTREMELY_HARD), (EXTREMELY_HARD, "hard")):
-        reserved_ids = {p.id for p in splits[f"{other_part}_validation"]}
-        splits[f"{part}_train"] = [p for p in splits[f"{part}_train"] if p.id not in reserved_ids]
-    return {name: problems for name, problems in splits.items() if problems}
+    again = label_subset(EXTRA_LABELS_FILE, unsolved, EXTREMELY_HARD_ATTEMPTS)
+    return [p for p in again if not p.solved]

@@ -1,6 +1,8 @@
 """`samples.txt` of `isojax difficulty`: responses to a few problems of each part, by which a mean
-label is understood without a run. A problem is shown when it is labelled; a call that goes on adds
-what the one before has not shown."""
+label is understood without a run.
+
+A problem is shown when it is labelled; a call that goes on adds what the one before has not shown.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -32,7 +34,8 @@ class LabelSamples:
     def __init__(self, path: Path, task: Task, part_of: Callable[[Problem], str | None]) -> None:
         """`part_of`: the name of the part of a labelled problem; None where it is not shown. It may
         be set anew."""
-        self.path, self.part_of = path, part_of
+        self.path = path
+        self.part_of = part_of
         self._task = task
         self._shown = _count_shown(path)
 
@@ -52,11 +55,9 @@ class LabelSamples:
             if part is None or self._shown[part] >= SHOWN_PROBLEMS:
                 continue
             self._shown[part] += 1
-            texts.append(
-                self._describe(
-                    part, problem, prompt.removeprefix(beginning), samples, counts.graded
-                )
-            )
+            own_prompt = prompt.removeprefix(beginning)
+            texts.append(self._describe(part, problem, own_prompt, samples, counts.graded))
+
         if any(texts):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             append_bytes(self.path, "".join(texts).encode())
@@ -69,16 +70,18 @@ class LabelSamples:
         samples: Sequence[RolloutSample],
         graded: bool,
     ) -> str:
+        """The problem at the margin, its prompt below, and its responses below that, each further
+        to the right: `_count_shown` counts what is at the margin."""
         label = f"avg@{problem.attempts} {problem.difficulty:.3f}"
-        head = (
-            f"{part}: {problem.name}, {label}, the answer is {reference_answer(problem.answer)}\n"
-        )
-        lines = [head, f"{indent(prompt, 4)}\n"]
+        answer = reference_answer(problem.answer)
+        lines = [f"{part}: {problem.name}, {label}, the answer is {answer}\n"]
+        lines.append(f"{indent(prompt, 4)}\n")
         for number, sample in enumerate(samples, 1):
             verdict = describe_verdict(problem, sample, graded)
             details = describe_details(self._task, problem, sample)
-            said = f"{verdict} ({details})" if details else verdict
-            lines.append(f"        response {number} of {problem.attempts}, {said}:\n")
+            if details:
+                verdict = f"{verdict} ({details})"
+            lines.append(f"        response {number} of {problem.attempts}, {verdict}:\n")
             lines.append(f"{indent(mark_context(self._task, sample.tokens), 12)}\n")
         return "".join(lines)
 

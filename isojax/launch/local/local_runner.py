@@ -1,8 +1,13 @@
 """The in-process runner: the cells of a sweep on this machine's devices, as many at once as the
 mesh fits into them, in threads; and the training of one cell, with its ledger, loggers and
-checkpoints."""
+checkpoints.
+
+Of a run of several processes, each goes through all of this, and they meet in the collectives of
+the same cell; only the primary one writes and prints.
+"""
 
 import json
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
@@ -63,8 +68,11 @@ def launch(
     compile_first: bool | None = None,
 ) -> Path | None:
     """Run every cell of the sweep that is not finished; returns the sweep's folder, or None in a
-    process that is not the primary one. `compile_first`: whether a dry run compiles. InputError
-    before any work; RunFailed at the end names the cells that failed."""
+    process that is not the primary one.
+
+    compile_first: whether a dry run compiles. InputError before any work; RunFailed at the end
+    names the cells that failed.
+    """
     refuse_sampler_processes(config)
     cells = plan_cells(config.sweep)
     start_jax(config)
@@ -72,32 +80,41 @@ def launch(
         is_primary = multiprocess.is_primary()
         console.quiet = not is_primary
         with open_sweep(config, cells, resume or dry_run) as setup:
-            folder = setup.folder
-            budget = setup.device_budget
-            devices = setup.cell_devices
-            forecast = forecast_sweep(setup.config, cells, budget, devices) if dry_run else None
-            print_plan(setup.config, cells, folder, devices.description, budget, forecast)
-            print_disk_use(config, cells, folder, budget.checkpoint_bytes(setup.config.sweep))
-            console.print(describe_algorithm(config.cell.rl), markup=False)
-            for line in describe_samplers(setup.config, setup.programs[0]):
-                console.print(line, markup=False)
-            if date_line := describe_date(setup.config.cell):
-                console.print(date_line, markup=False)
-            if setup.task.stops.has_turns:
-                console.print(describe_turns(setup.config.cell), markup=False)
-            if dry_run:
-                print_remaining(setup.config, folder, resume)
-            print_warnings(setup.task)
+            _print_plan(setup, is_dry_run=dry_run, resume=resume)
             if dry_run and compile_first:
                 compile_here(setup)
             if not dry_run:
                 with ExitStack() as stack:
                     if is_primary:
-                        stack.enter_context(exclusive_lock(folder))
-                        stack.enter_context(lost_output_recorded(folder))
-                    check_shared_folder(folder)
+                        stack.enter_context(exclusive_lock(setup.folder))
+                        stack.enter_context(lost_output_recorded(setup.folder))
+                    check_shared_folder(setup.folder)
                     _run_cells(setup)
-        return folder if is_primary else None
+        return setup.folder if is_primary else None
+
+
+def _print_plan(setup: SweepSetup, is_dry_run: bool, resume: bool) -> None:
+    """What a reader sees before anything is trained. A dry run probes the devices, and says how
+    long it takes and what is left of it."""
+    config = setup.config
+    cells = setup.cells
+    budget = setup.device_budget
+    devices = setup.cell_devices
+
+    forecast = forecast_sweep(config, cells, budget, devices) if is_dry_run else None
+    print_plan(config, cells, setup.folder, devices.description, budget, forecast)
+    print_disk_use(config, cells, setup.folder, budget.checkpoint_bytes(config.sweep))
+    console.print(describe_algorithm(config.cell.rl), markup=False)
+    for line in describe_samplers(config, setup.programs[0]):
+        console.print(line, markup=False)
+    date_line = describe_date(config.cell)
+    if date_line:
+        console.print(date_line, markup=False)
+    if setup.task.stops.has_turns:
+        console.print(describe_turns(config.cell), markup=False)
+    if is_dry_run:
+        print_remaining(config, setup.folder, resume)
+    print_warnings(setup.task)
 
 
 def rollouts_within(config: Config, seconds: float) -> int:
@@ -105,13 +122,17 @@ def rollouts_within(config: Config, seconds: float) -> int:
     `launch`."""
     cells = plan_cells(config.sweep)
     start_jax(config)
-    with open_sweep(config.with_settings(sweep={"strategy": "grid"}), cells, resume=False) as setup:
+    # What `isojax spend` needs of a folder, a probe does not.
+    grid_config = config.with_settings(sweep={"strategy": "grid"})
+    with open_sweep(grid_config, cells, resume=False) as setup:
         forecast = forecast_sweep(setup.config, cells, setup.device_budget, setup.cell_devices)
-    return int(config.sweep.budget * seconds / max(forecast.cell_seconds.values()))
+    slowest_seconds = max(forecast.cell_seconds.values())
+    return int(config.sweep.budget * seconds / slowest_seconds)
 
 
 def _run_cells(setup: SweepSetup) -> None:
-    config, cells = setup.config, setup.cells
+    config = setup.config
+    cells = setup.cells
     with Display(config, doubts_of_task(setup.task)) as display:
         failures: list[tuple[Cell, Exception]] = []
         base_policy = setup.prepare(display.show_preparation, display.show_verifier_failure)
@@ -119,9 +140,11 @@ def _run_cells(setup: SweepSetup) -> None:
         with preemption.handle_sigterm():  # between two rounds too
             while targets := multiprocess.run_on_primary(lambda: next(rounds, [])):
                 failures += train_cells(setup, base_policy, targets, display)
-                is_dead = any(isinstance(error, DeadStart) for _, error in failures)
-                if is_dead or (failures and jax.process_count() > 1):
-                    break  # nothing can learn, or the processes may be at different places
+                nothing_can_learn = any(isinstance(error, DeadStart) for _, error in failures)
+                # After a failure, processes may be at different places in the program.
+                processes_differ = bool(failures) and jax.process_count() > 1
+                if nothing_can_learn or processes_differ:
+                    break
     raise_cell_failures(failures, len(cells), setup.folder)
 
 
@@ -130,13 +153,15 @@ def train_cells(
 ) -> list[tuple[Cell, Exception]]:
     """Train cells in one thread for each set of programs; returns those that failed. Preempted
     where cells are left."""
-    waiting = deque(targets)  # threads may share it
+    # The threads share these.
+    waiting = deque(targets)
     failures: list[tuple[Cell, Exception]] = []
     preemptions: list[preemption.Preempted] = []
-    stopped_early: list[bool] = []
+    stopped_early = threading.Event()
     display.set_targets({target.cell: target.rollouts(setup.config) for target in targets})
 
     def worker(programs: SweepPrograms) -> None:
+        # All processes stop before the same cell, whichever was asked to end.
         while not any(multiprocess.allgather(preemption.REQUESTED.is_set())):
             try:
                 target = waiting.popleft()
@@ -147,20 +172,19 @@ def train_cells(
             except preemption.Preempted as e:
                 preemptions.append(e)
                 return
-            if error is not None:
-                failures.append((target.cell, error))
-            display.finish_cell(target.cell, failed=error is not None)
+
+            if error is None:
+                display.finish_cell(target.cell, failed=False)
+                continue
+            failures.append((target.cell, error))
+            display.finish_cell(target.cell, failed=True)
             if isinstance(error, DeadStart):
                 waiting.clear()  # the others begin with the same policy, problems and verifier
             # Of several processes, all meet a number that is not finite; with other errors, the
             # others may wait.
-            if (
-                error is not None
-                and jax.process_count() > 1
-                and not isinstance(error, FloatingPointError)
-            ):
+            if jax.process_count() > 1 and not isinstance(error, FloatingPointError):
                 return
-        stopped_early.append(True)
+        stopped_early.set()
 
     calls = [run_in_thread(partial(worker, programs)) for programs in setup.programs]
     # A signal's handler runs when this thread wakes, and a signal that comes just before it waits
@@ -169,11 +193,12 @@ def train_cells(
         pass
     for call in calls:
         call.result()
-    if preemptions or (stopped_early and waiting):
+
+    if preemptions or (stopped_early.is_set() and waiting):
         before = "".join(f"; {cell.name} had failed before ({error})" for cell, error in failures)
         raise preemption.Preempted(
-            f"{setup.folder} was asked to end (SIGTERM); {len(preemptions)} runs in training have saved their state"
-            f"{before}. Go on by --resume."
+            f"{setup.folder} was asked to end (SIGTERM); {len(preemptions)} runs in training have"
+            f" saved their state{before}. Go on by --resume."
         )
     return failures
 
@@ -199,38 +224,15 @@ def train_cell(
     if any: one cell's failure must not end the others, but for a DeadStart, which all of them
     share. Preempted where this process was asked to end."""
     cell = target.cell
-    folder = setup.folder / "cells" / target.cell.name
+    folder = setup.folder / "cells" / cell.name
     is_primary = multiprocess.is_primary()
-    config = setup.config.with_settings(sweep={"budget": target.C})
     try:
-        cell_hash = config_hash(config.cell, config.run.rollouts, config.run.evaluations)
-        ledger = Ledger(folder, cell, cell_hash) if is_primary else None
-        if not is_finished(config, folder, ledger):
-            start_upload = checkpoint_uploader((folder / CHECKPOINT_FOLDER).absolute())
-            with (
-                cell_loggers(ledger, cell, config) if ledger else nullcontext(),
-                progress_file(folder) if ledger else nullcontext() as progress,
-            ):
-
-                def report(C: int, reward: float | None) -> None:
-                    display.update_cell(CellProgress(cell, C, reward))
-                    if progress:
-                        progress.update(C)
-
-                def on_start(start: StartReport) -> None:
-                    if is_primary:
-                        write_start_report(folder, start)
-                        display.show_start(cell, start.warnings)
-
-                outputs = CellOutputs(folder, ledger, start_upload, report, on_start)
-                run_cell(programs, config, base_policy, target.cell_so_far, outputs)
+        _run_to_target(setup, programs, base_policy, target, folder, display)
         if is_primary:
             write_health(folder, cell, display.show_flags)
     except preemption.Preempted:
         raise
-    except (
-        Exception
-    ) as e:  # one cell's failure, of any kind, does not end the others; it is returned and shown
+    except Exception as e:  # whatever kind it is of; it is returned and shown
         if is_primary and isinstance(e, FloatingPointError):
             with suppress(OSError):
                 write_health(folder, cell, display.show_flags)
@@ -240,6 +242,43 @@ def train_cell(
     return None
 
 
+def _run_to_target(
+    setup: SweepSetup,
+    programs: SweepPrograms,
+    base_policy: BasePolicy,
+    target: CellTarget,
+    folder: Path,
+    display: CellDisplay,
+) -> None:
+    """Train, unless the cell has reached its target; the primary process alone has a ledger,
+    loggers and a file of progress."""
+    cell = target.cell
+    config = setup.config.with_settings(sweep={"budget": target.C})
+    cell_hash = config_hash(config.cell, config.run.rollouts, config.run.evaluations)
+    ledger = Ledger(folder, cell, cell_hash) if multiprocess.is_primary() else None
+    if is_finished(config, folder, ledger):
+        return
+
+    start_upload = checkpoint_uploader((folder / CHECKPOINT_FOLDER).absolute())
+    with (
+        cell_loggers(ledger, cell, config) if ledger else nullcontext(),
+        progress_file(folder) if ledger else nullcontext() as progress,
+    ):
+
+        def report(C: int, reward: float | None) -> None:
+            display.update_cell(CellProgress(cell, C, reward))
+            if progress:
+                progress.update(C)
+
+        def on_start(start: StartReport) -> None:
+            if ledger:
+                write_start_report(folder, start)
+                display.show_start(cell, start.warnings)
+
+        outputs = CellOutputs(folder, ledger, start_upload, report, on_start)
+        run_cell(programs, config, base_policy, target.cell_so_far, outputs)
+
+
 def write_health(folder: Path, cell: Cell, on_flags: Callable[[Cell, list[str]], None]) -> None:
     """Write health.json and report its flags; nothing for a run that broke before its first
     evaluation."""
@@ -247,6 +286,7 @@ def write_health(folder: Path, cell: Cell, on_flags: Callable[[Cell, list[str]],
         run = read_run(folder)
     except InputError:
         return
+
     flags = health_flags(run)
     document = {
         "cell": cell.name,
@@ -255,6 +295,7 @@ def write_health(folder: Path, cell: Cell, on_flags: Callable[[Cell, list[str]],
     }
     text = json.dumps(document, indent=1) + "\n"
     path = folder / HEALTH_FILE
+    # A finished run that is looked at again keeps its file, and the time of it.
     if not path.exists() or path.read_text() != text:
         write_text(path, text)
     on_flags(cell, [str(flag) for flag in flags])
@@ -263,7 +304,8 @@ def write_health(folder: Path, cell: Cell, on_flags: Callable[[Cell, list[str]],
 def out_of_memory_message(sweep: SweepConfig) -> str:
     remat_hint = "" if sweep.remat == "layer" else ", or set sweep.remat=layer, which takes less"
     return (
-        f"out of memory with sweep.microbatch = {sweep.microbatch} and sweep.decode_slots = {sweep.decode_slots}. "
-        f"Halve the one or the other{remat_hint}, or use more devices. These are settings of a whole sweep: start it "
-        "under another name=NAME. What is recorded stays, and goes on by --resume where there is more memory."
+        f"out of memory with sweep.microbatch = {sweep.microbatch} and sweep.decode_slots ="
+        f" {sweep.decode_slots}. Halve the one or the other{remat_hint}, or use more devices. These"
+        " are settings of a whole sweep: start it under another name=NAME. What is recorded stays,"
+        " and goes on by --resume where there is more memory."
     )

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from isojax.core import registry
-from isojax.core.config import load_config
+from isojax.core.config import Config, ModelConfig, load_config
 from isojax.core.errors import InputError
 from isojax.core.machine import silence_libtpu
 from isojax.distributed.mesh_spec import MeshShape
@@ -36,25 +36,82 @@ def export_cell(
     cell_folder: Path, out: Path, kind: ExportKind, base_folder: Path | None = None
 ) -> int:
     """Writes the newest checkpoint of a run's folder, runs/NAME/cells/16x8-s0; returns the updates
-    that it has seen. config.json and tokenizer come from the checkpoint that the run began with, or
-    from `base_folder` if that has moved. LoRA's adapters are merged into the base model's weights,
-    or are written alone, as PEFT's folder."""
-    config_path = cell_folder.absolute().parent.parent / "config.yaml"
+    that it has seen.
+
+    config.json and tokenizer come from the checkpoint that the run began with, or from
+    `base_folder` if that has moved. LoRA's adapters are merged into the base model's weights, or
+    are written alone, as PEFT's folder. InputError where the folder holds no run's state, or its
+    base model is not there.
+    """
+    config = _read_config(cell_folder)
+    model, base_path = _resolve_base_model(cell_folder, config, base_folder)
+    if kind.adapter_only and model.lora is None:
+        raise InputError(
+            f"--adapter: {cell_folder} was trained without cell.model.lora; expected a run with it."
+        )
+
+    decoder = Decoder(model)
+    silence_libtpu()
+    device = jax.local_devices()[0]
+    template = shapes_with_shardings(
+        decoder.trained(decoder.shapes()), SingleDeviceSharding(device)
+    )
+    restored = restore_params(cell_folder / "checkpoint", template)
+    if restored is None:
+        raise InputError(
+            f"{cell_folder}: no state was saved in it yet; a cell saves at its end, and every"
+            " run.checkpoint_seconds at an evaluation."
+        )
+    params, M = restored
+
+    if kind.adapter_only:
+        # PEFT names the base model: as a hub does, or by its folder here.
+        source = hf_load.read_source(base_path) or {}
+        base_name = str(source.get("repository", model.path))
+        hf_export.save_adapter(params, model, base_name, out, kind.dtype)
+        return M
+
+    if model.lora is not None:
+        mesh = make_mesh(MeshShape(), [device])
+        base_params = hf_load.load(base_path, model, decoder.base, mesh)
+        params = merge_adapters(policy_params(params, base_params), model.lora)
+    write = hf_export.save
+    if kind.is_gguf:  # its package is optional
+        write = importlib.import_module("isojax.models.hf.gguf_export").write_gguf
+    write(params, decoder.base.config, base_path, out, kind.dtype)
+    return M
+
+
+def _read_config(cell_folder: Path) -> Config:
+    """Of the sweep that a run's folder belongs to; its plug-ins are ready for it."""
+    config_path = _sweep_folder(cell_folder) / "config.yaml"
     if not cell_folder.is_dir() or not config_path.is_file():
-        cells = ", ".join(map(str, sorted(cell_folder.glob("cells/*"))))
         expected = "a run's folder, such as runs/NAME/cells/16x8-s0, with config.yaml in runs/NAME"
+        cells = ", ".join(map(str, sorted(cell_folder.glob("cells/*"))))
         if cells:
             expected = f"one of this sweep's runs: {cells}"
         raise InputError(f"{cell_folder} is no run's folder; expected {expected}.")
     config = load_config(str(config_path))
     registry.set_plugin_folders(config.run.plugin_folders)
+    return config
+
+
+def _sweep_folder(cell_folder: Path) -> Path:
+    return cell_folder.absolute().parent.parent
+
+
+def _resolve_base_model(
+    cell_folder: Path, config: Config, base_folder: Path | None
+) -> tuple[ModelConfig, Path]:
+    """The run's model, its shape read from the checkpoint that it began with, and that one's
+    folder. InputError where that is not there, or with LoRA is another one than adapters are of."""
     model = config.cell.model
     hf_export.architecture_of(model)
     if base_folder is not None:
         model = model.model_copy(update={"path": str(base_folder)})
     try:
         model = hf_load.resolve_model(model)
-        base_policy_folder = config_path.parent / BASE_FOLDER
+        base_policy_folder = _sweep_folder(cell_folder) / BASE_FOLDER
         if model.lora is not None and model.path is not None and base_policy_folder.is_dir():
             cell_config = config.cell.model_copy(update={"model": model})
             load_base_policy(base_policy_folder, cell_config, fingerprint(Path(model.path)))
@@ -65,35 +122,4 @@ def export_cell(
     if model.path is None or model.vocab is None:
         problem = f"{cell_folder}: without cell.model.path it has no tokenizer"
         raise InputError(f"{problem}; give its folder by --base FOLDER.")
-    if kind.adapter_only and model.lora is None:
-        raise InputError(
-            f"--adapter: {cell_folder} was trained without cell.model.lora; expected a run with it."
-        )
-    decoder = Decoder(model)
-    silence_libtpu()
-    device = jax.local_devices()[0]
-    template = shapes_with_shardings(
-        decoder.trained(decoder.shapes()), SingleDeviceSharding(device)
-    )
-    restored = restore_params(cell_folder / "checkpoint", template)
-    if restored is None:
-        problem = f"{cell_folder}: no state was saved in it yet"
-        raise InputError(
-            f"{problem}; a cell saves at its end, and every run.checkpoint_seconds at an evaluation."
-        )
-    params, M = restored
-    if kind.adapter_only:
-        # a hub's, or here
-        base_name = str((hf_load.read_source(Path(model.path)) or {}).get("repository", model.path))
-        hf_export.save_adapter(params, model, base_name, out, kind.dtype)
-        return M
-    if model.lora is not None:
-        base_params = hf_load.load(
-            Path(model.path), model, decoder.base, make_mesh(MeshShape(), [device])
-        )
-        params = merge_adapters(policy_params(params, base_params), model.lora)
-    write = hf_export.save
-    if kind.is_gguf:
-        write = importlib.import_module("isojax.models.hf.gguf_export").write_gguf
-    write(params, decoder.base.config, Path(model.path), out, kind.dtype)
-    return M
+    return model, Path(model.path)
