@@ -87,6 +87,11 @@ class ColumnMap:
         return field in self.columns or field in self.constants
 
     @property
+    def mapped(self) -> frozenset[str]:
+        """The fields in `columns` that a --map names."""
+        return frozenset(self.columns) - self.detected
+
+    @property
     def clock_field(self) -> str:
         """The field by which the rows of a run are ordered."""
         return "step" if "step" in self.columns else "rollouts"
@@ -113,6 +118,12 @@ class ColumnMap:
             filter(is_validation, self.columns),
             key=lambda field: (field != "reward", field != "counts"),
         )
+
+    @property
+    def validation_fields(self) -> list[str]:
+        """The main metric, which is fitted by default, and the others."""
+        names = filter(is_validation, self.columns)
+        return sorted(names, key=lambda name: name != self.main_metric)
 
     def ledger_name(self, field: str) -> str:
         """A metric's name in the ledger: NAME of metric:NAME, else the reward's column, with avg@k

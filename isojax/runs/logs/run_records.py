@@ -12,12 +12,13 @@ from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell, RunRecord
 from isojax.core.tabular import list_some
-from isojax.runs.logs.log_evaluations import UnloggedCells, read_run_record
+from isojax.runs.logs.log_evaluations import read_run_record
 from isojax.runs.logs.log_run import LogRun, NotedRuns
 from isojax.runs.logs.measured_words import other_settings, other_words
 from isojax.runs.logs.reward_scale import scale_runs
 from isojax.runs.logs.run_rows import SEPARATE_RUNS_HINT
 from isojax.runs.logs.source_words import describe_training_runs, reject_mixed_sources
+from isojax.runs.logs.unlogged_cells import UnloggedCells
 
 # settings that seeds share: runs that differ in one were made to compare its values
 _NO_SEED = re.compile(r"(^|[._])(lr|learning_rate|model_name_or_path|model\.path)$")

@@ -3,6 +3,7 @@ the two a column is: one that rises at every step is no duration."""
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,11 +13,15 @@ from isojax.core.tabular import list_some
 # what is more is a date after 1973, in seconds or in thousandths of them
 UNIX_TIME = 1e8
 UNIX_MILLISECONDS = 1e11
-# that tell seconds so far, where the last is so many times the first ...
+
+# Numbers that rise at every step are seconds so far if they are 3 or more and the last is 1.5 times
+# the first, or more; or if they are 6 or more: durations rise so once in 6! = 720 runs. Fewer may
+# be.
 _RISING_VALUES = 3
 _RISING_RATIO = 1.5
-_SURELY_RISING_VALUES = 6  # ... or, of any size: durations rise so once in 6! = 720 runs
-# times the usual seconds between two rows, at least: a run was interrupted
+_SURELY_RISING_VALUES = 6
+
+# A run was interrupted where so many times the usual seconds pass between two rows, and so many.
 _PAUSE = 10.0
 _PAUSE_SECONDS = 600.0
 # of the rows: a run is resumed seldom, and a duration falls half of the time
@@ -27,62 +32,77 @@ def check_durations(seconds: Sequence[float], cell: str) -> str:
     """A note ("" for none) where the seconds of a run's steps may be seconds so far, as they rise
     at every step; InputError where they are. `cell`: the place and name of the first."""
     rises = len(seconds) > 1 and all(a < b for a, b in pairwise(seconds))
-    ratio_is_large = rises and seconds[-1] >= _RISING_RATIO * seconds[0]
-    if not rises or (len(seconds) < _RISING_VALUES and not ratio_is_large):
+    if not rises:
         return ""
+
+    ratio_is_large = seconds[-1] >= _RISING_RATIO * seconds[0]
     values = list_some([f"{value:g}" for value in seconds[:4]])
     rising = f"{cell} rises at every step ({values}, ...)"
-    is_sure = ratio_is_large and len(seconds) >= _RISING_VALUES
-    if not is_sure and len(seconds) < _SURELY_RISING_VALUES:
-        return f"{rising}: if it is the seconds since the start, map it as elapsed_seconds"
-    fix = "Map it as elapsed_seconds. If each step did take longer than the one before, map a column of their sums so"
-    raise InputError(
-        f"{rising}, as seconds since the start do; expected the seconds of each step. {fix}."
-    )
+    is_sure = len(seconds) >= (_RISING_VALUES if ratio_is_large else _SURELY_RISING_VALUES)
+    if is_sure:
+        raise InputError(
+            f"{rising}, as seconds since the start do; expected the seconds of each step. "
+            "Map it as elapsed_seconds. If each step did take longer than the one before, "
+            "map a column of their sums so."
+        )
+    if len(seconds) < _RISING_VALUES and not ratio_is_large:
+        return ""
+    return f"{rising}: if it is the seconds since the start, map it as elapsed_seconds"
+
+
+class NotedSeconds(NamedTuple):
+    so_far: list[float]  # from the start to each entry of a run; empty where they are not known
+    notes: list[str]
 
 
 def seconds_so_far(
     clocks: Sequence[int], logged: Sequence[float | None], cell: str
-) -> tuple[list[float], str]:
-    """(seconds from the start to each entry of a run, a note), from a column of seconds so far, or
-    of Unix times, which count from the first; [] where it has fewer than two. A fall is a process
-    that was started again, whose count began again. InputError where they do not rise, or are no
-    seconds."""
-    known = [
-        (clock, value) for clock, value in zip(clocks, logged, strict=True) if value is not None
-    ]
-    if len(known) < 2:
-        return [], ""
-    known_clocks, values = (
-        np.array(column, dtype=np.float64) for column in zip(*known, strict=True)
-    )
+) -> NotedSeconds:
+    """From a column of seconds so far, or of Unix times, which count from the first; none where it
+    has fewer than two. A fall is a process that was started again, whose count began again.
+    InputError where they do not rise, or are no seconds. `cell`: the place and name of the
+    first."""
+    is_known = np.array([seconds is not None for seconds in logged], dtype=np.bool_)
+    if is_known.sum() < 2:
+        return NotedSeconds([], [])
+    all_clocks = np.array(clocks, dtype=np.float64)
+    known_clocks = all_clocks[is_known]
+    values = np.array([seconds for seconds in logged if seconds is not None], dtype=np.float64)
+
     if values.max() >= UNIX_MILLISECONDS:
-        problem = f"{cell} is {values[0]:.0f}, expected seconds since the start of the run, or a Unix time in seconds"
-        raise InputError(f"{problem}. Divide milliseconds by 1000.")
-    is_unix_time = values[0] >= UNIX_TIME
+        raise InputError(
+            f"{cell} is {values[0]:.0f}, expected seconds since the start of the run, "
+            "or a Unix time in seconds. Divide milliseconds by 1000."
+        )
     differences = np.diff(values)
     falls = int((differences < 0).sum())
-    if (
-        values.min() < 0
-        or not (differences > 0).any()
-        or falls > _MAX_SHARE_OF_FALLS * len(differences)
-    ):
-        problem = (
-            f"{cell} does not rise with the steps, expected seconds since the start of the run"
+    rises_somewhere = bool((differences > 0).any())
+    if values.min() < 0 or not rises_somewhere or falls > _MAX_SHARE_OF_FALLS * len(differences):
+        raise InputError(
+            f"{cell} does not rise with the steps, expected seconds since the start of the run. "
+            "Seconds of each step are --map step_seconds=COLUMN."
         )
-        raise InputError(f"{problem}. Seconds of each step are --map step_seconds=COLUMN.")
-    seconds_since_start_again = np.zeros_like(differences) if is_unix_time else values[1:]
-    increments = np.where(differences < 0, seconds_since_start_again, differences)
+
+    # After a fall, a count of seconds begins again at 0; a Unix time that falls says nothing.
+    is_unix_time = values[0] >= UNIX_TIME
     start = 0.0 if is_unix_time else values[0]
-    so_far = start + np.concatenate([[0.0], np.cumsum(increments)])
-    at_entries = np.interp(np.array(clocks, dtype=np.float64), known_clocks, so_far)
-    return at_entries.tolist(), _describe_pause(increments, known_clocks, cell)
+    seconds_since_restart = np.zeros_like(differences) if is_unix_time else values[1:]
+    increments = np.where(differences < 0, seconds_since_restart, differences)
+    known_so_far = start + np.concatenate([[0.0], np.cumsum(increments)])
+
+    so_far = np.interp(all_clocks, known_clocks, known_so_far).tolist()
+    pause = _describe_pause(increments, known_clocks, cell)
+    return NotedSeconds(so_far, [pause] if pause else [])
 
 
 def _describe_pause(increments: np.ndarray, clocks: np.ndarray, cell: str) -> str:
-    """Where much more time than usual passed between two rows."""
-    usual, longest = np.median(increments), int(increments.argmax())
+    """Where much more time than usual passed between two rows; "" where it did not."""
+    usual = np.median(increments)
+    longest = int(increments.argmax())
     if len(increments) < 3 or increments[longest] <= max(_PAUSE * usual, _PAUSE_SECONDS):
         return ""
     place = f"between {clocks[longest]:.0f} and {clocks[longest + 1]:.0f}"
-    return f"{cell}: {increments[longest]:,.0f} s pass {place}, {usual:,.0f} s as a rule; they count as training time"
+    return (
+        f"{cell}: {increments[longest]:,.0f} s pass {place}, {usual:,.0f} s as a rule; "
+        "they count as training time"
+    )

@@ -54,6 +54,10 @@ class RunSteps:
     def first_row(self, step: int) -> int:
         return int(np.searchsorted(self.step_of_row, step))
 
+    def location(self, step: int) -> str:
+        """Of its first row, as "runs.csv, line 7"."""
+        return self.rows.place(self.first_row(step)).location
+
     def values(self, name: str) -> list[Any]:
         """A field at each step; None where a step, or the whole log, has no value of it."""
         return self.fields[name].values if name in self.fields else [None] * len(self)

@@ -88,13 +88,13 @@ def test_what_rises_at_every_step(seconds, outcome):
 
 def test_a_process_that_was_started_again_counts_on():
     """Its clock begins again at 0: the seconds before the fall stay."""
-    seconds, note = seconds_so_far([0, 1, 2, 3, 4, 5], [10, 20, 30, 5, 15, 25], "here")
-    assert seconds == [10, 20, 30, 35, 45, 55] and note == ""
+    seconds, notes = seconds_so_far([0, 1, 2, 3, 4, 5], [10, 20, 30, 5, 15, 25], "here")
+    assert seconds == [10, 20, 30, 35, 45, 55] and notes == []
 
 
 def test_a_pause_between_unix_times_is_noted():
     times = [1.7e9 + x for x in (0, 60, 120, 180, 90_180, 90_240)]
-    seconds, note = seconds_so_far([0, 1, 2, 3, 4, 5], times, "here")
+    seconds, (note,) = seconds_so_far([0, 1, 2, 3, 4, 5], times, "here")
     assert seconds == [0, 60, 120, 180, 90_180, 90_240]
     assert "90,000 s pass between 3 and 4, 60 s as a rule" in note
 

@@ -1,0 +1,138 @@
+"""Cells of a run's metrics without a number: empty, or NaN. In a table that people exported, NaN
+says that nothing was logged; in a trainer's log, that a value was not finite."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from isojax.core.columns import Mask, rows_where
+from isojax.core.errors import InputError
+from isojax.core.tabular import list_some
+from isojax.runs.logs.column_map import is_training
+from isojax.runs.logs.log_table import FIELD_HELP, STEP_FIELDS
+from isojax.runs.logs.run_steps import NO_ROW, RunSteps
+from isojax.runs.logs.typed_options import leave_out_option
+
+
+@dataclass(frozen=True)
+class UnloggedCells:
+    """What stands for "not logged" in a column of a log, such as NaN."""
+
+    source: str
+    column: str
+    text: str
+
+
+def refuse_run_without_evaluation(steps: RunSteps, not_finite: Sequence[str]) -> NoReturn:
+    """InputError that says what stands where a metric should. `not_finite`: the sentences of
+    `describe_not_finite`."""
+    column_map = steps.column_map
+    main_metric = column_map.main_metric
+    reject_empty_cells(steps, is_evaluation=np.zeros(len(steps), np.bool_))
+
+    nan_rows = steps.fields[main_metric].nan_rows
+    nan_rows = nan_rows[nan_rows != NO_ROW]
+    if not_finite:
+        problem = not_finite[0]
+    elif len(nan_rows):
+        row = steps.rows[nan_rows[0]]
+        cell = column_map.describe_cell(main_metric, row)
+        value = column_map.cell_value(main_metric, row)
+        problem = f"{cell} is {value}, and the run has no other value of it"
+    else:
+        columns = [column_map.columns[name] for name in column_map.validation_fields]
+        problem = f"{steps.location(0)}: the run from there on has no {', '.join(columns)}"
+
+    name = str(column_map.cell_value("run", steps.rows[0]) or column_map.table.run)
+    fix = ""
+    if name:
+        fix = f" Leave the run out: {leave_out_option(name, [column_map.table.source])}."
+    raise InputError(f"{problem}; expected an evaluation.{fix}")
+
+
+def reject_empty_cells(steps: RunSteps, is_evaluation: Mask) -> None:
+    """InputError for an empty cell of an evaluation, or alone in its step: somebody forgot to fill
+    it in. `is_evaluation`: bool[steps]."""
+    column_map = steps.column_map
+    fields = {name: steps.fields[name] for name in column_map.validation_fields}
+    training_fields = [
+        name for name in column_map.columns if is_training(name) or name in STEP_FIELDS
+    ]
+
+    has_empty_cell = np.logical_or.reduce([field.blank_rows != NO_ROW for field in fields.values()])
+    is_alone = has_empty_cell & ~is_evaluation & ~steps.any_known(training_fields)
+    is_alone &= ~steps.has_other_values(is_alone)
+    for step in rows_where(has_empty_cell & (is_evaluation | is_alone)):
+        for name, field in fields.items():
+            is_empty = field.blank_rows[step] != NO_ROW and field.value_rows[step] == NO_ROW
+            if not is_empty:
+                continue
+            cell = column_map.describe_cell(name, steps.rows.place(field.blank_rows[step]))
+            fix = "Fill the cell in, or remove the row"
+            if column_map.table.is_export:
+                fix += "; where it was not evaluated, write NaN"
+            raise InputError(
+                f"{cell} is missing or empty; expected {FIELD_HELP.get(name, 'a number')}. {fix}."
+            )
+
+
+def describe_not_finite(steps: RunSteps) -> list[str]:
+    """Of each field that is not finite somewhere: the first such cell, and the steps of the others;
+    fields in the order of these cells."""
+    column_map = steps.column_map
+    steps_of_field: dict[str, list[int]] = {}
+    for name, field in steps.fields.items():
+        at_steps = np.flatnonzero(field.not_finite_rows != NO_ROW).tolist()
+        if at_steps:
+            steps_of_field[name] = at_steps
+
+    sentences = []
+    for name in sorted(steps_of_field, key=lambda field_name: steps_of_field[field_name][0]):
+        first, *others = steps_of_field[name]
+        row = steps.rows[steps.fields[name].not_finite_rows[first]]
+        cell = column_map.describe_cell(name, row)
+        more = ""
+        if others:
+            clocks = list_some([str(steps.clocks[step]) for step in others])
+            more = f", and at {column_map.clock_field} {clocks}"
+        sentences.append(f"{cell} is {column_map.cell_value(name, row)}{more}")
+    return sentences
+
+
+def describe_last_cells(steps: RunSteps, is_evaluation: Mask) -> list[str]:
+    """Cells that say NaN to the end of the run, where an evaluation was due: the run may have
+    diverged. `is_evaluation`: bool[steps]."""
+    column_map = steps.column_map
+    name = column_map.main_metric
+    evaluated = np.flatnonzero(is_evaluation)
+    longest_gap = np.diff(evaluated, prepend=-1).max()  # in steps
+    rows_after_last = steps.fields[name].nan_rows[evaluated[-1] + 1 :]
+    nan_rows = rows_after_last[rows_after_last != NO_ROW]
+    if len(rows_after_last) < longest_gap or len(nan_rows) == 0:
+        return []
+
+    row = steps.rows[nan_rows[0]]
+    cell = column_map.describe_cell(name, row)
+    value = column_map.cell_value(name, row)
+    return [
+        f"{cell} is {value} from there to the end of the run ({len(nan_rows)} steps), "
+        "though an evaluation was due: taken as not logged. "
+        "Where the run diverged, write what its policy scored there, such as 0"
+    ]
+
+
+def count_unlogged(steps: RunSteps) -> Counter[UnloggedCells]:
+    """At how many steps cells of validation metrics say that the step was not evaluated."""
+    column_map = steps.column_map
+    counts = Counter[UnloggedCells]()
+    for name in column_map.validation_fields:
+        field = steps.fields[name]
+        nan_rows = field.nan_rows[(field.nan_rows != NO_ROW) & ~field.is_known]
+        if len(nan_rows):
+            column = column_map.columns[name]
+            text = str(steps.rows.column(column)[nan_rows[0]])
+            counts[UnloggedCells(column_map.table.source, column, text)] = len(nan_rows)
+    return counts
