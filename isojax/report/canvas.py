@@ -1,5 +1,6 @@
-"""How every figure looks: its colours, panels, axes and legend, and its bytes as PNG and PDF. No
-pyplot state."""
+"""How every figure looks: its colours, panels, axes and legend, and its bytes as PNG and PDF.
+
+Figures are made without pyplot, which keeps them in a state of the process."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -20,33 +21,48 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
 from isojax.core.atomic_files import write_bytes
+from isojax.report.fit_views import BandRow
 from isojax.report.wording import format_compact
 
-INK, MUTED, GRID_COLOUR, LAW_COLOUR = "#1c2126", "#5c6670", "#e4e8ec", "#c2362f"
+INK = "#1c2126"
+MUTED = "#5c6670"
+GRID_COLOUR = "#e4e8ec"
+LAW_COLOUR = "#c2362f"
 # Distinct without colour vision (Okabe and Ito's colours); with DASHES, in grey too.
 DISTINCT_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES = ("-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1, 2)))
-HALO = [patheffects.withStroke(linewidth=3, foreground="white")]
+HALO = [patheffects.withStroke(linewidth=3, foreground="white")]  # around text on top of lines
+
 DPI = 160
+LEGEND_HEIGHT = 0.5  # inches below a grid of panels
+GRID_WIDTHS = {1: 10.0, 2: 12.0, 3: 14.4}  # inches, by the number of columns
+
+MAX_DECADES_WITH_MINOR_LABELS = 1.7
+PALETTE_END = 0.88  # of viridis, whose palest colours cannot be read on white
 
 
 def log2_positions(values: Sequence[int]) -> dict[int, float]:
-    """The position of each n between the smallest (0) and the largest (1), by log2 n; .5 for one
+    """The position of each n between the smallest (0) and the largest (1), by log2 n; 0.5 for one
     alone."""
     values = sorted(set(values))
-    low, high = log2(values[0]), log2(values[-1])
-    return {n: (log2(n) - low) / (high - low) if high > low else 0.5 for n in values}
+    low = log2(values[0])
+    high = log2(values[-1])
+    if low == high:
+        return dict.fromkeys(values, 0.5)
+    return {n: (log2(n) - low) / (high - low) for n in values}
 
 
 def n_palette(values: Sequence[int]) -> dict[int, str]:
-    """A colour for each n: viridis by log2 n, its palest end left out (unreadable on white)."""
+    """A colour for each n, the same in all figures of a sweep: viridis by log2 n."""
+    viridis = colormaps["viridis"]
     return {
-        n: to_hex(colormaps["viridis"](0.88 * share)) for n, share in log2_positions(values).items()
+        n: to_hex(viridis(PALETTE_END * position)) for n, position in log2_positions(values).items()
     }
 
 
 def escape_label(text: str, max_length: int = 48) -> str:
-    """Text from a log as matplotlib's text: no mathematics in it, and not longer than an axis."""
+    """Text from a log as matplotlib's text: `$` begins no mathematics, and it is not longer than
+    an axis."""
     short = text if len(text) <= max_length else text[: max_length - 1] + "…"
     return short.replace("$", r"\$")
 
@@ -74,14 +90,19 @@ def grid_columns(count: int) -> int:
 
 
 def panel_grid(count: int, height: float) -> tuple[Figure, list[Axes]]:
-    """`count` axes in rows of at most three, sharing y."""
+    """A figure of `count` axes in rows of at most three, each row `height` inches.
+
+    All share y, whose tick labels stand at the first column alone."""
     columns = grid_columns(count)
     rows = ceil(count / columns)
-    fig = new_figure({1: 10.0, 2: 12.0}.get(columns, 14.4), height * rows + 0.5)
+    fig = new_figure(GRID_WIDTHS[columns], height * rows + LEGEND_HEIGHT)
+
     axes: list[Axes] = []
     for i in range(count):
-        axes.append(fig.add_subplot(rows, columns, i + 1, sharey=axes[0] if axes else None))
-        axes[-1].tick_params(labelleft=i % columns == 0)
+        first_axes = axes[0] if axes else None
+        ax = fig.add_subplot(rows, columns, i + 1, sharey=first_axes)
+        ax.tick_params(labelleft=i % columns == 0)
+        axes.append(ax)
     return fig, axes
 
 
@@ -90,12 +111,14 @@ def style_axes(ax: Axes, title: str, x_label: str, y_label: str, log_x: bool = T
     ax.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
     ax.set_xlabel(x_label, fontsize=10, color=INK)
     ax.set_ylabel(y_label, fontsize=10, color=INK)
+
     if log_x:
         ax.set_xscale("log")
         ax.xaxis.set_major_locator(LogLocator(10))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda C, _: format_compact(C)))
         ax.xaxis.set_minor_locator(LogLocator(10, subs=range(2, 10)))
         ax.xaxis.set_minor_formatter(FuncFormatter(lambda C, _: _minor_label(ax, C)))
+
     ax.grid(visible=True, which="major", color=GRID_COLOUR, lw=0.8, zorder=0)
     ax.set_axisbelow(True)
     ax.tick_params(which="both", labelsize=9, color=MUTED, labelcolor=INK)
@@ -109,14 +132,15 @@ def label_log2_n(axis: Axis, ns: Sequence[int]) -> None:
     axis.set_major_formatter(FuncFormatter(lambda y, _: f"{2**y:g}"))
 
 
-def fill_band(ax: Axes, rows: Sequence[tuple[float, float, float]], **style: Any) -> None:
-    """A band through rows of (x, low, high); nothing where there are none."""
+def fill_band(ax: Axes, rows: Sequence[BandRow], **style: Any) -> None:
+    """A band through rows of x, low and high; nothing where there are none."""
     if rows:
         x, low, high = np.array(rows).T
         ax.fill_between(x, low, high, lw=0, **style)
 
 
 def n_handles(colours: Mapping[int, str]) -> list[Line2D]:
+    """An entry of the legend for each n."""
     return [Line2D([], [], color=colour, lw=3, label=f"n = {n}") for n, colour in colours.items()]
 
 
@@ -124,17 +148,19 @@ def legend_below(
     fig: Figure, columns: int, handles: Sequence[Artist] | None = None, **options: Any
 ) -> None:
     """The figure's legend below its panels; of the labelled artists where no handles are given."""
-    entries = {} if handles is None else {"handles": list(handles)}
-    fig.legend(
-        loc="outside lower center", ncols=columns, frameon=False, fontsize=9, **entries, **options
-    )
+    if handles is not None:
+        options["handles"] = list(handles)
+    fig.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9, **options)
 
 
 def _minor_label(ax: Axes, C: float) -> str:
     """2k, 5k, 20k, ... where powers of ten alone would label a log axis too thinly."""
     low, high = ax.get_xlim()
+    decades = log10(high / low)
     leading_digit = round(C / 10 ** floor(log10(C)))
-    return format_compact(C) if log10(high / low) < 1.7 and leading_digit in (2, 5) else ""
+
+    is_labelled = decades < MAX_DECADES_WITH_MINOR_LABELS and leading_digit in (2, 5)
+    return format_compact(C) if is_labelled else ""
 
 
 @dataclass(frozen=True)
@@ -150,15 +176,21 @@ class RenderedFigure:
 
 
 def render_figure(fig: Figure) -> RenderedFigure:
-    """The figure in both formats, the same bits for the same figure."""
+    """The figure in both formats, the same bits for the same figure.
+
+    Programs, their versions and the date are left out of the files: bits would differ by them."""
     FigureCanvasAgg(fig)
-    png, pdf = io.BytesIO(), io.BytesIO()
+    png = io.BytesIO()
     fig.savefig(png, format="png", facecolor="white", metadata={"Software": None})
+
+    # The layout engine has placed everything for the PNG and would draw it all once more to place
+    # it again: without an engine the places stay. A user's matplotlibrc may name one.
     no_layout_engine: Any = {"figure.autolayout": False, "figure.constrained_layout.use": False}
-    with rc_context(no_layout_engine):  # a user's matplotlibrc may name an engine
-        # keeps what was placed; an engine would draw everything once more
+    with rc_context(no_layout_engine):
         fig.set_layout_engine(None)
-    with rc_context({"pdf.fonttype": 42}):
-        no_dates = {"Creator": None, "Producer": None, "CreationDate": None}
+
+    pdf = io.BytesIO()
+    no_dates = {"Creator": None, "Producer": None, "CreationDate": None}
+    with rc_context({"pdf.fonttype": 42}):  # TrueType: text stays text
         fig.savefig(pdf, format="pdf", facecolor="white", metadata=no_dates)
     return RenderedFigure(png.getvalue(), pdf.getvalue())

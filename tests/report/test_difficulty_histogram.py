@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from isojax.report.figures.difficulty_histogram import count_bars, draw_difficulty
+from isojax.report.figures.difficulty_histogram import DifficultyLabel, count_bars, draw_difficulty
 
 PAPER = {
     "very_easy": (0.6, 0.9),
@@ -21,14 +21,14 @@ PAPER = {
 # 3 Extremely Hard, 2 + 4 Hard in the bar at 0 (2 of 128 is nearest to it), 5 Hard at 1/16, 6 in no
 # split at 4/16, 7 Easy at 8/16, 1 Very Easy at 10/16, 2 in no split at 1.
 LABELS = (
-    [(0, 128, "extremely_hard")] * 3
-    + [(0, 16, "hard")] * 2
-    + [(2, 128, "hard")] * 4
-    + [(1, 16, "hard")] * 5
-    + [(4, 16, "unused")] * 6
-    + [(8, 16, "easy")] * 7
-    + [(10, 16, "very_easy")]
-    + [(16, 16, "unused")] * 2
+    [DifficultyLabel(0, 128, "extremely_hard")] * 3
+    + [DifficultyLabel(0, 16, "hard")] * 2
+    + [DifficultyLabel(2, 128, "hard")] * 4
+    + [DifficultyLabel(1, 16, "hard")] * 5
+    + [DifficultyLabel(4, 16, "unused")] * 6
+    + [DifficultyLabel(8, 16, "easy")] * 7
+    + [DifficultyLabel(10, 16, "very_easy")]
+    + [DifficultyLabel(16, 16, "unused")] * 2
 )
 
 
@@ -68,7 +68,7 @@ def test_the_same_labels_give_the_same_bits_and_replace_what_was_there(tmp_path:
 @pytest.mark.parametrize(("k", "steps"), [(4, 4), (37, 32), (128, 32)])
 def test_many_attempts_are_cut_into_steps_that_hold_equally_many_values(k: int, steps: int) -> None:
     """Each of 1..k-1 right once: bars inside hold k / steps of them where steps divides k."""
-    counts, bin_count = count_bars([(s, k, "most") for s in range(k + 1)], ["most"])
+    counts, bin_count = count_bars([DifficultyLabel(s, k, "most") for s in range(k + 1)], ["most"])
     assert (
         bin_count == steps
         and set(counts["most"]) == set(range(steps + 1))

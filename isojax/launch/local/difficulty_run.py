@@ -31,7 +31,7 @@ from isojax.launch.prompt_date import describe_date, store_date, with_new_date
 from isojax.models.attention_autotune import select_attention
 from isojax.models.safetensors_io import fingerprint
 from isojax.models.transformer import Params
-from isojax.report.figures.difficulty_histogram import UNUSED, draw_difficulty
+from isojax.report.figures.difficulty_histogram import UNUSED, DifficultyLabel, draw_difficulty
 from isojax.rl.servers.detect import detect
 from isojax.rl.servers.http_json import JsonClient, ServerOptions
 from isojax.runs.storage import exclusive_lock
@@ -109,11 +109,11 @@ def _draw_histogram(
     """Each problem once: those that are unsolved in 128 attempts by these."""
     ranges = DIFFICULTY_RANGES | ({EXTREMELY_HARD: (0.0, 0.0)} if extremely_hard else {})
     unsolved_ids = {p.id for p in unsolved}
-    bars = [(p.solved, p.attempts, EXTREMELY_HARD) for p in unsolved]
+    labels = [DifficultyLabel(p.solved, p.attempts, EXTREMELY_HARD) for p in unsolved]
     for p in labelled:
         if p.id not in unsolved_ids:
-            bars.append((p.solved, p.attempts, difficulty_part(p) or UNUSED))
-    draw_difficulty(bars, ranges, folder)
+            labels.append(DifficultyLabel(p.solved, p.attempts, difficulty_part(p) or UNUSED))
+    draw_difficulty(labels, ranges, folder)
 
 
 def print_labelling_plan(config: Config, folder: Path, server: ServerOptions | None = None) -> None:

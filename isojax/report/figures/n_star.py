@@ -1,9 +1,10 @@
-"""n*(C) (paper's Figs. 7 and 21). Departs from the paper: P(best) of each n, its colour rather than
-the reward's, and a law dashed beyond the measured budgets and left out where the frontier has two
-values of n only."""
+"""n*(C), the best n for each compute C (paper's Figs. 7 and 21).
+
+Departs from the paper: P(best) of each n, its colour rather than the reward's, and a law dashed
+beyond the measured budgets and left out where the frontier has two values of n only."""
 
 from collections.abc import Mapping, Sequence
-from math import log2
+from math import log2, sqrt
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,12 +14,13 @@ from matplotlib.patches import Patch
 
 from isojax.core.nouns import RunRecord
 from isojax.report import canvas
-from isojax.report.fit_views import all_n, frontier_views, probability_ribbons, thin
+from isojax.report.fit_views import BandRow, all_n, frontier_views, probability_ribbons, thin
 from isojax.report.wording import LAW_PARAMETERS, LAW_REACH, UNITS, law_is_drawn
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import FitResult, FrontierFit
 
 PARAMETER_LABELS = {"L": "$L$", "k": "$k$", "log10_C0": "$\\log_{10} C_0$", "b": "$b$"}
+BEYOND_DASHES = (0, (3, 2))  # of the law beyond the measured budgets
 
 
 def n_star_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
@@ -26,14 +28,21 @@ def n_star_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
     B_p. None where no run learnt anything, and no n leads."""
     if fit.nothing_learnt:
         return None
-    views, ns = frontier_views(fit), all_n(fit)
-    fig, law_axes = canvas.panel_grid(len(views), height=4.0)
+
+    views = frontier_views(fit)
+    ns = all_n(fit)
     colours = canvas.n_palette(ns)
+    fig, law_axes = canvas.panel_grid(len(views), height=4.0)
     for i, (ax, view) in enumerate(zip(law_axes, views, strict=True)):
-        n_label = "compute-optimal n" if i % canvas.grid_columns(len(views)) == 0 else ""
+        is_first_column = i % canvas.grid_columns(len(views)) == 0
+        n_label = "compute-optimal n" if is_first_column else ""
         canvas.style_axes(ax, canvas.view_title(view.B_p), f"C ({UNITS[fit.compute]})", n_label)
         _draw_n_star(ax, view, colours)
-    low, high = log2(ns[0]), log2(ns[-1])
+        _write_law(ax, view)
+
+    # Room above for the law's text; the panels share y, which is log2 n.
+    low = log2(ns[0])
+    high = log2(ns[-1])
     law_axes[0].set_ylim(low - 0.5, high + 0.3 * max(high - low, 1))
     canvas.label_log2_n(law_axes[0].yaxis, ns)
     _legend(fig, fit)
@@ -41,37 +50,38 @@ def n_star_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
 
 
 def _draw_n_star(ax: Axes, view: FrontierFit, colours: Mapping[int, str]) -> None:
-    """Frontier points over a ribbon for each n as thick as P(best), the fitted law and its
-    parameters."""
-    points, n_star = thin(view.frontier), view.n_star
-    first, last = points[0].C, points[-1].C
-    C_end = last * LAW_REACH
-    for n, rows in probability_ribbons(view).items():
-        ribbon = [(C, log2(low), log2(high)) for C, low, high in rows]
-        canvas.fill_band(ax, ribbon, color=colours[n], alpha=0.35, zorder=2)
+    """Frontier points over a ribbon for each n as thick as P(best), and the fitted law. The y axis
+    is log2 n."""
+    for n, ribbon in probability_ribbons(view).items():
+        log2_ribbon = [BandRow(C, log2(low), log2(high)) for C, low, high in ribbon]
+        canvas.fill_band(ax, log2_ribbon, color=colours[n], alpha=0.35, zorder=2)
+
+    points = thin(view.frontier)
+    C = [point.C for point in points]
+    log2_n = [log2(point.n) for point in points]
     dots = {"s": 26, "edgecolors": "white", "linewidths": 0.4, "zorder": 4}
-    ax.scatter(
-        [p.C for p in points], [log2(p.n) for p in points], c=[colours[p.n] for p in points], **dots
-    )
+    ax.scatter(C, log2_n, c=[colours[point.n] for point in points], **dots)
+
+    # The law through the measured budgets, and on to LAW_REACH times the last.
+    C_last = C[-1]
+    C_end = C_last * LAW_REACH
     if law_is_drawn(view):
-        for grid, dashes in (
-            (np.geomspace(first, last, 300), "-"),
-            (np.geomspace(last, C_end, 100), (0, (3, 2))),
-        ):
-            ax.plot(
-                grid,
-                log2_n_star(n_star.law, grid),
-                color=canvas.LAW_COLOUR,
-                lw=2.2,
-                ls=dashes,
-                zorder=3,
-            )
-    ax.axvspan(last, C_end, color=canvas.GRID_COLOUR, alpha=0.6, lw=0, zorder=0)
+        law = view.n_star.law
+        style = {"color": canvas.LAW_COLOUR, "lw": 2.2, "zorder": 3}
+        measured_C = np.geomspace(C[0], C_last, 300)
+        ax.plot(measured_C, log2_n_star(law, measured_C), ls="-", **style)
+        further_C = np.geomspace(C_last, C_end, 100)
+        ax.plot(further_C, log2_n_star(law, further_C), ls=BEYOND_DASHES, **style)
+
+    ax.axvspan(C_last, C_end, color=canvas.GRID_COLOUR, alpha=0.6, lw=0, zorder=0)
     beyond = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 8, "color": canvas.MUTED}
-    ax.text(
-        (last * C_end) ** 0.5, 0.03, "not measured", transform=ax.get_xaxis_transform(), **beyond
-    )
-    ax.set_xlim(first / 1.2, C_end)
+    middle = sqrt(C_last * C_end)
+    ax.text(middle, 0.03, "not measured", transform=ax.get_xaxis_transform(), **beyond)
+    ax.set_xlim(C[0] / 1.2, C_end)
+
+
+def _write_law(ax: Axes, view: FrontierFit) -> None:
+    """The law's parameters in a box at the top left."""
     box = {"facecolor": "white", "edgecolor": canvas.GRID_COLOUR, "boxstyle": "round,pad=0.4"}
     style = {
         "va": "top",
@@ -103,7 +113,6 @@ def _legend(fig: Figure, fit: FitResult) -> None:
         Line2D([], [], marker="o", ls="", color=canvas.MUTED, ms=5, label="best measured n"),
     ]
     if fit.draws is not None:
-        handles.append(
-            Patch(color=canvas.MUTED, alpha=0.35, lw=0, label="as thick as P(n is best)")
-        )
+        ribbon = Patch(color=canvas.MUTED, alpha=0.35, lw=0, label="as thick as P(n is best)")
+        handles.append(ribbon)
     canvas.legend_below(fig, len(handles), handles, handlelength=1.8)

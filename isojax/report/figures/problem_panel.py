@@ -1,5 +1,7 @@
-"""pass@1 of a fixed panel of training problems (IsoCompute Playbook, arXiv:2603.12151, Figs. 11, 27
-and section 5.1): under interference a share of problems stays at 0 while the mean rises."""
+"""pass@1 of a fixed panel of training problems, for the smallest and the largest n.
+
+IsoCompute Playbook, arXiv:2603.12151, Figs. 11, 27 and section 5.1: under interference (training on
+some problems harms others) a share of problems stays at 0 while the mean rises."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +16,10 @@ from matplotlib.patches import Patch
 from isojax.core.config import PANEL
 from isojax.core.nouns import RunRecord
 from isojax.report import canvas
-from isojax.report.fit_views import FloatArray, all_n
+from isojax.report.fit_views import all_n
 from isojax.report.wording import format_compact
 from isojax.scaling.result import FitResult
-from isojax.scaling.tracks import as_float64, group_by
+from isojax.scaling.tracks import FloatArray, as_float64, group_by
 
 
 @dataclass(frozen=True)
@@ -35,45 +37,72 @@ class ProblemPanel:
     def correct_shares(self) -> FloatArray:
         """float[points, samples + 1]: the share of problems with 0, 1, ..., all answers correct,
         mean over seeds."""
-        return np.stack(
-            [as_float64((self.correct == k).mean((0, 2))) for k in range(self.samples + 1)], -1
-        )
+        shares = [
+            as_float64((self.correct == count).mean(axis=(0, 2)))
+            for count in range(self.samples + 1)
+        ]
+        return np.stack(shares, axis=-1)
 
 
 def compared_panels(fit: FitResult, runs: Sequence[RunRecord]) -> list[ProblemPanel]:
-    """The smallest and the largest n (or the only one) of the B_p with the widest range of n, of
-    equals the frontier's last; [] where no panel was recorded, rewards are graded, or problems
-    differ."""
-    usable_runs = [
-        run
-        for run in runs
-        if all(PANEL in p.extra and p.samples and not p.graded for p in run.points)
-    ]
-    sizes = {(len(p.extra[PANEL]), p.samples) for run in usable_runs for p in run.points}
+    """The smallest and the largest n (or the only one) of the B_p with the widest range of n.
+
+    Of several such B_p it is the one that ends the frontier, or the smallest. [] where no panel was
+    recorded, rewards are graded (not 0 or 1), or runs had other problems or samples."""
+    usable_runs = [run for run in runs if _has_panel(run)]
+    sizes = {
+        (len(point.extra[PANEL]), point.samples) for run in usable_runs for point in run.points
+    }
     if len(sizes) != 1:
         return []
-    last_B_p = fit.joint.frontier[-1].B_p if fit.joint.frontier else None
-    groups = group_by(usable_runs, lambda run: run.cell.B_p).items()
-    by_B_p = {B_p: group_by(group, lambda run: run.cell.n) for B_p, group in groups}
-    B_p = max(by_B_p, key=lambda b: (max(by_B_p[b]) / min(by_B_p[b]), b == last_B_p, -b))
-    by_n = by_B_p[B_p]
+
+    by_n = _widest_range_of_n(fit, usable_runs)
     cells = [by_n[n] for n in sorted({min(by_n), max(by_n)})]
-    shared_targets = sorted(
-        set.intersection(*({p.target for p in run.points} for seeds in cells for run in seeds))
-    )
-    if not shared_targets or not shared_targets[-1]:
+
+    # Distributions are compared at one C, so at values of the grid that every run has reached.
+    targets_of_each_run = [
+        {point.target for point in run.points} for seeds in cells for run in seeds
+    ]
+    shared_targets = sorted(set.intersection(*targets_of_each_run))
+    if not shared_targets or shared_targets[-1] == 0:  # the base policy alone
         return []
-    samples = sizes.pop()[1]
+
+    _, samples = sizes.pop()
     return [_load_panel(seeds, shared_targets, samples) for seeds in cells]
 
 
+def _has_panel(run: RunRecord) -> bool:
+    """Whether every evaluation has the panel's correct answers."""
+    return all(PANEL in point.extra and point.samples and not point.graded for point in run.points)
+
+
+def _widest_range_of_n(fit: FitResult, runs: Sequence[RunRecord]) -> dict[int, list[RunRecord]]:
+    """n -> its runs, of the B_p whose largest n is the largest multiple of its smallest."""
+    by_B_p = {
+        B_p: group_by(runs_of_B_p, lambda run: run.cell.n)
+        for B_p, runs_of_B_p in group_by(runs, lambda run: run.cell.B_p).items()
+    }
+    last_B_p = fit.joint.frontier[-1].B_p if fit.joint.frontier else None
+
+    def preference(B_p: int) -> tuple[float, bool, int]:
+        ns = by_B_p[B_p]
+        return max(ns) / min(ns), B_p == last_B_p, -B_p
+
+    return by_B_p[max(by_B_p, key=preference)]
+
+
 def _load_panel(seeds: Sequence[RunRecord], targets: Sequence[int], samples: int) -> ProblemPanel:
-    points_by_target = [{p.target: p for p in run.points} for run in seeds]
-    C = np.array(
-        [[points[t].rollouts for points in points_by_target] for t in targets], dtype=np.float64
-    ).mean(1)
-    correct = np.array([[points[t].extra[PANEL] for t in targets] for points in points_by_target])
-    return ProblemPanel(seeds[0].cell.B_p, seeds[0].cell.n, C, correct, samples)
+    """The panel of a cell's runs at these values of the grid of C."""
+    points_by_target = [{point.target: point for point in run.points} for run in seeds]
+    rollouts = np.array(
+        [[points[target].rollouts for points in points_by_target] for target in targets],
+        dtype=np.float64,
+    )  # [points, seeds]
+    correct = np.array(
+        [[points[target].extra[PANEL] for target in targets] for points in points_by_target]
+    )
+    cell = seeds[0].cell
+    return ProblemPanel(cell.B_p, cell.n, rollouts.mean(axis=1), correct, samples)
 
 
 def panel_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
@@ -81,53 +110,45 @@ def panel_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
     panels = compared_panels(fit, runs)
     if not panels:
         return None
+
     fig, axes = canvas.panel_grid(1 + len(panels), height=4.4)
     _draw_histogram(axes[0], panels, canvas.n_palette(all_n(fit)))
+
+    # a shade for 0, 1, ..., all answers correct
     samples = panels[0].samples
-    shades = [
-        to_hex(colour) for colour in colormaps["viridis"](np.linspace(0.08, 0.92, samples + 1))
-    ]
+    viridis = colormaps["viridis"]
+    shades = [to_hex(colour) for colour in viridis(np.linspace(0.08, 0.92, samples + 1))]
     for ax, panel in zip(axes[1:], panels, strict=True):
         _draw_shares_over_C(ax, panel, shades)
         canvas.style_axes(ax, f"n = {panel.n}: share of problems by pass@1", "C (rollouts)", "")
+
     handles = [Patch(color=shade, label=f"{k} of {samples}") for k, shade in enumerate(shades)]
     canvas.legend_below(fig, len(handles), handles, title="correct answers of a problem")
     return fig
 
 
 def _draw_histogram(ax: Axes, panels: Sequence[ProblemPanel], colours: Mapping[int, str]) -> None:
-    first, samples = panels[0], panels[0].samples
+    """The last distribution over problems: a bar of each n side by side at each pass@1, and the
+    base policy's as a dash across them."""
+    first = panels[0]
+    samples = first.samples
+    pass_at_1 = np.arange(samples + 1) / samples
     width = 0.8 / len(panels) / samples
-    x = np.arange(samples + 1) / samples
     for i, panel in enumerate(panels):
-        centres = x + (i - (len(panels) - 1) / 2) * width
-        ax.bar(
-            centres,
-            panel.correct_shares[-1],
-            width,
-            color=colours[panel.n],
-            label=f"n = {panel.n}",
-            zorder=2,
-        )
+        centres = pass_at_1 + (i - (len(panels) - 1) / 2) * width
+        style = {"color": colours[panel.n], "label": f"n = {panel.n}", "zorder": 2}
+        ax.bar(centres, panel.correct_shares[-1], width, **style)
+
     if first.C[0] == 0:
-        base = np.mean([panel.correct_shares[0] for panel in panels], axis=0)
-        ax.plot(
-            x,
-            base,
-            ls="none",
-            marker="_",
-            ms=30,
-            mew=2,
-            color=canvas.MUTED,
-            label="base policy",
-            zorder=3,
-        )
+        base_shares = np.mean([panel.correct_shares[0] for panel in panels], axis=0)
+        dash = {"ls": "none", "marker": "_", "ms": 30, "mew": 2, "color": canvas.MUTED}
+        ax.plot(pass_at_1, base_shares, label="base policy", zorder=3, **dash)
+
+    problems = first.correct.shape[2]
     title = f"pass@1 at C = {format_compact(float(first.C[-1]))}, $B_p$ = {first.B_p}"
     x_label = f"pass@1 of a training problem ({samples} samples)"
-    canvas.style_axes(
-        ax, title, x_label, f"share of {first.correct.shape[2]} problems", log_x=False
-    )
-    ax.set_xticks(x)
+    canvas.style_axes(ax, title, x_label, f"share of {problems} problems", log_x=False)
+    ax.set_xticks(pass_at_1)
     ax.legend(frameon=False, fontsize=9)
 
 
@@ -135,7 +156,9 @@ def _draw_shares_over_C(ax: Axes, panel: ProblemPanel, shades: Sequence[str]) ->
     """Shares stacked from no correct answer (below) to all; the base policy is a step left of the
     first update."""
     C = panel.C.copy()
-    if C[0] == 0:
+    if (
+        C[0] == 0
+    ):  # has no place on a log axis: as far before the first C as this is before the next
         C[0] = C[1] ** 2 / C[2] if len(C) > 2 else C[1] / 2
     ax.stackplot(C, *panel.correct_shares.T, colors=shades, zorder=1)
     ax.set_xlim(C[0], C[-1])
