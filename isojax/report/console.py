@@ -2,6 +2,7 @@
 a narrow one."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.box import HEAVY_HEAD, Box
@@ -22,22 +23,36 @@ class SafeConsole(Console):
         super().__init__(stderr=stderr, highlight=False, emoji=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        # no tag of the markup is cut in two
+        # shortened when markup is read already, so that no tag is cut in two
         return shorten(super().render_str(clean(text), **options))
 
 
-# From the widest to the narrowest: (lines, headings on one line, texts on one line).
+@dataclass(frozen=True)
+class TableLayout:
+    """How a table of a width is drawn."""
+
+    box: Box | None
+    has_headings_on_one_line: bool
+    has_texts_on_one_line: bool
+
+
+# From the widest to the narrowest.
 LAYOUTS = (
-    *((HEAVY_HEAD, True, True), (HEAVY_HEAD, False, True), (None, False, True)),
-    *((HEAVY_HEAD, False, False), (None, False, False)),
+    TableLayout(HEAVY_HEAD, has_headings_on_one_line=True, has_texts_on_one_line=True),
+    TableLayout(HEAVY_HEAD, has_headings_on_one_line=False, has_texts_on_one_line=True),
+    TableLayout(None, has_headings_on_one_line=False, has_texts_on_one_line=True),
+    TableLayout(HEAVY_HEAD, has_headings_on_one_line=False, has_texts_on_one_line=False),
+    TableLayout(None, has_headings_on_one_line=False, has_texts_on_one_line=False),
 )
+ANY_WIDTH = 10_000
 
 
 class TextTable:
-    """A table of texts that come from anywhere. The first `text_columns` columns are text, as the
-    last one may be, the others right-aligned numbers. Where it is too wide, its headings are
-    broken, then its texts; where that does not suffice, each row is a line that names its
-    values."""
+    """A table of texts that come from anywhere, which loses nothing in a narrow terminal.
+
+    The first `text_columns` columns are text, as the last one may be, the others right-aligned
+    numbers. Where it is too wide, its headings are broken, then its texts; where that does not
+    suffice, each row is a line that names its values."""
 
     def __init__(
         self,
@@ -47,40 +62,51 @@ class TextTable:
         text_columns: int = 0,
         last_is_text: bool = False,
     ):
-        self.title, self.columns = printable(title), [printable(column) for column in columns]
-        self.rows = [
-            [cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row]
-            for row in rows
-        ]
-        self.text_indices = {*range(text_columns), *([len(columns) - 1] if last_is_text else [])}
+        self.title = printable(title)
+        self.columns = [printable(column) for column in columns]
+        self.rows = [[_as_text(cell) for cell in row] for row in rows]
+        self.text_indices = set(range(text_columns))
+        if last_is_text:
+            self.text_indices.add(len(columns) - 1)
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
         if self.title:
             yield Text(self.title, "table.title")
-        for box, keeps_headings, keeps_text in LAYOUTS:
-            table = self._table(box, keeps_headings)
-            width = Measurement.get(console, options.update(max_width=10_000), table)
-            if (width.maximum if keeps_text else width.minimum) <= options.max_width:
+
+        for layout in LAYOUTS:
+            table = self._table(layout)
+            # its width with every text on one line, and with texts broken wherever they may be
+            width = Measurement.get(console, options.update(max_width=ANY_WIDTH), table)
+            needed = width.maximum if layout.has_texts_on_one_line else width.minimum
+            if needed <= options.max_width:
                 yield table
                 return
+
         for row in self.rows:
             named_cells = zip(self.columns, row, strict=True)
             yield Text(", ").join(
                 Text.assemble(f"{name} " if name else "", cell) for name, cell in named_cells
             )
 
-    def _table(self, box: Box | None, keeps_headings: bool) -> Table:
-        table = Table(box=box, pad_edge=box is not None)
+    def _table(self, layout: TableLayout) -> Table:
+        """A column of numbers is as wide as its widest number, or word of its heading; the width
+        of a text is left to rich."""
+        table = Table(box=layout.box, pad_edge=layout.box is not None)
         for i, heading in enumerate(self.columns):
-            words = [heading] if keeps_headings else heading.split()
-            width = max(map(cell_len, [*words, *(str(row[i]) for row in self.rows)]), default=0)
-            is_text = i in self.text_indices
-            justify = "left" if is_text else "right"
-            table.add_column(
-                Text(heading), justify=justify, width=None if is_text else width, overflow="fold"
-            )
+            if i in self.text_indices:
+                table.add_column(Text(heading), justify="left", overflow="fold")
+                continue
+            unbroken = [heading] if layout.has_headings_on_one_line else heading.split()
+            unbroken += [str(row[i]) for row in self.rows]
+            width = max(map(cell_len, unbroken), default=0)
+            table.add_column(Text(heading), justify="right", width=width, overflow="fold")
+
         for row in self.rows:
             table.add_row(*row)
         return table
+
+
+def _as_text(cell: str | Text) -> Text:
+    return cell if isinstance(cell, Text) else Text(printable(cell))

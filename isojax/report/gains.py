@@ -7,7 +7,7 @@ With a the share of responses that hold an answer and q the share of correct one
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -16,38 +16,58 @@ from isojax.core.table_files import read_json_object
 from isojax.report.console import TextTable
 from isojax.runs.ledger import default_metric
 
+ANSWERED = "parsed_fraction"  # the share of responses that hold an answer
 
-def reward_gain(run: RunRecord, metric: str) -> tuple[float, float, float, float, float] | None:
-    """A run's validation reward of the base policy and at the last evaluation, its gain, and the
-    gain's parts: by format alone and by better answers. None where the base was not evaluated, or
-    no share of answers recorded."""
-    first, last = run.points[0], run.points[-1]
-    if first.rollouts or not all(
-        metric in p.metrics and "parsed_fraction" in p.metrics for p in (first, last)
-    ):
+
+class RewardGain(NamedTuple):
+    """A run's validation reward, and what training gained of it."""
+
+    base: float  # of the base policy
+    last: float  # at the last evaluation
+    gain: float
+    format_alone: float  # parts of the gain
+    better_answers: float
+
+
+def reward_gain(run: RunRecord, metric: str) -> RewardGain | None:
+    """A run's gain and its parts. None where the base policy was not evaluated, or no share of
+    answers recorded."""
+    first = run.points[0]
+    last = run.points[-1]
+    is_recorded = all(metric in p.metrics and ANSWERED in p.metrics for p in (first, last))
+    if first.rollouts or not is_recorded:
         return None
+
+    # The reward is a q, so q0 is the base policy's reward over its share of answers. Where it never
+    # answered q0 is unknown, and nothing is ascribed to the format.
     base_reward = first.metrics[metric]
-    base_parsed_fraction = first.metrics["parsed_fraction"]
-    gain, format_alone = last.metrics[metric] - base_reward, 0.0
-    if base_parsed_fraction:
-        more_parsed = last.metrics["parsed_fraction"] - base_parsed_fraction
-        format_alone = more_parsed * base_reward / base_parsed_fraction
-    return base_reward, last.metrics[metric], gain, format_alone, gain - format_alone
+    base_answered = first.metrics[ANSWERED]
+    gain = last.metrics[metric] - base_reward
+    format_alone = 0.0
+    if base_answered:
+        more_answered = last.metrics[ANSWERED] - base_answered
+        format_alone = more_answered * base_reward / base_answered
+    return RewardGain(base_reward, last.metrics[metric], gain, format_alone, gain - format_alone)
 
 
 def report_gains(console: Console, folder: Path, runs: Sequence[RunRecord]) -> None:
     """Print a sweep's gains; nothing where its task has no answers in text."""
     constant: Any = read_json_object(folder / "base" / "about.json").get("best_constant")
-    metric = default_metric(runs) if constant else ""
-    gains = {run.cell.name: gain for run in runs if (gain := reward_gain(run, metric)) is not None}
-    if not gains:
+    if not constant:
         return
-    constant_text = (
-        f"the best constant answer, {constant['answer']!r}, gets {constant['reward']:.3f}"
-    )
+
+    metric = default_metric(runs)
+    rows = []
+    for run in runs:
+        parts = reward_gain(run, metric)
+        if parts is None:
+            continue
+        rewards = [f"{parts.base:.3f}", f"{parts.last:.3f}"]
+        changes = [parts.gain, parts.format_alone, parts.better_answers]
+        rows.append([run.cell.name, *rewards, *(f"{change:+.3f}" for change in changes)])
+    if not rows:
+        return
+
+    best = f"the best constant answer, {constant['answer']!r}, gets {constant['reward']:.3f}"
     columns = ("B_p x n, seed", "base", "last", "gain", "format alone", "better answers")
-    rows = [
-        [cell, f"{base:.3f}", f"{last:.3f}", *(f"{part:+.3f}" for part in gain_and_parts)]
-        for cell, (base, last, *gain_and_parts) in gains.items()
-    ]
-    console.print(TextTable(f"gain in {metric}; {constant_text}", columns, rows, text_columns=1))
+    console.print(TextTable(f"gain in {metric}; {best}", columns, rows, text_columns=1))

@@ -1,6 +1,7 @@
 """What a notebook asks for: runs from files or from a DataFrame, and a fit that recommends, draws
-itself and gives DataFrames. pandas is needed only by who uses its frames; polars' frames can be
-read too."""
+itself and gives DataFrames.
+
+pandas is needed only by who uses its frames; polars' frames can be read too."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -45,7 +46,9 @@ class SweepFit(FitResult):
 
     def plot(self, name: str = "frontier") -> "Figure":
         """A figure of the report; InputError for an unknown name, or where its data are absent."""
-        return import_module("isojax.report.figures.catalogue").plot(self, self._records, name)
+        # imported here: matplotlib takes a while, which only who draws should wait for
+        catalogue = import_module("isojax.report.figures.catalogue")
+        return catalogue.plot(self, self._records, name)
 
     def frame(
         self, name: Literal["runs", "curves", "frontier", "crossovers", "evaluations"] = "curves"
@@ -53,24 +56,12 @@ class SweepFit(FitResult):
         """A table of the fit as a pandas.DataFrame, a row for each run, curve, point of the
         frontier, crossover or evaluation of those runs (what `read_runs` reads back); InputError
         for another name, or without pandas."""
-        evaluations = [
-            {
-                "B_p": run.cell.B_p,
-                "n": run.cell.n,
-                "seed": run.cell.seed,
-                "step": point.M,
-                "rollouts": point.rollouts,
-            }
-            | dict(point.metrics)
-            for run in fitted_runs(self, self._records)
-            for point in run.points
-        ]
         tables = {
             "runs": self.model_dump(include={"runs"})["runs"],
             "curves": self.model_dump(include={"curves"})["curves"],
             "frontier": [row.model_dump() for row in self.joint.frontier],
             "crossovers": [row.model_dump() for row in self.joint.crossovers],
-            "evaluations": evaluations,
+            "evaluations": self._evaluation_rows(),
         }
         if name not in tables:
             raise InputError(f"no table is called {name!r}; expected one of {', '.join(tables)}.")
@@ -82,53 +73,80 @@ class SweepFit(FitResult):
             ) from e
         return pandas.DataFrame(tables[name])
 
+    def _evaluation_rows(self) -> list[dict[str, Any]]:
+        """A row for each evaluation of the runs that were fitted."""
+        rows = []
+        for run in fitted_runs(self, self._records):
+            for point in run.points:
+                row: dict[str, Any] = {
+                    "B_p": run.cell.B_p,
+                    "n": run.cell.n,
+                    "seed": run.cell.seed,
+                    "step": point.M,
+                    "rollouts": point.rollouts,
+                }
+                rows.append(row | dict(point.metrics))
+        return rows
+
 
 def read_runs(
     source: str | Path | Iterable[str | Path] | Any, field_map: str = ""
 ) -> list[RunRecord]:
-    """The runs of sweeps' folders, or of a DataFrame whose rows are evaluations, with columns n,
-    B_p, step or rollouts, a reward, and maybe seed or run. `field_map` names other columns, as
-    --map of `isojax records import` does ("reward=val_acc,n=16"). InputError where they cannot be
-    used."""
+    """The runs of sweeps' folders, or of a DataFrame; InputError where they cannot be used.
+
+    A DataFrame has a row for each evaluation, with columns n, B_p, step or rollouts, a reward, and
+    maybe seed or run. `field_map` names other columns, as --map of `isojax records import` does
+    ("reward=val_acc,n=16")."""
     rows = _frame_rows(source)
-    if rows is None:
-        paths = (
-            list(source)
-            if isinstance(source, Iterable) and not isinstance(source, str)
-            else [source]
+    return _read_folders(source) if rows is None else _runs_of_rows(rows, field_map)
+
+
+def _read_folders(source: Any) -> list[RunRecord]:
+    """The runs of one folder or of several."""
+    is_several = isinstance(source, Iterable) and not isinstance(source, str)
+    paths: list[Any] = list(source) if is_several else [source]
+    if not all(isinstance(path, str | Path) for path in paths):
+        raise InputError(
+            f"given {source!r}, expected the folder of a sweep, several, or a DataFrame."
         )
-        if not all(isinstance(path, str | Path) for path in paths):
-            raise InputError(
-                f"given {source!r}, expected the folder of a sweep, several, or a DataFrame."
-            )
-        try:
-            return ledger.read_runs(paths)
-        except (OSError, UnicodeError) as e:  # of a name that no file can have
-            raise InputError(f"{e}. Expected the path of a place that you may use.") from e
+    try:
+        return ledger.read_runs(paths)
+    except (OSError, UnicodeError) as e:  # of a name that no file can have
+        raise InputError(f"{e}. Expected the path of a place that you may use.") from e
+
+
+def _runs_of_rows(rows: Sequence[dict[str, Any]], field_map: str) -> list[RunRecord]:
+    """The runs of a DataFrame's rows, by the columns of any table."""
     if not rows:
         raise InputError("the DataFrame has no row; expected one for each evaluation.")
     data_rows = [DataRow("DataFrame", f"row {i}", values, i) for i, values in enumerate(rows)]
     table = LogTable("DataFrame", tuple(data_rows), one_run=False, is_export=True)
-    log_runs = gather_runs(
-        [table], parse_field_map([field_map] if field_map else []), {}, TABLE_FIELDS
-    ).runs
-    return list(to_run_records(log_runs).runs)
+    columns = parse_field_map([field_map] if field_map else [])
+    logs = gather_runs([table], columns, {}, TABLE_FIELDS)
+    return list(to_run_records(logs.runs).runs)
 
 
 def _frame_rows(source: Any) -> list[dict[str, Any]] | None:
     """The rows of a frame of pandas or polars, without the cells that are missing; None of anything
-    else."""
-    if hasattr(source, "to_dicts"):
-        rows = source.to_dicts()
-    elif hasattr(source, "to_dict") and hasattr(source, "columns"):
-        rows = source.to_dict(orient="records")
+    else. Neither package is imported: a frame is told by its methods."""
+    if hasattr(source, "to_dicts"):  # polars
+        frame_rows = source.to_dicts()
+    elif hasattr(source, "to_dict") and hasattr(source, "columns"):  # pandas
+        frame_rows = source.to_dict(orient="records")
     else:
         return None
-    plain = [
-        {str(k): v.tolist() if hasattr(v, "tolist") else v for k, v in row.items()} for row in rows
-    ]
-    missing = lambda v: v is None or (isinstance(v, float) and math.isnan(v))  # noqa: E731
-    return [{k: v for k, v in row.items() if not missing(v)} for row in plain]
+
+    rows = []
+    for frame_row in frame_rows:
+        row = {}
+        for column, cell in frame_row.items():
+            # NumPy's scalars and arrays become Python's numbers and lists
+            value = cell.tolist() if hasattr(cell, "tolist") else cell
+            is_missing = value is None or (isinstance(value, float) and math.isnan(value))
+            if not is_missing:
+                row[str(column)] = value
+        rows.append(row)
+    return rows
 
 
 def fit(
@@ -141,8 +159,9 @@ def fit(
     are_records = isinstance(runs, list | tuple) and all(isinstance(run, RunRecord) for run in runs)
     records = runs if are_records else read_runs(runs)
     result = fit_runs(records, metric, compute, options)
-    sweep_fit = SweepFit.model_construct(
-        **{name: getattr(result, name) for name in FitResult.model_fields}
-    )
+
+    # the same fields, which are valid already
+    fields = {name: getattr(result, name) for name in FitResult.model_fields}
+    sweep_fit = SweepFit.model_construct(**fields)
     sweep_fit._records = tuple(records)
     return sweep_fit

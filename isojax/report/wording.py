@@ -3,8 +3,9 @@ crossover."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from isojax.core.nouns import Recommendation
+from isojax.core.nouns import GrowingRun, NextRun, Recommendation
 from isojax.core.terminal import format_hours, format_number
 from isojax.scaling.law.n_star_law import MIN_DISTINCT_N
 from isojax.scaling.result import (
@@ -16,6 +17,7 @@ from isojax.scaling.result import (
     SegmentRow,
 )
 
+# A segment of the frontier holds where it is at least so long, and so many standard errors ahead.
 MIN_DECADES = 0.2
 MIN_Z = 2.0
 MIN_SHOWN_PROBABILITY = 0.005
@@ -29,7 +31,22 @@ LAW_PARAMETERS = {
     "sigmoid": ("L", "k", "log10_C0", "b"),
 }
 
-Bounds = tuple[float | None, float | None]
+Bounds = tuple[float | None, float | None]  # (low, high); None: open, both None: no interval
+
+
+class NShare(NamedTuple):
+    """The probability that n is the best. The page's JSON holds it as a list in this order."""
+
+    n: int
+    text: str  # such as "12%"
+    share: float
+
+
+class SegmentVerdict(NamedTuple):
+    """Whether a segment of the frontier holds; None: it cannot be judged."""
+
+    holds: bool | None
+    reason: str
 
 
 def format_compact(x: float | None) -> str:
@@ -49,31 +66,32 @@ def format_reward(x: float | None) -> str:
 def metric_phrase(metric: str) -> str:
     """ "validation avg@4"; of a log's metric whose name says that already, "val/acc", its name
     alone."""
-    says_it = re.search(
-        r"(?:^|[^a-z])(?:val|valid|validation|eval|test)(?:[^a-z]|$)", metric.lower()
-    )
-    return metric if says_it else f"validation {metric}"
+    validation_word = r"(?:^|[^a-z])(?:val|valid|validation|eval|test)(?:[^a-z]|$)"
+    if re.search(validation_word, metric.lower()):
+        return metric
+    return f"validation {metric}"
 
 
 def format_percent(x: float) -> str:
-    """A share as a percentage: .9 -> "90%"."""
+    """A share as a percentage: 0.9 -> "90%"."""
     return f"{100 * x:.3g}%"
 
 
-def n_shares(n_probability: Mapping[int, float]) -> list[tuple[int, str, float]]:
-    """(n, "12%", 0.123): the probability to be the best of each n that has one to speak of."""
-    shares = [
-        (n, share) for n, share in sorted(n_probability.items()) if share >= MIN_SHOWN_PROBABILITY
-    ]
-    return [(n, format_percent(round(share, 2)), round(share, 3)) for n, share in shares]
-
-
-def every_n_share(n_probability: Mapping[int, float]) -> list[tuple[int, str, float]]:
-    """As `n_shares`, with those that have none to speak of, which a reader would miss: (n, "<1%",
-    0.001)."""
-    spoken_of = {n: (n, text, share) for n, text, share in n_shares(n_probability)}
+def n_shares(n_probability: Mapping[int, float]) -> list[NShare]:
+    """The probability to be the best of each n that has one to speak of."""
     return [
-        spoken_of.get(n, (n, "<1%", round(share, 3))) for n, share in sorted(n_probability.items())
+        NShare(n, format_percent(round(share, 2)), round(share, 3))
+        for n, share in sorted(n_probability.items())
+        if share >= MIN_SHOWN_PROBABILITY
+    ]
+
+
+def every_n_share(n_probability: Mapping[int, float]) -> list[NShare]:
+    """As `n_shares`, with those that have none to speak of, which a reader would miss: "<1%"."""
+    shown = {share.n: share for share in n_shares(n_probability)}
+    return [
+        shown.get(n, NShare(n, "<1%", round(share, 3)))
+        for n, share in sorted(n_probability.items())
     ]
 
 
@@ -100,7 +118,9 @@ def format_interval(
 def join_list(items: Iterable[object]) -> str:
     """ "a", "a and b", "a, b and c"."""
     words = [str(item) for item in items]
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def join_commas(items: Iterable[object]) -> str:
@@ -113,13 +133,15 @@ def format_count(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def segment_verdict(segment: SegmentRow) -> tuple[bool | None, str]:
-    """(holds, why), by its length, measured neighbours and a lead of MIN_Z standard errors; None:
-    cannot be judged."""
+def segment_verdict(segment: SegmentRow) -> SegmentVerdict:
+    """Whether a segment of the frontier holds, by its length, whether its neighbours were measured
+    there, and a lead of MIN_Z standard errors over the closer one."""
     if not segment.neighbours:
-        return False, "Nothing to compare with: this cell leads everywhere"
+        return SegmentVerdict(False, "Nothing to compare with: this cell leads everywhere")
     if not segment.has_counts:
-        return None, "Not judged: the right answers of single problems are not recorded"
+        reason = "Not judged: the right answers of single problems are not recorded"
+        return SegmentVerdict(None, reason)
+
     shortfalls = []
     if segment.decades < MIN_DECADES:
         shortfalls.append(f"only {segment.decades:.2f} decade long (under {MIN_DECADES})")
@@ -128,18 +150,15 @@ def segment_verdict(segment: SegmentRow) -> tuple[bool | None, str]:
     if segment.z is None or segment.lead is None:
         shortfalls.append("lead not testable")
     elif segment.z < MIN_Z:
-        is_ahead = segment.lead > 0
-        shortfalls.append(
-            "lead under two standard errors"
-            if is_ahead
-            else "not ahead of its rival in the evaluations"
-        )
+        if segment.lead > 0:
+            shortfalls.append("lead under two standard errors")
+        else:
+            shortfalls.append("not ahead of its rival in the evaluations")
     if shortfalls or segment.z is None:
-        return False, "Not shown: " + "; ".join(shortfalls)
-    return (
-        True,
-        f"Holds: {segment.decades:.2f} decade long, ahead by {segment.z:.1f} standard errors",
-    )
+        return SegmentVerdict(False, "Not shown: " + "; ".join(shortfalls))
+
+    length = f"{segment.decades:.2f} decade long"
+    return SegmentVerdict(True, f"Holds: {length}, ahead by {segment.z:.1f} standard errors")
 
 
 def format_estimate(value: float, bounds: Sequence[float | None] | None) -> tuple[str, str]:
@@ -161,6 +180,8 @@ def sentence_of(text: str) -> str:
 
 
 def describe_law(view: FrontierFit) -> str:
+    """The law n*(C) of a frontier in a sentence; log2 n* = b + k log10(C / C0), or a sigmoid from
+    b to b + L."""
     law = view.n_star.law
     if view.n_star.no_effect:
         return "n makes no difference here: one curve for all n explains the evaluations as well."
@@ -169,111 +190,142 @@ def describe_law(view: FrontierFit) -> str:
         return f"The frontier has two values of n only ({values}): too few for a law n*(C)."
     if law.form == "constant":
         return f"n* = {2**law.b:.3g} at every C: the data do not show it to change."
+
     middle = format_compact(None if law.log10_C0 is None else 10**law.log10_C0)
     if law.form == "linear":
         direction = "rises" if law.k > 0 else "falls"
+        through = f"through n* = {2**law.b:.3g} at C = {middle}"
         factor = f"{2**law.k:.3g} times for ten times the budget"
-        return f"n*(C) {direction} as a power of C, through n* = {2**law.b:.3g} at C = {middle}: {factor}."
+        return f"n*(C) {direction} as a power of C, {through}: {factor}."
+
     direction = "rises" if law.L >= 0 else "falls"
-    low, high = 2**law.b, 2 ** (law.b + law.L)
-    ends = f"from {low:.3g} at small budgets to {high:.3g} at large ones"
-    return f"n*(C) {direction} as a sigmoid in log C, {ends}, halfway (on the log scale) at C = {middle}."
+    small_C_n = f"{2**law.b:.3g} at small budgets"
+    large_C_n = f"{2 ** (law.b + law.L):.3g} at large ones"
+    halfway = f"halfway (on the log scale) at C = {middle}"
+    return f"n*(C) {direction} as a sigmoid in log C, from {small_C_n} to {large_C_n}, {halfway}."
 
 
 def describe_verdicts(fit: FitResult) -> str:
     """The published laws of n by what the fit says of them, in one line."""
-    laws = {kind: [row.law for row in fit.referee if row.verdict == kind] for kind in VERDICTS}
-    judged = next(
-        (f" (from C = {row.C_low:.3g} to {row.C_high:.3g})" for row in fit.referee if row.C_low), ""
-    )
-    return (
-        "; ".join(f"{kind}: {join_commas(names)}" for kind, names in laws.items() if names) + judged
-    )
+    texts = []
+    for verdict in VERDICTS:
+        laws = [row.law for row in fit.referee if row.verdict == verdict]
+        if laws:
+            texts.append(f"{verdict}: {join_commas(laws)}")
+
+    # the range of C of the first law that could be judged
+    judged = [row for row in fit.referee if row.C_low]
+    C_range = f" (from C = {judged[0].C_low:.3g} to {judged[0].C_high:.3g})" if judged else ""
+    return "; ".join(texts) + C_range
 
 
 def describe_deciding_run(run: DecidingRun | None) -> str:
     """ "B_p = 16, n = 2 to C = 139k", and how much another seed of a measured cell would settle."""
     if run is None:
         return "–"
-    seed = (
-        ""
-        if run.explained is None
-        else f" (another seed; it explains {format_percent(run.explained)} of the doubt)"
-    )
-    return f"B_p = {run.B_p}, n = {run.n} to C = {format_compact(run.C)}{seed}"
+    text = f"B_p = {run.B_p}, n = {run.n} to C = {format_compact(run.C)}"
+    if run.explained is not None:
+        text += f" (another seed; it explains {format_percent(run.explained)} of the doubt)"
+    return text
 
 
 def describe_time(recommendation: Recommendation, price: float | None) -> str:
-    """What the allocation takes by its cell's clock, and costs; "" where it has none."""
-    hours, device_hours = recommendation.hours, recommendation.device_hours
+    """What the allocation takes by its cell's clock, and costs at a `price` of a device hour; ""
+    where it has no clock."""
+    hours = recommendation.hours
+    device_hours = recommendation.device_hours
     if hours is None or device_hours is None:
         return ""
+
     devices = device_hours / hours
-    cost = "" if price is None else f", {price * device_hours:,.2f} at {price:g} for a device hour"
     machine = "1 device" if round(devices) == 1 else f"{devices:.3g} devices"
+    cost = ""
+    if price is not None:
+        cost = f", {price * device_hours:,.2f} at {price:g} for a device hour"
     return f"takes {format_hours(hours)} on {machine}, by the measured times of these runs{cost}"
 
 
 def describe_devices(measured: Sequence[int], devices: int | None) -> str:
-    """What an answer in hours assumes of the devices; "" where no run has a clock."""
+    """What an answer in hours assumes of the devices; "" where no run has a clock.
+
+    `measured`: the numbers of devices of the runs; `devices`: the number asked for."""
     if not measured:
         return ""
-    measured_on = f"{' or '.join(map(str, measured))} {'device' if measured == [1] else 'devices'}"
+    noun = "device" if measured == [1] else "devices"
+    measured_on = f"{' or '.join(map(str, measured))} {noun}"
     if devices is None:
-        return f"time: on {measured_on}, as the records say of these runs (for another number: --devices N)"
+        hint = "as the records say of these runs (for another number: --devices N)"
+        return f"time: on {measured_on}, {hint}"
     if [devices] == measured:
         return f"time: on {measured_on}, as these runs"
-    here = "1 device" if devices == 1 else f"{devices} devices"
+
+    here = format_count(devices, "device")
     return f"time: on {here}, assumed to take as many device hours as these runs on {measured_on}"
 
 
 def describe_advice(recommendation: Recommendation) -> list[str]:
-    """Its risk, what its run should reach on its way, and what to measure next: a sentence each."""
-    sentences = [f"Risk: {recommendation.risk_summary}."] if recommendation.risks else []
+    """Its risk, what its run should reach on its way, what a growing n would reach, and what to
+    measure next: a sentence each."""
+    sentences = []
+    if recommendation.risks:
+        sentences.append(f"Risk: {recommendation.risk_summary}.")
     if recommendation.false_stop is not None:
-        marks = "; ".join(
-            f"at C = {mark.C:,} expect {mark.expected_reward:.3f}, stop below {mark.stop_below:.3f}"
-            for mark in recommendation.halting_marks
-        )
-        false_stop = format_percent(recommendation.false_stop)
-        sentences.append(
-            f"During the run: {marks}. That stops at most {false_stop} of the runs that go as forecast."
-        )
+        sentences.append(_halting_sentence(recommendation, recommendation.false_stop))
     growing = recommendation.growing
     if growing is not None and growing.gain >= MIN_SHOWN_GAIN:
-        reward = f"{format_reward(growing.expected_reward)} ({growing.gain:+.3f}"
-        gain = growing.gain_interval
-        sentences.append(
-            f"With a growing n: sweep.schedules={{growing: '{growing.schedule}'}} is expected to reach {reward}, "
-            f"{gain[0]:+.3f} to {gain[1]:+.3f}), if a run goes on from a reward as those of its new n do."
-        )
+        sentences.append(_growing_sentence(growing))
     if recommendation.next_run is not None:
-        run, next_run = recommendation.next_run.allocation, recommendation.next_run
-        leader, rival = (f"{B_p}x{n}" for B_p, n in next_run.between)
-        regrets = f"lower the expected regret from {next_run.regret_before:.4f} to {next_run.regret_after:.4f}"
-        what = (
-            f"Measure next: another seed of {run.B_p}x{run.n} for M = {run.M} ({run.C:,} rollouts)"
-        )
-        sentences.append(
-            f"{what}. It would help to decide between {leader} and {rival}, and {regrets}."
-        )
+        sentences.append(_next_run_sentence(recommendation.next_run))
     return sentences
+
+
+def _halting_sentence(recommendation: Recommendation, false_stop: float) -> str:
+    """The rewards below which to stop a run, and how often that stops one that goes as forecast."""
+    marks = [
+        f"at C = {mark.C:,} expect {mark.expected_reward:.3f}, stop below {mark.stop_below:.3f}"
+        for mark in recommendation.halting_marks
+    ]
+    stopped = f"at most {format_percent(false_stop)} of the runs that go as forecast"
+    return f"During the run: {'; '.join(marks)}. That stops {stopped}."
+
+
+def _growing_sentence(growing: GrowingRun) -> str:
+    gain_low, gain_high = growing.gain_interval
+    gain = f"({growing.gain:+.3f}, {gain_low:+.3f} to {gain_high:+.3f})"
+    return (
+        f"With a growing n: sweep.schedules={{growing: '{growing.schedule}'}} is expected to reach "
+        f"{format_reward(growing.expected_reward)} {gain}, "
+        "if a run goes on from a reward as those of its new n do."
+    )
+
+
+def _next_run_sentence(next_run: NextRun) -> str:
+    run = next_run.allocation
+    leader, rival = (f"{B_p}x{n}" for B_p, n in next_run.between)
+    before = f"{next_run.regret_before:.4f}"
+    after = f"{next_run.regret_after:.4f}"
+    return (
+        f"Measure next: another seed of {run.B_p}x{run.n} for M = {run.M} ({run.C:,} rollouts). "
+        f"It would help to decide between {leader} and {rival}, "
+        f"and lower the expected regret from {before} to {after}."
+    )
 
 
 def measured_n_intervals(n_star: NStarFit) -> list[str]:
     """The interval of the best measured n at the first, middle and last budget of the band; []
     where there is none."""
-    if n_star.band is None or n_star.no_effect:
+    band = n_star.band
+    if band is None or n_star.no_effect:
         return []
-    rows = (n_star.band[0], n_star.band[len(n_star.band) // 2], n_star.band[-1])
+    rows = (band[0], band[len(band) // 2], band[-1])
     return [format_range((row.low, row.high), format_compact) for row in rows]
 
 
 def format_crossover(crossover: CrossoverRow, fit: FitResult) -> str:
     """Where two curves cross, with the interval if the fit has any: "12.3k [9.8k, open]"."""
+    C_text = format_compact(crossover.C)
     if fit.intervals is None:
-        return format_compact(crossover.C)
-    bounds = (crossover.low, crossover.high)
-    return format_compact(crossover.C) + (
-        format_interval(bounds, format_compact) or " [open, open]"
-    )
+        return C_text
+    # of a fit with intervals, no bound means that both ends are open
+    interval = format_interval((crossover.low, crossover.high), format_compact)
+    return C_text + (interval or " [open, open]")
