@@ -19,7 +19,8 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.report import wording
 from isojax.report.fit_views import frontier_views, measured_budget
-from isojax.report.page import explorer, html_page
+from isojax.report.page import html_page, plotly_charts
+from isojax.report.page.budget_answers import answer_budget
 from isojax.report.page.fit_sections import describe_n_path
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import (
@@ -104,7 +105,8 @@ def test_an_answer_has_the_batches_of_its_updates() -> None:
         for run in plain.runs
     ]
     dynamic = plain.model_copy(update={"runs": tuple(counted)})
-    row, plain_row = explorer.answer_row(dynamic, 1e5), explorer.answer_row(plain, 1e5)
+    row = answer_budget(dynamic, 1e5).to_json()
+    plain_row = answer_budget(plain, 1e5).to_json()
     assert (row["M"], row["batches"]) == (195, 2.0)
     assert plain_row["M"] == 390 and "batches" not in plain_row
 
@@ -322,25 +324,25 @@ def test_the_charts_traces_are_plotlys(make_sweep: Any) -> None:
     fit, runs = make_sweep(metric="<b>avg</b>")
     for view in frontier_views(fit):
         traces = [
-            cell["trace"] for cell in explorer.cell_traces(fit, runs)
-        ] + explorer.frontier_traces(fit, view)
-        layout = explorer.layouts(fit, runs)
+            cell["trace"] for cell in plotly_charts.cell_traces(fit, runs)
+        ] + plotly_charts.frontier_traces(fit, view)
+        layout = plotly_charts.layouts(fit, runs)
         Figure(data=traces, layout=layout["reward"])
-        Figure(data=explorer.law_traces(view), layout=layout["law"])
+        Figure(data=plotly_charts.law_traces(view), layout=layout["law"])
         assert layout["reward"]["yaxis"]["title"]["text"].startswith("&lt;b&gt;avg&lt;/b&gt;")
 
 
 def test_ticks_are_labelled_as_budgets() -> None:
-    assert explorer.budget_ticks(950.0, 12_000.0) == {
+    assert plotly_charts.budget_ticks(950.0, 12_000.0) == {
         "tickvals": [1e3, 2e3, 5e3, 1e4],
         "ticktext": ["1k", "2k", "5k", "10k"],
     }
-    assert explorer.budget_ticks(900.0, 1e7)["ticktext"] == ["1k", "10k", "100k", "1M", "10M"]
+    assert plotly_charts.budget_ticks(900.0, 1e7)["ticktext"] == ["1k", "10k", "100k", "1M", "10M"]
 
 
 def test_the_charts_say_where_data_end_and_where_the_base_policy_is(make_sweep: Any) -> None:
     fit, runs = make_sweep()
-    reward, law = (explorer.layouts(fit, runs)[name]["meta"] for name in ("reward", "law"))
+    reward, law = (plotly_charts.layouts(fit, runs)[name]["meta"] for name in ("reward", "law"))
 
     assert reward["measured_to"] == law["measured_to"] == max(run.C_max for run in fit.runs)
     assert reward["base"] == pytest.approx(fit.base_reward, abs=1e-5) and law["base"] is None
@@ -383,7 +385,7 @@ def test_the_charts_show_runs_whose_n_grew(make_sweep: Any) -> None:
     fit = fit.model_copy(update={"schedules": (row, without_points)})
     assert len(fit.by_B_p) > 1
     for view in frontier_views(fit):
-        traces = explorer.frontier_traces(fit, view)
+        traces = plotly_charts.frontier_traces(fit, view)
         Figure(data=traces)
         shown = [trace for trace in traces if trace["meta"].get("role") == "schedule"]
         assert len(shown) == (view.B_p is None)  # as in the figure, in the view of all B_p alone
@@ -392,7 +394,7 @@ def test_the_charts_show_runs_whose_n_grew(make_sweep: Any) -> None:
             assert trace["hovertext"][1].startswith(
                 "<b>&lt;i&gt;: 16x4, 16x8 from 9</b><br>C = 20k: measured 0.990"
             )
-    assert explorer.layouts(fit, runs)["reward"]["yaxis"]["range"][1] > 0.99
+    assert plotly_charts.layouts(fit, runs)["reward"]["yaxis"]["range"][1] > 0.99
 
 
 def test_without_plotly_the_page_says_which_extra(
@@ -435,7 +437,7 @@ def test_a_budget_without_an_allocation_is_said_in_words(
     def refuse(*_: object, **__: object) -> None:
         raise InputError("C = 3 buys no update")
 
-    monkeypatch.setattr("isojax.report.page.explorer.recommend", refuse)
+    monkeypatch.setattr("isojax.report.page.budget_answers.recommend", refuse)
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 16))
     assert "There is no recommendation for the measured budget: C = 3 buys no update" in _text(
         _render(fit, runs)

@@ -1,6 +1,8 @@
 """The report: figures/*.png, figures/*.pdf and report.html, one HTML file that needs no server and
-no network: the answer, what supports it, and the rest folded. The same inputs give the same bits;
-without plotly (extra `report`) the page shows the figures instead of the charts."""
+no network: the answer, what supports it, and the rest folded.
+
+The same inputs give the same bits; without plotly (extra `report`) the page shows the figures
+instead of the charts."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,37 +17,45 @@ from isojax.report.canvas import RenderedFigure, render_figure
 from isojax.report.figures.catalogue import FIGURES
 from isojax.report.fit_views import all_n, measured_budget
 from isojax.report.page import explorer, fit_sections, markup
+from isojax.report.page.budget_answers import BudgetAnswer, NoAnswer, answer_budget
 from isojax.report.page.law_section import evidence_section, law_section
 from isojax.report.page.markup import Html, html_section, tag
 from isojax.report.wording import format_compact, format_count, format_interval, format_reward
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult
 
-Images = Mapping[str, RenderedFigure]
-# what the page begins with; of several B_p their joint panel alone
+Images = Mapping[str, RenderedFigure]  # by their names in FIGURES, with JOINT behind some
+
+# The figures that the page begins with. There it shows the joint panel alone, an image of its own
+# where there are several B_p; the whole figure stands among the others.
 ABOVE = ("frontier", "n_star")
 JOINT = ", joint"
+
 OTHER_BUDGETS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4)  # times the measured one
 
 
 def render(
     folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], images: Images
 ) -> str:
-    """The page. `images` holds the figures that could be drawn, by their names in FIGURES."""
-    fit, bundle = fits[0], explorer.plotly_bundle()
-    budget_controls = Template(markup.read_page_file("budget.html"))  # page.js fills them
-    note = markup.read_page_file("no_charts.html" if bundle is None else "charts.html")
+    """The page. `fits`: the main one first; `images`: the figures that could be drawn."""
+    fit = fits[0]
+    bundle = explorer.plotly_bundle()
+    with_charts = bundle is not None
+
+    # of a sweep that shows nothing there is no n* and no answer for other budgets
+    n_star: list[Html] = []
+    other_budgets: list[Html] = []
+    if not fit.nothing_learnt:
+        n_star = [_n_star_section(fit, images, with_charts)]
+        other_budgets = [_other_budgets(fit)]
+
     sections = [
         _answer_card(fit),
-        _figure_section("reward", fit, images, bundle is not None),
-        *(
-            []
-            if fit.nothing_learnt
-            else [_figure_section("n-star", fit, images, bundle is not None)]
-        ),
-        Html(budget_controls.substitute(note=note)),
+        _reward_section(fit, images, with_charts),
+        *n_star,
+        _budget_controls(with_charts),
         fit_sections.trust_section(fit),
-        *([] if fit.nothing_learnt else [_other_budgets(fit)]),
+        *other_budgets,
         fit_sections.health_section(folder, fit),
         _other_figures(images),
         evidence_section(fit),
@@ -55,162 +65,194 @@ def render(
     ]
     main = tag("main", *sections)
     body = markup.join_html([_header(folder, fit, main), main])
-    content = explorer.page_data(fits, runs, bundle is not None) | {"start": measured_budget(fit)}
-    scripts = [*([] if bundle is None else [bundle]), markup.read_page_file("page.js")]
-    return markup.html_document(
-        f"isojax: {folder.resolve().name}", body, scripts, explorer.json_for_script(content)
-    )
+
+    content = explorer.page_data(fits, runs, with_charts)
+    content["start"] = measured_budget(fit)
+    scripts = [markup.read_page_file("page.js")]
+    if bundle is not None:
+        scripts.insert(0, bundle)
+    title = f"isojax: {folder.resolve().name}"
+    return markup.html_document(title, body, scripts, explorer.json_for_script(content))
 
 
 def _header(folder: Path, fit: FitResult, main: Html) -> Html:
-    B_ps = sorted({run.B_p for run in fit.runs})
-    seeds = len({run.seed for run in fit.runs})
+    """The title, what was run, and links to the sections of `main`."""
     unit = wording.UNITS[fit.compute]
-    facts = (
-        f"{format_count(len(fit.runs), 'run')}: B_p = {wording.join_list(B_ps)}; n = {wording.join_list(all_n(fit))}; "
-        f"{format_count(seeds, 'seed')}. Validation metric {fit.metric}; compute C in {unit}, up to "
-        f"{format_compact(measured_budget(fit))}."
-    )
-    headings = re.findall(r'<h2 id="(.*?)-title">(.*?)</h2>', main)
-    links = [Html(f'<a href="#{section_id}">{title}</a>') for section_id, title in headings]
     title = tag("h1", f"How to spend C {unit}: {folder.resolve().name}")
+
+    B_ps = wording.join_list(sorted({run.B_p for run in fit.runs}))
+    ns = wording.join_list(all_n(fit))
+    seeds = format_count(len({run.seed for run in fit.runs}), "seed")
+    facts = (
+        f"{format_count(len(fit.runs), 'run')}: B_p = {B_ps}; n = {ns}; {seeds}. "
+        f"Validation metric {fit.metric}; "
+        f"compute C in {unit}, up to {format_compact(measured_budget(fit))}."
+    )
+
+    headings = re.findall(r'<h2 id="(.*?)-title">(.*?)</h2>', main)
+    links = [Html(f'<a href="#{section_id}">{heading}</a>') for section_id, heading in headings]
     return tag("header", title, tag("p", facts, cls="soft"), tag("nav", markup.join_html(links)))
 
 
 def _answer_card(fit: FitResult) -> Html:
-    unit = wording.UNITS[fit.compute]
-    row = explorer.answer_row(fit, measured_budget(fit))
-    if fit.nothing_learnt:
-        headline = wording.sentence_of(fit.nothing_learnt)
-        reward = format_interval(fit.curves[0].A_interval)
-        sentences = [
-            "No n is shown to be better than another, so there is no frontier, no crossover and no law n*(C).",
-            f"{fit.metric}, as all evaluations together show it: {format_reward(fit.curves[0].A)}{reward}.",
-        ]
-    elif "why" in row:
-        end = fit.joint.frontier[-1]
-        headline = f"At C = {format_compact(end.C)} {unit} n = {end.n} on B_p = {end.B_p} leads."
-        sentences = [f"There is no recommendation for the measured budget: {row['why']}"]
-    else:
-        updates = f" for M = {row['M']} updates" if "M" in row else ""
-        C_text = f"{format_compact(measured_budget(fit))} {unit}"
-        headline = f"At C = {C_text} run n = {row['n']}, B_p = {row['B_p']}{updates}."
-        if fit.joint.n_star.no_effect:
-            headline = f"n makes no difference here. {headline}"
-        base = (
-            ""
-            if fit.base_reward is None
-            else f", from {format_reward(fit.base_reward)} for the base policy"
-        )
-        reward = row["reward"] + format_interval((row["low"], row["high"]))
-        sentences = [f"Expected {wording.metric_phrase(fit.metric)}: {reward}{base}.", row["words"]]
-        if fit.compute == "rollouts":
-            sentences += wording.describe_advice(recommend(fit, measured_budget(fit)))
-    symbols = tag(
-        "p",
-        "n: rollouts per problem; B_p: problems per batch; M: updates; C = B_p · n · M.",
-        cls="soft",
-    )
-    headline = headline.replace(" = ", "\xa0=\xa0")
+    """What to run with the measured budget, in large letters, and what to know of it."""
+    headline, sentences = _answer(fit)
+    symbols = "n: rollouts per problem; B_p: problems per batch; M: updates; C = B_p · n · M."
     lines = [
-        tag("p", headline, cls="headline"),
+        tag("p", headline.replace(" = ", "\xa0=\xa0"), cls="headline"),
         *(tag("p", sentence) for sentence in sentences),
-        symbols,
+        tag("p", symbols, cls="soft"),
     ]
-    if warnings := sum(flag.severity != "info" for flag in fit.flags):
+
+    warnings = sum(flag.severity != "info" for flag in fit.flags)
+    if warnings:
+        text = f"The fit raised {format_count(warnings, 'warning')}: "
         link = Html('<a href="#trust">read them</a>')
-        lines.append(
-            tag(
-                "p",
-                f"The fit raised {format_count(warnings, 'warning')}: ",
-                link,
-                ".",
-                cls="warned",
-            )
-        )
-    return Html(
-        f'<section id="answer" class="answer" aria-label="The answer">{markup.join_html(lines)}</section>'
-    )
+        lines.append(tag("p", text, link, ".", cls="warned"))
+
+    attributes = 'id="answer" class="answer" aria-label="The answer"'
+    return Html(f"<section {attributes}>{markup.join_html(lines)}</section>")
 
 
-def _figure_section(section_id: str, fit: FitResult, images: Images, with_charts: bool) -> Html:
-    if section_id == "reward":
-        name, title = "frontier", "Reward against C"
-        sentences = [fit_sections.describe_n_path(fit), fit_sections.describe_gain(fit)]
-    else:
-        name = "n_star"
-        title = "n* and P(best) against C"
-        sentences = [wording.describe_law(fit.joint)]
-    image, spec = images.get(f"{name}{JOINT}") or images.get(name), FIGURES[name]
+def _answer(fit: FitResult) -> tuple[str, list[str]]:
+    """The headline of the answer card and the sentences below it."""
+    if fit.nothing_learnt:
+        level = f"{format_reward(fit.curves[0].A)}{format_interval(fit.curves[0].A_interval)}"
+        return wording.sentence_of(fit.nothing_learnt), [
+            "No n is shown to be better than another, "
+            "so there is no frontier, no crossover and no law n*(C).",
+            f"{fit.metric}, as all evaluations together show it: {level}.",
+        ]
+
+    unit = wording.UNITS[fit.compute]
+    answer = answer_budget(fit, measured_budget(fit))
+    if isinstance(answer, NoAnswer):
+        end = fit.joint.frontier[-1]
+        return f"At C = {format_compact(end.C)} {unit} n = {end.n} on B_p = {end.B_p} leads.", [
+            f"There is no recommendation for the measured budget: {answer.reason}"
+        ]
+
+    budget = f"{format_compact(measured_budget(fit))} {unit}"
+    updates = "" if answer.M is None else f" for M = {answer.M} updates"
+    headline = f"At C = {budget} run n = {answer.n}, B_p = {answer.B_p}{updates}."
+    if fit.joint.n_star.no_effect:
+        headline = f"n makes no difference here. {headline}"
+
+    sentences = [_expected_reward_sentence(fit, answer), answer.words]
+    if fit.compute == "rollouts":
+        sentences += wording.describe_advice(recommend(fit, measured_budget(fit)))
+    return headline, sentences
+
+
+def _expected_reward_sentence(fit: FitResult, answer: BudgetAnswer) -> str:
+    reward = format_reward(answer.reward) + format_interval(answer.interval)
+    base = ""
+    if fit.base_reward is not None:
+        base = f", from {format_reward(fit.base_reward)} for the base policy"
+    return f"Expected {wording.metric_phrase(fit.metric)}: {reward}{base}."
+
+
+def _reward_section(fit: FitResult, images: Images, with_charts: bool) -> Html:
+    text = f"{fit_sections.describe_n_path(fit)} {fit_sections.describe_gain(fit)}"
+    figure = _figure_above("frontier", images, chart_id="chart-reward" if with_charts else "")
+    return html_section("reward", "Reward against C", tag("p", text), figure)
+
+
+def _n_star_section(fit: FitResult, images: Images, with_charts: bool) -> Html:
+    text = wording.describe_law(fit.joint)
+    figure = _figure_above("n_star", images, chart_id="chart-n-star" if with_charts else "")
+    return html_section("n-star", "n* and P(best) against C", tag("p", text), figure)
+
+
+def _figure_above(name: str, images: Images, chart_id: str) -> Html:
+    """The joint panel of a figure, which the chart of page.js replaces where scripts run."""
+    image = images.get(f"{name}{JOINT}") or images.get(name)
     png = None if image is None else image.png
-    chart_id = f"chart-{section_id}" if with_charts else ""
-    figure = markup.html_figure(png, spec.alt_text, spec.caption, chart_id)
-    return html_section(section_id, title, tag("p", " ".join(sentences)), figure)
+    return markup.html_figure(png, FIGURES[name].alt_text, FIGURES[name].caption, chart_id)
+
+
+def _budget_controls(with_charts: bool) -> Html:
+    """The slider and what it answers: empty fields, which page.js fills."""
+    note = markup.read_page_file("charts.html" if with_charts else "no_charts.html")
+    return Html(Template(markup.read_page_file("budget.html")).substitute(note=note))
 
 
 def _other_budgets(fit: FitResult) -> Html:
     """What the slider answers at some budgets: for paper, and where scripts are off."""
-    measured, C_low = measured_budget(fit), min(curve.C_low for curve in fit.curves)
-    answers = [
-        explorer.answer_row(fit, measured * factor)
-        for factor in OTHER_BUDGETS
-        if measured * factor >= C_low
-    ]
+    C_low = min(curve.C_low for curve in fit.curves)
+    budgets = [measured_budget(fit) * factor for factor in OTHER_BUDGETS]
+    answers = [answer_budget(fit, C) for C in budgets if C >= C_low]
+
     rows = []
-    for row in answers:
-        if "why" not in row:
-            C_text = format_compact(row["C"]) + "\xa0*" * row["extrapolated"]
-            reward = format_reward(row["y"])
-            share = {n: text for n, text, _ in row["probabilities"]}.get(row["n"], "–")
-            interval = format_interval((row["low"], row["high"]))
-            rows.append(
-                [C_text, row["n"], row["B_p"], row.get("M", "–"), f"{reward}{interval}", share]
-            )
+    for answer in answers:
+        if isinstance(answer, NoAnswer):
+            continue
+        share_texts = {share.n: share.text for share in answer.shares}
+        row = (
+            format_compact(answer.C) + ("\xa0*" if answer.extrapolated else ""),
+            answer.n,
+            answer.B_p,
+            "–" if answer.M is None else answer.M,
+            format_reward(answer.reward) + format_interval(answer.interval),
+            share_texts.get(answer.n, "–"),
+        )
+        rows.append(row)
+
+    unit = wording.UNITS[fit.compute]
+    caption = f"What to run with C {unit} (*: beyond the measured budgets, so extrapolated)"
     headings = ("C", "n", "B_p", "M", f"expected {fit.metric}", "P(best)")
-    caption = f"What to run with C {wording.UNITS[fit.compute]} (*: beyond the measured budgets, so extrapolated)"
-    return html_section(
-        "other-budgets", "Other budgets", markup.html_table(caption, headings, rows)
-    )
+    table = markup.html_table(caption, headings, rows)
+    return html_section("other-budgets", "Other budgets", table)
 
 
 def _other_figures(images: Images) -> Html:
-    names = [
-        name
-        for name in images
-        if name in FIGURES and (name not in ABOVE or f"{name}{JOINT}" in images)
-    ]
-    specs = [(images[name].png, FIGURES[name]) for name in names]
-    figures = [markup.html_figure(png, spec.alt_text, spec.caption) for png, spec in specs]
+    """The figures that the page did not begin with, and those of which it showed the joint panel
+    alone."""
+    figures = []
+    for name, spec in FIGURES.items():
+        is_shown_whole = name in ABOVE and f"{name}{JOINT}" not in images
+        if name in images and not is_shown_whole:
+            figures.append(markup.html_figure(images[name].png, spec.alt_text, spec.caption))
     return markup.html_fold("figures", "More figures", *figures) if figures else Html("")
 
 
 def write_report(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Path:
     """Draw the figures and write the page into the sweep's folder, runs/NAME, each file replaced in
     one step; returns the page's path. `fits`: the main one first, then others of the same
-    `runs`."""
-    figures = folder / "figures"
-    if figures.exists() and not figures.is_dir():
-        raise InputError(
-            f"{figures} is no folder; expected one for the figures. Give the file another name."
-        )
-    images: dict[str, RenderedFigure] = {}
-    for name, spec in FIGURES.items():
-        png, pdf = figures / f"{name}.png", figures / f"{name}.pdf"
-        figure = spec.draw(fits[0], runs)
-        if figure is None:  # a picture of an earlier fit must not stay
-            png.unlink(missing_ok=True)
-            pdf.unlink(missing_ok=True)
-        else:
-            images[name] = render_figure(figure)
-            write_bytes(png, images[name].png)
-            write_bytes(pdf, images[name].pdf)
-            if name in ABOVE and len(fits[0].by_B_p) > 1:
-                joint_figure = spec.draw(
-                    fits[0].model_copy(update={"by_B_p": (fits[0].joint,)}), runs
-                )
-                images |= (
-                    {} if joint_figure is None else {f"{name}{JOINT}": render_figure(joint_figure)}
-                )
+    `runs`. InputError where a file is in the way of the folder of figures."""
+    images = _write_figures(folder / "figures", fits[0], runs)
     path = folder / "report.html"
     write_bytes(path, render(folder, fits, runs, images).encode())
     return path
+
+
+def _write_figures(folder: Path, fit: FitResult, runs: Sequence[RunRecord]) -> Images:
+    """Write each figure of a fit as PNG and PDF; returns them, and the joint panels that the page
+    begins with."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(
+            f"{folder} is no folder; expected one for the figures. Give the file another name."
+        )
+    joint_fit = fit.model_copy(
+        update={"by_B_p": (fit.joint,)}
+    )  # the joint frontier is its only one
+
+    images: dict[str, RenderedFigure] = {}
+    for name, spec in FIGURES.items():
+        png_path = folder / f"{name}.png"
+        pdf_path = folder / f"{name}.pdf"
+        figure = spec.draw(fit, runs)
+        if figure is None:  # a picture of an earlier fit must not stay
+            png_path.unlink(missing_ok=True)
+            pdf_path.unlink(missing_ok=True)
+            continue
+
+        images[name] = render_figure(figure)
+        write_bytes(png_path, images[name].png)
+        write_bytes(pdf_path, images[name].pdf)
+
+        if name in ABOVE and len(fit.by_B_p) > 1:
+            joint_figure = spec.draw(joint_fit, runs)
+            if joint_figure is not None:
+                images[f"{name}{JOINT}"] = render_figure(joint_figure)
+    return images

@@ -1,6 +1,9 @@
 """The evidence for the frontier (its segments, and where one n overtakes another), the law n*(C)
-fitted to it, and the reward curves that both rest on: formulas, and parameters as in 0.655 [0.641,
-0.670]."""
+fitted to it, and the reward curves that both rest on.
+
+Formulas, and tables of parameters with their intervals, as in 0.655 [0.641, 0.670]."""
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +14,11 @@ from isojax.report.wording import (
     MIN_DECADES,
     MIN_Z,
     UNITS,
+    SegmentVerdict,
     format_compact,
     format_crossover,
+    format_interval,
+    format_reward,
     segment_verdict,
 )
 from isojax.scaling.curves.hill import FittedCurve
@@ -30,53 +36,69 @@ SEGMENT_HEADER = (
 )
 
 
-def named_views(fit: FitResult) -> list[tuple[str, FrontierFit]]:
+class NamedView(NamedTuple):
+    """A frontier and what tables call it."""
+
+    name: str
+    view: FrontierFit
+
+
+def named_views(fit: FitResult) -> list[NamedView]:
     """The joint frontier and, where there are several B_p, each of theirs."""
     views = frontier_views(fit)
     if len(views) == 1:
-        return [("joint", fit.joint)]
-    return [("joint" if view.B_p is None else f"B_p = {view.B_p}", view) for view in views]
+        return [NamedView("joint", fit.joint)]
+    return [NamedView("joint" if view.B_p is None else f"B_p = {view.B_p}", view) for view in views]
 
 
 def evidence_section(fit: FitResult) -> Html:
     rule = (
-        f"A segment of the frontier holds when it is at least {MIN_DECADES} decade long, its neighbours were measured "
-        f"there too, and somewhere in it the winner leads the closer one by {MIN_Z:g} standard errors of the "
-        "difference (paired over validation problems, seeds averaged). Leads are given ± one standard error; at a C "
-        "marked * the data begin or end, and no other n takes over."
+        f"A segment of the frontier holds when it is at least {MIN_DECADES} decade long, "
+        "its neighbours were measured there too, "
+        f"and somewhere in it the winner leads the closer one by {MIN_Z:g} standard errors of the "
+        "difference (paired over validation problems, seeds averaged). "
+        "Leads are given ± one standard error; "
+        "at a C marked * the data begin or end, and no other n takes over."
     )
-    tables = [
-        html_table(
-            f"Frontier segments, {name}", SEGMENT_HEADER, map(_segment_row, view.segments), (6,)
-        )
-        for name, view in named_views(fit)
-    ]
+    tables = []
+    for name, view in named_views(fit):
+        rows = [_segment_row(segment) for segment in view.segments]
+        caption = f"Frontier segments, {name}"
+        tables.append(html_table(caption, SEGMENT_HEADER, rows, text_columns=(6,)))
+
     title = "Evidence for each segment of the frontier"
-    return html_fold(
-        "evidence", title, tag("p", rule), *tables, tag("h3", "Crossovers"), _crossovers(fit)
-    )
+    crossovers = [tag("h3", "Crossovers"), _crossovers(fit)]
+    return html_fold("evidence", title, tag("p", rule), *tables, *crossovers)
 
 
 def _segment_row(segment: SegmentRow) -> list[object]:
-    low, high = format_compact(segment.C_low), format_compact(segment.C_high)
-    C_range = (
-        f"{low}{'*' if segment.censored_low else ''} – {high}{'*' if segment.censored_high else ''}"
-    )
+    """By SEGMENT_HEADER."""
+    low = format_compact(segment.C_low) + ("*" if segment.censored_low else "")
+    high = format_compact(segment.C_high) + ("*" if segment.censored_high else "")
     neighbours = ", ".join(f"{cell.B_p} × {cell.n}" for cell in segment.neighbours) or "none"
+
     lead = "–" if segment.lead is None else f"{segment.lead:+.3f}"
-    lead += "" if segment.se is None else f" ± {segment.se:.3f}"
-    holds, reason = segment_verdict(segment)
+    if segment.se is not None:
+        lead += f" ± {segment.se:.3f}"
+
     return [
         f"{segment.B_p} × {segment.n}",
-        C_range,
+        f"{low} – {high}",
         neighbours,
         lead,
         "–" if segment.z is None else f"{segment.z:.1f}",
         format_compact(segment.at_C),
-        reason
-        if holds is None
-        else tag("span", ("✓ " if holds else "✗ ") + reason, cls="good" if holds else "bad"),
+        _verdict_cell(segment_verdict(segment)),
     ]
+
+
+def _verdict_cell(verdict: SegmentVerdict) -> object:
+    """The verdict with a mark and a colour, or its reason alone where there is none."""
+    if verdict.holds is None:
+        return verdict.reason
+    if verdict.holds:
+        return tag("span", f"✓ {verdict.reason}", cls="good")
+    return tag("span", f"✗ {verdict.reason}", cls="bad")
 
 
 def _crossovers(fit: FitResult) -> Html:
@@ -127,96 +149,127 @@ CURVE_HEADER = ("B_p × n", "R0", "A", "β", "C_mid", "t", "measured range of C"
 
 
 def law_section(fit: FitResult) -> Html:
-    n_star = fit.joint.n_star
+    """The law and the curves; of a sweep that shows nothing, that there is none, and what the data
+    say of published laws nonetheless."""
+    title = "The law n*(C)"
     if fit.nothing_learnt:
-        explanation = (
-            "No run learnt anything, so there is no law: the curves are flat, at one reward."
-        )
-        return html_fold("law", "The law n*(C)", tag("p", explanation), *_referee_table(fit))
-    laws = html_table(
-        "Fitted n*(C)", LAW_HEADER, [_law_row(name, view) for name, view in named_views(fit)], (1,)
-    )
-    curve_rows = [_curve_row(curve) for curve in sorted(fit.curves, key=lambda curve: curve.key)]
-    intervals_by_name = {
-        name: wording.measured_n_intervals(view.n_star) for name, view in named_views(fit)
-    }
-    measured_rows = [
-        [name, *intervals] for name, intervals in intervals_by_name.items() if intervals
-    ]
-    measured_n = html_table("Intervals of the best measured n", MEASURED_HEADER, measured_rows)
-    return html_fold(
-        "law",
-        "The law n*(C)",
-        tag("p", LAW_FORMULAS[n_star.law.form], cls="formula"),
+        why = "No run learnt anything, so there is no law: the curves are flat, at one reward."
+        return html_fold("law", title, tag("p", why), *_referee_table(fit))
+    return html_fold("law", title, *_fitted_laws(fit), *_referee_table(fit), *_fitted_curves(fit))
+
+
+def _fitted_laws(fit: FitResult) -> list[Html]:
+    """The law's formula and its parameters, of each frontier; the intervals of the best measured n,
+    of those that have them."""
+    laws = [_law_row(name, view) for name, view in named_views(fit)]
+    parts = [
+        tag("p", LAW_FORMULAS[fit.joint.n_star.law.form], cls="formula"),
         tag("p", wording.describe_law(fit.joint)),
-        laws,
-        *([measured_n] if measured_rows else []),
-        *_referee_table(fit),
+        html_table("Fitted n*(C)", LAW_HEADER, laws, text_columns=(1,)),
+    ]
+
+    measured = []
+    for name, view in named_views(fit):
+        intervals = wording.measured_n_intervals(view.n_star)
+        if intervals:
+            measured.append([name, *intervals])
+    if measured:
+        parts.append(html_table("Intervals of the best measured n", MEASURED_HEADER, measured))
+    return parts
+
+
+def _fitted_curves(fit: FitResult) -> list[Html]:
+    """The curve's formula, what its parameters mean, and their values for each (B_p, n)."""
+    curves = sorted(fit.curves, key=lambda curve: curve.key)
+    caption = f"Fitted reward curves ({fit.metric})"
+    return [
         tag("h3", "Fitted reward curves"),
         tag("p", CURVE_FORMULA, cls="formula"),
         tag("p", _curve_meaning(fit)),
-        html_table(f"Fitted reward curves ({fit.metric})", CURVE_HEADER, curve_rows),
-    )
+        html_table(caption, CURVE_HEADER, [_curve_row(curve) for curve in curves]),
+    ]
 
 
 def _law_row(name: str, view: FrontierFit) -> list[object]:
-    law, ends = view.n_star.law, (view.frontier[0].C, view.frontier[-1].C)
-    parameters = {"L": law.L, "k": law.k, "log10_C0": law.log10_C0, "b": law.b}
-    used = wording.LAW_PARAMETERS[law.form]
-    values = [
-        "–" if value is None or name not in used else f"{value:.2f}"
-        for name, value in parameters.items()
-    ]
-    n = n_star_at(law, [ends[0], float(np.sqrt(ends[0] * ends[1])), ends[1]])
+    """By LAW_HEADER."""
+    law = view.n_star.law
     form = f"{law.form} (n makes no difference)" if view.n_star.no_effect else law.form
+
+    parameters = {"L": law.L, "k": law.k, "log10_C0": law.log10_C0, "b": law.b}
+    of_form = wording.LAW_PARAMETERS[law.form]
+    values = [
+        "–" if value is None or parameter not in of_form else f"{value:.2f}"
+        for parameter, value in parameters.items()
+    ]
+
+    C_low = view.frontier[0].C
+    C_high = view.frontier[-1].C
+    C_middle = float(np.sqrt(C_low * C_high))
+    n = n_star_at(law, [C_low, C_middle, C_high])
     return [name, form, *values, *(f"{value:.3g}" for value in n)]
 
 
 def _referee_table(fit: FitResult) -> list[Html]:
+    """What the data say of published laws of n; [] where none was judged."""
     rows = []
-    caption = "Published laws of n: a difference of less than 0.005 of reward counts as none"
     for row in fit.referee:
         address = f"https://arxiv.org/abs/{row.reference.removeprefix('arXiv:')}"
-        reference = Html(f'<a href="{address}">{row.reference}</a>')
-        shares = [
-            "–" if x is None else wording.format_percent(x)
-            for x in (row.share_for, row.share_against)
-        ]
-        C_range = (
-            "–"
-            if row.C_low is None
-            else f"{format_compact(row.C_low)} – {format_compact(row.C_high)}"
+        C_range = "–"
+        if row.C_low is not None:
+            C_range = f"{format_compact(row.C_low)} – {format_compact(row.C_high)}"
+        cells = (
+            row.law,
+            Html(f'<a href="{address}">{row.reference}</a>'),
+            row.verdict,
+            _share_text(row.share_for),
+            _share_text(row.share_against),
+            C_range,
+            row.text,
+            wording.describe_deciding_run(row.deciding_run),
         )
-        run = wording.describe_deciding_run(row.deciding_run)
-        rows.append([row.law, reference, row.verdict, *shares, C_range, row.text, run])
-    return [html_table(caption, REFEREE_HEADER, rows, text_columns=(1, 2, 5, 6, 7))] if rows else []
+        rows.append(cells)
+    if not rows:
+        return []
+
+    caption = "Published laws of n: a difference of less than 0.005 of reward counts as none"
+    return [html_table(caption, REFEREE_HEADER, rows, text_columns=(1, 2, 5, 6, 7))]
+
+
+def _share_text(share: float | None) -> str:
+    return "–" if share is None else wording.format_percent(share)
 
 
 def _curve_meaning(fit: FitResult) -> str:
     sentences = [
-        "A: the plateau; C_mid: the compute of half the gain; β: the exponent, how steep the curve is; t: the tail, 1 "
-        "for a Hill curve (ScaleRL's sigmoid), 0, as a limit, for a stretched exponential."
+        "A: the plateau; C_mid: the compute of half the gain; "
+        "β: the exponent, how steep the curve is; "
+        "t: the tail, 1 for a Hill curve (ScaleRL's sigmoid), 0, as a limit, for a stretched "
+        "exponential."
     ]
     if any(curve.correction is not None for curve in fit.curves):
         reason = "where the evaluations show a bend that no such shape has"
         sentences.append(f"Inside the measured range a smooth correction is added {reason}.")
-    if undetermined := [f"{curve.B_p} × {curve.n}" for curve in fit.curves if not curve.determined]:
+
+    undetermined = [f"{curve.B_p} × {curve.n}" for curve in fit.curves if not curve.determined]
+    if undetermined:
         caution = "The plateau is beyond the data (*), so do not read A alone, for B_p × n"
         sentences.append(f"{caution} = {wording.join_list(undetermined)}.")
     return " ".join(sentences)
 
 
 def _curve_row(curve: FittedCurve) -> list[object]:
-    plateau = wording.format_reward(curve.A) + wording.format_interval(curve.A_interval)
+    """By CURVE_HEADER."""
+    plateau = format_reward(curve.A) + format_interval(curve.A_interval)
+    exponent_interval = format_interval(curve.exponent_interval, "{:.2f}".format)
+    C_mid_interval = format_interval(curve.C_mid_interval, format_compact)
     return [
         f"{curve.B_p} × {curve.n}",
-        wording.format_reward(curve.R0),
+        format_reward(curve.R0),
         plateau if curve.determined else f"{plateau} *",
-        f"{curve.exponent:.2f}" + wording.format_interval(curve.exponent_interval, "{:.2f}".format),
-        wording.format_compact(curve.C_mid)
-        + wording.format_interval(curve.C_mid_interval, wording.format_compact),
+        f"{curve.exponent:.2f}{exponent_interval}",
+        f"{format_compact(curve.C_mid)}{C_mid_interval}",
         f"{curve.tail:.2f}",
-        f"{wording.format_compact(curve.C_low)} – {wording.format_compact(curve.C_high)}",
+        f"{format_compact(curve.C_low)} – {format_compact(curve.C_high)}",
         curve.points,
         f"{curve.rmse:.4f}",
     ]

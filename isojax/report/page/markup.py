@@ -42,9 +42,8 @@ def html_section(section_id: str, title: str, *inner: object) -> Html:
 
 def html_fold(fold_id: str, title: str, *inner: object) -> Html:
     """What opens with a click; a link to it opens it too (page.js)."""
-    return Html(
-        f'<details id="{fold_id}"><summary><h2>{escape(title)}</h2></summary>\n{join_html(inner)}</details>'
-    )
+    summary = f"<summary><h2>{escape(title)}</h2></summary>"
+    return Html(f'<details id="{fold_id}">{summary}\n{join_html(inner)}</details>')
 
 
 def html_table(
@@ -57,52 +56,53 @@ def html_table(
     `text_columns`."""
     left_aligned = {0, *text_columns}
 
-    def class_attribute(i: int) -> str:
-        return "" if i in left_aligned else ' class="num"'
+    def class_attribute(column: int) -> str:
+        return "" if column in left_aligned else ' class="num"'
 
     head = "".join(
-        f'<th scope="col"{class_attribute(i)}>{escape(h)}</th>' for i, h in enumerate(headings)
+        f'<th scope="col"{class_attribute(i)}>{escape(heading)}</th>'
+        for i, heading in enumerate(headings)
     )
-    body = "\n".join(
-        "<tr>"
-        + f'<th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td{class_attribute(i)}>{escape(x)}</td>" for i, x in enumerate(row[1:], 1))
-        + "</tr>"
-        for row in rows
-    )
+    lines = []
+    for row in rows:
+        row_head = f'<th scope="row">{escape(row[0])}</th>'
+        cells = [f"<td{class_attribute(i)}>{escape(row[i])}</td>" for i in range(1, len(row))]
+        lines.append(f"<tr>{row_head}{''.join(cells)}</tr>")
+    body = "\n".join(lines)
+
     header = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>"
     table = f"<table>{header}<tbody>\n{body}\n</tbody></table>"
-    return Html(
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">{table}</div>'
-    )
+    # a wide table scrolls within its box, by the keyboard too
+    box = f'class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"'
+    return Html(f"<div {box}>{table}</div>")
 
 
 def html_figure(png: bytes | None, alt_text: str, caption: object, chart_id: str = "") -> Html:
     """An image with its caption and, in its place where scripts run, the chart that page.js
     draws."""
-    chart = (
-        f'<div id="{chart_id}" class="chart" role="img" aria-label="{escape(alt_text)}"></div>'
-        if chart_id
-        else ""
-    )
-    data = base64.b64encode(png or b"").decode()
-    image = f'<div class="scroll still"><img alt="{escape(alt_text)}" src="data:image/png;base64,{data}"></div>'
-    return Html(
-        f"<figure>{chart}{image if png else ''}<figcaption>{escape(caption)}</figcaption></figure>"
-    )
+    alt = escape(alt_text)
+    chart = ""
+    if chart_id:
+        chart = f'<div id="{chart_id}" class="chart" role="img" aria-label="{alt}"></div>'
+
+    image = ""
+    if png:
+        source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+        image = f'<div class="scroll still"><img alt="{alt}" src="{source}"></div>'
+    return Html(f"<figure>{chart}{image}<figcaption>{escape(caption)}</figcaption></figure>")
 
 
 def read_page_file(name: str) -> str:
     """A file of this folder: a template, a style sheet or a script."""
-    return (
-        files("isojax.report.page").joinpath(name).read_text(encoding="utf-8").replace("\r\n", "\n")
-    )
+    text = files("isojax.report.page").joinpath(name).read_text(encoding="utf-8")
+    return text.replace("\r\n", "\n")
 
 
 def html_document(title: str, body: Html, scripts: Sequence[str], data: str) -> str:
     """The whole page, with `scripts` to run at its end and JSON `data` for them; it forbids every
-    other script."""
-    hashes = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in scripts]
+    other script, by their hashes."""
+    digests = [hashlib.sha256(code.encode()).digest() for code in scripts]
+    hashes = [base64.b64encode(digest).decode() for digest in digests]
     return Template(read_page_file("page.html")).substitute(
         title=escape(title),
         script_hashes=" ".join(f"'sha256-{script_hash}'" for script_hash in hashes),
