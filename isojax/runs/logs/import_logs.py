@@ -14,7 +14,7 @@ from isojax.core.errors import InputError
 from isojax.core.tabular import is_blank, list_some
 from isojax.runs.importers import Importer, importer
 from isojax.runs.ledger import write_run
-from isojax.runs.logs.column_map import map_columns
+from isojax.runs.logs.column_detection import map_columns
 from isojax.runs.logs.find_logs import detect_format, logs_of_folder
 from isojax.runs.logs.log_files import LogFiles
 from isojax.runs.logs.log_run import LogRun

@@ -13,7 +13,8 @@ from isojax.core.columns import Mask, is_missing
 from isojax.core.errors import InputError
 from isojax.core.nouns import IMPORTED, Cell, EvalPoint, RunRecord
 from isojax.core.tabular import RowTable
-from isojax.runs.logs.column_map import ColumnMap, is_training, rewards_within_one
+from isojax.runs.logs.column_detection import rewards_within_one
+from isojax.runs.logs.column_map import ColumnMap, is_training
 from isojax.runs.logs.log_table import STEP_FIELDS
 from isojax.runs.logs.reward_rounding import clip_rounding
 from isojax.runs.logs.run_steps import NO_ROW, RunSteps, join_steps

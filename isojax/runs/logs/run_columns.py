@@ -50,45 +50,44 @@ def split_run_columns(
     pattern = field_map.get("reward", "")
     is_pattern = "*" in pattern and pattern not in table.columns
     if table.one_run or table.run:
-        only = (
-            {**field_map, "reward": _only_column(table, pattern, known_columns)}
-            if is_pattern
-            else field_map
-        )
-        return [MappedTable(table, only)]
+        if is_pattern:
+            field_map = {**field_map, "reward": _only_column(table, pattern, known_columns)}
+        return [MappedTable(table, field_map)]
 
     map_of_all = {**_steps_in_first_column(table, field_map, known_columns), **field_map}
     if is_pattern:
-        run_by_column = _match_columns(table, pattern, map_of_all, known_columns)
-        if not run_by_column:
+        run_of_column = _match_columns(table, pattern, map_of_all, known_columns)
+        if not run_of_column:
             _refuse_unmatched(table, pattern, map_of_all, known_columns)
     else:
-        run_by_column = _columns_named_as_runs(table, map_of_all, settings, known_columns)
-    if not run_by_column:
+        run_of_column = _columns_named_as_runs(table, map_of_all, settings, known_columns)
+    if not run_of_column:
         return [MappedTable(table, field_map)]
-    _require_steps(table, list(run_by_column), map_of_all, known_columns)
-    taken_runs = [run for run in run_by_column.values() if takes_run is None or takes_run(run)]
-    _require_settings(table, taken_runs, field_map, settings, known_columns)
-    _require_numbers_in_names(table, taken_runs, field_map)
 
+    _require_steps(table, list(run_of_column), map_of_all, known_columns)
+    runs = [run for run in run_of_column.values() if takes_run is None or takes_run(run)]
+    _require_settings(table, runs, field_map, settings, known_columns)
+    _require_numbers_in_names(table, runs, field_map)
+
+    notes = list(table.notes)
+    if is_pattern:
+        unread = _describe_unread(table, pattern, map_of_all, known_columns, set(run_of_column))
+        if unread:
+            notes.append(f"--map reward={pattern} leaves out {unread}")
+    else:  # nobody said it
+        columns = number_columns(table, map_of_all, known_columns)
+        other_columns = [name for name in columns if name not in run_of_column]
+        notes.append(_describe_reading(list(run_of_column), other_columns))
+
+    # The metric is called as what the columns' names share: val/acc of val/acc_*.
     metric = pattern.replace("*", "").strip(" -_/.") or "reward"
+    table = replace(table, notes=tuple(notes))
     tables = [
-        _table_of_column(table, column, run, metric, run_by_column)
-        for column, run in run_by_column.items()
+        _table_of_column(table, column, run, metric, run_of_column)
+        for column, run in run_of_column.items()
     ]
     map_of_run = {**map_of_all, "reward": metric}
-    notes = table.notes
-    if is_pattern:
-        unread = _describe_unread(table, pattern, map_of_all, known_columns, set(run_by_column))
-        notes += (f"--map reward={pattern} leaves out {unread}",) if unread else ()
-    else:  # nobody said it
-        other_columns = [
-            name
-            for name in number_columns(table, map_of_all, known_columns)
-            if name not in run_by_column
-        ]
-        notes = (*notes, _describe_reading(list(run_by_column), other_columns))
-    return [MappedTable(replace(part, notes=notes), map_of_run) for part in tables if part.rows]
+    return [MappedTable(table_of_run, map_of_run) for table_of_run in tables if table_of_run.rows]
 
 
 def _refuse_unmatched(
@@ -103,8 +102,10 @@ def _refuse_unmatched(
         if template.fullmatch(name) and looks_like_number.any():
             row = int(np.argmax(looks_like_number))
             check_number(cells[row], f"{table.cells.place(row).location}: reward (column {name})")
-    problem = f"{table.source}: --map reward={pattern} matches no column with numbers, expected one for each run"
-    raise InputError(f"{problem}. The columns are {list_some(table.columns)}.")
+    raise InputError(
+        f"{table.source}: --map reward={pattern} matches no column with numbers, "
+        f"expected one for each run. The columns are {list_some(table.columns)}."
+    )
 
 
 def _looks_like_number(value: Any) -> bool:
@@ -118,30 +119,27 @@ def _describe_unread(
     """The columns that a pattern matches and that are neither runs nor fields, each with the
     reason; "" for none."""
     template = _pattern(pattern)
-    fields = _names_of_fields(field_map, known)
-    others = [
-        name
-        for name in table.columns
-        if name not in fields | run_columns and template.fullmatch(name)
-    ]
+    read_columns = run_columns | _names_of_fields(field_map, known)
     reasons = []
-    for name in others:
-        column = table.cells.column(name)
-        is_empty = bool(column.is_missing.all())
+    for name in table.columns:
+        if name in read_columns or not template.fullmatch(name):
+            continue
+        is_empty = bool(table.cells.column(name).is_missing.all())
         if name.endswith(("__MIN", "__MAX")) or (not name and is_empty):
             continue  # bounds of a curve that is a run; what is behind a last delimiter
-        without_number = "no value" if is_empty else "no number"
-        reason = "an index or a time" if _holds_numbers(table, name) else without_number
+
+        if _holds_numbers(table, name):
+            reason = "an index or a time"
+        else:
+            reason = "no value" if is_empty else "no number"
         reasons.append(f"{name or 'the column without a name'} ({reason})")
     return list_some(reasons)
 
 
 def _describe_reading(columns: Sequence[str], other_columns: Sequence[str]) -> str:
-    without = (
-        f", without {list_some(other_columns)}, which --settings does not name"
-        if other_columns
-        else ""
-    )
+    without = ""
+    if other_columns:
+        without = f", without {list_some(other_columns)}, which --settings does not name"
     return f"the columns {list_some(columns)} are read as runs, as --map 'reward=*' says{without}"
 
 
@@ -160,12 +158,16 @@ def _has_steps(table: LogTable, field_map: FieldMap, known: KnownColumns) -> boo
 
 
 def _only_column(table: LogTable, pattern: str, known_columns: KnownColumns) -> str:
+    """The column that a pattern matches in a log of one run; InputError where it is not one."""
     columns = list(_match_columns(table, pattern, {}, known_columns))
-    if len(columns) != 1:
-        choices = " or ".join(map_option("reward", name) for name in columns or ["COLUMN"])
-        problem = f"{table.label}: --map reward={pattern} matches {list_some(columns) or 'no column'}, expected one"
-        raise InputError(f"{problem}, as the log holds one run; type {choices}.")
-    return columns[0]
+    if len(columns) == 1:
+        return columns[0]
+    choices = " or ".join(map_option("reward", name) for name in columns or ["COLUMN"])
+    matches = list_some(columns) or "no column"
+    raise InputError(
+        f"{table.label}: --map reward={pattern} matches {matches}, expected one, "
+        f"as the log holds one run; type {choices}."
+    )
 
 
 def _match_columns(
@@ -174,11 +176,11 @@ def _match_columns(
     """Column -> run, which is what the pattern's * stands for, of columns that are no other
     field."""
     template = _pattern(pattern)
-    names = number_columns(table, field_map, known)
-    matches = {name: template.fullmatch(name) for name in names}
-    return {
-        name: "-".join(match.groups()).strip() or name for name, match in matches.items() if match
-    }
+    run_of_column = {}
+    for name in number_columns(table, field_map, known):
+        if match := template.fullmatch(name):
+            run_of_column[name] = "-".join(match.groups()).strip() or name
+    return run_of_column
 
 
 def _pattern(pattern: str) -> re.Pattern[str]:
@@ -231,16 +233,16 @@ def _columns_named_as_runs(
     has_run_column = any(name in table.columns for name in known.get("run", ()))
     if "reward" in field_map or not has_names or has_run_column or _known_metric(table, known):
         return {}
+
     columns = number_columns(table, field_map, known)
     in_settings = [name for name in columns if name in settings]
     if in_settings:
         return {name: name for name in in_settings}
+
+    if len(columns) < 2 or not templates:
+        return {}
     file_name = Path(table.source).name
-    if (
-        len(columns) < 2
-        or not templates
-        or any(template.search(file_name) for template in templates)
-    ):
+    if any(template.search(file_name) for template in templates):
         return {}
     is_named = all(template.search(name) for template in templates for name in columns)
     return {name: name for name in columns} if is_named else {}
@@ -265,31 +267,33 @@ def _require_steps(
     run."""
     if _has_steps(table, field_map, known):
         return
+
     others = [name for name in table.columns if name not in columns]
     may_count = any(
         _NO_RUN.fullmatch(name.strip()) and _holds_numbers(table, name) for name in others
     )
-    if (
-        len(columns) > 1
-        and others
-        and not may_count
-        and all(_NAMES_A_STEP.fullmatch(name.strip()) for name in columns)
-    ):
-        problem = f"{table.source}: the columns {list_some(columns)} are named as steps, and no other counts updates"
-        expected = "so the table has a row for each run; expected a row for each step, and a column for each run"
-        in_pandas = "pandas.read_csv(FILE, index_col=0).T.to_csv(OTHER, index_label='step')"
-        example = f", as by {in_pandas}" if others == table.columns[:1] else ""
+    are_steps = len(columns) > 1 and all(_NAMES_A_STEP.fullmatch(name.strip()) for name in columns)
+    if others and not may_count and are_steps:
+        example = ""
+        if others == table.columns[:1]:
+            in_pandas = "pandas.read_csv(FILE, index_col=0).T.to_csv(OTHER, index_label='step')"
+            example = f", as by {in_pandas}"
         raise InputError(
-            f"{problem}, {expected}. Transpose it, with the steps in a column named step{example}."
+            f"{table.source}: the columns {list_some(columns)} are named as steps, "
+            "and no other counts updates, so the table has a row for each run; "
+            "expected a row for each step, and a column for each run. "
+            f"Transpose it, with the steps in a column named step{example}."
         )
+
     first = table.columns[0]
-    fix = (
-        f"name it, as {map_option('step', first)}"
-        if first
-        else "name the first column step, in the file's header"
+    if first:
+        fix = f"name it, as {map_option('step', first)}"
+    else:
+        fix = "name the first column step, in the file's header"
+    raise InputError(
+        f"{table.source}: no column is known to count updates, where the others are runs; {fix}. "
+        f"The columns are {list_some(table.columns)}."
     )
-    problem = f"{table.source}: no column is known to count updates, where the others are runs"
-    raise InputError(f"{problem}; {fix}. The columns are {list_some(table.columns)}.")
 
 
 def _require_settings(
@@ -318,17 +322,25 @@ def _require_settings(
     if not lacking:
         return
 
-    problem = f"{table.source}: nothing says {' and '.join(missing_of_first)} of the run {lacking[0]} (a column)"
+    problem = (
+        f"{table.source}: nothing says {' and '.join(missing_of_first)} "
+        f"of the run {lacking[0]} (a column)"
+    )
     rows = [f"{run},8,32" for run in lacking]
     if settings:
         leave_out = _leave_out_options(lacking, runs, table)
-        fix = f"add to the --settings table {' '.join(rows)} (with your numbers), or leave out: {leave_out}"
-        raise InputError(f"{problem}; {fix}.")
+        raise InputError(
+            f"{problem}; add to the --settings table {' '.join(rows)} (with your numbers), "
+            f"or leave out: {leave_out}."
+        )
     if maps := map_of_names(lacking, missing_of_first):
         raise InputError(f"{problem}; say it for all, with your numbers: --map '{maps}'.")
+
     write = f"printf '%s\\n' {shlex.join(['run,n,B_p', *rows])} > settings.csv"
-    fix = f"write a table, with your numbers, and add --settings settings.csv: {write}"
-    raise InputError(f"{problem}; {fix} (or, where one holds for all: --map n=8,B_p=32).")
+    raise InputError(
+        f"{problem}; write a table, with your numbers, and add --settings settings.csv: {write} "
+        "(or, where one holds for all: --map n=8,B_p=32)."
+    )
 
 
 def _leave_out_options(left_out: Sequence[str], runs: Sequence[str], table: LogTable) -> str:
@@ -350,19 +362,18 @@ def _require_numbers_in_names(table: LogTable, runs: Sequence[str], field_map: F
     """InputError, which shows how to leave them out, where the names of some runs lack the number
     that others have."""
     for field, text in field_map.items():
-        if (
-            "{}" not in text
-            or field not in ("n", "B_p", "B", "seed")
-            or _template(text).search(table.source)
-        ):
+        if "{}" not in text or field not in ("n", "B_p", "B", "seed"):
             continue
-        without = [run for run in runs if not _template(text).search(run)]
-        if without and len(without) < len(runs):
-            problem = f"{table.source}: --map {field}={text} finds no number in the names of {list_some(without)}"
-            leave_out = _leave_out_options(without, runs, table)
-            raise InputError(
-                f"{problem} (columns); expected one for each run. Where they are no runs: {leave_out}."
-            )
+        template = _template(text)
+        without = [run for run in runs if not template.search(run)]
+        is_in_source = template.search(table.source) is not None
+        if is_in_source or not without or len(without) == len(runs):
+            continue
+        raise InputError(
+            f"{table.source}: --map {field}={text} finds no number in the names of "
+            f"{list_some(without)} (columns); expected one for each run. "
+            f"Where they are no runs: {_leave_out_options(without, runs, table)}."
+        )
 
 
 def _table_of_column(

@@ -13,7 +13,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.core.tabular import DataRow
 from isojax.runs.importers import tensorboard, trl
-from isojax.runs.logs.column_map import map_columns
+from isojax.runs.logs.column_detection import map_columns
 from isojax.runs.logs.import_logs import read_logs
 from isojax.runs.logs.log_table import LogTable
 from tests.runs.importers.conftest import FIXTURES

@@ -1,0 +1,389 @@
+"""Which column of a log is which field: by `--map FIELD=COLUMN`, else by the names that the log's
+format is known to use. What is not there, or not unique, is refused with the --map to type."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import filter as glob_filter
+
+import numpy as np
+
+from isojax.core.columns import Column, Mask
+from isojax.core.errors import InputError
+from isojax.core.tabular import RowTable, list_some, nearest_names, parse_number
+from isojax.runs.logs.column_map import (
+    DOT_OF_THOUSANDS,
+    LOWEST_VALUES,
+    METRIC_AT_K,
+    TWO_MEANINGS,
+    ColumnMap,
+    is_training,
+    is_validation,
+)
+from isojax.runs.logs.log_table import FIELD_HELP, LogTable
+from isojax.runs.logs.measured_words import is_of_training
+from isojax.runs.logs.named_numbers import number_in_names
+from isojax.runs.logs.run_columns import FieldMap, KnownColumns, map_of_names, number_columns
+from isojax.runs.logs.typed_options import map_option
+
+# may be a number
+CONSTANT_FIELDS = ("n", "B_p", "B", "sampled_B_p", "seed", "run", "samples", "devices", "scale")
+# and what each follows from
+REQUIRED_FIELDS = {"n": ("n",), "B_p": ("B_p", "B"), "rollouts": ("rollouts", "step")}
+_SUGGESTIONS = {
+    "n": (
+        "--map n=16 or n=COLUMN, also of the run's config, "
+        "or --map n=n{} where the run's or the file's name has it, as run-n16.jsonl, "
+        "or --settings TABLE with the columns run and n"
+    ),
+    "B_p": (
+        "--map B_p=512 or B_p=COLUMN, also of the run's config, "
+        "or --map B=8192 for rollouts per update"
+    ),
+    "rollouts": "--map step=COLUMN, for rollouts = step x B_p x n, or --map rollouts=COLUMN",
+    "sampled_B_p": "--map sampled_B_p=192 (verl's data.gen_batch_size)",
+}
+_VALIDATION_COLUMN = re.compile(
+    r"val(?!ue)|eval|test|held|acc|avg@|mean@|pass_?(@|at)", re.IGNORECASE
+)
+_TRAINING_COLUMN = re.compile(
+    r"(train|rollout|rewards|(ppo_|grpo_)?actor|critic)[/_.]|reward[/.]", re.IGNORECASE
+)
+# in a row with the reward; the last: in a notebook
+TRAINING_SIGNS = ("grad_norm", "loss", "Training Loss")
+_CLOCK_COLUMNS = ("wall_time", "_runtime", "_timestamp")  # which formats add, and nobody misspells
+# no reward, though it may be of rewards
+_OF_REWARDS = re.compile(r"(?i)(\b|_)(std|min|max|num|len|kl|lr)(\b|_)")
+_REWARD = re.compile(r"(?i)acc|reward|score|pass_?@|correct|match|(win|solve|pass|hit)_?rate")
+_NO_REWARD = re.compile(
+    rf"{_OF_REWARDS.pattern}|length|time|step|epoch|loss|rati|tokens|entropy|grad_|clip"
+    "|per_|interval|[^s]_rate"
+)
+
+
+def map_columns(table: LogTable, field_map: FieldMap, known_columns: KnownColumns) -> ColumnMap:
+    """The columns of a log's fields; InputError, which shows the --map to type, where one is not
+    there or not unique. A mapped B replaces a known B_p, a mapped avg@k replaces a known reward."""
+    if not table.columns:
+        raise InputError(
+            f"{table.source}: no row holds a value; "
+            "expected some, each with its name. Leave it out."
+        )
+    columns: dict[str, str] = {}
+    constants: dict[str, float | int] = {}
+    for field, text in field_map.items():
+        if text in table.columns and field != "scale":
+            columns[field] = text
+        else:
+            constants[field] = _constant(field, text, table)
+
+    detected = _detect_columns(table, field_map, known_columns)
+    if "counts" not in columns and "counts" not in detected:
+        detected.pop("samples", None)  # it counts something else
+
+    all_columns = {**columns, **detected}
+    metrics = [column for field, column in all_columns.items() if is_validation(field)]
+    if "step" in detected:
+        # Of several that are known, the first that all evaluations have.
+        evaluations = table.cells.take(_is_evaluation(table, table.cells, metrics))
+        for name in known_columns["step"]:
+            if not table.is_unlogged(evaluations.column(name)).any():
+                detected["step"] = name
+                break
+        all_columns["step"] = detected["step"]
+        if detected["step"] == "_step" and "rollouts" not in all_columns:
+            _reject_logging_calls(table, all_columns, metrics)
+    elif "step" in columns and "_step" in table.columns:
+        table = _fill_steps(table, all_columns, metrics)
+
+    column_map = ColumnMap(table, all_columns, constants, frozenset(detected))
+    _require_fields(column_map, known_columns)
+    return column_map
+
+
+def _detect_columns(
+    table: LogTable, field_map: FieldMap, known_columns: KnownColumns
+) -> dict[str, str]:
+    """Field -> column, of the fields that no --map says."""
+    said_fields = {*field_map}
+    if said_fields & {"B", "B_p"}:
+        said_fields |= {"B", "B_p"}
+    if any(METRIC_AT_K.fullmatch(field.removeprefix("metric:")) for field in field_map):
+        said_fields.add("reward")
+
+    detected: dict[str, str] = {}
+    for field, names in known_columns.items():
+        column = None if field in said_fields else _detect_column(field, names, table, field_map)
+        if column is None:
+            continue
+        # A trainer's config says 0 of a setting that it does not use.
+        setting = parse_number(table.config.get(column, 1)) or 0
+        if setting >= LOWEST_VALUES.get(field, -math.inf):
+            detected[field] = column
+    return detected
+
+
+def _constant(field: str, text: str, table: LogTable) -> float | int:
+    """The number that a --map gives for the whole log, or that names have in the place of {}."""
+    number = parse_number(text)
+    if field == "scale" and number is None:
+        raise InputError(
+            f"--map scale={text}: expected a number, such as scale=0.01 for percent, or auto."
+        )
+    if number is None and "{}" not in text:
+        columns = [name for name in table.columns if name not in _CLOCK_COLUMNS] or table.columns
+        (nearest,) = nearest_names(text, columns)
+        raise InputError(
+            f"{table.source} has no column {text!r} for {field}; the nearest is {nearest!r} "
+            f"({map_option(field, nearest)}). The columns are {list_some(table.columns)}."
+        )
+    if field not in CONSTANT_FIELDS:
+        raise InputError(
+            f"--map {field}={text}: a number for the whole file cannot stand for {field}; "
+            f"type {_mapping_hint(field, table)}. The columns are {list_some(table.columns)}."
+        )
+
+    if number is None:
+        return number_in_names(field, text, table)
+    if field in LOWEST_VALUES and DOT_OF_THOUSANDS.fullmatch(text):
+        raise InputError(f"--map {field}={text}{TWO_MEANINGS}")
+    return int(number) if number.is_integer() else number
+
+
+def _is_evaluation(table: LogTable, rows: RowTable, metrics: Sequence[str]) -> Mask:
+    """bool[rows]: where a row of a log has a value of one of these columns."""
+    is_evaluation = np.zeros(len(rows), np.bool_)
+    for name in metrics:
+        is_evaluation |= ~table.is_unlogged(rows.column(name))
+    return is_evaluation
+
+
+def _reject_logging_calls(
+    table: LogTable, columns: Mapping[str, str], metrics: Sequence[str]
+) -> None:
+    """InputError where, in a run, W&B's _step, which counts calls of wandb.log, is no count of
+    updates."""
+    counters = [
+        name for name in table.columns if re.search("^(?!ray/).*(step|update|iter)", name.lower())
+    ]
+    for run in _rows_by_run(table, columns):
+        for name in counters:
+            logged = run.take(~table.is_unlogged(run.column(name)))
+            steps = logged.column(name).numbers
+            calls = logged.column("_step").numbers
+            are_counts = np.isfinite(steps).all() and (steps == np.trunc(steps)).all()
+            is_clock = are_counts and len(set(steps.tolist())) > 1 and (np.diff(steps) >= 0).all()
+            if is_clock and not np.array_equal(steps, calls):
+                raise InputError(
+                    f"{table.label}: _step counts calls of wandb.log, and {name} has other "
+                    "numbers; name the one that counts updates: "
+                    f"{map_option('step', name)} or --map step=_step."
+                )
+        if _evaluates_in_own_calls(table, run, metrics):
+            raise InputError(
+                f"{table.label}: _step counts calls of wandb.log, and evaluations are calls of "
+                "their own. Name a column that counts updates: --map step=COLUMN; "
+                "or, if it is one, --map step=_step."
+            )
+
+
+def _rows_by_run(table: LogTable, columns: Mapping[str, str]) -> Iterator[RowTable]:
+    """The rows that have the same setting, which may be of several seeds."""
+    settings = [columns[field] for field in ("run", "n", "B_p", "B", "seed") if field in columns]
+    if not settings:
+        return iter([table.cells])
+    texts = [map(str, table.cells.column(name)) for name in settings]
+    return iter(table.cells.group_by(zip(*texts, strict=True)).values())
+
+
+def _evaluates_in_own_calls(table: LogTable, run: RowTable, metrics: Sequence[str]) -> bool:
+    """Whether evaluations lie between rows of training, have only those columns in common with them
+    that all rows have, and are counted with them by a _step that leaves no number out."""
+    steps = np.nan_to_num(run.column("_step").numbers, nan=0.0)
+    if not (np.diff(steps) == 1).all():
+        return False
+    is_evaluation = _is_evaluation(table, run, metrics)
+    kinds = "".join("e" if is_one else "t" for is_one in is_evaluation.tolist())
+    if not re.search("te+t", kinds):
+        return False
+
+    # bool[columns, rows]
+    logged = np.stack([~table.is_unlogged(run.column(name)) for name in run.names])
+    shared = logged[:, is_evaluation].any(axis=1) & logged[:, ~is_evaluation].any(axis=1)
+    of_all_rows = logged.all(axis=1)
+    columns_of_training = logged[:, ~is_evaluation].sum(axis=0)
+    return bool((shared == of_all_rows).all() and (columns_of_training > shared.sum()).all())
+
+
+def _fill_steps(table: LogTable, columns: Mapping[str, str], metrics: Sequence[str]) -> LogTable:
+    """A log of one run with the step logged last, or 0, in the rows of metrics that have none."""
+    if not table.one_run and any(field in columns for field in CONSTANT_FIELDS):
+        return table
+
+    steps = table.cells.column(columns["step"])
+    is_unlogged = table.is_unlogged(steps)
+    logged_steps = steps.where(~is_unlogged).or_else(0)
+    last_logged = np.maximum.accumulate(np.where(is_unlogged, 0, np.arange(len(steps))))
+    codes = np.where(
+        _is_evaluation(table, table.cells, metrics), logged_steps.codes[last_logged], steps.codes
+    )
+
+    other_columns = {name: table.cells.column(name) for name in table.cells.names}
+    filled = other_columns | {columns["step"]: Column(codes, logged_steps.cells)}
+    return replace(table, rows=table.cells.with_columns(filled))
+
+
+def _detect_column(
+    field: str, names: Sequence[str], table: LogTable, field_map: FieldMap
+) -> str | None:
+    """The first known name that the log has and no --map names; of validation metrics there may be
+    one only."""
+    for name in names:
+        matches = glob_filter(table.columns, name)
+        # which may be the training reward, the last to choose
+        if field == name == "reward" and matches:
+            matches = [*_validation_metrics_beside_reward(table, field_map), name]
+        if len(matches) > 1 and field == "reward":
+            choices = " or ".join(map_option("reward", match) for match in matches)
+            raise InputError(
+                f"{table.source} has {len(matches)} possible validation metrics; "
+                f"choose one: {choices}."
+            )
+        if matches:
+            return matches[0]
+    return table.only_metric if field == "reward" and _is_reward(table.only_metric) else None
+
+
+def _validation_metrics_beside_reward(table: LogTable, field_map: FieldMap) -> list[str]:
+    """The columns that may be meant rather than one called reward; InputError where there is none,
+    and signs of training stand in the rows of the reward."""
+    others = [
+        name
+        for name in table.columns
+        if name not in field_map.values() and _may_be_validation(name, table)
+    ]
+    rows = table.cells.take(~table.is_unlogged(table.cells.column("reward")))
+    signs = [name for name in TRAINING_SIGNS if not table.is_unlogged(rows.column(name)).all()]
+    has_train_reward = "train_reward" in table.columns or "train_reward" in field_map
+    if signs and not others and not has_train_reward:
+        raise InputError(
+            f"{table.source}: with {' and '.join(signs)}, reward may be a training reward. "
+            "Name a validation metric: --map reward=COLUMN; "
+            "or fit the training reward: --map reward=reward."
+        )
+    return others
+
+
+def _is_reward(name: str) -> bool:
+    """Whether the only metric of a log, as one of a chart, may be its validation reward."""
+    if not name or _OF_REWARDS.search(name):
+        return False
+    if _TRAINING_COLUMN.match(name) or is_of_training(name):
+        return False
+    return _REWARD.search(name) is not None or _NO_REWARD.search(name) is None
+
+
+def rewards_within_one(table: LogTable) -> str:
+    """What to type for a validation reward in [0, 1], such as a part of a sum of rewards; "" where
+    there is none."""
+    names = [
+        name
+        for name in table.columns
+        if "reward" in name.lower() and _may_be_validation(name, table, highest=1)
+    ]
+    if not names:
+        return ""
+    return f"Name one that is: {' or '.join(map_option('reward', name) for name in names)}. "
+
+
+def _may_be_validation(name: str, table: LogTable, highest: float = 100) -> bool:
+    """By its name, and by numbers in [0, 1] or percent, not all of them whole."""
+    if not _VALIDATION_COLUMN.search(name):
+        return False
+    if _TRAINING_COLUMN.match(name) or _NO_REWARD.search(name) or is_of_training(name):
+        return False
+    numbers = table.cells.column(name).numbers
+    numbers = numbers[np.isfinite(numbers)]
+    is_in_range = (numbers >= 0) & (numbers <= highest)
+    return bool(is_in_range.all() and (numbers != np.trunc(numbers)).any())
+
+
+def _require_fields(column_map: ColumnMap, known_columns: KnownColumns) -> None:
+    """InputError where a field that a run needs is missing, or two metrics get one name."""
+    table = column_map.table
+    missing = _missing_fields(column_map)
+    columns = f"The columns are {list_some(table.columns)}"
+    runs = _columns_that_may_be_runs(table, known_columns) if missing[:1] == ["reward"] else []
+    if runs:
+        maps = ",".join(filter(None, ["reward=*", map_of_names(runs)]))
+        raise InputError(
+            f"{table.source}: no column is known to be reward ({FIELD_HELP['reward']}); "
+            f"where each column is a run, add --map '{maps}', else name it. {columns}."
+        )
+    if missing:
+        hints = [
+            f"no column is known to be {field} ({FIELD_HELP[field]}); "
+            f"type {_mapping_hint(field, table)}"
+            for field in missing
+        ]
+        raise InputError(f"{table.source}: {'; '.join(hints)}. {columns}.")
+
+    field_of_name: dict[tuple[str, bool], str] = {}
+    for field in column_map.metric_fields:
+        name = column_map.ledger_name(field)
+        other = field_of_name.setdefault((name, is_training(field)), field)
+        if other != field:
+            prefix = "train" if is_training(field) else "metric"
+            rename = map_option(f"{prefix}:NAME", column_map.columns[field])
+            raise InputError(
+                f"{table.source}: {other} and {field} are both called {name} in a ledger; "
+                f"type {rename}."
+            )
+    if "counts" in column_map and "samples" not in column_map:
+        raise InputError(
+            f"{table.source}: say of how many rollouts per problem counts are, as --map samples=4."
+        )
+
+
+def _missing_fields(column_map: ColumnMap) -> list[str]:
+    missing = []
+    if not any(map(is_validation, column_map.columns)):
+        missing.append("reward")
+    for field, sources in REQUIRED_FIELDS.items():
+        if not any(source in column_map for source in sources):
+            missing.append(field)
+    says_C = "sampled_B_p" in column_map or "rollouts" in column_map
+    if "sampled_batches" in column_map and not says_C:
+        missing.append("sampled_B_p")
+    return missing
+
+
+def _columns_that_may_be_runs(table: LogTable, known_columns: KnownColumns) -> list[str]:
+    """The columns of numbers where each may be a run: none is named like a metric, or all are named
+    alike but for digits (acc_n4, acc_n8)."""
+    names = [] if table.run else number_columns(table, {}, known_columns)
+    metric_names = (_VALIDATION_COLUMN, _TRAINING_COLUMN, _REWARD, _NO_REWARD)
+    is_metric = any(pattern.search(name) for pattern in metric_names for name in names)
+    are_alike = len({re.sub(r"\d+", "", name) for name in names}) == 1
+    return names if len(names) > 1 and (not is_metric or are_alike) else []
+
+
+def _mapping_hint(field: str, table: LogTable) -> str:
+    """What to type for a field: the nearest column, and what else says it."""
+    nearest = [name for name in table.columns if name.lower() == field.lower()]
+    if not nearest:
+        columns = [
+            name for name in table.columns if field != "reward" or _may_be_validation(name, table)
+        ]
+        cutoff = 0.0 if field == "reward" else 0.6
+        nearest = nearest_names(field, columns, cutoff) if columns else []
+
+    suggestions = [f"{map_option(field, name)} (the nearest)" for name in nearest]
+    if field in _SUGGESTIONS:
+        suggestions.append(_SUGGESTIONS[field])
+    if not suggestions:
+        is_chart = table.only_metric != "" and field == "reward"
+        column = f"{table.only_metric} if it is one" if is_chart else "COLUMN"
+        suggestions.append(f"--map {field}={column}")
+    return ", or ".join(suggestions)

@@ -1,0 +1,84 @@
+"""A number in the name of a run or of its log, such as 8 in run-n8.jsonl, by a pattern of --map
+(n=n{})."""
+
+import re
+from pathlib import Path
+from typing import NoReturn
+
+from isojax.core.errors import InputError
+from isojax.runs.logs.log_table import LogTable
+from isojax.runs.logs.typed_options import leave_out_option
+
+# by which torch and transformers name a folder
+_DATE_AND_HOST = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_")
+
+
+def number_in_names(field: str, text: str, table: LogTable) -> int:
+    """The number that stands at {} of a pattern in the run's name, else in the file's, else (but
+    where a word of these ends so, as gen4 with n4) in the log's path: 8 in runs/n8/log.jsonl.
+    InputError where there is none, or more than one."""
+    template = re.escape(text).replace(r"\{\}", r"(\d+)(?!\d)", 1)
+    # A pattern begins where a word does: n{} finds nothing in gen4.
+    if text[0].isalpha():
+        before = "(?<![A-Za-z])"
+    elif text[0] in "{0123456789":
+        before = "(?<![A-Za-z0-9])"
+    else:
+        before = ""
+    pattern = re.compile(before + template)
+
+    names = [
+        name
+        for name in (table.run, Path(table.source).name)
+        if name and not _DATE_AND_HOST.match(name)
+    ]
+    numbers: set[str] = set()
+    for name in names:
+        numbers = numbers or set(pattern.findall(name))
+    ends_a_word = any(re.search(template, name, re.IGNORECASE) for name in names)
+    if not numbers and not ends_a_word:
+        numbers = set(pattern.findall(table.source))
+
+    if len(numbers) != 1:
+        _refuse_names(field, text, table, sorted(numbers), names[0] if names else "")
+    return int(numbers.pop())
+
+
+def _refuse_names(
+    field: str, text: str, table: LogTable, numbers: list[str], name: str
+) -> NoReturn:
+    """InputError; `name`: where the number should be."""
+    words = re.findall(r"[A-Za-z]+[=: ]*\d+", name)
+    elsewhere = ", ".join(words) or "no word with a number"
+    numbers_text = ", ".join(numbers) or "no number"
+    expected = f"expected one, as {field}{{}} finds 8 in {field}8.jsonl or run-{field}8-a.jsonl"
+
+    hint = ""
+    if not table.one_run and not table.run:
+        hint = (
+            " Where a column names the runs, add --map run=COLUMN. "
+            "Where each column is a run: --map 'reward=*'."
+        )
+    if table.run:
+        hint += _pattern_hint(field, table.run) or (
+            f" Where it is no run of the sweep: {leave_out_option(table.run, [table.source])}; "
+            "where no name has it, a table of it in place of this option: "
+            f"--settings TABLE (run,{field})."
+        )
+    raise InputError(
+        f"--map {field}={text}: {table.label} has {numbers_text} there, "
+        f"and in its name {elsewhere}; {expected}.{hint}"
+    )
+
+
+def _pattern_hint(field: str, name: str) -> str:
+    """The pattern that finds the one number in a run's name; "" where it has several, or none."""
+    numbers = list(re.finditer(r"(?<![\d.])\d+(?![\d.])", name))
+    if len(numbers) != 1:
+        return ""
+    (number,) = numbers
+    word_before = re.search(r"[A-Za-z]*[=: _-]?$", name[: number.start()])
+    word_after = re.match(r"[A-Za-z]*", name[number.end() :])
+    before = word_before[0] if word_before else ""
+    after = word_after[0] if word_after and not before else ""
+    return f" For this name: --map '{field}={before}{{}}{after}'."
