@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from isojax.core.atomic_files import atomic_folder, write_text
 from isojax.core.errors import InputError
@@ -20,33 +20,43 @@ from isojax.runs.logs.measured_words import HELD_OUT, is_of_training, words_of_s
 from isojax.runs.logs.source_words import depth_of_shared_folder, path_below
 
 
-def merge_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
-    """(all runs of these folders by cell, notes). A run whose cell is taken gets the next free
-    seed, as each import numbered its seeds by itself. InputError where a run is there twice, or was
-    not imported, or where the runs have no metric in common."""
+class MergedRuns(NamedTuple):
+    runs: list[RunRecord]  # of all folders, by cell
+    notes: list[str]
+
+
+def merge_runs(paths: Sequence[Path]) -> MergedRuns:
+    """All runs of these folders. A run whose cell is taken gets the next free seed, as each import
+    numbered its seeds by itself. InputError where a run is there twice, or was not imported, or
+    where the runs have no metric in common."""
     runs = [read_run(folder) for path in paths for folder in ledger_folders([path])]
-    trained = next((run for run in runs if run.cell_hash != IMPORTED), None)
-    if trained is not None:
-        _refuse_trained(trained, runs, paths)
+    for run in runs:
+        if run.cell_hash != IMPORTED:
+            _refuse_trained(run, runs, paths)
     _reject_same_run(runs)
     notes = _compare_measurements(runs)
-    cells: set[Cell] = set()
-    merged, renumbered = list[RunRecord](), list[str]()
+
+    merged: list[RunRecord] = []
+    renumbered: list[str] = []
+    used_cells: set[Cell] = set()
     for run in runs:
         cell = run.cell
-        if cell in cells:
-            cell = next(free for seed in count() if (free := replace(cell, seed=seed)) not in cells)
+        if cell in used_cells:
+            cell = _with_free_seed(cell, used_cells)
             renumbered.append(f"{run.source} is {cell.name}")
-        cells.add(cell)
+        used_cells.add(cell)
         merged.append(replace(run, cell=cell))
     merged.sort(key=lambda run: run.cell)
+
     _require_metric(merged)
-    notes += (
-        [f"seeds that were there twice are numbered anew: {list_some(renumbered)}"]
-        if renumbered
-        else []
-    )
-    return merged, notes
+    if renumbered:
+        notes.append(f"seeds that were there twice are numbered anew: {list_some(renumbered)}")
+    return MergedRuns(merged, notes)
+
+
+def _with_free_seed(cell: Cell, used_cells: set[Cell]) -> Cell:
+    seeds = (replace(cell, seed=seed) for seed in count())
+    return next(numbered for numbered in seeds if numbered not in used_cells)
 
 
 def _refuse_trained(
@@ -62,23 +72,24 @@ def _refuse_trained(
         instead = f"Their settings are the same: fit them together by isojax fit {folders}"
     else:
         instead = f"Their settings differ, so no one law holds for all: isojax compare {folders}"
-    problem = (
-        f"{trained.source} was trained by isojax, expected runs that `isojax records import` wrote"
+    raise InputError(
+        f"{trained.source} was trained by isojax, "
+        f"expected runs that `isojax records import` wrote. {instead}"
     )
-    raise InputError(f"{problem}. {instead}")
 
 
 def _require_metric(runs: Sequence[RunRecord]) -> None:
     """InputError where a run lacks the metric that a fit of all takes."""
     metric = default_metric(runs)
-    other = next(
-        (run for run in runs if not all(metric in point.metrics for point in run.points)), None
-    )
-    if other is None:
-        return
-    problem = f"{runs[0].source} has the validation metric {metric}, and {other.source} has {default_metric([other])}"
-    fix = f"Where they are one, import these logs again under its name: --map {_metric_option(metric)}=COLUMN"
-    raise InputError(f"{problem}; expected one of all runs. {fix}.")
+    for run in runs:
+        if all(metric in point.metrics for point in run.points):
+            continue
+        option = f"--map {_metric_option(metric)}=COLUMN"
+        raise InputError(
+            f"{runs[0].source} has the validation metric {metric}, and {run.source} has "
+            f"{default_metric([run])}; expected one of all runs. "
+            f"Where they are one, import these logs again under its name: {option}."
+        )
 
 
 def _metric_option(metric: str) -> str:
@@ -102,18 +113,24 @@ def _compare_measurements(runs: Sequence[RunRecord]) -> list[str]:
     become seeds; InputError where these are training and validation."""
     logs = [_log_of_run(run) for run in runs]
     depth = depth_of_shared_folder([Path(log).parent for log in logs])
-    first_of_setting: dict[tuple[int, int], tuple[str, str]] = {}
+    first_log_of_setting: dict[tuple[int, int], str] = {}
     notes = []
     for run, log in zip(runs, logs, strict=True):
+        first_log = first_log_of_setting.setdefault((run.cell.B_p, run.cell.n), log)
         name = path_below(depth, log)
-        first_log, first_name = first_of_setting.setdefault((run.cell.B_p, run.cell.n), (log, name))
-        words, first_words = words_of_source(name), words_of_source(first_name)
+        first_name = path_below(depth, first_log)
+        words = words_of_source(name)
+        first_words = words_of_source(first_name)
         if words == first_words:
             continue
-        setting = f"B_p = {run.cell.B_p}, n = {run.cell.n}"
+
         differing = " and ".join(sorted(words ^ first_words))
-        problem = f"{setting}: {first_log} and {log} differ in what their names say was measured ({differing})"
-        if is_of_training(name) != is_of_training(first_name) and (words | first_words) & HELD_OUT:
+        problem = (
+            f"B_p = {run.cell.B_p}, n = {run.cell.n}: {first_log} and {log} differ in what their "
+            f"names say was measured ({differing})"
+        )
+        is_other_split = is_of_training(name) != is_of_training(first_name)
+        if is_other_split and (words | first_words) & HELD_OUT:
             raise InputError(
                 f"{problem}; expected one measurement of each run. Leave one import out."
             )
@@ -125,16 +142,15 @@ def _log_of_run(run: RunRecord) -> str:
     """The log that a run was imported from, as its folder's import.json or merge.json says; else
     its ledger."""
     cell_folder = Path(run.source).parent
+    sweep_folder = cell_folder.parent.parent
     for name in ("import.json", "merge.json"):
-        file = cell_folder.parent.parent / name
-        if file.is_file():
-            document = read_json_object(file)
-            logs = document.get("logs", document.get("cells", {}))
-            return (
-                str(logs.get(cell_folder.name, run.source))
-                if isinstance(logs, dict)
-                else run.source
-            )
+        if not (sweep_folder / name).is_file():
+            continue
+        document = read_json_object(sweep_folder / name)
+        logs = document.get("logs", document.get("cells", {}))
+        if isinstance(logs, dict):
+            return str(logs.get(cell_folder.name, run.source))
+        return run.source
     return run.source
 
 
@@ -146,12 +162,11 @@ def write_merged(
     with atomic_folder(out) as temp:
         for run in runs:
             write_run(temp / "cells" / run.cell.name, run)
-        cells = {run.cell.name: run.source for run in runs}
-        logs = {run.cell.name: _log_of_run(run) for run in runs}
+
         document = {
             "merged": [str(path) for path in paths],
-            "cells": cells,
-            "logs": logs,
+            "cells": {run.cell.name: run.source for run in runs},
+            "logs": {run.cell.name: _log_of_run(run) for run in runs},
             "notes": list(notes),
         }
         write_text(temp / "merge.json", json.dumps(document, indent=1) + "\n")

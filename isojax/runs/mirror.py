@@ -46,12 +46,10 @@ class Mirror:
     ):
         """`lease`: the right to write there; None for a process that only reads, or that works for
         the holder."""
-        self.url, self.local, self.remote, self._lease = (
-            url,
-            local,
-            remote or RemoteFolder(url),
-            lease,
-        )
+        self.url = url
+        self.local = local
+        self.remote = remote or RemoteFolder(url)
+        self._lease = lease
         # file -> (time of its last change, bytes) as it is at the URL
         self._uploaded: dict[Path, tuple[int, int]] = {}
 
@@ -86,14 +84,17 @@ class Mirror:
         """Put a file, or all in a folder, to the URL where it has changed, except checkpoints and
         hidden files; RunFailed where it cannot be written, or another process has begun to write
         there."""
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
             if not file.is_relative_to(self.local) or not file.is_file():
                 continue
-            name, fingerprint = self._remote_name(file), _stat_fingerprint(file)
-            is_left_out = any(
-                part.startswith((".", CHECKPOINTS_FOLDER)) for part in name.split("/")
-            )
-            if not is_left_out and self._uploaded.get(file) != fingerprint:
+            name = self._remote_name(file)
+            if any(part.startswith((".", CHECKPOINTS_FOLDER)) for part in name.split("/")):
+                continue
+
+            # Taken before the file is read: what is written meanwhile is put the next time.
+            fingerprint = _stat_fingerprint(file)
+            if self._uploaded.get(file) != fingerprint:
                 with self._guarded_write():
                     self.remote.write(name, file.read_bytes())
                 self._uploaded[file] = fingerprint
@@ -104,16 +105,16 @@ class Mirror:
         name = self._remote_name(folder)
         checkpoints_name = self._remote_name(folder.parent)
         with self._guarded_write():
+            # The mark goes before the files, and comes after them: a kill leaves none of a part.
             self._remove_checkpoint(name)
-            self.remote.put_all(
-                (self._remote_name(file), file)
-                for file in sorted(folder.rglob("*"))
-                if file.is_file()
-            )
+            files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+            self.remote.put_all((self._remote_name(file), file) for file in files)
             self.remote.write(name + COMPLETE_SUFFIX, b"whole\n")
+
             local_names = {path.name for path in folder.parent.iterdir()}
             remote_names = {
-                n.removesuffix(COMPLETE_SUFFIX) for n in self.remote.list_folder(checkpoints_name)
+                remote_name.removesuffix(COMPLETE_SUFFIX)
+                for remote_name in self.remote.list_folder(checkpoints_name)
             }
             for stale_name in remote_names - local_names - {STARTED_MARK}:
                 self._remove_checkpoint(f"{checkpoints_name}/{stale_name}")
@@ -142,20 +143,27 @@ class Mirror:
         except RunFailed:
             raise
         except Exception as e:  # each library has errors of its own
-            problem = (
-                f"cannot write to {self.url}: {error_summary(e)}. What was recorded there is whole"
-            )
-            raise RunFailed(f"{problem}; solve that, and continue with --resume.") from e
+            raise RunFailed(
+                f"cannot write to {self.url}: {error_summary(e)}. "
+                "What was recorded there is whole; solve that, and continue with --resume."
+            ) from e
 
 
 def _should_pull(name: str, remote_names: set[str], with_checkpoints: bool, cell_name: str) -> bool:
-    parts = name.split("/")
-    if parts[-1].startswith(".") or (cell_name and parts[0] == "cells" and parts[1] != cell_name):
+    """Whether an object is no hidden file, is of the cell in question, and is of no checkpoint but
+    a whole one that is asked for."""
+    *folders, file_name = name.split("/")
+    if file_name.startswith("."):
         return False
-    if CHECKPOINTS_FOLDER not in parts[:-1]:
+    if cell_name and folders[:1] == ["cells"] and folders[1:2] != [cell_name]:
+        return False
+    if CHECKPOINTS_FOLDER not in folders:
         return True
-    checkpoint_parts = parts[: parts.index(CHECKPOINTS_FOLDER) + 2]
-    return with_checkpoints and "/".join(checkpoint_parts) + COMPLETE_SUFFIX in remote_names
+
+    # cells/CELL/checkpoint/M, whose mark is beside it
+    depth = folders.index(CHECKPOINTS_FOLDER)
+    checkpoint = "/".join(name.split("/")[: depth + 2])
+    return with_checkpoints and checkpoint + COMPLETE_SUFFIX in remote_names
 
 
 def _stat_fingerprint(path: Path) -> tuple[int, int]:
@@ -163,10 +171,14 @@ def _stat_fingerprint(path: Path) -> tuple[int, int]:
     return stat.st_mtime_ns, stat.st_size
 
 
-def checkpoint_uploader(folder: Path) -> Callable[[Path, Callable[[], bool]], Future[None]] | None:
-    """What starts to put a checkpoint of a cell to its URL, once it is no longer being written;
-    None where `folder`, which holds the cell's checkpoints, is in no mirror."""
-    mirror = next((m for m in MIRRORS if folder.is_relative_to(m.local)), None)
+CheckpointUploader = Callable[[Path, Callable[[], bool]], Future[None]]
+
+
+def checkpoint_uploader(folder: Path) -> CheckpointUploader | None:
+    """What starts to put a checkpoint of a cell to its URL, once it is no longer being written:
+    called with the checkpoint's folder, and a function that says whether it is. None where
+    `folder`, which holds the cell's checkpoints, is in no mirror."""
+    mirror = next((one for one in MIRRORS if folder.is_relative_to(one.local)), None)
     if mirror is None:
         return None
     mirror.mark_started(folder)
@@ -177,7 +189,10 @@ def checkpoint_uploader(folder: Path) -> Callable[[Path, Callable[[], bool]], Fu
         if checkpoint_folder.exists():  # otherwise its writer reports why not
             mirror.push_checkpoint(checkpoint_folder)
 
-    return lambda folder, is_writing: run_in_thread(lambda: push_when_written(folder, is_writing))
+    def start(checkpoint_folder: Path, is_writing: Callable[[], bool]) -> Future[None]:
+        return run_in_thread(lambda: push_when_written(checkpoint_folder, is_writing))
+
+    return start
 
 
 NO_FOLDERS = ("--server",)  # options whose value is a URL, but of no folder
@@ -215,37 +230,34 @@ def remote_workspace(
         yield
         return
     if multi_process:
-        problem = f"run.dir = {run_dir} with several processes; expected a folder that all share, for checkpoints"
         raise InputError(
-            f"{problem}. Mount the bucket and give run.dir=FOLDER, or run one process (docs/hosts.md)."
+            f"run.dir = {run_dir} with several processes; "
+            "expected a folder that all share, for checkpoints. "
+            "Mount the bucket and give run.dir=FOLDER, or run one process (docs/hosts.md)."
         )
+
     url = f"{run_dir.rstrip('/')}/{name}"
-    remote, lease = RemoteFolder(url), None
+    remote = RemoteFolder(url)
+    lease = None
     with ExitStack() as stack:
         if dry_run:
             scratch = Path(stack.enter_context(TemporaryDirectory(prefix="isojax-")))
         else:
-            cache_folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-            scratch = (
-                cache_folder
-                / "isojax"
-                / "runs"
-                / hashlib.sha256(f"{url} {cell_name}".encode()).hexdigest()[:12]
-            )
+            scratch = _scratch_folder(url, cell_name)
             if not cell_name:
                 lease = stack.enter_context(Lease(remote))
             stack.enter_context(exclusive_lock(scratch))
             # of a run that was killed; the URL has what counts
             shutil.rmtree(scratch / name, ignore_errors=True)
+
         mirror = Mirror(url, scratch / name, remote, lease)
         mirror.pull(with_checkpoints=not dry_run, cell_name=cell_name)
         stack.enter_context(mirror.auto_upload())
         try:
             yield
-        except (
-            Exception
-        ):  # whatever ended the run, what it has written goes to the URL; then it is raised
-            # the user should see what ended the run, not what followed from it
+        except Exception:
+            # Whatever ended the run, what it has written goes to the URL. The user should see what
+            # ended it, not what followed from that.
             with suppress(RunFailed):
                 mirror.push(mirror.local)
             raise
@@ -254,10 +266,19 @@ def remote_workspace(
             shutil.rmtree(mirror.local, ignore_errors=True)
 
 
+def _scratch_folder(url: str, cell_name: str) -> Path:
+    """The same for each run of a sweep, so that a lock keeps two of one machine apart."""
+    cache_folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    digest = hashlib.sha256(f"{url} {cell_name}".encode()).hexdigest()[:12]
+    return cache_folder / "isojax" / "runs" / digest
+
+
 def is_written(folder: Path) -> bool:
     """Whether a process writes to a sweep's folder, or to the URL that it is a mirror of."""
-    mirror = next((mirror for mirror in MIRRORS if mirror.local == folder), None)
-    return is_locked(folder) if mirror is None else is_leased(mirror.remote)
+    for mirror in MIRRORS:
+        if mirror.local == folder:
+            return is_leased(mirror.remote)
+    return is_locked(folder)
 
 
 def refresh(folder: Path, cell_name: str = "") -> None:
@@ -277,18 +298,25 @@ def localize(arguments: Sequence[str]) -> Iterator[list[str]]:
     with ExitStack() as stack:
         localized = []
         for option, argument in pairwise(["", *arguments]):
-            names_no_folder = (
-                option in NO_FOLDERS or argument.startswith("ray://") or MODEL_URL.match(argument)
-            )
-            if is_url(argument) and not names_no_folder:
-                url = argument.rstrip("/")
-                scratch = Path(stack.enter_context(TemporaryDirectory(prefix="isojax-")))
-                mirror = Mirror(url, scratch.joinpath(*url.partition("://")[2].split("/")[-2:]))
-                if not mirror.pull(with_checkpoints=False):
-                    raise InputError(
-                        f"there is nothing at {url}; expected a sweep's folder, as gs://BUCKET/runs/x."
-                    )
-                stack.enter_context(mirror.auto_upload())
-                argument = str(mirror.local)
-            localized.append(argument)
+            if not _names_folder_at_url(option, argument):
+                localized.append(argument)
+                continue
+
+            url = argument.rstrip("/")
+            scratch = Path(stack.enter_context(TemporaryDirectory(prefix="isojax-")))
+            last_parts = url.partition("://")[2].split("/")[-2:]
+            mirror = Mirror(url, scratch.joinpath(*last_parts))
+            if not mirror.pull(with_checkpoints=False):
+                raise InputError(
+                    f"there is nothing at {url}; expected a sweep's folder, as gs://BUCKET/runs/x."
+                )
+            stack.enter_context(mirror.auto_upload())
+            localized.append(str(mirror.local))
         yield localized
+
+
+def _names_folder_at_url(option: str, argument: str) -> bool:
+    """`option`: the argument before."""
+    if not is_url(argument) or option in NO_FOLDERS:
+        return False
+    return not argument.startswith("ray://") and MODEL_URL.match(argument) is None

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 from uuid import uuid4
 
 from isojax.core.atomic_files import write_bytes
@@ -21,9 +22,7 @@ from isojax.core.terminal import note
 
 T = TypeVar("T")
 CONNECT_TIMEOUT = 20.0  # seconds to wait for storage to answer, before any work
-# other fields are no lock's
 LOCK_FILE = ".lock"
-LOCK_FIELDS = {"host": str, "pid": int, "token": str, "time": float}
 # seconds; `isojax status` locks a folder while it looks
 LOCK_TIMEOUT = 0.1
 LOCK_RETRY_INTERVAL = 0.05
@@ -51,10 +50,9 @@ class RemoteFolder:
         try:
             return run_in_thread(operation).result(CONNECT_TIMEOUT)
         except Exception as e:  # each library has errors of its own
-            is_timeout = isinstance(e, TimeoutError)
-            reason = (
-                f"no answer within {CONNECT_TIMEOUT:g} seconds" if is_timeout else error_summary(e)
-            )
+            reason = error_summary(e)
+            if isinstance(e, TimeoutError):
+                reason = f"no answer within {CONNECT_TIMEOUT:g} seconds"
             fix = "check its name, the network and your credentials, or give another run.dir"
             raise InputError(
                 f"cannot use {self.url}: {reason}. Expected a place you may write: {fix}."
@@ -71,11 +69,11 @@ class RemoteFolder:
         }
 
     def get(self, pairs: Sequence[tuple[str, Path]]) -> None:
-        """Copy objects to files. Raises InputError."""
+        """Copy objects, each to its file. Raises InputError."""
+        remote_paths = [self._full_path(name) for name, _ in pairs]
+        local_paths = [str(path) for _, path in pairs]
         try:
-            self._fs.get(
-                [self._full_path(name) for name, _ in pairs], [str(path) for _, path in pairs]
-            )
+            self._fs.get(remote_paths, local_paths)
         except Exception as e:  # each library has errors of its own
             problem = f"cannot read {self.url}: {error_summary(e)}"
             raise InputError(
@@ -97,11 +95,13 @@ class RemoteFolder:
             self._fs.pipe_file(self._full_path(name), data)
 
     def put_all(self, pairs: Iterable[tuple[str, Path]]) -> None:
-        """Write many files at once; a kill may leave some of them, and a part of one."""
-        remote_paths, local_paths = zip(
-            *((self._full_path(name), str(path)) for name, path in pairs), strict=True
-        )
-        self._fs.put(list(local_paths), list(remote_paths))
+        """Write files, one or more, at once; a kill may leave some of them, and a part of one."""
+        remote_paths = []
+        local_paths = []
+        for name, path in pairs:
+            remote_paths.append(self._full_path(name))
+            local_paths.append(str(path))
+        self._fs.put(local_paths, remote_paths)
 
     def list_folder(self, folder: str) -> set[str]:
         self._fs.invalidate_cache()
@@ -160,9 +160,12 @@ def exclusive_lock(folder: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None
         deadline = time.monotonic() + timeout
         while not try_flock(lock_fd, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
-                fix = "wait for it, stop it, or choose another name=NAME"
-                lost = f"If its machine is lost, a file server may keep its lock: remove {folder / LOCK_FILE}"
-                raise FolderLocked(f"{folder} is being written by another process; {fix}. {lost}.")
+                raise FolderLocked(
+                    f"{folder} is being written by another process; "
+                    "wait for it, stop it, or choose another name=NAME. "
+                    "If its machine is lost, a file server may keep its lock: "
+                    f"remove {folder / LOCK_FILE}."
+                )
             time.sleep(LOCK_RETRY_INTERVAL)
         yield
     finally:
@@ -190,23 +193,63 @@ def try_flock(lock_fd: int, lock_type: int) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class LeaseHolder:
+    """The process that writes to a URL, as its lock there names it."""
+
+    host: str  # its machine, or its container
+    pid: int
+    token: str  # of this lease alone
+    time: float  # when it was last renewed, in seconds of the epoch
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """ValueError, TypeError or KeyError of what is no lock; other fields are no lock's."""
+        document = json.loads(data)
+        return cls(
+            host=str(document["host"]),
+            pid=int(document["pid"]),
+            token=str(document["token"]),
+            time=float(document["time"]),
+        )
+
+    @property
+    def name(self) -> str:
+        """What a message calls it."""
+        return f"process {self.pid} on {self.host.partition(' ')[0]}"
+
+    @property
+    def is_stale(self) -> bool:
+        return time.time() - self.time >= STALE_SECONDS
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it was a process of this machine that has ended."""
+        if self.host != _host_id():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except (OSError, OverflowError) as e:
+            return not isinstance(e, PermissionError)
+        return False
+
+
 class Lease:
     """The right to write, as a context. Entering may wait until a process that was killed counts as
-    dead."""
+    dead. A thread renews it until the context ends."""
 
     def __init__(self, remote: RemoteFolder):
-        self._remote, self._closed, self._taken_over_by, self._renewed_at = (
-            remote,
-            threading.Event(),
-            "",
-            0.0,
-        )
+        self._remote = remote
+        self._token = uuid4().hex
+        self._renewed_at = 0.0
+        self._taken_over_by = ""  # the name of another holder, from when on nothing is written
+        self._closed = threading.Event()
         self._renew_thread = threading.Thread(target=self._renew_loop, daemon=True)
-        self._identity = {"host": _host_id(), "pid": os.getpid(), "token": uuid4().hex}
 
     def __enter__(self) -> Self:
         self._wait_for_holder()
         self._remote.call_with_timeout(self._write_lock)
+        # Of two processes that wrote at once, the one whose lock stands has the lease.
         self._remote.call_with_timeout(self._check_holder)
         if self._taken_over_by:
             raise self._locked_error(self._taken_over_by)
@@ -226,50 +269,53 @@ class Lease:
         if time.time() - self._renewed_at > STALE_SECONDS:
             self._check_holder()
         if self._taken_over_by:
-            cause = f"this process did not renew its lease for {STALE_SECONDS:.0f} seconds; it ends"
             raise RunFailed(
-                f"{self._remote.url} was taken over by {self._taken_over_by}, because {cause}."
+                f"{self._remote.url} was taken over by {self._taken_over_by}, because this process "
+                f"did not renew its lease for {STALE_SECONDS:.0f} seconds; it ends."
             )
 
     def _wait_for_holder(self) -> None:
         """Wait until no process writes; InputError where the holder renews its lease meanwhile."""
-        first_lock = self._remote.call_with_timeout(self.read_lock)
-        if first_lock is None or _holder_is_dead(first_lock) or _is_stale(first_lock):
+        first_holder = self._remote.call_with_timeout(self.read_holder)
+        if first_holder is None or first_holder.is_dead or first_holder.is_stale:
             return
+
         note(
-            f"waiting to see whether {_holder_name(first_lock)}, which has written to {self._remote.url}, is alive"
+            f"waiting to see whether {first_holder.name}, which has written to "
+            f"{self._remote.url}, is alive"
         )
-        lock: dict[str, Any] | None = first_lock
+        holder: LeaseHolder | None = first_holder
         # the holder's clock may be ahead of this machine's
         deadline = time.monotonic() + STALE_SECONDS
-        while lock is not None and not _is_stale(lock) and time.monotonic() < deadline:
-            if lock != first_lock:
-                raise self._locked_error(_holder_name(lock))
+        while holder is not None and not holder.is_stale and time.monotonic() < deadline:
+            if holder != first_holder:
+                raise self._locked_error(holder.name)
             time.sleep(1)
-            lock = self._remote.call_with_timeout(self.read_lock)
+            holder = self._remote.call_with_timeout(self.read_holder)
 
-    def _locked_error(self, holder: str) -> InputError:
-        problem = f"{self._remote.url} is being written by {holder}; expected one writer at a time"
-        return InputError(f"{problem}. Wait for it, stop it, or choose another name=NAME.")
-
-    def read_lock(self) -> dict[str, Any] | None:
-        """The holder; None also for the empty lock of `exclusive_lock`, in a folder that was copied
-        there."""
-        data = self._remote.read(LOCK_FILE)
-        return (
-            {name: kind(json.loads(data)[name]) for name, kind in LOCK_FIELDS.items()}
-            if data
-            else None
+    def _locked_error(self, holder_name: str) -> InputError:
+        return InputError(
+            f"{self._remote.url} is being written by {holder_name}; "
+            "expected one writer at a time. "
+            "Wait for it, stop it, or choose another name=NAME."
         )
+
+    def read_holder(self) -> LeaseHolder | None:
+        """Who has the lease; None also for the empty lock of `exclusive_lock`, in a folder that was
+        copied there."""
+        data = self._remote.read(LOCK_FILE)
+        return LeaseHolder.parse(data) if data else None
 
     def _write_lock(self) -> None:
         now = time.time()
-        self._remote.write(LOCK_FILE, json.dumps(self._identity | {"time": now}).encode())
+        holder = LeaseHolder(_host_id(), os.getpid(), self._token, now)
+        self._remote.write(LOCK_FILE, json.dumps(asdict(holder)).encode())
         self._renewed_at = now
 
     def _check_holder(self) -> None:
-        if (lock := self.read_lock()) is not None and lock["token"] != self._identity["token"]:
-            self._taken_over_by = _holder_name(lock)
+        holder = self.read_holder()
+        if holder is not None and holder.token != self._token:
+            self._taken_over_by = holder.name
 
     def _renew_loop(self) -> None:
         while not self._taken_over_by and not self._closed.wait(RENEW_SECONDS):
@@ -287,27 +333,9 @@ def _host_id() -> str:
     return socket.gethostname()
 
 
-def _holder_name(lock: dict[str, Any]) -> str:
-    return f"process {lock['pid']} on {lock['host'].partition(' ')[0]}"
-
-
 def is_leased(remote: RemoteFolder) -> bool:
-    lock = None
+    """Whether a process is writing to a URL, as far as its lock there tells."""
+    holder = None
     with suppress(ValueError, TypeError, KeyError):  # what is no lease
-        lock = remote.call_with_timeout(Lease(remote).read_lock)
-    return lock is not None and not (_holder_is_dead(lock) or _is_stale(lock))
-
-
-def _is_stale(lock: dict[str, Any]) -> bool:
-    return time.time() - lock["time"] >= STALE_SECONDS
-
-
-def _holder_is_dead(lock: dict[str, Any]) -> bool:
-    """Whether the holder was a process of this machine that has ended."""
-    if lock["host"] != _host_id():
-        return False
-    try:
-        os.kill(lock["pid"], 0)
-    except (OSError, OverflowError) as e:
-        return not isinstance(e, PermissionError)
-    return False
+        holder = remote.call_with_timeout(Lease(remote).read_holder)
+    return holder is not None and not holder.is_dead and not holder.is_stale

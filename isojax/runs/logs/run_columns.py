@@ -24,7 +24,8 @@ FieldMap = Mapping[str, str]
 
 # What is beside runs: an index, the bounds and steps of W&B's export, times and epochs.
 _NO_RUN = re.compile(
-    r"(?i)|unnamed: ?\d+|index|.*__(min|max)|.* - _step|_step|_timestamp|_runtime|epochs?|.*\btime\b.*"
+    r"(?i)|unnamed: ?\d+|index|.*__(min|max)|.* - _step|_step|_timestamp|_runtime|epochs?"
+    r"|.*\btime\b.*"
 )
 _NAMES_A_STEP = re.compile(r"(?i)((global|training)?[-_ ]?(step|update|iter(ation)?)[-_ =]?)?\d+")
 
