@@ -1,12 +1,21 @@
 """The gradient of a batch of rollouts: each prompt goes forward and backward once, its n responses
 in microbatches.
 
-For each block of g prompts, `decoder.prefill` runs under `jax.vjp`; a loop over microbatches of m
-responses adds up d(params) and d(prefix), and the pull-back of the latter follows. Where no block
-has more than one microbatch, prompts and responses go through the layers together (`PromptTokens`).
-A block's responses are sorted, longest first, and each microbatch is computed at the smallest of a
-few static widths that holds it. All of it adds to one float32 gradient through references
-(`VJP.with_refs`). Loops have traced trip counts, so one program serves every B_p and n."""
+For each block of g prompts:
+
+    prefix, pullback = vjp(prefill)(params)          keys and values of the prompts, once
+    for each microbatch of m responses to them:
+        d params, d prefix += gradient of the objective, which reads the prefix
+    d params += pullback(d prefix)
+
+Where no block has more than one microbatch, prompts and responses go through the layers together
+instead (`PromptTokens`), and there is no prefix.
+
+- A block's responses are sorted, longest first, and each microbatch is computed at the smallest of
+  a few static widths that holds it.
+- All of it adds to one float32 gradient through references (`VJP.with_refs`): a loop that carried
+  the gradient as a value would hold it twice.
+- Loops have traced trip counts, so one program serves every B_p and n."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -67,20 +76,19 @@ class ShardBatch(NamedTuple):
 
     shard_slice: ShardSlice
     all_shard_slices: ShardSlice  # of all shards
-    responses: ResponseBatch
-    group: Array
-    lengths: Array
-    n: Array
+    responses: ResponseBatch  # arrays [rows ...]
+    group: Array  # i32[rows], of the batch
+    lengths: Array  # i32[rows], positions that are needed
+    n: Array  # i32[]
 
 
 class PromptBlock(NamedTuple):
-    """g prompts of a shard from `first_group` on, the rows [low, high) of the responses to them,
-    and the most microbatches that any shard has for its block."""
+    """g prompts of a shard, and the rows [low, high) of the responses to them; i32[] each."""
 
     first_group: Array
     low: Array
     high: Array
-    num_microbatches: Array
+    num_microbatches: Array  # the most that any shard has for its block of this number
 
 
 def response_lengths(mask: Bool[Array, "rows T"]) -> Int[Array, " rows"]:
@@ -94,9 +102,12 @@ def sort_by_length(
     """The rows of a shard, each block's responses longest first, blocks in order, rows without a
     rollout last."""
     row = jnp.arange(len(lengths))
-    block = ((shard_slice.first_rollout + row) // n - shard_slice.first_group) // g
-    sort_last = jnp.iinfo(jnp.int32).max
-    sort_key = jnp.where(row < shard_slice.rollout_count, block * (T + 1) + T - lengths, sort_last)
+    group = (shard_slice.first_rollout + row) // n
+    block = (group - shard_slice.first_group) // g
+
+    by_block_then_length = block * (T + 1) + T - lengths  # lengths are 0 .. T
+    last = jnp.iinfo(jnp.int32).max
+    sort_key = jnp.where(row < shard_slice.rollout_count, by_block_then_length, last)
     return jnp.argsort(sort_key, stable=True)
 
 
@@ -105,8 +116,12 @@ def microbatch_buckets(
 ) -> Int[Array, " _"]:
     """For each microbatch of a block, in order, which of the widths holds its longest response on
     every shard: all take the same one, because a model split over `tensor` communicates inside."""
-    starts = block.low + shapes.microbatch * jnp.arange(-(-len(lengths) // shapes.microbatch))
-    longest = jnp.where(starts < block.high, lengths[jnp.minimum(starts, len(lengths) - 1)], 0)
+    most_microbatches = -(-len(lengths) // shapes.microbatch)
+    starts = block.low + shapes.microbatch * jnp.arange(most_microbatches)
+
+    # The longest response of a microbatch is its first.
+    first_row = jnp.minimum(starts, len(lengths) - 1)
+    longest = jnp.where(starts < block.high, lengths[first_row], 0)
     return jnp.searchsorted(jnp.array(widths), _over_shards(lax.pmax, longest, shapes.shards))
 
 
@@ -124,10 +139,11 @@ class GradientAccumulator:
     ) -> ShardBatch:
         """A shard's rollouts, out of arrays [1 rows ...], in the order of computation; with one
         width none moves."""
-        responses, shards = jax.tree.map(lambda x: x[0], responses), self.shapes.shards
-        layout = Layout(B_p, n, shards)
+        responses = jax.tree.map(lambda x: x[0], responses)
+        layout = Layout(B_p, n, self.shapes.shards)
         shard_slice = layout.shard_slice(shard[0])
-        all_shard_slices = layout.shard_slice(jnp.arange(shards))
+        all_shard_slices = layout.shard_slice(jnp.arange(self.shapes.shards))
+
         row = jnp.arange(self.shapes.buffer_rows)
         row_lengths = response_lengths(responses.mask)
         if len(self.bucket_widths) > 1:
@@ -136,6 +152,7 @@ class GradientAccumulator:
             )
             responses = jax.tree.map(lambda x: x[row], responses)
             row_lengths = row_lengths[row]
+
         group = (shard_slice.first_rollout + row) // n
         return ShardBatch(shard_slice, all_shard_slices, responses, group, row_lengths, n)
 
@@ -145,36 +162,40 @@ class GradientAccumulator:
         return ((shard_batch.all_shard_slices.group_count + g - 1) // g).max()
 
     def block(self, shard_batch: ShardBatch, index: Array) -> PromptBlock:
+        """The `index`-th block of the shard; of no rows where it has fewer blocks than others."""
         g, m, n = self.shapes.prefill_batch, self.shapes.microbatch, shard_batch.n
 
         def row_bounds(shard_slice: ShardSlice) -> tuple[Array, Array]:
+            """[low, high) of a shard's block, or of those of all shards."""
             low = (shard_slice.first_group + index * g) * n - shard_slice.first_rollout
-            return jnp.clip(low, 0, shard_slice.rollout_count), jnp.clip(
-                low + g * n, 0, shard_slice.rollout_count
-            )
+            high = low + g * n
+            count = shard_slice.rollout_count
+            return jnp.clip(low, 0, count), jnp.clip(high, 0, count)
 
+        # All shards loop over as many microbatches, because they communicate inside.
         lows, highs = row_bounds(shard_batch.all_shard_slices)
-        first_group = jnp.minimum(
-            shard_batch.shard_slice.first_group + index * g, self.shapes.Q_cap
-        )
-        return PromptBlock(
-            first_group, *row_bounds(shard_batch.shard_slice), ((highs - lows + m - 1) // m).max()
-        )
+        num_microbatches = ((highs - lows + m - 1) // m).max()
+
+        # Beyond the last group there are g rows of padding problems (`problem_rows`).
+        first_group = shard_batch.shard_slice.first_group + index * g
+        first_group = jnp.minimum(first_group, self.shapes.Q_cap)
+        low, high = row_bounds(shard_batch.shard_slice)
+        return PromptBlock(first_group, low, high, num_microbatches)
 
     def block_prompts(
         self, problems: ProblemArrays, shard_batch: ShardBatch, block: PromptBlock
     ) -> PromptTokens:
-        prompts, lengths = (
-            lax.dynamic_slice_in_dim(x, block.first_group, self.shapes.prefill_batch)
-            for x in (problems.prompts, problems.lengths)
-        )
+        """The block's g prompts, with the experts that the sampler chose for them, if recorded."""
+        g = self.shapes.prefill_batch
+        prompts = lax.dynamic_slice_in_dim(problems.prompts, block.first_group, g)
+        lengths = lax.dynamic_slice_in_dim(problems.lengths, block.first_group, g)
         prompt_experts = shard_batch.responses.prompt_experts
         if prompt_experts is None:
             return PromptTokens(prompts, lengths)
-        # Those of the first response that continues it.
-        return PromptTokens(
-            prompts, lengths, prompt_experts[self.continues(shard_batch, block).argmax(-1)]
-        )
+
+        # Each response has recorded those of its prompt: the first that continues it says them.
+        first_response = self.continues(shard_batch, block).argmax(-1)
+        return PromptTokens(prompts, lengths, prompt_experts[first_response])
 
     def continues(self, shard_batch: ShardBatch, block: PromptBlock) -> Bool[Array, "g rows"]:
         """Which of the shard's responses continue each prompt of a block, and count."""
@@ -189,18 +210,20 @@ class GradientAccumulator:
         """m of the block's rows; those beyond its last do not count."""
         m, g = self.shapes.microbatch, self.shapes.prefill_batch
         start = jnp.minimum(block.low + index * m, self.shapes.buffer_rows - m)
+        of_rows = shard_batch.responses._replace(prompt_experts=None), shard_batch.group
+        responses, group = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, m), of_rows)
+
+        # Rows of other blocks, and padding, count for nothing, and continue any prompt.
         row = start + jnp.arange(m)
-        responses, group = jax.tree.map(
-            lambda x: lax.dynamic_slice_in_dim(x, start, m),
-            (shard_batch.responses._replace(prompt_experts=None), shard_batch.group),
-        )
-        tokens = responses.tokens
-        mask = responses.mask
-        objective_inputs = responses.objective_inputs
-        mask = mask & (row < block.high)[:, None] & (row >= block.low)[:, None]
+        mask = responses.mask & (row < block.high)[:, None] & (row >= block.low)[:, None]
         group = jnp.clip(group, block.first_group, block.first_group + g - 1)
         return Microbatch(
-            tokens, mask, objective_inputs, group, group - block.first_group, responses.experts
+            tokens=responses.tokens,
+            mask=mask,
+            objective_inputs=responses.objective_inputs,
+            group=group,
+            prefix_entry=group - block.first_group,
+            experts=responses.experts,
         )
 
     def add_microbatch(
@@ -217,15 +240,14 @@ class GradientAccumulator:
         def anchored_objective(
             params: Params, *prefix_anchors: PrefixCache
         ) -> tuple[Array, MetricSums]:
-            anchored_prefix = (
-                jax.tree.map(GradAnchor, *prefix_anchors, prefix) if prefix_anchors else prefix
-            )
+            anchored_prefix = prefix
+            if prefix_anchors:
+                anchored_prefix = jax.tree.map(GradAnchor, *prefix_anchors, prefix)
             anchored_params = _attach_anchors(params, inputs)
             return self.objective(anchored_params, anchored_prefix, base_prefix, inputs, microbatch)
 
-        differentiated = (
-            (inputs.params,) if isinstance(prefix, PromptTokens) else (inputs.params, prefix)
-        )
+        is_joint = isinstance(prefix, PromptTokens)
+        differentiated = (inputs.params,) if is_joint else (inputs.params, prefix)
         anchors = jax.tree.map(_make_anchor, differentiated)
         pullback: Any
         loss, pullback, metrics = jax.vjp(anchored_objective, *anchors, has_aux=True)
@@ -242,18 +264,17 @@ class GradientAccumulator:
     ) -> MetricSums:
         """Adds a block of g prompts and all responses to them to the references `d_params`, and to
         `sums`."""
-        shapes = self.shapes
         decoder = self.objective.decoder
         needs_base = self.objective.needs_base
         block = self.block(shard_batch, index)
         prompts = self.block_prompts(inputs.problems, shard_batch, block)
-        buckets = microbatch_buckets(shard_batch.lengths, block, shapes, self.bucket_widths)
+        buckets = microbatch_buckets(shard_batch.lengths, block, self.shapes, self.bucket_widths)
 
         def add_all(
             refs: tuple, prefix: Prefix, base_prefix: Prefix | None, sums: MetricSums
         ) -> MetricSums:
-            """A loop for each width, longest first: branches in one loop would copy the gradient in
-            every layer."""
+            """All microbatches of the block: a loop for each width, the widest first. Branches in
+            one loop would copy the gradient in every layer."""
 
             def add(width: int, i: Array, sums: MetricSums) -> MetricSums:
                 microbatch = self.take_microbatch(shard_batch, block, i)
@@ -261,6 +282,7 @@ class GradientAccumulator:
                 metrics = self.add_microbatch(refs, inputs, prefix, base_prefix, cropped)
                 return self.add_sums(sums, metrics)
 
+            # Responses are sorted, so each width has the microbatches [first, last).
             first: Any = 0
             for bucket, width in reversed(list(enumerate(self.bucket_widths))):
                 last = (buckets >= bucket).sum() if bucket else block.num_microbatches
@@ -281,18 +303,21 @@ class GradientAccumulator:
                 return (prefix, None), None
             return (prefix, balance_term(routing, inputs)), lax.stop_gradient(routing)
 
+        # Forward through the prompts.
         anchors = jax.tree.map(_make_anchor, inputs.params)
         pullback: Any
         (prefix, balance), pullback, routing = jax.vjp(prefill, anchors, has_aux=True)
         if routing is not None:
             sums = sums | {ROUTING: add_trees(sums[ROUTING], routing)}
-        base_prefix = (
-            decoder.prefill(inputs.base_params, prompts.prompts, prompts.lengths)
-            if needs_base
-            else None
-        )
+        base_prefix = None
+        if needs_base:
+            base_prefix = decoder.prefill(inputs.base_params, prompts.prompts, prompts.lengths)
+
+        # Forward and backward through the responses.
         d_prefix = jax.tree.map(lambda x: jax.new_ref(_make_anchor(x)), prefix)
         sums = add_all((d_params, d_prefix), prefix, base_prefix, sums)
+
+        # Backward through the prompts.
         d_prefix = jax.tree.map(lambda d, x: jax.freeze(d).astype(x.dtype), d_prefix, prefix)
         pullback.with_refs(d_params)((d_prefix, jax.tree.map(jnp.ones_like, balance)))
         return sums
@@ -300,9 +325,8 @@ class GradientAccumulator:
     @property
     def is_joint(self) -> bool:
         """Whether a block's prompts and responses go through the layers together."""
-        return self.shapes.joint_forward(
-            sharding.positions_are_split(jax.sharding.get_abstract_mesh())
-        )
+        mesh = jax.sharding.get_abstract_mesh()
+        return self.shapes.joint_forward(sharding.positions_are_split(mesh))
 
     def prefill_prompts(
         self, params: Params, prompts: PromptTokens, shard_batch: ShardBatch, block: PromptBlock
@@ -312,6 +336,7 @@ class GradientAccumulator:
         decoder, routers = self.objective.decoder, self.objective.routers
         if routers is None or sharding.positions_are_split(jax.sharding.get_abstract_mesh()):
             return decoder.prefill(params, prompts.prompts, prompts.lengths), None
+
         responses = self.continues(shard_batch, block).sum(-1)
         weights = weigh_prompt_tokens(prompts.lengths, responses, prompts.prompts.shape[1])
         routers_read = routers.read(weights, prompts.experts)
@@ -385,7 +410,8 @@ def build_gradient(
     decoder = objective.decoder
     reductions = objective.metric_reductions
     shards = shapes.shards
-    cast_params, base = decoder.cast_params, decoder.base
+    cast_params = decoder.cast_params
+    base = decoder.base
 
     def add_shards(sums: RoutingSums) -> RoutingSums:
         return jax.tree.map(lambda x: _over_shards(lax.psum, x, shards), sums)
@@ -394,17 +420,21 @@ def build_gradient(
         shard: Array, inputs: UpdateInputs, responses: ResponseBatch, B_p: Array, n: Array
     ) -> tuple[Params, Metrics]:
         shard_batch = accumulator.shard_batch(responses, shard, B_p, n)
-        num_tokens = jnp.maximum(_over_shards(lax.psum, responses.mask.sum(), shards), 1).astype(
-            jnp.float32
-        )
+        tokens_of_all_shards = _over_shards(lax.psum, responses.mask.sum(), shards)
+        num_tokens = jnp.maximum(tokens_of_all_shards, 1).astype(jnp.float32)
+
         # Cast once, not in every microbatch.
         inputs = inputs._replace(
             params=cast_params(inputs.params), base_params=cast_params(inputs.base_params)
         )
-        coefficient, routers = inputs.coefficients.expert_balance, objective.routers
+
+        # The load of experts is that of the whole batch, and counted before the gradient.
+        coefficient = inputs.coefficients.expert_balance
+        routers = objective.routers
         if coefficient is not None and routers is not None:
             counted = add_shards(accumulator.count_experts(inputs, shard_batch, routers))
             inputs = inputs._replace(expert_loads=expert_loads(counted, jnp.asarray(coefficient)))
+
         d_params, sums = accumulator(inputs, shard_batch)
         metrics: Metrics = {}
         for name, reduction in reductions.items():
@@ -416,14 +446,16 @@ def build_gradient(
             if coefficient is not None:
                 balance = coefficient * of_routers["expert_balance"].sum
                 metrics["loss"] = replace(metrics["loss"], sum=metrics["loss"].sum + balance)
-        return jax.tree.map(
+
+        gradient = jax.tree.map(
             lambda d, spec: _reduce_gradient(d, spec, mesh), d_params, param_specs
-        ), metrics
+        )
+        return gradient, metrics
 
     reads_base = objective.needs_base or decoder.config.lora is not None
-    base_specs = (
-        manual_specs(decoder.frozen_shapes(), base.logical_axes(), mesh) if reads_base else P()
-    )
+    base_specs: Any = P()
+    if reads_base:
+        base_specs = manual_specs(decoder.frozen_shapes(), base.logical_axes(), mesh)
     return map_update_over_shards(
         shard_gradient, mesh, (param_specs, base_specs), out_specs=(param_specs, P())
     )
@@ -435,12 +467,13 @@ def map_update_over_shards(
     """`mapped(inputs, responses, B_p, n)`, which calls `function(shard i32[1], inputs, responses,
     B_p, n)` for each shard with its responses [1 rows ...]. input_specs: those of `inputs.params`
     and `inputs.base_params`."""
-    inputs_spec: Any = (*input_specs, P(), P())
-    in_specs = (P(ROLLOUT_AXES), UpdateInputs(*inputs_spec), P(ROLLOUT_AXES), P(), P())
-    return partial(
-        map_over_shards(function, mesh, in_specs, out_specs),
-        np.arange(shard_count(mesh), dtype=np.int32),
-    )
+    by_shard: Any = P(ROLLOUT_AXES)
+    on_all: Any = P()
+    params_spec, base_spec = input_specs
+    inputs_spec = UpdateInputs(params_spec, base_spec, problems=on_all, coefficients=on_all)
+    in_specs = (by_shard, inputs_spec, by_shard, on_all, on_all)
+    mapped = map_over_shards(function, mesh, in_specs, out_specs)
+    return partial(mapped, np.arange(shard_count(mesh), dtype=np.int32))
 
 
 def add_trees(a: Any, b: Any) -> Any:
@@ -448,8 +481,8 @@ def add_trees(a: Any, b: Any) -> Any:
 
 
 def _make_anchor(x: Array) -> Array:
-    """What the gradient of x is of, and where it begins to be added up: in float32, whatever x is
-    computed in."""
+    """Where the gradient of x is taken (`GradAnchor`), and where adding it up begins: zeros, in
+    float32 whatever x is computed in."""
     return jnp.zeros(x.shape, jnp.float32)
 
 
@@ -474,7 +507,6 @@ def _reduce_gradient(gradient: Array, spec: P, mesh: Mesh) -> Array:
     summed over yet."""
     if not any(spec):
         return _over_shards(lax.psum, gradient, shard_count(mesh))
-    unreduced_axes = tuple(
-        axis for axis in ROLLOUT_AXES if axis != PARAM_AXIS and mesh.shape[axis] > 1
-    )
+    others = (axis for axis in ROLLOUT_AXES if axis != PARAM_AXIS)
+    unreduced_axes = tuple(axis for axis in others if mesh.shape[axis] > 1)
     return lax.psum(gradient, unreduced_axes) if unreduced_axes else gradient

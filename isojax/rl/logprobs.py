@@ -47,17 +47,18 @@ class HiddenStates(NamedTuple):
 
     def states(self, T: int) -> Float[Array, "m T D"]:
         """The state before each of T tokens."""
-        return jnp.concatenate(
-            [self.prompt_hidden[self.prefix_entry][:, None], self.response_hidden], 1
-        )[:, :T]
+        before_first_tokens = self.prompt_hidden[self.prefix_entry][:, None]
+        return jnp.concatenate([before_first_tokens, self.response_hidden], 1)[:, :T]
 
     def unique_states(self) -> tuple[Float[Array, "r D"], Int[Array, " m"]]:
         """Each state once, prompts' first, and the index of the state before each response's first
         token."""
         m, D = len(self.prefix_entry), self.response_hidden.shape[-1]
-        prompt_hidden, prefix_entry = self.prompt_hidden, self.prefix_entry
-        if m <= len(prompt_hidden):
-            prompt_hidden, prefix_entry = prompt_hidden[prefix_entry], jnp.arange(m)
+        prompt_hidden = self.prompt_hidden
+        prefix_entry = self.prefix_entry
+        if m <= len(prompt_hidden):  # fewer responses than prompts: only theirs
+            prompt_hidden = prompt_hidden[prefix_entry]
+            prefix_entry = jnp.arange(m)
         return jnp.concatenate([prompt_hidden, self.response_hidden.reshape(-1, D)]), prefix_entry
 
 
@@ -68,6 +69,14 @@ def token_logps(log_p: Float[Array, "m T V"], tokens: Int[Array, "m T"]) -> Floa
 def entropy(log_p: Float[Array, "*b V"]) -> Float[Array, "*b"]:
     """Exact entropy of the next-token distribution, in nats."""
     return -(jnp.exp(log_p) * log_p).sum(-1)
+
+
+def stats_of_logps(
+    log_p: Float[Array, "m T V"], tokens: Int[Array, "m T"], use_entropy: bool
+) -> TokenStats:
+    """From all log-probabilities. use_entropy: whether the entropy is differentiated."""
+    of_entropy = log_p if use_entropy else lax.stop_gradient(log_p)
+    return TokenStats(token_logps(log_p, tokens), entropy(of_entropy))
 
 
 def token_stats(
@@ -81,19 +90,23 @@ def token_stats(
     """Log-probabilities and entropies of the whole distributions (top-p 1). use_entropy: whether
     the entropy is differentiated. vocab_split: whether devices share the vocabulary; then each
     walks over the blocks of its part."""
-    mesh_shape, T = jax.sharding.get_abstract_mesh().shape, tokens.shape[1]
+    T = tokens.shape[1]
+    mesh_shape = jax.sharding.get_abstract_mesh().shape
     mesh_axes = axes_that_split("vocab", decoder.vocab, mesh_shape) if vocab_split else ()
     num_parts = count_parts(mesh_axes, mesh_shape)
+
+    # Few logits are computed at once.
     if tokens.size * decoder.vocab <= MAX_DENSE_LOGITS * num_parts:
         log_p = log_probs(decoder.logits(hidden.params, hidden.states(T)), temperature)
-        return TokenStats(
-            token_logps(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p))
-        )
+        return stats_of_logps(log_p, tokens, use_entropy)
+
+    # Many, block by block. Hidden states may be padded (`hidden_states` of rl/objective.py).
     unembedding, vocab_axis = decoder.unembedding(hidden.params)
     states, prefix_entry = hidden.unique_states()
     size = vocabulary_block(decoder.vocab // num_parts, MAX_BLOCK_TOKENS)
     blocks = VocabularyBlocks(vocab_axis, temperature, use_entropy, size, num_parts, mesh_axes)
-    padded_tokens = jnp.pad(tokens, ((0, 0), (0, hidden.response_hidden.shape[1] - (T - 1))))
+    padding = hidden.response_hidden.shape[1] - (T - 1)
+    padded_tokens = jnp.pad(tokens, ((0, 0), (0, padding)))
     logps_and_entropy: Any = blockwise_token_stats(
         states, unembedding, padded_tokens, prefix_entry, blocks
     )
@@ -113,19 +126,21 @@ def nucleus_token_stats(
     constants here; and the base policy's log-probabilities within them."""
     logits = decoder.logits(hidden.params, hidden.states(tokens.shape[1]))
     log_p = log_probs(logits, temperature)
-    in_nucleus, _ = nucleus(
-        *lax.stop_gradient((logits, log_p)), nucleus_mass - NUCLEUS_MASS_TOLERANCE
-    )
+
+    # The likeliest tokens of that mass, up to rounding; and the sampled one, wherever rounding puts
+    # it.
+    constant_logits, constant_log_p = lax.stop_gradient((logits, log_p))
+    min_mass = nucleus_mass - NUCLEUS_MASS_TOLERANCE
+    in_nucleus, _ = nucleus(constant_logits, constant_log_p, min_mass)
     in_nucleus |= jnp.arange(log_p.shape[-1])[None, None] == tokens[..., None]
+
     log_p = renormalize(log_p, in_nucleus)
-    policy_stats = TokenStats(
-        token_logps(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p))
-    )
+    policy_stats = stats_of_logps(log_p, tokens, use_entropy)
     if base_hidden is None:
         return policy_stats, None
-    base_log_p = log_probs(
-        decoder.logits(base_hidden.params, base_hidden.states(tokens.shape[1])), temperature
-    )
+
+    base_logits = decoder.logits(base_hidden.params, base_hidden.states(tokens.shape[1]))
+    base_log_p = log_probs(base_logits, temperature)
     return policy_stats, token_logps(renormalize(base_log_p, in_nucleus), tokens)
 
 
@@ -175,12 +190,15 @@ class VocabularyBlocks:
     def loop(self, vocab: int, step: Callable[[Any, int, Any], Any], carry: Any) -> Any:
         """`step(start, tokens of the block, carry)` over whole blocks, then over what is left of
         the vocabulary."""
-        num_blocks = vocab // self.size
-        carry = lax.fori_loop(
-            0, num_blocks, lambda i, carry: step(i * self.size, self.size, carry), carry
-        )
-        remainder = vocab % self.size
-        return step(jnp.int32(num_blocks * self.size), remainder, carry) if remainder else carry
+        num_blocks, remainder = divmod(vocab, self.size)
+
+        def whole_block(i: Array, carry: Any) -> Any:
+            return step(i * self.size, self.size, carry)
+
+        carry = lax.fori_loop(0, num_blocks, whole_block, carry)
+        if not remainder:
+            return carry
+        return step(jnp.int32(num_blocks * self.size), remainder, carry)
 
     def logits(
         self, states: Float[Array, "r D"], unembedding_block: Float[Array, "_ _"]
@@ -263,16 +281,20 @@ def _sums_over_blocks(
     state_tokens = _state_tokens(tokens, len(states)) - first
 
     def step(start: Array, size: int, carry: ForwardCarry) -> ForwardCarry:
-        x = blocks.logits(
-            states, lax.dynamic_slice_in_dim(unembedding, start, size, blocks.vocab_axis)
-        )
+        unembedding_block = lax.dynamic_slice_in_dim(unembedding, start, size, blocks.vocab_axis)
+        x = blocks.logits(states, unembedding_block)
+
+        # Sums so far are of exp(x - the largest so far): a larger one rescales them.
         max_logit = jnp.maximum(carry.max_logit, x.max(-1))
         rescale = jnp.exp(carry.max_logit - max_logit)
         weight = jnp.exp(x - max_logit[:, None])
-        first_logits = jnp.where(
-            _token_in_block(first_tokens, start, size), x[prefix_entry], 0.0
-        ).sum(-1)
-        state_logits = jnp.where(_token_in_block(state_tokens, start, size), x, 0.0).sum(-1)
+
+        # The logits of the tokens that are in this block; each token is in one.
+        is_first = _token_in_block(first_tokens, start, size)
+        first_logits = jnp.where(is_first, x[prefix_entry], 0.0).sum(-1)
+        is_next = _token_in_block(state_tokens, start, size)
+        state_logits = jnp.where(is_next, x, 0.0).sum(-1)
+
         saved_logits = carry.saved_logits
         if saved_logits is not None:
             saved_logits = lax.dynamic_update_slice_in_dim(saved_logits, x, start, 1)
@@ -294,14 +316,18 @@ def _sums_over_blocks(
         saved_logits=jnp.zeros((len(states), vocab), jnp.float32) if save_logits else None,
     )
     sums = blocks.loop(vocab, step, carry)
+
+    # Those of all parts, rescaled to the largest logit of all.
     max_logit, exp_sum, weighted_sum = sums.max_logit, sums.exp_sum, sums.weighted_sum
     if blocks.num_parts > 1:
         max_logit = lax.pmax(sums.max_logit, blocks.mesh_axes)
         rescale = jnp.exp(sums.max_logit - max_logit)
         exp_sum, weighted_sum = blocks.add_parts((exp_sum * rescale, weighted_sum * rescale))
     first_logits, state_logits = blocks.add_parts((sums.first_logits, sums.state_logits))
+
     lse = max_logit + jnp.log(exp_sum)
-    return lse, lse - weighted_sum / exp_sum, first_logits, state_logits, sums.saved_logits
+    state_entropy = lse - weighted_sum / exp_sum
+    return lse, state_entropy, first_logits, state_logits, sums.saved_logits
 
 
 def _backward(blocks: VocabularyBlocks, residuals: tuple, cotangents: tuple[Array, Array]) -> tuple:
@@ -324,18 +350,23 @@ def _gradient_over_blocks(
     first = number * unembedding.shape[blocks.vocab_axis]
     first_tokens = tokens[:, 0] - first
     state_tokens = _state_tokens(tokens, len(states)) - first
-    num_prompts, vocab_axis = _num_prompt_states(tokens, len(states)), blocks.vocab_axis
+    num_prompts = _num_prompt_states(tokens, len(states))
+    vocab_axis = blocks.vocab_axis
+
     # Sums over the responses of each prompt are products: on a GPU the order of a scatter's sums
     # differs between runs.
     sum_by_prompt = partial(
         jnp.dot, jax.nn.one_hot(prefix_entry, num_prompts, axis=0), precision=lax.Precision.HIGHEST
     )
-    d_first_logps = cotangents[0][:, :1] / blocks.temperature
-    d_logps, d_entropy = (
-        jnp.concatenate([sum_by_prompt(d[:, 0]), d[:, 1:].reshape(-1)])[:, None]
-        / blocks.temperature
-        for d in cotangents
-    )
+
+    def by_state(cotangent: Array) -> Float[Array, "r 1"]:
+        """Of values of tokens [m T], by the state before each, over the temperature."""
+        of_states = [sum_by_prompt(cotangent[:, 0]), cotangent[:, 1:].reshape(-1)]
+        return jnp.concatenate(of_states)[:, None] / blocks.temperature
+
+    of_logps, of_entropy = cotangents
+    d_first_logps = of_logps[:, :1] / blocks.temperature
+    d_logps, d_entropy = by_state(of_logps), by_state(of_entropy)
 
     def step(start: Array, size: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         d_states, d_unembedding = carry
@@ -346,12 +377,18 @@ def _gradient_over_blocks(
             logits = lax.dynamic_slice_in_dim(saved_logits, start, size, 1)
         log_p = logits - lse[:, None]
         p = jnp.exp(log_p)
-        d_logits = jnp.where(_token_in_block(state_tokens, start, size), d_logps, 0.0) - p * d_logps
-        d_first = jnp.where(_token_in_block(first_tokens, start, size), d_first_logps, 0.0)
+
+        # [v = y] - p_v. A prompt's state is before the first tokens of several responses.
+        is_next = _token_in_block(state_tokens, start, size)
+        d_logits = jnp.where(is_next, d_logps, 0.0) - p * d_logps
+        is_first = _token_in_block(first_tokens, start, size)
+        d_first = jnp.where(is_first, d_first_logps, 0.0)
         d_logits = d_logits.at[:num_prompts].add(sum_by_prompt(d_first))
         if blocks.use_entropy:
             d_logits = d_logits - p * (log_p + state_entropy[:, None]) * d_entropy
         d_logits = d_logits.astype(unembedding.dtype)
+
+        # logits = states @ unembedding: the gradients of both.
         d_block = jnp.einsum("rv,rd->vd" if vocab_axis == 0 else "rv,rd->dv", d_logits, states)
         d_block = d_block.astype(unembedding.dtype)
         d_unembedding = lax.dynamic_update_slice_in_dim(d_unembedding, d_block, start, vocab_axis)
@@ -385,9 +422,8 @@ def _states_to_tokens(
 ) -> Float[Array, "m T"]:
     """Values of responses' first tokens, and those of responses' own states for the other
     tokens."""
-    other_values = state_values[_num_prompt_states(tokens, len(state_values)) :].reshape(
-        tokens[:, 1:].shape
-    )
+    num_prompts = _num_prompt_states(tokens, len(state_values))
+    other_values = state_values[num_prompts:].reshape(tokens[:, 1:].shape)
     return jnp.concatenate([first_values[:, None], other_values], 1)
 
 
