@@ -212,7 +212,8 @@ def working_folder(run_dir: str, name: str) -> Path:
         if mirror.url == f"{run_dir.rstrip('/')}/{name}":
             return mirror.local
     raise InputError(
-        f"run.dir = {run_dir}: only `isojax launch` and `isojax train` run at a URL; expected a folder."
+        f"run.dir = {run_dir}: only `isojax launch` and `isojax train` run at a URL; "
+        "expected a folder."
     )
 
 

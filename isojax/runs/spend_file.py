@@ -23,18 +23,21 @@ def read_spending(folder: Path) -> Spending | None:
     path = folder / SPEND_FILE
     try:
         spending = _ADAPTER.validate_json(read_file(path))
-        sizes = [
-            spending.budget,
-            *(size for leg in spending.legs for size in (leg.cell.B_p, leg.cell.n, leg.n)),
-        ]
-        if spending.legs and all(1 <= size <= MAX_COUNT for size in sizes):
-            return spending
-        problem, cause = "it has no legs, or sizes that no run has", None
     except FileNotFoundError:
         return None
     except ValidationError as e:
-        problem = f"{'.'.join(map(str, e.errors()[0]['loc']))}: {e.errors()[0]['msg']}"
-        cause = e
-    raise InputError(
+        first = e.errors()[0]
+        raise _unreadable(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from e
+
+    sizes = [spending.budget]
+    for leg in spending.legs:
+        sizes += [leg.cell.B_p, leg.cell.n, leg.n]
+    if not spending.legs or not all(1 <= size <= MAX_COUNT for size in sizes):
+        raise _unreadable(path, "it has no legs, or sizes that no run has")
+    return spending
+
+
+def _unreadable(path: Path, problem: str) -> InputError:
+    return InputError(
         f"cannot read {path}: {problem}. Restore it, or remove the folder and begin again."
-    ) from cause
+    )

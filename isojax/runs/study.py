@@ -22,27 +22,36 @@ RUN_COLUMNS = ("sweep", "B_p", "n", "seed", "cell_hash")
 def load_study(path: Path = STUDY_FILE) -> dict[str, list[RunRecord]]:
     """The runs of each sweep by name, as isojax.read_runs gives them; InputError without pyarrow
     (extra parquet)."""
-    table = import_extra("parquet", "isojax.load_study", "pyarrow.parquet").read_table(path)
+    parquet = import_extra("parquet", "isojax.load_study", "pyarrow.parquet")
+    rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+
     study: dict[str, list[RunRecord]] = {}
-    for (sweep, *sizes, cell_hash), rows in groupby(
-        table.to_pylist(), lambda row: [row[k] for k in RUN_COLUMNS]
-    ):
-        run = RunRecord(
-            Cell(*sizes), tuple(_read_point(row) for row in rows), str(path), cell_hash=cell_hash
-        )
+    for run_values, rows_of_run in groupby(rows, lambda row: [row[k] for k in RUN_COLUMNS]):
+        sweep, B_p, n, seed, cell_hash = run_values
+        points = tuple(_read_point(row) for row in rows_of_run)
+        run = RunRecord(Cell(B_p, n, seed), points, str(path), cell_hash=cell_hash)
         study.setdefault(sweep, []).append(run)
     return study
 
 
 def _read_point(row: dict[str, Any]) -> EvalPoint:
-    values: dict[str, Any] = {
-        "metrics": {},
-        "train": {},
-        "extra": {},
-        "counts": tuple(row["counts"]),
-    }
-    for name, value in row.items():
-        group, _, key = name.partition("/")
-        if key and value is not None:
-            values[group][key] = tuple(value) if group == "extra" else value
-    return EvalPoint(**values, **{k: row[k] for k in POINT_COLUMNS})
+    metrics: dict[str, float] = {}
+    train: dict[str, float] = {}
+    extra: dict[str, tuple[float, ...]] = {}
+    for column, value in row.items():
+        group, _, name = column.partition("/")
+        if not name or value is None:
+            continue
+        if group == "extra":
+            extra[name] = tuple(value)
+        elif group == "train":
+            train[name] = value
+        elif group == "metrics":
+            metrics[name] = value
+    return EvalPoint(
+        **{column: row[column] for column in POINT_COLUMNS},
+        metrics=metrics,
+        train=train,
+        extra=extra,
+        counts=tuple(row["counts"]),
+    )

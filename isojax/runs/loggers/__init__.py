@@ -57,7 +57,8 @@ def cell_loggers(ledger: Ledger, cell: Cell, config: Config) -> Iterator[None]:
         except Exception as e:  # of a library, its network or its disk; no curve is worth the run
             active.pop(name, None)
             warn(
-                f"{cell.name}: the logger {name} failed ({e}); the run goes on without it, its ledger has every point"
+                f"{cell.name}: the logger {name} failed ({e}); "
+                "the run goes on without it, its ledger has every point"
             )
 
     def update() -> None:
@@ -68,8 +69,9 @@ def cell_loggers(ledger: Ledger, cell: Cell, config: Config) -> Iterator[None]:
     for name in config.run.loggers:
         with left_out_if_it_fails(name):
             active[name] = logger.load(name)(ledger.folder, cell, config)
+
     ledger.on_append = update
-    if ledger.targets:
+    if ledger.targets:  # points of a run that is resumed
         update()
     try:
         yield
@@ -82,17 +84,17 @@ def cell_loggers(ledger: Ledger, cell: Cell, config: Config) -> Iterator[None]:
 def point_scalars(point: EvalPoint) -> dict[str, float]:
     """A point's numbers by the names of their curves: metrics as in the ledger, train/NAME, M and
     tokens."""
-    return {
-        **point.metrics,
-        **{f"train/{k}": v for k, v in point.train.items()},
-        "M": point.M,
-        "tokens": point.tokens,
-    }
+    train = {f"train/{name}": value for name, value in point.train.items()}
+    return {**point.metrics, **train, "M": point.M, "tokens": point.tokens}
 
 
 def cell_hparams(cell: Cell, config: Config) -> dict[str, object]:
     """The settings of this cell: B_p and n, or their schedule, its seed, and `cell` of the config
     by dotted names."""
-    fixed = {"B_p": cell.B_p, "n": cell.n}
-    settings = {"schedule": schedule_text(cell.stages, cell.n_max)} if cell.schedule else fixed
-    return {**settings, "seed": cell.seed, **dict(flatten(config.cell.model_dump(mode="json")))}
+    hparams: dict[str, object]
+    if cell.schedule:
+        hparams = {"schedule": schedule_text(cell.stages, cell.n_max)}
+    else:
+        hparams = {"B_p": cell.B_p, "n": cell.n}
+    settings = dict(flatten(config.cell.model_dump(mode="json")))
+    return {**hparams, "seed": cell.seed, **settings}

@@ -26,13 +26,15 @@ HParams: Any = vars(plugin_hparams_pb2)["HParamsPluginData"]
 
 class TensorBoardLogger(Logger):
     def __init__(self, folder: Path, hparams: dict[str, object]):
-        self.folder, self.hparams = folder, hparams
+        self.folder = folder
+        self.hparams = hparams
+
         event_files = sorted((folder / "tensorboard").glob("events.out.tfevents.*.isojax"))
         new_file = folder / "tensorboard" / f"events.out.tfevents.{int(time.time())}.isojax"
         self.path = event_files[-1] if event_files else new_file
 
     def update(self, run: RunRecord) -> None:
-        data = b"".join(map(_tfrecord, self._events(run)))
+        data = b"".join(_tfrecord(event) for event in self._events(run))
         existing = self.path.read_bytes() if self.path.exists() else b""
         if not existing or not data.startswith(existing):
             write_bytes(self.path, data)
@@ -40,31 +42,42 @@ class TensorBoardLogger(Logger):
             append_bytes(self.path, data[len(existing) :])
 
     def _events(self, run: RunRecord) -> Iterator[Any]:
+        """All events of the file, which a run's ledger and times decide, and the second in its
+        name."""
+        # events.out.tfevents.SECOND.isojax
         wall_time = float(self.path.name.split(".")[3])
         yield Event(wall_time=wall_time, file_version="brain.Event:2")
-        given = {
-            k: v if isinstance(v, (int, float, str)) else str(v)
-            for k, v in self.hparams.items()
-            if v is not None
-        }
-        experiment, session, _ = summary.hparams(given, dict.fromkeys(run.points[0].metrics))
-        for hparams_summary in (experiment, session):
-            # a protobuf map has no order of its own
-            plugin_data = hparams_summary.value[0].metadata.plugin_data
-            plugin_data.content = HParams.FromString(plugin_data.content).SerializeToString(
-                deterministic=True
-            )
+
+        for hparams_summary in self._hparams_summaries(run):
             yield Event(wall_time=wall_time, summary=hparams_summary)
+
         timing = read_timing(self.folder)
         for point in run.points:
-            wall_time += timing.get(point.target, (0.0, 0))[0]
-            scalars = point_scalars(point).items()
+            if point.target in timing:
+                wall_time += timing[point.target].seconds
             values = [
-                summary.Summary.Value(tag=name, simple_value=value) for name, value in scalars
+                summary.Summary.Value(tag=name, simple_value=value)
+                for name, value in point_scalars(point).items()
             ]
             yield Event(
                 wall_time=wall_time, step=point.rollouts, summary=summary.Summary(value=values)
             )
+
+    def _hparams_summaries(self, run: RunRecord) -> list[Any]:
+        """The settings and the names of the metrics, as the page HParams reads them."""
+        hparams = {
+            name: value if isinstance(value, (int, float, str)) else str(value)
+            for name, value in self.hparams.items()
+            if value is not None
+        }
+        metrics = dict.fromkeys(run.points[0].metrics)
+        experiment, session, _ = summary.hparams(hparams, metrics)
+        for hparams_summary in (experiment, session):
+            # a protobuf map has no order of its own
+            plugin_data = hparams_summary.value[0].metadata.plugin_data
+            message = HParams.FromString(plugin_data.content)
+            plugin_data.content = message.SerializeToString(deterministic=True)
+        return [experiment, session]
 
 
 @logger
@@ -73,10 +86,11 @@ def begin(folder: Path, cell: Cell, config: Config) -> TensorBoardLogger:
 
 
 def _tfrecord(event: Any) -> bytes:
-    data, length = event.SerializeToString(), struct.pack("<Q", event.ByteSize())
-    return (
-        length
-        + struct.pack("<I", masked_crc32c(length))
-        + data
-        + struct.pack("<I", masked_crc32c(data))
-    )
+    """An event as a file has it: its length, that length's checksum, the event, its checksum."""
+    data = event.SerializeToString()
+    length = struct.pack("<Q", len(data))
+    return length + _checksum(length) + data + _checksum(data)
+
+
+def _checksum(data: bytes) -> bytes:
+    return struct.pack("<I", masked_crc32c(data))

@@ -29,21 +29,23 @@ def check() -> None:
         if wandb.setup().settings.mode == "online":
             wandb.login(verify=False)
     except wandb.Error as e:
-        problem = f"run.loggers has wandb, where nobody is logged in ({e})"
-        raise InputError(f"{problem}; call `wandb login`, or set WANDB_MODE=offline.") from e
+        raise InputError(
+            f"run.loggers has wandb, where nobody is logged in ({e}); "
+            "call `wandb login`, or set WANDB_MODE=offline."
+        ) from e
 
 
 class WandbLogger:
     def __init__(self, run: Any):
-        self.run, self.next_step = run, run.starting_step
+        self.run = run
+        self.next_step = run.starting_step
 
     def update(self, run: RunRecord) -> None:
         """Log the points that the run does not have; its steps only rise."""
         for point in run.points:
             if point.rollouts >= self.next_step:
-                self.run.log(
-                    {**point_scalars(point), "rollouts": point.rollouts}, step=point.rollouts
-                )
+                scalars = {**point_scalars(point), "rollouts": point.rollouts}
+                self.run.log(scalars, step=point.rollouts)
                 self.next_step = point.rollouts + 1
 
     def close(self) -> None:
@@ -76,7 +78,7 @@ def begin(folder: Path, cell: Cell, config: Config) -> WandbLogger:
             finish_timeout=FINISH_SECONDS,
         ),
     )
-    if run.offline:
+    if run.offline:  # all of the run is written again
         for earlier_run in earlier_runs:
             shutil.rmtree(earlier_run)
     return WandbLogger(run)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from isojax.core.columns import Column, Mask
 from isojax.core.errors import InputError
@@ -27,10 +27,18 @@ from isojax.core.tabular import (
 FIELD_HELP = {
     "rollouts": "C, rollouts sampled for training so far",
     "step": "updates so far (rollouts = step x B_p x n where no column has them)",
-    "sampled_batches": "batches of prompts sampled in a step that filters groups (rollouts = sum x sampled_B_p x n)",
+    "sampled_batches": (
+        "batches of prompts sampled in a step that filters groups (rollouts = sum x "
+        "sampled_B_p x n)"
+    ),
     "sampled_B_p": "problems of such a batch",
-    "replaced_problems": "problems of a step that were sampled and replaced (rollouts = (step x B_p + their sum) x n)",
-    "surplus_problems": "further problems of a step that were sampled and dropped (they count as those)",
+    "replaced_problems": (
+        "problems of a step that were sampled and replaced (rollouts = (step x B_p + "
+        "their sum) x n)"
+    ),
+    "surplus_problems": (
+        "further problems of a step that were sampled and dropped (they count as those)"
+    ),
     "reward": "the validation metric, in [0, 1]",
     "n": "rollouts per problem",
     "B_p": "problems per batch",
@@ -40,13 +48,22 @@ FIELD_HELP = {
     "tokens": "response tokens sampled for training so far",
     "response_length": "mean response tokens per rollout (tokens are summed from it)",
     "device_hours": "device hours so far",
-    "step_seconds": "wall-clock seconds of each step (with devices, device hours are summed from it)",
-    "elapsed_seconds": "wall-clock seconds since the start, or a Unix time (with devices, for device hours)",
+    "step_seconds": (
+        "wall-clock seconds of each step (with devices, device hours are summed from it)"
+    ),
+    "elapsed_seconds": (
+        "wall-clock seconds since the start, or a Unix time (with devices, for device hours)"
+    ),
     "devices": "devices that train a run",
     "train_reward": "mean training reward",
-    "counts": "correct rollouts (or the sum of graded rewards) of each validation problem, as a list",
+    "counts": (
+        "correct rollouts (or the sum of graded rewards) of each validation problem, as a list"
+    ),
     "samples": "rollouts per validation problem",
-    "scale": "a number that multiplies the validation metrics: 0.01 for percent; auto: by each run's own rewards",
+    "scale": (
+        "a number that multiplies the validation metrics: 0.01 for percent; auto: by "
+        "each run's own rewards"
+    ),
 }
 
 CUMULATIVE_FIELDS = ("rollouts", "tokens", "device_hours")
@@ -125,16 +142,21 @@ class LogTable:
 # "reward": {"0": 0.1, ...
 COLUMNS_OF_FRAME = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\{\s*"\d+"\s*:')
 
-# How files begin that are no text and no log of W&B or TensorBoard, and what to do with them.
-BINARY_FILES = {
-    (b"PK\x03\x04",): "a zip archive or an Excel file; unpack it, or save it as CSV",
-    (
-        b"BZh",
-        b"\xfd7zXZ",
-        b"(\xb5/\xfd",
-    ): "packed by bzip2, xz or zstd; unpack it, or pack it as .gz",
-    (b"PAR1\x15", b"\x80\x04\x95", b"\x80\x05\x95"): "a Parquet file or a pickle; save it as CSV",
-    (b"\xff\xfe", b"\xfe\xff"): "UTF-16 text; save it as UTF-8",
+# How files begin that are no text and no log of W&B or TensorBoard, what they are, and what to do.
+_ARCHIVE = "a zip archive or an Excel file; unpack it, or save it as CSV"
+_PACKED = "packed by bzip2, xz or zstd; unpack it, or pack it as .gz"
+_PARQUET_OR_PICKLE = "a Parquet file or a pickle; save it as CSV"
+_UTF_16 = "UTF-16 text; save it as UTF-8"
+BINARY_STARTS = {
+    b"PK\x03\x04": _ARCHIVE,
+    b"BZh": _PACKED,
+    b"\xfd7zXZ": _PACKED,
+    b"(\xb5/\xfd": _PACKED,
+    b"PAR1\x15": _PARQUET_OR_PICKLE,
+    b"\x80\x04\x95": _PARQUET_OR_PICKLE,
+    b"\x80\x05\x95": _PARQUET_OR_PICKLE,
+    b"\xff\xfe": _UTF_16,
+    b"\xfe\xff": _UTF_16,
 }
 
 
@@ -145,28 +167,36 @@ def check_log_file(path: Path) -> None:
         raise InputError(f"{path} is a folder, expected a file; name the log in it.")
     if path.stat().st_size == 0:
         raise InputError(
-            f"{path} is empty (line 1 is missing); expected a log with at least one row. Leave it out."
+            f"{path} is empty (line 1 is missing); expected a log with at least one row. "
+            "Leave it out."
         )
     with path.open("rb") as file:
-        start = file.read(8)
-    if found := next(
-        (text for starts, text in BINARY_FILES.items() if start.startswith(starts)), None
-    ):
-        raise InputError(f"{path}: expected text in UTF-8, or a .gz of it, and this is {found}.")
+        first_bytes = file.read(8)
+    for start, description in BINARY_STARTS.items():
+        if first_bytes.startswith(start):
+            raise InputError(
+                f"{path}: expected text in UTF-8, or a .gz of it, and this is {description}."
+            )
 
 
-def read_log_objects(path: Path) -> tuple[Iterable[DataRow], tuple[str, ...]]:
-    """The file's rows, at least one, which are read as they are asked for, and a note where its
-    last line is torn; raises InputError as `read_objects`, also while they are read."""
+class LogObjects(NamedTuple):
+    rows: Iterable[DataRow]  # one or more, read as they are asked for, which may raise InputError
+    notes: tuple[str, ...]  # where the last line is torn
+
+
+def read_log_objects(path: Path) -> LogObjects:
+    """The objects of a file, one on each line, or in one list, or in pandas's object of columns;
+    raises InputError as `read_objects`, also while they are read."""
     check_log_file(path)
     text = read_text(path)
     if re.match(r"\s*\[\s*\{", text):
         lines = [(i, json.dumps(value)) for i, value in enumerate(parse_json(text, path), 1)]
-        return [
+        rows = [
             replace(row, position=f"entry {row.index + 1}") for row in read_objects(path, lines)
-        ], ()
+        ]
+        return LogObjects(rows, ())
     if COLUMNS_OF_FRAME.match(text) and (frame_rows := _rows_of_frame(path, text)):
-        return frame_rows, ()
+        return LogObjects(frame_rows, ())
     if not text.strip():
         raise InputError(
             f"{path} holds blank lines only, expected one JSON object per line. Leave it out."
@@ -176,8 +206,8 @@ def read_log_objects(path: Path) -> tuple[Iterable[DataRow], tuple[str, ...]]:
     last_line = text[len(whole_lines) :]
     if whole_lines.strip() and not _is_object(path, last_line):
         note = "its last line is torn, and left out (the run still writes it, or was stopped)"
-        return read_objects(path, split_lines(whole_lines)), (note,)
-    return read_objects(path, split_lines(text)), ()
+        return LogObjects(read_objects(path, split_lines(whole_lines)), (note,))
+    return LogObjects(read_objects(path, split_lines(text)), ())
 
 
 def _rows_of_frame(path: Path, text: str) -> list[DataRow]:
@@ -187,13 +217,22 @@ def _rows_of_frame(path: Path, text: str) -> list[DataRow]:
         frame = parse_json(text, path)
     except InputError:  # of several objects, one on a line
         return []
-    keys = [column.keys() if isinstance(column, dict) else None for column in frame.values()]
-    if any(other is None or other != keys[0] for other in keys):
+
+    columns = list(frame.values())
+    if not all(isinstance(column, dict) for column in columns):
         return []
-    rows = (
-        {name: cells[key] for name, cells in frame.items()} for key in next(iter(frame.values()))
-    )
-    return [DataRow(str(path), f"entry {i + 1}", values, i) for i, values in enumerate(rows)]
+    keys = columns[0].keys()
+    if any(column.keys() != keys for column in columns):
+        return []
+    return [
+        DataRow(
+            str(path),
+            f"entry {i + 1}",
+            {name: column[key] for name, column in frame.items()},
+            i,
+        )
+        for i, key in enumerate(keys)
+    ]
 
 
 def _is_object(path: Path, line: str) -> bool:
@@ -221,20 +260,26 @@ def read_settings(path: Path) -> RunSettings:
     require_column(table, "run")
     unknown = [name for name in table.columns if name not in ("run", *SETTING_FIELDS)]
     if unknown:
-        place = f"{path}, {table.header_position}"
-        expected = f"run and some of {', '.join(SETTING_FIELDS)}"
         raise InputError(
-            f"{place}: no setting {unknown[0]!r}; expected {expected}. Remove the column."
+            f"{path}, {table.header_position}: no setting {unknown[0]!r}; "
+            f"expected run and some of {', '.join(SETTING_FIELDS)}. Remove the column."
         )
-    if nameless := [row.location for row in table.rows if is_blank(row.values.get("run"))]:
-        raise InputError(
-            f"{nameless[0]} names no run; expected one in each row. Fill it in, or remove the row."
-        )
+    for row in table.rows:
+        if is_blank(row.values.get("run")):
+            raise InputError(
+                f"{row.location} names no run; expected one in each row. "
+                "Fill it in, or remove the row."
+            )
     check_unique_rows(table, ["run"])
+
     settings: dict[str, Mapping[str, str]] = {}
-    for run in (row.values for row in table.rows):
-        texts = {name: str(run[name]) for name in SETTING_FIELDS if not is_blank(run.get(name))}
-        settings[str(run["run"]).strip()] = texts
+    for row in table.rows:
+        run = str(row.values["run"]).strip()
+        settings[run] = {
+            name: str(row.values[name])
+            for name in SETTING_FIELDS
+            if not is_blank(row.values.get(name))
+        }
     return settings
 
 
@@ -263,9 +308,10 @@ def settings_of(table: LogTable, settings: RunSettings) -> Mapping[str, str]:
     name = name_in_settings(table, settings)
     if name is not None:
         return settings[name]
-    wanted = table.run or Path(table.source).name
-    (nearest,) = nearest_names(wanted, list(settings))
-    problem = f"--settings: no row for {table.label}; expected one with run = {wanted}"
+
+    expected_name = table.run or Path(table.source).name
+    (nearest,) = nearest_names(expected_name, list(settings))
     raise InputError(
-        f"{problem}. The nearest is {nearest!r}; the runs are {list_some(list(settings))}."
+        f"--settings: no row for {table.label}; expected one with run = {expected_name}. "
+        f"The nearest is {nearest!r}; the runs are {list_some(list(settings))}."
     )

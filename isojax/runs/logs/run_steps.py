@@ -4,8 +4,7 @@ stands."""
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,10 +77,8 @@ class RunSteps:
             field = self.fields[name]
             if field.value_rows[step] != NO_ROW:
                 return field.values[step]
-            cell_rows = [
-                rows[step] for rows in (field.blank_rows, field.nan_rows) if rows[step] != NO_ROW
-            ]
-            row = min(cell_rows, default=row)
+            unlogged_rows = [field.blank_rows[step], field.nan_rows[step]]
+            row = min((other for other in unlogged_rows if other != NO_ROW), default=row)
         return self.column_map.read(name, self.rows[row])
 
     def has_other_values(self, is_asked: Mask) -> Mask:
@@ -93,10 +90,15 @@ class RunSteps:
             column for name, column in self.column_map.columns.items() if name != ELAPSED
         }
         is_row_asked = is_asked[self.step_of_row]
-        rows, step_of_row = self.rows.take(is_row_asked), self.step_of_row[is_row_asked]
+        rows = self.rows.take(is_row_asked)
+        step_of_row = self.step_of_row[is_row_asked]
+
         has_value = np.zeros(len(self), np.bool_)
-        for column in (name for name in rows.names if name not in field_columns):
-            has_value[step_of_row[~table.is_unlogged(rows.column(column))]] = True
+        for column in rows.names:
+            if column in field_columns:
+                continue
+            is_logged = ~table.is_unlogged(rows.column(column))
+            has_value[step_of_row[is_logged]] = True
             if has_value[is_asked].all():
                 break  # as by the first such column of most logs
         return has_value
@@ -107,19 +109,8 @@ def join_steps(rows: RowTable, column_map: ColumnMap) -> RunSteps:
     twice at a step."""
     clocks = np.array(column_map.read_all(column_map.clock_field, rows))
     changes = np.diff(clocks)
-    for row in rows_where(np.append(False, changes < 0)):
-        first_row = row - 1
-        while first_row and clocks[first_row - 1] == clocks[row - 1]:
-            first_row -= 1
-        before = f"{clocks[row - 1]} ({rows.place(first_row).position})"
-        problem = f"{rows.place(row).location}: {column_map.clock_field} falls from {before} to {clocks[row]}"
-        split = (
-            "split it where a run starts"
-            if column_map.table.one_run
-            else "split runs by --map run=COLUMN"
-        )
-        fix = f"Sort the file, {split}, or add --resumed where the run was resumed."
-        raise InputError(f"{problem} within a run. {fix}")
+    if (changes < 0).any():
+        _refuse_fall(rows, clocks, row=int(np.argmax(changes < 0)) + 1, column_map=column_map)
 
     begins_step = np.concatenate([[True], changes > 0])
     step_of_row = np.cumsum(begins_step) - 1
@@ -133,6 +124,23 @@ def join_steps(rows: RowTable, column_map: ColumnMap) -> RunSteps:
     return RunSteps(column_map, rows, step_of_row, steps, fields)
 
 
+def _refuse_fall(rows: RowTable, clocks: NDArray[Any], row: int, column_map: ColumnMap) -> NoReturn:
+    """InputError: the clock of a row is below that of the row before."""
+    first_row = row - 1  # of the step before
+    while first_row and clocks[first_row - 1] == clocks[row - 1]:
+        first_row -= 1
+    before = f"{clocks[row - 1]} ({rows.place(first_row).position})"
+    if column_map.table.one_run:
+        split = "split it where a run starts"
+    else:
+        split = "split runs by --map run=COLUMN"
+    raise InputError(
+        f"{rows.place(row).location}: {column_map.clock_field} falls from {before} to "
+        f"{clocks[row]} within a run. "
+        f"Sort the file, {split}, or add --resumed where the run was resumed."
+    )
+
+
 def _join_field(
     name: str, rows: RowTable, step_of_row: RowNumbers, steps: Sequence[int], column_map: ColumnMap
 ) -> StepValues:
@@ -140,25 +148,25 @@ def _join_field(
     log that a trainer wrote, where nobody can correct them, or of a training metric that no --map
     names."""
     cells = rows.column(column_map.columns[name])
-    is_blank, is_unlogged = cells.is_blank, column_map.table.is_unlogged(cells)
+    is_blank = cells.is_blank
+    is_unlogged = column_map.table.is_unlogged(cells)
     is_nan = is_unlogged & ~is_blank
     is_not_finite = cells.ask(_is_not_finite) & ~is_unlogged
+
+    # bool[rows]: cells without a number that are passed over, and those of them that a note names
+    nowhere = np.zeros(len(rows), np.bool_)
     if is_training(name) and name in column_map.detected:
-        is_ignored, is_left_out = is_not_finite, np.zeros(len(rows), np.bool_)
+        is_ignored, is_noted = is_not_finite, nowhere
     elif name == ELAPSED and name in column_map.detected:
         # a time of another kind
-        is_ignored = ~np.isfinite(cells.numbers)
-        is_left_out = np.zeros(len(rows), np.bool_)
+        is_ignored, is_noted = ~np.isfinite(cells.numbers), nowhere
     elif column_map.table.one_run and name not in CUMULATIVE_FIELDS:
-        is_ignored = is_left_out = is_not_finite
+        is_ignored, is_noted = is_not_finite, is_not_finite
     else:
-        is_ignored = is_left_out = np.zeros(len(rows), np.bool_)
+        is_ignored, is_noted = nowhere, nowhere
         whole_column = column_map.table.cells.column(column_map.columns[name])
-        if (
-            name != column_map.main_metric
-            and is_nan.any()
-            and not np.isfinite(whole_column.numbers).any()
-        ):
+        has_no_number = not np.isfinite(whole_column.numbers).any()
+        if name != column_map.main_metric and is_nan.any() and has_no_number:
             # refuses it: nothing of it was logged at all
             column_map.read(name, rows[int(np.argmax(is_nan))])
 
@@ -174,13 +182,20 @@ def _join_field(
     value_at_step: list[Any] = [None] * len(steps)
     for step, value in zip(step_of_row[value_rows].tolist(), values, strict=True):
         value_at_step[step] = value
-    last_rows = partial(_last_rows, step_of_row=step_of_row, step_count=len(steps))
+
+    def last_rows(some_rows: RowNumbers) -> RowNumbers:
+        """For each step the last of these rows that is in it, or NO_ROW."""
+        row_at_step = np.full(len(steps), NO_ROW)
+        row_at_step[step_of_row[some_rows]] = some_rows
+        return row_at_step
+
     return StepValues(
         value_at_step,
         value_rows=last_rows(value_rows),
+        # The first one is the last in reverse.
         blank_rows=last_rows(np.flatnonzero(is_blank & cells.is_present)[::-1]),
         nan_rows=last_rows(np.flatnonzero(is_nan)[::-1]),
-        not_finite_rows=last_rows(np.flatnonzero(is_left_out)),
+        not_finite_rows=last_rows(np.flatnonzero(is_noted)),
     )
 
 
@@ -188,13 +203,6 @@ def _is_not_finite(value: Any) -> bool:
     """Whether a cell is NaN, or infinite, or too large for a float."""
     number = parse_number(value)
     return number is not None and not math.isfinite(number)
-
-
-def _last_rows(rows: RowNumbers, step_of_row: RowNumbers, step_count: int) -> RowNumbers:
-    """For each step the last of these rows that is in it, or NO_ROW."""
-    row_at_step = np.full(step_count, NO_ROW)
-    row_at_step[step_of_row[rows]] = rows
-    return row_at_step
 
 
 def _reject_second_values(
@@ -210,8 +218,11 @@ def _reject_second_values(
         if name in CUMULATIVE_FIELDS and values[second] == values[second - 1]:
             continue
         cell = column_map.describe_cell(name, rows.place(second))
-        point = f"{cell}: the point at {column_map.clock_field} {steps[step_of_value[second]]}"
-        first_value = f"{values[second - 1]!r} at {rows.place(second - 1).position}"
-        problem = f"{point} is there twice ({first_value} and {values[second]!r} here)"
-        fix = "add --resumed where the run was resumed, or separate runs with --map run=COLUMN or seed=COLUMN"
-        raise InputError(f"{problem}; expected once. Remove one, {fix}.")
+        step = steps[step_of_value[second]]
+        first_place = rows.place(second - 1).position
+        raise InputError(
+            f"{cell}: the point at {column_map.clock_field} {step} is there twice "
+            f"({values[second - 1]!r} at {first_place} and {values[second]!r} here); "
+            "expected once. Remove one, add --resumed where the run was resumed, "
+            "or separate runs with --map run=COLUMN or seed=COLUMN."
+        )

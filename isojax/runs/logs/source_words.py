@@ -76,6 +76,10 @@ class _Source:
     def is_of_training(self) -> bool:
         return bool(self.words & TRAINING) and not self.words & HELD_OUT
 
+    @property
+    def is_held_out(self) -> bool:
+        return bool(self.words & HELD_OUT) and not self.words & TRAINING
+
 
 def reject_mixed_sources(runs: Sequence[LogRun]) -> None:
     """InputError where logs of one (B_p, n) differ in a word that says what was measured, unless
@@ -84,29 +88,31 @@ def reject_mixed_sources(runs: Sequence[LogRun]) -> None:
     runs = [run for run in runs if not run.seed_is_stated]
     depth = _depth_of_runs(runs)
     sources = [source for run in runs for source in _sources_of(run, depth)]
+
     sources_by_setting: dict[tuple[int, int], list[_Source]] = defaultdict(list)
     for source in sources:
         sources_by_setting[source.setting].append(source)
     for (B_p, n), alike in sources_by_setting.items():
         if len({source.words for source in alike}) > 1:
             raise InputError(f"B_p = {B_p}, n = {n}: {_describe_difference(alike)}")
+
     of_training = [source for source in sources if source.is_of_training]
-    held_out = [
-        source for source in sources if source.words & HELD_OUT and not source.words & TRAINING
-    ]
+    held_out = [source for source in sources if source.is_held_out]
     if of_training and held_out:
-        raise InputError(
-            f"n would be compared across two metrics: {_describe_difference([*of_training, *held_out])}"
-        )
+        difference = _describe_difference([*of_training, *held_out])
+        raise InputError(f"n would be compared across two metrics: {difference}")
 
 
 def describe_training_runs(runs: Sequence[LogRun]) -> str:
     """A note where logs, or the runs in them, are named as those of training; "" where none is."""
     depth = _depth_of_runs(runs)
     sources = [source for run in runs for source in _sources_of(run, depth)]
-    of_training = [source.label for source in sources if source.is_of_training]
-    fitted = "their reward is taken as the validation metric"
-    return f"named as of training: {list_some(of_training)}; {fitted}" if of_training else ""
+    labels = [source.label for source in sources if source.is_of_training]
+    if not labels:
+        return ""
+    return (
+        f"named as of training: {list_some(labels)}; their reward is taken as the validation metric"
+    )
 
 
 def _depth_of_runs(runs: Sequence[LogRun]) -> int:
@@ -121,10 +127,12 @@ def _sources_of(run: LogRun, depth: int) -> list[_Source]:
     words_of_name = words_of_source(name)
     sources = []
     for source in run.sources:
-        label = f"{source} (run {name!r})" if name else source
         parts = [part for part in Path(source).parts[depth:] if not _NAMES_A_HOST.search(part)]
-        path = "/".join(parts).replace(table.run_id or "/", "/")  # an id is made of any letters
+        path = "/".join(parts)
+        if table.run_id:
+            path = path.replace(table.run_id, "/")  # an id is made of any letters
         words = words_of_source(path) | words_of_name
+        label = f"{source} (run {name!r})" if name else source
         sources.append(_Source(label, words, (run.B_p, run.n)))
     return sources
 
@@ -137,26 +145,33 @@ def _describe_difference(sources: Sequence[_Source]) -> str:
         first_by_words.setdefault(source.words - shared, source)
     # What was measured on held-out problems is what most will want to fit, so it is named first.
     first_by_words = dict(sorted(first_by_words.items(), key=lambda item: not item[0] & HELD_OUT))
-    differing = sorted(frozenset().union(*first_by_words))
-    labels = " and ".join(source.label for source in list(first_by_words.values())[:MAX_NAMED])
-    choices = [_options_to_take(words, list(first_by_words)) for words in first_by_words]
-    takes = zip(choices, first_by_words.values(), strict=True)
-    remedies = list_some(
-        [f"{options} (for {source.label})" for options, source in takes if options]
+
+    groups = list(first_by_words)
+    choices = []
+    for words, source in first_by_words.items():
+        options = _options_to_take(words, groups)
+        if options:
+            choices.append(f"{options} (for {source.label})")
+
+    labels = [source.label for source in first_by_words.values()]
+    differing = sorted(frozenset().union(*groups))
+    return (
+        f"{' and '.join(labels[:MAX_NAMED])} differ in what their names say was measured "
+        f"({' and '.join(differing)}), so they are no seeds of one setting; "
+        f"expected one measurement of each run. Add {list_some(choices)}; "
+        "where they are seeds after all, number them by --settings TABLE, "
+        "with the columns run and seed."
     )
-    words = " and ".join(differing)
-    problem = f"{labels} differ in what their names say was measured ({words}), so they are no seeds of one setting"
-    numbering = "where they are seeds after all, number them by --settings TABLE, with the columns run and seed"
-    return f"{problem}; expected one measurement of each run. Add {remedies}; {numbering}."
 
 
-def _options_to_take(chosen: frozenset[str], groups: Sequence[frozenset[str]]) -> str:
-    """The options that take the sources of one group of words: without those of the others, which
-    also keeps logs that have none of the words; where that is not possible, only those with a word
-    of its own."""
-    others = [words - chosen for words in groups if words != chosen]
-    if all(others):
-        words_to_leave_out = sorted({min(words) for words in others})
+def _options_to_take(words: frozenset[str], groups: Sequence[frozenset[str]]) -> str:
+    """The options that take the sources of one group of words, of several: without those of the
+    others, which also keeps logs that have none of the words; where that is not possible, only
+    those with a word that no other group has. "" where neither is."""
+    other_groups = [other for other in groups if other != words]
+    words_of_others = [other - words for other in other_groups]
+    if all(words_of_others):
+        words_to_leave_out = sorted({min(other) for other in words_of_others})
         return " ".join(f"--leave-out {word}" for word in words_to_leave_out)
-    own_words = chosen.difference(*(words for words in groups if words != chosen))
-    return f"--only {min(own_words)}" if own_words else ""
+    words_of_this_alone = words.difference(*other_groups)
+    return f"--only {min(words_of_this_alone)}" if words_of_this_alone else ""
