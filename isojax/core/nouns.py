@@ -1,6 +1,8 @@
-"""The nouns of isojax, as plain data. C = B_p * n * M rollouts (IsoCompute Playbook,
-arXiv:2603.12151, section 2), and more where an update replaces groups of equal rewards by further
-ones (DAPO's dynamic sampling)."""
+"""The nouns of isojax, as plain data.
+
+C = B_p * n * M rollouts (IsoCompute Playbook, arXiv:2603.12151, section 2), and more where an
+update replaces groups of equal rewards by further ones (DAPO's dynamic sampling).
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,12 +16,15 @@ Interval = tuple[float, float]
 RewardSums = tuple[int | float, ...]
 
 MAIN_SCORE = "score"  # the name of a verifier's score where it gives one alone
+SPEND_PREFIX = "from-n"  # of the names of schedules of `isojax spend`; a config may name none so
 
 
 @dataclass(frozen=True, order=True)
 class Allocation:
-    """How a budget of rollouts is spent: B_p problems per batch, n rollouts per problem, M
-    updates."""
+    """How a budget of rollouts is spent.
+
+    B_p problems per batch, n rollouts per problem, M updates.
+    """
 
     B_p: int
     n: int
@@ -41,8 +46,7 @@ class Allocation:
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """One run of a sweep: its B_p and n, which a schedule may change along the run, and the number
-    of its seed."""
+    """One run of a sweep: its B_p and n, which a schedule may change, and its seed's number."""
 
     B_p: int  # of a run with a schedule: of its first stage
     n: int
@@ -74,24 +78,36 @@ class Cell:
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
         """Every (B_p, n) that its updates may have."""
-        pairs = [(s.B_p, s.n) for s in self.stages] or [(self.B_p, self.n)]
-        while pairs[-1][1] * 2 <= self.n_max:
-            pairs.append((pairs[-1][0], 2 * pairs[-1][1]))
+        pairs = [(stage.B_p, stage.n) for stage in self.stages] or [(self.B_p, self.n)]
+        B_p, n = pairs[-1]
+        while n * 2 <= self.n_max:
+            n *= 2
+            pairs.append((B_p, n))
         return tuple(pairs)
+
+    @classmethod
+    def of_spend(cls, B_p: int, n: int) -> "Cell":
+        """A run of `isojax spend` that begins with this n, which `isojax spend` may change.
+
+        Ledgers, spend.json and the names of folders say so by the name of its schedule.
+        """
+        return cls(B_p, n, seed=0, schedule=f"{SPEND_PREFIX}{n}", stages=(Stage(0, B_p, n),))
 
     @property
     def is_of_spend(self) -> bool:
-        """Whether `isojax spend` chooses its n (launch/planner.py names it); its ledger has the
-        first stage alone."""
-        return self.schedule == f"from-n{self.n}" and len(self.stages) == 1
+        """Whether it is a run of `isojax spend`, as its ledger has it: with its first stage."""
+        return self.schedule == f"{SPEND_PREFIX}{self.n}" and len(self.stages) == 1
 
     def with_stages(self, stages: Iterable[Stage]) -> "Cell":
-        """The same run, further on."""
+        """The same run, further on: with the stages that it has had by then."""
         return replace(self, stages=tuple(Stage(*stage) for stage in stages))
 
     def pair_at(self, C: int) -> tuple[int, int]:
         """(B_p, n) of the update that begins after C rollouts."""
-        return next(((s.B_p, s.n) for s in reversed(self.stages) if s.C <= C), (self.B_p, self.n))
+        for stage in reversed(self.stages):
+            if stage.C <= C:
+                return stage.B_p, stage.n
+        return self.B_p, self.n
 
     def next_switch(self, C: int) -> int | None:
         """The C above this one at which B_p or n change; None where they stay."""
@@ -102,22 +118,28 @@ class Cell:
         return next(span for span in reversed(self.spans) if span.M <= M)
 
     def updates_by_span(self, M: int) -> list[tuple[Span, int]]:
-        """How many of the first M updates have which B_p and n."""
-        ends = [*(span.M for span in self.spans[1:]), M]
+        """How many of the first M updates have which B_p and n; spans without any are left out."""
+        spans = self.spans
+        ends = [*(span.M for span in spans[1:]), M]  # the updates before the next span
         return [
             (span, min(end, M) - span.M)
-            for span, end in zip(self.spans, ends, strict=True)
+            for span, end in zip(spans, ends, strict=True)
             if span.M < M
         ]
 
     def rollouts_after(self, M: int) -> int:
-        """C as planned: a run counts the rollouts that it samples, of which an update may take more
-        than B_p n."""
+        """C after M updates, as planned.
+
+        A run counts the rollouts that it samples, of which an update may take more than B_p n.
+        """
         span = self.span_at(M)
         return span.C + (M - span.M) * span.B
 
     def updates_to_reach(self, target: int) -> int:
-        span = next((span for span in reversed(self.spans) if span.C < target), self.spans[0])
+        """The first M after which C, as planned, is at least `target`."""
+        # Of the last span that begins before the target, the updates that lead to it.
+        before_target = (span for span in reversed(self.spans) if span.C < target)
+        span = next(before_target, self.spans[0])
         return span.M + -(-max(target - span.C, 0) // span.B)
 
     def rollouts_to_reach(self, target: int) -> int:
@@ -156,6 +178,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class EvalPoint:
+    """What one evaluation of a run has measured."""
+
     # the value of the shared grid of C that this evaluation answers (0 for the base policy)
     target: int
     M: int  # updates done
@@ -183,6 +207,8 @@ IMPORTED = "imported"  # the cell_hash of a run from a log of another trainer
 
 @dataclass(frozen=True)
 class RunRecord:
+    """A run, as its ledger has it."""
+
     cell: Cell
     points: tuple[EvalPoint, ...]  # its evaluations by rising C
     source: str = ""  # the file it was read from; empty where there is none
@@ -229,23 +255,22 @@ class Spending:
     @property
     def cell(self) -> Cell:
         """The run that goes on, or went on to the end; of pilots the first."""
-        return ([leg.cell for leg in self.legs if leg.expected is not None] or [self.legs[0].cell])[
-            -1
-        ]
+        for leg in reversed(self.legs):
+            is_pilot = leg.expected is None
+            if not is_pilot:
+                return leg.cell
+        return self.legs[0].cell
 
     def stages(self, cell: Cell) -> tuple[Stage, ...]:
-        """The schedule of a run's legs."""
-        legs = [leg for leg in self.legs if leg.cell == cell]
-        changes = [
-            leg
-            for before, leg in zip([None, *legs], legs, strict=False)
-            if not before or before.n != leg.n
-        ]
-        return tuple(Stage(leg.C_start, cell.B_p, leg.n) for leg in changes)
+        """The schedule of a run's legs: a stage for each that begins with another n."""
+        stages: list[Stage] = []
+        for leg in self.legs:
+            if leg.cell == cell and (not stages or stages[-1].n != leg.n):
+                stages.append(Stage(leg.C_start, cell.B_p, leg.n))
+        return tuple(stages)
 
     def C_end(self, cell: Cell) -> int:
-        """Where a run is to be trained to, as far as that is known; 0 for one that is not
-        trained."""
+        """Where a run is to be trained to, as far as that is known; 0 for one that is not."""
         return max((leg.C_end for leg in self.legs if leg.cell == cell), default=0)
 
     def rollouts(self, cell: Cell) -> int:

@@ -14,7 +14,7 @@ from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell
-from isojax.core.schedule import FittedSchedule, GradientSchedule, Stage, parse_schedule
+from isojax.core.schedule import FittedSchedule, GradientSchedule, parse_schedule
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.time_estimate import cell_cost
 
@@ -60,8 +60,7 @@ def _cells_of_one_seed(sweep: SweepConfig) -> list[Cell]:
     _check_values("n", sweep.n, sweep)
 
     if sweep.strategy == "spend":
-        B_p = sweep.B_p[0]
-        cells = [Cell(B_p, n, 0, f"from-n{n}", (Stage(0, B_p, n),)) for n in sorted(sweep.n)]
+        cells = [Cell.of_spend(sweep.B_p[0], n) for n in sorted(sweep.n)]
     else:
         cells = _grid_cells(sweep)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from isojax.cli.commands.watch_command import WatchedLog
+from isojax.cli.watched_log import WatchedLog
 from isojax.core.atomic_files import write_error
 from isojax.core.config import DataConfig, load_config, save_config
 from isojax.core.errors import InputError

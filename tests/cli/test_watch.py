@@ -13,6 +13,7 @@ import pytest
 
 from isojax.cli import app
 from isojax.cli.commands import watch_command
+from isojax.cli.run_end import find_end
 from isojax.core.config import load_config, save_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, Leg, RunRecord, Spending
@@ -260,10 +261,8 @@ def test_the_end_in_updates_counts_the_batches_of_a_step_and_the_stages_of_a_sch
     points = [
         EvalPoint(0, M, cell.rollouts_after(M) * batches, 0, {"avg@4": 0.2}) for M in range(25)
     ]
-    assert watch_command.find_end(RunRecord(cell, tuple(points)), Path("log"), None, "40") == (
-        end,
-        "--updates",
-    )
+    run = RunRecord(cell, tuple(points))
+    assert find_end(run, Path("log"), None, "40") == (end, "--updates")
 
 
 def test_the_end_in_updates_goes_on_by_the_newest_batches() -> None:
@@ -272,7 +271,7 @@ def test_the_end_in_updates_goes_on_by_the_newest_batches() -> None:
     C_after = [256 * min(M, 12) + 512 * max(M - 12, 0) for M in range(25)]
     points = tuple(EvalPoint(C, M, C, 0, {"avg@4": 0.2}) for M, C in enumerate(C_after))
     run = RunRecord(Cell(16, 8, 0), points)
-    assert watch_command.find_end(run, Path("log"), None, "40") == (9216 + 16 * 512, "--updates")
+    assert find_end(run, Path("log"), None, "40") == (9216 + 16 * 512, "--updates")
 
 
 def test_a_log_whose_steps_fall_is_watched_on_request(isojax: Command, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from isojax.core.config.section import (
 )
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT, MAX_EVALUATIONS, MAX_SAMPLES, MAX_SETTING, MAX_WORKERS
+from isojax.core.nouns import SPEND_PREFIX
 from isojax.core.schedule import parse_schedule
 
 Rollouts = Annotated[int, Field(gt=0, le=MAX_COUNT)]
@@ -153,7 +154,8 @@ class SweepConfig(Section):
     def _check_schedules(cls, schedules: dict[str, str]) -> dict[str, str]:
         check_names(schedules, "schedule")
         for name, text in schedules.items():
-            if re.fullmatch(r"\d+x\d+|from-n\d+|.*-s\d+", name):
+            # Names of cells without a schedule, of runs of `isojax spend`, and of cells' folders.
+            if re.fullmatch(rf"\d+x\d+|{SPEND_PREFIX}\d+|.*-s\d+", name):
                 raise PydanticCustomError(
                     "name", "{rule}", {"rule": f"a schedule's name that is no cell's; {name} is"}
                 )
