@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from inspect import cleandoc
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from typer import Argument, Context, Option, Typer
 from typer.core import TyperGroup
@@ -31,41 +31,53 @@ PLUGIN_FOLDERS = {
 
 
 def complete_config(ctx: Context, incomplete: str) -> list[str]:
-    """For a shell: the configs (this folder's YAML files among them), settings and values whose
-    names begin so. A setting alone is offered as two words, so that bash, to which "=" is a word of
-    its own, adds no space after it."""
+    """For a shell: the configs, settings and values whose names begin so.
+
+    This folder's YAML files are among the configs.
+    """
     keys = [key for key, is_section in config_keys(Config).items() if not is_section]
+    configs = [*config_names(), *map(str, Path().glob("*.yaml"))]
+
+    # bash takes "=" for a word of its own, so that a value may be alone in `incomplete`.
     words_before = [word for word in ctx.params.get("words") or () if word != "="]
     if words_before and words_before[-1] in keys:
         return [value for value in setting_values(words_before[-1]) if value.startswith(incomplete)]
-    key = incomplete.partition("=")[0]
-    if "=" in incomplete and key in keys:
-        return [
-            word
-            for value in setting_values(key)
-            if (word := f"{key}={value}").startswith(incomplete)
-        ]
+
+    key, equals, _ = incomplete.partition("=")
+    if equals and key in keys:
+        words = [f"{key}={value}" for value in setting_values(key)]
+        return [word for word in words if word.startswith(incomplete)]
+
+    # Without a letter there would be all settings.
     settings = [f"{key}=" for key in keys if incomplete]
-    words = [*config_names(), *map(str, Path().glob("*.yaml")), *settings]
-    completions = [word for word in words if word.startswith(incomplete)]
-    is_setting = len(completions) == 1 and completions[0] in settings
-    return [*completions, f"{completions[0]}VALUE"] if is_setting else completions
+    completions = [word for word in (*configs, *settings) if word.startswith(incomplete)]
+
+    # A setting alone is offered as two words, after which bash adds no space.
+    if len(completions) == 1 and completions[0] in settings:
+        completions.append(f"{completions[0]}VALUE")
+    return completions
 
 
 def setting_values(key: str) -> list[str]:
-    """The values that a setting may have, where they are few or have names: plug-ins, a choice,
-    false and true."""
+    """The values that a setting may have, where they are few or have names.
+
+    That is for plug-ins, a choice, and false or true.
+    """
     if key in PLUGIN_FOLDERS:
         return registry.file_names(PLUGIN_FOLDERS[key])
+
     annotation: Any = Config
     for name in key.split("."):
         annotation = annotation.model_fields[name].annotation
-    choices = [one for one in (annotation, *get_args(annotation)) if get_origin(one) is Literal]
-    return (
-        ["false", "true"]
-        if annotation is bool
-        else [str(value) for one in choices for value in get_args(one)]
-    )
+    if annotation is bool:
+        return ["false", "true"]
+
+    # The choices of `Literal["a", "b"]`, or of one that may also be null.
+    values: list[str] = []
+    for option in (annotation, *get_args(annotation)):
+        if get_origin(option) is Literal:
+            values += map(str, get_args(option))
+    return values
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -95,14 +107,20 @@ JsonOption = Annotated[
 ResumeOption = Annotated[
     bool, Option("--resume", help="Go on with what is in the folder, or start where nothing is.")
 ]
-RESUMED_HELP = "Join what was logged of a run before and after it was resumed (by name, else seed); its steps may fall."
+RESUMED_HELP = (
+    "Join what was logged of a run before and after it was resumed (by name, else seed); "
+    "its steps may fall."
+)
 ResumedOption = Annotated[bool, Option("--resumed", help=RESUMED_HELP)]
 FORMAT_HELP = f"{', '.join(importer.names())}, or a module of yours; else as the logs look."
 FormatOption = Annotated[
     str | None,
     Option("--from", metavar="FORMAT", help=FORMAT_HELP, autocompletion=complete_log_format),
 ]
-MAP_HELP = "Which column is what; n=16 holds for every row, n=n{} is in the name of the run or the file. Repeatable."
+MAP_HELP = (
+    "Which column is what; n=16 holds for every row, n=n{} is in the name of the run or the file. "
+    "Repeatable."
+)
 MapOption = Annotated[list[str] | None, Option("--map", metavar="FIELD=COLUMN,...", help=MAP_HELP)]
 DryRunOption = Annotated[
     bool, Option("--dry-run", help="Check everything and show the plan; run nothing.")
@@ -144,15 +162,16 @@ class CommandGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
         if command is not None:
-            command.short_help = (
-                cleandoc(command.help or "").partition("\n\n")[0].replace("\n", " ")
-            )
+            first_paragraph, _, _ = cleandoc(command.help or "").partition("\n\n")
+            command.short_help = first_paragraph.replace("\n", " ")
         return command
 
 
 def new_app(**settings: Any) -> Typer:
-    """A typer app that looks as all of isojax's do: its help is plain text, of which nothing is cut
-    at any width."""
+    """A typer app that looks as all of isojax's do; `settings`: of typer, over isojax's.
+
+    Its help is plain text, of which nothing is cut at any width.
+    """
     defaults: dict[str, Any] = {
         "cls": CommandGroup,
         "add_completion": False,
@@ -168,40 +187,61 @@ def read_config(
     default_config: str | None,
     ray: str | None = None,
 ) -> Config:
-    """The config that the words of a command mean; `default_config` where they name none."""
+    """The config that the words of a command mean; `default_config` where they name none.
+
+    `mesh` and `ray` are the options of these names. Plug-ins are looked up beside its files from
+    here on.
+    """
     configs, overrides = split_arguments(arguments or ())
     if not configs:
         if default_config is None:
             raise InputError(
-                "no config given; expected a YAML file or a config's name first, such as quickstart."
+                "no config given; expected a YAML file or a config's name first, "
+                "such as quickstart."
             )
         configs = [default_config]
-    options = {"run.mesh": mesh, "run.ray": ray}
-    option_overrides = [f"{key}={value}" for key, value in options.items() if value is not None]
-    config = load_config(configs, [*overrides, *option_overrides])
-    if config.sweep.schedules:  # they may need a fit, which takes a while to import
+
+    # Options are behind the other overrides, and so count where both are given.
+    for key, value in (("run.mesh", mesh), ("run.ray", ray)):
+        if value is not None:
+            overrides.append(f"{key}={value}")
+    config = load_config(configs, overrides)
+    if config.sweep.schedules:
+        # They may need a fit, which takes a while to import.
         config = importlib.import_module("isojax.launch.strategy").resolve_schedules(config)
+
+    # The folder of the last config first, as its settings count before others'.
     config_folders = [str(find_config(name).resolve().parent) for name in reversed(configs)]
     folders = list(dict.fromkeys([*config_folders, *config.run.plugin_folders]))
     registry.set_plugin_folders(folders)
-    # a resumed run needs them
+
+    # Those that may hold a plug-in are kept in the config: a run that is resumed has other words.
     saved_folders = tuple(folder for folder in folders if any(Path(folder).glob("*.py")))
     return config.with_settings(run={"plugin_folders": saved_folders})
 
 
-def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(configs, overrides): a word is an override when it has a '=' and is no file; configs come
-    first."""
-    configs: list[str] = []
-    overrides: list[str] = []
+class ConfigWords(NamedTuple):
+    """The words of a command that make up its config."""
+
+    configs: list[str]  # names or files
+    overrides: list[str]  # key=value
+
+
+def split_arguments(arguments: Sequence[str]) -> ConfigWords:
+    """Configs and overrides: a word is an override when it has a '=' and is no file.
+
+    InputError where a config comes after an override.
+    """
+    words = ConfigWords([], [])
     for word in arguments:
         if "=" in word and not os.path.isfile(word):
-            overrides.append(word)
-        elif overrides:
-            problem = f"given {word!r} after the override {overrides[0]!r}"
+            words.overrides.append(word)
+        elif words.overrides:
+            first_override = words.overrides[0]
             raise InputError(
-                f"{problem}; expected key=value there. Configs come first: {word} {overrides[0]}"
+                f"given {word!r} after the override {first_override!r}; expected key=value there. "
+                f"Configs come first: {word} {first_override}"
             )
         else:
-            configs.append(word)
-    return configs, overrides
+            words.configs.append(word)
+    return words

@@ -23,7 +23,10 @@ def check_names(names: Iterable[str], kind: str, reserved: Sequence[str] = ()) -
     for name in names:
         if name in reserved or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name):
             others = f", other than {', '.join(reserved)}" if reserved else ""
-            rule = f"names of letters, digits, '.', '_' and '-', at most 100{others}. Rename the {kind} {name!r}"
+            rule = (
+                f"names of letters, digits, '.', '_' and '-', at most 100{others}. "
+                f"Rename the {kind} {name!r}"
+            )
             raise PydanticCustomError("name", "{rule}", {"rule": rule})
 
 
@@ -66,7 +69,7 @@ class PromptConfig(Section):
     @field_validator("date", mode="before")
     @classmethod
     def _check_date(cls, value: Any) -> str | None:
-        # as YAML may read it
+        """A day as text; YAML reads one that is not quoted as a date."""
         text = value.isoformat() if isinstance(value, datetime.date) else value
         try:
             if text is not None:
@@ -92,16 +95,15 @@ class VerifierConfig(Section):
     @field_validator("use", mode="before")
     @classmethod
     def _check_use(cls, use: Any) -> str | dict[str, str]:
-        is_map = (
-            isinstance(use, dict)
-            and use
-            and all(isinstance(text, str) for item in use.items() for text in item)
-        )
-        if not isinstance(use, str) and not is_map:
+        if isinstance(use, str):
+            return use
+
+        is_map = isinstance(use, dict) and len(use) > 0
+        if not is_map or not all(isinstance(text, str) for item in use.items() for text in item):
             raise PydanticCustomError(
                 "verifier", "a verifier such as math, or several as in {accuracy: math}"
             )
-        check_names(use if is_map else (), "score")
+        check_names(use, "score")
         return use
 
 
@@ -119,36 +121,49 @@ class RewardConfig(Section):
     @field_validator("weights")
     @classmethod
     def _check_weights(cls, weights: dict[str, float] | None) -> dict[str, float] | None:
-        values = [] if weights is None else sorted(weights.values())
-        if weights is not None and not (
-            values and values[0] >= 0 and 0 < values[-1] <= MAX_SETTING
-        ):
-            sizes = f"weights from 0 to {MAX_SETTING:,}, not all 0"
-            rule = f"{sizes}, so that rewards stay from 0 to 1 (a penalty p is a score of 1 - p)"
+        if weights is None:
+            return None
+
+        values = sorted(weights.values())
+        if not (values and values[0] >= 0 and 0 < values[-1] <= MAX_SETTING):
+            rule = (
+                f"weights from 0 to {MAX_SETTING:,}, not all 0, "
+                "so that rewards stay from 0 to 1 (a penalty p is a score of 1 - p)"
+            )
             raise PydanticCustomError("weights", "{rule}", {"rule": rule})
-        check_names(weights or (), "score")
+        check_names(weights, "score")
         return weights
 
 
 def score_weights(verifier: VerifierConfig, reward: RewardConfig) -> Mapping[str, float]:
-    """The weight of each score in a graded reward; empty of binary ones. InputError where the
-    sections do not fit."""
+    """The weight of each score in a graded reward; empty of binary ones.
+
+    InputError where the sections do not fit.
+    """
     verifiers = {} if isinstance(verifier.use, str) else verifier.use
     if reward.kind == "binary":
-        if verifiers or reward.weights:
-            setting = (
-                f"cell.verifier.use = {verifiers}"
-                if verifiers
-                else f"cell.reward.weights = {reward.weights}"
-            )
-            raise InputError(
-                f"{setting} weighs several scores, and rewards are binary; set cell.reward.kind=graded."
-            )
+        _check_binary(verifiers, reward)
         return {}
+
     weights = reward.weights or dict.fromkeys(verifiers or [MAIN_SCORE], 1.0)
     if verifiers and set(weights) != set(verifiers):
-        names = f"cell.reward.weights names {', '.join(weights)}, and cell.verifier.use {', '.join(verifiers)}"
         raise InputError(
-            f"{names}; expected a weight for each of these, 0 for one that is recorded only."
+            f"cell.reward.weights names {', '.join(weights)}, "
+            f"and cell.verifier.use {', '.join(verifiers)}; "
+            "expected a weight for each of these, 0 for one that is recorded only."
         )
-    return dict(sorted(weights.items()))  # as the hash, the sum does not depend on the order
+    # Sorted, so that the sum, like the hash, does not depend on the order in the config.
+    return dict(sorted(weights.items()))
+
+
+def _check_binary(verifiers: Mapping[str, str], reward: RewardConfig) -> None:
+    """InputError where there are scores to weigh, and rewards have no place for them."""
+    if verifiers:
+        setting = f"cell.verifier.use = {verifiers}"
+    elif reward.weights:
+        setting = f"cell.reward.weights = {reward.weights}"
+    else:
+        return
+    raise InputError(
+        f"{setting} weighs several scores, and rewards are binary; set cell.reward.kind=graded."
+    )

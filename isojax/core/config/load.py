@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -17,7 +18,7 @@ from isojax.core.yaml_files import flatten, load_yaml, yaml_text
 
 HASH_VERSION = 1
 PACKAGE = Path(__file__).resolve().parents[2]
-# holds configs/, docs/ and launch/
+# It holds configs/, docs/ and launch/: in the package, or in the repository where that is used.
 SHARE = PACKAGE / "share" if (PACKAGE / "share").is_dir() else PACKAGE.parent
 
 # What a text task must set, and values of which are proposed where they are not set. A null leaves
@@ -39,42 +40,48 @@ class Config(Section):
     run: RunConfig = RunConfig()
 
     def run_targets(self, budget: int) -> list[int]:
-        """The C at which a run up to `budget` is evaluated; one that spends it on one policy also
-        at its end."""
+        """The C at which a run up to `budget` is evaluated, rising from 0.
+
+        One that spends it on one policy is evaluated at its end, too.
+        """
         targets = self.cell.eval.evaluation_targets(budget)
-        return (
-            [*targets, budget]
-            if self.sweep.strategy == "spend" and targets[-1] < budget
-            else targets
-        )
+        if self.sweep.strategy == "spend" and targets[-1] < budget:
+            targets.append(budget)
+        return targets
 
 
 def config_roots() -> list[Path]:
-    """Folders that hold named configs: ./configs, then the ones isojax came with (packaged, or the
-    repository's)."""
+    """Folders that hold named configs: ./configs, then the ones that isojax came with."""
     return [Path("configs"), SHARE / "configs"]
 
 
 def config_names() -> list[str]:
     """The named configs: quickstart, models/smollm2-135m."""
-    files = ((root, path) for root in config_roots() for path in root.rglob("*.yaml"))
-    return sorted({path.relative_to(root).with_suffix("").as_posix() for root, path in files})
+    names: set[str] = set()
+    for root in config_roots():
+        for path in root.rglob("*.yaml"):
+            names.add(path.relative_to(root).with_suffix("").as_posix())
+    return sorted(names)
 
 
 def find_config(name_or_path: str) -> Path:
-    """The YAML file meant by a path or a name: `quickstart`, `hard.yaml`, `../mine.yaml`."""
-    files = [
-        root / name for root in config_roots() for name in (name_or_path, f"{name_or_path}.yaml")
-    ]
-    if found := next(filter(Path.is_file, [Path(name_or_path), *files]), None):
-        return found
+    """The YAML file meant by a path or a name: `quickstart`, `hard.yaml`, `../mine.yaml`.
+
+    InputError where there is none.
+    """
+    places = [Path(name_or_path)]
+    for root in config_roots():
+        places += [root / name_or_path, root / f"{name_or_path}.yaml"]
+    for path in places:
+        if path.is_file():
+            return path
+
     names = config_names()
     suggestions = difflib.get_close_matches(name_or_path, names, n=1)
-    hint = (
-        f"Did you mean {suggestions[0]!r}?"
-        if suggestions
-        else f"Known names: {', '.join(names) or 'none'}."
-    )
+    if suggestions:
+        hint = f"Did you mean {suggestions[0]!r}?"
+    else:
+        hint = f"Known names: {', '.join(names) or 'none'}."
     roots = " or ".join(map(str, config_roots()))
     raise InputError(
         f"no such config: given {name_or_path!r}, expected a YAML file or a name in {roots}. {hint}"
@@ -82,36 +89,44 @@ def find_config(name_or_path: str) -> Path:
 
 
 def load_config(names_or_paths: str | Sequence[str], overrides: Sequence[str] = ()) -> Config:
-    """The config that a name or path means, of several each over those before it, below overrides
-    ("sweep.n=[2,4]"). Where none has a name, the sweep is called as the first file is. InputError
-    for what cannot be used."""
+    """The config that a name or path means, of several each over those before it.
+
+    Below overrides such as "sweep.n=[2,4]". Where none has a name, the sweep is called as the first
+    file is. InputError for what cannot be used.
+    """
     names = [names_or_paths] if isinstance(names_or_paths, str) else names_or_paths
     paths = [find_config(name) for name in names]
     config = load_yaml(Config, paths, overrides, unset_by_null=PROPOSED_SETTINGS)
+    if "name" in config.model_fields_set:
+        return config
+
+    # The name becomes that of a folder.
     file_name = re.sub(r"[^A-Za-z0-9._-]", "-", paths[0].stem).lstrip("._-")[:100]
-    is_named = "name" in config.model_fields_set or not file_name
-    return config if is_named else config.model_copy(update={"name": file_name})
+    return config.model_copy(update={"name": file_name}) if file_name else config
 
 
 def config_hash(
     cell: CellConfig, rollouts: str = LOCAL_ROLLOUTS, evaluations: str = LOCAL_ROLLOUTS
 ) -> str:
-    """12 hex digits that name the settings deciding a cell's result: those off their defaults, and
-    HASH_VERSION. `rollouts`, `evaluations`: the engines that sample them."""
+    """12 hex digits that name the settings deciding a cell's result.
+
+    `rollouts`, `evaluations`: the engines that sample them. Only settings off their defaults count,
+    so that a new setting changes the hash of no run that exists; and HASH_VERSION, for the day on
+    which a default or its meaning changes.
+    """
     defaults = dict(flatten(CellConfig().model_dump(mode="json")))
     settings = dict(flatten(cell.model_dump(mode="json")))
-    changed = {
-        key: value
-        for key, value in settings.items()
-        if key not in defaults or value != defaults[key]
-    }
+    changed: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key not in defaults or value != defaults[key]:
+            changed[key] = value
     if rollouts != LOCAL_ROLLOUTS:
         changed["run.rollouts"] = rollouts
     if evaluations != LOCAL_ROLLOUTS:
         changed["run.evaluations"] = evaluations
-    text = json.dumps(
-        {"version": HASH_VERSION, "settings": changed}, sort_keys=True, separators=(",", ":")
-    )
+
+    document = {"version": HASH_VERSION, "settings": changed}
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

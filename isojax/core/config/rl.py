@@ -92,6 +92,5 @@ class RLConfig(Section):
 
     def rate_factor(self, B: float) -> float:
         """What a learning rate is multiplied by at B rollouts per update."""
-        return (B / self.lr_reference_batch) ** {"constant": 0.0, "sqrt": 0.5, "linear": 1.0}[
-            self.lr_scaling
-        ]
+        exponents = {"constant": 0.0, "sqrt": 0.5, "linear": 1.0}
+        return (B / self.lr_reference_batch) ** exponents[self.lr_scaling]

@@ -23,26 +23,28 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def with_settings(self, **settings: Any) -> Self:
-        """A copy with other settings, not checked; of a section in it those that a dict names:
-        sweep={"seeds": 1}."""
-        sections = {name: vars(self)[name] for name in settings if isinstance(settings[name], dict)}
-        changed = {
-            name: s.with_settings(**settings[name])
-            for name, s in sections.items()
-            if isinstance(s, Section)
-        }
-        return self.model_copy(update=settings | changed)
+        """A copy with other settings, which are not checked.
+
+        Of a section in it, those that a dict names: sweep={"seeds": 1}.
+        """
+        changed = dict(settings)
+        for name, value in settings.items():
+            section = vars(self)[name] if isinstance(value, dict) else None
+            if isinstance(section, Section):  # else a map of the user's names, replaced whole
+                changed[name] = section.with_settings(**value)
+        return self.model_copy(update=changed)
 
     @field_validator("*")
     @classmethod
     def _check_texts(cls, value: Any) -> Any:
-        items = (
-            [*value, *value.values()]
-            if isinstance(value, dict)
-            else value
-            if isinstance(value, tuple)
-            else [value]
-        )
+        """Refuse NUL, which no path, no environment variable and no JSON of a log may hold."""
+        if isinstance(value, dict):
+            items = [*value, *value.values()]
+        elif isinstance(value, tuple):
+            items = [*value]
+        else:
+            items = [value]
+
         if any(isinstance(item, str) and "\0" in item for item in items):
             raise PydanticCustomError("nul_character", "text without NUL characters")
         return value

@@ -1,5 +1,6 @@
-"""`cell` as a whole, its evaluation grid; `sweep`: the grid of (B_p, n) and its sizes; `run`: where
-and how to run."""
+"""`cell` as a whole, with its grid of evaluations; `sweep`, the grid of (B_p, n); `run`, where and
+how to run.
+"""
 
 import math
 import re
@@ -75,21 +76,29 @@ class EvalConfig(Section):
         the budget."""
         if budget < self.start:
             raise InputError(
-                f"sweep.budget = {budget} is below the first evaluation, cell.eval.start = {self.start}."
+                f"sweep.budget = {budget} is below the first evaluation, "
+                f"cell.eval.start = {self.start}."
             )
-        if (steps := math.log(budget / self.start) / math.log(self.ratio)) > MAX_EVALUATIONS:
+
+        # Of a ratio next to 1 there would be billions, most of them at the same C.
+        steps = math.log(budget / self.start) / math.log(self.ratio)
+        if steps > MAX_EVALUATIONS:
             span = f"from cell.eval.start = {self.start} to sweep.budget = {budget}"
             limit = f"expected at most {MAX_EVALUATIONS:,}; usual is 1.3"
             raise InputError(
                 f"cell.eval.ratio = {self.ratio} takes {steps:.3g} steps {span}, {limit}."
             )
-        return [0, *dict.fromkeys(takewhile(lambda target: target <= budget, self._grid()))]
+
+        within_budget = takewhile(lambda target: target <= budget, self._grid())
+        return [0, *dict.fromkeys(within_budget)]
 
     def next_target(self, budget: int) -> int:
         """The first C beyond the budget at which an evaluation would be due."""
         return next(target for target in self._grid() if target > budget)
 
     def _grid(self) -> Iterator[int]:
+        """Every C of the grid, without end; some of the first may be there twice."""
+        # Rounded before it is rounded up, as 1024 * 1.25**2 may be a little more than 1600.
         return (math.ceil(round(self.start * self.ratio**k, 6)) for k in count())
 
 
