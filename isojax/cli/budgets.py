@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 from isojax.cli.formatting import parse_count
+from isojax.core.columns import parse_number
 from isojax.core.errors import InputError
-from isojax.core.tabular import parse_number
 from isojax.scaling.allocate.constraints import TimeBudget
 from isojax.scaling.allocate.curve_ensemble import TIMES_HINT
 from isojax.scaling.allocate.devices import measured_devices, on_devices

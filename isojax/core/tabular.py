@@ -1,13 +1,8 @@
-"""Tables, held as columns, whose rows know where in a file they stand.
-
-Checks of their cells name the file, the row and the column of one that cannot be used.
-"""
+"""Tables, held as columns, whose rows know where in a file they stand."""
 
 import difflib
-import json
-import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -15,10 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from isojax.core.columns import ABSENT, Column, is_blank, parse_number, rows_where
-from isojax.core.errors import InputError
-from isojax.core.limits import MAX_COLUMNS, MAX_COUNT, MAX_NAME, MAX_NUMBER
-from isojax.core.number_text import number_advice
+from isojax.core.columns import ABSENT, Column
+from isojax.core.limits import MAX_COLUMNS, MAX_NAME
 
 MAX_LISTED = 20  # values and columns that a message lists
 
@@ -237,111 +230,6 @@ class DataTable:
     header_position: str  # the line that names the columns; of JSON lines, the first row's
 
 
-def check_number(
-    cell_value: Any,
-    cell: str,
-    *,
-    expected: str = "a number",
-    minimum: float | None = None,
-    exclusive_minimum: float | None = None,
-    whole: bool = False,
-    remedy: str = "Correct it, or remove the row.",
-) -> float:
-    """A cell's finite number.
-
-    InputError where it is none, or out of range: it names the `cell` and what was `expected`, with
-    the `remedy` for text that nobody takes for a number.
-    """
-    if is_blank(cell_value):
-        raise InputError(
-            f"{cell} is missing or empty; expected {expected}. Fill the cell in, or remove the row."
-        )
-
-    number = parse_number(cell_value)
-    if number is None:
-        form = "a number such as 0.25 or 2.5e5, without unit and thousands separator"
-        advice = number_advice(cell_value, whole) if isinstance(cell_value, str) else ""
-        raise InputError(f"{cell} is {cell_value!r}; expected {form}.{advice or f' {remedy}'}")
-
-    requirement = _broken_requirement(number, minimum, exclusive_minimum, whole)
-    if requirement:
-        meaning = "" if expected == "a number" else f" ({expected})"
-        raise InputError(
-            f"{cell} is {cell_value}; expected {requirement}{meaning}. "
-            "Correct it, or remove the row."
-        )
-    return number
-
-
-def _broken_requirement(
-    number: float, minimum: float | None, exclusive_minimum: float | None, whole: bool
-) -> str:
-    """What a number should be and is not; "" where it is all that it should be."""
-    largest = MAX_COUNT if whole else MAX_NUMBER
-    is_too_low = minimum is not None and number < minimum
-
-    if not math.isfinite(number):
-        return "a finite number"
-    if whole and (is_too_low or number != int(number)):
-        return "a whole number" + ("" if minimum is None else f" of at least {minimum:g}")
-    if abs(number) > largest:
-        return f"a number of at most {largest:g} in size"
-    if is_too_low:
-        return f"at least {minimum:g}"
-    if exclusive_minimum is not None and number <= exclusive_minimum:
-        return f"more than {exclusive_minimum:g}"
-    return ""
-
-
-def check_numbers(
-    column: Column,
-    cell: Callable[[int], str],
-    *,
-    expected: str = "a number",
-    minimum: float | None = None,
-    exclusive_minimum: float | None = None,
-    whole: bool = False,
-) -> NDArray[np.float64]:
-    """float[rows]: every cell of a column, checked as `check_number` does.
-
-    `cell` names the cell of a row.
-    """
-    # All at once, as a column may have a million rows. A comparison with NaN, which stands for what
-    # is no number, is false.
-    numbers = column.numbers
-    with np.errstate(invalid="ignore"):  # trunc of what is not finite
-        is_usable = np.abs(numbers) <= (MAX_COUNT if whole else MAX_NUMBER)
-        if minimum is not None:
-            is_usable &= numbers >= minimum
-        if exclusive_minimum is not None:
-            is_usable &= numbers > exclusive_minimum
-        if whole:
-            is_usable &= numbers == np.trunc(numbers)
-
-    # The first cell that cannot be used is refused, with the reason.
-    for row in rows_where(~is_usable):
-        check_number(
-            column[row],
-            cell(int(row)),
-            expected=expected,
-            minimum=minimum,
-            exclusive_minimum=exclusive_minimum,
-            whole=whole,
-        )
-    return numbers
-
-
-def require_column(table: DataTable, name: str) -> str:
-    """The name itself, once the table is known to have that column; InputError where it has not."""
-    if name not in table.columns:
-        (nearest,) = nearest_names(name, table.columns)
-        raise InputError(
-            f"{table.source}, {table.header_position}: no column {name!r}; "
-            f"the nearest is {nearest!r}. The columns are {list_some(table.columns)}."
-        )
-    return name
-
-
 def nearest_names(name: str, names: Sequence[str], cutoff: float = 0.0) -> list[str]:
     """The one of `names` that is most alike, or none where none is as alike as `cutoff`, from 0
     to 1.
@@ -358,82 +246,3 @@ def list_some(texts: Sequence[str]) -> str:
     """The first of some texts, for a message: "a, b and 3 more"."""
     more = f" and {len(texts) - MAX_LISTED} more" if len(texts) > MAX_LISTED else ""
     return ", ".join(texts[:MAX_LISTED]) + more
-
-
-def float_column(
-    table: DataTable,
-    name: str,
-    minimum: float | None = None,
-    exclusive_minimum: float | None = None,
-) -> NDArray[np.float64]:
-    """A column as float[rows]; InputError where there is none, or at a cell that `check_number`
-    refuses."""
-    column = table.rows.column(require_column(table, name))
-
-    def name_cell(row: int) -> str:
-        return f"{table.rows.place(row).location}: {name}"
-
-    return check_numbers(column, name_cell, minimum=minimum, exclusive_minimum=exclusive_minimum)
-
-
-def filter_rows(table: DataTable, filters: Sequence[str]) -> DataTable:
-    """The rows for which every filter COLUMN=VALUE holds; of several on one column, any of them.
-
-    InputError where there is no such column, or no such row.
-    """
-    for name, wanted in _parse_filters(table, filters).items():
-        wanted_keys = {_comparison_key(value) for value in wanted}
-        cells = list(table.rows.column(name))
-        is_wanted = np.array([_comparison_key(cell) in wanted_keys for cell in cells], np.bool_)
-        if not is_wanted.any():
-            available = list(dict.fromkeys(map(_cell_text, cells)))
-            condition = " or ".join(f"{name}={value}" for value in wanted)
-            raise InputError(
-                f"{table.source}: --where {condition} matches no row; "
-                f"{name} has {list_some(available)}."
-            )
-        table = replace(table, rows=table.rows.take(is_wanted))
-    return table
-
-
-def _parse_filters(table: DataTable, filters: Sequence[str]) -> dict[str, list[str]]:
-    """The wanted values of each column that the filters name."""
-    wanted_by_column: dict[str, list[str]] = {}
-    for text in filters:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise InputError(f"--where: given {text!r}, expected COLUMN=VALUE, such as set=easy.")
-        column = require_column(table, name.strip())
-        wanted_by_column.setdefault(column, []).append(value.strip())
-    return wanted_by_column
-
-
-def check_unique_rows(table: DataTable, key_columns: Sequence[str]) -> None:
-    """InputError where two rows agree in these columns."""
-    columns = [list(table.rows.column(name)) for name in key_columns]
-    row_by_key: dict[tuple[str | float, ...], int] = {}
-
-    for row, cells in enumerate(zip(*columns, strict=True)):
-        key = tuple(map(_comparison_key, cells))
-        earlier_row = row_by_key.setdefault(key, row)
-        if earlier_row != row:
-            named_cells = zip(key_columns, cells, strict=True)
-            key_text = ", ".join(f"{name} = {_cell_text(cell)}" for name, cell in named_cells)
-            location = table.rows.place(row).location
-            earlier_position = table.rows.place(earlier_row).position
-            raise InputError(
-                f"{location}: {key_text}, as in {earlier_position} already; remove one of them."
-            )
-
-
-def _cell_text(value: Any) -> str:
-    """A cell as text: of a CSV as it is, of JSON lines as JSON, and "" where it is absent."""
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _comparison_key(value: Any) -> str | float:
-    """What makes cells equal: their number (32 equals 32.0), else their text."""
-    number = parse_number(value)
-    return number if number is not None and math.isfinite(number) else _cell_text(value)

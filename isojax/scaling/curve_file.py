@@ -9,14 +9,9 @@ from typing import Any
 import numpy as np
 
 from isojax.core.errors import InputError
+from isojax.core.table_checks import check_unique_rows, filter_rows, float_column, require_column
 from isojax.core.table_files import read_table
-from isojax.core.tabular import (
-    DataTable,
-    check_unique_rows,
-    filter_rows,
-    float_column,
-    require_column,
-)
+from isojax.core.tabular import DataTable
 from isojax.scaling.checks.evaluation_size import SAME_REWARD, size_by_step
 from isojax.scaling.checks.learning import MIN_OF_ONE_RUN, NothingLearnt, describe, shows_something
 from isojax.scaling.curves.departures import MIN_VISIBLE

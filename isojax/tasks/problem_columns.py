@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from isojax.core.columns import is_blank
 from isojax.core.errors import InputError
-from isojax.core.tabular import DataRow, is_blank
+from isojax.core.tabular import DataRow
 from isojax.core.terminal import note
 from isojax.tasks.answers.final_answer import reference_answer
 from isojax.tasks.text_literals import parse_literal

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 import yaml
 
+from isojax.core.columns import is_blank
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.core.tabular import DataRow, is_blank
+from isojax.core.tabular import DataRow
 from isojax.core.terminal import note, warn
 from isojax.core.yaml_files import YAML_ERRORS, check_yaml, first_line
 from isojax.tasks import sources

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from isojax.core import limits, table_files
+from isojax.core.columns import parse_number
 from isojax.core.config import Config, EvalConfig, SweepConfig, load_config
 from isojax.core.errors import InputError
-from isojax.core.tabular import nearest_names, parse_number
+from isojax.core.tabular import nearest_names
 from isojax.core.yaml_files import config_keys, nearest_key
 from isojax.launch.planner import plan_cells
 from isojax.models.hf import hf_config

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from isojax.core.errors import InputError
+from isojax.core.table_checks import check_unique_rows, filter_rows, float_column
 from isojax.core.table_files import read_table
-from isojax.core.tabular import check_unique_rows, filter_rows, float_column
 
 
 def write(tmp_path, text, name="points.csv"):

@@ -17,12 +17,12 @@ from typing import NoReturn
 
 import numpy as np
 
-from isojax.core.columns import Column, rows_where
+from isojax.core.columns import Column, parse_number, rows_where
 from isojax.core.csv_header import BAR, DELIMITERS, reject_further_headers
 from isojax.core.csv_text import parse_csv
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_text
-from isojax.core.tabular import DataTable, RowTable, list_some, parse_number
+from isojax.core.tabular import DataTable, RowTable, list_some
 from isojax.runs.importers import importer
 from isojax.runs.logs.known_columns import TABLE_FIELDS
 from isojax.runs.logs.log_files import LogStart

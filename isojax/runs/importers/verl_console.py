@@ -10,9 +10,10 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from isojax.core.columns import parse_number
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_lines
-from isojax.core.tabular import DataRow, parse_number
+from isojax.core.tabular import DataRow
 from isojax.core.yaml_files import flatten
 from isojax.runs.importers import importer
 from isojax.runs.logs import verl_columns

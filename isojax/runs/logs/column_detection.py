@@ -9,9 +9,9 @@ from fnmatch import filter as glob_filter
 
 import numpy as np
 
-from isojax.core.columns import Column, Mask
+from isojax.core.columns import Column, Mask, parse_number
 from isojax.core.errors import InputError
-from isojax.core.tabular import RowTable, list_some, nearest_names, parse_number
+from isojax.core.tabular import RowTable, list_some, nearest_names
 from isojax.runs.logs.column_map import (
     DOT_OF_THOUSANDS,
     LOWEST_VALUES,

@@ -9,18 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from isojax.core.columns import Column, Mask, rows_where
+from isojax.core.columns import Column, Mask, is_blank, parse_number, rows_where
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT, MAX_NUMBER
 from isojax.core.nouns import RewardSums
-from isojax.core.tabular import (
-    DataRow,
-    RowTable,
-    check_number,
-    is_blank,
-    nearest_names,
-    parse_number,
-)
+from isojax.core.table_checks import check_number
+from isojax.core.tabular import DataRow, RowTable, nearest_names
 from isojax.runs.logs.log_table import FIELD_HELP, STEP_FIELDS, LogTable
 from isojax.runs.logs.reward_rounding import clip_rounding
 

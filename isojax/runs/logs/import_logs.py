@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from isojax.core.atomic_files import atomic_folder, write_text
+from isojax.core.columns import is_blank
 from isojax.core.cycle_collection import cycle_collection_paused
 from isojax.core.errors import InputError
-from isojax.core.tabular import is_blank, list_some
+from isojax.core.tabular import list_some
 from isojax.runs.importers import Importer, importer
 from isojax.runs.ledger import write_run
 from isojax.runs.logs.column_detection import map_columns

@@ -10,18 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from isojax.core.columns import Column, Mask
+from isojax.core.columns import Column, Mask, is_blank
 from isojax.core.errors import InputError
+from isojax.core.table_checks import check_unique_rows, require_column
 from isojax.core.table_files import parse_json, read_objects, read_table, read_text, split_lines
-from isojax.core.tabular import (
-    DataRow,
-    RowTable,
-    check_unique_rows,
-    is_blank,
-    list_some,
-    nearest_names,
-    require_column,
-)
+from isojax.core.tabular import DataRow, RowTable, list_some, nearest_names
 
 # What a log's columns can be, and what a refusal and --help say of each.
 FIELD_HELP = {

@@ -15,7 +15,8 @@ import numpy as np
 from isojax.core.columns import parse_number
 from isojax.core.errors import InputError
 from isojax.core.number_text import number_advice
-from isojax.core.tabular import check_number, list_some
+from isojax.core.table_checks import check_number
+from isojax.core.tabular import list_some
 from isojax.runs.logs.log_table import LogTable, RunSettings
 from isojax.runs.logs.typed_options import leave_out_option, map_option
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from isojax.core.columns import Mask
+from isojax.core.columns import Mask, is_blank
 from isojax.core.errors import InputError
-from isojax.core.tabular import RowTable, is_blank
+from isojax.core.tabular import RowTable
 from isojax.runs.logs.column_map import ColumnMap, is_validation
 from isojax.runs.logs.log_run import LogRun
 from isojax.runs.logs.measured_words import BENCHMARKS, HELD_OUT, TRAINING, words_of_source

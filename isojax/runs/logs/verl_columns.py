@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from isojax.core.tabular import DataRow, parse_number
+from isojax.core.columns import parse_number
+from isojax.core.tabular import DataRow
 
 # acc/mean@k, or reward/mean@k of problems without acc
 METRIC_COLUMNS = ("val-core/*/mean@*", "val/test_score/*")

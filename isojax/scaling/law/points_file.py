@@ -10,16 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from isojax.core.columns import is_blank, parse_number
 from isojax.core.errors import InputError
+from isojax.core.table_checks import check_unique_rows, filter_rows, float_column
 from isojax.core.table_files import read_table
-from isojax.core.tabular import (
-    DataTable,
-    check_unique_rows,
-    filter_rows,
-    float_column,
-    is_blank,
-    parse_number,
-)
+from isojax.core.tabular import DataTable
 from isojax.scaling.intervals import LEVEL, REPLICATES, SEED, central_band
 from isojax.scaling.law import n_star_law
 from isojax.scaling.law.n_star_law import FORMS, MIN_DISTINCT_N
