@@ -170,6 +170,7 @@ def _parse_rows(
     )
     arrays = [column.combine_chunks() for column in table.columns]
 
+    # pyarrow numbers rows from 1.
     row_count = table.num_rows + len(left_out)
     is_read = np.ones(row_count, np.bool_)
     is_read[[row.number - 1 for row in left_out]] = False

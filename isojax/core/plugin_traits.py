@@ -18,7 +18,7 @@ from isojax.core.user_code import is_library_file
 def check_traits(decorator: str, traits_type: type[Any], traits: Mapping[str, Any]) -> None:
     """InputError where a decorator's arguments do not fit the dataclass of its traits.
 
-    Each must be the name of a field and have its type, and no field without a default may lack.
+    Each must be the name of a field and have its type, and none without a default may be missing.
     """
     types = get_type_hints(traits_type)
     for name, value in traits.items():

@@ -65,8 +65,10 @@ class SamplerShapes:
 
     @property
     def prefix_entries(self) -> int:
-        """G, prompts whose keys and values a shard holds: with room for one prefill batch to spare,
-        in whole prefill batches."""
+        """G, prompts whose keys and values a shard holds.
+
+        In whole prefill batches, and with room for one of them to spare.
+        """
         g = self.prefill_batch
         W = self.slots_per_prefix
         problems_per_shard = -(-self.Q_cap // self.shards)

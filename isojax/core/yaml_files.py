@@ -117,7 +117,7 @@ def _read_leaves(
         if dotted_key not in known_keys:
             # Of an unknown section, the setting in it says best what was meant.
             if isinstance(value, Mapping) and value:
-                dotted_key = next(flatten(value, f"{dotted_key}."), (dotted_key, None))[0]
+                dotted_key, _ = next(flatten(value, f"{dotted_key}."), (dotted_key, None))
             nearest = nearest_key(dotted_key, known_keys)
             raise InputError(
                 f"{source}: unknown key {dotted_key!r}; the nearest known key is {nearest!r}."

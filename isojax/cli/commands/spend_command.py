@@ -92,7 +92,7 @@ def _with_one_learning_rate(config: Config, words: Sequence[str]) -> Config:
     """For every n the learning rate that the config's scaling gives the middle B.
 
     An update of a larger n then has less noise, and not a larger step, so that n can be changed on
-    the way. A config, or a word of the command, that decides otherwise is left as it is.
+    the way. Where a word of the command sets cell.rl.lr_scaling, that decides.
     """
     rl = config.cell.rl
     sweep = config.sweep

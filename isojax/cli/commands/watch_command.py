@@ -276,6 +276,7 @@ def _n_table(options: Sequence[NOption], n_now: int, C_end: float) -> TextTable:
 
     rows = []
     for option in options:
+        # Without an interval, nothing is known but the range of a reward.
         low, high = (0.0, 1.0) if option.interval is None else option.interval
         row = [
             f"{option.n}{' (now)' if option.n == n_now else ''}",
