@@ -55,8 +55,11 @@ def growing_stages(recommendation: Recommendation) -> Iterator[GrowingStage]:
     growing = recommended_growth(recommendation)
     parts = _stage_allocations(growing, recommendation.allocation.C)
     M_ends = accumulate(part.allocation.M for part in parts)
+    series = (
+        f"one run whose n grows ({growing.schedule}), "
+        f"expected to end at {growing.expected_reward:.3f}"
+    )
     for number, (part, M_end) in enumerate(zip(parts, M_ends, strict=True), 1):
-        series = f"one run whose n grows ({growing.schedule}), expected to end at {growing.expected_reward:.3f}"
         note = (
             f"Run {number} of {len(parts)}, from C = {part.C_start} on: together they are {series}."
         )
@@ -72,20 +75,21 @@ class StageAllocation:
 
 
 def _stage_allocations(growing: GrowingRun, C_end: int) -> list[StageAllocation]:
+    """The stages of a schedule up to C_end, in whole updates."""
     stages = parse_schedule(growing.schedule)
     # A recommendation has explicit stages.
     assert not isinstance(stages, GradientSchedule | FittedSchedule)
     if not growing.batches:
         spans = [span for span in stage_spans(stages) if span.C + span.B <= C_end]
-        M_ends = [
-            *(span.M for span in spans[1:]),
-            spans[-1].M + (C_end - spans[-1].C) // spans[-1].B,
-        ]
+        last = spans[-1]
+        last_M = last.M + (C_end - last.C) // last.B
+        M_ends = [*(span.M for span in spans[1:]), last_M]
         return [
             StageAllocation(span.C, Allocation(span.B_p, span.n, M_end - span.M))
             for span, M_end in zip(spans, M_ends, strict=True)
         ]
 
+    # With dynamic sampling, an update of a stage takes `batches` of B_p n rollouts on average.
     C_ends = [*(stage.C for stage in stages[1:]), C_end]
     parts = []
     for stage, C_stop, batches in zip(stages, C_ends, growing.batches, strict=True):
@@ -121,7 +125,9 @@ def dynamic_sampling(
     """As the measured runs had it; None where they had none."""
     limit = None if sweep_config is None else sweep_config.cell.rl.dynamic_sampling
     batches = recommendation.allocation.batches
-    return None if limit is None and batches == 1.0 else DynamicSampling(limit, batches)
+    if limit is None and batches == 1.0:
+        return None
+    return DynamicSampling(limit, batches)
 
 
 @dataclass(frozen=True)
@@ -144,8 +150,9 @@ def without_dynamic_sampling(
 
     M = allocation.C // allocation.B
     note = (
-        f"{trainer} has no dynamic sampling: groups of equal rewards stay, and an update takes one batch, so that "
-        f"these {allocation.C} rollouts are M = {M} updates. The expected reward is that of runs with dynamic sampling."
+        f"{trainer} has no dynamic sampling: groups of equal rewards stay, "
+        f"and an update takes one batch, so that these {allocation.C} rollouts are M = {M} "
+        "updates. The expected reward is that of runs with dynamic sampling."
     )
     plain = Allocation(allocation.B_p, allocation.n, M)
     return OneBatch(replace(recommendation, allocation=plain), (note,))
@@ -161,50 +168,73 @@ def header_comments(
 ) -> str:
     """YAML comments above a config: the allocation, its expected reward, reasons, learning rate,
     notes and command."""
-    allocation, interval = recommendation.allocation, recommendation.interval
-    interval_text = f", {interval[0]:.3f} to {interval[1]:.3f}" if interval else ""
-    reward_text = (
-        f"Expected {recommendation.metric}: {recommendation.expected_reward:.3f}{interval_text}."
+    lines: list[str] = []
+    caveat = recommendation.nothing_learnt or recommendation.tie
+    if caveat:
+        lines.append(f"{caveat[:1].upper()}{caveat[1:]}.")
+
+    allocation = recommendation.allocation
+    batches = ""
+    if allocation.batches != 1.0:
+        batches = f" of {allocation.batches:.2f} batches on average"
+    lines.append(
+        f"isojax recommend: B_p = {allocation.B_p} problems per batch, "
+        f"n = {allocation.n} rollouts per problem, M = {allocation.M} updates{batches}; "
+        f"C = {allocation.C} rollouts."
     )
-    warmup = (
-        f" The rate is constant after {sweep_config.cell.rl.warmup} updates of warm-up."
-        if sweep_config
-        else ""
-    )
-    first = recommendation.nothing_learnt or recommendation.tie
-    batches_text = (
-        "" if allocation.batches == 1.0 else f" of {allocation.batches:.2f} batches on average"
-    )
-    lines = [
-        *([f"{first[:1].upper()}{first[1:]}."] if first else []),
-        f"isojax recommend: B_p = {allocation.B_p} problems per batch, n = {allocation.n} rollouts per problem, M = "
-        f"{allocation.M} updates{batches_text}; C = {allocation.C} rollouts.",
-        *([reward_text, *recommendation.reasons] if stage is None else [stage.note]),
-        *([f"Risk: {recommendation.risk_summary}."] if recommendation.risks else []),
-        *(f"warning: {warning}" for warning in recommendation.further_warnings),
-        f"{_learning_rate_text(allocation.B, sweep_config)} The key is {learning_rate_key}.{warmup}",
-        *notes,
-        *([f"Run: {how_to_run.format(file='FILE')}"] if how_to_run else []),
-    ]
+    if stage is None:
+        lines += [_reward_text(recommendation), *recommendation.reasons]
+    else:
+        lines.append(stage.note)
+    if recommendation.risks:
+        lines.append(f"Risk: {recommendation.risk_summary}.")
+    lines += [f"warning: {warning}" for warning in recommendation.further_warnings]
+
+    warmup = ""
+    if sweep_config:
+        updates = sweep_config.cell.rl.warmup
+        warmup = f" The rate is constant after {updates} updates of warm-up."
+    rate = _learning_rate_text(allocation.B, sweep_config)
+    lines.append(f"{rate} The key is {learning_rate_key}.{warmup}")
+
+    lines += notes
+    if how_to_run:
+        lines.append(f"Run: {how_to_run.format(file='FILE')}")
     # a line break would end the comment
     return "".join(f"# {' '.join(line.split())}\n" for line in lines)
+
+
+def _reward_text(recommendation: Recommendation) -> str:
+    interval = ""
+    if recommendation.interval:
+        low, high = recommendation.interval
+        interval = f", {low:.3f} to {high:.3f}"
+    return f"Expected {recommendation.metric}: {recommendation.expected_reward:.3f}{interval}."
 
 
 def small_dataset_note(allocation: Allocation, epochs_key: str, other_settings: str = "") -> str:
     """For trainers that end after so many passes over their dataset, also before M updates."""
     prompts = allocation.C // allocation.n
     formula = "B_p M" if allocation.batches == 1.0 else "C / n"
-    return f"With a dataset of D < {formula} = {prompts} prompts, {other_settings}{epochs_key} is {prompts} / D."
+    return (
+        f"With a dataset of D < {formula} = {prompts} prompts, "
+        f"{other_settings}{epochs_key} is {prompts} / D."
+    )
 
 
 def _learning_rate_text(B: int, sweep_config: Config | None) -> str:
     """What the sweep's rule gives at this batch, or the rule alone (IsoCompute Playbook, section
     3)."""
     if sweep_config is None:
-        return f"Learning rate: if your runs scaled it with sqrt(B), do so; here B = B_p n = {B} rollouts per update."
+        return (
+            "Learning rate: if your runs scaled it with sqrt(B), do so; "
+            f"here B = B_p n = {B} rollouts per update."
+        )
     rl = sweep_config.cell.rl
     if rl.lr_scaling == "constant":
         return f"Learning rate: {rl.learning_rate:g}, the sweep's for every B; here B = {B}."
-    text = f"{'sqrt' if rl.lr_scaling == 'sqrt' else ''}(B / {rl.lr_reference_batch})"
-    scaled_rate = f"{rl.learning_rate * rl.rate_factor(B):.4g}"
-    return f"Learning rate: the sweep's rule, {rl.learning_rate:g} * {text}, gives {scaled_rate} at B = {B}."
+
+    root = "sqrt" if rl.lr_scaling == "sqrt" else ""
+    rule = f"{rl.learning_rate:g} * {root}(B / {rl.lr_reference_batch})"
+    scaled_rate = rl.learning_rate * rl.rate_factor(B)
+    return f"Learning rate: the sweep's rule, {rule}, gives {scaled_rate:.4g} at B = {B}."

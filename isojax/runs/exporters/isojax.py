@@ -14,11 +14,11 @@ def render_growing(
 ) -> list[str]:
     """As `render`, with the recommended schedule in place of the cell: one run, which is named
     after the sweep."""
-    schedules = {"growing": recommended_growth(recommendation).schedule}
+    schedule = recommended_growth(recommendation).schedule
     config = _config(recommendation, sweep_config)
     largest_n = max(cell.n for cell in recommendation.measured_cells)
     B_max = max(config.sweep.B_max, recommendation.allocation.B_p * largest_n)
-    sweep = {"B_p": (), "n": (), "schedules": schedules, "B_max": B_max}
+    sweep = {"B_p": (), "n": (), "schedules": {"growing": schedule}, "B_max": B_max}
     config = config.with_settings(name=f"{config.name}-growing", sweep=sweep)
     return [yaml_text(config.model_dump(mode="json"))]
 
@@ -33,13 +33,10 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
 def _config(recommendation: Recommendation, sweep_config: Config | None) -> Config:
     if sweep_config is None:
         raise InputError(
-            "no config.yaml in the folder of the fit; expected one. For logs: --for verl or --for trl."
+            "no config.yaml in the folder of the fit; expected one. "
+            "For logs: --for verl or --for trl."
         )
-    # The planner chooses sizes again: the sweep's were for its smallest cell. The grid of
-    # evaluations is moved (by less than one ratio) so that its last value is the recommended C,
-    # where the run ends.
-    allocation, eval_grid = recommendation.allocation, sweep_config.cell.eval
-    whole_ratios = max(0, math.floor(math.log(allocation.C / eval_grid.start, eval_grid.ratio)))
+    allocation = recommendation.allocation
     sweep = {
         "B_p": (allocation.B_p,),
         "n": (allocation.n,),
@@ -48,8 +45,17 @@ def _config(recommendation: Recommendation, sweep_config: Config | None) -> Conf
         "B_max": max(sweep_config.sweep.B_max, allocation.B),
         "seeds": 1,
         **WHOLE_GRID,
-        **dict.fromkeys(("decode_slots", "microbatch", "prefill_batch")),
+        # The planner chooses sizes again: the sweep's were for its smallest cell.
+        "decode_slots": None,
+        "microbatch": None,
+        "prefill_batch": None,
     }
-    name = f"{sweep_config.name}-{allocation.B_p}x{allocation.n}-C{allocation.C}"
+
+    # The grid of evaluations is moved (by less than one ratio) so that its last value is the
+    # recommended C, where the run ends.
+    eval_grid = sweep_config.cell.eval
+    whole_ratios = max(0, math.floor(math.log(allocation.C / eval_grid.start, eval_grid.ratio)))
     first_C = allocation.C / eval_grid.ratio**whole_ratios
+
+    name = f"{sweep_config.name}-{allocation.B_p}x{allocation.n}-C{allocation.C}"
     return sweep_config.with_settings(name=name, cell={"eval": {"start": first_C}}, sweep=sweep)

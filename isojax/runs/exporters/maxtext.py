@@ -14,14 +14,18 @@ from isojax.runs.exporters import (
     without_dynamic_sampling,
 )
 
-HOW_TO_RUN = "python -m maxtext.trainers.post_train.rl.train_rl {file} model_name=... load_parameters_path=..."
+HOW_TO_RUN = (
+    "python -m maxtext.trainers.post_train.rl.train_rl {file} model_name=... "
+    "load_parameters_path=..."
+)
 
 
 @exporter(how_to_run=HOW_TO_RUN)
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     one_batch = without_dynamic_sampling(recommendation, sweep_config, "MaxText")
     recommendation = one_batch.recommendation
-    allocation = one_batch.recommendation.allocation
+    allocation = recommendation.allocation
+
     config = {
         "base_config": "rl.yml",
         "batch_size": allocation.B_p,
@@ -35,6 +39,5 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         "Put this file into the folder of MaxText's rl.yml, on which it builds.",
         small_dataset_note(allocation, "num_epoch", "num_batches is D / B_p, and "),
     ]
-    return header_comments(
-        recommendation, sweep_config, "learning_rate", notes, HOW_TO_RUN
-    ) + yaml_text(config)
+    header = header_comments(recommendation, sweep_config, "learning_rate", notes, HOW_TO_RUN)
+    return header + yaml_text(config)

@@ -20,6 +20,7 @@ DEFAULT_MAX_BATCHES = 10  # of the example config
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     allocation = recommendation.allocation
     sampling = dynamic_sampling(recommendation, sweep_config)
+
     grpo: dict[str, int | bool] = {
         "num_prompts_per_step": allocation.B_p,
         "num_generations_per_prompt": allocation.n,
@@ -27,9 +28,11 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         "max_num_epochs": allocation.M,
     }
     notes = [
-        "Put this file into NeMo-RL's examples/configs, the folder of the example on which it builds."
+        "Put this file into NeMo-RL's examples/configs, "
+        "the folder of the example on which it builds."
     ]
     if sampling is not None:
+        # twice as many as isojax's recipe allows: an update that is not full ends the run
         max_batches = max(DEFAULT_MAX_BATCHES, 2 * (sampling.limit or ceil(sampling.batches)))
         grpo |= {
             "max_num_epochs": sampling.epochs(allocation.M),
@@ -38,14 +41,15 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
             "dynamic_sampling_max_gen_batches": max_batches,
         }
         notes.append(
-            f"NeMo-RL ends with an error where {max_batches} batches do not fill an update. {KEPT_GROUPS}"
+            f"NeMo-RL ends with an error where {max_batches} batches do not fill an update. "
+            f"{KEPT_GROUPS}"
         )
+
     config = {
         "defaults": "grpo_math_1B.yaml",
         "grpo": grpo,
         "policy": {"train_global_batch_size": allocation.B},
     }
     rate_key = "policy.optimizer.kwargs.lr"
-    return header_comments(recommendation, sweep_config, rate_key, notes, HOW_TO_RUN) + yaml_text(
-        config
-    )
+    header = header_comments(recommendation, sweep_config, rate_key, notes, HOW_TO_RUN)
+    return header + yaml_text(config)

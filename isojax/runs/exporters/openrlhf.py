@@ -16,18 +16,21 @@ from isojax.runs.exporters import (
     small_dataset_note,
 )
 
-HOW_TO_RUN = "grep -v '^#' {file} | xargs python -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path ..."
+HOW_TO_RUN = (
+    "grep -v '^#' {file} | xargs python -m openrlhf.cli.train_ppo_ray "
+    "--actor.model_name_or_path ..."
+)
 
 
 @exporter(how_to_run=HOW_TO_RUN)
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     """The arguments; InputError for n = 1, which OpenRLHF's group_norm refuses."""
     allocation = recommendation.allocation
-    sampling = dynamic_sampling(recommendation, sweep_config)
     if allocation.n < 2:
         raise InputError(
             f"n = {allocation.n} rollouts per problem; OpenRLHF's group_norm expects at least 2."
         )
+
     arguments = {
         "rollout.batch_size": allocation.B_p,
         "rollout.n_samples_per_prompt": allocation.n,
@@ -37,14 +40,14 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         "data.max_samples": allocation.C // allocation.n,
         "algo.advantage.estimator": "group_norm",
     }
-    notes = [small_dataset_note(allocation, "train.num_episodes")]
     lines = [f"--{name} {value}\n" for name, value in arguments.items()]
-    if sampling is not None:
+    notes = [small_dataset_note(allocation, "train.num_episodes")]
+    if dynamic_sampling(recommendation, sweep_config) is not None:
         lines.append("--algo.dynamic_filtering_enable\n")
         notes.append(
             f"OpenRLHF replaces groups whose mean reward is 0 or 1, one by one. {KEPT_GROUPS}"
         )
         notes.append("It needs reward.remote_url or train.agent_func_path for that.")
-    return header_comments(
-        recommendation, sweep_config, "actor.adam.lr", notes, HOW_TO_RUN
-    ) + "".join(lines)
+
+    header = header_comments(recommendation, sweep_config, "actor.adam.lr", notes, HOW_TO_RUN)
+    return header + "".join(lines)

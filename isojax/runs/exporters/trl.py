@@ -51,11 +51,14 @@ def render(
     a series."""
     one_batch = without_dynamic_sampling(recommendation, sweep_config, "TRL")
     recommendation = one_batch.recommendation
-    allocation = one_batch.recommendation.allocation
+    allocation = recommendation.allocation
     if allocation.n < 2:
         raise InputError(
-            f"n = {allocation.n} rollouts per problem; TRL's GRPO expects at least 2, which it compares."
+            f"n = {allocation.n} rollouts per problem; "
+            "TRL's GRPO expects at least 2, which it compares."
         )
+
+    # the largest that divides B: gradient_accumulation_steps is a whole number
     microbatch = max(
         size for size in range(1, MAX_PER_DEVICE_BATCH + 1) if allocation.B % size == 0
     )
@@ -68,9 +71,13 @@ def render(
         "max_steps": allocation.M,
         **(folders or {}),
     }
+
     how_to_run = HOW_TO_RUN if stage is None or stage.number == 1 else HOW_TO_GO_ON
-    on_processes = "On G processes divide gradient_accumulation_steps by G"
-    notes = [*one_batch.notes, f"{on_processes}: an update takes {allocation.B} completions."]
+    notes = [
+        *one_batch.notes,
+        "On G processes divide gradient_accumulation_steps by G: "
+        f"an update takes {allocation.B} completions.",
+    ]
     header = header_comments(
         recommendation, sweep_config, "learning_rate", notes, how_to_run, stage
     )

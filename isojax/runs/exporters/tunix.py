@@ -21,19 +21,19 @@ HOW_TO_RUN = "python -m tunix.cli.grpo_main BASE.yaml override_config_file={file
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     one_batch = without_dynamic_sampling(recommendation, sweep_config, "Tunix")
     recommendation = one_batch.recommendation
-    allocation = one_batch.recommendation.allocation
+    allocation = recommendation.allocation
+
     overrides = {
         "batch_size": allocation.B_p,
         "num_batches": allocation.M,
         "grpo_config": {"num_generations": allocation.n, "num_iterations": 1},
     }
-    sizes = f"leave out mini_batch_size and max_steps, or set them to {allocation.B_p} and {allocation.M}"
     notes = [
         *one_batch.notes,
-        f"In rl_training_config of BASE.yaml {sizes}.",
+        "In rl_training_config of BASE.yaml leave out mini_batch_size and max_steps, "
+        f"or set them to {allocation.B_p} and {allocation.M}.",
         small_dataset_note(allocation, "num_train_epochs", "num_batches is D / B_p, and "),
     ]
     rate_key = "rl_training_config.actor_optimizer_config.learning_rate"
-    return header_comments(recommendation, sweep_config, rate_key, notes, HOW_TO_RUN) + yaml_text(
-        overrides
-    )
+    header = header_comments(recommendation, sweep_config, rate_key, notes, HOW_TO_RUN)
+    return header + yaml_text(overrides)

@@ -25,8 +25,8 @@ from isojax.runs.exporters import (
 )
 
 HOW_TO_RUN = (
-    "python -m verl.trainer.main_ppo --config-dir={folder} --config-name={name} data.train_files=... "
-    "actor_rollout_ref.model.path=..."
+    "python -m verl.trainer.main_ppo --config-dir={folder} --config-name={name} "
+    "data.train_files=... actor_rollout_ref.model.path=..."
 )
 FILTER_METRIC = "acc"
 
@@ -36,9 +36,10 @@ def render_growing(
 ) -> list[str]:
     """A series: verl saves a checkpoint at the end, and goes on from the newest in
     default_local_dir."""
+    folder = f"checkpoints/{name}"
     return [
-        render(s.recommendation, sweep_config, s, f"checkpoints/{name}")
-        for s in growing_stages(recommendation)
+        render(stage.recommendation, sweep_config, stage, folder)
+        for stage in growing_stages(recommendation)
     ]
 
 
@@ -53,19 +54,10 @@ def render(
     allocation = recommendation.allocation
     sampling = dynamic_sampling(recommendation, sweep_config)
     M_end = allocation.M if stage is None else stage.M_end
+
     trainer: dict[str, int | str] = {"total_training_steps": M_end, "total_epochs": M_end}
     data = {"train_batch_size": allocation.B_p}
     algorithm: dict[str, Any] = {"adv_estimator": "grpo"}
-    overrides = {
-        "defaults": ["ppo_trainer", "_self_"],
-        "data": data,
-        "algorithm": algorithm,
-        "actor_rollout_ref": {
-            "rollout": {"n": allocation.n},
-            "actor": {"ppo_mini_batch_size": allocation.B_p, "ppo_epochs": 1},
-        },
-        "trainer": trainer,
-    }
     notes = [f"B = {allocation.B} rollouts per update must be a multiple of the number of GPUs."]
     if sampling is not None:
         data["gen_batch_size"] = allocation.B_p
@@ -76,18 +68,31 @@ def render(
         }
         trainer["total_epochs"] = sampling.epochs(M_end)
         notes.append(f"verl goes on until no group of equal {FILTER_METRIC} is left. {KEPT_GROUPS}")
-        is_key = "filter_groups.metric is a key of what your reward function returns"
-        notes.append(f"{is_key}; where that is a number, {FILTER_METRIC}.")
+        notes.append(
+            "filter_groups.metric is a key of what your reward function returns; "
+            f"where that is a number, {FILTER_METRIC}."
+        )
     if stage is not None:
         trainer["save_freq"] = M_end  # and at the end, whatever it is, if it is above 0
         trainer |= {"resume_mode": "auto", "default_local_dir": folder}
         notes.append(
-            "Steps are counted on from run to run. The checkpoint brings the first run's learning rate back."
+            "Steps are counted on from run to run. "
+            "The checkpoint brings the first run's learning rate back."
         )
     notes.append(
         f"Run, in the folder of this file, NAME.yaml: {HOW_TO_RUN.format(folder='.', name='NAME')}"
     )
-    learning_rate_key = "actor_rollout_ref.actor.optim.lr"
-    return header_comments(
-        recommendation, sweep_config, learning_rate_key, notes, stage=stage
-    ) + yaml_text(overrides)
+
+    overrides = {
+        "defaults": ["ppo_trainer", "_self_"],
+        "data": data,
+        "algorithm": algorithm,
+        "actor_rollout_ref": {
+            "rollout": {"n": allocation.n},
+            "actor": {"ppo_mini_batch_size": allocation.B_p, "ppo_epochs": 1},
+        },
+        "trainer": trainer,
+    }
+    rate_key = "actor_rollout_ref.actor.optim.lr"
+    header = header_comments(recommendation, sweep_config, rate_key, notes, stage=stage)
+    return header + yaml_text(overrides)
