@@ -1,16 +1,23 @@
-"""isojax: where a budget of GRPO rollouts goes. Runs (B_p, n) sweeps on JAX and fits the scaling
-law n*(C) to them.
+"""isojax: where a budget of GRPO rollouts goes.
+
+Runs (B_p, n) sweeps on JAX and fits the scaling law n*(C) to them.
 
 In a notebook, without jax:
 
-    runs = isojax.read_runs("runs/quickstart")        the records of a sweep's folder, or of a DataFrame
-    law = isojax.fit(runs)                            curves, frontier, n*(C) and flags (scaling.result.FitResult)
-    law.recommend(1e6)                                how to spend 1e6 rollouts (core.nouns.Recommendation)
-    law.quote(0.6)                                    what a reward costs (core.nouns.Quote)
-    law.plot("n_star")                                a figure of the report (matplotlib)
-    law.frame("frontier")                             a table of it as a DataFrame (pandas)
-    isojax.load_study()["small_easy"]                 the runs behind docs/reproduction.md (extra parquet)
-    isojax.compare([law, other], ["a", "b"])          sweeps compared (scaling.comparison.SweepComparison)
+    # The records of a sweep's folder, or of a DataFrame.
+    runs = isojax.read_runs("runs/quickstart")
+
+    law = isojax.fit(runs)         # curves, frontier, n*(C) and flags (scaling.result.FitResult)
+    law.recommend(1e6)             # how to spend 1e6 rollouts (core.nouns.Recommendation)
+    law.quote(0.6)                 # what a reward costs (core.nouns.Quote)
+    law.plot("n_star")             # a figure of the report (matplotlib)
+    law.frame("frontier")          # a table of it as a DataFrame (pandas)
+
+    # The runs behind docs/reproduction.md (extra parquet).
+    isojax.load_study()["small_easy"]
+
+    # Sweeps compared (scaling.comparison.SweepComparison).
+    isojax.compare([law, other], ["a", "b"])
 """
 
 from pkgutil import resolve_name
@@ -53,10 +60,12 @@ _LAZY_NAMES = {
 
 
 def __getattr__(name: str) -> Any:
+    """A lazy name, as Python asks for one that is not there yet."""
     if name not in _LAZY_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return resolve_name(_LAZY_NAMES[name])
 
 
 def __dir__() -> list[str]:
+    """The lazy names too, for completion."""
     return sorted([*globals(), *_LAZY_NAMES])

@@ -58,8 +58,10 @@ def print_answer(
 
 
 def _print_caveats(console: SafeConsole, recommendation: Recommendation) -> None:
-    """What must be known before the answer is read: that n makes no difference, or that the fit is
-    not to be trusted."""
+    """What must be known before the answer is read.
+
+    That n makes no difference, or that the fit is not to be trusted.
+    """
     print_nothing_learnt(console, recommendation.nothing_learnt)
 
     if recommendation.tie:

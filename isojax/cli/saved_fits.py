@@ -1,5 +1,7 @@
-"""Fits as the commands use them: saved in the sweep's folder, and fitted again where the ledgers
-have grown."""
+"""Fits as the commands use them.
+
+They are saved in the sweep's folder, and made again where its ledgers have grown.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -190,8 +192,10 @@ def _options_of_fit(result: FitResult) -> FitOptions:
 
 
 def _is_stale(result: FitResult, runs: Sequence[RunRecord]) -> bool:
-    """Whether the ledgers' runs have other points than the fit was made from, or other runs are
-    flagged as broken."""
+    """Whether a fit is no longer that of the ledgers' runs.
+
+    They have other points than the fit was made from, or other runs are flagged as broken.
+    """
     health = result.health
 
     runs_in_ledgers: set[EvaluatedRun] = set()

@@ -45,8 +45,10 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A file to read; a pipe that nobody writes to is empty, where `open` would wait for a
-    writer."""
+    """A file to read.
+
+    A pipe that nobody writes to is empty, where `open` would wait for a writer.
+    """
 
     def open_without_waiting(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NONBLOCK)

@@ -26,8 +26,10 @@ class RunFailed(RuntimeError):
 
 
 class ServerFailed(RunFailed):
-    """A server that samples is gone, too slow, or not what it was; a run saves its state and
-    ends."""
+    """A server that samples is gone, too slow, or not what it was.
+
+    A run then saves its state and ends.
+    """
 
 
 # In the messages of XLA's backends.

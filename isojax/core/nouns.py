@@ -288,8 +288,10 @@ class StartWarning:
 
 @dataclass(frozen=True)
 class StartReport:
-    """What the check before the first update measured (train/start_check.py): shares of responses,
-    checks and problems by name, and what they make doubtful."""
+    """What the check before the first update measured (train/start_check.py).
+
+    Shares of responses, checks and problems by name, and what they make doubtful.
+    """
 
     shares: Mapping[str, float]
     warnings: tuple[StartWarning, ...] = ()
@@ -343,8 +345,7 @@ class NextRun:
 
 @dataclass(frozen=True)
 class GrowingRun:
-    """A run of the same budget whose n grows, from the same fit, against the recommended
-    allocation."""
+    """A run of the same budget whose n grows, against the recommended allocation, by one fit."""
 
     schedule: str  # as sweep.schedules takes it
     expected_reward: float
@@ -419,8 +420,10 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class QuotedCell:
-    """What a reward costs in one measured cell; a number is None where the reward is reached by no
-    C."""
+    """What a reward costs in one measured cell.
+
+    A number is None where the reward is reached by no C.
+    """
 
     B_p: int
     n: int

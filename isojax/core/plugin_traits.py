@@ -89,8 +89,10 @@ def _decorator_line(
 
 
 def first_line(function: Any) -> int:
-    """The line on which a function begins, its decorators included; 0 of what is no function in
-    Python."""
+    """The line on which a function begins, its decorators included.
+
+    0 of what is no function in Python.
+    """
     code = _code(function)
     return code.co_firstlineno if code else 0
 

@@ -98,8 +98,10 @@ class PolicySizes(Protocol):
         ...
 
     def sampler_weights(self, precision: PrecisionConfig) -> Sequence[WeightSizes]:
-        """The weights as a sampler stores them: cast, with adapters merged or beside them, as int8
-        with scales."""
+        """The weights as a sampler stores them.
+
+        Cast, with adapters merged or beside them, or as int8 with scales.
+        """
         ...
 
     def layer_sizes(self, compute: str, platform: str, split: Split) -> Sequence[LayerSizes]:

@@ -96,11 +96,10 @@ class SamplerShapes:
         return self.Q_cap + self.prefill_batch
 
     def joint_forward(self, positions_split: bool) -> bool:
-        """Whether the update takes a block of prompts through the layers together with the
-        responses to them.
+        """Whether the update takes prompts and the responses to them through the layers together.
 
-        That is where these are one microbatch, unless devices split prompts' positions or responses
-        have one token.
+        That is, of a block of g prompts, where the responses are one microbatch, unless devices
+        split prompts' positions or responses have one token.
         """
         n_cap = max(n for _, n in self.cells)
         rows_per_shard = -(-self.B_cap // self.shards)
@@ -126,8 +125,7 @@ def layers_are_unrolled(platform: str, cache_dtype: str) -> bool:
 
 
 def vocabulary_block(vocab: int, max_block: int = VOCABULARY_BLOCK) -> int:
-    """Tokens per block, at most `max_block`, such that whole blocks leave little of the vocabulary
-    over.
+    """Tokens per block, at most `max_block`, of which whole blocks leave little over.
 
     XLA computes the remainder outside the loop over blocks, and holds both in memory.
     """

@@ -130,8 +130,10 @@ def float_column(
     minimum: float | None = None,
     exclusive_minimum: float | None = None,
 ) -> NDArray[np.float64]:
-    """A column as float[rows]; InputError where there is none, or at a cell that `check_number`
-    refuses."""
+    """A column as float[rows].
+
+    InputError where there is no such column, or at a cell that `check_number` refuses.
+    """
     column = table.rows.column(require_column(table, name))
 
     def name_cell(row: int) -> str:

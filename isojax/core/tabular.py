@@ -231,9 +231,9 @@ class DataTable:
 
 
 def nearest_names(name: str, names: Sequence[str], cutoff: float = 0.0) -> list[str]:
-    """The one of `names` that is most alike, or none where none is as alike as `cutoff`, from 0
-    to 1.
+    """The one of `names` that is most alike, or none.
 
+    None where none is as alike as `cutoff`, from 0 to 1.
     At most MAX_COLUMNS names, and none of more than MAX_NAME characters, are looked at: to compare
     takes the product of the lengths.
     """

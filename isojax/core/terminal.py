@@ -59,8 +59,10 @@ def printable(text: object) -> str:
 
 
 def clean(text: str) -> str:
-    """A text with URLs in place of the folders that mirror them, and its control characters as
-    escapes: \\x1b."""
+    """A text with its control characters as escapes: \\x1b.
+
+    URLs are in place of the folders that mirror them.
+    """
     for folder, url in list(SHOWN_AS.items()):  # A thread may add one meanwhile.
         text = text.replace(folder, url)
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -204,8 +204,10 @@ def _read_override(text: str, known_keys: Mapping[str, bool]) -> dict[str, Any]:
 def _type_error(
     error: ValidationError, layers: Sequence[ConfigLayer], file_names: str
 ) -> InputError:
-    """The first of pydantic's errors: the key, its value, what was expected, and the last of
-    `layers` that sets it."""
+    """The first of pydantic's errors: the key, its value, and what was expected.
+
+    It names the last of `layers` that sets the key.
+    """
     first_error = error.errors(include_url=False)[0]
     key = ".".join(map(str, first_error["loc"]))
     value = first_error["input"]

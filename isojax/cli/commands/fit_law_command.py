@@ -39,8 +39,10 @@ def fit_law(
 
 
 def _print_law(console: SafeConsole, document: Mapping[str, Any]) -> None:
-    """The points, the law with its parameters, and the notes of a fit (scaling/law/points_file.py);
-    `n_star` of the document is null where there is no law."""
+    """The points, the law with its parameters, and the notes of a fit.
+
+    `document` is that of scaling/law/points_file.py; its `n_star` is null where there is no law.
+    """
     points_of_n = join_commas(f"{n} ({points})" for n, points in document["distinct_n"].items())
     C_range = f"C = {format_number(document['C_low'])} to {format_number(document['C_high'])}"
     console.print(f"{document['points']} points, {C_range}; n (points): {points_of_n}")
@@ -68,8 +70,10 @@ def _print_parameters(console: SafeConsole, law: Mapping[str, Any], rmse: float)
 
 
 def _print_scores(console: SafeConsole, aicc: Mapping[str, float | None]) -> None:
-    """How the forms of the law compare; `aicc`: null for a form with more parameters than points
-    can decide."""
+    """How the forms of the law compare.
+
+    `aicc`: null for a form with more parameters than the points can decide.
+    """
     scores = [
         f"{form} {'too few points' if score is None else f'{score:.1f}'}"
         for form, score in aicc.items()

@@ -162,8 +162,7 @@ def _summary_lines(sweep: SweepStatus) -> Iterator[str]:
 
 
 def _summary(sweep: SweepStatus) -> str:
-    """How many runs are done, running or broken off, how much of the budget, and how long it takes
-    still."""
+    """How many runs are done, running or broken off, the share of the budget, and the time left."""
     counts = [f"{sweep.count('done')} of {len(sweep.cells)} runs done"]
     for state in ("running", "interrupted", "failed"):
         count = sweep.count(state)

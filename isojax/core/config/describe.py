@@ -1,5 +1,7 @@
-"""Every setting as text: its name, default, and the comment that stands behind it or above it in
-this folder's code."""
+"""Every setting as text: its name, its default and its meaning.
+
+The meaning is the comment that stands behind the setting, or above it, in this folder's code.
+"""
 
 import ast
 import inspect
@@ -28,8 +30,10 @@ class Setting:
 
 
 def describe_settings() -> list[Setting]:
-    """All settings of a config, section by section; of a section that may be null its settings
-    follow it."""
+    """All settings of a config, section by section.
+
+    Of a section that may be null, its settings follow it.
+    """
     return list(_settings_below(Config, ""))
 
 

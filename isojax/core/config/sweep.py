@@ -1,6 +1,4 @@
-"""`cell` as a whole, with its grid of evaluations; `sweep`, the grid of (B_p, n); `run`, where and
-how to run.
-"""
+"""`cell` as a whole, with its grid of evaluations; `sweep`, the grid of (B_p, n); and `run`."""
 
 import math
 import re
@@ -51,8 +49,10 @@ AUTOSIZED_SETTINGS = (
 
 
 class EvalConfig(Section):
-    """Validation by avg@`samples` at C = 0 and at the first update that reaches each C in start *
-    ratio^k."""
+    """Validation by avg@`samples`.
+
+    At C = 0, and at the first update that reaches each C in start * ratio^k.
+    """
 
     samples: Annotated[int, Field(gt=0, le=MAX_SAMPLES)] = 4  # rollouts per validation problem
     # Further problem sets to evaluate on, by name: task strings such as {hard:
@@ -72,8 +72,11 @@ class EvalConfig(Section):
         return extra
 
     def evaluation_targets(self, budget: int) -> list[int]:
-        """The C at which a run is evaluated: 0, then every distinct ceil(start * ratio^k) within
-        the budget."""
+        """The C at which a run is evaluated, rising.
+
+        0, then every distinct ceil(start * ratio^k) within the budget. InputError where that is
+        none, or too many.
+        """
         if budget < self.start:
             raise InputError(
                 f"sweep.budget = {budget} is below the first evaluation, "
@@ -119,8 +122,10 @@ class CellConfig(Section):
 
 
 class SweepConfig(Section):
-    """The grid of (B_p, n), seeds, each cell's budget, and the programs' static sizes (null: the
-    planner chooses)."""
+    """The grid of (B_p, n), seeds, each cell's budget, and the programs' static sizes.
+
+    A size that is null is chosen by the planner.
+    """
 
     B_p: tuple[PositiveInt, ...] = (16,)  # problems per batch
     n: tuple[PositiveInt, ...] = (2, 4, 8, 16, 32)  # rollouts per problem
@@ -216,9 +221,11 @@ class ServerConfig(Section):
 
 
 class RunConfig(Section):
-    """Where and how to run. It changes no result, except that a run that goes on with another mesh
-    agrees to rounding only, and that timing decides how far a sampler with devices of its own runs
-    ahead."""
+    """Where and how to run.
+
+    It changes no result, except that a run that goes on with another mesh agrees to rounding only,
+    and that timing decides how far a sampler with devices of its own runs ahead.
+    """
 
     # the folder that holds runs, or a URL of one (gs://bucket/runs: docs/hosts.md)
     dir: FolderPath = "runs"
