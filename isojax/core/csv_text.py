@@ -11,6 +11,7 @@ import io
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from operator import eq
@@ -137,16 +138,46 @@ def _parse_rows(
 
     InputError for one with fewer cells than the header, or more.
     """
+    arrow_rows = _read_by_pyarrow(text, len(header), delimiter)
+
+    is_read = np.ones(arrow_rows.row_count, np.bool_)
+    is_read[[row.number - 1 for row in arrow_rows.left_out]] = False  # numbered from 1
+    line_numbers = first_line + _lines_before(text, arrow_rows, is_read)
+
+    for row in arrow_rows.left_out:
+        is_blank = re.fullmatch(rf'[\s"{delimiter}]*', row.text)
+        if not is_blank:
+            location = f"{path}, line {line_numbers[row.number - 1]}"
+            raise _wrong_cell_count(location, row, header, delimiter)
+
+    columns = {
+        name: _column_of(array) for name, array in zip(header, arrow_rows.columns, strict=True)
+    }
+    rows = RowTable(LinesOfFile(str(path), line_numbers[is_read], columns))
+    holds_data = _holds_data(columns, len(rows))
+    return rows if holds_data.all() else rows.take(holds_data)
+
+
+@dataclass(frozen=True)
+class ArrowRows:
+    """The rows of a text, as pyarrow reads them."""
+
+    columns: list[Any]  # for each a dictionary array: its texts, and which of them each row has
+    left_out: list[Any]  # InvalidRows: those with another number of cells, which no column has
+    row_count: int  # of both
+
+
+def _read_by_pyarrow(text: str, num_columns: int, delimiter: str) -> ArrowRows:
     import pyarrow.csv  # Here, because no other command should wait for it.
 
-    left_out: list[pyarrow.csv.InvalidRow] = []  # rows with another number of cells
+    left_out: list[pyarrow.csv.InvalidRow] = []
 
     def leave_out(row: pyarrow.csv.InvalidRow) -> str:
         left_out.append(row)
         return "skip"
 
     data = text.encode()
-    names = [str(i) for i in range(len(header))]
+    names = [str(i) for i in range(num_columns)]
     # A dictionary holds each text of a column once, as a Column does.
     text_column = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
     table = pyarrow.csv.read_csv(
@@ -162,46 +193,29 @@ def _parse_rows(
             ignore_empty_lines=False,
             invalid_row_handler=leave_out,
         ),
+        # Every cell is text, none is null.
         convert_options=pyarrow.csv.ConvertOptions(
             column_types=dict.fromkeys(names, text_column),
             null_values=[],
             strings_can_be_null=False,
         ),
     )
-    arrays = [column.combine_chunks() for column in table.columns]
-
-    # pyarrow numbers rows from 1.
-    row_count = table.num_rows + len(left_out)
-    is_read = np.ones(row_count, np.bool_)
-    is_read[[row.number - 1 for row in left_out]] = False
-    line_numbers = first_line + _lines_before(text, arrays, left_out, is_read)
-
-    for row in left_out:
-        is_blank = re.fullmatch(rf'[\s"{delimiter}]*', row.text)
-        if not is_blank:
-            location = f"{path}, line {line_numbers[row.number - 1]}"
-            raise _wrong_cell_count(location, row, header, delimiter)
-
-    columns = {name: _column_of(array) for name, array in zip(header, arrays, strict=True)}
-    rows = RowTable(LinesOfFile(str(path), line_numbers[is_read], columns))
-    holds_data = _holds_data(columns, len(rows))
-    return rows if holds_data.all() else rows.take(holds_data)
+    columns = [column.combine_chunks() for column in table.columns]
+    return ArrowRows(columns, left_out, table.num_rows + len(left_out))
 
 
-def _lines_before(
-    text: str, arrays: Sequence[Any], left_out: Sequence[Any], is_read: Mask
-) -> NDArray[np.int64]:
+def _lines_before(text: str, arrow_rows: ArrowRows, is_read: Mask) -> NDArray[np.int64]:
     """int[rows]: how many lines of a text are above the first line of each row.
 
-    `arrays` hold the rows that `is_read`, bool[rows], and `left_out` are the others.
+    `is_read`, bool[rows]: the rows that columns have; the others are left out.
     """
-    row_count = len(is_read)
-    extra_lines = np.zeros(row_count, np.int64)  # of a row's cells, beyond its first line
+    # Lines of a row's cells, beyond its first: a quoted cell may hold line ends.
+    extra_lines = np.zeros(arrow_rows.row_count, np.int64)
     line_count = text.count("\n") + (not text.endswith("\n"))
-    if line_count > row_count:
-        extra_lines[is_read] = sum(map(_line_ends, arrays))
-        extra_lines[~is_read] = [row.text.count("\n") for row in left_out]
-    return np.arange(row_count) + np.cumsum(extra_lines) - extra_lines
+    if line_count > arrow_rows.row_count:
+        extra_lines[is_read] = sum(map(_line_ends, arrow_rows.columns))
+        extra_lines[~is_read] = [row.text.count("\n") for row in arrow_rows.left_out]
+    return np.arange(arrow_rows.row_count) + np.cumsum(extra_lines) - extra_lines
 
 
 def _wrong_cell_count(location: str, row: Any, header: Sequence[str], delimiter: str) -> InputError:

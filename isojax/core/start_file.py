@@ -56,6 +56,7 @@ def describe_start(folder: Path) -> list[str]:
             shown = ShownWarning(run, warning.text)
             warnings_by_symptom.setdefault(warning.name, []).append(shown)
 
+    # Labels are no run, and are not counted.
     num_runs = sum(run != LABELS_FOLDER for run, _ in reports)
     sentences = []
     for warnings in warnings_by_symptom.values():

@@ -165,6 +165,7 @@ def _print_frontier(console: SafeConsole, view: FrontierFit, fit: FitResult, lev
 
 def _frontier_rows(view: FrontierFit) -> Iterator[list[str]]:
     """One row for each stretch of C that one (n, B_p) leads."""
+    # The frontier's points rise in C, so that neighbours with one leader are a stretch.
     for leader, points in groupby(view.frontier, key=_leading_cell):
         stretch = list(points)
         first = stretch[0]
