@@ -84,10 +84,8 @@ class PromptConfig(Section):
 
 
 class VerifierConfig(Section):
-    """How a response in text is judged.
-
-    A check that fails costs its own rollout only: reward 0, and counted.
-    """
+    """How a response in text is judged. A check that fails costs its own rollout only: reward 0,
+    and counted."""
 
     # A file in isojax/tasks/verifiers/, with an argument after a colon (`function:FILE:FUNCTION`);
     # for graded rewards also several, by the names of their scores: {accuracy: math, format:

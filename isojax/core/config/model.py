@@ -13,10 +13,8 @@ Width = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
 
 
 class RopeScaling(Section):
-    """Llama 3's stretched rotary positions, for contexts beyond the original.
-
-    `rope_type: llama3` of a config.json.
-    """
+    """Llama 3's stretched rotary positions (`rope_type: llama3` of a config.json), for contexts
+    beyond the original."""
 
     factor: PositiveFloat = 8.0  # by which low frequencies are divided
     # frequencies of fewer turns over the original context are low
@@ -30,11 +28,8 @@ LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down", "expe
 
 
 class LoraConfig(Section):
-    """Low-rank adapters (arXiv:2106.09685).
-
-    Each target W of a layer is used as x W + (alpha / rank) (x A) B. A and B are trained, and all
-    else stays as in the base policy.
-    """
+    """Low-rank adapters (arXiv:2106.09685): each target W of a layer is used as x W + (alpha /
+    rank) (x A) B. A and B are trained, and all else stays as in the base policy."""
 
     rank: Annotated[int, Field(gt=0, le=MAX_WIDTH)] = 16  # columns of A, rows of B
     alpha: PositiveFloat = 32.0  # alpha / rank scales the adapters
@@ -83,10 +78,8 @@ class ModelConfig(Section):
 
 
 class BasePolicyConfig(Section):
-    """How the base policy is made where a task brings its own.
-
-    That is by supervised learning on the task's demonstrations.
-    """
+    """How the base policy is made where a task brings its own: supervised learning on the task's
+    demonstrations."""
 
     steps: PositiveInt = 1500  # updates
     batch: PositiveInt = 512  # demonstrations per update
@@ -96,10 +89,8 @@ class BasePolicyConfig(Section):
 
 
 class PrecisionConfig(Section):
-    """Number formats.
-
-    Trained parameters, Adam's moments, softmax, log-probabilities and sums are always float32.
-    """
+    """Number formats. Trained parameters, Adam's moments, softmax, log-probabilities and sums are
+    always float32."""
 
     # of matrix products; auto: float32 on CPUs, else bfloat16
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -123,11 +114,8 @@ class PrecisionConfig(Section):
 
 
 class InterruptConfig(Section):
-    """Writes `text` into a response of `after` tokens that lacks `unless`.
-
-    It counts for the verifier and for the length, never in the loss. The default text is ScaleRL's
-    (arXiv:2510.13786).
-    """
+    """Writes `text` into a response of `after` tokens that lacks `unless`: counted for verifier and
+    length, never in the loss. The default text is ScaleRL's (arXiv:2510.13786)."""
 
     after: PositiveInt  # tokens
     # What is written.

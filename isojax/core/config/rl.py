@@ -18,10 +18,8 @@ from isojax.core.config.section import (
 
 
 class CriticConfig(Section):
-    """PPO's critic: a copy of the base policy with one output per token.
-
-    It is trained on returns by an AdamW of its own.
-    """
+    """PPO's critic: a copy of the base policy with one output per token, trained on returns by an
+    AdamW of its own."""
 
     learning_rate: PositiveFloat = 1e-3  # of the critic
     warmup: NonNegativeInt = 0  # updates at the start of a run in which the critic alone is trained
@@ -32,11 +30,9 @@ class CriticConfig(Section):
 
 
 class RLConfig(Section):
-    """One update of the policy.
-
-    `loss`, `advantage`, `aggregation` and `kl_estimator` each name a file in the folder of
-    isojax/rl/ for it, or a file or module of yours (docs/extending.md); null takes the loss's own.
-    """
+    """One update of the policy. `loss`, `advantage`, `aggregation` and `kl_estimator` each name a
+    file in the folder of isojax/rl/ for it, or a file or module of yours (docs/extending.md); null
+    takes the loss's own."""
 
     loss: str = "grpo"  # grpo, dapo, dr_grpo, gspo, cispo, rloo, reinforce_pp or ppo
     advantage: str | None = None  # how rewards become advantages

@@ -49,10 +49,8 @@ AUTOSIZED_SETTINGS = (
 
 
 class EvalConfig(Section):
-    """Validation by avg@`samples`.
-
-    At C = 0, and at the first update that reaches each C in start * ratio^k.
-    """
+    """Validation by avg@`samples` at C = 0 and at the first update that reaches each C in start *
+    ratio^k."""
 
     samples: Annotated[int, Field(gt=0, le=MAX_SAMPLES)] = 4  # rollouts per validation problem
     # Further problem sets to evaluate on, by name: task strings such as {hard:
@@ -122,10 +120,8 @@ class CellConfig(Section):
 
 
 class SweepConfig(Section):
-    """The grid of (B_p, n), seeds, each cell's budget, and the programs' static sizes.
-
-    A size that is null is chosen by the planner.
-    """
+    """The grid of (B_p, n), seeds, each cell's budget, and the programs' static sizes (null: the
+    planner chooses)."""
 
     B_p: tuple[PositiveInt, ...] = (16,)  # problems per batch
     n: tuple[PositiveInt, ...] = (2, 4, 8, 16, 32)  # rollouts per problem
@@ -221,11 +217,9 @@ class ServerConfig(Section):
 
 
 class RunConfig(Section):
-    """Where and how to run.
-
-    It changes no result, except that a run that goes on with another mesh agrees to rounding only,
-    and that timing decides how far a sampler with devices of its own runs ahead.
-    """
+    """Where and how to run. It changes no result, except that a run that goes on with another mesh
+    agrees to rounding only, and that timing decides how far a sampler with devices of its own runs
+    ahead."""
 
     # the folder that holds runs, or a URL of one (gs://bucket/runs: docs/hosts.md)
     dir: FolderPath = "runs"
