@@ -93,7 +93,8 @@ def is_step_line(text: str) -> bool:
 
 
 def detect(log: LogStart) -> bool:
-    return any(is_step_line(text) for text in log.lines())
+    # A line of JSON is another format's, though it may have such a text in it.
+    return any(is_step_line(text) for text in log.lines() if not text.startswith('{"'))
 
 
 @importer(
