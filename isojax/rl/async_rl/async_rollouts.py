@@ -73,46 +73,50 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
         self.max_staleness = cell.rl.max_staleness
         self.nucleus = cell.sampling.top_p < 1
         self.updates_per_call = MAX_UPDATES_PER_CALL if is_on_device(task) else 1
-        self.disaggregated, self.role = sampler_mesh is not None, role
+        self.disaggregated = sampler_mesh is not None
+        self.role = role
         self.sampler_shards = sharding.shard_count(sampler_mesh or mesh)
-        if uneven_B_p := next((B_p for B_p, _ in pairs if B_p % self.sampler_shards), None):
+        uneven_B_p = next((B_p for B_p, _ in pairs if B_p % self.sampler_shards), None)
+        if uneven_B_p:
             raise InputError(
-                f"cell.rl.max_staleness: sweep.B_p = {uneven_B_p} is no multiple of the {self.sampler_shards} shards "
-                "(data x fsdp) of the mesh that samples; asynchronous rollouts assign whole groups to shards. Change "
-                "B_p or the mesh."
+                f"cell.rl.max_staleness: sweep.B_p = {uneven_B_p} is no multiple of the "
+                f"{self.sampler_shards} shards (data x fsdp) of the mesh that samples; "
+                "asynchronous rollouts assign whole groups to shards. Change B_p or the mesh."
             )
         if task.stops.has_turns:
             raise InputError(
-                f"cell.rl.max_staleness = {cell.rl.max_staleness} with {cell.task}, a task of several turns: "
-                "asynchronous rollouts have one turn. Leave cell.rl.max_staleness out."
+                f"cell.rl.max_staleness = {cell.rl.max_staleness} with {cell.task}, a task of "
+                "several turns: asynchronous rollouts have one turn. Leave "
+                "cell.rl.max_staleness out."
             )
+
         self.sampler = SamplerPrograms(cell, decoder, task, shapes, pairs, sampler_mesh or mesh)
         by_row = NamedSharding(mesh, P(ROLLOUT_AXES))
         self.gather_problems = rollout_source.build_gather_problems(mesh)
         self.to_trainer_layout = Program(jax.jit(self._to_trainer_layout, out_shardings=by_row))
         self.verify = build_verify(task, shapes, mesh)
         self.update = Program(build_update(cell, decoder, task, shapes, mesh))
-        # Weights go to other devices as products are computed with them.
+
+        # Weights go to other devices as products are computed with them. Other processes get them
+        # as they lie here; devices of this one in shardings that can be copied to theirs.
         self.cast_to_send: Program | None = None
         if self.disaggregated:
             here, there = decoder.shardings(mesh), self.sampler.param_shardings
-            sent = (
-                here
-                if role
-                else jax.tree.map(sharding.copyable_sharding, decoder.shapes(), here, there)
-            )
+            sent = here
+            if role is None:
+                sent = jax.tree.map(sharding.copyable_sharding, decoder.shapes(), here, there)
             self.cast_to_send = Program(jax.jit(decoder.cast_params, out_shardings=sent))
 
     def compile(self, shapes: rollout_source.UpdateShapes) -> None:
-        on_all, recorded = replicated(self.mesh), self.sampler.engine.recorded
+        on_all = replicated(self.mesh)
+        recorded = self.sampler.engine.recorded
         rollouts = rollout_shapes(self.shapes, self.mesh, self.nucleus, recorded)
         batch = rollout_source.batch_shapes(self.shapes, self.mesh, shapes, rollouts)
         scalar, index = shape_on(on_all), shape_on(on_all, (self.shapes.problem_rows,))
-        params = (
-            shapes.policy_params
-            if self.cast_to_send is None
-            else self.cast_to_send.compile(shapes.policy_params)
-        )
+        params = shapes.policy_params
+        if self.cast_to_send is not None:
+            params = self.cast_to_send.compile(params)
+
         if self.role is None:
             self.sampler.compile(params)
         self.gather_problems.compile(shapes.problem_table, index, scalar, scalar)

@@ -45,6 +45,8 @@ Request = Callable[[], None] | None  # a call of a worker's method; None ends it
 
 @dataclass(frozen=True)
 class RolloutJob:
+    """What a worker samples: batch after batch of n rollouts of each of B_p problems."""
+
     B_p: int
     n: int
     first_batch: int  # the number of the first batch
@@ -57,21 +59,28 @@ class RolloutWorker:
     """The worker of one cell; all calls come from one thread."""
 
     def __init__(self, programs: SamplerPrograms, job: RolloutJob):
-        self.programs, self.job = programs, job
-        self.busy_seconds = 0.0  # of sampling so far
-        self.next_batch = job.first_batch  # the batches before it have begun
+        self.programs = programs
+        self.job = job
         self.groups_per_shard = job.B_p // programs.shards
-        # finished rollouts of each batch that has begun and is not taken
+        self.busy_seconds = 0.0  # of sampling so far
+
+        # Batches: those before `next_batch` have begun; of those that have begun and are not taken,
+        # how many rollouts are done, and how many tokens were drawn with the weights of each update.
+        self.next_batch = job.first_batch
         self.finished_counts: dict[int, int] = {}
         self.tokens_by_version: dict[int, Counter[int]] = defaultdict(Counter)
+
+        # The ring on the host, which a chunk reads: problems, and the key of each one's batch.
         shards, entries = programs.shards, programs.ring_shapes.problem_rows
         filler = ProblemArrays(
             *(np.resize(x, (shards, entries, *x.shape[1:])) for x in job.filler_problem)
         )
         self.ring = ProblemRing(filler, keys=np.zeros((shards, entries, 2), np.uint32))
-        # Rows that the slots decoded in the last chunk, and their lengths
+
+        # [2 S R]: the buffer row that each slot decoded in the last chunk, and its length.
         self.previous_slots = np.full((2, shards, programs.ring_shapes.slots), -1, np.int32)
-        # (version, parameters) that no chunk has used yet
+
+        # Weights: (version, parameters) that no chunk has used yet; and those in use.
         self.published_weights: tuple[int, Params] | None = None
         self.weights: SamplerWeights | None = None
         self.weights_version = -1
@@ -79,27 +88,29 @@ class RolloutWorker:
 
     @property
     def has_work(self) -> bool:
-        return any(count < self.job.B_p * self.job.n for count in self.finished_counts.values())
+        """Whether a batch has begun of which rollouts are left."""
+        B = self.job.B_p * self.job.n
+        return any(count < B for count in self.finished_counts.values())
 
     @property
     def ready_batches(self) -> list[int]:
-        return [
-            b for b, count in self.finished_counts.items() if count == self.job.B_p * self.job.n
-        ]
+        """The batches that are done and not taken."""
+        B = self.job.B_p * self.job.n
+        return [batch for batch, count in self.finished_counts.items() if count == B]
 
     def begin_batch(self, batch: int, problems: ProblemArrays, key_data: np.ndarray) -> None:
         """Batch `batch` may be sampled: host arrays of its B_p problems, and the data of its key.
         Batches begin in order, and at most k + 1 are in the ring at once."""
         assert batch == self.next_batch, (batch, self.next_batch)
-        ring_slice = slice(
-            self._ring_offset(batch), self._ring_offset(batch) + self.groups_per_shard
-        )
+        offset = self._ring_offset(batch)
+        of_batch = slice(offset, offset + self.groups_per_shard)
         for buffer, x in zip(self.ring.problems, problems, strict=True):
-            buffer[:, ring_slice] = np.asarray(x).reshape(
-                len(buffer), self.groups_per_shard, *x.shape[1:]
-            )
-        self.ring.keys[:, ring_slice] = key_data
-        self.finished_counts[batch], self.next_batch = 0, batch + 1
+            by_shard = (len(buffer), self.groups_per_shard, *x.shape[1:])
+            buffer[:, of_batch] = np.asarray(x).reshape(by_shard)
+        self.ring.keys[:, of_batch] = key_data
+
+        self.finished_counts[batch] = 0
+        self.next_batch = batch + 1
 
     def publish_weights(self, version: int, params: Params) -> None:
         """The parameters after `version` updates, for the next chunk; to be donated once newer ones
@@ -109,14 +120,17 @@ class RolloutWorker:
     def decode_chunk(self) -> None:
         """Decodes at most CHUNK_TOKENS tokens in each slot with the newest weights."""
         started_at = time.monotonic()
+
         weights_changed = self.published_weights is not None
         if self.published_weights is not None:
             self.weights_version, params = self.published_weights
             self.weights = self.programs.prepare_weights(params)
             self.published_weights = None
         assert self.weights is not None, "no weights yet"
+
+        batches_begun = self.next_batch - self.job.first_batch
         progress = SamplerProgress(
-            group_limit=np.int32((self.next_batch - self.job.first_batch) * self.groups_per_shard),
+            group_limit=np.int32(batches_begun * self.groups_per_shard),
             groups_per_batch=np.int32(self.groups_per_shard),
             n=np.int32(self.job.n),
             weights_changed=np.bool_(weights_changed),
@@ -124,17 +138,19 @@ class RolloutWorker:
         self.state, outputs = self.programs.decode_chunk(
             self.weights, self.ring, progress, self.state
         )
+
+        # Every process counts all slots; tokens stay where they are, and each grades its own.
         outputs = ChunkOutputs(*map(np.asarray, outputs[:-1]), tokens=outputs.tokens)
         self._count_tokens(outputs)
         self._count_finished(outputs)
         self.busy_seconds += time.monotonic() - started_at
 
     def take_batch(self, batch: int) -> SampledBatch:
+        """Decodes until a batch is done; its part of the ring is free then."""
         while batch not in self.ready_batches:
             self.decode_chunk()
-        rollouts = self.programs.extract_batch(
-            self.state.outputs, np.int32(self._ring_offset(batch) * self.job.n)
-        )
+        first_row = np.int32(self._ring_offset(batch) * self.job.n)
+        rollouts = self.programs.extract_batch(self.state.outputs, first_row)
         del self.finished_counts[batch]
         return rollouts, dict(self.tokens_by_version.pop(batch))
 
@@ -164,12 +180,15 @@ class RolloutWorker:
 
     def restore(self, meta: Mapping[str, Any], restore_arrays: Callable[[Any], Any]) -> None:
         """Continues where `save` was called."""
-        on_all, (_, arrays) = replicated(self.programs.mesh), self.save()
+        on_all = replicated(self.programs.mesh)
+        _, arrays = self.save()  # of the shapes that were saved
         template = jax.tree.map(
             lambda x: x if isinstance(x, jax.Array) else shape_on(on_all, x.shape, x.dtype), arrays
         )
         restored = restore_arrays(template)
-        self.state, self.previous_slots = restored["state"], np.array(restored["previous_slots"])
+
+        self.state = restored["state"]
+        self.previous_slots = np.array(restored["previous_slots"])
         problems = {name: np.array(x) for name, x in restored["problem_ring"].items()}
         self.ring = ProblemRing(
             self.ring.problems._replace(**problems), keys=np.array(restored["key_ring"])
