@@ -5,166 +5,43 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-TRAINING = frozenset({"train", "training", "trn", "trainset"})
-HELD_OUT = frozenset(
-    {
-        "val",
-        "valid",
-        "validation",
-        "valset",
-        "dev",
-        "devset",
-        "eval",
-        "evals",
-        "evaluation",
-        "evalset",
-    }
-    | {"test", "testing", "tst", "testset", "held", "heldout", "holdout", "ood"}
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+TRAINING = _words("train training trn trainset")
+HELD_OUT = _words(
+    "val valid validation valset dev devset eval evals evaluation evalset test testing tst "
+    "testset held heldout holdout ood"
 )
-METRICS = frozenset(
-    {
-        "acc",
-        "accuracy",
-        "loss",
-        "losses",
-        "reward",
-        "rewards",
-        "score",
-        "scores",
-        "return",
-        "returns",
-        "format",
-    }
-    | {
-        "entropy",
-        "kl",
-        "length",
-        "lengths",
-        "grad",
-        "gradnorm",
-        "correct",
-        "correctness",
-        "em",
-        "f1",
-        "ppl",
-    }
-    | {
-        "perplexity",
-        "pass",
-        "maj",
-        "mean",
-        "avg",
-        "average",
-        "median",
-        "std",
-        "stderr",
-        "min",
-        "max",
-        "best",
-        "worst",
-    }
-    | {"greedy", "sampled"}
+METRICS = _words(
+    "acc accuracy loss losses reward rewards score scores return returns format entropy kl "
+    "length lengths grad gradnorm correct correctness em f1 ppl perplexity pass maj mean "
+    "avg average median std stderr min max best worst greedy sampled"
 )
-BENCHMARKS = frozenset(
-    {
-        "gsm",
-        "gsm8k",
-        "aime",
-        "amc",
-        "hmmt",
-        "math500",
-        "olympiad",
-        "olympiadbench",
-        "minerva",
-        "gpqa",
-        "mmlu",
-    }
-    | {
-        "humaneval",
-        "mbpp",
-        "livecodebench",
-        "lcb",
-        "codeforces",
-        "ifeval",
-        "bbh",
-        "svamp",
-        "asdiv",
-        "hellaswag",
-    }
+BENCHMARKS = _words(
+    "gsm gsm8k aime amc hmmt math500 olympiad olympiadbench minerva gpqa mmlu humaneval "
+    "mbpp livecodebench lcb codeforces ifeval bbh svamp asdiv hellaswag"
 )
 # Of a benchmark; "medium" is a size of models too, and who has it has one of these beside it.
 # "part1" may be the first part of a resumed run.
-SUBSETS = frozenset({"easy", "hard"})
-NUMBERED_SUBSETS = frozenset({"level", "lvl", "difficulty"})
+SUBSETS = _words("easy hard")
+NUMBERED_SUBSETS = _words("level lvl difficulty")
 WORDS = TRAINING | HELD_OUT | METRICS | BENCHMARKS | SUBSETS
-SEED_WORDS = frozenset(
-    {
-        "seed",
-        "seeds",
-        "run",
-        "runs",
-        "rep",
-        "repeat",
-        "replica",
-        "replicate",
-        "trial",
-        "try",
-        "attempt",
-        "copy",
-    }
-    | {
-        "job",
-        "slurm",
-        "part",
-        "offline",
-        "version",
-        "rerun",
-        "csv",
-        "jsonl",
-        "json",
-        "log",
-        "txt",
-        "out",
-        "wandb",
-    }
+SEED_WORDS = _words(
+    "seed seeds run runs rep repeat replica replicate trial try attempt copy job slurm part "
+    "offline version rerun csv jsonl json log txt out wandb"
 )
-SETTING_WORDS = frozenset(
-    {
-        "lr",
-        "temp",
-        "temperature",
-        "topp",
-        "topk",
-        "kl",
-        "beta",
-        "clip",
-        "eps",
-        "wd",
-        "decay",
-        "warmup",
-        "gamma",
-        "lam",
-    }
-    | {
-        "lambda",
-        "tau",
-        "alpha",
-        "ent",
-        "entropy",
-        "coef",
-        "dropout",
-        "rank",
-        "lora",
-        "len",
-        "length",
-        "maxlen",
-        "ctx",
-    }
-    | {"epochs", "ppo", "bs", "mbs", "minibatch", "stale", "staleness", "layers", "width", "dim"}
+SETTING_WORDS = _words(
+    "lr temp temperature topp topk kl beta clip eps wd decay warmup gamma lam lambda tau "
+    "alpha ent entropy coef dropout rank lora len length maxlen ctx epochs ppo bs mbs "
+    "minibatch stale staleness layers width dim"
 )
 
-# "pass@4", "mean_at_8", "aime 2025" and "level_5" are each one word with its number: pass@1 and
-# pass@4 are two metrics.
+# Words whose number belongs to them: pass@1 and pass@4 are two metrics.
+_NUMBERED_METRICS = _words("pass maj mean avg best worst")
+_NUMBERED_WORDS = _NUMBERED_METRICS | BENCHMARKS | NUMBERED_SUBSETS
 _METRIC_AT_K = re.compile(r"(?i)(?<![a-z])(pass|maj|mean|avg|best|worst|acc)_?(?:@|at)_?(\d+)")
 _NUMBERED_SET = re.compile(r"(?i)(?<![a-z])(aime|amc|hmmt|math)[-_ ]?(\d{2,4})(?!\d)")
 _NUMBERED_SUBSET = re.compile(r"(?i)(?<![a-z])(level|lvl|difficulty)[-_ =]?(\d{1,2})(?!\d)")
@@ -181,23 +58,22 @@ _SHORTEST_PART = 3  # letters; shorter ones stand by chance between the digits o
 def words_of_source(text: str) -> frozenset[str]:
     """The words of a path or a name that say what was measured, in small letters, each as a whole:
     `trainer`, `constrained` and `Qwen2.5-Math` have none."""
-    text = _METRIC_AT_K.sub(r" \1\2 ", text)
-    text = _NUMBERED_SET.sub(r" \1\2 ", text)
-    text = _NUMBERED_SUBSET.sub(r" \1\2 ", text)
-    found: set[str] = set()
+    # "pass@4", "mean_at_8", "aime 2025" and "level_5" become one word with its number.
+    for pattern in (_METRIC_AT_K, _NUMBERED_SET, _NUMBERED_SUBSET):
+        text = pattern.sub(r" \1\2 ", text)
+
+    words: set[str] = set()
     for piece in _PIECE.findall(text):
         word = piece.lower()
         stem = word.rstrip("0123456789")
-        is_numbered = (
-            stem in {"pass", "maj", "mean", "avg", "best", "worst"}
-            or stem in BENCHMARKS | NUMBERED_SUBSETS
-        )
-        if word in WORDS or (is_numbered and stem != word):
-            found.add(word)
+        has_number = stem in _NUMBERED_WORDS and stem != word
+        if word in WORDS or has_number:
+            words.add(word)
             continue
-        parts = (part.lower() for part in _PART_OF_PIECE.findall(piece))
-        found |= {part for part in parts if part in WORDS and len(part) >= _SHORTEST_PART}
-    return frozenset(found)
+        for part in _PART_OF_PIECE.findall(piece):
+            if part.lower() in WORDS and len(part) >= _SHORTEST_PART:
+                words.add(part.lower())
+    return frozenset(words)
 
 
 def other_words(texts: Sequence[str]) -> list[str]:
@@ -217,11 +93,11 @@ def other_settings(texts: Sequence[str]) -> dict[str, list[str]]:
             values_of_word[word].add(value)
     settings = {}
     for word, values in sorted(values_of_word.items()):
-        is_setting = word.lower() in SETTING_WORDS or any(
-            re.search(r"[.-]", value) for value in values
-        )
         # s1, and v1.5 of a program
-        if is_setting and len(values) > 1 and word.lower() not in SEED_WORDS | {"s", "v"}:
+        counts_seeds = word.lower() in SEED_WORDS or word.lower() in ("s", "v")
+        is_value = any(re.search(r"[.-]", value) for value in values)
+        is_setting = word.lower() in SETTING_WORDS or is_value
+        if is_setting and len(values) > 1 and not counts_seeds:
             settings[word] = sorted(values)
     return settings
 
