@@ -50,7 +50,7 @@ MAX_WALL_SECONDS = 120.0
 HARD_BYTES = 4 * 2**30  # what a command may write to before the kernel refuses it
 MODULES = (  # with those of the commands, which `cli_commands` imports
     "isojax.cli.app", "isojax.launch.local.local_runner", "isojax.launch.local.model_folders", "isojax.train.loop",
-    "isojax.launch.lr_search", "isojax.models.smollm2", "isojax.report.notebook", "isojax.report.figures.catalogue",
+    "isojax.launch.lr_search", "isojax.models.smollm2", "isojax.report.notebook", "isojax.report.catalogue",
     "transformers", "pandas", "pyarrow.parquet", "matplotlib.pyplot", "wandb", "tensorboardX",
 )  # fmt: skip
 # The folders outside its own that a command may write to. They are a worker's, as libraries read

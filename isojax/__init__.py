@@ -24,7 +24,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from isojax.report.figures.catalogue import plot
+    from isojax.report.catalogue import plot
     from isojax.report.notebook import fit, read_runs
     from isojax.runs.study import load_study
     from isojax.scaling.allocate.constraints import TimeBudget
@@ -55,7 +55,7 @@ _LAZY_NAMES = {
     "quote": "isojax.scaling.allocate.recommend:quote",
     "recommend": "isojax.scaling.allocate.recommend:recommend",
     "compare": "isojax.scaling.compare:compare_sweeps",
-    "plot": "isojax.report.figures.catalogue:plot",
+    "plot": "isojax.report.catalogue:plot",
 }
 
 

@@ -58,6 +58,7 @@ PLUGIN_FOLDERS = {
     "loggers",
     "exporters",
     "commands",
+    "figures",
 }
 MAX_PARAMETERS = 8
 

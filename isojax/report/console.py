@@ -98,6 +98,8 @@ class TextTable:
             if i in self.text_indices:
                 table.add_column(Text(heading), justify="left", overflow="fold")
                 continue
+
+            # numbers and the words of headings are never broken
             unbroken = [heading] if layout.has_headings_on_one_line else heading.split()
             unbroken += [str(row[i]) for row in self.rows]
             width = max(map(cell_len, unbroken), default=0)

@@ -47,7 +47,7 @@ class SweepFit(FitResult):
     def plot(self, name: str = "frontier") -> "Figure":
         """A figure of the report; InputError for an unknown name, or where its data are absent."""
         # imported here: matplotlib takes a while, which only who draws should wait for
-        catalogue = import_module("isojax.report.figures.catalogue")
+        catalogue = import_module("isojax.report.catalogue")
         return catalogue.plot(self, self._records, name)
 
     def frame(
@@ -63,8 +63,10 @@ class SweepFit(FitResult):
             "crossovers": [row.model_dump() for row in self.joint.crossovers],
             "evaluations": self._evaluation_rows(),
         }
+
         if name not in tables:
             raise InputError(f"no table is called {name!r}; expected one of {', '.join(tables)}.")
+
         try:
             pandas = import_module("pandas")
         except ImportError as e:

@@ -154,9 +154,10 @@ def segment_verdict(segment: SegmentRow) -> SegmentVerdict:
             shortfalls.append("lead under two standard errors")
         else:
             shortfalls.append("not ahead of its rival in the evaluations")
-    if shortfalls or segment.z is None:
+    if shortfalls:
         return SegmentVerdict(False, "Not shown: " + "; ".join(shortfalls))
 
+    assert segment.z is not None  # or the lead would not be testable
     length = f"{segment.decades:.2f} decade long"
     return SegmentVerdict(True, f"Holds: {length}, ahead by {segment.z:.1f} standard errors")
 

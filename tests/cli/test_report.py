@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from isojax.cli.commands import report_command
-from isojax.report.figures.catalogue import FIGURES
+from isojax.report.catalogue import FIGURES
 from isojax.report.page import html_page
 from tests.cli.conftest import Isojax, error_of, write_sweep
 
 FIRST_ALONE = {
-    name: spec if not i else replace(spec, draw=lambda *_: None)
-    for i, (name, spec) in enumerate(FIGURES.items())
+    name: figure if not i else replace(figure, function=lambda *_: None)
+    for i, (name, figure) in enumerate(FIGURES.items())
 }
 
 

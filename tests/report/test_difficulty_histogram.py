@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from isojax.report.figures.difficulty_histogram import DifficultyLabel, count_bars, draw_difficulty
+from isojax.report.command_figures.difficulty_histogram import (
+    DifficultyLabel,
+    count_bars,
+    draw_difficulty,
+)
 
 PAPER = {
     "very_easy": (0.6, 0.9),

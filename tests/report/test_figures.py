@@ -5,6 +5,7 @@ time; absent data draw nothing.
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from isojax.report import figures
 from isojax.report.canvas import n_palette, render_figure
-from isojax.report.figures.catalogue import FIGURES
+from isojax.report.catalogue import FIGURES, load_figures
 from isojax.report.fit_views import all_n, curve_band, frontier_reward_at, n_stretches
 from isojax.report.page.html_page import write_report
 from isojax.report.wording import law_is_drawn
@@ -22,6 +24,7 @@ from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.result import FitResult, FrontierRow, SchedulePoint, ScheduleRow
 
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 DOLLARS = "reward $x^ of\\foo$"
 
 
@@ -46,16 +49,38 @@ def test_a_figure_is_a_picture_and_a_page(made: tuple[Path, FitResult], name: st
     assert not list(folder.rglob(".*"))  # no temporary file is left
 
 
+def test_a_figure_is_one_file(
+    make_sweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of docs/extending.md, in the folder of figures, comes last on the page."""
+    code = re.search(r"```python\n# (plateaus.py)\n(.*?)```", PAGE.read_text(), re.S)
+    assert code is not None
+    (tmp_path / code[1]).write_text(code[2])
+    folders = [*figures.__path__, str(tmp_path)]
+    monkeypatch.setattr(figures, "__path__", folders)
+    monkeypatch.setattr(figures.__spec__, "submodule_search_locations", folders)
+    assert list(load_figures()) == [*FIGURES, "plateaus"]
+
+    fit, runs = make_sweep(B_ps=(16,), ns=(4, 8, 32))
+    drawing = load_figures()["plateaus"](fit, runs)
+    assert drawing is not None and render_figure(drawing).png
+    line, *dots = drawing.axes[0].lines
+    assert np.asarray(line.get_xdata()).tolist() == [4, 8, 32]
+    assert [dot.get_markerfacecolor() for dot in dots].count(
+        "white"
+    ) == 1  # n = 32 levels off later
+
+
 def test_a_metrics_name_is_no_mathematics(make_sweep: Any) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(8,), metric=DOLLARS)
-    figure = FIGURES["frontier"].draw(fit, runs)
+    figure = FIGURES["frontier"](fit, runs)
     assert figure is not None
     assert render_figure(figure).png
 
 
 def test_absent_data_draw_nothing(make_sweep: Any) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(8,), seeds=1, mode="paper")
-    result = {name for name, plot in FIGURES.items() if plot.draw(fit, runs) is not None}
+    result = {name for name, plot in FIGURES.items() if plot(fit, runs) is not None}
     assert result == {"frontier", "n_star"}
 
 
@@ -71,14 +96,14 @@ def test_a_schedule_far_above_the_cells_is_inside_its_panel(make_sweep: Any) -> 
         gain=0.4,
         interval=None,
     )
-    figure = FIGURES["frontier"].draw(fit.model_copy(update={"schedules": (row,)}), runs)
+    figure = FIGURES["frontier"](fit.model_copy(update={"schedules": (row,)}), runs)
     assert figure is not None and figure.axes[0].get_ylim()[1] > 0.95
 
 
 def test_the_paper_mode_is_drawn(make_sweep: Any) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 8), mode="paper")
     for name in ("frontier", "n_star"):
-        assert FIGURES[name].draw(fit, runs) is not None
+        assert FIGURES[name](fit, runs) is not None
 
 
 def test_a_law_through_two_values_of_n_is_not_drawn(make_sweep: Any) -> None:
@@ -94,7 +119,7 @@ def test_the_same_sweep_gives_the_same_bits(
     """Pictures, pages and all; and what an earlier fit drew, and this one does not, is gone."""
     for name in set(FIGURES) - {"frontier"}:
         monkeypatch.setitem(
-            FIGURES, name, dataclasses.replace(FIGURES[name], draw=lambda fits, runs: None)
+            FIGURES, name, dataclasses.replace(FIGURES[name], function=lambda fits, runs: None)
         )
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
     write_report(tmp_path / "a" / "x", [fit], runs)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.report.figures.problem_panel import compared_panels, panel_figure
+from isojax.report.figures.panel import compared_panels, panel_figure
 from isojax.report.page import html_page
 from isojax.scaling.checks.run_health import FlaggedRun, HealthFlag, RunHealth
 from isojax.scaling.result import FitResult

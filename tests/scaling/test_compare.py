@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from isojax.core.errors import InputError
-from isojax.report.figures.compared_sweeps import comparison_figure
+from isojax.report.command_figures.compared_sweeps import comparison_figure
 from isojax.scaling.compare import compare_sweeps, saturation_C
 from isojax.scaling.result import FitResult
 from tests.scaling.documents import SHAPES, altered, document, with_curve

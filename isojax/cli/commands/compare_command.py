@@ -13,8 +13,8 @@ from isojax.cli.options import JsonOption, complete_run
 from isojax.cli.saved_fits import make_fit, read_fit, sweep_folder
 from isojax.core.errors import InputError
 from isojax.core.terminal import printable
+from isojax.report.command_figures.compared_sweeps import comparison_figure
 from isojax.report.console import SafeConsole, TextTable
-from isojax.report.figures.compared_sweeps import comparison_figure
 from isojax.report.wording import format_interval, format_number, format_reward
 from isojax.scaling.compare import check_distinct, compare_sweeps
 from isojax.scaling.comparison import BudgetRow, SweepComparison, SweepSummary

@@ -10,8 +10,8 @@ from typer import Argument, Option
 from isojax.cli import formatting
 from isojax.cli.nothing_learnt import print_nothing_learnt
 from isojax.cli.options import JsonOption, WhereOption
+from isojax.report.command_figures.single_curve import single_curve_figure
 from isojax.report.console import SafeConsole, TextTable
-from isojax.report.figures.single_curve import single_curve_figure
 from isojax.report.wording import format_estimate, format_number
 from isojax.scaling.curve_file import fit_curve_file
 

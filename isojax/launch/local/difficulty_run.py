@@ -31,7 +31,11 @@ from isojax.launch.prompt_date import describe_date, store_date, with_new_date
 from isojax.models.attention_autotune import select_attention
 from isojax.models.safetensors_io import fingerprint
 from isojax.models.transformer import Params
-from isojax.report.figures.difficulty_histogram import UNUSED, DifficultyLabel, draw_difficulty
+from isojax.report.command_figures.difficulty_histogram import (
+    UNUSED,
+    DifficultyLabel,
+    draw_difficulty,
+)
 from isojax.rl.servers.detect import detect
 from isojax.rl.servers.http_json import JsonClient, ServerOptions
 from isojax.runs.storage import exclusive_lock

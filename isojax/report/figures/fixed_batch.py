@@ -16,6 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from isojax.core.nouns import RunRecord
 from isojax.report import canvas
+from isojax.report.figures import report_figure
 from isojax.report.fit_views import BandRow, all_n, frontier_band, n_stretches, thin
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
 from isojax.scaling.law.n_star_law import log2_n_star
@@ -25,6 +26,13 @@ MAX_BATCHES = 4
 MIN_LABELLED_SHARE = 0.08  # of the frontier's points: a shorter stretch has no room for its n
 
 
+@report_figure(
+    position=3,
+    alt_text="Reward against updates M at fixed batches B = B_p n, with the best cell on top; "
+    "n*(M) and B_p*(M) below.",
+    caption="At a fixed batch B the budget is a number of updates M: "
+    "which split of B into problems and rollouts per problem leads, and when.",
+)
 def fixed_batch_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
     """A column for each B: reward against M with the best of the cells on top, n*(M) and B_p*(M)
     below. None where no B was measured with several cells."""
@@ -45,11 +53,13 @@ def fixed_batch_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | No
         is_last = i == len(batches) - 1
         curves = _curves_of(fit, batch)
 
+        # rewards above, which share y
         reward_ax = fig.add_subplot(grid[0, i], sharey=first_reward_ax)
         first_reward_ax = first_reward_ax or reward_ax
         _draw_rewards(reward_ax, curves, batch, colours)
         canvas.style_axes(reward_ax, f"B = {batch.B}", "", reward_label if is_first else "")
 
+        # n*(M) below, with the M of the rewards above
         n_star_ax = fig.add_subplot(grid[1, i], sharex=reward_ax)
         canvas.style_axes(n_star_ax, "", C_label, "compute-optimal n" if is_first else "")
         _draw_n_star_of_M(n_star_ax, batch, colours)

@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 
 from isojax.core.nouns import RunRecord
 from isojax.report import canvas
+from isojax.report.figures import report_figure
 from isojax.report.fit_views import BandRow, all_n, frontier_views, probability_ribbons, thin
 from isojax.report.wording import LAW_PARAMETERS, LAW_REACH, UNITS, law_is_drawn
 from isojax.scaling.law.n_star_law import log2_n_star
@@ -23,6 +24,16 @@ PARAMETER_LABELS = {"L": "$L$", "k": "$k$", "log10_C0": "$\\log_{10} C_0$", "b":
 BEYOND_DASHES = (0, (3, 2))  # of the law beyond the measured budgets
 
 
+@report_figure(
+    position=2,
+    alt_text="The compute-optimal n against C, both on log axes, with P(best) of each n and the "
+    "fitted law.",
+    caption="Dots: the n on the frontier. "
+    "The ribbon of each n is as thick as the probability that this n is the best at that C: "
+    "where one ribbon stands alone the choice is clear, where there are several it is not. "
+    "An n without a ribbon is nowhere likely to be the best. "
+    "The red line is the fitted law, dashed beyond the measured budgets.",
+)
 def n_star_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
     """The frontier's n against C and P(best) of each n, with the fitted law. Joint and for each
     B_p. None where no run learnt anything, and no n leads."""

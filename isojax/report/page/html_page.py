@@ -14,7 +14,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.report import wording
 from isojax.report.canvas import RenderedFigure, render_figure
-from isojax.report.figures.catalogue import FIGURES
+from isojax.report.catalogue import FIGURES
 from isojax.report.fit_views import all_n, measured_budget
 from isojax.report.page import explorer, fit_sections, markup
 from isojax.report.page.budget_answers import BudgetAnswer, NoAnswer, answer_budget
@@ -168,7 +168,8 @@ def _figure_above(name: str, images: Images, chart_id: str) -> Html:
     """The joint panel of a figure, which the chart of page.js replaces where scripts run."""
     image = images.get(f"{name}{JOINT}") or images.get(name)
     png = None if image is None else image.png
-    return markup.html_figure(png, FIGURES[name].alt_text, FIGURES[name].caption, chart_id)
+    traits = FIGURES[name].traits
+    return markup.html_figure(png, traits.alt_text, traits.caption, chart_id)
 
 
 def _budget_controls(with_charts: bool) -> Html:
@@ -209,10 +210,11 @@ def _other_figures(images: Images) -> Html:
     """The figures that the page did not begin with, and those of which it showed the joint panel
     alone."""
     figures = []
-    for name, spec in FIGURES.items():
+    for name, figure in FIGURES.items():
         is_shown_whole = name in ABOVE and f"{name}{JOINT}" not in images
         if name in images and not is_shown_whole:
-            figures.append(markup.html_figure(images[name].png, spec.alt_text, spec.caption))
+            traits = figure.traits
+            figures.append(markup.html_figure(images[name].png, traits.alt_text, traits.caption))
     return markup.html_fold("figures", "More figures", *figures) if figures else Html("")
 
 
@@ -238,10 +240,10 @@ def _write_figures(folder: Path, fit: FitResult, runs: Sequence[RunRecord]) -> I
     )  # the joint frontier is its only one
 
     images: dict[str, RenderedFigure] = {}
-    for name, spec in FIGURES.items():
+    for name, draw in FIGURES.items():
         png_path = folder / f"{name}.png"
         pdf_path = folder / f"{name}.pdf"
-        figure = spec.draw(fit, runs)
+        figure = draw(fit, runs)
         if figure is None:  # a picture of an earlier fit must not stay
             png_path.unlink(missing_ok=True)
             pdf_path.unlink(missing_ok=True)
@@ -252,7 +254,7 @@ def _write_figures(folder: Path, fit: FitResult, runs: Sequence[RunRecord]) -> I
         write_bytes(pdf_path, images[name].pdf)
 
         if name in ABOVE and len(fit.by_B_p) > 1:
-            joint_figure = spec.draw(joint_fit, runs)
+            joint_figure = draw(joint_fit, runs)
             if joint_figure is not None:
                 images[f"{name}{JOINT}"] = render_figure(joint_figure)
     return images

@@ -100,6 +100,8 @@ def layouts(fit: FitResult, runs: Sequence[RunRecord]) -> dict[str, Any]:
     low_C = min(curve.C_low for curve in fit.curves)
     measured_to = max(run.C_max for run in fit.runs)
     high_C = wording.LAW_REACH * measured_to
+
+    # the range of a log axis is in decades
     C_axis = {
         "type": "log",
         "range": [log10(low_C) - 0.04, log10(high_C) + 0.04],
@@ -179,6 +181,8 @@ def _curve_trace(ensemble: CurveEnsemble, i: int, dash: str) -> PlotlyTrace:
     curve = ensemble.curves[i]
     C = np.geomspace(curve.C_low, curve.C_high, CURVE_POINTS)
     rewards = curve_reward(curve, C)
+
+    # a fit without replicates has no band
     band = fit_views.curve_band(ensemble, i, C)
     intervals: list[Bounds] = [(None, None)] * CURVE_POINTS
     if band is not None:
@@ -229,6 +233,7 @@ def _schedule_trace(schedule: ScheduleRow) -> PlotlyTrace:
     for point in schedule.points:
         reward = format_reward(point.reward)
         hover.append(f"{title}<br>C = {format_compact(point.C)}: measured {reward}")
+
     return _trace(
         "lines+markers",
         [point.C for point in schedule.points],
@@ -248,6 +253,7 @@ def _crossover_trace(fit: FitResult, view: FrontierFit) -> PlotlyTrace:
         f"<b>{row.n_low} → {row.n_high}</b><br>at C = {wording.format_crossover(row, fit)}"
         for row in rows
     ]
+
     # plotly wants the bars' lengths, not their ends
     above = [0.0 if row.high is None else row.high - row.C for row in rows]
     below = [0.0 if row.low is None else row.C - row.low for row in rows]
@@ -259,6 +265,7 @@ def _crossover_trace(fit: FitResult, view: FrontierFit) -> PlotlyTrace:
         "thickness": 1.3,
         "width": 4,
     }
+
     return _trace(
         "markers",
         [row.C for row in rows],

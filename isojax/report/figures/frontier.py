@@ -18,6 +18,7 @@ from matplotlib.patches import Patch
 
 from isojax.core.nouns import RunRecord
 from isojax.report import canvas, fit_views
+from isojax.report.figures import report_figure
 from isojax.report.wording import UNITS, format_compact, format_reward, metric_phrase
 from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.result import CrossoverRow, FitResult, FrontierFit, ScheduleRow
@@ -31,6 +32,17 @@ LEGEND_INCHES = 1.9  # the width of a column of the legend
 Colours = Mapping[int, str]  # of each n
 
 
+@report_figure(
+    position=1,
+    alt_text="Validation reward against C on a log axis, with fitted curves for each n, "
+    "the frontier and its crossovers.",
+    caption="Validation reward against compute. "
+    "Dots: evaluations, averaged over seeds; thin lines: the fitted curve of each n. "
+    "The thick line is the frontier, the best reward that any fitted curve reaches at that C, "
+    "coloured by the n that reaches it, over its interval. "
+    "Diamonds mark where one n overtakes another, bars the interval of that C; "
+    "an arrow is an end that the data do not determine.",
+)
 def frontier_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
     """Evaluations, fitted curves and the frontier with its interval and crossovers."""
     # the joint panel last

@@ -16,6 +16,7 @@ from matplotlib.patches import Patch
 from isojax.core.config import PANEL
 from isojax.core.nouns import RunRecord
 from isojax.report import canvas
+from isojax.report.figures import report_figure
 from isojax.report.fit_views import all_n
 from isojax.report.wording import format_compact
 from isojax.scaling.result import FitResult
@@ -105,6 +106,15 @@ def _load_panel(seeds: Sequence[RunRecord], targets: Sequence[int], samples: int
     return ProblemPanel(cell.B_p, cell.n, rollouts.mean(axis=1), correct, samples)
 
 
+@report_figure(
+    position=4,
+    alt_text="A histogram of pass@1 over a fixed panel of training problems for the smallest and "
+    "largest n, and its change.",
+    caption="pass@1 of a fixed panel of training problems. "
+    "Left: its distribution over problems at the largest C that both n reached, with the base "
+    "policy's. "
+    "Right: the share of problems with no, some and all answers correct, along training.",
+)
 def panel_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
     """The histogram of pass@1 at the largest shared C, and its change over C for each n."""
     panels = compared_panels(fit, runs)

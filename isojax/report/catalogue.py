@@ -1,0 +1,34 @@
+"""All figures of a sweep's report by name, in the order of the page (report/figures/)."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from isojax.core.errors import InputError
+from isojax.core.nouns import RunRecord
+from isojax.report.figures import ReportFigure, report_figure
+from isojax.report.fit_views import fitted_runs
+from isojax.scaling.result import FitResult
+
+
+def load_figures() -> dict[str, ReportFigure]:
+    """The plug-ins of report/figures/ by the names of their files."""
+    figures = [report_figure.load(name) for name in report_figure.names()]
+    figures.sort(key=lambda figure: (figure.traits.position, figure.name))
+    return {figure.name: figure for figure in figures}
+
+
+FIGURES = load_figures()
+
+
+def plot(fit: FitResult, runs: Sequence[RunRecord], name: str = "frontier") -> Figure:
+    """Draw a figure of the report, such as "frontier" or "n_star", of those runs that were fitted;
+    InputError for a name that is not in FIGURES, or a fit without the data of that figure."""
+    if name not in FIGURES:
+        raise InputError(f"no figure is called {name!r}; expected one of {', '.join(FIGURES)}.")
+    drawing = FIGURES[name](fit, fitted_runs(fit, runs))
+    if drawing is None:
+        raise InputError(
+            f"the fit has no data for the figure {name!r}. Ask for another: {', '.join(FIGURES)}."
+        )
+    return drawing
