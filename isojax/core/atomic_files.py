@@ -3,19 +3,17 @@
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.limits import MAX_DOCUMENT_BYTES
+from isojax.core.mirrored_folders import MIRRORED_FOLDERS
 
 TEMP_CHARACTERS = 200  # of its name that a temporary file has: file systems take 255 bytes
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-# Each is called with every file that is written whole or appended to (runs/mirror.py).
-WRITE_LISTENERS: list[Callable[[Path], object]] = []
 
 
 def write_text(path: Path, text: str) -> None:
@@ -40,8 +38,7 @@ def write_bytes(path: Path, data: bytes) -> None:
             temp.unlink(missing_ok=True)
         raise write_error(path, e) from e
 
-    for listener in WRITE_LISTENERS:
-        listener(path)
+    MIRRORED_FOLDERS.on_write(path)
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -74,8 +71,7 @@ def append_bytes(path: Path, data: bytes) -> None:
     except OSError as e:
         raise write_error(path, e) from e
 
-    for listener in WRITE_LISTENERS:
-        listener(path)
+    MIRRORED_FOLDERS.on_write(path)
 
 
 def _write_to_disk(path: Path, mode: str, data: bytes) -> None:

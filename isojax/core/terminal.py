@@ -13,9 +13,8 @@ import time
 from typing import Any
 
 from isojax.core.errors import RunFailed
+from isojax.core.mirrored_folders import MIRRORED_FOLDERS
 
-# folders of this machine -> the URLs that they mirror (runs/mirror.py)
-SHOWN_AS: dict[str, str] = {}
 MAX_CHARACTERS = 4000  # of a message or of a cell of a table
 
 # Control characters but tab, separators of lines, so that no value prints a line of its own, marks
@@ -63,8 +62,7 @@ def clean(text: str) -> str:
 
     URLs are in place of the folders that mirror them.
     """
-    for folder, url in list(SHOWN_AS.items()):  # A thread may add one meanwhile.
-        text = text.replace(folder, url)
+    text = MIRRORED_FOLDERS.name_urls(text)
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 

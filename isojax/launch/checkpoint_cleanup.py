@@ -13,7 +13,7 @@ from pathlib import Path
 
 from isojax.core.errors import InputError
 from isojax.launch.sweep_status import read_sweep_status
-from isojax.runs.mirror import MIRRORS, is_written
+from isojax.runs.mirror import find_mirror, is_written
 
 CHECKPOINT_FOLDER = "checkpoint"  # in a run's folder
 
@@ -30,7 +30,7 @@ class Removal:
 def plan_removals(sweep_folder: Path, newest_too: bool) -> list[Removal]:
     """What `remove` would remove of a sweep's runs that are done; InputError where the sweep runs,
     or is at a URL."""
-    if any(mirror.local == sweep_folder for mirror in MIRRORS):
+    if find_mirror(sweep_folder) is not None:
         raise InputError(
             "the sweep is at a URL, of which no checkpoint is fetched; expected a folder. Remove"
             f" cells/*/{CHECKPOINT_FOLDER} there by the storage's own tool, such as gcloud storage"

@@ -13,14 +13,13 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from isojax.core.atomic_files import WRITE_LISTENERS
 from isojax.core.errors import InputError, RunFailed
-from isojax.core.terminal import SHOWN_AS
+from isojax.core.mirrored_folders import MIRRORED_FOLDERS
 from isojax.runs.storage import (
     Lease,
     RemoteFolder,
@@ -35,7 +34,6 @@ CHECKPOINTS_FOLDER = "checkpoint"  # of a cell
 # the object that says that a cell keeps checkpoints, as an empty folder does on a disk
 STARTED_MARK = "started"
 COMPLETE_SUFFIX = ".whole"  # of the mark of a whole checkpoint, checkpoint/16.whole
-MIRRORS: list["Mirror"] = []  # of this process, the newest first
 
 
 class Mirror:
@@ -53,16 +51,9 @@ class Mirror:
         # file -> (time of its last change, bytes) as it is at the URL
         self._uploaded: dict[Path, tuple[int, int]] = {}
 
-    @contextmanager
-    def auto_upload(self) -> Iterator[None]:
+    def auto_upload(self) -> AbstractContextManager[None]:
         """Put what core/atomic_files.py writes below the folder to the URL, as it is written."""
-        MIRRORS.insert(0, self)
-        SHOWN_AS[str(self.local)] = self.url
-        WRITE_LISTENERS.append(self.push)
-        try:
-            yield
-        finally:
-            WRITE_LISTENERS.remove(self.push)
+        return MIRRORED_FOLDERS.uploading(self)
 
     def pull(self, with_checkpoints: bool = True, cell_name: str = "") -> int:
         """Copy what is at the URL to the folder (or file): of checkpoints the whole ones, or none;
@@ -149,6 +140,16 @@ class Mirror:
             ) from e
 
 
+def _mirrors() -> list[Mirror]:
+    """Of this process, the newest first, also those that nothing is written to any more."""
+    return [folder for folder in MIRRORED_FOLDERS.folders if isinstance(folder, Mirror)]
+
+
+def find_mirror(folder: Path) -> Mirror | None:
+    """The mirror that a sweep's folder is; None of a folder on a disk."""
+    return next((mirror for mirror in _mirrors() if mirror.local == folder), None)
+
+
 def _should_pull(name: str, remote_names: set[str], with_checkpoints: bool, cell_name: str) -> bool:
     """Whether an object is no hidden file, is of the cell in question, and is of no checkpoint but
     a whole one that is asked for."""
@@ -178,7 +179,7 @@ def checkpoint_uploader(folder: Path) -> CheckpointUploader | None:
     """What starts to put a checkpoint of a cell to its URL, once it is no longer being written:
     called with the checkpoint's folder, and a function that says whether it is. None where
     `folder`, which holds the cell's checkpoints, is in no mirror."""
-    mirror = next((one for one in MIRRORS if folder.is_relative_to(one.local)), None)
+    mirror = next((one for one in _mirrors() if folder.is_relative_to(one.local)), None)
     if mirror is None:
         return None
     mirror.mark_started(folder)
@@ -208,7 +209,7 @@ def working_folder(run_dir: str, name: str) -> Path:
     """The folder that a sweep works in: run_dir/name, or its mirror where `run_dir` is a URL."""
     if not is_url(run_dir):
         return Path(run_dir) / name
-    for mirror in MIRRORS:
+    for mirror in _mirrors():
         if mirror.url == f"{run_dir.rstrip('/')}/{name}":
             return mirror.local
     raise InputError(
@@ -276,20 +277,19 @@ def _scratch_folder(url: str, cell_name: str) -> Path:
 
 def is_written(folder: Path) -> bool:
     """Whether a process writes to a sweep's folder, or to the URL that it is a mirror of."""
-    for mirror in MIRRORS:
-        if mirror.local == folder:
-            return is_leased(mirror.remote)
-    return is_locked(folder)
+    mirror = find_mirror(folder)
+    return is_locked(folder) if mirror is None else is_leased(mirror.remote)
 
 
 def refresh(folder: Path, cell_name: str = "") -> None:
     """Bring a mirror to what other processes have put to its URL: cells without checkpoints, or one
     with them."""
-    for mirror in MIRRORS:
-        if mirror.local == folder:
-            if cell_name:
-                shutil.rmtree(folder / "cells" / cell_name, ignore_errors=True)
-            mirror.pull(with_checkpoints=bool(cell_name), cell_name=cell_name)
+    mirror = find_mirror(folder)
+    if mirror is None:
+        return
+    if cell_name:
+        shutil.rmtree(folder / "cells" / cell_name, ignore_errors=True)
+    mirror.pull(with_checkpoints=bool(cell_name), cell_name=cell_name)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from fsspec.registry import known_implementations
 
 from isojax.core import atomic_files
 from isojax.core.errors import InputError, RunFailed
+from isojax.core.mirrored_folders import MIRRORED_FOLDERS
 from isojax.core.nouns import Cell, EvalPoint
 from isojax.core.terminal import printable
 from isojax.runs import mirror, storage
@@ -40,7 +41,7 @@ def url(
 ) -> Iterator[str]:
     """A sweep's place, in an object store that forgets and on a disk."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    mirror.MIRRORS.clear()
+    monkeypatch.setattr(MIRRORED_FOLDERS, "folders", ())
     yield "memory://bucket/runs" if request.param == "memory" else f"file://{tmp_path}/bucket/runs"
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
@@ -93,11 +94,9 @@ def test_what_is_written_is_there_at_once_and_comes_back(url: str, tmp_path: Pat
 
 
 def test_a_folder_is_left_as_it_is(tmp_path: Path) -> None:
-    before = list(atomic_files.WRITE_LISTENERS)
     with remote_workspace(str(tmp_path / "runs"), "tiny"):
         assert (
-            working_folder("runs", "tiny") == Path("runs/tiny")
-            and atomic_files.WRITE_LISTENERS == before
+            working_folder("runs", "tiny") == Path("runs/tiny") and MIRRORED_FOLDERS.uploaded == ()
         )
     assert list(tmp_path.iterdir()) == []
 
