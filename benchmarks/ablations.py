@@ -46,7 +46,7 @@ from isojax.launch.resume import BASE_FOLDER
 from isojax.launch.sweep_status import CONFIG_FILE
 from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
 from isojax.scaling.checks.run_health import health_flags
-from isojax.scaling.tracks import metric_value
+from isojax.scaling.reward_metric import metric_value
 
 LINES = "lines.jsonl"
 TRAINING = ("entropy", "kl", "grad_norm", "response_length", "zero_variance")

@@ -28,9 +28,9 @@ import numpy as np
 from foreign_forms import GROWTHS
 from scipy import stats
 
-from isojax.scaling.curve_file import fit_with_trial, is_determined
 from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.single_run import RunPoints
+from isojax.scaling.run_forecast import fit_with_trial, is_determined
 
 # kind -> (rho, seeds, standard deviation of their levels)
 KINDS = {

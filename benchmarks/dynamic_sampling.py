@@ -21,7 +21,7 @@ import numpy as np
 
 from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import default_metric, read_runs
-from isojax.scaling.tracks import metric_value
+from isojax.scaling.reward_metric import metric_value
 
 MAIN = "from isojax.cli.app import main; main()"
 GRIDS = {

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from isojax.cli.formatting import to_json_value
-from isojax.scaling.law.points_file import fit_points_file
+from isojax.scaling.law.law_from_file import fit_law_file
 
 # parameter -> (as printed in Fig. 7 Easy, how far a fit to digitised points may be from it)
 PUBLISHED = {"L": (6.09, 0.4), "k": (4.75, 0.6), "log10_C0": (5.84, 0.08), "b": (2.73, 0.2)}
@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--where", default="set=easy")
     parser.add_argument("--mode", default="hierarchical", choices=("hierarchical", "paper"))
     arguments = parser.parse_args()
-    result = fit_points_file(arguments.path, [arguments.where], arguments.mode)
+    result = fit_law_file(arguments.path, [arguments.where], arguments.mode)
     law = result["n_star"]
     within = {name: abs(law[name] - value) <= slack for name, (value, slack) in PUBLISHED.items()}
     warned = any("distinct n" in flag for flag in result["flags"])

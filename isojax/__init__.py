@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from isojax.runs.study import load_study
     from isojax.scaling.allocate.constraints import TimeBudget
     from isojax.scaling.allocate.recommend import quote, recommend
-    from isojax.scaling.compare import compare_sweeps as compare
+    from isojax.scaling.compare_sweeps import compare_sweeps as compare
     from isojax.scaling.curves.sweep_estimate import FitOptions
 
 __version__ = "0.1.0"
@@ -54,7 +54,7 @@ _LAZY_NAMES = {
     "FitOptions": "isojax.scaling.curves.sweep_estimate:FitOptions",
     "quote": "isojax.scaling.allocate.recommend:quote",
     "recommend": "isojax.scaling.allocate.recommend:recommend",
-    "compare": "isojax.scaling.compare:compare_sweeps",
+    "compare": "isojax.scaling.compare_sweeps:compare_sweeps",
     "plot": "isojax.report.catalogue:plot",
 }
 

@@ -36,6 +36,19 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "launch": ("runs", "scaling", "report", "train"),
     "cli": ("launch",),
 }
+# Inside scaling/, from the bottom up: a module imports its own layer and those before it. A folder
+# stands for its modules.
+SCALING_LAYERS: tuple[tuple[str, ...], ...] = (
+    ("run_clock", "update_counts", "result"),  # data types
+    ("intervals", "reward_metric", "evaluation_noise", "tracks", "mixed_settings"),
+    ("evaluation_size", "learning"),  # what evaluations show before any curve
+    ("curves",),
+    ("law",),
+    ("allocate",),
+    ("checks",),
+    ("run_forecast", "comparison", "comparison_wording", "fit"),
+    ("adaptive", "compare_sweeps", "curve_from_file", "run_watch", "spending", "validate"),
+)
 # These load no jax, at import or later; launch/ does in one folder and one module, cli/ through
 # importlib.
 ROOMS_WITHOUT_JAX = ("core", "runs", "scaling", "report", "launch", "cli")
@@ -205,6 +218,24 @@ def test_imports_point_one_way(module: str) -> None:
         is_late = imported.inside_function and not imported.in_string
         crosses_rooms = is_late and room(name) != room(module)
         assert not crosses_rooms, f"{where}: import {name} at the top of the file"
+
+
+def scaling_layer(module: str) -> int:
+    name = module.split(".")[1]
+    (layer,) = [i for i, names in enumerate(SCALING_LAYERS) if name in names]
+    return layer
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("scaling.")])
+def test_no_import_in_scaling_points_up(module: str) -> None:
+    """result <- curves <- law <- allocate and checks, which do not import each other."""
+    for name, imported in own_imports(module):
+        if not name.startswith("scaling."):
+            continue
+        where = f"{module}, line {imported.line}"
+        assert scaling_layer(name) <= scaling_layer(module), f"{where}: {name} rests on it"
+        if module.startswith("scaling.checks"):
+            assert not name.startswith("scaling.allocate"), f"{where}: neither rests on the other"
 
 
 def test_modules_that_importlib_imports_are_there() -> None:

@@ -19,11 +19,11 @@ from isojax.core.nouns import RunRecord
 from isojax.core.terminal import printable, warn
 from isojax.report.console import SafeConsole
 from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric, read_runs
-from isojax.scaling.checks.run_health import FlaggedRun, flagged_runs, health_flags
+from isojax.scaling.checks.run_health import flagged_runs, health_flags
 from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, DEFAULT_OPTIONS, FitOptions
 from isojax.scaling.fit import fit, with_clocks
 from isojax.scaling.intervals import REPLICATES
-from isojax.scaling.result import FitResult, FittedRun, read_fit_file
+from isojax.scaling.result import FitResult, FittedRun, FlaggedRun, read_fit_file
 
 
 def fit_file_name(stem: str, metric: str | None, compute: str, options: FitOptions) -> str:

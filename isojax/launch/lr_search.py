@@ -20,7 +20,7 @@ from isojax.launch.planner import plan_cells
 from isojax.launch.sweep_status import CONFIG_FILE
 from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
 from isojax.scaling.checks.run_health import health_flags
-from isojax.scaling.tracks import metric_value
+from isojax.scaling.reward_metric import metric_value
 
 RATE_STEP = 10**0.5  # between two rates that are tried
 MAX_EXTENSIONS = 2  # rates beyond the grid

@@ -13,9 +13,7 @@ from isojax.core.nouns import IMPORTED, Cell, RunRecord
 from isojax.runs.ledger import default_metric
 from isojax.scaling.checks import fit_flags
 from isojax.scaling.checks.diagnostics import diagnose, reward_sensitivity, segment_evidence
-from isojax.scaling.checks.evaluation_size import evaluation_size
-from isojax.scaling.checks.learning import find_nothing_learnt
-from isojax.scaling.checks.run_health import RunHealth, flagged_runs, healthy_runs
+from isojax.scaling.checks.run_health import flagged_runs, healthy_runs
 from isojax.scaling.checks.stability import assess_stability, find_overfitting
 from isojax.scaling.curves import fit_hierarchical, paper_mode
 from isojax.scaling.curves.departures import TRIAL_DRAWS, try_forecast
@@ -27,6 +25,7 @@ from isojax.scaling.curves.sweep_estimate import (
     SweepEstimate,
     to_curve_draws,
 )
+from isojax.scaling.evaluation_size import evaluation_size
 from isojax.scaling.law.frontier import (
     Frontier,
     compare_schedules,
@@ -36,14 +35,22 @@ from isojax.scaling.law.frontier import (
 )
 from isojax.scaling.law.n_star_law import fit_fixed_batches, fit_n_star
 from isojax.scaling.law.referee import judge_laws
-from isojax.scaling.result import FitFlag, FitResult, FittedRun, ForecastTrial, FrontierFit
+from isojax.scaling.learning import find_nothing_learnt
+from isojax.scaling.result import (
+    FitFlag,
+    FitResult,
+    FittedRun,
+    ForecastTrial,
+    FrontierFit,
+    RunHealth,
+)
+from isojax.scaling.run_clock import run_clock
 from isojax.scaling.tracks import (
     TracksByCell,
     base_reward,
     build_tracks,
     group_by_cell,
     require_fixed_runs,
-    run_clock,
 )
 from isojax.scaling.update_counts import count_updates
 

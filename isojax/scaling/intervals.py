@@ -1,23 +1,17 @@
 """Intervals of replicates (draws, or refits to resampled residuals or points): one level, number
-and seed for all."""
-
-from typing import Annotated
+and seed for all; and of shares that so many rollouts show."""
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import Field
 from scipy.special import betaincinv
 
-from isojax.core.limits import MAX_COUNT, MAX_NUMBER
-from isojax.scaling.tracks import FloatArray
+from isojax.core.estimators import FloatArray
+from isojax.scaling.result import OpenInterval
 
 LEVEL = 0.9
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 REPLICATES = 500
 SEED = 0
-OpenInterval = tuple[float | None, float | None]  # None: an open end
-Size = Annotated[int, Field(ge=1, le=MAX_COUNT)]  # of a cell in a file, its B_p or n
-Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER)]  # its compute, or what is a factor
 
 
 def central_interval(values: ArrayLike, discrete: bool = False) -> OpenInterval:
@@ -26,9 +20,14 @@ def central_interval(values: ArrayLike, discrete: bool = False) -> OpenInterval:
     samples = np.asarray(values, dtype=np.float64)
     if not samples.size:
         return None, None
+
+    # Between a number and infinity nothing can be interpolated.
     method = "nearest" if discrete or not np.isfinite(samples).all() else "linear"
     low, high = np.quantile(samples, TAILS, method=method)
-    return (float(low) if np.isfinite(low) else None, float(high) if np.isfinite(high) else None)
+    return (
+        float(low) if np.isfinite(low) else None,
+        float(high) if np.isfinite(high) else None,
+    )
 
 
 def central_band(values: FloatArray, discrete: bool = False) -> tuple[FloatArray, FloatArray]:
@@ -45,20 +44,21 @@ def share_quantiles(share: float, rollouts: float, levels: ArrayLike) -> FloatAr
     u = np.asarray(levels, dtype=np.float64)
     hits = min(max(share * rollouts, 0.0), rollouts)
     misses = rollouts - hits
+
     # Below the median the bound from below, which less than one hit does not have, above it the
     # bound from above.
     lower = betaincinv(hits, misses + 1, u) if hits >= 1 else np.zeros_like(u)
     upper = betaincinv(hits + 1, misses, u) if misses >= 1 else np.ones_like(u)
     quantiles = np.where(u < 0.5, lower, upper)
+
     # 1 - .05^(1 / N) is a little less than 3 / N, which is what people expect to read.
-    outer = u >= TAILS[1]
-    quantiles = np.where(
-        outer & (hits < 1), np.maximum(quantiles, min(1.0, 3 / rollouts)), quantiles
-    )
-    inner = u <= TAILS[0]
-    return np.where(
-        inner & (misses < 1), np.minimum(quantiles, max(0.0, 1 - 3 / rollouts)), quantiles
-    )
+    is_outer = u >= TAILS[1]
+    at_least = np.maximum(quantiles, min(1.0, 3 / rollouts))
+    quantiles = np.where(is_outer & (hits < 1), at_least, quantiles)
+
+    is_inner = u <= TAILS[0]
+    at_most = np.minimum(quantiles, max(0.0, 1 - 3 / rollouts))
+    return np.where(is_inner & (misses < 1), at_most, quantiles)
 
 
 def share_draws(
@@ -66,12 +66,17 @@ def share_draws(
 ) -> FloatArray:
     """float[count], rising: draws of what the true share may be, evenly over its quantiles; the
     middle is the share, and their central interval holds `interval`."""
-    rank, last = np.arange(count), count - 1
+    rank = np.arange(count)
+    last = count - 1
     draws = share_quantiles(share, rollouts, (rank + 0.5) / count)
+    # the middle draw; of an even number the middle two
     draws = np.where(np.abs(rank - last / 2) < 1, share, draws)
+
     # The bounds of an interval lie between two draws: both have to be outside.
-    draws = np.where(rank <= np.ceil(TAILS[0] * last), np.minimum(draws, interval[0]), draws)
-    return np.where(rank >= np.floor(TAILS[1] * last), np.maximum(draws, interval[1]), draws)
+    is_low = rank <= np.ceil(TAILS[0] * last)
+    is_high = rank >= np.floor(TAILS[1] * last)
+    draws = np.where(is_low, np.minimum(draws, interval[0]), draws)
+    return np.where(is_high, np.maximum(draws, interval[1]), draws)
 
 
 def share_interval(share: float, rollouts: float) -> tuple[float, float]:

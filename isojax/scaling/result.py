@@ -1,13 +1,19 @@
-"""What a fit found, as typed data: `FitResult` is what `fit` returns and what fit.json holds. A
-number that does not exist is None. C is in the fit's unit, a reward in [0, 1]. An interval (low,
-high) is the central 90% of the replicates: None where there are none, and an open end where only
-one bound is None."""
+"""What a fit found, as typed data: `FitResult` is what `fit` returns and what fit.json holds.
 
-from dataclasses import dataclass
+Its parts are here too, so that every room of scaling/ can import them: this module imports none of
+those rooms. A number that does not exist is None. C is in the fit's unit, a reward in [0, 1]. An
+interval (low, high) is the central 90% of the replicates: None where there are none, and an open
+end where only one bound is None.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -21,14 +27,28 @@ from pydantic import (
 
 from isojax.core.atomic_files import read_file
 from isojax.core.errors import InputError
-from isojax.scaling.checks.run_health import RunHealth
-from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
-from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.intervals import Positive, Size
-from isojax.scaling.tracks import Clock
+from isojax.core.estimators import FloatArray
+from isojax.core.limits import MAX_COUNT, MAX_NUMBER
+from isojax.scaling.run_clock import Clock
 
 SCHEMA_VERSION = 1
+
 Severity = Literal["info", "warning", "error"]
+OpenInterval = tuple[float | None, float | None]  # None: an open end
+Size = Annotated[int, Field(ge=1, le=MAX_COUNT)]  # of a cell in a file, its B_p or n
+Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER)]  # its compute, or what is a factor
+
+# Codes of flags (FitFlag.code) that are looked for by their name.
+GRADED_FLAG = "graded_rewards"  # of runs whose rewards are graded
+# Of a sweep that shows nothing: no reward rises, or all are 1 from the start. Such a fit is flat.
+NOTHING_LEARNT = "nothing_learnt"
+NOTHING_TO_LEARN = "nothing_to_learn"
+NOT_CONVERGED = "not_converged"  # of draws that have not settled
+EVALUATION_SIZE = "evaluation_size"  # what the intervals of a sweep that shows nothing rest on
+
+HILL_TAIL = 1.0  # of a curve: the paper's sigmoid (curves/hill.py)
+FADE_DECADES = 0.3  # outside its knots a correction fades to 0 within so many
+_KNOT_CORRELATION = 0.7  # of a correction's error from one knot to the next
 
 
 class ResultRow(BaseModel):
@@ -44,6 +64,9 @@ class FitFlag(ResultRow):
     # a fact about the result; the data limit what can be said; the numbers are not to be used
     severity: Severity
     text: str
+
+
+# Runs: what was trained, how it went, and what was left out.
 
 
 class CountedUpdates(ResultRow):
@@ -88,6 +111,163 @@ class FittedRun(ResultRow):
         return row
 
 
+@dataclass(frozen=True)
+class HealthFlag:
+    """A run is not healthy: by which criterion, from which C in rollouts on, and its numbers in
+    words."""
+
+    name: str
+    C: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} from C = {self.C:,}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class FlaggedRun:
+    """A run that is flagged as broken: its evaluations, the C it reached, and its flags."""
+
+    B_p: int
+    n: int
+    seed: int
+    points: int
+    C: float
+    flags: tuple[HealthFlag, ...]
+    schedule: str = ""  # its name, where B_p and n change
+
+
+@dataclass(frozen=True)
+class RunHealth:
+    """The flagged runs, and whether they were left out of the fit."""
+
+    left_out: bool = True
+    runs: tuple[FlaggedRun, ...] = ()
+
+
+@dataclass(frozen=True)
+class StabilityVerdict:
+    """Whether all cells of a B_p train stably; if not, why."""
+
+    B_p: int
+    stable: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class OverfittedRun:
+    """A run whose training reward rises while its validation reward falls, beyond C."""
+
+    B_p: int
+    n: int
+    seed: int
+    C: float
+    reason: str
+
+
+# Curves: R(C) of each cell, and the replicates of all curves.
+
+
+@dataclass(frozen=True)
+class ResidualCorrection:
+    """A cell's correction at knots: log10_C rising, the reward to add, and its standard
+    deviation."""
+
+    log10_C: tuple[float, ...]
+    value: tuple[float, ...]
+    sd: tuple[float, ...]
+
+    def evaluate(self, C: ArrayLike) -> FloatArray:
+        """Reward to add at C > 0, float[...] -> float[...]."""
+        knots = [self.log10_C[0] - FADE_DECADES, *self.log10_C, self.log10_C[-1] + FADE_DECADES]
+        return np.interp(np.log10(np.asarray(C, dtype=np.float64)), knots, [0.0, *self.value, 0.0])
+
+    def sample(self, C: ArrayLike, replicates: int, key: tuple[int, int]) -> FloatArray:
+        """The same of replicates, float[G] -> float[Q, G]."""
+        knot_weights = np.stack(
+            [replace(self, value=tuple(row)).evaluate(C) for row in np.eye(len(self.value))]
+        )
+        return _knot_draws(self, replicates, key) @ knot_weights
+
+
+@lru_cache(maxsize=1024)
+def _knot_draws(
+    correction: ResidualCorrection, replicates: int, key: tuple[int, int]
+) -> FloatArray:
+    """float[Q, knots], the rewards to add at the knots; the cell's key seeds them, so that no file
+    holds them."""
+    normal_draws = np.random.default_rng(key).normal(size=(replicates, len(correction.log10_C)))
+    for k in range(1, len(correction.log10_C)):
+        innovation = np.sqrt(1 - _KNOT_CORRELATION**2) * normal_draws[:, k]
+        normal_draws[:, k] = _KNOT_CORRELATION * normal_draws[:, k - 1] + innovation
+    return np.array(correction.value) + np.array(correction.sd) * normal_draws
+
+
+@dataclass(frozen=True)
+class FlatStart:
+    """Where a cell begins: up to C_flat every evaluation shows one level, such as 0 before the
+    first right answer. The reward there is known as well as one evaluation of so many rollouts
+    shows it, whatever the curve says."""
+
+    level: float
+    rollouts: float  # of one evaluation
+    C_flat: Positive
+    # of the first evaluation that shows something else; None where none does
+    C_rise: Positive | None
+
+    @property
+    def step(self) -> float:
+        """The smallest difference that an evaluation can show."""
+        return 1 / self.rollouts
+
+    def holds_at(self, C: ArrayLike) -> NDArray[np.bool_]:
+        """bool[...], whether C > 0 is where the evaluations show the level."""
+        return np.asarray(C) <= self.C_flat * (1 + 1e-9)
+
+    def doubt_at(self, C: ArrayLike) -> FloatArray:
+        """float[...]: how much of an evaluation's own uncertainty remains at C: 1 up to C_flat, 0
+        from C_rise on."""
+        if self.C_rise is None:
+            return np.ones(np.shape(C))
+        decades = np.log10(np.asarray(C, dtype=np.float64) / self.C_flat) / np.log10(
+            self.C_rise / self.C_flat
+        )
+        return 1 - np.clip(decades, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class FittedCurve:
+    """A fitted R(C) of one (B_p, n); a bound of None in an interval is an open end."""
+
+    B_p: Size
+    n: Size
+    R0: float
+    A: float
+    exponent: Positive
+    C_mid: Positive  # in units of compute
+    C_low: Positive  # the range of C > 0 over which the cell was measured
+    C_high: Positive
+    points: int  # it was fitted to (record-breaking ones in mode "paper")
+    rmse: float  # root mean square residual at those points, in reward
+    # parameters that ended at a bound: the data do not determine them
+    at_bounds: tuple[str, ...] = ()
+    tail: float = HILL_TAIL  # mode "paper" has no other
+    # of the shape inside the measured range, where that does not suffice
+    correction: ResidualCorrection | None = None
+    # whether the data determine A; else read the curve only where it was measured
+    determined: bool = True
+    # where reward starts to fall; the curve is held flat beyond, as stopping early would
+    C_peak: float | None = None
+    A_interval: OpenInterval | None = None  # 90%, where the mode gives intervals
+    exponent_interval: OpenInterval | None = None
+    C_mid_interval: OpenInterval | None = None
+    flat_start: FlatStart | None = None  # None where the cell's first evaluations differ
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.B_p, self.n
+
+
 class IntervalSettings(ResultRow):
     """How the intervals were made."""
 
@@ -105,6 +285,68 @@ class IntervalSettings(ResultRow):
     acceptance: float | None
     # of half the last round's iterations and of all: near 1 where they are enough
     r_hat: tuple[float, float] | None
+
+
+class CurveDraws(ResultRow):
+    """The replicates of all curves (PosteriorSamples of curves/sweep_estimate.py), to five
+    digits."""
+
+    cells: tuple[tuple[int, int], ...]  # (B_p, n) of each row of A, exponent and C_mid
+    A: tuple[tuple[float, ...], ...]  # [cells, replicates]
+    exponent: tuple[tuple[Positive, ...], ...]
+    C_mid: tuple[tuple[Positive, ...], ...]
+    R0: tuple[float, ...]  # [replicates]
+    tail: tuple[float, ...]
+    # [2, replicates], what other validation problems would add
+    shift: tuple[tuple[float, ...], tuple[float, ...]]
+    # of a reward at four times a cell's data, from its curve: `forecast` has its source
+    departure_sd: float | None
+    rollouts: float | None = None  # of one evaluation; None where no run learnt anything
+
+    @model_validator(mode="after")
+    def _check_shapes(self) -> Self:
+        rows = [*self.A, *self.exponent, *self.C_mid, self.tail, *self.shift]
+        cells = {len(self.A), len(self.exponent), len(self.C_mid)}
+        if cells != {len(self.cells)} or any(len(row) != len(self.R0) for row in rows):
+            raise ValueError("expected a number for each cell and replicate")
+        return self
+
+
+class ForecastTrial(ResultRow):
+    """How well curves predict rewards beyond their data, tried on this sweep: a fit up to C_limit
+    against the rest."""
+
+    # standard deviation, at four times a cell's data, of the reward from its curve
+    departure_sd: float
+    # what follows is None where too little compute is measured to hide a part of it
+    C_limit: float | None = None
+    # hidden ones that were predicted, of the last half of the hidden range
+    evaluations: int | None = None
+    mean_error: float | None = None  # predicted less measured, over cells
+    mean_absolute_error: float | None = None
+    inside: float | None = None  # the share of cells whose mean is inside its 90% interval
+
+
+class TiedRange(ResultRow):
+    """A range of C in which no n leads in 90% of the replicates: the values of n that together
+    do."""
+
+    n: tuple[int, ...]
+    C_low: float
+    C_high: float
+
+
+class FitDiagnostics(ResultRow):
+    """Whether the curves fit their points as well as the noise allows, over all residuals."""
+
+    # mean squared residual over that of the evaluations' own scatter
+    reduced_chi_square: float | None
+    autocorrelation: float | None  # of neighbouring residuals of a run
+    degrees_of_freedom: int | None  # points less parameters
+    ties: tuple[TiedRange, ...]
+
+
+# The frontier of all cells, its law n*(C), and what is said of them.
 
 
 class FrontierRow(ResultRow):
@@ -244,65 +486,6 @@ class RewardSensitivity(ResultRow):
     over_B_p: RewardSpread | None  # at one n
 
 
-class CurveDraws(ResultRow):
-    """The replicates of all curves (PosteriorSamples of curves/sweep_estimate.py), to five
-    digits."""
-
-    cells: tuple[tuple[int, int], ...]  # (B_p, n) of each row of A, exponent and C_mid
-    A: tuple[tuple[float, ...], ...]  # [cells, replicates]
-    exponent: tuple[tuple[Positive, ...], ...]
-    C_mid: tuple[tuple[Positive, ...], ...]
-    R0: tuple[float, ...]  # [replicates]
-    tail: tuple[float, ...]
-    # [2, replicates], what other validation problems would add
-    shift: tuple[tuple[float, ...], tuple[float, ...]]
-    # of a reward at four times a cell's data, from its curve: `forecast` has its source
-    departure_sd: float | None
-    rollouts: float | None = None  # of one evaluation; None where no run learnt anything
-
-    @model_validator(mode="after")
-    def _check_shapes(self) -> Self:
-        rows = [*self.A, *self.exponent, *self.C_mid, self.tail, *self.shift]
-        cells = {len(self.A), len(self.exponent), len(self.C_mid)}
-        if cells != {len(self.cells)} or any(len(row) != len(self.R0) for row in rows):
-            raise ValueError("expected a number for each cell and replicate")
-        return self
-
-
-class TiedRange(ResultRow):
-    """A range of C in which no n leads in 90% of the replicates: the values of n that together
-    do."""
-
-    n: tuple[int, ...]
-    C_low: float
-    C_high: float
-
-
-class FitDiagnostics(ResultRow):
-    """Whether the curves fit their points as well as the noise allows, over all residuals."""
-
-    # mean squared residual over that of the evaluations' own scatter
-    reduced_chi_square: float | None
-    autocorrelation: float | None  # of neighbouring residuals of a run
-    degrees_of_freedom: int | None  # points less parameters
-    ties: tuple[TiedRange, ...]
-
-
-class ForecastTrial(ResultRow):
-    """How well curves predict rewards beyond their data, tried on this sweep: a fit up to C_limit
-    against the rest."""
-
-    # standard deviation, at four times a cell's data, of the reward from its curve
-    departure_sd: float
-    # what follows is None where too little compute is measured to hide a part of it
-    C_limit: float | None = None
-    # hidden ones that were predicted, of the last half of the hidden range
-    evaluations: int | None = None
-    mean_error: float | None = None  # predicted less measured, over cells
-    mean_absolute_error: float | None = None
-    inside: float | None = None  # the share of cells whose mean is inside its 90% interval
-
-
 class DecidingRun(ResultRow):
     """A run to C that would tell most about a law that the data leave open."""
 
@@ -352,14 +535,6 @@ class ScheduleRow(ResultRow):
     points: tuple[SchedulePoint, ...]  # where fixed cells were measured too
     gain: float | None  # of reward, the mean over the points; None where there is none
     interval: tuple[float, float] | None  # of the gain
-
-
-GRADED_FLAG = "graded_rewards"  # the code of the flag of runs whose rewards are graded
-# Codes of the flags of a sweep that shows nothing: no reward rises, or all are 1 from the start.
-# Such a fit is flat.
-NOTHING_LEARNT, NOTHING_TO_LEARN = "nothing_learnt", "nothing_to_learn"
-NOT_CONVERGED = "not_converged"  # the code of the flag of draws that have not settled
-EVALUATION_SIZE = "evaluation_size"  # the code of the flag that says what their intervals rest on
 
 
 class FitResult(ResultRow):

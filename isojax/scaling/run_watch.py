@@ -11,15 +11,15 @@ that stays the same.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from isojax.core.nouns import Interval
-from isojax.scaling.checks.learning import NothingLearnt
-from isojax.scaling.curve_file import fit_with_trial
-from isojax.scaling.curves.single_run import RunPoints, RunPosterior
+from isojax.scaling.curves.single_run import RunPoints
 from isojax.scaling.intervals import LEVEL
+from isojax.scaling.learning import NothingLearnt
+from isojax.scaling.run_forecast import fit_with_trial
 from isojax.scaling.tracks import FloatArray
 
 LOOK_SHARES = (0.125, 0.25, 0.5, 0.75)  # of the end's C
@@ -63,12 +63,25 @@ class WatchedRun:
     nothing_learnt: str = ""  # of a run whose reward has not risen so far: what was seen and why
 
 
+class CommonInterval(NamedTuple):
+    """What looks say together; where they contradict each other, what the newest one says."""
+
+    interval: Interval | None  # None without a look
+    looks_agree: bool
+
+
+class _Advised(NamedTuple):
+    advice: Advice
+    reason: str
+
+
 @dataclass
 class RunWatch:
     """Looks at one run again and again; a look that was made is kept."""
 
     C_end: float
     goal: float | None = None
+    # by the share of the end and the number of evaluations up to there
     _looks: dict[tuple[float, int], Look] = field(default_factory=dict)
 
     def update(
@@ -77,80 +90,103 @@ class RunWatch:
         """The evaluations so far, C >= 0 rising and R: float[points] each, at least one. `nothing`:
         where these show that nothing was learnt, the reward is expected to stay, within what they
         and the forecasts allow."""
-        looks, next_look = [], None
-        for share in LOOK_SHARES:
-            C_look = share * self.C_end
-            if C[-1] < C_look:
-                next_look = C_look
-                break
-            seen = C_look >= C
-            if len(np.unique(C[seen & (C > 0)])) >= MIN_LOOK_POINTS:
-                key = (share, int(seen.sum()))
-                if key not in self._looks:
-                    self._looks[key] = make_look(C[seen], R[seen], self.C_end)
-                looks.append(self._looks[key])
-        interval, looks_agree = intersect_looks(looks)
+        C_of_looks = [share * self.C_end for share in LOOK_SHARES]
+        looks = self._looks_up_to(C, R)
         last = looks[-1] if looks else None
-        forecast = (
-            None if last is None or interval is None else float(np.clip(last.reward, *interval))
-        )
-        if nothing is not None and interval is not None:
-            low, high = nothing.interval
-            interval = (min(interval[0], low), max(interval[1], high))
-            forecast = nothing.level
-        left = max(self.C_end - float(C[-1]), 0.0)
-        advice, reason = self._advise(left, interval, looks_agree, last)
+        interval, looks_agree = intersect_looks(looks)
+
+        forecast = None
+        if interval is not None and last is not None:
+            forecast = float(np.clip(last.reward, *interval))
+            if nothing is not None:
+                low, high = nothing.interval
+                interval = (min(interval[0], low), max(interval[1], high))
+                forecast = nothing.level
+
+        rollouts_left = max(self.C_end - float(C[-1]), 0.0)
+        advised = self._advise(rollouts_left, interval, looks_agree, last)
         return WatchedRun(
             C=float(C[-1]),
             C_end=self.C_end,
             measured=float(R[-1]),
-            rollouts_left=left,
+            rollouts_left=rollouts_left,
             forecast=forecast,
             interval=interval,
-            advice=advice,
-            reason=reason,
+            advice=advised.advice,
+            reason=advised.reason,
             looks=tuple(looks),
             looks_agree=looks_agree,
-            next_look=next_look,
+            next_look=next((C_look for C_look in C_of_looks if C[-1] < C_look), None),
             nothing_learnt="" if nothing is None else nothing.text,
         )
 
+    def _looks_up_to(self, C: FloatArray, R: FloatArray) -> list[Look]:
+        """Those that the run has passed, but for what has too few evaluations up to there."""
+        looks = []
+        for share in LOOK_SHARES:
+            C_look = share * self.C_end
+            if C[-1] < C_look:
+                break
+            seen = C_look >= C
+            if len(np.unique(C[seen & (C > 0)])) < MIN_LOOK_POINTS:
+                continue
+            key = (share, int(seen.sum()))
+            if key not in self._looks:
+                self._looks[key] = make_look(C[seen], R[seen], self.C_end)
+            looks.append(self._looks[key])
+        return looks
+
     def _advise(
-        self, left: float, interval: Interval | None, agree: bool, last: Look | None
-    ) -> tuple[Advice, str]:
-        if left == 0:
-            return "stop", "the run has reached its end"
+        self, rollouts_left: float, interval: Interval | None, looks_agree: bool, last: Look | None
+    ) -> _Advised:
+        if rollouts_left == 0:
+            return _Advised("stop", "the run has reached its end")
         if interval is None or last is None:
-            return "go on", "it is too early for a forecast, or there are too few evaluations"
-        if not agree:
-            return (
-                "go on",
-                "the forecasts contradict each other: the run has another form than the curve",
+            return _Advised(
+                "go on", "it is too early for a forecast, or there are too few evaluations"
             )
-        if self.goal is not None and interval[1] < self.goal:
-            return "stop", f"the end is below the goal of {self.goal:g}"
+        if not looks_agree:
+            problem = "the forecasts contradict each other"
+            return _Advised("go on", f"{problem}: the run has another form than the curve")
+
+        low, high = interval
         if self.goal is not None:
-            reaches = "is at least" if interval[0] >= self.goal else "may reach"
-            return "go on", f"the end {reaches} the goal of {self.goal:g}"
-        if interval[1] - last.reward_now < FLAT_GAIN:
-            return "stop", f"the run has levelled off: it gains less than {FLAT_GAIN:g}"
-        return "go on", "the reward may still rise"
+            if high < self.goal:
+                return _Advised("stop", f"the end is below the goal of {self.goal:g}")
+            reaches = "is at least" if low >= self.goal else "may reach"
+            return _Advised("go on", f"the end {reaches} the goal of {self.goal:g}")
+
+        if high - last.reward_now < FLAT_GAIN:
+            return _Advised("stop", f"the run has levelled off: it gains less than {FLAT_GAIN:g}")
+        return _Advised("go on", "the reward may still rise")
 
 
 def make_look(C: FloatArray, R: FloatArray, C_end: float) -> Look:
     """A forecast from evaluations float[points]."""
-    posterior: RunPosterior = fit_with_trial(RunPoints(C, R, np.zeros(len(C), dtype=np.intp)))[0]
+    one_seed = np.zeros(len(C), dtype=np.intp)
+    posterior = fit_with_trial(RunPoints(C, R, one_seed)).posterior
     now, end = posterior.rewards(np.array([C[-1], C_end])).T
-    middle = float(np.median(end))
+
+    median = float(np.median(end))
     quantiles = np.quantile(end, [(1 - LOOK_LEVEL) / 2, (1 + LOOK_LEVEL) / 2])
-    low, high = np.clip(middle + WIDENING * (quantiles - middle), 0.0, 1.0).tolist()
-    return Look(float(C[-1]), len(C), middle, low, high, float(np.median(now)))
+    low, high = np.clip(median + WIDENING * (quantiles - median), 0.0, 1.0).tolist()
+    return Look(
+        C=float(C[-1]),
+        points=len(C),
+        reward=median,
+        low=low,
+        high=high,
+        reward_now=float(np.median(now)),
+    )
 
 
-def intersect_looks(looks: Sequence[Look]) -> tuple[Interval | None, bool]:
-    """(what all looks hold, True); the newest look's interval and False where no value is in all of
-    them."""
+def intersect_looks(looks: Sequence[Look]) -> CommonInterval:
+    """What all looks hold; where no value is in all of them, the newest look's interval."""
     if not looks:
-        return None, True
-    low, high = max(look.low for look in looks), min(look.high for look in looks)
-    return ((low, high), True) if low <= high else ((looks[-1].low, looks[-1].high), False)
+        return CommonInterval(None, looks_agree=True)
+    low = max(look.low for look in looks)
+    high = min(look.high for look in looks)
+    if low <= high:
+        return CommonInterval((low, high), looks_agree=True)
+    newest = looks[-1]
+    return CommonInterval((newest.low, newest.high), looks_agree=False)

@@ -18,7 +18,7 @@ from isojax.cli.saved_fits import read_fit
 from isojax.core.nouns import Cell, RunRecord
 from isojax.core.schedule import parse_schedule
 from isojax.runs.ledger import read_runs, write_run
-from isojax.scaling.checks.run_health import RunHealth
+from isojax.scaling.result import RunHealth
 from tests.scaling.synthetic import world
 
 Isojax = Callable[..., tuple[int, str, str]]

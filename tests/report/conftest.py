@@ -14,8 +14,7 @@ import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.report.page.html_page import write_report
-from isojax.scaling.checks.run_health import FlaggedRun, HealthFlag, RunHealth
-from isojax.scaling.result import FitFlag, FitResult
+from isojax.scaling.result import FitFlag, FitResult, FlaggedRun, HealthFlag, RunHealth
 from tests.report.chromium import start_browser
 
 BASE, C_MAX, METRIC = 0.24, 250_000, "avg@4"

@@ -10,8 +10,7 @@ import pytest
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.report.figures.panel import compared_panels, panel_figure
 from isojax.report.page import html_page
-from isojax.scaling.checks.run_health import FlaggedRun, HealthFlag, RunHealth
-from isojax.scaling.result import FitResult
+from isojax.scaling.result import FitResult, FlaggedRun, HealthFlag, RunHealth
 
 
 def run(

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from isojax.scaling.checks.stability import StabilityVerdict
-from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.result import (
     CurveDraws,
     FitDiagnostics,
     FitResult,
+    FittedCurve,
     FittedRun,
     FrontierFit,
     FrontierRow,
     IntervalSettings,
     Law,
     NStarFit,
+    StabilityVerdict,
 )
 
 # (B_p, n) -> (A, B, C_mid), R0 = .2. At C = 1e4 n = 4 leads, at 1e5 n = 16; B_p = 64 is later by

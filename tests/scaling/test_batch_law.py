@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from isojax.core.nouns import Cell
-from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.sweep_estimate import SweepEstimate
 from isojax.scaling.law.n_star_law import fit_fixed_batches, monotone_cost
+from isojax.scaling.result import FittedCurve
 from isojax.scaling.tracks import FloatArray
 from tests.scaling.sweeps import fit
 from tests.scaling.synthetic import random_world

@@ -14,7 +14,7 @@ from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.allocate.constraints import TimeBudget
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult
-from isojax.scaling.tracks import Clock, run_clock
+from isojax.scaling.run_clock import Clock, run_clock
 from tests.scaling.documents import document, hill, with_curve
 
 

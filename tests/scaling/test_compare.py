@@ -13,7 +13,7 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.report.command_figures.compared_sweeps import comparison_figure
-from isojax.scaling.compare import compare_sweeps, saturation_C
+from isojax.scaling.compare_sweeps import compare_sweeps, saturation_C
 from isojax.scaling.result import FitResult
 from tests.scaling.documents import SHAPES, altered, document, with_curve
 from tests.scaling.sweeps import fit

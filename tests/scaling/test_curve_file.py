@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from isojax.core.errors import InputError
-from isojax.scaling.curve_file import fit_curve_file
+from isojax.scaling.curve_from_file import fit_curve_file
 from isojax.scaling.curves.hill import curve_value
 
 TRUE = (0.2, 0.6, 1.1, 2e4)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from isojax.scaling.curves.departures import find_peak, fit_corrections
-from isojax.scaling.curves.hill import FADE_DECADES, ResidualCorrection, curve_value
+from isojax.scaling.curves.hill import curve_value
+from isojax.scaling.result import FADE_DECADES, ResidualCorrection
 from tests.scaling.sweeps import run
 from tests.scaling.synthetic_curves import Declining, Hill
 

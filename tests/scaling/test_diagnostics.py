@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from isojax.scaling.checks.diagnostics import diagnose, find_ties, reward_sensitivity
-from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples, SweepEstimate
-from isojax.scaling.result import RewardSpread
+from isojax.scaling.result import FittedCurve, RewardSpread
 
 C = np.arange(1, 5) * 1000.0
 

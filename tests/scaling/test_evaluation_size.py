@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from isojax.scaling.checks.evaluation_size import size_by_step
+from isojax.scaling.evaluation_size import size_by_step
 from isojax.scaling.tracks import FloatArray
 from tests.scaling.sweeps import fit, run
 

@@ -5,9 +5,9 @@ import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.checks.fit_flags import data_flags, frontier_flags, staleness_flags
-from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.law.frontier import compute_frontier
 from isojax.scaling.law.n_star_law import most_common_n_law
+from isojax.scaling.result import FittedCurve
 from isojax.scaling.tracks import group_by_cell, make_track
 from tests.scaling.sweeps import fit, run
 

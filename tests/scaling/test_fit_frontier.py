@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.curves.hill import FittedCurve, curve_value
+from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.sweep_estimate import SweepEstimate
 from isojax.scaling.fit import fit_frontier
+from isojax.scaling.result import FittedCurve
 from tests.scaling.sweeps import fit, run
 
 # .4 C / (C + 1000) = .8 C / (C + 5000) at C = 3000.

@@ -5,7 +5,7 @@ import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.allocate.recommend import quote, recommend
-from isojax.scaling.compare import compare_sweeps
+from isojax.scaling.compare_sweeps import compare_sweeps
 from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import FloatArray
 from tests.scaling.sweeps import fit, run

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from isojax.scaling.curves.hill import FittedCurve, curve_reward
+from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.law import frontier
 from isojax.scaling.law.frontier import compute_frontier
+from isojax.scaling.result import FittedCurve
 
 
 def curve(n, A, C_mid, low=1e2, high=1e6, B_p=16, B=1.0):

@@ -10,8 +10,9 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.curves.sweep_estimate import FitOptions
+from isojax.scaling.evaluation_noise import paired_lead
 from isojax.scaling.fit import fit
-from isojax.scaling.tracks import correct_counts, metric_value, paired_lead
+from isojax.scaling.reward_metric import correct_counts, metric_value
 from tests.scaling.synthetic import World, world
 
 POINT = EvalPoint(

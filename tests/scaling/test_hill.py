@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from isojax.scaling.curves.hill import (
-    HILL_TAIL,
     STRETCHED_TAIL,
     curve_value,
     progress_and_slope,
     progress_gradient,
 )
+from isojax.scaling.result import HILL_TAIL
 
 Z = np.linspace(-6, 6, 41)
 

@@ -9,10 +9,10 @@ from scipy.stats import beta
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.allocate.recommend import quote, recommend
-from isojax.scaling.checks.evaluation_size import EvaluationSize, size_by_step
-from isojax.scaling.checks.learning import describe, find_causes, shows_something
-from isojax.scaling.compare import compare_sweeps
+from isojax.scaling.compare_sweeps import compare_sweeps
+from isojax.scaling.evaluation_size import EvaluationSize, size_by_step
 from isojax.scaling.intervals import share_interval, share_quantiles
+from isojax.scaling.learning import describe, find_causes, shows_something
 from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import FloatArray
 from tests.scaling.sweeps import fit, run

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.curves.hill import FittedCurve, curve_reward, curve_value
+from isojax.scaling.curves.hill import curve_reward, curve_value
 from isojax.scaling.curves.paper_mode import fit_points, fit_records, record_breaking_indices
+from isojax.scaling.result import FittedCurve
 from isojax.scaling.tracks import make_track
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from isojax.core.errors import InputError
+from isojax.scaling.law.law_from_file import fit_law_file
 from isojax.scaling.law.n_star_law import log2_n_star
-from isojax.scaling.law.points_file import fit_points_file
 from isojax.scaling.result import Law
 
 TRUE = Law("sigmoid", 6.0, 4.5, 5.8, 2.8)
@@ -27,7 +27,7 @@ def steps(law=TRUE, low=4.8, high=7.2, count=40):
 
 def test_a_known_law_is_recovered_from_its_own_points(tmp_path):
     C = np.logspace(4.8, 7, 30)
-    result = fit_points_file(write(tmp_path, zip(2 ** log2_n_star(TRUE, C), C, strict=True)))
+    result = fit_law_file(write(tmp_path, zip(2 ** log2_n_star(TRUE, C), C, strict=True)))
     law = result["n_star"]
     assert law["form"] == "sigmoid"
     assert [law[k] for k in ("L", "k", "log10_C0", "b")] == pytest.approx(
@@ -38,8 +38,8 @@ def test_a_known_law_is_recovered_from_its_own_points(tmp_path):
 
 def test_steps_give_the_law_back_as_well_as_rounding_lets_them_and_modes_agree(tmp_path):
     path = write(tmp_path, steps())
-    hierarchical = fit_points_file(path)["n_star"]
-    paper = fit_points_file(path, mode="paper")["n_star"]
+    hierarchical = fit_law_file(path)["n_star"]
+    paper = fit_law_file(path, mode="paper")["n_star"]
     for name, value in (("L", 6.0), ("log10_C0", 5.8), ("b", 2.8)):
         low, high = hierarchical["intervals"][name]
         assert low <= hierarchical[name] <= high
@@ -54,7 +54,7 @@ def test_steps_give_the_law_back_as_well_as_rounding_lets_them_and_modes_agree(t
 
 def test_few_distinct_n_and_the_last_n_are_said(tmp_path):
     rows = [(n, c) for n, c in steps() if n in (8, 32, 64, 256, 512)]
-    result = fit_points_file(write(tmp_path, rows))
+    result = fit_law_file(write(tmp_path, rows))
     assert any(
         f.startswith("only 5 distinct n (8, 32, 64, 256, 512) determine the 4 parameters")
         for f in result["flags"]
@@ -68,15 +68,15 @@ def test_falls_mixed_settings_and_filters(tmp_path):
         (4, 10 ** (4.8 + i / 5), "hard") for i in range(12)
     ]
     path = write(tmp_path, rows, "n,rollouts,set")
-    mixed = fit_points_file(path)
+    mixed = fit_law_file(path)
     assert any("mix set = easy, hard in one law; --where set=easy" in f for f in mixed["flags"])
     assert any(f.startswith("n falls as C rises") for f in mixed["flags"])
-    easy = fit_points_file(path, ["set=easy"])
+    easy = fit_law_file(path, ["set=easy"])
     assert easy["points"] == 12 and not any("mix" in f or "falls" in f for f in easy["flags"])
 
 
 def test_one_n_is_a_constant_and_says_so(tmp_path):
-    result = fit_points_file(write(tmp_path, [(8, 1e4), (8, 1e5), (8, 1e6)]))
+    result = fit_law_file(write(tmp_path, [(8, 1e4), (8, 1e5), (8, 1e6)]))
     assert (result["n_star"]["form"], result["n_star"]["b"], result["n_star"]["intervals"]) == (
         "constant",
         3.0,
@@ -85,14 +85,12 @@ def test_one_n_is_a_constant_and_says_so(tmp_path):
     assert result["flags"] == [
         "all 3 points have n = 8: n*(C) is taken as constant, because no other n was compared with it"
     ]
-    assert (
-        fit_points_file(write(tmp_path, [(8, 1e4)]), mode="paper")["n_star"]["form"] == "constant"
-    )
-    assert fit_points_file(write(tmp_path, [(8, 1e4)]))["n_star"]["b"] == 3
+    assert fit_law_file(write(tmp_path, [(8, 1e4)]), mode="paper")["n_star"]["form"] == "constant"
+    assert fit_law_file(write(tmp_path, [(8, 1e4)]))["n_star"]["b"] == 3
 
 
 def test_three_distinct_n_carry_no_sigmoid(tmp_path):
-    result = fit_points_file(
+    result = fit_law_file(
         write(tmp_path, [(8, 1e4), (8, 2e4), (16, 1e5), (16, 2e5), (32, 1e6), (32, 2e6)])
     )
     assert result["n_star"]["form"] == "linear" and result["n_star"]["aicc"]["sigmoid"] is None
@@ -102,7 +100,7 @@ def test_three_distinct_n_carry_no_sigmoid(tmp_path):
 
 @pytest.mark.parametrize("mode", ["hierarchical", "paper"])
 def test_two_distinct_n_give_no_law_and_say_where_each_was_best(tmp_path, mode):
-    result = fit_points_file(write(tmp_path, [(8, 1e4), (8, 2e4), (16, 1e5), (16, 2e5)]), mode=mode)
+    result = fit_law_file(write(tmp_path, [(8, 1e4), (8, 2e4), (16, 1e5), (16, 2e5)]), mode=mode)
     assert (
         result["n_star"] is None
         and result["intervals"] is None
@@ -113,7 +111,7 @@ def test_two_distinct_n_give_no_law_and_say_where_each_was_best(tmp_path, mode):
 
 
 def test_no_trend_is_a_constant(tmp_path):
-    result = fit_points_file(
+    result = fit_law_file(
         write(tmp_path, [((8, 16, 32)[i * 7 % 3], 10 ** (4 + i / 10)) for i in range(21)])
     )
     assert result["n_star"]["form"] == "constant" and any(
@@ -125,7 +123,7 @@ def test_a_point_of_two_sets_is_no_duplicate(tmp_path):
     path = write(
         tmp_path, [(8, 100, "easy"), (8, 100, "hard"), (16, 200, "easy")], "n,rollouts,set"
     )
-    assert fit_points_file(path)["points"] == 3
+    assert fit_law_file(path)["points"] == 3
 
 
 @pytest.mark.parametrize(
@@ -179,11 +177,11 @@ def test_a_point_of_two_sets_is_no_duplicate(tmp_path):
 )
 def test_bad_files_are_refused_with_their_line(tmp_path, header, rows, filters, said):
     with pytest.raises(InputError, match=said):
-        fit_points_file(write(tmp_path, rows, header), filters)
+        fit_law_file(write(tmp_path, rows, header), filters)
 
 
 def test_an_unknown_mode(tmp_path):
     with pytest.raises(
         InputError, match="mode 'both' is not known; expected one of hierarchical, paper"
     ):
-        fit_points_file(write(tmp_path, [(8, 1)]), mode="both")
+        fit_law_file(write(tmp_path, [(8, 1)]), mode="both")

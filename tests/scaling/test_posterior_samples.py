@@ -5,12 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from isojax.scaling.curves.hill import ResidualCorrection
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples, best_cells, to_curve_draws
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.frontier import Frontier, FrontierStretch, crossover_interval, frontier_rows
 from isojax.scaling.law.n_star_law import fit_n_star, log2_best_n
-from isojax.scaling.result import FrontierRow
+from isojax.scaling.result import FrontierRow, ResidualCorrection
 
 SMALL, LARGE = (16, 2), (16, 8)
 FRONTIER_OF_BOTH = Frontier(

@@ -10,7 +10,8 @@ import pytest
 from isojax.scaling.curves.fit_hierarchical import problem_contributions, sample_problem_shifts
 from isojax.scaling.curves.hierarchical import pack_sweep
 from isojax.scaling.curves.sweep_estimate import apply_problem_shift
-from isojax.scaling.tracks import group_by_cell, make_track, metric_per_problem
+from isojax.scaling.reward_metric import metric_per_problem
+from isojax.scaling.tracks import group_by_cell, make_track
 from tests.scaling.synthetic import world
 
 WORLD = world(n=(2, 8), problems=200, samples=4, seeds=2)

@@ -8,9 +8,16 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation
 from isojax.scaling.allocate.recommend import recommend
-from isojax.scaling.checks.stability import StabilityVerdict
-from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.result import FitResult, FittedRun, FrontierFit, FrontierRow, Law, NStarFit
+from isojax.scaling.result import (
+    FitResult,
+    FittedCurve,
+    FittedRun,
+    FrontierFit,
+    FrontierRow,
+    Law,
+    NStarFit,
+    StabilityVerdict,
+)
 from tests.scaling.documents import altered, document, without_draws
 from tests.scaling.sweeps import fit
 from tests.scaling.synthetic import world

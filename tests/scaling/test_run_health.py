@@ -15,14 +15,12 @@ from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.runs.ledger import INCLUDE_FLAGGED
 from isojax.scaling.checks.fit_flags import add_health
 from isojax.scaling.checks.run_health import (
-    RunHealth,
     flag_sentences,
     flagged_runs,
     health_flags,
     healthy_runs,
 )
-from isojax.scaling.checks.stability import StabilityVerdict
-from isojax.scaling.result import FitFlag, FittedRun
+from isojax.scaling.result import FitFlag, FittedRun, RunHealth, StabilityVerdict
 from tests.scaling.documents import altered, document
 
 PROBLEMS, SAMPLES = 1000, 4

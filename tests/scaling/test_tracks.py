@@ -8,15 +8,15 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.tracks import (
+from isojax.scaling.evaluation_noise import paired_lead
+from isojax.scaling.reward_metric import (
     EstimatorMetric,
     correct_counts,
-    make_track,
     metric_per_problem,
     metric_value,
-    paired_lead,
     parse_metric,
 )
+from isojax.scaling.tracks import make_track
 
 
 def run(points, hours=(), source="runs/a/records.jsonl"):

@@ -8,8 +8,8 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
-from isojax.scaling.checks.validate import _judge_choice, validate
 from isojax.scaling.curves.sweep_estimate import FitOptions
+from isojax.scaling.validate import _judge_choice, validate
 from tests.scaling.documents import document
 from tests.scaling.sweeps import run
 from tests.scaling.synthetic import world

@@ -16,7 +16,7 @@ from isojax.core.terminal import printable
 from isojax.report.command_figures.compared_sweeps import comparison_figure
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_interval, format_number, format_reward
-from isojax.scaling.compare import check_distinct, compare_sweeps
+from isojax.scaling.compare_sweeps import check_distinct, compare_sweeps
 from isojax.scaling.comparison import BudgetRow, SweepComparison, SweepSummary
 from isojax.scaling.result import FitResult
 

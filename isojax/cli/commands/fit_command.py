@@ -23,12 +23,11 @@ from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_number, format_percent, format_range
 from isojax.runs.ledger import default_metric, read_runs
 from isojax.scaling.checks.run_health import healthy_runs
-from isojax.scaling.checks.validate import REPLICATES
-from isojax.scaling.checks.validate import validate as predict_hidden_runs
-from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, FitOptions
-from isojax.scaling.result import NOT_CONVERGED, FitResult, FrontierFit, FrontierRow
+from isojax.scaling.result import NOT_CONVERGED, FitResult, FittedCurve, FrontierFit, FrontierRow
 from isojax.scaling.tracks import fixed_runs
+from isojax.scaling.validate import REPLICATES
+from isojax.scaling.validate import validate as predict_hidden_runs
 
 ComputeUnit = Literal["rollouts", "tokens", "device_hours"]
 METRIC_HELP = "Validation metric to fit, such as avg@4."

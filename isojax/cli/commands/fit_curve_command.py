@@ -13,7 +13,7 @@ from isojax.cli.options import JsonOption, WhereOption
 from isojax.report.command_figures.single_curve import single_curve_figure
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_estimate, format_number
-from isojax.scaling.curve_file import fit_curve_file
+from isojax.scaling.curve_from_file import fit_curve_file
 
 FILE_HELP = "CSV, TSV or JSON lines: a row for each evaluation."
 X_HELP = "The column of compute, >= 0: rollouts, tokens, steps, ..."

@@ -11,7 +11,7 @@ from isojax.cli.options import JsonOption, ModeOption, WhereOption
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import LAW_PARAMETERS, format_estimate, format_number, join_commas
 from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE
-from isojax.scaling.law.points_file import fit_points_file
+from isojax.scaling.law.law_from_file import fit_law_file
 
 FILE_HELP = "A CSV, TSV or JSON-lines file with columns n and rollouts."
 
@@ -31,7 +31,7 @@ def fit_law(
       isojax fit-law points.csv --where set=easy
       isojax fit-law points.csv --mode paper --json | jq .n_star
     """
-    fit_document = to_json_value(fit_points_file(points_file, where or (), mode))
+    fit_document = to_json_value(fit_law_file(points_file, where or (), mode))
     if as_json:
         print(json_text(fit_document))
         return

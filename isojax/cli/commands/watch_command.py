@@ -25,11 +25,12 @@ from isojax.runs.ledger import default_metric
 from isojax.runs.logs.column_map import parse_field_map
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_rollout_ensemble
 from isojax.scaling.allocate.growing_n import NOption, compare_n, n_to_raise_to
-from isojax.scaling.checks.learning import find_nothing_learnt_by_run
 from isojax.scaling.checks.run_health import health_flags
 from isojax.scaling.intervals import LEVEL
+from isojax.scaling.learning import find_nothing_learnt_by_run
+from isojax.scaling.reward_metric import check_reward
 from isojax.scaling.run_watch import RunWatch, WatchedRun
-from isojax.scaling.tracks import RunTrack, check_reward
+from isojax.scaling.tracks import RunTrack
 
 POLL_SECONDS = 2.0  # between two looks at the size of a log
 GOAL_HELP = "Stop a run that will not reach it."

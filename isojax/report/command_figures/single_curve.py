@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from isojax.report import canvas
-from isojax.scaling.curve_file import CurveFilePoints
+from isojax.scaling.curve_from_file import CurveFilePoints
 
 MARKERS = "osD^v"
 HELD_OUT_COLOUR = "#2f6fb2"
@@ -17,8 +17,8 @@ HELD_OUT_COLOUR = "#2f6fb2"
 def single_curve_figure(
     document: Mapping[str, Any], data: CurveFilePoints
 ) -> canvas.RenderedFigure:
-    """What `curve_file.fit_curve_file` gives: the curve, its interval and the points; the dashed
-    line is R0, the reward at C = 0."""
+    """What `fit_curve_file` (scaling/curve_from_file.py) gives: the curve, its interval and the
+    points; the dashed line is R0, the reward at C = 0."""
     fig, (ax,) = canvas.panel_grid(1, height=4.6)
     # points up to here were fitted, those beyond held out
     C_limit = np.inf if document["fit_below"] is None else document["fit_below"]

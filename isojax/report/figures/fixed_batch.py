@@ -18,9 +18,9 @@ from isojax.core.nouns import RunRecord
 from isojax.report import canvas
 from isojax.report.figures import report_figure
 from isojax.report.fit_views import BandRow, all_n, frontier_band, n_stretches, thin
-from isojax.scaling.curves.hill import FittedCurve, curve_reward
+from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.law.n_star_law import log2_n_star
-from isojax.scaling.result import FitResult, FixedBatchFit
+from isojax.scaling.result import FitResult, FittedCurve, FixedBatchFit
 
 MAX_BATCHES = 4
 MIN_LABELLED_SHARE = 0.08  # of the frontier's points: a shorter stretch has no room for its n

@@ -29,7 +29,8 @@ from isojax.report.wording import (
 )
 from isojax.scaling.checks.run_health import flag_sentences
 from isojax.scaling.result import FitDiagnostics, FitResult
-from isojax.scaling.tracks import group_by, metric_value
+from isojax.scaling.reward_metric import metric_value
+from isojax.scaling.tracks import group_by
 
 MAX_SHOWN = 6  # of a list; the others are folded
 

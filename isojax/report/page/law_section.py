@@ -21,9 +21,8 @@ from isojax.report.wording import (
     format_reward,
     segment_verdict,
 )
-from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.law.n_star_law import n_star as n_star_at
-from isojax.scaling.result import FitResult, FrontierFit, SegmentRow
+from isojax.scaling.result import FitResult, FittedCurve, FrontierFit, SegmentRow
 
 SEGMENT_HEADER = (
     "B_p × n",

@@ -11,11 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 from isojax.core.errors import InputError
 from isojax.core.nouns import Interval
 from isojax.scaling.allocate.constraints import AllocationRequest, TimeBudget
-from isojax.scaling.curves.hill import MEASURED_TOLERANCE, FittedCurve, curve_reward
+from isojax.scaling.curves.hill import MEASURED_TOLERANCE, curve_reward
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples, from_curve_draws
 from isojax.scaling.intervals import LEVEL, central_band
-from isojax.scaling.result import FitResult
-from isojax.scaling.tracks import Clock, FloatArray
+from isojax.scaling.result import FitResult, FittedCurve
+from isojax.scaling.run_clock import Clock
+from isojax.scaling.tracks import FloatArray
 from isojax.scaling.update_counts import UpdateCounts
 
 IntArray = NDArray[np.int64]

@@ -11,25 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from isojax.scaling.curves.hill import MEASURED_TOLERANCE, FittedCurve, curve_reward
+from isojax.scaling.curves.hill import MEASURED_TOLERANCE, curve_reward
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples, SweepEstimate, best_cells
+from isojax.scaling.evaluation_noise import autocorrelation, paired_lead, reduced_chi_square
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.frontier import Frontier, FrontierStretch
 from isojax.scaling.result import (
     FitDiagnostics,
+    FittedCurve,
     NeighbourCell,
     RewardSensitivity,
     RewardSpread,
     SegmentRow,
     TiedRange,
 )
-from isojax.scaling.tracks import (
-    TracksByCell,
-    autocorrelation,
-    evaluations_by_target,
-    paired_lead,
-    reduced_chi_square,
-)
+from isojax.scaling.tracks import TracksByCell, evaluations_by_target
 
 TIE_LEVEL = 0.9
 TIE_POINTS = 40

@@ -7,14 +7,12 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from isojax.core.terminal import format_number
-from isojax.scaling.checks.learning import NothingLearnt
-from isojax.scaling.checks.run_health import RunHealth, flag_sentences
-from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
-from isojax.scaling.curves.hill import FittedCurve
+from isojax.scaling.checks.run_health import flag_sentences
 from isojax.scaling.curves.sweep_estimate import SweepEstimate
 from isojax.scaling.intervals import share_interval
 from isojax.scaling.law.frontier import Frontier
 from isojax.scaling.law.n_star_law import MIN_DISTINCT_N, law_limits
+from isojax.scaling.learning import NothingLearnt
 from isojax.scaling.result import (
     EVALUATION_SIZE,
     GRADED_FLAG,
@@ -24,9 +22,13 @@ from isojax.scaling.result import (
     FitDiagnostics,
     FitFlag,
     FitResult,
+    FittedCurve,
     ForecastTrial,
     Law,
+    OverfittedRun,
+    RunHealth,
     SegmentRow,
+    StabilityVerdict,
 )
 from isojax.scaling.tracks import TracksByCell
 

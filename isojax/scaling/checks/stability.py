@@ -3,47 +3,23 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from isojax.scaling.checks.run_health import TRAIN_REWARD, training_reward_fell
-from isojax.scaling.tracks import (
-    RunTrack,
-    TracksByCell,
-    evaluations_by_target,
-    noise_sd,
-    paired_lead,
-    running_means,
-)
+from isojax.scaling.evaluation_noise import noise_sd, paired_lead, running_means
+from isojax.scaling.result import OverfittedRun, StabilityVerdict
+from isojax.scaling.tracks import RunTrack, TracksByCell, evaluations_by_target
 
 LAST_EVALUATIONS = 3
-MIN_DROP, Z_DROP = 0.05, 4.0  # in reward and in standard errors
+# A cell is unstable that has fallen by more than both, in reward and in standard errors.
+MIN_DROP = 0.05
+Z_DROP = 4.0
 MIN_EVALUATIONS = 10  # of a cell, whose scatter says how noisy they are where no counts do
 OVERFITTING_WINDOW = 4  # evaluations averaged
-# of training and of validation reward, to count as overfitting
+# of training and of validation reward, to count as overfitting: in reward and in standard errors
 MIN_CHANGE = 0.01
 Z_CHANGE = 3.0
-
-
-@dataclass(frozen=True)
-class StabilityVerdict:
-    """Whether all cells of a B_p train stably; if not, why."""
-
-    B_p: int
-    stable: bool
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class OverfittedRun:
-    """A run whose training reward rises while its validation reward falls, beyond C."""
-
-    B_p: int
-    n: int
-    seed: int
-    C: float
-    reason: str
 
 
 def assess_stability(
@@ -51,15 +27,21 @@ def assess_stability(
 ) -> tuple[StabilityVerdict, ...]:
     """One verdict for each B_p, rising. A fall past a fitted peak (peaked_cells) is overfitting,
     which stopping early avoids, unless the training reward falls too."""
-    reasons: dict[int, list[str]] = {}
+    reasons_by_B_p: dict[int, list[str]] = {}
     for (B_p, n), seeds in sorted(cells.items()):
-        is_overfitting = (B_p, n) in peaked_cells and not any(
-            training_reward_fell(t.run) for t in seeds
-        )
-        reason = _broken_reason(seeds) or ("" if is_overfitting else _drop_reason(seeds, metric))
-        reasons.setdefault(B_p, []).append(reason)
+        reason = _broken_reason(seeds)
+        training_fell = any(training_reward_fell(t.run) for t in seeds)
+        is_overfitting = (B_p, n) in peaked_cells and not training_fell
+        if not reason and not is_overfitting:
+            reason = _drop_reason(seeds, metric)
+
+        reasons = reasons_by_B_p.setdefault(B_p, [])
+        if reason:
+            reasons.append(reason)
+
     return tuple(
-        StabilityVerdict(B_p, not any(r), "; ".join(filter(None, r))) for B_p, r in reasons.items()
+        StabilityVerdict(B_p, stable=not reasons, reason="; ".join(reasons))
+        for B_p, reasons in reasons_by_B_p.items()
     )
 
 
@@ -78,23 +60,35 @@ def _broken_reason(seeds: Sequence[RunTrack]) -> str:
 
 
 def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
-    """Why a cell that fell counts as unstable, else ""."""
-    evaluations_at = evaluations_by_target(seeds)
-    if len(evaluations_at) < 2:
+    """Why a cell that fell counts as unstable, else "".
+
+    What falls is the mean of LAST_EVALUATIONS evaluations in a row: the last such mean against the
+    best one."""
+    evaluations = list(evaluations_by_target(seeds).values())
+    if len(evaluations) < 2:
         return ""
-    evaluations, _, rewards = zip(*evaluations_at.values(), strict=True)
-    mean_rewards = np.array(rewards)
-    width = min(LAST_EVALUATIONS, len(mean_rewards))
+
+    mean_rewards = np.array([evaluation.R for evaluation in evaluations])
+    width = min(LAST_EVALUATIONS, len(evaluations))
     means = running_means(mean_rewards, width)
     best_start = int(means.argmax())
     drop = float(means[best_start] - means[-1])
-    windows = (
-        evaluations[start : start + width] for start in (best_start, len(evaluations) - width)
+
+    best = evaluations[best_start : best_start + width]
+    last = evaluations[len(evaluations) - width :]
+    paired = paired_lead(
+        [point for evaluation in best for point in evaluation.points],
+        [point for evaluation in last for point in evaluation.points],
+        metric,
     )
-    best, last = ([p for points in window for p in points] for window in windows)
-    paired = paired_lead(best, last, metric)
-    scatter = noise_sd([mean_rewards]) if len(mean_rewards) >= MIN_EVALUATIONS else 0.0
-    se = scatter * math.sqrt(2 / width) if paired is None else paired.se
+    if paired is not None:
+        se = paired.se
+    else:
+        # Without counts of problems, neighbours say how noisy an evaluation is, where there are
+        # enough of them. The difference of two means of `width` has the variance 2 / width.
+        scatter = noise_sd([mean_rewards]) if len(mean_rewards) >= MIN_EVALUATIONS else 0.0
+        se = scatter * math.sqrt(2 / width)
+
     limit = max(MIN_DROP, Z_DROP * se)
     if drop <= limit:
         return ""
@@ -107,27 +101,36 @@ def find_overfitting(
 ) -> tuple[OverfittedRun, ...]:
     """Runs whose training reward rises while validation falls; validation_sd None: from each run's
     own scatter."""
-    return tuple(run for t in tracks if (run := _overfitted_run(t, validation_sd)) is not None)
+    candidates = [_overfitted_run(track, validation_sd) for track in tracks]
+    return tuple(run for run in candidates if run is not None)
 
 
 def _overfitted_run(track: RunTrack, validation_sd: float | None) -> OverfittedRun | None:
+    """The run where it overfits, else None."""
     training_rewards = np.array([p.train.get(TRAIN_REWARD, np.nan) for p in track.run.points])
     usable = np.isfinite(training_rewards) & (track.C > 0)
-    C, R, training_rewards = track.C[usable], track.R[usable], training_rewards[usable]
+    training_rewards = training_rewards[usable]
+    C = track.C[usable]
+    R = track.R[usable]
     if len(R) < 3 * OVERFITTING_WINDOW:
         return None
-    validation_means, training_means = (
-        running_means(v, OVERFITTING_WINDOW) for v in (R, training_rewards)
-    )
+
+    validation_means = running_means(R, OVERFITTING_WINDOW)
+    training_means = running_means(training_rewards, OVERFITTING_WINDOW)
+    # The peak's window and the last one share no evaluation.
     peak = int(validation_means[: 1 - OVERFITTING_WINDOW].argmax())
     fall = float(validation_means[peak] - validation_means[-1])
     rise = float(training_means[-1] - training_means[peak])
+
+    # of a difference of two means, in standard deviations of one evaluation
     z = Z_CHANGE * math.sqrt(2 / OVERFITTING_WINDOW)
-    validation_sd = noise_sd([R]) if validation_sd is None else validation_sd
-    if fall <= max(z * validation_sd, MIN_CHANGE) or rise <= max(
-        z * noise_sd([training_rewards]), MIN_CHANGE
-    ):
+    if validation_sd is None:
+        validation_sd = noise_sd([R])
+    if fall <= max(z * validation_sd, MIN_CHANGE):
         return None
+    if rise <= max(z * noise_sd([training_rewards]), MIN_CHANGE):
+        return None
+
     cell = track.run.cell
     return OverfittedRun(
         B_p=cell.B_p,

@@ -16,17 +16,12 @@ from statistics import NormalDist
 
 import numpy as np
 
-from isojax.scaling.curves.hill import (
-    HILL_TAIL,
-    STRETCHED_TAIL,
-    ResidualCorrection,
-    curve_reward,
-    progress_gradient,
-)
+from isojax.scaling.curves.hill import STRETCHED_TAIL, curve_reward, progress_gradient
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION, SweepEstimate
+from isojax.scaling.evaluation_noise import noise_sd
 from isojax.scaling.intervals import LEVEL
-from isojax.scaling.result import ForecastTrial
-from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell, noise_sd, select_points
+from isojax.scaling.result import HILL_TAIL, ForecastTrial, ResidualCorrection
+from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell, select_points
 
 # A peak has to gain this much of twice the log likelihood, and its fall has to be this many
 # standard errors steep.

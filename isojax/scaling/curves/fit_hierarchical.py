@@ -9,7 +9,6 @@ import numpy as np
 
 from isojax.scaling.curves.departures import find_peak, fit_corrections
 from isojax.scaling.curves.hierarchical import PackedSweep, pack_sweep, progress_at_points
-from isojax.scaling.curves.hill import FittedCurve, ResidualCorrection
 from isojax.scaling.curves.posterior_draws import (
     CurvePosterior,
     mean_curve_residuals,
@@ -23,14 +22,9 @@ from isojax.scaling.curves.sweep_estimate import (
     apply_problem_shift,
 )
 from isojax.scaling.intervals import LEVEL, central_band, central_interval
-from isojax.scaling.result import IntervalSettings
-from isojax.scaling.tracks import (
-    FloatArray,
-    TracksByCell,
-    as_float64,
-    correct_counts,
-    metric_per_problem,
-)
+from isojax.scaling.result import FittedCurve, IntervalSettings, ResidualCorrection
+from isojax.scaling.reward_metric import correct_counts, metric_per_problem
+from isojax.scaling.tracks import FloatArray, TracksByCell, as_float64
 
 MIN_POINTS = 3
 # A plateau is determined where a curve has come this far on its way to it and its interval is no

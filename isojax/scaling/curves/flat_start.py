@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from isojax.scaling.checks.evaluation_size import SAME_REWARD, EvaluationSize, evaluation_size
-from isojax.scaling.curves.hill import FlatStart
 from isojax.scaling.curves.sweep_estimate import SweepEstimate
+from isojax.scaling.evaluation_size import SAME_REWARD, EvaluationSize, evaluation_size
+from isojax.scaling.result import FlatStart
 from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell
 
 # Evaluations at the level, to say that a cell stands there: of all its seeds together at 0 or 1,

@@ -1,17 +1,16 @@
-"""The estimate of a sweep in which no run learnt anything (checks/learning.py), in every mode: all
+"""The estimate of a sweep in which no run learnt anything (learning.py), in every mode: all
 cells share one level. A draw gives all of them the same reward, so no n leads another, at any C.
 The level may be what an evaluation of N rollouts allows around the mean of all: at 0 of N up to 3 /
 N."""
 
 import numpy as np
 
-from isojax.scaling.checks.evaluation_size import SAME_REWARD
-from isojax.scaling.checks.learning import NothingLearnt
 from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
-from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.sweep_estimate import FitOptions, PosteriorSamples, SweepEstimate
+from isojax.scaling.evaluation_size import SAME_REWARD
 from isojax.scaling.intervals import LEVEL, share_draws
-from isojax.scaling.result import IntervalSettings
+from isojax.scaling.learning import NothingLearnt
+from isojax.scaling.result import FittedCurve, IntervalSettings
 from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell
 
 

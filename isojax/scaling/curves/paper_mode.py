@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.sigmoid_fit import curve_points, fit_sigmoid
 from isojax.scaling.curves.sweep_estimate import FitOptions, SweepEstimate
+from isojax.scaling.result import FittedCurve
 from isojax.scaling.tracks import RunTrack, TracksByCell, base_reward
 
 BIN_WIDTH = 0.005  # of reward (appendix A, Fig. 15)

@@ -25,7 +25,8 @@ from isojax.scaling.curves.posterior_mode import (
     find_mode,
 )
 from isojax.scaling.curves.sweep_estimate import FitOptions
-from isojax.scaling.tracks import FloatArray, as_float64, autocorrelation, difference_sd
+from isojax.scaling.evaluation_noise import autocorrelation, difference_sd
+from isojax.scaling.tracks import FloatArray, as_float64
 
 MIN_TAIL_PROBABILITY = 0.01
 # Chains of a chunk: so many fit into a processor cache, those of few points in larger chunks, which

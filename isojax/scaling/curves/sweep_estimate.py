@@ -11,9 +11,15 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from isojax.scaling.curves.hill import FittedCurve, FlatStart, ResidualCorrection, curve_value
+from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.intervals import REPLICATES, SEED, share_draws, share_interval
-from isojax.scaling.result import CurveDraws, IntervalSettings
+from isojax.scaling.result import (
+    CurveDraws,
+    FittedCurve,
+    FlatStart,
+    IntervalSettings,
+    ResidualCorrection,
+)
 from isojax.scaling.tracks import FloatArray
 
 DEFAULT_MODE = "hierarchical"
@@ -268,7 +274,7 @@ class SweepEstimate:
     residuals: list[FloatArray] = field(default_factory=list)
     noise_sd: float | None = None  # standard deviation of the reward of one evaluation
     parameter_count: int = 0  # of all curves together
-    # no run learnt anything (checks/learning.py): all cells stand at one reward
+    # no run learnt anything (learning.py): all cells stand at one reward
     is_flat: bool = False
 
 

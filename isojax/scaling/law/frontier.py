@@ -15,10 +15,17 @@ from scipy.optimize import root_scalar
 
 from isojax.core.nouns import Interval, RunRecord
 from isojax.core.schedule import schedule_text
-from isojax.scaling.curves.hill import FittedCurve, curve_reward
+from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.curves.sweep_estimate import MIN_DECADES, PosteriorSamples, SweepEstimate
-from isojax.scaling.intervals import OpenInterval, central_band, central_interval
-from isojax.scaling.result import CrossoverRow, FrontierRow, SchedulePoint, ScheduleRow
+from isojax.scaling.intervals import central_band, central_interval
+from isojax.scaling.result import (
+    CrossoverRow,
+    FittedCurve,
+    FrontierRow,
+    OpenInterval,
+    SchedulePoint,
+    ScheduleRow,
+)
 from isojax.scaling.tracks import (
     FloatArray,
     RunTrack,

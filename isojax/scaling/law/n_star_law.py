@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit
 
-from isojax.scaling.curves.hill import LN10, FittedCurve
+from isojax.scaling.curves.hill import LN10
 from isojax.scaling.curves.sigmoid_fit import START_COUNT, SigmoidPoints, fit_sigmoid
 from isojax.scaling.curves.sweep_estimate import (
     CURVE_REACH_DECADES,
@@ -41,6 +41,7 @@ from isojax.scaling.law.frontier import (
     spread_indices,
 )
 from isojax.scaling.result import (
+    FittedCurve,
     FixedBatchFit,
     FrontierRow,
     Law,

@@ -24,7 +24,7 @@ from scipy.stats import kruskal, norm
 from scipy.stats import t as student_t
 
 from isojax.core.nouns import RunRecord
-from isojax.scaling.checks.evaluation_size import (
+from isojax.scaling.evaluation_size import (
     ASSUMED_ROLLOUTS,
     BEND_VARIANCE,
     SAME_REWARD,

@@ -2,7 +2,7 @@
 columns n and rollouts. Every point counts once, without a running average; 90% intervals come from
 a bootstrap over points, of one form."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ from isojax.core.tabular import DataTable
 from isojax.scaling.intervals import LEVEL, REPLICATES, SEED, central_band
 from isojax.scaling.law import n_star_law
 from isojax.scaling.law.n_star_law import FORMS, MIN_DISTINCT_N
+from isojax.scaling.mixed_settings import describe_mixtures
 from isojax.scaling.result import Law
 from isojax.scaling.tracks import FloatArray
 
@@ -27,13 +28,12 @@ BAND_POINTS = 60
 REPLICATE_STARTS = 2  # of the search for each replicate; more do not change the intervals
 # With fewer distinct n per parameter, single values of n determine the parameters.
 MIN_DISTINCT_N_PER_PARAMETER = 2
-MAX_SETTING_VALUES = 20  # a text column with more distinct values labels each row and is no setting
 SETTING_COLUMNS = ("B_p", "B", "seed")  # settings whose values are numbers
 # The fitted parameters; the line's log10_C0 is the centre of its points, which is no parameter.
 PARAMETERS = {"constant": ("b",), "linear": ("k", "b"), "sigmoid": ("L", "k", "log10_C0", "b")}
 
 
-def fit_points_file(
+def fit_law_file(
     path: Path, filters: Sequence[str] = (), mode: str = "hierarchical"
 ) -> dict[str, Any]:
     """Fit the law to a file of frontier points: CSV, TSV or JSON lines with columns n (>= 1) and
@@ -45,13 +45,16 @@ def fit_points_file(
     that cannot be used, with its line."""
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
+
     table = filter_rows(read_table(path), filters)
     n = float_column(table, "n", minimum=1)
     C = float_column(table, "rollouts", exclusive_minimum=0)
     settings = _setting_columns(table)
     check_unique_rows(table, (*POINT_COLUMNS, *settings))
+
     order = np.lexsort((n, C))
-    n, C = n[order], C[order]
+    n = n[order]
+    C = C[order]
     distinct_n = np.unique(n)
     document = {
         "kind": "points",
@@ -63,42 +66,54 @@ def fit_points_file(
         "C_low": float(C[0]),
         "C_high": float(C[-1]),
     }
+    # One value of n is a constant law, three a slope; two say only where one takes over.
     if 1 < len(distinct_n) < MIN_DISTINCT_N:
-        ranges = [
-            f"n = {v:g} from C = {C[n == v].min():.4g} to {C[n == v].max():.4g}" for v in distinct_n
-        ]
-        text = f"no law: {' and '.join(ranges)} are two values of n, and a slope needs {MIN_DISTINCT_N} at least"
-        document |= {**dict.fromkeys(("n_star", "rmse", "intervals")), "flags": [text]}
+        document |= _describe_no_law(C, n)
     else:
         document |= _fit_points(C, n, mode)
     document["flags"] = [*describe_mixtures(table, settings, filters, "law"), *document["flags"]]
     return document
 
 
+def _describe_no_law(C: FloatArray, n: FloatArray) -> dict[str, Any]:
+    """The fields of a document whose points have two values of n."""
+    ranges = [
+        f"n = {v:g} from C = {C[n == v].min():.4g} to {C[n == v].max():.4g}" for v in np.unique(n)
+    ]
+    both = f"{' and '.join(ranges)} are two values of n"
+    flag = f"no law: {both}, and a slope needs {MIN_DISTINCT_N} at least"
+    return {"n_star": None, "rmse": None, "intervals": None, "flags": [flag]}
+
+
 def _fit_points(C: FloatArray, n: FloatArray, mode: str) -> dict[str, Any]:
-    log2_n, n_max = np.log2(n), float(n.max())
+    """The fields of a document with a law, of points by rising C."""
+    log2_n = np.log2(n)
+    n_max = float(n.max())
+    # In mode paper the form is given, a sigmoid, and there is nothing to choose.
     choice = None if mode == "paper" else n_star_law.choose_law(C, log2_n, n_max)
     law = n_star_law.fit_law(C, n, n_max) if choice is None else choice.law
+    aicc = None if choice is None else choice.aicc
+
+    residuals = n_star_law.log2_n_star(law, C) - log2_n
     document = {
         "n_star": {
             **asdict(law),
-            "aicc": None,
+            "aicc": aicc,
             "intervals": None,
             "no_effect": False,
             "band": None,
         },
-        "rmse": float(np.sqrt(np.mean((n_star_law.log2_n_star(law, C) - log2_n) ** 2))),
+        "rmse": float(np.sqrt(np.mean(residuals**2))),
         "intervals": None,
-        "flags": list(_law_flags(C, n, law, None if choice is None else choice.aicc)),
+        "flags": list(_law_flags(C, n, law, aicc)),
     }
     if choice is not None:
-        method = f"case bootstrap: points drawn with replacement, form {law.form} held fixed"
-        document["n_star"] |= {"aicc": choice.aicc, **_bootstrap_intervals(law, C, log2_n)}
+        document["n_star"] |= _bootstrap_intervals(law, C, log2_n)
         document["intervals"] = {
             "level": LEVEL,
             "replicates": REPLICATES,
             "seed": SEED,
-            "method": method,
+            "method": f"case bootstrap: points drawn with replacement, form {law.form} held fixed",
         }
     return document
 
@@ -108,12 +123,12 @@ def _refit(law: Law, C: FloatArray, log2_n: FloatArray, log2_n_cap: float) -> La
     points = n_star_law.LawPoints(np.log10(C), log2_n, np.ones_like(C), log2_n_cap)
     if law.form == "sigmoid":
         return n_star_law.fit_rising_sigmoid(points, REPLICATE_STARTS)
-    fitted = FORMS[law.form].fit(points, False)
+
+    refitted = FORMS[law.form].fit(points, False)
     if law.form != "linear" or law.log10_C0 is None:
-        return fitted
-    return replace(
-        fitted, b=float(n_star_law.log2_n_star(fitted, 10**law.log10_C0)), log10_C0=law.log10_C0
-    )
+        return refitted
+    b_at_centre = float(n_star_law.log2_n_star(refitted, 10**law.log10_C0))
+    return replace(refitted, b=b_at_centre, log10_C0=law.log10_C0)
 
 
 def _bootstrap_intervals(law: Law, C: FloatArray, log2_n: FloatArray) -> dict[str, Any]:
@@ -126,18 +141,19 @@ def _bootstrap_intervals(law: Law, C: FloatArray, log2_n: FloatArray) -> dict[st
         resampled = rng.integers(0, len(C), len(C))
         if law.form == "constant" or np.ptp(C[resampled]) > 0:
             refitted_laws.append(_refit(law, C[resampled], log2_n[resampled], log2_n_cap))
+
     names = PARAMETERS[law.form]
-    lows, highs = central_band(
-        np.array([[getattr(refitted, name) for name in names] for refitted in refitted_laws])
-    )
+    parameters = [[getattr(refitted, name) for name in names] for refitted in refitted_laws]
+    lows, highs = central_band(np.array(parameters))
+
     C_grid = np.geomspace(C[0], C[-1], BAND_POINTS) if C[-1] > C[0] else C[:1]
-    n_lows, n_highs = central_band(
-        np.array([n_star_law.n_star(refitted, C_grid) for refitted in refitted_laws])
-    )
+    laws_along_C = [n_star_law.n_star(refitted, C_grid) for refitted in refitted_laws]
+    n_lows, n_highs = central_band(np.array(laws_along_C))
     band = zip(C_grid.tolist(), n_lows.tolist(), n_highs.tolist(), strict=True)
     return {
         "intervals": {
-            name: [float(a), float(b)] for name, a, b in zip(names, lows, highs, strict=True)
+            name: [float(low), float(high)]
+            for name, low, high in zip(names, lows, highs, strict=True)
         },
         "band": [{"C": at, "low": low, "high": high} for at, low, high in band],
     }
@@ -148,58 +164,57 @@ def _setting_columns(table: DataTable) -> list[str]:
 
     def is_text(name: str) -> bool:
         return all(
-            isinstance(v, str) and parse_number(v) is None
-            for v in table.rows.column(name)
-            if not is_blank(v)
+            isinstance(value, str) and parse_number(value) is None
+            for value in table.rows.column(name)
+            if not is_blank(value)
         )
 
-    return [
-        c for c in table.columns if c not in POINT_COLUMNS and (c in SETTING_COLUMNS or is_text(c))
-    ]
-
-
-def describe_mixtures(
-    table: DataTable, settings: Sequence[str], filters: Sequence[str], fitted: str
-) -> Iterator[str]:
-    """Several values of one setting in one law or curve."""
-    filtered_columns = {text.partition("=")[0].strip() for text in filters}
-    for name in (s for s in settings if s not in filtered_columns):
-        values = [str(value) for value in table.rows.column(name) if not is_blank(value)]
-        distinct_values = list(dict.fromkeys(values))
-        if 1 < len(distinct_values) <= min(MAX_SETTING_VALUES, len(values) // 2):
-            mixture = f"the points mix {name} = {', '.join(distinct_values)} in one {fitted}"
-            yield f"{mixture}; --where {name}={distinct_values[0]} takes one of them"
+    others = [name for name in table.columns if name not in POINT_COLUMNS]
+    return [name for name in others if name in SETTING_COLUMNS or is_text(name)]
 
 
 def _law_flags(
-    C: FloatArray, n: FloatArray, law: Law, aicc: dict[str, float | None] | None
+    C: FloatArray, n: FloatArray, law: Law, aicc: Mapping[str, float | None] | None
 ) -> Iterator[str]:
     """The flags of a law fitted to points sorted by C; aicc: None in mode "paper"."""
-    distinct_n, parameter_count = np.unique(n), FORMS[law.form].parameter_count
+    distinct_n = np.unique(n)
+    parameter_count = FORMS[law.form].parameter_count
     if len(distinct_n) == 1:
         text = f"all {len(n)} points have n = {distinct_n[0]:g}: n*(C) is taken as constant"
         yield f"{text}, because no other n was compared with it"
         return
+
     if parameter_count > 1 and len(distinct_n) < MIN_DISTINCT_N_PER_PARAMETER * parameter_count:
         listed = ", ".join(f"{v:g}" for v in distinct_n)
-        yield f"only {len(distinct_n)} distinct n ({listed}) determine the {parameter_count} parameters of n*(C)"
+        parameters = f"the {parameter_count} parameters of n*(C)"
+        yield f"only {len(distinct_n)} distinct n ({listed}) determine {parameters}"
     if law.form == "constant":
         text = f"no form is better supported than a constant, n = {2**law.b:.3g}"
         yield f"{text}: the points do not show n to change with C"
+
     unsupported_forms = [name for name, score in (aicc or {}).items() if score is None]
     if unsupported_forms:
         counts = f"{len(distinct_n)} distinct n, {len(np.unique(C))} distinct C"
         yield f"the points are too few for {' and '.join(unsupported_forms)}: {counts}"
-    if falling_pairs := [(a, b) for a, b in pairwise(range(len(n))) if n[b] < n[a]]:
-        a, b = max(falling_pairs, key=lambda ab: n[ab[0]] / n[ab[1]])
-        times = "once" if len(falling_pairs) == 1 else f"{len(falling_pairs)} times, most"
-        fall = f"from {n[a]:g} at C = {C[a]:.4g} to {n[b]:g} at C = {C[b]:.4g}"
-        yield f"n falls as C rises {times} {fall}: a rising law averages over that"
+
+    yield from _fall_flags(C, n)
     yield from (text for _, text in n_star_law.law_limits(law, C[0], C[-1]))
     if n[-1] == n.max():
         text = f"the points end at their largest n ({n.max():g})"
         yield f"{text}: n*(C) levels off there only if larger n were tried too"
     if aicc is not None and len(n) > len(distinct_n):
         yield (
-            "AICc and intervals take points as independent; those of one n share runs, so both may be too confident"
+            "AICc and intervals take points as independent; those of one n share runs, "
+            "so both may be too confident"
         )
+
+
+def _fall_flags(C: FloatArray, n: FloatArray) -> Iterator[str]:
+    """Where n falls from one point to the next, and by how much at most."""
+    falls = [(a, b) for a, b in pairwise(range(len(n))) if n[b] < n[a]]
+    if not falls:
+        return
+    a, b = max(falls, key=lambda fall: n[fall[0]] / n[fall[1]])
+    times = "once" if len(falls) == 1 else f"{len(falls)} times, most"
+    largest = f"from {n[a]:g} at C = {C[a]:.4g} to {n[b]:g} at C = {C[b]:.4g}"
+    yield f"n falls as C rises {times} {largest}: a rising law averages over that"

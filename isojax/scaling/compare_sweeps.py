@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from isojax.core.errors import InputError
-from isojax.scaling import comparison
 from isojax.scaling.allocate.curve_ensemble import (
     BoolArray,
     CurveEnsemble,
@@ -17,7 +16,16 @@ from isojax.scaling.allocate.curve_ensemble import (
     IntArray,
     load_ensemble,
 )
-from isojax.scaling.comparison import EarlierSaturation, SweepComparison, SweepSummary
+from isojax.scaling.comparison import (
+    BudgetRow,
+    EarlierSaturation,
+    OverfittedCell,
+    RewardDifference,
+    Saturation,
+    SweepComparison,
+    SweepSummary,
+)
+from isojax.scaling.comparison_wording import comparison_notes, comparison_sentences
 from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES, any_of
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.frontier import spread_indices
@@ -44,22 +52,23 @@ class FrontierPath:
 
 def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> SweepComparison:
     """Compare at least two sweeps of one metric, compute and mode, each with its own label, against
-    the first."""
+    the first. InputError where they cannot be compared, or share no range of budgets."""
     _check_comparable(fits, labels)
     ensembles = [load_ensemble(fit) for fit in fits]
     C = _shared_budgets(ensembles, labels)
     paths = [_frontier_path(ensemble, C) for ensemble in ensembles]
-    sweeps = [_summarize(*sweep) for sweep in zip(labels, fits, ensembles, paths, strict=True)]
-    for i in range(1, len(sweeps)):
-        value = float(paths[i].reward[-1] - paths[0].reward[-1])
-        differences = np.subtract.outer(
-            paths[i].reward_draws[:, -1], paths[0].reward_draws[:, -1]
-        ).ravel()
-        p_higher = float(np.mean(differences > 0)) if len(differences) else None
-        difference = comparison.RewardDifference(value, *central_interval(differences), p_higher)
-        sweeps[i] = replace(
-            sweeps[i], difference=difference, earlier=_saturates_earlier(fits[0], fits[i], C)
-        )
+
+    sweeps = []
+    for label, fit, ensemble, path in zip(labels, fits, ensembles, paths, strict=True):
+        sweep = _summarize(label, fit, ensemble, path)
+        if sweeps:  # the first one is the reference
+            sweep = replace(
+                sweep,
+                difference=_reward_difference(paths[0], path),
+                earlier=_saturates_earlier(fits[0], fit, C),
+            )
+        sweeps.append(sweep)
+
     return SweepComparison(
         metric=fits[0].metric,
         compute=fits[0].compute,
@@ -67,14 +76,15 @@ def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> SweepCom
         C_low=float(C[0]),
         C_high=float(C[-1]),
         sweeps=tuple(sweeps),
-        sentences=tuple(comparison.comparison_sentences(sweeps, float(C[-1]))),
-        notes=tuple(comparison.comparison_notes(sweeps)),
+        sentences=tuple(comparison_sentences(sweeps, float(C[-1]))),
+        notes=tuple(comparison_notes(sweeps)),
     )
 
 
 def check_distinct(labels: Sequence[str]) -> None:
     """InputError where two labels are the same."""
-    if duplicate_labels := sorted({label for label in labels if labels.count(label) > 1}):
+    duplicate_labels = sorted({label for label in labels if labels.count(label) > 1})
+    if duplicate_labels:
         raise InputError(
             f"two runs are called {duplicate_labels[0]!r}; expected a name for each. Give --labels."
         )
@@ -89,42 +99,53 @@ def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
         received = f"{len(labels)} labels ({', '.join(labels)}) for {len(fits)} runs"
         raise InputError(f"{received}; expected one each. Separate them by commas.")
     check_distinct(labels)
+
     for fit, label in zip(fits, labels, strict=True):
         for name in ("metric", "compute", "mode"):
-            first_value, value = getattr(fits[0], name), getattr(fit, name)
-            if value != first_value:
-                problem = (
-                    f"{labels[0]} was fitted with {name} {first_value!r}, {label} with {value!r}"
-                )
-                fix = f"Fit both alike (isojax fit --{name} ...)"
-                raise InputError(
-                    f"{problem}; expected the same, or their numbers do not compare. {fix}."
-                )
+            first_value = getattr(fits[0], name)
+            value = getattr(fit, name)
+            if value == first_value:
+                continue
+            problem = f"{labels[0]} was fitted with {name} {first_value!r}, {label} with {value!r}"
+            fix = f"Fit both alike (isojax fit --{name} ...)"
+            raise InputError(
+                f"{problem}; expected the same, or their numbers do not compare. {fix}."
+            )
 
 
 def _shared_budgets(ensembles: Sequence[CurveEnsemble], labels: Sequence[str]) -> FloatArray:
-    C_ranges = [(float(e.samples.C_low.min()), float(e.samples.C_high.max())) for e in ensembles]
-    C_low, C_high = max(low for low, _ in C_ranges), min(high for _, high in C_ranges)
+    """float[G], rising: budgets C at which each sweep has a measured cell; at least two."""
+    lows = [float(e.samples.C_low.min()) for e in ensembles]
+    highs = [float(e.samples.C_high.max()) for e in ensembles]
+    C_low = max(lows)
+    C_high = min(highs)
     if C_low < C_high:
         C = np.geomspace(C_low, C_high, int(np.ceil(PER_DECADE * np.log10(C_high / C_low))) + 2)
-        C = C[np.all([e.samples.is_measured(C).any(0) for e in ensembles], axis=0)]
+        # Inside its range a sweep may have a gap between two cells.
+        measured_in_all = np.all([e.samples.is_measured(C).any(0) for e in ensembles], axis=0)
+        C = C[measured_in_all]
         if len(C) > 1:
             return C
+
     ranges = "; ".join(
         f"{label} {low:.4g} to {high:.4g}"
-        for label, (low, high) in zip(labels, C_ranges, strict=True)
+        for label, low, high in zip(labels, lows, highs, strict=True)
     )
     problem = f"no range of budgets C was measured in all runs ({ranges})"
     raise InputError(f"{problem}; expected ranges that overlap. Run the shorter ones further.")
 
 
 def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
+    """n* and the frontier of one sweep at the shared budgets, float[G]."""
+    # Two reaches: a reward is stated only near the data, n competes by the curves beyond them too.
     measured_near = ensemble.samples.is_measured(C).T  # [G, J]
     measured_within_reach = ensemble.samples.is_measured(C, reach=CURVE_REACH_DECADES).T
     rewards = ensemble.expected_rewards(C)  # [G, J]
     reward_draws = ensemble.sampled_rewards(C).transpose(1, 0, 2)  # [Q, G, J]
-    # [G, 1], as in law/frontier.py
+
+    # [G, 1]: one cell holds the frontier in all draws, as in law/frontier.py
     leader = np.where(measured_near, rewards, -np.inf).argmax(-1)[:, None]
+
     tied = np.array(
         [
             ensemble.level_of_all(np.full(len(ensemble.n), at), measured_near[g]) is not None
@@ -136,40 +157,45 @@ def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
     if tied[0] and not tied.all():
         first = int(tied.argmin())
         n[:first] = n[first]
-    best_draws = ensemble.samples.is_best(
-        reward_draws, np.broadcast_to(measured_within_reach, reward_draws.shape), -1
-    )
+
+    competing = np.broadcast_to(measured_within_reach, reward_draws.shape)
+    best_in_draws = ensemble.samples.is_best(reward_draws, competing, -1)
     return FrontierPath(
         C=C,
         n=n,
-        n_draws=ensemble.n[any_of(best_draws, -1)],
+        n_draws=ensemble.n[any_of(best_in_draws, -1)],
         tied=tied,
         reward=np.take_along_axis(rewards, leader, -1)[:, 0],
         reward_draws=np.take_along_axis(reward_draws, leader[None], -1)[..., 0],
     )
 
 
+def _reward_difference(first: FrontierPath, other: FrontierPath) -> RewardDifference:
+    """How far the other sweep's frontier is above the first one's at the largest shared budget."""
+    # Replicates of two sweeps are independent: each of the one pairs with each of the other.
+    differences = np.subtract.outer(other.reward_draws[:, -1], first.reward_draws[:, -1]).ravel()
+    low, high = central_interval(differences)
+    return RewardDifference(
+        value=float(other.reward[-1] - first.reward[-1]),
+        low=low,
+        high=high,
+        p_higher=float(np.mean(differences > 0)) if len(differences) else None,
+    )
+
+
 def _summarize(
     label: str, fit: FitResult, ensemble: CurveEnsemble, path: FrontierPath
 ) -> SweepSummary:
-    rows = []
-    no_effect = fit.joint.n_star.no_effect
+    """What one sweep shows at the shared budgets."""
     all_n = sorted(set(ensemble.n.tolist()))
-    for g, C in enumerate(path.C.tolist()):
-        n_low, n_high = (
-            None if n is None else int(n)
-            for n in central_interval(path.n_draws[:, g], discrete=True)
-        )
-        is_tied = bool(fit.nothing_learnt or path.tied[g])
-        if is_tied:  # any may be the best
-            n_low, n_high = all_n[0], all_n[-1]
-        low, high = central_interval(path.reward_draws[:, g])
-        rows.append(
-            comparison.BudgetRow(
-                C, int(path.n[g]), n_low, n_high, float(path.reward[g]), low, high, is_tied
-            )
-        )
-    overfitting_runs = group_by(fit.overfitting, lambda run: (run.B_p, run.n))
+    rows = [_budget_row(fit, path, g, all_n) for g in range(len(path.C))]
+    no_effect = fit.joint.n_star.no_effect
+
+    overfitted_runs = group_by(fit.overfitting, lambda run: (run.B_p, run.n))
+    overfitting = tuple(
+        OverfittedCell(B_p=B_p, n=n, runs=len(runs), C=min(run.C for run in runs))
+        for (B_p, n), runs in sorted(overfitted_runs.items())
+    )
     return SweepSummary(
         label=label,
         base_reward=fit.base_reward,
@@ -179,12 +205,31 @@ def _summarize(
         at=tuple(rows[i] for i in spread_indices(len(rows), N_BUDGETS)),
         curve=tuple(rows[i] for i in spread_indices(len(rows), N_BAND_ROWS)),
         saturation=None if no_effect else _saturation(path, int(ensemble.n.max())),
-        overfitting=tuple(
-            comparison.OverfittedCell(*cell, len(runs), min(run.C for run in runs))
-            for cell, runs in sorted(overfitting_runs.items())
-        ),
+        overfitting=overfitting,
         nothing_learnt=fit.nothing_learnt,
         evaluation_size=fit.evaluation_size,
+    )
+
+
+def _budget_row(fit: FitResult, path: FrontierPath, g: int, all_n: Sequence[int]) -> BudgetRow:
+    """A sweep at the g-th budget of its path."""
+    is_tied = bool(fit.nothing_learnt or path.tied[g])
+    if is_tied:  # any n may be the best
+        n_low, n_high = all_n[0], all_n[-1]
+    else:
+        bounds = central_interval(path.n_draws[:, g], discrete=True)
+        n_low, n_high = (None if n is None else int(n) for n in bounds)
+
+    low, high = central_interval(path.reward_draws[:, g])
+    return BudgetRow(
+        C=float(path.C[g]),
+        n=int(path.n[g]),
+        n_low=n_low,
+        n_high=n_high,
+        reward=float(path.reward[g]),
+        low=low,
+        high=high,
+        tied=is_tied,
     )
 
 
@@ -192,16 +237,18 @@ def saturation_C(n: IntArray, C: FloatArray, n_max: int) -> FloatArray:
     """float[...]: where n*, int[..., G], changes last; -inf: it never does, +inf: it ends at the
     largest n."""
     changes = n[..., 1:] != n[..., :-1]
+    # counted from the end, the first change is the last one; between two budgets, in log C
     last_change = changes.shape[-1] - 1 - changes[..., ::-1].argmax(-1)
     C_change = np.sqrt(C[last_change] * C[last_change + 1])
-    return np.where(n[..., -1] == n_max, np.inf, np.where(changes.any(-1), C_change, -np.inf))
+    levels_off_at = np.where(changes.any(-1), C_change, -np.inf)
+    return np.where(n[..., -1] == n_max, np.inf, levels_off_at)
 
 
-def _saturation(path: FrontierPath, n_max: int) -> comparison.Saturation:
+def _saturation(path: FrontierPath, n_max: int) -> Saturation:
     C = float(saturation_C(path.n, path.C, n_max))
     C_draws = saturation_C(path.n_draws, path.C, n_max)
     low, high = central_interval(C_draws)
-    return comparison.Saturation(
+    return Saturation(
         n=int(path.n[-1]),
         n_largest=n_max,
         C=C if np.isfinite(C) else None,
@@ -219,20 +266,27 @@ def _saturates_earlier(
     shared_n = sorted({c.n for c in first_fit.curves} & {c.n for c in other_fit.curves})
     if len(shared_n) < 2 or first_fit.joint.n_star.no_effect or other_fit.joint.n_star.no_effect:
         return None
-    ensembles = []
-    for fit in (other_fit, first_fit):
-        curves = tuple(c for c in fit.curves if c.n in shared_n)
-        ensembles.append(load_ensemble(fit.model_copy(update={"curves": curves})))
-    C = C[
-        np.all(
-            [e.samples.is_measured(C, reach=CURVE_REACH_DECADES).any(0) for e in ensembles], axis=0
-        )
+
+    # A sweep with more n could level off at one that the other does not have.
+    first = _with_n(first_fit, shared_n)
+    other = _with_n(other_fit, shared_n)
+    within_reach = [
+        e.samples.is_measured(C, reach=CURVE_REACH_DECADES).any(0) for e in (other, first)
     ]
-    if len(C) < 2 or not all(e.replicates for e in ensembles):
+    C = C[np.all(within_reach, axis=0)]
+    if len(C) < 2 or not (first.replicates and other.replicates):
         return None
-    C_other, C_first = (
-        saturation_C(_frontier_path(e, C).n_draws, C, shared_n[-1]) for e in ensembles
+
+    C_other = saturation_C(_frontier_path(other, C).n_draws, C, shared_n[-1])
+    C_first = saturation_C(_frontier_path(first, C).n_draws, C, shared_n[-1])
+    return EarlierSaturation(
+        shared_n=tuple(shared_n),
+        p_earlier=float(np.less.outer(C_other, C_first).mean()),
+        p_later=float(np.greater.outer(C_other, C_first).mean()),
     )
-    p_earlier = np.less.outer(C_other, C_first).mean()
-    p_later = np.greater.outer(C_other, C_first).mean()
-    return EarlierSaturation(tuple(shared_n), float(p_earlier), float(p_later))
+
+
+def _with_n(fit: FitResult, all_n: Sequence[int]) -> CurveEnsemble:
+    """The cells of these n alone."""
+    curves = tuple(c for c in fit.curves if c.n in all_n)
+    return load_ensemble(fit.model_copy(update={"curves": curves}))

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from isojax.core.nouns import EvalPoint
-from isojax.scaling.tracks import FloatArray, RunTrack, correct_counts, parse_metric
+from isojax.scaling.reward_metric import correct_counts, parse_metric
+from isojax.scaling.tracks import FloatArray, RunTrack
 
 # rewards that differ by less are equal: sums of float32 in another order differ by as much
 SAME_REWARD = 1e-6

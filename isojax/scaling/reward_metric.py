@@ -1,0 +1,109 @@
+"""The validation metric of an evaluation.
+
+KIND@k and SET/KIND@k (an extra set) follow from right answers (isojax/core/estimators.py), of
+graded rewards avg@k alone from their sums; train/NAME is a training metric; other names are
+recorded values.
+"""
+
+import re
+from dataclasses import dataclass
+
+from numpy.typing import ArrayLike
+
+from isojax.core.errors import InputError
+from isojax.core.estimators import ESTIMATOR_KINDS, FloatArray, estimate_at_k
+from isojax.core.nouns import EvalPoint, RewardSums
+
+TRAIN_PREFIX = "train/"  # opens the name of a training metric
+KINDS_TEXT = (
+    ", ".join(f"{kind}@k" for kind in ESTIMATOR_KINDS[:-1]) + f" or {ESTIMATOR_KINDS[-1]}@k"
+)
+_METRIC_NAME = re.compile(
+    rf"(?:(?P<set>(?!train/|verl/)[^/]+)/)?(?P<kind>{'|'.join(ESTIMATOR_KINDS)})@(?P<k>[1-9]\d*)"
+)
+
+
+@dataclass(frozen=True)
+class EstimatorMetric:
+    """A metric that right answers determine."""
+
+    problem_set: str  # an extra set; "" for the main one
+    kind: str  # one of ESTIMATOR_KINDS
+    k: int
+
+
+def parse_metric(metric: str) -> EstimatorMetric | None:
+    """EstimatorMetric("hard", "best", 4) for "hard/best@4"; None where right answers do not
+    determine the metric."""
+    match = _METRIC_NAME.fullmatch(metric)
+    if match is None:
+        return None
+    return EstimatorMetric(problem_set=match["set"] or "", kind=match["kind"], k=int(match["k"]))
+
+
+def correct_counts(point: EvalPoint, metric: str) -> RewardSums:
+    """The counts, or sums of graded rewards, of one evaluation that determine the metric; () where
+    there are none, too few samples for its k, or sums alone that do not."""
+    parsed = parse_metric(metric)
+    if parsed is None or parsed.k > point.samples:
+        return ()
+    if parsed.kind != "avg" and point.graded:
+        return ()
+
+    if parsed.problem_set:
+        return point.extra.get(parsed.problem_set, ())
+    return point.counts
+
+
+def metric_per_problem(counts: ArrayLike, samples: int, metric: str) -> FloatArray:
+    """The metric of each problem, from int[..., N] right answers of `samples` per problem:
+    float[..., N] in [0, 1]."""
+    parsed = parse_metric(metric)
+    if parsed is None:
+        received = f"metric {metric!r} is not determined by right answers"
+        raise InputError(
+            f"{received}; expected {KINDS_TEXT}, or SET/ before one of them, for example best@4."
+        )
+    return estimate_at_k(counts, samples, parsed.kind, parsed.k)
+
+
+def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
+    """The metric of one evaluation: as recorded, train/NAME from its training metrics, else from
+    its counts. InputError where it has none of them; `source` is its place, for that."""
+    if metric in point.metrics:
+        return float(point.metrics[metric])
+    training_name = metric.removeprefix(TRAIN_PREFIX)
+    if metric.startswith(TRAIN_PREFIX) and training_name in point.train:
+        return float(point.train[training_name])
+
+    counts = correct_counts(point, metric)
+    if counts:
+        return float(metric_per_problem(counts, point.samples, metric).mean())
+
+    problem = f"{source or 'an evaluation'} (C = {point.rollouts}) has no metric {metric!r}"
+    expected = _describe_metrics(point)
+    raise InputError(f"{problem}; expected one of those it has: {expected}. Ask for one of them.")
+
+
+def _describe_metrics(point: EvalPoint) -> str:
+    """The metrics that one evaluation has, in words."""
+    names = [*sorted(point.metrics), *(TRAIN_PREFIX + name for name in sorted(point.train))]
+    text = ", ".join(names) or "none"
+
+    set_prefixes = ", ".join(f"{name}/" for name, counts in sorted(point.extra.items()) if counts)
+    if point.counts or set_prefixes:
+        follows = "avg@k" if point.graded else KINDS_TEXT
+        source_of_kinds = "sums of graded rewards" if point.graded else "counts"
+        text += f" and {follows} for k <= {point.samples} from its {source_of_kinds}"
+    if set_prefixes:
+        text += f", after {set_prefixes} for an extra set"
+    return text
+
+
+def check_reward(point: EvalPoint, metric: str, reward: float, location: str) -> None:
+    """InputError where a reward is none."""
+    if not 0 <= reward <= 1:  # also NaN
+        received = f"{location}: {metric} is {reward} at C = {point.rollouts}"
+        raise InputError(
+            f"{received}; expected a number in [0, 1]. Correct it or leave the run out."
+        )

@@ -1,0 +1,81 @@
+"""How long a run takes: a clock of three terms, fitted to the times of its evaluations."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from isojax.core.estimators import FloatArray
+from isojax.core.nouns import RunRecord
+
+NEWTON_STEPS = 30
+# between evaluations, to tell their time from that of rollouts
+MIN_INTERVALS = 5
+MIN_ROLLOUT_SHARE = 0.1  # of a run's time, which its rollouts take at least
+_ROUNDING = 1e-9  # relative: numbers that differ by less are equal
+
+
+@dataclass(frozen=True)
+class Clock:
+    """C >= C_first rollouts take startup + C per_rollout + log(C / C_first) per_efold seconds; the
+    last term is that of evaluations evenly spaced in log C from C_first on. Of one run, or
+    float[cells] of each cell (NaN: not known)."""
+
+    startup: FloatArray
+    per_rollout: FloatArray
+    per_efold: FloatArray
+    C_first: FloatArray
+    devices: FloatArray
+
+    def seconds(self, C: FloatArray | float) -> FloatArray:
+        """Wall clock of C rollouts."""
+        efolds = np.log(np.maximum(C / self.C_first, 1.0))
+        return self.startup + C * self.per_rollout + efolds * self.per_efold
+
+    def rollouts(self, seconds: FloatArray | float) -> FloatArray:
+        """The whole rollouts that these seconds are enough for; 0 where that is not known."""
+        # Start from the C that the seconds would pay for if evaluations took no time: too much. The
+        # seconds are convex in log C, so that Newton's steps in log C come from above, to the
+        # solution, and never pass it.
+        C = np.maximum(seconds - self.startup, 0.0) / self.per_rollout
+        for _ in range(NEWTON_STEPS):
+            slope = C * self.per_rollout + np.where(self.C_first < C, self.per_efold, 0.0)
+            C = C * np.exp((seconds - self.seconds(C)) / np.maximum(slope, _ROUNDING))
+
+        return np.floor(np.nan_to_num(C * (1 + _ROUNDING)))
+
+
+def run_clock(run: RunRecord) -> Clock | None:
+    """A run's clock between evaluations at C > 0; None where it has none. Least squares, in which
+    the variance of the seconds between two evaluations grows with their rollouts: it keeps the
+    seconds in all."""
+    C = np.array([point.rollouts for point in run.points], dtype=np.float64)
+    if len(run.device_hours) != len(C) or (C > 0).sum() < 2:
+        return None
+
+    seconds = 3600 * np.array(run.device_hours)[C > 0] / run.devices
+    C = C[C > 0]
+    rollouts = np.diff(C)
+    efolds = np.diff(np.log(C))
+    total = seconds[-1] - seconds[0]
+    if total <= 0:
+        return None
+
+    average = total / rollouts.sum()
+    per_rollout = average
+    if len(rollouts) >= MIN_INTERVALS:
+        # Divided by sqrt(rollouts), all intervals have the same variance.
+        terms = np.stack([rollouts, efolds], axis=1) / np.sqrt(rollouts)[:, None]
+        fitted, _ = nnls(terms, np.diff(seconds) / np.sqrt(rollouts))
+        per_rollout = max(fitted[0], MIN_ROLLOUT_SHARE * average)
+
+    # What the rollouts leave of the seconds is the evaluations'.
+    per_efold = max(total - per_rollout * rollouts.sum(), 0.0) / efolds.sum()
+    startup = max(seconds[0] - C[0] * per_rollout, 0.0)
+    return Clock(
+        startup=np.asarray(startup, dtype=np.float64),
+        per_rollout=np.asarray(per_rollout, dtype=np.float64),
+        per_efold=np.asarray(per_efold, dtype=np.float64),
+        C_first=np.asarray(C[0], dtype=np.float64),
+        devices=np.asarray(run.devices, dtype=np.float64),
+    )
