@@ -31,10 +31,10 @@ from rich.progress import track
 
 import isojax
 from isojax.core.errors import InputError
-from isojax.core.nouns import QuotedCell, RunRecord
+from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import default_metric
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
-from isojax.scaling.allocate.recommend import first_budgets, quote_cell
+from isojax.scaling.allocate.quote import QuotedCell, first_budgets, quote_cell
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 from isojax.scaling.tracks import group_by
 

@@ -9,7 +9,7 @@ In a notebook, without jax:
 
     law = isojax.fit(runs)         # curves, frontier, n*(C) and flags (scaling.result.FitResult)
     law.recommend(1e6)             # how to spend 1e6 rollouts (core.nouns.Recommendation)
-    law.quote(0.6)                 # what a reward costs (core.nouns.Quote)
+    law.quote(0.6)                 # what a reward costs (scaling.allocate.quote.Quote)
     law.plot("n_star")             # a figure of the report (matplotlib)
     law.frame("frontier")          # a table of it as a DataFrame (pandas)
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from isojax.report.notebook import fit, read_runs
     from isojax.runs.study import load_study
     from isojax.scaling.allocate.constraints import TimeBudget
-    from isojax.scaling.allocate.recommend import quote, recommend
+    from isojax.scaling.allocate.quote import quote
+    from isojax.scaling.allocate.recommend import recommend
     from isojax.scaling.compare_sweeps import compare_sweeps as compare
     from isojax.scaling.curves.sweep_estimate import FitOptions
 
@@ -52,7 +53,7 @@ _LAZY_NAMES = {
     "load_study": "isojax.runs.study:load_study",
     "TimeBudget": "isojax.scaling.allocate.constraints:TimeBudget",
     "FitOptions": "isojax.scaling.curves.sweep_estimate:FitOptions",
-    "quote": "isojax.scaling.allocate.recommend:quote",
+    "quote": "isojax.scaling.allocate.quote:quote",
     "recommend": "isojax.scaling.allocate.recommend:recommend",
     "compare": "isojax.scaling.compare_sweeps:compare_sweeps",
     "plot": "isojax.report.catalogue:plot",

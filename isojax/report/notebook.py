@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import PrivateAttr
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Quote, Recommendation, RunRecord
+from isojax.core.nouns import Recommendation, RunRecord
 from isojax.core.tabular import DataRow
 from isojax.report.fit_views import fitted_runs
 from isojax.runs import ledger
@@ -22,7 +22,8 @@ from isojax.runs.logs.known_columns import TABLE_FIELDS
 from isojax.runs.logs.log_table import LogTable
 from isojax.runs.logs.run_records import to_run_records
 from isojax.scaling.allocate.constraints import TimeBudget
-from isojax.scaling.allocate.recommend import quote, recommend
+from isojax.scaling.allocate.quote import Quote, quote
+from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions
 from isojax.scaling.fit import fit as fit_runs
 from isojax.scaling.result import FitResult

@@ -11,7 +11,8 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.nouns import Interval, RunRecord
 from isojax.scaling.allocate.constraints import EPSILON
-from isojax.scaling.allocate.curve_ensemble import MEASURED_TOLERANCE, CurveEnsemble, load_ensemble
+from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
+from isojax.scaling.curves.hill import MEASURED_TOLERANCE
 from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, MAX_EXTRAPOLATION, FitOptions
 from isojax.scaling.fit import fit_all_runs
 from isojax.scaling.result import FitResult

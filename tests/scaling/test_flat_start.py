@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.allocate.recommend import quote, recommend
+from isojax.scaling.allocate.quote import quote
+from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.compare_sweeps import compare_sweeps
 from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import FloatArray

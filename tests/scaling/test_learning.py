@@ -8,7 +8,8 @@ from scipy.stats import beta
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.allocate.recommend import quote, recommend
+from isojax.scaling.allocate.quote import quote
+from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.compare_sweeps import compare_sweeps
 from isojax.scaling.evaluation_size import EvaluationSize, size_by_step
 from isojax.scaling.intervals import share_interval, share_quantiles

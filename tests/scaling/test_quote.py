@@ -9,7 +9,7 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
-from isojax.scaling.allocate.recommend import first_budgets, quote
+from isojax.scaling.allocate.quote import first_budgets, quote
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 from tests.scaling.documents import altered, document, without_draws
 

@@ -10,7 +10,8 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation, Cell, EvalPoint, RunRecord
-from isojax.scaling.allocate.recommend import quote, recommend
+from isojax.scaling.allocate.quote import quote
+from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.fit import with_clocks
 from isojax.scaling.result import CountedUpdates, FitResult
 from isojax.scaling.update_counts import MAX_POINTS, UpdateCounts, count_updates

@@ -13,12 +13,12 @@ from isojax.cli.options import IncludeFlaggedOption, JsonOption, complete_run
 from isojax.cli.saved_fits import read_fit
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_SIZE
-from isojax.core.nouns import Quote, QuotedCell
 from isojax.core.terminal import format_hours
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import describe_devices, format_compact, format_percent, join_commas
 from isojax.scaling.allocate.devices import measured_devices
-from isojax.scaling.allocate.recommend import quote as quote_reward
+from isojax.scaling.allocate.quote import Quote, QuotedCell
+from isojax.scaling.allocate.quote import quote as quote_reward
 from isojax.scaling.checks.run_health import flag_sentences
 
 

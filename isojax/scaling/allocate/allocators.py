@@ -8,6 +8,8 @@ restricts the cells; where none agrees, n comes from the nearest cells.
 Where an update samples several batches of B_p n rollouts, M and C are converted as the runs did
 (update_counts.py)."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from isojax.core.errors import InputError
@@ -19,95 +21,127 @@ from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import FitResult, FrontierFit
 
 
+@dataclass(frozen=True)
+class ExplainedAllocation:
+    """An allocation, and in words why it is this one."""
+
+    allocation: Allocation
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _ChosenN:
+    """An n, and in words where it comes from."""
+
+    n: int
+    reasons: tuple[str, ...]
+
+
 def allocate_by_law(
     fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest
-) -> Allocation:
+) -> ExplainedAllocation:
     """The paper's allocation for a request; refused where no B_p is stable, or limits leave no
     allocation."""
     if "M" in request.fix:
         return _allocate_fixed_M(fit, ensemble, request, request.fix["M"])
     if "B" in request.fix:
         B = request.fix["B"]
-        return _split_batch(
-            ensemble, request, B, _choose_n(fit, fit.joint, request, B, f"B = {B} holds no more")
-        )
+        chosen = _choose_n_by_law(fit, fit.joint, request.C)
+        chosen = _limit_n(chosen, B, f"B = {B} holds no more")
+        return _split_batch(ensemble, request, B, chosen)
+
     frontier_fit = fit.joint
     if "B_p" in request.fix:
-        B_p = constraints.take_fixed_B_p(fit, request)
+        B_p = request.fix["B_p"]
+        request.check_B_max(B_p)
+        reasons = constraints.describe_fixed_B_p(fit, B_p)
         fits_by_B_p = {part.B_p: part for part in fit.by_B_p if part.B_p is not None}
-        frontier_fit = fits_by_B_p.get(B_p, fit.joint)
-        if B_p not in fits_by_B_p:
+        if B_p in fits_by_B_p:
+            frontier_fit = fits_by_B_p[B_p]
+        else:
             B_ps_with_law = ", ".join(map(str, sorted(fits_by_B_p)))
             no_law = f"B_p = {B_p} has no law of its own (there is one for {B_ps_with_law})"
-            request.reasons.append(f"{no_law}: the joint n*(C) is used")
+            reasons.append(f"{no_law}: the joint n*(C) is used")
     else:
-        B_p, unstable_text = constraints.smallest_stable_B_p(fit)
-        request.reasons.append(f"B_p = {B_p}: the smallest stable one measured{unstable_text}")
+        smallest = constraints.smallest_stable_B_p(fit)
+        B_p = smallest.B_p
+        reasons = [f"B_p = {B_p}: the smallest stable one measured{smallest.unstable_text}"]
         request.check_B_max(B_p)
-    n_max = None if request.B_max is None else request.B_max // B_p
-    n = _choose_n(
-        fit, frontier_fit, request, n_max, f"B_max = {request.B_max} allows no more at B_p = {B_p}"
+
+    chosen = _choose_n_by_law(fit, frontier_fit, request.C)
+    if request.B_max is not None:
+        limit = f"B_max = {request.B_max} allows no more at B_p = {B_p}"
+        chosen = _limit_n(chosen, request.B_max // B_p, limit)
+    counts = ensemble.counts_of(B_p, chosen.n)
+    allocation = constraints.allocate_updates(B_p, chosen.n, request.C, counts)
+    return ExplainedAllocation(
+        allocation, (*reasons, *chosen.reasons, constraints.describe_M(allocation))
     )
-    allocation = constraints.allocate_updates(B_p, n, request.C, ensemble.counts_of(B_p, n))
-    request.reasons.append(constraints.describe_M(allocation))
-    return allocation
 
 
-def _choose_n(
-    fit: FitResult,
-    frontier_fit: FrontierFit,
-    request: AllocationRequest,
-    n_max: int | None,
-    n_max_reason: str,
-) -> int:
-    """n*(C) as a power of two, within the measured n inside the measured range of C; then at most
-    n_max."""
-    C, law, reasons = request.C, frontier_fit.n_star.law, request.reasons
-    C_low, C_high = frontier_fit.frontier[0].C, frontier_fit.frontier[-1].C
+def _choose_n_by_law(fit: FitResult, frontier_fit: FrontierFit, C: float) -> _ChosenN:
+    """n*(C) as a power of two, within the measured n inside the measured range of C."""
+    law = frontier_fit.n_star.law
+    C_low = frontier_fit.frontier[0].C
+    C_high = frontier_fit.frontier[-1].C
     n_smallest = min(run.n for run in fit.runs)
     n_largest = max(run.n for run in fit.runs)
+
     log2_n = float(log2_n_star(law, C))
     n = 1 << max(0, round(log2_n))
-    reasons.append(f"n*({C:.6g}) = {2**log2_n:.3g}, as a power of two {n}")
+    reasons = [f"n*({C:.6g}) = {2**log2_n:.3g}, as a power of two {n}"]
+    is_measured_n = n_smallest <= n <= n_largest
     if C_low * (1 - 1e-9) <= C <= C_high * (1 + 1e-9):
-        if not n_smallest <= n <= n_largest:
+        if not is_measured_n:
             n = min(max(n, n_smallest), n_largest)
             reasons.append(f"n = {n}: only {n_smallest} to {n_largest} were measured")
     else:
+        # There the law is all there is: an n that was never measured is said, not refused.
         outside = f"C is outside the frontier ({C_low:.6g} to {C_high:.6g})"
-        reasons.append(
-            f"{outside}: n is the law's alone, which saturates at {2 ** (law.b + law.L):.3g}"
-        )
-        if not n_smallest <= n <= n_largest:
+        saturation = f"{2 ** (law.b + law.L):.3g}"
+        reasons.append(f"{outside}: n is the law's alone, which saturates at {saturation}")
+        if not is_measured_n:
             reasons.append(f"n = {n} was never measured ({n_smallest} to {n_largest} were)")
-    if n_max is not None and n > n_max:
-        n = constraints.floor_power_of_two(n_max)
-        reasons.append(f"n = {n}: {n_max_reason}")
-    return n
+    return _ChosenN(n, tuple(reasons))
+
+
+def _limit_n(chosen: _ChosenN, n_max: int, limit_text: str) -> _ChosenN:
+    """At most n_max, as a power of two."""
+    if chosen.n <= n_max:
+        return chosen
+    n = constraints.floor_power_of_two(n_max)
+    return _ChosenN(n, (*chosen.reasons, f"n = {n}: {limit_text}"))
 
 
 def _allocate_fixed_M(
     fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest, M: int
-) -> Allocation:
+) -> ExplainedAllocation:
+    """By the law: the measured cell with the highest reward after M updates; where none fits the
+    budget, n*(C) and the B_p that it leaves."""
     most_batches = ensemble.most_batches(request.C)
-    B, C_of_cells = request.largest_B(M, most_batches), ensemble.rollouts_after(M)
+    B = request.largest_B(M, most_batches)
+    C_of_cells = ensemble.rollouts_after(M)
     fits_B_max = ensemble.B <= (ensemble.B.max() if request.B_max is None else request.B_max)
-    fitting_cells = np.flatnonzero((C_of_cells <= request.C) & fits_B_max & ensemble.stable)
-    if len(fitting_cells):
-        limit = f"with B_p n <= {B}" if most_batches == 1.0 else "that take at most C rollouts"
-        rewards = ensemble.expected_at_cell_budgets(C_of_cells)
-        best_cell = max(fitting_cells, key=lambda i: (rewards[i], -ensemble.n[i], -ensemble.B_p[i]))
-        allocation = ensemble.counts[best_cell].allocation(*ensemble.curves[best_cell].key, M)
-        best = f"{allocation.B_p}x{allocation.n} has the highest predicted reward at C = {allocation.C}"
-        request.reasons.append(
-            f"M = {M}: given; of {len(fitting_cells)} stable cells {limit}, {best}"
-        )
-        return allocation
-    n = _choose_n(fit, fit.joint, request, B, f"B_p n M <= C and B_max leave B = {B}")
-    return _split_batch(ensemble, request, B, n)
+    is_fitting = (C_of_cells <= request.C) & fits_B_max & ensemble.stable
+    if not is_fitting.any():
+        chosen = _choose_n_by_law(fit, fit.joint, request.C)
+        chosen = _limit_n(chosen, B, f"B_p n M <= C and B_max leave B = {B}")
+        return _split_batch(ensemble, request, B, chosen)
+
+    fitting_cells = np.flatnonzero(is_fitting)
+    rewards = ensemble.expected_at_cell_budgets(C_of_cells)
+    best_cell = int(fitting_cells[rewards[fitting_cells].argmax()])
+    B_p, n = ensemble.curves[best_cell].key
+    limit = f"with B_p n <= {B}" if most_batches == 1.0 else "that take at most C rollouts"
+    allocation = ensemble.counts[best_cell].allocation(B_p, n, M)
+    best = f"{B_p}x{n} has the highest predicted reward at C = {allocation.C}"
+    reason = f"M = {M}: given; of {len(fitting_cells)} stable cells {limit}, {best}"
+    return ExplainedAllocation(allocation, (reason,))
 
 
-def _split_batch(ensemble: CurveEnsemble, request: AllocationRequest, B: int, n: int) -> Allocation:
+def _split_batch(
+    ensemble: CurveEnsemble, request: AllocationRequest, B: int, chosen: _ChosenN
+) -> ExplainedAllocation:
     """B rollouts per update as B_p = B // n problems, for a fixed M or B that no measured cell need
     have."""
     if B < 1:
@@ -117,168 +151,202 @@ def _split_batch(ensemble: CurveEnsemble, request: AllocationRequest, B: int, n:
         raise InputError(
             f"{problem}, each of several batches; expected more. Raise C, or fix a smaller M."
         )
-    B_p, counts = B // n, ensemble.counts_of(B // n, n)
+
+    n = chosen.n
+    B_p = B // n
+    counts = ensemble.counts_of(B_p, n)
     if "M" in request.fix:
         M = request.fix["M"]
-        split = f"no stable measured cell has B_p n <= {B}, so B_p = floor({B} / n) = {B // n}"
-        request.reasons.append(f"M = {M}: given; {split}")
-        return counts.allocation(B_p, n, M)
-    allocation = constraints.allocate_updates(B_p, n, request.C, counts)
-    split = f"B_p = B // n = {B_p} and {constraints.describe_M(allocation)}"
-    request.reasons.append(f"B = {B}: given, so {split}")
-    return allocation
+        allocation = counts.allocation(B_p, n, M)
+        split = f"no stable measured cell has B_p n <= {B}, so B_p = floor({B} / n) = {B_p}"
+        reason = f"M = {M}: given; {split}"
+    else:
+        allocation = constraints.allocate_updates(B_p, n, request.C, counts)
+        split = f"B_p = B // n = {B_p} and {constraints.describe_M(allocation)}"
+        reason = f"B = {B}: given, so {split}"
+    return ExplainedAllocation(allocation, (*chosen.reasons, reason))
 
 
 def allocate_by_curves(
     fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest
-) -> Allocation:
+) -> ExplainedAllocation:
     """The allocation for a request, by the curves; refused where no B_p is stable, or limits leave
     no allocation."""
+    reasons = []
     unstable_text = ""
     if "B_p" in request.fix:
-        constraints.take_fixed_B_p(fit, request)
+        B_p = request.fix["B_p"]
+        request.check_B_max(B_p)
+        reasons += constraints.describe_fixed_B_p(fit, B_p)
     else:
-        _, unstable_text = constraints.smallest_stable_B_p(fit)
+        unstable_text = constraints.smallest_stable_B_p(fit).unstable_text
+
     C_spent, allowed = ensemble.allowed_cells(request)
     if not allowed.any():
-        return _allocate_unmeasured(ensemble, request)
+        unmeasured = _allocate_unmeasured(ensemble, request)
+        return ExplainedAllocation(unmeasured.allocation, (*reasons, *unmeasured.reasons))
+
     chosen_cell = ensemble.choose_cell(C_spent, allowed, request.epsilon)
     B_p, n = ensemble.curves[chosen_cell].key
     counts = ensemble.counts[chosen_cell]
-    allocation = counts.allocation(
-        B_p, n, request.fix.get("M") or counts.updates(float(C_spent[chosen_cell]))
-    )
-    M = allocation.M
-    given_text = f"given; {allocation.C:,} of {request.C:,.0f} rollouts are spent"
-    _explain_cell(ensemble, request, chosen_cell, unstable_text)
-    # what this cell's clock affords
-    C_text = "C" if request.time is None else f"{C_spent[chosen_cell]:,.0f}"
-    M_text = (
-        f"M = {M}: {given_text}"
-        if "M" in request.fix
-        else constraints.describe_M(allocation, C_text)
-    )
-    request.reasons.append(M_text)
-    if ensemble.fit.nothing_learnt:
-        return allocation
-    # of the other n that were compared beyond their data, as those of runs of equally many updates
-    # are
+    M = request.fix.get("M") or counts.updates(float(C_spent[chosen_cell]))
+    allocation = counts.allocation(B_p, n, M)
+
+    reasons += _explain_cell(ensemble, request, chosen_cell, unstable_text)
+    if "M" in request.fix:
+        spent = f"{allocation.C:,} of {request.C:,.0f} rollouts are spent"
+        reasons.append(f"M = {M}: given; {spent}")
+    else:
+        # of a budget in time, what this cell's clock affords
+        C_text = "C" if request.time is None else f"{C_spent[chosen_cell]:,.0f}"
+        reasons.append(constraints.describe_M(allocation, C_text))
+    if not ensemble.fit.nothing_learnt:
+        reasons += _explain_comparison_beyond_data(ensemble, request, n)
+    return ExplainedAllocation(allocation, tuple(reasons))
+
+
+def _explain_comparison_beyond_data(
+    ensemble: CurveEnsemble, request: AllocationRequest, chosen_n: int
+) -> list[str]:
+    """Which other n were compared beyond their data, as those of runs of equally many updates
+    are."""
+    C_spent, allowed = ensemble.allowed_cells(request)
+    C_high = ensemble.samples.C_high
     ends = []
-    for other_n in sorted(set(ensemble.n[allowed].tolist()) - {n}):
-        cells_of_n = allowed & (ensemble.n == other_n)
-        if (C_spent[cells_of_n] > ensemble.samples.C_high[cells_of_n] * (1 + 1e-9)).all():
-            ends.append(
-                f"n = {other_n} (measured up to C = {ensemble.samples.C_high[cells_of_n].max():,.0f})"
-            )
-    if ends:
-        request.reasons.append(
-            f"compared by their fitted curves beyond their data: {', '.join(ends)}"
-        )
-    return allocation
+    for n in sorted(set(ensemble.n[allowed].tolist()) - {chosen_n}):
+        is_of_n = allowed & (ensemble.n == n)
+        if (C_spent[is_of_n] > C_high[is_of_n] * (1 + 1e-9)).all():
+            ends.append(f"n = {n} (measured up to C = {C_high[is_of_n].max():,.0f})")
+    if not ends:
+        return []
+    return [f"compared by their fitted curves beyond their data: {', '.join(ends)}"]
 
 
 def _explain_cell(
     ensemble: CurveEnsemble, request: AllocationRequest, chosen_cell: int, unstable_text: str
-) -> None:
-    stands = ensemble.level_of_all(*ensemble.allowed_cells(request)) is not None
-    if ensemble.fit.nothing_learnt or stands:
-        B_p, n = ensemble.curves[chosen_cell].key
-        request.reasons.append(
-            f"n = {n}, B_p = {B_p}: no cell is better than another; of equal ones the smallest n"
-        )
-        return
+) -> list[str]:
+    """Why this n, and why this B_p."""
     C_spent, allowed = ensemble.allowed_cells(request)
+    chosen_B_p, n = ensemble.curves[chosen_cell].key
+    all_stand = ensemble.level_of_all(C_spent, allowed) is not None
+    if ensemble.fit.nothing_learnt or all_stand:
+        equal = "no cell is better than another; of equal ones the smallest n"
+        return [f"n = {n}, B_p = {chosen_B_p}: {equal}"]
+
     expected_rewards = np.where(allowed, ensemble.expected_at_cell_budgets(C_spent), -np.inf)
-    best_cell, fix = int(expected_rewards.argmax()), request.fix
-    limits = {"M": "B_p n M <= C", "B": f"B_p n = {fix.get('B')}", "B_p": f"B_p = {fix.get('B_p')}"}
-    limits_text = "".join(f" with {limits[name]}" for name in fix)
-    if request.B_max is not None:
-        limits_text += f" {'and' if fix else 'with'} B_p n <= {request.B_max}"
-    kind_text = ("" if "B_p" in fix else "stable ") + (
-        "measured cell" if allowed.sum() == 1 else "measured cells"
-    )
-    B_p = ensemble.B_p[chosen_cell]
-    n = ensemble.n[chosen_cell]
+    best_cell = int(expected_rewards.argmax())
     best_B_p = ensemble.B_p[best_cell]
-    best_text = (
-        f"{best_B_p}x{n} has the highest predicted reward ({expected_rewards[best_cell]:.3f})"
-    )
-    request.reasons.append(f"n = {n}: of {allowed.sum()} {kind_text}{limits_text}, {best_text}")
-    if "B_p" in fix:
-        return
-    if B_p != best_B_p:
-        B_p_text = (
-            f"the smallest stable one whose predicted reward is within {request.epsilon:g} of its"
-        )
-    elif (allowed & (ensemble.n == n) & (ensemble.B_p < B_p)).any():
+    best = f"{best_B_p}x{n} has the highest predicted reward ({expected_rewards[best_cell]:.3f})"
+    n_reason = f"n = {n}: of {_describe_allowed(request, int(allowed.sum()))}, {best}"
+    if "B_p" in request.fix:
+        return [n_reason]
+
+    # The chosen cell may have a smaller B_p than the best one of its n.
+    if chosen_B_p != best_B_p:
+        within = f"within {request.epsilon:g} of its"
+        B_p_text = f"the smallest stable one whose predicted reward is {within}"
+    elif (allowed & (ensemble.n == n) & (ensemble.B_p < chosen_B_p)).any():
         B_p_text = f"a smaller one gives away more than {request.epsilon:g}"
     else:
-        B_p_at_n = set(ensemble.B_p[ensemble.n == n].tolist())
-        which = "the smallest stable one" if len(B_p_at_n) > 1 else "the only one"
+        B_ps_at_n = set(ensemble.B_p[ensemble.n == n].tolist())
+        which = "the smallest stable one" if len(B_ps_at_n) > 1 else "the only one"
         B_p_text = f"{which} measured at n = {n}"
-    request.reasons.append(f"B_p = {B_p}: {B_p_text}{unstable_text}")
+    return [n_reason, f"B_p = {chosen_B_p}: {B_p_text}{unstable_text}"]
 
 
-def _allocate_unmeasured(ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
-    """Where no stable measured cell agrees with the limits."""
+def _describe_allowed(request: AllocationRequest, count: int) -> str:
+    """The cells that were compared, in words, with the limits that they agree with."""
     fix = request.fix
+    limit_texts = {
+        "M": "B_p n M <= C",
+        "B": f"B_p n = {fix.get('B')}",
+        "B_p": f"B_p = {fix.get('B_p')}",
+    }
+    stable = "" if "B_p" in fix else "stable "
+    cells = "measured cell" if count == 1 else "measured cells"
+    text = f"{count} {stable}{cells}"
+    for name in fix:  # at most one
+        text += f" with {limit_texts[name]}"
+    if request.B_max is not None:
+        text += f" {'and' if fix else 'with'} B_p n <= {request.B_max}"
+    return text
+
+
+def _allocate_unmeasured(
+    ensemble: CurveEnsemble, request: AllocationRequest
+) -> ExplainedAllocation:
+    """By the curves, where no stable measured cell agrees with the limits."""
     if request.time is not None:
-        limits = {"B_max": request.B_max, **fix}
-        given = [f"{name} = {value}" for name, value in limits.items() if value is not None]
-        limits_text = ", ".join([f"{request.time.seconds:,.6g} s", *given])
-        problem = (
-            f"no stable measured cell agrees with this budget and these limits ({limits_text})"
-        )
-        expected = "expected a larger budget, one of rollouts, or other limits."
-        raise InputError(f"{problem}, and only clocks of measured cells are known; {expected}")
+        _refuse_unmeasured_time(request, request.time.seconds)
+
+    fix = request.fix
+    most_batches = ensemble.most_batches(request.C)
     if "M" in fix or "B" in fix:
-        B = (
-            request.largest_B(fix["M"], ensemble.most_batches(request.C))
-            if "M" in fix
-            else fix["B"]
-        )
-        return _split_batch(ensemble, request, B, _nearest_n(ensemble, request, ensemble.stable, B))
+        B = request.largest_B(fix["M"], most_batches) if "M" in fix else fix["B"]
+        chosen = _choose_nearest_n(ensemble, request.C, ensemble.stable, B)
+        return _split_batch(ensemble, request, B, chosen)
+
     if "B_p" in fix and fix["B_p"] not in ensemble.B_p:
         B_p = fix["B_p"]
-        nearest_B_p = int(min(set(ensemble.B_p.tolist()), key=lambda b: (abs(np.log2(b / B_p)), b)))
-        request.reasons.append(
-            f"B_p = {B_p} has no curve: n is chosen as at the nearest, B_p = {nearest_B_p}"
-        )
-        largest_B = request.largest_B(1, ensemble.most_batches(request.C))
-        n = _nearest_n(ensemble, request, ensemble.B_p == nearest_B_p, largest_B // B_p)
-        return constraints.allocate_updates(B_p, n, request.C, ensemble.counts_of(B_p, n))
-    # Even the smallest measured cell is too large for the budget or for B_max: the refusal says by
-    # how much.
-    is_candidate = ensemble.B_p == request.fix["B_p"] if "B_p" in request.fix else ensemble.stable
+        measured_B_ps = set(ensemble.B_p.tolist())
+        nearest_B_p = int(min(measured_B_ps, key=lambda b: (abs(np.log2(b / B_p)), b)))
+        no_curve = f"B_p = {B_p} has no curve: n is chosen as at the nearest, B_p = {nearest_B_p}"
+        n_max = request.largest_B(1, most_batches) // B_p
+        chosen = _choose_nearest_n(ensemble, request.C, ensemble.B_p == nearest_B_p, n_max)
+        counts = ensemble.counts_of(B_p, chosen.n)
+        allocation = constraints.allocate_updates(B_p, chosen.n, request.C, counts)
+        return ExplainedAllocation(allocation, (no_curve, *chosen.reasons))
+
+    return ExplainedAllocation(_allocate_smallest(ensemble, request), ())
+
+
+def _refuse_unmeasured_time(request: AllocationRequest, seconds: float) -> None:
+    limits = {"B_max": request.B_max, **request.fix}
+    limit_texts = [f"{name} = {value}" for name, value in limits.items() if value is not None]
+    limits_text = ", ".join([f"{seconds:,.6g} s", *limit_texts])
+    problem = f"no stable measured cell agrees with this budget and these limits ({limits_text})"
+    expected = "expected a larger budget, one of rollouts, or other limits."
+    raise InputError(f"{problem}, and only clocks of measured cells are known; {expected}")
+
+
+def _allocate_smallest(ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
+    """Even the smallest measured cell is too large for the budget or for B_max: the refusal says by
+    how much."""
+    is_candidate = ensemble.stable
+    stable_text = "stable "
+    if "B_p" in request.fix:
+        is_candidate = ensemble.B_p == request.fix["B_p"]
+        stable_text = ""
     if not is_candidate.any():
         B_p_text = ", ".join(map(str, sorted(set(ensemble.B_p.tolist()))))
-        problem = f"no stable measured cell has a curve (the cells with a curve have B_p = {B_p_text}, all unstable)"
+        with_curve = f"the cells with a curve have B_p = {B_p_text}, all unstable"
+        problem = f"no stable measured cell has a curve ({with_curve})"
         raise InputError(
             f"{problem}; expected one. {constraints.suggest_B_p(ensemble.B_p.tolist())}"
         )
-    smallest_cell = int(np.where(is_candidate, ensemble.B, np.iinfo(np.int64).max).argmin())
-    B_p, n = int(ensemble.B_p[smallest_cell]), int(ensemble.n[smallest_cell])
+
+    B_of_candidates = np.where(is_candidate, ensemble.B, np.iinfo(np.int64).max)
+    B_p, n = ensemble.curves[int(B_of_candidates.argmin())].key
     if request.B_max is not None and request.B_max < B_p * n:
-        problem = f"B_max = {request.B_max} is below every {'' if 'B_p' in request.fix else 'stable '}measured cell"
+        problem = f"B_max = {request.B_max} is below every {stable_text}measured cell"
         expected = f"expected B_max >= {B_p * n}. Raise B_max, or fix a smaller B_p."
         raise InputError(f"{problem}, of which {B_p}x{n} is the smallest; {expected}")
     return constraints.allocate_updates(B_p, n, request.C, ensemble.counts_of(B_p, n))
 
 
-def _nearest_n(
-    ensemble: CurveEnsemble, request: AllocationRequest, is_candidate: BoolArray, n_max: int
-) -> int:
+def _choose_nearest_n(
+    ensemble: CurveEnsemble, C: float, is_candidate: BoolArray, n_max: int
+) -> _ChosenN:
     """The n <= n_max with the highest predicted reward at C; where none was measured, the power of
     two below n_max."""
     is_allowed = is_candidate & (ensemble.n <= n_max)
     if not is_allowed.any():
         n = constraints.floor_power_of_two(max(1, n_max))
-        request.reasons.append(f"n = {n}: no n <= {n_max} was measured")
-        return n
-    best_cell = int(np.where(is_allowed, ensemble.expected_rewards(request.C), -np.inf).argmax())
+        return _ChosenN(n, (f"n = {n}: no n <= {n_max} was measured",))
+
+    best_cell = int(np.where(is_allowed, ensemble.expected_rewards(C), -np.inf).argmax())
     B_p, n = ensemble.curves[best_cell].key
     reason = f"{B_p}x{n} has the highest predicted reward at C"
     if ensemble.fit.nothing_learnt:
         reason = "none is better than another; this is the smallest"
-    request.reasons.append(f"n = {n}: of the measured n <= {n_max}, {reason}")
-    return n
+    return _ChosenN(n, (f"n = {n}: of the measured n <= {n_max}, {reason}",))

@@ -2,8 +2,9 @@
 learns next depends on its reward alone, so that after a change it rises as a run of the new n does
 from that reward on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,9 +15,10 @@ from isojax.core.schedule import Stage, schedule_text
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, IntArray
 from isojax.scaling.intervals import central_band
 
-# of the grid of C on which the draws are tabulated, up to so many times the end: a slow cell has a
-BUDGETS = 256
-HORIZON_FACTOR = 4.0  # run's reward only after more rollouts than the run has spent
+BUDGETS = 256  # of the grid of C on which the draws are tabulated
+# It reaches up to so many times the end: a slow cell has a run's reward only after more rollouts
+# than the run has spent.
+HORIZON_FACTOR = 4.0
 REWARDS = 400  # of the grid of rewards on which the fastest n is chosen
 LAST_SWITCH = 0.9  # of the budget: later switches change nothing
 RECENT = 5  # evaluations that say how far a run is from its cell's curve
@@ -41,6 +43,13 @@ class NOption:
     device_hours: float | None
 
 
+class CellStage(NamedTuple):
+    """From C rollouts on, a run is as those of this cell (its index)."""
+
+    C: float
+    cell: int
+
+
 @dataclass(frozen=True)
 class CurveTable:
     """The draws' curves on a grid, from which runs that change their cell are put together."""
@@ -53,11 +62,11 @@ class CurveTable:
         """For runs to C_end; InputError for a fit without draws."""
         if not ensemble.replicates:
             raise InputError(
-                "this fit has no draws of its curves; expected mode hierarchical, --replicates above 0."
+                "this fit has no draws of its curves; "
+                "expected mode hierarchical, --replicates above 0."
             )
-        C = np.geomspace(
-            0.01 * float(ensemble.samples.C_low.min()), HORIZON_FACTOR * C_end, BUDGETS
-        )
+        C_start = 0.01 * float(ensemble.samples.C_low.min())
+        C = np.geomspace(C_start, HORIZON_FACTOR * C_end, BUDGETS)
         rewards = ensemble.sampled_at_cell_budgets(C[:, None], same_problems=True)
         return CurveTable(np.log(C), np.maximum.accumulate(rewards, axis=0))
 
@@ -67,6 +76,7 @@ class CurveTable:
         after = np.empty_like(rewards)
         for q, reward in enumerate(rewards):
             curve = self.rewards[:, q, cell]
+            # where a run of this cell has that reward
             C_now = np.exp(np.interp(reward, curve, self.log_C))
             after[q] = max(reward, np.interp(np.log(C_now + C_more), self.log_C, curve))
         return after
@@ -77,24 +87,32 @@ def compare_n(
 ) -> list[NOption]:
     """What each measured n at this B_p would give a run of (B_p, n) from its newest evaluation on;
     its evaluations are C > 0, R: float[points]. InputError where the fit has no such cell."""
-    own = next((i for i, c in enumerate(ensemble.curves) if c.key == (B_p, n)), None)
-    if own is None:
+    own_cell = next((i for i, c in enumerate(ensemble.curves) if c.key == (B_p, n)), None)
+    if own_cell is None:
         measured = ", ".join(f"{c.B_p}x{c.n}" for c in ensemble.curves)
         raise InputError(
-            f"the run has B_p x n = {B_p}x{n}, and the sweep measured {measured}; expected one of these."
+            f"the run has B_p x n = {B_p}x{n}, and the sweep measured {measured}; "
+            "expected one of these."
         )
-    offset = float(np.mean(R[-RECENT:] - ensemble.expected_rewards(C[-RECENT:])[:, own]))
-    reward = float(ensemble.expected_rewards(C[-1])[own]) + offset
-    C_done, C_end = float(C[-1]), max(C_end, float(C[-1]))
-    left, table = C_end - C_done, CurveTable.of(ensemble, C_end)
+
+    # The run's reward now is its cell's curve, moved by how far its last evaluations are from it:
+    # less noisy than the last evaluation alone.
+    expected = ensemble.expected_rewards(C[-RECENT:])[:, own_cell]
+    offset = float(np.mean(R[-RECENT:] - expected))
+    reward = float(ensemble.expected_rewards(C[-1])[own_cell]) + offset
+
+    C_done = float(C[-1])
+    C_end = max(C_end, C_done)
+    C_left = C_end - C_done
+    table = CurveTable.of(ensemble, C_end)
     now = np.full(ensemble.replicates, reward)
-    as_it_is = table.go_on(own, now, left)
+    as_it_is = table.go_on(own_cell, now, C_left)
     options = []
     for i in np.flatnonzero(ensemble.B_p == B_p).tolist():
-        end = table.go_on(i, now, left)
+        end = table.go_on(i, now, C_left)
         gain = end - as_it_is
         low, high = map(float, central_band(gain))
-        hours, device_hours = ensemble.predict_hours(i, C_end, C_done)
+        hours = ensemble.predict_hours(i, C_end, C_done)
         option = NOption(
             B_p=int(ensemble.B_p[i]),
             n=int(ensemble.n[i]),
@@ -103,8 +121,8 @@ def compare_n(
             gain=float(gain.mean()),
             gain_interval=(low, high),
             p_better=float(np.mean(gain > 0)),
-            hours=hours,
-            device_hours=device_hours,
+            hours=hours.wall_clock,
+            device_hours=hours.of_devices,
         )
         options.append(option)
     return options
@@ -124,59 +142,69 @@ def plan_growing_run(
     stages = _fastest_cells(table, cells, C_end)
     if len(stages) < 2:
         return None
+
     rewards = table.rewards[0].min(1)  # of the base policy, float[replicates]
-    for (C, i), (C_next, _) in pairwise([*stages, (C_end, -1)]):
-        rewards = table.go_on(i, rewards, C_next - C)
-    gain = (
-        rewards
-        - ensemble.sampled_at_cell_budgets(np.full(len(ensemble.n), C_end), same_problems=True)[
-            :, cell
-        ]
-    )
+    C_of_next = [*(stage.C for stage in stages[1:]), C_end]
+    for stage, C_next in zip(stages, C_of_next, strict=True):
+        rewards = table.go_on(stage.cell, rewards, C_next - stage.C)
+    cell_budgets = np.full(len(ensemble.n), C_end)
+    fixed = ensemble.sampled_at_cell_budgets(cell_budgets, same_problems=True)[:, cell]
+    gain = rewards - fixed
     if gain.mean() <= 0:
         return None
+
     low, high = map(float, central_band(gain))
-    cell_by_C = {round(C): i for C, i in stages}
-    text = schedule_text(
-        [Stage(C, int(ensemble.B_p[i]), int(ensemble.n[i])) for C, i in cell_by_C.items()]
-    )
-    stage_ends = [*list(cell_by_C)[1:], C_end]
-    batches = [
-        ensemble.counts[i].batches(end, C)
-        for (C, i), end in zip(cell_by_C.items(), stage_ends, strict=True)
-    ]
+    whole_stages = _whole_stages(stages)
+    batches = _batches_of_stages(ensemble, whole_stages, C_end)
     return GrowingRun(
-        schedule=text,
+        schedule=schedule_text(
+            [Stage(C, int(ensemble.B_p[i]), int(ensemble.n[i])) for C, i in whole_stages.items()]
+        ),
         expected_reward=float(rewards.mean()),
         gain=float(gain.mean()),
         gain_interval=(low, high),
         p_better=float(np.mean(gain > 0)),
-        batches=() if set(batches) == {1.0} else tuple(batches),
+        batches=() if set(batches) == {1.0} else batches,
     )
 
 
-def _fastest_cells(table: CurveTable, cells: IntArray, C_end: float) -> list[tuple[float, int]]:
-    """(C from which on, cell) of a run that always has the cell whose expected curve takes the
-    fewest rollouts to the next higher reward; n never falls."""
-    curves = table.rewards.mean(1)[:, cells]
+def _whole_stages(stages: Sequence[CellStage]) -> dict[int, int]:
+    """C in whole rollouts -> cell; of stages that begin at one C the last."""
+    return {round(stage.C): stage.cell for stage in stages}
+
+
+def _batches_of_stages(
+    ensemble: CurveEnsemble, cell_by_C: dict[int, int], C_end: float
+) -> tuple[float, ...]:
+    """How many batches of B_p n rollouts an update of each stage takes on average."""
+    stage_ends = [*list(cell_by_C)[1:], C_end]
+    return tuple(
+        ensemble.counts[cell].batches(end, C)
+        for (C, cell), end in zip(cell_by_C.items(), stage_ends, strict=True)
+    )
+
+
+def _fastest_cells(table: CurveTable, cells: IntArray, C_end: float) -> list[CellStage]:
+    """The stages of a run that always has the cell whose expected curve takes the fewest rollouts
+    to the next higher reward; n never falls."""
+    curves = table.rewards.mean(1)[:, cells]  # [budgets, cells]
     rewards = np.linspace(curves[0].min(), curves[-1].max(), REWARDS)
-    C = np.exp(
-        np.stack(
-            [np.interp(rewards, curve, table.log_C, right=np.inf) for curve in curves.T], axis=1
-        )
-    )
-    with np.errstate(invalid="ignore"):
+    # at which each cell has each reward, [rewards, cells]; infinite above its curve
+    log_C = [np.interp(rewards, curve, table.log_C, right=np.inf) for curve in curves.T]
+    C = np.exp(np.stack(log_C, axis=1))
+    with np.errstate(invalid="ignore"):  # infinity less infinity
         cost = np.nan_to_num(np.diff(C, axis=0), nan=np.inf)  # of the next step of reward
+
     fastest = np.maximum.accumulate(cost.argmin(1))  # cells are in order of n
-    stages: list[tuple[float, int]] = []
+    stages: list[CellStage] = []
     spent = 0.0
     for step, j in enumerate(fastest):
-        if not stages or stages[-1][1] != cells[j]:
-            stages.append((spent, int(cells[j])))
+        if not stages or stages[-1].cell != cells[j]:
+            stages.append(CellStage(spent, int(cells[j])))
         spent += float(cost[step, j])
         if spent >= C_end:
             break
-    return [stage for stage in stages if stage[0] <= LAST_SWITCH * C_end]
+    return [stage for stage in stages if stage.C <= LAST_SWITCH * C_end]
 
 
 def best_n_stages(ensemble: CurveEnsemble, B_p: int, ahead: float, C_end: float) -> list[Stage]:
@@ -187,15 +215,22 @@ def best_n_stages(ensemble: CurveEnsemble, B_p: int, ahead: float, C_end: float)
         raise InputError(
             f"the fit has no B_p = {B_p}; expected one of {sorted(set(ensemble.B_p.tolist()))}."
         )
+
     C = np.geomspace(min(float(ensemble.samples.C_low.min()), C_end), C_end, BUDGETS)
-    n = ensemble.n[cells][ensemble.expected_rewards(ahead * C)[:, cells].argmax(1)]
-    changes = [i for i in range(len(C)) if i == 0 or n[i] != n[i - 1]]
-    return [Stage(round(C[i]) if i else 0, B_p, int(n[i])) for i in changes]
+    rewards = ensemble.expected_rewards(ahead * C)[:, cells]
+    n = ensemble.n[cells][rewards.argmax(1)]  # [budgets]
+    stages = [Stage(0, B_p, int(n[0]))]
+    for i in range(1, len(C)):
+        if n[i] != n[i - 1]:
+            stages.append(Stage(round(C[i]), B_p, int(n[i])))
+    return stages
 
 
 def n_to_raise_to(options: list[NOption], n: int) -> NOption | None:
     """The larger n that gains most, where one surely gains; None where none does."""
     larger = [
-        o for o in options if o.n > n and o.gain >= RAISE_GAIN and o.p_better >= RAISE_PROBABILITY
+        option
+        for option in options
+        if option.n > n and option.gain >= RAISE_GAIN and option.p_better >= RAISE_PROBABILITY
     ]
-    return max(larger, key=lambda o: o.gain, default=None)
+    return max(larger, key=lambda option: option.gain, default=None)

@@ -1,0 +1,209 @@
+"""What a reward costs: the inverse of the draws behind a recommendation, for one new run of each
+measured cell."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from isojax.core.errors import InputError
+from isojax.scaling.allocate.curve_ensemble import (
+    CurveEnsemble,
+    IntArray,
+    RunHours,
+    load_rollout_ensemble,
+)
+from isojax.scaling.curves.hill import curve_value
+from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
+from isojax.scaling.intervals import LEVEL, TAILS
+from isojax.scaling.result import FitResult
+from isojax.scaling.tracks import FloatArray, group_by
+
+BUDGETS = 256  # of the grid of C on which the draws are inverted
+LUCK_SEED = 2
+
+
+@dataclass(frozen=True)
+class QuotedCell:
+    """What a reward costs in one measured cell.
+
+    A number is None where the reward is reached by no C.
+    """
+
+    B_p: int
+    n: int
+    C: float | None  # rollouts until one new run has the reward, the median
+    low: float | None
+    high: float | None  # None: the interval ends with never
+    # The probability that the run has not reached it by the horizon; None where the sweep shows
+    # nothing.
+    p_never: float | None
+    M: int | None  # updates, of the median
+    hours: float | None  # wall clock of the median; None where the cell has no clock
+    device_hours: float | None
+    extrapolated: bool  # the median is beyond the cell's data
+
+
+@dataclass(frozen=True)
+class Quote:
+    """What a reward costs."""
+
+    reward: float
+    metric: str
+    horizon: float  # C; what is not reached by it counts as never
+    level: float  # of the intervals
+    best_n: int | None  # of the lowest median; None where the sweep shows nothing
+    cells: tuple[QuotedCell, ...]  # by n, each of the B_p that reaches the reward soonest
+    # of a sweep that shows nothing: what was seen and why, without the sentence's capital
+    nothing_learnt: str = ""
+    # of such a sweep, what the reward may be at most, by the interval of its evaluations
+    highest: float | None = None
+
+
+def quote(fit: FitResult, reward: float) -> Quote:
+    """The rollouts, and hours where clocks are known, at which one new run reaches a reward: a
+    distribution for each n, of its soonest B_p. InputError for no reward, for one that the base
+    policy has, and for a fit without draws."""
+    ensemble = load_rollout_ensemble(fit)
+    if not 0 < reward < 1:
+        raise InputError(f"a reward of {reward:g}; expected one between 0 and 1, such as 0.6.")
+    if fit.nothing_learnt:
+        return _quote_of_nothing(ensemble, reward)
+    if not ensemble.replicates:
+        raise InputError(
+            "this fit has no draws of its curves; "
+            "expected mode hierarchical with --replicates above 0."
+        )
+    if fit.base_reward is not None and reward <= fit.base_reward:
+        base = f"the base policy's {fit.metric}, {fit.base_reward:.3f}"
+        raise InputError(f"given {reward:g}, expected more than {base}.")
+
+    horizon = MAX_EXTRAPOLATION * ensemble.C_measured_max
+    C = first_budgets(ensemble, reward, horizon)
+    cells = [quote_cell(ensemble, i, C[:, i]) for i in _quotable_cells(ensemble).tolist()]
+    cells_by_n = group_by(cells, lambda cell: cell.n)
+    soonest = tuple(min(cells_by_n[n], key=_cost) for n in sorted(cells_by_n))
+    return Quote(
+        reward=reward,
+        metric=fit.metric,
+        horizon=horizon,
+        level=LEVEL,
+        best_n=min(soonest, key=_cost).n,
+        cells=soonest,
+    )
+
+
+def _quotable_cells(ensemble: CurveEnsemble) -> IntArray:
+    """The stable cells; all where none is."""
+    if ensemble.stable.any():
+        return np.flatnonzero(ensemble.stable)
+    return np.arange(len(ensemble.n))
+
+
+def _quote_of_nothing(ensemble: CurveEnsemble, reward: float) -> Quote:
+    """Of a sweep that shows nothing: a cell for each n, the smallest stable B_p, without a
+    price."""
+    fit = ensemble.fit
+    curve_of_all = ensemble.curves[0]  # they are all equal
+    level = curve_of_all.A
+    if reward <= level:
+        raise InputError(
+            f"{fit.nothing_learnt}. Given {reward:g}, expected more than the {level:.3g} of all runs."
+        )
+
+    # Backwards, since cells are in order of B_p: the first one of each n stays.
+    first_of_n = {}
+    for i in reversed(_quotable_cells(ensemble).tolist()):
+        first_of_n[ensemble.curves[i].n] = ensemble.curves[i]
+    cells = tuple(
+        QuotedCell(
+            B_p=first_of_n[n].B_p,
+            n=n,
+            C=None,
+            low=None,
+            high=None,
+            p_never=None,
+            M=None,
+            hours=None,
+            device_hours=None,
+            extrapolated=True,
+        )
+        for n in sorted(first_of_n)
+    )
+    interval = curve_of_all.A_interval
+    return Quote(
+        reward=reward,
+        metric=fit.metric,
+        horizon=MAX_EXTRAPOLATION * ensemble.C_measured_max,
+        level=LEVEL,
+        best_n=None,
+        cells=cells,
+        nothing_learnt=fit.nothing_learnt,
+        highest=None if interval is None else interval[1],
+    )
+
+
+def _cost(cell: QuotedCell) -> tuple[bool, float, int]:
+    """By the median; where most draws never get there, by how many do; then by B_p."""
+    if cell.C is not None:
+        return False, cell.C, cell.B_p
+    p_never = 1.0 if cell.p_never is None else cell.p_never
+    return True, p_never, cell.B_p
+
+
+def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> FloatArray:
+    """float[replicates, cells]: C at which a new run of each cell first has the reward, by each
+    draw of the curves and of the run's own luck; infinite where it has not by the horizon."""
+    settings = ensemble.fit.intervals
+    samples = ensemble.samples
+    C = np.geomspace(0.1 * float(samples.C_low.min()), horizon, BUDGETS)
+    rewards = samples.curves_as_seen(C[:, None])  # [BUDGETS, replicates, cells]
+
+    # A run's luck is that of its plateau, and grows with its progress from 0 on.
+    run_sd = 0.0 if settings is None else settings.run_sd
+    luck = np.random.default_rng(LUCK_SEED).normal(size=rewards.shape[1:]) * run_sd
+    C_capped = np.minimum(C[:, None], samples.C_peak)[:, None]
+    progress = curve_value(
+        C_capped,
+        R0=0.0,
+        A=1.0,
+        exponent=samples.exponent,
+        C_mid=samples.C_mid,
+        tail=samples.tail[:, None],
+    )
+    best_so_far = np.maximum.accumulate(rewards + luck * progress, axis=0)
+    gain = best_so_far - reward
+
+    # Where the gain turns positive, between two budgets of the grid: linear in log C.
+    reached = gain >= 0
+    first = reached.argmax(0)  # [replicates, cells], 0 also where it is never reached
+    index_before = (first - 1).clip(0)
+    after = np.take_along_axis(gain, first[None], 0)[0]
+    before = np.take_along_axis(gain, index_before[None], 0)[0]
+    share = np.where(first > 0, -before / np.maximum(after - before, 1e-12), 1.0)
+    log_C = np.log(C)
+    crossing = np.exp(log_C[index_before] * (1 - share) + log_C[first] * share)
+    return np.where(reached.any(0), crossing, np.inf)
+
+
+def quote_cell(ensemble: CurveEnsemble, i: int, C: FloatArray) -> QuotedCell:
+    """The distribution of C, float[replicates], of cell i: its median and interval are None where
+    they are never."""
+    # "higher" is one of the draws, since between a number and never there is none.
+    quantiles = np.quantile(C, (TAILS[0], 0.5, TAILS[1]), method="higher")
+    low, median, high = (
+        float(quantile) if np.isfinite(quantile) else None for quantile in quantiles
+    )
+    hours = RunHours(None, None) if median is None else ensemble.predict_hours(i, median)
+    B_p, n = ensemble.curves[i].key
+    return QuotedCell(
+        B_p=B_p,
+        n=n,
+        C=median,
+        low=low,
+        high=high,
+        p_never=float(np.isinf(C).mean()),
+        M=None if median is None else ensemble.counts[i].updates_to_reach(median),
+        hours=hours.wall_clock,
+        device_hours=hours.of_devices,
+        extrapolated=median is None or ensemble.is_beyond_data(i, median),
+    )
