@@ -26,7 +26,7 @@ DISCOUNT = 0.5  # an evaluation at C weighs as one of standard deviation sd (C_n
 
 
 @dataclass(frozen=True)
-class Normal:
+class NormalPrior:
     mean: float
     sd: float
 
@@ -35,17 +35,19 @@ class Normal:
 class BrownianPrior:
     """Of a parameter that changes with n, along x = log2 n from the smallest n on."""
 
-    level: Normal  # at the smallest n
-    slope: Normal  # per doubling of n
+    level: NormalPrior  # at the smallest n
+    slope: NormalPrior  # per doubling of n
     step_sd: float  # of what a doubling adds to that
 
 
 # R0, ln exponent, ln tail: the parameters that all n share, first in theta
-SHAPE_PRIOR = (Normal(0.3, 0.3), Normal(0.0, 0.35), Normal(-0.7, 1.0))
+SHAPE_PRIOR = (NormalPrior(0.3, 0.3), NormalPrior(0.0, 0.35), NormalPrior(-0.7, 1.0))
 # the log-odds of A_n, of the gain that is left above R0
-ASYMPTOTE_PRIOR = BrownianPrior(level=Normal(-0.3, 1.2), slope=Normal(0.08, 0.12), step_sd=0.1)
+ASYMPTOTE_PRIOR = BrownianPrior(
+    level=NormalPrior(-0.3, 1.2), slope=NormalPrior(0.08, 0.12), step_sd=0.1
+)
 # ln C_mid,n; the level counts from ln C_end
-C_MID_PRIOR = BrownianPrior(level=Normal(-1.5, 2.0), slope=Normal(0.3, 0.3), step_sd=0.25)
+C_MID_PRIOR = BrownianPrior(level=NormalPrior(-1.5, 2.0), slope=NormalPrior(0.3, 0.3), step_sd=0.25)
 # the standard deviation of an evaluation: as so many residuals of this size, and within bounds
 NOISE_PRIOR_COUNT = 4
 NOISE_PRIOR_SD = 0.01
