@@ -22,9 +22,8 @@ PROBLEMS = [Problem(7, "1 + 2 = ", "3"), Problem(9, "4 + 4 = ", "8"), Problem(4,
 
 
 def test_isojaxs_own_engines() -> None:
-    """Each that `run.rollouts` may name is made of a setup alone; a server's needs more, and is
-    none of them."""
-    assert rollout_engine.names() == ["local"]
+    """Each that `run.rollouts` may name is made of a setup alone."""
+    assert rollout_engine.names() == ["local", "server"]
     for name in rollout_engine.names():
         plugin = rollout_engine.load(name)
         assert plugin.is_own and plugin.name == name

@@ -150,18 +150,14 @@ def test_new_weights_are_no_false_alarm_and_old_ones_are_noticed(
         for update in range(41, 400):
             params = moved(params, max(step, 1e-4))
             check.check(params, update)
-    former, given = (
-        int(word) for word in _numbers(str(e.value), "weights of update ", "those of update ")
-    )
-    assert given == update and former < update
-    # At once where the policy has moved enough, or as soon as it has.
-    assert own_move(check, kept, params) < 4 * MIN_MOVE or update == 41
+    said = str(e.value)
+    if rounding == "float32" and noise == 0:  # at once, whatever the policy has moved by
+        assert update == 41
+    else:  # as soon as it has moved enough
+        assert own_move(check, kept, params) < 4 * MIN_MOVE or update == 41
     if step == 3e-3:
-        assert (former, update) == (40, 41)
-
-
-def _numbers(text: str, *after: str) -> list[str]:
-    return [text.partition(words)[2].split(",")[0].split(":")[0] for words in after]
+        assert "answers with the weights of update 40, and was given those of update 41" in said
+    assert f"of update {update}" in said
 
 
 def test_a_server_that_is_late_is_asked_again() -> None:
@@ -221,3 +217,21 @@ def test_tokens_that_a_server_does_not_name_any_more() -> None:
     )
     moves = weight_check.measure_moves(logps, first)
     assert (moves.own, moves.of_server) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("rounding", "step"), [("float32", 1e-4), ("bfloat16", 3e-3)])
+def test_a_server_that_loads_a_part_of_the_weights(rounding: str, step: float) -> None:
+    """All but the output matrix, as vLLM 0.32 does of tied ones on a CPU: its log-probs move, but not
+    as they should."""
+    params = policy()
+    server = Server(params, rounding)
+    check = make_check(server)
+    check.begin(params, 0, SEQUENCES)
+    with pytest.raises(
+        ServerFailed, match=r"has not loaded all weights of update \d+: its log"
+    ) as e:
+        for update in range(1, 60):
+            params = moved(params, step)
+            server.load(params | {"unembed": policy()["unembed"]})
+            check.check(params, update)
+    assert "after update 0 by 0.00" in str(e.value)
