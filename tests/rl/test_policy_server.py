@@ -167,7 +167,8 @@ def test_a_server_that_cannot_be_given_weights(lm: Path, task: TextTask, tmp_pat
         ):
             open_server(server, decoder, None)
         with pytest.raises(
-            ServerFailed, match=r"status 404: .*Not Found.* Start vLLM with VLLM_SERVER_DEV_MODE=1"
+            ServerFailed,
+            match=r"status 404: .*Not Found.* To mend it, start vLLM with VLLM_SERVER_DEV_MODE=1",
         ):
             open_server(server, decoder, tmp_path).publish(draw(decoder), 0)
     shutil.rmtree(tmp_path / "run")

@@ -52,7 +52,8 @@ def check_servers(config: Config, programs: SweepPrograms, folder: Path) -> None
         before, now = stored.get(use), server.description
         if before is None or now == {key: before.get(key) for key in now}:
             continue
-        problem = f"{folder}: its {use} were sampled by {describe_engine(before)} (now {describe_engine(now)})"
+        engines = f"{describe_engine(before)} (now {describe_engine(now)})"
+        problem = f"{folder}: its {use} were sampled by {engines}"
         raise InputError(
             f"{problem}. Start that server again, or choose another name=NAME for a new run."
         )

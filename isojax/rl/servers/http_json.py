@@ -59,6 +59,7 @@ class JsonClient:
         self._connections: set[HTTPConnection] = set()
         self._lock = threading.Lock()
         self._is_closed = False
+        self.lost_requests = 0  # to which no answer came: the server may have ended, and begun anew
 
     def get(self, path: str) -> Any:
         return self._ask("GET", path, None)
@@ -102,6 +103,7 @@ class JsonClient:
                         f"the server {options.url} is too slow: {problem}, {timeouts} times; {fix}."
                     ) from e
             except (OSError, HTTPException) as e:
+                self.lost_requests += 1
                 problem, cause = str(e) or type(e).__name__, e
             else:
                 if status == 200:
@@ -125,8 +127,8 @@ class JsonClient:
             self._connections.add(connection)
         try:
             connection.request(method, self._root + path, body, self._headers(body))
-            response = connection.getresponse()
-            return response.status, response.read()
+            with connection.getresponse() as response:
+                return response.status, response.read()
         finally:
             with self._lock:
                 self._connections.discard(connection)

@@ -31,14 +31,15 @@ class PolicyServer:
         served = self.server.served
         self.requests = config.update or served.dialect.update_requests
         if not self.requests:
-            raise InputError(
-                f"{self.server.name} has no request that makes it load other weights, as far as isojax knows: it can "
-                "label problems (isojax difficulty --server), but not sample for a run. Set run.server.update where it "
-                "has one, or take vLLM or SGLang."
-            )
+            problem = "has no request that makes it load other weights, as far as isojax knows"
+            labels = "it can label problems (isojax difficulty --server), but not sample for a run"
+            fix = "Set run.server.update where it has one, or take vLLM or SGLang"
+            raise InputError(f"{self.server.name} {problem}: {labels}. {fix}.")
         if config.weights is None:
-            expected = "a folder that isojax writes and the server reads, by the same path, such as /dev/shm/weights"
-            raise InputError(f"run.server.weights is not set; expected {expected}.")
+            expected = "a folder that isojax writes and the server reads, by the same path"
+            raise InputError(
+                f"run.server.weights is not set; expected {expected}, such as /dev/shm/weights."
+            )
         model_folder = decoder.config.path
         if model_folder is None:
             raise InputError(
@@ -49,9 +50,9 @@ class PolicyServer:
         self.weights = PublishedWeights(folder, decoder, Path(model_folder), config.dtype)
         announces_version = "{version}" in json.dumps(dict(self.requests))
         has_logps = served.dialect.logp_kind is not LogpKind.NONE
-        self.check = (
-            WeightCheck(self.server, decoder, mesh, announces_version) if has_logps else None
-        )
+        self.check: WeightCheck | None = None
+        if has_logps:
+            self.check = WeightCheck(self.server, decoder, mesh, announces_version)
         self.update = 0  # of the policy that was published last
         self._published: Sequence[Any] = ()  # its arrays
 
@@ -75,31 +76,39 @@ class PolicyServer:
             self._announce(_fill_in(request_path, path, update), _fill_in(body, path, update))
         self._published, self.update = arrays, update
         self.weights.remove_all_but(path)
-        if self.check is not None and self.check.probe is not None:
-            self.check.check(params, update)
+        self.look_for_weights(params)
+
+    @property
+    def has_begun_check(self) -> bool:
+        """Whether the server can be asked for its weights; true of one that gives no log-probs."""
+        return self.check is None or self.check.probe is not None
 
     def begin_check(self, params: Params, sequences: Sequence[Sequence[int]]) -> None:
-        """The first rollouts are there, prompts and responses: the check of the weights begins with
-        them."""
-        if self.check is None or self.check.probe is not None:
-            return
+        """From now on the server can be asked for its weights, by these prompts and responses; and
+        is, for those that it has sampled with."""
+        assert self.check is not None
         stride = max(1, len(sequences) // NUM_CONTEXTS)
         self.check.begin(params, self.update, sequences[::stride])
+
+    def look_for_weights(self, params: Params) -> None:
+        """ServerFailed where the server does not have the policy that was published last."""
+        if self.check is not None and self.check.probe is not None:
+            self.check.check(params, self.update)
 
     def staleness_of(self, version: str | None) -> int:
         """The updates since the weights that a response was sampled with, where the server tells
         their version."""
-        is_known = self.check is not None and self.check.announces_version and version is not None
-        return self.update - int(version) if is_known and version and version.isdecimal() else 0
+        if version is None or not version.isdecimal():
+            return 0
+        is_announced = self.check is not None and self.check.announces_version
+        return self.update - int(version) if is_announced else 0
 
     def _announce(self, path: str, body: Mapping[str, Any]) -> None:
-        fix = self.server.served.dialect.update_fix
         try:
             answer = self.server.client.post(path, dict(body))
         except InputError as e:
-            raise ServerFailed(
-                f"new weights: {e} {fix[:1].upper()}{fix[1:]}{'.' if fix else ''}".rstrip()
-            ) from e
+            fix = self.server.served.dialect.update_fix or "set run.server.update"
+            raise ServerFailed(f"new weights cannot be announced: {e} To mend it, {fix}.") from e
         if isinstance(answer, dict) and answer.get("success") is False:  # SGLang's
             problem = f"does not load the weights in {self.weights.folder}: {answer.get('message')}"
             raise ServerFailed(f"{self.server.name} {problem}. Does it read this folder?")

@@ -69,7 +69,7 @@ class ServerEngine(RolloutEngine):
                 "a server samples text; expected a text task, such as cell.task=jsonl:FILE."
             )
         if task.stops.adds_context:
-            context = "tokens of a task of turns, or of cell.sampling.interrupt, are written into responses"
+            context = "tokens of turns or of cell.sampling.interrupt are written into responses"
             raise InputError(
                 f"a server cannot sample it: {context}. Leave out the server, or these."
             )
@@ -114,6 +114,7 @@ class ServerEngine(RolloutEngine):
 
         responses: list[SampledResponse | None] = [None] * request.B
         self.staleness = []
+        lost_requests = self.client.lost_requests
         threads = ThreadPoolExecutor(self.options.in_flight, "server")
         try:
             first_rollouts: dict[Future[Answered], int] = {
@@ -134,8 +135,12 @@ class ServerEngine(RolloutEngine):
         threads.shutdown()
 
         sampled = [one for one in responses if one is not None]
-        if self.policy_server is not None and self.needs_logps:
-            self.policy_server.begin_check(params, self._begun_sequences(request, sampled))
+        server = self.policy_server
+        if server is not None and not server.has_begun_check:
+            server.begin_check(params, self._begun_sequences(request, sampled))
+        elif server is not None and self.client.lost_requests > lost_requests:
+            # It may have ended and begun anew, with other weights.
+            server.look_for_weights(params)
         return rollouts_from_lists(self.setup, request, sampled)
 
     def _begun_sequences(
