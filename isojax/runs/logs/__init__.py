@@ -1,4 +1,12 @@
-"""From other trainers' logs to ledgers of our own. An importer (runs/importers/) reads a log into a
-`LogTable`; `column_map` decides which column is which field, `import_logs` groups rows into runs,
-numbers those without a seed and writes the ledgers, and `log_evaluations` makes evaluations of a
-run's rows."""
+"""From other trainers' logs to ledgers of our own, in this order:
+
+find_logs         which files are logs, and of which format
+(runs/importers)  an importer reads a log into a `LogTable` (log_table)
+column_detection  which column is which field: a `ColumnMap` (column_map)
+run_rows          which rows are which run: `LogRun`s (log_run); resumed_runs joins those that go on
+log_evaluations   one run's rows as its evaluations, by step (run_steps, step_totals)
+run_records       a seed for each run, and no run twice
+import_logs       all of this, and the folder of ledgers
+
+What several formats share is in verl_columns, trl_columns and known_columns.
+"""

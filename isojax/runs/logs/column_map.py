@@ -65,6 +65,8 @@ def is_training(field: str) -> bool:
 
 @dataclass(frozen=True)
 class ColumnMap:
+    """A log's table, and what its columns and the user's map say of each field."""
+
     table: LogTable
     columns: Mapping[str, str]  # field -> column
     constants: Mapping[str, float | int]  # field -> the number that holds for the whole log
@@ -141,11 +143,14 @@ class ColumnMap:
 
     def describe_cell(self, field: str, row: DataRow) -> str:
         """ "runs.csv, line 7: reward (column val/acc)"; where each column is a run, its run too."""
+        names = []
         column = self.columns.get(field, field)
-        names = [f"column {column}"] if column != field else []
+        if column != field:
+            names.append(f"column {column}")
         if self.table.run and self.table.is_export and self.table.one_run:
             names.append(f"run {self.table.run}")
-        return f"{row.location}: {field}" + (f" ({', '.join(names)})" if names else "")
+        in_brackets = f" ({', '.join(names)})" if names else ""
+        return f"{row.location}: {field}{in_brackets}"
 
     def is_unlogged(self, field: str, rows: RowTable) -> Mask:
         """bool[rows]: where neither a row nor the log has a value of a field."""
@@ -163,26 +168,29 @@ class ColumnMap:
             value = re.sub(r"/\d+$", "", value)  # of all of them, as ms-swift's "10/560"
 
         cell = self.describe_cell(field, row)
-        expected = FIELD_HELP.get(field)
-        lowest = LOWEST_VALUES.get(field)
+        expected = FIELD_HELP.get(field, "a number")
+        lowest = LOWEST_VALUES.get(field)  # None of a field that need not be whole
         if lowest is not None and _may_divide_thousands(value) and not self._has_decimals(field):
             raise InputError(f"{cell} is {value}{TWO_MEANINGS}")
-        if field in _RUN_SETTINGS and is_blank(value) and (remedy := self._say_once(row)):
-            raise InputError(f"{cell} is missing or empty; expected {expected}. {remedy}")
+        if field in _RUN_SETTINGS and is_blank(value):
+            remedy = self._remedy_for_settings(row)
+            if remedy:
+                raise InputError(f"{cell} is missing or empty; expected {expected}. {remedy}")
 
+        # In a trainer's log, NaN was measured; in a table that a person made, it may be written.
         is_metric = is_validation(field) or is_training(field)
         may_be_nan = is_metric and self.table.is_export
         number = check_number(
             value,
             cell,
-            expected=expected or "a number",
+            expected=expected,
             minimum=lowest,
             whole=lowest is not None,
             remedy=NOT_LOGGED_HINT if may_be_nan else "Correct it, or remove the row.",
         )
         return number if lowest is None else int(number)
 
-    def _say_once(self, row: DataRow) -> str:
+    def _remedy_for_settings(self, row: DataRow) -> str:
         """What to type for the settings that a row lacks and others have, as where a trainer logs
         them once a run; "" where no row has them, or nothing names the runs."""
         run = str(self.cell_value("run", row) or self.table.run)
