@@ -1,4 +1,8 @@
-"""The base of every section of a config, and the numbers that it may hold."""
+"""The base of every section of a config, and the numbers that it may hold.
+
+The docstring of a section, one paragraph, and the comments of its settings are what the page of all
+settings says of them (docs/hooks.py), and `isojax settings`.
+"""
 
 from os.path import expanduser
 from typing import Annotated, Any, Self
@@ -13,7 +17,7 @@ PositiveInt = Annotated[int, Field(gt=0, le=MAX_SIZE)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 PositiveFloat = Annotated[float, Field(gt=0, le=MAX_SETTING)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=MAX_SETTING)]
-# a shell leaves the ~ of run.dir=~/runs as it is
+# A shell leaves the ~ of run.dir=~/runs as it is.
 FolderPath = Annotated[str, AfterValidator(expanduser)]
 
 
