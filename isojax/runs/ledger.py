@@ -98,7 +98,8 @@ def _append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 def write_run(folder: Path, run: RunRecord) -> None:
     """A whole run, measured elsewhere, as records.jsonl and, where its device hours are known,
-    timing.jsonl."""
+    timing.jsonl. InputError for a cell or a point that no run can have."""
+    # What could not be read back is refused before a file is written.
     header = header_row(run.cell, run.cell_hash)
     parse_cell(header, run.source)
     # asdict would copy every number of a point: of a million points, half a minute.

@@ -179,10 +179,12 @@ def gather_runs(
     known_columns: KnownColumns,
     takes_run: Callable[[str], bool] | None = None,
 ) -> GatheredRuns:
-    """The runs of a log's tables; each is taken for itself where its name says its settings;
-    InputError as above. `known_columns`: the columns of each field in the log's format;
-    `takes_run`: whether a run of this name is taken (None: all are); nothing is asked of those that
-    are not."""
+    """The runs of a log's tables. InputError where a run that is taken cannot be used.
+
+    known_columns  of each field, the columns that the log's format has it in
+    takes_run      whether a run of this name is taken; None: all are
+    """
+    # A table of each run, where columns are runs, and no rows of runs that are not taken.
     mapped_tables: list[MappedTable] = []
     left_out = 0
     for table in tables:
@@ -193,6 +195,7 @@ def gather_runs(
             if remaining.mapped.table.rows or not remaining.left_out:
                 mapped_tables.append(remaining.mapped)
 
+    # A run whose settings its name says, or the user's table, has a table of its own too.
     is_by_name = any("{}" in text for text in field_map.values())
     if settings or is_by_name:
         mapped_tables = [

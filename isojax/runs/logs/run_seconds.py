@@ -36,6 +36,9 @@ def check_durations(seconds: Sequence[float], cell: str) -> str:
         return ""
 
     ratio_is_large = seconds[-1] >= _RISING_RATIO * seconds[0]
+    if len(seconds) < _RISING_VALUES and not ratio_is_large:
+        return ""
+
     values = list_some([f"{value:g}" for value in seconds[:4]])
     rising = f"{cell} rises at every step ({values}, ...)"
     is_sure = len(seconds) >= (_RISING_VALUES if ratio_is_large else _SURELY_RISING_VALUES)
@@ -45,8 +48,6 @@ def check_durations(seconds: Sequence[float], cell: str) -> str:
             "Map it as elapsed_seconds. If each step did take longer than the one before, "
             "map a column of their sums so."
         )
-    if len(seconds) < _RISING_VALUES and not ratio_is_large:
-        return ""
     return f"{rising}: if it is the seconds since the start, map it as elapsed_seconds"
 
 
