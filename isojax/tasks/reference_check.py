@@ -40,7 +40,14 @@ _ARGUES = re.compile(r"\b(?:because|therefore|thus|hence|so|she|he|they|we)\b", 
 _SENTENCES = re.compile(r"[A-Za-z)$][.!?]\s+[A-Z]")
 # Digits in groups whose separator is no decimal point: 1,234 or 1'234, 1.234.567, 12,34,567.
 _GROUPED_DIGITS = re.compile(
-    r"[+-]?(?:\d{1,3}(?:([,'’ _\u00a0\u202f])\d{3}(?:\1\d{3})*|(?:\.\d{3}){2,})|\d{1,2}(?:,\d{2})+,\d{3})"
+    r"""
+    [+-]?
+    (?:
+          \d{1,3}(?:([,'’ _\u00a0\u202f])\d{3}(?:\1\d{3})*|(?:\.\d{3}){2,})
+        | \d{1,2}(?:,\d{2})+,\d{3}
+    )
+    """,
+    re.VERBOSE,
 )
 
 Judge = Callable[[Sequence[Problem], Sequence[str], Sequence[str]], list[Verdict]]

@@ -23,10 +23,29 @@ from isojax.tasks.answers.tree import (
 )
 from isojax.tasks.answers.vocabulary import FUNCTION_NAMES, FUNCTIONS
 
-# The beginning of the real numbers with a condition: {x in R | x > 3}
+# The beginning of the real numbers with a condition: `x \in \mathbb{R} \mid`, `x :`
 _SET_BUILDER = re.compile(
-    r"\s*\(?[A-Za-z]\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?|\\R(?![A-Za-z]))\s*)?\)?(?:\\mid(?![A-Za-z])|\\colon(?![A-Za-z])|\\vert(?![A-Za-z])|\\,?\||:|\|)"
+    r"""
+    \s*\(?[A-Za-z]\s*
+    (?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?|\\R(?![A-Za-z]))\s*)?
+    \)?
+    (?:\\mid(?![A-Za-z])|\\colon(?![A-Za-z])|\\vert(?![A-Za-z])|\\,?\||:|\|)
+    """,
+    re.VERBOSE,
 )
+_NUMBER_SET = re.compile(r"\s*\{\s*([A-Z])\s*\}|\s*([A-Z])")  # {R}, R
+_SERIES_START = re.compile(r"\s*_\s*\{\s*([A-Za-z])\s*=")  # _{k=
+_MATRIX = re.compile(r"\s*\{([pbB]?(?:small)?matrix|array)\}(?:\{[lcr| ]+\})?")  # {pmatrix}
+# The end of a row, which may set its distance from the next: \\[4pt]
+_ROW_END = re.compile(r"\s*\\\\\s*(?:\[\s*[0-9.]+\s*(?:pt|em|ex|mm|cm|in)\s*\])?")
+_SUBSCRIPT_SIGN = re.compile(r"\s*_")
+_POWER_SIGN = re.compile(r"\s*\^")
+_DIGIT = re.compile(r"[0-9]")
+_LETTERS = re.compile(r"[A-Za-z]+")
+
+
+# What ends the argument of a function: \sin, \cos, \tan, \log, \arcsin, \exp, or an open bracket.
+_STARTS_OF_FUNCTIONS = (r"\s", r"\c", r"\t", r"\l", r"\a", r"\e", "(")
 
 
 class Reader(Protocol):
@@ -47,29 +66,33 @@ class Reader(Protocol):
 
 
 def take_function(reader: Reader, name: str) -> Node:
-    """A function's argument, behind a power of the function, which may be -1: \\sin^2 x."""
+    r"""A function's argument, behind the base of a logarithm and a power of the function: what
+    follows \sin in \sin^2 x, or \log in \log_2 8. The power -1 is the inverse function."""
     name = FUNCTION_NAMES.get(name, name)
     base: Node | None = None
-    power: Node | None = None
-    if name == "log" and reader.cursor.take(re.compile(r"\s*_")):
+    if name == "log" and reader.cursor.take(_SUBSCRIPT_SIGN):
         base = reader.braces() if reader.cursor.next_is("{") else _argument_number(reader)
-    if reader.cursor.take(re.compile(r"\s*\^")):
+    power: Node | None = None
+    if reader.cursor.take(_POWER_SIGN):
         power = reader.exponent()
     has_brackets = reader.cursor.next_is("(", "{")
     argument = _power_without_exponent(reader) if has_brackets else _function_product(reader)
+
     if power == Apply("negate", (Number(Fraction(1)),)):
-        name, power = f"arc{name}", None
+        name = f"arc{name}"
+        power = None
         if name not in ("arcsin", "arccos", "arctan"):
             raise Unreadable(name)
-    arguments = (argument,) if base is None else (argument, base)
-    node = Apply(name, arguments)
+
+    node = Apply(name, (argument,) if base is None else (argument, base))
     return node if power is None else Apply("^", (node, power))
 
 
 def _argument_number(reader: Reader) -> Node:
-    """The base of \\log_2, or of \\log_{10} without its braces."""
-    if digits := reader.cursor.take(re.compile(r"[0-9]")):
-        return Number(Fraction(int(digits[0])))
+    r"""The base of a logarithm without braces: of \log_28 it is 2."""
+    digit = reader.cursor.take(_DIGIT)
+    if digit:
+        return Number(Fraction(int(digit[0])))
     return reader.argument()
 
 
@@ -81,15 +104,14 @@ def _power_without_exponent(reader: Reader) -> Node:
 
 
 def _function_product(reader: Reader) -> Node:
-    """The argument of \\sin 2x \\cos x is 2x."""
+    r"""An argument without brackets: of \sin 2x \cos x it is 2x."""
     node = reader.power()
-    while not reader.cursor.next_is(
-        "\\s", "\\c", "\\t", "\\l", "\\a", "\\e", "("
-    ) and reader.starts_a_factor(node):
-        run = re.compile(r"[A-Za-z]+").match(reader.cursor.text, reader.cursor.position)
-        if run and run[0] in FUNCTIONS:
+    while not reader.cursor.next_is(*_STARTS_OF_FUNCTIONS) and reader.starts_a_factor(node):
+        letters = _LETTERS.match(reader.cursor.text, reader.cursor.position)
+        if letters and letters[0] in FUNCTIONS:
             break
         node = Apply("*", (node, reader.power()))
+
     if reader.cursor.next_is("/"):
         reader.cursor.position += 1
         node = Apply("/", (node, reader.power()))
@@ -103,6 +125,7 @@ def take_root(reader: Reader) -> Node:
         with reader.cursor.inside(brackets=False):
             index = reader.sum()
         reader.cursor.expect("]")
+
     reader.cursor.skip_space()
     radicand = reader.braces() if reader.cursor.next_is("{") else reader.primary()
     if isinstance(radicand, Group):
@@ -130,11 +153,12 @@ def _between(reader: Reader, function: str, closing: str) -> Node:
 def _set_of(reader: Reader, closing: str) -> Node:
     if reader.cursor.take_text(closing):
         return EMPTY_SET
-    is_condition = reader.cursor.take(_SET_BUILDER) is not None
+    has_condition = reader.cursor.take(_SET_BUILDER) is not None
     with reader.cursor.inside(brackets=True):
         items = reader.items()
     reader.cursor.expect(closing)
-    if is_condition:
+
+    if has_condition:  # {x : x > 3} is its condition
         if len(items) != 1 or not isinstance(items[0], Relation):
             raise Unreadable("condition")
         return items[0]
@@ -142,7 +166,7 @@ def _set_of(reader: Reader, closing: str) -> Node:
 
 
 def _number_set(reader: Reader) -> Node:
-    match = reader.cursor.take(re.compile(r"\s*\{\s*([A-Z])\s*\}|\s*([A-Z])"))
+    match = reader.cursor.take(_NUMBER_SET)
     if match is None:
         raise Unreadable("number set")
     letter = match[1] or match[2]
@@ -150,7 +174,8 @@ def _number_set(reader: Reader) -> Node:
 
 
 def _series(reader: Reader, is_sum: bool) -> Node:
-    start = reader.cursor.take(re.compile(r"\s*_\s*\{\s*([A-Za-z])\s*="))
+    """What follows \\sum or \\prod: _{k=1}^{10} k^2."""
+    start = reader.cursor.take(_SERIES_START)
     if start is None:
         raise Unreadable("series")
     with reader.cursor.inside(brackets=False):
@@ -158,21 +183,18 @@ def _series(reader: Reader, is_sum: bool) -> Node:
     reader.cursor.expect("}")
     reader.cursor.expect("^")
     high = reader.exponent()
+
     if INFINITY in (low, high) or Apply("negate", (INFINITY,)) in (low, high):
         raise Unreadable("endless")
     return Series(is_sum=is_sum, index=start[1], low=low, high=high, term=reader.term())
 
 
-# The end of a row, which may set its distance from the next.
-_ROW_END = re.compile(r"\s*\\\\\s*(?:\[\s*[0-9.]+\s*(?:pt|em|ex|mm|cm|in)\s*\])?")
-
-
 def _matrix(reader: Reader) -> Node:
-    environment = reader.cursor.take(
-        re.compile(r"\s*\{([pbB]?(?:small)?matrix|array)\}(?:\{[lcr| ]+\})?")
-    )
+    """What follows \\begin: {pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}."""
+    environment = reader.cursor.take(_MATRIX)
     if environment is None:
         raise Unreadable("environment")
+
     rows: list[tuple[Node, ...]] = []
     with reader.cursor.inside(brackets=True):
         while not reader.cursor.next_is(r"\end"):
@@ -183,11 +205,14 @@ def _matrix(reader: Reader) -> Node:
             if not reader.cursor.take(_ROW_END):
                 break
     reader.cursor.expect(f"\\end{{{environment[1]}}}")
-    if len({len(row) for row in rows}) != 1:
+
+    has_rows_of_one_length = len({len(row) for row in rows}) == 1
+    if not has_rows_of_one_length:
         raise Unreadable("rows")
     return Matrix(tuple(rows))
 
 
+# How the text behind each command is read.
 COMMANDS: Mapping[str, Callable[[Reader], Node]] = {
     "pi": lambda reader: PI,
     "infty": lambda reader: INFINITY,

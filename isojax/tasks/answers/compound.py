@@ -1,6 +1,7 @@
 """Quantities in several units: 2 hours and 30 minutes, 5 feet 3 inches, 1 lb 4 oz."""
 
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 
 from isojax.tasks.answers.tree import Number, Quantity
@@ -10,39 +11,57 @@ from isojax.tasks.answers.vocabulary import TEXT
 MAX_LENGTH = 100  # characters
 
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
-_PART = re.compile(rf"\s*({_NUMBER})\s*([A-Za-z]+)\.?\s*")
+_PART = re.compile(rf"\s*({_NUMBER})\s*([A-Za-z]+)\.?\s*")  # 2 hours
 _JOINED = re.compile(r"(?:,\s*)?(?:and\b)?")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """2 hours."""
+
+    number: Fraction
+    unit: Unit
 
 
 def compound_quantity(text: str) -> Quantity | None:
     """An answer that is a quantity in several units of one kind, each less than one of the unit
-    before it."""
+    before it; it is given in the first of them.
+
+    "2 hours and 30 minutes" is 2.5 hours; "2 hours 75 minutes" and "2 hours and" are None.
+    """
     if len(text) > MAX_LENGTH or not text[:1].isdigit():
         return None
+
     plain = TEXT.sub(r" \1 ", text)
-    parts: list[tuple[Fraction, Unit]] = []
+    parts: list[_Part] = []
     position = 0
-    while part := _PART.match(plain, position):
-        unit = read_unit(part[2])
+    while True:
+        match = _PART.match(plain, position)
+        if match is None:
+            return None
+        unit = read_unit(match[2])
         if unit is None or len(unit.dimensions) != 1 or unit.words:
             return None
-        parts.append((Fraction(part[1]), unit))
-        position = part.end()
+        parts.append(_Part(Fraction(match[1]), unit))
+
+        position = match.end()
         if position == len(plain):
             return _sum_of(parts)
         joined = _JOINED.match(plain, position)
         position = joined.end() if joined else position
-    return None
 
 
-def _sum_of(parts: list[tuple[Fraction, Unit]]) -> Quantity | None:
+def _sum_of(parts: list[_Part]) -> Quantity | None:
     if len(parts) < 2:
         return None
-    total, last_unit = parts[-1]
-    for number, unit in reversed(parts[:-1]):
-        ratio = unit.scale / last_unit.scale
-        if unit.dimensions != last_unit.dimensions or ratio <= 1 or total >= ratio:
+
+    # From the smallest unit up: the sum of what follows must be less than one of each unit.
+    unit = parts[-1].unit
+    total = parts[-1].number  # in `unit`
+    for part in reversed(parts[:-1]):
+        ratio = part.unit.scale / unit.scale
+        if part.unit.dimensions != unit.dimensions or ratio <= 1 or total >= ratio:
             return None
-        total = number + total / ratio
-        last_unit = unit
-    return Quantity(Number(total), last_unit)
+        total = part.number + total / ratio
+        unit = part.unit
+    return Quantity(Number(total), unit)

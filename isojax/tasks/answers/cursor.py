@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MAX_DEPTH = 60  # of brackets in brackets
-_COMMAND = re.compile(r"\\(?:[A-Za-z]+|[^A-Za-z])")
+_COMMAND = re.compile(r"\\(?:[A-Za-z]+|[^A-Za-z])")  # \frac, \%
 
 
 class Unreadable(Exception):
@@ -16,10 +16,12 @@ class Cursor:
     """What reads from it leaves `position` behind what it has read."""
 
     def __init__(self, text: str, with_exponents: bool) -> None:
-        self.text, self.position, self.depth = text, 0, 0
-        self.with_exponents = with_exponents  # 3e-1 is .3 rather than 3 e - 1
+        self.text = text
+        self.position = 0
+        self.depth = 0  # brackets that are open here
+        self.bars = 0  # absolute values | that are open here
         self.in_brackets = False  # where 1,234 are two numbers
-        self.bars = 0  # open |
+        self.with_exponents = with_exponents  # 3e-1 is .3 rather than 3 e - 1
 
     def at_end(self) -> bool:
         self.skip_space()
@@ -30,7 +32,9 @@ class Cursor:
             self.position += 1
 
     def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        if match := pattern.match(self.text, self.position):
+        """The match of a pattern here, which is taken if there is one."""
+        match = pattern.match(self.text, self.position)
+        if match:
             self.position = match.end()
         return match
 
@@ -39,12 +43,14 @@ class Cursor:
         return self.text.startswith(texts, self.position)
 
     def take_text(self, expected: str) -> bool:
-        if self.next_is(expected):
-            self.position += len(expected)
-            return True
-        return False
+        """Whether a text is here, which then is taken."""
+        if not self.next_is(expected):
+            return False
+        self.position += len(expected)
+        return True
 
     def expect(self, expected: str) -> None:
+        """Take a text; Unreadable where something else is here."""
         if not self.take_text(expected):
             raise Unreadable(f"{expected} missing")
 
@@ -56,12 +62,21 @@ class Cursor:
 
     @contextmanager
     def inside(self, *, brackets: bool) -> Iterator[None]:
-        """What is between brackets; where `brackets`, a comma parts items."""
-        saved = self.in_brackets, self.bars
-        self.in_brackets, self.bars = self.in_brackets or brackets, 0
+        """What is between brackets; where `brackets`, a comma parts items.
+
+        Unreadable where brackets are too deep in brackets. After any Unreadable, the cursor is of
+        no use any more, so its state is not restored.
+        """
+        saved_in_brackets = self.in_brackets
+        saved_bars = self.bars
+        self.in_brackets = self.in_brackets or brackets
+        self.bars = 0
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise Unreadable("too deep")
+
         yield
+
         self.depth -= 1
-        self.in_brackets, self.bars = saved
+        self.in_brackets = saved_in_brackets
+        self.bars = saved_bars

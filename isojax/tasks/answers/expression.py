@@ -55,7 +55,14 @@ _RELATIONS = {
     r"\equiv": "=", "!=": "!=", "==": "=", "=": "=", "<": "<", ">": ">",
 }  # fmt: skip
 _RELATION = re.compile(
-    r"\s*(\\(?:leqslant|leq|le|geqslant|geq|ge|neq|ne|in|lt|gt|approx|simeq|equiv)(?![A-Za-z])|[<>!=]=|[=<>])"
+    r"""
+    \s*
+    (
+          \\(?:leqslant|leq|le|geqslant|geq|ge|neq|ne|in|lt|gt|approx|simeq|equiv)(?![A-Za-z])
+        | [<>!=]=|[=<>]
+    )
+    """,
+    re.VERBOSE,
 )
 _ABOUT = re.compile(r"\s*\\(?:approx|simeq)(?![A-Za-z])")
 _SET_OPERATION = re.compile(r"\s*(\\(?:cup|cap|setminus|backslash)(?![A-Za-z]))")
@@ -69,22 +76,59 @@ _AND_IN_CJK = "(?:或者?|以?及|[和与與]|または|もしくは|또는|와|
 _AND = rf"(?:and\b|or\b|{_AND_IN_CJK})"
 _AND_IN_TEXT = rf"(?:and|or|{_AND_IN_CJK}|oder|und|ou|et|o|y|u|e|или|и)"
 _SEPARATOR = re.compile(
-    rf"\s*(?:[,;]\s*(?:\\(?:text|mathrm|mbox)\s*\{{\s*{_AND_IN_TEXT}\s*\}}|{_AND}|\\(?:vee|wedge|lor|land)(?![A-Za-z]))?"
-    rf"|\\(?:text|mathrm|mbox)\s*\{{\s*,?\s*{_AND_IN_TEXT}\s*\}}|\b(?:and|or)\b|{_AND_IN_CJK}|\\(?:vee|wedge|lor|land)(?![A-Za-z]))"
+    rf"""
+    \s*
+    (?:
+          [,;]\s*
+          (?:
+                \\(?:text|mathrm|mbox)\s*\{{\s*{_AND_IN_TEXT}\s*\}}|{_AND}
+              | \\(?:vee|wedge|lor|land)(?![A-Za-z])
+          )?
+        | \\(?:text|mathrm|mbox)\s*\{{\s*,?\s*{_AND_IN_TEXT}\s*\}}|\b(?:and|or)\b|{_AND_IN_CJK}
+        | \\(?:vee|wedge|lor|land)(?![A-Za-z])
+    )
+    """,
+    re.VERBOSE,
 )
 _MODULUS = re.compile(
-    r"\s*(?:\\pmod\s*(\{)|\\pmod\s*([0-9a-z])|\(?\s*(?:\\[bp]?mod|\\(?:text|mathrm|operatorname)\{\s*mod\s*\}|mod\b)\s*)"
+    r"""
+    \s*
+    (?:
+          \\pmod\s*(\{)|\\pmod\s*([0-9a-z])
+        | \(?\s*(?:\\[bp]?mod|\\(?:text|mathrm|operatorname)\{\s*mod\s*\}|mod\b)\s*
+    )
+    """,
+    re.VERBOSE,
 )
 _NAME_BEFORE_EQUALS = re.compile(
-    r"\s*(\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}(?:_\{?\w+\}?)?|[A-Za-z][A-Za-z ]*[A-Za-z]{3}[A-Za-z ]*"
-    r"|[A-Za-z](?:_\{?\w+\}?)?\s*:\s*[A-Za-z](?:_\{?\w+\}?)?)\s*=(?!=)"
+    r"""
+    \s*
+    (
+          \\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}(?:_\{?\w+\}?)?
+        | [A-Za-z][A-Za-z ]*[A-Za-z]{3}[A-Za-z ]*
+        | [A-Za-z](?:_\{?\w+\}?)?\s*:\s*[A-Za-z](?:_\{?\w+\}?)?
+    )\s*=(?!=)
+    """,
+    re.VERBOSE,
 )
+# of a value: f(2) = 17, P(A) = 1/2, \gcd(4, 6) = 2
 _FUNCTION_BEFORE_EQUALS = re.compile(
-    r"\s*([A-Za-z](?:_\{?\w+\}?)?'*(?:\^\{-1\})?)\s*\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)\s*=(?!=)"
-    # of a value: f(2) = 17, P(A) = 1/2, \gcd(4, 6) = 2
-    r"|\s*((?:[fghkpqFGHPQTSNVACDLMREd]|Pr|\\(?:gcd|lcm|max|min|det|deg|varphi|phi|mathbb\{[A-Z]\}|Pr)|gcd|lcm|max|min)(?:_\{?\w+\}?)?'*)"
-    r"\s*[(\[]((?:[-\w.,+ \\{}/|=]|\([-\w.,+ \\/]*\))*)[)\]]\s*=(?!=)"
-    r"|\s*((?:m\s*)?\\(?:angle|triangle|overline|overrightarrow|widehat|vec|measuredangle|arc)\s*(?:\{\s*)?([A-Za-z]{1,4}|\\[a-z]+|[0-9])(?:_\{?\w+\}?)?\s*\}?)\s*=(?!=)"
+    r"""
+      \s*([A-Za-z](?:_\{?\w+\}?)?'*(?:\^\{-1\})?)\s*\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)\s*=(?!=)
+    | \s*
+      (
+          (?:
+                [fghkpqFGHPQTSNVACDLMREd]|Pr
+              | \\(?:gcd|lcm|max|min|det|deg|varphi|phi|mathbb\{[A-Z]\}|Pr)|gcd|lcm|max|min
+          )(?:_\{?\w+\}?)?'*
+      )\s*[(\[]((?:[-\w.,+ \\{}/|=]|\([-\w.,+ \\/]*\))*)[)\]]\s*=(?!=)
+    | \s*
+      (
+          (?:m\s*)?\\(?:angle|triangle|overline|overrightarrow|widehat|vec|measuredangle|arc)\s*
+          (?:\{\s*)?([A-Za-z]{1,4}|\\[a-z]+|[0-9])(?:_\{?\w+\}?)?\s*\}?
+      )\s*=(?!=)
+    """,
+    re.VERBOSE,
 )
 _DEGREE = Unit((("degree", 1),))
 

@@ -30,28 +30,61 @@ _BOX_COMMAND = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|\\boxed\s+(?=[^\s{$])")
 _SIMPLE_BOX = re.compile(r"\\boxed\{([^{}\\]+)\}")
 _BRACE = re.compile(r"(?<!\\)[{}]")
 _BETWEEN_BOXES = re.compile(
-    r"(?:[\s,;$&]|\\[()\[\],;: ]|\\q?quad|\\(?:text|mathrm|mbox)\s*\{[\s,]*(?:and|or)\s*\}|\b(?:and|or|also|either)\b)*"
+    r"""
+    (?:
+          [\s,;$&]|\\[()\[\],;: ]|\\q?quad|\\(?:text|mathrm|mbox)\s*\{[\s,]*(?:and|or)\s*\}
+        | \b(?:and|or|also|either)\b
+    )*
+    """,
+    re.VERBOSE,
 )
 _BEHIND_BOX = re.compile(
-    r"[ ]*(?:\\(?:text|mathrm|mbox)\s*\{[^{}]*\}(?:\^\{?[0-9]\}?)?|\\?%|\^\s*\{?\\circ\}?|°"
-    r"|\$?[ ]*[万萬亿億]|\$?[ ]*(?:hundred|thousand|million|billion|trillion|dozen)s?\b)"
+    r"""
+    [ ]*
+    (?:
+          \\(?:text|mathrm|mbox)\s*\{[^{}]*\}(?:\^\{?[0-9]\}?)?|\\?%|\^\s*\{?\\circ\}?|°
+        | \$?[ ]*[万萬亿億]|\$?[ ]*(?:hundred|thousand|million|billion|trillion|dozen)s?\b
+    )
+    """,
+    re.VERBOSE,
 )
 _TAKEN_BACK = re.compile(
-    r"[\s$)\\]*,?\s*(?:or\b(?!,?\s*equivalently)|is\s+(?:not\b|wrong\b|incorrect\b|false\b)|(?:isn|wasn)['’]t\b|\?)"
-    rf"|[\s$)\\\].,;:!*—–-]*{TAKEN_BACK}",
-    re.IGNORECASE,
+    rf"""
+      [\s$)\\]*,?\s*
+      (?:
+            or\b(?!,?\s*equivalently)|is\s+(?:not\b|wrong\b|incorrect\b|false\b)
+          | (?:isn|wasn)['’]t\b|\?
+      )
+    | [\s$)\\\].,;:!*—–-]*{TAKEN_BACK}
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 # \text{The answer is } 42, \text{Answer: 42}
 _LABEL_IN_BOX = re.compile(
-    r"^(?:(\\(?:text|textbf|mathrm|mbox)\s*\{)\s*)?(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|result|solution)"
-    r"\s*(?:(?:is|are)\b\s*:?|:)\s*(?=\S)",
-    re.IGNORECASE,
+    r"""
+    ^(?:(\\(?:text|textbf|mathrm|mbox)\s*\{)\s*)?(?:the\s+)?(?:final\s+|correct\s+)?
+    (?:answer|result|solution)\s*(?:(?:is|are)\b\s*:?|:)\s*(?=\S)
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 # What goes on behind a box in its formula or sentence, and makes another number of what it holds.
 _GOES_ON_BEHIND_BOX = re.compile(
-    r"\s*(?:[/^_!]|\*(?!\*)(?=\s*[0-9A-Za-z(\\])|\\(?:sqrt|pi|cdot|times|div|frac|d?frac|binom|p?mod|bmod)(?![A-Za-z])|[0-9])"
-    r"|[\s$]*(?:out\s+of|over|times|plus|minus|divided\s+by|multiplied\s+by|(?:in\s+)?base|choose|mod(?:ulo)?|per)\s+\$?[0-9]"
-    r"|[\s$]*\((?:in\s+)?base\b|[\s$]*(?:feet|foot|hours?|minutes?|pounds?|yards?|meters?|metres?)\s*,?\s*(?:and\s+)?\$?[0-9]"
+    r"""
+      \s*
+      (?:
+            [/^_!]|\*(?!\*)(?=\s*[0-9A-Za-z(\\])
+          | \\(?:sqrt|pi|cdot|times|div|frac|d?frac|binom|p?mod|bmod)(?![A-Za-z])|[0-9]
+      )
+    | [\s$]*
+      (?:
+            out\s+of|over|times|plus|minus|divided\s+by|multiplied\s+by|(?:in\s+)?base|choose
+          | mod(?:ulo)?|per
+      )\s+\$?[0-9]
+    | [\s$]*\((?:in\s+)?base\b
+    | [\s$]*(?:feet|foot|hours?|minutes?|pounds?|yards?|meters?|metres?)\s*,?\s*(?:and\s+)?\$?
+      [0-9]
+    """,
+    re.VERBOSE,
 )
 _MINUS_BEFORE_BOX = re.compile(r"(?:[$=(]\s*|\s|^)-$")
 _ROOT_BEFORE_BOX = re.compile(
@@ -66,9 +99,15 @@ _HEADING = re.compile(
     r"^[ \t]*#{4,}[ \t]*([^\n]*)$|(?<=[^#\n])####(?!#)[ \t]*([^\n]*)", re.MULTILINE
 )
 _HEADING_WORDS = re.compile(
-    r"(?:step|part|case|problem|question|solution|answer|final|method|approach|check|verif|note|conclusion|result"
-    r"|explanation|reasoning|summary|understand|calculat|comput|find|given|setup|analysis|example|idea)\w*\b",
-    re.IGNORECASE,
+    r"""
+    (?:
+          step|part|case|problem|question|solution|answer|final|method|approach|check|verif|note
+        | conclusion|result
+        | explanation|reasoning|summary|understand|calculat|comput|find|given|setup|analysis
+        | example|idea
+    )\w*\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _NUMBERED_HEADING = re.compile(
     r"\d+[.):]\s*[A-Za-z*]|(?:step|part|case)\s*\d+|\(?[a-z]\)\s+[A-Za-z]", re.IGNORECASE
@@ -78,16 +117,30 @@ _LABEL = re.compile(
 )
 
 _ANSWER_IS = re.compile(
-    r"\banswers?(?:[ ]+(?:to|for|of)[ ][^.\n:?!=]{1,60}?)?\s*(?:\\?\*\*)?\s*"
-    r"(?:(?:is|are|was|(?:would|should|must|will|has[ ]to)[ ]be|equals?|comes[ ](?:out[ ])?to)\b|:|=(?!=))"
-    r"(?:\s*,\s*(?:of course|indeed|in fact|then|thus|\w+ly|therefore)\s*,)?(?:\s*:)?(?:\s*\*\*)?\s*",
-    re.IGNORECASE,
+    r"""
+    \banswers?(?:[ ]+(?:to|for|of)[ ][^.\n:?!=]{1,60}?)?\s*(?:\\?\*\*)?\s*
+    (?:
+          (?:is|are|was|(?:would|should|must|will|has[ ]to)[ ]be|equals?|comes[ ](?:out[ ])?to)
+          \b
+        | :|=(?!=)
+    )(?:\s*,\s*(?:of[ ]course|indeed|in[ ]fact|then|thus|\w+ly|therefore)\s*,)?(?:\s*:)?
+    (?:\s*\*\*)?\s*
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _CLAUSE_START = re.compile(r"[.,;:!?\n]")
 _CLAUSE_DENIES = re.compile(
-    r"\b(?:not|never|cannot|doubt|wrong|incorrect|mistaken|false|unlikely|if|unless|whether|guess|tempting|suppose|say"
-    r"|might|could|may|possible|assum\w+|estimate\w*|neither|nobody|no\s+one|deny|denies|claims?)\b|n['’]t\b",
-    re.IGNORECASE,
+    r"""
+      \b
+      (?:
+            not|never|cannot|doubt|wrong|incorrect|mistaken|false|unlikely|if|unless|whether
+          | guess|tempting|suppose|say
+          | might|could|may|possible|assum\w+|estimate\w*|neither|nobody|no\s+one|deny|denies
+          | claims?
+      )\b
+    | n['’]t\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _VALUE_WORDS = (
     r"half|halves|thirds?|quarters?|fifths?|tenths?|dozens?|hundreds?|thousands?|[mbtr]+illions?|or"
@@ -95,23 +148,37 @@ _VALUE_WORDS = (
 _SCALE = rf"[\s-]*(?:and\s+)?(?:(?:an?|one|two|three)[\s-]+)?(?:{_VALUE_WORDS})\b"
 # "5, but actually 7", where another number follows in the sentence: what is stated then is not 5
 _RETRACTION = (
-    r"\s+(?:but|actually|wait|no|sorry|rather|however|hmm|I mean|maybe|perhaps|possibly|probably|though)"
+    r"\s+(?:but|actually|wait|no|sorry|rather|however|hmm|I[ ]mean|maybe|perhaps|possibly|probably|though)"
     r"\b(?=[^\n.;!?]{0,80}?[0-9])"
 )
 _CONTINUATION = re.compile(
-    rf"{_SCALE}|,?{_RETRACTION}|[\s,]*(?:and\s*|or\s*)?[|$0-9\\+*/^-]|[\s,]*(?:is\s+)?(?:not\b|wrong\b|incorrect\b)"
-    rf"|[\s,]*(?:{HEDGES})\b|-?ish\b|\s+and\s+(?:some|change)\b|\s+point\b"
-    r"|\s+if\b[^\n.]{0,80}\b(?:otherwise|else)\b",
-    re.IGNORECASE,
+    rf"""
+      {_SCALE}|,?{_RETRACTION}|[\s,]*(?:and\s*|or\s*)?[|$0-9\\+*/^-]
+    | [\s,]*(?:is\s+)?(?:not\b|wrong\b|incorrect\b)
+    | [\s,]*(?:{HEDGES})\b|-?ish\b|\s+and\s+(?:some|change)\b|\s+point\b
+    | \s+if\b[^\n.]{{0,80}}\b(?:otherwise|else)\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _SENTENCE_END = re.compile(
-    rf"[.!?]?\*\*(?![-0-9(\\]|{_SCALE}|,?{_RETRACTION})|[.!?](?=\s|$)|\n|;|,(?!{_RETRACTION})\s+(?!(?:and|or|otherwise|else|{NEW_READING}|{HEDGES})\b)(?=[A-Za-z]{{2,}})"
-    rf"|(?<!\s)\s+(?=(?:because|since|which|where|so)\b)|(?<!\s){AS_OF_A_CLAUSE}",
-    re.IGNORECASE,
+    rf"""
+      [.!?]?\*\*(?![-0-9(\\]|{_SCALE}|,?{_RETRACTION})|[.!?](?=\s|$)|\n|;
+    | ,(?!{_RETRACTION})\s+(?!(?:and|or|otherwise|else|{NEW_READING}|{HEDGES})\b)
+      (?=[A-Za-z]{{2,}})
+    | (?<!\s)\s+(?=(?:because|since|which|where|so)\b)|(?<!\s){AS_OF_A_CLAUSE}
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _NEXT_TAKES_BACK = re.compile(
-    r"[.!]?[ *$]*\s?(?:No|Wait|Actually|Sorry|Hmm|Oops|Maybe|Perhaps|Possibly|Correction|Scratch that|Not|Or"
-    r"|Let me re\w*)\b[^\n]*[0-9]"
+    r"""
+    [.!]?[ *$]*\s?
+    (?:
+          No|Wait|Actually|Sorry|Hmm|Oops|Maybe|Perhaps|Possibly|Correction|Scratch[ ]that|Not
+        | Or
+        | Let[ ]me[ ]re\w*
+    )\b[^\n]*[0-9]
+    """,
+    re.VERBOSE,
 )
 _NEXT_IN_LIST = re.compile(r";[ ]*\$?-?[0-9(\\]")
 _ALTERNATIVE = re.compile(
@@ -120,22 +187,42 @@ _ALTERNATIVE = re.compile(
 )
 _DISPLAY_MATH = re.compile(r"\$\$\s*(.+?)\s*\$\$|\\\[\s*(.+?)\s*\\\]", re.DOTALL)
 _SENTENCES = re.compile(
-    r"(?<=[.!?])(?<!\bca\.)(?<!\bc\.)(?<!\bapprox\.)(?<!\bi\.e\.)(?<!\be\.g\.)(?<!\bfig\.)(?<!\beq\.)(?<!\bthm\.)(?<!\bp\.)(?<!\bch\.)(?<!\bprop\.)(?<!\bcor\.)(?<!\bref\.)(?<!\bex\.)(?<!\blem\.)(?<!\bdef\.)\s+|\n+",
-    re.IGNORECASE,
+    r"""
+      (?<=[.!?])(?<!\bca\.)(?<!\bc\.)(?<!\bapprox\.)(?<!\bi\.e\.)(?<!\be\.g\.)(?<!\bfig\.)
+      (?<!\beq\.)(?<!\bthm\.)(?<!\bp\.)(?<!\bch\.)(?<!\bprop\.)(?<!\bcor\.)(?<!\bref\.)
+      (?<!\bex\.)(?<!\blem\.)(?<!\bdef\.)\s+
+    | \n+
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 # The last words of a sentence that somebody began and did not end.
 _CUT_OFF = re.compile(
-    r"(?:[,;]\s+(?:and\s+)?so|\b(?:and|or|but|then|therefore|thus|hence|because|since|the|which|we|is|are|equals?|than))[,:]?\s*$"
-    r"|[-=+*/×÷]\s*$(?<!\*\*)",
-    re.IGNORECASE,
+    r"""
+      (?:
+            [,;]\s+(?:and\s+)?so
+          | \b
+            (?:
+                  and|or|but|then|therefore|thus|hence|because|since|the|which|we|is|are|equals?
+                | than
+            )
+      )[,:]?\s*$
+    | [-=+*/×÷]\s*$(?<!\*\*)
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _CODE_FENCE = re.compile(r"^[ \t]*(?:```|~~~)[\w+-]*[ \t]*(?:\n|$)", re.MULTILINE)
 # "The answer is not 41; it is 42" says that it is 42.
 _NOT_BUT = re.compile(
-    r"(\b(?:is|are|was)|['’]s)(?:\s+\w+ly)?\s*(?:\bnot|n['’]t)\s+[$\\(*]*-?[0-9][0-9.,/]*(?<![.,])[$\\)*]*(?:\s+[a-z]+)?\s*[.,;:—–-]+\s+"
-    r"(?:but\s+|rather,?\s+|instead,?\s+|actually,?\s+)*(?:it|this|that|they|the\s+(?:correct\s+|right\s+|actual\s+|real\s+)?(?:answer|value|number|total|result))"
-    r"(?:\s+(?:is|are|was)|['’]s)\s+(?:(?:actually|rather|instead|really|in\s+fact)\s+)?(?=[-$\\(*]*[0-9])",
-    re.IGNORECASE,
+    r"""
+    (\b(?:is|are|was)|['’]s)(?:\s+\w+ly)?\s*(?:\bnot|n['’]t)\s+[$\\(*]*-?[0-9][0-9.,/]*(?<![.,])
+    [$\\)*]*(?:\s+[a-z]+)?\s*[.,;:—–-]+\s+(?:but\s+|rather,?\s+|instead,?\s+|actually,?\s+)*
+    (?:
+          it|this|that|they
+        | the\s+(?:correct\s+|right\s+|actual\s+|real\s+)?(?:answer|value|number|total|result)
+    )(?:\s+(?:is|are|was)|['’]s)\s+(?:(?:actually|rather|instead|really|in\s+fact)\s+)?
+    (?=[-$\\(*]*[0-9])
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _EMPHASIZED_LINE = re.compile(r"^\*([^*\n]+)\*$")
 MAX_BOXES = 64  # of a list in boxes

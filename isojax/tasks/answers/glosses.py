@@ -13,13 +13,21 @@ from isojax.tasks.answers.units import read_unit
 _OPENING = r"(?:or|i\.e\.|that\s+is|that['’]s|which\s+is|equal\s+to|equivalently|equivalent\s+to|also|=)[,:]?\s+"
 _IN_BRACKETS = re.compile(rf"\s+\((?:{_OPENING})?([^()]+)\)")
 _BEHIND_I_E = re.compile(
-    r",?\s+(?:\(?i\.e\.|that\s+is|which\s+is|or\s+equivalently|equivalently)[,:]?\s+([^(),;]+?)[\s.!)]*$"
+    r"""
+    ,?\s+(?:\(?i\.e\.|that\s+is|which\s+is|or\s+equivalently|equivalently)[,:]?\s+([^(),;]+?)
+    [\s.!)]*$
+    """,
+    re.VERBOSE,
 )
 _NUMBER = r"[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?"
 _CALCULATION = re.compile(rf"\$?{_NUMBER}(?:\s*[-+*/×÷·]\s*\$?{_NUMBER})+")
 # The value that a remark is about, with up to two words of its own: 160 minutes, 12 red apples
 _OWN_VALUE = re.compile(
-    r"(?:^|(?<=[\s(*]))(?:\$([^$]+)\$|(\$?-?[0-9][0-9,]*(?:\.[0-9]+|/[0-9]+)?%?))((?:\s+[A-Za-z]+){0,2})$"
+    r"""
+    (?:^|(?<=[\s(*]))(?:\$([^$]+)\$|(\$?-?[0-9][0-9,]*(?:\.[0-9]+|/[0-9]+)?%?))
+    ((?:\s+[A-Za-z]+){0,2})$
+    """,
+    re.VERBOSE,
 )
 _OTHER_SPELLING = re.compile(
     rf"-?{_NUMBER}(?:\s*/\s*[0-9]+)?\s*%?|\$\s*{_NUMBER}|{_NUMBER}\s+dozen"

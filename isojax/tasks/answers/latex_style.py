@@ -11,13 +11,23 @@ _SWITCHES = (
     r"|[lL]arge|LARGE|[hH]uge|boldmath|scriptstyle|scriptscriptstyle|nolimits|strut|hfill"
 )
 _STYLED = re.compile(
-    rf"\\(?:{_SWITCHES}|(?:text)?color|f?colorbox|[hv]space|[hv]?phantom|mspace|text[a-z]{{2}}|textnormal|textsuperscript|emph|underline"
-    r"|math(?:sf|tt|normal|scr|rm|bf|it)|bm|pmb|hbox|text|choose|over|boldsymbol|mbox)(?![a-zA-Z])"
+    rf"""
+    \\
+    (?:
+          {_SWITCHES}|(?:text)?color|f?colorbox|[hv]space|[hv]?phantom|mspace|text[a-z]{{2}}
+        | textnormal|textsuperscript|emph|underline
+        | math(?:sf|tt|normal|scr|rm|bf|it)|bm|pmb|hbox|text|choose|over|boldsymbol|mbox
+    )(?![a-zA-Z])
+    """,
+    re.VERBOSE,
 )
 _SWITCH = re.compile(rf"\\(?:{_SWITCHES})(?![A-Za-z])\s*")
 _SWITCHED_WORDS = re.compile(
-    r"\{\s*\\(?:bf|it|rm|tt|sf|sc|sl|em)(?:\s+|\\[ ,;])([A-Za-z][A-Za-z. ]+)\}"
-    r"|\\(?:bf|it|rm|tt|sf|sc)\s*\{\s*([A-Za-z][A-Za-z. ]+)\}"
+    r"""
+      \{\s*\\(?:bf|it|rm|tt|sf|sc|sl|em)(?:\s+|\\[ ,;])([A-Za-z][A-Za-z. ]+)\}
+    | \\(?:bf|it|rm|tt|sf|sc)\s*\{\s*([A-Za-z][A-Za-z. ]+)\}
+    """,
+    re.VERBOSE,
 )
 _COLOUR = re.compile(
     r"\\(?:color|textcolor|colorbox|fcolorbox\s*\{[^{}]*\})\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}\s*"
@@ -34,11 +44,19 @@ _INFIX = re.compile(
     r"\{([^{}]*)\\(choose|over)(?![A-Za-z])([^{}]*)\}|^([^{}]*)\\(choose|over)(?![A-Za-z])([^{}]*)$"
 )
 _ORDINAL = re.compile(
-    r"([0-9]+)\s*\^?\s*\{?\s*(?:\\(?:text|mathrm|textrm|mbox|textsuperscript)\s*\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?"
+    r"""
+    ([0-9]+)\s*\^?\s*\{?\s*(?:\\(?:text|mathrm|textrm|mbox|textsuperscript)\s*\{\s*)?
+    (?:st|nd|rd|th)\s*\}?\s*\}?
+    """,
+    re.VERBOSE,
 )
 _FONT_OF_A_NUMBER = re.compile(
-    r"(?<![0-9.,}])(?<![0-9.,}]\s)\\(?:math(?:rm|bf|it|sf|tt|normal)|text(?:bf|it|rm|normal)|bm|pmb|boldsymbol|underline)\s*"
-    r"(\{\s*-?(?:[0-9]+(?:[.,][0-9]+)*|\\[dt]?frac\s*(?:\{[^{}]*\}\s*){2})\s*\})"
+    r"""
+    (?<![0-9.,}])(?<![0-9.,}]\s)\\
+    (?:math(?:rm|bf|it|sf|tt|normal)|text(?:bf|it|rm|normal)|bm|pmb|boldsymbol|underline)\s*
+    (\{\s*-?(?:[0-9]+(?:[.,][0-9]+)*|\\[dt]?frac\s*(?:\{[^{}]*\}\s*){2})\s*\})
+    """,
+    re.VERBOSE,
 )
 _GROUP = re.compile(r"\{([^{}]*[^{}\\])\}")
 

@@ -10,8 +10,11 @@ from isojax.tasks.answers.vocabulary import TEXT
 
 _CURRENCY = re.compile(r"\s*(-?)\s*\\?([$€£¥₹])\s*(?=[-0-9.\\])")
 _SCALE = re.compile(
-    r"[\s~-]*(?:\\(?:text|mathrm|mbox)\s*\{[\s-]*)?\b(hundred|thousand|million|billion|trillion|dozen)s?\b\s*(\}?)",
-    re.IGNORECASE,
+    r"""
+    [\s~-]*(?:\\(?:text|mathrm|mbox)\s*\{[\s-]*)?\b
+    (hundred|thousand|million|billion|trillion|dozen)s?\b\s*(\}?)
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _SCALES = {
     "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,

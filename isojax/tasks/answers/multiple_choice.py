@@ -12,7 +12,11 @@ _WITH_VALUE = re.compile(
     rf"{_NOUN}(?:\(\s*([A-J])\s*\)\s*[.:]?|([A-J])\s*[).:])\s*(?=\S)(.+)", re.DOTALL
 )
 _ANOTHER_OPTION = re.compile(
-    r"\(\s*[A-Z]\s*\)|(?<![A-Za-z\\])[A-J](?:[).:]|(?![A-Za-z0-9_=({]))|\b(?:or|and|not|wrong|incorrect|false|maybe|nor|but)\b"
+    r"""
+      \(\s*[A-Z]\s*\)|(?<![A-Za-z\\])[A-J](?:[).:]|(?![A-Za-z0-9_=({]))
+    | \b(?:or|and|not|wrong|incorrect|false|maybe|nor|but)\b
+    """,
+    re.VERBOSE,
 )
 _STATED = re.compile(
     r"(?:^|(?<=[.!?] ))([^.!?]*)\b(?:correct|right)\s+(?:option|choice)\s+is:?\s*([^?]*)$"
@@ -21,12 +25,19 @@ _DENIED = re.compile(
     r"\b(?:not|never|doubt|wrong|false|if|whether|unless|think|guess|maybe|perhaps)\b|n['’]t\b"
 )
 _CHOSEN = re.compile(
-    r"\bI(?:['’]d|['’]ll|\s+would|\s+will|\s+must)?\s+(?:choose|chose|pick|picked|select|selected|go\s+with)\s+([^?]*)$"
+    r"""
+    \bI(?:['’]d|['’]ll|\s+would|\s+will|\s+must)?\s+
+    (?:choose|chose|pick|picked|select|selected|go\s+with)\s+([^?]*)$
+    """,
+    re.VERBOSE,
 )
 _CORRECT = re.compile(
-    rf"(?:^|[.:,]\s+|\b(?:so|thus|hence|therefore|that|only)[,\s]+)(?:only\s+)?(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+)?"
-    rf"{_LETTER}\s+is\s+(?:the\s+)?(?:only\s+)?(?:correct|right)(?:\s+(?:answer|option|choice|one))?$",
-    re.IGNORECASE,
+    rf"""
+    (?:^|[.:,]\s+|\b(?:so|thus|hence|therefore|that|only)[,\s]+)(?:only\s+)?
+    (?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+)?{_LETTER}\s+is\s+(?:the\s+)?(?:only\s+)?
+    (?:correct|right)(?:\s+(?:answer|option|choice|one))?$
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _CALLED_CORRECT = re.compile(
     r"\b[A-J]\b\W{0,4}\s+(?:is|are)\s+(?:\w+\s+){0,2}(?:correct|right|true)\b"

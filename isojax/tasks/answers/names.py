@@ -18,24 +18,34 @@ class NamedValue:
 
 
 def unnamed(items: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The values of "n = 2, 3, 4" and of "x = 1, x = 2"; other lists as they are, such as "x = 1, y
-    = 2"."""
+    """The values of a list whose items give one name: 2, 3, 4 of "n = 2, 3, 4", and 1, 2 of
+    "x = 1, x = 2".
+
+    Other lists are returned as they are, such as "x = 1, y = 2".
+    """
     if not items or not is_assignment(items[0]):
         return items
-    names = {item.sides[0] for item in items if isinstance(item, Relation)}
-    are_values = all(is_assignment(item) or not isinstance(item, Relation) for item in items)
-    if len(names) != 1 or not are_values:
-        return items
-    return tuple(item.sides[1] if isinstance(item, Relation) else item for item in items)
+
+    names: set[Node] = set()
+    values: list[Node] = []
+    for item in items:
+        if not isinstance(item, Relation):
+            values.append(item)  # 3 and 4 of "n = 2, 3, 4"
+        elif is_assignment(item):
+            names.add(item.sides[0])
+            values.append(item.sides[1])
+        else:
+            return items
+    return tuple(values) if len(names) == 1 else items
 
 
 def is_assignment(node: Node) -> bool:
-    """x = 5"""
+    """Whether a node is an equation with a name on its left: x = 5."""
     return isinstance(node, Relation) and node.operators == ("=",) and is_name(node.sides[0])
 
 
 def is_name(node: Node) -> bool:
-    """x, f(x), Area, AB, |AB|, AB/CD, or (x, y)."""
+    """Whether a node may name a value: x, f(x), Area, AB, |AB|, AB/CD, (x, y)."""
     if isinstance(node, Group):
         return bool(node.brackets) and bool(node.items) and all(map(is_name, node.items))
     if isinstance(node, Apply):
@@ -52,11 +62,12 @@ def has_variables(node: Node) -> bool:
 
 
 def is_asked_for(node: Node) -> bool:
-    """Whether an expression may be what a problem asks for: m + n, a^2 + b^2, \\sin A. Of 2x = 10
-    only x is."""
+    r"""Whether an expression may be what a problem asks for: m + n, a^2 + b^2, \sin A.
+
+    Of 2x = 10 only x is asked for, so 2x is not.
+    """
     if not isinstance(node, Apply) or not has_variables(node):
         return False
-    is_function_of_a_name = node.function in _FUNCTIONS_ASKED_FOR and all(
-        map(is_name, node.arguments)
-    )
-    return is_function_of_a_name or len(variables(node)) >= 2
+    if node.function in _FUNCTIONS_ASKED_FOR and all(map(is_name, node.arguments)):
+        return True
+    return len(variables(node)) >= 2

@@ -6,26 +6,26 @@ from fractions import Fraction
 
 MAX_LENGTH = 100  # characters
 
-_ONES_TEXT = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-    " eighteen nineteen"
+_ONES_WORDS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+    " sixteen seventeen eighteen nineteen"
 )
-_TENS_TEXT = "twenty thirty forty fifty sixty seventy eighty ninety"
-_PARTS_TEXT = "half third quarter fifth sixth seventh eighth ninth tenth"
-_ONES = {word: value for value, word in enumerate(_ONES_TEXT.split())}
-_TENS = {word: 10 * value for value, word in enumerate(_TENS_TEXT.split(), start=2)}
+_TENS_WORDS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_PARTS_WORDS = "half third quarter fifth sixth seventh eighth ninth tenth"
+_ONES = {word: value for value, word in enumerate(_ONES_WORDS.split())}
+_TENS = {word: 10 * value for value, word in enumerate(_TENS_WORDS.split(), start=2)}
 _SCALES = {"thousand": 1000, "million": 10**6, "billion": 10**9}
-_PARTS = {word: value for value, word in enumerate(_PARTS_TEXT.split(), start=2)} | {
+_PARTS = {word: value for value, word in enumerate(_PARTS_WORDS.split(), start=2)} | {
     "fourth": 4,
     "halve": 2,
 }
 
-_OUT_OF = re.compile(r"([0-9]+)\s+(?:out\s+of|over)\s+([1-9][0-9]*)")
-_AND_A_PART = re.compile(
+_OUT_OF = re.compile(r"([0-9]+)\s+(?:out\s+of|over)\s+([1-9][0-9]*)")  # 5 out of 8
+_AND_A_PART = re.compile(  # five and a half, 5 and two thirds
     r"(.+?)\s+and\s+(an?|one|two|three|four|five|six|seven|eight)\s+([a-z]+?)s?"
 )
-_DOZENS = re.compile(r"(an?|[a-z]+)\s+dozens?")
-_PARTS_ONLY = re.compile(r"(an?|[a-z]+)[\s-]+([a-z]+?)s?")
+_DOZENS = re.compile(r"(an?|[a-z]+)\s+dozens?")  # two dozen
+_PARTS_ONLY = re.compile(r"(an?|[a-z]+)[\s-]+([a-z]+?)s?")  # two-thirds
 
 
 def number_in_words(text: str) -> Fraction | None:
@@ -34,46 +34,63 @@ def number_in_words(text: str) -> Fraction | None:
     if len(text) > MAX_LENGTH:
         return None
     text = " ".join(text.casefold().split()).strip(". ")
-    if text[:1] == "-":
-        inner = number_in_words(text[1:])
-        return None if inner is None else -inner
-    if text.startswith(("negative ", "minus ")):
-        inner = number_in_words(text.partition(" ")[2])
-        return None if inner is None else -inner
 
-    if match := _OUT_OF.fullmatch(text):
-        return Fraction(int(match[1]), int(match[2]))
-    if (whole := _whole_number(text)) is not None:
+    for sign in ("-", "negative ", "minus "):
+        if text.startswith(sign):
+            number = number_in_words(text.removeprefix(sign))
+            return None if number is None else -number
+
+    out_of = _OUT_OF.fullmatch(text)
+    if out_of:
+        return Fraction(int(out_of[1]), int(out_of[2]))
+    whole = _whole_number(text)
+    if whole is not None:
         return Fraction(whole)
-    if match := _AND_A_PART.fullmatch(text):
-        number = Fraction(match[1]) if re.fullmatch("[0-9]+", match[1]) else _whole_number(match[1])
-        part = _part(match[2], match[3])
-        return None if number is None or part is None or part >= 1 else number + part
-    if match := _DOZENS.fullmatch(text):
-        count = 1 if match[1] in ("a", "an") else _ONES.get(match[1])
+
+    and_a_part = _AND_A_PART.fullmatch(text)
+    if and_a_part:
+        digits_or_words = and_a_part[1]
+        is_in_digits = re.fullmatch("[0-9]+", digits_or_words)
+        number = Fraction(digits_or_words) if is_in_digits else _whole_number(digits_or_words)
+        part = _part(and_a_part[2], and_a_part[3])
+        if number is None or part is None or part >= 1:
+            return None
+        return number + part
+
+    dozens = _DOZENS.fullmatch(text)
+    if dozens:
+        count = _count(dozens[1])
         return None if count is None else Fraction(12 * count)
-    match = _PARTS_ONLY.fullmatch(text)
-    return _part(match[1], match[2]) if match else None
+    parts = _PARTS_ONLY.fullmatch(text)
+    return _part(parts[1], parts[2]) if parts else None
 
 
-def _part(count: str, name: str) -> Fraction | None:
-    number = 1 if count in ("a", "an") else _ONES.get(count)
-    return None if number is None or name not in _PARTS else Fraction(number, _PARTS[name])
+def _count(word: str) -> int | None:
+    return 1 if word in ("a", "an") else _ONES.get(word)
+
+
+def _part(count_word: str, part_name: str) -> Fraction | None:
+    """2/3 of "two" and "third"."""
+    count = _count(count_word)
+    if count is None or part_name not in _PARTS:
+        return None
+    return Fraction(count, _PARTS[part_name])
 
 
 def _whole_number(text: str) -> int | None:
-    """Of "two thousand one hundred and five": 2105."""
-    total = below_thousand = 0
+    """2105 of "two thousand one hundred and five"; None where words do not follow each other so."""
+    total = 0  # of the scales before: 2000 at "hundred"
+    below_thousand = 0  # what the words since then say
     last = ""  # ones, tens, hundred or scale: what may follow depends on it
+
     for word in re.split(r"[\s-]+", text):
+        is_first_of_group = last in ("", "hundred", "scale")
         if word == "and" and last in ("hundred", "scale"):
             continue
-        if word in _ONES and (
-            last in ("", "hundred", "scale") or (last == "tens" and 0 < _ONES[word] < 10)
-        ):
+        if word in _ONES and (is_first_of_group or (last == "tens" and 0 < _ONES[word] < 10)):
             below_thousand += _ONES[word]
             last = "ones"
-        elif word in _TENS and last in ("", "hundred", "scale"):
+        elif word in _TENS and is_first_of_group:
             below_thousand += _TENS[word]
             last = "tens"
         elif word == "hundred" and last == "ones" and 0 < below_thousand < 100:

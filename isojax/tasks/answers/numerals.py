@@ -8,92 +8,157 @@ from isojax.tasks.answers.tree import BaseNumeral, Colon, Number
 from isojax.tasks.answers.vocabulary import TEXT
 
 MAX_EXPONENT = 10_000  # of ten, in a number as it is written: 1e9999
+MAX_REPEATING_DIGITS = 1000
+
+# 1,234.5 and 1 234.5 and 1'234
 _THOUSANDS = re.compile(
     r"[0-9]{1,3}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+|(?:['’][0-9]{3})+)(?![0-9])(?:\.[0-9]+)?"
 )
-_PLAIN_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
+_THOUSANDS_MARKS = re.compile("[, '’]")
+_PLAIN_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")  # 12, 1.5, 5., .5
 _EXPONENT = re.compile(r"[eE]([+-]?[0-9]+)(?![0-9.])")
+
+# 0.1\overline{6}, 0.\bar 3, 0.\dot{1}4\dot{2}, 0.(3)
 _REPEATING = re.compile(
-    r"([0-9]*)\.([0-9]*)(?:\\(?:overline|bar)\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))|\\dot\s*\{?([0-9])\}?"
-    r"(?:([0-9]*)\\dot\s*\{?([0-9])\}?)?|\(([0-9]+)\))"
+    r"""
+    (?P<whole>[0-9]*) \. (?P<fixed>[0-9]*)
+    (?: \\(?:overline|bar)\s* (?: \{\s*(?P<braced>[0-9]+)\s*\} | (?P<digit>[0-9]) )
+      | \\dot\s*\{?(?P<first>[0-9])\}?
+        (?: (?P<middle>[0-9]*) \\dot\s*\{?(?P<last>[0-9])\}? )?
+      | \((?P<bracketed>[0-9]+)\)
+    )
+    """,
+    re.VERBOSE,
 )
-# Of 0.333... the last dot may have ended the sentence.
+# 0.333..., 0.1666\ldots, 0.142857142857...: of three dots the last may have ended the sentence.
 _ENDLESS = re.compile(
-    r"([0-9]{0,20})\.([0-9]{0,20}?)(?:([0-9])\3{2,40}|([0-9]{2,12}?)\4{1,20})(?:\\[lc]?dots(?![A-Za-z])|\.\.\.?)"
+    r"""
+    (?P<whole>[0-9]{0,20}) \. (?P<fixed>[0-9]{0,20}?)
+    (?: (?P<digit>[0-9])(?P=digit){2,40} | (?P<period>[0-9]{2,12}?)(?P=period){1,20} )
+    (?: \\[lc]?dots(?![A-Za-z]) | \.\.\.? )
+    """,
+    re.VERBOSE,
 )
+# What follows the 1 of 1\frac{1}{2}, 1\frac12 and 1 1/2. One of the pairs of groups is filled.
 _MIXED = re.compile(
-    r"\s*\\frac\s*(?:\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])\s*([0-9]))|\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9.])"
+    r"""
+      \s*\\frac\s*
+      (?: \{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\} | ([0-9])\s*([0-9]) )
+    | \s+([0-9]+)\s*/\s*([0-9]+)(?![0-9.])
+    """,
+    re.VERBOSE,
 )
+# 2:30, 1 : 2.5 : 3
 _COLON = re.compile(
     r"([0-9]+(?:\.[0-9]+)?)((?:\s*(?::|\\colon(?![A-Za-z]))\s*[0-9]+(?:\.[0-9]+)?)+)(?![0-9.])"
 )
+
+# 52_8, 52_{8}, 52_{\text{8}}, \text{A3}_{16}
 _BASE_NUMERAL = re.compile(
-    r"(?:\\text\{)?([0-9A-F]*[0-9A-F])\}?_\s*(?:\{\s*(?:\\text\s*\{\s*)?([0-9]+)\s*\}?\s*\}|([0-9]+))"
+    r"""
+    (?:\\text\{)? (?P<digits>[0-9A-F]*[0-9A-F]) \}?
+    _\s*
+    (?: \{\s*(?:\\text\s*\{\s*)? (?P<braced_base>[0-9]+) \s*\}?\s*\} | (?P<base>[0-9]+) )
+    """,
+    re.VERBOSE,
 )
-_BASES_TEXT = (
+_BASE_WORDS = (
     "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 )
-_BASES = {word: value for value, word in enumerate(_BASES_TEXT.split(), start=2)} | {
+_BASES = {word: value for value, word in enumerate(_BASE_WORDS.split(), start=2)} | {
     "binary": 2, "octal": 8, "decimal": 10, "hexadecimal": 16,
 }  # fmt: skip
 _BASE = rf"([0-9]+|{'|'.join(_BASES)})"
-# Of a whole answer: (2516)_7, 52_{\text{eight}}, 52 (base 8), 101 in binary
+# A whole answer: (2516)_7, 52_{\text{eight}}, 52 (base 8), 101 in binary. One of the groups behind
+# the first is filled.
 _WHOLE_BASE_NUMERAL = re.compile(
-    rf"(\(\s*[0-9A-F]+\s*\)|[0-9A-F]+)\s*(?:_\s*(?:\{{\s*(?:base\s*)?{_BASE}\s*\}}|{_BASE})"
-    rf"|,?\s*\(?\s*(?:in\s+)?base[\s-]*{_BASE}\s*\)?|\(?\s*in\s+(binary|octal|decimal|hexadecimal)\s*\)?)"
+    rf"""
+    (\(\s*[0-9A-F]+\s*\)|[0-9A-F]+) \s*
+    (?: _\s*(?:\{{\s*(?:base\s*)?{_BASE}\s*\}}|{_BASE})
+      | ,?\s*\(?\s*(?:in\s+)?base[\s-]*{_BASE}\s*\)?
+      | \(?\s*in\s+(binary|octal|decimal|hexadecimal)\s*\)?
+    )
+    """,
+    re.VERBOSE,
 )
 
 
 def whole_base_numeral(text: str) -> Number | BaseNumeral | None:
     """An answer that is nothing but digits in a base, which may be letters: A3_{16}."""
     if "_" not in text and "bas" not in text and " in " not in text:
-        return None
-    match = _WHOLE_BASE_NUMERAL.fullmatch(" ".join(TEXT.sub(r" \1 ", text).split()))
+        return None  # most answers
+
+    plain = " ".join(TEXT.sub(r" \1 ", text).split())
+    match = _WHOLE_BASE_NUMERAL.fullmatch(plain)
     if match is None:
         return None
+    digits = match[1].strip("() ")
     base = next(group for group in match.groups()[1:] if group is not None)
-    return _base_numeral(match[1].strip("() "), int(base) if base.isdigit() else _BASES[base])
+    return _base_numeral(digits, int(base) if base.isdigit() else _BASES[base])
 
 
 def take_colon(cursor: Cursor) -> Colon | None:
     """The time or the ratio that stands here."""
     match = cursor.take(_COLON)
-    return None if match is None else _colon(match)
+    if match is None:
+        return None
+    texts = re.findall(r"[0-9.]+", match[0])
+    return Colon(tuple(texts), tuple(Fraction(text) for text in texts))
 
 
 def take_number(cursor: Cursor) -> Number | BaseNumeral:
-    """The number that stands here, with its fraction or exponent."""
-    if (numeral := _BASE_NUMERAL.match(cursor.text, cursor.position)) and numeral[1].isdigit():
-        cursor.position = numeral.end()
-        return _base_numeral(numeral[1], int(numeral[2] or numeral[3]))
-    if match := cursor.take(_REPEATING):
-        whole, fixed = match[1], match[2]
-        first, middle, last = match[5] or "", match[6] or "", match[7] or ""
-        return _repeating(whole, fixed, match[3] or match[4] or match[8] or first + middle + last)
-    if match := cursor.take(_ENDLESS):
-        return _repeating(match[1], match[2], match[3] or match[4])
+    """The number that stands here, with its fraction or exponent; Unreadable where it is none, or
+    is too long."""
+    base_numeral = _BASE_NUMERAL.match(cursor.text, cursor.position)
+    if base_numeral and base_numeral["digits"].isdigit():  # A3 may be a product of variables
+        cursor.position = base_numeral.end()
+        base = base_numeral["braced_base"] or base_numeral["base"]
+        return _base_numeral(base_numeral["digits"], int(base))
+
+    repeating = cursor.take(_REPEATING)
+    if repeating:
+        period = repeating["braced"] or repeating["digit"] or repeating["bracketed"]
+        if period is None:
+            dotted = (repeating["first"], repeating["middle"], repeating["last"])
+            period = "".join(digits or "" for digits in dotted)
+        return _repeating(repeating["whole"], repeating["fixed"], period)
+
+    endless = cursor.take(_ENDLESS)
+    if endless:
+        return _repeating(endless["whole"], endless["fixed"], endless["digit"] or endless["period"])
+    return _take_decimal(cursor)
+
+
+def _take_decimal(cursor: Cursor) -> Number:
+    """1,234.5 or 6e23 or 1 1/2."""
+    # In brackets, a comma parts items: (1,234) has two.
     match = None if cursor.in_brackets else cursor.take(_THOUSANDS)
-    match = match or cursor.take(_PLAIN_NUMBER)
+    if match is None:
+        match = cursor.take(_PLAIN_NUMBER)
     if match is None:
         raise Unreadable(cursor.text[cursor.position :])
-    literal = re.sub("[, '’]", "", match[0])
-    if literal.count(".") and cursor.text.startswith((".", r"\ldots", r"\dots"), cursor.position):
-        raise Unreadable("dots")
-    decimals = len(literal.partition(".")[2]) if "." in literal else None
-    value = Fraction(literal.rstrip(".") if literal != "." else "x")
+    literal = _THOUSANDS_MARKS.sub("", match[0])
+    has_point = "." in literal
+    if has_point and cursor.text.startswith((".", r"\ldots", r"\dots"), cursor.position):
+        raise Unreadable("dots")  # without a period that _ENDLESS sees: 3.14...
+    value = Fraction(literal.rstrip("."))
+
     exponent = _EXPONENT.match(cursor.text, cursor.position)
     if exponent and (cursor.with_exponents or exponent[1][0] != "-"):
         cursor.position = exponent.end()
         if abs(int(exponent[1])) > MAX_EXPONENT:
             raise Unreadable("exponent")
         return Number(value * Fraction(10) ** int(exponent[1]))
-    if decimals is None and (mixed := _MIXED.match(cursor.text, cursor.position)):
-        numerator = int(mixed[1] or mixed[3] or mixed[5])
-        denominator = int(mixed[2] or mixed[4] or mixed[6])
+
+    mixed = None if has_point else _MIXED.match(cursor.text, cursor.position)
+    if mixed:
+        numerator, denominator = (int(group) for group in mixed.groups() if group is not None)
         if denominator == 0:
             raise Unreadable("/0")
         cursor.position = mixed.end()
         return Number(value + Fraction(numerator, denominator))
+
+    decimals = len(literal.partition(".")[2]) if has_point else None
     return Number(value, decimals)
 
 
@@ -106,12 +171,9 @@ def _base_numeral(digits: str, base: int) -> Number | BaseNumeral:
 
 
 def _repeating(whole: str, fixed: str, period: str) -> Number:
-    if len(whole) + len(fixed) + len(period) > 1000:
+    """whole.fixed, then the period again and again: 0.1666... has 0, 1 and 6."""
+    if len(whole) + len(fixed) + len(period) > MAX_REPEATING_DIGITS:
         raise Unreadable("digits")
-    start = Fraction(int(whole + fixed or "0"), 10 ** len(fixed))
-    return Number(start + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed)))
-
-
-def _colon(match: re.Match[str]) -> Colon:
-    texts = re.findall(r"[0-9.]+", match[0])
-    return Colon(tuple(texts), tuple(Fraction(text) for text in texts))
+    shift = 10 ** len(fixed)
+    start = Fraction(int(whole + fixed or "0"), shift)
+    return Number(start + Fraction(int(period), (10 ** len(period) - 1) * shift))

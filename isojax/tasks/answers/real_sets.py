@@ -18,12 +18,16 @@ from isojax.tasks.answers.tree import (
 
 @dataclass(frozen=True)
 class Interval:
-    """Real numbers between two; an end that is None is infinite."""
+    """Real numbers between two; an end that is None is infinite, and has_low or has_high False."""
 
     low: Node | None
     high: Node | None
     has_low: bool
     has_high: bool
+
+
+# 3 > x is x < 3.
+_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 
 
 class NotASet(Exception):
@@ -40,25 +44,20 @@ class RealSets:
         """The parts of a set, in ascending order; NotASet where it is none."""
         match node:
             case Group("{}", items):
-                return self._union([Interval(item, item, True, True) for item in map(_real, items)])
+                points = [Interval(item, item, True, True) for item in map(_real, items)]
+                return self._union(points)
             case Group("", items) if all(isinstance(item, Relation) for item in items):
+                # x < 1, x > 5: the solutions of one or the other
                 return self._union([part for item in items for part in self.intervals(item)])
             case Group(brackets, (low, high)) if brackets in ("()", "[]", "(]", "[)"):
-                is_low_infinite = _is_infinite(low, -1)
-                is_high_infinite = _is_infinite(high, 1)
-                low_end = None if is_low_infinite else _real(low)
-                high_end = None if is_high_infinite else _real(high)
-                has_low = brackets[0] == "[" and low_end is not None
-                has_high = brackets[1] == "]" and high_end is not None
-                return [Interval(low_end, high_end, has_low, has_high)]
+                return [_between_brackets(brackets, low, high)]
             case Symbol("R", is_constant=True):
                 return [Interval(None, None, False, False)]
             case SetOperation("|", left, right):
                 return self._union(self.intervals(left) + self.intervals(right))
             case SetOperation("-", left, right):
-                return self._intersection(
-                    self.intervals(left), self._complement(self.intervals(right))
-                )
+                outside = self._complement(self.intervals(right))
+                return self._intersection(self.intervals(left), outside)
             case SetOperation("&", left, right):
                 return self._intersection(self.intervals(left), self.intervals(right))
             case Relation():
@@ -66,63 +65,72 @@ class RealSets:
         raise NotASet
 
     def _solutions(self, relation: Relation) -> list[Interval]:
-        """Of x < 3, 1 <= x < 5, x != 2 and x in a set."""
-        operators, sides = relation.operators, relation.sides
+        """The numbers of x < 3, 1 <= x < 5, x != 2 and x in a set; NotASet of other relations."""
+        operators = relation.operators
+        sides = relation.sides
         if operators == ("in",) and isinstance(sides[0], Symbol):
             return self.intervals(sides[1])
-        if len(operators) == 1 and is_name(sides[1]) and not is_name(sides[0]):
-            flipped = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
-            if operators[0] not in flipped:
-                raise NotASet
-            operators, sides = (flipped[operators[0]],), sides[::-1]
-        if len(operators) == 1 and is_name(sides[0]):
-            bound = _real(sides[1])
-            match operators[0]:
-                case "<" | "<=":
-                    return [Interval(None, bound, False, operators[0] == "<=")]
-                case ">" | ">=":
-                    return [Interval(bound, None, operators[0] == ">=", False)]
-                case "!=":
-                    return self._complement([Interval(bound, bound, True, True)])
+
+        if len(operators) == 1:
+            operator = operators[0]
+            if is_name(sides[0]):
+                return self._one_sided(operator, sides[1])
+            if is_name(sides[1]) and operator in _FLIPPED:  # 3 > x
+                return self._one_sided(_FLIPPED[operator], sides[0])
+
         if len(operators) == 2 and is_name(sides[1]):
             if set(operators) <= {"<", "<="}:
-                return [
-                    Interval(
-                        _real(sides[0]), _real(sides[2]), operators[0] == "<=", operators[1] == "<="
-                    )
-                ]
+                low, high = _real(sides[0]), _real(sides[2])
+                return [Interval(low, high, operators[0] == "<=", operators[1] == "<=")]
             if set(operators) <= {">", ">="}:
-                return [
-                    Interval(
-                        _real(sides[2]), _real(sides[0]), operators[1] == ">=", operators[0] == ">="
-                    )
-                ]
+                low, high = _real(sides[2]), _real(sides[0])
+                return [Interval(low, high, operators[1] == ">=", operators[0] == ">=")]
+        raise NotASet
+
+    def _one_sided(self, operator: str, side: Node) -> list[Interval]:
+        """The numbers x for which `x operator side` holds."""
+        bound = _real(side)
+        match operator:
+            case "<" | "<=":
+                return [Interval(None, bound, False, operator == "<=")]
+            case ">" | ">=":
+                return [Interval(bound, None, operator == ">=", False)]
+            case "!=":
+                return self._complement([Interval(bound, bound, True, True)])
         raise NotASet
 
     def _complement(self, parts: list[Interval]) -> list[Interval]:
+        """The gaps before, between and after parts, which are in ascending order and apart."""
         gaps: list[Interval] = []
-        low: Node | None = None
-        has_low, is_open = False, True  # where the next gap begins, if there is one
+        low: Node | None = None  # where the next gap begins: first at minus infinity
+        has_low = False
+        is_unbounded = False  # the last part goes to infinity, so no gap follows
         for part in parts:
             if part.low is not None:
                 gaps.append(Interval(low, part.low, has_low, not part.has_low))
-            low, has_low = part.high, not part.has_high
-            is_open = part.high is not None
-        if is_open:
+            low = part.high
+            has_low = not part.has_high
+            is_unbounded = part.high is None
+        if not is_unbounded:
             gaps.append(Interval(low, None, has_low and low is not None, False))
         return gaps
 
     def _intersection(self, first: list[Interval], second: list[Interval]) -> list[Interval]:
-        return self._complement(self._union(self._complement(first) + self._complement(second)))
+        # De Morgan: what is in both is outside neither.
+        outside = self._union(self._complement(first) + self._complement(second))
+        return self._complement(outside)
 
     def _union(self, parts: list[Interval]) -> list[Interval]:
-        """Parts in order, those that touch joined."""
+        """Parts in ascending order, those that touch joined, without empty ones."""
         ordered: list[Interval] = []
-        for part in [part for part in parts if not self._is_empty(part)]:
+        for part in parts:
+            if self._is_empty(part):
+                continue
             index = 0
             while index < len(ordered) and self._starts_before(ordered[index], part):
                 index += 1
             ordered.insert(index, part)
+
         joined: list[Interval] = []
         for part in ordered:
             if joined and self._touch(joined[-1], part):
@@ -153,10 +161,19 @@ class RealSets:
         if one.high is None or other.high is None:
             return Interval(one.low, None, one.has_low, False)
         order = self.arithmetic.order(one.high, other.high)
-        has_high = (
-            one.has_high or other.has_high if order == 0 else (one if order > 0 else other).has_high
-        )
-        return Interval(one.low, one.high if order > 0 else other.high, one.has_low, has_high)
+        if order > 0:
+            return Interval(one.low, one.high, one.has_low, one.has_high)
+        has_high = other.has_high or (order == 0 and one.has_high)
+        return Interval(one.low, other.high, one.has_low, has_high)
+
+
+def _between_brackets(brackets: str, low: Node, high: Node) -> Interval:
+    """[1, 5), (-infinity, 3]; an infinite end is never part of its interval."""
+    low_end = None if _is_infinite(low, -1) else _real(low)
+    high_end = None if _is_infinite(high, 1) else _real(high)
+    has_low = brackets[0] == "[" and low_end is not None
+    has_high = brackets[1] == "]" and high_end is not None
+    return Interval(low_end, high_end, has_low, has_high)
 
 
 def _real(node: Node) -> Node:

@@ -34,128 +34,225 @@ HEDGES = (
 _NUMBER = r"[-+]?(?:\\?[$€£¥]\s*)?-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
 # A number with a fraction, an exponent or a percent sign behind it, or math between dollars.
 _VALUE = re.compile(
-    rf"{MATH_IN_TEXT.pattern}|(?<![\w.]){_NUMBER}(?:\s+[0-9]+/[0-9]+|\s*/\s*[0-9]+|[eE][-+]?[0-9]+|\s?:\s?[0-9]+)?(?:\s?\\?%)?"
+    rf"""
+      {MATH_IN_TEXT.pattern}
+    | (?<![\w.]){_NUMBER}(?:\s+[0-9]+/[0-9]+|\s*/\s*[0-9]+|[eE][-+]?[0-9]+|\s?:\s?[0-9]+)?
+      (?:\s?\\?%)?
+    """,
+    re.VERBOSE,
 )
 
 # Words that take a value back, or leave it open, in its clause.
 _DENIED = re.compile(
-    r"\b(?:not|never|cannot|neither|nor|wrong|incorrect|incorrectly|false|mistaken|untrue|doubt|doubtful|unlikely"
-    r"|impossible|either|or|maybe|perhaps|possibly|guess|whether|unknown|unclear|unsure"
-    r"|candidates?|options?|instead\s+of|far\s+from|contrary|hardly|scarcely"
-    r"|none|excludes?d?|exclude|rejects?|rejected|discard(?:ed|s)?|eliminated?|too\s+(?:small|large|big|low|high)"
-    r"|no\s+(?:way|chance|reason|evidence|proof)|by\s+no\s+means|in\s+no\s+(?:way|case)|out\s+of\s+the\s+question"
-    r"|ruled?\s+out|rules\s+out|refute[sd]?|disprove[sdn]?|debunked|nonsense|absurd|untenable"
-    r"|(?:thought|believed|supposed|assumed|said|claimed|alleged|rumou?red)\s+to\s+(?:be|equal)"
-    r"|(?:fail(?:s|ed)?|ceases?)\s+to\s+(?:be|equal|reach|match)|answer\s+(?:has(?!\s+(?:to|the|a)\b)|contains?))\b|n['’]t\b",
-    re.IGNORECASE,
+    r"""
+      \b
+      (?:
+            not|never|cannot|neither|nor|wrong|incorrect|incorrectly|false|mistaken|untrue|doubt
+          | doubtful|unlikely
+          | impossible|either|or|maybe|perhaps|possibly|guess|whether|unknown|unclear|unsure
+          | candidates?|options?|instead\s+of|far\s+from|contrary|hardly|scarcely
+          | none|excludes?d?|exclude|rejects?|rejected|discard(?:ed|s)?|eliminated?
+          | too\s+(?:small|large|big|low|high)
+          | no\s+(?:way|chance|reason|evidence|proof)|by\s+no\s+means|in\s+no\s+(?:way|case)
+          | out\s+of\s+the\s+question
+          | ruled?\s+out|rules\s+out|refute[sd]?|disprove[sdn]?|debunked|nonsense|absurd
+          | untenable
+          | (?:thought|believed|supposed|assumed|said|claimed|alleged|rumou?red)\s+to\s+
+            (?:be|equal)
+          | (?:fail(?:s|ed)?|ceases?)\s+to\s+(?:be|equal|reach|match)
+          | answer\s+(?:has(?!\s+(?:to|the|a)\b)|contains?)
+      )\b
+    | n['’]t\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 # Words that make a bound, a range or another number of it.
 # "The largest possible value is 42" states a value.
 _SUPERLATIVES = (
     "largest smallest greatest least maximum minimum most fewest lowest highest best only of"
 )
-_OF_NONE_LARGER = "".join(f"(?<!{word} )" for word in _SUPERLATIVES.split())
+_OF_NONE_LARGER = "".join(f"(?<!{word}[ ])" for word in _SUPERLATIVES.split())
 _BOUNDED = re.compile(
-    rf"\b(?:than|at\s+(?:the\s+)?(?:least|most|minimum|maximum)|between|range[sd]?|any(?:thing|where|one)?|something"
-    rf"|somewhere|except|excluding|one\s+of|some\s+of|among|{_OF_NONE_LARGER}possib\w+|unless|minus|multipl\w+|divided|squared|cubed"
-    rf"|an?\s+(?:minimum|maximum)\s+of|(?:lower|upper)\s+bound|bounded|(?:divisible|capped|limited|preceded|followed)\s+by"
-    r"|(?:answer|number|result|value|it)\s+(?:ends|starts|begins)\s+(?:in|with)"
-    rf"|exceed\w*|no\s+(?:longer|more|less|fewer)|up\s+to)\b|[<>≤≥≠]|\\(?:leq?|geq?|neq?|lt|gt)(?![A-Za-z])",
-    re.IGNORECASE,
+    rf"""
+      \b
+      (?:
+            than|at\s+(?:the\s+)?(?:least|most|minimum|maximum)|between|range[sd]?
+          | any(?:thing|where|one)?|something
+          | somewhere|except|excluding|one\s+of|some\s+of|among|{_OF_NONE_LARGER}possib\w+
+          | unless|minus|multipl\w+|divided|squared|cubed
+          | an?\s+(?:minimum|maximum)\s+of|(?:lower|upper)\s+bound|bounded
+          | (?:divisible|capped|limited|preceded|followed)\s+by
+          | (?:answer|number|result|value|it)\s+(?:ends|starts|begins)\s+(?:in|with)
+          | exceed\w*|no\s+(?:longer|more|less|fewer)|up\s+to
+      )\b
+    | [<>≤≥≠]|\\(?:leq?|geq?|neq?|lt|gt)(?![A-Za-z])
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 # "half of 42", "the square of 42"
 _FUNCTION_OF = re.compile(
-    r"\b(?:half|halves|thirds?|quarters?|fourths?|fifths?|tenths?|hundredths?|square|cube|root|factorial|multiples?"
-    r"|factors?|divisors?|percent|per\s?cent|%|percentage|twice|double|triple|opposite|negative|inverse|reciprocal|fraction"
-    r"|part|portion|power|log\w*|sine|cosine|negation|complement|conjugate|successor|predecessor|digits?|multiplicative|neighbou?rs?|remainder)"
-    r"(?:\s+\w+)?\s+(?:of|to|from)\b",
-    re.IGNORECASE,
+    r"""
+    \b
+    (?:
+          half|halves|thirds?|quarters?|fourths?|fifths?|tenths?|hundredths?|square|cube|root
+        | factorial|multiples?
+        | factors?|divisors?|percent|per\s?cent|%|percentage|twice|double|triple|opposite
+        | negative|inverse|reciprocal|fraction
+        | part|portion|power|log\w*|sine|cosine|negation|complement|conjugate|successor
+        | predecessor|digits?|multiplicative|neighbou?rs?|remainder
+    )(?:\s+\w+)?\s+(?:of|to|from)\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 # What may not stand right before a value.
 _BAD_PRECURSOR = re.compile(
-    r"(?:\b(?:from|to|under|below|over|above|beyond|past|within|twice|double|triple|thrice|half|times|plus|without"
-    r"|(?:might|could|may|can)(?:\s+\w+)?\s+be"
-    r"|until|till|(?:many|much|few|long|old|high|tall|often|far|big|large|heavy|fast)\s+as"
-    r"|nearly|almost|near|nearing|but|square|cube|cubed|root|of\s+the|per|approaching|versus|vs|log|ln"
-    r"|sin|cos|tan|sqrt|close|around\s+about|just\s+shy\s+of|short\s+of|every|prime|after|before|since|except|like"
-    rf"|step|question|problem|example|exercise|case|part|line|option|page|chapter|equation|figure|table|note|{PLACES})"
-    r"|[-+*/^_=]\s*[a-z]|[*/^(_{[&#@¬×÷√∛±∓]"
-    r"|\\(?!(?:therefore|q?quad|implies|[Rr]ightarrow|Longrightarrow)\b)[A-Za-z]+)\s*$",
-    re.IGNORECASE,
+    rf"""
+    (?:
+          \b
+          (?:
+                from|to|under|below|over|above|beyond|past|within|twice|double|triple|thrice
+              | half|times|plus|without
+              | (?:might|could|may|can)(?:\s+\w+)?\s+be
+              | until|till
+              | (?:many|much|few|long|old|high|tall|often|far|big|large|heavy|fast)\s+as
+              | nearly|almost|near|nearing|but|square|cube|cubed|root|of\s+the|per|approaching
+              | versus|vs|log|ln
+              | sin|cos|tan|sqrt|close|around\s+about|just\s+shy\s+of|short\s+of|every|prime
+              | after|before|since|except|like
+              | step|question|problem|example|exercise|case|part|line|option|page|chapter
+              | equation|figure|table|note|{PLACES}
+          )
+        | [-+*/^_=]\s*[a-z]|[*/^(_{{[&#@¬×÷√∛±∓]
+        | \\(?!(?:therefore|q?quad|implies|[Rr]ightarrow|Longrightarrow)\b)[A-Za-z]+
+    )\s*$
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 # "The answer is within 3 of 42", "ends in 42", "larger by 42"; but "a total of 42"
 _PART_OF_A_PHRASE = re.compile(
-    r"\b(?:in|with|by|within|unlike|through|(?<!total )(?<!sum )(?<!value )(?<!amount )(?<!number )(?<!cost )"
-    r"(?<!price )(?<!profit )(?<!average )(?<!area )(?<!length )of)(?:\s+the)?[\s$]*$",
-    re.IGNORECASE,
+    r"""
+    \b
+    (?:
+          in|with|by|within|unlike|through
+        | (?<!total[ ])(?<!sum[ ])(?<!value[ ])(?<!amount[ ])(?<!number[ ])(?<!cost[ ])
+          (?<!price[ ])(?<!profit[ ])(?<!average[ ])(?<!area[ ])(?<!length[ ])of
+    )(?:\s+the)?[\s$]*$
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _AS_AN_EXAMPLE = re.compile(
     r"(?:\b(?:for\s+(?:example|instance)|such\s+as)|\be\.g\.)[\s,:]*$", re.IGNORECASE
 )
 # "The point is (3, 4)", "The roots are 2 and 3"
 _SEVERAL_AT_END = re.compile(
-    r"\b(?:is|are|equals?|at)\s+(\(\s*-?[0-9./]+(?:\s*,\s*-?[0-9./]+)+\s*\))$"
-    r"|\bare\s+(-?[0-9./]+(?:,\s+-?[0-9./]+)*,?\s+and\s+-?[0-9./]+)$"
+    r"""
+      \b(?:is|are|equals?|at)\s+(\(\s*-?[0-9./]+(?:\s*,\s*-?[0-9./]+)+\s*\))$
+    | \bare\s+(-?[0-9./]+(?:,\s+-?[0-9./]+)*,?\s+and\s+-?[0-9./]+)$
+    """,
+    re.VERBOSE,
 )
 # "The solutions are $x = -1$ and $x = 3$"
 _ROOT = r"(?:\$[^$]+\$|\\\([^()]*\\\)|[a-z]\s*=\s*-?[0-9./]+)"
 _ROOTS = re.compile(rf"\bare\s+({_ROOT}(?:,\s+{_ROOT})*,?\s+and\s+{_ROOT})$")
 # "about 42" guesses; a decimal, as in "about 33.3", may be rounded because that was asked for.
 _APPROXIMATE = re.compile(
-    r"(?:\b(?:about|around|roughly|approximately|approx\.?|circa|ca\.|c\.|or\s+so)|[~≈≃]|\\(?:approx|simeq|sim))[\s:*$]*$",
-    re.IGNORECASE,
+    r"""
+    (?:
+          \b(?:about|around|roughly|approximately|approx\.?|circa|ca\.|c\.|or\s+so)|[~≈≃]
+        | \\(?:approx|simeq|sim)
+    )[\s:*$]*$
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _HEDGED_BEHIND = re.compile(
-    rf"\s*-?ish\b|(?:\s+[a-z]+){{0,2}}[\s,(*$]*(?:{HEDGES})(?=[\s)*$]*(?:[.,;!]|$))"
-    r"|\s+point\s+(?:[0-9]|zero|one|two|three|four|five|six|seven|eight|nine)"
-    r"|\s+and\s+(?:some|change|a\s+bit|a\s+little)(?=\s*(?:more|change)?\s*(?:[.,;!]|$))",
-    re.IGNORECASE,
+    rf"""
+      \s*-?ish\b|(?:\s+[a-z]+){{0,2}}[\s,(*$]*(?:{HEDGES})(?=[\s)*$]*(?:[.,;!]|$))
+    | \s+point\s+(?:[0-9]|zero|one|two|three|four|five|six|seven|eight|nine)
+    | \s+and\s+(?:some|change|a\s+bit|a\s+little)(?=\s*(?:more|change)?\s*(?:[.,;!]|$))
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 # "42 if it rains and 43 otherwise"
 _IF = re.compile(r"[0-9$)}][^0-9]*\bif\b", re.IGNORECASE)
 _OTHER_CASE = re.compile(
-    r"(?:\b(?:and|or|but)|[,;])\s+(?:it\s+is\s+)?[-$\\]*[0-9][^\s,]*,?(?:\s+\w+)?\s+(?:otherwise|else|if)\b"
-    r"|\b(?:otherwise|else),?\s+(?:it\s+is\s+)?[-$\\]*[0-9]",
-    re.IGNORECASE,
+    r"""
+      (?:\b(?:and|or|but)|[,;])\s+(?:it\s+is\s+)?[-$\\]*[0-9][^\s,]*,?(?:\s+\w+)?\s+
+      (?:otherwise|else|if)\b
+    | \b(?:otherwise|else),?\s+(?:it\s+is\s+)?[-$\\]*[0-9]
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _GOOD_TO = re.compile(
-    r"\b(?:equals?|equal|comes?|came|amounts?|adds?\s+up|sums?|evaluates?|simplifies|reduces|leads)\s+(?:out\s+)?to\s*$",
-    re.IGNORECASE,
+    r"""
+    \b
+    (?:equals?|equal|comes?|came|amounts?|adds?\s+up|sums?|evaluates?|simplifies|reduces|leads)
+    \s+(?:out\s+)?to\s*$
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _BETWEEN_LISTED = re.compile(
-    rf"\s*(?:,|;|/|\\?\||&|-|–|to|and|or|,\s*(?:and|or)|vs\.?|versus|through|{AND_OR})?\s*(?:\w+ly\s*)?",
-    re.IGNORECASE,
+    rf"""
+    \s*(?:,|;|/|\\?\||&|-|–|to|and|or|,\s*(?:and|or)|vs\.?|versus|through|{AND_OR})?\s*
+    (?:\w+ly\s*)?
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _NEGATIVE = re.compile(
     r"(?<![0-9$)\]])(^|\s)(?:negative|minus)\s+(?=\\?[$€£¥]?[0-9.]|\$)", re.IGNORECASE
 )
 _RETRACTION = re.compile(
-    r",?\s+(?:but|actually|wait|no|sorry|rather|however|hmm|I mean)\b(?=[^\n]*[0-9])", re.IGNORECASE
+    r",?\s+(?:but|actually|wait|no|sorry|rather|however|hmm|I[ ]mean)\b(?=[^\n]*[0-9])",
+    re.IGNORECASE,
 )
 _ANYTHING_BUT = re.compile(r"\b(?:any|no|every)thing\s+but\b|\ball\s+but\b", re.IGNORECASE)
 _BEFORE_A_STATED_VALUE = re.compile(r"[\s:*]*(?:\w+ly\s+|just\s+|about\s+|around\s+)?")
 _ARROW = re.compile(r"^(?:=>|->|→|⇒|⟹|∴|\\therefore|\\(?:R|Longr|r)ightarrow|\\implies)\s*")
 # "5 fewer apples than Ann" and "5 when divided by 7" say 5.
 _MORE_THAN_OTHERS = re.compile(
-    r"([0-9]\$?)(?:\s+(?:more|fewer|less)\b[^0-9.,;]*?\bthan\s+[A-Z][^0-9]*$|\s+when(?:\s+\w+)?\s+divided\s+by\s+\$?[0-9]+\$?)"
+    r"""
+    ([0-9]\$?)
+    (?:
+          \s+(?:more|fewer|less)\b[^0-9.,;]*?\bthan\s+[A-Z][^0-9]*$
+        | \s+when(?:\s+\w+)?\s+divided\s+by\s+\$?[0-9]+\$?
+    )
+    """,
+    re.VERBOSE,
 )
 _UNIT_BETWEEN = re.compile(
-    r"[\s$]*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?([A-Za-z]+)\.?\s*,?\s*(?:and)?\s*\}?[\s$]*(?:and)?[\s$]*",
-    re.IGNORECASE,
+    r"""
+    [\s$]*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?([A-Za-z]+)\.?\s*,?\s*(?:and)?\s*\}?[\s$]*(?:and)?
+    [\s$]*
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _ARITHMETIC_BEFORE_EQUALS = re.compile(
     r"[0-9][0-9.,)}\s$]*(?:[-+*/×÷·]|\\(?:times|cdot|div))[^=]*$"
 )
 _CLAUSES = re.compile(r"[,;:](?=\s)")
 _TAKEN_BACK_BEHIND = re.compile(
-    r"[\s,]*(?:[–—-]+\s*(?:no|nope|not|wrong|incorrect|false)|(?:is|was)\s+(?:not|wrong|incorrect|false)|fails|(?:leads?|would\s+lead)\s+(?:us\s+)?to\s+a\s+contradiction"
-    r"|(?:would\s+)?contradicts?|would\s+(?:also\s+)?be\s+(?:too|an?\s+contradiction|wrong|impossible|absurd))\b",
-    re.IGNORECASE,
+    r"""
+    [\s,]*
+    (?:
+          [–—-]+\s*(?:no|nope|not|wrong|incorrect|false)
+        | (?:is|was)\s+(?:not|wrong|incorrect|false)|fails
+        | (?:leads?|would\s+lead)\s+(?:us\s+)?to\s+a\s+contradiction
+        | (?:would\s+)?contradicts?
+        | would\s+(?:also\s+)?be\s+(?:too|an?\s+contradiction|wrong|impossible|absurd)
+    )\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _SCALE_BEHIND = re.compile(
-    r"\s*\**\s*[-~]?\s*(?:and\s+)?(?:(?:an?|one|two|three)\s+)?(?:halves|half|thirds?|quarters?|fifths?|tenths?|score|gross"
-    r"|dozens?|hundreds?|thousands?|[mbtr]+illions?|squared|cubed|times\s+(?=\S*[0-9])|factorial|pi|plus|minus)\b|\s*\**\s*(?:-(?!-{0,2}\s+[A-Za-z]{2})|[+*×÷^!_]|/(?=\s*[-0-9$(])|\\)",
-    re.IGNORECASE,
+    r"""
+      \s*\**\s*[-~]?\s*(?:and\s+)?(?:(?:an?|one|two|three)\s+)?
+      (?:
+            halves|half|thirds?|quarters?|fifths?|tenths?|score|gross
+          | dozens?|hundreds?|thousands?|[mbtr]+illions?|squared|cubed|times\s+(?=\S*[0-9])
+          | factorial|pi|plus|minus
+      )\b
+    | \s*\**\s*(?:-(?!-{0,2}\s+[A-Za-z]{2})|[+*×÷^!_]|/(?=\s*[-0-9$(])|\\)
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 
 

@@ -5,11 +5,16 @@ from isojax.tasks.answers.tree import Apply, Group, Node, Quantity, Relation
 
 
 def expand(node: Node) -> Node:
-    """An answer with plus-minus signs as the list of both, and the items of lists in a list as one
-    list."""
-    if not isinstance(node, Group) or node.brackets:
+    """An answer with plus-minus signs as the list of both values; lists in a list become one list.
+
+    3 ± 1, 7 is 4, 2, 7. Signs in one item are chosen together: of 1 ± 2 ∓ 3, all the upper ones or
+    all the lower ones.
+    """
+    is_list = isinstance(node, Group) and not node.brackets
+    if not is_list:
         variants = _variants(node)
         return variants[0] if len(variants) == 1 else Group("", tuple(variants))
+
     items: list[Node] = []
     for item in node.items:
         items += _variants(item)
@@ -19,7 +24,7 @@ def expand(node: Node) -> Node:
 def _variants(node: Node) -> list[Node]:
     if not _has_sign_choice(node):
         return [node]
-    return [_with_signs(node, upper=upper) for upper in (True, False)]
+    return [_with_signs(node, upper=True), _with_signs(node, upper=False)]
 
 
 def _has_sign_choice(node: Node) -> bool:
@@ -29,23 +34,27 @@ def _has_sign_choice(node: Node) -> bool:
         case Group(items=items):
             return any(map(_has_sign_choice, items))
         case Quantity() | Apply():
-            return bool({"pm", "mp"} & set(functions(node)))
+            return not {"pm", "mp"}.isdisjoint(functions(node))
     return False
 
 
 def _with_signs(node: Node, *, upper: bool) -> Node:
+    """The node with the upper sign, or the lower one, in place of each plus-minus sign."""
+
+    def with_signs(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        return tuple(_with_signs(inner, upper=upper) for inner in nodes)
+
     match node:
         case Relation(operators, sides):
-            return Relation(operators, tuple(_with_signs(side, upper=upper) for side in sides))
+            return Relation(operators, with_signs(sides))
         case Group(brackets, items):
-            return Group(brackets, tuple(_with_signs(item, upper=upper) for item in items))
+            return Group(brackets, with_signs(items))
         case Quantity(value, unit):
             return Quantity(_with_signs(value, upper=upper), unit)
         case Apply("pm" | "mp" as sign, (argument,)):
             inner = _with_signs(argument, upper=upper)
-            return inner if (sign == "pm") == upper else Apply("negate", (inner,))
+            is_plus = (sign == "pm") == upper  # the upper sign of ± is +, that of ∓ is -
+            return inner if is_plus else Apply("negate", (inner,))
         case Apply(function, arguments):
-            return Apply(
-                function, tuple(_with_signs(argument, upper=upper) for argument in arguments)
-            )
+            return Apply(function, with_signs(arguments))
     return node

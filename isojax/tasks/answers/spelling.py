@@ -11,8 +11,14 @@ MAX_DOLLARS = 4  # pairs around an answer
 INLINE_MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 # As in pandoc: $5 and $6 are money, $5$ and $6$ math; what has a LaTeX command is math, too.
 MATH_IN_TEXT = re.compile(
-    r"\$\$([^$]+)\$\$|(?<!\\)\$((?!\s)[^$]*[^$\s\\])\$(?![0-9])|(?<!\\)\$([^$]*\\[A-Za-z][^$]*)(?<!\\)\$(?![0-9])"
-    r"|\\\((.+?)\\\)|\\\[(.+?)\\\]"
+    r"""
+      \$\$([^$]+)\$\$
+    | (?<!\\)\$ ((?!\s)[^$]*[^$\s\\]) \$(?![0-9])                    # $5$
+    | (?<!\\)\$ ([^$]*\\[A-Za-z][^$]*) (?<!\\)\$(?![0-9])            # $ \frac{1}{2} $
+    | \\\((.+?)\\\)
+    | \\\[(.+?)\\\]
+    """,
+    re.VERBOSE,
 )
 _LATEX_TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox)\s*\{([^{}]*)\}"
@@ -22,8 +28,8 @@ _INTEGER = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+|-?[0-9]+")
 _ABOUT = re.compile(r"^\s*~(?=\s*[-$\\]*[0-9.])(?!.*~\s*$)", re.DOTALL)
 _SPACES = re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad|[\u00a0\u2009\u202f]")
 _TAGS = re.compile(r"</?(?:answer|final_answer|final|b|strong|boxed)>", re.IGNORECASE)
-# A space that keeps two numbers, or two words, apart.
 CJK = "\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"
+# Characters of Chinese, Japanese or Korean, or their punctuation and wide digits.
 _CJK_CHARACTER = re.compile(rf"[{CJK}\u3000-\u303f\uff01-\uff5e]")
 _NUMBER_NEXT_TO_CJK = re.compile(rf"(?<=[{CJK}])(?=[-+]?[0-9$])|(?<=[0-9$%])(?=[{CJK}])")
 _ASCII_PUNCTUATION = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | str.maketrans(
@@ -38,14 +44,25 @@ _ASCII_PUNCTUATION = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)
         "\u3000": " ",
     }
 )
-# 2k\\pi \\ (k \\in \\mathbb{Z})
+# The end of 2k\pi \ (k \in \mathbb{Z})
 _CONDITION_IN_BRACKETS = re.compile(
-    r"[\s,]*\(\s*([a-z](?:\s*,\s*[a-z])*\s*\\in\s*\\mathbb\s*(?:\{\s*[ZNQR]\s*\}|[ZNQR])[^()]*)\)$"
+    r"""
+    [\s,]*
+    \(\s*( [a-z](?:\s*,\s*[a-z])*\s*\\in\s*\\mathbb\s*(?:\{\s*[ZNQR]\s*\}|[ZNQR])[^()]* )\)$
+    """,
+    re.VERBOSE,
 )
 _DOTS = re.compile(r"\\[lc]?dots(?![A-Za-z])|\.\.\.")
+# Spaces, but not one that keeps two numbers, or two words, apart.
 _IDLE_SPACE = re.compile(
     r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])|(?<=[0-9])\s+(?=[A-Za-z])|(?<=[A-Za-z])\s+(?=[0-9])"
 )
+_MINUS_SIGNS = re.compile(r"[\u2212\u2013\ufe63\uff0d]")
+_DOUBLED_BACKSLASH = re.compile(r"\\\\(?=[A-Za-z{}%$])")
+_NEGATIVE_SPACE = re.compile(r"\\!\s*")
+_SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|textstyle)(?![A-Za-z])")
+_FRACTION_STYLE = re.compile(r"\\[dtc]frac")
+_ENDS_IN_TWO_DOTS = re.compile(r"\.[0-9]+\.\.$")  # 0.33.., and the end of its sentence
 
 
 def with_spaces_around_cjk(text: str) -> str:
@@ -61,36 +78,40 @@ def normalize_answer(text: str) -> str:
     one spelling."""
     if _INTEGER.fullmatch(text):
         return text
-    text = _TAGS.sub("", text) if "<" in text else text
-    text = re.sub(r"[\u2212\u2013\ufe63\uff0d]", "-", text.replace("{,}", ",").replace("{:}", ":"))
+
+    if "<" in text:
+        text = _TAGS.sub("", text)
+    text = text.replace("{,}", ",").replace("{:}", ":")
+    text = _MINUS_SIGNS.sub("-", text)
     if "\\\\" in text and "\\begin" not in text:  # escaped once too often, as in some data sets
-        text = re.sub(r"\\\\(?=[A-Za-z{}%$])", r"\\", text)
-    text = plain_style(text) if "\\" in text else text
-    text = _ABOUT.sub(r"\\approx ", text) if "~" in text else text
-    text = _SPACES.sub(" ", re.sub(r"\\!\s*", "", text))
-    text = re.sub(
-        r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|textstyle)(?![A-Za-z])", "", text
-    )
-    text = re.sub(r"\\[dtc]frac", r"\\frac", text).replace("\\%", "%")
+        text = _DOUBLED_BACKSLASH.sub(r"\\", text)
+    if "\\" in text:
+        text = plain_style(text)
+
+    if "~" in text:  # before ~ becomes a space
+        text = _ABOUT.sub(r"\\approx ", text)
+    text = _NEGATIVE_SPACE.sub("", text)
+    text = _SPACES.sub(" ", text)
+    text = _SIZES.sub("", text)
+    text = _FRACTION_STYLE.sub(r"\\frac", text).replace("\\%", "%")
     text = text.strip()
-    is_endless = text.endswith("...") or (text.endswith("..") and re.search(r"\.[0-9]+\.\.$", text))
-    text = without_emphasis(text if is_endless else text.removesuffix("."))
+
+    has_digits_without_end = text.endswith("...") or _ENDS_IN_TWO_DOTS.search(text)
+    text = without_emphasis(text if has_digits_without_end else text.removesuffix("."))
     for _ in range(MAX_DOLLARS):
-        math_match = INLINE_MATH.fullmatch(text)
-        if math_match is None:
+        inline_math = INLINE_MATH.fullmatch(text)
+        if inline_math is None:
             break
-        text = (
-            next(group for group in math_match.groups() if group is not None)
-            .strip()
-            .removesuffix(".")
-        )
+        formula = next(group for group in inline_math.groups() if group is not None)
+        text = formula.strip().removesuffix(".")
+
     text = _CONDITION_IN_BRACKETS.sub(r", \1", text) if "\\in" in text else text
     return without_ordinal(text.strip())
 
 
 def without_emphasis(text: str) -> str:
-    """A text without the asterisks around it, or before it; one that only follows it may be a
-    product cut off."""
+    """A text without the asterisks around it, or before it; one that only follows it, as in 3*, may
+    be a product cut off."""
     text = text.strip()
     while text.startswith("*") or text.endswith("**"):
         if text.startswith("*") and text.endswith("*") and not text.endswith("**"):
@@ -107,8 +128,8 @@ def canonical_text(text: str) -> str:
 
 
 def is_matchable(reference: str) -> bool:
-    """Whether a response can say what a reference is: it is no missing value, and no list of
-    answers as data."""
+    """Whether a response can say what a reference is: it is no missing value such as N/A, and no
+    list of answers as data, such as ["3", "4"]."""
     is_missing = re.fullmatch(r"|N/A|n/a|<NA>|NaN|nan|null|None", reference) is not None
     return not is_missing and re.match(r"""[\[({]\s*['"]""", reference) is None
 

@@ -9,58 +9,97 @@ import re
 
 # Where the part of a sentence begins that a value belongs to.
 _CLAUSE_BREAK = re.compile(
-    r"[,;:](?=\s)|=>|⇒|→|\\(?:[Ll]ong)?[Rr]ightarrow|\\implies"
-    r"|\b(?:then|so|therefore|hence|thus|gives?|yields?|implies|means|makes?|leaves?"
-    r"|(?:we|you|she|he|they|it|I)\s+(?:get|gets|obtain|find|see|will|would|has|have|had|can|needs?|makes?|pays?|earns?))\b",
-    re.IGNORECASE,
+    r"""
+      [,;:](?=\s)|=>|⇒|→|\\(?:[Ll]ong)?[Rr]ightarrow|\\implies
+    | \b
+      (?:
+            then|so|therefore|hence|thus|gives?|yields?|implies|means|makes?|leaves?
+          | (?:we|you|she|he|they|it|I)\s+
+            (?:get|gets|obtain|find|see|will|would|has|have|had|can|needs?|makes?|pays?|earns?)
+      )\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _TRIAL = (
     r"(?:try|check|test|guess|suppose|assume|say|see|verify|imagine|pretend|consider|take|set|put|denote|call|define|start"
     r"|begin|pick|choose|plug|substitute|use)"
 )
 _SUPPOSED = re.compile(
-    r"\b(?:suppos(?:e|ing|ition)|assum(?:e|es|ed|ing|ption)|hypothes\w+|imagine|pretend|what\s+if|conjecture\w*|were\s+to|as\s+though"
-    rf"|in\s+case|provided\s+that|let(?:['’]?s|\s+us|\s+me)?\s+(?:\w+ly\s+|now\s+|first\s+|just\s+)?{_TRIAL}"
-    r"|let\s+[$\\(]*[A-Za-z](?:_\{?\w+\}?)?[$\\)]*\s*(?:be|=|equal|denote|represent|stand)"
-    r"|let\s+(?:the|his|her|their|its|our|this|that|there|it|an?|each)\b[^,;]*?\b(?:be|equal))\b"
-    r"|\blet\s*[$\\(]*$|\blet\s+[$\\(]*[A-Za-z]\s*=\s*[$\\(]*$",
-    re.IGNORECASE,
+    rf"""
+      \b
+      (?:
+            suppos(?:e|ing|ition)|assum(?:e|es|ed|ing|ption)|hypothes\w+|imagine|pretend
+          | what\s+if|conjecture\w*|were\s+to|as\s+though
+          | in\s+case|provided\s+that
+          | let(?:['’]?s|\s+us|\s+me)?\s+(?:\w+ly\s+|now\s+|first\s+|just\s+)?{_TRIAL}
+          | let\s+[$\\(]*[A-Za-z](?:_\{{?\w+\}}?)?[$\\)]*\s*
+            (?:be|=|equal|denote|represent|stand)
+          | let\s+(?:the|his|her|their|its|our|this|that|there|it|an?|each)\b[^,;]*?\b
+            (?:be|equal)
+      )\b
+    | \blet\s*[$\\(]*$|\blet\s+[$\\(]*[A-Za-z]\s*=\s*[$\\(]*$
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 # "Suppose, for a moment, that", "Assumption: "
 _COMMA_OF_A_SUPPOSITION = re.compile(
-    r"\b(suppose|assume|imagine|hypothetically)(?:\s*,[^,]{0,30},|\s*[,:])|\b(supposition|assumption|conjecture|hypothesis)\s*:",
-    re.IGNORECASE,
+    r"""
+      \b(suppose|assume|imagine|hypothetically)(?:\s*,[^,]{0,30},|\s*[,:])
+    | \b(supposition|assumption|conjecture|hypothesis)\s*:
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _TRIED = re.compile(
-    r"\W*(?:(?:now|next|first|so|then|again|we)\W+)*(?:(?:try|trying|testing|checking|claim|consider|guess|suppose|denote|call)\b"
-    r"|say\s+(?:it|the|that|there|[$\\(]*[A-Za-z]\s*=)|given\s+(?:that\s+)?[$\\(]*(?:$|[A-Za-z]\s*=)"
-    r"|(?:take|put|set|choose|pick|plug(?:ging)?(?:\s+in)?|substitut(?:e|ing))\s*(?:$|\s[$\\(]*(?:$|[A-Za-z]\s*=)))",
-    re.IGNORECASE,
+    r"""
+    \W*(?:(?:now|next|first|so|then|again|we)\W+)*
+    (?:
+          (?:try|trying|testing|checking|claim|consider|guess|suppose|denote|call)\b
+        | say\s+(?:it|the|that|there|[$\\(]*[A-Za-z]\s*=)
+        | given\s+(?:that\s+)?[$\\(]*(?:$|[A-Za-z]\s*=)
+        | (?:take|put|set|choose|pick|plug(?:ging)?(?:\s+in)?|substitut(?:e|ing))\s*
+          (?:$|\s[$\\(]*(?:$|[A-Za-z]\s*=))
+    )
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 # A question, with or without its question mark; a condition without "if"
 _ASKED = re.compile(
-    r"\W*(?:is|are|was|were|could|can|might|may|would|will|should|does|do|did|has|had)\s+(?:it|the|this|that|there|we|they|he|she"
-    r"|his|her|their|x|n|my|our|our\s+\w+)\b",
-    re.IGNORECASE,
+    r"""
+    \W*(?:is|are|was|were|could|can|might|may|would|will|should|does|do|did|has|had)\s+
+    (?:it|the|this|that|there|we|they|he|she|his|her|their|x|n|my|our|our\s+\w+)\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _IF = re.compile(r"\bif\b([^,;]*)$", re.IGNORECASE)
 _SHOW = r"(?:show|prove|establish|demonstrate|justify|derive|argue)"
 _TO_BE_SHOWN = re.compile(
-    rf"\bto\s+(?:{_SHOW}\s+(?:that|whether|if|the|it|this|[$\\(]*[A-Za-z]\s*=)"
-    r"|(?:verify|check|confirm|see|test|determine|decide|find\s+out)\s+(?:that|whether|if|[$\\(]*[A-Za-z]\s*=))"
-    rf"|^\W*(?:(?:now|next|first|so|then|let\s+us|let['’]s)\W+)*"
-    rf"(?:(?:we|you|one|I)\s+(?:(?:must|should|shall|will|can|could|may)\s+)?(?:now\s+)?)?(?:{_SHOW}|verify|check|confirm)"
-    r"\s+(?:that|whether|if)\b",
-    re.IGNORECASE,
+    rf"""
+      \bto\s+
+      (?:
+            {_SHOW}\s+(?:that|whether|if|the|it|this|[$\\(]*[A-Za-z]\s*=)
+          | (?:verify|check|confirm|see|test|determine|decide|find\s+out)\s+
+            (?:that|whether|if|[$\\(]*[A-Za-z]\s*=)
+      )
+    | ^\W*(?:(?:now|next|first|so|then|let\s+us|let['’]s)\W+)*
+      (?:(?:we|you|one|I)\s+(?:(?:must|should|shall|will|can|could|may)\s+)?(?:now\s+)?)?
+      (?:{_SHOW}|verify|check|confirm)\s+(?:that|whether|if)\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _TO_BE_SHOWN_BEHIND_COLON = re.compile(
-    rf"\b(?:to\s+(?:be\s+)?(?:{_SHOW}|shown|proved|proven|verify|check)|claim|conjecture)\s*:[^,;.]*$",
-    re.IGNORECASE,
+    rf"""
+    \b(?:to\s+(?:be\s+)?(?:{_SHOW}|shown|proved|proven|verify|check)|claim|conjecture)\s*:
+    [^,;.]*$
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _CONDITION = re.compile(r"\b(?:if|unless|in\s+case|provided|without|but\s+for)\b", re.IGNORECASE)
 _COUNTERFACTUAL = re.compile(
-    r"\bwould\s+(?:be|have\s+been)\b.*?\b(?:if|unless)\b.*?\b(?:were|was|had|did|could)\b|\b(?:if|unless)\b.*\bwere\b[^,;]*$",
-    re.IGNORECASE,
+    r"""
+      \bwould\s+(?:be|have\s+been)\b.*?\b(?:if|unless)\b.*?\b(?:were|was|had|did|could)\b
+    | \b(?:if|unless)\b.*\bwere\b[^,;]*$
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 
 GUESSING_ADVERBS = (
@@ -83,8 +122,11 @@ GUESSED_BEHIND = (
     r"|at\s+a\s+guess|in\s+all\s+(?:likelihood|probability)"
 )
 _BEGINS_WITH_A_GUESS = re.compile(
-    rf"\W*(?:(?:so|then|thus|hence|therefore|but|and)\W+)*(?:{GUESSED_BEHIND})(?:\s*,|\s+(?:the|it|that|this)\b)",
-    re.IGNORECASE,
+    rf"""
+    \W*(?:(?:so|then|thus|hence|therefore|but|and)\W+)*(?:{GUESSED_BEHIND})
+    (?:\s*,|\s+(?:the|it|that|this)\b)
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 
 # What has a number in a text; other languages behind. An abbreviation ends with a full stop.

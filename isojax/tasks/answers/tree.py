@@ -25,7 +25,10 @@ class Symbol:
 @dataclass(frozen=True)
 class Apply:
     """A function of other expressions: + * / ^ negate pm mp percent degree abs floor ceil ! binom
-    root log sin ..."""
+    root log sin ...
+
+    + has any number of arguments, root a radicand and an index, log a number and perhaps a base.
+    """
 
     function: str
     arguments: tuple["Node", ...]
@@ -52,8 +55,10 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Group:
-    """Items between brackets; a list that has none has empty `brackets`. `(` and `[` of two may be
-    an interval."""
+    """Items between `brackets`: (), [), {} ..., which are empty for a list without any.
+
+    Two items between ( or [ and ) or ] may be an interval.
+    """
 
     brackets: str
     items: tuple["Node", ...]
@@ -61,7 +66,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Relation:
-    """`sides` with one of = < <= > >= != in ~ (about) between each two."""
+    """`sides` with one of = < <= > >= != in ~ (about) between each two: 1 <= x < 5 has three sides
+    and two operators."""
 
     operators: tuple[str, ...]
     sides: tuple["Node", ...]
@@ -85,7 +91,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Colon:
-    """A time or a ratio: parts as they are written, and as numbers."""
+    """A time or a ratio, 2:05: parts as they are written, and as numbers."""
 
     texts: tuple[str, ...]
     parts: tuple[Fraction, ...]
@@ -108,10 +114,23 @@ class Residue:
 
 
 Node = (
-    Number | Symbol | Apply | Series | Quantity | Group | Relation | SetOperation | Matrix | Colon | BaseNumeral
+    Number
+    | Symbol
+    | Apply
+    | Series
+    | Quantity
+    | Group
+    | Relation
+    | SetOperation
+    | Matrix
+    | Colon
+    | BaseNumeral
     | Residue
-)  # fmt: skip
+)
 
-PI, EULER, IMAGINARY = Symbol("pi", True), Symbol("e", True), Symbol("i", True)
-INFINITY, REALS = Symbol("infinity", True), Symbol("R", True)
+PI = Symbol("pi", True)
+EULER = Symbol("e", True)
+IMAGINARY = Symbol("i", True)
+INFINITY = Symbol("infinity", True)
+REALS = Symbol("R", True)
 EMPTY_SET = Group("{}", ())

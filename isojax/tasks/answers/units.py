@@ -8,89 +8,148 @@ from functools import lru_cache
 
 from isojax.tasks.answers.other_languages import SCALES as _SCALES
 
-# Name -> (dimension, how many of that dimension's own unit), plural forms apart.
-_LENGTHS = {
-    "mm": "1/1000", "millimeter": "1/1000", "millimetre": "1/1000", "cm": "1/100", "centimeter": "1/100",
-    "centimetre": "1/100", "dm": "1/10", "m": "1", "meter": "1", "metre": "1", "km": "1000", "kilometer": "1000",
-    "kilometre": "1000", "in": "0.0254", "inch": "0.0254", "inche": "0.0254", "ft": "0.3048", "feet": "0.3048",
-    "foot": "0.3048", "yd": "0.9144", "yard": "0.9144", "mi": "1609.344", "mile": "1609.344",
+# Name -> the factor of its dimension's base unit. Plurals are found by dropping their s.
+_LENGTHS = {  # in metres
+    "mm": "1/1000", "millimeter": "1/1000", "millimetre": "1/1000",
+    "cm": "1/100", "centimeter": "1/100", "centimetre": "1/100", "dm": "1/10",
+    "m": "1", "meter": "1", "metre": "1", "km": "1000", "kilometer": "1000", "kilometre": "1000",
+    "in": "0.0254", "inch": "0.0254", "inche": "0.0254",
+    "ft": "0.3048", "feet": "0.3048", "foot": "0.3048",
+    "yd": "0.9144", "yard": "0.9144", "mi": "1609.344", "mile": "1609.344",
 }  # fmt: skip
-_TIMES = {
-    "ms": "1/1000", "millisecond": "1/1000", "s": "1", "sec": "1", "second": "1", "min": "60", "minute": "60",
-    "h": "3600", "hr": "3600", "hour": "3600", "day": "86400", "week": "604800",
+_TIMES = {  # in seconds
+    "ms": "1/1000", "millisecond": "1/1000", "s": "1", "sec": "1", "second": "1",
+    "min": "60", "minute": "60", "h": "3600", "hr": "3600", "hour": "3600",
+    "day": "86400", "week": "604800",
 }  # fmt: skip
-_MASSES = {
-    "mg": "1/1000", "milligram": "1/1000", "g": "1", "gram": "1", "kg": "1000", "kilogram": "1000", "kilo": "1000",
-    "tonne": "1000000", "lb": "453.59237", "pound": "453.59237", "oz": "28.349523125", "ounce": "28.349523125",
+_MASSES = {  # in grams
+    "mg": "1/1000", "milligram": "1/1000", "g": "1", "gram": "1",
+    "kg": "1000", "kilogram": "1000", "kilo": "1000", "tonne": "1000000",
+    "lb": "453.59237", "pound": "453.59237", "oz": "28.349523125", "ounce": "28.349523125",
 }  # fmt: skip
-_VOLUMES = {
-    "ml": "1/1000000", "mL": "1/1000000", "milliliter": "1/1000000", "millilitre": "1/1000000", "cc": "1/1000000",
-    "l": "1/1000", "L": "1/1000", "liter": "1/1000", "litre": "1/1000",
+_CUBE_EDGES = {  # volumes, by the edge in metres of the cube that holds one: a litre is (1/10 m)^3
+    "ml": "1/100", "mL": "1/100", "milliliter": "1/100", "millilitre": "1/100", "cc": "1/100",
+    "l": "1/10", "L": "1/10", "liter": "1/10", "litre": "1/10",
 }  # fmt: skip
-_OF_ONE_DIMENSION = {
-    "dollar": ("dollar", "1"), "USD": ("dollar", "1"), "buck": ("dollar", "1"), "cent": ("dollar", "1/100"),
-    "¢": ("dollar", "1/100"), "euro": ("euro", "1"), "rupee": ("rupee", "1"), "yen": ("yen", "1"),
-    "degree": ("degree", "1"), "deg": ("degree", "1"), "month": ("month", "1"), "year": ("month", "12"),
-    "yr": ("month", "12"), "unit": ("unit", "1"), "W": ("watt", "1"), "kW": ("watt", "1000"), "J": ("joule", "1"),
-    "kJ": ("joule", "1000"), "V": ("volt", "1"), "N": ("newton", "1"), "Pa": ("pascal", "1"), "K": ("kelvin", "1"),
-    "Hz": ("hertz", "1"), "C": ("celsius", "1"), "F": ("fahrenheit", "1"), "gallon": ("gallon", "1"),
-    "gal": ("gallon", "1"), "qt": ("gallon", "1/4"), "quart": ("gallon", "1/4"), "pt": ("gallon", "1/8"),
-    "pint": ("gallon", "1/8"), "acre": ("acre", "1"), "ha": ("hectare", "1"), "hectare": ("hectare", "1"),
+_OTHERS = {  # (dimension, factor)
+    "dollar": ("dollar", "1"), "USD": ("dollar", "1"), "buck": ("dollar", "1"),
+    "cent": ("dollar", "1/100"), "¢": ("dollar", "1/100"),
+    "euro": ("euro", "1"), "rupee": ("rupee", "1"), "yen": ("yen", "1"),
+    "degree": ("degree", "1"), "deg": ("degree", "1"), "°": ("degree", "1"),
+    "C": ("celsius", "1"), "F": ("fahrenheit", "1"), "K": ("kelvin", "1"),
+    "month": ("month", "1"), "year": ("month", "12"), "yr": ("month", "12"),
+    "unit": ("unit", "1"), "W": ("watt", "1"), "kW": ("watt", "1000"),
+    "J": ("joule", "1"), "kJ": ("joule", "1000"), "V": ("volt", "1"), "N": ("newton", "1"),
+    "Pa": ("pascal", "1"), "Hz": ("hertz", "1"),
+    "gallon": ("gallon", "1"), "gal": ("gallon", "1"), "qt": ("gallon", "1/4"),
+    "quart": ("gallon", "1/4"), "pt": ("gallon", "1/8"), "pint": ("gallon", "1/8"),
+    "acre": ("acre", "1"), "ha": ("hectare", "1"), "hectare": ("hectare", "1"),
     "KB": ("byte", "1000"), "MB": ("byte", "1000000"), "GB": ("byte", "1000000000"),
 }  # fmt: skip
 _SPEEDS = {"mph": ("mi", "h"), "kmh": ("km", "h"), "kmph": ("km", "h"), "kph": ("km", "h")}
 _CURRENCY_SIGNS = {"$": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee"}
 
+# Words beside a unit that do not change it: "5 meters tall", "42 apples in all".
 _LINK_WORD_TEXT = (
-    "a an the of in at on by to is for and per with each every total altogether all left more less fewer remaining"
-    " now long old tall wide high deep away late early longer taller older them us it"
+    "a an the of in at on by to is for and per with each every total altogether all left more less"
+    " fewer remaining now long old tall wide high deep away late early longer taller older them us"
+    " it"
 )
 _LINK_WORDS = frozenset(_LINK_WORD_TEXT.split())
+
 # Words that change the value, or take it back: what holds one is no unit.
 _NOT_UNITS = re.compile(
-    r"\b(?:not|no|nor|never|cannot|or|wrong|incorrect|false|half|halves|thirds?|quarters?|fourths?|fifths?|tenths?"
-    r"|pi|plus|minus|over|squared|cubed|than|least|most|maybe|perhaps|possibly|but|except|if|unless|mod|modulo|ish"
-    r"|hundreds?|thousands?|[mbtr]+illions?|dozens?|exclusive|smaller|larger|bigger|greater|divided|multiplied"
-    r"|between|through|isn|doesn|point|factorial|percent|score|gross|pairs?|power|root|base"
-    r"|tens|something|odd|probably|presumably|supposedly|allegedly|hopefully|likely|itself|followed|fails|resp|respectively|ths|\w*(?:tie|een)ths|(?:hundred|thousand|[mbtr]+illion|sixth|seventh|eighth|ninth|twelfth)ths?|sixths|sevenths|eighths|ninths"
-    rf"|binary|octal|hexadecimal|(?:below|under)\s+zero|choose|(?:added|raised)\s+to|subtracted|(?:shy|short)\s+of"
-    rf"|{_SCALES})\b|n't",
-    re.IGNORECASE,
+    rf"""
+    \b(?:
+        not|no|nor|never|cannot|or|wrong|incorrect|false
+      | half|halves|thirds?|quarters?|fourths?|fifths?|tenths?
+      | pi|plus|minus|over|squared|cubed|than|least|most
+      | maybe|perhaps|possibly|but|except|if|unless|mod|modulo|ish
+      | hundreds?|thousands?|[mbtr]+illions?|dozens?
+      | exclusive|smaller|larger|bigger|greater|divided|multiplied
+      | between|through|isn|doesn|point|factorial|percent|score|gross|pairs?|power|root|base
+      | tens|something|odd|probably|presumably|supposedly|allegedly|hopefully|likely|itself
+      | followed|fails|resp|respectively
+      | ths|\w*(?:tie|een)ths  # 17 ths, twentieths
+      | (?:hundred|thousand|[mbtr]+illion|sixth|seventh|eighth|ninth|twelfth)ths?
+      | sixths|sevenths|eighths|ninths
+      | binary|octal|hexadecimal
+      | (?:below|under)\s+zero|choose|(?:added|raised)\s+to|subtracted|(?:shy|short)\s+of
+      | {_SCALES}
+    )\b
+    | n't
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _CJK_UNITS = {
-    "毫米": "mm", "厘米": "cm", "米": "m", "千米": "km", "公里": "km", "克": "g", "千克": "kg",
-    "公斤": "kg", "吨": "tonne", "秒": "s", "分钟": "min", "小时": "hour", "天": "day", "周": "week", "月": "month",
-    "年": "year", "度": "degree", "毫升": "mL", "升": "L", "平方米": "m^2", "平方厘米": "cm^2",
-    "立方米": "m^3", "立方厘米": "cm^3", "円": "yen", "美元": "dollar", "日元": "yen", "欧元": "euro",
+    "毫米": "mm", "厘米": "cm", "米": "m", "千米": "km", "公里": "km",
+    "克": "g", "千克": "kg", "公斤": "kg", "吨": "tonne",
+    "秒": "s", "分钟": "min", "小时": "hour", "天": "day", "周": "week",
+    "月": "month", "年": "year",
+    "度": "degree", "毫升": "mL", "升": "L",
+    "平方米": "m^2", "平方厘米": "cm^2", "立方米": "m^3", "立方厘米": "cm^3",
+    "円": "yen", "美元": "dollar", "日元": "yen", "欧元": "euro",
 }  # fmt: skip
 _CJK_PER = re.compile(r"([\u4e00-\u9fff]+\s*)\s*[/每]\s*([\u4e00-\u9fff]+)")  # 千米/时, 元每千克
-# behind "per"; elsewhere they are other things, too
+# Behind "per" only; elsewhere these characters mean other things, too.
 _TIMES_IN_CJK = {"时": "小时", "分": "分钟", "時": "小时"}
-# Of any other, a word that counts or names things, and changes no value: 个苹果 (apples), but not 万
-# (ten thousand).
+# A known unit, or a word that counts or names things: 个苹果 (apples). A word with a character that
+# changes the value, such as 万 (ten thousand), is none.
+_CJK_COUNTER = (
+    "[元块圆円圓个個つ只隻支枝本册冊张張枚人名位岁歳次回条條件头頭匹辆輛台棵颗顆朵杯瓶箱盒袋页頁题題道"
+    "间間원개명]"
+)
+_CHANGES_THE_VALUE_IN_CJK = "[半多余餘几幾万萬亿億千百十不或又点點倍零以约約的]"
 _CJK_UNIT = re.compile(
     "|".join(_CJK_UNITS)
-    + "|[元块圆円圓个個つ只隻支枝本册冊张張枚人名位岁歳次回条條件头頭匹辆輛台棵颗顆朵杯瓶箱盒袋页頁题題道间間원개명]"
-    r"(?:(?![半多余餘几幾万萬亿億千百十不或又点點倍零以约約的])[\u4e00-\u9fff\u3040-\u30ff\uac00-\ud7a3]){0,5}"
+    + rf"""
+    | {_CJK_COUNTER}
+      (?:(?!{_CHANGES_THE_VALUE_IN_CJK})[\u4e00-\u9fff\u3040-\u30ff\uac00-\ud7a3]){{0,5}}
+    """,
+    re.VERBOSE,
 )
-# Other words of one or two letters may be variables: 12 xy. Next to a longer word link words count
-# too: 5 of them.
+
+# Other words of one or two letters may be variables: 12 xy.
 _SHORT_UNITS = re.compile(
-    r"[mdckn]?m|[mk]?g|[mdc]?[lL]|[kM]?[WVJNK]|[kKMGT][Bb]|m?s|h|hr|Hz|lbs?|oz|ft|yd|mi|in|sq|cu|pt|qt|cc|ha|Pa|[ap]m"
-    r"|C|F|°|¢"
+    r"""
+    [mdckn]?m | [mk]?g | [mdc]?[lL]
+    | [kM]?[WVJNK] | [kKMGT][Bb]
+    | m?s | h | hr | Hz | lbs? | oz | ft | yd | mi | in | sq | cu | pt | qt | cc | ha | Pa
+    | [ap]m  # 5 pm
+    | C | F | ° | ¢
+    """,
+    re.VERBOSE,
 )
+# Short words that are no variables next to a longer one: 5 of them.
 _SHORT_LINK_WORDS = frozenset(["a", "an", "of", "in", "at", "on", "by", "to"])
 _UNIT_TOKEN = re.compile(r"[A-Za-z°¢]+|\^\{?(-?[1-4])\}?|([²³])|/|[.,*·-]|\\cdot|\s+")
+_EXPONENT = re.compile(r"\^\{?(-?[1-4])\}?")
+_RAISED_DIGITS = {"²": 2, "³": 3}
+_WORD = re.compile(r"[A-Za-z°¢]+")
+_INITIALS = re.compile(r"(?<![A-Za-z])([A-Za-z])\.\s?([A-Za-z])\.?(?![A-Za-z])")  # p.m.
+_HALF_DAY = re.compile(r"(?<![A-Za-z])([AP]M)(?![A-Za-z])")
 
 
 @dataclass(frozen=True)
 class Unit:
-    """`scale` times a product of dimensions, and words that no table knows: `apple`."""
+    """`scale` times a product of dimensions, and words that no table knows: `apple`.
 
-    dimensions: tuple[tuple[str, int], ...] = ()
+    km per hour is 1000/3600 times metre^1 second^-1.
+    """
+
+    dimensions: tuple[tuple[str, int], ...] = ()  # (name, power), by name; no power is 0
     scale: Fraction = Fraction(1)
-    numerator_scale: Fraction = Fraction(1)  # of what is not behind "per"
+    numerator_scale: Fraction = Fraction(1)  # the part of `scale` that is not behind "per"
     words: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """(scale base units of a dimension)^power: a litre is (1/10 metre)^3."""
+
+    dimension: str
+    scale: Fraction
+    power: int
 
 
 def currency(sign: str) -> Unit:
@@ -103,9 +162,8 @@ def product(first: Unit, second: Unit) -> Unit:
     powers = dict(first.dimensions)
     for dimension, power in second.dimensions:
         powers[dimension] = powers.get(dimension, 0) + power
-    dimensions = tuple(sorted((name, power) for name, power in powers.items() if power))
     return Unit(
-        dimensions=dimensions,
+        dimensions=_without_zeros(powers),
         scale=first.scale * second.scale,
         numerator_scale=first.numerator_scale * second.numerator_scale,
         words=first.words | second.words,
@@ -118,129 +176,181 @@ def inverse(unit: Unit) -> Unit:
     return Unit(dimensions=dimensions, scale=1 / unit.scale, words=unit.words)
 
 
+def _without_zeros(powers: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((name, power) for name, power in powers.items() if power))
+
+
 def is_unit_name(word: str) -> bool:
     """Whether a table has this name: cm, kg, hours."""
-    return _dimension_of(word) is not None
+    return _factors_of(word) is not None
+
+
+# --- reading
 
 
 @lru_cache(4096)
 def read_unit(text: str) -> Unit | None:
-    """The unit that a text without LaTeX commands is, None where it is none; an empty text is a
-    unit without any dimension."""
+    """The unit that a text without LaTeX commands is; None where it is no unit.
+
+    An empty text is a unit without any dimension.
+    """
     if _NOT_UNITS.search(text):
         return None
-    if (parts := _CJK_PER.fullmatch(text)) is not None:
-        numerator = read_unit(parts[1].strip())
-        denominator = read_unit(_TIMES_IN_CJK.get(parts[2], parts[2]))
-        return (
-            None
-            if numerator is None or denominator is None
-            else product(numerator, inverse(denominator))
-        )
-    if cjk := _CJK_UNIT.fullmatch(text):
-        return (
-            read_unit(_CJK_UNITS[text]) if text in _CJK_UNITS else Unit(words=frozenset([cjk[0]]))
-        )
-    text = re.sub(r"(?<![A-Za-z])([A-Za-z])\.\s?([A-Za-z])\.?(?![A-Za-z])", r"\1\2", text)  # p.m.
-    text = re.sub(r"(?<![A-Za-z])([AP]M)(?![A-Za-z])", lambda match: match[1].lower(), text)
-    tokens = [match for match in _UNIT_TOKEN.finditer(text) if match[0].strip()]
-    if sum(len(match[0]) for match in _UNIT_TOKEN.finditer(text)) != len(text):
+
+    rate = _CJK_PER.fullmatch(text)
+    if rate is not None:
+        numerator = read_unit(rate[1].strip())
+        denominator = read_unit(_TIMES_IN_CJK.get(rate[2], rate[2]))
+        if numerator is None or denominator is None:
+            return None
+        return product(numerator, inverse(denominator))
+
+    if text in _CJK_UNITS:
+        return read_unit(_CJK_UNITS[text])
+    if _CJK_UNIT.fullmatch(text):
+        return Unit(words=frozenset([text]))
+    return _read_in_latin_letters(text)
+
+
+def _read_in_latin_letters(text: str) -> Unit | None:
+    if not text:
+        return Unit()
+
+    text = _INITIALS.sub(r"\1\2", text)
+    text = _HALF_DAY.sub(lambda match: match[1].lower(), text)
+    tokens = [match[0] for match in _UNIT_TOKEN.finditer(text)]
+    if sum(map(len, tokens)) != len(text):
+        return None  # there is something between two tokens
+
+    # xy is a product of variables rather than a unit, and "of" is a unit only beside another word.
+    has_unit = False
+    for word in _WORD.findall(text):
+        if len(word) >= 3 or _SHORT_UNITS.fullmatch(word):
+            has_unit = True
+        elif word not in _SHORT_LINK_WORDS:
+            return None
+    if not has_unit:
         return None
-    words = [match[0] for match in re.finditer(r"[A-Za-z°¢]+", text)]
-    is_known = [len(word) >= 3 or _SHORT_UNITS.fullmatch(word) is not None for word in words]
-    if not any(is_known):
-        if not text:
-            return Unit()
-        return None
-    if not all(
-        known or word in _SHORT_LINK_WORDS for known, word in zip(is_known, words, strict=True)
-    ):
-        return None
-    return _read_tokens([match[0] for match in tokens])
+    return _read_tokens([token for token in tokens if token.strip()])
 
 
 def _read_tokens(tokens: list[str]) -> Unit:
-    powers: dict[str, int] = {}
-    scale = numerator_scale = Fraction(1)
-    unknown_words = set[str]()
-    sign, next_power, last_known = 1, 1, ""
-
-    def multiply(name: str, power: int) -> None:
-        nonlocal scale, numerator_scale
-        known = _dimension_of(name)
-        assert known is not None
-        for dimension, factor, own_power in known:
-            powers[dimension] = powers.get(dimension, 0) + own_power * power
-            scale *= factor ** (own_power * power)
-            if sign > 0:
-                numerator_scale *= factor ** (own_power * power)
+    """The product of units that tokens from left to right say: square, cm, per, s."""
+    unit = _UnitProduct()
+    sign = 1  # of the powers; -1 behind "per"
+    next_power = 1  # of the next unit: 2 behind "square"
+    last_unit = ""  # what an exponent belongs to
 
     for position, token in enumerate(tokens):
-        following = tokens[position + 1] if position + 1 < len(tokens) else ""
-        exponent = re.fullmatch(r"\^\{?(-?[1-4])\}?", token)
-        if token in ("/", "per") or (token in ("a", "an", "each", "every") and last_known):
+        is_last = position + 1 == len(tokens)
+        is_inch = token == "in" and is_last and not unit.powers  # in "5 in", not in "5 in all"
+        exponent = _exponent(token)
+
+        if token in ("/", "per") or (token in ("a", "an", "each", "every") and last_unit):
             sign = -1
         elif token in ("square", "sq"):
             next_power = 2
         elif token in ("cubic", "cu"):
             next_power = 3
-        elif exponent or token in "²³":
-            power = int(exponent[1]) if exponent else {"²": 2, "³": 3}[token]
-            if last_known:  # it has been counted once
-                multiply(last_known, sign * (power - 1))
-        elif token in _LINK_WORDS and not (token == "in" and not powers and not following):
+        elif exponent is not None:
+            if last_unit:  # which has been counted once
+                unit.multiply(last_unit, sign * (exponent - 1), is_behind_per=sign < 0)
+        elif token in _LINK_WORDS and not is_inch:
             continue
-        elif _dimension_of(token) is not None:
-            multiply(token, sign * next_power)
-            last_known, next_power = token, 1
+        elif is_unit_name(token):
+            unit.multiply(token, sign * next_power, is_behind_per=sign < 0)
+            last_unit = token
+            next_power = 1
         elif token[0].isalpha():
-            unknown_words.add(_singular(token.casefold()))
-    if {"celsius", "fahrenheit"} & powers.keys():
-        powers.pop("degree", None)
-    dimensions = tuple(sorted((name, power) for name, power in powers.items() if power))
-    return Unit(dimensions, scale, numerator_scale, frozenset(unknown_words))
+            unit.words.add(_singular(token.casefold()))
+
+    return unit.result()
+
+
+class _UnitProduct:
+    """A unit while it is read; `words` are those that no table knows."""
+
+    def __init__(self) -> None:
+        self.powers: dict[str, int] = {}
+        self.scale = Fraction(1)
+        self.numerator_scale = Fraction(1)
+        self.words: set[str] = set()
+
+    def multiply(self, name: str, power: int, *, is_behind_per: bool) -> None:
+        """Multiply by a known unit to the given power."""
+        factors = _factors_of(name)
+        assert factors is not None
+
+        for factor in factors:
+            total_power = factor.power * power
+            self.powers[factor.dimension] = self.powers.get(factor.dimension, 0) + total_power
+            self.scale *= factor.scale**total_power
+            if not is_behind_per:
+                self.numerator_scale *= factor.scale**total_power
+
+    def result(self) -> Unit:
+        """The unit that has been read."""
+        powers = dict(self.powers)
+        if "celsius" in powers or "fahrenheit" in powers:
+            powers.pop("degree", None)  # degrees F and F are one unit
+        return Unit(
+            dimensions=_without_zeros(powers),
+            scale=self.scale,
+            numerator_scale=self.numerator_scale,
+            words=frozenset(self.words),
+        )
+
+
+def _exponent(token: str) -> int | None:
+    """2 of ^2, ^{2} and ²; None of any other token."""
+    if token in _RAISED_DIGITS:
+        return _RAISED_DIGITS[token]
+    match = _EXPONENT.fullmatch(token)
+    return None if match is None else int(match[1])
 
 
 def _singular(word: str) -> str:
-    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
+    is_plural = len(word) > 3 and word.endswith("s") and not word.endswith("ss")
+    return word[:-1] if is_plural else word
 
 
-def _table() -> Mapping[str, tuple[tuple[str, Fraction, int], ...]]:
-    table: dict[str, tuple[tuple[str, Fraction, int], ...]] = {}
-    for dimension, names in (("metre", _LENGTHS), ("second", _TIMES), ("gram", _MASSES)):
-        table |= {name: ((dimension, Fraction(factor), 1),) for name, factor in names.items()}
-    # A litre is a thousandth of a cubic metre.
-    cube_roots = {"1/1000000": "1/100", "1/1000": "1/10"}
-    table |= {
-        name: (("metre", Fraction(cube_roots[factor]), 3),) for name, factor in _VOLUMES.items()
-    }
-    table |= {
-        name: ((dimension, Fraction(factor), 1),)
-        for name, (dimension, factor) in _OF_ONE_DIMENSION.items()
-    }
+# --- known units
+
+
+def _known_units() -> Mapping[str, tuple[_Factor, ...]]:
+    units: dict[str, tuple[_Factor, ...]] = {}
+    for dimension, scales in (("metre", _LENGTHS), ("second", _TIMES), ("gram", _MASSES)):
+        for name, scale in scales.items():
+            units[name] = (_Factor(dimension, Fraction(scale), 1),)
+    for name, edge in _CUBE_EDGES.items():
+        units[name] = (_Factor("metre", Fraction(edge), 3),)
+    for name, (dimension, scale) in _OTHERS.items():
+        units[name] = (_Factor(dimension, Fraction(scale), 1),)
     for name, (length, time) in _SPEEDS.items():
-        speed = (("metre", Fraction(_LENGTHS[length]), 1), ("second", Fraction(_TIMES[time]), -1))
-        table[name] = speed
-    table["°"] = table["degree"]
-    return table
+        distance = _Factor("metre", Fraction(_LENGTHS[length]), 1)
+        duration = _Factor("second", Fraction(_TIMES[time]), -1)
+        units[name] = (distance, duration)
+    return units
 
 
-_UNITS = _table()
+_UNITS = _known_units()
 
 
-def _dimension_of(word: str) -> tuple[tuple[str, Fraction, int], ...] | None:
-    """(dimension, factor, power) of a known unit, in any number; capital letters matter in names of
-    one or two."""
-    for name in (word, word.lower() if len(word) > 2 else word):
-        if name in _UNITS:
-            return _UNITS[name]
-        if len(name) > 2 and _singular_known(name) in _UNITS:
-            return _UNITS[_singular_known(name)]
+def _factors_of(word: str) -> tuple[_Factor, ...] | None:
+    """The factors of a known unit, which may be in the plural; None where no table has it.
+
+    Capital letters matter in names of one or two: mm and MM, but not cm and Centimeters.
+    """
+    if len(word) <= 2:
+        return _UNITS.get(word)
+    for name in (word, word.lower()):
+        for singular in (name, name.removesuffix("s")):
+            if singular in _UNITS:
+                return _UNITS[singular]
     return None
 
 
-def _singular_known(name: str) -> str:
-    return name[:-1] if name.endswith("s") else name
+# --- comparing
 
 
 def conversion(reference: Unit | None, response: Unit | None) -> Fraction | None:
@@ -251,20 +361,25 @@ def conversion(reference: Unit | None, response: Unit | None) -> Fraction | None
     """
     if reference is None or response is None or reference == response:
         return Fraction(1)
+
     if reference.dimensions and response.dimensions:
         if reference.dimensions == response.dimensions:
             return response.scale / reference.scale
-        # $18 and $18 per day
-        is_money = all(dict(unit.dimensions).get("dollar") == 1 for unit in (reference, response))
+        # "per day" may be left out where money is asked for: $18 for $18 per day.
+        are_dollars = _is_of_dollars(reference) and _is_of_dollars(response)
         is_rate_left_out = min(len(reference.dimensions), len(response.dimensions)) == 1
-        return (
-            response.numerator_scale / reference.numerator_scale
-            if is_money and is_rate_left_out
-            else None
-        )
-    if not reference.dimensions and not response.dimensions:
-        if not reference.words or not response.words or reference.words & response.words:
-            return Fraction(1)
+        if are_dollars and is_rate_left_out:
+            return response.numerator_scale / reference.numerator_scale
         return None
-    has_nothing = [not (unit.dimensions or unit.words) for unit in (reference, response)]
-    return Fraction(1) if any(has_nothing) else None
+
+    if not reference.dimensions and not response.dimensions:
+        has_no_words = not reference.words or not response.words
+        return Fraction(1) if has_no_words or reference.words & response.words else None
+
+    # One has dimensions: the other has no unit at all, or words that name something else.
+    has_empty_unit = any(not (unit.dimensions or unit.words) for unit in (reference, response))
+    return Fraction(1) if has_empty_unit else None
+
+
+def _is_of_dollars(unit: Unit) -> bool:
+    return dict(unit.dimensions).get("dollar") == 1

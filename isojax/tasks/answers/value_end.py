@@ -21,39 +21,68 @@ AS_OF_A_CLAUSE = (
     "".join(f"(?<!{word})" for word in _WORDS_BEFORE_AS.split()) + r"\s+as\b(?!\s+well\s+as\b)"
 )
 _CLAUSE_END = re.compile(
-    rf"[.!?;:…]+(?=[\s*\"')\]]|$)|,(?=\s|$)|\n|\s[–—-]{{1,3}}\s(?![-$\\(]*[0-9])|{AS_OF_A_CLAUSE}"
-    r"|\s(?:because|since|which|who|where|when|while|so|but|although|though|if|that|i\.e\.)(?![A-Za-z])"
-    r"|\s(?:and|or)\s+(?=(?!an?\s|half\b|one\b|two\b|three\b)[A-Za-z]{2,}\s)",
-    re.IGNORECASE,
+    rf"""
+      [.!?;:…]+(?=[\s*\"')\]]|$)|,(?=\s|$)|\n|\s[–—-]{{1,3}}\s(?![-$\\(]*[0-9])|{AS_OF_A_CLAUSE}
+    | \s(?:because|since|which|who|where|when|while|so|but|although|though|if|that|i\.e\.)
+      (?![A-Za-z])
+    | \s(?:and|or)\s+(?=(?!an?\s|half\b|one\b|two\b|three\b)[A-Za-z]{{2,}}\s)
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _REMARK = re.compile(r"\([^()]*\)")
 CHANGING_REMARK = re.compile(
-    r"\b(?:base|mod|modulo|or|maybe|perhaps|possibly|wrong|incorrect|false|binary|octal|hexadecimal|hex|in|mill?ions?"
-    r"|thousands?|hundreds?|dozens?|billions?|percent|times|approx\w*|about|roughly|estimated?|probably|presumably|likely|guess(?:ed|ing)?|not\s+sure|unsure|assum\w+)\b|^\(\s*[-+*/^\d.]",
-    re.IGNORECASE,
+    r"""
+      \b
+      (?:
+            base|mod|modulo|or|maybe|perhaps|possibly|wrong|incorrect|false|binary|octal
+          | hexadecimal|hex|in|mill?ions?
+          | thousands?|hundreds?|dozens?|billions?|percent|times|approx\w*|about|roughly
+          | estimated?|probably|presumably|likely|guess(?:ed|ing)?|not\s+sure|unsure|assum\w+
+      )\b
+    | ^\(\s*[-+*/^\d.]
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _MODULUS = re.compile(r"\(\s*mod(?:ulo)?\b[^()]*\)$", re.IGNORECASE)
 # Words that make another number of the one before them.
 _CHANGES = re.compile(
-    r"\b(?:choose|(?<!the )base|added\s+to\s+\S*[0-9]|plus|minus|multiplied|divided|modulo|mod|raised"
-    r"|to\s+the\s+(?:\w+\s+)?power|in\s+(?:binary|octal"
-    r"|hexadecimal|hex)|factorial|squared|cubed|(?:below|under)\s+(?:zero|0)|(?:short|shy)\s+of\s+\S*[0-9]|subtracted"
-    r"|increased|decreased|reduced|and\s+(?:a|one|two|three)\s+(?:half|third|quarter|fifth|tenth|eighth)s?"
-    r"|followed\s+by|as\s+well\s+as\s+\S*[0-9]|with\s+an?\s+(?:\w+\s+)?(?:error|margin|tolerance|uncertainty)|parts?\s+(?:in|per)|times\s+(?:itself|that|this)"
-    r"|and\s+(?:up|above|over|beyond|below|under|more|counting))\b"
-    r"|^\s*(?:halves|thirds|quarters|fourths|\w*(?:fif|six|seven|eigh|nin|ten|twelf|eleven|een|tie|illion|hundred|thousand)ths"
-    r"|tens|something|odd)\b|^(?:ths\b|(?:st|nd|rd|th)\s+[a-z])|^\s*over(?=\s*$|\s+\S*[0-9])|\b(?:times|per|by)\s+(?:\S*[0-9]|[b-zB-Z](?![\w'’]))"
-    r"|^\s*(?:\w+\s+)?(?:to|out\s+of)\s+\S*[0-9]|^\s*out\s+of\b"
-    rf"|^\s*(?:{SCALES})(?!\w)",
-    re.IGNORECASE,
+    rf"""
+      \b
+      (?:
+            choose|(?<!the[ ])base|added\s+to\s+\S*[0-9]|plus|minus|multiplied|divided|modulo
+          | mod|raised
+          | to\s+the\s+(?:\w+\s+)?power|in\s+(?:binary|octal|hexadecimal|hex)|factorial|squared
+          | cubed|(?:below|under)\s+(?:zero|0)|(?:short|shy)\s+of\s+\S*[0-9]|subtracted
+          | increased|decreased|reduced
+          | and\s+(?:a|one|two|three)\s+(?:half|third|quarter|fifth|tenth|eighth)s?
+          | followed\s+by|as\s+well\s+as\s+\S*[0-9]
+          | with\s+an?\s+(?:\w+\s+)?(?:error|margin|tolerance|uncertainty)|parts?\s+(?:in|per)
+          | times\s+(?:itself|that|this)
+          | and\s+(?:up|above|over|beyond|below|under|more|counting)
+      )\b
+    | ^\s*
+      (?:
+            halves|thirds|quarters|fourths
+          | \w*(?:fif|six|seven|eigh|nin|ten|twelf|eleven|een|tie|illion|hundred|thousand)ths
+          | tens|something|odd
+      )\b
+    | ^(?:ths\b|(?:st|nd|rd|th)\s+[a-z])|^\s*over(?=\s*$|\s+\S*[0-9])
+    | \b(?:times|per|by)\s+(?:\S*[0-9]|[b-zB-Z](?![\w'’]))
+    | ^\s*(?:\w+\s+)?(?:to|out\s+of)\s+\S*[0-9]|^\s*out\s+of\b
+    | ^\s*(?:{SCALES})(?!\w)
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 NEW_READING = r"(?:in\s+)?(?:base|[mb]illions|thousands|hundreds|dozens|binary|octal|hexadecimal)\b"
 _CHANGES_BEHIND_COMMA = re.compile(rf"\s*,\s*{NEW_READING}", re.IGNORECASE)
 # Nothing ends with these.
 # "42 by Theorem 3", "42 (see equation 5)"
 _REFERENCE = re.compile(
-    rf"\s*(?:by|from|in|see|using|via|due\s+to|with|as\s+in)\s+(?:the\s+)?(?:{PLACES}|step|part|equation|example|figure|table)\s*",
-    re.IGNORECASE,
+    rf"""
+    \s*(?:by|from|in|see|using|via|due\s+to|with|as\s+in)\s+(?:the\s+)?
+    (?:{PLACES}|step|part|equation|example|figure|table)\s*
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _LEFT_OPEN = re.compile(
     r"\b(?:and|or|resp|respectively|to|plus|minus|per|of|the|by|point)\s*$", re.IGNORECASE
