@@ -13,10 +13,19 @@ RELATIVE_TOLERANCE = 1e-9
 _NEEDS_ALGEBRA = re.compile(r"\\(?:int|iint|lim|sum|prod|det|gcd|lcm)(?![A-Za-z])")
 # All that may stand beside them. What math-verify leaves out, such as units and dots, is not here.
 _KNOWN_COMMANDS = re.compile(
-    r"\\(?:int|iint|lim|sum|prod|det|gcd|lcm|frac|sqrt|binom|pi|infty|to|cdot|times|div|pm|mp|sin|cos|tan|cot|sec|csc"
-    r"|arcsin|arccos|arctan|sinh|cosh|tanh|ln|log|exp|alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|left|right"
-    r"|lfloor|rfloor|lceil|rceil)(?![A-Za-z])"
+    r"""
+    \\
+    (?:
+          int|iint|lim|sum|prod|det|gcd|lcm|frac|sqrt|binom|pi|infty|to|cdot|times|div|pm|mp|sin
+        | cos|tan|cot|sec|csc
+        | arcsin|arccos|arctan|sinh|cosh|tanh|ln|log|exp|alpha|beta|gamma|delta|theta|lambda|mu
+        | phi|omega|left|right
+        | lfloor|rfloor|lceil|rceil
+    )(?![A-Za-z])
+    """,
+    re.VERBOSE,
 )
+_SUBSCRIPT = re.compile(r"_(?=[0-9a-zA-Z{])")
 
 
 class ComputerAlgebra:
@@ -40,34 +49,40 @@ class ComputerAlgebra:
         """Whether two normalized answers, of which one at least needs algebra, have the same
         value."""
         texts = (reference, response)
-        if not all(map(_is_expression, texts)) or not any(map(_NEEDS_ALGEBRA.search, texts)):
+        if not all(_is_expression(text) for text in texts):
+            return False
+        if not any(_NEEDS_ALGEBRA.search(text) for text in texts):
             return False
         parsed = [self._parse(text) for text in texts]
         if not all(parsed):
             return False
+
         if not self._verify(*parsed, timeout_seconds=None):
             return False
         first, second = (expressions[0] for expressions in parsed)
         if not (first.is_number and second.is_number):
             return True
-        # It compares what is below 1e-15 as 0.
-        first, second = first.doit(), second.doit()
-        if first == second:
-            return True
-        try:
-            values = [complex(expression.evalf(30)) for expression in (first, second)]
-        except (TypeError, ValueError, OverflowError):
-            return False
-        return abs(values[0] - values[1]) <= RELATIVE_TOLERANCE * max(map(abs, values)) and any(
-            values
-        )
+        return _are_same_numbers(first, second)
+
+
+def _are_same_numbers(first: Any, second: Any) -> bool:
+    """Whether two numbers of SymPy are equal: math-verify takes all below 1e-15 for 0."""
+    first = first.doit()
+    second = second.doit()
+    if first == second:
+        return True
+    try:
+        first_value = complex(first.evalf(30))
+        second_value = complex(second.evalf(30))
+    except (TypeError, ValueError, OverflowError):
+        return False
+    size = max(abs(first_value), abs(second_value))
+    return size != 0 and abs(first_value - second_value) <= RELATIVE_TOLERANCE * size
 
 
 def _is_expression(text: str) -> bool:
     if len(text) > MAX_LENGTH:
         return False
-    has_unknown = (
-        re.search(r"[\\$_&]", re.sub(r"_(?=[0-9a-zA-Z{])", "", _KNOWN_COMMANDS.sub("", text)))
-        is not None
-    )
-    return not has_unknown and not has_words(text)
+    rest = _SUBSCRIPT.sub("", _KNOWN_COMMANDS.sub("", text))
+    has_unknown_commands = re.search(r"[\\$_&]", rest) is not None
+    return not has_unknown_commands and not has_words(text)

@@ -1,6 +1,7 @@
 """What a sentence says of its value once more, in brackets or behind "i.e.": 160 minutes (2 hours
-and 40 minutes), 12 (a dozen), 17 (8 + 9). It is no second answer where it is the same, and is one
-where it is not.
+and 40 minutes), 12 (a dozen), 17 (8 + 9).
+
+Such a remark is no second answer where it says the same value, and is one where it does not.
 """
 
 import re
@@ -10,8 +11,12 @@ from isojax.tasks.answers.compound import compound_quantity
 from isojax.tasks.answers.number_words import number_in_words
 from isojax.tasks.answers.units import read_unit
 
-_OPENING = r"(?:or|i\.e\.|that\s+is|that['’]s|which\s+is|equal\s+to|equivalently|equivalent\s+to|also|=)[,:]?\s+"
+_OPENING = (
+    r"(?:or|i\.e\.|that\s+is|that['’]s|which\s+is|equal\s+to|equivalently|equivalent\s+to|also|=)"
+    r"[,:]?\s+"
+)
 _IN_BRACKETS = re.compile(rf"\s+\((?:{_OPENING})?([^()]+)\)")
+# 160 minutes, i.e. 2 hours and 40 minutes
 _BEHIND_I_E = re.compile(
     r"""
     ,?\s+(?:\(?i\.e\.|that\s+is|which\s+is|or\s+equivalently|equivalently)[,:]?\s+([^(),;]+?)
@@ -21,8 +26,8 @@ _BEHIND_I_E = re.compile(
 )
 _NUMBER = r"[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?"
 _CALCULATION = re.compile(rf"\$?{_NUMBER}(?:\s*[-+*/×÷·]\s*\$?{_NUMBER})+")
-# The value that a remark is about, with up to two words of its own: 160 minutes, 12 red apples
-_OWN_VALUE = re.compile(
+# The value that a remark is about, with up to two words: 160 minutes, 12 red apples, $x$
+_VALUE_BEFORE = re.compile(
     r"""
     (?:^|(?<=[\s(*]))(?:\$([^$]+)\$|(\$?-?[0-9][0-9,]*(?:\.[0-9]+|/[0-9]+)?%?))
     ((?:\s+[A-Za-z]+){0,2})$
@@ -54,29 +59,35 @@ def find_gloss(sentence: str) -> Gloss | None:
     """The remark of a sentence that is a calculation or a quantity, behind a number; None where
     there is none."""
     for match in (*_IN_BRACKETS.finditer(sentence), *_BEHIND_I_E.finditer(sentence)):
+        before = sentence[: match.start()]
+        behind = sentence[match.end() :]
         remark = " ".join(match[1].split())
-        own = _OWN_VALUE.search(sentence[: match.start()][-MAX_LENGTH:])
-        if own is None or len(remark) > MAX_LENGTH or not _says_a_value(remark, own[3]):
+        value = _VALUE_BEFORE.search(before[-MAX_LENGTH:])
+        if value is None or len(remark) > MAX_LENGTH:
             continue
-        rest = f"{sentence[: match.start()]}{sentence[match.end() :]}"
-        return Gloss(sentence=rest, value=f"{own[1] or own[2]}{own[3]}", remark=remark)
+
+        number = value[1] or value[2]
+        words = value[3]
+        if _says_a_value(remark, words):
+            return Gloss(sentence=before + behind, value=f"{number}{words}", remark=remark)
     return None
 
 
-def _says_a_value(remark: str, own_words: str) -> bool:
-    if (
-        _CALCULATION.fullmatch(remark)
-        or _OTHER_SPELLING.fullmatch(remark)
-        or compound_quantity(remark) is not None
-    ):
+def _says_a_value(remark: str, value_words: str) -> bool:
+    """Whether a remark is a value; one with a unit is, where the words behind the value it is about
+    are a unit of that dimension."""
+    if _CALCULATION.fullmatch(remark) or _OTHER_SPELLING.fullmatch(remark):
         return True
-    if (quantity := _ONE_QUANTITY.fullmatch(remark)) is not None:
-        unit, own_unit = read_unit(quantity[1]), read_unit(own_words.strip())
-        return (
-            unit is not None
-            and own_unit is not None
-            and bool(unit.dimensions)
-            and unit.dimensions == own_unit.dimensions
-        )
+    if compound_quantity(remark) is not None:
+        return True
+
+    quantity = _ONE_QUANTITY.fullmatch(remark)
+    if quantity is not None:
+        unit = read_unit(quantity[1])
+        value_unit = read_unit(value_words.strip())
+        if unit is None or value_unit is None or not unit.dimensions:
+            return False
+        return unit.dimensions == value_unit.dimensions
+
     in_words = number_in_words(remark)
     return in_words is not None and not remark[:1].isdigit()

@@ -7,7 +7,8 @@ MAX_NESTED = 4  # fonts in fonts
 MAX_ORDINAL_LENGTH = 50  # characters
 
 _SWITCHES = (
-    r"bf|it|rm|tt|sf|sc|sl|em|cal|[a-z]+(?:series|shape|family)|normalfont|tiny|(?:script|footnote|normal)size|small"
+    r"bf|it|rm|tt|sf|sc|sl|em|cal|[a-z]+(?:series|shape|family)|normalfont|tiny"
+    r"|(?:script|footnote|normal)size|small"
     r"|[lL]arge|LARGE|[hH]uge|boldmath|scriptstyle|scriptscriptstyle|nolimits|strut|hfill"
 )
 _STYLED = re.compile(

@@ -9,6 +9,7 @@ from isojax.tasks.answers.units import Unit, currency, read_unit
 from isojax.tasks.answers.vocabulary import TEXT
 
 _CURRENCY = re.compile(r"\s*(-?)\s*\\?([$€£¥₹])\s*(?=[-0-9.\\])")
+# The million of 5 million, 5\text{ million}, 5-million
 _SCALE = re.compile(
     r"""
     [\s~-]*(?:\\(?:text|mathrm|mbox)\s*\{[\s-]*)?\b
@@ -17,14 +18,23 @@ _SCALE = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _SCALES = {
-    "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
-}  # fmt: skip
+    "hundred": 100,
+    "thousand": 1000,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+    "dozen": 12,
+}
 _PER_CENT = re.compile(
     r"\s*(?:%|\\(?:text|mathrm|mbox)\s*\{\s*(?:%|per ?cent)\s*\}|per ?cent\b)", re.IGNORECASE
 )
+# What ends a unit: brackets, commas, relations, other commands, "and"
 _UNIT_END = re.compile(
     r"[,;=<>(){}\[\]|]|\\(?!text|mathrm|mbox|cdot)|(?<![A-Za-z])(?:and|or)(?![A-Za-z])"
 )
+_BRACED_POWER = re.compile(r"\^\s*\{\s*(-?[0-9])\s*\}")  # cm^{2}
+_POWER = re.compile(r"\^-?[1-4]")  # cm^2
+_BEFORE_BRACE = re.compile(r"(?:\\(?:text[a-z]*|mathrm|mathbf|mbox)\s*|\^\s*)$")
 
 
 @dataclass(frozen=True)
@@ -56,9 +66,9 @@ def take_scale(cursor: Cursor) -> int | None:
     match = _SCALE.match(cursor.text, cursor.position)
     if match is None:
         return None
-    is_in_text = "{" in match[0]
     cursor.position = match.end()
-    if is_in_text and not match[2]:  # \text{ million dollars}: its rest is a unit
+    is_open_text = "{" in match[0] and not match[2]
+    if is_open_text:  # \text{ million dollars}: the rest, \text{ dollars}, is a unit
         cursor.text = cursor.text[: cursor.position] + r"\text{" + cursor.text[cursor.position :]
     return _SCALES[match[1].lower()]
 
@@ -66,28 +76,32 @@ def take_scale(cursor: Cursor) -> int | None:
 def take_unit(cursor: Cursor) -> Unit | None:
     """The unit that stands here, up to what ends the item."""
     start = cursor.position
-    end_match = None
-    for end_match in _UNIT_END.finditer(cursor.text, start):
-        if end_match[0] not in "{}" or not _in_text_command(cursor, start, end_match.start()):
-            break
-    else:
-        end_match = None
-    end = end_match.start() if end_match else len(cursor.text)
+    end = _end_of_unit(cursor.text, start)
     source = cursor.text[start:end]
     if not source.strip():
         return None
+
     plain = TEXT.sub(lambda match: f" {match[1]} ", source)
-    plain = re.sub(r"\^\s*\{\s*(-?[0-9])\s*\}", r"^\1", plain)
-    if (
-        "\\" in plain.replace(r"\cdot", "")
-        or "{" in plain
-        or re.search(r"[0-9]", re.sub(r"\^-?[1-4]", "", plain))
-    ):
+    plain = _BRACED_POWER.sub(r"^\1", plain)
+    has_commands = "\\" in plain.replace(r"\cdot", "") or "{" in plain
+    has_numbers = re.search(r"[0-9]", _POWER.sub("", plain)) is not None
+    if has_commands or has_numbers:
         return None
+
     unit = read_unit(" ".join(plain.split()))
     if unit is not None:
         cursor.position = end
     return unit
+
+
+def _end_of_unit(text: str, start: int) -> int:
+    """Where the words behind `start` end: at a bracket, a comma, a sign or "and", but not at the
+    braces of \\text{...} and ^{2}."""
+    for match in _UNIT_END.finditer(text, start):
+        is_brace = match[0] in "{}"
+        if not is_brace or not _is_of_text_or_power(text, start, match.start()):
+            return match.start()
+    return len(text)
 
 
 def is_unit_next(cursor: Cursor) -> bool:
@@ -98,10 +112,7 @@ def is_unit_next(cursor: Cursor) -> bool:
     return unit is not None
 
 
-def _in_text_command(cursor: Cursor, start: int, brace: int) -> bool:
+def _is_of_text_or_power(text: str, start: int, brace: int) -> bool:
     """Whether a brace belongs to \\text{...} or ^{2} behind `start`."""
-    opening = cursor.text.rfind("{", start, brace + 1)
-    if opening < 0:
-        return False
-    before = cursor.text[start:opening]
-    return re.search(r"(?:\\(?:text[a-z]*|mathrm|mathbf|mbox)\s*|\^\s*)$", before) is not None
+    opening = text.rfind("{", start, brace + 1)
+    return opening >= 0 and _BEFORE_BRACE.search(text[start:opening]) is not None

@@ -5,12 +5,17 @@ import re
 from isojax.tasks.answers.vocabulary import TEXT
 
 _LETTER = r"(?:\(\s*([A-J])\s*\)|([A-J]))"
-_NOUN = r"(?:(?:the\s+)?(?:correct\s+|right\s+)?(?:options?|choices?|answers?|letters?|statements?)\s*(?:is|are)?\s*:?\s*)?"
+# "the correct option is: ", or nothing
+_NOUN = (
+    r"(?:(?:the\s+)?(?:correct\s+|right\s+)?(?:options?|choices?|answers?|letters?|statements?)"
+    r"\s*(?:is|are)?\s*:?\s*)?"
+)
 _ALONE = re.compile(rf"{_NOUN}{_LETTER}", re.IGNORECASE)
 # (C) 12, C) 12, C. 12, C: 12
 _WITH_VALUE = re.compile(
     rf"{_NOUN}(?:\(\s*([A-J])\s*\)\s*[.:]?|([A-J])\s*[).:])\s*(?=\S)(.+)", re.DOTALL
 )
+# What in an option's value names another option, or takes it back: "12 or (D)"
 _ANOTHER_OPTION = re.compile(
     r"""
       \(\s*[A-Z]\s*\)|(?<![A-Za-z\\])[A-J](?:[).:]|(?![A-Za-z0-9_=({]))
@@ -18,12 +23,14 @@ _ANOTHER_OPTION = re.compile(
     """,
     re.VERBOSE,
 )
+# "The correct option is: (C) 12"
 _STATED = re.compile(
     r"(?:^|(?<=[.!?] ))([^.!?]*)\b(?:correct|right)\s+(?:option|choice)\s+is:?\s*([^?]*)$"
 )
 _DENIED = re.compile(
     r"\b(?:not|never|doubt|wrong|false|if|whether|unless|think|guess|maybe|perhaps)\b|n['’]t\b"
 )
+# "I choose (C) 12"
 _CHOSEN = re.compile(
     r"""
     \bI(?:['’]d|['’]ll|\s+would|\s+will|\s+must)?\s+
@@ -31,6 +38,7 @@ _CHOSEN = re.compile(
     """,
     re.VERBOSE,
 )
+# "so option C is correct"
 _CORRECT = re.compile(
     rf"""
     (?:^|[.:,]\s+|\b(?:so|thus|hence|therefore|that|only)[,\s]+)(?:only\s+)?
@@ -56,12 +64,11 @@ def option_alone(text: str) -> str | None:
 def option_with_value(text: str) -> str | None:
     """The letter of an answer that is an option, which may have its value: C. 12; None where it is
     none, or several."""
-    if (letter := option_alone(text)) is not None:
+    letter = option_alone(text)
+    if letter is not None:
         return letter
-    match = _WITH_VALUE.fullmatch(_plain(text))
-    if match is None or _ANOTHER_OPTION.search(match[3]):
-        return None
-    return match[1] or match[2]
+    match = _match_with_value(text)
+    return None if match is None else match[1] or match[2]
 
 
 def stated_option(text: str) -> str | None:
@@ -71,13 +78,17 @@ def stated_option(text: str) -> str | None:
     last_sentence = re.split(r"[.!?]\s", plain)[-1]
     if _DENIED.search(last_sentence):
         return None
-    if match := _STATED.search(plain):
-        return None if _DENIED.search(match[1]) else option_with_value(match[2])
-    if match := _CHOSEN.search(last_sentence):
-        return option_with_value(match[1])
-    match = _CORRECT.search(last_sentence)
-    is_only_one = match is not None and len(_CALLED_CORRECT.findall(plain)) <= 1
-    return (match[1] or match[2]) if match is not None and is_only_one else None
+
+    stated = _STATED.search(plain)
+    if stated:
+        return None if _DENIED.search(stated[1]) else option_with_value(stated[2])
+    chosen = _CHOSEN.search(last_sentence)
+    if chosen:
+        return option_with_value(chosen[1])
+    correct = _CORRECT.search(last_sentence)
+    if correct and len(_CALLED_CORRECT.findall(plain)) <= 1:
+        return correct[1] or correct[2]
+    return None
 
 
 def is_same_letter(reference: str, answer: str) -> bool:
@@ -88,8 +99,14 @@ def is_same_letter(reference: str, answer: str) -> bool:
 
 def value_of_option(text: str) -> str | None:
     r"""What an option says, without its letter: \frac{1}{6} of (E) \frac{1}{6}."""
+    match = _match_with_value(text)
+    return None if match is None else match[3]
+
+
+def _match_with_value(text: str) -> re.Match[str] | None:
+    """The match of C. 12, with the letter in its first group or its second, and 12 in its third."""
     match = _WITH_VALUE.fullmatch(_plain(text))
-    return None if match is None or _ANOTHER_OPTION.search(match[3]) else match[3]
+    return None if match is None or _ANOTHER_OPTION.search(match[3]) else match
 
 
 def option_letters(text: str) -> frozenset[str] | None:
@@ -99,14 +116,21 @@ def option_letters(text: str) -> frozenset[str] | None:
     if _CIRCLED.fullmatch(plain):
         return frozenset(re.findall("[①-⑳]", plain))
     if re.fullmatch("[A-H]{2,8}", plain) and list(plain) == sorted(set(plain)):
-        return frozenset(plain)
-    items = [re.fullmatch(_LETTER, item) for item in _SEPARATOR.split(plain)]
+        return frozenset(plain)  # ACD; but BED is a word
+
+    items = _SEPARATOR.split(plain)
     if len(items) < 2:
         return None
-    letters = [item[1] or item[2] for item in items if item is not None]
-    return frozenset(letters) if len(letters) == len(items) else None
+    letters: set[str] = set()
+    for item in items:
+        match = re.fullmatch(_LETTER, item)
+        if match is None:
+            return None
+        letters.add(match[1] or match[2])
+    return frozenset(letters)
 
 
 def _plain(text: str) -> str:
-    text = TEXT.sub(r" \1 ", text.replace("\\ ", " ").replace("**", "").replace("$", " "))
+    text = text.replace("\\ ", " ").replace("**", "").replace("$", " ")
+    text = TEXT.sub(r" \1 ", text)
     return " ".join(text.split()).strip(". ")

@@ -31,7 +31,11 @@ HEDGES = (
     rf"|for\s+(?:example|instance)|{GUESSED_BEHIND}"
 )
 
-_NUMBER = r"[-+]?(?:\\?[$€£¥]\s*)?-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
+# -$1,234.50, 12.5, .5
+_NUMBER = (
+    r"[-+]?(?:\\?[$€£¥]\s*)?-?"
+    r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
+)
 # A number with a fraction, an exponent or a percent sign behind it, or math between dollars.
 _VALUE = re.compile(
     rf"""
@@ -66,8 +70,8 @@ _DENIED = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-# Words that make a bound, a range or another number of it.
-# "The largest possible value is 42" states a value.
+# Words that make a bound, a range or another number of it: "more than 42", "up to 42". But "the
+# largest possible value is 42" states a value.
 _SUPERLATIVES = (
     "largest smallest greatest least maximum minimum most fewest lowest highest best only of"
 )
@@ -164,6 +168,7 @@ _APPROXIMATE = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+# "42ish", "42 apples, give or take", "42 point five", "42 and some"
 _HEDGED_BEHIND = re.compile(
     rf"""
       \s*-?ish\b|(?:\s+[a-z]+){{0,2}}[\s,(*$]*(?:{HEDGES})(?=[\s)*$]*(?:[.,;!]|$))
@@ -182,6 +187,7 @@ _OTHER_CASE = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+# Before a value, where "to" alone may not stand: "comes to 42"
 _GOOD_TO = re.compile(
     r"""
     \b
@@ -190,6 +196,7 @@ _GOOD_TO = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+# What joins two values: "41 or 42", "41, 42", "41 - 42"
 _BETWEEN_LISTED = re.compile(
     rf"""
     \s*(?:,|;|/|\\?\||&|-|–|to|and|or|,\s*(?:and|or)|vs\.?|versus|through|{AND_OR})?\s*
@@ -218,6 +225,7 @@ _MORE_THAN_OTHERS = re.compile(
     """,
     re.VERBOSE,
 )
+# The feet of "5 feet 3", the \text{hours} of "2 \text{hours and} 30"
 _UNIT_BETWEEN = re.compile(
     r"""
     [\s$]*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?([A-Za-z]+)\.?\s*,?\s*(?:and)?\s*\}?[\s$]*(?:and)?
@@ -229,6 +237,7 @@ _ARITHMETIC_BEFORE_EQUALS = re.compile(
     r"[0-9][0-9.,)}\s$]*(?:[-+*/×÷·]|\\(?:times|cdot|div))[^=]*$"
 )
 _CLAUSES = re.compile(r"[,;:](?=\s)")
+# "42 - no", "42 is wrong", "42 would contradict"
 _TAKEN_BACK_BEHIND = re.compile(
     r"""
     [\s,]*
@@ -242,6 +251,7 @@ _TAKEN_BACK_BEHIND = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+# "42 million", "5 and a half", "42 - 1", "42!"
 _SCALE_BEHIND = re.compile(
     r"""
       \s*\**\s*[-~]?\s*(?:and\s+)?(?:(?:an?|one|two|three)\s+)?
@@ -256,6 +266,11 @@ _SCALE_BEHIND = re.compile(
 )
 
 
+_ORDINAL_ENDING = re.compile(r"^(?:st|nd|rd|th)\b")  # behind the 5 of 5th
+# The words behind a value, which may be its unit; but not the M of Möglichkeiten
+_UNIT_WORDS = re.compile(r"\s*(?:[a-zA-Z°²³¢][a-zA-Z°²³¢./^ -]*)?(?![^\W\d_])")
+
+
 def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
     """The text of the value with the words behind it, which may be its unit, and without them;
     empty where the sentence states no single value.
@@ -263,38 +278,57 @@ def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
     `is_statement`: it is what follows "the answer is", so that a value at its beginning is the one.
     """
     sentence = " ".join(sentence[-MAX_SENTENCE_LENGTH:].split())
-    if (gloss := find_gloss(sentence)) is not None:
+
+    # A remark says the value once more: 160 minutes (2 hours and 40 minutes). Where it explains the
+    # value that the rest of the sentence states, both must be the same.
+    gloss = find_gloss(sentence)
+    if gloss is not None:
         explained = values_in_sentence(gloss.sentence, is_statement=is_statement)
         return [f"{gloss.remark} = {gloss.value}"] if gloss.is_about(explained) else explained
+
     sentence = _MORE_THAN_OTHERS.sub(r"\1", _ARROW.sub("", sentence))
-    condition = _IF.search(sentence)
-    if _ANYTHING_BUT.search(sentence) or (
-        condition and _OTHER_CASE.search(sentence, condition.end())
-    ):
+    if _ANYTHING_BUT.search(sentence) or _has_two_cases(sentence):
         return []
-    retraction = _RETRACTION.search(sentence)  # "5, but actually 7"
-    is_corrected = (
-        retraction is not None and _VALUE.search(sentence[: retraction.start()]) is not None
-    )
-    if retraction and is_corrected and _VALUE.search(sentence, retraction.end()):
-        sentence = sentence[retraction.end() :]
+    sentence = _corrected(sentence)
     sentence = _NEGATIVE.sub(r"\1-", _without_emphasis(_without_remark(sentence)))
     values = list(_VALUE.finditer(sentence))
     if not values:
         return []
+
     words = MATH_IN_TEXT.sub(" ", sentence)
-    if (roots := _ROOTS.search(sentence)) and not _DENIED.search(words):
+    roots = _ROOTS.search(sentence)
+    if roots and not _DENIED.search(words):
         return [re.sub(r"\$|\\[()]", "", roots[1])]
-    if (equation := _right_side(sentence)) is not None:
+    equation = _right_side(sentence)
+    if equation is not None:
         return equation
     if _DENIED.search(words) or _BOUNDED.search(words) or _FUNCTION_OF.search(words):
         return []
-    if several := _SEVERAL_AT_END.search(sentence):
+    several = _SEVERAL_AT_END.search(sentence)
+    if several:
         return [several[1] or several[2]]
+
+    # "(The answer is) 42 apples in 3 bags" states its first value, other sentences their last.
     is_first = is_statement and _BEFORE_A_STATED_VALUE.fullmatch(sentence[: values[0].start()])
-    return _single_value(
-        sentence, values, 0 if is_first else len(values) - 1, is_statement=is_statement
-    )
+    index = 0 if is_first else len(values) - 1
+    return _single_value(sentence, values, index, is_statement=is_statement)
+
+
+def _has_two_cases(sentence: str) -> bool:
+    """Whether a sentence says one value for one case and another for the other: "42 if it rains and
+    43 otherwise"."""
+    condition = _IF.search(sentence)
+    return condition is not None and _OTHER_CASE.search(sentence, condition.end()) is not None
+
+
+def _corrected(sentence: str) -> str:
+    """What follows the correction in "5, but actually 7"; other sentences as they are."""
+    retraction = _RETRACTION.search(sentence)
+    if retraction is None:
+        return sentence
+    has_value_before = _VALUE.search(sentence[: retraction.start()])
+    has_value_behind = _VALUE.search(sentence, retraction.end())
+    return sentence[retraction.end() :] if has_value_before and has_value_behind else sentence
 
 
 def _without_emphasis(sentence: str) -> str:
@@ -311,26 +345,31 @@ def _without_remark(sentence: str) -> str:
 
 
 def _right_side(sentence: str) -> list[str] | None:
-    """What follows the last equals sign outside math: of 9 * 2 = 18 dollars, 18 dollars. None where
-    there is none."""
+    """What follows the last equals sign outside math: of 9 * 2 = 18 dollars, 18 dollars.
+
+    Empty where that is denied, guessed or bounded; None where there is no such sign, or where it
+    belongs to a supposition.
+    """
     outside_math = MATH_IN_TEXT.sub(lambda match: "m" * len(match[0]), sentence)
     equals = outside_math.rfind("=")
     value = _VALUE.search(sentence, equals + 1) if equals >= 0 else None
     if value is None or sentence[equals + 1 : value.start()].strip(" *"):
         return None
+
+    before = sentence[: value.start()]
     if outside_math[max(0, equals - 1)] in "<>!":
         return []
-    if not _ARITHMETIC_BEFORE_EQUALS.search(sentence, 0, equals) and supposes(
-        sentence[: value.start()]
-    ):
+    is_calculation = _ARITHMETIC_BEFORE_EQUALS.search(sentence, 0, equals) is not None
+    if not is_calculation and supposes(before):
         return None  # "If x = 6, she has 42"
     if _is_guess(sentence, value):
         return []
-    clause = _CLAUSES.split(sentence[: value.start()])[-1] + sentence[value.start() :]
+    clause = _CLAUSES.split(before)[-1] + sentence[value.start() :]
     if _DENIED.search(clause) or _TAKEN_BACK_BEHIND.match(sentence, value.end()):
         return []
-    others = list(_VALUE.finditer(sentence, value.end()))
-    if others and _is_listed(sentence, value, others[0]):
+
+    next_value = _VALUE.search(sentence, value.end())
+    if next_value and _is_listed(sentence, value, next_value):
         return []
     if _SCALE_BEHIND.match(sentence, value.end()) or not value_ends_at(sentence, value.end()):
         return [sentence[equals + 1 :].strip()]
@@ -340,8 +379,14 @@ def _right_side(sentence: str) -> list[str] | None:
 def _single_value(
     sentence: str, values: list[re.Match[str]], index: int, *, is_statement: bool
 ) -> list[str]:
+    """The value values[index] of a sentence, as `values_in_sentence` gives it; empty where the
+    words around it deny it, suppose it, or list it with another."""
     value = values[index]
+    previous = values[index - 1] if index > 0 else None
+    following = values[index + 1] if index + 1 < len(values) else None
     before = sentence[: value.start()]
+    behind = sentence[value.end() :]
+
     if _BAD_PRECURSOR.search(before) and not _GOOD_TO.search(before):
         return []
     if is_statement and _PART_OF_A_PHRASE.search(before):
@@ -352,16 +397,17 @@ def _single_value(
         return []
     if _AS_AN_EXAMPLE.search(before) or _is_guess(sentence, value):
         return []
-    if index > 0 and _is_listed(sentence, values[index - 1], value):
+
+    if previous and _is_listed(sentence, previous, value):
         return []
-    if index + 1 < len(values) and _is_listed(sentence, value, values[index + 1]):
+    if following and _is_listed(sentence, value, following):
         return []
-    if index > 0 and _is_compound(sentence[values[index - 1].end() : value.start()]):
+    if previous and _is_compound(sentence[previous.end() : value.start()]):
         # 5 feet 3 inches
-        return [f"{_content(values[index - 1][0])}{sentence[values[index - 1].end() :]}".strip()]
+        return [f"{_content(previous[0])}{sentence[previous.end() :]}".strip()]
     if _SCALE_BEHIND.match(sentence, value.end()) or not value_ends_at(sentence, value.end()):
         # 5 million, 5 and a half, 42 - 1, 5 out of 8: to be read whole or not at all
-        return [f"{_content(value[0])}{sentence[value.end() :]}".strip()]
+        return [f"{_content(value[0])}{behind}".strip()]
     return _with_and_without_words(sentence, value)
 
 
@@ -383,8 +429,9 @@ def _is_guess(sentence: str, value: re.Match[str]) -> bool:
 def _content(value: str) -> str:
     """A value without the dollars around it."""
     math = MATH_IN_TEXT.fullmatch(value.strip())
-    content = next(group for group in math.groups() if group is not None) if math else value
-    return content.strip()
+    if math is None:
+        return value.strip()
+    return next(group for group in math.groups() if group is not None).strip()
 
 
 def _is_listed(sentence: str, one: re.Match[str], other: re.Match[str]) -> bool:
@@ -398,8 +445,8 @@ def _is_compound(between: str) -> bool:
 
 
 def _with_and_without_words(sentence: str, value: re.Match[str]) -> list[str]:
+    """17 birds, and 17."""
     content = _content(value[0])
-    behind = re.sub(r"^(?:st|nd|rd|th)\b", "", sentence[value.end() :])  # the 5th
-    # not the M of Möglichkeiten
-    words = re.match(r"\s*(?:[a-zA-Z°²³¢][a-zA-Z°²³¢./^ -]*)?(?![^\W\d_])", behind)
+    behind = _ORDINAL_ENDING.sub("", sentence[value.end() :])
+    words = _UNIT_WORDS.match(behind)
     return [f"{content} {words[0].strip() if words else ''}".strip(), content]

@@ -20,9 +20,10 @@ _CLAUSE_BREAK = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+# What follows "let us" where a value is tried
 _TRIAL = (
-    r"(?:try|check|test|guess|suppose|assume|say|see|verify|imagine|pretend|consider|take|set|put|denote|call|define|start"
-    r"|begin|pick|choose|plug|substitute|use)"
+    r"(?:try|check|test|guess|suppose|assume|say|see|verify|imagine|pretend|consider|take|set|put"
+    r"|denote|call|define|start|begin|pick|choose|plug|substitute|use)"
 )
 _SUPPOSED = re.compile(
     rf"""
@@ -49,6 +50,7 @@ _COMMA_OF_A_SUPPOSITION = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+# The beginning of a clause that tries a value: "Now, try 42", "put x = 42"
 _TRIED = re.compile(
     r"""
     \W*(?:(?:now|next|first|so|then|again|we)\W+)*
@@ -72,6 +74,7 @@ _ASKED = re.compile(
 )
 _IF = re.compile(r"\bif\b([^,;]*)$", re.IGNORECASE)
 _SHOW = r"(?:show|prove|establish|demonstrate|justify|derive|argue)"
+# "We want to show that it is 42", "Now verify that"
 _TO_BE_SHOWN = re.compile(
     rf"""
       \bto\s+
@@ -86,6 +89,7 @@ _TO_BE_SHOWN = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+# "To prove: the sum is 42"
 _TO_BE_SHOWN_BEHIND_COLON = re.compile(
     rf"""
     \b(?:to\s+(?:be\s+)?(?:{_SHOW}|shown|proved|proven|verify|check)|claim|conjecture)\s*:
@@ -94,6 +98,7 @@ _TO_BE_SHOWN_BEHIND_COLON = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _CONDITION = re.compile(r"\b(?:if|unless|in\s+case|provided|without|but\s+for)\b", re.IGNORECASE)
+# "It would be 42 if there were 6 bags"
 _COUNTERFACTUAL = re.compile(
     r"""
       \bwould\s+(?:be|have\s+been)\b.*?\b(?:if|unless)\b.*?\b(?:were|was|had|did|could)\b
@@ -103,8 +108,8 @@ _COUNTERFACTUAL = re.compile(
 )
 
 GUESSING_ADVERBS = (
-    "probably|presumably|supposedly|allegedly|conceivably|plausibly|arguably|hopefully|tentatively|potentially|ostensibly"
-    "|seemingly|apparently"
+    "probably|presumably|supposedly|allegedly|conceivably|plausibly|arguably|hopefully|tentatively"
+    "|potentially|ostensibly|seemingly|apparently"
 )
 # "The most likely sum is 7", "36 equally likely outcomes" guess nothing.
 _LIKELY = (
@@ -113,14 +118,17 @@ _LIKELY = (
 )
 _I_GUESS = (
     r"(?:I|we)(?:(?:['’]m|['’]re|\s+am|\s+are)\s+(?:\w+\s+)?guessing|"
-    r"(?:['’]d|['’]ll|\s+would|\s+will|\s+do|\s+can\s+only)?\s+(?:\w+ly\s+)?(?:suspect|bet|conjecture|presume|reckon|suppose|imagine|wager|speculate|guess))"
+    r"(?:['’]d|['’]ll|\s+would|\s+will|\s+do|\s+can\s+only)?\s+(?:\w+ly\s+)?"
+    r"(?:suspect|bet|conjecture|presume|reckon|suppose|imagine|wager|speculate|guess))"
 )
 GUESSED = re.compile(rf"\b(?:{GUESSING_ADVERBS}|{_LIKELY}|{_I_GUESS})(?!\w)", re.IGNORECASE)
 # Behind a value: "42, most likely"
 GUESSED_BEHIND = (
-    rf"(?:(?:most|very|quite|highly|more\s+than)\s+)?(?:{GUESSING_ADVERBS}|likely)|maybe|perhaps|possibly|{_I_GUESS}"
+    rf"(?:(?:most|very|quite|highly|more\s+than)\s+)?(?:{GUESSING_ADVERBS}|likely)"
+    rf"|maybe|perhaps|possibly|{_I_GUESS}"
     r"|at\s+a\s+guess|in\s+all\s+(?:likelihood|probability)"
 )
+# "So, perhaps, it is 42"
 _BEGINS_WITH_A_GUESS = re.compile(
     rf"""
     \W*(?:(?:so|then|thus|hence|therefore|but|and)\W+)*(?:{GUESSED_BEHIND})
@@ -131,40 +139,49 @@ _BEGINS_WITH_A_GUESS = re.compile(
 
 # What has a number in a text; other languages behind. An abbreviation ends with a full stop.
 _PLACES_IN_FULL = (
-    r"theorem|thm|lemma|corollary|proposition|definition|axiom|postulate|conjecture|hypothesis|assumption|remark|observation"
-    r"|identity|inequality|formula|statement|claim|section|subsection|appendix|footnote|paragraph|diagram|graph|chart|hint|clue"
-    r"|condition|constraint|criterion|reference|eqn|article|verse|exhibit"
-    r"|satz|hilfssatz|aufgabe|frage|schritt|übung|abbildung|gleichung|beispiel|kapitel|seite|abschnitt|folgerung"
+    r"theorem|thm|lemma|corollary|proposition|definition|axiom|postulate|conjecture|hypothesis"
+    r"|assumption|remark|observation|identity|inequality|formula|statement|claim|section|subsection"
+    r"|appendix|footnote|paragraph|diagram|graph|chart|hint|clue|condition|constraint|criterion"
+    r"|reference|eqn|article|verse|exhibit"
+    r"|satz|hilfssatz|aufgabe|frage|schritt|übung|abbildung|gleichung|beispiel|kapitel|seite"
+    r"|abschnitt|folgerung"
     r"|théorème|lemme|corollaire|exercice|étape|équation|exemple|chapitre|propriété|formule"
-    r"|teorema|lema|corolario|corollario|corolário|proposici[óo]n|proposizione|proposição|ejercicio|esercizio|exercício"
-    r"|paso|passo|pregunta|pergunta|domanda|problema|ecuaci[óo]n|equazione|equação|ejemplo|esempio|exemplo|página|pagina"
+    r"|teorema|lema|corolario|corollario|corolário|proposici[óo]n|proposizione|proposição|ejercicio"
+    r"|esercizio|exercício|paso|passo|pregunta|pergunta|domanda|problema|ecuaci[óo]n|equazione"
+    r"|equação|ejemplo|esempio|exemplo|página|pagina"
     r"|cap[íi]tulo|capitolo|figura|tabla|tabella|tabela|stelling|opgave|vraag|stap|voorbeeld"
-    r"|теорем[аыуе]|лемм[аыуе]|следстви[еяю]|утверждени[еяю]|задач[аеиу]|шаг[аеу]?|пример[ае]?|уравнени[еяю]|глав[аеыу]|страниц[аеыу]"
+    r"|теорем[аыуе]|лемм[аыуе]|следстви[еяю]|утверждени[еяю]|задач[аеиу]"
+    r"|шаг[аеу]?|пример[ае]?|уравнени[еяю]|глав[аеыу]|страниц[аеыу]"
     r"|twierdzeni\w*|zadani\w*|krok|równani\w*|przykład|teoremi?|soru|adım"
 )
 _PLACES_IN_SHORT = (
     r"thm|lem|cor|prop|defn?|sec|eqn?|eqs|fig|ex|ref|prob|ch|chap|pp?|vol|art|abb|kap|рис|гл|стр"
 )
-_PLACES_IN_CAPITALS = "(?-i:Rule|Law|Property|Principle|Fact|Method|Approach|Attempt|Lecture|Lesson|Homework|Assignment|Item|Test|Quiz)"
+# Without their capital letters these are other things: "the rule of 3".
+_PLACES_IN_CAPITALS = (
+    "(?-i:Rule|Law|Property|Principle|Fact|Method|Approach|Attempt|Lecture|Lesson|Homework"
+    "|Assignment|Item|Test|Quiz)"
+)
 PLACES = rf"{_PLACES_IN_FULL}|{_PLACES_IN_CAPITALS}|(?:{_PLACES_IN_SHORT})\."
 
 
 def is_supposed(before: str) -> bool:
     """Whether the words before a value, in its sentence, suppose it or set out to show it."""
-    if (
-        _ASKED.match(before)
-        or _BEGINS_WITH_A_GUESS.match(before)
-        or _TO_BE_SHOWN_BEHIND_COLON.search(before)
-    ):
+    if _ASKED.match(before) or _BEGINS_WITH_A_GUESS.match(before):
         return True
+    if _TO_BE_SHOWN_BEHIND_COLON.search(before):
+        return True
+
+    # "Suppose, for a moment, that": its comma begins no new clause.
     before = _COMMA_OF_A_SUPPOSITION.sub(r"\1\2 ", before)
     if _TRIED.match(re.split(r"[,;:]\s", before)[-1]):
         return True
     clause = _CLAUSE_BREAK.split(before)[-1]
     if _SUPPOSED.search(clause) or _TO_BE_SHOWN.search(clause):
         return True
+
+    # "If there are 6 bags of 7 she has 42" writes no comma between the condition and what follows.
     condition = _IF.search(clause)
-    # "If there are 6 bags of 7 she has 42" writes no comma.
     return condition is not None and re.search("[0-9]", condition[1]) is None
 
 

@@ -20,6 +20,7 @@ _WORDS_BEFORE_AS = (
 AS_OF_A_CLAUSE = (
     "".join(f"(?<!{word})" for word in _WORDS_BEFORE_AS.split()) + r"\s+as\b(?!\s+well\s+as\b)"
 )
+# ". ", ", ", " - ", " because ", " and she "; but not the comma of 1,000, or the minus of " - 5"
 _CLAUSE_END = re.compile(
     rf"""
       [.!?;:…]+(?=[\s*\"')\]]|$)|,(?=\s|$)|\n|\s[–—-]{{1,3}}\s(?![-$\\(]*[0-9])|{AS_OF_A_CLAUSE}
@@ -30,6 +31,8 @@ _CLAUSE_END = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _REMARK = re.compile(r"\([^()]*\)")
+_LEADING_REMARK = re.compile(r"\s*(\([^()]*\))")
+# Remarks that change the value before them: (base 8), (approximately), (in millions), (+ 3)
 CHANGING_REMARK = re.compile(
     r"""
       \b
@@ -75,7 +78,6 @@ _CHANGES = re.compile(
 )
 NEW_READING = r"(?:in\s+)?(?:base|[mb]illions|thousands|hundreds|dozens|binary|octal|hexadecimal)\b"
 _CHANGES_BEHIND_COMMA = re.compile(rf"\s*,\s*{NEW_READING}", re.IGNORECASE)
-# Nothing ends with these.
 # "42 by Theorem 3", "42 (see equation 5)"
 _REFERENCE = re.compile(
     rf"""
@@ -84,6 +86,7 @@ _REFERENCE = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+# What no clause ends with
 _LEFT_OPEN = re.compile(
     r"\b(?:and|or|resp|respectively|to|plus|minus|per|of|the|by|point)\s*$", re.IGNORECASE
 )
@@ -99,8 +102,9 @@ _FOR_SO_MANY = re.compile(
 )
 _NUMBER_LATER = re.compile(r"[$€£¥\\({-]*[0-9]|\$")
 _LINK_WORD_TEXT = (
-    "in for on at from after before with within during the these those all each every his her their its my our your of"
-    " until around inside into both only this last first next a an to by per is are and or more less left"
+    "in for on at from after before with within during the these those all each every his her their"
+    " its my our your of until around inside into both only this last first next a an to by per is"
+    " are and or more less left"
 )
 _LINK_WORDS = frozenset(_LINK_WORD_TEXT.split())
 _JOINING_WORDS = frozenset(["and", "or", "per", "times", "over", "plus", "minus"])
@@ -116,33 +120,37 @@ def value_ends_at(text: str, end: int) -> bool:
     if not rest.strip():
         return True
 
-    if remark := re.match(r"\s*(\([^()]*\))", rest):
+    remark = _LEADING_REMARK.match(rest)
+    if remark:
         if CHANGING_REMARK.search(remark[1]) and not _MODULUS.match(remark[1]):
             return False
         rest = rest[remark.end() :]
 
+    # The clause without its remarks and powers of units, which hold numbers that change nothing.
     if _CHANGES_BEHIND_COMMA.match(rest):
         return False
     clause_end = _CLAUSE_END.search(rest)
     clause = rest[: clause_end.start()] if clause_end else rest
     clause = _REMARK.sub(" ", _POWER_OF_A_UNIT.sub("", clause))
     if not clause.strip(" *"):
-        return clause.count("*") != 1
+        return clause.count("*") != 1  # one asterisk is a product cut off, two are emphasis
 
+    # The words up to the next number; 30/hour and $3/m are no divisions.
     number = _NUMBER_LATER.search(clause)
     is_money = _MONEY_BEFORE.search(text[max(0, end - 20) : end]) is not None
-    words = _PER_IN_CJK.sub(" ", _PER.sub(" ", clause[: number.start()] if number else clause))
-    words = _PER_UNIT_OF_MONEY.sub(" ", words) if is_money else words
+    words = clause[: number.start()] if number else clause
+    words = _PER_IN_CJK.sub(" ", _PER.sub(" ", words))
+    if is_money:
+        words = _PER_UNIT_OF_MONEY.sub(" ", words)
     if _CHANGES.search(clause) or _NO_WORDS.search(words.replace("**", "")):
         return False
     if number is None:
         is_cut_off = clause_end is None and _LEFT_OPEN.search(clause) is not None
         return not is_cut_off
-    if _REFERENCE.fullmatch(words):
+
+    if _REFERENCE.fullmatch(words) or (is_money and _FOR_SO_MANY.fullmatch(words)):
         return True
-    return (is_money and _FOR_SO_MANY.fullmatch(words) is not None) or _is_a_phrase_of_its_own(
-        words
-    )
+    return _is_a_phrase_of_its_own(words)
 
 
 def _is_a_phrase_of_its_own(words_between: str) -> bool:
@@ -150,8 +158,10 @@ def _is_a_phrase_of_its_own(words_between: str) -> bool:
     or "in"."""
     without_name = re.sub(r"(?<=\s)[A-Z][a-z]+\s*$", "", words_between)  # after May 3
     words = [word.casefold() for word in re.findall(r"[^\W\d_]+", without_name)]
-    if not words or words[-1] in _JOINING_WORDS or (is_unit_name(words[-1]) and words[-1] != "in"):
+    if len(words) < 2 or "times" in words:
+        return False
+    last = words[-1]
+    if last in _JOINING_WORDS or (is_unit_name(last) and last != "in"):
         return False
     has_noun = any(word not in _LINK_WORDS for word in words)
-    is_phrase = len(words) > 1
-    return has_noun and is_phrase and "times" not in words
+    return has_noun
