@@ -1,15 +1,18 @@
 """A process of checks, from both ends: a CheckWorker in the trainer sends requests, and `serve`
 answers them.
 
-The worker sends pickles: (nonce, (`cell.verifier.use`, bytes of memory)), then batches of (nonce,
-CheckRequest). Each answer is a line: the nonce, then JSON. A line without the nonce of what was
-requested, or that holds no verdict, was written by something else that has the connection open,
-such as a check.
+The worker sends pickles: a WorkerSettings, then batches of CheckRequest, each with a nonce. Each
+answer is a line: the nonce, then JSON. A line without the nonce of what was requested, or that
+holds no verdict, was written by something else that has the connection open, such as a check.
+
+Only this direction has pickles. The process runs what a policy or a user wrote, so its answers are
+never unpickled: they are parsed as JSON, and must be of the types that `_parse_answer` lists.
 
 What a verifier starts in processes of its own reaches neither connection nor memory of this one, so
 it forges nothing. Code within this process can do all that the verifier can: its wrong lines cost
 its own verdict, but it may change what the verifier returns. So a verifier that executes a
-response's code does this in a process of its own."""
+response's code does this in a process of its own.
+"""
 
 import errno
 import json
@@ -26,16 +29,15 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.user_code import describe_exception
 from isojax.tasks.guarded_process import PR_SET_DUMPABLE, GuardedProcess, control_process
 from isojax.tasks.verifiers import Check, Verdict, describe_no_verdict, load_verifier
-
-CheckRequest = tuple[Problem, str, str]  # problem, prompt, response
 
 START_TIMEOUT = 60.0  # seconds for a worker to import what the verifier needs
 MAX_STARTS = 5  # failed starts in a row of a worker that was lost, before the run ends
@@ -49,34 +51,83 @@ REPEATED_FAILURES = ("machine", "memory", "forged")
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
 
 
+class CheckRequest(NamedTuple):
+    """What a check judges."""
+
+    problem: Problem
+    prompt: str  # as the model reads it
+    response: str
+
+
+class WorkerSettings(NamedTuple):
+    """The first message to a process, which answers it with an error, empty where it is ready."""
+
+    nonce: str
+    verifier: str | Mapping[str, str]  # `cell.verifier.use`
+    memory_bytes: int
+
+
+class NoncedRequest(NamedTuple):
+    """A request of a batch, and the nonce that its answer must have."""
+
+    nonce: str
+    request: CheckRequest
+
+
+@dataclass(frozen=True)
+class CheckAnswer:
+    """A process's answer to a request."""
+
+    verdict: Verdict
+    is_worn: bool  # whether the process is short of something, and must not run more checks
+
+
 class CheckWorkerLost(Exception):
-    """A worker cannot be used any more: (kind of failure, message)."""
+    """A worker cannot be used any more."""
+
+    def __init__(self, failure: str, message: str) -> None:
+        """`failure`: a kind, as a Verdict has it."""
+        super().__init__(failure, message)
+        self.failure = failure
+        self.message = message
 
 
 def _forged() -> CheckWorkerLost:
     return CheckWorkerLost("forged", "something other than the verifier wrote into its connection")
 
 
-def _parse_verdict(reply: Any) -> tuple[Verdict, bool]:
-    """A process's answer: the verdict, and whether the process is worn; CheckWorkerLost where it is
-    none."""
+def _parse_answer(reply: Any) -> CheckAnswer:
+    """A process's answer out of its JSON, the list that `_run_batches` makes of it; CheckWorkerLost
+    where it is none."""
     match reply:
         case [
-            bool(right),
+            bool(correct),
             bool(parsed),
             str(failure),
             str(message),
             (None | {}) as scores,
-            [*others],
+            [*not_applicable],
             str(place),
             bool(is_worn),
         ]:
-            are_scores = all(isinstance(score, int | float) for score in (scores or {}).values())
-            if are_scores and all(isinstance(name, str) for name in others):
-                return Verdict(
-                    right, parsed, failure, message, scores, tuple(others), place
-                ), is_worn
-    raise _forged()
+            pass
+        case _:
+            raise _forged()
+
+    are_scores = all(isinstance(score, int | float) for score in (scores or {}).values())
+    are_names = all(isinstance(name, str) for name in not_applicable)
+    if not (are_scores and are_names):
+        raise _forged()
+    verdict = Verdict(
+        correct=correct,
+        parsed=parsed,
+        failure=failure,
+        message=message,
+        scores=scores,
+        not_applicable=tuple(not_applicable),
+        place=place,
+    )
+    return CheckAnswer(verdict, is_worn)
 
 
 class CheckWorker:
@@ -97,15 +148,18 @@ class CheckWorker:
         with tempfile.TemporaryFile() as log:
             try:
                 self._process = GuardedProcess(__name__, log)
-                nonce = secrets.token_hex(8)
-                self._send((nonce, (self._verifier, self._memory_bytes)))
-                error = str(self._receive(nonce, START_TIMEOUT))
-            except (CheckWorkerLost, OSError) as e:
-                log.seek(0)
-                last_line = log.read().decode(errors="replace").strip().splitlines()[-1:]
-                reason = ": ".join(
-                    [e.args[1] if isinstance(e, CheckWorkerLost) else str(e), *last_line]
+                settings = WorkerSettings(
+                    nonce=secrets.token_hex(8),
+                    verifier=self._verifier,
+                    memory_bytes=self._memory_bytes,
                 )
+                self._send(settings)
+                error = str(self._receive(settings.nonce, START_TIMEOUT))
+            except (CheckWorkerLost, OSError) as e:
+                reason = e.message if isinstance(e, CheckWorkerLost) else str(e)
+                log.seek(0)
+                printed = log.read().decode(errors="replace").strip().splitlines()
+                reason = ": ".join([reason, *printed[-1:]])
                 error = f"cell.verifier.use = {self._verifier}: its process did not start: {reason}"
         if error:
             self.stop()
@@ -125,7 +179,11 @@ class CheckWorker:
         self, batch: Sequence[CheckRequest], cancelled: threading.Event
     ) -> Iterator[Verdict]:
         """Verdicts of a batch, in order, up to a check that ends the process; `cancelled` ends
-        attempts to start it."""
+        attempts to start it.
+
+        The last of them may be of a check that was repeated, in a new process: whoever calls this
+        sends the rest of the batch again.
+        """
         for request, verdict in zip(batch, self._run_batch(batch, cancelled), strict=False):
             if verdict.failure in REPEATED_FAILURES and not cancelled.is_set():
                 yield next(self._run_batch([request], cancelled))
@@ -135,23 +193,21 @@ class CheckWorker:
     def _run_batch(
         self, batch: Sequence[CheckRequest], cancelled: threading.Event
     ) -> Iterator[Verdict]:
-        nonces = [secrets.token_hex(8) for _ in batch]
+        requests = [NoncedRequest(secrets.token_hex(8), request) for request in batch]
         try:
-            self._send_batch(list(zip(nonces, batch, strict=True)), cancelled)
-            for nonce in nonces:
-                verdict, is_worn = _parse_verdict(self._receive(nonce, self._timeout))
-                if is_worn:
+            self._send_batch(requests, cancelled)
+            for nonced in requests:
+                answer = _parse_answer(self._receive(nonced.nonce, self._timeout))
+                if answer.is_worn:
                     self.stop()
-                yield verdict
-                if is_worn:
+                yield answer.verdict
+                if answer.is_worn:
                     return
         except CheckWorkerLost as e:
             self.stop()
-            yield Verdict(False, False, *e.args)
+            yield Verdict(correct=False, parsed=False, failure=e.failure, message=e.message)
 
-    def _send_batch(
-        self, batch: Sequence[tuple[str, CheckRequest]], cancelled: threading.Event
-    ) -> None:
+    def _send_batch(self, batch: Sequence[NoncedRequest], cancelled: threading.Event) -> None:
         """Send a batch, to a new process if this one has ended while idle."""
         for attempt in range(2):
             if self._process is not None and self._process.popen.poll() is not None:
@@ -165,21 +221,33 @@ class CheckWorker:
                 if attempt:
                     raise CheckWorkerLost("crash", f"the process takes no more checks: {e}") from e
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: WorkerSettings | Sequence[NoncedRequest]) -> None:
         assert self._process is not None
         self._process.socket.settimeout(START_TIMEOUT)
         self._process.socket.sendall(pickle.dumps(message))
 
     def _receive(self, nonce: str, timeout: float) -> Any:
-        """The answer to `nonce`; CheckWorkerLost where it does not come in time, or cannot come any
-        more."""
+        """The answer to `nonce`, as JSON has it; CheckWorkerLost where it does not come in time, or
+        cannot come any more."""
+        line = self._receive_line(timeout)
+        line_nonce, _, message = line.partition(b" ")
+        if line_nonce != nonce.encode():
+            raise _forged()
+        try:
+            return json.loads(message)
+        except (ValueError, RecursionError) as e:
+            raise _forged() from e
+
+    def _receive_line(self, timeout: float) -> bytes:
         assert self._process is not None
         connection = self._process.socket
-        deadline, exited = time.monotonic() + timeout, False
+        deadline = time.monotonic() + timeout
+        exited = False
         while b"\n" not in self._receive_buffer and len(self._receive_buffer) <= MAX_REPLY_BYTES:
             remaining = deadline - time.monotonic()
             if remaining <= 0 and not exited:
                 raise CheckWorkerLost("timeout", f"no verdict within {timeout:g} s")
+            # Short waits, to look now and then whether the process has ended.
             connection.settimeout(max(0.001, min(remaining, 0.1)))
             try:
                 data = connection.recv(65536)
@@ -194,14 +262,9 @@ class CheckWorker:
                 if not data:
                     raise self._describe_exit()
                 self._receive_buffer += data
+
         line, _, self._receive_buffer = self._receive_buffer.partition(b"\n")
-        line_nonce, _, message = line.partition(b" ")
-        try:
-            if line_nonce != nonce.encode():
-                raise ValueError
-            return json.loads(message)
-        except (ValueError, RecursionError) as e:
-            raise _forged() from e
+        return line
 
     def _describe_exit(self) -> CheckWorkerLost:
         assert self._process is not None
@@ -219,58 +282,61 @@ class CheckWorker:
     def kill(self) -> None:
         """Kill the process and what it has started; a thread that waits for its verdict gets
         CheckWorkerLost."""
-        if (process := self._process) is not None:
+        process = self._process  # another thread may set it to None
+        if process is not None:
             process.kill()
 
     def stop(self) -> None:
         """Kill the process, if there is one, and release its resources."""
         if self._process is not None:
             self._process.stop()
-        self._process, self._receive_buffer = None, b""
+        self._process = None
+        self._receive_buffer = b""
 
 
 def serve(connection: socket.socket) -> None:
     """Answer a CheckWorker until it closes the connection."""
     with connection.makefile("rb") as reader:
-        nonce, (verifier, memory_bytes) = pickle.load(reader)
+        settings: WorkerSettings = pickle.load(reader)
         try:
-            _limit_memory(memory_bytes)
-            # what checks start cannot trace it or write to its memory
+            _limit_memory(settings.memory_bytes)
+            # What checks start cannot trace this process or write to its memory.
             control_process(PR_SET_DUMPABLE, 0)
-            check = load_verifier(verifier).build()
-        except (
-            BaseException
-        ) as e:  # a user's code may raise anything; the parent makes an InputError of it
-            is_described = isinstance(e, InputError)
-            error = (
-                str(e)
-                if is_described
-                else f"cell.verifier.use = {verifier}: {describe_exception(e)}"
-            )
-            _reply(connection, nonce, error[:MAX_MESSAGE_LENGTH])
+            check = load_verifier(settings.verifier).build()
+        # A user's code may raise anything; the worker makes an InputError of it.
+        except BaseException as e:
+            if isinstance(e, InputError):
+                error = str(e)
+            else:
+                error = f"cell.verifier.use = {settings.verifier}: {describe_exception(e)}"
+            _reply(connection, settings.nonce, error[:MAX_MESSAGE_LENGTH])
             return
+
+        # From here on, what checks print to stderr is nobody's: the log is closed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        _reply(connection, nonce, "")
+        _reply(connection, settings.nonce, "")
         _run_batches(check, connection, reader)
 
 
 def _run_batches(check: Check, connection: socket.socket, reader: BinaryIO) -> None:
-    own_pid, first_free = os.getpid(), _lowest_free_descriptor(connection)
+    process_id = os.getpid()
+    first_free = _lowest_free_descriptor(connection)
     while True:
         try:
-            batch: list[tuple[str, CheckRequest]] = pickle.load(reader)
+            batch: list[NoncedRequest] = pickle.load(reader)
         except EOFError:
             return
-        # Checks may leave descriptors open, and hide the errors that the next ones meet.
-        most = (first_free + resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 2
-        for nonce, (problem, prompt, response) in batch:
-            verdict = run_check(check, problem, prompt, response)
-            if os.getpid() != own_pid:
+
+        # Checks may leave descriptors open, and hide the errors that the next ones meet; the
+        # process is replaced when half of its free descriptors are used up.
+        max_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        highest_free = (first_free + max_descriptors) // 2
+        for nonce, request in batch:
+            verdict = run_check(check, *request)
+            if os.getpid() != process_id:
                 os._exit(0)  # a child that a check forked and that came back here
-            is_worn = (
-                verdict.failure in ("machine", "memory")
-                or _lowest_free_descriptor(connection) > most
-            )
+            is_short = verdict.failure in ("machine", "memory")
+            is_worn = is_short or _lowest_free_descriptor(connection) > highest_free
             _reply(connection, nonce, [*verdict, is_worn])
 
 
@@ -290,30 +356,32 @@ def run_check(check: Check, problem: Problem, prompt: str, response: str) -> Ver
         returned: Any = check(problem, prompt, response)
         if not isinstance(returned, tuple):
             return Verdict(False, False, "error", describe_no_verdict(returned))
-        verdict = Verdict(*returned)
-        scores = verdict.scores
-        return Verdict(  # a plug-in may put anything into it; only plain data is sent
-            correct=bool(verdict.correct),
-            parsed=bool(verdict.parsed),
-            failure=str(verdict.failure),
-            message=str(verdict.message)[:MAX_MESSAGE_LENGTH],
-            scores=None
-            if scores is None
-            else {str(name): float(score) for name, score in scores.items()},
-            not_applicable=tuple(map(str, verdict.not_applicable)),
-            place=str(verdict.place)[:MAX_MESSAGE_LENGTH],
-        )
+        return _as_plain_data(Verdict(*returned))
     except MemoryError:
         pass  # returned below, when the frames that hold the memory are gone
     except InputError as e:
         return Verdict(False, False, "input", str(e)[:MAX_MESSAGE_LENGTH])
-    except (
-        BaseException
-    ) as e:  # SystemExit and KeyboardInterrupt too: a check costs its own rollout alone
-        return Verdict(
-            False, False, "machine" if _is_shortage(e) else "error", describe_exception(e)
-        )
+    # SystemExit and KeyboardInterrupt too: a check costs its own rollout alone.
+    except BaseException as e:
+        kind = "machine" if _is_shortage(e) else "error"
+        return Verdict(False, False, kind, describe_exception(e))
     return Verdict(False, False, "memory", "MemoryError: more than cell.verifier.memory_gib")
+
+
+def _as_plain_data(verdict: Verdict) -> Verdict:
+    """A verdict that JSON can hold: a plug-in may put anything into its own."""
+    scores = verdict.scores
+    if scores is not None:
+        scores = {str(name): float(score) for name, score in scores.items()}
+    return Verdict(
+        correct=bool(verdict.correct),
+        parsed=bool(verdict.parsed),
+        failure=str(verdict.failure),
+        message=str(verdict.message)[:MAX_MESSAGE_LENGTH],
+        scores=scores,
+        not_applicable=tuple(map(str, verdict.not_applicable)),
+        place=str(verdict.place)[:MAX_MESSAGE_LENGTH],
+    )
 
 
 def _is_shortage(error: BaseException | None) -> bool:
@@ -321,7 +389,7 @@ def _is_shortage(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, OSError) and error.errno in _SHORTAGES:
             return True
-        # Python hides the errno
+        # Python hides the errno of this one.
         if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
             return True
         error = error.__cause__ or error.__context__
@@ -338,9 +406,8 @@ def _limit_memory(memory_bytes: int) -> None:
     # RLIMIT_DATA counts what is written to; RLIMIT_AS would count what libraries reserve and never
     # touch, too.
     hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    soft_limit = (
-        memory_bytes if hard_limit == resource.RLIM_INFINITY else min(memory_bytes, hard_limit)
-    )
+    is_unlimited = hard_limit == resource.RLIM_INFINITY
+    soft_limit = memory_bytes if is_unlimited else min(memory_bytes, hard_limit)
     resource.setrlimit(resource.RLIMIT_DATA, (soft_limit, hard_limit))
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")

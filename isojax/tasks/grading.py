@@ -1,7 +1,9 @@
-"""Grading responses in text while sampling goes on: a thread takes responses in whatever order they
-finish, and a Checker judges them. A verifier that may hang runs in processes: a check that hangs,
-crashes, raises or takes too much memory costs its own rollout only (reward 0, counted by kind), and
-the rest of its batch is checked again."""
+"""Grading responses in text while sampling goes on.
+
+A thread takes responses in whatever order they finish, and a Checker judges them. A verifier that
+may hang runs in processes: a check that hangs, crashes, raises or takes too much memory costs its
+own rollout only (reward 0, counted by kind), and the rest of its batch is checked again.
+"""
 
 import threading
 import weakref
@@ -9,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,22 +22,42 @@ from isojax.core.nouns import MAIN_SCORE, Problem
 from isojax.core.terminal import warn
 from isojax.distributed import multiprocess
 from isojax.tasks.check_process import CheckRequest, CheckWorker
-from isojax.tasks.protocol import FINISHED_KINDS, Grades
+from isojax.tasks.protocol import FINISHED_KINDS, Grades, Replies
 from isojax.tasks.verifiers import Check, Verdict, describe_no_verdict, load_verifier, weigh_scores
 
 CHECK_BATCH = 16  # checks sent to a worker at once; fewer when few are left
-# A verifier is refused where its first checks all time out: so many, so many for each worker, of so
-# many problems.
-MIN_TIMEOUTS, MIN_WORKER_TIMEOUTS, MIN_PROBLEMS = 16, 4, 4
+# A verifier is refused where its first checks all time out: so many of them, of so many problems.
+MIN_TIMEOUTS = 16
+MIN_WORKER_TIMEOUTS = 4  # for each worker
+MIN_PROBLEMS = 4
+
+# The verifier of a task of turns, which asks for the task's reply (tasks/turns.py).
+_REPLY_VERIFIER = "isojax.tasks.turns:"
 
 # Judges one response i32[its length] to each problem.
 GradeFunction = Callable[[Sequence[Problem], Sequence[np.ndarray]], Grades]
-# The context that each response i32[its length] gets after a turn, of no tokens where it is done;
-# and failures by kind.
-ReplyFunction = Callable[
-    [Sequence[Problem], Sequence[np.ndarray]], tuple[list[np.ndarray], Mapping[str, int]]
-]
+# The task's replies to responses i32[their length] whose turn has ended.
+ReplyFunction = Callable[[Sequence[Problem], Sequence[np.ndarray]], Replies]
 FailureCallback = Callable[[str, str], object]  # receives the kind of a failure, and what happened
+
+
+class _PendingResponse(NamedTuple):
+    """A response i32[its length] that is to be graded."""
+
+    rollout_index: int
+    tokens: np.ndarray
+
+
+class _ProcessGrades(NamedTuple):
+    """What one process has graded, as `Grades`: arrays have the rows of all problems."""
+
+    rewards: np.ndarray
+    parsed: np.ndarray
+    scores: dict[str, np.ndarray]
+    check_failures: Counter[str]
+    reply_failures: Counter[str]
+    empty: int
+    replies: int
 
 
 class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
@@ -45,16 +67,22 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
     def __init__(
         self, grade: GradeFunction, problems: Sequence[Problem], reply: ReplyFunction | None = None
     ) -> None:
-        self._grade, self._problems, self._reply = grade, problems, reply
-        # in the caller's thread, as the number of replies
+        self._grade = grade
+        self._problems = problems
+        self._reply = reply
+
+        # The caller's thread counts replies ...
+        self._replies = 0
         self._reply_failures: Counter[str] = Counter()
-        self._replies = self._empty = 0
+        # ... and the grading thread writes these: arrays [problems] and counts of responses.
         self._rewards = np.zeros(len(problems), np.float32)
         self._parsed = np.zeros(len(problems), bool)
         self._scores: dict[str, np.ndarray] = {}
         self._failures: Counter[str] = Counter()
+        self._empty = 0
+
         self._executor = ThreadPoolExecutor(1, "grade")
-        self._pending: deque[tuple[int, np.ndarray]] = deque()
+        self._pending: deque[_PendingResponse] = deque()
         self._futures: deque[Future[None]] = deque()
 
     def add_responses(
@@ -64,7 +92,8 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
         has raised."""
         while self._futures and self._futures[0].done():
             self._futures.popleft().result()
-        self._pending.extend(zip(map(int, rollout_indices), tokens, strict=True))
+        for index, response in zip(rollout_indices, tokens, strict=True):
+            self._pending.append(_PendingResponse(int(index), response))
         self._futures.append(self._executor.submit(self._grade_pending))
 
     def reply(
@@ -75,30 +104,35 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
         if not len(tokens):
             return []
         assert self._reply is not None, "only a task of turns replies"
-        contexts, failures = self._reply([self._problems[int(i)] for i in rollout_indices], tokens)
-        self._reply_failures.update(failures)
+        problems = [self._problems[int(index)] for index in rollout_indices]
+        replies = self._reply(problems, tokens)
+        self._reply_failures.update(replies.failures)
         self._replies += len(tokens)
-        return contexts
+        return replies.contexts
 
     def state_dict(self) -> dict[str, Any]:
         """The grades of all responses added so far, once these are checked; for JSON and
         `load_state_dict`."""
         grades = self.collect_grades()
-        answers = {"rewards": grades.rewards.tolist(), "parsed": grades.parsed.tolist()}
-        scores = (
-            {"scores": {name: x.tolist() for name, x in grades.scores.items()}}
-            if grades.scores
-            else {}
-        )
-        return {**answers, **scores, "failures": grades.failures}
+        state: dict[str, Any] = {
+            "rewards": grades.rewards.tolist(),
+            "parsed": grades.parsed.tolist(),
+        }
+        if grades.scores:
+            state["scores"] = {name: scores.tolist() for name, scores in grades.scores.items()}
+        state["failures"] = grades.failures
+        return state
 
     def load_state_dict(self, saved_state: Mapping[str, Any]) -> None:
-        # the grades are those of all processes, which `collect_grades` adds up
+        """Take over the grades of `state_dict`."""
+        # They are those of all processes, which `collect_grades` adds up: one process has them.
         if not multiprocess.is_primary():
             return
-        self._rewards[:], self._parsed[:] = saved_state["rewards"], saved_state["parsed"]
+        self._rewards[:] = saved_state["rewards"]
+        self._parsed[:] = saved_state["parsed"]
         self._scores = {
-            name: np.array(x, np.float32) for name, x in saved_state.get("scores", {}).items()
+            name: np.array(scores, np.float32)
+            for name, scores in saved_state.get("scores", {}).items()
         }
         self._failures.update(saved_state["failures"])
 
@@ -107,41 +141,52 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
         raised."""
         while self._futures:
             self._futures.popleft().result()
-        own_counts = {"failures": self._failures, "replies": self._reply_failures}
-        own_numbers = np.array([self._empty, self._replies])
-        own_grades = self._rewards, self._parsed, self._scores, own_counts, own_numbers
-        grades_by_process = multiprocess.allgather(own_grades)
-        rewards, parsed, scores, counts, numbers = zip(*grades_by_process, strict=True)
 
-        check_failures, reply_failures = (
-            sum((c[key] for c in counts), Counter[str]()) for key in own_counts
+        # Each process has graded other responses, and has zeros in the rows of all others.
+        in_this_process = (  # in the order of _ProcessGrades, as plain data
+            self._rewards,
+            self._parsed,
+            self._scores,
+            self._failures,
+            self._reply_failures,
+            self._empty,
+            self._replies,
         )
-        empty, replies = np.sum(numbers, 0).tolist()
-        # A process that has graded nothing has no names.
-        names = dict.fromkeys(name for process_scores in scores for name in process_scores)
+        gathered = multiprocess.allgather(in_this_process)
+        in_processes = [_ProcessGrades(*fields) for fields in gathered]
+        check_failures: Counter[str] = Counter()
+        reply_failures: Counter[str] = Counter()
+        for grades in in_processes:
+            check_failures += grades.check_failures
+            reply_failures += grades.reply_failures
+
+        scores: dict[str, np.ndarray] = {}
+        for name in dict.fromkeys(name for grades in in_processes for name in grades.scores):
+            # A process that has graded nothing has no names.
+            with_name = [grades.scores[name] for grades in in_processes if name in grades.scores]
+            scores[name] = np.sum(with_name, 0)
+
         return Grades(
-            rewards=np.sum(rewards, 0),
-            parsed=np.any(parsed, 0),
+            rewards=np.sum([grades.rewards for grades in in_processes], 0),
+            parsed=np.any([grades.parsed for grades in in_processes], 0),
             failures=dict(sorted((check_failures + reply_failures).items())),
-            scores={name: np.sum([s[name] for s in scores if name in s], 0) for name in names},
-            empty=empty,
-            replies=replies,
+            scores=scores,
+            empty=sum(grades.empty for grades in in_processes),
+            replies=sum(grades.replies for grades in in_processes),
             reply_failures=reply_failures,
         )
 
     def _grade_pending(self) -> None:
-        # this thread alone takes from it
+        # The caller's thread adds to it meanwhile; this thread alone takes from it.
         pending = [self._pending.popleft() for _ in range(len(self._pending))]
         if not pending:
             return
-        rollout_indices = [i for i, _ in pending]
-        grades = self._grade(
-            [self._problems[i] for i in rollout_indices], [tokens for _, tokens in pending]
-        )
-        self._rewards[rollout_indices], self._parsed[rollout_indices] = (
-            grades.rewards,
-            grades.parsed,
-        )
+
+        rollout_indices = [one.rollout_index for one in pending]
+        problems = [self._problems[index] for index in rollout_indices]
+        grades = self._grade(problems, [one.tokens for one in pending])
+        self._rewards[rollout_indices] = grades.rewards
+        self._parsed[rollout_indices] = grades.parsed
         self._failures.update(grades.failures)
         self._empty += grades.empty
         for name, scores in grades.scores.items():
@@ -162,23 +207,28 @@ class Checker(AbstractContextManager["Checker"]):
     ) -> None:
         """Start a worker. `num_workers`: None: one per core; `weights`: of scores, by name; None:
         binary rewards."""
-        loaded = load_verifier(config.use)
         self.failure_examples: dict[str, str] = {}  # the first failure of each kind
-        # called, in any thread, with each of them
+        # Called, in any thread, with each of these.
         self.on_failure: FailureCallback = lambda kind, what_happened: None
-        self._config, self._has_failed_empty = config, False
-        # The problems of the first checks; None once one ended before its deadline.
+        self._config = config
+        self._weights = weights or {}
+        self._has_failed_empty = False  # the verifier has failed at an empty response
+        # The ids of the problems of the first checks; None once one ended before its deadline.
         self._timed_out: list[int] | None = []
         self._lock = threading.Lock()
-        self._pure, self._weights = loaded.pure, weights or {}
+
+        # Either a check, which this process runs, or workers.
+        loaded = load_verifier(config.use)
+        self._is_pure = loaded.pure
         self._check: Check | None = None if loaded.isolated else loaded.build()
-        count = (num_workers or cores()) if loaded.isolated else 0
-        memory_bytes = int(config.memory_gib * 2**30)
-        self._workers = [
-            CheckWorker(config.use, memory_bytes, config.timeout) for _ in range(count)
-        ]
-        # also at the interpreter's exit
-        self._stop_workers = weakref.finalize(self, _stop_all, self._workers)
+        self._workers: list[CheckWorker] = []
+        if loaded.isolated:
+            memory_bytes = int(config.memory_gib * 2**30)
+            for _ in range(num_workers or cores()):
+                self._workers.append(CheckWorker(config.use, memory_bytes, config.timeout))
+        self._stop_workers = weakref.finalize(  # also at the interpreter's exit
+            self, _stop_all, self._workers
+        )
         if self._workers:
             self._workers[0].start()
 
@@ -188,22 +238,25 @@ class Checker(AbstractContextManager["Checker"]):
         """Rewards and failures of responses to problems, one each; InputError for a problem that
         cannot be judged."""
         verdicts = self.judge(problems, prompts, responses)
-        rewards = [float(verdict.correct) for verdict in verdicts]
-        if self._weights and verdicts:
-            rewards, verdicts = zip(
-                *(weigh_scores(v, self._weights) for v in verdicts), strict=True
-            )
-        score_names = [
-            name for name in self._weights if len(self._weights) > 1 or name != MAIN_SCORE
-        ]
+        if self._weights:
+            graded = [weigh_scores(verdict, self._weights) for verdict in verdicts]
+            rewards = [one.reward for one in graded]
+            verdicts = [one.verdict for one in graded]
+        else:
+            rewards = [float(verdict.correct) for verdict in verdicts]
+
+        # One score alone says nothing beside its reward, but for its name.
+        scores: dict[str, np.ndarray] = {}
+        for name in self._weights:
+            if len(self._weights) > 1 or name != MAIN_SCORE:
+                values = [verdict.scores_by_name()[name] for verdict in verdicts]
+                scores[name] = np.array(values, np.float32)
+
         return Grades(
             rewards=np.array(rewards, np.float32),
-            parsed=np.array([v.parsed for v in verdicts], bool),
+            parsed=np.array([verdict.parsed for verdict in verdicts], bool),
             failures=self.note_failures(problems, verdicts),
-            scores={
-                name: np.array([v.scores_by_name()[name] for v in verdicts], np.float32)
-                for name in score_names
-            },
+            scores=scores,
         )
 
     def judge(
@@ -211,11 +264,17 @@ class Checker(AbstractContextManager["Checker"]):
     ) -> list[Verdict]:
         """The check's verdicts of responses to problems, one each; InputError for a problem that
         cannot be judged."""
-        requests = list(zip(problems, prompts, responses, strict=True))
-        keys: list[Hashable] = [
-            (id(p), prompt, r) if self._pure else i for i, (p, prompt, r) in enumerate(requests)
+        requests = [
+            CheckRequest(problem, prompt, response)
+            for problem, prompt, response in zip(problems, prompts, responses, strict=True)
         ]
+        # Equal requests have one key, and are checked once, where the verdict depends on nothing
+        # else. A problem has columns, which cannot be hashed, so its identity stands for it.
+        keys: list[Hashable] = list(range(len(requests)))
+        if self._is_pure:
+            keys = [(id(one.problem), one.prompt, one.response) for one in requests]
         request_by_key = dict(zip(keys, requests, strict=True))
+
         with self._lock:
             if not self._stop_workers.alive:
                 raise InputError("this Checker is closed; make a new one.")
@@ -226,32 +285,39 @@ class Checker(AbstractContextManager["Checker"]):
     def note_failures(
         self, problems: Sequence[Problem], verdicts: Sequence[Verdict]
     ) -> dict[str, int]:
-        """The failures by kind; `on_failure` is called with the first of each."""
+        """The number of failures of each kind; `on_failure` is called with the first of each."""
+        counts: Counter[str] = Counter()
         with self._lock:
             for problem, verdict in zip(problems, verdicts, strict=True):
                 if verdict.failure:
+                    counts[verdict.failure] += 1
                     self._note_failure(problem, verdict)
-        return dict(sorted(Counter(v.failure for v in verdicts if v.failure).items()))
+        return dict(sorted(counts.items()))
 
     def check_problems(self, problems: Sequence[Problem], prompts: Sequence[str]) -> None:
         """InputError where a problem cannot be judged; a verifier in processes tries the first
         problem only, and warns where that check fails, as all may."""
-        requests = [(p, prompt, "") for p, prompt in zip(problems, prompts, strict=True)]
+        requests = [
+            CheckRequest(problem, prompt, response="")
+            for problem, prompt in zip(problems, prompts, strict=True)
+        ]
         with self._lock:
             verdicts = self._run_requests(requests if self._check else requests[:1])
+
         for problem, verdict in zip(problems, verdicts, strict=False):
-            if (
-                self._weights
-                and (graded := weigh_scores(verdict, self._weights)[1]).failure == "score"
-            ):
-                raise InputError(
-                    f"cell.verifier.use: problem {problem.id}, an empty response: {graded.message}."
-                )
+            if self._weights:
+                graded = weigh_scores(verdict, self._weights).verdict
+                if graded.failure == "score":
+                    raise InputError(
+                        f"cell.verifier.use: problem {problem.id}, an empty response:"
+                        f" {graded.message}."
+                    )
             has_failed = verdict.failure not in ("", *FINISHED_KINDS)
             if has_failed and not self._has_failed_empty and multiprocess.is_primary():
                 self._has_failed_empty = True  # of several problem sets the first is enough
                 warn(
-                    f"the verifier fails at an empty response to problem {problem.id}: {verdict.message}"
+                    f"the verifier fails at an empty response to problem {problem.id}:"
+                    f" {verdict.message}"
                 )
 
     def _note_failure(self, problem: Problem, verdict: Verdict) -> None:
@@ -262,33 +328,29 @@ class Checker(AbstractContextManager["Checker"]):
     def _watch_timeouts(self, request: CheckRequest, verdict: Verdict) -> None:
         """Report the first timeout while others are waited for; DeadStart where the verifier judges
         nothing at all."""
-        problem, _, response = request
-        # a function may answer empty ones without any work
-        if self._timed_out is None or not response.strip():
+        # A verdict of an empty response says nothing: a function may answer it without any work.
+        if self._timed_out is None or not request.response.strip():
             return
         if verdict.failure != "timeout":
             self._timed_out = None
             return
-        self._note_failure(problem, verdict)
-        self._timed_out.append(problem.id)
-        enough = max(MIN_TIMEOUTS, MIN_WORKER_TIMEOUTS * len(self._workers))
-        if len(self._timed_out) >= enough and len(set(self._timed_out)) >= MIN_PROBLEMS:
-            # another worker's thread does not refuse again
+
+        self._note_failure(request.problem, verdict)
+        self._timed_out.append(request.problem.id)
+        min_timeouts = max(MIN_TIMEOUTS, MIN_WORKER_TIMEOUTS * len(self._workers))
+        if len(self._timed_out) >= min_timeouts and len(set(self._timed_out)) >= MIN_PROBLEMS:
             count = len(self._timed_out)
-            self._timed_out = None
-            verifier = str(self._config.use)
-            # of a task of turns, whose reply is asked here
-            task = verifier.removeprefix("isojax.tasks.turns:")
-            setting = (
-                f"cell.verifier.use = {verifier}"
-                if task == verifier
-                else f"cell.task = {task}, its reply"
-            )
-            limit = f"cell.verifier.timeout = {self._config.timeout:g} s"
-            fix = "Correct it, or raise the timeout, and repeat the command, of a run with --resume"
-            raise DeadStart(
-                f"{setting}: none of its first {count} checks ended within {limit}. {fix}."
-            )
+            self._timed_out = None  # another worker's thread does not refuse again
+            raise DeadStart(self._describe_dead_start(count))
+
+    def _describe_dead_start(self, num_timeouts: int) -> str:
+        verifier = str(self._config.use)
+        setting = f"cell.verifier.use = {verifier}"
+        if verifier.startswith(_REPLY_VERIFIER):
+            setting = f"cell.task = {verifier.removeprefix(_REPLY_VERIFIER)}, its reply"
+        limit = f"cell.verifier.timeout = {self._config.timeout:g} s"
+        fix = "Correct it, or raise the timeout, and repeat the command, of a run with --resume"
+        return f"{setting}: none of its first {num_timeouts} checks ended within {limit}. {fix}."
 
     def close(self) -> None:
         """End the workers and whatever their checks have started."""
@@ -299,29 +361,38 @@ class Checker(AbstractContextManager["Checker"]):
         self.close()
 
     def _run_requests(self, requests: list[CheckRequest]) -> list[Verdict]:
-        if self._check is not None:
-            returned = [self._check(*request) for request in requests]
-            for verdict in returned:
-                if not isinstance(verdict, Verdict):
-                    raise InputError(
-                        f"cell.verifier.use = {self._config.use}: {describe_no_verdict(verdict)}."
-                    )
-            return returned
-        verdicts: dict[int, Verdict] = {}
+        if self._check is None:
+            return self._run_in_workers(requests)
+        returned = [self._check(*request) for request in requests]
+        for verdict in returned:
+            if not isinstance(verdict, Verdict):
+                raise InputError(
+                    f"cell.verifier.use = {self._config.use}: {describe_no_verdict(verdict)}."
+                )
+        return returned
+
+    def _run_in_workers(self, requests: list[CheckRequest]) -> list[Verdict]:
+        verdicts: dict[int, Verdict] = {}  # by the request's index
         # Indices of requests; batches are taken from the left, and what a lost worker has left over
         # is put back there.
         pending = deque(range(len(requests)))
-        lock, cancelled = threading.Lock(), threading.Event()
+        lock = threading.Lock()
+        cancelled = threading.Event()
 
         def take_batch() -> list[int]:
+            # Small batches near the end keep all workers busy until then.
             with lock:
-                count = max(1, min(CHECK_BATCH, len(pending) // (4 * len(self._workers))))
-                return [pending.popleft() for _ in range(min(count, len(pending)))]
+                share = len(pending) // (4 * len(self._workers))
+                count = min(max(1, min(CHECK_BATCH, share)), len(pending))
+                return [pending.popleft() for _ in range(count)]
 
         def run_worker(worker: CheckWorker) -> None:
-            while not cancelled.is_set() and (batch := take_batch()):
+            while not cancelled.is_set():
+                batch = take_batch()
+                if not batch:
+                    return
                 batch_verdicts = worker.run_checks([requests[i] for i in batch], cancelled)
-                # a lost worker gives fewer verdicts
+                # A lost worker gives fewer verdicts.
                 for verdict, i in zip(batch_verdicts, batch, strict=False):
                     if verdict.failure == "input":
                         raise InputError(verdict.message)
@@ -335,12 +406,11 @@ class Checker(AbstractContextManager["Checker"]):
         with ThreadPoolExecutor(max(1, len(active_workers)), "verify") as threads:
             futures = [threads.submit(run_worker, worker) for worker in active_workers]
             try:
-                # whichever worker's it is
-                for future in wait(futures, return_when=FIRST_EXCEPTION).done:
-                    future.result()
-            except (
-                BaseException
-            ):  # a problem or a worker that cannot be used, or Ctrl-C: the others stop
+                finished = wait(futures, return_when=FIRST_EXCEPTION).done
+                for future in finished:
+                    future.result()  # raises the exception, whichever worker's it is
+            # A problem or a worker that cannot be used, or Ctrl-C: the others stop.
+            except BaseException:
                 cancelled.set()
                 for worker in active_workers:
                     worker.kill()

@@ -3,7 +3,8 @@
 Its parent is a guard, which does none of its work. The guard ends the process when the lifeline
 closes, because this process has closed it or is gone; and it ends what the process leaves behind.
 On Linux an orphan becomes the guard's child, whatever its session; elsewhere what has left the
-process's group lives on."""
+process's group lives on.
+"""
 
 import ctypes
 import importlib
@@ -21,7 +22,10 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 STOP_TIMEOUT = 5.0  # seconds that the guard has to end everything
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36  # of Linux's prctl
+# Options of Linux's prctl.
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
 _SCRIPT = """import json, sys
 sys.path[:] = json.loads(sys.argv[4])
 from isojax.tasks.guarded_process import process_main
@@ -34,7 +38,8 @@ class GuardedProcess:
 
     def __init__(self, module: str, log: IO[bytes]) -> None:
         """Start it; what it prints to stderr goes to `log`."""
-        import_path = [p for p in dict.fromkeys([*sys.path, os.getcwd()]) if isinstance(p, str)]
+        folders = dict.fromkeys([*sys.path, os.getcwd()])  # each once
+        import_path = [folder for folder in folders if isinstance(folder, str)]
         # Accelerators belong to the training run; threads of numerical libraries would crowd out
         # the other workers.
         environment = {
@@ -48,16 +53,9 @@ class GuardedProcess:
         try:
             with other_socket, other_lifeline:
                 descriptors = (other_socket.fileno(), other_lifeline.fileno())
+                arguments = [module, *map(str, descriptors), json.dumps(import_path)]
                 self.popen = subprocess.Popen(  # the guard, which ends as the process does
-                    [
-                        sys.executable,
-                        "-P",
-                        "-c",
-                        _SCRIPT,
-                        module,
-                        *map(str, descriptors),
-                        json.dumps(import_path),
-                    ],
+                    [sys.executable, "-P", "-c", _SCRIPT, *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=log,
@@ -79,9 +77,8 @@ class GuardedProcess:
         self.kill()
         try:
             self.popen.wait(STOP_TIMEOUT)
-        except (
-            subprocess.TimeoutExpired
-        ):  # the guard had not begun, or the kernel cannot end a process
+        except subprocess.TimeoutExpired:
+            # The guard had not begun, or the kernel cannot end a process.
             self.popen.kill()
             self.popen.wait()
         self._close()
@@ -95,14 +92,16 @@ def process_main(module: str, socket_fd: int, lifeline_fd: int) -> None:
     """The guard and, in a fork of it, the process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     control_process(PR_SET_CHILD_SUBREAPER, 1)
-    if process_pid := os.fork():
+    process_pid = os.fork()
+    if process_pid:
         os.close(socket_fd)
-        _guard(process_pid, lifeline_fd)
+        _guard(process_pid, lifeline_fd)  # does not return
+
     control_process(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     os.close(lifeline_fd)
-    # Schedulers send it to every process of a job, and the run needs verdicts until its update
-    # ends.
+    # Schedulers send SIGTERM to every process of a job, and the run needs verdicts until its update
+    # ends. What checks start ends by it, as programs do.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     os.set_inheritable(socket_fd, False)
@@ -129,15 +128,18 @@ def _guard(process_pid: int, lifeline_fd: int) -> NoReturn:
     pid = status = 0
     while pid != process_pid:  # another one is an orphan
         pid, status = os.wait()
-    # macOS says the second of a group that has ended
+
+    # What it has left behind: first its group, then orphans, whose children become this process's
+    # when they end. Of a group that has ended, macOS raises PermissionError.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process_pid, signal.SIGKILL)
-    with suppress(ChildProcessError):
-        while True:  # the children of those that end here become children of this process
+    with suppress(ChildProcessError):  # raised by os.wait() when no child is left
+        while True:
             for child in _children():
                 with suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
             os.wait()
+
     exit_code = os.waitstatus_to_exitcode(status)
     if exit_code < 0:
         with suppress(OSError):  # SIGKILL's cannot be set
@@ -147,7 +149,11 @@ def _guard(process_pid: int, lifeline_fd: int) -> NoReturn:
 
 
 def _children() -> Iterator[int]:
+    """The process ids of this process's children."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
-            if int(path.read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
+            # "123 (a name, with any characters) S 45 ...", where 45 is the parent's id
+            behind_name = path.read_bytes().rpartition(b")")[2]
+            parent = int(behind_name.split()[1])
+            if parent == os.getpid():
                 yield int(path.parent.name)

@@ -1,5 +1,8 @@
 """What a task is: problems, how they are written as tokens, what ends a response or interrupts it,
-and how it is verified. A file in tasks/device/ has `build(argument="") -> DeviceTask`."""
+and how it is verified.
+
+A file in tasks/device/ has `build(argument="") -> DeviceTask`.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +28,13 @@ class EncodedProblems(NamedTuple):
 
 
 class TokenizedProblems(NamedTuple):
+    """Problems with their arrays."""
+
     problems: list[Problem]
     arrays: EncodedProblems
 
     def select(self, rows: Sequence[int]) -> "TokenizedProblems":
+        """The problems of some rows, in that order."""
         arrays = EncodedProblems(*(x[list(rows)] for x in self.arrays))
         return TokenizedProblems([self.problems[i] for i in rows], arrays)
 
@@ -43,8 +49,9 @@ class Interruption:
     unless_token: int | None  # None: every response is interrupted
 
 
-# reply(answers i32[R A], tokens i32[R T], lengths i32[R]) -> (context i32[R K], counts i32[R]):
-# what each of R responses gets after a turn, the first `counts` tokens of a row; 0: the response is
+# reply(answers i32[R A], tokens i32[R T], lengths i32[R]) -> (context i32[R K], counts i32[R])
+#
+# What each of R responses gets after a turn, the first `counts` tokens of a row; 0: the response is
 # done. It is computed for every slot at every token, in the compiled program, and read where a turn
 # has just ended. K is static.
 DeviceReply = Callable[[Array, Array, Array], tuple[Array, Array]]
@@ -52,10 +59,14 @@ DeviceReply = Callable[[Array, Array, Array], tuple[Array, Array]]
 
 @dataclass(frozen=True)
 class StopConditions:
-    """A response ends with a token of `tokens`, or with the one that completes a stop string:
-    `transitions[state, token]`, uint8 or uint16 [states, V], is the next state, from 0 on; the
-    value `states` is a complete stop string. In a task of turns the stop conditions end a turn, and
-    the task replies or ends the response."""
+    """A response ends with a token of `tokens`, or with the one that completes a stop string.
+
+    Stop strings are found by an automaton that begins in state 0: `transitions[state, token]`,
+    uint8 or uint16 [states, V], is the next state, and the value `states` is a complete stop
+    string; None where there is no stop string.
+
+    In a task of turns the stop conditions end a turn, and the task replies or ends the response.
+    """
 
     tokens: tuple[int, ...]
     transitions: np.ndarray | None
@@ -79,8 +90,7 @@ class Grades(NamedTuple):
     rewards: np.ndarray  # f32[r], 0 or 1; graded: from 0 to 1
     parsed: np.ndarray  # bool[r], an answer was found in the response, correct or not
     failures: dict[str, int]  # checks without a plain verdict, by kind: those of `Verdict.failure`
-    # f32[r] of each score in a graded reward
-    scores: Mapping[str, np.ndarray] = MappingProxyType({})
+    scores: Mapping[str, np.ndarray] = MappingProxyType({})  # f32[r] of each score in graded ones
     empty: int = 0  # responses without any text
     # Of a task of turns: its replies, and those of `failures` that are a reply's.
     replies: int = 0
@@ -93,6 +103,13 @@ class Grades(NamedTuple):
             kind: count for kind, count in self.failures.items() if kind not in FINISHED_KINDS
         }
         return Counter(unfinished) - Counter(self.reply_failures)
+
+
+class Replies(NamedTuple):
+    """What a task of turns replies to responses whose turn has ended."""
+
+    contexts: list[np.ndarray]  # i32[K] for each response, of no tokens where it is done
+    failures: Mapping[str, int]  # of replies, by kind; such a response is done
 
 
 def count_unfinished(failures: Mapping[str, int]) -> int:

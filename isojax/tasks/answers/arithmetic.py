@@ -1,6 +1,9 @@
 """Whether two expressions have one value: exactly where they are rational, else by numbers of up to
 250 digits, at several points where they have variables.
 
+Floating-point numbers of d digits tell two values apart by what more digits do to their difference:
+that of equal values shrinks to nothing, any other stays what it is.
+
 No algebra is done, so nothing grows out of hand; numbers of more than MAX_BITS are left to floating
 point.
 """
@@ -19,12 +22,11 @@ MAX_FACTORIAL = 5_000
 MAX_TERMS = 2_000  # of a sum or a product
 MAX_NESTED_TERMS = 40  # of one whose terms are sums or products themselves
 MAX_EXPONENT_BITS = 64  # of an exponent in floating point
-DIGITS = (50, 120, 250)
+DIGITS = (50, 120, 250)  # of floating-point numbers, in the order in which they are tried
 SIZE_BITS = 500  # numbers of more are compared in all their digits
 MAX_SIZE_BITS = 400_000
-# two numbers whose difference has lost fewer of its DIGITS[0] digits are not equal
-SAME_DIGITS = 20
-NUM_POINTS = 5
+SAME_DIGITS = 20  # which two values that may be equal have in common
+NUM_POINTS = 5  # at which expressions with variables are compared
 
 Value = Any  # a real or complex number of mpmath
 
@@ -38,8 +40,11 @@ class Undefined(Exception):
 
 
 def exact_value(node: Node) -> Fraction:
-    """The rational number that an expression without variables is; Inexact where it is none, or is
-    too long."""
+    """The rational number that an expression without variables is.
+
+    Inexact is raised where it is irrational or undefined, as sqrt(2) and 1/0, and where it has more
+    than MAX_BITS.
+    """
     match node:
         case Number(value):
             return value
@@ -104,10 +109,12 @@ def _square_root_exactly(value: Fraction) -> Fraction:
 
 
 def _series_exactly(series: Series) -> Fraction:
-    total = Fraction(0 if series.is_sum else 1)
-    low, high = exact_value(series.low), exact_value(series.high)
+    low = exact_value(series.low)
+    high = exact_value(series.high)
     if low.denominator != 1 or high.denominator != 1 or high - low > _max_terms(series):
         raise Inexact
+
+    total = Fraction(0 if series.is_sum else 1)
     for index in range(int(low), int(high) + 1):
         term = exact_value(substitute(series.term, {series.index: Number(Fraction(index))}))
         total = total + term if series.is_sum else total * term
@@ -118,7 +125,9 @@ def _series_exactly(series: Series) -> Fraction:
 
 def _max_terms(series: Series) -> int:
     num_inside = sum(name == "series" for name in functions(series.term))
-    return (MAX_TERMS, MAX_NESTED_TERMS, 0)[min(num_inside, 2)]
+    if num_inside == 0:
+        return MAX_TERMS
+    return MAX_NESTED_TERMS if num_inside == 1 else 0
 
 
 def substitute(node: Node, values: Mapping[str, Node]) -> Node:
@@ -129,25 +138,31 @@ def substitute(node: Node, values: Mapping[str, Node]) -> Node:
         case Apply(function, arguments):
             return Apply(function, tuple(substitute(argument, values) for argument in arguments))
         case Series():
-            own = {name: value for name, value in values.items() if name != node.index}
-            low, high = substitute(node.low, values), substitute(node.high, values)
-            return Series(node.is_sum, node.index, low, high, substitute(node.term, own))
+            # Inside its terms, the index hides a variable of the same name.
+            in_term = {name: value for name, value in values.items() if name != node.index}
+            return Series(
+                is_sum=node.is_sum,
+                index=node.index,
+                low=substitute(node.low, values),
+                high=substitute(node.high, values),
+                term=substitute(node.term, in_term),
+            )
         case Quantity(value, unit):
             return Quantity(substitute(value, values), unit)
     return node
 
 
 def variables(node: Node) -> frozenset[str]:
-    """The names of an expression's variables."""
+    """The names of an expression's variables; Undefined where it is no expression, but a list, a
+    relation or a matrix."""
     match node:
         case Symbol(name, is_constant):
             return frozenset() if is_constant else frozenset([name])
         case Apply(arguments=arguments):
             return frozenset[str]().union(*map(variables, arguments))
         case Series():
-            return (
-                variables(node.low) | variables(node.high) | (variables(node.term) - {node.index})
-            )
+            in_term = variables(node.term) - {node.index}
+            return variables(node.low) | variables(node.high) | in_term
         case Quantity(value):
             return variables(value)
         case Number():
@@ -174,7 +189,8 @@ def functions(node: Node) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Floating-point arithmetic of any precision; `context` is an mpmath.MPContext of its own."""
+    """Floating-point arithmetic of any precision; `context` is an mpmath.MPContext that nothing
+    else uses, because its number of digits is set here."""
 
     context: Any
 
@@ -217,11 +233,12 @@ class Arithmetic:
         raise Undefined(str(node))
 
     def _series(self, series: Series) -> Value:
-        low, high = self._value(series.low), self._value(series.high)
-        if not (self.context.isint(low) and self.context.isint(high)) or high - low > _max_terms(
-            series
-        ):
+        low = self._value(series.low)
+        high = self._value(series.high)
+        are_integers = self.context.isint(low) and self.context.isint(high)
+        if not are_integers or high - low > _max_terms(series):
             raise Undefined("bounds")
+
         total = self.context.mpf(0 if series.is_sum else 1)
         for index in range(int(low), int(high) + 1):
             term = self._value(substitute(series.term, {series.index: Number(Fraction(index))}))
@@ -265,11 +282,13 @@ class Arithmetic:
                 return context.log(first)
             case "log":
                 return context.log(first) / context.log(last if len(values) == 2 else 10)
+        # sin, arccos, sinh ...: all others have one argument, and mpmath's names but for these.
         names = {"arcsin": "asin", "arccos": "acos", "arctan": "atan"}
         self._check_size(first)
         return getattr(context, names.get(function, function))(first)
 
     def _check_size(self, value: Value) -> None:
+        """Undefined where a number is so large that mpmath would take long, or all memory."""
         if value != 0 and self.context.mag(value) > MAX_EXPONENT_BITS:
             raise Undefined("too large")
 
@@ -278,37 +297,43 @@ class Arithmetic:
         return self.context.power(base, exponent)
 
     def _root(self, radicand: Value, index: Value) -> Value:
-        is_odd_of_negative = self.context.isint(index) and int(index) % 2 == 1
-        if is_odd_of_negative and self.context.im(radicand) == 0 and self.context.re(radicand) < 0:
+        # The cube root of -8 is -2, not the complex number that a power of 1/3 gives.
+        is_odd = self.context.isint(index) and int(index) % 2 == 1
+        if is_odd and self.context.im(radicand) == 0 and self.context.re(radicand) < 0:
             return -self.context.power(-radicand, 1 / index)
         return self.context.power(radicand, 1 / index)
 
     # --- comparisons
 
     def equal(self, first: Node, second: Node) -> bool:
-        """Whether two expressions have one value wherever both have one; of none, whether they are
-        one tree."""
+        """Whether two expressions have one value wherever both have one; where they have none, as
+        1/0, whether they are one tree."""
         if first == second:
             return True
         names = sorted(variables(first) | variables(second))
         if not names:
             return self._equal_numbers(first, second)
+
         is_complex = "i" in {*functions(first), *functions(second)}
         num_compared = 0
         for point in self._points(names, first, second):
-            at_first, at_second = substitute(first, point), substitute(second, point)
+            at_first = substitute(first, point)
+            at_second = substitute(second, point)
             try:
                 values = [self.value(node, DIGITS[0]) for node in (at_first, at_second)]
             except Undefined:
                 continue
-            if not is_complex and any(
-                abs(self.context.im(value)) > abs(value) * 1e-30 for value in values
-            ):
-                continue  # outside the domain of one of them
+
+            # A root of a negative number: the point is outside the domain of one of them.
+            if not is_complex and any(self._has_imaginary_part(value) for value in values):
+                continue
             if not self._equal_numbers(at_first, at_second):
                 return False
             num_compared += 1
         return num_compared >= 2
+
+    def _has_imaginary_part(self, value: Value) -> bool:
+        return bool(abs(self.context.im(value)) > abs(value) * 1e-30)
 
     def _equal_numbers(self, first: Node, second: Node) -> bool:
         try:
@@ -321,16 +346,22 @@ class Arithmetic:
             return False
 
     def _vanishes(self, first: Node, second: Node) -> bool:
-        """Whether a difference gets smaller with each digit more. A number, however small, stays
-        what it is."""
-        differences: list[Value] = []
-        size: Value = 0
+        """Whether the difference of two numbers gets smaller with each digit more. A difference
+        that is a number, however small, stays what it is."""
+        differences: list[Value] = []  # for each of DIGITS
+        size: Value = 0  # the larger of the two numbers
         for digits in DIGITS:
-            values = [self.value(node, digits) for node in (first, second)]
-            difference, size = abs(values[0] - values[1]), max(map(abs, values))
-            if difference > size * self.context.mpf(10) ** -SAME_DIGITS and differences:
+            first_value = self.value(first, digits)
+            second_value = self.value(second, digits)
+            difference = abs(first_value - second_value)
+            size = max(abs(first_value), abs(second_value))
+
+            # Not at the first precision, which cancellation may leave without a digit.
+            is_first = not differences
+            if difference > size * self.context.mpf(10) ** -SAME_DIGITS and not is_first:
                 return False
             differences.append(difference)
+
         if self.context.mag(size) > SIZE_BITS:
             return self._vanishes_at_size(first, second, self.context.mag(size))
         if differences[-1] == 0:
@@ -343,24 +374,26 @@ class Arithmetic:
         not."""
         if num_bits > MAX_SIZE_BITS:
             return False
-        digits = int(num_bits * 0.302) + DIGITS[0]
+        digits = int(num_bits * 0.302) + DIGITS[0]  # a bit is .301 of a digit
         return bool(abs(self.value(first, digits) - self.value(second, digits)) < 1e-20)
 
     def _points(self, names: list[str], *nodes: Node) -> Iterator[Mapping[str, Node]]:
-        """Values of the variables: fractions of both signs, or positive integers where only these
-        may do."""
+        """NUM_POINTS values of the variables, the same in each call: fractions of both signs, or
+        positive integers where only these may do."""
+        function_names = {name for node in nodes for name in functions(node)}
+        needs_integers = not function_names.isdisjoint(("series", "!", "binom"))
+
         draw = random.Random(0)
-        needs_integers = bool(
-            {"series", "!", "binom"} & {name for node in nodes for name in functions(node)}
-        )
         for number in range(NUM_POINTS):
-            if needs_integers:
-                yield {name: Number(Fraction(draw.randint(4, 12))) for name in names}
-            else:
-                sign = -1 if number > NUM_POINTS // 2 else 1
-                yield {
-                    name: Number(sign * Fraction(draw.randint(100, 4000), 1009)) for name in names
-                }
+            point: dict[str, Node] = {}
+            for name in names:
+                if needs_integers:
+                    value = Fraction(draw.randint(4, 12))
+                else:
+                    sign = -1 if number > NUM_POINTS // 2 else 1
+                    value = sign * Fraction(draw.randint(100, 4000), 1009)
+                point[name] = Number(value)
+            yield point
 
     def proportional(self, first: Node, second: Node) -> Value | None:
         """The factor by which one expression with variables is the other everywhere; None where
@@ -368,7 +401,8 @@ class Arithmetic:
         names = sorted(variables(first) | variables(second))
         if not names:
             return None
-        factors: list[Value] = []
+
+        factors: list[Value] = []  # at each point
         for point in self._points(names, first, second):
             try:
                 numerator = self.value(substitute(first, point), DIGITS[0])
@@ -380,10 +414,11 @@ class Arithmetic:
             factors.append(numerator / denominator)
         if len(factors) < 2:
             return None
-        spread = max(abs(factor - factors[0]) for factor in factors)
-        return (
-            factors[0] if spread < abs(factors[0]) * self.context.mpf(10) ** -SAME_DIGITS else None
-        )
+
+        first_factor = factors[0]
+        spread = max(abs(factor - first_factor) for factor in factors)
+        max_spread = abs(first_factor) * self.context.mpf(10) ** -SAME_DIGITS
+        return first_factor if spread < max_spread else None
 
     def order(self, first: Node, second: Node) -> int:
         """-1, 0 or 1 as the first of two real numbers is smaller, equal or larger; Undefined where
@@ -397,15 +432,17 @@ class Arithmetic:
 
     def is_rounded(self, rounded: Number, node: Node) -> bool:
         """Whether a decimal of at least six digits behind its point, and six that count, is a value
-        cut or rounded."""
+        cut or rounded: 3.141592 and 3.141593 are pi, 3.14 and .000001 are not."""
         if rounded.decimals is None or rounded.decimals < 6:
             return False
         if abs(rounded.value) * 10**rounded.decimals < 10**5:
             return False
         try:
-            value, decimal = self.value(node, DIGITS[0]), self._value(rounded)
+            value = self.value(node, DIGITS[0])
+            decimal = self._value(rounded)
         except Undefined:
             return False
+
         unit = self.context.mpf(10) ** -rounded.decimals
         # Cut, it is less than the value by up to a unit; rounded up, more by up to half of one.
         excess = abs(decimal) - abs(value)

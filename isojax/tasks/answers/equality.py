@@ -54,12 +54,9 @@ class Equality:
             return True
         if isinstance(reference, Relation) or isinstance(response, Relation):
             return self._same_relations(reference, response)
-        if (
-            isinstance(reference, SetOperation)
-            or isinstance(response, SetOperation)
-            or REALS in (reference, response)
-        ):
+        if any(isinstance(node, SetOperation) or node == REALS for node in (reference, response)):
             return self._same_sets(reference, response)
+
         if _is_single(reference) != _is_single(response):  # {5} is 5
             return self._same(_only_item(reference), _only_item(response))
         if isinstance(reference, Group):
@@ -74,7 +71,7 @@ class Equality:
         match reference, response:
             case Matrix(reference_rows), Matrix(response_rows):
                 return self._same_rows(reference_rows, response_rows)
-            case BaseNumeral(digits), Number(value) if not isinstance(response, BaseNumeral):
+            case BaseNumeral(digits), Number(value):  # 52 for 52_8
                 return digits.isdigit() and value == int(digits)
             case Residue(), Residue():
                 return self._same_residues(reference, response)
@@ -82,19 +79,21 @@ class Equality:
                 return self._same(value, response)
             case (Colon(), _) | (_, Colon()):
                 return same_colons(reference, response)
-        if isinstance(reference, Matrix | BaseNumeral) or isinstance(
-            response, Matrix | BaseNumeral | Residue
-        ):
+        # Of two kinds: a matrix or a number in a base is nothing else, and 3 mod 7 answers no 3.
+        if isinstance(reference, Matrix | BaseNumeral):
+            return False
+        if isinstance(response, Matrix | BaseNumeral | Residue):
             return False
         return self._same_quantities(reference, response)
 
     def _same_rows(
         self, reference: tuple[tuple[Node, ...], ...], response: tuple[tuple[Node, ...], ...]
     ) -> bool:
-        if [len(row) for row in reference] != [len(row) for row in response]:
+        if len(reference) != len(response):
             return False
-        cells = zip(sum(reference, ()), sum(response, ()), strict=True)
-        return all(self._same(cell, other) for cell, other in cells)
+        return all(
+            self._same_in_order(row, other) for row, other in zip(reference, response, strict=True)
+        )
 
     def _same_residues(self, reference: Residue, response: Residue) -> bool:
         if not self._same(reference.modulus, response.modulus):
@@ -112,6 +111,7 @@ class Equality:
         factor = conversion(reference_unit, response_unit)
         if factor is None:
             return False
+
         reference = reference.value if isinstance(reference, Quantity) else reference
         response = response.value if isinstance(response, Quantity) else response
         if isinstance(reference, Colon) or isinstance(response, Colon):
@@ -122,28 +122,27 @@ class Equality:
             response = Apply("*", (response, Number(factor)))
         if self._same_values(reference, response):
             return True
+
         # 50% is 50 as well as 0.5 where the other side has no percent sign.
-        is_percent = [
-            isinstance(node, Apply) and node.function == "percent" for node in (reference, response)
-        ]
-        if is_percent == [True, False]:
+        if _is_percent(reference) and not _is_percent(response):
             return self._same_values(reference, Apply("percent", (response,)))
-        if is_percent == [False, True]:
+        if _is_percent(response) and not _is_percent(reference):
             return self._same_values(Apply("percent", (reference,)), response)
         return False
 
     def _same_values(self, reference: Node, response: Node) -> bool:
-        reference_decimal, response_decimal = decimal(reference), decimal(response)
+        """Whether two expressions are equal, or one of them is the other rounded to a decimal."""
+        reference_decimal = decimal(reference)
+        response_decimal = decimal(response)
         if response_decimal is not None and reference_decimal is None:
-            if not variables(reference) and self.arithmetic.is_rounded(response_decimal, reference):
+            is_number = not variables(reference)
+            if is_number and self.arithmetic.is_rounded(response_decimal, reference):
                 return True
         elif reference_decimal is not None and response_decimal is None:
-            is_whole = isinstance(response, Number) and response.value.denominator == 1
-            if (
-                not is_whole
-                and not variables(response)
-                and self.arithmetic.is_rounded(reference_decimal, response)
-            ):
+            # An integer is no exact value that the decimal was rounded from: 3 for 3.0000001.
+            is_integer = isinstance(response, Number) and response.value.denominator == 1
+            is_number = not is_integer and not variables(response)
+            if is_number and self.arithmetic.is_rounded(reference_decimal, response):
                 return True
         return self.arithmetic.equal(reference, response)
 
@@ -157,40 +156,44 @@ class Equality:
             return self._same_in_any_order(unnamed(reference.items), unnamed(response.items))
         if brackets == {"{}"}:
             return self._same_set_items(reference.items, response.items)
-        is_interval = (
-            any("[" in one or "]" in one for one in brackets) and len(reference.items) == 2
-        )
-        if reference.brackets != response.brackets and (
-            "{}" in brackets or is_interval or "" not in brackets
-        ):
-            return False
-        # A tuple's items in their order, with or without its brackets.
+
+        # A tuple's items in their order, with or without its brackets; but the brackets of a set
+        # and those of an interval, [1, 5) or (1, 5], say something.
+        if reference.brackets != response.brackets:
+            has_square_bracket = any("[" in pair or "]" in pair for pair in brackets)
+            may_be_interval = has_square_bracket and len(reference.items) == 2
+            if "{}" in brackets or may_be_interval or "" not in brackets:
+                return False
         return self._same_in_order(unnamed(reference.items), unnamed(response.items))
 
     def _same_set_items(self, reference: tuple[Node, ...], response: tuple[Node, ...]) -> bool:
+        """Whether each set has every item of the other, however often."""
+
         def contains(items: tuple[Node, ...], node: Node) -> bool:
             return any(self._same(item, node) for item in items)
 
         if max(len(reference), len(response)) > MAX_ITEMS:
             return self._same_in_order(reference, response)
-        return all(contains(reference, item) for item in response) and all(
-            contains(response, item) for item in reference
-        )
+        if not all(contains(reference, item) for item in response):
+            return False
+        return all(contains(response, item) for item in reference)
 
     def _same_in_any_order(self, reference: tuple[Node, ...], response: tuple[Node, ...]) -> bool:
+        """Whether a response has each item of the reference, and no other one."""
         if max(len(reference), len(response)) > MAX_ITEMS:
             return self._same_in_order(reference, response)
         if len(reference) > len(response):
             return False
+
         remaining = list(response)
         for item in reference:
-            match_index = next(
-                (i for i, other in enumerate(remaining) if self._same(item, other)), None
-            )
-            if match_index is None:
+            for index, other in enumerate(remaining):
+                if self._same(item, other):
+                    del remaining[index]
+                    break
+            else:
                 return False
-            del remaining[match_index]
-        # What it says twice is no mistake.
+        # What a response says twice is no mistake.
         return all(any(self._same(item, other) for item in reference) for other in remaining)
 
     def _same_in_order(self, reference: tuple[Node, ...], response: tuple[Node, ...]) -> bool:
@@ -218,7 +221,8 @@ class Equality:
         reference_value = self._named_value(reference)
         response_value = self._named_value(response, is_response=True)
         if reference_value is not None and response_value is not None:
-            names = {reference_value.name, response_value.name}
+            # One of them may leave out the name; X is x.
+            names = [reference_value.name, response_value.name]
             is_one_name = len({str(name).casefold() for name in names if name is not None}) <= 1
             if is_one_name and self._same(reference_value.values[0], response_value.values[0]):
                 return True
@@ -228,8 +232,14 @@ class Equality:
         return is_one_kind and self._same_in_order(reference.sides, response.sides)
 
     def _same_comparison(self, reference: Relation, response: Relation) -> bool:
-        """3x - y + 13 = 0 and -3x + y = 13; x < 3 and 3 > x."""
-        (operator,), (other_operator,) = reference.operators, response.operators
+        """Whether two equations or inequalities say the same: 3x - y + 13 = 0 and -3x + y = 13;
+        x < 3 and 3 > x.
+
+        left - right of one must be a multiple of left - right of the other; a negative factor turns
+        an inequality round.
+        """
+        (operator,) = reference.operators
+        (other_operator,) = response.operators
         try:
             difference = _difference(reference)
             factor = self.arithmetic.proportional(difference, _difference(response))
@@ -237,6 +247,7 @@ class Equality:
             return False
         if factor is None:
             return False
+
         if operator in ("=", "!="):
             return operator == other_operator
         flipped = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
@@ -245,10 +256,14 @@ class Equality:
         return other_operator == (operator if factor > 0 else flipped[operator])
 
     def _named_value(self, relation: Relation, *, is_response: bool = False) -> NamedValue | None:
-        """What a chain of equal signs ends in, where it holds: x = 5, 6 * 7 = 42, A = 2 * 8 = 16,
-        100/3 ~ 33.3."""
+        """What a chain of equal signs ends in: x = 5, 6 * 7 = 42, A = 2 * 8 = 16, 100/3 ~ 33.3.
+
+        None where the chain does not hold, such as 6 * 7 = 43, or is an equation to be solved.
+        """
         if set(relation.operators) - {"=", "~"}:
             return self._membership(relation)
+
+        # The name is the first side, or the last of two: 5 = x.
         name: Node | None = None
         sides = list(relation.sides)
         operators = list(relation.operators)
@@ -258,16 +273,15 @@ class Equality:
         elif len(sides) == 2 and is_name(sides[1]):
             name = sides.pop()
             operators.pop()
+
         last = sides[-1]
-        if (
-            is_response
-            and name is not None
-            and relation.operators[0] == "~"
-            and not is_decimal(last)
-        ):
+        is_about = name is not None and relation.operators[0] == "~"
+        if is_response and is_about and not is_decimal(last):
             return None  # x is about 7
         if not operators:
             return NamedValue(name, (last,))
+
+        # Every other side must be the last one, or be about it.
         values = [last]
         for side, operator in zip(sides[:-1], operators, strict=True):
             if has_variables(side) and name is not None:
@@ -278,6 +292,7 @@ class Equality:
                 values.insert(0, side)
             elif not self._same(side, last):
                 return None
+
         if name is None and has_variables(last):
             return None  # an equation between expressions
         return NamedValue(name, tuple(values))
@@ -295,9 +310,11 @@ class Equality:
         if not isinstance(rounded, Number):
             return False
         try:
-            exact, about = (abs(self.arithmetic.value(node, 30)) for node in (value, rounded))
+            exact = abs(self.arithmetic.value(value, 30))
+            about = abs(self.arithmetic.value(rounded, 30))
         except Undefined:
             return False
+        # In units of the last digit: cut, it is less by up to one; rounded up, more by up to half.
         units_left_out = (exact - about) * 10 ** (rounded.decimals or 0)
         return bool(-0.5 <= units_left_out < 1)
 
@@ -321,26 +338,21 @@ class Equality:
             return False
         if reference.operator != response.operator:
             return False
-        pair = (response.left, response.right)
-        is_same = self._same_in_order((reference.left, reference.right), pair)
+        reference_sets = (reference.left, reference.right)
+        if self._same_in_order(reference_sets, (response.left, response.right)):
+            return True
         is_symmetric = reference.operator != "-"
-        return is_same or (
-            is_symmetric and self._same_in_order((reference.left, reference.right), pair[::-1])
-        )
+        return is_symmetric and self._same_in_order(reference_sets, (response.right, response.left))
 
     def _same_interval(self, one: Interval, other: Interval) -> bool:
-        if (one.has_low, one.has_high) != (other.has_low, other.has_high):
+        if one.has_low != other.has_low or one.has_high != other.has_high:
             return False
-        for end, other_end in ((one.low, other.low), (one.high, other.high)):
-            if (end is None) != (other_end is None):
-                return False
-            if (
-                end is not None
-                and other_end is not None
-                and not self._same_quantities(end, other_end)
-            ):
-                return False
-        return True
+        return self._same_ends(one.low, other.low) and self._same_ends(one.high, other.high)
+
+    def _same_ends(self, end: Node | None, other_end: Node | None) -> bool:
+        if end is None or other_end is None:  # infinite
+            return end is other_end
+        return self._same_quantities(end, other_end)
 
 
 def _is_single(node: Node) -> bool:
@@ -352,12 +364,16 @@ def _only_item(node: Node) -> Node:
     return node.items[0] if isinstance(node, Group) and _is_single(node) else node
 
 
+def _is_percent(node: Node) -> bool:
+    return isinstance(node, Apply) and node.function == "percent"
+
+
 def _difference(relation: Relation) -> Node:
     return Apply("+", (relation.sides[0], Apply("negate", (relation.sides[1],))))
 
 
 def decimal(node: Node) -> Number | None:
-    """A number that is written with a decimal point."""
+    """A number that is written with a decimal point, with its sign; None of other nodes."""
     if isinstance(node, Apply) and node.function == "negate":
         inner = decimal(node.arguments[0])
         return None if inner is None else Number(-inner.value, inner.decimals)

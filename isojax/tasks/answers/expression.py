@@ -50,9 +50,12 @@ from isojax.tasks.answers.vocabulary import (
 
 MAX_LENGTH = 2000  # characters of an answer
 _RELATIONS = {
-    r"\leq": "<=", r"\le": "<=", r"\leqslant": "<=", r"\geq": ">=", r"\ge": ">=", r"\geqslant": ">=", r"\neq": "!=",
-    r"\ne": "!=", r"\in": "in", r"\lt": "<", r"\gt": ">", r"\approx": "~", r"\simeq": "~", "<=": "<=", ">=": ">=",
-    r"\equiv": "=", "!=": "!=", "==": "=", "=": "=", "<": "<", ">": ">",
+    "<=": "<=", r"\leq": "<=", r"\le": "<=", r"\leqslant": "<=",
+    ">=": ">=", r"\geq": ">=", r"\ge": ">=", r"\geqslant": ">=",
+    "<": "<", r"\lt": "<", ">": ">", r"\gt": ">",
+    "!=": "!=", r"\neq": "!=", r"\ne": "!=",
+    "=": "=", "==": "=", r"\equiv": "=",
+    r"\approx": "~", r"\simeq": "~", r"\in": "in",
 }  # fmt: skip
 _RELATION = re.compile(
     r"""
@@ -131,6 +134,25 @@ _FUNCTION_BEFORE_EQUALS = re.compile(
     re.VERBOSE,
 )
 _DEGREE = Unit((("degree", 1),))
+_SPACED_THOUSANDS = re.compile(r"(?<=[0-9]),\\!\s*(?=[0-9]{3})")  # the ,\! of 1,\!000
+
+_SIGN_FUNCTIONS = {"-": "negate", r"\pm": "pm", r"\mp": "mp"}
+_CONSTANTS = {"pi": PI, "infinity": INFINITY, "inf": INFINITY}
+_DEGREE_SIGN = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])")
+_POWER_SIGN = re.compile(r"\s*(?:\^|\*\*)")
+_FACTORIAL_SIGN = re.compile(r"\s*!(?![=!])")
+_PERCENT_SIGN = re.compile(r"\s*%")
+_DIGIT = re.compile(r"[0-9]")
+_LETTER = re.compile(r"[A-Za-z]")
+_LETTERS = re.compile(r"[A-Za-z]+")
+# _1, _{10}, _{\text{max}}
+_SUBSCRIPT = re.compile(
+    r"_\s*(?:\{\s*(?:\\(?:text|mathrm)\s*\{)?([\w ,+-]+)\}?\s*\}|([0-9A-Za-z]))"
+)
+_MODULUS_NEXT = re.compile(r"\(?\s*(?:mod\b|\\[bp]?mod(?![A-Za-z])|\\text\{\s*mod)")
+# Commands that may follow a factor without a sign: 2\frac{1}{x}
+_FACTOR_COMMAND_TEXT = "frac sqrt binom dbinom pi lfloor lceil lvert sum prod begin infty"
+_FACTOR_COMMANDS = frozenset(_FACTOR_COMMAND_TEXT.split())
 
 
 def read_answer(text: str, *, with_exponents: bool = True) -> Node:
@@ -140,35 +162,44 @@ def read_answer(text: str, *, with_exponents: bool = True) -> Node:
     """
     if len(text) > MAX_LENGTH:
         raise Unreadable("too long")
-    text = MATH_IN_TEXT.sub(_math_content, text) if "$" in text else text
+
+    if "$" in text:
+        text = MATH_IN_TEXT.sub(_math_content, text)
     text = _NUMBER_IN_TEXT.sub(r" \1 ", text)
     for character, command in UNICODE.items():
         text = text.replace(character, command)
-    text = re.sub(r"(?<=[0-9]),\\!\s*(?=[0-9]{3})", ",", text).strip()
-    if (numeral := whole_base_numeral(text)) is not None:
+    text = _SPACED_THOUSANDS.sub(",", text).strip()
+
+    # Forms of a whole answer that the grammar of _Reader does not have.
+    numeral = whole_base_numeral(text)
+    if numeral is not None:
         return numeral
-    if (quantity := compound_quantity(text)) is not None:
+    quantity = compound_quantity(text)
+    if quantity is not None:
         return quantity
-    if (number := number_in_words(text)) is not None:
+    number = number_in_words(text)
+    if number is not None:
         return Number(number)
-    if (explained := _value_in_words_too(text, with_exponents)) is not None:
-        return explained
+    value_in_words_too = _value_in_words_too(text, with_exponents)
+    if value_in_words_too is not None:
+        return value_in_words_too
     return _Reader(Cursor(text, with_exponents)).read_all()
 
 
 def _value_in_words_too(text: str, with_exponents: bool) -> Relation | None:
     """A value behind the same in several units, or in words: 2 hours and 40 minutes = 160 minutes,
     a dozen = 12."""
-    first, equals, second = text.partition(" = ")
+    words, equals, value = text.partition(" = ")
     if not equals:
         return None
-    explained: Node | None = compound_quantity(first)
-    if explained is None:
-        number = number_in_words(first)
-        explained = None if number is None else Number(number)
-    if explained is None:
+
+    in_words: Node | None = compound_quantity(words)
+    if in_words is None:
+        number = number_in_words(words)
+        in_words = None if number is None else Number(number)
+    if in_words is None:
         return None
-    return Relation(("=",), (explained, _Reader(Cursor(second, with_exponents)).read_all()))
+    return Relation(("=",), (in_words, _Reader(Cursor(value, with_exponents)).read_all()))
 
 
 def is_decimal(node: Node) -> bool:
@@ -180,8 +211,17 @@ def is_decimal(node: Node) -> bool:
     return isinstance(node, Number) and node.decimals is not None
 
 
+def _names_again(word_unit: Unit, sign_unit: Unit) -> bool:
+    """Whether a unit in words is the one that a sign says: $5 dollars, 30° Celsius."""
+    dimensions = dict(word_unit.dimensions)
+    if any(name in dimensions for name, _ in sign_unit.dimensions):
+        return True
+    return sign_unit is _DEGREE and ("celsius" in dimensions or "fahrenheit" in dimensions)
+
+
 def _math_content(match: re.Match[str]) -> str:
-    return f" {next(group for group in match.groups() if group is not None).strip()} "
+    content = next(group for group in match.groups() if group is not None)
+    return f" {content.strip()} "
 
 
 def sign_inside(node: Node) -> Node:
@@ -196,7 +236,18 @@ def sign_inside(node: Node) -> Node:
 
 
 class _Reader:
-    """Reads an answer from left to right; each method leaves the cursor behind what it has read."""
+    """Reads an answer from left to right by recursive descent; each method leaves the cursor behind
+    what it has read, and raises Unreadable where something else stands there.
+
+    items:     relation, relation ...
+    relation:  set_expression < set_expression ...
+    set_expression:  quantity \\cup quantity ...
+    quantity:  a sum with its currency, scale, percent sign and unit
+    sum:       term + term ...
+    term:      power * power ..., also without a sign
+    power:     primary with its exponents, ! and %
+    primary:   a number, a variable, a command or an expression in brackets
+    """
 
     def __init__(self, cursor: Cursor) -> None:
         self.cursor = cursor
@@ -216,57 +267,64 @@ class _Reader:
         return items
 
     def relation(self) -> Node:
+        """A set expression, or several with =, < and so on between them."""
         is_about = self.cursor.take(_ABOUT) is not None
         operators: list[str] = []
         sides: list[Node] = [self.name_of_a_value() or self.set_expression()]
         is_congruence = False
-        while match := self.cursor.take(_RELATION):
-            is_congruence = is_congruence or match[1] == r"\equiv"
-            operators.append(_RELATIONS[match[1]])
+        while True:
+            sign = self.cursor.take(_RELATION)
+            if sign is None:
+                break
+            is_congruence = is_congruence or sign[1] == r"\equiv"
+            operators.append(_RELATIONS[sign[1]])
             sides.append(self.set_expression())
+
         if is_congruence and not isinstance(sides[-1], Residue):
             raise Unreadable("congruent modulo nothing")
         if is_about and not (len(sides) == 1 and is_decimal(sides[0])):
-            # of 7, a guess; 33.3 may be rounded because that was asked for
+            # "About 7" is a guess; 33.3 may be rounded because that was asked for.
             raise Unreadable("about")
         return Relation(tuple(operators), tuple(sides)) if operators else sides[0]
 
     def name_of_a_value(self) -> Symbol | None:
-        """The left side of `\\text{Area} = 42` or `f(x) = 2x`."""
+        r"""The left side of `\text{Area} = 42`, `f(x) = 2x`, `f(2) = 17` or `\angle ABC = 30`; None
+        where there is none, so that what stands here is an expression."""
         match = _NAME_BEFORE_EQUALS.match(self.cursor.text, self.cursor.position)
         match = match or _FUNCTION_BEFORE_EQUALS.match(self.cursor.text, self.cursor.position)
         if not match:
             return None
-        name = match[1]
-        if name is None:  # with what stands in the brackets: f(2), and f(3) is another
-            return self.name_with_argument(match)
-        words = name.split()
-        if (
-            set(words) & WORDS
-            or words[0] in FUNCTIONS
-            or supposes(f"{name} =")
-            or GUESSED.search(name)
-        ):
-            raise Unreadable(name)
-        self.cursor.position = match.end() - 1
-        return Symbol(name)
 
-    def name_with_argument(self, match: re.Match[str]) -> Symbol:
-        """The left side of `f(2) = 17` or `\\angle ABC = 30^\\circ`."""
-        self.cursor.position = match.end() - 1
-        return Symbol("".join(match[0].removesuffix("=").split()))
+        behind_name = match.end() - 1  # where the equals sign is
+        name = match[1]
+        if name is None:  # the name has what stands in the brackets: f(2), and f(3) is another
+            self.cursor.position = behind_name
+            return Symbol("".join(match[0].removesuffix("=").split()))
+
+        words = name.split()
+        if set(words) & WORDS or words[0] in FUNCTIONS:
+            raise Unreadable(name)
+        if supposes(f"{name} =") or GUESSED.search(name):
+            raise Unreadable(name)
+        self.cursor.position = behind_name
+        return Symbol(name)
 
     def set_expression(self) -> Node:
         node = self.quantity()
-        while match := self.cursor.take(_SET_OPERATION):
-            node = SetOperation(_SET_OPERATORS[match[1]], node, self.quantity())
-        return node
+        while True:
+            sign = self.cursor.take(_SET_OPERATION)
+            if sign is None:
+                return node
+            node = SetOperation(_SET_OPERATORS[sign[1]], node, self.quantity())
 
     # --- a number and its unit
 
     def quantity(self) -> Node:
-        if colon := take_colon(self.cursor):
+        """A number with what makes a quantity of it: $3 million, 50%, 5 mod 7, 3 cm, 2:30 pm."""
+        colon = take_colon(self.cursor)
+        if colon is not None:
             return self.with_unit(colon, None)
+
         money = take_money(self.cursor)
         node = sign_inside(self.sum())
         if money and money.is_negative:
@@ -274,40 +332,50 @@ class _Reader:
         modulus = self.modulus()
         if modulus is not None:
             return Residue(node, modulus)
-        while scale := take_scale(self.cursor):
+
+        while True:
+            scale = take_scale(self.cursor)
+            if scale is None:
+                break
             node = Apply("*", (node, Number(Fraction(scale))))
         if take_per_cent(self.cursor):
             node = Apply("percent", (node,))
         return self.with_unit(node, money.unit if money else None)
 
-    def with_unit(self, node: Node, money: Unit | None) -> Node:
+    def with_unit(self, node: Node, sign_unit: Unit | None) -> Node:
+        """A number with the unit that its sign says ($ or a degree sign), and with the unit that
+        stands here in words."""
         if isinstance(node, Apply) and node.function == "degree":
-            node, money = node.arguments[0], _DEGREE
-        unit = take_unit(self.cursor)
-        if unit is not None and money is not None:
-            own, named = dict(money.dimensions), dict(unit.dimensions)
-            is_named_again = bool(own.keys() & named.keys()) or (
-                money is _DEGREE and bool({"celsius", "fahrenheit"} & named.keys())
-            )
-            unit = unit if is_named_again else product(money, unit)
-        unit = unit or money
-        return node if unit is None else Quantity(node, unit)
+            node = node.arguments[0]
+            sign_unit = _DEGREE
+
+        word_unit = take_unit(self.cursor)
+        if word_unit is None:
+            return node if sign_unit is None else Quantity(node, sign_unit)
+        if sign_unit is None or _names_again(word_unit, sign_unit):
+            return Quantity(node, word_unit)
+        return Quantity(node, product(sign_unit, word_unit))  # $5 per hour
 
     def modulus(self) -> Node | None:
-        start = self.cursor.position
+        r"""The 7 of \pmod{7}, \pmod 7, (mod 7) or \bmod 7; None where none of them stands here."""
         match = self.cursor.take(_MODULUS)
         if match is None:
             return None
-        if match[1]:
+
+        is_in_braces = match[1] is not None
+        if is_in_braces:
             with self.cursor.inside(brackets=False):
                 node = self.sum()
             self.cursor.expect("}")
             return node
-        if match[2]:
-            self.cursor.position -= 1
+
+        is_unbraced_pmod = match[2] is not None
+        if is_unbraced_pmod:
+            self.cursor.position -= 1  # the match has the first character of the modulus
             return self.power()
+
         node = self.sum()
-        if "(" in self.cursor.text[start : match.end()]:
+        if "(" in match[0]:
             self.cursor.expect(")")
         return node
 
@@ -316,38 +384,42 @@ class _Reader:
     def sum(self) -> Node:
         terms = [self.term()]
         while True:
-            self.cursor.skip_space()
-            if self.cursor.text.startswith(("+", "-"), self.cursor.position):
-                sign = self.cursor.text[self.cursor.position]
-                self.cursor.position += 1
-                term = self.term()
-                terms.append(term if sign == "+" else Apply("negate", (term,)))
-            elif self.cursor.command() in (r"\pm", r"\mp"):
-                function = self.cursor.command()[1:]
-                self.cursor.position += 3
-                terms.append(Apply(function, (self.term(),)))
-            else:
+            sign = self.take_sign()
+            if not sign:
                 return terms[0] if len(terms) == 1 else Apply("+", tuple(terms))
+            term = self.term()
+            terms.append(term if sign == "+" else Apply(_SIGN_FUNCTIONS[sign], (term,)))
+
+    def take_sign(self) -> str:
+        """The sign +, -, \\pm or \\mp that stands here; empty where there is none."""
+        for sign in ("+", "-"):
+            if self.cursor.take_text(sign):
+                return sign
+        command = self.cursor.command()
+        if command in (r"\pm", r"\mp"):
+            self.cursor.position += len(command)
+            return command
+        return ""
 
     def term(self) -> Node:
-        self.cursor.skip_space()
-        if self.cursor.take_text("+"):
-            return self.term()
-        if self.cursor.take_text("-"):
-            return Apply("negate", (self.term(),))
-        if self.cursor.command() in (r"\pm", r"\mp"):
-            function = self.cursor.command()[1:]
-            self.cursor.position += 3
-            return Apply(function, (self.term(),))
+        """A product, with signs before it: -2x, 6 \\times 7, (x+1)(x-1)/2."""
+        sign = self.take_sign()
+        if sign:
+            term = self.term()
+            return term if sign == "+" else Apply(_SIGN_FUNCTIONS[sign], (term,))
+
         node = self.power()
         while True:
-            if match := self.cursor.take(_PRODUCT):
-                if match[1] == "**":
+            operator = self.cursor.take(_PRODUCT)
+            if operator:
+                if operator[1] == "**":
                     raise Unreadable("**")
-                sign = self.cursor.take_text("-")
+                is_negative = self.cursor.take_text("-")
                 factor = self.power()
-                factor = Apply("negate", (factor,)) if sign else factor
-                node = Apply("/" if match[1] in ("/", r"\div") else "*", (node, factor))
+                if is_negative:
+                    factor = Apply("negate", (factor,))
+                is_division = operator[1] in ("/", r"\div")
+                node = Apply("/" if is_division else "*", (node, factor))
             elif self.starts_a_factor(node):
                 node = Apply("*", (node, self.power()))
             else:
@@ -359,72 +431,69 @@ class _Reader:
         self.cursor.skip_space()
         rest = self.cursor.text[self.cursor.position :]
         is_apart = self.cursor.position > before
-        if not rest or re.match(r"\(?\s*(?:mod\b|\\[bp]?mod(?![A-Za-z])|\\text\{\s*mod)", rest):
+        if not rest or _MODULUS_NEXT.match(rest):
             return False
-        if rest[0] in "([":
-            return not isinstance(previous, Group) and rest[0] == "("
-        if rest[0].isdigit() or rest[0] == ".":
-            # 3!7!
-            return rest[0] != "." and not is_apart and self.cursor.text[before - 1 : before] == "!"
-        if run := re.match(r"[A-Za-z]+", rest):
-            if (
-                isinstance(previous, Apply)
-                and previous.function == "degree"
-                and run[0] in ("C", "F")
-            ):
-                return False
-            has_argument = run[0] in FUNCTIONS | {"sqrt"} and rest[run.end() :].lstrip()[:1] in (
-                "(",
-                "{",
-            )
-            may_be_unit = is_apart and isinstance(previous, Number) and not has_argument
-            return self.is_algebra(run[0]) and not (may_be_unit and is_unit_next(self.cursor))
-        if rest[0] == "|":
-            return self.cursor.bars == 0
-        if rest[0] != "\\":
-            return rest[0] == "{"
-        command = self.cursor.command()
-        if text := TEXT.match(rest):
+
+        character = rest[0]
+        if character == "(":
+            return not isinstance(previous, Group)
+        if character in "[.":
+            return False
+        if character.isdigit():  # 3!7!, but neither 3 7 nor 37
+            return not is_apart and self.cursor.text[before - 1 : before] == "!"
+        if character == "|":
+            return self.cursor.bars == 0  # elsewhere it ends an absolute value
+        if character == "{":
+            return True
+        if character == "\\":
+            return self.is_factor_command(rest)
+        letters = _LETTERS.match(rest)
+        if letters is None:
+            return False
+        behind_letters = rest[letters.end() :].lstrip()
+        return self.is_factor_word(previous, letters[0], behind_letters, is_apart=is_apart)
+
+    def is_factor_word(self, previous: Node, letters: str, behind: str, *, is_apart: bool) -> bool:
+        """Whether letters behind `previous` are a factor, rather than its unit or words: the x of
+        2x, not the m of 2 m."""
+        is_degrees = isinstance(previous, Apply) and previous.function == "degree"
+        if is_degrees and letters in ("C", "F"):
+            return False
+        if not self.is_algebra(letters):
+            return False
+        is_function = letters in FUNCTIONS or letters == "sqrt"
+        has_argument = is_function and behind[:1] in ("(", "{")
+        may_be_unit = is_apart and isinstance(previous, Number) and not has_argument
+        return not (may_be_unit and is_unit_next(self.cursor))
+
+    def is_factor_command(self, rest: str) -> bool:
+        """Whether a command that a text begins with is a factor: \\frac, \\pi, \\mathrm{x}; not
+        \\text{cm}."""
+        text = TEXT.match(rest)
+        if text:
             return plain_name(text[1]) is not None and not is_unit_name(text[1].strip())
-        is_factor = command in (
-            r"\frac",
-            r"\sqrt",
-            r"\binom",
-            r"\dbinom",
-            r"\pi",
-            r"\lfloor",
-            r"\lceil",
-            r"\lvert",
-        )
-        is_factor = is_factor or command in (r"\sum", r"\prod", r"\begin", r"\infty")
-        return is_factor or command[1:] in GREEK or command[1:] in FUNCTIONS
+        name = self.cursor.command()[1:]
+        return name in _FACTOR_COMMANDS or name in GREEK or name in FUNCTIONS
 
     def is_algebra(self, letters: str) -> bool:
         """Whether letters in a row are a function or a product of variables, rather than a word or
         a unit."""
         if letters in FUNCTIONS or letters in ("pi", "sqrt"):
             return True
-        is_number = is_scale(letters)
-        return (
-            len(letters) <= 2
-            and not is_unit_name(letters) * (len(letters) > 1)
-            and not is_number
-            and letters not in WORDS
-        )
+        if len(letters) > 2 or letters in WORDS or is_scale(letters):
+            return False
+        return len(letters) == 1 or not is_unit_name(letters)  # m is a variable, cm is not
 
     def power(self) -> Node:
         node = self.primary()
         while True:
-            if degree := self.cursor.take(
-                re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])")
-            ):
-                assert degree
+            if self.cursor.take(_DEGREE_SIGN):
                 node = Apply("degree", (node,))
-            elif self.cursor.take(re.compile(r"\s*(?:\^|\*\*)")):
+            elif self.cursor.take(_POWER_SIGN):
                 node = Apply("^", (node, self.exponent()))
-            elif self.cursor.take(re.compile(r"\s*!(?![=!])")):
+            elif self.cursor.take(_FACTORIAL_SIGN):
                 node = Apply("!", (node,))
-            elif self.cursor.take(re.compile(r"\s*%")):
+            elif self.cursor.take(_PERCENT_SIGN):
                 node = Apply("percent", (node,))
             else:
                 return node
@@ -450,6 +519,7 @@ class _Reader:
         with self.cursor.inside(brackets=self.cursor.depth == 0):
             items = self.items()
         self.cursor.expect("}")
+
         if len(items) > 1 and self.cursor.depth == 0:
             return Group("", tuple(items))
         if len(items) > 1 or isinstance(items[0], Relation):
@@ -458,12 +528,13 @@ class _Reader:
 
     def argument(self) -> Node:
         """What \\frac takes: a group, a digit, a letter or a command."""
-        self.cursor.skip_space()
         if self.cursor.next_is("{"):
             return self.braces()
-        if digit := self.cursor.take(re.compile(r"[0-9]")):
+        digit = self.cursor.take(_DIGIT)
+        if digit:
             return Number(Fraction(int(digit[0])))
-        if letter := self.cursor.take(re.compile(r"[A-Za-z]")):
+        letter = self.cursor.take(_LETTER)
+        if letter:
             return letter_symbol(letter[0])
         if self.cursor.command()[1:] in GREEK | {"pi", "sqrt"}:
             return self.primary()
@@ -489,7 +560,7 @@ class _Reader:
         raise Unreadable(character)
 
     def bracketed(self, opening: str) -> Node:
-        """( or [: an expression, a tuple or an interval."""
+        """What begins with ( or [: an expression, a tuple or an interval."""
         self.cursor.position += 1
         if self.cursor.depth == 0 and self.cursor.text.startswith(")", self.cursor.position):
             raise Unreadable("()")
@@ -497,9 +568,10 @@ class _Reader:
             items = self.items()
             self.cursor.skip_space()
             closing = self.cursor.text[self.cursor.position : self.cursor.position + 1]
-        if closing not in (")", "]") or not closing:
+        if closing not in (")", "]"):
             raise Unreadable("bracket")
         self.cursor.position += 1
+
         if len(items) > 1:
             return Group(opening + closing, tuple(items))
         if opening + closing not in ("()", "[]") or isinstance(items[0], Relation):
@@ -515,28 +587,28 @@ class _Reader:
         return Apply("abs", (node,))
 
     def letters(self) -> Node:
-        match = re.compile(r"[A-Za-z]+").match(self.cursor.text, self.cursor.position)
+        """A function, a constant, or the first of one or two variables: sin x, pi, xy."""
+        match = _LETTERS.match(self.cursor.text, self.cursor.position)
         assert match is not None
-        run = match[0]
-        if run in FUNCTIONS:
+        letters = match[0]
+        if letters in FUNCTIONS:
             self.cursor.position = match.end()
-            return take_function(self, run)
-        if run in ("pi", "infinity", "inf", "sqrt"):
+            return take_function(self, letters)
+        if letters == "sqrt":
             self.cursor.position = match.end()
-            return take_root(self) if run == "sqrt" else PI if run == "pi" else INFINITY
-        if (
-            len(run) > 2
-            or run in WORDS
-            or (run.istitle() and run.casefold() in WORDS | _CONDITIONS)
-        ):
-            raise Unreadable(run)
-        self.cursor.position += 1
-        return self.with_subscript(letter_symbol(run[0]))
+            return take_root(self)
+        if letters in _CONSTANTS:
+            self.cursor.position = match.end()
+            return _CONSTANTS[letters]
+
+        begins_a_sentence = letters.istitle() and letters.casefold() in WORDS | _CONDITIONS
+        if len(letters) > 2 or letters in WORDS or begins_a_sentence:
+            raise Unreadable(letters)
+        self.cursor.position += 1  # what follows the first letter is the next factor
+        return self.with_subscript(letter_symbol(letters[0]))
 
     def with_subscript(self, node: Node) -> Node:
-        subscript = self.cursor.take(
-            re.compile(r"_\s*(?:\{\s*(?:\\(?:text|mathrm)\s*\{)?([\w ,+-]+)\}?\s*\}|([0-9A-Za-z]))")
-        )
+        subscript = self.cursor.take(_SUBSCRIPT)
         if not subscript:
             return node
         if not isinstance(node, Symbol):
@@ -544,15 +616,16 @@ class _Reader:
         return Symbol(f"{node.name}_{(subscript[1] or subscript[2]).strip()}")
 
     def command_node(self) -> Node:
-        if text := self.cursor.take(TEXT):
+        """What a command begins: \\mathrm{x}, \\alpha_1, \\sin x, \\frac{1}{2}."""
+        text = self.cursor.take(TEXT)
+        if text:
             name = plain_name(text[1])
             if name is None:
                 raise Unreadable(text[0])
-            return (
-                take_function(self, name)
-                if name in FUNCTIONS
-                else self.with_subscript(letter_symbol(name))
-            )
+            if name in FUNCTIONS:
+                return take_function(self, name)
+            return self.with_subscript(letter_symbol(name))
+
         command = self.cursor.command()
         self.cursor.position += len(command)
         name = command[1:]

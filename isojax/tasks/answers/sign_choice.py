@@ -10,15 +10,14 @@ def expand(node: Node) -> Node:
     3 ± 1, 7 is 4, 2, 7. Signs in one item are chosen together: of 1 ± 2 ∓ 3, all the upper ones or
     all the lower ones.
     """
-    is_list = isinstance(node, Group) and not node.brackets
-    if not is_list:
-        variants = _variants(node)
-        return variants[0] if len(variants) == 1 else Group("", tuple(variants))
+    if isinstance(node, Group) and not node.brackets:
+        items: list[Node] = []
+        for item in node.items:
+            items += _variants(item)
+        return Group("", tuple(items))
 
-    items: list[Node] = []
-    for item in node.items:
-        items += _variants(item)
-    return Group("", tuple(items))
+    variants = _variants(node)
+    return variants[0] if len(variants) == 1 else Group("", tuple(variants))
 
 
 def _variants(node: Node) -> list[Node]:

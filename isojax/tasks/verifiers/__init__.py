@@ -31,6 +31,8 @@ SCORE_TOLERANCE = 1e-6  # of a score that says 0, 1 or -1
 
 @dataclass(frozen=True)
 class VerifierTraits:
+    """What the decorator `verifier` says of a verifier."""
+
     isolated: bool  # whether its checks may hang, crash or exhaust memory; they then run in workers
     pure: bool  # whether a verdict depends on its arguments only; equal ones are checked once
 
@@ -39,16 +41,25 @@ verifier = PluginKind("verifier", "tasks.verifiers", VerifierTraits)
 
 
 class Verdict(NamedTuple):
-    correct: bool  # the reward where rewards are binary
-    parsed: bool  # an answer was found in the response, correct or not
-    # no plain verdict: partial, score, none, error, memory, machine, timeout, crash, forged
+    """What a check says of a response.
+
+    correct: the reward where rewards are binary.
+    parsed: an answer was found in the response, correct or not.
+    failure: why there is no plain verdict: partial, score, none, error, memory, machine, timeout,
+        crash, forged; empty where there is one.
+    message: what happened, in one line.
+    scores: by name, for graded rewards; None: `correct` is the only one.
+    not_applicable: the names of scores that this problem does not have: their function gave None.
+    place: of the user's function that gave the scores: rewards.py:12 (reward).
+    """
+
+    correct: bool
+    parsed: bool
     failure: str = ""
-    message: str = ""  # what happened, in one line
-    # by name, for graded rewards; None: `correct` is the only one
+    message: str = ""
     scores: Mapping[str, float] | None = None
-    # the names of scores that this problem does not have: their function gave None
     not_applicable: Sequence[str] = ()
-    place: str = ""  # of the user's function that gave the scores: rewards.py:12 (reward)
+    place: str = ""
 
     def scores_by_name(self) -> Mapping[str, float]:
         """Its scores, at least one."""
@@ -74,6 +85,7 @@ def load_verifier(use: str | Mapping[str, str]) -> LoadedVerifier:
         name, _, argument = use.partition(":")
         plugin = verifier.load(name)
         return LoadedVerifier(plugin.traits.isolated, plugin.traits.pure, partial(plugin, argument))
+
     verifiers = {name: load_verifier(one) for name, one in use.items()}
     return LoadedVerifier(
         isolated=any(loaded.isolated for loaded in verifiers.values()),
@@ -86,107 +98,126 @@ def verifier_files(use: str | Mapping[str, str]) -> list[Path]:
     """The user's files that `cell.verifier.use` names: function:FILE.py:NAME, modules, and
     verifiers of their own."""
     uses = [use] if isinstance(use, str) else list(use.values())
-    named = [tuple(one.split(":")[:2]) for one in uses if ":" in one]
     plugins = [verifier.load(one.partition(":")[0]) for one in uses]
     files = [plugin.file for plugin in plugins if not plugin.is_own]
 
-    modules = [
-        find_spec(name)
-        for kind, name in named
-        if kind in ("function", "verl") and not name.endswith(".py")
-    ]
-    files += [
-        spec.origin
-        for spec in modules
-        if spec and spec.origin and not spec.name.startswith("isojax.")
-    ]
-    return [Path(name) for name in [*files, *(name for _, name in named)] if name.endswith(".py")]
+    names: list[str] = []  # FILE.py or PACKAGE.MODULE of function:...:NAME
+    for one in uses:
+        if ":" not in one:
+            continue
+        kind, name = one.split(":")[:2]
+        names.append(name)
+        if kind in ("function", "verl") and not name.endswith(".py"):
+            spec = find_spec(name)
+            if spec and spec.origin and not spec.name.startswith("isojax."):
+                files.append(spec.origin)
+    return [Path(name) for name in (*files, *names) if name.endswith(".py")]
 
 
 def _combine(checks: Mapping[str, Check]) -> Check:
-    """The check that makes all of `checks`: their scores by name; the first that fails ends it. One
-    that does not apply to a problem has no say there; of a problem to which none applies that is
-    the failure `none`."""
+    """The check that makes all of `checks`, whose verdict has their scores by name.
+
+    The first that fails ends it. One that does not apply to a problem has no say there; of a
+    problem to which none applies that is the failure `none`.
+    """
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
         verdicts: dict[str, Verdict] = {}
         for name, check_one in checks.items():
-            verdict = verdicts[name] = check_one(problem, prompt, response)
+            verdict = check_one(problem, prompt, response)
+            verdicts[name] = verdict
             if verdict.failure not in ("", "partial") and verdict.scores is None:
                 return verdict._replace(message=f"{name}: {verdict.message}")
 
-        applying = {
-            name: verdict for name, verdict in verdicts.items() if verdict.failure != "none"
-        }
-        failure = next(
-            (kind for kind in ("error", "score") if kind in {v.failure for v in applying.values()}),
-            "",
-        )
+        not_applicable = [name for name, one in verdicts.items() if one.failure == "none"]
+        applying = {name: one for name, one in verdicts.items() if name not in not_applicable}
+        scores = {name: _main_score(one) for name, one in applying.items()}
+
+        failures = {one.failure for one in applying.values()}
+        failure = ""
+        if "error" in failures:
+            failure = "error"
+        elif "score" in failures:
+            failure = "score"
         if not applying:
-            applying, failure = verdicts, "none"
+            applying = verdicts
+            failure = "none"
         messages = [
-            f"{name}: {verdict.message}"
-            for name, verdict in applying.items()
-            if verdict.failure == failure
+            f"{name}: {one.message}" for name, one in applying.items() if one.failure == failure
         ]
 
         return Verdict(
-            correct=all(verdict.correct for verdict in applying.values()),
-            parsed=all(verdict.parsed for verdict in applying.values()),
+            correct=all(one.correct for one in applying.values()),
+            parsed=all(one.parsed for one in applying.values()),
             failure=failure,
             message="; ".join(messages) if failure else "",
-            scores={
-                name: _main_score(verdict)
-                for name, verdict in verdicts.items()
-                if verdict.failure != "none"
-            },
-            not_applicable=tuple(
-                name for name, verdict in verdicts.items() if verdict.failure == "none"
-            ),
+            scores=scores,
+            not_applicable=tuple(not_applicable),
         )
 
     return check
 
 
 def _main_score(verdict: Verdict) -> float:
-    """NaN where an error left none, which is a failure of graded rewards."""
-    return verdict.scores_by_name().get(
-        MAIN_SCORE, nan if verdict.failure == "error" else float(verdict.correct)
-    )
+    """A verdict's main score, else whether it is correct; NaN where an error left none, which is a
+    failure of graded rewards."""
+    without_score = nan if verdict.failure == "error" else float(verdict.correct)
+    return verdict.scores_by_name().get(MAIN_SCORE, without_score)
 
 
-def weigh_scores(verdict: Verdict, weights: Mapping[str, float]) -> tuple[float, Verdict]:
-    """A graded reward, the mean of the scores that `weights` names, and the verdict with these
-    alone; a score outside 0..1, or missing, is the failure `score`, and of a failure all is 0. A
-    score that does not apply is left out of the mean, and recorded as 0."""
+class GradedVerdict(NamedTuple):
+    """A graded reward, from 0 to 1, and the verdict with the scores that it is made of."""
+
+    reward: float
+    verdict: Verdict
+
+
+def weigh_scores(verdict: Verdict, weights: Mapping[str, float]) -> GradedVerdict:
+    """The graded reward of a verdict: the mean of the scores that `weights` names, so weighted.
+
+    A score outside 0..1, or missing, is the failure `score`; of a failure, reward and scores are 0.
+    A score that does not apply is left out of the mean, and recorded as 0.
+    """
+    no_scores = dict.fromkeys(weights, 0.0)
     if verdict.failure not in ("", "partial") and verdict.scores is None:
-        return 0.0, verdict._replace(scores=dict.fromkeys(weights, 0.0))
+        return GradedVerdict(0.0, verdict._replace(scores=no_scores))
     applying = {
         name: weight for name, weight in weights.items() if name not in verdict.not_applicable
     }
     if weights and not applying:
-        return 0.0, verdict._replace(
-            correct=False, failure="none", scores=dict.fromkeys(weights, 0.0)
-        )
+        return GradedVerdict(0.0, verdict._replace(correct=False, failure="none", scores=no_scores))
 
-    scores, message = verdict.scores_by_name(), ""
-    for name in applying:
-        if name not in scores:
-            message = f"no score {name!r}, which cell.reward.weights names; given {', '.join(scores) or 'none'}"
-        elif not -SCORE_TOLERANCE <= scores[name] <= 1 + SCORE_TOLERANCE:  # NaN too
-            reason = f" ({verdict.message})" if verdict.failure == "error" else ""
-            message = f"the score {name!r} is {scores[name]:g}{reason}; graded rewards are made of numbers from 0 to 1"
-            message += _range_remedy(scores[name], verdict.place)
+    message = _describe_bad_score(verdict, list(applying))
     if message:
-        return 0.0, Verdict(False, verdict.parsed, "score", message, dict.fromkeys(weights, 0.0))
+        return GradedVerdict(0.0, Verdict(False, verdict.parsed, "score", message, no_scores))
 
+    scores = verdict.scores_by_name()
     graded = {name: min(max(scores[name], 0.0), 1.0) for name in applying}
     total_weight = sum(applying.values())
     weighted_sum = sum(weight * graded[name] for name, weight in applying.items())
     reward = weighted_sum / total_weight if total_weight else 0.0
-    return reward, verdict._replace(
-        failure="", message="", scores=dict.fromkeys(weights, 0.0) | graded
+    return GradedVerdict(
+        reward, verdict._replace(failure="", message="", scores=no_scores | graded)
     )
+
+
+def _describe_bad_score(verdict: Verdict, names: Sequence[str]) -> str:
+    """What is wrong with the last of these scores that graded rewards cannot be made of; empty
+    where there is none."""
+    scores = verdict.scores_by_name()
+    message = ""
+    for name in names:
+        if name not in scores:
+            given = ", ".join(scores) or "none"
+            message = f"no score {name!r}, which cell.reward.weights names; given {given}"
+        elif not -SCORE_TOLERANCE <= scores[name] <= 1 + SCORE_TOLERANCE:  # NaN too
+            reason = f" ({verdict.message})" if verdict.failure == "error" else ""
+            message = (
+                f"the score {name!r} is {scores[name]:g}{reason};"
+                f" graded rewards are made of numbers from 0 to 1"
+                f"{_range_remedy(scores[name], verdict.place)}"
+            )
+    return message
 
 
 def _range_remedy(score: float, place: str) -> str:
@@ -205,12 +236,14 @@ def _range_remedy(score: float, place: str) -> str:
 
 def describe_no_verdict(returned: object) -> str:
     """What is wrong with a check that returns something else than a Verdict."""
-    return f"the verifier's check returned a {type(returned).__name__}, expected a Verdict (docs/extending.md)"
+    received = type(returned).__name__
+    return f"the verifier's check returned a {received}, expected a Verdict (docs/extending.md)"
 
 
 def refuse_argument(verifier: str, argument: str) -> None:
     """InputError where a verifier that takes no argument is given one."""
     if argument:
         raise InputError(
-            f"cell.verifier.use: {verifier} takes no argument, given {argument!r}; write {verifier}."
+            f"cell.verifier.use: {verifier} takes no argument, given {argument!r};"
+            f" write {verifier}."
         )

@@ -40,7 +40,8 @@ def build(argument: str) -> Check:
     named_parameters = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     parameter_names = {p.name for p in named_parameters}
     required_names = [p.name for p in named_parameters if p.default is p.empty]
-    call, place = wait_for_coroutines(function), describe_function(function)
+    call = wait_for_coroutines(function)
+    place = describe_function(function)
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
         arguments = {
@@ -51,16 +52,18 @@ def build(argument: str) -> Check:
         }
         if PROBLEM_TEXT in parameter_names:
             arguments.setdefault(PROBLEM_TEXT, problem.prompt)
-        if missing := [name for name in required_names if name not in arguments]:
-            lack = (
-                f"which problem {problem.id} does not have; it has {', '.join(sorted(arguments))}"
+        missing = [name for name in required_names if name not in arguments]
+        if missing:
+            raise InputError(
+                f"cell.verifier.use: {argument} takes {', '.join(missing)}, which problem"
+                f" {problem.id} does not have; it has {', '.join(sorted(arguments))}."
             )
-            raise InputError(f"cell.verifier.use: {argument} takes {', '.join(missing)}, {lack}.")
-        passed = {
-            name: [value]
-            for name, value in arguments.items()
-            if takes_all_columns or name in parameter_names
-        }
+
+        # Lists of one, as TRL passes a batch.
+        passed: dict[str, list[Any]] = {}
+        for name, value in arguments.items():
+            if takes_all_columns or name in parameter_names:
+                passed[name] = [value]
         return _read_scores(call(**passed), response, place)
 
     return check
@@ -84,8 +87,11 @@ def _read_scores(returned: Any, response: str, place: str) -> Verdict:
 
 
 def wait_for_coroutines(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function; of one that is `async def`, its results. One event loop serves all calls, as a
-    client for HTTP that the function keeps belongs to the loop that has first used it."""
+    """The function; where it is `async def`, one that waits for its results.
+
+    One event loop serves all calls, as a client for HTTP that the function keeps belongs to the
+    loop that has first used it.
+    """
     runner = asyncio.Runner()  # it makes the loop when it is first used
 
     async def result_of(awaitable: Awaitable[Any]) -> Any:
@@ -118,33 +124,35 @@ def load_function(verifier: str, argument: str, default_name: str = "") -> Calla
     is none."""
     module_or_file, _, name = argument.partition(":")
     name = name or default_name
-    expected_form = f"{verifier}:FILE.py:{default_name or 'NAME'} or {verifier}:PACKAGE.MODULE:{default_name or 'NAME'}"
     if not module_or_file or not name:
+        form = default_name or "NAME"
         raise InputError(
-            f"cell.verifier.use: given {verifier + ':' + argument!r}, expected {expected_form}."
+            f"cell.verifier.use: given {verifier + ':' + argument!r},"
+            f" expected {verifier}:FILE.py:{form} or {verifier}:PACKAGE.MODULE:{form}."
         )
     is_file = module_or_file.endswith(".py")
     if is_file and not Path(module_or_file).is_file():
         raise InputError(f"cell.verifier.use: no such file: {module_or_file} (in {Path.cwd()}).")
+
     try:
-        module = (
-            registry.import_file(Path(module_or_file))
-            if is_file
-            else importlib.import_module(module_or_file)
-        )
+        if is_file:
+            module = registry.import_file(Path(module_or_file))
+        else:
+            module = importlib.import_module(module_or_file)
     except BaseException as e:  # whatever a user's file does when it runs, SystemExit included
         reason = describe_exception(e)
         raise InputError(
             f"cell.verifier.use: the module {module_or_file} cannot be imported: {reason}."
         ) from e
+
     function = vars(module).get(name)
     if not callable(function):
-        names = [
-            k
-            for k, v in vars(module).items()
-            if callable(v) and getattr(v, "__module__", "") == module.__name__
+        own_functions = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", "") == module.__name__
         ]
-        known = ", ".join(names) or "none"
+        known = ", ".join(own_functions) or "none"
         raise InputError(
             f"cell.verifier.use: {module_or_file} has no function {name!r}; it has {known}."
         )
@@ -152,9 +160,11 @@ def load_function(verifier: str, argument: str, default_name: str = "") -> Calla
 
 
 def score_to_verdict(score: Any, response: str, place: str = "") -> Verdict:
-    """1 (or True) is correct, any other number is not. Where rewards are binary, numbers but 0, 1
-    and -1 are the failure `partial`, and of those the ones above 1 `score`: whoever returns 2 for a
-    right answer means 1."""
+    """The verdict of a score: 1 (or True) is correct, any other number is not.
+
+    Where rewards are binary, numbers but 0, 1 and -1 are the failure `partial`, and of those the
+    ones above 1 `score`: whoever returns 2 for a right answer means 1.
+    """
     giver = place or "the function"
     try:
         if isinstance(score, str):
@@ -163,16 +173,17 @@ def score_to_verdict(score: Any, response: str, place: str = "") -> Verdict:
     except (TypeError, ValueError, OverflowError) as e:
         problem = f"{giver} returned {describe_value(score)} for a score, expected a number ({e})"
         return Verdict(False, False, "error", problem, NO_SCORE)
+
     if not math.isfinite(value):
         problem = f"{giver} returned {value} for a score, expected a finite number"
         return Verdict(False, False, "error", problem, {MAIN_SCORE: value})
     parsed = bool(response.strip())
-    if all(abs(value - plain) > SCORE_TOLERANCE for plain in (-1, 0, 1)):
+    is_plain = any(abs(value - plain) <= SCORE_TOLERANCE for plain in (-1, 0, 1))
+    if not is_plain:
         message = (
             f"{giver} returned a score of {value:g}, which counts as 0: cell.reward.kind = binary"
         )
         kind = "score" if value > 1 else "partial"
         return Verdict(False, parsed, kind, message, {MAIN_SCORE: value}, place=place)
-    return Verdict(
-        abs(value - 1) <= SCORE_TOLERANCE, parsed, scores={MAIN_SCORE: value}, place=place
-    )
+    is_correct = abs(value - 1) <= SCORE_TOLERANCE
+    return Verdict(is_correct, parsed, scores={MAIN_SCORE: value}, place=place)

@@ -1,6 +1,8 @@
-"""`gym`: the scorer of the reasoning-gym generator that made the problem, given the last
-<answer>...</answer>, else the whole response. Some scorers run it through Python's `eval`, in the
-worker process, with the user's rights."""
+"""`gym`: the scorer of the reasoning-gym generator that made the problem.
+
+It is given the last <answer>...</answer> of a response, else all of it. Some scorers run that
+through Python's `eval`, in the worker process, with the user's rights.
+"""
 
 import functools
 import json
@@ -30,10 +32,13 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
     columns = problem.columns
     if not {"gym", "settings", "entry"} <= set(columns):
         raise InputError(
-            f"problem {problem.id}: the verifier gym judges what cell.task=gym:NAME makes; set another."
+            f"problem {problem.id}: the verifier gym judges what cell.task=gym:NAME makes;"
+            f" set another."
         )
+
     tagged_answers = _ANSWER_TAG.findall(response)
     answer = (tagged_answers[-1] if tagged_answers else response).strip()
+    # Settings as text: the cache of scorers needs arguments that can be hashed.
     scorer = _scorer(columns["gym"], json.dumps(columns["settings"], sort_keys=True))
     score = scorer(answer, from_tagged_json(columns["entry"])) if answer else 0.0
     return Verdict(abs(score - 1) < 1e-6, bool(answer), scores={MAIN_SCORE: score})
@@ -41,10 +46,11 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
 
 @functools.cache
 def _scorer(name: str, settings: str) -> Callable[[str, dict[str, Any]], float]:
-    """A generator's scorer; a few score by the settings."""
+    """A generator's scorer; a few score by the settings, which are JSON."""
     import reasoning_gym  # pyright: ignore[reportMissingImports]
 
-    return reasoning_gym.create_dataset(name, **{**json.loads(settings), "size": 1}).score_answer
+    dataset = reasoning_gym.create_dataset(name, **{**json.loads(settings), "size": 1})
+    return dataset.score_answer
 
 
 def to_tagged_json(value: Any) -> Any:
@@ -56,11 +62,14 @@ def to_tagged_json(value: Any) -> Any:
         return [to_tagged_json(v) for v in value]
     if isinstance(value, dict):
         return {str(k): to_tagged_json(v) for k, v in value.items()}
-    return value if value is None or isinstance(value, str | bool | int | float) else str(value)
+    is_json = value is None or isinstance(value, str | bool | int | float)
+    return value if is_json else str(value)
 
 
 def from_tagged_json(value: Any) -> Any:
     """What `to_tagged_json` was given; keys and values that JSON does not have are text."""
-    return json.loads(
-        json.dumps(value), object_hook=lambda x: tuple(x["(tuple)"]) if set(x) == {"(tuple)"} else x
-    )
+
+    def untagged(decoded: dict[str, Any]) -> Any:
+        return tuple(decoded["(tuple)"]) if set(decoded) == {"(tuple)"} else decoded
+
+    return json.loads(json.dumps(value), object_hook=untagged)

@@ -1,5 +1,7 @@
 """`integer`: correct where the response is the answer's integer and nothing else: "12+7=" -> " 19".
-`integer:last_line`: where its last line is, as in a task of turns."""
+
+`integer:last_line`: where its last line is, as in a task of turns.
+"""
 
 import re
 
@@ -14,10 +16,9 @@ _INTEGER = re.compile(r"\s*([+\-\u2212]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,132}|[0-9]{
 
 @verifier(isolated=False, pure=True)
 def build(argument: str) -> Check:
+    """The check; InputError where another argument than last_line is given."""
     if argument == "last_line":
-        return lambda problem, prompt, response: check(
-            problem, prompt, response.rpartition("\n")[2]
-        )
+        return check_last_line
     if argument:
         raise InputError(
             f"cell.verifier.use: integer takes no argument but last_line, given {argument!r}."
@@ -31,11 +32,17 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
     reference_integer = _parse_integer(problem.answer)
     response_integer = _parse_integer(response)
     if reference_integer is None:
-        mismatch = f"given {problem.answer[:80]!r}; set cell.verifier.use to another, such as math or exact"
         raise InputError(
-            f"{problem.name}: the verifier `integer` expects an integer as answer, {mismatch}."
+            f"{problem.name}: the verifier `integer` expects an integer as answer,"
+            f" given {problem.answer[:80]!r}; set cell.verifier.use to another, such as math or"
+            f" exact."
         )
     return Verdict(response_integer == reference_integer, response_integer is not None)
+
+
+def check_last_line(problem: Problem, prompt: str, response: str) -> Verdict:
+    """As `check`, of the response's last line."""
+    return check(problem, prompt, response.rpartition("\n")[2])
 
 
 def _parse_integer(text: str) -> int | None:

@@ -1,6 +1,8 @@
-"""`math`: GSM8K's and MATH's answers. What a response states is compared with the reference as
-text, as a number and as an expression; expressions that isojax does not read, such as integrals,
-are left to math-verify (extra [verify])."""
+"""`math`: GSM8K's and MATH's answers.
+
+What a response states is compared with the reference as text, as a number and as an expression;
+expressions that isojax does not read, such as integrals, are left to math-verify (extra [verify]).
+"""
 
 import re
 from fractions import Fraction
@@ -43,11 +45,14 @@ from isojax.tasks.answers.tree import Node, Number, Quantity
 from isojax.tasks.answers.units import read_unit
 from isojax.tasks.verifiers import Check, Verdict, refuse_argument, verifier
 
+# 1234, -1,234.5
 _PLAIN_NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?")
+# $1,234.50 or 42 apples: the number, and its unit
 _PLAIN_ANSWER = re.compile(rf"\$?({_PLAIN_NUMBER.pattern})(?: ([A-Za-z]{{3,}}))?")
-_DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]{1,2}|[0-9]{4,})")
+_DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]{1,2}|[0-9]{4,})")  # 3,5 but not 3,500
 _ABOUT = re.compile(r"^\s*(?:\\(?:approx|simeq)(?![A-Za-z])|≈|about\b|approximately\b)\s*")
-_LETTER_UNIT = re.compile(r"(.*[0-9])([mgsLlhVWJNCF])")
+_LETTER_UNIT = re.compile(r"(.*[0-9])([mgsLlhVWJNCF])")  # 5m
+_EXPONENT_OR_E = re.compile(r"[0-9][eE]-[0-9]")
 
 
 @verifier(isolated=True, pure=True)
@@ -78,32 +83,37 @@ def build(argument: str) -> Check:
 def _judge(
     reference: str, statement: Statement, equality: Equality, algebra: ComputerAlgebra
 ) -> Verdict:
+    """The verdict of what a response states, by the cheapest comparison that decides."""
     if not statement.text:
         return Verdict(correct=False, parsed=False)
-    is_whole = statement.form is not Form.NOWHERE
-    answer = statement.text if is_whole else normalize_answer(statement.text)
+    is_stated = statement.form is not Form.NOWHERE
+    answer = statement.text if is_stated else normalize_answer(statement.text)
+
+    # As options, as plain numbers, as texts.
     if _is_option(reference) and _same_options(reference, statement, answer):
         return Verdict(correct=True, parsed=True)
-    if (is_same := _same_plain_numbers(reference, answer)) is not None:
-        return Verdict(is_same, parsed=True)
+    is_same_number = _same_plain_numbers(reference, answer)
+    if is_same_number is not None:
+        return Verdict(is_same_number, parsed=True)
     if not is_matchable(reference):
-        return Verdict(correct=False, parsed=is_whole)
+        return Verdict(correct=False, parsed=is_stated)
     if not is_prose(reference) and _same_text(reference, answer):
         return Verdict(correct=True, parsed=True)
+
+    # As expressions. Either may be read in several ways; one in common is enough.
     reference_nodes = _read_reference(reference)
     nodes = _read_whole(statement.form, answer)
-    if (own_value := value_of_option(answer)) is not None and option_with_value(
-        answer
-    ) == option_with_value(reference):
-        nodes += read(normalize_answer(own_value))
+    option_value = value_of_option(answer)
+    if option_value is not None and option_with_value(answer) == option_with_value(reference):
+        nodes += read(normalize_answer(option_value))
     if any(isinstance(node, Number | Quantity) for node in reference_nodes):
         nodes += _read_for_a_number(answer)
     if not (reference_nodes and nodes) and algebra.same(reference, answer):
         return Verdict(correct=True, parsed=True)
     if not nodes and statement.form is not Form.WHOLE:
-        nodes = _read_statement(statement)
-    parsed = is_whole or bool(nodes)
-    return Verdict(_same_nodes(reference_nodes, nodes, equality), parsed)
+        nodes = _read_statement(statement)  # of a sentence, its value
+    is_correct = _same_nodes(reference_nodes, nodes, equality)
+    return Verdict(is_correct, parsed=is_stated or bool(nodes))
 
 
 @lru_cache(1024)
@@ -136,20 +146,27 @@ def _same_plain_numbers(reference: str, answer: str) -> bool | None:
     number = _PLAIN_ANSWER.fullmatch(answer)
     if number is None or not _PLAIN_NUMBER.fullmatch(reference):
         return None
-    if max(len(reference), len(answer)) > MAX_ANSWER_LENGTH or (
-        number[2] and read_unit(number[2]) is None
-    ):
+    if max(len(reference), len(answer)) > MAX_ANSWER_LENGTH:
         return None
-    texts = reference.replace(",", ""), number[1].replace(",", "")
-    return texts[0] == texts[1] or Fraction(texts[0]) == Fraction(texts[1])
+    unit = number[2]
+    if unit and read_unit(unit) is None:  # 42 thousand
+        return None
+
+    reference_number = reference.replace(",", "")
+    answer_number = number[1].replace(",", "")
+    if reference_number == answer_number:
+        return True
+    return Fraction(reference_number) == Fraction(answer_number)
 
 
 def _read_for_a_number(answer: str) -> tuple[Node, ...]:
     """What an answer may also be where a number is asked for: 3,5 is 3.5, and 5m has a unit, not a
     variable."""
-    if comma := _DECIMAL_COMMA.fullmatch(answer):
+    comma = _DECIMAL_COMMA.fullmatch(answer)
+    if comma:
         return read(f"{comma[1]}.{comma[2]}")
-    if unit := _LETTER_UNIT.fullmatch(answer):
+    unit = _LETTER_UNIT.fullmatch(answer)
+    if unit:
         return read(f"{unit[1]} {unit[2]}")
     return ()
 
@@ -168,9 +185,8 @@ def _read_reference(reference: str) -> tuple[Node, ...]:
     reference = _ABOUT.sub("", reference)
     option_value = value_of_option(reference)
     nodes = read(normalize_answer(option_value)) if option_value is not None else ()
-    if nodes := nodes + read(reference):
-        return nodes
-    return _read_statement(final_answer(reference))
+    nodes += read(reference)
+    return nodes if nodes else _read_statement(final_answer(reference))
 
 
 def _read_statement(statement: Statement) -> tuple[Node, ...]:
@@ -178,10 +194,16 @@ def _read_statement(statement: Statement) -> tuple[Node, ...]:
     if statement.form is Form.NOWHERE:
         values = last_values(statement.text)
     else:
-        if nodes := _read_whole(statement.form, statement.text):
+        nodes = _read_whole(statement.form, statement.text)
+        if nodes:
             return nodes
         values = values_in_sentence(statement.text, is_statement=True)
-    return next(filter(None, map(read, map(normalize_answer, values))), ())
+
+    for value in values:  # with its unit first, then without
+        nodes = read(normalize_answer(value))
+        if nodes:
+            return nodes
+    return ()
 
 
 def _read_whole(form: Form, text: str) -> tuple[Node, ...]:
@@ -203,8 +225,11 @@ def _same_text(reference: str, answer: str) -> bool:
 def read(text: str) -> tuple[Node, ...]:
     """The trees that an answer may be, in the order of what is more likely; none where it cannot be
     read whole."""
+    # 3e-1 is .3, or 3 e - 1.
+    readings_of_e = (True, False) if _EXPONENT_OR_E.search(text) else (True,)
+
     nodes: list[Node] = []
-    for with_exponents in (True, False) if re.search(r"[0-9][eE]-[0-9]", text) else (True,):
+    for with_exponents in readings_of_e:
         try:
             nodes.append(read_answer(text, with_exponents=with_exponents))
         except (Unreadable, RecursionError):

@@ -45,37 +45,40 @@ def build(argument: str) -> Check:
         raise InputError(
             f"cell.verifier.use: {argument}: {problem}; expected {', '.join(PARAMETERS)}."
         ) from e
-    call, place = wait_for_coroutines(compute_score), describe_function(compute_score)
+    call = wait_for_coroutines(compute_score)
+    place = describe_function(compute_score)
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
-        reward_model = problem.columns.get("reward_model") or {}
-        score: Any = call(
-            data_source=problem.columns.get("data_source", ""),
+        columns = problem.columns
+        reward_model = columns.get("reward_model") or {}
+        answer = reward_model.get("ground_truth", problem.answer)
+        prompt_argument = {PROMPT_PARAMETER: prompt} if takes_prompt else {}
+        returned: Any = call(
+            data_source=columns.get("data_source", ""),
             solution_str=response,
-            ground_truth=problem.columns.get(
-                "ground_truth", reward_model.get("ground_truth", problem.answer)
-            ),
-            extra_info=problem.columns.get("extra_info"),
-            **({PROMPT_PARAMETER: prompt} if takes_prompt else {}),
+            ground_truth=columns.get("ground_truth", answer),
+            extra_info=columns.get("extra_info"),
+            **prompt_argument,
         )
-        if isinstance(score, Mapping):
-            if "acc" not in score and "score" not in score:
-                keys = ", ".join(map(str, score)) or "nothing"
-                return Verdict(
-                    False,
-                    False,
-                    "error",
-                    f'{place} returned a dict with {keys}, expected one with "score"',
-                )
-            verdict = score_to_verdict(
-                score["acc"] if "acc" in score else score["score"], response, place
-            )
-            return verdict._replace(scores=_numbers(score))
-        elif isinstance(score, tuple | list) and score:
-            score = score[0]  # as verl reads them: (score, a comment)
-        return score_to_verdict(score, response, place)
+
+        if isinstance(returned, Mapping):
+            return _read_dict(returned, response, place)
+        if isinstance(returned, tuple | list) and returned:
+            returned = returned[0]  # as verl reads them: (score, a comment)
+        return score_to_verdict(returned, response, place)
 
     return check
+
+
+def _read_dict(scores: Mapping[Any, Any], response: str, place: str) -> Verdict:
+    """The verdict of {"score": 1.0, "acc": 1, ...}."""
+    if "acc" not in scores and "score" not in scores:
+        keys = ", ".join(map(str, scores)) or "nothing"
+        message = f'{place} returned a dict with {keys}, expected one with "score"'
+        return Verdict(False, False, "error", message)
+    binary_score = scores["acc"] if "acc" in scores else scores["score"]
+    verdict = score_to_verdict(binary_score, response, place)
+    return verdict._replace(scores=_numbers(scores))
 
 
 def _numbers(score: Mapping[Any, Any]) -> dict[str, float]:
