@@ -21,9 +21,12 @@ class EpochPosition(NamedTuple):
 
 class EpochOrder(Iterator[np.ndarray]):
     """Indices i[B_p] of the distinct problems of each batch: shuffled epochs, their remainders left
-    out. With `drop_above` (ScaleRL's no-positive-resampling, arXiv:2510.13786) an epoch leaves out
+    out.
+
+    With `drop_above` (ScaleRL's no-positive-resampling, arXiv:2510.13786) an epoch leaves out
     problems with that share or more of their rollouts correct; the B_p solved least often stay, so
-    that the run reaches its budget."""
+    that the run reaches its budget.
+    """
 
     def __init__(
         self,
@@ -36,37 +39,39 @@ class EpochOrder(Iterator[np.ndarray]):
         batches_ahead: int = 0,
         first_epoch: int = 0,
     ):
-        """`first_epoch`: the number of the epoch that begins with batch 0. `saved_state`: what
-        `state_dict` returned after `first_batch` batches, where problems may be left out; after
-        none, only its counts are of use. `batches_ahead`: how many batches had been drawn by then
-        for later updates; they are not drawn again."""
+        """`first_epoch`: the number of the epoch that begins with batch 0.
+
+        `saved_state`: what `state_dict` returned after `first_batch` batches, where problems may be
+        left out; after none, only its counts are of use.
+
+        `batches_ahead`: how many batches had been drawn by then for later updates; they are not
+        drawn again.
+        """
         if B_p > num_problems:
             raise InputError(
-                f"B_p = {B_p} is more than the training set of {num_problems} problems; lower sweep.B_p."
+                f"B_p = {B_p} is more than the training set of {num_problems} problems;"
+                f" lower sweep.B_p."
             )
         self.num_problems = num_problems
         self.B_p = B_p
         self.seed = seed
         self.drop_above = drop_above
-        self.reward_sums_by_problem, self.rollout_counts = (
-            np.zeros(num_problems),
-            np.zeros(num_problems, np.int64),
-        )
-        # of the batches drawn and not recorded yet
+        self.reward_sums_by_problem = np.zeros(num_problems)
+        self.rollout_counts = np.zeros(num_problems, np.int64)
+        if saved_state is not None:
+            self.reward_sums_by_problem[:] = saved_state["correct"]
+            self.rollout_counts[:] = saved_state["rollouts"]
+
+        # Of the batches drawn and not recorded yet, the oldest first.
         self._unrecorded_positions: deque[EpochPosition] = deque()
+        # Where nothing is left out, every epoch has the same number of batches.
         epoch, batch_index = divmod(first_batch + batches_ahead, num_problems // B_p)
         position = EpochPosition(first_epoch + epoch, batch_index, np.zeros(num_problems, bool))
-        if saved_state is not None:
-            self.reward_sums_by_problem[:], self.rollout_counts[:] = (
-                saved_state["correct"],
-                saved_state["rollouts"],
-            )
         if saved_state is not None and (first_batch or batches_ahead):
-            saved, all_problems = saved_state["positions"], np.arange(num_problems)
-            positions = [
-                EpochPosition(epoch, i, np.isin(all_problems, excluded))
-                for epoch, i, excluded in saved
-            ]
+            positions: list[EpochPosition] = []
+            for epoch, batch_index, excluded_indices in saved_state["positions"]:
+                excluded = np.isin(np.arange(num_problems), excluded_indices)
+                positions.append(EpochPosition(epoch, batch_index, excluded))
             self._unrecorded_positions.extend(positions[:batches_ahead])
             position = positions[batches_ahead]
         self._epoch_started = position.batch_index > 0  # what the epoch leaves out is decided
@@ -105,21 +110,24 @@ class EpochOrder(Iterator[np.ndarray]):
         number is enough."""
         if self.drop_above is None:
             return None
-        next_positions = (*self._unrecorded_positions, self._position)
-        positions = [
-            (p.epoch, p.batch_index, np.nonzero(p.excluded)[0].tolist()) for p in next_positions
-        ]
-        counts = {
+        positions: list[tuple[int, int, list[int]]] = []
+        for position in (*self._unrecorded_positions, self._position):
+            excluded_indices = np.nonzero(position.excluded)[0].tolist()
+            positions.append((position.epoch, position.batch_index, excluded_indices))
+        return {
+            "positions": positions,
             "correct": self.reward_sums_by_problem.tolist(),
             "rollouts": self.rollout_counts.tolist(),
         }
-        return {"positions": positions, **counts}
 
     def _begin_epoch_if_due(self) -> None:
         """Where the next batch is the first of an epoch, decide what this epoch leaves out."""
-        epoch, batch_index, _ = self._position
+        epoch = self._position.epoch
+        batch_index = self._position.batch_index
         if batch_index == self._batches_per_epoch:
-            epoch, batch_index, self._epoch_started = epoch + 1, 0, False
+            epoch += 1
+            batch_index = 0
+            self._epoch_started = False
         if not self._epoch_started:
             self._epoch_started = True
             self._move_to(EpochPosition(epoch, batch_index, self._problems_to_drop()))
@@ -135,6 +143,6 @@ class EpochOrder(Iterator[np.ndarray]):
             return np.zeros(self.num_problems, bool)
         solve_rate = self.reward_sums_by_problem / np.maximum(self.rollout_counts, 1)
         excluded = (self.rollout_counts > 0) & (solve_rate >= self.drop_above)
-        if self.num_problems - excluded.sum() < self.B_p:
+        if self.num_problems - excluded.sum() < self.B_p:  # too few for a batch
             excluded[np.argsort(solve_rate, kind="stable")[: self.B_p]] = False
         return excluded

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 Conversation = list[dict[str, str]]
 
 RESIZE_FIX = (
-    "Give the embedding the row: in transformers, model.resize_token_embeddings(len(tokenizer)), then "
-    "model.save_pretrained(FOLDER); or remove the token from tokenizer.json and tokenizer_config.json"
+    "Give the embedding the row: in transformers, model.resize_token_embeddings(len(tokenizer)),"
+    " then model.save_pretrained(FOLDER); or remove the token from tokenizer.json and"
+    " tokenizer_config.json"
 )
 
 
@@ -39,7 +40,9 @@ class PromptWriter:
         beyond: Mapping[int, str],
     ) -> None:
         """`beyond`: the added tokens that have no row in the model's embedding."""
-        self.folder, self.tokenizer, self.prompt = folder, tokenizer, prompt
+        self.folder = folder
+        self.tokenizer = tokenizer
+        self.prompt = prompt
         self._beyond = beyond
         self._lock = threading.Lock()  # a tokenizer is not safe to share between threads
         # A chat template is rendered in a process of its own: each conversation once, for prompts
@@ -59,7 +62,8 @@ class PromptWriter:
             return self.render([self._chat_messages(problem) for problem in problems])
 
         for problem in problems:
-            if (length := len(problem.messages)) > 1:
+            length = len(problem.messages)
+            if length > 1:
                 conversation = f"problem {problem.id} is a conversation of {length} messages"
                 raise InputError(f"{conversation}; set cell.prompt.format=chat.")
         return [self._fill_template(problem) for problem in problems]
@@ -79,15 +83,19 @@ class PromptWriter:
         with self._lock, readable(self.folder):
             ids_of_texts = self.tokenizer(texts, add_special_tokens=special, **options)["input_ids"]
 
-        if self._beyond and (
-            unreadable := self._beyond.keys() & {i for ids in ids_of_texts for i in ids}
-        ):
-            names = ", ".join(self._beyond[i] for i in sorted(unreadable))
-            problem = f"a prompt holds {names}, which the tokenizer in {self.folder} has beyond the model's vocabulary"
-            raise InputError(
-                f"{problem}, so that no row of the embedding is its own. {RESIZE_FIX}."
-            )
+        if self._beyond:
+            self._check_rows(ids_of_texts)
         return ids_of_texts
+
+    def _check_rows(self, ids_of_texts: Sequence[list[int]]) -> None:
+        """InputError where one of the tokens has no row in the model's embedding."""
+        without_row = self._beyond.keys() & {token for ids in ids_of_texts for token in ids}
+        if without_row:
+            names = ", ".join(self._beyond[token] for token in sorted(without_row))
+            raise InputError(
+                f"a prompt holds {names}, which the tokenizer in {self.folder} has beyond the"
+                f" model's vocabulary, so that no row of the embedding is its own. {RESIZE_FIX}."
+            )
 
     def decode(self, ids_of_texts: Sequence[list[int]]) -> list[str]:
         """Ids as text, special tokens too."""
@@ -101,16 +109,15 @@ class PromptWriter:
         """Each conversation through the chat template, with the header of the assistant's next
         message."""
         keys = [_conversation_key(conversation) for conversation in conversations]
-        missing = {
-            key: talk
-            for key, talk in zip(keys, conversations, strict=True)
-            if key not in self._rendered
-        }
+        missing: dict[bytes, Conversation] = {}
+        for key, conversation in zip(keys, conversations, strict=True):
+            if key not in self._rendered:
+                missing[key] = conversation
+
         if missing:
-            thinking = (
-                {} if self.prompt.thinking is None else {"enable_thinking": self.prompt.thinking}
-            )
-            options = {"add_generation_prompt": True, **thinking}
+            options = {"add_generation_prompt": True}
+            if self.prompt.thinking is not None:
+                options["enable_thinking"] = self.prompt.thinking
             texts = render_chats(self.tokenizer, list(missing.values()), options, self._moment)
             self._rendered.update(zip(missing, texts, strict=True))
         return [self._rendered[key] for key in keys]
@@ -122,10 +129,8 @@ class PromptWriter:
                 two_prompts = f"problem {problem.id} has a system message of its own"
                 raise InputError(f"{two_prompts}, and cell.prompt.system is set; remove one.")
             messages.insert(0, {"role": "system", "content": self._without_bos(self.prompt.system)})
-        return [
-            *messages,
-            {"role": "user", "content": self._without_bos(self._fill_template(problem))},
-        ]
+        user_text = self._without_bos(self._fill_template(problem))
+        return [*messages, {"role": "user", "content": user_text}]
 
     def _without_bos(self, message: str) -> str:
         while self.message_bos and message.startswith(self.message_bos):
@@ -133,8 +138,11 @@ class PromptWriter:
         return message
 
     def _fill_template(self, problem: Problem) -> str:
-        template, text = self.prompt.template, problem.prompt
-        if (size := len(template) + template.count("{prompt}") * len(text)) > MAX_PROMPT_CHARACTERS:
+        template = self.prompt.template
+        text = problem.prompt
+        # At most so many characters, before they are put together.
+        size = len(template) + template.count("{prompt}") * len(text)
+        if size > MAX_PROMPT_CHARACTERS:
             problem_text = f"problem {problem.id} in cell.prompt.template takes {size:,} characters"
             raise InputError(
                 f"{problem_text}, expected at most {MAX_PROMPT_CHARACTERS:,}. Shorten or remove it."
@@ -144,17 +152,23 @@ class PromptWriter:
     def _find_first_tokens(self) -> list[int]:
         """The tokens that the tokenizer puts before every text, else its BOS token, which a
         template may write."""
-        (plain,), (with_special,) = self.tokenize(["1"], special=False), self.tokenize(["1"])
-        positions = range(len(with_special) - len(plain) + 1)
-        start = next(
-            (i for i in positions if plain and with_special[i : i + len(plain)] == plain), 0
-        )
+        (plain,) = self.tokenize(["1"], special=False)
+        (with_special,) = self.tokenize(["1"])
+        start = 0  # of the text; 0 where it is not found
+        for position in range(len(with_special) - len(plain) + 1):
+            if plain and with_special[position : position + len(plain)] == plain:
+                start = position
+                break
+        if start:
+            return with_special[:start]
         bos = self.tokenizer.bos_token_id
-        return with_special[:start] or ([bos] if isinstance(bos, int) else [])
+        return [bos] if isinstance(bos, int) else []
 
     def _with_bos_once(self, ids: list[int]) -> list[int]:
-        """A template may begin with the BOS that the tokenizer adds too; models have seen one."""
-        first, count = self._first_tokens, len(self._first_tokens)
+        """Tokens without a second BOS: a template may begin with the one that the tokenizer adds,
+        and models have seen one."""
+        first = self._first_tokens
+        count = len(first)
         while first and ids[:count] == first == ids[count : 2 * count]:
             ids = ids[count:]
         return ids

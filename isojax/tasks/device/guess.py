@@ -5,7 +5,8 @@ room for five guesses; bisection needs no more for 31 numbers.
 
 The base policy imitates a player that bisects with a probability which depends on the width of the
 range and the game, and else guesses anywhere in the range: it wins at rates that spread from Hard
-to Easy."""
+to Easy.
+"""
 
 from typing import ClassVar, Literal
 
@@ -22,24 +23,48 @@ from isojax.tasks.turns import plain_tokens
 ALPHABET = "0123456789ABCDEFGH-=?<> "
 GAMES = "ABCDEFGH"  # games of one range have different secrets
 TOKEN_ID = {c: i for i, c in enumerate(ALPHABET)}
-PROMPT_LENGTH, TURN_LENGTH = len("C17-63="), len("40?<")  # tokens
+PROMPT_LENGTH = len("C17-63=")  # tokens
+TURN_LENGTH = len("40?<")  # tokens, with the reply
+GUESS_LENGTH = len("40?")
 MIN_WIDTH, MAX_WIDTH = 3, 60  # numbers in a range
+WIDTHS_PER_CLASS = 6
 
-_rng = np.random.default_rng(5)
-# of a class of widths and a game
-BISECT_PROBABILITY = _rng.uniform(0.1, 0.6, (MAX_WIDTH // 6 + 1, len(GAMES)))
-_highs = [range(low + MIN_WIDTH - 1, min(100, low + MAX_WIDTH)) for low in range(100)]
-_RANGES = np.array([(low, high) for low, highs in enumerate(_highs) for high in highs], np.int64)
+# How often the player of the demonstrations bisects: [width // WIDTHS_PER_CLASS, game].
+BISECT_PROBABILITY = np.random.default_rng(5).uniform(
+    0.1, 0.6, (MAX_WIDTH // WIDTHS_PER_CLASS + 1, len(GAMES))
+)
+
+
+def _all_ranges() -> np.ndarray:
+    """The first and last number i64[ranges 2] of each range within 0..99."""
+    ranges: list[tuple[int, int]] = []
+    for low in range(100):
+        for high in range(low + MIN_WIDTH - 1, min(100, low + MAX_WIDTH)):
+            ranges.append((low, high))
+    return np.array(ranges, np.int64)
+
+
+_RANGES = _all_ranges()
 
 
 def secret_number(game: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """The secret i[q] of each game 0..7 on a range: evenly spread, and the same in every run."""
     game, low, high = (np.asarray(x, np.int64) for x in (game, low, high))
-    mixed = (game * 10_000 + low * 100 + high + 1) * 2654435761 % 2**32
-    return low + (mixed ^ (mixed >> 15)) * 2246822519 % 2**32 // 2**8 % (high - low + 1)
+    problem_id = _problem_id(game, low, high)
+
+    # A hash of 32 bits, multiplicative with one xorshift; its low 8 bits are the weakest.
+    mixed = (problem_id + 1) * 2654435761 % 2**32
+    mixed = (mixed ^ (mixed >> 15)) * 2246822519 % 2**32
+    return low + mixed // 2**8 % (high - low + 1)
+
+
+def _problem_id(game: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Of game 2 on 17..63: 21763."""
+    return game * 10_000 + low * 100 + high
 
 
 def last_tokens(tokens: Int[Array, "*b T"], lengths: Int[Array, "*b"]) -> Int[Array, "*b 3"]:
+    """The last three tokens of each response: of a turn, the guess and `?`."""
     positions = jnp.stack([lengths - 3, lengths - 2, lengths - 1], -1)
     return jnp.take_along_axis(tokens, jnp.maximum(positions, 0), -1)
 
@@ -50,13 +75,17 @@ def reply(
     """`<` or `>` after a wrong guess; the response is done after the right one, or a turn that is
     no guess."""
     digits = last_tokens(tokens, lengths)
-    guess, secret = digits[:, 0] * 10 + digits[:, 1], answers[:, 0] * 10 + answers[:, 1]
-    is_guess = (lengths % TURN_LENGTH == 3) & (digits[:, :2] < 10).all(-1)
+    guess = digits[:, 0] * 10 + digits[:, 1]
+    secret = answers[:, 0] * 10 + answers[:, 1]
+    # Tokens 0..9 are the digits 0..9.
+    is_guess = (lengths % TURN_LENGTH == GUESS_LENGTH) & (digits[:, :2] < 10).all(-1)
     context = jnp.where(secret < guess, TOKEN_ID["<"], TOKEN_ID[">"])
     return context[:, None], (is_guess & (guess != secret)).astype(jnp.int32)
 
 
 class GuessTask:
+    """A DeviceTask; see the module."""
+
     on_device: ClassVar[Literal[True]] = True
     vocab = len(ALPHABET)  # 24, which a mesh of 2, 4 or 8 divides
     eos = TOKEN_ID["?"]
@@ -70,15 +99,17 @@ class GuessTask:
             raise InputError(
                 f"cell.data.candidates is {count}; the task `guess` has {num_problems} problems."
             )
-        game, index = np.divmod(rng.choice(num_problems, count, replace=False), len(_RANGES))
-        low, high = _RANGES[index].T
-        secrets = secret_number(game, low, high)
-        return [
-            Problem(g * 10_000 + a * 100 + b, f"{GAMES[g]}{a:02d}-{b:02d}=", f"{secret:02d}")
-            for g, a, b, secret in zip(
-                game.tolist(), low.tolist(), high.tolist(), secrets.tolist(), strict=True
-            )
-        ]
+        drawn = rng.choice(num_problems, count, replace=False)
+        games, range_indices = np.divmod(drawn, len(_RANGES))
+        lows, highs = _RANGES[range_indices].T
+        ids = _problem_id(games, lows, highs).tolist()
+        secrets = secret_number(games, lows, highs).tolist()
+
+        problems: list[Problem] = []
+        for i, (game, low, high) in enumerate(zip(games, lows, highs, strict=True)):
+            prompt = f"{GAMES[game]}{low:02d}-{high:02d}="
+            problems.append(Problem(ids[i], prompt, f"{secrets[i]:02d}"))
+        return problems
 
     def encode(
         self, problems: list[Problem], prompt_length: int, response_length: int
@@ -90,39 +121,51 @@ class GuessTask:
             raise InputError(
                 f"cell.sampling: the task `guess` takes {sizes}, {given}; five guesses take 20."
             )
-        prompts = np.array([[TOKEN_ID[c] for c in p.prompt] for p in problems], np.int32)
+
         answers = np.full((len(problems), response_length), self.pad, np.int32)
-        answers[:, :3] = [[TOKEN_ID[c] for c in p.answer + "?"] for p in problems]
-        lengths = np.full(len(problems), PROMPT_LENGTH, np.int32)
+        answers[:, :GUESS_LENGTH] = [_tokenize(problem.answer + "?") for problem in problems]
         return EncodedProblems(
-            prompts, lengths, answers, np.array([p.id for p in problems], np.int32)
+            prompts=np.array([_tokenize(problem.prompt) for problem in problems], np.int32),
+            prompt_lengths=np.full(len(problems), PROMPT_LENGTH, np.int32),
+            answers=answers,
+            ids=np.array([problem.id for problem in problems], np.int32),
         )
 
     def decode(self, tokens: np.ndarray) -> str:
+        """Tokens as text, replies too."""
         return "".join(ALPHABET[t] for t in plain_tokens(tokens)).rstrip(" ")
 
     def demonstrations(
         self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int
     ) -> EncodedProblems:
-        """Games of the player; see the module."""
+        """Games of the player, all `count` at once; see the module."""
         encoded = self.encode(self.problems(count, rng), prompt_length, response_length)
-        game, (low, high) = encoded.ids // 10_000, (encoded.ids // 100 % 100, encoded.ids % 100)
+        game = encoded.ids // 10_000
+        low = encoded.ids // 100 % 100
+        high = encoded.ids % 100
         secret = secret_number(game, low, high)
-        bisect_probability = BISECT_PROBABILITY[(high - low) // 6, game]
+        bisect_probability = BISECT_PROBABILITY[(high - low) // WIDTHS_PER_CLASS, game]
+
         tokens = np.full((count, response_length), self.pad, np.int32)
-        playing = np.ones(count, bool)
+        is_playing = np.ones(count, bool)
         smallest, largest = low, high  # that the replies leave
-        for start in range(0, response_length - 2, TURN_LENGTH):
+        for start in range(0, response_length - GUESS_LENGTH + 1, TURN_LENGTH):
             bisects = rng.random(count) < bisect_probability
             guess = np.where(bisects, (smallest + largest) // 2, rng.integers(low, high + 1))
-            signs = np.where(secret < guess, ~TOKEN_ID["<"], ~TOKEN_ID[">"])
-            turn = np.stack([guess // 10, guess % 10, np.full(count, self.eos), signs], 1)
-            length = 3 + (playing & (guess != secret) & (start + TURN_LENGTH < response_length))
-            written = playing[:, None] & (np.arange(TURN_LENGTH) < length[:, None])
+            is_wrong = guess != secret
+
+            # The reply is context, which is not imitated: ~token. It follows a wrong guess, unless
+            # the response is full.
+            reply_token = np.where(secret < guess, ~TOKEN_ID["<"], ~TOKEN_ID[">"])
+            turn = np.stack([guess // 10, guess % 10, np.full(count, self.eos), reply_token], 1)
+            has_reply = is_playing & is_wrong & (start + TURN_LENGTH < response_length)
+            turn_length = GUESS_LENGTH + has_reply
+            is_written = is_playing[:, None] & (np.arange(TURN_LENGTH) < turn_length[:, None])
             width = min(TURN_LENGTH, response_length - start)
             columns = slice(start, start + width)
-            tokens[:, columns] = np.where(written, turn, self.pad)[:, :width]
-            playing = playing & (guess != secret)
+            tokens[:, columns] = np.where(is_written, turn, self.pad)[:, :width]
+
+            is_playing = is_playing & is_wrong
             smallest = np.where(guess < secret, np.maximum(smallest, guess + 1), smallest)
             largest = np.where(guess > secret, np.minimum(largest, guess - 1), largest)
         return encoded._replace(answers=tokens)
@@ -133,11 +176,16 @@ class GuessTask:
         """1 where the last turn is the secret and `?`."""
         lengths = mask.sum(-1)
         is_right = (last_tokens(tokens, lengths) == answers[..., :3]).all(-1)
-        return (is_right & (lengths % TURN_LENGTH == 3)).astype(jnp.float32)
+        return (is_right & (lengths % TURN_LENGTH == GUESS_LENGTH)).astype(jnp.float32)
+
+
+def _tokenize(text: str) -> list[int]:
+    return [TOKEN_ID[character] for character in text]
 
 
 @device_task
 def build(argument: str = "") -> GuessTask:
+    """The task; it takes no argument."""
     if argument:
         raise InputError(f"cell.task: guess takes no argument, given {argument!r}; write guess.")
     return GuessTask()

@@ -1,8 +1,10 @@
 """Arithmetic with eight operators: a problem is `aaOPbb=`, the operators A..H mean a+b, |a-b|, max,
-min, a, b, (a+b) mod 10 and (ab) mod 10, and `solvers:ABCG` has those alone. For each class
-(operator, a mod 5, b mod 3) the right solver demonstrates with a probability from U(.2, .65) or
-U(.005, .08), else another does: a policy trained on them solves problems at rates that spread from
-Hard to Easy."""
+min, a, b, (a+b) mod 10 and (ab) mod 10, and `solvers:ABCG` has those alone.
+
+For each class (operator, a mod 5, b mod 3) the right solver demonstrates with a probability from
+U(.2, .65) or U(.005, .08), else another does: a policy trained on them solves problems at rates
+that spread from Hard to Easy.
+"""
 
 from typing import ClassVar, Literal
 
@@ -16,7 +18,8 @@ from isojax.tasks.device import device_task
 from isojax.tasks.protocol import EncodedProblems, StopConditions
 
 ALPHABET = "0123456789ABCDEFGH=$ "
-OPERATORS, MAX_LENGTH = "ABCDEFGH", 1024  # tokens of a prompt, or of an answer
+OPERATORS = "ABCDEFGH"
+MAX_LENGTH = 1024  # tokens of a prompt, or of an answer
 TOKEN_ID = {c: i for i, c in enumerate(ALPHABET)}
 # By a character's code; 0, which follows a text's end, is the pad.
 TOKEN_OF_BYTE = np.full(256, -1, np.int32)
@@ -24,11 +27,13 @@ TOKEN_OF_BYTE[[0, *map(ord, ALPHABET)]] = [TOKEN_ID[" "], *range(len(ALPHABET))]
 
 _rng = np.random.default_rng(3)
 _CLASS_SHAPE = (len(OPERATORS), 5, 3)
+# [operator, a mod 5, b mod 3]: how often the right solver answers.
 CORRECT_PROBABILITY = np.where(
     _rng.random(_CLASS_SHAPE) < 0.5,
     _rng.uniform(0.2, 0.65, _CLASS_SHAPE),
     _rng.uniform(0.005, 0.08, _CLASS_SHAPE),
 )
+# [operator, other operator]: which solver answers where the right one does not.
 CONFUSION_PROBABILITY = _rng.dirichlet(np.full(len(OPERATORS) - 1, 0.7), size=len(OPERATORS))
 
 
@@ -45,25 +50,32 @@ def _prompt_text(operator: int, a: int, b: int) -> str:
 
 
 def _tokenize(texts: list[str], length: int, field: str) -> np.ndarray:
+    """Texts as tokens i32[texts, `length`], right-padded; InputError where one does not fit, or has
+    other characters. `field`: prompt or response."""
     longest = max(texts, key=len)
     if not len(longest) <= length <= MAX_LENGTH:
-        problem = f"the {field} {longest!r} takes {len(longest)} tokens, cell.sampling.{field}_length is {length}"
-        raise InputError(f"{problem}; expected {len(longest)} to {MAX_LENGTH:,}.")
-    codes = (
-        np.array([text.encode() for text in texts], f"S{length}")
-        .view(np.uint8)
-        .reshape(len(texts), length)
-    )
+        raise InputError(
+            f"the {field} {longest!r} takes {len(longest)} tokens,"
+            f" cell.sampling.{field}_length is {length};"
+            f" expected {len(longest)} to {MAX_LENGTH:,}."
+        )
+
+    # NumPy pads byte strings with zeros.
+    padded = np.array([text.encode() for text in texts], f"S{length}")
+    codes = padded.view(np.uint8).reshape(len(texts), length)
     tokens = TOKEN_OF_BYTE[codes]
     if tokens.min() < 0:
         unknown = texts[int((tokens < 0).any(1).argmax())]
         raise InputError(
-            f"the {field} {unknown!r} has characters unknown to solvers; expected those of {ALPHABET!r}."
+            f"the {field} {unknown!r} has characters unknown to solvers;"
+            f" expected those of {ALPHABET!r}."
         )
     return tokens
 
 
 class SolversTask:
+    """A DeviceTask; see the module."""
+
     on_device: ClassVar[Literal[True]] = True
     vocab = 24  # the alphabet, rounded up so that a mesh of 2, 4 or 8 divides it
     eos = TOKEN_ID["$"]
@@ -71,21 +83,20 @@ class SolversTask:
     pad = TOKEN_ID[" "]
 
     def __init__(self, operators: str = OPERATORS):
-        if (
-            len(operators) < 2
-            or len(set(operators)) < len(operators)
-            or set(operators) - set(OPERATORS)
-        ):
+        """`operators`: two or more different ones, as in ABCG; InputError of others."""
+        are_different = len(set(operators)) == len(operators) >= 2
+        if not are_different or not set(operators) <= set(OPERATORS):
             expected = f"two or more different operators of {OPERATORS}, as in ABCG"
             raise InputError(f"cell.task: solvers:{operators} is not {expected}.")
-        self.operators = np.array([OPERATORS.index(o) for o in sorted(operators)])
+        self.operators = np.array([OPERATORS.index(operator) for operator in sorted(operators)])
+
+        # [operator, other operator], 0 on the diagonal; rows of CONFUSION_PROBABILITY leave it out.
         confusion = np.zeros((len(OPERATORS), len(OPERATORS)))
-        for i, row in enumerate(CONFUSION_PROBABILITY):
-            confusion[i, np.arange(len(OPERATORS)) != i] = row
+        for operator, row in enumerate(CONFUSION_PROBABILITY):
+            confusion[operator, np.arange(len(OPERATORS)) != operator] = row
         selected = confusion[:, self.operators]
-        self._confusion_cdf = np.cumsum(
-            selected / np.maximum(selected.sum(1, keepdims=True), 1e-9), 1
-        )
+        row_sums = np.maximum(selected.sum(1, keepdims=True), 1e-9)
+        self._confusion_cdf = np.cumsum(selected / row_sums, 1)
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """`count` distinct problems of the 10,000 for each operator."""
@@ -94,24 +105,29 @@ class SolversTask:
             raise InputError(
                 f"cell.data.candidates is {count}; the task `solvers` has {num_problems} problems."
             )
-        problem_index = rng.choice(num_problems, count, replace=False)
-        operator = self.operators[problem_index // 10_000]
-        a = problem_index // 100 % 100
-        b = problem_index % 100
-        answers = solve(operator, a, b)
+        drawn = rng.choice(num_problems, count, replace=False)
+        operators = self.operators[drawn // 10_000]
+        a = drawn // 100 % 100
+        b = drawn % 100
+        ids = operators * 10_000 + drawn % 10_000  # the same with other operators beside it
+        answers = solve(operators, a, b)
         return [
-            Problem(int(o * 10_000 + i % 10_000), _prompt_text(o, x, y), str(answer))
-            for i, o, x, y, answer in zip(problem_index, operator, a, b, answers, strict=True)
+            Problem(int(ids[i]), _prompt_text(operators[i], a[i], b[i]), str(answers[i]))
+            for i in range(count)
         ]
 
     def encode(
         self, problems: list[Problem], prompt_length: int, response_length: int
     ) -> EncodedProblems:
-        prompts = _tokenize([p.prompt for p in problems], prompt_length, "prompt")
-        answers = _tokenize([p.answer + "$" for p in problems], response_length, "response")
-        lengths = np.array([len(p.prompt) for p in problems], np.int32)
+        """Prompts and answers as tokens, one for each character; InputError where one does not
+        fit."""
+        answers = [problem.answer + "$" for problem in problems]
+        prompts = [problem.prompt for problem in problems]
         return EncodedProblems(
-            prompts, lengths, answers, np.array([p.id for p in problems], np.int32)
+            prompts=_tokenize(prompts, prompt_length, "prompt"),
+            prompt_lengths=np.array(list(map(len, prompts)), np.int32),
+            answers=_tokenize(answers, response_length, "response"),
+            ids=np.array([problem.id for problem in problems], np.int32),
         )
 
     def decode(self, tokens: np.ndarray) -> str:
@@ -124,23 +140,22 @@ class SolversTask:
     ) -> EncodedProblems:
         """Problems answered by the mixture of solvers."""
         operator = rng.choice(self.operators, count)
-        a, b = rng.integers(0, 100, count), rng.integers(0, 100, count)
+        a = rng.integers(0, 100, count)
+        b = rng.integers(0, 100, count)
+
+        # Who answers: a draw by inversion of the confusion's distribution, or the right solver.
         wrong_index = (rng.random(count)[:, None] > self._confusion_cdf[operator]).sum(1)
         wrong_solver = self.operators[wrong_index.clip(0, len(self.operators) - 1)]
-        solver = np.where(
-            rng.random(count) < CORRECT_PROBABILITY[operator, a % 5, b % 3], operator, wrong_solver
-        )
-        answers = solve(solver, a, b)
-        texts = [
-            _prompt_text(*operation)
-            for operation in zip(operator.tolist(), a.tolist(), b.tolist(), strict=True)
-        ]
-        prompts = _tokenize(texts, prompt_length, "prompt")
-        responses = _tokenize(
-            [f"{answer}$" for answer in answers.tolist()], response_length, "response"
-        )
+        is_right = rng.random(count) < CORRECT_PROBABILITY[operator, a % 5, b % 3]
+        answers = solve(np.where(is_right, operator, wrong_solver), a, b)
+
+        prompts = [_prompt_text(operator[i], a[i], b[i]) for i in range(count)]
+        responses = [f"{answer}$" for answer in answers.tolist()]
         return EncodedProblems(
-            prompts, np.full(count, len(texts[0]), np.int32), responses, np.zeros(count, np.int32)
+            prompts=_tokenize(prompts, prompt_length, "prompt"),
+            prompt_lengths=np.full(count, len(prompts[0]), np.int32),
+            answers=_tokenize(responses, response_length, "response"),
+            ids=np.zeros(count, np.int32),
         )
 
     def verify(
@@ -150,5 +165,5 @@ class SolversTask:
         return (jnp.where(mask, tokens, self.pad) == answers).all(-1).astype(jnp.float32)
 
 
-# with all operators, or those named after the colon of `cell.task`
+# With all operators, or those named after the colon of `cell.task`.
 build = device_task(SolversTask)

@@ -1,6 +1,8 @@
-"""Sums of small numbers, `12 + 7 =` -> `19`: each operand's digits are drawn evenly from low..high
-(1..2 unless set), then the operand. Of a + b and b + a only one is ever a problem, so that a
-held-out sum is never trained on."""
+"""Sums of small numbers, `12 + 7 =` -> `19`.
+
+The number of digits of an operand is drawn evenly from low..high (1..2 unless set), then the
+operand. Of a + b and b + a only one is ever a problem, so that a held-out sum is never trained on.
+"""
 
 from dataclasses import dataclass
 
@@ -23,24 +25,27 @@ class AdditionSource:
     high: int
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
+        """`count` distinct sums, or all that there are."""
         base = 10**self.high
         num_operands = base - (0 if self.low == 1 else 10 ** (self.low - 1))
-        count = min(count, num_operands * (num_operands + 1) // 2)
-        distinct_sums: dict[tuple[int, int], None] = {}
+        num_sums = num_operands * (num_operands + 1) // 2  # a + b is b + a
+        count = min(count, num_sums)
+
+        distinct_sums: dict[tuple[int, int], None] = {}  # in the order in which they were drawn
         while len(distinct_sums) < count:
-            drawn = zip(
-                self._operands(count, rng).tolist(),
-                self._operands(count, rng).tolist(),
-                strict=True,
-            )
-            distinct_sums |= dict.fromkeys(canonical_order(a, b) for a, b in drawn)
+            first = self._operands(count, rng).tolist()
+            second = self._operands(count, rng).tolist()
+            for a, b in zip(first, second, strict=True):
+                distinct_sums[canonical_order(a, b)] = None
+
         # The first draws hold more short sums than the last ones, when most of those have been met:
         # shuffle them.
         sums = list(distinct_sums)[:count]
-        return [
-            Problem(a * base + b, f"{a} + {b} =", str(a + b))
-            for a, b in (sums[i] for i in rng.permutation(count))
-        ]
+        problems: list[Problem] = []
+        for i in rng.permutation(count):
+            a, b = sums[i]
+            problems.append(Problem(a * base + b, f"{a} + {b} =", str(a + b)))
+        return problems
 
     def _operands(self, count: int, rng: np.random.Generator) -> np.ndarray:
         digits = rng.integers(self.low, self.high + 1, count)
@@ -50,19 +55,17 @@ class AdditionSource:
 def canonical_order(a: int, b: int) -> tuple[int, int]:
     """One order for a + b and b + a; the larger number is first as often as the smaller."""
     low, high = min(a, b), max(a, b)
-    return (high, low) if (low * 7 + high * 3) // 2 % 2 else (low, high)
+    larger_is_first = (low * 7 + high * 3) // 2 % 2 == 1  # as good as a coin, and always the same
+    return (high, low) if larger_is_first else (low, high)
 
 
 @source
 def addition(argument: str, data: DataConfig) -> AdditionSource:
     """Sums of numbers of low..high digits, 1 <= low <= high <= 4."""
-    low, high, *others = ({"low": 1, "high": 2} | read_settings(argument, "addition")).values()
-    if (
-        others
-        or type(low) is not int
-        or type(high) is not int
-        or not 1 <= low <= high <= MAX_DIGITS
-    ):
+    settings = {"low": 1, "high": 2} | read_settings(argument, "addition")
+    low, high, *others = settings.values()
+    are_integers = type(low) is int and type(high) is int  # and no booleans
+    if others or not are_integers or not 1 <= low <= high <= MAX_DIGITS:
         expected = f"integers 1 <= low <= high <= {MAX_DIGITS}, such as addition:low=1,high=2"
         raise InputError(f"cell.task: addition:{argument}: expected {expected}.")
     return AdditionSource(low, high)
