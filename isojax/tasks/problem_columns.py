@@ -38,76 +38,78 @@ def choose_column(
     rows: Sequence[DataRow], setting: str, configured_name: str | None, usual_names: Sequence[str]
 ) -> str:
     """The column that cell.data names, else the first of the usual names that any row fills.
-    InputError where no row has one, or where some rows fill this one and others only another: these
-    may hold different things."""
+
+    `setting`: prompt or answer. InputError where no row has one, or where some rows fill this one
+    and others only another: these may hold different things.
+    """
     names = (configured_name,) if configured_name else usual_names
-    chosen = next((name for name in names if any(_is_filled(row, name) for row in rows)), None)
-
-    if chosen is None:
+    column = next((name for name in names if _is_filled_in_any(rows, name)), None)
+    if column is None:
         # A column that is there but empty is reported as empty later, not as missing here.
-        empty = next((name for name in names if any(name in row.values for row in rows)), None)
-        if empty is None:
-            raise _no_column_error(rows[0], setting, configured_name, usual_names)
-        return empty
+        for name in names:
+            if any(name in row.values for row in rows):
+                return name
+        raise _no_column_error(rows[0], setting, configured_name, usual_names)
 
-    lacking = [row for row in rows if not _is_filled(row, chosen)]
-    rivals = [
-        name for name in names if name != chosen and any(_is_filled(row, name) for row in lacking)
-    ]
+    lacking = [row for row in rows if not _is_filled(row, column)]
+    rivals = [name for name in names if name != column and _is_filled_in_any(lacking, name)]
     if rivals:
-        raise _rivals_error(rows, lacking, setting, chosen, rivals)
+        raise _rivals_error(rows, lacking, setting, column, rivals)
 
-    for name in names[: names.index(chosen)]:
+    for name in names[: names.index(column)]:
         if name in rows[0].values:
             _note_once(
-                f"{rows[0].source}: {name!r} is empty in every row; the {setting} is read from {chosen!r}."
+                f"{rows[0].source}: {name!r} is empty in every row; the {setting} is read from"
+                f" {column!r}."
             )
-    return chosen
+    return column
 
 
 def column_value(columns: Mapping[str, Any], name: str) -> Any:
     """The value of a column, or of a.b within an object, which may be written as text; None where
     there is none."""
     value: Any = columns.get(name)
-    if value is None and "." in name:
-        object_name, _, inner_name = name.partition(".")
-        inner = columns.get(object_name)
-        if isinstance(inner, str) and inner.lstrip().startswith("{"):
-            inner = parse_literal(inner)
-        value = column_value(inner, inner_name) if isinstance(inner, Mapping) else None
-    return value
+    if value is not None or "." not in name:
+        return value
+
+    object_name, _, inner_name = name.partition(".")
+    inner = columns.get(object_name)
+    if isinstance(inner, str) and inner.lstrip().startswith("{"):
+        inner = parse_literal(inner)
+    return column_value(inner, inner_name) if isinstance(inner, Mapping) else None
 
 
-def note_other_answers(rows: Sequence[DataRow], chosen: str) -> None:
+def note_other_answers(rows: Sequence[DataRow], answer_column: str) -> None:
     """A note of each other column of answers that says something else in some row: which of them is
     right, nobody but the user knows."""
     for name in FINAL_ANSWER_COLUMNS:
-        if name == chosen:
+        if name == answer_column:
             continue
-        differing = [row for row in rows if _says_another(row, chosen, name)]
+        differing = [row for row in rows if _says_another(row, answer_column, name)]
         if not differing:
             continue
+
         first = differing[0]
-        texts = (str(column_value(first.values, column)) for column in (chosen, name))
-        taken, other = map(_shorten, texts)
-        found = f"the answer is read from {chosen!r}, and {name!r} differs from it"
-        count = f"in {len(differing)} of {len(rows)} rows"
-        example = f"the first of them {first.position}: {taken} and {other}"
-        fix = f"cell.data.answer_key={name} takes the other"
-        _note_once(f"{first.source}: {found} {count}, {example}. {fix}.")
+        answer = _shorten(str(column_value(first.values, answer_column)))
+        other = _shorten(str(column_value(first.values, name)))
+        _note_once(
+            f"{first.source}: the answer is read from {answer_column!r}, and {name!r} differs from"
+            f" it in {len(differing)} of {len(rows)} rows, the first of them {first.position}:"
+            f" {answer} and {other}. cell.data.answer_key={name} takes the other."
+        )
 
 
-def _says_another(row: DataRow, chosen: str, name: str) -> bool:
+def _says_another(row: DataRow, answer_column: str, other_column: str) -> bool:
     """Whether both are filled and differ, also as the final answers of two solutions."""
-    if not (_is_filled(row, chosen) and _is_filled(row, name)):
+    if not (_is_filled(row, answer_column) and _is_filled(row, other_column)):
         return False
-    texts = [_comparable_text(column_value(row.values, column)) for column in (chosen, name)]
-    if None in texts:
+    answer = _comparable_text(column_value(row.values, answer_column))
+    other = _comparable_text(column_value(row.values, other_column))
+    if answer is None or other is None:
         return False
-    taken, other = map(str, texts)
-    if _without_spaces(taken) == _without_spaces(other):
+    if _without_spaces(answer) == _without_spaces(other):
         return False
-    return _without_spaces(reference_answer(taken)) != _without_spaces(reference_answer(other))
+    return _without_spaces(reference_answer(answer)) != _without_spaces(reference_answer(other))
 
 
 def _comparable_text(value: Any) -> str | None:
@@ -131,9 +133,13 @@ def _shorten(text: str) -> str:
 
 def _is_filled(row: DataRow, name: str) -> bool:
     value = column_value(row.values, name)
-    # how pandas writes a cell that is empty
+    # How pandas writes a cell that is empty.
     is_nan = isinstance(value, float) and math.isnan(value)
     return not (is_blank(value) or is_nan or value == [])
+
+
+def _is_filled_in_any(rows: Sequence[DataRow], name: str) -> bool:
+    return any(_is_filled(row, name) for row in rows)
 
 
 def _no_column_error(
@@ -149,25 +155,22 @@ def _rivals_error(
     rows: Sequence[DataRow],
     lacking: Sequence[DataRow],
     setting: str,
-    chosen: str,
+    column: str,
     rivals: Sequence[str],
 ) -> InputError:
+    """Rows that are `lacking` a value of the column have one of its rivals."""
     positions = ", ".join(row.position for row in lacking[1:MAX_NAMED_ROWS])
-    more = (
-        f", and of {len(lacking) - MAX_NAMED_ROWS} more rows"
-        if len(lacking) > MAX_NAMED_ROWS
-        else ""
-    )
-    others = f" (so is that of {positions}{more})" if positions else ""
-    gap = (
-        f"{lacking[0].location}: the {setting} {chosen!r} is missing or empty{others}, and there is"
-    )
+    if len(lacking) > MAX_NAMED_ROWS:
+        positions += f", and of {len(lacking) - MAX_NAMED_ROWS} more rows"
+    others = f" (so is that of {positions})" if positions else ""
 
-    counts = [
-        f"{name!r} (in {sum(_is_filled(row, name) for row in rows)} of {len(rows)} rows)"
-        for name in rivals
-    ]
-    fix = f"Fill {chosen!r} in or remove the rows, or name the column of every row by cell.data.{setting}_key=COLUMN"
+    counts: list[str] = []
+    for name in rivals:
+        num_filled = sum(_is_filled(row, name) for row in rows)
+        counts.append(f"{name!r} (in {num_filled} of {len(rows)} rows)")
     return InputError(
-        f"{gap} {', '.join(counts)}, which may hold something else. {fix}, such as {rivals[0]}."
+        f"{lacking[0].location}: the {setting} {column!r} is missing or empty{others}, and there is"
+        f" {', '.join(counts)}, which may hold something else. Fill {column!r} in or remove the"
+        f" rows, or name the column of every row by cell.data.{setting}_key=COLUMN, such as"
+        f" {rivals[0]}."
     )

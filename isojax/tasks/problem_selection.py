@@ -3,13 +3,15 @@ was left out.
 
 A text task must state the lengths that hold its problems, and a learning rate, as their defaults
 are the toy task's; `require_settings` suggests such as suit its model and problems
-(docs/problems.md)."""
+(docs/problems.md).
+"""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,11 +28,22 @@ from isojax.tasks.turns import find_reply
 ALL_PROBLEMS = 2**31 - 1  # every problem of a source
 LENGTHS = (PROMPT_LENGTH, RESPONSE_LENGTH)
 MEASURED_PROBLEMS = 1000
-PROMPT_QUANTILE, PROMPT_MULTIPLE = 0.99, 16
+PROMPT_QUANTILE = 0.99  # of the prompts, which a suggested prompt_length holds
+PROMPT_MULTIPLE = 16  # of tokens, to which it is rounded up
 REASONING_TOKENS = 512  # of a response, where the context has room
-REFERENCE_RATE, REFERENCE_PARAMETERS, REFERENCE_BATCH = 1e-6, 7e9, 1024  # the paper's
+# The paper's learning rate, for a model of so many parameters and a batch of so many rollouts.
+REFERENCE_RATE = 1e-6
+REFERENCE_PARAMETERS = 7e9
+REFERENCE_BATCH = 1024
 
 LabelFunction = Callable[[list[Problem]], list[Problem]]
+
+
+class RemainingProblems(NamedTuple):
+    """The problems that remain of a set, and notes of what was dropped and why."""
+
+    problems: list[Problem]
+    notes: Sequence[str] = ()
 
 
 class LabelsNeeded(Exception):
@@ -40,12 +53,12 @@ class LabelsNeeded(Exception):
 
 @dataclass
 class ProblemSelection:
+    """The problems of a run."""
+
     training: list[Problem]
     validation: list[Problem]
-    # labelled problems of another difficulty
-    out_of_range: list[Problem] = field(default_factory=list)
-    # further sets to evaluate on, by name
-    extra_sets: dict[str, list[Problem]] = field(default_factory=dict)
+    out_of_range: list[Problem] = field(default_factory=list)  # labelled, of another difficulty
+    extra_sets: dict[str, list[Problem]] = field(default_factory=dict)  # also evaluated on, by name
     notes: list[str] = field(default_factory=list)  # what was dropped and why, to be shown
 
 
@@ -54,33 +67,27 @@ def select_problems(
 ) -> ProblemSelection:
     """The problems that `cell.data` asks for; where they need labels, `label` makes them, or
     LabelsNeeded is raised."""
-    data, notes = cell.data, []
+    data = cell.data
+    notes: list[str] = []
 
     def read(source: str, count: int, description: str) -> list[Problem]:
-        problem_set = (on_device := build_device_task(source)) or open_source(source, data)
-        reply = None if on_device or is_on_device(task) else find_reply(source)
-        if reply not in (None, find_reply(cell.task) if reply else None):
-            replier = (
-                f"{source} replies to responses, by {reply}, and cell.task = {cell.task} does not"
-            )
-            raise InputError(
-                f"{replier}; expected {description} that need no other replies than those of the task."
-            )
-        problems = problem_set.problems(count, np.random.default_rng([data.seed, 2]))
-        return drop_long_prompts(cell, task, problems, description, notes)
+        fitting = _read_set(cell, task, source, count, description)
+        notes.extend(fitting.notes)
+        return fitting.problems
 
     # Every set is read before anything is labelled, so that a missing file is reported at once.
-    part_validation = _largest_part_validation(cell) if data.mixture else None
-    parts = {
-        part: read(f"{cell.task}#{part}_train", ALL_PROBLEMS, f"{part} problems")
-        for part in data.mixture or {}
-    }
-    held_out = data.held_out or part_validation
+    parts: dict[str, list[Problem]] = {}
+    held_out = data.held_out
+    if data.mixture:
+        held_out = _largest_part_validation(cell, held_out)
+        for part in data.mixture:
+            parts[part] = read(f"{cell.task}#{part}_train", ALL_PROBLEMS, f"{part} problems")
     validation = read(held_out, data.validation, "validation problems") if held_out else None
-    extra_sources = cell.eval.extra.items()
-    extra_sets = {
-        name: read(source, data.validation, f"problems of {name}") for name, source in extra_sources
-    }
+    extra_sets: dict[str, list[Problem]] = {}
+    for name, source in cell.eval.extra.items():
+        extra_sets[name] = read(source, data.validation, f"problems of {name}")
+
+    # Training problems: a mixture, or the candidates of the wanted difficulty.
     out_of_range: list[Problem] = []
     if data.mixture:
         training = mix_parts(parts, data.mixture, data.size, np.random.default_rng([data.seed, 3]))
@@ -88,95 +95,166 @@ def select_problems(
         notes.append(f"{len(training)} of {total} problems make the mixture {dict(data.mixture)}")
     else:
         candidates = task.problems(data.candidates, np.random.default_rng([data.seed, 0]))
-        candidates = drop_long_prompts(cell, task, candidates, "problems", notes)
-        if data.attempts and not all(p.attempts for p in candidates):
-            if label is None:
-                raise LabelsNeeded([candidates, validation or [], *extra_sets.values()])
-            candidates = label(candidates)
+        fitting = drop_long_prompts(cell, task, candidates, "problems")
+        notes += fitting.notes
+        other_sets = [validation or [], *extra_sets.values()]
+        candidates = _with_labels(fitting.problems, data, label, other_sets)
         training = within_difficulty(candidates, data)
-        training_ids = {p.id for p in training}
-        out_of_range = [p for p in candidates if p.id not in training_ids]
+
+        training_ids = {problem.id for problem in training}
+        out_of_range = [problem for problem in candidates if problem.id not in training_ids]
         if out_of_range:
-            left_out = f"{len(out_of_range)} of {len(candidates)} problems left out"
             notes.append(
-                f"{left_out}: their avg@k is outside [{data.difficulty[0]}, {data.difficulty[1]}]"
+                f"{len(out_of_range)} of {len(candidates)} problems left out: their avg@k is"
+                f" outside [{data.difficulty[0]}, {data.difficulty[1]}]"
             )
-        if validation is None:
-            # the training problems above, split
+        if validation is None:  # the training problems above, split
             training, validation = split_by_difficulty(candidates, data)
     assert validation is not None  # a mixture validates on problems of a part
-    training, overlapping = drop_overlap(training, validation)
-    if overlapping and not training:
-        raise InputError(
-            f"all {overlapping} training problems of {cell.task} are among the {len(validation)} that validate"
-            f"{f', of {held_out}' if held_out else ''}: cell.data.validation = {data.validation} takes them all. Lower "
-            "it, or name other problems by cell.data.held_out."
-        )
-    if overlapping:
-        notes.append(
-            f"{overlapping} training problems are also in the validation set: they are not trained on"
-        )
+
+    # No problem is trained on that is validated on.
+    remaining = _without_validation(cell, training, validation, held_out)
+    notes += remaining.notes
     if len(validation) < data.validation:
-        size = f"what was taken from {held_out} holds {len(validation)} problems"
-        notes.append(f"{size}, and cell.data.validation = {data.validation}: all of them validate")
-    training = _limit_training(cell, training, notes)
+        notes.append(
+            f"what was taken from {held_out} holds {len(validation)} problems, and"
+            f" cell.data.validation = {data.validation}: all of them validate"
+        )
+    limited = _limit_training(cell, remaining.problems)
+    notes += limited.notes
     for name, problems in extra_sets.items():
-        if overlapping := drop_overlap(problems, training)[1]:
+        num_overlapping = drop_overlap(problems, limited.problems)[1]
+        if num_overlapping:
             notes.append(
-                f"{overlapping} of {len(problems)} problems of {name} are also in the training set"
+                f"{num_overlapping} of {len(problems)} problems of {name} are also in the training"
+                f" set"
             )
-    return ProblemSelection(training, validation, out_of_range, extra_sets, notes)
+    return ProblemSelection(limited.problems, validation, out_of_range, extra_sets, notes)
 
 
-def _largest_part_validation(cell: CellConfig) -> str:
-    """The task string of the held-out problems of a mixture's largest part, the first by name of
-    equal ones."""
+def _read_set(
+    cell: CellConfig, task: Task, source: str, count: int, description: str
+) -> RemainingProblems:
+    """At most `count` problems of another task string, whose prompts fit; InputError where they
+    would need other replies than those of the task."""
+    problem_set = build_device_task(source)
+    reply: str | None = None
+    if problem_set is None:
+        problem_set = open_source(source, cell.data)
+        if not is_on_device(task):
+            reply = find_reply(source)
+    if reply is not None and reply != find_reply(cell.task):
+        raise InputError(
+            f"{source} replies to responses, by {reply}, and cell.task = {cell.task} does not;"
+            f" expected {description} that need no other replies than those of the task."
+        )
+    problems = problem_set.problems(count, np.random.default_rng([cell.data.seed, 2]))
+    return drop_long_prompts(cell, task, problems, description)
+
+
+def _with_labels(
+    candidates: list[Problem],
+    data: DataConfig,
+    label: LabelFunction | None,
+    other_sets: Sequence[list[Problem]],
+) -> list[Problem]:
+    """The candidates with their avg@k, where `cell.data.attempts` asks for it."""
+    if not data.attempts or all(problem.attempts for problem in candidates):
+        return candidates
+    if label is None:
+        raise LabelsNeeded([candidates, *other_sets])
+    return label(candidates)
+
+
+def _without_validation(
+    cell: CellConfig,
+    training: list[Problem],
+    validation: list[Problem],
+    held_out: str | None,
+) -> RemainingProblems:
+    """The training problems that are not in the validation set, too; InputError where none is
+    left."""
+    remaining, num_overlapping = drop_overlap(training, validation)
+    if not num_overlapping:
+        return RemainingProblems(remaining)
+    if not remaining:
+        source = f", of {held_out}" if held_out else ""
+        raise InputError(
+            f"all {num_overlapping} training problems of {cell.task} are among the"
+            f" {len(validation)} that validate{source}: cell.data.validation ="
+            f" {cell.data.validation} takes them all. Lower it, or name other problems by"
+            f" cell.data.held_out."
+        )
+    note = (
+        f"{num_overlapping} training problems are also in the validation set: they are not trained"
+        f" on"
+    )
+    return RemainingProblems(remaining, (note,))
+
+
+def _largest_part_validation(cell: CellConfig, held_out: str | None) -> str:
+    """The task string `held_out`, else that of the held-out problems of a mixture's largest part,
+    the first by name of equal ones."""
     mixture = cell.data.mixture or {}
     if not cell.task.startswith("tfds:") or "#" in cell.task:
         raise InputError(
             f"cell.data.mixture needs cell.task=tfds:FOLDER, without a split; given {cell.task}."
         )
-    return f"{cell.task}#{min(mixture, key=lambda part: (-mixture[part], part))}_validation"
+    if held_out:
+        return held_out
+    largest_part = min(mixture, key=lambda part: (-mixture[part], part))
+    return f"{cell.task}#{largest_part}_validation"
 
 
-def _limit_training(cell: CellConfig, training: list[Problem], notes: list[str]) -> list[Problem]:
+def _limit_training(cell: CellConfig, training: list[Problem]) -> RemainingProblems:
     """At most D = `cell.data.size` training problems; InputError where there is none at all."""
     if not training:
         raise InputError(
-            f"no training problem is left of {cell.task}; widen cell.data.difficulty or take another set."
+            f"no training problem is left of {cell.task}; widen cell.data.difficulty or take"
+            f" another set."
         )
     size = cell.data.size
     if size is None or size >= len(training):
-        return training
-    notes.append(
-        f"{len(training) - size} of {len(training)} training problems left out: cell.data.size = {size}"
+        return RemainingProblems(training)
+    note = (
+        f"{len(training) - size} of {len(training)} training problems left out:"
+        f" cell.data.size = {size}"
     )
-    return random_subset(training, size, np.random.default_rng([cell.data.seed, 4]))
+    subset = random_subset(training, size, np.random.default_rng([cell.data.seed, 4]))
+    return RemainingProblems(subset, (note,))
 
 
 def drop_long_prompts(
-    cell: CellConfig, task: Task, problems: list[Problem], description: str, notes: list[str]
-) -> list[Problem]:
-    """The problems whose prompts fit the sampler; a note is added where some do not. InputError
-    where none fits."""
+    cell: CellConfig, task: Task, problems: list[Problem], description: str
+) -> RemainingProblems:
+    """The problems whose prompts fit the sampler; InputError where none fits. `description`: of the
+    problems, in a message."""
     if is_on_device(task):
-        return problems
+        return RemainingProblems(problems)
+
     prompt_length = cell.sampling.prompt_length
     limit = f"cell.sampling.prompt_length = {prompt_length} tokens"
     lengths = task.prompt_lengths(problems)
-    fitting_problems = [
-        p for p, length in zip(problems, lengths, strict=True) if length <= prompt_length
+    fitting = [
+        problem
+        for problem, length in zip(problems, lengths, strict=True)
+        if length <= prompt_length
     ]
-    if not fitting_problems:
+    if not fitting:
         needed = int(np.quantile(lengths, PROMPT_QUANTILE, method="higher"))
-        sizes = f"the shortest has {min(lengths)}, 99% have at most {needed}, the longest has {max(lengths)}"
-        problem = f"{description}: none of {len(problems)} prompts has at most {limit}"
-        raise InputError(f"{problem}: {sizes}; raise it.")
-    if dropped := len(problems) - len(fitting_problems):
-        notes.append(
-            f"{dropped} of {len(problems)} {description} dropped: their prompts have more than {limit}"
+        raise InputError(
+            f"{description}: none of {len(problems)} prompts has at most {limit}:"
+            f" the shortest has {min(lengths)}, 99% have at most {needed},"
+            f" the longest has {max(lengths)}; raise it."
         )
-    return fitting_problems
+    num_dropped = len(problems) - len(fitting)
+    if not num_dropped:
+        return RemainingProblems(fitting)
+    note = (
+        f"{num_dropped} of {len(problems)} {description} dropped: their prompts have more than"
+        f" {limit}"
+    )
+    return RemainingProblems(fitting, (note,))
 
 
 def best_constant(problems: list[Problem]) -> tuple[str, float] | None:
@@ -199,7 +277,8 @@ def split_by_difficulty(
 ) -> tuple[list[Problem], list[Problem]]:
     """(training, validation): the problems inside `cell.data.difficulty`, `validation` of them held
     out."""
-    eligible, min_problems = within_difficulty(problems, data), 2 * data.validation
+    eligible = within_difficulty(problems, data)
+    min_problems = 2 * data.validation
     if len(eligible) < min_problems:
         shortage = f"there are {len(problems)} problems"
         fix = "lower it, or set cell.data.held_out"
@@ -208,14 +287,18 @@ def split_by_difficulty(
             fix = "set cell.data.held_out, or give a file of more prompts"
         if data.attempts:
             attempts = problems[0].attempts if problems else data.attempts
-            shortage = f"{len(eligible)} of {len(problems)} problems have avg@{attempts} in {list(data.difficulty)}"
+            difficulty = list(data.difficulty)
+            shortage = (
+                f"{len(eligible)} of {len(problems)} problems have avg@{attempts} in {difficulty}"
+            )
             fix = "widen cell.data.difficulty"
         need = f"cell.data.validation={data.validation} needs at least {min_problems}"
         raise InputError(f"{shortage}; {need}: {fix}, or raise cell.data.candidates.")
+
     order = np.random.default_rng([data.seed, 1]).permutation(len(eligible))
-    return [eligible[i] for i in order[data.validation :]], [
-        eligible[i] for i in order[: data.validation]
-    ]
+    training = [eligible[i] for i in order[data.validation :]]
+    validation = [eligible[i] for i in order[: data.validation]]
+    return training, validation
 
 
 def drop_overlap(
@@ -240,21 +323,21 @@ def mix_parts(
 ) -> list[Problem]:
     """The largest set of at most `size` problems with these shares of the parts, shuffled; no
     problem comes twice."""
-    counts = mixture_counts(
-        {part: len(problems) for part, problems in problems_by_part.items()}, shares, size
-    )
+    sizes = {part: len(problems) for part, problems in problems_by_part.items()}
+    counts = mixture_counts(sizes, shares, size)
+
     part_of_problem: dict[int, str] = {}
     for part in counts:
         for problem in problems_by_part[part]:
-            if (other_part := part_of_problem.setdefault(problem.id, part)) != part:
+            other_part = part_of_problem.setdefault(problem.id, part)
+            if other_part != part:
                 raise InputError(
                     f"cell.data.mixture: problem {problem.id} is in {other_part} and in {part}."
                 )
-    mixture = [
-        p
-        for part, count in counts.items()
-        for p in random_subset(problems_by_part[part], count, rng)
-    ]
+
+    mixture: list[Problem] = []
+    for part, count in counts.items():
+        mixture += random_subset(problems_by_part[part], count, rng)
     return random_subset(mixture, len(mixture), rng)
 
 
@@ -263,24 +346,24 @@ def mixture_counts(
 ) -> dict[str, int]:
     """How many problems of each part make the largest mixture with these shares, at most `size` (D)
     in all."""
-    # the decimals that they print as
-    exact_shares = {part: Fraction(str(share)) for part, share in shares.items()}
-    exact_shares = {
-        part: share / sum(exact_shares.values()) for part, share in exact_shares.items()
-    }
+    # The shares are the decimals that they print as, scaled to a sum of exactly 1.
+    decimals = {part: Fraction(str(share)) for part, share in shares.items()}
+    exact_shares = {part: share / sum(decimals.values()) for part, share in decimals.items()}
+
     # Rounded up, a part may give one problem more than its exact share, never more: the largest
     # total is at most this.
     total = min(int((sizes[part] + 1) / share) for part, share in exact_shares.items())
-    total = min(total, sum(sizes[part] for part in shares), total if size is None else size)
-    while any(
-        count > sizes[part]
-        for part, count in _largest_remainder_counts(total, exact_shares).items()
-    ):
-        total -= 1
+    total = min(total, sum(sizes[part] for part in shares))
+    if size is not None:
+        total = min(total, size)
     counts = _largest_remainder_counts(total, exact_shares)
+    while any(count > sizes[part] for part, count in counts.items()):
+        total -= 1
+        counts = _largest_remainder_counts(total, exact_shares)
     if not all(counts.values()):
         raise InputError(
-            f"cell.data.mixture: a mixture of {total} problems gives {counts}; raise cell.data.size."
+            f"cell.data.mixture: a mixture of {total} problems gives {counts};"
+            f" raise cell.data.size."
         )
     return counts
 
@@ -302,29 +385,38 @@ def require_settings(
     *required: str,
 ) -> None:
     """InputError where one of the settings `required` is not set; it suggests values of all three
-    that are not. `count_parameters`: of a model with so many tokens."""
+    that are not.
+
+    `count_parameters`: of a model with so many tokens. The learning rate is the paper's, scaled by
+    1 / sqrt(parameters) and sqrt(rollouts in a batch).
+    """
     set_keys = {f"cell.sampling.{key}" for key in cell.sampling.model_fields_set}
     set_keys |= {f"cell.rl.{key}" for key in cell.rl.model_fields_set}
     if set_keys.issuperset(required):
         return
+
     problems = task.problems(min(MEASURED_PROBLEMS, cell.data.candidates), np.random.default_rng(0))
     lengths = task.prompt_lengths(problems)
     held_length = int(np.quantile(lengths, PROMPT_QUANTILE, method="higher"))
     context = model_positions(task.folder) or 2**31
-    prompt_length = min(-(-held_length // PROMPT_MULTIPLE) * PROMPT_MULTIPLE, context // 2)
-    rate = REFERENCE_RATE * math.sqrt(
-        REFERENCE_PARAMETERS / count_parameters(cell.model, task.vocab)
-    )
+    rounded_length = math.ceil(held_length / PROMPT_MULTIPLE) * PROMPT_MULTIPLE
+    prompt_length = min(rounded_length, context // 2)
+
+    num_parameters = count_parameters(cell.model, task.vocab)
+    rate = REFERENCE_RATE * math.sqrt(REFERENCE_PARAMETERS / num_parameters)
     rate *= math.sqrt(cell.rl.lr_reference_batch / REFERENCE_BATCH)
+
     suggestions = {
         LENGTHS[0]: prompt_length,
         LENGTHS[1]: min(REASONING_TOKENS, context - prompt_length),
         LEARNING_RATE: f"{rate:.0e}",
     }
     unset = [f"{key}={value}" for key, value in suggestions.items() if key not in set_keys]
+    missing = " and ".join(key for key in required if key not in set_keys)
     raise InputError(
-        f"{' and '.join(key for key in required if key not in set_keys)} must be set for cell.task = {cell.task}, which"
-        f" is in text. For this model and these problems, begin with: {' '.join(unset)} (of {len(lengths)} prompts 99%"
-        f" have at most {held_length} tokens, the longest {max(lengths)}; those longer than prompt_length are dropped;"
-        f" short answers need a smaller response_length; `isojax lr-search` finds the learning rate)."
+        f"{missing} must be set for cell.task = {cell.task}, which is in text. For this model and"
+        f" these problems, begin with: {' '.join(unset)} (of {len(lengths)} prompts 99% have at"
+        f" most {held_length} tokens, the longest {max(lengths)}; those longer than prompt_length"
+        f" are dropped; short answers need a smaller response_length; `isojax lr-search` finds the"
+        f" learning rate)."
     )

@@ -1,6 +1,9 @@
 """Sources of problems in text: a file per kind in tasks/sources/, with a function `(argument, data)
--> ProblemSource`. They share how rows of a file become distinct problems, and how settings of a
-source that generates problems are read."""
+-> ProblemSource`.
+
+They share how rows of a file become distinct problems, and how settings of a source that generates
+problems are read.
+"""
 
 import functools
 import json
@@ -33,12 +36,14 @@ from isojax.tasks.text_literals import parse_messages
 
 MAX_CONFLICTS = 3  # of the rows with a prompt met before and another answer, in a message
 
-# a run opens a source several times
+# Each message once: a run opens a source several times.
 _note_once = functools.cache(note)
 _warn_once = functools.cache(warn)
 
 
 class ProblemSource(Protocol):
+    """Where a text task's problems come from."""
+
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """At most `count` distinct ones, a random choice in random order; ids are int32, the same
         in every run."""
@@ -54,9 +59,12 @@ def open_source(task: str, data: DataConfig) -> ProblemSource:
 
 @dataclass(frozen=True)
 class InMemorySource:
+    """A source whose problems are all read."""
+
     all_problems: Sequence[Problem]
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
+        """At most `count` of the problems."""
         return random_subset(self.all_problems, count, rng)
 
 
@@ -75,12 +83,14 @@ def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> 
         raise InputError(
             f"{source} holds no problem; expected at least one row with a prompt and an answer."
         )
+
     prompt_column = choose_column(all_rows, "prompt", data.prompt_key, PROMPT_COLUMNS)
     answer_column = choose_column(all_rows, "answer", data.answer_key, ANSWER_COLUMNS)
     check_prompts_differ(all_rows, prompt_column, answer_column, data.prompt_key)
     if data.answer_key is None:
         note_other_answers(all_rows, answer_column)
     _warn_of_number_lists(all_rows, answer_column)
+
     problems = [_row_to_problem(row, prompt_column, answer_column) for row in all_rows]
     return drop_duplicates(problems, source)
 
@@ -90,41 +100,47 @@ def _warn_of_number_lists(rows: Sequence[DataRow], column: str) -> None:
     vector, which one answer may be (tasks/reference_check.py)."""
 
     def is_number_list(value: Any) -> bool:
-        return (
-            isinstance(value, list)
-            and len(value) > 1
-            and all(isinstance(entry, int | float) for entry in value)
-        )
+        if not isinstance(value, list) or len(value) < 2:
+            return False
+        return all(isinstance(entry, int | float) for entry in value)
 
     listed = [row for row in rows if is_number_list(column_value(row.values, column))]
     if listed:
-        count = f"{column!r} is a list of several numbers, as in {len(listed)} of {len(rows)} rows"
-        effect = "isojax's verifiers compare a response with the list as it stands"
-        fix = "Name a column with one answer by cell.data.answer_key=COLUMN, or judge by a function of your own"
-        _warn_once(f"{listed[0].location}: {count}; {effect}. {fix}.")
+        _warn_once(
+            f"{listed[0].location}: {column!r} is a list of several numbers, as in {len(listed)} of"
+            f" {len(rows)} rows; isojax's verifiers compare a response with the list as it stands."
+            f" Name a column with one answer by cell.data.answer_key=COLUMN, or judge by a function"
+            f" of your own."
+        )
 
 
 def _row_to_problem(row: DataRow, prompt_column: str, answer_column: str) -> Problem:
     """One row as a problem; a list of {role, content} becomes `messages`, and verl's `ground_truth`
     stays as it is."""
     prompt = column_value(row.values, prompt_column)
-    answer = column_value(row.values, answer_column)
     if isinstance(prompt, str):
         prompt = _messages_in_text(prompt, row, prompt_column) or prompt
-    messages = _read_conversation(prompt, row, prompt_column) if isinstance(prompt, list) else ()
-    prompt_text = (
-        messages[-1]["content"] if messages else _value_as_text(prompt, row, prompt_column)
-    )
-    columns = {k: v for k, v in row.values.items() if k not in (prompt_column, answer_column)}
-    if "." in answer_column:
+    messages: tuple[dict[str, str], ...] = ()
+    if isinstance(prompt, list):
+        messages = _read_conversation(prompt, row, prompt_column)
+        prompt_text = messages[-1]["content"]
+    else:
+        prompt_text = _value_as_text(prompt, row, prompt_column)
+
+    columns = {
+        name: value
+        for name, value in row.values.items()
+        if name not in (prompt_column, answer_column)
+    }
+    answer = column_value(row.values, answer_column)
+    if "." in answer_column:  # reward_model.ground_truth
         columns.setdefault("ground_truth", answer)
     if isinstance(answer, list):
         answer = answer[0] if len(answer) == 1 else json.dumps(answer, ensure_ascii=False)
-    answer_text = _value_as_text(answer, row, answer_column)
     return Problem(
         row.index,
         prompt_text,
-        answer_text,
+        _value_as_text(answer, row, answer_column),
         messages=messages,
         columns=columns,
         location=row.location,
@@ -137,8 +153,10 @@ def _messages_in_text(text: str, row: DataRow, column: str) -> list[Any] | None:
     try:
         messages = parse_messages(text)
     except ValueError as e:
-        fix = "Write the list itself in the row, with a role and a content for each message, or the text alone"
-        raise InputError(f"{row.location}: {column!r} is {e}: {text[:80]!r}. {fix}.") from e
+        raise InputError(
+            f"{row.location}: {column!r} is {e}: {text[:80]!r}. Write the list itself in the row,"
+            f" with a role and a content for each message, or the text alone."
+        ) from e
     if messages is not None:
         _note_once(
             f"{row.source}: texts in {column!r} that write a list of messages are read as messages."
@@ -150,20 +168,23 @@ def _read_conversation(
     messages: list[Any], row: DataRow, column: str
 ) -> tuple[dict[str, str], ...]:
     """A list of {role, content} that ends with the user's turn; what others say may be empty."""
-    turns = []
+    turns: list[dict[str, str]] = []
     for message in messages:
         fields = message if isinstance(message, Mapping) else {}
-        role, content = fields.get("role"), fields.get("content")
+        role = fields.get("role")
+        content = fields.get("content")
         if not isinstance(role, str) or not isinstance(content, str):
             received = f"{row.location}: {column!r} holds {str(message)[:80]!r}"
             raise InputError(f"{received}, expected text or a list of {{role, content}}.")
         if role == "user":
             content = _value_as_text(content, row, f"content of {column}")
         turns.append({"role": role, "content": content})
+
     if not turns or turns[-1]["role"] != "user":
         last = turns[-1]["role"] if turns else "nothing"
         raise InputError(
-            f"{row.location}: the conversation in {column!r} ends with {last}, expected the role user."
+            f"{row.location}: the conversation in {column!r} ends with {last}, expected the role"
+            f" user."
         )
     return tuple(turns)
 
@@ -174,7 +195,9 @@ def _value_as_text(value: Any, row: DataRow, column: str) -> str:
         value = int(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
-    location, fix = f"{row.location}: {column!r}", "Correct the row or remove it."
+
+    location = f"{row.location}: {column!r}"
+    fix = "Correct the row or remove it."
     if is_blank(value):
         raise InputError(f"{location} is missing or empty, expected text or a number. {fix}")
     if isinstance(value, bool):
@@ -195,21 +218,28 @@ def drop_duplicates(problems: Iterable[Problem], source: str) -> list[Problem]:
     """The problems, each prompt once, by its first row. How many were left out is printed on
     stderr."""
     problem_by_prompt: dict[str, Problem] = {}
-    same_answer = other_answer = 0
-    conflicts: list[str] = []
+    same_answer = 0  # rows that repeat a prompt with its answer
+    other_answer = 0  # ... with another one
+    conflicts: list[str] = []  # the first of these
     for problem in problems:
         first_problem = problem_by_prompt.setdefault(dedup_text(problem), problem)
-        same_answer += first_problem is not problem and first_problem.answer == problem.answer
-        if first_problem.answer != problem.answer:
-            other_answer += 1
-            if other_answer <= MAX_CONFLICTS:
-                conflicts.append(_conflict(problem, first_problem))
+        if first_problem is problem:
+            continue
+        if first_problem.answer == problem.answer:
+            same_answer += 1
+            continue
+        other_answer += 1
+        if other_answer <= MAX_CONFLICTS:
+            conflicts.append(_conflict(problem, first_problem))
+
     repeated = "rows repeat an earlier prompt with"
     if same_answer:
         _note_once(f"{source}: {same_answer} {repeated} the same answer; each prompt is kept once.")
     if other_answer:
         hidden = other_answer - len(conflicts)
-        listed = "; ".join(conflicts) + (f"; and {hidden} more" if hidden else "")
+        if hidden:
+            conflicts.append(f"and {hidden} more")
+        listed = "; ".join(conflicts)
         effect = "ANOTHER answer; the first answer is kept"
         _warn_once(f"{source}: {other_answer} {repeated} {effect}: {listed}.")
     return list(problem_by_prompt.values())
@@ -229,9 +259,8 @@ def _conflict(problem: Problem, first_problem: Problem) -> str:
 def dedup_text(problem: Problem) -> str:
     """The text by which two problems are compared: the prompt, or all of the user's turns of a
     conversation."""
-    return (
-        "\n".join(m["content"] for m in problem.messages if m["role"] == "user") or problem.prompt
-    )
+    user_turns = [message["content"] for message in problem.messages if message["role"] == "user"]
+    return "\n".join(user_turns) or problem.prompt
 
 
 def to_plain_json(value: Any) -> Any:
@@ -250,7 +279,9 @@ def read_settings(text: str, task: str) -> dict[str, Any]:
     """`key=value,key=value` as a dict, each value read as YAML; commas within [...] separate
     nothing."""
     settings: dict[str, Any] = {}
-    for assignment in re.split(r",(?![^\[]*\])", text) if text else []:
+    if not text:
+        return settings
+    for assignment in re.split(r",(?![^\[]*\])", text):
         key, equals, value = (piece.strip() for piece in assignment.partition("="))
         if not equals or not key or key in settings:
             raise InputError(

@@ -10,7 +10,8 @@ from isojax.core.errors import InputError
 from isojax.core.table_files import read_json_object
 from isojax.tasks.prompts import PromptWriter
 
-TEMPLATE_FILE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 PROBE_TEXTS = "First message.", "Second message.", "Third message."
 PROBE_ROLES = "user", "assistant", "user"
 # Text in the shape of a special token, which the tokenizer does not know as one: <|im_end|>, </s>
@@ -56,7 +57,8 @@ class TurnEnd:
 def check_template_files(folder: Path, used_template: str) -> str | None:
     """A warning where the folder has two chat templates that differ, which says which one writes
     the prompts."""
-    jinja_file, config_file = folder / TEMPLATE_FILE, folder / TOKENIZER_CONFIG
+    jinja_file = folder / TEMPLATE_FILE
+    config_file = folder / TOKENIZER_CONFIG
     if not jinja_file.is_file() or not config_file.is_file():
         return None
     in_config = read_json_object(config_file).get("chat_template")
@@ -67,13 +69,15 @@ def check_template_files(folder: Path, used_template: str) -> str | None:
     used, unused = TEMPLATE_FILE, TOKENIZER_CONFIG
     if used_template.strip() == in_config.strip():
         used, unused = unused, used
-    fix = "Remove the one that the model was not trained with"
-    return f"{folder}: the chat templates of {used} and {unused} differ; prompts are written by that of {used}. {fix}."
+    return (
+        f"{folder}: the chat templates of {used} and {unused} differ; prompts are written by that"
+        f" of {used}. Remove the one that the model was not trained with."
+    )
 
 
 def find_markup(writer: PromptWriter) -> ChatMarkup | None:
-    """None where the template leaves out earlier messages of the assistant, or refuses this
-    conversation."""
+    """The markup around a user's message; None where the template leaves out earlier messages of
+    the assistant, or refuses this conversation."""
     messages = [
         {"role": role, "content": text} for role, text in zip(PROBE_ROLES, PROBE_TEXTS, strict=True)
     ]
@@ -93,8 +97,10 @@ def find_turn_end(
     named: NamedEnds,
 ) -> TurnEnd:
     """The token or text that ends a turn, where none of `named` does: a base model's files name the
-    end of a document, and its policy ends a turn as its chat template does. Without `markup`, that
-    of a user's turn is taken."""
+    end of a document, and its policy ends a turn as its chat template does.
+
+    Without `markup`, that of a user's turn is taken. `bytes_of_id`: of `token_bytes`.
+    """
     turn_end = TurnEnd()
     text = markup.before if markup else _text_behind_user(writer)
     if text is None or named.occur_in(text, writer):
@@ -102,9 +108,8 @@ def find_turn_end(
 
     name = _first_special_token(writer, text, bytes_of_id)
     marker = name or _first_group(MARKER.match(text))
-    # it may be the header of the next message
     if markup is None and not END_NAME.search(marker or ""):
-        return turn_end
+        return turn_end  # it may be the header of the next message
     if name:
         turn_end.tokens.append(writer.tokenizer.get_vocab()[name])
     elif marker:
@@ -117,15 +122,13 @@ def find_turn_end(
         return turn_end
 
     next_turn = text.strip() or text
-    remedy = (
-        f"set cell.prompt.stop=[{next_turn!r}], or what else ends a turn"
-        if next_turn
-        else "set cell.prompt.stop"
-    )
-    written = f"the chat template writes {text!r} between an assistant's message and the next one"
+    remedy = "set cell.prompt.stop"
+    if next_turn:
+        remedy = f"set cell.prompt.stop=[{next_turn!r}], or what else ends a turn"
     turn_end.warnings.append(
-        f"{written}, and nothing of it ends a response ({named.describe(writer)}): a policy that goes on to invent the"
-        f" next message is graded with it; {remedy}"
+        f"the chat template writes {text!r} between an assistant's message and the next one, and"
+        f" nothing of it ends a response ({named.describe(writer)}): a policy that goes on to"
+        f" invent the next message is graded with it; {remedy}"
     )
     return turn_end
 
@@ -163,8 +166,10 @@ def check_generation_prompt(
     assistant's."""
     ids = writer.tokenize([markup.after.rstrip()], special=False)[0]
     if ids and ids[-1] in end_tokens:
-        ending = f"the chat template in {writer.folder} ends a prompt with {markup.after.strip()!r}"
-        return f"{ending}, without the header of the assistant's message: it ignores add_generation_prompt"
+        return (
+            f"the chat template in {writer.folder} ends a prompt with {markup.after.strip()!r},"
+            f" without the header of the assistant's message: it ignores add_generation_prompt"
+        )
     return None
 
 
@@ -182,24 +187,28 @@ def check_message_markup(writer: PromptWriter, markup: ChatMarkup | None) -> lis
     """Warnings of special tokens in a chat's messages, which the chat template writes itself. A BOS
     token in front of one is left out: `writer.message_bos`."""
     warnings: list[str] = []
-    prompt, bos = writer.prompt, writer.tokenizer.bos_token
-    # else it is markup
-    if isinstance(bos, str) and bos and (markup is None or markup.text.count(bos) <= 1):
-        writer.message_bos = bos
+    prompt = writer.prompt
+    bos = writer.tokenizer.bos_token
+    if isinstance(bos, str) and bos:
+        is_markup = markup is not None and markup.text.count(bos) > 1  # of each message
+        if not is_markup:
+            writer.message_bos = bos
+
     for key, text in (("template", prompt.template), ("system", prompt.system)):
         setting = f"cell.prompt.{key}"
         if writer.message_bos and text.startswith(writer.message_bos):
-            place = (
-                f"{setting} begins with {bos}, which in a chat would be in the middle of the prompt"
-            )
             warnings.append(
-                f"{place}: it is left out; the chat template decides whether a prompt begins with it"
+                f"{setting} begins with {bos}, which in a chat would be in the middle of the"
+                f" prompt: it is left out; the chat template decides whether a prompt begins with"
+                f" it"
             )
             text = text.removeprefix(writer.message_bos)
-        if markup_tokens := _special_tokens_in(writer, text):
-            holds = f"{setting} holds {', '.join(markup_tokens)}, and cell.prompt.format=chat puts markup around it"
+        markup_tokens = _special_tokens_in(writer, text)
+        if markup_tokens:
             warnings.append(
-                f"{holds} already; leave that out of {setting}, or set cell.prompt.format=raw"
+                f"{setting} holds {', '.join(markup_tokens)}, and cell.prompt.format=chat puts"
+                f" markup around it already; leave that out of {setting}, or set"
+                f" cell.prompt.format=raw"
             )
     return warnings
 
@@ -213,20 +222,20 @@ def check_raw_template(
     names = _special_tokens_in(writer, behind_problem)
     if not names or not END_NAME.search(names[0]):
         return None
-    if writer.tokenizer.get_vocab()[names[0]] in end_tokens or any(
-        stop in names[0] for stop in stop_strings
-    ):
+    name = names[0]
+    is_end_token = writer.tokenizer.get_vocab()[name] in end_tokens
+    if is_end_token or any(stop in name for stop in stop_strings):
         return None
-    template = f"cell.prompt.template ends the user's turn with {names[0]}, which ends no response"
-    return f"{template}: what a policy writes after its own turn is graded too; set cell.prompt.stop=[{names[0]!r}]"
+    return (
+        f"cell.prompt.template ends the user's turn with {name}, which ends no response: what a"
+        f" policy writes after its own turn is graded too; set cell.prompt.stop=[{name!r}]"
+    )
 
 
 def _special_tokens_in(writer: PromptWriter, text: str) -> list[str]:
-    """Those that tokenise as one, in their order."""
-    special_ids = {i for i, token in writer.tokenizer.added_tokens_decoder.items() if token.special}
-    ids = writer.tokenize([text], special=False)[0]
-    return list(
-        dict.fromkeys(
-            map(str, writer.tokenizer.convert_ids_to_tokens([i for i in ids if i in special_ids]))
-        )
-    )
+    """The names of the special tokens in a text, each once, in their order."""
+    added_tokens = writer.tokenizer.added_tokens_decoder
+    special_ids = {i for i, token in added_tokens.items() if token.special}
+    ids = [i for i in writer.tokenize([text], special=False)[0] if i in special_ids]
+    names = writer.tokenizer.convert_ids_to_tokens(ids)
+    return list(dict.fromkeys(map(str, names)))

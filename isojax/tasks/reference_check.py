@@ -3,12 +3,14 @@
 Before a run each reference answer is graded against itself, as the file has it and as \\boxed{}, by
 the built-in verifier that will judge the responses. What no response can match is dead weight: its
 rollouts have reward 0, whatever the policy learns. Of a user's function and of a generator's scorer
-no right response is known, so their references are not looked at."""
+no right response is known, so their references are not looked at.
+"""
 
 import re
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from isojax.core.config import CellConfig
 from isojax.core.errors import InputError
@@ -23,7 +25,7 @@ from isojax.tasks.text_literals import parse_literal
 from isojax.tasks.verifiers import Verdict
 from isojax.tasks.verifiers.integer import build as build_integer
 
-# more than both, or more than half of all, are refused
+# More than both, or more than half of all, are refused.
 MAX_TOLERATED = 3
 MAX_TOLERATED_SHARE = 0.01
 MAX_NAMED = 4  # in a message
@@ -61,6 +63,13 @@ class UnmatchedReference:
     reason: str
 
 
+class _Trial(NamedTuple):
+    """A response to a problem that should be right."""
+
+    problem: Problem
+    response: str
+
+
 def check_references(
     cell: CellConfig, task: TextTask, problem_sets: Sequence[Sequence[Problem]], refuse: bool
 ) -> None:
@@ -89,20 +98,24 @@ def _check_by_verifier(
         return
     unmatched.sort(key=lambda one: one.problem.id)  # as their rows stand in the file
 
-    # it cannot judge a response to such a problem, which would end the run
+    # It cannot judge a response to such a problem, which would end the run.
     if use.startswith("integer"):
-        count = f"{len(unmatched)} of {total} reference answers are no integers, the first: "
-        raise InputError(f"{count if len(unmatched) > 1 else ''}{unmatched[0].reason}")
+        count = ""
+        if len(unmatched) > 1:
+            count = f"{len(unmatched)} of {total} reference answers are no integers, the first: "
+        raise InputError(f"{count}{unmatched[0].reason}")
 
     is_too_many = any(
         _too_many(len(unmatched_set), len(problems))
         for unmatched_set, problems in zip(unmatched_sets, problem_sets, strict=True)
     )
-    examples, remedy = _list_some(unmatched), _remedy(unmatched[0].problem)
+    examples = _list_some(unmatched)
+    remedy = _remedy(unmatched[0].problem)
     count = f"{len(unmatched)} of {total} reference answers"
     if use == "exact":  # which may be meant to compare such texts as they are
         warn(
-            f"{count} may be none, and cell.verifier.use = exact compares them as they stand: {examples}. {remedy}"
+            f"{count} may be none, and cell.verifier.use = exact compares them as they stand:"
+            f" {examples}. {remedy}"
         )
         return
     message = (
@@ -128,11 +141,13 @@ def find_unmatched(
     if use.startswith("integer"):
         return _not_integers(problems)
     if use == "exact":
-        reasons = (
-            (p, _missing(p.answer) or _collection(p.answer) or _solution(p.answer))
-            for p in problems
-        )
-        return [UnmatchedReference(problem, reason) for problem, reason in reasons if reason]
+        unmatched: list[UnmatchedReference] = []
+        for problem in problems:
+            answer = problem.answer
+            reason = _missing(answer) or _collection(answer) or _solution(answer)
+            if reason:
+                unmatched.append(UnmatchedReference(problem, reason))
+        return unmatched
     return []
 
 
@@ -148,46 +163,48 @@ def _not_integers(problems: Sequence[Problem]) -> list[UnmatchedReference]:
 
 
 def _unmatched_by_math(judge: Judge, problems: Sequence[Problem]) -> list[UnmatchedReference]:
-    # equal answers are graded once
-    problem_by_answer = {problem.answer: problem for problem in problems}
+    problem_by_answer = {problem.answer: problem for problem in problems}  # equal ones once
     are_labels = are_word_labels(reference_answer(problem.answer) for problem in problems)
     reason_by_answer = {
         answer: _unmatchable_form(answer, are_labels) for answer in problem_by_answer
     }
 
-    # The reference as it is, its final answer in a box, and a number without its separators of
-    # thousands.
-    requests: list[tuple[str, str]] = []
+    # What should be right: the reference as it is, its final answer in a box, and a number without
+    # its separators of thousands.
+    trials: list[_Trial] = []
     boxed_answers = set[str]()
-    for answer in problem_by_answer:
-        final = reference_answer(answer)
+    for answer, problem in problem_by_answer.items():
         if reason_by_answer[answer]:
             continue
-        requests.append((answer, answer))
+        final = reference_answer(answer)
+        trials.append(_Trial(problem, response=answer))
         if final not in boxed_answers:  # of another solution with the same final answer
             boxed_answers.add(final)
-            requests.append((answer, rf"\boxed{{{final}}}"))
+            trials.append(_Trial(problem, response=rf"\boxed{{{final}}}"))
             if _GROUPED_DIGITS.fullmatch(final):
-                requests.append((answer, re.sub(r"[^0-9+-]", "", final)))
+                trials.append(_Trial(problem, response=re.sub(r"[^0-9+-]", "", final)))
 
-    judged_problems = [problem_by_answer[answer] for answer, _ in requests]
-    verdicts = judge(judged_problems, [""] * len(requests), [response for _, response in requests])
-    wrong_finals: dict[str, str] = {}
-    for (answer, response), verdict in zip(requests, verdicts, strict=True):
+    verdicts = judge(
+        [trial.problem for trial in trials],
+        [""] * len(trials),
+        [trial.response for trial in trials],
+    )
+    wrong_finals: dict[str, str] = {}  # reasons by final answer
+    for trial, verdict in zip(trials, verdicts, strict=True):
         if verdict.correct:
             continue
+        answer = trial.problem.answer
         what_happened = f" ({verdict.failure})" if verdict.failure else ""
-        reason = f"the response {response[-60:]!r} is wrong by it{what_happened}"
-        if response == answer:
+        reason = f"the response {trial.response[-60:]!r} is wrong by it{what_happened}"
+        if trial.response == answer:
             reason_by_answer[answer] = reason_by_answer[answer] or reason
         else:
             wrong_finals.setdefault(reference_answer(answer), reason)
 
-    unmatched = []
+    unmatched: list[UnmatchedReference] = []
     for problem in problems:
-        reason = reason_by_answer[problem.answer] or wrong_finals.get(
-            reference_answer(problem.answer), ""
-        )
+        reason = reason_by_answer[problem.answer]
+        reason = reason or wrong_finals.get(reference_answer(problem.answer), "")
         if reason:
             unmatched.append(UnmatchedReference(problem, reason))
     return unmatched
@@ -212,14 +229,12 @@ def _collection(answer: str) -> str:
     text = answer.strip()
     if not _ARRAY.match(text):
         return ""
-    value = parse_literal(text)
-    kind = (
-        "an object"
-        if isinstance(value, dict)
-        else "a list"
-        if text.startswith("[")
-        else "an array as Python prints it"
-    )
+    if isinstance(parse_literal(text), dict):
+        kind = "an object"
+    elif text.startswith("["):
+        kind = "a list"
+    else:
+        kind = "an array as Python prints it"
     return f"{kind}, expected one answer"
 
 
@@ -230,11 +245,9 @@ def _prose(answer: str) -> str:
     is_argument = words >= 4 and bool(_SENTENCES.search(answer) or _ARGUES.search(answer))
     is_prose = words > MAX_PROSE_WORDS or is_argument
     has_lines = "\n" in answer.strip() and "\\begin" not in answer
-    return (
-        "a text without a final answer (after #### or in \\boxed{})"
-        if is_proof or is_prose or has_lines
-        else ""
-    )
+    if is_proof or is_prose or has_lines:
+        return "a text without a final answer (after #### or in \\boxed{})"
+    return ""
 
 
 def _solution(answer: str) -> str:
@@ -246,7 +259,7 @@ def _solution(answer: str) -> str:
 
 def _list_some(unmatched: Sequence[UnmatchedReference]) -> str:
     """The first of them, each with its place, its text and the reason."""
-    named = []
+    named: list[str] = []
     for one in unmatched[:MAX_NAMED]:
         answer = " ".join(one.problem.answer.split())
         shown = answer if len(answer) <= 60 else f"{answer[:40]} ... {answer[-15:]}"
@@ -260,5 +273,7 @@ def _remedy(problem: Problem) -> str:
         name for name in ANSWER_COLUMNS if isinstance(problem.columns.get(name), str | int | float)
     ]
     column = f"COLUMN (there is {', '.join(others)})" if others else "COLUMN"
-    fix = f"Correct or remove these rows, or name the column of the answers by cell.data.answer_key={column}"
-    return f"{fix}, or judge by another verifier (docs/problems.md)."
+    return (
+        f"Correct or remove these rows, or name the column of the answers by"
+        f" cell.data.answer_key={column}, or judge by another verifier (docs/problems.md)."
+    )

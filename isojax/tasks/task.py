@@ -1,14 +1,16 @@
 """From `cell.task` (NAME or NAME:ARGUMENT, as in `solvers:ABCG`, `addition`, `jsonl:train.jsonl`)
 to a task: one verified on device (tasks/device/), or a TextTask, which writes problems as tokens
-and grades responses. Nothing is tokenised twice: the policy is trained on the ids that were
-sampled."""
+and grades responses.
+
+Nothing is tokenised twice: the policy is trained on the ids that were sampled.
+"""
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from typing_extensions import TypeIs
@@ -42,6 +44,7 @@ from isojax.tasks.protocol import (
     EncodedProblems,
     Grades,
     Interruption,
+    Replies,
     StopConditions,
     TokenizedProblems,
 )
@@ -59,6 +62,16 @@ from isojax.tasks.turns import check_device_reply, find_reply, plain_tokens, spl
 MAX_ENDING_CHARACTERS = 2000  # of a response, where a final answer is looked for to be shown
 
 
+class ReplyMarkup(NamedTuple):
+    """What a chat template writes around a reply of the task."""
+
+    before: str
+    after: str
+
+    def around(self, reply: str) -> str:
+        return self.before + reply + self.after
+
+
 class TextTask:
     """A text task: a source, a model's tokenizer, a prompt format and a verifier. Threads may share
     it."""
@@ -74,10 +87,12 @@ class TextTask:
     ):
         """`num_workers`: processes that check responses; None: one per core. `reply_check`: of
         `find_reply`."""
-        model, prompt, sampling = cell.model, cell.prompt, cell.sampling
+        model = cell.model
+        sampling = cell.sampling
         if model.path is None:
             raise InputError(
-                "cell.model.path is not set; give a folder such as `isojax model import smollm2` writes."
+                "cell.model.path is not set;"
+                " give a folder such as `isojax model import smollm2` writes."
             )
         self.folder = Path(model.path)
         self.warnings: list[str] = []  # what is doubtful before anything is sampled, each in a line
@@ -88,15 +103,16 @@ class TextTask:
             problem = f"{self.folder}/config.json has no whole number vocab_size ({vocab!r})"
             raise InputError(f"{problem}; set cell.model.vocab.")
         self.vocab = vocab
-        # `problems` is the source's function
         self.problems = source.problems
-        self.prompt = prompt
+        self.prompt = cell.prompt
         with readable(self.folder):
             self._token_bytes = token_bytes(self.tokenizer, self.vocab)
             beyond = added_beyond_vocabulary(self.tokenizer, self.vocab)
-        self._writer = PromptWriter(self.folder, self.tokenizer, prompt, beyond)
+        self._writer = PromptWriter(self.folder, self.tokenizer, cell.prompt, beyond)
+
         self.stops = self._find_stops()
-        if excess := describe_excess(self.folder, sampling):
+        excess = describe_excess(self.folder, sampling)
+        if excess:
             self.warnings.append(excess)
         if sampling.interrupt is not None:
             interruption = self._encode_interruption(sampling.interrupt, sampling.response_length)
@@ -105,15 +121,22 @@ class TextTask:
         if reply_check is not None:
             if sampling.interrupt is not None:
                 raise InputError(
-                    "cell.sampling.interrupt and a task of turns exclude each other; leave the first out."
+                    "cell.sampling.interrupt and a task of turns exclude each other;"
+                    " leave the first out."
                 )
             self.stops = replace(self.stops, host_replies=True)
-            self._markup = self._reply_markup() if prompt.format == "chat" else ("", "")
+            is_chat = cell.prompt.format == "chat"
+            self._markup = self._reply_markup() if is_chat else ReplyMarkup("", "")
+
+        # A token that is read nowhere; one of the model's vocabulary, whose embedding is looked up.
         pad = self.tokenizer.pad_token_id
-        self.pad = (
-            pad if isinstance(pad, int) and pad < self.vocab else next(iter(self.stops.tokens), 0)
-        )
-        self._verifier, self._num_workers = cell.verifier, num_workers
+        if not isinstance(pad, int) or pad >= self.vocab:
+            pad = next(iter(self.stops.tokens), 0)
+        self.pad = pad
+
+        # The verifier starts with the first call that needs it.
+        self._verifier = cell.verifier
+        self._num_workers = num_workers
         self._score_weights = score_weights(cell.verifier, cell.reward)
         self._checker: Checker | None = None
         self._reply_checker: Checker | None = None
@@ -122,18 +145,27 @@ class TextTask:
     def _find_stops(self) -> StopConditions:
         """The end tokens and stop strings of the files, the config and the chat template;
         InputError where responses could not end, or prompts not be written."""
+        # Those that files and settings name. A stop string may be a special token, which is no
+        # text.
         strings = list(self.prompt.stop)
         end_ids = set(end_tokens(self.tokenizer, self.folder))
         vocab_ids = self.tokenizer.get_vocab()
-        # A stop string may be a special token, which is no text.
-        stop_ids = {i for s in strings if (i := vocab_ids.get(s)) is not None and i < self.vocab}
-        end_ids |= {i for i in stop_ids if self._token_bytes[i] is None}
-        if outside_vocab := sorted(i for i in end_ids if i >= self.vocab):
-            problem = f"{self.folder}: the end tokens {outside_vocab} are outside the model's vocabulary of {self.vocab}"
+        for string in strings:
+            token = vocab_ids.get(string)
+            if token is None or token >= self.vocab:
+                continue
+            is_special = self._token_bytes[token] is None
+            if is_special:
+                end_ids.add(token)
+        outside_vocab = sorted(token for token in end_ids if token >= self.vocab)
+        if outside_vocab:
             raise InputError(
-                f"{problem}. {RESIZE_FIX}, or correct eos_token_id in generation_config.json."
+                f"{self.folder}: the end tokens {outside_vocab} are outside the model's vocabulary"
+                f" of {self.vocab}. {RESIZE_FIX}, or correct eos_token_id in"
+                f" generation_config.json."
             )
 
+        # Those that the chat template writes.
         self._check_settings()
         turn_end = self._find_turn_end(end_ids) if self.prompt.format == "chat" else TurnEnd()
         self.warnings += turn_end.warnings
@@ -160,21 +192,24 @@ class TextTask:
         if prompt.format == "chat":
             template: Any = self.tokenizer.chat_template
             if template is None or (isinstance(template, dict) and "default" not in template):
-                lack = "no chat template" + (
-                    f" named default, only {', '.join(template)}" if template else ""
-                )
+                lack = "no chat template"
+                if template:
+                    lack += f" named default, only {', '.join(template)}"
                 raise InputError(
-                    f"the tokenizer in {self.folder} has {lack}; set cell.prompt.format=raw, or add one."
+                    f"the tokenizer in {self.folder} has {lack}; set cell.prompt.format=raw, or add"
+                    f" one."
                 )
-            if isinstance(template, str) and (
-                warning := check_template_files(self.folder, template)
-            ):
-                self.warnings.append(warning)
+            if isinstance(template, str):
+                warning = check_template_files(self.folder, template)
+                if warning:
+                    self.warnings.append(warning)
             return
+
         for name, setting in (("system", prompt.system or None), ("thinking", prompt.thinking)):
             if setting is not None:
                 raise InputError(
-                    f"cell.prompt.{name} = {setting!r} is part of a chat; set cell.prompt.format=chat."
+                    f"cell.prompt.{name} = {setting!r} is part of a chat;"
+                    f" set cell.prompt.format=chat."
                 )
 
     def _find_turn_end(self, end_ids: set[int]) -> TurnEnd:
@@ -186,46 +221,52 @@ class TextTask:
         turn_end = find_turn_end(
             self._writer, markup, self._token_bytes, NamedEnds(end_ids, self.prompt.stop)
         )
-        if markup and (
-            warning := check_generation_prompt(markup, self._writer, end_ids | set(turn_end.tokens))
-        ):
-            self.warnings.append(warning)
+        if markup:
+            all_ends = end_ids | set(turn_end.tokens)
+            warning = check_generation_prompt(markup, self._writer, all_ends)
+            if warning:
+                self.warnings.append(warning)
         return turn_end
 
     def _check_raw_prompts(self, end_ids: set[int]) -> None:
         ids = self._writer.tokenize(["1"])[0]
         if ids and ids[-1] in end_ids:
-            fault = f"the tokenizer in {self.folder} ends every text with its end token ({ids[-1]})"
             raise InputError(
-                f"{fault}; set add_eos_token to false in tokenizer_config.json, or take it out of tokenizer.json."
+                f"the tokenizer in {self.folder} ends every text with its end token ({ids[-1]});"
+                f" set add_eos_token to false in tokenizer_config.json, or take it out of"
+                f" tokenizer.json."
             )
-        if warning := check_raw_template(self._writer, end_ids, self.prompt.stop):
+        warning = check_raw_template(self._writer, end_ids, self.prompt.stop)
+        if warning:
             self.warnings.append(warning)
 
     def _encode_interruption(self, interrupt: InterruptConfig, T: int) -> Interruption:
         """`cell.sampling.interrupt` as tokens; InputError for a text that ends a response, or
         leaves it no room."""
-        texts = filter(None, (interrupt.text, interrupt.unless))
-        tokens, *unless_tokens = (self._writer.tokenize([text], special=False)[0] for text in texts)
-        if unless_tokens and (count := len(unless_tokens[0])) != 1:
-            raise InputError(
-                f"cell.sampling.interrupt.unless = {interrupt.unless!r} is {count} tokens, expected one."
-            )
+        (tokens,) = self._writer.tokenize([interrupt.text], special=False)
+        unless_token: int | None = None
+        if interrupt.unless:
+            (unless_tokens,) = self._writer.tokenize([interrupt.unless], special=False)
+            if len(unless_tokens) != 1:
+                raise InputError(
+                    f"cell.sampling.interrupt.unless = {interrupt.unless!r} is"
+                    f" {len(unless_tokens)} tokens, expected one."
+                )
+            unless_token = unless_tokens[0]
+
         if interrupt.after + len(tokens) >= T:
-            lengths = f"after {interrupt.after} tokens the text takes {len(tokens)} more"
             raise InputError(
-                f"cell.sampling.interrupt: {lengths}, expected fewer than response_length = {T} in all."
+                f"cell.sampling.interrupt: after {interrupt.after} tokens the text takes"
+                f" {len(tokens)} more, expected fewer than response_length = {T} in all."
             )
-        if set(tokens) & set(self.stops.tokens) or any(
-            stop in interrupt.text for stop in self.prompt.stop
-        ):
+        has_end_token = not set(tokens).isdisjoint(self.stops.tokens)
+        if has_end_token or any(stop in interrupt.text for stop in self.prompt.stop):
             problem = f"{interrupt.text!r} holds an end token or a string of cell.prompt.stop"
             raise InputError(f"cell.sampling.interrupt.text = {problem}.")
-        return Interruption(
-            interrupt.after, tuple(tokens), unless_tokens[0][0] if unless_tokens else None
-        )
+        return Interruption(interrupt.after, tuple(tokens), unless_token)
 
     def prompt_lengths(self, problems: Sequence[Problem]) -> list[int]:
+        """How many tokens each problem's prompt takes."""
         return list(map(len, self._prompt_tokens(problems)))
 
     def encode(self, problems: Sequence[Problem], prompt_length: int) -> EncodedProblems:
@@ -235,14 +276,17 @@ class TextTask:
         prompts = np.full((len(problems), prompt_length), self.pad, np.int32)
         for row, ids, problem in zip(prompts, prompt_tokens, problems, strict=True):
             if not 0 < len(ids) <= prompt_length:
-                size = f"takes {len(ids)} tokens, expected 1 to {prompt_length}"
-                fix = f"{problem.prompt[:80]!r}. Raise cell.sampling.prompt_length, or leave the problem out"
-                raise InputError(f"the prompt of problem {problem.id} {size}: {fix}.")
+                raise InputError(
+                    f"the prompt of problem {problem.id} takes {len(ids)} tokens,"
+                    f" expected 1 to {prompt_length}: {problem.prompt[:80]!r}."
+                    f" Raise cell.sampling.prompt_length, or leave the problem out."
+                )
             row[: len(ids)] = ids
-        lengths = np.array([len(ids) for ids in prompt_tokens], np.int32)
-        no_answers = np.zeros((len(problems), 0), np.int32)
         return EncodedProblems(
-            prompts, lengths, no_answers, np.array([p.id for p in problems], np.int32)
+            prompts=prompts,
+            prompt_lengths=np.array([len(ids) for ids in prompt_tokens], np.int32),
+            answers=np.zeros((len(problems), 0), np.int32),
+            ids=np.array([problem.id for problem in problems], np.int32),
         )
 
     def prompt_texts(self, problems: Sequence[Problem]) -> list[str]:
@@ -253,56 +297,56 @@ class TextTask:
     def _prompt_tokens(self, problems: Sequence[Problem]) -> list[list[int]]:
         return self._writer.tokens(problems)
 
-    def _reply_markup(self) -> tuple[str, str]:
+    def _reply_markup(self) -> ReplyMarkup:
         """What the chat template writes before and after a reply of the task, which is a user's
         message."""
         markup = find_markup(self._writer)
         if markup is None:
-            problem = (
-                f"the chat template in {self.folder} leaves out earlier messages of the assistant"
-            )
             raise InputError(
-                f"{problem}; a task of turns needs them. Set cell.prompt.format=raw, or another template."
+                f"the chat template in {self.folder} leaves out earlier messages of the assistant;"
+                f" a task of turns needs them. Set cell.prompt.format=raw, or another template."
             )
-        return markup.before, markup.after
+        return ReplyMarkup(markup.before, markup.after)
 
-    def reply_tokens(
-        self, problems: Sequence[Problem], responses: Sequence[np.ndarray]
-    ) -> tuple[list[np.ndarray], Mapping[str, int]]:
-        """The context that each response i32[its length] gets after a turn, of no tokens where it
-        is done; and the failures of replies by kind. A response whose reply fails is done."""
+    def reply_tokens(self, problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Replies:
+        """The task's replies to responses i32[their length] to problems, one each, whose turn has
+        ended; a response whose reply fails is done."""
         turns = [json.dumps(self._turn_texts(tokens)) for tokens in responses]
         self.start_verifier()
         assert self._reply_checker is not None, "the task has no turns"
         verdicts = self._reply_checker.judge(problems, [""] * len(problems), turns)
-        before, after = self._markup
-        texts = [
-            before + v.message + after if v.parsed and not v.failure and v.message else ""
-            for v in verdicts
-        ]
-        contexts = [np.array(ids, np.int32) for ids in self._writer.tokenize(texts, special=False)]
-        for i, (context, response) in enumerate(zip(contexts, responses, strict=True)):
-            if (
-                len(context)
-                and context[0] in self.stops.tokens
-                and response[-1] in self.stops.tokens
-            ):
-                # the policy has written the end token that the markup begins with
-                contexts[i] = context[1:]
-        return contexts, self._reply_checker.note_failures(problems, verdicts)
+
+        texts: list[str] = []  # empty where the response is done
+        for verdict in verdicts:
+            has_reply = verdict.parsed and not verdict.failure and verdict.message
+            texts.append(self._markup.around(verdict.message) if has_reply else "")
+
+        contexts: list[np.ndarray] = []
+        ids_of_texts = self._writer.tokenize(texts, special=False)
+        for ids, response in zip(ids_of_texts, responses, strict=True):
+            # The policy may have written the end token that the markup begins with.
+            has_end_twice = (
+                len(ids) > 0 and ids[0] in self.stops.tokens and response[-1] in self.stops.tokens
+            )
+            contexts.append(np.array(ids[1:] if has_end_twice else ids, np.int32))
+        return Replies(contexts, self._reply_checker.note_failures(problems, verdicts))
 
     def _turn_texts(self, tokens: np.ndarray) -> list[str]:
         """A response's turns as text: the policy's up to their stop, replies without the markup of
         a chat."""
-        before, after = (
-            self._text(self._writer.tokenize([text], special=False)[0]) for text in self._markup
-        )
-        return [
-            self._text((~turn).tolist()).removeprefix(before).removesuffix(after)
-            if turn[0] < 0
-            else self._text_to_stop(turn.tolist()).decode(errors="replace")
-            for turn in split_turns(tokens)
-        ]
+        # The markup as it reads once it has been tokens: without its special ones.
+        before = self._text(self._writer.tokenize([self._markup.before], special=False)[0])
+        after = self._text(self._writer.tokenize([self._markup.after], special=False)[0])
+
+        texts: list[str] = []
+        for turn in split_turns(tokens):
+            is_reply = turn[0] < 0
+            if is_reply:
+                text = self._text((~turn).tolist())
+                texts.append(text.removeprefix(before).removesuffix(after))
+            else:
+                texts.append(self._text_to_stop(turn.tolist()).decode(errors="replace"))
+        return texts
 
     def _text(self, ids: Sequence[int]) -> str:
         """Tokens as text, whatever ends a turn; special tokens left out."""
@@ -324,29 +368,28 @@ class TextTask:
         """A response's tokens i32[t] as text: up to the first end token or stop string, special
         tokens left out; with several turns, up to that of the last."""
         ids = plain_tokens(tokens).tolist()
-        last_turn = (
-            int(np.flatnonzero(tokens < 0)[-1]) + 1
-            if self.stops.has_turns and (tokens < 0).any()
-            else 0
-        )
+        is_context = tokens < 0
+        last_turn = 0  # where it begins
+        if self.stops.has_turns and is_context.any():
+            last_turn = int(np.flatnonzero(is_context)[-1]) + 1
         earlier = b"".join(self._token_bytes[token] or b"" for token in ids[:last_turn])
         return (earlier + self._text_to_stop(ids[last_turn:])).decode(errors="replace")
 
     def tokens_of_text(self, text: str, stopped: bool) -> np.ndarray:
         """A response's tokens i32[t] out of its text, for samplers that give no tokens; where a
         stop condition ended it, an end token follows, or else the first stop string."""
-        if not stopped or self.stops.tokens:
-            (ids,) = self._writer.tokenize([text], special=False)
-            end = self.stops.tokens[:1] if stopped else ()
-            return np.array([*ids, *end], np.int32)
-        return np.array(
-            self._writer.tokenize([text + self.stop_strings[0]], special=False)[0], np.int32
-        )
+        if stopped and not self.stops.tokens:
+            text += self.stop_strings[0]
+        (ids,) = self._writer.tokenize([text], special=False)
+        if stopped and self.stops.tokens:
+            ids = [*ids, self.stops.tokens[0]]
+        return np.array(ids, np.int32)
 
     def find_end(self, tokens: np.ndarray) -> int | None:
         """How many tokens a response has up to the one that meets a stop condition; None where none
         does."""
-        state, transitions = 0, self.stops.transitions
+        state = 0
+        transitions = self.stops.transitions
         for position, token in enumerate(tokens.tolist(), 1):
             if token in self.stops.tokens:
                 return position
@@ -359,35 +402,37 @@ class TextTask:
     def answer_found(self, problem: Problem, response: np.ndarray) -> str | None:
         """The final answer that `math` finds in a response to a problem, for a person to read;
         empty where none is stated, None where another verifier judges."""
-        uses = (
-            [self._verifier.use]
-            if isinstance(self._verifier.use, str)
-            else self._verifier.use.values()
-        )
+        use = self._verifier.use
+        uses = [use] if isinstance(use, str) else list(use.values())
         if "math" not in uses:
             return None
-        (prompt,), text = self._writer.texts([problem]), self.decode(response)
+        (prompt,) = self._writer.texts([problem])
+        text = self.decode(response)
         if never_ends_thinking(prompt, text):
             return ""
         statement = final_answer(behind_thinking(text)[-MAX_ENDING_CHARACTERS:])
         return statement.text if statement.form is not Form.NOWHERE else ""
 
     def _text_to_stop(self, ids: Sequence[int]) -> bytes:
+        """Tokens as text, up to the first end token or stop string; special tokens left out."""
         # Runs of text between special tokens: a stop string does not reach across one.
         text_runs: list[list[bytes]] = [[]]
         for token in ids:
             if token in self.stops.tokens:
                 break
             piece = self._token_bytes[token]
-            text_runs.append([]) if piece is None else text_runs[-1].append(piece)
+            if piece is None:
+                text_runs.append([])
+            else:
+                text_runs[-1].append(piece)
+
         decoded = b""
-        for run in map(b"".join, text_runs):
-            stop_positions = [
-                position for stop in self._stop_strings if (position := run.find(stop)) >= 0
-            ]
-            decoded += run[: min(stop_positions, default=None)]
-            if stop_positions:
-                break
+        for pieces in text_runs:
+            run = b"".join(pieces)
+            positions = [run.find(stop) for stop in self._stop_strings if stop in run]
+            if positions:
+                return decoded + run[: min(positions)]
+            decoded += run
         return decoded
 
     def start_verifier(self) -> Checker:
@@ -399,9 +444,9 @@ class TextTask:
                 checker = self._checker
                 reply = self._verifier.with_settings(use=self._reply_check)
                 self._reply_checker = Checker(reply, self._num_workers)
-                # The other's is set later.
-                self._reply_checker.on_failure = lambda kind, happened: checker.on_failure(
-                    f"reply {kind}", happened
+                # Looked up at each failure: the other checker's `on_failure` is set later.
+                self._reply_checker.on_failure = lambda kind, what_happened: checker.on_failure(
+                    f"reply {kind}", what_happened
                 )
             return self._checker
 
@@ -413,10 +458,13 @@ class TextTask:
         return examples | {f"reply {kind}": text for kind, text in reply_examples.items()}
 
     def close(self) -> None:
+        """End the verifier's processes; they start again where they are needed again."""
         with self._checker_lock:
-            for checker in filter(None, (self._checker, self._reply_checker)):
-                checker.close()
-            self._checker = self._reply_checker = None
+            for checker in (self._checker, self._reply_checker):
+                if checker is not None:
+                    checker.close()
+            self._checker = None
+            self._reply_checker = None
 
 
 Task = DeviceTask | TextTask
@@ -433,8 +481,10 @@ def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
         ("sampling.interrupt", cell.sampling.interrupt),
     ):
         if value is not None:
-            refusal = f"cell.{key} is set and cell.task = {cell.task} writes no text and verifies on device"
-            raise InputError(f"{refusal}; leave it out, or set a text task, such as jsonl:FILE.")
+            raise InputError(
+                f"cell.{key} is set and cell.task = {cell.task} writes no text and verifies on"
+                f" device; leave it out, or set a text task, such as jsonl:FILE."
+            )
     if device_task.stops.reply is not None:
         check_device_reply(cell.task, device_task.stops.reply, cell.sampling.response_length or 1)
     return device_task
@@ -457,7 +507,7 @@ def is_on_device(task: Task) -> TypeIs[DeviceTask]:
 def tokenize(task: Task, sampling: SamplingConfig, problems: list[Problem]) -> TokenizedProblems:
     """Problems with their host arrays."""
     if is_on_device(task):
-        return TokenizedProblems(
-            problems, task.encode(problems, sampling.prompt_length, sampling.response_length)
-        )
-    return TokenizedProblems(problems, task.encode(problems, sampling.prompt_length))
+        arrays = task.encode(problems, sampling.prompt_length, sampling.response_length)
+    else:
+        arrays = task.encode(problems, sampling.prompt_length)
+    return TokenizedProblems(problems, arrays)

@@ -3,7 +3,8 @@ strings that end a response.
 
 Its chat template is rendered in a process of its own: a template is a program, which may loop for
 ever or ask for any memory. The process reads settings, then conversations, as JSON lines, and
-answers each with a line."""
+answers each with a line.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, tzinfo
 from pathlib import Path
@@ -41,8 +42,8 @@ SENTENCEPIECE_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes a
 PROBE_TEXT = "The 12 cats sat on 3 mats."
 MAX_STOP_BYTES = 512  # of all stop strings
 MAX_MEMORY_BYTES = 2**29  # that a chat template's process may write to
-SECONDS, SECONDS_PER_CONVERSATION = 10.0, 0.02
-
+SECONDS = 10.0  # that it may take
+SECONDS_PER_CONVERSATION = 0.02  # and for each conversation
 
 # transformers is used for its tokenizers alone, and advises at its import to install what models
 # need.
@@ -53,23 +54,31 @@ logging.getLogger("transformers").addFilter(
 
 def load_tokenizer(folder: Path, notes: list[str] | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer in a model's folder as a hub gives it; nothing is fetched and no code of the
-    folder is run. Where transformers would tokenise otherwise than the folder's tokenizer.json, the
-    file decides, and `notes` says it."""
+    folder is run.
+
+    Where transformers would tokenise otherwise than the folder's tokenizer.json, the file decides,
+    and `notes` says it.
+    """
     if not folder.is_dir():
         raise InputError(
             f"cell.model.path: no such folder: {folder}; expected one of a model's files."
         )
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(
-            f"cell.model.path: {folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}."
+            f"cell.model.path: {folder} has no tokenizer;"
+            f" expected one of {', '.join(TOKENIZER_FILES)}."
         )
     refuse_pointers(folder)
     from transformers import LlamaTokenizer
 
     has_tokenizer_json = (folder / TOKENIZER_FILE).is_file()
-    has_config = (folder / CONFIG_FILE).is_file()
+    has_sentencepiece_alone = (
+        (folder / "tokenizer.model").is_file()
+        and not has_tokenizer_json
+        and not (folder / CONFIG_FILE).is_file()
+    )
     with readable(folder):
-        if (folder / "tokenizer.model").is_file() and not has_tokenizer_json and not has_config:
+        if has_sentencepiece_alone:
             # Llama 1 and 2 came so; AutoTokenizer of transformers 5 would lose the leading space
             # and the BOS token.
             tokenizer = LlamaTokenizer.from_pretrained(
@@ -79,10 +88,12 @@ def load_tokenizer(folder: Path, notes: list[str] | None = None) -> PreTrainedTo
             tokenizer = _load_by_class(folder)
         if has_tokenizer_json:
             tokenizer = read_as_written(folder, tokenizer, [] if notes is None else notes)
+
     if not isinstance(tokenizer.model_max_length, int | float):
         received = type(tokenizer.model_max_length).__name__
         raise InputError(
-            f"{folder / 'tokenizer_config.json'}: model_max_length is a {received}, expected a number."
+            f"{folder / 'tokenizer_config.json'}: model_max_length is a {received}, expected a"
+            f" number."
         )
     if not has_tokenizer_json:
         _check_sentencepiece(folder, tokenizer)
@@ -96,9 +107,8 @@ def _load_by_class(folder: Path) -> PreTrainedTokenizerBase:
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (
-        Exception
-    ):  # each class raises its own; raised again below unless tokenizer.json can stand alone
+    # Each class raises its own; raised again unless tokenizer.json can stand alone.
+    except Exception:
         config = read_json_object(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
         if "auto_map" in config or not (folder / TOKENIZER_FILE).is_file():
             raise
@@ -113,9 +123,8 @@ def readable(folder: Path) -> Iterator[None]:
         yield
     except (InputError, KeyboardInterrupt, SystemExit):
         raise
-    except (
-        BaseException
-    ) as e:  # the library raises Exception itself; a panic of its Rust code is none
+    # The library raises Exception itself; a panic of its Rust code is no Exception.
+    except BaseException as e:
         reason = (str(e).strip() or repr(e)).splitlines()[0]
         refuse_broken_file(folder)
         problem = f"the tokenizer in {folder} cannot be read: {reason.rstrip('.')}"
@@ -133,71 +142,82 @@ def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> No
     expected_pieces = SentencePieceProcessor(model_file=str(file)).encode(PROBE_TEXT, out_type=str)
     tokenizer_pieces = tokenizer.tokenize(PROBE_TEXT)
     if tokenizer_pieces != expected_pieces:
-        reading = f"{PROBE_TEXT!r} as {tokenizer_pieces}, differently than sentencepiece does ({expected_pieces})"
         raise InputError(
-            f"{file}: transformers reads {reading}; add a tokenizer.json, or the right tokenizer_class."
+            f"{file}: transformers reads {PROBE_TEXT!r} as {tokenizer_pieces}, differently than"
+            f" sentencepiece does ({expected_pieces}); add a tokenizer.json, or the right"
+            f" tokenizer_class."
         )
 
 
 def added_beyond_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab: int) -> dict[int, str]:
     """The added tokens that have no row in an embedding of `vocab` rows, such as a [PAD] that a
-    trainer added: they are never sampled, and do no harm while no prompt holds one. InputError
-    where an ordinary token has no row, because any text may need it: the tokenizer is another
-    model's."""
+    trainer added: they are never sampled, and do no harm while no prompt holds one.
+
+    InputError where an ordinary token has no row, because any text may need it: the tokenizer is
+    another model's.
+    """
     beyond = {i: token for token, i in tokenizer.get_vocab().items() if i >= vocab}
-    if beyond.keys() - tokenizer.added_tokens_decoder.keys():
-        problem = f"has ids up to {max(beyond)}, the model's vocabulary has {vocab} rows"
-        fix = "Copy the tokenizer that belongs to the model, or the model that belongs to the tokenizer"
-        raise InputError(f"the tokenizer in {tokenizer.name_or_path} {problem}. {fix}.")
+    ordinary_tokens = beyond.keys() - tokenizer.added_tokens_decoder.keys()
+    if ordinary_tokens:
+        raise InputError(
+            f"the tokenizer in {tokenizer.name_or_path} has ids up to {max(beyond)}, the model's"
+            f" vocabulary has {vocab} rows. Copy the tokenizer that belongs to the model, or the"
+            f" model that belongs to the tokenizer."
+        )
     return beyond
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | None]:
     """The bytes that each id below `vocab` adds to a text (byte-level BPE, sentencepiece); None for
-    special tokens, but those that begin or end thinking: without them nobody could tell thoughts
-    and answer apart."""
+    special tokens.
+
+    Special tokens that begin or end thinking are text: without them nobody could tell thoughts and
+    answer apart.
+    """
     beyond = added_beyond_vocabulary(tokenizer, vocab)
     id_of_token = {token: i for token, i in tokenizer.get_vocab().items() if i not in beyond}
     if not id_of_token:
         raise InputError(
             f"the tokenizer in {tokenizer.name_or_path} has no tokens. Copy its files again."
         )
-    if _is_byte_level(tokenizer):
-        from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-        byte_of_character = {
-            character: bytes([byte]) for byte, character in bytes_to_unicode().items()
-        }
-
-        def convert(token: str) -> bytes:
-            is_written_in_bytes = byte_of_character.keys() >= set(token)
-            return (
-                b"".join([byte_of_character[c] for c in token])
-                if is_written_in_bytes
-                else token.encode()
-            )
-    else:
-
-        def convert(token: str) -> bytes:
-            is_byte = re.fullmatch("<0x[0-9A-Fa-f]{2}>", token)
-            return (
-                bytes([int(token[3:5], 16)])
-                if is_byte
-                else token.replace(SENTENCEPIECE_SPACE, " ").encode()
-            )
+    to_bytes = _byte_alphabet() if _is_byte_level(tokenizer) else _sentencepiece_bytes
 
     added_tokens = tokenizer.added_tokens_decoder
-    special_ids = {i for i, token in added_tokens.items() if token.special} | set(
-        tokenizer.all_special_ids
-    )
+    special_ids = set(tokenizer.all_special_ids)
+    special_ids |= {i for i, token in added_tokens.items() if token.special}
     special_ids -= {i for i, token in added_tokens.items() if is_thinking_tag(token.content)}
+
     bytes_of_id: list[bytes | None] = [None] * vocab
     for token, i in id_of_token.items():
-        if i not in special_ids:
-            bytes_of_id[i] = (
-                added_tokens[i].content.encode() if i in added_tokens else convert(token)
-            )
+        if i in special_ids:
+            continue
+        if i in added_tokens:  # written as text
+            bytes_of_id[i] = added_tokens[i].content.encode()
+        else:
+            bytes_of_id[i] = to_bytes(token)
     return bytes_of_id
+
+
+def _byte_alphabet() -> Callable[[str], bytes]:
+    """How tokens of byte-level BPE, in which a character stands for each byte, become bytes."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    byte_of_character = {character: bytes([byte]) for byte, character in bytes_to_unicode().items()}
+
+    def to_bytes(token: str) -> bytes:
+        is_written_in_bytes = byte_of_character.keys() >= set(token)
+        if not is_written_in_bytes:
+            return token.encode()
+        return b"".join([byte_of_character[character] for character in token])
+
+    return to_bytes
+
+
+def _sentencepiece_bytes(token: str) -> bytes:
+    is_byte = re.fullmatch("<0x[0-9A-Fa-f]{2}>", token)
+    if is_byte:
+        return bytes([int(token[3:5], 16)])
+    return token.replace(SENTENCEPIECE_SPACE, " ").encode()
 
 
 def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -205,9 +225,8 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
     from transformers import PreTrainedTokenizerFast
 
     if isinstance(tokenizer, PreTrainedTokenizerFast):
-        decoder: Any = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"] or {
-            "type": "none"
-        }
+        backend = json.loads(tokenizer.backend_tokenizer.to_str())
+        decoder: Any = backend["decoder"] or {"type": "none"}
         decoders = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
         if any(step["type"] == "ByteLevel" for step in decoders):
             return True
@@ -215,7 +234,8 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
         if any(step["type"] == "Metaspace" or step.get("pattern") == space for step in decoders):
             return False
     raise InputError(
-        f"the tokenizer in {tokenizer.name_or_path} is neither byte-level BPE nor a sentencepiece one."
+        f"the tokenizer in {tokenizer.name_or_path} is neither byte-level BPE nor a sentencepiece"
+        f" one."
     )
 
 
@@ -226,46 +246,54 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[int, .
     for name in ("generation_config.json", "config.json"):
         if end_ids is None and (folder / name).is_file():
             end_ids = read_json_object(folder / name).get("eos_token_id")
-    end_ids = end_ids if isinstance(end_ids, list) else [end_ids]
-    return tuple(
-        sorted({i for i in [*end_ids, tokenizer.eos_token_id] if type(i) is int and i >= 0})
-    )
+    candidates = [*end_ids] if isinstance(end_ids, list) else [end_ids]
+    candidates.append(tokenizer.eos_token_id)
+    return tuple(sorted({i for i in candidates if type(i) is int and i >= 0}))
 
 
 def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]) -> np.ndarray:
-    """`StopConditions.transitions`. A state is the longest end of the text that begins a stop
-    string without completing it; 0 is the empty one. After a token that is no text (None), reading
-    starts in state 0 again."""
+    """`StopConditions.transitions`, uint8 or uint16 [states, tokens]: an automaton that finds stop
+    strings in the text of tokens.
+
+    A state is the longest end of the text that begins a stop string without completing it; 0 is the
+    empty one. After a token that is no text (None), reading starts in state 0 again.
+    """
     stops = [string.encode() for string in strings]
     if not all(stops) or not stops:
         raise InputError(
             f"cell.prompt.stop = {list(strings)}: expected strings of one character or more."
         )
-    if (size := sum(map(len, stops))) > MAX_STOP_BYTES:
+    size = sum(map(len, stops))
+    if size > MAX_STOP_BYTES:
         raise InputError(
-            f"cell.prompt.stop: {size:,} bytes in all, expected at most {MAX_STOP_BYTES}. Shorten them."
+            f"cell.prompt.stop: {size:,} bytes in all, expected at most {MAX_STOP_BYTES}. Shorten"
+            f" them."
         )
+
     prefixes = {stop[:i] for stop in stops for i in range(len(stop))}
     states = sorted(prefixes, key=lambda prefix: (len(prefix), prefix))
     state_index = {prefix: i for i, prefix in enumerate(states)}
+    longest = len(states[-1])
 
     def state_after(text: bytes) -> int:
         if any(stop in text for stop in stops):
             return len(states)
-        suffixes = (
-            text[start:] for start in range(max(0, len(text) - len(states[-1])), len(text) + 1)
-        )
-        return next(state_index[suffix] for suffix in suffixes if suffix in state_index)
+        start = max(0, len(text) - longest)
+        while text[start:] not in state_index:  # the empty suffix is state 0
+            start += 1
+        return state_index[text[start:]]
 
+    # In state 0, a token's own text alone decides; in all rows, until it is known better.
     table = np.zeros((len(states), len(bytes_of_id)), np.uint8 if len(states) < 255 else np.uint16)
     ids_by_first_byte: dict[bytes, list[int]] = {}
     for i, piece in enumerate(bytes_of_id):
         if piece is not None:
             table[:, i] = state_after(piece)
             ids_by_first_byte.setdefault(piece[:1], []).append(i)
+
+    # Where the text before a token makes no difference for its first byte, it makes none at all.
     for prefix, state in state_index.items():
         for byte, ids in ids_by_first_byte.items():
-            # else the text before it makes no difference
             if state_after(prefix + byte) != state_after(byte):
                 table[state, ids] = [state_after(prefix + (bytes_of_id[i] or b"")) for i in ids]
     return table
@@ -278,7 +306,9 @@ def render_chats(
     moment: datetime | None = None,
 ) -> list[str]:
     """Each conversation as text; InputError where the template refuses one, or takes too much.
-    `moment`: what a template that asks for the time is told (None: the time)."""
+
+    `moment`: what a template that asks for the time is told (None: the time).
+    """
     seconds = SECONDS + SECONDS_PER_CONVERSATION * len(conversations)
     arguments = {
         **tokenizer.special_tokens_map,
@@ -290,21 +320,25 @@ def render_chats(
         "arguments": arguments,
         "moment": (moment or datetime.now()).isoformat(),
     }
-    lines = [settings, *conversations]
+    text = "".join(json.dumps(line) + "\n" for line in [settings, *conversations])
     command = [sys.executable, "-m", "isojax.tasks.tokenizer"]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
     completed = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     replies = [json.loads(line) for line in completed.stdout.splitlines() if line.endswith("}")]
     texts = [reply["text"] for reply in replies if "text" in reply]
     if len(texts) < len(conversations):
-        problem = (
-            f"its process ended with {completed.returncode} ({completed.stderr.strip()[-200:]})"
-        )
-        if completed.returncode == -signal.SIGALRM:
+        errors = [reply["error"] for reply in replies if "error" in reply]
+        if errors:
+            problem = errors[0]
+        elif completed.returncode == -signal.SIGALRM:
             problem = f"took more than {seconds:.0f} s"
-        problem = next((reply["error"] for reply in replies if "error" in reply), problem)
-        refusal = f"the chat template in {tokenizer.name_or_path} refuses the conversation {conversations[len(texts)]}"
-        raise InputError(f"{refusal}: {problem}. It may need to go without cell.prompt.system.")
+        else:
+            printed = completed.stderr.strip()[-200:]
+            problem = f"its process ended with {completed.returncode} ({printed})"
+        raise InputError(
+            f"the chat template in {tokenizer.name_or_path} refuses the conversation"
+            f" {conversations[len(texts)]}: {problem}. It may need to go without"
+            f" cell.prompt.system."
+        )
     return texts
 
 
@@ -326,23 +360,22 @@ def _serve() -> None:
     settings = json.loads(sys.stdin.readline())
     # What strftime_now of a template asks; it is no argument of a template, and no other code of
     # this process asks it.
-    chat_template_utils.__dict__["datetime"] = _frozen_clock(
-        datetime.fromisoformat(settings["moment"])
-    )
-    resource.setrlimit(
-        resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1])
-    )
+    moment = datetime.fromisoformat(settings["moment"])
+    chat_template_utils.__dict__["datetime"] = _frozen_clock(moment)
+
+    hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, hard_limit))
     signal.setitimer(signal.ITIMER_REAL, settings["seconds"])
-    reply: dict[str, str] = {}
+
     for line in sys.stdin:
         try:
-            (reply["text"],), _ = chat_template_utils.render_jinja_template(
+            (text,), _ = chat_template_utils.render_jinja_template(
                 [json.loads(line)], **settings["arguments"]
             )
-            if (count := len(reply["text"])) > MAX_PROMPT_CHARACTERS:
-                reply = {
-                    "error": f"{count:,} characters, expected at most {MAX_PROMPT_CHARACTERS:,}"
-                }
+            reply = {"text": text}
+            if len(text) > MAX_PROMPT_CHARACTERS:
+                expected = f"expected at most {MAX_PROMPT_CHARACTERS:,}"
+                reply = {"error": f"{len(text):,} characters, {expected}"}
         except MemoryError:
             reply = {"error": f"more than {MAX_MEMORY_BYTES // 2**20} MiB of memory"}
         except Exception as e:  # the template's own refusal, and whatever its expressions raise

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import AddedToken, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
 # Files that may name tokens besides tokenizer.json
 TOKEN_NAME_FILES = (CONFIG_FILE, "special_tokens_map.json", "added_tokens.json")
 MAX_NAMED_TOKENS = 6
@@ -36,9 +37,11 @@ PROBES = (
     "a\n\nb\n\n\nc \n d\r\n\r\ne",
     "    return 2 * x\n\n\ndef f():\n\tpass\n",
     "I'll, don't, WE'VE, they'd: it's",
-    "naïve café e\u0301 Straße \N{LATIN SMALL LIGATURE FI} \N{FULLWIDTH DIGIT THREE}\N{ROMAN NUMERAL FOUR}",
+    "naïve café e\u0301 Straße \N{LATIN SMALL LIGATURE FI}"
+    " \N{FULLWIDTH DIGIT THREE}\N{ROMAN NUMERAL FOUR}",
     "日本語の文 中文,测试。 한국어 русский Ελληνικά العربية עברית हिन्दी ไทย",
-    "\N{GRINNING FACE}\N{ZERO WIDTH JOINER}\N{WAVING HAND SIGN}\N{VARIATION SELECTOR-16} \u2581 \xa0 \u200b",
+    "\N{GRINNING FACE}\N{ZERO WIDTH JOINER}\N{WAVING HAND SIGN}\N{VARIATION SELECTOR-16}"
+    " \u2581 \xa0 \u200b",
     r"\boxed{\frac{1}{2}} <think>\n$$x^2+y_1=-0.5$$</think> #### 42",
     "camelCase snake_case SHOUTING http://a.b/c?d=e&f=1 [INST] <<SYS>>",
     " ",
@@ -54,18 +57,18 @@ def read_as_written(
     from tokenizers import Tokenizer
 
     as_written: Tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
-    # What some files store for their own training scripts would cut prompts
+    # What some files store for their own training scripts would cut prompts.
     as_written.no_truncation()
     as_written.no_padding()
 
+    # Does `loaded` tokenise as the file says? Tokens that other files name do no harm.
     named_tokens = _named_tokens(folder)
     beside = [
         token for token in _added_tokens(loaded) if _is_beside(token, as_written, named_tokens)
     ]
     difference = _first_difference(loaded, as_written)
-    has_invented_tokens = bool(
-        loaded.get_vocab().keys() - as_written.get_vocab().keys() - named_tokens
-    )
+    tokens_of_file = as_written.get_vocab().keys()
+    has_invented_tokens = bool(loaded.get_vocab().keys() - tokens_of_file - named_tokens)
     if difference is None and not has_invented_tokens and _has_components_of(loaded, as_written):
         if beside:
             notes.append(describe_tokens_beside(folder, loaded, beside))
@@ -76,12 +79,13 @@ def read_as_written(
     tokenizer.add_tokens([token for token in beside if token.content not in known_tokens])
     if beside:
         notes.append(describe_tokens_beside(folder, tokenizer, beside))
-        # what else they differ in
+        # What else they differ in.
         difference = _first_difference(loaded, tokenizer.backend_tokenizer)
     if difference is not None:
-        class_name = type(loaded).__name__
-        reading = f"transformers rebuilds {folder / TOKENIZER_FILE} as {class_name}, which tokenises {difference}"
-        notes.append(f"{reading}. The ids here are those of the file itself, as vLLM's are")
+        notes.append(
+            f"transformers rebuilds {folder / TOKENIZER_FILE} as {type(loaded).__name__}, which"
+            f" tokenises {difference}. The ids here are those of the file itself, as vLLM's are"
+        )
     return tokenizer
 
 
@@ -105,23 +109,26 @@ def describe_tokens_beside(
     more = f" and {len(names) - MAX_NAMED_TOKENS} more" if len(names) > MAX_NAMED_TOKENS else ""
     file = folder / TOKENIZER_FILE
     sources = [name for name in TOKEN_NAME_FILES if names[0] in _named_tokens(folder, [name])]
-    found = f"{folder / sources[0]} names the tokens {listed}{more}, which {TOKENIZER_FILE} does not have"
-
-    wanted = {content: i for content, i in _configured_ids(folder).items() if content in names}
-    others = [f"{name} is {i} there" for name, i in wanted.items() if ids[name] != i]
-    if others:
-        found += f" (and {', '.join(others[:MAX_NAMED_TOKENS])}: the numbers between are missing)"
-    effect = f"they are tokens here, as in transformers and vLLM, and texts for a program that reads {file.name} alone"
-    # In the order of their ids, each kind by its own function
-    calls = [
-        f"t.{'add_special_tokens' if special else 'add_tokens'}({[token.content for token in tokens]!r})"
-        for special, tokens in groupby(beside, lambda token: token.special)
-    ]
-    code = "; ".join(
-        [f"t = tokenizers.Tokenizer.from_file({str(file)!r})", *calls, f"t.save({str(file)!r})"]
+    statement = (
+        f"{folder / sources[0]} names the tokens {listed}{more}, which {TOKENIZER_FILE} does not"
+        f" have"
     )
+    configured = _configured_ids(folder).items()
+    others = [f"{name} is {i} there" for name, i in configured if name in names and ids[name] != i]
+    if others:
+        listed_others = ", ".join(others[:MAX_NAMED_TOKENS])
+        statement += f" (and {listed_others}: the numbers between are missing)"
+
+    # In the order of their ids, each kind by its own function.
+    code = [f"t = tokenizers.Tokenizer.from_file({str(file)!r})"]
+    for is_special, tokens in groupby(beside, lambda token: token.special):
+        function = "add_special_tokens" if is_special else "add_tokens"
+        code.append(f"t.{function}({[token.content for token in tokens]!r})")
+    code.append(f"t.save({str(file)!r})")
     return (
-        f"{found}: {effect}. If the model was trained with them, write them into the file: {code}"
+        f"{statement}: they are tokens here, as in transformers and vLLM, and texts for a program"
+        f" that reads {file.name} alone. If the model was trained with them, write them into the"
+        f" file: {'; '.join(code)}"
     )
 
 
@@ -143,12 +150,14 @@ def _first_difference(loaded: PreTrainedTokenizerBase, as_written: Tokenizer) ->
             ids = loaded.encode(
                 text, add_special_tokens=False, padding=False, truncation=False, verbose=False
             )
-        except (
-            Exception
-        ) as e:  # a class whose unknown token is not in the vocabulary raises at a text
-            return f"{text!r} not at all ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''})"
+        # A class whose unknown token is not in the vocabulary raises at a text.
+        except Exception as e:
+            reason = str(e).splitlines()[0] if str(e) else ""
+            return f"{text!r} not at all ({type(e).__name__}: {reason})"
         if ids != expected:
-            start = next(i for i in range(len(expected) + 1) if ids[: i + 1] != expected[: i + 1])
+            start = 0
+            while ids[: start + 1] == expected[: start + 1]:
+                start += 1
             window = slice(start, start + 4)
             return f"{text!r} as ...{ids[window]}... where the file says ...{expected[window]}..."
     return None

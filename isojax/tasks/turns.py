@@ -1,6 +1,8 @@
-"""Responses of several turns: the policy's own tokens, and context, which it did not draw. As a
-verifier of the name isojax.tasks.turns:TASK this module calls a text task's `reply`, in the worker
-processes of a Checker."""
+"""Responses of several turns: the policy's own tokens, and context, which it did not draw.
+
+As a verifier of the name isojax.tasks.turns:TASK this module calls a text task's `reply`, in the
+worker processes of a Checker.
+"""
 
 import inspect
 import json
@@ -17,7 +19,7 @@ from isojax.tasks.sources import source
 from isojax.tasks.verifiers import Check, Verdict, verifier
 
 EXPECTED_REPLY = "expected reply(problem, turns) -> a text, or None where the response is done"
-# verifiers that compare a whole response, replies too, with the answer
+# Verifiers that compare a whole response, replies too, with the answer.
 WHOLE_RESPONSE = {"exact", "integer"}
 MAX_REPLY_CHARACTERS = 2000  # check_process.py cuts longer messages
 
@@ -74,32 +76,38 @@ def find_reply(task: str) -> str | None:
 def describe_turns(cell: CellConfig) -> str:
     """What a plan says of a task of turns, in a line."""
     room = f"replies take a part of cell.sampling.response_length = {cell.sampling.response_length}"
-    uses = (
-        {cell.verifier.use}
-        if isinstance(cell.verifier.use, str)
-        else set(cell.verifier.use.values())
-    )
+    use = cell.verifier.use
+    uses = {use} if isinstance(use, str) else set(use.values())
     whole = ", ".join(sorted(uses & WHOLE_RESPONSE))
-    warning = f"; warning: {whole} calls a response wrong that has a reply: it expects the answer and nothing else"
-    return f"turns: {cell.task} replies after a turn; {room}{warning if whole else ''}"
+    warning = ""
+    if whole:
+        warning = (
+            f"; warning: {whole} calls a response wrong that has a reply: it expects the answer and"
+            f" nothing else"
+        )
+    return f"turns: {cell.task} replies after a turn; {room}{warning}"
 
 
 def check_device_reply(task: str, reply: Callable[..., Any], response_length: int) -> None:
     """InputError unless the reply of a task verified on device can be traced and returns arrays of
     the right shapes."""
-    rows, lengths = (jax.ShapeDtypeStruct(shape, "int32") for shape in ((3, response_length), (3,)))
-    expected = "reply(answers i32[R A], tokens i32[R T], lengths i32[R]) -> (context i32[R K], counts i32[R] up to K)"
+    R = 3
+    rows = jax.ShapeDtypeStruct((R, response_length), "int32")
+    lengths = jax.ShapeDtypeStruct((R,), "int32")
+    expected = (
+        "reply(answers i32[R A], tokens i32[R T], lengths i32[R])"
+        " -> (context i32[R K], counts i32[R] up to K)"
+    )
+    problem = ""
     try:
         context, counts = jax.eval_shape(reply, rows, rows, lengths)
-        problem = (
-            ""
-            if context.shape[:-1] == counts.shape == (3,)
-            else f"for R = 3 {context.shape} and {counts.shape}"
-        )
+        if not context.shape[:-1] == counts.shape == (R,):
+            problem = f"for R = 3 {context.shape} and {counts.shape}"
     except Exception as e:  # whatever a user's own function raises
         first_line, _, _ = str(e).strip().partition("\n")
         problem = f"{type(e).__name__}: {first_line.rstrip('.')}"
     if problem:
         raise InputError(
-            f"cell.task = {task}: its reply: {problem}; expected {expected}, with no `if` on a value."
+            f"cell.task = {task}: its reply: {problem}; expected {expected}, with no `if` on a"
+            f" value."
         )

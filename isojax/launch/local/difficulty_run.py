@@ -200,9 +200,9 @@ def _labelled_already(
 def _read_problems(cell: CellConfig, task: Task, folder: Path) -> list[Problem]:
     """The problems to label; InputError where they cannot be read or graded."""
     candidates = task.problems(cell.data.candidates, np.random.default_rng([cell.data.seed, 0]))
-    notes: list[str] = []
-    problems = drop_long_prompts(cell, task, candidates, "problems", notes)
-    for note in notes:
+    fitting = drop_long_prompts(cell, task, candidates, "problems")
+    problems = fitting.problems
+    for note in fitting.notes:
         warn(note)
     if not is_on_device(task):
         check_references(cell, task, [problems], refuse=not (folder / LABELS_FILE).exists())
