@@ -1,5 +1,7 @@
-"""Which file of a tokenizer is no whole file: a pointer of Git LFS, or one that was cut off. The
-libraries that read them say what they met, and not where."""
+"""Which file of a tokenizer is no whole file: a pointer of Git LFS, or one that was cut off.
+
+The libraries that read them say what they met, and not where.
+"""
 
 import json
 from contextlib import suppress
@@ -46,9 +48,7 @@ def refuse_broken_file(folder: Path) -> None:
 
 
 def _vocabulary_files(folder: Path) -> list[Path]:
-    names = (
-        [TOKENIZER_FILE]
-        if (folder / TOKENIZER_FILE).is_file()
-        else [*TOKENIZER_FILES, *BESIDE_A_VOCABULARY]
-    )
+    names = (*TOKENIZER_FILES, *BESIDE_A_VOCABULARY)
+    if (folder / TOKENIZER_FILE).is_file():  # which needs no other
+        names = (TOKENIZER_FILE,)
     return [folder / name for name in names if (folder / name).is_file()]

@@ -6,7 +6,7 @@ from typing import Any
 from isojax.core.config import SamplingConfig
 from isojax.core.table_files import read_json_object
 
-# of a config.json
+# Of a config.json.
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
@@ -17,10 +17,11 @@ def model_positions(folder: Path) -> int | None:
         return None
     config = read_json_object(folder / "config.json")
     text_config = config.get("text_config")  # of models that also read images
-    sections = [config, text_config] if isinstance(text_config, dict) else [config]
-    positions = [
-        section[key] for section in sections for key in POSITION_KEYS if _is_count(section.get(key))
-    ]
+    positions: list[int] = []
+    for section in [config, text_config] if isinstance(text_config, dict) else [config]:
+        for key in POSITION_KEYS:
+            if _is_count(section.get(key)):
+                positions.append(section[key])
     return max(positions, default=None)
 
 
@@ -32,14 +33,17 @@ def describe_excess(folder: Path, sampling: SamplingConfig) -> str | None:
     if limit is None or P + T <= limit:
         return None
 
-    lengths = f"cell.sampling.prompt_length = {P:,} and response_length = {T:,} are {P + T:,} tokens in all"
-    context = (
-        f"the model has {limit:,} positions (max_position_embeddings in {folder / 'config.json'})"
-    )
     fix = f"Set cell.sampling.response_length={limit - P}, or shorter prompts"
     if P >= limit:
-        fix = f"Set a cell.sampling.prompt_length well below {limit}, and a response_length that fits the rest"
-    return f"{lengths}, and {context}: what is written beyond them is mostly no language. {fix}."
+        fix = (
+            f"Set a cell.sampling.prompt_length well below {limit}, and a response_length that fits"
+            f" the rest"
+        )
+    return (
+        f"cell.sampling.prompt_length = {P:,} and response_length = {T:,} are {P + T:,} tokens in"
+        f" all, and the model has {limit:,} positions (max_position_embeddings in"
+        f" {folder / 'config.json'}): what is written beyond them is mostly no language. {fix}."
+    )
 
 
 def _is_count(value: Any) -> bool:

@@ -34,7 +34,8 @@ _POINTER = re.compile(
 _NOTHING_GIVEN = re.compile(
     r"(?:the )?(?:(?:final )?(?:answer|solution|value|result|data)s? )?"
     r"(?:is |was |are )?(?:currently )?"
-    r"not (?:yet )?(?:available|provided|found|specified|present|included|supplied|recorded)(?: yet)?"
+    r"not (?:yet )?"
+    r"(?:available|provided|found|specified|present|included|supplied|recorded)(?: yet)?"
     r"|no (?:final |reference |correct )?(?:answer|data|value|reference)s? (?:is |was )?"
     r"(?:available|provided|given|found|specified|yet)"
     r"|no (?:solution|result) (?:is |was )?(?:available|provided|given)"

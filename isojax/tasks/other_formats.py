@@ -1,6 +1,8 @@
 """What a file is that was given as JSON lines and is none: a table in CSV, one JSON array, Parquet.
+
 To correct its lines one by one would be of no use; each of these has a command that makes JSON
-lines of it, or a source of its own."""
+lines of it, or another source.
+"""
 
 import csv
 import re
@@ -29,9 +31,11 @@ def refuse_other_format(path: Path) -> None:
                 f"{path}: is a Parquet file, not JSON lines. Set cell.task=parquet:{path}."
             )
 
-    line_number, text = next(
-        ((number, text) for number, text in read_lines(path) if text.strip()), (0, "")
-    )
+    line_number, text = 0, ""  # of the first line with any text
+    for number, line in read_lines(path):
+        if line.strip():
+            line_number, text = number, line
+            break
     expected = "expected one JSON object on each line"
     if ARRAY_OF_OBJECTS.match(text):
         rows = f"json.load({_opened(path)})"
@@ -39,12 +43,15 @@ def refuse_other_format(path: Path) -> None:
         raise InputError(
             f"{path}, line {line_number}: begins a JSON array; {expected}. Convert it: {command}"
         )
-    if line_number == 1 and (header := _header_of_table(path, text)):
+    header = _header_of_table(path, text) if line_number == 1 else []
+    if header:
         delimiter = HeaderLine(1, text).delimiter
         option = "" if delimiter == "," else f", delimiter={delimiter!r}"
         command = _conversion(path, "csv, json", f"csv.DictReader({_opened(path)}{option})")
-        found = f"the header of a table in CSV ({', '.join(header)})"
-        raise InputError(f"{path}, line {line_number}: {found}; {expected}. Convert it: {command}")
+        raise InputError(
+            f"{path}, line {line_number}: the header of a table in CSV ({', '.join(header)});"
+            f" {expected}. Convert it: {command}"
+        )
 
 
 def _header_of_table(path: Path, text: str) -> list[str]:
@@ -55,10 +62,14 @@ def _header_of_table(path: Path, text: str) -> list[str]:
         cells = next(csv.reader([text.rstrip("\r\n")], delimiter=HeaderLine(1, text).delimiter))
     except csv.Error:  # such as a carriage return within the line
         return []
+
     header = [name.strip() for name in cells]
-    is_named_so = any(suffix in TABLE_SUFFIXES for suffix in path.suffixes)
-    has_usual_names = bool({name.lower() for name in header} & {*PROMPT_COLUMNS, *ANSWER_COLUMNS})
-    return header if len(header) > 1 and all(header) and (is_named_so or has_usual_names) else []
+    if len(header) < 2 or not all(header):
+        return []
+    is_named_table = any(suffix in TABLE_SUFFIXES for suffix in path.suffixes)
+    lower_names = {name.lower() for name in header}
+    has_usual_names = not lower_names.isdisjoint((*PROMPT_COLUMNS, *ANSWER_COLUMNS))
+    return header if is_named_table or has_usual_names else []
 
 
 def _opened(path: Path) -> str:

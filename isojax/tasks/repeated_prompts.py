@@ -10,44 +10,49 @@ from isojax.core.tabular import DataRow
 from isojax.core.terminal import warn
 from isojax.tasks.problem_columns import PROMPT_COLUMNS, column_value
 
-MAX_NAMED_COLUMNS, MAX_SHOWN_CHARACTERS = 4, 60
+MAX_NAMED_COLUMNS = 4
+MAX_SHOWN_CHARACTERS = 60
 _warn_once = functools.cache(warn)  # a run opens a source several times
 
 
 def check_prompts_differ(
     rows: Sequence[DataRow], prompt_column: str, answer_column: str, configured_name: str | None
 ) -> None:
-    """InputError where all rows have the same prompt, and a column that is usual for prompts
-    differs; a warning where the user has named the column, where only other columns of text differ,
-    and where most rows repeat a prompt."""
+    """Whether the prompts say so little that another column must hold the problems.
+
+    InputError where all rows have the same prompt, and a column that is usual for prompts differs;
+    a warning where the user has named the column, where only other columns of text differ, and
+    where most rows repeat a prompt.
+    """
     texts = [_text_of(row, prompt_column) for row in rows]
     count = len(set(texts))
     if len(rows) < 2 or 2 * count > len(rows):
         return
-    others = [
-        name
-        for name in rows[0].values
-        if name not in (prompt_column, answer_column.partition(".")[0])
-    ]
-    rivals = [name for name in others if _distinct_texts(rows, name) >= 2 * count]
+
+    # Columns with at least twice as many texts.
+    rivals: list[str] = []
+    for name in rows[0].values:
+        is_other = name not in (prompt_column, answer_column.partition(".")[0])
+        if is_other and _distinct_texts(rows, name) >= 2 * count:
+            rivals.append(name)
     usual_rivals = [name for name in rivals if name.lower() in PROMPT_COLUMNS]
     if not rivals or not (usual_rivals or count == 1):
         return
 
-    shown = (
-        texts[0]
-        if len(texts[0]) <= MAX_SHOWN_CHARACTERS
-        else f"{texts[0][:MAX_SHOWN_CHARACTERS]}..."
-    )
+    shown = texts[0]
+    if len(shown) > MAX_SHOWN_CHARACTERS:
+        shown = f"{shown[:MAX_SHOWN_CHARACTERS]}..."
     repeated = f"the same in all {len(rows)} rows ({shown!r})"
     if count > 1:
         repeated = f"one of {count} texts in all {len(rows)} rows, such as {shown!r}"
-    found = f"{rows[0].source}: the prompt {prompt_column!r} is {repeated}"
     named = (usual_rivals or rivals)[:MAX_NAMED_COLUMNS]
-    fix = f"If that holds the problems, set cell.data.prompt_key={named[0] if len(named) == 1 else 'COLUMN'}"
-    move = f"the text of {prompt_column!r} can go into cell.prompt.system or cell.prompt.template"
-    verb = "differs" if len(named) == 1 else "differ"
-    message = f"{found}, and {', '.join(map(repr, named))} {verb} from row to row. {fix}; {move}"
+    verb, key = ("differs", named[0]) if len(named) == 1 else ("differ", "COLUMN")
+    message = (
+        f"{rows[0].source}: the prompt {prompt_column!r} is {repeated}, and"
+        f" {', '.join(map(repr, named))} {verb} from row to row. If that holds the problems, set"
+        f" cell.data.prompt_key={key}; the text of {prompt_column!r} can go into"
+        f" cell.prompt.system or cell.prompt.template"
+    )
 
     if count == 1 and usual_rivals and configured_name is None:
         raise InputError(
@@ -65,14 +70,11 @@ def _text_of(row: DataRow, column: str) -> str:
 def _distinct_texts(rows: Sequence[DataRow], column: str) -> int:
     """How many texts or conversations the column holds, blank ones left out; 0 where most rows have
     none."""
-    values = [row.values.get(column) for row in rows]
-    texts = [
-        _text_of(row, column) for row, value in zip(rows, values, strict=True) if _is_text(value)
-    ]
+    texts = [_text_of(row, column) for row in rows if _is_text(row.values.get(column))]
     return len(set(texts)) if 2 * len(texts) > len(rows) else 0
 
 
 def _is_text(value: object) -> bool:
-    return (
-        bool(value.strip()) if isinstance(value, str) else isinstance(value, list) and bool(value)
-    )
+    if isinstance(value, str):
+        return bool(value.strip())
+    return isinstance(value, list) and bool(value)

@@ -19,7 +19,8 @@ def with_task_defaults(cell: CellConfig) -> CellConfig:
     plugin = load_plugin((device_task, source), name)
     if plugin.kind != source:
         return cell
-    prompt, verifier = plugin.traits.prompt, plugin.traits.verifier
+    prompt = plugin.traits.prompt
+    verifier = plugin.traits.verifier
 
     prompt_settings = {}
     if prompt is not None:
@@ -29,11 +30,11 @@ def with_task_defaults(cell: CellConfig) -> CellConfig:
     if verifier is not None and "use" not in cell.verifier.model_fields_set:
         verifier_settings = {"use": verifier}
 
-    taken = [f"cell.prompt.{key}" for key in prompt_settings] + [
-        f"cell.verifier.{key}" for key in verifier_settings
-    ]
-    if taken:
+    keys = [f"cell.prompt.{key}" for key in prompt_settings]
+    keys += [f"cell.verifier.{key}" for key in verifier_settings]
+    if keys:
         _note_once(
-            f"{', '.join(taken)}: as the file of the task {name} has it; a config or an override may set others."
+            f"{', '.join(keys)}: as the file of the task {name} has it; a config or an override may"
+            f" set others."
         )
     return cell.with_settings(prompt=prompt_settings, verifier=verifier_settings)

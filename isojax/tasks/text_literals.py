@@ -1,6 +1,8 @@
 """Values that a table wrote out as text: lists of messages in prompts, objects in cells.
+
 pandas.to_csv and str() write them as Python does, NumPy without commas between the elements, others
-as JSON."""
+as JSON.
+"""
 
 import ast
 import json
@@ -43,11 +45,7 @@ def parse_messages(text: str) -> list[Any] | None:
 
     if isinstance(value, Mapping):
         value = value.get("messages", [value])
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in value)
-    ):
+    if isinstance(value, list) and value and all(map(_is_message, value)):
         return value
 
     keys = [
@@ -59,6 +57,10 @@ def parse_messages(text: str) -> list[Any] | None:
     if is_whole and len(keys) >= 2:
         raise ValueError("a text that looks like a list of messages and cannot be read as one")
     return None
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and {"role", "content"} <= set(value)
 
 
 def _parse_python(text: str) -> Any:

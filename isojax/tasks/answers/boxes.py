@@ -85,8 +85,8 @@ _UNBRACED = re.compile(r"[^\s$]*")  # the 7 of \boxed 7
 
 @dataclass(frozen=True)
 class _Box:
-    """Where a box is in its text: \\boxed{7} begins at `command`, holds [start, end), and ends before
-    `behind`."""
+    r"""Where a box is in its text: \boxed{7} begins at `command`, holds what is from `start` to
+    `end`, and ends before `behind`."""
 
     command: int
     start: int
@@ -168,7 +168,7 @@ def _with_boxes_before(text: str, boxes: _Boxes, last: _Box, content: str) -> st
             break
         if not _BETWEEN_BOXES.fullmatch(between):
             break
-        # With nothing but space between two boxes, such as \\, or \\;, the last one counts.
+        # With nothing but space between two boxes, such as \, or \;, the last one counts.
         if not _JOINS_BOXES.search(_SPACE_BETWEEN_BOXES.sub("", between)):
             break
 
@@ -191,7 +191,7 @@ def _find_boxes(text: str) -> _Boxes | None:
     command_at = {match.end(): match.start() for match in _BOX_COMMAND.finditer(text)}
     complete: list[_Box] = []
     for start, command in command_at.items():
-        if text[start] != "{":  # \\boxed 7
+        if text[start] != "{":  # \boxed 7
             content = _UNBRACED.match(text[start : start + MAX_ANSWER_LENGTH])
             end = start + (content.end() if content else 0)
             complete.append(_Box(command, start, end, end))

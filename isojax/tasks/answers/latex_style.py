@@ -11,6 +11,7 @@ _SWITCHES = (
     r"|(?:script|footnote|normal)size|small"
     r"|[lL]arge|LARGE|[hH]uge|boldmath|scriptstyle|scriptscriptstyle|nolimits|strut|hfill"
 )
+# A text without any of these has nothing to be taken out.
 _STYLED = re.compile(
     rf"""
     \\
@@ -23,6 +24,7 @@ _STYLED = re.compile(
     re.VERBOSE,
 )
 _SWITCH = re.compile(rf"\\(?:{_SWITCHES})(?![A-Za-z])\s*")
+# {\bf Evelyn}, \bf{Evelyn}
 _SWITCHED_WORDS = re.compile(
     r"""
       \{\s*\\(?:bf|it|rm|tt|sf|sc|sl|em)(?:\s+|\\[ ,;])([A-Za-z][A-Za-z. ]+)\}
@@ -41,9 +43,11 @@ _OF_ONE_LETTER = re.compile(
 )
 _FONT = r"\\(?:text[a-z]*|math(?:rm|bf|it)|mbox)\s*\{"
 _TEXT_IN_TEXT = re.compile(rf"{_FONT}\s*({_FONT}[^{{}}]*\}})\s*\}}")
+# {n \choose k}, 1 \over 2
 _INFIX = re.compile(
     r"\{([^{}]*)\\(choose|over)(?![A-Za-z])([^{}]*)\}|^([^{}]*)\\(choose|over)(?![A-Za-z])([^{}]*)$"
 )
+# 5th, 5^{\text{th}}
 _ORDINAL = re.compile(
     r"""
     ([0-9]+)\s*\^?\s*\{?\s*(?:\\(?:text|mathrm|textrm|mbox|textsuperscript)\s*\{\s*)?
@@ -51,6 +55,7 @@ _ORDINAL = re.compile(
     """,
     re.VERBOSE,
 )
+# The \mathbf of \mathbf{42}, not of the 2 in 4\mathbf{2}
 _FONT_OF_A_NUMBER = re.compile(
     r"""
     (?<![0-9.,}])(?<![0-9.,}]\s)\\
@@ -87,15 +92,14 @@ def plain_style(text: str) -> str:
 
 
 def without_ordinal(text: str) -> str:
-    """5 of 5th and 5^{\\text{th}}."""
+    r"""5 of 5th and 5^{\text{th}}; other texts as they are."""
     match = _ORDINAL.fullmatch(text) if len(text) < MAX_ORDINAL_LENGTH else None
     return match[1] if match else text
 
 
 def _prefix(match: re.Match[str]) -> str:
     r"""\binom{a}{b} of {a \choose b}, \frac{a}{b} of {a \over b}."""
-    first, command, last = match[1], match[2], match[3]
-    if command is None:
-        first, command, last = match[4], match[5], match[6]
+    # Two alternatives of three groups, of which one is filled.
+    first, command, last = (group for group in match.groups() if group is not None)
     name = "binom" if command == "choose" else "frac"
     return f"\\{name}{{{first.strip()}}}{{{last.strip()}}}"

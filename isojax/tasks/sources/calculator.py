@@ -1,6 +1,8 @@
-"""Sums of three numbers with a calculator: `8 + 26 + 9 =`. Where a turn of the policy is `a+b`, the
-reply is their sum; after any other turn the response is done. It goes with the verifier
-`integer:last_line` and the stop string "\\n"."""
+"""Sums of three numbers with a calculator: `8 + 26 + 9 =`.
+
+Where a turn of the policy is `a+b`, the reply is their sum; after any other turn the response is
+done. It goes with the verifier `integer:last_line` and the stop string "\\n".
+"""
 
 import re
 
@@ -25,16 +27,19 @@ class CalculatorSource:
     c."""
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
-        ids = rng.choice(10**6, min(count, 10**6), replace=False).tolist()
-        numbers = [(i // 10_000, i // 100 % 100, i % 100) for i in ids]
-        return [
-            Problem(i, f"{a} + {b} + {c} =", str(a + b + c))
-            for i, (a, b, c) in zip(ids, numbers, strict=True)
-        ]
+        """`count` distinct sums, or all that there are."""
+        problems: list[Problem] = []
+        for problem_id in rng.choice(10**6, min(count, 10**6), replace=False).tolist():
+            a = problem_id // 10_000
+            b = problem_id // 100 % 100
+            c = problem_id % 100
+            problems.append(Problem(problem_id, f"{a} + {b} + {c} =", str(a + b + c)))
+        return problems
 
 
 @source(reply=reply)
 def calculator(argument: str, data: DataConfig) -> CalculatorSource:
+    """The source; it takes no argument."""
     if argument:
         raise InputError(
             f"cell.task: calculator takes no argument, given {argument!r}; write calculator."

@@ -1,7 +1,9 @@
 """Problems of reasoning-gym's generators, `gym:NAME,key=value,...`: the items under seed
-`cell.data.seed`, repeats left out. A generator may never end, crash or print, so it runs in a
-process of its own, with a deadline for each item, a fixed hash seed and a fixed random state (the
-items of five generators depend on them)."""
+`cell.data.seed`, repeats left out.
+
+A generator may never end, crash or print, so it runs in another process, with a deadline for each
+item, a fixed hash seed and a fixed random state (the items of five generators depend on them).
+"""
 
 import dataclasses
 import difflib
@@ -28,7 +30,7 @@ from isojax.tasks.sources import source
 from isojax.tasks.verifiers.gym import to_tagged_json
 
 DEFAULT_SIZE = 10_000
-# seconds for the generator's start, and for each item: the slowest one known takes 2 and 7
+# Seconds for the generator's start, and for each item: the slowest one known takes 2 and 7.
 DEADLINE_SECONDS = 60.0
 
 
@@ -47,42 +49,38 @@ class GeneratorSource:
         task_text = f"gym:{self.name} with {self.settings}"
         request = {**vars(self), "count": count}
         with tempfile.NamedTemporaryFile("r") as items_file:
+            arguments = [json.dumps(request), items_file.name]
             completed = subprocess.run(
-                [
-                    sys.executable,
-                    "-m",
-                    "isojax.tasks.sources.gym",
-                    json.dumps(request),
-                    items_file.name,
-                ],
+                [sys.executable, "-m", "isojax.tasks.sources.gym", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONHASHSEED": "0"},
                 check=False,
             )
             items = list(map(json.loads, items_file))
-        if errors := [item["error"] for item in items if "error" in item]:
+
+        errors = [item["error"] for item in items if "error" in item]
+        if errors:
             raise InputError(f"cell.task: {task_text}: {errors[0]}")
         if completed.returncode:
-            timed_out = completed.returncode == -signal.SIGALRM
-            failure = (
-                f"took over {self.deadline:g} s"
-                if timed_out
-                else f"ended its process ({completed.returncode})"
-            )
+            failure = f"ended its process ({completed.returncode})"
+            if completed.returncode == -signal.SIGALRM:
+                failure = f"took over {self.deadline:g} s"
             raise InputError(
                 f"cell.task: {task_text}: the problem after {len(items)} good ones {failure}."
             )
         if len(items) < count:
             size = self.settings["size"]
             note(
-                f"{task_text}: {len(items)} distinct problems among {size} items, fewer than {count}."
+                f"{task_text}: {len(items)} distinct problems among {size} items, fewer than"
+                f" {count}."
             )
+
         # Without `size`: the scorer makes no items.
-        scorer_settings = {k: v for k, v in self.settings.items() if k != "size"}
+        scorer_settings = {key: value for key, value in self.settings.items() if key != "size"}
         problems: list[Problem] = []
         for item in items:
-            # None where many are right and the scorer tries the one given
+            # None where many answers are right, and the scorer tries the one that it gets.
             answer = item["entry"]["answer"] or ""
             columns = {"gym": self.name, "settings": scorer_settings, "entry": item["entry"]}
             problems.append(Problem(item["index"], item["question"], answer, columns=columns))
@@ -116,21 +114,26 @@ def _generate_items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     import reasoning_gym  # pyright: ignore[reportMissingImports]
     from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
 
-    name, settings, seed = request["name"], request["settings"], request["seed"]
+    name = request["name"]
+    settings = request["settings"]
+    seed = request["seed"]
     if name not in DATASETS:
-        nearest = ", ".join(
-            difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4) or sorted(DATASETS)
+        close_names = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4)
+        nearest = ", ".join(close_names or sorted(DATASETS))
+        error = (
+            f"reasoning-gym has no generator {name!r}; the nearest of its {len(DATASETS)} are"
+            f" {nearest}."
         )
-        yield {
-            "error": f"reasoning-gym has no generator {name!r}; the nearest of its {len(DATASETS)} are {nearest}."
-        }
+        yield {"error": error}
         return
-    known = [field.name for field in dataclasses.fields(DATASETS[name][1]) if field.name != "seed"]
-    if unknown := sorted(set(settings) - set(known)):
-        yield {
-            "error": f"unknown settings {', '.join(unknown)}; expected some of {', '.join(known)}."
-        }
+    config_class = DATASETS[name][1]
+    known = [field.name for field in dataclasses.fields(config_class) if field.name != "seed"]
+    unknown = sorted(set(settings) - set(known))
+    if unknown:
+        expected = f"expected some of {', '.join(known)}"
+        yield {"error": f"unknown settings {', '.join(unknown)}; {expected}."}
         return
+
     random.seed(seed)
     dataset = reasoning_gym.create_dataset(name, seed=seed, **settings)
     for index in range(settings["size"]):
@@ -156,13 +159,11 @@ def _run_generator(request_text: str, items_path: str) -> None:
                 f.flush()  # what is written when the alarm comes shows how far it got
                 if len(seen_questions) == request["count"]:
                     break
-        except (
-            Exception
-        ) as e:  # a generator may raise anything, AssertionError for settings it refuses
+        # A generator may raise anything, AssertionError for settings it refuses.
+        except Exception as e:
             reason = str(e).partition("\n")[0]
-            f.write(
-                json.dumps({"error": f"{type(e).__name__}: {reason}. Change its settings."}) + "\n"
-            )
+            error = f"{type(e).__name__}: {reason}. Change its settings."
+            f.write(json.dumps({"error": error}) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Problems from Parquet, `parquet:PATH`: a file, a folder or a pattern such as
-data/train-*.parquet, in verl's schema or flat columns (tasks/problem_sources.py). A problem's id is
-its row's number over all files by name, from 0."""
+data/train-*.parquet, in verl's schema or flat columns (tasks/problem_sources.py).
+
+A problem's id is its row's number over all files by name, from 0.
+"""
 
 import glob
 from collections.abc import Iterator
@@ -34,20 +36,28 @@ def _find_files(argument: str) -> list[Path]:
     path = Path(argument).expanduser()
     if path.is_file():
         return [path]
-    pattern_files = sorted(map(Path, glob.glob(str(path))))
-    files = paths_below(path, "*.parquet", nested=False) if path.is_dir() else pattern_files
+
+    if path.is_dir():
+        files = paths_below(path, "*.parquet", nested=False)
+        problem = "a folder without .parquet files"
+    else:
+        files = sorted(map(Path, glob.glob(str(path))))
+        problem = "no such file"
     if not files:
-        problem = "a folder without .parquet files" if path.is_dir() else "no such file"
         raise InputError(
-            f"cannot read {path}: {problem}; expected a Parquet file, a folder or a pattern of them."
+            f"cannot read {path}: {problem}; expected a Parquet file, a folder or a pattern of"
+            f" them."
         )
     return files
 
 
 def _read_rows(paths: list[Path]) -> Iterator[DataRow]:
+    """The rows of files of one schema, numbered over all of them."""
     import pyarrow.parquet
 
-    row_number, size, first_names = 0, 0, None
+    row_number = 0
+    size = 0  # bytes unpacked so far
+    first_names: list[str] | None = None  # the columns of the first file
     for path in paths:
         file_start = row_number
         try:
@@ -62,30 +72,24 @@ def _read_rows(paths: list[Path]) -> Iterator[DataRow]:
                     size += batch.nbytes
                     _check_size(path, row_number, size)
                     for row in batch.to_pylist():
-                        yield DataRow(
-                            str(path),
-                            f"row {row_number - file_start}",
-                            to_plain_json(row),
-                            row_number,
-                        )
+                        position = f"row {row_number - file_start}"
+                        yield DataRow(str(path), position, to_plain_json(row), row_number)
                         row_number += 1
         except InputError:
             raise
-        except (
-            OSError,
-            ValueError,
-            OverflowError,
-            pyarrow.ArrowException,
-        ) as e:  # no UTF-8, no date of the calendar
+        # Such as text that is no UTF-8, or no date of the calendar.
+        except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as e:
             refuse_pointer(path)
-            place = f"from row {row_number - file_start}: {str(e).splitlines()[0]}"
-            expected = "a Parquet file, of text in UTF-8 and dates of the years 1 to 9999"
-            raise InputError(f"cannot read {path} {place}; expected {expected}.") from e
+            raise InputError(
+                f"cannot read {path} from row {row_number - file_start}: {str(e).splitlines()[0]};"
+                f" expected a Parquet file, of text in UTF-8 and dates of the years 1 to 9999."
+            ) from e
 
 
 def _check_size(path: Path, rows: int, size: int) -> None:
     if rows > limits.MAX_ROWS or size > limits.MAX_ROW_BYTES:
         most = f"at most {limits.MAX_ROWS:,} rows and {limits.MAX_ROW_BYTES:,} bytes in all files"
         raise InputError(
-            f"{path}: {rows:,} rows, {size:,} bytes unpacked so far; expected {most}. Leave some out."
+            f"{path}: {rows:,} rows, {size:,} bytes unpacked so far; expected {most}. Leave some"
+            f" out."
         )

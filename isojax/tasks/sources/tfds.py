@@ -1,6 +1,8 @@
 """Problems in a TFDS data set of ArrayRecord files, `tfds:FOLDER#SPLIT[,SPLIT...]` (without #, the
-split `all`), read and written without TensorFlow; flat features of another's data set are rows
-(tasks/problem_sources.py)."""
+split `all`), read and written without TensorFlow.
+
+Flat features of another's data set are rows (tasks/problem_sources.py).
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,21 +46,27 @@ def dataset(argument: str, data: DataConfig) -> "TfdsSplits":
     builder = _open_builder(Path(folder).expanduser())
     splits = builder.info.splits
     sizes = {name: splits[name].num_examples or 0 for name in sorted(splits)}
-    default_names = ["all"] if "all" in sizes else list(sizes)
-    names = (
-        split_names.split(",") if split_names else default_names if len(default_names) == 1 else []
-    )
+
+    names: list[str] = []
+    if split_names:
+        names = split_names.split(",")
+    elif "all" in sizes:
+        names = ["all"]
+    elif len(sizes) == 1:
+        names = list(sizes)
     tfds_splits = TfdsSplits(builder, sizes, names, data)
     for name in names:
-        if not sizes.get(name):
-            raise tfds_splits.no_split_error(
-                f"split {name!r} is empty" if name in sizes else f"no split {name!r}"
-            )
+        if name not in sizes:
+            raise tfds_splits.no_split_error(f"no split {name!r}")
+        if not sizes[name]:
+            raise tfds_splits.no_split_error(f"split {name!r} is empty")
     return tfds_splits
 
 
 @dataclass(frozen=True)
 class TfdsSplits:
+    """Some splits of a data set."""
+
     builder: Any  # a tfds.core.DatasetBuilder
     sizes: Mapping[str, int]  # how many records each split holds, by name
     names: Sequence[str]  # the splits to read; none where it is not clear which
@@ -85,22 +93,19 @@ class TfdsSplits:
         first_number = sum(size for other_split, size in self.sizes.items() if other_split < name)
         location = f"{self.builder.data_dir}, split {name}"
         try:
-            records = grain.sources.ArrayRecordDataSource(
-                [str(p) for p in info.splits[name].filepaths]
-            )
+            files = [str(path) for path in info.splits[name].filepaths]
+            records = grain.sources.ArrayRecordDataSource(files)
             for i in range(self.sizes[name]):
                 values = info.features.deserialize_example_np(records[i])
                 yield DataRow(location, f"record {i}", to_plain_json(values), first_number + i)
-        except (
-            RuntimeError,
-            IndexError,
-            OSError,
-        ) as e:  # ArrayRecord's words for a file that was changed or is gone
+        # What ArrayRecord raises of a file that was changed or is gone.
+        except (RuntimeError, IndexError, OSError) as e:
             raise InputError(
                 f"{location}: a damaged file ({first_line(e)[:200]}). Copy the data set again."
             ) from e
 
     def no_split_error(self, fault: str) -> InputError:
+        """What is wrong with the names of splits, and which ones there are."""
         splits_text = ", ".join(f"{name} ({size})" for name, size in self.sizes.items()) or "none"
         return InputError(
             f"{self.builder.data_dir}: {fault}; there are {splits_text}. Write tfds:FOLDER#SPLIT."
@@ -114,15 +119,17 @@ def write_dataset(
     metadata.json."""
     if folder.exists():
         raise InputError(
-            f"{folder} exists already, and a data set is written once; choose another, or move it away."
+            f"{folder} exists already, and a data set is written once; choose another, or move it"
+            f" away."
         )
     tfds = import_tfds()
+
+    all_problems = [problem for problems in splits.values() for problem in problems]
     features: dict[str, Any] = dict.fromkeys(NUMBER_FEATURES, np.int64)
-    if any(
-        isinstance(problem.solved, float) for problems in splits.values() for problem in problems
-    ):
+    if any(isinstance(problem.solved, float) for problem in all_problems):
         features["solved"] = np.float64  # sums of graded rewards
     features |= {name: tfds.features.Text() for name in TEXT_FEATURES}
+
     largest = max(map(len, splits.values()), default=0)
     with atomic_folder(folder) as temp:
         identity = tfds.core.DatasetIdentity(
@@ -142,9 +149,11 @@ def write_dataset(
             info, max_examples_per_shard=largest + 1, file_format="array_record"
         )
         writer.initialize_splits(list(splits))
-        writer.add_examples(
-            {name: list(map(_problem_to_record, problems)) for name, problems in splits.items()}
-        )
+        records = {
+            name: [_problem_to_record(problem) for problem in problems]
+            for name, problems in splits.items()
+        }
+        writer.add_examples(records)
         writer.close_all()
 
 
@@ -155,16 +164,16 @@ def _problem_to_record(problem: Problem) -> dict[str, Any]:
 
 
 def _record_to_problem(row: DataRow) -> Problem:
-    messages, columns = (
-        parse_json(row.values[name], Path(row.location)) for name in ("messages", "columns")
-    )
+    messages = parse_json(row.values["messages"], Path(row.location))
+    columns = parse_json(row.values["columns"], Path(row.location))
     if not isinstance(messages, list) or not isinstance(columns, dict):
         raise InputError(
-            f"{row.location}: messages is no JSON list, or columns no object. Write the data set again."
+            f"{row.location}: messages is no JSON list, or columns no object. Write the data set"
+            f" again."
         )
-    return Problem(
-        **{**row.values, "messages": tuple(messages), "columns": columns, "location": row.location}
-    )
+    fields = dict(row.values)
+    fields.update(messages=tuple(messages), columns=columns, location=row.location)
+    return Problem(**fields)
 
 
 def import_tfds() -> ModuleType:
@@ -190,6 +199,7 @@ def _open_builder(folder: Path) -> Any:
     file_format = builder.info.file_format and builder.info.file_format.file_suffix
     if file_format != "array_record":
         raise InputError(
-            f"{folder}: its files are {file_format}, expected array_record; prepare it in that format."
+            f"{folder}: its files are {file_format}, expected array_record; prepare it in that"
+            f" format."
         )
     return builder
