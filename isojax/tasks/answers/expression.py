@@ -1,4 +1,4 @@
-"""A whole answer in LaTeX, or as people type it, as a tree: numbers, algebra, lists, sets,
+"""The grammar of answers in LaTeX, or as people type them: numbers, algebra, lists, sets,
 intervals, equations.
 
 What cannot be read to its last character is `Unreadable`, so that no part of an answer passes for
@@ -9,7 +9,6 @@ import re
 from fractions import Fraction
 
 from isojax.tasks.answers.commands import COMMANDS, take_function, take_root
-from isojax.tasks.answers.compound import compound_quantity
 from isojax.tasks.answers.cursor import Cursor, Unreadable
 from isojax.tasks.answers.measures import (
     is_scale,
@@ -19,11 +18,7 @@ from isojax.tasks.answers.measures import (
     take_scale,
     take_unit,
 )
-from isojax.tasks.answers.number_words import number_in_words
-from isojax.tasks.answers.numerals import take_colon, take_number, whole_base_numeral
-from isojax.tasks.answers.sentence import supposes
-from isojax.tasks.answers.spelling import MATH_IN_TEXT
-from isojax.tasks.answers.suppositions import GUESSED
+from isojax.tasks.answers.numerals import take_colon, take_number
 from isojax.tasks.answers.tree import (
     INFINITY,
     PI,
@@ -38,17 +33,16 @@ from isojax.tasks.answers.tree import (
     Symbol,
 )
 from isojax.tasks.answers.units import Unit, is_unit_name, product
+from isojax.tasks.answers.value_names import take_name
 from isojax.tasks.answers.vocabulary import (
     FUNCTIONS,
     GREEK,
     TEXT,
-    UNICODE,
     WORDS,
     letter_symbol,
     plain_name,
 )
 
-MAX_LENGTH = 2000  # characters of an answer
 _RELATIONS = {
     "<=": "<=", r"\leq": "<=", r"\le": "<=", r"\leqslant": "<=",
     ">=": ">=", r"\geq": ">=", r"\ge": ">=", r"\geqslant": ">=",
@@ -72,9 +66,6 @@ _SET_OPERATION = re.compile(r"\s*(\\(?:cup|cap|setminus|backslash)(?![A-Za-z]))"
 _SET_OPERATORS = {r"\cup": "|", r"\cap": "&", r"\setminus": "-", r"\backslash": "-"}
 _CONDITIONS = frozenset(["se", "si"])  # if, in some languages: "Se x = 5"
 _PRODUCT = re.compile(r"\s*(\*\*|\*|/|\\(?:cdot|times|div|ast)(?![A-Za-z]))")
-_NUMBER_IN_TEXT = re.compile(
-    r"\\(?:text|textbf|mathrm|mbox)\s*\{\s*(-?\\?[$€£]?-?[0-9][^{}]*|\\?[$€£]|-)\s*\}"
-)
 _AND_IN_CJK = "(?:或者?|以?及|[和与與]|または|もしくは|또는|와|과)"
 _AND = rf"(?:and\b|or\b|{_AND_IN_CJK})"
 _AND_IN_TEXT = rf"(?:and|or|{_AND_IN_CJK}|oder|und|ou|et|o|y|u|e|или|и)"
@@ -103,38 +94,7 @@ _MODULUS = re.compile(
     """,
     re.VERBOSE,
 )
-_NAME_BEFORE_EQUALS = re.compile(
-    r"""
-    \s*
-    (
-          \\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}(?:_\{?\w+\}?)?
-        | [A-Za-z][A-Za-z ]*[A-Za-z]{3}[A-Za-z ]*
-        | [A-Za-z](?:_\{?\w+\}?)?\s*:\s*[A-Za-z](?:_\{?\w+\}?)?
-    )\s*=(?!=)
-    """,
-    re.VERBOSE,
-)
-# of a value: f(2) = 17, P(A) = 1/2, \gcd(4, 6) = 2
-_FUNCTION_BEFORE_EQUALS = re.compile(
-    r"""
-      \s*([A-Za-z](?:_\{?\w+\}?)?'*(?:\^\{-1\})?)\s*\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)\s*=(?!=)
-    | \s*
-      (
-          (?:
-                [fghkpqFGHPQTSNVACDLMREd]|Pr
-              | \\(?:gcd|lcm|max|min|det|deg|varphi|phi|mathbb\{[A-Z]\}|Pr)|gcd|lcm|max|min
-          )(?:_\{?\w+\}?)?'*
-      )\s*[(\[]((?:[-\w.,+ \\{}/|=]|\([-\w.,+ \\/]*\))*)[)\]]\s*=(?!=)
-    | \s*
-      (
-          (?:m\s*)?\\(?:angle|triangle|overline|overrightarrow|widehat|vec|measuredangle|arc)\s*
-          (?:\{\s*)?([A-Za-z]{1,4}|\\[a-z]+|[0-9])(?:_\{?\w+\}?)?\s*\}?
-      )\s*=(?!=)
-    """,
-    re.VERBOSE,
-)
 _DEGREE = Unit((("degree", 1),))
-_SPACED_THOUSANDS = re.compile(r"(?<=[0-9]),\\!\s*(?=[0-9]{3})")  # the ,\! of 1,\!000
 
 _SIGN_FUNCTIONS = {"-": "negate", r"\pm": "pm", r"\mp": "mp"}
 _CONSTANTS = {"pi": PI, "infinity": INFINITY, "inf": INFINITY}
@@ -155,53 +115,6 @@ _FACTOR_COMMAND_TEXT = "frac sqrt binom dbinom pi lfloor lceil lvert sum prod be
 _FACTOR_COMMANDS = frozenset(_FACTOR_COMMAND_TEXT.split())
 
 
-def read_answer(text: str, *, with_exponents: bool = True) -> Node:
-    """The tree of a normalized answer, all of it; Unreadable where some of it has no meaning here.
-
-    `with_exponents`: 3e-1 is .3 rather than 3 e - 1.
-    """
-    if len(text) > MAX_LENGTH:
-        raise Unreadable("too long")
-
-    if "$" in text:
-        text = MATH_IN_TEXT.sub(_math_content, text)
-    text = _NUMBER_IN_TEXT.sub(r" \1 ", text)
-    for character, command in UNICODE.items():
-        text = text.replace(character, command)
-    text = _SPACED_THOUSANDS.sub(",", text).strip()
-
-    # Forms of a whole answer that the grammar of _Reader does not have.
-    numeral = whole_base_numeral(text)
-    if numeral is not None:
-        return numeral
-    quantity = compound_quantity(text)
-    if quantity is not None:
-        return quantity
-    number = number_in_words(text)
-    if number is not None:
-        return Number(number)
-    value_in_words_too = _value_in_words_too(text, with_exponents)
-    if value_in_words_too is not None:
-        return value_in_words_too
-    return _Reader(Cursor(text, with_exponents)).read_all()
-
-
-def _value_in_words_too(text: str, with_exponents: bool) -> Relation | None:
-    """A value behind the same in several units, or in words: 2 hours and 40 minutes = 160 minutes,
-    a dozen = 12."""
-    words, equals, value = text.partition(" = ")
-    if not equals:
-        return None
-
-    in_words: Node | None = compound_quantity(words)
-    if in_words is None:
-        number = number_in_words(words)
-        in_words = None if number is None else Number(number)
-    if in_words is None:
-        return None
-    return Relation(("=",), (in_words, _Reader(Cursor(value, with_exponents)).read_all()))
-
-
 def is_decimal(node: Node) -> bool:
     """Whether a number, with its sign and unit, is written with a decimal point."""
     if isinstance(node, Quantity):
@@ -219,11 +132,6 @@ def _names_again(word_unit: Unit, sign_unit: Unit) -> bool:
     return sign_unit is _DEGREE and ("celsius" in dimensions or "fahrenheit" in dimensions)
 
 
-def _math_content(match: re.Match[str]) -> str:
-    content = next(group for group in match.groups() if group is not None)
-    return f" {content.strip()} "
-
-
 def sign_inside(node: Node) -> Node:
     """-(50%) as (-50)%, and so of degrees: what a percent sign or a unit belongs to is the whole
     number."""
@@ -235,7 +143,7 @@ def sign_inside(node: Node) -> Node:
     return Apply(inner.function, (Apply("negate", inner.arguments),))
 
 
-class _Reader:
+class ExpressionReader:
     """Reads an answer from left to right by recursive descent; each method leaves the cursor behind
     what it has read, and raises Unreadable where something else stands there.
 
@@ -270,7 +178,7 @@ class _Reader:
         """A set expression, or several with =, < and so on between them."""
         is_about = self.cursor.take(_ABOUT) is not None
         operators: list[str] = []
-        sides: list[Node] = [self.name_of_a_value() or self.set_expression()]
+        sides: list[Node] = [take_name(self.cursor) or self.set_expression()]
         is_congruence = False
         while True:
             sign = self.cursor.take(_RELATION)
@@ -286,28 +194,6 @@ class _Reader:
             # "About 7" is a guess; 33.3 may be rounded because that was asked for.
             raise Unreadable("about")
         return Relation(tuple(operators), tuple(sides)) if operators else sides[0]
-
-    def name_of_a_value(self) -> Symbol | None:
-        r"""The left side of `\text{Area} = 42`, `f(x) = 2x`, `f(2) = 17` or `\angle ABC = 30`; None
-        where there is none, so that what stands here is an expression."""
-        match = _NAME_BEFORE_EQUALS.match(self.cursor.text, self.cursor.position)
-        match = match or _FUNCTION_BEFORE_EQUALS.match(self.cursor.text, self.cursor.position)
-        if not match:
-            return None
-
-        behind_name = match.end() - 1  # where the equals sign is
-        name = match[1]
-        if name is None:  # the name has what stands in the brackets: f(2), and f(3) is another
-            self.cursor.position = behind_name
-            return Symbol("".join(match[0].removesuffix("=").split()))
-
-        words = name.split()
-        if set(words) & WORDS or words[0] in FUNCTIONS:
-            raise Unreadable(name)
-        if supposes(f"{name} =") or GUESSED.search(name):
-            raise Unreadable(name)
-        self.cursor.position = behind_name
-        return Symbol(name)
 
     def set_expression(self) -> Node:
         node = self.quantity()

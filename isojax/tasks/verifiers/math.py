@@ -14,7 +14,6 @@ from isojax.tasks.answers.arithmetic import Arithmetic
 from isojax.tasks.answers.computer_algebra import ComputerAlgebra
 from isojax.tasks.answers.cursor import Unreadable
 from isojax.tasks.answers.equality import Equality
-from isojax.tasks.answers.expression import read_answer
 from isojax.tasks.answers.final_answer import (
     Form,
     Statement,
@@ -43,6 +42,7 @@ from isojax.tasks.answers.spelling import (
 from isojax.tasks.answers.thinking import never_ends_thinking
 from isojax.tasks.answers.tree import Node, Number, Quantity
 from isojax.tasks.answers.units import read_unit
+from isojax.tasks.answers.whole_answer import read_answer
 from isojax.tasks.verifiers import Check, Verdict, refuse_argument, verifier
 
 # 1234, -1,234.5
