@@ -156,11 +156,13 @@ class CheckWorker:
                 self._send(settings)
                 error = str(self._receive(settings.nonce, START_TIMEOUT))
             except (CheckWorkerLost, OSError) as e:
+                # The last line of what it printed, a traceback's, may say why.
                 reason = e.message if isinstance(e, CheckWorkerLost) else str(e)
                 log.seek(0)
                 printed = log.read().decode(errors="replace").strip().splitlines()
                 reason = ": ".join([reason, *printed[-1:]])
                 error = f"cell.verifier.use = {self._verifier}: its process did not start: {reason}"
+
         if error:
             self.stop()
             raise InputError(error)

@@ -281,12 +281,15 @@ def read_settings(text: str, task: str) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if not text:
         return settings
+
+    # Commas separate settings, but not those of a list: lengths=[1,2]
     for assignment in re.split(r",(?![^\[]*\])", text):
         key, equals, value = (piece.strip() for piece in assignment.partition("="))
         if not equals or not key or key in settings:
             raise InputError(
                 f"cell.task: {task}: given {assignment!r}, expected key=value with every key once."
             )
+
         try:
             settings[key] = to_plain_json(yaml.safe_load(check_yaml(value, aliases=False)))
         except YAML_ERRORS as e:

@@ -282,6 +282,7 @@ class TextTask:
                     f" Raise cell.sampling.prompt_length, or leave the problem out."
                 )
             row[: len(ids)] = ids
+
         return EncodedProblems(
             prompts=prompts,
             prompt_lengths=np.array([len(ids) for ids in prompt_tokens], np.int32),
@@ -476,6 +477,7 @@ def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
     device_task = build_device_task(cell.task)
     if device_task is None:
         return TextTask(open_source(cell.task, cell.data), cell, num_workers, find_reply(cell.task))
+
     for key, value in (
         ("reward.weights", cell.reward.weights),
         ("sampling.interrupt", cell.sampling.interrupt),

@@ -283,7 +283,7 @@ def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]
             start += 1
         return state_index[text[start:]]
 
-    # In state 0, a token's own text alone decides; in all rows, until it is known better.
+    # From state 0, the state after a token depends on its text alone. All rows begin so.
     table = np.zeros((len(states), len(bytes_of_id)), np.uint8 if len(states) < 255 else np.uint16)
     ids_by_first_byte: dict[bytes, list[int]] = {}
     for i, piece in enumerate(bytes_of_id):
@@ -320,10 +320,12 @@ def render_chats(
         "arguments": arguments,
         "moment": (moment or datetime.now()).isoformat(),
     }
+
     text = "".join(json.dumps(line) + "\n" for line in [settings, *conversations])
     command = [sys.executable, "-m", "isojax.tasks.tokenizer"]
     completed = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     replies = [json.loads(line) for line in completed.stdout.splitlines() if line.endswith("}")]
+
     texts = [reply["text"] for reply in replies if "text" in reply]
     if len(texts) < len(conversations):
         errors = [reply["error"] for reply in replies if "error" in reply]

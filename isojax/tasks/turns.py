@@ -98,6 +98,7 @@ def check_device_reply(task: str, reply: Callable[..., Any], response_length: in
         "reply(answers i32[R A], tokens i32[R T], lengths i32[R])"
         " -> (context i32[R K], counts i32[R] up to K)"
     )
+
     problem = ""
     try:
         context, counts = jax.eval_shape(reply, rows, rows, lengths)

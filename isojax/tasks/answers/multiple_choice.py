@@ -82,9 +82,9 @@ def stated_option(text: str) -> str | None:
     stated = _STATED.search(plain)
     if stated:
         return None if _DENIED.search(stated[1]) else option_with_value(stated[2])
-    chosen = _CHOSEN.search(last_sentence)
-    if chosen:
-        return option_with_value(chosen[1])
+    choice = _CHOSEN.search(last_sentence)
+    if choice:
+        return option_with_value(choice[1])
     correct = _CORRECT.search(last_sentence)
     if correct and len(_CALLED_CORRECT.findall(plain)) <= 1:
         return correct[1] or correct[2]

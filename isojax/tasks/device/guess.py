@@ -99,6 +99,7 @@ class GuessTask:
             raise InputError(
                 f"cell.data.candidates is {count}; the task `guess` has {num_problems} problems."
             )
+
         drawn = rng.choice(num_problems, count, replace=False)
         games, range_indices = np.divmod(drawn, len(_RANGES))
         lows, highs = _RANGES[range_indices].T
@@ -116,10 +117,10 @@ class GuessTask:
     ) -> EncodedProblems:
         """Prompts of 7 tokens, and answers of three, the secret and `?`."""
         if prompt_length != PROMPT_LENGTH or response_length < TURN_LENGTH:
-            sizes = f"prompt_length = {PROMPT_LENGTH} and response_length of at least {TURN_LENGTH}"
-            given = f"given {prompt_length} and {response_length}"
             raise InputError(
-                f"cell.sampling: the task `guess` takes {sizes}, {given}; five guesses take 20."
+                f"cell.sampling: the task `guess` takes prompt_length = {PROMPT_LENGTH} and"
+                f" response_length of at least {TURN_LENGTH}, given {prompt_length} and"
+                f" {response_length}; five guesses take 20."
             )
 
         answers = np.full((len(problems), response_length), self.pad, np.int32)

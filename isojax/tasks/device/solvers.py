@@ -105,6 +105,7 @@ class SolversTask:
             raise InputError(
                 f"cell.data.candidates is {count}; the task `solvers` has {num_problems} problems."
             )
+
         drawn = rng.choice(num_problems, count, replace=False)
         operators = self.operators[drawn // 10_000]
         a = drawn // 100 % 100

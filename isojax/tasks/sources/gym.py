@@ -101,6 +101,7 @@ def gym(argument: str, data: DataConfig) -> GeneratorSource:
         raise InputError(
             f"cell.task: gym:{argument}: the seed is cell.data.seed={data.seed}; set that one."
         )
+
     size = settings.setdefault("size", DEFAULT_SIZE)
     if type(size) is not int or not 0 < size < 2**31:
         raise InputError(

@@ -190,12 +190,14 @@ def _open_builder(folder: Path) -> Any:
     if not (folder / "dataset_info.json").is_file():
         expected = "expected its dataset_info.json, as in DIR/splits of `isojax difficulty`"
         raise InputError(f"{folder} is no TFDS data set; {expected}.")
+
     tfds = import_tfds()
     try:
         builder = tfds.builder_from_directory(folder)
     except Exception as e:  # what TFDS raises for files it cannot read is documented nowhere
         problem = f"its dataset_info.json or features.json cannot be read ({first_line(e)})"
         raise InputError(f"{folder}: {problem}. Write the data set again.") from e
+
     file_format = builder.info.file_format and builder.info.file_format.file_suffix
     if file_format != "array_record":
         raise InputError(
