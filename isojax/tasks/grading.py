@@ -22,7 +22,7 @@ from isojax.core.nouns import MAIN_SCORE, Problem
 from isojax.core.terminal import warn
 from isojax.distributed import multiprocess
 from isojax.tasks.check_process import CheckRequest, CheckWorker
-from isojax.tasks.protocol import FINISHED_KINDS, Grades, Replies
+from isojax.tasks.protocol import FINISHED_KINDS, Grades, TurnReplies
 from isojax.tasks.verifiers import Check, Verdict, describe_no_verdict, load_verifier, weigh_scores
 
 CHECK_BATCH = 16  # checks sent to a worker at once; fewer when few are left
@@ -37,7 +37,7 @@ _REPLY_VERIFIER = "isojax.tasks.turns:"
 # Judges one response i32[its length] to each problem.
 GradeFunction = Callable[[Sequence[Problem], Sequence[np.ndarray]], Grades]
 # The task's replies to responses i32[their length] whose turn has ended.
-ReplyFunction = Callable[[Sequence[Problem], Sequence[np.ndarray]], Replies]
+ReplyFunction = Callable[[Sequence[Problem], Sequence[np.ndarray]], TurnReplies]
 FailureCallback = Callable[[str, str], object]  # receives the kind of a failure, and what happened
 
 

@@ -105,7 +105,7 @@ class Grades(NamedTuple):
         return Counter(unfinished) - Counter(self.reply_failures)
 
 
-class Replies(NamedTuple):
+class TurnReplies(NamedTuple):
     """What a task of turns replies to responses whose turn has ended."""
 
     contexts: list[np.ndarray]  # i32[K] for each response, of no tokens where it is done

@@ -44,9 +44,9 @@ from isojax.tasks.protocol import (
     EncodedProblems,
     Grades,
     Interruption,
-    Replies,
     StopConditions,
     TokenizedProblems,
+    TurnReplies,
 )
 from isojax.tasks.sources import source
 from isojax.tasks.tokenizer import (
@@ -309,7 +309,9 @@ class TextTask:
             )
         return ReplyMarkup(markup.before, markup.after)
 
-    def reply_tokens(self, problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Replies:
+    def reply_tokens(
+        self, problems: Sequence[Problem], responses: Sequence[np.ndarray]
+    ) -> TurnReplies:
         """The task's replies to responses i32[their length] to problems, one each, whose turn has
         ended; a response whose reply fails is done."""
         turns = [json.dumps(self._turn_texts(tokens)) for tokens in responses]
@@ -330,7 +332,7 @@ class TextTask:
                 len(ids) > 0 and ids[0] in self.stops.tokens and response[-1] in self.stops.tokens
             )
             contexts.append(np.array(ids[1:] if has_end_twice else ids, np.int32))
-        return Replies(contexts, self._reply_checker.note_failures(problems, verdicts))
+        return TurnReplies(contexts, self._reply_checker.note_failures(problems, verdicts))
 
     def _turn_texts(self, tokens: np.ndarray) -> list[str]:
         """A response's turns as text: the policy's up to their stop, replies without the markup of
