@@ -3,7 +3,8 @@ batch B = B_p n (IsoCompute Playbook, arXiv:2603.12151, section 4, appendix A). 
 changes nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,9 +78,8 @@ def fit(
     metric = default_metric(runs) if metric is None else metric
     usable_runs = runs if options.include_flagged else _require_healthy_runs(runs, metric, compute)
     result = fit_all_runs(usable_runs, metric, compute, options)
-    return fit_flags.add_health(
-        result, RunHealth(left_out=not options.include_flagged, runs=flagged_runs(runs))
-    )
+    health = RunHealth(left_out=not options.include_flagged, runs=flagged_runs(runs))
+    return fit_flags.add_health(result, health)
 
 
 def _require_healthy_runs(runs: Sequence[RunRecord], metric: str, compute: str) -> list[RunRecord]:
@@ -101,50 +101,64 @@ def fit_all_runs(
     options: FitOptions = DEFAULT_OPTIONS,
 ) -> FitResult:
     """`fit` of all these runs, whether they are healthy or not."""
-    mode, replicates, run_sd = options.mode, options.replicates, options.run_sd
-    if mode not in MODES:
-        raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
-    if not 0 <= replicates <= MAX_REPLICATES or (run_sd is not None and not 0 <= run_sd < 1):
-        problem = f"replicates = {replicates}, run_sd = {run_sd}"
-        raise InputError(
-            f"{problem}; expected replicates from 0 to {MAX_REPLICATES:,}, and 0 <= run_sd < 1."
-        )
+    _check_options(options)
     usable_runs = require_fixed_runs(runs)
     tracks = build_tracks(usable_runs, metric, compute)
     cells = group_by_cell(tracks)
+    # Runs whose n changes along C are compared with the curves; they are no part of them.
     scheduled_runs = [run for run in runs if run.cell.schedule]
-
     scheduled = build_tracks(scheduled_runs, metric, compute) if scheduled_runs else ()
-    nothing = find_nothing_learnt(cells, metric, scheduled)
-    if nothing is not None and can_be_flat(cells):
-        estimate, forecast = flat_estimate(cells, nothing, options), None
-        _require_a_curve(estimate, len(usable_runs), mode)
-    else:
-        nothing, estimate = None, MODES[mode](cells, metric, options)
-        _require_a_curve(estimate, len(usable_runs), mode)
-        estimate = add_flat_starts(estimate, cells, metric)
-        estimate, forecast = _try_forecast(cells, estimate, metric, options)
 
-    joint, by_B_p, frontier_flags = _fit_frontiers(estimate, cells, metric)
-    stability = assess_stability(
-        cells, metric, {c.key for c in estimate.curves if c.C_peak is not None}
-    )
+    nothing = find_nothing_learnt(cells, metric, scheduled)
+    if nothing is not None and not can_be_flat(cells):
+        nothing = None
+    if nothing is not None:
+        estimate = flat_estimate(cells, nothing, options)
+        forecast = None
+        _require_a_curve(estimate, len(usable_runs), options.mode)
+    else:
+        estimate = MODES[options.mode](cells, metric, options)
+        _require_a_curve(estimate, len(usable_runs), options.mode)
+        estimate = add_flat_starts(estimate, cells, metric)
+        forecast = _try_forecast(cells, estimate, metric, options)
+        estimate = _with_departures(estimate, forecast)
+
+    frontiers = _fit_frontiers(estimate, cells, metric)
+    peaked_cells = {c.key for c in estimate.curves if c.C_peak is not None}
+    stability = assess_stability(cells, metric, peaked_cells)
     overfitting = find_overfitting(tracks, estimate.noise_sd)
     diagnostics = diagnose(estimate)
+    sensitivity = None
+    if not estimate.is_flat:
+        sensitivity = reward_sensitivity(estimate.curves, estimate.draws)
+
+    # the most important first
+    flags = [
+        *fit_flags.nothing_flags(nothing),
+        *fit_flags.effect_flags(estimate),
+        *fit_flags.data_flags(cells),
+        *fit_flags.forecast_flags(forecast),
+        *fit_flags.staleness_flags(cells),
+        *fit_flags.curve_flags(estimate.curves, estimate.unfitted_cells),
+        *frontiers.flags,
+        *fit_flags.fall_flags(estimate.curves, stability, overfitting),
+        *fit_flags.diagnostics_flags(diagnostics, overfitting, len(estimate.curves)),
+    ]
+    if not estimate.is_flat:
+        flags += fit_flags.mode_flags(options.mode)
+
     result = FitResult(
-        mode=mode,
+        mode=options.mode,
         metric=metric,
         compute=compute,
         base_reward=base_reward(tracks),
         intervals=estimate.intervals,
         runs=_fitted_runs(cells),
         curves=tuple(estimate.curves),
-        joint=joint,
-        by_B_p=by_B_p,
+        joint=frontiers.joint,
+        by_B_p=frontiers.by_B_p,
         by_B=fit_fixed_batches(estimate),
-        sensitivity=None
-        if estimate.is_flat
-        else reward_sensitivity(estimate.curves, estimate.draws),
+        sensitivity=sensitivity,
         draws=None if estimate.draws is None else to_curve_draws(estimate.draws),
         forecast=forecast,
         referee=judge_laws(estimate),
@@ -152,37 +166,46 @@ def fit_all_runs(
         overfitting=overfitting,
         stability=stability,
         schedules=compare_schedules(estimate, scheduled_runs, metric, compute),
-        flags=(
-            *fit_flags.nothing_flags(nothing),
-            *fit_flags.effect_flags(estimate),
-            *fit_flags.data_flags(cells),
-            *fit_flags.forecast_flags(forecast),
-            *fit_flags.staleness_flags(cells),
-            *fit_flags.curve_flags(estimate.curves, estimate.unfitted_cells),
-            *frontier_flags,
-            *fit_flags.fall_flags(estimate.curves, stability, overfitting),
-            *fit_flags.diagnostics_flags(diagnostics, overfitting, len(estimate.curves)),
-            *(() if estimate.is_flat else fit_flags.mode_flags(mode)),
-        ),
+        flags=tuple(flags),
     )
     return with_clocks(result, usable_runs)
 
 
+def _check_options(options: FitOptions) -> None:
+    if options.mode not in MODES:
+        expected = ", ".join(MODES)
+        raise InputError(f"mode {options.mode!r} is not known; expected one of {expected}.")
+    replicates = options.replicates
+    run_sd = options.run_sd
+    is_run_sd_possible = run_sd is None or 0 <= run_sd < 1
+    if not 0 <= replicates <= MAX_REPLICATES or not is_run_sd_possible:
+        problem = f"replicates = {replicates}, run_sd = {run_sd}"
+        raise InputError(
+            f"{problem}; expected replicates from 0 to {MAX_REPLICATES:,}, and 0 <= run_sd < 1."
+        )
+
+
 def _try_forecast(
     cells: TracksByCell, estimate: SweepEstimate, metric: str, options: FitOptions
-) -> tuple[SweepEstimate, ForecastTrial | None]:
-    """The estimate with departures beyond its data, and the trial that says how large they are."""
+) -> ForecastTrial | None:
+    """How well the curves of a part of the data predict the rest; None in a mode without draws."""
     trial_options = replace(
         options, replicates=min(options.replicates, TRIAL_DRAWS), on_progress=None
     )
-    forecast = try_forecast(
-        cells, estimate, lambda part: MODES[options.mode](part, metric, trial_options)
-    )
+
+    def estimate_part(part: TracksByCell) -> SweepEstimate:
+        return MODES[options.mode](part, metric, trial_options)
+
+    return try_forecast(cells, estimate, estimate_part)
+
+
+def _with_departures(estimate: SweepEstimate, forecast: ForecastTrial | None) -> SweepEstimate:
+    """The estimate whose draws depart from their curves beyond the data, as far as the trial
+    says."""
     if estimate.draws is None or forecast is None:
-        return estimate, forecast
-    return replace(
-        estimate, draws=replace(estimate.draws, departure_sd=forecast.departure_sd)
-    ), forecast
+        return estimate
+    draws = replace(estimate.draws, departure_sd=forecast.departure_sd)
+    return replace(estimate, draws=draws)
 
 
 def _fitted_runs(cells: TracksByCell) -> tuple[FittedRun, ...]:
@@ -202,53 +225,72 @@ def _fitted_runs(cells: TracksByCell) -> tuple[FittedRun, ...]:
 
 
 def _require_a_curve(estimate: SweepEstimate, run_count: int, mode: str) -> None:
-    if not estimate.curves:
-        reasons = "; ".join(f"{B_p}x{n}: {reason}" for B_p, n, reason in estimate.unfitted_cells)
-        received = "1 run gives" if run_count == 1 else f"{run_count} runs give"
-        other_mode = ", or use the default mode, which takes every point" if mode == "paper" else ""
-        problem = f"{received} no curve ({reasons}); expected at least one cell with enough points"
-        raise InputError(f"{problem}. Evaluate more often or run longer{other_mode}.")
+    if estimate.curves:
+        return
+    reasons = "; ".join(f"{B_p}x{n}: {reason}" for B_p, n, reason in estimate.unfitted_cells)
+    received = "1 run gives" if run_count == 1 else f"{run_count} runs give"
+    other_mode = ", or use the default mode, which takes every point" if mode == "paper" else ""
+    problem = f"{received} no curve ({reasons}); expected at least one cell with enough points"
+    raise InputError(f"{problem}. Evaluate more often or run longer{other_mode}.")
 
 
-def _fit_frontiers(
-    estimate: SweepEstimate, cells: TracksByCell, metric: str
-) -> tuple[FrontierFit, tuple[FrontierFit, ...], list[FitFlag]]:
-    """The joint frontier and law, those of each B_p, and the flags of all; of each B_p only where
-    there are several."""
-    joint, flags = fit_frontier(estimate, cells, metric)
-    all_B_p = sorted({c.B_p for c in estimate.curves})
+class FlaggedFrontier(NamedTuple):
+    """A frontier with its law, and what a reader must know of it."""
+
+    fit: FrontierFit
+    flags: list[FitFlag]
+
+
+@dataclass(frozen=True)
+class _Frontiers:
+    """The frontier of all cells and those of each B_p, and the flags of all."""
+
+    joint: FrontierFit
+    by_B_p: tuple[FrontierFit, ...]
+    flags: tuple[FitFlag, ...]
+
+
+def _fit_frontiers(estimate: SweepEstimate, cells: TracksByCell, metric: str) -> _Frontiers:
+    joint = fit_frontier(estimate, cells, metric)
+    flags = list(joint.flags)
     by_B_p = []
+    all_B_p = sorted({c.B_p for c in estimate.curves})
     for B_p in all_B_p:
-        frontier_fit, flags_of_B_p = fit_frontier(estimate, cells, metric, B_p)
-        by_B_p.append(frontier_fit)
-        if len(all_B_p) > 1:
+        alone = fit_frontier(estimate, cells, metric, B_p)
+        by_B_p.append(alone.fit)
+        if len(all_B_p) > 1:  # of one B_p alone they are those of all
             flags += [
-                f.model_copy(update={"text": f"B_p={B_p} alone: {f.text}"}) for f in flags_of_B_p
+                flag.model_copy(update={"text": f"B_p={B_p} alone: {flag.text}"})
+                for flag in alone.flags
             ]
-    return joint, tuple(by_B_p), flags
+    return _Frontiers(joint.fit, tuple(by_B_p), tuple(flags))
 
 
 def fit_frontier(
     estimate: SweepEstimate, all_cells: TracksByCell, metric: str, B_p: int | None = None
-) -> tuple[FrontierFit, list[FitFlag]]:
+) -> FlaggedFrontier:
     """The frontier and law of all curves, or of those of one B_p, and their flags."""
     curves = [c for c in estimate.curves if B_p in (None, c.B_p)]
     cells = {key: seeds for key, seeds in all_cells.items() if B_p in (None, key[0])}
+    tracks = [track for seeds in cells.values() for track in seeds]
     draws = None if estimate.draws is None else estimate.draws.for_cells([c.key for c in curves])
     measured_n = {n for _, n in cells}
-    targets = {
-        p.target for seeds in cells.values() for t in seeds for p in t.run.points if p.rollouts > 0
-    }
+    targets = {p.target for track in tracks for p in track.run.points if p.rollouts > 0}
+
     frontier = compute_frontier(curves)
     segments = () if estimate.is_flat else segment_evidence(frontier, cells, metric)
-    crossovers = crossover_rows(frontier, draws, uncrossed_too=estimate.no_effect is None)
-    step = evaluation_size([t for seeds in cells.values() for t in seeds], metric).step
+
+    # Next to 0 or 1, less than a step of the evaluations away, curves that cross show nothing.
+    step = evaluation_size(tracks, metric).step
     crossovers = tuple(
-        row for row in crossovers if step <= _frontier_reward(frontier, row.C) <= 1 - step
+        row
+        for row in crossover_rows(frontier, draws, uncrossed_too=estimate.no_effect is None)
+        if step <= _frontier_reward(frontier, row.C) <= 1 - step
     )
     n_star = fit_n_star(frontier, draws, estimate.no_effect, max(measured_n), len(targets))
     if estimate.is_flat:  # the n that a tie names first is none that leads
         n_star = n_star.model_copy(update={"band": None})
+
     frontier_fit = FrontierFit(
         B_p=B_p,
         frontier=frontier_rows(frontier.points, draws),
@@ -257,14 +299,14 @@ def fit_frontier(
         segments=segments,
         n_star=n_star,
     )
-    return frontier_fit, list(
-        fit_flags.frontier_flags(frontier, segments, n_star.law, measured_n, n_star.no_effect)
-    )
+    flags = fit_flags.frontier_flags(frontier, segments, n_star.law, measured_n, n_star.no_effect)
+    return FlaggedFrontier(frontier_fit, list(flags))
 
 
 def _frontier_reward(frontier: Frontier, C: float) -> float:
-    """Next to 0 or 1, less than a step of the evaluations away, curves that cross show nothing."""
-    return float(np.interp(C, [p.C for p in frontier.points], [p.reward for p in frontier.points]))
+    """The frontier's reward at C, between its points."""
+    C_of_points = [p.C for p in frontier.points]
+    return float(np.interp(C, C_of_points, [p.reward for p in frontier.points]))
 
 
 def with_clocks(result: FitResult, runs: Sequence[RunRecord]) -> FitResult:

@@ -27,18 +27,24 @@ def count_updates(run: RunRecord) -> CountedUpdates | None:
     to one batch."""
     B = run.cell.B
     points = [point for point in run.points if point.rollouts > 0 and point.M > 0]
-    # counted before the first update
+    if not points:
+        return None
+    # what a log counted before the first update
     C_before = next((point.rollouts for point in run.points if point.M == 0), 0)
-    if not points or points[-1].rollouts - C_before - points[-1].M * B <= B:
+    last = points[-1]
+    C_beyond_one_batch = last.rollouts - C_before - last.M * B
+    if C_beyond_one_batch <= B:
         return None
 
-    C, M = [C_before], [0]
+    # Both counts rise from point to point; a point where one of them stays says nothing.
+    C = [C_before]
+    M = [0]
     for point in points:
         if point.M > M[-1] and point.rollouts > C[-1]:
             C.append(point.rollouts)
             M.append(point.M)
-    kept = np.unique(np.linspace(0, len(C) - 1, MAX_POINTS).round().astype(int)).tolist()
-    return CountedUpdates(C=tuple(C[i] for i in kept), M=tuple(M[i] for i in kept))
+    indices = np.unique(np.linspace(0, len(C) - 1, MAX_POINTS).round().astype(int)).tolist()
+    return CountedUpdates(C=tuple(C[i] for i in indices), M=tuple(M[i] for i in indices))
 
 
 @dataclass(frozen=True)
@@ -52,23 +58,25 @@ class MeasuredUpdates:
 
     @staticmethod
     def of(runs: Sequence[CountedUpdates]) -> "MeasuredUpdates":
+        """The mean of runs whose updates were counted, at least one."""
         rates = [_recent_rate(run) for run in runs]
         C = np.unique(np.concatenate([np.asarray(run.C, dtype=np.float64) for run in runs]))
-        M = np.mean(
-            [_updates_at(run, rate, C) for run, rate in zip(runs, rates, strict=True)], axis=0
-        )
-        return MeasuredUpdates(C, M, float(np.mean(rates)))
+        M_of_runs = [_updates_at(run, rate, C) for run, rate in zip(runs, rates, strict=True)]
+        return MeasuredUpdates(C, np.mean(M_of_runs, axis=0), float(np.mean(rates)))
 
     def updates(self, C: float) -> float:
         """M, which need not be whole, after C rollouts."""
-        return float(np.interp(C, self.C, self.M) + max(C - self.C[-1], 0.0) * self.rate)
+        C_beyond = max(C - self.C[-1], 0.0)
+        return float(np.interp(C, self.C, self.M) + C_beyond * self.rate)
 
     def rollouts(self, M: float) -> float:
         """C after M updates."""
-        return float(np.interp(M, self.M, self.C) + max(M - self.M[-1], 0.0) / self.rate)
+        M_beyond = max(M - self.M[-1], 0.0)
+        return float(np.interp(M, self.M, self.C) + M_beyond / self.rate)
 
 
 def _updates_at(run: CountedUpdates, rate: float, C: FloatArray) -> FloatArray:
+    """M of one run at C, float[knots]; beyond its data by its rate."""
     return np.interp(C, run.C, run.M) + np.maximum(C - run.C[-1], 0.0) * rate
 
 
@@ -93,16 +101,18 @@ class UpdateCounts:
         if all(run is None for run in runs):
             return UpdateCounts(B)
         one_batch = CountedUpdates(C=(0, B), M=(0, 1))
-        return UpdateCounts(
-            B, MeasuredUpdates.of([one_batch if run is None else run for run in runs])
-        )
+        counted = [one_batch if run is None else run for run in runs]
+        return UpdateCounts(B, MeasuredUpdates.of(counted))
 
     def for_batch(self, B: int) -> "UpdateCounts":
         """Of another (B_p, n) whose updates take as many batches at each C."""
         if self.measured is None or self.B == B:
             return UpdateCounts(B, self.measured)
-        share, measured = self.B / B, self.measured
-        return UpdateCounts(B, replace(measured, M=measured.M * share, rate=measured.rate * share))
+        # An update of larger batches takes as many times more rollouts, so M is as many times less.
+        share = self.B / B
+        M = self.measured.M * share
+        rate = self.measured.rate * share
+        return UpdateCounts(B, replace(self.measured, M=M, rate=rate))
 
     def updates(self, C: float) -> int:
         """Whole updates that C rollouts are enough for."""

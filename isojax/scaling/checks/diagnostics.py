@@ -6,14 +6,21 @@ the target where the smallest z over them is largest, which favours the winner."
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from isojax.scaling.curves.hill import MEASURED_TOLERANCE, curve_reward
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples, SweepEstimate, best_cells
-from isojax.scaling.evaluation_noise import autocorrelation, paired_lead, reduced_chi_square
+from isojax.scaling.evaluation_noise import (
+    PairedDifference,
+    autocorrelation,
+    paired_lead,
+    reduced_chi_square,
+)
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.frontier import Frontier, FrontierStretch
 from isojax.scaling.result import (
@@ -25,7 +32,7 @@ from isojax.scaling.result import (
     SegmentRow,
     TiedRange,
 )
-from isojax.scaling.tracks import TracksByCell, evaluations_by_target
+from isojax.scaling.tracks import TracksByCell, evaluations_by_target, group_by
 
 TIE_LEVEL = 0.9
 TIE_POINTS = 40
@@ -39,71 +46,111 @@ def segment_evidence(
     stretches_by_n = [
         list(stretches) for _, stretches in groupby(frontier.stretches, key=lambda s: s.n)
     ]
-    has_counts = all(p.counts for seeds in cells.values() for t in seeds for p in t.run.points)
+    all_points = [p for seeds in cells.values() for track in seeds for p in track.run.points]
+    has_counts = all(p.counts for p in all_points)
+
     segments = []
     for i, stretches in enumerate(stretches_by_n):
-        before = [group[-1] for group in stretches_by_n[max(i - 1, 0) : i]]
-        after = [group[0] for group in stretches_by_n[i + 1 : i + 2]]
-        neighbours = list(dict.fromkeys((s.n, s.B_p) for s in (*before, *after)))
-        C_low, C_high = stretches[0].C_low, stretches[-1].C_high
+        # the last stretch of the n before, and the first of the n after, where there are any
+        before = stretches_by_n[i - 1][-1:] if i > 0 else []
+        after = stretches_by_n[i + 1][:1] if i + 1 < len(stretches_by_n) else []
+        neighbours = [
+            NeighbourCell(n=n, B_p=B_p)
+            for n, B_p in dict.fromkeys((s.n, s.B_p) for s in (*before, *after))
+        ]
+        C_low = stretches[0].C_low
+        C_high = stretches[-1].C_high
         longest_stretch = max(stretches, key=lambda s: s.C_high / s.C_low)
+        segment_lead = _best_lead(stretches, neighbours, cells, metric)
         segment = SegmentRow(
             n=longest_stretch.n,
             B_p=longest_stretch.B_p,
             C_low=C_low,
             C_high=C_high,
             decades=math.log10(C_high / C_low),
-            neighbours=tuple(NeighbourCell(n=n, B_p=B_p) for n, B_p in neighbours),
+            neighbours=tuple(neighbours),
             censored_low=not stretches[0].from_crossing,
             censored_high=not any(stretch.from_crossing for stretch in after),
             has_counts=has_counts,
-            **_best_lead(stretches, neighbours, cells, metric),
+            measured_for_neighbours=segment_lead.measured_for_neighbours,
+            lead=segment_lead.lead,
+            se=segment_lead.se,
+            z=segment_lead.z,
+            at_C=segment_lead.at_C,
         )
         segments.append(segment)
     return tuple(segments)
 
 
+@dataclass(frozen=True)
+class _SegmentLead:
+    """The lead of one n over its neighbours (see SegmentRow)."""
+
+    measured_for_neighbours: bool
+    lead: float | None = None
+    se: float | None = None
+    z: float | None = None
+    at_C: float | None = None
+
+
+class _LeadAtC(NamedTuple):
+    difference: PairedDifference  # over the closest neighbour
+    C: float
+
+
 def _best_lead(
     stretches: Sequence[FrontierStretch],
-    neighbours: Sequence[tuple[int, int]],
+    neighbours: Sequence[NeighbourCell],
     cells: TracksByCell,
     metric: str,
-) -> dict[str, Any]:
-    """The lead of one n, which holds the stretches, over the neighbouring cells (n, B_p): fields of
-    SegmentRow."""
-    rival_evaluations = [evaluations_by_target(cells[B_p, n]) for n, B_p in neighbours]
-    leads_at_C, has_common_target = [], False
+) -> _SegmentLead:
+    """The lead of one n, which holds the stretches, over the neighbouring cells: at each target
+    inside, over the closest of them; of all targets that of the largest z."""
+    if not neighbours:
+        return _SegmentLead(measured_for_neighbours=False)
+
+    rivals = [evaluations_by_target(cells[cell.B_p, cell.n]) for cell in neighbours]
+    leads: list[_LeadAtC] = []
+    has_common_target = False
     for stretch in stretches:
-        for target, (points, C, _) in evaluations_by_target(cells[stretch.B_p, stretch.n]).items():
-            inside = stretch.C_low * (1 - 1e-9) <= C <= stretch.C_high * (1 + 1e-9)
-            if (
-                not rival_evaluations
-                or not inside
-                or any(target not in r for r in rival_evaluations)
-            ):
+        own = evaluations_by_target(cells[stretch.B_p, stretch.n])
+        for target, evaluations in own.items():
+            C = evaluations.C
+            is_inside = stretch.C_low * (1 - 1e-9) <= C <= stretch.C_high * (1 + 1e-9)
+            if not is_inside or any(target not in rival for rival in rivals):
                 continue
             has_common_target = True
-            differences = [paired_lead(points, r[target][0], metric) for r in rival_evaluations]
-            paired_differences = [d for d in differences if d is not None]
-            if len(paired_differences) == len(differences):
-                leads_at_C.append((min(paired_differences, key=lambda d: d.z), C))
-    if not leads_at_C:
-        return {"measured_for_neighbours": has_common_target}
-    lead, C = max(leads_at_C, key=lambda lead_at_C: lead_at_C[0].z)
-    z = lead.z if math.isfinite(lead.z) else None
-    return {"measured_for_neighbours": True, "lead": lead.mean, "se": lead.se, "z": z, "at_C": C}
+            differences = [
+                paired_lead(evaluations.points, rival[target].points, metric) for rival in rivals
+            ]
+            paired = [difference for difference in differences if difference is not None]
+            if len(paired) == len(rivals):  # without counts no lead can be judged
+                leads.append(_LeadAtC(min(paired, key=lambda difference: difference.z), C))
+
+    if not leads:
+        return _SegmentLead(measured_for_neighbours=has_common_target)
+    best = max(leads, key=lambda lead: lead.difference.z)
+    z = best.difference.z
+    return _SegmentLead(
+        measured_for_neighbours=True,
+        lead=best.difference.mean,
+        se=best.difference.se,
+        z=z if math.isfinite(z) else None,
+        at_C=best.C,
+    )
 
 
 def diagnose(estimate: SweepEstimate) -> FitDiagnostics:
     """Do the curves fit as well as the evaluations' own scatter allows, and where are values of n
     tied?"""
     residuals = estimate.residuals
+    degrees_of_freedom = None
+    if residuals:
+        degrees_of_freedom = sum(map(len, residuals)) - estimate.parameter_count
     return FitDiagnostics(
         reduced_chi_square=reduced_chi_square(residuals),
         autocorrelation=autocorrelation(residuals),
-        degrees_of_freedom=sum(map(len, residuals)) - estimate.parameter_count
-        if residuals
-        else None,
+        degrees_of_freedom=degrees_of_freedom,
         ties=_tie_of_all(estimate.curves) if estimate.is_flat else find_ties(estimate.draws),
     )
 
@@ -111,10 +158,11 @@ def diagnose(estimate: SweepEstimate) -> FitDiagnostics:
 def _tie_of_all(curves: Sequence[FittedCurve]) -> tuple[TiedRange, ...]:
     """Of a sweep that shows nothing, where no n leads at any C."""
     all_n = tuple(sorted({c.n for c in curves}))
-    tie = TiedRange(
-        n=all_n, C_low=min(c.C_low for c in curves), C_high=max(c.C_high for c in curves)
-    )
-    return (tie,) if len(all_n) > 1 else ()
+    if len(all_n) < 2:
+        return ()
+    C_low = min(c.C_low for c in curves)
+    C_high = max(c.C_high for c in curves)
+    return (TiedRange(n=all_n, C_low=C_low, C_high=C_high),)
 
 
 def reward_sensitivity(
@@ -126,9 +174,10 @@ def reward_sensitivity(
         return None
     C = float(np.median([c.C_high for c in curves])) * (1 - 1e-9)
     measured_curves = [c for c in curves if c.C_low <= C <= c.C_high * MEASURED_TOLERANCE]
-    over_n = _reward_spread(measured_curves, lambda c: c.B_p, C, draws)
     return RewardSensitivity(
-        C=C, over_n=over_n, over_B_p=_reward_spread(measured_curves, lambda c: c.n, C, draws)
+        C=C,
+        over_n=_reward_spread(measured_curves, lambda c: c.B_p, C, draws),
+        over_B_p=_reward_spread(measured_curves, lambda c: c.n, C, draws),
     )
 
 
@@ -140,22 +189,18 @@ def _reward_spread(
 ) -> RewardSpread | None:
     """The spread of reward at C within the largest group of curves that share a value; None where
     none has two."""
-    groups = {
-        value: [c for c in curves if shared(c) == value]
-        for value in sorted(set(map(shared, curves)))
-    }
+    groups = group_by(sorted(curves, key=shared), shared)
     # of equal groups the first
     shared_value = max(groups, key=lambda value: len(groups[value]), default=0)
     group = groups.get(shared_value, [])
     if len(group) < 2:
         return None
+
     rewards = [float(curve_reward(c, C)) for c in group]
-    reward_draws = (
-        np.zeros((0, 1))
-        if draws is None
-        else draws.for_cells([c.key for c in group]).rewards([C])[:, :, 0]
-    )
-    low, high = central_interval(np.ptp(reward_draws, axis=1))
+    low, high = None, None
+    if draws is not None:
+        reward_draws = draws.for_cells([c.key for c in group]).rewards([C])[:, :, 0]
+        low, high = central_interval(np.ptp(reward_draws, axis=1))
     return RewardSpread(
         spread=float(np.ptp(rewards)),
         low=low,
@@ -172,19 +217,24 @@ def find_ties(draws: PosteriorSamples | None) -> tuple[TiedRange, ...]:
         return ()
     C = np.geomspace(draws.C_low.min(), draws.C_high.max(), TIE_POINTS)
     C = C[draws.is_measured(C).any(0)]
-    best_n = np.array([n for _, n in draws.keys])[best_cells(draws, C)[1]]
-    tied_n_at_C: list[tuple[tuple[int, ...], float]] = []
-    for g, at_C in enumerate(C.tolist()):
-        values, counts = np.unique(best_n[:, g], return_counts=True)
-        order = np.argsort(-counts)
-        n_count = int(np.searchsorted(np.cumsum(counts[order]) / len(best_n), TIE_LEVEL)) + 1
-        tied_n_at_C.append((tuple(sorted(values[order[:n_count]].tolist())), at_C))
-    ranges = [
-        (tied_n, [at_C for _, at_C in group])
-        for tied_n, group in groupby(tied_n_at_C, key=lambda item: item[0])
-    ]
-    return tuple(
-        TiedRange(n=tied_n, C_low=at[0], C_high=at[-1])
-        for tied_n, at in ranges
-        if len(tied_n) > 1 < len(at)
-    )
+    cell_n = np.array([n for _, n in draws.keys])
+    best_n = cell_n[best_cells(draws, C)[1]]  # [Q, C]
+
+    # Neighbouring budgets at which the same n are tied are one range.
+    tied_n_at = [_leading_n(best_n[:, g]) for g in range(len(C))]
+    ties = []
+    for tied_n, group in groupby(range(len(C)), key=lambda g: tied_n_at[g]):
+        indices = list(group)
+        if len(tied_n) > 1 and len(indices) > 1:
+            C_low = float(C[indices[0]])
+            ties.append(TiedRange(n=tied_n, C_low=C_low, C_high=float(C[indices[-1]])))
+    return tuple(ties)
+
+
+def _leading_n(best_n: NDArray[np.int64]) -> tuple[int, ...]:
+    """The fewest n that are best in TIE_LEVEL of the replicates together, int[Q]; rising."""
+    values, counts = np.unique(best_n, return_counts=True)
+    most_often_first = np.argsort(-counts)
+    shares = np.cumsum(counts[most_often_first]) / len(best_n)
+    n_count = int(np.searchsorted(shares, TIE_LEVEL)) + 1
+    return tuple(sorted(values[most_often_first[:n_count]].tolist()))

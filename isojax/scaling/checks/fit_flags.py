@@ -23,7 +23,9 @@ from isojax.scaling.result import (
     FitFlag,
     FitResult,
     FittedCurve,
+    FlaggedRun,
     ForecastTrial,
+    IntervalSettings,
     Law,
     OverfittedRun,
     RunHealth,
@@ -60,104 +62,116 @@ def nothing_flags(nothing: NothingLearnt | None) -> Iterator[FitFlag]:
         return
     code = NOTHING_TO_LEARN if nothing.is_solved else NOTHING_LEARNT
     yield FitFlag(code=code, severity="error", text=nothing.text)
-    noise = low, high = share_interval(nothing.level, nothing.rollouts)
+
     has = "has" if nothing.size.is_known else "counts as"
     size = f"one evaluation {has} {nothing.size.rollouts:,.0f} rollouts ({nothing.size.source})"
+    by_noise = share_interval(nothing.level, nothing.rollouts)
+    low, high = by_noise
     text = f"{size}: a reward of {nothing.level:.3g} may then be {low:.3g} to {high:.3g}"
-    if nothing.interval != noise:
+    if nothing.interval != by_noise:
         low, high = nothing.interval
-        text += (
-            f"; what stands out is beyond that, and intervals reach to it, {low:.3g} to {high:.3g}"
-        )
+        beyond = f"intervals reach to it, {low:.3g} to {high:.3g}"
+        text += f"; what stands out is beyond that, and {beyond}"
     yield _warning(EVALUATION_SIZE, text)
 
 
 def effect_flags(estimate: SweepEstimate) -> Iterator[FitFlag]:
     """n makes no difference; nothing to compare; what the intervals assume."""
     if estimate.no_effect and not estimate.is_flat:
-        comparison = "curves that change with n explain the evaluations no better than one curve for each B_p"
-        yield _info("no_effect", f"n makes no difference here: {comparison}")
+        comparison = "curves that change with n explain the evaluations no better"
+        text = f"n makes no difference here: {comparison} than one curve for each B_p"
+        yield _info("no_effect", text)
+
     intervals = estimate.intervals
-    if intervals is not None and intervals.run_sd_source.startswith("assumed"):
-        yield _warning(
-            "run_sd_assumed", f"the run-to-run standard deviation is {intervals.run_sd_source}"
-        )
-    if intervals is not None and intervals.replicates < MIN_REPLICATES:
-        consequence = "curves, which are their means, and intervals are rough; use 200 or more"
-        yield _warning("few_replicates", f"only {intervals.replicates} replicates: {consequence}")
-    if intervals is not None and intervals.r_hat is not None and intervals.r_hat[1] > MAX_R_HAT:
-        text = f"R-hat {intervals.r_hat[1]:.2f} (at most {MAX_R_HAT}), {intervals.acceptance:.0%} of steps accepted"
-        yield _warning(NOT_CONVERGED, f"the draws behind the intervals have not settled: {text}")
+    if intervals is not None:
+        yield from _interval_flags(intervals)
+
     if len({c.n for c in estimate.curves}) == 1:
         n = estimate.curves[0].n
         has_others = any(other != n for _, other, _ in estimate.unfitted_cells)
         what = f"only one n has a curve ({n})" if has_others else f"only one n was measured ({n})"
-        text = f"{what}: nothing can be said of how n*(C) changes"
-        yield _warning("one_n", text)
+        yield _warning("one_n", f"{what}: nothing can be said of how n*(C) changes")
+
+
+def _interval_flags(intervals: IntervalSettings) -> Iterator[FitFlag]:
+    """What the intervals assume, and draws that are too few or have not settled."""
+    if intervals.run_sd_source.startswith("assumed"):
+        text = f"the run-to-run standard deviation is {intervals.run_sd_source}"
+        yield _warning("run_sd_assumed", text)
+    if intervals.replicates < MIN_REPLICATES:
+        consequence = "curves, which are their means, and intervals are rough; use 200 or more"
+        yield _warning("few_replicates", f"only {intervals.replicates} replicates: {consequence}")
+    if intervals.r_hat is not None and intervals.r_hat[1] > MAX_R_HAT:
+        r_hat = f"R-hat {intervals.r_hat[1]:.2f} (at most {MAX_R_HAT})"
+        text = f"{r_hat}, {intervals.acceptance:.0%} of steps accepted"
+        yield _warning(NOT_CONVERGED, f"the draws behind the intervals have not settled: {text}")
 
 
 def forecast_flags(forecast: ForecastTrial | None) -> Iterator[FitFlag]:
     """How well the sweep's own curves predicted a part of it that was hidden from them."""
     if forecast is None or forecast.C_limit is None or forecast.inside is None:
         return
+    errors = (
+        f"a mean error of {forecast.mean_error:+.3f} (absolute {forecast.mean_absolute_error:.3f})"
+    )
     text = (
-        f"fitted up to C = {format_number(forecast.C_limit)} alone, the curves predict the rest with a mean error of "
-        f"{forecast.mean_error:+.3f} (absolute {forecast.mean_absolute_error:.3f}), {forecast.inside:.0%} of the cells "
-        f"inside their interval; so at 4 times its data a reward may be off by {forecast.departure_sd:.3f} (1 sd)"
+        f"fitted up to C = {format_number(forecast.C_limit)} alone, the curves predict the rest "
+        f"with {errors}, {forecast.inside:.0%} of the cells inside their interval; "
+        f"so at 4 times its data a reward may be off by {forecast.departure_sd:.3f} (1 sd)"
     )
-    yield (
-        _warning("forecast_missed", text)
-        if forecast.inside < MIN_INSIDE
-        else _info("forecast_tried", text)
-    )
+    if forecast.inside < MIN_INSIDE:
+        yield _warning("forecast_missed", text)
+    else:
+        yield _info("forecast_tried", text)
 
 
 def mode_flags(mode: str) -> Iterator[FitFlag]:
+    """What a mode brings with it, whatever the data."""
     if mode == "paper":
-        text = "paper mode fits record-breaking points, which exceed the mean by the largest noise so far"
-        yield _warning(
-            "records_overshoot",
-            f"{text}: every A is biased upward, more for cells with more evaluations",
+        text = (
+            "paper mode fits record-breaking points, which exceed the mean by the largest noise "
+            "so far: every A is biased upward, more for cells with more evaluations"
         )
+        yield _warning("records_overshoot", text)
 
 
 def data_flags(cells: TracksByCell) -> Iterator[FitFlag]:
     """One seed only; cells of unequal length; no reward at C = 0; graded rewards."""
-    if single_seed_cells := [f"{B_p}x{n}" for (B_p, n), seeds in cells.items() if len(seeds) == 1]:
-        which = (
-            "every cell" if len(single_seed_cells) == len(cells) else ", ".join(single_seed_cells)
-        )
-        text = (
-            f"only one seed for {which}: differences between runs cannot be separated from chance"
-        )
-        yield _warning("one_seed", text)
-    ends = {f"{B_p}x{n}": max(float(t.C[-1]) for t in seeds) for (B_p, n), seeds in cells.items()}
-    C_longest = max(ends.values())
+    single_seed_cells = [f"{B_p}x{n}" for (B_p, n), seeds in cells.items() if len(seeds) == 1]
+    if single_seed_cells:
+        is_all = len(single_seed_cells) == len(cells)
+        which = "every cell" if is_all else ", ".join(single_seed_cells)
+        consequence = "differences between runs cannot be separated from chance"
+        yield _warning("one_seed", f"only one seed for {which}: {consequence}")
+
+    C_ends = {f"{B_p}x{n}": max(float(t.C[-1]) for t in seeds) for (B_p, n), seeds in cells.items()}
+    C_longest = max(C_ends.values())
     short_cells = [
-        f"{cell} ({format_number(C)})"
-        for cell, C in ends.items()
+        f"{name} ({format_number(C)})"
+        for name, C in C_ends.items()
         if C_longest > MAX_LENGTH_RATIO * C
     ]
     if short_cells:
-        text = f"the longest ends at C = {format_number(C_longest)}; {', '.join(short_cells)} end earlier"
-        yield _warning(
-            "unequal_lengths", f"cells of unequal length: {text} and are not on the frontier beyond"
-        )
-    if ended_early := list(_runs_that_end_early(cells)):
+        longest = f"the longest ends at C = {format_number(C_longest)}"
+        text = f"{longest}; {', '.join(short_cells)} end earlier and are not on the frontier beyond"
+        yield _warning("unequal_lengths", f"cells of unequal length: {text}")
+    ended_early = list(_runs_that_end_early(cells))
+    if ended_early:
         text = f"{', '.join(ended_early)}: beyond that, their cells rest on the seeds that are left"
         yield _warning("run_ends_early", f"runs that end before other seeds of their cell: {text}")
-    if not any(t.C[0] == 0 for seeds in cells.values() for t in seeds):
+
+    tracks = [track for seeds in cells.values() for track in seeds]
+    if not any(track.C[0] == 0 for track in tracks):
         yield _warning(
             "no_base_reward", "no run was evaluated at C = 0: R0 is fitted, not measured"
         )
-    if any(p.graded for seeds in cells.values() for t in seeds for p in t.run.points):
-        yield _info(
-            GRADED_FLAG,
-            "rewards are graded: avg@k is the mean reward, not a share of correct responses",
-        )
+    if any(point.graded for track in tracks for point in track.run.points):
+        text = "rewards are graded: avg@k is the mean reward, not a share of correct responses"
+        yield _info(GRADED_FLAG, text)
 
 
 def _runs_that_end_early(cells: TracksByCell) -> Iterator[str]:
+    """In words, each run that ends long before the longest of its cell."""
     for (B_p, n), seeds in cells.items():
         C_longest = max(float(t.C[-1]) for t in seeds)
         for t in seeds:
@@ -176,17 +190,19 @@ def staleness_flags(cells: TracksByCell) -> Iterator[FitFlag]:
     mean_by_n = {
         n: float(np.mean(values)) for n, values in sorted(staleness_by_n.items()) if values
     }
-    if (
-        not mean_by_n
-        or max(mean_by_n.values()) - min(mean_by_n.values()) <= MAX_STALENESS_DIFFERENCE
-    ):
+    if not mean_by_n:
         return
+    difference = max(mean_by_n.values()) - min(mean_by_n.values())
+    if difference <= MAX_STALENESS_DIFFERENCE:
+        return
+
     listed = ", ".join(f"{staleness:.2f} at n = {n}" for n, staleness in mean_by_n.items())
-    text = f"staleness differs between n: rollouts come from policies that are {listed} updates old on average"
+    policies = f"rollouts come from policies that are {listed} updates old on average"
     caution = (
         "a difference between n may be one of staleness (cell.rl.max_staleness=0 trains without it)"
     )
-    yield _warning("staleness_differs", f"{text}; {caution}")
+    text = f"staleness differs between n: {policies}; {caution}"
+    yield _warning("staleness_differs", text)
 
 
 def curve_flags(
@@ -219,17 +235,13 @@ def fall_flags(
         if c.C_peak is not None and c.B_p not in unstable_reasons and c.key not in overfitted_cells
     ]
     if unexplained_falls:
-        more = (
-            f" and {len(unexplained_falls) - MAX_LISTED} more"
-            if len(unexplained_falls) > MAX_LISTED
-            else ""
-        )
-        text = f"reward falls past a peak: {', '.join(unexplained_falls[:MAX_LISTED])}{more}"
+        listed = ", ".join(unexplained_falls[:MAX_LISTED])
+        if len(unexplained_falls) > MAX_LISTED:
+            listed += f" and {len(unexplained_falls) - MAX_LISTED} more"
         unknown = "no training reward shows whether that is overfitting or a collapse"
-        yield _warning(
-            "falls_past_peak",
-            f"{text}; {unknown}; every number takes such a run as stopped at its peak",
-        )
+        consequence = "every number takes such a run as stopped at its peak"
+        text = f"reward falls past a peak: {listed}; {unknown}; {consequence}"
+        yield _warning("falls_past_peak", text)
 
 
 def diagnostics_flags(
@@ -241,19 +253,20 @@ def diagnostics_flags(
         text = f"residuals keep their sign along a run (autocorrelation {autocorrelation:.2f})"
         reason = "the curves have not quite the shape of the data, or runs drift"
         yield _warning("autocorrelated_residuals", f"{text}: {reason}")
+
     for row in overfitted[:MAX_LISTED]:
-        text = f"overfitting: B_p={row.B_p} n={row.n} seed {row.seed}: beyond C = {format_number(row.C)} {row.reason}"
+        run = f"B_p={row.B_p} n={row.n} seed {row.seed}"
+        text = f"overfitting: {run}: beyond C = {format_number(row.C)} {row.reason}"
         yield _warning("overfitting", text)
-    if (more := len(overfitted) - MAX_LISTED) > 0:
-        yield _warning(
-            "overfitting",
-            f"overfitting in {more} more runs of {curve_count} cells (fit.json lists them)",
-        )
+    more = len(overfitted) - MAX_LISTED
+    if more > 0:
+        text = f"overfitting in {more} more runs of {curve_count} cells (fit.json lists them)"
+        yield _warning("overfitting", text)
+
     for tie in diagnostics.ties[:MAX_LISTED]:
         C_range = f"between C = {format_number(tie.C_low)} and {format_number(tie.C_high)}"
-        yield _info(
-            "tie", f"tie: {C_range} these runs do not separate n = {' and '.join(map(str, tie.n))}"
-        )
+        tied_n = " and ".join(map(str, tie.n))
+        yield _info("tie", f"tie: {C_range} these runs do not separate n = {tied_n}")
 
 
 def frontier_flags(
@@ -265,86 +278,105 @@ def frontier_flags(
 ) -> Iterator[FitFlag]:
     """A frontier with few or falling n, segments without evidence, a law beyond its data; none if n
     has no effect."""
-    frontier_n = sorted({p.n for p in frontier.points})
     if no_effect or len(measured_n) == 1:
         return
-    falls = max(p.reward for p in frontier.points) - frontier.points[-1].reward > MAX_FRONTIER_FALL
-    if frontier.points[-1].n == max(measured_n) and not falls:
-        text = f"the frontier ends at the largest n measured ({max(measured_n)}): a larger n might do better"
-        yield _warning("largest_n_leads", text)
+    frontier_n = sorted({p.n for p in frontier.points})
+    last = frontier.points[-1]
+
+    # An n that leads for its data alone, below the frontier's best, says nothing of larger n.
+    falls = max(p.reward for p in frontier.points) - last.reward > MAX_FRONTIER_FALL
+    if last.n == max(measured_n) and not falls:
+        end = f"the frontier ends at the largest n measured ({max(measured_n)})"
+        yield _warning("largest_n_leads", f"{end}: a larger n might do better")
+
     if law.form == "constant" and len(frontier_n) == 1:
         text = f"n = {frontier_n[0]} holds the whole frontier, so n*(C) is constant"
-        yield _info(
-            "one_n_leads",
-            f"{text}: no other n that was measured makes a gain that these data can show",
-        )
+        others = "no other n that was measured makes a gain that these data can show"
+        yield _info("one_n_leads", f"{text}: {others}")
         return
     if len(frontier_n) < MIN_DISTINCT_N:
+        listed = " and ".join(map(str, frontier_n))
         hidden = ", so the fitted law is not shown" if len(frontier_n) == 2 else ""
-        text = f"only {len(frontier_n)} distinct n on the frontier ({' and '.join(map(str, frontier_n))})"
+        text = f"only {len(frontier_n)} distinct n on the frontier ({listed})"
         yield _warning("few_n", f"{text}: a slope of n*(C) needs {MIN_DISTINCT_N}{hidden}")
+
     yield from _change_flags(frontier)
     yield from _lead_flags(segments)
-    for limit in law_limits(law, frontier.points[0].C, frontier.points[-1].C):
-        yield _warning(*limit)
+    for code, text in law_limits(law, frontier.points[0].C, last.C):
+        yield _warning(code, text)
 
 
 def _change_flags(frontier: Frontier) -> Iterator[FitFlag]:
-    changes = [
-        (f"{a.n} to {b.n} at C = {format_number(b.C_low)}", a, b) for a, b in frontier.changes_of_n
-    ]
-    if falls := [change for change, before, after in changes if after.n < before.n]:
-        text = f"the frontier's n is not monotone, it falls from {'; '.join(falls)}: a sigmoid cannot describe that"
-        yield _warning("n_falls", text)
-    if uncrossed_changes := [
-        f"from n = {change}" for change, _, after in changes if not after.from_crossing
-    ]:
+    """Where the frontier's n falls, and where it changes without a crossing."""
+    falls = []
+    uncrossed = []
+    for before, after in frontier.changes_of_n:
+        change = f"{before.n} to {after.n} at C = {format_number(after.C_low)}"
+        if after.n < before.n:
+            falls.append(change)
+        if not after.from_crossing:
+            uncrossed.append(f"from n = {change}")
+
+    if falls:
+        text = f"the frontier's n is not monotone, it falls from {'; '.join(falls)}"
+        yield _warning("n_falls", f"{text}: a sigmoid cannot describe that")
+    if uncrossed:
         reason = "because data end or begin there, not because curves cross: nothing was compared"
-        yield _warning(
-            "no_crossing", f"the frontier passes {'; '.join(uncrossed_changes)} {reason}"
-        )
+        yield _warning("no_crossing", f"the frontier passes {'; '.join(uncrossed)} {reason}")
 
 
 def _lead_flags(segments: Sequence[SegmentRow]) -> Iterator[FitFlag]:
-    weak_segments = [
-        f"n={s.n} B_p={s.B_p} ({s.z:.1f})" for s in segments if s.z is not None and s.z < MIN_LEAD_Z
-    ]
+    """Segments of a frontier that lead their neighbours by too little."""
+    weak_segments = [s for s in segments if s.z is not None and s.z < MIN_LEAD_Z]
     if not weak_segments:
         return
     limit = f"{MIN_LEAD_Z:g} standard errors"
     if len(weak_segments) == len(segments):
-        text = f"no segment of the frontier leads its neighbours by {limit}: n makes no difference they can show"
+        text = f"no segment of the frontier leads its neighbours by {limit}"
+        yield _warning("weak_lead", f"{text}: n makes no difference they can show")
     else:
-        text = (
-            f"these segments lead their neighbours by less than {limit}: {', '.join(weak_segments)}"
-        )
-    yield _warning("weak_lead", text)
+        listed = ", ".join(f"n={s.n} B_p={s.B_p} ({s.z:.1f})" for s in weak_segments)
+        text = f"these segments lead their neighbours by less than {limit}: {listed}"
+        yield _warning("weak_lead", text)
 
 
 def add_health(fit: FitResult, health: RunHealth) -> FitResult:
     """A fit that names the flagged runs. A B_p is not stable where half the runs of a cell or more
     were left out, which those that remain cannot show; the first such run is the reason."""
     severity = "warning" if health.left_out else "error"
-    flags = [
+    health_flags = [
         FitFlag(code="flagged_run", severity=severity, text=text) for text in flag_sentences(health)
     ]
     runs_left_out = health.runs if health.left_out else ()
+
+    flags = [*health_flags, *fit.flags]
+    # That nothing was learnt comes first whatever broke, and is said of the runs that are left.
+    if fit.nothing_learnt:
+        first = fit.flags[0]
+        if runs_left_out:
+            count = f"{len(runs_left_out)} broken {'run' if len(runs_left_out) == 1 else 'runs'}"
+            first = first.model_copy(update={"text": f"{first.text}; {count} left out"})
+        flags = [first, *health_flags, *fit.flags[1:]]
+
+    stability = _stability_without(fit, runs_left_out)
+    return fit.model_copy(update={"stability": stability, "health": health, "flags": tuple(flags)})
+
+
+def _stability_without(
+    fit: FitResult, runs_left_out: Sequence[FlaggedRun]
+) -> tuple[StabilityVerdict, ...]:
+    """The verdicts, changed where too many runs of a cell were left out."""
     left_out_per_cell = Counter((run.B_p, run.n) for run in runs_left_out)
     fitted_per_cell = Counter((run.B_p, run.n) for run in fit.runs)
     verdicts = {v.B_p: v for v in fit.stability}
     reason_before = {v.B_p: v.reason for v in fit.stability}
     for run in reversed(runs_left_out):  # so that the first one's reason stays
         cell = run.B_p, run.n
-        if run.B_p in verdicts and left_out_per_cell[cell] >= max(1, fitted_per_cell[cell]):
-            reasons = (reason_before[run.B_p], f"n={run.n} seed {run.seed}: {run.flags[0]}")
-            verdicts[run.B_p] = StabilityVerdict(run.B_p, False, "; ".join(filter(None, reasons)))
-    others = fit.flags
-    # which comes first whatever broke, and is said of the runs that are left
-    if fit.nothing_learnt:
-        first = others[0]
-        if runs_left_out:
-            count = f"{len(runs_left_out)} broken {'run' if len(runs_left_out) == 1 else 'runs'}"
-            first = first.model_copy(update={"text": f"{first.text}; {count} left out"})
-        flags, others = [first, *flags], others[1:]
-    update = {"stability": tuple(verdicts.values()), "health": health, "flags": (*flags, *others)}
-    return fit.model_copy(update=update)
+        is_half_lost = left_out_per_cell[cell] >= max(1, fitted_per_cell[cell])
+        if run.B_p not in verdicts or not is_half_lost:
+            continue
+        reasons = (reason_before[run.B_p], f"n={run.n} seed {run.seed}: {run.flags[0]}")
+        verdicts[run.B_p] = StabilityVerdict(
+            run.B_p, stable=False, reason="; ".join(filter(None, reasons))
+        )
+    return tuple(verdicts.values())

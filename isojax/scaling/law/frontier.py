@@ -8,6 +8,7 @@ best fixed n at each C."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,11 +71,8 @@ class Frontier:
 def compute_frontier(curves: Sequence[FittedCurve]) -> Frontier:
     """The upper envelope of at least one curve; of equal rewards the smaller n, then the smaller
     B_p."""
-    ordered_curves = sorted(curves, key=lambda c: (c.n, c.B_p))
-    C_low = min(c.C_low for c in ordered_curves)
-    C_high = max(c.C_high for c in ordered_curves)
-    grid_size = int(np.ceil(GRID_POINTS_PER_DECADE * np.log10(C_high / C_low))) + 1
-    C = np.geomspace(C_low, C_high, max(2, grid_size))
+    ordered_curves = sorted(curves, key=lambda c: (c.n, c.B_p))  # argmax takes the first of equals
+    C = _frontier_grid(ordered_curves)
     log10_C = np.log10(C)
     measured_rewards = np.stack([_measured_reward(c, log10_C, 1e-9) for c in ordered_curves])
     covered = np.isfinite(measured_rewards.max(0))
@@ -82,30 +80,62 @@ def compute_frontier(curves: Sequence[FittedCurve]) -> Frontier:
     log10_C = log10_C[covered]
     measured_rewards = measured_rewards[:, covered]
     nearly_measured = np.stack([_measured_reward(c, log10_C, MIN_DECADES) for c in ordered_curves])
+
+    # The winner at each grid point from `start` on; where none leads, the one that is first to.
     tied = _tied_start(ordered_curves, C, nearly_measured)
-    start = tied if tied < len(C) else 0  # of what is led by one cell or another
+    start = tied if tied < len(C) else 0
     winner = _merge_brief_stretches(
         log10_C[start:], nearly_measured[:, start:], measured_rewards[:, start:].argmax(0)
     )
-    # where none leads, the one that is first to
     winner = np.concatenate([np.full(start, winner[0]), winner])
+
     winning_curves = [ordered_curves[i] for i in winner]
     points = tuple(
-        FrontierRow(C=at, reward=float(curve_reward(c, at)), n=c.n, B_p=c.B_p, tied=i < tied)
-        for i, (at, c) in enumerate(zip(C.tolist(), winning_curves, strict=True))
+        FrontierRow(
+            C=float(C[i]),
+            reward=float(curve_reward(curve, C[i])),
+            n=curve.n,
+            B_p=curve.B_p,
+            tied=i < tied,
+        )
+        for i, curve in enumerate(winning_curves)
     )
+    return Frontier(points, _stretches(winning_curves, winner, C, log10_C, start))
+
+
+def _frontier_grid(curves: Sequence[FittedCurve]) -> FloatArray:
+    """Budgets evenly spaced in log C over the range that any cell measured."""
+    C_low = min(c.C_low for c in curves)
+    C_high = max(c.C_high for c in curves)
+    grid_size = int(np.ceil(GRID_POINTS_PER_DECADE * np.log10(C_high / C_low))) + 1
+    return np.geomspace(C_low, C_high, max(2, grid_size))
+
+
+def _stretches(
+    winning_curves: Sequence[FittedCurve],
+    winner: NDArray[np.intp],
+    C: FloatArray,
+    log10_C: FloatArray,
+    start: int,
+) -> tuple[FrontierStretch, ...]:
+    """The range of C that each winner holds in turn, from the start-th grid point on."""
     spans = _runs_of_winner(winner)
-    takeovers = [
-        _takeover(winning_curves[b - 1], winning_curves[b], log10_C[b - 1], log10_C[b])
-        for _, b in spans[:-1]
-    ]
-    starts = [(float(C[start]), False), *takeovers]
-    ends = [*(at for at, _ in takeovers), float(C[-1])]
-    stretches = tuple(
-        FrontierStretch(winning_curves[a].n, winning_curves[a].B_p, start, end, from_crossing)
-        for (a, _), (start, from_crossing), end in zip(spans, starts, ends, strict=True)
-    )
-    return Frontier(points, stretches)
+    takeovers = []
+    for span in spans[:-1]:
+        last = span.stop - 1
+        takeovers.append(
+            _takeover(
+                winning_curves[last], winning_curves[span.stop], log10_C[last], log10_C[span.stop]
+            )
+        )
+
+    starts = [_Takeover(float(C[start]), is_crossing=False), *takeovers]
+    ends = [*(takeover.C for takeover in takeovers), float(C[-1])]
+    stretches = []
+    for span, begin, end in zip(spans, starts, ends, strict=True):
+        curve = winning_curves[span.start]
+        stretches.append(FrontierStretch(curve.n, curve.B_p, begin.C, end, begin.is_crossing))
+    return tuple(stretches)
 
 
 def _tied_start(curves: Sequence[FittedCurve], C: FloatArray, rewards: FloatArray) -> int:
@@ -117,28 +147,43 @@ def _tied_start(curves: Sequence[FittedCurve], C: FloatArray, rewards: FloatArra
     if first is None:
         return 0
 
-    ends = [
-        0.0 if flat is None else np.inf if flat.C_rise is None else flat.C_flat
-        for flat in flat_starts
-    ]
-    stands = C[None, :] <= np.array(ends)[:, None] * (1 + 1e-9)
+    # Up to where each cell stands at its level: not at all, to the end, or to its last evaluation
+    # there.
+    stands_to = []
+    for flat in flat_starts:
+        if flat is None:
+            stands_to.append(0.0)
+        elif flat.C_rise is None:
+            stands_to.append(np.inf)
+        else:
+            stands_to.append(flat.C_flat)
+
+    stands = C[None, :] <= np.array(stands_to)[:, None] * (1 + 1e-9)
     is_near = np.abs(rewards - first.level) < first.step
-    all_stand = (stands | is_near | ~np.isfinite(rewards)).all(0)
+    is_unmeasured = ~np.isfinite(rewards)
+    all_stand = (stands | is_near | is_unmeasured).all(0)
     return len(C) if all_stand.all() else int(all_stand.argmin())
 
 
 def _measured_reward(curve: FittedCurve, log10_C: FloatArray, slack_decades: float) -> FloatArray:
     """float[grid]: the curve's reward, -inf more than `slack_decades` outside its measured
     range."""
-    inside = (log10_C >= np.log10(curve.C_low) - slack_decades) & (
-        log10_C <= np.log10(curve.C_high) + slack_decades
-    )
-    return np.where(inside, curve_reward(curve, 10**log10_C), -np.inf)
+    from_low = log10_C >= np.log10(curve.C_low) - slack_decades
+    to_high = log10_C <= np.log10(curve.C_high) + slack_decades
+    return np.where(from_low & to_high, curve_reward(curve, 10**log10_C), -np.inf)
 
 
-def _runs_of_winner(winner: NDArray[np.intp]) -> list[tuple[int, int]]:
-    """[start, stop) of each run of one winner."""
-    return list(pairwise([0, *(np.flatnonzero(np.diff(winner)) + 1).tolist(), len(winner)]))
+class _Span(NamedTuple):
+    """Grid points, from `start` to before `stop`."""
+
+    start: int
+    stop: int
+
+
+def _runs_of_winner(winner: NDArray[np.intp]) -> list[_Span]:
+    """The grid points of each run of one winner."""
+    changes = (np.flatnonzero(np.diff(winner)) + 1).tolist()
+    return [_Span(start, stop) for start, stop in pairwise([0, *changes, len(winner)])]
 
 
 def _merge_brief_stretches(
@@ -147,46 +192,71 @@ def _merge_brief_stretches(
     """The winner at each grid point without brief stretches; rewards float[curves, grid], -inf: not
     measured."""
     winner = winner.copy()
+    # A grid point stands for the decades halfway to its neighbours.
     edges = np.concatenate([log10_C[:1], (log10_C[1:] + log10_C[:-1]) / 2, log10_C[-1:]])
+
+    # Each merge changes its neighbours' lengths: one at a time, the briefest first, until none is
+    # brief or none of those that are has a neighbour measured there.
     while True:
         spans = _runs_of_winner(winner)
-        lengths = [(edges[b] - edges[a], i) for i, (a, b) in enumerate(spans)]
-        brief_spans = sorted((length, i) for length, i in lengths if length < MIN_DECADES)
-        for _, i in brief_spans:
-            a, b = spans[i]
-            adjacent_cells = [
-                int(winner[spans[j][0]]) for j in (i - 1, i + 1) if 0 <= j < len(spans)
-            ]
-            costs = [
-                (float(np.sum(rewards[winner[a], a:b] - rewards[c, a:b])), c)
-                for c in adjacent_cells
-                if np.isfinite(rewards[c, a:b]).all()
-            ]
-            if costs:
-                winner[a:b] = min(costs)[1]
+        lengths = [float(edges[span.stop] - edges[span.start]) for span in spans]
+        brief_spans = [i for i in range(len(spans)) if lengths[i] < MIN_DECADES]
+        for i in sorted(brief_spans, key=lambda i: (lengths[i], i)):
+            heir = _cheapest_neighbour(spans, i, winner, rewards)
+            if heir is not None:
+                winner[spans[i].start : spans[i].stop] = heir
                 break
         else:
             return winner
 
 
+def _cheapest_neighbour(
+    spans: Sequence[_Span], i: int, winner: NDArray[np.intp], rewards: FloatArray
+) -> int | None:
+    """The winner just before or after the i-th span that loses the least reward over it; None where
+    neither was measured to within MIN_DECADES of all of it."""
+    grid_points = slice(spans[i].start, spans[i].stop)
+    own_rewards = rewards[winner[spans[i].start], grid_points]
+    costs = []
+    for j in (i - 1, i + 1):
+        if not 0 <= j < len(spans):
+            continue
+        neighbour = int(winner[spans[j].start])
+        neighbour_rewards = rewards[neighbour, grid_points]
+        if np.isfinite(neighbour_rewards).all():
+            costs.append((float(np.sum(own_rewards - neighbour_rewards)), neighbour))
+    return min(costs)[1] if costs else None
+
+
+class _Takeover(NamedTuple):
+    """Where a stretch begins."""
+
+    C: float
+    is_crossing: bool  # the curves cross there; else the data of one end or begin
+
+
 def _takeover(
     earlier: FittedCurve, later: FittedCurve, log10_C_low: float, log10_C_high: float
-) -> tuple[float, bool]:
-    """C at which the later curve takes over between two grid points (root, else midpoint), and
-    whether they cross."""
+) -> _Takeover:
+    """Where the later curve takes over between two grid points: at their crossing, else in the
+    middle."""
 
     def earlier_lead(x: float) -> float:
         return float(curve_reward(earlier, 10**x) - curve_reward(later, 10**x))
 
     overlap_start = float(np.log10(max(earlier.C_low, later.C_low)))
     overlap_end = float(np.log10(min(earlier.C_high, later.C_high)))
-    a, b = max(log10_C_low, overlap_start), min(log10_C_high, overlap_end)
+    a = max(log10_C_low, overlap_start)
+    b = min(log10_C_high, overlap_end)
     if a < b and earlier_lead(a) * earlier_lead(b) < 0:
-        return float(10 ** root_scalar(earlier_lead, bracket=(a, b)).root), True
+        crossing = root_scalar(earlier_lead, bracket=(a, b)).root
+        return _Takeover(float(10**crossing), is_crossing=True)
+
     C = float(10 ** ((log10_C_low + log10_C_high) / 2))
     # Merged stretches swap a little off their crossing: it counts if both were measured and the
     # later one leads on.
-    return C, bool(overlap_start <= np.log10(C) <= overlap_end and earlier_lead(overlap_end) < 0)
+    both_measured = overlap_start <= np.log10(C) <= overlap_end
+    return _Takeover(C, is_crossing=bool(both_measured and earlier_lead(overlap_end) < 0))
 
 
 def frontier_rows(
@@ -197,12 +267,14 @@ def frontier_rows(
     equal cells it picks the luckiest.)"""
     if draws is None:
         return tuple(points)
+
     C = [p.C for p in points]
-    rewards = draws.rewards(C)
+    rewards = draws.rewards(C)  # [Q, J, G]
     shares = n_shares(draws, rewards, draws.is_measured(C, MIN_DECADES))
     rows = []
     for g, p in enumerate(points):
-        low, high = central_interval(rewards[:, draws.keys.index((p.B_p, p.n)), g])
+        leader = draws.keys.index((p.B_p, p.n))
+        low, high = central_interval(rewards[:, leader, g])
         n_probability = {n: round(share, 4) for n, share in shares[g].items() if share > 0}
         rows.append(p.model_copy(update={"low": low, "high": high, "n_probability": n_probability}))
     return tuple(rows)
@@ -228,11 +300,12 @@ def crossover_rows(
     `uncrossed_too`."""
     rows = []
     for before, after in frontier.changes_of_n:
-        if after.from_crossing or uncrossed_too:
-            low, high = (None, None) if draws is None else crossover_interval(draws, before, after)
-            rows.append(
-                CrossoverRow(n_low=before.n, n_high=after.n, C=after.C_low, low=low, high=high)
-            )
+        if not after.from_crossing and not uncrossed_too:
+            continue
+        low, high = None, None
+        if draws is not None:
+            low, high = crossover_interval(draws, before, after)
+        rows.append(CrossoverRow(n_low=before.n, n_high=after.n, C=after.C_low, low=low, high=high))
     return tuple(rows)
 
 
@@ -247,18 +320,25 @@ def crossover_interval(
     log10_C_to = float(np.log10(pair.C_high.min()))
     if not log10_C_from < log10_C_to:
         return None, None
+
+    # [Q, grid]: the second cell's lead; it overtakes where the lead turns positive
     grid_points = max(8, int(np.ceil(_SEARCH_PER_DECADE * (log10_C_to - log10_C_from))) + 1)
     log10_C = np.linspace(log10_C_from, log10_C_to, grid_points)
     R = pair.rewards(10**log10_C)
     lead = R[:, 1] - R[:, 0]
-    crosses = (lead[:, :-1] <= 0) & (lead[:, 1:] > 0)
-    fraction = np.abs(lead[:, :-1]) / np.maximum(np.abs(lead[:, :-1]) + np.abs(lead[:, 1:]), 1e-300)
+    before_step = lead[:, :-1]
+    after_step = lead[:, 1:]
+    crosses = (before_step <= 0) & (after_step > 0)
+
+    # Between two grid points the lead is taken to be linear in log C.
+    span = np.maximum(np.abs(before_step) + np.abs(after_step), 1e-300)
+    fraction = np.abs(before_step) / span
     crossings = np.where(crosses, log10_C[:-1] + fraction * np.diff(log10_C), np.inf)
-    nearest_crossing = crossings[
-        np.arange(len(crossings)), np.abs(crossings - np.log10(after.C_low)).argmin(1)
-    ]
-    outside_range = np.where(lead[:, -1] > 0, -np.inf, np.inf)
-    low, high = central_interval(np.where(crosses.any(1), nearest_crossing, outside_range))
+    nearest = np.abs(crossings - np.log10(after.C_low)).argmin(1)
+    nearest_crossing = crossings[np.arange(len(crossings)), nearest]
+
+    without_crossing = np.where(lead[:, -1] > 0, -np.inf, np.inf)
+    low, high = central_interval(np.where(crosses.any(1), nearest_crossing, without_crossing))
     return None if low is None else 10**low, None if high is None else 10**high
 
 
@@ -280,29 +360,39 @@ def compare_schedules(
 
 
 def _compare_schedule(estimate: SweepEstimate, name: str, seeds: Sequence[RunTrack]) -> ScheduleRow:
-    shared = evaluations_by_target(seeds)  # all seeds were evaluated there, at about the same C
-    C, rewards = (
-        np.array([(C, R) for target, (_, C, R) in shared.items() if target]).reshape(-1, 2).T
-    )
+    # All seeds were evaluated there, at about the same C; without C = 0.
+    shared = [evaluation for target, evaluation in evaluations_by_target(seeds).items() if target]
+    C = np.array([evaluation.C for evaluation in shared])
+    rewards = np.array([evaluation.R for evaluation in shared])
+
+    # [points, cells]; of the points that no cell measured nothing can be said
     curves = estimate.curves
     measured = np.array(
-        [[c.C_low <= x <= c.C_high * (1 + 1e-9) for c in curves] for x in C]
+        [[c.C_low <= x <= c.C_high * (1 + 1e-9) for c in curves] for x in C], dtype=bool
     ).reshape(-1, len(curves))
-    C = C[measured.any(1)]
-    rewards = rewards[measured.any(1)]
-    measured = measured[measured.any(1)]
-    reached = np.where(measured, np.array([curve_reward(c, C) for c in curves]).T, -np.inf)
-    best = reached.argmax(1)
-    points = [
-        SchedulePoint(C=x, reward=r, best_fixed=values[i], n=curves[i].n, B_p=curves[i].B_p)
-        for x, r, values, i in zip(
-            C.tolist(), rewards.tolist(), reached.tolist(), best.tolist(), strict=True
+    is_comparable = measured.any(1)
+    C = C[is_comparable]
+    rewards = rewards[is_comparable]
+    measured = measured[is_comparable]
+
+    fixed_rewards = np.where(measured, np.array([curve_reward(c, C) for c in curves]).T, -np.inf)
+    best = fixed_rewards.argmax(1)
+    points = []
+    for i, cell in enumerate(best.tolist()):
+        point = SchedulePoint(
+            C=float(C[i]),
+            reward=float(rewards[i]),
+            best_fixed=float(fixed_rewards[i, cell]),
+            n=curves[cell].n,
+            B_p=curves[cell].B_p,
         )
-    ]
+        points.append(point)
+
     gains = np.array([p.reward - p.best_fixed for p in points])
+    first_cell = seeds[0].run.cell
     return ScheduleRow(
         name=name,
-        stages=schedule_text(seeds[0].run.cell.stages, seeds[0].run.cell.n_max),
+        stages=schedule_text(first_cell.stages, first_cell.n_max),
         seeds=tuple(track.run.cell.seed for track in seeds),
         evaluations=tuple(len(track.C) for track in seeds),
         points=tuple(points),
@@ -318,15 +408,18 @@ def _gain_interval(
     schedule's runs."""
     if estimate.draws is None or estimate.intervals is None:
         return None
+
     values = estimate.draws.curves_at(C[:, None])  # [points, replicates, cells]
     is_measured = estimate.draws.is_measured(C, slack=0.0).T[:, None]
-    fixed = np.where(is_measured, values, -np.inf).max(-1).mean(0)
+    best_fixed = np.where(is_measured, values, -np.inf).max(-1).mean(0)  # [replicates]
+
+    # A run's luck is the same at all its points, the noise of an evaluation is not.
     luck_sd = estimate.intervals.run_sd / np.sqrt(num_seeds)
     noise_sd = estimate.intervals.noise_sd / np.sqrt(num_seeds * len(C))
     rng = np.random.default_rng(LUCK_SEED)
-    luck = rng.normal(0, float(np.hypot(luck_sd, noise_sd)), len(fixed))
+    luck = rng.normal(0, float(np.hypot(luck_sd, noise_sd)), len(best_fixed))
     # the schedule's own reward is then as uncertain as that of the fixed cells
     if estimate.is_flat:
-        luck = rng.permutation(fixed - estimate.curves[0].A)
-    low, high = central_band(rewards.mean() - fixed + luck)
+        luck = rng.permutation(best_fixed - estimate.curves[0].A)
+    low, high = central_band(rewards.mean() - best_fixed + luck)
     return float(low), float(high)

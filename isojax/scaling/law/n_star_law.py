@@ -63,7 +63,9 @@ AVERAGING_WINDOW = 0.25
 MAX_LAW_POINTS = 24  # of a frontier, to which its law is fitted
 MAX_BATCH_LAW_POINTS = 40  # of one at a fixed batch
 MAX_OBSERVATIONS = 20  # that the correlated points of such a law are worth
-MONOTONE_COST, REJECTION_CONFIDENCE = 0.001, 0.9
+# A monotone n*(M) is rejected that loses more reward than this in so large a share of replicates.
+MONOTONE_COST = 0.001
+REJECTION_CONFIDENCE = 0.9
 BAND_POINTS = 40  # of a frontier, at which the replicates' best n gets an interval
 # Residuals of log2 n below this are rounding: all forms that reach it count as equally exact.
 EXACT_RESIDUAL = 1e-6
@@ -71,6 +73,8 @@ EXACT_RESIDUAL = 1e-6
 
 @dataclass(frozen=True)
 class LawPoints:
+    """What a law is fitted to."""
+
     x: FloatArray  # [points], log10 C, at least 2 distinct
     y: FloatArray  # [points], log2 n
     w: FloatArray  # [points] > 0, weights of mean 1
@@ -92,22 +96,29 @@ def _log10_C0(law: Law) -> float:
     return law.log10_C0
 
 
+def _constant(log2_n: float) -> Law:
+    return Law("constant", L=0.0, k=0.0, log10_C0=None, b=log2_n)
+
+
 def _fit_constant(points: LawPoints, falling: bool) -> Law:
-    return Law("constant", 0.0, 0.0, None, float(np.average(points.y, weights=points.w)))
+    return _constant(float(np.average(points.y, weights=points.w)))
 
 
 def _fit_linear(points: LawPoints, falling: bool) -> Law:
+    """The weighted regression line, through the centre of the points."""
     x0 = np.average(points.x, weights=points.w)
     b = float(np.average(points.y, weights=points.w))
     dx = points.x - x0
     k = float((points.w * dx * (points.y - b)).sum() / (points.w * dx * dx).sum())
-    return Law("linear", 0.0, k if falling else max(k, 0.0), float(x0), b)
+    return Law("linear", L=0.0, k=k if falling else max(k, 0.0), log10_C0=float(x0), b=b)
 
 
 def _fit_sigmoid(points: LawPoints, falling: bool) -> Law:
     rising_law = fit_rising_sigmoid(points)
     if not falling:
         return rising_law
+
+    # A falling sigmoid is a rising one of -x: its lower level is what the mirrored one rises to.
     mirrored = fit_rising_sigmoid(replace(points, x=-points.x))
     falling_law = replace(
         mirrored, L=-mirrored.L, b=mirrored.b + mirrored.L, log10_C0=-_log10_C0(mirrored)
@@ -117,12 +128,14 @@ def _fit_sigmoid(points: LawPoints, falling: bool) -> Law:
 
 def weighted_mean_square(law: Law, points: LawPoints) -> float:
     """The weighted mean of the squared residuals, in log2 n."""
-    return float(np.mean(points.w * (FORMS[law.form].log2_n_star(law, points.x) - points.y) ** 2))
+    residuals = FORMS[law.form].log2_n_star(law, points.x) - points.y
+    return float(np.mean(points.w * residuals**2))
 
 
 def fit_rising_sigmoid(points: LawPoints, starts: int = START_COUNT) -> Law:
     """Least weighted squares with 0 <= b, 0 <= L, b + L <= cap, k within its bounds: a Hill curve
     in 10^x with R0 = b, gain L, exponent k / ln 10 and log10 C_mid = x0."""
+    # phi: ln exponent and log10 C_mid
     k_lower, k_upper = K_BOUNDS
     phi_lower = np.array([np.log(k_lower / LN10), points.x.min() - C0_MARGIN_DECADES])
     phi_upper = np.array([np.log(k_upper / LN10), points.x.max() + C0_MARGIN_DECADES])
@@ -130,18 +143,20 @@ def fit_rising_sigmoid(points: LawPoints, starts: int = START_COUNT) -> Law:
         points.x, points.y, points.w, phi_lower, phi_upper, (0.0, points.cap)
     )
     best = fit_sigmoid(sigmoid_points, starts=starts)
-    b, L = best.R0, best.A - best.R0
+
+    b = best.R0
+    L = best.A - best.R0
     law_names = {"A": "L", "exponent": "k", "C_mid": "C0"}
     at_bounds = [law_names[name] for name in best.at_bounds]
     if L < L_MARGIN * (points.cap - b) and "L" not in at_bounds:
         at_bounds.append("L")  # no rise at all
     return Law(
         "sigmoid",
-        L,
-        LN10 * best.exponent,
-        best.log10_C_mid,
-        b,
-        tuple(sorted(at_bounds, reverse=True)),
+        L=L,
+        k=LN10 * best.exponent,
+        log10_C0=best.log10_C_mid,
+        b=b,
+        at_bounds=tuple(sorted(at_bounds, reverse=True)),
     )
 
 
@@ -174,37 +189,45 @@ def fit_n_star(
     """The law of the replicates' mean log2 n* at MAX_LAW_POINTS budgets, weighted by their variance
     plus that of the grid of n (a uniform error of one step); the paper's sigmoid in a mode that
     cannot say whether n matters."""
-    C = np.array([p.C for p in frontier.points])
     leading = [p for p in frontier.points if not p.tied]
     if len(leading) < 2:
         leading = list(frontier.points)
-    C_leading, n = np.array([p.C for p in leading]), np.array([p.n for p in leading])
+    C = np.array([p.C for p in leading])
+    n = np.array([p.n for p in leading])
     if no_effect is None:
-        return NStarFit(law=fit_law(C_leading, n, n_largest), no_effect=False)
+        return NStarFit(law=fit_law(C, n, n_largest), no_effect=False)
+
     # the law's own parameters trade off against one another: an interval for each would say less
-    band = None
-    if draws is not None:
-        band_C = C[spread_indices(len(C), BAND_POINTS)].tolist()
-        lows, highs = (
-            bound.tolist() for bound in central_band(log2_best_n(draws, band_C), discrete=True)
-        )
-        rows = zip(band_C, lows, highs, strict=True)
-        band = tuple(NStarBandRow(C=at, low=2**low, high=2**high) for at, low, high in rows)
+    band = None if draws is None else _best_n_band(draws, [p.C for p in frontier.points])
     if no_effect:
         return NStarFit(law=most_common_n_law(n), no_effect=True, band=band)
+
     law_indices = spread_indices(len(n), MAX_LAW_POINTS)
-    log2_n, variance = np.log2(n[law_indices]), None
+    C_of_law = C[law_indices]
+    log2_n = np.log2(n[law_indices])
+    variance = None
     if draws is not None:
-        log2_n_replicates = log2_best_n(draws, C_leading[law_indices])
+        log2_n_replicates = log2_best_n(draws, C_of_law)
         log2_n = log2_n_replicates.mean(0)
+        # An error that is uniform over a step of the grid of n has step^2 / 12.
         steps = np.diff(np.log2(np.unique(n)))
-        variance = (
-            log2_n_replicates.var(0) + (float(np.median(steps)) if len(steps) else 1.0) ** 2 / 12
-        )
+        step = float(np.median(steps)) if len(steps) else 1.0
+        variance = log2_n_replicates.var(0) + step**2 / 12
     choice = choose_law(
-        C_leading[law_indices], log2_n, n_largest, variance, min(target_count, len(law_indices))
+        C_of_law, log2_n, n_largest, variance, observations=min(target_count, len(law_indices))
     )
     return choice.model_copy(update={"band": band})
+
+
+def _best_n_band(draws: PosteriorSamples, C_of_points: Sequence[float]) -> tuple[NStarBandRow, ...]:
+    """Intervals of the replicates' best n at some of these budgets."""
+    indices = spread_indices(len(C_of_points), BAND_POINTS)
+    C = [C_of_points[i] for i in indices.tolist()]
+    lows, highs = central_band(log2_best_n(draws, C), discrete=True)
+    return tuple(
+        NStarBandRow(C=at, low=2**low, high=2**high)
+        for at, low, high in zip(C, lows.tolist(), highs.tolist(), strict=True)
+    )
 
 
 def log2_best_n(draws: PosteriorSamples, C: ArrayLike) -> FloatArray:
@@ -217,7 +240,7 @@ def most_common_n_law(n: ArrayLike) -> Law:
     """Where n makes no difference: constant at the n that the frontier has most often,
     int[points]."""
     values, counts = np.unique(n, return_counts=True)
-    return Law("constant", 0.0, 0.0, None, float(np.log2(values[counts.argmax()])))
+    return _constant(float(np.log2(values[counts.argmax()])))
 
 
 def running_average(x: FloatArray, y: FloatArray, window: float) -> FloatArray:
@@ -230,12 +253,17 @@ def fit_law(C: ArrayLike, n: ArrayLike, n_max: float, window: float = AVERAGING_
     """The paper's law through C > 0 and the frontier's n >= 1, float[points], averaged over
     `window` decades (0: not at all); saturates at 2 n_max at most, n_max the largest n measured;
     constant where n never changes."""
-    x, log2_n = np.log10(as_float64(C)), np.log2(as_float64(n))
+    x = np.log10(as_float64(C))
+    log2_n = np.log2(as_float64(n))
     if np.ptp(log2_n) == 0:
-        return Law("constant", 0.0, 0.0, None, float(log2_n[0]))
-    return fit_rising_sigmoid(
-        LawPoints(x, running_average(x, log2_n, window), np.ones_like(x), math.log2(n_max) + 1)
+        return _constant(float(log2_n[0]))
+    points = LawPoints(
+        x=x,
+        y=running_average(x, log2_n, window),
+        w=np.ones_like(x),
+        cap=math.log2(n_max) + 1,
     )
+    return fit_rising_sigmoid(points)
 
 
 def choose_law(
@@ -251,13 +279,19 @@ def choose_law(
     which the points are worth so many; None: as many as there are points). log2_n: n at C
     float[points] > 0, whole or estimated; variance: float[points] > 0 of it, scaled up where the
     richest form misses by more (None: unknown, equal). A sigmoid never exceeds 2 max(n)."""
-    x, y = np.log10(as_float64(C)), as_float64(log2_n)
+    x = np.log10(as_float64(C))
+    y = as_float64(log2_n)
     variances = np.ones_like(x) if variance is None else as_float64(variance)
-    mean_variance = float(1 / np.mean(1 / variances))
-    points = LawPoints(x, y, mean_variance / variances, math.log2(n_max) + 1)
+    mean_variance = float(1 / np.mean(1 / variances))  # weights have mean 1
+    points = LawPoints(x, y, w=mean_variance / variances, cap=math.log2(n_max) + 1)
+
+    # AICc needs two observations more than there are unknowns; an unknown variance is one of them.
     observation_count = len(x) if observations is None else observations
+    is_variance_unknown = variance is None
     most_parameters = min(
-        len(np.unique(y)), len(np.unique(x)) - 1, observation_count - 2 - (variance is None)
+        len(np.unique(y)),
+        len(np.unique(x)) - 1,
+        observation_count - 2 - is_variance_unknown,
     )
     supported = [
         name
@@ -270,8 +304,9 @@ def choose_law(
         for name, law in laws.items()
     }
     scores = _aicc_scores(
-        mean_squares, observation_count, None if variance is None else mean_variance
+        mean_squares, observation_count, variance=None if is_variance_unknown else mean_variance
     )
+
     # of equal ones the first, which is the simplest
     best_form = min(scores, key=lambda name: scores[name])
     aicc = {
@@ -285,20 +320,23 @@ def _aicc_scores(
 ) -> dict[str, float]:
     """AICc of each form from its mean square residual; infinite where even the constant has too few
     observations."""
+    # A variance that is known is scaled up where even the richest form misses by more (QAICc).
     richest_form = max(mean_squares, key=lambda name: FORMS[name].parameter_count)
     residual_dof = max(observation_count - FORMS[richest_form].parameter_count, 1.0)
     richest_variance = observation_count * mean_squares[richest_form] / residual_dof
+
     scores = dict.fromkeys(mean_squares, math.inf)
     for name, mean_square in mean_squares.items():
-        misfit = observation_count * math.log(mean_square)
-        if variance is not None:
+        unknown_count = FORMS[name].parameter_count
+        if variance is None:
+            unknown_count += 1
+            misfit = observation_count * math.log(mean_square)
+        else:
             misfit = observation_count * mean_square / max(variance, richest_variance)
-        unknown_count = FORMS[name].parameter_count + (variance is None)
         spare_count = observation_count - unknown_count - 1
         if spare_count > 0:
-            scores[name] = (
-                misfit + 2 * unknown_count + 2 * unknown_count * (unknown_count + 1) / spare_count
-            )
+            correction = 2 * unknown_count * (unknown_count + 1) / spare_count
+            scores[name] = misfit + 2 * unknown_count + correction
     return scores
 
 
@@ -309,18 +347,19 @@ def law_limits(law: Law, C_low: float, C_high: float) -> Iterator[tuple[str, str
         return
     C0 = 10 ** _log10_C0(law)
     values = {"L": law.L, "k": law.k, "C0": C0}
-    if at_bounds := ", ".join(f"{name} = {values[name]:.4g}" for name in law.at_bounds):
+    at_bounds = ", ".join(f"{name} = {values[name]:.4g}" for name in law.at_bounds)
+    if at_bounds:
         yield "law_at_bound", f"n*(C) has {at_bounds} at its bound; the data do not determine it"
+
     beyond = "the law reaches beyond its data"
     if not C_low <= C0 <= C_high:
-        yield (
-            "law_beyond_data",
-            f"{beyond}: its middle C0 = {C0:.4g} is outside {C_low:.4g} to {C_high:.4g}",
-        )
-    n_saturation, n_at_end = 2 ** (law.b + law.L), float(n_star(law, C_high))
+        middle = f"its middle C0 = {C0:.4g} is outside {C_low:.4g} to {C_high:.4g}"
+        yield "law_beyond_data", f"{beyond}: {middle}"
+    n_saturation = 2 ** (law.b + law.L)
+    n_at_end = float(n_star(law, C_high))
     if n_saturation > MAX_SATURATION_RATIO * n_at_end:
-        text = f"it saturates at n = {n_saturation:.3g}, but has come to {n_at_end:.3g} where the data end"
-        yield "law_beyond_data", f"{beyond}: {text}"
+        end = f"has come to {n_at_end:.3g} where the data end"
+        yield "law_beyond_data", f"{beyond}: it saturates at n = {n_saturation:.3g}, but {end}"
 
 
 def fit_fixed_batches(estimate: SweepEstimate) -> tuple[FixedBatchFit, ...]:
@@ -332,18 +371,19 @@ def fit_fixed_batches(estimate: SweepEstimate) -> tuple[FixedBatchFit, ...]:
 
 
 def _fit_batch(B: int, curves: Sequence[FittedCurve], estimate: SweepEstimate) -> FixedBatchFit:
-    frontier, no_effect = compute_frontier(curves), estimate.no_effect
-    cell_draws = (
-        None if estimate.draws is None else estimate.draws.for_cells([c.key for c in curves])
-    )
-    points = [
-        frontier.points[i] for i in spread_indices(len(frontier.points), 4 * MAX_BATCH_LAW_POINTS)
-    ]
+    frontier = compute_frontier(curves)
+    no_effect = estimate.no_effect
+    draws = estimate.draws
+    if draws is not None:
+        draws = draws.for_cells([c.key for c in curves])
+    indices = spread_indices(len(frontier.points), 4 * MAX_BATCH_LAW_POINTS)
+    points = [frontier.points[i] for i in indices]
     return FixedBatchFit(
         B=B,
-        frontier=frontier_rows(points, cell_draws),
-        crossovers=() if no_effect else crossover_rows(frontier, cell_draws),
-        n_star=_fit_n_star_of_M(B, points, cell_draws, no_effect, max(c.n for c in curves)),
+        frontier=frontier_rows(points, draws),
+        # curves that differ by nothing cross nowhere
+        crossovers=() if no_effect else crossover_rows(frontier, draws),
+        n_star=_fit_n_star_of_M(B, points, draws, no_effect, max(c.n for c in curves)),
     )
 
 
@@ -356,23 +396,31 @@ def _fit_n_star_of_M(
 ) -> NStarOfMFit:
     """n*(M): the form AICc prefers, falling ones too; flagged where every monotone one is
     rejected."""
-    M, n = np.array([p.C for p in points]) / B, np.array([p.n for p in points])
+    M = np.array([p.C for p in points]) / B
+    n = np.array([p.n for p in points])
     if no_effect:
         return NStarOfMFit(law=most_common_n_law(n), no_effect=True)
     if no_effect is None:
         return NStarOfMFit(law=fit_law(M, n, n_largest), no_effect=False)
+
+    # The points of a frontier are correlated, and worth fewer than there are.
     law_indices = spread_indices(len(M), MAX_BATCH_LAW_POINTS)
-    M, log2_n = M[law_indices], np.log2(n[law_indices])
+    M = M[law_indices]
+    log2_n = np.log2(n[law_indices])
     choice = choose_law(
         M, log2_n, n_largest, observations=min(len(M), MAX_OBSERVATIONS), falling=True
     )
-    n_star = NStarOfMFit(law=choice.law, no_effect=False, aicc=choice.aicc)
+    n_star_of_M = NStarOfMFit(law=choice.law, no_effect=False, aicc=choice.aicc)
     if draws is None:
-        return n_star
+        return n_star_of_M
+
     costs = monotone_cost(draws, M * B)
-    is_rejected = float(np.mean(costs > MONOTONE_COST)) >= REJECTION_CONFIDENCE
-    return n_star.model_copy(
-        update={"monotone_rejected": is_rejected, "monotone_cost": float(np.median(costs))}
+    share_that_loses = float(np.mean(costs > MONOTONE_COST))
+    return n_star_of_M.model_copy(
+        update={
+            "monotone_rejected": share_that_loses >= REJECTION_CONFIDENCE,
+            "monotone_cost": float(np.median(costs)),
+        }
     )
 
 
@@ -382,16 +430,20 @@ def monotone_cost(draws: PosteriorSamples, C: FloatArray) -> FloatArray:
     reached_by_all = draws.is_measured(C).all(0)
     if not reached_by_all.any():
         return np.zeros(len(draws.R0))
-    rewards = draws.rewards(C[reached_by_all])[:, np.argsort([n for _, n in draws.keys])]
-    best_monotone_sum = np.maximum(
-        best_nondecreasing_sum(rewards), best_nondecreasing_sum(rewards[:, ::-1])
-    )
-    return (rewards.max(1).sum(1) - best_monotone_sum) / rewards.shape[2]
+
+    by_rising_n = np.argsort([n for _, n in draws.keys])
+    rewards = draws.rewards(C[reached_by_all])[:, by_rising_n]  # [Q, J, G]
+    best_rising = best_nondecreasing_sum(rewards)
+    best_falling = best_nondecreasing_sum(rewards[:, ::-1])
+    best_monotone = np.maximum(best_rising, best_falling)
+    return (rewards.max(1).sum(1) - best_monotone) / rewards.shape[2]
 
 
 def best_nondecreasing_sum(rewards: FloatArray) -> FloatArray:
     """float[Q]: the largest sum over G of R[q, j(g), g] (float[Q, J, G]) with j never falling."""
+    # best_sum[q, j]: of the paths that are at j in the end
     best_sum = rewards[:, :, 0]
     for g in range(1, rewards.shape[2]):
+        # who comes to j was at j or below before
         best_sum = np.maximum.accumulate(best_sum, axis=1) + rewards[:, :, g]
     return best_sum.max(1)

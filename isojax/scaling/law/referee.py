@@ -11,7 +11,7 @@ in which it fails or holds; there may be enough of neither. A fork adds a law to
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,9 +55,11 @@ class ComparedCells:
     def by_n(self) -> FloatArray:
         """float[Q, N, G]: the reward of each n with its best B_p."""
         rewards = np.where(self.competing, self.rewards, -np.inf)
-        return np.stack(
-            [rewards[:, [key[1] == n for key in self.keys]].max(1) for n in self.n], axis=1
-        )
+        best_of_n = []
+        for n in self.n:
+            is_of_n = [key[1] == n for key in self.keys]
+            best_of_n.append(rewards[:, is_of_n].max(1))
+        return np.stack(best_of_n, axis=1)
 
     def run_of(self, n: int) -> DecidingRun:
         """A run of n at the B_p that most cells have."""
@@ -82,9 +84,12 @@ class Loss:
 
     def __init__(self, statistic: Statistic, rewards: FloatArray, limit: float = EPSILON):
         mean = rewards.mean(0, keepdims=True)
-        self.of_mean, self.of_draws = float(statistic(mean)[0]), statistic(rewards)
+        # what the statistic is of noise alone: the draws less their mean
+        of_noise = statistic(rewards - mean)
+        self.of_mean = float(statistic(mean)[0])
+        self.of_draws = statistic(rewards)  # [Q]
         self.is_small: Bools = self.of_draws <= limit
-        self.is_large: Bools = self.of_mean - statistic(rewards - mean) > limit
+        self.is_large: Bools = self.of_mean - of_noise > limit
 
     def evidence(self, text: str) -> Evidence:
         """On a law that holds where this is small."""
@@ -92,9 +97,9 @@ class Loss:
 
     def format(self, sign: int = 1) -> str:
         """Of the mean curves, and the interval: 0.014 (0.011 to 0.016)."""
-        mean, *ends = (
-            round(sign * float(v), 3) + 0.0 for v in (self.of_mean, *central_band(self.of_draws))
-        )
+        low, high = central_band(self.of_draws)
+        # + 0.0: a rounded -0.0 is 0
+        mean, *ends = (round(sign * float(v), 3) + 0.0 for v in (self.of_mean, low, high))
         return f"{mean:.3f} ({min(ends):.3f} to {max(ends):.3f})"
 
 
@@ -102,25 +107,28 @@ def judge_laws(estimate: SweepEstimate) -> tuple[LawVerdict, ...]:
     """A verdict on each of LAWS; none without draws."""
     if estimate.draws is None or estimate.intervals is None:
         return ()
-    cells, run_sd = compare_cells(estimate.draws), estimate.intervals.run_sd
+    run_sd = estimate.intervals.run_sd
+    cells = compare_cells(estimate.draws)
+    reason = _nothing_compared(estimate.draws)
     if estimate.is_flat:
         cells = Evidence("no run learnt anything, so no n can be compared with another")
-    elif (reason := _nothing_compared(estimate.draws)) is not None:
+    elif reason is not None:
         cells = Evidence(reason)
+
     verdicts = []
-    for law, (reference, judge) in LAWS.items():
-        evidence = cells if isinstance(cells, Evidence) else judge(cells)
-        verdicts.append(
-            LawVerdict(
-                law=law, reference=reference, text=evidence.text, deciding_run=evidence.missing_run
-            )
+    for name, law in LAWS.items():
+        evidence = cells if isinstance(cells, Evidence) else law.judge(cells)
+        verdict = LawVerdict(
+            law=name,
+            reference=law.reference,
+            text=evidence.text,
+            deciding_run=evidence.missing_run,
         )
-        if law in LAWS_OF_THE_BEST_N and estimate.no_effect:
-            continue  # where every n is as good, none is better at a larger C, nor one at every C
-        if isinstance(cells, ComparedCells) and evidence.open_loss is not None:
-            verdicts[-1] = verdicts[-1].model_copy(
-                update=_weigh(evidence, evidence.open_loss, cells, run_sd)
-            )
+        # where every n is as good, none is better at a larger C, nor one at every C
+        has_no_meaning = name in LAWS_OF_THE_BEST_N and estimate.no_effect
+        if isinstance(cells, ComparedCells) and not has_no_meaning:
+            verdict = _weigh(verdict, evidence, cells, run_sd)
+        verdicts.append(verdict)
     return tuple(verdicts)
 
 
@@ -129,36 +137,48 @@ def _nothing_compared(draws: PosteriorSamples) -> str | None:
     hits alone."""
     if draws.rollouts is None:
         return None
-    level = next((flat.level for flat in draws.flat_starts if flat is not None), None)
+
+    flat_starts = [flat for flat in draws.flat_starts if flat is not None]
+    level = flat_starts[0].level if flat_starts else None
+    start = level or 0.0
     few_hits = FEW_HITS / draws.rollouts
     C_end = np.minimum(draws.C_high, draws.C_peak)
-    change = np.abs(draws.expected_at(C_end) - (level or 0.0))  # [J]
-    left_it = sorted(
-        {n for (_, n), moved in zip(draws.keys, (change > few_hits).tolist(), strict=True) if moved}
-    )
-    if not left_it:
-        return f"no n has come further than {FEW_HITS} hits in an evaluation from reward {level or 0.0:.4g}"
-    if len(left_it) < 2 and level is not None and len({n for _, n in draws.keys}) > 1:
-        return f"only n = {left_it[0]} has come further than {FEW_HITS} hits from the reward of its start, {level:.4g}"
+    change = np.abs(draws.expected_at(C_end) - start)  # [J]
+    left_start = (change > few_hits).tolist()
+    all_n = {n for _, n in draws.keys}
+    n_that_left = sorted({n for (_, n), left in zip(draws.keys, left_start, strict=True) if left})
+
+    if not n_that_left:
+        return (
+            f"no n has come further than {FEW_HITS} hits in an evaluation from reward {start:.4g}"
+        )
+    if len(n_that_left) < 2 and level is not None and len(all_n) > 1:
+        who = f"only n = {n_that_left[0]} has come further than {FEW_HITS} hits"
+        return f"{who} from the reward of its start, {level:.4g}"
     return None
 
 
 def _weigh(
-    evidence: Evidence, open_loss: FloatArray, cells: ComparedCells, run_sd: float
-) -> dict[str, Any]:
-    """The fields of a verdict on a law that can be judged."""
+    verdict: LawVerdict, evidence: Evidence, cells: ComparedCells, run_sd: float
+) -> LawVerdict:
+    """The verdict by the shares of draws in which the law holds and fails; as it is where the
+    draws do not judge it."""
+    if evidence.open_loss is None:
+        return verdict
+
     share_for = float(np.mean(evidence.holds))
     share_against = float(np.mean(evidence.fails))
-    C_low, C_high = cells.C[[0, -1]].tolist()
     fields = {
         "share_for": share_for,
         "share_against": share_against,
-        "C_low": C_low,
-        "C_high": C_high,
+        "C_low": float(cells.C[0]),
+        "C_high": float(cells.C[-1]),
     }
     if max(share_for, share_against) < CONFIDENCE:
-        return fields | {"deciding_run": _most_telling_run(cells, open_loss, run_sd)}
-    return fields | {"verdict": "supported" if share_for > share_against else "excluded"}
+        deciding_run = _most_telling_run(cells, evidence.open_loss, run_sd)
+        return verdict.model_copy(update=fields | {"deciding_run": deciding_run})
+    outcome = "supported" if share_for > share_against else "excluded"
+    return verdict.model_copy(update=fields | {"verdict": outcome})
 
 
 def compare_cells(draws: PosteriorSamples) -> ComparedCells | Evidence:
@@ -166,34 +186,43 @@ def compare_cells(draws: PosteriorSamples) -> ComparedCells | Evidence:
     data a cell competes by its curve, which starts at the base policy's reward."""
     all_n = sorted({n for _, n in draws.keys})
     cells_of_n = [[j for j, key in enumerate(draws.keys) if key[1] == n] for n in all_n]
-    C_high = np.array([draws.C_high[j].max() for j in cells_of_n])
-    reach = 10**CURVE_REACH_DECADES
-    shortest = int(C_high.argmin())
-    B_p, C_most = draws.keys[cells_of_n[shortest][0]][0], float(C_high.max())
+    C_high = np.array([draws.C_high[j].max() for j in cells_of_n])  # [N]
+    C_most = float(C_high.max())
+    shortest = int(C_high.argmin())  # the n that holds the comparison back
+    B_p = draws.keys[cells_of_n[shortest][0]][0]
     if len(all_n) < 2:
-        return Evidence(
-            "only one n was measured", missing_run=DecidingRun(B_p=B_p, n=2 * all_n[0], C=C_most)
-        )
+        missing = DecidingRun(B_p=B_p, n=2 * all_n[0], C=C_most)
+        return Evidence("only one n was measured", missing_run=missing)
+
+    # From where a second n begins; up to the first cell that rises all are equal.
     C_start = np.sort([draws.C_low[j].min() for j in cells_of_n])[1]
-    if draws.flat_starts:  # up to the first cell that rises all are equal
-        C_start = max(
-            C_start, min(0.0 if flat is None else flat.C_flat for flat in draws.flat_starts)
-        )
+    if draws.flat_starts:
+        flat_to = [0.0 if flat is None else flat.C_flat for flat in draws.flat_starts]
+        C_start = max(C_start, min(flat_to))
+    # To where two n were measured, and the shortest may be read by its curve.
+    reach = 10**CURVE_REACH_DECADES
     C_end = min(np.sort(C_high)[-2], C_high[shortest] * reach)
     if C_end < C_start * 10**MIN_DECADES_COMPARED:
         text = f"all values of n together share less than {MIN_DECADES_COMPARED} decade of C"
-        return Evidence(text, missing_run=DecidingRun(B_p=B_p, n=all_n[shortest], C=C_most))
+        missing = DecidingRun(B_p=B_p, n=all_n[shortest], C=C_most)
+        return Evidence(text, missing_run=missing)
+
     C = np.geomspace(C_start, C_end, GRID_POINTS)
     return ComparedCells(
-        draws.keys, C, draws.rewards(C), draws.C_high[:, None] * reach * (1 + 1e-9) >= C
+        keys=draws.keys,
+        C=C,
+        rewards=draws.rewards(C),
+        competing=draws.C_high[:, None] * reach * (1 + 1e-9) >= C,
     )
 
 
 def _best(by_n: FloatArray) -> FloatArray:
+    """float[Q]: the mean over C of the best n at each C."""
     return by_n.max(1).mean(-1)
 
 
 def _constant_loss(cells: ComparedCells) -> Loss:
+    """What the best single n loses against the best n at each C."""
     return Loss(lambda R: _best(R) - R.mean(-1).max(1), cells.by_n)
 
 
@@ -201,14 +230,18 @@ def _judge_rising(cells: ComparedCells) -> Evidence:
     """A single n loses more, so that a rise is needed, and a rise is enough."""
     constant = _constant_loss(cells)
     rising = Loss(lambda R: _best(R) - best_nondecreasing_sum(R) / R.shape[2], cells.by_n)
-    text = f"the best n*(C) that never falls loses {rising.format()}, the best single n {constant.format()}"
-    holds = constant.is_large & rising.is_small
-    fails = constant.is_small | rising.is_large
-    return Evidence(text, holds, fails, constant.of_draws)
+    rising_text = f"the best n*(C) that never falls loses {rising.format()}"
+    return Evidence(
+        f"{rising_text}, the best single n {constant.format()}",
+        holds=constant.is_large & rising.is_small,
+        fails=constant.is_small | rising.is_large,
+        open_loss=constant.of_draws,
+    )
 
 
 def _judge_constant(cells: ComparedCells) -> Evidence:
-    n, loss = cells.n[int(cells.by_n.mean((0, 2)).argmax())], _constant_loss(cells)
+    n = cells.n[int(cells.by_n.mean((0, 2)).argmax())]
+    loss = _constant_loss(cells)
     return loss.evidence(
         f"the best single n, {n}, loses {loss.format()} against the best n at each C"
     )
@@ -222,15 +255,15 @@ def _judge_two(cells: ComparedCells) -> Evidence:
 
 
 def _judge_hundreds(cells: ComparedCells) -> Evidence:
-    few = sum(n < HUNDREDS for n in cells.n)
+    few = sum(n < HUNDREDS for n in cells.n)  # of the n that are fewer than hundreds
     if few == 0:
-        return Evidence(
-            f"no n below {HUNDREDS} was measured", missing_run=cells.run_of(HUNDREDS // 2)
-        )
+        missing = cells.run_of(HUNDREDS // 2)
+        return Evidence(f"no n below {HUNDREDS} was measured", missing_run=missing)
     if few == len(cells.n):
-        return Evidence(
-            f"no n of {HUNDREDS} or more was measured", missing_run=cells.run_of(HUNDREDS)
-        )
+        missing = cells.run_of(HUNDREDS)
+        return Evidence(f"no n of {HUNDREDS} or more was measured", missing_run=missing)
+
+    # A loss of the largest n that is below -EPSILON is a lead.
     upper_decade = cells.by_n[..., cells.C >= cells.C[-1] / 10]
     loss = Loss(lambda R: _best(R[:, :few]) - R[:, -1].mean(-1), upper_decade, limit=-EPSILON)
     lead = loss.format(sign=-1)
@@ -245,38 +278,51 @@ def _judge_batch(cells: ComparedCells) -> Evidence:
     groups = [group for group in cells_of_B.values() if len(group) > 1]
     if sum(len(group) - 1 for group in groups) < MIN_PAIRS:
         text = f"fewer than {MIN_PAIRS} pairs of cells have one B_p n and different n"
+        # the smallest n of a cell that would make a pair
         larger_B_p = {(2 * B_p, n // 2) for B_p, n in cells.keys if n % 2 == 0 and n > 2}
-        B_p, n = min(larger_B_p - set(cells.keys), key=lambda key: key[1], default=cells.keys[0])
+        new_cells = larger_B_p - set(cells.keys)
+        B_p, n = min(new_cells, key=lambda key: key[1], default=cells.keys[0])
         return Evidence(text, missing_run=DecidingRun(B_p=B_p, n=n, C=float(cells.C[-1])))
-    loss = Loss(
-        lambda R: np.mean([np.ptp(R[:, g], axis=1).mean(-1) for g in groups], axis=0), cells.rewards
-    )
+
+    def mean_spread(R: FloatArray) -> FloatArray:
+        """float[Q]: the spread of reward within a group, mean over C and over the groups."""
+        return np.mean([np.ptp(R[:, group], axis=1).mean(-1) for group in groups], axis=0)
+
+    loss = Loss(mean_spread, cells.rewards)
     return loss.evidence(f"cells with one B_p n and different n differ by {loss.format()}")
 
 
 def _most_telling_run(cells: ComparedCells, open_loss: FloatArray, run_sd: float) -> DecidingRun:
     """Another seed of a cell, by the share of the loss's variance that its reward at a C up to its
     last explains: the cheapest of those that explain nearly as much as the best one."""
-    deviations = open_loss - open_loss.mean()
-    covariance = np.einsum("qjg,q->jg", cells.rewards - cells.rewards.mean(0), deviations) / len(
-        deviations
-    )
-    explained = (
-        covariance**2 / (cells.rewards.var(0) + run_sd**2) / max(float(deviations.var()), 1e-300)
-    )
+    deviations = open_loss - open_loss.mean()  # [Q]
+    reward_deviations = cells.rewards - cells.rewards.mean(0)
+    covariance = np.einsum("qjg,q->jg", reward_deviations, deviations) / len(deviations)
+    measured_variance = cells.rewards.var(0) + run_sd**2
+    explained = covariance**2 / measured_variance / max(float(deviations.var()), 1e-300)  # [J, G]
+    # A run to C is evaluated on its way, too.
     explained = np.maximum.accumulate(explained, axis=1)
+
     g = int((explained >= NEARLY_ALL * explained.max()).any(0).argmax())
     j = int(explained[:, g].argmax())
     B_p, n = cells.keys[j]
     return DecidingRun(B_p=B_p, n=n, C=float(cells.C[g]), explained=float(explained[j, g]))
 
 
-RISING, CONSTANT = "n* grows with C", "n* is one number whatever C"
+class PublishedLaw(NamedTuple):
+    """Where a law is published, and what a sweep says of it."""
+
+    reference: str
+    judge: Callable[[ComparedCells], Evidence]
+
+
+RISING = "n* grows with C"
+CONSTANT = "n* is one number whatever C"
 LAWS_OF_THE_BEST_N = (RISING, CONSTANT)
-LAWS: dict[str, tuple[str, Callable[[ComparedCells], Evidence]]] = {
-    RISING: ("arXiv:2603.12151", _judge_rising),
-    CONSTANT: ("arXiv:2603.01162", _judge_constant),
-    "n = 2 is enough": ("arXiv:2510.00977", _judge_two),
-    "hundreds keep gaining": ("arXiv:2510.01180", _judge_hundreds),
-    "only B_p n matters": ("arXiv:1812.06162", _judge_batch),
+LAWS: dict[str, PublishedLaw] = {
+    RISING: PublishedLaw("arXiv:2603.12151", _judge_rising),
+    CONSTANT: PublishedLaw("arXiv:2603.01162", _judge_constant),
+    "n = 2 is enough": PublishedLaw("arXiv:2510.00977", _judge_two),
+    "hundreds keep gaining": PublishedLaw("arXiv:2510.01180", _judge_hundreds),
+    "only B_p n matters": PublishedLaw("arXiv:1812.06162", _judge_batch),
 }
