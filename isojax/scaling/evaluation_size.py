@@ -2,10 +2,11 @@
 right answers of each problem. Otherwise by the rewards, which are multiples of 1 / N:
 
     common     the step of which all their differences are multiples
-    smallest   where rounding hides that, the smallest difference; rewards within SAME_REWARD are equal, because sums
-               of float32 print k / N in more than one way
-    scatter    but rewards that scatter by far more than evaluations of so many rollouts would are graded, no shares of
-               N: they are then as uncertain as shares of as many rollouts as scatter so
+    smallest   where rounding hides that, the smallest difference; rewards within SAME_REWARD are
+               equal, because sums of float32 print k / N in more than one way
+    scatter    but rewards that scatter by far more than evaluations of so many rollouts would are
+               graded, no shares of N: they are then as uncertain as shares of as many rollouts as
+               scatter so
 
 or assumed, where all rewards are equal."""
 
@@ -57,12 +58,14 @@ def evaluation_size(tracks: Sequence[RunTrack], metric: str) -> EvaluationSize:
 def _rollouts_of(point: EvalPoint, metric: str) -> int:
     """Problems x samples of an evaluation, of KIND@k the groups of k; 0 where the records do not
     say it."""
-    counts, parsed = correct_counts(point, metric), parse_metric(metric)
+    counts = correct_counts(point, metric)
+    parsed = parse_metric(metric)
     if not counts or parsed is None:
         return 0
-    return len(counts) * (
-        point.samples if parsed.kind == "avg" else max(1, point.samples // parsed.k)
-    )
+    if parsed.kind == "avg":
+        return len(counts) * point.samples
+    # best@4 of 16 samples is known as well as from 4 groups of 4
+    return len(counts) * max(1, point.samples // parsed.k)
 
 
 def size_by_step(*rewards_of_runs: FloatArray) -> EvaluationSize:
@@ -82,9 +85,8 @@ def size_by_step(*rewards_of_runs: FloatArray) -> EvaluationSize:
     if common is not None:
         was_seen = common > 0.99 * smallest
         which = "smallest step between" if was_seen else "common step of"
-        return EvaluationSize(
-            1 / common, f"by the {which} its rewards, {common:.3g}, {unsaid}", is_known=False
-        )
+        source = f"by the {which} its rewards, {common:.3g}, {unsaid}"
+        return EvaluationSize(1 / common, source, is_known=False)
 
     by_scatter = _rollouts_by_scatter(rewards_of_runs)
     if by_scatter is not None and 1 / smallest > MAX_SCATTER_RATIO * by_scatter:
@@ -97,20 +99,17 @@ def size_by_step(*rewards_of_runs: FloatArray) -> EvaluationSize:
 def bends(rewards: FloatArray) -> FloatArray:
     """float[evaluations - 2]: how far each evaluation but the outer two is from the mean of its
     neighbours."""
-    return rewards[1:-1] - (rewards[:-2] + rewards[2:]) / 2 if len(rewards) > 2 else rewards[:0]
+    if len(rewards) <= 2:
+        return rewards[:0]
+    return rewards[1:-1] - (rewards[:-2] + rewards[2:]) / 2
 
 
 def _rollouts_by_scatter(rewards_of_runs: Sequence[FloatArray]) -> float | None:
     """The rollouts of shares that scatter like these between neighbours; None where most neighbours
     are equal."""
     bend = np.concatenate([bends(rewards) for rewards in rewards_of_runs])
-    middle = np.clip(
-        np.concatenate(
-            [rewards[1:-1] for rewards in rewards_of_runs if len(rewards) > 2] or [bend]
-        ),
-        0,
-        1,
-    )
+    middles = [rewards[1:-1] for rewards in rewards_of_runs if len(rewards) > 2]
+    middle = np.clip(np.concatenate(middles or [bend]), 0, 1)  # the rewards that bend
     differs = np.abs(bend) > SAME_REWARD
     if differs.sum() < max(MIN_BENDS, len(bend) / 2):
         return None
@@ -131,8 +130,11 @@ def _common_step(values: FloatArray, smallest: float) -> float | None:
         if divisor > 1:
             return divisor / grid
 
+    # Of rounded rewards: try the steps that are `smallest` over 1, 2, ... to within the rounding,
+    # as long as it would be no chance that all rewards are near a multiple of one of them.
     rounding = 10.0**-decimals  # of a difference between two
     distinct = 1 + int((np.diff(values) > SAME_REWARD).sum())
+    differences = values - values[0]
     for multiple in range(1, MAX_STEP_MULTIPLE + 1):
         if smallest <= rounding:
             return None
@@ -143,8 +145,8 @@ def _common_step(values: FloatArray, smallest: float) -> float | None:
         if is_near > MAX_CHANCE or is_near ** (distinct - 2) * len(candidates) > MAX_FALSE_STEP:
             continue
         for N in candidates:
-            differences = values - values[0]
-            if np.abs(differences - np.round(differences * N) / N).max() <= rounding:
+            nearest_multiples = np.round(differences * N) / N
+            if np.abs(differences - nearest_multiples).max() <= rounding:
                 return 1 / N
     return None
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Interval, RunRecord
+from isojax.core.nouns import RunRecord
 from isojax.scaling.allocate.constraints import EPSILON
-from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
+from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, RewardForecast, load_ensemble
 from isojax.scaling.curves.hill import MEASURED_TOLERANCE
 from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, MAX_EXTRAPOLATION, FitOptions
 from isojax.scaling.fit import fit_all_runs
@@ -42,26 +42,28 @@ def validate(
     results: dict[str, TrialResult] = {}
 
     def report_progress(done_here: int, total: int) -> None:
+        """All trials take about as long: those that are done count as a fit each."""
         if options.on_progress is not None:
             options.on_progress(len(results) * total + done_here, len(trials) * total)
 
+    trial_options = replace(options, on_progress=report_progress)
+
     def fit_visible(visible_runs: Sequence[RunRecord]) -> FitResult:
-        return fit_all_runs(
-            visible_runs, metric, compute, replace(options, on_progress=report_progress)
-        )
+        return fit_all_runs(visible_runs, metric, compute, trial_options)
 
     for name, trial in trials.items():
         try:
             results[name] = {"possible": True, "why": None, **trial(tracks, fit_visible)}
         except InputError as e:
             results[name] = {"possible": False, "why": str(e)}
-    settings = {
+    return {
+        "schema": 1,
         "metric": metric,
         "compute": compute,
         "mode": options.mode,
         "replicates": options.replicates,
+        **results,
     }
-    return {"schema": 1, **settings, **results}
 
 
 def _hide_compute(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
@@ -70,15 +72,15 @@ def _hide_compute(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Trial
     C_max = max(float(t.C[-1]) for t in tracks)
     C_limit = C_max / MAX_EXTRAPOLATION
     trained = [t for t in tracks if np.any((t.C > 0) & (t.C <= C_limit))]
-    ensemble = load_ensemble(
-        fit_visible([select_points(t.run, slice((t.C <= C_limit).sum())) for t in trained])
-    )
-    result = _compare_predictions(ensemble, tracks, C_limit) | _judge_choice(
-        ensemble, tracks, C_limit
-    )
-    summary = f"fitted up to C = {C_limit:.4g}, tested up to {C_max:.4g}: {_describe(result)}"
+    visible_runs = [select_points(t.run, slice((t.C <= C_limit).sum())) for t in trained]
+    ensemble = load_ensemble(fit_visible(visible_runs))
+    result = {
+        **_compare_predictions(ensemble, tracks, C_limit),
+        **_judge_choice(ensemble, tracks, C_limit),
+    }
     hidden = f"compute above {C_limit:.6g}, a {MAX_EXTRAPOLATION:g}th of the largest"
-    return {"hidden": hidden, "says": summary} | result
+    tried = f"fitted up to C = {C_limit:.4g}, tested up to {C_max:.4g}"
+    return {"hidden": hidden, "says": f"{tried}: {_describe(result)}", **result}
 
 
 def _hide_seed(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
@@ -90,13 +92,14 @@ def _hide_seed(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialRes
         )
     hidden_cells = {t.run.cell for t in hidden_tracks}
     ensemble = load_ensemble(fit_visible([t.run for t in tracks if t.run.cell not in hidden_cells]))
-    result = _compare_predictions(ensemble, hidden_tracks) | _judge_choice(ensemble, hidden_tracks)
+    result = {
+        **_compare_predictions(ensemble, hidden_tracks),
+        **_judge_choice(ensemble, hidden_tracks),
+    }
     names = ", ".join(cell.name for cell in sorted(hidden_cells))
     hidden = f"the last run of every cell that has two or more ({names})"
-    return {
-        "hidden": hidden,
-        "says": f"{len(hidden_tracks)} runs hidden: {_describe(result)}",
-    } | result
+    summary = f"{len(hidden_tracks)} runs hidden: {_describe(result)}"
+    return {"hidden": hidden, "says": summary, **result}
 
 
 def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
@@ -111,12 +114,16 @@ def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Tri
     fit_without_n = fit_visible([t.run for t in tracks if t.run.cell.n != n])
     ensemble = load_ensemble(fit_without_n)
     usable_cells = ensemble.stable if ensemble.stable.any() else np.ones_like(ensemble.stable)
-    rows = [
-        _prediction_row(t, C, R, float(ensemble.expected_rewards(C)[usable_cells].max()), None)
-        for t in tracks
-        for C, R in zip(t.C, t.R, strict=True)
-        if C > 0 and t.run.cell.n == n
-    ]
+    rows = []
+    for track in tracks:
+        if track.run.cell.n != n:
+            continue
+        for C, R in zip(track.C, track.R, strict=True):
+            if C > 0:
+                frontier = float(ensemble.expected_rewards(C)[usable_cells].max())
+                rows.append(_prediction_row(track, C, R, RewardForecast(frontier, None)))
+
+    # Near the end alone n had the time to matter.
     C_max = max(row["C"] for row in rows)
     end_gains = [
         row["measured"] - row["predicted"] for row in rows if row["C"] >= MIN_SHARE_OF_C * C_max
@@ -124,52 +131,66 @@ def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Tri
     gain = float(np.mean(end_gains))
     matters = gain > EPSILON
     warned = any(flag.code == "largest_n_leads" for flag in fit_without_n.flags)
-    warning = (
-        "warned that its frontier ends at the largest n measured"
-        if warned
-        else "would not have warned"
-    )
-    verdict = f"it {'mattered' if matters else 'did not matter'}, and the fit without it {warning}"
-    result = _summarize_errors(rows) | _judge_choice(ensemble, tracks)
-    gain_text = (
-        f"near C = {C_max:.4g} n = {n} measured {gain:+.4f} against the frontier of the rest"
-    )
-    summary = f"{gain_text}: {verdict}; {_describe_choice(result)}"
-    numbers = {"n": n, "gain": gain, "matters": matters, "warned": warned}
-    return {"hidden": f"every run of n = {n}", "says": summary} | numbers | result
+
+    result = {**_summarize_errors(rows), **_judge_choice(ensemble, tracks)}
+    measured = f"near C = {C_max:.4g} n = {n} measured {gain:+.4f} against the frontier of the rest"
+    verdict = "mattered" if matters else "did not matter"
+    warning = "would not have warned"
+    if warned:
+        warning = "warned that its frontier ends at the largest n measured"
+    return {
+        "hidden": f"every run of n = {n}",
+        "says": f"{measured}: it {verdict}, and the fit without it {warning}; "
+        f"{_describe_choice(result)}",
+        "n": n,
+        "gain": gain,
+        "matters": matters,
+        "warned": warned,
+        **result,
+    }
 
 
 def _compare_predictions(
     ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_above: float = 0.0
 ) -> TrialResult:
+    """How well the curves predict new runs' evaluations beyond C_above."""
     cell_indices = {c.key: i for i, c in enumerate(ensemble.curves)}
-    rows = [
-        _prediction_row(t, C, R, *ensemble.predict_new_run(cell_indices[t.key], float(C)))
-        for t in tracks
-        for C, R in zip(t.C, t.R, strict=True)
-        if C > C_above and t.key in cell_indices
-    ]
+    rows = []
+    for track in tracks:
+        if track.key not in cell_indices:
+            continue
+        for C, R in zip(track.C, track.R, strict=True):
+            if C > C_above:
+                forecast = ensemble.predict_new_run(cell_indices[track.key], float(C))
+                rows.append(_prediction_row(track, C, R, forecast))
     if not rows:
         raise InputError(
-            "no hidden evaluation is of a cell with a curve without it; evaluate more often or longer."
+            "no hidden evaluation is of a cell with a curve without it; "
+            "evaluate more often or longer."
         )
     return _summarize_errors(rows)
 
 
 def _prediction_row(
-    t: RunTrack, C: float, measured: float, predicted: float, interval: Interval | None
+    track: RunTrack, C: float, measured: float, forecast: RewardForecast
 ) -> TrialResult:
-    low, high = interval or (None, None)
-    cell = t.run.cell
-    inside = None if interval is None else bool(interval[0] <= measured <= interval[1])
-    row = {
+    """One hidden evaluation, and what was predicted of it."""
+    cell = track.run.cell
+    low, high, inside = None, None, None
+    if forecast.interval is not None:
+        low, high = forecast.interval
+        inside = bool(low <= measured <= high)
+    return {
         "B_p": cell.B_p,
         "n": cell.n,
         "seed": cell.seed,
         "C": float(C),
         "measured": float(measured),
+        "predicted": forecast.reward,
+        "low": low,
+        "high": high,
+        "inside": inside,
     }
-    return row | {"predicted": predicted, "low": low, "high": high, "inside": inside}
 
 
 def _summarize_errors(rows: Sequence[TrialResult]) -> TrialResult:
@@ -194,24 +215,24 @@ def _judge_choice(
         max(float(t.C[-1]) for t in tracks_of_n) for tracks_of_n in tracks_by_n.values()
     )
     C = C_ends[-2] if len(C_ends) > 1 else 0.0
-    rewards_near_C = {
-        key: [
-            R
-            for t in seeds
-            for R in t.R[(t.C >= MIN_SHARE_OF_C * C) & (t.C <= C * MEASURED_TOLERANCE)]
-        ]
-        for key, seeds in group_by_cell(tracks).items()
-    }
-    mean_rewards = {
-        key: float(np.mean(rewards)) for key, rewards in rewards_near_C.items() if rewards
-    }
+
+    mean_rewards = {}  # of each cell that was evaluated near C
+    for key, seeds in group_by_cell(tracks).items():
+        rewards = []
+        for track in seeds:
+            is_near = (track.C >= MIN_SHARE_OF_C * C) & (track.C <= C * MEASURED_TOLERANCE)
+            rewards += track.R[is_near].tolist()
+        if rewards:
+            mean_rewards[key] = float(np.mean(rewards))
+
     allowed = np.array([c.key in mean_rewards for c in ensemble.curves])
-    allowed = allowed & ensemble.stable if (allowed & ensemble.stable).any() else allowed
+    if (allowed & ensemble.stable).any():
+        allowed = allowed & ensemble.stable
     if C <= C_above or not allowed.any():
         return {"C": None, "n_chosen": None, "n_best": None, "regret": None}
-    chosen = ensemble.curves[
-        ensemble.choose_cell(np.full(len(allowed), C), allowed, epsilon=0.0)
-    ].key
+
+    chosen_cell = ensemble.choose_cell(np.full(len(allowed), C), allowed, epsilon=0.0)
+    chosen = ensemble.curves[chosen_cell].key
     best = max(mean_rewards, key=lambda key: (mean_rewards[key], -key[1]))
     return {
         "C": C,
@@ -222,17 +243,19 @@ def _judge_choice(
 
 
 def _describe(result: TrialResult) -> str:
-    share = (
-        f", {result['inside']:.0%} inside the interval of one new run"
-        if result["inside"] is not None
-        else ""
-    )
-    errors = f"mean error {result['mean_error']:+.4f}, mean absolute error {result['mean_absolute_error']:.4f}"
-    return f"{result['measurements']} evaluations predicted with {errors}{share}; {_describe_choice(result)}"
+    """The errors of a trial, and its choice of n, in words."""
+    count = f"{result['measurements']} evaluations predicted"
+    mean = f"mean error {result['mean_error']:+.4f}"
+    absolute = f"mean absolute error {result['mean_absolute_error']:.4f}"
+    share = ""
+    if result["inside"] is not None:
+        share = f", {result['inside']:.0%} inside the interval of one new run"
+    return f"{count} with {mean}, {absolute}{share}; {_describe_choice(result)}"
 
 
 def _describe_choice(result: TrialResult) -> str:
     if result["n_chosen"] is None:
         return "no two n were measured that far, so its choice of n cannot be judged"
-    choice = f"at C = {result['C']:.4g} it chose n = {result['n_chosen']}, measured best was n = {result['n_best']}"
-    return f"{choice}, which cost {result['regret']:.4f}"
+    chosen = f"at C = {result['C']:.4g} it chose n = {result['n_chosen']}"
+    best = f"measured best was n = {result['n_best']}"
+    return f"{chosen}, {best}, which cost {result['regret']:.4f}"

@@ -18,13 +18,21 @@ from isojax.runs.ledger import (
 from isojax.scaling.checks.fit_flags import data_flags
 from isojax.scaling.checks.run_health import health_flags, healthy_runs
 from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
-from isojax.scaling.tracks import build_tracks, group_by_cell, make_track, require_fixed_runs
+from isojax.scaling.tracks import (
+    TracksByCell,
+    build_tracks,
+    group_by_cell,
+    make_track,
+    require_fixed_runs,
+)
 
 RECOMMENDED_EVALUATIONS = 5  # at C > 0; a curve has three parameters
 
 
 @dataclass(frozen=True)
 class LedgerCheck:
+    """What was found in ledgers."""
+
     runs: list[RunRecord]  # those that can be read, by cell
     metric: str  # the one that `isojax fit` takes where none is asked for
     errors: list[str]  # what `isojax fit` would refuse, with file and line
@@ -44,6 +52,8 @@ def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
             errors.append(str(e))
     if not runs:
         return LedgerCheck(runs, "", errors, notes)
+
+    # Each run alone, then all together: a fit refuses the first thing that it finds.
     runs.sort(key=lambda run: run.cell)
     metric = default_metric(runs)
     errors += run_conflicts(runs)
@@ -59,25 +69,34 @@ def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
             build_tracks(require_fixed_runs(healthy_runs(runs)), metric, "rollouts")
         except InputError as e:
             errors.append(str(e))
-    if cells := group_by_cell([track for track in tracks if not track.run.cell.schedule]):
-        reasons = unfitted_reasons(
-            {key: [t.C[t.C > 0] for t in seeds] for key, seeds in cells.items()}
-        )
-        if len(reasons) == len(cells):
-            listed = "; ".join(f"{B_p}x{n}: {reason}" for (B_p, n), reason in reasons.items())
-            problem = f"no cell has enough evaluations for a curve ({listed})"
-            errors.append(f"{problem}; expected at least one. Evaluate more often.")
+
+    cells = group_by_cell([track for track in tracks if not track.run.cell.schedule])
+    if cells:
+        errors += _curve_errors(cells)
         notes += [flag.text for flag in data_flags(cells)]
-    if len(ns := {n for _, n in cells}) == 1:
-        notes.append(f"only one n ({ns.pop()}): a fit gives this curve, and no n*(C)")
+    all_n = {n for _, n in cells}
+    if len(all_n) == 1:
+        notes.append(f"only one n ({all_n.pop()}): a fit gives this curve, and no n*(C)")
     return LedgerCheck(runs, metric, errors, notes)
 
 
+def _curve_errors(cells: TracksByCell) -> Iterator[str]:
+    """Why no cell has a curve, where none has one."""
+    C_by_cell = {key: [t.C[t.C > 0] for t in seeds] for key, seeds in cells.items()}
+    reasons = unfitted_reasons(C_by_cell)
+    if len(reasons) == len(cells):
+        listed = "; ".join(f"{B_p}x{n}: {reason}" for (B_p, n), reason in reasons.items())
+        problem = f"no cell has enough evaluations for a curve ({listed})"
+        yield f"{problem}; expected at least one. Evaluate more often."
+
+
 def _run_notes(run: RunRecord) -> Iterator[str]:
+    """What bears on what a fit can say of one run."""
     if run.failure_reason:
         yield f"{run.source}: the run broke off ({run.failure_reason})"
     for flag in health_flags(run):
-        yield f"{run.source} is flagged: {flag}; a fit leaves it out unless {INCLUDE_FLAGGED} is given"
+        left_out = f"a fit leaves it out unless {INCLUDE_FLAGGED} is given"
+        yield f"{run.source} is flagged: {flag}; {left_out}"
     count = sum(point.rollouts > 0 for point in run.points)
     if count < RECOMMENDED_EVALUATIONS:
         wanted = f"a curve of three parameters wants {RECOMMENDED_EVALUATIONS} or more"
