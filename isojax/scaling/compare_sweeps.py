@@ -93,7 +93,8 @@ def check_distinct(labels: Sequence[str]) -> None:
 def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
     if len(fits) < 2:
         raise InputError(
-            f"{len(fits)} fit to compare; expected at least two. Name another sweep's folder or fit.json."
+            f"{len(fits)} fit to compare; expected at least two. "
+            "Name another sweep's folder or fit.json."
         )
     if len(labels) != len(fits):
         received = f"{len(labels)} labels ({', '.join(labels)}) for {len(fits)} runs"

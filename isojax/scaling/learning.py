@@ -3,7 +3,8 @@
 Evaluations show something where a reward moves beyond what noise allows, and by at least one step
 of their resolution (1 / N for an evaluation of N rollouts), in one of these ways:
 
-    shift    a run's median of three evaluations in a row differs from where it began; one hit moves no median
+    shift    a run's median of three evaluations in a row differs from where it began; one hit
+             moves no median
     common   all runs together differ from where they began, each from an evaluation of its own
     trend    over all runs, rewards rise or fall with C (Kendall's S)
     cells    rewards differ between cells (Kruskal and Wallis)
@@ -509,8 +510,8 @@ def _failed_share(runs: Sequence[RunRecord]) -> float | None:
 
 
 def _kinds_of_failure(trained: Sequence[Mapping[str, float]]) -> str:
-    """The kinds of the verifier's failures that were recorded, the most frequent first, each after a
-    comma."""
+    """The kinds of the verifier's failures that were recorded, the most frequent first, each after
+    a comma."""
     sums: dict[str, float] = {}
     for row in trained:
         for name, value in row.items():

@@ -615,7 +615,8 @@ def read_fit_file(path: Path) -> FitResult:
     except ValidationError as e:
         first_error = e.errors(include_url=False)[0]
         location = ".".join(map(str, first_error["loc"])) or "the file"
-        problem = f"{path} is no fit of schema version {SCHEMA_VERSION} ({location}: {first_error['msg']})"
+        reason = f"{location}: {first_error['msg']}"
+        problem = f"{path} is no fit of schema version {SCHEMA_VERSION} ({reason})"
         raise InputError(
             f"{problem}; expected what `isojax fit` of this version writes. {fix}"
         ) from e

@@ -45,7 +45,8 @@ def build_tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[R
     they do not."""
     if not runs:
         raise InputError(
-            "no run to fit; expected at least one RunRecord. Name a sweep's folder that holds records."
+            "no run to fit; expected at least one RunRecord. "
+            "Name a sweep's folder that holds records."
         )
     sorted_runs = sorted(runs, key=lambda r: (r.cell, r.source))
 
@@ -76,7 +77,8 @@ def _require_same_problems(runs: Sequence[RunRecord], metric: str) -> None:
             problem_set = f"problems of the set {name!r}" if name else "validation problems"
             raise InputError(
                 f"{first} has right answers of {a} {problem_set}, {second} of {b}; "
-                "expected the same problems at every evaluation. Correct the file or fit them separately."
+                "expected the same problems at every evaluation. "
+                "Correct the file or fit them separately."
             )
 
 
@@ -142,9 +144,10 @@ def _compute_axis(run: RunRecord, compute: str) -> FloatArray:
         return np.array([p.tokens for p in run.points], dtype=np.float64)
 
     if len(run.device_hours) != len(run.points):
+        count = f"{len(run.device_hours)} of {len(run.points)} evaluations"
+        fix = "Restore its timing.jsonl, or use --compute rollouts."
         raise InputError(
-            f"{run.source or run.cell.name} has device hours for {len(run.device_hours)} of {len(run.points)} "
-            "evaluations; expected one each. Restore its timing.jsonl, or use --compute rollouts."
+            f"{run.source or run.cell.name} has device hours for {count}; expected one each. {fix}"
         )
     hours = np.array(run.device_hours, dtype=np.float64)
     return hours - hours[0] if run.points[0].rollouts == 0 else hours
@@ -161,7 +164,10 @@ def require_fixed_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
         names = ", ".join(sorted({run.cell.schedule for run in runs}))
         hint = "Add sweep.B_p and sweep.n."
         if all(run.cell.is_of_spend for run in runs):
-            hint = "`isojax spend` chose their n on the way: its answer is spend.html. For a law, launch a sweep."
+            hint = (
+                "`isojax spend` chose their n on the way: its answer is spend.html. "
+                "For a law, launch a sweep."
+            )
         raise InputError(f"all runs have a schedule ({names}); expected some of a fixed n. {hint}")
     return fixed_runs(runs)
 

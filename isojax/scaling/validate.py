@@ -88,7 +88,8 @@ def _hide_seed(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialRes
     hidden_tracks = [seeds[-1] for seeds in group_by_cell(tracks).values() if len(seeds) >= 2]
     if not hidden_tracks:
         raise InputError(
-            "no cell has two runs: none can be hidden; add a seed (isojax launch --resume sweep.seeds=2)."
+            "no cell has two runs: none can be hidden; "
+            "add a seed (isojax launch --resume sweep.seeds=2)."
         )
     hidden_cells = {t.run.cell for t in hidden_tracks}
     ensemble = load_ensemble(fit_visible([t.run for t in tracks if t.run.cell not in hidden_cells]))

@@ -107,7 +107,8 @@ def _quote_of_nothing(ensemble: CurveEnsemble, reward: float) -> Quote:
     level = curve_of_all.A
     if reward <= level:
         raise InputError(
-            f"{fit.nothing_learnt}. Given {reward:g}, expected more than the {level:.3g} of all runs."
+            f"{fit.nothing_learnt}. Given {reward:g}, "
+            f"expected more than the {level:.3g} of all runs."
         )
 
     # Backwards, since cells are in order of B_p: the first one of each n stays.

@@ -99,10 +99,9 @@ def healthy_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
     unflagged_runs = [run for run in runs if not health_flags(run)]
     if runs and not unflagged_runs:
         first_flag = f"{runs[0].source or runs[0].cell.name}: {health_flags(runs[0])[0]}"
-        problem = f"every run is flagged as broken ({len(runs)}; {first_flag}), expected at least one that is not"
-        raise InputError(
-            f"{problem}. Lower cell.rl.learning_rate, or fit them with {INCLUDE_FLAGGED}."
-        )
+        problem = f"every run is flagged as broken ({len(runs)}; {first_flag})"
+        fix = f"Lower cell.rl.learning_rate, or fit them with {INCLUDE_FLAGGED}."
+        raise InputError(f"{problem}, expected at least one that is not. {fix}")
     return unflagged_runs
 
 
@@ -277,7 +276,8 @@ def _nonfinite(run: RunRecord) -> Iterator[HealthFlag]:
         skipped_share = p.train.get("nonfinite_update", 0.0)
         if skipped_share > MAX_NONFINITE_SHARE:
             reasons.append(
-                f"{skipped_share:.1%} of updates were skipped: their loss or gradient was not finite"
+                f"{skipped_share:.1%} of updates were skipped: "
+                "their loss or gradient was not finite"
             )
         if reasons:
             yield HealthFlag("nonfinite_update", p.rollouts, reasons[0])
