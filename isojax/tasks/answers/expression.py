@@ -51,6 +51,7 @@ _RELATIONS = {
     "=": "=", "==": "=", r"\equiv": "=",
     r"\approx": "~", r"\simeq": "~", r"\in": "in",
 }  # fmt: skip
+# <=, \leq, =; the sign is the first group
 _RELATION = re.compile(
     r"""
     \s*
@@ -69,6 +70,7 @@ _PRODUCT = re.compile(r"\s*(\*\*|\*|/|\\(?:cdot|times|div|ast)(?![A-Za-z]))")
 _AND_IN_CJK = "(?:或者?|以?及|[和与與]|または|もしくは|또는|와|과)"
 _AND = rf"(?:and\b|or\b|{_AND_IN_CJK})"
 _AND_IN_TEXT = rf"(?:and|or|{_AND_IN_CJK}|oder|und|ou|et|o|y|u|e|или|и)"
+# What parts items of a list: ",", ", and", ", \text{or}", "\text{ and }", "or", 和, "\vee"
 _SEPARATOR = re.compile(
     rf"""
     \s*
@@ -84,6 +86,7 @@ _SEPARATOR = re.compile(
     """,
     re.VERBOSE,
 )
+# What stands before a modulus: \pmod{, \pmod 7 (with the 7), (mod, \bmod, \text{mod}
 _MODULUS = re.compile(
     r"""
     \s*

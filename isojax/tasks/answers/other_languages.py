@@ -34,6 +34,7 @@ _CJK_SUPPOSED = re.compile(
 )
 _CJK_CONDITION = re.compile(f"如果|若|要是|{_CJK_SUPPOSED.pattern}", re.VERBOSE)
 _CJK_CLAUSE_BREAK = re.compile(r"[,;:](?=\s)|(?<![0-9])[,;:.](?![0-9])|[0-9][,;:.](?=[^0-9\s])|…+")
+# 42とする, 42이라면
 _CJK_SUPPOSED_BEHIND = re.compile(
     r"""
     [^,;.]{0,8}
@@ -59,6 +60,7 @@ _CJK_PLACE = re.compile(
 _CJK_BEFORE = re.compile(r"(?:[第负負除乘加减減近]|(?<!所)以|マイナス)\s*[$]?$")
 _HAS_CJK = re.compile(f"[{CJK}]")
 _CJK_LISTED = re.compile(r"[0-9$]\s*(?:[和与與及到至と]|から|과|와)\s*$")
+# What makes another number of the value before it: 42万, 42分之1, 42和43
 _CJK_BEHIND = re.compile(
     r"""
       \s*[个個]?
@@ -159,6 +161,7 @@ _SUPPOSITIONS = (
 )
 _SUPPOSED = re.compile(rf"(?<!\w)(?:{'|'.join(_SUPPOSITIONS)})(?!\w)", re.IGNORECASE)
 _COMMA_OF_A_SUPPOSITION = re.compile(rf"(?<!\w)({'|'.join(_SUPPOSITIONS)})\s*[,:]", re.IGNORECASE)
+# Where the part of a sentence begins that a value belongs to, as in suppositions.py.
 _CLAUSE_BREAK = re.compile(
     r"""
       [,;:.](?=\s)

@@ -70,12 +70,12 @@ _DENIED = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-# Words that make a bound, a range or another number of it: "more than 42", "up to 42". But "the
-# largest possible value is 42" states a value.
+# "The largest possible value is 42" states a value; "a possible value is 42" does not.
 _SUPERLATIVES = (
     "largest smallest greatest least maximum minimum most fewest lowest highest best only of"
 )
 _OF_NONE_LARGER = "".join(f"(?<!{word}[ ])" for word in _SUPERLATIVES.split())
+# Words that make a bound, a range or another number of a value: "more than 42", "up to 42".
 _BOUNDED = re.compile(
     rf"""
       \b
@@ -179,6 +179,7 @@ _HEDGED_BEHIND = re.compile(
 )
 # "42 if it rains and 43 otherwise"
 _IF = re.compile(r"[0-9$)}][^0-9]*\bif\b", re.IGNORECASE)
+# ", and 43 otherwise", "or 43 if", "otherwise it is 43"
 _OTHER_CASE = re.compile(
     r"""
       (?:\b(?:and|or|but)|[,;])\s+(?:it\s+is\s+)?[-$\\]*[0-9][^\s,]*,?(?:\s+\w+)?\s+

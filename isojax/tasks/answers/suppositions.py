@@ -25,6 +25,7 @@ _TRIAL = (
     r"(?:try|check|test|guess|suppose|assume|say|see|verify|imagine|pretend|consider|take|set|put"
     r"|denote|call|define|start|begin|pick|choose|plug|substitute|use)"
 )
+# "suppose", "let x = ", "let us now try", "let the sum be"
 _SUPPOSED = re.compile(
     rf"""
       \b
