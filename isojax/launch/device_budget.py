@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
@@ -242,28 +243,41 @@ def suggest_mesh(
     """The fastest other mesh of the first of these (description, number of devices) where one
     fits."""
     for description, num_devices in device_counts:
-        meshes_that_fit: list[tuple[float, str]] = []  # seconds per rollout, and what to type
+        suggestions = []
         for mesh in _even_meshes(budget, num_devices):
-            if mesh == budget.mesh:
-                continue
-            other = replace(budget, mesh=mesh)
-            sweep = fit_to_memory(_without_sizes(requested), other)
-            if sweep is not None:
-                sizes_to_change = [
-                    key
-                    for key in SIZE_SETTINGS
-                    if getattr(requested, key) not in (None, getattr(sweep, key))
-                ]
-                words = f"--mesh {mesh} {format_sizes(sweep, sizes_to_change)}".strip()
-                meshes_that_fit.append((other.seconds_per_rollout(sweep), words))
-        if meshes_that_fit:
-            _, words = min(meshes_that_fit)
-            return f"The nearest mesh that would fit: {words} on {description}."
+            if mesh != budget.mesh:
+                suggestion = _suggest_settings(requested, replace(budget, mesh=mesh))
+                if suggestion is not None:
+                    suggestions.append(suggestion)
+        if suggestions:
+            fastest = min(suggestions)
+            return f"The nearest mesh that would fit: {fastest.words} on {description}."
+
     return (
         "No mesh of more such devices would fit it: lower cell.sampling.response_length or"
         " prompt_length, take devices with more memory, or say how much they have by"
         " run.device_memory=GIB."
     )
+
+
+class MeshSuggestion(NamedTuple):
+    """In the order of speed."""
+
+    seconds_per_rollout: float
+    words: str  # what to type
+
+
+def _suggest_settings(requested: SweepConfig, budget: DeviceBudget) -> MeshSuggestion | None:
+    """The budget's mesh and the settings that would have to change on it; None where nothing fits
+    there."""
+    sweep = fit_to_memory(_without_sizes(requested), budget)
+    if sweep is None:
+        return None
+    sizes_to_change = [
+        key for key in SIZE_SETTINGS if getattr(requested, key) not in (None, getattr(sweep, key))
+    ]
+    words = f"--mesh {budget.mesh} {format_sizes(sweep, sizes_to_change)}".strip()
+    return MeshSuggestion(budget.seconds_per_rollout(sweep), words)
 
 
 def _without_sizes(sweep: SweepConfig) -> SweepConfig:

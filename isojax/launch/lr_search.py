@@ -260,6 +260,7 @@ def to_json(search: LrSearchResult, config: Config, plan: SearchPlan) -> dict[st
         reward = result.reward if result.scores else None
         se = search.standard_error if result.scores and not result.flags else None
         rate_rows.append(asdict(result) | {"B": plan.B, "reward": reward, "se": se})
+
     return {
         "schema": 1,
         "name": config.name,

@@ -118,9 +118,8 @@ def estimate_memory(
         }
         weights_peak = held + made_weights
 
-    if (
-        max_staleness is not None
-    ):  # the sampler works while the trainer does, so its state is always there
+    if max_staleness is not None:
+        # The sampler works while the trainer does, so that its state is always there.
         update_peak += sampler_state
         weights_peak += sampler_state
         evaluation_peak += sampler_state

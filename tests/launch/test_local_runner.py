@@ -14,7 +14,7 @@ from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.device_budget import DeviceBudget
 from isojax.launch.display import print_disk_use, print_plan
-from isojax.launch.local.setup import check_batch, check_data, check_precision
+from isojax.launch.local.sweep_checks import check_batch, check_data, check_precision
 from isojax.launch.planner import plan_cells, resolve_sweep_sizes
 from isojax.launch.resume import config_for_folder, print_remaining
 from isojax.launch.time_estimate import GIB, Forecast

@@ -23,7 +23,8 @@ from isojax.core.config import (
 )
 from isojax.core.errors import InputError
 from isojax.launch.local.local_runner import rollouts_within
-from isojax.launch.local.setup import check_problems, open_sweep, open_task
+from isojax.launch.local.setup import open_sweep, open_task
+from isojax.launch.local.sweep_checks import check_problems
 from isojax.launch.planner import plan_cells
 from isojax.tasks.device import solvers
 from tests.tasks.tokenizer_folders import byte_level

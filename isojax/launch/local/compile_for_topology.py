@@ -334,7 +334,8 @@ def first_line(error: Exception) -> str:
 
 
 def usage_table(needed: dict[str, int], memory: MemoryEstimate, device_memory: int) -> TextTable:
-    """needed: bytes of a device while each program runs, by the compiler."""
+    """What each program takes, by the compiler and as planned, and whether that fits. `needed`:
+    bytes of a device while a program runs, what a run holds beside it included."""
     rows = []
     for program, size in needed.items():
         resident = memory.resident_bytes(program)
@@ -350,6 +351,7 @@ def usage_table(needed: dict[str, int], memory: MemoryEstimate, device_memory: i
                 verdict,
             ]
         )
+
     return TextTable(
         f"GiB of a device, of {_format_gib(device_memory)}",
         ("program", "the program alone", "in a run", "planned", ""),

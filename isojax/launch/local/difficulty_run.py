@@ -129,6 +129,7 @@ def print_labelling_plan(config: Config, folder: Path, server: ServerOptions | N
     with open_task(config) as task:
         problems = _read_problems(cell, task, folder)
         rollouts = len(problems) * cell.data.attempts
+
         print_line(
             f"{len(problems):,} problems by avg@{cell.data.attempts}, {rollouts:,} rollouts: labels"
             f" in {folder}"

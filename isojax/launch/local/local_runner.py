@@ -27,11 +27,11 @@ from isojax.core.nouns import Cell, CellProgress, StartReport, StartWarning
 from isojax.core.start_file import write_start_report
 from isojax.distributed import multiprocess
 from isojax.launch.display import Display, console, print_disk_use, print_plan
+from isojax.launch.local.cell_devices import forecast_sweep
 from isojax.launch.local.compile_here import compile_here
 from isojax.launch.local.join_processes import check_shared_folder, join_processes
 from isojax.launch.local.setup import (
     SweepSetup,
-    forecast_sweep,
     open_sweep,
     print_warnings,
     start_jax,
@@ -83,6 +83,7 @@ def launch(
             _print_plan(setup, is_dry_run=dry_run, resume=resume)
             if dry_run and compile_first:
                 compile_here(setup)
+
             if not dry_run:
                 with ExitStack() as stack:
                     if is_primary:
@@ -131,11 +132,15 @@ def rollouts_within(config: Config, seconds: float) -> int:
 
 
 def _run_cells(setup: SweepSetup) -> None:
+    """Make the base policy, then train round after round; at the end, an error names all that
+    failed."""
     config = setup.config
     cells = setup.cells
     with Display(config, doubts_of_task(setup.task)) as display:
-        failures: list[tuple[Cell, Exception]] = []
         base_policy = setup.prepare(display.show_preparation, display.show_verifier_failure)
+
+        failures: list[tuple[Cell, Exception]] = []
+        # It decides on each round by what is recorded and by `failures`, to which this loop adds.
         rounds = training_rounds(config, cells, setup.folder, failures)
         with preemption.handle_sigterm():  # between two rounds too
             while targets := multiprocess.run_on_primary(lambda: next(rounds, [])):

@@ -104,11 +104,15 @@ def _resolve_base_model(
     cell_folder: Path, config: Config, base_folder: Path | None
 ) -> tuple[ModelConfig, Path]:
     """The run's model, its shape read from the checkpoint that it began with, and that one's
-    folder. InputError where that is not there, or with LoRA is another one than adapters are of."""
+    folder.
+
+    InputError where the checkpoint is not there, or where adapters were trained beside another one.
+    """
     model = config.cell.model
     hf_export.architecture_of(model)
     if base_folder is not None:
         model = model.model_copy(update={"path": str(base_folder)})
+
     try:
         model = hf_load.resolve_model(model)
         base_policy_folder = _sweep_folder(cell_folder) / BASE_FOLDER
@@ -119,6 +123,7 @@ def _resolve_base_model(
         raise InputError(
             f"{e} Where the run's base model has moved, say so by --base FOLDER."
         ) from e
+
     if model.path is None or model.vocab is None:
         problem = f"{cell_folder}: without cell.model.path it has no tokenizer"
         raise InputError(f"{problem}; give its folder by --base FOLDER.")

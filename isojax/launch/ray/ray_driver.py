@@ -125,6 +125,7 @@ def connect_ray(address: str) -> Iterator[Any]:
         # It listens at all addresses of this host: nobody without the token may run code in it.
         os.environ[AUTH_MODE] = "token"
         os.environ.setdefault(AUTH_TOKEN, secrets.token_hex(32))
+
     ray = import_extra("ray", "--ray", "ray")
     init_options: dict[str, Any] = {
         "logging_level": "ERROR",
@@ -141,6 +142,7 @@ def connect_ray(address: str) -> Iterator[Any]:
     else:
         _connect_to_cluster(ray, address, init_options)
         _warn_if_open(ray.get_runtime_context().gcs_address)
+
     try:
         yield ray
     finally:
@@ -189,6 +191,7 @@ def _warn_if_open(gcs_address: str) -> None:
         )
     except subprocess.TimeoutExpired:
         return
+
     if check_without_token.returncode == 0:
         print_line(
             f"warning: whoever reaches the Ray cluster at {gcs_address} may run code on it: it asks"

@@ -247,9 +247,9 @@ class RayProcessGroup:
     def _wait_for_all(self, calls: list[Any], on_status: StatusCallback) -> None:
         """Wait until all calls are done; meanwhile `on_status` receives the news of process 0.
 
-        Raises the first error of a call. But a cell that failed in one process (RunFailed) may have
-        ended others in other ways: it is raised even where theirs came first, and after it, the
-        others, which may wait for that process, have a few seconds.
+        A refusal or a loss is raised at once. Of a cell that was preempted, all processes save
+        their part, and are waited for. Of a cell that failed in one process (RunFailed), the others
+        may wait for that one: they have a few seconds, and what they raise then is dropped.
         """
         ray = self.ray
         pending = calls
@@ -266,10 +266,11 @@ class RayProcessGroup:
                 error = self._cause(e)
                 if isinstance(error, InputError | WorkerLost):
                     raise error from e
-                if isinstance(error, RunFailed):
+                if isinstance(error, RunFailed):  # it counts more than a Preempted before it
                     deadline = time.monotonic() + PEER_END_TIMEOUT
                     first_error = error
                 first_error = first_error or error
+
         if first_error is not None:
             raise first_error
 

@@ -11,7 +11,8 @@ import jax
 from isojax.core.terminal import warn
 from isojax.distributed.roles import Role, TrainingFailed
 from isojax.distributed.sharding import shapes_with_shardings
-from isojax.launch.local.setup import assign_devices, resolve_config
+from isojax.launch.local.cell_devices import assign_devices
+from isojax.launch.local.setup import resolve_config
 from isojax.launch.planner import plan_cells
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms
 from isojax.rl.async_rl.remote_worker import sample_jobs
@@ -47,10 +48,12 @@ def prepare_sampler(role: Role) -> Callable[[], None]:
     cells = plan_cells(config.sweep)
     pairs = sorted({pair for cell in cells for pair in cell.pairs})
     # Several processes work on one cell at a time, with one set of meshes.
-    ((mesh, sampler_mesh),) = assign_devices(config, len(cells)).meshes()
+    (meshes,) = assign_devices(config, len(cells)).meshes()
     task = build_task(config.cell, config.run.verifier_workers)
 
-    programs = SweepPrograms(config.cell, config.sweep, pairs, mesh, task, sampler_mesh, role)
+    programs = SweepPrograms(
+        config.cell, config.sweep, pairs, meshes.training, task, meshes.sampler, role
+    )
     assert isinstance(programs.rollout_programs, AsyncPrograms)
     sampler = programs.rollout_programs.sampler
     decoder = programs.decoder
