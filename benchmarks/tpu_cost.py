@@ -35,7 +35,7 @@ from isojax.distributed.mesh_spec import WEIGHT_AXES, MeshShape
 from isojax.launch.device_budget import fit_to_memory, format_sizes
 from isojax.launch.local.compile_for_topology import programs_on_topology, topology_budget
 from isojax.launch.time_estimate import find_chip
-from isojax.models.attention import cache_positions
+from isojax.models.cache_attention import cache_positions
 from isojax.models.kernels.tpu_decode import cache_layout, live_blocks
 from isojax.models.kernels.tpu_experts import core_count, step_count
 

@@ -22,16 +22,17 @@ from isojax.core.errors import InputError
 from isojax.core.shapes import layers_are_unrolled
 from isojax.distributed.device_probe import seconds_per_call
 from isojax.distributed.sharding import axes_that_split, count_parts, positions_are_split
-from isojax.models.attention import (
+from isojax.models.attention import self_attention
+from isojax.models.cache_attention import (
     SlotPositions,
     cache_positions,
     decode_attention,
     live_blocks,
     move_positions,
     position_axes,
-    self_attention,
     to_cache_dtype,
 )
+from isojax.models.kernels.prefix import PrefixKV
 
 CALLS_PER_PROGRAM = 16  # of attention in one timed program, so that its launch hardly counts
 
@@ -68,7 +69,7 @@ class SelfAttentionShape:
         *arrays, lengths = inputs
 
         def attention(q: Any, k: Any, v: Any, *prefix: Any) -> Any:
-            return self_attention(implementation, q, k, v, (*prefix, lengths))
+            return self_attention(implementation, q, k, v, PrefixKV(*prefix, lengths))
 
         out, vjp = jax.vjp(attention, *arrays)
         gradients = vjp(out)

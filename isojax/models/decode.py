@@ -1,15 +1,22 @@
 """One decoding step: the decoder as the sampler runs it, one token per slot, over a cache of keys
 and values.
 
-Layers are scanned on a TPU or with an int8 cache, else unrolled: a scan would copy each out of its
-stack every token. The R slots are Z prefix groups of W. Where W > 1, or a mesh splits prompts, a
-group's prompt is held once, separately:
+Layers are laid out in one of these ways, by what a device is fastest at:
 
-    together    keys [R K H C], values [R K C H], C = P + T; or as a kernel has its positions (`position_axes`)
-    separate    prefix keys [Z K H P], values [Z K P H], Z = R / W;    keys [R K H T], values [R K T H]
+    unrolled            each layer's weights and cache are arrays of their own: a scan would copy
+                        each out of its stack every token
+    unrolled, transposed    the same, with matrices as CPUs multiply few rows by (`OutputMajor`)
+    scanned             one layer after the other out of their stack: on a TPU, and with an int8
+                        cache
 
-A layer that slides holds at most its window of each: a ring, in which position p is at p mod the
-ring's size.
+The R slots are Z prefix groups of W. Where W > 1, or a mesh splits prompts, a group's prompt is
+held once, separately, with Z = R / W:
+
+    together    keys [R K H C], values [R K C H], C = P + T; or as a kernel has its positions
+                (`position_axes`)
+    separate    prefix keys [Z K H P], values [Z K P H]; keys [R K H T], values [R K T H]
+
+A layer that slides holds at most its window of each, in a ring (kv_ring.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +31,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from isojax.core.shapes import PALLAS
 from isojax.distributed.sharding import with_logical_constraint
-from isojax.models import attention, cpu
-from isojax.models.attention import SlotHeads, SlotInts, SlotPositions, SlotQueries, ring_positions
+from isojax.models import cache_attention, cpu
+from isojax.models.cache_attention import SlotHeads, SlotInts, SlotQueries, SlotSegment
+from isojax.models.kv_ring import held_positions, positions_in_cache, take_last_positions
 from isojax.models.layers.mixture import EXPERTS_TARGET, MAX_ROWS_OF_ALL_EXPERTS
 from isojax.models.layers.unembedding import VOCAB
 from isojax.models.lora import merge_adapters
@@ -67,7 +75,31 @@ class LayerCache(NamedTuple):
     slot_kv: LayerKV
     prefix_kv: LayerKV  # of separate prefixes, else empty
     layer: Array | None
-    live: tuple[Array, ...]  # attention.live_blocks
+    live: tuple[Array, ...]  # cache_attention.live_blocks
+
+
+class Prefilled(NamedTuple):
+    """What a prefill makes of g prompts."""
+
+    entries: Any  # keys and values, as a prefix table has them
+    last_hidden: Float[Array, "g D"]
+    experts: Int[Array, "g P l k"] | None  # of each token in the sparse layers, if recorded
+
+
+class DecodedToken(NamedTuple):
+    """What a step makes of one token per slot."""
+
+    hidden: Float[Array, "R D"]
+    cache: KVCache  # with the token in it
+    experts: Int[Array, "R l k"] | None  # in the sparse layers, if recorded
+
+
+class LayersOutput(NamedTuple):
+    """What one layer, or all of them, make of one token per slot."""
+
+    x: Float[Array, "R 1 D"]
+    slot_kv: Any  # the layer's `LayerKV`; of all layers, as in `KVCache`
+    routed: Any  # what the layer's router shows; of all layers, a list by stack
 
 
 @dataclass(frozen=True)
@@ -139,7 +171,7 @@ class Decoding:
 
     def position_axes(self, stack: Stack) -> tuple[int, ...]:
         """The axes of positions of the arrays of a stack's `LayerKV`."""
-        return attention.position_axes(self._attention, stack.attention.head_dim)
+        return cache_attention.position_axes(self._attention, stack.attention.head_dim)
 
     @property
     def _merges_adapters(self) -> bool:
@@ -149,43 +181,44 @@ class Decoding:
     @cached_property
     def _layers(self) -> dict[str, LayerDescription]:
         """A layer of each stack as `prepare_weights` stores it."""
-        layers = {
-            s.name: s.base if self._merges_adapters else s.described for s in self.sampled.stacks
-        }
-        if self.transpose_weights:
-            return {name: output_major_layer(described) for name, described in layers.items()}
-        if self._experts_stay_stacked:
-            interpret = self.decoder.options.decode_attention == "interpret"
-            return {
-                name: stacked_experts_layer(described, interpret)
-                for name, described in layers.items()
-            }
+        interpret = self.decoder.options.decode_attention == "interpret"
+        layers = {}
+        for stack in self.sampled.stacks:
+            described = stack.base if self._merges_adapters else stack.described
+            if self.transpose_weights:
+                described = output_major_layer(described)
+            elif self._experts_stay_stacked:
+                described = stacked_experts_layer(described, interpret)
+            layers[stack.name] = described
         return layers
 
     @property
     def _experts_stay_stacked(self) -> bool:
         """Whether a kernel reads a layer's experts where they lie, as all multiply all slots. It
         knows no adapters."""
-        has_kernels = self.decoder.options.decode_attention in PALLAS
         lora = self.decoder.config.lora
-        has_adapters = (
-            lora is not None and EXPERTS_TARGET in lora.targets and not self._merges_adapters
-        )
+        adapts_experts = lora is not None and EXPERTS_TARGET in lora.targets
+        if adapts_experts and not self._merges_adapters:
+            return False
+
+        has_kernels = self.decoder.options.decode_attention in PALLAS
         few_rows = self.slots <= MAX_ROWS_OF_ALL_EXPERTS
-        return has_kernels and not self.unrolled_layers and few_rows and not has_adapters
+        return has_kernels and few_rows and not self.unrolled_layers
 
     def cast_weights(self, params: Params) -> Params:
         """The parameters, with adapters merged in float32, in the precision that `step` reads them
-        in. int8 values are made of the cast ones: trainers send those to samplers elsewhere, and
-        all shall sample alike."""
+        in."""
         if self._merges_adapters:
             params = merge_adapters(params, self.decoder.config.lora)
         weights = self.decoder.cast_params(params)
         if not self.quantises_weights:
             return weights
-        return weights | {
-            s.name: to_int8(weights[s.name], s.described.specs) for s in self.decoder.stacks
-        }
+
+        # Of the cast values: trainers send those to samplers elsewhere, and all shall sample alike.
+        quantised = {}
+        for stack in self.decoder.stacks:
+            quantised[stack.name] = to_int8(weights[stack.name], stack.described.specs)
+        return weights | quantised
 
     def prepare_weights(self, params: Params) -> Params:
         """The policy's parameters as `step` reads them."""
@@ -196,20 +229,25 @@ class Decoding:
         matrices."""
         cos_sin = list(self.sampled.rotations(jnp.arange(self._positions)).values())
         weights = {**cast_weights, "cos_sin": cos_sin}
+
         for stack in self.sampled.stacks:
             stacked = weights[stack.name]
-            if not self.unrolled_layers:
+            if self.unrolled_layers:
+                weights[stack.name] = self._unroll(stacked, stack)
+            else:
                 weights[stack.name] = to_stacked_matrices(stacked, stack.described.specs)
-                continue
-            layers = [jax.tree.map(lambda w, i=i: w[i], stacked) for i in range(len(stack.layers))]
-            if self.transpose_weights:
-                layers = [to_output_major(layer, stack.described.specs) for layer in layers]
-            weights[stack.name] = layers
 
         unembedding = self.decoder.architecture.unembedding
         if self.transpose_weights and unembedding.axes[0] != VOCAB:
             weights[unembedding.name] = weights[unembedding.name].T
         return weights
+
+    def _unroll(self, stacked: Params, stack: Stack) -> list[Params]:
+        """The weights of each layer of a stack."""
+        layers = [jax.tree.map(lambda w, i=i: w[i], stacked) for i in range(len(stack.layers))]
+        if self.transpose_weights:
+            layers = [to_output_major(layer, stack.described.specs) for layer in layers]
+        return layers
 
     def logits(self, weights: Params, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """Float32 logits of hidden states from `step`."""
@@ -220,33 +258,38 @@ class Decoding:
 
     def _to_cache_layers(self, kv_by_stack: Sequence[KV]) -> Any:
         """Keys and values of each stack [L b K c H] as the cache has them."""
-        stacks = self.sampled.stacks
+        cache_dtype = self.decoder.options.cache_dtype
         stacked = {}
-        for stack, (keys, values) in zip(stacks, kv_by_stack, strict=True):
-            in_cache_dtype = attention.to_cache_dtype(
-                keys, values, self.decoder.options.cache_dtype
-            )
-            stacked[stack.name] = attention.move_positions(
+        for stack, (keys, values) in zip(self.sampled.stacks, kv_by_stack, strict=True):
+            in_cache_dtype = cache_attention.to_cache_dtype(keys, values, cache_dtype)
+            stacked[stack.name] = cache_attention.move_positions(
                 *in_cache_dtype, axes=self.position_axes(stack)
             )
 
         if self.unrolled_layers:
             return [tuple(x[i] for x in stacked[stack.name]) for stack, i in self.sampled.layers]
-        return self._join_stacks(list(stacked.values()))
+        return self._join_stacks(stacked)
 
-    def _join_stacks(self, kv_by_stack: list[LayerKV]) -> Any:
-        return kv_by_stack[0] if len(kv_by_stack) == 1 else kv_by_stack
+    def _join_stacks(self, kv_by_stack: dict[str, LayerKV]) -> Any:
+        """As `KVCache` has stacked layers: a single stack by itself."""
+        stacks = list(kv_by_stack.values())
+        return stacks[0] if len(stacks) == 1 else stacks
 
-    def _split_stacks(self, stacked: Any) -> list[LayerKV]:
-        return [stacked] if len(self.sampled.stacks) == 1 else stacked
+    def _split_stacks(self, joined: Any) -> dict[str, LayerKV]:
+        """The inverse of `_join_stacks`."""
+        names = [stack.name for stack in self.sampled.stacks]
+        stacks = [joined] if len(names) == 1 else joined
+        return dict(zip(names, stacks, strict=True))
 
     def _zero_cache(self, rows: int, positions: int, for_prefixes: bool = False) -> Any:
         kv_by_stack = []
         for stack in self.sampled.stacks:
-            of_heads, held = stack.attention, stack.attention.ring_size(positions)
+            heads = stack.attention
+            size = heads.ring_size(positions)
             if not for_prefixes:
-                held = attention.cache_positions(self._attention, held)
-            shape = (len(stack.layers), rows, of_heads.kv_heads, held, of_heads.head_dim)
+                size = cache_attention.cache_positions(self._attention, size)
+
+            shape = (len(stack.layers), rows, heads.kv_heads, size, heads.head_dim)
             zeros = jnp.zeros(shape, self.decoder.options.compute_dtype)
             if for_prefixes:
                 zeros = with_logical_constraint(
@@ -269,7 +312,8 @@ class Decoding:
     ) -> tuple[Any, Float[Array, "g D"]]:
         """Keys and values of g prompts as a table's entries, and last hidden states. `params`: of
         `prepare_weights`, or the policy's."""
-        return self.prefill_with_experts(params, prompts, lengths, routers=None)[:2]
+        prefilled = self.prefill_with_experts(params, prompts, lengths, routers=None)
+        return prefilled.entries, prefilled.last_hidden
 
     def prefill_with_experts(
         self,
@@ -277,7 +321,7 @@ class Decoding:
         prompts: Int[Array, "g P"],
         lengths: Int[Array, " g"],
         routers: RouterPass | None = RECORDING,
-    ) -> tuple[Any, Float[Array, "g D"], Int[Array, "g P l k"] | None]:
+    ) -> Prefilled:
         """`prefill`, and the experts of each token in the layers that have some."""
         weights = {name: w for name, w in params.items() if name != "cos_sin"}
         is_prepared = "cos_sin" in params
@@ -290,20 +334,22 @@ class Decoding:
 
         experts = None
         if routers is not None:
-            of_rows = [
-                x if x is None else x.reshape(len(x), *prompts.shape, -1) for x in prefix.routed
-            ]
-            experts = join_choices(self.sampled.stacks, of_rows)
+            by_stack = []
+            for of_tokens in prefix.routed:  # [L gP k]; None of dense layers
+                if of_tokens is not None:
+                    of_tokens = of_tokens.reshape(len(of_tokens), *prompts.shape, -1)
+                by_stack.append(of_tokens)
+            experts = join_choices(self.sampled.stacks, by_stack)
 
         # A sliding layer continues from its last positions alone, where its ring is shorter than a
         # prompt.
         kv_by_stack = []
         for stack, kv in zip(self.sampled.stacks, prefix.kv, strict=True):
             ring = stack.attention.ring_size(self.prefix_length)
-            kv_by_stack.append(
-                kv if ring == self.prefix_length else take_last_positions(kv, lengths, ring)
-            )
-        return self._to_cache_layers(kv_by_stack), prefix.last_hidden, experts
+            if ring < self.prefix_length:
+                kv = take_last_positions(kv, lengths, ring)
+            kv_by_stack.append(kv)
+        return Prefilled(self._to_cache_layers(kv_by_stack), prefix.last_hidden, experts)
 
     def store_entries(self, prefix_table: Any, entries: Any, first_entry: Int[Array, ""]) -> Any:
         """The table with these entries, from `first_entry` on."""
@@ -320,28 +366,32 @@ class Decoding:
         admit_mask: Bool[Array, " Z"],
     ) -> KVCache:
         """The cache, the table's entries copied into the groups of `admit_mask`, one by one: most
-        calls admit few."""
+        calls admit few. `table_entry`: the entry that each group begins with."""
         row_axis = self.row_axis
-        groups = jnp.nonzero(admit_mask, size=len(admit_mask))[0]
+        groups = jnp.nonzero(admit_mask, size=len(admit_mask))[0]  # admitted ones first
 
         def admit_group(i: Array, layers: Any) -> Any:
             def copy_entry(to: Array, table: Array) -> Array:
+                # An entry has the prompt's positions, which are the first of a slot's.
                 entry = lax.dynamic_slice_in_dim(table, table_entry[groups[i]], 1, row_axis)
-                # its first positions
                 return lax.dynamic_update_slice_in_dim(to, entry, groups[i], row_axis)
 
             return jax.tree.map(copy_entry, layers, prefix_table)
 
-        destination = "prefix_kv" if self.separate_prefix else "slot_kv"
-        admitted = lax.fori_loop(0, admit_mask.sum(), admit_group, getattr(cache, destination))
-        return cache._replace(**{destination: admitted})
+        num_admitted = admit_mask.sum()
+        if self.separate_prefix:
+            prefix_kv = lax.fori_loop(0, num_admitted, admit_group, cache.prefix_kv)
+            return cache._replace(prefix_kv=prefix_kv)
+        slot_kv = lax.fori_loop(0, num_admitted, admit_group, cache.slot_kv)
+        return cache._replace(slot_kv=slot_kv)
 
     def step(
         self, weights: Params, cache: KVCache, tokens: SlotInts, positions: SlotInts, t: SlotInts
     ) -> tuple[Float[Array, "R D"], KVCache]:
         """Hidden states of one token per slot, the t-th of its response, and the cache with the
         token in it."""
-        return self.step_with_experts(weights, cache, tokens, positions, t, routers=None)[:2]
+        decoded = self.step_with_experts(weights, cache, tokens, positions, t, routers=None)
+        return decoded.hidden, decoded.cache
 
     def step_with_experts(
         self,
@@ -351,7 +401,7 @@ class Decoding:
         positions: SlotInts,
         t: SlotInts,
         routers: RouterPass | None = RECORDING,
-    ) -> tuple[Float[Array, "R D"], KVCache, Int[Array, "R l k"] | None]:
+    ) -> DecodedToken:
         """`step`, and the experts of each slot's token in the layers that have some."""
         rotations = {}
         for rope, table in zip(self.sampled.ropes, weights["cos_sin"], strict=True):
@@ -359,52 +409,58 @@ class Decoding:
         at = TokenPositions(positions, t)
 
         def run_layer(
-            stack: Stack, x: Array, layer: Params, layer_cache: LayerCache
-        ) -> tuple[Array, LayerKV, Any]:
+            stack: Stack, x: Array, layer_weights: Params, layer_cache: LayerCache
+        ) -> LayersOutput:
             def attend(q: Array, k: Array, v: Array, window: int | None) -> tuple[Array, LayerKV]:
+                # a layer's rows have one token: [R 1 N H], and keys and values [R K 1 H]
                 attention_out, slot_kv = self._attend(
                     stack, q[:, 0], k[:, :, 0], v[:, :, 0], layer_cache, at
                 )
                 return attention_out[:, None], slot_kv
 
-            block = self._layers[stack.name].bind(layer)
+            block = self._layers[stack.name].bind(layer_weights)
             (x, slot_kv), routed = run_with_router(
                 block, routers, None, partial(block, x, rotations, attend)
             )
-            return x, slot_kv, routed
+            return LayersOutput(x, slot_kv, routed)
 
         x = self.decoder.embed(weights, tokens[:, None])
         if self.unrolled_layers:
-            x, slot_kv, routed = self._step_unrolled(weights, x, cache, run_layer)
+            after_layers = self._step_unrolled(weights, x, cache, run_layer)
         else:
-            x, slot_kv, routed = self._step_scanned(weights, x, cache, at, run_layer)
+            after_layers = self._step_scanned(weights, x, cache, at, run_layer)
 
         experts = None
-        if routers is not None:  # [L R k] of each stack, of one token
-            of_tokens = [x if x is None else x[:, :, None] for x in routed]
-            experts = join_choices(self.sampled.stacks, of_tokens)[:, 0]
-        return self.decoder.final_norm(weights, x[:, 0]), KVCache(slot_kv, cache.prefix_kv), experts
+        if routers is not None:
+            by_stack = []
+            for of_slots in after_layers.routed:  # [L R k]; None of dense layers
+                by_stack.append(None if of_slots is None else of_slots[:, :, None])
+            experts = join_choices(self.sampled.stacks, by_stack)[:, 0]
+
+        hidden = self.decoder.final_norm(weights, after_layers.x[:, 0])
+        return DecodedToken(hidden, KVCache(after_layers.slot_kv, cache.prefix_kv), experts)
 
     def _step_unrolled(
         self,
         weights: Params,
         x: Float[Array, "R 1 D"],
         cache: KVCache,
-        run_layer: Callable[..., Any],
-    ) -> tuple[Float[Array, "R 1 D"], Any, list[Any]]:
-        slot_layers = []
+        run_layer: Callable[..., LayersOutput],
+    ) -> LayersOutput:
+        slot_kv = []
         routed: dict[str, list[Any]] = {stack.name: [] for stack in self.sampled.stacks}
         for number, (stack, i) in enumerate(self.sampled.layers):
             prefix_kv = cache.prefix_kv[number] if self.separate_prefix else ()
-            layer_cache = LayerCache(cache.slot_kv[number], prefix_kv, None, ())
-            x, slot_kv, of_layer = run_layer(stack, x, weights[stack.name][i], layer_cache)
-            slot_layers.append(slot_kv)
-            routed[stack.name].append(of_layer)
-        return (
-            x,
-            slot_layers,
-            [jax.tree.map(lambda *layers: jnp.stack(layers), *of) for of in routed.values()],
-        )
+            layer_cache = LayerCache(cache.slot_kv[number], prefix_kv, layer=None, live=())
+            out = run_layer(stack, x, weights[stack.name][i], layer_cache)
+            x = out.x
+            slot_kv.append(out.slot_kv)
+            routed[stack.name].append(out.routed)
+
+        by_stack = []
+        for of_layers in routed.values():
+            by_stack.append(jax.tree.map(lambda *layers: jnp.stack(layers), *of_layers))
+        return LayersOutput(x, slot_kv, by_stack)
 
     def _step_scanned(
         self,
@@ -412,58 +468,64 @@ class Decoding:
         x: Float[Array, "R 1 D"],
         cache: KVCache,
         at: TokenPositions,
-        run_layer: Any,
-    ) -> tuple[Float[Array, "R 1 D"], Any, list[Any]]:
-        """The cache is carried, with an index: as an input and output of the scan it would be
-        copied."""
-        slot_kv = dict(zip(self.sampled.stacks, self._split_stacks(cache.slot_kv), strict=True))
-        no_prefixes: Any = [()] * len(self.sampled.stacks)
-        prefix_kv = self._split_stacks(cache.prefix_kv) if self.separate_prefix else no_prefixes
-        prefix_of = dict(zip(self.sampled.stacks, prefix_kv, strict=True))
-        live = {
-            stack: attention.live_blocks(
-                self._attention,
-                positions_in_cache(at.positions, self._positions, stack).last,
-                kv,
-                stack.attention.head_dim,
-            )
-            for stack, kv in slot_kv.items()
-        }
+        run_layer: Callable[..., LayersOutput],
+    ) -> LayersOutput:
+        """One scan for each segment, over its repeats. The slots' cache is carried, with an index:
+        as an input and output of the scan it would be copied."""
+        stacks = self.sampled.stacks
+        slot_kv = self._split_stacks(cache.slot_kv)
+        prefix_kv: dict[str, LayerKV] = dict.fromkeys(slot_kv, ())
+        if self.separate_prefix:
+            prefix_kv = self._split_stacks(cache.prefix_kv)
 
+        live = {}
+        for stack in stacks:
+            last = positions_in_cache(at.positions, self._positions, stack).last
+            head_dim = stack.attention.head_dim
+            live[stack.name] = cache_attention.live_blocks(
+                self._attention, last, slot_kv[stack.name], head_dim
+            )
+
+        # Experts that a kernel reads where they lie are not scanned, but whole in each layer.
+        scanned_weights: dict[str, Params] = {}
         stacked_experts: dict[str, Params] = {}
-        for stack in self.sampled.stacks:
+        for stack in stacks:
             names = expert_names(stack.base) if self._experts_stay_stacked else []
-            stacked_experts[stack.name] = {name: weights[stack.name][name] for name in names}
+            of_stack = weights[stack.name]
+            stacked_experts[stack.name] = {name: of_stack[name] for name in names}
+            scanned_weights[stack.name] = {
+                name: w for name, w in of_stack.items() if name not in names
+            }
 
         routed: list[Any] = []
         for segment in self.sampled.segments:
 
             def run_repeat(
-                carry: Any, layers: Any, segment: Segment = segment
+                carry: tuple[Array, list[LayerKV], Array],
+                layers: list[Params],
+                segment: Segment = segment,
             ) -> tuple[Any, list[Any]]:
+                """The i-th repeat: one layer of each of the segment's stacks."""
                 x, kv_by_stack, i = carry
-                new_kv, of_routers = [], []
+                new_kv, routed_by_stack = [], []
                 for stack, layer, kv in zip(segment.stacks, layers, kv_by_stack, strict=True):
-                    layer_cache = LayerCache(kv, prefix_of[stack], i, live[stack])
-                    stays = stacked_experts[stack.name] | {LAYER_OF_EXPERTS: i}
-                    x, kv, of_layer = run_layer(stack, x, layer | stays, layer_cache)
-                    new_kv.append(kv)
-                    of_routers.append(of_layer)
-                return (x, new_kv, i + 1), of_routers
+                    name = stack.name
+                    layer_cache = LayerCache(kv, prefix_kv[name], i, live[name])
+                    layer_weights = layer | stacked_experts[name] | {LAYER_OF_EXPERTS: i}
+                    out = run_layer(stack, x, layer_weights, layer_cache)
+                    x = out.x
+                    new_kv.append(out.slot_kv)
+                    routed_by_stack.append(out.routed)
+                return (x, new_kv, i + 1), routed_by_stack
 
-            carry = (x, [slot_kv[stack] for stack in segment.stacks], jnp.int32(0))
-            layers = [
-                {
-                    name: w
-                    for name, w in weights[stack.name].items()
-                    if name not in stacked_experts[stack.name]
-                }
-                for stack in segment.stacks
-            ]
-            (x, new_kv, _), of_routers = lax.scan(run_repeat, carry, layers)
-            slot_kv |= dict(zip(segment.stacks, new_kv, strict=True))
-            routed += of_routers
-        return x, self._join_stacks(list(slot_kv.values())), routed
+            names = [stack.name for stack in segment.stacks]
+            carry = (x, [slot_kv[name] for name in names], jnp.int32(0))
+            layers = [scanned_weights[name] for name in names]
+            (x, new_kv, _), routed_by_stack = lax.scan(run_repeat, carry, layers)
+
+            slot_kv |= dict(zip(names, new_kv, strict=True))
+            routed += routed_by_stack
+        return LayersOutput(x, self._join_stacks(slot_kv), routed)
 
     def _attend(
         self,
@@ -478,13 +540,14 @@ class Decoding:
         layer = cache.layer
         if not self.separate_prefix:
             in_cache = positions_in_cache(at.positions, self._positions, stack)
-            return attention.decode_attention(
+            return cache_attention.decode_attention(
                 self._attention, q, k, v, cache.slot_kv, layer, in_cache, cache.live
             )
 
+        # The slots' own cache has their responses alone.
         in_cache = positions_in_cache(at.t, self.response_length, stack)
-        new_kv = attention.to_cache_dtype(k, v, cache.slot_kv[0].dtype)
-        slot_kv = attention.write_token(
+        new_kv = cache_attention.to_cache_dtype(k, v, cache.slot_kv[0].dtype)
+        slot_kv = cache_attention.write_token(
             cache.slot_kv, new_kv, self.position_axes(stack), layer, in_cache.write
         )
 
@@ -493,51 +556,23 @@ class Decoding:
 
         keys, values = select_layer(slot_kv)
         mask = jnp.arange(values.shape[2])[None] <= in_cache.last[:, None]
+        prefix_keys, prefix_values = select_layer(cache.prefix_kv)
         segments = [
-            (keys, values, mask),
-            (*select_layer(cache.prefix_kv), self._prefix_mask(stack, at)),
+            SlotSegment(keys, values, mask),
+            SlotSegment(prefix_keys, prefix_values, self._prefix_mask(stack, at)),
         ]
-        return attention.attend_slots(q, segments), slot_kv
+        return cache_attention.attend_slots(q, segments), slot_kv
 
     def _prefix_mask(self, stack: Stack, at: TokenPositions) -> Bool[Array, "R p"]:
         """Which of a separate prefix's entries a slot's token sees."""
-        lengths, window = (at.positions - at.t)[:, None], stack.attention.window
+        lengths = (at.positions - at.t)[:, None]  # of the slots' prompts
         ring = stack.attention.ring_size(self.prefix_length)
         held = jnp.arange(ring)[None]  # the position that each entry holds
         if ring < self.prefix_length:
             held = held_positions(lengths[:, 0], ring)
+
         is_live = (held >= 0) & (held < lengths)
+        window = stack.attention.window
         if window is None:
             return is_live
         return is_live & (held > at.positions[:, None] - window)
-
-
-def positions_in_cache(positions: SlotInts, row_length: int, stack: Stack) -> SlotPositions:
-    """Where a stack's cache of rows of this length has the slots' positions."""
-    ring = stack.attention.ring_size(row_length)
-    return (
-        SlotPositions(positions, positions)
-        if ring == row_length
-        else ring_positions(positions, ring)
-    )
-
-
-def held_positions(lengths: Int[Array, " b"], ring: int) -> Int[Array, "b ring"]:
-    """The position that each entry of a ring holds of rows of these lengths: the last that fell on
-    it; negative where none has yet."""
-    last = lengths[:, None] - 1
-    return last - (last - jnp.arange(ring)[None]) % ring
-
-
-def take_last_positions(kv: KV, lengths: Int[Array, " b"], ring: int) -> KV:
-    """Of keys and values [L b K p H] of whole prompts, those that a ring holds, [L b K ring H]."""
-    index = jnp.maximum(held_positions(lengths, ring), 0)[None, :, None, :, None]
-
-    def take(x: Array) -> Array:
-        # Where devices split positions: taken from a part, they would be fetched by a permutation,
-        # for which shards that have left the loop are waited for.
-        whole = with_logical_constraint(x, ("layer", None, "kv_heads", None, "head_dim"))
-        return jnp.take_along_axis(whole, index, 3)
-
-    keys, values = kv
-    return take(keys), take(values)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from isojax.core.errors import InputError
 from isojax.models.architecture import Kind, find_ropes
@@ -55,18 +55,23 @@ class Segment:
 
 def plan(kinds: Sequence[Kind]) -> list[tuple[Sequence[Kind], int]]:
     """The layers as periods and their repeats: at each layer the period whose repeats save most,
-    and of these the shortest. 26 layers, five sliding ones to a full one: (S S S S S F) x 4, (S) x
-    2.
+    and of these the shortest. 26 layers, five sliding ones to a full one:
+    (S S S S S F) x 4, (S) x 2.
 
     A run's checkpoints have the stacks that follow from it, so that it must not change."""
-    periods, first = [], 0
+    periods: list[tuple[Sequence[Kind], int]] = []
+    first = 0
     while first < len(kinds):
         rest = kinds[first:]
-        options = [(size, count_repeats(rest, size)) for size in range(1, len(rest) + 1)]
-        size, repeats = max(options, key=lambda option: ((option[1] - 1) * option[0], -option[0]))
+        best_size, best_repeats = 1, count_repeats(rest, 1)
+        for size in range(2, len(rest) + 1):
+            repeats = count_repeats(rest, size)
+            # layers that need no description of their own; of equally many the shorter period
+            if (repeats - 1) * size > (best_repeats - 1) * best_size:
+                best_size, best_repeats = size, repeats
 
-        periods.append((rest[:size], repeats))
-        first += size * repeats
+        periods.append((rest[:best_size], best_repeats))
+        first += best_size * best_repeats
     return periods
 
 
@@ -99,23 +104,33 @@ def probe_attention(described: LayerDescription, width: int) -> AttentionShape:
     exactly once."""
     calls: list[AttentionShape] = []
 
-    def attend(q: Array, k: Array, v: Array, window: int | None) -> tuple[Array, None]:
-        calls.append(AttentionShape(q.shape[2], k.shape[1], k.shape[3], window))
+    def attend(
+        q: Float[Array, "1 1 N H"],
+        k: Float[Array, "1 K 1 H"],
+        v: Float[Array, "1 K 1 H"],
+        window: int | None,
+    ) -> tuple[Array, None]:
+        calls.append(
+            AttentionShape(
+                heads=q.shape[2], kv_heads=k.shape[1], head_dim=k.shape[3], window=window
+            )
+        )
         return jnp.zeros_like(q), None
 
     def run(weights: dict[str, Array], x: Array) -> Array:
-        rotations = {
-            rope: rope.cos_sin(jnp.zeros((1, 1), jnp.int32)) for rope in find_ropes(described.layer)
-        }
-        return described.bind(weights)(x, rotations, attend)[0]
+        position = jnp.zeros((1, 1), jnp.int32)
+        rotations = {rope: rope.cos_sin(position) for rope in find_ropes(described.layer)}
+        x, _ = described.bind(weights)(x, rotations, attend)
+        return x
 
-    weights = {
-        name: jax.ShapeDtypeStruct(spec.shape, jnp.float32)
-        for name, spec in described.specs.items()
-    }
+    weights = {}
+    for name, spec in described.specs.items():
+        weights[name] = jax.ShapeDtypeStruct(spec.shape, jnp.float32)
     jax.eval_shape(run, weights, jax.ShapeDtypeStruct((1, 1, width), jnp.float32))
+
     if len(calls) != 1:
         raise InputError(
-            f"a layer of the model calls `attend` {len(calls)} times; expected once (docs/extending.md)."
+            f"a layer of the model calls `attend` {len(calls)} times; "
+            "expected once (docs/extending.md)."
         )
     return calls[0]

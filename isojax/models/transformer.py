@@ -10,14 +10,12 @@ layers, V vocabulary, D width, K key/value heads, H head dimension.
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax, shard_map
+from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
@@ -29,22 +27,18 @@ from isojax.models.architecture import LAYER_PREFIX, Architecture, find_ropes
 from isojax.models.attention import self_attention, sequence_sharded_attention
 from isojax.models.families import family
 from isojax.models.fsdp import resolve_anchors
+from isojax.models.kernels.prefix import PrefixKV
 from isojax.models.layers.attention_layer import Rotations
 from isojax.models.layers.block import Block
 from isojax.models.layers.mixture import RouterShape
 from isojax.models.layers.unembedding import Unembedding, gather_unembedding
-from isojax.models.lora import add_adapters, check_targets, policy_params, split_adapters
+from isojax.models.lora import check_targets, policy_params, split_adapters
 from isojax.models.remat import remat_policy
 from isojax.models.routing import RouterPass, run_with_router
-from isojax.models.spec import (
-    LayerDescription,
-    Spec,
-    fuse_specs,
-    rename_tensor,
-    specs_of,
-    stack_spec,
-)
-from isojax.models.stack import FIRST_STACK, Segment, Stack, plan, probe_attention, router_shape
+from isojax.models.segments import change_segments, describe_layers, init_layer
+from isojax.models.spec import LayerDescription, fuse_specs, rename_tensor, specs_of, stack_spec
+from isojax.models.split_positions import map_over_positions
+from isojax.models.stack import FIRST_STACK, Stack
 
 Params = dict[str, Any]
 KV = tuple[Array, Array]  # keys and values of a stack, each [L b K positions H]
@@ -57,6 +51,30 @@ class PrefixCache(NamedTuple):
     kv: list[KV]  # [L b K P H] each
     last_hidden: Array  # [b D]
     routed: Any = None  # by stack, what a `RouterPass` has observed, where one was given
+
+
+class LayersPass(NamedTuple):
+    """What comes out of the layers, and by stack what each of its layers leaves, stacked."""
+
+    x: Float[Array, "b t D"]  # before the final norm
+    kv: list[KV]  # new keys and values
+    routed: list[Any]  # what a `RouterPass` has observed
+
+
+class TokenStates(NamedTuple):
+    """Hidden states of tokens, and by stack what a `RouterPass` has observed."""
+
+    hidden: Float[Array, "b t D"]
+    routed: list[Any]
+
+
+class JointStates(NamedTuple):
+    """Hidden states of prompts' last tokens and of responses, and by stack what a `RouterPass` has
+    observed."""
+
+    last_of_prompts: Float[Array, "g D"]
+    of_responses: Float[Array, "m t D"]
+    routed: list[Any]
 
 
 class ComputeOptions(NamedTuple):
@@ -84,52 +102,25 @@ class Decoder:
         check_model(config)
         vocab = config.vocab if vocab is None else vocab
         assert vocab is not None, "a model without a vocabulary of its own takes the task's"
-        self.config, self.vocab = config, vocab
-        self.architecture: Architecture = family.load(config.family)(config, vocab)
-        architecture = self.architecture
-        self._embedding, self._norm = (
-            LayerDescription(architecture.embedding),
-            LayerDescription(architecture.norm),
-        )
+        self.config = config
+        self.vocab = vocab
+
+        architecture: Architecture = family.load(config.family)(config, vocab)
+        self.architecture = architecture
+        self._embedding = LayerDescription(architecture.embedding)
+        self._norm = LayerDescription(architecture.norm)
         self._outer_specs = [*specs_of(architecture.embedding), *specs_of(architecture.norm)]
         if architecture.head is not None:
             self._outer_specs += specs_of(architecture.head)
 
-        self.segments: list[Segment] = []
-        self._adapted_targets: dict[str, None] = {}  # of LoRA, in any layer
-        self._add_segments()
-        if config.lora is not None:
-            check_targets(config.lora, self._adapted_targets)
+        layers = describe_layers(architecture, config)
+        self.segments = layers.segments
+
         # The base policy's: the same without adapters.
-        self.base = (
-            Decoder(config.model_copy(update={"lora": None}), vocab) if config.lora else self
-        )
-
-    def _add_segments(self) -> None:
-        first_layer, number = 0, 0
-        for period, repeats in plan(self.architecture.kinds):
-            end = first_layer + len(period) * repeats
-            stacks = []
-            for i, kind in enumerate(period):
-                name = FIRST_STACK if number == 0 else f"{FIRST_STACK}_{number}"
-                stacks.append(
-                    self._describe_stack(name, range(first_layer + i, end, len(period)), kind)
-                )
-                number += 1
-            self.segments.append(Segment(tuple(stacks), repeats))
-            first_layer = end
-
-    def _describe_stack(self, name: str, layers: range, kind: Any) -> Stack:
-        block = self.architecture.block(kind)
-        specs = list(specs_of(block))
-        base = adapted = LayerDescription(block)
-        if self.config.lora is not None:
-            with_adapters, specs_by_target = add_adapters(block, self.config.lora)
-            adapted = LayerDescription(with_adapters)
-            specs += chain.from_iterable(specs_by_target.values())
-            self._adapted_targets.update(dict.fromkeys(specs_by_target))
-        attention = probe_attention(base, self.config.width)
-        return Stack(name, layers, adapted, base, attention, router_shape(base), tuple(specs))
+        self.base = self
+        if config.lora is not None:
+            check_targets(config.lora, layers.adapted_targets)
+            self.base = Decoder(config.model_copy(update={"lora": None}), vocab)
 
     @property
     def stacks(self) -> list[Stack]:
@@ -141,16 +132,18 @@ class Decoder:
         shapes = dict.fromkeys(stack.router for stack in self.stacks if stack.router is not None)
         if len(shapes) > 1:
             raise InputError(
-                f"cell.model: layers have routers of {', '.join(map(str, shapes))}; expected one shape."
+                f"cell.model: layers have routers of {', '.join(map(str, shapes))}; "
+                "expected one shape."
             )
         return next(iter(shapes), None)
 
     @property
     def layers(self) -> list[tuple[Stack, int]]:
         """The stack of each layer of the model, and its place there."""
-        places = {
-            layer: (stack, i) for stack in self.stacks for i, layer in enumerate(stack.layers)
-        }
+        places = {}
+        for stack in self.stacks:
+            for i, layer in enumerate(stack.layers):
+                places[layer] = (stack, i)
         return [places[layer] for layer in range(len(places))]
 
     def with_options(self, options: ComputeOptions) -> "Decoder":
@@ -165,10 +158,7 @@ class Decoder:
         """The decoder with another description of each layer, such as of weights in another
         form."""
         decoder = copy.copy(self)
-        decoder.segments = []
-        for segment in self.segments:
-            stacks = tuple(change_layers(stack, describe_again) for stack in segment.stacks)
-            decoder.segments.append(replace(segment, stacks=stacks))
+        decoder.segments = change_segments(self.segments, describe_again)
         decoder.base = decoder if self.base is self else self.base.with_layers(describe_again)
         return decoder
 
@@ -186,10 +176,11 @@ class Decoder:
         embed_key, layers_key, head_key = jax.random.split(key, 3)
         layer_keys = jax.random.split(layers_key, len(self.layers))
         head = self.architecture.head
-        outer_keys = {} if head is None else {head.spec.name: head_key}
+
         params: Params = {}
         for spec in self._outer_specs:
-            params[spec.name] = spec.init(outer_keys.get(spec.name, embed_key), spec.shape)
+            is_head = head is not None and spec.name == head.spec.name
+            params[spec.name] = spec.init(head_key if is_head else embed_key, spec.shape)
         for stack in self.stacks:
             keys = layer_keys[jnp.asarray(stack.layers)]
             params[stack.name] = jax.vmap(partial(init_layer, stack.specs))(keys)
@@ -203,11 +194,10 @@ class Decoder:
         """ShapeDtypeStructs of the parameters: float32, but what adapters leave as it is as
         products are computed."""
         shapes = self._described_shapes()
-        return (
-            shapes
-            if self.config.lora is None
-            else policy_params(split_adapters(shapes)[0], self.frozen_shapes())
-        )
+        if self.config.lora is None:
+            return shapes
+        adapters, _ = split_adapters(shapes)
+        return policy_params(adapters, self.frozen_shapes())
 
     def frozen_shapes(self) -> Params:
         """ShapeDtypeStructs of the base policy's parameters where nothing trains them: as products
@@ -219,7 +209,10 @@ class Decoder:
 
     def trained(self, params: Params) -> Params:
         """Of the parameters, or of a tree like theirs, those that training changes."""
-        return params if self.config.lora is None else split_adapters(params)[0]
+        if self.config.lora is None:
+            return params
+        adapters, _ = split_adapters(params)
+        return adapters
 
     def shardings(self, mesh: Mesh) -> Params:
         """NamedSharding of each parameter by distributed/sharding.py's table."""
@@ -238,9 +231,10 @@ class Decoder:
     @property
     def ropes(self) -> list[Any]:
         """The rotary tables, each once."""
-        return list(
-            dict.fromkeys(rope for stack in self.stacks for rope in find_ropes(stack.base.layer))
-        )
+        ropes: dict[Any, None] = {}
+        for stack in self.stacks:
+            ropes |= dict.fromkeys(find_ropes(stack.base.layer))
+        return list(ropes)
 
     def rotations(self, positions: Int[Array, "*b"]) -> Rotations:
         """Cosines and sines of the positions by each rotary table; once for all layers and
@@ -259,18 +253,17 @@ class Decoder:
         layer_inputs: Sequence[Any] | None = None,
         first_tokens: slice | None = None,
         routers: RouterPass | None = None,
-    ) -> tuple[Float[Array, "b t D"], list[KV], list[Any]]:
-        """Hidden states before the final norm; and by stack the new keys and values, and what
-        `routers` observes. `attention(q, k, v, window, layer_input)` gets one of a stack's
+    ) -> LayersPass:
+        """Embedding and layers. `attention(q, k, v, window, layer_input)` gets one of a stack's
         `layer_inputs` for each layer; `first_tokens`: as in `Block`."""
         rotations = self.rotations(positions)
-        policy = remat_policy(
-            self.options.remat, self.config.lora.rank if self.config.lora else None
-        )
 
         def run_layer(
             stack: Stack, x: Array, weights: Params, layer_input: Any, sampled: Array | None
         ) -> tuple[Array, tuple[KV, Any]]:
+            """The hidden states after a layer, and what it leaves: keys and values, and what its
+            router shows."""
+
             def attend(q: Array, k: Array, v: Array, window: int | None) -> tuple[Array, KV]:
                 return attention(q, k, v, window, layer_input), (k, v)
 
@@ -282,13 +275,44 @@ class Decoder:
         x = sharding.split_tokens(self.embed(params, tokens), True)
         if isinstance(params[FIRST_STACK], list):
             assert layer_inputs is None, "a sampler's unrolled layers prefill whole prompts"
-            x, kept = self._run_unrolled(params, x, run_layer)
-            return x, [kv for kv, _ in kept], [routed for _, routed in kept]
+            return self._run_unrolled(params, x, run_layer)
 
         nothing = [None] * len(self.stacks)
-        inputs = dict(zip(self.stacks, layer_inputs or nothing, strict=True))
-        sampled = dict(zip(self.stacks, (routers and routers.sampled) or nothing, strict=True))
-        kept_by_stack: list[tuple[KV, Any]] = []
+        sampled = nothing if routers is None else routers.sampled or nothing
+        return self._run_scanned(params, x, run_layer, layer_inputs or nothing, sampled)
+
+    def _run_unrolled(self, params: Params, x: Array, run_layer: Callable[..., Any]) -> LayersPass:
+        """Layers that a sampler holds one by one: `params` has a list of layers' weights for each
+        stack."""
+        left_by_layers: dict[str, list[Any]] = {stack.name: [] for stack in self.stacks}
+        for stack, i in self.layers:
+            x, left = run_layer(stack, x, params[stack.name][i], None, None)
+            left_by_layers[stack.name].append(left)
+
+        kv_by_stack, routed_by_stack = [], []
+        for layers in left_by_layers.values():
+            kv, routed = jax.tree.map(lambda *of_layers: jnp.stack(of_layers), *layers)
+            kv_by_stack.append(kv)
+            routed_by_stack.append(routed)
+        return LayersPass(x, kv_by_stack, routed_by_stack)
+
+    def _run_scanned(
+        self,
+        params: Params,
+        x: Array,
+        run_layer: Callable[..., Any],
+        layer_inputs: Sequence[Any],
+        sampled: Sequence[Any],
+    ) -> LayersPass:
+        """One scan for each segment, over its repeats. `layer_inputs` and `sampled`: of each stack,
+        with a first axis of layers; None where there are none."""
+        stack_names = [stack.name for stack in self.stacks]
+        input_of = dict(zip(stack_names, layer_inputs, strict=True))
+        sampled_of = dict(zip(stack_names, sampled, strict=True))
+        lora = self.config.lora
+        policy = remat_policy(self.options.remat, None if lora is None else lora.rank)
+
+        kv_by_stack, routed_by_stack = [], []
         for segment in self.segments:
             # Each layer of the period by itself, so that only one is computed again at a time.
             run_period = [
@@ -299,33 +323,23 @@ class Decoder:
             def run_repeat(
                 x: Array, scanned: Any, run_period: Any = run_period
             ) -> tuple[Array, list[Any]]:
-                kept = []
+                left_by_layers = []
                 for run, weights, layer_input, chosen in zip(run_period, *scanned, strict=True):
-                    x, of_layer = run(x, weights, layer_input, chosen)
-                    kept.append(of_layer)
-                return x, kept
+                    x, left = run(x, weights, layer_input, chosen)
+                    left_by_layers.append(left)
+                return x, left_by_layers
 
-            weights = [params[stack.name] for stack in segment.stacks]
-            given = [[of[stack] for stack in segment.stacks] for of in (inputs, sampled)]
-            x, kept = lax.scan(run_repeat, x, (weights, *given))
-            kept_by_stack += kept
+            names = [stack.name for stack in segment.stacks]
+            scanned = (
+                [params[name] for name in names],
+                [input_of[name] for name in names],
+                [sampled_of[name] for name in names],
+            )
+            x, left_by_stack = lax.scan(run_repeat, x, scanned)
+            kv_by_stack += [kv for kv, _ in left_by_stack]
+            routed_by_stack += [routed for _, routed in left_by_stack]
 
-        x = sharding.split_tokens(x, False)
-        return x, [kv for kv, _ in kept_by_stack], [routed for _, routed in kept_by_stack]
-
-    def _run_unrolled(
-        self, params: Params, x: Array, run_layer: Callable[..., Any]
-    ) -> tuple[Array, list[Any]]:
-        """Layers that a sampler holds one by one: `params` has a list of layers' weights for each
-        stack."""
-        kept: dict[str, list[Any]] = {stack.name: [] for stack in self.stacks}
-        for stack, i in self.layers:
-            x, of_layer = run_layer(stack, x, params[stack.name][i], None, None)
-            kept[stack.name].append(of_layer)
-        return x, [
-            jax.tree.map(lambda *layers: jnp.stack(layers), *kept[stack.name])
-            for stack in self.stacks
-        ]
+        return LayersPass(sharding.split_tokens(x, False), kv_by_stack, routed_by_stack)
 
     def final_norm(self, params: Params, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
         return self._norm.bind(params)(x)
@@ -350,10 +364,15 @@ class Decoder:
 
         positions = jnp.broadcast_to(jnp.arange(prompts.shape[1])[None], prompts.shape)
         causal_attention = partial(self_attention, self.options.forward_attention)
-        prefill = partial(
-            self._prefill_tokens, params, prompts, positions, causal_attention, take_last
+        return self._prefill_tokens(
+            params,
+            prompts,
+            positions,
+            causal_attention,
+            take_last,
+            first_tokens=slice(1),
+            routers=routers,
         )
-        return prefill(first_tokens=slice(1), routers=routers)
 
     def _prefill_over_devices(
         self, params: Params, prompts: Int[Array, "b P"], lengths: Int[Array, " b"]
@@ -367,10 +386,8 @@ class Decoder:
             def take_last(x: Float[Array, "b t D"]) -> Float[Array, "b D"]:
                 is_last = (token_positions == last_positions[:, None])[..., None]
                 # In float32, because XLA:CPU cannot compile the sum of bfloat16 over devices.
-                last = lax.psum(
-                    jnp.where(is_last, x, 0).sum(1, keepdims=True, dtype=jnp.float32), PROMPT_AXIS
-                )
-                return last.astype(x.dtype)[:, 0]
+                of_device = jnp.where(is_last, x, 0).sum(1, keepdims=True, dtype=jnp.float32)
+                return lax.psum(of_device, PROMPT_AXIS).astype(x.dtype)[:, 0]
 
             causal_attention = partial(sequence_sharded_attention, token_positions)
             return self._prefill_tokens(
@@ -397,11 +414,12 @@ class Decoder:
         def attention(q: Array, k: Array, v: Array, window: int | None, _: None) -> Array:
             return causal_attention(q, k, v, window=window)
 
-        run_layers = partial(self.run_layers, params, tokens, positions, attention)
-        x, kv, routed = run_layers(first_tokens=first_tokens, routers=routers)
-        return PrefixCache(
-            kv, self.final_norm(params, take_last(x)), None if routers is None else routed
+        after_layers = self.run_layers(
+            params, tokens, positions, attention, first_tokens=first_tokens, routers=routers
         )
+        last_hidden = self.final_norm(params, take_last(after_layers.x))
+        routed = None if routers is None else after_layers.routed
+        return PrefixCache(after_layers.kv, last_hidden, routed)
 
     def forward(
         self,
@@ -414,7 +432,8 @@ class Decoder:
         """Hidden states of tokens from `start_position` on. `prefix`: keys and values of g prompts
         by stack, of which row i continues the `prompt_index[i]`-th; without one, tokens are whole
         sequences, from position 0."""
-        return self.forward_with_routers(params, tokens, start_position, prefix, prompt_index)[0]
+        states = self.forward_with_routers(params, tokens, start_position, prefix, prompt_index)
+        return states.hidden
 
     def forward_with_routers(
         self,
@@ -424,13 +443,13 @@ class Decoder:
         prefix: Sequence[KV] | None = None,
         prompt_index: Int[Array, " b"] | None = None,
         routers: RouterPass | None = None,
-    ) -> tuple[Float[Array, "b t D"], list[Any]]:
+    ) -> TokenStates:
         """`forward`, and what `routers` observes, by stack."""
         if prefix is None and sharding.positions_are_split(jax.sharding.get_abstract_mesh()):
             assert routers is None, (
                 "devices that share a sequence's positions do not collect its experts"
             )
-            return self._forward_over_devices(params, tokens), []
+            return TokenStates(self._forward_over_devices(params, tokens), routed=[])
 
         def attention(
             q: Array, k: Array, v: Array, window: int | None, prefix_kv: KV | None
@@ -439,15 +458,15 @@ class Decoder:
             if prefix_kv is not None:
                 assert prompt_index is not None, "each row continues a prompt of the prefix"
                 keys, values = (take_prompts(x, prompt_index) for x in resolve_anchors(prefix_kv))
-                continued = keys, values, start_position
+                continued = PrefixKV(keys, values, start_position)
             return self_attention(self.options.forward_attention, q, k, v, continued, window)
 
         positions = start_position[:, None] + jnp.arange(tokens.shape[1])[None]
         first_tokens = slice(1) if prefix is None else None
-        x, _, routed = self.run_layers(
+        after_layers = self.run_layers(
             params, tokens, positions, attention, prefix, first_tokens, routers
         )
-        return self.final_norm(params, x), routed
+        return TokenStates(self.final_norm(params, after_layers.x), after_layers.routed)
 
     def _forward_over_devices(
         self, params: Params, tokens: Int[Array, "b t"]
@@ -458,8 +477,8 @@ class Decoder:
             def attention(q: Array, k: Array, v: Array, window: int | None, _: None) -> Array:
                 return sequence_sharded_attention(token_positions, q, k, v, window)
 
-            x = self.run_layers(params, tokens, token_positions, attention)[0]
-            return self.final_norm(params, x)
+            after_layers = self.run_layers(params, tokens, token_positions, attention)
+            return self.final_norm(params, after_layers.x)
 
         hidden = map_over_positions(forward_shard, PartitionSpec(None, PROMPT_AXIS), params, tokens)
         return hidden[:, : tokens.shape[1]]
@@ -475,7 +494,8 @@ class Decoder:
         """`prefill`'s last hidden states of prompts and `forward`'s of responses to prompts
         `prompt_index`, up to rounding, in one pass: each weight is gathered and read, and its
         gradient added up, once for both."""
-        return self.joint_forward_with_routers(params, prompts, lengths, tokens, prompt_index)[:2]
+        states = self.joint_forward_with_routers(params, prompts, lengths, tokens, prompt_index)
+        return states.last_of_prompts, states.of_responses
 
     def joint_forward_with_routers(
         self,
@@ -485,16 +505,18 @@ class Decoder:
         tokens: Int[Array, "m t"],
         prompt_index: Int[Array, " m"],
         routers: RouterPass | None = None,
-    ) -> tuple[Float[Array, "g D"], Float[Array, "m t D"], list[Any]]:
+    ) -> JointStates:
         """`forward_prompts_and_responses`, and what `routers` observes by stack, of all prompts'
         tokens [g P] and then all responses' [m t] in one row."""
-        (g, P), (m, t), num_prompt_tokens = prompts.shape, tokens.shape, prompts.size
-        start_position = lengths[prompt_index]
+        g, P = prompts.shape
+        m, t = tokens.shape
+        num_prompt_tokens = prompts.size
+        start_position = lengths[prompt_index]  # of responses
 
+        # All but attention works token by token, and sees one row of all tokens, r = g P + m t.
         def concatenate(of_prompts: Array, of_responses: Array) -> Array:
-            return jnp.concatenate(
-                [x.reshape(-1, *x.shape[2:]) for x in (of_prompts, of_responses)]
-            )[None]
+            parts = [x.reshape(-1, *x.shape[2:]) for x in (of_prompts, of_responses)]
+            return jnp.concatenate(parts)[None]
 
         def split(
             x: Float[Array, "1 r *d"],
@@ -511,36 +533,38 @@ class Decoder:
 
         def attention(q: Array, k: Array, v: Array, window: int | None, _: None) -> Array:
             prompt_queries, response_queries = split(q)
-            (prompt_keys, response_keys), (prompt_values, response_values) = (
-                split_heads(k),
-                split_heads(v),
-            )
-            implementation = self.options.forward_attention
-            prefix_keys, prefix_values = (
-                take_prompts(x, prompt_index) for x in (prompt_keys, prompt_values)
-            )
-            prefix = prefix_keys, prefix_values, start_position
-            return concatenate(
-                self_attention(
-                    implementation, prompt_queries, prompt_keys, prompt_values, None, window
-                ),
-                self_attention(
-                    implementation, response_queries, response_keys, response_values, prefix, window
-                ),
+            prompt_keys, response_keys = split_heads(k)
+            prompt_values, response_values = split_heads(v)
+            prefix = PrefixKV(
+                take_prompts(prompt_keys, prompt_index),
+                take_prompts(prompt_values, prompt_index),
+                start_position,
             )
 
+            attend = partial(self_attention, self.options.forward_attention, window=window)
+            of_prompts = attend(prompt_queries, prompt_keys, prompt_values)
+            of_responses = attend(response_queries, response_keys, response_values, prefix)
+            return concatenate(of_prompts, of_responses)
+
         prompt_positions = jnp.broadcast_to(jnp.arange(P)[None], (g, P))
-        positions = concatenate(prompt_positions, start_position[:, None] + jnp.arange(t)[None])
-        first_tokens = slice(0, num_prompt_tokens, P)
-        run_layers = partial(
-            self.run_layers, params, concatenate(prompts, tokens), positions, attention
+        response_positions = start_position[:, None] + jnp.arange(t)[None]
+        positions = concatenate(prompt_positions, response_positions)
+        after_layers = self.run_layers(
+            params,
+            concatenate(prompts, tokens),
+            positions,
+            attention,
+            first_tokens=slice(0, num_prompt_tokens, P),
+            routers=routers,
         )
-        x, _, routed = run_layers(first_tokens=first_tokens, routers=routers)
-        prompt_states, response_states = split(x)
+
+        prompt_states, response_states = split(after_layers.x)
         last_states = jnp.take_along_axis(prompt_states, (lengths - 1)[:, None, None], 1)[:, 0]
         norm = self._norm.bind(params)
         scale = norm.gathered_scale()  # once for both
-        return norm.apply(scale, last_states), norm.apply(scale, response_states), routed
+        return JointStates(
+            norm.apply(scale, last_states), norm.apply(scale, response_states), after_layers.routed
+        )
 
     def logits(self, params: Params, hidden: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
         return self.unembedding(params).logits(hidden)
@@ -557,59 +581,20 @@ def take_prompts(
     return sharding.take_rows(kv, prompt_index, (None, "kv_heads", None, None))
 
 
-def map_over_positions(
-    function: Callable[..., Any],
-    out_specs: Any,
-    params: Params,
-    tokens: Int[Array, "b t"],
-    *inputs: Array,
-) -> Any:
-    """function(params, tokens, token_positions, *inputs), of each device over `sequence` with its
-    part of the tokens, which are padded so that devices share them evenly."""
-    positions = jnp.arange(
-        sharding.padded_positions(tokens.shape[1], jax.sharding.get_abstract_mesh())
-    )
-
-    def of_device(positions: Array, params: Params, tokens: Array, *inputs: Array) -> Any:
-        # Every device has whole sequences: splitting them would move more than they are.
-        own_tokens = jnp.take(tokens, positions, axis=1, mode="clip")
-        token_positions = jnp.broadcast_to(positions[None], own_tokens.shape)
-        return function(params, own_tokens, token_positions, *inputs)
-
-    whole = PartitionSpec()
-    in_specs = (PartitionSpec(PROMPT_AXIS), whole, whole, *[whole] * len(inputs))
-    mapped: Callable[..., Any] = shard_map(
-        of_device, in_specs=in_specs, out_specs=out_specs, axis_names={PROMPT_AXIS}, check_vma=False
-    )
-    return mapped(positions, params, tokens, *inputs)
-
-
-def change_layers(
-    stack: Stack, describe_again: Callable[[LayerDescription], LayerDescription]
-) -> Stack:
-    described, base = describe_again(stack.described), describe_again(stack.base)
-    return replace(stack, described=described, base=base, specs=tuple(described.specs.values()))
-
-
-def init_layer(specs: Sequence[Spec], key: Array) -> Params:
-    """A layer's initial values. Each drawn parameter has a key of its own, by its number among
-    these."""
-    values, num_drawn = {}, 0
-    for spec in specs:
-        values[spec.name] = spec.init(jax.random.fold_in(key, num_drawn), spec.shape)
-        num_drawn += spec.init.is_drawn
-    return values
-
-
 def check_model(config: ModelConfig) -> None:
+    """InputError where heads do not fit each other, or stretched positions contradict
+    themselves."""
     if config.heads % config.kv_heads or config.head_dim % 2:
+        sizes = f"heads={config.heads}, kv_heads={config.kv_heads}, head_dim={config.head_dim}"
         raise InputError(
-            f"cell.model: heads={config.heads}, kv_heads={config.kv_heads}, head_dim={config.head_dim}; expected heads "
-            "to be a multiple of kv_heads, and an even head_dim (rotary positions rotate it in halves)."
+            f"cell.model: {sizes}; expected heads to be a multiple of kv_heads, and an even "
+            "head_dim (rotary positions rotate it in halves)."
         )
+
     scaling = config.rope_scaling
     if scaling is not None and scaling.high_freq_factor <= scaling.low_freq_factor:
         raise InputError(
             f"cell.model.rope_scaling: high_freq_factor={scaling.high_freq_factor}, "
-            f"low_freq_factor={scaling.low_freq_factor}; expected the high one above the low one, as 4 and 1."
+            f"low_freq_factor={scaling.low_freq_factor}; expected the high one above the low one, "
+            "as 4 and 1."
         )

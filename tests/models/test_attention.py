@@ -14,7 +14,8 @@ import pytest
 from jax import shard_map
 from jax.sharding import PartitionSpec as P
 
-from isojax.models.attention import (
+from isojax.models.attention import query_key_products, self_attention, weighted_values
+from isojax.models.cache_attention import (
     SlotPositions,
     cache_positions,
     decode_attention,
@@ -22,15 +23,13 @@ from isojax.models.attention import (
     move_positions,
     position_axes,
     quantize,
-    query_key_products,
-    ring_positions,
-    self_attention,
     to_cache_dtype,
-    weighted_values,
 )
 from isojax.models.cpu import MAX_TRANSPOSED_POSITIONS, small_head_products
 from isojax.models.kernels import gpu_decode, tpu_decode
 from isojax.models.kernels.cudnn import cudnn_attention
+from isojax.models.kernels.prefix import PrefixKV
+from isojax.models.kv_ring import ring_positions
 from tests.device import mesh, quick_jit
 from tests.hlo import collectives
 
@@ -77,7 +76,7 @@ def attended(attention: Any, *arrays: Any) -> Any:
         if len(arrays) > 3
         else None
     )
-    return attention(*arrays[:3], (*arrays[3:], live) if live is not None else None)
+    return attention(*arrays[:3], PrefixKV(*arrays[3:], live) if live is not None else None)
 
 
 def with_gradients(attention: Any, arrays: tuple[Any, ...]) -> list[Any]:

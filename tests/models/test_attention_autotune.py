@@ -13,8 +13,8 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.distributed import device_probe
 from isojax.models import attention_autotune
-from isojax.models.attention import position_axes
 from isojax.models.attention_autotune import DecodeAttentionShape, SelfAttentionShape
+from isojax.models.cache_attention import position_axes
 from tests.device import mesh
 
 SELF = SelfAttentionShape(

@@ -41,7 +41,12 @@ def decode(mesh: Any, N: int, K: int, H: int, kind: str) -> dict[str, Any]:
     from jax.sharding import PartitionSpec as P
 
     from isojax.distributed.sharding import ROLLOUT_AXES, shard_count
-    from isojax.models.attention import SlotPositions, decode_attention, live_blocks, position_axes
+    from isojax.models.cache_attention import (
+        SlotPositions,
+        decode_attention,
+        live_blocks,
+        position_axes,
+    )
     from tests.distributed.test_tpu import compile_ahead
 
     R = SLOTS
@@ -98,11 +103,13 @@ def train(mesh: Any, N: int, K: int, H: int) -> dict[str, Any]:
 
     from isojax.distributed.sharding import ROLLOUT_AXES, shard_count
     from isojax.models.attention import self_attention
+    from isojax.models.kernels.prefix import PrefixKV
     from tests.distributed.test_tpu import compile_ahead
 
     def shard(live: Any, *arrays: Any) -> Any:
         def total(q: Any, k: Any, v: Any, *prefix: Any) -> Any:
-            return self_attention("pallas", q, k, v, (*prefix, live)).astype(jnp.float32).sum()
+            out = self_attention("pallas", q, k, v, PrefixKV(*prefix, live))
+            return out.astype(jnp.float32).sum()
 
         return jax.grad(total, range(5))(*arrays)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.models.attention import MASKED_SCORE, attend
+from isojax.models.attention import MASKED_SCORE, RowSegment, attend
 from isojax.models.cpu import sum_in_blocks
 from isojax.models.decode import Decoding
 from isojax.models.layers import linear
@@ -247,8 +247,9 @@ def test_attention_over_parts_is_one_softmax() -> None:
     nothing."""
     q = jnp.full((1, 1, 1, 1), 1.0)
 
-    def part(key: float, value: float, seen: bool):
-        return jnp.full((1, 1, 1, 1), key), jnp.full((1, 1, 1, 1), value), jnp.full((1, 1, 1), seen)
+    def part(key: float, value: float, seen: bool) -> RowSegment:
+        keys, values = jnp.full((1, 1, 1, 1), key), jnp.full((1, 1, 1, 1), value)
+        return RowSegment(keys, values, jnp.full((1, 1, 1), seen))
 
     out = attend(q, [part(0.0, 8.0, True), part(np.log(3.0), 4.0, True), part(50.0, 1e6, False)])
     assert float(out[0, 0, 0, 0]) == pytest.approx(8 / 4 + 4 * 3 / 4, rel=1e-6)

@@ -16,6 +16,7 @@ import pytest
 
 from isojax.models.attention import self_attention
 from isojax.models.decode import Decoding
+from isojax.models.kernels.prefix import PrefixKV
 from isojax.models.stack import AttentionShape
 from isojax.models.transformer import ComputeOptions, Decoder
 from tests.device import mesh, quick_jit
@@ -228,7 +229,7 @@ def test_splash_knows_windows(t: int, p: int, window: int) -> None:
 
     def attend(implementation: str, q: Any, k: Any, v: Any, prefix: Any) -> Any:
         return self_attention(
-            implementation, q, k, v, (*prefix[:2], live) if prefix else None, window
+            implementation, q, k, v, PrefixKV(*prefix[:2], live) if prefix else None, window
         )
 
     got, want = (
@@ -244,7 +245,7 @@ def test_a_window_is_a_loop() -> None:
     window, live = 4, np.array([0, 5, 3])
     arrays = rows(3, 6, 5, 4, 2, 8)
     q, k, v, prefix_keys, prefix_values = (np.asarray(x, np.float64) for x in arrays)
-    prefix = (*arrays[3:], jnp.asarray(live))
+    prefix = PrefixKV(*arrays[3:], jnp.asarray(live))
     out = np.asarray(self_attention("plain", *arrays[:3], prefix, window))
     for b, length in enumerate(live):
         keys = np.concatenate([prefix_keys[b, :, :length], k[b]], 1)  # [K length+t H]

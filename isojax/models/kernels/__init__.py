@@ -1,1 +1,2 @@
-"""Attention kernels, one family a file; isojax/models/attention.py is their only user."""
+"""Attention kernels, one family a file; attention.py and cache_attention.py in
+isojax/models/ use them."""

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-# keys and values [b K p H]; how many positions of each row are live, i[b]
-PrefixKV = tuple[Array, Array, Array]
+from isojax.models.kernels.prefix import PrefixKV
 
 
 def cudnn_attention(
@@ -29,19 +28,29 @@ def cudnn_attention(
         return jax.nn.dot_product_attention(
             q, k, v, is_causal=True, local_window_size=local_window, implementation="cudnn"
         )
-    t, p = q.shape[1], prefix[0].shape[2]
-    # with a mask, cuDNN's gradient wants even numbers of queries and of keys
-    padding = t % 2, (p + t) % 2
-    k, v = (jnp.concatenate([before, x], 2) for before, x in zip(prefix[:2], (k, v), strict=True))
-    k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, padding[1]), (0, 0))).swapaxes(1, 2) for x in (k, v))
-    q = jnp.pad(q, ((0, 0), (0, padding[0]), (0, 0), (0, 0)))
-    key_positions = jnp.arange(p + t + padding[1])[None, None]
-    queries = jnp.arange(t + padding[0])[None, :, None]
-    lengths = jnp.minimum(prefix[2], p)[:, None, None]
-    causal = (key_positions >= p) & (key_positions - p <= queries)
-    in_prefix = key_positions < lengths
+
+    t = q.shape[1]
+    p = prefix.keys.shape[2]
+    # With a mask, cuDNN's gradient wants even numbers of queries and of keys.
+    query_padding = t % 2
+    key_padding = (p + t) % 2
+
+    k = jnp.concatenate([prefix.keys, k], 2)
+    v = jnp.concatenate([prefix.values, v], 2)
+    k = jnp.pad(k, ((0, 0), (0, 0), (0, key_padding), (0, 0))).swapaxes(1, 2)
+    v = jnp.pad(v, ((0, 0), (0, 0), (0, key_padding), (0, 0))).swapaxes(1, 2)
+    q = jnp.pad(q, ((0, 0), (0, query_padding), (0, 0), (0, 0)))
+
+    # Keys p and later are the row's own; query i of a row is at position lengths + i of the text.
+    keys = jnp.arange(p + t + key_padding)[None, None]
+    queries = jnp.arange(t + query_padding)[None, :, None]
+    lengths = jnp.minimum(prefix.lengths, p)[:, None, None]
+    in_row = (keys >= p) & (keys - p <= queries)
+    in_prefix = keys < lengths
     if window is not None:
-        causal &= key_positions - p > queries - window
-        in_prefix &= key_positions > lengths + queries - window
-    mask = causal | in_prefix
-    return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")[:, :t]
+        in_row &= keys - p > queries - window
+        in_prefix &= keys > lengths + queries - window
+    mask = in_row | in_prefix
+
+    out = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")
+    return out[:, :t]

@@ -31,8 +31,8 @@ def triton_decode(
     power of 2."""
     R, N, H = q.shape
     K, C = values.shape[1:3]
-    G = N // K
-    rows = max(LEAST_ROWS, pl.next_power_of_2(G))
+    G = N // K  # query heads of a key/value head
+    rows = max(LEAST_ROWS, pl.next_power_of_2(G))  # of which the first G are queries
 
     def kernel(q_ref: Any, keys_ref: Any, values_ref: Any, position_ref: Any, out_ref: Any) -> None:
         is_query = (jnp.arange(rows) < G)[:, None]
@@ -50,6 +50,8 @@ def triton_decode(
                 for ref in (keys_ref, values_ref)
             )
             scores = jnp.where(is_live[None], triton.dot(q, keys.T) * H**-0.5, MASKED_SCORE)
+
+            # What the blocks before have summed was relative to their own largest score.
             new_max = jnp.maximum(max_score, scores.max(-1))
             weights = jnp.exp(scores - new_max[:, None])
             decay = jnp.exp(max_score - new_max)
@@ -58,25 +60,21 @@ def triton_decode(
 
         zeros = jnp.zeros(rows, jnp.float32)
         init_carry = (jnp.zeros((rows, H), jnp.float32), zeros + MASKED_SCORE, zeros)
-        out, _, normalizer = lax.fori_loop(
-            0, position // BLOCK_POSITIONS + 1, attend_to_block, init_carry
-        )
-        triton.store(
-            out_ref.at[pl.ds(0, rows)], (out / normalizer[:, None]).astype(q.dtype), mask=is_query
-        )
+        live_block_count = position // BLOCK_POSITIONS + 1
+        out, _, normalizer = lax.fori_loop(0, live_block_count, attend_to_block, init_carry)
+
+        attended = (out / normalizer[:, None]).astype(q.dtype)
+        triton.store(out_ref.at[pl.ds(0, rows)], attended, mask=is_query)
 
     def of_head(*shape: int) -> pl.BlockSpec:
+        """What a program has of an array [R K *shape]."""
         return pl.BlockSpec((None, None, *shape), lambda r, k: (r, k, 0, 0))
 
+    position_of_slot = pl.BlockSpec((None,), lambda r, _: (r,))
     out = pl.pallas_call(
         kernel,
         grid=(R, K),
-        in_specs=[
-            of_head(G, H),
-            of_head(C, H),
-            of_head(C, H),
-            pl.BlockSpec((None,), lambda r, _: (r,)),
-        ],
+        in_specs=[of_head(G, H), of_head(C, H), of_head(C, H), position_of_slot],
         out_specs=of_head(G, H),
         out_shape=jax.ShapeDtypeStruct((R, K, G, H), q.dtype),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),

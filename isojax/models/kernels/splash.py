@@ -13,35 +13,47 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jaxtyping import Array, Float
 
+from isojax.models.kernels.prefix import PrefixKV
+
 TILE_WIDTH = 128
-PrefixKV = tuple[Array, Array, Array]  # keys and values [b K p H], live lengths i[b]
+BLOCK_SIZES = (512, 384, 256, 128)  # positions of a block; the first that divides the row
 
 
 @functools.cache
 def _make_kernel(
     heads: int, queries: int, keys: int, offset: int, window: int | None, interpret: bool
 ) -> splash.SplashAttentionKernel:
+    """The kernel of rows of these sizes. `offset`: keys before the one of the first query."""
     head_mask: Any = masks.CausalMask((queries, keys), offset)
     if window is not None:
         head_mask = masks.LocalMask((queries, keys), (window - 1, 0), offset)
     mask = masks.MultiHeadMask([head_mask] * heads)
-    q, k = (
-        next(block for block in (512, 384, 256, 128) if size % block == 0)
-        for size in (queries, keys)
+
+    # the same blocks in the forward pass and in both kernels of the gradient
+    query_block = _block_size(queries)
+    key_block = _block_size(keys)
+    sizes = splash.BlockSizes(
+        block_q=query_block,
+        block_q_dkv=query_block,
+        block_q_dq=query_block,
+        block_kv=key_block,
+        block_kv_compute=key_block,
+        block_kv_dkv=key_block,
+        block_kv_dkv_compute=key_block,
+        block_kv_dq=key_block,
     )
-    query_blocks: dict[str, Any] = dict.fromkeys(("block_q", "block_q_dkv", "block_q_dq"), q)
-    key_names = (
-        "block_kv",
-        "block_kv_compute",
-        "block_kv_dkv",
-        "block_kv_dkv_compute",
-        "block_kv_dq",
-    )
-    key_blocks: dict[str, Any] = dict.fromkeys(key_names, k)
-    sizes = splash.BlockSizes(**query_blocks, **key_blocks)
     # the mask's tables are constants, made while something is traced
     with jax.ensure_compile_time_eval():
         return splash.make_splash_mha_single_device(mask, block_sizes=sizes, interpret=interpret)
+
+
+def _block_size(positions: int) -> int:
+    return next(size for size in BLOCK_SIZES if positions % size == 0)
+
+
+def _whole_tiles(positions: int) -> int:
+    """The next multiple of TILE_WIDTH."""
+    return -(-positions // TILE_WIDTH) * TILE_WIDTH
 
 
 def splash_attention(
@@ -55,28 +67,33 @@ def splash_attention(
     """Causal attention of q over k, v and the live part of `prefix`. Differentiable; scores and
     softmax in float32. `window`: as in models/attention.py."""
     b, t, N, H = q.shape
-    p = 0 if prefix is None else prefix[0].shape[2]
-    queries = -(-t // TILE_WIDTH) * TILE_WIDTH
-    keys = -(-(p + t) // TILE_WIDTH) * TILE_WIDTH
+    p = 0 if prefix is None else prefix.keys.shape[2]
+    queries = _whole_tiles(t)
+    keys = _whole_tiles(p + t)
+
+    # Queries are of segment 1, and see no key of another segment.
     key_segments = jnp.ones((b, keys), jnp.int32)
     if prefix is not None:
-        before, lengths = prefix[:2], prefix[2]
+        prefix_kv = [prefix.keys, prefix.values]
+        lengths = prefix.lengths
         is_live = jnp.arange(p)[None] < lengths[:, None]
         if window is not None:
             # A mask of distances is the same for all rows, so prefixes end where their rows begin.
-            before = [
-                jax.vmap(lambda x, shift: jnp.roll(x, shift, 1))(x, p - lengths) for x in before
-            ]
+            move_right = jax.vmap(lambda x, shift: jnp.roll(x, shift, 1))
+            prefix_kv = [move_right(x, p - lengths) for x in prefix_kv]
             is_live = jnp.arange(p)[None] >= p - lengths[:, None]
-        k, v = (
-            jnp.concatenate([of_prefix, x], 2) for of_prefix, x in zip(before, (k, v), strict=True)
-        )
-        key_segments = jnp.pad(is_live, ((0, 0), (0, keys - p)), constant_values=True).astype(
-            jnp.int32
-        )
+
+        k = jnp.concatenate([prefix_kv[0], k], 2)
+        v = jnp.concatenate([prefix_kv[1], v], 2)
+        is_seen = jnp.pad(is_live, ((0, 0), (0, keys - p)), constant_values=True)
+        key_segments = is_seen.astype(jnp.int32)
+
     q = (q * H**-0.5).astype(q.dtype).swapaxes(1, 2)
     q = jnp.pad(q, ((0, 0), (0, 0), (0, queries - t), (0, 0)))
-    k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, keys - p - t), (0, 0))) for x in (k, v))
+    k = jnp.pad(k, ((0, 0), (0, 0), (0, keys - p - t), (0, 0)))
+    v = jnp.pad(v, ((0, 0), (0, 0), (0, keys - p - t), (0, 0)))
+
     segments = splash.SegmentIds(q=jnp.ones((b, queries), jnp.int32), kv=key_segments)
-    out: Any = jax.vmap(_make_kernel(N, queries, keys, p, window, interpret))(q, k, v, segments)
+    kernel = _make_kernel(N, queries, keys, p, window, interpret)
+    out: Any = jax.vmap(kernel)(q, k, v, segments)
     return out[:, :, :t].swapaxes(1, 2)

@@ -13,7 +13,8 @@ Their order does not count, because keys are rotated already.
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -75,22 +76,27 @@ def _largest_divisor(number: int, limit: int) -> int:
 
 
 def cache_layout(cache: tuple[Array, ...], head_dim: int) -> CacheLayout:
-    transposed, (R, K), item_bytes = (
-        is_transposed(head_dim),
-        cache[0].shape[1:3],
-        cache[0].dtype.itemsize,
-    )
-    units = cache[0].shape[4 if transposed else 3] // TILE_WIDTH
+    """How a step of the grid reads this cache. Keys are its first array, [L R K H C] where
+    `is_transposed`, else [L R K C H]."""
+    keys = cache[0]
+    transposed = is_transposed(head_dim)
+    R, K = keys.shape[1:3]
+    item_bytes = keys.dtype.itemsize
+
+    units = keys.shape[4 if transposed else 3] // TILE_WIDTH
     block_units = _largest_divisor(units, MAX_BLOCK_UNITS)
     cores = _largest_divisor(R, MAX_CORES)
+
+    # keys and values, each twice: a block is read while the one before it is attended to
     slot_bytes = 4 * K * TILE_WIDTH * block_units * head_dim * item_bytes
+    fitting_slots = min(MAX_GROUP_SLOTS, BUFFER_BYTES // slot_bytes)
     return CacheLayout(
-        transposed,
+        transposed=transposed,
         block_positions=TILE_WIDTH * block_units,
         tile_positions=TILE_WIDTH if transposed else 32 // item_bytes,
         block_count=units // block_units,
         cores=cores,
-        group_slots=_largest_divisor(R // cores, min(MAX_GROUP_SLOTS, BUFFER_BYTES // slot_bytes)),
+        group_slots=_largest_divisor(R // cores, fitting_slots),
     )
 
 
@@ -98,18 +104,26 @@ def live_blocks(last: Int[Array, " R"], cache: tuple[Array, ...], head_dim: int)
     """The steps for slots that hold positions 0 .. last[r], the same in all layers with this
     cache."""
     layout = cache_layout(cache, head_dim)
-    slots = (last // layout.block_positions + 1).reshape(layout.cores, -1, layout.group_slots)
-    counts = slots.max(-1)  # of the blocks of each group
-    groups, max_steps = counts.shape[1], counts.shape[1] * layout.block_count
+    blocks_of_slot = last // layout.block_positions + 1
+    by_group = blocks_of_slot.reshape(layout.cores, -1, layout.group_slots)
+    counts = by_group.max(-1)  # blocks of the longest slot of each group
+    groups = counts.shape[1]  # of a core
+    max_steps = groups * layout.block_count
+
     # As sums of products, not by cumsum and gathers: each of these takes a TPU a microsecond.
     ends = (counts[:, None] * jnp.tri(groups, dtype=jnp.int32)[None]).sum(-1)
-    # [cores steps groups]
+    # steps since a group's first one, [cores steps groups]
     since_begin = jnp.arange(max_steps)[None, :, None] - (ends - counts)[:, None]
-    # has the steps beyond its own, which do nothing
+    # The last group also has the steps beyond its own, which do nothing.
     is_last = jnp.arange(groups)[None, None] == groups - 1
     of_group = (since_begin >= 0) & ((since_begin < counts[:, None]) | is_last)
+
     group = jnp.arange(layout.cores * groups).reshape(layout.cores, 1, -1)
-    return LiveBlocks((group * of_group).sum(-1), (since_begin * of_group).sum(-1), ends[:, -1])
+    return LiveBlocks(
+        group=(group * of_group).sum(-1),
+        block=(since_begin * of_group).sum(-1),
+        steps=ends[:, -1],
+    )
 
 
 def _at_positions(layout: CacheLayout, array: Any, start: Any, count: int) -> Any:
@@ -136,132 +150,226 @@ def _to_int8(x: Float[Array, "*b H"]) -> tuple[Float[Array, "*b H"], Float[Array
     return jnp.round(x / jnp.where(scale > 0, scale, 1.0)), scale
 
 
-def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
-    """One step, for the S slots of a group: q, out [S K G H]; where all slots write and up to where
-    they read, and the same of the group's [S K G 1]; new keys and values [S K H]; the whole cache;
-    two blocks of it for each slot [2 S K ...], and its tile that is written back; of an int8 cache
-    what the new ones are rounded to, [S K H] and [S K 1]."""
-    arrays = 4 if scaled else 2
+class KernelRefs(NamedTuple):
+    """The kernel's arrays, as references. Where tokens go, and up to where slots read, comes twice:
+    as scalars of all slots, which address memory, and as columns of a group's, to mask scores."""
+
+    # scalars, there before the grid begins
+    layer: Any  # [1]
+    written: Any  # [R], where each slot's token goes
+    last: Any  # [R], up to where each slot reads
+    live: LiveBlocks
+
+    # of a group
+    q: Any  # [S K G H]
+    group_written: Any  # [S K G 1]
+    group_last: Any  # [S K G 1]
+    new_kv: tuple[Any, ...]  # [S K H]
+    out: Any  # [S K G H]
+
+    cache: tuple[Any, ...]  # the whole of it, in memory
+
+    # scratch
+    buffers: tuple[Any, ...]  # two blocks of each array of the cache for each slot, [2 S K ...]
+    tiles: tuple[Any, ...]  # each slot's part of a block that is written back, [S K ...]
+    max_score: Any  # [SK G 1]
+    normalizer: Any  # [SK G 1]
+    weighted_sum: Any  # [SK G H]
+    read_done: Any  # semaphores of the copies of blocks
+    write_done: Any  # and of tiles
+    rounded: tuple[Any, ...]  # new keys, values [S K H] and scales [S K 1] of an int8 cache
+
+
+def name_refs(refs: Sequence[Any], arrays: int) -> KernelRefs:
+    """The kernel's arguments, as `pallas_call` orders them: scalars, inputs, outputs, scratch.
+    `arrays`: how many the cache has."""
     in_order = iter(refs)
-    layer, written, last, group, block, steps, q, group_written, group_last = itertools.islice(
-        in_order, 9
-    )
-    # the cache comes as an input and as an output, which is used
-    counts = (2, arrays, 1, arrays, arrays, arrays)
-    new_kv, _, (out,), cache, buffers, tiles = (
-        tuple(itertools.islice(in_order, count)) for count in counts
-    )
-    max_score, normalizer, weighted_sum, read_done, write_done, *rounded = in_order
-    to_cache = rounded if scaled else new_kv
-    (S, K, G, H), core, step = q.shape, pl.program_id(0), pl.program_id(1)
 
-    def slot(step: Any, s: int) -> Any:
-        return group[core, step] * S + s
+    def take(count: int) -> tuple[Any, ...]:
+        return tuple(itertools.islice(in_order, count))
 
-    def for_each_read(step: Any, act: Callable[[Any], None]) -> None:
+    layer, written, last = take(3)
+    live = LiveBlocks(*take(3))
+    q, group_written, group_last = take(3)
+    new_kv = take(2)
+    take(arrays)  # the cache as an input: it is used as the output, which is the same memory
+    (out,) = take(1)
+    cache = take(arrays)
+    buffers = take(arrays)
+    tiles = take(arrays)
+    max_score, normalizer, weighted_sum, read_done, write_done = take(5)
+    return KernelRefs(
+        layer=layer,
+        written=written,
+        last=last,
+        live=live,
+        q=q,
+        group_written=group_written,
+        group_last=group_last,
+        new_kv=new_kv,
+        out=out,
+        cache=cache,
+        buffers=buffers,
+        tiles=tiles,
+        max_score=max_score,
+        normalizer=normalizer,
+        weighted_sum=weighted_sum,
+        read_done=read_done,
+        write_done=write_done,
+        rounded=tuple(in_order),
+    )
+
+
+@dataclass(frozen=True)
+class BlockCopies:
+    """The copies between memory and a core: of blocks that steps read, and of the tiles with the
+    new tokens, which one step writes."""
+
+    layout: CacheLayout
+    refs: KernelRefs
+    core: Any
+    step: Any  # of the grid, on this core
+
+    @property
+    def group_slots(self) -> int:
+        return self.refs.q.shape[0]
+
+    def slot(self, step: Any, s: int) -> Any:
+        """The number in the cache of slot s of a step's group."""
+        return self.refs.live.group[self.core, step] * self.group_slots + s
+
+    def for_each_read(self, step: Any, act: Callable[[Any], None]) -> None:
         """`act` on the copies of a step's blocks: those of slots that reach so far."""
-        for s in range(S):
+        refs, block_positions = self.refs, self.layout.block_positions
+        block = refs.live.block
+        for s in range(self.group_slots):
 
-            @pl.when(block[core, step] <= last[slot(step, s)] // layout.block_positions)
+            @pl.when(block[self.core, step] <= refs.last[self.slot(step, s)] // block_positions)
             def _copy(s: int = s) -> None:
-                for a in range(arrays):
-                    source = cache[a].at[layer[0], slot(step, s)]
-                    source = _at_positions(
-                        layout,
-                        source,
-                        block[core, step] * layout.block_positions,
-                        layout.block_positions,
-                    )
-                    act(
-                        pltpu.make_async_copy(
-                            source, buffers[a].at[step % 2, s], read_done.at[step % 2, a, s]
-                        )
-                    )
+                for a, array in enumerate(refs.cache):
+                    of_slot = array.at[refs.layer[0], self.slot(step, s)]
+                    start = block[self.core, step] * block_positions
+                    source = _at_positions(self.layout, of_slot, start, block_positions)
+                    buffer = refs.buffers[a].at[step % 2, s]
+                    act(pltpu.make_async_copy(source, buffer, refs.read_done.at[step % 2, a, s]))
 
-    def for_each_write(act: Callable[[int, Any], None]) -> None:
+    def for_each_write(self, act: Callable[[int, Any], None]) -> None:
         """`act` on slots whose token goes into this block, and its position."""
-        for s in range(S):
-            position = written[slot(step, s)]
+        block = self.refs.live.block
+        for s in range(self.group_slots):
+            position = self.refs.written[self.slot(self.step, s)]
 
-            @pl.when(block[core, step] == position // layout.block_positions)
+            @pl.when(block[self.core, self.step] == position // self.layout.block_positions)
             def _act(s: int = s, position: Any = position) -> None:
                 act(s, position)
 
-    def tile_width(a: int) -> int:
-        return layout.tile_positions if a < 2 else TILE_WIDTH
+    def tile_width(self, a: int) -> int:
+        """Positions of a tile of array `a`: of keys or values, or of scales."""
+        return self.layout.tile_positions if a < 2 else TILE_WIDTH
 
-    def write(a: int, s: int, position: Any) -> Any:
-        width = tile_width(a)
-        destination = _at_positions(
-            layout, cache[a].at[layer[0], slot(step, s)], position // width * width, width
-        )
-        return pltpu.make_async_copy(tiles[a].at[s], destination, write_done.at[a, s])
+    def write(self, a: int, s: int, position: Any) -> Any:
+        """The copy of a tile into the cache."""
+        refs, width = self.refs, self.tile_width(a)
+        of_slot = refs.cache[a].at[refs.layer[0], self.slot(self.step, s)]
+        destination = _at_positions(self.layout, of_slot, position // width * width, width)
+        return pltpu.make_async_copy(refs.tiles[a].at[s], destination, refs.write_done.at[a, s])
 
-    def start_writes(s: int, position: Any) -> None:
-        for a in range(arrays):
-            offset, width = position % layout.block_positions, tile_width(a)
-            old = _at_positions(layout, buffers[a].at[step % 2, s], offset // width * width, width)
-            tiles[a][s] = _with_new_position(layout, old[...], to_cache[a][s], offset % width)
-            write(a, s, position).start()
+    def start_writes(self, to_cache: tuple[Any, ...], s: int, position: Any) -> None:
+        """A slot's token into the tile of the block that it is in, and that tile to memory."""
+        refs, layout = self.refs, self.layout
+        for a in range(len(refs.cache)):
+            offset = position % layout.block_positions
+            width = self.tile_width(a)
+            buffer = refs.buffers[a].at[self.step % 2, s]
+            old = _at_positions(layout, buffer, offset // width * width, width)
+            new_tile = _with_new_position(layout, old[...], to_cache[a][s], offset % width)
+            refs.tiles[a][s] = new_tile
+            self.write(a, s, position).start()
 
-    def finish_writes(s: int, position: Any) -> None:
-        for a in range(arrays):
-            write(a, s, position).wait()
+    def finish_writes(self, s: int, position: Any) -> None:
+        for a in range(len(self.refs.cache)):
+            self.write(a, s, position).wait()
+
+
+def _decode_kernel(layout: CacheLayout, scaled: bool, *all_refs: Any) -> None:
+    """One step, for the S slots of a group and one block of each. `scaled`: whether the cache is
+    int8, and has scales."""
+    refs = name_refs(all_refs, arrays=4 if scaled else 2)
+    block, steps = refs.live.block, refs.live.steps
+    S, K, G, H = refs.q.shape
+    core = pl.program_id(0)
+    step = pl.program_id(1)
+    copies = BlockCopies(layout, refs, core, step)
 
     def scale(by_row: Array, scales: Array) -> Array:
+        """Scores or weights [SK G c], times the scales [S K c] of positions."""
         return (by_row.reshape(S, K, G, -1) * scales[:, :, None]).reshape(by_row.shape)
 
     @pl.when(step == 0)
     def _begin() -> None:
-        for values in buffers[1::2]:  # what is never read there has weight 0, and must be finite
+        for values in refs.buffers[1::2]:
+            # what is never read there has weight 0, and must be finite
             values[...] = jnp.zeros_like(values)
-        for_each_read(0, lambda copy: copy.start())
+        copies.for_each_read(0, lambda copy: copy.start())
 
     @pl.when(step + 1 < steps[core])
     def _read_ahead() -> None:
-        for_each_read(step + 1, lambda copy: copy.start())
+        copies.for_each_read(step + 1, lambda copy: copy.start())
 
     @pl.when(step < steps[core])
     def _attend() -> None:
-        query = q[...].reshape(S * K, G, H)
+        query = refs.q[...].reshape(S * K, G, H)
         kv_axes = "khc" if layout.transposed else "kch"
 
         @pl.when(block[core, step] == 0)
         def _initialize() -> None:
-            k, v = (x[...].astype(jnp.float32) for x in new_kv)
+            """The token's own key and value are the first that its query sees."""
+            k, v = (x[...].astype(jnp.float32) for x in refs.new_kv)
             if scaled:  # the token is to see itself as later ones will
-                (k, k_scale), (v, v_scale) = _to_int8(k), _to_int8(v)
-                for kept, x in zip(rounded, (k, v, k_scale, v_scale), strict=True):
-                    kept[...] = x
+                k, k_scale = _to_int8(k)
+                v, v_scale = _to_int8(v)
+                for rounded, x in zip(refs.rounded, (k, v, k_scale, v_scale), strict=True):
+                    rounded[...] = x
                 k, v = k * k_scale, v * v_scale
             k, v = (x.reshape(S * K, 1, H) for x in (k, v))
-            max_score[...] = (query.astype(jnp.float32) * k).sum(-1, keepdims=True)
-            normalizer[...] = jnp.ones_like(normalizer)
-            weighted_sum[...] = jnp.broadcast_to(v, weighted_sum.shape)
+            refs.max_score[...] = (query.astype(jnp.float32) * k).sum(-1, keepdims=True)
+            refs.normalizer[...] = jnp.ones_like(refs.normalizer)
+            refs.weighted_sum[...] = jnp.broadcast_to(v, refs.weighted_sum.shape)
 
-        for_each_read(step, lambda copy: copy.wait())
-        for_each_write(start_writes)
-        k, v = (x[step % 2].reshape(S * K, *x.shape[3:]).astype(query.dtype) for x in buffers[:2])
-        s = jnp.einsum(f"kgh,{kv_axes}->kgc", query, k, preferred_element_type=jnp.float32)
-        if scaled:
-            s = scale(s, buffers[2][step % 2])
-        block_position = block[core, step] * layout.block_positions + lax.broadcasted_iota(
-            jnp.int32, s.shape, 2
+        copies.for_each_read(step, lambda copy: copy.wait())
+        to_cache = refs.rounded if scaled else refs.new_kv
+        copies.for_each_write(functools.partial(copies.start_writes, to_cache))
+
+        k, v = (
+            x[step % 2].reshape(S * K, *x.shape[3:]).astype(query.dtype) for x in refs.buffers[:2]
         )
-        # What was at the token's own position is gone; itself it has seen.
-        own, newest = (x[...].reshape(S * K, G, 1) for x in (group_written, group_last))
-        s = jnp.where((block_position <= newest) & (block_position != own), s, MASKED_SCORE)
-        new_max = jnp.maximum(max_score[...], s.max(-1, keepdims=True))
-        rescale, weights = jnp.exp(max_score[...] - new_max), jnp.exp(s - new_max)
-        normalizer[...] = normalizer[...] * rescale + weights.sum(-1, keepdims=True)
+        scores = jnp.einsum(f"kgh,{kv_axes}->kgc", query, k, preferred_element_type=jnp.float32)
         if scaled:
-            weights = scale(weights, buffers[3][step % 2])
-        weighted_sum[...] = weighted_sum[...] * rescale + jnp.einsum(
+            scores = scale(scores, refs.buffers[2][step % 2])
+
+        # What was at the token's own position is gone; itself it has seen.
+        start = block[core, step] * layout.block_positions
+        position = start + lax.broadcasted_iota(jnp.int32, scores.shape, 2)
+        own, newest = (x[...].reshape(S * K, G, 1) for x in (refs.group_written, refs.group_last))
+        is_seen = (position <= newest) & (position != own)
+        scores = jnp.where(is_seen, scores, MASKED_SCORE)
+
+        # What the blocks before have summed was relative to their own largest score.
+        new_max = jnp.maximum(refs.max_score[...], scores.max(-1, keepdims=True))
+        rescale = jnp.exp(refs.max_score[...] - new_max)
+        weights = jnp.exp(scores - new_max)
+        refs.normalizer[...] = refs.normalizer[...] * rescale + weights.sum(-1, keepdims=True)
+        if scaled:
+            weights = scale(weights, refs.buffers[3][step % 2])
+        refs.weighted_sum[...] = refs.weighted_sum[...] * rescale + jnp.einsum(
             f"kgc,{kv_axes}->kgh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
         )
-        max_score[...] = new_max
-        out[...] = (weighted_sum[...] / normalizer[...]).astype(out.dtype).reshape(out.shape)
-        for_each_write(finish_writes)
+        refs.max_score[...] = new_max
+
+        # Each step of a group writes what it knows so far; the last one's stays.
+        attended = refs.weighted_sum[...] / refs.normalizer[...]
+        refs.out[...] = attended.astype(refs.out.dtype).reshape(refs.out.shape)
+        copies.for_each_write(copies.finish_writes)
 
 
 def flash_decode(
@@ -280,17 +388,23 @@ def flash_decode(
     `new_kv`: keys and values [R K H], which an int8 cache rounds here: as operations of XLA that
     takes longer than reading them. `cache`: keys and values [L R K C H], or [L R K H C] where
     `is_transposed`, and of int8 ones scales [L R K C], with C from `pad_to_blocks`."""
-    (R, N, H), K, layout = q.shape, cache[0].shape[2], cache_layout(cache, q.shape[2])
-    S, G = layout.group_slots, N // K
+    R, N, H = q.shape
+    K = cache[0].shape[2]
+    layout = cache_layout(cache, H)
+    S = layout.group_slots
+    G = N // K
+    scaled = len(cache) > 2
+
     grouped_queries = (q * H**-0.5).astype(q.dtype).reshape(R, K, G, H)
-    stored, scaled = cache[0].dtype, len(cache) > 2
     # An int8 cache's are rounded once: XLA leaves products that become float32 as they are.
-    dtype = jnp.float32 if scaled else stored
-    new_kv = new_kv[0].astype(dtype), new_kv[1].astype(dtype)
-    columns = (jnp.broadcast_to(x[:, None, None, None], (R, K, G, 1)) for x in (written, last))
-    operands = grouped_queries, *columns, *new_kv
+    new_dtype = jnp.float32 if scaled else cache[0].dtype
+    new_kv = new_kv[0].astype(new_dtype), new_kv[1].astype(new_dtype)
+    columns = [jnp.broadcast_to(x[:, None, None, None], (R, K, G, 1)) for x in (written, last)]
+    operands = (grouped_queries, *columns, *new_kv)
 
     def group_spec(x: Array) -> pl.BlockSpec:
+        """The part of an array [R ...] that belongs to a step's group."""
+
         def address(core: Any, step: Any, *scalars: Any) -> tuple:
             group = scalars[3]
             return group[core, step], *[0] * (x.ndim - 1)
@@ -298,12 +412,23 @@ def flash_decode(
         return pl.BlockSpec((S, *x.shape[1:]), address)
 
     def scratch(rows: tuple[int, ...], array: Array, width: int) -> Any:
-        shape = (width,) if array.ndim == 4 else (H, width) if layout.transposed else (width, H)
+        """Room for `width` positions of an array of the cache, for each of these rows."""
+        if array.ndim == 4:  # scales
+            shape: tuple[int, ...] = (width,)
+        elif layout.transposed:
+            shape = (H, width)
+        else:
+            shape = (width, H)
         return pltpu.VMEM((*rows, *shape), array.dtype)
 
     in_memory = pl.BlockSpec(memory_space=pl.ANY)
     column = pltpu.VMEM((S * K, G, 1), jnp.float32)
-    tile_widths = [layout.tile_positions if x.ndim == 5 else TILE_WIDTH for x in cache]
+    buffers = [scratch((2, S, K), x, layout.block_positions) for x in cache]
+    tiles = []
+    for x in cache:
+        tiles.append(scratch((S, K), x, layout.tile_positions if x.ndim == 5 else TILE_WIDTH))
+    rounded_widths = (H, H, 1, 1) if scaled else ()
+
     out, *updated = pl.pallas_call(
         functools.partial(_decode_kernel, layout, scaled),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -311,19 +436,20 @@ def flash_decode(
             grid=(layout.cores, live.steps.max()),
             in_specs=[*map(group_spec, operands), *[in_memory] * len(cache)],
             out_specs=[group_spec(grouped_queries), *[in_memory] * len(cache)],
+            # in the order in which `name_refs` takes them
             scratch_shapes=[
-                *(scratch((2, S, K), x, layout.block_positions) for x in cache),
-                *(scratch((S, K), x, width) for x, width in zip(cache, tile_widths, strict=True)),
-                *(column, column, pltpu.VMEM((S * K, G, H), jnp.float32)),
+                *buffers,
+                *tiles,
+                column,
+                column,
+                pltpu.VMEM((S * K, G, H), jnp.float32),
                 pltpu.SemaphoreType.DMA((2, len(cache), S)),
                 pltpu.SemaphoreType.DMA((len(cache), S)),
-                *(
-                    pltpu.VMEM((S, K, width), jnp.float32)
-                    for width in (H, H, 1, 1)[: 4 if scaled else 0]
-                ),
+                *(pltpu.VMEM((S, K, width), jnp.float32) for width in rounded_widths),
             ],
         ),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (grouped_queries, *cache)],
+        # each array of the cache is written where it lies
         input_output_aliases={SCALARS + len(operands) + i: 1 + i for i in range(len(cache))},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=interpret,

@@ -27,11 +27,11 @@ def hidden_block(width: int, hidden: int, item_bytes: int) -> int:
     and fit."""
     if hidden % TILE_WIDTH:
         return hidden
+
     tiles = hidden // TILE_WIDTH
-    fitting = max(1, BLOCK_BYTES // (3 * width * TILE_WIDTH * item_bytes))
-    return TILE_WIDTH * max(
-        count for count in range(1, min(tiles, fitting) + 1) if tiles % count == 0
-    )
+    tile_bytes = 3 * width * TILE_WIDTH * item_bytes  # of all three matrices
+    most_tiles = min(tiles, max(1, BLOCK_BYTES // tile_bytes))
+    return TILE_WIDTH * max(count for count in range(1, most_tiles + 1) if tiles % count == 0)
 
 
 def core_count(experts: int) -> int:
@@ -75,18 +75,21 @@ def multiply_by_all_experts(
     cores = core_count(experts)
     experts_of_core = experts // cores
 
+    # Which block of each array a step (core, expert, part of the hidden values) has.
     def whole_rows(core: Any, expert: Any, part: Any, layer: Any) -> tuple:
         return 0, 0
 
     def of_expert(core: Any, expert: Any, part: Any, layer: Any) -> tuple:
         return core * experts_of_core + expert, 0, 0
 
-    def first_matrix(core: Any, expert: Any, part: Any, layer: Any) -> tuple:
+    def gate_or_up(core: Any, expert: Any, part: Any, layer: Any) -> tuple:
         return layer[0], core * experts_of_core + expert, 0, part
 
-    def last_matrix(core: Any, expert: Any, part: Any, layer: Any) -> tuple:
+    def down(core: Any, expert: Any, part: Any, layer: Any) -> tuple:
         return layer[0], core * experts_of_core + expert, part, 0
 
+    layer_scalar = layer.reshape(1)
+    weight_columns = expert_weights.T[..., None].astype(jnp.float32)  # [E r 1]
     sums = pl.pallas_call(
         _kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -95,9 +98,9 @@ def multiply_by_all_experts(
             in_specs=[
                 pl.BlockSpec((r, width), whole_rows),
                 pl.BlockSpec((None, r, 1), of_expert),
-                pl.BlockSpec((None, None, width, block), first_matrix),
-                pl.BlockSpec((None, None, width, block), first_matrix),
-                pl.BlockSpec((None, None, block, width), last_matrix),
+                pl.BlockSpec((None, None, width, block), gate_or_up),
+                pl.BlockSpec((None, None, width, block), gate_or_up),
+                pl.BlockSpec((None, None, block, width), down),
             ],
             out_specs=pl.BlockSpec((None, r, width), lambda core, *_: (core, 0, 0)),
         ),
@@ -107,5 +110,6 @@ def multiply_by_all_experts(
         ),
         interpret=interpret,
         name="multiply_by_all_experts",
-    )(layer.reshape(1), rows, expert_weights.T[..., None].astype(jnp.float32), *matrices)
+    )(layer_scalar, rows, weight_columns, *matrices)
+    # each core has summed over its own experts
     return sums.sum(0).astype(rows.dtype)

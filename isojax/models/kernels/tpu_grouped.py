@@ -13,7 +13,8 @@ import jax
 from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
 from jaxtyping import Array, Float, Int
 
-MAX_TILE_ROWS, MAX_TILE_WIDTH = 512, 1024
+MAX_TILE_ROWS = 512
+MAX_TILE_WIDTH = 1024
 
 
 def tile_sizes(rows: int, inputs: int, outputs: int) -> tuple[int, int, int]:

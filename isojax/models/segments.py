@@ -1,0 +1,98 @@
+"""A model's layers as segments of stacks (stack.py): from the family's description, with LoRA's
+adapters where the config has some."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import jax
+from jaxtyping import Array
+
+from isojax.core.config import ModelConfig
+from isojax.models.architecture import Architecture, Kind
+from isojax.models.lora import add_adapters
+from isojax.models.spec import LayerDescription, Spec, specs_of
+from isojax.models.stack import FIRST_STACK, Segment, Stack, plan, probe_attention, router_shape
+
+
+@dataclass(frozen=True)
+class DescribedLayers:
+    segments: list[Segment]
+    adapted_targets: list[str]  # of LoRA, in any layer; each once, in the order of layers
+
+
+def describe_layers(architecture: Architecture, config: ModelConfig) -> DescribedLayers:
+    """All layers of a model."""
+    segments: list[Segment] = []
+    targets: dict[str, None] = {}
+    first_layer = num_stacks = 0
+    for period, repeats in plan(architecture.kinds):
+        end = first_layer + len(period) * repeats
+        stacks = []
+        for i, kind in enumerate(period):
+            name = FIRST_STACK if num_stacks == 0 else f"{FIRST_STACK}_{num_stacks}"
+            num_stacks += 1
+            layers = range(first_layer + i, end, len(period))
+            stack, stack_targets = _describe_stack(architecture, config, name, layers, kind)
+            stacks.append(stack)
+            targets |= dict.fromkeys(stack_targets)
+        segments.append(Segment(tuple(stacks), repeats))
+        first_layer = end
+    return DescribedLayers(segments, list(targets))
+
+
+def _describe_stack(
+    architecture: Architecture, config: ModelConfig, name: str, layers: range, kind: Kind
+) -> tuple[Stack, list[str]]:
+    """A stack of layers of one kind, and the targets of LoRA in them."""
+    block = architecture.block(kind)
+    base = adapted = LayerDescription(block)
+    specs = list(specs_of(block))
+    targets: list[str] = []
+    if config.lora is not None:
+        with_adapters, specs_by_target = add_adapters(block, config.lora)
+        adapted = LayerDescription(with_adapters)
+        # after those of the base policy, whose initial values they leave as they are
+        specs += chain.from_iterable(specs_by_target.values())
+        targets = list(specs_by_target)
+
+    stack = Stack(
+        name=name,
+        layers=layers,
+        described=adapted,
+        base=base,
+        attention=probe_attention(base, config.width),
+        router=router_shape(base),
+        specs=tuple(specs),
+    )
+    return stack, targets
+
+
+def change_segments(
+    segments: Sequence[Segment], describe_again: Callable[[LayerDescription], LayerDescription]
+) -> list[Segment]:
+    """The same layers, each described in another way."""
+    changed = []
+    for segment in segments:
+        stacks = tuple(_change_stack(stack, describe_again) for stack in segment.stacks)
+        changed.append(replace(segment, stacks=stacks))
+    return changed
+
+
+def _change_stack(
+    stack: Stack, describe_again: Callable[[LayerDescription], LayerDescription]
+) -> Stack:
+    described = describe_again(stack.described)
+    base = describe_again(stack.base)
+    return replace(stack, described=described, base=base, specs=tuple(described.specs.values()))
+
+
+def init_layer(specs: Sequence[Spec], key: Array) -> dict[str, Array]:
+    """A layer's initial values. Each drawn parameter has a key of its own, by its number among
+    these."""
+    values = {}
+    num_drawn = 0
+    for spec in specs:
+        values[spec.name] = spec.init(jax.random.fold_in(key, num_drawn), spec.shape)
+        num_drawn += spec.init.is_drawn
+    return values
