@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,14 @@ from jax import lax
 
 MIN_SECONDS = 0.1  # one measurement is repeated for so long at least
 BUFFER_BYTES = 2**26  # bytes of memory that is written and read: beyond any cache
+
+
+class DeviceRates(NamedTuple):
+    """Of one device."""
+
+    decode: float  # operations per second of products with few rows
+    update: float  # and with many
+    bandwidth: float  # bytes of memory per second
 
 
 def device_memory(device: Any) -> int | None:
@@ -22,38 +30,36 @@ def device_memory(device: Any) -> int | None:
 
 def measure_rates(
     devices: Sequence[Any], rows: tuple[int, int], width: int, columns: int, dtype: str
-) -> tuple[float, float, float]:
-    """Of one device while all of `devices` work: operations per second of products [rows, width] x
-    [width, columns] with either number of rows, and bytes per second of adding to an array in
-    place."""
+) -> DeviceRates:
+    """Of one device while all of `devices` work: of products [rows, width] x [width, columns] with
+    either number of rows, first those of decoding, and of adding to an array in place."""
     measure = partial(_measure_device, rows=rows, width=width, columns=columns, dtype=dtype)
     with ThreadPoolExecutor(len(devices)) as pool:
         device_rates = list(pool.map(measure, devices))
-    decode, update, bandwidth = (sum(x) / len(x) for x in zip(*device_rates, strict=True))
-    return decode, update, bandwidth
+    return DeviceRates(*(sum(rates) / len(rates) for rates in zip(*device_rates, strict=True)))
 
 
 def _measure_device(
     device: Any, rows: tuple[int, int], width: int, columns: int, dtype: str
-) -> tuple[float, float, float]:
+) -> DeviceRates:
     with jax.default_device(device):
         down = jnp.ones((width, columns), dtype) / width
         up = jnp.ones((columns, width), dtype) / columns
 
         def matmul_rate(row_count: int) -> float:
-            products = jax.jit(lambda x: lax.fori_loop(0, 8, lambda _, x: x @ down @ up, x))
-            return (
-                8
-                * 4
-                * row_count
-                * width
-                * columns
-                / seconds_per_call(products, jnp.ones((row_count, width), dtype))
-            )
+            """Operations per second: of each product a multiplication and an addition for each row,
+            input and output."""
+            repeats = 8
+            products = jax.jit(lambda x: lax.fori_loop(0, repeats, lambda _, x: x @ down @ up, x))
+            operations = repeats * 2 * (2 * row_count * width * columns)
+            return operations / seconds_per_call(products, jnp.ones((row_count, width), dtype))
 
         increment = jax.jit(lambda x: x + 1, donate_argnums=0)
-        bandwidth = 2 * BUFFER_BYTES / seconds_per_call(increment, jnp.zeros(BUFFER_BYTES // 4))
-        return matmul_rate(rows[0]), matmul_rate(rows[1]), bandwidth
+        buffer = jnp.zeros(BUFFER_BYTES // 4)  # float32
+        bandwidth = 2 * BUFFER_BYTES / seconds_per_call(increment, buffer)  # read and written
+
+        decode_rows, update_rows = rows
+        return DeviceRates(matmul_rate(decode_rows), matmul_rate(update_rows), bandwidth)
 
 
 def seconds_per_call(function: Callable[[Any], Any], x: Any) -> float:

@@ -70,9 +70,8 @@ class MeshShape:
     expert: int = 1
 
     def __str__(self) -> str:
-        return (
-            ",".join(f"{axis}={size}" for axis in AXES if (size := vars(self)[axis]) > 1) or "auto"
-        )
+        used_axes = [f"{axis}={size}" for axis, size in self.sizes.items() if size > 1]
+        return ",".join(used_axes) or "auto"
 
     @property
     def devices(self) -> int:
@@ -107,7 +106,9 @@ class MeshSplit:
     def __call__(self, axes: SizedAxes) -> SizedAxes:
         """A device's part: of each axis by the mesh axes that divide it, but not by those that
         split an earlier one."""
-        sizes, used, device_axes = dict(self.parts), set[str](), []
+        sizes = dict(self.parts)
+        used: set[str] = set()
+        device_axes = []
         for name, size in axes:
             split_axes = axes_that_split(name, size, sizes, used)
             used.update(split_axes)
@@ -122,31 +123,44 @@ class MeshSplit:
 def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
     """`auto` (one device) or "data=2,tensor=1"; at most one size may be -1, which takes the devices
     that are left, of those `available` without the `devices_in_use` of another mesh."""
-    sizes: dict[str, int] = {}
-    for axis_size in () if text == "auto" else text.split(","):
-        axis, _, size = (part.strip() for part in axis_size.partition("="))
-        if axis not in AXES or axis in sizes:
-            raise InputError(
-                f"mesh {text!r}: {axis!r} is not a new axis of {', '.join(AXES)}. Write, for example, data=2,tensor=1."
-            )
-        sizes[axis] = int(size) if re.fullmatch(r"-?\d{1,9}", size) else 0
-        if sizes[axis] < 1 and sizes[axis] != -1:
-            raise InputError(
-                f"mesh {text!r}: size of {axis} is {size!r}; expected a positive integer or -1, the rest."
-            )
+    sizes = {} if text == "auto" else _read_sizes(text)
+
     open_axes = [axis for axis, size in sizes.items() if size == -1]
     if len(open_axes) > 1:
         raise InputError(f"mesh {text!r}: only one axis may be -1, not {' and '.join(open_axes)}.")
     if open_axes:
         fixed_devices = math.prod(size for size in sizes.values() if size != -1)
         sizes[open_axes[0]] = max(1, (available - devices_in_use) // fixed_devices)
+
     shape = MeshShape(**sizes)
-    if (devices_needed := shape.devices + devices_in_use) > available:
-        in_use_note = (
-            f" in addition to the {devices_in_use} of another mesh" if devices_in_use else ""
-        )
+    devices_needed = shape.devices + devices_in_use
+    if devices_needed > available:
+        in_use_note = ""
+        if devices_in_use:
+            in_use_note = f" in addition to the {devices_in_use} of another mesh"
+        xla_flag = f"--xla_force_host_platform_device_count={devices_needed}"
         raise InputError(
-            f"mesh {text!r} needs {shape.devices} devices{in_use_note} and this machine shows {available}. Use smaller "
-            f"axes, try --topology, or on a CPU XLA_FLAGS=--xla_force_host_platform_device_count={devices_needed}."
+            f"mesh {text!r} needs {shape.devices} devices{in_use_note} and this machine shows "
+            f"{available}. Use smaller axes, try --topology, or on a CPU XLA_FLAGS={xla_flag}."
         )
     return shape
+
+
+def _read_sizes(text: str) -> dict[str, int]:
+    """The sizes in "data=2,tensor=-1", by axis."""
+    sizes: dict[str, int] = {}
+    for axis_size in text.split(","):
+        axis, _, size = (part.strip() for part in axis_size.partition("="))
+        if axis not in AXES or axis in sizes:
+            raise InputError(
+                f"mesh {text!r}: {axis!r} is not a new axis of {', '.join(AXES)}. "
+                "Write, for example, data=2,tensor=1."
+            )
+
+        sizes[axis] = int(size) if re.fullmatch(r"-?\d{1,9}", size) else 0
+        if sizes[axis] < 1 and sizes[axis] != -1:
+            raise InputError(
+                f"mesh {text!r}: size of {axis} is {size!r}; "
+                "expected a positive integer or -1, the rest."
+            )
+    return sizes

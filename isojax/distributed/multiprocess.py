@@ -52,16 +52,19 @@ def allgather(value: T, channel: str = "main") -> list[T]:
     its `channel`."""
     if not is_multiprocess():
         return [value]
+
     client: Any = distributed.global_state.client
     processes = list(members())
     name = f"isojax/{processes[0]}-{processes[-1]}/{channel}"
     message_round = next(_rounds[name])
     folder = f"{name}/{message_round}/"
     client.key_value_set_bytes(f"{folder}{jax.process_index()}", pickle.dumps(value))
-    # the service keeps every name
+
+    # Two names of barriers in turn: the service keeps every name that it has heard.
     client.wait_at_barrier(f"{name}/{message_round % 2}", _NO_TIMEOUT, processes)
     messages = dict(client.key_value_dir_get_bytes(folder))
-    # which all have read, for they are in this round
+
+    # All have read the messages of the round before, for they are in this one.
     if jax.process_index() == processes[0] and message_round:
         client.key_value_delete(f"{name}/{message_round - 1}/")
     return [pickle.loads(messages[f"{folder}{process}"]) for process in processes]
@@ -93,8 +96,11 @@ def barrier(name: str) -> None:
 def start_host_copy(arrays: Iterable[Any]) -> None:
     """Begins to copy to the host what `local_shard_rows` will read."""
     for x in arrays:
-        for part in [shard.data for shard in x.addressable_shards] if is_multiprocess() else [x]:
-            part.copy_to_host_async()
+        if is_multiprocess():
+            for shard in x.addressable_shards:
+                shard.data.copy_to_host_async()
+        else:
+            x.copy_to_host_async()
 
 
 def local_shard_rows(x: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -102,9 +108,11 @@ def local_shard_rows(x: Any) -> tuple[np.ndarray, np.ndarray]:
     process, and their rows. Each shard belongs to one process, also where several hold it."""
     if not is_multiprocess():
         return np.arange(len(x)), np.asarray(x)
+
     shards = [shard for shard in x.addressable_shards if shard.replica_id == 0]
     if not shards:
         return np.zeros(0, np.int64), np.zeros((0, *x.shape[1:]), x.dtype)
-    shards = sorted(shards, key=lambda shard: shard.index[0].start or 0)
+
+    shards.sort(key=lambda shard: shard.index[0].start or 0)
     shard_ids = [np.arange(len(x))[shard.index[0]] for shard in shards]
     return np.concatenate(shard_ids), np.concatenate([np.asarray(shard.data) for shard in shards])

@@ -34,7 +34,8 @@ class Link:
         """`deliver` carries a message, as it is now, with its number to the link in the other
         process, whose `receive` is called there; it returns at once. Messages may arrive in any
         order, in several threads."""
-        self._deliver, self._numbers = deliver, count()
+        self._deliver = deliver
+        self._numbers = count()
         self._early: dict[int, Message] = {}  # that have come before their turn
         self._next_number = 0
         self._receiving = Lock()
@@ -84,9 +85,9 @@ class Role:
     def next_message(self, kind: str) -> Any:
         """What the peer to which this process is assigned sends as the next message, of this kind;
         None at the end of the run. Raises TrainingFailed where an error has ended it."""
-        found, *content = received(self.own_peer)
-        assert found in (kind, END), found
-        return None if found == END else content
+        received_kind, *content = received(self.own_peer)
+        assert received_kind in (kind, END), received_kind
+        return None if received_kind == END else content
 
 
 def received(link: Link) -> Any:
@@ -116,20 +117,19 @@ def divide_roles(sampler_processes: int, links: Mapping[int, Link]) -> Iterator[
     training, sampling = processes_of_roles(jax.process_count(), sampler_processes)
     index = jax.process_index()
     trains = index in training
-    mine = training if trains else sampling
-    role = Role(trains, mine.index(index), len(mine), links)
+    processes = training if trains else sampling
+    role = Role(trains, rank=processes.index(index), size=len(processes), peers=links)
 
-    with multiprocess.only_among(mine):
+    with multiprocess.only_among(processes):
         error: BaseException | None = None
         try:
             yield role
         except BaseException as e:
-            error = (
-                e
-                if isinstance(e, InputError | RunFailed | Preempted)
-                else RunFailed(f"{type(e).__name__}: {e}")
-            )
+            # others may not be ones that can be sent
+            is_known = isinstance(e, InputError | RunFailed | Preempted)
+            error = e if is_known else RunFailed(f"{type(e).__name__}: {e}")
             raise
         finally:
-            for link in role.peers.values() if trains else ():
-                link.send((END, error))
+            if trains:
+                for link in role.peers.values():
+                    link.send((END, error))

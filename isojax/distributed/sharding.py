@@ -132,13 +132,12 @@ def map_over_shards(
     function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
     """`function` in a shard_map that is manual over the axes that split rollouts."""
-    axes = set(ROLLOUT_AXES)
     return shard_map(
         function,
         mesh=mesh,
         in_specs=in_specs,
         out_specs=out_specs,
-        axis_names=axes,
+        axis_names=set(ROLLOUT_AXES),
         check_vma=False,
     )
 
@@ -155,37 +154,35 @@ def copyable_sharding(shape: Any, source: NamedSharding, target: NamedSharding) 
     rollout axes gathered; or whole."""
 
     def parts(sharding: NamedSharding) -> set[tuple[int, str]]:
-        return {
-            (d.process_index, str(index))
-            for d, index in sharding.devices_indices_map(shape.shape).items()
-        }
+        """Which processes hold which parts, each by its index as text."""
+        indices = sharding.devices_indices_map(shape.shape)
+        return {(device.process_index, str(index)) for device, index in indices.items()}
 
-    gathered = replicate_over_rollout_axes(source)
     if not is_multiprocess() or parts(target) <= parts(source):
         return source
-    return (
-        gathered
-        if parts(target) <= parts(gathered)
-        else NamedSharding(source.mesh, PartitionSpec())
-    )
+    gathered = replicate_over_rollout_axes(source)
+    if parts(target) <= parts(gathered):
+        return gathered
+    return replicated(source.mesh)
 
 
 def copy_to_mesh(arrays: Any, shardings: Any) -> Any:
     """Arrays of one mesh on another. No process asks another one: each copies from its devices to
     its devices."""
-    return (
-        jax.tree.map(_copy_in_process, arrays, shardings)
-        if is_multiprocess()
-        else jax.device_put(arrays, shardings)
-    )
+    if is_multiprocess():
+        return jax.tree.map(_copy_in_process, arrays, shardings)
+    return jax.device_put(arrays, shardings)
 
 
 def _copy_in_process(x: jax.Array, target: NamedSharding) -> jax.Array:
+    """`copyable_sharding` has made x such that this process holds each part as it is wanted, or
+    else the whole array."""
     held = {str(shard.index): shard.data for shard in x.addressable_shards}
     parts = []
     for device, index in target.addressable_devices_indices_map(x.shape).items():
-        # of a whole one
-        part = held[str(index)] if str(index) in held else x.addressable_data(0)[index]
+        part = held.get(str(index))
+        if part is None:
+            part = x.addressable_data(0)[index]
         parts.append(jax.device_put(part, device))
     return jax.make_array_from_single_device_arrays(x.shape, target, parts)
 
@@ -299,11 +296,14 @@ def take_rows(rows: jax.Array, index: jax.Array, logical: Sequence[str | None]) 
     def of_device(part: jax.Array, index: jax.Array) -> jax.Array:
         return part[index]
 
-    in_specs = (spec, PartitionSpec())
-    taken = shard_map(
-        of_device, in_specs=in_specs, out_specs=spec, axis_names=set(axes), check_vma=False
+    take = shard_map(
+        of_device,
+        in_specs=(spec, PartitionSpec()),
+        out_specs=spec,
+        axis_names=set(axes),
+        check_vma=False,
     )
-    return taken(rows, index)
+    return take(rows, index)
 
 
 def devices_of_a_layer() -> int:
@@ -323,11 +323,12 @@ def sum_over_experts(
     which have these logical axes: by whole experts, or each expert's matrices. Every device has all
     inputs. `is_kernel`: XLA cannot split the function over any axis, and does not have to."""
     mesh = jax.sharding.get_abstract_mesh()
-    # What fsdp splits is gathered already.
-    not_embed = [[None if name == "embed" else name for name in names] for names in axes]
-    specs = [
-        partition_spec(names, w.shape, mesh) for names, w in zip(not_embed, weights, strict=True)
-    ]
+    specs = []
+    for names, w in zip(axes, weights, strict=True):
+        # What fsdp splits is gathered already.
+        not_embed = [None if name == "embed" else name for name in names]
+        specs.append(partition_spec(not_embed, w.shape, mesh))
+
     split_axes = mesh_axes_of(specs[0])
     auto_axes = {
         name
@@ -344,7 +345,8 @@ def sum_over_experts(
     def of_device(
         number: int | jax.Array, weights: Sequence[jax.Array], *inputs: jax.Array
     ) -> jax.Array:
-        part = function(number * weights[0].shape[expert_axis], weights, *inputs)
+        first_expert = number * weights[0].shape[expert_axis]
+        part = function(first_expert, weights, *inputs)
         # In float32, because XLA:CPU cannot compile the sum of bfloat16 over devices.
         return jax.lax.psum(part.astype("float32"), split_axes).astype(part.dtype)
 
@@ -389,12 +391,14 @@ def split_tokens(x: jax.Array, is_split: bool) -> jax.Array:
     """Hidden states [b t D] of which each device that has parts of the weights had all tokens and
     gets a part of them, or the other way round, where they will be differentiated, and their
     gradient in the opposite direction; elsewhere as they are."""
-    mesh, whole = jax.sharding.get_abstract_mesh(), PartitionSpec()
+    mesh = jax.sharding.get_abstract_mesh()
     specs = [partition_spec(axes, x.shape, mesh) for axes in TOKEN_AXES]
-    # of equal ones the first
+    # of equal ones the first: by rows
     part = max(specs, key=lambda spec: count_parts(mesh_axes_of(spec), mesh.shape))
     if not any(part):
         return x
+
+    whole = PartitionSpec()
     return _reshard(x, whole, part) if is_split else _reshard(x, part, whole)
 
 
@@ -407,9 +411,8 @@ def _reshard_forward(
     x: jax.Array, before: PartitionSpec, after: PartitionSpec
 ) -> tuple[jax.Array, None]:
     # XLA chooses the sharding of what is not constrained, and would split or gather more than x.
-    return jax.lax.with_sharding_constraint(
-        jax.lax.with_sharding_constraint(x, before), after
-    ), None
+    x = jax.lax.with_sharding_constraint(x, before)
+    return jax.lax.with_sharding_constraint(x, after), None
 
 
 _reshard.defvjp(
@@ -422,11 +425,9 @@ def compiler_options(mesh: Mesh) -> dict[str, str] | None:
     passes fails an assertion ("user->opcode() == HloOpcode::kAdd") for some shapes, and is left
     out."""
     needs_workaround = mesh.devices.flat[0].platform == "tpu" and mesh.shape["fsdp"] > 1
-    return (
-        {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}
-        if needs_workaround
-        else None
-    )
+    if not needs_workaround:
+        return None
+    return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}
 
 
 class Program:

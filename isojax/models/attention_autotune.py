@@ -59,10 +59,15 @@ class SelfAttentionShape:
         """q, k, v, prefix keys and values, and lengths of prefixes that rise to the whole; for any
         implementation."""
         K, H = self.kv_heads, self.head_dim
-        kv_shapes = [(rows, K, self.positions, H)] * 2 + [(rows, K, self.prefix_length, H)] * 2
-        shapes = [(rows, self.positions, self.heads, H), *kv_shapes]
+        kv_shape = (rows, K, self.positions, H)
+        prefix_shape = (rows, K, self.prefix_length, H)
+        q = _random_normal(0, (rows, self.positions, self.heads, H), self.dtype)
+        k = _random_normal(1, kv_shape, self.dtype)
+        v = _random_normal(2, kv_shape, self.dtype)
+        prefix_keys = _random_normal(3, prefix_shape, self.dtype)
+        prefix_values = _random_normal(4, prefix_shape, self.dtype)
         lengths = (jnp.arange(rows) + 1) * self.prefix_length // rows
-        return *(_random_normal(i, shape, self.dtype) for i, shape in enumerate(shapes)), lengths
+        return q, k, v, prefix_keys, prefix_values, lengths
 
     def call(self, implementation: str, inputs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """The outputs that must be right, and the inputs of the next call in a timed program."""
@@ -73,9 +78,11 @@ class SelfAttentionShape:
 
         out, vjp = jax.vjp(attention, *arrays)
         gradients = vjp(out)
-        next_arrays = [
-            x + gradient.astype(x.dtype) / 8 for x, gradient in zip(arrays, gradients, strict=True)
-        ]
+
+        # The next call needs all of this one, so that XLA leaves none of it out.
+        next_arrays = []
+        for x, gradient in zip(arrays, gradients, strict=True):
+            next_arrays.append(x + gradient.astype(x.dtype) / 8)
         return (out, gradients), (*next_arrays, lengths)
 
 
@@ -98,15 +105,15 @@ class DecodeAttentionShape:
         """Queries, keys and values, a cache of two layers or of one, and positions spread over the
         whole of it."""
         K, H = self.kv_heads, self.head_dim
-        q, k, v = (
-            _random_normal(i, (rows, heads, H), self.dtype)
-            for i, heads in enumerate((self.heads, K, K))
-        )
+        q = _random_normal(0, (rows, self.heads, H), self.dtype)
+        k = _random_normal(1, (rows, K, H), self.dtype)
+        v = _random_normal(2, (rows, K, H), self.dtype)
+
+        # whole blocks for any implementation, so that all read a cache of one size
         length = cache_positions("pallas", self.positions)
         layers = () if self.unrolled else (2,)
-        keys, values = (
-            _random_normal(i, (*layers, rows, K, length, H), self.dtype) for i in (3, 4)
-        )
+        keys = _random_normal(3, (*layers, rows, K, length, H), self.dtype)
+        values = _random_normal(4, (*layers, rows, K, length, H), self.dtype)
         cache = move_positions(
             *to_cache_dtype(keys, values, self.cache_dtype),
             axes=position_axes(implementation, self.head_dim),
@@ -138,44 +145,62 @@ def autotune(shape: AttentionShape, requested: str | None, mesh: Mesh, setting: 
     """The implementation for one call on a device of the mesh: the requested one or the fastest
     (not while tracing). InputError, with the key `setting`, where the backend, the shape, or a mesh
     that splits positions lacks it."""
-    device, positions_split = mesh.devices.flat[0], positions_are_split(mesh)
-    names = implementations(shape, "cpu" if positions_split else device.platform)
-    if requested not in (None, *names):
-        where = (
-            "a mesh with sequence > 1" if positions_split else f"this backend ({device.platform})"
-        )
+    device = mesh.devices.flat[0]
+    if positions_are_split(mesh):
+        where = "a mesh with sequence > 1"
+        names = implementations(shape, "cpu")  # array code alone, which shards attend by
+    else:
+        where = f"this backend ({device.platform})"
+        names = implementations(shape, device.platform)
+
+    if requested is None:
+        return _fastest(shape, names, device) if len(names) > 1 else "plain"
+    if requested not in names:
         problem = f"{setting}={requested}: {where} has {', '.join(names)}"
         raise InputError(
             f"{problem}. Set it to one of these, or to null, which measures and keeps the fastest."
         )
-    if requested is not None and (reason := _unsupported_reason(shape, requested)):
+    reason = _unsupported_reason(shape, requested)
+    if reason:
         raise InputError(f"{setting}={requested}: {reason}. Set it to null or plain.")
-    return requested or (_fastest(shape, names, device) if len(names) > 1 else "plain")
+    return requested
 
 
 def attention_shapes(
     cell: CellConfig, sweep: SweepConfig, mesh: Mesh
 ) -> tuple[SelfAttentionShape, DecodeAttentionShape]:
     """The calls of a device of the mesh: the update's and the sampler's."""
-    model, sampling = cell.model, cell.sampling
+    model = cell.model
     platform = mesh.devices.flat[0].platform
     precision = cell.precision.for_platform(platform)
-    unrolled = layers_are_unrolled(platform, precision.cache)
+    P = cell.sampling.prompt_length
+    T = cell.sampling.response_length
+
     head_axes = axes_that_split("kv_heads", model.kv_heads, mesh.shape)
     head_shards = count_parts(head_axes, mesh.shape)  # devices that share the heads
-    head_sizes = (
-        model.heads // head_shards,
-        model.kv_heads // head_shards,
-        model.head_dim,
-        precision.compute,
+    heads = model.heads // head_shards
+    kv_heads = model.kv_heads // head_shards
+
+    of_update = SelfAttentionShape(
+        rows=sweep.microbatch or 1,
+        positions=max(T - 1, 1),  # no loss needs what follows the last token
+        prefix_length=P,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=model.head_dim,
+        dtype=precision.compute,
     )
-    P, T = sampling.prompt_length, sampling.response_length
-    return (
-        SelfAttentionShape(sweep.microbatch or 1, max(T - 1, 1), P, *head_sizes),
-        DecodeAttentionShape(
-            sweep.decode_slots or 1, P + T, *head_sizes, precision.cache, unrolled
-        ),
+    of_sampler = DecodeAttentionShape(
+        rows=sweep.decode_slots or 1,
+        positions=P + T,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=model.head_dim,
+        dtype=precision.compute,
+        cache_dtype=precision.cache,
+        unrolled=layers_are_unrolled(platform, precision.cache),
     )
+    return of_update, of_sampler
 
 
 def select_attention(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepConfig:
@@ -198,19 +223,23 @@ def _fastest(shape: AttentionShape, names: tuple[str, ...], device: Any) -> str:
                 reason = _unsupported_reason(shape, name) or _mismatch(shape, name)
                 if not reason:
                     seconds[name] = attention_seconds(shape, name)
-            except Exception as error:  # whatever a compiler or a device says of a kernel, the run can go on without it
-                reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            # whatever a compiler or a device says of a kernel, the run can go on without it
+            except Exception as error:
+                first_line = str(error).partition(chr(10))[0]
+                reason = f"{type(error).__name__}: {first_line}"
             if reason:
                 log.warning("attention of %s: %s is left out: %s", shape, name, reason)
-    best = min(seconds, key=lambda name: seconds[name], default="plain")
-    times = (
-        ", ".join(f"{name} {1e6 * s:.0f} us" for name, s in seconds.items())
-        or "nothing could be timed"
-    )
+
+    fastest = min(seconds, key=lambda name: seconds[name], default="plain")
+    times = ", ".join(f"{name} {1e6 * s:.0f} us" for name, s in seconds.items())
     log.info(
-        "attention of %s on %s: %s per call; %s is taken", shape, device.device_kind, times, best
+        "attention of %s on %s: %s per call; %s is taken",
+        shape,
+        device.device_kind,
+        times or "nothing could be timed",
+        fastest,
     )
-    return best
+    return fastest
 
 
 def _mismatch(shape: AttentionShape, implementation: str) -> str:
@@ -218,9 +247,10 @@ def _mismatch(shape: AttentionShape, implementation: str) -> str:
     form's, and 1e-4 more."""
     if implementation == "plain":
         return ""
-    for error, plain_error in zip(
-        float32_errors(shape, implementation), float32_errors(shape, "plain"), strict=True
-    ):
+
+    errors = float32_errors(shape, implementation)
+    plain_errors = float32_errors(shape, "plain")
+    for error, plain_error in zip(errors, plain_errors, strict=True):
         tolerance = 2 * plain_error + 1e-4
         if not error <= tolerance:  # nor where it is not a number
             return f"it is {error:.2g} from the exact answer, where {tolerance:.2g} is allowed"
@@ -235,35 +265,36 @@ def float32_errors(shape: AttentionShape, implementation: str) -> list[float]:
         inputs = jax.tree.map(cast, shape.random_inputs(min(2, shape.rows), name))
         return jax.tree.leaves(jax.jit(lambda x: shape.call(name, x)[0])(inputs))
 
+    def to_float32(x: Any) -> Any:
+        return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
     with jax.default_matmul_precision("highest"):
-        reference = outputs(
-            "plain", lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
-        )
-    return [
-        _relative_distance(x, y) for x, y in zip(outputs(implementation), reference, strict=True)
-    ]
+        exact = outputs("plain", to_float32)
+    actual = outputs(implementation)
+    return [_relative_distance(x, y) for x, y in zip(actual, exact, strict=True)]
 
 
 def attention_seconds(shape: AttentionShape, implementation: str) -> float:
     """Of one call among CALLS_PER_PROGRAM in a row, each on what the last one returned."""
 
+    def call(inputs: tuple[Any, ...], _: None) -> tuple[tuple[Any, ...], None]:
+        _outputs, next_inputs = shape.call(implementation, inputs)
+        return next_inputs, None
+
     def repeat(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return lax.scan(
-            lambda x, _: (shape.call(implementation, x)[1], None), inputs, None, CALLS_PER_PROGRAM
-        )[0]
+        last_inputs, _ = lax.scan(call, inputs, None, CALLS_PER_PROGRAM)
+        return last_inputs
 
     timed_program = jax.jit(repeat, donate_argnums=0)
-    return (
-        seconds_per_call(timed_program, shape.random_inputs(shape.rows, implementation))
-        / CALLS_PER_PROGRAM
-    )
+    inputs = shape.random_inputs(shape.rows, implementation)
+    return seconds_per_call(timed_program, inputs) / CALLS_PER_PROGRAM
 
 
 def _relative_distance(actual: Any, expected: Any) -> float:
-    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
-    return float(
-        np.linalg.norm(actual - expected) / max(np.linalg.norm(expected), np.finfo(np.float32).tiny)
-    )
+    actual = np.asarray(actual, np.float64)
+    expected = np.asarray(expected, np.float64)
+    size = max(np.linalg.norm(expected), np.finfo(np.float32).tiny)
+    return float(np.linalg.norm(actual - expected) / size)
 
 
 def _random_normal(seed: int, shape: tuple[int, ...], dtype: str) -> Any:
@@ -275,18 +306,15 @@ def _unsupported_reason(shape: AttentionShape, implementation: str) -> str:
     if implementation not in ("cudnn", "triton"):
         return ""
     if isinstance(shape, DecodeAttentionShape) and shape.cache_dtype != shape.dtype:
-        return f"it attends in one precision, not with queries in {shape.dtype} to a cache in {shape.cache_dtype}"
+        return (
+            f"it attends in one precision, not with queries in {shape.dtype} "
+            f"to a cache in {shape.cache_dtype}"
+        )
     if shape.dtype not in ("bfloat16", "float16"):
         return f"it attends in bfloat16 and float16, not in {shape.dtype}"
-    if implementation == "triton":
-        is_served = shape.head_dim in (16, 32, 64, 128, 256)
-        return (
-            ""
-            if is_served
-            else f"it wants a head_dim of 16, 32, 64, 128 or 256, not {shape.head_dim}"
-        )
-    return (
-        ""
-        if shape.head_dim % 8 == 0
-        else f"it wants a head_dim that is a multiple of 8, not {shape.head_dim}"
-    )
+
+    if implementation == "triton" and shape.head_dim not in (16, 32, 64, 128, 256):
+        return f"it wants a head_dim of 16, 32, 64, 128 or 256, not {shape.head_dim}"
+    if implementation == "cudnn" and shape.head_dim % 8:
+        return f"it wants a head_dim that is a multiple of 8, not {shape.head_dim}"
+    return ""

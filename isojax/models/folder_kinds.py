@@ -37,23 +37,24 @@ CONFIG_AND_TOKENIZER = f"then copy {CONFIG_FILE} and the tokenizer's files to {N
 def describe_folder(folder: Path) -> str:
     """What the folder holds and what makes a model of it, in sentences; empty where nobody knows
     it."""
-    return next(filter(None, (describe(folder) for describe in KINDS)), "")
+    for describe in KINDS:
+        description = describe(folder)
+        if description:
+            return description
+    return ""
 
 
 def holds_model(folder: Path) -> bool:
     """Whether config.json and weights are there, as far as names tell."""
-    return (folder / CONFIG_FILE).is_file() and any(
-        path.name not in ADAPTER_WEIGHTS
-        for path in paths_below(folder, WEIGHT_PATTERN, nested=False)
-    )
+    if not (folder / CONFIG_FILE).is_file():
+        return False
+    files = paths_below(folder, WEIGHT_PATTERN, nested=False)
+    return any(file.name not in ADAPTER_WEIGHTS for file in files)
 
 
 def _broken_links(folder: Path) -> str:
-    broken = [
-        path.name
-        for path in paths_below(folder, nested=False)
-        if path.is_symlink() and not path.exists()
-    ]
+    paths = paths_below(folder, nested=False)
+    broken = [path.name for path in paths if path.is_symlink() and not path.exists()]
     if not broken:
         return ""
     fix = "Copy the folder with what its links point to, by cp -rL, or fetch the model again"
@@ -61,34 +62,35 @@ def _broken_links(folder: Path) -> str:
 
 
 def _isojax_run(folder: Path) -> str:
+    # a sweep's folder, or up to three levels below it, such as a run's checkpoint
     levels = [folder, *folder.absolute().parents[:3]]
-    sweep = next(
-        (f for f in levels if (f / "config.yaml").is_file() and (f / "cells").is_dir()), None
-    )
-    if sweep is None:
+    sweeps = [f for f in levels if (f / "config.yaml").is_file() and (f / "cells").is_dir()]
+    if not sweeps:
         return ""
+
+    sweep = sweeps[0]
     runs = paths_below(sweep / "cells", nested=False)
-    run = next(
-        (run for run in runs if run in levels or run.absolute() in levels),
-        next(iter(runs), sweep / "cells"),
-    )
-    return f"It belongs to a sweep of isojax, {sweep}. Write a run's policy as a model: isojax model export {run} {NEW}"
+    runs_around = [run for run in runs if run in levels or run.absolute() in levels]
+    run = [*runs_around, *runs, sweep / "cells"][0]
+    command = f"isojax model export {run} {NEW}"
+    return f"It belongs to a sweep of isojax, {sweep}. Write a run's policy as a model: {command}"
 
 
 def _hub_cache(folder: Path) -> str:
     caches = [folder] if (folder / "snapshots").is_dir() else sorted(folder.glob("models--*"))
-    caches = [cache for cache in caches if (cache / "snapshots").is_dir()]
-    commits = [
-        path
-        for cache in caches
-        for path in paths_below(cache / "snapshots", nested=False)
-        if path.is_dir()
-    ]
+    commits = []
+    for cache in caches:
+        if (cache / "snapshots").is_dir():
+            paths = paths_below(cache / "snapshots", nested=False)
+            commits += [str(path) for path in paths if path.is_dir()]
     if not commits:
         return ""
-    snapshots = list_some(list(map(str, commits)))
+
     choice = "give" if len(commits) == 1 else "give one of"
-    return f"It is a cache of huggingface_hub, and a model's files are in its snapshots: {choice} {snapshots}."
+    return (
+        "It is a cache of huggingface_hub, and a model's files are in its snapshots: "
+        f"{choice} {list_some(commits)}."
+    )
 
 
 def _adapter(folder: Path) -> str:
@@ -97,11 +99,15 @@ def _adapter(folder: Path) -> str:
         return ""
 
     settings = read_json_object(folder / ADAPTER_CONFIG) if ADAPTER_CONFIG in names else {}
-    base = settings.get("base_model_name_or_path")
+    base = settings.get("base_model_name_or_path") or "not named"
+    adapter = f"It holds an adapter of PEFT ({list_some(names)}), whose base model is {base}"
     method = settings.get("peft_type", "LORA")
-    adapter = f"It holds an adapter of PEFT ({list_some(names)}), whose base model is {base or 'not named'}"
     if method in PROMPT_ADAPTERS:
-        return f"{adapter}. An adapter of type {method} cannot be merged into weights: give the base model itself."
+        return (
+            f"{adapter}. An adapter of type {method} cannot be merged into weights: "
+            "give the base model itself."
+        )
+
     merge = f"M.from_pretrained('{folder}').merge_and_unload().save_pretrained('{NEW}')"
     command = python_command("from peft import AutoPeftModelForCausalLM as M", merge)
     return f"{adapter}. Merge the two: {command}; {TOKENIZER}."
@@ -122,11 +128,14 @@ def _verl(folder: Path) -> str:
 def _verl_actors(folder: Path) -> list[Path]:
     """The folders that may hold the shards of verl's policy."""
     actors = [folder, folder / "actor", *sorted(folder.glob("global_step_*/actor"))]
-    return actors + ([folder.absolute().parent] if folder.name == "huggingface" else [])
+    if folder.name == "huggingface":  # config.json and tokenizer, beside the shards
+        actors.append(folder.absolute().parent)
+    return actors
 
 
 def _verl_command(backend: str, actor: Path) -> str:
-    return f"python -m verl.model_merger merge --backend {backend} --local_dir {actor} --target_dir {NEW}"
+    merge = f"python -m verl.model_merger merge --backend {backend}"
+    return f"{merge} --local_dir {actor} --target_dir {NEW}"
 
 
 def _deepspeed(folder: Path) -> str:
@@ -157,45 +166,53 @@ def _megatron(folder: Path) -> str:
         return ""
     load = f"B.from_hf_pretrained('BASE').export_ckpt(megatron_path='{folder}', hf_path='{NEW}')"
     command = python_command("from megatron.bridge import AutoBridge as B", load)
-    return f"It is a checkpoint of Megatron. With the base model as BASE, export it: {command}; {TOKENIZER}."
+    return (
+        "It is a checkpoint of Megatron. With the base model as BASE, export it: "
+        f"{command}; {TOKENIZER}."
+    )
 
 
 def _accelerate(folder: Path) -> str:
-    sharded = next(
-        (path for path in sorted(folder.glob("pytorch_model_fsdp_*")) if path.is_dir()), None
-    )
-    if sharded is None and folder.name.startswith("pytorch_model_fsdp_"):
-        sharded = folder
-    if sharded is None:
+    sharded = [path for path in sorted(folder.glob("pytorch_model_fsdp_*")) if path.is_dir()]
+    if folder.name.startswith("pytorch_model_fsdp_"):
+        sharded.append(folder)
+    if not sharded:
         return ""
-    command = f"accelerate merge-weights {sharded} {NEW}"
-    return f"The weights are FSDP's shards of accelerate, in {sharded}. Merge them: {command}; {CONFIG_AND_TOKENIZER}."
+    command = f"accelerate merge-weights {sharded[0]} {NEW}"
+    return (
+        f"The weights are FSDP's shards of accelerate, in {sharded[0]}. "
+        f"Merge them: {command}; {CONFIG_AND_TOKENIZER}."
+    )
 
 
 def _distributed_checkpoint(folder: Path) -> str:
     parts = sorted(folder.glob("*.distcp")) or sorted(folder.glob("*/*.distcp"))
     if not parts:
         return ""
-    convert = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {parts[0].parent} merged.pt"
+    program = "python -m torch.distributed.checkpoint.format_utils"
+    convert = f"{program} dcp_to_torch {parts[0].parent} merged.pt"
     save = f"then load merged.pt into the model in transformers and model.save_pretrained('{NEW}')"
-    return f"It holds shards of torch.distributed.checkpoint, such as {parts[0].name}. Join them: {convert}; {save}."
+    return (
+        f"It holds shards of torch.distributed.checkpoint, such as {parts[0].name}. "
+        f"Join them: {convert}; {save}."
+    )
 
 
 def _model_below(folder: Path) -> str:
-    models = [
-        path for path in paths_below(folder, nested=False) if path.is_dir() and holds_model(path)
-    ]
+    paths = paths_below(folder, nested=False)
+    models = [str(path) for path in paths if path.is_dir() and holds_model(path)]
     if not models:
         return ""
     choice = "give" if len(models) == 1 else "give one of"
-    return f"It holds models in folders of their own: {choice} {list_some(list(map(str, models)))}."
+    return f"It holds models in folders of their own: {choice} {list_some(models)}."
 
 
 def _gguf(folder: Path) -> str:
     files = sorted(folder.glob("*.gguf"))
     if not files:
         return ""
-    return f"It holds llama.cpp's file, {list_some([file.name for file in files])}. {gguf_fix(files[0])}"
+    names = list_some([file.name for file in files])
+    return f"It holds llama.cpp's file, {names}. {gguf_fix(files[0])}"
 
 
 def gguf_fix(file: Path) -> str:
@@ -208,24 +225,33 @@ def _meta(folder: Path) -> str:
     files = sorted(path.name for path in folder.glob("consolidated*.pth"))
     if not files:
         return ""
-    command = "python -m transformers.models.llama.convert_llama_weights_to_hf"
-    convert = f"{command} --input_dir {folder} --model_size SIZE --llama_version VERSION --output_dir {NEW}"
+    program = "python -m transformers.models.llama.convert_llama_weights_to_hf"
+    options = f"--input_dir {folder} --model_size SIZE --llama_version VERSION --output_dir {NEW}"
     hub = "Take the model hub's *.safetensors, isojax model import ORG/NAME"
-    return f"It holds Meta's own format, {list_some(files)}. {hub}, or convert it with transformers 4: {convert}"
+    return (
+        f"It holds Meta's own format, {list_some(files)}. "
+        f"{hub}, or convert it with transformers 4: {program} {options}"
+    )
 
 
 def describe_pickles(folder: Path) -> str:
     """How weights in pickles become safetensors; empty where there are none."""
     names = sorted(path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern))
     files = [name for name in names if not name.startswith(TRAINER_PICKLES)]
-    weights = [
-        name for name in files if name == "pytorch_model.bin" or name.startswith("pytorch_model-0")
-    ]
     if not files:
         return ""
+
+    weights = []
+    for name in files:  # under transformers' names of one file, or of numbered ones
+        if name == "pytorch_model.bin" or name.startswith("pytorch_model-0"):
+            weights.append(name)
     if not weights or not (folder / CONFIG_FILE).is_file():
-        save = f"model.load_state_dict(torch.load(FILE, weights_only=True)) and model.save_pretrained('{NEW}')"
-        return f"It holds pickles, {list_some(files)}. Where one is the model's weights: in transformers, {save}."
+        load = "model.load_state_dict(torch.load(FILE, weights_only=True))"
+        return (
+            f"It holds pickles, {list_some(files)}. Where one is the model's weights: "
+            f"in transformers, {load} and model.save_pretrained('{NEW}')."
+        )
+
     save = f"M.from_pretrained('{folder}').save_pretrained('{NEW}')"
     convert = python_command("from transformers import AutoModelForCausalLM as M", save)
     return f"Convert {list_some(weights)}, if you trust who made it: {convert}; {TOKENIZER}."
@@ -234,19 +260,26 @@ def describe_pickles(folder: Path) -> str:
 def _other_frameworks(folder: Path) -> str:
     options = {"flax_model*.msgpack": "from_flax=True", "tf_model*.h5": "from_tf=True"}
     for pattern, option in options.items():
-        if files := sorted(path.name for path in folder.glob(pattern)):
+        files = sorted(path.name for path in folder.glob(pattern))
+        if files:
             save = f"M.from_pretrained('{folder}', {option}).save_pretrained('{NEW}')"
             convert = python_command("from transformers import AutoModelForCausalLM as M", save)
-            return f"It holds {list_some(files)}. Convert it with transformers 4: {convert}; {TOKENIZER}."
+            return (
+                f"It holds {list_some(files)}. "
+                f"Convert it with transformers 4: {convert}; {TOKENIZER}."
+            )
 
     compiled = [*folder.glob("*.onnx"), *folder.glob("*.engine"), *folder.glob("openvino_model.*")]
     if compiled:
+        names = list_some([path.name for path in compiled])
         fix = "Give the model that it was made from, as *.safetensors"
-        return f"It holds a model compiled for inference, {list_some([path.name for path in compiled])}. {fix}."
+        return f"It holds a model compiled for inference, {names}. {fix}."
 
     if any((folder / name).exists() for name in ORBAX_FILES):
-        fix = "Restore it in the program that wrote it, and write *.safetensors under transformers' names there"
-        return f"It is a checkpoint of Orbax, from a JAX program. {fix}."
+        return (
+            "It is a checkpoint of Orbax, from a JAX program. Restore it in the program that "
+            "wrote it, and write *.safetensors under transformers' names there."
+        )
     return ""
 
 
@@ -260,9 +293,9 @@ def _traces(folder: Path) -> str:
 
     names = ("optim_world_size_*.pt", "extra_state_world_size_*.pt", "fsdp_config.json")
     for actor in _verl_actors(folder):
-        found = sorted(path.name for name in names for path in actor.glob(name))
-        if found:
-            what = f"It is a checkpoint of verl ({list_some(found)}) without its weights' shards"
+        traces = sorted(path.name for name in names for path in actor.glob(name))
+        if traces:
+            what = f"It is a checkpoint of verl ({list_some(traces)}) without its weights' shards"
             copy = f"Copy model_world_size_*_rank_*.pt into {actor} too, and merge them"
             return f"{what}. {copy}: {_verl_command('fsdp', actor)}"
     return ""

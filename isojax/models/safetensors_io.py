@@ -25,8 +25,14 @@ from isojax.models.weight_files import INDEX_FILE, plain_name, read_weight_map, 
 DTYPES = ("F32", "BF16", "F16")  # of weights that can be read, as files name them
 # Of a model's folder: what decides how text is read, and how a response ends.
 TEXT_FILES = (
-    "generation_config.json", "*token*.json", "*.model", "vocab.json", "merges.txt", "tekken.json", "chat_template*"
-)  # fmt: skip
+    "generation_config.json",
+    "*token*.json",
+    "*.model",
+    "vocab.json",
+    "merges.txt",
+    "tekken.json",
+    "chat_template*",
+)
 MAX_FILE_BYTES = 5_000_000_000
 _warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
 
@@ -61,18 +67,19 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
     weight_map = read_weight_map(folder)
     if not set(weight_map.values()) & {file.name for file in files}:
         weight_map = {}  # model.safetensors is read in its place
-    tensors = {
-        name: _choose_copy(folder, name, found, weight_map.get(name))
-        for name, found in copies.items()
-    }
+    tensors = {}
+    for name, stored in copies.items():
+        tensors[name] = _choose_copy(folder, name, stored, weight_map.get(name))
 
-    if twice := [name for name, found in copies.items() if len(found) > 1]:
+    twice = [name for name, stored in copies.items() if len(stored) > 1]
+    if twice:
         name = twice[0]
-        others = ", ".join(
-            sorted({copy.file.name for copy in copies[name]} - {tensors[name].file.name})
+        file_read = tensors[name].file.name
+        others = sorted({copy.file.name for copy in copies[name]} - {file_read})
+        _warn_once(
+            f"{folder}: {len(twice)} tensors are stored in several files: {name} is read from "
+            f"{file_read}, as {INDEX_FILE} says, not from {', '.join(others)}."
         )
-        example = f"{name} is read from {tensors[name].file.name}, as {INDEX_FILE} says, not from {others}"
-        _warn_once(f"{folder}: {len(twice)} tensors are stored in several files: {example}.")
     return tensors
 
 
@@ -80,18 +87,21 @@ def _choose_copy(
     folder: Path, name: str, copies: list[StoredTensor], indexed_file: str | None
 ) -> StoredTensor:
     """The copy of a tensor in the file that the index names, or the only one."""
-    chosen = [copy for copy in copies if indexed_file in (None, copy.file.name)]
-    if not chosen:
+    candidates = [copy for copy in copies if indexed_file in (None, copy.file.name)]
+    if not candidates:
         stored = f"which lacks it; {copies[0].file.name} has it"
         fix = "Write folder and index again, by model.save_pretrained(FOLDER) in transformers"
         raise InputError(
             f"{folder / INDEX_FILE}: weight_map puts {name} in {indexed_file}, {stored}. {fix}."
         )
-    if len(chosen) > 1:
-        places = " and ".join(f"in {copy.file.name} as {copy.name}" for copy in chosen)
-        fix = f"Remove the files of the older save, or put {INDEX_FILE} back, which says which one is the model's"
-        raise InputError(f"{folder}: {name} is stored {len(chosen)} times, {places}. {fix}.")
-    return chosen[0]
+    if len(candidates) > 1:
+        places = " and ".join(f"in {copy.file.name} as {copy.name}" for copy in candidates)
+        fix = (
+            f"Remove the files of the older save, or put {INDEX_FILE} back, "
+            "which says which one is the model's"
+        )
+        raise InputError(f"{folder}: {name} is stored {len(candidates)} times, {places}. {fix}.")
+    return candidates[0]
 
 
 def _read_header(file: Path) -> list[StoredTensor]:
@@ -100,9 +110,8 @@ def _read_header(file: Path) -> list[StoredTensor]:
         with safe_open(file, "np") as f:
             for name in f.keys():  # noqa: SIM118 (safe_open is no mapping)
                 header = f.get_slice(name)
-                tensors.append(
-                    StoredTensor(file, name, header.get_dtype(), tuple(header.get_shape()))
-                )
+                shape = tuple(header.get_shape())
+                tensors.append(StoredTensor(file, name, header.get_dtype(), shape))
     except (OSError, SafetensorError) as e:
         refuse_pointer(file, "the weights themselves")
         raise InputError(f"{file}: not a whole safetensors file ({e}). Copy it again.") from e
@@ -118,9 +127,10 @@ def fingerprint(folder: Path) -> str:
 def text_fingerprint(folder: Path) -> str:
     """12 hex digits of the files that decide how text is read and how a response ends, and of their
     names."""
-    return _hash_files(
-        sorted({file for pattern in TEXT_FILES for file in folder.glob(pattern) if file.is_file()})
-    )
+    files: set[Path] = set()
+    for pattern in TEXT_FILES:
+        files |= {file for file in folder.glob(pattern) if file.is_file()}
+    return _hash_files(sorted(files))
 
 
 def _hash_files(files: list[Path], first_bytes: bytes = b"") -> str:
@@ -157,9 +167,13 @@ def write_safetensors(
         values = {name: np.ascontiguousarray(tensors[name][1](), dtype=dtype) for name in names}
         # transformers refuses a file that does not say so
         save_file(values, folder / file_name, {"format": "pt"})
-        os.umask(mask := os.umask(0))
-        # as other new files: safetensors writes for its owner alone
+
+        # as other new files: safetensors writes for its owner alone. The mask can only be read by
+        # setting it.
+        mask = os.umask(0)
+        os.umask(mask)
         (folder / file_name).chmod(0o666 & ~mask)
+
     if split.is_sharded:
         weight_map = dict(sorted(split.tensor_to_filename.items()))
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}

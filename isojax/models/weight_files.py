@@ -29,33 +29,43 @@ def weight_files(folder: Path) -> list[Path]:
     are. InputError where some are missing, or where the folder holds weights twice."""
     indexed = indexed_names(folder)
     present = [name for name in indexed if (folder / name).is_file()]
+
     if (folder / SINGLE_FILE).is_file() and SINGLE_FILE not in indexed:
-        if present:
-            raise InputError(
-                f"{folder}: has weights twice, in {SINGLE_FILE} and in the files of {INDEX_FILE} "
-                f"({list_some(present)}), and programs differ in which they read. Remove one of the two: "
-                f"{SINGLE_FILE}, or the index and its files."
-            )
-        if indexed:
-            _warn_once(
-                f"{folder}: {SINGLE_FILE} is read; {INDEX_FILE} names {list_some(indexed)}, which is not there."
-            )
-        elif shards := [
-            path.name for path in _weights_beside(folder) if SHARD_NAME.fullmatch(path.name)
-        ]:
-            _warn_once(
-                f"{folder}: {SINGLE_FILE} is read; {list_some(shards)} beside it, without an index, is not."
-            )
+        _check_single(folder, indexed, present)
         return [folder / SINGLE_FILE]
 
     if indexed:
         _check_indexed(folder, indexed, present)
         return [folder / name for name in indexed]
 
-    if paths := _weights_beside(folder):
-        _check_shards(folder, paths)
-        return paths
-    raise InputError(_no_weights(folder))
+    paths = _weights_beside(folder)
+    if not paths:
+        raise InputError(_no_weights(folder))
+    _check_shards(folder, paths)
+    return paths
+
+
+def _check_single(folder: Path, indexed: list[str], present: list[str]) -> None:
+    """InputError where the files of an index are there beside model.safetensors; a warning of an
+    index without them, and of shards."""
+    if present:
+        raise InputError(
+            f"{folder}: has weights twice, in {SINGLE_FILE} and in the files of {INDEX_FILE} "
+            f"({list_some(present)}), and programs differ in which they read. Remove one of the "
+            f"two: {SINGLE_FILE}, or the index and its files."
+        )
+    if indexed:
+        _warn_once(
+            f"{folder}: {SINGLE_FILE} is read; {INDEX_FILE} names {list_some(indexed)}, "
+            "which is not there."
+        )
+        return
+    shards = [path.name for path in _weights_beside(folder) if SHARD_NAME.fullmatch(path.name)]
+    if shards:
+        _warn_once(
+            f"{folder}: {SINGLE_FILE} is read; {list_some(shards)} beside it, "
+            "without an index, is not."
+        )
 
 
 def _weights_beside(folder: Path) -> list[Path]:
@@ -70,14 +80,16 @@ def _check_indexed(folder: Path, indexed: list[str], present: list[str]) -> None
     """InputError where files of the index are missing; a warning of shards that it does not
     name."""
     unnamed = [path.name for path in _weights_beside(folder) if path.name not in indexed]
-    if missing := sorted(set(indexed) - set(present)):
+    missing = sorted(set(indexed) - set(present))
+    if missing:
         fix = "Copy it too."
         if unnamed:
             fix += f" Or, if {list_some(unnamed)} are the whole model, remove {INDEX_FILE}."
         raise InputError(
             f"{folder}: {INDEX_FILE} names {', '.join(missing)}, which is not there. {fix}"
         )
-    if shards := [name for name in unnamed if SHARD_NAME.fullmatch(name)]:
+    shards = [name for name in unnamed if SHARD_NAME.fullmatch(name)]
+    if shards:
         _warn_once(
             f"{folder}: {list_some(shards)} is not read, because {INDEX_FILE} does not name it."
         )
@@ -85,41 +97,44 @@ def _check_indexed(folder: Path, indexed: list[str], present: list[str]) -> None
 
 def _check_shards(folder: Path, paths: list[Path]) -> None:
     """InputError unless shards, which no index names, are all of one save."""
-    saves: dict[str, set[str]] = {}
-    for match in filter(None, (SHARD_NAME.fullmatch(path.name) for path in paths)):
-        saves.setdefault(f"{match['stem']}-*-of-{match['total']}{match['end']}", set()).add(
-            match["number"]
-        )
-    if len(saves) > 1:
-        listed = " and ".join(f"{len(numbers)} of {name}" for name, numbers in saves.items())
+    numbers_of_save: dict[str, set[str]] = {}  # by model-*-of-00004.safetensors
+    totals: dict[str, int] = {}
+    for path in paths:
+        match = SHARD_NAME.fullmatch(path.name)
+        if match is not None:
+            save = f"{match['stem']}-*-of-{match['total']}{match['end']}"
+            numbers_of_save.setdefault(save, set()).add(match["number"])
+            totals[save] = int(match["total"])
+
+    if len(numbers_of_save) > 1:
+        counts = [f"{len(numbers)} of {save}" for save, numbers in numbers_of_save.items()]
+        listed = " and ".join(counts)
         fix = f"Remove those of the older save, or put {INDEX_FILE} back"
         raise InputError(f"{folder}: has shards of several saves, {listed}, and no index. {fix}.")
-    for name, numbers in saves.items():
-        if len(numbers) < (total := int(name.rsplit("-of-", 1)[1].split(".")[0])):
-            raise InputError(
-                f"{folder}: has {len(numbers)} of the {total} files {name}. Copy the others too."
-            )
+    for save, numbers in numbers_of_save.items():
+        if len(numbers) < totals[save]:
+            held = f"{len(numbers)} of the {totals[save]} files {save}"
+            raise InputError(f"{folder}: has {held}. Copy the others too.")
 
 
 def _no_weights(folder: Path) -> str:
-    description, pickles = describe_folder(folder), describe_pickles(folder)
+    """What the folder holds in the place of weights, and what to do."""
+    description = describe_folder(folder)
+    pickles = describe_pickles(folder)
     if description and description != pickles:
         return f"{folder}: has no {SINGLE_FILE} or {INDEX_FILE}. {description}"
 
     names = sorted(
         path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)
     )
-    found_instead = "it has none"
+    held = "it has none"
     if names:
-        found_instead = (
-            f"it has {list_some(names)}, and pickles can run code, so only safetensors are read"
-        )
+        held = f"it has {list_some(names)}, and pickles can run code, so only safetensors are read"
     fix = pickles or (
-        "Get the *.safetensors of the same model, or convert it with transformers: model.save_pretrained(FOLDER)."
+        "Get the *.safetensors of the same model, or convert it with transformers: "
+        "model.save_pretrained(FOLDER)."
     )
-    return (
-        f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE} with its files; {found_instead}. {fix}"
-    )
+    return f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE} with its files; {held}. {fix}"
 
 
 def indexed_names(folder: Path) -> list[str]:

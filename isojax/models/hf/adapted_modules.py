@@ -62,9 +62,8 @@ def adapted_modules(adapters: Mapping[str, Any], specs: Mapping[str, Any]) -> li
             a = as_stored(adapters[stack], by_name[spec.name + ADAPTER_A])
             b = as_stored(adapters[stack], by_name[spec.name + ADAPTER_B])
             for number, name in enumerate(spec.tensor_names()):
-                adapters_by_module[name.removesuffix(WEIGHT)].append(
-                    Adapter(spec, a[number], b[number])
-                )
+                module = name.removesuffix(WEIGHT)
+                adapters_by_module[module].append(Adapter(spec, a[number], b[number]))
     return [join(name, parts) for name, parts in adapters_by_module.items()]
 
 
@@ -80,6 +79,7 @@ def join(name: str, parts: list[Adapter]) -> AdaptedModule:
     a = np.concatenate([part.a for part in parts])
     b = np.zeros((outputs, len(a)), np.float32)
 
+    # each part's B where its outputs meet its columns of the joint A
     column = 0
     for part in parts:
         row = 0 if part.of.part is None else part.of.part.first

@@ -21,7 +21,8 @@ def require_value(config_json: Mapping[str, Any], key: str, allowed: Any, reason
     value = config_json.get(key)
     if value is not None and value != allowed:
         raise InputError(
-            f"config.json: {key} = {value!r}; expected {allowed!r}: {reason}. This model cannot run here."
+            f"config.json: {key} = {value!r}; expected {allowed!r}: {reason}. "
+            "This model cannot run here."
         )
 
 
@@ -36,32 +37,29 @@ def read_flag(config_json: Mapping[str, Any], key: str) -> bool:
 def read_size(
     config_json: Mapping[str, Any], key: str, default: int | None = None, section: str = ""
 ) -> int:
+    """`section`: the object of config.json that the key is in, for the message."""
     value = default if config_json.get(key) is None else config_json[key]
     most = MAX_SIZES.get(key, MAX_WIDTH)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise _invalid_value(
-            config_json, key, section, f"a whole number, at least 1 and at most {most:,}"
-        )
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or not 1 <= value <= most:
+        expected = f"a whole number, at least 1 and at most {most:,}"
+        raise _invalid_value(config_json, key, section, expected)
     return value
 
 
 def read_number(config_json: Mapping[str, Any], key: str, section: str = "") -> float:
     value = config_json.get(key)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 0 < value <= MAX_SETTING
-    ):
-        raise _invalid_value(
-            config_json, key, section, f"a number above 0, at most {MAX_SETTING:,}"
-        )
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= MAX_SETTING:
+        expected = f"a number above 0, at most {MAX_SETTING:,}"
+        raise _invalid_value(config_json, key, section, expected)
     return float(value)
 
 
 def _invalid_value(
     config_json: Mapping[str, Any], key: str, section: str, expected: str
 ) -> InputError:
-    description = f"{key} = {config_json[key]!r}" if key in config_json else f"no {key}"
-    return InputError(
-        f"config.json: {f'{section} has ' if section else ''}{description}; expected {expected}. {FIX}"
-    )
+    held = f"{key} = {config_json[key]!r}" if key in config_json else f"no {key}"
+    if section:
+        held = f"{section} has {held}"
+    return InputError(f"config.json: {held}; expected {expected}. {FIX}")

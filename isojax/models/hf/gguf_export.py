@@ -1,6 +1,7 @@
 """Parameters to a GGUF file that llama.cpp loads, with their tokenizer: the way back of
 gguf_import.py."""
 
+import math
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -112,18 +113,19 @@ def write_tensors(
     names = gguf_names([layout.spec for layout in layouts], traits, config.layers)
     tensors = tensor_parts(layouts)
 
-    # Of 1 where positions are not stretched.
+    # First what all tensors are, in the order in which their values follow.
     plain = rope_frequencies(config.head_dim, config.rope_base, None)
     factors = plain / rope_frequencies(config.head_dim, config.rope_base, config.rope_scaling)
     if config.rope_scaling is not None:
         writer.add_tensor_info(ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes)
     for name, parts in tensors.items():
         spec = parts[0].layout.spec
-        shape, kind = spec.stored_shape, stored_type(spec, dtype)
-        empty = quantize(np.zeros((1, shape[-1]), np.float32), kind)
-        stored = (*shape[:-1], empty.shape[-1])
-        num_bytes = empty.nbytes * int(np.prod(shape[:-1], dtype=int))
-        writer.add_tensor_info(names[name], stored, empty.dtype, num_bytes, raw_dtype=kind)
+        kind = stored_type(spec, dtype)
+        *rows_shape, columns = spec.stored_shape
+        row = quantize(np.zeros((1, columns), np.float32), kind)  # as all rows are stored
+        shape = (*rows_shape, row.shape[-1])
+        num_bytes = row.nbytes * math.prod(rows_shape)
+        writer.add_tensor_info(names[name], shape, row.dtype, num_bytes, raw_dtype=kind)
 
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -132,11 +134,10 @@ def write_tensors(
         writer.write_tensor_data(factors)
     for parts in tensors.values():
         spec = parts[0].layout.spec
-        selected = [np.asarray(part.select(values[part.layout.key]), np.float32) for part in parts]
-        stored = [
-            as_llama_cpp(part.layout, value, traits)
-            for part, value in zip(parts, selected, strict=True)
-        ]
+        stored = []
+        for part in parts:
+            value = np.asarray(part.select(values[part.layout.key]), np.float32)
+            stored.append(as_llama_cpp(part.layout, value, traits))
         whole = np.ascontiguousarray(join_parts(stored, spec))
         writer.write_tensor_data(quantize(whole, stored_type(spec, dtype)))
     writer.close()
@@ -152,11 +153,12 @@ def stored_type(spec: Spec, dtype: str) -> gguf.GGMLQuantizationType:
 
 
 def as_llama_cpp(layout: WeightLayout, value: np.ndarray, traits: GGUFTraits) -> np.ndarray:
+    """A parameter's value in one layer as llama.cpp's tensor has it."""
     stored = layout.to_stored(value)
     if is_norm(layout.spec):
         return stored + np.float32(traits.norm_offset)
     if not is_rotated(layout.spec, traits):
         return stored
-    heads = layout.spec.outputs[0][1]
+    _, heads = layout.spec.outputs[0]
     halves = stored.reshape(heads, 2, -1, *stored.shape[1:])
     return halves.swapaxes(1, 2).reshape(stored.shape)

@@ -27,12 +27,11 @@ class GGUFFile:
     def settings(self) -> dict[str, Any]:
         """The architecture's metadata, without its name before them."""
         prefix = f"{self.architecture}."
-        found = {
-            key.removeprefix(prefix): value
-            for key, value in self.metadata.items()
-            if key.startswith(prefix)
-        }
-        return {key: readable_float(value) for key, value in found.items()}
+        settings = {}
+        for key, value in self.metadata.items():
+            if key.startswith(prefix):
+                settings[key.removeprefix(prefix)] = readable_float(value)
+        return settings
 
     def shape(self, name: str) -> tuple[int, ...]:
         """As a checkpoint has it; GGUF names axes from the innermost."""
@@ -44,7 +43,10 @@ class GGUFFile:
             return dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         except NotImplementedError as e:
             held = f"{name} is stored as {tensor.tensor_type.name}"
-            fix = "Take a file of F16, Q8_0 or Q4_K_M, or the model's own folder: isojax model import ORG/NAME"
+            fix = (
+                "Take a file of F16, Q8_0 or Q4_K_M, or the model's own folder: "
+                "isojax model import ORG/NAME"
+            )
             raise InputError(f"{held}, which the package gguf cannot dequantise. {fix}.") from e
 
 

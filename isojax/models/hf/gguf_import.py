@@ -80,16 +80,13 @@ def _convert(file: GGUFFile, folder: Path) -> None:
     config = ModelConfig(family=family, **read_settings(config_json | extra_keys))
     assert config.vocab is not None
 
-    stretched = {
-        key: config_json[key]
-        for key in ("rope_scaling", "attention_bias", "mlp_bias")
-        if key in config_json
-    }
+    # config.json as the family writes it, with what it leaves to the file
     full_json = hf_export.make_config_json(config, file.settings["context_length"], "float32")
+    for key in ("rope_scaling", "attention_bias", "mlp_bias"):
+        if key in config_json:
+            full_json[key] = config_json[key]
     token_ids = end_and_begin_ids(file.metadata)
-    hf_export.write_json(
-        folder / hf_load.CONFIG_FILE, full_json | stretched | extra_keys | token_ids
-    )
+    hf_export.write_json(folder / hf_load.CONFIG_FILE, full_json | extra_keys | token_ids)
     hf_export.write_json(folder / "generation_config.json", token_ids)
     hf_export.write_json(folder / "tokenizer_config.json", tokenizer_config)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -100,16 +97,21 @@ def _convert(file: GGUFFile, folder: Path) -> None:
 
 def find_gguf_family(file: GGUFFile) -> tuple[str, GGUFTraits]:
     """The family of a file's architecture, and what it states of GGUF."""
-    found: dict[str, tuple[str, GGUFTraits]] = {}
+    by_architecture: dict[str, tuple[str, GGUFTraits]] = {}
     for name in families.family.names():
         traits = families.family.load(name).traits.gguf
-        if traits is not None and (traits.architecture not in found or name == traits.architecture):
-            found[traits.architecture] = (name, traits)
-    if file.architecture not in found:
+        if traits is None:
+            continue
+        # Of several that llama.cpp holds alike, the one of its own name.
+        if traits.architecture not in by_architecture or name == traits.architecture:
+            by_architecture[traits.architecture] = (name, traits)
+
+    if file.architecture not in by_architecture:
         problem = f"general.architecture = {file.architecture!r}, which no family here runs"
         fix = "A family of your own is a file like isojax/models/families/qwen3.py"
-        raise InputError(f"{problem}; expected one of {', '.join(sorted(found))}. {fix}.")
-    return found[file.architecture]
+        known = ", ".join(sorted(by_architecture))
+        raise InputError(f"{problem}; expected one of {known}. {fix}.")
+    return by_architecture[file.architecture]
 
 
 def check_whole(file: GGUFFile) -> None:
@@ -134,14 +136,14 @@ def read_config_json(file: GGUFFile) -> dict[str, Any]:
     if isinstance(heads, int) and "attention.key_length" not in settings:
         settings["attention.key_length"] = settings.get("embedding_length", 0) // heads
 
-    missing = [key for key in (*SIZE_KEYS.values(), "context_length") if settings.get(key) is None]
+    needed = (*SIZE_KEYS.values(), "context_length")
+    missing = [f"{file.architecture}.{key}" for key in needed if settings.get(key) is None]
     if missing:
-        raise InputError(
-            f"it lacks {list_some([f'{file.architecture}.{key}' for key in missing])}. {HUB}."
-        )
-    if lists := [key for key in SIZE_KEYS.values() if isinstance(settings[key], list)]:
-        held = f"{file.architecture}.{lists[0]} differs between layers: {settings[lists[0]]}"
-        raise InputError(f"{held}; expected one number for all. This model cannot run here.")
+        raise InputError(f"it lacks {list_some(missing)}. {HUB}.")
+    for key in SIZE_KEYS.values():
+        if isinstance(settings[key], list):
+            held = f"{file.architecture}.{key} differs between layers: {settings[key]}"
+            raise InputError(f"{held}; expected one number for all. This model cannot run here.")
 
     config_json = {key: settings[name] for key, name in SIZE_KEYS.items()}
     config_json |= {
@@ -150,7 +152,8 @@ def read_config_json(file: GGUFFile) -> dict[str, Any]:
     }
     biases = {"attention_bias": "blk.0.attn_output.bias", "mlp_bias": "blk.0.ffn_gate.bias"}
     config_json |= {key: True for key, name in biases.items() if name in file.tensors}
-    if scaling := read_scaling(file):
+    scaling = read_scaling(file)
+    if scaling is not None:
         config_json["rope_scaling"] = scaling
     return config_json
 
@@ -160,9 +163,10 @@ def read_scaling(file: GGUFFile) -> dict[str, Any] | None:
     settings = DEFAULTS | file.settings
     if ROPE_FACTORS in file.tensors:
         return llama3_scaling(file.read(ROPE_FACTORS), settings["rope.freq_base"])
-    rope_type = settings.get(
-        "rope.scaling.type", "linear" if "rope.scale_linear" in settings else "none"
-    )
+
+    # Older files have a factor alone, of linear stretching.
+    default_type = "linear" if "rope.scale_linear" in settings else "none"
+    rope_type = settings.get("rope.scaling.type", default_type)
     factor = settings.get("rope.scaling.factor", settings.get("rope.scale_linear", 1.0))
     if rope_type == "none" or (rope_type == "linear" and factor in (0, 1)):
         return None
@@ -176,8 +180,10 @@ def llama3_scaling(factors: np.ndarray, base: float) -> dict[str, Any]:
     scaling = LLAMA3_SCALING.model_copy(update={"factor": float(factors.max())})
     expected = rope_frequencies(head_dim, base, None) / rope_frequencies(head_dim, base, scaling)
     if not np.allclose(factors, expected, rtol=1e-4):
-        problem = f"{ROPE_FACTORS} has factors up to {factors.max():g} that are not those of Llama 3.1 and 3.2"
-        raise InputError(f"{problem}. {HUB}.")
+        raise InputError(
+            f"{ROPE_FACTORS} has factors up to {factors.max():g} that are not those of "
+            f"Llama 3.1 and 3.2. {HUB}."
+        )
     return {"rope_type": "llama3", **scaling.model_dump()}
 
 
@@ -199,7 +205,8 @@ def gguf_names(specs: list[Spec], traits: GGUFTraits, layers: int) -> dict[str, 
         for spec in specs
         for name in spec.tensor_names()
     }
-    if unknown := [name for name, gguf_name in names.items() if gguf_name is None]:
+    unknown = [name for name, gguf_name in names.items() if gguf_name is None]
+    if unknown:
         raise InputError(
             f"llama.cpp's {traits.architecture} has no tensor for {list_some(unknown)}."
         )
@@ -215,12 +222,10 @@ def plan_tensors(
     missing = sorted(set(names.values()) - file.tensors.keys())
     unused = sorted(file.tensors.keys() - set(names.values()) - {ROPE_FACTORS})
     if missing or unused:
-        lacks = (
-            f"it lacks {list_some(missing)}"
-            if missing
-            else f"it has {list_some(unused)} beside the model's tensors"
-        )
-        raise InputError(f"{lacks}, as no {traits.architecture} here does. {HUB}.")
+        problem = f"it has {list_some(unused)} beside the model's tensors"
+        if missing:
+            problem = f"it lacks {list_some(missing)}"
+        raise InputError(f"{problem}, as no {traits.architecture} here does. {HUB}.")
 
     sources = {}
     for name, parts in hf_load.tensor_parts(layouts).items():
@@ -246,12 +251,13 @@ def read_tensor(file: GGUFFile, name: str, specs: list[Spec], traits: GGUFTraits
 
 
 def from_llama_cpp(value: np.ndarray, spec: Spec, traits: GGUFTraits) -> np.ndarray:
+    """A tensor of one parameter, without what llama.cpp turned round or added."""
     if is_norm(spec):
         return value - np.float32(traits.norm_offset) if traits.norm_offset else value
     if not is_rotated(spec, traits):
         return value
-    heads, rest = dict(spec.outputs), value.shape[1:]
-    pairs = value.reshape(next(iter(heads.values())), -1, 2, *rest)
+    _, heads = spec.outputs[0]
+    pairs = value.reshape(heads, -1, 2, *value.shape[1:])
     return pairs.swapaxes(1, 2).reshape(value.shape)
 
 

@@ -63,28 +63,24 @@ def find_name(tokenizer_json: Mapping[str, Any]) -> str | None:
     patterns = [part["pattern"].get("Regex") for part in parts if part["type"] == "Split"]
     digits = [part["individual_digits"] for part in parts if part["type"] == "Digits"]
     byte_levels = [part for part in parts if part["type"] == "ByteLevel"]
-    if (
-        len(patterns) + len(digits) + len(byte_levels) < len(parts)
-        or len(byte_levels) != 1
-        or len(patterns) > 1
-    ):
+    has_others = len(patterns) + len(digits) + len(byte_levels) < len(parts)
+    if has_others or len(byte_levels) != 1 or len(patterns) > 1:
         return None
-    if (
-        byte_levels[0]["use_regex"] == bool(patterns)
-        or byte_levels[0]["add_prefix_space"]
-        or digits == [False]
-    ):
+    byte_level = byte_levels[0]
+    splits_twice_or_never = byte_level["use_regex"] == bool(patterns)
+    if splits_twice_or_never or byte_level["add_prefix_space"] or digits == [False]:
         return None
 
     pattern = patterns[0] if patterns else None
     keeps_words = bool(tokenizer_json["model"].get("ignore_merges"))
-    matches = [
-        name
-        for name, known in PRE_TOKENIZERS.items()
-        if (known.pattern, known.splits_digits, known.keeps_words)
-        == (pattern, bool(digits), keeps_words)
-    ]
-    return next(iter(matches), None)
+    for name, known in PRE_TOKENIZERS.items():
+        if (
+            known.pattern == pattern
+            and known.splits_digits == bool(digits)
+            and known.keeps_words == keeps_words
+        ):
+            return name
+    return None
 
 
 def _parts(pre_tokenizer: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:

@@ -38,44 +38,47 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, A
         raise InputError(
             f"{PREFIX}model = {kind!r}; {expected}. Take the model's own folder: {HUB}."
         )
+
     tokens = metadata[f"{PREFIX}tokens"]
     types = metadata.get(f"{PREFIX}token_type") or [NORMAL] * len(tokens)
-
     tokenizer, adds_bos = builders[kind](metadata, tokens, types)
-    typed_tokens = list(zip(tokens, types, strict=True))
-    control_tokens = [token for token, token_type in typed_tokens if token_type == CONTROL]
-    own_tokens = [token for token, token_type in typed_tokens if token_type == USER_DEFINED]
-    tokenizer.add_special_tokens(
-        [AddedToken(token, normalized=False, special=True) for token in control_tokens]
-    )
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in own_tokens])
+
+    control_tokens, user_tokens = [], []
+    for token, token_type in zip(tokens, types, strict=True):
+        if token_type == CONTROL:
+            control_tokens.append(AddedToken(token, normalized=False, special=True))
+        elif token_type == USER_DEFINED:
+            user_tokens.append(AddedToken(token, normalized=False))
+    tokenizer.add_special_tokens(control_tokens)
+    tokenizer.add_tokens(user_tokens)
 
     special_ids = special_token_ids(metadata)
     adds = {
         "bos": metadata.get(f"{PREFIX}add_bos_token", adds_bos),
         "eos": metadata.get(f"{PREFIX}add_eos_token"),
     }
-    around = {
-        name: tokens[special_ids[name]]
-        for name, is_added in adds.items()
-        if is_added and name in special_ids
-    }
+    around = {}
+    for name, is_added in adds.items():
+        if is_added and name in special_ids:
+            around[name] = tokens[special_ids[name]]
     if around:
         tokenizer.post_processor = _template(around, special_ids)
 
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    special_tokens = {f"{name}_token": tokens[i] for name, i in special_ids.items()}
-    template = metadata.get("tokenizer.chat_template")
-    return tokenizer, {
-        **settings,
-        **special_tokens,
-        **({"chat_template": template} if template else {}),
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
     }
+    config |= {f"{name}_token": tokens[i] for name, i in special_ids.items()}
+    template = metadata.get("tokenizer.chat_template")
+    if template:
+        config["chat_template"] = template
+    return tokenizer, config
 
 
 def _build_byte_level(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
 ) -> tuple[Tokenizer, bool]:
+    """The tokenizer, and whether it begins texts with `bos` where the file does not say."""
     name = metadata.get(f"{PREFIX}pre", "")
     if name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
@@ -87,7 +90,8 @@ def _build_byte_level(
     vocab = {token: i for i, token in enumerate(tokens)}
     merges = [tuple(pair.split(" ")) for pair in metadata[f"{PREFIX}merges"]]
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=kind.keeps_words))
-    if normalizer := kind.normalizer():
+    normalizer = kind.normalizer()
+    if normalizer is not None:
         tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = kind.build()
     tokenizer.decoder = decoders.ByteLevel()
@@ -97,11 +101,12 @@ def _build_byte_level(
 def _build_sentencepiece(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
 ) -> tuple[Tokenizer, bool]:
+    """As `_build_byte_level`."""
     begins_with_space = metadata.get(f"{PREFIX}add_space_prefix", True)
-    unknown = [
-        token for token, token_type in zip(tokens, types, strict=True) if token_type == UNKNOWN
-    ]
-    unknown += [tokens[i] for name, i in special_token_ids(metadata).items() if name == "unk"]
+    special_ids = special_token_ids(metadata)
+    unknown = [tokens[i] for i, token_type in enumerate(types) if token_type == UNKNOWN]
+    if "unk" in special_ids:
+        unknown.append(tokens[special_ids["unk"]])
     bpe = models.BPE(
         vocab={token: i for i, token in enumerate(tokens)},
         merges=merges_by_score(tokens, types, metadata[f"{PREFIX}scores"]),
@@ -123,14 +128,12 @@ def _build_sentencepiece(
 
 def merges_by_score(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> Merges:
     """All pairs of tokens that make a token, the highest score first."""
-    ranked = [
-        i for i, token_type in enumerate(types) if token_type == NORMAL and len(tokens[i]) > 1
-    ]
-    ranked.sort(key=lambda i: -scores[i])
-    parts = {token for token, token_type in zip(tokens, types, strict=True) if token_type == NORMAL}
+    normal = [i for i, token_type in enumerate(types) if token_type == NORMAL]
+    parts = {tokens[i] for i in normal}
+    by_score = sorted(normal, key=lambda i: -scores[i])
 
     merges: Merges = []
-    for i in ranked:
+    for i in by_score:  # one of a single character has no splits
         token = tokens[i]
         splits = [(token[:end], token[end:]) for end in range(1, len(token))]
         merges += [(left, right) for left, right in splits if left in parts and right in parts]
@@ -139,16 +142,12 @@ def merges_by_score(tokens: Sequence[str], types: Sequence[int], scores: Sequenc
 
 def _template(around: Mapping[str, str], ids: Mapping[str, int]) -> processors.TemplateProcessing:
     """Adds the token of `bos` before a text, and that of `eos` after it."""
-    before, after = ([around[name]] if name in around else [] for name in ("bos", "eos"))
+    before = [around["bos"]] if "bos" in around else []
+    after = [around["eos"]] if "eos" in around else []
+    first = [*before, "$A", *after]
+    second = [f"{part}:1" for part in (*before, "$B", *after)]
     return processors.TemplateProcessing(
-        single=[*before, "$A", *after],
-        pair=[
-            *before,
-            "$A",
-            *after,
-            *(f"{token}:1" for token in before),
-            "$B:1",
-            *(f"{token}:1" for token in after),
-        ],
+        single=first,
+        pair=first + second,
         special_tokens=[(token, ids[name]) for name, token in around.items()],
     )

@@ -45,18 +45,23 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
         )
 
     tokens, types = read_tokens(about, rows)
-    merges = [
-        tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge)
-        for merge in model["merges"]
-    ]
+    merges = []
+    for merge in model["merges"]:
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        merges.append(tuple(pair))
     if model.get("byte_fallback"):
         add_sentencepiece(writer, about, tokens, types, merges)
+        # which llama.cpp finds in the text before it writes spaces otherwise
+        for number, token_type in enumerate(types):
+            if token_type == USER_DEFINED:
+                tokens[number] = tokens[number].replace(SPACE, " ")
     else:
         name = find_name(about)
         if name is None:
             known = ", ".join(PRE_TOKENIZERS)
             raise InputError(
-                f"{path}: splits texts as none of llama.cpp's tokenizers that are known here ({known})."
+                f"{path}: splits texts as none of llama.cpp's tokenizers that are known here "
+                f"({known})."
             )
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(name)
@@ -69,17 +74,23 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
 
 def read_tokens(about: Mapping[str, Any], rows: int) -> tuple[list[str], list[int]]:
     """The tokens by number, and their types."""
-    names = {number: token for token, number in about["model"]["vocab"].items()}
+    model = about["model"]
+    vocab = model["vocab"]
+    is_sentencepiece = bool(model.get("byte_fallback"))
+    names = {number: token for token, number in vocab.items()}
     types = dict.fromkeys(names, NORMAL)
-    for token, number in about["model"]["vocab"].items():
-        if about["model"].get("byte_fallback") and is_byte(token):
-            types[number] = BYTE
+
+    # Later ones take precedence.
+    if is_sentencepiece:
+        for token, number in vocab.items():
+            if is_byte(token):
+                types[number] = BYTE
     for added in about.get("added_tokens", []):
         names[added["id"]] = added["content"]
         types[added["id"]] = CONTROL if added["special"] else USER_DEFINED
-    unknown = about["model"].get("unk_token")
-    if about["model"].get("byte_fallback") and unknown in about["model"]["vocab"]:
-        types[about["model"]["vocab"][unknown]] = UNKNOWN
+    unknown = model.get("unk_token")
+    if is_sentencepiece and unknown in vocab:
+        types[vocab[unknown]] = UNKNOWN
 
     tokens = [names.get(number, f"[PAD{number}]") for number in range(rows)]
     return tokens, [types.get(number, UNUSED) for number in range(rows)]
@@ -92,7 +103,7 @@ def is_byte(token: str) -> bool:
 def add_sentencepiece(
     writer: gguf.GGUFWriter,
     about: Mapping[str, Any],
-    tokens: list[str],
+    tokens: Sequence[str],
     types: Sequence[int],
     merges: Sequence[tuple[str, ...]],
 ) -> None:
@@ -100,15 +111,12 @@ def add_sentencepiece(
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges):
         ranks.setdefault("".join(pair), rank)
-    is_merged = [token_type in (NORMAL, BYTE) for token_type in types]
-    scores = [
-        -float(ranks.get(token, 0)) if merged else ADDED_SCORE
-        for token, merged in zip(tokens, is_merged, strict=True)
-    ]
-    for number, token_type in enumerate(types):
-        # which llama.cpp finds in the text before it writes spaces otherwise
-        if token_type == USER_DEFINED:
-            tokens[number] = tokens[number].replace(SPACE, " ")
+    scores = []
+    for token, token_type in zip(tokens, types, strict=True):
+        is_merged = token_type in (NORMAL, BYTE)
+        scores.append(-float(ranks.get(token, 0)) if is_merged else ADDED_SCORE)
+
+    # The ways in which a tokenizer.json says that a text begins with a space.
     prefix = str(about.get("normalizer")) + str(about.get("pre_tokenizer"))
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")

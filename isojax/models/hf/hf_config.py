@@ -16,8 +16,12 @@ _warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
 EPS_KEY = "rms_norm_eps"
 # How architectures end that are no decoder of text, and what they are.
 OTHER_KINDS = {
-    "ForSequenceClassification": "a classifier or reward model, with a score in the place of the head",
-    "ForTokenClassification": "a classifier or reward model, with scores in the place of the head",
+    "ForSequenceClassification": (
+        "a classifier or reward model, with a score in the place of the head"
+    ),
+    "ForTokenClassification": (
+        "a classifier or reward model, with scores in the place of the head"
+    ),
     "RewardModel": "a reward model, with a score in the place of the head",
     "ForConditionalGeneration": "a model of images, sound or pairs of texts",
     "WithValueHead": "a policy with a value head of TRL",
@@ -26,23 +30,31 @@ OTHER_KINDS = {
 
 def find_family(architecture: str) -> str:
     """The family of a name in config.json's `architectures`; InputError where there is none."""
-    kind = families.family
-    family_of = {
-        name: family for family in kind.names() for name in kind.load(family).traits.architectures
-    }
-    if architecture not in family_of:
-        wholes = [
-            part.architecture for name in kind.names() if (part := kind.load(name).traits.text_part)
-        ]
-        expected = (
-            f"which no family here runs; expected one of {', '.join(sorted([*family_of, *wholes]))}"
-        )
-        fix = "A family of your own is a file like isojax/models/families/qwen3.py, named by cell.model.family."
-        for ending, kind in OTHER_KINDS.items():
-            if architecture.endswith(ending):
-                fix = f"It is {kind}; give the language model that it was made from, or one of these families."
-        raise InputError(f"config.json: architectures names {architecture!r}, {expected}. {fix}")
-    return family_of[architecture]
+    family_of: dict[str, str] = {}
+    whole_models = []  # whose language model is a family's
+    for family in families.family.names():
+        traits = families.family.load(family).traits
+        family_of |= dict.fromkeys(traits.architectures, family)
+        if traits.text_part is not None:
+            whole_models.append(traits.text_part.architecture)
+    if architecture in family_of:
+        return family_of[architecture]
+
+    known = ", ".join(sorted([*family_of, *whole_models]))
+    fix = (
+        "A family of your own is a file like isojax/models/families/qwen3.py, "
+        "named by cell.model.family."
+    )
+    for ending, kind in OTHER_KINDS.items():
+        if architecture.endswith(ending):
+            fix = (
+                f"It is {kind}; give the language model that it was made from, "
+                "or one of these families."
+            )
+    raise InputError(
+        f"config.json: architectures names {architecture!r}, which no family here runs; "
+        f"expected one of {known}. {fix}"
+    )
 
 
 def check_model_type(config_json: Mapping[str, Any], family: str) -> None:
@@ -51,16 +63,17 @@ def check_model_type(config_json: Mapping[str, Any], family: str) -> None:
     model_type = config_json.get("model_type")
     if model_type in (None, model_type_of(family)):
         return
+
     both = f"architectures = {config_json['architectures']!r}, and model_type = {model_type!r}"
-    published = [
-        name for name in families.family.names() if families.family.load(name).traits.settings
-    ]
-    if model_type in map(model_type_of, published):
-        raise InputError(
-            f"config.json: {both}, which is another family. Correct the one that is wrong."
-        )
+    for name in families.family.names():
+        is_published = families.family.load(name).traits.settings is not None
+        if is_published and model_type == model_type_of(name):
+            raise InputError(
+                f"config.json: {both}, which is another family. Correct the one that is wrong."
+            )
     _warn_once(
-        f"config.json: {both}; transformers goes by model_type, and isojax reads the model as {family}."
+        f"config.json: {both}; transformers goes by model_type, "
+        f"and isojax reads the model as {family}."
     )
 
 
@@ -81,9 +94,8 @@ def common_settings(
     / heads. `own_keys`: those that the family reads by itself, as in `rope_settings`. `eps_key`:
     what the file calls the norms' epsilon."""
     require_value(config_json, "hidden_act", "silu", "the decoder's MLP is SwiGLU")
-    return shape_settings(config_json, head_dim, eps_key=eps_key) | rope_settings(
-        config_json, own_keys
-    )
+    shape = shape_settings(config_json, head_dim, eps_key=eps_key)
+    return shape | rope_settings(config_json, own_keys)
 
 
 def shape_settings(
@@ -97,11 +109,15 @@ def shape_settings(
     for key in CONFIG_KEYS:
         if config_json.get(key):
             raise InputError(describe_quantised_config(key, config_json[key]))
+
     width = read_size(config_json, "hidden_size")
     heads = read_size(config_json, "num_attention_heads")
     if config_json.get("head_dim") is None and head_dim is None and width % heads:
-        problem = f"config.json: no head_dim, and hidden_size = {width} is no multiple of num_attention_heads = {heads}"
-        raise InputError(f"{problem}. Add head_dim to it.")
+        raise InputError(
+            f"config.json: no head_dim, and hidden_size = {width} is no multiple of "
+            f"num_attention_heads = {heads}. Add head_dim to it."
+        )
+
     is_tied = config_json.get("tie_word_embeddings")
     if not isinstance(is_tied, (bool, type(None))):
         raise InputError(
@@ -123,18 +139,16 @@ def shape_settings(
 def common_config_json(config: ModelConfig, eps_key: str = EPS_KEY) -> dict[str, Any]:
     """The way back from `common_settings`. transformers 5 reads `rope_parameters`, 4 the two
     others."""
-    scaling = (
-        {"rope_type": "llama3", **config.rope_scaling.model_dump()} if config.rope_scaling else None
-    )
+    scaling = None
+    if config.rope_scaling is not None:
+        scaling = {"rope_type": "llama3", **config.rope_scaling.model_dump()}
+    positions = scaling or {"rope_type": "default"}
     return {
         **shape_config_json(config, eps_key),
         "hidden_act": "silu",
         "rope_theta": config.rope_base,
         "rope_scaling": scaling,
-        "rope_parameters": {
-            "rope_theta": config.rope_base,
-            **(scaling or {"rope_type": "default"}),
-        },
+        "rope_parameters": {"rope_theta": config.rope_base, **positions},
     }
 
 

@@ -48,10 +48,10 @@ def save(
     values = dict(flatten(params))
 
     def read_tensor(parts: list[TensorPart]) -> np.ndarray:
-        stored = [
-            part.layout.to_stored(np.asarray(part.select(values[part.layout.key]), np.float32))
-            for part in parts
-        ]
+        stored = []
+        for part in parts:
+            value = np.asarray(part.select(values[part.layout.key]), np.float32)
+            stored.append(part.layout.to_stored(value))
         return join_parts(stored, parts[0].layout.spec)
 
     tensors: TensorSources = {
@@ -62,18 +62,23 @@ def save(
         config_json = read_text_config(source)
         if reads_images(source):  # whose section leaves out most of the shape
             config_json |= own_config_json(config)
-        config_json |= {key: dtype for key in ("dtype", "torch_dtype") if key in config_json} or {
-            "dtype": dtype
-        }
-        for path in (p for pattern in COPIED_FILES for p in source.glob(pattern) if p.is_file()):
-            shutil.copyfile(path, temp / path.name)
+        # under the key that the file has: transformers 5 writes the first, 4 the second
+        dtype_keys = [key for key in ("dtype", "torch_dtype") if key in config_json]
+        config_json |= dict.fromkeys(dtype_keys or ["dtype"], dtype)
+
+        for pattern in COPIED_FILES:
+            for path in source.glob(pattern):
+                if path.is_file():
+                    shutil.copyfile(path, temp / path.name)
         write_json(temp / CONFIG_FILE, config_json)
         write_safetensors(temp, tensors, dtype)
 
 
 def join_parts(stored: list[np.ndarray], spec: Spec) -> np.ndarray:
     """The tensor that a checkpoint has of these, in its order. `spec`: of one of them."""
-    return stored[0] if len(stored) == 1 else np.concatenate(stored, axis=spec.stored_outputs_axis)
+    if len(stored) == 1:
+        return stored[0]
+    return np.concatenate(stored, axis=spec.stored_outputs_axis)
 
 
 def save_adapter(
@@ -85,6 +90,7 @@ def save_adapter(
     assert lora is not None
     specs = Decoder(config, config.vocab or 1).specs()  # adapters know no vocabulary
     modules = adapted_modules(adapters, specs)
+
     target_modules: list[str] | str = list(dict.fromkeys(module.kind for module in modules))
     parts_of_base = "model."
     if config.path is not None and reads_images(Path(config.path)):
@@ -101,24 +107,25 @@ def save_adapter(
     # Of modules that hold several adapted matrices: the same alpha / rank.
     ranks = {module.kind: module.rank for module in modules if module.rank != lora.rank}
     alphas = {kind: lora.alpha * rank / lora.rank for kind, rank in ranks.items()}
+    patterns = {"rank_pattern": ranks, "alpha_pattern": alphas} if ranks else {}
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": target_modules,
+        **patterns,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    sources: TensorSources = {
+        name: (tensor.shape, partial(np.asarray, tensor)) for name, tensor in tensors.items()
+    }
     with new_model_folder(folder) as temp:
-        settings = {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": base,
-            "r": lora.rank,
-            "lora_alpha": lora.alpha,
-            "lora_dropout": 0.0,
-            "target_modules": target_modules,
-            **({"rank_pattern": ranks, "alpha_pattern": alphas} if ranks else {}),
-            "bias": "none",
-            "fan_in_fan_out": False,
-            "inference_mode": True,
-        }
         write_json(temp / "adapter_config.json", settings)
-        sources = {
-            name: (tensor.shape, partial(np.asarray, tensor)) for name, tensor in tensors.items()
-        }
         write_safetensors(temp, sources, dtype, stem="adapter_model")
 
 
@@ -128,8 +135,9 @@ def architecture_of(config: ModelConfig) -> str:
     if not names:
         published = [name for name in family.names() if family.load(name).traits.architectures]
         raise InputError(
-            f"a model of family {config.family!r} cannot be exported: no published architecture is its own, so no "
-            f"other program could load it. Expected one of {', '.join(published)}."
+            f"a model of family {config.family!r} cannot be exported: no published architecture is "
+            "its own, so no other program could load it. "
+            f"Expected one of {', '.join(published)}."
         )
     return names[0]
 
@@ -153,8 +161,10 @@ def own_config_json(config: ModelConfig) -> dict[str, Any]:
     """What the family itself writes of its shape; InputError where it does not say how."""
     write_shape = family.load(config.family).traits.config_json
     if write_shape is None:
-        problem = f"the family {config.family} has no `config_json`, by which {CONFIG_FILE} could be written"
-        raise InputError(f"{problem}; expected @family(config_json=...) in its file.")
+        raise InputError(
+            f"the family {config.family} has no `config_json`, by which {CONFIG_FILE} could be "
+            "written; expected @family(config_json=...) in its file."
+        )
     return write_shape(config)
 
 

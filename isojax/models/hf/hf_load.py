@@ -36,7 +36,8 @@ from isojax.models.transformer import Decoder, Params
 
 SOURCE_FILE = "model_source.json"  # where `isojax model import` took the folder from
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"  # ORG/NAME
-# of a Path
+# What a user may have meant as a hub's model, where a folder is expected: its address, name and
+# revision. A Path has made one slash of two.
 HUB_NAME = rf"(hf:/|https:/huggingface\.co/)?({HUB_ID}|[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?"
 FINITE_BLOCK = 2**20  # values that are checked at a time
 Region = tuple[tuple[int, int], ...]  # of a parameter: first and end index on each axis
@@ -61,17 +62,19 @@ class WeightLayout:
     def stored_index(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
         """The part of each stored tensor that holds a part of the parameter in one layer."""
         slices = []
-        for group in self.spec.stored_groups:
-            outer, inner, index = index[0], index[1 : len(group)], index[len(group) :]
-            whole = [slice(0, n) for n in group[1:]]
-            assert list(inner) == whole, (
+        for group in self.spec.stored_groups:  # axes that are one in the tensor
+            outer, *inner = index[: len(group)]
+            index = index[len(group) :]
+            inner_sizes = group[1:]
+            assert inner == [slice(0, size) for size in inner_sizes], (
                 f"{self.key}: sharding.py splits the inner axis of a stored one"
             )
-            inner_size = math.prod(group[1:])
+            inner_size = math.prod(inner_sizes)
             slices.append(slice(outer.start * inner_size, outer.stop * inner_size))
 
         if self.spec.part is not None:
-            outputs, first = slices[-1], self.spec.part.first
+            outputs = slices[-1]
+            first = self.spec.part.first
             slices[-1] = slice(first + outputs.start, first + outputs.stop)
         return tuple(slices[::-1] if self.spec.transposed else slices)
 
@@ -91,13 +94,15 @@ class TensorPart:
 
     @property
     def first_output(self) -> int:
-        place = self.layout.spec.part
-        return 0 if place is None else place.first
+        part = self.layout.spec.part
+        return 0 if part is None else part.first
 
     def select(self, value: Any) -> Any:
         """The same of the parameter's value."""
         stacked_sizes = value.shape[: self.layout.num_stacked]
-        return value[np.unravel_index(self.number, stacked_sizes)] if stacked_sizes else value
+        if not stacked_sizes:
+            return value
+        return value[np.unravel_index(self.number, stacked_sizes)]
 
 
 def tensor_parts(layouts: Sequence[WeightLayout]) -> dict[str, list[TensorPart]]:
@@ -108,11 +113,14 @@ def tensor_parts(layouts: Sequence[WeightLayout]) -> dict[str, list[TensorPart]]
         for number, name in enumerate(layout.tensor_names):
             parts[name].append(TensorPart(layout, number))
 
-    for name, found in parts.items():
-        found.sort(key=lambda part: part.first_output)
-        if len({part.first_output for part in found}) < len(found):
-            keys = " and ".join(part.layout.key for part in found)
-            fix = "Name each tensor once; of one that holds several, `fused` of make_architecture says which"
+    for name, in_tensor in parts.items():
+        in_tensor.sort(key=lambda part: part.first_output)
+        if len({part.first_output for part in in_tensor}) < len(in_tensor):
+            keys = " and ".join(part.layout.key for part in in_tensor)
+            fix = (
+                "Name each tensor once; of one that holds several, "
+                "`fused` of make_architecture says which"
+            )
             raise InputError(f"the family has {keys} in one tensor, {name}. {fix}.")
     return parts
 
@@ -128,69 +136,86 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
     of it differs."""
     if model.path is None:
         return model
+
     folder = Path(model.path)
     config_json = read_text_config(folder)
     architectures = config_json.get("architectures")
     if not isinstance(architectures, list) or not architectures:
         raise InputError(
-            f"{folder / CONFIG_FILE}: architectures = {architectures!r}; expected a list such as ['LlamaForCausalLM']."
+            f"{folder / CONFIG_FILE}: architectures = {architectures!r}; "
+            "expected a list such as ['LlamaForCausalLM']."
         )
     try:
-        is_own = model.family not in families.family.names()
-        family = model.family if is_own else find_family(str(architectures[0]))
-        if not is_own:
-            check_model_type(config_json, family)
-        read_settings = families.family.load(family).traits.settings
-        if read_settings is None:
-            problem = f"the family {family} has no `settings`, by which {CONFIG_FILE} could be read"
-            raise InputError(
-                f"{CONFIG_FILE}: {problem}; expected @family(settings=...) in its file."
-            )
-        settings = read_settings(config_json)
+        from_file = _read_model(model, config_json, str(architectures[0]))
     except InputError as e:
         raise InputError(f"{folder}/{e}") from e
-    from_file = ModelConfig(family=family, path=model.path, lora=model.lora).model_copy(
-        update=settings
-    )
-    requested_fields, file_fields = vars(model), vars(from_file)
+
+    requested_fields = vars(model)
+    file_fields = vars(from_file)
     for key in sorted(model.model_fields_set):
-        if requested_fields[key] != file_fields[key] and (key, requested_fields[key]) != (
-            "vocab",
-            None,
-        ):
+        requested = requested_fields[key]
+        is_unset = key == "vocab" and requested is None  # null: the vocabulary of what is there
+        if requested != file_fields[key] and not is_unset:
             raise InputError(
-                f"cell.model.{key}: given {requested_fields[key]!r}, but {folder / CONFIG_FILE} says "
+                f"cell.model.{key}: given {requested!r}, but {folder / CONFIG_FILE} says "
                 f"{file_fields[key]!r}. Leave the key out: with a path, the shape comes from there."
             )
     return from_file
 
 
+def _read_model(
+    model: ModelConfig, config_json: Mapping[str, Any], architecture: str
+) -> ModelConfig:
+    """The model of a config.json, with the path and LoRA of `model`, and its family where that is a
+    user's own."""
+    is_own = model.family not in families.family.names()
+    family = model.family if is_own else find_family(architecture)
+    if not is_own:
+        check_model_type(config_json, family)
+
+    read_settings = families.family.load(family).traits.settings
+    if read_settings is None:
+        problem = f"the family {family} has no `settings`, by which {CONFIG_FILE} could be read"
+        raise InputError(f"{CONFIG_FILE}: {problem}; expected @family(settings=...) in its file.")
+    config = ModelConfig(family=family, path=model.path, lora=model.lora)
+    return config.model_copy(update=read_settings(config_json))
+
+
 def read_config(folder: Path) -> dict[str, Any]:
+    """config.json; InputError, with what would help, where there is no such folder or file."""
     expected = "expected a model's folder with config.json, *.safetensors and a tokenizer"
     if not folder.is_dir():
-        fix = "Fetch a model first: isojax model import smollm2, or isojax model import ORG/NAME"
-        fix += "" if folder.exists() else f" --out {folder}"
-        if folder.is_file() and holds_model(folder.parent):
-            fix = f"Give the file's folder: cell.model.path={folder.parent}"
-        url, name, revision = (
-            match.groups() if (match := re.fullmatch(HUB_NAME, str(folder))) else ("", "", "")
-        )
-        folder_may_be_meant = (
-            folder.exists()
-            or name.startswith("models/")
-            or ("/" in name and folder.parent.exists())
-        )
-        if url or revision or (name and not folder_may_be_meant):
-            repository = name if "/" in name else f"ORG/{name}"
-            command = f"isojax model import {repository}" + f" --revision {revision}" * bool(
-                revision
-            )
-            fix = f"If it is a model hub's: {command}, and then cell.model.path=models/{Path(repository).name}"
+        fix = _fix_missing_folder(folder)
         raise InputError(f"cell.model.path = {folder}: no such folder; {expected}. {fix}")
     if not (folder / CONFIG_FILE).is_file():
         fix = describe_folder(folder) or "Copy the whole folder of the model."
         raise InputError(f"{folder}: has no {CONFIG_FILE}; {expected}. {fix}")
     return read_json_object(folder / CONFIG_FILE)
+
+
+def _fix_missing_folder(folder: Path) -> str:
+    """What to do where `cell.model.path` is no folder: it may be a model hub's name, or a file in a
+    folder."""
+    hub_model = re.fullmatch(HUB_NAME, str(folder))
+    if hub_model:
+        url, name, revision = hub_model.groups()
+        folder_may_be_meant = (
+            folder.exists()
+            or name.startswith("models/")
+            or ("/" in name and folder.parent.exists())
+        )
+        if url or revision or not folder_may_be_meant:
+            repository = name if "/" in name else f"ORG/{name}"
+            command = f"isojax model import {repository}"
+            if revision:
+                command += f" --revision {revision}"
+            path = f"models/{Path(repository).name}"
+            return f"If it is a model hub's: {command}, and then cell.model.path={path}"
+
+    if folder.is_file() and holds_model(folder.parent):
+        return f"Give the file's folder: cell.model.path={folder.parent}"
+    fix = "Fetch a model first: isojax model import smollm2, or isojax model import ORG/NAME"
+    return fix if folder.exists() else f"{fix} --out {folder}"
 
 
 def read_text_config(folder: Path) -> dict[str, Any]:
@@ -227,11 +252,13 @@ def _checked_tensors(
     stored_tensors = read_headers(folder)
     if reads_images(folder):
         stored_tensors = text_tensors(folder, stored_tensors)
+
     expected = tensor_parts(layouts).keys()
     is_head_alone = HEAD_WEIGHT in stored_tensors.keys() - expected
     if is_head_alone and EMBEDDING_WEIGHT in expected - stored_tensors.keys():
         # Of two tied tensors, safetensors may store either.
         stored_tensors[EMBEDDING_WEIGHT] = stored_tensors.pop(HEAD_WEIGHT)
+
     check_tensors(folder, config, [layout.spec for layout in layouts], stored_tensors)
     return stored_tensors
 
@@ -243,11 +270,12 @@ def load(folder: Path, config: ModelConfig, decoder: Decoder, mesh: Mesh) -> Par
     layouts = weight_layouts(decoder)
     stored_tensors = _checked_tensors(folder, config, layouts)
     shardings = dict(flatten(decoder.shardings(mesh)))
-    order = sorted(layouts, key=lambda w: -math.prod(w.spec.shape))  # largest first
-    params = {
-        weight.key: load_weight(weight, stored_tensors, shardings[weight.key]) for weight in order
-    }
-    return unflatten_dict({weight.key: params[weight.key] for weight in layouts}, sep=".")
+
+    # The largest first, while the most memory is free; then back in the decoder's order.
+    params = {}
+    for layout in sorted(layouts, key=lambda layout: -math.prod(layout.spec.shape)):
+        params[layout.key] = load_weight(layout, stored_tensors, shardings[layout.key])
+    return unflatten_dict({layout.key: params[layout.key] for layout in layouts}, sep=".")
 
 
 def load_weight(
@@ -255,43 +283,49 @@ def load_weight(
 ) -> Float[Array, "..."]:
     """One parameter in float32 on this process's devices, each of which gets its part of the
     layers' tensors alone."""
+    spec = layout.spec
     devices_by_region: dict[Region, list[Any]] = defaultdict(list)
-    shape = layout.spec.shape
-    for device, index in sharding.addressable_devices_indices_map(shape).items():
+    for device, index in sharding.addressable_devices_indices_map(spec.shape).items():
         assert index is not None
-        devices_by_region[
-            tuple(i.indices(n)[:2] for i, n in zip(index, shape, strict=True))
-        ].append(device)
-    arrays, k = [], layout.num_stacked
-    names = np.array(layout.tensor_names).reshape(shape[:k])
+        bounds = [i.indices(size)[:2] for i, size in zip(index, spec.shape, strict=True)]
+        devices_by_region[tuple(bounds)].append(device)
+
+    k = layout.num_stacked
+    names = np.array(layout.tensor_names).reshape(spec.shape[:k])
+    arrays = []
     for region, devices in devices_by_region.items():
         values = np.empty([stop - start for start, stop in region], np.float32)
         index = tuple(slice(*bounds) for bounds in region)
         stored_index = layout.stored_index(index[k:])
-        for name, tensor_values in zip(
-            names[index[:k]].flat, values.reshape(-1, *values.shape[k:]), strict=True
-        ):
+
+        # one tensor after the other, each into its place among the stacked ones
+        values_by_tensor = values.reshape(-1, *values.shape[k:])
+        for name, tensor_values in zip(names[index[:k]].flat, values_by_tensor, strict=True):
             stored = stored_tensors[name].read(stored_index)
-            tensor_values[...] = (stored.T if layout.spec.transposed else stored).reshape(
-                tensor_values.shape
-            )
+            matrix = stored.T if spec.transposed else stored
+            tensor_values[...] = matrix.reshape(tensor_values.shape)
             if not _is_finite(tensor_values):
                 raise InputError(_describe_non_finite(stored_tensors[name]))
+
+        # waited for, so that the host holds the values of one region at a time
         arrays += [jax.block_until_ready(jax.device_put(values, device)) for device in devices]
-    return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
+    return jax.make_array_from_single_device_arrays(spec.shape, sharding, arrays)
 
 
 def _is_finite(values: np.ndarray) -> bool:
     """Whether no value is NaN or infinite; by blocks, so that it takes little memory."""
     flat = values.reshape(-1)
-    return all(
-        np.isfinite(flat[i : i + FINITE_BLOCK]).all() for i in range(0, flat.size, FINITE_BLOCK)
-    )
+    starts = range(0, flat.size, FINITE_BLOCK)
+    return all(np.isfinite(flat[start : start + FINITE_BLOCK]).all() for start in starts)
 
 
 def _describe_non_finite(tensor: StoredTensor) -> str:
     values = tensor.read(tuple(slice(0, size) for size in tensor.shape)).astype(np.float32)
-    nans, infinities = int(np.isnan(values).sum()), int(np.isinf(values).sum())
+    nans = int(np.isnan(values).sum())
+    infinities = int(np.isinf(values).sum())
     held = f"{tensor.name} holds {nans:,} NaN and {infinities:,} infinite values of {values.size:,}"
-    fix = "Fetch the model again, or take an earlier checkpoint: a run that diverged leaves such weights"
+    fix = (
+        "Fetch the model again, or take an earlier checkpoint: "
+        "a run that diverged leaves such weights"
+    )
     return f"{tensor.file}: {held}; expected finite numbers. {fix}."

@@ -22,37 +22,25 @@ from isojax.models.hf import hf_export, hf_load
 from isojax.models.safetensors_io import new_model_folder
 from isojax.models.weight_files import INDEX_FILE, SINGLE_FILE, indexed_names, weight_files
 
+# What goes wrong between here and a hub; RuntimeError is hf_xet's, in the middle of a file.
+HUB_ERRORS = (OSError, ValueError, RuntimeError, httpx.HTTPError)
 SMALL_FILES = [hf_load.CONFIG_FILE, INDEX_FILE, *hf_export.COPIED_FILES]
 
 
 def import_from_hub(repository: str, revision: str | None, folder: Path) -> None:
     """Make a model's folder of ORG/NAME; InputError, before weights are fetched, where isojax
     cannot run it."""
-    path = Path(repository)
-    if path.exists() or not re.fullmatch(hf_load.HUB_ID, repository):
-        expected = "expected smollm2, gemma3-270m, FILE.gguf or a model hub's ORG/NAME, its revision as --revision REVISION"
-        fix = "A folder with *.safetensors is used as it is."
-        if path.is_dir():
-            found = describe_folder(path)
-            fix = (
-                found if found and not holds_model(path) else f"{fix[:-1]}: cell.model.path={path}"
-            )
-        raise InputError(f"given {repository!r}, {expected}. {fix}")
+    _check_name(repository)
     with new_model_folder(folder) as temp:
         snapshot = _download(repository, revision, SMALL_FILES)
         commit = snapshot.name
         try:
-            if not (snapshot / hf_load.CONFIG_FILE).is_file():
-                expected = f"expected {hf_load.CONFIG_FILE}, *.safetensors and a tokenizer"
-                raise InputError(f"{snapshot}: has no {hf_load.CONFIG_FILE}; {expected}.")
-            model = hf_load.resolve_model(ModelConfig(path=str(snapshot)))
-            _download(repository, commit, indexed_names(snapshot) or [SINGLE_FILE])
-            hf_load.check_weights(model)
+            _fetch_weights(repository, snapshot)
         except InputError as e:
             problem = str(e).replace(str(snapshot), f"{repository}@{commit[:12]}")
-            raise InputError(
-                f"{problem} {_describe_repository(repository, snapshot)}".rstrip()
-            ) from e
+            description = _describe_repository(repository, snapshot)
+            raise InputError(f"{problem} {description}".rstrip()) from e
+
         for file in {file for pattern in SMALL_FILES for file in snapshot.glob(pattern)}:
             shutil.copyfile(file, temp / file.name)
         for file in weight_files(snapshot):
@@ -65,66 +53,95 @@ def import_from_hub(repository: str, revision: str | None, folder: Path) -> None
         hf_export.write_json(temp / hf_load.SOURCE_FILE, source)
 
 
+def _check_name(repository: str) -> None:
+    """InputError where it is no hub's ORG/NAME, or a path that is here."""
+    path = Path(repository)
+    if re.fullmatch(hf_load.HUB_ID, repository) and not path.exists():
+        return
+
+    fix = "A folder with *.safetensors is used as it is."
+    if path.is_dir():
+        description = describe_folder(path)
+        if description and not holds_model(path):
+            fix = description
+        else:
+            fix = f"A folder with *.safetensors is used as it is: cell.model.path={path}"
+    raise InputError(
+        f"given {repository!r}, expected smollm2, gemma3-270m, FILE.gguf or a model hub's "
+        f"ORG/NAME, its revision as --revision REVISION. {fix}"
+    )
+
+
+def _fetch_weights(repository: str, snapshot: Path) -> None:
+    """The weights of a snapshot of small files, once its config.json is known to be of a model that
+    runs here. InputError where it is not, or where the weights do not fit it."""
+    if not (snapshot / hf_load.CONFIG_FILE).is_file():
+        expected = f"expected {hf_load.CONFIG_FILE}, *.safetensors and a tokenizer"
+        raise InputError(f"{snapshot}: has no {hf_load.CONFIG_FILE}; {expected}.")
+    model = hf_load.resolve_model(ModelConfig(path=str(snapshot)))
+    _download(repository, snapshot.name, indexed_names(snapshot) or [SINGLE_FILE])
+    hf_load.check_weights(model)
+
+
 def _describe_repository(repository: str, snapshot: Path) -> str:
     """What the repository holds in a model's place, by the names of its files; empty where it is a
     model, or where the hub is out of reach, as with HF_HUB_OFFLINE."""
     commit = snapshot.name
     try:
         names = HfApi().list_repo_files(repository, revision=commit)
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        httpx.HTTPError,
-    ):  # what is wrong with the model is known all the same
+    except HUB_ERRORS:  # what is wrong with the model is known all the same
         return ""
     if ADAPTER_CONFIG in names:
         _download(repository, commit, [ADAPTER_CONFIG])
 
+    # A folder of the same names tells; of the contents it needs the adapter's settings alone.
     with TemporaryDirectory() as folder:
         for name in names:
-            file, fetched = Path(folder, name), snapshot / name
+            file = Path(folder, name)
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(fetched.read_bytes() if name == ADAPTER_CONFIG else b"")
-        description = "" if holds_model(Path(folder)) else describe_folder(Path(folder))
-    return description.replace(folder, repository)
+            content = (snapshot / name).read_bytes() if name == ADAPTER_CONFIG else b""
+            file.write_bytes(content)
+        if holds_model(Path(folder)):
+            return ""
+        return describe_folder(Path(folder)).replace(folder, repository)
 
 
 def _download(repository: str, revision: str | None, patterns: list[str]) -> Path:
     """The cache's folder of the commit, whose name is its hash."""
     try:
-        return Path(
-            snapshot_download(
-                repository, revision=revision, allow_patterns=patterns, ignore_patterns="*/*"
-            )
+        snapshot = snapshot_download(
+            repository, revision=revision, allow_patterns=patterns, ignore_patterns="*/*"
         )
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        httpx.HTTPError,
-    ) as e:  # RuntimeError: hf_xet's, in the middle of a file
+    except HUB_ERRORS as e:
         raise InputError(_explain(e, repository, revision)) from e
+    return Path(snapshot)
 
 
 def _explain(error: Exception, repository: str, revision: str | None) -> str:
-    hub, log_in = constants.ENDPOINT, "log in by `hf auth login`, or set HF_TOKEN."
+    hub = constants.ENDPOINT
+    log_in = "log in by `hf auth login`, or set HF_TOKEN."
     if isinstance(error, errors.GatedRepoError):
         return f"{repository} is gated. Accept its terms at {hub}/{repository}; then {log_in}"
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f"{repository}: no such model at {hub}, or a private one. Correct the name; for a private one {log_in}"
+        return (
+            f"{repository}: no such model at {hub}, or a private one. "
+            f"Correct the name; for a private one {log_in}"
+        )
     if isinstance(error, errors.RevisionNotFoundError):
         return f"--revision: given {revision!r}, expected a branch, tag or commit of {repository}."
     if constants.HF_HUB_OFFLINE:
         cache = f"{constants.HF_HUB_CACHE} does not hold all of {repository}"
-        return f"HF_HUB_OFFLINE is set, and {cache}. Unset it, or copy the cache of a machine that has fetched it."
-    cause = (
-        error.__cause__
-        if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__
-        else error
-    )
+        return (
+            f"HF_HUB_OFFLINE is set, and {cache}. "
+            "Unset it, or copy the cache of a machine that has fetched it."
+        )
+
+    cause: BaseException = error
+    if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
+        cause = error.__cause__
     reason = (str(cause).strip() or repr(cause)).splitlines()[0].rstrip(".")
     return (
-        f"{repository} could not be fetched from {hub}: {reason}. What was fetched is kept: the same command goes on "
-        "from there. HF_ENDPOINT names a mirror; or copy the model's folder here, and set cell.model.path to it."
+        f"{repository} could not be fetched from {hub}: {reason}. What was fetched is kept: the "
+        "same command goes on from there. HF_ENDPOINT names a mirror; or copy the model's folder "
+        "here, and set cell.model.path to it."
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 # the last two: compressed-tensors, MLX
 CONFIG_KEYS = ("quantization_config", "compression_config", "quantization")
+METHOD_OF_KEY = {"compression_config": "compressed-tensors", "quantization": "mlx"}
 METHOD_KEYS = ("quant_method", "quant_algo", "quant_type")
 
 # The last part of a tensor's name -> the method that stores such tensors; the surest first.
@@ -38,43 +39,57 @@ CONFIG_CLASS_OF_METHOD = {
 def describe_quantised_config(key: str, value: Any) -> str:
     """What a key of CONFIG_KEYS says, and the remedy."""
     settings = value if isinstance(value, Mapping) else {}
-    method = next((str(settings[name]) for name in METHOD_KEYS if settings.get(name)), "")
-    if not method and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
+    named_methods = [str(settings[name]) for name in METHOD_KEYS if settings.get(name)]
+    if named_methods:
+        method = named_methods[0]
+    elif settings.get("load_in_4bit") or settings.get("load_in_8bit"):
         method = "bitsandbytes"
-    if not method:
-        method = {"compression_config": "compressed-tensors", "quantization": "mlx"}.get(
-            key, "quantised"
-        )
+    else:
+        method = METHOD_OF_KEY.get(key, "quantised")
 
     leftover = (
         f"If the weights are floats all the same, as after a merge, remove {key} from config.json"
     )
-    return f"config.json: {key} is set: the weights are quantised ({method}); {dequantise_fix(method)} {leftover}."
+    return (
+        f"config.json: {key} is set: the weights are quantised ({method}); "
+        f"{dequantise_fix(method)} {leftover}."
+    )
 
 
 def describe_quantised_tensors(dtypes: Mapping[str, str]) -> str:
     """What quantised tensors there are among those that a model does not need or cannot read, by
     names and dtypes as files name them, and the remedy; empty for none."""
     by_last_part = {_last_part(name): name for name in dtypes}
-    suffix = next((suffix for suffix in METHOD_OF_SUFFIX if suffix in by_last_part), "")
-    float8 = next((name for name, dtype in dtypes.items() if dtype in FLOAT8_DTYPES), "")
-    integers = [
-        name
-        for name, dtype in dtypes.items()
-        if dtype in INTEGER_DTYPES and name.endswith("_proj.weight")
-    ]
-    example = by_last_part[suffix] if suffix else float8 or next(iter(integers), "")
-    if not example:
-        return ""
+    suffixes = [suffix for suffix in METHOD_OF_SUFFIX if suffix in by_last_part]
+    float8, integers = [], []
+    for name, dtype in dtypes.items():
+        if dtype in FLOAT8_DTYPES:
+            float8.append(name)
+        elif dtype in INTEGER_DTYPES and name.endswith("_proj.weight"):
+            integers.append(name)
 
-    method = METHOD_OF_SUFFIX.get(suffix, "")
+    # A tensor that shows it, and the method that stores such ones: the surest first.
+    method = ""
+    if suffixes:
+        example = by_last_part[suffixes[0]]
+        method = METHOD_OF_SUFFIX[suffixes[0]]
+    elif float8 or integers:
+        example = [*float8, *integers][0]
+    else:
+        return ""
     if float8 and method in ("", "compressed-tensors or fp8"):
         method = "fp8"
-    held = f"its weights are quantised ({method or dtypes[example]}), as {example} shows, a tensor of {dtypes[example]}"
-    lost_config = " That reads quantization_config, which config.json has lost: fetch it again."
-    return (
-        f"{held}; {dequantise_fix(method)}{lost_config if method in CONFIG_CLASS_OF_METHOD else ''}"
+
+    dtype = dtypes[example]
+    description = (
+        f"its weights are quantised ({method or dtype}), as {example} shows, a tensor of {dtype}; "
+        f"{dequantise_fix(method)}"
     )
+    if method in CONFIG_CLASS_OF_METHOD:
+        description += (
+            " That reads quantization_config, which config.json has lost: fetch it again."
+        )
+    return description
 
 
 def dequantise_fix(method: str) -> str:
@@ -82,7 +97,8 @@ def dequantise_fix(method: str) -> str:
     original = "expected float weights: take the model that it was quantised from"
     config_class = CONFIG_CLASS_OF_METHOD.get(method)
     if method == "mlx":
-        return f"{original}, or dequantise it: mlx_lm.convert --hf-path FOLDER --mlx-path NEW --dequantize."
+        command = "mlx_lm.convert --hf-path FOLDER --mlx-path NEW --dequantize"
+        return f"{original}, or dequantise it: {command}."
     if method == "bitsandbytes":
         imports = "from transformers import AutoModelForCausalLM as M"
         model = "M.from_pretrained('FOLDER').dequantize()"
@@ -91,8 +107,11 @@ def dequantise_fix(method: str) -> str:
         model = "M.from_pretrained('FOLDER', quantization_config=Q(dequantize=True))"
     else:
         return f"{original}, because transformers cannot dequantise it."
-    command = f"python -c \"{imports}; {model}.save_pretrained('NEW')\", where transformers and accelerate are"
-    return f"{original}, or dequantise it: {command}; then copy the tokenizer to NEW."
+    command = f"python -c \"{imports}; {model}.save_pretrained('NEW')\""
+    return (
+        f"{original}, or dequantise it: {command}, where transformers and accelerate are; "
+        "then copy the tokenizer to NEW."
+    )
 
 
 def _last_part(name: str) -> str:

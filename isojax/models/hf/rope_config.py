@@ -27,18 +27,10 @@ def rope_settings(config_json: Mapping[str, Any], own_keys: Collection[str] = ()
     describes positions that the decoder does not compute. `own_keys`: those that the family reads
     by itself, such as "partial_rotary_factor", and which are refused otherwise."""
     config_json = without_keys(config_json, own_keys)
-    require_value(config_json, "partial_rotary_factor", 1.0, "the decoder rotates whole heads")
-    for key in ("rope_interleaved", "rope_interleave"):
-        require_value(config_json, key, False, "the decoder rotates a head's two halves")
-    # 1 where a layer has positions, in spite of the name
-    rotated_layers = config_json.get("no_rope_layers") or []
-    if not isinstance(rotated_layers, list) or not all(rotated_layers):
-        problem = f"no_rope_layers = {rotated_layers!r} leaves layers without positions"
-        raise InputError(
-            f"config.json: {problem}; expected rotary positions in all. This model cannot run here."
-        )
+    _check_rotation(config_json)
 
-    sections = {key: section for key in SECTIONS if (section := _read_section(config_json, key))}
+    sections = {key: _read_section(config_json, key) for key in SECTIONS}
+    sections = {key: section for key, section in sections.items() if section}
     rope_base = _agreed_theta(config_json, sections)
     key, section = _agreed_section(sections)
     if section.get("rope_type", "default") == "default":
@@ -46,8 +38,8 @@ def rope_settings(config_json: Mapping[str, Any], own_keys: Collection[str] = ()
 
     length_key = "original_max_position_embeddings"
     if length_key in section and config_json.get(length_key) not in (None, section[length_key]):
-        places = f"{length_key} = {config_json[length_key]!r} at the top, and {section[length_key]!r} in {key}"
-        raise InputError(f"config.json: {places}. {KEEP_ONE}")
+        at_top = f"{length_key} = {config_json[length_key]!r} at the top"
+        raise InputError(f"config.json: {at_top}, and {section[length_key]!r} in {key}. {KEEP_ONE}")
     scaling = RopeScaling(
         factor=read_number(section, "factor", key),
         low_freq_factor=read_number(section, "low_freq_factor", key),
@@ -55,6 +47,21 @@ def rope_settings(config_json: Mapping[str, Any], own_keys: Collection[str] = ()
         original_max_position_embeddings=read_size(section, length_key, section=key),
     )
     return {"rope_base": rope_base, "rope_scaling": scaling}
+
+
+def _check_rotation(config_json: Mapping[str, Any]) -> None:
+    """InputError unless all layers have positions, and rotate whole heads by their two halves."""
+    require_value(config_json, "partial_rotary_factor", 1.0, "the decoder rotates whole heads")
+    for key in ("rope_interleaved", "rope_interleave"):
+        require_value(config_json, key, False, "the decoder rotates a head's two halves")
+
+    # 1 where a layer has positions, in spite of the name
+    rotated_layers = config_json.get("no_rope_layers") or []
+    if not isinstance(rotated_layers, list) or not all(rotated_layers):
+        problem = f"no_rope_layers = {rotated_layers!r} leaves layers without positions"
+        raise InputError(
+            f"config.json: {problem}; expected rotary positions in all. This model cannot run here."
+        )
 
 
 def without_keys(config_json: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
@@ -73,12 +80,10 @@ def read_rotated_share(config_json: Mapping[str, Any], default: float = 1.0) -> 
     """`partial_rotary_factor`: the share of a head's numbers that are rotated, wherever the file
     has it. `default`: the family's own."""
     key = "partial_rotary_factor"
-    places = [config_json, *(config_json.get(section) for section in SECTIONS)]
-    shares = {
-        read_number(place, key)
-        for place in places
-        if isinstance(place, Mapping) and place.get(key) is not None
-    }
+    shares = set()
+    for place in (config_json, *(config_json.get(section) for section in SECTIONS)):
+        if isinstance(place, Mapping) and place.get(key) is not None:
+            shares.add(read_number(place, key))
     if len(shares) > 1:
         raise InputError(
             f"config.json: {key} = {' and '.join(map(str, sorted(shares)))}. {KEEP_ONE}"
@@ -94,12 +99,12 @@ def _read_section(config_json: Mapping[str, Any], key: str) -> dict[str, Any]:
         raise InputError(
             f"config.json: {key} = {value!r}; expected an object with rope_type. {FIX}"
         )
-    section = _of_used_layers(config_json, key, {k: v for k, v in value.items() if v is not None})
+    section = _of_used_layers(config_json, key, _without_nulls(value))
 
     old_type = section.pop("type", None)  # as transformers 4 first named it
-    rope_type = (
-        section.setdefault("rope_type", old_type or "default") if section or old_type else "default"
-    )
+    rope_type = "default"
+    if section or old_type:
+        rope_type = section.setdefault("rope_type", old_type or "default")
     if old_type not in (None, rope_type):
         raise InputError(
             f"config.json: {key} has type = {old_type!r} and rope_type = {rope_type!r}. {KEEP_ONE}"
@@ -107,21 +112,27 @@ def _read_section(config_json: Mapping[str, Any], key: str) -> dict[str, Any]:
     if rope_type not in ("default", "llama3"):
         fix = "This model cannot run here"
         if rope_type in LATER_TYPES:
-            fix = "If it was added after training, for longer texts than these, remove it from a copy of config.json"
+            fix = (
+                "If it was added after training, for longer texts than these, "
+                "remove it from a copy of config.json"
+            )
         raise InputError(
             f"config.json: {key} has rope_type = {rope_type!r}; expected default or llama3. {fix}."
         )
 
     require_value(section, "partial_rotary_factor", 1.0, "the decoder rotates whole heads")
-    harmless_keys = {"partial_rotary_factor"}
-    if rope_type == "default":
-        harmless_keys |= {"original_max_position_embeddings"} | (
-            {"factor"} if section.get("factor") == 1 else set()
-        )
+    known_keys = set(COMMON_KEYS)
+    harmless_keys = {"partial_rotary_factor"}  # which change nothing
+    if rope_type == "llama3":
+        known_keys |= LLAMA3_KEYS
+    else:
+        harmless_keys.add("original_max_position_embeddings")
+        if section.get("factor") == 1:
+            harmless_keys.add("factor")
     section = {name: value for name, value in section.items() if name not in harmless_keys}
 
-    known_keys = COMMON_KEYS | (LLAMA3_KEYS if rope_type == "llama3" else set())
-    if unknown_keys := sorted(section.keys() - known_keys):
+    unknown_keys = sorted(section.keys() - known_keys)
+    if unknown_keys:
         held = ", ".join(f"{name} = {section[name]!r}" for name in unknown_keys)
         fix = "Name the type that this belongs to, or remove it from config.json"
         raise InputError(
@@ -139,28 +150,34 @@ def _of_used_layers(
     if not by_type:
         return section
 
-    used_types = set(config_json.get("layer_types") or by_type) & by_type.keys()
-    used = [
-        {k: v for k, v in by_type[name].items() if v is not None} for name in sorted(used_types)
-    ]
+    used_types = sorted(set(config_json.get("layer_types") or by_type) & by_type.keys())
+    used = [_without_nulls(by_type[name]) for name in used_types]
     if not used or any(entry != used[0] for entry in used):
         types = ", ".join(f"{name}: {dict(entry)}" for name, entry in by_type.items())
         raise InputError(
-            f"config.json: {key} differs between types of layers ({types}); expected one for all layers."
+            f"config.json: {key} differs between types of layers ({types}); "
+            "expected one for all layers."
         )
+
     common = {name: entry for name, entry in section.items() if name not in by_type}
     if any(used[0].get(name, entry) != entry for name, entry in common.items()):
-        both = f"{key} has {common} beside {used[0]} for {', '.join(sorted(used_types))}"
+        both = f"{key} has {common} beside {used[0]} for {', '.join(used_types)}"
         raise InputError(f"config.json: {both}. {KEEP_ONE}")
     return common | used[0]
+
+
+def _without_nulls(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if value is not None}
 
 
 def _agreed_theta(
     config_json: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]]
 ) -> float:
-    places = {
-        key: read_number(s, "rope_theta", key) for key, s in sections.items() if "rope_theta" in s
-    }
+    """The theta of the file; InputError where it has several."""
+    places = {}  # where it is -> theta
+    for key, section in sections.items():
+        if "rope_theta" in section:
+            places[key] = read_number(section, "rope_theta", key)
     if "rope_theta" in config_json and (config_json["rope_theta"] is not None or not places):
         top = read_number(config_json, "rope_theta")
         # Without theta, rope_scaling is what transformers 4 wrote, and its theta is the one at the
@@ -179,9 +196,9 @@ def _agreed_theta(
 
 def _agreed_section(sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
     """The key and the section; where there are both, they must agree in all but theta."""
-    contents = {
-        key: {k: v for k, v in s.items() if k != "rope_theta"} for key, s in sections.items()
-    }
+    contents = {}
+    for key, section in sections.items():
+        contents[key] = {name: value for name, value in section.items() if name != "rope_theta"}
     if not contents:
         return "", {}
 

@@ -49,12 +49,18 @@ def explain_mismatch(
     expected = [name for spec in specs for name in spec.tensor_names()]
     missing = [name for name in expected if name not in stored]
     needed = [stored[name] for name in expected if name in stored]
+
     if missing == [HEAD_WEIGHT]:
-        fix = "If the model is tied, as small ones are, set tie_word_embeddings to true in config.json"
-        return f"{fix}; else copy the file with {HEAD_WEIGHT}."
+        return (
+            "If the model is tied, as small ones are, set tie_word_embeddings to true in "
+            f"config.json; else copy the file with {HEAD_WEIGHT}."
+        )
     if any(0 in tensor.shape for tensor in needed):
-        fix = f"python zero_to_fp32.py CHECKPOINT {NEW} --safe_serialization, of the trainer's checkpoint"
-        return f"Empty tensors are what DeepSpeed's ZeRO-3 writes of weights that it holds in shards. Merge these: {fix}."
+        command = f"python zero_to_fp32.py CHECKPOINT {NEW} --safe_serialization"
+        return (
+            "Empty tensors are what DeepSpeed's ZeRO-3 writes of weights that it holds in shards. "
+            f"Merge these: {command}, of the trainer's checkpoint."
+        )
     if any(tensor.dtype == "F64" for tensor in needed):
         load = f"M.from_pretrained('{folder}', dtype='float32').save_pretrained('{NEW}')"
         command = python_command("from transformers import AutoModelForCausalLM as M", load)
@@ -67,47 +73,58 @@ def explain_mismatch(
 def _explain_names(
     folder: Path, config: ModelConfig, specs: Sequence[Spec], stored: Mapping[str, StoredTensor]
 ) -> str:
+    """What to do where tensors are missing, by the names of those that are there."""
     expected = {name for spec in specs for name in spec.tensor_names()}
     missing = expected - stored.keys()
+
+    # Names that are right but for what stands before them, or lacks.
     embeddings = [name for name in stored if name.endswith(EMBEDDING_WEIGHT.removeprefix("model."))]
     if embeddings and all(map(TEXT_PART.search, embeddings)):
         rename = _rename_command(folder, "k.replace('language_model.', '')")
-        return f"Names are those of the text part of a model of images or sound. Write them as its own: {rename}"
-    prefixes = {
-        name.removesuffix(EMBEDDING_WEIGHT)
-        for name in stored
-        if name.endswith("." + EMBEDDING_WEIGHT)
-    }
-    if prefixes:
-        prefix = min(prefixes)
+        return (
+            "Names are those of the text part of a model of images or sound. "
+            f"Write them as its own: {rename}"
+        )
+    with_prefix = [name for name in stored if name.endswith("." + EMBEDDING_WEIGHT)]
+    if with_prefix:
+        prefix = min(name.removesuffix(EMBEDDING_WEIGHT) for name in with_prefix)
         rename = _rename_command(folder, f"k.removeprefix('{prefix}')")
-        return f"Names begin with {prefix!r}, which is no part of the model. Write them without it: {rename}"
-
+        return (
+            f"Names begin with {prefix!r}, which is no part of the model. "
+            f"Write them without it: {rename}"
+        )
     if all(name.removeprefix("model.") in stored for name in missing if name != HEAD_WEIGHT):
         saved = "The names lack 'model.', as AutoModel writes a model without its head"
         if config.tied:
-            command = _rename_command(folder, "'model.' + k")
-            return f"{saved}. Write them with it: {command}"
+            rename = _rename_command(folder, "'model.' + k")
+            return f"{saved}. Write them with it: {rename}"
         return f"{saved}. Save the whole one, AutoModelForCausalLM: model.save_pretrained('{NEW}')."
 
+    # Names of another program.
     for part, whose in FOREIGN_NAMES.items():
-        if example := next(
-            (name for name in stored if part in name and name not in expected), None
-        ):
+        foreign = [name for name in stored if part in name and name not in expected]
+        if foreign:
             fix = "Write the model with transformers' names in the program that it comes from"
-            return f"Names are {whose}, such as {example}. {fix}."
+            return f"Names are {whose}, such as {foreign[0]}. {fix}."
 
-    layers, missing_layers = _layer_numbers(stored), _layer_numbers(missing)
+    # The last layers are missing.
+    layers = _layer_numbers(stored)
+    missing_layers = _layer_numbers(missing)
     if layers and missing_layers and min(missing_layers) > max(layers):
-        held = f"The files hold {max(layers) + 1} layers, and config.json says num_hidden_layers = {config.layers}"
-        return f"{held}. Correct it, or copy the files that are missing."
+        return (
+            f"The files hold {max(layers) + 1} layers, and config.json says num_hidden_layers = "
+            f"{config.layers}. Correct it, or copy the files that are missing."
+        )
     return COPY
 
 
 def _rename_command(folder: Path, new_name: str) -> str:
-    read = f"t = {{k: v for f in glob.glob('{folder}/*.safetensors') for k, v in load_file(f).items()}}"
-    write = f"save_file({{{new_name}: v for k, v in t.items()}}, '{NEW}/model.safetensors', {{'format': 'pt'}})"
-    # ml_dtypes: bfloat16
+    """Writes the model anew, each tensor k under the name that this Python expression gives."""
+    files = f"glob.glob('{folder}/*.safetensors')"
+    read = f"t = {{k: v for f in {files} for k, v in load_file(f).items()}}"
+    renamed = f"{{{new_name}: v for k, v in t.items()}}"
+    write = f"save_file({renamed}, '{NEW}/model.safetensors', {{'format': 'pt'}})"
+    # ml_dtypes: for bfloat16
     imports = "import glob, os, ml_dtypes; from safetensors.numpy import load_file, save_file"
     command = python_command(imports, f"os.makedirs('{NEW}'); {read}; {write}")
     return f"{command}; {CONFIG_AND_TOKENIZER}."
@@ -118,7 +135,6 @@ def _explain_shapes(
 ) -> str:
     """The values of config.json that the shapes of the embedding and of the first layer are right
     for."""
-
     by_name = {spec.name: spec for spec in specs}
     inner = "gate" if "gate" in by_name else "up"
     keys = ("embed", "query", "key", inner)
@@ -127,26 +143,28 @@ def _explain_shapes(
     if names["embed"] != EMBEDDING_WEIGHT or not are_matrices:
         return COPY  # a family of other names
 
-    stored_rows = {key: stored[name].shape[0] for key, name in names.items()}
-    fitting = {"vocab_size": (stored_rows["embed"], config.vocab)}
-    # the rows of several in one tensor do not tell heads from their sizes
-    if by_name["query"].part is None:
-        head_dim = max(stored_rows["query"] // config.heads, 1)
+    # key of config.json -> the value that the shapes are right for, and the value there
+    rows = {key: stored[name].shape[0] for key, name in names.items()}
+    fitting = {"vocab_size": (rows["embed"], config.vocab)}
+    if by_name["query"].part is None:  # else the rows of several do not tell heads from their sizes
+        head_dim = max(rows["query"] // config.heads, 1)
         fitting["head_dim"] = (head_dim, config.head_dim)
-        fitting["num_key_value_heads"] = (stored_rows["key"] // head_dim, config.kv_heads)
+        fitting["num_key_value_heads"] = (rows["key"] // head_dim, config.kv_heads)
+    part = by_name[inner].part
+    inner_size = by_name[inner].matrix_shape[1]
+    parts = 1 if part is None else part.total // inner_size  # of one size: gate, and up
+    fitting["intermediate_size"] = (rows[inner] // parts, config.mlp)
 
-    place, inner_size = by_name[inner].part, by_name[inner].matrix_shape[1]
-    parts = 1 if place is None else place.total // inner_size  # of one size: gate, and up
-    fitting["intermediate_size"] = (stored_rows[inner] // parts, config.mlp)
-    changes = [
-        f"{key} = {value} instead of {given}"
-        for key, (value, given) in fitting.items()
-        if value != given
-    ]
+    changes = []
+    for key, (value, configured) in fitting.items():
+        if value != configured:
+            changes.append(f"{key} = {value} instead of {configured}")
     if not changes:
         return COPY
-    reason = "if the files are this model's, as after the embedding was resized"
-    return f"The shapes fit {', '.join(changes)}: correct config.json {reason}; else {COPY[0].lower()}{COPY[1:]}"
+    return (
+        f"The shapes fit {', '.join(changes)}: correct config.json if the files are this model's, "
+        f"as after the embedding was resized; else {COPY[0].lower()}{COPY[1:]}"
+    )
 
 
 def _layer_numbers(names: Collection[str]) -> set[int]:

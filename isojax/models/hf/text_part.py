@@ -36,11 +36,11 @@ _note_once = functools.cache(note)  # a sweep reads its base model once per cell
 
 def family_of_text(architecture: object) -> str | None:
     """The family of the language model inside such an architecture; None for any other."""
-    kind = families.family
-    parts = {name: kind.load(name).traits.text_part for name in kind.names()}
-    return next(
-        (name for name, part in parts.items() if part and part.architecture == architecture), None
-    )
+    for name in families.family.names():
+        text_part = families.family.load(name).traits.text_part
+        if text_part is not None and text_part.architecture == architecture:
+            return name
+    return None
 
 
 def text_config_json(config_json: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -48,11 +48,9 @@ def text_config_json(config_json: Mapping[str, Any]) -> dict[str, Any] | None:
     model has no such part. InputError where its section is missing, or contradicts what is
     outside."""
     architectures = config_json.get("architectures")
-    family = (
-        family_of_text(architectures[0])
-        if isinstance(architectures, list) and architectures
-        else None
-    )
+    if not isinstance(architectures, list) or not architectures:
+        return None
+    family = family_of_text(architectures[0])
     if family is None:
         return None
     traits = families.family.load(family).traits
@@ -90,19 +88,20 @@ def text_tensors(folder: Path, stored: Mapping[str, StoredTensor]) -> dict[str, 
         if prefix is None and name != HEAD_WEIGHT:
             others.append(name)
             continue
+
         rest = name[prefix.end() :] if prefix else name
-        own_name = rest if rest == HEAD_WEIGHT else f"model.{rest}"
-        if own_name in tensors:
-            names = f"{tensors[own_name].name} and {name}"
+        plain_name = rest if rest == HEAD_WEIGHT else f"model.{rest}"
+        if plain_name in tensors:
+            names = f"{tensors[plain_name].name} and {name}"
             raise InputError(
-                f"{folder}: holds the language model twice, as {names}. Remove the copy of an older save."
+                f"{folder}: holds the language model twice, as {names}. "
+                "Remove the copy of an older save."
             )
-        tensors[own_name] = tensor
+        tensors[plain_name] = tensor
 
     if others:
-        parts = list(
-            dict.fromkeys(name.removeprefix("model.").partition(".")[0] for name in others)
-        )
+        first_parts = [name.removeprefix("model.").partition(".")[0] for name in others]
+        parts = list(dict.fromkeys(first_parts))
         left = f"{len(others)} tensors of {list_some(parts)} are not read"
         _note_once(
             f"{folder}: its language model alone is trained and exported, without images; {left}."

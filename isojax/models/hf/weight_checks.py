@@ -38,17 +38,20 @@ def check_tensors(
     expected = {name: spec.stored_shape for spec in specs for name in spec.tensor_names()}
     unused = sorted(stored.keys() - expected.keys() - {HEAD_WEIGHT})
     unreadable = {
-        name: t.dtype for name, t in stored.items() if name not in expected or t.dtype not in DTYPES
+        name: tensor.dtype
+        for name, tensor in stored.items()
+        if name not in expected or tensor.dtype not in DTYPES
     }
-    if description := describe_adapters(unused) or describe_quantised_tensors(unreadable):
+    # These first: with adapters or quantised weights, the others do not fit either.
+    description = describe_adapters(unused) or describe_quantised_tensors(unreadable)
+    if description:
         raise InputError(f"{folder}: {description}")
 
     mismatches = _mismatches(folder, expected, stored)
     if mismatches:
-        remainder = (
-            f"; and {len(mismatches) - MAX_LISTED} more" if len(mismatches) > MAX_LISTED else ""
-        )
-        listed = "; ".join(mismatches[:MAX_LISTED]) + remainder
+        listed = "; ".join(mismatches[:MAX_LISTED])
+        if len(mismatches) > MAX_LISTED:
+            listed += f"; and {len(mismatches) - MAX_LISTED} more"
         fix = explain_mismatch(folder, config, specs, stored)
         raise InputError(
             f"{folder}: {len(mismatches)} weights are not as {CONFIG_FILE} says: {listed}. {fix}"
@@ -65,19 +68,16 @@ def _mismatches(folder: Path, expected: Shapes, stored: Mapping[str, StoredTenso
     for name, shape in expected.items():
         tensor = stored.get(name)
         if tensor is None:
-            indexed = (
-                f", though {INDEX_FILE} puts it in {weight_map[name]}" if name in weight_map else ""
-            )
-            mismatches.append(f"{name} is missing, expected shape {list(shape)}{indexed}")
+            problem = f"{name} is missing, expected shape {list(shape)}"
+            if name in weight_map:
+                problem += f", though {INDEX_FILE} puts it in {weight_map[name]}"
+            mismatches.append(problem)
         elif tensor.shape != shape:
-            mismatches.append(
-                f"{name} has shape {list(tensor.shape)} in {tensor.file.name}, expected {list(shape)}"
-            )
+            held = f"{name} has shape {list(tensor.shape)} in {tensor.file.name}"
+            mismatches.append(f"{held}, expected {list(shape)}")
         elif tensor.dtype not in DTYPES:
-            dtypes = ", ".join(DTYPES)
-            mismatches.append(
-                f"{name} is stored as {tensor.dtype} in {tensor.file.name}, expected {dtypes}"
-            )
+            held = f"{name} is stored as {tensor.dtype} in {tensor.file.name}"
+            mismatches.append(f"{held}, expected {', '.join(DTYPES)}")
     return mismatches
 
 
@@ -86,19 +86,23 @@ def _check_head(folder: Path, head: StoredTensor, embedding: StoredTensor) -> No
     stored head, and vLLM by the embedding, so neither can be taken for granted."""
     row = _first_different_row(head, embedding)
     if row is not None:
-        problem = f"{folder}: {CONFIG_FILE} ties the head to the embedding, but {HEAD_WEIGHT} in {head.file.name} differs"
-        where = f"from {EMBEDDING_WEIGHT} in {embedding.file.name}, at row {row}"
-        fix = f"Set tie_word_embeddings to false in {CONFIG_FILE}, if the head was trained; else remove {HEAD_WEIGHT}"
-        raise InputError(f"{problem} {where}. {fix} from its file.")
+        raise InputError(
+            f"{folder}: {CONFIG_FILE} ties the head to the embedding, but {HEAD_WEIGHT} in "
+            f"{head.file.name} differs from {EMBEDDING_WEIGHT} in {embedding.file.name}, "
+            f"at row {row}. Set tie_word_embeddings to false in {CONFIG_FILE}, if the head was "
+            f"trained; else remove {HEAD_WEIGHT} from its file."
+        )
 
 
 def _first_different_row(first: StoredTensor, second: StoredTensor) -> int | None:
+    """None where the two are equal."""
     if first.shape != second.shape:
         return 0
+
     rows, columns = first.shape
-    step = max(1, COMPARED_VALUES // columns)
-    for start in range(0, rows, step):
-        part = (slice(start, min(start + step, rows)), slice(0, columns))
+    rows_at_once = max(1, COMPARED_VALUES // columns)
+    for start in range(0, rows, rows_at_once):
+        part = (slice(start, min(start + rows_at_once, rows)), slice(0, columns))
         differs = first.read(part).astype(np.float32) != second.read(part).astype(np.float32)
         if differs.any():
             return start + int(np.flatnonzero(differs.any(axis=1))[0])
@@ -110,18 +114,26 @@ def _warn_of_unused(folder: Path, config: ModelConfig, unused: list[str]) -> Non
         _warn_once(
             f"{folder}: the adapter of {ADAPTER_CONFIG} is not applied to the weights beside it."
         )
-    if (extra := unused_layers(config, unused)) > 0:
-        held = f"the files hold {config.layers + extra} layers, and isojax reads the first {config.layers}"
-        _warn_once(
-            f"{folder}: {held}, as num_hidden_layers in {CONFIG_FILE} says. Correct it if it is wrong."
+    extra_layers = unused_layers(config, unused)
+    if extra_layers > 0:
+        held = (
+            f"the files hold {config.layers + extra_layers} layers, "
+            f"and isojax reads the first {config.layers}"
         )
-    names = [
-        name
-        for name in unused
-        if not name.endswith("rotary_emb.inv_freq") and not is_beyond(config, name)
-    ]
-    if names:
-        shown = ", ".join(names[:MAX_LISTED]) + (", ..." if len(names) > MAX_LISTED else "")
         _warn_once(
-            f"{folder} holds {len(names)} tensors that this architecture does not use: {shown}"
+            f"{folder}: {held}, as num_hidden_layers in {CONFIG_FILE} says. "
+            "Correct it if it is wrong."
+        )
+
+    # but tables that older files have of rotary positions, and the layers above
+    names = []
+    for name in unused:
+        if not name.endswith("rotary_emb.inv_freq") and not is_beyond(config, name):
+            names.append(name)
+    if names:
+        listed = ", ".join(names[:MAX_LISTED])
+        if len(names) > MAX_LISTED:
+            listed += ", ..."
+        _warn_once(
+            f"{folder} holds {len(names)} tensors that this architecture does not use: {listed}"
         )
