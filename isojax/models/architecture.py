@@ -61,14 +61,15 @@ def make_architecture(
 ) -> Architecture:
     """With the parts outside of layers as most families have them."""
     embed = {"embed": config.width}
+    head = None
+    if not config.tied:
+        head = Linear("unembed", embed, {"vocab": vocab}, HEAD, adapts=False, quantises=False)
     return Architecture(
         embedding=Embedding(vocab, config.width, EMBEDDING, embedding_scale),
         kinds=tuple(kinds),
         block=block,
         norm=norm or RMSNorm("norm", embed, FINAL_NORM, config.norm_eps),
-        head=None
-        if config.tied
-        else Linear("unembed", embed, {"vocab": vocab}, HEAD, adapts=False, quantises=False),
+        head=head,
         renamed=renamed or {},
         fused=fused or {},
     )
@@ -80,14 +81,12 @@ def llama_architecture(config: ModelConfig, vocab: int) -> Architecture:
     head, eps = {"head_dim": config.head_dim}, config.norm_eps
 
     def block(kind: Kind) -> Block:
+        query_norm = key_norm = None
+        if config.qk_norm:
+            query_norm = RMSNorm("query_norm", head, "self_attn.q_norm", eps)
+            key_norm = RMSNorm("key_norm", head, "self_attn.k_norm", eps)
         attention = Attention(
-            config,
-            rope,
-            bias=config.qkv_bias,
-            query_norm=RMSNorm("query_norm", head, "self_attn.q_norm", eps)
-            if config.qk_norm
-            else None,
-            key_norm=RMSNorm("key_norm", head, "self_attn.k_norm", eps) if config.qk_norm else None,
+            config, rope, bias=config.qkv_bias, query_norm=query_norm, key_norm=key_norm
         )
         return pre_norm_block(config, attention, GatedMLP(config))
 

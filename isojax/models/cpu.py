@@ -28,9 +28,8 @@ def small_batch_matmul(
     The barriers keep XLA from reversing the product again, and from moving a transpose in front of
     a loop."""
     stored = lax.optimization_barrier(output_major)
-    return lax.optimization_barrier(
-        jnp.einsum("oi,ri->or", stored, x, preferred_element_type=dtype)
-    ).T
+    product = jnp.einsum("oi,ri->or", stored, x, preferred_element_type=dtype)
+    return lax.optimization_barrier(product).T
 
 
 def small_head_products(
@@ -77,14 +76,18 @@ def sum_in_blocks(
     float32's error. The gradient is that of `mlp_out`, which stays as it is where devices share
     weights or positions."""
     inputs, outputs = down.shape
-    split = weights_are_split(jax.sharding.get_abstract_mesh())
-    if inputs <= MAX_SUMMED_INPUTS or mlp_out.dtype != jnp.float32 or split:
+    is_split = weights_are_split(jax.sharding.get_abstract_mesh())
+    if inputs <= MAX_SUMMED_INPUTS or mlp_out.dtype != jnp.float32 or is_split:
         return mlp_out
-    block_count = next(
-        count for count in range(-(-inputs // MAX_SUMMED_INPUTS), inputs + 1) if inputs % count == 0
-    )
-    x, w = gated[:, first_tokens], down.reshape(block_count, -1, outputs)
-    blocked_sum = jnp.einsum("btki,kio->btko", x.reshape(*x.shape[:2], block_count, -1), w).sum(2)
-    return mlp_out.at[:, first_tokens].add(
-        lax.stop_gradient(blocked_sum - mlp_out[:, first_tokens])
-    )
+
+    # as few blocks as fit, of one size
+    blocks = -(-inputs // MAX_SUMMED_INPUTS)
+    while inputs % blocks:
+        blocks += 1
+
+    x = gated[:, first_tokens]
+    w = down.reshape(blocks, -1, outputs)
+    x = x.reshape(*x.shape[:2], blocks, -1)
+    blocked_sum = jnp.einsum("btki,kio->btko", x, w).sum(2)
+    correction = lax.stop_gradient(blocked_sum - mlp_out[:, first_tokens])
+    return mlp_out.at[:, first_tokens].add(correction)

@@ -76,11 +76,15 @@ class DescribedPolicy:
 
     @property
     def attention(self) -> tuple[AttentionSizes, ...]:
-        shapes = [(len(stack.layers), stack.attention) for stack in self.decoder.stacks]
-        return tuple(
-            AttentionSizes(layers, s.heads, s.kv_heads, s.head_dim, s.window)
-            for layers, s in shapes
-        )
+        sizes = []
+        for stack in self.decoder.stacks:
+            shape = stack.attention
+            sizes.append(
+                AttentionSizes(
+                    len(stack.layers), shape.heads, shape.kv_heads, shape.head_dim, shape.window
+                )
+            )
+        return tuple(sizes)
 
     def sampler_weights(self, precision: PrecisionConfig) -> tuple[WeightSizes, ...]:
         return stored_weights(self.decoder, precision.compute, precision.rollout_weights)
@@ -121,9 +125,8 @@ def weight_sizes(spec: Spec, stack: str) -> WeightSizes:
 
 
 def one_layer_axes(spec: Spec) -> SizedAxes:
-    return tuple(
-        (name, size) for name, size in spec.stacked + spec.inputs + spec.outputs if name != "layer"
-    )
+    axes = spec.stacked + spec.inputs + spec.outputs
+    return tuple((name, size) for name, size in axes if name != "layer")
 
 
 @lru_cache(KEPT_ANSWERS)
@@ -184,21 +187,22 @@ def empty_cache_bytes(
 def stack_sizes(
     decoder: Decoder, stack: Stack, compute: str, platform: str, split: Split
 ) -> LayerSizes:
+    """What layers of a stack need beside their weights, as a device has them."""
     rank = decoder.config.lora.rank if decoder.config.lora else None
-    products, nothing = remat_policy("none", rank), remat_policy("layer", rank)
+    products = remat_policy("none", rank)
+    nothing = remat_policy("layer", rank)
 
     def kept_by(layer: LayerDescription) -> tuple[KeptBytes, KeptBytes]:
+        """What a layer keeps without remat, and with it."""
         width = decoder.config.width
-        return kept_bytes(layer, width, compute, products), kept_bytes(
-            layer, width, compute, nothing
-        )
+        kept = kept_bytes(layer, width, compute, products)
+        return kept, kept_bytes(layer, width, compute, nothing)
 
     with traced_for(platform):
         base_specs = stack.base.specs.values()
         mlp_values = sum(values_inside_mlp(spec, split) for spec in base_specs)
-        mlp_gradient_values = 2 * mlp_values - sum(
-            copies_without_gradient(spec, decoder, split) for spec in base_specs
-        )
+        saved = sum(copies_without_gradient(spec, decoder, split) for spec in base_specs)
+        mlp_gradient_values = 2 * mlp_values - saved
         try:
             kept, kept_by_remat = kept_by(device_layer(stack.described, split))
         except (TypeError, ValueError, ArithmeticError):
@@ -242,15 +246,20 @@ def device_layer(described: LayerDescription, split: Split) -> LayerDescription:
 
     def part_of(x: Any) -> Any:
         spec = spec_of(x)
-        sizes = iter(split(spec.stacked + spec.inputs + spec.outputs))
-        stacked, inputs, outputs = (
-            tuple(next(sizes) for _ in axes) for axes in (spec.stacked, spec.inputs, spec.outputs)
+        # all together: a mesh axis splits one of them
+        axes = tuple(split(spec.stacked + spec.inputs + spec.outputs))
+        first_input = len(spec.stacked)
+        first_output = first_input + len(spec.inputs)
+        part = replace(
+            spec,
+            stacked=axes[:first_input],
+            inputs=axes[first_input:first_output],
+            outputs=axes[first_output:],
         )
-        return param(replace(spec, stacked=stacked, inputs=inputs, outputs=outputs))
+        return param(part)
 
-    return LayerDescription(
-        jax.tree.map(part_of, described.layer, is_leaf=lambda x: isinstance(x, nnx.Param))
-    )
+    layer = jax.tree.map(part_of, described.layer, is_leaf=lambda x: isinstance(x, nnx.Param))
+    return LayerDescription(layer)
 
 
 def kept_bytes(described: LayerDescription, width: int, compute: str, policy: Any) -> KeptBytes:
@@ -266,26 +275,25 @@ def kept_bytes(described: LayerDescription, width: int, compute: str, policy: An
         return described.bind(weights)(x, rotations, attend)[0]
 
     def pullback(x: Array, weights: dict[str, Array]) -> Any:
-        # holds what is kept
-        return jax.vjp(jax.checkpoint(run, prevent_cse=False, policy=policy), x, weights)[1]
+        """A function whose leaves are the arrays that are kept."""
+        checkpointed = jax.checkpoint(run, prevent_cse=False, policy=policy)
+        _, vjp = jax.vjp(checkpointed, x, weights)
+        return vjp
 
-    weights = {
-        name: jax.ShapeDtypeStruct(spec.shape, compute) for name, spec in described.specs.items()
-    }
+    weights = {}
+    for name, spec in described.specs.items():
+        weights[name] = jax.ShapeDtypeStruct(spec.shape, compute)
     few, many = (jax.ShapeDtypeStruct((1, tokens, width), compute) for tokens in TRACED_TOKENS)
-    kept_of_few, kept_of_many = (
-        jax.tree.leaves(jax.eval_shape(pullback, x, weights)) for x in (few, many)
-    )
+    kept_of_few = jax.tree.leaves(jax.eval_shape(pullback, few, weights))
+    kept_of_many = jax.tree.leaves(jax.eval_shape(pullback, many, weights))
 
     # Weights are kept too, and do not grow with the tokens.
+    more_tokens = TRACED_TOKENS[1] - TRACED_TOKENS[0]
     states = products = 0
     for smaller, larger in zip(kept_of_few, kept_of_many, strict=True):
-        bytes_per_token = (
-            (larger.size - smaller.size)
-            * larger.dtype.itemsize
-            // (TRACED_TOKENS[1] - TRACED_TOKENS[0])
-        )
-        if (smaller.shape, larger.shape) == (few.shape, many.shape):
+        more_bytes = (larger.size - smaller.size) * larger.dtype.itemsize
+        bytes_per_token = more_bytes // more_tokens
+        if smaller.shape == few.shape and larger.shape == many.shape:
             states += bytes_per_token
         else:
             products += bytes_per_token

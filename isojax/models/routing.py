@@ -55,7 +55,9 @@ def run_with_router(
     if mixture is None or routers is None:
         return run(), None
 
-    chosen = None if sampled is None else sampled.reshape(-1, sampled.shape[-1]).astype(jnp.int32)
+    chosen = None
+    if sampled is not None:
+        chosen = sampled.reshape(-1, sampled.shape[-1]).astype(jnp.int32)
     if routers.replays:
         mixture.replayed = chosen
     result = run()
@@ -68,19 +70,23 @@ def sum_routing(
 ) -> RoutingSums:
     """The sums of one layer. `weights`: how often each token counts."""
     weights = weights.reshape(-1)
-    experts, (k, E) = routing.experts, (routing.experts.shape[1], routing.logits.shape[1])
+    experts = routing.experts
+    k = experts.shape[1]
+    E = routing.logits.shape[1]
+
     log_p = jax.nn.log_softmax(routing.logits, -1)
     constant_log_p = lax.stop_gradient(log_p)
     entropy = -(jnp.exp(constant_log_p) * constant_log_p).sum(-1)
 
     agreeing = jnp.float32(0)
     if sampled is not None:
-        _, own = lax.top_k(constant_log_p, k)
-        agrees = (jnp.sort(own, -1) == jnp.sort(sampled, -1)).all(-1)
+        # by the router's choice: `routing.experts` may be the sampler's, replayed
+        _, chosen = lax.top_k(constant_log_p, k)
+        agrees = (jnp.sort(chosen, -1) == jnp.sort(sampled, -1)).all(-1)
         agreeing = jnp.where(agrees, weights, 0.0).sum()
 
-    # The sum over tokens [r] of values [r E], one choice after the other: all at once would be [r k
-    # E].
+    # The sum over tokens [r] of values [r E], one choice after the other: all at once would be
+    # [r k E].
     choices = sum((weights[:, None] * jax.nn.one_hot(experts[:, j], E)).sum(0) for j in range(k))
     return RoutingSums(
         tokens=weights.sum(),
@@ -98,8 +104,11 @@ def add_layers(by_stack: Sequence[RoutingSums | None]) -> RoutingSums:
 
 
 def zero_sums(experts: int) -> RoutingSums:
-    zero, by_expert = jnp.float32(0), jnp.zeros(experts, jnp.float32)
-    return RoutingSums(zero, by_expert, by_expert, zero, zero)
+    zero = jnp.float32(0)
+    by_expert = jnp.zeros(experts, jnp.float32)
+    return RoutingSums(
+        tokens=zero, choices=by_expert, probabilities=by_expert, entropy=zero, agreeing=zero
+    )
 
 
 def sparse_layers(stacks: Sequence[Stack]) -> list[int]:
@@ -109,14 +118,15 @@ def sparse_layers(stacks: Sequence[Stack]) -> list[int]:
 
 def split_choices(stacks: Sequence[Stack], experts: Int[Array, "b t l k"]) -> StackChoices:
     """The experts of all sparse layers, by stack."""
-    place = {layer: i for i, layer in enumerate(sparse_layers(stacks))}
-
-    def of_stack(stack: Stack) -> Array | None:
-        if stack.router is None:
-            return None
-        return jnp.moveaxis(experts[:, :, [place[layer] for layer in stack.layers]], 2, 0)
-
-    return [of_stack(stack) for stack in stacks]
+    place_of_layer = {layer: i for i, layer in enumerate(sparse_layers(stacks))}
+    by_stack = []
+    for stack in stacks:
+        of_stack = None
+        if stack.router is not None:
+            places = [place_of_layer[layer] for layer in stack.layers]
+            of_stack = jnp.moveaxis(experts[:, :, places], 2, 0)
+        by_stack.append(of_stack)
+    return by_stack
 
 
 def join_choices(stacks: Sequence[Stack], by_stack: StackChoices) -> Int[Array, "b t l k"]:

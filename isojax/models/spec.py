@@ -211,22 +211,27 @@ def fuse_specs(specs: Sequence[Spec], fused: Mapping[str, Sequence[str]]) -> lis
     the tensor's name in a layer -> those of its parts here, in its order: {"mlp.gate_up_proj":
     ("mlp.gate_proj", "mlp.up_proj")}. InputError where a part is missing."""
     by_tensor = {spec.tensor: spec for spec in specs}
-    placed: dict[str, Spec] = {}  # by the Spec's own name
+    fused_specs: dict[str, Spec] = {}  # by the Spec's own name
     for whole, parts in fused.items():
         for ending in (".weight", ".bias"):
-            found = [by_tensor[part + ending] for part in parts if part + ending in by_tensor]
-            if not found:  # no bias, or a layer of another kind
+            names = [part + ending for part in parts]
+            missing = [name for name in names if name not in by_tensor]
+            if len(missing) == len(names):  # no bias, or a layer of another kind
                 continue
-            if len(found) < len(parts):
-                missing = next(part + ending for part in parts if part + ending not in by_tensor)
-                problem = f"the family fuses {', '.join(parts)} as {whole}, and a layer of it has no {missing}"
-                raise InputError(f"{problem}. Name the tensors as the layer's modules do.")
+            if missing:
+                raise InputError(
+                    f"the family fuses {', '.join(parts)} as {whole}, and a layer of it has no "
+                    f"{missing[0]}. Name the tensors as the layer's modules do."
+                )
 
-            sizes = [math.prod(size for _, size in spec.outputs) for spec in found]
-            for i, spec in enumerate(found):
-                place = Part(first=sum(sizes[:i]), total=sum(sizes))
-                placed[spec.name] = replace(spec, tensor=whole + ending, part=place)
-    return [placed.get(spec.name, spec) for spec in specs]
+            part_specs = [by_tensor[name] for name in names]
+            total = sum(math.prod(sizes(spec.outputs)) for spec in part_specs)
+            first = 0
+            for spec in part_specs:
+                part = Part(first, total)
+                fused_specs[spec.name] = replace(spec, tensor=whole + ending, part=part)
+                first += math.prod(sizes(spec.outputs))
+    return [fused_specs.get(spec.name, spec) for spec in specs]
 
 
 class LayerDescription:

@@ -6,7 +6,7 @@ takes out of a stack, there is none: `Linear` multiplies by a matrix as by its o
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +44,8 @@ class OutputMajor(nnx.Module):
     def product(self, x: Float[Array, "*b _"], first_tokens: None = None) -> Array:
         rows = self.spec.to_rows(x)
         dtype = jnp.float32 if self.linear.in_float32 else None
-        return self.spec.from_rows(small_batch_matmul(rows, self.linear.weight[...], dtype), x)
+        y = small_batch_matmul(rows, self.linear.weight[...], dtype)
+        return self.spec.from_rows(y, x)
 
     def complete(self, product: Array) -> Array:
         return self.linear.complete(product)
@@ -79,9 +80,10 @@ class Int8Linear(nnx.Module):
         rounds."""
         rows = self.spec.to_rows(x)
         values = self.values[...]
-        # XLA would convert them in front of the loop over tokens, and hold both
         if not self.stacked:
+            # XLA would convert them in front of the loop over tokens, and hold both.
             values, rows = lax.optimization_barrier((values, rows))
+
         sums = rows @ self.spec.to_matrix(values).astype(rows.dtype)
         y = sums.astype(jnp.float32) * self.scale[...].reshape(1, -1)
         return self.spec.from_rows(y.astype(rows.dtype), x)
@@ -108,6 +110,7 @@ class StackedExperts(nnx.Module):
         def of_device(
             first: Any, matrices: Any, rows: Array, chosen: Array, weights: Array, layer: Array
         ) -> Array:
+            """`first`: the number of the device's first expert."""
             count = matrices[0].shape[1]
             by_expert = weights_by_expert(first, count, chosen, weights)
             return multiply_by_all_experts(rows, by_expert, matrices, layer, self.interpret)
@@ -124,26 +127,34 @@ def expert_names(described: LayerDescription) -> list[str]:
     return [name for name, spec in described.specs.items() if "expert" in dict(spec.stacked)]
 
 
+def change_modules(
+    described: LayerDescription, kind: type, change: Callable[[Any], Any]
+) -> LayerDescription:
+    """A layer with another module in the place of each of this kind."""
+
+    def is_of_kind(x: Any) -> bool:
+        return isinstance(x, kind)
+
+    def change_if_of_kind(x: Any) -> Any:
+        return change(x) if is_of_kind(x) else x
+
+    changed = jax.tree.map(change_if_of_kind, described.layer, is_leaf=is_of_kind)
+    return LayerDescription(changed)
+
+
 def stacked_experts_layer(described: LayerDescription, interpret: bool) -> LayerDescription:
     """A layer whose experts are as `StackedExperts` has them."""
 
-    def change(x: Any) -> Any:
-        return StackedExperts(x, interpret) if isinstance(x, ExpertMLP) else x
-
-    return LayerDescription(
-        jax.tree.map(change, described.layer, is_leaf=lambda x: isinstance(x, ExpertMLP))
-    )
+    return change_modules(described, ExpertMLP, lambda x: StackedExperts(x, interpret))
 
 
 def int8_layer(described: LayerDescription, stacked: bool) -> LayerDescription:
     """A layer whose matrices are stored as `to_int8` has them."""
 
-    def change(x: Any) -> Any:
-        return Int8Linear(x, stacked) if isinstance(x, Linear) and x.spec.quantises else x
+    def change(linear: Linear) -> Any:
+        return Int8Linear(linear, stacked) if linear.spec.quantises else linear
 
-    return LayerDescription(
-        jax.tree.map(change, described.layer, is_leaf=lambda x: isinstance(x, Linear))
-    )
+    return change_modules(described, Linear, change)
 
 
 def to_int8(weights: Mapping[str, Array], specs: Mapping[str, Spec]) -> dict[str, Array]:
@@ -172,12 +183,7 @@ def quantise(w: Float[Array, "*w"], spec: Spec) -> tuple[Int8[Array, "*w"], Floa
 def output_major_layer(described: LayerDescription) -> LayerDescription:
     """A layer whose matrices are stored as `to_output_major` has them."""
 
-    def change(x: Any) -> Any:
-        return OutputMajor(x) if isinstance(x, Linear) else x
-
-    return LayerDescription(
-        jax.tree.map(change, described.layer, is_leaf=lambda x: isinstance(x, Linear))
-    )
+    return change_modules(described, Linear, OutputMajor)
 
 
 def to_output_major(weights: Mapping[str, Array], specs: Mapping[str, Spec]) -> dict[str, Array]:

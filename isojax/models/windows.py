@@ -21,9 +21,8 @@ SLIDING_TYPE = "sliding_attention"
 class WindowOptions(Section):
     """`cell.model.options` of families whose layers may slide."""
 
-    window: PositiveInt | None = (
-        None  # positions that a sliding layer's token sees, its own included; null: none slides
-    )
+    # Positions that a sliding layer's token sees, its own included; null: none slides.
+    window: PositiveInt | None = None
     # The numbers of the layers that slide, from 0; null: all, where there is a window.
     sliding_layers: list[Annotated[int, Field(ge=0)]] | None = None
 
@@ -57,9 +56,9 @@ def read_windows(config_json: Mapping[str, Any], slides: Callable[[int], bool]) 
             f"config.json: {problem}; expected the number of positions that they see. {FIX}"
         )
     options: dict[str, Any] = {"window": read_size(config_json, "sliding_window")}
-    return (
-        options if len(sliding_layers) == layers else options | {"sliding_layers": sliding_layers}
-    )
+    if len(sliding_layers) < layers:
+        options["sliding_layers"] = sliding_layers
+    return options
 
 
 def warn_of_windows(config: ModelConfig) -> dict[str, Any]:
@@ -80,18 +79,20 @@ def windows_config_json(options: WindowOptions, layers: int) -> dict[str, Any]:
 
 def refuse_windows(config_json: Mapping[str, Any]) -> None:
     """InputError where a family whose layers are all full has a file that says otherwise."""
-    if (layer_types := config_json.get("layer_types")) is not None:
+    layer_types = config_json.get("layer_types")
+    if layer_types is not None:
         check_layer_types(layer_types, read_size(config_json, "num_hidden_layers"), (FULL_TYPE,))
 
 
 def check_layer_types(layer_types: Any, layers: int, known: tuple[str, ...]) -> None:
-    others = (
-        sorted({str(kind) for kind in layer_types} - set(known))
-        if isinstance(layer_types, list)
-        else []
-    )
-    if others or not isinstance(layer_types, list):
-        held = ", ".join(others) or repr(layer_types)
+    """InputError unless it is a list of `known` types, one for each layer."""
+    held = repr(layer_types)
+    is_known = isinstance(layer_types, list)
+    if is_known:
+        others = sorted({str(kind) for kind in layer_types} - set(known))
+        held = ", ".join(others) or held
+        is_known = not others
+    if not is_known:
         expected = f"expected {' or '.join(known)} for each layer: the family has no other"
         raise InputError(
             f"config.json: layer_types has {held}; {expected}. This model cannot run here."

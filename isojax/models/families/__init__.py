@@ -54,10 +54,8 @@ def read_options(config: ModelConfig, options: type[Options]) -> Options:
     except ValidationError as e:
         error = e.errors()[0]
         key = ".".join(map(str, ("cell.model.options", *error["loc"])))
-        known = (
-            f"the options {', '.join(options.model_fields)}"
-            if options.model_fields
-            else "no options"
-        )
+        known = "no options"
+        if options.model_fields:
+            known = f"the options {', '.join(options.model_fields)}"
         problem = f"{key}: {error['msg']}; given {error['input']!r}"
         raise InputError(f"{problem}. The family {config.family} has {known}.") from e

@@ -3,7 +3,7 @@ and after."""
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from isojax.core.config import ModelConfig
 from isojax.core.config.section import PositiveFloat
@@ -68,18 +68,27 @@ def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     period = read_size(
         config_json, "sliding_window_pattern", config_json.get("_sliding_window_pattern", PERIOD)
     )
-    full, local_base = read_ropes(config_json)
+    ropes = read_ropes(config_json)
     options = read_windows(config_json, lambda layer: (layer + 1) % period != 0) | {
-        "local_rope_base": local_base,
-        "rope_factor": full["factor"],
+        "local_rope_base": ropes.local_base,
+        "rope_factor": ropes.full_factor,
         "query_scalar": read_number(config_json, "query_pre_attn_scalar"),
     }
-    return shape_settings(config_json, tied=True) | {"rope_base": full["base"], "options": options}
+    shape = shape_settings(config_json, tied=True)
+    return shape | {"rope_base": ropes.full_base, "options": options}
 
 
-def read_ropes(config_json: Mapping[str, Any]) -> tuple[dict[str, float], float]:
-    """Theta and stretching factor of full layers, and theta of sliding ones. transformers 5 has a
-    section for each kind of layer; in 4, rope_scaling is for full layers alone."""
+class Ropes(NamedTuple):
+    """The rotary positions of a config.json."""
+
+    full_base: float  # theta of full layers
+    full_factor: float  # by which their positions are stretched
+    local_base: float  # theta of sliding layers
+
+
+def read_ropes(config_json: Mapping[str, Any]) -> Ropes:
+    """transformers 5 has a section for each kind of layer; in 4, rope_scaling is for full layers
+    alone."""
     sections = config_json.get("rope_parameters") or {}
     full = {"rope_theta": config_json["rope_theta"], **(config_json.get("rope_scaling") or {})}
     full |= sections.get(FULL_TYPE) or {}
@@ -91,20 +100,23 @@ def read_ropes(config_json: Mapping[str, Any]) -> tuple[dict[str, float], float]
     rope_type = full.get("rope_type", full.get("type", "default"))
     if rope_type not in ("default", "linear"):
         raise InputError(
-            f"config.json: rope_type = {rope_type!r}; expected default or linear. This model cannot run here."
+            f"config.json: rope_type = {rope_type!r}; expected default or linear. "
+            "This model cannot run here."
         )
     factor = read_number(full, "factor") if rope_type == "linear" else 1.0
-    return {"base": read_number(full, "rope_theta"), "factor": factor}, read_number(
-        local, "rope_theta"
+    return Ropes(
+        full_base=read_number(full, "rope_theta"),
+        full_factor=factor,
+        local_base=read_number(local, "rope_theta"),
     )
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
     """As transformers 5 and 4 read it: the one the last entry, the other those before."""
     options = read_options(config, Gemma3Options)
-    scaling = (
-        None if options.rope_factor == 1 else {"rope_type": "linear", "factor": options.rope_factor}
-    )
+    scaling = None
+    if options.rope_factor != 1:
+        scaling = {"rope_type": "linear", "factor": options.rope_factor}
     full = {"rope_theta": config.rope_base, **(scaling or {"rope_type": "default"})}
     local = {"rope_theta": options.local_rope_base, "rope_type": "default"}
     scalar = options.query_scalar
@@ -124,28 +136,26 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
 def from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """What llama.cpp computes where its files say nothing: the pattern, theta of sliding layers,
     the scale."""
-    layers, head_dim = metadata["block_count"], metadata["attention.key_length"]
+    layers = metadata["block_count"]
+    window = metadata.get("attention.sliding_window")
     pattern = metadata.get("attention.sliding_window_pattern", PERIOD)
-    slides = (
-        pattern
-        if isinstance(pattern, list)
-        else [(layer + 1) % pattern != 0 for layer in range(layers)]
-    )
-    if not metadata.get("attention.sliding_window"):
+    if not window:
         slides = [False] * layers
+    elif isinstance(pattern, list):
+        slides = pattern
+    else:
+        slides = [(layer + 1) % pattern != 0 for layer in range(layers)]
 
     full_rope = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", 1e4)}
     if metadata.get("rope.scaling.type") == "linear":
         full_rope |= {"rope_type": "linear", "factor": metadata["rope.scaling.factor"]}
     local_base = metadata.get("rope.freq_base_swa", DEFAULTS["rope_local_base_freq"])
+    scalar = gguf_scalar(layers, metadata["embedding_length"], metadata["attention.head_count"])
     return {
         "hidden_act": COMPUTED["hidden_activation"],
         "hidden_activation": COMPUTED["hidden_activation"],
-        "query_pre_attn_scalar": gguf_scalar(
-            layers, metadata["embedding_length"], metadata["attention.head_count"]
-        )
-        or head_dim,
-        "sliding_window": metadata.get("attention.sliding_window") or DEFAULTS["sliding_window"],
+        "query_pre_attn_scalar": scalar or metadata["attention.key_length"],
+        "sliding_window": window or DEFAULTS["sliding_window"],
         "layer_types": [SLIDING_TYPE if slides[layer] else FULL_TYPE for layer in range(layers)],
         "rope_local_base_freq": local_base,
         "rope_parameters": {
@@ -167,12 +177,14 @@ def to_gguf(config: ModelConfig) -> dict[str, Any]:
             f"{held}; llama.cpp computes a Gemma 3 of {config.layers} layers with {scalar:g} alone."
         )
 
-    slides = [kind == SLIDING for kind in options.kinds(config.layers)]
+    # What differs from llama.cpp's defaults.
     metadata: dict[str, Any] = {}
+    slides = [kind == SLIDING for kind in options.kinds(config.layers)]
+    default_slides = [(layer + 1) % PERIOD != 0 for layer in range(config.layers)]
     if any(slides):
         metadata["attention.sliding_window"] = options.window
-    if any(slides) and slides != [(layer + 1) % PERIOD != 0 for layer in range(config.layers)]:
-        metadata["attention.sliding_window_pattern"] = slides
+        if slides != default_slides:
+            metadata["attention.sliding_window_pattern"] = slides
     if options.local_rope_base != DEFAULTS["rope_local_base_freq"]:
         metadata["rope.freq_base_swa"] = options.local_rope_base
     if options.rope_factor != 1:

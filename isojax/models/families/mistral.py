@@ -26,14 +26,13 @@ from isojax.models.windows import (
 
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     slides = config_json.get("sliding_window") is not None
-    if (layer_types := config_json.get("layer_types")) is not None:
+    layer_types = config_json.get("layer_types")
+    if layer_types is not None:
         # Ministral mixes them; as a Mistral, transformers would run all layers alike.
-        check_layer_types(
-            layer_types, read_size(config_json, "num_hidden_layers"), (layer_type(slides),)
-        )
-    return common_settings(config_json) | {
-        "options": read_windows(config_json, lambda layer: slides) or None
-    }
+        layers = read_size(config_json, "num_hidden_layers")
+        check_layer_types(layer_types, layers, (layer_type(slides),))
+    settings = common_settings(config_json)
+    return settings | {"options": read_windows(config_json, lambda layer: slides) or None}
 
 
 def layer_type(slides: bool) -> str:
@@ -46,7 +45,8 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
     options = read_options(config, WindowOptions)
     if len(set(options.kinds(config.layers))) > 1:
         raise InputError(
-            "cell.model.options.sliding_layers: all layers of a Mistral slide, or none; expected null."
+            "cell.model.options.sliding_layers: all layers of a Mistral slide, or none; "
+            "expected null."
         )
     return common_config_json(config) | {"sliding_window": options.window}
 

@@ -29,9 +29,10 @@ def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
 def check_shape(config: ModelConfig) -> dict[str, Any]:
     """InputError for what llama.cpp's OLMo 2 does not have."""
     if config.tied or config.head_dim * config.heads != config.width:
-        held = f"head_dim = {config.head_dim}, {config.heads} heads, width = {config.width}, tied = {config.tied}"
         raise InputError(
-            f"{held}; llama.cpp's OLMo 2 has a head of its own, and heads of width / heads."
+            f"head_dim = {config.head_dim}, {config.heads} heads, width = {config.width}, "
+            f"tied = {config.tied}; llama.cpp's OLMo 2 has a head of its own, and heads of "
+            "width / heads."
         )
     return {}
 

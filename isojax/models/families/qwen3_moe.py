@@ -33,16 +33,18 @@ class Qwen3MoeOptions(WindowOptions):
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     require_value(config_json, "attention_bias", False, "Qwen3-MoE has no such bias here")
     slides = read_flag(config_json, "use_sliding_window")
-    experts_key = (
-        "num_experts" if config_json.get("num_experts") is not None else "num_local_experts"
-    )
+    experts_key = "num_experts"
+    if config_json.get(experts_key) is None:
+        experts_key = "num_local_experts"
+
     options = read_windows(config_json, lambda layer: slides) | {
         "experts": read_size(config_json, experts_key),
         "top_k": read_size(config_json, "num_experts_per_tok"),
         "expert_mlp": read_size(config_json, "moe_intermediate_size"),
         "renormalises": read_flag(config_json, "norm_topk_prob"),
     }
-    if dense_layers := read_dense_layers(config_json):
+    dense_layers = read_dense_layers(config_json)
+    if dense_layers:
         options["dense_layers"] = dense_layers
     return common_settings(config_json) | {"qk_norm": True, "options": options}
 
@@ -56,11 +58,8 @@ def read_dense_layers(config_json: Mapping[str, Any]) -> list[int]:
             f"config.json: mlp_only_layers = {named!r}; expected a list of layers' numbers. {FIX}"
         )
     step = read_size(config_json, "decoder_sparse_step", 1)
-    return [
-        i
-        for i in range(read_size(config_json, "num_hidden_layers"))
-        if i in named or (i + 1) % step
-    ]
+    layers = read_size(config_json, "num_hidden_layers")
+    return [i for i in range(layers) if i in named or (i + 1) % step]
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
@@ -69,7 +68,8 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
     kinds = set(options.kinds(config.layers))
     if len(kinds) > 1:
         raise InputError(
-            "cell.model.options.sliding_layers: all layers of a Qwen3-MoE slide, or none; expected null."
+            "cell.model.options.sliding_layers: all layers of a Qwen3-MoE slide, or none; "
+            "expected null."
         )
     return common_config_json(config) | {
         "num_experts": options.experts,
@@ -91,6 +91,7 @@ def qwen3_moe(config: ModelConfig, vocab: int) -> Architecture:
 
     def block(kind: Any) -> Block:
         reach, mlp_kind = kind
+
         attention = Attention(
             config,
             rope,
@@ -98,6 +99,7 @@ def qwen3_moe(config: ModelConfig, vocab: int) -> Architecture:
             query_norm=RMSNorm("query_norm", head, "self_attn.q_norm", eps),
             key_norm=RMSNorm("key_norm", head, "self_attn.k_norm", eps),
         )
+
         if mlp_kind == DENSE:
             return pre_norm_block(config, attention, GatedMLP(config))
         experts = MixtureOfExperts(
@@ -109,6 +111,7 @@ def qwen3_moe(config: ModelConfig, vocab: int) -> Architecture:
         )
         return pre_norm_block(config, attention, experts)
 
+    # of each layer: how far it sees, and its MLP
     dense_layers = options.dense_layers or []
     mlp_kinds = [DENSE if i in dense_layers else SPARSE for i in range(config.layers)]
     kinds = list(zip(options.kinds(config.layers), mlp_kinds, strict=True))

@@ -47,9 +47,11 @@ class Attention(nnx.Module):
         self.key = Linear("key", embed, keys, "self_attn.k_proj", bias=bias)
         self.value = Linear("value", embed, keys, "self_attn.v_proj", bias=bias)
         self.out = Linear("out", queries, embed, "self_attn.o_proj", bias=out_bias, init=out_init)
-        self.query_norm, self.key_norm = query_norm, key_norm
+        self.query_norm = query_norm
+        self.key_norm = key_norm
 
-        self.rope, self.window = rope, window
+        self.rope = rope
+        self.window = window
         # What attention is computed by divides scores by sqrt(H); the rest of the scale is the
         # queries'.
         self.query_factor = 1.0 if scale is None else scale * H**0.5
@@ -68,8 +70,8 @@ class Attention(nnx.Module):
         if self.query_factor != 1:
             q = q * self.query_factor
 
-        mixed, kept = attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), self.window)
-        return self.out(mixed), kept
+        mixed, beside = attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), self.window)
+        return self.out(mixed), beside
 
 
 def whole_where_undivided(
@@ -77,7 +79,9 @@ def whole_where_undivided(
 ) -> tuple[Array, Array, Array]:
     """Queries, keys and values of which each device has whole heads: its share of them where there
     is one, else all that belong to its share of the keys."""
-    num_heads, num_kv_heads, devices = q.shape[2], k.shape[2], devices_of_a_layer()
+    num_heads = q.shape[2]
+    num_kv_heads = k.shape[2]
+    devices = devices_of_a_layer()
     if devices == 1:  # also where a plan looks at one device's part of a layer (describe_sizes.py)
         return q, k, v
 

@@ -14,10 +14,14 @@ class Embedding(nnx.Module):
     """Rows of a table [V D], times `scale`. A tied policy makes its logits of the same table."""
 
     def __init__(self, vocab: int, width: int, tensor: str, scale: float = 1.0):
-        inputs, outputs = (("vocab", vocab),), (("embed", width),)
-        self.table = param(
-            Spec("embed", inputs, outputs, Normal(1, INITIAL_SD), f"{tensor}.weight")
+        spec = Spec(
+            name="embed",
+            inputs=(("vocab", vocab),),
+            outputs=(("embed", width),),
+            init=Normal(fan_in=1, gain=INITIAL_SD),
+            tensor=f"{tensor}.weight",
         )
+        self.table = param(spec)
         self.scale = scale
 
     def __call__(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t D"]:

@@ -58,11 +58,10 @@ class Linear(nnx.Module):
             quantises=quantises,
         )
         self.weight = param(weight)
-        self.bias = (
-            param(Spec(f"{name}_bias", (), outputs_spec, Constant(0.0), f"{tensor}.bias"))
-            if bias
-            else None
-        )
+        self.bias = None
+        if bias:
+            bias_spec = Spec(f"{name}_bias", (), outputs_spec, Constant(0.0), f"{tensor}.bias")
+            self.bias = param(bias_spec)
 
     @property
     def spec(self) -> Spec:
@@ -74,14 +73,15 @@ class Linear(nnx.Module):
         return self.complete(self.product(x, first_tokens))
 
     def product(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
-        rows = self.spec.to_rows(x)
-        matrix = self.spec.to_matrix(self.weight[...])
+        spec = self.spec
+        inputs, outputs = spec.matrix_shape  # whole, where fsdp has made a part of the matrix
+        rows = spec.to_rows(x)
+        matrix = spec.to_matrix(self.weight[...])
         if self.in_float32:
-            whole = fsdp.all_gather_weight(matrix, 0, self.spec.matrix_shape[0])
-            return self.spec.from_rows(float32_product(rows, whole), x)
+            whole = fsdp.all_gather_weight(matrix, 0, inputs)
+            return spec.from_rows(float32_product(rows, whole), x)
 
-        y = self.spec.from_rows(fsdp.matmul(rows, matrix, self.spec.matrix_shape[1]), x)
-
+        y = spec.from_rows(fsdp.matmul(rows, matrix, outputs), x)
         if first_tokens is not None:
             y = sum_in_blocks(y, x, matrix, first_tokens)
         return y
@@ -125,18 +125,18 @@ class Adapted(nnx.Module):
 
     def __init__(self, base: Linear, rank: int, alpha: float):
         """A begins as PEFT draws it, uniform within 1 / sqrt(inputs), and B as 0."""
-        spec = base.spec
-        tensor = spec.tensor.removesuffix(".weight")
-        begin_a, begin_b = Uniform(spec.matrix_shape[0] ** -0.5), Constant(0.0)
-
         self.base = base
         self.scale = alpha / rank
-        self.a = adapter_part(
-            spec.name + ADAPTER_A, dict(spec.inputs), {"rank": rank}, f"{tensor}.lora_A", begin_a
-        )
-        self.b = adapter_part(
-            spec.name + ADAPTER_B, {"rank": rank}, dict(spec.outputs), f"{tensor}.lora_B", begin_b
-        )
+
+        spec = base.spec
+        tensor = spec.tensor.removesuffix(".weight")
+        inputs, outputs = dict(spec.inputs), dict(spec.outputs)
+        between = {"rank": rank}
+        num_inputs, _ = spec.matrix_shape
+        begin_a = Uniform(num_inputs**-0.5)
+        begin_b = Constant(0.0)
+        self.a = adapter_part(spec.name + ADAPTER_A, inputs, between, f"{tensor}.lora_A", begin_a)
+        self.b = adapter_part(spec.name + ADAPTER_B, between, outputs, f"{tensor}.lora_B", begin_b)
 
     def __call__(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
         product = self.base.product(x, first_tokens)

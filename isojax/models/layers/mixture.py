@@ -92,10 +92,14 @@ class ExpertMLP(nnx.Module):
 
     def __call__(self, rows: Float[Array, "r D"], routing: Routing) -> Float[Array, "r D"]:
         """What each row's experts make of it, added up by the router's weights."""
-        inputs = (rows, routing.experts, routing.weights)
-        is_kernel = traced_platform() == "tpu"  # `product_by_group`
         return sum_over_experts(
-            add_experts, self.gathered(), self.axes, *inputs, is_kernel=is_kernel
+            add_experts,
+            self.gathered(),
+            self.axes,
+            rows,
+            routing.experts,
+            routing.weights,
+            is_kernel=traced_platform() == "tpu",  # `product_by_group`
         )
 
     def gathered(self) -> list[Array]:
@@ -103,11 +107,14 @@ class ExpertMLP(nnx.Module):
         adapters, whose B are scaled."""
         whole = []
         for parameter in (self.gate, self.up, self.down, *self.adapters):
-            spec, w = spec_of(parameter), parameter[...]
+            spec = spec_of(parameter)
+            w = parameter[...]
             if "embed" in spec.axes:
                 axis = spec.axes.index("embed")
                 w = all_gather_weight(w, axis, spec.shape[axis], spec.axes)
-            whole.append(w * self.adapter_scale if spec.name.endswith(ADAPTER_B) else w)
+            if spec.name.endswith(ADAPTER_B):
+                w = w * self.adapter_scale
+            whole.append(w)
         return whole
 
     @property
@@ -119,21 +126,22 @@ class ExpertMLP(nnx.Module):
 
 def make_adapter(of: Spec, rank: int) -> tuple[nnx.Param, nnx.Param]:
     """A [E, inputs, rank] and B [E, rank, outputs], as those of a Linear begin (linear.py)."""
-    tensor, between = of.tensor.removesuffix(".weight"), (("rank", rank),)
-    begin_a, begin_b = Uniform(of.matrix_shape[0] ** -0.5), Constant(0.0)
+    tensor = of.tensor.removesuffix(".weight")
+    between = (("rank", rank),)
+    num_inputs, _ = of.matrix_shape
     part = replace(of, adapts="", is_adapter=True)
     a = replace(
         part,
         name=of.name + ADAPTER_A,
         outputs=between,
-        init=begin_a,
+        init=Uniform(num_inputs**-0.5),
         tensor=f"{tensor}.lora_A.weight",
     )
     b = replace(
         part,
         name=of.name + ADAPTER_B,
         inputs=between,
-        init=begin_b,
+        init=Constant(0.0),
         tensor=f"{tensor}.lora_B.weight",
     )
     return param(a), param(b)
@@ -154,7 +162,7 @@ class MixtureOfExperts(nnx.Module):
         if top_k > experts:
             problem = f"a token meets {top_k} experts of {experts} (top_k, in cell.model.options)"
             raise InputError(f"{problem}; expected at most as many as there are.")
-        choice = {"choice": experts}
+
         self.top_k, self.renormalises = top_k, renormalises
         self.replayed: Array | None = nnx.data(None)
         self.routing: Routing | None = nnx.data(None)
@@ -162,7 +170,12 @@ class MixtureOfExperts(nnx.Module):
         # float32. Rounded to bfloat16, as transformers rounds the logits of a model in bfloat16,
         # experts would often have equal logits.
         self.router = Float32Linear(
-            "router", {"embed": config.width}, choice, "mlp.gate", adapts=False, quantises=False
+            "router",
+            {"embed": config.width},
+            {"choice": experts},
+            "mlp.gate",
+            adapts=False,
+            quantises=False,
         )
         self.experts = ExpertMLP(config, hidden, experts, top_k / experts)
 
@@ -197,9 +210,9 @@ class MixtureOfExperts(nnx.Module):
 
 def find_mixture(layer: Any) -> MixtureOfExperts | None:
     """The experts of a layer; None in a dense one."""
-    found = [x for _, x in nnx.iter_modules(layer) if isinstance(x, MixtureOfExperts)]
-    assert len(found) <= 1, "a layer has one router, whose experts are recorded and counted"
-    return found[0] if found else None
+    mixtures = [x for _, x in nnx.iter_modules(layer) if isinstance(x, MixtureOfExperts)]
+    assert len(mixtures) <= 1, "a layer has one router, whose experts are recorded and counted"
+    return mixtures[0] if mixtures else None
 
 
 def add_experts(
@@ -231,7 +244,8 @@ def add_own_experts(
 ) -> Float[Array, "r D"]:
     """`add_experts` by products of each expert's rows with its matrices."""
     gate, up, down, *adapters = weights
-    count, k = gate.shape[0], chosen.shape[1]
+    count = gate.shape[0]
+    k = chosen.shape[1]
 
     # Each row comes k times. Sorted by expert, each expert's rows are together, and those of
     # experts elsewhere come last, where no group counts them, and where a kernel may leave
@@ -244,9 +258,8 @@ def add_own_experts(
 
     sorted_here = is_here[order][:, None]
     x = jnp.where(sorted_here, rows[order // k], 0)
-    weight = jnp.where(sorted_here, chosen_weights.reshape(-1)[order][:, None], 0).astype(
-        rows.dtype
-    )
+    sorted_weights = chosen_weights.reshape(-1)[order][:, None]
+    weight = jnp.where(sorted_here, sorted_weights, 0).astype(rows.dtype)
 
     def add_adapter(y: Array, x: Array, number: int) -> Array:
         """y with x A B of gate (0), up (1) or down (2)."""
@@ -255,13 +268,12 @@ def add_own_experts(
         a, b = adapters[2 * number : 2 * number + 2]
         return y + lax.ragged_dot(lax.ragged_dot(x, a, group_sizes), b, group_sizes)
 
+    gate_product = checkpoint_name(product_by_group(x, gate, group_sizes), EXPERT_PRODUCT)
+    gate_out = add_adapter(gate_product, x, 0)
+    up_product = checkpoint_name(product_by_group(x, up, group_sizes), EXPERT_PRODUCT)
+    up_out = add_adapter(up_product, x, 1)
+
     # Weighted before the last product, so that no gradient needs what comes out of it.
-    gate_out = add_adapter(
-        checkpoint_name(product_by_group(x, gate, group_sizes), EXPERT_PRODUCT), x, 0
-    )
-    up_out = add_adapter(
-        checkpoint_name(product_by_group(x, up, group_sizes), EXPERT_PRODUCT), x, 1
-    )
     weighted = jnp.where(sorted_here, jax.nn.silu(gate_out) * up_out * weight, 0)
     outputs = add_adapter(product_by_group(weighted, down, group_sizes), weighted, 2)
 
@@ -291,11 +303,10 @@ def add_all_experts(
     """`add_experts` by products of all rows with all experts' matrices, those of experts not chosen
     times 0."""
     gate, up, down, *adapters = weights
-    expert_weights = weights_by_expert(first_expert, len(gate), chosen, chosen_weights).astype(
-        rows.dtype
-    )
+    expert_weights = weights_by_expert(first_expert, len(gate), chosen, chosen_weights)
+    expert_weights = expert_weights.astype(rows.dtype)  # [r E]
 
-    def of_each(matrices: Array) -> Array:
+    def of_each(matrices: Float[Array, "E d f"]) -> Float[Array, "E r f"]:
         return jnp.einsum("rd,edf->erf", rows, matrices)
 
     gate_out, up_out = of_each(gate), of_each(up)
@@ -310,7 +321,8 @@ def add_all_experts(
     out = jnp.einsum("erf,efd->rd", weighted, down)
     if adapters:
         down_a, down_b = adapters[4:]
-        out = out + jnp.einsum("erk,ekd->rd", jnp.einsum("erf,efk->erk", weighted, down_a), down_b)
+        between = jnp.einsum("erf,efk->erk", weighted, down_a)
+        out = out + jnp.einsum("erk,ekd->rd", between, down_b)
     return out
 
 

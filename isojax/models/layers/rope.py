@@ -26,21 +26,22 @@ class Rope:
 
     def __post_init__(self) -> None:
         if self.head_dim % 2:
-            problem = f"rotary positions turn pairs of numbers, and {self.head_dim} of a head were to be turned"
-            raise InputError(f"{problem}; expected an even count.")
+            raise InputError(
+                f"rotary positions turn pairs of numbers, and {self.head_dim} of a head were to be "
+                "turned; expected an even count."
+            )
 
     def frequencies(self) -> Float[np.ndarray, " half"]:
         """Radians per position of each pair of head dimensions."""
         frequencies = rope_frequencies(self.head_dim, self.base, self.scaling)
-        return (
-            frequencies if self.linear_factor == 1 else frequencies / np.float32(self.linear_factor)
-        )
+        if self.linear_factor == 1:
+            return frequencies
+        return frequencies / np.float32(self.linear_factor)
 
     def cos_sin(self, positions: Int[Array, "*b"]) -> CosSin:
         """Cosines and sines of positions, each f32[*b H/2]; the same for all heads."""
-        angle = positions[..., None].astype(jnp.float32) * self.frequencies().reshape(
-            (1,) * positions.ndim + (-1,)
-        )
+        frequencies = self.frequencies().reshape((1,) * positions.ndim + (-1,))
+        angle = positions[..., None].astype(jnp.float32) * frequencies
         return jnp.cos(angle), jnp.sin(angle)
 
     def rotate(
@@ -48,7 +49,8 @@ class Rope:
     ) -> Float[Array, "b t heads H"]:
         """x rotated by the angles of its positions."""
         cos, sin = (y[:, :, None].astype(x.dtype) for y in cos_sin)
-        rotated, rest = x[..., : self.head_dim], x[..., self.head_dim :]
+        rotated = x[..., : self.head_dim]
+        rest = x[..., self.head_dim :]
 
         if self.neighbours:
             a, b = rotated[..., ::2], rotated[..., 1::2]
@@ -73,17 +75,17 @@ def rope_frequencies(
     in original / wavelength."""
     f32 = np.float32
     exponents = np.arange(0, head_dim, 2, dtype=f32) / f32(head_dim)
-    # a power in float32 is off by a unit here and there
+    # in float64: a power in float32 is off by a unit here and there
     powers = (np.float64(f32(base)) ** exponents).astype(f32)
     unscaled = f32(1) / powers
     if scaling is None:
         return unscaled
 
-    low, high, factor = (
-        f32(x) for x in (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor)
-    )
+    low = f32(scaling.low_freq_factor)
+    high = f32(scaling.high_freq_factor)
+    factor = f32(scaling.factor)
     wavelengths = f32(2 * np.pi) / unscaled
-    # within the original context
+    # turns of each pair within the original context
     rotations = f32(scaling.original_max_position_embeddings) / wavelengths
     unscaled_weight = np.clip((rotations - low) / (high - low), f32(0), f32(1))
     return (1 - unscaled_weight) * unscaled / factor + unscaled_weight * unscaled

@@ -27,6 +27,5 @@ class Unembedding(NamedTuple):
 def gather_unembedding(w: Array, spec: Spec) -> Unembedding:
     """Of the parameter that `spec` describes, or of the part of it that fsdp made."""
     width_axis = spec.axes.index(WIDTH)
-    return Unembedding(
-        all_gather_weight(w, width_axis, spec.shape[width_axis]), spec.axes.index(VOCAB)
-    )
+    whole = all_gather_weight(w, width_axis, spec.shape[width_axis])
+    return Unembedding(whole, vocab_axis=spec.axes.index(VOCAB))
