@@ -225,8 +225,8 @@ class Decoding:
         return self.lay_out(self.cast_weights(params))
 
     def lay_out(self, cast_weights: Params) -> Params:
-        """With rotary tables, as `step` reads them: unrolled layers are a list, stacked ones
-        matrices."""
+        """The weights of `cast_weights` as `step` reads them, with rotary tables under "cos_sin":
+        unrolled layers are a list, stacked ones matrices."""
         cos_sin = list(self.sampled.rotations(jnp.arange(self._positions)).values())
         weights = {**cast_weights, "cos_sin": cos_sin}
 

@@ -160,7 +160,8 @@ def stored_weights(decoder: Decoder, compute: str, rollout_weights: str) -> tupl
 def empty_cache_bytes(
     decoder: Decoder, shape: CacheShape, compute: str, cache: str, attention: str, split: Split
 ) -> int:
-    """Of the sampler's own empty cache and table, of which devices share heads of keys."""
+    """Bytes of a device, of the sampler's own empty cache and prefix table: devices share their
+    heads of keys."""
     options = ComputeOptions(compute_dtype=compute, cache_dtype=cache, decode_attention=attention)
     decoding = Decoding(
         decoder.with_options(options),

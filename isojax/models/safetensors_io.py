@@ -94,6 +94,7 @@ def _choose_copy(
         raise InputError(
             f"{folder / INDEX_FILE}: weight_map puts {name} in {indexed_file}, {stored}. {fix}."
         )
+
     if len(candidates) > 1:
         places = " and ".join(f"in {copy.file.name} as {copy.name}" for copy in candidates)
         fix = (

@@ -32,10 +32,13 @@ def describe_layers(architecture: Architecture, config: ModelConfig) -> Describe
         for i, kind in enumerate(period):
             name = FIRST_STACK if num_stacks == 0 else f"{FIRST_STACK}_{num_stacks}"
             num_stacks += 1
+
+            # the i-th layer of each repeat
             layers = range(first_layer + i, end, len(period))
             stack, stack_targets = _describe_stack(architecture, config, name, layers, kind)
             stacks.append(stack)
             targets |= dict.fromkeys(stack_targets)
+
         segments.append(Segment(tuple(stacks), repeats))
         first_layer = end
     return DescribedLayers(segments, list(targets))

@@ -53,12 +53,19 @@ class PrefixCache(NamedTuple):
     routed: Any = None  # by stack, what a `RouterPass` has observed, where one was given
 
 
+class LayerRecord(NamedTuple):
+    """What a layer gives beside the hidden states."""
+
+    kv: KV  # new keys and values
+    routed: Any  # what a `RouterPass` has observed
+
+
 class LayersPass(NamedTuple):
-    """What comes out of the layers, and by stack what each of its layers leaves, stacked."""
+    """What comes out of the layers; of each stack, its layers' records stacked."""
 
     x: Float[Array, "b t D"]  # before the final norm
-    kv: list[KV]  # new keys and values
-    routed: list[Any]  # what a `RouterPass` has observed
+    kv: list[KV]
+    routed: list[Any]
 
 
 class TokenStates(NamedTuple):
@@ -260,9 +267,7 @@ class Decoder:
 
         def run_layer(
             stack: Stack, x: Array, weights: Params, layer_input: Any, sampled: Array | None
-        ) -> tuple[Array, tuple[KV, Any]]:
-            """The hidden states after a layer, and what it leaves: keys and values, and what its
-            router shows."""
+        ) -> tuple[Array, LayerRecord]:
 
             def attend(q: Array, k: Array, v: Array, window: int | None) -> tuple[Array, KV]:
                 return attention(q, k, v, window, layer_input), (k, v)
@@ -270,7 +275,7 @@ class Decoder:
             block = self.bind_block(stack, weights)
             run_block = partial(block, x, rotations, attend, first_tokens)
             (x, kv), routed = run_with_router(block, routers, sampled, run_block)
-            return x, (kv, routed)
+            return x, LayerRecord(kv, routed)
 
         x = sharding.split_tokens(self.embed(params, tokens), True)
         if isinstance(params[FIRST_STACK], list):
@@ -284,16 +289,16 @@ class Decoder:
     def _run_unrolled(self, params: Params, x: Array, run_layer: Callable[..., Any]) -> LayersPass:
         """Layers that a sampler holds one by one: `params` has a list of layers' weights for each
         stack."""
-        left_by_layers: dict[str, list[Any]] = {stack.name: [] for stack in self.stacks}
+        records: dict[str, list[LayerRecord]] = {stack.name: [] for stack in self.stacks}
         for stack, i in self.layers:
-            x, left = run_layer(stack, x, params[stack.name][i], None, None)
-            left_by_layers[stack.name].append(left)
+            x, record = run_layer(stack, x, params[stack.name][i], None, None)
+            records[stack.name].append(record)
 
         kv_by_stack, routed_by_stack = [], []
-        for layers in left_by_layers.values():
-            kv, routed = jax.tree.map(lambda *of_layers: jnp.stack(of_layers), *layers)
-            kv_by_stack.append(kv)
-            routed_by_stack.append(routed)
+        for of_layers in records.values():
+            stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *of_layers)
+            kv_by_stack.append(stacked.kv)
+            routed_by_stack.append(stacked.routed)
         return LayersPass(x, kv_by_stack, routed_by_stack)
 
     def _run_scanned(
@@ -304,8 +309,8 @@ class Decoder:
         layer_inputs: Sequence[Any],
         sampled: Sequence[Any],
     ) -> LayersPass:
-        """One scan for each segment, over its repeats. `layer_inputs` and `sampled`: of each stack,
-        with a first axis of layers; None where there are none."""
+        """One scan for each segment, over its repeats. `layer_inputs`, and the `sampled` choices of
+        experts: of each stack, with a first axis of layers; None where there are none."""
         stack_names = [stack.name for stack in self.stacks]
         input_of = dict(zip(stack_names, layer_inputs, strict=True))
         sampled_of = dict(zip(stack_names, sampled, strict=True))
@@ -322,12 +327,12 @@ class Decoder:
 
             def run_repeat(
                 x: Array, scanned: Any, run_period: Any = run_period
-            ) -> tuple[Array, list[Any]]:
-                left_by_layers = []
+            ) -> tuple[Array, list[LayerRecord]]:
+                records = []
                 for run, weights, layer_input, chosen in zip(run_period, *scanned, strict=True):
-                    x, left = run(x, weights, layer_input, chosen)
-                    left_by_layers.append(left)
-                return x, left_by_layers
+                    x, record = run(x, weights, layer_input, chosen)
+                    records.append(record)
+                return x, records
 
             names = [stack.name for stack in segment.stacks]
             scanned = (
@@ -335,9 +340,9 @@ class Decoder:
                 [input_of[name] for name in names],
                 [sampled_of[name] for name in names],
             )
-            x, left_by_stack = lax.scan(run_repeat, x, scanned)
-            kv_by_stack += [kv for kv, _ in left_by_stack]
-            routed_by_stack += [routed for _, routed in left_by_stack]
+            x, stacked_records = lax.scan(run_repeat, x, scanned)
+            kv_by_stack += [record.kv for record in stacked_records]
+            routed_by_stack += [record.routed for record in stacked_records]
 
         return LayersPass(sharding.split_tokens(x, False), kv_by_stack, routed_by_stack)
 

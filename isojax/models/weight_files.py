@@ -60,6 +60,7 @@ def _check_single(folder: Path, indexed: list[str], present: list[str]) -> None:
             "which is not there."
         )
         return
+
     shards = [path.name for path in _weights_beside(folder) if SHARD_NAME.fullmatch(path.name)]
     if shards:
         _warn_once(
@@ -88,6 +89,7 @@ def _check_indexed(folder: Path, indexed: list[str], present: list[str]) -> None
         raise InputError(
             f"{folder}: {INDEX_FILE} names {', '.join(missing)}, which is not there. {fix}"
         )
+
     shards = [name for name in unnamed if SHARD_NAME.fullmatch(name)]
     if shards:
         _warn_once(

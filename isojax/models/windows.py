@@ -92,6 +92,7 @@ def check_layer_types(layer_types: Any, layers: int, known: tuple[str, ...]) -> 
         others = sorted({str(kind) for kind in layer_types} - set(known))
         held = ", ".join(others) or held
         is_known = not others
+
     if not is_known:
         expected = f"expected {' or '.join(known)} for each layer: the family has no other"
         raise InputError(

@@ -77,7 +77,9 @@ def add_settings(
     writer.add_name(source.name)
     if (source / "NOTICE").is_file():
         writer.add_description((source / "NOTICE").read_text(encoding="utf-8"))
-    writer.add_file_type(TYPES[dtype][1])
+    _, file_type = TYPES[dtype]
+    writer.add_file_type(file_type)
+
     writer.add_context_length(read_text_config(source)["max_position_embeddings"])
     writer.add_block_count(config.layers)
     writer.add_embedding_length(config.width)
@@ -89,6 +91,7 @@ def add_settings(
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(config.rope_base)
     writer.add_layer_norm_rms_eps(config.norm_eps)
+
     for key, value in traits.write(config).items():
         add_value(writer, f"{traits.architecture}.{key}", value)
 

@@ -205,6 +205,7 @@ def gguf_names(specs: list[Spec], traits: GGUFTraits, layers: int) -> dict[str, 
         for spec in specs
         for name in spec.tensor_names()
     }
+
     unknown = [name for name, gguf_name in names.items() if gguf_name is None]
     if unknown:
         raise InputError(

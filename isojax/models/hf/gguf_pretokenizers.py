@@ -63,10 +63,12 @@ def find_name(tokenizer_json: Mapping[str, Any]) -> str | None:
     patterns = [part["pattern"].get("Regex") for part in parts if part["type"] == "Split"]
     digits = [part["individual_digits"] for part in parts if part["type"] == "Digits"]
     byte_levels = [part for part in parts if part["type"] == "ByteLevel"]
+
+    # Only what `PreTokenizer` builds: one byte level, and before it one pattern or GPT-2's.
     has_others = len(patterns) + len(digits) + len(byte_levels) < len(parts)
     if has_others or len(byte_levels) != 1 or len(patterns) > 1:
         return None
-    byte_level = byte_levels[0]
+    (byte_level,) = byte_levels
     splits_twice_or_never = byte_level["use_regex"] == bool(patterns)
     if splits_twice_or_never or byte_level["add_prefix_space"] or digits == [False]:
         return None

@@ -96,6 +96,7 @@ def dequantise_fix(method: str) -> str:
     """How floats are made of the weights of a method: a command where there is one."""
     original = "expected float weights: take the model that it was quantised from"
     config_class = CONFIG_CLASS_OF_METHOD.get(method)
+
     if method == "mlx":
         command = "mlx_lm.convert --hf-path FOLDER --mlx-path NEW --dequantize"
         return f"{original}, or dequantise it: {command}."
@@ -107,6 +108,7 @@ def dequantise_fix(method: str) -> str:
         model = "M.from_pretrained('FOLDER', quantization_config=Q(dequantize=True))"
     else:
         return f"{original}, because transformers cannot dequantise it."
+
     command = f"python -c \"{imports}; {model}.save_pretrained('NEW')\""
     return (
         f"{original}, or dequantise it: {command}, where transformers and accelerate are; "

@@ -58,6 +58,7 @@ class Linear(nnx.Module):
             quantises=quantises,
         )
         self.weight = param(weight)
+
         self.bias = None
         if bias:
             bias_spec = Spec(f"{name}_bias", (), outputs_spec, Constant(0.0), f"{tensor}.bias")

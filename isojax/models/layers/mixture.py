@@ -129,6 +129,7 @@ def make_adapter(of: Spec, rank: int) -> tuple[nnx.Param, nnx.Param]:
     tensor = of.tensor.removesuffix(".weight")
     between = (("rank", rank),)
     num_inputs, _ = of.matrix_shape
+
     part = replace(of, adapts="", is_adapter=True)
     a = replace(
         part,
