@@ -14,7 +14,7 @@ MIN_SECONDS = 0.1  # one measurement is repeated for so long at least
 BUFFER_BYTES = 2**26  # bytes of memory that is written and read: beyond any cache
 
 
-class DeviceRates(NamedTuple):
+class MeasuredRates(NamedTuple):
     """Of one device."""
 
     decode: float  # operations per second of products with few rows
@@ -30,18 +30,18 @@ def device_memory(device: Any) -> int | None:
 
 def measure_rates(
     devices: Sequence[Any], rows: tuple[int, int], width: int, columns: int, dtype: str
-) -> DeviceRates:
+) -> MeasuredRates:
     """Of one device while all of `devices` work: of products [rows, width] x [width, columns] with
     either number of rows, first those of decoding, and of adding to an array in place."""
     measure = partial(_measure_device, rows=rows, width=width, columns=columns, dtype=dtype)
     with ThreadPoolExecutor(len(devices)) as pool:
         device_rates = list(pool.map(measure, devices))
-    return DeviceRates(*(sum(rates) / len(rates) for rates in zip(*device_rates, strict=True)))
+    return MeasuredRates(*(sum(rates) / len(rates) for rates in zip(*device_rates, strict=True)))
 
 
 def _measure_device(
     device: Any, rows: tuple[int, int], width: int, columns: int, dtype: str
-) -> DeviceRates:
+) -> MeasuredRates:
     with jax.default_device(device):
         down = jnp.ones((width, columns), dtype) / width
         up = jnp.ones((columns, width), dtype) / columns
@@ -59,7 +59,7 @@ def _measure_device(
         bandwidth = 2 * BUFFER_BYTES / seconds_per_call(increment, buffer)  # read and written
 
         decode_rows, update_rows = rows
-        return DeviceRates(matmul_rate(decode_rows), matmul_rate(update_rows), bandwidth)
+        return MeasuredRates(matmul_rate(decode_rows), matmul_rate(update_rows), bandwidth)
 
 
 def seconds_per_call(function: Callable[[Any], Any], x: Any) -> float:
