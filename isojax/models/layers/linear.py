@@ -59,10 +59,9 @@ class Linear(nnx.Module):
         )
         self.weight = param(weight)
 
-        self.bias = None
-        if bias:
-            bias_spec = Spec(f"{name}_bias", (), outputs_spec, Constant(0.0), f"{tensor}.bias")
-            self.bias = param(bias_spec)
+        # NNX fixes at its first assignment whether an attribute holds parameters.
+        bias_spec = Spec(f"{name}_bias", (), outputs_spec, Constant(0.0), f"{tensor}.bias")
+        self.bias = param(bias_spec) if bias else None
 
     @property
     def spec(self) -> Spec:

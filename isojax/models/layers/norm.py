@@ -84,10 +84,8 @@ class LayerNorm(nnx.Module):
         """`tensor`: its name in a layer of a checkpoint, without ".weight". `each`: as in
         `RMSNorm`."""
         self.scale = norm_parameter(name, axes, each, Constant(1.0), f"{tensor}.weight")
-        self.bias = None
-        if bias:
-            bias_name = f"{name}_bias"
-            self.bias = norm_parameter(bias_name, axes, each, Constant(0.0), f"{tensor}.bias")
+        bias_parameter = norm_parameter(f"{name}_bias", axes, each, Constant(0.0), f"{tensor}.bias")
+        self.bias = bias_parameter if bias else None
         self.axes = normalised_axes(axes)
         self.eps = eps
 
