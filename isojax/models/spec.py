@@ -201,8 +201,8 @@ def rename_tensor(spec: Spec, renamed: Mapping[str, str]) -> Spec:
     """The Spec, with parts of its name in a checkpoint replaced: {"mlp.gate_proj":
     "block_sparse_moe.w1"}."""
     tensor = spec.tensor
-    for own, published in renamed.items():
-        tensor = tensor.replace(own, published)
+    for described, published in renamed.items():
+        tensor = tensor.replace(described, published)
     return replace(spec, tensor=tensor)
 
 

@@ -72,8 +72,11 @@ def without_keys(config_json: Mapping[str, Any], keys: Collection[str]) -> dict[
             return entry
         return {key: remove(value) for key, value in entry.items() if key not in keys}
 
-    kept = {key: value for key, value in config_json.items() if key not in keys}
-    return kept | {key: remove(kept[key]) for key in SECTIONS if key in kept}
+    without = {key: value for key, value in config_json.items() if key not in keys}
+    for key in SECTIONS:
+        if key in without:
+            without[key] = remove(without[key])
+    return without
 
 
 def read_rotated_share(config_json: Mapping[str, Any], default: float = 1.0) -> float:

@@ -102,8 +102,8 @@ def text_tensors(folder: Path, stored: Mapping[str, StoredTensor]) -> dict[str, 
     if others:
         first_parts = [name.removeprefix("model.").partition(".")[0] for name in others]
         parts = list(dict.fromkeys(first_parts))
-        left = f"{len(others)} tensors of {list_some(parts)} are not read"
+        unread = f"{len(others)} tensors of {list_some(parts)} are not read"
         _note_once(
-            f"{folder}: its language model alone is trained and exported, without images; {left}."
+            f"{folder}: its language model alone is trained and exported, without images; {unread}."
         )
     return tensors

@@ -350,8 +350,9 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *all_refs: Any) -> None:
         # What was at the token's own position is gone; itself it has seen.
         start = block[core, step] * layout.block_positions
         position = start + lax.broadcasted_iota(jnp.int32, scores.shape, 2)
-        own, newest = (x[...].reshape(S * K, G, 1) for x in (refs.group_written, refs.group_last))
-        is_seen = (position <= newest) & (position != own)
+        token_position = refs.group_written[...].reshape(S * K, G, 1)
+        last_position = refs.group_last[...].reshape(S * K, G, 1)
+        is_seen = (position <= last_position) & (position != token_position)
         scores = jnp.where(is_seen, scores, MASKED_SCORE)
 
         # What the blocks before have summed was relative to their own largest score.

@@ -70,8 +70,8 @@ class Attention(nnx.Module):
         if self.query_factor != 1:
             q = q * self.query_factor
 
-        mixed, beside = attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), self.window)
-        return self.out(mixed), beside
+        mixed, from_attend = attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), self.window)
+        return self.out(mixed), from_attend
 
 
 def whole_where_undivided(

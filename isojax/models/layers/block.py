@@ -53,13 +53,12 @@ class Block(nnx.Module):
     ) -> tuple[Float[Array, "b t D"], Any]:
         """The hidden states after the layer, and what `attend` returns beside the mixed values.
         `first_tokens`: those that begin sequences, for `sum_in_blocks`."""
-        attention_out, kept = self.attention(
-            sublayer_input(self.attention_norm, x), rotations, attend
-        )
+        attention_input = sublayer_input(self.attention_norm, x)
+        attention_out, from_attend = self.attention(attention_input, rotations, attend)
         x = checkpoint_name(add_output(x, self.attention_out_norm, attention_out), MLP_INPUT)
 
         mlp_out = self.mlp(sublayer_input(self.mlp_norm, x), first_tokens)
-        return add_output(x, self.mlp_out_norm, mlp_out), kept
+        return add_output(x, self.mlp_out_norm, mlp_out), from_attend
 
 
 class ParallelBlock(Block):
@@ -76,11 +75,11 @@ class ParallelBlock(Block):
         attention_input = sublayer_input(self.attention_norm, x)
         mlp_input = attention_input if self.mlp_norm is None else sublayer_input(self.mlp_norm, x)
 
-        attention_out, kept = self.attention(attention_input, rotations, attend)
+        attention_out, from_attend = self.attention(attention_input, rotations, attend)
         mlp_out = self.mlp(mlp_input, first_tokens)
 
         x = add_output(x, self.attention_out_norm, attention_out)
-        return add_output(x, self.mlp_out_norm, mlp_out), kept
+        return add_output(x, self.mlp_out_norm, mlp_out), from_attend
 
 
 def sublayer_input(norm: NormModule | None, x: Float[Array, "b t D"]) -> Float[Array, "b t D"]:
