@@ -163,7 +163,7 @@ def copyable_sharding(shape: Any, source: NamedSharding, target: NamedSharding) 
     gathered = replicate_over_rollout_axes(source)
     if parts(target) <= parts(gathered):
         return gathered
-    return replicated(source.mesh)
+    return NamedSharding(source.mesh, PartitionSpec())
 
 
 def copy_to_mesh(arrays: Any, shardings: Any) -> Any:

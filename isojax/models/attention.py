@@ -62,7 +62,8 @@ def self_attention(
 
     if prefix is None:
         return shard_over_heads(kernel, k.shape[1], inputs=(2, 1, 1), outputs=2)(q, k, v)
-    inputs = (2, 1, 1, PrefixKV(keys=1, values=1, lengths=None))
+    of_prefix = PrefixKV._make((1, 1, None))  # keys, values, lengths
+    inputs = (2, 1, 1, of_prefix)
     return shard_over_heads(kernel, k.shape[1], inputs, outputs=2)(q, k, v, prefix)
 
 

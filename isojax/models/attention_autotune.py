@@ -73,8 +73,9 @@ class SelfAttentionShape:
         """The outputs that must be right, and the inputs of the next call in a timed program."""
         *arrays, lengths = inputs
 
-        def attention(q: Any, k: Any, v: Any, *prefix: Any) -> Any:
-            return self_attention(implementation, q, k, v, PrefixKV(*prefix, lengths))
+        def attention(q: Any, k: Any, v: Any, prefix_keys: Any, prefix_values: Any) -> Any:
+            prefix = PrefixKV(prefix_keys, prefix_values, lengths)
+            return self_attention(implementation, q, k, v, prefix)
 
         out, vjp = jax.vjp(attention, *arrays)
         gradients = vjp(out)

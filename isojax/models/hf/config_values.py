@@ -40,8 +40,8 @@ def read_size(
     """`section`: the object of config.json that the key is in, for the message."""
     value = default if config_json.get(key) is None else config_json[key]
     most = MAX_SIZES.get(key, MAX_WIDTH)
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if not is_whole or not 1 <= value <= most:
+    # True is an int to Python
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         expected = f"a whole number, at least 1 and at most {most:,}"
         raise _invalid_value(config_json, key, section, expected)
     return value
@@ -49,11 +49,11 @@ def read_size(
 
 def read_number(config_json: Mapping[str, Any], key: str, section: str = "") -> float:
     value = config_json.get(key)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= MAX_SETTING:
-        expected = f"a number above 0, at most {MAX_SETTING:,}"
-        raise _invalid_value(config_json, key, section, expected)
-    return float(value)
+    is_bool = isinstance(value, bool)
+    if isinstance(value, (int, float)) and not is_bool and 0 < value <= MAX_SETTING:
+        return float(value)
+    expected = f"a number above 0, at most {MAX_SETTING:,}"
+    raise _invalid_value(config_json, key, section, expected)
 
 
 def _invalid_value(

@@ -391,6 +391,7 @@ def flash_decode(
     `is_transposed`, and of int8 ones scales [L R K C], with C from `pad_to_blocks`."""
     R, N, H = q.shape
     K = cache[0].shape[2]
+    stored_dtype = cache[0].dtype
     layout = cache_layout(cache, H)
     S = layout.group_slots
     G = N // K
@@ -398,7 +399,7 @@ def flash_decode(
 
     grouped_queries = (q * H**-0.5).astype(q.dtype).reshape(R, K, G, H)
     # An int8 cache's are rounded once: XLA leaves products that become float32 as they are.
-    new_dtype = jnp.float32 if scaled else cache[0].dtype
+    new_dtype = jnp.float32 if scaled else stored_dtype
     new_kv = new_kv[0].astype(new_dtype), new_kv[1].astype(new_dtype)
     columns = [jnp.broadcast_to(x[:, None, None, None], (R, K, G, 1)) for x in (written, last)]
     operands = (grouped_queries, *columns, *new_kv)
