@@ -527,10 +527,12 @@ def test_self_attention_and_its_gradients_over_devices() -> None:
 
     def total(attention: Any) -> Any:
         def of_rows(weights: Any, live: Any, *arrays: Any) -> Any:
-            out = attention(*arrays[:3], (*arrays[3:], live))
-            return jax.grad(
-                lambda *a: (attention(*a[:3], (*a[3:], live)) * weights).sum(), (0, 1, 2, 3, 4)
-            )(*arrays), out
+            def attend(*arrays: Any) -> Any:
+                return attention(*arrays[:3], PrefixKV(*arrays[3:], live))
+
+            out = attend(*arrays)
+            gradient = jax.grad(lambda *arrays: (attend(*arrays) * weights).sum(), range(5))
+            return gradient(*arrays), out
 
         return of_rows
 
