@@ -115,8 +115,8 @@ class Way:
             sampler_mesh,
         )
         self.programs.compile(len(self.problems))
-        self.arrays = ProblemArrays(*self.programs.tokenize(self.problems).arrays)
-        self.table = jax.device_put(self.arrays, replicated(self.programs.mesh))
+        arrays = ProblemArrays(*self.programs.tokenize(self.problems).arrays)
+        self.table = jax.device_put(arrays, replicated(self.programs.mesh))
         decoder = self.programs.decoder
         self.base: Params = jax.jit(
             decoder.init, out_shardings=decoder.shardings(self.programs.mesh)
@@ -128,7 +128,7 @@ class Way:
         order = EpochOrder(len(self.problems), self.cell.B_p, self.cell.seed)
         programs = self.programs
         source = programs.open_rollouts(
-            CellProblems(self.cell, self.problems, self.arrays, self.table, order, first_update=0)
+            CellProblems(self.cell, self.problems, self.table, order, first_update=0)
         )
 
         def updates(state: TrainState, count: int) -> tuple[TrainState, Metrics]:
