@@ -105,6 +105,7 @@ def sequence_sharded_attention(
     `sequence`."""
 
     def attention(positions: Array, q: Array, k: Array, v: Array) -> Array:
+        # PROMPT_AXIS is the mesh's `sequence`. The keys are gathered along their positions.
         keys, values = (lax.all_gather(x, PROMPT_AXIS, axis=2, tiled=True) for x in (k, v))
 
         key_positions = jnp.arange(keys.shape[2])[None, None]
@@ -114,6 +115,7 @@ def sequence_sharded_attention(
             is_seen &= key_positions > query_positions - window
         return attend(q, [RowSegment(keys, values, is_seen)])
 
+    # The dimension of heads in each: none of positions, 2 of queries, 1 of keys and of values.
     sharded = shard_over_heads(attention, k.shape[1], inputs=(None, 2, 1, 1), outputs=2)
     return sharded(positions, q, k, v)
 

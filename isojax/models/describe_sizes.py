@@ -243,7 +243,7 @@ def copies_without_gradient(spec: Spec, decoder: Decoder, split: Split) -> int:
 
 
 def device_layer(described: LayerDescription, split: Split) -> LayerDescription:
-    """The layer as a device has it: with its part of each axis."""
+    """The layer as a device has it: with its part of each axis, which are (name, size) pairs."""
 
     def part_of(x: Any) -> Any:
         spec = spec_of(x)

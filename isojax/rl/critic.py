@@ -34,6 +34,13 @@ from isojax.rl.objective import (
 from isojax.sampling.batch import ProblemArrays
 
 
+class ValueEstimates(NamedTuple):
+    """Of each token, f32[S rows T]."""
+
+    values: Array  # of the critic before the update
+    returns: Array
+
+
 class CriticInputs(NamedTuple):
     """What the critic's objective reads of each response: of its tokens f32[m T] the values before
     the update, and the returns that they should have been; and its weight f32[m]."""

@@ -282,7 +282,8 @@ class GradientAccumulator:
                 metrics = self.add_microbatch(refs, inputs, prefix, base_prefix, cropped)
                 return self.add_sums(sums, metrics)
 
-            # Responses are sorted, so each width has the microbatches [first, last).
+            # Responses are sorted, so each width has the microbatches [first, last). The narrowest
+            # has the rest: `buckets` also has entries of microbatches that no rollout is in.
             first: Any = 0
             for bucket, width in reversed(list(enumerate(self.bucket_widths))):
                 last = (buckets >= bucket).sum() if bucket else block.num_microbatches

@@ -49,8 +49,7 @@ class BatchSignals(NamedTuple):
 
     loss_weights: objective.LossWeights
     train_mask: Array  # bool[S rows], the rollouts that the gradient is taken of
-    # the critic's values before the update, and returns: f32[S rows T]
-    value_estimates: tuple[Array, Array] | None
+    value_estimates: critic.ValueEstimates | None  # of the critic, where there is one
 
 
 class TrainedPart(NamedTuple):
@@ -58,7 +57,7 @@ class TrainedPart(NamedTuple):
 
     problems: ProblemArrays
     responses: ResponseBatch  # with PolicyInputs
-    value_estimates: tuple[Array, Array] | None
+    value_estimates: critic.ValueEstimates | None
     B_p: Array
     n: Array
     # its share of the batch's tokens; None where it is the whole batch
@@ -142,10 +141,11 @@ class TrainStep:
         batch: RolloutBatch,
         rewarded: RewardedBatch,
         coefficients: Coefficients,
-    ) -> tuple[RewardedBatch, tuple[Array, Array]]:
+    ) -> tuple[RewardedBatch, critic.ValueEstimates]:
         """The rewards with the advantages of tokens by the critic; and its values and returns."""
         mask = batch.rollouts.mask & rewarded.valid[..., None]
-        inputs = UpdateInputs(critic_state.params, {}, batch.problems, coefficients)
+        no_base: Params = {}
+        inputs = UpdateInputs(critic_state.params, no_base, batch.problems, coefficients)
         responses = ResponseBatch(batch.rollouts.tokens, mask, ())
         values = self._values(inputs, responses, batch.B_p, batch.n)
 
@@ -153,7 +153,7 @@ class TrainStep:
             rewarded.rewards, values, mask, coefficients.gamma, coefficients.gae_lambda
         )
         rewarded = rewarded._replace(token_advantages=token_advantages, token_mask=mask)
-        return rewarded, (values, returns)
+        return rewarded, critic.ValueEstimates(values, returns)
 
     def update(
         self,
@@ -229,14 +229,18 @@ class TrainStep:
         """The critic's step, its metrics, and whether the policy's or critic's loss or gradient are
         not finite."""
         assert state.critic is not None and part.value_estimates is not None
-        weight = part.responses.objective_inputs.loss_weights.policy
-        responses = part.responses._replace(
-            objective_inputs=critic.CriticInputs(*part.value_estimates, weight)
+        critic_inputs = critic.CriticInputs(
+            part.value_estimates.values,
+            part.value_estimates.returns,
+            weight=part.responses.objective_inputs.loss_weights.policy,
         )
-        inputs = UpdateInputs(state.critic.params, {}, part.problems, coefficients)
+        responses = part.responses._replace(objective_inputs=critic_inputs)
+        no_base: Params = {}
+        inputs = UpdateInputs(state.critic.params, no_base, part.problems, coefficients)
         gradient, metrics = self._critic_gradient(inputs, responses, part.B_p, part.n)
         grad_norm = optax.tree.norm(gradient)
         nonfinite = nonfinite | ~jnp.isfinite(grad_norm + metrics["loss"].sum)
+
         lr = learning_rate(self.rl, state.step, num_rollouts, coefficients.critic_learning_rate)
         params, moments = adamw_update(
             state.critic.params,
@@ -265,6 +269,8 @@ class TrainStep:
             responses = responses._replace(
                 prompt_experts=rollouts.prompt_experts, experts=rollouts.experts
             )
+
+        # All rollouts, then: without n_train, `train_mask` has every row that is no padding.
         if not self.drops_zero_variance and self.rl.n_train is None:
             return TrainedPart(batch.problems, responses, value_estimates, batch.B_p, batch.n, None)
 

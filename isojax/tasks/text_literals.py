@@ -48,6 +48,7 @@ def parse_messages(text: str) -> list[Any] | None:
     if isinstance(value, list) and value and all(map(_is_message, value)):
         return value
 
+    # `from` and `value` are ShareGPT's: recognised here, to be refused.
     keys = [
         key
         for key in ("role", "content", "from", "value")

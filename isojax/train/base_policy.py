@@ -178,7 +178,7 @@ def label_problems(
             repeats=repeats,
             random_stream=LABEL_STREAM,
         )
-        # what cannot be labelled is refused at once, and nothing is saved of it
+        # What cannot be labelled is refused at once, and nothing is saved of it.
         if not solved_by_id:
             check_first_labels(path.parent, counts, programs, params)
         newly_solved = {
@@ -187,22 +187,25 @@ def label_problems(
         }
         solved_by_id |= newly_solved
         if multiprocess.is_primary():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            header = (
-                [] if path.exists() and path.stat().st_size else [json.dumps({"key": label_key})]
-            )
-            rows = [
-                {"id": i, "solved": solved, "attempts": attempts}
-                for i, solved in newly_solved.items()
-            ]
-            lines = [
-                *header,
-                *(json.dumps(row | {CHECKSUM_KEY: json_checksum(row)}) for row in rows),
-            ]
-            append_bytes(path, "".join(line + "\n" for line in lines).encode())
+            append_labels(path, label_key, newly_solved, attempts)
+
     return [
         replace(problem, solved=solved_by_id[problem.id], attempts=attempts) for problem in problems
     ]
+
+
+def append_labels(
+    path: Path, label_key: str, solved_by_id: Mapping[int, float], attempts: int
+) -> None:
+    """Add labels to a file; a new one begins with the key of the settings that they belong to.
+    Labels of other settings are not in it: `read_labels` has removed them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists() or not path.stat().st_size
+    lines = [json.dumps({"key": label_key})] if is_new else []
+    for i, solved in solved_by_id.items():
+        row = {"id": i, "solved": solved, "attempts": attempts}
+        lines.append(json.dumps(row | {CHECKSUM_KEY: json_checksum(row)}))
+    append_bytes(path, "".join(line + "\n" for line in lines).encode())
 
 
 def check_first_labels(

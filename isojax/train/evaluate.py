@@ -40,6 +40,7 @@ from isojax.tasks.task import Task
 from isojax.train.checkpoint import RunCursor
 
 VALIDATION_SET = ""  # its name among the sets that are evaluated
+MAX_REPEATS = 1024  # of the samples of an evaluation, each with a key of its own
 KEPT_ROLLOUTS = 4  # of each problem, for a person to read
 
 
@@ -232,29 +233,30 @@ class Evaluator:
     ) -> EvalCounts:
         """The rewards of each problem's repeats * samples_per_problem rollouts. The draws belong to
         (seed, random_stream, evaluation, repeat, problem, rollout)."""
-        scalars = np.int32(seed), np.int32(random_stream)
+        # One key for each repeat, which no other evaluation of the run has.
+        assert repeats <= MAX_REPEATS, repeats
+        stream = np.int32(seed), np.int32(random_stream)
         keys = [
-            self.make_key(*scalars, np.int32(evaluation * 1024 + repeat))
+            self.make_key(*stream, np.int32(evaluation * MAX_REPEATS + repeat))
             for repeat in range(repeats)
         ]
+
+        # Calls: of as many problems as the engine takes at once, each part once for each key.
         positions = range(len(problem_set.problems))
-        starts = positions[:: self.problems_per_call]
         parts = [
             problem_set.select(positions[start : start + self.problems_per_call])
-            for start in starts
+            for start in positions[:: self.problems_per_call]
         ]
-        requests = [
-            SampleRequest(
-                part.problems, pad_problems(part.arrays, self.shapes), self.samples_per_problem, key
-            )
-            for part in parts
-            for key in keys
-        ]
+        requests = []
+        for part in parts:
+            arrays = pad_problems(part.arrays, self.shapes)
+            for key in keys:
+                requests.append(SampleRequest(part.problems, arrays, self.samples_per_problem, key))
         samples, host_grades = self._sample_and_grade(params, requests)
         grades = grades_on_device(samples) if host_grades is None else host_grades
-        rollouts_by_part = [
-            len(part.problems) * repeats * self.samples_per_problem for part in parts
-        ]
+
+        k = repeats * self.samples_per_problem
+        rollouts_by_part = [len(part.problems) * k for part in parts]
 
         def by_problem(values: np.ndarray) -> np.ndarray:
             """What is known of each rollout, [Q, k]; it comes call by call:
@@ -264,22 +266,23 @@ class Evaluator:
             rows = [part.reshape(shape).swapaxes(0, 1).reshape(-1, k) for part in values_of_parts]
             return np.concatenate(rows)
 
-        k = repeats * self.samples_per_problem
         rewards = by_problem(grades.rewards)
         ended = by_problem(np.concatenate([call.ended for call in samples]))
         parsed = by_problem(grades.parsed)
         scores = {name: by_problem(values) for name, values in grades.scores.items()}
-        responses = [kept for call in samples[::repeats] for kept in call.responses]
+        of_first_repeats = samples[::repeats]
+        responses = [kept for call in of_first_repeats for kept in call.responses]
+        stops = self._stops
+        interruptions = sum(call.interrupted for call in samples)
+        turns = sum(call.turns for call in samples)
         counts = EvalCounts(
             rewards=rewards,
             first_responses=[kept[0] for kept in responses],
             ended=int(ended.sum()),
             parsed=int(grades.parsed.sum()),
             failures=Counter(grades.failures),
-            interrupted=sum(call.interrupted for call in samples)
-            if self._stops.interruption
-            else None,
-            turns=sum(call.turns for call in samples) if self._stops.has_turns else None,
+            interrupted=interruptions if stops.interruption else None,
+            turns=turns if stops.has_turns else None,
             graded=self.graded,
             mean_scores={name: float(np.mean(values)) for name, values in grades.scores.items()},
             empty=grades.empty,

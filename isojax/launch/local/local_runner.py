@@ -226,8 +226,9 @@ def train_cell(
     display: CellDisplay,
 ) -> Exception | None:
     """Train a cell up to its target, and flag its run if it broke; returns the error that ended it,
-    if any: one cell's failure must not end the others, but for a DeadStart, which all of them
-    share. Preempted where this process was asked to end."""
+    if any: one cell's failure must not end the others. A DeadStart, which all of them share, is
+    returned like any other, and ends the sweep in the caller. Preempted where this process was
+    asked to end."""
     cell = target.cell
     folder = setup.folder / "cells" / cell.name
     is_primary = multiprocess.is_primary()
@@ -237,7 +238,7 @@ def train_cell(
             write_health(folder, cell, display.show_flags)
     except preemption.Preempted:
         raise
-    except Exception as e:  # whatever kind it is of; it is returned and shown
+    except Exception as e:  # of any kind; a DeadStart too, which the caller then raises
         if is_primary and isinstance(e, FloatingPointError):
             with suppress(OSError):
                 write_health(folder, cell, display.show_flags)

@@ -179,32 +179,40 @@ class AsyncRollouts(rollout_source.RolloutSource):
 
     def next_batch(self, state: TrainState, max_updates: int) -> rollout_source.SourcedBatch:
         """Batch v, where v updates are done, as soon as it is sampled and verified."""
-        programs, update = self.programs, self.updates_done
+        programs = self.programs
+        update = self.updates_done
         if self.next_batch_to_begin == update:
             self._publish_and_begin(state.params)
+
         self.update_began_at = time.monotonic()
         self.sampler_seconds_before = self.worker.busy_seconds
         sampled_rollouts, tokens_by_version = self.worker.take_batch(update)
         self.batch_arrived_at = time.monotonic()
-        index, (problems, _, key_data) = self.pending_batches.pop(update)
+        index, selected = self.pending_batches.pop(update)
+
+        # From the devices that sample, in the rows in which the trainer's shards expect them.
         B_p, n = np.int32(self.cell.B_p), np.int32(self.cell.n)
         on_trainer = jax.tree.map(lambda _: replicated(programs.mesh), sampled_rollouts)
         rollouts = programs.to_trainer_layout(
             sharding.copy_to_mesh(sampled_rollouts, on_trainer), B_p, n
         )
         layout = Layout(self.cell.B_p, self.cell.n, programs.shapes.shards)
+
         metrics = staleness_metrics(tokens_by_version, update, programs.max_staleness)
         if programs.verify is not None:
-            rewards = programs.verify(problems, rollouts, B_p, n)
+            rewards = programs.verify(selected.problems, rollouts, B_p, n)
         else:
             with self.grading.pop(update) as grading:
                 grades = grading.collect_grades()
             rewards = layout.to_buffer(grades.rewards, programs.shapes.buffer_rows)
             metrics |= rollout_source.verifier_metrics(grades)
+
         reward_sums = None
         if self.problems.problem_order.drop_above is not None:
             reward_sums = layout.in_order(rewards).reshape(-1, self.cell.n).sum(1)
-        batch = RolloutBatch(problems, rollouts, rewards=rewards, B_p=B_p, n=n, key_data=key_data)
+        batch = RolloutBatch(
+            selected.problems, rollouts, rewards, B_p=B_p, n=n, key_data=selected.key_data
+        )
         return rollout_source.SourcedBatch(batch, index, reward_sums, metrics)
 
     def finish_update(self, state: TrainState) -> Metrics:

@@ -163,7 +163,8 @@ def _reject_logging_calls(
     table: LogTable, columns: Mapping[str, str], metrics: Sequence[str]
 ) -> None:
     """InputError where, in a run, W&B's _step, which counts calls of wandb.log, is no count of
-    updates."""
+    updates. columns: of each field."""
+    # Ray's own counters (ray/tune/training_iteration) count what Ray does, not the trainer.
     counters = [
         name for name in table.columns if re.search("^(?!ray/).*(step|update|iter)", name.lower())
     ]

@@ -149,7 +149,7 @@ def _same_plain_numbers(reference: str, answer: str) -> bool | None:
     if max(len(reference), len(answer)) > MAX_ANSWER_LENGTH:
         return None
     unit = number[2]
-    if unit and read_unit(unit) is None:  # 42 thousand
+    if unit and read_unit(unit) is None:  # thousand, half: a word that changes the number
         return None
 
     reference_number = reference.replace(",", "")
