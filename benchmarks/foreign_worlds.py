@@ -49,7 +49,8 @@ from rich.progress import track
 
 import isojax
 from isojax.core.errors import InputError
-from isojax.core.nouns import Allocation, Cell, Recommendation, RunRecord
+from isojax.core.nouns import Allocation, Cell, RunRecord
+from isojax.scaling.allocate.recommendation import Recommendation
 from isojax.scaling.result import FitResult
 
 BUDGETS_IN_RANGE = 10

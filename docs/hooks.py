@@ -27,9 +27,10 @@ from pydantic import BaseModel, TypeAdapter
 from isojax.cli.app import COMMANDS
 from isojax.core.config import Config
 from isojax.core.config.describe import field_comments, inherited_comments
-from isojax.core.nouns import EvalPoint, Recommendation
+from isojax.core.nouns import EvalPoint
 from isojax.scaling.allocate.constraints import TimeBudget
 from isojax.scaling.allocate.quote import Quote
+from isojax.scaling.allocate.recommendation import Recommendation
 from isojax.scaling.curves.sweep_estimate import FitOptions
 from isojax.scaling.result import FitResult
 

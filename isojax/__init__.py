@@ -8,7 +8,7 @@ In a notebook, without jax:
     runs = isojax.read_runs("runs/quickstart")
 
     law = isojax.fit(runs)         # curves, frontier, n*(C) and flags (scaling.result.FitResult)
-    law.recommend(1e6)             # how to spend 1e6 rollouts (core.nouns.Recommendation)
+    law.recommend(1e6)             # how to spend 1e6 rollouts (scaling.allocate.recommendation)
     law.quote(0.6)                 # what a reward costs (scaling.allocate.quote.Quote)
     law.plot("n_star")             # a figure of the report (matplotlib)
     law.frame("frontier")          # a table of it as a DataFrame (pandas)

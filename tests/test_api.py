@@ -15,9 +15,10 @@ import pytest
 
 import isojax
 from isojax.core.errors import InputError
-from isojax.core.nouns import Cell, Recommendation
+from isojax.core.nouns import Cell
 from isojax.core.schedule import Stage
 from isojax.runs.ledger import Ledger
+from isojax.scaling.allocate.recommendation import Recommendation
 from isojax.scaling.comparison import SweepComparison
 from isojax.scaling.result import FitResult
 from tests.scaling.synthetic import world

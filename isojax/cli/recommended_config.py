@@ -8,9 +8,9 @@ from isojax.cli.formatting import check_new_file, print_line
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError
-from isojax.core.nouns import Recommendation
-from isojax.runs import exporters
-from isojax.runs.exporters import Exporter
+from isojax.report import exporters
+from isojax.report.exporters import Exporter
+from isojax.scaling.allocate.recommendation import Recommendation
 
 
 def load_exporter(framework: str | None, write: Path | None, growing: bool) -> Exporter:

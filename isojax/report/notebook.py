@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import PrivateAttr
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Recommendation, RunRecord
+from isojax.core.nouns import RunRecord
 from isojax.core.tabular import DataRow
 from isojax.report.fit_views import fitted_runs
 from isojax.runs import ledger
@@ -24,6 +24,7 @@ from isojax.runs.logs.run_records import to_run_records
 from isojax.scaling.allocate.constraints import TimeBudget
 from isojax.scaling.allocate.quote import Quote, quote
 from isojax.scaling.allocate.recommend import recommend
+from isojax.scaling.allocate.recommendation import Recommendation
 from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions
 from isojax.scaling.fit import fit as fit_runs
 from isojax.scaling.result import FitResult

@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from isojax.core.nouns import GrowingRun, NextRun, Recommendation
 from isojax.core.terminal import format_hours, format_number
+from isojax.scaling.allocate.recommendation import GrowingRun, NextRun, Recommendation
 from isojax.scaling.law.n_star_law import MIN_DISTINCT_N
 from isojax.scaling.result import (
     CrossoverRow,

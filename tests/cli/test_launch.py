@@ -195,7 +195,7 @@ def test_what_nothing_foresees_is_one_message_and_its_traceback_a_file(
 
 
 FORMAT = "from isojax.runs.importers import importer\n\n@importer(fields={})\n"
-EXPORT = "from isojax.runs.exporters import exporter\n\n@exporter(how_to_run='')\n"
+EXPORT = "from isojax.report.exporters import exporter\n\n@exporter(how_to_run='')\n"
 
 
 def test_an_error_in_a_plug_in_of_ones_own_names_its_file(isojax: Isojax, tmp_path: Path) -> None:

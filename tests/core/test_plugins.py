@@ -13,11 +13,11 @@ from isojax.core.errors import InputError
 from isojax.core.plugins import NoTraits, Plugin, PluginKind, load_plugin
 from isojax.core.registry import set_plugin_folders
 from isojax.models.families import family
+from isojax.report.exporters import exporter
 from isojax.rl.advantages import advantage
 from isojax.rl.aggregations import aggregation
 from isojax.rl.kl_estimators import kl_estimator
 from isojax.rl.losses import LossTraits, loss
-from isojax.runs.exporters import exporter
 from isojax.runs.importers import importer
 from isojax.runs.loggers import logger
 from isojax.tasks.device import device_task

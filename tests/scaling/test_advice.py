@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Risk
 from isojax.report.wording import describe_advice
 from isojax.runs.ledger import run_conflicts
 from isojax.scaling.allocate.recommend import recommend
+from isojax.scaling.allocate.recommendation import Risk
 from isojax.scaling.result import FitFlag, ForecastTrial, Severity
 from tests.scaling.documents import SHAPES, document, hill, with_curve, without_draws
 from tests.scaling.sweeps import fit

@@ -9,17 +9,18 @@ from typer import Argument, Option
 from isojax.cli.budgets import DEVICES_HELP, PRICE_HELP, fit_on_devices, parse_budget
 from isojax.cli.formatting import json_text, parse_count, print_notes
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, complete_run
-from isojax.cli.recommendation import print_recommendation
+from isojax.cli.recommendation_text import print_recommendation
 from isojax.cli.recommended_config import load_exporter, print_how_to_run, write_configs
 from isojax.cli.saved_fits import read_fit
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_SIZE
-from isojax.core.nouns import Allocation, Recommendation
+from isojax.core.nouns import Allocation
 from isojax.report import wording
 from isojax.report.console import SafeConsole
 from isojax.scaling.allocate.constraints import EPSILON, FIXABLE, TimeBudget
 from isojax.scaling.allocate.devices import measured_devices
 from isojax.scaling.allocate.recommend import recommend as choose
+from isojax.scaling.allocate.recommendation import Recommendation
 from isojax.scaling.checks.run_health import flag_sentences
 
 B_MAX_HELP = "Largest batch B_p n that fits your hardware."

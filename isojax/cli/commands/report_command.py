@@ -14,7 +14,7 @@ from isojax.cli.commands.fit_command import print_fit
 from isojax.cli.formatting import print_line
 from isojax.cli.nothing_learnt import print_nothing_learnt
 from isojax.cli.options import IncludeFlaggedOption, complete_run
-from isojax.cli.recommendation import print_answer
+from isojax.cli.recommendation_text import print_answer
 from isojax.cli.saved_fits import fit_runs, make_fit, read_fit, sweep_folder
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord

@@ -7,11 +7,11 @@ from math import log
 from typing import Any
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Recommendation
 from isojax.report import wording
 from isojax.report.fit_views import frontier_views
 from isojax.report.wording import format_percent, format_range, format_reward
 from isojax.scaling.allocate.recommend import recommend
+from isojax.scaling.allocate.recommendation import Recommendation
 from isojax.scaling.result import FitResult
 
 EDGE = 1 + 1e-9  # budgets this close to the end of the frontier belong to it

@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from isojax.core.estimators import FloatArray
-from isojax.core.nouns import Allocation, HaltingMark, NextRun, Risk
+from isojax.core.nouns import Allocation
 from isojax.scaling.allocate.constraints import AllocationRequest
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble
+from isojax.scaling.allocate.recommendation import HaltingMark, NextRun, Risk
 from isojax.scaling.curves.hill import MEASURED_TOLERANCE
 from isojax.scaling.result import FitResult, FittedCurve, ForecastTrial
 

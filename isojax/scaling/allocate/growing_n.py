@@ -10,9 +10,10 @@ import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.core.estimators import FloatArray
-from isojax.core.nouns import GrowingRun, Interval
+from isojax.core.nouns import Interval
 from isojax.core.schedule import Stage, schedule_text
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, IntArray
+from isojax.scaling.allocate.recommendation import GrowingRun
 from isojax.scaling.intervals import central_band
 
 BUDGETS = 256  # of the grid of C on which the draws are tabulated

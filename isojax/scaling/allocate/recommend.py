@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Allocation, GrowingRun, Interval, MeasuredCell, Recommendation
+from isojax.core.nouns import Allocation, Interval
 from isojax.core.terminal import format_number
 from isojax.scaling.allocate import advice, allocators
 from isojax.scaling.allocate.allocators import ExplainedAllocation
@@ -20,6 +20,7 @@ from isojax.scaling.allocate.curve_ensemble import (
     load_rollout_ensemble,
 )
 from isojax.scaling.allocate.growing_n import plan_growing_run
+from isojax.scaling.allocate.recommendation import GrowingRun, MeasuredCell, Recommendation
 from isojax.scaling.curves.hill import MEASURED_TOLERANCE
 from isojax.scaling.curves.sweep_estimate import FEW_HITS, MAX_EXTRAPOLATION
 from isojax.scaling.intervals import LEVEL

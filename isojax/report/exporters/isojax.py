@@ -4,9 +4,9 @@ import math
 
 from isojax.core.config import WHOLE_GRID, Config
 from isojax.core.errors import InputError
-from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import exporter, recommended_growth
+from isojax.report.exporters import exporter, recommended_growth
+from isojax.scaling.allocate.recommendation import Recommendation
 
 
 def render_growing(

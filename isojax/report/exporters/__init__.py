@@ -9,9 +9,10 @@ from math import ceil
 
 from isojax.core.config import Config
 from isojax.core.errors import InputError
-from isojax.core.nouns import Allocation, GrowingRun, Recommendation
+from isojax.core.nouns import Allocation
 from isojax.core.plugins import Plugin, PluginKind
 from isojax.core.schedule import FittedSchedule, GradientSchedule, parse_schedule, stage_spans
+from isojax.scaling.allocate.recommendation import GrowingRun, Recommendation
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class ExporterTraits:
 
 Exporter = Plugin[..., str, ExporterTraits]
 
-exporter = PluginKind("exporter", "runs.exporters", ExporterTraits)
+exporter = PluginKind("exporter", "report.exporters", ExporterTraits)
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 
 from isojax.core.config import Config
 from isojax.core.errors import InputError
-from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import (
+from isojax.report.exporters import (
     GrowingStage,
     exporter,
     growing_stages,
     header_comments,
     without_dynamic_sampling,
 )
+from isojax.scaling.allocate.recommendation import Recommendation
 
 HOW_TO_RUN = (
     "trl grpo --config {file} --model_name_or_path ... --dataset_name ... --reward_funcs ..."

@@ -5,14 +5,14 @@ update. It replaces rl_training_config as a whole, so that what stands in it (th
 max_steps) stays in your config."""
 
 from isojax.core.config import Config
-from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import (
+from isojax.report.exporters import (
     exporter,
     header_comments,
     small_dataset_note,
     without_dynamic_sampling,
 )
+from isojax.scaling.allocate.recommendation import Recommendation
 
 HOW_TO_RUN = "python -m tunix.cli.grpo_main BASE.yaml override_config_file={file}"
 

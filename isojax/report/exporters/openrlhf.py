@@ -7,14 +7,14 @@ replaces."""
 
 from isojax.core.config import Config
 from isojax.core.errors import InputError
-from isojax.core.nouns import Recommendation
-from isojax.runs.exporters import (
+from isojax.report.exporters import (
     KEPT_GROUPS,
     dynamic_sampling,
     exporter,
     header_comments,
     small_dataset_note,
 )
+from isojax.scaling.allocate.recommendation import Recommendation
 
 HOW_TO_RUN = (
     "grep -v '^#' {file} | xargs python -m openrlhf.cli.train_ppo_ray "

@@ -5,14 +5,14 @@ batch_size counts prompts, and a batch is one update. A run takes num_batches ba
 times."""
 
 from isojax.core.config import Config
-from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import (
+from isojax.report.exporters import (
     exporter,
     header_comments,
     small_dataset_note,
     without_dynamic_sampling,
 )
+from isojax.scaling.allocate.recommendation import Recommendation
 
 HOW_TO_RUN = (
     "python -m maxtext.trainers.post_train.rl.train_rl {file} model_name=... "

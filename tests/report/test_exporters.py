@@ -10,9 +10,10 @@ import yaml
 
 from isojax.core.config import load_config
 from isojax.core.errors import InputError
-from isojax.core.nouns import Allocation, GrowingRun
-from isojax.runs.exporters import exporter
+from isojax.core.nouns import Allocation
+from isojax.report.exporters import exporter
 from isojax.scaling.allocate.recommend import recommend
+from isojax.scaling.allocate.recommendation import GrowingRun
 from tests.scaling.documents import document
 
 FIT = document()
@@ -253,7 +254,7 @@ def test_no_schedule_where_none_is_expected_to_gain(name):
 
 def test_a_fork_adds_a_framework(tmp_path, monkeypatch):
     (tmp_path / "my_trainer_fork.py").write_text(
-        "from isojax.runs.exporters import exporter\n"
+        "from isojax.report.exporters import exporter\n"
         "@exporter(how_to_run='x {file}')\n"
         "def render(chosen, saved):\n    return f'n: {chosen.allocation.n}'\n"
     )

@@ -13,9 +13,8 @@ with an error after max_num_gen_batches of them (0: no limit)."""
 from typing import Any
 
 from isojax.core.config import Config
-from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import (
+from isojax.report.exporters import (
     KEPT_GROUPS,
     GrowingStage,
     dynamic_sampling,
@@ -23,6 +22,7 @@ from isojax.runs.exporters import (
     growing_stages,
     header_comments,
 )
+from isojax.scaling.allocate.recommendation import Recommendation
 
 HOW_TO_RUN = (
     "python -m verl.trainer.main_ppo --config-dir={folder} --config-name={name} "

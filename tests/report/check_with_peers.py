@@ -7,7 +7,7 @@
     isojax recommend runs/quickstart --budget 5e5 --write trl.yaml --for trl --json > answer.json
     isojax recommend runs/quickstart --budget 5e5 --write verl.yaml --for verl
     peers/bin/pip install --no-deps openrlhf google-tunix        # and --for openrlhf, --for tunix, likewise
-    peers/bin/python tests/runs/check_with_peers.py answer.json trl.yaml verl.yaml openrlhf.txt tunix.yaml
+    peers/bin/python tests/report/check_with_peers.py answer.json trl.yaml verl.yaml openrlhf.txt tunix.yaml
 
 trl's parser and GRPOConfig read trl.yaml; verl's own entry point composes verl.yaml with its
 defaults (`--cfg job`). It prints what they made of the files and fails where that is not the

@@ -3,11 +3,11 @@
 from rich.markup import escape
 
 from isojax.cli.nothing_learnt import print_nothing_learnt
-from isojax.core.nouns import MeasuredCell, Recommendation
 from isojax.core.terminal import format_hours
 from isojax.report import wording
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_percent, format_range, format_reward, join_commas
+from isojax.scaling.allocate.recommendation import MeasuredCell, Recommendation
 from isojax.scaling.tracks import group_by
 
 BAR_WIDTH = 20  # characters, of a probability of 1

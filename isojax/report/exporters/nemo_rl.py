@@ -8,9 +8,9 @@ are not all equal, and ends the run where so many batches do not fill it."""
 from math import ceil
 
 from isojax.core.config import Config
-from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import KEPT_GROUPS, dynamic_sampling, exporter, header_comments
+from isojax.report.exporters import KEPT_GROUPS, dynamic_sampling, exporter, header_comments
+from isojax.scaling.allocate.recommendation import Recommendation
 
 HOW_TO_RUN = "uv run examples/run_grpo.py --config {file}"
 DEFAULT_MAX_BATCHES = 10  # of the example config
