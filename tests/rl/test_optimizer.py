@@ -1,15 +1,18 @@
 """The learning rate's numbers: its growth with B from an anchor by three rules, ten updates of
-warm-up."""
+warm-up; and AdamW against optax."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from isojax.core.config import RLConfig
-from isojax.rl.optimizer import learning_rate
+from isojax.rl.optimizer import ADAM, adamw_update, learning_rate
 
 
 def rules(scaling: str) -> RLConfig:
@@ -66,3 +69,47 @@ def test_one_program_serves_every_batch_and_step() -> None:
     ]
     assert got == pytest.approx([0.5, 0.6], rel=1e-6)
     assert traced == 1
+
+
+@pytest.mark.parametrize(("decay", "max_norm"), [(0.0, 1e9), (0.1, 1e9), (0.1, 0.5)])
+def test_apply_equals_optax(decay: float, max_norm: float) -> None:
+    """Clipping by the global norm, then AdamW, over 5 steps whose gradients straddle the clip; a
+    sixth is skipped, and changes no bit.
+    """
+    rng = np.random.default_rng(0)
+    params = {
+        "a": rng.normal(size=(4, 3)).astype(np.float32),
+        "b": rng.normal(size=5).astype(np.float32),
+    }
+    tx = optax.chain(optax.clip_by_global_norm(max_norm), optax.adamw(0.01, weight_decay=decay))
+    got, state, expected, moments = params, ADAM.init(params), params, tx.init(params)
+    theirs = jax.jit(tx.update)
+
+    @jax.jit
+    def ours(params: Any, moments: Any, gradient: Any, norm: Any, skip: Any) -> Any:
+        lr = jnp.float32(0.01)
+        return adamw_update(
+            params,
+            moments,
+            gradient,
+            grad_norm=norm,
+            max_grad_norm=max_norm,
+            lr=lr,
+            weight_decay=decay,
+            skip=skip,
+        )
+
+    for i in range(5):
+        gradient = jax.tree.map(
+            lambda p, scale=0.03 * 4**i: (rng.normal(size=p.shape) * scale).astype(np.float32),
+            params,
+        )
+        norm = np.sqrt(sum((g**2).sum() for g in gradient.values())).astype(np.float32)
+        got, state = ours(got, state, gradient, norm, np.bool_(False))
+        updates, moments = theirs(gradient, moments, expected)
+        expected = optax.apply_updates(expected, updates)
+        for k in params:
+            np.testing.assert_allclose(got[k], expected[k], atol=1e-6)
+    nothing = jax.tree.map(lambda p: np.full_like(p, np.nan), params)
+    after = ours(got, state, nothing, np.float32(np.nan), np.bool_(True))
+    assert jax.tree.all(jax.tree.map(np.array_equal, after, (got, state)))

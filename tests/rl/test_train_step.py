@@ -1,10 +1,11 @@
-"""The compiled update: loops that equal single calls, seeds that repeat, one program for a sweep,
-and its text on eight devices.
+"""The compiled update: against a plain program, loops that equal single calls, seeds that repeat,
+one program for a sweep, and its text on eight devices.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +19,23 @@ from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, build_init_state
 from isojax.rl.train_step import TrainStep
+from isojax.sampling.batch import ProblemArrays
+from isojax.sampling.logits import rollout_keys, uniforms
 from tests.device import (
     CONFIG,
     DECODER,
+    EOS,
     MESHES,
     P,
     Parity,
     T,
+    log_softmax,
     mesh,
     placed,
     policy,
+    quick_jit,
     random_problems,
+    response_logits,
 )
 from tests.hlo import check_separate, collectives
 
@@ -154,6 +161,104 @@ def test_training_teaches(trainer: Trainer) -> None:
     assert first["reward"] < 0.75
     assert last["reward"] / 8 > 0.9
     assert last["nonfinite_update"] == 0
+
+
+class PlainBatch(NamedTuple):
+    """B rollouts of n to a problem, drawn and rewarded by NumPy; rows beyond them are empty."""
+
+    problems: ProblemArrays
+    group: np.ndarray  # [rows]
+    tokens: np.ndarray  # [rows T]
+    mask: np.ndarray  # [rows T]
+    rewards: np.ndarray  # [B]
+    advantages: np.ndarray  # [rows]
+
+
+def sample_plainly(index: np.ndarray, B_p: int, n: int, rows: int) -> PlainBatch:
+    """The first update's rollouts: whole sequences, one position after the other, by the inverse of
+    the distribution function at each token's uniform number."""
+    B = B_p * n
+    problems = ProblemArrays(*(np.asarray(x)[index[0, :B_p]] for x in TABLE))
+    group, rollout = (np.resize(x, rows) for x in np.divmod(np.arange(B), n))
+    update_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0)
+    ids = jnp.asarray(problems.ids[group])
+    keys = rollout_keys(update_key, ids, jnp.asarray(rollout, jnp.int32))
+
+    tokens = np.zeros((rows, T), np.int32)
+    for t in range(T):
+        x = response_logits(np, policy(), problems, group, tokens)[:, t].astype(np.float64)
+        edges = np.exp(x - x.max(-1, keepdims=True)).cumsum(-1)
+        uniform = np.asarray(uniforms(keys, jnp.full(rows, t, jnp.int32)), np.float64)
+        tokens[:, t] = (edges <= uniform[:, None] * edges[:, -1:]).sum(-1)
+
+    ended_before = np.cumsum(tokens == EOS, 1) - (tokens == EOS) > 0
+    mask = ~ended_before & (np.arange(rows) < B)[:, None]
+    rewards = (tokens[:B, 0] % 2 == 0).astype(np.float64)
+    groups = rewards.reshape(B_p, n)
+    centered = groups - groups.mean(1, keepdims=True)
+    advantages = np.zeros(rows, np.float32)
+    advantages[:B] = (centered / (groups.std(1, ddof=1, keepdims=True) + 1e-6)).reshape(-1)
+    return PlainBatch(problems, group, tokens, mask, rewards, advantages)
+
+
+@quick_jit
+@partial(jax.grad, has_aux=True)
+def plain_gradient(params: Any, batch: PlainBatch) -> tuple[Any, dict[str, Any]]:
+    """The policy gradient and the entropy bonus as one writes them down, means over tokens."""
+    log_p = log_softmax(
+        jnp, response_logits(jnp, params, batch.problems, batch.group, batch.tokens)
+    )
+    logps = jnp.take_along_axis(log_p, batch.tokens[..., None], -1)[..., 0]
+    entropy = -(jnp.exp(log_p) * log_p).sum(-1)
+    ratio = jnp.exp(logps - jax.lax.stop_gradient(logps))
+    loss = -ratio * batch.advantages[:, None] - CELL.rl.entropy * entropy
+    means = {
+        name: (x * batch.mask).sum() / batch.mask.sum()
+        for name, x in (("loss", loss), ("entropy", entropy))
+    }
+    return means["loss"], means
+
+
+@pytest.mark.parametrize(("B_p", "n"), CELLS)
+def test_an_update_equals_a_plain_program(trainer: Trainer, B_p: int, n: int) -> None:
+    """Rollouts, rewards, metrics, gradient and the step of AdamW."""
+    rows = max(B_p * n for B_p, n in CELLS)  # one shape of the plain program for all cells
+    index = trainer.index(B_p)
+    batch = sample_plainly(index, B_p, n, rows)
+    padding = rows - B_p
+    problems = ProblemArrays(
+        *(np.pad(x, ((0, padding), *((0, 0),) * (x.ndim - 1))) for x in batch.problems)
+    )
+    gradient, means = plain_gradient(policy(), batch._replace(problems=problems))
+    norm = np.sqrt(sum(float((x**2).sum()) for x in jax.tree.leaves(gradient)))
+
+    state, metrics = trainer(trainer.fresh(), index, 1, B_p, n)
+
+    lengths = batch.mask.sum(1)[: B_p * n]
+    stopped = ((batch.tokens == EOS) & batch.mask).any(1)[: B_p * n]
+    is_level = np.ptp(batch.rewards.reshape(B_p, n), axis=1) == 0
+    assert metrics["tokens"] == lengths.sum()
+    assert metrics["reward"] == pytest.approx(batch.rewards.mean(), rel=1e-6)
+    assert metrics["response_length"] == pytest.approx(lengths.mean(), rel=1e-6)
+    assert metrics["truncated"] == pytest.approx(1 - stopped.mean(), rel=1e-6)
+    assert metrics["zero_variance"] == pytest.approx(is_level.mean(), rel=1e-6)
+    assert metrics["loss"] == pytest.approx(float(means["loss"]), rel=1e-4, abs=1e-6)
+    assert metrics["entropy"] == pytest.approx(float(means["entropy"]), rel=1e-5)
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert metrics["sampler_logp_gap"] < 1e-5 and metrics["clip_fraction"] == 0
+
+    # Adam's first moment after one step is a tenth of the clipped gradient, and the step its sign.
+    scale = min(1.0, CELL.rl.max_grad_norm / norm)
+    lr = 2e-2 * np.sqrt(B_p * n / CELL.rl.lr_reference_batch) / 3
+    for expected, moment, before, after in zip(
+        *map(jax.tree.leaves, (gradient, state.moments.mu, policy(), state.params)), strict=True
+    ):
+        got = np.asarray(moment) * 10
+        np.testing.assert_allclose(
+            got, scale * expected, atol=1e-4 * scale * np.abs(expected).max()
+        )
+        step = -lr * got / (np.abs(got) + 1e-8)
+        np.testing.assert_allclose(np.asarray(after) - before, step, atol=0.01 * lr)
 
 
 class Faulty(Parity):
