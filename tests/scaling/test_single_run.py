@@ -9,6 +9,7 @@ from scipy import stats
 
 from isojax.scaling.curves import single_run
 from isojax.scaling.curves.hill import curve_value
+from isojax.scaling.curves.posterior_mode import TAIL_PRIOR
 from isojax.scaling.curves.single_run import RunPoints, sample_posterior
 
 
@@ -163,3 +164,99 @@ def test_a_long_log_is_fitted_to_means_of_neighbours(monkeypatch):
     drawn = sample_posterior(long)
     assert np.median(drawn.noise_sd) == pytest.approx(0.02, rel=0.5)
     assert np.median(drawn.draws["A"]) == pytest.approx(0.7, abs=0.03)
+
+
+def normal_coordinates(seeds=1, count=200):
+    return np.random.default_rng(0).normal(size=(count, 7 if seeds == 1 else 8 + seeds))
+
+
+def test_coordinates_are_the_priors_quantiles():
+    """At u = 0 each parameter is at its prior's median, at u = 1 one standard deviation above."""
+    middle = single_run._from_normal(np.zeros((1, 11)), 4.5, seeds=3)
+    above = single_run._from_normal(np.ones((1, 11)), 4.5, seeds=3)
+    assert (middle.R0[0], middle.A[0]) == (0.5, 0.75)
+    assert middle.exponent[0] == 1 and middle.C_mid[0] == pytest.approx(10**4.5)
+    assert above.exponent[0] == pytest.approx(np.e) and above.C_mid[0] == pytest.approx(10**5.2)
+    assert middle.noise_scale[0] == pytest.approx(0.01)
+    assert above.noise_scale[0] == pytest.approx(0.01 * np.exp(0.7))
+    assert middle.autocorrelation[0] == pytest.approx(0.45)
+    assert above.autocorrelation[0] == pytest.approx(0.9 * stats.norm.cdf(1))
+    assert not middle.run_levels.any()
+    assert above.run_levels == pytest.approx(np.full((1, 3), 0.01 * np.exp(0.7)))
+    share = stats.norm.cdf(1)
+    assert above.A[0] == pytest.approx(share + (1 - share) * share)
+
+
+def test_tails_have_their_prior_probability():
+    u = np.zeros((10_000, 7))
+    u[:, 4] = stats.norm.ppf((np.arange(10_000) + 0.5) / 10_000)
+    tails = single_run._from_normal(u, 4.5, seeds=1).tail
+    shares = {tail: float((tails == tail).mean()) for tail in TAIL_PRIOR}
+    assert shares == pytest.approx(TAIL_PRIOR, abs=2e-4)
+    assert (np.diff(tails) >= 0).all()
+
+
+def test_rewards_are_scaled_to_0_and_1_by_hand():
+    assert single_run.find_reward_range(np.array([0.0, 1.0])) == (0.0, 1.0)
+    assert single_run.find_reward_range(np.array([-1.0, 2.0])) == (-4.0, 5.0)
+    assert single_run.find_reward_range(np.array([0.5, 1.5])) == (-0.5, 2.5)
+    # a constant: its own size, or 1
+    assert single_run.find_reward_range(np.array([-7.0, -7.0])) == (-14.0, 0.0)
+    assert single_run.find_reward_range(np.array([4.0, 4.0 + 1e-12])) == pytest.approx(
+        (0.0, 8.0), abs=1e-9
+    )
+    assert single_run.find_reward_range(np.array([-0.1, -0.1])) == pytest.approx((-1.1, 0.9))
+
+
+def test_a_step_leaves_half_of_the_particles():
+    """The effective share (sum w)^2 / (N sum w^2) of the weights exp(step value) is one half; where
+    a whole step leaves more, it is taken."""
+    value = 30 * np.random.default_rng(0).standard_normal(500)
+    step = single_run._next_step(value, 1.0)
+    weight = np.exp(step * (value - value.max()))
+    assert 0 < step < 1
+    assert weight.sum() ** 2 / (weight**2).sum() / 500 == pytest.approx(0.5, abs=1e-6)
+    assert single_run._next_step(0.01 * value, 0.3) == 0.3
+
+
+def test_new_evaluations_have_the_noise_and_levels_of_their_run():
+    """Student's t noise with the autocorrelation of each draw, a run's first evaluation without one
+    before it; each run at its own level."""
+    points = run_of(0.2, 0.7, 1.1, 3e4, points=40, seeds=2)
+    scale, rho = 0.01, 0.6
+    count = 4000
+    posterior = single_run.flat_posterior(1e6, np.full(count, 0.5), 1.0, 2, (0.0, 1.0))
+    parameters = replace(
+        posterior.parameters,
+        noise_scale=np.full(count, scale),
+        autocorrelation=np.full(count, rho),
+        run_levels=np.tile([0.1, -0.2], (count, 1)),
+    )
+    drawn = replace(posterior, parameters=parameters).evaluations(points)
+    sd = scale * np.sqrt(5 / 3)
+    assert drawn[:, :41].mean() == pytest.approx(0.6, abs=2e-3)
+    assert drawn[:, 41:].mean() == pytest.approx(0.3, abs=2e-3)
+    residuals = drawn - np.repeat([0.6, 0.3], 41)
+    assert residuals.std(0) == pytest.approx(np.full(82, sd), rel=0.15)
+    neighbours = [np.corrcoef(residuals[:, i], residuals[:, i + 1])[0, 1] for i in range(81)]
+    assert np.delete(neighbours, 40) == pytest.approx(np.full(80, rho), abs=0.07)
+    assert neighbours[40] == pytest.approx(0, abs=0.07)  # from one run to the next
+    assert posterior.noise_sd == pytest.approx(np.ones(count))
+
+
+def test_draws_are_in_the_rewards_own_units():
+    posterior = single_run.flat_posterior(1e5, np.array([0.25, 0.5]), 0.1, 1, (-10.0, 30.0))
+    assert posterior.draws["R0"].tolist() == [0.0, 10.0] == posterior.draws["A"].tolist()
+    assert posterior.noise_sd == pytest.approx([4.0, 4.0])
+    assert posterior.rewards(np.array([0.0, 1e3])) == pytest.approx(np.array([[0, 0], [10, 10]]))
+    assert posterior.draws["C_mid"].tolist() == [1e5, 1e5]
+
+
+def test_means_of_neighbours_weigh_as_many_evaluations():
+    """The likelihood of a mean of k evaluations has a scale of 1 / sqrt(k) of theirs."""
+    parameters = single_run._from_normal(normal_coordinates(), 4.5, seeds=1)
+    points = RunPoints(np.array([1e4]), np.array([0.4]), np.zeros(1, dtype=int), averaged=4)
+    residual = 0.4 - parameters.rewards(points.C)[:, 0]
+    expected = stats.t.logpdf(residual, 5, 0, parameters.noise_scale / 2)
+    difference = single_run._log_likelihood(points, parameters) - expected
+    assert np.ptp(difference) < 1e-9
