@@ -13,10 +13,18 @@ import pytest
 
 from isojax.core.config import EvalConfig, SweepConfig
 from isojax.core.errors import InputError
-from isojax.core.nouns import Cell, RunRecord
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.launch.planner import plan_cells
-from isojax.scaling.adaptive import AdaptivePolicy, NStarUncertainty
+from isojax.scaling.adaptive import (
+    AdaptivePolicy,
+    NStarUncertainty,
+    SweepStep,
+    _affordable_targets,
+    _order_steps,
+    _SweepModel,
+)
 from isojax.scaling.allocate.recommend import recommend
+from isojax.scaling.curves.sweep_estimate import PosteriorSamples
 from tests.scaling.sweeps import fit
 from tests.scaling.synthetic import World, random_world, world
 from tests.scaling.synthetic_curves import Hill
@@ -209,3 +217,177 @@ def test_the_uncertainty_of_n_star_is_the_distance_between_the_draws_best_n_in_s
         > NStarUncertainty(R, n, measurement_sd=0.1).expected_reduction(R[:, 0, 0])
         > 0.1
     )  # runs of much luck say less
+
+
+def step(n: int, target: int, *, cost: int = 100, worth: float = 0.0, seed: int = 0) -> SweepStep:
+    return SweepStep(Cell(16, n, seed), target, cost, worth)
+
+
+def test_the_order_of_the_next_steps_by_hand() -> None:
+    """n = 8 has come to 800, 8 times as far as n = 4: that is not too far yet; a rollout more is.
+    Then what lags comes first, and what is worth less than a tenth of the best step not at all."""
+    possible = [step(4, 400), step(4, 900), step(8, 900), step(16, 300)]
+    worthwhile = [step(8, 900, worth=5.0), step(16, 300, worth=0.5), step(4, 900, worth=0.49)]
+    reached = {Cell(16, 4, 0): 100, Cell(16, 8, 0): 800, Cell(16, 16, 0): 200}
+    assert _order_steps(worthwhile, possible, reached) == worthwhile[:2]
+    reached[Cell(16, 8, 0)] = 801
+    assert _order_steps(worthwhile, possible, reached) == [step(4, 400), *worthwhile[:2]]
+    # nothing is worthwhile: what lags alone; and where nothing lags, the shortest steps
+    assert _order_steps([], possible, reached) == [step(4, 400)]
+    reached[Cell(16, 8, 0)] = 800
+    possible = [step(4, 400), step(8, 900), step(16, 400)]
+    assert _order_steps([], possible, reached) == [possible[0], possible[2]]
+
+
+def test_the_longest_run_of_a_cell_goes_on_of_equal_ones_the_first_seed() -> None:
+    possible = [step(4, 400, seed=seed) for seed in range(3)]
+    reached = {Cell(16, 4, 0): 100, Cell(16, 4, 1): 200, Cell(16, 4, 2): 200}
+    assert _order_steps([], possible, reached) == [possible[1]]
+
+
+def test_rollouts_are_spent_on_the_first_step_of_each_cell() -> None:
+    steps = [
+        step(4, 400, cost=60),
+        step(4, 900, cost=10),
+        step(8, 500, cost=50),
+        step(16, 300, cost=40),
+    ]
+    targets = _affordable_targets(steps, rollouts_left=100, max_cells=3)
+    assert targets == {Cell(16, 4, 0): 400, Cell(16, 16, 0): 300}
+    assert _affordable_targets(steps, 1000, max_cells=2) == {
+        Cell(16, 4, 0): 400,
+        Cell(16, 8, 0): 500,
+    }
+    assert _affordable_targets(steps, 59, max_cells=3) == {
+        Cell(16, 4, 0): 900,
+        Cell(16, 16, 0): 300,
+    }
+
+
+def test_the_reduction_of_uncertainty_by_loops() -> None:
+    """Each draw in turn is the truth, measured with noise; the others weigh by how well they explain
+    it. Less what weights dealt to other draws remove."""
+    rng = np.random.default_rng(3)
+    rewards = 0.5 + 0.02 * rng.standard_normal((60, 4, 2))
+    all_n = np.array([2, 4, 4, 8])
+    sd = 0.015
+    uncertainty = NStarUncertainty(rewards, all_n, sd)
+
+    steps = {2: 0, 4: 1, 8: 2}
+    best = [
+        [steps[int(all_n[rewards[q, :, level].argmax()])] for level in range(2)] for q in range(60)
+    ]
+    for j in range(4):
+        for level in range(2):
+            share = np.mean([rewards[q, :, level].argmax() == j for q in range(60)])
+            assert uncertainty.p_best[j, level] == pytest.approx(share)
+
+    def distance(weights: np.ndarray) -> float:
+        by_level = []
+        for level in range(2):
+            expected = [
+                sum(w * abs(best[q][level] - m) for q, w in enumerate(weights)) for m in range(3)
+            ]
+            by_level.append(min(expected))
+        return float(np.mean(by_level))
+
+    generator = np.random.default_rng(0)
+    noise = sd * generator.standard_normal(60)
+    deals = [generator.permutation(60) for _ in range(4)]
+    predicted = rewards[:, 1, 1]
+    left, by_chance = [], []
+    for q in range(60):
+        z = (predicted[q] + noise[q] - predicted) / sd
+        weights = np.exp(-0.5 * z**2)
+        weights /= weights.sum()
+        left.append(distance(weights))
+        by_chance += [distance(weights[deal]) for deal in deals]
+    assert uncertainty.expected_reduction(predicted) == pytest.approx(
+        np.mean(by_chance) - np.mean(left), abs=1e-9
+    )
+
+
+def draws_of_three(A: np.ndarray) -> PosteriorSamples:
+    """Curves of n = 4, 8 and 16 with plateaus A float[Q, 3]."""
+    Q = len(A)
+    ones = np.ones((Q, 3))
+    return PosteriorSamples(
+        np.ones(Q), tuple((16, n) for n in (4, 8, 16)), A, ones, 3e3 * ones, np.full(Q, 0.2),
+        np.zeros((Q, 2)), np.full(3, np.inf), np.full(3, 1e3), np.full(3, 1e5),
+    )  # fmt: skip
+
+
+def test_steps_that_remove_uncertainty_come_by_their_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """n = 4 is never the best, and is not trained on. The others are uncertain: their steps, of the
+    reward at the target, by what they remove per rollout."""
+    rng = np.random.default_rng(0)
+    A = np.column_stack([np.full(200, 0.4), *(0.6 + 0.03 * rng.standard_normal((2, 200)))])
+    model = _SweepModel(draws_of_three(A), measurement_sd=0.01)
+    monkeypatch.setattr(AdaptivePolicy, "_fit", lambda self, runs: model)
+    cells = [Cell(16, n, 0) for n in (4, 8, 16)]
+    policy = AdaptivePolicy(cells, EvalConfig().evaluation_targets(100_000))
+    levels = policy.C_levels
+    reached = {cells[1]: levels[2], cells[2]: levels[1]}
+    steps = [
+        SweepStep(cells[n], levels[i], cost)
+        for n, i, cost in ((0, 4, 100), (1, 4, 3000), (1, 8, 9000), (2, 4, 2000), (2, 8, 50_000))
+    ]
+
+    got = policy._worthwhile_steps([], steps, reached)
+
+    uncertainty = NStarUncertainty(model.draws.rewards(levels), np.array([4, 8, 16]), 0.01)
+    worths = {}
+    for s in steps[1:]:
+        j = (4, 8, 16).index(s.cell.n)
+        at_target = model.draws.rewards([s.target])[:, j, 0]
+        worths[s.cell.n, s.target] = uncertainty.expected_reduction(at_target) / s.cost
+    assert {(s.cell.n, s.target): s.worth for s in got} == pytest.approx(worths)
+    assert [s.worth for s in got] == sorted(worths.values(), reverse=True) and got[0].worth > 0
+    # at the level it has come to, and only above, a cell has to be the best at times
+    assert uncertainty.p_best[0].max() == 0
+
+
+def test_a_summary_counts_what_was_spent() -> None:
+    """Of two cells of two seeds to C = 1,000, in whole updates: (32 x 32 + 16 x 64) x 2."""
+    cells = [Cell(16, n, seed) for n in (2, 4) for seed in (0, 1)]
+    grid = [0, 100, 200, 400, 800, 1000]
+    policy = AdaptivePolicy(cells, grid, total_rollouts=3000)
+
+    def run_to(cell: Cell, C: int) -> RunRecord:
+        return RunRecord(
+            cell, tuple(EvalPoint(c, c // cell.B, c, 0, {"avg@4": 0.2}) for c in (0, C))
+        )
+
+    runs = [run_to(cells[0], 960), run_to(cells[1], 320), RunRecord(cells[2], ())]
+    summary = policy.summary(runs)
+    assert policy.grid_rollouts == 2 * (1024 + 1024)
+    assert (summary["allowed"], summary["spent"], summary["grid"]) == (3000, 1280, 4096)
+    assert summary["saved"] == pytest.approx(1 - 1280 / 4096)
+    assert summary["cells"] == [
+        {"B_p": 16, "n": 2, "runs": 2, "C": 960, "rollouts": 1280},
+        {"B_p": 16, "n": 4, "runs": 0, "C": 0, "rollouts": 0},
+    ]
+    assert AdaptivePolicy(cells, grid).allowed_rollouts == 2048
+
+
+def test_steps_that_the_rollouts_can_pay_for() -> None:
+    """A begun run, the next seed and no third; each to a level far enough on, or to the last."""
+    cells = [Cell(16, 4, seed) for seed in range(3)]
+    policy = AdaptivePolicy(cells, EvalConfig().evaluation_targets(100_000), 10**9)
+    levels = policy.C_levels
+    first = policy._first_target(cells[0])
+    for C_now in (levels[3], int(levels[-1] / 1.3)):
+        reached = {cells[0]: C_now}
+        steps = list(policy._possible_steps(policy._seeds_by_cell(()), reached, 10**9))
+        expected = []
+        for cell, C, shortest in ((cells[0], C_now, 1.7 * C_now), (cells[1], 0, first)):
+            for level in levels:
+                if level >= max(shortest, first) or level == levels[-1]:
+                    cost = math.ceil(level / 64) * 64 - C
+                    expected.append(SweepStep(cell, level, cost))
+        assert steps == expected
+        most = steps[-1].cost
+        affordable = policy._possible_steps(policy._seeds_by_cell(()), reached, most)
+        assert list(affordable) == expected
+        fewer = policy._possible_steps(policy._seeds_by_cell(()), reached, most - 1)
+        assert list(fewer) == [s for s in expected if s.cost < most]

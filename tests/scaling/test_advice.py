@@ -11,6 +11,9 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.report.wording import describe_advice
 from isojax.runs.ledger import run_conflicts
+from isojax.scaling.allocate.advice import _likely_cells, choose_next_run
+from isojax.scaling.allocate.constraints import AllocationRequest
+from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.allocate.recommendation import Risk
 from isojax.scaling.result import FitFlag, ForecastTrial, Severity
@@ -149,6 +152,78 @@ def test_the_next_run_of_two_equal_cells():
     assert set(run.between) == {(16, 4), (16, 16)}
     # A quarter of the budget measures almost as much, for less.
     assert run.allocation.C in (24_832, 24_960)
+
+
+def test_the_next_run_by_a_loop_over_runs_and_draws():
+    """What each run would save: for each draw as the truth, what it measures moves the leads of all
+    cells along their regression, and the best one is chosen. A covariance that may be chance counts
+    as none. The cheapest run that saves nearly as much as the best."""
+    close = {(16, 4): (0.6, 1.0, 2e3), (16, 16): (0.607, 1.0, 3e3), (64, 16): (0.59, 1.0, 2.5e3)}
+    for sd, seed in ((0.02, 1), (0.05, 2)):
+        ensemble = load_ensemble(document(close, sd=sd, replicates=300))
+        request = AllocationRequest(9e4, None, {}, epsilon=0.005, extrapolate=False)
+        Q, cells = 300, [(16, 4), (16, 16), (64, 16)]
+        normal = np.random.default_rng(1).standard_normal(Q)
+        noise = (normal - normal.mean()) * np.hypot(0.01, 0.008)
+
+        def rewards_at(C, e=ensemble):
+            return e.samples.curves_at(np.array(C, dtype=float))
+
+        leads = rewards_at([9e4] * 3)
+        leads = leads - leads[:, [seed]]
+        runs = []
+        for share in (0.25, 0.5, 1.0):
+            updates = [int(share * 9e4 // (B_p * n)) for B_p, n in cells]
+            C = [M * B_p * n for M, (B_p, n) in zip(updates, cells, strict=True)]
+            measured = rewards_at(C)
+            for j, (B_p, n) in enumerate(cells):
+                deviation = measured[:, j] - measured[:, j].mean()
+                slope = np.zeros(3)
+                for k in range(3):
+                    covariance = np.mean(deviation * leads[:, k])
+                    if abs(covariance) >= 2 / np.sqrt(Q) * leads[:, k].std() * deviation.std():
+                        slope[k] = covariance / (deviation.var() + noise.var())
+                after = np.array(
+                    [leads.mean(0) + (deviation[q] + noise[q]) * slope for q in range(Q)]
+                )
+                won = [int((after.argmax(1) == k).sum()) if k != seed else -1 for k in range(3)]
+                rival = cells[int(np.argmax(won))]
+                runs.append((C[j], max(0.0, 0.02 - after.max(1).mean()), (B_p, n), rival))
+        saved = [0.02 - run[1] for run in runs]
+        best = max(0.8 * max(saved), 0.0005)
+        expected = min(run for run, s in zip(runs, saved, strict=True) if s >= best)
+
+        got = choose_next_run(ensemble, request, chosen=seed, regret=0.02)
+        assert got is not None and got.regret_before == 0.02
+        assert (got.allocation.C, got.allocation.B_p, got.allocation.n) == (
+            expected[0],
+            *expected[2],
+        )
+        assert got.regret_after == pytest.approx(expected[1], rel=1e-9)
+        assert got.between == (cells[seed], expected[3])
+
+
+def test_an_n_that_may_be_best_is_among_the_likely_cells():
+    """Near where n = 16 overtakes n = 4 both are; where no cell is allowed all compete."""
+    ensemble = load_ensemble(document(sd=0.05))
+    request = AllocationRequest(1.5e4, None, {}, epsilon=0.005, extrapolate=False)
+    C = np.full(6, 1.5e4)
+    draws = ensemble.samples.curves_at(C, same_problems=False)
+    best_n = ensemble.n[draws.argmax(1)]
+    often = [n for n in (4, 16, 64) if (best_n == n).mean() >= 0.1]
+    likely = _likely_cells(ensemble, request)
+    expected = ensemble.samples.curves_at(C, same_problems=False).mean(0).argmax()
+    assert likely.n == often and len(often) > 1
+    assert (likely.B_p, likely.best_n) == (ensemble.B_p[expected], ensemble.n[expected])
+
+    small = dataclasses.replace(request, B_max=64)  # 16 x 4 alone
+    assert _likely_cells(ensemble, small).n == [4]
+    nothing = dataclasses.replace(request, B_max=2)
+    assert _likely_cells(ensemble, nothing).n == often
+    without = load_ensemble(without_draws(document()))
+    assert _likely_cells(without, request).n == [
+        without.n[without.expected_rewards(1.5e4).argmax()]
+    ]
 
 
 def test_no_run_is_named_where_the_choice_is_clear_or_nothing_is_drawn():

@@ -4,10 +4,23 @@ noise; it fades outside the knots; its draws.
 
 import numpy as np
 import pytest
+from scipy.stats import multivariate_normal
 
-from isojax.scaling.curves.departures import find_peak, fit_corrections
+from isojax.scaling.curves.departures import (
+    AMPLITUDES,
+    GRID_EXPONENTS,
+    _best_grid_fit,
+    _trial_errors,
+    _visible_part,
+    find_peak,
+    fit_corrections,
+    try_forecast,
+)
 from isojax.scaling.curves.hill import curve_value
-from isojax.scaling.result import FADE_DECADES, ResidualCorrection
+from isojax.scaling.curves.sweep_estimate import PosteriorSamples, SweepEstimate
+from isojax.scaling.evaluation_noise import noise_sd
+from isojax.scaling.result import FADE_DECADES, FittedCurve, IntervalSettings, ResidualCorrection
+from isojax.scaling.tracks import group_by_cell
 from tests.scaling.sweeps import run
 from tests.scaling.synthetic_curves import Declining, Hill
 
@@ -133,3 +146,182 @@ def test_draws_scatter_about_the_correction_by_its_sd():
     )
     assert (correction.sample(C, 4000, (16, 8)) == R).all()
     assert (correction.sample(C, 4000, (16, 16))[:, :3] != R[:, :3]).all()
+
+
+TWO_RUNS = np.repeat(np.eye(2), 12, axis=0)
+
+
+@pytest.mark.parametrize(("tail", "peak"), [(1.0, None), (0.0, None), (1.0, 4.2), (0.0, 3.6)])
+def test_the_best_curve_of_a_grid_by_least_squares_at_each_point(tail, peak):
+    """Loops over the grid; at each point a gain for each run, and a fall beyond the peak."""
+    rng = np.random.default_rng(0)
+    x = np.tile(np.linspace(3, 5, 12), 2)
+    rewards = 0.4 / (1 + 10 ** (3.8 - x)) - 0.05 * np.maximum(x - 4.2, 0)
+    rewards = rewards + 0.01 * rng.standard_normal(24)
+    best = (np.inf, 0.0, 0.0)
+    for mid in np.linspace(x.min() - 0.5, x.max() + 0.7, 18):
+        for exponent in GRID_EXPONENTS:
+            capped = x if peak is None else np.minimum(x, peak)
+            columns = curve_value(10**capped, 0, 1, exponent, 10**mid, tail)[:, None] * TWO_RUNS
+            if peak is not None:
+                columns = np.column_stack([columns, -np.maximum(x - peak, 0)])
+            coefficients, *_ = np.linalg.lstsq(columns, rewards, rcond=None)
+            rss = ((columns @ coefficients - rewards) ** 2).sum()
+            variance = np.linalg.inv(columns.T @ columns)[-1, -1]
+            best = min(best, (rss, coefficients[-1], variance))
+    got = _best_grid_fit(tail, x, rewards, TWO_RUNS, peak)
+    assert got == pytest.approx(best, rel=1e-3)
+
+
+def test_a_fall_counts_where_it_is_steep_and_explains_much():
+    """The same points with a fall of growing steepness: a peak from where both conditions hold, by
+    the curves of a grid alone."""
+    rng = np.random.default_rng(4)
+    noise = 0.01 * rng.standard_normal((2, 30))
+    x = np.log10(C)
+
+    def tracks(fall):
+        rewards = 0.2 + 0.3 / (1 + 10 ** (3.5 - x)) - fall * np.maximum(x - 4.2, 0)
+        return [run(16, 8, s, C, rewards + noise[s]) for s in range(2)]
+
+    found = []
+    for fall in np.linspace(0, 0.2, 11):
+        seeds = tracks(fall)
+        rewards_of_runs = [t.R for t in seeds]
+        log10_C = np.tile(x, 2)
+        rewards = np.concatenate(rewards_of_runs) - 0.2
+        one_hot = np.repeat(np.eye(2), 30, axis=0)
+        candidates = np.unique(np.quantile(np.unique(log10_C), np.linspace(0.3, 0.9, 16)))
+        candidates = [c for c in candidates if (log10_C > c).sum() >= 4]
+        rising = min(_best_grid_fit(t, log10_C, rewards, one_hot, None)[0] for t in (0.0, 1.0))
+        fits = [
+            (*_best_grid_fit(t, log10_C, rewards, one_hot, c), c)
+            for c in candidates
+            for t in (1.0, 0.0)
+        ]
+        rss, slope, variance, peak = min(fits)
+        residual = max(noise_sd(rewards_of_runs) ** 2, rss / (60 - 4 - 2))
+        holds = slope > 3.3 * np.sqrt(variance * residual) and rising - rss > 14 * residual
+        assert find_peak(seeds, 0.2) == (pytest.approx(peak) if holds else None)
+        found.append(holds)
+    assert not found[0] and found[-1]
+
+
+def evidence(x, r, amplitude):
+    """Twice the log likelihood of residuals as a Gaussian process, over that of noise alone."""
+    covariance = amplitude**2 * np.exp(-0.5 * ((x[:, None] - x) / 0.3) ** 2) + SD**2 * np.eye(
+        len(x)
+    )
+    noise = multivariate_normal(np.zeros(len(x)), SD**2 * np.eye(len(x)))
+    return 2 * (multivariate_normal(np.zeros(len(x)), covariance).logpdf(r) - noise.logpdf(r))
+
+
+def test_the_amplitude_is_the_likeliest_and_the_correction_the_mean_of_the_process():
+    rng = np.random.default_rng(0)
+    for scale in (0.35, 0.55, 1.0):
+        residuals = [scale * bump(x) + SD * rng.standard_normal(60) for x in X]
+        gains = [
+            sum(evidence(x, r, a) for x, r in zip(X, residuals, strict=True)) for a in AMPLITUDES
+        ]
+        corrections = fit_corrections(X, residuals, SD)
+        if max(gains) < 10:
+            assert corrections == [None] * 4
+            continue
+        amplitude = AMPLITUDES[int(np.argmax(gains))]
+        for x, r, correction in zip(X, residuals, corrections, strict=True):
+            assert correction is not None
+            knots = np.array(correction.log10_C)
+            assert (knots[0], knots[-1]) == (x.min(), x.max())
+            assert len(knots) == int(np.ceil(np.ptp(x) / 0.2)) + 1
+            prior = amplitude**2 * np.exp(-0.5 * ((knots[:, None] - x) / 0.3) ** 2)
+            inverse = np.linalg.inv(
+                amplitude**2 * np.exp(-0.5 * ((x[:, None] - x) / 0.3) ** 2) + SD**2 * np.eye(60)
+            )
+            assert correction.value == pytest.approx(prior @ inverse @ r, abs=1e-9)
+            variance = amplitude**2 - np.diag(prior @ inverse @ prior.T)
+            assert correction.sd == pytest.approx(np.sqrt(variance), rel=1e-5)
+    assert max(gains) > 10
+
+
+def flat_draws(levels, noise_of_draws=0.0, Q=500):
+    """Draws of flat curves at these levels, one a cell; and an estimate that has them."""
+    keys = tuple((16, n) for n in (4, 8)[: len(levels)])
+    A = np.array(levels) + noise_of_draws * np.random.default_rng(0).standard_normal((Q, 1))
+    ones, ends = np.ones((Q, len(levels))), np.full(len(levels), 1e4)
+    draws = PosteriorSamples(
+        np.ones(Q), keys, A, ones, 1e-3 * ones, np.full(Q, 0.1), np.zeros((Q, 2)),
+        np.inf * ends, 0.1 * ends, ends,
+    )  # fmt: skip
+    settings = IntervalSettings(
+        level=0.9, replicates=Q, seed=0, run_sd=0.02, run_sd_source="assumed", noise_sd=0.01,
+        problems=None, method="", acceptance=None, r_hat=None,
+    )  # fmt: skip
+    curves = [
+        FittedCurve(*key, 0.1, level, 1.0, 1e-3, 1e3, 1e4, 9, 0.01)
+        for key, level in zip(keys, levels, strict=True)
+    ]
+    return SweepEstimate(curves, [], draws, settings)
+
+
+def hidden_sweep(levels=(0.5, 0.6)):
+    """Evaluations at 1e3, 2e3, ..., 64e3: the last is 4 times as far as 16e3, and those above 32e3
+    are in the upper half of the decades that a trial hides."""
+    budgets = 1e3 * np.array([0, 1, 2, 4, 8, 16, 32, 33, 64])
+    return group_by_cell(
+        [
+            run(16, n, s, budgets, np.where(budgets > 32e3, level + 0.01 * s, 0.3))
+            for n, level in zip((4, 8), levels, strict=False)
+            for s in range(2)
+        ]
+    )
+
+
+def test_what_a_trial_sees_and_what_it_hides():
+    cells = hidden_sweep()
+    visible = _visible_part(cells, 16e3)
+    for seeds in visible.values():
+        assert [t.C.tolist() for t in seeds] == [[0, 1e3, 2e3, 4e3, 8e3, 16e3]] * 2
+        assert [len(t.run.points) for t in seeds] == [6, 6] and seeds[0].R[-1] == 0.3
+    assert _visible_part(cells, 4e3) == {}  # 3 evaluations after C = 0
+    assert len(_visible_part(cells, 8e3)) == 2  # 4 evaluations, and 8e3 * 4 is 32 times 1e3
+    # from 8 times the smallest C on: the limit is a quarter of that of the largest
+    late = group_by_cell([run(16, 4, 0, [4e3, 5e3, 6e3, 7e3, 32e3], [0.3] * 5)])
+    assert _visible_part(late, 8e3) and not _visible_part(late, 7.9e3)
+
+
+def test_errors_of_a_trial_by_hand():
+    """Predicted .52 and .6, measured .505 and .605 over two evaluations of two seeds: 1.5 points too
+    high, half a point too low. By chance: the draws' sd of .03, noise of .01 over 4 evaluations and
+    run-to-run .02 over 2 seeds."""
+    estimate = flat_draws([0.52, 0.6], 0.03)
+    spread = estimate.draws.A[:, 0].var()
+    errors = _trial_errors(hidden_sweep(), 16e3, estimate)
+    chance = np.sqrt(spread + 0.01**2 / 4 + 0.02**2 / 2)
+    mean = estimate.draws.A.mean(0)
+    expected = [(mean[0] - 0.505, chance, 4), (mean[1] - 0.605, chance, 4)]
+    assert errors == [pytest.approx(e, rel=1e-4) for e in expected]
+
+    trial = try_forecast(hidden_sweep(), estimate, lambda cells: estimate)
+    missed = np.array([e[0] for e in expected])
+    prior_sd = 0.05 * (0.6 - 0.1)
+    excess = max(np.mean(missed**2) - chance**2, 0.0)
+    assert trial.C_limit == 16e3 and trial.evaluations == 8
+    assert trial.mean_error == pytest.approx(missed.mean(), rel=1e-4)
+    assert trial.mean_absolute_error == pytest.approx(np.abs(missed).mean(), rel=1e-4)
+    assert trial.departure_sd == pytest.approx(np.hypot(prior_sd, np.sqrt(excess)), rel=1e-4)
+    assert trial.inside == 1.0
+
+
+def test_what_a_trial_missed_beyond_chance_widens_the_forecasts():
+    estimate = flat_draws([0.52, 0.9], 0.0)
+    trial = try_forecast(hidden_sweep(), estimate, lambda cells: estimate)
+    chance = 0.01**2 / 4 + 0.02**2 / 2
+    excess = (0.015**2 + 0.295**2) / 2 - chance
+    assert trial.departure_sd == pytest.approx(np.hypot(0.05 * 0.8, np.sqrt(excess)), rel=1e-4)
+    assert trial.inside == 0.5  # 1.645 times sqrt(chance) is .024
+    nothing_visible = {key: [t for t in seeds[:1]] for key, seeds in hidden_sweep().items()}
+    short = {k: [run(*k, 0, t.C[5:], t.R[5:]) for t in v] for k, v in nothing_visible.items()}
+    alone = try_forecast(short, estimate, lambda cells: estimate)
+    assert alone.departure_sd == pytest.approx(0.04) and alone.C_limit is None
+    undrawn = SweepEstimate(estimate.curves, [])
+    assert try_forecast(hidden_sweep(), undrawn, lambda cells: undrawn) is None
