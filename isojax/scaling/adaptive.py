@@ -1,6 +1,9 @@
-"""The policy behind `sweep.strategy: adaptive` (docs/laws.md, Adaptive sweeps): next comes what
-removes most uncertainty of n*(C) per rollout by posterior draws of all curves (knowledge gradient:
-Frazier et al. 2009)."""
+"""Which runs of an adaptive sweep to train next, and how far (`sweep.strategy: adaptive`;
+docs/laws.md, Adaptive sweeps).
+
+The sweep goes in rounds. A step trains one run, new or begun, to one C. After each round the curves
+of all cells are fitted, with draws from their posterior. The steps of the next round are those that
+are expected to make n*(C) most certain per rollout (knowledge gradient: Frazier et al. 2009)."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,17 +20,19 @@ from isojax.scaling.curves import fit_hierarchical
 from isojax.scaling.curves.sweep_estimate import FitOptions, PosteriorSamples
 from isojax.scaling.tracks import FloatArray, build_tracks, group_by, group_by_cell
 
-# n*(C) is sought from budget / SPAN to the budget, at so many values of C
+# n*(C) is sought from budget / BUDGET_SPAN to the budget, at N_LEVELS values of C, the levels.
 BUDGET_SPAN = 16
 N_LEVELS = 9
 INITIAL_EVALUATIONS = 4  # evaluations at C > 0 that every run has before anything is decided by it
 # a run is extended at least to this many times its C: fewer rounds, more to learn in each
 MIN_EXTENSION = 1.7
-# a step that removes less uncertainty per rollout than this part of the best step's waits
+# A step that removes less uncertainty per rollout than this part of what the best one removes is
+# left to a later round.
 MIN_RELATIVE_WORTH = 0.1
-MIN_GAIN = 1e-4  # uncertainty that is worth no rollout, in steps of n
-REPLICATES = 100
-# of the predicted rewards among draws: what an evaluation seems to reveal by chance
+# A step that removes less uncertainty than this, in steps of n, is never trained.
+MIN_GAIN = 1e-4
+REPLICATES = 100  # draws of the curves
+# Random orders of the draws, from which follows what an evaluation seems to reveal by chance.
 N_PERMUTATIONS = 4
 MIN_P_BEST = 0.05  # an n continues if it is best in this share of the draws at some larger budget
 # no (B_p, n) stays so many times behind the longest run: a curve predicts, only a run measures
@@ -36,20 +41,21 @@ MAX_LAG = 8
 
 @dataclass(frozen=True)
 class SweepStep:
-    """Train `cell` to C = target."""
+    """Train the run `cell` to C = target."""
 
     cell: Cell
     target: int
-    cost: int  # rollouts that this takes
-    # uncertainty of n* that it removes per rollout, in steps of n, mean over levels
+    cost: int  # rollouts that this takes beyond those that the run has had
+    # Uncertainty of n*(C) that the step is expected to remove, per rollout; in steps of the
+    # measured n (NStarUncertainty), averaged over the levels of C.
     worth: float = 0.0
 
 
 @dataclass(frozen=True)
 class AdaptivePolicy:
-    """The policy of one sweep: what it asks for follows from the sweep and its records alone.
-    Refused where a cell has too few evaluations, or the first round takes more than
-    `total_rollouts`."""
+    """Decides what to train next in one sweep, from the fields below and the sweep's records alone.
+    InputError where a cell would have fewer than INITIAL_EVALUATIONS evaluations, or where the
+    first round takes more than `total_rollouts`."""
 
     cells: Sequence[Cell]  # every (B_p, n, seed) that may be run
     C_grid: Sequence[int]  # where a run is evaluated; the last is the budget of n*(C)
@@ -86,13 +92,15 @@ class AdaptivePolicy:
             )
 
     def next_round(self, runs: Sequence[RunRecord]) -> list[tuple[Cell, int]]:
-        """Cells to run at the same time, longest first, and the C to train each to; [] at the end.
-        None that failed."""
+        """The runs to train at the same time and the C to train each to, by the records so far: the
+        run with the most to do first; [] when the sweep is over. Example:
+        [(Cell(B_p=8, n=16, seed=0), 40960)]. Runs that failed are not trained further."""
         seeds_by_cell = self._seeds_by_cell([r.cell for r in runs if r.failure_reason])
         C_reached = {r.cell: r.points[-1].rollouts for r in runs if r.points}
         rollouts_left = self.allowed_rollouts - sum(C_reached.values())
         max_cells = len({(c.B_p, c.n) for c in self.cells})
 
+        # As long as some (B_p, n) has too few evaluations for a curve, such cells come first.
         first_steps = self._first_steps(seeds_by_cell, C_reached)
         targets = _affordable_targets(first_steps, rollouts_left, max_cells)
         if not targets:
@@ -109,22 +117,25 @@ class AdaptivePolicy:
         return sorted(targets.items(), key=longest_first)
 
     def summary(self, runs: Sequence[RunRecord]) -> dict[str, Any]:
-        """Rollouts allowed, spent and of the whole grid, the part saved, and how far each (B_p, n)
-        went."""
-        C_by_cell = group_by([r for r in runs if r.points], lambda r: (r.cell.B_p, r.cell.n))
+        """How the sweep's rollouts were spent, to be written as JSON: rollouts allowed, spent and
+        of the whole grid, the part of the grid that was saved, and for each (B_p, n) how many runs
+        it had, the C of the longest and the rollouts of all."""
+        evaluated_runs = [r for r in runs if r.points]
+        runs_by_cell = group_by(evaluated_runs, lambda r: (r.cell.B_p, r.cell.n))
         rows = []
         for B_p, n in sorted({(c.B_p, c.n) for c in self.cells}):
-            C = [r.points[-1].rollouts for r in C_by_cell.get((B_p, n), [])]
+            C_of_runs = [r.points[-1].rollouts for r in runs_by_cell.get((B_p, n), [])]
             rows.append(
                 {
                     "B_p": B_p,
                     "n": n,
-                    "runs": sum(c > 0 for c in C),
-                    "C": max(C, default=0),
-                    "rollouts": sum(C),
+                    "runs": sum(C > 0 for C in C_of_runs),
+                    "C": max(C_of_runs, default=0),
+                    "rollouts": sum(C_of_runs),
                 }
             )
-        spent = sum(r.points[-1].rollouts for r in runs if r.points)
+
+        spent = sum(r.points[-1].rollouts for r in evaluated_runs)
         return {
             "allowed": self.allowed_rollouts,
             "spent": spent,
@@ -135,7 +146,7 @@ class AdaptivePolicy:
 
     @property
     def grid_rollouts(self) -> int:
-        """What the whole grid takes, each seed of each cell to the budget."""
+        """Rollouts that the whole grid would take: each seed of each cell to the budget."""
         return sum(cell.rollouts_to_reach(self.C_grid[-1]) for cell in self.cells)
 
     @property
@@ -144,7 +155,8 @@ class AdaptivePolicy:
 
     @cached_property
     def C_levels(self) -> list[int]:
-        """The values of C, of the grid, at which n* is sought; rising."""
+        """The values of C at which n*(C) is sought: values of the grid of evaluations, rising, at
+        most N_LEVELS, evenly spread in log C."""
         positive_C_grid = np.array([C for C in self.C_grid if C > 0])
         budget = positive_C_grid[-1]
         C_sought = np.geomspace(budget / BUDGET_SPAN, budget, N_LEVELS)
@@ -153,13 +165,14 @@ class AdaptivePolicy:
         return sorted({int(positive_C_grid[i]) for i in nearest})
 
     def _evaluation_targets(self, cell: Cell) -> list[int]:
-        """The targets C > 0 that a run's evaluations answer: of those that one update reaches, the
-        largest."""
+        """The values of the grid of C that a run of this cell is evaluated for, without C = 0.
+        Where one update passes several of them, a single evaluation serves the largest."""
         target_by_update = {math.ceil(C / cell.B): C for C in self.C_grid if C > 0}
         return list(target_by_update.values())
 
     def _first_target(self, cell: Cell) -> int:
-        """Where a run has come far enough to decide by it."""
+        """The C from which on a run of this cell counts in decisions: it then has at least
+        INITIAL_EVALUATIONS evaluations, and has reached the lowest level."""
         return max(self.C_levels[0], self._evaluation_targets(cell)[INITIAL_EVALUATIONS - 1])
 
     def _seeds_by_cell(self, failed: Sequence[Cell]) -> dict[tuple[int, int], list[Cell]]:
@@ -171,8 +184,8 @@ class AdaptivePolicy:
         seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]],
         C_reached: Mapping[Cell, int],
     ) -> list[SweepStep]:
-        """A run of each (B_p, n) of which none, failed or not, has come to where decisions
-        start."""
+        """For each (B_p, n) without a run that has reached its first target: train its first seed
+        to there. A run that got there and failed later counts, since its curve is known."""
         started_cells = {
             (cell.B_p, cell.n) for cell, C in C_reached.items() if C >= self._first_target(cell)
         }
@@ -180,6 +193,7 @@ class AdaptivePolicy:
         for key, seeds in seeds_by_cell.items():
             if key in started_cells:
                 continue
+
             cell = seeds[0]
             target = self._first_target(cell)
             cost = cell.rollouts_to_reach(target) - C_reached.get(cell, 0)
@@ -192,8 +206,8 @@ class AdaptivePolicy:
         C_reached: Mapping[Cell, int],
         rollouts_left: int,
     ) -> Iterator[SweepStep]:
-        """What `rollouts_left` could pay for: each begun run, and the next seed of each (B_p, n),
-        to each level."""
+        """All steps that `rollouts_left` could pay for: each run that has begun, and the next seed
+        of each (B_p, n), trained to each level; of one run by rising target."""
         for cell_seeds in seeds_by_cell.values():
             started_count = sum(C_reached.get(cell, 0) > 0 for cell in cell_seeds)
             for cell in cell_seeds[: started_count + 1]:
@@ -201,7 +215,7 @@ class AdaptivePolicy:
                 shortest_target = max(MIN_EXTENSION * C_now, self._first_target(cell))
                 for target in self.C_levels:
                     cost = cell.rollouts_to_reach(target) - C_now
-                    # to the last level, however near it is
+                    # The last level is the budget: a run may go there, however near it is.
                     is_far_enough = target >= shortest_target or target == self.C_levels[-1]
                     if is_far_enough and 0 < cost <= rollouts_left:
                         yield SweepStep(cell, target, cost)
@@ -212,10 +226,11 @@ class AdaptivePolicy:
         possible_steps: Sequence[SweepStep],
         C_reached: Mapping[Cell, int],
     ) -> list[SweepStep]:
-        """The steps that remove uncertainty, the most worthwhile first. Equal n are not pooled:
-        early on, too few data distinguish them."""
+        """The steps that are expected to make n*(C) more certain, each with its `worth`, the
+        highest first. Each (B_p, n) has a curve of its own here; cells of equal n are not pooled,
+        since too few data distinguish them early on."""
         model = self._fit(runs)
-        reward_draws = model.draws.rewards(self.C_levels)  # [Q, J, L]
+        reward_draws = model.draws.rewards(self.C_levels)  # [Q draws, J cells, L levels]
         uncertainty = NStarUncertainty(
             reward_draws, np.array([n for _, n in model.draws.keys]), model.measurement_sd
         )
@@ -225,13 +240,16 @@ class AdaptivePolicy:
         worthwhile_steps = []
         for step in possible_steps:
             j = column_of_cell.get((step.cell.B_p, step.cell.n))
-            if j is None:
+            if j is None:  # no run of this (B_p, n) has come far enough for a curve
                 continue
-            # A cell that is unlikely to be best anywhere further on is not worth a rollout.
+
+            # A cell that is unlikely to be best at any level for which this run still has
+            # something to measure is not worth a rollout.
             C_now = C_reached.get(step.cell, 0)
             levels_ahead = C_levels > C_now if C_now else C_levels <= step.target
             if uncertainty.p_best[j, levels_ahead].max() < MIN_P_BEST:
                 continue
+
             at_target = reward_draws[:, j, self.C_levels.index(step.target)]
             gain = uncertainty.expected_reduction(at_target)
             if gain > MIN_GAIN:
@@ -239,7 +257,7 @@ class AdaptivePolicy:
         return sorted(worthwhile_steps, key=lambda s: (-s.worth, s.cell, s.target))
 
     def _fit(self, runs: Sequence[RunRecord]) -> "_SweepModel":
-        """The curves of all runs that have come far enough."""
+        """Fit the curves of all runs that have reached their first target."""
         usable_runs = [
             r for r in runs if r.points and r.points[-1].rollouts >= self._first_target(r.cell)
         ]
@@ -271,13 +289,16 @@ def _order_steps(
     possible_steps: Sequence[SweepStep],
     C_reached: Mapping[Cell, int],
 ) -> list[SweepStep]:
-    """What lags too far behind, then what is most worthwhile; if nothing is, the shortest: curves
-    may be wrong."""
-    # the longest run of each (B_p, n), of equal ones the smaller seed: the last one stays
+    """The steps to train next, the most important first. First come the cells whose longest run is
+    MAX_LAG times shorter than the longest of all; then the steps of highest `worth`. Where there
+    are neither, the runs that are furthest behind continue: the curves, which call no step
+    worthwhile, may be wrong."""
+    # The longest run of each (B_p, n), of equally long ones the smaller seed: later ones in this
+    # order overwrite earlier ones.
     longest_runs = {
         (c.B_p, c.n): c for c in sorted(C_reached, key=lambda c: (C_reached[c], -c.seed))
     }
-    next_steps: dict[Cell, SweepStep] = {}  # of each of these its shortest step
+    next_steps: dict[Cell, SweepStep] = {}  # the shortest step of each of these runs
     for step in possible_steps:
         if longest_runs.get((step.cell.B_p, step.cell.n)) == step.cell:
             next_steps.setdefault(step.cell, step)
@@ -299,7 +320,8 @@ def _order_steps(
 def _affordable_targets(
     steps: Sequence[SweepStep], rollouts_left: int, max_cells: int
 ) -> dict[Cell, int]:
-    """The target of the first step of each cell, where the rollouts that are left pay for it."""
+    """Take steps in order as long as the rollouts that are left pay for them: at most one step of
+    each run and `max_cells` in all. Gives each run's target C."""
     targets: dict[Cell, int] = {}
     for step in steps:
         if len(targets) < max_cells and step.cell not in targets and step.cost <= rollouts_left:
@@ -309,12 +331,15 @@ def _affordable_targets(
 
 
 class NStarUncertainty:
-    """How little Q draws of the rewards of J cells at L levels, float[Q, J, L], agree on the best
-    n, and how much of that an evaluation would take away.
+    """How uncertain the best n is at each of several C (levels), by draws of the cells' rewards,
+    and by how much one more evaluation would lower that.
 
-    The uncertainty at a level is the expected distance of a draw's best n from the n that keeps
-    that distance smallest, in steps of the measured n. measurement_sd: of what one run measures
-    around its curve."""
+    The uncertainty at a level: choose the n whose expected distance from a draw's best n is
+    smallest; the uncertainty is this distance, in steps between the measured n (from 4 to 16 of
+    measured 4, 8, 16 is 2). It is 0 where all draws agree.
+
+    Arguments: reward_draws float[Q draws, J cells, L levels]; n int[J], of each cell;
+    measurement_sd, the standard deviation of what one run measures around its curve."""
 
     def __init__(
         self, reward_draws: FloatArray, n: NDArray[np.int64], measurement_sd: float
@@ -335,23 +360,25 @@ class NStarUncertainty:
         self._permutations = [rng.permutation(num_draws) for _ in range(N_PERMUTATIONS)]
 
     def _uncertainty(self, draw_weights: FloatArray) -> FloatArray:
-        """float[...]: the uncertainty where the draws count as float[..., Q] says, mean over
-        levels."""
+        """The uncertainty, averaged over levels, with these weights of the draws:
+        float[..., Q], each row of sum 1 -> float[...]."""
         best_n_probability = np.tensordot(draw_weights, self._best_n_one_hot, 1)  # [..., L, n]
         expected_distance = best_n_probability @ self._n_distance
         return expected_distance.min(-1).mean(-1)
 
     def expected_reduction(self, predicted_rewards: FloatArray) -> float:
-        """The uncertainty that one run's evaluation, float[Q] by the draws, removes on average,
-        less that by chance."""
-        # Row q: draw q is the truth, measured with noise; the weights: how well each explains it.
+        """By how much the uncertainty is expected to fall if one run is evaluated at a place where
+        the draws predict these rewards, float[Q]; less what would seem to be gained by chance."""
+        # In row q, draw q is the truth, and is measured with noise. The weights of the row: how
+        # well each draw explains that measurement, by a normal likelihood.
         measured = predicted_rewards[:, None] + self._measurement_noise[:, None]
         z = (measured - predicted_rewards) / self._measurement_sd
         draw_weights = np.exp(-0.5 * (z**2 - (z**2).min(1, keepdims=True)))
         draw_weights = draw_weights / draw_weights.sum(1, keepdims=True)
 
-        # Weights that belong to other draws tell nothing of n: what they remove is chance.
+        # Among finitely many draws even weights that have nothing to do with the draws' best n, as
+        # those of permuted draws, lower the uncertainty: that much is chance.
         by_chance = np.mean(
-            [self._uncertainty(draw_weights[:, deal]).mean() for deal in self._permutations]
+            [self._uncertainty(draw_weights[:, order]).mean() for order in self._permutations]
         )
         return float(by_chance - self._uncertainty(draw_weights).mean())

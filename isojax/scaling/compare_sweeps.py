@@ -1,7 +1,10 @@
-"""Several sweeps compared over the budgets they share, from their fits alone (IsoCompute Playbook,
-arXiv:2603.12151, Fig. 13). n* at C is the n of the best cell by its curve, up to
-CURVE_REACH_DECADES beyond its data; n* "levels off" where it changes last, or later than everything
-if it ends at the largest n. Replicates of sweeps are independent."""
+"""Several sweeps compared over the budgets C that they share, from their fits alone (IsoCompute
+Playbook, arXiv:2603.12151, Fig. 13).
+
+n* at C is the n of the cell with the highest curve; curves count up to CURVE_REACH_DECADES beyond
+their data. n* "levels off" (saturates) at the C where it changes last; where it ends at the largest
+n, which might grow further, it counts as levelling off later than anything. The replicates (draws)
+of two sweeps are independent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,27 +35,28 @@ from isojax.scaling.law.frontier import spread_indices
 from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import group_by
 
-PER_DECADE = 60
-N_BUDGETS = 5
+PER_DECADE = 60  # budgets at which sweeps are compared, per factor 10 of C
+N_BUDGETS = 5  # rows of the table that is printed
 N_BAND_ROWS = 80  # rows of the bands that a figure is drawn from
 
 
 @dataclass(frozen=True)
 class FrontierPath:
-    """n* and the frontier at C float[G]: by the curves, [G], and by each replicate, [Q, G] (Q >=
-    0)."""
+    """n*(C) and the frontier's reward at G budgets, by the curves and by each of Q replicates (0
+    where the fit has none)."""
 
-    C: FloatArray
-    n: IntArray
-    n_draws: IntArray
-    tied: BoolArray  # where all measured cells stand at the reward of their start: no n leads
-    reward: FloatArray
-    reward_draws: FloatArray
+    C: FloatArray  # [G], rising
+    n: IntArray  # [G]
+    n_draws: IntArray  # [Q, G]
+    tied: BoolArray  # [G], where no measured cell has begun to rise, so that no n leads
+    reward: FloatArray  # [G]
+    reward_draws: FloatArray  # [Q, G]
 
 
 def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> SweepComparison:
-    """Compare at least two sweeps of one metric, compute and mode, each with its own label, against
-    the first. InputError where they cannot be compared, or share no range of budgets."""
+    """Compare sweeps with the first of them: their n*(C), rewards and where n* levels off. There
+    must be at least two, fitted with the same metric, unit of C and mode, each with its own label.
+    InputError where they cannot be compared, or share no range of budgets."""
     _check_comparable(fits, labels)
     ensembles = [load_ensemble(fit) for fit in fits]
     C = _shared_budgets(ensembles, labels)
@@ -115,7 +119,8 @@ def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
 
 
 def _shared_budgets(ensembles: Sequence[CurveEnsemble], labels: Sequence[str]) -> FloatArray:
-    """float[G], rising: budgets C at which each sweep has a measured cell; at least two."""
+    """The budgets C at which every sweep has a measured cell: float[G], rising, G >= 2. InputError
+    where there are no such budgets; labels: the sweeps' names for that message."""
     lows = [float(e.samples.C_low.min()) for e in ensembles]
     highs = [float(e.samples.C_high.max()) for e in ensembles]
     C_low = max(lows)
@@ -137,14 +142,16 @@ def _shared_budgets(ensembles: Sequence[CurveEnsemble], labels: Sequence[str]) -
 
 
 def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
-    """n* and the frontier of one sweep at the shared budgets, float[G]."""
-    # Two reaches: a reward is stated only near the data, n competes by the curves beyond them too.
+    """n*(C) and the frontier's reward of one sweep at the shared budgets, float[G]."""
+    # A reward is reported only near a cell's data; for the choice of n, curves count further beyond
+    # them, so that a cell does not drop out where its runs end.
     measured_near = ensemble.samples.is_measured(C).T  # [G, J]
     measured_within_reach = ensemble.samples.is_measured(C, reach=CURVE_REACH_DECADES).T
     rewards = ensemble.expected_rewards(C)  # [G, J]
     reward_draws = ensemble.sampled_rewards(C).transpose(1, 0, 2)  # [Q, G, J]
 
-    # [G, 1]: one cell holds the frontier in all draws, as in law/frontier.py
+    # [G, 1]: the cell whose reward is reported. It is the same in all draws, as in law/frontier.py:
+    # a maximum within each draw would be biased upward.
     leader = np.where(measured_near, rewards, -np.inf).argmax(-1)[:, None]
 
     tied = np.array(
@@ -154,7 +161,8 @@ def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
         ]
     )
     n = ensemble.n[np.where(measured_within_reach, rewards, -np.inf).argmax(-1)]
-    # the n that is first to lead, so that n* does not change where none leads
+    # Where all cells are tied at the start, n* is set to the n that leads first, so that no change
+    # of n* is counted there.
     if tied[0] and not tied.all():
         first = int(tied.argmin())
         n[:first] = n[first]
@@ -173,7 +181,7 @@ def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
 
 def _reward_difference(first: FrontierPath, other: FrontierPath) -> RewardDifference:
     """How far the other sweep's frontier is above the first one's at the largest shared budget."""
-    # Replicates of two sweeps are independent: each of the one pairs with each of the other.
+    # The replicates of two sweeps are independent, so every pair of them is a draw: [Q other Q].
     differences = np.subtract.outer(other.reward_draws[:, -1], first.reward_draws[:, -1]).ravel()
     low, high = central_interval(differences)
     return RewardDifference(
@@ -187,7 +195,8 @@ def _reward_difference(first: FrontierPath, other: FrontierPath) -> RewardDiffer
 def _summarize(
     label: str, fit: FitResult, ensemble: CurveEnsemble, path: FrontierPath
 ) -> SweepSummary:
-    """What one sweep shows at the shared budgets."""
+    """One sweep at the shared budgets: n*(C) and reward at some of them, where n* levels off, and
+    what overfits. Without the comparison with the first sweep (`difference`, `earlier`)."""
     all_n = sorted(set(ensemble.n.tolist()))
     rows = [_budget_row(fit, path, g, all_n) for g in range(len(path.C))]
     no_effect = fit.joint.n_star.no_effect
@@ -213,7 +222,7 @@ def _summarize(
 
 
 def _budget_row(fit: FitResult, path: FrontierPath, g: int, all_n: Sequence[int]) -> BudgetRow:
-    """A sweep at the g-th budget of its path."""
+    """n*, reward and their intervals at the g-th budget of a sweep's path. all_n: rising."""
     is_tied = bool(fit.nothing_learnt or path.tied[g])
     if is_tied:  # any n may be the best
         n_low, n_high = all_n[0], all_n[-1]
@@ -235,10 +244,10 @@ def _budget_row(fit: FitResult, path: FrontierPath, g: int, all_n: Sequence[int]
 
 
 def saturation_C(n: IntArray, C: FloatArray, n_max: int) -> FloatArray:
-    """float[...]: where n*, int[..., G], changes last; -inf: it never does, +inf: it ends at the
-    largest n."""
+    """The C at which n* levels off: int[..., G] of n* at rising C, float[G] -> float[...]. -inf
+    where n* never changes; +inf where it ends at n_max, the largest measured n."""
     changes = n[..., 1:] != n[..., :-1]
-    # counted from the end, the first change is the last one; between two budgets, in log C
+    # argmax from the end finds the last change; its C is the geometric mean of the two budgets.
     last_change = changes.shape[-1] - 1 - changes[..., ::-1].argmax(-1)
     C_change = np.sqrt(C[last_change] * C[last_change + 1])
     levels_off_at = np.where(changes.any(-1), C_change, -np.inf)
@@ -246,6 +255,7 @@ def saturation_C(n: IntArray, C: FloatArray, n_max: int) -> FloatArray:
 
 
 def _saturation(path: FrontierPath, n_max: int) -> Saturation:
+    """Where one sweep's n*(C) levels off, with an interval; n_max: its largest measured n."""
     C = float(saturation_C(path.n, path.C, n_max))
     C_draws = saturation_C(path.n_draws, path.C, n_max)
     low, high = central_interval(C_draws)
@@ -262,13 +272,14 @@ def _saturation(path: FrontierPath, n_max: int) -> Saturation:
 def _saturates_earlier(
     first_fit: FitResult, other_fit: FitResult, C: FloatArray
 ) -> EarlierSaturation | None:
-    """Whether n* levels off earlier in the other sweep, over the n that both measured; None: cannot
-    be said."""
+    """How probable it is that n*(C) levels off earlier, or later, in the other sweep than in the
+    first, where both choose among the n that both measured. None where that cannot be told: fewer
+    than two common n, n without effect, or no replicates."""
     shared_n = sorted({c.n for c in first_fit.curves} & {c.n for c in other_fit.curves})
     if len(shared_n) < 2 or first_fit.joint.n_star.no_effect or other_fit.joint.n_star.no_effect:
         return None
 
-    # A sweep with more n could level off at one that the other does not have.
+    # Leave out n that only one sweep has, since n* may level off at one of these.
     first = _with_n(first_fit, shared_n)
     other = _with_n(other_fit, shared_n)
     within_reach = [
@@ -288,6 +299,6 @@ def _saturates_earlier(
 
 
 def _with_n(fit: FitResult, all_n: Sequence[int]) -> CurveEnsemble:
-    """The cells of these n alone."""
+    """The curves of a fit, of the cells with these n only."""
     curves = tuple(c for c in fit.curves if c.n in all_n)
     return load_ensemble(fit.model_copy(update={"curves": curves}))

@@ -37,8 +37,9 @@ class FoundRisks(NamedTuple):
 
 
 def find_risks(ensemble: CurveEnsemble, allocation: Allocation, cell: int) -> FoundRisks:
-    """Of the recommended allocation, whose nearest measured cell is `cell`. A risk has the code of
-    the flag that it states."""
+    """The main risks of running a recommended allocation, and the fit's other warnings.
+    cell: index, in ensemble.curves, of the measured cell that is nearest to the allocation. Where a
+    risk states what a flag of the fit states, it has that flag's code."""
     fit = ensemble.fit
     curve = ensemble.curves[cell]
     if fit.nothing_learnt:
@@ -62,9 +63,11 @@ def find_risks(ensemble: CurveEnsemble, allocation: Allocation, cell: int) -> Fo
 
 
 def _forecast_risk(ensemble: CurveEnsemble, allocation: Allocation, cell: int) -> Risk | None:
+    """Where the forecast's interval is wide, or much of the reward is to come beyond the data."""
     reward, interval = ensemble.predict_reward(cell, allocation.C)
     if interval is None:
         return None
+
     C_measured = min(allocation.C, ensemble.C_measured_max)
     rise = reward - ensemble.predict_reward(cell, C_measured).reward
     low, high = interval
@@ -85,6 +88,7 @@ def _seed_risk(fit: FitResult, curve: FittedCurve) -> Risk | None:
 
 
 def _run_sd_risk(fit: FitResult) -> Risk | None:
+    """Where the runs do not show how much seeds differ, so that a usual spread was assumed."""
     if fit.intervals is None or not fit.intervals.run_sd_source.startswith("assumed"):
         return None
     text = f"the spread between seeds, {fit.intervals.run_sd:.3f}, is assumed"
@@ -92,6 +96,7 @@ def _run_sd_risk(fit: FitResult) -> Risk | None:
 
 
 def _edge_risk(ensemble: CurveEnsemble, n: int) -> Risk | None:
+    """Where the recommended n is the largest or smallest measured: the best may lie outside."""
     all_n = set(ensemble.n.tolist())
     if len(all_n) < 2:
         return None
@@ -103,10 +108,12 @@ def _edge_risk(ensemble: CurveEnsemble, n: int) -> Risk | None:
 
 
 def _extrapolation_risk(fit: FitResult, curve: FittedCurve, C: float) -> Risk | None:
-    """Beyond a cell's data: how well this sweep's own forecasts did."""
+    """For a budget C beyond the cell's data, where the reward is a forecast: how far this sweep's
+    forecasts erred in the trial, which predicts its later evaluations from the earlier ones."""
     trial: ForecastTrial | None = fit.forecast
     if trial is None or curve.C_high * MEASURED_TOLERANCE >= C:
         return None
+
     forecasts = "this sweep's forecasts from its first quarter"
     if trial.mean_absolute_error is None:
         return Risk("forecast_untried", f"{forecasts} could not be tried")
@@ -118,19 +125,22 @@ def _extrapolation_risk(fit: FitResult, curve: FittedCurve, C: float) -> Risk | 
 def set_halting_marks(
     ensemble: CurveEnsemble, allocation: Allocation, cell: int
 ) -> tuple[HaltingMark, ...]:
-    """Where the recommended run is to be judged on its way, up to its peak; none without draws of
-    its cell."""
+    """At which updates of the recommended run to look at its reward, and below which reward to stop
+    it; one mark for each of MARK_SHARES of its C. Empty where the fit has no draws, or the
+    allocation is not the measured cell (index `cell`), so that the run's own curve is unknown."""
     curve = ensemble.curves[cell]
     counts = ensemble.counts[cell]
     if not ensemble.replicates or curve.key != (allocation.B_p, allocation.n):
         return ()
 
+    # A curve that falls after its peak is judged on the way up only.
     C_end = min(allocation.C, curve.C_peak or np.inf)
     marks = []
     for share in MARK_SHARES:
         M = counts.updates(share * C_end)
         C = float(counts.rollouts(max(M, 1)))
         draws = ensemble.sampled_at_cell_budgets(np.array([C]), same_problems=True)[:, cell]
+        # A run as forecast measures less than this with probability MARK_TAIL.
         stop_below = np.quantile(draws + _measurement_noise(ensemble), MARK_TAIL)
         mark = HaltingMark(
             M=M,
@@ -145,9 +155,10 @@ def set_halting_marks(
 
 
 def _measurement_noise(ensemble: CurveEnsemble) -> FloatArray:
-    """float[Q]: how far an evaluation of a new run is from its curve; independent of the draws."""
-    settings = ensemble.fit.intervals
-    sd = 0.0 if settings is None else np.hypot(settings.run_sd, settings.noise_sd)
+    """Random deviations of a new run's evaluation from its curve, one for each of the Q draws of
+    the curves and independent of them: float[Q], in units of reward, of mean 0."""
+    noise = ensemble.fit.intervals
+    sd = 0.0 if noise is None else np.hypot(noise.run_sd, noise.noise_sd)
     normal = np.random.default_rng(1).standard_normal(ensemble.replicates)
     return (normal - normal.mean()) * sd
 
@@ -155,24 +166,26 @@ def _measurement_noise(ensemble: CurveEnsemble) -> FloatArray:
 def choose_next_run(
     ensemble: CurveEnsemble, request: AllocationRequest, chosen: int, regret: float | None
 ) -> NextRun | None:
-    """A further run of an allowed cell, to the budget or less: the cheapest of those that lower the
-    expected regret of the chosen cell nearly as much as the best one; None without draws, and where
-    no run lowers it.
+    """Which run to measure next to make the recommendation surer: of the runs of allowed cells, to
+    RUN_SHARES of the budget, the cheapest that lowers the regret by NEARLY_ALL of what the best of
+    them would. None where the fit has no draws or no run lowers the regret.
 
-    A run moves the draws' mean rewards along their regression on what it measures (Strong, Oakley,
-    Brennan 2014)."""
+    chosen: index of the recommended cell. regret: the expected loss of reward by choosing it, as
+    long as it is unknown which cell is the best. A run of cell j tells something of all cells: each
+    cell's mean reward moves along its regression, among the draws, on what the run measures
+    (Strong, Oakley, Brennan 2014)."""
     C_spent, allowed = ensemble.allowed_cells(request)
     if regret is None or not ensemble.replicates or not allowed[chosen]:
         return None
 
-    # From here on the J allowed cells alone, and their rewards less those of the chosen one.
+    # From here on only the J allowed cells count, by their rewards less those of the chosen one.
     allowed_cells = np.flatnonzero(allowed)
     keys = [ensemble.curves[i].key for i in allowed_cells]
     counts = [ensemble.counts[i] for i in allowed_cells]
-    leader = int(allowed[:chosen].sum())
+    leader = int(allowed[:chosen].sum())  # index of the chosen cell among the allowed ones
     rewards = ensemble.sampled_at_cell_budgets(C_spent, same_problems=True)[:, allowed]
     lead = rewards - rewards[:, [leader]]  # [Q, J]
-    # what a covariance with one standard deviation may be by chance, in so many draws
+    # Covariances of each lead, per standard deviation of the other side, that may be chance.
     chance = MIN_CORRELATION / len(lead) ** 0.5 * lead.std(0)
     noise = _measurement_noise(ensemble)
 
@@ -182,14 +195,15 @@ def choose_next_run(
         C_of_runs = ensemble.rollouts_after(np.maximum(M, 1))
         measured = ensemble.sampled_at_cell_budgets(C_of_runs, same_problems=True)[:, allowed]
         M_of_allowed = M[allowed]
-        for j in np.flatnonzero(M_of_allowed):  # those that have an update left
+        for j in np.flatnonzero(M_of_allowed):  # cells for which this share is an update at least
             # The regression of each lead on what a run of cell j would measure.
             deviation = measured[:, j] - measured[:, j].mean()
             covariance = deviation @ lead / len(lead)
             covariance[np.abs(covariance) < chance * deviation.std()] = 0.0
             slope = covariance / max(deviation.var() + noise.var(), 1e-12)
 
-            # For each outcome of the run, the mean leads after it: the best cell would be chosen.
+            # For each outcome of the run the mean leads after it, [Q, J]: the cell with the highest
+            # would then be chosen, so that the expected highest lead is what the run saves.
             leads_after = lead.mean(0) + (deviation + noise)[:, None] * slope
             times_best = np.bincount(leads_after.argmax(1), minlength=len(keys))
             times_best[leader] = -1
@@ -211,8 +225,9 @@ def choose_next_run(
 def describe_supporting_sweep(
     ensemble: CurveEnsemble, request: AllocationRequest, C_to_measure: float
 ) -> str:
-    """The cheapest sweep that measures up to C_to_measure: all runs continued, or new ones, at the
-    fixed or the best cell's B_p, of each n that may be the best at the budget."""
+    """How to measure up to C_to_measure rollouts for the fewest rollouts, in words and as a
+    command: either all runs are continued, or a new run is made for each n that may be the best at
+    the budget, with the requested B_p or, without one, that of the best cell."""
     fit = ensemble.fit
     likely = _likely_cells(ensemble, request)
     B_p = request.fix.get("B_p", likely.B_p)
@@ -220,7 +235,8 @@ def describe_supporting_sweep(
     if request.B_max is not None:
         likely_n = [n for n in likely_n if B_p * n <= request.B_max] or [likely.best_n]
 
-    # The last evaluation may be a step of the grid of C short of the sweep's budget.
+    # A run's last evaluation may be one step of the grid of C below its budget, so the budget asked
+    # for is one step above C_to_measure. Steps are equal in log C: the size follows from a run.
     finest = max(fit.runs, key=lambda run: run.points)
     C_first = min(c.C_low for c in ensemble.curves)
     grid_step = (finest.C_max / C_first) ** (1 / max(1, finest.points - 2))
@@ -232,6 +248,8 @@ def describe_supporting_sweep(
         new_runs.append(counts.allocation(B_p, n, counts.updates_to_reach(C_end)))
     cost_of_new = sum(run.C for run in new_runs)
     cost_of_all = sum(max(0, C_end - int(run.C_max)) for run in fit.runs)
+
+    # Imported runs were trained by another trainer, for which isojax has no command.
     imported = all(run.imported for run in fit.runs)
     elsewhere = "with the trainer of these logs; import what it logs with them"
     if cost_of_all <= cost_of_new:
@@ -254,15 +272,16 @@ def describe_supporting_sweep(
 
 
 class _LikelyCells(NamedTuple):
-    """What may be best at a budget."""
+    """Which B_p and n may be the best at a budget."""
 
-    B_p: int  # of the best cell
-    best_n: int
-    n: list[int]  # each that is best in enough draws
+    B_p: int  # of the cell with the highest expected reward
+    best_n: int  # of that cell
+    n: list[int]  # each n that is best in a share MIN_P_BEST of the draws; rising
 
 
 def _likely_cells(ensemble: CurveEnsemble, request: AllocationRequest) -> _LikelyCells:
-    """Among the allowed cells; among all where none is allowed."""
+    """Which B_p and n may be the best at the budget, among the allowed cells; among all cells where
+    the request allows none."""
     C_spent, allowed = ensemble.allowed_cells(request)
     rewards = ensemble.expected_at_cell_budgets(C_spent)[None]  # [1, cells]
     if ensemble.replicates:
@@ -272,6 +291,7 @@ def _likely_cells(ensemble: CurveEnsemble, request: AllocationRequest) -> _Likel
 
     best_n_in_draws = ensemble.n[rewards.argmax(1)]
     n, times_best = np.unique(best_n_in_draws, return_counts=True)
+    # With many n none may reach MIN_P_BEST: the most frequent one counts in any case.
     often = min(MIN_P_BEST * len(rewards), times_best.max())
     best = int(rewards.mean(0).argmax())
     return _LikelyCells(

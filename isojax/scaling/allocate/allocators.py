@@ -1,11 +1,19 @@
-"""The paper's allocation (IsoCompute Playbook, arXiv:2603.12151, section 4.3), M = floor(C / (n
-B_p)), in two ways. By the law (mode paper): n from n*(C), the smallest stable B_p; a fixed B_p has
-its own n*(C); a fixed B sets B_p = B // n; a fixed M takes the best cell with B_p n M <= C, or,
-where none fits, n*(C) and B_p = floor(C / (n M)). By the curves (mode hierarchical): n of the
-stable cell whose curve is highest, the smallest B_p within epsilon of it at that n; a fixed M or B
-restricts the cells; where none agrees, n comes from the nearest cells.
+"""The allocation of a budget C: B_p, n and M = floor(C / (n B_p)), after the IsoCompute Playbook,
+arXiv:2603.12151, section 4.3. The user may fix one of B_p, B = B_p n and M. There are two ways.
 
-Where an update samples several batches of B_p n rollouts, M and C are converted as the runs did
+By the law of n*(C) (mode paper):
+- nothing fixed: n = n*(C) as a power of two, and the smallest stable B_p;
+- B_p fixed: n by the law of the runs with this B_p;
+- B fixed: n = n*(C), B_p = B // n;
+- M fixed: the best measured cell with B_p n M <= C; where none fits, n = n*(C) and
+  B_p = floor(C / (n M)).
+
+By the learning curves (mode hierarchical): n of the stable cell with the highest curve at C, and at
+that n the smallest B_p whose reward is at most epsilon lower. A fixed B_p, B or M restricts the
+cells; where no measured cell agrees with it, n is that of the nearest cells.
+
+A B_p is stable where runs with it did not break (result.py: StabilityVerdict). Where an update
+samples several batches of B_p n rollouts (dynamic sampling), M and C are converted as in the runs
 (update_counts.py)."""
 
 from dataclasses import dataclass
@@ -23,7 +31,7 @@ from isojax.scaling.result import FitResult, FrontierFit
 
 @dataclass(frozen=True)
 class ExplainedAllocation:
-    """An allocation, and in words why it is this one."""
+    """An allocation, and the reasons for it: a sentence each, such as "M = 40: given; ..."."""
 
     allocation: Allocation
     reasons: tuple[str, ...]
@@ -40,10 +48,11 @@ class _ChosenN:
 def allocate_by_law(
     fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest
 ) -> ExplainedAllocation:
-    """The paper's allocation for a request; refused where no B_p is stable, or limits leave no
-    allocation."""
+    """The allocation for a request by the law of n*(C), as in the paper; InputError where no B_p is
+    stable, or where the request's limits leave no allocation."""
     if "M" in request.fix:
         return _allocate_fixed_M(fit, ensemble, request, request.fix["M"])
+
     if "B" in request.fix:
         B = request.fix["B"]
         chosen = _choose_n_by_law(fit, fit.joint, request.C)
@@ -80,7 +89,9 @@ def allocate_by_law(
 
 
 def _choose_n_by_law(fit: FitResult, frontier_fit: FrontierFit, C: float) -> _ChosenN:
-    """n*(C) as a power of two, within the measured n inside the measured range of C."""
+    """n*(C) as a power of two. Where C is in the range of C that the frontier covers, n is kept
+    between the smallest and the largest measured n; outside, where only the law can answer, it is
+    not, and the reasons state it."""
     law = frontier_fit.n_star.law
     C_low = frontier_fit.frontier[0].C
     C_high = frontier_fit.frontier[-1].C
@@ -96,7 +107,7 @@ def _choose_n_by_law(fit: FitResult, frontier_fit: FrontierFit, C: float) -> _Ch
             n = min(max(n, n_smallest), n_largest)
             reasons.append(f"n = {n}: only {n_smallest} to {n_largest} were measured")
     else:
-        # There the law is all there is: an n that was never measured is said, not refused.
+        # Here only the law can answer: an n that was never measured is named as such, not refused.
         outside = f"C is outside the frontier ({C_low:.6g} to {C_high:.6g})"
         saturation = f"{2 ** (law.b + law.L):.3g}"
         reasons.append(f"{outside}: n is the law's alone, which saturates at {saturation}")
@@ -106,7 +117,7 @@ def _choose_n_by_law(fit: FitResult, frontier_fit: FrontierFit, C: float) -> _Ch
 
 
 def _limit_n(chosen: _ChosenN, n_max: int, limit_text: str) -> _ChosenN:
-    """At most n_max, as a power of two."""
+    """The chosen n, or where it exceeds n_max the largest power of two below."""
     if chosen.n <= n_max:
         return chosen
     n = constraints.floor_power_of_two(n_max)
@@ -116,8 +127,9 @@ def _limit_n(chosen: _ChosenN, n_max: int, limit_text: str) -> _ChosenN:
 def _allocate_fixed_M(
     fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest, M: int
 ) -> ExplainedAllocation:
-    """By the law: the measured cell with the highest reward after M updates; where none fits the
-    budget, n*(C) and the B_p that it leaves."""
+    """The allocation for M updates: the stable measured cell with the highest reward after them,
+    among those that take at most C rollouts. Where none does, n = n*(C), and the B_p for which the
+    budget is enough."""
     most_batches = ensemble.most_batches(request.C)
     B = request.largest_B(M, most_batches)
     C_of_cells = ensemble.rollouts_after(M)
@@ -142,8 +154,8 @@ def _allocate_fixed_M(
 def _split_batch(
     ensemble: CurveEnsemble, request: AllocationRequest, B: int, chosen: _ChosenN
 ) -> ExplainedAllocation:
-    """B rollouts per update as B_p = B // n problems, for a fixed M or B that no measured cell need
-    have."""
+    """The allocation with at most B rollouts per update and the chosen n: B_p = B // n problems.
+    For a fixed M or B; the cell (B_p, n) need not have been measured."""
     if B < 1:
         problem = (
             f"C = {request.C:.6g} leaves no rollout for a batch of M = {request.fix['M']} updates"
@@ -170,8 +182,8 @@ def _split_batch(
 def allocate_by_curves(
     fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest
 ) -> ExplainedAllocation:
-    """The allocation for a request, by the curves; refused where no B_p is stable, or limits leave
-    no allocation."""
+    """The allocation for a request by the learning curves; InputError where no B_p is stable, or
+    where the request's limits leave no allocation."""
     reasons = []
     unstable_text = ""
     if "B_p" in request.fix:
@@ -181,6 +193,7 @@ def allocate_by_curves(
     else:
         unstable_text = constraints.smallest_stable_B_p(fit).unstable_text
 
+    # float[cells] and bool[cells]: what each cell would spend, and whether it may be chosen.
     C_spent, allowed = ensemble.allowed_cells(request)
     if not allowed.any():
         unmeasured = _allocate_unmeasured(ensemble, request)
@@ -197,7 +210,7 @@ def allocate_by_curves(
         spent = f"{allocation.C:,} of {request.C:,.0f} rollouts are spent"
         reasons.append(f"M = {M}: given; {spent}")
     else:
-        # of a budget in time, what this cell's clock affords
+        # A budget in time affords each cell its own number of rollouts, by how fast its runs were.
         C_text = "C" if request.time is None else f"{C_spent[chosen_cell]:,.0f}"
         reasons.append(constraints.describe_M(allocation, C_text))
     if not ensemble.fit.nothing_learnt:
@@ -208,13 +221,15 @@ def allocate_by_curves(
 def _explain_comparison_beyond_data(
     ensemble: CurveEnsemble, request: AllocationRequest, chosen_n: int
 ) -> list[str]:
-    """Which other n were compared beyond their data, as those of runs of equally many updates
-    are."""
+    """A sentence on the other n whose runs all ended below the budget, so that extrapolated curves
+    were compared; [] where no n is such. This is usual in sweeps whose runs all have the same
+    number of updates: those with small n end at a small C."""
     C_spent, allowed = ensemble.allowed_cells(request)
-    C_high = ensemble.samples.C_high
+    C_high = ensemble.samples.C_high  # [cells], the largest C of each cell's evaluations
     ends = []
     for n in sorted(set(ensemble.n[allowed].tolist()) - {chosen_n}):
         is_of_n = allowed & (ensemble.n == n)
+        # a little more than the end, since C may have been rounded
         if (C_spent[is_of_n] > C_high[is_of_n] * (1 + 1e-9)).all():
             ends.append(f"n = {n} (measured up to C = {C_high[is_of_n].max():,.0f})")
     if not ends:
@@ -225,11 +240,12 @@ def _explain_comparison_beyond_data(
 def _explain_cell(
     ensemble: CurveEnsemble, request: AllocationRequest, chosen_cell: int, unstable_text: str
 ) -> list[str]:
-    """Why this n, and why this B_p."""
+    """The reasons for the n and, unless the user fixed it, for the B_p of the chosen cell.
+    unstable_text: the unstable smaller B_p, to end a sentence, or "" (StableB_p)."""
     C_spent, allowed = ensemble.allowed_cells(request)
     chosen_B_p, n = ensemble.curves[chosen_cell].key
-    all_stand = ensemble.level_of_all(C_spent, allowed) is not None
-    if ensemble.fit.nothing_learnt or all_stand:
+    all_at_start = ensemble.level_of_all(C_spent, allowed) is not None
+    if ensemble.fit.nothing_learnt or all_at_start:
         equal = "no cell is better than another; of equal ones the smallest n"
         return [f"n = {n}, B_p = {chosen_B_p}: {equal}"]
 
@@ -249,13 +265,14 @@ def _explain_cell(
         B_p_text = f"a smaller one gives away more than {request.epsilon:g}"
     else:
         B_ps_at_n = set(ensemble.B_p[ensemble.n == n].tolist())
-        which = "the smallest stable one" if len(B_ps_at_n) > 1 else "the only one"
-        B_p_text = f"{which} measured at n = {n}"
+        kind = "the smallest stable one" if len(B_ps_at_n) > 1 else "the only one"
+        B_p_text = f"{kind} measured at n = {n}"
     return [n_reason, f"B_p = {chosen_B_p}: {B_p_text}{unstable_text}"]
 
 
 def _describe_allowed(request: AllocationRequest, count: int) -> str:
-    """The cells that were compared, in words, with the limits that they agree with."""
+    """How many cells were compared and by which limits they were selected, in words: "6 stable
+    measured cells with B_p = 32 and B_p n <= 1024"."""
     fix = request.fix
     limit_texts = {
         "M": "B_p n M <= C",
@@ -275,7 +292,9 @@ def _describe_allowed(request: AllocationRequest, count: int) -> str:
 def _allocate_unmeasured(
     ensemble: CurveEnsemble, request: AllocationRequest
 ) -> ExplainedAllocation:
-    """By the curves, where no stable measured cell agrees with the limits."""
+    """The allocation by the curves where no stable measured cell agrees with the request's limits:
+    n is that of the nearest cells, and B_p follows from the limits. InputError where the budget or
+    B_max is too small for any cell, or is a time: how fast unmeasured cells train is unknown."""
     if request.time is not None:
         _refuse_unmeasured_time(request, request.time.seconds)
 
@@ -291,7 +310,7 @@ def _allocate_unmeasured(
         measured_B_ps = set(ensemble.B_p.tolist())
         nearest_B_p = int(min(measured_B_ps, key=lambda b: (abs(np.log2(b / B_p)), b)))
         no_curve = f"B_p = {B_p} has no curve: n is chosen as at the nearest, B_p = {nearest_B_p}"
-        n_max = request.largest_B(1, most_batches) // B_p
+        n_max = request.largest_B(1, most_batches) // B_p  # the budget is enough for one update
         chosen = _choose_nearest_n(ensemble, request.C, ensemble.B_p == nearest_B_p, n_max)
         counts = ensemble.counts_of(B_p, chosen.n)
         allocation = constraints.allocate_updates(B_p, chosen.n, request.C, counts)
@@ -310,8 +329,9 @@ def _refuse_unmeasured_time(request: AllocationRequest, seconds: float) -> None:
 
 
 def _allocate_smallest(ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
-    """Even the smallest measured cell is too large for the budget or for B_max: the refusal says by
-    how much."""
+    """Called where even the smallest measured cell is too large for the budget or for B_max: raises
+    InputError with the size that is missing. (Gives the smallest cell's allocation if the budget
+    is enough for it after all.)"""
     is_candidate = ensemble.stable
     stable_text = "stable "
     if "B_p" in request.fix:
@@ -337,8 +357,8 @@ def _allocate_smallest(ensemble: CurveEnsemble, request: AllocationRequest) -> A
 def _choose_nearest_n(
     ensemble: CurveEnsemble, C: float, is_candidate: BoolArray, n_max: int
 ) -> _ChosenN:
-    """The n <= n_max with the highest predicted reward at C; where none was measured, the power of
-    two below n_max."""
+    """The n of the candidate cells, bool[cells], with the highest predicted reward at C among
+    n <= n_max; where all measured n are larger, the largest power of two <= n_max."""
     is_allowed = is_candidate & (ensemble.n <= n_max)
     if not is_allowed.any():
         n = constraints.floor_power_of_two(max(1, n_max))

@@ -34,19 +34,20 @@ class TimeBudget:
 
 @dataclass(frozen=True)
 class AllocationRequest:
-    """What is asked for."""
+    """What a user asks of `recommend`: a budget, limits and one number that may be fixed."""
 
-    C: float  # the budget in rollouts; of a budget in time, what the cell of most rollouts affords
-    B_max: int | None  # of one update
+    # The budget in rollouts. For a budget in time: what it affords in the cell where that is most.
+    C: float
+    B_max: int | None  # the most rollouts B_p n of one batch; None: no limit
     fix: Mapping[str, int]  # at most one of FIXABLE, and its value
     epsilon: float  # reward that a smaller B_p may cost
     extrapolate: bool  # answer beyond what the data support, too
     time: TimeBudget | None = None  # the budget, where it is one in time
 
     def check(self) -> None:
-        """Refuse values out of range, a fixed B above B_max, and a fixed M that leaves no rollout
-        in an update."""
-        is_number = isinstance(self.C, Real) and not isinstance(self.C, bool)  # also of numpy's
+        """InputError for values out of range, for a fixed B above B_max, and for a fixed M of more
+        updates than the budget has rollouts."""
+        is_number = isinstance(self.C, Real) and not isinstance(self.C, bool)  # NumPy's are Real
         if not is_number or not 0 < self.C <= MAX_COUNT:
             raise InputError(
                 f"C = {self.C!r}; "
@@ -80,7 +81,7 @@ class AllocationRequest:
             raise InputError(f"{problem}; give C >= {M} or a smaller M.")
 
     def check_B_max(self, B_p: int) -> None:
-        """Refuse a B_p of which one rollout each is more than B_max."""
+        """InputError for a B_p above B_max: not even n = 1 is possible."""
         if self.B_max is not None and B_p > self.B_max:
             raise InputError(
                 f"B_p = {B_p} alone exceeds B_max = {self.B_max}. "
@@ -88,8 +89,8 @@ class AllocationRequest:
             )
 
     def largest_B(self, M: int, batches: float) -> int:
-        """The largest B_p n that M updates and B_max leave, where an update samples so many batches
-        of B_p n."""
+        """The largest B = B_p n with which M updates are within the budget, and B within B_max;
+        `batches` of B rollouts are sampled per update."""
         B = int(self.C // (M * batches))
         return B if self.B_max is None else min(B, self.B_max)
 
@@ -108,7 +109,8 @@ def floor_power_of_two(x: float) -> int:
 
 
 def allocate_updates(B_p: int, n: int, C: float, counts: UpdateCounts) -> Allocation:
-    """(B_p, n) for as many updates as C affords; refused where that is not even one."""
+    """The allocation of (B_p, n) with as many updates as C rollouts are enough for; InputError
+    where they are not enough for one. counts: how many rollouts M updates of this cell take."""
     M = counts.updates(C)
     if M >= 1:
         return counts.allocation(B_p, n, M)
@@ -122,7 +124,8 @@ def allocate_updates(B_p: int, n: int, C: float, counts: UpdateCounts) -> Alloca
 
 
 def describe_M(allocation: Allocation, C_text: str = "C") -> str:
-    """Where M comes from: the budget, and how many batches an update samples."""
+    """Why the allocation has this M: a sentence with the budget and, where an update samples more
+    than one batch of B_p n rollouts, how many it samples."""
     if allocation.batches == 1.0:
         return f"M = floor({C_text} / (n B_p)) = {allocation.M}"
     batches = f"{allocation.batches:.2f} batches of n B_p rollouts"
@@ -131,8 +134,8 @@ def describe_M(allocation: Allocation, C_text: str = "C") -> str:
 
 
 def describe_fixed_B_p(fit: FitResult, B_p: int) -> list[str]:
-    """The reasons for a B_p that the request fixes: the user's own choice is not refused where it
-    was unstable."""
+    """The reasons for a B_p that the user fixed, with a warning where it was unstable: it is not
+    refused, since the user chose it."""
     unstable = [v for v in fit.stability if v.B_p == B_p and not v.stable]
     return [
         f"B_p = {B_p}: given",
@@ -154,7 +157,7 @@ class StableB_p:
 
 
 def smallest_stable_B_p(fit: FitResult) -> StableB_p:
-    """By the verdicts of a fit; refused where none is stable."""
+    """The smallest stable B_p by a fit's verdicts; InputError where no measured B_p is stable."""
     stable_B_ps = [v.B_p for v in fit.stability if v.stable]
     if not stable_B_ps:
         all_B_ps = [v.B_p for v in fit.stability]

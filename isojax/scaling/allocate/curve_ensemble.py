@@ -1,6 +1,8 @@
-"""The curves of a fit and their replicates over the measured cells (B_p, n): every reward, interval
-and probability that a recommendation or a comparison states comes from these replicates; and how
-long runs of the cells take."""
+"""The learning curves of a fit and their replicates (draws) over the measured cells (B_p, n), and
+how long runs of the cells take.
+
+Every reward, interval and probability that a recommendation or a comparison states comes from these
+replicates."""
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
@@ -23,7 +25,7 @@ from isojax.scaling.update_counts import UpdateCounts
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
-# How the times of runs that were imported become known.
+# To the user of imported runs: how their times become known.
 TIMES_HINT = (
     "import logs with --map devices=8 and step_seconds=COLUMN, of each step, "
     "or elapsed_seconds=COLUMN, so far"
@@ -31,7 +33,7 @@ TIMES_HINT = (
 
 
 class RewardForecast(NamedTuple):
-    """An expected reward."""
+    """An expected reward and the interval around it, (low, high)."""
 
     reward: float
     interval: Interval | None  # None without replicates
@@ -45,7 +47,8 @@ class RunHours(NamedTuple):
 
 
 class CellBudgets(NamedTuple):
-    """What a request leaves of the cells: what each would spend, and whether it is allowed."""
+    """For each cell, the rollouts that a run of it would spend by a request, and whether the
+    request's limits allow this cell."""
 
     C: FloatArray  # [cells]
     allowed: BoolArray  # [cells]
@@ -60,9 +63,10 @@ class CurveEnsemble:
     samples: PosteriorSamples  # replicates of the curves
     B_p: IntArray
     n: IntArray
-    stable: BoolArray  # whether the cell's B_p is
-    clock: Clock  # float[cells] each, the mean of a cell's runs
-    counts: tuple[UpdateCounts, ...]  # of each cell, by its runs
+    stable: BoolArray  # whether runs with the cell's B_p were stable
+    # How long C rollouts take in each cell: fields float[cells], the mean of the cell's runs.
+    clock: Clock
+    counts: tuple[UpdateCounts, ...]  # of each cell: how many rollouts its updates take
 
     @property
     def B(self) -> IntArray:
@@ -78,14 +82,15 @@ class CurveEnsemble:
         return max(run.C_max for run in self.fit.runs)
 
     def nearest_cell(self, B_p: int, n: int) -> int:
-        """The nearest in log n, then in log B_p."""
+        """The index of the measured cell that is nearest in log n; of these, in log B_p."""
         distance_in_B_p = np.abs(np.log2(self.B_p / B_p))
         distance_in_n = np.abs(np.log2(self.n / n))
         # lexsort takes the last key first
         return int(np.lexsort((distance_in_B_p, distance_in_n))[0])
 
     def counts_of(self, B_p: int, n: int) -> UpdateCounts:
-        """How many updates C rollouts are, in this (B_p, n): as in the nearest cell, by batches."""
+        """How C and updates convert in this (B_p, n), measured or not: an update samples as many
+        batches of B_p n rollouts as in the nearest measured cell."""
         return self.counts[self.nearest_cell(B_p, n)].for_batch(B_p * n)
 
     def updates_within(self, C: FloatArray) -> IntArray:
@@ -104,7 +109,8 @@ class CurveEnsemble:
         )
 
     def most_batches(self, C: float) -> float:
-        """The most that an update of a measured cell takes on average up to C."""
+        """How many batches of B_p n rollouts an update samples on average up to C, in the cell
+        where that is most; 1.0 without dynamic sampling."""
         return max(counts.batches(C) for counts in self.counts)
 
     def expected_rewards(self, C: ArrayLike) -> FloatArray:
@@ -116,40 +122,45 @@ class CurveEnsemble:
         return self.sampled_at_cell_budgets(np.asarray(C, dtype=np.float64)[..., None])
 
     def expected_at_cell_budgets(self, spent: FloatArray) -> FloatArray:
-        """The mean of the replicates, or the curves' rewards where there are none, each cell at the
-        compute that it spends: float[..., cells] -> float[..., cells]. Of a sweep that shows
-        nothing, the mean of its evaluations: that of the replicates, which say how far off it may
-        be, is above 0 where no response was right."""
+        """The expected reward of each cell at its own C: float[..., cells] -> float[..., cells]. It
+        is the mean of the replicates; without replicates, that of the fitted curves.
+
+        Where nothing was learnt in the sweep the fitted curves count too. They are the mean of the
+        evaluations, 0 where no response was right; the replicates spread above 0, and so would
+        their mean be."""
         if self.replicates and not self.fit.nothing_learnt:
             return self.samples.expected_at(spent)
+
         by_cell = np.broadcast_to(spent, (*spent.shape[:-1], len(self.curves)))
         return np.stack(
             [curve_reward(c, by_cell[..., i]) for i, c in enumerate(self.curves)], axis=-1
         )
 
     def sampled_at_cell_budgets(self, spent: FloatArray, same_problems: bool = False) -> FloatArray:
-        """The same of each replicate, on resampled or equal problems: float[..., cells] -> [...,
-        replicates, cells]."""
+        """The rewards of each replicate, each cell at its own C: float[..., cells] ->
+        float[..., replicates, cells]. same_problems: on the validation problems of the sweep;
+        otherwise the replicates also vary by the choice of the problems."""
         return self.samples.curves_at(spent, same_problems)
 
     def predict_reward(self, i: int, C: float, same_problems: bool = False) -> RewardForecast:
-        """The expected reward of cell i after C rollouts and its interval, on resampled problems or
-        on the same."""
+        """The expected reward of cell i after C rollouts and its interval, on other problems of the
+        same kind or on the sweep's own."""
         cell_budgets = np.full(len(self.curves), float(C))
         expected = float(self.expected_at_cell_budgets(cell_budgets)[i])
         draws = self.sampled_at_cell_budgets(cell_budgets, same_problems)[:, i]
         return RewardForecast(expected, self.interval(draws))
 
     def predict_new_run(self, i: int, C: float) -> RewardForecast:
-        """The expected reward of cell i after C rollouts, and the interval of one new run's
-        measurement on the same problems: the expectation's spread on each side, in quadrature with
-        run-to-run and evaluation noise."""
+        """The expected reward of cell i after C rollouts, and the interval in which one new run
+        would measure, on the same problems. The interval's half widths: those of the expected
+        reward's interval and of the noise (between runs, and of an evaluation), added in
+        quadrature."""
         reward, interval = self.predict_reward(i, C, same_problems=True)
         noise = self.fit.intervals
         if interval is None or noise is None:
             return RewardForecast(reward, None)
 
-        # Noise is normal, and the interval of the expectation is not symmetric: each side alone.
+        # The interval of the expected reward is not symmetric: each side is widened alone.
         noise_sd = float(np.hypot(noise.run_sd, noise.noise_sd))
         noise_half_width = NormalDist().inv_cdf(0.5 + LEVEL / 2) * noise_sd
         low, high = interval
@@ -162,7 +173,7 @@ class CurveEnsemble:
         return RewardForecast(reward, new_run)
 
     def predict_hours(self, i: int, C: float, C_done: float = 0.0) -> RunHours:
-        """Of a run of cell i from C_done to C rollouts."""
+        """How long a run of cell i takes from C_done to C rollouts."""
         seconds_done = self.clock.seconds(C_done)[i] if C_done else 0.0
         hours = float(self.clock.seconds(C)[i] - seconds_done) / 3600
         if np.isnan(hours):
@@ -170,15 +181,15 @@ class CurveEnsemble:
         return RunHours(wall_clock=hours, of_devices=hours * float(self.clock.devices[i]))
 
     def affordable_rollouts(self, budget: TimeBudget) -> FloatArray:
-        """float[cells]: whole rollouts that a budget affords; 0 where a cell has no clock.
-        InputError if none has."""
+        """How many whole rollouts a budget in time is enough for in each cell, float[cells]; 0
+        where it is unknown how long the cell's runs took. InputError if it is unknown for all."""
         if np.isnan(self.clock.per_rollout).all():
             times = "timing.jsonl, or the log's own step times"
             problem = f"no run of this fit says how long its steps took ({times})"
             fix = f"Name a sweep's folder, not its fit.json, or {TIMES_HINT}."
             raise InputError(f"{problem}; expected a budget of rollouts. {fix}")
 
-        # A second of all devices together is as many times less wall clock.
+        # Device seconds / devices = seconds of wall clock.
         devices = self.clock.devices if budget.of_devices else 1.0
         return self.clock.rollouts(budget.seconds / devices)
 
@@ -186,20 +197,23 @@ class CurveEnsemble:
         return bool(C > self.samples.C_high[i] * (1 + 1e-9))
 
     def interval(self, values: FloatArray) -> Interval | None:
-        """The central LEVEL of draws, float[replicates]; None where there are none."""
+        """The interval of the central share LEVEL of draws of a reward, float[replicates], within
+        0 to 1; None where there are no draws."""
         if not np.size(values):
             return None
         low, high = central_band(values)
         return float(max(0.0, low)), float(min(1.0, high))
 
     def affordable_cells(self, request: AllocationRequest) -> CellBudgets:
-        """What each cell would spend (where M is fixed, as many rollouts as that takes, else all),
-        and whether the request allows it, be it stable or not."""
+        """For each cell, the rollouts that it would spend, and whether that is within the request's
+        budget and limits; unstable cells are not left out. A cell spends the whole budget, or with
+        a fixed M what M updates take."""
         fix = request.fix
         limit = np.full(len(self.n), float(request.C))
         if request.time is not None:
             limit = self.affordable_rollouts(request.time)
 
+        # A cell must be able to pay for what it spends, and for one update at least.
         C_spent = self.rollouts_after(fix["M"]) if "M" in fix else np.maximum(limit, 1.0)
         affordable = (C_spent <= limit) & (self.rollouts_after(1) <= limit)
         if request.B_max is not None:
@@ -211,14 +225,14 @@ class CurveEnsemble:
         return CellBudgets(C_spent, affordable)
 
     def allowed_cells(self, request: AllocationRequest) -> CellBudgets:
-        """The same without the unstable cells, unless the user has fixed B_p."""
+        """As `affordable_cells`, but unstable cells are not allowed, unless the user fixed B_p."""
         C_spent, affordable = self.affordable_cells(request)
         allowed = affordable if "B_p" in request.fix else affordable & self.stable
         return CellBudgets(C_spent, allowed)
 
     def level_of_all(self, C_spent: FloatArray, allowed: BoolArray) -> float | None:
-        """Where the allowed cells, at what each would spend, float[cells], all stand at the level
-        at which they began: that level, else None."""
+        """The reward at which all allowed cells still are after C_spent, float[cells], because none
+        has begun to rise (curves with a flat start); None where some cell has."""
         level = None
         for i in np.flatnonzero(allowed).tolist():
             flat_start = self.curves[i].flat_start
@@ -229,9 +243,10 @@ class CurveEnsemble:
         return level
 
     def choose_cell(self, C_spent: FloatArray, allowed: BoolArray, epsilon: float) -> int:
-        """The best n of the allowed cells (at least one; the smaller of equals), and the smallest
-        B_p at it within `epsilon` of the best, measured ones first; each cell would spend
-        float[cells]."""
+        """The index of the cell to recommend, among the allowed ones (at least one), if each spends
+        C_spent, float[cells]. Its n is that of the highest expected reward (of equals the smaller).
+        Its B_p is the smallest at this n whose reward is at most `epsilon` lower; cells that were
+        measured at this C come before those whose reward is extrapolated."""
         expected_rewards = np.where(allowed, self.expected_at_cell_budgets(C_spent), -np.inf)
         same_n = self.n == self.n[expected_rewards.argmax()]
         within_epsilon = allowed & same_n & (expected_rewards >= expected_rewards.max() - epsilon)
@@ -241,7 +256,7 @@ class CurveEnsemble:
 
 
 def load_ensemble(fit: FitResult) -> CurveEnsemble:
-    """The cells of a fit, in the unit of its C."""
+    """The curves and draws of a fit, by cell; C in the fit's unit (rollouts, tokens, ...)."""
     curves = tuple(sorted(fit.curves, key=lambda c: (c.n, c.B_p)))
     stable_by_B_p = {v.B_p: v.stable for v in fit.stability}
     return CurveEnsemble(
@@ -257,7 +272,8 @@ def load_ensemble(fit: FitResult) -> CurveEnsemble:
 
 
 def _mean_clocks(fit: FitResult, curves: Sequence[FittedCurve]) -> Clock:
-    """float[cells] of each term: the mean over a cell's runs that have a clock, NaN without one."""
+    """How long C rollouts take in each cell: the mean, over its runs with a clock, of each term of
+    the clock, float[cells]; NaN for a cell without such a run."""
     terms = fields(Clock)
     by_cell = []  # [cells, terms]
     for curve in curves:

@@ -1,4 +1,5 @@
-"""The clocks of a fit on another number of devices than its runs were trained on."""
+"""How long the runs of a fit would take on another number of devices than they were trained on. A
+run's clock (scaling/run_clock.py) gives the seconds that C rollouts take."""
 
 from dataclasses import replace
 
@@ -11,13 +12,15 @@ def measured_devices(fit: FitResult) -> list[int]:
 
 
 def on_devices(fit: FitResult, devices: int) -> FitResult:
-    """The fit with its clocks on so many devices, which take the same device hours: twice the
-    devices, half the time. More devices than a batch keeps busy take longer than that."""
+    """The fit, with clocks as if its runs had been trained on so many devices. The device hours
+    stay the same: twice the devices take half the time. With more devices than a batch keeps busy a
+    run takes longer than that."""
     rows = []
     for row in fit.runs:
         if row.clock is None:
             rows.append(row)
             continue
+
         ratio = row.clock.devices / devices
         clock = replace(
             row.clock,

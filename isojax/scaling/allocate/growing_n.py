@@ -30,7 +30,8 @@ RAISE_PROBABILITY = 0.8
 
 @dataclass(frozen=True)
 class NOption:
-    """A run that goes on with this n, in a measured cell, against one that goes on as it is."""
+    """What a run gains if it goes on with this n, which the sweep measured at the run's B_p, over
+    going on with the n that it has."""
 
     B_p: int
     n: int
@@ -45,7 +46,7 @@ class NOption:
 
 
 class CellStage(NamedTuple):
-    """From C rollouts on, a run is as those of this cell (its index)."""
+    """A stage of a run: from C rollouts on it has the B_p and n of this cell (an index)."""
 
     C: float
     cell: int
@@ -53,7 +54,7 @@ class CellStage(NamedTuple):
 
 @dataclass(frozen=True)
 class CurveTable:
-    """The draws' curves on a grid, from which runs that change their cell are put together."""
+    """The draws' curves on a grid of C, to look up how a run rises that changes its cell."""
 
     log_C: FloatArray  # [budgets]
     rewards: FloatArray  # [budgets, replicates, cells], rising
@@ -72,12 +73,13 @@ class CurveTable:
         return CurveTable(np.log(C), np.maximum.accumulate(rewards, axis=0))
 
     def go_on(self, cell: int, rewards: FloatArray, C_more: float) -> FloatArray:
-        """Rewards float[replicates] after C_more more rollouts in a cell; one above all of the
-        cell's curve stays."""
+        """A run has these rewards, float[replicates]; those after C_more more rollouts in a cell.
+        By the model, it goes on as a run of the cell does from the same reward on. A reward above
+        the whole curve of the cell stays as it is."""
         after = np.empty_like(rewards)
         for q, reward in enumerate(rewards):
             curve = self.rewards[:, q, cell]
-            # where a run of this cell has that reward
+            # the C at which a run that always had this cell has that reward
             C_now = np.exp(np.interp(reward, curve, self.log_C))
             after[q] = max(reward, np.interp(np.log(C_now + C_more), self.log_C, curve))
         return after
@@ -86,8 +88,9 @@ class CurveTable:
 def compare_n(
     ensemble: CurveEnsemble, B_p: int, n: int, C: FloatArray, R: FloatArray, C_end: float
 ) -> list[NOption]:
-    """What each measured n at this B_p would give a run of (B_p, n) from its newest evaluation on;
-    its evaluations are C > 0, R: float[points]. InputError where the fit has no such cell."""
+    """What a run of (B_p, n) would reach at C_end if it went on with each n measured at its B_p.
+    C, R float[points]: the run's evaluations, C > 0 rising, and their rewards. Without replicates
+    or a cell (B_p, n) in the fit: InputError."""
     own_cell = next((i for i, c in enumerate(ensemble.curves) if c.key == (B_p, n)), None)
     if own_cell is None:
         measured = ", ".join(f"{c.B_p}x{c.n}" for c in ensemble.curves)
@@ -107,7 +110,8 @@ def compare_n(
     C_left = C_end - C_done
     table = CurveTable.of(ensemble, C_end)
     now = np.full(ensemble.replicates, reward)
-    as_it_is = table.go_on(own_cell, now, C_left)
+    as_it_is = table.go_on(own_cell, now, C_left)  # the end with the n that the run has
+
     options = []
     for i in np.flatnonzero(ensemble.B_p == B_p).tolist():
         end = table.go_on(i, now, C_left)
@@ -132,9 +136,10 @@ def compare_n(
 def plan_growing_run(
     ensemble: CurveEnsemble, cell: int, C_end: float, B_max: int | None
 ) -> GrowingRun | None:
-    """The schedule at the cell's B_p that follows, from each reward on, the n whose expected curve
-    rises there fastest, against the cell itself after C_end rollouts; None where it does not
-    gain."""
+    """A run whose n grows on the way to C_end, and what it gains over the fixed n of `cell` (an
+    index). At each reward the run has the n, of the stable cells with this B_p and at most B_max
+    rollouts per batch, whose expected curve rises fastest there. None where that gains nothing, or
+    n never changes."""
     cells = np.flatnonzero((ensemble.B_p == ensemble.B_p[cell]) & ensemble.stable)
     cells = cells[ensemble.B[cells] <= (B_max or ensemble.B.max())]
     if not ensemble.replicates or len(cells) < 2 or cell not in cells:
@@ -144,10 +149,12 @@ def plan_growing_run(
     if len(stages) < 2:
         return None
 
-    rewards = table.rewards[0].min(1)  # of the base policy, float[replicates]
+    # Each draw's run goes through the stages from the reward of the base policy.
+    rewards = table.rewards[0].min(1)  # float[replicates]
     C_of_next = [*(stage.C for stage in stages[1:]), C_end]
     for stage, C_next in zip(stages, C_of_next, strict=True):
         rewards = table.go_on(stage.cell, rewards, C_next - stage.C)
+
     cell_budgets = np.full(len(ensemble.n), C_end)
     fixed = ensemble.sampled_at_cell_budgets(cell_budgets, same_problems=True)[:, cell]
     gain = rewards - fixed
@@ -170,7 +177,8 @@ def plan_growing_run(
 
 
 def _whole_stages(stages: Sequence[CellStage]) -> dict[int, int]:
-    """C in whole rollouts -> cell; of stages that begin at one C the last."""
+    """The cell of each stage by the whole C at which it begins. Of stages that begin at the same
+    rounded C the last counts."""
     return {round(stage.C): stage.cell for stage in stages}
 
 
@@ -186,17 +194,20 @@ def _batches_of_stages(
 
 
 def _fastest_cells(table: CurveTable, cells: IntArray, C_end: float) -> list[CellStage]:
-    """The stages of a run that always has the cell whose expected curve takes the fewest rollouts
-    to the next higher reward; n never falls."""
+    """The stages of the run that climbs fastest: from each reward it goes on in the cell that takes
+    the fewest rollouts to the next of a grid of rewards; n never falls. cells: indices, by rising
+    n."""
     curves = table.rewards.mean(1)[:, cells]  # [budgets, cells]
     rewards = np.linspace(curves[0].min(), curves[-1].max(), REWARDS)
-    # at which each cell has each reward, [rewards, cells]; infinite above its curve
+    # the C at which each cell has each reward, [rewards, cells]; infinite above its curve
     log_C = [np.interp(rewards, curve, table.log_C, right=np.inf) for curve in curves.T]
     C = np.exp(np.stack(log_C, axis=1))
     with np.errstate(invalid="ignore"):  # infinity less infinity
         cost = np.nan_to_num(np.diff(C, axis=0), nan=np.inf)  # of the next step of reward
 
-    fastest = np.maximum.accumulate(cost.argmin(1))  # cells are in order of n
+    # [rewards - 1]; the running maximum keeps n from falling, since cells are in order of n
+    fastest = np.maximum.accumulate(cost.argmin(1))
+
     stages: list[CellStage] = []
     spent = 0.0
     for step, j in enumerate(fastest):
@@ -209,8 +220,9 @@ def _fastest_cells(table: CurveTable, cells: IntArray, C_end: float) -> list[Cel
 
 
 def best_n_stages(ensemble: CurveEnsemble, B_p: int, ahead: float, C_end: float) -> list[Stage]:
-    """n*(ahead C), of the highest expected curve at this B_p, as stages up to C_end; InputError for
-    an unknown B_p."""
+    """A schedule that has, at each C up to C_end, the best n of a run of length `ahead` times C:
+    the n with the highest expected curve at this B_p. ahead = 1 follows n*(C); a larger value
+    changes n earlier. InputError for a B_p that was not measured."""
     cells = np.flatnonzero(ensemble.B_p == B_p)
     if not len(cells):
         raise InputError(
@@ -228,7 +240,8 @@ def best_n_stages(ensemble: CurveEnsemble, B_p: int, ahead: float, C_end: float)
 
 
 def n_to_raise_to(options: list[NOption], n: int) -> NOption | None:
-    """The larger n that gains most, where one surely gains; None where none does."""
+    """The n to raise a run's n to: of the larger ones the one with the highest gain, among those
+    that gain RAISE_GAIN with probability RAISE_PROBABILITY; None where there is no such n."""
     larger = [
         option
         for option in options

@@ -63,16 +63,16 @@ _CLOSE = 1e-6  # to its asymptote, relative to the gain: a curve does not rise f
 
 @dataclass(frozen=True)
 class RunPath:
-    """A run's evaluations at C > 0; n_index: of the n that its updates had since the evaluation
-    before."""
+    """A run's evaluations, and the n that it had on the way to each."""
 
-    n_index: NDArray[np.intp]  # [points]
-    C: FloatArray
-    R: FloatArray
+    n_index: NDArray[np.intp]  # [points], index of the n of the updates since the point before
+    C: FloatArray  # [points], rollouts so far, above 0
+    R: FloatArray  # [points], rewards
 
 
 class NextN(NamedTuple):
-    """The n to go on with, as an index, and rewards at the end."""
+    """A plan for the rest of a run: the index of the n to go on with now, and the draws' rewards at
+    the end."""
 
     n_index: int
     end: FloatArray  # [Q]
@@ -100,8 +100,9 @@ class GrowthDraws:
         return np.stack(at_evaluations, -1)
 
     def go_on(self, rewards: FloatArray, n_index: int, C_more: float) -> FloatArray:
-        """Rewards after C_more further rollouts with an n, float[...] -> float[...]. One above its
-        asymptote falls back to it: half of the excess within C_mid."""
+        """A run has these rewards, float[..., Q]; those after C_more further rollouts with the n of
+        this index. A reward above the asymptote of this n falls back to it: half of the excess
+        within C_mid rollouts."""
         # The bounds keep every draw of the prior, and every step of its fit, finite.
         exponent = np.exp(np.clip(self.theta[..., 1], -1.5, 1.5))
         tail = np.exp(np.clip(self.theta[..., 2], -5, 1.5))
@@ -122,10 +123,10 @@ class GrowthDraws:
         return self.R0 + gain * progress_after + np.where(progress < 1 - _CLOSE, 0.0, excess)
 
     def best_next(self, rewards: FloatArray, C_left: float, num_n: int, optimism: float) -> NextN:
-        """How a run goes on best from rewards float[Q], with one of the first num_n. A plan is an n
-        to the end, or one change after a share of what is left. The plan with the highest upper
-        bound is taken: its mean, and `optimism` standard deviations of its difference from the plan
-        of highest mean."""
+        """How a run that has rewards float[Q] should go on for C_left rollouts, with the first
+        num_n values of n. A plan keeps one n to the end, or changes it once after a share of what
+        is left. The plan with the highest upper bound is chosen: the mean of its end, plus
+        `optimism` standard deviations of its difference from the plan with the highest mean."""
         plans = [NextN(i, self.go_on(rewards, i, C_left)) for i in range(num_n)]
         for i in range(num_n):
             for share in SWITCH_SHARES:
@@ -141,11 +142,13 @@ class GrowthDraws:
 def fit_growth(
     n: Sequence[int], base_rewards: Sequence[float], paths: Sequence[RunPath], C_end: float
 ) -> GrowthDraws:
-    """Draws of the curves of each n (rising), from rewards at C = 0 and runs; C_end: the budget,
-    which scales C_mid."""
+    """Draws of the learning curves of each n, from runs so far. n: rising, as [4, 8, 16].
+    base_rewards: evaluations of the base policy, at C = 0. paths: the runs' other evaluations.
+    C_end: the budget, to which the prior of C_mid is relative."""
     prior = _prior(np.log2(np.asarray(n, dtype=np.float64)), C_end)
     C = np.concatenate([path.C for path in paths])
     R = np.concatenate([np.asarray(base_rewards, dtype=np.float64), *[path.R for path in paths]])
+    # [N evaluations]: early ones of a run count less
     weight = np.concatenate([np.ones(len(base_rewards)), (C / C.max()) ** DISCOUNT])
 
     def predict(theta: FloatArray) -> FloatArray:
@@ -157,7 +160,8 @@ def fit_growth(
     def least_squares(R: FloatArray, prior_draws: FloatArray, noise_sd: float) -> "_LeastSquares":
         return _LeastSquares(predict, R, weight / noise_sd, prior_draws, prior.whiten)
 
-    # The mode, by the noise of the prior, and again by that of the residuals.
+    # The mode of the posterior, first with the prior's standard deviation of an evaluation, then
+    # with that of the residuals (as if NOISE_PRIOR_COUNT more had been NOISE_PRIOR_SD).
     theta = prior.mean[None]
     noise_sd = NOISE_PRIOR_SD
     for _ in range(2):
@@ -167,7 +171,8 @@ def fit_growth(
         variance = sum_of_squares / ((weight**2).sum() + NOISE_PRIOR_COUNT)
         noise_sd = float(np.clip(np.sqrt(variance), *NOISE_BOUNDS))
 
-    # Each draw: noise on the rewards, a point of the prior, and the fit to both.
+    # Randomized maximum likelihood: each draw is the fit to rewards with fresh noise and to a
+    # random point of the prior.
     rng = np.random.default_rng(0)
     noisy_R = R + noise_sd / weight * rng.standard_normal((DRAWS, len(R)))
     normal = rng.standard_normal((len(prior.mean), DRAWS))
@@ -184,7 +189,8 @@ class _Prior(NamedTuple):
 
 
 def _prior(log2_n: FloatArray, C_end: float) -> _Prior:
-    """The prior of theta for these n, float[n values], rising."""
+    """The prior of theta (its layout: GrowthDraws.theta) for these log2 n, float[n values],
+    rising."""
     x = log2_n - log2_n[0]
     num_n = len(x)
     covariance = np.zeros((_SHAPES + 2 * num_n,) * 2)
@@ -219,7 +225,8 @@ class _LeastSquares:
     whiten: FloatArray  # [P, P]
 
     def solve(self, theta: FloatArray) -> FloatArray:
-        """Levenberg-Marquardt from theta float[Q, P], with differences for the Jacobian."""
+        """The theta float[Q, P] with the least squares, by Levenberg-Marquardt steps from this
+        theta; the Jacobian is by finite differences. All Q problems are solved at once."""
         num_draws, num_parameters = theta.shape
         unit = np.eye(num_parameters)
         prior_part = np.broadcast_to(self.whiten.T, (num_draws, num_parameters, num_parameters))
@@ -240,7 +247,7 @@ class _LeastSquares:
             proposed_residuals = self._residuals(proposed)
             proposed_cost = (proposed_residuals**2).sum(-1)
 
-            # Each problem takes its own step, or keeps its place and damps the next one more.
+            # A problem whose step lowers its cost takes it; another stays and damps the next more.
             better = proposed_cost < cost
             theta = np.where(better[:, None], proposed, theta)
             residuals = np.where(better[:, None], proposed_residuals, residuals)

@@ -1,5 +1,6 @@
-"""What a reward costs: the inverse of the draws behind a recommendation, for one new run of each
-measured cell."""
+"""What a reward costs: after how many rollouts one new run of each measured cell is expected to
+reach it. A recommendation reads rewards off the curves at a budget; this reads budgets off the same
+draws of the curves, at a reward."""
 
 from dataclasses import dataclass
 
@@ -18,22 +19,20 @@ from isojax.scaling.intervals import LEVEL, TAILS
 from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import FloatArray, group_by
 
-BUDGETS = 256  # of the grid of C on which the draws are inverted
-LUCK_SEED = 2
+BUDGETS = 256  # values of the grid of C on which the draws are inverted
+LUCK_SEED = 2  # of the random deviations of new runs
 
 
 @dataclass(frozen=True)
 class QuotedCell:
-    """What a reward costs in one measured cell.
-
-    A number is None where the reward is reached by no C.
-    """
+    """After how many rollouts, and how long, a run of one measured cell reaches the reward. C and
+    what follows from it is None where most draws never reach the reward."""
 
     B_p: int
     n: int
-    C: float | None  # rollouts until one new run has the reward, the median
-    low: float | None
-    high: float | None  # None: the interval ends with never
+    C: float | None  # rollouts until one new run has the reward, the median of the draws
+    low: float | None  # the interval of C
+    high: float | None  # None: the interval has no upper end, since some runs never reach it
     # The probability that the run has not reached it by the horizon; None where the sweep shows
     # nothing.
     p_never: float | None
@@ -45,11 +44,11 @@ class QuotedCell:
 
 @dataclass(frozen=True)
 class Quote:
-    """What a reward costs."""
+    """The rollouts until a reward is reached, for each n."""
 
     reward: float
     metric: str
-    horizon: float  # C; what is not reached by it counts as never
+    horizon: float  # a C; what is not reached by then counts as never reached
     level: float  # of the intervals
     best_n: int | None  # of the lowest median; None where the sweep shows nothing
     cells: tuple[QuotedCell, ...]  # by n, each of the B_p that reaches the reward soonest
@@ -60,9 +59,9 @@ class Quote:
 
 
 def quote(fit: FitResult, reward: float) -> Quote:
-    """The rollouts, and hours where clocks are known, at which one new run reaches a reward: a
-    distribution for each n, of its soonest B_p. InputError for no reward, for one that the base
-    policy has, and for a fit without draws."""
+    """After how many rollouts, and hours where the runs' times are known, one new run reaches a
+    reward: a median and an interval for each n, with the B_p that reaches it soonest. InputError
+    for a reward outside 0 to 1, one that the base policy already has, and a fit without draws."""
     ensemble = load_rollout_ensemble(fit)
     if not 0 < reward < 1:
         raise InputError(f"a reward of {reward:g}; expected one between 0 and 1, such as 0.6.")
@@ -78,7 +77,7 @@ def quote(fit: FitResult, reward: float) -> Quote:
         raise InputError(f"given {reward:g}, expected more than {base}.")
 
     horizon = MAX_EXTRAPOLATION * ensemble.C_measured_max
-    C = first_budgets(ensemble, reward, horizon)
+    C = first_budgets(ensemble, reward, horizon)  # [replicates, cells]
     cells = [quote_cell(ensemble, i, C[:, i]) for i in _quotable_cells(ensemble).tolist()]
     cells_by_n = group_by(cells, lambda cell: cell.n)
     soonest = tuple(min(cells_by_n[n], key=_cost) for n in sorted(cells_by_n))
@@ -93,15 +92,15 @@ def quote(fit: FitResult, reward: float) -> Quote:
 
 
 def _quotable_cells(ensemble: CurveEnsemble) -> IntArray:
-    """The stable cells; all where none is."""
+    """The indices of the cells with a stable B_p; of all cells where no B_p is stable."""
     if ensemble.stable.any():
         return np.flatnonzero(ensemble.stable)
     return np.arange(len(ensemble.n))
 
 
 def _quote_of_nothing(ensemble: CurveEnsemble, reward: float) -> Quote:
-    """Of a sweep that shows nothing: a cell for each n, the smallest stable B_p, without a
-    price."""
+    """The answer for a sweep in which nothing was learnt: for each n the cell of the smallest
+    stable B_p, with no number of rollouts, since no curve rises to the reward."""
     fit = ensemble.fit
     curve_of_all = ensemble.curves[0]  # they are all equal
     level = curve_of_all.A
@@ -111,7 +110,7 @@ def _quote_of_nothing(ensemble: CurveEnsemble, reward: float) -> Quote:
             f"expected more than the {level:.3g} of all runs."
         )
 
-    # Backwards, since cells are in order of B_p: the first one of each n stays.
+    # Cells of one n are in order of B_p. Going backwards, the smallest B_p overwrites the others.
     first_of_n = {}
     for i in reversed(_quotable_cells(ensemble).tolist()):
         first_of_n[ensemble.curves[i].n] = ensemble.curves[i]
@@ -144,7 +143,8 @@ def _quote_of_nothing(ensemble: CurveEnsemble, reward: float) -> Quote:
 
 
 def _cost(cell: QuotedCell) -> tuple[bool, float, int]:
-    """By the median; where most draws never get there, by how many do; then by B_p."""
+    """Sorting key of cells by how soon they reach the reward: by the median C; after these the
+    cells of which most draws never reach it, by the share that never does; of equals by B_p."""
     if cell.C is not None:
         return False, cell.C, cell.B_p
     p_never = 1.0 if cell.p_never is None else cell.p_never
@@ -152,16 +152,19 @@ def _cost(cell: QuotedCell) -> tuple[bool, float, int]:
 
 
 def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> FloatArray:
-    """float[replicates, cells]: C at which a new run of each cell first has the reward, by each
-    draw of the curves and of the run's own luck; infinite where it has not by the horizon."""
-    settings = ensemble.fit.intervals
+    """The C at which a new run of each cell first has the reward, float[replicates, cells], for
+    each draw of the curves and of how far a run differs from its curve; infinite where the run does
+    not have it by the horizon (a C)."""
+    noise = ensemble.fit.intervals
     samples = ensemble.samples
     C = np.geomspace(0.1 * float(samples.C_low.min()), horizon, BUDGETS)
     rewards = samples.curves_as_seen(C[:, None])  # [BUDGETS, replicates, cells]
 
-    # A run's luck is that of its plateau, and grows with its progress from 0 on.
-    run_sd = 0.0 if settings is None else settings.run_sd
-    luck = np.random.default_rng(LUCK_SEED).normal(size=rewards.shape[1:]) * run_sd
+    # A run differs from its cell's curve by a random amount that all of its evaluations share. The
+    # amount is that at the plateau; before, it is smaller in proportion to the progress s(C), which
+    # rises from 0 to 1: the curve with R0 = 0 and A = 1.
+    run_sd = 0.0 if noise is None else noise.run_sd
+    run_deviation = np.random.default_rng(LUCK_SEED).normal(size=rewards.shape[1:]) * run_sd
     C_capped = np.minimum(C[:, None], samples.C_peak)[:, None]
     progress = curve_value(
         C_capped,
@@ -171,15 +174,15 @@ def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> Flo
         C_mid=samples.C_mid,
         tail=samples.tail[:, None],
     )
-    best_so_far = np.maximum.accumulate(rewards + luck * progress, axis=0)
-    gain = best_so_far - reward
+    best_so_far = np.maximum.accumulate(rewards + run_deviation * progress, axis=0)
+    excess = best_so_far - reward
 
-    # Where the gain turns positive, between two budgets of the grid: linear in log C.
-    reached = gain >= 0
+    # The excess turns positive between two budgets of the grid: interpolate linearly in log C.
+    reached = excess >= 0
     first = reached.argmax(0)  # [replicates, cells], 0 also where it is never reached
     index_before = (first - 1).clip(0)
-    after = np.take_along_axis(gain, first[None], 0)[0]
-    before = np.take_along_axis(gain, index_before[None], 0)[0]
+    after = np.take_along_axis(excess, first[None], 0)[0]
+    before = np.take_along_axis(excess, index_before[None], 0)[0]
     share = np.where(first > 0, -before / np.maximum(after - before, 1e-12), 1.0)
     log_C = np.log(C)
     crossing = np.exp(log_C[index_before] * (1 - share) + log_C[first] * share)
@@ -187,9 +190,9 @@ def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> Flo
 
 
 def quote_cell(ensemble: CurveEnsemble, i: int, C: FloatArray) -> QuotedCell:
-    """The distribution of C, float[replicates], of cell i: its median and interval are None where
-    they are never."""
-    # "higher" is one of the draws, since between a number and never there is none.
+    """Median, interval and hours of cell i, from the draws of the C at which it reaches the reward,
+    float[replicates], infinite for never. A quantile that is infinite is given as None."""
+    # method="higher" gives one of the draws: there is nothing between a number and infinity.
     quantiles = np.quantile(C, (TAILS[0], 0.5, TAILS[1]), method="higher")
     low, median, high = (
         float(quantile) if np.isfinite(quantile) else None for quantile in quantiles

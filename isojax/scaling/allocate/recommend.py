@@ -1,6 +1,6 @@
 """The allocation (B_p, n, M) for a budget of C rollouts, from a fit alone: what to run, what reward
-to expect, and how sure that is. Mode "paper" follows its law n*(C); mode "hierarchical" compares
-the cells' curves (allocators.py)."""
+to expect, and how sure that is. For a fit of mode "paper" n follows the law of n*(C); for one of
+mode "hierarchical" the cells' curves are compared (allocators.py)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ ALLOCATORS: Mapping[
 
 @dataclass(frozen=True)
 class _BudgetedRequest:
-    """A request that is known to be possible, and what its budget means, in words."""
+    """A request with its budget, checked, and sentences on what this budget means."""
 
     request: AllocationRequest
     reasons: tuple[str, ...]
@@ -45,7 +45,8 @@ class _BudgetedRequest:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """The recommended cell against all that may be chosen (see Recommendation)."""
+    """The recommended cell against all that may be chosen. The fields are those of Recommendation
+    (core/nouns.py)."""
 
     n_probability: dict[int, float] | None
     equal_n: tuple[int, ...]
@@ -65,11 +66,16 @@ def recommend(
     """How to spend a budget of C rollouts, or of time: an allocation of at most C rollouts (B_p n M
     where an update samples one batch), its expected reward, and the reasons in words.
 
-    `B_max`: the largest B_p n that may be used; `fix`: at most one of {"M": v}, {"B": v}, {"B_p":
-    v}; `extrapolate`: answer beyond 4 times the largest measured C too; `epsilon`: a loss of reward
-    that makes no difference; `with_details`: predict all measured cells, halting marks and the next
-    run, which takes longer than the rest. InputError where the fit is not in rollouts, C is out of
-    reach, or the limits leave no allocation."""
+    budget: rollouts, such as 100_000, or a TimeBudget.
+    B_max: the largest B_p n that may be used.
+    fix: at most one of {"M": v}, {"B": v}, {"B_p": v}.
+    extrapolate: answer also beyond 4 times the largest measured C.
+    epsilon: a loss of reward that makes no difference.
+    with_details: also predict all measured cells, halting marks and the next run, which takes
+    longer than the rest.
+
+    InputError where the fit's C is not in rollouts, the budget is too far beyond the measured C, or
+    the limits leave no allocation."""
     ensemble = load_rollout_ensemble(fit)
     request = AllocationRequest(
         C=0.0, B_max=B_max, fix=dict(fix or {}), epsilon=epsilon, extrapolate=extrapolate
@@ -78,13 +84,15 @@ def recommend(
     request = budgeted.request
     reasons = list(budgeted.reasons)
 
-    # Of a sweep that shows nothing there is no law: the curves, which are flat, say so.
+    # Where nothing was learnt there is no law; the curves, all flat, lead to the smallest n.
     allocate = allocators.allocate_by_curves if fit.nothing_learnt else ALLOCATORS[fit.mode]
     explained = allocate(fit, ensemble, request)
     allocation = explained.allocation
     reasons += explained.reasons
     cell = ensemble.nearest_cell(allocation.B_p, allocation.n)
-    if request.time is not None:  # which other cells may spend on more rollouts than this one
+    if request.time is not None:
+        # Until here C was that of the fastest cell; the chosen one may get fewer rollouts in the
+        # same time.
         request = replace(request, C=float(ensemble.affordable_rollouts(request.time)[cell]))
         reasons += _check_extrapolation(ensemble, request)
 
@@ -140,8 +148,9 @@ def recommend(
 def _predict_measurement(
     ensemble: CurveEnsemble, cell: int, C: float, expected: Interval | None
 ) -> Interval | None:
-    """The interval of the reward that one new run will show: on the same problems, but widened to
-    hold that of what is expected on any problems."""
+    """The interval of the reward that one new run of a cell will measure. It is that on the sweep's
+    own problems, widened where necessary to contain `expected`, the interval of the expected reward
+    over all problems of the kind."""
     new_run = ensemble.predict_new_run(cell, C).interval
     if new_run is None or expected is None:
         return new_run
@@ -151,28 +160,32 @@ def _predict_measurement(
 def _plan_growing_run(
     ensemble: CurveEnsemble, request: AllocationRequest, allocation: Allocation, cell: int
 ) -> GrowingRun | None:
-    """A run whose n grows, where nothing is held fixed and curves can say what it reaches."""
+    """A run whose n grows, as an alternative to the allocation. None where it gains nothing, where
+    the user fixed something or gave a time, where n has no effect, and where the curves cannot
+    predict such a run."""
     is_measured = (allocation.B_p, allocation.n) == ensemble.curves[cell].key
     no_effect = ensemble.fit.joint.n_star.no_effect
     if not is_measured or request.fix or request.time or no_effect:
         return None
-    # A growing n goes on from a reward as the runs of its new n do, of which a reward of 0 says
-    # nothing.
+    # The model of a growing run looks up where a curve has the run's reward. On a flat start that
+    # is at no particular C.
     has_flat_start = any(curve.flat_start for curve in ensemble.curves)
     if has_flat_start or _is_guess(ensemble, cell, allocation.C):
         return None
     return plan_growing_run(ensemble, cell, float(allocation.C), request.B_max)
 
 
-def _all_stand(ensemble: CurveEnsemble, request: AllocationRequest) -> float | None:
-    """The reward of their start, where no allowed cell has left it at this budget."""
+def _reward_if_none_rose(ensemble: CurveEnsemble, request: AllocationRequest) -> float | None:
+    """The reward with which the allowed cells began, where none has begun to rise by this budget;
+    None where one has."""
     C_spent, allowed = ensemble.allowed_cells(request)
     return ensemble.level_of_all(C_spent, allowed)
 
 
 def _describe_tie(ensemble: CurveEnsemble, request: AllocationRequest) -> str:
-    """That no cell has left the reward of its start at this budget; "" where one has."""
-    level = _all_stand(ensemble, request)
+    """The sentence that no n leads, since no cell has begun to rise by this budget; "" where one
+    has."""
+    level = _reward_if_none_rose(ensemble, request)
     if level is None:
         return ""
     shown = f"up to here every evaluation of every cell shows {ensemble.fit.metric} {level:.4g}"
@@ -182,7 +195,8 @@ def _describe_tie(ensemble: CurveEnsemble, request: AllocationRequest) -> str:
 def _with_budget(
     ensemble: CurveEnsemble, budget: float | TimeBudget, request: AllocationRequest
 ) -> _BudgetedRequest:
-    """The request with its budget; of time, C is what the allowed cell of most rollouts affords."""
+    """The request with its budget, checked: of rollouts or, converted by the runs' clocks, of time;
+    then C is that of the allowed cell for which the time is enough for the most rollouts."""
     mode = ensemble.fit.mode
     if mode not in ALLOCATORS:
         expected = " or ".join(ALLOCATORS)
@@ -199,6 +213,8 @@ def _with_budget(
 def _with_time_budget(
     ensemble: CurveEnsemble, budget: TimeBudget, request: AllocationRequest
 ) -> _BudgetedRequest:
+    """The request with C as the rollouts that the fastest allowed cell samples in this time.
+    InputError for a fit by the law, which knows no times of cells."""
     budget.check()
     if ensemble.fit.mode == "paper" and not ensemble.fit.nothing_learnt:
         raise InputError(
@@ -206,9 +222,9 @@ def _with_time_budget(
             "expected mode hierarchical. Fit the runs again."
         )
 
-    # Which cells are allowed follows from the budget, and the budget's C from the allowed cells: at
-    # first from all of them, NaN being none.
-    rollouts = ensemble.affordable_rollouts(budget)
+    # Which cells are allowed depends on the budget, and the budget's C on the allowed cells: first
+    # take the fastest of all cells, then that of those which are allowed with it.
+    rollouts = ensemble.affordable_rollouts(budget)  # [cells], 0 for a cell without a clock
     request = replace(request, C=max(float(rollouts.max()), 1.0), time=budget)
     request.check()
     allowed = ensemble.allowed_cells(request).allowed
@@ -230,7 +246,9 @@ def _with_time_budget(
 def _compare_cells(
     ensemble: CurveEnsemble, request: AllocationRequest, chosen_n: int, cell: int
 ) -> _Comparison:
-    """The chosen cell against all that may be chosen, if any may."""
+    """The recommended cell (index `cell`, with chosen_n rollouts per problem) against all allowed
+    cells: how likely each n is the best, which n are within epsilon of the best, and the regret,
+    the expected loss of reward against the best cell."""
     C_spent, allowed = ensemble.allowed_cells(request)
     if not allowed.any():
         return _Comparison(
@@ -250,7 +268,7 @@ def _compare_cells(
         regret = max(0.0, float(best_reward - expected_rewards[cell]))
         n_probability = None
     regret_interval = ensemble.interval(regret_draws)
-    # A loss of 0 against n that never rose, or not yet, would say that the choice is right.
+    # Where no cell has risen all are equal, and a regret of 0 would look like a sure choice.
     if ensemble.fit.nothing_learnt or ensemble.level_of_all(C_spent, allowed) is not None:
         regret = None
         regret_interval = None
@@ -265,8 +283,8 @@ def _compare_cells(
 def _n_probability(
     ensemble: CurveEnsemble, draws: FloatArray, allowed: BoolArray
 ) -> dict[int, float]:
-    """n -> the share of draws, float[replicates, cells], in which it holds the best allowed cell;
-    equal n share a draw."""
+    """The probability that each n is the best, by n: the share of draws, float[replicates, cells],
+    in which the best allowed cell has it. Where several n are equal in a draw, they share it."""
     all_n = np.unique(ensemble.n[allowed])
     is_best = ensemble.samples.is_best(draws, allowed, axis=1)
     n_is_best = np.stack([is_best[:, ensemble.n == n].any(1) for n in all_n], axis=1)
@@ -275,8 +293,9 @@ def _n_probability(
 
 
 def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest) -> tuple[str, ...]:
-    """What a budget outside the measured range means, in words; refused where it is too far beyond,
-    unless that is asked for."""
+    """Sentences on a budget outside the range of C that was measured; () inside. InputError where
+    it exceeds the largest by more than MAX_EXTRAPOLATION times, unless the request asks for an
+    extrapolation."""
     C = request.C
     times_measured = C / ensemble.C_measured_max
     reasons = []
@@ -331,7 +350,9 @@ def _explain_outcome(
     cell: int,
     reward: float,
 ) -> list[str]:
-    """What the expected reward rests on, and reasons against training at all."""
+    """Sentences on where the expected reward comes from (another cell's curve, a peak, an
+    extrapolation), and on whether not to train would be better. cell: index of the measured cell
+    that is nearest to the allocation."""
     fit = ensemble.fit
     curve = ensemble.curves[cell]
     name = f"{curve.B_p}x{curve.n}"
@@ -359,6 +380,7 @@ def _explain_outcome(
         reasons.append(f"the expected reward is extrapolated: {name} was {measured}")
 
     base_reward = fit.base_reward
+    # Below the base policy: training made it worse, unless the difference is noise.
     if base_reward is not None and reward < base_reward and not _is_noise(ensemble, request):
         loss = f"less than the base policy's {base_reward:.3f}"
         reasons.append(
@@ -370,10 +392,10 @@ def _explain_outcome(
 
 
 def _is_noise(ensemble: CurveEnsemble, request: AllocationRequest) -> bool:
-    """Whether a reward below the base policy's is noise: of a sweep that shows nothing all are, and
-    a few hits less than a few are none either."""
+    """Whether a reward below the base policy's is noise: always where no cell has risen, and where
+    the base policy had fewer than FEW_HITS correct rollouts, of which some are there by chance."""
     fit = ensemble.fit
-    if fit.nothing_learnt or _all_stand(ensemble, request) is not None:
+    if fit.nothing_learnt or _reward_if_none_rose(ensemble, request) is not None:
         return True
     if fit.draws is None or fit.draws.rollouts is None or fit.base_reward is None:
         return False
@@ -381,7 +403,8 @@ def _is_noise(ensemble: CurveEnsemble, request: AllocationRequest) -> bool:
 
 
 def _explain_no_effect(fit: FitResult, comparison: _Comparison, chosen_n: int) -> list[str]:
-    """Reasons against the choice of n."""
+    """The sentence that the choice of n makes no difference, with the n that may be taken; [] where
+    it makes one."""
     if not fit.joint.n_star.no_effect or fit.nothing_learnt:
         return []
     n_probability = comparison.n_probability or {}
@@ -391,15 +414,16 @@ def _explain_no_effect(fit: FitResult, comparison: _Comparison, chosen_n: int) -
 
 
 def _is_guess(ensemble: CurveEnsemble, cell: int, C: float) -> bool:
-    """Whether C is beyond the data of a cell that has hardly scored by their end."""
+    """Whether C is beyond the data of a cell that had almost no correct rollouts until their end,
+    so that its curve cannot be extrapolated."""
     return ensemble.is_beyond_data(cell, C) and bool(ensemble.samples.hardly_scored()[cell])
 
 
 def _measured_cells(
     ensemble: CurveEnsemble, request: AllocationRequest
 ) -> tuple[MeasuredCell, ...]:
-    """Measured cells, unstable ones too, within the limits, at the compute each would spend; best
-    first."""
+    """The forecast of each measured cell within the request's limits, if it spent the budget; the
+    highest reward first. Unstable cells are listed too, and marked."""
     C_spent, affordable = ensemble.affordable_cells(request)
     measured_cells = []
     for i in np.flatnonzero(affordable).tolist():

@@ -1,8 +1,12 @@
-"""Numbers about a fit: whether the curves fit their points as well as the noise allows, how much n
-matters against B_p (IsoCompute Playbook, arXiv:2603.12151, Fig. 10), where evaluations cannot tell
-values of n from one another (ties), and the evidence for each segment of a frontier, where one n
-holds it. Its lead over the cells before and after is a paired difference on the same problems, at
-the target where the smallest z over them is largest, which favours the winner."""
+"""Numbers about a fit:
+- whether the curves fit their points as well as the noise allows (`diagnose`);
+- how much n matters against B_p (`reward_sensitivity`; IsoCompute Playbook, arXiv:2603.12151,
+  Fig. 10);
+- ties: ranges of C in which no n is clearly the best (`find_ties`);
+- the evidence for each segment of a frontier, a range of C in which one n leads
+  (`segment_evidence`): its lead over the cells that lead before and after, as a paired difference
+  on the same problems. Of all evaluations in the range the one with the largest z is reported,
+  which makes the lead look larger than it is."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -34,15 +38,16 @@ from isojax.scaling.result import (
 )
 from isojax.scaling.tracks import TracksByCell, evaluations_by_target, group_by
 
-TIE_LEVEL = 0.9
-TIE_POINTS = 40
+TIE_LEVEL = 0.9  # an n leads alone where it is best in this share of the draws
+TIE_POINTS = 40  # values of C at which ties are sought
 
 
 def segment_evidence(
     frontier: Frontier, cells: TracksByCell, metric: str
 ) -> tuple[SegmentRow, ...]:
-    """The evidence for each n of a frontier (stretches of one n are one segment); leads need counts
-    of the metric."""
+    """How well the measurements support each segment of a frontier; by rising C. Consecutive
+    stretches (cells that lead one after the other) of one n form one segment. cells: the runs by
+    (B_p, n). A lead is None where evaluations have no counts per problem."""
     stretches_by_n = [
         list(stretches) for _, stretches in groupby(frontier.stretches, key=lambda s: s.n)
     ]
@@ -51,7 +56,7 @@ def segment_evidence(
 
     segments = []
     for i, stretches in enumerate(stretches_by_n):
-        # the last stretch of the n before, and the first of the n after, where there are any
+        # The last stretch of the segment before and the first of the segment after; [] at the ends.
         before = stretches_by_n[i - 1][-1:] if i > 0 else []
         after = stretches_by_n[i + 1][:1] if i + 1 < len(stretches_by_n) else []
         neighbours = [
@@ -84,7 +89,7 @@ def segment_evidence(
 
 @dataclass(frozen=True)
 class _SegmentLead:
-    """The lead of one n over its neighbours (see SegmentRow)."""
+    """The lead of one n over its neighbours; the fields are those of SegmentRow."""
 
     measured_for_neighbours: bool
     lead: float | None = None
@@ -94,7 +99,9 @@ class _SegmentLead:
 
 
 class _LeadAtC(NamedTuple):
-    difference: PairedDifference  # over the closest neighbour
+    """How far a cell's evaluation at C was above its neighbours'."""
+
+    difference: PairedDifference  # over the neighbour that is closest
     C: float
 
 
@@ -104,8 +111,9 @@ def _best_lead(
     cells: TracksByCell,
     metric: str,
 ) -> _SegmentLead:
-    """The lead of one n, which holds the stretches, over the neighbouring cells: at each target
-    inside, over the closest of them; of all targets that of the largest z."""
+    """How far the leading cells of one segment were above the neighbouring cells, where that was
+    clearest. At each target of C inside the segment at which all of them were evaluated, the lead
+    is that over the closest neighbour; of all targets the one with the largest z is given."""
     if not neighbours:
         return _SegmentLead(measured_for_neighbours=False)
 
@@ -113,12 +121,13 @@ def _best_lead(
     leads: list[_LeadAtC] = []
     has_common_target = False
     for stretch in stretches:
-        own = evaluations_by_target(cells[stretch.B_p, stretch.n])
-        for target, evaluations in own.items():
+        leader = evaluations_by_target(cells[stretch.B_p, stretch.n])
+        for target, evaluations in leader.items():
             C = evaluations.C
             is_inside = stretch.C_low * (1 - 1e-9) <= C <= stretch.C_high * (1 + 1e-9)
             if not is_inside or any(target not in rival for rival in rivals):
                 continue
+
             has_common_target = True
             differences = [
                 paired_lead(evaluations.points, rival[target].points, metric) for rival in rivals
@@ -129,6 +138,7 @@ def _best_lead(
 
     if not leads:
         return _SegmentLead(measured_for_neighbours=has_common_target)
+
     best = max(leads, key=lambda lead: lead.difference.z)
     z = best.difference.z
     return _SegmentLead(
@@ -141,8 +151,8 @@ def _best_lead(
 
 
 def diagnose(estimate: SweepEstimate) -> FitDiagnostics:
-    """Do the curves fit as well as the evaluations' own scatter allows, and where are values of n
-    tied?"""
+    """Whether the curves of a sweep fit as well as the scatter of the evaluations allows, and in
+    which ranges of C values of n are tied."""
     residuals = estimate.residuals
     degrees_of_freedom = None
     if residuals:
@@ -156,7 +166,8 @@ def diagnose(estimate: SweepEstimate) -> FitDiagnostics:
 
 
 def _tie_of_all(curves: Sequence[FittedCurve]) -> tuple[TiedRange, ...]:
-    """Of a sweep that shows nothing, where no n leads at any C."""
+    """The tie of all n over the whole range of C, for a sweep in which nothing was learnt; () with
+    one n."""
     all_n = tuple(sorted({c.n for c in curves}))
     if len(all_n) < 2:
         return ()
@@ -168,10 +179,12 @@ def _tie_of_all(curves: Sequence[FittedCurve]) -> tuple[TiedRange, ...]:
 def reward_sensitivity(
     curves: Sequence[FittedCurve], draws: PosteriorSamples | None
 ) -> RewardSensitivity | None:
-    """The spread of reward over n and over B_p at the largest C that most cells reached; None for
-    one cell."""
+    """How much the reward differs between values of n, and between values of B_p, at the largest C
+    that most cells reached. None for one cell. draws: for the spreads' intervals."""
     if len(curves) < 2:
         return None
+
+    # The median of the cells' ends; a little less, so that rounding leaves no cell out.
     C = float(np.median([c.C_high for c in curves])) * (1 - 1e-9)
     measured_curves = [c for c in curves if c.C_low <= C <= c.C_high * MEASURED_TOLERANCE]
     return RewardSensitivity(
@@ -187,10 +200,10 @@ def _reward_spread(
     C: float,
     draws: PosteriorSamples | None,
 ) -> RewardSpread | None:
-    """The spread of reward at C within the largest group of curves that share a value; None where
-    none has two."""
+    """The largest reward less the smallest, at C, among curves that have the same value of `shared`
+    (such as one B_p, so that they differ in n). The value that most curves have is taken, of
+    equally frequent ones the smallest; None where it has one curve."""
     groups = group_by(sorted(curves, key=shared), shared)
-    # of equal groups the first
     shared_value = max(groups, key=lambda value: len(groups[value]), default=0)
     group = groups.get(shared_value, [])
     if len(group) < 2:
@@ -211,8 +224,8 @@ def _reward_spread(
 
 
 def find_ties(draws: PosteriorSamples | None) -> tuple[TiedRange, ...]:
-    """Ranges of C where no n leads in TIE_LEVEL of the replicates: the values of n that together
-    do, by rising C."""
+    """The ranges of C in which no n is best in a share TIE_LEVEL of the replicates (draws), each
+    with the fewest n that together are; by rising C. () without draws or with one n."""
     if draws is None or len({n for _, n in draws.keys}) < 2:
         return ()
     C = np.geomspace(draws.C_low.min(), draws.C_high.max(), TIE_POINTS)
@@ -220,7 +233,7 @@ def find_ties(draws: PosteriorSamples | None) -> tuple[TiedRange, ...]:
     cell_n = np.array([n for _, n in draws.keys])
     best_n = cell_n[best_cells(draws, C)[1]]  # [Q, C]
 
-    # Neighbouring budgets at which the same n are tied are one range.
+    # Neighbouring C at which the same n are tied form one range; one C alone is none.
     tied_n_at = [_leading_n(best_n[:, g]) for g in range(len(C))]
     ties = []
     for tied_n, group in groupby(range(len(C)), key=lambda g: tied_n_at[g]):

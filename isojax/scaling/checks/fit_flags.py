@@ -1,5 +1,6 @@
-"""What a reader of a fit must know before believing it: one function for each subject
-(docs/laws.md: what to do)."""
+"""The flags of a fit: warnings and notes that a reader must know before believing it. One function
+for each subject gives its flags, in the order in which they are shown. docs/laws.md explains each
+and what to do."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -37,15 +38,17 @@ from isojax.scaling.tracks import TracksByCell
 MAX_AUTOCORRELATION = 0.3
 MAX_LENGTH_RATIO = 1.1  # a cell that ends earlier than the longest by more is a short one
 MAX_LISTED = 4
-# among EvalPoint.train: updates between the policy that samples and the one trained
+# The training metric (EvalPoint.train): updates between the policy that samples and the trained one
 STALENESS = "staleness_mean"
 MAX_STALENESS_DIFFERENCE = 0.25  # updates
 MIN_REPLICATES = 100  # 5% of fewer are too few to be an interval's end
 MIN_LEAD_Z = 2.0
-# of reward, to an n that has data further out than better ones, and leads for that alone
+# The frontier's reward may fall by this at its end, where only cells of one n have data.
 MAX_FRONTIER_FALL = 0.05
 MAX_R_HAT = 1.5  # of the last 15 positions of each chain
-MIN_INSIDE = 0.6  # of the cells, in the trial on hidden data, before predictions count as missed
+# In the trial on hidden data: the share of cells inside their intervals below which predictions
+# count as missed.
+MIN_INSIDE = 0.6
 
 
 def _info(code: str, text: str) -> FitFlag:
@@ -57,7 +60,9 @@ def _warning(code: str, text: str) -> FitFlag:
 
 
 def nothing_flags(nothing: NothingLearnt | None) -> Iterator[FitFlag]:
-    """The sweep shows nothing, and how large its evaluations are taken to be."""
+    """Flags of a sweep in which nothing was learnt: that it is such a one, and how many rollouts an
+    evaluation is taken to have, from which follows how far off its rewards may be. None of a sweep
+    in which something was learnt (nothing is None)."""
     if nothing is None:
         return
     code = NOTHING_TO_LEARN if nothing.is_solved else NOTHING_LEARNT
@@ -76,7 +81,8 @@ def nothing_flags(nothing: NothingLearnt | None) -> Iterator[FitFlag]:
 
 
 def effect_flags(estimate: SweepEstimate) -> Iterator[FitFlag]:
-    """n makes no difference; nothing to compare; what the intervals assume."""
+    """Flags about n: that it makes no difference, or that only one was measured; and about the
+    intervals."""
     if estimate.no_effect and not estimate.is_flat:
         comparison = "curves that change with n explain the evaluations no better"
         text = f"n makes no difference here: {comparison} than one curve for each B_p"
@@ -94,7 +100,8 @@ def effect_flags(estimate: SweepEstimate) -> Iterator[FitFlag]:
 
 
 def _interval_flags(intervals: IntervalSettings) -> Iterator[FitFlag]:
-    """What the intervals assume, and draws that are too few or have not settled."""
+    """Flags about the intervals: a spread between seeds that is assumed, not measured; too few
+    draws; draws whose Markov chains have not converged."""
     if intervals.run_sd_source.startswith("assumed"):
         text = f"the run-to-run standard deviation is {intervals.run_sd_source}"
         yield _warning("run_sd_assumed", text)
@@ -108,9 +115,11 @@ def _interval_flags(intervals: IntervalSettings) -> Iterator[FitFlag]:
 
 
 def forecast_flags(forecast: ForecastTrial | None) -> Iterator[FitFlag]:
-    """How well the sweep's own curves predicted a part of it that was hidden from them."""
+    """How well curves that were fitted to the first part of the sweep predicted the rest of it (the
+    trial); nothing where the sweep was too short for a trial."""
     if forecast is None or forecast.C_limit is None or forecast.inside is None:
         return
+
     errors = (
         f"a mean error of {forecast.mean_error:+.3f} (absolute {forecast.mean_absolute_error:.3f})"
     )
@@ -126,7 +135,7 @@ def forecast_flags(forecast: ForecastTrial | None) -> Iterator[FitFlag]:
 
 
 def mode_flags(mode: str) -> Iterator[FitFlag]:
-    """What a mode brings with it, whatever the data."""
+    """What a way of fitting ("paper" or "hierarchical") brings with it, whatever the data."""
     if mode == "paper":
         text = (
             "paper mode fits record-breaking points, which exceed the mean by the largest noise "
@@ -136,14 +145,16 @@ def mode_flags(mode: str) -> Iterator[FitFlag]:
 
 
 def data_flags(cells: TracksByCell) -> Iterator[FitFlag]:
-    """One seed only; cells of unequal length; no reward at C = 0; graded rewards."""
+    """Flags about the runs, by cell: one seed only, cells of unequal length, seeds of unequal
+    length, no evaluation of the base policy (C = 0), graded rewards."""
     single_seed_cells = [f"{B_p}x{n}" for (B_p, n), seeds in cells.items() if len(seeds) == 1]
     if single_seed_cells:
         is_all = len(single_seed_cells) == len(cells)
-        which = "every cell" if is_all else ", ".join(single_seed_cells)
+        cells_text = "every cell" if is_all else ", ".join(single_seed_cells)
         consequence = "differences between runs cannot be separated from chance"
-        yield _warning("one_seed", f"only one seed for {which}: {consequence}")
+        yield _warning("one_seed", f"only one seed for {cells_text}: {consequence}")
 
+    # The C at which each cell's longest run ends, by the cell's name such as "32x8".
     C_ends = {f"{B_p}x{n}": max(float(t.C[-1]) for t in seeds) for (B_p, n), seeds in cells.items()}
     C_longest = max(C_ends.values())
     short_cells = [
@@ -155,6 +166,7 @@ def data_flags(cells: TracksByCell) -> Iterator[FitFlag]:
         longest = f"the longest ends at C = {format_number(C_longest)}"
         text = f"{longest}; {', '.join(short_cells)} end earlier and are not on the frontier beyond"
         yield _warning("unequal_lengths", f"cells of unequal length: {text}")
+
     ended_early = list(_runs_that_end_early(cells))
     if ended_early:
         text = f"{', '.join(ended_early)}: beyond that, their cells rest on the seeds that are left"
@@ -171,7 +183,8 @@ def data_flags(cells: TracksByCell) -> Iterator[FitFlag]:
 
 
 def _runs_that_end_early(cells: TracksByCell) -> Iterator[str]:
-    """In words, each run that ends long before the longest of its cell."""
+    """The runs that end much earlier than the longest of their cell, each in words: "B_p=32 n=8
+    seed 1 (C = 4,096 of 16,384)"."""
     for (B_p, n), seeds in cells.items():
         C_longest = max(float(t.C[-1]) for t in seeds)
         for t in seeds:
@@ -181,8 +194,8 @@ def _runs_that_end_early(cells: TracksByCell) -> Iterator[str]:
 
 
 def staleness_flags(cells: TracksByCell) -> Iterator[FitFlag]:
-    """An asynchronous sweep whose cells differ in staleness: a curve then differs between n for
-    that reason too."""
+    """The flag of an asynchronous sweep in which staleness (how many updates old the sampling
+    policy is) differs between n: curves may then differ for that reason and not for n."""
     staleness_by_n: dict[int, list[float]] = {}
     for (_, n), seeds in cells.items():
         values = [p.train[STALENESS] for t in seeds for p in t.run.points if STALENESS in p.train]
@@ -192,6 +205,7 @@ def staleness_flags(cells: TracksByCell) -> Iterator[FitFlag]:
     }
     if not mean_by_n:
         return
+
     difference = max(mean_by_n.values()) - min(mean_by_n.values())
     if difference <= MAX_STALENESS_DIFFERENCE:
         return
@@ -208,7 +222,8 @@ def staleness_flags(cells: TracksByCell) -> Iterator[FitFlag]:
 def curve_flags(
     curves: Sequence[FittedCurve], unfitted_cells: Sequence[tuple[int, int, str]]
 ) -> Iterator[FitFlag]:
-    """Cells without a curve, and curves with a parameter at its bound."""
+    """Flags of cells without a curve, (B_p, n, reason) each, and of curves with a parameter at the
+    bound of its range."""
     for B_p, n, reason in unfitted_cells:
         yield _warning("no_curve", f"no curve for B_p={B_p} n={n}: {reason}")
     for c in curves:
@@ -223,11 +238,12 @@ def fall_flags(
     stabilities: Sequence[StabilityVerdict],
     overfitted: Sequence[OverfittedRun],
 ) -> Iterator[FitFlag]:
-    """Unstable B_p, and falls past a peak that are neither that nor, by the training reward,
-    overfitting."""
+    """Flags of unstable B_p, and of curves that fall past a peak without an explanation: neither is
+    their B_p unstable, nor does a rising training reward show that the runs overfit."""
     unstable_reasons = {v.B_p: v.reason for v in stabilities if not v.stable}
     for B_p, reason in unstable_reasons.items():
         yield FitFlag(code="unstable", severity="error", text=f"B_p={B_p} is unstable: {reason}")
+
     overfitted_cells = {(row.B_p, row.n) for row in overfitted}
     unexplained_falls = [
         f"B_p={c.B_p} n={c.n} beyond C = {format_number(c.C_peak)}"
@@ -247,7 +263,8 @@ def fall_flags(
 def diagnostics_flags(
     diagnostics: FitDiagnostics, overfitted: Sequence[OverfittedRun], curve_count: int
 ) -> Iterator[FitFlag]:
-    """Curves that do not fit, overfitting, ties over most of the range."""
+    """Flags of residuals that are not random, of runs that overfit and of ranges of C in which
+    values of n are tied; of the last two at most MAX_LISTED each."""
     autocorrelation = diagnostics.autocorrelation
     if autocorrelation is not None and autocorrelation > MAX_AUTOCORRELATION:
         text = f"residuals keep their sign along a run (autocorrelation {autocorrelation:.2f})"
@@ -276,14 +293,16 @@ def frontier_flags(
     measured_n: Collection[int],
     no_effect: bool = False,
 ) -> Iterator[FitFlag]:
-    """A frontier with few or falling n, segments without evidence, a law beyond its data; none if n
-    has no effect."""
+    """Flags about the frontier and the law of n*(C): few n on it or falling ones, segments with
+    little evidence, a law that reaches beyond its data. None where n has no effect or only one n
+    was measured, since there is nothing to compare then."""
     if no_effect or len(measured_n) == 1:
         return
     frontier_n = sorted({p.n for p in frontier.points})
     last = frontier.points[-1]
 
-    # An n that leads for its data alone, below the frontier's best, says nothing of larger n.
+    # The last n may lead only because no other has data that far: then the frontier's reward falls,
+    # and that the largest n comes last is no sign that still larger ones would be better.
     falls = max(p.reward for p in frontier.points) - last.reward > MAX_FRONTIER_FALL
     if last.n == max(measured_n) and not falls:
         end = f"the frontier ends at the largest n measured ({max(measured_n)})"
@@ -294,6 +313,7 @@ def frontier_flags(
         others = "no other n that was measured makes a gain that these data can show"
         yield _info("one_n_leads", f"{text}: {others}")
         return
+
     if len(frontier_n) < MIN_DISTINCT_N:
         listed = " and ".join(map(str, frontier_n))
         hidden = ", so the fitted law is not shown" if len(frontier_n) == 2 else ""
@@ -307,7 +327,8 @@ def frontier_flags(
 
 
 def _change_flags(frontier: Frontier) -> Iterator[FitFlag]:
-    """Where the frontier's n falls, and where it changes without a crossing."""
+    """Flags of changes of n along the frontier that are not as expected: to a smaller n, or at a
+    place where data begin or end instead of where two curves cross."""
     falls = []
     uncrossed = []
     for before, after in frontier.changes_of_n:
@@ -326,10 +347,12 @@ def _change_flags(frontier: Frontier) -> Iterator[FitFlag]:
 
 
 def _lead_flags(segments: Sequence[SegmentRow]) -> Iterator[FitFlag]:
-    """Segments of a frontier that lead their neighbours by too little."""
+    """The flag of segments (one n each) whose lead over their neighbours is less than MIN_LEAD_Z
+    standard errors."""
     weak_segments = [s for s in segments if s.z is not None and s.z < MIN_LEAD_Z]
     if not weak_segments:
         return
+
     limit = f"{MIN_LEAD_Z:g} standard errors"
     if len(weak_segments) == len(segments):
         text = f"no segment of the frontier leads its neighbours by {limit}"
@@ -341,8 +364,9 @@ def _lead_flags(segments: Sequence[SegmentRow]) -> Iterator[FitFlag]:
 
 
 def add_health(fit: FitResult, health: RunHealth) -> FitResult:
-    """A fit that names the flagged runs. A B_p is not stable where half the runs of a cell or more
-    were left out, which those that remain cannot show; the first such run is the reason."""
+    """The fit with a flag for each run that broke (health.runs), and with verdicts of stability
+    that count those that were left out."""
+    # A broken run that was left out does no harm any more; one that was fitted distorts the fit.
     severity = "warning" if health.left_out else "error"
     health_flags = [
         FitFlag(code="flagged_run", severity=severity, text=text) for text in flag_sentences(health)
@@ -350,7 +374,7 @@ def add_health(fit: FitResult, health: RunHealth) -> FitResult:
     runs_left_out = health.runs if health.left_out else ()
 
     flags = [*health_flags, *fit.flags]
-    # That nothing was learnt comes first whatever broke, and is said of the runs that are left.
+    # The flag that nothing was learnt stays first; it then adds how many runs were left out.
     if fit.nothing_learnt:
         first = fit.flags[0]
         if runs_left_out:
@@ -365,12 +389,14 @@ def add_health(fit: FitResult, health: RunHealth) -> FitResult:
 def _stability_without(
     fit: FitResult, runs_left_out: Sequence[FlaggedRun]
 ) -> tuple[StabilityVerdict, ...]:
-    """The verdicts, changed where too many runs of a cell were left out."""
+    """The verdict of each B_p: unstable also where at least half of the runs of one of its cells
+    broke and were left out, which the runs that were fitted cannot show. The reason is the first
+    such run's."""
     left_out_per_cell = Counter((run.B_p, run.n) for run in runs_left_out)
     fitted_per_cell = Counter((run.B_p, run.n) for run in fit.runs)
     verdicts = {v.B_p: v for v in fit.stability}
     reason_before = {v.B_p: v.reason for v in fit.stability}
-    for run in reversed(runs_left_out):  # so that the first one's reason stays
+    for run in reversed(runs_left_out):  # the first one's reason overwrites those of later ones
         cell = run.B_p, run.n
         is_half_lost = left_out_per_cell[cell] >= max(1, fitted_per_cell[cell])
         if run.B_p not in verdicts or not is_half_lost:

@@ -41,7 +41,8 @@ class LedgerCheck:
 
 @cycle_collection_paused()
 def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
-    """Read every ledger below `paths`; refused where there is none."""
+    """Read every ledger below `paths` and list everything that `isojax fit` would refuse, and what
+    limits the fit. InputError where there is no ledger."""
     runs: list[RunRecord] = []
     errors: list[str] = []
     notes: list[str] = []
@@ -53,7 +54,8 @@ def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
     if not runs:
         return LedgerCheck(runs, "", errors, notes)
 
-    # Each run alone, then all together: a fit refuses the first thing that it finds.
+    # `isojax fit` stops at the first error. Here each run is checked alone, so that all errors are
+    # found; then, if there is none, all runs together.
     runs.sort(key=lambda run: run.cell)
     metric = default_metric(runs)
     errors += run_conflicts(runs)
@@ -70,6 +72,7 @@ def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
         except InputError as e:
             errors.append(str(e))
 
+    # Runs with a schedule have no fixed n, and so no place in a curve of one (B_p, n).
     cells = group_by_cell([track for track in tracks if not track.run.cell.schedule])
     if cells:
         errors += _curve_errors(cells)
@@ -81,7 +84,8 @@ def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
 
 
 def _curve_errors(cells: TracksByCell) -> Iterator[str]:
-    """Why no cell has a curve, where none has one."""
+    """The error that no cell has enough evaluations for a curve, with each cell's reason; nothing
+    where at least one has enough."""
     C_by_cell = {key: [t.C[t.C > 0] for t in seeds] for key, seeds in cells.items()}
     reasons = unfitted_reasons(C_by_cell)
     if len(reasons) == len(cells):
@@ -91,7 +95,7 @@ def _curve_errors(cells: TracksByCell) -> Iterator[str]:
 
 
 def _run_notes(run: RunRecord) -> Iterator[str]:
-    """What bears on what a fit can say of one run."""
+    """Notes on one run: that it broke off, is flagged as broken, or has few evaluations."""
     if run.failure_reason:
         yield f"{run.source}: the run broke off ({run.failure_reason})"
     for flag in health_flags(run):

@@ -1,7 +1,9 @@
 """Which runs broke, from their records alone, by the criteria of docs/recipes.md ("Runs that
-broke"). A criterion sets in where it holds at every evaluation to the end, at least the last
-PERSISTENCE; without its numbers it raises no flag.
-"""
+broke"): reward collapsed, entropy or length exploded, and so on.
+
+A criterion must hold from some evaluation to the end of the run, for PERSISTENCE evaluations at
+least; the flag names the C of the first of them. A criterion whose training metric was not recorded
+raises no flag."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -21,38 +23,38 @@ from isojax.scaling.tracks import FloatArray
 
 TRAIN_REWARD = "reward"  # among EvalPoint.train
 PERSISTENCE = 3
-# a change of reward counts beyond both, in reward and in standard errors
+# A change of reward counts where it exceeds both: this much reward, and so many standard errors.
 MIN_CHANGE = 0.02
 Z_CHANGE = 4.0
-MIN_POINTS_FOR_SCATTER = 10
+MIN_POINTS_FOR_SCATTER = 10  # evaluations from whose differences the noise of one is estimated
 
 # Shares of groups whose rewards are all equal: a run that began below the second and has come to
 # the first has lost its gradient.
 ZERO_VARIANCE_COLLAPSED = 0.95
 ZERO_VARIANCE_AT_START = 0.8
-# of the entropy, and of the response length, at the first evaluation
+# Multiples of the entropy, and of the response length, at the first evaluation.
 ENTROPY_EXPLODED_RATIO = 2.0
 ENTROPY_COLLAPSED_RATIO = 0.02
 LENGTH_EXPLODED_RATIO = 3.0
-MIN_LEARNED_SHARE = 0.1  # of what is to be learned, for which entropy may be spent
-# of responses that are cut off: at least, and above the first evaluation
+# A low entropy is fine in a policy that has learned at least this share of 1 - base reward.
+MIN_LEARNED_SHARE = 0.1
+# The share of responses that are cut off at their longest length: at least the first, and by at
+# least the second above that at the first evaluation.
 TRUNCATED_SHARE = 0.5
 TRUNCATED_RISE = 0.25
-MAX_SAMPLER_LOGP_GAP = 0.1
-MAX_NONFINITE_SHARE = 0.01
+MAX_SAMPLER_LOGP_GAP = 0.1  # nats, between trainer's and sampler's log-probability of a token
+MAX_NONFINITE_SHARE = 0.01  # of the updates since the evaluation before
 
 
 @dataclass(frozen=True)
 class RewardSummary:
-    """A run's validation reward: of the base policy (else the first evaluation), the best mean of
-    three in a row (at least base), and the last such mean; whether the last differs by more than
-    noise."""
+    """A run's validation reward in three numbers, and whether it changed by more than noise."""
 
-    base: float
-    best: float
-    last: float
-    fell: bool
-    gained: bool
+    base: float  # at the first evaluation, usually that of the base policy
+    best: float  # the highest mean of PERSISTENCE evaluations in a row; at least `base`
+    last: float  # the mean of the last PERSISTENCE evaluations
+    fell: bool  # from best to last
+    gained: bool  # from base to last
 
 
 @dataclass(frozen=True)
@@ -60,19 +62,21 @@ class TrainingMetric:
     """A training metric at the evaluations at which it was recorded and is finite."""
 
     values: FloatArray  # [points]
-    C: list[int]
+    C: list[int]  # rollouts at each of these evaluations
 
     def set_in(self, holds: NDArray[np.bool_]) -> int | None:
+        """The C from which on a criterion, bool[points], holds to the end (`_set_in`)."""
         return _set_in(holds, self.C)
 
     def mean_from(self, C: int) -> float:
-        """Its mean from this evaluation on."""
+        """Its mean from the evaluation at C on."""
         return float(np.mean(self.values[self.C.index(C) :]))
 
 
 def health_flags(run: RunRecord) -> tuple[HealthFlag, ...]:
-    """A run's flags, by `default_metric`; a run of at most PERSISTENCE evaluations can only be
-    `nonfinite_update`."""
+    """How a run broke: a flag for each criterion that holds, () for a healthy run. The reward is
+    `default_metric`. With at most PERSISTENCE evaluations only the criterion of updates that were
+    not finite can hold."""
     broken_update = tuple(_nonfinite(run))
     metric = default_metric([run])
     try:
@@ -95,7 +99,7 @@ def health_flags(run: RunRecord) -> tuple[HealthFlag, ...]:
 
 
 def healthy_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs without a flag, in their order; refused where every one is flagged."""
+    """The runs without a flag, in their order; InputError where every run is flagged."""
     unflagged_runs = [run for run in runs if not health_flags(run)]
     if runs and not unflagged_runs:
         first_flag = f"{runs[0].source or runs[0].cell.name}: {health_flags(runs[0])[0]}"
@@ -106,7 +110,7 @@ def healthy_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def flagged_runs(runs: Sequence[RunRecord]) -> tuple[FlaggedRun, ...]:
-    """The flagged ones of the runs, by cell."""
+    """The runs that have flags, with these; in the order of their cells."""
     flagged = []
     for run in sorted(runs, key=lambda r: r.cell):
         flags = health_flags(run)
@@ -140,19 +144,23 @@ def flag_sentences(health: RunHealth) -> list[str]:
 
 
 def _training_metric(run: RunRecord, key: str) -> TrainingMetric:
+    """The training metric of this name, such as "entropy"; without points where none has it."""
     points = [p for p in run.points if math.isfinite(p.train.get(key, math.nan))]
     return TrainingMetric(np.array([p.train[key] for p in points]), [p.rollouts for p in points])
 
 
 def _set_in(holds: NDArray[np.bool_], C: Sequence[int]) -> int | None:
-    """The C from which a criterion holds to the end; None where it does not, or for too short."""
-    # From the end backwards, the first evaluation at which it does not hold; the False that is
-    # appended stands before the first evaluation.
+    """The C of the evaluation from which on a criterion, bool[points], holds to the end; None where
+    that is fewer than PERSISTENCE evaluations."""
+    # Count backwards to the last evaluation at which it does not hold; the appended False serves a
+    # criterion that holds at all of them.
     start = len(holds) - int(np.argmin(np.append(holds[::-1], False)))
     return C[start] if len(holds) - start >= PERSISTENCE else None
 
 
 def _summarize_reward(run: RunRecord, R: FloatArray, metric: str) -> RewardSummary:
+    """Base, best and last reward of a run, and whether it fell or gained by more than noise. R:
+    float[points], the metric at each evaluation."""
     means = running_means(R, PERSISTENCE)
     best_start = int(means.argmax())
     base = float(R[0])
@@ -167,8 +175,9 @@ def _summarize_reward(run: RunRecord, R: FloatArray, metric: str) -> RewardSumma
     scatter = noise_sd([R]) if has_scatter else sampling_sd(R)
 
     def exceeds_noise(difference: float, a: Sequence[EvalPoint], b: Sequence[EvalPoint]) -> bool:
-        """By the standard error paired over problems, and not below what the scatter of many
-        neighbours says."""
+        """Whether a difference between the mean rewards of two groups of evaluations is more than
+        noise. Its standard error is that paired over problems; where a run has many evaluations,
+        at least that by their scatter."""
         paired = paired_lead(a, b, metric)
         if paired is None and scatter is None:
             return False
@@ -179,8 +188,8 @@ def _summarize_reward(run: RunRecord, R: FloatArray, metric: str) -> RewardSumma
         se = max(unpaired_se, paired.se if paired else 0.0)
         return difference > max(MIN_CHANGE, Z_CHANGE * se)
 
-    # Where one evaluation alone was high, a run that is back at its base policy's reward has lost
-    # nothing.
+    # The best mean may be high for a single lucky evaluation. Then a run that is back at its base
+    # reward has lost nothing: the median tells whether the high reward was held.
     was_held = float(np.median(R[best_start : best_start + PERSISTENCE])) >= (base + best) / 2
     is_below_best = exceeds_noise(best - last, best_points, last_points)
     return RewardSummary(
@@ -193,11 +202,12 @@ def _summarize_reward(run: RunRecord, R: FloatArray, metric: str) -> RewardSumma
 
 
 def _collapsed(run: RunRecord, R: FloatArray, reward: RewardSummary) -> Iterator[HealthFlag]:
-    """Half of the gain is lost for good, or hardly any group has an advantage left and nothing was
-    gained."""
+    """The flag of a run that lost half of its gain for good; or in which almost all groups have
+    equal rewards, so that there is no gradient, although nothing was gained."""
     lost_half = (reward.base + reward.best) / 2 > R
     C = _set_in(lost_half, [p.rollouts for p in run.points])
-    # A training reward that did not fall says that the policy only overfits; None: not recorded.
+    # Where the training reward did not fall the policy overfits, which is no collapse. None (not
+    # recorded) counts as fallen.
     if C is not None and reward.fell and training_reward_fell(run) is not False:
         fall = f"reward fell from {reward.best:.3f} to {reward.last:.3f} and stays there"
         yield HealthFlag("collapsed", C, f"{fall} (base policy: {reward.base:.3f})")
@@ -212,8 +222,8 @@ def _collapsed(run: RunRecord, R: FloatArray, reward: RewardSummary) -> Iterator
 
 
 def training_reward_fell(run: RunRecord) -> bool | None:
-    """Whether the training reward ends below the middle of its start and its best; None where it
-    was not recorded."""
+    """Whether the training reward ends below the middle between its start and its best; None where
+    it was recorded fewer than PERSISTENCE times."""
     R = _training_metric(run, TRAIN_REWARD).values
     if len(R) < PERSISTENCE:
         return None
@@ -222,7 +232,8 @@ def training_reward_fell(run: RunRecord) -> bool | None:
 
 
 def _entropy(run: RunRecord, reward: RewardSummary) -> Iterator[HealthFlag]:
-    """Entropy far above its start while reward fell, or far below it with little learned."""
+    """The flag of an entropy far above its start while the reward fell, or far below its start
+    while little was learned."""
     entropy = _training_metric(run, "entropy")
     first = entropy.values[:1]  # empty where it was not recorded
     C_exploded = entropy.set_in(entropy.values > ENTROPY_EXPLODED_RATIO * first)
@@ -241,10 +252,11 @@ def _entropy(run: RunRecord, reward: RewardSummary) -> Iterator[HealthFlag]:
 
 
 def _length(run: RunRecord, reward: RewardSummary) -> Iterator[HealthFlag]:
-    """Responses far longer than at first, or far more of them cut off, where reward fell or nothing
-    was gained."""
+    """The flags of responses that are much longer than at first, and of many more that are cut off,
+    in a run whose reward fell or did not rise."""
     if reward.gained and not reward.fell:
         return
+
     reward_text = f"at a reward of {reward.last:.3f} (base policy: {reward.base:.3f})"
 
     length = _training_metric(run, "response_length")
@@ -265,8 +277,8 @@ def _length(run: RunRecord, reward: RewardSummary) -> Iterator[HealthFlag]:
 
 
 def _nonfinite(run: RunRecord) -> Iterator[HealthFlag]:
-    """The run broke off, or updates were not finite; a single one that was skipped left the policy
-    as it was."""
+    """The flag of a run that broke off, or had losses or gradients that were not finite. Single
+    updates that were skipped for that (up to MAX_NONFINITE_SHARE) left the policy as it was."""
     for p in run.points:
         reasons = [
             f"{key} is not finite"
@@ -290,7 +302,8 @@ def _nonfinite(run: RunRecord) -> Iterator[HealthFlag]:
 
 
 def _sampler_mismatch(run: RunRecord) -> Iterator[HealthFlag]:
-    """Trainer and sampler disagree about log-probabilities where no older policy sampled."""
+    """The flag of a trainer and a sampler that give the same tokens different log-probabilities.
+    In asynchronous runs, where an older policy samples, that is no fault."""
     gap = _training_metric(run, "sampler_logp_gap")
     C = gap.set_in(np.abs(gap.values) > MAX_SAMPLER_LOGP_GAP)
     sampled_by_older_policy = any(p.train.get("staleness_mean", 0) > 0 for p in run.points)

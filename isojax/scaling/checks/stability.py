@@ -11,13 +11,16 @@ from isojax.scaling.evaluation_noise import noise_sd, paired_lead, running_means
 from isojax.scaling.result import OverfittedRun, StabilityVerdict
 from isojax.scaling.tracks import RunTrack, TracksByCell, evaluations_by_target
 
-LAST_EVALUATIONS = 3
-# A cell is unstable that has fallen by more than both, in reward and in standard errors.
+LAST_EVALUATIONS = 3  # evaluations averaged, at the end and at the best place
+# A cell is unstable whose reward has fallen by more than both: this much, and so many standard
+# errors.
 MIN_DROP = 0.05
 Z_DROP = 4.0
-MIN_EVALUATIONS = 10  # of a cell, whose scatter says how noisy they are where no counts do
+# So many evaluations of a cell show by their scatter how noisy one is, where there are no counts.
+MIN_EVALUATIONS = 10
 OVERFITTING_WINDOW = 4  # evaluations averaged
-# of training and of validation reward, to count as overfitting: in reward and in standard errors
+# The training reward must rise and the validation reward fall by more than both: this much, and so
+# many standard errors.
 MIN_CHANGE = 0.01
 Z_CHANGE = 3.0
 
@@ -25,8 +28,10 @@ Z_CHANGE = 3.0
 def assess_stability(
     cells: TracksByCell, metric: str, peaked_cells: Collection[tuple[int, int]] = ()
 ) -> tuple[StabilityVerdict, ...]:
-    """One verdict for each B_p, rising. A fall past a fitted peak (peaked_cells) is overfitting,
-    which stopping early avoids, unless the training reward falls too."""
+    """Whether each B_p trains stably, by rising B_p: unstable where a run of any of its cells
+    broke, or where a cell's reward fell. A fall past a fitted peak (peaked_cells, as (B_p, n)) does
+    not count unless the training reward falls too: it is overfitting, which stopping early
+    avoids."""
     reasons_by_B_p: dict[int, list[str]] = {}
     for (B_p, n), seeds in sorted(cells.items()):
         reason = _broken_reason(seeds)
@@ -46,8 +51,8 @@ def assess_stability(
 
 
 def _broken_reason(seeds: Sequence[RunTrack]) -> str:
-    """Why the first run that broke off, or had a training metric that is not finite, counts as
-    unstable, else ""."""
+    """Why a cell counts as unstable because of a run that broke off or had a training metric that
+    is not finite: the first such run in words; "" where no run did."""
     for run in (t.run for t in seeds):
         where = f"n={run.cell.n} seed {run.cell.seed}"
         if run.failure_reason:
@@ -60,10 +65,8 @@ def _broken_reason(seeds: Sequence[RunTrack]) -> str:
 
 
 def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
-    """Why a cell that fell counts as unstable, else "".
-
-    What falls is the mean of LAST_EVALUATIONS evaluations in a row: the last such mean against the
-    best one."""
+    """Why a cell counts as unstable because its reward fell, in words; "" where it did not. The
+    last mean of LAST_EVALUATIONS evaluations in a row is compared with the best such mean."""
     evaluations = list(evaluations_by_target(seeds).values())
     if len(evaluations) < 2:
         return ""
@@ -84,14 +87,16 @@ def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
     if paired is not None:
         se = paired.se
     else:
-        # Without counts of problems, neighbours say how noisy an evaluation is, where there are
-        # enough of them. The difference of two means of `width` has the variance 2 / width.
+        # Without counts per problem the noise of an evaluation follows from how much neighbouring
+        # ones differ, if there are enough. A difference of two means of `width` evaluations has
+        # 2 / width times their variance.
         scatter = noise_sd([mean_rewards]) if len(mean_rewards) >= MIN_EVALUATIONS else 0.0
         se = scatter * math.sqrt(2 / width)
 
     limit = max(MIN_DROP, Z_DROP * se)
     if drop <= limit:
         return ""
+
     below = f"{drop:.3f} below its best {means[best_start]:.3f} (limit {limit:.3f})"
     return f"n={seeds[0].run.cell.n} ends at {means[-1]:.3f}, {below}"
 
@@ -99,14 +104,15 @@ def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
 def find_overfitting(
     tracks: Sequence[RunTrack], validation_sd: float | None
 ) -> tuple[OverfittedRun, ...]:
-    """Runs whose training reward rises while validation falls; validation_sd None: from each run's
-    own scatter."""
+    """The runs whose training reward rises while their validation reward falls. validation_sd: the
+    standard deviation of an evaluation; None: estimated from each run's scatter."""
     candidates = [_overfitted_run(track, validation_sd) for track in tracks]
     return tuple(run for run in candidates if run is not None)
 
 
 def _overfitted_run(track: RunTrack, validation_sd: float | None) -> OverfittedRun | None:
-    """The run where it overfits, else None."""
+    """The run with the C from which on it overfits; None where it does not, or where it has too few
+    evaluations with a training reward to tell."""
     training_rewards = np.array([p.train.get(TRAIN_REWARD, np.nan) for p in track.run.points])
     usable = np.isfinite(training_rewards) & (track.C > 0)
     training_rewards = training_rewards[usable]
@@ -117,12 +123,13 @@ def _overfitted_run(track: RunTrack, validation_sd: float | None) -> OverfittedR
 
     validation_means = running_means(R, OVERFITTING_WINDOW)
     training_means = running_means(training_rewards, OVERFITTING_WINDOW)
-    # The peak's window and the last one share no evaluation.
+    # The peak's window and the last one must not share an evaluation: leave out the last ones.
     peak = int(validation_means[: 1 - OVERFITTING_WINDOW].argmax())
     fall = float(validation_means[peak] - validation_means[-1])
     rise = float(training_means[-1] - training_means[peak])
 
-    # of a difference of two means, in standard deviations of one evaluation
+    # Z_CHANGE standard errors of a difference of two means, in standard deviations of one
+    # evaluation
     z = Z_CHANGE * math.sqrt(2 / OVERFITTING_WINDOW)
     if validation_sd is None:
         validation_sd = noise_sd([R])
