@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-from first_reward import ROOT, measure
-
+ROOT = Path(__file__).resolve().parents[1]
 TORCH = "torch==2.13.0"  # as benchmarks/peers/requirements-transformers.txt pins it
 REWARDS = '''\
 """1 for the sum, 1/2 for a neighbour of it, 1/3 at a distance of 2, ...; 0 where the response is no number."""
@@ -60,6 +61,22 @@ def write_inputs(folder: Path) -> None:
     (folder / "sums.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
     (folder / "rewards.py").write_text(REWARDS)
     (folder / "own.yaml").write_text(CONFIG)
+
+
+def measure(command: list[str], folder: Path) -> dict[str, float]:
+    """Run a command to its end: wall seconds, and CPU seconds with those of its children."""
+    start = time.monotonic()
+    cpu_before = cpu_seconds_of_children()
+    subprocess.run(command, cwd=folder, stdout=sys.stderr, check=True)
+
+    cpu_seconds = cpu_seconds_of_children() - cpu_before
+    return {"seconds": round(time.monotonic() - start, 1), "cpu_seconds": round(cpu_seconds, 1)}
+
+
+def cpu_seconds_of_children() -> float:
+    """Of all that have ended, so far."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def walk(folder: Path) -> dict[str, dict[str, float]]:

@@ -20,7 +20,6 @@ from tests.compiler import QUICK, flags
 # leaves them out.
 SLOW = (
     "benchmarks/test_ablations.py",
-    "benchmarks/test_refill.py",
     "benchmarks/test_scripts.py",
     "distributed/test_meshes.py",
     "distributed/test_sequence.py",

@@ -59,7 +59,6 @@ def test_every_benchmark_is_explained() -> None:
         "fuzz_corpus",
         "fuzz_inputs",
         "fuzz_spoil",
-        "then_and_now_claims",
     }
     scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - helpers
     assert {name for name in scripts if f"`{name}.py`" not in text} == set()

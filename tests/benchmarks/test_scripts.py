@@ -18,31 +18,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isojax.core.config import ModelConfig, load_config
+from isojax.core.config import load_config
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.core.schedule import Stage
 from isojax.models.hf.hf_load import check_weights, resolve_model
-from isojax.rl import logprobs
 from isojax.runs.ledger import Ledger, write_run
-from isojax.scaling.law.n_star_law import log2_n_star
-from isojax.scaling.result import Law
-from tests.e2e.conftest import TINY
-from tests.e2e.tiny_lm import make_model
 from tests.scaling.synthetic import world
 from tests.scaling.synthetic_curves import Hill
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 if not BENCHMARKS.is_dir():
     pytest.skip("benchmarks/ is not part of this copy", allow_module_level=True)
-
-SHAPE: dict[str, Any] = {
-    "layers": 1,
-    "width": 32,
-    "heads": 2,
-    "kv_heads": 2,
-    "head_dim": 16,
-    "mlp": 64,
-}
 
 
 class Scripts:
@@ -69,14 +55,10 @@ def scripts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return Scripts(monkeypatch, capsys)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model") / "lm")
-
-
 def test_sweep_overhead(scripts: Scripts) -> None:
     """Of a sweep of 4 x 2 and 4 x 4, its smallest and largest cell, in one program."""
-    settings = [f"cell.model.{key}={value}" for key, value in SHAPE.items()]
+    shape = {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "head_dim": 16, "mlp": 64}
+    settings = [f"cell.model.{key}={value}" for key, value in shape.items()]
     sweep = ("sweep.B_p=[4]", "sweep.n=[2,4]", "sweep.B_max=16", "sweep.seeds=1", "sweep.budget=64")
     (line,) = scripts(
         "sweep_overhead", "quickstart", *settings, *sweep, "--rollouts", 16, "--repeats", 1
@@ -87,28 +69,6 @@ def test_sweep_overhead(scripts: Scripts) -> None:
     small, large = (line["microseconds_per_rollout"][cell] for cell in ("4x2", "4x4"))
     assert line["ratio"] == pytest.approx(small / large, rel=0.01) and small > 0
     assert set(line["spread"].values()) == {0}  # one repeat
-
-
-def test_update_packing(scripts: Scripts) -> None:
-    """One width computes all of the 4 x 4 rollouts' 32 positions; two widths at least the tokens,
-    and no more than one width does.
-    """
-    sizes = {
-        "B_P": 4,
-        "N": 4,
-        "M": 4,
-        "P": 4,
-        "T": 32,
-        "VOCAB": 32,
-        "REPEATS": 1,
-        "MODEL": ModelConfig(**SHAPE),
-    }
-    (line,) = scripts("update_packing", "--widths", "1,2", **sizes)
-    assert line["positions_1"] == round(4 * 4 * 32 / line["tokens"], 2)
-    assert 1 <= line["positions_2"] <= line["positions_1"]
-    assert line["gain_2"] == pytest.approx(
-        line["tokens_per_second_2"] / line["tokens_per_second_1"], rel=0.05
-    )
 
 
 def test_accelerator(scripts: Scripts, tmp_path: Path) -> None:
@@ -136,114 +96,6 @@ def test_accelerator(scripts: Scripts, tmp_path: Path) -> None:
         "kernels": kernels,
     }
     assert f"| mfu | {figures['mfu']} |" in (tmp_path / "accelerator.md").read_text()
-
-
-def test_vocabulary_blocks(scripts: Scripts) -> None:
-    """Without the entropy's gradient and with it; blocks never hold all 8 x 5000 logits at once,
-    which the plain form does.
-    """
-    scripts.patch.setattr(logprobs, "MAX_BLOCK_TOKENS", 500)
-    scripts.patch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
-    scripts.patch.setattr(logprobs, "MAX_SAVED_LOGITS", 0)
-    lines = scripts("vocabulary_blocks", "--sizes", "8,5000,16", REPEATS=1)
-    assert [(line["tokens"], line["V"], line["D"], line["entropy"]) for line in lines] == [
-        (8, 5000, 16, False),
-        (8, 5000, 16, True),
-    ]
-    assert all(line["memory_ratio"] < 1 and line["plain_temp_mib"] >= 0.1 for line in lines)
-
-
-def test_lanes(scripts: Scripts, model: Path) -> None:
-    words = (
-        "--prompts",
-        "8",
-        "--response",
-        4,
-        "--n",
-        4,
-        "--slots",
-        4,
-        "--width",
-        2,
-        "--problems",
-        2,
-        "--layers",
-        1,
-    )
-    (line,) = scripts("shared_prefixes", model, *words, REPEATS=1)
-    assert (line["P"], line["T"], line["n"], line["R"], line["W"]) == (8, 4, 4, 4, 2)
-    assert line["ratio"] == pytest.approx(line["shared"] / line["separate"], rel=0.01)
-
-
-def test_decode_step(scripts: Scripts, model: Path) -> None:
-    """Unrolled and looped over layers; the share is of two operations a parameter and slot."""
-    lines = scripts("decode_step", model, "--slots", "4", "--positions", 16, STEPS=2, REPEATS=1)
-    assert [line["unrolled"] for line in lines] == [True, False]
-    for line in lines:
-        assert line["tokens_per_second"] == pytest.approx(
-            4 / (line["ms_per_step"] / 1000), rel=0.01
-        )
-
-
-def test_small_batch_matmul(scripts: Scripts) -> None:
-    """Two layers of two shapes: operations are 2 a row, input, output and layer."""
-    lines = scripts(
-        "small_batch_matmul", "--rows", "3,5", "--shapes", "16x24,24x16", LAYERS=2, REPEATS=1
-    )
-    assert [line["rows"] for line in lines] == [3, 5]
-    for line in lines:
-        assert line["faster"] == pytest.approx(line["plain_ms"] / line["small_batch_ms"], rel=0.05)
-        assert line["small_batch_gflops"] == pytest.approx(
-            2 * line["rows"] * 2 * 2 * 16 * 24 / line["small_batch_ms"] / 1e6, abs=0.06
-        )
-
-
-def test_small_attention(scripts: Scripts) -> None:
-    lines = scripts(
-        "small_attention",
-        "--gradient",
-        "2x2x3x4x8",
-        "--scores",
-        "4x2x2x5x8,4x1x2x5x16",
-        ARRAYS=2,
-        REPEATS=1,
-    )
-    assert [(line["what"], line["shape"]) for line in lines] == [
-        ("gradient", [2, 2, 3, 4, 8]),
-        ("scores", [4, 2, 2, 5, 8]),
-        ("scores", [4, 1, 2, 5, 16]),
-    ]
-    for line in lines:
-        assert line["faster"] == pytest.approx(line["plain_us"] / line["isojax_us"], rel=0.05)
-
-
-def test_overlap(scripts: Scripts) -> None:
-    """The rewards of both ways agree, which the script asserts."""
-    words = ("--ms", 1, "--workers", 1, "--problems", 2, "--n", 2, "--slots", 2, "--response", 6)
-    (line,) = scripts("overlap", *words, REPEATS=1, MODEL=ModelConfig(family="llama", **SHAPE))
-    assert (line["rollouts"], line["workers"]) == (4, 1) and 4 <= line["tokens"] <= 24
-    assert line["grade"] >= 0.004  # four checks of a millisecond each
-
-
-def test_fig7(scripts: Scripts, tmp_path: Path) -> None:
-    """Points of the published law, each n rounded to a power of two: every parameter comes out
-    within the published uncertainty.
-    """
-    published = Law("sigmoid", 6.09, 4.75, 5.84, 2.73)
-    C = np.logspace(4.8, 7, 30).round()
-    rows = [f"easy,{2 ** log2_n_star(published, c)},{c}" for c in C]
-    (tmp_path / "points.csv").write_text(
-        "\n".join(["set,n,rollouts", *rows, "hard,8,100000"]) + "\n"
-    )
-    script = importlib.import_module("fig7")
-    scripts.patch.setattr(sys, "argv", ["fig7.py", str(tmp_path / "points.csv")])
-    # 30 distinct n are not few, which the script wants said of the paper's points
-    assert script.main() == 1
-    line = json.loads(scripts.capsys.readouterr().out)
-    assert line["points"] == 30 and all(line["within"].values()) and not line["few_distinct_n_said"]
-    assert [line["fitted"][name] for name in ("L", "k", "log10_C0", "b")] == pytest.approx(
-        [6.09, 4.75, 5.84, 2.73], abs=1e-3
-    )
 
 
 def test_gsm8k_verifier(scripts: Scripts, tmp_path: Path) -> None:
@@ -308,86 +160,6 @@ def test_adaptive(scripts: Scripts) -> None:
     assert all(
         0 <= line["all"][name]["n_right"] <= 1 for name in ("frontier", "grid", "half_budget")
     )
-
-
-def test_async_sampling(scripts: Scripts) -> None:
-    """Two updates of 4 x 4 rollouts; the shares are of the sampler's clock and of the trainer's."""
-    tiny = ("cell.sampling.response_length=4", "sweep.microbatch=8", "sweep.decode_slots=8")
-    words = ("--ways", "sync,mesh", "--B_p", 4, "--n", 4, "--updates", 2, "--repeats", 1, *tiny)
-    sync, mesh = scripts("async_sampling", *words, MODELS={"small": ModelConfig(**SHAPE)})
-    for line in (sync, mesh):
-        assert line["rollouts_per_second"] == pytest.approx(2 * 16 / line["wall"], rel=0.02)
-        assert line["of_sync"] == pytest.approx(
-            line["rollouts_per_second"] / sync["rollouts_per_second"], rel=0.01
-        )
-    assert (sync["k"], mesh["k"], sync["updates"]) == (None, 1, 2)
-    assert (
-        0 < mesh["sampler_busy"] < 1.5
-        and 0 < mesh["trainer_busy"] <= 1
-        and 0 <= mesh["staleness_mean"] <= 1
-    )
-    assert mesh["busy"] == pytest.approx(mesh["sampler_busy"] + mesh["trainer_busy"], abs=0.002)
-
-
-def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
-    """Each k is a sweep of one seed, `ablations.py`'s; ages are its ledger's: one update of age 1
-    and three of 3 are 2.5 on average.
-    """
-    requested = []
-
-    def run(arm: Any, config: Any, below: Path) -> list[dict[str, Any]]:
-        requested.append(
-            (
-                arm.folder,
-                config.cell.rl.max_staleness,
-                config.run.sampler_mesh,
-                config.sweep.seeds,
-                config.sweep.budget,
-                below,
-            )
-        )
-        return [
-            {
-                "B_p": 32,
-                "n": 8,
-                "base": 0.25,
-                "final": 0.5,
-                "min_gain": 0.25,
-                "C": 600,
-                "flags": [],
-                "curve": [],
-            }
-        ]
-
-    def read_runs(folders: list[Path]) -> list[RunRecord]:
-        assert folders == [tmp_path / "learns" / requested[-1][0]]
-        ages = [
-            {},
-            {"staleness_mean": 1.0, "staleness_max": 2.0},
-            {"staleness_mean": 3.0, "staleness_max": 4.0},
-        ]
-        points = [
-            EvalPoint(M, M, M, 0, {}, train=train) for M, train in zip((0, 1, 4), ages, strict=True)
-        ]
-        return [RunRecord(Cell(32, 8, 0), tuple(points))]
-
-    words = ("--learns", tmp_path, "--ks", "0,8", "--ways", "alternate,mesh", "--budget", 600)
-    lines = scripts("async_sampling", *words, run=run, read_runs=read_runs)
-    of_all = (1, 600, tmp_path)
-    assert requested == [
-        ("k0", 0, None, *of_all),
-        ("k8", 8, None, *of_all),
-        ("k8-mesh", 8, "data=1", *of_all),
-    ]
-    assert [(line["way"], line["k"]) for line in lines] == [
-        ("alternate", 0),
-        ("alternate", 8),
-        ("mesh", 8),
-    ]
-    assert "staleness_mean" not in lines[0] and all(
-        (line["staleness_mean"], line["staleness_max"]) == (2.5, 4.0) for line in lines[1:]
-    )
-    assert all(line["min_gain"] == 0.25 and "curve" not in line for line in lines)
 
 
 def test_cost(scripts: Scripts) -> None:
@@ -545,22 +317,3 @@ def test_fuzz(scripts: Scripts) -> None:
     assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
     line = json.loads(completed.stdout.splitlines()[-1])
     assert (line["attempts"], line["failures"]) == (len(inputs.KINDS), 0)
-
-
-@pytest.mark.slow
-def test_the_check_before_the_first_update_takes_little(
-    scripts: Scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At most 3% of a run of the quickstart, and of this one of seconds, whose evaluations are most
-    of it."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.yaml").write_text(TINY)
-    (measured,) = scripts(
-        "start_check_cost", "tiny.yaml", "sweep.n=[2]", "sweep.seeds=1", "sweep.budget=512"
-    )
-    assert measured["runs"] == 1 and set(measured["seconds"]) == {
-        "finite log-probabilities",
-        "check",
-        "file",
-    }
-    assert 0 < measured["share"] < 0.03

@@ -145,6 +145,41 @@ def test_the_rollouts_are_the_samplers_and_each_is_reported_once(
         assert np.count_nonzero(pair.chunks) > 3 and list(pair.tokens) != sorted(pair.tokens)
 
 
+def chunks_by_hand(lengths: list[int], chunk_tokens: int) -> int:
+    """How many chunks a queue of responses of these lengths takes: one ends after `chunk_tokens`
+    steps, or once finished slots have waited SLOTS steps in all while responses wait for them."""
+    waiting = list(lengths)
+    tokens_left = [0] * SLOTS
+    chunks = 0
+    while waiting or any(tokens_left):
+        chunks += 1
+        for slot in range(SLOTS):
+            if tokens_left[slot] == 0 and waiting:
+                tokens_left[slot] = waiting.pop(0)
+
+        began_busy = [left > 0 for left in tokens_left]
+        idle_steps = 0
+        for _ in range(chunk_tokens):
+            tokens_left = [max(left - 1, 0) for left in tokens_left]
+            finished = [b and left == 0 for b, left in zip(began_busy, tokens_left, strict=True)]
+            idle_steps += sum(finished)
+            if not any(tokens_left) or (waiting and idle_steps >= SLOTS):
+                break
+    return chunks
+
+
+def test_a_chunk_ends_early_where_slots_have_waited_long_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One device, chunks as long as a response: without that rule, 13 x 7 responses of at most T
+    tokens in 12 slots take 8 chunks."""
+    monkeypatch.setattr(engine, "CHUNK_TOKENS", T)
+    pair = Pair("auto", bits=False)
+    pair.both(13, 7)
+    lengths = [len(pair.tokens[rollout]) for rollout in range(13 * 7)]
+    assert len(pair.chunks) == chunks_by_hand(lengths, T) > 8
+
+
 def test_nothing_is_sampled_of_no_problems(pair: Pair) -> None:
     pair.check(*pair.both(0, 7))
     assert pair.tokens == {}
