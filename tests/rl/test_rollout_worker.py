@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isojax.core.nouns import Cell
+from isojax.rl.async_rl import async_rollouts
 from isojax.rl.async_rl.async_rollouts import staleness_metrics
 from isojax.rl.async_rl.rollout_buffer import ChunkOutputs
 from isojax.rl.async_rl.rollout_worker import RolloutJob, RolloutWorker
 from isojax.rl.metric import value
 from isojax.sampling.batch import ProblemArrays
+from tests.rl.test_inline_rollouts import FixedOrder
 
-B_p, n, SHARDS, RING_BATCHES, SLOTS, T = 6, 2, 2, 2, 4, 9
+B_p, n, SHARDS, SLOTS, T = 6, 2, 2, 4, 9
 GROUPS = B_p // SHARDS  # of a batch on a shard
 FIRST_BATCH = 3
 CHUNK_TOKENS = 2
@@ -38,10 +41,11 @@ class FakeSampler:
     counts what it draws: by batch and version of the weights. Token t of a response is 100 row +
     t."""
 
-    shards, ring_batches, mesh = SHARDS, RING_BATCHES, None
-    ring_shapes = SimpleNamespace(problem_rows=GROUPS * RING_BATCHES + 1, slots=SLOTS)
+    shards, mesh, state_layout = SHARDS, None, 7
 
-    def __init__(self) -> None:
+    def __init__(self, ring_batches: int = 2) -> None:
+        self.ring_batches = ring_batches
+        self.ring_shapes = SimpleNamespace(problem_rows=GROUPS * ring_batches + 1, slots=SLOTS)
         self.drawn: dict[int, Counter[int]] = defaultdict(Counter)
         self.changes: list[bool] = []
         self.read_ids: dict[tuple[int, int], int] = {}  # by shard and row
@@ -71,7 +75,7 @@ class FakeSampler:
                 if slots[slot] is None and row < progress.group_limit * n:
                     slots[slot] = [row, 0]
                     state.next_row[shard] += 1
-                    entry = row // n % (GROUPS * RING_BATCHES)
+                    entry = row // n % (GROUPS * self.ring_batches)
                     self.read_ids[shard, row] = int(ring.problems.ids[shard, entry])
                     assert ring.problems.prompts[shard, entry] == 1000 + self.read_ids[shard, row]
                     assert (ring.keys[shard, entry] == self.read_ids[shard, row] // 100).all()
@@ -130,7 +134,7 @@ def test_five_batches_of_a_ring_of_two() -> None:
         publish(worker, 10 * version + 10)
 
         assert buffers == "the buffers"
-        assert first_row == (batch - FIRST_BATCH) % RING_BATCHES * GROUPS * n
+        assert first_row == (batch - FIRST_BATCH) % 2 * GROUPS * n
         # Row r of shard s is rollout s b + r of its batch, with b = GROUPS n.
         shard, row = np.divmod(np.arange(B_p * n), GROUPS * n)
         row += (batch - FIRST_BATCH) * GROUPS * n
@@ -170,3 +174,87 @@ def test_the_age_of_tokens_by_hand() -> None:
     fresh = staleness_metrics({7: 10}, update=7, max_staleness=1)
     assert value(fresh["staleness_share_1"]) == 0 and value(fresh["staleness_max"]) == 0
     assert staleness_metrics({7: 10}, update=7, max_staleness=0) == {}
+
+
+def async_programs(sampler: FakeSampler, max_staleness: int) -> Any:
+    """What `AsyncRollouts` reads of `AsyncPrograms`, for a task verified on device: the reward of a
+    rollout is its row."""
+
+    def gather_problems(table: Any, rows: np.ndarray, seed: int, batch: int) -> Any:
+        return SimpleNamespace(
+            problems=problems_of(int(batch)), key_data=np.full(2, batch, np.uint32)
+        )
+
+    return SimpleNamespace(
+        sampler=sampler,
+        mesh=None,
+        role=None,
+        disaggregated=False,
+        max_staleness=max_staleness,
+        cast_to_send=None,
+        task=SimpleNamespace(on_device=True),
+        shapes=SimpleNamespace(problem_rows=B_p + 2, shards=1, buffer_rows=B_p * n + 3),
+        gather_problems=gather_problems,
+        to_trainer_layout=lambda rollouts, B_p, n: rollouts,
+        verify=lambda problems, rollouts, B_p, n: np.arange(15.0)[None],
+    )
+
+
+@pytest.mark.parametrize(
+    ("max_staleness", "end_update"), [(1, None), (1, FIRST_BATCH + 3), (0, None)]
+)
+def test_batches_begin_at_most_k_updates_ahead(
+    max_staleness: int, end_update: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before update v, batches up to v + k have begun, and none from the last update on; each is
+    sampled with weights of at most k updates before, and arrives with its own problems."""
+    monkeypatch.setattr(async_rollouts.sharding, "copy_to_mesh", lambda rollouts, _: rollouts)
+    monkeypatch.setattr(async_rollouts, "replicated", lambda mesh: None)
+    sampler = FakeSampler(ring_batches=max_staleness + 1)
+    monkeypatch.setattr(sampler, "extract_batch", lambda outputs, first_row: np.array([first_row]))
+    order = FixedOrder(np.arange(20 * B_p).reshape(20, B_p))
+    problems: Any = SimpleNamespace(
+        cell=Cell(B_p, n, 0),
+        problems=None,
+        problem_table=problems_of(0),
+        problem_order=order,
+        first_update=FIRST_BATCH,
+        end_update=end_update,
+    )
+    source = async_rollouts.AsyncRollouts(async_programs(sampler, max_staleness), problems)
+    updates = range(FIRST_BATCH, end_update or FIRST_BATCH + 5)
+    for update in updates:
+        state: Any = SimpleNamespace(params=update)
+        sourced = source.next_batch(state, max_updates=1)
+        begun = min(update + max_staleness, (end_update or 99) - 1)
+        assert isinstance(source.worker, RolloutWorker)
+        assert source.worker.next_batch - 1 == begun == source.next_batch_to_begin - 1
+        assert sorted(source.pending_batches) == list(range(update + 1, begun + 1))
+        batch: Any = sourced.inputs
+        assert batch.key_data.tolist() == [update] * 2
+        assert batch.problems.ids.tolist() == problems_of(update).ids.tolist()
+        place = update - FIRST_BATCH
+        assert sourced.problem_index.tolist() == list(range(place * B_p, (place + 1) * B_p))
+        assert sourced.reward_sums is None and batch.rewards[0, 3] == 3
+        newest, oldest = max(sampler.drawn[update]), min(sampler.drawn[update])
+        assert update - max_staleness <= oldest <= newest <= update
+        ages = {
+            int(name[-1]): float(value(m)) for name, m in sourced.metrics.items() if "share" in name
+        }
+        total = sum(sampler.drawn[update].values())
+        assert ages == pytest.approx(
+            {age: sampler.drawn[update][update - age] / total for age in range(max_staleness + 1)}
+            if max_staleness
+            else {}
+        )
+        next_state: Any = SimpleNamespace(params=update + 1)
+        assert source.finish_update(next_state) == {}
+    assert source.updates_done == updates[-1] + 1 and source.busy_seconds > 0
+    # what has begun is in progress; nothing has where the last update is done
+    meta, _ = source.save()
+    if end_update is not None:
+        assert meta is None
+    else:
+        assert meta is not None and meta["next_batch"] == updates[-1] + 2 + max_staleness
+        assert meta["layout"] == 7 and set(meta["batches"]) == {*map(str, source.pending_batches)}
+    source.close()
