@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,7 +15,12 @@ import pytest
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.distributed.roles import Link, Role
 from isojax.distributed.sharding import make_mesh
-from isojax.rl.async_rl.remote_worker import RemoteWorker, place_weights, weight_parts
+from isojax.rl.async_rl.remote_worker import (
+    RemoteWorker,
+    next_request,
+    place_weights,
+    weight_parts,
+)
 from isojax.rl.async_rl.rollout_worker import RolloutJob
 from tests.device import DECODER, policy
 
@@ -61,3 +67,38 @@ def test_what_grading_raises_arrives_where_the_batch_is_awaited() -> None:
         worker.take_batch(0)
     worker.close()
     assert there.incoming.get(timeout=10) == ("close",)
+
+
+def test_requests_of_the_trainer_are_calls_of_the_worker() -> None:
+    """Weights come in parts from all processes that train; the version with the worker's own."""
+    on = make_mesh(MeshShape(data=4), jax.devices()[4:])
+    shardings = DECODER.shardings(on)
+    params = policy()
+    names = list(params)
+    parts = [(i, (slice(None),) * x.ndim, x) for i, x in enumerate(jax.tree.leaves(params))]
+    links = [Link(lambda number, message: None) for _ in range(2)]
+    role = Role(trains=False, rank=0, size=1, peers=dict(enumerate(links)))
+    calls: list[Any] = []
+    worker: Any = SimpleNamespace(
+        programs=SimpleNamespace(param_shardings=shardings),
+        publish_weights=lambda version, weights: calls.append((version, weights)),
+        begin_batch=lambda *arguments: calls.append(arguments),
+    )
+    own = role.own_peer
+    [other] = [link for link in links if link is not own]
+    messages = [
+        ("begin_batch", 3, "problems", "key"),
+        ("publish_weights", 7, parts[::2]),
+        ("close",),
+    ]
+    for number, message in enumerate(messages):
+        own.receive(number, message)
+    other.receive(0, ("publish_weights", 7, parts[1::2]))
+
+    while (request := next_request(worker, role, params)) is not None:
+        request()
+
+    assert calls[0] == (3, "problems", "key")
+    version, weights = calls[1]
+    assert version == 7 and len(calls) == 2 and list(weights) == names
+    jax.tree.map(np.testing.assert_array_equal, weights, params)

@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from isojax.core.config import CellConfig, RLConfig
 from isojax.core.shapes import SamplerShapes
 from isojax.rl.advantages import RewardedBatch
 from isojax.rl.metric import value
 from isojax.rl.train_step import (
+    TrainStep,
     choose_train_rollouts,
     gradient_signal,
     measure_rollouts,
@@ -24,7 +26,7 @@ from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts
 from isojax.sampling.layout import Layout
 from isojax.sampling.logits import rollout_keys, uniforms
 from isojax.tasks.protocol import Interruption, StopConditions
-from tests.device import quick_jit
+from tests.device import CONFIG, DECODER, Parity, mesh, quick_jit
 
 T = 5
 CELLS = [(4, 3), (3, 5)]
@@ -179,3 +181,24 @@ def test_a_group_that_lies_in_two_shards_is_one_group() -> None:
         assert not np.asarray(rewarded.rewards)[shard, len(expected) :].any()
         assert not np.asarray(rewarded.lengths)[shard, len(expected) :].any()
     assert rewarded.filters_zero_variance and int(rewarded.n) == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "drops"),
+    [
+        ({}, True),
+        ({"kl": 0.1}, False),
+        ({"entropy": 0.1}, False),
+        ({"kl": 0.1, "zero_variance_filter": ("kl",)}, True),
+        ({"kl": 0.1, "entropy": 0.1, "zero_variance_filter": ("kl",)}, False),
+        ({"kl": 0.1, "entropy": 0.1, "zero_variance_filter": ("kl", "entropy")}, True),
+        ({"measure_kl": True}, True),
+        ({"loss": "rloo"}, True),
+    ],
+)
+def test_groups_without_an_advantage_are_left_out_where_no_term_reads_them(
+    settings: dict[str, Any], drops: bool
+) -> None:
+    cell = CellConfig(model=CONFIG, rl=RLConfig(**settings))
+    step = TrainStep(cell, DECODER, Parity.stops, shapes(1), mesh("auto"))
+    assert step.drops_zero_variance == drops

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.sampling.layout import Layout
+from isojax.sampling.batch import (
+    Rollouts,
+    SamplingBatch,
+    count_turns,
+    response_logps,
+    response_nucleus_mass,
+    response_tokens,
+)
+from isojax.sampling.layout import Layout, ShardSlice
 from tests.device import quick_jit
 
 # b = ceil(12 / 5) = 3 rollouts of a shard: shard 3 owns 9, 10 and 11, and shard 4 none.
@@ -53,3 +64,55 @@ def test_a_last_shard_that_is_not_full() -> None:
 def test_no_rollouts() -> None:
     assert Layout(0, 4, 3).in_order(np.zeros((3, 2))).shape == (0,)
     assert not Layout(0, 4, 3).to_buffer([], rows=2).any()
+
+
+def test_what_belongs_to_each_rollout_in_order() -> None:
+    """3 rollouts on 2 shards of 3 rows: tokens as far as each response goes, context as ~token and
+    without a log-probability."""
+    lengths = np.array([[4, 2, 9], [3, 9, 9]], np.int32)
+    tokens = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
+    mask = np.ones((2, 3, 4), bool)
+    mask[0, 0, 1] = mask[1, 0, 2] = False
+    logps = -0.5 - tokens.astype(np.float32)
+    arrays: dict[str, Any] = {
+        "tokens": tokens,
+        "logps": logps,
+        "mask": mask,
+        "nucleus_mass": np.full((2, 3, 1), 0.9, np.float32),
+        "stopped": mask[..., 0],
+        "lengths": lengths,
+    }
+    rollouts, layout = Rollouts(**arrays), Layout(3, 1, 2)
+    assert [x.tolist() for x in response_tokens(rollouts, layout)] == [
+        [0, ~1, 2, 3],
+        [4, 5],
+        [12, 13, ~14],
+    ]
+    assert [x.tolist() for x in response_logps(rollouts, layout)] == [
+        [-0.5, 0, -2.5, -3.5],
+        [-4.5, -5.5],
+        [-12.5, -13.5, 0],
+    ]
+    masses = response_nucleus_mass(rollouts, layout)
+    assert [len(x) for x in masses] == [4, 2, 3] and masses[1] == pytest.approx([0.9, 0.9])
+    assert rollouts.response_mask[0, 1].tolist() == [True, True, False, False]
+
+
+def test_rows_of_a_share_and_of_a_ring() -> None:
+    """A share that begins at rollout 7 of n = 3 has skipped one of problem 2; a ring of 4 groups and
+    12 rows."""
+    share = ShardSlice(*(jnp.int32(x) for x in (7, 9, 2, 4)))
+    problems: Any = None
+    batch = SamplingBatch(problems, share, jnp.int32(3), jax.random.key(0))
+    assert int(batch.skipped_rollouts) == 1
+    assert batch.problem_row(jnp.arange(4)).tolist() == [2, 3, 4, 5]
+    assert batch.buffer_row(jnp.arange(11, 14)).tolist() == [11, 12, 13]
+    ring = batch._replace(ring_groups=jnp.int32(4), ring_rows=jnp.int32(12))
+    assert ring.problem_row(jnp.arange(4)).tolist() == [2, 3, 0, 1]
+    assert ring.buffer_row(jnp.arange(11, 14)).tolist() == [11, 0, 1]
+
+
+def test_turns_are_runs_of_drawn_tokens() -> None:
+    masks = np.array([[0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 1], [1, 0, 1, 1], [1, 0, 0, 0]], bool)
+    assert count_turns(masks).tolist() == [0, 1, 2, 2, 1]
+    assert count_turns(jnp.asarray(masks)).tolist() == [0, 1, 2, 2, 1]

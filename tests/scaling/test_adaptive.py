@@ -343,8 +343,21 @@ def test_steps_that_remove_uncertainty_come_by_their_worth(monkeypatch: pytest.M
         worths[s.cell.n, s.target] = uncertainty.expected_reduction(at_target) / s.cost
     assert {(s.cell.n, s.target): s.worth for s in got} == pytest.approx(worths)
     assert [s.worth for s in got] == sorted(worths.values(), reverse=True) and got[0].worth > 0
-    # at the level it has come to, and only above, a cell has to be the best at times
     assert uncertainty.p_best[0].max() == 0
+
+    # n = 4 leads at the lowest level alone. A step to there is worth something to a cell that has
+    # not begun, and nothing to one that has come as far.
+    A[:, 0] = 0.275 + 0.004 * rng.standard_normal(200)
+    C_mid = np.tile([1.0, 3e4, 3e4], (200, 1))
+    model = _SweepModel(replace(draws_of_three(A), C_mid=C_mid), measurement_sd=0.002)
+    rewards = model.draws.rewards(levels)
+    monkeypatch.setattr(AdaptivePolicy, "_fit", lambda self, runs: model)
+    p_best = NStarUncertainty(rewards, np.array([4, 8, 16]), 0.002).p_best[0]
+    assert p_best[0] >= 0.05 > p_best[1:].max()
+    first = [SweepStep(cells[0], levels[0], 100)]
+    assert len(policy._worthwhile_steps([], first, {})) == 1
+    again = [SweepStep(cells[0], levels[1], 100)]
+    assert policy._worthwhile_steps([], again, {cells[0]: levels[0]}) == []
 
 
 def test_a_summary_counts_what_was_spent() -> None:
@@ -391,3 +404,18 @@ def test_steps_that_the_rollouts_can_pay_for() -> None:
         assert list(affordable) == expected
         fewer = policy._possible_steps(policy._seeds_by_cell(()), reached, most - 1)
         assert list(fewer) == [s for s in expected if s.cost < most]
+
+
+def test_the_first_steps_bring_a_run_of_each_cell_to_where_decisions_start() -> None:
+    """The first seed that has not failed, and what is left of its way; none of a cell of which any
+    run has come so far."""
+    cells = [Cell(16, n, seed) for n in (4, 8, 16) for seed in (0, 1)]
+    policy = AdaptivePolicy(cells, EvalConfig().evaluation_targets(100_000), 10**9)
+    first = {n: policy._first_target(Cell(16, n, 0)) for n in (4, 8, 16)}
+    reached = {cells[0]: 640, cells[3]: first[8], cells[4]: first[16] - 1}
+    steps = policy._first_steps(policy._seeds_by_cell([cells[4]]), reached)
+    costs = [math.ceil(first[4] / 64) * 64 - 640, math.ceil(first[16] / 256) * 256]
+    assert steps == [
+        SweepStep(cells[0], first[4], costs[0]),
+        SweepStep(cells[5], first[16], costs[1]),
+    ]

@@ -1,5 +1,7 @@
 """Curves and replicates of fits written by hand, where every number can be checked."""
 
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 
@@ -48,3 +50,33 @@ def test_stretched_form_and_rewards_beyond_a_peak():
     )
     e = load_ensemble(fit)
     assert (e.sampled_rewards(5e4)[:, peaked] == e.sampled_rewards(2e4)[:, peaked]).all()
+
+
+def test_the_interval_of_a_new_run_on_each_side():
+    """Draws of A whose interval is not symmetric: each side in quadrature with a run's luck of .01
+    and an evaluation's noise of .008, times 1.645."""
+    shape = {(16, 4): (0.6, 1.0, 2e3)}
+    fit = document(shape, replicates=101)
+    skewed = 0.55 + 0.2 * np.linspace(0, 1, 101) ** 3
+    draws = fit.draws.model_copy(update={"A": (tuple(skewed.tolist()),)})
+    e = load_ensemble(fit.model_copy(update={"draws": draws}))
+    C = 5e4
+    share = 1 / (1 + 2e3 / C)
+    expected = 0.2 + (skewed.mean() - 0.2) * share
+    low, high = 0.2 + (np.quantile(skewed, [0.05, 0.95]) - 0.2) * share
+    noise = NormalDist().inv_cdf(0.95) * np.hypot(0.01, 0.008)
+    forecast = e.predict_new_run(0, C)
+    assert forecast.reward == pytest.approx(expected)
+    assert forecast.interval == pytest.approx(
+        (expected - np.hypot(expected - low, noise), expected + np.hypot(high - expected, noise))
+    )
+    assert e.predict_reward(0, C).interval == pytest.approx((low, high))
+    assert load_ensemble(without_draws(fit)).predict_new_run(0, C).interval is None
+
+
+def test_the_nearest_cell_in_log_n_then_in_log_B_p():
+    e = load_ensemble(document())
+    cells = [(16, 4), (64, 4), (16, 16), (64, 16), (16, 64), (64, 64)]
+    for B_p, n in ((1, 1), (31, 4), (33, 4), (16, 7), (16, 9), (100, 31), (16, 33), (500, 500)):
+        nearest = min(cells, key=lambda c: (abs(np.log2(c[1] / n)), abs(np.log2(c[0] / B_p))))
+        assert cells[e.nearest_cell(B_p, n)] == nearest

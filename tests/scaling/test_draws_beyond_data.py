@@ -76,6 +76,17 @@ def test_a_cell_that_hardly_scored_rises_in_few_draws():
     assert expected[1:] == pytest.approx(rewards[:, 1:].mean(0))
     inside = departing.expected_at(np.array([1e5]))
     assert inside == pytest.approx(ends.mean(0))
+    # Budgets inside the data and beyond are asked for together: inside, the draws are the curves.
+    varied = samples(
+        np.linspace(0.004, 0.007, Q)[:, None] + np.array([0, 0.5, 0.6]), departure_sd=0.05
+    )
+    at_both = varied.curves_at(np.array([[5e4], [1e5], [4e5]]))
+    assert at_both[:2] == pytest.approx(
+        replace(varied, departure_sd=None).curves_at(np.array([[5e4], [1e5]]))
+    )
+    expected = varied.expected_at(np.array([[1e5], [4e5]]))
+    assert expected[0] == pytest.approx(at_both[1].mean(0))
+    assert expected[1, 0] < at_both[2, :, 0].mean()
     # Where no cell has scored, none is behind; without departures none is judged.
     assert not samples([0.006, 0.006, 0.007], departure_sd=0.05).hardly_scored().any()
     assert not samples([0.006, 0.5, 0.6]).hardly_scored().any()

@@ -246,3 +246,11 @@ def test_the_interval_of_one_new_run_holds_that_of_its_expectation_on_any_proble
     r = recommend(fit.model_copy(update={"draws": draws}), 1e5)
     assert r.interval[1] - r.interval[0] > 0.15
     assert r.prediction_interval[0] <= r.interval[0] and r.interval[1] <= r.prediction_interval[1]
+
+
+def test_a_run_that_ends_at_its_peak_need_not_stop_early():
+    """390 updates of 16x16 are 99,840 rollouts."""
+    at_peak = recommend(with_curve(document(), (16, 16), C_peak=99_840.0), 1e5)
+    assert at_peak.allocation.C == 99_840 and not said(at_peak, "stop early")
+    before = recommend(with_curve(document(), (16, 16), C_peak=99_839.0), 1e5)
+    assert said(before, "stop early: reward of 16x16 falls beyond C = 99,839 (M = 389)")
