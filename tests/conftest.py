@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from tests import refusals
 from tests.compiler import QUICK, flags
 
 # Files whose tests run whole commands or several processes, or compile large programs: `make test`
 # leaves them out.
 SLOW = (
     "benchmarks/test_ablations.py",
+    "benchmarks/test_refill.py",
     "benchmarks/test_scripts.py",
     "distributed/test_meshes.py",
     "distributed/test_sequence.py",
@@ -120,6 +122,10 @@ LONGEST = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    refusals.add_option(parser)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Under -m slow or -m "not slow", no file whose tests would all be deselected: each of pytest's
     workers would import them all, jax, transformers and Ray among their imports.
@@ -155,6 +161,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    refusals.use_messages(config)
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # also for the commands it starts, where a shell runs it in the background

@@ -1,11 +1,54 @@
 """Errors that a user can correct, and work that could not be done."""
 
+from pathlib import Path
+from typing import Self
+
 
 class InputError(ValueError):
     """Something a user gave cannot be used.
 
     The command line prints the message, no traceback, and exits with 2.
+
+    where: the setting, the file and line, or the argument, such as `cell.rl.kl`.
+    found: what was given, or what is wrong with it, as a phrase.
+    expected: what would be accepted, as a phrase.
+    fix: what to do or to type, in whole sentences.
+
+    The message is `where: found; expected expected. fix`, without the parts that are not given. An
+    error that has no such parts has a `text` instead, which is its message as it is.
     """
+
+    def __init__(
+        self,
+        text: str = "",
+        *,
+        where: str | Path = "",
+        found: str = "",
+        expected: str = "",
+        fix: str = "",
+    ) -> None:
+        self.where = str(where)
+        self.found = found
+        self.expected = expected
+        self.fix = fix
+        # A copy, as of another process, is made from the message alone, and then gets the fields.
+        super().__init__(text or self._message())
+
+    def _message(self) -> str:
+        parts = [self.found, f"expected {self.expected}" if self.expected else ""]
+        problem = "; ".join(part.removesuffix(".") for part in parts if part)
+        sentence = ": ".join(part for part in (self.where, problem) if part)
+        if sentence and not sentence.endswith(("?", "!")):
+            sentence += "."
+        return " ".join(part for part in (sentence, self.fix) if part)
+
+    def within(self, where: str | Path) -> Self:
+        """The same error for a caller that knows where the place is: in which setting or file."""
+        whole_place = f"{where}: {self.where}" if self.where else str(where)
+        found = self.found
+        if not (found or self.expected or self.fix):
+            found = str(self)
+        return type(self)(where=whole_place, found=found, expected=self.expected, fix=self.fix)
 
 
 class DeadStart(InputError):
