@@ -347,13 +347,14 @@ def test_steps_that_remove_uncertainty_come_by_their_worth(monkeypatch: pytest.M
 
     # n = 4 leads at the lowest level alone. A step to there is worth something to a cell that has
     # not begun, and nothing to one that has come as far.
-    A[:, 0] = 0.275 + 0.004 * rng.standard_normal(200)
+    A[:, 0] = 0.262 + 0.002 * rng.standard_normal(200)
     C_mid = np.tile([1.0, 3e4, 3e4], (200, 1))
-    model = _SweepModel(replace(draws_of_three(A), C_mid=C_mid), measurement_sd=0.002)
+    model = _SweepModel(replace(draws_of_three(A), C_mid=C_mid), measurement_sd=0.0005)
     rewards = model.draws.rewards(levels)
     monkeypatch.setattr(AdaptivePolicy, "_fit", lambda self, runs: model)
-    p_best = NStarUncertainty(rewards, np.array([4, 8, 16]), 0.002).p_best[0]
+    p_best = NStarUncertainty(rewards, np.array([4, 8, 16]), 0.0005).p_best[0]
     assert p_best[0] >= 0.05 > p_best[1:].max()
+    monkeypatch.setattr(NStarUncertainty, "expected_reduction", lambda self, predicted: 1.0)
     first = [SweepStep(cells[0], levels[0], 100)]
     assert len(policy._worthwhile_steps([], first, {})) == 1
     again = [SweepStep(cells[0], levels[1], 100)]
