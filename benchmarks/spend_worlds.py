@@ -28,7 +28,6 @@ from rich.progress import track
 from scipy.special import expit
 
 from isojax.core.nouns import Cell, EvalPoint, Leg, RunRecord
-from isojax.core.schedule import Stage
 from isojax.scaling.spending import SpendPolicy
 
 EVALUATION_RATIO, EVALUATIONS = 1.25, 22
@@ -90,7 +89,7 @@ def spend(world: World, rng: np.random.Generator, falls_back: bool) -> dict[str,
     B_p, budget = min(key[0] for key in world.curves), int(world.C_end)
     all_n = sorted(key[1] for key in world.curves if key[0] == B_p)
     C_grid = [0, *(round(budget / EVALUATION_RATIO**k) for k in range(EVALUATIONS, -1, -1))]
-    cells = [Cell(B_p, n, 0, f"from-n{n}", (Stage(0, B_p, n),)) for n in all_n]
+    cells = [Cell.of_spend(B_p, n) for n in all_n]
     policy, runs = SpendPolicy(cells, C_grid, budget, METRIC), {}
     legs: list[Leg] = []
 

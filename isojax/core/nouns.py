@@ -16,7 +16,8 @@ Interval = tuple[float, float]
 RewardSums = tuple[int | float, ...]
 
 MAIN_SCORE = "score"  # the name of a verifier's score where it gives one alone
-SPEND_PREFIX = "from-n"  # of the names of schedules of `isojax spend`; a config may name none so
+# Of the names of schedules of `isojax spend`, and so of their folders; a config may name none so.
+SPEND_PREFIX = "from-n"
 
 
 @dataclass(frozen=True, order=True)
@@ -43,6 +44,13 @@ class Allocation:
         """Rollouts in all: B_p n M where an update samples one batch."""
         return round(self.B_p * self.n * self.M * self.batches)
 
+    def to_json(self) -> dict[str, Any]:
+        """B_p, n and M; `batches` only where an update does not sample one batch."""
+        document: dict[str, Any] = {"B_p": self.B_p, "n": self.n, "M": self.M}
+        if self.batches != 1.0:
+            document["batches"] = self.batches
+        return document
+
 
 @dataclass(frozen=True, order=True)
 class Cell:
@@ -54,6 +62,7 @@ class Cell:
     schedule: str = ""  # the name of its schedule; empty where B_p and n are fixed
     stages: tuple[Stage, ...] = ()  # of its schedule; where the gradient decides, those so far
     n_max: int = 0  # up to which the gradient may double n (train/growth.py); 0: it decides nothing
+    is_of_spend: bool = False  # a run of `isojax spend`, which chooses its n on the way
 
     @property
     def B(self) -> int:
@@ -87,16 +96,26 @@ class Cell:
 
     @classmethod
     def of_spend(cls, B_p: int, n: int) -> "Cell":
-        """A run of `isojax spend` that begins with this n, which `isojax spend` may change.
+        """A run of `isojax spend` that begins with this n, which `isojax spend` may change."""
+        return cls(
+            B_p,
+            n,
+            seed=0,
+            schedule=f"{SPEND_PREFIX}{n}",
+            stages=(Stage(0, B_p, n),),
+            is_of_spend=True,
+        )
 
-        Ledgers, spend.json and the names of folders say so by the name of its schedule.
-        """
-        return cls(B_p, n, seed=0, schedule=f"{SPEND_PREFIX}{n}", stages=(Stage(0, B_p, n),))
-
-    @property
-    def is_of_spend(self) -> bool:
-        """Whether it is a run of `isojax spend`, as its ledger has it: with its first stage."""
-        return self.schedule == f"{SPEND_PREFIX}{self.n}" and len(self.stages) == 1
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, as documents for scripts have them."""
+        return {
+            "B_p": self.B_p,
+            "n": self.n,
+            "seed": self.seed,
+            "schedule": self.schedule,
+            "stages": self.stages,
+            "n_max": self.n_max,
+        }
 
     def with_stages(self, stages: Iterable[Stage]) -> "Cell":
         """The same run, further on: with the stages that it has had by then."""

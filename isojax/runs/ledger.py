@@ -23,6 +23,7 @@ from isojax.core.table_files import paths_below
 from isojax.runs.ledger_rows import (
     failure_reason,
     header_row,
+    is_header_of,
     parse_cell,
     parse_point,
     parse_rows,
@@ -55,7 +56,7 @@ class Ledger:
         rows = read_ledger_lines(self.path).rows if self.path.exists() else []
         if not rows:
             _append_row(self.path, header)
-        elif rows[0] != header:
+        elif not is_header_of(rows[0], cell, cell_hash):
             raise InputError(
                 f"{self.path} belongs to another run ({rows[0]}), not to {header}; "
                 "choose another name=."

@@ -10,6 +10,7 @@ timing  a line of timing.jsonl: the wall clock of an evaluation
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import chain, pairwise
 from pathlib import Path
@@ -20,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from isojax.core.atomic_files import read_file
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT, MAX_LINE_BYTES, MAX_SAMPLES
-from isojax.core.nouns import Cell, EvalPoint, RewardSums
+from isojax.core.nouns import SPEND_PREFIX, Cell, EvalPoint, RewardSums
 from isojax.core.schedule import Stage, parse_schedule, schedule_text
 from isojax.runs.logs.column_map import METRIC_AT_K
 
@@ -41,7 +42,17 @@ def header_row(cell: Cell, cell_hash: str) -> dict[str, Any]:
         row |= {"schedule": cell.schedule, "stages": [list(stage) for stage in stages]}
         if cell.n_max:
             row["n_max"] = cell.n_max
+        if cell.is_of_spend:
+            row["is_of_spend"] = True
     return {**row, "cell_hash": cell_hash}
+
+
+def is_header_of(row: Row, cell: Cell, cell_hash: str) -> bool:
+    """Whether a ledger's first line is that of this run, also where it was written before
+    is_of_spend was."""
+    header = header_row(cell, cell_hash)
+    older_header = {name: value for name, value in header.items() if name != "is_of_spend"}
+    return row in (header, older_header)
 
 
 def timing_row(point: EvalPoint, seconds: float, devices: int) -> dict[str, Any]:
@@ -214,7 +225,8 @@ def parse_cell(header: Row, location: str) -> Cell:
 
 
 def _with_schedule(cell: Cell, header: Row, location: str) -> Cell:
-    """The cell with its schedule's name and stages, and n_max; InputError where these are none."""
+    """The cell with its schedule's name and stages, n_max and is_of_spend; InputError where these
+    are none."""
     try:
         name = str(header["schedule"])
         stages = tuple(Stage(*stage) for stage in header["stages"])
@@ -223,6 +235,12 @@ def _with_schedule(cell: Cell, header: Row, location: str) -> Cell:
             if type(number) is not int or not 0 <= number <= MAX_COUNT:
                 raise ValueError("a number of it is no count")
 
+        # Older ledgers have it in the schedule's name, which no config may give to another.
+        is_named_by_spend = name == f"{SPEND_PREFIX}{cell.n}" and len(stages) == 1
+        is_of_spend = header.get("is_of_spend", is_named_by_spend)
+        if type(is_of_spend) is not bool:
+            raise ValueError("is_of_spend is neither true nor false")
+
         is_schedule = name != "" and parse_schedule(schedule_text(stages)) == stages
         if not is_schedule or (stages[0].B_p, stages[0].n) != (cell.B_p, cell.n):
             raise ValueError("its stages are no schedule")
@@ -230,4 +248,4 @@ def _with_schedule(cell: Cell, header: Row, location: str) -> Cell:
         raise InputError(
             f"{location}: the schedule of {dict(header)} cannot be used ({e}). Restore the file."
         ) from e
-    return Cell(cell.B_p, cell.n, cell.seed, name, stages, n_max)
+    return replace(cell, schedule=name, stages=stages, n_max=n_max, is_of_spend=is_of_spend)

@@ -1,6 +1,7 @@
 """spend.json: what `isojax spend` trains next, written before it is trained, and what it has found
 at the end."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -12,10 +13,13 @@ from isojax.core.nouns import Spending
 
 SPEND_FILE = "spend.json"
 _ADAPTER = TypeAdapter(Spending)
+# Every cell of the file is a run of `isojax spend`, so that none of them has to say so.
+_LEFT_OUT = {"legs": {"__all__": {"cell": {"is_of_spend"}}}}
 
 
 def write_spending(folder: Path, spending: Spending) -> None:
-    write_text(folder / SPEND_FILE, _ADAPTER.dump_json(spending, indent=1).decode() + "\n")
+    content = _ADAPTER.dump_json(spending, indent=1, exclude=_LEFT_OUT)
+    write_text(folder / SPEND_FILE, content.decode() + "\n")
 
 
 def read_spending(folder: Path) -> Spending | None:
@@ -34,7 +38,8 @@ def read_spending(folder: Path) -> Spending | None:
         sizes += [leg.cell.B_p, leg.cell.n, leg.n]
     if not spending.legs or not all(1 <= size <= MAX_COUNT for size in sizes):
         raise _unreadable(path, "it has no legs, or sizes that no run has")
-    return spending
+    legs = [replace(leg, cell=replace(leg.cell, is_of_spend=True)) for leg in spending.legs]
+    return replace(spending, legs=tuple(legs))
 
 
 def _unreadable(path: Path, problem: str) -> InputError:

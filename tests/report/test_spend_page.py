@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from isojax.core.nouns import Cell, EvalPoint, FixedForecast, Leg, RunRecord, Spending
-from isojax.core.schedule import Stage
 from isojax.report.page.spend_page import draw_spending, render_spending
 
 
 def test_a_budget_that_ended_after_its_pilots_has_a_page() -> None:
     """Nothing was expected on the way, so that the right figure has no point of its own on its
     logarithmic axis."""
-    cell = Cell(8, 2, 0, "from-n2", (Stage(0, 8, 2),))
+    cell = Cell.of_spend(8, 2)
     points = tuple(EvalPoint(C, C // 16, C, C, {"avg@8": 0.9}, (1,), 8) for C in (0, 64, 128))
     runs = [RunRecord(cell, points)]
     spending = Spending(

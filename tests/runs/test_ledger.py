@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Cell, EvalPoint
+from isojax.core.nouns import Cell, EvalPoint, Leg, Spending
 from isojax.runs.ledger import RECORDS_FILE, TIMING_FILE, Ledger, read_run, read_runs
+from isojax.runs.spend_file import SPEND_FILE, read_spending, write_spending
 
 CELL = Cell(16, 4, 0)
 
@@ -136,6 +137,33 @@ def test_another_runs_ledger_is_refused_and_kept(
     with pytest.raises(InputError, match="belongs to another run"):
         Ledger(folder, cell, cell_hash)
     assert (folder / RECORDS_FILE).read_bytes() == before
+
+
+def test_a_run_of_spend_has_a_field_that_older_ledgers_have_in_a_name(tmp_path: Path) -> None:
+    cell = Cell.of_spend(16, 4)
+    folder = cell_folder(tmp_path, cell, targets=(0,))
+    path = folder / RECORDS_FILE
+    header = json.loads(path.read_text().splitlines()[0])
+    assert header.pop("is_of_spend") is True and read_run(folder).cell == cell
+
+    rest = path.read_text().partition("\n")[2]
+    path.write_text(json.dumps(header) + "\n" + rest)  # as an earlier isojax wrote it
+    assert read_run(folder).cell == cell
+    Ledger(folder, cell, "abc").append(point(64), seconds=1.0, devices=1)
+    assert [p.target for p in read_run(folder).points] == [0, 64]
+
+    path.write_text(json.dumps({**header, "is_of_spend": 1}) + "\n" + rest)
+    with pytest.raises(InputError, match="is_of_spend is neither true nor false"):
+        read_run(folder)
+
+
+def test_spending_is_read_back_and_its_cells_do_not_say_whose_they_are(tmp_path: Path) -> None:
+    cell = Cell.of_spend(16, 4)
+    spending = Spending(600, "avg@2", (Leg(cell, 4, 0, 64), Leg(cell, 4, 64, 600, 0.5, (0.4, 0.6))))
+    write_spending(tmp_path, spending)
+    legs = json.loads((tmp_path / SPEND_FILE).read_text())["legs"]
+    assert list(legs[0]["cell"]) == ["B_p", "n", "seed", "schedule", "stages", "n_max"]
+    assert read_spending(tmp_path) == spending
 
 
 def test_no_point_no_file_no_folder(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_runs_with_a_schedule_are_no_cells_of_their_first_n(tmp_path: Path) -> N
         "all runs have a schedule (growing); expected some of a fixed n. Add sweep.B_p and sweep.n."
     ]
     assert not any("only one n" in note for note in checked.notes)
-    spent = Cell(4, 4, 0, "from-n4", (Stage(0, 4, 4),))
+    spent = Cell.of_spend(4, 4)
     write_run(tmp_path / "spent" / "cells" / spent.name, RunRecord(spent, points))
     assert check_ledgers([tmp_path / "spent"]).errors == [
         "all runs have a schedule (from-n4); expected some of a fixed n. `isojax spend` chose their n on the way: its"

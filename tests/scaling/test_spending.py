@@ -12,7 +12,6 @@ from scipy.special import logit
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, Leg, RunRecord
-from isojax.core.schedule import Stage
 from isojax.scaling import spending
 from isojax.scaling.allocate.growth_model import GrowthDraws, RunPath, fit_growth
 from isojax.scaling.spending import MIN_PILOT_UPDATES, PILOT_SHARE, SpendPolicy
@@ -85,7 +84,7 @@ class Trainer:
 
 
 def policy_for(all_n: Sequence[int], budget: int = BUDGET) -> SpendPolicy:
-    cells = [Cell(B_P, n, 0, f"from-n{n}", (Stage(0, B_P, n),)) for n in all_n]
+    cells = [Cell.of_spend(B_P, n) for n in all_n]
     return SpendPolicy(cells, [C for C in C_GRID if budget >= C], budget, "avg@4")
 
 
