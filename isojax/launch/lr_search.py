@@ -30,6 +30,31 @@ MIN_WARMUPS = 3  # how many times its warm-up a run lasts
 LaunchSweep = Callable[[Config, bool, bool], Path | None]
 
 
+class SearchPlan(NamedTuple):
+    """What a search runs: `seeds` runs of `budget` rollouts at each rate, at one (B_p, n)."""
+
+    rates: list[float]
+    B_p: int
+    n: int
+    B: int
+    budget: int
+    seeds: int
+    folder: str
+
+    def rate_config(self, config: Config, rate: float) -> Config:
+        """The sweep of one rate: a config like any other, in runs/NAME-lr/RATE."""
+        one_cell = {"B_p": (self.B_p,), "n": (self.n,), "schedules": {}}
+        return config.with_settings(
+            name=rate_name(rate),
+            cell={"rl": {"learning_rate": rate, "lr_reference_batch": self.B}},
+            sweep={**one_cell, "seeds": self.seeds, "budget": self.budget, **WHOLE_GRID},
+            run={"dir": self.folder},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return self._asdict()
+
+
 @dataclass(frozen=True)
 class RateResult:
     rate: float
@@ -57,6 +82,38 @@ class LrSearchResult:
     best: RateResult | None
     tied: tuple[RateResult, ...] = ()
     recommended: RateResult | None = None
+
+    def to_json(self, config: Config, plan: SearchPlan) -> dict[str, Any]:
+        """The content of lr_search.json: what was run, every rate, and what to put into the
+        config."""
+        metric = f"avg@{config.cell.eval.samples}"
+        score = f"mean over seeds of the mean {metric} over the last quarter of the evaluations"
+        rates = []
+        for result in self.results:
+            reward = result.reward if result.scores else None
+            is_judged = result.scores and not result.flags
+            se = self.standard_error if is_judged else None
+            rates.append(asdict(result) | {"B": plan.B, "reward": reward, "se": se})
+
+        return {
+            "schema": 1,
+            "name": config.name,
+            "B_p": plan.B_p,
+            "n": plan.n,
+            "B": plan.B,
+            "budget": plan.budget,
+            "seeds": plan.seeds,
+            "metric": metric,
+            "score": score,
+            "extended": len(self.results) - len(plan.rates),
+            "rates": rates,
+            "best": None if self.best is None else self.best.rate,
+            "tied": [result.rate for result in self.tied],
+            "learning_rate": None if self.recommended is None else self.recommended.rate,
+            "lr_reference_batch": plan.B,
+            "lr_scaling": config.cell.rl.lr_scaling,
+            "says": describe_search(self),
+        }
 
 
 def default_rates(center: float) -> list[float]:
@@ -109,28 +166,6 @@ def default_budget(config: Config, B: int) -> int:
     while len(evaluated_updates(budget)) < MIN_EVALUATIONS:
         budget = math.ceil(budget * eval_config.ratio)
     return budget
-
-
-class SearchPlan(NamedTuple):
-    """What a search runs: `seeds` runs of `budget` rollouts at each rate, at one (B_p, n)."""
-
-    rates: list[float]
-    B_p: int
-    n: int
-    B: int
-    budget: int
-    seeds: int
-    folder: str
-
-    def rate_config(self, config: Config, rate: float) -> Config:
-        """The sweep of one rate: a config like any other, in runs/NAME-lr/RATE."""
-        one_cell = {"B_p": (self.B_p,), "n": (self.n,), "schedules": {}}
-        return config.with_settings(
-            name=rate_name(rate),
-            cell={"rl": {"learning_rate": rate, "lr_reference_batch": self.B}},
-            sweep={**one_cell, "seeds": self.seeds, "budget": self.budget, **WHOLE_GRID},
-            run={"dir": self.folder},
-        )
 
 
 def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSweep) -> RateResult:
@@ -247,35 +282,6 @@ def select_rate(results: tuple[RateResult, ...]) -> LrSearchResult:
     max_difference = math.sqrt(2) * (standard_error or 0.0)
     tied = tuple(result for result in unflagged if best.reward - result.reward <= max_difference)
     return LrSearchResult(results, standard_error, best, tied, tied[0])
-
-
-def to_json(search: LrSearchResult, config: Config, plan: SearchPlan) -> dict[str, Any]:
-    """The content of lr_search.json: what was run, every rate, and what to put into the config."""
-    metric = f"avg@{config.cell.eval.samples}"
-    plan_fields = {
-        key: value for key, value in plan._asdict().items() if key not in ("rates", "folder")
-    }
-    rate_rows = []
-    for result in search.results:
-        reward = result.reward if result.scores else None
-        se = search.standard_error if result.scores and not result.flags else None
-        rate_rows.append(asdict(result) | {"B": plan.B, "reward": reward, "se": se})
-
-    return {
-        "schema": 1,
-        "name": config.name,
-        **plan_fields,
-        "metric": metric,
-        "score": f"mean over seeds of the mean {metric} over the last quarter of the evaluations",
-        "extended": len(search.results) - len(plan.rates),
-        "rates": rate_rows,
-        "best": search.best.rate if search.best else None,
-        "tied": [result.rate for result in search.tied],
-        "learning_rate": search.recommended.rate if search.recommended else None,
-        "lr_reference_batch": plan.B,
-        "lr_scaling": config.cell.rl.lr_scaling,
-        "says": describe_search(search),
-    }
 
 
 def describe_search(search: LrSearchResult) -> list[str]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from isojax.core import terminal
 from isojax.core.config import Config, load_config
@@ -49,6 +49,12 @@ class CellSummary:
     reason: str  # why it failed
     flags: tuple[str, ...]  # of a run that broke
 
+    def to_json(self) -> dict[str, Any]:
+        """The fields of the run itself, and what became of it; times in seconds, `goal` in
+        rollouts."""
+        outcome = {name: value for name, value in vars(self).items() if name != "cell"}
+        return {"name": self.cell.name, **self.cell.to_json(), **outcome}
+
 
 @dataclass(frozen=True)
 class SweepStatus:
@@ -69,6 +75,11 @@ class SweepStatus:
 
     def count(self, state: str) -> int:
         return sum(cell.state == state for cell in self.cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields; times in seconds, `budget` in rollouts."""
+        cells = [cell.to_json() for cell in self.cells]
+        return {**vars(self), "folder": str(self.folder), "cells": cells}
 
 
 @dataclass(frozen=True)

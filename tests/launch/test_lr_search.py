@@ -322,7 +322,7 @@ def test_the_table_says_which_rates_failed(capsys: pytest.CaptureFixture[str]) -
         RateResult(1e-4, (0.3,)), RateResult(1e-3, (0.4,), ("8x2-s0: out of memory",), ("8x2-s0: out of memory",)),
         RateResult(1e-2, (0.2,), ("8x2-s0: collapsed",)),
     )  # fmt: skip
-    print_search(to_json_value(lr_search.to_json(select_rate(results), config, plan)), False)
+    print_search(to_json_value(select_rate(results).to_json(config, plan)), False)
     marks = [
         line.split("│")[-2].strip()
         for line in capsys.readouterr().out.splitlines()

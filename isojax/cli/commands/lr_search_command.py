@@ -81,7 +81,7 @@ def lr_search(
 
     result = search.search_rates(plan.rates, evaluate, extend=rates is None)
 
-    document = to_json_value(search.to_json(result, config, plan))
+    document = to_json_value(result.to_json(config, plan))
     write_text(folder / "lr_search.json", json_text(document) + "\n")
     print_search(document, as_json)
     warn_of_start(folder)
@@ -137,7 +137,7 @@ def read_rates(text: str) -> list[float]:
 def print_plan(plan: SearchPlan, as_json: bool) -> None:
     """What a search would run."""
     if as_json:
-        print(json_text(plan._asdict()))
+        print(json_text(plan.to_json()))
         return
 
     rates = ", ".join(map(rate_name, plan.rates))

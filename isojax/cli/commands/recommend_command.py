@@ -1,8 +1,8 @@
 """`isojax recommend`: how to spend a budget, with intervals and reasons, and a config that does."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -14,7 +14,6 @@ from isojax.cli.recommended_config import load_exporter, print_how_to_run, write
 from isojax.cli.saved_fits import read_fit
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_SIZE
-from isojax.core.nouns import Allocation
 from isojax.report import wording
 from isojax.report.console import SafeConsole
 from isojax.scaling.allocate.constraints import EPSILON, FIXABLE, TimeBudget
@@ -97,10 +96,9 @@ def recommend(
     # A time, or money, is shown as it was typed.
     shown_budget = amount if isinstance(amount, int) else budget
     if as_json:
-        answer = _answer_document(recommendation)
         cost = None if price is None else _cost(recommendation, price)
         request = {"budget": shown_budget, "cost": cost, "devices": devices}
-        print(json_text({**request, **answer, "health": fit.health}))
+        print(json_text({**request, **recommendation.to_json(), "health": fit.health}))
         return
 
     console = SafeConsole()
@@ -129,29 +127,6 @@ def _check_times(recommendation: Recommendation, run: Path) -> None:
 def _cost(recommendation: Recommendation, price: float) -> float | None:
     hours = recommendation.device_hours
     return None if hours is None else price * hours
-
-
-def _answer_document(recommendation: Recommendation) -> dict[str, Any]:
-    """The allocation's numbers, then the other fields of the recommendation, for JSON."""
-    allocation = recommendation.allocation
-    answer = {name: value for name, value in vars(recommendation).items() if name != "allocation"}
-    if recommendation.next_run is not None:
-        next_allocation = _allocation_document(recommendation.next_run.allocation)
-        answer["next_run"] = vars(recommendation.next_run) | {"allocation": next_allocation}
-    if recommendation.growing is not None:
-        answer["growing"] = _without_single_batches(vars(recommendation.growing), ())
-
-    return _allocation_document(allocation) | {"B": allocation.B, "C": allocation.C} | answer
-
-
-def _allocation_document(allocation: Allocation) -> dict[str, Any]:
-    """B_p, n, M, and how many batches an update samples, where that is not one."""
-    return _without_single_batches(vars(allocation), 1.0)
-
-
-def _without_single_batches(document: Mapping[str, Any], single: Any) -> dict[str, Any]:
-    """Without the key `batches` where an update takes one batch."""
-    return {name: value for name, value in document.items() if name != "batches" or value != single}
 
 
 def parse_fixed_values(assignments: Iterable[str]) -> dict[str, int]:

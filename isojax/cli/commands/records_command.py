@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from isojax.cli.options import (
 )
 from isojax.core import terminal
 from isojax.core.errors import InputError
-from isojax.core.nouns import RunRecord
+from isojax.core.nouns import Cell, RunRecord
 from isojax.core.schedule import schedule_text
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_count
@@ -169,7 +170,7 @@ def check(paths: RunsArgument, as_json: JsonOption = False) -> None:
     if as_json:
         document = {
             "metric": checked.metric,
-            "cells": [_describe_run(run) for run in checked.runs],
+            "cells": [summarize_ledger(run).to_json() for run in checked.runs],
             "problems": checked.errors,
             "notes": checked.notes,
         }
@@ -201,56 +202,85 @@ def _print_some(console: SafeConsole, label: str, lines: Sequence[str]) -> None:
         console.print(f"{label} and {more:,} more; --json has all of them")
 
 
-def _describe_run(run: RunRecord) -> dict[str, Any]:
-    """What one ledger holds, for JSON and for the table.
+@dataclass(frozen=True)
+class LedgerSummary:
+    """What one ledger holds."""
 
-    "C" and "M" are [first, last]; "right_answers" is [problems, samples], None where there are
-    none.
-    """
-    first_point = run.points[0]
-    last_point = run.points[-1]
-    right_answers = [len(last_point.counts), last_point.samples] if last_point.counts else None
-    return {
-        "B_p": run.cell.B_p,
-        "n": run.cell.n,
-        "seed": run.cell.seed,
-        "schedule": schedule_text(run.cell.stages, run.cell.n_max) or None,
-        "points": len(run.points),
-        "C": [first_point.rollouts, last_point.rollouts],
-        "M": [first_point.M, last_point.M],
-        "metrics": sorted({name for point in run.points for name in point.metrics}),
-        "right_answers": right_answers,
-        "tokens": last_point.tokens > 0,
-        "device_hours": bool(run.device_hours),
-        "source": run.source,
-    }
+    cell: Cell
+    points: int  # evaluations
+    C: tuple[int, int]  # of the first and of the last evaluation
+    M: tuple[int, int]
+    metrics: list[str]
+    problems: int  # whose rewards each evaluation has, one by one; 0 where it has means alone
+    samples: int  # rollouts per problem of an evaluation
+    is_graded: bool  # whether the rewards of problems are not only 0 and 1
+    has_tokens: bool
+    has_device_hours: bool
+    source: str  # its file
+
+    @property
+    def schedule(self) -> str:
+        """The stages of B_p and n, as sweep.schedules takes them; "" where both are fixed."""
+        return schedule_text(self.cell.stages, self.cell.n_max)
+
+    @property
+    def measured(self) -> list[str]:
+        """What the evaluations hold, in words."""
+        words = [f"schedule {self.schedule}"] if self.schedule else []
+        words += self.metrics
+        if self.problems:
+            kind = "graded rewards" if self.is_graded else "right answers"
+            words.append(f"{kind} {self.problems} x {self.samples}")
+        if self.has_tokens:
+            words.append("tokens")
+        if self.has_device_hours:
+            words.append("device hours")
+        return words
+
+    def to_json(self) -> dict[str, Any]:
+        """`C` and `M` are [first, last]; `right_answers` is [problems, samples], or null."""
+        return {
+            "B_p": self.cell.B_p,
+            "n": self.cell.n,
+            "seed": self.cell.seed,
+            "schedule": self.schedule or None,
+            "points": self.points,
+            "C": self.C,
+            "M": self.M,
+            "metrics": self.metrics,
+            "right_answers": [self.problems, self.samples] if self.problems else None,
+            "tokens": self.has_tokens,
+            "device_hours": self.has_device_hours,
+            "source": self.source,
+        }
+
+
+def summarize_ledger(run: RunRecord) -> LedgerSummary:
+    first = run.points[0]
+    last = run.points[-1]
+    return LedgerSummary(
+        cell=run.cell,
+        points=len(run.points),
+        C=(first.rollouts, last.rollouts),
+        M=(first.M, last.M),
+        metrics=sorted({name for point in run.points for name in point.metrics}),
+        problems=len(last.counts),
+        samples=last.samples,
+        is_graded=last.graded,
+        has_tokens=last.tokens > 0,
+        has_device_hours=bool(run.device_hours),
+        source=run.source,
+    )
 
 
 def _runs_table(runs: Sequence[RunRecord], title: str) -> TextTable:
     rows = []
-    for run in runs:
-        ledger = _describe_run(run)
-        numbers = [f"{ledger[key]:,}" for key in ("B_p", "n", "seed", "points")]
-        C_range = " - ".join(f"{C:,}" for C in ledger["C"])
-        M_range = " - ".join(f"{M:,}" for M in ledger["M"])
-        rows.append([*numbers, C_range, M_range, ", ".join(_measured_in(run, ledger))])
+    for ledger in map(summarize_ledger, runs):
+        cell = ledger.cell
+        row = [f"{number:,}" for number in (cell.B_p, cell.n, cell.seed, ledger.points)]
+        row += [" - ".join(f"{C:,}" for C in ledger.C), " - ".join(f"{M:,}" for M in ledger.M)]
+        row.append(", ".join(ledger.measured))
+        rows.append(row)
 
     columns = ("B_p", "n", "seed", "points", "C", "M", "measured")
     return TextTable(title, columns, rows, last_is_text=True)
-
-
-def _measured_in(run: RunRecord, ledger: dict[str, Any]) -> list[str]:
-    """What a run's evaluations hold, in words; `ledger` is `_describe_run` of it."""
-    measured = []
-    if ledger["schedule"]:
-        measured.append(f"schedule {ledger['schedule']}")
-    measured += ledger["metrics"]
-    if ledger["right_answers"]:
-        problems, samples = ledger["right_answers"]
-        kind = "graded rewards" if run.points[-1].graded else "right answers"
-        measured.append(f"{kind} {problems} x {samples}")
-    if ledger["tokens"]:
-        measured.append("tokens")
-    if ledger["device_hours"]:
-        measured.append("device hours")
-    return measured

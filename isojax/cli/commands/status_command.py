@@ -3,9 +3,8 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -61,7 +60,7 @@ def status(
 
     sweeps = [read_sweep_status(run) for run in runs]
     if as_json:
-        print(json_text({"sweeps": [_sweep_json(sweep) for sweep in sweeps]}))
+        print(json_text({"sweeps": [sweep.to_json() for sweep in sweeps]}))
     elif watch:
         _watch(runs, sweeps)
     else:
@@ -80,17 +79,6 @@ def _watch(runs: Sequence[Path], sweeps: Sequence[SweepStatus]) -> None:
                 refresh(run)  # of a folder that is a URL, whose files are copied here
             sweeps = [read_sweep_status(run) for run in runs]
             live.update(_render_sweeps(sweeps), refresh=True)
-
-
-def _sweep_json(sweep: SweepStatus) -> dict[str, Any]:
-    """A sweep as plain data; times in seconds, `budget` and `goal` in rollouts."""
-    cells = []
-    for cell in sweep.cells:
-        # B_p, n and the other fields of the run itself stand beside what became of it.
-        summary = asdict(cell)
-        identity = summary.pop("cell")
-        cells.append({"name": cell.cell.name, **identity, **summary})
-    return {**asdict(sweep), "folder": str(sweep.folder), "cells": cells}
 
 
 def _render_sweeps(sweeps: Sequence[SweepStatus]) -> RenderableType:

@@ -101,7 +101,7 @@ def watch(
     def show(run: RunRecord) -> WatchedRun:
         answer = look(run, question)
         if as_json:
-            print(json_text(_answer_document(run, question, answer)), flush=True)
+            print(json_text(answer.to_json(run, question)), flush=True)
         else:
             _print_answer(question, answer)
         return answer.watched
@@ -169,6 +169,24 @@ class WatchAnswer:
     n_now: int  # of the newest update
     n_options: list[NOption]  # what each n of the sweep would give; empty where nothing compares
 
+    def to_json(self, run: RunRecord, question: WatchQuestion) -> dict[str, Any]:
+        """The run, its forecast (the fields of WatchedRun), and what another n would give."""
+        document: dict[str, Any] = {"level": LEVEL, "cell": run.cell.to_json()}
+        document |= asdict(self.watched)
+        document |= {
+            "end_source": question.end_source,
+            "metric": question.metric,
+            "goal": question.run_watch.goal,
+        }
+
+        if question.sweep_nothing_learnt:
+            document["sweep_nothing_learnt"] = question.sweep_nothing_learnt
+        if question.sweep is None:
+            document["n_advice"] = _advice_without_sweep(run)
+        else:
+            document["n_options"] = [asdict(option) for option in self.n_options]
+        return document
+
 
 def look(run: RunRecord, question: WatchQuestion) -> WatchAnswer:
     """Forecast the end of a run, compare values of n, and advise.
@@ -226,27 +244,6 @@ def _with_larger_n(
 
 def _advice_without_sweep(run: RunRecord) -> str:
     return SPEND_ADVICE if run.cell.is_of_spend else RUN_ADVICE
-
-
-def _answer_document(
-    run: RunRecord, question: WatchQuestion, answer: WatchAnswer
-) -> dict[str, Any]:
-    """What one look says, for JSON: `n_options` with --sweep, else `n_advice`."""
-    document: dict[str, Any] = {
-        "level": LEVEL,
-        "cell": asdict(run.cell),
-        **asdict(answer.watched),
-        "end_source": question.end_source,
-        "metric": question.metric,
-        "goal": question.run_watch.goal,
-    }
-    if question.sweep_nothing_learnt:
-        document["sweep_nothing_learnt"] = question.sweep_nothing_learnt
-    if question.sweep is None:
-        document["n_advice"] = _advice_without_sweep(run)
-    else:
-        document["n_options"] = [asdict(option) for option in answer.n_options]
-    return document
 
 
 def _print_answer(question: WatchQuestion, answer: WatchAnswer) -> None:

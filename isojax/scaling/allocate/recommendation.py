@@ -2,6 +2,7 @@
 wrong (made by recommend.py)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from isojax.core.nouns import Allocation, Interval
 
@@ -42,6 +43,9 @@ class NextRun:
     # the (B_p, n) that leads, and the one that may take its place
     between: tuple[tuple[int, int], tuple[int, int]]
 
+    def to_json(self) -> dict[str, Any]:
+        return vars(self) | {"allocation": self.allocation.to_json()}
+
 
 @dataclass(frozen=True)
 class GrowingRun:
@@ -54,6 +58,13 @@ class GrowingRun:
     p_better: float
     # Of B_p n rollouts that an update of each stage samples on average; empty where it samples one.
     batches: tuple[float, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields; `batches` only where there are some."""
+        document = dict(vars(self))
+        if not self.batches:
+            del document["batches"]
+        return document
 
 
 @dataclass(frozen=True)
@@ -116,3 +127,13 @@ class Recommendation:
     @property
     def risk_summary(self) -> str:
         return "; ".join(risk.text for risk in self.risks)
+
+    def to_json(self) -> dict[str, Any]:
+        """The allocation's numbers, then the other fields."""
+        document = self.allocation.to_json() | {"B": self.allocation.B, "C": self.allocation.C}
+        document |= {name: value for name, value in vars(self).items() if name != "allocation"}
+        if self.next_run is not None:
+            document["next_run"] = self.next_run.to_json()
+        if self.growing is not None:
+            document["growing"] = self.growing.to_json()
+        return document
