@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -17,66 +18,9 @@ import pytest
 from tests import refusals
 from tests.compiler import QUICK, flags
 
-# Files whose tests run whole commands or several processes, or compile large programs: `make test`
-# leaves them out.
-SLOW = (
-    "benchmarks/test_ablations.py",
-    "benchmarks/test_refill.py",
-    "benchmarks/test_scripts.py",
-    "distributed/test_meshes.py",
-    "distributed/test_sequence.py",
-    "distributed/test_tpu.py",
-    "e2e/test_chaos.py",
-    "e2e/test_commands.py",
-    "e2e/test_compilations.py",
-    "e2e/test_docs.py",
-    "e2e/test_faults.py",
-    "e2e/test_gemma.py",
-    "e2e/test_graded.py",
-    "e2e/test_hosts.py",
-    "e2e/test_interruption.py",
-    "e2e/test_lora.py",
-    "e2e/test_lost_terminal.py",
-    "e2e/test_mesh.py",
-    "e2e/test_async.py",
-    "e2e/test_package.py",
-    "e2e/test_ray.py",
-    "e2e/test_recipes.py",
-    "e2e/test_refusals_text.py",
-    "e2e/test_resampling.py",
-    "e2e/test_resume.py",
-    "e2e/test_schedules.py",
-    "e2e/test_server_labels.py",
-    "e2e/test_server_training.py",
-    "e2e/test_spend.py",
-    "e2e/test_storage.py",
-    "e2e/test_text.py",
-    "e2e/test_turns.py",
-    "launch/test_compile_for_topology.py",
-    "launch/test_memory_model.py",
-    "launch/test_ray_strangers.py",
-    "launch/test_templates_run.py",
-    "launch/test_watchdog.py",
-    "models/test_hf_load.py",
-    "models/test_load_memory.py",
-    "models/test_lora.py",
-    "models/test_tpu_kernels.py",
-    "report/test_browser.py",
-    "report/test_layout.py",
-    "rl/test_agreement.py",
-    "rl/test_async_rollouts.py",
-    "rl/test_gradient.py",
-    "rl/test_interruption.py",
-    "rl/test_inline_rollouts.py",
-    "rl/test_last_token.py",
-    "rl/test_length_buckets.py",
-    "rl/test_recipe_gradients.py",
-    "rl/test_resampling.py",
-    "sampling/test_exactness.py",
-    "sampling/test_interruption.py",
-    "sampling/test_stream.py",
-    "tasks/test_hostile_checks.py",
-)
+# What the Makefile asks for, and the kind of tests that it selects.
+SELECTIONS = {"not slow and not nightly": "fast", "slow": "slow", "nightly": "nightly"}
+
 # Among the files with slow tests, those that take more than twenty seconds, from the longest on:
 # they come first, so that no worker is left alone with one at the end. What is compiled for TPUs
 # takes long where it is not kept yet.
@@ -126,24 +70,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     refusals.add_option(parser)
 
 
+def kinds_of_tests(text: str) -> set[str]:
+    """The kinds that a file's tests may be of: one, where `pytestmark` names it for the file."""
+    of_file = re.search(r"^pytestmark = (\[.*?\]|[^\n]*)", text, re.M | re.S)
+    of_file_text = of_file[1] if of_file else ""
+    for kind in ("slow", "nightly"):
+        if f"mark.{kind}" in of_file_text:
+            return {kind}
+
+    return {"fast", *(kind for kind in ("slow", "nightly") if f"mark.{kind}" in text)}
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Under -m slow or -m "not slow", no file whose tests would all be deselected: each of pytest's
-    workers would import them all, jax, transformers and Ray among their imports.
+    """No file whose tests would all be deselected: each of pytest's workers would import them all,
+    jax, transformers and Ray among their imports.
     """
-    if collection_path.suffix != ".py" or config.option.markexpr not in ("slow", "not slow"):
+    selected = SELECTIONS.get(config.option.markexpr)
+    if selected is None or collection_path.suffix != ".py":
         return None
-    all_slow = collection_path.as_posix().endswith(SLOW)
-    if config.option.markexpr == "not slow":
-        return all_slow or None
-    return (not all_slow and "mark.slow" not in collection_path.read_text()) or None
+    return selected not in kinds_of_tests(collection_path.read_text()) or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow tests, and begin with the longest files."""
+    """Begin with the longest files."""
     order = {path: place_in_longest(path) for path in {item.path for item in items}}
-    for item in items:
-        if item.path.as_posix().endswith(SLOW):
-            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: order[item.path])
 
 

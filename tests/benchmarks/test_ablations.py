@@ -17,6 +17,8 @@ from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.launch.planner import plan_cells
 from isojax.rl import algorithm
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 if not BENCHMARKS.is_dir():
     pytest.skip("benchmarks/ is not part of this copy", allow_module_level=True)

@@ -26,6 +26,8 @@ from isojax.runs.ledger import Ledger, write_run
 from tests.scaling.synthetic import world
 from tests.scaling.synthetic_curves import Hill
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 if not BENCHMARKS.is_dir():
     pytest.skip("benchmarks/ is not part of this copy", allow_module_level=True)

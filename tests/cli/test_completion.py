@@ -17,7 +17,7 @@ from isojax.core.config import Config
 from isojax.core.config.load import SHARE
 from isojax.core.yaml_files import config_keys
 from tests.cli.conftest import Isojax
-from tests.e2e.conftest import REPOSITORY, SCRIPT
+from tests.e2e.command_line import REPOSITORY, SCRIPT
 
 ABSENT = ("jax", "matplotlib", "scipy")  # an import of them would end the command
 Complete = Callable[..., list[str]]

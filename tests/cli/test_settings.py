@@ -13,7 +13,7 @@ from isojax.core.config.describe import describe_settings
 from isojax.core.config.load import load_config
 from isojax.core.yaml_files import config_keys
 from tests.cli.conftest import Isojax
-from tests.e2e.conftest import REPOSITORY
+from tests.e2e.command_line import REPOSITORY
 
 
 def test_every_setting_has_a_default_and_a_meaning() -> None:

@@ -33,7 +33,7 @@ from isojax.runs.ledger import RECORDS_FILE, Ledger
 from isojax.runs.mirror import localize
 from isojax.runs.spend_file import write_spending
 from isojax.runs.storage import LOCK_FILE, STALE_SECONDS, exclusive_lock, try_flock
-from tests.e2e.conftest import REPOSITORY
+from tests.e2e.command_line import REPOSITORY
 
 # B = 16 and 32 to C = 512 at least: evaluations at 0, 64, 128, 256 and 512.
 SETTINGS = [

@@ -58,6 +58,8 @@ from tests.device import (
 from tests.distributed import agreement_of_meshes as agreement
 from tests.hlo import collectives
 
+pytestmark = pytest.mark.slow
+
 L = CONFIG.layers
 D = CONFIG.width
 N = CONFIG.heads

@@ -35,6 +35,8 @@ from isojax.tasks.protocol import StopConditions
 from tests.device import CONFIG, DECODER, EOS, VOCAB, mesh, placed, policy, quick_jit
 from tests.hlo import collectives
 
+pytestmark = pytest.mark.slow
+
 N, K, H, D, F = CONFIG.heads, CONFIG.kv_heads, CONFIG.head_dim, CONFIG.width, CONFIG.mlp
 # 37 positions of a prompt: 38 where two devices share them
 P = 37

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from tests.compiler import QUICK, flags
-from tests.e2e.conftest import REPOSITORY
+from tests.e2e.command_line import REPOSITORY
 
 FLAGS = flags(QUICK, devices=1)
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.compiler import AS_USERS_DO, flags
+
+pytestmark = pytest.mark.slow
 
 ONE = ("sweep.n=[4]", "sweep.seeds=1", "sweep.budget=600")
 

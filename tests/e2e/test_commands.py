@@ -6,7 +6,10 @@ import json
 import shutil
 from typing import Any
 
+import pytest
 import yaml
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_dry_run_writes_nothing(isojax: Any, tmp_path: Any) -> None:

@@ -8,7 +8,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.compiler import QUICK, flags
+
+pytestmark = pytest.mark.slow
 
 FINISHED = "Finished XLA compilation of "
 GROW = "sweep.schedules={1-growing: '13x2, 13x4 from 50, 13x8 from 100, 16x16 from 200'}"

@@ -19,7 +19,9 @@ import pytest
 from tests.cli.hub_stand_in import serve_hub
 from tests.compiler import QUICK, flags
 from tests.e2e import tiny_lm
-from tests.e2e.conftest import REPOSITORY, TINY, Fork
+from tests.e2e.command_line import REPOSITORY, TINY, Fork
+
+pytestmark = pytest.mark.slow
 
 PAGES = [
     REPOSITORY / "README.md",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.compiler import AS_USERS_DO, flags
-from tests.e2e.conftest import Isojax
+from tests.e2e.command_line import Isojax
 from tests.e2e.test_text import FLAGS
 from tests.e2e.test_turns import HOST_CELL, ON_DEVICE, ON_HOST, prepare_chat
 from tests.e2e.tiny_lm import SHAPE, make_model

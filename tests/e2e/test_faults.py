@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import SECONDS, Fork, Isojax, Nursery
+from tests.e2e.command_line import SECONDS, Fork, Isojax, Nursery
 from tests.e2e.test_text import FLAGS, prepare
+
+pytestmark = pytest.mark.slow
 
 WORDS = (
     "train",

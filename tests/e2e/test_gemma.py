@@ -14,9 +14,11 @@ from safetensors.numpy import load_file, save_file
 from isojax.core.config import ModelConfig
 from isojax.models.hf.hf_load import resolve_model
 from tests.compiler import QUICK, flags
-from tests.e2e.conftest import Isojax, Nursery
+from tests.e2e.command_line import Isojax, Nursery
 from tests.e2e.test_text import REWARDS, SETTINGS, killed_at
 from tests.e2e.tiny_lm import VOCAB, make_model
+
+pytestmark = pytest.mark.slow
 
 # Layers S F S F S, as (S F) x 2 and S; a window of 3 is shorter than prompts (6) and than responses
 # (4).

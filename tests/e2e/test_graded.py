@@ -16,8 +16,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.compiler import QUICK, flags
-from tests.e2e.conftest import Isojax
+from tests.e2e.command_line import Isojax
 from tests.e2e.tiny_lm import make_model
+
+pytestmark = pytest.mark.slow
 
 # Numbers from 0 to 1 by problem and response, whatever the random policy says.
 REWARDS = """\

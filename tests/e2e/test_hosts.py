@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.compiler import QUICK, SAME_BITS, flags
-from tests.e2e.conftest import SECONDS, Fork, Isojax
+from tests.e2e.command_line import SECONDS, Fork, Isojax
 from tests.e2e.test_faults import flip, newest
 from tests.e2e.test_text import prepare
+
+pytestmark = pytest.mark.slow
 
 CELL = "4x4-s0"
 WORDS = (

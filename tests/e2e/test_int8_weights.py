@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.compiler import QUICK, flags
-from tests.e2e.conftest import Isojax, Nursery
+from tests.e2e.command_line import Isojax, Nursery
 from tests.e2e.test_text import FLAGS, killed_at, prepare
 
 INT8 = "cell.precision.rollout_weights=int8"

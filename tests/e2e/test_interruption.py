@@ -6,8 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.compiler import QUICK, flags
 from tests.e2e.test_text import prepare
+
+pytestmark = pytest.mark.slow
 
 ONE = ("train", "sums.yaml", "sweep.n=[4]", "sweep.budget=40", "cell.sampling.response_length=9")
 

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.e2e.conftest import Isojax, Nursery
+from tests.e2e.command_line import Isojax, Nursery
 from tests.e2e.test_text import FLAGS, SOURCE, killed_at, prepare
+
+pytestmark = pytest.mark.slow
 
 WORDS = (
     "launch",

@@ -19,7 +19,9 @@ import pytest
 from isojax.core import machine
 from isojax.launch.status_file import DriverStatus, read_status
 from isojax.launch.sweep_status import read_sweep_status
-from tests.e2e.conftest import SCRIPT, SECONDS, Isojax, settings
+from tests.e2e.command_line import SCRIPT, SECONDS, Isojax, settings
+
+pytestmark = pytest.mark.slow
 
 WORDS = ("launch", "tiny.yaml", "--no-report")
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.compiler import AS_USERS_DO, flags
+
+pytestmark = pytest.mark.slow
 
 MESH = "data=4,tensor=2"
 

@@ -22,7 +22,9 @@ import yaml
 
 from isojax import __version__
 from isojax.core.yaml_files import flatten
-from tests.e2e.conftest import REPOSITORY, TINY
+from tests.e2e.command_line import REPOSITORY, TINY
+
+pytestmark = pytest.mark.slow
 
 NAME = f"isojax-{__version__}"
 INFO = f"{NAME}.dist-info"

@@ -12,7 +12,7 @@ import yaml
 
 from isojax.core.config import load_config
 from tests.compiler import QUICK, flags
-from tests.e2e.conftest import Isojax, Nursery, snapshot
+from tests.e2e.command_line import Isojax, Nursery, snapshot
 from tests.e2e.tiny_lm import CHAT_CONFIG, make_model
 from tests.tasks.tokenizer_folders import CHAT
 

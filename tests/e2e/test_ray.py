@@ -21,9 +21,11 @@ from typing import Any
 import pytest
 
 from tests.compiler import SAME_BITS, flags
-from tests.e2e.conftest import SECONDS, Isojax, settings
+from tests.e2e.command_line import SECONDS, Isojax, settings
 from tests.e2e.test_hosts import MARKING, WORDS, rows
 from tests.e2e.test_text import prepare
+
+pytestmark = pytest.mark.slow
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 QUIET = {

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ONE = ("sweep.n=[4]", "sweep.seeds=1", "sweep.budget=300")
 LOSS = '''
 import jax.numpy as jnp

@@ -22,6 +22,8 @@ from isojax.tasks.sources.tfds import write_dataset
 from tests.e2e.tiny_lm import make_model
 from tests.tasks.tokenizer_folders import byte_level
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = """\
 name: text
 cell:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 # 48 training problems are 6 updates an epoch; a cell of 78 updates
 WORDS = (
     "train",

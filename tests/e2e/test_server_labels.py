@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.e2e.conftest import Isojax
+from tests.e2e.command_line import Isojax
 from tests.e2e.own_server import FLAGS, OwnServer
 from tests.e2e.test_text import killed_at, prepare
+
+pytestmark = pytest.mark.slow
 
 PROBLEMS, ATTEMPTS = 40, 24  # a request is for at most 16 rollouts
 LABELLING = (

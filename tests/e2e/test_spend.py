@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Isojax, Nursery
+from tests.e2e.command_line import Isojax, Nursery
+
+pytestmark = pytest.mark.slow
 
 WORDS = ("spend", "tiny.yaml", "sweep.n=[2,4,8]", "run.checkpoint_seconds=0")
 BUDGET = ("--budget", "6000")

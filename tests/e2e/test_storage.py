@@ -11,9 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from isojax.runs import storage
 from isojax.runs.storage import RemoteFolder
 from tests.e2e.test_resume import HALF_DONE, LINES
+
+pytestmark = pytest.mark.slow
 
 CELLS = "cells/*/records.jsonl"
 

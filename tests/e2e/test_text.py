@@ -21,8 +21,10 @@ from isojax.models.hf.hf_export import write_json
 from isojax.models.hf.hf_load import SOURCE_FILE, resolve_model
 from isojax.tasks.problem_sources import open_source
 from tests.compiler import QUICK, flags
-from tests.e2e.conftest import SECONDS, Fork, Isojax, Nursery
+from tests.e2e.command_line import SECONDS, Fork, Isojax, Nursery
 from tests.e2e.tiny_lm import make_model
+
+pytestmark = pytest.mark.slow
 
 # Rates from 0 to 1 by problem, whatever the random policy says; 2 ms a check, so that a kill finds
 # work half done.

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from tests.compiler import QUICK, flags
-from tests.e2e.conftest import Isojax
+from tests.e2e.command_line import Isojax
 from tests.e2e.test_hosts import ended, start
 from tests.e2e.test_text import FLAGS, killed_at, prepare
+
+pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("ISOJAX_TEST_KILLS", "2"))  # of each run
 ON_DEVICE = (

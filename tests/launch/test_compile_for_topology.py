@@ -30,6 +30,8 @@ from isojax.launch.local.compile_for_topology import (
 from isojax.launch.time_estimate import GIB
 from isojax.models.describe_sizes import describe_sizes
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,

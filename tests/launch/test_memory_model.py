@@ -33,6 +33,8 @@ from isojax.launch.time_estimate import CHIPS
 from isojax.models.describe_sizes import describe_sizes
 from isojax.tasks.task import build_task
 
+pytestmark = pytest.mark.slow
+
 SMALL = ModelConfig(
     family="llama",
     layers=12,

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("ray")
 TOKEN, OTHER_TOKEN = "a" * 64, "b" * 64
 LOCAL = """

@@ -18,6 +18,8 @@ from isojax import __version__
 from tests.launch.command_flags import TOOLS, check_call, recorded
 from tests.launch.templates import LAUNCH, ROOT, check_command
 
+pytestmark = pytest.mark.slow
+
 WRITE = """#!/bin/bash
 note() { local line; printf -v line '%s\\x1f' "$HOST" "$@"; printf '%s\\x1e' "$line" >> "$ASKED"; }
 note "${0##*/}" "$@"

@@ -28,6 +28,8 @@ from isojax.launch.watchdog import (
     UNREACHABLE_CODE,
 )
 
+pytestmark = pytest.mark.slow
+
 # A process of a run that hangs, as in a collective, until it receives how to go on.
 MEMBER = """
 import os, socket, sys, time

@@ -24,6 +24,8 @@ from isojax.models.hf import hf_export, hf_load
 from isojax.models.transformer import Decoder
 from tests.device import mesh
 
+pytestmark = pytest.mark.slow
+
 L, D, N, K, H, F, V = 3, 8, 4, 2, 6, 10, 16
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 

@@ -11,6 +11,8 @@ from isojax.models import safetensors_io
 from isojax.models.hf import hf_export
 from tests.models.test_hf_load import random_params
 
+pytestmark = pytest.mark.slow
+
 MEMORY = """
 import sys
 from pathlib import Path

@@ -25,6 +25,8 @@ from tests.device import CONFIG, DECODER, MESHES, VOCAB, mesh, policy, quick_jit
 from tests.models import agreement
 from tests.rl.test_last_token import N, assert_gradient_of_whole_sequences
 
+pytestmark = pytest.mark.slow
+
 TARGETS: tuple[LoraTarget, ...] = ("query", "key", "value", "out", "gate", "up", "down")
 
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODELS = {  # mesh, heads of queries, of keys and values, their size
     "smollm2-135m": ("data=4", 9, 3, 64),

@@ -15,7 +15,7 @@ from isojax.scaling.result import FitResult
 from tests.report.chromium import needs_chromium, set_screen
 
 pytest.importorskip("selenium.webdriver", reason="selenium is not installed (extra test)")
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.slow]
 
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402

@@ -31,6 +31,8 @@ from isojax.sampling.engine import build_sampler
 from isojax.tasks.protocol import StopConditions
 from tests.device import CONFIG, MESHES, P, mesh
 
+pytestmark = pytest.mark.slow
+
 V, T, B_p, n = 2000, 16, 26, 16
 LARGE = Decoder(CONFIG, V)
 STOPS = StopConditions((3, 1999), None)

@@ -46,6 +46,8 @@ from tests.device import (
 )
 from tests.rl.test_inline_rollouts import FixedOrder, Spoken, train_on
 
+pytestmark = pytest.mark.slow
+
 Way = Literal["turns", "thread"]
 PAIRS = [(6, 4), (4, 9)]
 COUNT, UPDATES, SEED = 11, 5, 17

@@ -49,6 +49,8 @@ from tests.device import (
     scatter,
 )
 
+pytestmark = pytest.mark.slow
+
 CELLS = [(13, 7), (3, 5), (1, 1)]
 PROBLEMS = random_problems(13, seed=4)
 COEFFICIENTS = {

@@ -45,6 +45,8 @@ from tests.device import (
     shapes_of,
 )
 
+pytestmark = pytest.mark.slow
+
 B_p, n, UPDATES, COUNT, SEED = 5, 7, 3, 11, 17
 TABLE = random_problems(COUNT, seed=4)
 PROBLEMS = [Problem(int(i), f"{i:03d}", "even") for i in TABLE.ids]

@@ -36,6 +36,8 @@ from tests.device import (
     scatter,
 )
 
+pytestmark = pytest.mark.slow
+
 T, AFTER, PHRASE = 7, 2, (9, 17)
 B_P, N = 3, 4
 B = B_P * N

@@ -23,6 +23,8 @@ from isojax.rl.objective import UpdateInputs, hidden_states, make_coefficients
 from isojax.sampling.batch import ProblemArrays
 from tests.device import CONFIG, VOCAB, P, T, mesh, quick_jit, random_problems, scatter
 
+pytestmark = pytest.mark.slow
+
 B_P, N = 5, 3
 GROUP = np.arange(B_P * N) // N
 

@@ -48,6 +48,8 @@ from tests.device import (
     scatter,
 )
 
+pytestmark = pytest.mark.slow
+
 B_P, N, WIDE = 7, 5, 32  # responses of up to 32 tokens: widths 16 and 32
 PROBLEMS = random_problems(B_P, seed=4)
 GROUP = np.arange(B_P * N) // N

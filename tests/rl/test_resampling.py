@@ -9,6 +9,8 @@ import pytest
 from tests.device import MESHES
 from tests.rl.test_inline_rollouts import COUNT, RL, TABLE, B_p, FixedOrder, Spoken, Twin, index, n
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("axes", ["auto", MESHES[0]])
 def test_right_answers_by_problem(axes: str) -> None:

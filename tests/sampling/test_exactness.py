@@ -40,6 +40,8 @@ from tests.device import (
     response_logits,
 )
 
+pytestmark = pytest.mark.slow
+
 T = 5
 CELLS = [
     (1, 1),

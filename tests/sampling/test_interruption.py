@@ -45,6 +45,8 @@ from tests.device import (
     response_logits,
 )
 
+pytestmark = pytest.mark.slow
+
 T, AFTER, PHRASE, UNLESS = 9, 3, (4, 21), 5
 LAST = AFTER + len(PHRASE)  # where it goes on from
 CELLS = [(13, 7), (5, 32)]

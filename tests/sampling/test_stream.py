@@ -44,6 +44,8 @@ from tests.device import (
 )
 from tests.hlo import check_separate, collectives
 
+pytestmark = pytest.mark.slow
+
 T, SLOTS = 5, 12
 CELLS = [(1, 1), (13, 7), (5, 32)]
 PROBLEMS = random_problems(16)

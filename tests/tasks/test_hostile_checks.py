@@ -110,7 +110,7 @@ def reward(completions, answer):
 linux = pytest.mark.skipif(
     sys.platform != "linux", reason="descriptors and orphans as Linux shows them"
 )
-pytestmark = linux
+pytestmark = [linux, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
