@@ -25,7 +25,7 @@ CANDIDATES := $(PYTHON)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-all lint dist format site serve reproduce reproduce-check docs-figures record-flags bench-peers accelerator clean
+.PHONY: help quickstart test test-slow test-nightly test-all lint dist format site serve reproduce reproduce-check docs-figures record-flags bench-peers accelerator clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -42,13 +42,17 @@ PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --dist loadfile --no-loadsco
 NONE_IS_FINE := $(if $(ARGS),|| [ $$? = 5 ])
 
 test: $(VENV)/.stamp-test ## install and run the fast tests, some minutes in all; ARGS="tests/cli/test_cli.py -x" passes on
-	$(PYTEST) -n $(JOBS) -m "not slow" $(ARGS) $(NONE_IS_FINE)
+	$(PYTEST) -n $(JOBS) -m "not slow and not nightly" $(ARGS) $(NONE_IS_FINE)
 
 # Three at once on two cores: many of them wait for processes.
-test-slow: $(VENV)/.stamp-test ## the other tests: whole commands, several processes, Ray, compiling for TPUs; ARGS as for test
+test-slow: $(VENV)/.stamp-test ## whole commands, several processes, Ray, large programs; ARGS as for test
 	$(PYTEST) -n $(SLOW_JOBS) -m slow $(ARGS) $(NONE_IS_FINE)
 
-test-all: test test-slow ## every test
+# One at a time: a program compiled for a TPU takes both cores, and some gigabytes.
+test-nightly: $(VENV)/.stamp-test ## what CI leaves out: compiling whole models for chips, training for minutes; ARGS as for test
+	$(PYTEST) -n 1 -m nightly $(ARGS) $(NONE_IS_FINE)
+
+test-all: test test-slow ## every test that CI runs
 
 lint: $(VENV)/.stamp-lint ## ruff and pyright; installs nothing that only tests or pages need
 	$(BIN)/ruff check
