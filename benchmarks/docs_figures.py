@@ -2,7 +2,6 @@
 code:
 
     python benchmarks/docs_figures.py             some four minutes of one core
-    python benchmarks/docs_figures.py --settings  the page of the settings alone, at once
 
 These are README's frontier, docs/bandit.png, the tables of docs/reproduction.md and
 docs/quickstart.md, and the outputs of docs/notebooks. They come from the runs in
@@ -12,7 +11,6 @@ notebook's (`isojax`) name the commit that drew it.
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 import tempfile
@@ -31,8 +29,6 @@ README_B_P = 32  # whose cells README's picture shows
 
 def main() -> None:
     """Draw and execute all."""
-    if sys.argv[1:] == ["--settings"]:
-        return write_settings_page()
     commit, metadata = git_commit(), {"Commit": git_commit()}
     runs = [run for run in isojax.load_study()["small_easy"] if run.cell.B_p == README_B_P]
     isojax.fit(runs).plot("frontier").savefig(DOCS / "frontier.png", metadata=metadata)
@@ -52,14 +48,6 @@ def main() -> None:
         nbformat.write(notebook, path)
     for path, page in updated_pages().items():
         write_text(path, page)
-    write_settings_page()
-
-
-def write_settings_page() -> None:
-    """docs/reference/config.md, from the code of the configs."""
-    sys.path.insert(0, str(DOCS))
-    hooks = importlib.import_module("hooks")
-    write_text(ROOT / hooks.SETTINGS_PAGE, hooks.settings_page())
 
 
 if __name__ == "__main__":

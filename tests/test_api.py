@@ -58,6 +58,17 @@ def test_the_notebook_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monke
     )
 
 
+def test_the_lines_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sweep(tmp_path / "runs/quickstart", 0)
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    advice = names["advice"]
+    assert isinstance(advice, Recommendation) and advice.allocation.n in (2, 8, 32)
+    assert advice.interval[0] < advice.expected_reward < advice.interval[1]
+
+
 def test_a_figure_that_is_not_there_is_refused() -> None:
     runs = world(n=(2, 8), problems=60).runs
     fit = isojax.fit(runs, options=isojax.FitOptions(mode="paper"))

@@ -159,7 +159,12 @@ def fit(
     compute: str = "rollouts",
     options: FitOptions = DEFAULT_OPTIONS,
 ) -> SweepFit:
-    """The fit of runs, or of what `read_runs` takes; the rest as isojax.scaling.fit.fit."""
+    """Curves, frontier and n*(C) of runs, or of what `read_runs` takes, without the runs that are
+    flagged as broken, which the result names.
+
+    `metric`: a name as in docs/laws.md, Metrics; None: avg@k of the evaluations' k samples.
+    `compute`: the unit of C, "rollouts", "tokens" or "device_hours". InputError where all runs are
+    flagged, or something cannot be fitted."""
     are_records = isinstance(runs, list | tuple) and all(isinstance(run, RunRecord) for run in runs)
     records = runs if are_records else read_runs(runs)
     result = fit_runs(records, metric, compute, options)

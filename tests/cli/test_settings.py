@@ -3,17 +3,13 @@ all."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-
-import pytest
 
 from isojax.core.config import Config
 from isojax.core.config.describe import describe_settings
 from isojax.core.config.load import load_config
 from isojax.core.yaml_files import config_keys
 from tests.cli.conftest import Isojax
-from tests.e2e.command_line import REPOSITORY
 
 
 def test_every_setting_has_a_default_and_a_meaning() -> None:
@@ -56,15 +52,3 @@ def test_in_a_terminal(isojax: Isojax) -> None:
 
     code, _, err = isojax("settings", "valdation")
     assert code == 2 and "Did you mean 'validation'?" in err
-
-
-def test_the_page_of_the_repository_is_that_of_the_code() -> None:
-    pytest.importorskip("mkdocs", reason="docs/hooks.py needs it: make lint, make site")
-    spec = importlib.util.spec_from_file_location("docs_hooks", REPOSITORY / "docs" / "hooks.py")
-    assert spec is not None and spec.loader is not None
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
-
-    page = (REPOSITORY / hooks.SETTINGS_PAGE).read_text()
-
-    assert page == hooks.settings_page(), "run: python benchmarks/docs_figures.py --settings"

@@ -61,7 +61,7 @@ LOGS = {
 }  # what stands for the reader's own logs/
 
 # commands that another page runs on the same sweep
-ELSEWHERE = {"README.md": ("isojax spend", "growing-n.md")}
+ELSEWHERE = {"tour.md": ("isojax spend", "growing-n.md")}
 
 
 def commands(page: Path) -> list[str]:
@@ -177,6 +177,8 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
                 check=False,
             )
             assert done.returncode == 0, f"{line}\n{done.stderr}"
+            if words[1] == "quickstart" and "runs/quickstart" in page.read_text():
+                isojax.quick_ok("launch", "quickstart", "--resume", fit=True, report=False)
         elif words[:2] == ["python", "-m"] and words[2].startswith("isojax."):
             isojax.quick_ok(*words[2:], report=False)
         elif words[0] == "python" and words[1] in FORK:
