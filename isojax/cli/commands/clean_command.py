@@ -15,7 +15,7 @@ from isojax.launch.device_budget import format_bytes
 RUNS_HELP = "Sweeps' folders, such as runs/quickstart."
 ALL_HELP = (
     "The newest checkpoint of a run too: then its policy can't be exported, "
-    "and a larger budget starts it anew."
+    "and a larger budget starts it from C = 0."
 )
 YES_HELP = "Do not ask."
 

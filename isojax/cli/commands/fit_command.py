@@ -60,7 +60,7 @@ def fit(
     """Fit the reward curves, the compute-optimal frontier and n*(C) to finished runs.
 
     A single sweep's folder also gets the result as fit.json; with --metric, --compute or --mode as
-    a file of its own, such as fit-tokens.json. --metric train/reward fits the training reward. Runs
+    another file, such as fit-tokens.json. --metric train/reward fits the training reward. Runs
     that are flagged as broken (a collapse, a loss that is not finite: docs/recipes.md) are left
     out, and named.
 

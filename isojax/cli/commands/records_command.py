@@ -38,7 +38,7 @@ EXAMPLES_OF_FORMATS = "\n".join(
     f"  {example}" for name in importer.names() if (example := importer.load(name).traits.example)
 )
 IMPORT_HELP = f"""
-Turn other trainers' logs into ledgers, so that `isojax fit DIR` takes them like runs of its own.
+Turn other trainers' logs into ledgers, so that `isojax fit DIR` takes them like isojax's runs.
 
 Columns named as the fields below need no --map, nor do those of verl's and TRL's own files.
 Several runs may come in several files, or in one, separated by B_p, n and seed, or by a column
@@ -138,7 +138,7 @@ def merge(
     out: Annotated[Path, Option(metavar="DIR", help=OUT_HELP)],
 ) -> None:
     """Join imports into one folder, which `isojax recommend` and every other command takes like a
-    sweep: logs of several formats, or with several maps. Seeds that both have are numbered anew.
+    sweep: logs of several formats, or with several maps. Seeds that both have get new numbers.
     DIR is written whole or not at all.
 
     \b

@@ -48,7 +48,7 @@ def spend(
     A tenth of the budget goes to short runs, one for each n of sweep.n that can make eight updates
     with its share. The best of them goes on from its checkpoint. As C grows, the curves of all n
     are fitted again: they decide which n comes next, or that the run ends because the rest of the
-    budget is unlikely to gain .001 of reward. B_p is the first of sweep.B_p. All n have the
+    budget is unlikely to gain 0.001 of reward. B_p is the first of sweep.B_p. All n have the
     learning rate that the config gives the geometric mean of the smallest and the largest B, unless
     cell.rl.lr_scaling= is given. The run is runs/<config>-spend, unless name= says another.
 

@@ -64,7 +64,7 @@ class PromptConfig(Section):
     system: str = ""  # the system message of a chat; empty: none
     thinking: bool | None = None  # passed to chat templates that have such a switch (Qwen3)
     stop: tuple[str, ...] = ()  # strings that end a response
-    # The day that a chat template which asks for it is told, such as 2026-11-29, or with a time as
+    # The date for chat templates that ask for today's, such as 2026-11-29, or with a time as
     # 2026-11-29T14:05; null: the day on which the sweep is planned, which is stored with it.
     date: str | None = None
 

@@ -71,7 +71,7 @@ class ModelConfig(Section):
     qkv_bias: bool = False  # whether queries, keys and values have a bias, as in Qwen2
     qk_norm: bool = False  # whether queries and keys are normalised, as in Qwen3
     tied: bool = False  # whether the unembedding is the embedding
-    # What only this family has, such as the window of sliding layers; its file says what there is.
+    # Settings of this family alone, such as the window of sliding layers; its file lists them.
     # Null: its defaults.
     options: dict[str, OptionValue] | None = None
     lora: LoraConfig | None = None  # null: all weights are trained

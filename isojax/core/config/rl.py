@@ -18,8 +18,8 @@ from isojax.core.config.section import (
 
 
 class CriticConfig(Section):
-    """PPO's critic: a copy of the base policy with one output per token, trained on returns by an
-    AdamW of its own."""
+    """PPO's critic: a copy of the base policy with one output per token, trained on returns by a
+    separate AdamW."""
 
     learning_rate: PositiveFloat = 1e-3  # of the critic
     warmup: NonNegativeInt = 0  # updates at the start of a run in which the critic alone is trained

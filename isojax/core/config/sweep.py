@@ -179,7 +179,7 @@ class SweepConfig(Section):
 class ProcessGroupConfig(Section):
     """The processes that run one cell together on a Ray cluster, placed together or not at all."""
 
-    # How many, each on a node of its own where there are enough; null: as few as hold the mesh's
+    # How many, each on another node if there are enough; null: as few as hold the mesh's
     # devices.
     processes: PositiveInt | None = None
     tpu: str | None = None  # the TPU slice whose hosts they are, such as v5e:4x4
@@ -218,7 +218,7 @@ class ServerConfig(Section):
 
 class RunConfig(Section):
     """Where and how to run. It changes no result, except that a run that goes on with another mesh
-    agrees to rounding only, and that timing decides how far a sampler with devices of its own runs
+    agrees to rounding only, and that timing decides how far a sampler with separate devices runs
     ahead."""
 
     # the folder that holds runs, or a URL of one (gs://bucket/runs: docs/hosts.md)
@@ -228,8 +228,8 @@ class RunConfig(Section):
     # A sweep's folder, whose base policy and labels a new run with the same settings takes over;
     # null: makes its own.
     base_from: FolderPath | None = None
-    # Devices of its own for an asynchronous sampler, besides those of `mesh`; null: it takes turns
-    # with the trainer.
+    # Separate devices for an asynchronous sampler, in addition to those of `mesh`; null: sampler
+    # and trainer take turns.
     sampler_mesh: str | None = None
     # with ray: how many of a run's processes only sample, its last ones
     sampler_processes: NonNegativeInt = 0
