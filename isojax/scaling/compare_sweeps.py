@@ -181,7 +181,8 @@ def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
 
 def _reward_difference(first: FrontierPath, other: FrontierPath) -> RewardDifference:
     """How far the other sweep's frontier is above the first one's at the largest shared budget."""
-    # The replicates of two sweeps are independent, so every pair of them is a draw: [Q other Q].
+    # The replicates of two sweeps are independent, so every pair of them is a draw of the
+    # difference.
     differences = np.subtract.outer(other.reward_draws[:, -1], first.reward_draws[:, -1]).ravel()
     low, high = central_interval(differences)
     return RewardDifference(

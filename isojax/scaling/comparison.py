@@ -1,7 +1,7 @@
-"""What comparing sweeps (compare_sweeps.py) finds, as plain data.
+"""The result of comparing sweeps (compare_sweeps.py), as plain data.
 
-C is in the sweeps' unit; an interval (low, high) is the central 90% of the replicates: both None
-where there are none, one None for an open end.
+C is in the sweeps' unit. An interval (low, high) holds the central 90% of the replicates: both are
+None where there are no replicates, one is None for an open end.
 """
 
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ class BudgetRow:
     reward: float
     low: float | None  # interval of the reward
     high: float | None
-    tied: bool = False  # no cell has left the reward of its start, so that any n is as good
+    tied: bool = False  # no cell has begun to rise, so that any n is as good
 
 
 @dataclass(frozen=True)
 class Saturation:
-    """Where n* levels off."""
+    """The C at which n*(C) levels off, and the n that it then has."""
 
     n: int  # n* at the largest budget compared
     n_largest: int  # that was measured
-    # beyond which n* does not change; None where it ends at the largest n, or never changes
+    # The C beyond which n* does not change; None where it ends at the largest n, or never changes.
     C: float | None
     low: float | None  # interval of C
     high: float | None

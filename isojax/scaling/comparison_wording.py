@@ -1,4 +1,4 @@
-"""What comparing sweeps finds (comparison.py), in words."""
+"""The result of comparing sweeps (comparison.py), in words."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,12 +9,13 @@ from isojax.scaling.comparison import (
     SweepSummary,
 )
 
-MIN_PROBABILITY = 0.9  # of a difference that is stated as one
+MIN_PROBABILITY = 0.9  # with at least this probability, "earlier" or "later" is stated as a fact
 
 
 def comparison_sentences(sweeps: Sequence[SweepSummary], C_high: float) -> Iterator[str]:
-    """What each sweep shows, and how it differs from the first up to C_high; first of all, which
-    show nothing."""
+    """The comparison as sentences: sweeps in which nothing was learnt; where n* of each other sweep
+    levels off; how each differs from the first one, at the largest shared budget C_high; and which
+    cells overfit."""
     first, *others = sweeps
     for sweep in sweeps:
         if sweep.nothing_learnt:
@@ -42,7 +43,7 @@ def comparison_sentences(sweeps: Sequence[SweepSummary], C_high: float) -> Itera
 
 
 def _why_not_compared(first: SweepSummary, sweep: SweepSummary) -> str:
-    """Why it cannot be said in which of two sweeps n* levels off earlier."""
+    """The reason why it is unknown in which of two sweeps n* levels off earlier."""
     nothing_labels = [s.label for s in (first, sweep) if s.nothing_learnt]
     if nothing_labels:
         return f"no run learnt anything in {' and '.join(nothing_labels)}"
@@ -55,7 +56,8 @@ def _why_not_compared(first: SweepSummary, sweep: SweepSummary) -> str:
 
 
 def _describe_saturation(saturation: Saturation | None) -> str:
-    """Where n* of a sweep levels off."""
+    """A sentence on where n* of a sweep levels off, with interval and probability where there are
+    replicates. None: n makes no difference in this sweep."""
     if saturation is None:
         return "n makes no difference that its evaluations can show"
     if saturation.n == saturation.n_largest:
@@ -85,7 +87,8 @@ def _format_bound(C: float | None) -> str:
 
 
 def _format_probability(p: float) -> str:
-    """ "= 0.42"; a share of replicates is no certainty."""
+    """A probability with its sign, such as "= 0.42" or "> 0.99": a share of a finite number of
+    replicates is never written as certain."""
     if p > 0.99:
         return "> 0.99"
     if p < 0.01:
@@ -96,6 +99,7 @@ def _format_probability(p: float) -> str:
 def _describe_difference(
     first: SweepSummary, sweep: SweepSummary, difference: RewardDifference, C: float
 ) -> str:
+    """A sentence on the reward that a sweep reaches at C, against the first sweep's."""
     reached = f"{sweep.at[-1].reward:.3f}, {difference.value:+.3f} against {first.label}"
     text = f"at C = {C:.4g} {sweep.label} reaches {reached}"
     if difference.low is None or difference.high is None:
@@ -110,6 +114,7 @@ def _describe_difference(
 
 
 def _describe_earlier(first: SweepSummary, sweep: SweepSummary, earlier: EarlierSaturation) -> str:
+    """A sentence on whether n* levels off earlier in one sweep than in the first one."""
     pair = f"in {sweep.label} than in {first.label}"
     n_text = f"over n = {', '.join(map(str, earlier.shared_n))}"
     p_earlier = _format_probability(earlier.p_earlier)
@@ -123,7 +128,8 @@ def _describe_earlier(first: SweepSummary, sweep: SweepSummary, earlier: Earlier
 
 
 def comparison_notes(sweeps: Sequence[SweepSummary]) -> Iterator[str]:
-    """What limits the comparison."""
+    """Sentences on what limits the comparison: assumed sizes of evaluations, different n or B_p in
+    the sweeps, and how the intervals of differences were made."""
     for sweep in sweeps:
         if sweep.evaluation_size:
             yield f"{sweep.label}: {sweep.evaluation_size}"

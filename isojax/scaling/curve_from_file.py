@@ -1,5 +1,7 @@
-"""One run's curve from two columns of a file, with intervals, flags, and its error beyond the
-fitted points."""
+"""The learning curve of one configuration from two columns of a file (`isojax fit-curve`), with
+intervals, flags, and how far off it is beyond the points to which it was fitted.
+
+Points that only show noise around one reward have a flat curve instead (`_FlatCurve`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,20 +38,20 @@ from isojax.scaling.run_forecast import (
 )
 from isojax.scaling.tracks import FloatArray
 
-SETTINGS = ("n", "B_p", "B")  # of which a curve has one value each
-FEW_POINTS = 10
-BAND_POINTS = 120
+SETTINGS = ("n", "B_p", "B")  # columns that should have one value each along a curve
+FEW_POINTS = 10  # with fewer, the prior decides much of the curve, which is flagged
+BAND_POINTS = 120  # values of C at which the curve and its interval are tabulated
 PERCENT = 100.0  # rewards from 0 to this, some above 1, may be percentages
 METHOD = "posterior of the curve, its tail and the noise, by sequential Monte Carlo"
 
 
 @dataclass(frozen=True)
 class CurveFilePoints:
-    """What was read of a file."""
+    """The points that a file holds."""
 
-    points: RunPoints  # by seed and compute
-    seed_names: tuple[str, ...]
-    rows_without_reward: int
+    points: RunPoints  # in order of seed, then of compute
+    seed_names: tuple[str, ...]  # in the order of the file; ("",) without a column of seeds
+    rows_without_reward: int  # these were left out
 
 
 class FittedCurveFile(NamedTuple):
@@ -67,16 +69,25 @@ def fit_curve_file(
     filters: Sequence[str] = (),
     group: str | None = None,
 ) -> FittedCurveFile:
-    """Fit a curve to two columns of a file, compute >= 0 and rewards; of points with x <= `below`
-    alone, where that is given, to compare it with those beyond. `filters`: "COL=VALUE", rows to
-    keep; `group`: the column that names the seed of one configuration; all seeds share one curve.
+    """Fit a learning curve to two columns of a file: x_column with compute >= 0, y_column with
+    rewards.
 
-    Returns medians and intervals {name: [low, high]} of R0, A, exponent and C_mid, draws, points,
-    seeds, rmse, noise {sd, autocorrelation}, determined (whether A is), departure_sd, band [{C,
-    reward, low, high}], trial (what the first quarter predicts of the rest; None where it has too
-    few points), beyond (errors are curve minus measured; None without `below`) and flags; and what
-    was read. interval_at_end includes the noise of the evaluations at the end. InputError for too
-    few points, none beyond `below`, or a file that cannot be used, with its line."""
+    below: fit only the points with x <= below, and compare the curve with the others.
+    filters: rows to keep, such as ["model=7b"].
+    group: the column that tells the seeds of the configuration apart; all seeds share one curve.
+
+    Gives the points that were read, and a document of plain values:
+    - R0, A, exponent, C_mid: medians; intervals: {name: [low, high]};
+    - draws, points, seeds, rmse, noise {sd, autocorrelation}, departure_sd;
+    - determined: whether the data determine A;
+    - band: the curve, [{C, reward, low, high}];
+    - trial: what the first quarter predicts of the rest; None with too few points;
+    - beyond: errors (curve minus measured) of the points above `below`; None without it.
+      interval_at_end there includes the noise of the evaluations at the end;
+    - flags: sentences.
+
+    InputError for too few points, none above `below`, or a file that cannot be used, with its
+    line."""
     table = filter_rows(read_table(path), filters)
     settings = [name for name in SETTINGS if name in table.columns]
     mixtures = list(describe_mixtures(table, settings, filters, "curve"))
@@ -120,7 +131,7 @@ def fit_curve_file(
 
 @dataclass(frozen=True)
 class _UnitRun:
-    """One seed, its rewards in [0, 1]."""
+    """One seed's evaluations, with rewards scaled to [0, 1]."""
 
     C: FloatArray
     R: FloatArray
@@ -128,19 +139,21 @@ class _UnitRun:
 
 @dataclass(frozen=True)
 class _FlatCurve:
-    """Points that show nothing."""
+    """The curve of points that only show noise around one reward."""
 
-    nothing: NothingLearnt
-    reward_range: tuple[float, float]  # of the rewards that it counts as 0 and 1
+    nothing: NothingLearnt  # its numbers are in [0, 1]
+    reward_range: tuple[float, float]  # the file's rewards that count as 0 and 1 there
 
     def to_reward(self, value: float) -> float:
+        """A number in [0, 1] on the scale of the file."""
         low, high = self.reward_range
         return low + (high - low) * value
 
 
 def _find_flat(points: RunPoints, y_column: str) -> _FlatCurve | None:
-    """What points that show nothing stand at, of few points only where all are equal; None of any
-    others."""
+    """The flat curve of points that show no learning; None where they show some. Fewer than
+    MIN_OF_ONE_RUN points, which could hardly show any, count as flat only if all are equal."""
+    # Rewards that are not in [0, 1] are scaled to it, as percentages where they may be such.
     low, high = find_reward_range(points.R)
     is_unit_range = low == 0.0 and high == 1.0
     if not is_unit_range and points.R.min() >= 0 and points.R.max() <= PERCENT:
@@ -168,6 +181,7 @@ def _find_flat(points: RunPoints, y_column: str) -> _FlatCurve | None:
 
 
 def _flat_posterior(flat: _FlatCurve, points: RunPoints) -> RunPosterior:
+    """Draws of a curve that stays at one reward, as uncertain as an evaluation is."""
     levels = level_draws(flat.nothing, PARTICLES)
     C_high = float(points.C.max())
     noise_sd = evaluation_sd(flat.nothing)
@@ -175,8 +189,8 @@ def _flat_posterior(flat: _FlatCurve, points: RunPoints) -> RunPosterior:
 
 
 def _describe_flat(flat: _FlatCurve, document: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a document that a curve without a gain changes: it has no exponent and no
-    C_mid; its reward is the mean of all points."""
+    """The fields of the document that are different for a flat curve: its reward is the mean of all
+    points everywhere, and it has no exponent and no C_mid."""
     level = flat.to_reward(flat.nothing.level)
     rollouts = f"{flat.nothing.size.rollouts:,.0f} rollouts"
     method = f"one reward, as uncertain as an evaluation of {rollouts} leaves it"
@@ -199,6 +213,7 @@ def _describe_flat(flat: _FlatCurve, document: Mapping[str, Any]) -> dict[str, A
 
 
 def _flat_flags(flat: _FlatCurve, y_column: str, rows_without_reward: int) -> Iterator[str]:
+    """What a reader of a flat curve must know: that it is one, and how noisy its points are."""
     yield flat.nothing.text
     size = flat.nothing.size
     yield f"one evaluation is taken to have {size.rollouts:,.0f} rollouts ({size.source})"
@@ -209,7 +224,8 @@ def _flat_flags(flat: _FlatCurve, y_column: str, rows_without_reward: int) -> It
 def _read_points(
     table: DataTable, x_column: str, y_column: str, group: str | None, mixtures: Sequence[str]
 ) -> CurveFilePoints:
-    """The points of the rows that have a reward; `mixtures` are hints where rows are not unique."""
+    """The points of the rows that have a reward, by seed and compute. mixtures: sentences on
+    settings that differ between rows, to explain why one seed has two points at one x."""
     require_column(table, x_column)
     require_column(table, y_column)
     rows_with_reward = table.rows.take(~table.rows.column(y_column).is_blank)
@@ -257,7 +273,8 @@ def _require_one_row_per_point(
 def _require_enough_points(
     path: Path, x_column: str, points: RunPoints, fitted_points: RunPoints, below: float | None
 ) -> None:
-    """Refuse points that show no curve, and a hold-out that holds nothing."""
+    """InputError where there are too few points for a curve, or where `below` leaves no point to
+    compare the curve with."""
     distinct_C = np.unique(fitted_points.C)
     positive_count = int((distinct_C > 0).sum())
     if len(distinct_C) < MIN_POINTS or positive_count < MIN_POINTS - 1:
@@ -282,7 +299,8 @@ def _require_enough_points(
 def _describe_fit(
     posterior: RunPosterior, data: CurveFilePoints, fitted_points: RunPoints
 ) -> dict[str, Any]:
-    """The fields of a document that the posterior gives, whether its curve rises or not."""
+    """The fields of the document that follow from the draws of the curve (the posterior), whether
+    it rises or is flat."""
     draws = posterior.draws
     residuals = fitted_points.R - median_curve(posterior, fitted_points.C)
     return {
@@ -303,7 +321,8 @@ def _describe_fit(
 
 
 def _band(posterior: RunPosterior, C_of_points: FloatArray) -> list[dict[str, float]]:
-    """The curve and its interval along all points of the file, those held out too."""
+    """The curve's median and interval at BAND_POINTS values of C, over the range of all points of
+    the file, those held out too."""
     C = np.geomspace(C_of_points[C_of_points > 0].min(), C_of_points.max(), BAND_POINTS)
     rewards = posterior.rewards(C)
     reward = np.median(rewards, axis=0)
@@ -325,7 +344,9 @@ def _flags(
     document: Mapping[str, Any],
     rows_without_reward: int,
 ) -> Iterator[str]:
-    """What a reader of a curve that rises must know before believing it."""
+    """What a reader of a rising curve must know before believing it, a sentence each: parameters
+    that the data do not determine, few points, rewards outside [0, 1], correlated residuals.
+    document: the curve's fields (`fit_curve_file`)."""
     y_column = document["y"]
     C = fitted_points.C
     R = fitted_points.R

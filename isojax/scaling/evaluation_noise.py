@@ -35,8 +35,10 @@ class PairedDifference:
 def paired_lead(
     a: Sequence[EvalPoint], b: Sequence[EvalPoint], metric: str
 ) -> PairedDifference | None:
-    """How far a is above b (an evaluation per seed) on the same problems, with the error over other
-    problems and samples; None without counts of one common number of samples."""
+    """How far the evaluations a (one for each seed) are above the evaluations b on the same
+    validation problems. The standard error is that over other problems and samples; pairing by
+    problem makes it small. None where some evaluation has no counts per problem, or the numbers of
+    samples differ."""
     sample_counts = {p.samples for p in (*a, *b)}
     counts_a = [correct_counts(p, metric) for p in a]
     counts_b = [correct_counts(p, metric) for p in b]
@@ -65,8 +67,8 @@ def running_means(values: FloatArray, width: int) -> FloatArray:
 
 
 def noise_sd(values_by_run: Sequence[FloatArray]) -> float:
-    """Standard deviation of one value, from its median distance to the mean of its neighbours; 0 of
-    too few values."""
+    """The standard deviation of one value around a smooth course, from its median distance to the
+    mean of its two neighbours; 0 for too few values. The median is not affected by single jumps."""
     bends = [r[1:-1] - (r[:-2] + r[2:]) / 2 for r in values_by_run if len(r) > 2]
     if not bends:
         return 0.0
@@ -75,7 +77,7 @@ def noise_sd(values_by_run: Sequence[FloatArray]) -> float:
 
 
 def difference_sd(residuals_by_run: Sequence[FloatArray]) -> float:
-    """Standard deviation of one evaluation from how residuals differ from their neighbours."""
+    """The standard deviation of one evaluation, from how much neighbouring residuals differ."""
     differences = [np.diff(r) for r in residuals_by_run if len(r) > 1]
     if not differences:
         return 0.0
@@ -96,8 +98,8 @@ def autocorrelation(residuals_by_run: Sequence[FloatArray]) -> float | None:
 
 
 def reduced_chi_square(residuals_by_run: Sequence[FloatArray]) -> float | None:
-    """Mean squared residual in variances of one evaluation; None without neighbours, or where they
-    are rounding."""
+    """The mean squared residual over the variance of one evaluation (by `difference_sd`): near 1
+    where the curves fit. None without neighbours, or where the residuals are rounding."""
     evaluation_sd = difference_sd(residuals_by_run)
     if evaluation_sd <= _ROUNDING:
         return None

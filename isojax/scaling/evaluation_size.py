@@ -1,14 +1,16 @@
-"""How many rollouts one evaluation has: N = problems x samples. By the records where they hold the
-right answers of each problem. Otherwise by the rewards, which are multiples of 1 / N:
+"""How many rollouts one evaluation has, N = problems x samples: from it follows how far off its
+reward may be.
 
-    common     the step of which all their differences are multiples
-    smallest   where rounding hides that, the smallest difference; rewards within SAME_REWARD are
-               equal, because sums of float32 print k / N in more than one way
-    scatter    but rewards that scatter by far more than evaluations of so many rollouts would are
-               graded, no shares of N: they are then as uncertain as shares of as many rollouts as
-               scatter so
+Records with counts of right answers contain N. For others, such as logs of other trainers, it is
+estimated from the rewards, which are shares k / N:
 
-or assumed, where all rewards are equal."""
+    common     1 / N is the step of which all differences between rewards are multiples
+    smallest   where rounding hides that step, 1 / N is the smallest difference; rewards within
+               SAME_REWARD are equal, because sums of float32 print k / N in more than one way
+    scatter    rewards that scatter far more than shares of so many rollouts would are graded, and
+               no shares: N is then that with which shares would scatter as much
+
+Where all rewards are equal, N is assumed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,24 +23,27 @@ from isojax.scaling.tracks import FloatArray, RunTrack
 
 # rewards that differ by less are equal: sums of float32 in another order differ by as much
 SAME_REWARD = 1e-6
-ASSUMED_ROLLOUTS = 100  # of an evaluation, where nothing says how many
-BEND_VARIANCE = 1.5  # of a value less the mean of its neighbours
+ASSUMED_ROLLOUTS = 100  # of an evaluation, where it is unknown how many
+BEND_VARIANCE = 1.5  # of a value less the mean of its two neighbours, in variances of one value
 MAX_DECIMALS = 6  # of a reward in a log; what follows is rounding
-MAX_STEP_MULTIPLE = 5  # the smallest step that was seen may be so many of the smallest there is
-# of a reward to be near a multiple of a step: with more, their agreement says little
+# The smallest difference between rewards that was seen may be up to so many steps of 1 / N.
+MAX_STEP_MULTIPLE = 5
+# The probability of any number to be near a multiple of a step: above it, agreement shows little.
 MAX_CHANCE = 0.4
 MAX_FALSE_STEP = 0.01  # the probability that rewards without a common step seem to have one
-MIN_BENDS = 4  # evaluations that differ from their neighbours, to see a scatter
-MAX_SCATTER_RATIO = 4.0  # of the rollouts by the smallest step over those by the scatter
+MIN_BENDS = 4  # evaluations that differ from their neighbours, to estimate a scatter
+# Where the smallest step gives more than so many times the rollouts that the scatter gives, the
+# rewards are no shares.
+MAX_SCATTER_RATIO = 4.0
 
 
 @dataclass(frozen=True)
 class EvaluationSize:
     """The rollouts of one evaluation, and where that number comes from."""
 
-    rollouts: float
-    source: str
-    is_known: bool  # the records say it
+    rollouts: float  # need not be whole where it is estimated
+    source: str  # in words, such as "problems x samples, by the records"
+    is_known: bool  # by the records; else it is estimated or assumed
 
     @property
     def step(self) -> float:
@@ -47,7 +52,8 @@ class EvaluationSize:
 
 
 def evaluation_size(tracks: Sequence[RunTrack], metric: str) -> EvaluationSize:
-    """From the counts of right answers; else from the rewards of each run."""
+    """How many rollouts an evaluation of these runs has: by its counts of right answers, otherwise
+    estimated from the rewards of each run."""
     points = [p for t in tracks for p in t.run.points]
     sizes = [_rollouts_of(p, metric) for p in points]
     if sizes and all(sizes):
@@ -56,8 +62,8 @@ def evaluation_size(tracks: Sequence[RunTrack], metric: str) -> EvaluationSize:
 
 
 def _rollouts_of(point: EvalPoint, metric: str) -> int:
-    """Problems x samples of an evaluation, of KIND@k the groups of k; 0 where the records do not
-    say it."""
+    """The rollouts of an evaluation by its counts, problems x samples; of a metric such as best@k,
+    problems x groups of k samples. 0 where it has no counts."""
     counts = correct_counts(point, metric)
     parsed = parse_metric(metric)
     if not counts or parsed is None:
@@ -69,44 +75,46 @@ def _rollouts_of(point: EvalPoint, metric: str) -> int:
 
 
 def size_by_step(*rewards_of_runs: FloatArray) -> EvaluationSize:
-    """Of rewards in [0, 1], float[evaluations] of each run in their order, whose number of rollouts
-    nothing says."""
+    """How many rollouts an evaluation has, estimated from the rewards alone, for logs that do not
+    contain the number (see the top of this file). Arguments: the rewards of each run in order of
+    C, float[evaluations], in [0, 1]."""
     values = np.unique(np.concatenate(rewards_of_runs))
     steps = np.diff(values)
     steps = steps[steps > SAME_REWARD]
-    unsaid = "because the log does not say it"
+    reason = "because the log does not say it"
     if not len(steps):
         return EvaluationSize(
-            ASSUMED_ROLLOUTS, f"assumed, {unsaid} and all its rewards are equal", is_known=False
+            ASSUMED_ROLLOUTS, f"assumed, {reason} and all its rewards are equal", is_known=False
         )
 
     smallest = float(steps.min())
     common = _common_step(values, smallest)
     if common is not None:
-        was_seen = common > 0.99 * smallest
-        which = "smallest step between" if was_seen else "common step of"
-        source = f"by the {which} its rewards, {common:.3g}, {unsaid}"
+        was_seen = common > 0.99 * smallest  # two rewards differ by just this step
+        step_text = "smallest step between" if was_seen else "common step of"
+        source = f"by the {step_text} its rewards, {common:.3g}, {reason}"
         return EvaluationSize(1 / common, source, is_known=False)
 
     by_scatter = _rollouts_by_scatter(rewards_of_runs)
     if by_scatter is not None and 1 / smallest > MAX_SCATTER_RATIO * by_scatter:
-        source = f"by the scatter of its rewards, which have no common step, {unsaid}"
+        source = f"by the scatter of its rewards, which have no common step, {reason}"
         return EvaluationSize(max(by_scatter, 1.0), source, is_known=False)
-    source = f"by the smallest step between its rewards, {smallest:.3g}, {unsaid}"
+
+    source = f"by the smallest step between its rewards, {smallest:.3g}, {reason}"
     return EvaluationSize(1 / smallest, source, is_known=False)
 
 
 def bends(rewards: FloatArray) -> FloatArray:
-    """float[evaluations - 2]: how far each evaluation but the outer two is from the mean of its
-    neighbours."""
+    """How far each reward, but the first and the last, is from the mean of its two neighbours:
+    float[evaluations] -> float[evaluations - 2]."""
     if len(rewards) <= 2:
         return rewards[:0]
     return rewards[1:-1] - (rewards[:-2] + rewards[2:]) / 2
 
 
 def _rollouts_by_scatter(rewards_of_runs: Sequence[FloatArray]) -> float | None:
-    """The rollouts of shares that scatter like these between neighbours; None where most neighbours
-    are equal."""
+    """The number N for which shares k / N would scatter around their neighbours as much as these
+    rewards do; None where most rewards equal the mean of their neighbours."""
     bend = np.concatenate([bends(rewards) for rewards in rewards_of_runs])
     middles = [rewards[1:-1] for rewards in rewards_of_runs if len(rewards) > 2]
     middle = np.clip(np.concatenate(middles or [bend]), 0, 1)  # the rewards that bend
@@ -120,8 +128,10 @@ def _rollouts_by_scatter(rewards_of_runs: Sequence[FloatArray]) -> float | None:
 
 
 def _common_step(values: FloatArray, smallest: float) -> float | None:
-    """The step of which all differences of rewards are multiples, more than rounding and chance
-    make them; float[...] of rising values, and the smallest step between two of them."""
+    """The step 1 / N of which all differences between rewards are multiples; None where there is
+    none, or where the agreement may be rounding or chance. values: the distinct rewards, rising;
+    smallest: the smallest difference between two of them."""
+    # Rewards that the log gives exactly, with few decimals: the greatest common divisor.
     decimals = _decimals(values)
     if decimals < MAX_DECIMALS:
         grid = 10**decimals
@@ -130,9 +140,9 @@ def _common_step(values: FloatArray, smallest: float) -> float | None:
         if divisor > 1:
             return divisor / grid
 
-    # Of rounded rewards: try the steps that are `smallest` over 1, 2, ... to within the rounding,
-    # as long as it would be no chance that all rewards are near a multiple of one of them.
-    rounding = 10.0**-decimals  # of a difference between two
+    # Otherwise try the steps that are `smallest` divided by 1, 2, ..., to within the rounding; only
+    # as long as chance would hardly put all rewards near multiples of one of them.
+    rounding = 10.0**-decimals  # of a difference between two rewards
     distinct = 1 + int((np.diff(values) > SAME_REWARD).sum())
     differences = values - values[0]
     for multiple in range(1, MAX_STEP_MULTIPLE + 1):
@@ -141,9 +151,12 @@ def _common_step(values: FloatArray, smallest: float) -> float | None:
         fewest = multiple / (smallest + rounding)
         most = multiple / (smallest - rounding)
         candidates = range(int(np.ceil(fewest)), int(most) + 1)
-        is_near = 2 * rounding * most  # the share of all rewards that are near a multiple by chance
-        if is_near > MAX_CHANCE or is_near ** (distinct - 2) * len(candidates) > MAX_FALSE_STEP:
+        # The share of all numbers that are near a multiple, and the probability that so many
+        # rewards are for some candidate; two of them are by construction.
+        p_near = 2 * rounding * most
+        if p_near > MAX_CHANCE or p_near ** (distinct - 2) * len(candidates) > MAX_FALSE_STEP:
             continue
+
         for N in candidates:
             nearest_multiples = np.round(differences * N) / N
             if np.abs(differences - nearest_multiples).max() <= rounding:
@@ -152,7 +165,7 @@ def _common_step(values: FloatArray, smallest: float) -> float | None:
 
 
 def _decimals(values: FloatArray) -> int:
-    """To how many a log rounds its rewards."""
+    """The number of decimals to which a log rounds its rewards; at most MAX_DECIMALS."""
     for decimals in range(1, MAX_DECIMALS):
         if np.abs(values - np.round(values, decimals)).max() <= SAME_REWARD / 10:
             return decimals

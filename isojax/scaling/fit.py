@@ -1,6 +1,9 @@
-"""Runs in, FitResult out: tracks -> curves -> frontier -> n*(C), for all cells, each B_p, and each
-batch B = B_p n (IsoCompute Playbook, arXiv:2603.12151, section 4, appendix A). The order of records
-changes nothing."""
+"""The fit of a sweep: from its runs to a FitResult (IsoCompute Playbook, arXiv:2603.12151, section
+4, appendix A).
+
+The steps: runs -> tracks (C and reward of each) -> a learning curve for each cell (B_p, n) ->
+frontier (the highest curve at each C) -> the law n*(C); the last two for all cells together, for
+each B_p, and for each batch B = B_p n. The order of the records changes nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -69,12 +72,13 @@ def fit(
     compute: str = "rollouts",
     options: FitOptions = DEFAULT_OPTIONS,
 ) -> FitResult:
-    """Curves, frontier and n*(C) of a sweep, without the runs that are flagged as broken, which the
-    result names.
+    """Fit a sweep: curves, frontier and n*(C). Runs that are flagged as broken are left out, unless
+    options.include_flagged; the result lists them (`health`).
 
-    `metric`: a name as in docs/laws.md, Metrics; None: avg@k of the evaluations' k samples.
-    `compute`: the unit of C, "rollouts", "tokens" or "device_hours". InputError where all runs are
-    flagged, or something cannot be fitted."""
+    metric: a name as in docs/laws.md, Metrics; None: avg@k of the evaluations' k samples.
+    compute: the unit of C, "rollouts", "tokens" or "device_hours".
+
+    InputError where all runs are flagged, or something cannot be fitted."""
     metric = default_metric(runs) if metric is None else metric
     usable_runs = runs if options.include_flagged else _require_healthy_runs(runs, metric, compute)
     result = fit_all_runs(usable_runs, metric, compute, options)
@@ -83,7 +87,8 @@ def fit(
 
 
 def _require_healthy_runs(runs: Sequence[RunRecord], metric: str, compute: str) -> list[RunRecord]:
-    """`healthy_runs`, whose refusal says first where all of them have learnt nothing."""
+    """The runs that did not break. Where all did, an InputError; if nothing was learnt in any of
+    them, its message begins with that, since it may be why they count as broken."""
     try:
         return healthy_runs(runs)
     except InputError as refusal:
@@ -100,7 +105,7 @@ def fit_all_runs(
     compute: str = "rollouts",
     options: FitOptions = DEFAULT_OPTIONS,
 ) -> FitResult:
-    """`fit` of all these runs, whether they are healthy or not."""
+    """The fit of all these runs, also of those that broke; otherwise as `fit`."""
     _check_options(options)
     usable_runs = require_fixed_runs(runs)
     tracks = build_tracks(usable_runs, metric, compute)
@@ -109,6 +114,7 @@ def fit_all_runs(
     scheduled_runs = [run for run in runs if run.cell.schedule]
     scheduled = build_tracks(scheduled_runs, metric, compute) if scheduled_runs else ()
 
+    # A sweep in which no reward moves by more than noise has flat curves instead of fitted ones.
     nothing = find_nothing_learnt(cells, metric, scheduled)
     if nothing is not None and not can_be_flat(cells):
         nothing = None
@@ -188,7 +194,8 @@ def _check_options(options: FitOptions) -> None:
 def _try_forecast(
     cells: TracksByCell, estimate: SweepEstimate, metric: str, options: FitOptions
 ) -> ForecastTrial | None:
-    """How well the curves of a part of the data predict the rest; None in a mode without draws."""
+    """How well curves that are fitted to the first part of the data predict the rest (the trial);
+    None in a mode without draws."""
     trial_options = replace(
         options, replicates=min(options.replicates, TRIAL_DRAWS), on_progress=None
     )
@@ -200,8 +207,8 @@ def _try_forecast(
 
 
 def _with_departures(estimate: SweepEstimate, forecast: ForecastTrial | None) -> SweepEstimate:
-    """The estimate whose draws depart from their curves beyond the data, as far as the trial
-    says."""
+    """The estimate, with draws that depart from their curves beyond the data: by as much, on
+    average, as curves were wrong in the trial."""
     if estimate.draws is None or forecast is None:
         return estimate
     draws = replace(estimate.draws, departure_sd=forecast.departure_sd)
@@ -235,7 +242,7 @@ def _require_a_curve(estimate: SweepEstimate, run_count: int, mode: str) -> None
 
 
 class FlaggedFrontier(NamedTuple):
-    """A frontier with its law, and what a reader must know of it."""
+    """A frontier with its law, and the flags about them."""
 
     fit: FrontierFit
     flags: list[FitFlag]
@@ -251,6 +258,7 @@ class _Frontiers:
 
 
 def _fit_frontiers(estimate: SweepEstimate, cells: TracksByCell, metric: str) -> _Frontiers:
+    """The frontier and law of all cells together, and those of each B_p."""
     joint = fit_frontier(estimate, cells, metric)
     flags = list(joint.flags)
     by_B_p = []
@@ -258,7 +266,7 @@ def _fit_frontiers(estimate: SweepEstimate, cells: TracksByCell, metric: str) ->
     for B_p in all_B_p:
         alone = fit_frontier(estimate, cells, metric, B_p)
         by_B_p.append(alone.fit)
-        if len(all_B_p) > 1:  # of one B_p alone they are those of all
+        if len(all_B_p) > 1:  # with a single B_p they would repeat those of all cells
             flags += [
                 flag.model_copy(update={"text": f"B_p={B_p} alone: {flag.text}"})
                 for flag in alone.flags
@@ -269,7 +277,8 @@ def _fit_frontiers(estimate: SweepEstimate, cells: TracksByCell, metric: str) ->
 def fit_frontier(
     estimate: SweepEstimate, all_cells: TracksByCell, metric: str, B_p: int | None = None
 ) -> FlaggedFrontier:
-    """The frontier and law of all curves, or of those of one B_p, and their flags."""
+    """The frontier and law n*(C) of all cells, or of those with one B_p, and the flags about
+    them. all_cells: the runs by (B_p, n)."""
     curves = [c for c in estimate.curves if B_p in (None, c.B_p)]
     cells = {key: seeds for key, seeds in all_cells.items() if B_p in (None, key[0])}
     tracks = [track for seeds in cells.values() for track in seeds]
@@ -280,7 +289,8 @@ def fit_frontier(
     frontier = compute_frontier(curves)
     segments = () if estimate.is_flat else segment_evidence(frontier, cells, metric)
 
-    # Next to 0 or 1, less than a step of the evaluations away, curves that cross show nothing.
+    # Where the reward is less than one rollout of an evaluation from 0 or 1, no evaluation can tell
+    # curves apart, and crossings of fitted curves are meaningless.
     step = evaluation_size(tracks, metric).step
     crossovers = tuple(
         row
@@ -288,13 +298,13 @@ def fit_frontier(
         if step <= _frontier_reward(frontier, row.C) <= 1 - step
     )
     n_star = fit_n_star(frontier, draws, estimate.no_effect, max(measured_n), len(targets))
-    if estimate.is_flat:  # the n that a tie names first is none that leads
+    if estimate.is_flat:  # all n are tied: there is no best n of which to give an interval
         n_star = n_star.model_copy(update={"band": None})
 
     frontier_fit = FrontierFit(
         B_p=B_p,
         frontier=frontier_rows(frontier.points, draws),
-        # curves that differ by nothing cross nowhere
+        # Where n has no effect, crossings of curves are noise.
         crossovers=() if estimate.no_effect else crossovers,
         segments=segments,
         n_star=n_star,
@@ -310,8 +320,9 @@ def _frontier_reward(frontier: Frontier, C: float) -> float:
 
 
 def with_clocks(result: FitResult, runs: Sequence[RunRecord]) -> FitResult:
-    """A fit with the wall clock of the runs that it was made from, which no file of a fit holds,
-    and their counts of updates, which the files of earlier versions do not hold."""
+    """The fit, with the times and the counts of updates of the runs that it was made from. Times
+    are in no fit.json, and counts of updates are not in those of earlier versions; so this is also
+    for a fit that was read from a file."""
     runs_by_cell = {run.cell: run for run in runs}
     rows = []
     for row in result.runs:

@@ -1,5 +1,5 @@
-"""Intervals of replicates (draws, or refits to resampled residuals or points): one level, number
-and seed for all; and of shares that so many rollouts show."""
+"""Intervals: of replicates (draws, or refits to resampled residuals or points), with one level,
+number and seed for all; and of a share of correct rollouts (binomial)."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -8,15 +8,16 @@ from scipy.special import betaincinv
 from isojax.core.estimators import FloatArray
 from isojax.scaling.result import OpenInterval
 
-LEVEL = 0.9
-TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+LEVEL = 0.9  # the share of the replicates inside an interval
+TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # the quantiles at its ends
 REPLICATES = 500
 SEED = 0
 
 
 def central_interval(values: ArrayLike, discrete: bool = False) -> OpenInterval:
-    """The central LEVEL of replicates float[Q]; an infinite bound is None, an open end; both are
-    None if Q is 0. The bounds of `discrete` values are among them."""
+    """The interval (low, high) of the central share LEVEL of replicates, float[Q]. An infinite
+    bound is given as None, an open end; both are None if Q is 0. With `discrete`, the bounds are
+    two of the values themselves."""
     samples = np.asarray(values, dtype=np.float64)
     if not samples.size:
         return None, None
@@ -31,22 +32,23 @@ def central_interval(values: ArrayLike, discrete: bool = False) -> OpenInterval:
 
 
 def central_band(values: FloatArray, discrete: bool = False) -> tuple[FloatArray, FloatArray]:
-    """The lower and upper bounds along the first axis of finite replicates: float[Q, ...] -> two
-    float[...]."""
+    """The lower and the upper bounds of the central share LEVEL, along the first axis: finite
+    replicates float[Q, ...] -> two float[...]."""
     low, high = np.quantile(values, TAILS, axis=0, method="nearest" if discrete else "linear")
     return low, high
 
 
 def share_quantiles(share: float, rollouts: float, levels: ArrayLike) -> FloatArray:
-    """Quantiles at `levels`, float[...], of what the true share may be where a `share` of N
-    `rollouts` was right: at .05 and .95 the bounds of Clopper and Pearson (1934). k = share N need
-    not be whole. At 0 of N the bound is 3 / N, the rule of three, and at N of N it is 1 - 3 / N."""
+    """Quantiles of the true share of correct rollouts, where a `share` of N rollouts was correct:
+    levels float[...] in (0, 1) -> float[...]. At 0.05 and 0.95 they are the bounds of Clopper and
+    Pearson (1934). The number of hits, share N, need not be whole. At 0 of N the upper bound is
+    3 / N, the rule of three; at N of N the lower one is 1 - 3 / N."""
     u = np.asarray(levels, dtype=np.float64)
     hits = min(max(share * rollouts, 0.0), rollouts)
     misses = rollouts - hits
 
-    # Below the median the bound from below, which less than one hit does not have, above it the
-    # bound from above.
+    # Levels below 0.5 get the bound from below, which is 0 with less than one hit; others the bound
+    # from above, which is 1 with less than one miss.
     lower = betaincinv(hits, misses + 1, u) if hits >= 1 else np.zeros_like(u)
     upper = betaincinv(hits + 1, misses, u) if misses >= 1 else np.ones_like(u)
     quantiles = np.where(u < 0.5, lower, upper)
@@ -64,15 +66,16 @@ def share_quantiles(share: float, rollouts: float, levels: ArrayLike) -> FloatAr
 def share_draws(
     share: float, rollouts: float, count: int, interval: tuple[float, float]
 ) -> FloatArray:
-    """float[count], rising: draws of what the true share may be, evenly over its quantiles; the
-    middle is the share, and their central interval holds `interval`."""
+    """Draws of the true share of correct rollouts, where a `share` of so many rollouts was correct:
+    its quantiles at evenly spaced levels, float[count], rising. The middle draw is the share, and
+    the draws' central interval is widened to contain `interval`."""
     rank = np.arange(count)
     last = count - 1
     draws = share_quantiles(share, rollouts, (rank + 0.5) / count)
     # the middle draw; of an even number the middle two
     draws = np.where(np.abs(rank - last / 2) < 1, share, draws)
 
-    # The bounds of an interval lie between two draws: both have to be outside.
+    # A bound of the draws' interval is between two of them: both are moved outside.
     is_low = rank <= np.ceil(TAILS[0] * last)
     is_high = rank >= np.floor(TAILS[1] * last)
     draws = np.where(is_low, np.minimum(draws, interval[0]), draws)
@@ -80,6 +83,7 @@ def share_draws(
 
 
 def share_interval(share: float, rollouts: float) -> tuple[float, float]:
-    """The central LEVEL of the same; the share itself is inside."""
+    """The interval of the true share of correct rollouts (central share LEVEL), where a `share` of
+    so many rollouts was correct; the share itself is inside."""
     low, high = share_quantiles(share, rollouts, TAILS).tolist()
     return min(low, share), max(high, share)

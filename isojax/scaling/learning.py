@@ -1,18 +1,18 @@
-"""Whether a sweep shows anything at all, and in words why not.
+"""Whether anything was learnt in a sweep, as far as its evaluations can show; if not, in words why.
 
-Evaluations show something where a reward moves beyond what noise allows, and by at least one step
-of their resolution (1 / N for an evaluation of N rollouts), in one of these ways:
+Something was learnt where a reward moves by more than noise, and by at least one step, the smallest
+difference that an evaluation can show (1 / N for N = problems x samples rollouts). There are four
+tests, of which one must find a change:
 
-    shift    a run's median of three evaluations in a row differs from where it began; one hit
-             moves no median
+    shift    in some run, the median of three evaluations in a row differs from where the run
+             began; a single correct rollout moves no median
     common   all runs together differ from where they began, each from an evaluation of its own
     trend    over all runs, rewards rise or fall with C (Kendall's S)
     cells    rewards differ between cells (Kruskal and Wallis)
 
-Otherwise all runs stand at one reward, and every difference between two n is chance: 0, 1, a
-constant, noise around one, or single hits. N is problems x samples; it does not add up over
-evaluations, which repeat the same problems with policies that differ, so that many of them say no
-more of other problems than one does.
+Otherwise all runs stay at one reward, the level (0, 1, a constant, or noise around one), and every
+difference between two n is chance. N does not add up over evaluations: they repeat the same
+problems, so that many of them tell no more about other problems than one does.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,16 +37,17 @@ from isojax.scaling.intervals import share_interval
 from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell
 
 WINDOW = 3  # evaluations in a row, of which the median counts
-MEDIAN_VARIANCE = {1: 1.0, 2: 0.7, 3: 0.45}  # of so many values of variance 1
-MIN_Z = 3.0  # of a trend, and of a difference between cells
-# the probability that noise alone shows a shift, over all runs; or one evaluation that stands out
+MEDIAN_VARIANCE = {1: 1.0, 2: 0.7, 3: 0.45}  # variance of the median of so many values, each of 1
+MIN_Z = 3.0  # of a trend, and of a difference between cells, in standard errors
+# The probability that noise alone shows a shift in any of the runs; also that of any evaluation
+# that stands out.
 FALSE_SHIFTS = 0.005
-# evaluations at C > 0 of a run that goes on, to say that it has not learnt anything so far
+# Evaluations at C > 0 of a single run, to conclude that it has not learnt anything so far.
 MIN_OF_ONE_RUN = 5
-MIN_COMMON_RUNS = 6  # with an evaluation at C = 0 of their own, to differ from it together
+MIN_COMMON_RUNS = 6  # runs with an evaluation at C = 0 of their own, for the test "common"
 MAX_TREND_POINTS = 100  # of a run; more are merged to medians
 MAX_UNSOLVED = 0.01  # share of wrong answers: with more of them there is something to learn
-# shares, to name a cause
+# Shares (of updates, checks, responses, groups) from which on a cause is named.
 NEARLY_ALL = 0.99
 NEARLY_NONE = 0.01
 MOST = 0.5
@@ -64,14 +65,15 @@ class RewardPath(Protocol):
 
 @dataclass(frozen=True)
 class NothingLearnt:
-    """All runs stand at one reward, `level`."""
+    """A sweep or run in which nothing was learnt: all rewards are noise around one, the level."""
 
-    level: float
-    # What an evaluation of this size allows around it; to all that was measured, where an
-    # evaluation stands out.
+    level: float  # the mean of all rewards
+    # The true reward, by one evaluation of this size; wider where an evaluation stands out.
     interval: tuple[float, float]
     size: EvaluationSize
-    rollouts: float  # that the interval is worth: fewer than the size where rewards scatter by more
+    # By which the interval was computed: fewer than the size where rewards scatter more than that
+    # many rollouts would.
+    rollouts: float
     is_solved: bool  # the level is 1, as far as such evaluations can show
     # what was seen, and why as far as the records show it: a sentence, without its capital and full
     # stop
@@ -81,15 +83,16 @@ class NothingLearnt:
 def find_nothing_learnt(
     cells: TracksByCell, metric: str, others: Sequence[RunTrack] = ()
 ) -> NothingLearnt | None:
-    """What a sweep that shows nothing stands at; None for a sweep that shows something. `others`:
-    runs without a fixed n, which may have learnt all the same."""
+    """The level of a sweep in which nothing was learnt, and a sentence on it; None where something
+    was. cells: the runs of each (B_p, n); others: runs whose n changes along C, which may have
+    learnt something although the runs of fixed n did not."""
     groups = [list(seeds) for seeds in cells.values()]
     tracks = [t for seeds in groups for t in seeds]
     size = evaluation_size(tracks, metric)
     if shows_something(groups, size):
         return None
 
-    # The others count too, unless it is they that show something.
+    # If the others did not learn anything either, their rewards and causes count too.
     opening = "no run learnt anything"
     if others and shows_something([*groups, others], size):
         opening = "no run of a fixed n learnt anything"
@@ -100,11 +103,13 @@ def find_nothing_learnt(
 
 
 def find_nothing_learnt_by_run(track: RunTrack, metric: str) -> NothingLearnt | None:
-    """The same of one run that goes on; None also where it has too few evaluations to say so."""
+    """The level of a single run, still in training, that has not learnt anything so far; None where
+    it has, or has too few evaluations to tell."""
     is_constant = np.ptp(track.R) <= SAME_REWARD
     fewest = 1 if is_constant else MIN_OF_ONE_RUN
     if int((track.C > 0).sum()) < fewest:
         return None
+
     size = evaluation_size([track], metric)
     if shows_something([[track]], size):
         return None
@@ -113,9 +118,9 @@ def find_nothing_learnt_by_run(track: RunTrack, metric: str) -> NothingLearnt | 
 
 
 def sampling_sd(rewards: FloatArray) -> float | None:
-    """The noise of evaluations too few to show their own scatter: that of shares of
-    ASSUMED_ROLLOUTS rollouts, which few logs fall short of. None for rewards outside [0, 1], whose
-    noise nothing bounds."""
+    """The standard deviation of an evaluation, where there are too few to estimate it from their
+    scatter: that of a share of ASSUMED_ROLLOUTS rollouts, since few logs have smaller evaluations.
+    None for rewards outside [0, 1], whose noise has no bound."""
     if rewards.min() < 0 or rewards.max() > 1:
         return None
     mean = float(rewards.mean())
@@ -123,7 +128,8 @@ def sampling_sd(rewards: FloatArray) -> float | None:
 
 
 def shows_something(groups: Sequence[Sequence[RewardPath]], size: EvaluationSize) -> bool:
-    """Whether the rewards of runs, grouped by cell, move by a step or more, and beyond noise."""
+    """Whether something was learnt: whether the rewards of runs, grouped by cell, move by a step or
+    more, and by more than noise, in one of the four tests at the top of this file."""
     runs = [run for group in groups for run in group]
     if np.ptp(np.concatenate([run.R for run in runs])) <= SAME_REWARD:
         return False
@@ -136,11 +142,10 @@ def shows_something(groups: Sequence[Sequence[RewardPath]], size: EvaluationSize
 
 
 def _has_common_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
-    """Whether the runs together differ from where they began: a gain too small for any one of them,
-    which all have.
-
-    Only where the records say how large an evaluation is, and each of many runs has one of its own
-    at C = 0."""
+    """The test "common": whether the runs together differ from where they began, by a gain that
+    would be too small to see in any one of them. A t-test of each run's mean reward less its reward
+    at C = 0. False where the size of an evaluation is not in the records, or where too few runs
+    have an evaluation at C = 0 of their own."""
     differences = [
         float(_trained(run).mean() - run.R[run.C == 0].mean())
         for run in runs
@@ -159,17 +164,20 @@ def _has_common_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
 
 
 def _trained(run: RewardPath) -> FloatArray:
+    """The rewards after the base policy's, at C > 0."""
     return run.R[run.C > 0]
 
 
 def _has_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
-    """Whether a run's median of WINDOW evaluations in a row differs from where it began, by a step
-    or more and beyond noise, over all places at which one could."""
+    """The test "shift": whether in some run the median of WINDOW evaluations in a row differs from
+    where the run began, by a step or more, and by more than noise would anywhere in all the
+    runs."""
     at_zero = [r for run in runs for r in run.R[run.C == 0]]
     base = float(np.mean(at_zero)) if at_zero else None
     noise = np.concatenate([bends(_trained(run)) for run in runs])
-    places = sum(max(len(run.R) - 1, 1) for run in runs)
-    z = float(norm.isf(FALSE_SHIFTS / (2 * places)))
+    # Bonferroni: so many comparisons, upwards and downwards.
+    comparisons = sum(max(len(run.R) - 1, 1) for run in runs)
+    z = float(norm.isf(FALSE_SHIFTS / (2 * comparisons)))
 
     for run in runs:
         start, later = _start_and_later(_trained(run), base)
@@ -177,7 +185,8 @@ def _has_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
         if width < 2:
             continue
         for reward in _extreme_rewards(later, width):
-            # The noise of shares of N rollouts, or that of neighbours, where N is a guess.
+            # The variance of a share of N rollouts; where N is only estimated, that by how much
+            # neighbouring evaluations differ.
             middle = float(np.clip((start.reward + reward) / 2, size.step / 2, 1 - size.step / 2))
             variance = middle * (1 - middle) / size.rollouts
             if not size.is_known and len(noise):
@@ -191,8 +200,8 @@ def _has_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
 
 
 def _extreme_rewards(rewards: FloatArray, width: int) -> tuple[float, float]:
-    """The highest and the lowest that a run comes to with `width` evaluations in a row: their
-    median; of two evaluations both have to come so far."""
+    """The highest and the lowest reward that a run has for `width` evaluations in a row. Three in a
+    row have their median; two in a row only as much as both have."""
     windows = np.lib.stride_tricks.sliding_window_view(rewards, width)
     if width == WINDOW:
         medians = np.median(windows, axis=1)
@@ -202,48 +211,57 @@ def _extreme_rewards(rewards: FloatArray, width: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Start:
+    """The reward with which a run began, and how noisy that number is."""
+
     reward: float
     variance: float  # in variances of one evaluation
 
 
 def _start_and_later(rewards: FloatArray, base: float | None) -> tuple[_Start, FloatArray]:
-    """Where a run began, the base policy's reward or the median of its first evaluations, and the
-    evaluations after."""
+    """The reward with which a run began, and the rewards of the evaluations after. It is the base
+    policy's reward or, where that is unknown (None), the median of the run's first evaluations."""
     if base is not None:
         return _Start(base, 1.0), rewards
+
     count = min(WINDOW, max(1, len(rewards) // 2))
     first = float(np.median(rewards[:count])) if len(rewards) else 0.0
     return _Start(first, MEDIAN_VARIANCE[count]), rewards[count:]
 
 
 def _whole_step(step: float) -> float:
+    """A step, less a rounding error: rewards that differ by exactly one step differ by this."""
     return step * (1 - 1e-6)
 
 
 def _has_trend(runs: Sequence[RewardPath], step: float) -> bool:
-    """Whether rewards rise or fall with C: Kendall's S, the pairs that rise less those that fall,
-    summed over the runs."""
+    """The test "trend": whether rewards rise or fall with C, over all runs, by a step or more in
+    one of them. The score is Kendall's S: the pairs of evaluations of a run of which the later is
+    higher, less those of which it is lower, summed over the runs."""
     score = 0.0
     variance = 0.0
-    changes = []  # from the first half of a run to the second
+    changes = []  # of the mean reward, from the first half of a run to the second
     for run in runs:
         rewards = _merge_to_medians(_trained(run))
         if len(rewards) < 2:
             continue
+
         difference = rewards[None, :] - rewards[:, None]
         signs = np.where(np.abs(difference) > SAME_REWARD, np.sign(difference), 0.0)
         score += float(np.triu(signs, 1).sum())  # each pair once
         variance += _kendall_variance(rewards)
+
         half = len(rewards) // 2
         changes.append(float(rewards[-half:].mean() - rewards[:half].mean()))
 
     if not variance or np.abs(changes).max() < _whole_step(step):
         return False
-    return (abs(score) - 1) / np.sqrt(variance) >= MIN_Z  # 1: S is a whole number
+    # Less 1: the continuity correction, since S is a whole number.
+    return (abs(score) - 1) / np.sqrt(variance) >= MIN_Z
 
 
 def _merge_to_medians(rewards: FloatArray) -> FloatArray:
-    """At most MAX_TREND_POINTS of a long run, whose pairs would be too many."""
+    """The rewards of a run; those of a long one merged to MAX_TREND_POINTS medians, since it would
+    have too many pairs."""
     if len(rewards) <= MAX_TREND_POINTS:
         return rewards
     return np.array([np.median(part) for part in np.array_split(rewards, MAX_TREND_POINTS)])
@@ -260,7 +278,8 @@ def _kendall_variance(rewards: FloatArray) -> float:
 
 
 def _cells_differ(groups: Sequence[Sequence[RewardPath]], step: float) -> bool:
-    """Whether rewards differ between cells, by a step or more in their means."""
+    """The test "cells": whether rewards differ between cells (Kruskal and Wallis), and by a step or
+    more in their means."""
     rewards = [np.concatenate([_trained(run) for run in group]) for group in groups]
     rewards = [r for r in rewards if len(r)]
     if len(rewards) < 2 or np.ptp(np.concatenate(rewards)) <= SAME_REWARD:
@@ -271,10 +290,12 @@ def _cells_differ(groups: Sequence[Sequence[RewardPath]], step: float) -> bool:
 
 
 def _level(runs: Sequence[RewardPath]) -> float:
+    """The mean of all rewards."""
     return float(np.mean(np.concatenate([run.R for run in runs])))
 
 
 def _is_solved(level: float, size: EvaluationSize) -> bool:
+    """Whether fewer rollouts are wrong than an evaluation can show, and at most MAX_UNSOLVED."""
     return level > 1 - min(size.step, MAX_UNSOLVED)
 
 
@@ -286,10 +307,14 @@ def describe(
     causes: Sequence[str] = (),
     reward_range: tuple[float, float] = (0.0, 1.0),
 ) -> NothingLearnt:
-    """Runs that show nothing, in words; `opening`: such as "no run learnt anything". reward_range:
-    what 0 and 1 stand for, where rewards have another scale."""
+    """The level of runs in which nothing was learnt, its interval, and a sentence on them.
+
+    size: of one evaluation. opening: how the sentence begins, such as "no run learnt anything".
+    causes: its end (`find_causes`). reward_range: what 0 and 1 stand for on the user's scale, for
+    rewards that were scaled to [0, 1]."""
 
     def show(reward: float, form: str = ".4g") -> str:
+        """A reward on the user's scale."""
         low, high = reward_range
         return f"{low + (high - low) * reward:{form}}"
 
@@ -299,7 +324,8 @@ def describe(
     rollouts = _effective_rollouts(runs, level, size)
     interval = share_interval(level, rollouts)
     outliers = _find_outliers(runs, level, rollouts)
-    if outliers:  # no noise explains them, so that no interval may exclude what was measured
+    if outliers:
+        # Noise does not explain them, so the interval must include all that was measured.
         trained = np.concatenate([_trained(run) for run in runs])
         interval = min(interval[0], float(trained.min())), max(interval[1], float(trained.max()))
 
@@ -329,11 +355,11 @@ def describe(
 
 @dataclass(frozen=True)
 class _SeenRewards:
-    """What the rewards of runs that show nothing look like, in words."""
+    """The rewards of runs in which nothing was learnt, in words."""
 
     text: str
     is_varied: bool = False  # they are not all equal
-    verdict: str = ""  # why they show nothing all the same, where none stands out
+    verdict: str = ""  # why they show no learning all the same, where no evaluation stands out
 
 
 def _describe_rewards(
@@ -344,6 +370,8 @@ def _describe_rewards(
     is_solved: bool,
     show: Callable[..., str],
 ) -> _SeenRewards:
+    """All rewards of the runs in a few words: all equal, a few above 0, or scattered around the
+    level. rewards: float[evaluations of all runs]; show: writes a reward on the user's scale."""
     count = len(rewards)
     of_several = f" of {run_count} runs" if run_count > 1 else ""
     of_runs = f"{count} {'evaluation' if count == 1 else 'evaluations'}{of_several}"
@@ -357,9 +385,9 @@ def _describe_rewards(
 
     hits = rewards[rewards > SAME_REWARD]
     if len(hits) < count / 2 and not is_solved:
-        which = "only one is" if len(hits) == 1 else f"only {len(hits)} are"
+        hits_text = "only one is" if len(hits) == 1 else f"only {len(hits)} are"
         highest = f"at most {show(rewards.max())}"
-        text = f"of {of_runs} {which} above {metric} 0 ({highest})"
+        text = f"of {of_runs} {hits_text} above {metric} 0 ({highest})"
         return _SeenRewards(text, is_varied=True, verdict="which is no rise")
 
     extremes = f"{show(rewards.min())} to {show(rewards.max())}"
@@ -369,13 +397,16 @@ def _describe_rewards(
 
 @dataclass(frozen=True)
 class _Outlier:
+    """An evaluation whose reward noise around the level hardly explains."""
+
     reward: float
     is_last: bool  # no evaluation after it in its run is back where noise allows
 
 
 def _find_outliers(runs: Sequence[RewardPath], level: float, rollouts: float) -> list[_Outlier]:
-    """The evaluations after C = 0 that lie outside what noise allows around the level, over all of
-    them."""
+    """The evaluations at C > 0 whose rewards are so far from the level that noise hardly explains
+    them: with probability FALSE_SHIFTS there is one among all evaluations by chance. rollouts: of
+    an evaluation."""
     count = sum(len(_trained(run)) for run in runs)
     least_likely = FALSE_SHIFTS / (2 * count) if count else 0.0
     outliers = []
@@ -388,12 +419,12 @@ def _find_outliers(runs: Sequence[RewardPath], level: float, rollouts: float) ->
 
 
 def _tail(reward: float, level: float, rollouts: float) -> float:
-    """The probability that so many rollouts, each right with the probability `level`, give this
-    reward or one further from the level: of the binomial distribution, continued to hits that are
-    not whole."""
+    """The probability of a reward this far from the level or further, on the same side, if each of
+    so many rollouts is correct with probability `level`: the tail of the binomial distribution,
+    continued to numbers of hits that are not whole."""
     if abs(reward - level) <= SAME_REWARD:
         return 1.0
-    if reward < level:  # the misses are as far above their own level
+    if reward < level:  # by symmetry: the share of misses is above the level of misses
         reward, level = 1 - reward, 1 - level
     hits = reward * rollouts
     return float(betainc(hits, max(rollouts - hits, 0.0) + 1, level))
@@ -402,19 +433,21 @@ def _tail(reward: float, level: float, rollouts: float) -> float:
 def _describe_outliers(
     outliers: Sequence[_Outlier], level: float, show: Callable[[float], str]
 ) -> str:
-    """ "" where there are none."""
+    """The evaluations that stand out, in words, and whether the change may be real; "" where there
+    are none. show: writes a reward on the user's scale."""
     if not outliers:
         return ""
+
     rewards = sorted({outlier.reward for outlier in outliers})
     lowest = rewards[0]
     highest = rewards[-1]
     is_one = len(outliers) == 1
-    of = show(lowest) if len(rewards) == 1 else f"{show(lowest)} to {show(highest)}"
-    which = f"{len(outliers)} evaluations of {of} stand out"
+    range_text = show(lowest) if len(rewards) == 1 else f"{show(lowest)} to {show(highest)}"
+    statement = f"{len(outliers)} evaluations of {range_text} stand out"
     if is_one:
-        which = f"one evaluation of {of} stands out"
+        statement = f"one evaluation of {range_text} stands out"
     if not any(outlier.is_last for outlier in outliers):
-        return f"{which}; no evaluation after {'it' if is_one else 'them'} stays there"
+        return f"{statement}; no evaluation after {'it' if is_one else 'them'} stays there"
 
     change = "a change"
     if lowest > level:
@@ -422,13 +455,14 @@ def _describe_outliers(
     elif highest < level:
         change = "a fall"
     doubt = "only further evaluations can tell"
-    return f"{which}; whether {'it is' if is_one else 'that is'} {change}, {doubt}"
+    return f"{statement}; whether {'it is' if is_one else 'that is'} {change}, {doubt}"
 
 
 def _effective_rollouts(runs: Sequence[RewardPath], level: float, size: EvaluationSize) -> float:
-    """Fewer than the size where the rewards scatter more than so many rollouts would."""
+    """The rollouts of an evaluation by which the level's interval is computed: its size, or fewer
+    where the rewards scatter around the level more than shares of so many rollouts would."""
     deviations = np.concatenate([np.abs(run.R - level) for run in runs])
-    # of a normal distribution half of the deviations are below this many standard deviations
+    # The standard deviation by the median deviation, which for a normal distribution is 0.67 of it.
     scatter = float(np.median(deviations)) / float(norm.isf(0.25))
     if not scatter:
         return size.rollouts
@@ -437,11 +471,14 @@ def _effective_rollouts(runs: Sequence[RewardPath], level: float, size: Evaluati
 
 
 def find_causes(runs: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Why nothing was learnt, as far as the records show it."""
+    """Why nothing was learnt, as far as the training metrics of the records show it: clauses for
+    the end of a sentence; () where they show no cause."""
     return tuple(_causes(runs))
 
 
 def _causes(runs: Sequence[RunRecord]) -> Iterator[str]:
+    """The causes in turn: skipped updates, failed checks, responses cut off, answers that could not
+    be read, groups without a gradient."""
     points = [p for run in runs for p in run.points]
     trained = [p.train for p in points if p.M > 0]
     evaluated = [p.metrics for p in points]
@@ -459,7 +496,7 @@ def _causes(runs: Sequence[RunRecord]) -> Iterator[str]:
     if truncated is not None and truncated >= MOST:
         yield f"{_share(truncated)} responses were cut off at the length limit (truncated)"
 
-    # Where most checks failed, no answer was read for that reason.
+    # Failed checks read no answer: where most failed, unread answers are no cause of their own.
     parsed = _largest(_mean(trained, "parsed_fraction"), _mean(evaluated, "parsed_fraction"))
     if parsed is not None and parsed <= NEARLY_NONE and (failed is None or failed < MOST):
         yield f"{_share(parsed)} responses held an answer that could be read (parsed_fraction)"
@@ -471,7 +508,7 @@ def _causes(runs: Sequence[RunRecord]) -> Iterator[str]:
 
 
 def _share(share: float) -> str:
-    """ "all", "no", or "93% of the"."""
+    """A share in words, to stand before a noun: "all", "no", or "93% of the"."""
     if share > 0.9995:
         return "all"
     if share < 0.0005:
@@ -480,6 +517,7 @@ def _share(share: float) -> str:
 
 
 def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float | None:
+    """The mean of a metric over the rows that have it; None where none does."""
     values = [row[name] for row in rows if np.isfinite(row.get(name, np.nan))]
     return float(np.mean(values)) if values else None
 
@@ -489,7 +527,8 @@ def _largest(*shares: float | None) -> float | None:
 
 
 def _failed_share(runs: Sequence[RunRecord]) -> float | None:
-    """The larger of the shares of the checks that failed, in training and at the evaluations."""
+    """The share of the verifier's checks that failed: in training or at the evaluations, whichever
+    is larger; None where neither was recorded. A rollout is one check."""
     points = [p for run in runs for p in run.points]
     checks_in_training = sum(run.points[-1].rollouts for run in runs)
     failed_in_training = sum(p.train.get("verifier_failures", 0.0) for p in points)
@@ -510,8 +549,8 @@ def _failed_share(runs: Sequence[RunRecord]) -> float | None:
 
 
 def _kinds_of_failure(trained: Sequence[Mapping[str, float]]) -> str:
-    """The kinds of the verifier's failures that were recorded, the most frequent first, each after
-    a comma."""
+    """The kinds of failure that were recorded, the most frequent first, each after a comma:
+    ", verifier_timeout, verifier_crash"; "" for none."""
     sums: dict[str, float] = {}
     for row in trained:
         for name, value in row.items():

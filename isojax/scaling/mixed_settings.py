@@ -1,4 +1,5 @@
-"""Tables whose rows should have one setting, and have several (`isojax fit-law`, `fit-curve`)."""
+"""Warnings on tables that mix several settings in one law or curve (`isojax fit-law`,
+`fit-curve`)."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,8 +12,9 @@ MAX_SETTING_VALUES = 20  # a text column with more distinct values labels each r
 def describe_mixtures(
     table: DataTable, settings: Sequence[str], filters: Sequence[str], fitted: str
 ) -> Iterator[str]:
-    """A sentence for each of these columns that has several values in one law or curve, whichever
-    is `fitted`; none for those that `filters`, "COL=VALUE", choose from."""
+    """A warning for each column of `settings`, such as "B_p", in which the table has several values
+    that would be mixed in one fit. filters: those that chose the rows, such as ["B_p=32"]; their
+    columns are not warned of. fitted: "law" or "curve"."""
     filtered_columns = {text.partition("=")[0].strip() for text in filters}
 
     for name in settings:

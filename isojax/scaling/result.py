@@ -58,10 +58,11 @@ class ResultRow(BaseModel):
 
 
 class FitFlag(ResultRow):
-    """What a reader must know before believing a fit."""
+    """A warning or a note that a reader must know before believing a fit."""
 
     code: str  # the subject, whatever the numbers, such as "one_seed"
-    # a fact about the result; the data limit what can be said; the numbers are not to be used
+    # info: a fact about the result; warning: the data limit what can be concluded; error: the
+    # numbers are not to be used
     severity: Severity
     text: str
 
@@ -183,7 +184,8 @@ class ResidualCorrection:
         return np.interp(np.log10(np.asarray(C, dtype=np.float64)), knots, [0.0, *self.value, 0.0])
 
     def sample(self, C: ArrayLike, replicates: int, key: tuple[int, int]) -> FloatArray:
-        """The same of replicates, float[G] -> float[Q, G]."""
+        """The reward to add at C in each of Q replicates, float[G] -> float[Q, G]. key: (B_p, n) of
+        the cell, which seeds the draws."""
         knot_weights = np.stack(
             [replace(self, value=tuple(row)).evaluate(C) for row in np.eye(len(self.value))]
         )
@@ -194,8 +196,9 @@ class ResidualCorrection:
 def _knot_draws(
     correction: ResidualCorrection, replicates: int, key: tuple[int, int]
 ) -> FloatArray:
-    """float[Q, knots], the rewards to add at the knots; the cell's key seeds them, so that no file
-    holds them."""
+    """Random rewards to add at the knots, float[Q, knots]: around the correction's values, with its
+    standard deviations, correlated from knot to knot. They are seeded by the cell's key, so that no
+    file has to hold them."""
     normal_draws = np.random.default_rng(key).normal(size=(replicates, len(correction.log10_C)))
     for k in range(1, len(correction.log10_C)):
         innovation = np.sqrt(1 - _KNOT_CORRELATION**2) * normal_draws[:, k]
@@ -205,14 +208,14 @@ def _knot_draws(
 
 @dataclass(frozen=True)
 class FlatStart:
-    """Where a cell begins: up to C_flat every evaluation shows one level, such as 0 before the
-    first right answer. The reward there is known as well as one evaluation of so many rollouts
-    shows it, whatever the curve says."""
+    """The beginning of a cell whose reward does not move at first: up to C_flat every evaluation
+    shows one level, such as 0 before the first right answer. The reward there is taken from this
+    level, as certain as one evaluation of so many rollouts is, and not from the curve."""
 
     level: float
     rollouts: float  # of one evaluation
     C_flat: Positive
-    # of the first evaluation that shows something else; None where none does
+    # The C of the first evaluation with another reward; None where there is no such one.
     C_rise: Positive | None
 
     @property
@@ -221,12 +224,12 @@ class FlatStart:
         return 1 / self.rollouts
 
     def holds_at(self, C: ArrayLike) -> NDArray[np.bool_]:
-        """bool[...], whether C > 0 is where the evaluations show the level."""
+        """Whether the cell still is at its level at C > 0: float[...] -> bool[...]."""
         return np.asarray(C) <= self.C_flat * (1 + 1e-9)
 
     def doubt_at(self, C: ArrayLike) -> FloatArray:
-        """float[...]: how much of an evaluation's own uncertainty remains at C: 1 up to C_flat, 0
-        from C_rise on."""
+        """How far the reward at C is as uncertain as one evaluation of the level, and not as the
+        curve is: 1 up to C_flat, falling to 0 at C_rise; float[...] -> float[...]."""
         if self.C_rise is None:
             return np.ones(np.shape(C))
         decades = np.log10(np.asarray(C, dtype=np.float64) / self.C_flat) / np.log10(
@@ -601,8 +604,8 @@ class FitResult(ResultRow):
 
 
 def read_fit_file(path: Path) -> FitResult:
-    """The fit that a file holds; refused where it cannot be read, is no fit, or has another schema
-    version."""
+    """The fit in a fit.json; InputError where the file cannot be read, is no fit, or has another
+    schema version."""
     fix = "Make it with `isojax fit RUN`."
     try:
         content = read_file(path)

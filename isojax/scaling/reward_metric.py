@@ -1,9 +1,8 @@
-"""The validation metric of an evaluation.
-
-KIND@k and SET/KIND@k (an extra set) follow from right answers (isojax/core/estimators.py), of
-graded rewards avg@k alone from their sums; train/NAME is a training metric; other names are
-recorded values.
-"""
+"""The value of a validation metric at an evaluation, by the metric's name:
+- KIND@k such as avg@4 or best@4, and SET/KIND@k for an extra set of problems: computed from the
+  counts of right answers (core/estimators.py); with graded rewards only avg@k, from their sums;
+- train/NAME: a training metric;
+- any other name: a value that was recorded under it."""
 
 import re
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ _METRIC_NAME = re.compile(
 
 @dataclass(frozen=True)
 class EstimatorMetric:
-    """A metric that right answers determine."""
+    """A metric that can be computed from counts of right answers."""
 
     problem_set: str  # an extra set; "" for the main one
     kind: str  # one of ESTIMATOR_KINDS
@@ -33,8 +32,8 @@ class EstimatorMetric:
 
 
 def parse_metric(metric: str) -> EstimatorMetric | None:
-    """EstimatorMetric("hard", "best", 4) for "hard/best@4"; None where right answers do not
-    determine the metric."""
+    """The parts of a metric's name, such as EstimatorMetric("hard", "best", 4) of "hard/best@4";
+    None where the name is of another kind, which counts of right answers do not determine."""
     match = _METRIC_NAME.fullmatch(metric)
     if match is None:
         return None
@@ -42,8 +41,9 @@ def parse_metric(metric: str) -> EstimatorMetric | None:
 
 
 def correct_counts(point: EvalPoint, metric: str) -> RewardSums:
-    """The counts, or sums of graded rewards, of one evaluation that determine the metric; () where
-    there are none, too few samples for its k, or sums alone that do not."""
+    """The right answers of each problem (with graded rewards, sums of rewards) from which the
+    metric is computed. () where the evaluation has none, has fewer samples than the metric's k, or
+    has sums of graded rewards that do not determine the metric."""
     parsed = parse_metric(metric)
     if parsed is None or parsed.k > point.samples:
         return ()
@@ -68,8 +68,9 @@ def metric_per_problem(counts: ArrayLike, samples: int, metric: str) -> FloatArr
 
 
 def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
-    """The metric of one evaluation: as recorded, train/NAME from its training metrics, else from
-    its counts. InputError where it has none of them; `source` is its place, for that."""
+    """The metric of one evaluation: the recorded value, or for train/NAME the training metric, or
+    else computed from its counts. InputError where the evaluation has none of them; `source`, such
+    as the ledger's path, begins that message."""
     if metric in point.metrics:
         return float(point.metrics[metric])
     training_name = metric.removeprefix(TRAIN_PREFIX)
@@ -101,7 +102,7 @@ def _describe_metrics(point: EvalPoint) -> str:
 
 
 def check_reward(point: EvalPoint, metric: str, reward: float, location: str) -> None:
-    """InputError where a reward is none."""
+    """InputError where a reward is not in [0, 1]. location: the file and line, for the message."""
     if not 0 <= reward <= 1:  # also NaN
         received = f"{location}: {metric} is {reward} at C = {point.rollouts}"
         raise InputError(

@@ -1,4 +1,5 @@
-"""How long a run takes: a clock of three terms, fitted to the times of its evaluations."""
+"""How long a run takes: its clock, a formula of three terms that is fitted to the times of the
+run's evaluations."""
 
 from dataclasses import dataclass
 
@@ -9,7 +10,8 @@ from isojax.core.estimators import FloatArray
 from isojax.core.nouns import RunRecord
 
 NEWTON_STEPS = 30
-# between evaluations, to tell their time from that of rollouts
+# With fewer intervals between evaluations, the time of evaluations is not told from that of
+# rollouts.
 MIN_INTERVALS = 5
 MIN_ROLLOUT_SHARE = 0.1  # of a run's time, which its rollouts take at least
 _ROUNDING = 1e-9  # relative: numbers that differ by less are equal
@@ -17,18 +19,21 @@ _ROUNDING = 1e-9  # relative: numbers that differ by less are equal
 
 @dataclass(frozen=True)
 class Clock:
-    """C >= C_first rollouts take startup + C per_rollout + log(C / C_first) per_efold seconds; the
-    last term is that of evaluations evenly spaced in log C from C_first on. Of one run, or
-    float[cells] of each cell (NaN: not known)."""
+    """How long C >= C_first rollouts take, in seconds of wall clock:
 
-    startup: FloatArray
-    per_rollout: FloatArray
-    per_efold: FloatArray
-    C_first: FloatArray
-    devices: FloatArray
+        startup + C per_rollout + log(C / C_first) per_efold
+
+    The last term is the time of evaluations, which are evenly spaced in log C from C_first on. The
+    fields are numbers for one run, or float[cells] for the cells of a sweep (NaN: not known)."""
+
+    startup: FloatArray  # seconds
+    per_rollout: FloatArray  # seconds
+    per_efold: FloatArray  # seconds of evaluations while C grows by a factor e
+    C_first: FloatArray  # rollouts at the first evaluation at C > 0
+    devices: FloatArray  # on which the run was trained
 
     def seconds(self, C: FloatArray | float) -> FloatArray:
-        """Wall clock of C rollouts."""
+        """The seconds of wall clock that C rollouts take."""
         efolds = np.log(np.maximum(C / self.C_first, 1.0))
         return self.startup + C * self.per_rollout + efolds * self.per_efold
 
@@ -46,9 +51,9 @@ class Clock:
 
 
 def run_clock(run: RunRecord) -> Clock | None:
-    """A run's clock between evaluations at C > 0; None where it has none. Least squares, in which
-    the variance of the seconds between two evaluations grows with their rollouts: it keeps the
-    seconds in all."""
+    """The clock of a run, fitted to the device hours of its evaluations at C > 0; None where these
+    were not recorded. Least squares, where the variance of the seconds between two evaluations is
+    proportional to the rollouts between them; the clock's seconds in all are those of the run."""
     C = np.array([point.rollouts for point in run.points], dtype=np.float64)
     if len(run.device_hours) != len(C) or (C > 0).sum() < 2:
         return None
@@ -69,7 +74,7 @@ def run_clock(run: RunRecord) -> Clock | None:
         fitted, _ = nnls(terms, np.diff(seconds) / np.sqrt(rollouts))
         per_rollout = max(fitted[0], MIN_ROLLOUT_SHARE * average)
 
-    # What the rollouts leave of the seconds is the evaluations'.
+    # The seconds that are not those of rollouts are those of evaluations.
     per_efold = max(total - per_rollout * rollouts.sum(), 0.0) / efolds.sum()
     startup = max(seconds[0] - C[0] * per_rollout, 0.0)
     return Clock(

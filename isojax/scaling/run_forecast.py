@@ -1,5 +1,6 @@
-"""What one run's evaluations say of its reward beyond them: the posterior of its curve, with
-departures from any curve, as large as a trial on its own first quarter says."""
+"""The forecast of one run's reward beyond its evaluations: draws of its curve (the posterior),
+which also depart from the curve beyond the data. How large the departures are is estimated by a
+trial: the run's first quarter predicts its rest."""
 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -17,11 +18,11 @@ from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 from isojax.scaling.intervals import central_band, central_interval
 from isojax.scaling.tracks import FloatArray
 
-END_POINTS = 3  # distinct C whose mean is "at the end"
+END_POINTS = 3  # the reward at the end is the mean over so many last values of C
 CLEAR_AUTOCORRELATION = 0.3  # of the noise: flagged where the interval is above it
-# an interval of A wider than this share of the gain measured does not determine it
+# A is determined where its interval is at most this share of the measured gain.
 MAX_INTERVAL_SHARE = 0.5
-# standard deviation of a departure at four times the data, as a share of the curve's gain
+# The prior standard deviation of a departure, at four times the data, as a share of the gain.
 DEPARTURE_SHARE = 0.04
 
 
@@ -33,24 +34,28 @@ class PredictionErrors:
     mean_error: float
     mean_absolute_error: float
     max_absolute_error: float
-    # of the mean of the evaluations at the last END_POINTS values of C
+    # The mean of the evaluations at the last END_POINTS values of C.
     predicted_at_end: float
     interval_at_end: list[float | None]
     measured_at_end: float
 
 
 class TriedPosterior(NamedTuple):
-    """A run's curve, and what its beginning would have predicted."""
+    """Draws of a run's curve, and the trial that shows how far they may be wrong."""
 
     posterior: RunPosterior  # with departures beyond the data
-    # C_limit, up to which the trial was fitted, and PredictionErrors beyond; None: not possible
+    # {"C_limit": the C up to which the trial was fitted, **PredictionErrors of the points beyond};
+    # None where the run is too short for a trial.
     trial: dict[str, Any] | None
 
 
 def fit_with_trial(points: RunPoints) -> TriedPosterior:
-    """The posterior with departures beyond the data, and the trial: what the points up to a quarter
-    of the largest C predict of the others. The departures' variance is the mean of a prior's, by
-    DEPARTURE_SHARE, and of the trial's excess; the prior's alone where no trial is possible."""
+    """Draws of a run's curve that depart from it beyond the data, and the trial: how well the
+    points up to a quarter of the largest C predict the others.
+
+    The variance of the departures is the mean of two: that of a prior (by DEPARTURE_SHARE), and the
+    squared error of the trial, as far as it exceeds what the trial's draws left open. Where no
+    trial is possible it is the prior's."""
     posterior = sample_posterior(points)
     prior_sd = DEPARTURE_SHARE * median_gain(posterior)
 
@@ -61,7 +66,7 @@ def fit_with_trial(points: RunPoints) -> TriedPosterior:
     if len(np.unique(visible.C[visible.C > 0])) < MIN_VISIBLE:
         return TriedPosterior(replace(posterior, departure_sd=prior_sd), None)
 
-    # How far the end is from what was predicted, beyond what the prediction itself left open.
+    # The squared error at the end, less the variance of the prediction itself.
     tried = sample_posterior(visible)
     at_end = last_points(hidden)
     predicted = tried.evaluations(at_end).mean(-1)
@@ -69,7 +74,7 @@ def fit_with_trial(points: RunPoints) -> TriedPosterior:
 
     tried = replace(tried, departure_sd=DEPARTURE_SHARE * median_gain(tried))
     trial = {"C_limit": C_limit, **vars(prediction_errors(tried, hidden))}
-    # equal weights: the trial is one error
+    # Equal weights, since the trial is a single error.
     departure_sd = float(np.sqrt((prior_sd**2 + max(excess, 0.0)) / 2))
     return TriedPosterior(replace(posterior, departure_sd=departure_sd), trial)
 
@@ -81,8 +86,8 @@ def median_gain(posterior: RunPosterior) -> float:
 
 
 def is_determined(posterior: RunPosterior) -> bool:
-    """Whether the plateau is known to within half of the gain that was measured, by a curve of the
-    right form."""
+    """Whether the data determine the plateau A: its interval is at most half of the measured gain,
+    and the residuals show no other form than the curve's."""
     low, high = central_band(posterior.draws["A"])
     is_narrow = high - low <= MAX_INTERVAL_SHARE * median_gain(posterior)
     return bool(is_narrow and not is_autocorrelated(posterior))
@@ -109,7 +114,8 @@ def median_curve(posterior: RunPosterior, C: FloatArray) -> FloatArray:
 
 
 def prediction_errors(posterior: RunPosterior, hidden: RunPoints) -> PredictionErrors:
-    """A posterior against points that it has not seen; the interval includes their noise."""
+    """How far the draws of a curve are from points to which it was not fitted; interval_at_end
+    includes the noise of these points."""
     errors = median_curve(posterior, hidden.C) - hidden.R
     at_end = last_points(hidden)
     end_rewards = posterior.evaluations(at_end).mean(-1)

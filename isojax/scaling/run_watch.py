@@ -1,12 +1,12 @@
-"""Where a running run will end, by an interval that stays valid however often one looks, and
-whether to stop it.
+"""The reward with which a run in training will end, as an interval that stays valid however often
+one asks; and whether to stop the run (`isojax watch`).
 
-Forecasts are made only where the run passes LOOK_SHARES of its end, from the evaluations up to
-there. Look k has an interval of 1 - alpha_k, with alpha_k = (1 - LEVEL) / len(LOOK_SHARES), and the
-answer is the intersection of those so far. The looks depend on C alone, never on how often somebody
-asks, so by Bonferroni's inequality all of them hold the end with at least LEVEL, as far as each
-forecast does what it says (alpha spending at set times: Lan and DeMets 1983). This holds for an end
-that stays the same.
+A forecast (a look) is made when the run has passed each of LOOK_SHARES of its last C, from the
+evaluations up to there. Each look's interval holds the end with probability 1 - alpha, with
+alpha = (1 - LEVEL) / len(LOOK_SHARES); the answer is the intersection of all looks so far. The
+looks depend on C alone, never on how often somebody asks. So by Bonferroni's inequality all of them
+together hold the end with probability LEVEL, as far as each forecast is right (alpha spending at
+set times: Lan and DeMets 1983), and as long as C_end stays the same.
 """
 
 from collections.abc import Sequence
@@ -46,25 +46,24 @@ class Look:
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """What the evaluations so far say of the end, with an interval of LEVEL at all looks
-    together."""
+    """The forecast of a run's end by the evaluations so far, and the advice."""
 
-    C: float
+    C: float  # rollouts so far
     C_end: float
     measured: float  # the newest evaluation
     rollouts_left: float
-    forecast: float | None
-    interval: Interval | None
+    forecast: float | None  # the reward at C_end; None before the first look
+    interval: Interval | None  # of it, with probability LEVEL at all looks together
     advice: Advice
-    reason: str
-    looks: tuple[Look, ...]
-    looks_agree: bool
-    next_look: float | None  # C
+    reason: str  # of the advice, in words
+    looks: tuple[Look, ...]  # by rising C
+    looks_agree: bool  # whether their intervals have a common value
+    next_look: float | None  # the C at which the next forecast is made; None after the last
     nothing_learnt: str = ""  # of a run whose reward has not risen so far: what was seen and why
 
 
 class CommonInterval(NamedTuple):
-    """What looks say together; where they contradict each other, what the newest one says."""
+    """The intersection of the looks' intervals; where that is empty, the newest look's."""
 
     interval: Interval | None  # None without a look
     looks_agree: bool
@@ -77,19 +76,20 @@ class _Advised(NamedTuple):
 
 @dataclass
 class RunWatch:
-    """Looks at one run again and again; a look that was made is kept."""
+    """Follows one run in training: `update` with its evaluations so far, as often as wanted. A look
+    that was made is kept."""
 
-    C_end: float
-    goal: float | None = None
-    # by the share of the end and the number of evaluations up to there
+    C_end: float  # the run's last C
+    goal: float | None = None  # a reward; the advice is to stop where the end is below it
+    # by the share of C_end and the number of evaluations up to there
     _looks: dict[tuple[float, int], Look] = field(default_factory=dict)
 
     def update(
         self, C: FloatArray, R: FloatArray, nothing: NothingLearnt | None = None
     ) -> WatchedRun:
-        """The evaluations so far, C >= 0 rising and R: float[points] each, at least one. `nothing`:
-        where these show that nothing was learnt, the reward is expected to stay, within what they
-        and the forecasts allow."""
+        """The forecast and the advice by the run's evaluations so far: C >= 0, rising, and R,
+        float[points] each, at least one point. nothing: given where these show that nothing was
+        learnt so far; the forecast is then that the reward stays at its level."""
         C_of_looks = [share * self.C_end for share in LOOK_SHARES]
         looks = self._looks_up_to(C, R)
         last = looks[-1] if looks else None
@@ -121,7 +121,7 @@ class RunWatch:
         )
 
     def _looks_up_to(self, C: FloatArray, R: FloatArray) -> list[Look]:
-        """Those that the run has passed, but for what has too few evaluations up to there."""
+        """The looks that the run has passed, except those with too few evaluations up to there."""
         looks = []
         for share in LOOK_SHARES:
             C_look = share * self.C_end
@@ -130,6 +130,8 @@ class RunWatch:
             seen = C_look >= C
             if len(np.unique(C[seen & (C > 0)])) < MIN_LOOK_POINTS:
                 continue
+
+            # A look is made again if evaluations up to there have been added since.
             key = (share, int(seen.sum()))
             if key not in self._looks:
                 self._looks[key] = make_look(C[seen], R[seen], self.C_end)
@@ -139,6 +141,7 @@ class RunWatch:
     def _advise(
         self, rollouts_left: float, interval: Interval | None, looks_agree: bool, last: Look | None
     ) -> _Advised:
+        """Whether to stop the run. interval: of the reward at the end; last: the newest look."""
         if rollouts_left == 0:
             return _Advised("stop", "the run has reached its end")
         if interval is None or last is None:
@@ -162,7 +165,8 @@ class RunWatch:
 
 
 def make_look(C: FloatArray, R: FloatArray, C_end: float) -> Look:
-    """A forecast from evaluations float[points]."""
+    """The forecast of the reward at C_end from a run's evaluations so far, C and R
+    float[points]."""
     one_seed = np.zeros(len(C), dtype=np.intp)
     posterior = fit_with_trial(RunPoints(C, R, one_seed)).posterior
     now, end = posterior.rewards(np.array([C[-1], C_end])).T
@@ -181,9 +185,10 @@ def make_look(C: FloatArray, R: FloatArray, C_end: float) -> Look:
 
 
 def intersect_looks(looks: Sequence[Look]) -> CommonInterval:
-    """What all looks hold; where no value is in all of them, the newest look's interval."""
+    """The intersection of the looks' intervals; where that is empty, the newest look's interval."""
     if not looks:
         return CommonInterval(None, looks_agree=True)
+
     low = max(look.low for look in looks)
     high = min(look.high for look in looks)
     if low <= high:

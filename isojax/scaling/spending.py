@@ -1,7 +1,9 @@
-"""How `isojax spend` spends one budget on one policy (docs/growing-n.md). Pilots of several n take
-a tenth of it. The pilot from which most is expected goes on from its own checkpoint, and at every
-evaluation the model of allocate/growth_model.py is fitted again and says which n comes next, or
-that the rest of the budget gains nothing."""
+"""How `isojax spend` spends one budget on one policy (docs/growing-n.md).
+
+First, pilots, short runs of several n, take a tenth of the budget. The pilot that is expected to
+reach most goes on from its checkpoint in legs: parts of the run with one n each. Before each leg
+the model of allocate/growth_model.py is fitted to all evaluations so far; it chooses the leg's n,
+or ends the run where the rest of the budget would gain nothing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,24 +20,25 @@ from isojax.scaling.tracks import FloatArray
 PILOT_SHARE = 0.1  # of the budget, for all pilots together
 MIN_PILOT_UPDATES = 8  # an n that has fewer within its share has no pilot; it may be chosen later
 MIN_EVALUATIONS = 5  # at C > 0 within the budget
-MIN_GROWTH = 1.2  # of C, from one choice of n to the next
-# standard deviations, times the share of the budget that is left: an n that may be better is tried
+MIN_GROWTH = 1.2  # C grows at least by this factor from one choice of n to the next
+# So many standard deviations, times the share of the budget that is left, are added to what an
+# uncertain n is expected to reach: an n that may be better is tried.
 OPTIMISM = 0.4
-LAST_SHARE = 0.95  # of the budget: an evaluation beyond is left out, the end follows
-# of reward: where it is unlikely that the rest of the budget gains more, the run ends
+LAST_SHARE = 0.95  # a leg that would end beyond this share of the budget goes to its end
+# The run ends where, with probability STOP_QUANTILE, the rest of the budget gains less reward.
 STOP_GAIN = 0.001
 STOP_QUANTILE = 0.9
-# Draws know no other forms of curves: so many times as wide, intervals hold as often as they say
-# (spend_worlds.py).
+# The draws' intervals are too narrow, since real curves have other forms too; so many times as
+# wide, they hold the truth as often as intended (benchmarks/spend_worlds.py).
 INTERVAL_FACTOR = 1.6
 
 
 @dataclass(frozen=True)
 class _Continuation:
-    """A run that goes on with an n, as the model forecasts it."""
+    """The best way to go on with a run until the budget is spent, as the model forecasts it."""
 
-    cell: Cell
-    n: int
+    cell: Cell  # names the run
+    n: int  # to go on with now
     end: FloatArray  # [Q], rewards when the budget is spent
     gain: FloatArray  # [Q], over the run's reward now
 
@@ -46,9 +49,10 @@ class _Continuation:
 
 @dataclass(frozen=True)
 class SpendPolicy:
-    """What it asks for follows from the budget and the evaluations so far alone."""
+    """Chooses the pilots and legs of `isojax spend`, from the fields below and the evaluations so
+    far alone. InputError where the budget has fewer than MIN_EVALUATIONS evaluations."""
 
-    cells: Sequence[Cell]  # one for each n, that begins with it
+    cells: Sequence[Cell]  # one run for each n, which begins with this n
     C_grid: Sequence[int]  # where a run may be evaluated
     total_rollouts: int
     metric: str  # the reward that is to be high
@@ -64,12 +68,14 @@ class SpendPolicy:
 
     @cached_property
     def by_n(self) -> Mapping[int, Cell]:
-        """The cell that begins with each n, by rising cell. An index into it is the model's."""
+        """The run that begins with each n, in order of cells. The model numbers the n in this
+        order (n_index)."""
         return {cell.n: cell for cell in sorted(self.cells)}
 
     def pilots(self) -> list[Leg]:
-        """One for each n that can make enough updates; where none can, the beginning of a run of
-        the smallest n."""
+        """The pilots: one for each n, as long as each has MIN_PILOT_UPDATES updates within an equal
+        share of PILOT_SHARE of the budget. Where not even one has, the first part of a run of the
+        smallest n."""
         cells = list(self.by_n.values())
         # Fewer pilots have larger shares: the most for which each can make enough updates.
         for count in range(len(cells), 0, -1):
@@ -83,14 +89,15 @@ class SpendPolicy:
         return [Leg(cells[0], cells[0].n, C_start=0, C_end=C_first)]
 
     def next_leg(self, runs: Sequence[RunRecord], legs: Sequence[Leg]) -> Leg | None:
-        """The run that goes on, with which n, and to where; None at the end. legs: all before; each
-        has ended."""
+        """The next leg: which run goes on, with which n, and to which C; None where the run is to
+        end. runs: the records so far; legs: all legs so far, pilots included, which have ended."""
         C_reached = {run.cell: run.points[-1].rollouts for run in runs if run.points}
         failed = {run.cell for run in runs if run.failure_reason}
         candidates = [
             cell for cell in _cells_to_go_on(legs) if cell in C_reached and cell not in failed
         ]
-        # A leg that ends between evaluations is the last: what was left is less than an update.
+        # Only the last leg ends between evaluations, where the budget is spent to less than one
+        # update. Pilots have no forecast (`expected`), and are never the last.
         ended_early = legs[-1].C_end not in self.C_grid
         is_pilot = legs[-1].expected is None
         if not candidates or (ended_early and not is_pilot):
@@ -104,12 +111,14 @@ class SpendPolicy:
         ]
         best = max(continuations, key=lambda continuation: continuation.expected)
 
+        # Stop where not one more update can be paid for, or the rest most likely gains nothing.
         C_now = C_reached[best.cell]
         B = best.cell.B_p * best.n
         C_affordable = C_now + C_left // B * B  # after whole updates
         if C_affordable <= C_now or np.quantile(best.gain, STOP_QUANTILE) < STOP_GAIN:
             return None
 
+        # To the next evaluation that is far enough; near the end, to the end.
         C_last = LAST_SHARE * (C_now + C_left)
         evaluations = (C for C in self.C_grid if MIN_GROWTH * C_now <= C <= C_last)
         C_next = next(evaluations, C_affordable)
@@ -123,12 +132,13 @@ class SpendPolicy:
         )
 
     def _best_continuation(self, draws: GrowthDraws, run: RunRecord, C_left: int) -> _Continuation:
-        """How a run goes on best, with the rollouts that are left of the budget."""
+        """The n with which a run goes on best for the C_left rollouts that are left, and what it
+        then reaches in each draw."""
         cell = run.cell
-        now = draws.along(self._path(run))[:, -1]
-        # the less is left, the less a trial of another n can pay
+        now = draws.along(self._path(run))[:, -1]  # [Q], the run's reward so far
+        # The less is left, the less can be gained by trying another n.
         optimism = OPTIMISM * max(C_left, 0) / self.total_rollouts
-        # the others, which are larger, have no update left
+        # How many of the n, from the smallest on, can make one more update.
         affordable_n = sum(cell.B_p * n <= C_left for n in self.by_n)
         best = draws.best_next(now, max(C_left, 0), max(1, affordable_n), optimism)
         n = list(self.by_n)[best.n_index]
@@ -152,11 +162,12 @@ class SpendPolicy:
         return tuple(forecasts)
 
     def _path(self, run: RunRecord) -> RunPath:
-        """The run's evaluations at C > 0; n changes at evaluations alone."""
+        """The run's evaluations at C > 0, with the n that it had before each: n changes only at
+        evaluations."""
         points = [p for p in run.points if p.rollouts]
         C = np.array([0, *(p.rollouts for p in points)])
         M = np.array([0, *(p.M for p in points)])
-        # of the updates between two evaluations: rollouts over updates is B_p n
+        # Between two evaluations, rollouts / updates = B_p n.
         n = np.diff(C) // np.diff(M) // run.cell.B_p
         return RunPath(
             n_index=np.searchsorted(list(self.by_n), n),
@@ -166,7 +177,8 @@ class SpendPolicy:
 
 
 def _cells_to_go_on(legs: Sequence[Leg]) -> list[Cell]:
-    """The run of the last leg; after the pilots, which have no forecast, each of them."""
+    """The runs from which the next leg may go on: after the pilots (legs without a forecast) each
+    of them, later only the run of the last leg."""
     if legs[-1:] and legs[-1].expected is not None:
         return [legs[-1].cell]
     return sorted({leg.cell for leg in legs if leg.expected is None})

@@ -1,5 +1,6 @@
-"""Runs as tracks, the two axes of every plot: compute C and a validation metric R
-(reward_metric.py), from the base policy on."""
+"""Runs as tracks: the compute C and the reward R at each evaluation of a run, as arrays. R is a
+validation metric (reward_metric.py), C counts rollouts, tokens or device hours from the base policy
+on. These are the two axes of every plot."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,11 +27,11 @@ def as_float64(values: ArrayLike) -> FloatArray:
 
 @dataclass(frozen=True)
 class RunTrack:
-    """One run as two axes: compute, 0 at the base policy, and the metric, each in [0, 1]."""
+    """One run's evaluations as two arrays."""
 
     run: RunRecord
-    C: FloatArray  # [points]
-    R: FloatArray  # [points]
+    C: FloatArray  # [points], compute, rising, 0 at the base policy
+    R: FloatArray  # [points], the metric, in [0, 1]
 
     @property
     def key(self) -> tuple[int, int]:
@@ -41,8 +42,9 @@ TracksByCell = Mapping[tuple[int, int], Sequence[RunTrack]]  # (B_p, n) -> its s
 
 
 def build_tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[RunTrack]:
-    """The runs' axes by cell, once the runs are known to belong together; raises InputError where
-    they do not."""
+    """The tracks of runs, in order of their cells. metric: such as "avg@4"; compute: one of
+    COMPUTE_UNITS. InputError where runs do not belong to one sweep, were evaluated on different
+    problems, or lack the metric."""
     if not runs:
         raise InputError(
             "no run to fit; expected at least one RunRecord. "
@@ -59,8 +61,8 @@ def build_tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[R
 
 
 def _require_same_problems(runs: Sequence[RunRecord], metric: str) -> None:
-    """Refuse right answers of different numbers of problems, in the main or the metric's set: they
-    cannot be paired."""
+    """InputError where evaluations have different numbers of validation problems, in the main set
+    or in that of the metric: they could not be paired."""
     parsed = parse_metric(metric)
     set_names = dict.fromkeys(("", parsed.problem_set if parsed else ""))  # "": the main set
 
@@ -83,8 +85,9 @@ def _require_same_problems(runs: Sequence[RunRecord], metric: str) -> None:
 
 
 def make_track(run: RunRecord, metric: str, compute: str) -> RunTrack:
-    """A run's two axes, or a refusal; the point before the first update, which has no train/NAME,
-    is left out."""
+    """The track of one run. For a training metric (train/NAME) the evaluation before the first
+    update, which has none, is left out. InputError, with file and line, where there is no
+    evaluation, one lacks the metric or has it outside [0, 1], or C does not rise."""
     location = run.source or f"run {run.cell.name}"
     if metric.startswith(TRAIN_PREFIX):
         run = select_points(run, _points_with_training(run, metric.removeprefix(TRAIN_PREFIX)))
@@ -111,13 +114,15 @@ def make_track(run: RunRecord, metric: str, compute: str) -> RunTrack:
 
 
 def _points_with_training(run: RunRecord, name: str) -> slice:
-    """From the first point on that has, or should have, this training metric."""
+    """The evaluations from the first one on that has this training metric, or comes after an update
+    and so should have it."""
     has_value = [p.M > 0 or name in p.train for p in run.points]
     first = has_value.index(True) if any(has_value) else len(run.points)
     return slice(first, None)
 
 
 def _check_rising(C: FloatArray, compute: str, locations: Sequence[str]) -> None:
+    """InputError where C, float[points], does not rise from evaluation to evaluation."""
     for i in range(len(C)):
         is_rising = C[i] > C[i - 1] if i else C[i] >= 0
         if np.isfinite(C[i]) and is_rising:
@@ -132,8 +137,9 @@ def _check_rising(C: FloatArray, compute: str, locations: Sequence[str]) -> None
 
 
 def _compute_axis(run: RunRecord, compute: str) -> FloatArray:
-    """float[points]: compute at each evaluation; device hours count from the base policy's on,
-    without start-up."""
+    """The compute at each evaluation, float[points], in the unit `compute`. Device hours count from
+    the base policy's evaluation on, so that start-up does not count. InputError for an unknown
+    unit, and where device hours were not recorded."""
     if compute not in COMPUTE_UNITS:
         raise InputError(
             f"compute {compute!r} is not an axis; expected one of {', '.join(COMPUTE_UNITS)}."
@@ -183,7 +189,7 @@ def select_points(run: RunRecord, points: slice) -> RunRecord:
 
 
 def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """The items of each key; keys, and the items of one, in the order in which they come."""
+    """The items by their key: keys in the order in which they first occur, items in their order."""
     groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -203,7 +209,7 @@ def base_reward(tracks: Sequence[RunTrack]) -> float | None:
 
 
 class SharedEvaluations(NamedTuple):
-    """What all seeds of a cell answered one target with."""
+    """The evaluations of all seeds of a cell for one target of C."""
 
     points: list[EvalPoint]  # one of each seed
     C: float  # mean over the seeds
@@ -211,15 +217,15 @@ class SharedEvaluations(NamedTuple):
 
 
 def evaluations_by_target(seeds: Sequence[RunTrack]) -> dict[int, SharedEvaluations]:
-    """For each target that all seeds of a cell answered: their evaluations, the means of their
-    compute and metric; targets rise."""
-    answers_by_seed = [
+    """The evaluations of a cell's seeds by their target of C, for the targets at which all seeds
+    were evaluated, rising; with the means of C and reward over the seeds."""
+    by_seed = [
         {p.target: (p, C, R) for p, C, R in zip(t.run.points, t.C, t.R, strict=True)} for t in seeds
     ]
-    shared_targets = set.intersection(*map(set, answers_by_seed))
+    shared_targets = set.intersection(*map(set, by_seed))
 
     by_target = {}
     for target in sorted(shared_targets):
-        points, C, R = zip(*(answers[target] for answers in answers_by_seed), strict=True)
+        points, C, R = zip(*(evaluations[target] for evaluations in by_seed), strict=True)
         by_target[target] = SharedEvaluations(list(points), float(np.mean(C)), float(np.mean(R)))
     return by_target

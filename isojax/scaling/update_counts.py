@@ -1,8 +1,9 @@
-"""How many updates C rollouts are: M of (B_p, n) at a budget C. An update takes one batch of B_p n
-rollouts, so that M = C / (B_p n), unless the trainer replaces groups whose rewards are all equal
-(dynamic sampling, DAPO, arXiv:2503.14476): then it takes several batches, and how many changes as
-the policy learns. M is then read from the runs, which count both, and beyond their data it goes on
-as in the last half of their rollouts."""
+"""How many updates M a budget of C rollouts is enough for, in a cell (B_p, n), and the reverse.
+
+An update samples one batch of B_p n rollouts, so that M = C / (B_p n), unless the trainer replaces
+groups whose rewards are all equal (dynamic sampling, DAPO, arXiv:2503.14476). Then it samples
+several batches, and how many changes as the policy learns. M is in that case read off the records
+of the runs, which count both; beyond their data it grows as in the last half of their rollouts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,28 +16,28 @@ from isojax.core.nouns import Allocation, RunRecord
 from isojax.scaling.result import CountedUpdates
 
 MAX_POINTS = 64  # of a run that are kept, evenly spread
-RECENT_SHARE = 0.5  # of a run's rollouts, the last ones, by which its updates go on beyond them
-# Below which a difference to a whole number of updates, or of rollouts, is rounding.
-ROUNDING = 1e-6
+RECENT_SHARE = 0.5  # of a run's rollouts, the last ones: their rate of updates holds beyond them
+ROUNDING = 1e-6  # updates or rollouts: a smaller difference to a whole number is rounding
 
 
 def count_updates(run: RunRecord) -> CountedUpdates | None:
-    """M against C of a run whose updates take more than one batch of B_p n rollouts; None where
-    they take one, or fewer (a step is then a part of a batch), or where no update was made. A log
-    may begin to count one update early or late, and one without steps has them rounded: together up
-    to one batch."""
+    """The updates M that a run had made after C rollouts, at its evaluations, if its updates sample
+    more than one batch of B_p n rollouts. None where they sample one, or fewer (a logged step is
+    then a part of a batch), or where no update was made. A difference of up to one batch is
+    ignored: a log may begin to count one update early or late, and round."""
     B = run.cell.B
     points = [point for point in run.points if point.rollouts > 0 and point.M > 0]
     if not points:
         return None
-    # what a log counted before the first update
+
+    # rollouts that a log counted before the first update
     C_before = next((point.rollouts for point in run.points if point.M == 0), 0)
     last = points[-1]
     C_beyond_one_batch = last.rollouts - C_before - last.M * B
     if C_beyond_one_batch <= B:
         return None
 
-    # Both counts rise from point to point; a point where one of them stays says nothing.
+    # Both counts must rise from point to point: points where one of them stays are left out.
     C = [C_before]
     M = [0]
     for point in points:
@@ -49,12 +50,11 @@ def count_updates(run: RunRecord) -> CountedUpdates | None:
 
 @dataclass(frozen=True)
 class MeasuredUpdates:
-    """M against C, the mean of a cell's runs: float[knots] each, rising, and the updates per
-    rollout beyond them."""
+    """The updates M after C rollouts, the mean of a cell's runs, as a table to interpolate."""
 
-    C: FloatArray
-    M: FloatArray
-    rate: float
+    C: FloatArray  # [knots], rising
+    M: FloatArray  # [knots], rising; need not be whole
+    rate: float  # updates per rollout beyond the last knot
 
     @staticmethod
     def of(runs: Sequence[CountedUpdates]) -> "MeasuredUpdates":
@@ -89,15 +89,15 @@ def _recent_rate(run: CountedUpdates) -> float:
 
 @dataclass(frozen=True)
 class UpdateCounts:
-    """M and C of a (B_p, n) in terms of each other."""
+    """Converts between updates M and rollouts C in a cell (B_p, n)."""
 
     B: int  # B_p n, the rollouts of a batch
     measured: MeasuredUpdates | None = None  # None: each update takes one batch
 
     @staticmethod
     def of(B: int, runs: Sequence[CountedUpdates | None]) -> "UpdateCounts":
-        """By the runs of a cell; those whose updates take one batch count as such beside the
-        others."""
+        """The conversion in a cell with B = B_p n, by the counts of its runs; None for a run whose
+        updates sample one batch (`count_updates`)."""
         if all(run is None for run in runs):
             return UpdateCounts(B)
         one_batch = CountedUpdates(C=(0, B), M=(0, 1))
@@ -105,7 +105,8 @@ class UpdateCounts:
         return UpdateCounts(B, MeasuredUpdates.of(counted))
 
     def for_batch(self, B: int) -> "UpdateCounts":
-        """Of another (B_p, n) whose updates take as many batches at each C."""
+        """The conversion in another cell, with this B, whose updates sample as many batches at each
+        C as in this one."""
         if self.measured is None or self.B == B:
             return UpdateCounts(B, self.measured)
         # An update of larger batches takes as many times more rollouts, so M is as many times less.
@@ -133,14 +134,15 @@ class UpdateCounts:
         return ceil(self.measured.rollouts(M) - ROUNDING)
 
     def batches(self, C: float, C_start: float = 0.0) -> float:
-        """Of B_p n rollouts that an update takes on average, from C_start to C > C_start."""
+        """How many batches of B_p n rollouts an update samples on average from C_start to
+        C > C_start."""
         if self.measured is None:
             return 1.0
         M = self.measured.updates(C) - self.measured.updates(C_start)
         return (C - C_start) / (self.B * max(M, ROUNDING))
 
     def allocation(self, B_p: int, n: int, M: int) -> Allocation:
-        """(B_p, n) for M updates."""
+        """The allocation of M updates with (B_p, n), whose product is this B."""
         if self.measured is None:
             return Allocation(B_p, n, M)
         return Allocation(B_p, n, M, batches=self.rollouts(M) / (self.B * M))

@@ -1,6 +1,7 @@
-"""Does the fit predict what it has not seen? Three trials on the user's own runs, each fitted
-without what it then predicts (docs/laws.md, "Validation on your own runs"). A trial that the runs
-do not allow says why."""
+"""How well a fit predicts runs that it has not seen (`isojax validate`; docs/laws.md, "Validation
+on your own runs"). Three trials on the user's runs: each hides a part of them (the largest C, one
+seed of each cell, or the largest n), fits the rest, and compares the fit with the hidden part.
+Where the runs do not allow a trial, the result gives the reason."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from isojax.scaling.fit import fit_all_runs
 from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import RunTrack, group_by, group_by_cell, make_track, select_points
 
-REPLICATES = 200
+REPLICATES = 200  # draws of each fit
 MIN_SHARE_OF_C = 0.7  # evaluations between this share of C and C count as made near C
 FitFunction = Callable[[Sequence[RunRecord]], FitResult]
 TrialResult = dict[str, Any]
@@ -30,19 +31,23 @@ def validate(
     compute: str = "rollouts",
     options: FitOptions = DEFAULT_OPTIONS,
 ) -> TrialResult:
-    """The three trials, each a fit of all the runs that it does not hide: the content of
-    validation.json.
+    """The results of the three trials, as written to validation.json: {"compute": ..., "largest_n":
+    ..., "seed": ...} and the settings.
 
-    Each trial, where possible, has mean_error and mean_absolute_error (predicted less measured),
-    inside (the share of evaluations inside the interval of one new run), C (where n is compared),
-    n_chosen and n_best (by the fit and as measured), regret (measured), says (in words) and points.
-    Refuses runs that cannot be fitted even whole."""
+    A trial that is not possible has {"possible": False, "why": reason}. Another has
+    - hidden, says: what was hidden and what came out, in words;
+    - mean_error, mean_absolute_error: predicted less measured reward; points: each evaluation;
+    - inside: the share of the hidden evaluations inside the interval of one new run;
+    - C, n_chosen, n_best, regret: the best n at C by the fit and as measured, and the measured
+      reward that the choice of the fit loses.
+
+    InputError where a run cannot be read as a track. options.on_progress is called as in a fit."""
     tracks = [make_track(r, metric, compute) for r in runs]
     trials = {"compute": _hide_compute, "largest_n": _hide_largest_n, "seed": _hide_seed}
     results: dict[str, TrialResult] = {}
 
     def report_progress(done_here: int, total: int) -> None:
-        """All trials take about as long: those that are done count as a fit each."""
+        """Progress over all trials, as if each took equally long."""
         if options.on_progress is not None:
             options.on_progress(len(results) * total + done_here, len(trials) * total)
 
@@ -67,8 +72,8 @@ def validate(
 
 
 def _hide_compute(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
-    """Compute above a MAX_EXTRAPOLATION-th of the largest: extrapolation, and the n chosen for
-    it."""
+    """The trial of extrapolation: hide all evaluations above a quarter (1 / MAX_EXTRAPOLATION) of
+    the largest C, and predict them, and the best n there, from the rest. fit_visible fits runs."""
     C_max = max(float(t.C[-1]) for t in tracks)
     C_limit = C_max / MAX_EXTRAPOLATION
     trained = [t for t in tracks if np.any((t.C > 0) & (t.C <= C_limit))]
@@ -84,7 +89,8 @@ def _hide_compute(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Trial
 
 
 def _hide_seed(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
-    """The last run of every cell that has two or more: the interval of one new run."""
+    """The trial of a new seed: hide the last run of every cell that has two or more, and predict it
+    from the rest; its evaluations should be inside the interval of one new run."""
     hidden_tracks = [seeds[-1] for seeds in group_by_cell(tracks).values() if len(seeds) >= 2]
     if not hidden_tracks:
         raise InputError(
@@ -104,8 +110,9 @@ def _hide_seed(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialRes
 
 
 def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
-    """Every run of the largest n: whether it mattered and the rest warned of it. `predicted` is the
-    rest's frontier."""
+    """The trial of an n that was not measured: hide every run of the largest n. Does it exceed the
+    frontier of the rest (`predicted` in the points), and if so, did the fit of the rest warn that a
+    larger n might?"""
     measured_n = sorted({t.run.cell.n for t in tracks})
     n = measured_n[-1]
     if len(measured_n) < 2:
@@ -124,7 +131,7 @@ def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Tri
                 frontier = float(ensemble.expected_rewards(C)[usable_cells].max())
                 rows.append(_prediction_row(track, C, R, RewardForecast(frontier, None)))
 
-    # Near the end alone n had the time to matter.
+    # Compare near the end, since a large n needs many rollouts before it can be better.
     C_max = max(row["C"] for row in rows)
     end_gains = [
         row["measured"] - row["predicted"] for row in rows if row["C"] >= MIN_SHARE_OF_C * C_max
@@ -154,7 +161,9 @@ def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Tri
 def _compare_predictions(
     ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_above: float = 0.0
 ) -> TrialResult:
-    """How well the curves predict new runs' evaluations beyond C_above."""
+    """How well the curves of a fit predict the evaluations of hidden runs at C > C_above: the mean
+    errors, and the share inside the interval of one new run. InputError where no hidden evaluation
+    belongs to a cell with a curve."""
     cell_indices = {c.key: i for i, c in enumerate(ensemble.curves)}
     rows = []
     for track in tracks:
@@ -175,7 +184,8 @@ def _compare_predictions(
 def _prediction_row(
     track: RunTrack, C: float, measured: float, forecast: RewardForecast
 ) -> TrialResult:
-    """One hidden evaluation, and what was predicted of it."""
+    """One hidden evaluation with its prediction, as a row of `points`: {B_p, n, seed, C, measured,
+    predicted, low, high, inside}; the last three are None without an interval."""
     cell = track.run.cell
     low, high, inside = None, None, None
     if forecast.interval is not None:
@@ -195,6 +205,7 @@ def _prediction_row(
 
 
 def _summarize_errors(rows: Sequence[TrialResult]) -> TrialResult:
+    """The mean errors, predicted less measured, of rows of `points`."""
     errors = np.array([row["predicted"] - row["measured"] for row in rows])
     inside_interval = [row["inside"] for row in rows if row["inside"] is not None]
     return {
@@ -209,8 +220,10 @@ def _summarize_errors(rows: Sequence[TrialResult]) -> TrialResult:
 def _judge_choice(
     ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_above: float = 0.0
 ) -> TrialResult:
-    """The fit's best n at the largest C > C_above of two n, the n measured best, and the regret
-    (biased upward)."""
+    """Whether the fit chooses the n that was best: {C, n_chosen, n_best, regret}, all None where it
+    cannot be judged. C is the largest that at least two n reached. n_best has the highest mean of
+    the evaluations near C; the regret is the measured reward that n_chosen loses against it, which
+    is too large on average, since the best of noisy means is taken."""
     tracks_by_n = group_by(tracks, lambda t: t.run.cell.n)
     C_ends = sorted(
         max(float(t.C[-1]) for t in tracks_of_n) for tracks_of_n in tracks_by_n.values()
@@ -232,14 +245,15 @@ def _judge_choice(
     if C <= C_above or not allowed.any():
         return {"C": None, "n_chosen": None, "n_best": None, "regret": None}
 
-    chosen_cell = ensemble.choose_cell(np.full(len(allowed), C), allowed, epsilon=0.0)
-    chosen = ensemble.curves[chosen_cell].key
-    best = max(mean_rewards, key=lambda key: (mean_rewards[key], -key[1]))
+    # Both are (B_p, n); of equal means the smaller n is the best.
+    chosen_index = ensemble.choose_cell(np.full(len(allowed), C), allowed, epsilon=0.0)
+    chosen_cell = ensemble.curves[chosen_index].key
+    best_cell = max(mean_rewards, key=lambda key: (mean_rewards[key], -key[1]))
     return {
         "C": C,
-        "n_chosen": chosen[1],
-        "n_best": best[1],
-        "regret": mean_rewards[best] - mean_rewards[chosen],
+        "n_chosen": chosen_cell[1],
+        "n_best": best_cell[1],
+        "regret": mean_rewards[best_cell] - mean_rewards[chosen_cell],
     }
 
 
@@ -255,6 +269,7 @@ def _describe(result: TrialResult) -> str:
 
 
 def _describe_choice(result: TrialResult) -> str:
+    """The n that the fit chose and the n that was best, in words."""
     if result["n_chosen"] is None:
         return "no two n were measured that far, so its choice of n cannot be judged"
     chosen = f"at C = {result['C']:.4g} it chose n = {result['n_chosen']}"

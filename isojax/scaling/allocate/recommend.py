@@ -214,7 +214,7 @@ def _with_time_budget(
     ensemble: CurveEnsemble, budget: TimeBudget, request: AllocationRequest
 ) -> _BudgetedRequest:
     """The request with C as the rollouts that the fastest allowed cell samples in this time.
-    InputError for a fit by the law, which knows no times of cells."""
+    InputError for a fit of mode "paper", whose law does not compare cells."""
     budget.check()
     if ensemble.fit.mode == "paper" and not ensemble.fit.nothing_learnt:
         raise InputError(

@@ -1,9 +1,12 @@
-"""The compute-optimal frontier: the upper envelope of the fitted curves, each inside its measured
-range (IsoCompute Playbook, arXiv:2603.12151, section 4.1, Fig. 6). A stretch shorter than
-MIN_DECADES goes to the neighbour that loses the least reward there, if that was measured to within
-MIN_DECADES of all of it (cells end at slightly different C). The replicates of the curves give the
-intervals of its rewards and of its crossovers. Runs whose n changes along C are compared with the
-best fixed n at each C."""
+"""The compute-optimal frontier: at each C the cell whose curve is highest, among the cells that
+have data there (IsoCompute Playbook, arXiv:2603.12151, section 4.1, Fig. 6).
+
+A stretch is a range of C in which one cell leads. A stretch shorter than MIN_DECADES is noise: it
+is given to the neighbouring cell that loses the least reward there, if that cell was measured to
+within MIN_DECADES of all of it (cells end at slightly different C). The replicates of the curves
+give the intervals of the frontier's rewards and of its crossovers.
+
+Runs whose n changes along C are compared with the best fixed n at each C (`compare_schedules`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,8 +39,8 @@ from isojax.scaling.tracks import (
 )
 
 GRID_POINTS_PER_DECADE = 60  # at least; the ends of the measured range are grid points
-LUCK_SEED = 3
-_SEARCH_PER_DECADE = 40  # of a replicate's crossings
+LUCK_SEED = 3  # of the random deviations of a schedule's runs
+_SEARCH_PER_DECADE = 40  # values of C at which a replicate's crossings are sought
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,15 @@ class FrontierStretch:
     B_p: int
     C_low: float
     C_high: float
-    # curves cross at C_low; else the data of one end or begin there: nothing was compared
+    # Whether two curves cross at C_low. Otherwise the data of one cell begin or end there, so that
+    # nothing was compared.
     from_crossing: bool = False
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """Points by rising C, and the stretches of their cells."""
+    """The frontier as points of a grid of C, and as stretches of one leading cell each; both by
+    rising C."""
 
     points: tuple[FrontierRow, ...]
     stretches: tuple[FrontierStretch, ...]
@@ -69,11 +74,13 @@ class Frontier:
 
 
 def compute_frontier(curves: Sequence[FittedCurve]) -> Frontier:
-    """The upper envelope of at least one curve; of equal rewards the smaller n, then the smaller
-    B_p."""
+    """The frontier of at least one curve. Of cells with equal rewards the one with the smaller n
+    leads, then that with the smaller B_p."""
     ordered_curves = sorted(curves, key=lambda c: (c.n, c.B_p))  # argmax takes the first of equals
     C = _frontier_grid(ordered_curves)
     log10_C = np.log10(C)
+    # [curves, grid]: rewards where each cell has data, with and without a margin, else -inf. Grid
+    # points at which no cell has data are left out.
     measured_rewards = np.stack([_measured_reward(c, log10_C, 1e-9) for c in ordered_curves])
     covered = np.isfinite(measured_rewards.max(0))
     C = C[covered]
@@ -81,7 +88,8 @@ def compute_frontier(curves: Sequence[FittedCurve]) -> Frontier:
     measured_rewards = measured_rewards[:, covered]
     nearly_measured = np.stack([_measured_reward(c, log10_C, MIN_DECADES) for c in ordered_curves])
 
-    # The winner at each grid point from `start` on; where none leads, the one that is first to.
+    # The winner at each grid point, an index of ordered_curves. As long as all cells are tied at
+    # their start, before the grid point `start`, it is the one that leads first after that.
     tied = _tied_start(ordered_curves, C, nearly_measured)
     start = tied if tied < len(C) else 0
     winner = _merge_brief_stretches(
@@ -118,7 +126,9 @@ def _stretches(
     log10_C: FloatArray,
     start: int,
 ) -> tuple[FrontierStretch, ...]:
-    """The range of C that each winner holds in turn, from the start-th grid point on."""
+    """The stretches of a frontier: the range of C of each winner in turn. winning_curves and winner
+    (its index) are given for each grid point; the first stretch begins at the grid point `start`,
+    before which all cells are tied."""
     spans = _runs_of_winner(winner)
     takeovers = []
     for span in spans[:-1]:
@@ -139,35 +149,36 @@ def _stretches(
 
 
 def _tied_start(curves: Sequence[FittedCurve], C: FloatArray, rewards: FloatArray) -> int:
-    """How many of the budgets C, from the smallest on, show no n to lead: every cell measured there
-    still stands where all began, or has come less than one hit further. `rewards`: float[curves,
-    grid], -inf where not measured."""
+    """At how many grid points, from the smallest C on, no cell leads because none has begun to
+    rise: every cell measured there is at the reward with which all began, or less than one correct
+    rollout of an evaluation from it. rewards: float[curves, grid], -inf where not measured. 0 where
+    no curve has a flat start."""
     flat_starts = [c.flat_start for c in curves]
     first = next((flat for flat in flat_starts if flat is not None), None)
     if first is None:
         return 0
 
-    # Up to where each cell stands at its level: not at all, to the end, or to its last evaluation
-    # there.
-    stands_to = []
+    # The C up to which each cell stays flat: 0 without a flat start, no limit where it never rises,
+    # otherwise the last evaluation that shows the level of the start.
+    flat_to = []
     for flat in flat_starts:
         if flat is None:
-            stands_to.append(0.0)
+            flat_to.append(0.0)
         elif flat.C_rise is None:
-            stands_to.append(np.inf)
+            flat_to.append(np.inf)
         else:
-            stands_to.append(flat.C_flat)
+            flat_to.append(flat.C_flat)
 
-    stands = C[None, :] <= np.array(stands_to)[:, None] * (1 + 1e-9)
+    is_flat = C[None, :] <= np.array(flat_to)[:, None] * (1 + 1e-9)
     is_near = np.abs(rewards - first.level) < first.step
     is_unmeasured = ~np.isfinite(rewards)
-    all_stand = (stands | is_near | is_unmeasured).all(0)
-    return len(C) if all_stand.all() else int(all_stand.argmin())
+    no_cell_rose = (is_flat | is_near | is_unmeasured).all(0)
+    return len(C) if no_cell_rose.all() else int(no_cell_rose.argmin())
 
 
 def _measured_reward(curve: FittedCurve, log10_C: FloatArray, slack_decades: float) -> FloatArray:
-    """float[grid]: the curve's reward, -inf more than `slack_decades` outside its measured
-    range."""
+    """The curve's reward at each grid point, float[grid]; -inf at those more than slack_decades
+    (factors of 10 of C) outside the range of C that the cell measured."""
     from_low = log10_C >= np.log10(curve.C_low) - slack_decades
     to_high = log10_C <= np.log10(curve.C_high) + slack_decades
     return np.where(from_low & to_high, curve_reward(curve, 10**log10_C), -np.inf)
@@ -181,7 +192,7 @@ class _Span(NamedTuple):
 
 
 def _runs_of_winner(winner: NDArray[np.intp]) -> list[_Span]:
-    """The grid points of each run of one winner."""
+    """The spans of consecutive grid points with the same winner."""
     changes = (np.flatnonzero(np.diff(winner)) + 1).tolist()
     return [_Span(start, stop) for start, stop in pairwise([0, *changes, len(winner)])]
 
@@ -189,14 +200,14 @@ def _runs_of_winner(winner: NDArray[np.intp]) -> list[_Span]:
 def _merge_brief_stretches(
     log10_C: FloatArray, rewards: FloatArray, winner: NDArray[np.intp]
 ) -> NDArray[np.intp]:
-    """The winner at each grid point without brief stretches; rewards float[curves, grid], -inf: not
-    measured."""
+    """The winner at each grid point, after stretches shorter than MIN_DECADES were given to a
+    neighbour. rewards: float[curves, grid], -inf where not measured."""
     winner = winner.copy()
-    # A grid point stands for the decades halfway to its neighbours.
+    # A grid point covers log10 C from halfway to the point before to halfway to the next.
     edges = np.concatenate([log10_C[:1], (log10_C[1:] + log10_C[:-1]) / 2, log10_C[-1:]])
 
-    # Each merge changes its neighbours' lengths: one at a time, the briefest first, until none is
-    # brief or none of those that are has a neighbour measured there.
+    # Each merge makes its neighbour longer. So merge one stretch at a time, the briefest first,
+    # until none is brief, or no brief one has a neighbour with data there.
     while True:
         spans = _runs_of_winner(winner)
         lengths = [float(edges[span.stop] - edges[span.start]) for span in spans]
@@ -213,10 +224,11 @@ def _merge_brief_stretches(
 def _cheapest_neighbour(
     spans: Sequence[_Span], i: int, winner: NDArray[np.intp], rewards: FloatArray
 ) -> int | None:
-    """The winner just before or after the i-th span that loses the least reward over it; None where
-    neither was measured to within MIN_DECADES of all of it."""
+    """To which cell the i-th span is given with the least loss of reward: the winner (an index of
+    curves) of the span before or after it. None where neither has finite rewards over all of it,
+    that is, data to within MIN_DECADES."""
     grid_points = slice(spans[i].start, spans[i].stop)
-    own_rewards = rewards[winner[spans[i].start], grid_points]
+    winner_rewards = rewards[winner[spans[i].start], grid_points]
     costs = []
     for j in (i - 1, i + 1):
         if not 0 <= j < len(spans):
@@ -224,12 +236,12 @@ def _cheapest_neighbour(
         neighbour = int(winner[spans[j].start])
         neighbour_rewards = rewards[neighbour, grid_points]
         if np.isfinite(neighbour_rewards).all():
-            costs.append((float(np.sum(own_rewards - neighbour_rewards)), neighbour))
+            costs.append((float(np.sum(winner_rewards - neighbour_rewards)), neighbour))
     return min(costs)[1] if costs else None
 
 
 class _Takeover(NamedTuple):
-    """Where a stretch begins."""
+    """The C at which one cell takes the lead from another, that is, where a stretch begins."""
 
     C: float
     is_crossing: bool  # the curves cross there; else the data of one end or begin
@@ -238,8 +250,8 @@ class _Takeover(NamedTuple):
 def _takeover(
     earlier: FittedCurve, later: FittedCurve, log10_C_low: float, log10_C_high: float
 ) -> _Takeover:
-    """Where the later curve takes over between two grid points: at their crossing, else in the
-    middle."""
+    """Where the later winner takes the lead from the earlier one, between the neighbouring grid
+    points log10_C_low and log10_C_high: where their curves cross, otherwise halfway."""
 
     def earlier_lead(x: float) -> float:
         return float(curve_reward(earlier, 10**x) - curve_reward(later, 10**x))
@@ -253,8 +265,8 @@ def _takeover(
         return _Takeover(float(10**crossing), is_crossing=True)
 
     C = float(10 ** ((log10_C_low + log10_C_high) / 2))
-    # Merged stretches swap a little off their crossing: it counts if both were measured and the
-    # later one leads on.
+    # Where a brief stretch was merged, the winner changes a little off the crossing. It counts as
+    # one if both cells have data there and the later one leads at the end of these.
     both_measured = overlap_start <= np.log10(C) <= overlap_end
     return _Takeover(C, is_crossing=bool(both_measured and earlier_lead(overlap_end) < 0))
 
@@ -262,14 +274,15 @@ def _takeover(
 def frontier_rows(
     points: Sequence[FrontierRow], draws: PosteriorSamples | None
 ) -> tuple[FrontierRow, ...]:
-    """The points with what replicates give: the interval of the leading cell's reward, and in which
-    share of them each n leads. (The best of all cells in each replicate would be too high: among
-    equal cells it picks the luckiest.)"""
+    """The frontier's points, with the interval of the leading cell's reward and the probability of
+    each n to lead, by the replicates; unchanged without replicates. The interval is not that of the
+    best cell in each replicate, which would be too high: among equal cells it picks the
+    luckiest."""
     if draws is None:
         return tuple(points)
 
     C = [p.C for p in points]
-    rewards = draws.rewards(C)  # [Q, J, G]
+    rewards = draws.rewards(C)  # [Q replicates, J cells, G points]
     shares = n_shares(draws, rewards, draws.is_measured(C, MIN_DECADES))
     rows = []
     for g, p in enumerate(points):
@@ -283,8 +296,9 @@ def frontier_rows(
 def n_shares(
     draws: PosteriorSamples, rewards: FloatArray, measured: NDArray[np.bool_]
 ) -> list[dict[int, float]]:
-    """For each of G budgets: n -> the share of draws in which it has the highest of rewards
-    float[Q, J, G] of the cells measured there, bool[J, G]; equal n share a draw."""
+    """The probability of each n to be the best, at each of G budgets: {n: share of the draws}.
+    rewards: float[Q draws, J cells, G]; measured: bool[J, G], the cells that compete. Where several
+    n are equal in a draw, they share it."""
     cell_n = np.array([n for _, n in draws.keys])
     all_n = np.unique(cell_n)
     is_best = draws.is_best(rewards, measured, axis=1)
@@ -296,8 +310,8 @@ def n_shares(
 def crossover_rows(
     frontier: Frontier, draws: PosteriorSamples | None, uncrossed_too: bool = False
 ) -> tuple[CrossoverRow, ...]:
-    """Changes of n where two measured curves cross, and where the data of one end only if
-    `uncrossed_too`."""
+    """The C at which the frontier's n changes because two curves cross, with intervals where there
+    are draws; with `uncrossed_too`, also where it changes because data begin or end."""
     rows = []
     for before, after in frontier.changes_of_n:
         if not after.from_crossing and not uncrossed_too:
@@ -312,16 +326,17 @@ def crossover_rows(
 def crossover_interval(
     draws: PosteriorSamples, before: FrontierStretch, after: FrontierStretch
 ) -> OpenInterval:
-    """Where a cell overtakes another within their data; of several crossings nearest to that of the
-    fitted curves. A replicate in which it leads throughout counts as -inf, one in which it never
-    leads as +inf."""
+    """The interval of the C at which the cell of `after` overtakes that of `before`, by the
+    replicates, within the range of C that both measured. Of several crossings in a replicate the
+    one nearest to that of the fitted curves counts. A replicate in which `after` always leads
+    counts as -inf, one in which it never does as +inf."""
     pair = draws.for_cells([(before.B_p, before.n), (after.B_p, after.n)])
     log10_C_from = float(np.log10(pair.C_low.max()))
     log10_C_to = float(np.log10(pair.C_high.min()))
     if not log10_C_from < log10_C_to:
         return None, None
 
-    # [Q, grid]: the second cell's lead; it overtakes where the lead turns positive
+    # lead, [Q, grid]: of the cell of `after`, which overtakes where the lead turns positive.
     grid_points = max(8, int(np.ceil(_SEARCH_PER_DECADE * (log10_C_to - log10_C_from))) + 1)
     log10_C = np.linspace(log10_C_from, log10_C_to, grid_points)
     R = pair.rewards(10**log10_C)
@@ -330,7 +345,7 @@ def crossover_interval(
     after_step = lead[:, 1:]
     crosses = (before_step <= 0) & (after_step > 0)
 
-    # Between two grid points the lead is taken to be linear in log C.
+    # Between two grid points the lead is interpolated linearly in log C.
     span = np.maximum(np.abs(before_step) + np.abs(after_step), 1e-300)
     fraction = np.abs(before_step) / span
     crossings = np.where(crosses, log10_C[:-1] + fraction * np.diff(log10_C), np.inf)
@@ -350,8 +365,8 @@ def spread_indices(length: int, count: int) -> NDArray[np.intp]:
 def compare_schedules(
     estimate: SweepEstimate, runs: Sequence[RunRecord], metric: str, compute: str
 ) -> tuple[ScheduleRow, ...]:
-    """A row for each schedule, the mean of its seeds, at the evaluations that fixed cells were
-    measured at too."""
+    """Each schedule (runs whose n changes along C) against the best fixed n: a row for each, with
+    the mean of its seeds, at the C at which fixed cells have data too."""
     tracks = build_tracks(runs, metric, compute) if runs else ()
     by_name = group_by(tracks, lambda track: track.run.cell.schedule)
     return tuple(
@@ -360,12 +375,14 @@ def compare_schedules(
 
 
 def _compare_schedule(estimate: SweepEstimate, name: str, seeds: Sequence[RunTrack]) -> ScheduleRow:
-    # All seeds were evaluated there, at about the same C; without C = 0.
+    """One schedule's mean reward, at each C at which all its seeds were evaluated, against the
+    highest curve of the fixed cells there."""
+    # target 0, the base policy, is left out: it is the same for all
     shared = [evaluation for target, evaluation in evaluations_by_target(seeds).items() if target]
     C = np.array([evaluation.C for evaluation in shared])
     rewards = np.array([evaluation.R for evaluation in shared])
 
-    # [points, cells]; of the points that no cell measured nothing can be said
+    # [points, cells]; points at which no fixed cell has data are left out
     curves = estimate.curves
     measured = np.array(
         [[c.C_low <= x <= c.C_high * (1 + 1e-9) for c in curves] for x in C], dtype=bool
@@ -404,8 +421,9 @@ def _compare_schedule(estimate: SweepEstimate, name: str, seeds: Sequence[RunTra
 def _gain_interval(
     estimate: SweepEstimate, C: FloatArray, rewards: FloatArray, num_seeds: int
 ) -> Interval | None:
-    """Of the mean gain: the spread of the best fixed cells over the draws, and the luck of the
-    schedule's runs."""
+    """The interval of a schedule's mean gain over the best fixed n. C, rewards: float[points], the
+    schedule's. It combines the spread of the best fixed curve over the draws with how far the
+    schedule's runs may be off by chance; None without draws."""
     if estimate.draws is None or estimate.intervals is None:
         return None
 
@@ -413,13 +431,14 @@ def _gain_interval(
     is_measured = estimate.draws.is_measured(C, slack=0.0).T[:, None]
     best_fixed = np.where(is_measured, values, -np.inf).max(-1).mean(0)  # [replicates]
 
-    # A run's luck is the same at all its points, the noise of an evaluation is not.
-    luck_sd = estimate.intervals.run_sd / np.sqrt(num_seeds)
+    # The deviation of a run from its expectation is the same at all its points, so that only more
+    # seeds average it out; the noise of an evaluation is averaged over the points too.
+    run_sd = estimate.intervals.run_sd / np.sqrt(num_seeds)
     noise_sd = estimate.intervals.noise_sd / np.sqrt(num_seeds * len(C))
     rng = np.random.default_rng(LUCK_SEED)
-    luck = rng.normal(0, float(np.hypot(luck_sd, noise_sd)), len(best_fixed))
-    # the schedule's own reward is then as uncertain as that of the fixed cells
+    deviation = rng.normal(0, float(np.hypot(run_sd, noise_sd)), len(best_fixed))
+    # Where nothing was learnt, the schedule's reward is as uncertain as that of the fixed cells.
     if estimate.is_flat:
-        luck = rng.permutation(best_fixed - estimate.curves[0].A)
-    low, high = central_band(rewards.mean() - best_fixed + luck)
+        deviation = rng.permutation(best_fixed - estimate.curves[0].A)
+    low, high = central_band(rewards.mean() - best_fixed + deviation)
     return float(low), float(high)

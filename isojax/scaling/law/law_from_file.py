@@ -1,6 +1,8 @@
-"""The law n*(C) from frontier points alone, such as those of a published figure: a table with
-columns n and rollouts. Every point counts once, without a running average; 90% intervals come from
-a bootstrap over points, of one form."""
+"""The law n*(C) from points of a frontier alone, such as those of a published figure: a table with
+columns n and rollouts (`isojax fit-law`).
+
+Every point counts once, without a running average. 90% intervals come from a bootstrap: the form of
+the law (n_star_law.py: FORMS) is fitted again to points that are drawn with replacement."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -24,7 +26,7 @@ from isojax.scaling.tracks import FloatArray
 
 POINT_COLUMNS = ("n", "rollouts")
 MODES = ("hierarchical", "paper")
-BAND_POINTS = 60
+BAND_POINTS = 60  # values of C at which the law's interval is tabulated
 REPLICATE_STARTS = 2  # of the search for each replicate; more do not change the intervals
 # With fewer distinct n per parameter, single values of n determine the parameters.
 MIN_DISTINCT_N_PER_PARAMETER = 2
@@ -36,13 +38,16 @@ PARAMETERS = {"constant": ("b",), "linear": ("k", "b"), "sigmoid": ("L", "k", "l
 def fit_law_file(
     path: Path, filters: Sequence[str] = (), mode: str = "hierarchical"
 ) -> dict[str, Any]:
-    """Fit the law to a file of frontier points: CSV, TSV or JSON lines with columns n (>= 1) and
-    rollouts (> 0); others only serve `filters`, "COL=VALUE", which rows to keep.
+    """Fit the law n*(C) to a file of frontier points: CSV, TSV or JSON lines with columns n (>= 1)
+    and rollouts (> 0). filters: rows to keep, such as ["model=7b"]; other columns only serve these.
+    mode: "hierarchical" chooses the form by AICc, "paper" fits the paper's sigmoid.
 
-    Returns n_star: the fields of Law, with aicc, intervals of the parameters and band, the law's
-    own 90% interval along C; None where there are two values of n. Also points, distinct_n {n:
-    points}, C_low, C_high, rmse (of log2 n) and flags. InputError for an unknown mode, or a file
-    that cannot be used, with its line."""
+    Gives a document of plain values:
+    - n_star: the fields of Law, with aicc, intervals of the parameters, and band, the law's 90%
+      interval along C; None where the points have two values of n, which determine no law;
+    - points, distinct_n {n: points}, C_low, C_high, rmse (of log2 n), intervals, flags.
+
+    InputError for an unknown mode, or a file that cannot be used, with its line."""
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
 
@@ -66,7 +71,8 @@ def fit_law_file(
         "C_low": float(C[0]),
         "C_high": float(C[-1]),
     }
-    # One value of n is a constant law, three a slope; two say only where one takes over.
+    # One value of n is a constant law, three show a slope; two show only where one overtakes the
+    # other.
     if 1 < len(distinct_n) < MIN_DISTINCT_N:
         document |= _describe_no_law(C, n)
     else:
@@ -76,7 +82,7 @@ def fit_law_file(
 
 
 def _describe_no_law(C: FloatArray, n: FloatArray) -> dict[str, Any]:
-    """The fields of a document whose points have two values of n."""
+    """The fields of the document for points with two values of n: no law, and the reason."""
     ranges = [
         f"n = {v:g} from C = {C[n == v].min():.4g} to {C[n == v].max():.4g}" for v in np.unique(n)
     ]
@@ -86,7 +92,8 @@ def _describe_no_law(C: FloatArray, n: FloatArray) -> dict[str, Any]:
 
 
 def _fit_points(C: FloatArray, n: FloatArray, mode: str) -> dict[str, Any]:
-    """The fields of a document with a law, of points by rising C."""
+    """The fields of the document for points with a law: the law, its misfit, intervals and flags.
+    C (rising), n: float[points]."""
     log2_n = np.log2(n)
     n_max = float(n.max())
     # In mode paper the form is given, a sigmoid, and there is nothing to choose.
@@ -119,7 +126,8 @@ def _fit_points(C: FloatArray, n: FloatArray, mode: str) -> dict[str, Any]:
 
 
 def _refit(law: Law, C: FloatArray, log2_n: FloatArray, log2_n_cap: float) -> Law:
-    """The same form through other points; a line keeps its centre, so that b means the same."""
+    """A law of the same form fitted to other points, float[points]. A line keeps its centre C0, so
+    that its b, the value there, is comparable. log2_n_cap: where a sigmoid saturates at most."""
     points = n_star_law.LawPoints(np.log10(C), log2_n, np.ones_like(C), log2_n_cap)
     if law.form == "sigmoid":
         return n_star_law.fit_rising_sigmoid(points, REPLICATE_STARTS)
@@ -132,8 +140,9 @@ def _refit(law: Law, C: FloatArray, log2_n: FloatArray, log2_n_cap: float) -> La
 
 
 def _bootstrap_intervals(law: Law, C: FloatArray, log2_n: FloatArray) -> dict[str, Any]:
-    """Intervals of parameters and n*(C) over resampled points; a draw of one C, which has no slope,
-    is repeated."""
+    """The 90% intervals of the law's parameters and of n*(C) along C, by a bootstrap over the
+    points: {"intervals": {name: [low, high]}, "band": [{C, low, high}]}."""
+    # A draw in which all points have the same C has no slope, and is drawn again.
     rng = np.random.default_rng(SEED)
     log2_n_cap = float(log2_n.max()) + 1
     refitted_laws = []
@@ -160,7 +169,8 @@ def _bootstrap_intervals(law: Law, C: FloatArray, log2_n: FloatArray) -> dict[st
 
 
 def _setting_columns(table: DataTable) -> list[str]:
-    """The columns that describe a point's setting: text, and the numbers of SETTING_COLUMNS."""
+    """The columns that describe the setting in which a point was measured: those of text, such as a
+    model's name, and those of SETTING_COLUMNS, whose values are numbers."""
 
     def is_text(name: str) -> bool:
         return all(
@@ -176,7 +186,9 @@ def _setting_columns(table: DataTable) -> list[str]:
 def _law_flags(
     C: FloatArray, n: FloatArray, law: Law, aicc: Mapping[str, float | None] | None
 ) -> Iterator[str]:
-    """The flags of a law fitted to points sorted by C; aicc: None in mode "paper"."""
+    """What a reader of a law must know before believing it, a sentence each. C (rising), n:
+    float[points]; aicc: the score of each form, None for one with too few points; None in mode
+    "paper"."""
     distinct_n = np.unique(n)
     parameter_count = FORMS[law.form].parameter_count
     if len(distinct_n) == 1:
@@ -210,10 +222,11 @@ def _law_flags(
 
 
 def _fall_flags(C: FloatArray, n: FloatArray) -> Iterator[str]:
-    """Where n falls from one point to the next, and by how much at most."""
+    """The flag that n falls from one point to the next as C rises, with the largest fall."""
     falls = [(a, b) for a, b in pairwise(range(len(n))) if n[b] < n[a]]
     if not falls:
         return
+
     a, b = max(falls, key=lambda fall: n[fall[0]] / n[fall[1]])
     times = "once" if len(falls) == 1 else f"{len(falls)} times, most"
     largest = f"from {n[a]:g} at C = {C[a]:.4g} to {n[b]:g} at C = {C[b]:.4g}"

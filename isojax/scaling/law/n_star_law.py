@@ -1,20 +1,20 @@
-"""n*(C), the compute-optimal rollouts per problem (IsoCompute Playbook, arXiv:2603.12151, section
-4.1, Fig. 7), of one of these forms, with x = log10 C (or log10 M at a fixed batch B):
+"""The law n*(C), the compute-optimal rollouts per problem (IsoCompute Playbook, arXiv:2603.12151,
+section 4.1, Fig. 7). It has one of these forms, with x = log10 C (or log10 M at a fixed batch B):
 
     constant   log2 n*(C) = b
     linear     log2 n*(C) = b + k (x - x0),   x0 the centre of the points
     sigmoid    log2 n*(C) = b + L / (1 + exp(-k (x - x0)))     (the paper's)
 
-`fit_n_star` fits one to a frontier: by `fit_law`, the paper's, through a centred running average
-over AVERAGING_WINDOW decades (the paper does not publish its window), or in mode "hierarchical" by
-`choose_law`, which weights points and chooses the form by AICc (Hurvich and Tsai 1989; where
-variances are known QAICc, Burnham and Anderson 2002, section 2.5). Both saturate at most at twice
-the largest n measured. A fork adds a form by adding an entry to FORMS.
+`fit_n_star` fits one to a frontier. In mode "paper" `fit_law` fits the paper's sigmoid to a centred
+running average over AVERAGING_WINDOW decades (the paper does not publish its window). In mode
+"hierarchical" `choose_law` weights the points and chooses the form by AICc (Hurvich and Tsai 1989;
+where variances are known QAICc, Burnham and Anderson 2002, section 2.5). Either saturates at most
+at twice the largest n measured. A fork adds a form by adding an entry to FORMS.
 
-`fit_fixed_batches` fits n*(M) at each batch B, B_p* = B / n* (section 4.2, Figs. 9, 18, 19). A
-monotone n*(M) is rejected where, in 90% of the replicates, it loses more than MONOTONE_COST of
-reward on average over log M against the best n at each M. Only budgets that all cells reached
-count."""
+`fit_fixed_batches` fits n*(M) at each batch B, where B_p* = B / n* (section 4.2, Figs. 9, 18, 19).
+A monotone n*(M), one that only rises or only falls, is rejected where, in 90% of the replicates, it
+loses more than MONOTONE_COST of reward, on average over log M, against the best n at each M. Only
+budgets that all cells reached count."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,20 +60,21 @@ L_MARGIN = 1e-3  # of its range: a smaller L is at its bound
 # a law that saturates at more than this times its value where the data end is a guess
 MAX_SATURATION_RATIO = 2**0.5
 AVERAGING_WINDOW = 0.25
-MAX_LAW_POINTS = 24  # of a frontier, to which its law is fitted
-MAX_BATCH_LAW_POINTS = 40  # of one at a fixed batch
-MAX_OBSERVATIONS = 20  # that the correlated points of such a law are worth
+MAX_LAW_POINTS = 24  # points of a frontier to which its law is fitted
+MAX_BATCH_LAW_POINTS = 40  # points of a frontier at a fixed batch
+# These points are correlated: AICc counts them as at most so many independent observations.
+MAX_OBSERVATIONS = 20
 # A monotone n*(M) is rejected that loses more reward than this in so large a share of replicates.
 MONOTONE_COST = 0.001
 REJECTION_CONFIDENCE = 0.9
-BAND_POINTS = 40  # of a frontier, at which the replicates' best n gets an interval
+BAND_POINTS = 40  # points of a frontier at which the replicates' best n gets an interval
 # Residuals of log2 n below this are rounding: all forms that reach it count as equally exact.
 EXACT_RESIDUAL = 1e-6
 
 
 @dataclass(frozen=True)
 class LawPoints:
-    """What a law is fitted to."""
+    """The points to which a law is fitted."""
 
     x: FloatArray  # [points], log10 C, at least 2 distinct
     y: FloatArray  # [points], log2 n
@@ -92,6 +93,7 @@ class LawForm:
 
 
 def _log10_C0(law: Law) -> float:
+    """The middle x0 of a line or a sigmoid."""
     assert law.log10_C0 is not None, f"a {law.form} law has a middle"
     return law.log10_C0
 
@@ -114,6 +116,8 @@ def _fit_linear(points: LawPoints, falling: bool) -> Law:
 
 
 def _fit_sigmoid(points: LawPoints, falling: bool) -> Law:
+    """The sigmoid of least weighted squares; with `falling`, one that falls where that fits
+    better."""
     rising_law = fit_rising_sigmoid(points)
     if not falling:
         return rising_law
@@ -133,9 +137,12 @@ def weighted_mean_square(law: Law, points: LawPoints) -> float:
 
 
 def fit_rising_sigmoid(points: LawPoints, starts: int = START_COUNT) -> Law:
-    """Least weighted squares with 0 <= b, 0 <= L, b + L <= cap, k within its bounds: a Hill curve
-    in 10^x with R0 = b, gain L, exponent k / ln 10 and log10 C_mid = x0."""
-    # phi: ln exponent and log10 C_mid
+    """The sigmoid b + L / (1 + exp(-k (x - x0))) of least weighted squares, with 0 <= b, 0 <= L,
+    b + L <= points.cap, and k within K_BOUNDS. `starts`: from how many places to search.
+
+    It is a learning curve (a Hill curve in 10^x) with R0 = b, A = b + L, exponent k / ln 10 and
+    log10 C_mid = x0, and is fitted as such."""
+    # The bounds of phi, the two parameters that are searched: ln exponent and log10 C_mid.
     k_lower, k_upper = K_BOUNDS
     phi_lower = np.array([np.log(k_lower / LN10), points.x.min() - C0_MARGIN_DECADES])
     phi_upper = np.array([np.log(k_upper / LN10), points.x.max() + C0_MARGIN_DECADES])
@@ -186,9 +193,14 @@ def fit_n_star(
     n_largest: int,
     target_count: int,
 ) -> NStarFit:
-    """The law of the replicates' mean log2 n* at MAX_LAW_POINTS budgets, weighted by their variance
-    plus that of the grid of n (a uniform error of one step); the paper's sigmoid in a mode that
-    cannot say whether n matters."""
+    """The law n*(C) of a frontier.
+
+    With draws, it is fitted to the replicates' mean log2 n* at MAX_LAW_POINTS budgets; the weight
+    of each is 1 / (the replicates' variance + that of the grid of n). no_effect: whether n makes no
+    difference; None in mode "paper", which does not test that and fits the paper's sigmoid.
+    n_largest: the largest n measured. target_count: at how many C the runs were evaluated, the
+    number of independent observations."""
+    # Where all cells are tied no n is the best, and there is nothing to fit.
     leading = [p for p in frontier.points if not p.tied]
     if len(leading) < 2:
         leading = list(frontier.points)
@@ -197,7 +209,8 @@ def fit_n_star(
     if no_effect is None:
         return NStarFit(law=fit_law(C, n, n_largest), no_effect=False)
 
-    # the law's own parameters trade off against one another: an interval for each would say less
+    # An interval of n along C, since the law's parameters trade off against one another, so that
+    # intervals of each would show little.
     band = None if draws is None else _best_n_band(draws, [p.C for p in frontier.points])
     if no_effect:
         return NStarFit(law=most_common_n_law(n), no_effect=True, band=band)
@@ -209,7 +222,8 @@ def fit_n_star(
     if draws is not None:
         log2_n_replicates = log2_best_n(draws, C_of_law)
         log2_n = log2_n_replicates.mean(0)
-        # An error that is uniform over a step of the grid of n has step^2 / 12.
+        # The best n is only known to be within a step of the grid of measured n: an error that is
+        # uniform over one step has the variance step^2 / 12.
         steps = np.diff(np.log2(np.unique(n)))
         step = float(np.median(steps)) if len(steps) else 1.0
         variance = log2_n_replicates.var(0) + step**2 / 12
@@ -220,7 +234,7 @@ def fit_n_star(
 
 
 def _best_n_band(draws: PosteriorSamples, C_of_points: Sequence[float]) -> tuple[NStarBandRow, ...]:
-    """Intervals of the replicates' best n at some of these budgets."""
+    """The intervals of the replicates' best n, at BAND_POINTS of these values of C (rising)."""
     indices = spread_indices(len(C_of_points), BAND_POINTS)
     C = [C_of_points[i] for i in indices.tolist()]
     lows, highs = central_band(log2_best_n(draws, C), discrete=True)
@@ -231,13 +245,13 @@ def _best_n_band(draws: PosteriorSamples, C_of_points: Sequence[float]) -> tuple
 
 
 def log2_best_n(draws: PosteriorSamples, C: ArrayLike) -> FloatArray:
-    """float[Q, G]: log2 of the best n; a cell competes by its curve up to CURVE_REACH_DECADES
-    beyond its data."""
+    """log2 of the best n in each draw: C float[G] -> float[Q, G]. A cell competes by its curve, up
+    to CURVE_REACH_DECADES beyond its data."""
     return np.log2([n for _, n in draws.keys])[best_cells(draws, C, CURVE_REACH_DECADES)[1]]
 
 
 def most_common_n_law(n: ArrayLike) -> Law:
-    """Where n makes no difference: constant at the n that the frontier has most often,
+    """The law where n makes no difference: a constant, the most frequent of the frontier's n,
     int[points]."""
     values, counts = np.unique(n, return_counts=True)
     return _constant(float(np.log2(values[counts.argmax()])))
@@ -250,9 +264,9 @@ def running_average(x: FloatArray, y: FloatArray, window: float) -> FloatArray:
 
 
 def fit_law(C: ArrayLike, n: ArrayLike, n_max: float, window: float = AVERAGING_WINDOW) -> Law:
-    """The paper's law through C > 0 and the frontier's n >= 1, float[points], averaged over
-    `window` decades (0: not at all); saturates at 2 n_max at most, n_max the largest n measured;
-    constant where n never changes."""
+    """The paper's law, a sigmoid, through a frontier's points: C > 0 and n >= 1, float[points].
+    log2 n is first averaged over `window` decades of C (0: not at all). The law saturates at most
+    at 2 n_max, where n_max is the largest n measured. A constant where n never changes."""
     x = np.log10(as_float64(C))
     log2_n = np.log2(as_float64(n))
     if np.ptp(log2_n) == 0:
@@ -274,11 +288,18 @@ def choose_law(
     observations: int | None = None,
     falling: bool = False,
 ) -> NStarFit:
-    """The form of n*(C) that points support, by weighted least squares and AICc, among the forms
-    with at most as many parameters as distinct n and fewer than distinct C and observations (of
-    which the points are worth so many; None: as many as there are points). log2_n: n at C
-    float[points] > 0, whole or estimated; variance: float[points] > 0 of it, scaled up where the
-    richest form misses by more (None: unknown, equal). A sigmoid never exceeds 2 max(n)."""
+    """Choose and fit the form of n*(C) (constant, line or sigmoid) that points support: each form
+    is fitted by weighted least squares, and the one with the lowest AICc is taken.
+
+    C, log2_n: float[points]; C > 0, and the n may be estimates that are not whole.
+    n_max: the largest n measured; a sigmoid saturates at most at 2 n_max.
+    variance: float[points] > 0, of log2_n; None: unknown, and equal for all points. It is scaled up
+    where even the richest form misses the points by more.
+    observations: how many independent observations the points count as; None: one each.
+    falling: whether n*(C) may fall as C rises.
+
+    A form is tried only with as many distinct n as it has parameters, and more distinct C and
+    observations than these. aicc of the result: each form's score, None for one not tried."""
     x = np.log10(as_float64(C))
     y = as_float64(log2_n)
     variances = np.ones_like(x) if variance is None else as_float64(variance)
@@ -307,7 +328,7 @@ def choose_law(
         mean_squares, observation_count, variance=None if is_variance_unknown else mean_variance
     )
 
-    # of equal ones the first, which is the simplest
+    # min takes the first of equals: FORMS begins with the simplest.
     best_form = min(scores, key=lambda name: scores[name])
     aicc = {
         name: scores[name] if math.isfinite(scores.get(name, math.inf)) else None for name in FORMS
@@ -318,9 +339,10 @@ def choose_law(
 def _aicc_scores(
     mean_squares: Mapping[str, float], observation_count: int, variance: float | None
 ) -> dict[str, float]:
-    """AICc of each form from its mean square residual; infinite where even the constant has too few
-    observations."""
-    # A variance that is known is scaled up where even the richest form misses by more (QAICc).
+    """AICc of each form, from its weighted mean square residual: -2 log likelihood + 2 p +
+    2 p (p + 1) / (N - p - 1), with p unknowns and N observations; infinite where N <= p + 1.
+    variance: that of log2 n; None: unknown, which is one more unknown."""
+    # A known variance is scaled up where even the richest form misses the points by more (QAICc).
     richest_form = max(mean_squares, key=lambda name: FORMS[name].parameter_count)
     residual_dof = max(observation_count - FORMS[richest_form].parameter_count, 1.0)
     richest_variance = observation_count * mean_squares[richest_form] / residual_dof
@@ -341,10 +363,11 @@ def _aicc_scores(
 
 
 def law_limits(law: Law, C_low: float, C_high: float) -> Iterator[tuple[str, str]]:
-    """What the data, from C_low to C_high, do not say of the law: a flag's code and its
-    sentence."""
+    """Flags, as (code, sentence), about parameters of a sigmoid that the data, from C_low to
+    C_high, do not determine: at a bound, or beyond the data. None for other forms."""
     if law.form != "sigmoid":
         return
+
     C0 = 10 ** _log10_C0(law)
     values = {"L": law.L, "k": law.k, "C0": C0}
     at_bounds = ", ".join(f"{name} = {values[name]:.4g}" for name in law.at_bounds)
@@ -355,6 +378,7 @@ def law_limits(law: Law, C_low: float, C_high: float) -> Iterator[tuple[str, str
     if not C_low <= C0 <= C_high:
         middle = f"its middle C0 = {C0:.4g} is outside {C_low:.4g} to {C_high:.4g}"
         yield "law_beyond_data", f"{beyond}: {middle}"
+
     n_saturation = 2 ** (law.b + law.L)
     n_at_end = float(n_star(law, C_high))
     if n_saturation > MAX_SATURATION_RATIO * n_at_end:
@@ -363,7 +387,7 @@ def law_limits(law: Law, C_low: float, C_high: float) -> Iterator[tuple[str, str
 
 
 def fit_fixed_batches(estimate: SweepEstimate) -> tuple[FixedBatchFit, ...]:
-    """One entry for each batch B with at least two cells, by rising B."""
+    """n*(M) at each fixed batch B = B_p n that at least two cells have, by rising B."""
     curves_by_B = group_by(estimate.curves, lambda c: c.B_p * c.n)
     return tuple(
         _fit_batch(B, group, estimate) for B, group in sorted(curves_by_B.items()) if len(group) > 1
@@ -371,6 +395,7 @@ def fit_fixed_batches(estimate: SweepEstimate) -> tuple[FixedBatchFit, ...]:
 
 
 def _fit_batch(B: int, curves: Sequence[FittedCurve], estimate: SweepEstimate) -> FixedBatchFit:
+    """The frontier and n*(M) of the cells with one B = B_p n, whose curves these are."""
     frontier = compute_frontier(curves)
     no_effect = estimate.no_effect
     draws = estimate.draws
@@ -381,7 +406,7 @@ def _fit_batch(B: int, curves: Sequence[FittedCurve], estimate: SweepEstimate) -
     return FixedBatchFit(
         B=B,
         frontier=frontier_rows(points, draws),
-        # curves that differ by nothing cross nowhere
+        # Where n has no effect, crossings of curves are noise.
         crossovers=() if no_effect else crossover_rows(frontier, draws),
         n_star=_fit_n_star_of_M(B, points, draws, no_effect, max(c.n for c in curves)),
     )
@@ -394,8 +419,9 @@ def _fit_n_star_of_M(
     no_effect: bool | None,
     n_largest: int,
 ) -> NStarOfMFit:
-    """n*(M): the form AICc prefers, falling ones too; flagged where every monotone one is
-    rejected."""
+    """The law n*(M) at a fixed batch B, from points of its frontier: the form that AICc prefers,
+    which may fall. monotone_rejected is set where n* clearly rises and falls, so that no such law
+    describes it. no_effect and n_largest as in `fit_n_star`."""
     M = np.array([p.C for p in points]) / B
     n = np.array([p.n for p in points])
     if no_effect:
@@ -425,8 +451,8 @@ def _fit_n_star_of_M(
 
 
 def monotone_cost(draws: PosteriorSamples, C: FloatArray) -> FloatArray:
-    """float[Q]: the mean reward, over the C that all cells reached, that the best monotone n(C)
-    loses to the best n."""
+    """How much reward the best monotone n(C), rising or falling, loses against the best n at each
+    C: float[Q], in each draw, the mean over the C that all cells reached."""
     reached_by_all = draws.is_measured(C).all(0)
     if not reached_by_all.any():
         return np.zeros(len(draws.R0))
@@ -440,10 +466,12 @@ def monotone_cost(draws: PosteriorSamples, C: FloatArray) -> FloatArray:
 
 
 def best_nondecreasing_sum(rewards: FloatArray) -> FloatArray:
-    """float[Q]: the largest sum over G of R[q, j(g), g] (float[Q, J, G]) with j never falling."""
-    # best_sum[q, j]: of the paths that are at j in the end
+    """The largest sum of rewards along G budgets, if the cell's index j may only rise: the maximum
+    of sum over g of rewards[q, j(g), g] over all non-decreasing j(g). float[Q, J, G] ->
+    float[Q]."""
+    # Dynamic programming. best_sum[q, j]: the largest sum of the paths that are at j so far.
     best_sum = rewards[:, :, 0]
     for g in range(1, rewards.shape[2]):
-        # who comes to j was at j or below before
+        # A path that comes to j was at j or below before.
         best_sum = np.maximum.accumulate(best_sum, axis=1) + rewards[:, :, g]
     return best_sum.max(1)

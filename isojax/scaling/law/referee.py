@@ -1,12 +1,15 @@
 """Five published laws of n, each judged by the draws of a sweep's curves (docs/laws.md, Published
-laws of n).
+laws of n). A fork adds a law to LAWS.
 
-A statistic of rewards says how much a law loses, on average over log C: what its best follower
-loses against the best measured n, or what cells differ by that should be equal. In a draw the
-statistic is too large, since it takes the best of noisy curves. So a loss is small where it is at
-most EPSILON all the same, and large where the mean curves lose EPSILON more than the draw's
-deviations from them do, which are noise alone. A law is excluded or supported by the share of draws
-in which it fails or holds; there may be enough of neither. A fork adds a law to LAWS."""
+How wrong a law is, is measured in reward, on average over log C: what someone who follows the law
+as well as possible loses against the best measured n at each C; or by how much cells differ that
+should be equal by the law. This loss is a statistic of the rewards, computed in each draw.
+
+In a draw the loss is too large, since the best of noisy curves is taken. So the loss counts as
+small where it is at most EPSILON all the same; and as large where the loss of the mean curves
+exceeds the loss that the draw's noise has alone (its deviations from the mean curves) by EPSILON. A
+law is supported where it holds in a share CONFIDENCE of the draws, excluded where it fails in as
+many; otherwise the data cannot tell."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,9 +33,9 @@ from isojax.scaling.tracks import FloatArray, group_by
 EPSILON = 0.005  # of reward: less makes no difference
 CONFIDENCE = 0.95  # the share of draws that excludes or supports a law
 GRID_POINTS = 40  # budgets, evenly spread over log C
-MIN_DECADES_COMPARED = 0.5
-HUNDREDS = 128  # the smallest n of "hundreds"
-MIN_PAIRS = 2  # of cells with one B_p n and different n
+MIN_DECADES_COMPARED = 0.5  # of C, that all n must share
+HUNDREDS = 128  # the smallest n that counts as hundreds
+MIN_PAIRS = 2  # pairs of cells with one B_p n and different n, to judge whether only B_p n matters
 NEARLY_ALL = 0.8  # of what the most telling run explains: the cheapest such run is proposed
 Bools = NDArray[np.bool_]
 Statistic = Callable[[FloatArray], FloatArray]  # float[Q, n or cells, G] -> float[Q]
@@ -40,20 +43,21 @@ Statistic = Callable[[FloatArray], FloatArray]  # float[Q, n or cells, G] -> flo
 
 @dataclass(frozen=True)
 class ComparedCells:
-    """Rewards of all cells at common budgets."""
+    """The draws' rewards of all J cells at G common budgets."""
 
     keys: tuple[tuple[int, int], ...]  # (B_p, n) of each cell
-    C: FloatArray  # [G]
+    C: FloatArray  # [G], rising
     rewards: FloatArray  # [Q, J, G]
-    competing: Bools  # [J, G], whether a cell may be the best of its n
+    competing: Bools  # [J, G], whether a cell may be the best of its n: not too far beyond its data
 
     @cached_property
     def n(self) -> list[int]:
+        """The measured n, rising."""
         return sorted({n for _, n in self.keys})
 
     @cached_property
     def by_n(self) -> FloatArray:
-        """float[Q, N, G]: the reward of each n with its best B_p."""
+        """The rewards of each of the N measured n with its best B_p: float[Q, N, G]."""
         rewards = np.where(self.competing, self.rewards, -np.inf)
         best_of_n = []
         for n in self.n:
@@ -62,29 +66,32 @@ class ComparedCells:
         return np.stack(best_of_n, axis=1)
 
     def run_of(self, n: int) -> DecidingRun:
-        """A run of n at the B_p that most cells have."""
+        """The run to propose where this n is missing: to the largest C, at the most frequent
+        B_p."""
         values, counts = np.unique([B_p for B_p, _ in self.keys], return_counts=True)
         return DecidingRun(B_p=int(values[counts.argmax()]), n=n, C=float(self.C[-1]))
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the draws say of a law, or why they say nothing."""
+    """In which draws a law holds and in which it fails; or why it cannot be judged (open_loss is
+    None)."""
 
-    text: str
+    text: str  # the loss that was measured, in words, or what is missing
     holds: Bools | bool = False  # [Q]
-    fails: Bools | bool = False  # [Q], beyond noise
-    open_loss: FloatArray | None = None  # [Q], what another run should determine
-    missing_run: DecidingRun | None = None
+    fails: Bools | bool = False  # [Q], by more than noise
+    open_loss: FloatArray | None = None  # [Q], the loss that another run should determine better
+    missing_run: DecidingRun | None = None  # the run without which the law cannot be judged
 
 
 class Loss:
-    """A statistic of rewards, float[Q, n or cells, G]: where it is small, and where it is large
-    beyond noise."""
+    """How much reward a law loses in each draw, and in which draws that is small, or large beyond
+    noise (see the top of this file). statistic: from rewards float[Q, n or cells, G] to the loss
+    float[Q]; rewards: those of the draws; limit: a loss up to here is small."""
 
     def __init__(self, statistic: Statistic, rewards: FloatArray, limit: float = EPSILON):
         mean = rewards.mean(0, keepdims=True)
-        # what the statistic is of noise alone: the draws less their mean
+        # The loss that noise alone would show: of the draws' deviations from their mean.
         of_noise = statistic(rewards - mean)
         self.of_mean = float(statistic(mean)[0])
         self.of_draws = statistic(rewards)  # [Q]
@@ -92,11 +99,12 @@ class Loss:
         self.is_large: Bools = self.of_mean - of_noise > limit
 
     def evidence(self, text: str) -> Evidence:
-        """On a law that holds where this is small."""
+        """The evidence on a law that holds where this loss is small and fails where it is large."""
         return Evidence(text, self.is_small, self.is_large, self.of_draws)
 
     def format(self, sign: int = 1) -> str:
-        """Of the mean curves, and the interval: 0.014 (0.011 to 0.016)."""
+        """The loss of the mean curves and its interval, such as "0.014 (0.011 to 0.016)"; with
+        sign = -1 as a gain."""
         low, high = central_band(self.of_draws)
         # + 0.0: a rounded -0.0 is 0
         mean, *ends = (round(sign * float(v), 3) + 0.0 for v in (self.of_mean, low, high))
@@ -104,9 +112,12 @@ class Loss:
 
 
 def judge_laws(estimate: SweepEstimate) -> tuple[LawVerdict, ...]:
-    """A verdict on each of LAWS; none without draws."""
+    """The verdict of a sweep on each published law of LAWS: supported, excluded or cannot tell; ()
+    for an estimate without draws."""
     if estimate.draws is None or estimate.intervals is None:
         return ()
+
+    # `cells` is Evidence where no law can be judged: then all verdicts give this reason.
     run_sd = estimate.intervals.run_sd
     cells = compare_cells(estimate.draws)
     reason = _nothing_compared(estimate.draws)
@@ -124,7 +135,7 @@ def judge_laws(estimate: SweepEstimate) -> tuple[LawVerdict, ...]:
             text=evidence.text,
             deciding_run=evidence.missing_run,
         )
-        # where every n is as good, none is better at a larger C, nor one at every C
+        # Where n has no effect, laws about the best n mean nothing: any n is the best.
         has_no_meaning = name in LAWS_OF_THE_BEST_N and estimate.no_effect
         if isinstance(cells, ComparedCells) and not has_no_meaning:
             verdict = _weigh(verdict, evidence, cells, run_sd)
@@ -133,8 +144,9 @@ def judge_laws(estimate: SweepEstimate) -> tuple[LawVerdict, ...]:
 
 
 def _nothing_compared(draws: PosteriorSamples) -> str | None:
-    """Why a sweep that began at one level says nothing of n: fewer than two n left it, or by a few
-    hits alone."""
+    """Why a sweep in which all cells began at the same reward shows nothing about n: no n, or only
+    one, has moved from it by more than FEW_HITS correct rollouts in an evaluation. None where two
+    have, or where the size of an evaluation is unknown."""
     if draws.rollouts is None:
         return None
 
@@ -161,8 +173,9 @@ def _nothing_compared(draws: PosteriorSamples) -> str | None:
 def _weigh(
     verdict: LawVerdict, evidence: Evidence, cells: ComparedCells, run_sd: float
 ) -> LawVerdict:
-    """The verdict by the shares of draws in which the law holds and fails; as it is where the
-    draws do not judge it."""
+    """The verdict with its outcome, by the shares of draws in which the law holds and fails; with
+    neither share large enough, the run that would tell most. Unchanged where the law could not be
+    judged (open_loss is None)."""
     if evidence.open_loss is None:
         return verdict
 
@@ -182,8 +195,10 @@ def _weigh(
 
 
 def compare_cells(draws: PosteriorSamples) -> ComparedCells | Evidence:
-    """At budgets that two n measured and every n reached to within CURVE_REACH_DECADES. Below its
-    data a cell competes by its curve, which starts at the base policy's reward."""
+    """The rewards of all cells at the budgets at which values of n can be compared: those that at
+    least two n measured, and that every n reached to within CURVE_REACH_DECADES. Below its data a
+    cell competes by its curve, which starts at the base policy's reward. Evidence where there is
+    nothing to compare: one n, or too small a common range of C."""
     all_n = sorted({n for _, n in draws.keys})
     cells_of_n = [[j for j, key in enumerate(draws.keys) if key[1] == n] for n in all_n]
     C_high = np.array([draws.C_high[j].max() for j in cells_of_n])  # [N]
@@ -194,12 +209,14 @@ def compare_cells(draws: PosteriorSamples) -> ComparedCells | Evidence:
         missing = DecidingRun(B_p=B_p, n=2 * all_n[0], C=C_most)
         return Evidence("only one n was measured", missing_run=missing)
 
-    # From where a second n begins; up to the first cell that rises all are equal.
+    # Begin where a second n has data; and, where all cells start flat, where the first one rises,
+    # since all are equal before.
     C_start = np.sort([draws.C_low[j].min() for j in cells_of_n])[1]
     if draws.flat_starts:
         flat_to = [0.0 if flat is None else flat.C_flat for flat in draws.flat_starts]
         C_start = max(C_start, min(flat_to))
-    # To where two n were measured, and the shortest may be read by its curve.
+    # End where fewer than two n have data, or where the n with the shortest runs is too far beyond
+    # its data.
     reach = 10**CURVE_REACH_DECADES
     C_end = min(np.sort(C_high)[-2], C_high[shortest] * reach)
     if C_end < C_start * 10**MIN_DECADES_COMPARED:
@@ -217,17 +234,18 @@ def compare_cells(draws: PosteriorSamples) -> ComparedCells | Evidence:
 
 
 def _best(by_n: FloatArray) -> FloatArray:
-    """float[Q]: the mean over C of the best n at each C."""
+    """The reward of the best n at each C, averaged over C: float[Q, N, G] -> float[Q]."""
     return by_n.max(1).mean(-1)
 
 
 def _constant_loss(cells: ComparedCells) -> Loss:
-    """What the best single n loses against the best n at each C."""
+    """How much reward the best single n loses against the best n at each C."""
     return Loss(lambda R: _best(R) - R.mean(-1).max(1), cells.by_n)
 
 
 def _judge_rising(cells: ComparedCells) -> Evidence:
-    """A single n loses more, so that a rise is needed, and a rise is enough."""
+    """The law that n* grows with C holds where the best single n loses much, so that n must change,
+    and the best n*(C) that never falls loses little, so that growing is enough."""
     constant = _constant_loss(cells)
     rising = Loss(lambda R: _best(R) - best_nondecreasing_sum(R) / R.shape[2], cells.by_n)
     rising_text = f"the best n*(C) that never falls loses {rising.format()}"
@@ -240,6 +258,7 @@ def _judge_rising(cells: ComparedCells) -> Evidence:
 
 
 def _judge_constant(cells: ComparedCells) -> Evidence:
+    """The law that n* is one number holds where the best single n loses little."""
     n = cells.n[int(cells.by_n.mean((0, 2)).argmax())]
     loss = _constant_loss(cells)
     return loss.evidence(
@@ -248,6 +267,7 @@ def _judge_constant(cells: ComparedCells) -> Evidence:
 
 
 def _judge_two(cells: ComparedCells) -> Evidence:
+    """The law that n = 2 is enough holds where n = 2 loses little."""
     if 2 not in cells.n:
         return Evidence("n = 2 was not measured", missing_run=cells.run_of(2))
     loss = Loss(lambda R: _best(R) - R[:, cells.n.index(2)].mean(-1), cells.by_n)
@@ -255,17 +275,21 @@ def _judge_two(cells: ComparedCells) -> Evidence:
 
 
 def _judge_hundreds(cells: ComparedCells) -> Evidence:
-    few = sum(n < HUNDREDS for n in cells.n)  # of the n that are fewer than hundreds
-    if few == 0:
+    """The law that hundreds of rollouts per problem keep gaining holds where the largest n leads
+    the best n below HUNDREDS, in the upper decade of C."""
+    num_smaller = sum(n < HUNDREDS for n in cells.n)  # these come first, since n rises
+    if num_smaller == 0:
         missing = cells.run_of(HUNDREDS // 2)
         return Evidence(f"no n below {HUNDREDS} was measured", missing_run=missing)
-    if few == len(cells.n):
+    if num_smaller == len(cells.n):
         missing = cells.run_of(HUNDREDS)
         return Evidence(f"no n of {HUNDREDS} or more was measured", missing_run=missing)
 
-    # A loss of the largest n that is below -EPSILON is a lead.
+    # The loss of the largest n against the smaller ones: below -EPSILON it is a lead.
     upper_decade = cells.by_n[..., cells.C >= cells.C[-1] / 10]
-    loss = Loss(lambda R: _best(R[:, :few]) - R[:, -1].mean(-1), upper_decade, limit=-EPSILON)
+    loss = Loss(
+        lambda R: _best(R[:, :num_smaller]) - R[:, -1].mean(-1), upper_decade, limit=-EPSILON
+    )
     lead = loss.format(sign=-1)
     return loss.evidence(
         f"in the upper decade of C, n = {cells.n[-1]} leads the best n below {HUNDREDS} by {lead}"
@@ -273,19 +297,23 @@ def _judge_hundreds(cells: ComparedCells) -> Evidence:
 
 
 def _judge_batch(cells: ComparedCells) -> Evidence:
+    """The law that only B = B_p n matters holds where cells with the same B and different n have
+    nearly the same reward."""
     always_competing = (j for j in range(len(cells.keys)) if cells.competing[j].all())
     cells_of_B = group_by(always_competing, lambda j: cells.keys[j][0] * cells.keys[j][1])
     groups = [group for group in cells_of_B.values() if len(group) > 1]
     if sum(len(group) - 1 for group in groups) < MIN_PAIRS:
         text = f"fewer than {MIN_PAIRS} pairs of cells have one B_p n and different n"
-        # the smallest n of a cell that would make a pair
+        # Propose a cell that makes a pair with a measured one: twice its B_p, half its n; of these
+        # the one with the smallest n.
         larger_B_p = {(2 * B_p, n // 2) for B_p, n in cells.keys if n % 2 == 0 and n > 2}
         new_cells = larger_B_p - set(cells.keys)
         B_p, n = min(new_cells, key=lambda key: key[1], default=cells.keys[0])
         return Evidence(text, missing_run=DecidingRun(B_p=B_p, n=n, C=float(cells.C[-1])))
 
     def mean_spread(R: FloatArray) -> FloatArray:
-        """float[Q]: the spread of reward within a group, mean over C and over the groups."""
+        """The largest less the smallest reward within a group, averaged over C and the groups:
+        float[Q, J, G] -> float[Q]."""
         return np.mean([np.ptp(R[:, group], axis=1).mean(-1) for group in groups], axis=0)
 
     loss = Loss(mean_spread, cells.rewards)
@@ -293,14 +321,18 @@ def _judge_batch(cells: ComparedCells) -> Evidence:
 
 
 def _most_telling_run(cells: ComparedCells, open_loss: FloatArray, run_sd: float) -> DecidingRun:
-    """Another seed of a cell, by the share of the loss's variance that its reward at a C up to its
-    last explains: the cheapest of those that explain nearly as much as the best one."""
+    """The run (a further seed of a measured cell) that would tell most about a law which the data
+    leave open. A run to C tells as much as the share of the variance of the loss, float[Q], that
+    its reward at C explains among the draws. Of the runs that explain at least NEARLY_ALL of what
+    the best one does, the one with the smallest C is taken. run_sd: the standard deviation between
+    runs of one cell, as noise of the new run."""
     deviations = open_loss - open_loss.mean()  # [Q]
     reward_deviations = cells.rewards - cells.rewards.mean(0)
     covariance = np.einsum("qjg,q->jg", reward_deviations, deviations) / len(deviations)
     measured_variance = cells.rewards.var(0) + run_sd**2
     explained = covariance**2 / measured_variance / max(float(deviations.var()), 1e-300)  # [J, G]
-    # A run to C is evaluated on its way, too.
+    # A run to C is also evaluated on its way, so that it explains at least as much as a shorter
+    # one.
     explained = np.maximum.accumulate(explained, axis=1)
 
     g = int((explained >= NEARLY_ALL * explained.max()).any(0).argmax())
@@ -310,7 +342,7 @@ def _most_telling_run(cells: ComparedCells, open_loss: FloatArray, run_sd: float
 
 
 class PublishedLaw(NamedTuple):
-    """Where a law is published, and what a sweep says of it."""
+    """Where a law is published, and the function that judges it."""
 
     reference: str
     judge: Callable[[ComparedCells], Evidence]
