@@ -1,6 +1,6 @@
-"""Which file of a tokenizer is no whole file: a pointer of Git LFS, or one that was cut off.
+"""Finds the file of a tokenizer that is broken: a pointer of Git LFS, or one that was cut off.
 
-The libraries that read them say what they met, and not where.
+The libraries that read these files do not name the file in their errors.
 """
 
 import json
@@ -30,8 +30,9 @@ def refuse_pointers(folder: Path) -> None:
 
 
 def refuse_broken_file(folder: Path) -> None:
-    """InputError for the first file of a tokenizer, which could not be read, that is no whole
-    JSON."""
+    """Called when the tokenizer in a folder could not be read: InputError for the first of its
+    files that is a pointer of Git LFS or no complete JSON. Returns where no file is broken in this
+    way."""
     refuse_pointers(folder)
     for file in [*_vocabulary_files(folder), *(folder / name for name in TOKEN_NAME_FILES)]:
         refuse_pointer(file)

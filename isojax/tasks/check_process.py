@@ -1,5 +1,5 @@
-"""A process of checks, from both ends: a CheckWorker in the trainer sends requests, and `serve`
-answers them.
+"""A process in which a verifier checks responses, from both ends: a CheckWorker in the trainer
+sends requests, and `serve`, in the process, answers them.
 
 The worker sends pickles: a WorkerSettings, then batches of CheckRequest, each with a nonce. Each
 answer is a line: the nonce, then JSON. A line without the nonce of what was requested, or that
@@ -97,8 +97,9 @@ def _forged() -> CheckWorkerLost:
 
 
 def _parse_answer(reply: Any) -> CheckAnswer:
-    """A process's answer out of its JSON, the list that `_run_batches` makes of it; CheckWorkerLost
-    where it is none."""
+    """The answer of a process, from its parsed JSON: the fields of a Verdict and is_worn, as a list
+    (made in `_run_batches`). CheckWorkerLost where it has any other form, since something else may
+    have written it."""
     match reply:
         case [
             bool(correct),
@@ -143,8 +144,8 @@ class CheckWorker:
         self._receive_buffer = b""
 
     def start(self) -> None:
-        """Start the process and wait until it is ready; InputError with its reason where it cannot
-        be."""
+        """Start the process and wait until it has loaded the verifier; InputError with the reason
+        where that fails."""
         with tempfile.TemporaryFile() as log:
             try:
                 self._process = GuardedProcess(__name__, log)
@@ -195,6 +196,8 @@ class CheckWorker:
     def _run_batch(
         self, batch: Sequence[CheckRequest], cancelled: threading.Event
     ) -> Iterator[Verdict]:
+        """Verdicts of a batch, in order, up to a check after which the process cannot be used: one
+        that ended it (the last verdict is then its failure), or left it short of resources."""
         requests = [NoncedRequest(secrets.token_hex(8), request) for request in batch]
         try:
             self._send_batch(requests, cancelled)
@@ -241,6 +244,8 @@ class CheckWorker:
             raise _forged() from e
 
     def _receive_line(self, timeout: float) -> bytes:
+        """The next line that the process writes, without its end; CheckWorkerLost where none comes
+        within `timeout` seconds, or the process has ended."""
         assert self._process is not None
         connection = self._process.socket
         deadline = time.monotonic() + timeout
@@ -297,7 +302,8 @@ class CheckWorker:
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer a CheckWorker until it closes the connection."""
+    """Run in the process: load the verifier that the CheckWorker names, then answer its requests
+    until it closes the connection. This is the `serve` that GuardedProcess calls."""
     with connection.makefile("rb") as reader:
         settings: WorkerSettings = pickle.load(reader)
         try:
@@ -321,6 +327,8 @@ def serve(connection: socket.socket) -> None:
 
 
 def _run_batches(check: Check, connection: socket.socket, reader: BinaryIO) -> None:
+    """Check batch after batch and reply to each request with a line, until the connection
+    closes."""
     process_id = os.getpid()
     first_free = _lowest_free_descriptor(connection)
     while True:
@@ -352,8 +360,9 @@ def _lowest_free_descriptor(connection: socket.socket) -> int:
 
 
 def run_check(check: Check, problem: Problem, prompt: str, response: str) -> Verdict:
-    """The check's verdict; of one that raises, a failure: memory, machine (a shortage), input
-    (unusable) or error."""
+    """The verdict of a check. A check that raises gets a verdict with a failure: "memory",
+    "machine" (the machine is short of something), "input" (the problem cannot be judged) or
+    "error"."""
     try:
         returned: Any = check(problem, prompt, response)
         if not isinstance(returned, tuple):

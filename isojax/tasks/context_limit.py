@@ -1,4 +1,5 @@
-"""Prompt and response against the positions that a model was trained on."""
+"""Warns where prompt and response together are longer than the context that a model was trained
+on."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ def model_positions(folder: Path) -> int | None:
 
 
 def describe_excess(folder: Path, sampling: SamplingConfig) -> str | None:
-    """What to warn of where P + T is more than the model's positions; None where it is not."""
+    """A warning where the longest prompt and response together, P + T tokens, are more than the
+    model in the folder has positions; None where they fit, or where config.json does not tell."""
     P = sampling.prompt_length
     T = sampling.response_length
     limit = model_positions(folder)

@@ -11,12 +11,11 @@ from isojax.core.errors import InputError
 
 
 class EpochPosition(NamedTuple):
-    """A batch of an order: its epoch, its index there, and which problems bool[problems] that epoch
-    leaves out."""
+    """The place of a batch in the order."""
 
     epoch: int
-    batch_index: int
-    excluded: np.ndarray
+    batch_index: int  # in its epoch
+    excluded: np.ndarray  # bool[problems], the problems that the epoch leaves out
 
 
 class EpochOrder(Iterator[np.ndarray]):
@@ -39,13 +38,18 @@ class EpochOrder(Iterator[np.ndarray]):
         batches_ahead: int = 0,
         first_epoch: int = 0,
     ):
-        """`first_epoch`: the number of the epoch that begins with batch 0.
+        """The order from the batch `first_batch` on; InputError where B_p exceeds num_problems.
 
-        `saved_state`: what `state_dict` returned after `first_batch` batches, where problems may be
-        left out; after none, only its counts are of use.
+        drop_above: a share of correct rollouts (class docstring); None: leave out no problem.
 
-        `batches_ahead`: how many batches had been drawn by then for later updates; they are not
-        drawn again.
+        saved_state: what `state_dict` returned after `first_batch` batches; needed where problems
+        may be left out. With first_batch = 0 only its counts of rewards are used, to begin an
+        order with those of an earlier one.
+
+        batches_ahead: how many batches after `first_batch` had been drawn already for later
+        updates (asynchronous sampling); they are not drawn again.
+
+        first_epoch: the number of the epoch that begins with batch 0, which seeds its shuffling.
         """
         if B_p > num_problems:
             raise InputError(
@@ -62,9 +66,12 @@ class EpochOrder(Iterator[np.ndarray]):
             self.reward_sums_by_problem[:] = saved_state["correct"]
             self.rollout_counts[:] = saved_state["rollouts"]
 
-        # Of the batches drawn and not recorded yet, the oldest first.
+        # Batches that were drawn and whose rewards are not recorded yet, the oldest first.
         self._unrecorded_positions: deque[EpochPosition] = deque()
-        # Where nothing is left out, every epoch has the same number of batches.
+
+        # Where nothing is left out, every epoch has the same number of batches, so that the next
+        # position follows from the number of batches. Otherwise it was saved: first those of the
+        # batches drawn ahead, then the next one.
         epoch, batch_index = divmod(first_batch + batches_ahead, num_problems // B_p)
         position = EpochPosition(first_epoch + epoch, batch_index, np.zeros(num_problems, bool))
         if saved_state is not None and (first_batch or batches_ahead):
@@ -74,7 +81,8 @@ class EpochOrder(Iterator[np.ndarray]):
                 positions.append(EpochPosition(epoch, batch_index, excluded))
             self._unrecorded_positions.extend(positions[:batches_ahead])
             position = positions[batches_ahead]
-        self._epoch_started = position.batch_index > 0  # what the epoch leaves out is decided
+        # Whether it has been decided what the epoch leaves out: at its first batch.
+        self._epoch_started = position.batch_index > 0
         self._move_to(position)
 
     def __next__(self) -> np.ndarray:

@@ -49,7 +49,8 @@ class _PendingResponse(NamedTuple):
 
 
 class _ProcessGrades(NamedTuple):
-    """What one process has graded, as `Grades`: arrays have the rows of all problems."""
+    """What one process has graded; arrays have a row for each problem of all processes, with zeros
+    for those of others. The fields are those of `Grades`, with the failures of replies apart."""
 
     rewards: np.ndarray
     parsed: np.ndarray
@@ -61,12 +62,14 @@ class _ProcessGrades(NamedTuple):
 
 
 class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
-    """Grades of one response to each of `problems`, in which a problem may occur several times; a
-    context."""
+    """Grades responses in a thread while others are sampled: one response to each entry of
+    `problems`, in which a problem may occur several times. Use it as a context."""
 
     def __init__(
         self, grade: GradeFunction, problems: Sequence[Problem], reply: ReplyFunction | None = None
     ) -> None:
+        """grade: judges responses (GradeFunction); reply: gives the task's replies to unfinished
+        responses, for a task of turns."""
         self._grade = grade
         self._problems = problems
         self._reply = reply
@@ -137,8 +140,8 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
         self._failures.update(saved_state["failures"])
 
     def collect_grades(self) -> Grades:
-        """All grades of all processes, in the order of `problems`; raises what grading has
-        raised."""
+        """Wait for all responses that were added, and give the grades of all processes, in the
+        order of `problems`; raises what grading has raised."""
         while self._futures:
             self._futures.popleft().result()
 
@@ -177,7 +180,8 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
         )
 
     def _grade_pending(self) -> None:
-        # The caller's thread adds to it meanwhile; this thread alone takes from it.
+        """In the grading thread: grade all responses that are waiting, and store their grades."""
+        # The caller's thread may add responses meanwhile; only this thread takes them.
         pending = [self._pending.popleft() for _ in range(len(self._pending))]
         if not pending:
             return
@@ -197,7 +201,8 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
 
 
 class Checker(AbstractContextManager["Checker"]):
-    """A verifier, and the processes it runs in where it needs them."""
+    """Judges responses by the verifier of a config, in processes of its own where it needs them.
+    Use it as a context, or call `close`."""
 
     def __init__(
         self,
@@ -205,8 +210,9 @@ class Checker(AbstractContextManager["Checker"]):
         num_workers: int | None = None,
         weights: Mapping[str, float] | None = None,
     ) -> None:
-        """Start a worker. `num_workers`: None: one per core; `weights`: of scores, by name; None:
-        binary rewards."""
+        """Load the verifier and start the first process. num_workers: how many processes; None: one
+        per core. weights: the weight of each score in the reward, by its name; None: rewards are 1
+        for correct responses and 0 for others."""
         self.failure_examples: dict[str, str] = {}  # the first failure of each kind
         # Called, in any thread, with each of these.
         self.on_failure: FailureCallback = lambda kind, what_happened: None
@@ -235,8 +241,8 @@ class Checker(AbstractContextManager["Checker"]):
     def grade(
         self, problems: Sequence[Problem], prompts: Sequence[str], responses: Sequence[str]
     ) -> Grades:
-        """Rewards and failures of responses to problems, one each; InputError for a problem that
-        cannot be judged."""
+        """Rewards, scores and failures of one response to each problem. prompts: as the model reads
+        them. InputError for a problem that cannot be judged."""
         verdicts = self.judge(problems, prompts, responses)
         if self._weights:
             graded = [weigh_scores(verdict, self._weights) for verdict in verdicts]
@@ -245,7 +251,7 @@ class Checker(AbstractContextManager["Checker"]):
         else:
             rewards = [float(verdict.correct) for verdict in verdicts]
 
-        # One score alone says nothing beside its reward, but for its name.
+        # A single score without a name of its own equals the reward, and is not recorded.
         scores: dict[str, np.ndarray] = {}
         for name in self._weights:
             if len(self._weights) > 1 or name != MAIN_SCORE:
@@ -262,14 +268,14 @@ class Checker(AbstractContextManager["Checker"]):
     def judge(
         self, problems: Sequence[Problem], prompts: Sequence[str], responses: Sequence[str]
     ) -> list[Verdict]:
-        """The check's verdicts of responses to problems, one each; InputError for a problem that
-        cannot be judged."""
+        """The verifier's verdict on one response to each problem; InputError for a problem that
+        cannot be judged. Equal requests are checked once, if the verifier is pure."""
         requests = [
             CheckRequest(problem, prompt, response)
             for problem, prompt, response in zip(problems, prompts, responses, strict=True)
         ]
-        # Equal requests have one key, and are checked once, where the verdict depends on nothing
-        # else. A problem has columns, which cannot be hashed, so its identity stands for it.
+        # Equal requests get the same key where the verdict depends on nothing else. A problem's
+        # columns cannot be hashed, so that its id() stands for it.
         keys: list[Hashable] = list(range(len(requests)))
         if self._is_pure:
             keys = [(id(one.problem), one.prompt, one.response) for one in requests]
@@ -295,8 +301,9 @@ class Checker(AbstractContextManager["Checker"]):
         return dict(sorted(counts.items()))
 
     def check_problems(self, problems: Sequence[Problem], prompts: Sequence[str]) -> None:
-        """InputError where a problem cannot be judged; a verifier in processes tries the first
-        problem only, and warns where that check fails, as all may."""
+        """Try the verifier on an empty response to each problem before training: InputError where a
+        problem cannot be judged, and a warning where the check fails. A verifier that runs in
+        processes, which may be slow, tries only the first problem."""
         requests = [
             CheckRequest(problem, prompt, response="")
             for problem, prompt in zip(problems, prompts, strict=True)
@@ -326,9 +333,10 @@ class Checker(AbstractContextManager["Checker"]):
             self.on_failure(verdict.failure, self.failure_examples[verdict.failure])
 
     def _watch_timeouts(self, request: CheckRequest, verdict: Verdict) -> None:
-        """Report the first timeout while others are waited for; DeadStart where the verifier judges
-        nothing at all."""
-        # A verdict of an empty response says nothing: a function may answer it without any work.
+        """Called with each verdict of a worker at the start of a run: reports a timeout at once,
+        and raises DeadStart where the verifier's first checks all time out, so that a run does not
+        go on for hours without any reward. The first other verdict ends this watch."""
+        # An empty response does not count: a verifier may judge it without doing any work.
         if self._timed_out is None or not request.response.strip():
             return
         if verdict.failure != "timeout":
@@ -372,9 +380,12 @@ class Checker(AbstractContextManager["Checker"]):
         return returned
 
     def _run_in_workers(self, requests: list[CheckRequest]) -> list[Verdict]:
+        """The verdicts of all requests, in their order, by the worker processes. A thread for each
+        worker takes batches of requests as long as there are any. InputError or DeadStart where the
+        verifier cannot be used; then all workers are stopped."""
         verdicts: dict[int, Verdict] = {}  # by the request's index
-        # Indices of requests; batches are taken from the left, and what a lost worker has left over
-        # is put back there.
+        # Indices of requests. Batches are taken from the left, where the requests that a lost
+        # worker did not answer are put back.
         pending = deque(range(len(requests)))
         lock = threading.Lock()
         cancelled = threading.Event()
@@ -387,6 +398,7 @@ class Checker(AbstractContextManager["Checker"]):
                 return [pending.popleft() for _ in range(count)]
 
         def run_worker(worker: CheckWorker) -> None:
+            """In the worker's thread: check batches until none is left."""
             while not cancelled.is_set():
                 batch = take_batch()
                 if not batch:

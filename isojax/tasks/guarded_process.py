@@ -1,10 +1,10 @@
-"""A process that ends with this one, and with it whatever it has started.
+"""A process that surely ends when this one does, together with everything that it has started.
 
-Its parent is a guard, which does none of its work. The guard ends the process when the lifeline
-closes, because this process has closed it or is gone; and it ends what the process leaves behind.
-On Linux an orphan becomes the guard's child, whatever its session; elsewhere what has left the
-process's group lives on.
-"""
+Three processes take part: this one; the guard, its child, which only watches; and the guard's
+child, which does the work. The guard kills the worker when the lifeline, a socket to this process,
+closes, because this process has closed it or is gone; and it kills what the worker leaves behind.
+On Linux orphans of the worker become the guard's children; elsewhere those that have left the
+worker's process group live on."""
 
 import ctypes
 import importlib
@@ -37,7 +37,8 @@ class GuardedProcess:
     threads would break."""
 
     def __init__(self, module: str, log: IO[bytes]) -> None:
-        """Start it; what it prints to stderr goes to `log`."""
+        """Start the process. module: the name of the module whose `serve` it runs; log: a file that
+        gets what it prints to stderr. `socket` is then connected to the socket of `serve`."""
         folders = dict.fromkeys([*sys.path, os.getcwd()])  # each once
         import_path = [folder for folder in folders if isinstance(folder, str)]
         # Accelerators belong to the training run; threads of numerical libraries would crowd out
@@ -89,7 +90,9 @@ class GuardedProcess:
 
 
 def process_main(module: str, socket_fd: int, lifeline_fd: int) -> None:
-    """The guard and, in a fork of it, the process."""
+    """What a GuardedProcess runs: the guard, and in a fork of it the worker, which calls the
+    module's `serve` with the socket. The arguments are file descriptors."""
+    # No core files of checks that crash.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     control_process(PR_SET_CHILD_SUBREAPER, 1)
     process_pid = os.fork()
@@ -97,6 +100,7 @@ def process_main(module: str, socket_fd: int, lifeline_fd: int) -> None:
         os.close(socket_fd)
         _guard(process_pid, lifeline_fd)  # does not return
 
+    # From here on the worker, which is to end with the guard, and has a process group of its own.
     control_process(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     os.close(lifeline_fd)
@@ -117,7 +121,8 @@ def control_process(option: int, value: int) -> None:
 
 
 def _guard(process_pid: int, lifeline_fd: int) -> NoReturn:
-    """Wait until the process has ended, end what it has left behind, and end as it did."""
+    """The guard: wait until the worker has ended, kill it if the lifeline closes, kill what it has
+    left behind, and end with the worker's exit code or signal."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the process does
 
     def end_with_lifeline() -> None:

@@ -1,7 +1,6 @@
-"""What a file is that was given as JSON lines and is none: a table in CSV, one JSON array, Parquet.
-
-To correct its lines one by one would be of no use; each of these has a command that makes JSON
-lines of it, or another source.
+"""Recognizes files that were given as JSON lines but have another format: a table in CSV, one JSON
+array, Parquet. The error then names a command that converts the file, or another source, instead of
+the first line that cannot be read.
 """
 
 import csv
@@ -21,8 +20,8 @@ TABLE_SUFFIXES = (".csv", ".tsv")
 
 
 def refuse_other_format(path: Path) -> None:
-    """InputError, with what to do, where a file that could not be read as JSON lines is of one of
-    these formats."""
+    """Called when a file could not be read as JSON lines: InputError with what to do where it is
+    Parquet, a JSON array or a table in CSV. Returns for any other file."""
     if not path.is_file():  # a pipe has been read already
         return
     with open_file(path) as file:
@@ -31,11 +30,13 @@ def refuse_other_format(path: Path) -> None:
                 f"{path}: is a Parquet file, not JSON lines. Set cell.task=parquet:{path}."
             )
 
-    line_number, text = 0, ""  # of the first line with any text
+    # The first line that is not blank.
+    line_number, text = 0, ""
     for number, line in read_lines(path):
         if line.strip():
             line_number, text = number, line
             break
+
     expected = "expected one JSON object on each line"
     if ARRAY_OF_OBJECTS.match(text):
         rows = f"json.load({_opened(path)})"
@@ -55,7 +56,9 @@ def refuse_other_format(path: Path) -> None:
 
 
 def _header_of_table(path: Path, text: str) -> list[str]:
-    """The names of the columns, by a file's first line; none where this is no header."""
+    """The names of the columns of a table in CSV, from the first line of its file; [] where the
+    line does not look like a header: one cell, an empty name, or neither a CSV suffix nor a usual
+    name such as "prompt"."""
     if text.lstrip().startswith("{"):
         return []
     try:

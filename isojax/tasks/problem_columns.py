@@ -1,5 +1,5 @@
-"""Which columns of a file hold prompt and answer: chosen by all of its rows, never by the first
-alone."""
+"""Chooses the columns of a file that hold the prompt and the answer, by all of its rows and not
+only the first."""
 
 import functools
 import math
@@ -37,10 +37,11 @@ _note_once = functools.cache(note)  # a run opens a source several times
 def choose_column(
     rows: Sequence[DataRow], setting: str, configured_name: str | None, usual_names: Sequence[str]
 ) -> str:
-    """The column that cell.data names, else the first of the usual names that any row fills.
+    """The name of the column to read: configured_name if it is given (cell.data.prompt_key or
+    answer_key), otherwise the first of the usual names that is filled in any row.
 
-    `setting`: prompt or answer. InputError where no row has one, or where some rows fill this one
-    and others only another: these may hold different things.
+    setting: "prompt" or "answer". InputError where there is no such column, and where some rows
+    have a value only in another column of the usual names, which may hold something else.
     """
     names = (configured_name,) if configured_name else usual_names
     column = next((name for name in names if _is_filled_in_any(rows, name)), None)
@@ -51,6 +52,7 @@ def choose_column(
                 return name
         raise _no_column_error(rows[0], setting, configured_name, usual_names)
 
+    # Rivals: other columns with a value in rows that have none in this one.
     lacking = [row for row in rows if not _is_filled(row, column)]
     rivals = [name for name in names if name != column and _is_filled_in_any(lacking, name)]
     if rivals:
@@ -80,8 +82,8 @@ def column_value(columns: Mapping[str, Any], name: str) -> Any:
 
 
 def note_other_answers(rows: Sequence[DataRow], answer_column: str) -> None:
-    """A note of each other column of answers that says something else in some row: which of them is
-    right, nobody but the user knows."""
+    """Print a note for each other column of answers whose value differs from the chosen column's in
+    some row, since only the user knows which of them is right."""
     for name in FINAL_ANSWER_COLUMNS:
         if name == answer_column:
             continue
@@ -158,7 +160,8 @@ def _rivals_error(
     column: str,
     rivals: Sequence[str],
 ) -> InputError:
-    """Rows that are `lacking` a value of the column have one of its rivals."""
+    """The error that some rows (`lacking`) have no value in the column, but one in a rival of
+    it."""
     positions = ", ".join(row.position for row in lacking[1:MAX_NAMED_ROWS])
     if len(lacking) > MAX_NAMED_ROWS:
         positions += f", and of {len(lacking) - MAX_NAMED_ROWS} more rows"

@@ -1,9 +1,8 @@
-"""Which problems a run trains, validates and is evaluated on; `ProblemSelection.notes` says what
-was left out.
+"""Selects the problems on which a run is trained, validated and evaluated. ProblemSelection.notes
+lists what was left out.
 
-A text task must state the lengths that hold its problems, and a learning rate, as their defaults
-are the toy task's; `require_settings` suggests such as suit its model and problems
-(docs/problems.md).
+A text task must set the lengths of prompt and response and a learning rate, since the defaults are
+for the toy task; `require_settings` suggests values for its model and problems (docs/problems.md).
 """
 
 import math
@@ -27,15 +26,16 @@ from isojax.tasks.turns import find_reply
 
 ALL_PROBLEMS = 2**31 - 1  # every problem of a source
 LENGTHS = (PROMPT_LENGTH, RESPONSE_LENGTH)
-MEASURED_PROBLEMS = 1000
-PROMPT_QUANTILE = 0.99  # of the prompts, which a suggested prompt_length holds
-PROMPT_MULTIPLE = 16  # of tokens, to which it is rounded up
-REASONING_TOKENS = 512  # of a response, where the context has room
+MEASURED_PROBLEMS = 1000  # whose prompts are measured to suggest lengths
+PROMPT_QUANTILE = 0.99  # a suggested prompt_length holds this share of the prompts
+PROMPT_MULTIPLE = 16  # tokens; the suggestion is rounded up to a multiple of it
+REASONING_TOKENS = 512  # the suggested response_length, where the model's context has room
 # The paper's learning rate, for a model of so many parameters and a batch of so many rollouts.
 REFERENCE_RATE = 1e-6
 REFERENCE_PARAMETERS = 7e9
 REFERENCE_BATCH = 1024
 
+# Measures how often the base policy solves each problem, and gives the problems with that label.
 LabelFunction = Callable[[list[Problem]], list[Problem]]
 
 
@@ -65,12 +65,15 @@ class ProblemSelection:
 def select_problems(
     cell: CellConfig, task: Task, label: LabelFunction | None = None
 ) -> ProblemSelection:
-    """The problems that `cell.data` asks for; where they need labels, `label` makes them, or
-    LabelsNeeded is raised."""
+    """Select the problems that `cell.data` asks for: training, validation and extra sets, without
+    prompts that are too long, of the wanted difficulty, and with no problem in both training and
+    validation. label: measures the difficulty of problems that have no label; without it,
+    LabelsNeeded is raised for these."""
     data = cell.data
     notes: list[str] = []
 
     def read(source: str, count: int, description: str) -> list[Problem]:
+        """At most `count` problems of a source whose prompts fit; notes what was dropped."""
         fitting = _read_set(cell, task, source, count, description)
         notes.extend(fitting.notes)
         return fitting.problems
@@ -108,11 +111,11 @@ def select_problems(
                 f"{len(out_of_range)} of {len(candidates)} problems left out: their avg@k is"
                 f" outside [{data.difficulty[0]}, {data.difficulty[1]}]"
             )
-        if validation is None:  # the training problems above, split
+        if validation is None:  # no other source was named: split the problems above
             training, validation = split_by_difficulty(candidates, data)
     assert validation is not None  # a mixture validates on problems of a part
 
-    # No problem is trained on that is validated on.
+    # Problems of the validation set are not trained on.
     remaining = _without_validation(cell, training, validation, held_out)
     notes += remaining.notes
     if len(validation) < data.validation:
@@ -135,8 +138,8 @@ def select_problems(
 def _read_set(
     cell: CellConfig, task: Task, source: str, count: int, description: str
 ) -> RemainingProblems:
-    """At most `count` problems of another task string, whose prompts fit; InputError where they
-    would need other replies than those of the task."""
+    """At most `count` problems of a source such as "jsonl:test.jsonl", without prompts that are too
+    long. InputError for a task of turns whose replies are not those of the task that is trained."""
     problem_set = build_device_task(source)
     reply: str | None = None
     if problem_set is None:
@@ -172,11 +175,13 @@ def _without_validation(
     validation: list[Problem],
     held_out: str | None,
 ) -> RemainingProblems:
-    """The training problems that are not in the validation set, too; InputError where none is
-    left."""
+    """The training problems without those that are in the validation set, and a note of how many
+    these were. held_out: the source of the validation set, for messages. InputError where no
+    problem is left."""
     remaining, num_overlapping = drop_overlap(training, validation)
     if not num_overlapping:
         return RemainingProblems(remaining)
+
     if not remaining:
         source = f", of {held_out}" if held_out else ""
         raise InputError(
@@ -207,7 +212,8 @@ def _largest_part_validation(cell: CellConfig, held_out: str | None) -> str:
 
 
 def _limit_training(cell: CellConfig, training: list[Problem]) -> RemainingProblems:
-    """At most D = `cell.data.size` training problems; InputError where there is none at all."""
+    """At most cell.data.size of the training problems, a random choice, and a note of how many were
+    left out; InputError where there are no training problems at all."""
     if not training:
         raise InputError(
             f"no training problem is left of {cell.task}; widen cell.data.difficulty or take"
@@ -227,8 +233,9 @@ def _limit_training(cell: CellConfig, training: list[Problem]) -> RemainingProbl
 def drop_long_prompts(
     cell: CellConfig, task: Task, problems: list[Problem], description: str
 ) -> RemainingProblems:
-    """The problems whose prompts fit the sampler; InputError where none fits. `description`: of the
-    problems, in a message."""
+    """The problems whose prompts have at most cell.sampling.prompt_length tokens, and a note of how
+    many were dropped; InputError where none fits. description: what the problems are called in
+    messages, such as "validation problems"."""
     if is_on_device(task):
         return RemainingProblems(problems)
 
@@ -247,6 +254,7 @@ def drop_long_prompts(
             f" the shortest has {min(lengths)}, 99% have at most {needed},"
             f" the longest has {max(lengths)}; raise it."
         )
+
     num_dropped = len(problems) - len(fitting)
     if not num_dropped:
         return RemainingProblems(fitting)
@@ -275,8 +283,9 @@ def within_difficulty(problems: Sequence[Problem], data: DataConfig) -> list[Pro
 def split_by_difficulty(
     problems: Sequence[Problem], data: DataConfig
 ) -> tuple[list[Problem], list[Problem]]:
-    """(training, validation): the problems inside `cell.data.difficulty`, `validation` of them held
-    out."""
+    """Split the problems whose avg@k is inside cell.data.difficulty at random into (training,
+    validation), with cell.data.validation problems in the latter. InputError where there are fewer
+    than twice as many."""
     eligible = within_difficulty(problems, data)
     min_problems = 2 * data.validation
     if len(eligible) < min_problems:
@@ -321,8 +330,9 @@ def mix_parts(
     size: int | None,
     rng: np.random.Generator,
 ) -> list[Problem]:
-    """The largest set of at most `size` problems with these shares of the parts, shuffled; no
-    problem comes twice."""
+    """A random mixture of parts, shuffled: the largest set of at most `size` problems (None: no
+    limit) in which the parts have these shares. shares: by part, such as {"hard": 0.8, "easy":
+    0.2}. InputError where a problem is in two parts."""
     sizes = {part: len(problems) for part, problems in problems_by_part.items()}
     counts = mixture_counts(sizes, shares, size)
 
@@ -344,14 +354,15 @@ def mix_parts(
 def mixture_counts(
     sizes: Mapping[str, int], shares: Mapping[str, float], size: int | None
 ) -> dict[str, int]:
-    """How many problems of each part make the largest mixture with these shares, at most `size` (D)
-    in all."""
-    # The shares are the decimals that they print as, scaled to a sum of exactly 1.
+    """How many problems each part gives to the largest mixture with these shares, of at most `size`
+    problems in all (None: no limit). sizes: how many problems each part has. InputError where a
+    part would give none."""
+    # The shares as exact fractions of the decimals with which they are printed, with a sum of 1.
     decimals = {part: Fraction(str(share)) for part, share in shares.items()}
     exact_shares = {part: share / sum(decimals.values()) for part, share in decimals.items()}
 
-    # Rounded up, a part may give one problem more than its exact share, never more: the largest
-    # total is at most this.
+    # Start from an upper bound of the total: by rounding, a part gives at most one problem more
+    # than its exact share. Then reduce it until no part has to give more problems than it has.
     total = min(int((sizes[part] + 1) / share) for part, share in exact_shares.items())
     total = min(total, sum(sizes[part] for part in shares))
     if size is not None:
@@ -384,17 +395,20 @@ def require_settings(
     count_parameters: Callable[[ModelConfig, int], int],
     *required: str,
 ) -> None:
-    """InputError where one of the settings `required` is not set; it suggests values of all three
-    that are not.
+    """InputError where a setting in `required`, such as "cell.sampling.prompt_length", is not set
+    in the config; the message suggests values for those of prompt_length, response_length and
+    learning_rate that are not set.
 
-    `count_parameters`: of a model with so many tokens. The learning rate is the paper's, scaled by
-    1 / sqrt(parameters) and sqrt(rollouts in a batch).
+    count_parameters: gives a model's number of parameters, by its config and number of tokens. The
+    suggested learning rate is the paper's, scaled by 1 / sqrt(parameters) and sqrt(rollouts in a
+    batch).
     """
     set_keys = {f"cell.sampling.{key}" for key in cell.sampling.model_fields_set}
     set_keys |= {f"cell.rl.{key}" for key in cell.rl.model_fields_set}
     if set_keys.issuperset(required):
         return
 
+    # A prompt_length that holds nearly all prompts, and at most half of the model's context.
     problems = task.problems(min(MEASURED_PROBLEMS, cell.data.candidates), np.random.default_rng(0))
     lengths = task.prompt_lengths(problems)
     held_length = int(np.quantile(lengths, PROMPT_QUANTILE, method="higher"))

@@ -76,8 +76,8 @@ def random_subset(
 
 
 def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> list[Problem]:
-    """The rows as distinct problems; all rows together decide which columns are read. An InputError
-    names its place."""
+    """The rows of a file as problems, each prompt once. The columns of prompt and answer are chosen
+    by all rows together. source: the file, for messages; an InputError names the row."""
     all_rows = list(rows)
     if not all_rows:
         raise InputError(
@@ -96,8 +96,8 @@ def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> 
 
 
 def _warn_of_number_lists(rows: Sequence[DataRow], column: str) -> None:
-    """A warning of answers that are several numbers: as text they look like an interval or a
-    vector, which one answer may be (tasks/reference_check.py)."""
+    """Warn of answers that are lists of several numbers, [1, 5]: as text they look like an interval
+    or a vector, which would be a single answer (tasks/reference_check.py)."""
 
     def is_number_list(value: Any) -> bool:
         if not isinstance(value, list) or len(value) < 2:
@@ -115,8 +115,9 @@ def _warn_of_number_lists(rows: Sequence[DataRow], column: str) -> None:
 
 
 def _row_to_problem(row: DataRow, prompt_column: str, answer_column: str) -> Problem:
-    """One row as a problem; a list of {role, content} becomes `messages`, and verl's `ground_truth`
-    stays as it is."""
+    """One row as a problem. A prompt that is a list of {role, content} becomes its `messages`.
+    Other columns are kept in `columns`, for verifiers; an answer out of an object, as verl's files
+    have it, is there unchanged as `ground_truth`."""
     prompt = column_value(row.values, prompt_column)
     if isinstance(prompt, str):
         prompt = _messages_in_text(prompt, row, prompt_column) or prompt
@@ -148,8 +149,8 @@ def _row_to_problem(row: DataRow, prompt_column: str, answer_column: str) -> Pro
 
 
 def _messages_in_text(text: str, row: DataRow, column: str) -> list[Any] | None:
-    """The messages of a prompt that is the text of a list of them, as a table of text holds it;
-    None of another."""
+    """The list of messages that a prompt in text writes out, as tables of text have it:
+    '[{"role": "user", "content": "..."}]'; None for any other text."""
     try:
         messages = parse_messages(text)
     except ValueError as e:
@@ -167,7 +168,8 @@ def _messages_in_text(text: str, row: DataRow, column: str) -> list[Any] | None:
 def _read_conversation(
     messages: list[Any], row: DataRow, column: str
 ) -> tuple[dict[str, str], ...]:
-    """A list of {role, content} that ends with the user's turn; what others say may be empty."""
+    """The messages of a conversation, each {role, content}. InputError where one has another form,
+    where a user's content is empty, or where the last one is not the user's."""
     turns: list[dict[str, str]] = []
     for message in messages:
         fields = message if isinstance(message, Mapping) else {}
@@ -190,7 +192,9 @@ def _read_conversation(
 
 
 def _value_as_text(value: Any, row: DataRow, column: str) -> str:
-    """A value as text: text as it is, a number written out (72.0 as 72)."""
+    """A value of a prompt or an answer as text: text unchanged, a number written out (72.0 as
+    "72"). InputError with its place for anything else: empty, true or false, a list, broken
+    Unicode."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
@@ -215,8 +219,8 @@ def _value_as_text(value: Any, row: DataRow, column: str) -> str:
 
 
 def drop_duplicates(problems: Iterable[Problem], source: str) -> list[Problem]:
-    """The problems, each prompt once, by its first row. How many were left out is printed on
-    stderr."""
+    """The problems, each prompt once, by its first row. How many rows were left out, and those
+    whose answers differ from the first, is printed on stderr."""
     problem_by_prompt: dict[str, Problem] = {}
     same_answer = 0  # rows that repeat a prompt with its answer
     other_answer = 0  # ... with another one
@@ -225,6 +229,7 @@ def drop_duplicates(problems: Iterable[Problem], source: str) -> list[Problem]:
         first_problem = problem_by_prompt.setdefault(dedup_text(problem), problem)
         if first_problem is problem:
             continue
+
         if first_problem.answer == problem.answer:
             same_answer += 1
             continue
@@ -276,8 +281,9 @@ def to_plain_json(value: Any) -> Any:
 
 
 def read_settings(text: str, task: str) -> dict[str, Any]:
-    """`key=value,key=value` as a dict, each value read as YAML; commas within [...] separate
-    nothing."""
+    """The settings in the argument of a source, `key=value,key=value`, as a dict whose values are
+    read as YAML: {"lengths": [1, 2]} for "lengths=[1,2]". task: for messages. InputError for any
+    other form."""
     settings: dict[str, Any] = {}
     if not text:
         return settings

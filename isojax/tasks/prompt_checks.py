@@ -1,5 +1,7 @@
-"""What can be known of prompts before anything is sampled: where a chat's turn ends, and markup in
-the wrong place."""
+"""Checks of prompts before anything is sampled: which token ends a chat's turn, and whether markup
+is missing, doubled or in the wrong place. Doubts become warnings.
+
+To see what a chat template writes, a conversation of known messages (PROBE_TEXTS) is rendered."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -21,18 +23,19 @@ END_NAME = re.compile(r"end|eot|eos|/s>|stop", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ChatMarkup:
-    """What a chat template writes around a user's message that follows an assistant's."""
+    """The markup that a chat template writes around a user's message that follows an
+    assistant's."""
 
     before: str
     after: str
-    text: str  # the whole conversation
+    text: str  # the whole conversation, rendered
 
 
 @dataclass(frozen=True)
 class NamedEnds:
-    """What ends a response by the files and cell.prompt.stop."""
+    """The ends of a response that the model's files and cell.prompt.stop name."""
 
-    tokens: Collection[int]
+    tokens: Collection[int]  # ids
     strings: Sequence[str]
 
     def describe(self, writer: PromptWriter) -> str:
@@ -47,7 +50,8 @@ class NamedEnds:
 
 @dataclass
 class TurnEnd:
-    """What ends an assistant's turn, and no file or setting names as an end."""
+    """Further ends of a response: what ends an assistant's turn in the chat template, although no
+    file or setting names it."""
 
     tokens: list[int] = field(default_factory=list)
     strings: list[str] = field(default_factory=list)
@@ -55,8 +59,9 @@ class TurnEnd:
 
 
 def check_template_files(folder: Path, used_template: str) -> str | None:
-    """A warning where the folder has two chat templates that differ, which says which one writes
-    the prompts."""
+    """A warning where a model's folder has two chat templates that differ, in chat_template.jinja
+    and tokenizer_config.json; it names the one that writes the prompts (used_template is its text).
+    None where there is one, or where both are the same."""
     jinja_file = folder / TEMPLATE_FILE
     config_file = folder / TOKENIZER_CONFIG
     if not jinja_file.is_file() or not config_file.is_file():
@@ -96,16 +101,20 @@ def find_turn_end(
     bytes_of_id: Sequence[bytes | None],
     named: NamedEnds,
 ) -> TurnEnd:
-    """The token or text that ends a turn, where none of `named` does: a base model's files name the
-    end of a document, and its policy ends a turn as its chat template does.
+    """The token or text that ends an assistant's turn in the chat template, where the ends that the
+    files name (`named`) do not: a base model's files name only the end of a document, but its
+    policy learns to end a turn as the template does. Empty where a named end does; with a warning
+    in any other case.
 
-    Without `markup`, that of a user's turn is taken. `bytes_of_id`: of `token_bytes`.
+    markup: of `find_markup`; None: the end of a user's turn is taken instead. bytes_of_id: the text
+    of each token (tokenizer.py: token_bytes).
     """
     turn_end = TurnEnd()
     text = markup.before if markup else _text_behind_user(writer)
     if text is None or named.occur_in(text, writer):
         return turn_end
 
+    # What comes right after the message: a special token, or text in the shape of one.
     name = _first_special_token(writer, text, bytes_of_id)
     marker = name or _first_group(MARKER.match(text))
     if markup is None and not END_NAME.search(marker or ""):
@@ -121,6 +130,7 @@ def find_turn_end(
         turn_end.warnings.append(f"{ends}: it ends responses here too. {fix}")
         return turn_end
 
+    # Nothing that could end the turn: the user has to name it.
     next_turn = text.strip() or text
     remedy = "set cell.prompt.stop"
     if next_turn:
@@ -184,8 +194,9 @@ def find_opening(markup: ChatMarkup) -> str:
 
 
 def check_message_markup(writer: PromptWriter, markup: ChatMarkup | None) -> list[str]:
-    """Warnings of special tokens in a chat's messages, which the chat template writes itself. A BOS
-    token in front of one is left out: `writer.message_bos`."""
+    """Warnings where cell.prompt.template or cell.prompt.system contains special tokens, which the
+    chat template writes around messages itself. Also sets writer.message_bos: a BOS token at the
+    beginning of a message is left out, unless the template writes one before each message."""
     warnings: list[str] = []
     prompt = writer.prompt
     bos = writer.tokenizer.bos_token
@@ -216,8 +227,9 @@ def check_message_markup(writer: PromptWriter, markup: ChatMarkup | None) -> lis
 def check_raw_template(
     writer: PromptWriter, end_tokens: Collection[int], stop_strings: Sequence[str]
 ) -> str | None:
-    """A warning where a chat written by hand ends the user's turn with a token that ends no
-    response."""
+    """A warning where cell.prompt.template writes a chat by hand whose user's turn ends with a
+    special token such as <|im_end|>, and this token does not end responses: the policy would end
+    its turn with it, and go on. None where there is no such token."""
     _, _, behind_problem = writer.prompt.template.rpartition("{prompt}")
     names = _special_tokens_in(writer, behind_problem)
     if not names or not END_NAME.search(names[0]):

@@ -1,5 +1,5 @@
-"""How problems become prompts: the template of cell.prompt filled in, a chat rendered, and tokens
-with BOS once."""
+"""Writes problems as prompts: fills in the template of cell.prompt, renders the chat, and tokenizes
+the result, with a single BOS token."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ class PromptWriter:
         prompt: PromptConfig,
         beyond: Mapping[int, str],
     ) -> None:
-        """`beyond`: the added tokens that have no row in the model's embedding."""
+        """folder: of the model, for messages. beyond: the added tokens without a row in the model's
+        embedding, as id -> token; a prompt with one is refused."""
         self.folder = folder
         self.tokenizer = tokenizer
         self.prompt = prompt
         self._beyond = beyond
         self._lock = threading.Lock()  # a tokenizer is not safe to share between threads
-        # A chat template is rendered in a process of its own: each conversation once, for prompts
-        # and for rewards.
+        # Texts of conversations by their hash. A chat template is rendered in another process,
+        # which is slow, and prompts are needed for sampling and again for rewards.
         self._rendered: dict[bytes, str] = {}
-        # What a chat template calls now; the same for all prompts.
+        # The time that a chat template gets as now; the same for all prompts.
         self._moment = datetime.fromisoformat(prompt.date) if prompt.date else datetime.now()
         # Text of the BOS token that a user's message must not begin with; prompt_checks.py finds
         # where it is one.
@@ -106,8 +107,8 @@ class PromptWriter:
             ]
 
     def render(self, conversations: Sequence[Conversation]) -> list[str]:
-        """Each conversation through the chat template, with the header of the assistant's next
-        message."""
+        """The text of each conversation by the chat template, which ends with the header of the
+        assistant's next message. Each conversation is rendered once and remembered."""
         keys = [_conversation_key(conversation) for conversation in conversations]
         missing: dict[bytes, Conversation] = {}
         for key, conversation in zip(keys, conversations, strict=True):

@@ -1,10 +1,9 @@
-"""Whether a response can be right at all.
+"""Checks before a run whether a correct response to each problem is possible at all.
 
-Before a run each reference answer is graded against itself, as the file has it and as \\boxed{}, by
-the built-in verifier that will judge the responses. What no response can match is dead weight: its
-rollouts have reward 0, whatever the policy learns. Of a user's function and of a generator's scorer
-no right response is known, so their references are not looked at.
-"""
+Each reference answer is graded as if it were the response, as it is in the file and in \\boxed{},
+by the built-in verifier that will judge the responses. A reference that not even itself matches is
+dead weight: its rollouts have reward 0, whatever the policy learns. For a user's function and for a
+generator's scorer no correct response is known, so that their references are not checked."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -73,9 +72,9 @@ class _Trial(NamedTuple):
 def check_references(
     cell: CellConfig, task: TextTask, problem_sets: Sequence[Sequence[Problem]], refuse: bool
 ) -> None:
-    """InputError where more than a few references of a set can be matched by no response, as far as
-    the verifier is a built-in one; a warning of a few, and of all where `refuse` is not set, as of
-    a run that goes on."""
+    """InputError where more than a few reference answers of a set cannot be matched by any
+    response, judged by the built-in verifiers of the config; a warning for a few. refuse: False for
+    a run that goes on, which only gets the warning."""
     config = cell.verifier
     if isinstance(config.use, str):
         _check_by_verifier(config.use, task.start_verifier().judge, problem_sets, refuse)
@@ -91,14 +90,16 @@ def check_references(
 def _check_by_verifier(
     use: str, judge: Judge | None, problem_sets: Sequence[Sequence[Problem]], refuse: bool
 ) -> None:
+    """The check by one verifier, whose name is `use`, such as "math"; judge: of the verifier math,
+    None for others. Raises or warns as `check_references`."""
     unmatched_sets = [find_unmatched(use, judge, problems) for problems in problem_sets]
     total = sum(map(len, problem_sets))
     unmatched = [one for unmatched_set in unmatched_sets for one in unmatched_set]
     if not unmatched:
         return
-    unmatched.sort(key=lambda one: one.problem.id)  # as their rows stand in the file
+    unmatched.sort(key=lambda one: one.problem.id)  # in the order of their rows in the file
 
-    # It cannot judge a response to such a problem, which would end the run.
+    # The verifier integer raises at such a problem, which would end the run: refuse even one.
     if use.startswith("integer"):
         count = ""
         if len(unmatched) > 1:
@@ -112,7 +113,7 @@ def _check_by_verifier(
     examples = _list_some(unmatched)
     remedy = _remedy(unmatched[0].problem)
     count = f"{len(unmatched)} of {total} reference answers"
-    if use == "exact":  # which may be meant to compare such texts as they are
+    if use == "exact":  # the user may want to compare such texts as they are: never refuse
         warn(
             f"{count} may be none, and cell.verifier.use = exact compares them as they stand:"
             f" {examples}. {remedy}"
@@ -133,8 +134,9 @@ def _too_many(count: int, total: int) -> bool:
 def find_unmatched(
     use: str, judge: Judge | None, problems: Sequence[Problem]
 ) -> list[UnmatchedReference]:
-    """The problems whose reference no response matches, in their order. `judge`: of the verifier
-    math."""
+    """The problems whose reference answer no response can match, in their order, with the reasons;
+    [] for verifiers that are not checked. use: a verifier, such as "math" or "integer:last_line";
+    judge: of the verifier math."""
     if use == "math":
         assert judge is not None
         return _unmatched_by_math(judge, problems)
@@ -163,22 +165,25 @@ def _not_integers(problems: Sequence[Problem]) -> list[UnmatchedReference]:
 
 
 def _unmatched_by_math(judge: Judge, problems: Sequence[Problem]) -> list[UnmatchedReference]:
-    problem_by_answer = {problem.answer: problem for problem in problems}  # equal ones once
+    """The problems whose reference no response can match as the verifier math judges: by the form
+    of the reference, and by trial responses that should be correct."""
+    problem_by_answer = {problem.answer: problem for problem in problems}  # each answer once
     are_labels = are_word_labels(reference_answer(problem.answer) for problem in problems)
     reason_by_answer = {
         answer: _unmatchable_form(answer, are_labels) for answer in problem_by_answer
     }
 
-    # What should be right: the reference as it is, its final answer in a box, and a number without
-    # its separators of thousands.
+    # Responses that should be correct: the reference as it is, its final answer in a box, and a
+    # number without its separators of thousands.
     trials: list[_Trial] = []
     boxed_answers = set[str]()
     for answer, problem in problem_by_answer.items():
         if reason_by_answer[answer]:
             continue
+
         final = reference_answer(answer)
         trials.append(_Trial(problem, response=answer))
-        if final not in boxed_answers:  # of another solution with the same final answer
+        if final not in boxed_answers:  # several solutions may have the same final answer
             boxed_answers.add(final)
             trials.append(_Trial(problem, response=rf"\boxed{{{final}}}"))
             if _GROUPED_DIGITS.fullmatch(final):
@@ -189,10 +194,12 @@ def _unmatched_by_math(judge: Judge, problems: Sequence[Problem]) -> list[Unmatc
         [""] * len(trials),
         [trial.response for trial in trials],
     )
+    # A reference fails by its text, or by its final answer, which other references may share.
     wrong_finals: dict[str, str] = {}  # reasons by final answer
     for trial, verdict in zip(trials, verdicts, strict=True):
         if verdict.correct:
             continue
+
         answer = trial.problem.answer
         what_happened = f" ({verdict.failure})" if verdict.failure else ""
         reason = f"the response {trial.response[-60:]!r} is wrong by it{what_happened}"

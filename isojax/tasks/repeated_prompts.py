@@ -1,5 +1,5 @@
-"""A column of prompts that says the same in every row, such as a system prompt or an instruction,
-while another column holds the problems."""
+"""Recognizes a column of prompts that has the same text in every row, such as a system prompt or an
+instruction, while another column holds the problems."""
 
 import functools
 import json
@@ -18,18 +18,19 @@ _warn_once = functools.cache(warn)  # a run opens a source several times
 def check_prompts_differ(
     rows: Sequence[DataRow], prompt_column: str, answer_column: str, configured_name: str | None
 ) -> None:
-    """Whether the prompts say so little that another column must hold the problems.
+    """Refuse or warn where the prompts hardly differ, and another column seems to hold the
+    problems: it has at least twice as many texts.
 
-    InputError where all rows have the same prompt, and a column that is usual for prompts differs;
-    a warning where the user has named the column, where only other columns of text differ, and
-    where most rows repeat a prompt.
+    InputError where all rows have the same prompt, and the other column has a usual name for
+    prompts. A warning where the user has named the prompt column (configured_name), where the other
+    column has an unusual name, and where there are a few different prompts.
     """
     texts = [_text_of(row, prompt_column) for row in rows]
     count = len(set(texts))
     if len(rows) < 2 or 2 * count > len(rows):
         return
 
-    # Columns with at least twice as many texts.
+    # Rivals: other columns with at least twice as many texts.
     rivals: list[str] = []
     for name in rows[0].values:
         is_other = name not in (prompt_column, answer_column.partition(".")[0])

@@ -1,8 +1,8 @@
-"""From `cell.task` (NAME or NAME:ARGUMENT, as in `solvers:ABCG`, `addition`, `jsonl:train.jsonl`)
-to a task: one verified on device (tasks/device/), or a TextTask, which writes problems as tokens
-and grades responses.
+"""The task that `cell.task` names (NAME or NAME:ARGUMENT, such as `solvers:ABCG`, `addition` or
+`jsonl:train.jsonl`): either one that is verified on device (tasks/device/), or a TextTask, which
+writes problems as tokens and grades responses in text.
 
-Nothing is tokenised twice: the policy is trained on the ids that were sampled.
+Responses are never tokenized again: the policy is trained on the ids that were sampled.
 """
 
 import json
@@ -63,7 +63,7 @@ MAX_ENDING_CHARACTERS = 2000  # of a response, where a final answer is looked fo
 
 
 class ReplyMarkup(NamedTuple):
-    """What a chat template writes around a reply of the task."""
+    """The markup that a chat template writes around a reply of the task; empty for raw prompts."""
 
     before: str
     after: str
@@ -73,8 +73,8 @@ class ReplyMarkup(NamedTuple):
 
 
 class TextTask:
-    """A text task: a source, a model's tokenizer, a prompt format and a verifier. Threads may share
-    it."""
+    """A task in text: a source of problems, a model's tokenizer, a prompt format and a verifier.
+    Threads may share it."""
 
     on_device: ClassVar[Literal[False]] = False
 
@@ -85,8 +85,10 @@ class TextTask:
         num_workers: int | None = None,
         reply_check: str | None = None,
     ):
-        """`num_workers`: processes that check responses; None: one per core. `reply_check`: of
-        `find_reply`."""
+        """num_workers: how many processes check responses; None: one per core. reply_check: the
+        verifier that gives the replies of a task of turns (`find_reply`); None for other tasks.
+        InputError where model, tokenizer and settings do not fit together; doubts become
+        `warnings`."""
         model = cell.model
         sampling = cell.sampling
         if model.path is None:
@@ -95,8 +97,10 @@ class TextTask:
                 " give a folder such as `isojax model import smollm2` writes."
             )
         self.folder = Path(model.path)
-        self.warnings: list[str] = []  # what is doubtful before anything is sampled, each in a line
-        self.opening = ""  # what the chat template writes of the policy's own turn, such as <think>
+        self.warnings: list[str] = []  # doubts to show before anything is sampled, a line each
+        # The text with which the chat template begins the policy's turn for it, such as <think>.
+        self.opening = ""
+
         self.tokenizer = load_tokenizer(self.folder, self.warnings)
         vocab = model.vocab or read_json_object(self.folder / "config.json").get("vocab_size")
         if not isinstance(vocab, int):
@@ -110,6 +114,7 @@ class TextTask:
             beyond = added_beyond_vocabulary(self.tokenizer, self.vocab)
         self._writer = PromptWriter(self.folder, self.tokenizer, cell.prompt, beyond)
 
+        # What ends a response, and what is written into it: an interruption or replies.
         self.stops = self._find_stops()
         excess = describe_excess(self.folder, sampling)
         if excess:
@@ -128,7 +133,8 @@ class TextTask:
             is_chat = cell.prompt.format == "chat"
             self._markup = self._reply_markup() if is_chat else ReplyMarkup("", "")
 
-        # A token that is read nowhere; one of the model's vocabulary, whose embedding is looked up.
+        # The padding token. Its value never matters, but its embedding is looked up, so that it
+        # must be in the model's vocabulary.
         pad = self.tokenizer.pad_token_id
         if not isinstance(pad, int) or pad >= self.vocab:
             pad = next(iter(self.stops.tokens), 0)
@@ -143,10 +149,11 @@ class TextTask:
         self._checker_lock = threading.Lock()
 
     def _find_stops(self) -> StopConditions:
-        """The end tokens and stop strings of the files, the config and the chat template;
-        InputError where responses could not end, or prompts not be written."""
-        # Those that files and settings name. A stop string may be a special token, which is no
-        # text.
+        """What ends a response: the end tokens and stop strings that the model's files, the config
+        and the chat template name. InputError where nothing would end a response, or where prompts
+        cannot be written."""
+        # By files and settings. A stop string that is a special token is an end token: such tokens
+        # have no text in which a string could be found.
         strings = list(self.prompt.stop)
         end_ids = set(end_tokens(self.tokenizer, self.folder))
         vocab_ids = self.tokenizer.get_vocab()
@@ -165,7 +172,7 @@ class TextTask:
                 f" generation_config.json."
             )
 
-        # Those that the chat template writes.
+        # By the chat template.
         self._check_settings()
         turn_end = self._find_turn_end(end_ids) if self.prompt.format == "chat" else TurnEnd()
         self.warnings += turn_end.warnings
@@ -184,11 +191,13 @@ class TextTask:
         return StopConditions(tuple(sorted(end_ids)), transitions)
 
     def _check_settings(self) -> None:
-        """InputError where the settings of cell.prompt contradict each other or the tokenizer."""
+        """InputError where the settings of cell.prompt contradict each other, or need a chat
+        template that the tokenizer does not have."""
         prompt = self.prompt
         if "{prompt}" not in prompt.template:
             template = f"cell.prompt.template = {prompt.template!r}"
             raise InputError(f"{template} has no place for the problem; write {{prompt}} there.")
+
         if prompt.format == "chat":
             template: Any = self.tokenizer.chat_template
             if template is None or (isinstance(template, dict) and "default" not in template):
@@ -213,8 +222,8 @@ class TextTask:
                 )
 
     def _find_turn_end(self, end_ids: set[int]) -> TurnEnd:
-        """What ends an assistant's turn beside `end_ids` and cell.prompt.stop; other doubts become
-        warnings."""
+        """What ends an assistant's turn in the chat template, where neither end_ids nor
+        cell.prompt.stop does. Also finds `opening`, and adds warnings on the template."""
         markup = find_markup(self._writer)
         self.warnings += check_message_markup(self._writer, markup)
         self.opening = find_opening(markup) if markup else ""
@@ -241,8 +250,9 @@ class TextTask:
             self.warnings.append(warning)
 
     def _encode_interruption(self, interrupt: InterruptConfig, T: int) -> Interruption:
-        """`cell.sampling.interrupt` as tokens; InputError for a text that ends a response, or
-        leaves it no room."""
+        """cell.sampling.interrupt (a text that is written into responses that go on for too long)
+        as tokens. T: the longest response. InputError where the text would end the response or
+        leave no room after it."""
         (tokens,) = self._writer.tokenize([interrupt.text], special=False)
         unless_token: int | None = None
         if interrupt.unless:
@@ -270,8 +280,9 @@ class TextTask:
         return list(map(len, self._prompt_tokens(problems)))
 
     def encode(self, problems: Sequence[Problem], prompt_length: int) -> EncodedProblems:
-        """Prompts i32[Q P] with P = `prompt_length`, right-padded and never cut, and answers i32[Q
-        0]."""
+        """Q problems as arrays: prompts i32[Q P] with P = prompt_length, padded on the right, and
+        answers i32[Q 0], since text is verified on the host. InputError where a prompt is empty or
+        longer than P; no prompt is cut."""
         prompt_tokens = self._prompt_tokens(problems)
         prompts = np.full((len(problems), prompt_length), self.pad, np.int32)
         for row, ids, problem in zip(prompts, prompt_tokens, problems, strict=True):
@@ -312,8 +323,10 @@ class TextTask:
     def reply_tokens(
         self, problems: Sequence[Problem], responses: Sequence[np.ndarray]
     ) -> TurnReplies:
-        """The task's replies to responses i32[their length] to problems, one each, whose turn has
-        ended; a response whose reply fails is done."""
+        """The task's replies, as tokens, to responses whose turn has ended: one response,
+        i32[its length], for each problem. A response that gets no reply, or whose reply fails, is
+        done and has an empty context."""
+        # The reply is computed by a verifier, whose verdict has it as its message (turns.py).
         turns = [json.dumps(self._turn_texts(tokens)) for tokens in responses]
         self.start_verifier()
         assert self._reply_checker is not None, "the task has no turns"
@@ -327,7 +340,8 @@ class TextTask:
         contexts: list[np.ndarray] = []
         ids_of_texts = self._writer.tokenize(texts, special=False)
         for ids, response in zip(ids_of_texts, responses, strict=True):
-            # The policy may have written the end token that the markup begins with.
+            # The markup begins with the end of the policy's turn, which the policy may have written
+            # already.
             has_end_twice = (
                 len(ids) > 0 and ids[0] in self.stops.tokens and response[-1] in self.stops.tokens
             )
@@ -335,9 +349,9 @@ class TextTask:
         return TurnReplies(contexts, self._reply_checker.note_failures(problems, verdicts))
 
     def _turn_texts(self, tokens: np.ndarray) -> list[str]:
-        """A response's turns as text: the policy's up to their stop, replies without the markup of
-        a chat."""
-        # The markup as it reads once it has been tokens: without its special ones.
+        """The turns of a response as texts: first the policy's, then a reply, and so on. The
+        policy's turns end before their stop condition; replies are without the markup of a chat."""
+        # The markup as it looks after it has been tokenized: without special tokens.
         before = self._text(self._writer.tokenize([self._markup.before], special=False)[0])
         after = self._text(self._writer.tokenize([self._markup.after], special=False)[0])
 
@@ -418,7 +432,7 @@ class TextTask:
 
     def _text_to_stop(self, ids: Sequence[int]) -> bytes:
         """Tokens as text, up to the first end token or stop string; special tokens left out."""
-        # Runs of text between special tokens: a stop string does not reach across one.
+        # Pieces of text between special tokens: a stop string never reaches across one.
         text_runs: list[list[bytes]] = [[]]
         for token in ids:
             if token in self.stops.tokens:
@@ -474,8 +488,8 @@ Task = DeviceTask | TextTask
 
 
 def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
-    """The task of `cell.task`; `num_workers` processes check responses in text (None: one for each
-    core)."""
+    """The task that cell.task names. num_workers: how many processes check responses in text; None:
+    one per core. InputError for settings that only a text task has, with a task on device."""
     device_task = build_device_task(cell.task)
     if device_task is None:
         return TextTask(open_source(cell.task, cell.data), cell, num_workers, find_reply(cell.task))

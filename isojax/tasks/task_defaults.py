@@ -1,5 +1,5 @@
-"""What a task's file brings along: the traits `prompt` and `verifier` of its source, used where the
-config sets nothing."""
+"""Defaults that a task's file brings along: the traits `prompt` and `verifier` of its source, used
+where the config does not set them."""
 
 import functools
 
@@ -13,8 +13,8 @@ _note_once = functools.cache(note)  # a run may read its task several times
 
 
 def with_task_defaults(cell: CellConfig) -> CellConfig:
-    """The cell with the prompt and the verifier of its task's file, but for the settings that a
-    config or an override has set."""
+    """The cell with the prompt settings and the verifier of its task's file, in place of those that
+    neither the config nor an override has set. Prints a note of what was set so."""
     name = cell.task.partition(":")[0]
     plugin = load_plugin((device_task, source), name)
     if plugin.kind != source:

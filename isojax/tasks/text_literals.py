@@ -1,4 +1,4 @@
-"""Values that a table wrote out as text: lists of messages in prompts, objects in cells.
+"""Reads lists and objects that a table has as text: lists of messages in prompts, objects in cells.
 
 pandas.to_csv and str() write them as Python does, NumPy without commas between the elements, others
 as JSON.
@@ -33,10 +33,12 @@ def parse_literal(text: str) -> Any:
 
 
 def parse_messages(text: str) -> list[Any] | None:
-    """The messages, each a {role, content}, of a prompt that is the text of a list of them; None
-    where it is another text. ValueError where it looks like messages and cannot be read as such."""
+    """The messages, each a {role, content}, that a text writes out, in JSON or as Python or NumPy
+    print them; None for any other text. ValueError where the text looks like a list of messages but
+    cannot be read as one."""
     if not _OPENS_LIKE_MESSAGES.match(text):
         return None
+
     array = _NUMPY_ARRAY.fullmatch(text) if not text.lstrip().startswith(("[", "{")) else None
     list_text = array[1] if array else text
     value = parse_literal(list_text)
@@ -48,7 +50,7 @@ def parse_messages(text: str) -> list[Any] | None:
     if isinstance(value, list) and value and all(map(_is_message, value)):
         return value
 
-    # `from` and `value` are ShareGPT's: recognised here, to be refused.
+    # `from` and `value` are the keys of ShareGPT, which are recognized here to be refused.
     keys = [
         key
         for key in ("role", "content", "from", "value")

@@ -53,11 +53,11 @@ logging.getLogger("transformers").addFilter(
 
 
 def load_tokenizer(folder: Path, notes: list[str] | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer in a model's folder as a hub gives it; nothing is fetched and no code of the
-    folder is run.
+    """The tokenizer in a model's folder, as downloaded from a hub. Nothing is fetched and no code
+    of the folder is run. InputError where there is no tokenizer, or it cannot be read.
 
-    Where transformers would tokenise otherwise than the folder's tokenizer.json, the file decides,
-    and `notes` says it.
+    Where transformers would tokenize differently from the folder's tokenizer.json, the file
+    decides, and a sentence on it is appended to `notes`.
     """
     if not folder.is_dir():
         raise InputError(
@@ -132,8 +132,8 @@ def readable(folder: Path) -> Iterator[None]:
 
 
 def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """InputError where the tokenizer that transformers rebuilds from a sentencepiece file splits a
-    text differently."""
+    """InputError where transformers, which rebuilds a tokenizer from a sentencepiece file, splits a
+    text differently from the sentencepiece library."""
     file = next((folder / name for name in SENTENCEPIECE_FILES if (folder / name).is_file()), None)
     if file is None:
         return
@@ -150,11 +150,12 @@ def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> No
 
 
 def added_beyond_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab: int) -> dict[int, str]:
-    """The added tokens that have no row in an embedding of `vocab` rows, such as a [PAD] that a
-    trainer added: they are never sampled, and do no harm while no prompt holds one.
+    """The added tokens, as id -> token, that have no row in an embedding of `vocab` rows, such as a
+    [PAD] that a trainer added: they are never sampled, and do no harm as long as no prompt holds
+    one.
 
-    InputError where an ordinary token has no row, because any text may need it: the tokenizer is
-    another model's.
+    InputError where an ordinary token has no row: any text may need it, and the tokenizer must be
+    that of another model.
     """
     beyond = {i: token for token, i in tokenizer.get_vocab().items() if i >= vocab}
     ordinary_tokens = beyond.keys() - tokenizer.added_tokens_decoder.keys()
@@ -168,11 +169,11 @@ def added_beyond_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab: int) -> d
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | None]:
-    """The bytes that each id below `vocab` adds to a text (byte-level BPE, sentencepiece); None for
-    special tokens.
+    """The bytes that each token adds to a text, by its id: `vocab` entries, None for special tokens
+    and unused ids. InputError for a tokenizer that is neither byte-level BPE nor sentencepiece.
 
-    Special tokens that begin or end thinking are text: without them nobody could tell thoughts and
-    answer apart.
+    Special tokens that begin or end thinking count as text: without them thoughts and answer could
+    not be told apart.
     """
     beyond = added_beyond_vocabulary(tokenizer, vocab)
     id_of_token = {token: i for token, i in tokenizer.get_vocab().items() if i not in beyond}
@@ -221,7 +222,8 @@ def _sentencepiece_bytes(token: str) -> bytes:
 
 
 def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether tokens are written in the byte alphabet (True) or as sentencepiece does (False)."""
+    """Whether the tokens of a vocabulary are written in the byte alphabet of byte-level BPE (True)
+    or as sentencepiece does (False); InputError where neither."""
     from transformers import PreTrainedTokenizerFast
 
     if isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -252,11 +254,12 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[int, .
 
 
 def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]) -> np.ndarray:
-    """`StopConditions.transitions`, uint8 or uint16 [states, tokens]: an automaton that finds stop
-    strings in the text of tokens.
+    """The automaton that finds stop strings in a response, token by token, for
+    `StopConditions.transitions`: table[state, token] is the next state, uint8 or uint16
+    [states, tokens]; the value `states` means that a stop string is complete.
 
-    A state is the longest end of the text that begins a stop string without completing it; 0 is the
-    empty one. After a token that is no text (None), reading starts in state 0 again.
+    A state is the longest end of the text so far that is the beginning of a stop string; state 0 is
+    the empty one. A token without text (None) leads to state 0. bytes_of_id: of `token_bytes`.
     """
     stops = [string.encode() for string in strings]
     if not all(stops) or not stops:
@@ -270,12 +273,14 @@ def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]
             f" them."
         )
 
+    # The states: all incomplete beginnings of stop strings, the empty one first.
     prefixes = {stop[:i] for stop in stops for i in range(len(stop))}
     states = sorted(prefixes, key=lambda prefix: (len(prefix), prefix))
     state_index = {prefix: i for i, prefix in enumerate(states)}
     longest = len(states[-1])
 
     def state_after(text: bytes) -> int:
+        """The state after reading a text from state 0."""
         if any(stop in text for stop in stops):
             return len(states)
         start = max(0, len(text) - longest)
@@ -283,7 +288,8 @@ def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]
             start += 1
         return state_index[text[start:]]
 
-    # From state 0, the state after a token depends on its text alone. All rows begin so.
+    # From state 0, the state after a token depends on its text alone. Begin with that for all
+    # states.
     table = np.zeros((len(states), len(bytes_of_id)), np.uint8 if len(states) < 255 else np.uint16)
     ids_by_first_byte: dict[bytes, list[int]] = {}
     for i, piece in enumerate(bytes_of_id):
@@ -291,7 +297,8 @@ def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]
             table[:, i] = state_after(piece)
             ids_by_first_byte.setdefault(piece[:1], []).append(i)
 
-    # Where the text before a token makes no difference for its first byte, it makes none at all.
+    # Correct the entries for which the text before the token matters. Where it makes no difference
+    # after the token's first byte, it makes none after the others.
     for prefix, state in state_index.items():
         for byte, ids in ids_by_first_byte.items():
             if state_after(prefix + byte) != state_after(byte):
@@ -305,9 +312,11 @@ def render_chats(
     options: Mapping[str, Any],
     moment: datetime | None = None,
 ) -> list[str]:
-    """Each conversation as text; InputError where the template refuses one, or takes too much.
+    """The text of each conversation by the tokenizer's chat template, rendered in another process.
+    InputError where the template refuses one, or takes too much time or memory.
 
-    `moment`: what a template that asks for the time is told (None: the time).
+    options: arguments for the template, such as add_generation_prompt. moment: what a template that
+    asks for the time gets; None: the time.
     """
     seconds = SECONDS + SECONDS_PER_CONVERSATION * len(conversations)
     arguments = {
@@ -356,12 +365,14 @@ def _frozen_clock(moment: datetime) -> type[datetime]:
 
 
 def _serve() -> None:
-    """The process. It handles no alarm: that ends a template that loops."""
+    """What the process of `render_chats` runs: read settings and conversations from stdin, and
+    print {"text": ...} or {"error": ...} for each. It has no handler for the alarm, which so ends a
+    template that loops for ever."""
     from transformers.utils import chat_template_utils
 
     settings = json.loads(sys.stdin.readline())
-    # What strftime_now of a template asks; it is no argument of a template, and no other code of
-    # this process asks it.
+    # A template's strftime_now takes the time from this module's datetime; no other code in this
+    # process does.
     moment = datetime.fromisoformat(settings["moment"])
     chat_template_utils.__dict__["datetime"] = _frozen_clock(moment)
 

@@ -1,11 +1,11 @@
-"""tokenizer.json is what tokenises: vLLM, SGLang and the `tokenizers` library read it and nothing
-else.
+"""Loads a tokenizer as its tokenizer.json defines it; vLLM, SGLang and the `tokenizers` library
+read this file and nothing else.
 
-transformers 5 takes vocabulary and merges from it, and rebuilds normaliser and pre-tokeniser from
-the class that tokenizer_config.json names, so that "\\n\\n" or a space before a digit may get other
-ids than the model was trained on. Here the file decides, also whether BOS is added;
-tokenizer_config.json says what the file cannot: which special tokens are BOS, EOS and padding, and
-the chat template.
+transformers 5 takes the vocabulary and merges from it, but rebuilds normalizer and pre-tokenizer
+from the class that tokenizer_config.json names, so that "\\n\\n" or a space before a digit may get
+other ids than the model was trained on. Here tokenizer.json decides, also whether BOS is added.
+tokenizer_config.json supplies what it lacks: which special tokens are BOS, EOS and padding, and the
+chat template.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ PROBES = (
 def read_as_written(
     folder: Path, loaded: PreTrainedTokenizerBase, notes: list[str]
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of tokenizer.json in `folder`; `loaded`, which transformers made of it, where
-    both split texts alike. A note is added where ids differ."""
+    """The tokenizer that tokenizer.json in `folder` defines. loaded: the one that transformers made
+    of the folder, which is returned where both tokenize alike. A sentence is appended to `notes`
+    where they do not, and where other files name tokens that tokenizer.json lacks."""
     from tokenizers import Tokenizer
 
     as_written: Tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
@@ -61,7 +62,8 @@ def read_as_written(
     as_written.no_truncation()
     as_written.no_padding()
 
-    # Does `loaded` tokenise as the file says? Tokens that other files name do no harm.
+    # Does `loaded` tokenize as the file defines? Tokens that only other files name ("beside") make
+    # no difference.
     named_tokens = _named_tokens(folder)
     beside = [
         token for token in _added_tokens(loaded) if _is_beside(token, as_written, named_tokens)
@@ -74,12 +76,13 @@ def read_as_written(
             notes.append(describe_tokens_beside(folder, loaded, beside))
         return loaded
 
+    # It does not: build one of the file, with the settings of `loaded` and the tokens beside.
     tokenizer = _with_settings_of(loaded, as_written, named_tokens)
     known_tokens = tokenizer.get_vocab()  # with the special tokens that it was given
     tokenizer.add_tokens([token for token in beside if token.content not in known_tokens])
     if beside:
         notes.append(describe_tokens_beside(folder, tokenizer, beside))
-        # What else they differ in.
+        # What differs apart from these tokens.
         difference = _first_difference(loaded, tokenizer.backend_tokenizer)
     if difference is not None:
         notes.append(
@@ -101,8 +104,8 @@ def _is_beside(token: AddedToken, as_written: Tokenizer, named_tokens: set[str])
 def describe_tokens_beside(
     folder: Path, tokenizer: PreTrainedTokenizerBase, beside: Sequence[AddedToken]
 ) -> str:
-    """What to know of tokens that tokenizer.json lacks, and how to write them into it. Not by
-    save_pretrained, which would write the pre-tokeniser of the class too."""
+    """A note on tokens that only files beside tokenizer.json name, with a program that writes them
+    into it. (save_pretrained would also write the pre-tokenizer of the class.)"""
     ids = tokenizer.get_vocab()
     names = [token.content for token in beside]
     listed = ", ".join(f"{name} ({ids[name]})" for name in names[:MAX_NAMED_TOKENS])
@@ -143,7 +146,8 @@ def _configured_ids(folder: Path) -> dict[str, int]:
 
 
 def _first_difference(loaded: PreTrainedTokenizerBase, as_written: Tokenizer) -> str | None:
-    """The first probe that gets other ids, and both; None where none does."""
+    """The first text to which the two tokenizers give different ids, with a few of both, in words;
+    None where all probes get the same."""
     for text in [*PROBES, *_special_token_probes(as_written)]:
         expected = as_written.encode(text, add_special_tokens=False).ids
         try:
@@ -198,8 +202,9 @@ def _named_tokens(folder: Path, names: Sequence[str] = TOKEN_NAME_FILES) -> set[
 def _with_settings_of(
     loaded: PreTrainedTokenizerBase, as_written: Tokenizer, named_tokens: set[str]
 ) -> PreTrainedTokenizerFast:
-    """The file's tokenizer with the special tokens and the chat template of
-    tokenizer_config.json."""
+    """The tokenizer of the file with the settings of `loaded`, which come from
+    tokenizer_config.json: the special tokens that a file names, the chat template, the longest
+    text."""
     from transformers import PreTrainedTokenizerFast
 
     vocab = as_written.get_vocab()

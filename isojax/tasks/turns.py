@@ -1,7 +1,8 @@
-"""Responses of several turns: the policy's own tokens, and context, which it did not draw.
+"""Responses of several turns: the policy's own tokens, and context, the task's replies, which the
+policy did not draw. In arrays a context token is written as ~token, which is negative.
 
-As a verifier of the name isojax.tasks.turns:TASK this module calls a text task's `reply`, in the
-worker processes of a Checker.
+This module is also a verifier, named isojax.tasks.turns:TASK, which calls a text task's `reply` in
+the worker processes of a Checker.
 """
 
 import inspect
@@ -39,8 +40,8 @@ def split_turns(tokens: np.ndarray) -> list[np.ndarray]:
 
 @verifier(isolated=True, pure=True)
 def build(argument: str) -> Check:
-    """The check that replies: `response` is a JSON list of turns, the verdict's message the reply,
-    if `parsed`."""
+    """A check that computes the reply of the task `argument`. Its `response` is a JSON list of the
+    turns so far; the verdict's message is the reply if `parsed`, otherwise the response is done."""
     reply = source.load(argument).traits.reply
     assert reply is not None, "find_reply names tasks that reply"
 
@@ -89,9 +90,9 @@ def describe_turns(cell: CellConfig) -> str:
 
 
 def check_device_reply(task: str, reply: Callable[..., Any], response_length: int) -> None:
-    """InputError unless the reply of a task verified on device can be traced and returns arrays of
-    the right shapes."""
-    R = 3
+    """InputError unless the reply function of a task on device can be traced by JAX and gives
+    arrays of the right shapes (protocol.py: DeviceReply)."""
+    R = 3  # any number of responses
     rows = jax.ShapeDtypeStruct((R, response_length), "int32")
     lengths = jax.ShapeDtypeStruct((R,), "int32")
     expected = (

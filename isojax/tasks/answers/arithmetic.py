@@ -1,11 +1,13 @@
-"""Whether two expressions have one value: exactly where they are rational, else by numbers of up to
-250 digits, at several points where they have variables.
+"""Whether two expressions have the same value. Rational numbers are compared exactly, others as
+floating-point numbers of up to 250 digits, and expressions with variables at several points.
 
-Floating-point numbers of d digits tell two values apart by what more digits do to their difference:
-that of equal values shrinks to nothing, any other stays what it is.
+Expressions are trees (tree.py), such as Apply("+", (Number(1), Symbol("x"))) for 1 + x.
 
-No algebra is done, so nothing grows out of hand; numbers of more than MAX_BITS are left to floating
-point.
+Two floating-point values are compared with more and more digits: the difference of equal values
+shrinks towards 0 with each digit, any other difference keeps its size.
+
+No algebra is done, so no expression can grow without bound; exact numbers of more than MAX_BITS are
+left to floating point.
 """
 
 import random
@@ -23,10 +25,10 @@ MAX_TERMS = 2_000  # of a sum or a product
 MAX_NESTED_TERMS = 40  # of one whose terms are sums or products themselves
 MAX_EXPONENT_BITS = 64  # of an exponent in floating point
 DIGITS = (50, 120, 250)  # of floating-point numbers, in the order in which they are tried
-SIZE_BITS = 500  # numbers of more are compared in all their digits
-MAX_SIZE_BITS = 400_000
-SAME_DIGITS = 20  # which two values that may be equal have in common
-NUM_POINTS = 5  # at which expressions with variables are compared
+SIZE_BITS = 500  # larger numbers are compared in all their digits
+MAX_SIZE_BITS = 400_000  # still larger ones are not compared
+SAME_DIGITS = 20  # leading digits in which two values must agree
+NUM_POINTS = 5  # values of the variables at which expressions are compared
 
 Value = Any  # a real or complex number of mpmath
 
@@ -40,7 +42,7 @@ class Undefined(Exception):
 
 
 def exact_value(node: Node) -> Fraction:
-    """The rational number that an expression without variables is.
+    """The value of an expression without variables as a fraction: 3/4 + 1 is Fraction(7, 4).
 
     Inexact is raised where it is irrational or undefined, as sqrt(2) and 1/0, and where it has more
     than MAX_BITS.
@@ -61,6 +63,9 @@ def exact_value(node: Node) -> Fraction:
 
 
 def _apply_exactly(function: str, values: list[Fraction]) -> Fraction:
+    """The value of a function, such as "+" or "binom", of rational arguments; Inexact where it is
+    irrational or undefined, or has no exact version here (sin, log, ...)."""
+    # Of a function with one argument, first and last are the same.
     first, last = values[0], values[-1]
     match function:
         case "+":
@@ -131,7 +136,8 @@ def _max_terms(series: Series) -> int:
 
 
 def substitute(node: Node, values: Mapping[str, Node]) -> Node:
-    """An expression with other expressions in place of its variables."""
+    """An expression with other expressions in place of its variables: x + 1 with {"x": Number(2)}
+    is 2 + 1."""
     match node:
         case Symbol(name, is_constant=False):
             return values.get(name, node)
@@ -153,8 +159,8 @@ def substitute(node: Node, values: Mapping[str, Node]) -> Node:
 
 
 def variables(node: Node) -> frozenset[str]:
-    """The names of an expression's variables; Undefined where it is no expression, but a list, a
-    relation or a matrix."""
+    """The names of an expression's variables: {"x", "y"} for 2 x y. Undefined is raised for a node
+    that is no expression: a list, a relation or a matrix."""
     match node:
         case Symbol(name, is_constant):
             return frozenset() if is_constant else frozenset([name])
@@ -171,7 +177,8 @@ def variables(node: Node) -> frozenset[str]:
 
 
 def functions(node: Node) -> Iterator[str]:
-    """The names of the functions and constants that an expression has."""
+    """The names of all functions and constants in an expression, "series" for a sum or a product
+    with bounds: "*" and "pi" for 2 pi."""
     match node:
         case Symbol(name, is_constant=True):
             yield name
@@ -195,8 +202,8 @@ class Arithmetic:
     context: Any
 
     def value(self, node: Node, digits: int) -> Value:
-        """An expression without variables, in so many digits; Undefined where it has no finite
-        value."""
+        """The value of an expression without variables, with so many decimal digits; Undefined
+        where it has no finite value."""
         self.context.dps = digits
         try:
             result = self._value(node)
@@ -214,6 +221,8 @@ class Arithmetic:
         return result
 
     def _value(self, node: Node) -> Value:
+        """The value of a tree with the digits that are set in the context; an exception of mpmath,
+        or Undefined, where it has none."""
         context = self.context
         match node:
             case Number(value):
@@ -246,6 +255,7 @@ class Arithmetic:
         return total
 
     def _apply(self, function: str, values: list[Value]) -> Value:
+        """The value of a function, such as "+", "root" or "sin", of these arguments."""
         context = self.context
         first, last = values[0], values[-1]
         match function:
@@ -282,7 +292,7 @@ class Arithmetic:
                 return context.log(first)
             case "log":
                 return context.log(first) / context.log(last if len(values) == 2 else 10)
-        # sin, arccos, sinh ...: all others have one argument, and mpmath's names but for these.
+        # The others have one argument, and are called in mpmath as here, except for these three.
         names = {"arcsin": "asin", "arccos": "acos", "arctan": "atan"}
         self._check_size(first)
         return getattr(context, names.get(function, function))(first)
@@ -306,10 +316,11 @@ class Arithmetic:
     # --- comparisons
 
     def equal(self, first: Node, second: Node) -> bool:
-        """Whether two expressions have one value wherever both have one; where they have none, as
-        1/0, whether they are one tree."""
+        """Whether two expressions are equal wherever both have a value: 2 (x + 1) and 2 x + 2.
+        Expressions without a value, as 1/0, are equal only if they are the same tree."""
         if first == second:
             return True
+
         names = sorted(variables(first) | variables(second))
         if not names:
             return self._equal_numbers(first, second)
@@ -324,7 +335,7 @@ class Arithmetic:
             except Undefined:
                 continue
 
-            # A root of a negative number: the point is outside the domain of one of them.
+            # A root of a negative number, say: the point is outside the domain of one of them.
             if not is_complex and any(self._has_imaginary_part(value) for value in values):
                 continue
             if not self._equal_numbers(at_first, at_second):
@@ -346,8 +357,8 @@ class Arithmetic:
             return False
 
     def _vanishes(self, first: Node, second: Node) -> bool:
-        """Whether the difference of two numbers gets smaller with each digit more. A difference
-        that is a number, however small, stays what it is."""
+        """Whether two numbers are equal: their difference, computed with more and more digits,
+        gets smaller with each. That of different numbers, however small, keeps its size."""
         differences: list[Value] = []  # for each of DIGITS
         size: Value = 0  # the larger of the two numbers
         for digits in DIGITS:
@@ -356,7 +367,7 @@ class Arithmetic:
             difference = abs(first_value - second_value)
             size = max(abs(first_value), abs(second_value))
 
-            # Not at the first precision, which cancellation may leave without a digit.
+            # Do not judge by the first precision, of which cancellation may leave no digit.
             is_first = not differences
             if difference > size * self.context.mpf(10) ** -SAME_DIGITS and not is_first:
                 return False
@@ -370,16 +381,17 @@ class Arithmetic:
         return largest == 0 or differences[-1] < largest * self.context.mpf(10) ** -60
 
     def _vanishes_at_size(self, first: Node, second: Node, num_bits: int) -> bool:
-        """Whether huge numbers agree in all digits before the point: 2^100000 and 2^100000 + 1 do
-        not."""
+        """Whether two huge numbers, of so many bits, agree in all digits before the decimal point:
+        2^100000 and 2^100000 + 1 do not."""
         if num_bits > MAX_SIZE_BITS:
             return False
         digits = int(num_bits * 0.302) + DIGITS[0]  # a bit is .301 of a digit
         return bool(abs(self.value(first, digits) - self.value(second, digits)) < 1e-20)
 
     def _points(self, names: list[str], *nodes: Node) -> Iterator[Mapping[str, Node]]:
-        """NUM_POINTS values of the variables, the same in each call: fractions of both signs, or
-        positive integers where only these may do."""
+        """NUM_POINTS points at which to compare expressions, each a value for each variable:
+        {"x": Number(...)}. They are the same in each call: fractions of both signs, or positive
+        integers where a series, a factorial or a binomial needs them."""
         function_names = {name for node in nodes for name in functions(node)}
         needs_integers = not function_names.isdisjoint(("series", "!", "binom"))
 
@@ -396,8 +408,8 @@ class Arithmetic:
             yield point
 
     def proportional(self, first: Node, second: Node) -> Value | None:
-        """The factor by which one expression with variables is the other everywhere; None where
-        there is none."""
+        """The constant c for which first = c second, whatever the variables are: 2 for 2 x and x.
+        None where there is no such constant, or where neither expression has variables."""
         names = sorted(variables(first) | variables(second))
         if not names:
             return None
@@ -412,7 +424,7 @@ class Arithmetic:
             if denominator == 0 or numerator == 0:
                 return None
             factors.append(numerator / denominator)
-        if len(factors) < 2:
+        if len(factors) < 2:  # too few points at which both have a value
             return None
 
         first_factor = factors[0]
@@ -431,8 +443,9 @@ class Arithmetic:
         return -1 if difference < 0 else 1
 
     def is_rounded(self, rounded: Number, node: Node) -> bool:
-        """Whether a decimal of at least six digits behind its point, and six that count, is a value
-        cut or rounded: 3.141592 and 3.141593 are pi, 3.14 and .000001 are not."""
+        """Whether a decimal number is the value of an expression, cut off or rounded: 3.141592 and
+        3.141593 are pi. The number must have six decimals or more, and six significant digits, so
+        that 3.14 and 0.000001 count as no such number."""
         if rounded.decimals is None or rounded.decimals < 6:
             return False
         if abs(rounded.value) * 10**rounded.decimals < 10**5:
@@ -444,6 +457,7 @@ class Arithmetic:
             return False
 
         unit = self.context.mpf(10) ** -rounded.decimals
-        # Cut, it is less than the value by up to a unit; rounded up, more by up to half of one.
+        # A number that was cut off is smaller by less than one unit of its last digit; a number
+        # that was rounded up is larger by at most half a unit.
         excess = abs(decimal) - abs(value)
         return bool(abs(value - decimal) < unit and excess <= unit * 0.500001)

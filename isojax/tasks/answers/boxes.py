@@ -111,8 +111,8 @@ class _Boxes:
 
 
 def last_box(text: str) -> str | None:
-    r"""What the last \boxed{...} holds, with the boxes that stand right before it; "" where it does
-    not end, and None where there is none."""
+    r"""The content of the last \boxed{...} of a text, with that of the boxes right before it: "7".
+    "" where the box has no closing brace, None where there is no box."""
     boxes = _find_boxes(text)
     if boxes is None:
         return None
@@ -120,7 +120,9 @@ def last_box(text: str) -> str | None:
 
 
 def stated_box(text: str) -> str | None:
-    """As `last_box`, and "" where its sentence denies it, or takes it back."""
+    """The content of the last box as in `last_box`, but "" where the text around the box denies it
+    or takes it back ("it cannot be [7]", "[7] is wrong"), or makes another number of it ("2^[7]").
+    With a minus sign before the box the content is negated."""
     boxes = _find_boxes(text)
     if boxes is None:
         return None
@@ -153,16 +155,19 @@ def _content_of(text: str, boxes: _Boxes, last: _Box) -> str:
 
 
 def _with_boxes_before(text: str, boxes: _Boxes, last: _Box, content: str) -> str:
-    """A list of boxes with nothing but commas, "and" or "or" between them, each once."""
+    r"""The contents of a list of boxes that ends with `last`, joined by commas: "1, 2" for
+    "\boxed{1} and \boxed{2}". Boxes belong to the list as long as there is nothing but commas,
+    "and" or "or" between them; a repeated content counts once. content: that of the last box."""
     before = [box for box in boxes.complete if box.behind <= last.command]
     before.sort(key=lambda box: box.behind)
 
     contents = [content]
-    first = last  # of the list, as far as it has been followed back
+    first = last  # the first box of the list so far, which is followed backwards
     for box in reversed(before):
         is_inside_first = box.behind > first.command
         if is_inside_first:
             continue
+
         between = text[box.behind : first.command]
         if len(between) > MAX_BETWEEN or len(contents) == MAX_BOXES:
             break
@@ -180,11 +185,14 @@ def _with_boxes_before(text: str, boxes: _Boxes, last: _Box, content: str) -> st
 
 
 def _find_boxes(text: str) -> _Boxes | None:
-    """All boxes of a text, in one pass; None where there is none."""
+    """The positions of all boxes of a text, found in one pass over its braces; None where there is
+    no box."""
     if "boxed" not in text and "fbox" not in text:
         return None
+
+    # Most responses have a single box without braces inside, which is fast to find.
     simple = _SIMPLE_BOX.search(text) if text.count("box") == 1 else None
-    if simple:  # most responses
+    if simple:
         box = _Box(simple.start(), simple.start(1), simple.end(1), simple.end())
         return _Boxes([box], last_unfinished=-1)
 
@@ -196,6 +204,7 @@ def _find_boxes(text: str) -> _Boxes | None:
             end = start + (content.end() if content else 0)
             complete.append(_Box(command, start, end, end))
 
+    # Match each closing brace with the last open one: that pair is a box if a command precedes it.
     open_braces: list[int] = []
     for brace in _BRACE.finditer(text):
         if brace[0] == "{":

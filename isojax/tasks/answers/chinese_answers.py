@@ -26,8 +26,8 @@ _ENDING = re.compile(r"\s*(?:です|입니다|이다)?[\s.!]*$")
 
 
 def answer_at_the_end(text: str) -> str | None:
-    """The options, the list or the value that the last sentence calls the answer, where it says
-    nothing else; None where it does not, or denies it."""
+    """The answer that the last sentence of a text in Chinese, Japanese or Korean states: "C" for
+    故选C, "①③" for 答案为:①③. None where it states none, denies it, or has other words with it."""
     sentence = _SENTENCE_ENDS.split(text.strip())[-1].strip(" *#>")
     if "?" in sentence or not _CJK_LETTER.search(sentence):
         return None
@@ -38,5 +38,5 @@ def answer_at_the_end(text: str) -> str | None:
         return None
 
     answer = match[1].strip(" *")
-    says_nothing_else = not _CJK_LETTER.search(_JOINING_WORDS.sub("", answer))
-    return answer if says_nothing_else and len(answer) <= MAX_ANSWER_LENGTH else None
+    has_other_words = _CJK_LETTER.search(_JOINING_WORDS.sub("", answer)) is not None
+    return None if has_other_words or len(answer) > MAX_ANSWER_LENGTH else answer

@@ -1,4 +1,8 @@
-"""Commands of LaTeX and what follows them: fractions, roots, functions, sets, sums, matrices."""
+"""Reads commands of LaTeX with their arguments: fractions, roots, functions, sets, sums, matrices.
+
+Each function here gets a reader whose cursor is behind the command, and gives the tree (tree.py) of
+the command with its arguments; the cursor is then behind these. Unreadable is raised for anything
+else. COMMANDS has the function of each command."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -49,7 +53,7 @@ _STARTS_OF_FUNCTIONS = (r"\s", r"\c", r"\t", r"\l", r"\a", r"\e", "(")
 
 
 class Reader(Protocol):
-    """Reads what stands between the commands."""
+    """Reads the parts of an expression at its cursor (expression.py: ExpressionReader)."""
 
     cursor: Cursor
 
@@ -66,8 +70,9 @@ class Reader(Protocol):
 
 
 def take_function(reader: Reader, name: str) -> Node:
-    r"""A function's argument, behind the base of a logarithm and a power of the function: what
-    follows \sin in \sin^2 x, or \log in \log_2 8. The power -1 is the inverse function."""
+    r"""A function with what follows its name: the base of a logarithm, a power of the function, and
+    the argument, as in \log_2 8 and \sin^2 x (which is (\sin x)^2). The power -1 is the inverse
+    function. name: without its backslash; the cursor is behind it."""
     name = FUNCTION_NAMES.get(name, name)
     base: Node | None = None
     if name == "log" and reader.cursor.take(_SUBSCRIPT_SIGN):
@@ -78,7 +83,7 @@ def take_function(reader: Reader, name: str) -> Node:
     has_brackets = reader.cursor.next_is("(", "{")
     argument = _power_without_exponent(reader) if has_brackets else _function_product(reader)
 
-    if power == Apply("negate", (Number(Fraction(1)),)):
+    if power == Apply("negate", (Number(Fraction(1)),)):  # \sin^{-1} x is \arcsin x
         name = f"arc{name}"
         power = None
         if name not in ("arcsin", "arccos", "arctan"):
@@ -174,7 +179,8 @@ def _number_set(reader: Reader) -> Node:
 
 
 def _series(reader: Reader, is_sum: bool) -> Node:
-    """What follows \\sum or \\prod: _{k=1}^{10} k^2."""
+    """A sum or a product, with the cursor behind \\sum or \\prod: _{k=1}^{10} k^2. One with
+    infinitely many terms is Unreadable."""
     start = reader.cursor.take(_SERIES_START)
     if start is None:
         raise Unreadable("series")
@@ -190,7 +196,7 @@ def _series(reader: Reader, is_sum: bool) -> Node:
 
 
 def _matrix(reader: Reader) -> Node:
-    """What follows \\begin: {pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}."""
+    """A matrix, with the cursor behind \\begin: {pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}."""
     environment = reader.cursor.take(_MATRIX)
     if environment is None:
         raise Unreadable("environment")

@@ -24,14 +24,16 @@ class _Part:
 
 
 def compound_quantity(text: str) -> Quantity | None:
-    """An answer that is a quantity in several units of one kind, each less than one of the unit
-    before it; it is given in the first of them.
+    """The quantity that an answer states in several units of one kind, in the first of these units:
+    "2 hours and 30 minutes" is 2.5 hours.
 
-    "2 hours and 30 minutes" is 2.5 hours; "2 hours 75 minutes" and "2 hours and" are None.
+    None for any other text, and where a part is one unit of the part before it or more ("2 hours 75
+    minutes").
     """
     if len(text) > MAX_LENGTH or not text[:1].isdigit():
         return None
 
+    # Read part by part, each a number and its unit, up to the end of the text.
     plain = TEXT.sub(r" \1 ", text)
     parts: list[_Part] = []
     position = 0
@@ -39,6 +41,7 @@ def compound_quantity(text: str) -> Quantity | None:
         match = _PART.match(plain, position)
         if match is None:
             return None
+
         unit = read_unit(match[2])
         if unit is None or len(unit.dimensions) != 1 or unit.words:
             return None

@@ -46,17 +46,20 @@ class ComputerAlgebra:
         self._parse = parse
 
     def same(self, reference: str, response: str) -> bool:
-        """Whether two normalized answers, of which one at least needs algebra, have the same
-        value."""
+        r"""Whether two normalized answers, such as "\int_0^1 x dx" and "\frac{1}{2}", have the same
+        value. False where neither needs algebra, which other code compares better, or where one
+        cannot be read."""
         texts = (reference, response)
         if not all(_is_expression(text) for text in texts):
             return False
         if not any(_NEEDS_ALGEBRA.search(text) for text in texts):
             return False
+
         parsed = [self._parse(text) for text in texts]
         if not all(parsed):
             return False
 
+        # math-verify takes all numbers below 1e-15 for equal: compare numbers once more.
         if not self._verify(*parsed, timeout_seconds=None):
             return False
         first, second = (expressions[0] for expressions in parsed)

@@ -62,10 +62,12 @@ class Cursor:
 
     @contextmanager
     def inside(self, *, brackets: bool) -> Iterator[None]:
-        """What is between brackets; where `brackets`, a comma parts items.
+        """A context for reading between brackets: `with cursor.inside(brackets=True): ...` stands
+        between taking the opening and the closing bracket.
 
-        Unreadable where brackets are too deep in brackets. After any Unreadable, the cursor is of
-        no use any more, so its state is not restored.
+        brackets: whether a comma separates items here, so that 1,234 are two numbers. Unreadable is
+        raised where more than MAX_DEPTH brackets are open. After any Unreadable the cursor is not
+        used any more, so that its state need not be restored.
         """
         saved_in_brackets = self.in_brackets
         saved_bars = self.bars

@@ -1,7 +1,8 @@
-"""Whether a response's answer is the reference's.
+"""Whether a response's answer is the same as the reference's; both are trees (tree.py).
 
-The reference decides what is asked: a response may leave out a unit, a variable's name ("x = 5" for
-5) or the brackets of a tuple, but neither give another of these nor less than all.
+The reference decides what is asked. A response may leave out a unit, a variable's name (5 where the
+reference is x = 5) or the brackets of a tuple; but it may not give another unit, name or bracket,
+nor only some of several values.
 """
 
 from isojax.tasks.answers.arithmetic import (
@@ -50,6 +51,8 @@ class Equality:
             return False
 
     def _same(self, reference: Node, response: Node) -> bool:
+        """The comparison of two nodes, by their kinds: relations, sets, lists, then single
+        values."""
         if reference == response:
             return True
         if isinstance(reference, Relation) or isinstance(response, Relation):
@@ -68,10 +71,12 @@ class Equality:
     # --- numbers and expressions
 
     def _same_scalars(self, reference: Node, response: Node) -> bool:
+        """Whether two nodes that are neither relations nor lists are the same: matrices, numbers in
+        a base, residues (3 mod 7), times and ratios, otherwise quantities."""
         match reference, response:
             case Matrix(reference_rows), Matrix(response_rows):
                 return self._same_rows(reference_rows, response_rows)
-            case BaseNumeral(digits), Number(value):  # 52 for 52_8
+            case BaseNumeral(digits), Number(value):  # the base may be left out: 52 for 52_8
                 return digits.isdigit() and value == int(digits)
             case Residue(), Residue():
                 return self._same_residues(reference, response)
@@ -79,7 +84,8 @@ class Equality:
                 return self._same(value, response)
             case (Colon(), _) | (_, Colon()):
                 return same_colons(reference, response)
-        # Of two kinds: a matrix or a number in a base is nothing else, and 3 mod 7 answers no 3.
+        # Two different kinds: a matrix or a number in a base equals nothing else, and 3 mod 7 is no
+        # answer where 3 is the reference.
         if isinstance(reference, Matrix | BaseNumeral):
             return False
         if isinstance(response, Matrix | BaseNumeral | Residue):
@@ -106,6 +112,8 @@ class Equality:
         return modulus != 0 and (difference / modulus).denominator == 1
 
     def _same_quantities(self, reference: Node, response: Node) -> bool:
+        """Whether two numbers or expressions, with or without units, are the same: 50 cm and 0.5 m;
+        5 where the reference is 5 cm."""
         reference_unit = reference.unit if isinstance(reference, Quantity) else None
         response_unit = response.unit if isinstance(response, Quantity) else None
         factor = conversion(reference_unit, response_unit)
@@ -131,7 +139,8 @@ class Equality:
         return False
 
     def _same_values(self, reference: Node, response: Node) -> bool:
-        """Whether two expressions are equal, or one of them is the other rounded to a decimal."""
+        """Whether two expressions without units are equal, or one of them is a decimal number to
+        which the other was rounded: 3.141593 and pi."""
         reference_decimal = decimal(reference)
         response_decimal = decimal(response)
         if response_decimal is not None and reference_decimal is None:
@@ -149,6 +158,8 @@ class Equality:
     # --- lists, tuples and sets
 
     def _same_groups(self, reference: Group, response: Node) -> bool:
+        """Whether two lists, sets, tuples or intervals are the same. Lists without brackets, and
+        sets, have their items in any order; tuples in theirs."""
         if not isinstance(response, Group):
             return False
         brackets = {reference.brackets, response.brackets}
@@ -157,8 +168,8 @@ class Equality:
         if brackets == {"{}"}:
             return self._same_set_items(reference.items, response.items)
 
-        # A tuple's items in their order, with or without its brackets; but the brackets of a set
-        # and those of an interval, [1, 5) or (1, 5], say something.
+        # A tuple may leave out its brackets. Those of a set and of an interval, [1, 5) or (1, 5],
+        # have a meaning, and may not differ.
         if reference.brackets != response.brackets:
             has_square_bracket = any("[" in pair or "]" in pair for pair in brackets)
             may_be_interval = has_square_bracket and len(reference.items) == 2
@@ -179,12 +190,13 @@ class Equality:
         return all(contains(response, item) for item in reference)
 
     def _same_in_any_order(self, reference: tuple[Node, ...], response: tuple[Node, ...]) -> bool:
-        """Whether a response has each item of the reference, and no other one."""
+        """Whether a response has each item of the reference, and no others, in any order."""
         if max(len(reference), len(response)) > MAX_ITEMS:
             return self._same_in_order(reference, response)
         if len(reference) > len(response):
             return False
 
+        # Each item of the reference takes one item of the response.
         remaining = list(response)
         for item in reference:
             for index, other in enumerate(remaining):
@@ -193,7 +205,7 @@ class Equality:
                     break
             else:
                 return False
-        # What a response says twice is no mistake.
+        # What is left must be repetitions, which are no mistake.
         return all(any(self._same(item, other) for item in reference) for other in remaining)
 
     def _same_in_order(self, reference: tuple[Node, ...], response: tuple[Node, ...]) -> bool:
@@ -232,11 +244,11 @@ class Equality:
         return is_one_kind and self._same_in_order(reference.sides, response.sides)
 
     def _same_comparison(self, reference: Relation, response: Relation) -> bool:
-        """Whether two equations or inequalities say the same: 3x - y + 13 = 0 and -3x + y = 13;
-        x < 3 and 3 > x.
+        """Whether two equations or inequalities with one sign each have the same solutions:
+        3x - y + 13 = 0 and -3x + y = 13; x < 3 and 3 > x.
 
-        left - right of one must be a multiple of left - right of the other; a negative factor turns
-        an inequality round.
+        They have where left - right of one is a multiple of left - right of the other; with a
+        negative factor, the signs of inequalities must be reversed.
         """
         (operator,) = reference.operators
         (other_operator,) = response.operators
@@ -256,9 +268,12 @@ class Equality:
         return other_operator == (operator if factor > 0 else flipped[operator])
 
     def _named_value(self, relation: Relation, *, is_response: bool = False) -> NamedValue | None:
-        """What a chain of equal signs ends in: x = 5, 6 * 7 = 42, A = 2 * 8 = 16, 100/3 ~ 33.3.
+        """The value in which a chain of equal signs ends, with its name if it has one: 5, named x,
+        for x = 5; 42 for 6 * 7 = 42; 16, named A, for A = 2 * 8 = 16; 33.3 for 100/3 ~ 33.3 ("~" is
+        the sign for about equal). Also the set for x in a set.
 
-        None where the chain does not hold, such as 6 * 7 = 43, or is an equation to be solved.
+        None where the chain is wrong, such as 6 * 7 = 43, or is an equation to be solved.
+        is_response: a response may also name an expression that is asked for, as in m + n = 7.
         """
         if set(relation.operators) - {"=", "~"}:
             return self._membership(relation)
@@ -281,7 +296,7 @@ class Equality:
         if not operators:
             return NamedValue(name, (last,))
 
-        # Every other side must be the last one, or be about it.
+        # Every other side must equal the last one or, before "~", be about equal to it.
         values = [last]
         for side, operator in zip(sides[:-1], operators, strict=True):
             if has_variables(side) and name is not None:
@@ -303,8 +318,8 @@ class Equality:
         return None
 
     def _is_about(self, value: Node, approximation: Node) -> bool:
-        """Whether a number is a value rounded, or cut, to the digits it has; so it is no second
-        guess."""
+        """Whether an approximation is a number that agrees with the value in all its digits, by
+        rounding or cutting: 33.3 for 100/3. Another number would be a second answer."""
         value = value.value if isinstance(value, Quantity) else value
         rounded = approximation.value if isinstance(approximation, Quantity) else approximation
         if not isinstance(rounded, Number):
@@ -314,7 +329,8 @@ class Equality:
             about = abs(self.arithmetic.value(rounded, 30))
         except Undefined:
             return False
-        # In units of the last digit: cut, it is less by up to one; rounded up, more by up to half.
+        # In units of its last digit, a number that was cut off is smaller by less than one, and one
+        # that was rounded up is larger by at most a half.
         units_left_out = (exact - about) * 10 ** (rounded.decimals or 0)
         return bool(-0.5 <= units_left_out < 1)
 

@@ -1,8 +1,8 @@
-"""The grammar of answers in LaTeX, or as people type them: numbers, algebra, lists, sets,
-intervals, equations.
+"""Reads answers in LaTeX, or as people type them, into trees (tree.py): numbers, algebra, lists,
+sets, intervals, equations.
 
-What cannot be read to its last character is `Unreadable`, so that no part of an answer passes for
-the whole.
+An answer that cannot be read to its last character is `Unreadable`, so that no part of an answer
+passes for the whole.
 """
 
 import re
@@ -178,7 +178,8 @@ class ExpressionReader:
         return items
 
     def relation(self) -> Node:
-        """A set expression, or several with =, < and so on between them."""
+        """A set expression, or several with relation signs between them: x, x = 5, 1 < x <= 3.
+        Unreadable for a congruence without a modulus, and for a guess such as "\\approx 7"."""
         is_about = self.cursor.take(_ABOUT) is not None
         operators: list[str] = []
         sides: list[Node] = [take_name(self.cursor) or self.set_expression()]
@@ -209,7 +210,8 @@ class ExpressionReader:
     # --- a number and its unit
 
     def quantity(self) -> Node:
-        """A number with what makes a quantity of it: $3 million, 50%, 5 mod 7, 3 cm, 2:30 pm."""
+        """A sum with its currency sign, scale, percent sign, modulus or unit: $3 million, 50%,
+        5 mod 7, 3 cm; also a time or ratio, 2:30 pm."""
         colon = take_colon(self.cursor)
         if colon is not None:
             return self.with_unit(colon, None)
@@ -222,6 +224,7 @@ class ExpressionReader:
         if modulus is not None:
             return Residue(node, modulus)
 
+        # Several scales may follow each other: 5 hundred thousand.
         while True:
             scale = take_scale(self.cursor)
             if scale is None:
@@ -246,7 +249,8 @@ class ExpressionReader:
         return Quantity(node, product(sign_unit, word_unit))  # $5 per hour
 
     def modulus(self) -> Node | None:
-        r"""The 7 of \pmod{7}, \pmod 7, (mod 7) or \bmod 7; None where none of them stands here."""
+        r"""The modulus at the cursor: 7 for \pmod{7}, \pmod 7, (mod 7) or \bmod 7; None where there
+        is none."""
         match = self.cursor.take(_MODULUS)
         if match is None:
             return None
@@ -291,7 +295,8 @@ class ExpressionReader:
         return ""
 
     def term(self) -> Node:
-        """A product, with signs before it: -2x, 6 \\times 7, (x+1)(x-1)/2."""
+        """A product or quotient, with signs before it: -2x, 6 \\times 7, (x+1)(x-1)/2. Factors
+        follow each other with an operator or without."""
         sign = self.take_sign()
         if sign:
             term = self.term()
@@ -315,7 +320,9 @@ class ExpressionReader:
                 return node
 
     def starts_a_factor(self, previous: Node) -> bool:
-        """Whether a factor follows without a sign: 2x, 3\\pi, (x+1)(x-1)."""
+        """Whether what follows the node `previous` is a further factor without an operator: the x
+        of 2x, the second bracket of (x+1)(x-1); not a unit, a modulus or a word. The cursor moves
+        over spaces only."""
         before = self.cursor.position
         self.cursor.skip_space()
         rest = self.cursor.text[self.cursor.position :]
@@ -430,6 +437,8 @@ class ExpressionReader:
         raise Unreadable("argument")
 
     def primary(self) -> Node:
+        """A number, a variable, a command with its arguments, or an expression in brackets, by the
+        character at the cursor."""
         self.cursor.skip_space()
         if self.cursor.position == len(self.cursor.text):
             raise Unreadable("end")
@@ -449,7 +458,8 @@ class ExpressionReader:
         raise Unreadable(character)
 
     def bracketed(self, opening: str) -> Node:
-        """What begins with ( or [: an expression, a tuple or an interval."""
+        """An expression in brackets, a tuple or an interval, with the cursor at its opening bracket
+        "(" or "[": (x + 1), (1, 2), [0, 1)."""
         self.cursor.position += 1
         if self.cursor.depth == 0 and self.cursor.text.startswith(")", self.cursor.position):
             raise Unreadable("()")
@@ -476,7 +486,9 @@ class ExpressionReader:
         return Apply("abs", (node,))
 
     def letters(self) -> Node:
-        """A function, a constant, or the first of one or two variables: sin x, pi, xy."""
+        """A function with its argument, a constant, or a variable, which begins with a letter at
+        the cursor: sin x, pi, x. Of two letters such as xy only the first is read. Longer words are
+        Unreadable."""
         match = _LETTERS.match(self.cursor.text, self.cursor.position)
         assert match is not None
         letters = match[0]
@@ -505,7 +517,8 @@ class ExpressionReader:
         return Symbol(f"{node.name}_{(subscript[1] or subscript[2]).strip()}")
 
     def command_node(self) -> Node:
-        """What a command begins: \\mathrm{x}, \\alpha_1, \\sin x, \\frac{1}{2}."""
+        """A LaTeX command with its arguments, with the cursor at its backslash: \\mathrm{x},
+        \\alpha_1, \\sin x, \\frac{1}{2}."""
         text = self.cursor.take(TEXT)
         if text:
             name = plain_name(text[1])

@@ -1,5 +1,5 @@
-"""Where a text says its answer: in tags, in its last box, after ####, after "the answer is" or in
-its last sentence."""
+"""Finds the answer that a text states: in <answer> tags, in its last \\boxed{}, after ####, after
+"the answer is", or in its last sentence. These places are tried in this order."""
 
 import re
 from dataclasses import dataclass
@@ -195,15 +195,16 @@ class Form(Enum):
 
 
 class Statement(NamedTuple):
-    """A normalized answer; an empty one says that the text ends without an answer."""
+    """A normalized answer and how it was stated; "" where the text ends without an answer."""
 
     text: str
     form: Form
 
 
 def final_answer(response: str) -> Statement:
-    """What a response says at its end, behind its thinking; an empty WHOLE answer where it takes
-    its answer back, or does not end it."""
+    """The final answer of a response, without its thinking. The text is "" with Form.WHOLE where
+    the response takes its answer back or does not finish it. Where no answer is marked as such, its
+    last lines with Form.NOWHERE."""
     response = with_spaces_around_cjk(behind_thinking(_without_end_of_turn(response)))
 
     # A box behind the last tag states the answer; one inside the tag is found by the recursion.
@@ -262,11 +263,13 @@ class _Tag:
 
 
 def _last_tag(response: str) -> _Tag | None:
+    """The content of the last <answer> or <final_answer> tag, whether it is closed or not; None
+    where there is no tag."""
     if "nswer>" not in response and "NSWER>" not in response:
         return None
 
-    start = -1
-    end = -1  # of the content behind `start`; -1: no end tag has been seen
+    start = -1  # where the content of the last opening tag begins
+    end = -1  # where it ends; -1: no end tag has been seen behind `start`
     for tag in _ANSWER_TAG.finditer(response):
         is_end_tag = bool(tag[1])
         if not is_end_tag:
@@ -298,8 +301,9 @@ def _answer_in_tag(response: str, tag: _Tag) -> Statement:
 
 
 def _behind_hashes(response: str) -> str | None:
-    """What follows the last #### that is no heading; "" where that is taken back, and None where
-    there is none."""
+    """The normalized answer after the last ####, as in GSM8K: "42" for "#### 42". Headings of
+    Markdown, "#### Step 1", do not count. "" where the text takes the answer back, None where there
+    is no such answer."""
     if "####" not in response:
         return None
 
@@ -321,8 +325,8 @@ def _behind_hashes(response: str) -> str | None:
 
 
 def _is_heading(line: str, following: str) -> bool:
-    """Whether a line behind #### heads what follows: "Step 1", "2. Answer", or other words than an
-    answer's."""
+    """Whether the line after #### is a heading of Markdown, and no answer: "Step 1", "2. Answer",
+    or words that are followed by more text. following: the text after the line."""
     content = line.strip(" *:#")
     if not content:
         return True
@@ -332,18 +336,20 @@ def _is_heading(line: str, following: str) -> bool:
     if _NUMBERED_HEADING.match(content) or _HEADING_WORDS.match(content):
         return True
 
-    # Words head what follows them, but for the next problem of a list of examples.
+    # A line of words is a heading where text follows that is not the next problem of a list.
     is_words = len(content) > 2 and not re.search(r"[0-9$\\]", content)
     is_followed = bool(following.strip()) and not _NEXT_PROBLEM.match(following)
     return is_words and is_followed
 
 
 def _behind_answer_is(response: str) -> str | None:
-    """What follows the last "the answer is" that is neither denied nor asked; "" where that is
-    taken back, and None where there is none."""
+    """The normalized answer after the last "the answer is" (or "Answer:" and the like) that is not
+    denied, supposed or a question. "" where the text takes the answer back, None where there is no
+    such statement."""
     for match in reversed(list(_ANSWER_IS.finditer(response))):
         if _is_denied_or_supposed(response, match):
             continue
+
         remaining = response[match.end() :]
         stated = _first_sentence(remaining)
         if remaining[stated.end : stated.end + 1] == "?":
@@ -430,8 +436,9 @@ def _last_lines(response: str) -> str:
 
 
 def last_values(text: str) -> list[str]:
-    """The value in the last sentence of a text that has one, with and without the words behind it;
-    empty where there is none, or it is left open."""
+    """The value that the last sentence with a value states, for a text that marks no answer: with
+    and without the words after it, ["17 birds", "17"]. [] where there is none, or where it is asked
+    for, denied or taken back."""
     sentences = _SENTENCES.split(text)
     if _CUT_OFF.search(_EMPHASIZED_LINE.sub(r"\1", sentences[-1])):
         return []
@@ -439,6 +446,7 @@ def last_values(text: str) -> list[str]:
     with_value = [index for index, sentence in enumerate(sentences) if _HAS_VALUE.search(sentence)]
     if not with_value:
         return []
+
     last = with_value[-1]
     sentence = sentences[last]
     if sentence.rstrip().endswith("?") or _ANSWER_IS.search(sentence):

@@ -1,7 +1,7 @@
-"""What a sentence says of its value once more, in brackets or behind "i.e.": 160 minutes (2 hours
-and 40 minutes), 12 (a dozen), 17 (8 + 9).
+"""Glosses: remarks that state a sentence's value once more, in brackets or after "i.e.": 160
+minutes (2 hours and 40 minutes), 12 (a dozen), 17 (8 + 9).
 
-Such a remark is no second answer where it says the same value, and is one where it does not.
+A remark with the same value is no second answer; with another value it is one.
 """
 
 import re
@@ -56,8 +56,8 @@ class Gloss:
 
 
 def find_gloss(sentence: str) -> Gloss | None:
-    """The remark of a sentence that is a calculation or a quantity, behind a number; None where
-    there is none."""
+    """The first remark of a sentence that restates a number before it, as a calculation, a quantity
+    or a number in words; None where there is none."""
     for match in (*_IN_BRACKETS.finditer(sentence), *_BEHIND_I_E.finditer(sentence)):
         before = sentence[: match.start()]
         behind = sentence[match.end() :]
@@ -74,8 +74,9 @@ def find_gloss(sentence: str) -> Gloss | None:
 
 
 def _says_a_value(remark: str, value_words: str) -> bool:
-    """Whether a remark is a value; one with a unit is, where the words behind the value it is about
-    are a unit of that dimension."""
+    """Whether a remark states a value: 8 + 9, 2 hours and 40 minutes, a dozen. A number with a unit
+    does only where value_words, the words after the value in the sentence, are a unit of the same
+    kind: 3 hours after 180 minutes."""
     if _CALCULATION.fullmatch(remark) or _OTHER_SPELLING.fullmatch(remark):
         return True
     if compound_quantity(remark) is not None:

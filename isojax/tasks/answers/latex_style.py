@@ -1,5 +1,5 @@
-r"""What in LaTeX changes only how an answer looks: fonts, sizes, colours, spaces; and old spellings
-of its commands."""
+r"""Removes LaTeX that changes only how an answer looks, such as fonts, sizes, colours and spaces,
+and replaces old spellings of commands, such as {a \over b}."""
 
 import re
 
@@ -68,14 +68,17 @@ _GROUP = re.compile(r"\{([^{}]*[^{}\\])\}")
 
 
 def plain_style(text: str) -> str:
-    """An answer without what only changes its looks."""
+    r"""An answer without fonts, sizes, colours and spaces, and with new spellings of old commands:
+    "\frac{1}{2}" for "{\bf {1 \over 2}}"."""
     if not _STYLED.search(text):
         return text
+
     text = _SPACE.sub(" ", text)
     text = _SWITCHED_WORDS.sub(lambda match: f"\\text{{{match[1] or match[2]}}}", text)
     text = _SWITCH.sub("", text)
     text = _COLOUR.sub("", text)
 
+    # One name for fonts that mean the same to the reader of expressions.
     text = text.replace("\\hbox", "\\mbox")
     text = _MATH_FONT.sub(r"\\boldsymbol", _TEXT_FONT.sub(r"\\text", text))
     text = _OF_ONE_LETTER.sub(r"\\mathrm{\1}", text)

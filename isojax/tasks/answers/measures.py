@@ -1,5 +1,6 @@
-"""What stands behind a number, or before it, and makes a quantity of it: a unit, a currency,
-million, per cent."""
+"""Reads what makes a quantity of a number: a currency sign before it; a unit, "million" or a
+percent sign after it. Each take_... function reads at the cursor and moves it behind what it has
+read."""
 
 import re
 from dataclasses import dataclass
@@ -74,7 +75,8 @@ def take_scale(cursor: Cursor) -> int | None:
 
 
 def take_unit(cursor: Cursor) -> Unit | None:
-    """The unit that stands here, up to what ends the item."""
+    r"""The unit at the cursor: cm, \text{ m/s}, cm^{2}. It must reach up to the end of the item (a
+    bracket, a comma, a sign, "and"); None where something else is there, and the cursor stays."""
     start = cursor.position
     end = _end_of_unit(cursor.text, start)
     source = cursor.text[start:end]

@@ -72,8 +72,9 @@ def option_with_value(text: str) -> str | None:
 
 
 def stated_option(text: str) -> str | None:
-    """The option that the end of a text calls the correct one; None where that is denied, or
-    asked."""
+    """The letter of the option that the end of a text calls correct, or chooses: "C" for "the
+    correct option is (C) 12", "I choose C", "so option C is correct". None where there is none, or
+    where the sentence denies or doubts it."""
     plain = _plain(text)
     last_sentence = re.split(r"[.!?]\s", plain)[-1]
     if _DENIED.search(last_sentence):
@@ -110,8 +111,8 @@ def _match_with_value(text: str) -> re.Match[str] | None:
 
 
 def option_letters(text: str) -> frozenset[str] | None:
-    """The letters of an answer that is a list of options: A, C or (A) and (C), ACD; or its numbers:
-    ①③."""
+    """The letters of an answer that is a list of options: {"A", "C"} for "A, C", "(A) and (C)" or
+    "AC"; or circled numbers, ①③. None for any other answer."""
     plain = re.sub(rf"^{_NOUN}", "", _plain(text), flags=re.IGNORECASE)
     if _CIRCLED.fullmatch(plain):
         return frozenset(re.findall("[①-⑳]", plain))

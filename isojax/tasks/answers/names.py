@@ -1,4 +1,4 @@
-"""What an answer calls its value: x, f(x), Area, |AB|."""
+"""Names that an answer gives its value: x, f(x), Area, |AB|."""
 
 from dataclasses import dataclass
 
@@ -10,18 +10,17 @@ _FUNCTIONS_ASKED_FOR = frozenset(["sin", "cos", "tan", "cot", "sec", "csc"])
 
 @dataclass(frozen=True)
 class NamedValue:
-    """The value that an equation gives a name, if it has one; `values` are several spellings of
-    it."""
+    """The value on one side of an equation, and the name on the other side, if there is one."""
 
     name: Node | None
-    values: tuple[Node, ...]
+    values: tuple[Node, ...]  # several forms of one value, such as 100/3 and 33.3
 
 
 def unnamed(items: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The values of a list whose items give one name: 2, 3, 4 of "n = 2, 3, 4", and 1, 2 of
-    "x = 1, x = 2".
+    """The values of a list of equations with one name, without the name: 2, 3, 4 for
+    "n = 2, 3, 4", and 1, 2 for "x = 1, x = 2".
 
-    Other lists are returned as they are, such as "x = 1, y = 2".
+    Other lists are returned unchanged, such as "x = 1, y = 2".
     """
     if not items or not is_assignment(items[0]):
         return items

@@ -29,10 +29,11 @@ _PARTS_ONLY = re.compile(r"(an?|[a-z]+)[\s-]+([a-z]+?)s?")  # two-thirds
 
 
 def number_in_words(text: str) -> Fraction | None:
-    """The number that a text says in words, with or without digits; None where it says none, or
-    more than one."""
+    """The number that a text states in English words, or in words and digits: 25 for "twenty-five",
+    11/2 for "5 and a half", 5/8 for "5 out of 8". None where the whole text is no such number."""
     if len(text) > MAX_LENGTH:
         return None
+
     text = " ".join(text.casefold().split()).strip(". ")
 
     for sign in ("-", "negative ", "minus "):
@@ -78,12 +79,14 @@ def _part(count_word: str, part_name: str) -> Fraction | None:
 
 
 def _whole_number(text: str) -> int | None:
-    """2105 of "two thousand one hundred and five"; None where words do not follow each other so."""
+    """The whole number that words state: 2105 for "two thousand one hundred and five". None where
+    the words do not form one, as "five twenty"."""
     total = 0  # of the scales before: 2000 at "hundred"
     below_thousand = 0  # what the words since then say
     last = ""  # ones, tens, hundred or scale: what may follow depends on it
 
     for word in re.split(r"[\s-]+", text):
+        # A group is the words up to "hundred", and those after it: at most one of tens and ones.
         is_first_of_group = last in ("", "hundred", "scale")
         if word == "and" and last in ("hundred", "scale"):
             continue

@@ -1,4 +1,5 @@
-r"""Numbers as they are written: 1,234.5 and 6e23, 1 1/2, 0.\overline{3}, 52_8, 2:30."""
+r"""Reads numbers in all ways in which they are written: 1,234.5 and 6e23, 1 1/2, 0.\overline{3},
+52_8, 2:30. Functions with a cursor read at its position and move it behind the number."""
 
 import re
 from fractions import Fraction
@@ -107,8 +108,8 @@ def take_colon(cursor: Cursor) -> Colon | None:
 
 
 def take_number(cursor: Cursor) -> Number | BaseNumeral:
-    """The number that stands here, with its fraction or exponent; Unreadable where it is none, or
-    is too long."""
+    r"""The number at the cursor, with its fraction or exponent: 1,234.5, 0.\overline{3}, 52_8.
+    Unreadable where there is none, or where it is too long."""
     base_numeral = _BASE_NUMERAL.match(cursor.text, cursor.position)
     if base_numeral and base_numeral["digits"].isdigit():  # A3 may be a product of variables
         cursor.position = base_numeral.end()
@@ -130,19 +131,22 @@ def take_number(cursor: Cursor) -> Number | BaseNumeral:
 
 
 def _take_decimal(cursor: Cursor) -> Number:
-    """1,234.5 or 6e23 or 1 1/2."""
-    # In brackets, a comma parts items: (1,234) has two.
+    """A decimal number at the cursor, also with an exponent or a fraction: 1,234.5, 6e23, 1 1/2.
+    Unreadable where there is none."""
+    # In brackets a comma separates items: (1,234) has two.
     match = None if cursor.in_brackets else cursor.take(_THOUSANDS)
     if match is None:
         match = cursor.take(_PLAIN_NUMBER)
     if match is None:
         raise Unreadable(cursor.text[cursor.position :])
+
     literal = _THOUSANDS_MARKS.sub("", match[0])
     has_point = "." in literal
     if has_point and cursor.text.startswith((".", r"\ldots", r"\dots"), cursor.position):
         raise Unreadable("dots")  # without a period that _ENDLESS sees: 3.14...
     value = Fraction(literal.rstrip("."))
 
+    # 3e-1 may be 3 e - 1 in a formula: a negative exponent only counts where the cursor allows it.
     exponent = _EXPONENT.match(cursor.text, cursor.position)
     if exponent and (cursor.with_exponents or exponent[1][0] != "-"):
         cursor.position = exponent.end()

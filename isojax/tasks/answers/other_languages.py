@@ -213,8 +213,9 @@ def denies_in_cjk(clause: str) -> bool:
 
 
 def leaves_value_open(sentence: str, start: int, end: int) -> bool:
-    """Whether a sentence in another language than English states the value from `start` to `end`
-    not, or not alone."""
+    """Whether a sentence in another language than English does not state the value at
+    sentence[start:end] as a fact: it denies, supposes, bounds or guesses it, or lists it with
+    another value."""
     before = sentence[:start]
     if _HAS_CJK.search(sentence):
         clause = _cjk_clause(before)
@@ -229,5 +230,6 @@ def leaves_value_open(sentence: str, start: int, end: int) -> bool:
 
     if _NOT_THE_VALUE.search(sentence) or supposes_in_other_languages(before):
         return True
-    is_decimal = "." in sentence[start:end]  # which may be rounded because that was asked for
+    # "About 33.3" is no guess: a decimal may be rounded because that was asked for.
+    is_decimal = "." in sentence[start:end]
     return not is_decimal and _GUESSED.search(sentence) is not None

@@ -41,7 +41,9 @@ class RealSets:
         self.arithmetic = arithmetic
 
     def intervals(self, node: Node) -> list[Interval]:
-        """The parts of a set, in ascending order; NotASet where it is none."""
+        """The set that a node describes, as intervals that are apart and in ascending order: two
+        for x < 1 or x > 5. A single number is an interval with both ends. NotASet where the node
+        is no set of real numbers."""
         match node:
             case Group("{}", items):
                 points = [Interval(item, item, True, True) for item in map(_real, items)]
@@ -65,7 +67,8 @@ class RealSets:
         raise NotASet
 
     def _solutions(self, relation: Relation) -> list[Interval]:
-        """The numbers of x < 3, 1 <= x < 5, x != 2 and x in a set; NotASet of other relations."""
+        """The solutions of an inequality or membership of one variable, as intervals: of x < 3,
+        1 <= x < 5, x != 2 or x in a set. NotASet for other relations."""
         operators = relation.operators
         sides = relation.sides
         if operators == ("in",) and isinstance(sides[0], Symbol):
@@ -100,7 +103,8 @@ class RealSets:
         raise NotASet
 
     def _complement(self, parts: list[Interval]) -> list[Interval]:
-        """The gaps before, between and after parts, which are in ascending order and apart."""
+        """All real numbers outside the parts, which are in ascending order and apart: the gaps
+        before, between and after them."""
         gaps: list[Interval] = []
         low: Node | None = None  # where the next gap begins: first at minus infinity
         has_low = False
@@ -121,7 +125,9 @@ class RealSets:
         return self._complement(outside)
 
     def _union(self, parts: list[Interval]) -> list[Interval]:
-        """Parts in ascending order, those that touch joined, without empty ones."""
+        """The union of intervals in any order: in ascending order, those that touch or overlap
+        joined, empty ones left out."""
+        # Sort by insertion: ends are expressions, which only `arithmetic.order` can compare.
         ordered: list[Interval] = []
         for part in parts:
             if self._is_empty(part):

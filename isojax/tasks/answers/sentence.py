@@ -273,15 +273,16 @@ _UNIT_WORDS = re.compile(r"\s*(?:[a-zA-Z°²³¢][a-zA-Z°²³¢./^ -]*)?(?![^\W
 
 
 def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
-    """The text of the value with the words behind it, which may be its unit, and without them;
-    empty where the sentence states no single value.
+    """The value that a sentence states, as texts to be read: with the words after it, which may be
+    its unit, and without them, ["17 birds", "17"]. [] where the sentence states no single value.
 
-    `is_statement`: it is what follows "the answer is", so that a value at its beginning is the one.
+    is_statement: the sentence is what follows "the answer is", so that a value at its beginning is
+    the answer.
     """
     sentence = " ".join(sentence[-MAX_SENTENCE_LENGTH:].split())
 
-    # A remark says the value once more: 160 minutes (2 hours and 40 minutes). Where it explains the
-    # value that the rest of the sentence states, both must be the same.
+    # A remark may restate the value: 160 minutes (2 hours and 40 minutes). If it is about the value
+    # that the rest of the sentence states, both must be the same, which the equation checks.
     gloss = find_gloss(sentence)
     if gloss is not None:
         explained = values_in_sentence(gloss.sentence, is_statement=is_statement)
@@ -290,6 +291,7 @@ def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
     sentence = _MORE_THAN_OTHERS.sub(r"\1", _ARROW.sub("", sentence))
     if _ANYTHING_BUT.search(sentence) or _has_two_cases(sentence):
         return []
+    # The sentence as it would be without corrections, remarks and emphasis, and its values.
     sentence = _corrected(sentence)
     sentence = _NEGATIVE.sub(r"\1-", _without_emphasis(_without_remark(sentence)))
     values = list(_VALUE.finditer(sentence))
@@ -346,11 +348,13 @@ def _without_remark(sentence: str) -> str:
 
 
 def _right_side(sentence: str) -> list[str] | None:
-    """What follows the last equals sign outside math: of 9 * 2 = 18 dollars, 18 dollars.
+    """The value after the last equals sign of a sentence, outside of math, as `values_in_sentence`
+    gives it: ["18 dollars", "18"] for "9 * 2 = 18 dollars".
 
-    Empty where that is denied, guessed or bounded; None where there is no such sign, or where it
-    belongs to a supposition.
+    [] where the value is denied, guessed, bounded or listed with another; None where there is no
+    such sign, or where it belongs to a supposition ("if x = 6").
     """
+    # Math is replaced by as many letters, so that positions stay.
     outside_math = MATH_IN_TEXT.sub(lambda match: "m" * len(match[0]), sentence)
     equals = outside_math.rfind("=")
     value = _VALUE.search(sentence, equals + 1) if equals >= 0 else None
@@ -380,8 +384,9 @@ def _right_side(sentence: str) -> list[str] | None:
 def _single_value(
     sentence: str, values: list[re.Match[str]], index: int, *, is_statement: bool
 ) -> list[str]:
-    """The value values[index] of a sentence, as `values_in_sentence` gives it; empty where the
-    words around it deny it, suppose it, or list it with another."""
+    """The value values[index] of a sentence, as `values_in_sentence` gives it: with and without the
+    words after it. [] where the words around it deny, suppose or guess it, or list it with another
+    value. values: the matches of all values in the sentence."""
     value = values[index]
     previous = values[index - 1] if index > 0 else None
     following = values[index + 1] if index + 1 < len(values) else None

@@ -1,4 +1,4 @@
-"""Plus-minus signs: an answer with them is a list of two."""
+"""Plus-minus signs: an answer with ± is a list of two values."""
 
 from isojax.tasks.answers.arithmetic import functions
 from isojax.tasks.answers.tree import Apply, Group, Node, Quantity, Relation

@@ -1,5 +1,5 @@
-"""The spelling of an answer: what two texts may differ in and still say the same, letter by
-letter."""
+"""The spelling of an answer: brings texts that mean the same to one spelling, such as "$ \\dfrac12
+$." and "\\frac12"."""
 
 import re
 
@@ -74,11 +74,13 @@ def with_spaces_around_cjk(text: str) -> str:
 
 
 def normalize_answer(text: str) -> str:
-    """An answer without spacing, dollars around it and a full stop; minus signs and fractions in
-    one spelling."""
+    r"""An answer in one spelling: without dollars around it, tags, sizes, fonts, spaces of LaTeX
+    and a full stop, and with one kind of minus sign and fraction. "\frac{1}{2}" for
+    "$\dfrac{1}{2}$."."""
     if _INTEGER.fullmatch(text):
         return text
 
+    # Characters and commands that mean the same, and tags.
     if "<" in text:
         text = _TAGS.sub("", text)
     text = text.replace("{,}", ",").replace("{:}", ":")
@@ -88,7 +90,8 @@ def normalize_answer(text: str) -> str:
     if "\\" in text:
         text = plain_style(text)
 
-    if "~" in text:  # before ~ becomes a space
+    # Spaces and sizes; "~42", about 42, before ~ becomes a space.
+    if "~" in text:
         text = _ABOUT.sub(r"\\approx ", text)
     text = _NEGATIVE_SPACE.sub("", text)
     text = _SPACES.sub(" ", text)
@@ -96,6 +99,7 @@ def normalize_answer(text: str) -> str:
     text = _FRACTION_STYLE.sub(r"\\frac", text).replace("\\%", "%")
     text = text.strip()
 
+    # The full stop, which is not the last dot of 0.333..., and dollars around the answer.
     has_digits_without_end = text.endswith("...") or _ENDS_IN_TWO_DOTS.search(text)
     text = without_emphasis(text if has_digits_without_end else text.removesuffix("."))
     for _ in range(MAX_DOLLARS):
@@ -128,8 +132,8 @@ def canonical_text(text: str) -> str:
 
 
 def is_matchable(reference: str) -> bool:
-    """Whether a response can say what a reference is: it is no missing value such as N/A, and no
-    list of answers as data, such as ["3", "4"]."""
+    """Whether a response can be equal to a reference at all: the reference is no missing value such
+    as N/A, and no list of answers in the syntax of a program, such as ["3", "4"]."""
     is_missing = re.fullmatch(r"|N/A|n/a|<NA>|NaN|nan|null|None", reference) is not None
     return not is_missing and re.match(r"""[\[({]\s*['"]""", reference) is None
 

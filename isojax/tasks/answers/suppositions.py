@@ -1,5 +1,5 @@
-"""Sentences that name a value without saying that it is the answer: they suppose it, try it, set
-out to show it, guess it, or point to a numbered place in a text.
+"""Recognizes sentences that name a value without stating it as the answer: they suppose it, try it,
+set out to show it, guess it, or point to a numbered place in a text.
 
 "Let x = 42", "If it were 42", "We want to show that it is 42", "probably 42" and "by Theorem 42"
 state nothing. What follows from a supposition does: "If x = 6, then she has 42".
@@ -167,7 +167,8 @@ PLACES = rf"{_PLACES_IN_FULL}|{_PLACES_IN_CAPITALS}|(?:{_PLACES_IN_SHORT})\."
 
 
 def is_supposed(before: str) -> bool:
-    """Whether the words before a value, in its sentence, suppose it or set out to show it."""
+    """Whether the words before a value, in its sentence, only suppose or guess it, ask for it, or
+    set out to show it: "Let x =", "If it were", "We want to show that it is"."""
     if _ASKED.match(before) or _BEGINS_WITH_A_GUESS.match(before):
         return True
     if _TO_BE_SHOWN_BEHIND_COLON.search(before):

@@ -1,4 +1,4 @@
-"""What a text says behind its answer to take it back: ", which is false", "Actually, no, that's
+"""Recognizes text after an answer that takes it back: ", which is false", "Actually, no, that's
 wrong.", "这是错的"."""
 
 import re

@@ -1,5 +1,5 @@
-"""Where a response thinks, between tags such as <think> and </think>: what it says there is no
-answer.
+"""Leaves out a response's thinking, between tags such as <think> and </think>: a value in there is
+no answer.
 
 A chat template, or a raw prompt, may write the first tag itself, so that the response begins within
 its thinking.
@@ -15,7 +15,7 @@ _MAX_TAG_LENGTH = 24
 
 
 def behind_thinking(response: str) -> str:
-    """What follows the last end of thinking; nothing where the thinking does not end."""
+    """The response after its thinking; "" where the thinking does not end."""
     tags = list(_TAG.finditer(response)) if "<" in response else []
     if not tags:
         return response

@@ -1,4 +1,5 @@
-"""An answer as a tree: the nodes, which own nothing but their parts."""
+"""An answer as a tree: the kinds of nodes. 2x = 6 cm is Relation(("=",), (Apply("*", (Number(2),
+Symbol("x"))), Quantity(Number(6), unit)))."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -8,10 +9,10 @@ from isojax.tasks.answers.units import Unit
 
 @dataclass(frozen=True)
 class Number:
-    """A rational number; `decimals` counts the digits after its point, where it has one."""
+    """A rational number."""
 
     value: Fraction
-    decimals: int | None = None
+    decimals: int | None = None  # digits after the decimal point; None where it is written without
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The unit that stands behind a number: `cm^2`, `dollars per day`, `apples`."""
+"""Reads and compares the units of answers: `cm^2`, `dollars per day`, `apples`."""
 
 import re
 from collections.abc import Mapping
@@ -190,9 +190,11 @@ def is_unit_name(word: str) -> bool:
 
 @lru_cache(4096)
 def read_unit(text: str) -> Unit | None:
-    """The unit that a text without LaTeX commands is; None where it is no unit.
+    """The unit that a text without LaTeX commands names, such as "cm^2" or "dollars per day"; None
+    where it is no unit.
 
-    An empty text is a unit without any dimension.
+    Words that no table knows, such as "apples", are a unit too. An empty text is a unit without
+    dimension.
     """
     if _NOT_UNITS.search(text):
         return None
@@ -213,6 +215,8 @@ def read_unit(text: str) -> Unit | None:
 
 
 def _read_in_latin_letters(text: str) -> Unit | None:
+    """The unit of a text in Latin letters, read token by token; None where something in it cannot
+    be part of a unit."""
     if not text:
         return Unit()
 
@@ -235,11 +239,11 @@ def _read_in_latin_letters(text: str) -> Unit | None:
 
 
 def _read_tokens(tokens: list[str]) -> Unit:
-    """The product of units that tokens from left to right say: square, cm, per, s."""
+    """The unit that tokens name from left to right: cm^2 s^-1 for ["square", "cm", "per", "s"]."""
     unit = _UnitProduct()
-    sign = 1  # of the powers; -1 behind "per"
-    next_power = 1  # of the next unit: 2 behind "square"
-    last_unit = ""  # what an exponent belongs to
+    sign = 1  # of the powers of what follows; -1 after "per"
+    next_power = 1  # of the next unit; 2 after "square"
+    last_unit = ""  # the unit to which an exponent belongs
 
     for position, token in enumerate(tokens):
         is_last = position + 1 == len(tokens)
@@ -253,7 +257,8 @@ def _read_tokens(tokens: list[str]) -> Unit:
         elif token in ("cubic", "cu"):
             next_power = 3
         elif exponent is not None:
-            if last_unit:  # which has been counted once
+            # The unit before has been multiplied in once already.
+            if last_unit:
                 unit.multiply(last_unit, sign * (exponent - 1), is_behind_per=sign < 0)
         elif token in _LINK_WORDS and not is_inch:
             continue
@@ -354,10 +359,11 @@ def _factors_of(word: str) -> tuple[_Factor, ...] | None:
 
 
 def conversion(reference: Unit | None, response: Unit | None) -> Fraction | None:
-    """What a response's number is multiplied by to be in the reference's unit; None where they
-    measure other things.
+    """The factor that converts a response's number to the unit of the reference: 1/100 from cm to
+    m. None where the two units do not measure the same.
 
-    A unit that one of them leaves out is no mistake: 25 for 25 cm, 42 apples for 42.
+    A unit that one of them leaves out is no mistake, and the factor is 1: 25 for 25 cm, 42 apples
+    for 42. None as an argument: no unit.
     """
     if reference is None or response is None or reference == response:
         return Fraction(1)

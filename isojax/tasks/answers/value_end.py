@@ -1,8 +1,8 @@
-"""Whether a value in a sentence ends where it seems to: nothing follows it, or punctuation, or
-words that leave it what it is.
+"""Whether a number in a sentence is the whole value: nothing follows it, or punctuation, or words
+that do not change its value.
 
-"5 apples in 3 bags" is 5. "5 out of 8", "5 feet 3 inches", "5 (base 8)", "5 times x" and an
-unfinished "5/" are not.
+In "5 apples in 3 bags" the 5 is the value. In "5 out of 8", "5 feet 3 inches", "5 (base 8)", "5
+times x" and an unfinished "5/" it is only a part of it.
 """
 
 import re
@@ -112,21 +112,22 @@ MAX_CLAUSE_LENGTH = 1000
 
 
 def value_ends_at(text: str, end: int) -> bool:
-    """Whether what follows `end`, up to the end of the clause, leaves a value before it what it
-    is."""
+    """Whether a value that ends at text[:end] is complete: what follows, up to the end of the
+    clause, does not change it. True for "5| apples", False for "5| out of 8"."""
     closing = _CLOSING_MARKS.match(text, end)
     start = closing.end() if closing else end
     rest = text[start : start + MAX_CLAUSE_LENGTH]
     if not rest.strip():
         return True
 
+    # A remark in brackets right after the value.
     remark = _LEADING_REMARK.match(rest)
     if remark:
         if CHANGING_REMARK.search(remark[1]) and not _MODULUS.match(remark[1]):
             return False
         rest = rest[remark.end() :]
 
-    # The clause without its remarks and powers of units, which hold numbers that change nothing.
+    # The clause, without remarks and powers of units: their numbers do not change the value.
     if _CHANGES_BEHIND_COMMA.match(rest):
         return False
     clause_end = _CLAUSE_END.search(rest)
@@ -135,7 +136,7 @@ def value_ends_at(text: str, end: int) -> bool:
     if not clause.strip(" *"):
         return clause.count("*") != 1  # one asterisk is a product cut off, two are emphasis
 
-    # The words up to the next number; 30/hour and $3/m are no divisions.
+    # The words up to the next number, without the slash of 30/hour and $3/m, which is no division.
     number = _NUMBER_LATER.search(clause)
     is_money = _MONEY_BEFORE.search(text[max(0, end - 20) : end]) is not None
     words = clause[: number.start()] if number else clause
@@ -148,14 +149,15 @@ def value_ends_at(text: str, end: int) -> bool:
         is_cut_off = clause_end is None and _LEFT_OPEN.search(clause) is not None
         return not is_cut_off
 
+    # Another number follows in the clause, which may belong to the value.
     if _REFERENCE.fullmatch(words) or (is_money and _FOR_SO_MANY.fullmatch(words)):
         return True
     return _is_a_phrase_of_its_own(words)
 
 
 def _is_a_phrase_of_its_own(words_between: str) -> bool:
-    """Whether words between two numbers part them: "apples in", but not "feet", "hours and", "of"
-    or "in"."""
+    """Whether words between two numbers separate them, so that the second does not belong to the
+    first: "apples in" does; "feet", "hours and", "of" and "in" do not."""
     without_name = re.sub(r"(?<=\s)[A-Z][a-z]+\s*$", "", words_between)  # after May 3
     words = [word.casefold() for word in re.findall(r"[^\W\d_]+", without_name)]
     if len(words) < 2 or "times" in words:

@@ -1,4 +1,5 @@
-"""The name before an equals sign: the Area of `\\text{Area} = 42`, the f(2) of `f(2) = 17`."""
+"""Reads the name on the left of an equals sign: Area in `\\text{Area} = 42`, f(2) in `f(2) =
+17`."""
 
 import re
 
@@ -42,8 +43,9 @@ _FUNCTION_BEFORE_EQUALS = re.compile(
 
 
 def take_name(cursor: Cursor) -> Symbol | None:
-    r"""The left side of `\text{Area} = 42`, `f(x) = 2x`, `f(2) = 17` or `\angle ABC = 30`; None
-    where there is none, so that what stands here is an expression."""
+    r"""The name at the cursor, up to its equals sign: Area in `\text{Area} = 42`, f in `f(x) = 2x`,
+    f(2) in `f(2) = 17`. None where there is no name, so that an expression is to be read instead.
+    Unreadable where the words suppose or guess the value."""
     match = _NAME_BEFORE_EQUALS.match(cursor.text, cursor.position)
     match = match or _FUNCTION_BEFORE_EQUALS.match(cursor.text, cursor.position)
     if not match:
@@ -51,7 +53,8 @@ def take_name(cursor: Cursor) -> Symbol | None:
 
     behind_name = match.end() - 1  # where the equals sign is
     name = match[1]
-    if name is None:  # the name has what stands in the brackets: f(2), and f(3) is another
+    # Of f(2) the argument belongs to the name, since f(3) is another value.
+    if name is None:
         cursor.position = behind_name
         return Symbol("".join(match[0].removesuffix("=").split()))
 

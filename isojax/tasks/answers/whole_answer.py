@@ -22,13 +22,14 @@ _SPACED_THOUSANDS = re.compile(r"(?<=[0-9]),\\!\s*(?=[0-9]{3})")  # the ,\! of 1
 
 
 def read_answer(text: str, *, with_exponents: bool = True) -> Node:
-    """The tree of a normalized answer, all of it; Unreadable where some of it has no meaning here.
+    """The tree of a normalized answer; Unreadable where a part of it cannot be read.
 
-    `with_exponents`: 3e-1 is .3 rather than 3 e - 1.
+    with_exponents: whether 3e-1 is 0.3; otherwise it is 3 e - 1.
     """
     if len(text) > MAX_LENGTH:
         raise Unreadable("too long")
 
+    # Bring the text to the characters and commands that the readers know.
     if "$" in text:
         text = MATH_IN_TEXT.sub(_math_content, text)
     text = _NUMBER_IN_TEXT.sub(r" \1 ", text)
@@ -36,7 +37,7 @@ def read_answer(text: str, *, with_exponents: bool = True) -> Node:
         text = text.replace(character, command)
     text = _SPACED_THOUSANDS.sub(",", text).strip()
 
-    # Forms of a whole answer that the grammar of ExpressionReader does not have.
+    # Forms of a whole answer that are no expressions; ExpressionReader reads anything else.
     numeral = whole_base_numeral(text)
     if numeral is not None:
         return numeral

@@ -93,7 +93,8 @@ class GuessTask:
     pad = TOKEN_ID[" "]
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
-        """`count` distinct problems, a game and a range each."""
+        """`count` distinct random problems, each a game and a range: prompt "C17-63=", answer "40".
+        InputError where there are not so many."""
         num_problems = len(GAMES) * len(_RANGES)
         if count > num_problems:
             raise InputError(
@@ -115,7 +116,8 @@ class GuessTask:
     def encode(
         self, problems: list[Problem], prompt_length: int, response_length: int
     ) -> EncodedProblems:
-        """Prompts of 7 tokens, and answers of three, the secret and `?`."""
+        """Problems as tokens: prompts of 7, and answers of three, the secret and `?`, padded to
+        response_length. InputError for lengths that do not fit."""
         if prompt_length != PROMPT_LENGTH or response_length < TURN_LENGTH:
             raise InputError(
                 f"cell.sampling: the task `guess` takes prompt_length = {PROMPT_LENGTH} and"
@@ -139,7 +141,8 @@ class GuessTask:
     def demonstrations(
         self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int
     ) -> EncodedProblems:
-        """Games of the player, all `count` at once; see the module."""
+        """`count` games as the player plays them (top of this file), as prompts and responses for
+        the base policy to imitate. Tokens of the task's replies are marked as ~token."""
         encoded = self.encode(self.problems(count, rng), prompt_length, response_length)
         game = encoded.ids // 10_000
         low = encoded.ids // 100 % 100
@@ -147,9 +150,10 @@ class GuessTask:
         secret = secret_number(game, low, high)
         bisect_probability = BISECT_PROBABILITY[(high - low) // WIDTHS_PER_CLASS, game]
 
+        # All games are played at once, turn by turn.
         tokens = np.full((count, response_length), self.pad, np.int32)
         is_playing = np.ones(count, bool)
-        smallest, largest = low, high  # that the replies leave
+        smallest, largest = low, high  # the numbers that the replies so far have not excluded
         for start in range(0, response_length - GUESS_LENGTH + 1, TURN_LENGTH):
             bisects = rng.random(count) < bisect_probability
             guess = np.where(bisects, (smallest + largest) // 2, rng.integers(low, high + 1))

@@ -50,8 +50,9 @@ def _prompt_text(operator: int, a: int, b: int) -> str:
 
 
 def _tokenize(texts: list[str], length: int, field: str) -> np.ndarray:
-    """Texts as tokens i32[texts, `length`], right-padded; InputError where one does not fit, or has
-    other characters. `field`: prompt or response."""
+    """Texts as tokens, one for each character, padded on the right: i32[texts, length]. InputError
+    where a text is longer, or has characters outside ALPHABET. field: "prompt" or "response", for
+    messages."""
     longest = max(texts, key=len)
     if not len(longest) <= length <= MAX_LENGTH:
         raise InputError(
@@ -83,14 +84,16 @@ class SolversTask:
     pad = TOKEN_ID[" "]
 
     def __init__(self, operators: str = OPERATORS):
-        """`operators`: two or more different ones, as in ABCG; InputError of others."""
+        """The task with these operators: two or more different letters of OPERATORS, such as
+        "ABCG". InputError for others."""
         are_different = len(set(operators)) == len(operators) >= 2
         if not are_different or not set(operators) <= set(OPERATORS):
             expected = f"two or more different operators of {OPERATORS}, as in ABCG"
             raise InputError(f"cell.task: solvers:{operators} is not {expected}.")
         self.operators = np.array([OPERATORS.index(operator) for operator in sorted(operators)])
 
-        # [operator, other operator], 0 on the diagonal; rows of CONFUSION_PROBABILITY leave it out.
+        # confusion: [operator, other operator], 0 on the diagonal, which CONFUSION_PROBABILITY
+        # leaves out. Restricted to the chosen operators, its rows are scaled to a sum of 1.
         confusion = np.zeros((len(OPERATORS), len(OPERATORS)))
         for operator, row in enumerate(CONFUSION_PROBABILITY):
             confusion[operator, np.arange(len(OPERATORS)) != operator] = row
@@ -99,7 +102,8 @@ class SolversTask:
         self._confusion_cdf = np.cumsum(selected / row_sums, 1)
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
-        """`count` distinct problems of the 10,000 for each operator."""
+        """`count` distinct random problems, of the 10,000 for each operator: prompt "12A34=",
+        answer "46". InputError where there are not so many."""
         num_problems = len(self.operators) * 100 * 100
         if count > num_problems:
             raise InputError(
@@ -139,12 +143,14 @@ class SolversTask:
     def demonstrations(
         self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int
     ) -> EncodedProblems:
-        """Problems answered by the mixture of solvers."""
+        """`count` random problems with answers of right and wrong solvers (top of this file), for
+        the base policy to imitate."""
         operator = rng.choice(self.operators, count)
         a = rng.integers(0, 100, count)
         b = rng.integers(0, 100, count)
 
-        # Who answers: a draw by inversion of the confusion's distribution, or the right solver.
+        # Who answers: the right solver, or another one, drawn by inverting the distribution
+        # function.
         wrong_index = (rng.random(count)[:, None] > self._confusion_cdf[operator]).sum(1)
         wrong_solver = self.operators[wrong_index.clip(0, len(self.operators) - 1)]
         is_right = rng.random(count) < CORRECT_PROBABILITY[operator, a % 5, b % 3]

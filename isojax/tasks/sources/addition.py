@@ -25,7 +25,8 @@ class AdditionSource:
     high: int
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
-        """`count` distinct sums, or all that there are."""
+        """`count` distinct random sums in random order, or all if there are fewer: prompt
+        "12 + 7 =", answer "19"."""
         base = 10**self.high
         num_operands = base - (0 if self.low == 1 else 10 ** (self.low - 1))
         num_sums = num_operands * (num_operands + 1) // 2  # a + b is b + a
@@ -38,8 +39,7 @@ class AdditionSource:
             for a, b in zip(first, second, strict=True):
                 distinct_sums[canonical_order(a, b)] = None
 
-        # The first draws hold more short sums than the last ones, when most of those have been met:
-        # shuffle them.
+        # Later draws have fewer short sums, since most of these have been drawn already: shuffle.
         sums = list(distinct_sums)[:count]
         problems: list[Problem] = []
         for i in rng.permutation(count):

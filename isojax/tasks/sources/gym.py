@@ -44,8 +44,9 @@ class GeneratorSource:
     deadline: float = DEADLINE_SECONDS
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
-        """The first `count` distinct problems, in random order; fewer where the generator has
-        fewer."""
+        """The generator's first `count` distinct problems, in random order; all, with a note, if
+        there are fewer. InputError where the generator fails or takes too long."""
+        # The process writes each item as a line of a file; what it prints is of no use.
         task_text = f"gym:{self.name} with {self.settings}"
         request = {**vars(self), "count": count}
         with tempfile.NamedTemporaryFile("r") as items_file:
@@ -76,7 +77,7 @@ class GeneratorSource:
                 f" {count}."
             )
 
-        # Without `size`: the scorer makes no items.
+        # For the scorer (verifiers/gym.py), which makes no items and needs no `size`.
         scorer_settings = {key: value for key, value in self.settings.items() if key != "size"}
         problems: list[Problem] = []
         for item in items:
@@ -89,8 +90,8 @@ class GeneratorSource:
 
 @source
 def gym(argument: str, data: DataConfig) -> GeneratorSource:
-    """A generator's problems; an unknown generator is an InputError when its problems are asked
-    for."""
+    """The source of a task `gym:NAME,key=value,...`. InputError for bad settings or a missing
+    package; an unknown generator is found only when problems are asked for."""
     name, _, settings_text = argument.partition(",")
     settings = read_settings(settings_text, f"gym:{name}")
     if not name:
@@ -111,7 +112,8 @@ def gym(argument: str, data: DataConfig) -> GeneratorSource:
 
 
 def _generate_items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """In the generator's process: its items, or what is wrong."""
+    """In the generator's process: its items as {index, question, entry}, or a single {"error": ...}
+    where the name or a setting is unknown. request: the fields of GeneratorSource, and count."""
     import reasoning_gym  # pyright: ignore[reportMissingImports]
     from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
 
@@ -127,6 +129,7 @@ def _generate_items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         )
         yield {"error": error}
         return
+
     config_class = DATASETS[name][1]
     known = [field.name for field in dataclasses.fields(config_class) if field.name != "seed"]
     unknown = sorted(set(settings) - set(known))
@@ -135,6 +138,8 @@ def _generate_items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"error": f"unknown settings {', '.join(unknown)}; {expected}."}
         return
 
+    # Some generators use the global random state, which is set again for each item, so that an
+    # item does not depend on those before it.
     random.seed(seed)
     dataset = reasoning_gym.create_dataset(name, seed=seed, **settings)
     for index in range(settings["size"]):
@@ -144,8 +149,8 @@ def _generate_items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _run_generator(request_text: str, items_path: str) -> None:
-    """The generator's process: write its first distinct items as lines. No handler: an alarm kills
-    a stuck process."""
+    """What the generator's process runs: write its first distinct items as lines of JSON. Each has
+    a deadline; an alarm without a handler kills a process that is stuck."""
     request = json.loads(request_text)
     seen_questions: set[str] = set()
     with Path(items_path).open("w") as f:

@@ -29,6 +29,8 @@ def parquet(argument: str, data: DataConfig) -> InMemorySource:
 
 
 def _find_files(argument: str) -> list[Path]:
+    """The files that a path, a folder or a pattern means, sorted by name; InputError where there is
+    none."""
     if not argument:
         raise InputError(
             "cell.task: parquet takes a file, a folder or a pattern: parquet:data/train.parquet."
@@ -52,7 +54,8 @@ def _find_files(argument: str) -> list[Path]:
 
 
 def _read_rows(paths: list[Path]) -> Iterator[DataRow]:
-    """The rows of files of one schema, numbered over all of them."""
+    """The rows of Parquet files with the same columns, numbered over all files. InputError where
+    columns differ, a file cannot be read, or the files are too large."""
     import pyarrow.parquet
 
     row_number = 0

@@ -36,8 +36,8 @@ TEXT_FEATURES = ("prompt", "answer", "messages", "columns")  # the last two as J
 
 @source
 def dataset(argument: str, data: DataConfig) -> "TfdsSplits":
-    """Some splits of a data set; InputError where there is no such data set or split, or a package
-    is missing."""
+    """The source of a task `tfds:FOLDER#SPLIT,SPLIT`: some splits of a data set. InputError where
+    there is no such data set or split, or a package is missing."""
     folder, _, split_names = argument.partition("#")
     if not folder:
         raise InputError(
@@ -47,6 +47,8 @@ def dataset(argument: str, data: DataConfig) -> "TfdsSplits":
     splits = builder.info.splits
     sizes = {name: splits[name].num_examples or 0 for name in sorted(splits)}
 
+    # Without names the split `all`, or the only one. Where it is unclear which, there are no names,
+    # and `problems` refuses.
     names: list[str] = []
     if split_names:
         names = split_names.split(",")
@@ -85,8 +87,8 @@ class TfdsSplits:
         return random_subset(candidates, count, rng)
 
     def _read_rows(self, name: str) -> Iterator[DataRow]:
-        """The records of a split, numbered over all splits by name: the same number whichever
-        splits are read."""
+        """The records of a split as rows. Their numbers count over all splits of the data set in
+        order of name, so that a record has the same number whichever splits are read."""
         import grain
 
         info = self.builder.info
@@ -115,8 +117,9 @@ class TfdsSplits:
 def write_dataset(
     folder: Path, splits: Mapping[str, Sequence[Problem]], metadata: Mapping[str, Any]
 ) -> None:
-    """Write a data set whole or not at all, one file per split; `metadata`, plain JSON, becomes its
-    metadata.json."""
+    """Write problems as a data set in a new folder, one file per split: splits: such as
+    {"hard_train": [...]}; metadata: plain JSON, for its metadata.json. After a failure no folder is
+    left. InputError where the folder exists."""
     if folder.exists():
         raise InputError(
             f"{folder} exists already, and a data set is written once; choose another, or move it"
@@ -130,6 +133,7 @@ def write_dataset(
         features["solved"] = np.float64  # sums of graded rewards
     features |= {name: tfds.features.Text() for name in TEXT_FEATURES}
 
+    # One shard for each split, however large.
     largest = max(map(len, splits.values()), default=0)
     with atomic_folder(folder) as temp:
         identity = tfds.core.DatasetIdentity(
@@ -185,8 +189,8 @@ def import_tfds() -> ModuleType:
 
 
 def _open_builder(folder: Path) -> Any:
-    """The builder of a data set; InputError where the folder holds none that is read without
-    TensorFlow."""
+    """The TFDS builder of the data set in a folder; InputError where there is none, or where its
+    files are not ArrayRecord, which alone can be read without TensorFlow."""
     if not (folder / "dataset_info.json").is_file():
         expected = "expected its dataset_info.json, as in DIR/splits of `isojax difficulty`"
         raise InputError(f"{folder} is no TFDS data set; {expected}.")

@@ -1,13 +1,13 @@
-"""Verifiers judge responses, correct or not, or by scores: one file each, which imports little:
-processes stay small.
+"""Verifiers judge responses: correct or not, or by scores. Each is a file, which should import
+little, since it may be loaded in many processes.
 
 A verifier's file has
 
     @verifier(isolated=..., pure=...)
     def build(argument: str) -> Check
 
-which makes the check, from the text after the colon of `cell.verifier.use`; in the worker where
-`isolated`.
+which makes the check; `argument` is the text after the colon of `cell.verifier.use`. With
+`isolated` it is called in the worker process.
 
 InputError from `build`, or from a check whose problem cannot be judged at all, ends the run with
 its message. Whatever else an isolated check raises costs its own rollout only; a check that is not
@@ -31,7 +31,7 @@ SCORE_TOLERANCE = 1e-6  # of a score that says 0, 1 or -1
 
 @dataclass(frozen=True)
 class VerifierTraits:
-    """What the decorator `verifier` says of a verifier."""
+    """The arguments of the decorator `verifier`."""
 
     isolated: bool  # whether its checks may hang, crash or exhaust memory; they then run in workers
     pure: bool  # whether a verdict depends on its arguments only; equal ones are checked once
@@ -41,7 +41,7 @@ verifier = PluginKind("verifier", "tasks.verifiers", VerifierTraits)
 
 
 class Verdict(NamedTuple):
-    """What a check says of a response.
+    """The judgement of a check on a response.
 
     correct: the reward where rewards are binary.
     parsed: an answer was found in the response, correct or not.
@@ -95,8 +95,8 @@ def load_verifier(use: str | Mapping[str, str]) -> LoadedVerifier:
 
 
 def verifier_files(use: str | Mapping[str, str]) -> list[Path]:
-    """The user's files that `cell.verifier.use` names: function:FILE.py:NAME, modules, and
-    verifiers of their own."""
+    """The user's Python files that `cell.verifier.use` refers to: of function:FILE.py:NAME, of
+    modules, and of verifiers that the user has added."""
     uses = [use] if isinstance(use, str) else list(use.values())
     plugins = [verifier.load(one.partition(":")[0]) for one in uses]
     files = [plugin.file for plugin in plugins if not plugin.is_own]
@@ -115,13 +115,15 @@ def verifier_files(use: str | Mapping[str, str]) -> list[Path]:
 
 
 def _combine(checks: Mapping[str, Check]) -> Check:
-    """The check that makes all of `checks`, whose verdict has their scores by name.
+    """A check that makes several checks, by the names of their scores. Its verdict is correct where
+    all are, and has all scores by name.
 
-    The first that fails ends it. One that does not apply to a problem has no say there; of a
-    problem to which none applies that is the failure `none`.
+    A check that fails without a score ends it with that failure. A check that does not apply to a
+    problem is left out there; where none applies, that is the failure `none`.
     """
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
+        # Make the checks, up to the first that fails.
         verdicts: dict[str, Verdict] = {}
         for name, check_one in checks.items():
             verdict = check_one(problem, prompt, response)
@@ -159,8 +161,8 @@ def _combine(checks: Mapping[str, Check]) -> Check:
 
 
 def _main_score(verdict: Verdict) -> float:
-    """A verdict's main score, else whether it is correct; NaN where an error left none, which is a
-    failure of graded rewards."""
+    """A verdict's main score; where it has none, 1 or 0 for correct or not, and NaN after an error
+    (which graded rewards count as a failure)."""
     without_score = nan if verdict.failure == "error" else float(verdict.correct)
     return verdict.scores_by_name().get(MAIN_SCORE, without_score)
 
@@ -173,14 +175,17 @@ class GradedVerdict(NamedTuple):
 
 
 def weigh_scores(verdict: Verdict, weights: Mapping[str, float]) -> GradedVerdict:
-    """The graded reward of a verdict: the mean of the scores that `weights` names, so weighted.
+    """The graded reward of a verdict: the weighted mean of its scores. weights: the weight of each
+    score, by name.
 
-    A score outside 0..1, or missing, is the failure `score`; of a failure, reward and scores are 0.
-    A score that does not apply is left out of the mean, and recorded as 0.
+    A score that is missing or outside 0..1 makes the verdict a failure, `score`. After a failure
+    reward and scores are 0. A score that does not apply to the problem is left out of the mean, and
+    recorded as 0.
     """
     no_scores = dict.fromkeys(weights, 0.0)
     if verdict.failure not in ("", "partial") and verdict.scores is None:
         return GradedVerdict(0.0, verdict._replace(scores=no_scores))
+
     applying = {
         name: weight for name, weight in weights.items() if name not in verdict.not_applicable
     }
@@ -202,8 +207,8 @@ def weigh_scores(verdict: Verdict, weights: Mapping[str, float]) -> GradedVerdic
 
 
 def _describe_bad_score(verdict: Verdict, names: Sequence[str]) -> str:
-    """What is wrong with the last of these scores that graded rewards cannot be made of; empty
-    where there is none."""
+    """What is wrong with the scores of these names, in words: one is missing or outside 0..1 (the
+    last such one is described); "" where all are usable."""
     scores = verdict.scores_by_name()
     message = ""
     for name in names:

@@ -33,7 +33,8 @@ NO_SCORE = {MAIN_SCORE: math.nan}  # what the function returned is none, whateve
 
 @verifier(isolated=True, pure=False)
 def build(argument: str) -> Check:
-    """The check that calls the function; InputError where it cannot be found or imported."""
+    """A check that calls the function of `argument`, FILE.py:NAME or MODULE:NAME, with the
+    arguments that it names (top of this file); InputError where it cannot be found or imported."""
     function = load_function("function", argument)
     parameters = inspect.signature(function).parameters.values()
     takes_all_columns = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -44,6 +45,8 @@ def build(argument: str) -> Check:
     place = describe_function(function)
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
+        """The verdict of the function's score; InputError where it needs a column that the problem
+        does not have."""
         arguments = {
             **problem.columns,
             "prompts": prompt,
@@ -70,8 +73,9 @@ def build(argument: str) -> Check:
 
 
 def _read_scores(returned: Any, response: str, place: str) -> Verdict:
-    """The verdict of a list of one score; of anything else a failure that says what was
-    returned."""
+    """The verdict of what a function returned, which should be a list of one score. None as the
+    score: the function does not apply to the problem. Anything else is a failure, whose message
+    describes it. place: where the function is defined, for messages."""
     is_list = isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping)
     scores = list(returned) if is_list else []
     if len(scores) != 1:
@@ -87,10 +91,10 @@ def _read_scores(returned: Any, response: str, place: str) -> Verdict:
 
 
 def wait_for_coroutines(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function; where it is `async def`, one that waits for its results.
+    """A function that calls this one and, where it is `async def`, waits for its result.
 
-    One event loop serves all calls, as a client for HTTP that the function keeps belongs to the
-    loop that has first used it.
+    One event loop serves all calls: an HTTP client that the function keeps can only be used in the
+    loop in which it was used first.
     """
     runner = asyncio.Runner()  # it makes the loop when it is first used
 
@@ -120,8 +124,9 @@ def describe_value(value: Any) -> str:
 
 
 def load_function(verifier: str, argument: str, default_name: str = "") -> Callable[..., Any]:
-    """The function of `file.py:name` or `package.module:name`; InputError says where and why there
-    is none."""
+    """The user's function that `argument`, FILE.py:NAME or PACKAGE.MODULE:NAME, refers to; without
+    a NAME that of default_name. verifier: such as "function", for messages. InputError where it
+    cannot be imported or found."""
     module_or_file, _, name = argument.partition(":")
     name = name or default_name
     if not module_or_file or not name:
@@ -160,10 +165,12 @@ def load_function(verifier: str, argument: str, default_name: str = "") -> Calla
 
 
 def score_to_verdict(score: Any, response: str, place: str = "") -> Verdict:
-    """The verdict of a score: 1 (or True) is correct, any other number is not.
+    """The verdict of a score that a user's function gave: 1 (or True) is correct, any other number
+    is not. No number, or one that is not finite, is the failure `error`.
 
-    Where rewards are binary, numbers but 0, 1 and -1 are the failure `partial`, and of those the
-    ones above 1 `score`: whoever returns 2 for a right answer means 1.
+    For binary rewards, numbers other than 0, 1 and -1 are suspect: the failure `partial`, or
+    `score` above 1, where the function probably means something else by 1. place: where the
+    function is defined, for messages.
     """
     giver = place or "the function"
     try:

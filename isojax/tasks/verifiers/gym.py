@@ -28,7 +28,8 @@ def build(argument: str) -> Check:
 
 
 def check(problem: Problem, prompt: str, response: str) -> Verdict:
-    """Correct where the generator's scorer gives 1; parsed where there is any answer."""
+    """Judge a response by the scorer of the problem's generator: correct where the score is 1,
+    parsed where there is any answer. InputError for a problem of another source."""
     columns = problem.columns
     if not {"gym", "settings", "entry"} <= set(columns):
         raise InputError(

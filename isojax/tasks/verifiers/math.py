@@ -57,7 +57,8 @@ _EXPONENT_OR_E = re.compile(r"[0-9][eE]-[0-9]")
 
 @verifier(isolated=True, pure=True)
 def build(argument: str) -> Check:
-    """The check; InputError where an argument is given, or math-verify is missing."""
+    """The check that compares a response's final answer with the reference; InputError where an
+    argument is given, or a package of the extra [verify] is missing."""
     refuse_argument("math", argument)
     math_verify = import_extra("verify", "cell.verifier.use = math", "math_verify")
     mpmath = import_extra("verify", "cell.verifier.use = math", "mpmath")
@@ -83,7 +84,9 @@ def build(argument: str) -> Check:
 def _judge(
     reference: str, statement: Statement, equality: Equality, algebra: ComputerAlgebra
 ) -> Verdict:
-    """The verdict of what a response states, by the cheapest comparison that decides."""
+    """Compare the answer that a response states with the reference, cheap comparisons first: as
+    options, plain numbers and text, then as expressions. reference: normalized
+    (`reference_answer`). parsed in the verdict: whether there is an answer at all."""
     if not statement.text:
         return Verdict(correct=False, parsed=False)
     is_stated = statement.form is not Form.NOWHERE
@@ -136,10 +139,10 @@ def _same_options(reference: str, statement: Statement, answer: str) -> bool:
 
 
 def _same_plain_numbers(reference: str, answer: str) -> bool | None:
-    """Whether an integer or decimal is the reference, which is one too; None where one of them is
-    something else.
+    """Whether two integers or decimals are equal; None where reference or answer is anything else.
+    The answer may have a dollar sign or a unit: "$1,234.50", "42 apples".
 
-    These are most of all answers, so they are compared first.
+    Most answers are of this kind, and are decided here, which is fast.
     """
     if reference == answer and reference.isdigit():
         return True
@@ -190,7 +193,8 @@ def _read_reference(reference: str) -> tuple[Node, ...]:
 
 
 def _read_statement(statement: Statement) -> tuple[Node, ...]:
-    """The trees of the value in a sentence; none where there is no single one."""
+    """The trees of the value that a sentence states, or of a value in a text that marks no answer;
+    () where it states none, or several."""
     if statement.form is Form.NOWHERE:
         values = last_values(statement.text)
     else:
@@ -225,7 +229,7 @@ def _same_text(reference: str, answer: str) -> bool:
 def read(text: str) -> tuple[Node, ...]:
     """The trees that an answer may be, in the order of what is more likely; none where it cannot be
     read whole."""
-    # 3e-1 is .3, or 3 e - 1.
+    # 3e-1 may be 0.3, or 3 e - 1.
     readings_of_e = (True, False) if _EXPONENT_OR_E.search(text) else (True,)
 
     nodes: list[Node] = []

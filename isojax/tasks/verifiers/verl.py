@@ -30,8 +30,9 @@ PROMPT_PARAMETER = "prompt_str"  # which verl does not pass
 
 @verifier(isolated=True, pure=False)
 def build(argument: str) -> Check:
-    """The check that calls the function; InputError where it cannot be imported, or does not take
-    verl's arguments."""
+    """A check that calls a reward function written for verl; argument: FILE.py or MODULE, with
+    :NAME where it is not called compute_score. InputError where it cannot be imported, or does not
+    take verl's arguments."""
     compute_score = load_function("verl", argument, default_name="compute_score")
     takes_prompt = False
     try:
@@ -49,6 +50,7 @@ def build(argument: str) -> Check:
     place = describe_function(compute_score)
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
+        """Call the function as verl does, with the problem's columns, and read what it returns."""
         columns = problem.columns
         reward_model = columns.get("reward_model") or {}
         answer = reward_model.get("ground_truth", problem.answer)
