@@ -1,10 +1,10 @@
-"""The run ledger, written and read: what a run measured, one JSON line per point, append-only,
-readable by any tool.
+"""Writes and reads ledgers. A run's ledger is the file of its evaluations (points), one JSON line
+each, which is only appended to and can be read by any tool.
 
-A cell's folder holds `records.jsonl` (a header line of kind "cell", then lines of kind "eval"; the
-same bits whenever the same run is repeated), `timing.jsonl` (wall-clock times) and, once it has
-ended, `health.json`, whether it ended well. A torn last line, left by a kill or a full disk, loses
-that line alone. ledger_rows.py says what each line means."""
+A cell's folder contains `records.jsonl` (a header line of kind "cell", then lines of kind "eval";
+the same bits whenever the same run is repeated), `timing.jsonl` (wall-clock times) and, once the
+run has ended, `health.json`: whether it ended well. A torn last line, left by a kill or a full
+disk, loses only that line. ledger_rows.py defines the lines."""
 
 import json
 import os
@@ -39,11 +39,14 @@ INCLUDE_FLAGGED = "--include-flagged"
 
 
 class Ledger:
-    """A cell's ledger, open for appending; opening cuts a torn last line. A point that is recorded
-    already, as a run meets that resumes from an older checkpoint, stays as it is. `on_append` is
-    called after each new point."""
+    """A cell's ledger, open for appending. `on_append` is called after each new point. A run that
+    resumes from an older checkpoint measures some points again: those that are recorded already
+    stay as they are."""
 
     def __init__(self, folder: Path, cell: Cell, cell_hash: str):
+        """Open the ledger in a cell's folder, or begin it; a torn last line is cut off. cell_hash:
+        of the settings that decide a run's result. InputError where the ledger is that of another
+        cell or other settings."""
         self.folder = folder
         self.path = folder / RECORDS_FILE
         self.on_append: Callable[[], None] = lambda: None
@@ -98,9 +101,10 @@ def _append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def write_run(folder: Path, run: RunRecord) -> None:
-    """A whole run, measured elsewhere, as records.jsonl and, where its device hours are known,
-    timing.jsonl. InputError for a cell or a point that no run can have."""
-    # What could not be read back is refused before a file is written.
+    """Write a whole run that was measured elsewhere as a ledger in a new folder: records.jsonl and,
+    where its device hours are known, timing.jsonl. InputError for a cell or a point that no run can
+    have."""
+    # Check first that the ledger could be read back, before a file is written.
     header = header_row(run.cell, run.cell_hash)
     parse_cell(header, run.source)
     # asdict would copy every number of a point: of a million points, half a minute.
@@ -123,8 +127,8 @@ def _rows_text(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRecord:
-    """One cell's folder as a RunRecord; `warn` says that a torn last line is left out; InputError
-    for another."""
+    """The run in a cell's folder. warn: called with a sentence where a torn last line is left out.
+    InputError where another line is broken, or where there is no evaluation yet."""
     path = folder / RECORDS_FILE
     rows, torn = read_ledger_lines(path)
     if torn and warn is not None:
@@ -200,8 +204,8 @@ def recorded_points(folder: Path) -> RecordedPoints:
 
 
 def ledger_folders(paths: Iterable[str | Path]) -> list[Path]:
-    """The cells' folders below the given sweep folders, cell folders or ledgers; InputError where
-    one holds none."""
+    """The folders of all cells below the given paths, each a sweep's folder, a cell's folder or a
+    records.jsonl; InputError where a path has none."""
     folders: list[Path] = []
     for path in map(Path, paths):
         if path.name == RECORDS_FILE and path.is_file():
@@ -249,7 +253,8 @@ def default_metric(runs: Sequence[RunRecord]) -> str:
 
 
 def run_conflicts(runs: Sequence[RunRecord]) -> Iterator[str]:
-    """Why sorted runs cannot be fitted together: two of one cell, or different `cell` settings."""
+    """The reasons why runs cannot be fitted together, a sentence each: two ledgers of one cell and
+    seed, or different `cell` settings. runs: sorted by cell."""
     for a, b in pairwise(runs):
         both_sources = f"{a.source}, line 1 and {b.source}, line 1"
         if a.cell == b.cell:

@@ -1,4 +1,4 @@
-"""The rows of a ledger's files: what each means, and what is refused of it.
+"""The rows of a ledger's files: their meaning, and their checks when they are read.
 
 A row is a JSON object on a line of its own, of one of these kinds:
 
@@ -66,7 +66,8 @@ class LedgerLines(NamedTuple):
 
 
 def read_ledger_lines(path: Path) -> LedgerLines:
-    """The rows of a ledger's file; InputError where a line other than a torn last one is broken."""
+    """The rows of records.jsonl or timing.jsonl, and what there is of a torn last line; InputError
+    where the file cannot be read, or another line is broken."""
     try:
         data = read_file(path)
     except OSError as e:
@@ -96,7 +97,7 @@ def _parse_line(line: bytes) -> dict[str, Any]:
 
 
 class CellRecord(NamedTuple):
-    """What the rows of records.jsonl say."""
+    """The content of a records.jsonl."""
 
     cell: Cell
     points: tuple[EvalPoint, ...]
@@ -104,7 +105,8 @@ class CellRecord(NamedTuple):
 
 
 def parse_rows(rows: Sequence[Row], path: Path) -> CellRecord:
-    """A ledger that has a line; InputError where a row cannot be used."""
+    """The cell and the evaluations of a ledger's rows, of which there is at least one. path: for
+    messages. InputError where a row cannot be used, or where C or M fall."""
     header = rows[0]
     cell = parse_cell(header, f"{path}, line 1")
     for line_number, row in enumerate(rows[1:], 2):
@@ -144,7 +146,8 @@ def failure_reason(rows: Sequence[Row]) -> str:
 
 
 def parse_point(row: Row | EvalPoint, location: str) -> EvalPoint:
-    """A ledger's row, or a log's point, as an evaluation; InputError where no run can measure its
+    """A row of a ledger, or a point of a log, as a checked evaluation. location: file and line.
+    InputError where a field is missing or of another type, or where no run can measure such
     numbers."""
     try:
         point = _POINT_ADAPTER.validate_python(row)
@@ -166,7 +169,8 @@ def parse_point(row: Row | EvalPoint, location: str) -> EvalPoint:
 
 
 def _check_ranges(point: EvalPoint) -> None:
-    """ValueError for numbers that no run can measure, or that contradict each other."""
+    """ValueError for an evaluation with numbers that no run can measure (negative counts, an
+    average above 1), or whose averages contradict its counts."""
     _check_range("samples", point.samples, MAX_SAMPLES)
     for count in chain(point.counts, *point.extra.values()):
         _check_range("counts", count, point.samples)
@@ -207,8 +211,8 @@ def _is_average(metric: str) -> bool:
 
 
 def parse_cell(header: Row, location: str) -> Cell:
-    """The cell that a ledger's first line names; InputError where it is of another schema, or no
-    run's."""
+    """The cell that the first line of a ledger names, with its schedule if it has one. location:
+    file and line. InputError for another schema, or for numbers that no cell has."""
     lowest_values = {"B_p": 1, "n": 1, "seed": 0}
     are_counts = all(
         type(header.get(name)) is int and lowest <= header[name] <= MAX_COUNT
@@ -225,8 +229,9 @@ def parse_cell(header: Row, location: str) -> Cell:
 
 
 def _with_schedule(cell: Cell, header: Row, location: str) -> Cell:
-    """The cell with its schedule's name and stages, n_max and is_of_spend; InputError where these
-    are none."""
+    """The cell with the schedule that a ledger's header names: its name, its stages, n_max, and
+    is_of_spend (whether it is one that `spend` made). InputError where these are not valid, or
+    do not begin with the cell's B_p and n."""
     try:
         name = str(header["schedule"])
         stages = tuple(Stage(*stage) for stage in header["stages"])

@@ -1,6 +1,7 @@
-"""Other trainers' logs: one file per format, here or a user's own, with a function
-`read(path) -> list[LogTable]` that has the decorator `@importer(fields=...)`. All that isojax knows
-of a format is in its file: an importer imports no other, and nothing else names it."""
+"""Importers of other trainers' logs: one file per format, here or in a user's folder, with a
+function `read(path) -> list[LogTable]` that has the decorator `@importer(fields=...)`. All that
+isojax knows of a format is in its file: importers do not import each other, and nothing else names
+them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ from isojax.runs.logs.log_table import LogTable
 
 @dataclass(frozen=True)
 class ImporterTraits:
-    # for a field, the columns that the format is known to write it in
+    """The arguments of the decorator `importer`."""
+
+    # field (log_table.py: FIELD_HELP) -> the columns in which the format is known to write it
     fields: Mapping[str, Sequence[str]]
 
-    # Whether a file is of this format, where no --from says it.
+    # Whether a file is of this format, where the user gives no --from.
     detect: Callable[[LogStart], bool] | None = None
     # Other formats are written in the same form, or beside such files: any other format that is
     # detected counts before this one.

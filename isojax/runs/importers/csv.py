@@ -43,8 +43,8 @@ MEANS_NOTE = (
 
 
 def detect(log: LogStart) -> bool:
-    """Whether it is named so, or its first two lines are divided alike and the second has a
-    number."""
+    """Whether a file is CSV: by the end of its name, or because its first two lines are divided
+    equally often by one mark and the second contains a number."""
     if not log.content or log.is_json:
         return False
     if log.ends_in(SUFFIXES):
@@ -61,7 +61,8 @@ def detect(log: LogStart) -> bool:
 
 
 def read_growing(path: Path) -> list[LogTable]:
-    """As `read`, without a last line that has no end: nothing else shows whether it is whole."""
+    """As `read`, for a log that is still being written: a last line without a line end is left out,
+    since nothing else shows whether it is complete."""
     check_log_file(path)
     text = read_text(path)
     return _read_tables(path, text[: text.rfind("\n") + 1], text)
@@ -77,19 +78,21 @@ def read_growing(path: Path) -> list[LogTable]:
     read_growing=read_growing,
 )
 def read(path: Path) -> list[LogTable]:
-    """A table, in the wide form one per run; InputError as `parse_csv`."""
+    """The file as one table, in the wide form as one for each run; InputError as `parse_csv`."""
     check_log_file(path)
     text = read_text(path)
     return _read_tables(path, text, text)
 
 
 def _read_tables(path: Path, text: str, whole_text: str) -> list[LogTable]:
-    """The tables of the lines in `text`; `whole_text` is all that the file has."""
+    """The tables in `text`, the lines to be read; whole_text is all of the file, in which further
+    headers are refused (two files joined into one)."""
     table = parse_csv(path, text)
     reject_further_headers(table.source, whole_text)
     if len(table.columns) == 1:
         _refuse_lone_column(table)
 
+    # The form: wide by its names RUN - METRIC, long by its columns, plain otherwise.
     is_chart = len(table.columns) > 1 and all(" - " in name for name in table.columns[1:])
     if is_chart or any(name.endswith(BOUND_SUFFIXES) for name in table.columns):
         return list(_read_wide(table))
@@ -122,7 +125,9 @@ def _refuse_lone_column(table: DataTable) -> NoReturn:
 
 
 def _read_long(table: DataTable, metric: str, value: str) -> LogTable:
-    """Each row's value in a column of its metric's name, the other columns as they are."""
+    """A table in the long form, one row per value, as one with a column for each metric: the value
+    of a row moves to the column of its metric's name. metric, value: the names of these two
+    columns."""
     rows = table.rows
     names = rows.column(metric)
     values = rows.column(value)
@@ -146,7 +151,8 @@ def _read_long(table: DataTable, metric: str, value: str) -> LogTable:
 
 
 def _read_wide(table: DataTable) -> Iterator[LogTable]:
-    """A table of each run; a run has no row for a step at which its cells are empty, or say NaN."""
+    """A table for each run of a W&B chart. A run has no row for steps at which its cells are empty
+    or NaN."""
     steps, *others = table.columns
     if not steps or steps.endswith(BOUND_SUFFIXES) or "time" in steps.lower():
         problem = f"{table.source}, {table.header_position}: the first column is {steps!r}"
@@ -158,7 +164,7 @@ def _read_wide(table: DataTable) -> Iterator[LogTable]:
     metrics_of_run = _metrics_of_runs(others)
     all_metrics = {metric for metrics in metrics_of_run.values() for metric in metrics.values()}
     only_metric = all_metrics.pop() if len(all_metrics) == 1 else ""
-    # a chart may be over rollouts
+    # The first column counts steps by its name; otherwise it keeps its name, such as rollouts.
     clock = "step" if re.search("step|update|iter", steps.lower()) else steps
 
     rows_of_run: dict[str, RowTable] = {}

@@ -45,7 +45,7 @@ ScalarSeries = dict[str, list[ScalarPoint]]  # by tag, in the order written
 
 @dataclass
 class _EventFile:
-    """What an event file holds."""
+    """The content of one event file."""
 
     series: ScalarSeries = field(default_factory=lambda: defaultdict(list))
     config: dict[str, Any] = field(default_factory=dict)  # the run's settings
@@ -80,7 +80,7 @@ def find_logs(folder: Path) -> list[Path]:
     ),
 )
 def read(path: Path) -> list[LogTable]:
-    """An event file, or the event files of a folder, as one run."""
+    """An event file, or all event files of a folder, as the table of one run."""
     files = sorted(path.glob(EVENT_FILE_PATTERN)) if path.is_dir() else [path]
     # A run that was killed before its first flush leaves an empty file.
     files = [file for file in files if file.stat().st_size] or files
@@ -99,6 +99,7 @@ def read(path: Path) -> list[LogTable]:
                 "(the run was stopped as it was written) and is left out"
             )
 
+        # After a restart a run logs some steps again: the later file counts.
         relogged = 0
         for tag, points in events.series.items():
             joined = _join_restart(series[tag], points, f"{file} logs {tag}")
@@ -132,8 +133,9 @@ def _join_restart(
 
 
 def _rows(path: Path, series: ScalarSeries, time_of_step: dict[int, float]) -> tuple[DataRow, ...]:
-    """One row per step, and a further one for a tag that was logged twice at a step."""
-    # isojax's own files have the tag M, and C for the step
+    """The scalars as rows, one for each step, with tags as columns. Where a tag was logged several
+    times at a step, its further values get further rows of this step."""
+    # isojax's own event files have C as their step, and the updates as a tag M.
     clock = "rollouts" if "M" in series else "step"
 
     # (step, how many values a tag had there before) -> the values there
@@ -153,6 +155,7 @@ def _rows(path: Path, series: ScalarSeries, time_of_step: dict[int, float]) -> t
 
 
 def _read_event_file(file: Path) -> _EventFile:
+    """The scalars, settings and times of an event file; InputError where it is none or damaged."""
     event_class = import_extra(
         "tensorboard", "--from tensorboard", "tensorboardX.proto.event_pb2"
     ).Event
@@ -184,7 +187,8 @@ def _arguments_of(tensor: Any) -> dict[str, int | float | str]:
 
 
 def _scalar_of(value: Any) -> float | None:
-    """The number of a summary's value; None where it is no scalar."""
+    """The number of a value in a summary (a protobuf message); None where it is no scalar, but an
+    image or a text, say."""
     kind = value.WhichOneof("value")
     if kind == "simple_value":
         return value.simple_value
@@ -216,7 +220,8 @@ def _numeric_hparams(content: bytes, file: Path) -> dict[str, Any]:
 
 
 def _split_records(file: Path) -> LogRecords:
-    """The events of a file, each as bytes."""
+    """The events of a file, each as bytes (the format is at the top of this file). An event that is
+    cut off at the end is left out; InputError where a checksum is wrong."""
     from tensorboardX.record_writer import masked_crc32c
 
     data = file.read_bytes()

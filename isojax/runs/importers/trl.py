@@ -76,13 +76,13 @@ def find_logs(folder: Path) -> list[Path]:
     example="isojax records import out/checkpoint-500 --from trl --out runs/trl",
 )
 def read(path: Path) -> list[LogTable]:
-    """A trainer_state.json or its log_history, a checkpoint's folder, or an output folder (its
-    last), as one run."""
+    """The table of one run, from a trainer_state.json, its log_history saved alone, a checkpoint's
+    folder, or an output folder (its last checkpoint)."""
     file = _state_file(path)
     check_log_file(file)
 
+    # A log_history that was saved alone is a list.
     state = parse_json(read_text(file), file)
-    # a list: saved by itself
     history = state.get("log_history") if isinstance(state, dict) else state
     entries = history if isinstance(history, list) else []
     if not entries or not all(isinstance(entry, dict) for entry in entries):
@@ -107,14 +107,14 @@ def read(path: Path) -> list[LogTable]:
 
 
 def _state_file(path: Path) -> Path:
-    """A file as it is; of a folder, its state, or that of its last checkpoint; InputError where it
-    has none."""
+    """The trainer_state.json to read: a file itself; of a folder, its state, otherwise that of its
+    last checkpoint. InputError where there is none."""
     if not path.is_dir():
         return path
     if (path / STATE_FILE).exists():
         return path / STATE_FILE
 
-    # The state is written last: a checkpoint without one is being saved, or was cut off.
+    # A checkpoint's state is written last: one without it is still being saved, or was cut off.
     state_of_update = {}
     for file in path.glob(f"checkpoint-*/{STATE_FILE}"):
         update = file.parent.name.removeprefix("checkpoint-")
@@ -150,10 +150,10 @@ class _InertUnpickler(pickle.Unpickler):
 
 
 def _read_arguments(path: Path) -> dict[str, Any]:
-    """The numbers and texts of a training_args.bin, as torch saves it; {} where there is none that
-    can be read."""
+    """The numbers and texts among the arguments in a training_args.bin, which torch saved as a zip
+    of pickles; {} where there is no such file, or it cannot be read. No code of the pickle runs."""
     try:
-        if not path.is_file():  # but a pipe, or a device without end
+        if not path.is_file():  # nor a pipe, or a device without end
             return {}
 
         with zipfile.ZipFile(path) as archive:

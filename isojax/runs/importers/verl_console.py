@@ -37,7 +37,7 @@ _OUTER_PREFIX = re.compile(
     r"|[A-Z][a-z]{2} [ \d]\d [\d:]{8} |[\d:.,]{8,} |\d+: "
     r"|\[[\w,:. -]+\](?:<\w+>)?:? ?|\S+ +\| )+"
 )
-# within a line, another process goes on with it
+# (TaskRunner pid=123); also within a line, where another process continues it
 _RAY_PREFIX = re.compile(r"(\((?:[\w:.]+ )*(?:pid|ip)=[^()]*\)) ?")
 _RAY_REPEATED = re.compile(r"\[repeated \d+x across cluster\].*$")
 # A progress bar may stand before it, or, where its first tag has a slash as verl's do, other
@@ -63,9 +63,9 @@ SETTINGS_OF_ONE_RUN = (
 
 
 class _Piece(NamedTuple):
-    """What one process wrote in a line."""
+    """The part of a line that one process wrote."""
 
-    prefix: str  # Ray's, which names the process; "" of the one that everything else is of
+    prefix: str  # Ray's, which names the process; "" for text without one
     text: str
 
 
@@ -104,14 +104,15 @@ def detect(log: LogStart) -> bool:
     example="isojax records import logs/ --from verl_console --out runs/verl",
 )
 def read(path: Path) -> list[LogTable]:
-    """The file as one run; InputError where it has no step."""
+    """The file as the table of one run; InputError where it has no step's line, or contains several
+    runs."""
     check_log_file(path)
     numbered = list(read_lines(path, "replace"))
     lines = [_Line(number, *piece) for number, text in numbered for piece in _plain_pieces(text)]
     has_last_line_end = bool(numbered) and numbered[-1][1].endswith("\n")
     steps = _read_steps(path, lines, has_last_line_end)
 
-    # Of the configs that were printed, those of starts that failed at once have no step.
+    # Each start prints its config. Leave out starts that failed at once: no step follows them.
     starts = [*_printed_configs(lines), _Config(len(numbered) + 1, {})]
     configs = [
         config
@@ -122,7 +123,8 @@ def read(path: Path) -> list[LogTable]:
     for name in SETTINGS_OF_ONE_RUN:
         _require_one_value(path, name, configs, commands)
 
-    # The config has what the command line says, and the defaults.
+    # The settings: of the command lines, overridden by the printed config, which has the defaults
+    # too.
     config: dict[str, Any] = {}
     for settings in commands:
         config |= settings
@@ -134,7 +136,9 @@ def read(path: Path) -> list[LogTable]:
 
 
 def _read_steps(path: Path, lines: Sequence[_Line], has_last_line_end: bool) -> _Steps:
-    """A row of each step's line; InputError where there is none, or a terminal has wrapped them."""
+    """A row for each line "step:N - TAG:VALUE - ...". has_last_line_end: whether the file ends with
+    a line end; otherwise its last line may be torn. InputError where there is no such line, or
+    where a terminal has wrapped them over several lines."""
     rows: list[DataRow] = []
     notes: list[str] = []
     for i, line in enumerate(lines):
@@ -151,7 +155,8 @@ def _read_steps(path: Path, lines: Sequence[_Line], has_last_line_end: bool) -> 
 
         follows_step = len(rows) > 0 and rows[-1].index == line.number - 2
         if follows_step and not line.prefix and _WRAPPED.match(line.text):
-            # One such line may be another program's output, a second one is none.
+            # A single such line may be some program's output; a second one shows that lines are
+            # wrapped.
             if notes:
                 raise InputError(
                     f"{path}, {notes[0]}, and so does line {line.number}; "
@@ -188,9 +193,9 @@ def _settings_of_commands(lines: Sequence[_Line]) -> list[dict[str, str]]:
 def _require_one_value(
     path: Path, name: str, configs: Sequence[_Config], commands: Sequence[dict[str, str]]
 ) -> None:
-    """InputError where a setting of the printed configs, or else of the command lines, changes: the
-    log is then of several runs."""
-    texts: list[str] = []  # each that differs from the one before, and where it is
+    """InputError where a setting, such as actor_rollout_ref.rollout.n, changes between the printed
+    configs (or, without any, the command lines): the log then contains several runs."""
+    texts: list[str] = []  # values that differ from the one before, and their lines
     line_numbers: list[int] = []
     for source in configs or [_Config(0, settings) for settings in commands]:
         text = str(source.settings.get(name, ""))
@@ -238,8 +243,8 @@ def _metric_values(text: str, is_torn: bool) -> dict[str, float]:
 
 
 def _printed_configs(lines: Sequence[_Line]) -> Iterator[_Config]:
-    """The whole config as verl prints it before each start, {'actor_rollout_ref': {...}}, with
-    dots."""
+    """The whole config, as verl prints it at each start: {'actor_rollout_ref': {...}}. It may be
+    spread over many lines, between those of other processes. Nested keys are joined with dots."""
     starts = (i for i, line in enumerate(lines) if line.text.startswith("{'"))
     for start in islice(starts, MAX_CONFIG_TRIES):
         # The lines of the same process, until as many brackets are closed as were opened.

@@ -51,7 +51,8 @@ def find_logs(folder: Path) -> list[Path]:
     ),
 )
 def read(file: Path) -> list[LogTable]:
-    """A .wandb file as one run; its id is that of the run, which may go on in another file."""
+    """A .wandb file as the table of one run, with W&B's id of the run, by which it is joined with
+    another file in which the run continues."""
     record_class = import_extra("wandb", "--from wandb", "wandb.proto.wandb_internal_pb2").Record
     check_log_file(file)
 
@@ -103,6 +104,9 @@ def _item_values(items: Any, file: Path) -> dict[str, Any]:
 
 
 def _split_records(file: Path) -> LogRecords:
+    """The records of a .wandb file, each as bytes, put together from their chunks (the format is at
+    the top of this file). A record that is cut off at the end is left out; InputError where the
+    file is damaged."""
     data = file.read_bytes()
     if not data.startswith(MAGIC):
         raise InputError(f"{file} is no .wandb file (it begins with {data[:6]!r}).")

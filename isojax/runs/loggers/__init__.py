@@ -46,15 +46,16 @@ def check_loggers(names: Iterable[str]) -> None:
 
 @contextmanager
 def cell_loggers(ledger: Ledger, cell: Cell, config: Config) -> Iterator[None]:
-    """The loggers of a cell that is running; one that fails is left out from then on, with one
-    warning."""
+    """A context in which the loggers of config.run.loggers follow a running cell, and get all of
+    its ledger after each new point. A logger that fails is left out from then on, with a warning:
+    no curve is worth the run."""
     active: dict[str, Logger] = {}
 
     @contextmanager
     def left_out_if_it_fails(name: str) -> Iterator[None]:
         try:
             yield
-        except Exception as e:  # of a library, its network or its disk; no curve is worth the run
+        except Exception as e:  # of a library, its network or its disk
             active.pop(name, None)
             warn(
                 f"{cell.name}: the logger {name} failed ({e}); "

@@ -42,9 +42,9 @@ class TensorBoardLogger(Logger):
             append_bytes(self.path, data[len(existing) :])
 
     def _events(self, run: RunRecord) -> Iterator[Any]:
-        """All events of the file, which a run's ledger and times decide, and the second in its
-        name."""
-        # events.out.tfevents.SECOND.isojax
+        """All events that the file should have: a header, the settings, and each evaluation. They
+        depend only on the run's ledger, its times, and the second in the file's name."""
+        # The name is events.out.tfevents.SECOND.isojax: time begins with this second.
         wall_time = float(self.path.name.split(".")[3])
         yield Event(wall_time=wall_time, file_version="brain.Event:2")
 
@@ -64,7 +64,8 @@ class TensorBoardLogger(Logger):
             )
 
     def _hparams_summaries(self, run: RunRecord) -> list[Any]:
-        """The settings and the names of the metrics, as the page HParams reads them."""
+        """The cell's settings and the names of its metrics, in the form that TensorBoard's page
+        HParams reads."""
         hparams = {
             name: value if isinstance(value, (int, float, str)) else str(value)
             for name, value in self.hparams.items()
@@ -73,7 +74,8 @@ class TensorBoardLogger(Logger):
         metrics = dict.fromkeys(run.points[0].metrics)
         experiment, session, _ = summary.hparams(hparams, metrics)
         for hparams_summary in (experiment, session):
-            # a protobuf map has no order of its own
+            # A protobuf map has no order: write it in a fixed one, so that equal settings give
+            # equal bytes.
             plugin_data = hparams_summary.value[0].metadata.plugin_data
             message = HParams.FromString(plugin_data.content)
             plugin_data.content = message.SerializeToString(deterministic=True)

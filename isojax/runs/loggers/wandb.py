@@ -55,6 +55,7 @@ class WandbLogger:
 
 @logger(check=check)
 def begin(folder: Path, cell: Cell, config: Config) -> WandbLogger:
+    """Begin the W&B run of a cell, or continue it by the id that an earlier start has written."""
     wandb = import_extra("wandb", PURPOSE, "wandb")
 
     id_path = folder / "wandb" / "id"

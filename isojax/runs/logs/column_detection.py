@@ -1,5 +1,6 @@
-"""Which column of a log is which field: by `--map FIELD=COLUMN`, else by the names that the log's
-format is known to use. What is not there, or not unique, is refused with the --map to type."""
+"""Finds the column of each field in a log: by `--map FIELD=COLUMN`, otherwise by the names that the
+log's format is known to use. A field that is missing or not unique is an InputError, which names
+the --map to type."""
 
 import math
 import re
@@ -27,9 +28,9 @@ from isojax.runs.logs.named_numbers import number_in_names
 from isojax.runs.logs.run_columns import FieldMap, KnownColumns, map_of_names, number_columns
 from isojax.runs.logs.typed_options import map_option
 
-# may be a number
+# Fields for which a --map may give a number for the whole log instead of a column.
 CONSTANT_FIELDS = ("n", "B_p", "B", "sampled_B_p", "seed", "run", "samples", "devices", "scale")
-# and what each follows from
+# Fields that every run needs, and the fields from one of which each follows.
 REQUIRED_FIELDS = {"n": ("n",), "B_p": ("B_p", "B"), "rollouts": ("rollouts", "step")}
 _SUGGESTIONS = {
     "n": (
@@ -50,10 +51,11 @@ _VALIDATION_COLUMN = re.compile(
 _TRAINING_COLUMN = re.compile(
     r"(train|rollout|rewards|(ppo_|grpo_)?actor|critic)[/_.]|reward[/.]", re.IGNORECASE
 )
-# in a row with the reward; the last: in a notebook
+# Columns that show, in a row with a reward, that this is a training reward; the last: in a
+# notebook.
 TRAINING_SIGNS = ("grad_norm", "loss", "Training Loss")
-_CLOCK_COLUMNS = ("wall_time", "_runtime", "_timestamp")  # which formats add, and nobody misspells
-# no reward, though it may be of rewards
+_CLOCK_COLUMNS = ("wall_time", "_runtime", "_timestamp")  # added by formats; no user means these
+# Names of statistics of rewards that are no reward themselves.
 _OF_REWARDS = re.compile(r"(?i)(\b|_)(std|min|max|num|len|kl|lr)(\b|_)")
 _REWARD = re.compile(r"(?i)acc|reward|score|pass_?@|correct|match|(win|solve|pass|hit)_?rate")
 _NO_REWARD = re.compile(
@@ -63,13 +65,17 @@ _NO_REWARD = re.compile(
 
 
 def map_columns(table: LogTable, field_map: FieldMap, known_columns: KnownColumns) -> ColumnMap:
-    """The columns of a log's fields; InputError, which shows the --map to type, where one is not
-    there or not unique. A mapped B replaces a known B_p, a mapped avg@k replaces a known reward."""
+    """The column of each field of a log. field_map: of the user's --map, as {"reward": "val/acc",
+    "n": "16"}; known_columns: field -> the names that the format is known to use. A B of the --map
+    replaces a known B_p, an avg@k a known reward. InputError where a field is missing or not
+    unique, with the --map to type."""
     if not table.columns:
         raise InputError(
             f"{table.source}: no row holds a value; "
             "expected some, each with its name. Leave it out."
         )
+
+    # The user's map: columns, and numbers for the whole log.
     columns: dict[str, str] = {}
     constants: dict[str, float | int] = {}
     for field, text in field_map.items():
@@ -80,12 +86,12 @@ def map_columns(table: LogTable, field_map: FieldMap, known_columns: KnownColumn
 
     detected = _detect_columns(table, field_map, known_columns)
     if "counts" not in columns and "counts" not in detected:
-        detected.pop("samples", None)  # it counts something else
+        detected.pop("samples", None)  # without counts, a column of this name is something else
 
+    # The steps: of several known columns, the first that all evaluations have.
     all_columns = {**columns, **detected}
     metrics = [column for field, column in all_columns.items() if is_validation(field)]
     if "step" in detected:
-        # Of several that are known, the first that all evaluations have.
         evaluations = table.cells.take(_is_evaluation(table, table.cells, metrics))
         for name in known_columns["step"]:
             if not table.is_unlogged(evaluations.column(name)).any():
@@ -105,19 +111,21 @@ def map_columns(table: LogTable, field_map: FieldMap, known_columns: KnownColumn
 def _detect_columns(
     table: LogTable, field_map: FieldMap, known_columns: KnownColumns
 ) -> dict[str, str]:
-    """Field -> column, of the fields that no --map says."""
-    said_fields = {*field_map}
-    if said_fields & {"B", "B_p"}:
-        said_fields |= {"B", "B_p"}
+    """The columns of the fields that the user has not mapped, by the format's known names."""
+    # B and B_p follow from each other, and an avg@k is the reward.
+    mapped_fields = {*field_map}
+    if mapped_fields & {"B", "B_p"}:
+        mapped_fields |= {"B", "B_p"}
     if any(METRIC_AT_K.fullmatch(field.removeprefix("metric:")) for field in field_map):
-        said_fields.add("reward")
+        mapped_fields.add("reward")
 
     detected: dict[str, str] = {}
     for field, names in known_columns.items():
-        column = None if field in said_fields else _detect_column(field, names, table, field_map)
+        column = None if field in mapped_fields else _detect_column(field, names, table, field_map)
         if column is None:
             continue
-        # A trainer's config says 0 of a setting that it does not use.
+
+        # A trainer's config has 0 for a setting that it does not use: too low to be one.
         setting = parse_number(table.config.get(column, 1)) or 0
         if setting >= LOWEST_VALUES.get(field, -math.inf):
             detected[field] = column
@@ -125,7 +133,9 @@ def _detect_columns(
 
 
 def _constant(field: str, text: str, table: LogTable) -> float | int:
-    """The number that a --map gives for the whole log, or that names have in the place of {}."""
+    """The number for a whole log that a --map gives, as n=16, or that the name of the run or file
+    has in the place of {}, as n=n{} with run-n16.jsonl. InputError where the text is neither, such
+    as a column that does not exist."""
     number = parse_number(text)
     if field == "scale" and number is None:
         raise InputError(
@@ -162,8 +172,10 @@ def _is_evaluation(table: LogTable, rows: RowTable, metrics: Sequence[str]) -> M
 def _reject_logging_calls(
     table: LogTable, columns: Mapping[str, str], metrics: Sequence[str]
 ) -> None:
-    """InputError where, in a run, W&B's _step, which counts calls of wandb.log, is no count of
-    updates. columns: of each field."""
+    """InputError where W&B's _step seems to be no count of updates: it counts calls of wandb.log,
+    of which a trainer may make several per update. It is so where another column counts steps
+    differently, or where evaluations are calls of their own. columns: field -> column; metrics: the
+    validation columns."""
     # Ray's own counters (ray/tune/training_iteration) count what Ray does, not the trainer.
     counters = [
         name for name in table.columns if re.search("^(?!ray/).*(step|update|iter)", name.lower())
@@ -199,8 +211,9 @@ def _rows_by_run(table: LogTable, columns: Mapping[str, str]) -> Iterator[RowTab
 
 
 def _evaluates_in_own_calls(table: LogTable, run: RowTable, metrics: Sequence[str]) -> bool:
-    """Whether evaluations lie between rows of training, have only those columns in common with them
-    that all rows have, and are counted with them by a _step that leaves no number out."""
+    """Whether a trainer logs its evaluations by calls of their own, so that W&B's _step counts them
+    too: _step has no gaps, evaluations come between rows of training, and the two kinds of rows
+    share no columns but those that all rows have."""
     steps = np.nan_to_num(run.column("_step").numbers, nan=0.0)
     if not (np.diff(steps) == 1).all():
         return False
@@ -218,7 +231,8 @@ def _evaluates_in_own_calls(table: LogTable, run: RowTable, metrics: Sequence[st
 
 
 def _fill_steps(table: LogTable, columns: Mapping[str, str], metrics: Sequence[str]) -> LogTable:
-    """A log of one run with the step logged last, or 0, in the rows of metrics that have none."""
+    """The log of one run with steps in all rows of evaluations: where such a row has none, it gets
+    the step that was logged last before it, or 0. Logs of several runs stay as they are."""
     if not table.one_run and any(field in columns for field in CONSTANT_FIELDS):
         return table
 
@@ -238,11 +252,11 @@ def _fill_steps(table: LogTable, columns: Mapping[str, str], metrics: Sequence[s
 def _detect_column(
     field: str, names: Sequence[str], table: LogTable, field_map: FieldMap
 ) -> str | None:
-    """The first known name that the log has and no --map names; of validation metrics there may be
-    one only."""
+    """The column of a field: the first of its known names (patterns) that the log has; None where
+    it has none. InputError where several columns match for the reward."""
     for name in names:
         matches = glob_filter(table.columns, name)
-        # which may be the training reward, the last to choose
+        # A column called reward may be the training reward: others come before it.
         if field == name == "reward" and matches:
             matches = [*_validation_metrics_beside_reward(table, field_map), name]
         if len(matches) > 1 and field == "reward":
@@ -257,8 +271,9 @@ def _detect_column(
 
 
 def _validation_metrics_beside_reward(table: LogTable, field_map: FieldMap) -> list[str]:
-    """The columns that may be meant rather than one called reward; InputError where there is none,
-    and signs of training stand in the rows of the reward."""
+    """Other columns that may be the validation reward, in a log that also has one called reward.
+    InputError where there are none, and rows with a reward also have a loss or grad_norm: it is
+    then probably the training reward."""
     others = [
         name
         for name in table.columns
@@ -311,7 +326,8 @@ def _may_be_validation(name: str, table: LogTable, highest: float = 100) -> bool
 
 
 def _require_fields(column_map: ColumnMap, known_columns: KnownColumns) -> None:
-    """InputError where a field that a run needs is missing, or two metrics get one name."""
+    """InputError where a field that every run needs has no column, or where two metrics would get
+    the same name in the ledger; it names the --map to type."""
     table = column_map.table
     missing = _missing_fields(column_map)
     columns = f"The columns are {list_some(table.columns)}"
@@ -371,7 +387,8 @@ def _columns_that_may_be_runs(table: LogTable, known_columns: KnownColumns) -> l
 
 
 def _mapping_hint(field: str, table: LogTable) -> str:
-    """What to type for a field: the nearest column, and what else says it."""
+    """The --map options to suggest for a missing field, in words: those with the columns whose
+    names are nearest, and general ones."""
     nearest = [name for name in table.columns if name.lower() == field.lower()]
     if not nearest:
         columns = [

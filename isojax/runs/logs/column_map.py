@@ -1,5 +1,5 @@
-"""The column of each field in a log, and a field's value in a row. column_detection.py decides
-which column is which, by `--map FIELD=COLUMN`, else by the names of the log's format."""
+"""The column of each field in a log, and how a field's value is read from a row.
+column_detection.py decides which column is which field."""
 
 import json
 import re
@@ -30,16 +30,16 @@ LOWEST_VALUES = {
     "samples": 1,
     "devices": 1,
 }
-# Of a further validation metric, metric:NAME (avg@4 is short for metric:avg@4), and of a further
-# training metric.
+# Fields for further metrics: metric:NAME for validation (avg@4 is short for metric:avg@4), and
+# train:NAME for training.
 METRIC_PREFIXES = ("metric:", "train:")
 METRIC_AT_K = re.compile(r"(avg|best|worst|pass)@[1-9]\d*")
 NOT_LOGGED_HINT = "Correct it; where nothing was logged, write NaN."
 _RUN_SETTINGS = ("n", "B_p", "B")
 _MEAN_AT_K = re.compile(r"(?:mean|avg)@([1-9]\d*)$")
 
-# "1.000" is 1 or 1000. Whether a log's points divide thousands shows where one of its numbers has a
-# point that cannot: 0.000, or four digits before it.
+# "1.000" is 1 or 1000. That a log's points are decimal points can be seen where one of its numbers
+# has a point that cannot divide thousands: 0.000, or four digits before it.
 DOT_OF_THOUSANDS = re.compile(r"\s*[1-9]\d{0,2}(\.\d{3})+\s*")
 _DECIMALS = re.compile(r"\s*(0|\d{4,})\.\d{3}\s*")
 TWO_MEANINGS = (
@@ -65,7 +65,8 @@ def is_training(field: str) -> bool:
 
 @dataclass(frozen=True)
 class ColumnMap:
-    """A log's table, and what its columns and the user's map say of each field."""
+    """A log's table, and where each field's value is found: in a column, in the log's config, or a
+    number of the user's map."""
 
     table: LogTable
     columns: Mapping[str, str]  # field -> column
@@ -157,15 +158,16 @@ class ColumnMap:
         return self.table.is_unlogged(self.cells(field, rows))
 
     def read(self, field: str, row: DataRow) -> Any:
-        """A row's number (finite, or whole), counts, or name of its run; InputError where there is
-        none."""
+        """The value of a field in a row: a finite number (an int for the fields of LOWEST_VALUES),
+        a tuple for counts, a text for run. InputError, with file, line and column, where the cell
+        is empty or holds something else."""
         value = self.cell_value(field, row)
         if field == "run" and not is_blank(value):
             return str(value)
         if field == "counts" and not is_blank(value):
             return self._read_counts(value, row)
         if field == "step" and isinstance(value, str):
-            value = re.sub(r"/\d+$", "", value)  # of all of them, as ms-swift's "10/560"
+            value = re.sub(r"/\d+$", "", value)  # ms-swift writes "10/560": 10 of 560 steps
 
         cell = self.describe_cell(field, row)
         expected = FIELD_HELP.get(field, "a number")
@@ -177,7 +179,8 @@ class ColumnMap:
             if remedy:
                 raise InputError(f"{cell} is missing or empty; expected {expected}. {remedy}")
 
-        # In a trainer's log, NaN was measured; in a table that a person made, it may be written.
+        # In a trainer's log NaN was measured; in an exported table it may mean that nothing was
+        # logged, and the message suggests to write it.
         is_metric = is_validation(field) or is_training(field)
         may_be_nan = is_metric and self.table.is_export
         number = check_number(
@@ -191,8 +194,9 @@ class ColumnMap:
         return number if lowest is None else int(number)
 
     def _remedy_for_settings(self, row: DataRow) -> str:
-        """What to type for the settings that a row lacks and others have, as where a trainer logs
-        them once a run; "" where no row has them, or nothing names the runs."""
+        """Advice for a row without n, B_p or B in a log where other rows have them, as when a
+        trainer logs them once per run: the --map or the table to give. "" where no row has them, or
+        where the runs have no names."""
         run = str(self.cell_value("run", row) or self.table.run)
         options: list[str] = []  # "" of a setting that no option can say for all rows
         for field in _RUN_SETTINGS:
@@ -228,7 +232,8 @@ class ColumnMap:
         return bool(self.cells(field, self.table.cells).ask(_has_decimals).any())
 
     def read_all(self, field: str, rows: RowTable) -> list[Any]:
-        """`read` of every row: plain numbers as a column, any other cell by itself."""
+        """The values of a field in all rows, as `read` gives them. Plain numbers are read as one
+        column, which is fast; other cells one by one, so that errors name their place."""
         if field == "counts":
             return [self.read(field, row) for row in rows]
         column = self.cells(field, rows)
@@ -251,8 +256,9 @@ class ColumnMap:
         return values
 
     def _read_counts(self, value: Any, row: DataRow) -> RewardSums:
-        """The correct rollouts of each problem, of a list or its text ("[1, 0, 4]"); floats where
-        one is not whole."""
+        """The correct rollouts of each problem, from a list or its text, "[1, 0, 4]"; floats where
+        one is not whole (sums of graded rewards). InputError for anything else, and for numbers
+        outside 0 to the number of samples."""
         samples = self.read("samples", row)
         try:
             counts: Any = json.loads(value) if isinstance(value, str) else value
@@ -276,8 +282,9 @@ class ColumnMap:
 
 
 def parse_field_map(map_options: Iterable[str]) -> dict[str, str]:
-    """["n=16,reward=val/acc", "metric:ood=val/ood"] -> {"n": "16", "reward": "val/acc",
-    "metric:ood": "val/ood"}."""
+    """The user's --map options as field -> column or number: ["n=16,reward=val/acc",
+    "metric:ood=val/ood"] -> {"n": "16", "reward": "val/acc", "metric:ood": "val/ood"}. InputError
+    for another form, an unknown field, or a field given twice."""
     field_map: dict[str, str] = {}
     for option in map_options:
         # a comma within a column's name is no separator

@@ -1,5 +1,5 @@
-"""Which logs there are: those of a folder, and the format of a log whose format nobody named. What
-makes a log one of a format says the format's importer (runs/importers/)."""
+"""Finds the logs in a folder, and the format of logs where the user gives no --from. How a log of a
+format is recognized is defined in the format's importer (runs/importers/)."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -20,8 +20,9 @@ _IMPORTER_WITH_DETECT = re.compile(r"^@importer\([^@]*\bdetect\s*=", re.MULTILIN
 
 
 def logs_of_folder(folder: Path, log_importer: Importer) -> list[Path]:
-    """The logs below a folder: as the importer's `find_logs` says, else the files of its format or
-    suffixes; the folder itself where it has neither. InputError if there is none."""
+    """The logs of one format below a folder, sorted by name: by the importer's `find_logs`,
+    otherwise the files that end in its suffixes or are detected as this format. The folder itself,
+    for an importer that has none of these. InputError where there is no log."""
     traits = log_importer.traits
     if traits.find_logs is not None:
         return traits.find_logs(folder)
@@ -48,14 +49,14 @@ def logs_of_folder(folder: Path, log_importer: Importer) -> list[Path]:
 
 
 def _numbers_as_numbers(path: Path) -> list[int | str]:
-    """n8 before n16."""
+    """A sorting key of paths by which n8 comes before n16."""
     pieces = re.split(r"(\d+)", str(path.with_suffix("")))
     return [int(piece) if piece.isdigit() else piece for piece in pieces]
 
 
 def detect_format(paths: Sequence[Path]) -> str:
-    """The one format of these logs, by their names and first lines; InputError where nothing
-    identifies it."""
+    """The name of the format that all these logs or folders have, recognized by their names and
+    first lines, such as "csv". InputError where none or several are recognized."""
     first_log_of_format: dict[str, Path] = {}
     for path in paths:
         for name in _formats(path):
@@ -83,7 +84,8 @@ def _own_importers() -> list[Importer]:
 
 
 def _user_importers() -> list[Importer]:
-    """Those of the user's files in the folders of plug-ins. A file that has none is not run."""
+    """The importers in the user's folders of plug-ins that can detect their format. Only files that
+    contain such an importer, by their text, are run."""
     names = []
     for folder in registry.plugin_folders():
         for file in sorted(Path(folder).glob("*.py")):
@@ -94,14 +96,14 @@ def _user_importers() -> list[Importer]:
             if _IMPORTER_IMPORT.search(text) and _IMPORTER_WITH_DETECT.search(text):
                 names.append(file.stem)
 
-    # A name that isojax has too means isojax's own, as with --from.
+    # As with --from, a name that isojax has too means isojax's importer.
     own_names = importer.names()
     return [importer.load(name) for name in dict.fromkeys(names) if name not in own_names]
 
 
 def _formats(path: Path) -> set[str]:
-    """The formats of a log, or of all logs below a folder; empty where none is known. One of the
-    user's counts before isojax's."""
+    """The formats that are recognized in a log, or in the logs below a folder; empty where none is.
+    The user's importers are tried before isojax's."""
     user_importers = _user_importers()
     if path.is_dir():
         return _formats_of_folder(path, user_importers) or _formats_of_folder(
@@ -113,7 +115,8 @@ def _formats(path: Path) -> set[str]:
         return names
     check_log_file(path)
     own_importers = _own_importers()
-    # Where the content says nothing, the name does: a reader says what is damaged.
+    # Where the content is not recognized, the end of the name decides: the importer will then
+    # report what is wrong with the file.
     return _formats_of_file(log, own_importers) or {
         one.name
         for one in own_importers
@@ -122,7 +125,8 @@ def _formats(path: Path) -> set[str]:
 
 
 def _formats_of_folder(folder: Path, importers: Sequence[Importer]) -> set[str]:
-    """The formats whose names of files are below a folder, else those of its files."""
+    """The formats in a folder: those that have a file of a certain name there (folder_pattern),
+    otherwise those of any of its files."""
     marked = [
         one
         for one in importers

@@ -1,5 +1,5 @@
-"""`isojax records import`: logs in, a sweep's folder of ledgers out, whole or not at all. Rows are
-grouped into runs (run_rows.py), and runs become records (run_records.py)."""
+"""`isojax records import`: reads logs, and writes a sweep's folder of ledgers, completely or not at
+all. Rows are grouped into runs (run_rows.py), and runs become records (run_records.py)."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,16 +38,19 @@ def read_logs(
     whole_lines: bool = False,
     choice: SourceChoice = TAKE_ALL,
 ) -> ImportedRuns:
-    """Logs of one format as runs.
+    """The runs in logs of one format, as records.
 
-    InputError, with its place, for what has no use. Of a folder, a log that has none is skipped.
+    paths        logs, or folders with logs
+    log_format   an importer's name or module path; None: detected
+    field_map    of the user's --map: field -> column or number
+    settings     the user's table of settings by run (--settings), for what the logs lack
+    resumed      join runs of one name (or seed) into one, and the parts of a log whose steps fall
+    whole_lines  leave out a last line without a line end, in formats such as CSV in which nothing
+                 else shows that it is torn: for logs that are still being written
+    choice       which logs and runs to take (--only, --leave-out)
 
-    log_format   an importer's name or module path; None: as the logs look
-    settings     what the logs do not say
-    resumed      runs of one name (or seed) are one run, and so are the parts of a log whose steps
-                 fall
-    whole_lines  of CSV, whose end shows no tear, a last line without a line end is left out
-    choice       which logs and runs are taken
+    InputError, with file and line, for a log that cannot be used. One log of several in a folder is
+    skipped instead, and listed in the result, as long as others can be used.
     """
     _check_paths(paths)
     log_format = log_format or detect_format(paths)
@@ -71,7 +74,7 @@ def read_logs(
                 tables, field_map, settings or {}, log_importer.traits.fields, takes_run
             )
         except InputError as e:
-            if not choice.takes(source):  # it need not be usable
+            if not choice.takes(source):  # left out anyway, so its faults do not matter
                 left_out += 1
                 continue
             if not may_be_skipped:
@@ -95,8 +98,8 @@ def read_logs(
             )
         raise InputError(f"the format {log_format} found no run in {paths[0]}.")
     if left_out:
-        which = "1 log or run is" if left_out == 1 else f"{left_out} logs or runs are"
-        notes.append(f"{which} left out, as --only and --leave-out say")
+        count = "1 log or run is" if left_out == 1 else f"{left_out} logs or runs are"
+        notes.append(f"{count} left out, as --only and --leave-out say")
     elif settings and not refusals:
         notes += _describe_unused_settings([run.column_map.table for run in log_runs], settings)
 
@@ -140,7 +143,8 @@ def _check_paths(paths: Sequence[Path]) -> None:
 def _read_tables(
     log: LogFiles, log_importer: Importer, whole_lines: bool, field_map: Mapping[str, str]
 ) -> list[LogTable]:
-    """The tables of all files of a log."""
+    """The tables of all files of a log, by its format's importer. whole_lines: leave out a last
+    line that may be torn (`read_logs`). InputError where a file cannot be read."""
     traits = log_importer.traits
     read = log_importer
     if whole_lines and traits.read_growing is not None:
@@ -179,23 +183,26 @@ def gather_runs(
     known_columns: KnownColumns,
     takes_run: Callable[[str], bool] | None = None,
 ) -> GatheredRuns:
-    """The runs of a log's tables. InputError where a run that is taken cannot be used.
+    """The runs in the tables of a log. InputError where a run that is taken cannot be used.
 
-    known_columns  of each field, the columns that the log's format has it in
-    takes_run      whether a run of this name is taken; None: all are
+    field_map      of the user's --map: field -> column or number
+    settings       the user's table of settings by run; {}: none
+    known_columns  field -> the columns in which the log's format is known to have it
+    takes_run      whether to take a run of this name; None: all
     """
-    # A table of each run, where columns are runs, and no rows of runs that are not taken.
+    # Where columns are runs, make a table of each; leave out the rows of runs that are not taken.
     mapped_tables: list[MappedTable] = []
     left_out = 0
     for table in tables:
         for mapped in split_run_columns(table, field_map, settings, known_columns, takes_run):
             remaining = _leave_out_runs(mapped, known_columns, takes_run)
             left_out += remaining.left_out
-            # a table that had no row before is refused below, with its name
+            # A table that was empty before is kept, to be refused below with its name.
             if remaining.mapped.table.rows or not remaining.left_out:
                 mapped_tables.append(remaining.mapped)
 
-    # A run whose settings its name says, or the user's table, has a table of its own too.
+    # Settings that follow from a run's name or the user's table differ between the runs of a table:
+    # make a table of each run.
     is_by_name = any("{}" in text for text in field_map.values())
     if settings or is_by_name:
         mapped_tables = [
@@ -204,6 +211,7 @@ def gather_runs(
             for table_of_run in _split_by_run(mapped, known_columns)
         ]
 
+    # Map the columns of each table, and group its rows into runs.
     log_runs: list[LogRun] = []
     for mapped in mapped_tables:
         settings_of_run = settings_of(mapped.table, settings)
@@ -232,7 +240,8 @@ class _RemainingRuns(NamedTuple):
 def _leave_out_runs(
     mapped: MappedTable, known_columns: KnownColumns, takes_run: Callable[[str], bool] | None
 ) -> _RemainingRuns:
-    """The table without the rows of the runs that are not taken."""
+    """The table without the rows of the runs that are not taken, and how many runs that leaves out.
+    A table of one named run is emptied where that run is not taken."""
     table = mapped.table
     if takes_run is None:
         return _RemainingRuns(mapped, 0)
@@ -284,9 +293,9 @@ def check_output_folder(out: Path) -> None:
 
 @cycle_collection_paused()
 def write_ledgers(imported: ImportedRuns, out: Path, manifest: Mapping[str, object]) -> None:
-    """Write the ledgers below `out`, and import.json: `manifest` (files, format, map), the log of
-    each cell, the notes. InputError where `out` holds something, or cannot be written; it is then
-    as it was."""
+    """Write runs as ledgers below the folder `out`, and import.json with `manifest` (files, format,
+    map), the log of each cell, the notes and the skipped logs. InputError where the folder is not
+    empty or cannot be written; nothing is then written."""
     check_output_folder(out)
     with atomic_folder(out) as temp:
         for run in imported.runs:

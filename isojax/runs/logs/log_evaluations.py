@@ -1,5 +1,6 @@
-"""One run's rows as its evaluations: training metrics averaged since the last evaluation, C from
-steps where a log has no rollouts, tokens from mean lengths where it has no tokens."""
+"""Turns the rows of one run into its evaluations: training metrics are averaged since the last
+evaluation, C follows from the steps where a log has no rollouts, and tokens from mean lengths where
+it has no tokens."""
 
 import re
 from collections import Counter
@@ -37,6 +38,8 @@ from isojax.runs.logs.unlogged_cells import (
 
 @dataclass(frozen=True)
 class ReadRun:
+    """A run's record, and what to tell the user about it."""
+
     record: RunRecord
     notes: list[str]  # what was left out, or taken for granted
     not_finite: list[str]  # the values that are not finite, and what may have been meant as one
@@ -44,7 +47,11 @@ class ReadRun:
 
 
 def read_run_record(rows: RowTable, column_map: ColumnMap, cell: Cell, source: str) -> ReadRun:
-    """One run as a record, and what was left out; InputError with the place of what is unusable."""
+    """The rows of one run as a record of its evaluations, with notes on what was left out. cell:
+    its B_p, n and seed; source: the log. InputError, with file and line, where the run cannot be
+    used."""
+    # All arrays and lists here have an entry for each step; `evaluated` are those with the main
+    # validation metric.
     steps = join_steps(rows, column_map)
     C = cumulative_rollouts(steps, cell)
     tokens = estimated_tokens(steps, C)
@@ -101,8 +108,9 @@ def read_run_record(rows: RowTable, column_map: ColumnMap, cell: Cell, source: s
 
 
 def _evaluation_metrics(steps: RunSteps, evaluated: Sequence[int]) -> list[dict[str, float]]:
-    """The metrics of each evaluation by their names in the ledger, each in [0, 1], the main one
-    first."""
+    """The validation metrics of each evaluation, by their names in the ledger and scaled to [0, 1],
+    the main one first; also avg@k from counts. evaluated: indices of steps. InputError for a value
+    outside [0, 1]."""
     column_map = steps.column_map
     scale = float(column_map.constants.get("scale", 1))
     metrics: list[dict[str, float]] = [{} for _ in evaluated]
@@ -150,8 +158,9 @@ def _samples_per_problem(steps: RunSteps, evaluated: Sequence[int]) -> list[int]
 
 
 def _mean_train_metrics(steps: RunSteps, evaluated: Sequence[int]) -> list[dict[str, float]]:
-    """At each evaluation, the means of the training metrics over the steps since the one before, in
-    the order in which the log has them there."""
+    """The training metrics of each evaluation, by their names in the ledger: the means over the
+    steps since the evaluation before, in the order of the log's columns there. evaluated: indices
+    of steps."""
     fields = {
         steps.column_map.ledger_name(name): field
         for name, field in steps.fields.items()
@@ -179,8 +188,8 @@ def _mean_train_metrics(steps: RunSteps, evaluated: Sequence[int]) -> list[dict[
 def _require_rising_rollouts(
     steps: RunSteps, evaluated: Sequence[int], C: Sequence[int], cell: Cell
 ) -> None:
-    """InputError for an evaluation at the C of the one before, or a lower one, or within the first
-    update."""
+    """InputError where C does not rise from one evaluation to the next, or where an evaluation is
+    within the first update. evaluated: indices of steps; C: rollouts so far, at each step."""
     before = -1
     for step in evaluated:
         rollouts = C[step]
@@ -201,7 +210,8 @@ def _require_rising_rollouts(
 
 
 def _describe_rows_left_out(steps: RunSteps, evaluated: Sequence[int]) -> list[str]:
-    """Notes of training rows that no evaluation follows, and of rows without any metric."""
+    """Notes on rows of the log that are of no use: training rows after the last evaluation, and
+    rows without any metric."""
     column_map = steps.column_map
     notes = []
     is_training_step = steps.any_known(filter(is_training, column_map.columns))
@@ -219,8 +229,8 @@ def _describe_rows_left_out(steps: RunSteps, evaluated: Sequence[int]) -> list[s
 
 
 def _metrics_without_steps(steps: RunSteps) -> list[str]:
-    """A note of each training metric of a --map that no step has, as its rows have another column
-    for the step."""
+    """A note for each training metric of the user's --map that has values only in rows without a
+    step, so that it is left out. The note suggests another column for the step."""
     column_map = steps.column_map
     table = column_map.table
     step_column = column_map.columns[column_map.clock_field]
@@ -250,7 +260,8 @@ def _metrics_without_steps(steps: RunSteps) -> list[str]:
 def _conflicting_rollouts(
     points: Sequence[EvalPoint], cell: Cell, column_map: ColumnMap
 ) -> list[str]:
-    """A note of the first point whose rollouts are not those of its steps."""
+    """A note where a log has both rollouts and steps, and the rollouts are not steps x B_p x n; it
+    names the first such evaluation."""
     if "rollouts" not in column_map or "step" not in column_map:
         return []
     for point in points:

@@ -1,6 +1,6 @@
-"""What an importer reads a log into: a table, whose columns may be known to be these fields; and a
-user's small table for what the logs do not say, with the columns run, n, B_p (or B), seed, samples,
-devices, scale."""
+"""The table into which an importer reads a log; the fields that its columns can be (FIELD_HELP);
+and the user's table of settings for what the logs lack, with the columns run, n, B_p (or B), seed,
+samples, devices, scale (--settings)."""
 
 import json
 import re
@@ -93,6 +93,8 @@ RunSettings = Mapping[str, Mapping[str, str]]  # of a user's table: run -> field
 
 @dataclass(frozen=True)
 class LogTable:
+    """A log as a table: a row for each entry of the log, a column for each name."""
+
     source: str  # the file, as the user named it
     # its entries in order; values are as the log has them (text, number, list or None)
     rows: Sequence[DataRow]
@@ -154,8 +156,8 @@ BINARY_STARTS = {
 
 
 def check_log_file(path: Path) -> None:
-    """InputError where a log is a folder, or an empty file, or is packed or binary in a way that no
-    importer reads."""
+    """InputError where a log is a folder, an empty file, or a binary or packed file that no
+    importer reads; the message names what it is."""
     if path.is_dir():
         raise InputError(f"{path} is a folder, expected a file; name the log in it.")
     if path.stat().st_size == 0:
@@ -178,8 +180,9 @@ class LogObjects(NamedTuple):
 
 
 def read_log_objects(path: Path) -> LogObjects:
-    """The objects of a file, one on each line, or in one list, or in pandas's object of columns;
-    raises InputError as `read_objects`, also while they are read."""
+    """The objects of a JSON file as rows: one on each line, in one list, or in pandas's object of
+    columns. A last line that is torn is left out, with a note. InputError as `read_objects`, also
+    while the rows are read."""
     check_log_file(path)
     text = read_text(path)
     if re.match(r"\s*\[\s*\{", text):
@@ -204,8 +207,8 @@ def read_log_objects(path: Path) -> LogObjects:
 
 
 def _rows_of_frame(path: Path, text: str) -> list[DataRow]:
-    """The rows of one object of columns, each an object of cells by row; none where the text is
-    anything else."""
+    """The rows of a data frame as pandas writes it: one object of columns, each an object of cells
+    by row, {"step": {"0": 1, "1": 2}, ...}. [] where the text is anything else."""
     try:
         frame = parse_json(text, path)
     except InputError:  # of several objects, one on a line
@@ -247,8 +250,9 @@ def parse_message(message_class: Any, data: bytes, path: Path) -> Any:
 
 
 def read_settings(path: Path) -> RunSettings:
-    """A table of settings; InputError where it lacks the column run, or has one that is no
-    setting."""
+    """The user's table of settings: run -> field -> number as text, {"run-a": {"n": "16"}}.
+    InputError where it lacks the column run, has a column that is no setting, or a run is empty or
+    there twice."""
     table = read_table(path)
     require_column(table, "run")
     unknown = [name for name in table.columns if name not in ("run", *SETTING_FIELDS)]
@@ -277,8 +281,8 @@ def read_settings(path: Path) -> RunSettings:
 
 
 def name_in_settings(table: LogTable, settings: RunSettings) -> str | None:
-    """What the settings call a run: its name, id, path or file, or a folder of it; None where they
-    do not have it."""
+    """The name under which the user's table of settings has a run: the run's name or id, the log's
+    path, file name or stem, or a folder above it; None where it has none of these."""
     path = Path(table.source)
     stem = path.name.removesuffix(".gz")
     names = [
@@ -294,8 +298,8 @@ def name_in_settings(table: LogTable, settings: RunSettings) -> str | None:
 
 
 def settings_of(table: LogTable, settings: RunSettings) -> Mapping[str, str]:
-    """What the settings, if any, say of a run, by `name_in_settings`; InputError where they do not
-    have it."""
+    """The settings of a run in the user's table, field -> number as text; {} without a table.
+    InputError where the table has no row for the run."""
     if not settings:
         return {}
     name = name_in_settings(table, settings)

@@ -1,5 +1,6 @@
-"""Words of a path, of a run's name or of a column that say what was measured: a split (train, val),
-a metric (loss, pass@4) or a benchmark (gsm8k)."""
+"""Finds words in a path, a run's name or a column's name that tell what was measured: a split
+(train, val), a metric (loss, pass@4) or a benchmark (gsm8k). They show that two logs may not be of
+the same thing."""
 
 import re
 from collections import defaultdict
@@ -56,8 +57,9 @@ _SHORTEST_PART = 3  # letters; shorter ones stand by chance between the digits o
 
 
 def words_of_source(text: str) -> frozenset[str]:
-    """The words of a path or a name that say what was measured, in small letters, each as a whole:
-    `trainer`, `constrained` and `Qwen2.5-Math` have none."""
+    """The words in a path or a name that tell what was measured, in small letters: {"val",
+    "pass4"} for "val/pass@4". They must be whole words: `trainer`, `constrained` and `Qwen2.5-Math`
+    have none."""
     # "pass@4", "mean_at_8", "aime 2025" and "level_5" become one word with its number.
     for pattern in (_METRIC_AT_K, _NUMBERED_SET, _NUMBERED_SUBSET):
         text = pattern.sub(r" \1\2 ", text)
@@ -84,16 +86,17 @@ def other_words(texts: Sequence[str]) -> list[str]:
 
 
 def other_settings(texts: Sequence[str]) -> dict[str, list[str]]:
-    """The settings with numbers, such as lr1e-5 or temp0.6, in which names of runs differ, and
-    their values; none that counts seeds. Of other words, only decimals and powers of ten are
-    values: an id is made of any digits."""
+    """The settings in which the names of runs differ, with their values: {"lr": ["1e-5", "2e-5"]}
+    for "a-lr1e-5" and "a-lr2e-5". Words that count seeds are left out. A word that is no known
+    setting counts only with decimals or powers of ten, since an id may have any digits."""
     values_of_word: dict[str, set[str]] = defaultdict(set)
     for text in texts:
         for word, value in _WORD_WITH_NUMBER.findall(text):
             values_of_word[word].add(value)
+
     settings = {}
     for word, values in sorted(values_of_word.items()):
-        # s1, and v1.5 of a program
+        # s1 is a seed, and v1.5 the version of a program
         counts_seeds = word.lower() in SEED_WORDS or word.lower() in ("s", "v")
         is_value = any(re.search(r"[.-]", value) for value in values)
         is_setting = word.lower() in SETTING_WORDS or is_value
