@@ -26,9 +26,10 @@ class MergedRuns(NamedTuple):
 
 
 def merge_runs(paths: Sequence[Path]) -> MergedRuns:
-    """All runs of these folders. A run whose cell is taken gets the next free seed, as each import
-    numbered its seeds by itself. InputError where a run is there twice, or was not imported, or
-    where the runs have no metric in common."""
+    """All imported runs of these folders, sorted by cell, and notes. A run whose cell (B_p, n,
+    seed) another run has already gets the lowest seed that is free, as each import numbered its
+    seeds from 0. InputError where a run is there twice, where isojax trained it, and where the runs
+    have no metric in common."""
     runs = [read_run(folder) for path in paths for folder in ledger_folders([path])]
     for run in runs:
         if run.cell_hash != IMPORTED:
@@ -36,6 +37,7 @@ def merge_runs(paths: Sequence[Path]) -> MergedRuns:
     _reject_same_run(runs)
     notes = _compare_measurements(runs)
 
+    # Give each run a cell that no run before it has.
     merged: list[RunRecord] = []
     renumbered: list[str] = []
     used_cells: set[Cell] = set()
@@ -62,9 +64,9 @@ def _with_free_seed(cell: Cell, used_cells: set[Cell]) -> Cell:
 def _refuse_trained(
     trained: RunRecord, runs: Sequence[RunRecord], paths: Sequence[Path]
 ) -> NoReturn:
-    """InputError with the command that takes these folders as they are. A sweep that isojax trained
-    has one config, which a folder of several would not have, and runs with different settings
-    follow no one law."""
+    """InputError for a run that isojax trained (`trained`, one of `runs`, which `paths` hold): a
+    merged folder would lose the config of its sweep. The message gives the command that takes these
+    folders as they are, by whether their settings, which cell_hash sums up, are the same."""
     folders = shlex.join(map(str, paths))
     if len(paths) == 1:
         instead = f"It is a sweep already, which every command takes: isojax recommend {folders}"
@@ -97,10 +99,11 @@ def _metric_option(metric: str) -> str:
 
 
 def _reject_same_run(runs: Sequence[RunRecord]) -> None:
-    """A run that counts as two seeds would make every interval too narrow."""
+    """InputError where two runs have the same points: counted as two seeds, one run would make
+    every confidence interval too narrow."""
     earlier_by_points: dict[str, RunRecord] = {}
     for run in runs:
-        # so may be two runs of all 0
+        # Two different runs may agree by chance where every reward is the same, as all 0.
         is_constant = len({repr(point.metrics) for point in run.points}) == 1
         key = f"{run.cell.B_p} {run.cell.n} {run.points}"
         earlier = earlier_by_points.setdefault(key, run)
@@ -109,8 +112,9 @@ def _reject_same_run(runs: Sequence[RunRecord]) -> None:
 
 
 def _compare_measurements(runs: Sequence[RunRecord]) -> list[str]:
-    """Notes of runs of one (B_p, n) whose logs are named as of different measurements, which would
-    become seeds; InputError where these are training and validation."""
+    """Notes on runs of one (B_p, n), which would count as its seeds, though the names of their logs
+    differ in what was measured ("gsm8k", "aime"); InputError where one is of training and another
+    of validation."""
     logs = [_log_of_run(run) for run in runs]
     depth = depth_of_shared_folder([Path(log).parent for log in logs])
     first_log_of_setting: dict[tuple[int, int], str] = {}
@@ -124,6 +128,7 @@ def _compare_measurements(runs: Sequence[RunRecord]) -> list[str]:
         if words == first_words:
             continue
 
+        # `^`: the words that only one of the two names has
         differing = " and ".join(sorted(words ^ first_words))
         problem = (
             f"B_p = {run.cell.B_p}, n = {run.cell.n}: {first_log} and {log} differ in what their "
@@ -139,8 +144,8 @@ def _compare_measurements(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _log_of_run(run: RunRecord) -> str:
-    """The log that a run was imported from, as its folder's import.json or merge.json says; else
-    its ledger."""
+    """The path of the log that a run was imported from, by the import.json or merge.json of its
+    folder; where neither has it, the path of the run's ledger."""
     cell_folder = Path(run.source).parent
     sweep_folder = cell_folder.parent.parent
     for name in ("import.json", "merge.json"):
@@ -157,8 +162,9 @@ def _log_of_run(run: RunRecord) -> str:
 def write_merged(
     runs: Sequence[RunRecord], out: Path, paths: Sequence[Path], notes: Sequence[str]
 ) -> None:
-    """Write the ledgers below `out`, a folder that is new or empty, and merge.json: the folders,
-    and each cell's ledger and log."""
+    """Write merged runs to a folder, `out`, which is new or empty: each run's ledger below cells/,
+    and merge.json, which records the merged folders (`paths`), the ledger and the log that each
+    cell came from, and the notes. The folder appears whole or not at all."""
     with atomic_folder(out) as temp:
         for run in runs:
             write_run(temp / "cells" / run.cell.name, run)

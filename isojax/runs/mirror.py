@@ -56,12 +56,14 @@ class Mirror:
         return MIRRORED_FOLDERS.uploading(self)
 
     def pull(self, with_checkpoints: bool = True, cell_name: str = "") -> int:
-        """Copy what is at the URL to the folder (or file): of checkpoints the whole ones, or none;
-        of cells the one named, or all. Returns how many files that is; raises InputError."""
+        """Copy what is at the URL to the folder on this machine, and return the number of files.
+        `with_checkpoints`: also the checkpoints that are whole. `cell_name`: of the cells only this
+        one; "" for all. InputError where the storage cannot be read."""
         remote_names = self.remote.find()
         downloads = []
         for name in sorted(remote_names):
             path = self.local / name
+            # The mark only stands for the folder, which may be empty.
             if with_checkpoints and name.endswith(f"{CHECKPOINTS_FOLDER}/{STARTED_MARK}"):
                 path.parent.mkdir(parents=True, exist_ok=True)
             elif _should_pull(name, remote_names, with_checkpoints, cell_name):
@@ -72,9 +74,10 @@ class Mirror:
         return len(downloads)
 
     def push(self, path: Path) -> None:
-        """Put a file, or all in a folder, to the URL where it has changed, except checkpoints and
-        hidden files; RunFailed where it cannot be written, or another process has begun to write
-        there."""
+        """Upload a file, or every file in a folder, if it has changed since it was last uploaded or
+        downloaded. Checkpoints (`push_checkpoint` does these) and hidden files are left out, and so
+        is what is not in the mirror's folder. RunFailed where the URL cannot be written, or another
+        process has begun to write there."""
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
             if not file.is_relative_to(self.local) or not file.is_file():
@@ -91,12 +94,14 @@ class Mirror:
                 self._uploaded[file] = fingerprint
 
     def push_checkpoint(self, folder: Path) -> None:
-        """Put one whole checkpoint, checkpoint/M, and its mark after all its files; then remove
-        from the URL what is no longer there on this machine. Raises as `push`."""
+        """Upload one checkpoint, a folder checkpoint/M that is complete on this machine, and after
+        all its files its mark, M.whole; then remove from the URL the checkpoints that are no longer
+        on this machine. RunFailed as by `push`."""
         name = self._remote_name(folder)
         checkpoints_name = self._remote_name(folder.parent)
         with self._guarded_write():
-            # The mark goes before the files, and comes after them: a kill leaves none of a part.
+            # The mark is removed before the files, and written after them, so that a process that
+            # is killed leaves no mark at a part of a checkpoint.
             self._remove_checkpoint(name)
             files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
             self.remote.put_all((self._remote_name(file), file) for file in files)
@@ -151,8 +156,10 @@ def find_mirror(folder: Path) -> Mirror | None:
 
 
 def _should_pull(name: str, remote_names: set[str], with_checkpoints: bool, cell_name: str) -> bool:
-    """Whether an object is no hidden file, is of the cell in question, and is of no checkpoint but
-    a whole one that is asked for."""
+    """Whether `Mirror.pull` copies an object: not a hidden file, not one of another cell than
+    `cell_name` (if that is given), and of checkpoints only those that are whole, if asked for.
+    `name`: relative to the URL, as "cells/B_p8-n4-s0/ledger.jsonl"; `remote_names`: of all objects
+    there, among them the marks of whole checkpoints."""
     *folders, file_name = name.split("/")
     if file_name.startswith("."):
         return False
@@ -176,9 +183,11 @@ CheckpointUploader = Callable[[Path, Callable[[], bool]], Future[None]]
 
 
 def checkpoint_uploader(folder: Path) -> CheckpointUploader | None:
-    """What starts to put a checkpoint of a cell to its URL, once it is no longer being written:
-    called with the checkpoint's folder, and a function that says whether it is. None where
-    `folder`, which holds the cell's checkpoints, is in no mirror."""
+    """A function that uploads a cell's checkpoints to the URL of its sweep in the background; None
+    where the sweep is not at a URL. `folder`: the one that holds the cell's checkpoints.
+
+    The function takes a checkpoint's folder, and a function that is true while the checkpoint is
+    still being written; it waits for that to end, uploads, and returns a future at once."""
     mirror = next((one for one in _mirrors() if folder.is_relative_to(one.local)), None)
     if mirror is None:
         return None
@@ -222,12 +231,14 @@ def working_folder(run_dir: str, name: str) -> Path:
 def remote_workspace(
     run_dir: str, name: str, multi_process: bool = False, dry_run: bool = False, cell_name: str = ""
 ) -> Iterator[None]:
-    """A sweep at a URL, mirrored while the context lasts (`working_folder`); where `run_dir` is a
-    folder, nothing.
+    """While the context lasts, a scratch folder on this machine (`working_folder`) stands for a
+    sweep at the URL `run_dir`/`name`: what is there is downloaded first, and what a run writes is
+    uploaded as it is written. Where `run_dir` is a folder, nothing happens.
 
-    InputError for several processes, storage that cannot be reached, or another process that writes
-    there. A worker of another process's sweep gives `cell_name`: the sweep's files and this cell's
-    are mirrored, without a lease."""
+    `multi_process`: the run has several processes, which is an InputError at a URL, as is storage
+    that cannot be reached, or another process that writes there. `dry_run`: read only, without
+    checkpoints. `cell_name`: given by a worker of a sweep that another process runs; only the
+    sweep's files and this cell are mirrored, and the lease (the right to write) is not taken."""
     if not is_url(run_dir):
         yield
         return
@@ -294,8 +305,10 @@ def refresh(folder: Path, cell_name: str = "") -> None:
 
 @contextmanager
 def localize(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """A command's arguments with mirrors in place of URLs, temporary folders that are named as the
-    last two parts of theirs; what the command writes there goes to the URL."""
+    """A command's arguments with a temporary folder in place of each URL of a sweep, which holds
+    what is there (without checkpoints): ["gs://b/runs/x"] -> ["/tmp/isojax-1a2b/runs/x"]. What the
+    command writes to the folder is uploaded. The last two parts of the URL are kept, as commands
+    show them. InputError where there is nothing at a URL."""
     with ExitStack() as stack:
         localized = []
         for option, argument in pairwise(["", *arguments]):
@@ -317,7 +330,8 @@ def localize(arguments: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _names_folder_at_url(option: str, argument: str) -> bool:
-    """`option`: the argument before."""
+    """Whether an argument of a command is the URL of a sweep's folder, and no server or model.
+    `option`: the argument before it, "" for the first."""
     if not is_url(argument) or option in NO_FOLDERS:
         return False
     return not argument.startswith("ray://") and MODEL_URL.match(argument) is None

@@ -23,7 +23,9 @@ def write_spending(folder: Path, spending: Spending) -> None:
 
 
 def read_spending(folder: Path) -> Spending | None:
-    """None where the folder has none; InputError where it is broken."""
+    """What spend.json in a folder holds: the budget of `isojax spend`, and its legs, the runs that
+    share it. None where the folder has no such file; InputError where it is broken, or has no legs,
+    or a size below 1."""
     path = folder / SPEND_FILE
     try:
         spending = _ADAPTER.validate_json(read_file(path))
@@ -38,6 +40,7 @@ def read_spending(folder: Path) -> Spending | None:
         sizes += [leg.cell.B_p, leg.cell.n, leg.n]
     if not spending.legs or not all(1 <= size <= MAX_COUNT for size in sizes):
         raise _unreadable(path, "it has no legs, or sizes that no run has")
+    # The file leaves this flag out, as it is true of each leg.
     legs = [replace(leg, cell=replace(leg.cell, is_of_spend=True)) for leg in spending.legs]
     return replace(spending, legs=tuple(legs))
 

@@ -147,9 +147,10 @@ class FolderLocked(InputError):
 
 @contextmanager
 def exclusive_lock(folder: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
-    """Make the folder if need be, and hold it; InputError where it cannot be written, FolderLocked
-    where another process writes to it for over `timeout` seconds. NFS keeps locks on files for all
-    clients, on folders for none."""
+    """While the context lasts, no other process may write to the folder, which is made if need be.
+    InputError where it cannot be written; FolderLocked where another process still holds it after
+    `timeout` seconds. The lock is on a file in the folder, because NFS shares locks on files among
+    its clients, but not locks on folders."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock_fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
@@ -275,7 +276,9 @@ class Lease:
             )
 
     def _wait_for_holder(self) -> None:
-        """Wait until no process writes; InputError where the holder renews its lease meanwhile."""
+        """Return once no other process holds the lease: at once, or after up to STALE_SECONDS, by
+        when a process that was killed counts as dead. InputError where the holder renews its lease
+        meanwhile, so that it is alive."""
         first_holder = self._remote.call_with_timeout(self.read_holder)
         if first_holder is None or first_holder.is_dead or first_holder.is_stale:
             return
@@ -285,10 +288,10 @@ class Lease:
             f"{self._remote.url}, is alive"
         )
         holder: LeaseHolder | None = first_holder
-        # the holder's clock may be ahead of this machine's
+        # The holder's clock may be ahead of this machine's, so its time alone cannot end the wait.
         deadline = time.monotonic() + STALE_SECONDS
         while holder is not None and not holder.is_stale and time.monotonic() < deadline:
-            if holder != first_holder:
+            if holder != first_holder:  # a newer time: it was renewed
                 raise self._locked_error(holder.name)
             time.sleep(1)
             holder = self._remote.call_with_timeout(self.read_holder)

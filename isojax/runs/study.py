@@ -35,6 +35,8 @@ def load_study(path: Path = STUDY_FILE) -> dict[str, list[RunRecord]]:
 
 
 def _read_point(row: dict[str, Any]) -> EvalPoint:
+    """One evaluation from a row of study.parquet, column name to value. The columns metrics/NAME,
+    train/NAME and extra/NAME become the point's dicts by NAME; null means not measured."""
     metrics: dict[str, float] = {}
     train: dict[str, float] = {}
     extra: dict[str, tuple[float, ...]] = {}

@@ -15,9 +15,13 @@ from isojax.runs.logs.log_run import LogRun, NotedRuns
 
 
 def join_resumed_runs(runs: Sequence[LogRun], on_request: bool) -> NotedRuns:
-    """The runs, those with one id joined, and notes of what was joined. `on_request`: those with
-    one name and setting too (without a name, or of a seed that the user gives, with one seed), and
-    a log's run goes on where steps fall."""
+    """The runs with the logs of each resumed run joined into one, and notes of what was joined.
+
+    Logs are of one run if they have the same run id (as W&B gives one). `on_request` (--resumed)
+    also joins logs that have the same name and setting, or, where they have no name or the user
+    gives the seed, the same setting and seed; and within one log, rows whose steps fall back
+    count as the run going on from an earlier checkpoint."""
+    # A run that shares nothing with others is listed by its index.
     parts_of_run: dict[object, list[LogRun]] = defaultdict(list)
     for i, run in enumerate(runs):
         parts_of_run[_identity(run, on_request) or i].append(run)
@@ -30,6 +34,7 @@ def join_resumed_runs(runs: Sequence[LogRun], on_request: bool) -> NotedRuns:
             joined += parts
             continue
 
+        # One part is joined too: with --resumed, its steps may fall back within the log.
         run = _join(parts)
         latest = _keep_latest([part.rows for part in parts], run.column_map, on_request)
         joined.append(replace(run, rows=RowTable.of(latest.rows)))
@@ -44,7 +49,8 @@ def join_resumed_runs(runs: Sequence[LogRun], on_request: bool) -> NotedRuns:
 
 
 def _identity(run: LogRun, on_request: bool) -> object:
-    """What the parts of one run share; None of a run that is one by itself."""
+    """A key that is the same for all logs of one run, such as its id; None for a log that is a run
+    by itself."""
     table = run.column_map.table
     if table.run_id or not on_request:
         return table.run_id or None
@@ -57,7 +63,9 @@ def _identity(run: LogRun, on_request: bool) -> object:
 
 
 def _join(parts: Sequence[LogRun]) -> LogRun:
-    """The last part, with the settings and columns of all; InputError where they differ."""
+    """The last of a resumed run's logs, with the settings and columns of all of them, and their
+    paths as its `parts`. InputError where two logs have different B_p, n or columns for a field.
+    `parts`: by the time they were started; their rows are joined by `_keep_latest`."""
     for a, b in pairwise(parts):
         different = []
         if a.B_p != b.B_p:
@@ -74,6 +82,7 @@ def _join(parts: Sequence[LogRun]) -> LogRun:
                 "Leave one out, or name the columns with --map."
             )
 
+    # A log may lack a column that another has, as where evaluations began later.
     columns: dict[str, str] = {}
     constants: dict[str, float | int] = {}
     for part in parts:
@@ -102,9 +111,16 @@ class _LatestRows(NamedTuple):
 def _keep_latest(
     parts: Sequence[Sequence[DataRow]], column_map: ColumnMap, split_falls: bool
 ) -> _LatestRows:
-    """The rows of all parts; a part also begins at a fall of the steps if `split_falls`."""
+    """The rows of a resumed run that count: where two of its parts have a step, the later part's.
+
+    `parts`: the rows of each log, earliest log first. `split_falls`: a part also begins where the
+    steps of a log fall. Refused are a part that goes back to the run's first step, so that nothing
+    before it would count, and rows of two runs that alternate. The clock of a row is its step, or
+    its rollouts in a log without steps."""
     clock_field = column_map.clock_field
-    # W&B's count of calls may begin again, and so may a column that an evaluation need not have.
+    # A part that starts over at the first step may be another run, or a start that failed; only
+    # a step column that is known for sure (neither W&B's count of calls, "_step", nor one that
+    # the user named) shows that it is neither.
     may_be_another = (
         split_falls or "step" not in column_map.detected or column_map.columns["step"] == "_step"
     )
@@ -138,6 +154,7 @@ def _keep_latest(
                     "or give each a file."
                 )
 
+            # A part that begins at a step replaces what earlier parts have from that step on.
             while begins and latest and latest[-1].clock >= clock:
                 latest.pop()
                 repeated += 1
@@ -156,14 +173,17 @@ def _starts_over(latest: Sequence[_ClockedRow], clock: int) -> bool:
 def _goes_back(
     latest: Sequence[_ClockedRow], clock: int, row: DataRow, column_map: ColumnMap
 ) -> bool:
-    """Whether a row's step is before the last one, or has a value of a column that a row of the
-    same step has already."""
+    """Whether a row is from after a restart: its clock (`clock`: its step or rollouts) is below
+    that of the last row of `latest`, or it has a column that another row of its step also has. Two
+    rows of one step with different columns, as a training row and an evaluation, are no sign."""
     if clock < latest[-1].clock:
         return True
+
     is_unlogged = is_missing if column_map.table.is_export else is_blank
     logged = [
         column for column in column_map.step_columns if not is_unlogged(row.values.get(column))
     ]
+    # From the last row backwards, through those of the same step.
     for entry in reversed(latest):
         if entry.clock != clock:
             break

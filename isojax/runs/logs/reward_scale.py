@@ -18,9 +18,13 @@ PERCENT = 0.01
 
 
 def scale_runs(runs: Sequence[LogRun]) -> NotedRuns:
-    """The runs, those of percent with their scale where the user says scale=auto, and notes of
-    which these are. InputError where some runs have percent and others do not, and one scale, or
-    none, is for all."""
+    """The runs, each with the scale of its rewards where the user gave --map scale=auto: 0.01 for
+    a run whose rewards are percent. The notes name those runs, and doubt a scale of 0.01 that
+    seems wrong.
+
+    InputError where the rewards of some runs are percent and those of others are in [0, 1], but
+    all would get the same scale, or none; runs with a scale from the user's table are left out of
+    that check."""
     scaled: list[LogRun] = []
     percent_labels: list[str] = []
     for run in runs:
@@ -32,6 +36,7 @@ def scale_runs(runs: Sequence[LogRun]) -> NotedRuns:
 
     _reject_mixed_scales([run for run in runs if not (run.scale_is_auto or run.scale_is_stated)])
 
+    # The user's --map scale=0.01 on rewards that are already in [0, 1] gets a question.
     notes = []
     if percent_labels:
         notes.append(f"scale=auto: rewards are percent in {list_some(percent_labels)}")
@@ -46,7 +51,8 @@ def scale_runs(runs: Sequence[LogRun]) -> NotedRuns:
 
 
 def _reject_mixed_scales(runs: Sequence[LogRun]) -> None:
-    """InputError where the first run of percent and the first within [0, 1] would get one scale."""
+    """InputError where some runs' rewards are percent and others' are in [0, 1]. `runs`: those
+    that would all get the same scale; the message shows the first run of each kind."""
     percent_run = next((run for run in runs if _is_percent(_rewards(run))), None)
     # Rewards that are all 0 are the same in percent.
     fraction_run = next(

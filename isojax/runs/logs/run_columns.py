@@ -46,9 +46,16 @@ def split_run_columns(
     known_columns: KnownColumns,
     takes_run: Callable[[str], bool] | None = None,
 ) -> list[MappedTable]:
-    """A table of each run where the columns are runs, else the table itself. InputError for a
-    pattern that no column matches, and where nothing says the runs' steps, n or B_p; those of the
-    runs that `takes_run`, if that is given."""
+    """One table for each run, where a table has a column for each run (`Step,n4-s0,n8-s0`); else
+    the table itself. Each table comes with the user's map as it holds for it.
+
+    `field_map`: the user's --map, field to column, number or pattern; reward=* makes columns runs.
+    `settings`: by run, what the user's --settings table gives. `known_columns`: by field, the
+    columns that a log format is known to use for it.
+
+    InputError for a pattern that no column matches, for a table without steps, and for runs whose
+    n and B_p nothing gives. `takes_run`: only the runs for which it is true need these (others are
+    left out later); None for all."""
     pattern = field_map.get("reward", "")
     is_pattern = "*" in pattern and pattern not in table.columns
     if table.one_run or table.run:
@@ -56,6 +63,7 @@ def split_run_columns(
             field_map = {**field_map, "reward": _only_column(table, pattern, known_columns)}
         return [MappedTable(table, field_map)]
 
+    # Column -> run; empty where the columns are no runs.
     map_of_all = {**_steps_in_first_column(table, field_map, known_columns), **field_map}
     if is_pattern:
         run_of_column = _match_columns(table, pattern, map_of_all, known_columns)
@@ -71,12 +79,13 @@ def split_run_columns(
     _require_settings(table, runs, field_map, settings, known_columns)
     _require_numbers_in_names(table, runs, field_map)
 
+    # What is not read should be seen, as it may be a run whose name the pattern misses.
     notes = list(table.notes)
     if is_pattern:
         unread = _describe_unread(table, pattern, map_of_all, known_columns, set(run_of_column))
         if unread:
             notes.append(f"--map reward={pattern} leaves out {unread}")
-    else:  # nobody said it
+    else:  # the user did not say that columns are runs
         columns = number_columns(table, map_of_all, known_columns)
         other_columns = [name for name in columns if name not in run_of_column]
         notes.append(_describe_reading(list(run_of_column), other_columns))
@@ -95,14 +104,16 @@ def split_run_columns(
 def _refuse_unmatched(
     table: LogTable, pattern: str, field_map: FieldMap, known: KnownColumns
 ) -> NoReturn:
-    """InputError where no column that a pattern matches holds numbers: of the first cell that a
-    person may take for one ("0,0977", "9.8%"), as in any other log, else of the pattern."""
+    """InputError where a pattern of --map reward=PATTERN matches no column that holds numbers.
+    Where a matching column holds texts that look like numbers to a person ("0,0977", "9.8%"), the
+    first of these is what the message is about, else the pattern."""
     template = _pattern(pattern)
     for name in _columns_of_no_field(table, field_map, known):
         cells = table.cells.column(name)
         looks_like_number = cells.ask(_looks_like_number)
         if template.fullmatch(name) and looks_like_number.any():
             row = int(np.argmax(looks_like_number))
+            # always raises here, with advice on how to write the number
             check_number(cells[row], f"{table.cells.place(row).location}: reward (column {name})")
     raise InputError(
         f"{table.source}: --map reward={pattern} matches no column with numbers, "
@@ -118,8 +129,9 @@ def _looks_like_number(value: Any) -> bool:
 def _describe_unread(
     table: LogTable, pattern: str, field_map: FieldMap, known: KnownColumns, run_columns: set[str]
 ) -> str:
-    """The columns that a pattern matches and that are neither runs nor fields, each with the
-    reason; "" for none."""
+    """A list for a note: the columns that a pattern matches, but that are read neither as runs nor
+    as another field, each with the reason ("epoch (an index or a time)"); "" for none.
+    `run_columns`: the columns that are runs."""
     template = _pattern(pattern)
     read_columns = run_columns | _names_of_fields(field_map, known)
     reasons = []
@@ -128,7 +140,8 @@ def _describe_unread(
             continue
         is_empty = bool(table.cells.column(name).is_missing.all())
         if name.endswith(("__MIN", "__MAX")) or (not name and is_empty):
-            continue  # bounds of a curve that is a run; what is behind a last delimiter
+            # W&B's bounds of a curve that is a run; or what follows a line's last delimiter
+            continue
 
         if _holds_numbers(table, name):
             reason = "an index or a time"
@@ -148,7 +161,8 @@ def _describe_reading(columns: Sequence[str], other_columns: Sequence[str]) -> s
 def _steps_in_first_column(
     table: LogTable, field_map: FieldMap, known: KnownColumns
 ) -> dict[str, str]:
-    """The map of a first column that counts updates by its name, where nothing else is known to."""
+    """{"step": COLUMN} where the table's first column counts updates by its name ("Update"), and
+    no column is known or mapped as the step or the rollouts; else {}."""
     first = next(iter(table.columns), "")
     counts = re.search(r"(?i)step|update|iter", first) is not None
     return {"step": first} if counts and not _has_steps(table, field_map, known) else {}
@@ -175,8 +189,8 @@ def _only_column(table: LogTable, pattern: str, known_columns: KnownColumns) -> 
 def _match_columns(
     table: LogTable, pattern: str, field_map: FieldMap, known: KnownColumns
 ) -> dict[str, str]:
-    """Column -> run, which is what the pattern's * stands for, of columns that are no other
-    field."""
+    """Column -> name of its run, for columns that a pattern matches and that are no other field.
+    The name is what the pattern's * stands for: n8 for val/acc_n8 with the pattern val/acc_*."""
     template = _pattern(pattern)
     run_of_column = {}
     for name in number_columns(table, field_map, known):
@@ -223,9 +237,12 @@ def _holds_numbers(table: LogTable, column: str) -> bool:
 def _columns_named_as_runs(
     table: LogTable, field_map: FieldMap, settings: RunSettings, known: KnownColumns
 ) -> dict[str, str]:
-    """The columns that the user's table of settings names as runs, else those which all have the
-    patterns of the map ("n{}"); none where a metric or a column of runs is known, or the log's own
-    name has the pattern."""
+    """Column -> name of its run (the same), where the user gave no pattern for the reward: the
+    columns that the --settings table names as runs, else all columns of numbers, if each has the
+    patterns of --map in its name (n{}: n4-s0, n8-s0).
+
+    Empty where the table's columns are no runs: it has a column of the reward or of run names, or
+    its file's name has the pattern, so that it is the log of one run."""
     templates = [
         _template(text)
         for field, text in field_map.items()
@@ -265,11 +282,13 @@ def _template(text: str) -> re.Pattern[str]:
 def _require_steps(
     table: LogTable, columns: Sequence[str], field_map: FieldMap, known: KnownColumns
 ) -> None:
-    """InputError where the table of these columns of runs has no steps, or has a row for each
-    run."""
+    """InputError where a table whose columns are runs has no column of steps. `columns`: those
+    that would be runs. Where they are numbers (0, 10, 20), the table probably has a row for each
+    run and a column for each step, and the message shows how to transpose it."""
     if _has_steps(table, field_map, known):
         return
 
+    # A column that counts something (an index, an epoch) may be the steps.
     others = [name for name in table.columns if name not in columns]
     may_count = any(
         _NO_RUN.fullmatch(name.strip()) and _holds_numbers(table, name) for name in others
@@ -280,6 +299,7 @@ def _require_steps(
         if others == table.columns[:1]:
             in_pandas = "pandas.read_csv(FILE, index_col=0).T.to_csv(OTHER, index_label='step')"
             example = f", as by {in_pandas}"
+        # `others` holds the names of the runs then.
         raise InputError(
             f"{table.source}: the columns {list_some(columns)} are named as steps, "
             "and no other counts updates, so the table has a row for each run; "
@@ -305,18 +325,19 @@ def _require_settings(
     settings: RunSettings,
     known: KnownColumns,
 ) -> None:
-    """InputError, which shows the table to write, where neither the map, nor settings, nor a column
-    says n and B_p."""
+    """InputError where nothing gives n and B_p of a run that is a column: neither the user's map,
+    nor the --settings table (`settings`, by run), nor a known column. The message shows what to
+    type, or the table to write."""
     in_columns = {
         field for field, names in known.items() if any(name in table.columns for name in names)
     }
-    said_for_all = {*field_map} | in_columns
+    known_for_all = {*field_map} | in_columns
     lacking: list[str] = []
     missing_of_first: list[str] = []
     for run in runs:
-        said = said_for_all | {*settings.get(run, {})}
-        missing = [field for field in ("n", "B_p") if field not in said]
-        if "B" in said and "B_p" in missing:
+        known_of_run = known_for_all | {*settings.get(run, {})}
+        missing = [field for field in ("n", "B_p") if field not in known_of_run]
+        if "B" in known_of_run and "B_p" in missing:  # B_p = B / n
             missing.remove("B_p")
         if missing:
             missing_of_first = missing_of_first or missing
@@ -328,6 +349,7 @@ def _require_settings(
         f"{table.source}: nothing says {' and '.join(missing_of_first)} "
         f"of the run {lacking[0]} (a column)"
     )
+    # The shortest way first: add rows to the user's table, else one map for all, else a new table.
     rows = [f"{run},8,32" for run in lacking]
     if settings:
         leave_out = _leave_out_options(lacking, runs, table)
@@ -351,8 +373,9 @@ def _leave_out_options(left_out: Sequence[str], runs: Sequence[str], table: LogT
 
 
 def map_of_names(runs: Sequence[str], missing: Sequence[str] = ("n", "B_p")) -> str:
-    """What to type of --map where most names have n, as n8-s0 (others, as mean, may be no runs), or
-    where nothing but B_p is missing; "" where neither holds."""
+    """What a user may type after --map for runs whose n or B_p are `missing`: "n=n{},B_p=32" where
+    most names hold n, as n8-s0 does (the others, as mean, may be no runs); "B_p=32" where only that
+    is missing; "" where most names hold no n."""
     with_n = [run for run in runs if re.search(r"(?<![A-Za-z])n\d+(?!\d)", run)]
     if "n" in missing and 2 * len(with_n) <= len(runs):
         return ""
@@ -361,16 +384,20 @@ def map_of_names(runs: Sequence[str], missing: Sequence[str] = ("n", "B_p")) -> 
 
 
 def _require_numbers_in_names(table: LogTable, runs: Sequence[str], field_map: FieldMap) -> None:
-    """InputError, which shows how to leave them out, where the names of some runs lack the number
-    that others have."""
+    """InputError where a pattern of --map (n=n{}) finds a number in the names of some runs and not
+    of others, as of a column "mean" among n4 and n8; the message shows how to leave those out. A
+    number in the log's path is good for all runs."""
     for field, text in field_map.items():
         if "{}" not in text or field not in ("n", "B_p", "B", "seed"):
             continue
+
         template = _template(text)
         without = [run for run in runs if not template.search(run)]
         is_in_source = template.search(table.source) is not None
+        # Where no name has a number, another check refuses the runs.
         if is_in_source or not without or len(without) == len(runs):
             continue
+
         raise InputError(
             f"{table.source}: --map {field}={text} finds no number in the names of "
             f"{list_some(without)} (columns); expected one for each run. "
@@ -381,7 +408,8 @@ def _require_numbers_in_names(table: LogTable, runs: Sequence[str], field_map: F
 def _table_of_column(
     table: LogTable, column: str, run: str, metric: str, run_by_column: Mapping[str, str]
 ) -> LogTable:
-    """The rows in which a run has a value, with that and what is no run's column."""
+    """The table of one run out of a table whose columns are runs: the rows in which its column has
+    a value, now under the name `metric`, and the columns that are no runs (steps, times)."""
     cells = table.cells
     others = {name: cells.column(name) for name in cells.names if name not in run_by_column}
     rewards = cells.column(column)

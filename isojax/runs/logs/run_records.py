@@ -35,9 +35,13 @@ class ImportedRuns:
 
 
 def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) -> ImportedRuns:
-    """Every run that can be used as a record, by cell; others refuse all or are skipped. Runs of
-    one (B_p, n) without a seed get 0, 1, ... in order; so do runs in logs of their own whose
-    settings repeat one seed."""
+    """The runs of logs as records to fit, sorted by cell, each with a seed, and notes of what was
+    assumed or left out.
+
+    Runs of one (B_p, n) without a seed get 0, 1, ... in order, and so do runs in separate logs that
+    all state the same seed. A run that cannot be used is skipped if the user named only a folder
+    (`may_be_skipped`), else it is an InputError for all. `refusals`: those of logs that were
+    skipped before, which the result lists too."""
     if len(runs) > MAX_CELLS:
         raise InputError(
             f"the logs hold {len(runs):,} runs, expected at most {MAX_CELLS:,}. "
@@ -46,6 +50,7 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
     _reject_different_metrics(runs)
     scaled = scale_runs(runs)
 
+    # Each run as a record, its evaluations by rollouts.
     used_runs: list[LogRun] = []
     records: list[RunRecord] = []  # of these, all with the seed 0
     refusals = list(refusals)
@@ -80,12 +85,14 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
     _reject_copies(records)
 
     notes = [*seeded.notes, *_describe_unlogged(unlogged), *scaled.notes]
+    # A note of many runs is given once, for the first of them.
     for text, (first, *others) in runs_of_note.items():
         more = f" and {len(others)} more run{'s' * (len(others) > 1)}" if others else ""
         notes.append(f"{first}{more}: {text}")
     if training_note := describe_training_runs(used_runs):
         notes.append(training_note)
 
+    # A log with the base policy's evaluation alone has no curve to fit.
     trained = [record for record in records if record.points[-1].rollouts]
     if trained and len(trained) < len(records):
         others = ", ".join(record.source for record in records if not record.points[-1].rollouts)
@@ -111,6 +118,9 @@ class _Metric(NamedTuple):
 
 
 def _reject_different_metrics(runs: Sequence[LogRun]) -> None:
+    """InputError where the runs have different validation metrics, by what the ledger calls them
+    or, for a plain reward, by its column: their curves cannot be compared. The message names the
+    first run of each."""
     run_of_metric: dict[_Metric, LogRun] = {}
     for run in reversed(runs):
         field = run.column_map.main_metric
@@ -147,8 +157,8 @@ def _assign_seeds(runs: Sequence[LogRun]) -> NotedRuns:
 
 
 def _number_seeds(runs: Sequence[LogRun]) -> NotedRuns:
-    """The runs of one (B_p, n), in their order, each with a seed of its own; InputError where two
-    have one."""
+    """The runs of one (B_p, n), in their order, each with a different seed, and notes where seeds
+    had to be numbered. InputError where the logs give two runs one seed."""
     # A seed that several logs of one run each repeat is a trainer's default, which does not
     # distinguish them.
     seed_counts = Counter(run.seed for run in runs)
@@ -166,6 +176,7 @@ def _number_seeds(runs: Sequence[LogRun]) -> NotedRuns:
             problem = f"two runs with B_p = {run.B_p}, n = {run.n}, seed = {seed}: {places}"
             raise InputError(f"{problem}; keep one, or number their seeds by --settings TABLE.")
 
+    # Runs without a known seed get the lowest numbers that no other run has.
     free_seeds = (seed for seed in range(len(runs)) if seed not in run_of_seed)
     seeds = [next(free_seeds) if seed is None else seed for seed in known_seeds]
     seeded = [replace(run, seed=seed) for run, seed in zip(runs, seeds, strict=True)]
@@ -175,11 +186,15 @@ def _number_seeds(runs: Sequence[LogRun]) -> NotedRuns:
 
 
 def _may_be_default(run: LogRun) -> bool:
+    """Whether a run's seed may be a trainer's default that nobody set: it stands in the settings of
+    a log of one run, and no --map names it."""
     return run.column_map.table.one_run and "seed" in run.column_map.detected
 
 
 def _describe_numbering(runs: Sequence[LogRun]) -> Iterator[str]:
-    """What their seeds are, and each sign that they are no seeds of one setting."""
+    """Sentences for notes on runs of one (B_p, n) whose seeds were numbered: which run has which,
+    and each sign that they differ in more than the seed, so that they should not count as repeated
+    measurements of one setting."""
     B_p, n = runs[0].B_p, runs[0].n
     numbering = ", ".join(f"{run.label} is {run.seed}" for run in runs)
     yield f"seeds of B_p = {B_p}, n = {n} are numbered in the order given: {numbering}"
@@ -198,6 +213,7 @@ def _describe_numbering(runs: Sequence[LogRun]) -> Iterator[str]:
         if len(values) > 1:
             yield f"these differ in {name} ({', '.join(sorted(values))}), {doubt}"
 
+    # A run whose first row is late may be the second part of another.
     first_clocks = [run.column_map.read(run.column_map.clock_field, run.rows[0]) for run in runs]
     if any(clock > 1 for clock in first_clocks):
         yield (
@@ -207,8 +223,9 @@ def _describe_numbering(runs: Sequence[LogRun]) -> Iterator[str]:
 
 
 def _reject_copies(runs: Sequence[RunRecord]) -> None:
-    """One run counted as two seeds, be it from two of its checkpoints, would make every interval
-    too narrow."""
+    """InputError where two records hold the same run: counted as two seeds, it would make every
+    confidence interval too narrow. One may end before the other, as a log that was copied while
+    the run went on."""
     # Comparing each with each takes too long for thousands of runs; copies begin alike.
     runs_by_start: dict[object, list[RunRecord]] = defaultdict(list)
     for run in runs:
@@ -217,7 +234,7 @@ def _reject_copies(runs: Sequence[RunRecord]) -> None:
     for similar in runs_by_start.values():
         for a, b in combinations(similar, 2):
             shared = min(len(a.points), len(b.points))
-            # so may be two runs of all 0
+            # Two different runs may agree by chance where every reward is the same, as all 0.
             is_constant = len({repr(point.metrics) for point in a.points[:shared]}) == 1
             if shared > 1 and not is_constant and a.points[:shared] == b.points[:shared]:
                 run = f"run of B_p = {a.cell.B_p}, n = {a.cell.n}"

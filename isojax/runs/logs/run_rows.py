@@ -33,9 +33,12 @@ class _Settings(NamedTuple):
 
 
 def group_rows(column_map: ColumnMap) -> list[LogRun]:
-    """The runs of one log, in the order they begin, by the values of a `run` column; without one,
-    the log is one run where its format says so, else the rows of one (B_p, n, seed) are. InputError
-    where these change within a run."""
+    """The runs of one log, in the order in which they begin, each with its rows.
+
+    Rows are of one run if they have the same value in the column of runs; in a log without that
+    column, all rows are one run where the format has one run in a log (`one_run`), else those with
+    the same (B_p, n, seed) are. InputError where a run's setting changes, where no row has a
+    metric, and where rows look like two runs or two curves mixed."""
     table = column_map.table
     metric_columns = [column_map.columns[name] for name in column_map.metric_fields]
     rows = _rows_of_runs(column_map)
@@ -56,6 +59,7 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
     first_rows = [first_row_of_run.setdefault(run, row) for row, run in enumerate(run_of_row)]
     run_count = len(first_row_of_run)
 
+    # Within a run, the setting must not change.
     for row, first in enumerate(first_rows):
         if settings[row] != settings[first]:
             before = settings[first]._asdict()
@@ -74,6 +78,7 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
     if not has_names and run_count > 1:
         _reject_mixed_settings(rows, first_rows, settings, column_map)
 
+    # A run without any metric is dropped.
     runs = []
     for first, rows_of_run in rows.group_by(first_rows).items():
         run = LogRun(column_map, names[first], *settings[first], rows=rows_of_run)
@@ -93,8 +98,9 @@ def _has_any(rows: RowTable, columns: Sequence[str]) -> Mask:
 
 
 def _rows_of_runs(column_map: ColumnMap) -> RowTable:
-    """The rows that say their run's settings and have a value of a step. A row with neither a
-    validation metric nor the step is a training row whose steps are in another column."""
+    """The rows of a log that belong to a run: they have all settings that are columns (n, B_p,
+    seed, ...) and some value that was logged at a step. Left out are rows with neither a validation
+    metric nor the step: training rows whose steps are in another column."""
     rows = column_map.table.cells
     needed = [
         name for name in column_map.columns if is_validation(name) or name == column_map.clock_field
@@ -120,12 +126,16 @@ def _rows_of_runs(column_map: ColumnMap) -> RowTable:
 
 
 def _reject_kinds_of_rows(run: LogRun, is_only_run: bool) -> None:
-    """Refuse a `split` of a run's evaluations, train or val, and the like: they are two curves,
-    whose rows alternate, or come one after another, each from its first step."""
+    """InputError where a run's rows are two curves, by a column of texts that the import does not
+    read, such as `split` with train and val. They are two curves if the column's values alternate
+    (and its name is that of such a column), or come one after another, the steps beginning again
+    with the second. `is_only_run`: each curve may then be meant as a run, which the message
+    offers."""
     column_map = run.column_map
     if column_map.table.one_run:
-        return
+        return  # a trainer's log has a column for each curve
 
+    # bool[rows - 1]: where the step does not rise from one evaluation to the next
     rows = run.rows.take(~column_map.is_unlogged(column_map.main_metric, run.rows))
     steps_fall = np.diff(column_map.cells(column_map.clock_field, rows).numbers) <= 0
     used = set(column_map.columns.values())
@@ -149,7 +159,7 @@ def _reject_kinds_of_rows(run: LogRun, is_only_run: bool) -> None:
         if not alternate and not follow_one_another:
             continue
 
-        # what most will want to fit first
+        # The message keeps the first kind: the held-out one, which most people want to fit.
         kinds.sort(key=lambda kind: not _is_held_out(column, kind))
         order = "by turns" if alternate else "one after another"
         fix = f"Keep the rows of one, as {column} = {kinds[0]}"
@@ -192,8 +202,9 @@ def _join_metrics(rows: RowTable, column_map: ColumnMap) -> RowTable:
 
 
 def _read_settings(rows: RowTable, column_map: ColumnMap) -> list[_Settings]:
-    """The setting of each row; InputError where it lacks one, or where two of them contradict each
-    other."""
+    """The setting (B_p, n, seed) of each row; B_p is computed as B / n where only B, the rollouts
+    of an update, is logged. The seed is None where no column has it. InputError where a row lacks
+    one of them, or where B is not B_p n."""
     ns = column_map.read_all("n", rows)
     seeds = column_map.read_all("seed", rows) if "seed" in column_map else [None] * len(rows)
     Bs = column_map.read_all("B", rows) if "B" in column_map else []
@@ -217,8 +228,10 @@ def _read_settings(rows: RowTable, column_map: ColumnMap) -> list[_Settings]:
 def _reject_mixed_settings(
     rows: RowTable, first_rows: Sequence[int], settings: Sequence[_Settings], column_map: ColumnMap
 ) -> None:
-    """Refuse settings that change while the steps go on rising, as one run's rows do, not several
-    runs'. `first_rows`: for each row, the first one of its run."""
+    """InputError where the setting changes while the steps go on rising: that is one run whose
+    settings are wrong, as several runs would each begin at their first step. Either the steps rise
+    in the whole log, or one setting stands between rows of another with no fall on either side.
+    `first_rows`: for each row, the index of the first row of its run."""
     clock_field = column_map.clock_field
     clocks = column_map.read_all(clock_field, rows)
     rises = [before < after for before, after in pairwise(clocks)]  # from each row to the next

@@ -29,8 +29,11 @@ _MAX_SHARE_OF_FALLS = 1 / 3
 
 
 def check_durations(seconds: Sequence[float], cell: str) -> str:
-    """A note ("" for none) where the seconds of a run's steps may be seconds so far, as they rise
-    at every step; InputError where they are. `cell`: the place and name of the first."""
+    """A note ("" for none) where a column that was mapped as the seconds of each step may hold the
+    seconds since the start, as it rises at every step; InputError where it surely does.
+
+    `seconds`: the column's values, in the order of the steps; `cell`: the place and name of the
+    first, as "runs.csv, line 2: step_seconds", for the message."""
     rises = len(seconds) > 1 and all(a < b for a, b in pairwise(seconds))
     if not rises:
         return ""
@@ -59,10 +62,14 @@ class NotedSeconds(NamedTuple):
 def seconds_so_far(
     clocks: Sequence[int], logged: Sequence[float | None], cell: str
 ) -> NotedSeconds:
-    """From a column of seconds so far, or of Unix times, which count from the first; none where it
-    has fewer than two. A fall is a process that was started again, whose count began again.
-    InputError where they do not rise, or are no seconds. `cell`: the place and name of the
-    first."""
+    """The seconds from a run's start to each of its steps, from a column of seconds since the
+    start, or of Unix times, which then count from the first of them; between known values they are
+    interpolated. Empty where fewer than two are known.
+
+    `clocks`: each step's number; `logged`: the column at each step, None where it has no value;
+    `cell`: the place and name of its first value, for messages. Where the values fall, the process
+    was started again and its count began at 0. InputError where they do not rise in general, or are
+    milliseconds."""
     is_known = np.array([seconds is not None for seconds in logged], dtype=np.bool_)
     if is_known.sum() < 2:
         return NotedSeconds([], [])
@@ -70,6 +77,7 @@ def seconds_so_far(
     known_clocks = all_clocks[is_known]
     values = np.array([seconds for seconds in logged if seconds is not None], dtype=np.float64)
 
+    # Refuse a column that is no time in seconds.
     if values.max() >= UNIX_MILLISECONDS:
         raise InputError(
             f"{cell} is {values[0]:.0f}, expected seconds since the start of the run, "

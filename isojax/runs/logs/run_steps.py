@@ -82,8 +82,9 @@ class RunSteps:
         return self.column_map.read(name, self.rows[row])
 
     def has_other_values(self, is_asked: Mask) -> Mask:
-        """bool[steps]: which of the steps that are asked about have a value in a column that is no
-        field."""
+        """bool[steps]: which of the steps in `is_asked` (bool[steps]) have a value in some column
+        that the import does not read; False at the other steps. An elapsed time is such a value,
+        though it is read."""
         table = self.column_map.table
         # A clock that all rows have does not tell what a row is: it counts as a further value.
         field_columns = {
@@ -105,13 +106,16 @@ class RunSteps:
 
 
 def join_steps(rows: RowTable, column_map: ColumnMap) -> RunSteps:
-    """The rows of each step joined; InputError for steps (or rollouts) that fall, or a value given
-    twice at a step."""
+    """A run's rows joined by step: for each field that is a column, its value at each step. A log
+    may have several rows of a step, as one of training and one of an evaluation. InputError where
+    the steps (or rollouts, in a log without steps) fall, or a step has two values of a field.
+    `rows`: of one run, in the order of the log."""
     clocks = np.array(column_map.read_all(column_map.clock_field, rows))
     changes = np.diff(clocks)
     if (changes < 0).any():
         _refuse_fall(rows, clocks, row=int(np.argmax(changes < 0)) + 1, column_map=column_map)
 
+    # Rows with the same clock are one step; steps are numbered 0, 1, ...
     begins_step = np.concatenate([[True], changes > 0])
     step_of_row = np.cumsum(begins_step) - 1
     steps = clocks[begins_step].tolist()
@@ -125,7 +129,8 @@ def join_steps(rows: RowTable, column_map: ColumnMap) -> RunSteps:
 
 
 def _refuse_fall(rows: RowTable, clocks: NDArray[Any], row: int, column_map: ColumnMap) -> NoReturn:
-    """InputError: the clock of a row is below that of the row before."""
+    """InputError for a row whose step (or rollouts) is below that of the row before. `clocks`: of
+    all rows; `row`: the index of the one that falls. The message gives both places."""
     first_row = row - 1  # of the step before
     while first_row and clocks[first_row - 1] == clocks[row - 1]:
         first_row -= 1
@@ -144,9 +149,12 @@ def _refuse_fall(rows: RowTable, clocks: NDArray[Any], row: int, column_map: Col
 def _join_field(
     name: str, rows: RowTable, step_of_row: RowNumbers, steps: Sequence[int], column_map: ColumnMap
 ) -> StepValues:
-    """A field at each step, without the numbers that are not finite of a metric, or of a time, in a
-    log that a trainer wrote, where nobody can correct them, or of a training metric that no --map
-    names."""
+    """One field at each step, with the rows of its empty, NaN and not finite cells. InputError
+    where a step has two values, or a cell is not valid.
+
+    `name`: of the field; `step_of_row`: the step of each row, from 0; `steps`: each step's number
+    in the log. A value that is NaN or infinite is passed over, not refused, where nobody can be
+    asked to correct it: in a trainer's own log, and in a column that no --map names."""
     cells = rows.column(column_map.columns[name])
     is_blank = cells.is_blank
     is_unlogged = column_map.table.is_unlogged(cells)
@@ -170,6 +178,7 @@ def _join_field(
             # refuses it: nothing of it was logged at all
             column_map.read(name, rows[int(np.argmax(is_nan))])
 
+    # The rows that have the value, and no second value within a step.
     value_rows = np.flatnonzero(~is_unlogged & ~is_ignored)
     if name in STEP_FIELDS:  # of several at a step, the first counts
         value_rows = value_rows[np.diff(step_of_row[value_rows], prepend=-1) > 0]
@@ -213,7 +222,9 @@ def _reject_second_values(
     steps: Sequence[int],
     column_map: ColumnMap,
 ) -> None:
-    """InputError where a step has two values of a field, but for a sum that is the same in both."""
+    """InputError where a step has two values of the field `name`; a cumulative sum that is the same
+    in both rows is allowed. `values`, `rows` and `step_of_value` are parallel: each value, its row,
+    and its step as an index into `steps`, which holds the steps' numbers in the log."""
     for second in rows_where(np.append(False, np.diff(step_of_value) == 0)):
         if name in CUMULATIVE_FIELDS and values[second] == values[second - 1]:
             continue

@@ -82,9 +82,10 @@ class _Source:
 
 
 def reject_mixed_sources(runs: Sequence[LogRun]) -> None:
-    """InputError where logs of one (B_p, n) differ in a word that says what was measured, unless
-    the user's table numbers their seeds; or where some n were measured in training, and others in
-    validation."""
+    """InputError where runs seem to be measurements of different things, by words in the names of
+    their logs or runs ("train", "val", "gsm8k"): runs of one (B_p, n) whose words differ, which
+    would count as its seeds, or some settings measured in training and others in validation. Runs
+    to which the user's table gives seeds are taken as they are."""
     runs = [run for run in runs if not run.seed_is_stated]
     depth = _depth_of_runs(runs)
     sources = [source for run in runs for source in _sources_of(run, depth)]
@@ -120,8 +121,9 @@ def _depth_of_runs(runs: Sequence[LogRun]) -> int:
 
 
 def _sources_of(run: LogRun, depth: int) -> list[_Source]:
-    """A run's source; of one that was resumed, those of its parts. `depth`: of the folder that all
-    runs share."""
+    """The words in the path of a run's log and in its name, and what to call it in a message; for a
+    resumed run, one for each of its logs. `depth`: how many leading folders all runs share, whose
+    words tell nothing."""
     table = run.column_map.table
     name = run.name or table.run
     words_of_name = words_of_source(name)
@@ -138,7 +140,9 @@ def _sources_of(run: LogRun, depth: int) -> list[_Source]:
 
 
 def _describe_difference(sources: Sequence[_Source]) -> str:
-    """Which sources differ in which words, and what to type to take those of one."""
+    """The rest of a message: which of the sources differ in which words, and which option takes
+    only those that share one group of words. `sources`: two or more, not all with the same
+    words."""
     shared = frozenset.intersection(*(source.words for source in sources))
     first_by_words: dict[frozenset[str], _Source] = {}
     for source in sources:
@@ -146,6 +150,7 @@ def _describe_difference(sources: Sequence[_Source]) -> str:
     # What was measured on held-out problems is what most will want to fit, so it is named first.
     first_by_words = dict(sorted(first_by_words.items(), key=lambda item: not item[0] & HELD_OUT))
 
+    # For each group, the options that keep it and leave the others out.
     groups = list(first_by_words)
     choices = []
     for words, source in first_by_words.items():

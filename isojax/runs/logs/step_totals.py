@@ -15,8 +15,11 @@ from isojax.runs.logs.run_steps import RunSteps
 
 
 def cumulative_rollouts(steps: RunSteps, cell: Cell) -> list[int]:
-    """C at each step: as logged (of a training row without it, as before), else sampled batches, or
-    steps and the problems that they dropped, x B_p n."""
+    """C at each step: the rollouts that the run had sampled for training by then.
+
+    It is taken from a column of rollouts, if the log has one; else computed from the batches that
+    were sampled, each of sampled_B_p problems with n rollouts; else from the steps, each of B_p n
+    rollouts, and the n rollouts of each problem that was sampled but not trained on (DAPO)."""
     if "rollouts" in steps.column_map:
         return _logged_rollouts(steps)
 
@@ -32,6 +35,8 @@ def cumulative_rollouts(steps: RunSteps, cell: Cell) -> list[int]:
 
 
 def _logged_rollouts(steps: RunSteps) -> list[int]:
+    """C at each step as logged. A step without it has that of the step before, if it has no
+    evaluation; one with an evaluation is an InputError."""
     is_evaluated = steps.any_known(filter(is_validation, steps.column_map.columns)).tolist()
     C: list[int] = []
     for step, rollouts in enumerate(steps.values("rollouts")):
@@ -54,8 +59,9 @@ def _dropped_problems(steps: RunSteps) -> list[float]:
 
 
 def _sum_over_steps(steps: RunSteps, name: str) -> list[float]:
-    """The sum of a field's values up to each step, the mean for a step without one; empty where
-    none is known."""
+    """The sum of a field's values up to each step ([1, 3, 6] of 1, 2, 3); a step without a value,
+    and one that is not in the log, counts as the mean of the others. Empty where no step has one,
+    or one is negative."""
     values = steps.values(name)
     known = [value for value in values if value is not None]
     if not known or min(known) < 0:
@@ -70,6 +76,7 @@ def _sum_over_steps(steps: RunSteps, name: str) -> list[float]:
     of_updates = of_updates or known
     mean = sum(of_updates) / len(of_updates)
 
+    # The value of each step in the log; step 0 without one took nothing.
     of_steps: list[float] = []
     last_clock = 0
     for clock, value in zip(steps.clocks, values, strict=True):
@@ -80,7 +87,8 @@ def _sum_over_steps(steps: RunSteps, name: str) -> list[float]:
 
 
 def _running_sums(steps: RunSteps, of_steps: Sequence[float], mean: float) -> list[float]:
-    """`mean`: of each step that is not in the log."""
+    """The sum of values up to each step. `of_steps`: a value for each step in the log; `mean`: what
+    each step counts that lies between two of these and is not in the log."""
     sums: list[float] = []
     total = 0.0
     last_clock = 0
@@ -93,9 +101,11 @@ def _running_sums(steps: RunSteps, of_steps: Sequence[float], mean: float) -> li
 
 
 def estimated_tokens(steps: RunSteps, C: Sequence[int]) -> list[float]:
-    """Response tokens at each step: mean length x rollouts, each length standing for the rollouts
-    since the last one logged. Where the evaluation comes between two logged lengths, the earlier
-    one still holds."""
+    """The response tokens that a run had sampled by each step, estimated as mean length x rollouts;
+    0 everywhere where no length is logged. `C`: the rollouts by each step.
+
+    A logged mean length holds for the rollouts since the one logged before it. At a step between
+    two logged lengths, the earlier one is used for the rollouts since then."""
     if "response_length" not in steps.fields:
         return [0.0] * len(steps)
 
@@ -120,9 +130,11 @@ class NotedHours(NamedTuple):
 
 
 def device_hours_of_steps(steps: RunSteps) -> NotedHours:
-    """From the seconds so far or those of each step; a step without them took as long as the
-    others. None where they, or the devices, are not known, or the clock is no step. InputError
-    where a column that the user mapped is of the other kind."""
+    """The device hours that a run had used by each step, seconds x devices / 3600, from a column of
+    seconds since the start or of each step's seconds. None where the seconds or the number of
+    devices are not known, with a note on how to give the devices; a step without seconds counts as
+    the mean of the others. InputError where a column that the user mapped as one kind of seconds is
+    surely the other."""
     column_map = steps.column_map
     seconds = _seconds_of_steps(steps)
     if "devices" in column_map:
@@ -131,6 +143,7 @@ def device_hours_of_steps(steps: RunSteps) -> NotedHours:
         devices = column_map.read("devices", steps.rows[0])
         return NotedHours([total * devices / 3600 for total in seconds.so_far], seconds.notes)
 
+    # Without the devices, the notes show how to give them.
     if "device_hours" in column_map:
         devices = "--map devices=COLUMN, or =8; or say it later: isojax recommend --devices 8"
         note = f"device hours without the devices count as those of one: {devices}"
@@ -142,7 +155,10 @@ def device_hours_of_steps(steps: RunSteps) -> NotedHours:
 
 
 def _seconds_of_steps(steps: RunSteps) -> NotedSeconds:
-    """Seconds from the start to each step; none where they are not known."""
+    """The seconds from a run's start to each step, and notes; empty where they are not known. They
+    are sums of the column step_seconds if it has values and the clock is the step, else the column
+    elapsed_seconds. A column that the user mapped must hold what its name says; of one that was
+    only recognized by its name, a misfit is passed over."""
     column_map = steps.column_map
     if column_map.mapped >= {"step_seconds", "elapsed_seconds"}:
         raise InputError(
@@ -150,7 +166,8 @@ def _seconds_of_steps(steps: RunSteps) -> NotedSeconds:
             "expected one. Leave one out."
         )
 
-    # A column that the user calls seconds of steps, or that is named so by chance, may be another.
+    # A column that the user mapped as step_seconds, or that has this name, may hold seconds since
+    # the start; those that trainers are known to write hold each step's.
     notes: list[str] = []
     durations = [seconds for seconds in steps.values("step_seconds") if seconds is not None]
     may_be_elapsed = (
@@ -172,7 +189,7 @@ def _seconds_of_steps(steps: RunSteps) -> NotedSeconds:
     except InputError:
         if "elapsed_seconds" in column_map.mapped:
             raise
-        return NotedSeconds([], [])  # a known name, of something else
+        return NotedSeconds([], [])  # a column with a known name that holds something else
 
 
 def _describe_first(steps: RunSteps, name: str) -> str:
@@ -182,8 +199,9 @@ def _describe_first(steps: RunSteps, name: str) -> str:
 
 
 def cumulative_sums(name: str, steps: RunSteps, evaluated: Sequence[int]) -> list[Any]:
-    """A logged sum at each evaluation; InputError where it is missing, or below that of the
-    evaluation before."""
+    """A logged cumulative field, such as tokens, at each evaluation; InputError where an evaluation
+    lacks it, or where it falls. `name`: of the field; `evaluated`: the indices of the steps with an
+    evaluation, rising."""
     sums: list[Any] = []
     before = 0
     for step in evaluated:

@@ -30,9 +30,12 @@ def group_tag_files(logs: Sequence[Path]) -> list[LogFiles]:
 def join_tags(
     log: LogFiles, tables: Sequence[LogTable], field_map: Mapping[str, str]
 ) -> list[LogTable]:
-    """The tables of such a group as one, with a column for each tag; as they are where they are no
-    tags. A tag is called as the user's map spells it (val/acc), else as its file's name does, where
-    "/" is "_"."""
+    """The tables of one run's downloads from TensorBoard as one table, with a column for each tag
+    in place of the column Value; tables of other files as they are.
+
+    `log`: the files, as `group_tag_files` groups them; `tables`: one for each. A file's name has
+    "_" where its tag has "/" (val_acc), so the column takes the tag's spelling from the user's map
+    (`field_map`: field -> column, such as reward -> val/acc), where that fits."""
     matches = [match for file in log.files if (match := _TAG_FILE.fullmatch(file.name))]
     are_tags = len(matches) == len(tables) > 0 and all(
         set(table.columns) == _COLUMNS for table in tables

@@ -27,8 +27,9 @@ class UnloggedCells:
 
 
 def refuse_run_without_evaluation(steps: RunSteps, not_finite: Sequence[str]) -> NoReturn:
-    """InputError that says what stands where a metric should. `not_finite`: the sentences of
-    `describe_not_finite`."""
+    """InputError for a run none of whose steps has a value of the main metric; it tells what stands
+    in its place: an empty cell, a value that is not finite, NaN, or nothing. `not_finite`: the
+    sentences of `describe_not_finite`, [] where all is finite."""
     column_map = steps.column_map
     main_metric = column_map.main_metric
     reject_empty_cells(steps, is_evaluation=np.zeros(len(steps), np.bool_))
@@ -54,8 +55,10 @@ def refuse_run_without_evaluation(steps: RunSteps, not_finite: Sequence[str]) ->
 
 
 def reject_empty_cells(steps: RunSteps, is_evaluation: Mask) -> None:
-    """InputError for an empty cell of an evaluation, or alone in its step: somebody forgot to fill
-    it in. `is_evaluation`: bool[steps]."""
+    """InputError for the first empty cell of a validation metric that somebody seems to have
+    forgotten to fill in: one in a step with an evaluation (other metrics have values), or in a step
+    where nothing else was logged. An empty cell among training values only means that the step was
+    not evaluated. `is_evaluation`: bool[steps], where some validation metric has a value."""
     column_map = steps.column_map
     fields = {name: steps.fields[name] for name in column_map.validation_fields}
     training_fields = [
@@ -80,8 +83,8 @@ def reject_empty_cells(steps: RunSteps, is_evaluation: Mask) -> None:
 
 
 def describe_not_finite(steps: RunSteps) -> list[str]:
-    """Of each field that is not finite somewhere: the first such cell, and the steps of the others;
-    fields in the order of these cells."""
+    """A sentence for each field that is NaN or infinite somewhere: "CELL is nan, and at step 20,
+    30". Fields whose first such cell is earlier come first."""
     column_map = steps.column_map
     steps_of_field: dict[str, list[int]] = {}
     for name, field in steps.fields.items():
@@ -103,8 +106,9 @@ def describe_not_finite(steps: RunSteps) -> list[str]:
 
 
 def describe_last_cells(steps: RunSteps, is_evaluation: Mask) -> list[str]:
-    """Cells that say NaN to the end of the run, where an evaluation was due: the run may have
-    diverged. `is_evaluation`: bool[steps]."""
+    """A sentence for a note, [] for none, where the main metric is NaN from the last evaluation to
+    the end of the run, for at least as many steps as the longest gap between two evaluations, so
+    that one was due: the run may have diverged. `is_evaluation`: bool[steps], some of them True."""
     column_map = steps.column_map
     name = column_map.main_metric
     evaluated = np.flatnonzero(is_evaluation)

@@ -46,11 +46,17 @@ RAGEN = {ROLLOUT_N: ["es_manager.train.group_size"], BATCH: ["es_manager.train.e
 
 
 def derived_settings(config: Mapping[str, Any], rows: Sequence[DataRow]) -> dict[str, int]:
-    """Settings under verl's names that follow from others of its config, where it has these: the
-    devices of all pools, n times a fork's REPEATS, and the problems of a batch."""
+    """Settings that a verl config gives only by several of its entries, under the names by which
+    the import reads them: the devices of all pools (DEVICES), n including a fork's REPEATS
+    (ROLLOUT_N), and the problems of a sampled batch (BATCH). One that cannot be computed is left
+    out.
+
+    `config`: the log's settings by their dotted names, such as {"trainer.nnodes": 2}; `rows`: the
+    log's, which tell whether it counts what DAPO samples."""
 
     def product(names: Sequence[str], default: int = 0) -> int:
-        """0 where one of them is no count; `default` stands for one that is not there."""
+        """The product of these settings; 0 where one of them is no count of 1 or more. `default`
+        stands for a setting that the config lacks."""
         counts = [parse_number(config.get(name, default)) or 0 for name in names]
         return int(math.prod(counts)) if all(1 <= count < 2**31 for count in counts) else 0
 
