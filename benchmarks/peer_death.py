@@ -65,7 +65,7 @@ by, number, address, timeout = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(s
 def work():
     print("works", flush=True)
     while True:
-        multiprocess.allgather(number)
+        multiprocess.allgather(number, int)
         time.sleep(0.05)
 
 

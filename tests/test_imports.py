@@ -259,6 +259,17 @@ def test_rooms_without_jax_import_none(module: str) -> None:
         )
 
 
+def test_one_module_imports_what_jax_keeps_private() -> None:
+    """The coordination service has no public name; everything else that isojax takes has one."""
+    users = {
+        module
+        for module, path in MODULES.items()
+        for imported in imports(path)
+        if imported.name.startswith("jax._src")
+    }
+    assert users == {"distributed.coordination"}
+
+
 def test_rooms_without_jax_load_none() -> None:
     """Through whatever they import."""
     names = [f"isojax.{m}" for m in MODULES if room(m) in ROOMS_WITHOUT_JAX and not loads_jax(m)]

@@ -3,22 +3,20 @@ same numbers. JAX's arrays span their devices; what the host alone knows is exch
 process this does nothing. Where some processes only sample (distributed/roles.py), all of this is
 among those of one role."""
 
-import pickle
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax._src import distributed  # the coordination service, which has no public name
+from pydantic import BaseModel
 
 from isojax.core.errors import InputError
+from isojax.distributed import coordination, messages
 
 T = TypeVar("T")
-# milliseconds: where a process ends, the launcher's watchdog ends the others
-_NO_TIMEOUT = 2**31 - 1
 _rounds: defaultdict[str, Iterator[int]] = defaultdict(count)  # of messages, by members and channel
 _members: list[int] = []  # where these are not all processes
 
@@ -47,50 +45,54 @@ def is_primary() -> bool:
     return jax.process_index() == 0
 
 
-def allgather(value: T, channel: str = "main") -> list[T]:
-    """Each process's value, by process; anything that can be pickled. Each thread that calls it has
-    its `channel`."""
+def allgather(value: T, kind: Any, channel: str = "main") -> list[T]:
+    """Each process's value, by process, as JSON of its type `kind` (messages.py). Each thread that
+    calls it has its `channel`."""
     if not is_multiprocess():
         return [value]
 
-    client: Any = distributed.global_state.client
     processes = list(members())
     name = f"isojax/{processes[0]}-{processes[-1]}/{channel}"
-    message_round = next(_rounds[name])
-    folder = f"{name}/{message_round}/"
-    client.key_value_set_bytes(f"{folder}{jax.process_index()}", pickle.dumps(value))
-
-    # Two names of barriers in turn: the service keeps every name that it has heard.
-    client.wait_at_barrier(f"{name}/{message_round % 2}", _NO_TIMEOUT, processes)
-    messages = dict(client.key_value_dir_get_bytes(folder))
-
-    # All have read the messages of the round before, for they are in this one.
-    if jax.process_index() == processes[0] and message_round:
-        client.key_value_delete(f"{name}/{message_round - 1}/")
-    return [pickle.loads(messages[f"{folder}{process}"]) for process in processes]
+    message = messages.encode(value, kind)
+    received = coordination.exchange(message, name, next(_rounds[name]), processes)
+    return [messages.decode(message, kind) for message in received]
 
 
-def broadcast(value: T) -> T:
-    """Process 0's value."""
-    return allgather(value)[0]
+def broadcast(value: T, kind: Any) -> T:
+    """Process 0's value, of the type `kind`."""
+    return allgather(value, kind)[0]
 
 
-def run_on_primary(make: Callable[[], T]) -> T:
-    """What process 0 makes; every process raises the InputError that this raises."""
-    result, error = None, None
+class _Outcome(BaseModel):
+    """What came of a call in process 0: what it made, as a message, or why it was refused."""
+
+    made: str = ""
+    refusal: str | None = None
+
+
+def run_on_primary(make: Callable[[], T], kind: Any) -> T:
+    """What process 0 makes, of the type `kind`; every process raises the InputError that this
+    raises."""
+    if not is_multiprocess():
+        return make()
+
+    outcome = _Outcome()
+    error: InputError | None = None
     if is_primary():
         try:
-            result = make()
+            outcome = _Outcome(made=messages.encode(make(), kind).decode())
         except InputError as e:
             error = e
-    result, error = broadcast((result, error))
-    if error is not None:
-        raise error
-    return cast(T, result)
+            outcome = _Outcome(refusal=str(e))
+
+    outcome = broadcast(outcome, _Outcome)
+    if outcome.refusal is not None:
+        raise error or InputError(outcome.refusal)
+    return messages.decode(outcome.made.encode(), kind)
 
 
 def barrier(name: str) -> None:
-    allgather(name)
+    allgather(name, str)
 
 
 def start_host_copy(arrays: Iterable[Any]) -> None:

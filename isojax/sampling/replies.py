@@ -3,6 +3,7 @@ its tokens between chunks and asks the task. Then `receive` writes the reply ahe
 finishes the response."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from isojax.distributed import multiprocess
+from isojax.distributed.messages import SentArray
 from isojax.distributed.sharding import ROLLOUT_AXES, Program, array_on, map_over_shards, shape_on
 from isojax.sampling.slots import Slots
 
@@ -32,6 +34,12 @@ class WaitingSlot(NamedTuple):
     slot: int
     buffer_row: int
     length: int  # tokens in the response so far
+
+
+@dataclass(frozen=True)
+class SlotReply:
+    slot: WaitingSlot
+    context: SentArray  # i32[its length]
 
 
 def receive(
@@ -84,11 +92,18 @@ def make_replies(
     (S, R, T)."""
     context, counts = np.zeros(shape, np.int32), np.zeros(shape[:2], np.int32)
     ended_rows = np.full(shape[:2], -1, np.int32)
-    for process_replies in multiprocess.allgather(list(zip(waiting, contexts, strict=True))):
-        for slot, tokens in process_replies:
-            row, fitting = (slot.shard, slot.slot), tokens[: shape[-1]]
-            context[row][: len(fitting)], counts[row] = fitting, len(fitting)
+
+    own_replies = [SlotReply(*reply) for reply in zip(waiting, contexts, strict=True)]
+    for process_replies in multiprocess.allgather(own_replies, list[SlotReply]):
+        for reply in process_replies:
+            slot = reply.slot
+            tokens = reply.context
+            row = (slot.shard, slot.slot)
+            fitting = tokens[: shape[-1]]
+            context[row][: len(fitting)] = fitting
+            counts[row] = len(fitting)
             if has_ended(slot, tokens, shape[-1]):
                 ended_rows[row] = slot.buffer_row
+
     sharding = NamedSharding(mesh, P(ROLLOUT_AXES))
     return Replies(*(array_on(sharding, x) for x in (context, counts, ended_rows)))

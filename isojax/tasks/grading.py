@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from isojax.core.machine import cores
 from isojax.core.nouns import MAIN_SCORE, Problem
 from isojax.core.terminal import warn
 from isojax.distributed import multiprocess
+from isojax.distributed.messages import SentArray
 from isojax.tasks.check_process import CheckRequest, CheckWorker
 from isojax.tasks.protocol import FINISHED_KINDS, Grades, TurnReplies
 from isojax.tasks.verifiers import Check, Verdict, describe_no_verdict, load_verifier, weigh_scores
@@ -48,13 +50,14 @@ class _PendingResponse(NamedTuple):
     tokens: np.ndarray
 
 
-class _ProcessGrades(NamedTuple):
+@dataclass(frozen=True)
+class _ProcessGrades:
     """What one process has graded; arrays have a row for each problem of all processes, with zeros
     for those of others. The fields are those of `Grades`, with the failures of replies apart."""
 
-    rewards: np.ndarray
-    parsed: np.ndarray
-    scores: dict[str, np.ndarray]
+    rewards: SentArray
+    parsed: SentArray
+    scores: dict[str, SentArray]
     check_failures: Counter[str]
     reply_failures: Counter[str]
     empty: int
@@ -146,17 +149,16 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
             self._futures.popleft().result()
 
         # Each process has graded other responses, and has zeros in the rows of all others.
-        in_this_process = (  # in the order of _ProcessGrades, as plain data
-            self._rewards,
-            self._parsed,
-            self._scores,
-            self._failures,
-            self._reply_failures,
-            self._empty,
-            self._replies,
+        in_this_process = _ProcessGrades(
+            rewards=self._rewards,
+            parsed=self._parsed,
+            scores=self._scores,
+            check_failures=self._failures,
+            reply_failures=self._reply_failures,
+            empty=self._empty,
+            replies=self._replies,
         )
-        gathered = multiprocess.allgather(in_this_process)
-        in_processes = [_ProcessGrades(*fields) for fields in gathered]
+        in_processes = multiprocess.allgather(in_this_process, _ProcessGrades)
         check_failures: Counter[str] = Counter()
         reply_failures: Counter[str] = Counter()
         for grades in in_processes:

@@ -160,7 +160,7 @@ def label_problems(
     repeats = -(-attempts // evaluator.samples_per_problem)
     attempts = repeats * evaluator.samples_per_problem
     solved_by_id = multiprocess.run_on_primary(
-        lambda: read_labels(path, label_key, attempts, replaces_others)
+        lambda: read_labels(path, label_key, attempts, replaces_others), dict[int, int | float]
     )
     unlabelled = [i for i, problem in enumerate(problems) if problem.id not in solved_by_id]
     for start in range(0, len(unlabelled), evaluator.problems_per_call):
@@ -267,7 +267,7 @@ def prepare_base_policy(
     another checkpoint, or a damaged folder."""
     cell, task = programs.cell_config, programs.task
     fingerprint = safetensors_io.fingerprint(Path(cell.model.path)) if cell.model.path else ""
-    if not multiprocess.run_on_primary((folder / PROBLEMS_FILE).exists):
+    if not multiprocess.run_on_primary((folder / PROBLEMS_FILE).exists, bool):
         folder.mkdir(parents=True, exist_ok=True)
         if source is not None and multiprocess.is_primary():
             _copy_base_policy(source, folder, cell, fingerprint)

@@ -106,7 +106,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self.folder, self.max_to_keep = folder.absolute(), max_to_keep
         self._start_upload, self._upload = start_upload, None
         _hide_late_errors()
-        multiprocess.run_on_primary(lambda: self.folder.mkdir(parents=True, exist_ok=True))
+        multiprocess.run_on_primary(lambda: self.folder.mkdir(parents=True, exist_ok=True), None)
         self._open()
 
     def _open(self) -> None:
@@ -164,7 +164,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         """The newest undamaged state, sharded as `abstract_state` (arrays or ShapeDtypeStructs with
         shardings), and its cursor; None if there is none. A damaged checkpoint is moved aside with
         a warning."""
-        while (M := multiprocess.run_on_primary(self._manager.latest_step)) is not None:
+        while (M := multiprocess.run_on_primary(self._manager.latest_step, int | None)) is not None:
             try:
                 state, cursor = _read_arrays(
                     self.folder / str(M), "state", state_trees(abstract_state)
@@ -351,7 +351,7 @@ def _read_on_all_hosts(read: Callable[[], T]) -> T:
         if is_out_of_memory(e) or (isinstance(e, OSError) and e.errno in ENVIRONMENT_ERRNOS):
             raise
         problem = f"{type(e).__name__}: {str(e).splitlines()[0][:200] if str(e) else ''}"
-    if problem := next(filter(None, multiprocess.allgather(problem)), ""):
+    if problem := next(filter(None, multiprocess.allgather(problem, str)), ""):
         raise CorruptCheckpoint(problem)
     return cast(T, result)
 

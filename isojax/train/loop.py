@@ -43,6 +43,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -85,15 +86,15 @@ def is_finished(config: Config, folder: Path, ledger: PointLedger | None) -> boo
     """Whether a cell is recorded up to its budget, and saved or its checkpoints removed; all
     processes agree on it."""
     # Only process 0 has a ledger; the others are told what it says.
-    recorded = (ledger.targets, ledger.last_update) if ledger else ([], 0)
-    recorded_targets, last_update = multiprocess.broadcast(recorded)
+    recorded_targets = multiprocess.broadcast(ledger.targets if ledger else [], list[int])
+    last_update = multiprocess.broadcast(ledger.last_update if ledger else 0, int)
 
     last_target = config.run_targets(config.sweep.budget)[-1]
     if not recorded_targets or recorded_targets[-1] < last_target:
         return False
     # A kill may have come between the last evaluation and the checkpoint after it.
     return multiprocess.run_on_primary(
-        lambda: has_checkpoint(folder / CHECKPOINT_FOLDER, last_update)
+        lambda: has_checkpoint(folder / CHECKPOINT_FOLDER, last_update), bool
     )
 
 
@@ -117,7 +118,9 @@ def run_cell(
     """
     eval_grid = make_eval_grid(config, cell)
     last_index = len(config.run_targets(config.sweep.budget)) - 1
-    recorded_targets = multiprocess.broadcast(outputs.ledger.targets if outputs.ledger else [])
+    recorded_targets = multiprocess.broadcast(
+        outputs.ledger.targets if outputs.ledger else [], list[int]
+    )
 
     # A checkpoint is of use only where the ledger has its evaluations: they are never made again.
     def is_recorded(eval_index: int) -> bool:
@@ -143,6 +146,13 @@ def run_cell(
             trainer.save()  # it fails between two updates: nothing is lost
             raise
         trainer.save()  # is_finished looks for it
+
+
+class _Wish(NamedTuple):
+    """What one process of several would do after an update."""
+
+    must_end: bool  # it was asked to
+    save_is_due: bool  # by its clock
 
 
 @dataclass
@@ -217,9 +227,9 @@ class CellTrainer:
             # Whether to end, or to save, is decided by all processes together: all end where one is
             # asked to, and the clock of process 0 says when a save is due.
             asked_to_end = preemption.REQUESTED.is_set()
-            of_processes = multiprocess.allgather((asked_to_end, self.checkpoint_due))
-            must_end = any(asked for asked, _ in of_processes)
-            _, save_is_due = of_processes[0]
+            wishes = multiprocess.allgather(_Wish(asked_to_end, self.checkpoint_due), _Wish)
+            must_end = any(wish.must_end for wish in wishes)
+            save_is_due = wishes[0].save_is_due
 
             # One checkpoint of an M is written (`Checkpoints.save`). At the target, that is the one
             # after the evaluation, which then is not made again. A process that must end has no
@@ -359,7 +369,7 @@ class CellTrainer:
 
         avg_at_k = next(iter(point.metrics.values()))  # of validation, the first
         self.outputs.on_progress(self.C, avg_at_k)
-        if multiprocess.broadcast(self.checkpoint_due):
+        if multiprocess.broadcast(self.checkpoint_due, bool):
             self.save()
 
     def _record(self, point: EvalPoint, of_validation: EvalCounts) -> None:

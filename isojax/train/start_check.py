@@ -317,7 +317,7 @@ def _failure_examples(task: Task) -> dict[str, str]:
     """What happened at the first failure of each kind, in any process."""
     own_examples = {} if is_on_device(task) else task.failure_examples()
     examples: dict[str, str] = {}
-    for others in multiprocess.allgather(own_examples):
+    for others in multiprocess.allgather(own_examples, dict[str, str]):
         examples = others | examples
     return examples
 

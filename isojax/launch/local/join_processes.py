@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-from jax._src import distributed as jax_distributed
 
 from isojax.core.errors import InputError
 from isojax.core.machine import network_id
 from isojax.distributed import multiprocess
+from isojax.distributed.coordination import coordinator_address
 from isojax.launch.process_group import SHUTDOWN_TIMEOUT, ProcessGroup
 from isojax.launch.watchdog_client import WatchdogClient
 
@@ -78,14 +78,12 @@ class WatchdogEndpoint(NamedTuple):
 
 
 def _start_watchdog(process_group: ProcessGroup) -> WatchdogClient:
-    # JAX has no public name for the address that it has detected.
-    address = process_group.coordinator or jax_distributed.global_state.coordinator_address or ""
+    address = process_group.coordinator or coordinator_address()
     host = address.rpartition(":")[0].strip("[]")  # of process 0
 
     # Each process says in which network it is, and as which address it sees that host.
-    seen_by_process = multiprocess.allgather((network_id(), _resolve(host)))
-    networks = [network for network, _ in seen_by_process]
-    addresses = [address for _, address in seen_by_process]
+    networks = multiprocess.allgather(network_id(), str)
+    addresses = multiprocess.allgather(_resolve(host), str)
 
     listener = None
     endpoint = WatchdogEndpoint(host, 0, "")
@@ -95,7 +93,7 @@ def _start_watchdog(process_group: ProcessGroup) -> WatchdogClient:
         listening_at, port = listener.getsockname()[:2]
         reached_at = host if listening_at == ANY_ADDRESS else listening_at
         endpoint = WatchdogEndpoint(reached_at, port, secrets.token_hex(16))
-    endpoint = WatchdogEndpoint(*multiprocess.broadcast(endpoint))
+    endpoint = multiprocess.broadcast(endpoint, WatchdogEndpoint)
 
     watchdog = WatchdogClient(
         jax.process_index(),
@@ -173,11 +171,11 @@ def check_shared_folder(folder: Path) -> None:
 
     # Process 0 writes a file that nobody can have by chance, and all look for it.
     mark_file = folder / ".shared"
-    token = multiprocess.broadcast(os.urandom(8).hex())
+    token = multiprocess.broadcast(os.urandom(8).hex(), str)
     if multiprocess.is_primary():
         mark_file.write_text(token)
     multiprocess.barrier("the mark file is written")
-    sees_mark = multiprocess.allgather(mark_file.exists() and mark_file.read_text() == token)
+    sees_mark = multiprocess.allgather(mark_file.exists() and mark_file.read_text() == token, bool)
     multiprocess.barrier("the mark file has been read")
     if multiprocess.is_primary():
         mark_file.unlink()

@@ -143,7 +143,9 @@ def _run_cells(setup: SweepSetup) -> None:
         # It decides on each round by what is recorded and by `failures`, to which this loop adds.
         rounds = training_rounds(config, cells, setup.folder, failures)
         with preemption.handle_sigterm():  # between two rounds too
-            while targets := multiprocess.run_on_primary(lambda: next(rounds, [])):
+            while targets := multiprocess.run_on_primary(
+                lambda: next(rounds, []), list[CellTarget]
+            ):
                 failures += train_cells(setup, base_policy, targets, display)
                 nothing_can_learn = any(isinstance(error, DeadStart) for _, error in failures)
                 # After a failure, processes may be at different places in the program.
@@ -167,7 +169,7 @@ def train_cells(
 
     def worker(programs: SweepPrograms) -> None:
         # All processes stop before the same cell, whichever was asked to end.
-        while not any(multiprocess.allgather(preemption.REQUESTED.is_set())):
+        while not any(multiprocess.allgather(preemption.REQUESTED.is_set(), bool)):
             try:
                 target = waiting.popleft()
             except IndexError:
@@ -225,27 +227,32 @@ def train_cell(
     target: CellTarget,
     display: CellDisplay,
 ) -> Exception | None:
-    """Train a cell up to its target, and flag its run if it broke; returns the error that ended it,
-    if any: one cell's failure must not end the others. A DeadStart, which all of them share, is
-    returned like any other, and ends the sweep in the caller. Preempted where this process was
-    asked to end."""
+    """Train a cell up to its target, and flag its run if it broke.
+
+    Returns the error that ended it, of whatever kind, or None: one cell's failure must not end the
+    others. What ends them all, as a DeadStart, the caller decides. Raises Preempted alone, where
+    this process was asked to end.
+    """
     cell = target.cell
     folder = setup.folder / "cells" / cell.name
-    is_primary = multiprocess.is_primary()
+    is_primary = multiprocess.is_primary()  # it alone writes the cell's files
+
     try:
         _run_to_target(setup, programs, base_policy, target, folder, display)
         if is_primary:
             write_health(folder, cell, display.show_flags)
+        return None
     except preemption.Preempted:
         raise
-    except Exception as e:  # of any kind; a DeadStart too, which the caller then raises
+    except Exception as e:
+        # Updates that were not finite have ended the run for good: it is judged as it is.
         if is_primary and isinstance(e, FloatingPointError):
-            with suppress(OSError):
+            with suppress(OSError):  # of a full disk, say, which must not hide the error itself
                 write_health(folder, cell, display.show_flags)
+
         if is_out_of_memory(e):
             return RunFailed(out_of_memory_message(setup.config.sweep))
         return e
-    return None
 
 
 def _run_to_target(

@@ -180,7 +180,7 @@ def open_sweep(
     pairs = sorted({pair for cell in cells for pair in cell.pairs})
     algorithm.check_algorithm(config.cell.rl, cells)
     strategy.check(config, cells)
-    multiprocess.run_on_primary(lambda: loggers.check_loggers(config.run.loggers))
+    multiprocess.run_on_primary(lambda: loggers.check_loggers(config.run.loggers), None)
     update_hooks.load_hook(config.run.on_update)
     check_engine(config, len(cells))
 
@@ -188,18 +188,20 @@ def open_sweep(
     resolved_config = resolve_config(config)
     check_precision(resolved_config.cell.precision, cell_devices.mesh_shape, jax.default_backend())
     # What process 0 reads in the folder holds for all: another may see it a moment later.
-    config = multiprocess.run_on_primary(lambda: config_for_folder(resolved_config, folder, resume))
+    config = multiprocess.run_on_primary(
+        lambda: config_for_folder(resolved_config, folder, resume), Config
+    )
     check_data(config.cell.data)
 
     with open_task(config) as task:
         is_new_run = not (folder / CONFIG_FILE).exists()
         check_problems(config, task, pairs, is_new_run)
         if not is_on_device(task):
-            multiprocess.run_on_primary(lambda: check_text_settings(config.cell, folder))
+            multiprocess.run_on_primary(lambda: check_text_settings(config.cell, folder), None)
 
         budget = make_device_budget(config, pairs, cell_devices, task)
         sized_sweep = multiprocess.run_on_primary(
-            lambda: autosize_sweep(config.sweep, budget, is_new_run)
+            lambda: autosize_sweep(config.sweep, budget, is_new_run), SweepConfig
         )
         meshes = cell_devices.meshes()
         sweep = _with_fastest_attention(config.cell, sized_sweep, budget, meshes[0].training)
@@ -219,7 +221,7 @@ def open_sweep(
         ]
         if cell_devices.shares_programs:
             programs = programs * cell_devices.concurrent_cells
-        multiprocess.run_on_primary(lambda: check_servers(config, programs[0], folder))
+        multiprocess.run_on_primary(lambda: check_servers(config, programs[0], folder), None)
 
         final_config = config.model_copy(update={"sweep": sweep})
         for link in role.assigned_peers if role else ():
@@ -237,4 +239,4 @@ def _with_fastest_attention(
         # Sizes were chosen for kernels, which hold no scores; plain attention does.
         undecided = fastest.model_copy(update={"forward_attention": sweep.forward_attention})
         fastest = with_kernels(undecided, budget.mesh, budget.backend, cell)
-    return multiprocess.broadcast(fastest)
+    return multiprocess.broadcast(fastest, SweepConfig)

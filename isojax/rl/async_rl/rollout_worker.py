@@ -250,7 +250,9 @@ def serve_requests(
     while True:
         # Without work, each process waits for its next request; they are the same, in the same
         # order.
-        arrived = multiprocess.allgather(count_waiting(), "sampler") if worker.has_work else [1]
+        arrived = [1]
+        if worker.has_work:
+            arrived = multiprocess.allgather(count_waiting(), int, channel="sampler")
         for _ in range(min(arrived)):
             request = next_request()
             if request is None:
