@@ -33,6 +33,7 @@ from isojax.distributed.mesh_spec import MeshShape
 from isojax.distributed.sharding import make_mesh, replicated
 from isojax.launch import device_budget
 from isojax.launch.local.compile_for_topology import AbstractTask
+from isojax.launch.memory_model import SamplingPlan
 from isojax.launch.time_estimate import CHIPS, GIB, TYPICAL_RATES
 from isojax.models.attention_autotune import (
     attention_seconds,
@@ -285,7 +286,7 @@ def main() -> None:
         pairs,
         MeshShape(),
         describe_sizes(config.cell.model, vocab),
-        False,
+        SamplingPlan(),
         device.platform,
         memory,
     )

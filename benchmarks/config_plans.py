@@ -13,7 +13,7 @@ from typing import NamedTuple
 from isojax.core.config import SweepConfig, load_config
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.device_budget import DeviceBudget, fit_to_memory
-from isojax.launch.memory_model import MemoryEstimate
+from isojax.launch.memory_model import MemoryEstimate, SamplingPlan
 from isojax.launch.planner import plan_cells
 from isojax.launch.time_estimate import (
     TYPICAL_RATES,
@@ -81,7 +81,7 @@ def plan(
         pairs,
         mesh,
         describe_sizes(cell.model, vocab),
-        is_device_task,
+        SamplingPlan(is_device_task),
         platform,
         int(2**30 * gib),
     )

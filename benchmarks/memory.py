@@ -231,6 +231,7 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         AbstractTask,
         build_abstract_programs,
     )
+    from isojax.launch.memory_model import SamplingPlan
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
     from isojax.models.describe_sizes import describe_sizes
     from isojax.tasks.task import build_task
@@ -249,7 +250,7 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         pairs,
         shape,
         describe_sizes(cell.model, cell.model.vocab or task.vocab),
-        not text,
+        SamplingPlan(on_device=not text),
         "cpu",
         device_memory=0,
     )

@@ -19,7 +19,7 @@ from isojax.core.shapes import SamplerShapes
 from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.device_sizes import DeviceSizes
-from isojax.launch.memory_model import MEMORY_MARGIN, MemoryEstimate, estimate_memory
+from isojax.launch.memory_model import MEMORY_MARGIN, MemoryEstimate, SamplingPlan, estimate_memory
 from isojax.launch.planner import resolve_sweep_sizes, with_kernels
 from isojax.launch.time_estimate import GIB, TYPICAL_RATES, rates_from_probe
 
@@ -42,7 +42,7 @@ class DeviceBudget:
     pairs: Sequence[tuple[int, int]]  # every (B_p, n) of the sweep
     mesh: MeshShape
     policy: PolicySizes
-    on_device: bool  # whether the device verifies responses
+    sampling: SamplingPlan
     backend: str  # as jax names it: cpu, gpu or tpu
     device_memory: int  # bytes
     # Bytes that may be estimated for these programs, where a compiler found the estimate too small.
@@ -93,7 +93,7 @@ class DeviceBudget:
         moments_leave = sweep.moments_on_host and self.backend != "cpu"
         evaluated = [(self.cell.data.validation, self.cell.eval.samples)]
         evaluation_sizes = self.sizes(sweep, evaluated)
-        return estimate_memory(self.sizes(sweep), evaluation_sizes, self.on_device, moments_leave)
+        return estimate_memory(self.sizes(sweep), evaluation_sizes, self.sampling, moments_leave)
 
     def checkpoint_bytes(self, sweep: SweepConfig) -> int:
         """Of what is trained, in one file for all devices: its parameters, those of a critic, and
@@ -179,10 +179,12 @@ def fit_to_memory(requested: SweepConfig, budget: DeviceBudget) -> SweepConfig |
 def check_moments(sweep: SweepConfig, budget: DeviceBudget) -> None:
     """InputError where moments cannot be in the host's memory while a device samples."""
     is_asynchronous = budget.cell.rl.max_staleness is not None
-    if not sweep.moments_on_host or not (budget.on_device or is_asynchronous):
+    if not sweep.moments_on_host or not (budget.sampling.on_device or is_asynchronous):
         return
     reason = (
-        "the task is verified on device" if budget.on_device else "cell.rl.max_staleness is set"
+        "the task is verified on device"
+        if budget.sampling.on_device
+        else "cell.rl.max_staleness is set"
     )
     problem = f"sweep.moments_on_host=true, but {reason}, so that a device samples and trains at"
     raise InputError(

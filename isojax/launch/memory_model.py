@@ -16,6 +16,7 @@ whole. benchmarks/memory.py compares the two. Letters are those of distributed/s
 from dataclasses import dataclass
 
 from isojax.core import shapes
+from isojax.core.config.sweep import LOCAL_ROLLOUTS, SERVER_ROLLOUTS, RunConfig
 from isojax.launch.device_sizes import (
     FLOAT_BYTES,
     DeviceSizes,
@@ -64,18 +65,45 @@ class MemoryEstimate:
         return phase_peaks[program] - self.program_bytes[program]
 
 
+@dataclass(frozen=True)
+class SamplingPlan:
+    """Who samples what, as far as it decides what devices hold."""
+
+    on_device: bool = False  # whether the device verifies responses
+    by_server: bool = False  # a server samples training, so that no device does
+    evaluations_by_server: bool = False
+    # A hook, or an engine of another kind, reads or makes the rollouts of training.
+    leaves_the_program: bool = False
+
+
+def plan_sampling(run: RunConfig, on_device: bool) -> SamplingPlan:
+    """As the run's settings have it. Of a user's engine it is not known whether it samples on these
+    devices: memory stays reserved for it."""
+    return SamplingPlan(
+        on_device=on_device,
+        by_server=run.rollouts == SERVER_ROLLOUTS,
+        evaluations_by_server=run.evaluations == SERVER_ROLLOUTS,
+        leaves_the_program=run.on_update is not None or run.rollouts != LOCAL_ROLLOUTS,
+    )
+
+
 def estimate_memory(
-    s: DeviceSizes, evaluation: DeviceSizes, on_device: bool, moments_on_host: bool = False
+    s: DeviceSizes, evaluation: DeviceSizes, plan: SamplingPlan, moments_on_host: bool = False
 ) -> MemoryEstimate:
     """What a sweep takes of each device, for which training and an evaluation have these sizes.
 
-    on_device: whether the device verifies responses, so that one program samples and updates.
     moments_on_host: whether what only the update reads waits in the host's memory meanwhile.
     """
     weights_and_moments = (
         3 * (s.trained_bytes + s.critic_bytes) + s.frozen_bytes + s.reference_bytes
     )
-    batch = s.rollout_bytes + s.expert_record_bytes + _problem_bytes(s, on_device)
+    rollouts = s.rollout_bytes + s.expert_record_bytes
+    batch = rollouts + _problem_bytes(s, plan.on_device)
+    # Dynamic sampling: a batch waits while further ones are sampled, of which groups replace some
+    # of it (rl/inline_rollouts.py).
+    replaces_groups = (s.cell.rl.dynamic_sampling or 1) > 1
+    waiting_batch = rollouts + _prompt_bytes(s) if replaces_groups else 0
+
     sampler_weights = sampling_weight_bytes(s)
     sampler_state = sampler_weights + s.cache_bytes() + slot_bytes(s)
     max_staleness = s.cell.rl.max_staleness
@@ -89,34 +117,48 @@ def estimate_memory(
     held = weights_and_moments
     if moments_on_host:
         held -= 2 * s.trained_bytes + 3 * s.critic_bytes
-    training_peak = held + batch + sampler_state + sampling_work_bytes(s)
+    while_sampling = sampler_state + sampling_work_bytes(s)
+    training_peak = held + batch + waiting_batch
+    if not plan.by_server:
+        training_peak += while_sampling
+    if replaces_groups:
+        # The program that replaces groups reads two batches and writes a third.
+        training_peak = max(training_peak, held + batch + 2 * waiting_batch)
 
     # An evaluation has slots, keys and values and rollouts of other numbers; the training batch is
     # gone, or not made yet.
-    evaluation_batch = evaluation.cache_bytes() + slot_bytes(evaluation) + evaluation.rollout_bytes
-    evaluation_batch += _evaluation_problem_bytes(evaluation, on_device)
-    evaluation_peak = held + sampler_weights + evaluation_batch + sampling_work_bytes(s)
+    evaluation_peak = held + evaluation.rollout_bytes
+    evaluation_peak += _evaluation_problem_bytes(evaluation, plan.on_device)
+    if not plan.evaluations_by_server:
+        evaluation_peak += sampler_weights + evaluation.cache_bytes() + slot_bytes(evaluation)
+        evaluation_peak += sampling_work_bytes(s)
 
-    if on_device:
+    is_one_program = plan.on_device and not (plan.leaves_the_program or replaces_groups)
+    weights_peak = 0
+    if is_one_program:
         program_bytes = {"train": max(training_peak, update_peak)}
-        weights_peak = 0
     else:
+        program_bytes = {"learn": update_peak}
+
+    # A task that the device verifies has a sampler that reads the run's own weights.
+    if not plan.on_device and not (plan.by_server and plan.evaluations_by_server):
         made_weights = (
             stored_weight_bytes(s)
             + moving_weight_bytes(s)
             + merged_layer_bytes(s)
             + transposed_layer_bytes(s)
         )
-        # XLA counts a program's arguments too: the sampler's weights, and what decoding reads
-        # unrolled of them. The run's own weights and moments are no argument of the sampler.
-        unrolled_values = s.layers_params + s.table_params if s.has_unrolled_copy else 0
-        decode_arguments = stored_weight_bytes(s) + s.compute_bytes * unrolled_values
-        program_bytes = {
-            "weights": s.trained_bytes + s.frozen_bytes + made_weights,
-            "decode": training_peak - held - sampler_weights + decode_arguments,
-            "learn": update_peak,
-        }
         weights_peak = held + made_weights
+        if not plan.by_server:
+            # XLA counts a program's arguments too: the sampler's weights, and what decoding reads
+            # unrolled of them. The run's own weights and moments are no argument of the sampler.
+            unrolled_values = s.layers_params + s.table_params if s.has_unrolled_copy else 0
+            decode_arguments = stored_weight_bytes(s) + s.compute_bytes * unrolled_values
+            program_bytes = {
+                "weights": s.trained_bytes + s.frozen_bytes + made_weights,
+                "decode": batch + while_sampling - sampler_weights + decode_arguments,
+                **program_bytes,
+            }
 
     if max_staleness is not None:
         # The sampler works while the trainer does, so that its state is always there.
@@ -124,14 +166,20 @@ def estimate_memory(
         weights_peak += sampler_state
         evaluation_peak += sampler_state
 
+    if plan.by_server and plan.evaluations_by_server:
+        cache = sampler_weights = 0
+    elif plan.by_server:
+        cache = evaluation.cache_bytes()
+    else:
+        cache = s.cache_bytes()
     breakdown = {
         "parameters": s.trained_bytes + s.frozen_bytes,
         "optimizer": 2 * s.trained_bytes,
         "reference": s.reference_bytes,
         "critic": 3 * s.critic_bytes,
-        "KV": s.cache_bytes(),
+        "KV": cache,
         "sampling weights": sampler_weights,
-        "rollouts": s.rollout_bytes + s.expert_record_bytes,
+        "rollouts": rollouts + waiting_batch,
         "gradient": s.trained_bytes,
         "activations": prompt_activations(s) + response_activations(s) + logits_bytes(s),
     }
@@ -148,11 +196,16 @@ def _problem_bytes(s: DeviceSizes, on_device: bool) -> int:
     P = s.shapes.prompt_length
     T = s.shapes.response_length
     if not on_device:
-        return FLOAT_BYTES * s.shapes.problem_rows * (P + 2)
+        return _prompt_bytes(s)
 
     table = shapes.ASSUMED_TRAINING_PROBLEMS * (P + T + 2)
     chosen_problems = shapes.MAX_UPDATES_PER_CALL * s.shapes.problem_rows
     return FLOAT_BYTES * (table + chosen_problems)
+
+
+def _prompt_bytes(s: DeviceSizes) -> int:
+    """Of the prompts of one batch."""
+    return FLOAT_BYTES * s.shapes.problem_rows * (s.shapes.prompt_length + 2)
 
 
 def _evaluation_problem_bytes(evaluation: DeviceSizes, on_device: bool) -> int:

@@ -161,6 +161,7 @@ class InlineRollouts(RolloutSource):
             metrics = merge(metrics, of_rollouts | of_further.metrics)
             merged = programs.merge(batch, further)
             batch, equal_groups = merged.batch, int(merged.equal_groups)
+            del further, merged  # while the next batch is sampled, one waits (launch/memory_model)
 
         share = equal_groups / self.problems.cell.B_p
         metrics |= {"sampled_batches": mean(float(len(sampled))), "equal_groups": mean(share)}

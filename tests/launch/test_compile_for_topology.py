@@ -27,6 +27,7 @@ from isojax.launch.local.compile_for_topology import (
     topology_budget,
     topology_devices,
 )
+from isojax.launch.memory_model import SamplingPlan
 from isojax.launch.time_estimate import GIB
 from isojax.models.describe_sizes import describe_sizes
 
@@ -207,7 +208,9 @@ def confirmed_sizes(
     cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform("tpu")})
     pairs = [(32, n) for n in config.sweep.n]
     mesh, memory = MeshShape(fsdp=4, tensor=4), int(15.75 * GIB)
-    budget = DeviceBudget(cell, pairs, mesh, describe_sizes(cell.model), False, "tpu", memory)
+    budget = DeviceBudget(
+        cell, pairs, mesh, describe_sizes(cell.model), SamplingPlan(), "tpu", memory
+    )
     monkeypatch.setattr("isojax.launch.local.compile_for_topology.run_in_child_process", compiler)
     return confirm_sizes(config, budget, larger_topologies("v5e:4x4", 16))
 

@@ -15,6 +15,7 @@ from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.device_budget import DeviceBudget
 from isojax.launch.display import print_disk_use, print_plan
 from isojax.launch.local.sweep_checks import check_batch, check_data, check_precision
+from isojax.launch.memory_model import SamplingPlan
 from isojax.launch.planner import plan_cells, resolve_sweep_sizes
 from isojax.launch.resume import config_for_folder, print_remaining
 from isojax.launch.time_estimate import GIB, Forecast
@@ -76,7 +77,7 @@ def test_the_time_of_a_plan_says_what_it_is_of(
         [(8, 4)],
         MeshShape(),
         describe_sizes(CONFIG.cell.model, 1000),
-        False,
+        SamplingPlan(),
         "cpu",
         GIB,
     )

@@ -27,7 +27,7 @@ from isojax.launch.local.compile_for_topology import (
     AbstractTask,
     build_abstract_programs,
 )
-from isojax.launch.memory_model import MemoryEstimate
+from isojax.launch.memory_model import MemoryEstimate, SamplingPlan, plan_sampling
 from isojax.launch.planner import plan_cells, resolve_sweep_sizes
 from isojax.launch.time_estimate import CHIPS
 from isojax.models.describe_sizes import describe_sizes
@@ -53,6 +53,7 @@ CRITIC = "cell.rl.critic={}"
 LENGTHS = SamplingConfig(prompt_length=11, response_length=8)
 CELL = CellConfig(task="jsonl:none", model=SMALL, sampling=LENGTHS)
 PAIRS = [(8, 4)]
+LOCAL = SamplingPlan()  # a text task, sampled by the devices that train
 SWEEP = SweepConfig(
     B_p=(8,),
     n=(4,),
@@ -68,16 +69,22 @@ def estimate(
     cell: CellConfig = CELL,
     sweep: SweepConfig = SWEEP,
     mesh: MeshShape | None = None,
-    on_device: bool = False,
+    plan: SamplingPlan = LOCAL,
 ) -> MemoryEstimate:
     return DeviceBudget(
-        cell, PAIRS, mesh or MeshShape(), describe_sizes(cell.model, 1000), on_device, "cpu", 0
+        cell, PAIRS, mesh or MeshShape(), describe_sizes(cell.model, 1000), plan, "cpu", 0
     ).estimate(sweep)
 
 
 def budget(memory: int, mesh: MeshShape | None = None, cell: CellConfig = CELL) -> DeviceBudget:
     return DeviceBudget(
-        cell, PAIRS, mesh or MeshShape(), describe_sizes(cell.model, 1000), False, "cpu", memory
+        cell,
+        PAIRS,
+        mesh or MeshShape(),
+        describe_sizes(cell.model, 1000),
+        SamplingPlan(),
+        "cpu",
+        memory,
     )
 
 
@@ -100,7 +107,7 @@ def test_moments_on_the_host_leave_the_device_while_it_samples() -> None:
     parked = SWEEP.model_copy(update={"moments_on_host": True})
     on_device, on_host = (
         DeviceBudget(
-            CELL, PAIRS, MeshShape(), describe_sizes(CELL.model, 1000), False, "gpu", 0
+            CELL, PAIRS, MeshShape(), describe_sizes(CELL.model, 1000), SamplingPlan(), "gpu", 0
         ).estimate(sweep)
         for sweep in (SWEEP, parked)
     )
@@ -116,7 +123,9 @@ def test_moments_on_the_host_leave_the_device_while_it_samples() -> None:
     ):
         autosize_sweep(parked, budget(10**9, cell=asynchronous), is_new_run=True)
     with pytest.raises(InputError, match="but the task is verified on device"):
-        autosize_sweep(parked, replace(budget(10**9), on_device=True), is_new_run=True)
+        autosize_sweep(
+            parked, replace(budget(10**9), sampling=SamplingPlan(on_device=True)), is_new_run=True
+        )
 
 
 def test_an_asynchronous_sampler_holds_the_batches_under_way() -> None:
@@ -128,6 +137,73 @@ def test_an_asynchronous_sampler_holds_the_batches_under_way() -> None:
     batches = 2 * one.breakdown["rollouts"]
     assert three.update_peak - one.update_peak == three.weights_peak - one.weights_peak == batches
     assert three.sampling_peak - one.sampling_peak == batches
+
+
+def one_evaluated(**settings: Any) -> CellConfig:
+    """An evaluation of one rollout takes less than training; `settings`: of cell.rl."""
+    changed = {
+        "rl": CELL.rl.model_copy(update=settings),
+        "data": CELL.data.model_copy(update={"validation": 1}),
+        "eval": CELL.eval.model_copy(update={"samples": 1}),
+    }
+    return CELL.model_copy(update=changed)
+
+
+def test_a_batch_waits_while_others_are_sampled_for_the_same_update() -> None:
+    """Its rollouts, and its 12 prompts of 11 tokens with two numbers each: at the peak of sampling,
+    and at no other."""
+    plain = estimate(one_evaluated())
+    dynamic = estimate(one_evaluated(dynamic_sampling=4))
+    waiting = plain.breakdown["rollouts"] + 4 * 12 * (11 + 2)
+    assert dynamic.breakdown["rollouts"] == plain.breakdown["rollouts"] + waiting
+    assert dynamic.sampling_peak == plain.sampling_peak + waiting
+    assert dynamic.update_peak == plain.update_peak
+    assert dynamic.program_bytes == plain.program_bytes
+    assert estimate(one_evaluated(dynamic_sampling=1)) == plain
+
+    # A task that is verified on device then has no program that samples and updates at once.
+    on_device = SamplingPlan(on_device=True)
+    assert list(estimate(plan=on_device).program_bytes) == ["train"]
+    assert list(estimate(one_evaluated(dynamic_sampling=4), plan=on_device).program_bytes) == [
+        "learn"
+    ]
+
+
+def test_where_a_server_samples_no_device_has_a_sampler() -> None:
+    """Evaluations still need one, unless a server has them too."""
+    local = estimate(one_evaluated())
+    assert list(local.program_bytes) == ["weights", "decode", "learn"]
+
+    by_server = SamplingPlan(by_server=True, leaves_the_program=True)
+    training = estimate(one_evaluated(), plan=by_server)
+    assert list(training.program_bytes) == ["learn"]
+    assert training.sampling_peak < local.sampling_peak
+    assert training.update_peak == local.update_peak
+    assert training.weights_peak == local.weights_peak  # of evaluations
+
+    of_evaluations = SamplingPlan(evaluations_by_server=True)
+    evaluations = estimate(plan=of_evaluations)
+    assert evaluations.program_bytes == estimate().program_bytes
+    assert evaluations.sampling_peak < estimate().sampling_peak
+
+    both = estimate(one_evaluated(), plan=replace(by_server, evaluations_by_server=True))
+    assert both.weights_peak == both.breakdown["KV"] == both.breakdown["sampling weights"] == 0
+    # What is left are the rollouts, and their prompts.
+    held = both.breakdown["parameters"] + both.breakdown["optimizer"]
+    assert both.sampling_peak == held + both.breakdown["rollouts"] + 4 * 12 * (11 + 2)
+
+
+def test_the_settings_of_a_run_say_who_samples() -> None:
+    def plan(*words: str) -> SamplingPlan:
+        return plan_sampling(load_config(["quickstart"], words).run, on_device=False)
+
+    assert plan() == SamplingPlan()
+    assert plan("run.on_update=save_rollouts") == SamplingPlan(leaves_the_program=True)
+    assert plan("run.eval_server=http://host") == SamplingPlan(evaluations_by_server=True)
+    by_server = ("run.rollouts=server", "run.server.url=http://host")
+    assert plan(*by_server) == SamplingPlan(by_server=True, leaves_the_program=True)
+    # of a user's engine nobody knows where it samples
+    assert plan("run.rollouts=my_engine") == SamplingPlan(leaves_the_program=True)
 
 
 def test_what_layers_keep_by_hand() -> None:
@@ -150,7 +226,7 @@ def test_a_tpu_holds_the_samplers_weights_once_while_they_are_made() -> None:
 
     def weights(mesh: MeshShape) -> int:
         return (
-            DeviceBudget(CELL, PAIRS, mesh, policy, False, "tpu", 0)
+            DeviceBudget(CELL, PAIRS, mesh, policy, SamplingPlan(), "tpu", 0)
             .estimate(SWEEP)
             .program_bytes["weights"]
         )
@@ -279,7 +355,13 @@ def compared(
     pairs = sorted({(c.B_p, c.n) for c in plan_cells(config.sweep)})
     planned = (
         DeviceBudget(
-            cell, pairs, shape, describe_sizes(cell.model, task.vocab), task.on_device, "cpu", 0
+            cell,
+            pairs,
+            shape,
+            describe_sizes(cell.model, task.vocab),
+            SamplingPlan(task.on_device),
+            "cpu",
+            0,
         )
         .estimate(sweep)
         .program_bytes
@@ -342,7 +424,13 @@ def test_slots_are_cut_to_whole_prefix_groups() -> None:
         }
     )
     roomy = DeviceBudget(
-        long, [(55, 4)], MeshShape(), describe_sizes(long.model, 1000), False, "cpu", 10**12
+        long,
+        [(55, 4)],
+        MeshShape(),
+        describe_sizes(long.model, 1000),
+        SamplingPlan(),
+        "cpu",
+        10**12,
     )
     first = roomy.estimate(chosen(sweep, roomy))
     assert chosen(sweep, roomy).decode_slots == 220
@@ -403,7 +491,9 @@ def v5e_budget(preset: str, mesh: MeshShape) -> DeviceBudget:
     cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform("tpu")})
     pairs = sorted({(c.B_p, c.n) for c in plan_cells(config.sweep)})
     memory = int(2**30 * CHIPS["TPU v5 lite"][0])
-    return DeviceBudget(cell, pairs, mesh, describe_sizes(cell.model), False, "tpu", memory)
+    return DeviceBudget(
+        cell, pairs, mesh, describe_sizes(cell.model), SamplingPlan(), "tpu", memory
+    )
 
 
 @pytest.mark.parametrize(
@@ -457,12 +547,14 @@ def test_a_gpus_kernel_holds_a_mask_for_scores_and_its_sampler_one_copy_of_the_l
         )
         sweep = SWEEP.model_copy(update={"forward_attention": attention})
         return DeviceBudget(
-            cell, PAIRS, MeshShape(), describe_sizes(cell.model, 1000), False, backend, 0
+            cell, PAIRS, MeshShape(), describe_sizes(cell.model, 1000), SamplingPlan(), backend, 0
         ).estimate(sweep)
 
     assert on("gpu", "bfloat16").update_peak < on("gpu", "bfloat16", "plain").update_peak
     with_mask, without = (
-        DeviceBudget(CELL, PAIRS, MeshShape(), describe_sizes(CELL.model, 1000), False, "gpu", 0)
+        DeviceBudget(
+            CELL, PAIRS, MeshShape(), describe_sizes(CELL.model, 1000), SamplingPlan(), "gpu", 0
+        )
         .sizes(SWEEP.model_copy(update={"forward_attention": kind}))
         .layers[0]
         .backward(7, 11, 2)

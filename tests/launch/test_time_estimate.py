@@ -11,6 +11,7 @@ from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch import time_estimate
 from isojax.launch.device_budget import DeviceBudget
 from isojax.launch.device_sizes import DeviceSizes
+from isojax.launch.memory_model import SamplingPlan
 from isojax.launch.time_estimate import EFFICIENCY, DeviceRates
 from isojax.models.describe_sizes import describe_sizes
 
@@ -38,7 +39,13 @@ LAYERS, TABLE = 12 * 36_992, 64_000  # numbers, as in test_memory_model.py
 
 def sizes(mesh: MeshShape | None = None, cell: CellConfig = CELL) -> DeviceSizes:
     return DeviceBudget(
-        cell, [(8, 4)], mesh or MeshShape(), describe_sizes(cell.model, 1000), False, "cpu", 0
+        cell,
+        [(8, 4)],
+        mesh or MeshShape(),
+        describe_sizes(cell.model, 1000),
+        SamplingPlan(),
+        "cpu",
+        0,
     ).sizes(SWEEP)
 
 

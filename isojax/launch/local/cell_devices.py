@@ -18,6 +18,7 @@ from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import time_estimate
 from isojax.launch.device_budget import DeviceBudget, host_memory
+from isojax.launch.memory_model import plan_sampling
 from isojax.launch.process_group import check_multi_process, sampler_processes
 from isojax.launch.time_estimate import GIB
 from isojax.models.describe_sizes import describe_sizes
@@ -131,7 +132,7 @@ def make_device_budget(
     """What the sweep has to fit on this machine, whose memory the used devices of all its processes
     share."""
     cell = config.cell
-    hostnames = multiprocess.allgather(socket.gethostname())
+    hostnames = multiprocess.allgather(socket.gethostname(), str)
     if config.run.device_memory:
         memory = int(config.run.device_memory * GIB)
     else:
@@ -141,14 +142,14 @@ def make_device_budget(
         used_here = max(1, used_devices * processes_here // len(hostnames))
         accelerator_memory = device_memory(jax.local_devices()[0])
         memory_here = accelerator_memory or host_memory() // used_here
-        memory = min(multiprocess.allgather(memory_here))
+        memory = min(multiprocess.allgather(memory_here, int))
 
     return DeviceBudget(
         cell,
         pairs=pairs,
         mesh=cell_devices.mesh_shape,
         policy=describe_sizes(cell.model, cell.model.vocab or task.vocab),
-        on_device=is_on_device(task),
+        sampling=plan_sampling(config.run, is_on_device(task)),
         backend=jax.default_backend(),
         device_memory=memory,
     )

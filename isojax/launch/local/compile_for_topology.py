@@ -30,7 +30,7 @@ from isojax.distributed.sharding import make_mesh
 from isojax.launch import device_budget, time_estimate
 from isojax.launch.device_budget import DeviceBudget, fit_to_memory, format_bytes, format_sizes
 from isojax.launch.display import console, print_plan
-from isojax.launch.memory_model import MemoryEstimate
+from isojax.launch.memory_model import MemoryEstimate, plan_sampling
 from isojax.launch.planner import plan_cells, with_kernels
 from isojax.launch.time_estimate import GIB, find_chip
 from isojax.models.describe_sizes import describe_sizes
@@ -182,7 +182,7 @@ def topology_budget(config: Config, topology: str) -> TopologyPlan:
         pairs=sorted({pair for cell in plan_cells(config.sweep) for pair in cell.pairs}),
         mesh=parse_mesh(config.run.mesh, len(devices)),
         policy=describe_sizes(model, model.vocab or task.vocab),
-        on_device=task.on_device,
+        sampling=plan_sampling(config.run, task.on_device),
         backend="tpu",
         device_memory=int(GIB * (config.run.device_memory or chip_gib)),
     )
