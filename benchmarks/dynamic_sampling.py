@@ -38,6 +38,7 @@ GRIDS = {
         "sweep.budget=3000",
         "cell.eval.start=384",
         "cell.eval.ratio=1.3",
+        "run.cells_at_once=1",  # several at a time ran out of memory
     ],
 }
 
