@@ -189,8 +189,10 @@ def test_limits_count_the_batches() -> None:
     ) as refused:
         recommend(fit, 100.0)
     assert "expected C >= 128" in str(refused.value)  # of 16 x 4
-    with pytest.raises(InputError, match="leaves no rollout for a batch of M = 90000 updates"):
-        recommend(fit, 1e5, fix={"M": 90_000})
+    for mode in ("hierarchical", "paper"):
+        of_mode = fit.model_copy(update={"mode": mode})
+        with pytest.raises(InputError, match="leaves no rollout for a batch of M = 90000 updates"):
+            recommend(of_mode, 1e5, fix={"M": 90_000})
 
 
 def document_of_two() -> FitResult:

@@ -131,7 +131,7 @@ def _allocate_fixed_M(
     among those that take at most C rollouts. Where none does, n = n*(C), and the B_p for which the
     budget is enough."""
     most_batches = ensemble.most_batches(request.C)
-    B = request.largest_B(M, most_batches)
+    B = _largest_batch(request, M, most_batches)
     C_of_cells = ensemble.rollouts_after(M)
     fits_B_max = ensemble.B <= (ensemble.B.max() if request.B_max is None else request.B_max)
     is_fitting = (C_of_cells <= request.C) & fits_B_max & ensemble.stable
@@ -151,19 +151,23 @@ def _allocate_fixed_M(
     return ExplainedAllocation(allocation, (reason,))
 
 
+def _largest_batch(request: AllocationRequest, M: int, batches: float) -> int:
+    """The largest B = B_p n with which M updates, each of so many batches, are within the budget,
+    and B within B_max; InputError where that is less than a rollout."""
+    B = request.largest_B(M, batches)
+    if B < 1:
+        problem = f"C = {request.C:.6g} leaves no rollout for a batch of M = {M} updates"
+        raise InputError(
+            f"{problem}, each of several batches; expected more. Raise C, or fix a smaller M."
+        )
+    return B
+
+
 def _split_batch(
     ensemble: CurveEnsemble, request: AllocationRequest, B: int, chosen: _ChosenN
 ) -> ExplainedAllocation:
     """The allocation with at most B rollouts per update and the chosen n: B_p = B // n problems.
     For a fixed M or B; the cell (B_p, n) need not have been measured."""
-    if B < 1:
-        problem = (
-            f"C = {request.C:.6g} leaves no rollout for a batch of M = {request.fix['M']} updates"
-        )
-        raise InputError(
-            f"{problem}, each of several batches; expected more. Raise C, or fix a smaller M."
-        )
-
     n = chosen.n
     B_p = B // n
     counts = ensemble.counts_of(B_p, n)
@@ -301,7 +305,7 @@ def _allocate_unmeasured(
     fix = request.fix
     most_batches = ensemble.most_batches(request.C)
     if "M" in fix or "B" in fix:
-        B = request.largest_B(fix["M"], most_batches) if "M" in fix else fix["B"]
+        B = _largest_batch(request, fix["M"], most_batches) if "M" in fix else fix["B"]
         chosen = _choose_nearest_n(ensemble, request.C, ensemble.stable, B)
         return _split_batch(ensemble, request, B, chosen)
 
