@@ -126,9 +126,9 @@ def draw_spending(spending: Spending, runs: Sequence[RunRecord]) -> Figure:
 
 
 def _draw_run(ax: Axes, run: RunRecord, spending: Spending, colours: Mapping[int, str]) -> None:
-    """A run's rewards along C, each piece in the colour of its n; pilots dashed.
-
-    A run's n may change on the way, so it is counted: an update samples B_p n rollouts."""
+    """A run's rewards along C, each piece in the colour of its n, which may change on the way;
+    pilots dashed."""
+    cell = run.cell.with_stages(spending.stages(run.cell))
     is_policy = run.cell == spending.cell
     dashes = "-" if is_policy else "--"
     width = 2 if is_policy else 1.2
@@ -136,11 +136,11 @@ def _draw_run(ax: Axes, run: RunRecord, spending: Spending, colours: Mapping[int
     points = [point for point in run.points if point.rollouts]
     if points:
         first = points[0]
-        n = first.rollouts // first.M // run.cell.B_p
+        _, n = cell.pair_at(0)
         ax.plot(first.rollouts, first.metrics[spending.metric], "o", ms=3, color=colours[n])
 
     for before, after in pairwise(points):
-        n = (after.rollouts - before.rollouts) // (after.M - before.M) // run.cell.B_p
+        _, n = cell.pair_at(before.rollouts)
         C = [before.rollouts, after.rollouts]
         rewards = [before.metrics[spending.metric], after.metrics[spending.metric]]
         ax.plot(C, rewards, dashes, color=colours[n], lw=width)
