@@ -30,6 +30,7 @@ from isojax.runs.ledger_rows import (
     read_ledger_lines,
     timing_row,
 )
+from isojax.runs.setting_differences import describe_difference
 
 RECORDS_FILE = "records.jsonl"
 TIMING_FILE = "timing.jsonl"
@@ -254,7 +255,7 @@ def default_metric(runs: Sequence[RunRecord]) -> str:
 
 def run_conflicts(runs: Sequence[RunRecord]) -> Iterator[str]:
     """The reasons why runs cannot be fitted together, a sentence each: two ledgers of one cell and
-    seed, or different `cell` settings. runs: sorted by cell."""
+    seed, or different settings. runs: sorted by cell."""
     for a, b in pairwise(runs):
         both_sources = f"{a.source}, line 1 and {b.source}, line 1"
         if a.cell == b.cell:
@@ -263,8 +264,16 @@ def run_conflicts(runs: Sequence[RunRecord]) -> Iterator[str]:
                 "Fit one sweep at a time, or give each its own seeds."
             )
         if a.cell_hash != b.cell_hash:
+            difference = describe_difference(a, b)
+            if difference:
+                different = f"different settings: {difference}"
+            else:
+                hashes = f"{a.cell_hash!r} and {b.cell_hash!r}"
+                different = (
+                    "different `cell` settings, or sampled by different engines "
+                    f"(run.rollouts, run.evaluations): {hashes}, expected one"
+                )
             yield (
-                f"{both_sources} were run with different `cell` settings "
-                f"({a.cell_hash!r} and {b.cell_hash!r}), expected one: "
+                f"{both_sources} were run with {different}; "
                 "one law cannot describe both. Fit them separately."
             )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from isojax.core.config import config_hash, load_config, save_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, Leg, Spending
 from isojax.runs.ledger import RECORDS_FILE, TIMING_FILE, Ledger, read_run, read_runs
@@ -201,3 +202,35 @@ def test_two_ledgers_of_one_cell_and_mixed_settings_are_refused(tmp_path: Path) 
     cell_folder(tmp_path / "c", Cell(16, 8, 0), cell_hash="other")
     with pytest.raises(InputError, match="different `cell` settings"):
         read_runs([tmp_path / "a", tmp_path / "c"])
+
+
+def test_the_settings_that_differ_are_named(tmp_path: Path) -> None:
+    """By the config.yaml of their sweeps, where these are those of the runs."""
+
+    def sweep(name: str, cell: Cell, *words: str) -> Path:
+        config = load_config("quickstart", words)
+        engines = (config.run.rollouts, config.run.evaluations)
+        folder = tmp_path / name
+        cell_folder(folder, cell, cell_hash=config_hash(config.cell, *engines))
+        save_config(config, folder / "config.yaml")
+        return folder
+
+    plain = sweep("plain", CELL)
+    slower = sweep("slower", Cell(16, 8, 0), "cell.rl.learning_rate=1e-5")
+    rate = load_config("quickstart").cell.rl.learning_rate
+    with pytest.raises(
+        InputError,
+        match=rf"different settings: cell\.rl\.learning_rate \({rate} and 1e-05\); one law",
+    ):
+        read_runs([plain, slower])
+
+    by_server = ("run.rollouts=server", "run.server.url=http://host", "run.eval_server=http://host")
+    served = sweep("served", Cell(16, 16, 0), *by_server)
+    names = r"run\.evaluations \(local and server\), run\.rollouts \(local and server\)"
+    with pytest.raises(InputError, match=f"different settings: {names}; one law"):
+        read_runs([plain, served])
+
+    # A config that was edited later is not the runs'.
+    save_config(load_config("quickstart", ["cell.rl.kl=0.1"]), slower / "config.yaml")
+    with pytest.raises(InputError, match=r"`cell` settings, or sampled by .*: '\w+' and '\w+'"):
+        read_runs([plain, slower])

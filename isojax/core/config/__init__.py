@@ -2,7 +2,14 @@
 where and how to run."""
 
 from isojax.core.config.data import PANEL, DataConfig, PromptConfig, RewardConfig, VerifierConfig
-from isojax.core.config.load import Config, config_hash, config_names, load_config, save_config
+from isojax.core.config.load import (
+    Config,
+    config_hash,
+    config_names,
+    deciding_settings,
+    load_config,
+    save_config,
+)
 from isojax.core.config.model import (
     InterruptConfig,
     ModelConfig,

@@ -105,6 +105,23 @@ def load_config(names_or_paths: str | Sequence[str], overrides: Sequence[str] = 
     return config.model_copy(update={"name": file_name}) if file_name else config
 
 
+def deciding_settings(cell: CellConfig, rollouts: str, evaluations: str) -> dict[str, Any]:
+    """The settings that decide a cell's result, those off their defaults, by dotted name.
+
+    `rollouts`, `evaluations`: the engines that sample them.
+    """
+    defaults = dict(flatten(CellConfig().model_dump(mode="json")))
+    settings: dict[str, Any] = {}
+    for name, value in flatten(cell.model_dump(mode="json")):
+        if name not in defaults or value != defaults[name]:
+            settings[f"cell.{name}"] = value
+    if rollouts != LOCAL_ROLLOUTS:
+        settings["run.rollouts"] = rollouts
+    if evaluations != LOCAL_ROLLOUTS:
+        settings["run.evaluations"] = evaluations
+    return settings
+
+
 def config_hash(
     cell: CellConfig, rollouts: str = LOCAL_ROLLOUTS, evaluations: str = LOCAL_ROLLOUTS
 ) -> str:
@@ -114,18 +131,11 @@ def config_hash(
     so that a new setting changes the hash of no run that exists; and HASH_VERSION, for the day on
     which a default or its meaning changes.
     """
-    defaults = dict(flatten(CellConfig().model_dump(mode="json")))
-    settings = dict(flatten(cell.model_dump(mode="json")))
-    changed: dict[str, Any] = {}
-    for key, value in settings.items():
-        if key not in defaults or value != defaults[key]:
-            changed[key] = value
-    if rollouts != LOCAL_ROLLOUTS:
-        changed["run.rollouts"] = rollouts
-    if evaluations != LOCAL_ROLLOUTS:
-        changed["run.evaluations"] = evaluations
-
-    document = {"version": HASH_VERSION, "settings": changed}
+    settings = {
+        name.removeprefix("cell."): value
+        for name, value in deciding_settings(cell, rollouts, evaluations).items()
+    }
+    document = {"version": HASH_VERSION, "settings": settings}
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
