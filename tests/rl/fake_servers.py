@@ -21,6 +21,9 @@ from isojax.tasks.task import TextTask
 FIRST_LOGITS = {80: 2.0, 81: 0.5, 82: -1.5}
 
 
+NO_ANSWER = 0
+
+
 @dataclass
 class Drawn:
     tokens: list[int]
@@ -39,7 +42,7 @@ class FakeServer:
     # by prompt, in the order of draws
     drawn: dict[tuple[int, ...], list[Drawn]] = field(default_factory=dict)
     # What replaces an answer (status, JSON), of the number of the request and its body; None: an
-    # honest answer.
+    # honest answer; of status NO_ANSWER, the connection is closed without one.
     fault: Callable[[int, dict[str, Any]], tuple[int, Any] | None] = lambda count, body: None
     spoil: Callable[[Any], None] = lambda answer: None  # changes an honest answer
     logp_temperature: float | None = None  # that log-probs are of, whatever is asked for
@@ -176,6 +179,8 @@ def running(server: FakeServer) -> Iterator[FakeServer]:
 
         def _reply(self, body: dict[str, Any] | None) -> None:
             status, answer = server.answer(self.path, body)
+            if status == NO_ANSWER:
+                return
             data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             try:
                 self.send_response(status)

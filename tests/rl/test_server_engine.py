@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,14 @@ from isojax.rl.engines import EngineSetup, Listener, SampleRequest
 from isojax.rl.rollout_lists import lists_from_rollouts
 from isojax.rl.servers.http_json import ServerOptions
 from isojax.rl.servers.language_server import LanguageServer
+from isojax.rl.servers.policy_server import PolicyServer
 from isojax.rl.servers.server_engine import ServerEngine
 from isojax.sampling.batch import Rollouts
 from isojax.sampling.layout import Layout
 from isojax.tasks.task import TextTask, build_task, is_on_device, tokenize
 from isojax.train.evaluate import pad_problems
 from tests.device import DECODER, Parity, mesh
-from tests.rl.fake_servers import FakeServer, running
+from tests.rl.fake_servers import NO_ANSWER, FakeServer, running
 from tests.tasks.tokenizer_folders import byte_level
 
 T, n = 4, 20
@@ -144,6 +145,62 @@ def test_a_server_that_recovers_is_asked_again(task: TextTask) -> None:
         )
     assert (np.asarray(rollouts.lengths)[0, : 3 * n] > 0).all()
     assert len(server.requests) == 1 + 3 * n + 3
+
+
+class LookedAt(PolicyServer):
+    """A policy server of which is noted what it is asked for, and that asks nobody."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    @property
+    def has_begun_check(self) -> bool:
+        return bool(self.calls)
+
+    def begin_check(self, params: Any, sequences: Sequence[Sequence[int]]) -> None:
+        assert len(sequences) == len(PROBLEMS) * n
+        self.calls.append(("begin", params))
+
+    def look_for_weights(self, params: Any) -> None:
+        self.calls.append(("look", params))
+
+    def staleness_of(self, version: str | None) -> int:
+        return 0
+
+
+def test_a_server_that_lost_a_request_is_asked_for_its_weights(task: TextTask) -> None:
+    """It may have ended and begun anew, with the weights that it had at its start. A busy one has
+    not."""
+    faults = {"busy": (503, "busy"), "lost": (NO_ANSWER, None)}
+    fault_of_call: list[str] = []  # that the next request meets, once
+
+    def fault(count: int, body: dict[str, Any]) -> tuple[int, Any] | None:
+        return faults[fault_of_call.pop()] if fault_of_call else None
+
+    policy_server = LookedAt()
+    with running(FakeServer(task, "vllm", fault=fault)) as server:
+        engine = ServerEngine(
+            make_setup(task), LanguageServer(options(server)), policy_server=policy_server
+        )
+        request = make_request(engine.setup)
+        params: list[dict[str, Any]] = [{"update": i} for i in range(5)]
+
+        engine.sample(params[0], request, None)
+        assert policy_server.calls == [("begin", params[0])]
+
+        engine.sample(params[1], request, None)
+        fault_of_call.append("busy")
+        engine.sample(params[2], request, None)
+        assert policy_server.calls == [("begin", params[0])]
+
+        fault_of_call.append("lost")
+        rollouts = engine.sample(params[3], request, None)
+        assert policy_server.calls[1:] == [("look", params[3])]
+        assert (np.asarray(rollouts.lengths)[0, : len(PROBLEMS) * n] > 0).all()
+
+        # That request is answered for; the next batch is not looked at again.
+        engine.sample(params[4], request, None)
+        assert len(policy_server.calls) == 2
 
 
 def refused(task: TextTask, owner: str, needs_logps: bool = False, **faults: Any) -> str:
