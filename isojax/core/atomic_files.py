@@ -3,7 +3,7 @@
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -83,14 +83,16 @@ def _write_to_disk(path: Path, mode: str, data: bytes) -> None:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which takes its name when all is in it.
+    """A folder to fill, which takes its name when the context ends without an error.
 
-    InputError where it cannot be written; then nothing of it is left, nor of the folders above it
-    that were made for it.
+    InputError where it cannot be written. After any error nothing of it is left, nor of the folders
+    above it that were made for it.
     """
     folder = folder.absolute()
+    # In the same parent, as only within a file system a rename is one step; of this process alone.
     temp = folder.with_name(f".{folder.name[:TEMP_CHARACTERS]}.{os.getpid()}")
-    new_parents = [parent for parent in folder.parents if not parent.exists()]
+    new_parents = [parent for parent in folder.parents if not parent.exists()]  # the nearest first
+
     try:
         temp.mkdir(parents=True)
         yield temp
@@ -99,10 +101,15 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         problem = f"cannot write {folder}: {e.strerror or e}"
         raise InputError(f"{problem}. Choose a place that you may write, with room for it.") from e
     finally:
-        shutil.rmtree(temp, ignore_errors=True)
-        with suppress(OSError):  # Of a parent that holds something, as the folder that succeeded.
-            for parent in new_parents:
-                parent.rmdir()
+        shutil.rmtree(temp, ignore_errors=True)  # which is gone where it got its name
+        _remove_empty(new_parents)
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, the innermost first, up to the first that holds something."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def write_error(path: Path, error: OSError) -> InputError | RunFailed:

@@ -1,7 +1,7 @@
 """Qwen3-MoE: Qwen3's attention, and experts in all layers but those that config.json names."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from isojax.core.config import ModelConfig
 from isojax.core.config.section import PositiveInt
@@ -30,7 +30,15 @@ class Qwen3MoeOptions(WindowOptions):
     dense_layers: list[int] | None = None
 
 
+class LayerKind(NamedTuple):
+    """Layers of one kind have the same program."""
+
+    reach: str  # how far its attention sees: SLIDING or FULL (windows.py)
+    mlp: str  # DENSE or SPARSE
+
+
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of cell.model that a published config.json names."""
     require_value(config_json, "attention_bias", False, "Qwen3-MoE has no such bias here")
     slides = read_flag(config_json, "use_sliding_window")
     experts_key = "num_experts"
@@ -63,24 +71,32 @@ def read_dense_layers(config_json: Mapping[str, Any]) -> list[int]:
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
-    """InputError where some layers slide and others do not: transformers would run all alike."""
+    """The content of config.json, as `settings` reads it back.
+
+    InputError where some layers slide and others do not: transformers would run all alike.
+    """
     options = read_options(config, Qwen3MoeOptions)
-    kinds = set(options.kinds(config.layers))
-    if len(kinds) > 1:
+    reaches = set(options.kinds(config.layers))  # of the layers' attention: sliding, or full
+    if len(reaches) > 1:
         raise InputError(
             "cell.model.options.sliding_layers: all layers of a Qwen3-MoE slide, or none; "
             "expected null."
         )
-    return common_config_json(config) | {
+
+    of_experts = {
         "num_experts": options.experts,
         "num_experts_per_tok": options.top_k,
         "moe_intermediate_size": options.expert_mlp,
         "norm_topk_prob": options.renormalises,
+        # Each layer has experts but those that are named.
         "decoder_sparse_step": 1,
         "mlp_only_layers": options.dense_layers or [],
-        "use_sliding_window": kinds == {SLIDING},
+    }
+    of_attention = {
+        "use_sliding_window": reaches == {SLIDING},
         "sliding_window": options.window,
     }
+    return common_config_json(config) | of_experts | of_attention
 
 
 @family(architectures=("Qwen3MoeForCausalLM",), settings=settings, config_json=config_json)
@@ -89,18 +105,16 @@ def qwen3_moe(config: ModelConfig, vocab: int) -> Architecture:
     rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)
     head, eps = {"head_dim": config.head_dim}, config.norm_eps
 
-    def block(kind: Any) -> Block:
-        reach, mlp_kind = kind
-
+    def block(kind: LayerKind) -> Block:
         attention = Attention(
             config,
             rope,
-            window=options.window_of(reach),
+            window=options.window_of(kind.reach),
             query_norm=RMSNorm("query_norm", head, "self_attn.q_norm", eps),
             key_norm=RMSNorm("key_norm", head, "self_attn.k_norm", eps),
         )
 
-        if mlp_kind == DENSE:
+        if kind.mlp == DENSE:
             return pre_norm_block(config, attention, GatedMLP(config))
         experts = MixtureOfExperts(
             config,
@@ -111,8 +125,8 @@ def qwen3_moe(config: ModelConfig, vocab: int) -> Architecture:
         )
         return pre_norm_block(config, attention, experts)
 
-    # of each layer: how far it sees, and its MLP
     dense_layers = options.dense_layers or []
     mlp_kinds = [DENSE if i in dense_layers else SPARSE for i in range(config.layers)]
-    kinds = list(zip(options.kinds(config.layers), mlp_kinds, strict=True))
+    reaches = options.kinds(config.layers)
+    kinds = [LayerKind(*kind) for kind in zip(reaches, mlp_kinds, strict=True)]
     return make_architecture(config, vocab, kinds, block)

@@ -63,22 +63,30 @@ def check_tensors(
 
 
 def _mismatches(folder: Path, expected: Shapes, stored: Mapping[str, StoredTensor]) -> list[str]:
-    weight_map = read_weight_map(folder)
+    """What is wrong with each expected tensor that is not stored as expected, in words."""
+    file_of_tensor = read_weight_map(folder)  # by the index; empty where the folder has none
+
     mismatches = []
     for name, shape in expected.items():
-        tensor = stored.get(name)
-        if tensor is None:
-            problem = f"{name} is missing, expected shape {list(shape)}"
-            if name in weight_map:
-                problem += f", though {INDEX_FILE} puts it in {weight_map[name]}"
-            mismatches.append(problem)
-        elif tensor.shape != shape:
-            held = f"{name} has shape {list(tensor.shape)} in {tensor.file.name}"
-            mismatches.append(f"{held}, expected {list(shape)}")
-        elif tensor.dtype not in DTYPES:
-            held = f"{name} is stored as {tensor.dtype} in {tensor.file.name}"
-            mismatches.append(f"{held}, expected {', '.join(DTYPES)}")
+        if name in stored:
+            problem = _describe_mismatch(stored[name], shape)
+        else:
+            problem = f"is missing, expected shape {list(shape)}"
+            if name in file_of_tensor:
+                problem += f", though {INDEX_FILE} puts it in {file_of_tensor[name]}"
+        if problem:
+            mismatches.append(f"{name} {problem}")
     return mismatches
+
+
+def _describe_mismatch(tensor: StoredTensor, shape: tuple[int, ...]) -> str:
+    """How a stored tensor differs from what is expected; "" where it does not."""
+    file = tensor.file.name
+    if tensor.shape != shape:
+        return f"has shape {list(tensor.shape)} in {file}, expected {list(shape)}"
+    if tensor.dtype not in DTYPES:
+        return f"is stored as {tensor.dtype} in {file}, expected {', '.join(DTYPES)}"
+    return ""
 
 
 def _check_head(folder: Path, head: StoredTensor, embedding: StoredTensor) -> None:

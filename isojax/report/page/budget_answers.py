@@ -37,8 +37,14 @@ class BudgetAnswer:
     batches: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """What page.js reads; M and batches only where there is something to say."""
+        """What page.js reads.
+
+        The expected reward twice: `y`, `low` and `high` as numbers, for the chart; `reward` and
+        `interval` as text. `M` is absent where C does not count rollouts, `batches` where an update
+        samples one.
+        """
         low, high = self.interval
+        interval_text = "" if self.interval == NO_INTERVAL else format_range(self.interval)
         document: dict[str, Any] = {
             "C": self.C,
             "n": self.n,
@@ -47,11 +53,12 @@ class BudgetAnswer:
             "low": low,
             "high": high,
             "reward": format_reward(self.reward),
-            "interval": "" if self.interval == NO_INTERVAL else format_range(self.interval),
+            "interval": interval_text,
             "probabilities": self.shares,
             "extrapolated": self.extrapolated,
             "words": self.words,
         }
+
         if self.batches != 1.0:
             document["batches"] = self.batches
         if self.M is not None:

@@ -279,17 +279,23 @@ def _crossover_trace(fit: FitResult, view: FrontierFit) -> PlotlyTrace:
 
 
 def _law_trace(law: Law, low_C: float, high_C: float, is_beyond: bool) -> PlotlyTrace:
-    """The law from low_C to high_C; `is_beyond`: where nothing was measured."""
-    C = np.geomspace(low_C, high_C, LAW_POINTS)
-    n = 2 ** log2_n_star(law, C)
-    suffix = "<br>beyond the data" if is_beyond else ""
-    hover = [
-        f"law: n*({format_compact(c)}) = {value:.3g}{suffix}" for c, value in zip(C, n, strict=True)
-    ]
+    """The law n*(C) from low_C to high_C.
+
+    `is_beyond`: nothing was measured there, so that the line is dashed. It has no entry in the
+    legend, where the solid part stands for both.
+    """
+    budgets = np.geomspace(low_C, high_C, LAW_POINTS)
+    n_star = 2 ** log2_n_star(law, budgets)
+
+    note = "<br>beyond the data" if is_beyond else ""
+    hover = []
+    for C, n in zip(budgets, n_star, strict=True):
+        hover.append(f"law: n*({format_compact(C)}) = {n:.3g}{note}")
+
     return _trace(
         "lines",
-        C,
-        n,
+        budgets,
+        n_star,
         hover,
         line={"width": 2, "dash": "dash" if is_beyond else "solid"},
         name="law n*(C)",
