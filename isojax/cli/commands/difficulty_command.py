@@ -46,10 +46,11 @@ def difficulty(
 ) -> None:
     """Label problems by the base model's avg@k, and split them by difficulty.
 
-    The splits are Easy, [.3, .6], Hard, [0, .0625], and Very Easy, (.6, .9]. cell.data.candidates
-    problems get cell.data.attempts rollouts each (16 where that is 0). Called again after a kill it
-    goes on where it was. DIR gets labels.csv (with 90% intervals), samples.txt (responses to a few
-    problems of each part), the histogram difficulty.png, and splits/, a data set to train on.
+    The splits are Easy, [0.3, 0.6], Hard, [0, 0.0625], and Very Easy, (0.6, 0.9].
+    cell.data.candidates problems get cell.data.attempts rollouts each (16 where that is 0). Called
+    again after a kill it goes on where it was. DIR gets labels.csv (with 90% intervals),
+    samples.txt (responses to a few problems of each part), the histogram difficulty.png, and
+    splits/, a data set to train on.
 
     \b
     Examples

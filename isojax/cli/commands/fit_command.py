@@ -32,7 +32,7 @@ from isojax.scaling.validate import validate as predict_hidden_runs
 ComputeUnit = Literal["rollouts", "tokens", "device_hours"]
 METRIC_HELP = "Validation metric to fit, such as avg@4."
 RUN_SD_HELP = "Standard deviation of the final reward between runs that differ in their seed alone."
-RUN_SD_DEFAULT = "estimated from the seeds; .01 where there is one"
+RUN_SD_DEFAULT = "estimated from the seeds; 0.01 if there is one"
 # What --validate hides from the fit: the key of a trial -> its name.
 TRIALS = {"compute": "the top of compute", "largest_n": "the largest n", "seed": "one run per cell"}
 VALIDATE_HELP = "Hide runs from the fit, predict them, and report how well."

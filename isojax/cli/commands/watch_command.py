@@ -77,7 +77,7 @@ def watch(
     \b
     Examples
       isojax watch runs/quickstart/cells/16x8-s0 --updates 400
-      isojax watch log.csv --map reward=val_acc --end 250000 --goal .60 --follow
+      isojax watch log.csv --map reward=val_acc --end 250000 --goal 0.60 --follow
       isojax watch log.csv --end 250000 --sweep runs/pilot
     """
     if end is not None and updates is not None:
