@@ -91,7 +91,7 @@ def test_an_evaluation_a_little_beyond_the_C_of_the_others_counts():
     """Runs end at whole updates: here the best n at 1.001e5, where C is the 1.0005e5 of the
     second."""
     ends = ((4, 1e5, 0.5), (16, 1.0005e5, 0.55), (64, 1.001e5, 0.7))
-    tracks = [run(16, n, 0, [5e4, C], [0.4, reward]) for n, C, reward in ends]
+    tracks = [run(16, n, 0, [2e4, 5e4, C], [0.3, 0.4, reward]) for n, C, reward in ends]
     result = _judge_choice(load_ensemble(document()), tracks)
     assert (result["n_chosen"], result["n_best"]) == (16, 64) and result["regret"] == pytest.approx(
         0.15
