@@ -124,6 +124,12 @@ def test_the_best_cells_where_a_hit_makes_no_difference():
     assert best.tolist() == [
         [True, True, False, False], [True, False, True, False], [True, True, False, False]
     ]  # fmt: skip
+    # 8 hits of 128 are no longer few, nor is a difference of one hit none then
+    of_128 = samples([0.5] * 3, rollouts=128.0)
+    at_limit = np.array([[8 / 128, 7.5 / 128, 0.0, 0.9], [7.5 / 128, 6.5 / 128, 0.0, 0.9]])
+    assert of_128.is_best(at_limit, allowed, axis=1).tolist() == [
+        [True, False, False, False], [True, True, False, False]
+    ]  # fmt: skip
     flat = FlatStart(0.25, 100.0, C_flat=1e3, C_rise=2e3)
     from_level = replace(known, flat_starts=(None, flat, None))
     assert from_level.is_best(rewards[1:2], allowed, axis=1).tolist() == [[True, True, True, False]]

@@ -248,3 +248,42 @@ def test_what_older_policies_sampled_is_no_mismatch() -> None:
     assert (
         names(made(RISE, sampler_logp_gap=[0.01] * 4 + [0.2] * 5, staleness_mean=[1.5] * 9)) == []
     )
+
+
+HARD_FLAT = [0.2] * 10
+
+
+@pytest.mark.parametrize(
+    ("rewards", "train", "flags"),
+    [
+        # a share of .95 is one at which groups have collapsed, .8 at the start none that had a gradient
+        (HARD_FLAT, {"zero_variance": [0.79, *[0.95] * 8]}, ["collapsed"]),
+        (HARD_FLAT, {"zero_variance": [0.8, *[0.95] * 8]}, []),
+        (HARD_FLAT, {"zero_variance": [0.5, *[0.949] * 8]}, []),
+        # entropy twice or a fiftieth of that in the beginning has changed by as much as is allowed
+        (FALLEN, {"entropy": [0.5, *[1.0] * 8]}, ["collapsed"]),
+        (FALLEN, {"entropy": [0.5, *[1.001] * 8]}, ["collapsed", "entropy_exploded"]),
+        (HARD_FLAT, {"entropy": [0.5, *[0.01] * 8]}, []),
+        (HARD_FLAT, {"entropy": [0.5, *[0.0099] * 8]}, ["entropy_collapsed"]),
+        (HARD_FLAT, {"response_length": [100.0, *[300.0] * 8]}, []),
+        (HARD_FLAT, {"response_length": [100.0, *[300.1] * 8]}, ["length_exploded"]),
+        # half of the responses, and a quarter more than at first
+        (HARD_FLAT, {"truncated": [0.25, *[0.5] * 8]}, ["truncated"]),
+        (HARD_FLAT, {"truncated": [0.25, *[0.499] * 8]}, []),
+        (HARD_FLAT, {"truncated": [0.5, *[0.75] * 8]}, ["truncated"]),
+        (HARD_FLAT, {"truncated": [0.5, *[0.749] * 8]}, []),
+        (HARD_FLAT, {"sampler_logp_gap": [0.1] * 9}, []),
+        (HARD_FLAT, {"sampler_logp_gap": [0.0, *[-0.101] * 8]}, ["mismatch"]),
+        (HARD_FLAT, {"sampler_logp_gap": [0.2] * 9, "staleness_mean": [0.0] * 9}, ["mismatch"]),
+        (HARD_FLAT, {"sampler_logp_gap": [0.2] * 9, "staleness_mean": [0.5] * 9}, []),
+        (HARD_FLAT, {"nonfinite_update": [0.01] * 9}, []),
+        (HARD_FLAT, {"nonfinite_update": [0.0, *[0.011] * 8]}, ["nonfinite_update"]),
+        # three evaluations to the end are the fewest that stay
+        (HARD_FLAT, {"sampler_logp_gap": [0.0] * 6 + [0.2] * 3}, ["mismatch"]),
+        (HARD_FLAT, {"sampler_logp_gap": [0.0] * 7 + [0.2] * 2}, []),
+    ],
+)
+def test_criteria_at_their_limits(
+    rewards: list[float], train: dict[str, list[float]], flags: list[str]
+) -> None:
+    assert [name for name, _ in names(made(rewards, **train))] == flags

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.scaling.checks import stability
 from isojax.scaling.checks.stability import assess_stability, find_overfitting
 from isojax.scaling.tracks import make_track
 from tests.scaling.sweeps import run as run_of
@@ -147,3 +148,23 @@ def test_worlds_that_overfit():
         assert (
             find_overfitting([make_track(r, "avg@4", "rollouts") for r in rising.runs], None) == ()
         )
+
+
+@pytest.mark.parametrize(("last", "stable"), [(0.375, True), (0.3740234375, False)])
+def test_a_fall_of_as_much_as_is_allowed_is_none(monkeypatch, last, stable):
+    """In numbers that are exact: from .5 by an eighth, which is the limit here."""
+    monkeypatch.setattr(stability, "MIN_DROP", 0.125)
+    (v,) = assess_stability({(16, 8): [run([0.5] * 4 + [last] * 4)]}, "avg@4")
+    assert v.stable == stable
+
+
+@pytest.mark.parametrize(
+    ("validation", "training", "found"),
+    [(0.375, 0.625, False), (0.374, 0.625, False), (0.375, 0.626, False), (0.374, 0.626, True)],
+)
+def test_overfitting_is_more_than_the_limit_on_both_sides(monkeypatch, validation, training, found):
+    monkeypatch.setattr(stability, "MIN_CHANGE", 0.125)
+    C = np.arange(1, 13) * 1000.0
+    R = [0.5] * 8 + [validation] * 4
+    track = run_of(16, 8, 0, C, R, train=np.array([0.5] * 8 + [training] * 4))
+    assert bool(find_overfitting([track], 0.0)) == found
