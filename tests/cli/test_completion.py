@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,70 +17,61 @@ from isojax.core.config import Config
 from isojax.core.config.load import SHARE
 from isojax.core.yaml_files import config_keys
 from tests.cli.conftest import Isojax
-from tests.e2e.command_line import REPOSITORY, SCRIPT
+from tests.e2e.command_line import REPOSITORY
 
-ABSENT = ("jax", "matplotlib", "scipy")  # an import of them would end the command
-Complete = Callable[..., list[str]]
+# What a command line holds, whose last word is completed, and some of what is offered for it.
+OFFERED: dict[tuple[str, ...], list[str]] = {
+    ("la",): ["launch"],
+    ("launch", "models/q"): ["models/qwen2.5-7b-instruct", "models/qwen3-4b-instruct"],
+    ("launch", "quickstart", "m"): ["mine.yaml"],
+    ("launch", "quickstart", "cell.rl.l"): ["cell.rl.learning_rate=", "cell.rl.loss="],
+    ("launch", "quickstart", "cell.rl.loss", "=", "g"): ["grpo", "gspo"],  # as bash splits it
+    ("train", "quickstart", "cell.rl.advantage=lea"): ["cell.rl.advantage=leave_one_out"],
+    ("train", "quickstart", "sweep.bud"): ["sweep.budget=", "sweep.budget=VALUE"],
+    ("launch", "--res"): ["--resume"],
+    ("train", "smol"): ["smollm2_cpu"],
+    ("fit", "r"): ["runs/first", "runs/second"],
+    ("status", "runs/s"): ["runs/second"],
+    ("fit", "--mode", "p"): ["paper"],
+    ("records", "import", "--from", "t"): ["tensorboard", "trl"],
+}
+WITHOUT_SCIPY = ("la", "launch", "train", "status")  # the commands whose options need no fit
 
 
-@pytest.fixture
-def complete(tmp_path: Path) -> Complete:
-    """What bash is offered for the last of the words."""
-    (tmp_path / "mine.yaml").write_text("name: mine\n")
+@pytest.fixture(scope="module")
+def completed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], list[str]]:
+    """What is offered in a folder of a config and two runs, where an import of jax would end the
+    command, and one of matplotlib or scipy too where no fit is needed."""
+    folder = tmp_path_factory.mktemp("completion")
+    (folder / "mine.yaml").write_text("name: mine\n")
     for name in ("first", "second"):
-        (tmp_path / "runs" / name / "cells").mkdir(parents=True)
-    (tmp_path / "runs" / "notes").mkdir()
+        (folder / "runs" / name / "cells").mkdir(parents=True)
+    (folder / "runs" / "notes").mkdir()
 
-    def run(*words: str) -> list[str]:
-        request = {"COMP_WORDS": " ".join(["isojax", *words]), "COMP_CWORD": str(len(words))}
-        environment = {
-            **os.environ,
-            **request,
-            "_ISOJAX_COMPLETE": "complete_bash",
-            "PYTHONPATH": str(REPOSITORY),
-        }
-        absent = ABSENT if words[0] in ("la", "launch", "train", "status") else ABSENT[:1]
-        command = [
-            sys.executable,
-            "-c",
-            f"import sys; sys.modules |= dict.fromkeys({absent}); {SCRIPT}",
-        ]
+    result = {}
+    for few, absent in ((True, ("jax", "matplotlib", "scipy")), (False, ("jax",))):
+        requests = [words for words in OFFERED if (words[0] in WITHOUT_SCIPY) == few]
         done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=environment,
+            [sys.executable, "-m", "tests.cli.complete_words"],
+            input=json.dumps([absent, requests]),
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
         assert done.stderr == ""
-        return done.stdout.split()
+        result |= dict(zip(requests, json.loads(done.stdout), strict=True))
+    return result
 
-    return run
 
-
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        (["la"], ["launch"]),
-        (["launch", "models/q"], ["models/qwen2.5-7b-instruct", "models/qwen3-4b-instruct"]),
-        (["launch", "quickstart", "m"], ["mine.yaml"]),
-        (["launch", "quickstart", "cell.rl.l"], ["cell.rl.learning_rate=", "cell.rl.loss="]),
-        (["launch", "quickstart", "cell.rl.loss", "=", "g"], ["grpo", "gspo"]),  # as bash splits it
-        (["train", "quickstart", "cell.rl.advantage=lea"], ["cell.rl.advantage=leave_one_out"]),
-        (["train", "quickstart", "sweep.bud"], ["sweep.budget=", "sweep.budget=VALUE"]),
-        (["launch", "--res"], ["--resume"]),
-        (["train", "smol"], ["smollm2_cpu"]),
-        (["fit", "r"], ["runs/first", "runs/second"]),
-        (["status", "runs/s"], ["runs/second"]),
-        (["fit", "--mode", "p"], ["paper"]),
-        (["records", "import", "--from", "t"], ["tensorboard", "trl"]),
-    ],
-)
-def test_a_shell_completes(complete: Complete, words: list[str], offered: list[str]) -> None:
-    found = complete(*words)
-    assert set(offered) <= set(found) and all(name.startswith(words[-1]) for name in found)
+@pytest.mark.parametrize("words", OFFERED, ids=" ".join)
+def test_a_shell_completes(
+    completed: dict[tuple[str, ...], list[str]], words: tuple[str, ...]
+) -> None:
+    found = completed[words]
+    assert set(OFFERED[words]) <= set(found) and all(name.startswith(words[-1]) for name in found)
     assert "runs/notes" not in found  # holds no cells
 
 

@@ -1,5 +1,7 @@
 """A sweep in which some runs learn, and what is said of it up to where they do."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -59,11 +61,22 @@ def records_with_counts() -> list[RunRecord]:
     return runs
 
 
-@pytest.mark.parametrize(
-    "runs", [ONE_LEARNS, ALL_LEARN, records_with_counts()], ids=["one", "all", "counts"]
-)
-def test_cells_that_stand_at_0_share_P_with_the_interval_of_0_of_N(runs):
-    document = fit(runs, replicates=200)
+SWEEPS = {
+    "one": ONE_LEARNS,
+    "all": ALL_LEARN,
+    "few hits": FEW_HITS,
+    "counts": records_with_counts(),
+}
+
+
+@cache
+def fitted(name: str) -> FitResult:
+    return fit(SWEEPS[name], replicates=200)
+
+
+@pytest.mark.parametrize("name", ["one", "all", "counts"])
+def test_cells_that_stand_at_0_share_P_with_the_interval_of_0_of_N(name):
+    document = fitted(name)
     assert document.nothing_learnt == ""
     assert FitResult.model_validate_json(document.model_dump_json()) == document
 
@@ -87,7 +100,7 @@ def test_cells_that_stand_at_0_share_P_with_the_interval_of_0_of_N(runs):
 
 
 def test_the_n_that_leads_afterwards_is_the_only_one():
-    document = fit(ONE_LEARNS, replicates=200)
+    document = fitted("one")
     assert {p.n for p in document.joint.frontier} == {16} and document.joint.crossovers == ()
     end = document.joint.frontier[-1]
     assert not end.tied and end.n_probability == {16: pytest.approx(1, abs=0.01)}
@@ -104,7 +117,7 @@ def test_the_mode_of_the_paper_has_the_same_ties():
 
 
 def test_compared_sweeps_are_tied_too():
-    fits = [fit(runs, replicates=200) for runs in (ONE_LEARNS, ALL_LEARN)]
+    fits = [fitted("one"), fitted("all")]
     for summary in compare_sweeps(fits, ["a", "b"]).sweeps:
         first = summary.at[0]
         assert first.tied and (first.n_low, first.n_high) == (4, 16) and not summary.at[-1].tied
@@ -131,9 +144,9 @@ def test_an_ordinary_sweep_has_no_flat_start():
     assert not any(point.tied for point in document.joint.frontier)
 
 
-@pytest.mark.parametrize("runs", [ONE_LEARNS, ALL_LEARN, FEW_HITS], ids=["one", "all", "few hits"])
-def test_no_reward_is_negative(runs):
-    document = fit(runs, replicates=200)
+@pytest.mark.parametrize("name", ["one", "all", "few hits"])
+def test_no_reward_is_negative(name):
+    document = fitted(name)
     assert min(curve.R0 for curve in document.curves) >= 0
     for point in document.joint.frontier:
         assert point.low is not None and min(point.reward, point.low) >= 0
@@ -143,9 +156,9 @@ def test_no_reward_is_negative(runs):
         assert all(mark.stop_below > 0 for mark in advice.halting_marks)
 
 
-@pytest.mark.parametrize("runs", [ONE_LEARNS, FEW_HITS], ids=["one", "few hits"])
-def test_no_law_is_judged_where_fewer_than_two_n_came_further(runs):
-    verdicts = fit(runs, replicates=200).referee
+@pytest.mark.parametrize("name", ["one", "few hits"])
+def test_no_law_is_judged_where_fewer_than_two_n_came_further(name):
+    verdicts = fitted(name).referee
     assert verdicts and {row.verdict for row in verdicts} == {"cannot tell"}
 
 
@@ -174,7 +187,7 @@ def test_a_rise_of_a_few_hits_is_no_forecast(base):
 
 def test_a_reward_is_not_reached_where_cells_stand():
     """3 / N at most is a doubt about 0 of N, no reward that a run would reach."""
-    quoted = quote(fit(ONE_LEARNS, replicates=200), 0.005)
+    quoted = quote(fitted("one"), 0.005)
     by_n = {cell.n: cell for cell in quoted.cells}
     assert by_n[16].C is not None and 16e3 < by_n[16].C < 64e3
     assert by_n[4].low is None or by_n[4].low > 128e3
