@@ -90,9 +90,8 @@ def grid_columns(count: int) -> int:
 
 
 def panel_grid(count: int, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` axes in rows of at most three, each row `height` inches.
-
-    All share y, whose tick labels stand at the first column alone."""
+    """A figure with `count` panels, in rows of at most three; each row is `height` inches high. All
+    panels share the y axis, and only those in the first column show its tick labels."""
     columns = grid_columns(count)
     rows = ceil(count / columns)
     fig = new_figure(GRID_WIDTHS[columns], height * rows + LEGEND_HEIGHT)
@@ -107,7 +106,8 @@ def panel_grid(count: int, height: float) -> tuple[Figure, list[Axes]]:
 
 
 def style_axes(ax: Axes, title: str, x_label: str, y_label: str, log_x: bool = True) -> None:
-    """Titles, a quiet grid, no box; budgets on a log axis read 1k, 10k, 100k."""
+    """Give a panel the look of every figure: its titles, a pale grid, no box around it. `log_x`:
+    the x axis is a log axis of budgets, labelled 1k, 10k, 100k."""
     ax.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
     ax.set_xlabel(x_label, fontsize=10, color=INK)
     ax.set_ylabel(y_label, fontsize=10, color=INK)
@@ -154,7 +154,8 @@ def legend_below(
 
 
 def _minor_label(ax: Axes, C: float) -> str:
-    """2k, 5k, 20k, ... where powers of ten alone would label a log axis too thinly."""
+    """The label of a tick between powers of ten: 2k, 5k, 20k, ... on an axis of so few decades that
+    powers of ten would be too few labels; else, and for other digits, ""."""
     low, high = ax.get_xlim()
     decades = log10(high / low)
     leading_digit = round(C / 10 ** floor(log10(C)))
@@ -176,9 +177,8 @@ class RenderedFigure:
 
 
 def render_figure(fig: Figure) -> RenderedFigure:
-    """The figure in both formats, the same bits for the same figure.
-
-    Programs, their versions and the date are left out of the files: bits would differ by them."""
+    """A figure as PNG and as PDF; the same figure always gives the same bytes. So the names of
+    programs, their versions and the date, which both formats would hold, are left out."""
     FigureCanvasAgg(fig)
     png = io.BytesIO()
     fig.savefig(png, format="png", facecolor="white", metadata={"Software": None})

@@ -72,6 +72,8 @@ class TextTable:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
+        """What rich prints of the table: the first of LAYOUTS that fits the terminal's width, else
+        each row as a line of "HEADING VALUE, ..."."""
         if self.title:
             yield Text(self.title, "table.title")
 
@@ -91,8 +93,9 @@ class TextTable:
             )
 
     def _table(self, layout: TableLayout) -> Table:
-        """A column of numbers is as wide as its widest number, or word of its heading; the width
-        of a text is left to rich."""
+        """The table in one layout, for rich to draw. A column of numbers is as wide as its widest
+        number or heading (its widest word, where headings may be broken), so that no number is cut;
+        the width of a column of texts is left to rich."""
         table = Table(box=layout.box, pad_edge=layout.box is not None)
         for i, heading in enumerate(self.columns):
             if i in self.text_indices:

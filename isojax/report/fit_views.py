@@ -126,9 +126,9 @@ def thin(points: Sequence[T], max_points: int = 48) -> list[T]:
 
 
 def probability_ribbons(view: FrontierFit) -> dict[int, list[BandRow]]:
-    """n -> a ribbon around n over C, for each n that may be the best.
-
-    On a log axis of n it is as thick as P(n is the best): RIBBON_DOUBLINGS doublings at 1."""
+    """n -> a ribbon around n along C, whose thickness shows the probability that this n is the best
+    at that C; for each n that has one to speak of. On a log axis of n, a probability of 1 is
+    RIBBON_DOUBLINGS doublings thick."""
     shares_at_C = [
         (point.C, point.n_probability)
         for point in thin(view.frontier, RIBBON_POINTS)

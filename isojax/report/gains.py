@@ -30,8 +30,9 @@ class RewardGain(NamedTuple):
 
 
 def reward_gain(run: RunRecord, metric: str) -> RewardGain | None:
-    """A run's gain and its parts. None where the base policy was not evaluated, or no share of
-    answers recorded."""
+    """How much validation reward training gained over the base policy, in two parts: by answering
+    more often, and by better answers (the module has the formula). None where the base policy was
+    not evaluated, or the share of responses with an answer was not recorded."""
     first = run.points[0]
     last = run.points[-1]
     is_recorded = all(metric in p.metrics and ANSWERED in p.metrics for p in (first, last))
@@ -51,7 +52,9 @@ def reward_gain(run: RunRecord, metric: str) -> RewardGain | None:
 
 
 def report_gains(console: Console, folder: Path, runs: Sequence[RunRecord]) -> None:
-    """Print a sweep's gains; nothing where its task has no answers in text."""
+    """Print a table of each run's gain in reward and its two parts, and what the best constant
+    answer would get; nothing where the sweep's task has no answers in text. `folder`: the
+    sweep's."""
     constant: Any = read_json_object(folder / "base" / "about.json").get("best_constant")
     if not constant:
         return

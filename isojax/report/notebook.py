@@ -55,9 +55,9 @@ class SweepFit(FitResult):
     def frame(
         self, name: Literal["runs", "curves", "frontier", "crossovers", "evaluations"] = "curves"
     ) -> Any:
-        """A table of the fit as a pandas.DataFrame, a row for each run, curve, point of the
-        frontier, crossover or evaluation of those runs (what `read_runs` reads back); InputError
-        for another name, or without pandas."""
+        """A table of the fit as a pandas.DataFrame. `name` is what each row stands for: a run, a
+        fitted curve, a point of the frontier, a crossover, or an evaluation of a fitted run
+        (`read_runs` reads that table back). InputError for another name, or without pandas."""
         tables = {
             "runs": self.model_dump(include={"runs"})["runs"],
             "curves": self.model_dump(include={"curves"})["curves"],
@@ -131,8 +131,9 @@ def _runs_of_rows(rows: Sequence[dict[str, Any]], field_map: str) -> list[RunRec
 
 
 def _frame_rows(source: Any) -> list[dict[str, Any]] | None:
-    """The rows of a frame of pandas or polars, without the cells that are missing; None of anything
-    else. Neither package is imported: a frame is told by its methods."""
+    """The rows of a DataFrame of pandas or polars, each as a dict of its columns without the cells
+    that are missing; None where `source` is anything else. Neither package is imported: a frame is
+    recognized by its methods."""
     if hasattr(source, "to_dicts"):  # polars
         frame_rows = source.to_dicts()
     elif hasattr(source, "to_dict") and hasattr(source, "columns"):  # pandas

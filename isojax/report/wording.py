@@ -134,8 +134,9 @@ def format_count(count: int, noun: str) -> str:
 
 
 def segment_verdict(segment: SegmentRow) -> SegmentVerdict:
-    """Whether a segment of the frontier holds, by its length, whether its neighbours were measured
-    there, and a lead of MIN_Z standard errors over the closer one."""
+    """Whether a segment of the frontier (a range of C that one cell leads) is more than noise, and
+    the reason in words. It holds where it is at least MIN_DECADES long, the cells before and after
+    it were measured there too, and it leads the closer of them by MIN_Z standard errors."""
     if not segment.neighbours:
         return SegmentVerdict(False, "Nothing to compare with: this cell leads everywhere")
     if not segment.has_counts:
@@ -181,8 +182,8 @@ def sentence_of(text: str) -> str:
 
 
 def describe_law(view: FrontierFit) -> str:
-    """The law n*(C) of a frontier in a sentence; log2 n* = b + k log10(C / C0), or a sigmoid from
-    b to b + L."""
+    """The law n*(C) of a frontier in a sentence, or why it has none. log2 n* is b (constant),
+    b + k log10(C / C0) (linear), or a sigmoid in log10 C from b to b + L with its middle at C0."""
     law = view.n_star.law
     if view.n_star.no_effect:
         return "n makes no difference here: one curve for all n explains the evaluations as well."
@@ -231,8 +232,9 @@ def describe_deciding_run(run: DecidingRun | None) -> str:
 
 
 def describe_time(recommendation: Recommendation, price: float | None) -> str:
-    """What the allocation takes by its cell's clock, and costs at a `price` of a device hour; ""
-    where it has no clock."""
+    """How long the recommended run takes on how many devices, by the measured times of the runs,
+    and what it costs at a `price` of a device hour (None: not asked); "" where the runs recorded
+    no times."""
     hours = recommendation.hours
     device_hours = recommendation.device_hours
     if hours is None or device_hours is None:
@@ -247,9 +249,10 @@ def describe_time(recommendation: Recommendation, price: float | None) -> str:
 
 
 def describe_devices(measured: Sequence[int], devices: int | None) -> str:
-    """What an answer in hours assumes of the devices; "" where no run has a clock.
+    """What an answer in hours assumes of the number of devices; "" where no run recorded its times.
 
-    `measured`: the numbers of devices of the runs; `devices`: the number asked for."""
+    `measured`: the numbers of devices that the runs had, as [8]; `devices`: the number that the
+    user asks for, None for that of the runs."""
     if not measured:
         return ""
     noun = "device" if measured == [1] else "devices"

@@ -20,7 +20,8 @@ SATURATION_MARK = {"marker": "D", "ms": 7, "mfc": "white", "mew": 1.6}
 
 
 def comparison_figure(comparison: SweepComparison) -> canvas.RenderedFigure:
-    """Left n*(C), right the frontier; a colour and dashes for each sweep."""
+    """The figure of `isojax compare`: on the left the best n at each C, n*(C), of every sweep; on
+    the right the best reward at each C, its frontier. Each sweep has a colour and dashes."""
     fig = canvas.new_figure(12.5, 5.0)
     n_star_ax = fig.add_subplot(1, 2, 1)
     frontier_ax = fig.add_subplot(1, 2, 2)
@@ -29,6 +30,7 @@ def comparison_figure(comparison: SweepComparison) -> canvas.RenderedFigure:
     canvas.style_axes(n_star_ax, "the best n", C_label, "compute-optimal n")
     canvas.style_axes(frontier_ax, "the frontier", C_label, reward_label)
 
+    # Lines of n* are moved apart a little, as several sweeps may have the same n.
     sweeps = comparison.sweeps
     middle = (len(sweeps) - 1) / 2
     for i, sweep in enumerate(sweeps):
@@ -51,8 +53,9 @@ def _line_style(i: int) -> dict[str, Any]:
 
 
 def _draw_n_star(ax: Axes, sweep: SweepSummary, style: dict[str, Any], shift: float) -> None:
-    """Steps over their interval, and where they level off; nothing where n makes no difference (the
-    legend says it). The y axis is log2 n."""
+    """Draw a sweep's best n at each C as steps, over the band of its interval, and a mark where it
+    rises no more; nothing where n makes no difference, which the legend notes. The y axis is
+    log2 n; `style`: of the line; `shift`: how far to move it up, in log2 n."""
     if sweep.no_effect:
         return
 
@@ -84,7 +87,8 @@ def _draw_frontier(ax: Axes, sweep: SweepSummary, style: dict[str, Any]) -> None
 
 
 def _legend(fig: Figure, sweeps: Sequence[SweepSummary]) -> None:
-    """Each sweep by its label, with what limits its n*; then what the marks mean."""
+    """Add a legend: each sweep's label, with a remark where n makes no difference or cells overfit,
+    then what the band and the mark mean, where they are drawn."""
     handles: list[Line2D | Patch] = []
     for i, sweep in enumerate(sweeps):
         label = canvas.escape_label(sweep.label)

@@ -38,11 +38,13 @@ class BarCounts(NamedTuple):
 def draw_difficulty(
     labels: Sequence[DifficultyLabel], splits: Mapping[str, AvgRange], folder: Path
 ) -> list[Path]:
-    """Write difficulty.png and .pdf into `folder`, each replaced in one step; returns their paths.
+    """Write a histogram of the problems' avg@k as difficulty.png and .pdf into `folder`, each
+    replaced in one step; returns their paths.
 
-    `splits`: such as {"hard": (0, 0.0625), "extremely_hard": (0, 0)}, of which (0, 0) is cut from
-    another. Bars are stacked, the hardest split below; Extremely Hard is hatched in the colour of
-    the split it is cut from."""
+    `labels`: what the base model reached on each problem. `splits`: by name, the range of avg@k of
+    each split, such as {"hard": (0, 0.0625), "extremely_hard": (0, 0)}; (0, 0) holds problems cut
+    out of another split. Bars are stacked, the hardest split at the bottom; Extremely Hard is
+    hatched in the colour of the split it is cut out of."""
     by_difficulty = sorted(splits, key=lambda name: splits[name])
     splits = {name: splits[name] for name in by_difficulty}
     counts = count_bars(labels, (*splits, UNUSED))
@@ -70,9 +72,9 @@ def draw_difficulty(
 
 
 def count_bars(labels: Sequence[DifficultyLabel], splits: Sequence[str]) -> BarCounts:
-    """Each problem in the bar nearest to its avg@k.
-
-    There are k steps, or a divisor of a large k, so that each bar holds as many values of avg@k."""
+    """How many problems of each split stand in each bar; a problem is in the bar nearest to its
+    avg@k. The bars are k steps apart, or, for a large k, a divisor of it, so that each bar
+    holds equally many of the possible values of avg@k."""
     k_min = min(label.attempts for label in labels)
     divisors = (d for d in range(MAX_BINS, MIN_BINS - 1, -1) if k_min % d == 0)
     bin_count = next(divisors, min(k_min, MAX_BINS))
@@ -94,7 +96,8 @@ def _attempts_text(labels: Sequence[DifficultyLabel]) -> str:
 
 
 def _draw_bars(ax: Axes, counts: BarCounts, splits: Mapping[str, AvgRange]) -> None:
-    """A stack of bars at each avg@k, in the order of `counts`."""
+    """Draw a stack of bars at each avg@k, the splits from below in the order of `counts`.
+    `splits`: the range of avg@k of each split but UNUSED."""
     # A split of (0, 0) has no colour of its own: it is hatched in that of the split from 0 on.
     coloured_splits = [name for name, (_, high) in splits.items() if high > 0]
     colours: dict[str, str] = dict(zip(coloured_splits, canvas.DISTINCT_COLOURS, strict=False))
@@ -102,6 +105,7 @@ def _draw_bars(ax: Axes, counts: BarCounts, splits: Mapping[str, AvgRange]) -> N
     from_zero = [colours[name] for name in coloured_splits if splits[name][0] == 0]
     hardest_colour = from_zero[0] if from_zero else UNUSED_COLOUR
 
+    # Each split stands on top of those before it.
     bars = range(counts.bin_count + 1)
     centres = [i / counts.bin_count for i in bars]
     bottoms = [0 for _ in bars]

@@ -17,8 +17,11 @@ HELD_OUT_COLOUR = "#2f6fb2"
 def single_curve_figure(
     document: Mapping[str, Any], data: CurveFilePoints
 ) -> canvas.RenderedFigure:
-    """What `fit_curve_file` (scaling/curve_from_file.py) gives: the curve, its interval and the
-    points; the dashed line is R0, the reward at C = 0."""
+    """The figure of `isojax fit-curve`: one run's points, the curve fitted to them with its
+    interval, and a dashed line at R0, the reward at C = 0.
+
+    `document`: what `fit_curve_file` (scaling/curve_from_file.py) returns, a dict with the curve's
+    parameters, its interval and the names of the axes. `data`: the points."""
     fig, (ax,) = canvas.panel_grid(1, height=4.6)
     # points up to here were fitted, those beyond held out
     C_limit = np.inf if document["fit_below"] is None else document["fit_below"]
@@ -35,8 +38,9 @@ def single_curve_figure(
 
 
 def _draw_points(ax: Axes, data: CurveFilePoints, C_limit: float, group: str | None) -> None:
-    """The points of each seed, a marker for each, in one colour where fitted and in another where
-    held out. `group`: the column that tells the seeds."""
+    """Draw the points, a marker for each seed; those up to `C_limit`, to which the curve was
+    fitted, in one colour, those beyond, which were held out, in another. `group`: the name of the
+    column that tells the seeds apart; None where the file has no such column."""
     C = data.points.C
     rewards = data.points.R
     splits = ((canvas.INK, "fitted", C <= C_limit), (HELD_OUT_COLOUR, "held out", C > C_limit))
@@ -53,8 +57,9 @@ def _draw_points(ax: Axes, data: CurveFilePoints, C_limit: float, group: str | N
 
 
 def _draw_curve(ax: Axes, document: Mapping[str, Any], C_limit: float) -> None:
-    """The curve over its interval, dashed beyond the fitted points; its parameters are its label
-    in the legend."""
+    """Draw the curve over the band of its interval; beyond `C_limit`, where no point was fitted, it
+    is dashed. Its parameters are its label in the legend. `document`: as of
+    `single_curve_figure`."""
     band = document["band"]
     C = np.array([point["C"] for point in band])
     reward = np.array([point["reward"] for point in band])

@@ -52,7 +52,8 @@ def recommended_growth(recommendation: Recommendation) -> GrowingRun:
 
 
 def growing_stages(recommendation: Recommendation) -> Iterator[GrowingStage]:
-    """The recommended schedule as runs that follow one another; InputError where there is none."""
+    """The recommended growing n as a series of runs, one for each n, for trainers whose runs have
+    one n: each begins where the one before ended. InputError where no growing n is recommended."""
     growing = recommended_growth(recommendation)
     parts = _stage_allocations(growing, recommendation.allocation.C)
     M_ends = accumulate(part.allocation.M for part in parts)
@@ -76,11 +77,13 @@ class StageAllocation:
 
 
 def _stage_allocations(growing: GrowingRun, C_end: int) -> list[StageAllocation]:
-    """The stages of a schedule up to C_end, in whole updates."""
+    """The stages of a growing run, each as an allocation of whole updates, up to a total of C_end
+    rollouts; stages without an update are left out."""
     stages = parse_schedule(growing.schedule)
     # A recommendation has explicit stages.
     assert not isinstance(stages, GradientSchedule | FittedSchedule)
     if not growing.batches:
+        # The spans begin after whole updates; the last stage goes on until no update fits.
         spans = [span for span in stage_spans(stages) if span.C + span.B <= C_end]
         last = spans[-1]
         last_M = last.M + (C_end - last.C) // last.B
@@ -143,7 +146,9 @@ class OneBatch:
 def without_dynamic_sampling(
     recommendation: Recommendation, sweep_config: Config | None, trainer: str
 ) -> OneBatch:
-    """As many rollouts, in updates of one batch each."""
+    """A recommendation changed for a trainer that cannot replace groups of equal rewards: the same
+    number of rollouts, in updates of one batch each, and a note that explains it. Unchanged where
+    the measured runs had no dynamic sampling. `trainer`: its name, for the note."""
     sampling = dynamic_sampling(recommendation, sweep_config)
     allocation = recommendation.allocation
     if sampling is None:
@@ -167,8 +172,12 @@ def header_comments(
     how_to_run: str = "",
     stage: GrowingStage | None = None,
 ) -> str:
-    """YAML comments above a config: the allocation, its expected reward, reasons, learning rate,
-    notes and command."""
+    """The comments ("# ...") above a written config: the allocation, its expected reward and
+    reasons, risks and warnings, the learning rate, the exporter's notes, and the command to run.
+
+    `learning_rate_key`: what the trainer calls the rate, which the config leaves to the user.
+    `how_to_run`: a command with {file}; "" for none. `stage`: of a series of runs, the one that the
+    config is for; its note stands in place of the reward and reasons."""
     lines: list[str] = []
     caveat = recommendation.nothing_learnt or recommendation.tie
     if caveat:
@@ -191,6 +200,7 @@ def header_comments(
         lines.append(f"Risk: {recommendation.risk_summary}.")
     lines += [f"warning: {warning}" for warning in recommendation.further_warnings]
 
+    # The config itself has no learning rate, as its model and optimizer are the user's.
     warmup = ""
     if sweep_config:
         updates = sweep_config.cell.rl.warmup
@@ -224,7 +234,8 @@ def small_dataset_note(allocation: Allocation, epochs_key: str, other_settings: 
 
 
 def _learning_rate_text(B: int, sweep_config: Config | None) -> str:
-    """What the sweep's rule gives at this batch, or the rule alone (IsoCompute Playbook, section
+    """A sentence on the learning rate for updates of B rollouts: the rate by the sweep's rule, or,
+    for imported logs, whose rate is unknown, the rule to follow (IsoCompute Playbook, section
     3)."""
     if sweep_config is None:
         return (

@@ -31,11 +31,15 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
 
 
 def _config(recommendation: Recommendation, sweep_config: Config | None) -> Config:
+    """The sweep's config with a grid of the recommended cell alone: one seed, and a budget of the
+    recommended C. Its name holds the cell and C. InputError without the sweep's config, as for
+    imported logs."""
     if sweep_config is None:
         raise InputError(
             "no config.yaml in the folder of the fit; expected one. "
             "For logs: --for verl or --for trl."
         )
+
     allocation = recommendation.allocation
     sweep = {
         "B_p": (allocation.B_p,),

@@ -22,6 +22,8 @@ HOW_TO_RUN = (
 
 @exporter(how_to_run=HOW_TO_RUN)
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
+    """MaxText's YAML config for the recommended run, with comments above it. `sweep_config`: of the
+    measured runs; None for imported logs."""
     one_batch = without_dynamic_sampling(recommendation, sweep_config, "MaxText")
     recommendation = one_batch.recommendation
     allocation = recommendation.allocation

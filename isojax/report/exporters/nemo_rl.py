@@ -18,6 +18,8 @@ DEFAULT_MAX_BATCHES = 10  # of the example config
 
 @exporter(how_to_run=HOW_TO_RUN)
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
+    """NeMo-RL's YAML config for the recommended run, with comments above it; with dynamic sampling
+    where the measured runs had it. `sweep_config`: of these runs; None for imported logs."""
     allocation = recommendation.allocation
     sampling = dynamic_sampling(recommendation, sweep_config)
 

@@ -24,7 +24,9 @@ HOW_TO_RUN = (
 
 @exporter(how_to_run=HOW_TO_RUN)
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
-    """The arguments; InputError for n = 1, which OpenRLHF's group_norm refuses."""
+    """OpenRLHF's arguments for the recommended run, one on a line, with comments above them; with
+    dynamic filtering where the measured runs had dynamic sampling. InputError for n = 1, which
+    OpenRLHF's group_norm refuses. `sweep_config`: of the measured runs; None for imported logs."""
     allocation = recommendation.allocation
     if allocation.n < 2:
         raise InputError(

@@ -47,8 +47,10 @@ def render(
     stage: GrowingStage | None = None,
     folders: Mapping[str, str] | None = None,
 ) -> str:
-    """The arguments as YAML; InputError for n = 1, which TRL's GRPO refuses. `stage`, `folders`: of
-    a series."""
+    """TRL's arguments for the recommended run as YAML, with comments above them; InputError for
+    n = 1, which TRL's GRPO refuses. `sweep_config`: of the measured runs; None for imported logs.
+    For a run of a series (`render_growing`), `stage` is which one, and `folders` the arguments that
+    name where it saves its weights and where it loads those of the run before."""
     one_batch = without_dynamic_sampling(recommendation, sweep_config, "TRL")
     recommendation = one_batch.recommendation
     allocation = recommendation.allocation

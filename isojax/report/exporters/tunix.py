@@ -19,6 +19,8 @@ HOW_TO_RUN = "python -m tunix.cli.grpo_main BASE.yaml override_config_file={file
 
 @exporter(how_to_run=HOW_TO_RUN)
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
+    """Tunix's YAML overrides for the recommended run, with comments above them. `sweep_config`: of
+    the measured runs; None for imported logs."""
     one_batch = without_dynamic_sampling(recommendation, sweep_config, "Tunix")
     recommendation = one_batch.recommendation
     allocation = recommendation.allocation

@@ -50,7 +50,10 @@ def render(
     stage: GrowingStage | None = None,
     folder: str = "",
 ) -> str:
-    """The overrides as YAML. `stage`, and the folder of its checkpoints: of a series."""
+    """verl's overrides for the recommended run as YAML, with comments above them; with dynamic
+    sampling where the measured runs had it. `sweep_config`: of these runs; None for imported logs.
+    For a run of a series (`render_growing`), `stage` is which one, and `folder` where all of them
+    keep their checkpoints."""
     allocation = recommendation.allocation
     sampling = dynamic_sampling(recommendation, sweep_config)
     M_end = allocation.M if stage is None else stage.M_end

@@ -34,7 +34,8 @@ MIN_LABELLED_SHARE = 0.08  # of the frontier's points: a shorter stretch has no 
     "which split of B into problems and rollouts per problem leads, and when.",
 )
 def fixed_batch_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
-    """A column for each B: reward against M with the best of the cells on top, n*(M) and B_p*(M)
+    """How to split a fixed batch of B = B_p n rollouts into problems and rollouts per problem: a
+    column for each B, with reward against the updates M above and the best n and B_p at each M
     below. None where no B was measured with several cells."""
     batches = _shown_batches(fit)
     if not batches:
@@ -93,7 +94,8 @@ def _curves_of(fit: FitResult, batch: FixedBatchFit) -> list[FittedCurve]:
 def _draw_rewards(
     ax: Axes, curves: Sequence[FittedCurve], batch: FixedBatchFit, colours: Mapping[int, str]
 ) -> None:
-    """The curves of all cells of one B against M, the best of them thick over its interval."""
+    """Draw the fitted curves of all cells of one B against M, and over them the frontier, the best
+    reward at each M, thick, with its interval. `colours`: by n."""
     B = batch.B
     for curve in curves:
         C = np.geomspace(curve.C_low, curve.C_high, 160)
@@ -103,6 +105,7 @@ def _draw_rewards(
     band = [BandRow(C / B, low, high) for C, low, high in frontier_band(points)]
     canvas.fill_band(ax, band, color=canvas.INK, alpha=0.22, zorder=2)
 
+    # A stretch of the frontier that one n leads is in its colour, and labelled if it is long.
     label_place = {"xytext": (-6, 6), "textcoords": "offset points", "ha": "right"}
     label_style = {
         "fontsize": 8.5,
@@ -124,8 +127,9 @@ def _draw_rewards(
 
 
 def _draw_n_star_of_M(ax: Axes, batch: FixedBatchFit, colours: Mapping[int, str]) -> None:
-    """The best n against M, the intervals of its changes, and the law unless a monotone one is
-    rejected. The y axis is log2 n."""
+    """Draw the best n at each M as dots, a bar for the interval of each M at which it changes, and
+    the law fitted to it. Where n clearly both rises and falls, no such law is right, and a note
+    stands in its place. The y axis is log2 n; `colours`: by n."""
     B = batch.B
     points = thin(batch.frontier)
     M = [point.C / B for point in points]

@@ -44,7 +44,9 @@ Colours = Mapping[int, str]  # of each n
     "an arrow is an end that the data do not determine.",
 )
 def frontier_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
-    """Evaluations, fitted curves and the frontier with its interval and crossovers."""
+    """Reward against C: the runs' evaluations, the fitted curve of each cell, and the frontier, the
+    best reward at each C, with its interval and its crossovers, where one n overtakes another. A
+    panel for each B_p, and one for all together, the joint panel, last."""
     # the joint panel last
     views = sorted(fit_views.frontier_views(fit), key=lambda view: view.B_p is None)
     fig, axes = canvas.panel_grid(len(views), height=4.6)
@@ -85,8 +87,9 @@ def frontier_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
 def _draw_runs(
     ax: Axes, fit: FitResult, runs: Sequence[RunRecord], colours: Colours, faint: bool
 ) -> None:
-    """A thin line for each seed, a dot for the mean of the seeds at each value of the shared grid
-    of C; an open dot where a run ended before the others. Where `faint`, small dots alone."""
+    """Draw the evaluations of runs: a thin line for each seed, and a dot for the mean of a cell's
+    seeds at each value of the shared grid of C, open where some of the seeds had ended. `faint`:
+    small dots and no lines, for the joint panel, which would be too full."""
     for (_, n), seeds in fit_views.runs_by_cell(runs).items():
         if not faint:
             for run in seeds:
@@ -100,11 +103,13 @@ def _draw_runs(
         if faint or len(means) > MANY_DOTS:
             dots = {"s": 8, "alpha": 0.3, "zorder": 2}
 
+        # filled dots
         of_all = [mean for mean in means if mean.seeds == len(seeds)]
         if of_all:
             style = {"color": colours[n], "ec": "white", "lw": 0.5}
             ax.scatter([m.C for m in of_all], [m.reward for m in of_all], **style, **dots)
 
+        # open dots
         of_some = [mean for mean in means if mean.seeds < len(seeds)]
         if of_some:
             # _legend looks for the label
@@ -162,7 +167,9 @@ def _draw_frontier(ax: Axes, view: FrontierFit, colours: Colours) -> None:
 
 
 def _draw_crossovers(ax: Axes, view: FrontierFit, with_intervals: bool) -> None:
-    """A diamond where one n overtakes another, its interval as a bar, its C in words."""
+    """Draw a frontier's crossovers: a diamond where one n overtakes another, the interval of that C
+    as a bar, and a label "8→16 at 20k" at the foot of the panel. `with_intervals`: the fit has
+    them."""
     x_range = ax.get_xlim()
     label_width = LABEL_SHARE * log10(x_range[1] / x_range[0])  # in decades
     labels_end = -inf  # labels reach to here, log10 C
@@ -203,8 +210,9 @@ def _draw_crossovers(ax: Axes, view: FrontierFit, with_intervals: bool) -> None:
 def _draw_interval(
     ax: Axes, crossover: CrossoverRow, reward: float, x_range: tuple[float, float]
 ) -> None:
-    """A bar to each end of a crossover's interval; a thin arrow to the edge of the panel where an
-    end is open."""
+    """Draw a bar from a crossover to each end of its interval; where the data do not determine an
+    end (None), a thin arrow to the edge of the panel. `reward`: the height of the bar; `x_range`:
+    the panel's range of C."""
     ink = canvas.INK
     left_edge, right_edge = x_range
     for bound, edge, arrow in ((crossover.low, left_edge, "<"), (crossover.high, right_edge, ">")):
@@ -225,8 +233,8 @@ def _draw_interval(
 
 
 def _label_segments(ax: Axes, view: FrontierFit) -> None:
-    """n (and B_p in the joint panel) next to each stretch of the frontier that is long enough to
-    carry the label."""
+    """Write "n = 16" next to each stretch of the frontier that one n leads, if it is long enough
+    for the label; in the joint panel also the B_p of its cells."""
     left_edge, right_edge = np.log10(ax.get_xlim())
     min_share = 0.12 if view.B_p is None else 0.05
     min_decades = min_share * (right_edge - left_edge)
@@ -251,7 +259,8 @@ def _label_segments(ax: Axes, view: FrontierFit) -> None:
 
 
 def _legend(fig: Figure, fit: FitResult, colours: Colours, B_ps: Sequence[int]) -> None:
-    """Entries for what the panels show; `B_ps`: those that the joint panel tells by dashes."""
+    """Add a legend with an entry for each kind of mark that the panels show. `B_ps`: those that the
+    joint panel tells apart by dashes; () where there is one."""
     ink = canvas.INK
     muted = canvas.MUTED
     handles: list[Line2D | Patch] = [

@@ -35,8 +35,9 @@ BEYOND_DASHES = (0, (3, 2))  # of the law beyond the measured budgets
     "The red line is the fitted law, dashed beyond the measured budgets.",
 )
 def n_star_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
-    """The frontier's n against C and P(best) of each n, with the fitted law. Joint and for each
-    B_p. None where no run learnt anything, and no n leads."""
+    """The best n at each C, n*(C): that of the frontier as dots, the probability of each n to be
+    the best as a ribbon, and the fitted law. A panel for all B_p together, and one for each. None
+    where no run learnt anything, so that no n leads."""
     if fit.nothing_learnt:
         return None
 
@@ -61,8 +62,9 @@ def n_star_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
 
 
 def _draw_n_star(ax: Axes, view: FrontierFit, colours: Mapping[int, str]) -> None:
-    """Frontier points over a ribbon for each n as thick as P(best), and the fitted law. The y axis
-    is log2 n."""
+    """Draw the n of the frontier as dots, for each n a ribbon as thick as its probability to be the
+    best, and the fitted law, dashed beyond the measured budgets, a range which is shaded. The y
+    axis is log2 n; `colours`: by n."""
     for n, ribbon in probability_ribbons(view).items():
         log2_ribbon = [BandRow(C, log2(low), log2(high)) for C, low, high in ribbon]
         canvas.fill_band(ax, log2_ribbon, color=colours[n], alpha=0.35, zorder=2)
@@ -84,6 +86,7 @@ def _draw_n_star(ax: Axes, view: FrontierFit, colours: Mapping[int, str]) -> Non
         further_C = np.geomspace(C_last, C_end, 100)
         ax.plot(further_C, log2_n_star(law, further_C), ls=BEYOND_DASHES, **style)
 
+    # The shaded range beyond the data.
     ax.axvspan(C_last, C_end, color=canvas.GRID_COLOUR, alpha=0.6, lw=0, zorder=0)
     beyond = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 8, "color": canvas.MUTED}
     middle = sqrt(C_last * C_end)

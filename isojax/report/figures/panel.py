@@ -46,10 +46,12 @@ class ProblemPanel:
 
 
 def compared_panels(fit: FitResult, runs: Sequence[RunRecord]) -> list[ProblemPanel]:
-    """The smallest and the largest n (or the only one) of the B_p with the widest range of n.
+    """The panels (the same few training problems, sampled at each evaluation) of the two cells that
+    the figure compares: the smallest and the largest n, or the only one, of one B_p.
 
-    Of several such B_p it is the one that ends the frontier, or the smallest. [] where no panel was
-    recorded, rewards are graded (not 0 or 1), or runs had other problems or samples."""
+    It is the B_p with the widest range of n; of equals, the one that leads at the end of the
+    frontier, else the smallest. [] where no panel was recorded, where rewards are graded (not 0 or
+    1), and where runs had different problems or numbers of samples."""
     usable_runs = [run for run in runs if _has_panel(run)]
     sizes = {
         (len(point.extra[PANEL]), point.samples) for run in usable_runs for point in run.points
@@ -93,7 +95,8 @@ def _widest_range_of_n(fit: FitResult, runs: Sequence[RunRecord]) -> dict[int, l
 
 
 def _load_panel(seeds: Sequence[RunRecord], targets: Sequence[int], samples: int) -> ProblemPanel:
-    """The panel of a cell's runs at these values of the grid of C."""
+    """The panel of a cell over its seeds, at these values of the grid of C, which each run has.
+    `samples`: answers sampled for each problem."""
     points_by_target = [{point.target: point for point in run.points} for run in seeds]
     rollouts = np.array(
         [[points[target].rollouts for points in points_by_target] for target in targets],
@@ -116,7 +119,9 @@ def _load_panel(seeds: Sequence[RunRecord], targets: Sequence[int], samples: int
     "Right: the share of problems with no, some and all answers correct, along training.",
 )
 def panel_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
-    """The histogram of pass@1 at the largest shared C, and its change over C for each n."""
+    """pass@1 (the share of correct answers) of single training problems, for a small and a large n:
+    on the left its histogram at the largest C that both reached, then for each n how it changes
+    over C. None where the runs recorded no panel of problems."""
     panels = compared_panels(fit, runs)
     if not panels:
         return None
@@ -138,8 +143,8 @@ def panel_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
 
 
 def _draw_histogram(ax: Axes, panels: Sequence[ProblemPanel], colours: Mapping[int, str]) -> None:
-    """The last distribution over problems: a bar of each n side by side at each pass@1, and the
-    base policy's as a dash across them."""
+    """Draw the share of problems at each pass@1 at the last C: a bar for each n, side by side, and
+    a dash across them for the base policy, if it was evaluated. `colours`: by n."""
     first = panels[0]
     samples = first.samples
     pass_at_1 = np.arange(samples + 1) / samples

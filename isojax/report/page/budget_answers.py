@@ -79,7 +79,9 @@ class NoAnswer:
 
 
 def answer_budget(fit: FitResult, C: float, B_p: int | None = None) -> BudgetAnswer | NoAnswer:
-    """What to run with a budget of C > 0, in the fit's unit, with B_p held fixed or free."""
+    """What to run with a budget of C > 0, in the fit's unit (rollouts, tokens or device hours).
+    `B_p`: the one to keep to; None to choose it too. NoAnswer, with the reason, where nothing can
+    be recommended."""
     if fit.compute != "rollouts":
         return _frontier_answer(fit, C, B_p)
 
@@ -103,7 +105,9 @@ def answer_budget(fit: FitResult, C: float, B_p: int | None = None) -> BudgetAns
 
 
 def _frontier_answer(fit: FitResult, C: float, B_p: int | None) -> BudgetAnswer | NoAnswer:
-    """The frontier's point nearest to C, of the frontier of B_p where it has one."""
+    """The cell that leads the frontier at C, for budgets in other units than rollouts, which
+    `recommend` does not take: the frontier's point nearest to C; that of B_p where it has a
+    frontier, else of all. NoAnswer outside the measured range."""
     frontiers = {view.B_p: view.frontier for view in frontier_views(fit)}
     frontier = frontiers.get(B_p, fit.joint.frontier)
     if not frontier[0].C / EDGE <= C <= frontier[-1].C * EDGE:
@@ -123,7 +127,8 @@ def _frontier_answer(fit: FitResult, C: float, B_p: int | None) -> BudgetAnswer 
 
 
 def _recommendation_words(fit: FitResult, best: Recommendation) -> str:
-    """What to know of a recommendation. Where no n is better than another, that alone."""
+    """The sentences below an answer: what one new run will measure, how sure its n is, the loss to
+    expect, and which other n are as good; where no n is better than another, only that."""
     if fit.nothing_learnt:
         return "No run learnt anything, so no n is better than another: this is the smallest."
     if best.tie:

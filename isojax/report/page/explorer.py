@@ -45,6 +45,8 @@ def _dark_palette(ns: Sequence[int]) -> dict[int, str]:
 
 
 def _fit_data(fit: FitResult, runs: Sequence[RunRecord], with_charts: bool) -> dict[str, Any]:
+    """One fit as page.js reads it: its names and units, its frontiers with their answers, and, if
+    `with_charts`, the charts' traces and layouts."""
     content = {
         "metric": fit.metric,
         "mode": "as in the paper" if fit.mode == "paper" else fit.mode,

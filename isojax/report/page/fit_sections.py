@@ -50,8 +50,9 @@ METHODS = {
 
 
 def describe_n_path(fit: FitResult) -> str:
-    """How the leading n changes: by curves that cross, or only where data end, which compares
-    nothing."""
+    """The page's sentences on how the best n changes with the budget: where one n overtakes
+    another, whether n rises, or why that cannot be told, as where n only changes because the data
+    of one n end."""
     path = [n for n, _ in groupby(point.n for point in fit.joint.frontier)]
     if fit.nothing_learnt:
         return "All runs stand at one reward: no n is shown to be better than another."
@@ -117,8 +118,8 @@ def _describe_crossovers(fit: FitResult, changes_of_n: int) -> CrossoverWords:
 
 
 def describe_gain(fit: FitResult) -> str:
-    """How far the best run came; of a sweep that shows nothing, which has no best run, the highest
-    reward."""
+    """A sentence on how far the best run came, from the base policy's reward to its last; where no
+    run learnt anything, so that none is the best, the highest reward."""
     best = max(fit.runs, key=lambda run: run.final_reward)
     if fit.nothing_learnt:
         return f"The highest {fit.metric} at the end of a run is {best.final_reward:.3g}."
@@ -142,8 +143,8 @@ def describe_gain(fit: FitResult) -> str:
 
 
 def trust_section(fit: FitResult) -> Html:
-    """What speaks for the answer and against it: the evidence in short, and every flag of the
-    fit."""
+    """The section "Can I trust it?": the evidence for and against the answer in short, then every
+    flag (warning or note) that the fit raised, warnings first."""
     link = Html(' <a href="#evidence">The evidence for each.</a>')
     evidence: list[object] = [tag("span", _describe_segments(fit), link)]
     evidence += _describe_sensitivity(fit)
@@ -163,7 +164,8 @@ def trust_section(fit: FitResult) -> Html:
 
 
 def _describe_segments(fit: FitResult) -> str:
-    """How many segments of the joint frontier hold, and by which rule."""
+    """A sentence on how many segments of the joint frontier hold, and by which rule. A segment is a
+    range of C that one cell leads; it holds where the data show that lead to be no noise."""
     segments = fit.joint.segments
     if fit.nothing_learnt:
         return "No cell leads another: all stand at one reward."
@@ -185,8 +187,8 @@ def _describe_segments(fit: FitResult) -> str:
 
 
 def _describe_sensitivity(fit: FitResult) -> list[str]:
-    """How far the reward ranges over n and over B_p, the other held fixed; [] where it is not
-    known."""
+    """A sentence ([] for none) on how much the choice of n, and that of B_p, matters at one C: how
+    far the reward ranges over the one while the other is held fixed."""
     sensitivity = fit.sensitivity
     if sensitivity is None:
         return []
@@ -208,7 +210,8 @@ def _describe_sensitivity(fit: FitResult) -> list[str]:
 
 
 def _describe_misfit(diagnostics: FitDiagnostics) -> str:
-    """Whether the points miss the curves by more than noise explains."""
+    """A sentence on whether the evaluations miss the fitted curves by more than their noise
+    explains, by the reduced chi-square: about 1 where noise explains the misfit."""
     chi_square = diagnostics.reduced_chi_square
     if chi_square is None:
         return (
@@ -239,7 +242,8 @@ def health_section(folder: Path, fit: FitResult) -> Html:
 
 
 def _flagged_runs(fit: FitResult) -> Html:
-    """The flagged runs, or by what it is known that there is none."""
+    """A list of the runs that broke (their reward collapsed, ...), or, where none did, a sentence
+    on which checks that rests on; imported logs allow fewer checks."""
     if fit.health.runs:
         return _shortened_list(flag_sentences(fit.health))
     if fit.nothing_learnt:  # a criterion is a change on the way
@@ -271,8 +275,9 @@ def _shortened_list(items: Sequence[object]) -> Html:
 
 
 def rewards_section(fit: FitResult, run_records: Sequence[RunRecord]) -> Html:
-    """Where each cell started and ended, and what it then reached on the extra sets that all runs
-    were evaluated on."""
+    """The folded table of each cell's reward: the base policy's, the last of its seeds, how much
+    more that is, and its last reward on each extra set of problems that all runs were evaluated
+    on."""
     extra_rewards = _extra_rewards(run_records)
     headings = [
         "B_p × n",
@@ -308,8 +313,8 @@ def rewards_section(fit: FitResult, run_records: Sequence[RunRecord]) -> Html:
 
 
 def _extra_rewards(run_records: Sequence[RunRecord]) -> dict[str, dict[CellKey, float]]:
-    """Metric of an extra set, such as "hard/avg@4" -> cell -> its seeds' mean at their last
-    evaluations; of the sets that all runs were evaluated on."""
+    """For each extra set of problems that all runs were evaluated on, by its metric such as
+    "hard/avg@4": cell -> the mean over its seeds at their last evaluations."""
     metrics_of_each_run = []
     for run in run_records:
         last = run.points[-1]
@@ -327,7 +332,8 @@ def _extra_rewards(run_records: Sequence[RunRecord]) -> dict[str, dict[CellKey, 
 
 
 def provenance_section(folder: Path, fit: FitResult) -> Html:
-    """How the numbers were found, in which files they are, and the sweep's settings."""
+    """The folded section on where the page's numbers come from: the method of the fit, the files
+    that hold its numbers, its intervals, and the sweep's config, if `folder` has one."""
     method = (
         f"Fitted to {METHODS[fit.mode]} (mode {fit.mode}). "
         "C counts every rollout sampled for training, never validation. "

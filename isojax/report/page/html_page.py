@@ -37,7 +37,9 @@ OTHER_BUDGETS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4)  # times the measured one
 def render(
     folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], images: Images
 ) -> str:
-    """The page. `fits`: the main one first; `images`: the figures that could be drawn."""
+    """The report of a sweep as one HTML document. `folder`: the sweep's, whose name is the title.
+    `fits`: the main one first; the user can switch between them. `images`: the figures that could
+    be drawn, which the page shows where plotly is not installed or scripts are off."""
     fit = fits[0]
     bundle = explorer.plotly_bundle()
     with_charts = bundle is not None
@@ -66,6 +68,7 @@ def render(
     main = tag("main", *sections)
     body = markup.join_html([_header(folder, fit, main), main])
 
+    # What scripts add: the answer for any budget, and the charts in place of the images.
     content = explorer.page_data(fits, runs, with_charts)
     content["start"] = measured_budget(fit)
     scripts = [markup.read_page_file("page.js")]
@@ -76,7 +79,8 @@ def render(
 
 
 def _header(folder: Path, fit: FitResult, main: Html) -> Html:
-    """The title, what was run, and links to the sections of `main`."""
+    """The head of the page: its title, a line on what was run, and a link to each section. `main`:
+    the rest of the page, whose headings the links are made of."""
     unit = wording.UNITS[fit.compute]
     title = tag("h1", f"How to spend C {unit}: {folder.resolve().name}")
 
@@ -115,7 +119,8 @@ def _answer_card(fit: FitResult) -> Html:
 
 
 def _answer(fit: FitResult) -> tuple[str, list[str]]:
-    """The headline of the answer card and the sentences below it."""
+    """The answer to "what to run with the measured budget?": a headline, and the sentences below
+    it. Where no run learnt anything, or nothing can be recommended, they explain that."""
     if fit.nothing_learnt:
         level = f"{format_reward(fit.curves[0].A)}{format_interval(fit.curves[0].A_interval)}"
         return wording.sentence_of(fit.nothing_learnt), [
@@ -179,7 +184,8 @@ def _budget_controls(with_charts: bool) -> Html:
 
 
 def _other_budgets(fit: FitResult) -> Html:
-    """What the slider answers at some budgets: for paper, and where scripts are off."""
+    """A table of what to run at some multiples of the measured budget, for readers on paper or
+    without scripts, who cannot use the slider."""
     C_low = min(curve.C_low for curve in fit.curves)
     budgets = [measured_budget(fit) * factor for factor in OTHER_BUDGETS]
     answers = [answer_budget(fit, C) for C in budgets if C >= C_low]
@@ -229,8 +235,9 @@ def write_report(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunReco
 
 
 def _write_figures(folder: Path, fit: FitResult, runs: Sequence[RunRecord]) -> Images:
-    """Write each figure of a fit as PNG and PDF; returns them, and the joint panels that the page
-    begins with."""
+    """Draw each figure of a fit and write it to `folder` as PNG and PDF; returns them by name, and
+    under "NAME, joint" the figures that the page begins with, drawn of the joint frontier alone,
+    where there are several B_p. A figure that the fit has no data for is removed."""
     if folder.exists() and not folder.is_dir():
         raise InputError(
             f"{folder} is no folder; expected one for the figures. Give the file another name."

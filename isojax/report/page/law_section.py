@@ -51,6 +51,8 @@ def named_views(fit: FitResult) -> list[NamedView]:
 
 
 def evidence_section(fit: FitResult) -> Html:
+    """The folded section on whether the frontier's segments are more than noise: the rule, a table
+    of the segments of each frontier, and the crossovers between them."""
     rule = (
         f"A segment of the frontier holds when it is at least {MIN_DECADES} decade long, "
         "its neighbours were measured there too, "
@@ -71,7 +73,9 @@ def evidence_section(fit: FitResult) -> Html:
 
 
 def _segment_row(segment: SegmentRow) -> list[object]:
-    """By SEGMENT_HEADER."""
+    """A segment of the frontier as a row of the table of evidence, whose columns SEGMENT_HEADER
+    names: the cell, its range of C (* where the data begin or end), its rivals, how far it leads,
+    and whether it holds."""
     low = format_compact(segment.C_low) + ("*" if segment.censored_low else "")
     high = format_compact(segment.C_high) + ("*" if segment.censored_high else "")
     neighbours = ", ".join(f"{cell.B_p} × {cell.n}" for cell in segment.neighbours) or "none"
@@ -148,8 +152,9 @@ CURVE_HEADER = ("B_p × n", "R0", "A", "β", "C_mid", "t", "measured range of C"
 
 
 def law_section(fit: FitResult) -> Html:
-    """The law and the curves; of a sweep that shows nothing, that there is none, and what the data
-    say of published laws nonetheless."""
+    """The folded section on the law n*(C): its formula and parameters, how published laws fare, and
+    the fitted curves; where no run learnt anything, only that there is no law, and how published
+    laws fare."""
     title = "The law n*(C)"
     if fit.nothing_learnt:
         why = "No run learnt anything, so there is no law: the curves are flat, at one reward."
@@ -158,8 +163,8 @@ def law_section(fit: FitResult) -> Html:
 
 
 def _fitted_laws(fit: FitResult) -> list[Html]:
-    """The law's formula and its parameters, of each frontier; the intervals of the best measured n,
-    of those that have them."""
+    """The formula of the law n*(C), a table of its parameters for each frontier, and one of the
+    intervals of the best measured n, for the frontiers that have them."""
     laws = [_law_row(name, view) for name, view in named_views(fit)]
     parts = [
         tag("p", LAW_FORMULAS[fit.joint.n_star.law.form], cls="formula"),
@@ -190,7 +195,9 @@ def _fitted_curves(fit: FitResult) -> list[Html]:
 
 
 def _law_row(name: str, view: FrontierFit) -> list[object]:
-    """By LAW_HEADER."""
+    """The law of one frontier as a row of the table whose columns LAW_HEADER names: its form, its
+    parameters, and the n* it gives at the smallest, middle and largest C. `name`: the
+    frontier's."""
     law = view.n_star.law
     form = f"{law.form} (n makes no difference)" if view.n_star.no_effect else law.form
 
@@ -209,7 +216,8 @@ def _law_row(name: str, view: FrontierFit) -> list[object]:
 
 
 def _referee_table(fit: FitResult) -> list[Html]:
-    """What the data say of published laws of n; [] where none was judged."""
+    """A table of whether the data support published laws on the choice of n, each with a link to
+    its paper; [] where none was judged."""
     rows = []
     for row in fit.referee:
         address = f"https://arxiv.org/abs/{row.reference.removeprefix('arXiv:')}"
@@ -239,6 +247,8 @@ def _share_text(share: float | None) -> str:
 
 
 def _curve_meaning(fit: FitResult) -> str:
+    """What the parameters of the fitted curves mean, in sentences, with a caution for the cells
+    whose plateau A the data do not determine."""
     sentences = [
         "A: the plateau; C_mid: the compute of half the gain; "
         "β: the exponent, how steep the curve is; "
@@ -257,7 +267,9 @@ def _curve_meaning(fit: FitResult) -> str:
 
 
 def _curve_row(curve: FittedCurve) -> list[object]:
-    """By CURVE_HEADER."""
+    """One cell's fitted curve as a row of the table whose columns CURVE_HEADER names: its
+    parameters with their intervals, its data, and how well it fits. A * marks a plateau that the
+    data do not determine."""
     plateau = format_reward(curve.A) + format_interval(curve.A_interval)
     exponent_interval = format_interval(curve.exponent_interval, "{:.2f}".format)
     C_mid_interval = format_interval(curve.C_mid_interval, format_compact)

@@ -52,8 +52,9 @@ def html_table(
     rows: Iterable[Sequence[object]],
     text_columns: Sequence[int] = (),
 ) -> Html:
-    """A table whose first column heads its rows; columns are right-aligned numbers but those in
-    `text_columns`."""
+    """An HTML table with a caption, whose cells are escaped unless they are `Html`. The first
+    column heads the rows. `text_columns`: the indices of further columns that hold texts, which are
+    left-aligned; the others hold numbers and are right-aligned."""
     left_aligned = {0, *text_columns}
 
     def class_attribute(column: int) -> str:
@@ -78,8 +79,9 @@ def html_table(
 
 
 def html_figure(png: bytes | None, alt_text: str, caption: object, chart_id: str = "") -> Html:
-    """An image with its caption and, in its place where scripts run, the chart that page.js
-    draws."""
+    """A figure of the page: an image with its caption, and an empty element in which page.js draws
+    a chart in place of the image. `png`: None for no image; `chart_id`: the element's, "" for no
+    chart; `alt_text`: what the figure shows, for someone who cannot see it."""
     alt = escape(alt_text)
     chart = ""
     if chart_id:

@@ -40,7 +40,8 @@ MAX_METRIC_LENGTH = 60
 
 
 def cell_traces(fit: FitResult, runs: Sequence[RunRecord]) -> Iterator[dict[str, Any]]:
-    """{"B_p", "trace"}: each cell's fitted curve and its evaluations (the seeds' mean)."""
+    """For each cell, its fitted curve and its evaluations (the mean over its seeds) as plotly's
+    traces, each in a dict {"B_p": ..., "trace": ...} by which the page can show one B_p alone."""
     ensemble = load_ensemble(fit)
     B_ps = sorted({curve.B_p for curve in fit.curves})
     seeds_by_cell = fit_views.runs_by_cell(runs)
@@ -58,8 +59,9 @@ def cell_traces(fit: FitResult, runs: Sequence[RunRecord]) -> Iterator[dict[str,
 
 
 def frontier_traces(fit: FitResult, view: FrontierFit) -> list[PlotlyTrace]:
-    """The frontier's band, its stretches by n, the runs whose n changed on the way, and the
-    frontier's crossovers."""
+    """A frontier as plotly's traces, from the back to the front: the band of its interval, a thick
+    line for each stretch that one n leads, the runs whose n changed on the way, and the crossovers,
+    where one n overtakes another. `view`: the frontier, the joint one or that of one B_p."""
     points = fit_views.thin(view.frontier, FRONTIER_POINTS)
     traces = []
     band = fit_views.frontier_band(points)
@@ -78,8 +80,9 @@ def frontier_traces(fit: FitResult, view: FrontierFit) -> list[PlotlyTrace]:
 
 
 def law_traces(view: FrontierFit) -> list[PlotlyTrace]:
-    """n*(C): the best measured n, P(best) of each as a ribbon, and the law, dashed beyond the
-    data."""
+    """The chart of the best n at each C as plotly's traces: for each n a ribbon as thick as its
+    probability to be the best, the fitted law n*(C), dashed beyond the data, and a dot for the n on
+    the frontier."""
     ribbons = fit_views.probability_ribbons(view)
     traces = [_band_trace(ribbon, n=n, role="P(best)") for n, ribbon in ribbons.items()]
 
@@ -96,7 +99,9 @@ def law_traces(view: FrontierFit) -> list[PlotlyTrace]:
 
 
 def layouts(fit: FitResult, runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """{"reward": ..., "law": ...}: axes and ranges, the same for every view of a fit."""
+    """The layouts of the two charts, {"reward": ..., "law": ...}, as plotly takes them: titles and
+    ranges of the axes, and the legend. They are the same for every frontier of a fit, so that the
+    axes stay in place when the reader changes B_p."""
     low_C = min(curve.C_low for curve in fit.curves)
     measured_to = max(run.C_max for run in fit.runs)
     high_C = wording.LAW_REACH * measured_to
@@ -177,7 +182,8 @@ def _n_axis(fit: FitResult) -> dict[str, Any]:
 
 
 def _curve_trace(ensemble: CurveEnsemble, i: int, dash: str) -> PlotlyTrace:
-    """Cell i's fitted curve; its interval stands in the texts of its points."""
+    """The fitted curve of cell i of the ensemble as a plotly line; its interval is only in the text
+    that is shown at a point. `dash`: plotly's name of the line's dashes."""
     curve = ensemble.curves[i]
     C = np.geomspace(curve.C_low, curve.C_high, CURVE_POINTS)
     rewards = curve_reward(curve, C)
@@ -197,7 +203,8 @@ def _curve_trace(ensemble: CurveEnsemble, i: int, dash: str) -> PlotlyTrace:
 
 
 def _evaluation_trace(fit: FitResult, seeds: Sequence[RunRecord], B_p: int, n: int) -> PlotlyTrace:
-    """A dot for each evaluation of a cell, the mean of its seeds."""
+    """The evaluations of a cell as plotly's markers, a dot for the mean of its seeds at each value
+    of the grid of C. `seeds`: the cell's runs."""
     means = fit_views.thin(fit_views.seed_means(seeds, fit), CELL_POINTS)
     hover = []
     for mean in means:
@@ -226,7 +233,8 @@ def _stretch_trace(n: int, points: Sequence[FrontierRow]) -> PlotlyTrace:
 
 
 def _schedule_trace(schedule: ScheduleRow) -> PlotlyTrace:
-    """A run whose n changed on the way."""
+    """A run whose n changed on the way, as a dotted plotly line; the text at each point has its
+    stages and its measured reward."""
     name = html.escape(schedule.name, quote=False)
     title = f"<b>{name}: {schedule.stages}</b>"
     hover = []
@@ -247,7 +255,8 @@ def _schedule_trace(schedule: ScheduleRow) -> PlotlyTrace:
 
 
 def _crossover_trace(fit: FitResult, view: FrontierFit) -> PlotlyTrace:
-    """A diamond where one n overtakes another, its interval as a bar, none to an open end."""
+    """A frontier's crossovers as plotly's markers: a diamond where one n overtakes another, and a
+    bar over the interval of that C; no bar towards an end that the data do not determine."""
     rows = view.crossovers
     hover = [
         f"<b>{row.n_low} → {row.n_high}</b><br>at C = {wording.format_crossover(row, fit)}"

@@ -52,8 +52,9 @@ def render_spending(folder: Path, spending: Spending, runs: Sequence[RunRecord])
 
 
 def describe_spending(spending: Spending, runs: Sequence[RunRecord]) -> Iterator[str]:
-    """What was spent, on what, what it gave, and what the best fixed n would have given, a sentence
-    each."""
+    """What came of `isojax spend`, a sentence each: what was spent, on the policy (the run that was
+    kept) and on pilots (short runs to compare n), the reward that was reached, what was expected,
+    and what the best fixed n would have given. `runs`: the policy's and the pilots'."""
     rollouts = {run.cell: run.points[-1].rollouts for run in runs}
     spent = sum(rollouts.values())
     spent_on_policy = rollouts[spending.cell]
@@ -106,7 +107,9 @@ def _spending_figure(spending: Spending, runs: Sequence[RunRecord]) -> markup.Ht
 
 
 def draw_spending(spending: Spending, runs: Sequence[RunRecord]) -> Figure:
-    """Left the rewards of all runs along C, right what was expected of the budget's end."""
+    """A figure of how a budget was spent: on the left the rewards of all runs along C, on the right
+    the reward that was expected at the budget's end, each time that n was chosen, and a line at the
+    one that was reached."""
     fig = canvas.new_figure(12.0, 4.6)
     # C is shared: nothing may have been expected, and a log axis without points has no range
     rewards_ax, forecasts_ax = fig.subplots(1, 2, sharex=True)
@@ -126,8 +129,8 @@ def draw_spending(spending: Spending, runs: Sequence[RunRecord]) -> Figure:
 
 
 def _draw_run(ax: Axes, run: RunRecord, spending: Spending, colours: Mapping[int, str]) -> None:
-    """A run's rewards along C, each piece in the colour of its n, which may change on the way;
-    pilots dashed."""
+    """Draw a run's rewards along C, each piece in the colour of the n it was trained with, which
+    may change on the way; dashed for a pilot. `colours`: by n."""
     cell = run.cell.with_stages(spending.stages(run.cell))
     is_policy = run.cell == spending.cell
     dashes = "-" if is_policy else "--"
@@ -147,7 +150,8 @@ def _draw_run(ax: Axes, run: RunRecord, spending: Spending, colours: Mapping[int
 
 
 def _draw_forecasts(ax: Axes, spending: Spending) -> None:
-    """What was expected of the budget's end when each leg began, over its interval."""
+    """Draw the reward that was expected at the budget's end when each leg (a part of the policy's
+    run with one n) began, over the band of its interval; pilots had no such forecast."""
     C = []
     expected = []
     band = []
@@ -164,7 +168,9 @@ def _draw_forecasts(ax: Axes, spending: Spending) -> None:
 
 
 def _legs_table(spending: Spending, runs: Sequence[RunRecord]) -> markup.Html:
-    """A row for each leg, in their order."""
+    """A table of the legs, the parts that a budget was spent in, in their order: each a pilot or a
+    part of the policy's run, with its n, its range of C, the reward at its end and the one that was
+    expected of the budget's end."""
     points = {run.cell: run.points for run in runs}
     rows = []
     for leg in spending.legs:
@@ -191,7 +197,8 @@ def _legs_table(spending: Spending, runs: Sequence[RunRecord]) -> markup.Html:
 
 
 def _fixed_table(spending: Spending, runs: Sequence[RunRecord]) -> markup.Html:
-    """What was reached, and what the whole budget would have given on one run of each n."""
+    """A table that compares the reward that was reached with what one run on the whole budget would
+    have got at each fixed n, by the fitted model."""
     reached = reached_reward(spending, runs)
     rows = [(f"{spending.cell.name}, as it was run", format_reward(reached), "", "")]
     for forecast in spending.fixed:
