@@ -60,17 +60,20 @@ def self_attention(
         interpret = implementation == "interpret"
         kernel = functools.partial(splash_attention, window=window, interpret=interpret)
 
+    # The dimension of heads in each array: 2 of queries, 1 of keys and of values.
+    inputs: tuple[Any, ...] = (2, 1, 1)
     if prefix is None:
-        return shard_over_heads(kernel, k.shape[1], inputs=(2, 1, 1), outputs=2)(q, k, v)
+        return shard_over_heads(kernel, k.shape[1], inputs, outputs=2)(q, k, v)
     of_prefix = PrefixKV._make((1, 1, None))  # keys, values, lengths
-    inputs = (2, 1, 1, of_prefix)
-    return shard_over_heads(kernel, k.shape[1], inputs, outputs=2)(q, k, v, prefix)
+    return shard_over_heads(kernel, k.shape[1], (*inputs, of_prefix), outputs=2)(q, k, v, prefix)
 
 
 def _plain_self_attention(
     q: RowQueries, k: RowHeads, v: RowHeads, prefix: PrefixKV | None, window: int | None
 ) -> RowQueries:
+    """`self_attention` in array code, with a mask [b t c] for the row and one for its prefix."""
     b, t = q.shape[:2]
+    # Query i sees keys up to i, and of a window those after i - window.
     is_seen = jnp.tril(jnp.ones((t, t), bool))
     if window is not None:
         is_seen &= ~jnp.tril(jnp.ones((t, t), bool), -window)
@@ -181,18 +184,33 @@ def _weighted_values(w: Array, v: Array) -> Array:
     return jnp.einsum("bkqc,bkch->bkqh", w, v)
 
 
-# The gradients of keys and values sum over queries, in the order that XLA:CPU is fastest at
-# (cpu.py); those of queries and weights are the other one of the two products.
+# The same two in float32, with gradients written out. Those of keys and values sum over queries, in
+# the order that XLA:CPU is fastest at (cpu.py); that of queries is a sum of keys by weights d, and
+# that of weights a product of d with values: each is the other one of the two functions.
 _float32_query_key_products = jax.custom_vjp(_query_key_products)
-_float32_query_key_products.defvjp(
-    lambda q, k: (_query_key_products(q, k), (q, k)),
-    lambda saved, d: (_weighted_values(d, saved[1]), sum_over_queries(d, saved[0])),
-)
 _float32_weighted_values = jax.custom_vjp(_weighted_values)
-_float32_weighted_values.defvjp(
-    lambda w, v: (_weighted_values(w, v), (w, v)),
-    lambda saved, d: (_query_key_products(d, saved[1]), sum_over_queries(saved[0], d)),
-)
+
+
+def _query_key_products_forward(q: Array, k: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _query_key_products(q, k), (q, k)
+
+
+def _query_key_products_backward(saved: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
+    q, k = saved
+    return _weighted_values(d, k), sum_over_queries(d, q)
+
+
+def _weighted_values_forward(w: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _weighted_values(w, v), (w, v)
+
+
+def _weighted_values_backward(saved: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
+    w, v = saved
+    return _query_key_products(d, v), sum_over_queries(w, d)
+
+
+_float32_query_key_products.defvjp(_query_key_products_forward, _query_key_products_backward)
+_float32_weighted_values.defvjp(_weighted_values_forward, _weighted_values_backward)
 
 
 def shard_over_heads(

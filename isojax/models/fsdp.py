@@ -32,24 +32,34 @@ def resolve_anchors(tree: Any) -> Any:
     def is_anchor(x: Any) -> bool:
         return isinstance(x, GradAnchor)
 
-    return jax.tree.map(
-        lambda x: _anchored_value(*x) if is_anchor(x) else x, tree, is_leaf=is_anchor
-    )
+    def resolve(x: Any) -> Any:
+        return _anchored_value(x.anchor, x.value) if is_anchor(x) else x
+
+    return jax.tree.map(resolve, tree, is_leaf=is_anchor)
 
 
 @jax.custom_vjp
-def _anchored_value(anchor: Array, array: Array) -> Array:
-    return array
+def _anchored_value(anchor: Array, value: Array) -> Array:
+    return value
 
 
-_anchored_value.defvjp(lambda _, array: (array, None), lambda _, d: (d.astype(jnp.float32), None))
+def _anchored_value_forward(anchor: Array, value: Array) -> tuple[Array, None]:
+    return value, None
+
+
+def _anchored_value_backward(_: None, d: Array) -> tuple[Array, None]:
+    """The gradient of the anchor, in float32, and none of the value."""
+    return d.astype(jnp.float32), None
+
+
+_anchored_value.defvjp(_anchored_value_forward, _anchored_value_backward)
 
 
 def all_gather_weight(
     w: Float[Array, "*w"], axis: int, width: int, logical_axes: tuple[str, ...] | None = None
 ) -> Float[Array, "*_"]:
-    """A weight that has `width` entries along `axis`, or its part, as the weight. `logical_axes`:
-    of one that has more axes than a matrix."""
+    """The whole of a weight that has `width` entries along `axis`, from it or from a device's part
+    of it, which has fewer there. `logical_axes`: of one that has more axes than a matrix."""
     if w.shape[axis] == width:
         return w
     return _all_gather_weight(w, axis, logical_axes)
@@ -58,8 +68,8 @@ def all_gather_weight(
 def matmul(
     x: Float[Array, "r i"], w: Float[Array, "_ _"], outputs: int | None = None
 ) -> Float[Array, "r _"]:
-    """x @ w; w or a part of it, which has fewer rows than x columns, or fewer columns than
-    `outputs`."""
+    """x @ w, of the whole w or of a device's part of it. Which it is, its shape tells: a part has
+    fewer rows than x has columns, or fewer columns than `outputs`."""
     if w.shape[0] < x.shape[1]:
         return _matmul(x, w, 0)
     if outputs is not None and w.shape[1] != outputs:
@@ -70,7 +80,8 @@ def matmul(
 def embedding_lookup(
     table: Float[Array, "V _"], tokens: Int[Array, "b t"], width: int
 ) -> Float[Array, "b t _"]:
-    """table[tokens]; a table of this width or the part [V D/F] of it."""
+    """table[tokens], of a whole table, which has this width, or of a device's part [V width/F] of
+    it, where F devices are on fsdp."""
     if table.shape[1] == width:
         return table[tokens]
     return _embedding_lookup(table, tokens)
@@ -112,25 +123,47 @@ def _other_axes_spec(
     return partition_spec(other_names, shape, jax.sharding.get_abstract_mesh())
 
 
+# ------------------------------------------------------------------ collectives over fsdp
+
+
 def _gather(w: Array, axis: int, other_axes: PartitionSpec) -> Array:
     gather = partial(lax.all_gather, axis_name=PARAM_AXIS, axis=axis, tiled=True)
     return _with_other_axes_manual(gather, other_axes)(w)
 
 
 def _gather_shards(w: Array, axis: int, logical_axes: tuple[str, ...] | None = None) -> Array:
+    """The whole weight, of parts along `axis`."""
     return _gather(w, axis, _other_axes_spec(w.shape, axis, logical_axes))
 
 
 def _reduce_scatter(d: Array, axis: int, logical_axes: tuple[str, ...] | None = None) -> Array:
+    """A device's part, along `axis`, of the sum of all devices' gradients of a whole weight."""
     reduce = partial(lax.psum_scatter, axis_name=PARAM_AXIS, scatter_dimension=axis, tiled=True)
     return _with_other_axes_manual(reduce, _other_axes_spec(d.shape, axis, logical_axes))(d)
 
 
+# ------------------------------------------------------------------ with gradients
+#
+# What a gradient needs of a weight is gathered once more, and not kept: no device ever has room for
+# all whole weights.
+
+
 _all_gather_weight = jax.custom_vjp(_gather_shards, nondiff_argnums=(1, 2))
-_all_gather_weight.defvjp(
-    lambda w, axis, names: (_gather_shards(w, axis, names), None),
-    lambda axis, names, _, d: (_reduce_scatter(d, axis, names),),
-)
+
+
+def _all_gather_weight_forward(
+    w: Array, axis: int, logical_axes: tuple[str, ...] | None
+) -> tuple[Array, None]:
+    return _gather_shards(w, axis, logical_axes), None
+
+
+def _all_gather_weight_backward(
+    axis: int, logical_axes: tuple[str, ...] | None, _: None, d: Array
+) -> tuple[Array]:
+    return (_reduce_scatter(d, axis, logical_axes),)
+
+
+_all_gather_weight.defvjp(_all_gather_weight_forward, _all_gather_weight_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -155,13 +188,20 @@ _matmul.defvjp(_matmul_forward, _matmul_backward)
 
 @jax.custom_vjp
 def _embedding_lookup(table: Array, tokens: Array) -> Array:
-    """Tokens go to every shard, and the parts of each row come back, so that no shard holds the
-    table."""
-    parts_of_all_rows = table[lax.all_gather(tokens, PARAM_AXIS)]
-    return lax.all_to_all(parts_of_all_rows, PARAM_AXIS, split_axis=0, concat_axis=3, tiled=True)[0]
+    """Tokens go to every device, and the parts of each row come back, so that none holds the whole
+    table. Of F devices: table [V D/F], tokens [b t]."""
+    all_tokens = lax.all_gather(tokens, PARAM_AXIS)  # [F b t]
+    parts = table[all_tokens]  # [F b t D/F], this device's part of every device's rows
+    rows = lax.all_to_all(parts, PARAM_AXIS, split_axis=0, concat_axis=3, tiled=True)  # [1 b t D]
+    return rows[0]
+
+
+def _embedding_lookup_forward(table: Array, tokens: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _embedding_lookup(table, tokens), (table, tokens)
 
 
 def _embedding_lookup_backward(saved: tuple[Array, Array], d: Array) -> tuple[Array, None]:
+    """The way back: each device adds up its part of the gradients [b t D] of all devices' rows."""
     table, tokens = saved
     all_tokens = lax.all_gather(tokens, PARAM_AXIS)
     d_parts = lax.all_to_all(d[None], PARAM_AXIS, split_axis=3, concat_axis=0, tiled=True)
@@ -169,7 +209,4 @@ def _embedding_lookup_backward(saved: tuple[Array, Array], d: Array) -> tuple[Ar
     return d_table.astype(table.dtype), None
 
 
-_embedding_lookup.defvjp(
-    lambda table, tokens: (_embedding_lookup(table, tokens), (table, tokens)),
-    _embedding_lookup_backward,
-)
+_embedding_lookup.defvjp(_embedding_lookup_forward, _embedding_lookup_backward)

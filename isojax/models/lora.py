@@ -8,7 +8,7 @@ are.
 """
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,16 @@ from isojax.models.spec import Spec, spec_of
 from isojax.models.stack import stacks_of
 
 
-def add_adapters(layer: Any, lora: LoraConfig) -> tuple[Any, dict[str, list[Spec]]]:
-    """A described layer with adapters on the targets, and the adapters' Specs by target, in the
-    order of targets."""
+class AdaptedLayer(NamedTuple):
+    """A described layer with adapters."""
+
+    layer: Any
+    specs_by_target: dict[str, list[Spec]]  # the adapters', in the order of lora.targets
+
+
+def add_adapters(layer: Any, lora: LoraConfig) -> AdaptedLayer:
+    """A described layer with adapters on those of the targets that it has; InputError where it has
+    none."""
     specs_by_target: dict[str, list[Spec]] = {}
 
     def can_adapt(module: Any) -> bool:
@@ -48,7 +55,8 @@ def add_adapters(layer: Any, lora: LoraConfig) -> tuple[Any, dict[str, list[Spec
             f"cell.model.lora.targets = {targets}: a layer of this family has none of them."
         )
     targets_here = [target for target in lora.targets if target in specs_by_target]
-    return adapted_layer, {target: specs_by_target[target] for target in targets_here}
+    in_order = {target: specs_by_target[target] for target in targets_here}
+    return AdaptedLayer(adapted_layer, in_order)
 
 
 def check_targets(lora: LoraConfig, adapted_targets: Collection[str]) -> None:
@@ -64,41 +72,51 @@ def is_adapter(name: str) -> bool:
     return name.endswith((ADAPTER_A, ADAPTER_B))
 
 
-def split_adapters(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A tree of parameters, or of their shapes or shardings, as (adapters, the base policy's)."""
-    adapters, base = {}, dict(tree)
+class SplitTree(NamedTuple):
+    """A tree of parameters, or of their shapes or shardings, in two."""
+
+    adapters: dict[str, Any]  # by stack of layers
+    base: dict[str, Any]  # what the base policy has
+
+
+def split_adapters(tree: dict[str, Any]) -> SplitTree:
+    adapters = {}
+    base = dict(tree)
     for stack, weights in stacks_of(tree).items():
         adapters[stack] = {name: x for name, x in weights.items() if is_adapter(name)}
         base[stack] = {name: x for name, x in weights.items() if not is_adapter(name)}
-    return adapters, base
+    return SplitTree(adapters, base)
 
 
 def policy_params(trained: dict[str, Any], base_params: dict[str, Any]) -> dict[str, Any]:
     """The policy's parameters: `trained`, if those are all, or adapters with the base policy's."""
     if "embed" in trained:
         return trained
-    return base_params | {
-        stack: base_params[stack] | adapters for stack, adapters in trained.items()
-    }
+    with_adapters = {stack: base_params[stack] | adapters for stack, adapters in trained.items()}
+    return base_params | with_adapters
 
 
 def merge_adapters(params: dict[str, Any], lora: LoraConfig | None) -> dict[str, Any]:
     """The parameters with each W + alpha / rank * A B in W's place, and no adapters."""
     if lora is None:
         return params
-    adapters, base = split_adapters(params)
+    split = split_adapters(params)
 
-    def merge(name: str, w: Array, adapters: dict[str, Array]) -> Array:
-        if name + ADAPTER_A not in adapters:
+    def merge(name: str, w: Array, of_stack: dict[str, Array]) -> Array:
+        """The weight [L ...] of a stack with its adapter, where it has one among these."""
+        if name + ADAPTER_A not in of_stack:
             return w
+
         num_matrices = len(w)  # one for each layer, or for each of its experts
         if name in EXPERT_MATRICES:
             num_matrices *= w.shape[1]
-        a = adapters[name + ADAPTER_A].reshape(num_matrices, -1, lora.rank)
-        b = adapters[name + ADAPTER_B].reshape(num_matrices, lora.rank, -1)
+        a = of_stack[name + ADAPTER_A].reshape(num_matrices, -1, lora.rank)
+        b = of_stack[name + ADAPTER_B].reshape(num_matrices, lora.rank, -1)
         product = jnp.einsum("lir,lro->lio", a, b)
         return w + (lora.alpha / lora.rank) * product.reshape(w.shape)
 
-    for stack, stack_adapters in adapters.items():
-        base[stack] = {name: merge(name, w, stack_adapters) for name, w in base[stack].items()}
-    return base
+    merged = dict(split.base)
+    for stack, of_stack in split.adapters.items():
+        weights = split.base[stack]
+        merged[stack] = {name: merge(name, w, of_stack) for name, w in weights.items()}
+    return merged

@@ -110,9 +110,11 @@ class StackedExperts(nnx.Module):
         def of_device(
             first: Any, matrices: Any, rows: Array, chosen: Array, weights: Array, layer: Array
         ) -> Array:
-            """`first`: the number of the device's first expert."""
-            count = matrices[0].shape[1]
-            by_expert = weights_by_expert(first, count, chosen, weights)
+            """What the device's experts add to rows [r D] that chose k experts [r k] with these
+            weights. `first`: the number of its first expert; `matrices`: [L E ...] of all
+            layers."""
+            experts_here = matrices[0].shape[1]
+            by_expert = weights_by_expert(first, experts_here, chosen, weights)
             return multiply_by_all_experts(rows, by_expert, matrices, layer, self.interpret)
 
         parameters = (self.gate, self.up, self.down)

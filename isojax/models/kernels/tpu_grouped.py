@@ -18,8 +18,9 @@ MAX_TILE_WIDTH = 1024
 
 
 def tile_sizes(rows: int, inputs: int, outputs: int) -> tuple[int, int, int]:
-    """Of rows, inputs and outputs: tiles of rows divide them."""
-    return math.gcd(rows, MAX_TILE_ROWS), min(inputs, MAX_TILE_WIDTH), min(outputs, MAX_TILE_WIDTH)
+    """The sizes of a tile, along rows, inputs and outputs. Only tiles of rows must divide them."""
+    tile_rows = math.gcd(rows, MAX_TILE_ROWS)
+    return tile_rows, min(inputs, MAX_TILE_WIDTH), min(outputs, MAX_TILE_WIDTH)
 
 
 def grouped_product(
@@ -28,8 +29,9 @@ def grouped_product(
     group_sizes: Int[Array, " E"],
     interpret: bool = False,
 ) -> Float[Array, "r o"]:
-    """As `lax.ragged_dot`, but rows beyond the last group hold anything, and so do their
-    gradients."""
+    """Each row times the matrix of its group, as `lax.ragged_dot`: group_sizes[0] rows are of the
+    first matrix, the next ones of the second, and so on. Rows beyond the last group hold anything,
+    and so do their gradients."""
     return _grouped_product(x, matrices, group_sizes, interpret)
 
 
@@ -48,9 +50,11 @@ def _backward(interpret: bool, saved: Any, d: Array) -> tuple[Array, Array, None
     rows, inputs = x.shape
     outputs = d.shape[1]
 
-    back = tile_sizes(rows, outputs, inputs)
-    dx = gmm(d, matrices, group_sizes, x.dtype, back, transpose_rhs=True, interpret=interpret)
+    # Of the rows: d times each group's matrix, transposed, so that inputs and outputs change places.
+    tiles = tile_sizes(rows, outputs, inputs)
+    dx = gmm(d, matrices, group_sizes, x.dtype, tiles, transpose_rhs=True, interpret=interpret)
 
+    # Of the matrices: x^T d over each group's rows.
     tiles = tile_sizes(rows, inputs, outputs)
     d_matrices = tgmm(x.swapaxes(0, 1), d, group_sizes, matrices.dtype, tiles, interpret=interpret)
     return dx, d_matrices, None

@@ -98,12 +98,15 @@ class LayerNorm(nnx.Module):
         return [all_gather_weight(p[...], 0, spec_of(p).shape[0]) for p in parameters]
 
     def apply(self, scale_and_bias: list[Array], x: Float[Array, "*b _"]) -> Float[Array, "*b _"]:
-        scale, *bias = (as_trailing_axes(w, x).astype(jnp.float32) for w in scale_and_bias)
+        in_float32 = [as_trailing_axes(w, x).astype(jnp.float32) for w in scale_and_bias]
 
         y = x.astype(jnp.float32)
         y = y - jnp.mean(y, self.axes, keepdims=True)
-        y = y * lax.rsqrt(jnp.mean(y * y, self.axes, keepdims=True) + self.eps) * scale
-        return sum(bias, y).astype(x.dtype)
+        y = y * lax.rsqrt(jnp.mean(y * y, self.axes, keepdims=True) + self.eps)
+        y = y * in_float32[0]
+        if self.bias is not None:
+            y = y + in_float32[1]
+        return y.astype(x.dtype)
 
 
 def norm_parameter(name: str, axes: Sizes, each: Sizes, init: Init, tensor: str) -> nnx.Param:
