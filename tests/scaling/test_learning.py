@@ -12,6 +12,7 @@ from isojax.scaling.allocate.quote import quote
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.compare_sweeps import compare_sweeps
 from isojax.scaling.evaluation_size import EvaluationSize, size_by_step
+from isojax.scaling.fit import fit as fit_healthy_runs
 from isojax.scaling.intervals import share_interval, share_quantiles
 from isojax.scaling.learning import describe, find_causes, shows_something
 from isojax.scaling.result import FitResult
@@ -228,6 +229,32 @@ def test_the_records_say_why(record, words):
     assert words in document.flags[0].text
 
 
+@pytest.mark.parametrize(
+    ("at_limit", "beyond"),
+    [
+        ({"zero_variance": 0.99}, {"zero_variance": 0.989}),
+        ({"truncated": 0.5}, {"truncated": 0.499}),
+        ({"parsed_fraction": 0.01}, {"parsed_fraction": 0.011}),
+        ({"nonfinite_update": 0.5}, {"nonfinite_update": 0.499}),
+        ({"verifier_failures": 50.0}, {"verifier_failures": 49.0}),
+    ],
+)
+def test_a_cause_is_named_from_its_limit_on(at_limit, beyond):
+    """Half of the responses, of the updates or of the checks, of which there are 100 between two
+    evaluations; nearly all groups; next to no answer that was read."""
+    assert len(find_causes([with_train(at_limit)])) == 1
+    assert find_causes([with_train(beyond)]) == ()
+
+
+def test_where_most_checks_failed_unread_answers_are_no_cause():
+    both = {"parsed_fraction": 0.0, "verifier_failures": 50.0}
+    [cause] = find_causes([with_train(both)])
+    assert cause.startswith("50% of the checks of the verifier failed")
+    few = {"parsed_fraction": 0.0, "verifier_failures": 49.0}
+    [cause] = find_causes([with_train(few)])
+    assert cause.startswith("no responses held an answer")
+
+
 def test_a_log_that_does_not_say_why_is_not_explained():
     assert find_causes(NOTHING["never right"]) == ()
     assert (
@@ -407,3 +434,23 @@ def test_a_gain_that_all_runs_have_together_is_one() -> None:
     assert shows_something([runs(0.32)], size)
     assert not shows_something([runs(0.3)], size)
     assert not shows_something([runs(0.32)[:2]], size)  # of two runs it may be chance
+
+
+def test_where_all_runs_broke_and_nothing_was_learnt_that_is_said_first():
+    """All updates were skipped: the runs are flagged, and that is why."""
+    broken = with_train({"nonfinite_update": 1.0})
+    with pytest.raises(InputError) as refusal:
+        fit_healthy_runs([broken, replace(broken, cell=Cell(25, 8, 0))], "avg@4")
+    text = str(refusal.value)
+    assert text.startswith("no run learnt anything") and "every run is flagged as broken" in text
+
+    learning = run(32, 4, 0, C, 0.4 * C / (C + 1e4), train=np.ones(16)).run
+    points = tuple(replace(p, train={"nonfinite_update": 1.0}) for p in learning.points)
+    with pytest.raises(InputError) as refusal:
+        fit_healthy_runs([replace(learning, points=points)], "avg@4")
+    assert str(refusal.value).startswith("every run is flagged as broken")
+    # before the first update nothing can be said of it
+    unlearnt = replace(broken, points=broken.points[:1], failure_reason="out of memory")
+    with pytest.raises(InputError) as refusal:
+        fit_healthy_runs([unlearnt], "avg@4")
+    assert str(refusal.value).startswith("every run is flagged as broken")
