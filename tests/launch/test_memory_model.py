@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import pytest
 
-from isojax.core.config import CellConfig, ModelConfig, SamplingConfig, SweepConfig, load_config
+from isojax.core.config import CellConfig, SamplingConfig, SweepConfig, load_config
 from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 from isojax.distributed.sharding import make_mesh
@@ -32,37 +32,18 @@ from isojax.launch.planner import plan_cells, resolve_sweep_sizes
 from isojax.launch.time_estimate import CHIPS
 from isojax.models.describe_sizes import describe_sizes
 from isojax.tasks.task import build_task
-
-pytestmark = pytest.mark.slow
-
-SMALL = ModelConfig(
-    family="llama",
-    layers=12,
-    width=64,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    mlp=128,
-    vocab=1000,
-    tied=True,
+from tests.launch.twelve_layers import (
+    CELL,
+    LAYER_NUMBERS,
+    LOCAL,
+    MODEL,
+    NUMBERS,
+    SWEEP,
+    TABLE_NUMBERS,
+    make_budget,
 )
-# a layer: attention 2 * 64 * (4 + 2) * 16 = 12,288; MLP 3 * 64 * 128 = 24,576; norms 128: 36,992.
-# All: 12 * 36,992 + 64,000 + 64
-NUMBERS = 12 * 36_992 + 64_064
+
 CRITIC = "cell.rl.critic={}"
-LENGTHS = SamplingConfig(prompt_length=11, response_length=8)
-CELL = CellConfig(task="jsonl:none", model=SMALL, sampling=LENGTHS)
-PAIRS = [(8, 4)]
-LOCAL = SamplingPlan()  # a text task, sampled by the devices that train
-SWEEP = SweepConfig(
-    B_p=(8,),
-    n=(4,),
-    decode_slots=16,
-    microbatch=8,
-    prefill_batch=4,
-    slots_per_prefix=1,
-    remat="none",
-)
 
 
 def estimate(
@@ -70,22 +51,13 @@ def estimate(
     sweep: SweepConfig = SWEEP,
     mesh: MeshShape | None = None,
     plan: SamplingPlan = LOCAL,
+    backend: str = "cpu",
 ) -> MemoryEstimate:
-    return DeviceBudget(
-        cell, PAIRS, mesh or MeshShape(), describe_sizes(cell.model, 1000), plan, "cpu", 0
-    ).estimate(sweep)
+    return make_budget(cell, mesh, plan, backend).estimate(sweep)
 
 
 def budget(memory: int, mesh: MeshShape | None = None, cell: CellConfig = CELL) -> DeviceBudget:
-    return DeviceBudget(
-        cell,
-        PAIRS,
-        mesh or MeshShape(),
-        describe_sizes(cell.model, 1000),
-        SamplingPlan(),
-        "cpu",
-        memory,
-    )
+    return make_budget(cell, mesh, memory=memory)
 
 
 def test_what_a_run_holds_by_hand() -> None:
@@ -105,12 +77,7 @@ def test_moments_on_the_host_leave_the_device_while_it_samples() -> None:
     """Two of each parameter, and the update takes what it took; where the device does both at once,
     a refusal."""
     parked = SWEEP.model_copy(update={"moments_on_host": True})
-    on_device, on_host = (
-        DeviceBudget(
-            CELL, PAIRS, MeshShape(), describe_sizes(CELL.model, 1000), SamplingPlan(), "gpu", 0
-        ).estimate(sweep)
-        for sweep in (SWEEP, parked)
-    )
+    on_device, on_host = (estimate(sweep=sweep, backend="gpu") for sweep in (SWEEP, parked))
     assert estimate() == estimate(sweep=parked)  # a CPU's devices have the host's memory
     assert on_device.sampling_peak - on_host.sampling_peak == 2 * 4 * NUMBERS
     assert (
@@ -222,17 +189,12 @@ def test_what_layers_keep_by_hand() -> None:
 def test_a_tpu_holds_the_samplers_weights_once_while_they_are_made() -> None:
     """In bfloat16, beside the half of the policy that fsdp leaves it, in float32 and cast, and a
     layer that is on its way. Where nothing is gathered, beside all that is cast."""
-    policy = describe_sizes(CELL.model, 1000)
 
     def weights(mesh: MeshShape) -> int:
-        return (
-            DeviceBudget(CELL, PAIRS, mesh, policy, SamplingPlan(), "tpu", 0)
-            .estimate(SWEEP)
-            .program_bytes["weights"]
-        )
+        return estimate(mesh=mesh, backend="tpu").program_bytes["weights"]
 
     half = NUMBERS // 2
-    assert weights(MeshShape(fsdp=2)) == (4 + 2) * half + 2 * NUMBERS + 2 * 36_992
+    assert weights(MeshShape(fsdp=2)) == (4 + 2) * half + 2 * NUMBERS + 2 * LAYER_NUMBERS
     assert weights(MeshShape()) == 4 * NUMBERS + 2 * 2 * NUMBERS
 
 
@@ -252,7 +214,7 @@ def test_a_mesh_splits_what_the_table_says() -> None:
     assert estimate(mesh=MeshShape(sequence=4)).breakdown["KV"] == 2 * 12 * 2 * 16 * 4 * (
         16 * (3 + 8) + 12 * 3
     )
-    full = CELL.model_copy(update={"model": SMALL.model_copy(update={"kv_heads": 1})})
+    full = CELL.model_copy(update={"model": MODEL.model_copy(update={"kv_heads": 1})})
     assert (
         estimate(full, mesh=MeshShape(tensor=2)).breakdown["KV"] == estimate(full).breakdown["KV"]
     )  # one head is not split
@@ -325,6 +287,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_within_15_percent_of_xla(case: str) -> None:
     """Arguments, outputs and temporaries of every program that trains; benchmarks/memory.py has
@@ -475,6 +438,7 @@ def test_where_nothing_fits_it_says_what_would_help() -> None:
 PRESETS = ("qwen2.5-7b-instruct", "llama-3.1-8b-instruct", "qwen3-4b-instruct")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_fit_sixteen_chips_of_v5e(preset: str) -> None:
     """What configs/gsm8k.yaml leaves null is chosen: layers of the larger two are computed
@@ -496,6 +460,7 @@ def v5e_budget(preset: str, mesh: MeshShape) -> DeviceBudget:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "places", "suggested"),
     [
@@ -546,15 +511,11 @@ def test_a_gpus_kernel_holds_a_mask_for_scores_and_its_sampler_one_copy_of_the_l
             update={"precision": CELL.precision.model_copy(update={"compute": compute})}
         )
         sweep = SWEEP.model_copy(update={"forward_attention": attention})
-        return DeviceBudget(
-            cell, PAIRS, MeshShape(), describe_sizes(cell.model, 1000), SamplingPlan(), backend, 0
-        ).estimate(sweep)
+        return estimate(cell, sweep, backend=backend)
 
     assert on("gpu", "bfloat16").update_peak < on("gpu", "bfloat16", "plain").update_peak
     with_mask, without = (
-        DeviceBudget(
-            CELL, PAIRS, MeshShape(), describe_sizes(CELL.model, 1000), SamplingPlan(), "gpu", 0
-        )
+        make_budget(backend="gpu")
         .sizes(SWEEP.model_copy(update={"forward_attention": kind}))
         .layers[0]
         .backward(7, 11, 2)
@@ -567,4 +528,6 @@ def test_a_gpus_kernel_holds_a_mask_for_scores_and_its_sampler_one_copy_of_the_l
         for of in (("gpu", "bfloat16"), ("tpu", "bfloat16"), ("gpu", "float32"))
     )
     assert in_bfloat16 == on_a_tpu == 2 * NUMBERS
-    assert in_float32 == 4 * (12 * 36_992 + 64_000)  # the stacked ones are the policy's own
+    assert in_float32 == 4 * (
+        12 * LAYER_NUMBERS + TABLE_NUMBERS
+    )  # the stacked ones are the policy's own

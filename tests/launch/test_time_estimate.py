@@ -4,49 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from isojax.core.config import CellConfig, EvalConfig, ModelConfig, SamplingConfig, SweepConfig
+from isojax.core.config import CellConfig
 from isojax.core.nouns import Cell
 from isojax.core.schedule import Stage
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch import time_estimate
-from isojax.launch.device_budget import DeviceBudget
 from isojax.launch.device_sizes import DeviceSizes
-from isojax.launch.memory_model import SamplingPlan
 from isojax.launch.time_estimate import EFFICIENCY, DeviceRates
-from isojax.models.describe_sizes import describe_sizes
+from tests.launch import twelve_layers
 
-MODEL = ModelConfig(
-    family="llama",
-    layers=12,
-    width=64,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    mlp=128,
-    vocab=1000,
-    tied=True,
-)
-CELL = CellConfig(
-    model=MODEL,
-    sampling=SamplingConfig(prompt_length=11, response_length=8),
-    eval=EvalConfig(samples=2, start=100),
-)
-SWEEP = SweepConfig(
-    B_p=(8,), n=(4,), decode_slots=16, microbatch=8, prefill_batch=4, slots_per_prefix=1, budget=100
-)
-LAYERS, TABLE = 12 * 36_992, 64_000  # numbers, as in test_memory_model.py
+CELL = twelve_layers.CELL.with_settings(eval={"samples": 2, "start": 100})
+SWEEP = twelve_layers.SWEEP.model_copy(update={"budget": 100})
+LAYERS, TABLE = 12 * twelve_layers.LAYER_NUMBERS, twelve_layers.TABLE_NUMBERS
 
 
 def sizes(mesh: MeshShape | None = None, cell: CellConfig = CELL) -> DeviceSizes:
-    return DeviceBudget(
-        cell,
-        [(8, 4)],
-        mesh or MeshShape(),
-        describe_sizes(cell.model, 1000),
-        SamplingPlan(),
-        "cpu",
-        0,
-    ).sizes(SWEEP)
+    return twelve_layers.make_budget(cell, mesh).sizes(SWEEP)
 
 
 def one(mesh: MeshShape | None = None) -> float:
