@@ -158,7 +158,7 @@ def find_mirror(folder: Path) -> Mirror | None:
 def _should_pull(name: str, remote_names: set[str], with_checkpoints: bool, cell_name: str) -> bool:
     """Whether `Mirror.pull` copies an object: not a hidden file, not one of another cell than
     `cell_name` (if that is given), and of checkpoints only those that are whole, if asked for.
-    `name`: relative to the URL, as "cells/B_p8-n4-s0/ledger.jsonl"; `remote_names`: of all objects
+    `name`: relative to the URL, as "cells/8x4-s0/records.jsonl"; `remote_names`: of all objects
     there, among them the marks of whole checkpoints."""
     *folders, file_name = name.split("/")
     if file_name.startswith("."):

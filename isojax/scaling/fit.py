@@ -105,7 +105,11 @@ def fit_all_runs(
     compute: str = "rollouts",
     options: FitOptions = DEFAULT_OPTIONS,
 ) -> FitResult:
-    """The fit of all these runs, also of those that broke; otherwise as `fit`."""
+    """The curves, frontier and law n*(C) of all these runs; `fit` does the same without runs that
+    are flagged as broken.
+
+    metric: such as "avg@4"; compute: the unit of C, "rollouts", "tokens" or "device_hours".
+    InputError where the runs cannot be fitted."""
     _check_options(options)
     usable_runs = require_fixed_runs(runs)
     tracks = build_tracks(usable_runs, metric, compute)
@@ -129,6 +133,7 @@ def fit_all_runs(
         forecast = _try_forecast(cells, estimate, metric, options)
         estimate = _with_departures(estimate, forecast)
 
+    # What follows from the curves: where each cell leads, and what to warn of.
     frontiers = _fit_frontiers(estimate, cells, metric)
     peaked_cells = {c.key for c in estimate.curves if c.C_peak is not None}
     stability = assess_stability(cells, metric, peaked_cells)

@@ -239,6 +239,8 @@ def _judge_choice(
         if rewards:
             mean_rewards[key] = float(np.mean(rewards))
 
+    # The fit chooses as `isojax recommend` does, among cells that can be judged: without those of a
+    # B_p whose runs were unstable, unless no others are left.
     allowed = np.array([c.key in mean_rewards for c in ensemble.curves])
     if (allowed & ensemble.stable).any():
         allowed = allowed & ensemble.stable

@@ -49,6 +49,8 @@ class GuardedProcess:
             **os.environ,
             "JAX_PLATFORMS": "cpu",
         }
+
+        # When this process ends or closes the lifeline, the guard kills the worker.
         self.socket, other_socket = socket.socketpair()
         self._lifeline, other_lifeline = socket.socketpair()
         try:

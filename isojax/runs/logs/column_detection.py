@@ -236,6 +236,8 @@ def _fill_steps(table: LogTable, columns: Mapping[str, str], metrics: Sequence[s
     if not table.one_run and any(field in columns for field in CONSTANT_FIELDS):
         return table
 
+    # A column stores for each row a code, the index of its value; filling a row copies the code of
+    # an earlier row.
     steps = table.cells.column(columns["step"])
     is_unlogged = table.is_unlogged(steps)
     logged_steps = steps.where(~is_unlogged).or_else(0)

@@ -166,7 +166,7 @@ def _join_field(
     if is_training(name) and name in column_map.detected:
         is_ignored, is_noted = is_not_finite, nowhere
     elif name == ELAPSED and name in column_map.detected:
-        # a time of another kind
+        # a column that was taken for a time by its name may hold dates, which are passed over
         is_ignored, is_noted = ~np.isfinite(cells.numbers), nowhere
     elif column_map.table.one_run and name not in CUMULATIVE_FIELDS:
         is_ignored, is_noted = is_not_finite, is_not_finite
@@ -175,7 +175,7 @@ def _join_field(
         whole_column = column_map.table.cells.column(column_map.columns[name])
         has_no_number = not np.isfinite(whole_column.numbers).any()
         if name != column_map.main_metric and is_nan.any() and has_no_number:
-            # refuses it: nothing of it was logged at all
+            # Always raises here: a column without any number was mapped by mistake.
             column_map.read(name, rows[int(np.argmax(is_nan))])
 
     # The rows that have the value, and no second value within a step.
@@ -183,7 +183,7 @@ def _join_field(
     if name in STEP_FIELDS:  # of several at a step, the first counts
         value_rows = value_rows[np.diff(step_of_row[value_rows], prepend=-1) > 0]
     values = column_map.read_all(name, rows.take(value_rows))
-    if name != ELAPSED:  # of which the last of a step counts
+    if name != ELAPSED:  # several times within a step are no mistake: the last counts
         _reject_second_values(
             name, values, rows.take(value_rows), step_of_row[value_rows], steps, column_map
         )

@@ -242,6 +242,7 @@ def describe_supporting_sweep(
     grid_step = (finest.C_max / C_first) ** (1 / max(1, finest.points - 2))
     C_end = int(C_to_measure * grid_step) + 1
 
+    # What the two ways cost.
     new_runs = []
     for n in likely_n:
         counts = ensemble.counts_of(B_p, n)
@@ -263,7 +264,8 @@ def describe_supporting_sweep(
         f"{cost_of_new:,} rollouts: new runs of B_p = {B_p} and n = {n_text} to C = {C_end:,}, "
         f"M = {M_text}"
     )
-    # a new one, so that both sweeps can be fitted together
+    # The runs of a sweep with sweep.seed = s have seeds from 1000 s on. With a seed that no run has
+    # yet, both sweeps can be fitted together.
     seed = max(run.seed for run in fit.runs) // 1000 + 1
     grid = f"'sweep.B_p=[{B_p}]' 'sweep.n=[{n_text.replace(' ', '')}]'"
     settings = f"{grid} sweep.seeds=1 sweep.seed={seed} sweep.budget={C_end}"

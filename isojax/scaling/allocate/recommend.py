@@ -352,7 +352,7 @@ def _explain_outcome(
 ) -> list[str]:
     """Sentences on where the expected reward comes from (another cell's curve, a peak, an
     extrapolation), and on whether not to train would be better. cell: index of the measured cell
-    that is nearest to the allocation."""
+    that is nearest to the allocation; reward: the one expected of the allocation."""
     fit = ensemble.fit
     curve = ensemble.curves[cell]
     name = f"{curve.B_p}x{curve.n}"

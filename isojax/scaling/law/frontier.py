@@ -126,10 +126,14 @@ def _stretches(
     log10_C: FloatArray,
     start: int,
 ) -> tuple[FrontierStretch, ...]:
-    """The stretches of a frontier: the range of C of each winner in turn. winning_curves and winner
-    (its index) are given for each grid point; the first stretch begins at the grid point `start`,
-    before which all cells are tied."""
+    """The stretches of a frontier: the range of C of each winner (the cell with the highest
+    reward) in turn. winning_curves and winner (its index among all curves) are given for each
+    point of the grid C; the first stretch begins at the grid point `start`, before which all cells
+    are tied."""
     spans = _runs_of_winner(winner)
+
+    # Where one winner gives way to the next, between two grid points: where their curves cross, or
+    # where the data of one end.
     takeovers = []
     for span in spans[:-1]:
         last = span.stop - 1

@@ -395,7 +395,9 @@ def fit_fixed_batches(estimate: SweepEstimate) -> tuple[FixedBatchFit, ...]:
 
 
 def _fit_batch(B: int, curves: Sequence[FittedCurve], estimate: SweepEstimate) -> FixedBatchFit:
-    """The frontier and n*(M) of the cells with one B = B_p n, whose curves these are."""
+    """The frontier of the cells with one batch size B = B_p n, and the law n*(M), the best n for
+    each number of updates M. curves: those of these cells; estimate: the fit of the whole sweep,
+    whose draws (sampled curves, if it has any) give the intervals."""
     frontier = compute_frontier(curves)
     no_effect = estimate.no_effect
     draws = estimate.draws

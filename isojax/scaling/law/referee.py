@@ -275,8 +275,8 @@ def _judge_two(cells: ComparedCells) -> Evidence:
 
 
 def _judge_hundreds(cells: ComparedCells) -> Evidence:
-    """The law that hundreds of rollouts per problem keep gaining holds where the largest n leads
-    the best n below HUNDREDS, in the upper decade of C."""
+    """The evidence on the published law that hundreds of rollouts per problem keep gaining: it
+    holds where the largest n leads the best n below HUNDREDS, in the upper decade of C."""
     num_smaller = sum(n < HUNDREDS for n in cells.n)  # these come first, since n rises
     if num_smaller == 0:
         missing = cells.run_of(HUNDREDS // 2)
