@@ -55,6 +55,23 @@ CONFIG = ModelConfig(
 )
 DECODER = Decoder(CONFIG, VOCAB)
 
+# Each is a program of its own, of some seconds; what splits rows, experts and hidden values at
+# once is the one that fast tests compile.
+ALL_KINDS_AT_ONCE = "data=2,expert=2,tensor=2"
+OTHER_MESHES = (
+    "tensor=4",
+    "data=2,fsdp=2,tensor=2",
+    "tensor=8",
+    "fsdp=8",
+    "expert=2",
+    "data=2,expert=4",
+    "expert=8",
+    "fsdp=2,expert=4",
+    "fsdp=2,expert=2,tensor=2",
+    "sequence=2,expert=2,tensor=2",
+    "tensor=2,expert=4",
+)
+
 
 def experts_by_hand(
     x: np.ndarray, weights: dict[str, np.ndarray], renormalises: bool
@@ -194,7 +211,8 @@ def test_a_tpus_products_of_groups_are_ragged_dots() -> None:
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("axes", ["expert=8", "data=2,expert=2,tensor=2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", ["expert=8", ALL_KINDS_AT_ONCE])
 def test_the_gradient_is_the_same_where_kernels_need_every_axis(
     axes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,20 +293,7 @@ def base_of(decoder: Decoder, params: Any) -> Any:
 
 @pytest.mark.parametrize(
     "axes",
-    [
-        "tensor=4",
-        "data=2,fsdp=2,tensor=2",
-        "tensor=8",
-        "fsdp=8",
-        "expert=2",
-        "data=2,expert=4",
-        "expert=8",
-        "data=2,expert=2,tensor=2",
-        "fsdp=2,expert=4",
-        "fsdp=2,expert=2,tensor=2",
-        "sequence=2,expert=2,tensor=2",
-        "tensor=2,expert=4",
-    ],
+    [ALL_KINDS_AT_ONCE, *(pytest.param(axes, marks=pytest.mark.slow) for axes in OTHER_MESHES)],
 )
 def test_the_gradient_is_the_same_on_meshes(axes: str) -> None:
     """Experts split whole over 2 and 4 devices, along one axis or two; 8 do not divide 4 experts,
@@ -318,7 +323,13 @@ def logits_on(axes: str, decoder: Decoder = DECODER) -> tuple[np.ndarray, np.nda
     return logits, sampled.logits, sampled.tokens
 
 
-@pytest.mark.parametrize("axes", ["expert=8", "data=2,expert=2,tensor=2", "fsdp=2,expert=4"])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        ALL_KINDS_AT_ONCE,
+        *(pytest.param(axes, marks=pytest.mark.slow) for axes in ("expert=8", "fsdp=2,expert=4")),
+    ],
+)
 def test_logits_and_the_samplers_steps_are_the_same_on_meshes(axes: str) -> None:
     """Layers as a TPU has them, in a scan."""
     for want, have in zip(logits_on("auto"), logits_on(axes), strict=True):
@@ -348,7 +359,7 @@ def test_the_kernel_equals_products_of_all_experts(
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("axes", ["auto", "data=2,expert=2,tensor=2"])
+@pytest.mark.parametrize("axes", ["auto", pytest.param(ALL_KINDS_AT_ONCE, marks=pytest.mark.slow)])
 def test_the_sampler_reads_experts_where_they_lie(axes: str) -> None:
     """With a TPU's kernels, interpreted, the sampler's logits are those of plain array code."""
     kernels = DECODER.with_options(ComputeOptions(decode_attention="interpret"))
@@ -515,7 +526,10 @@ def test_adapters_of_experts_are_split_with_them() -> None:
     assert tuple(shardings["expert_gate_lora_b"].spec)[:2] == (None, "tensor")
 
 
-@pytest.mark.parametrize("axes", ["data=2,fsdp=2,tensor=2", "expert=4,tensor=2"])
+@pytest.mark.parametrize(
+    "axes",
+    [pytest.param("data=2,fsdp=2,tensor=2", marks=pytest.mark.slow), "expert=4,tensor=2"],
+)
 def test_the_gradient_of_experts_adapters_is_the_same_on_meshes(axes: str) -> None:
     decoder = Decoder(CONFIG.model_copy(update={"lora": EXPERT_LORA}), VOCAB)
     expected, found = gradient_on("auto", decoder), gradient_on(axes, decoder)
