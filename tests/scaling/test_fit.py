@@ -286,3 +286,11 @@ def test_no_jax_is_imported():
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
+
+
+@pytest.mark.parametrize(("mode", "is_told"), [("paper", True), ("hierarchical", False)])
+def test_where_no_cell_has_a_curve_the_paper_mode_names_the_other(mode, is_told):
+    few = [replace(r, points=r.points[:2]) for r in world(n=(2, 4), seeds=1).runs]
+    with pytest.raises(InputError, match="give no curve") as refusal:
+        fit(few, mode=mode, replicates=0)
+    assert ("or use the default mode" in str(refusal.value)) == is_told

@@ -1,11 +1,18 @@
 """Envelopes of curves whose crossings are known in closed form."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.law import frontier
-from isojax.scaling.law.frontier import compute_frontier
+from isojax.scaling.law.frontier import (
+    _measured_reward,
+    _merge_brief_stretches,
+    _takeover,
+    compute_frontier,
+)
 from isojax.scaling.result import FittedCurve
 
 
@@ -101,3 +108,58 @@ def test_falling_n_is_reported_as_it_is():
         pytest.approx(3000),
         True,
     )
+
+
+def test_a_brief_stretch_goes_to_the_neighbour_that_loses_less():
+    """Grid points .045 decades apart: a stretch of two stands for .09, less than .1. Of its
+    neighbours the later one, or the earlier one, loses less reward over it; one that was not
+    measured there takes nothing."""
+    log10_C = 3 + 0.045 * np.arange(9)
+    winner = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2])
+    rewards = np.zeros((3, 9))
+    rewards[1] = 0.5
+    rewards[0], rewards[2] = 0.40, 0.45
+    merged = _merge_brief_stretches(log10_C, rewards, winner)
+    assert merged.tolist() == [0, 0, 0, 2, 2, 2, 2, 2, 2]
+    rewards[0, 3:5] = 0.46, 0.45
+    assert _merge_brief_stretches(log10_C, rewards, winner).tolist() == [0] * 5 + [2] * 4
+    rewards[0, 4] = -np.inf
+    assert _merge_brief_stretches(log10_C, rewards, winner).tolist() == merged.tolist()
+    rewards[2, 3] = -np.inf
+    assert _merge_brief_stretches(log10_C, rewards, winner).tolist() == winner.tolist()
+    # at the ends a grid point stands for half a step, and has one neighbour
+    first = np.array([1, 1, 1, 0, 0, 0, 0, 2, 2])
+    level = np.full((3, 9), 0.4)
+    assert _merge_brief_stretches(log10_C, level, first).tolist() == [1, 1, 1] + [0] * 6
+    first[2] = 0
+    assert _merge_brief_stretches(log10_C, level, first).tolist() == [0] * 9
+
+
+def test_where_a_later_curve_takes_over():
+    """At the crossing, if it lies between the grid points and in what both measured; else in the
+    middle, which counts as a crossing where both measured it and the later one leads on."""
+    early = FittedCurve(16, 4, 0.2, 0.6, 1.0, 2e3, 1e3, 1e5, 9, 0.01)
+    late = FittedCurve(16, 16, 0.2, 0.7, 1.0, 8e3, 1e3, 1e5, 9, 0.01)
+    # .4 / (1 + 2000 / C) = .5 / (1 + 8000 / C) at C = 22,000
+    C, is_crossing = _takeover(early, late, 4.3, 4.4)
+    assert C == pytest.approx(22_000, rel=1e-6) and is_crossing
+    assert _takeover(early, late, 4.4, 4.6) == (pytest.approx(10**4.5), True)  # led before
+    assert _takeover(late, early, 4.4, 4.6) == (pytest.approx(10**4.5), False)  # does not lead on
+    assert _takeover(early, late, 4.0, 4.2) == (pytest.approx(10**4.1), True)
+    ended = replace(early, C_high=1e4)
+    assert _takeover(ended, late, 4.0, 4.2) == (pytest.approx(10**4.1), False)
+    begun = replace(late, C_low=2e4)
+    C, is_crossing = _takeover(early, begun, 4.2, 4.4)
+    assert C == pytest.approx(22_000, rel=1e-6) and is_crossing
+    assert _takeover(early, replace(late, C_low=3e4), 4.2, 4.4) == (pytest.approx(10**4.3), False)
+
+
+def test_a_curve_counts_as_far_as_it_was_measured():
+    c = FittedCurve(16, 4, 0.2, 0.6, 1.0, 2e3, 1e3, 1e5, 9, 0.01)
+    log10_C = np.array([2.8, 2.95, 3.0, 5.0, 5.05, 5.2])
+    assert np.isfinite(_measured_reward(c, log10_C, 1e-9)).tolist() == [
+        False, False, True, True, False, False
+    ]  # fmt: skip
+    near = _measured_reward(c, log10_C, 0.1)
+    assert np.isfinite(near).tolist() == [False, True, True, True, True, False]
+    assert near[2] == pytest.approx(0.2 + 0.4 / 3)

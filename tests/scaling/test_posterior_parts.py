@@ -11,6 +11,7 @@ from scipy.optimize import approx_fprime
 from scipy.stats import multivariate_normal
 
 from isojax.scaling.curves import posterior_draws, posterior_mode
+from isojax.scaling.curves.fit_hierarchical import DETERMINED_PROGRESS, _summarise_curve
 from isojax.scaling.curves.hierarchical import (
     minus_two_log_posterior,
     predict_rewards,
@@ -429,3 +430,50 @@ def test_a_shape_fit_is_whole():
     assert FITTED.scales.noise_sd == pytest.approx(
         robust_noise_sd(SWEEP.data, residuals, parameters), rel=0.01
     )
+
+
+def test_a_cells_curve_by_its_draws():
+    """Its error over the points that are fitted, its intervals of the draws on other problems; it is
+    determined where the runs have come far along it and the draws of A agree."""
+    rng = np.random.default_rng(0)
+    weight = SWEEP.data.weight.copy()
+    weight[1, 0, 30:] = 0
+    sweep = replace(SWEEP, data=replace(SWEEP.data, weight=weight))
+    theta = FITTED.state.theta + 1e-3 * rng.standard_normal((200, J, 3))
+    posterior = CurvePosterior(
+        theta=theta,
+        R0=np.full(200, -0.05),
+        tail=np.full(200, 0.5),
+        mean_curves=np.column_stack([FITTED.state.theta, np.full(J, 0.5)]),
+        likeliest=FITTED,
+        evaluation_sd=0.01,
+        acceptance=None,
+        r_hat=None,
+    )
+    residuals = 0.01 * rng.standard_normal((S, P))
+    shift = 0.05 * rng.standard_normal((200, 2))
+
+    c = _summarise_curve(1, posterior, sweep, residuals, np.inf, None, shift)
+
+    assert c.rmse == pytest.approx(np.sqrt(np.mean(residuals[weight[1] > 0] ** 2)))
+    assert (c.R0, c.C_peak, c.tail) == (0.0, None, 0.5)
+    assert c.points == ((weight[1] > 0) & np.isfinite(SWEEP.data.x[1])).sum()
+    draws_of_A = theta[:, 1, 0]
+    draws_of_A = draws_of_A + draws_of_A * (1 - draws_of_A) * (
+        shift @ [1, 0] + shift[:, 1] * draws_of_A
+    )
+    assert c.A_interval == pytest.approx(np.quantile(draws_of_A, [0.05, 0.95]))
+    assert c.exponent_interval == pytest.approx(np.quantile(np.exp(theta[:, 1, 2]), [0.05, 0.95]))
+    assert c.C_mid_interval == pytest.approx(np.quantile(10 ** theta[:, 1, 1], [0.05, 0.95]))
+    assert (c.C_low, c.C_high) == (1e3, 1e5)
+
+    progress = progress_at_points(0.5, sweep.data, FITTED.state.theta)[0]
+    for j in range(J):
+        reached = progress[j][weight[j] > 0].max()
+        bare = _summarise_curve(j, posterior, sweep, residuals, np.inf, None, None)
+        assert bare.determined == (reached >= DETERMINED_PROGRESS) and bare.A_interval is None
+        peaked = _summarise_curve(j, posterior, sweep, residuals, 4.0, None, None)
+        assert not peaked.determined and peaked.C_peak == pytest.approx(1e4)
+    wide = replace(posterior, theta=theta + 0.1 * rng.standard_normal((200, 1, 1)))
+    assert not _summarise_curve(1, wide, sweep, residuals, np.inf, None, 0 * shift).determined
+    assert _summarise_curve(0, posterior, sweep, residuals, np.inf, None, 0 * shift).determined
