@@ -213,6 +213,7 @@ def ledger_folders(paths: Iterable[str | Path]) -> list[Path]:
             ledgers = [path]
         else:
             ledgers = paths_below(path, RECORDS_FILE)
+
         if not ledgers:
             problem = f"{path} holds no {RECORDS_FILE}" if path.exists() else f"no such run: {path}"
             expected = f"Expected a sweep's folder (runs/NAME), a run's folder or a {RECORDS_FILE}"
@@ -263,6 +264,7 @@ def run_conflicts(runs: Sequence[RunRecord]) -> Iterator[str]:
                 f"two ledgers of {a.cell.name}: {both_sources}. "
                 "Fit one sweep at a time, or give each its own seeds."
             )
+
         if a.cell_hash != b.cell_hash:
             difference = describe_difference(a, b)
             if difference:

@@ -162,6 +162,7 @@ def parse_point(row: Row | EvalPoint, location: str) -> EvalPoint:
             problem = f"{name} is {first['input']!r}: {first['msg']}"
     except ValueError as e:
         problem = str(e)
+
     expected = "target, M, rollouts, tokens and metrics"
     raise InputError(
         f"{location} is not an evaluation ({problem}); expected {expected}. Correct it."

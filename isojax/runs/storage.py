@@ -157,6 +157,8 @@ def exclusive_lock(folder: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None
     except OSError as e:
         problem = f"cannot make the folder {folder}, or write in it: {e.strerror or e}"
         raise InputError(f"{problem}. Choose a place that you may write.") from e
+
+    # Closing the file frees the lock; so does the end of the process, however it ends.
     try:
         deadline = time.monotonic() + timeout
         while not try_flock(lock_fd, fcntl.LOCK_EX):

@@ -50,6 +50,7 @@ def _read_point(row: dict[str, Any]) -> EvalPoint:
             train[name] = value
         elif group == "metrics":
             metrics[name] = value
+
     return EvalPoint(
         **{column: row[column] for column in POINT_COLUMNS},
         metrics=metrics,

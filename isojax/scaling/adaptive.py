@@ -64,6 +64,7 @@ class AdaptivePolicy:
     metric: str = "avg@4"  # the reward that makes an n the best
 
     def __post_init__(self) -> None:
+        """Refuse a grid with too few evaluations, or a budget too small to begin every (B_p, n)."""
         # The largest cell takes the fewest updates to a budget, and so has the fewest evaluations.
         largest_cell = max(self.cells, key=lambda c: c.B)
         count = len(self._evaluation_targets(largest_cell))
@@ -344,6 +345,7 @@ class NStarUncertainty:
     def __init__(
         self, reward_draws: FloatArray, n: NDArray[np.int64], measurement_sd: float
     ) -> None:
+        # For each draw and level, which cell is best, and which of the measured n that is.
         num_draws, num_cells, _ = reward_draws.shape
         distinct_n, n_index = np.unique(n, return_inverse=True)
         n_steps = np.arange(len(distinct_n))
@@ -354,6 +356,8 @@ class NStarUncertainty:
         self._best_n_one_hot = (n_index[best_cell][..., None] == n_steps).astype(np.float64)
         self._n_distance = np.abs(n_steps[:, None] - n_steps).astype(np.float64)  # [n, n]
 
+        # What the effect of one more evaluation is estimated with: an error of it for each draw,
+        # and random orders of the draws, which show how much it would seem to reveal by chance.
         self._measurement_sd = max(measurement_sd, 1e-6)
         rng = np.random.default_rng(0)
         self._measurement_noise = self._measurement_sd * rng.standard_normal(num_draws)

@@ -95,6 +95,8 @@ def check_distinct(labels: Sequence[str]) -> None:
 
 
 def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
+    """InputError where fits cannot be compared: fewer than two, not a different label for each, or
+    fitted with different metrics, units of C or modes. labels: what to call each fit."""
     if len(fits) < 2:
         raise InputError(
             f"{len(fits)} fit to compare; expected at least two. "

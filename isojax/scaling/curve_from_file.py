@@ -194,6 +194,7 @@ def _describe_flat(flat: _FlatCurve, document: Mapping[str, Any]) -> dict[str, A
     level = flat.to_reward(flat.nothing.level)
     rollouts = f"{flat.nothing.size.rollouts:,.0f} rollouts"
     method = f"one reward, as uncertain as an evaluation of {rollouts} leaves it"
+
     changed: dict[str, Any] = {
         "R0": level,
         "A": level,
@@ -203,6 +204,7 @@ def _describe_flat(flat: _FlatCurve, document: Mapping[str, Any]) -> dict[str, A
         "determined": False,
         "draws": document["draws"] | {"method": method},
     }
+
     if document["beyond"] is not None:
         at_end = np.clip(document["beyond"]["interval_at_end"], *flat.reward_range).tolist()
         changed["beyond"] = document["beyond"] | {
@@ -256,6 +258,9 @@ def _read_points(
 def _require_one_row_per_point(
     table: DataTable, x_column: str, group: str | None, mixtures: Sequence[str]
 ) -> None:
+    """InputError where a seed has two rows at one x, so that the file holds more than one curve.
+    group: the column of the seeds, None for one seed; mixtures: hints for the message on columns by
+    which several settings may be mixed in the file."""
     key_columns = (x_column,) if group is None else (group, x_column)
     try:
         check_unique_rows(table, key_columns)
@@ -289,6 +294,7 @@ def _require_enough_points(
             f"{path} has {count}; "
             f"expected at least {MIN_POINTS}, {MIN_POINTS - 1} of them above 0. {fix}"
         )
+
     if below is not None and len(fitted_points.C) == len(points.C):
         raise InputError(
             f"{path}: --fit-below {below:g}, "
@@ -303,6 +309,8 @@ def _describe_fit(
     it rises or is flat."""
     draws = posterior.draws
     residuals = fitted_points.R - median_curve(posterior, fitted_points.C)
+
+    # The parameters of the curve, such as A, are the medians of their draws.
     return {
         **{name: float(np.median(values)) for name, values in draws.items()},
         "intervals": {name: central_interval(values) for name, values in draws.items()},

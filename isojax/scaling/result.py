@@ -613,6 +613,8 @@ def read_fit_file(path: Path) -> FitResult:
         raise InputError(
             f"cannot read {path}: {e}. Expected a sweep's folder or a fit.json. {fix}"
         ) from e
+
+    # The message names the first field that is wrong.
     try:
         return FitResult.model_validate_json(content)
     except ValidationError as e:

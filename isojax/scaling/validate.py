@@ -97,12 +97,14 @@ def _hide_seed(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialRes
             "no cell has two runs: none can be hidden; "
             "add a seed (isojax launch --resume sweep.seeds=2)."
         )
+
     hidden_cells = {t.run.cell for t in hidden_tracks}
     ensemble = load_ensemble(fit_visible([t.run for t in tracks if t.run.cell not in hidden_cells]))
     result = {
         **_compare_predictions(ensemble, hidden_tracks),
         **_judge_choice(ensemble, hidden_tracks),
     }
+
     names = ", ".join(cell.name for cell in sorted(hidden_cells))
     hidden = f"the last run of every cell that has two or more ({names})"
     summary = f"{len(hidden_tracks)} runs hidden: {_describe(result)}"
@@ -173,6 +175,7 @@ def _compare_predictions(
             if C > C_above:
                 forecast = ensemble.predict_new_run(cell_indices[track.key], float(C))
                 rows.append(_prediction_row(track, C, R, forecast))
+
     if not rows:
         raise InputError(
             "no hidden evaluation is of a cell with a curve without it; "
@@ -191,6 +194,7 @@ def _prediction_row(
     if forecast.interval is not None:
         low, high = forecast.interval
         inside = bool(low <= measured <= high)
+
     return {
         "B_p": cell.B_p,
         "n": cell.n,

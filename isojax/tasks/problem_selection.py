@@ -219,9 +219,11 @@ def _limit_training(cell: CellConfig, training: list[Problem]) -> RemainingProbl
             f"no training problem is left of {cell.task}; widen cell.data.difficulty or take"
             f" another set."
         )
+
     size = cell.data.size
     if size is None or size >= len(training):
         return RemainingProblems(training)
+
     note = (
         f"{len(training) - size} of {len(training)} training problems left out:"
         f" cell.data.size = {size}"

@@ -142,6 +142,9 @@ def find_unmatched(
         return _unmatched_by_math(judge, problems)
     if use.startswith("integer"):
         return _not_integers(problems)
+
+    # A response can hardly repeat an answer that is missing, a list or a worked solution letter by
+    # letter.
     if use == "exact":
         unmatched: list[UnmatchedReference] = []
         for problem in problems:

@@ -180,6 +180,8 @@ def _reject_logging_calls(
     counters = [
         name for name in table.columns if re.search("^(?!ray/).*(step|update|iter)", name.lower())
     ]
+
+    # In each run: a counter of whole numbers that never fall, and that differ from _step.
     for run in _rows_by_run(table, columns):
         for name in counters:
             logged = run.take(~table.is_unlogged(run.column(name)))
@@ -193,6 +195,7 @@ def _reject_logging_calls(
                     "numbers; name the one that counts updates: "
                     f"{map_option('step', name)} or --map step=_step."
                 )
+
         if _evaluates_in_own_calls(table, run, metrics):
             raise InputError(
                 f"{table.label}: _step counts calls of wandb.log, and evaluations are calls of "
@@ -281,6 +284,8 @@ def _validation_metrics_beside_reward(table: LogTable, field_map: FieldMap) -> l
         for name in table.columns
         if name not in field_map.values() and _may_be_validation(name, table)
     ]
+
+    # What is logged in the rows with a reward shows whether they are training steps.
     rows = table.cells.take(~table.is_unlogged(table.cells.column("reward")))
     signs = [name for name in TRAINING_SIGNS if not table.is_unlogged(rows.column(name)).all()]
     has_train_reward = "train_reward" in table.columns or "train_reward" in field_map

@@ -200,6 +200,7 @@ def _require_rising_rollouts(
                 "expected it to rise. "
                 "Remove one point, or separate the runs with --map run=COLUMN."
             )
+
         if 0 < rollouts < cell.B:
             raise InputError(
                 f"{steps.location(step)}: {rollouts} rollouts are less than one update's "

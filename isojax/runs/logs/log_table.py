@@ -165,6 +165,8 @@ def check_log_file(path: Path) -> None:
             f"{path} is empty (line 1 is missing); expected a log with at least one row. "
             "Leave it out."
         )
+
+    # Binary formats are told by their first bytes.
     with path.open("rb") as file:
         first_bytes = file.read(8)
     for start, description in BINARY_STARTS.items():

@@ -198,6 +198,7 @@ def quote_cell(ensemble: CurveEnsemble, i: int, C: FloatArray) -> QuotedCell:
         float(quantile) if np.isfinite(quantile) else None for quantile in quantiles
     )
     hours = RunHours(None, None) if median is None else ensemble.predict_hours(i, median)
+
     B_p, n = ensemble.curves[i].key
     return QuotedCell(
         B_p=B_p,

@@ -317,6 +317,9 @@ def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest) ->
 def _refuse_extrapolation(
     ensemble: CurveEnsemble, request: AllocationRequest, statement: str
 ) -> None:
+    """InputError for a budget too far beyond the measured ones. Its message has the risks, and the
+    cheapest further sweep that would support an answer; where no run learnt anything, no sweep
+    would. statement: how far beyond, as the message begins."""
     nothing_learnt = ensemble.fit.nothing_learnt
     if nothing_learnt:
         raise InputError(
@@ -324,6 +327,7 @@ def _refuse_extrapolation(
             "and first a sweep in which a reward rises. "
             "Find out why none does (docs/laws.md, A sweep that shows nothing)."
         )
+
     sweep = advice.describe_supporting_sweep(ensemble, request, request.C / MAX_EXTRAPOLATION)
     risks = _extrapolation_risks(ensemble)
     raise InputError(
@@ -431,6 +435,7 @@ def _measured_cells(
         forecast = ensemble.predict_reward(i, C)
         low, high = forecast.interval or (None, None)
         hours = ensemble.predict_hours(i, C)
+
         B_p, n = ensemble.curves[i].key
         measured_cell = MeasuredCell(
             B_p=B_p,

@@ -116,6 +116,7 @@ def flagged_runs(runs: Sequence[RunRecord]) -> tuple[FlaggedRun, ...]:
         flags = health_flags(run)
         if not flags:
             continue
+
         flagged.append(
             FlaggedRun(
                 B_p=run.cell.B_p,

@@ -216,6 +216,7 @@ class Arithmetic:
             self.context.NoConvergence,
         ) as e:
             raise Undefined(str(e)) from e
+
         if not self.context.isfinite(result):
             raise Undefined("infinite")
         return result

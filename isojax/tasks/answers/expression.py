@@ -442,6 +442,7 @@ class ExpressionReader:
         self.cursor.skip_space()
         if self.cursor.position == len(self.cursor.text):
             raise Unreadable("end")
+
         character = self.cursor.text[self.cursor.position]
         if character.isdigit() or character == ".":
             return take_number(self.cursor)
