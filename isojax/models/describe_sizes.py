@@ -197,19 +197,22 @@ def stack_sizes(
         """What a layer keeps without remat, and with it."""
         width = decoder.config.width
         kept = kept_bytes(layer, width, compute, products)
-        return kept, kept_bytes(layer, width, compute, nothing)
+        kept_by_remat = kept_bytes(layer, width, compute, nothing)
+        return kept, kept_by_remat
 
     with traced_for(platform):
         base_specs = stack.base.specs.values()
         mlp_values = sum(values_inside_mlp(spec, split) for spec in base_specs)
         saved = sum(copies_without_gradient(spec, decoder, split) for spec in base_specs)
         mlp_gradient_values = 2 * mlp_values - saved
+
         try:
             kept, kept_by_remat = kept_by(device_layer(stack.described, split))
         except (TypeError, ValueError, ArithmeticError):
             # A family's layer may have sizes of its own, which parts of its weights do not fit. All
             # that the whole layer keeps is more than a device keeps.
             kept, kept_by_remat = kept_by(stack.described)
+
     return LayerSizes(len(stack.layers), mlp_values, mlp_gradient_values, kept, kept_by_remat)
 
 
@@ -264,9 +267,13 @@ def device_layer(described: LayerDescription, split: Split) -> LayerDescription:
 
 
 def kept_bytes(described: LayerDescription, width: int, compute: str, policy: Any) -> KeptBytes:
-    """What JAX keeps of each token of a layer under a policy of remat.py. Attention is a stand-in
-    that needs queries, keys and values: what it keeps itself depends on how it is computed."""
+    """Bytes that JAX keeps of each token of a layer, for its gradient, under a policy of remat.py.
 
+    Found by differentiating the layer for two numbers of tokens: what is kept of more tokens, but
+    for the weights, grows with them."""
+
+    # A stand-in that needs queries, keys and values: what attention itself keeps depends on how it
+    # is computed.
     def attend(q: Array, k: Array, v: Array, window: int | None) -> tuple[Array, None]:
         return q * (k.sum(1) * v.sum(1))[:, :, None], None
 
@@ -284,6 +291,7 @@ def kept_bytes(described: LayerDescription, width: int, compute: str, policy: An
     weights = {}
     for name, spec in described.specs.items():
         weights[name] = jax.ShapeDtypeStruct(spec.shape, compute)
+
     few, many = (jax.ShapeDtypeStruct((1, tokens, width), compute) for tokens in TRACED_TOKENS)
     kept_of_few = jax.tree.leaves(jax.eval_shape(pullback, few, weights))
     kept_of_many = jax.tree.leaves(jax.eval_shape(pullback, many, weights))

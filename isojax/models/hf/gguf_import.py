@@ -69,6 +69,7 @@ def convert(path: Path, folder: Path, source: Mapping[str, Any]) -> None:
 
 
 def _convert(file: GGUFFile, folder: Path) -> None:
+    """Write the file's model into a folder as transformers reads it: config, tokenizer, weights."""
     family, traits = find_gguf_family(file)
     check_whole(file)
     tokenizer, tokenizer_config = build_tokenizer(file.metadata)
@@ -78,7 +79,7 @@ def _convert(file: GGUFFile, folder: Path) -> None:
     read_settings = families.family.load(family).traits.settings
     assert read_settings is not None
     config = ModelConfig(family=family, **read_settings(config_json | extra_keys))
-    assert config.vocab is not None
+    assert config.vocab is not None, "a GGUF file names its vocabulary"
 
     # config.json as the family writes it, with what it leaves to the file
     full_json = hf_export.make_config_json(config, file.settings["context_length"], "float32")

@@ -6,7 +6,7 @@ of the blocks so far it keeps the largest score, the sum of the weights and the 
 values (arXiv:2205.14135).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,15 @@ from jaxtyping import Array, Float, Int
 MASKED_SCORE = -1e30
 BLOCK_POSITIONS = 128
 LEAST_ROWS = 16  # of a matrix that a tensor core multiplies
+
+
+class SoftmaxSums(NamedTuple):
+    """What a program keeps of the blocks so far, for each query; both sums are of exp(score -
+    max_score)."""
+
+    weighted_values: Float[Array, "rows H"]
+    max_score: Float[Array, " rows"]
+    weights: Float[Array, " rows"]
 
 
 def triton_decode(
@@ -39,31 +48,40 @@ def triton_decode(
         q = triton.load(q_ref.at[pl.ds(0, rows)], mask=is_query, other=0.0)
         position = position_ref[()]
 
-        def attend_to_block(
-            block: Array, carry: tuple[Array, Array, Array]
-        ) -> tuple[Array, Array, Array]:
-            out, max_score, normalizer = carry
+        def load_block(ref: Any, start: Array, is_live: Array) -> Array:
+            """Keys or values [block H], those beyond the slot's position 0."""
+            block = ref.at[pl.ds(start, BLOCK_POSITIONS)]
+            return triton.load(block, mask=is_live[:, None], other=0.0)
+
+        def attend_to_block(block: Array, so_far: SoftmaxSums) -> SoftmaxSums:
             start = block * BLOCK_POSITIONS
             is_live = start + jnp.arange(BLOCK_POSITIONS) <= position
-            keys, values = (
-                triton.load(ref.at[pl.ds(start, BLOCK_POSITIONS)], mask=is_live[:, None], other=0.0)
-                for ref in (keys_ref, values_ref)
-            )
+            keys = load_block(keys_ref, start, is_live)
+            values = load_block(values_ref, start, is_live)
             scores = jnp.where(is_live[None], triton.dot(q, keys.T) * H**-0.5, MASKED_SCORE)
 
             # What the blocks before have summed was relative to their own largest score.
-            new_max = jnp.maximum(max_score, scores.max(-1))
+            new_max = jnp.maximum(so_far.max_score, scores.max(-1))
             weights = jnp.exp(scores - new_max[:, None])
-            decay = jnp.exp(max_score - new_max)
-            out = out * decay[:, None] + triton.dot(weights.astype(values.dtype), values)
-            return out, new_max, normalizer * decay + weights.sum(-1)
+            decay = jnp.exp(so_far.max_score - new_max)
+            before = so_far.weighted_values * decay[:, None]
+            of_block = triton.dot(weights.astype(values.dtype), values)
+            return SoftmaxSums(
+                weighted_values=before + of_block,
+                max_score=new_max,
+                weights=so_far.weights * decay + weights.sum(-1),
+            )
 
         zeros = jnp.zeros(rows, jnp.float32)
-        init_carry = (jnp.zeros((rows, H), jnp.float32), zeros + MASKED_SCORE, zeros)
+        nothing = SoftmaxSums(
+            weighted_values=jnp.zeros((rows, H), jnp.float32),
+            max_score=zeros + MASKED_SCORE,
+            weights=zeros,
+        )
         live_block_count = position // BLOCK_POSITIONS + 1
-        out, _, normalizer = lax.fori_loop(0, live_block_count, attend_to_block, init_carry)
+        sums = lax.fori_loop(0, live_block_count, attend_to_block, nothing)
 
-        attended = (out / normalizer[:, None]).astype(q.dtype)
+        attended = (sums.weighted_values / sums.weights[:, None]).astype(q.dtype)
         triton.store(out_ref.at[pl.ds(0, rows)], attended, mask=is_query)
 
     def of_head(*shape: int) -> pl.BlockSpec:

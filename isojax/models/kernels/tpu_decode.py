@@ -397,6 +397,8 @@ def flash_decode(
     G = N // K
     scaled = len(cache) > 2
 
+    # What a step has of its group: queries, where tokens go and up to where slots read, new keys and
+    # values.
     grouped_queries = (q * H**-0.5).astype(q.dtype).reshape(R, K, G, H)
     # An int8 cache's are rounded once: XLA leaves products that become float32 as they are.
     new_dtype = jnp.float32 if scaled else stored_dtype
@@ -407,8 +409,10 @@ def flash_decode(
     def group_spec(x: Array) -> pl.BlockSpec:
         """The part of an array [R ...] that belongs to a step's group."""
 
-        def address(core: Any, step: Any, *scalars: Any) -> tuple:
-            group = scalars[3]
+        # Behind the step come the scalars, as the kernel has them.
+        def address(
+            core: Any, step: Any, layer: Any, written: Any, last: Any, group: Any, *_: Any
+        ) -> tuple:
             return group[core, step], *[0] * (x.ndim - 1)
 
         return pl.BlockSpec((S, *x.shape[1:]), address)
@@ -428,7 +432,10 @@ def flash_decode(
     buffers = [scratch((2, S, K), x, layout.block_positions) for x in cache]
     tiles = []
     for x in cache:
-        tiles.append(scratch((S, K), x, layout.tile_positions if x.ndim == 5 else TILE_WIDTH))
+        is_scale = x.ndim == 4
+        width = TILE_WIDTH if is_scale else layout.tile_positions
+        tiles.append(scratch((S, K), x, width))
+    # of new keys, values and their scales
     rounded_widths = (H, H, 1, 1) if scaled else ()
 
     out, *updated = pl.pallas_call(

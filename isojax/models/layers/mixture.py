@@ -243,8 +243,12 @@ def add_own_experts(
     chosen: Int[Array, "r k"],
     chosen_weights: Float[Array, "r k"],
 ) -> Float[Array, "r D"]:
-    """`add_experts` by products of each expert's rows with its matrices."""
+    """`add_experts` by products of each expert's rows with its matrices. The experts here have
+    matrices [E D F] and [E F D], and maybe adapters: A and B of gate, then of up, then of down."""
     gate, up, down, *adapters = weights
+    gate_adapter = adapters[0:2]
+    up_adapter = adapters[2:4]
+    down_adapter = adapters[4:6]
     count = gate.shape[0]
     k = chosen.shape[1]
 
@@ -257,26 +261,28 @@ def add_own_experts(
     order = jnp.argsort(expert_of_choice)
     group_sizes = jnp.bincount(expert_of_choice, length=count + 1)[:count].astype(jnp.int32)
 
+    # From here on one entry for each choice, [rk ...], sorted by expert.
     sorted_here = is_here[order][:, None]
     x = jnp.where(sorted_here, rows[order // k], 0)
     sorted_weights = chosen_weights.reshape(-1)[order][:, None]
     weight = jnp.where(sorted_here, sorted_weights, 0).astype(rows.dtype)
 
-    def add_adapter(y: Array, x: Array, number: int) -> Array:
-        """y with x A B of gate (0), up (1) or down (2)."""
-        if not adapters:
+    def add_adapter(y: Array, x: Array, adapter: list[Array]) -> Array:
+        """y + x A B; y alone where there is no adapter."""
+        if not adapter:
             return y
-        a, b = adapters[2 * number : 2 * number + 2]
+        a, b = adapter
         return y + lax.ragged_dot(lax.ragged_dot(x, a, group_sizes), b, group_sizes)
 
     gate_product = checkpoint_name(product_by_group(x, gate, group_sizes), EXPERT_PRODUCT)
-    gate_out = add_adapter(gate_product, x, 0)
+    gate_out = add_adapter(gate_product, x, gate_adapter)
     up_product = checkpoint_name(product_by_group(x, up, group_sizes), EXPERT_PRODUCT)
-    up_out = add_adapter(up_product, x, 1)
+    up_out = add_adapter(up_product, x, up_adapter)
 
     # Weighted before the last product, so that no gradient needs what comes out of it.
     weighted = jnp.where(sorted_here, jax.nn.silu(gate_out) * up_out * weight, 0)
-    outputs = add_adapter(product_by_group(weighted, down, group_sizes), weighted, 2)
+    down_product = product_by_group(weighted, down, group_sizes)
+    outputs = add_adapter(down_product, weighted, down_adapter)
 
     # Back in the order of rows, and each row's k added up.
     by_choice = jnp.where(is_here[:, None], outputs[jnp.argsort(order)], 0)
