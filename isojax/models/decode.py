@@ -102,6 +102,14 @@ class LayersOutput(NamedTuple):
     routed: Any  # what the layer's router shows; of all layers, a list by stack
 
 
+class ScanState(NamedTuple):
+    """What goes from one repeat of a segment's layers to the next."""
+
+    x: Float[Array, "R 1 D"]
+    slot_kv: list[LayerKV]  # of each of the segment's stacks, all of its layers
+    layer: Int[Array, ""]  # the next one's index in its stack
+
+
 @dataclass(frozen=True)
 class Decoding:
     """How R slots decode. Precision, and the attention of stacked layers and one cache, are the
@@ -419,10 +427,10 @@ class Decoding:
                 return attention_out[:, None], slot_kv
 
             block = self._layers[stack.name].bind(layer_weights)
-            (x, slot_kv), routed = run_with_router(
-                block, routers, None, partial(block, x, rotations, attend)
-            )
-            return LayersOutput(x, slot_kv, routed)
+            run_block = partial(block, x, rotations, attend)
+            output = run_with_router(block, routers, None, run_block)
+            x, slot_kv = output.result
+            return LayersOutput(x, slot_kv, output.routed)
 
         x = self.decoder.embed(weights, tokens[:, None])
         if self.unrolled_layers:
@@ -447,6 +455,7 @@ class Decoding:
         cache: KVCache,
         run_layer: Callable[..., LayersOutput],
     ) -> LayersOutput:
+        """One layer after the other, each with arrays of its own."""
         slot_kv = []
         routed: dict[str, list[Any]] = {stack.name: [] for stack in self.sampled.stacks}
         for number, (stack, i) in enumerate(self.sampled.layers):
@@ -501,14 +510,13 @@ class Decoding:
         for segment in self.sampled.segments:
 
             def run_repeat(
-                carry: tuple[Array, list[LayerKV], Array],
-                layers: list[Params],
-                segment: Segment = segment,
-            ) -> tuple[Any, list[Any]]:
-                """The i-th repeat: one layer of each of the segment's stacks."""
-                x, kv_by_stack, i = carry
+                so_far: ScanState, layers: list[Params], segment: Segment = segment
+            ) -> tuple[ScanState, list[Any]]:
+                """One layer of each of the segment's stacks."""
+                x = so_far.x
+                i = so_far.layer
                 new_kv, routed_by_stack = [], []
-                for stack, layer, kv in zip(segment.stacks, layers, kv_by_stack, strict=True):
+                for stack, layer, kv in zip(segment.stacks, layers, so_far.slot_kv, strict=True):
                     name = stack.name
                     layer_cache = LayerCache(kv, prefix_kv[name], i, live[name])
                     layer_weights = layer | stacked_experts[name] | {LAYER_OF_EXPERTS: i}
@@ -516,14 +524,15 @@ class Decoding:
                     x = out.x
                     new_kv.append(out.slot_kv)
                     routed_by_stack.append(out.routed)
-                return (x, new_kv, i + 1), routed_by_stack
+                return ScanState(x, new_kv, i + 1), routed_by_stack
 
             names = [stack.name for stack in segment.stacks]
-            carry = (x, [slot_kv[name] for name in names], jnp.int32(0))
+            begin = ScanState(x, [slot_kv[name] for name in names], jnp.int32(0))
             layers = [scanned_weights[name] for name in names]
-            (x, new_kv, _), routed_by_stack = lax.scan(run_repeat, carry, layers)
+            end, routed_by_stack = lax.scan(run_repeat, begin, layers)
 
-            slot_kv |= dict(zip(names, new_kv, strict=True))
+            x = end.x
+            slot_kv |= dict(zip(names, end.slot_kv, strict=True))
             routed += routed_by_stack
         return LayersOutput(x, self._join_stacks(slot_kv), routed)
 

@@ -43,26 +43,35 @@ class RouterPass:
     replays: bool = False  # whether tokens meet the experts that the sampler chose
 
 
+class RoutedResult(NamedTuple):
+    """What a layer gives, and what its router shows."""
+
+    result: Any
+    routed: Any  # what `RouterPass.observe` makes of it; None of a dense layer, or without one
+
+
 def run_with_router(
     layer: Any,
     routers: RouterPass | None,
     sampled: Int[Array, "b t k"] | None,
     run: Callable[[], Any],
-) -> tuple[Any, Any]:
-    """`run()`, which calls the layer, and what its router shows; None of a dense layer, or where
-    nobody asks."""
+) -> RoutedResult:
+    """The result of `run`, which calls the layer, with its router observed and, where `routers`
+    replays, with the experts that the sampler chose."""
     mixture = find_mixture(layer)
     if mixture is None or routers is None:
-        return run(), None
+        return RoutedResult(run(), None)
 
     chosen = None
     if sampled is not None:
         chosen = sampled.reshape(-1, sampled.shape[-1]).astype(jnp.int32)
+
+    # The mixture's attributes are this call's alone: its layer was bound to its weights for it.
     if routers.replays:
         mixture.replayed = chosen
     result = run()
     assert mixture.routing is not None, "the layer's MLP was not called"
-    return result, routers.observe(mixture.routing, chosen)
+    return RoutedResult(result, routers.observe(mixture.routing, chosen))
 
 
 def sum_routing(

@@ -261,8 +261,11 @@ class Decoder:
         first_tokens: slice | None = None,
         routers: RouterPass | None = None,
     ) -> LayersPass:
-        """Embedding and layers. `attention(q, k, v, window, layer_input)` gets one of a stack's
-        `layer_inputs` for each layer; `first_tokens`: as in `Block`."""
+        """Embedding and layers, of tokens at these positions.
+
+        `attention(q, k, v, window, layer_input)` mixes values: queries [b t N H], keys and values
+        [b K t H]. `layer_inputs`: of each stack something with a first axis of layers, of which
+        each layer's attention gets its own. `first_tokens`: as in `Block`."""
         rotations = self.rotations(positions)
 
         def run_layer(
@@ -274,16 +277,20 @@ class Decoder:
 
             block = self.bind_block(stack, weights)
             run_block = partial(block, x, rotations, attend, first_tokens)
-            (x, kv), routed = run_with_router(block, routers, sampled, run_block)
-            return x, LayerRecord(kv, routed)
+            output = run_with_router(block, routers, sampled, run_block)
+            x, kv = output.result
+            return x, LayerRecord(kv, output.routed)
 
         x = sharding.split_tokens(self.embed(params, tokens), True)
         if isinstance(params[FIRST_STACK], list):
             assert layer_inputs is None, "a sampler's unrolled layers prefill whole prompts"
             return self._run_unrolled(params, x, run_layer)
 
+        # Each stack's, where there are any.
         nothing = [None] * len(self.stacks)
-        sampled = nothing if routers is None else routers.sampled or nothing
+        sampled = nothing
+        if routers is not None and routers.sampled is not None:
+            sampled = routers.sampled
         return self._run_scanned(params, x, run_layer, layer_inputs or nothing, sampled)
 
     def _run_unrolled(self, params: Params, x: Array, run_layer: Callable[..., Any]) -> LayersPass:
