@@ -46,7 +46,7 @@ test: $(VENV)/.stamp-test ## install and run the fast tests, some minutes in all
 
 # Three at once on two cores: many of them wait for processes.
 test-slow: $(VENV)/.stamp-test ## whole commands, several processes, Ray, large programs; ARGS as for test
-	$(PYTEST) -n $(SLOW_JOBS) -m slow $(ARGS) $(NONE_IS_FINE)
+	$(PYTEST) -n $(SLOW_JOBS) -m "slow and not nightly" $(ARGS) $(NONE_IS_FINE)
 
 # One at a time: a program compiled for a TPU takes both cores, and some gigabytes.
 test-nightly: $(VENV)/.stamp-test ## what CI leaves out: compiling whole models for chips, training for minutes; ARGS as for test

@@ -19,51 +19,11 @@ from tests import refusals
 from tests.compiler import QUICK, flags
 
 # What the Makefile asks for, and the kind of tests that it selects.
-SELECTIONS = {"not slow and not nightly": "fast", "slow": "slow", "nightly": "nightly"}
-
-# Among the files with slow tests, those that take more than twenty seconds, from the longest on:
-# they come first, so that no worker is left alone with one at the end. What is compiled for TPUs
-# takes long where it is not kept yet.
-LONGEST = (
-    "e2e/test_docs.py",
-    "e2e/test_ray.py",
-    "e2e/test_schedules.py",
-    "e2e/test_gemma.py",
-    "e2e/test_graded.py",
-    "e2e/test_hosts.py",
-    "benchmarks/test_scripts.py",
-    "distributed/test_meshes.py",
-    "e2e/test_faults.py",
-    "e2e/test_resume.py",
-    "e2e/test_server_training.py",
-    "e2e/test_turns.py",
-    "distributed/test_tpu.py",
-    "e2e/test_spend.py",
-    "e2e/test_chaos.py",
-    "e2e/test_text.py",
-    "e2e/test_lost_terminal.py",
-    "e2e/test_lora.py",
-    "launch/test_compile_for_topology.py",
-    "report/test_layout.py",
-    "models/test_tpu_kernels.py",
-    "sampling/test_exactness.py",
-    "rl/test_async_rollouts.py",
-    "rl/test_recipe_gradients.py",
-    "sampling/test_stream.py",
-    "e2e/test_package.py",
-    "launch/test_watchdog.py",
-    "launch/test_ray_strangers.py",
-    "launch/test_held_memory.py",
-    "scaling/test_adaptive.py",
-    "e2e/test_commands.py",
-    "rl/test_last_token.py",
-    "benchmarks/test_tpu_cost.py",
-    "rl/test_gradient.py",
-    "rl/test_interruption.py",
-    "rl/test_agreement.py",
-    "e2e/test_storage.py",
-    "scaling/test_odd_sweeps.py",
-)
+SELECTIONS = {
+    "not slow and not nightly": "fast",
+    "slow and not nightly": "slow",
+    "nightly": "nightly",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,14 +31,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def kinds_of_tests(text: str) -> set[str]:
-    """The kinds that a file's tests may be of: one, where `pytestmark` names it for the file."""
+    """The kinds that a file's tests may be of, by its text: what `pytestmark` names for the file
+    is not fast."""
+    marked = {kind for kind in ("slow", "nightly") if f"mark.{kind}" in text}
     of_file = re.search(r"^pytestmark = (\[.*?\]|[^\n]*)", text, re.M | re.S)
     of_file_text = of_file[1] if of_file else ""
-    for kind in ("slow", "nightly"):
-        if f"mark.{kind}" in of_file_text:
-            return {kind}
 
-    return {"fast", *(kind for kind in ("slow", "nightly") if f"mark.{kind}" in text)}
+    if "mark.nightly" in of_file_text:
+        return {"nightly"}
+    return marked if "mark.slow" in of_file_text else {"fast", *marked}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -92,13 +53,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files."""
-    order = {path: place_in_longest(path) for path in {item.path for item in items}}
-    items.sort(key=lambda item: order[item.path])
-
-
-def place_in_longest(path: Path) -> int:
-    return next((i for i, name in enumerate(LONGEST) if path.match(name)), len(LONGEST))
+    """Begin with the longest files, so that no worker is left alone with one at the end."""
+    marks = {item.path: item.get_closest_marker("seconds") for item in items}
+    seconds = {path: mark.args[0] if mark else 0 for path, mark in marks.items()}
+    items.sort(key=lambda item: -seconds[item.path])
 
 
 def pytest_collection_finish() -> None:

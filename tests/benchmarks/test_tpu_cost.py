@@ -84,7 +84,7 @@ def test_bytes_that_a_token_reads_by_hand() -> None:
     assert read_bytes(tied, [sizes], slots=2) == of_all_slots + 0.75 * 2 * 1024
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu")
 def test_a_token_of_a_7b_model_on_v5e() -> None:
     """At least 60% of what the memory allows; nothing turns the cache or weights round, between

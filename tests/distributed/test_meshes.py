@@ -58,7 +58,7 @@ from tests.device import (
 from tests.distributed import agreement_of_meshes as agreement
 from tests.hlo import collectives
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(60)]
 
 L = CONFIG.layers
 D = CONFIG.width

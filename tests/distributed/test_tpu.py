@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(60)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MEMORY = 16 * 10**9  # of one v5e chip
@@ -236,6 +236,7 @@ def output_of(script: str, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 @needs_libtpu
 def test_an_update_moves_no_gradient_and_no_rows() -> None:
     """Where branches chose a microbatch's width, XLA copied the sum of gradients of all layers in
@@ -260,6 +261,7 @@ def test_the_keys_that_responses_continue_are_taken_of_each_chips_heads() -> Non
     assert "-> (f32[], f32[16,1,64,128])" in hlo  # the sum, and the gradient of a chip's head
 
 
+@pytest.mark.nightly
 @needs_libtpu
 def test_the_sampler_and_the_step_compile_for_a_tpu() -> None:
     """For the four chips of a v5e:2x2, sampler in bfloat16, the step with its float32 masters."""

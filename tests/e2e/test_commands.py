@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 
 def test_a_dry_run_writes_nothing(isojax: Any, tmp_path: Any) -> None:

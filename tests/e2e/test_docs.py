@@ -21,7 +21,7 @@ from tests.compiler import QUICK, flags
 from tests.e2e import tiny_lm
 from tests.e2e.command_line import REPOSITORY, TINY, Fork
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(170)]
 
 PAGES = [
     REPOSITORY / "README.md",

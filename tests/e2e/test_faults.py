@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.command_line import SECONDS, Fork, Isojax, Nursery
 from tests.e2e.test_text import FLAGS, prepare
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(60)]
 
 WORDS = (
     "train",

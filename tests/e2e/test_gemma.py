@@ -18,7 +18,7 @@ from tests.e2e.command_line import Isojax, Nursery
 from tests.e2e.test_text import REWARDS, SETTINGS, killed_at
 from tests.e2e.tiny_lm import VOCAB, make_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(60)]
 
 # Layers S F S F S, as (S F) x 2 and S; a window of 3 is shorter than prompts (6) and than responses
 # (4).

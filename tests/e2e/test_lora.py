@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from tests.e2e.command_line import Isojax, Nursery
 from tests.e2e.test_text import FLAGS, SOURCE, killed_at, prepare
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 WORDS = (
     "launch",

@@ -21,7 +21,7 @@ from isojax.launch.status_file import DriverStatus, read_status
 from isojax.launch.sweep_status import read_sweep_status
 from tests.e2e.command_line import SCRIPT, SECONDS, Isojax, settings
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 WORDS = ("launch", "tiny.yaml", "--no-report")
 

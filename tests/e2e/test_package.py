@@ -24,7 +24,7 @@ from isojax import __version__
 from isojax.core.yaml_files import flatten
 from tests.e2e.command_line import REPOSITORY, TINY
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 NAME = f"isojax-{__version__}"
 INFO = f"{NAME}.dist-info"

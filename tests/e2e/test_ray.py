@@ -25,7 +25,7 @@ from tests.e2e.command_line import SECONDS, Isojax, settings
 from tests.e2e.test_hosts import MARKING, WORDS, rows
 from tests.e2e.test_text import prepare
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(220)]
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 QUIET = {

@@ -17,7 +17,7 @@ from isojax.runs import storage
 from isojax.runs.storage import RemoteFolder
 from tests.e2e.test_resume import HALF_DONE, LINES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 CELLS = "cells/*/records.jsonl"
 

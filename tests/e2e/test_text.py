@@ -24,7 +24,7 @@ from tests.compiler import QUICK, flags
 from tests.e2e.command_line import SECONDS, Fork, Isojax, Nursery
 from tests.e2e.tiny_lm import make_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 # Rates from 0 to 1 by problem, whatever the random policy says; 2 ms a check, so that a kill finds
 # work half done.

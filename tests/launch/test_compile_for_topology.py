@@ -31,7 +31,7 @@ from isojax.launch.memory_model import SamplingPlan
 from isojax.launch.time_estimate import GIB
 from isojax.models.describe_sizes import describe_sizes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 needs_libtpu = pytest.mark.skipif(
@@ -76,6 +76,7 @@ def test_the_table_has_xlas_figures_and_the_planners() -> None:
     )
 
 
+@pytest.mark.nightly
 @needs_libtpu
 def test_the_mesh_of_the_templates_compiles() -> None:
     """Of launch/'s tpu_pod.sh and gke_kuberay.yaml; quickstart's responses have one width."""

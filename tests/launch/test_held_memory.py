@@ -19,6 +19,8 @@ from isojax.launch.sampling_memory import sampling_work_bytes
 from isojax.rl.optimizer import HOST_MEMORY
 from tests.e2e.tiny_lm import CHAT_CONFIG, make_model
 
+pytestmark = pytest.mark.seconds(30)
+
 # rotary tables, keys and counters, which the planner leaves out, and padding, which it counts
 MAX_DIFFERENCE = 0.05
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 pytest.importorskip("ray")
 TOKEN, OTHER_TOKEN = "a" * 64, "b" * 64

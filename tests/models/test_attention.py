@@ -33,6 +33,8 @@ from isojax.models.kv_ring import ring_positions
 from tests.device import mesh, quick_jit
 from tests.hlo import collectives
 
+pytestmark = pytest.mark.seconds(35)
+
 
 def draw(shape: tuple[int, ...], seed: int, dtype: Any = jnp.float32) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)

@@ -27,6 +27,8 @@ from isojax.models.transformer import Decoder
 from tests.device import mesh, quick_jit
 from tests.models.agreement import differences, from_checkpoint
 
+pytestmark = pytest.mark.seconds(50)
+
 REFERENCES = Path(__file__).parent / "references"
 NAMES = (
     "llama",

@@ -40,6 +40,8 @@ from isojax.rl.objective import (
 )
 from tests.device import VOCAB, P, T, mesh, quick_jit, random_problems
 
+pytestmark = pytest.mark.seconds(90)
+
 D, F, E, K = 16, 12, 4, 2
 OPTIONS: dict[str, Any] = {"experts": E, "top_k": K, "expert_mlp": F, "dense_layers": [0]}
 CONFIG = ModelConfig(

@@ -1,8 +1,8 @@
 """The kernels of attention and experts compiled ahead of time for the four chips of a v5e:2x2, at
 the shapes of published models.
 
-`python tests/models/test_tpu_kernels.py` prints what each takes. The test runs it in a process of
-its own, because libtpu stays with the process that loaded it.
+`python tests/models/test_tpu_kernels.py [MODEL ...]` prints what each takes. The test runs it in a
+process of its own, because libtpu stays with the process that loaded it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODELS = {  # mesh, heads of queries, of keys and values, their size
@@ -175,17 +176,19 @@ def experts(mesh: Any, D: int, F: int, E: int) -> dict[str, Any]:
     }
 
 
-def programs() -> dict[str, Any]:
+def programs(names: Sequence[str]) -> dict[str, Any]:
     from tests.distributed.test_tpu import tpu_mesh
 
-    result = {}
-    for name, (text, N, K, H) in MODELS.items():
+    result: dict[str, Any] = {}
+    for name in names:
+        if name in MIXTURES:
+            result[name] = experts(tpu_mesh("v5e:2x2", "tensor=4"), *MIXTURES[name])
+            continue
+
+        text, N, K, H = MODELS[name]
         mesh = tpu_mesh("v5e:2x2", text)
-        result[name] = {kind: decode(mesh, N, K, H, kind) for kind in ("bfloat16", "int8")} | {
-            "train": train(mesh, N, K, H)
-        }
-    for name, (D, F, E) in MIXTURES.items():
-        result[name] = experts(tpu_mesh("v5e:2x2", "tensor=4"), D, F, E)
+        by_kind = {kind: decode(mesh, N, K, H, kind) for kind in ("bfloat16", "int8")}
+        result[name] = by_kind | {"train": train(mesh, N, K, H)}
     return result
 
 
@@ -193,11 +196,19 @@ def programs() -> dict[str, Any]:
     importlib.util.find_spec("libtpu") is None,
     reason="no libtpu (Linux on x86 only: pip install 'isojax[tpu]')",
 )
-def test_the_kernels_compile_for_a_tpu() -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("qwen2.5-0.5b", "qwen3-30b-a3b"),
+        pytest.param(("smollm2-135m", "llama-3.1-8b", "mixtral-8x7b"), marks=pytest.mark.nightly),
+    ],
+    ids=" ".join,
+)
+def test_the_kernels_compile_for_a_tpu(names: tuple[str, ...]) -> None:
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, __file__],
+        [sys.executable, __file__, *names],
         env=environment,
         capture_output=True,
         text=True,
@@ -206,12 +217,11 @@ def test_the_kernels_compile_for_a_tpu() -> None:
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert set(result) == {*MODELS, *MIXTURES}
-    for name in MIXTURES:
-        # no layer's are copied
-        assert result[name]["peak"] < 1.03 * result[name]["matrices"], result[name]
+    assert tuple(result) == names
     for name, used in result.items():
         if name in MIXTURES:
+            # no layer's are copied
+            assert used["peak"] < 1.03 * used["matrices"], used
             continue
         for kind in ("bfloat16", "int8"):
             assert used[kind]["peak"] < 1.03 * used[kind]["cache"], (
@@ -228,4 +238,4 @@ def test_the_kernels_compile_for_a_tpu() -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(programs()))
+    print(json.dumps(programs(sys.argv[1:] or [*MODELS, *MIXTURES])))

@@ -15,7 +15,7 @@ import pytest
 from isojax.scaling.result import FitResult
 from tests.report.chromium import needs_chromium, set_screen
 
-pytestmark = [needs_chromium, pytest.mark.slow]
+pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.seconds(30)]
 
 ORDER = ["answer", "reward", "n-star", "budget", "trust", "other-budgets", "health"]
 FOLDED = ["figures", "evidence", "law", "rewards", "provenance"]

@@ -31,7 +31,7 @@ from isojax.sampling.engine import build_sampler
 from isojax.tasks.protocol import StopConditions
 from tests.device import CONFIG, MESHES, P, mesh
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 V, T, B_p, n = 2000, 16, 26, 16
 LARGE = Decoder(CONFIG, V)

@@ -46,7 +46,7 @@ from tests.device import (
 )
 from tests.rl.test_inline_rollouts import FixedOrder, Spoken, train_on
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 Way = Literal["turns", "thread"]
 PAIRS = [(6, 4), (4, 9)]

@@ -49,7 +49,7 @@ from tests.device import (
     scatter,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 CELLS = [(13, 7), (3, 5), (1, 1)]
 PROBLEMS = random_problems(13, seed=4)

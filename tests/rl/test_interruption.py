@@ -36,7 +36,7 @@ from tests.device import (
     scatter,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 T, AFTER, PHRASE = 7, 2, (9, 17)
 B_P, N = 3, 4

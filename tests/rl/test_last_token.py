@@ -23,7 +23,7 @@ from isojax.rl.objective import UpdateInputs, hidden_states, make_coefficients
 from isojax.sampling.batch import ProblemArrays
 from tests.device import CONFIG, VOCAB, P, T, mesh, quick_jit, random_problems, scatter
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 B_P, N = 5, 3
 GROUP = np.arange(B_P * N) // N

@@ -45,7 +45,7 @@ from tests.device import (
 from tests.rl import reference_losses as loops
 from tests.rl.reference_losses import Response
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 B_P, N, TEMPERATURE = 5, 4, 0.8
 B, GROUPS = B_P * N, [r // N for r in range(B_P * N)]

@@ -40,7 +40,7 @@ from tests.device import (
     response_logits,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 T = 5
 CELLS = [

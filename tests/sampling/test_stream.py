@@ -44,7 +44,7 @@ from tests.device import (
 )
 from tests.hlo import check_separate, collectives
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 T, SLOTS = 5, 12
 CELLS = [(1, 1), (13, 7), (5, 32)]

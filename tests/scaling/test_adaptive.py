@@ -29,6 +29,8 @@ from tests.scaling.sweeps import fit
 from tests.scaling.synthetic import World, random_world, world
 from tests.scaling.synthetic_curves import Hill
 
+pytestmark = pytest.mark.seconds(30)
+
 N = (8, 16, 32, 64, 128, 256)
 
 

@@ -12,6 +12,8 @@ from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.result import FitResult
 from tests.scaling.sweeps import fit, run
 
+pytestmark = pytest.mark.seconds(30)
+
 C = np.geomspace(1e3, 1e5, 10).round()
 RNG = np.random.default_rng(0)
 
