@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.scaling.checks import fit_flags
 from isojax.scaling.checks.fit_flags import data_flags, frontier_flags, staleness_flags
-from isojax.scaling.law.frontier import compute_frontier
+from isojax.scaling.law.frontier import Frontier, compute_frontier
 from isojax.scaling.law.n_star_law import most_common_n_law
-from isojax.scaling.result import FittedCurve
+from isojax.scaling.result import FittedCurve, FrontierRow, Law
 from isojax.scaling.tracks import group_by_cell, make_track
 from tests.scaling.sweeps import fit, run
 
@@ -111,3 +112,16 @@ def test_no_reward_at_all_is_no_forecast():
     codes = {flag.code for flag in document.flags}
     assert document.forecast is None and document.flags[0].code == "nothing_learnt"
     assert "forecast_tried" not in codes and "forecast_missed" not in codes
+
+
+@pytest.mark.parametrize(("last", "is_told"), [(0.375, True), (0.37, False)])
+def test_a_largest_n_that_leads_for_its_data_alone_is_not_said_to(monkeypatch, last, is_told):
+    """The frontier has fallen at its end by an eighth, which is the limit here, or by more."""
+    monkeypatch.setattr(fit_flags, "MAX_FRONTIER_FALL", 0.125)
+    points = tuple(
+        FrontierRow(C=C, reward=reward, n=n, B_p=16)
+        for C, reward, n in ((1e3, 0.2, 4), (1e4, 0.5, 4), (1e5, last, 16))
+    )
+    law = Law("constant", 0.0, 0.0, None, 2.0)
+    flags = fit_flags.frontier_flags(Frontier(points, ()), (), law, [4, 16])
+    assert any(flag.code == "largest_n_leads" for flag in flags) == is_told

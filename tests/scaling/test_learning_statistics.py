@@ -337,3 +337,10 @@ def test_the_size_by_the_records():
     assert evaluation_size([track(6, 50, "best@4")], "best@4").rollouts == 50
     both = [track(16, 50, "avg@4"), track(8, 50, "avg@4")]
     assert evaluation_size(both, "avg@4").rollouts == 400
+
+
+def test_shares_in_words_at_their_limits():
+    shares = [0.0, 0.00049, 0.0005, 0.5, 0.999, 0.9995, 0.9996]
+    assert [learning._share(share) for share in shares] == [
+        "no", "no", "0.05% of the", "50% of the", "99.9% of the", "100% of the", "all"
+    ]  # fmt: skip
