@@ -3,10 +3,11 @@ said with what is true.
 
 Three baselines answer the same questions as the mode under test:
 
-    paper          mode "paper": its frontier; beyond the data n by its law n*(C), the reward by that n's curve
+    paper          mode "paper": its frontier; beyond the data n by its law n*(C), and the reward by
+                   the curve of that n
     middle         always the middle n measured, its reward as last measured
-    best_measured  the n whose mean over seeds is highest at the evaluation nearest below C; beyond the data at its last
-    evaluation
+    best_measured  the n whose mean over seeds is highest at the evaluation nearest below C; beyond
+                   the data at its last evaluation
 
 In range, the true best n is the best among the cells measured at C; beyond it, among all cells of
 the world.
@@ -64,13 +65,14 @@ class Sums:
 
     def with_case(self, true: float, low: float | None, high: float | None) -> Sums:
         """One case more; an end of None is open."""
-        a, b = -math.inf if low is None else low, math.inf if high is None else high
-        closed = math.isfinite(a) and math.isfinite(b)
+        low = -math.inf if low is None else low
+        high = math.inf if high is None else high
+        is_closed = math.isfinite(low) and math.isfinite(high)
         return Sums(
-            self.cases + 1,
-            self.hits + (a <= true <= b),
-            self.closed + closed,
-            self.width + (b - a if closed else 0.0),
+            cases=self.cases + 1,
+            hits=self.hits + (low <= true <= high),
+            closed=self.closed + is_closed,
+            width=self.width + (high - low if is_closed else 0.0),
         )
 
 
@@ -86,25 +88,25 @@ def measured_range(w: World) -> tuple[float, float]:
 
 def true_best(w: World, C: FloatArray, in_range: bool = True) -> Answer:
     """The best n and its reward at budgets C, over the cells measured there (or over all)."""
-    cells, measured = cells_by_n(w), w.measured
-    table = np.stack([w.reward(*key, C) for key in cells.values()])
+    cells = cells_by_n(w)
+    rewards = np.stack([w.reward(*key, C) for key in cells.values()])  # [n, budgets]
     if in_range:
-        inside = [
-            (measured[key][0] <= C * (1 + 1e-9)) & (measured[key][1] * (1 + 1e-9) >= C)
-            for key in cells.values()
-        ]
-        table = np.where(np.stack(inside), table, -np.inf)
-    return Answer(np.array(list(cells))[table.argmax(0)], table.max(0))
+        is_measured = []
+        for key in cells.values():
+            first, last = w.measured[key]
+            is_measured.append((first <= C * (1 + 1e-9)) & (last * (1 + 1e-9) >= C))
+        rewards = np.where(np.stack(is_measured), rewards, -np.inf)
+    return Answer(np.array(list(cells))[rewards.argmax(0)], rewards.max(0))
 
 
 def frontier_answer(document: FitResult, C: FloatArray) -> Answer:
     """The fitted frontier: n of the nearest point, reward interpolated over log C."""
     points = document.joint.frontier
-    x, at = np.log([p.C for p in points]), np.log(C)
-    nearest = np.abs(x[:, None] - at).argmin(0)
-    return Answer(
-        np.array([p.n for p in points])[nearest], np.interp(at, x, [p.reward for p in points])
-    )
+    log_C_points = np.log([p.C for p in points])
+    log_C = np.log(C)
+    nearest = np.abs(log_C_points[:, None] - log_C).argmin(0)
+    n = np.array([p.n for p in points])[nearest]
+    return Answer(n, np.interp(log_C, log_C_points, [p.reward for p in points]))
 
 
 def law_n(document: FitResult, C: FloatArray, measured: Sequence[int]) -> NDArray[np.int64]:
@@ -117,13 +119,13 @@ def raw_means(runs: Sequence[RunRecord]) -> dict[int, tuple[FloatArray, FloatArr
     """n -> (C > 0, mean over seeds of the metric). All seeds of a cell are evaluated at the same
     C."""
     result = {}
-    for n in sorted({r.cell.n for r in runs}):
-        seeds = [
-            [(p.rollouts, p.metrics[METRIC]) for p in r.points if p.rollouts]
-            for r in runs
-            if r.cell.n == n
-        ]
-        mean = np.array(seeds, dtype=np.float64).mean(0)
+    for n in sorted({run.cell.n for run in runs}):
+        curves_of_seeds = []
+        for run in runs:
+            if run.cell.n == n:
+                trained = [point for point in run.points if point.rollouts]
+                curves_of_seeds.append([(p.rollouts, p.metrics[METRIC]) for p in trained])
+        mean = np.array(curves_of_seeds, dtype=np.float64).mean(0)  # [evaluations, (C, reward)]
         result[n] = (mean[:, 0], mean[:, 1])
     return result
 
@@ -132,17 +134,20 @@ def measured_answers(runs: Sequence[RunRecord], C: FloatArray) -> dict[str, Answ
     """The two baselines that fit nothing. A cell without an evaluation up to C gives its first."""
     means = raw_means(runs)
     n = np.array(list(means))
-    values = np.stack(
-        [R[np.maximum(np.searchsorted(c, C * (1 + 1e-9)) - 1, 0)] for c, R in means.values()]
-    )  # [n, budgets]
-    ended = np.stack(
-        [(c[-1] * (1 + 1e-9) < C) | (c[0] > C * (1 + 1e-9)) for c, _ in means.values()]
-    )
-    i = np.where(ended, -np.inf, values).argmax(0)
+    rewards, is_measured = [], []
+    for C_measured, R in means.values():
+        last_up_to_C = np.searchsorted(C_measured, C * (1 + 1e-9)) - 1
+        rewards.append(R[np.maximum(last_up_to_C, 0)])
+        begins_later = C_measured[0] > C * (1 + 1e-9)
+        has_ended = C_measured[-1] * (1 + 1e-9) < C
+        is_measured.append(~(begins_later | has_ended))
+    reward = np.stack(rewards)  # [n, budgets]
+
+    best = np.where(np.stack(is_measured), reward, -np.inf).argmax(0)
     middle = len(n) // 2
     return {
-        "middle": Answer(np.full(len(C), n[middle]), values[middle]),
-        "best_measured": Answer(n[i], values[i, np.arange(len(C))]),
+        "middle": Answer(np.full(len(C), n[middle]), reward[middle]),
+        "best_measured": Answer(n[best], reward[best, np.arange(len(C))]),
     }
 
 
@@ -167,20 +172,23 @@ def in_range(w: World, answers: Mapping[str, Answer], C: FloatArray) -> dict[str
     """For each method, at budgets C: the share of n within one step, and the mean error of the
     frontier's reward."""
     true = true_best(w, C)
-    specific = np.array(
-        [
-            float(w.on_problems(*cells_by_n(w)[n], c))
-            for n, c in zip(true.n.tolist(), C, strict=True)
-        ]
-    )
+    on_problems = rewards_on_problems(w, true.n, C)
     return {
         name: {
-            "n_right": float(_steps(a.n, true.n).mean()),
-            "bias": float((a.reward - true.reward).mean()),
-            "bias_on_problems": float((a.reward - specific).mean()),
+            "n_right": float(_steps(answer.n, true.n).mean()),
+            "bias": float((answer.reward - true.reward).mean()),
+            "bias_on_problems": float((answer.reward - on_problems).mean()),
         }
-        for name, a in answers.items()
+        for name, answer in answers.items()
     }
+
+
+def rewards_on_problems(w: World, n: NDArray[np.int64], C: FloatArray) -> FloatArray:
+    """The expected reward of each n at its budget on the world's own problems, float[budgets]."""
+    cells = cells_by_n(w)
+    return np.array(
+        [float(w.on_problems(*cells[m], c)) for m, c in zip(n.tolist(), C, strict=True)]
+    )
 
 
 def cut(runs: Sequence[RunRecord], C: float) -> list[RunRecord]:
@@ -192,56 +200,52 @@ def cut(runs: Sequence[RunRecord], C: float) -> list[RunRecord]:
 def extrapolated(document: FitResult, C: FloatArray) -> Answer:
     """The paper's way beyond the data: n of the law, reward of that n's curve (of the nearest n
     that has one)."""
-    curves = {c.n: c for c in document.curves}
-    n = law_n(document, C, sorted({r.n for r in document.runs}))
-    nearest = [
-        curves[min(curves, key=lambda m: abs(math.log2(m / specific)))] for specific in n.tolist()
-    ]
-    return Answer(
-        n,
-        np.array(
-            [
-                curve_value(x, c.R0, c.A, c.exponent, c.C_mid)
-                for x, c in zip(C, nearest, strict=True)
-            ]
-        ),
-    )
+    curves = {curve.n: curve for curve in document.curves}
+    n = law_n(document, C, sorted({run.n for run in document.runs}))
+
+    rewards = []
+    for n_of_law, budget in zip(n.tolist(), C, strict=True):
+        distance = {m: abs(math.log2(m / n_of_law)) for m in curves}
+        curve = curves[min(distance, key=lambda m: distance[m])]
+        rewards.append(curve_value(budget, curve.R0, curve.A, curve.exponent, curve.C_mid))
+    return Answer(n, np.array(rewards))
 
 
 def held_out(w: World, answers: Mapping[str, Answer], C: FloatArray) -> dict[str, dict[str, float]]:
     """For each method over the hidden budgets C: the mean absolute error of the reward it promises
     against that of the truly best cell on the world's problems, the share of n within one step, the
     mean regret; and the same at the last of them, 4 times the compute seen."""
-    cells, true = cells_by_n(w), true_best(w, C, in_range=False)
-    reached = np.array(
-        [float(w.on_problems(*cells[n], c)) for n, c in zip(true.n.tolist(), C, strict=True)]
-    )
+    cells = cells_by_n(w)
+    true = true_best(w, C, in_range=False)
+    best_on_problems = rewards_on_problems(w, true.n, C)
+
     result = {}
-    for name, a in answers.items():
-        got = np.array(
-            [float(w.reward(*cells[n], c)) for n, c in zip(a.n.tolist(), C, strict=True)]
-        )
-        rows = {
-            "error": np.abs(a.reward - reached),
-            "within": _steps(a.n, true.n),
-            "regret": np.maximum(0.0, true.reward - got),
+    for name, answer in answers.items():
+        choices = zip(answer.n.tolist(), C, strict=True)
+        reward_of_choice = np.array([float(w.reward(*cells[n], c)) for n, c in choices])
+        by_budget = {
+            "error": np.abs(answer.reward - best_on_problems),
+            "within": _steps(answer.n, true.n),
+            "regret": np.maximum(0.0, true.reward - reward_of_choice),
         }
-        result[name] = {k: float(v.mean()) for k, v in rows.items()} | {
-            f"{k}_at_end": float(v[-1]) for k, v in rows.items()
-        }
+        means = {figure: float(values.mean()) for figure, values in by_budget.items()}
+        at_end = {f"{figure}_at_end": float(values[-1]) for figure, values in by_budget.items()}
+        result[name] = means | at_end
     return result
 
 
 def frontier_coverage(w: World, document: FitResult, C: FloatArray) -> Sums:
     """The frontier's interval against the true best reward."""
-    points, sums = document.joint.frontier, Sums()
-    if points[0].low is None:
+    points = document.joint.frontier
+    sums = Sums()
+    if points[0].low is None:  # a fit without draws has no intervals
         return sums
-    x, true = np.log([p.C for p in points]), true_best(w, C).reward
-    low, high = (
-        np.interp(np.log(C), x, ends)
-        for ends in np.array([(p.low, p.high) for p in points], dtype=np.float64).T
-    )
+
+    log_C_points = np.log([p.C for p in points])
+    ends = np.array([(p.low, p.high) for p in points], dtype=np.float64)
+    low = np.interp(np.log(C), log_C_points, ends[:, 0])
+    high = np.interp(np.log(C), log_C_points, ends[:, 1])
+    true = true_best(w, C).reward
     for case in zip(true.tolist(), low.tolist(), high.tolist(), strict=True):
         sums = sums.with_case(*case)
     return sums
@@ -254,38 +258,53 @@ def true_crossing(w: World, a: int, b: int) -> float | None:
     low, high = measured_range(w)
     x = np.linspace(math.log10(low), math.log10(high), 2001)
     lead = w.reward(*cells[a], 10**x) - w.reward(*cells[b], 10**x)
-    at = np.flatnonzero(lead[:-1] * lead[1:] < 0)
-    if len(at) != 1:
+    sign_changes = np.flatnonzero(lead[:-1] * lead[1:] < 0)
+    if len(sign_changes) != 1:
         return None
-    i = at[0]
+
+    i = sign_changes[0]  # between x[i] and x[i + 1], where the lead is taken as linear
     return float(x[i] + (x[i + 1] - x[i]) * lead[i] / (lead[i] - lead[i + 1]))
 
 
 def crossover_coverage(w: World, document: FitResult) -> Sums:
     """Intervals of crossovers, in log10 C."""
     sums = Sums()
-    for c in document.joint.crossovers if document.intervals is not None else ():
-        true = true_crossing(w, c.n_low, c.n_high)
-        if true is not None:
-            low, high = (None if end is None else math.log10(end) for end in (c.low, c.high))
-            sums = sums.with_case(true, low, high)
+    if document.intervals is None:
+        return sums
+    for crossover in document.joint.crossovers:
+        true = true_crossing(w, crossover.n_low, crossover.n_high)
+        if true is None:
+            continue
+        low = None if crossover.low is None else math.log10(crossover.low)
+        high = None if crossover.high is None else math.log10(crossover.high)
+        sums = sums.with_case(true, low, high)
     return sums
 
 
 def plateau_coverage(w: World, document: FitResult, determined_only: bool) -> Sums:
     """Intervals of the curves' A."""
     sums = Sums()
-    for c in document.curves if document.intervals is not None else ():
-        if c.A_interval is not None and (c.determined or not determined_only):
-            sums = sums.with_case(w.truth[c.B_p, c.n].A, *c.A_interval)
+    if document.intervals is None:
+        return sums
+    for curve in document.curves:
+        if curve.A_interval is not None and (curve.determined or not determined_only):
+            low, high = curve.A_interval
+            sums = sums.with_case(w.truth[curve.B_p, curve.n].A, low, high)
     return sums
 
 
-def fitted(runs: Sequence[RunRecord], mode: str, replicates: int) -> tuple[FitResult, float]:
-    """(fit.json's content, seconds)."""
+@dataclass(frozen=True)
+class TimedFit:
+    """fit.json's content, and the seconds that it took."""
+
+    document: FitResult
+    seconds: float
+
+
+def fitted(runs: Sequence[RunRecord], mode: str, replicates: int) -> TimedFit:
     started = time.perf_counter()
     document = fit_all_runs(runs, METRIC, options=FitOptions(mode=mode, replicates=replicates))
-    return document, time.perf_counter() - started
+    return TimedFit(document, time.perf_counter() - started)
 
 
 def judge(kind: str, seed: int, mode: str, replicates: int) -> dict[str, Any]:
@@ -293,7 +312,10 @@ def judge(kind: str, seed: int, mode: str, replicates: int) -> dict[str, Any]:
     why.
 
     Args:
-        kind, seed: of `random_world`. mode: the one to judge. replicates: of its bootstrap.
+        kind: kind of world, as `random_world` has it.
+        seed: of the world.
+        mode: the mode to judge.
+        replicates: draws of each fit.
     """
     w = random_world(kind, seed)
     line: dict[str, Any] = {
@@ -303,59 +325,74 @@ def judge(kind: str, seed: int, mode: str, replicates: int) -> dict[str, Any]:
         "replicates": replicates,
         "failed": None,
     }
+
     try:
         return line | _figures(w, mode, replicates)
     except InputError as e:
         return line | {"failed": str(e)}
 
 
+def _in_range_figures(
+    w: World, fits: Mapping[str, TimedFit], C: FloatArray
+) -> dict[str, dict[str, float]]:
+    """Of the fits by mode and of the two baselines that fit nothing, at budgets C."""
+    answers = {mode: frontier_answer(fit.document, C) for mode, fit in fits.items()}
+    figures = in_range(w, answers | measured_answers(w.runs, C), C)
+    for mode, fit in fits.items():
+        law = law_n(fit.document, C, list(cells_by_n(w)))
+        figures[mode]["law_right"] = float(_steps(law, true_best(w, C).n).mean())
+        figures[mode]["seconds"] = fit.seconds
+    return figures
+
+
 def _figures(w: World, mode: str, replicates: int) -> dict[str, Any]:
-    C, C_max = np.geomspace(*measured_range(w), BUDGETS), measured_range(w)[1]
-    shorter = cut(w.runs, C_max / HOLD_OUT)
+    first, C_max = measured_range(w)
+    C = np.geomspace(first, C_max, BUDGETS)
     modes = list(dict.fromkeys([mode, "paper"]))
     fits = {m: fitted(w.runs, m, replicates) for m in modes}
-    short_fits = {m: fitted(shorter, m, replicates) for m in modes}
-    document = fits[mode][0]
-    answers = {m: frontier_answer(d, C) for m, (d, _) in fits.items()} | measured_answers(w.runs, C)
-    result = in_range(w, answers, C)
-    for m, (d, seconds) in fits.items():
-        law = law_n(d, C, list(cells_by_n(w)))
-        result[m] |= {"law_right": float(_steps(law, true_best(w, C).n).mean()), "seconds": seconds}
+    document = fits[mode].document
+
+    # The last HOLD_OUT x of compute is hidden, and both modes are asked about it.
+    shorter = cut(w.runs, C_max / HOLD_OUT)
+    short_documents = {m: fitted(shorter, m, replicates).document for m in modes}
     hidden = np.geomspace(C_max / HOLD_OUT, C_max, HIDDEN + 1)[1:]
-    selected = [
-        recommend(short_fits[mode][0], C, extrapolate=True, with_details=False)
-        for C in hidden.tolist()
+    recommendations = [
+        recommend(short_documents[mode], budget, extrapolate=True, with_details=False)
+        for budget in hidden.tolist()
     ]
     promises = {
         mode: Answer(
-            np.array([r.allocation.n for r in selected]),
-            np.array([r.expected_reward for r in selected]),
+            np.array([r.allocation.n for r in recommendations]),
+            np.array([r.expected_reward for r in recommendations]),
         )
     }
     if mode != "paper":
-        promises["paper"] = extrapolated(short_fits["paper"][0], hidden)
+        promises["paper"] = extrapolated(short_documents["paper"], hidden)
     promises |= last_measured(shorter, HIDDEN)
-    ahead = Sums()
-    for r, C_hidden in zip(selected, hidden.tolist(), strict=True):
+
+    forecasts = Sums()
+    for r, budget in zip(recommendations, hidden.tolist(), strict=True):
         if r.interval is not None:
-            true_reward = float(w.reward(r.allocation.B_p, r.allocation.n, C_hidden))
-            ahead = ahead.with_case(true_reward, *r.interval)
+            true_reward = float(w.reward(r.allocation.B_p, r.allocation.n, budget))
+            forecasts = forecasts.with_case(true_reward, *r.interval)
+
     coverage = {
         "frontier": frontier_coverage(w, document, C),
         "crossovers": crossover_coverage(w, document),
         "A_determined": plateau_coverage(w, document, True),
         "A_all": plateau_coverage(w, document, False),
-        "hold_out": ahead,
+        "hold_out": forecasts,
     }
+    monotone_rejected = None
+    if document.by_B:
+        monotone_rejected = any(batch.n_star.monotone_rejected for batch in document.by_B)
     return {
         "cells": len(w.truth),
         "runs": len(w.runs),
-        "in_range": result,
+        "in_range": _in_range_figures(w, fits, C),
         "hold_out": held_out(w, promises, hidden),
         "coverage": {name: vars(sums) for name, sums in coverage.items()},
         "constant": document.joint.n_star.law.form == "constant",
         "no_effect": document.joint.n_star.no_effect,
-        "monotone_rejected": any(batch.n_star.monotone_rejected for batch in document.by_B)
-        if document.by_B
-        else None,
+        "monotone_rejected": monotone_rejected,
     }

@@ -6,10 +6,10 @@ a Hill curve or a stretched exponential, but for the worlds of `small_world` and
 curve is R_j(C) + e_r p_j(C), where e_r is normal and p_j = (R_j - R0) / (A_j - R0), within 0 and 1.
 An evaluation adds noise of one of two kinds:
 
-    problems    each problem has a difficulty d_i ~ Normal(0, spread); its 4 responses are correct with probability
-                sigmoid(a + d_i), with `a` such that the mean over all possible problems is the run's curve. All runs of
-                a world are evaluated on the same problems.
-    plain       Gaussian, of standard deviation 2 noise_sd sqrt(R (1 - R)), so that it is largest at R = 1/2
+    problems    each problem has a difficulty d_i ~ Normal(0, spread); its 4 responses are correct
+                with probability sigmoid(a + d_i), with `a` such that the mean over all possible
+                problems is the run's curve. All runs of a world are evaluated on the same problems.
+    plain       Gaussian, of standard deviation 2 noise_sd sqrt(R (1 - R)), largest at R = 1/2
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def logistic(x: Array, steepness: float) -> Array:
 
 
 def gompertz(x: Array, delay: float) -> Array:
-    start, rate = np.exp(-delay), np.log(delay / np.log(2))
+    start = np.exp(-delay)
+    rate = np.log(delay / np.log(2))  # for which the curve is half way at x = 1
     return (np.exp(-delay * np.exp(-rate * x)) - start) / (1 - start)
 
 
@@ -75,9 +76,8 @@ def delayed(x: Array, start: float, power: float) -> Array:
 
 def rise_and_fall(x: Array, rise: Growth, peak: float, fall: float, bend: float) -> Array:
     """Beyond `peak` the reward falls by `fall` of the gain in the first decade."""
-    return np.maximum(
-        rise(x) - fall * np.maximum(np.log10(np.maximum(x, 1e-12) / peak), 0) ** bend, 0
-    )
+    decades_beyond = np.maximum(np.log10(np.maximum(x, 1e-12) / peak), 0)
+    return np.maximum(rise(x) - fall * decades_beyond**bend, 0)
 
 
 Draw = Callable[[np.random.Generator], Growth]
@@ -203,9 +203,8 @@ class World:
         """One run's evaluations: its rewards, and the correct responses of each problem (none for a
         plain metric)."""
         curve = self.curves[key]
-        R = np.clip(
-            curve.reward(C) + rng.normal(0, self.run_sd) * curve.progress(C), 0.0005, 0.9995
-        )
+        run_effect = rng.normal(0, self.run_sd) * curve.progress(C)
+        R = np.clip(curve.reward(C) + run_effect, 0.0005, 0.9995)
         if self.difficulties.size == 0:
             noisy = R + rng.normal(0, 1, R.shape) * 2 * self.noise_sd * np.sqrt(R * (1 - R))
             return np.clip(noisy, 0, 1), np.zeros((len(R), 0), int)
@@ -297,12 +296,15 @@ def draw_growth(rng: np.random.Generator, name: str) -> Growth:
 def draw_curves(
     rng: np.random.Generator, form: Form, keys: list[Key], C_end: float
 ) -> dict[Key, TrueCurve]:
-    n = np.log2([n for _, n in keys])
-    R0, gain = rng.uniform(*form.R0), rng.uniform(*form.gain)
-    gains = draw_plateaus(rng, form.order, (n - n.min()) / np.ptp(n), gain)
+    log2_n = np.log2([n for _, n in keys])
+    R0 = rng.uniform(*form.R0)
+    gain = rng.uniform(*form.gain)
+    gains = draw_plateaus(rng, form.order, (log2_n - log2_n.min()) / np.ptp(log2_n), gain)
     if form.several_B_p:
         gains = gains + rng.normal(0, 0.05 * gain, len(keys))
     C_half = draw_C_half(rng, form.order, keys, C_end)
+
+    # All cells of a world have one growth, but in an irregular one.
     names = [form.growth or str(rng.choice(RISES))] * len(keys)
     if form.order == "irregular":
         names = [str(name) for name in rng.choice(RISES, len(keys))]
@@ -337,7 +339,9 @@ def random_world(rng: np.random.Generator, name: str) -> World:
     C_end = float(max(B_p * n for B_p, n in keys) * rng.integers(40, 400))
     curves = draw_curves(rng, form, keys, C_end)
     gain = max(curve.A - curve.R0 for curve in curves.values())
-    counts, spread = bool(rng.uniform() < 0.5), rng.uniform(1, 2.5)
+    has_counts = bool(rng.uniform() < 0.5)
+    spread = rng.uniform(1, 2.5)
+
     return World(
         form=name,
         curves=curves,
@@ -346,7 +350,7 @@ def random_world(rng: np.random.Generator, name: str) -> World:
         seeds=int(rng.integers(1, 4)),
         run_sd=max(min(np.exp(rng.uniform(np.log(0.003), np.log(0.02))), 0.1 * gain), 0.003),
         noise_sd=np.exp(rng.uniform(np.log(0.004), np.log(0.03))),
-        difficulties=rng.normal(0, spread, rng.integers(100, 501) if counts else 0),
+        difficulties=rng.normal(0, spread, rng.integers(100, 501) if has_counts else 0),
         spread=spread,
     )
 
@@ -358,17 +362,20 @@ def small_world(rng: np.random.Generator) -> World:
     Frechet's and a third Gompertz's.
     """
     C_end = float(16 * 32 * rng.integers(60, 240))
-    growth = (
-        partial(delayed, start=0.0, power=1.0),
-        GROWTHS["frechet"](rng),
-        GROWTHS["gompertz"](rng),
-    )[rng.integers(3)]
-    R0, gain, spread = rng.uniform(0.1, 0.4), rng.uniform(0.2, 0.4), rng.uniform(1, 2.5)
-    plateaus, middle = rng.uniform(0.03, 0.06), C_end * 10 ** rng.uniform(-2.5, -0.6)
-    curves = {
-        (16, n): TrueCurve(R0, R0 + gain + plateaus * i / 3, middle * (n / 2**3.5) ** 0.5, growth)
-        for i, n in enumerate((4, 8, 16, 32))
-    }
+    hill = partial(delayed, start=0.0, power=1.0)
+    growths = (hill, GROWTHS["frechet"](rng), GROWTHS["gompertz"](rng))
+    growth = growths[rng.integers(3)]
+    R0 = rng.uniform(0.1, 0.4)
+    gain = rng.uniform(0.2, 0.4)
+    spread = rng.uniform(1, 2.5)
+    plateau_range = rng.uniform(0.03, 0.06)
+    C_half_middle = C_end * 10 ** rng.uniform(-2.5, -0.6)
+
+    curves = {}
+    for i, n in enumerate((4, 8, 16, 32)):
+        A = R0 + gain + plateau_range * i / 3
+        C_half = C_half_middle * (n / 2**3.5) ** 0.5  # 2^3.5 is the middle n
+        curves[16, n] = TrueCurve(R0, A, C_half, growth)
     return World(
         form="small",
         curves=curves,
@@ -384,8 +391,7 @@ def small_world(rng: np.random.Generator) -> World:
 def stable_world(rng: np.random.Generator) -> World:
     """A world without a fall whose metric has the noise of 60 to 500 problems; the records hold the
     metric alone."""
-    world = random_world(
-        rng, str(rng.choice([name for name in FORMS if name != "fall after a peak"]))
-    )
+    rising = [name for name in FORMS if name != "fall after a peak"]
+    world = random_world(rng, str(rng.choice(rising)))
     noise_sd = 0.5 / np.sqrt(SAMPLES * rng.integers(60, 501))
     return replace(world, difficulties=np.zeros(0), noise_sd=noise_sd)

@@ -48,11 +48,10 @@ def calibration(cases: Sequence[tuple[float, bool]]) -> list[Line]:
     cases."""
     rows = []
     for fifth in range(5):
-        inside = [(said, right) for said, right in cases if fifth == min(int(said * 5), 4)]
-        said, right = ([case[i] for case in inside] for i in range(2))
-        rows.append(
-            {"fifth": fifth, "said": share(said), "right": share(right), "cases": len(inside)}
-        )
+        inside = [(stated, right) for stated, right in cases if fifth == min(int(stated * 5), 4)]
+        stated = share([stated for stated, _ in inside])
+        right = share([right for _, right in inside])
+        rows.append({"fifth": fifth, "said": stated, "right": right, "cases": len(inside)})
     return rows
 
 
@@ -87,26 +86,27 @@ def choice_figures(lines: Sequence[Line]) -> Line:
     cases = recommendations(lines, 4)
     if not cases:
         return {"answers": 0}
-    regret, measured = (
-        np.array([case[name] for case in cases]) for name in ("regret", "regret_best_measured")
-    )
-    error = np.array([abs(case["expected"] - case["cell"]["truth"]) for case in cases])
-    warned = np.array([case["warning"] for case in cases])
-    covered = [
+
+    regret = np.array([case["regret"] for case in cases])
+    of_best_measured = np.array([case["regret_best_measured"] for case in cases])
+    is_covered = [
         case["regret_high"] is not None and case["regret"] <= case["regret_high"] + 1e-9
         for case in cases
     ]
+    error = np.array([abs(case["expected"] - case["cell"]["truth"]) for case in cases])
+    is_large = error > LARGE_ERROR
+    is_warned = np.array([case["warning"] for case in cases])
     return {
         "answers": len(cases),
         "regret": float(regret.mean()),
-        "regret_best_measured": float(measured.mean()),
-        "difference": float((regret - measured).mean()),
-        "difference_interval": bootstrap_interval(regret - measured),
-        "regret_covered": share(covered),
+        "regret_best_measured": float(of_best_measured.mean()),
+        "difference": float((regret - of_best_measured).mean()),
+        "difference_interval": bootstrap_interval(regret - of_best_measured),
+        "regret_covered": share(is_covered),
         "error": float(error.mean()),
-        "large_errors": int(np.sum(error > LARGE_ERROR)),
-        "warned_large": share(warned[error > LARGE_ERROR]),
-        "warned_others": share(warned[error <= LARGE_ERROR]),
+        "large_errors": int(is_large.sum()),
+        "warned_large": share(is_warned[is_large]),
+        "warned_others": share(is_warned[~is_large]),
     }
 
 
@@ -116,17 +116,14 @@ def small_figures(lines: Sequence[Line]) -> Line:
     """
     cases = recommendations(lines, 1)
     bounds = [case["regret_high"] or 0.0 for case in cases]
+    covered, equal_covered = [], []
+    for case, bound in zip(cases, bounds, strict=True):
+        covered.append(case["regret"] <= bound + 1e-9)
+        equal_covered.append(case["equal_n_regret"] <= bound + 0.005)
     return {
         "answers": len(cases),
-        "covered": share(
-            [case["regret"] <= bound + 1e-9 for case, bound in zip(cases, bounds, strict=True)]
-        ),
-        "equal_covered": share(
-            [
-                case["equal_n_regret"] <= bound + 0.005
-                for case, bound in zip(cases, bounds, strict=True)
-            ]
-        ),
+        "covered": share(covered),
+        "equal_covered": share(equal_covered),
         "no_effect": share([case["no_effect"] for case in cases]),
         "regret": share([case["regret"] for case in cases]),
         "bound": share(bounds),
@@ -142,13 +139,11 @@ def stable_figures(lines: Sequence[Line]) -> Line:
         "151 to 300": (151, 300),
         "301 to 500": (301, 500),
     }
-    inside = {
-        name: [bool(line["unstable"]) for line in lines if low <= line["problems"] <= high]
-        for name, (low, high) in groups.items()
-    }
-    return {
-        name: {"share": share(called), "sweeps": len(called)} for name, called in inside.items()
-    }
+    rows: Line = {}
+    for name, (low, high) in groups.items():
+        called = [bool(line["unstable"]) for line in lines if low <= line["problems"] <= high]
+        rows[name] = {"share": share(called), "sweeps": len(called)}
+    return rows
 
 
 def by_form(lines: Sequence[Line]) -> dict[str, list[Line]]:
@@ -164,66 +159,71 @@ def shown(value: float, digits: int) -> str:
     return "-" if np.isnan(value) else f"{value:.{digits}f}".replace("0.", ".", 1)
 
 
-def worlds_tables(lines: Sequence[Line]) -> list[Table]:
-    names = ["frontier", *(f"{kind}_{times}" for kind in ("cell", "new_run") for times in TIMES)]
-    titles = ["frontier", *(f"{kind} {times}x" for kind in ("cell", "new run") for times in TIMES)]
-    held = Table(
-        "form", "worlds", *titles, title="Share of 90% intervals that hold the truth (mean width)"
-    )
-    choices = Table(
-        *(
-            "form",
-            "answers at 4x",
-            "regret",
-            "best measured",
-            "difference (90% interval)",
-            "regret covered",
-        ),
-        *("mean error", "errors > .02", "of these warned", "of others warned"),
-        title="Recommendation at 4 times the data",
-    )
+def intervals_table(lines: Sequence[Line]) -> Table:
+    names, titles = ["frontier"], ["frontier"]
+    for kind in ("cell", "new_run"):
+        for times in TIMES:
+            names.append(f"{kind}_{times}")
+            titles.append(f"{kind.replace('_', ' ')} {times}x")
+
+    table = Table("form", "worlds", *titles)
+    table.title = "Share of 90% intervals that hold the truth (mean width)"
     for form, group in by_form(lines).items():
-        figures, choice = interval_figures(group), choice_figures(group)
+        figures = interval_figures(group)
         cells = [
             f"{shown(figures[name], 2)} ({shown(figures[f'{name}_width'], 3)})" for name in names
         ]
-        held.add_row(form, str(len(group)), *cells)
-        if choice["answers"] == 0:
-            choices.add_row(form, "0")
+        table.add_row(form, str(len(group)), *cells)
+    return table
+
+
+def choices_table(lines: Sequence[Line]) -> Table:
+    table = Table(
+        "form",
+        "answers at 4x",
+        "regret",
+        "best measured",
+        "difference (90% interval)",
+        "regret covered",
+        "mean error",
+        "errors > .02",
+        "of these warned",
+        "of others warned",
+        title="Recommendation at 4 times the data",
+    )
+    for form, group in by_form(lines).items():
+        figures = choice_figures(group)
+        if figures["answers"] == 0:
+            table.add_row(form, "0")
             continue
-        low, high = (shown(end, 4) for end in choice["difference_interval"])
-        choices.add_row(
-            *(
-                form,
-                str(choice["answers"]),
-                shown(choice["regret"], 4),
-                shown(choice["regret_best_measured"], 4),
-            ),
-            *(
-                f"{shown(choice['difference'], 4)} ({low} to {high})",
-                shown(choice["regret_covered"], 2),
-            ),
-            *(shown(choice["error"], 4), str(choice["large_errors"])),
-            *(shown(choice["warned_large"], 2), shown(choice["warned_others"], 2)),
+        low, high = (shown(end, 4) for end in figures["difference_interval"])
+        table.add_row(
+            form,
+            str(figures["answers"]),
+            shown(figures["regret"], 4),
+            shown(figures["regret_best_measured"], 4),
+            f"{shown(figures['difference'], 4)} ({low} to {high})",
+            shown(figures["regret_covered"], 2),
+            shown(figures["error"], 4),
+            str(figures["large_errors"]),
+            shown(figures["warned_large"], 2),
+            shown(figures["warned_others"], 2),
         )
-    return [held, choices, calibration_table(lines)]
+    return table
 
 
 def calibration_table(lines: Sequence[Line]) -> Table:
-    table = Table(
-        "P(best)", *("recommended: said", "right", "cases"), *("all n: said", "right", "cases")
-    )
+    columns = ("recommended: said", "right", "cases", "all n: said", "right", "cases")
+    table = Table("P(best)", *columns)
     table.title = "Stated probability that n is best, at 1, 2 and 4 times the data"
-    chosen, every = (calibration(best_n_cases(lines, only)) for only in (True, False))
-    for ours, all_n in zip(chosen, every, strict=True):
-        cells = [
-            text
-            for row in (ours, all_n)
-            for text in (shown(row["said"], 2), shown(row["right"], 2), str(row["cases"]))
-        ]
-        table.add_row(
-            f"{shown(ours['fifth'] / 5, 1)} to {shown((ours['fifth'] + 1) / 5, 1)}", *cells
-        )
+    rows_of_recommended = calibration(best_n_cases(lines, recommended_only=True))
+    rows_of_all = calibration(best_n_cases(lines, recommended_only=False))
+    for recommended, all_n in zip(rows_of_recommended, rows_of_all, strict=True):
+        fifth = recommended["fifth"]
+        cells = []
+        for row in (recommended, all_n):
+            cells += [shown(row["said"], 2), shown(row["right"], 2), str(row["cases"])]
+        table.add_row(f"{shown(fifth / 5, 1)} to {shown((fifth + 1) / 5, 1)}", *cells)
     return table
 
 
@@ -278,26 +278,25 @@ def advice_table(lines: Sequence[Line]) -> Table:
     )
     table.add_column("true saving (1 se)")
     table.title = "Runs that halting marks stop, and the regret before and after the next run"
-    fitted, others = (
-        [line for line in lines if (line["form"] == "hill") is own] for own in (True, False)
-    )
-    for form, group in {"Hill": fitted, "others": others, "all": lines}.items():
+    groups = {
+        "Hill": [line for line in lines if line["form"] == "hill"],
+        "others": [line for line in lines if line["form"] != "hill"],
+        "all": lines,
+    }
+    for form, group in groups.items():
         for times in TIMES:
             row = advice_figures(recommendations(group, times))
-            regrets = {
-                name: f"{shown(row[f'{name}_before'], 4)} to {shown(row[f'{name}_after'], 4)}"
-                for name in ("stated", "true")
-            }
-            saving = f"{shown(row['saved'], 4)} ({shown(row['saved_se'], 4)})"
-            counts = (
+            table.add_row(
+                form,
+                f"{times}x",
                 str(row["answers"]),
                 shown(row["stopped"], 3),
                 str(row["next_runs"]),
                 shown(row["cost"], 2),
-            )
-            refit = shown(row["stated_by_refit"], 4)
-            table.add_row(
-                form, f"{times}x", *counts, regrets["stated"], refit, regrets["true"], saving
+                f"{shown(row['stated_before'], 4)} to {shown(row['stated_after'], 4)}",
+                shown(row["stated_by_refit"], 4),
+                f"{shown(row['true_before'], 4)} to {shown(row['true_after'], 4)}",
+                f"{shown(row['saved'], 4)} ({shown(row['saved_se'], 4)})",
             )
     return table
 
@@ -307,18 +306,21 @@ def print_tables(lines: Sequence[Line]) -> None:
     console = Console(stderr=True, width=180)
     fitted = [line for line in lines if line["failed"] is None]
     for line in lines:
-        refused = {case["refused"] for case in line.get("recommended", []) if "refused" in case}
-        for reason in [line["failed"]] * (line["failed"] is not None) + sorted(refused):
-            console.print(
-                f"{line['part']} {line['number']} ({line['form']}): {reason}", markup=False
-            )
-    parts = {
-        part: [line for line in fitted if line["part"] == part]
-        for part in ("worlds", "small", "stable", "advice")
+        reasons = {case["refused"] for case in line.get("recommended", []) if "refused" in case}
+        if line["failed"] is not None:
+            reasons.add(line["failed"])
+        for reason in sorted(reasons):
+            world = f"{line['part']} {line['number']} ({line['form']})"
+            console.print(f"{world}: {reason}", markup=False)
+
+    tables_of_part = {
+        "worlds": (intervals_table, choices_table, calibration_table),
+        "small": (small_table,),
+        "stable": (stable_table,),
+        "advice": (advice_table,),
     }
-    tables = worlds_tables(parts["worlds"]) if parts["worlds"] else []
-    tables += [small_table(parts["small"])] if parts["small"] else []
-    tables += [stable_table(parts["stable"])] if parts["stable"] else []
-    tables += [advice_table(parts["advice"])] if parts["advice"] else []
-    for table in tables:
-        console.print(table)
+    for part, tables in tables_of_part.items():
+        lines_of_part = [line for line in fitted if line["part"] == part]
+        if lines_of_part:
+            for table in tables:
+                console.print(table(lines_of_part))

@@ -1,11 +1,11 @@
 """How good are fit and recommendation on sweeps whose curves are not the fitter's? Four parts, each
 a fit of simulated sweeps of known law (benchmarks/foreign_forms.py):
 
-    python benchmarks/foreign_worlds.py                         120 worlds of 14 forms; about 2 minutes of one core
-    python benchmarks/foreign_worlds.py --small                 24 small sweeps: does the stated regret hold?
-    python benchmarks/foreign_worlds.py --stable                300 stable sweeps without counts: are they called so?
-    python benchmarks/foreign_worlds.py --advice                40 sweeps: halting marks, and the run to measure next
-    python benchmarks/foreign_worlds.py --read FILE [FILE ...]  the tables of files that --out wrote
+    python benchmarks/foreign_worlds.py            120 worlds of 14 forms; 2 minutes on one core
+    python benchmarks/foreign_worlds.py --small    24 small sweeps: does the stated regret hold?
+    python benchmarks/foreign_worlds.py --stable   300 stable sweeps, no counts: called stable?
+    python benchmarks/foreign_worlds.py --advice   40 sweeps: halting marks, the run to measure next
+    python benchmarks/foreign_worlds.py --read FILE [FILE ...]   tables of files that --out wrote
 
 A world's budgets are 10 within the measured range, for the frontier, and 1, 2 and 4 times its
 largest measured C, for `isojax.recommend`. The truth is the world's law: the expected reward of a
@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,28 +58,40 @@ RUNS_PAST_MARKS = 20  # of each recommended cell
 POINTS_OF_A_CURVE = 3  # the evaluations that a cell on the frontier has at least
 PARTS = {"worlds": 120, "small": 24, "stable": 300, "advice": 40}  # the parts and their sweeps
 Line = dict[str, Any]
-Case = tuple[str, int, int, int]  # part, seed, number of the world, replicates
+
+
+@dataclass(frozen=True)
+class Case:
+    """One world to judge. The random numbers of part, seed and number draw it."""
+
+    part: str  # of PARTS
+    seed: int
+    number: int
+    replicates: int  # draws of its fit
 
 
 def frontier_cases(world: World, fit: FitResult) -> list[Line]:
     """The frontier's interval at budgets in range, against the best true reward of the cells
     measured there."""
-    measured = {
-        key: [M * key[0] * key[1] for M in world.updates(key) if M > 0] for key in world.curves
-    }
+    measured: dict[Key, list[int]] = {}  # the C of a cell's evaluations
+    for B_p, n in world.curves:
+        C_of_cell = [M * B_p * n for M in world.updates((B_p, n)) if M > 0]
+        if len(C_of_cell) >= POINTS_OF_A_CURVE:
+            measured[B_p, n] = C_of_cell
+
     rows = fit.joint.frontier
-    curves = {key: at for key, at in measured.items() if len(at) >= POINTS_OF_A_CURVE}
     log_C = np.log([row.C for row in rows])
+    lows = [row.low for row in rows]
+    highs = [row.high for row in rows]
     cases = []
     for x in np.linspace(log_C[0], log_C[-1], BUDGETS_IN_RANGE):
         C = float(np.exp(x))
-        there = [key for key, at in curves.items() if at[0] <= C * 1.001 and C <= at[-1] * 1.001]
-        low, high = (
-            float(np.interp(x, log_C, [getattr(row, end) for row in rows]))
-            for end in ("low", "high")
-        )
-        truth = max(world.reward(key, C) for key in there)
-        cases.append({"C": C, "truth": truth, "low": low, "high": high})
+        # .1% of slack: the ends of the range are themselves evaluations
+        cells = [key for key, at in measured.items() if at[0] <= C * 1.001 and C <= at[-1] * 1.001]
+        case = {"C": C, "truth": max(world.reward(key, C) for key in cells)}
+        case["low"] = float(np.interp(x, log_C, lows))
+        case["high"] = float(np.interp(x, log_C, highs))
+        cases.append(case)
     return cases
 
 
@@ -91,10 +103,12 @@ def best_measured(runs: Sequence[RunRecord]) -> Key:
 
 
 def nearest(world: World, B_p: int, n: int) -> Key:
-    """The world's cell; where it has none, the nearest in log B_p and log n."""
-    return min(
-        world.curves, key=lambda key: abs(np.log2(key[0] / B_p)) + 10 * abs(np.log2(key[1] / n))
-    )
+    """The world's cell (B_p, n), or the one whose n, and then B_p, is nearest in doublings."""
+
+    def distance(key: Key) -> float:
+        return abs(np.log2(key[0] / B_p)) + 10 * abs(np.log2(key[1] / n))
+
+    return min(world.curves, key=distance)
 
 
 def recommendation_case(
@@ -108,11 +122,18 @@ def recommendation_case(
         return {"times": times, "refused": str(error)}
     if advice.interval is None or advice.prediction_interval is None:
         return {"times": times, "refused": "the recommendation has no interval"}
+
     allocation = advice.allocation
-    key, best = nearest(world, allocation.B_p, allocation.n), world.best(budget)
-    truth, reward = world.reward(key, allocation.C), world.at_budget(best, budget)
-    new_run = float(world.measure(rng, key, np.array([allocation.C]))[0][0])
-    (low, high), (new_low, new_high) = advice.interval, advice.prediction_interval
+    key = nearest(world, allocation.B_p, allocation.n)
+    truth = world.reward(key, allocation.C)
+    rewards_of_new_run, _ = world.measure(rng, key, np.array([allocation.C]))
+    low, high = advice.interval
+    new_low, new_high = advice.prediction_interval
+
+    best = world.best(budget)
+    best_reward = world.at_budget(best, budget)
+    probabilities = (advice.n_probability or {}).items()
+    worst_equal = min(world.at_budget(k, budget) for k in equal_cells(world, advice, key))
     return {
         "times": times,
         "C": budget,
@@ -120,27 +141,23 @@ def recommendation_case(
         "best": list(best),
         "expected": advice.expected_reward,
         "cell": {"truth": truth, "low": low, "high": high},
-        "new_run": {"truth": new_run, "low": new_low, "high": new_high},
-        "n_probability": [
-            [n, said, n == best[1]] for n, said in (advice.n_probability or {}).items()
-        ],
-        "regret": reward - truth,
+        "new_run": {"truth": float(rewards_of_new_run[0]), "low": new_low, "high": new_high},
+        "n_probability": [[n, stated, n == best[1]] for n, stated in probabilities],
+        "regret": best_reward - truth,
         "regret_high": advice.regret_interval[1] if advice.regret_interval else None,
-        "regret_best_measured": reward - world.at_budget(best_measured(runs), budget),
+        "regret_best_measured": best_reward - world.at_budget(best_measured(runs), budget),
         "warning": "uncertain_forecast" in {risk.code for risk in advice.risks},
         "no_effect": advice.no_effect,
-        "equal_n_regret": reward
-        - min(world.at_budget(k, budget) for k in equal_cells(world, advice, key)),
+        "equal_n_regret": best_reward - worst_equal,
     }
 
 
 def equal_cells(world: World, advice: Recommendation, chosen: Key) -> list[Key]:
     """The cells at the recommended B_p whose n is said to be equal to the recommended one, and that
     one."""
-    return [
-        chosen,
-        *(key for key in world.curves if key[0] == chosen[0] and key[1] in advice.equal_n),
-    ]
+    B_p, _ = chosen
+    equal = [key for key in world.curves if key[0] == B_p and key[1] in advice.equal_n]
+    return [chosen, *equal]
 
 
 def judge_worlds(
@@ -182,41 +199,44 @@ def advice_case(
         advice = isojax.recommend(fit, budget)
     except InputError as error:
         return {"times": times, "refused": str(error)}
-    key, marks = (advice.allocation.B_p, advice.allocation.n), advice.halting_marks
-    C, low = np.array([[mark.C, mark.stop_below] for mark in marks]).reshape(-1, 2).T
-    stopped = [
-        bool((world.measure(rng, key, C)[0] < low).any())
-        for _ in range(RUNS_PAST_MARKS if marks else 0)
-    ]
-    case = {"times": times, "stopped": stopped, "next": None}
+
+    # New runs of the recommended cell, evaluated at its marks.
+    key = (advice.allocation.B_p, advice.allocation.n)
+    C_of_marks = np.array([mark.C for mark in advice.halting_marks])
+    stop_below = np.array([mark.stop_below for mark in advice.halting_marks])
+    stopped = []
+    if advice.halting_marks:
+        for _ in range(RUNS_PAST_MARKS):
+            rewards, _ = world.measure(rng, key, C_of_marks)
+            stopped.append(bool((rewards < stop_below).any()))
     if advice.next_run is None:
-        return case
+        return {"times": times, "stopped": stopped, "next": None}
+
+    # The run to measure next, fitted with the others.
     run = advice.next_run.allocation
-    more = isojax.fit([*runs, next_record(world, run, rng)], METRIC, options=fit_options(fit))
-    after = isojax.recommend(more, budget, extrapolate=True)
-    case["next"] = {
+    refit = isojax.fit([*runs, next_record(world, run, rng)], METRIC, options=fit_options(fit))
+    after = isojax.recommend(refit, budget, extrapolate=True)
+    next_run = {
         "cost": run.C / budget,
         "stated": [advice.next_run.regret_before, advice.next_run.regret_after],
         "stated_by_refit": after.regret,
         "true": [true_regret(world, budget, advice), true_regret(world, budget, after)],
     }
-    return case
+    return {"times": times, "stopped": stopped, "next": next_run}
 
 
 def next_record(world: World, run: Allocation, rng: np.random.Generator) -> RunRecord:
     """A new seed of a cell, evaluated as the others and, with the last step of their grid, up to
     the run's end."""
-    key, targets = (run.B_p, run.n), world.targets[world.targets < run.C]
-    step = world.targets[-1] / world.targets[-2]
-    beyond = world.targets[-1] * step ** np.arange(
-        1, 1 + np.log(max(run.C / world.targets[-1], 1)) / np.log(step)
-    )
-    longer = replace(
-        world,
-        targets=np.array([*targets, *beyond[beyond < run.C], run.C]),
-        ends={key: float(run.C)},
-    )
-    return longer.run(rng, Cell(*key, world.seeds))
+    last = world.targets[-1]
+    step = last / world.targets[-2]
+    steps_beyond = np.log(max(run.C / last, 1)) / np.log(step)
+    beyond = last * step ** np.arange(1, 1 + steps_beyond)
+    grid = np.array([*world.targets, *beyond])
+    targets = np.array([*grid[grid < run.C], run.C])
+
+    longer = replace(world, targets=targets, ends={(run.B_p, run.n): float(run.C)})
+    return longer.run(rng, Cell(run.B_p, run.n, world.seeds))
 
 
 def fit_options(fit: FitResult) -> isojax.FitOptions:
@@ -237,35 +257,42 @@ JUDGES = {
 
 
 def draw_world(part: str, rng: np.random.Generator, number: int) -> World:
+    forms = list(FORMS)
     if part == "worlds":
-        return random_world(rng, list(FORMS)[number % len(FORMS)])
-    if part == "advice":
-        return random_world(rng, list(FORMS)[number // 2 % len(FORMS)] if number % 2 else FITTED)
-    return small_world(rng) if part == "small" else stable_world(rng)
+        return random_world(rng, forms[number % len(forms)])
+    if part == "advice":  # every other one has the fit's own form
+        return random_world(rng, forms[number // 2 % len(forms)] if number % 2 else FITTED)
+    if part == "small":
+        return small_world(rng)
+    return stable_world(rng)
 
 
 def one_world(case: Case) -> Line:
     """One world drawn, fitted and judged."""
-    part, seed, number, replicates = case
-    rng = np.random.default_rng([list(PARTS).index(part), seed, number])
-    world = draw_world(part, rng, number)
+    rng = np.random.default_rng([list(PARTS).index(case.part), case.seed, case.number])
+    world = draw_world(case.part, rng, case.number)
+    runs = world.runs(rng)
     line: Line = {
-        "part": part,
-        "seed": seed,
-        "number": number,
+        "part": case.part,
+        "seed": case.seed,
+        "number": case.number,
         "form": world.form,
-        "replicates": replicates,
+        "replicates": case.replicates,
+        "counts": world.difficulties.size > 0,
+        "seeds": world.seeds,
+        "cells": len(world.curves),
+        "evaluations": len(world.targets),
+        "failed": None,
     }
-    line |= {"counts": world.difficulties.size > 0, "seeds": world.seeds}
-    line |= {"cells": len(world.curves), "evaluations": len(world.targets), "failed": None}
-    runs, start = world.runs(rng), time.perf_counter()
+
+    start = time.perf_counter()
     try:
-        fit = isojax.fit(runs, METRIC, options=isojax.FitOptions(replicates=replicates))
+        fit = isojax.fit(runs, METRIC, options=isojax.FitOptions(replicates=case.replicates))
     except InputError as error:
         return line | {"failed": str(error)}
     line["flags"] = [flag.code for flag in fit.flags if flag.severity != "info"]
     line["seconds"] = time.perf_counter() - start
-    return line | JUDGES[part](world, runs, fit, rng)
+    return line | JUDGES[case.part](world, runs, fit, rng)
 
 
 def judged(cases: Sequence[Case], jobs: int) -> Iterator[Line]:
@@ -276,9 +303,8 @@ def judged(cases: Sequence[Case], jobs: int) -> Iterator[Line]:
             spawn = multiprocessing.get_context("spawn")
             run = stack.enter_context(ProcessPoolExecutor(jobs, mp_context=spawn)).map
         console = Console(stderr=True)
-        yield from track(
-            run(one_world, cases), description=cases[0][0], total=len(cases), console=console
-        )
+        lines = run(one_world, cases)
+        yield from track(lines, description=cases[0].part, total=len(cases), console=console)
 
 
 def read_lines(files: Sequence[str]) -> list[Line]:
@@ -302,7 +328,7 @@ def read_lines(files: Sequence[str]) -> list[Line]:
     return lines
 
 
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -328,26 +354,38 @@ def main() -> None:
         type=int,
         help="how many (120; 24 with --small, 300 with --stable, 40 with --advice)",
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="another one draws other worlds")
     parser.add_argument("--replicates", type=int, default=500, help="draws of each fit")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--jobs", type=int, default=1, help="processes; give each a core")
     parser.add_argument("--out", help="a new file for the JSON lines")
-    a = parser.parse_args()
-    if a.read:
-        print_tables(read_lines(a.read))
-        return
-    if a.out and Path(a.out).exists():
-        parser.error(f"--out {a.out}: expected a file that does not exist yet")
-    if a.replicates < 2:
+    arguments = parser.parse_args()
+    if arguments.out and not arguments.read and Path(arguments.out).exists():
+        parser.error(f"--out {arguments.out}: expected a file that does not exist yet")
+    if arguments.replicates < 2:
         parser.error(
-            f"--replicates {a.replicates}: expected at least 2, or no interval can be judged"
+            f"--replicates {arguments.replicates}: expected at least 2, "
+            "or no interval can be judged"
         )
-    part = a.part or "worlds"
-    cases = [(part, a.seed, number, a.replicates) for number in range(a.worlds or PARTS[part])]
+    return arguments
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if arguments.read:
+        print_tables(read_lines(arguments.read))
+        return
+
+    part = arguments.part or "worlds"
+    cases = [
+        Case(part, arguments.seed, number, arguments.replicates)
+        for number in range(arguments.worlds or PARTS[part])
+    ]
     lines = list[Line]()
     with contextlib.ExitStack() as stack:
-        out = stack.enter_context(Path(a.out).open("x")) if a.out else sys.stdout
-        for line in judged(cases, a.jobs):
+        out = sys.stdout
+        if arguments.out:
+            out = stack.enter_context(Path(arguments.out).open("x"))
+        for line in judged(cases, arguments.jobs):
             print(json.dumps(line), file=out, flush=True)
             lines.append(line)
     print_tables(lines)
