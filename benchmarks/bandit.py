@@ -61,8 +61,10 @@ def one_right_arm(arms: int, p: float, noise: float = 0.0) -> tuple[Values, Valu
     """(the arms' mean rewards, the first policy's logits), float[K]: arm 0 is right and has
     probability p, the others equal shares; the verifier errs with probability `noise`.
     """
-    means, logits = np.full(arms, noise), np.zeros(arms)
-    means[0], logits[0] = 1 - noise, np.log(p * (arms - 1) / (1 - p))
+    means = np.full(arms, noise)
+    means[0] = 1 - noise
+    logits = np.zeros(arms)
+    logits[0] = np.log(p * (arms - 1) / (1 - p))
     return means, logits
 
 
@@ -125,9 +127,16 @@ def _advance(
 
 
 def simulate(
-    means: Values, logits: Values, n: int | None, t: Sequence[int], learning_rate: float, *, repetitions: int,
-    seed: int, baseline: str = "none",
-) -> Iterator[Values]:  # fmt: skip
+    means: Values,
+    logits: Values,
+    n: int | None,
+    t: Sequence[int],
+    learning_rate: float,
+    *,
+    repetitions: int,
+    seed: int,
+    baseline: str = "none",
+) -> Iterator[Values]:
     """The suboptimality, float[repetitions], after each number of updates in t (rising, all > 0).
 
     n: samples per update; None for the exact gradient. A draw depends on (seed, n, repetition,
@@ -136,10 +145,17 @@ def simulate(
     key = jax.random.fold_in(jax.random.key(seed), n or 0)
     keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(repetitions))
     theta = jnp.tile(jnp.float32(logits)[None, :], (repetitions, 1))
+
     for first, last in zip((0, *t), t, strict=False):
-        bounds, rate = (jnp.int32(first), jnp.int32(last)), jnp.float32(learning_rate)
         theta, values = _advance(
-            theta, keys, *bounds, jnp.float32(means), rate, n=n, baseline=baseline
+            theta,
+            keys,
+            jnp.int32(first),
+            jnp.int32(last),
+            jnp.float32(means),
+            jnp.float32(learning_rate),
+            n=n,
+            baseline=baseline,
         )
         yield np.asarray(values, np.float64)
 
@@ -152,17 +168,28 @@ def slope(t: Sequence[int], values: Values) -> tuple[float, float]:
     """
     in_tail = np.asarray(t) >= t[-1] / LAST_DECADE
     x = np.log(np.asarray(t)[in_tail])
-    weight = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
-    total, R = values[in_tail].sum(1), values.shape[1]
-    without_one = weight @ np.log((total[:, None] - values[in_tail]) / (R - 1))
-    return float(weight @ np.log(total / R)), float(np.sqrt((R - 1) * np.var(without_one)))
+    weight = (x - x.mean()) / np.sum((x - x.mean()) ** 2)  # of a least-squares slope
+    total = values[in_tail].sum(1)
+    R = values.shape[1]
+
+    slope_without_one = weight @ np.log((total[:, None] - values[in_tail]) / (R - 1))
+    standard_error = np.sqrt((R - 1) * np.var(slope_without_one))
+    return float(weight @ np.log(total / R)), float(standard_error)
 
 
 def summarize(n: int, t: list[int], values: Values, gap: float) -> Curve:
     """One n's curve from float[points, repetitions]; gap: what a wrong arm costs."""
     se = values.std(1, ddof=1) / np.sqrt(values.shape[1])
-    lost = float(np.mean(values[-1] > gap / 2))
-    return Curve(n, t, values.mean(1).tolist(), se.tolist(), *slope(t, values), lost)
+    slope_in_t, slope_se = slope(t, values)
+    return Curve(
+        n=n,
+        t=t,
+        mean=values.mean(1).tolist(),
+        se=se.tolist(),
+        slope=slope_in_t,
+        slope_se=slope_se,
+        lost=float(np.mean(values[-1] > gap / 2)),
+    )
 
 
 def compare_budgets(curves: Sequence[Curve]) -> dict[int, dict[int, tuple[float, float]]]:
@@ -202,7 +229,8 @@ def draw_figure(curves: Sequence[Curve], exact: Values, limit: float) -> bytes:
     by_update.set_yscale("log")
     colours = n_palette([c.n for c in curves])
     for c in curves:
-        mean, t = np.array(c.mean), np.array(c.t)
+        mean = np.array(c.mean)
+        t = np.array(c.t)
         # on the log scale, so that the interval stays positive
         factor = np.exp(Z90 * np.array(c.se) / mean)
         for ax, x in ((by_update, t), (by_rollout, c.n * t)):
@@ -210,12 +238,15 @@ def draw_figure(curves: Sequence[Curve], exact: Values, limit: float) -> bytes:
                 x, mean / factor, mean * factor, color=colours[c.n], alpha=0.2, lw=0, zorder=2
             )
             ax.plot(x, mean, color=colours[c.n], lw=2, zorder=4, label=f"n = {c.n}")
+
+    # What theory expects: the exact gradient, and a line of slope -1 just below it.
     t = np.array(curves[0].t)
     tail = t[t >= t[-1] / 100]
     by_update.plot(t, exact, color=INK, lw=1.6, ls=":", zorder=5, label="exact gradient")
     by_update.plot(
         tail, 0.6 * limit / tail, color=LAW_COLOUR, lw=1.6, ls="--", zorder=5, label="slope -1"
     )
+
     handles, _ = by_update.get_legend_handles_labels()
     fig.legend(handles=handles, loc="outside lower center", ncols=10, frameon=False, fontsize=9)
     return render_figure(fig).png
@@ -228,10 +259,15 @@ def print_table(
     headings = [f"{f'at C = {C:,}':<15}" for C in budgets]
     print(f"{'n':>5} {'slope in t':>15} {'t x suboptimality':>18} {'lost':>6}  ", *headings)
     for c in curves:
-        cells = [f"{f'{by_n[c.n][0]:.3g} {mark_best(by_n)[c.n]}':<15}" for by_n in budgets.values()]
-        end, end_se = c.t[-1] * c.mean[-1], c.t[-1] * c.se[-1]
+        cells = []
+        for by_n in budgets.values():
+            value, _ = by_n[c.n]
+            cells.append(f"{f'{value:.3g} {mark_best(by_n)[c.n]}':<15}")
+        end = c.t[-1] * c.mean[-1]
+        end_se = c.t[-1] * c.se[-1]
         print(
-            f"{c.n:>5} {c.slope:>8.3f} ± {c.slope_se:.3f} {end:>9.3g} ± {end_se:<6.2g} {c.lost:>6.1%}  ",
+            f"{c.n:>5} {c.slope:>8.3f} ± {c.slope_se:.3f} {end:>9.3g} ± {end_se:<6.2g} "
+            f"{c.lost:>6.1%}  ",
             *cells,
         )
     print("* the least at this budget, = within two standard errors of it")
@@ -242,29 +278,33 @@ def parse_arguments() -> argparse.Namespace:
         description="One training problem, simulated (docs/bandit.md)."
     )
     parser.add_argument("--n", default="1,2,4,8,16,32,64", help="samples per update, each a curve")
-    parser.add_argument("--updates", type=int, default=10_000)
+    parser.add_argument("--updates", type=int, default=10_000, help="updates of each curve")
     parser.add_argument(
         "--arms", type=int, default=10, help="possible responses, one of them right"
     )
     parser.add_argument("--p", type=float, default=0.1, help="pass@1 before training")
     parser.add_argument("--noise", type=float, default=0.1, help="how often the verifier errs")
-    parser.add_argument("--learning-rate", type=float, default=0.5)
-    parser.add_argument("--baseline", choices=BASELINES, default="none")
-    parser.add_argument("--repetitions", type=int, default=256)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="folder for bandit.csv and bandit.png")
+    parser.add_argument("--learning-rate", type=float, default=0.5, help="of every update")
+    parser.add_argument(
+        "--baseline", choices=BASELINES, default="none", help="what is subtracted from a reward"
+    )
+    parser.add_argument("--repetitions", type=int, default=256, help="runs that a mean is taken of")
+    parser.add_argument("--seed", type=int, default=0, help="of all draws")
+    parser.add_argument("--out", type=Path, help="a new folder for bandit.csv and bandit.png")
     args = parser.parse_args()
+
     args.n = sorted({int(n) for n in args.n.split(",")})
     least_n = 2 if args.baseline == "leave_one_out" else 1
     in_range = MIN_UPDATES <= args.updates <= MAX_UPDATES and 0 < args.learning_rate <= 50
     if not (in_range and min(args.arms, args.repetitions) >= 2 and args.n[0] >= least_n):
         parser.error(
-            f"expected {MIN_UPDATES} to {MAX_UPDATES} updates, a learning rate in (0, 50], two arms and repetitions or "
-            f"more, and n from 1 (from 2 with leave_one_out)"
+            f"expected {MIN_UPDATES} to {MAX_UPDATES} updates, a learning rate in (0, 50], two arms "
+            f"and repetitions or more, and n from 1 (from 2 with leave_one_out)"
         )
     if not (0 < args.p < 1 and 0 <= args.noise < 0.5):
         parser.error(
-            "expected p in (0, 1), else no gradient is left, and noise in [0, .5), else no arm is right"
+            "expected p in (0, 1), else no gradient is left, and noise in [0, .5), else no arm is "
+            "right"
         )
     return args
 
@@ -275,20 +315,16 @@ def main() -> None:
     t = sorted({round(x) for x in np.geomspace(1, args.updates, GRID_POINTS)})
     means, logits = one_right_arm(args.arms, args.p, args.noise)
     run = partial(simulate, means, logits, t=t, learning_rate=args.learning_rate, seed=args.seed)
-    curves = [
-        summarize(
-            n,
-            t,
-            np.array([*run(n=n, repetitions=args.repetitions, baseline=args.baseline)]),
-            1 - 2 * args.noise,
-        )
-        for n in args.n
-    ]
-    exact = np.array([*run(n=None, repetitions=1)])[:, 0]
+    curves = []
+    for n in args.n:
+        values = np.array([*run(n=n, repetitions=args.repetitions, baseline=args.baseline)])
+        curves.append(summarize(n, t, values, gap=1 - 2 * args.noise))
     print_table(curves, compare_budgets(curves))
     if args.out is None:
         return
-    args.out.mkdir(parents=True)  # an existing folder is kept
+
+    args.out.mkdir(parents=True)  # an error where it exists: nothing is overwritten
+    exact = np.array([*run(n=None, repetitions=1)])[:, 0]
     limit = (args.arms - 1) / (args.arms * args.learning_rate)
     (args.out / "bandit.png").write_bytes(draw_figure(curves, exact, limit))
     rows = [(c.n, *row) for c in curves for row in zip(c.t, c.mean, c.se, strict=True)]

@@ -14,6 +14,7 @@ import json
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,11 +97,15 @@ class Update:
         )
         step = TrainStep(cell, decoder, StopConditions((), None), shapes, mesh)
         sampler = build_sampler(decoder, shapes, mesh, sampling, StopConditions((), None))
-        rng, rows = np.random.default_rng(0), shapes.problem_rows
-        prompts = rng.integers(0, sizes.V, (rows, sizes.P)).astype(np.int32)
-        lengths = np.full(rows, sizes.P, np.int32)
-        arrays = prompts, lengths, np.zeros((rows, 0), np.int32), np.arange(rows, dtype=np.int32)
-        problems = ProblemArrays(*(jnp.asarray(x) for x in arrays))
+
+        rows = shapes.problem_rows
+        prompts = np.random.default_rng(0).integers(0, sizes.V, (rows, sizes.P)).astype(np.int32)
+        problems = ProblemArrays(
+            jnp.asarray(prompts),
+            jnp.full(rows, sizes.P, jnp.int32),
+            jnp.zeros((rows, 0), jnp.int32),
+            jnp.arange(rows, dtype=jnp.int32),
+        )
         coefficients = make_coefficients(cell.rl)
         scalars = tuple(jnp.int32(x) for x in pair)
 
@@ -109,9 +114,8 @@ class Update:
 
         def learn(state: Any, rollouts: Any, key: Any) -> Any:
             live = Layout(*scalars, shapes.shards).holds_rollout(shapes.buffer_rows)
-            rewards = jnp.where(
-                live, rollouts.tokens.sum(-1) % 7 / 7.0, 0.0
-            )  # arbitrary, and different inside every group
+            # Any rewards do, but those of a group must differ: equal ones have no gradient.
+            rewards = jnp.where(live, rollouts.tokens.sum(-1) % 7 / 7.0, 0.0)
             batch = RolloutBatch(problems, rollouts, rewards, *scalars, jax.random.key_data(key))
             signals, _ = step.compute_advantages(state, batch, coefficients)
             return step.update(state, {}, batch, signals, coefficients)[0]
@@ -134,33 +138,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--factors", default=",".join(FACTORS))
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--factors", default=",".join(FACTORS), help="sizes to change, with commas: %(default)s"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="runs that a median is taken of")
     parser.add_argument(
         "--values", type=int, help="only so many of each factor's values, from the smallest on"
     )
     args = parser.parse_args()
     for name in args.factors.split(","):
-        values = FACTORS[name][: args.values]
-        updates = [Update(replace(Sizes(), **{name: value})) for value in values]
-        spent: list[list[tuple[float, float]]] = [[] for _ in values]
-        for turn in range(args.repeats + 1):
-            for update, times in zip(updates, spent, strict=True):
-                times.append(update.seconds(turn))
-        halves = {
-            half: [statistics.median(t[i] for t in times[1:]) for times in spent]
-            for i, half in enumerate(("rollouts", "update"))
-        }
-        line: dict[str, Any] = {"factor": name, "values": values}
-        for half, result in halves.items():
-            line |= {half: [round(x, 4) for x in result]}
-            if len(values) > 1:
-                line |= {
-                    f"{half}_exponent": round(
-                        math.log(result[-1] / result[0]) / math.log(values[-1] / values[0]), 2
-                    )
-                }
-        print(json.dumps(line), flush=True)
+        print(json.dumps(measure_factor(name, FACTORS[name][: args.values], args.repeats)))
+
+
+def measure_factor(name: str, values: Sequence[int], repeats: int) -> dict[str, Any]:
+    """Seconds of both halves of an update at each value of one size, and their exponents."""
+    updates = [Update(replace(Sizes(), **{name: value})) for value in values]
+    seconds_of_value: list[list[tuple[float, float]]] = [[] for _ in values]
+    for turn in range(repeats + 1):  # of which the first compiles
+        for update, times in zip(updates, seconds_of_value, strict=True):
+            times.append(update.seconds(turn))
+
+    line: dict[str, Any] = {"factor": name, "values": values}
+    for i, half in enumerate(("rollouts", "update")):
+        medians = [statistics.median(t[i] for t in times[1:]) for times in seconds_of_value]
+        line[half] = [round(seconds, 4) for seconds in medians]
+        if len(values) > 1:
+            exponent = math.log(medians[-1] / medians[0]) / math.log(values[-1] / values[0])
+            line[f"{half}_exponent"] = round(exponent, 2)
+    return line
 
 
 if __name__ == "__main__":

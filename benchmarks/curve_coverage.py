@@ -3,7 +3,7 @@ curve:
 
     python benchmarks/curve_coverage.py                     20 curves of each kind
     python benchmarks/curve_coverage.py --curves 100 --seed 7 --kinds forms
-    python benchmarks/curve_coverage.py --runs FILE.csv     runs of a file with the columns run, rollouts and reward
+    python benchmarks/curve_coverage.py --runs FILE.csv     columns run, rollouts and reward
 
 Own curves: Hill curves of 30 and 100 points over 2.5 decades, the last at 1 to 20 times C_mid, with
 white noise (sd .01), AR(1) noise of the same sd (rho .3 and .6), and 2 or 3 seeds whose levels
@@ -23,6 +23,7 @@ import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from foreign_forms import GROWTHS
@@ -32,13 +33,21 @@ from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.single_run import RunPoints
 from isojax.scaling.run_forecast import fit_with_trial, is_determined
 
-# kind -> (rho, seeds, standard deviation of their levels)
+
+class Noise(NamedTuple):
+    """Of own curves: an AR(1) process for each seed, and a level of each seed besides."""
+
+    rho: float
+    seeds: int
+    level_sd: float
+
+
 KINDS = {
-    "white": (0.0, 1, 0.0),
-    "ar1 .3": (0.3, 1, 0.0),
-    "ar1 .6": (0.6, 1, 0.0),
-    "2 seeds": (0.0, 2, 0.01),
-    "3 seeds": (0.0, 3, 0.01),
+    "white": Noise(rho=0.0, seeds=1, level_sd=0.0),
+    "ar1 .3": Noise(rho=0.3, seeds=1, level_sd=0.0),
+    "ar1 .6": Noise(rho=0.6, seeds=1, level_sd=0.0),
+    "2 seeds": Noise(rho=0.0, seeds=2, level_sd=0.01),
+    "3 seeds": Noise(rho=0.0, seeds=3, level_sd=0.01),
 }
 POINTS = (30, 100)
 SD = 0.01
@@ -56,58 +65,82 @@ def score(low: float, high: float, measured: float) -> float:
     return high - low + 20 * max(low - measured, measured - high, 0.0)
 
 
-def own_curve(rng: np.random.Generator, points: int, rho: float, seeds: int, level: float) -> Row:
+def own_curve(rng: np.random.Generator, points: int, kind: Noise) -> Row:
     """One Hill curve drawn and fitted: what its intervals hold."""
-    R0, gain, B = rng.uniform(0.1, 0.4), rng.uniform(0.15, 0.4), rng.uniform(0.7, 1.8)
+    R0 = rng.uniform(0.1, 0.4)
+    gain = rng.uniform(0.15, 0.4)
+    exponent = rng.uniform(0.7, 1.8)
     C_mid = 10 ** rng.uniform(4, 5)
     end = C_mid * 10 ** rng.uniform(0, 1.3)
     C = np.concatenate([[0], np.geomspace(end / 10**2.5, end, points - 1)])
-    truth = np.concatenate([[R0], curve_value(C[1:], R0, R0 + gain, B, C_mid)])
-    noise = rng.normal(0, SD, (seeds, points))
-    for i in range(1, points):
-        noise[:, i] = rho * noise[:, i - 1] + np.sqrt(1 - rho**2) * noise[:, i]
-    noise += rng.normal(0, level, (seeds, 1))
-    runs = RunPoints(
-        np.tile(C, seeds), (truth + noise).ravel(), np.repeat(np.arange(seeds), points), seeds
+    truth = np.concatenate([[R0], curve_value(C[1:], R0, R0 + gain, exponent, C_mid)])
+
+    noise = rng.normal(0, SD, (kind.seeds, points))
+    for i in range(1, points):  # the same standard deviation at each point
+        noise[:, i] = kind.rho * noise[:, i - 1] + np.sqrt(1 - kind.rho**2) * noise[:, i]
+    noise += rng.normal(0, kind.level_sd, (kind.seeds, 1))
+
+    seed_of_point = np.repeat(np.arange(kind.seeds), points)
+    measured = (truth + noise).ravel()
+    posterior, _ = fit_with_trial(
+        RunPoints(np.tile(C, kind.seeds), measured, seed_of_point, kind.seeds)
     )
-    posterior, _ = fit_with_trial(runs)
-    held = inside(posterior.rewards(C), truth)
-    A = float(inside(posterior.draws["A"], R0 + gain))
-    return {
-        "A": A,
-        **({"A_if_determined": A} if is_determined(posterior) else {}),
-        "R_first": held[1],
-        "R_middle": held[points // 2],
-        "R_last": held[-1],
-        "R": held[1:].mean(),
+    R_inside = inside(posterior.rewards(C), truth)
+    A_inside = float(inside(posterior.draws["A"], R0 + gain))
+    row = {
+        "A": A_inside,
+        "R_first": R_inside[1],
+        "R_middle": R_inside[points // 2],
+        "R_last": R_inside[-1],
+        "R": R_inside[1:].mean(),
     }
+    if is_determined(posterior):
+        row["A_if_determined"] = A_inside
+    return row
 
 
-def forecast(C: np.ndarray, R: np.ndarray, part: float) -> tuple[Row, np.ndarray, np.ndarray]:
-    """The last reward of one run, forecast from a part: (row, draws of the last true reward, draws
-    of A)."""
-    seen = part * C[-1] >= C
+class Forecasts(NamedTuple):
+    """Of the end of one run: figures, and draws of the last true reward and of A."""
+
+    row: Row
+    last_true: np.ndarray
+    A: np.ndarray
+
+
+def forecast(C: np.ndarray, R: np.ndarray, part: float) -> Forecasts:
+    """The last reward of one run, forecast from the evaluations up to a part of its C."""
+    is_seen = part * C[-1] >= C
     run_index = np.zeros(len(C), dtype=int)
-    posterior, _ = fit_with_trial(RunPoints(C, R, run_index).select(seen))
+    posterior, _ = fit_with_trial(RunPoints(C, R, run_index).select(is_seen))
     last = RunPoints(C[-1:], R[-1:], run_index[-1:])
     low, high = np.quantile(posterior.evaluations(last)[:, 0], [0.05, 0.95])
-    A = posterior.draws["A"]
     row = {
         "inside": float(low <= R[-1] <= high),
         "width": float(high - low),
         "score": score(low, high, R[-1]),
         "determined": float(is_determined(posterior)),
     }
-    x, y = np.log(C[seen & (C > 0)]), R[seen & (C > 0)]
-    if len(x) > 2:
-        slope, level = np.polyfit(x, y, 1)
-        sd = np.sqrt(((y - level - slope * x) ** 2).sum() / (len(x) - 2))
-        distance = (np.log(C[-1]) - x.mean()) ** 2 / ((x - x.mean()) ** 2).sum()
-        half_width = stats.t.ppf(0.95, len(x) - 2) * sd * np.sqrt(1 + 1 / len(x) + distance)
-        center = level + slope * np.log(C[-1])
-        row["line_inside"] = float(abs(R[-1] - center) <= half_width)
-        row["line_score"] = score(center - half_width, center + half_width, R[-1])
-    return row, posterior.rewards(C[-1:])[:, 0], A
+
+    is_trained = is_seen & (C > 0)
+    row |= line_forecast(np.log(C[is_trained]), R[is_trained], np.log(C[-1]), R[-1])
+    return Forecasts(row, posterior.rewards(C[-1:])[:, 0], posterior.draws["A"])
+
+
+def line_forecast(x: np.ndarray, y: np.ndarray, x_last: float, y_last: float) -> Row:
+    """A straight line by least squares, and its prediction interval at x_last; nothing of fewer
+    than three points."""
+    if len(x) <= 2:
+        return {}
+    slope, level = np.polyfit(x, y, 1)
+    sd = np.sqrt(((y - level - slope * x) ** 2).sum() / (len(x) - 2))
+    leverage = 1 / len(x) + (x_last - x.mean()) ** 2 / ((x - x.mean()) ** 2).sum()
+    half_width = stats.t.ppf(0.95, len(x) - 2) * sd * np.sqrt(1 + leverage)
+
+    center = level + slope * x_last
+    return {
+        "line_inside": float(abs(y_last - center) <= half_width),
+        "line_score": score(center - half_width, center + half_width, y_last),
+    }
 
 
 def form_curve(rng: np.random.Generator, form: str, part: float) -> Row | None:
@@ -115,7 +148,10 @@ def form_curve(rng: np.random.Generator, form: str, part: float) -> Row | None:
     growth = GROWTHS[form](rng)
     R0 = rng.uniform(0, 0.6)
     count = int(rng.integers(14, 61))
-    A, end = rng.uniform(R0 + 0.1, 0.95), 10 ** rng.uniform(0.3, 1.7)
+    A = rng.uniform(R0 + 0.1, 0.95)
+    end = 10 ** rng.uniform(0.3, 1.7)
+
+    # x: the evaluations' C, in units of the C at which half of the gain is reached
     x = np.linspace(0, end, count + 1)[1:]
     if rng.random() < 0.4:
         x = np.geomspace(end / 10 ** rng.uniform(1.5, 2.5), end, count)
@@ -126,11 +162,13 @@ def form_curve(rng: np.random.Generator, form: str, part: float) -> Row | None:
     R = np.clip(rng.normal(truth, 0.8 * np.sqrt(truth * (1 - truth) / problems)), 0, 1)
     if (x <= part * end).sum() < MIN_VISIBLE:
         return None
-    row, last_true, A_draws = forecast(1e4 * x, R, part)
-    row["true_inside"] = float(inside(last_true, truth[-1]))
-    row["A"] = float(inside(A_draws, A))
+
+    forecasts = forecast(1e4 * x, R, part)
+    A_inside = float(inside(forecasts.A, A))
+    true_inside = float(inside(forecasts.last_true, truth[-1]))
+    row = {**forecasts.row, "true_inside": true_inside, "A": A_inside}
     if row["determined"]:
-        row["A_if_determined"] = row["A"]
+        row["A_if_determined"] = A_inside
     return row
 
 
@@ -142,29 +180,28 @@ def file_rows(path: Path) -> list[Row]:
             runs.setdefault(line["run"], []).append(
                 (float(line["rollouts"]), float(line["reward"]))
             )
-    curves = [np.array(sorted(points)).T for points in runs.values()]
+
     rows = []
-    for C, R in curves:
+    for points in runs.values():
+        C, R = np.array(sorted(points)).T
         for part in PARTS:
-            if len(np.unique(C[part * C[-1] >= C])) >= MIN_VISIBLE:
-                row, _, _ = forecast(C, R, part)
-                rows.append(
-                    row | ({"inside_if_determined": row["inside"]} if row["determined"] else {})
-                )
+            if len(np.unique(C[part * C[-1] >= C])) < MIN_VISIBLE:
+                continue
+            row = forecast(C, R, part).row
+            if row["determined"]:
+                row = {**row, "inside_if_determined": row["inside"]}
+            rows.append(row)
     return rows
 
 
 def summary(kind: str, rows: Iterable[Row], seconds: float) -> str:
     """Means of what each row holds, and the median width."""
     rows = list(rows)
-    values = {
-        key: [row[key] for row in rows if key in row]
-        for key in dict.fromkeys(k for row in rows for k in row)
-    }
-    means = {
-        key: round(float(np.median(v) if key == "width" else np.mean(v)), 3)
-        for key, v in values.items()
-    }
+    means = {}
+    for key in dict.fromkeys(key for row in rows for key in row):
+        values = [row[key] for row in rows if key in row]
+        average = np.median if key == "width" else np.mean
+        means[key] = round(float(average(values)), 3)
     line = {"benchmark": "curve_coverage", "kind": kind, "curves": len(rows), **means}
     return json.dumps({**line, "seconds_per_curve": round(seconds / max(len(rows), 1), 2)})
 
@@ -174,37 +211,57 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--curves", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", choices=("own", "forms", "all"), default="all")
-    parser.add_argument("--runs", type=Path)
+    parser.add_argument("--curves", type=int, default=20, help="curves of each kind")
+    parser.add_argument("--seed", type=int, default=0, help="another one draws other curves")
+    parser.add_argument(
+        "--kinds",
+        choices=("own", "forms", "all"),
+        default="all",
+        help="own: Hill curves, as the fit has them; forms: those of foreign_forms.py",
+    )
+    parser.add_argument("--runs", type=Path, help="a file of runs, instead of simulated ones")
     arguments = parser.parse_args()
-    start, all_forms = time.process_time(), []
+
     if arguments.runs is not None:
-        print(summary(arguments.runs.name, file_rows(arguments.runs), time.process_time() - start))
-        return
-    draws = range(arguments.curves)
-    for number, (kind, noise) in enumerate(KINDS.items()):
-        for points in POINTS if arguments.kinds != "forms" else ():
-            start = time.process_time()
-            seeds = [[arguments.seed, number, points, i] for i in draws]
-            rows = [own_curve(np.random.default_rng(seed), points, *noise) for seed in seeds]
-            print(
-                summary(f"{kind}, {points} points", rows, time.process_time() - start), flush=True
-            )
-    start_of_forms = time.process_time()
-    for number, form in enumerate(GROWTHS if arguments.kinds != "own" else ()):
         start = time.process_time()
-        seeds = [[arguments.seed, 100 + number, i] for i in draws]
-        drawn = [
-            form_curve(np.random.default_rng(seed), form, PARTS[i % 2])
-            for i, seed in enumerate(seeds)
-        ]
-        rows = [row for row in drawn if row is not None]
-        all_forms += rows
+        rows = file_rows(arguments.runs)
+        print(summary(arguments.runs.name, rows, time.process_time() - start))
+        return
+    if arguments.kinds != "forms":
+        judge_own_curves(arguments.seed, arguments.curves)
+    if arguments.kinds != "own":
+        judge_forms(arguments.seed, arguments.curves)
+
+
+def judge_own_curves(seed: int, curves: int) -> None:
+    """A line for each kind of noise and number of points."""
+    for number, (kind, noise) in enumerate(KINDS.items()):
+        for points in POINTS:
+            start = time.process_time()
+            rows = []
+            for i in range(curves):
+                rng = np.random.default_rng([seed, number, points, i])
+                rows.append(own_curve(rng, points, noise))
+            line = summary(f"{kind}, {points} points", rows, time.process_time() - start)
+            print(line, flush=True)
+
+
+def judge_forms(seed: int, curves: int) -> None:
+    """A line for each form, and one for all."""
+    start_of_all = time.process_time()
+    rows_of_all = []
+    for number, form in enumerate(GROWTHS):
+        start = time.process_time()
+        rows = []
+        for i in range(curves):
+            rng = np.random.default_rng([seed, 100 + number, i])
+            row = form_curve(rng, form, PARTS[i % 2])
+            if row is not None:
+                rows.append(row)
+        rows_of_all += rows
         print(summary(form, rows, time.process_time() - start), flush=True)
-    if all_forms:
-        print(summary("all forms", all_forms, time.process_time() - start_of_forms), flush=True)
+    if rows_of_all:
+        print(summary("all forms", rows_of_all, time.process_time() - start_of_all), flush=True)
 
 
 if __name__ == "__main__":

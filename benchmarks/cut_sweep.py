@@ -51,25 +51,30 @@ def judge_cut(runs: Sequence[RunRecord], metric: str, C: float, replicates: int)
     result = isojax.fit(
         [up_to(r, C) for r in runs], metric, options=isojax.FitOptions(replicates=replicates)
     )
-    ends = [
-        max(r.points[-1].rollouts for r in runs if r.cell.n == n) for n in {r.cell.n for r in runs}
-    ]
-    budget = min(*ends, int(MAX_EXTRAPOLATION * max(run.C_max for run in result.runs)))
     ensemble = load_ensemble(result)
     index = {curve.key: i for i, curve in enumerate(ensemble.curves)}
+
     errors, inside, time_errors = [], [], []
     for run in runs:
         i = index.get((run.cell.B_p, run.cell.n))
-        hours = None if i is None else ensemble.predict_hours(i, run.points[-1].rollouts)[1]
-        if hours is not None and run.device_hours and run.points[-1].rollouts > C:
+        if i is None:  # a cell that was cut too short has no curve
+            continue
+        end = run.points[-1].rollouts
+        hours = ensemble.predict_hours(i, end).of_devices
+        if hours is not None and run.device_hours and end > C:
             time_errors.append(hours / run.device_hours[-1] - 1)
-        for p in run.points:
-            if p.rollouts > C and i is not None:  # a cell that was cut too short has no curve
-                predicted, interval = ensemble.predict_new_run(i, p.rollouts)
-                errors.append(predicted - p.metrics[metric])
-                inside.append(
-                    interval is not None and interval[0] <= p.metrics[metric] <= interval[1]
-                )
+        for point in run.points:
+            if point.rollouts <= C:
+                continue
+            reward = point.metrics[metric]
+            predicted, interval = ensemble.predict_new_run(i, point.rollouts)
+            errors.append(predicted - reward)
+            inside.append(interval is not None and interval[0] <= reward <= interval[1])
+
+    # The largest C at which every n was measured, as far as a fit of the cut sweep goes.
+    all_n = {run.cell.n for run in runs}
+    ends = [max(r.points[-1].rollouts for r in runs if r.cell.n == n) for n in all_n]
+    budget = min(*ends, int(MAX_EXTRAPOLATION * max(run.C_max for run in result.runs)))
     advice = isojax.recommend(result, budget)
     measured = mean_rewards(runs, metric, budget)
     return {

@@ -29,15 +29,18 @@ README_B_P = 32  # whose cells README's picture shows
 
 def main() -> None:
     """Draw and execute all."""
-    commit, metadata = git_commit(), {"Commit": git_commit()}
+    commit = git_commit()
     runs = [run for run in isojax.load_study()["small_easy"] if run.cell.B_p == README_B_P]
-    isojax.fit(runs).plot("frontier").savefig(DOCS / "frontier.png", metadata=metadata)
+    figure = isojax.fit(runs).plot("frontier")
+    figure.savefig(DOCS / "frontier.png", metadata={"Commit": commit})
+
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "bandit")
         subprocess.run(
             [sys.executable, ROOT / "benchmarks" / "bandit.py", "--out", out], check=True
         )
         (DOCS / "bandit.png").write_bytes((out / "bandit.png").read_bytes())
+
     for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
         print(f"notebook {path.name}", file=sys.stderr, flush=True)
         notebook = nbformat.read(path, as_version=4)
@@ -46,6 +49,7 @@ def main() -> None:
         ).execute()
         notebook.metadata["isojax"] = {"commit": commit}
         nbformat.write(notebook, path)
+
     for path, page in updated_pages().items():
         write_text(path, page)
 
