@@ -100,7 +100,8 @@ EXPERIMENTS = {
         ("entropy", "kl"),
     ),
     "fig4": Experiment(
-        "The learning rate's rule (Fig. 4): rates at B = 256, and what each rule makes of 5e-4 at B = 2048",
+        "The learning rate's rule (Fig. 4): rates at B = 256, and what each rule makes of 5e-4 "
+        "at B = 2048",
         (
             *(
                 Arm(

@@ -22,40 +22,31 @@ Line = Mapping[str, Any]
 
 def draw(experiment: Experiment, lines: Sequence[Line]) -> RenderedFigure:
     """A column of axes for each panel: reward, then each of the experiment's metrics."""
-    columns = list(dict.fromkeys(title_of(experiment, line) for line in lines))
+    titles = list(dict.fromkeys(title_of(experiment, line) for line in lines))
     rows = 1 + len(experiment.metrics)
-    fig = Figure(
-        figsize=(max(8.0, 5.2 * len(columns)), 3.6 * rows + 0.8), dpi=DPI, layout="constrained"
-    )
-    for j, column in enumerate(columns):
-        specific = [line for line in lines if title_of(experiment, line) == column]
-        styles = styles_of(experiment, specific)
-        top = fig.add_subplot(rows, len(columns), j + 1)
-        style_axes(
-            top,
-            column,
-            "" if experiment.metrics else "C (rollouts)",
-            f"validation reward ({specific[0]['metric']})" if j == 0 else "",
-        )
-        for line in specific:
+    columns = len(titles)
+    size = (max(8.0, 5.2 * columns), 3.6 * rows + 0.8)
+    fig = Figure(figsize=size, dpi=DPI, layout="constrained")
+    for j, title in enumerate(titles):
+        of_panel = [line for line in lines if title_of(experiment, line) == title]
+        styles = styles_of(experiment, of_panel)
+        x_label = "" if experiment.metrics else "C (rollouts)"  # else beneath the lowest axes
+        y_label = f"validation reward ({of_panel[0]['metric']})" if j == 0 else ""
+        top = fig.add_subplot(rows, columns, j + 1)
+        style_axes(top, title, x_label, y_label)
+        for line in of_panel:
             key = key_of(experiment, line)
             reward(top, line, f"n = {key}" if experiment.by_n else key, styles[key])
-        top.legend(frameon=False, fontsize=8, ncols=2 if len(specific) > 6 else 1)
-        for i, metric in enumerate(experiment.metrics):
-            ax = fig.add_subplot(rows, len(columns), (i + 1) * len(columns) + j + 1, sharex=top)
-            style_axes(
-                ax,
-                "",
-                "C (rollouts)" if i + 1 == len(experiment.metrics) else "",
-                NAMES[metric] if j == 0 else "",
-            )
-            for line in specific:
+        top.legend(frameon=False, fontsize=8, ncols=2 if len(of_panel) > 6 else 1)
+
+        for i, metric in enumerate(experiment.metrics, start=1):
+            ax = fig.add_subplot(rows, columns, i * columns + j + 1, sharex=top)
+            x_label = "C (rollouts)" if i == len(experiment.metrics) else ""
+            style_axes(ax, "", x_label, NAMES[metric] if j == 0 else "")
+            for line in of_panel:
                 if line["series"][metric]:
-                    ax.plot(
-                        *zip(*line["series"][metric], strict=True),
-                        lw=1.6,
-                        **styles[key_of(experiment, line)],
-                    )
+                    C, values = zip(*line["series"][metric], strict=True)
+                    ax.plot(C, values, lw=1.6, **styles[key_of(experiment, line)])
     fig.suptitle(experiment.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     return render_figure(fig)
 

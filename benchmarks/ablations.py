@@ -6,9 +6,11 @@ problems share one base policy. One JSON line for each (arm, B_p, n) on standard
 progress on standard error; lines and figure are written to DIR/EXPERIMENT/, next to the runs:
 
     python benchmarks/ablations.py recipes               every recipe of configs/recipes
-    python benchmarks/ablations.py fig3 fig4 fig25 fig26     the paper's figures; ablation_arms.py has their arms
+    python benchmarks/ablations.py fig3 fig4 fig25 fig26     figures of the paper
     python benchmarks/ablations.py fig3 --resume         go on with what was interrupted
-    python benchmarks/ablations.py recipes --arms ppo,cispo --budget 20000    some of the arms, shorter
+    python benchmarks/ablations.py recipes --arms ppo,cispo --budget 20000    some arms, shorter
+
+ablation_arms.py has the arms of each.
 
 Of a line: `base` and `final`, validation reward of the base policy and, the mean over seeds, that
 of the last quarter of the evaluations (as in `isojax lr-search`), `se` its standard error over
@@ -58,14 +60,11 @@ Line = dict[str, Any]
 def config_of(arm: Arm, folder: Path, seeds: int, budget: int | None) -> Config:
     """The sweep of an arm, in `folder`/NAME."""
     config = load_config(["quickstart", *arm.configs], [*SCALE, *EVALUATIONS, *arm.overrides])
-    sweep = {"seeds": seeds, **({"budget": budget} if budget else {})}
-    return config.model_copy(
-        update={
-            "name": arm.folder,
-            "sweep": config.sweep.model_copy(update=sweep),
-            "run": config.run.model_copy(update={"dir": str(folder)}),
-        }
-    )
+    sweep = config.sweep.model_copy(update={"seeds": seeds})
+    if budget:
+        sweep = sweep.model_copy(update={"budget": budget})
+    run_settings = config.run.model_copy(update={"dir": str(folder)})
+    return config.model_copy(update={"name": arm.folder, "sweep": sweep, "run": run_settings})
 
 
 def share_base(config: Config, below: Path) -> None:
@@ -77,20 +76,17 @@ def share_base(config: Config, below: Path) -> None:
     folder = Path(config.run.dir) / config.name
     if (folder / CONFIG_FILE).exists():
         return
+
     start_jax(config)
     config = resolve_config(config)
     for path in sorted(below.glob(f"*/*/{CONFIG_FILE}")):
-        old = load_config(str(path)).cell
-        if all(getattr(old, key) == getattr(config.cell, key) for key in OF_THE_BASE):
-            # of a copy that was interrupted
+        other = load_config(str(path)).cell
+        if all(getattr(other, key) == getattr(config.cell, key) for key in OF_THE_BASE):
+            # The config is written last: without it, a copy that was interrupted is made again.
             shutil.rmtree(folder / BASE_FOLDER, ignore_errors=True)
             shutil.copytree(path.parent / BASE_FOLDER, folder / BASE_FOLDER)
-            save_config(
-                config.model_copy(
-                    update={"sweep": resolve_sweep_sizes(config.sweep, 1, config.cell)}
-                ),
-                folder / CONFIG_FILE,
-            )
+            sweep = resolve_sweep_sizes(config.sweep, 1, config.cell)
+            save_config(config.model_copy(update={"sweep": sweep}), folder / CONFIG_FILE)
             return
 
 
@@ -104,16 +100,13 @@ def run(arm: Arm, config: Config, below: Path) -> list[Line]:
         launch(config, resume=True, dry_run=False)
     except RunFailed as e:  # the other arms go on, and the line tells
         failed = [line.strip() for line in str(e).splitlines()[1:]]
-    result = [
-        p.parent
-        for p in sorted((Path(config.run.dir) / config.name).glob(f"cells/*/{RECORDS_FILE}"))
-        if p.read_bytes().count(b"\n") > 1
-    ]
-    runs = read_runs(result)
-    cells = sorted({(r.cell.B_p, r.cell.n) for r in runs})
-    return [
-        line_of(arm, [r for r in runs if (r.cell.B_p, r.cell.n) == cell], failed) for cell in cells
-    ]
+
+    ledgers = sorted((Path(config.run.dir) / config.name).glob(f"cells/*/{RECORDS_FILE}"))
+    with_evaluations = [path.parent for path in ledgers if path.read_bytes().count(b"\n") > 1]
+    seeds_of_cell: dict[tuple[int, int], list[RunRecord]] = {}
+    for record in read_runs(with_evaluations):
+        seeds_of_cell.setdefault((record.cell.B_p, record.cell.n), []).append(record)
+    return [line_of(arm, seeds_of_cell[cell], failed) for cell in sorted(seeds_of_cell)]
 
 
 def line_of(arm: Arm, runs: Sequence[RunRecord], failed: Sequence[str]) -> Line:
@@ -123,23 +116,32 @@ def line_of(arm: Arm, runs: Sequence[RunRecord], failed: Sequence[str]) -> Line:
     bases = [curve[0][1] for curve in curves]
     finals = [score_curve(curve) for curve in curves]
     gains = [final - base for final, base in zip(finals, bases, strict=True)]
+    falls = [max(reward for _, reward in curve) - curve[-1][1] for curve in curves]
+    C_end, _ = curves[0][-1]
+
     cell = runs[0].cell
-    specific = [text for text in failed if text.startswith(f"{cell.B_p}x{cell.n}-")]
+    failed_of_cell = [text for text in failed if text.startswith(f"{cell.B_p}x{cell.n}-")]
     flags = [f"{r.cell.name}: {flag}" for r in runs for flag in health_flags(r)]
-    last = {
-        key: mean_of([r.points[-1].train[key] for r in runs if key in r.points[-1].train])
-        for key in TRAINING
-    }
-    series = {key: series_of(runs, key) for key in ("entropy", "kl")}
+    last_training = [r.points[-1].train for r in runs]
     return {
-        "arm": arm.label, "panel": arm.panel, "B_p": cell.B_p, "n": cell.n, "seeds": len(runs), "metric": metric,
-        "base": float(np.mean(bases)), "final": float(np.mean(finals)),
+        "arm": arm.label,
+        "panel": arm.panel,
+        "B_p": cell.B_p,
+        "n": cell.n,
+        "seeds": len(runs),
+        "metric": metric,
+        "base": float(np.mean(bases)),
+        "final": float(np.mean(finals)),
         "se": float(np.std(finals, ddof=1) / len(finals) ** 0.5) if len(finals) > 1 else None,
-        "gains": gains, "min_gain": min(gains),
-        "fall": max(max(r for _, r in curve) - curve[-1][1] for curve in curves),
-        "C": curves[0][-1][0], "flags": [*specific, *flags], **last,
-        "curve": curve_of(curves), "series": series,
-    }  # fmt: skip
+        "gains": gains,
+        "min_gain": min(gains),
+        "fall": max(falls),
+        "C": C_end,
+        "flags": [*failed_of_cell, *flags],
+        **{key: mean_of([t[key] for t in last_training if key in t]) for key in TRAINING},
+        "curve": curve_of(curves),
+        "series": {key: series_of(runs, key) for key in ("entropy", "kl")},
+    }
 
 
 def curve_of(curves: Sequence[Sequence[tuple[int, float]]]) -> list[list[float]]:
@@ -167,39 +169,34 @@ def best_n(lines: Sequence[Line]) -> list[Line]:
     """Of each arm, at the C of every evaluation of its largest n: the n with the highest mean
     reward (linear in log C between evaluations), and those within two standard errors of it, of the
     difference."""
-    result = []
+    results = []
     for panel, arm in dict.fromkeys((line["panel"], line["arm"]) for line in lines):
-        specific = {
-            line["n"]: line for line in lines if (line["panel"], line["arm"]) == (panel, arm)
-        }
-        curves = {
-            n: np.array([point for point in line["curve"] if point[0] > 0])
-            for n, line in specific.items()
-        }
+        of_arm = [line for line in lines if line["panel"] == panel and line["arm"] == arm]
+        seeds = {line["n"]: line["seeds"] for line in of_arm}
+        curves = {}  # n -> [evaluations, (C, mean, standard deviation over seeds)]
+        for line in of_arm:
+            curves[line["n"]] = np.array([point for point in line["curve"] if point[0] > 0])
+
         rows = []
         for C in curves[max(curves)][:, 0]:
-            at = {
-                n: [float(np.interp(np.log(C), np.log(c[:, 0]), c[:, i])) for i in (1, 2)]
-                for n, c in curves.items()
-                if c[0, 0] <= C
-            }
-            best = max(at, key=lambda n: at[n][0])
-            near = [
-                n
-                for n in at
-                if at[best][0] - at[n][0]
-                <= 2 * np.hypot(at[best][1], at[n][1]) / specific[n]["seeds"] ** 0.5
-            ]
-            rows.append(
-                {
-                    "C": int(C),
-                    "n": best,
-                    "near": near,
-                    "rewards": {str(n): mean for n, (mean, _) in at.items()},
-                }
-            )
-        result.append({"panel": panel, "arm": arm, "best_n": rows})
-    return result
+            begun = {n: curve for n, curve in curves.items() if curve[0, 0] <= C}
+            mean = {n: interpolate(curve, C, column=1) for n, curve in begun.items()}
+            spread = {n: interpolate(curve, C, column=2) for n, curve in begun.items()}
+            best = max(mean, key=lambda n: mean[n])
+            near = []
+            for n in mean:
+                se_of_difference = np.hypot(spread[best], spread[n]) / seeds[n] ** 0.5
+                if mean[best] - mean[n] <= 2 * se_of_difference:
+                    near.append(n)
+            rewards = {str(n): reward for n, reward in mean.items()}
+            rows.append({"C": int(C), "n": best, "near": near, "rewards": rewards})
+        results.append({"panel": panel, "arm": arm, "best_n": rows})
+    return results
+
+
+def interpolate(curve: np.ndarray, C: float, column: int) -> float:
+    """A column of a curve at C, linear in log C between evaluations."""
+    return float(np.interp(np.log(C), np.log(curve[:, 0]), curve[:, column]))
 
 
 def mean_of(values: Sequence[float]) -> float | None:
@@ -209,51 +206,33 @@ def mean_of(values: Sequence[float]) -> float | None:
 
 def show(title: str, lines: Sequence[Line]) -> None:
     """The table of an experiment."""
+    headings = {
+        "base": "base",
+        "final": "final",
+        "se": "s.e.",
+        "min_gain": "gain",
+        "fall": "fall",
+        "entropy": "entropy",
+        "kl": "KL",
+        "grad_norm": "gradient",
+        "response_length": "length",
+    }
     table = Table(title=title, title_justify="left")
-    for head in (
-        "",
-        "arm",
-        "B_p x n",
-        "base",
-        "final",
-        "s.e.",
-        "gain",
-        "fall",
-        "entropy",
-        "KL",
-        "gradient",
-        "length",
-        "flags",
-    ):
-        table.add_column(
-            head, justify="left" if head in ("", "arm", "flags") else "right", overflow="fold"
-        )
+    table.add_column("", overflow="fold")
+    table.add_column("arm", overflow="fold")
+    for heading in ("B_p x n", *headings.values()):
+        table.add_column(heading, justify="right", overflow="fold")
+    table.add_column("flags", overflow="fold")
+
     for line in lines:
-        figures = [
-            line[key]
-            for key in (
-                "base",
-                "final",
-                "se",
-                "min_gain",
-                "fall",
-                "entropy",
-                "kl",
-                "grad_norm",
-                "response_length",
-            )
-        ]
-        texts = ["-" if x is None else f"{x:.3f}" for x in figures]
-        table.add_row(
-            line["panel"],
-            line["arm"],
-            f"{line['B_p']} x {line['n']}",
-            *texts,
-            str(len(line["flags"]) or ""),
-        )
+        figures = ["-" if line[key] is None else f"{line[key]:.3f}" for key in headings]
+        cell = f"{line['B_p']} x {line['n']}"
+        flags = str(len(line["flags"]) or "")
+        table.add_row(line["panel"], line["arm"], cell, *figures, flags)
     console.print(table)
     console.print(
-        "gain: the smallest of any seed; fall: from the best evaluation to the last, the largest of any seed",
+        "gain: the smallest of any seed; fall: from the best evaluation to the last, the largest "
+        "of any seed",
         highlight=False,
     )
     for line in lines:
@@ -276,14 +255,16 @@ def compare(
     lines: list[Line] = []
     began = time.monotonic()
     for i, arm in enumerate(arms):
-        left = (
-            f", {(time.monotonic() - began) / i * (len(arms) - i) / 60:.1f} min left" if i else ""
-        )
+        left = ""
+        if i:
+            seconds_per_arm = (time.monotonic() - began) / i
+            left = f", {seconds_per_arm * (len(arms) - i) / 60:.1f} min left"
         console.rule(f"{name}: arm {i + 1} of {len(arms)}, {arm.panel} {arm.label}{left}")
         for line in run(arm, config_of(arm, folder, settings.seeds, settings.budget), settings.dir):
             lines.append({"benchmark": "ablations", "experiment": name, **line})
             print(json.dumps(lines[-1], allow_nan=False), flush=True)
         write_text(folder / LINES, "".join(json.dumps(line) + "\n" for line in lines))
+
     write_bytes(folder / f"{name}.png", draw(experiment, lines).png)
     show(experiment.title, lines)
     for result in best_n(lines) if experiment.by_n else []:
@@ -302,9 +283,11 @@ def chosen(name: str, words: str | None) -> list[Arm]:
     """The arms that --arms names, by label or folder; all where it is not given."""
     arms = EXPERIMENTS[name].arms
     wanted = set(words.split(",")) if words else set()
-    if unknown := wanted - {word for arm in arms for word in (arm.label, arm.folder)}:
+    known = {arm.label for arm in arms} | {arm.folder for arm in arms}
+    if wanted - known:
         raise InputError(
-            f"--arms: {name} has no {sorted(unknown)}; expected some of {[arm.folder for arm in arms]}."
+            f"--arms: {name} has no {sorted(wanted - known)}; "
+            f"expected some of {[arm.folder for arm in arms]}."
         )
     return [arm for arm in arms if not wanted or wanted & {arm.label, arm.folder}]
 
@@ -321,22 +304,28 @@ def main() -> int:
         metavar="EXPERIMENT",
         help=", ".join(EXPERIMENTS),
     )
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--dir", type=Path, default=Path("runs/ablations"))
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each cell")
+    parser.add_argument(
+        "--dir", type=Path, default=Path("runs/ablations"), help="where runs and figures go"
+    )
     parser.add_argument("--budget", type=int, help="rollouts per cell, instead of each arm's own")
     parser.add_argument("--arms", help="A,B: only these arms")
     parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
     arguments = parser.parse_args()
+
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
+        # All arms are checked before the first of them trains for minutes.
         todo = {name: chosen(name, arguments.arms) for name in arguments.experiments}
         for name, arms in todo.items():
             for arm in arms:
                 config_of(arm, arguments.dir / name, arguments.seeds, arguments.budget)
             if not arguments.resume and (arguments.dir / name).exists():
                 raise InputError(
-                    f"{arguments.dir / name} holds runs already; go on with them by --resume, or choose another --dir."
+                    f"{arguments.dir / name} holds runs already; go on with them by --resume, "
+                    "or choose another --dir."
                 )
+
         for name, arms in todo.items():
             compare(name, EXPERIMENTS[name], arms, arguments)
     except InputError as e:

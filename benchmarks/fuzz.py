@@ -5,7 +5,7 @@ signal, with an exit code other than 0 and 2, take more than a gigabyte or 20 s,
 something was written: in the folder it works in, HOME, the cache's folder or TMPDIR.
 
     python benchmarks/fuzz.py                     3,000 attempts, whose seed is the commit's hash
-    python benchmarks/fuzz.py --replay 1234       one of them again: its words, its files and what the command says
+    python benchmarks/fuzz.py --replay 1234       one of them again: its words, files and output
 
 Every command is a fork of a process that has imported everything, which says the same as a process
 of its own and saves seconds of imports. Seconds are of processor time, of its children too: what
@@ -44,15 +44,28 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-MAX_BYTES, MAX_SECONDS = 2**30, 20.0
+MAX_BYTES = 2**30
+MAX_SECONDS = 20.0  # of processor time
 # after which a command that waits, or that a busy machine starves, is killed
 MAX_WALL_SECONDS = 120.0
 HARD_BYTES = 4 * 2**30  # what a command may write to before the kernel refuses it
-MODULES = (  # with those of the commands, which `cli_commands` imports
-    "isojax.cli.app", "isojax.launch.local.local_runner", "isojax.launch.local.model_folders", "isojax.train.loop",
-    "isojax.launch.lr_search", "isojax.models.smollm2", "isojax.report.notebook", "isojax.report.catalogue",
-    "transformers", "pandas", "pyarrow.parquet", "matplotlib.pyplot", "wandb", "tensorboardX",
-)  # fmt: skip
+# What a worker imports before its forks, besides the commands, which `cli_commands` imports.
+MODULES = (
+    "isojax.cli.app",
+    "isojax.launch.local.local_runner",
+    "isojax.launch.local.model_folders",
+    "isojax.launch.lr_search",
+    "isojax.models.smollm2",
+    "isojax.report.catalogue",
+    "isojax.report.notebook",
+    "isojax.train.loop",
+    "matplotlib.pyplot",
+    "pandas",
+    "pyarrow.parquet",
+    "tensorboardX",
+    "transformers",
+    "wandb",
+)
 # The folders outside its own that a command may write to. They are a worker's, as libraries read
 # these variables when they are imported, and are empty before each attempt. What a command that
 # ends well leaves in the cache stays unjudged: compiled programs, and models of a hub. What is
@@ -79,8 +92,12 @@ def contents(folder: Path) -> dict[str, str]:
     """What is below a folder -> a hash of its bytes, or of where it links to."""
     hashes = {}
     for path in sorted(folder.rglob("*")):
-        is_link, is_file = path.is_symlink(), path.is_file()
-        data = os.fsencode(os.readlink(path)) if is_link else path.read_bytes() if is_file else b"/"
+        if path.is_symlink():
+            data = os.fsencode(os.readlink(path))
+        elif path.is_file():
+            data = path.read_bytes()
+        else:
+            data = b"/"  # a folder, or a pipe
         hashes[str(path.relative_to(folder))] = hashlib.sha256(data).hexdigest()
     return hashes
 
@@ -91,8 +108,9 @@ def run_command(words: list[str], folder: Path, output: Path) -> int:
     os.chdir(folder)
     resource.setrlimit(resource.RLIMIT_DATA, (HARD_BYTES, HARD_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for number, path in enumerate(("/dev/null", output, output)):
-        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
+    for stream, path in enumerate(("/dev/null", output, output)):  # standard input, output, error
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), stream)
+
     sys.argv = ["isojax", *words]
     try:
         if words[0] == "python":
@@ -136,53 +154,77 @@ def judge(
         return f"{size / 2**20:.0f} MiB"
     if code == 2 and not text.strip():
         return "a refusal without a message"
+
     allowed = {"work", "cache"} if code == 0 else set()
-    written = [
-        path
-        for path in changed
-        if path.partition("/")[0] not in allowed and Path(path).name != FIT_FILE
-    ]
-    return f"{'a refusal that' if code else 'it'} wrote {', '.join(written[:3])}" if written else ""
+    written = []
+    for path in changed:
+        place, _, _ = path.partition("/")
+        if place not in allowed and Path(path).name != FIT_FILE:
+            written.append(path)
+    if not written:
+        return ""
+    return f"{'a refusal that' if code else 'it'} wrote {', '.join(written[:3])}"
+
+
+class Ended(NamedTuple):
+    """How a command's process ended."""
+
+    code: int
+    timed_out: bool
+    seconds: float  # of processor time
+    size: int  # bytes of memory at its peak
+
+
+def run_in_fork(words: list[str], folder: Path, output: Path) -> Ended:
+    start = time.monotonic()
+    pid = os.fork()
+    if not pid:
+        os._exit(run_command(words, folder, output))
+
+    timed_out = False
+    while True:
+        ended_pid, status, usage = os.wait4(pid, os.WNOHANG)
+        if ended_pid:
+            break
+        if time.monotonic() - start > MAX_WALL_SECONDS:
+            timed_out = True
+            os.killpg(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    return Ended(
+        code=os.waitstatus_to_exitcode(status),
+        timed_out=timed_out,
+        seconds=usage.ru_utime + usage.ru_stime,
+        size=1024 * usage.ru_maxrss,
+    )
 
 
 def attempt(number: int, kinds: Sequence[str], seed: str, corpus: Path) -> Result:
     """One attempt, in a folder of its own."""
-    rng, kind = random.Random(f"{seed} {number}"), kinds[number % len(kinds)]
+    rng = random.Random(f"{seed} {number}")
+    kind = kinds[number % len(kinds)]
     with tempfile.TemporaryDirectory(dir=Path(os.environ["TMPDIR"]).parent) as temp:
-        folder, output = Path(temp) / "work", Path(temp) / "output"
+        folder = Path(temp) / "work"
         folder.mkdir()
         words = KINDS[kind](rng, corpus, folder)
-        places = {
-            "work": folder,
-            **{name: Path(os.environ[variable]) for variable, name in OUTSIDE.items()},
-        }
-        for name in OUTSIDE.values():
+
+        # Where it may write: its own folder, and the empty ones of the worker.
+        places = {"work": folder}
+        for variable, name in OUTSIDE.items():
+            places[name] = Path(os.environ[variable])
             shutil.rmtree(places[name], ignore_errors=True)
             places[name].mkdir()
         before = {name: contents(path) for name, path in places.items()}
-        start = time.monotonic()
-        pid = os.fork()
-        if not pid:
-            os._exit(run_command(words, folder, output))
-        timed_out = False
-        while not (ended := os.wait4(pid, os.WNOHANG))[0]:
-            if time.monotonic() - start > MAX_WALL_SECONDS:
-                timed_out = True
-                os.killpg(pid, signal.SIGKILL)
-            time.sleep(0.01)
-        _, status, usage = ended
-        code = os.waitstatus_to_exitcode(status)
-        size = 1024 * usage.ru_maxrss
-        seconds = usage.ru_utime + usage.ru_stime
+
+        output = Path(temp) / "output"
+        ended = run_in_fork(words, folder, output)
+
         text = output.read_text(errors="replace") if output.exists() else ""
         changed = []
         for name, path in places.items():
-            changed += [
-                f"{name}/{file}"
-                for file, _ in sorted(before[name].items() ^ contents(path).items())
-            ]
-        failure = judge(code, timed_out, seconds, size, text, changed)
-    return Result(number, kind, words, code, seconds, size / 2**20, failure)
+            different = sorted(before[name].items() ^ contents(path).items())
+            changed += [f"{name}/{file}" for file, _ in different]
+        failure = judge(ended.code, ended.timed_out, ended.seconds, ended.size, text, changed)
+    return Result(number, kind, words, ended.code, ended.seconds, ended.size / 2**20, failure)
 
 
 def work(numbers: range, kinds: Sequence[str], seed: str, corpus: Path) -> None:
@@ -213,20 +255,18 @@ def run_attempts(
         words = ["--seed", seed, "--corpus", corpus, "--kinds", ",".join(kinds)]
         words += ["--share", share.start, share.stop, share.step]
         call = [sys.executable, __file__, *map(str, words)]
-        environment = dict(os.environ)
-        with (
-            tempfile.TemporaryDirectory() as outside,
-            subprocess.Popen(
-                call, stdout=subprocess.PIPE, env=environment | in_folder(outside), text=True
-            ) as worker,
-        ):
-            for line in worker.stdout or ():
-                results.append(Result(*json.loads(line)))
-                progress.advance(task)
-                if results[-1].failure:
-                    progress.console.print(
-                        f"attempt {results[-1].attempt}: {results[-1].failure}", markup=False
-                    )
+        with tempfile.TemporaryDirectory() as outside:
+            environment = {**os.environ, **in_folder(outside)}
+            with subprocess.Popen(
+                call, stdout=subprocess.PIPE, env=environment, text=True
+            ) as worker:
+                for line in worker.stdout or ():
+                    result = Result(*json.loads(line))
+                    results.append(result)
+                    progress.advance(task)
+                    if result.failure:
+                        message = f"attempt {result.attempt}: {result.failure}"
+                        progress.console.print(message, markup=False)
         if worker.returncode:
             raise SystemExit(f"a worker ended with exit code {worker.returncode}")
 
@@ -259,28 +299,29 @@ def print_results(console: Console, results: list[Result], seed: str) -> None:
     for result in results:
         by_kind[result.kind].append(result)
     for kind, group in by_kind.items():
-        refused, accepted = (sum(r.code == code for r in group) for code in (2, 0))
-        most = (f"{max(r.seconds for r in group):.1f}", f"{max(r.mebibytes for r in group):.0f}")
         table.add_row(
             kind,
-            *map(str, (len(group), refused, accepted, sum(bool(r.failure) for r in group))),
-            *most,
+            str(len(group)),
+            str(sum(result.code == 2 for result in group)),
+            str(sum(result.code == 0 for result in group)),
+            str(sum(bool(result.failure) for result in group)),
+            f"{max(result.seconds for result in group):.1f}",
+            f"{max(result.mebibytes for result in group):.0f}",
         )
     console.print(table)
+
     for result in results:
         if result.failure:
             words = " ".join(word[:80] for word in result.words)
-            console.print(
-                f"attempt {result.attempt} ({result.kind}): {result.failure}\n  {words!r}",
-                markup=False,
-            )
+            message = f"attempt {result.attempt} ({result.kind}): {result.failure}\n  {words!r}"
+            console.print(message, markup=False)
 
 
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--attempts", type=int, default=3000)
+    parser.add_argument("--attempts", type=int, default=3000, help="of all kinds together")
     parser.add_argument("--first", type=int, default=0, help="the number of the first attempt")
     parser.add_argument("--seed", help="any text; the commit's hash where it is not given")
     parser.add_argument(
@@ -295,13 +336,18 @@ def main() -> None:
     )
     # of a worker: its attempts as a range
     parser.add_argument("--share", type=int, nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
     kinds = arguments.kinds.split(",")
-    repository = Path(__file__).resolve().parents[1]
-    seed = (
-        arguments.seed
-        or subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=repository, text=True).strip()
-    )
+    seed = arguments.seed
+    if not seed:
+        repository = Path(__file__).resolve().parents[1]
+        head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=repository, text=True)
+        seed = head.strip()
+
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as temp:
         corpus = (arguments.corpus or Path(temp) / "corpus").absolute()
@@ -316,8 +362,13 @@ def main() -> None:
         results = run_attempts(numbers, kinds, arguments.workers, seed, corpus)
     print_results(Console(), results, seed)
     failures = sum(bool(result.failure) for result in results)
-    print(json.dumps({"seed": seed, "attempts": len(results), "failures": failures,
-                      "seconds": round(time.monotonic() - start)}))  # fmt: skip
+    line = {
+        "seed": seed,
+        "attempts": len(results),
+        "failures": failures,
+        "seconds": round(time.monotonic() - start),
+    }
+    print(json.dumps(line))
     sys.exit(1 if failures else 0)
 
 

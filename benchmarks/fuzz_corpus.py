@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,40 +52,24 @@ TEXT_CONFIG = CHAT_CONFIG | {
 def make_corpus(folder: Path, with_trained_runs: bool = True) -> None:
     """Everything that the attempts spoil copies of; runs that were trained take a minute."""
     make_model(folder / "lm")
-    shutil.copytree(LOG_FIXTURES, folder / "logs")
     problems = [
         {"prompt": f"{i} + {i % 7} =", "answer": str(i + i % 7), "level": i % 3} for i in range(40)
     ]
-    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
+    _write_lines(folder / "problems.jsonl", map(json.dumps, problems))
     (folder / "tiny.yaml").write_text(yaml.safe_dump(CONFIG))
     (folder / "text.yaml").write_text(yaml.safe_dump(TEXT_CONFIG))
-    logged = [{"step": i, "n": 4, "B_p": 8, "val": {"acc": reward(32 * i, 4)}} for i in range(12)]
-    (folder / "logs" / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in logged))
-    values = [f"a-n{n},acc,{i},{reward(32 * i, n):.4f}" for n in (4, 8) for i in range(12)]
-    (folder / "logs" / "long.csv").write_text("\n".join(["run,metric,step,value", *values]) + "\n")
-    charts = [[reward(32 * i, n) for n in (4, 8) for _ in range(3)] for i in range(12)]
-    header = ",".join(f"a-n{n} - acc{end}" for n in (4, 8) for end in ("", "__MIN", "__MAX"))
-    chart = [f"{i}," + ",".join(f"{value:.4f}" for value in row) for i, row in enumerate(charts)]
-    (folder / "logs" / "wide.csv").write_text("\n".join([f"Step,{header}", *chart]) + "\n")
+
+    _make_logs(folder / "logs")
     lines = [f"{2**i},{2**i * 500},{reward(2**i * 500, 8):.4f},{i % 2}" for i in range(1, 12)]
-    (folder / "points.csv").write_text("\n".join(["n,rollouts,reward,seed", *lines]) + "\n")
-    for B_p, n in ((4, 2), (4, 8), (16, 2), (16, 8)):
-        cell = Cell(B_p, n, 0)
-        points = [EvalPoint(cell.B * M, M, cell.B * M, 3 * cell.B * M, {"avg@4": reward(cell.B * M, n)}, samples=4)
-                  for M in (0, 1, 2, 4, 8, 16, 32, 64)]  # fmt: skip
-        write_run(folder / "runs" / "tiny" / "cells" / cell.name, RunRecord(cell, tuple(points), device_hours=
-                  tuple(0.1 * i for i in range(8))))  # fmt: skip
-    (folder / "runs" / "tiny" / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    _write_lines(folder / "points.csv", ["n,rollouts,reward,seed", *lines])
     _make_parquet(folder / "parquet")
+
+    _make_sweep(folder / "runs" / "tiny")
     _make_spending(folder / "runs" / "tiny", folder / "runs" / "spent")
-    trainings = [
-        ["train", "text.yaml"],
-        ["train", "text.yaml", "name=lora", "cell.model.lora.rank=2"],
-    ]
-    commands = [
-        ["fit", "runs/tiny", "--replicates", "20"],
-        *(trainings if with_trained_runs else []),
-    ]
+    commands = [["fit", "runs/tiny", "--replicates", "20"]]
+    if with_trained_runs:
+        commands.append(["train", "text.yaml"])
+        commands.append(["train", "text.yaml", "name=lora", "cell.model.lora.rank=2"])
     words = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
     subprocess.run(words, cwd=folder, check=True, stdout=subprocess.DEVNULL)
 
@@ -94,13 +79,53 @@ def reward(C: int, n: int) -> float:
     return 0.2 + 0.5 / (1 + (300 * n / C) ** 0.9) if C else 0.2
 
 
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _make_logs(folder: Path) -> None:
+    """Logs of other trainers, and tables in three layouts."""
+    shutil.copytree(LOG_FIXTURES, folder)
+    logged = [{"step": i, "n": 4, "B_p": 8, "val": {"acc": reward(32 * i, 4)}} for i in range(12)]
+    _write_lines(folder / "own.jsonl", map(json.dumps, logged))
+
+    rows = [f"a-n{n},acc,{i},{reward(32 * i, n):.4f}" for n in (4, 8) for i in range(12)]
+    _write_lines(folder / "long.csv", ["run,metric,step,value", *rows])
+
+    columns = [f"a-n{n} - acc{end}" for n in (4, 8) for end in ("", "__MIN", "__MAX")]
+    rows = []
+    for i in range(12):
+        rewards = [f"{reward(32 * i, n):.4f}" for n in (4, 8) for _ in range(3)]
+        rows.append(",".join([str(i), *rewards]))
+    _write_lines(folder / "wide.csv", [",".join(["Step", *columns]), *rows])
+
+
+def _make_sweep(folder: Path) -> None:
+    """Ledgers of four cells, and the config."""
+    for B_p, n in ((4, 2), (4, 8), (16, 2), (16, 8)):
+        cell = Cell(B_p, n, 0)
+        points = []
+        for M in (0, 1, 2, 4, 8, 16, 32, 64):
+            C = cell.B * M
+            points.append(EvalPoint(C, M, C, 3 * C, {"avg@4": reward(C, n)}, samples=4))
+        hours = tuple(0.1 * i for i in range(len(points)))
+        record = RunRecord(cell, tuple(points), device_hours=hours)
+        write_run(folder / "cells" / cell.name, record)
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+
+
 def _make_parquet(folder: Path) -> None:
     """Problems as verl writes them and in columns, and tables of types that no problem has."""
     folder.mkdir()
-    count, texts = 40, [f"{i} + {i % 7} =" for i in range(40)]
+    count = 40
+    texts = [f"{i} + {i % 7} =" for i in range(count)]
     answers = [str(i + i % 7) for i in range(count)]
-    verl = [{"prompt": [{"role": "user", "content": text}], "reward_model": {"ground_truth": answer}}
-            for text, answer in zip(texts, answers, strict=True)]  # fmt: skip
+    verl = []
+    for text, answer in zip(texts, answers, strict=True):
+        messages = [{"role": "user", "content": text}]
+        verl.append({"prompt": messages, "reward_model": {"ground_truth": answer}})
+
+    # Types that Arrow knows and no problem has; of bytes that are no UTF-8 also as a text column.
     not_utf8 = pyarrow.array([b"\xff\xfe"] * count, pyarrow.binary())
     odd_columns: dict[str, Any] = {
         "bytes": not_utf8,
@@ -112,6 +137,7 @@ def _make_parquet(folder: Path) -> None:
         "nested": [[[[1]]]] * count,
         "number": [float("nan")] * count,
     }
+
     tables = {
         "verl": pyarrow.Table.from_pylist(verl),
         "flat": pyarrow.table({"prompt": texts, "answer": answers}),

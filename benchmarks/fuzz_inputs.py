@@ -18,9 +18,11 @@ from isojax.cli.app import COMMANDS
 from isojax.core.config import Config
 from isojax.core.yaml_files import flatten
 
+# Chat templates that take without end what a bomb takes once.
 LOOPS = (
     "{{ %s }}",
-    "{%% for i in range(99999) %%}{%% for j in range(99999) %%}{{ %s }}{%% endfor %%}{%% endfor %%}",
+    "{%% for i in range(99999) %%}{%% for j in range(99999) %%}{{ %s }}"
+    "{%% endfor %%}{%% endfor %%}",
 )
 BOMBS = (
     "'a' * 10**10",
@@ -38,11 +40,10 @@ def cli_commands() -> set[str]:
     names = set()
     for lazy_command in COMMANDS:
         subcommands = getattr(typer.main.get_command(lazy_command.load()), "commands", None)
-        names |= (
-            {f"{lazy_command.name} {name}" for name in subcommands}
-            if subcommands
-            else {lazy_command.name}
-        )
+        if subcommands:
+            names |= {f"{lazy_command.name} {name}" for name in subcommands}
+        else:
+            names.add(lazy_command.name)
     return names
 
 
@@ -54,69 +55,121 @@ def words_by_command(value: str, rng: random.Random) -> dict[str, list[list[str]
     return {
         "launch": [
             ["tiny.yaml", "--dry-run", f"{key}={value}"],
-            ["tiny.yaml", "--dry-run", rng.choice(("--mesh", "--process", "--processes", "--topology")), value],
+            [
+                "tiny.yaml",
+                "--dry-run",
+                rng.choice(("--mesh", "--process", "--processes", "--topology")),
+                value,
+            ],
             [value, "--dry-run"],
             ["tiny.yaml", "--dry-run", f"sweep.schedules={{a: {json.dumps(value)}}}"],
             ["text.yaml", "--dry-run", f"{key}={value}"],
         ],
-        "train": [["tiny.yaml", value], ["tiny.yaml", "--dry-run", "sweep.B_p=[4]", "sweep.n=[2]", f"{key}={value}"]],
-        "lr-search": [["tiny.yaml", "--dry-run", rng.choice(("--rates", "--budget", "--seeds")), value]],
+        "train": [
+            ["tiny.yaml", value],
+            ["tiny.yaml", "--dry-run", "sweep.B_p=[4]", "sweep.n=[2]", f"{key}={value}"],
+        ],
+        "lr-search": [
+            ["tiny.yaml", "--dry-run", rng.choice(("--rates", "--budget", "--seeds")), value]
+        ],
         "fit": [
-            ["runs/tiny", rng.choice(("--replicates", "--seed", "--run-sd", "--metric", "--compute")), value], [value],
+            [
+                "runs/tiny",
+                rng.choice(("--replicates", "--seed", "--run-sd", "--metric", "--compute")),
+                value,
+            ],
+            [value],
         ],
         "recommend": [
-            ["runs/tiny", "--budget", value], ["runs/tiny", "--budget", rng.choice(("5s", "1usd")), "--price", value],
+            ["runs/tiny", "--budget", value],
+            ["runs/tiny", "--budget", rng.choice(("5s", "1usd")), "--price", value],
             ["runs/tiny", "--budget", "1000", rng.choice(advice), value],
             ["runs/tiny", "--budget", "1000", "--growing", "--write", value],
         ],
-        "quote": [["runs/tiny", "--reward", value], ["runs/tiny", "--reward", "0.5", "--price", value], [value]],
+        "quote": [
+            ["runs/tiny", "--reward", value],
+            ["runs/tiny", "--reward", "0.5", "--price", value],
+            [value],
+        ],
         "watch": [
-            ["runs/tiny", "--run", "4x2-s0", rng.choice(("--end", "--updates", "--goal", "--sweep")), value],
-            ["runs/tiny", "--run", value], [value, "--from", rng.choice(("csv", value))],
+            [
+                "runs/tiny",
+                "--run",
+                "4x2-s0",
+                rng.choice(("--end", "--updates", "--goal", "--sweep")),
+                value,
+            ],
+            ["runs/tiny", "--run", value],
+            [value, "--from", rng.choice(("csv", value))],
         ],
         "spend": [
             ["tiny.yaml", "--dry-run", "--budget", value],
             ["tiny.yaml", "--dry-run", "--budget", "2e3", f"{key}={value}"],
         ],
-        "compare": [["runs/tiny", "runs/tiny", rng.choice(("--labels", "--metric", "--out")), value]],
+        "compare": [
+            ["runs/tiny", "runs/tiny", rng.choice(("--labels", "--metric", "--out")), value]
+        ],
         "report": [[value]],
         "status": [[value]],
         "records check": [[value]],
-        "records merge": [[value, "runs/tiny", "--out", "out"], ["runs/tiny", "runs/other", "--out", value]],
+        "records merge": [
+            [value, "runs/tiny", "--out", "out"],
+            ["runs/tiny", "runs/other", "--out", value],
+        ],
         "clean": [[value, "--yes"], ["runs/tiny", value, "--dry-run"]],
         "settings": [[value]],
         "records import": [
-            [value], ["runs.csv", "--from", "csv", "--out", "out", "--map", f"reward=reward_heldout,n={value}"],
-            ["runs.csv", "--out", value], ["runs.csv", "--out", "out", "--from", value],
+            [value],
+            [
+                "runs.csv",
+                "--from",
+                "csv",
+                "--out",
+                "out",
+                "--map",
+                f"reward=reward_heldout,n={value}",
+            ],
+            ["runs.csv", "--out", value],
+            ["runs.csv", "--out", "out", "--from", value],
         ],
         "fit-curve": [
-            ["points.csv", "--x", "rollouts", "--y", rng.choice(("reward", value)), "--fit-below", value],
-            ["points.csv", "--x", "rollouts", "--y", "reward", rng.choice(("--where", "--group", "--plot")), value],
+            [
+                "points.csv",
+                "--x",
+                "rollouts",
+                "--y",
+                rng.choice(("reward", value)),
+                "--fit-below",
+                value,
+            ],
+            [
+                "points.csv",
+                "--x",
+                "rollouts",
+                "--y",
+                "reward",
+                rng.choice(("--where", "--group", "--plot")),
+                value,
+            ],
         ],
         "fit-law": [["points.csv", "--where", f"seed={value}"], [value]],
         "model import": [[value], [f"{value}.gguf"]],
         "model export": [
-            [value, "out"], ["runs/tiny/cells/4x2-s0", value], ["runs/tiny/cells/4x2-s0", "out", "--dtype", value],
+            [value, "out"],
+            ["runs/tiny/cells/4x2-s0", value],
+            ["runs/tiny/cells/4x2-s0", "out", "--dtype", value],
         ],
         "difficulty": [["text.yaml", "--held-out", value, "--out", "/dev/null"], [value]],
         "template": [[value]],
-    }  # fmt: skip
+    }
 
 
 # Each makes its files in a folder and returns the words of a command.
 def arguments(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     """Options and names of commands that would work without them."""
-    _copy(
-        corpus,
-        folder,
-        "tiny.yaml",
-        "text.yaml",
-        "problems.jsonl",
-        "lm",
-        "runs/tiny",
-        "points.csv",
-        "logs/runs.csv",
-    )
+    configs_and_problems = ("tiny.yaml", "text.yaml", "problems.jsonl", "lm")
+    _copy(corpus, folder, *configs_and_problems, "runs/tiny", "points.csv", "logs/runs.csv")
+
     value = word(rng)
     if rng.random() < 0.03:
         return [value]
@@ -144,39 +197,52 @@ def ledgers(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     """A sweep's records, timing, config and fit."""
     _copy(corpus, folder, "runs/tiny")
     run = folder / "runs" / "tiny"
-    spoil_file(
-        rng.choice(sorted(p for p in run.rglob("*") if p.suffix in (".json", ".jsonl", ".yaml"))),
-        rng,
-    )
+    files = sorted(p for p in run.rglob("*") if p.suffix in (".json", ".jsonl", ".yaml"))
+    spoil_file(rng.choice(files), rng)
     if rng.random() < 0.5:
         (run / "fit.json").unlink()
-    return rng.choice((
-        ["fit", "runs/tiny", "--replicates", "0"], ["fit", "runs/tiny", "--mode", "paper", "--replicates", "0"],
-        ["records", "check", "runs/tiny"], ["status", "runs/tiny"], ["recommend", "runs/tiny", "--budget", "5000"],
-        ["fit", "runs/tiny", "--compute", "device_hours", "--replicates", "0"],
-        ["watch", "runs/tiny", "--run", "4x8-s0"], ["watch", "runs/tiny", "--run", "4x8-s0", "--sweep", "runs/tiny"],
-        ["quote", "runs/tiny", "--reward", "0.5"], ["report", "runs/tiny"],
-    ))  # fmt: skip
+    return rng.choice(
+        (
+            ["fit", "runs/tiny", "--replicates", "0"],
+            ["fit", "runs/tiny", "--mode", "paper", "--replicates", "0"],
+            ["records", "check", "runs/tiny"],
+            ["status", "runs/tiny"],
+            ["recommend", "runs/tiny", "--budget", "5000"],
+            ["fit", "runs/tiny", "--compute", "device_hours", "--replicates", "0"],
+            ["watch", "runs/tiny", "--run", "4x8-s0"],
+            ["watch", "runs/tiny", "--run", "4x8-s0", "--sweep", "runs/tiny"],
+            ["quote", "runs/tiny", "--reward", "0.5"],
+            ["report", "runs/tiny"],
+        )
+    )
 
 
 def logs(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     """Logs of every importer."""
-    name, log_format, options = rng.choice((
-        ("runs.csv", "csv", "reward=reward_heldout"),
-        ("own.jsonl", "jsonl", "reward=val.acc"),
-        ("long.csv", "csv", "reward=acc,n=n{},B_p=4"),
-        ("wide.csv", "csv", "n=n{},B_p=4"),
-        ("verl_console/job-8.log", "verl_console", "B_p=16"),
-        ("verl/n8.jsonl", "verl", "n=8,B_p=16"),
-        ("trl/checkpoint-6", "trl", "n=4,B=16"),
-        ("tensorboard/n8", "tensorboard", "n=8,B_p=4,reward=val/acc,response_length=train/length"),
-        ("wandb/own/run-own.wandb", "wandb", "reward=val/acc,train_reward=train/reward"),
-    ))  # fmt: skip
+    name, log_format, options = rng.choice(
+        (
+            ("runs.csv", "csv", "reward=reward_heldout"),
+            ("own.jsonl", "jsonl", "reward=val.acc"),
+            ("long.csv", "csv", "reward=acc,n=n{},B_p=4"),
+            ("wide.csv", "csv", "n=n{},B_p=4"),
+            ("verl_console/job-8.log", "verl_console", "B_p=16"),
+            ("verl/n8.jsonl", "verl", "n=8,B_p=16"),
+            ("trl/checkpoint-6", "trl", "n=4,B=16"),
+            (
+                "tensorboard/n8",
+                "tensorboard",
+                "n=8,B_p=4,reward=val/acc,response_length=train/length",
+            ),
+            ("wandb/own/run-own.wandb", "wandb", "reward=val/acc,train_reward=train/reward"),
+        )
+    )
     _copy(corpus, folder, f"logs/{name}")
     path = folder / Path(name).name
     words = ["records", "import", path.name, "--map", options, "--out", "out"]
     words += rng.choice((["--from", log_format], ["--from", log_format], []))
-    words += ["--resumed"] * (rng.random() < 0.2)
+    if rng.random() < 0.2:
+        words.append("--resumed")
+
     spoilt = path if path.is_file() else rng.choice(sorted(p for p in path.iterdir()))
     if rng.random() < 0.2:
         spoilt = folder / "settings.csv"
@@ -202,9 +268,9 @@ def gguf_files(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     """GGUF files: only the one whose checksum is known may be imported, whatever the others
     hold."""
     header = b"GGUF" + rng.choice((3, 2, 1 << 31)).to_bytes(4, "little")
-    counts = b"".join(
-        rng.choice((0, 2, 1 << 40, (1 << 64) - 1)).to_bytes(8, "little") for _ in range(2)
-    )
+    counts = b""
+    for _ in range(2):  # of tensors, and of metadata
+        counts += rng.choice((0, 2, 1 << 40, (1 << 64) - 1)).to_bytes(8, "little")
     (folder / "model.gguf").write_bytes(header + counts + rng.randbytes(rng.choice((0, 64, 4096))))
     return ["model", "import", "model.gguf", "--out", "out"]
 
@@ -250,25 +316,58 @@ def sweeps(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     if rng.random() < 0.7:
         files = sorted(p for p in run.rglob("*") if p.suffix in (".json", ".jsonl", ".yaml"))
         spoil_file(rng.choice((run / "fit.json", *files)), rng)
-    schedule = rng.choice((
-        "n*(C) of runs/tiny at B_p=4", "n*(2C) of runs/tiny/fit.json at B_p=16", "8x2, 8x4 from 1000",
-        "8x2 to 8x8 as C^0.5 from 500", "8x2 to 8x8 by gradient",
-    ))  # fmt: skip
+    schedule = rng.choice(
+        (
+            "n*(C) of runs/tiny at B_p=4",
+            "n*(2C) of runs/tiny/fit.json at B_p=16",
+            "8x2, 8x4 from 1000",
+            "8x2 to 8x8 as C^0.5 from 500",
+            "8x2 to 8x8 by gradient",
+        )
+    )
     if rng.random() < 0.6:
         start = rng.randrange(len(schedule))
-        typed = rng.choice(
-            ("0", "9" * 30, "1e9", "1e99", "-1", "x", " ", "*", ",", "from", "nan", word(rng))
-        )
+        numbers = ("0", "9" * 30, "1e9", "1e99", "-1")
+        typed = rng.choice((*numbers, "x", " ", "*", ",", "from", "nan", word(rng)))
         schedule = schedule[:start] + typed + schedule[start + rng.choice((0, 1, 2)) :]
-    return rng.choice((
-        ["compare", "runs/tiny", "runs/other"], ["compare", "runs/other", "runs/tiny/fit.json", "--json"],
-        ["quote", "runs/tiny", "--reward", "0.5", "--price", "3"], ["report", "runs/tiny"],
-        ["recommend", "runs/tiny", "--budget", "9e3", "--growing", "--write", "out.yaml", "--for",
-         rng.choice(("isojax", "trl", "verl"))],
-        ["recommend", "runs/tiny", "--budget", rng.choice(("20s", "1h", "1usd")), "--price", "2"],
-        ["watch", "runs/other", "--run", "4x8-s0", "--sweep", "runs/tiny"],
-        *[["launch", "tiny.yaml", "--dry-run", f"sweep.schedules={{a: {json.dumps(schedule)}}}"]] * 3,
-    ))  # fmt: skip
+
+    return rng.choice(
+        (
+            ["compare", "runs/tiny", "runs/other"],
+            ["compare", "runs/other", "runs/tiny/fit.json", "--json"],
+            ["quote", "runs/tiny", "--reward", "0.5", "--price", "3"],
+            ["report", "runs/tiny"],
+            [
+                "recommend",
+                "runs/tiny",
+                "--budget",
+                "9e3",
+                "--growing",
+                "--write",
+                "out.yaml",
+                "--for",
+                rng.choice(("isojax", "trl", "verl")),
+            ],
+            [
+                "recommend",
+                "runs/tiny",
+                "--budget",
+                rng.choice(("20s", "1h", "1usd")),
+                "--price",
+                "2",
+            ],
+            ["watch", "runs/other", "--run", "4x8-s0", "--sweep", "runs/tiny"],
+            *[
+                [
+                    "launch",
+                    "tiny.yaml",
+                    "--dry-run",
+                    f"sweep.schedules={{a: {json.dumps(schedule)}}}",
+                ]
+            ]
+            * 3,
+        )
+    )
 
 
 def states(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
@@ -277,19 +376,30 @@ def states(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     _copy(corpus, folder, "tiny.yaml", "runs/spent")
     run = folder / "runs" / "spent"
     cell = rng.choice(sorted((run / "cells").iterdir()))
-    names = ("status.json", "spend.json", "spend.json", "config.yaml")
-    files = [
-        *(run / name for name in names),
-        *(cell / name for name in ("health.json", "timing.jsonl", "timing.jsonl")),
-    ]
+    files = [run / name for name in ("status.json", "spend.json", "spend.json", "config.yaml")]
+    files += [cell / name for name in ("health.json", "timing.jsonl", "timing.jsonl")]
     spoil_file(rng.choice(files), rng)
-    return rng.choice((
-        ["status", "runs/spent"], ["status", "runs/spent", "--json"], ["status", "runs/spent", "runs/spent"],
-        ["spend", "tiny.yaml", "name=spent", "--budget", "2500", "--dry-run", "--resume"],
-        ["spend", "runs/spent/config.yaml", "--dry-run", "--resume"], ["records", "check", "runs/spent", "--json"],
-        ["fit", "runs/spent", "--compute", "device_hours", "--replicates", "0", "--include-flagged"],
-        ["watch", "runs/spent", "--run", cell.name],
-    ))  # fmt: skip
+
+    return rng.choice(
+        (
+            ["status", "runs/spent"],
+            ["status", "runs/spent", "--json"],
+            ["status", "runs/spent", "runs/spent"],
+            ["spend", "tiny.yaml", "name=spent", "--budget", "2500", "--dry-run", "--resume"],
+            ["spend", "runs/spent/config.yaml", "--dry-run", "--resume"],
+            ["records", "check", "runs/spent", "--json"],
+            [
+                "fit",
+                "runs/spent",
+                "--compute",
+                "device_hours",
+                "--replicates",
+                "0",
+                "--include-flagged",
+            ],
+            ["watch", "runs/spent", "--run", cell.name],
+        )
+    )
 
 
 def packed(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
@@ -299,31 +409,39 @@ def packed(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
         path = folder / rng.choice(sorted((corpus / "parquet").iterdir())).name
         data = (corpus / "parquet" / path.name).read_bytes()
         path.write_bytes(spoil_bytes(data, rng) if rng.random() < 0.6 else data)
-        return [
-            "launch",
-            "text.yaml",
-            "--dry-run",
-            f"cell.task=parquet:{path.name}",
-            "cell.prompt.format=raw",
-        ]
-    name, words = rng.choice((
-        ("points.csv", ["fit-curve", "points.csv.gz", "--x", "rollouts", "--y", "reward"]),
-        ("points.csv", ["fit-law", "points.csv.gz"]),
-        ("logs/own.jsonl", ["records", "import", "own.jsonl.gz", "--map", "reward=val.acc", "--out", "out"]),
-        ("logs/runs.csv", ["watch", "runs.csv.gz", "--map", "reward=reward_heldout", "--run", "16x8-s0"]),
-        ("problems.jsonl", ["launch", "text.yaml", "--dry-run", "cell.task=jsonl:problems.jsonl.gz"]),
-    ))  # fmt: skip
+        settings = [f"cell.task=parquet:{path.name}", "cell.prompt.format=raw"]
+        return ["launch", "text.yaml", "--dry-run", *settings]
+
+    name, words = rng.choice(
+        (
+            ("points.csv", ["fit-curve", "points.csv.gz", "--x", "rollouts", "--y", "reward"]),
+            ("points.csv", ["fit-law", "points.csv.gz"]),
+            (
+                "logs/own.jsonl",
+                ["records", "import", "own.jsonl.gz", "--map", "reward=val.acc", "--out", "out"],
+            ),
+            (
+                "logs/runs.csv",
+                ["watch", "runs.csv.gz", "--map", "reward=reward_heldout", "--run", "16x8-s0"],
+            ),
+            (
+                "problems.jsonl",
+                ["launch", "text.yaml", "--dry-run", "cell.task=jsonl:problems.jsonl.gz"],
+            ),
+        )
+    )
     _copy(corpus, folder, name, "lm", "text.yaml")
     path = folder / Path(name).name
     if rng.random() < 0.4:
         spoil_file(path, rng)
+
     data = gzip.compress(path.read_bytes())
-    if (draw := rng.random()) < 0.5:
+    draw = rng.random()
+    if draw < 0.5:
         data = spoil_bytes(data, rng)
     elif draw < 0.6:  # unpacks to more than a table may have
-        data += gzip.compress(
-            rng.choice((b"\n", b"1,2,.3,0\n", b"x")) * 300_000_000, compresslevel=1
-        )
+        repeated = rng.choice((b"\n", b"1,2,.3,0\n", b"x"))
+        data += gzip.compress(repeated * 300_000_000, compresslevel=1)
     path.with_name(f"{path.name}.gz").write_bytes(data)
     path.unlink()
     return words
@@ -334,29 +452,47 @@ def odd_files(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     dry_run = ["launch", "text.yaml", "--dry-run"]
     export = ["model", "export", "runs/lora/cells/4x2-s0", "out"]
     spend = ["spend", "runs/spent/config.yaml", "--dry-run", "--resume"]
-    sources, words = rng.choice((
-        (("points.csv",), ["fit-law", "points.csv"]),
-        (("points.csv",), ["fit-curve", "points.csv", "--x", "rollouts", "--y", "reward"]),
-        (("logs/runs.csv",), ["records", "import", "runs.csv", "--map", "reward=reward_heldout", "--out", "out"]),
-        (("logs/runs.csv",), ["watch", "runs.csv", "--map", "reward=reward_heldout", "--run", "16x8-s0"]),
-        (("logs/tensorboard/n8",), ["records", "import", "n8", "--map", "n=8,B_p=4,reward=val/acc", "--out", "out"]),
-        (("logs/wandb/own/run-own.wandb",),
-         ["records", "import", "run-own.wandb", "--map", "reward=val/acc", "--out", "out"]),
-        (("logs/trl/checkpoint-6",), ["records", "import", "checkpoint-6", "--map", "n=4,B=16", "--out", "out"]),
-        (("runs/tiny",), ["fit", "runs/tiny", "--replicates", "0"]),
-        (("runs/tiny",), ["records", "check", "runs/tiny"]),
-        (("runs/tiny",), ["report", "runs/tiny"]), (("runs/tiny",), ["quote", "runs/tiny", "--reward", ".5"]),
-        (("runs/tiny",), ["recommend", "runs/tiny", "--budget", "5000"]),
-        (("runs/spent",), ["status", "runs/spent"]), (("runs/spent",), spend),
-        *[(("lm", "text.yaml", "problems.jsonl"), dry_run)] * 3,
-        *[(("lm", "text.yaml", "problems.jsonl", "runs/text"), [*dry_run, "--resume"])] * 2,
-        *((("lm", "runs/lora"), export), (("lm", "runs/lora"), [*export, "--adapter"])),
-    ))  # fmt: skip
-    _copy(corpus, folder, *sources)
-    below = sorted(path for path in folder.rglob("*") if path.suffix != ".lock")
-    make_odd(
-        rng.choice([path for path in below if path.is_file()] if rng.random() < 0.8 else below), rng
+    sources, words = rng.choice(
+        (
+            (("points.csv",), ["fit-law", "points.csv"]),
+            (("points.csv",), ["fit-curve", "points.csv", "--x", "rollouts", "--y", "reward"]),
+            (
+                ("logs/runs.csv",),
+                ["records", "import", "runs.csv", "--map", "reward=reward_heldout", "--out", "out"],
+            ),
+            (
+                ("logs/runs.csv",),
+                ["watch", "runs.csv", "--map", "reward=reward_heldout", "--run", "16x8-s0"],
+            ),
+            (
+                ("logs/tensorboard/n8",),
+                ["records", "import", "n8", "--map", "n=8,B_p=4,reward=val/acc", "--out", "out"],
+            ),
+            (
+                ("logs/wandb/own/run-own.wandb",),
+                ["records", "import", "run-own.wandb", "--map", "reward=val/acc", "--out", "out"],
+            ),
+            (
+                ("logs/trl/checkpoint-6",),
+                ["records", "import", "checkpoint-6", "--map", "n=4,B=16", "--out", "out"],
+            ),
+            (("runs/tiny",), ["fit", "runs/tiny", "--replicates", "0"]),
+            (("runs/tiny",), ["records", "check", "runs/tiny"]),
+            (("runs/tiny",), ["report", "runs/tiny"]),
+            (("runs/tiny",), ["quote", "runs/tiny", "--reward", ".5"]),
+            (("runs/tiny",), ["recommend", "runs/tiny", "--budget", "5000"]),
+            (("runs/spent",), ["status", "runs/spent"]),
+            (("runs/spent",), spend),
+            *[(("lm", "text.yaml", "problems.jsonl"), dry_run)] * 3,
+            *[(("lm", "text.yaml", "problems.jsonl", "runs/text"), [*dry_run, "--resume"])] * 2,
+            *((("lm", "runs/lora"), export), (("lm", "runs/lora"), [*export, "--adapter"])),
+        )
     )
+    _copy(corpus, folder, *sources)
+    paths = sorted(path for path in folder.rglob("*") if path.suffix != ".lock")
+    if rng.random() < 0.8:
+        paths = [path for path in paths if path.is_file()]
+    make_odd(rng.choice(paths), rng)
     return words
 
 
@@ -368,30 +504,46 @@ def notebook(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     number = repr(rng.choice([v for v in VALUES if isinstance(v, int | float)]))
     text = repr(word(rng))
     if rng.random() < 0.3:
-        spoil_file(
-            rng.choice(sorted(p for p in (folder / "runs").rglob("*") if p.suffix == ".jsonl")), rng
-        )
+        records = sorted(p for p in (folder / "runs").rglob("*") if p.suffix == ".jsonl")
+        spoil_file(rng.choice(records), rng)
+
+    # Lines of Python before what is tried: a fit, and its evaluations with one value replaced.
     options = "options=isojax.FitOptions(replicates=20)"
     fit = f"law = isojax.fit(isojax.read_runs('runs/tiny'), {options}); "
     frame = fit + "rows = law.frame('evaluations').astype(object); "
     column = rng.choice(("B_p", "n", "seed", "step", "rollouts", "avg@4"))
     spoilt_frame = f"rows.iat[{rng.randrange(20)}, {rng.randrange(6)}] = {value}; "
-    return ["python", rng.choice((
-        f"isojax.read_runs({value})", f"isojax.fit({value})", f"isojax.read_runs(['runs/tiny', {text}])",
-        f"isojax.fit(isojax.read_runs('runs/tiny'), {text})", f"isojax.fit('runs/tiny', compute={text})",
-        f"isojax.fit('runs/tiny', options=isojax.FitOptions(replicates={number}, mode='paper', seed={number}))",
-        f"isojax.fit('runs/tiny', options=isojax.FitOptions(replicates=0, mode={text}))",
-        f"isojax.fit('runs/tiny', options=isojax.FitOptions(replicates=0, run_sd={number}))",
-        fit + f"law.recommend({number})", fit + f"law.recommend(isojax.TimeBudget({number}))",
-        fit + f"law.recommend(1e4, epsilon={number})", fit + f"law.recommend(1e4, B_max={number})",
-        fit + f"law.recommend(1e4, fix={{{text}: {number}}})", fit + f"law.recommend(1e4, fix={{'B_p': {number}}})",
-        fit + f"law.quote({number})", fit + f"law.plot({text})", fit + f"law.frame({text})",
-        fit + f"isojax.compare([law, law], [{text}, 'b'])", fit + "isojax.compare([law], ['a', 'b'])",
-        *[f"{frame}{spoilt_frame}isojax.fit(rows, {options})"] * 4,
-        frame + f"isojax.read_runs(rows.drop(columns={column!r}))",
-        frame + f"isojax.read_runs(rows.rename(columns={{{column!r}: {text}}}))",
-        frame + f"isojax.read_runs(rows, {text})",
-    ))]  # fmt: skip
+    return [
+        "python",
+        rng.choice(
+            (
+                f"isojax.read_runs({value})",
+                f"isojax.fit({value})",
+                f"isojax.read_runs(['runs/tiny', {text}])",
+                f"isojax.fit(isojax.read_runs('runs/tiny'), {text})",
+                f"isojax.fit('runs/tiny', compute={text})",
+                f"isojax.fit('runs/tiny', options=isojax.FitOptions(replicates={number}, mode='paper', "
+                f"seed={number}))",
+                f"isojax.fit('runs/tiny', options=isojax.FitOptions(replicates=0, mode={text}))",
+                f"isojax.fit('runs/tiny', options=isojax.FitOptions(replicates=0, run_sd={number}))",
+                fit + f"law.recommend({number})",
+                fit + f"law.recommend(isojax.TimeBudget({number}))",
+                fit + f"law.recommend(1e4, epsilon={number})",
+                fit + f"law.recommend(1e4, B_max={number})",
+                fit + f"law.recommend(1e4, fix={{{text}: {number}}})",
+                fit + f"law.recommend(1e4, fix={{'B_p': {number}}})",
+                fit + f"law.quote({number})",
+                fit + f"law.plot({text})",
+                fit + f"law.frame({text})",
+                fit + f"isojax.compare([law, law], [{text}, 'b'])",
+                fit + "isojax.compare([law], ['a', 'b'])",
+                *[f"{frame}{spoilt_frame}isojax.fit(rows, {options})"] * 4,
+                frame + f"isojax.read_runs(rows.drop(columns={column!r}))",
+                frame + f"isojax.read_runs(rows.rename(columns={{{column!r}: {text}}}))",
+                frame + f"isojax.read_runs(rows, {text})",
+            )
+        ),
+    ]
 
 
 def tables(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
@@ -406,8 +558,8 @@ def tables(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
 KINDS: dict[str, Callable[[random.Random, Path, Path], list[str]]] = {
     function.__name__: function
     for function in (
-        arguments, configs, ledgers, logs, models, gguf_files, problems, checkpoints, tables, adapters, sweeps, states,
-        packed, odd_files, notebook,
+        arguments, configs, ledgers, logs, models, gguf_files, problems, checkpoints,
+        tables, adapters, sweeps, states, packed, odd_files, notebook,
     )
 }  # fmt: skip
 KINDS_OF_TRAINED_RUNS = {"checkpoints", "adapters", "odd_files"}

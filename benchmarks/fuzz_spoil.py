@@ -19,11 +19,14 @@ LITERALS = {
     "@digits": "9" * 5000,
 }
 VALUES: list[Any] = [
-    None, True, -1, 0, 1, 7, 2**31, 2**63, -(2**63), 10**15, 10**30, 0.5, -0.0, 1e-320, 1e308, -1e308, math.nan,
-    math.inf, "", " ", "nan", "1e999", "\0", "a\0b", "\x1b[2J", "x" * 300, "x" * 100_000, "../../x", "a/../..",
-    "\ud800", "日本", "${oc.env:HOME}", "${cell.task}", "%s%n", [], {}, [[]], [1, 2], [None],
-    {"a": {"b": 1}}, 2**20, 10**6 + 1, 10**7, 123_456_789, 5 * 10**8, 10**9, "1" * 100_000 + "x",
-    "9" * 400 + "k", " " * 100_000 + "x", "learning_rat" * 9_000, "${name}" * 10_000, *LITERALS,
+    None, True, -1, 0, 1, 7, 2**31, 2**63, -(2**63), 10**15, 10**30,
+    0.5, -0.0, 1e-320, 1e308, -1e308, math.nan, math.inf,
+    "", " ", "nan", "1e999", "\0", "a\0b", "\x1b[2J", "x" * 300, "x" * 100_000,
+    "../../x", "a/../..", "\ud800", "日本", "${oc.env:HOME}", "${cell.task}", "%s%n",
+    [], {}, [[]], [1, 2], [None], {"a": {"b": 1}},
+    2**20, 10**6 + 1, 10**7, 123_456_789, 5 * 10**8, 10**9,
+    "1" * 100_000 + "x", "9" * 400 + "k", " " * 100_000 + "x",
+    "learning_rat" * 9_000, "${name}" * 10_000, *LITERALS,
 ]  # fmt: skip
 
 
@@ -47,6 +50,7 @@ def spoil_text(text: str, rng: random.Random) -> str:
                 node[key] = [node[key]]
             case "repeat" if isinstance(node, list):
                 node.extend([node[key]] * rng.choice((1, 1000)))
+
     text = json.dumps(document)
     for name, literal in LITERALS.items():
         text = text.replace(f'"{name}"', literal)
@@ -54,15 +58,20 @@ def spoil_text(text: str, rng: random.Random) -> str:
 
 
 def _containers(node: Any) -> list[Any]:
-    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    own = [node] if isinstance(node, dict | list) else []
-    return own + [container for child in children for container in _containers(child)]
+    """Each dict and list in a document, from the outside in."""
+    if not isinstance(node, dict | list):
+        return []
+    containers = [node]
+    for child in node.values() if isinstance(node, dict) else node:
+        containers += _containers(child)
+    return containers
 
 
 def spoil_bytes(data: bytes, rng: random.Random) -> bytes:
     """Bytes flipped, cut off, removed, repeated, or put in."""
     start = rng.randrange(len(data)) if data else 0
     end = min(len(data), start + rng.choice((1, 4, 64, 4096)))
+
     match rng.choice(("flip", "flip", "flip", "cut", "remove", "repeat", "insert", "long")):
         case "flip":
             flipped = bytearray(data)
@@ -88,6 +97,7 @@ def spoil_file(path: Path, rng: random.Random) -> None:
     data = path.read_bytes()
     if rng.random() < 0.35 or not data:
         path.write_bytes(spoil_bytes(data, rng))
+
     elif path.suffix == ".json":
         path.write_text(spoil_text(data.decode(), rng))
     elif path.suffix == ".jsonl":
@@ -126,20 +136,10 @@ def make_odd(path: Path, rng: random.Random) -> None:
         path.unlink()
     else:
         path.rename(path.with_name("moved"))
-    match rng.choice(
-        (
-            "pipe",
-            "pipe",
-            "pipe",
-            "link to a pipe",
-            "itself",
-            "nothing",
-            "above",
-            "folder",
-            "device",
-            "closed",
-        )
-    ):
+
+    pipes = ("pipe", "pipe", "pipe", "link to a pipe")  # the likeliest to hang a command
+    others = ("itself", "nothing", "above", "folder", "device", "closed")
+    match rng.choice((*pipes, *others)):
         case "pipe":
             os.mkfifo(path)
         case "link to a pipe":
