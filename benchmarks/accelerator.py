@@ -1,9 +1,9 @@
 """What this machine's GPU or TPU does with isojax: kernels, sampler and update of one model's
 shape, on random weights.
 
-    make accelerator                                  on the first device that jax finds, some minutes
-    python benchmarks/accelerator.py --out FOLDER     the same; accelerator.json and accelerator.md there
-    python benchmarks/accelerator.py --shape NAME     of one model; otherwise the largest of SHAPES that fits
+    make accelerator                                  on jax's first device; some minutes
+    python benchmarks/accelerator.py --out FOLDER     accelerator.json and accelerator.md there
+    python benchmarks/accelerator.py --shape NAME     of one model; else the largest that fits
 
 Kernels: each attention that the device has, its distance from float32 and its time at the run's own
 shapes. Sampler and update: the programs of a text task, with responses of full length and random
@@ -19,7 +19,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,54 +53,70 @@ from isojax.train.programs import SweepPrograms
 REPEATS = 3  # of which the median counts
 EMBEDDING_SCALE = 0.04
 LENGTHS = (
-    *("cell.sampling.prompt_length=256", "cell.sampling.response_length=512"),
-    *("sweep.B_p=[16]", "sweep.n=[16]", "sweep.decode_slots=128"),
+    "cell.sampling.prompt_length=256",
+    "cell.sampling.response_length=512",
+    "sweep.B_p=[16]",
+    "sweep.n=[16]",
+    "sweep.decode_slots=128",
 )
-# By the GiB that each wants of a device.
+
+
+class MeasuredShape(NamedTuple):
+    """A model's shape and the sizes that it is measured with, as settings of a config."""
+
+    min_gib: int  # of the device's memory
+    words: tuple[str, ...]
+
+
 SHAPES = {
-    "Qwen3-1.7B": (
+    "Qwen3-1.7B": MeasuredShape(
         60,
-        *(
+        (
             "cell.model.family=qwen3",
             "cell.model.layers=28",
             "cell.model.width=2048",
             "cell.model.heads=16",
-        ),
-        *(
             "cell.model.kv_heads=8",
             "cell.model.head_dim=128",
             "cell.model.mlp=6144",
             "cell.model.vocab=151936",
+            "cell.model.tied=true",
+            "cell.model.qk_norm=true",
+            *LENGTHS,
         ),
-        *("cell.model.tied=true", "cell.model.qk_norm=true", *LENGTHS),
     ),
-    "Qwen2.5-0.5B": (
+    "Qwen2.5-0.5B": MeasuredShape(
         14,
-        *(
+        (
             "cell.model.family=qwen2",
             "cell.model.layers=24",
             "cell.model.width=896",
             "cell.model.heads=14",
-        ),
-        *(
             "cell.model.kv_heads=2",
             "cell.model.head_dim=64",
             "cell.model.mlp=4864",
             "cell.model.vocab=151936",
+            "cell.model.tied=true",
+            "cell.model.qkv_bias=true",
+            *LENGTHS,
         ),
-        *("cell.model.tied=true", "cell.model.qkv_bias=true", *LENGTHS),
     ),
-    "small": (
+    "small": MeasuredShape(
         0,
-        *(
+        (
             "cell.model.layers=4",
             "cell.model.width=128",
             "cell.model.heads=4",
             "cell.model.kv_heads=2",
+            "cell.model.head_dim=32",
+            "cell.model.mlp=512",
+            "cell.model.vocab=1024",
+            "cell.sampling.prompt_length=32",
+            "cell.sampling.response_length=32",
+            "sweep.B_p=[4]",
+            "sweep.n=[8]",
+            "sweep.decode_slots=16",
         ),
-        *("cell.model.head_dim=32", "cell.model.mlp=512", "cell.model.vocab=1024"),
-        *("cell.sampling.prompt_length=32", "cell.sampling.response_length=32"),
-        *("sweep.B_p=[4]", "sweep.n=[8]", "sweep.decode_slots=16"),
     ),
 }
 HOPPER_BANDWIDTH = {"H100": 3350, "H200": 4800}  # GB/s
@@ -116,17 +132,15 @@ class RandomTask(AbstractTask):
 def kernel_lines(config: Config, mesh: Any) -> Iterator[dict[str, Any]]:
     """Each attention of the device at the run's shapes."""
     device = mesh.devices.flat[0]
-    for part, shape in zip(
-        ("update", "decode"), attention_shapes(config.cell, config.sweep, mesh), strict=True
-    ):
+    shapes = attention_shapes(config.cell, config.sweep, mesh)
+    for part, shape in zip(("update", "decode"), shapes, strict=True):
         for name in implementations(shape, device.platform):
             line = {"attention": part, "implementation": name}
             try:
                 error = max(float32_errors(shape, name))
                 seconds = attention_seconds(shape, name)
-            except (
-                Exception
-            ) as e:  # whatever a compiler says of a kernel, the others can be measured
+            # Whatever a compiler says of one kernel, the others can be measured.
+            except Exception as e:
                 yield {**line, "failed": f"{type(e).__name__}: {str(e).partition(chr(10))[0]}"}
                 continue
             yield {
@@ -219,35 +233,42 @@ class Run:
 def roofline_seconds(config: Config, run: Run, bandwidth: float) -> float:
     """In which the weights of all layers, the unembedding and the live cache are read for each
     token of the slots."""
-    s = config.cell.sampling
+    model = config.cell.model
+    P = config.cell.sampling.prompt_length
     T = config.cell.sampling.response_length
     R = config.sweep.decode_slots or 1
     precision = config.cell.precision.for_platform(jax.default_backend())
-    model, item = config.cell.model, jnp.dtype(precision.compute).itemsize
+
+    # An embedding that is not the unembedding too is only looked up in.
     sizes = {
-        name: sum(x.size for x in jax.tree.leaves(w))
-        for name, w in run.programs.decoder.shapes().items()
+        name: sum(x.size for x in jax.tree.leaves(weights))
+        for name, weights in run.programs.decoder.shapes().items()
     }
-    weights = item * (sum(sizes.values()) - (0 if model.tied else sizes["embed"]))
-    position_bytes = (
-        2 * model.layers * model.kv_heads * model.head_dim * jnp.dtype(precision.cache).itemsize
-    )
-    rounds = run.B_p * run.n / R
-    return rounds * T * (weights + R * position_bytes * (s.prompt_length + T / 2)) / bandwidth
+    weights_read = sum(sizes.values()) - (0 if model.tied else sizes["embed"])
+    weight_bytes = jnp.dtype(precision.compute).itemsize * weights_read
+
+    numbers_per_position = 2 * model.layers * model.kv_heads * model.head_dim  # keys and values
+    position_bytes = jnp.dtype(precision.cache).itemsize * numbers_per_position
+    cache_bytes = R * position_bytes * (P + T / 2)  # with the mean of live positions
+    steps = run.B_p * run.n / R * T
+    return steps * (weight_bytes + cache_bytes) / bandwidth
 
 
 def update_operations(config: Config, run: Run) -> float:
     """Of the products of an update, forwards and backwards: each prompt once for a block of its
     rollouts."""
-    model, s = config.cell.model, config.cell.sampling
-    P, T, B = s.prompt_length, s.response_length, run.B_p * run.n
+    model = config.cell.model
+    P = config.cell.sampling.prompt_length
+    T = config.cell.sampling.response_length
     blocks = sum(x.size for x in jax.tree.leaves(run.programs.decoder.shapes()["blocks"]))
+    unembedding = model.width * (model.vocab or 0)
+    # for each pair of positions: 2 operations of the scores and 2 of the mixed values
     attention = 4 * model.layers * model.heads * model.head_dim
-    prompts = run.B_p * P * (2 * blocks + attention * P / 2)
-    responses = (
-        B * T * (2 * blocks + 2 * model.width * (model.vocab or 0) + attention * (P + T / 2))
-    )
-    return 3 * (prompts + responses)
+
+    of_prompts = run.B_p * P * (2 * blocks + attention * P / 2)
+    per_token = 2 * blocks + 2 * unembedding + attention * (P + T / 2)
+    of_responses = run.B_p * run.n * T * per_token
+    return 3 * (of_prompts + of_responses)  # backwards takes twice as many as forwards
 
 
 def main() -> None:
@@ -269,16 +290,15 @@ def main() -> None:
     mesh = make_mesh(MeshShape(), [device])
     memory = device_memory(device) or device_budget.host_memory()
     gib = 0 if device.platform == "cpu" else memory / GIB
-    name = arguments.shape or next(
-        name for name, (least_gib, *_) in SHAPES.items() if gib >= least_gib
-    )
+    fitting = [name for name, shape in SHAPES.items() if gib >= shape.min_gib]
+    name = arguments.shape or fitting[0]  # of the largest model
     cell = (
         "cell.task=jsonl:none",
         "cell.rl.kl=0",
         "cell.rl.entropy=0",
         "cell.rl.learning_rate=1e-6",
     )
-    config = load_config(["quickstart"], [*cell, *SHAPES[name][1:], *arguments.words])
+    config = load_config(["quickstart"], [*cell, *SHAPES[name].words, *arguments.words])
     pairs = [(config.sweep.B_p[0], config.sweep.n[0])]
     vocab = config.cell.model.vocab or 0
     budget = device_budget.DeviceBudget(

@@ -105,9 +105,16 @@ def sampled_gradient(
 
 @partial(jax.jit, static_argnames=("n", "baseline"))
 def _advance(
-    theta: Float[Array, "R K"], keys: Key[Array, " R"], first: Int[Array, ""], last: Int[Array, ""],
-    means: Float[Array, " K"], learning_rate: Float[Array, ""], *, n: int | None, baseline: str,
-) -> tuple[Float[Array, "R K"], Float[Array, " R"]]:  # fmt: skip
+    theta: Float[Array, "R K"],
+    keys: Key[Array, " R"],
+    first: Int[Array, ""],
+    last: Int[Array, ""],
+    means: Float[Array, " K"],
+    learning_rate: Float[Array, ""],
+    *,
+    n: int | None,
+    baseline: str,
+) -> tuple[Float[Array, "R K"], Float[Array, " R"]]:
     """Updates first, ..., last - 1 of R repetitions; the logits and the suboptimality after
     them."""
 
@@ -298,8 +305,8 @@ def parse_arguments() -> argparse.Namespace:
     in_range = MIN_UPDATES <= args.updates <= MAX_UPDATES and 0 < args.learning_rate <= 50
     if not (in_range and min(args.arms, args.repetitions) >= 2 and args.n[0] >= least_n):
         parser.error(
-            f"expected {MIN_UPDATES} to {MAX_UPDATES} updates, a learning rate in (0, 50], two arms "
-            f"and repetitions or more, and n from 1 (from 2 with leave_one_out)"
+            f"expected {MIN_UPDATES} to {MAX_UPDATES} updates, a learning rate in (0, 50], two "
+            f"arms and repetitions or more, and n from 1 (from 2 with leave_one_out)"
         )
     if not (0 < args.p < 1 and 0 <= args.noise < 0.5):
         parser.error(

@@ -195,8 +195,8 @@ def broken(
         )
         aimed = f", aimed at {aim}" if aim else ""
         tell(
-            f"{kind}: kill {phases.total()} of {kills} at {share(folder, name, updates):.0%}{aimed}: "
-            f"{kill['phase']}{aside}"
+            f"{kind}: kill {phases.total()} of {kills} at {share(folder, name, updates):.0%}"
+            f"{aimed}: {kill['phase']}{aside}"
         )
     during["damaged"] += "is damaged" in run(folder, kind, names[-1])[1]
     result = [line for name in names for line in differences(folder, f"{kind}-whole", name)]

@@ -33,9 +33,8 @@ ELSEWHERE = "elsewhere"
 UPDATE = "update"  # of a task on device, one program with its rollouts and their verification
 
 PACKAGE = str(Path(__file__).resolve().parents[1] / "isojax") + os.sep
-Stack = list[
-    tuple[str, str]
-]  # of a thread: a module of isojax without .py ("" elsewhere), and a function in it; innermost first
+# Of a thread, innermost first: a module of isojax without .py ("" elsewhere), and a function in it.
+Stack = list[tuple[str, str]]
 
 
 def stacks() -> list[Stack]:
@@ -50,14 +49,12 @@ def stacks() -> list[Stack]:
         if line.startswith(("Thread ", "Current thread ")):
             result.append([])
         elif location := re.match(r'  File "(.*)", line \d+ in (.*)', line):
-            result[-1].append(
-                (Path(location[1]).stem if location[1].startswith(PACKAGE) else "", location[2])
-            )
-    return [
-        stack
-        for stack in result
-        if all(function != kill_at_phase.__name__ for _, function in stack)
-    ]
+            file_name, function = location.groups()
+            module = Path(file_name).stem if file_name.startswith(PACKAGE) else ""
+            result[-1].append((module, function))
+
+    own = kill_at_phase.__name__
+    return [stack for stack in result if all(function != own for _, function in stack)]
 
 
 def phase(found: list[Stack]) -> str:
@@ -111,23 +108,30 @@ def kill_at_phase(cell: str, report: str, after: float, aim: str | None) -> None
         while phase(stacks()) in (*BEFORE, ELSEWHERE):
             time.sleep(0.01)
         time.sleep(after)
-    last = time.monotonic() + (60 if aim in (*BEFORE, LAST) else PATIENCE)
-    written = clocks()  # which are just before the records
-    while aim is not None and time.monotonic() < last:
-        if (
-            half_written()
-            if aim == HALF
-            else clocks() > written
-            if aim == LEDGER
-            else phase(stacks()) == aim
-        ):
-            break
-        time.sleep(0.0002 if aim in (HALF, LEDGER) else 0.005)
-    result = stacks()
-    where = "ending" if aim not in BEFORE and phase(result) == "preparing" else phase(result)
+
+    # Wait for the phase aimed at. A ledger's write is too short to be seen in a stack: it follows
+    # that of the clocks.
+    clocks_before = clocks()
+
+    def is_reached() -> bool:
+        if aim == HALF:
+            return half_written()
+        if aim == LEDGER:
+            return clocks() > clocks_before
+        return phase(stacks()) == aim
+
+    last_moment = time.monotonic() + (60 if aim in (*BEFORE, LAST) else PATIENCE)
+    pause = 0.0002 if aim in (HALF, LEDGER) else 0.005
+    while aim is not None and time.monotonic() < last_moment and not is_reached():
+        time.sleep(pause)
+
+    stacks_now = stacks()
+    phase_now = phase(stacks_now)
+    if aim not in BEFORE and phase_now == "preparing":
+        phase_now = "ending"
     line = {
-        "phase": where,
-        "judging": any(("grading", "_grade_pending") in stack for stack in result),
+        "phase": phase_now,
+        "judging": any(("grading", "_grade_pending") in stack for stack in stacks_now),
         "saving": half_written(),
     }
     Path(report).write_text(json.dumps(line))

@@ -1,9 +1,10 @@
 """Does dynamic sampling pay for the rollouts that it drops? DAPO with the zero-variance filter,
 beside DAPO that replaces groups of equal rewards, at equal C and at equal M.
 
-    python benchmarks/dynamic_sampling.py hard                  the problems of configs/hard.yaml
-    python benchmarks/dynamic_sampling.py smollm2_cpu           sums by SmolLM2-135M (isojax model import smollm2)
+    python benchmarks/dynamic_sampling.py hard              the problems of configs/hard.yaml
+    python benchmarks/dynamic_sampling.py smollm2_cpu       sums by SmolLM2-135M
 
+smollm2_cpu needs the model: isojax model import smollm2.
 Both arms train `--seeds` runs, and share one base policy. `filter` is
 cell.rl.zero_variance_filter=[policy], `dynamic` cell.rl.dynamic_sampling=LIMIT besides. A reward is
 the mean of a run's curve over the last quarter of its C; at equal M the curves are read at the
@@ -45,28 +46,15 @@ GRIDS = {
 
 def train(config: str, arm: str, arguments: argparse.Namespace) -> list[RunRecord]:
     """The runs of an arm, by seed."""
-    words = [
-        config,
-        "recipes/dapo",
-        *GRIDS[config],
-        f"sweep.seeds={arguments.seeds}",
-        f"name={config}-{arm}",
-    ]
-    words += [f"run.dir={arguments.dir}", "--no-report"]
+    words = [config, "recipes/dapo", *GRIDS[config], f"sweep.seeds={arguments.seeds}"]
+    words += [f"name={config}-{arm}", f"run.dir={arguments.dir}", "--no-report"]
     if arm == "dynamic":
-        words += [
-            f"cell.rl.dynamic_sampling={arguments.limit}",
-            f"run.base_from={arguments.dir}/{config}-filter",
-        ]
-    command = [
-        sys.executable,
-        "-c",
-        MAIN,
-        "launch",
-        *words,
-        *(["--resume"] if arguments.resume else []),
-    ]
-    subprocess.run(command, check=True, stdout=sys.stderr)
+        words.append(f"cell.rl.dynamic_sampling={arguments.limit}")
+        words.append(f"run.base_from={arguments.dir}/{config}-filter")
+    if arguments.resume:
+        words.append("--resume")
+
+    subprocess.run([sys.executable, "-c", MAIN, "launch", *words], check=True, stdout=sys.stderr)
     return sorted(read_runs([arguments.dir / f"{config}-{arm}"]), key=lambda run: run.cell.seed)
 
 
@@ -82,20 +70,22 @@ def compare(runs: dict[str, list[RunRecord]]) -> dict[str, object]:
     result: dict[str, object] = {}
     for axis in ("C", "M"):
         rewards: dict[str, list[float]] = {arm: [] for arm in runs}
-        for pair in zip(*runs.values(), strict=True):
-            xs = [
-                np.array([p.rollouts if axis == "C" else p.M for p in run.points], float)
-                for run in pair
-            ]
-            end = min(x[-1] for x in xs)
-            for arm, run, x in zip(runs, pair, xs, strict=True):
+        for of_seed in zip(*runs.values(), strict=True):  # a run of each arm
+            positions = []
+            for run in of_seed:
+                x = [p.rollouts if axis == "C" else p.M for p in run.points]
+                positions.append(np.array(x, float))
+            end = min(x[-1] for x in positions)
+            for arm, run, x in zip(runs, of_seed, positions, strict=True):
                 rewards[arm].append(mean_reward(run, x, 0.75 * end, end))
+
         difference = np.subtract(rewards["dynamic"], rewards["filter"])
         result[f"equal {axis}"] = {
             **{arm: round(float(np.mean(values)), 4) for arm, values in rewards.items()},
             "difference": round(float(difference.mean()), 4),
             "se": round(float(difference.std(ddof=1) / np.sqrt(len(difference))), 4),
         }
+
     for arm, of_arm in runs.items():
         last = [run.points[-1] for run in of_arm]
         result[arm] = {
@@ -104,12 +94,9 @@ def compare(runs: dict[str, list[RunRecord]]) -> dict[str, object]:
             "zero_variance": round(float(np.mean([p.train["zero_variance"] for p in last])), 3),
             "rollouts per update": round(float(np.mean([p.rollouts / p.M for p in last])), 1),
         }
-    result["base"] = round(
-        float(
-            np.mean([metric_value(run.points[0], default_metric([run])) for run in runs["filter"]])
-        ),
-        4,
-    )
+
+    base = [metric_value(run.points[0], default_metric([run])) for run in runs["filter"]]
+    result["base"] = round(float(np.mean(base)), 4)
     return result
 
 
@@ -117,25 +104,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("config", choices=GRIDS)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("config", choices=GRIDS, help="the task and the model")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each arm")
     parser.add_argument(
         "--limit", type=int, default=4, help="batches of problems for an update, at most"
     )
-    parser.add_argument("--dir", type=Path, default=Path("runs/dynamic_sampling"))
-    parser.add_argument("--resume", action="store_true")
-    arguments = parser.parse_args()
-    runs = {arm: train(arguments.config, arm, arguments) for arm in ("filter", "dynamic")}
-    print(
-        json.dumps(
-            {
-                "config": arguments.config,
-                "seeds": arguments.seeds,
-                "limit": arguments.limit,
-                **compare(runs),
-            }
-        )
+    parser.add_argument(
+        "--dir", type=Path, default=Path("runs/dynamic_sampling"), help="the folder of the runs"
     )
+    parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
+    arguments = parser.parse_args()
+
+    # The arm `dynamic` begins from the base policy of `filter`, so that comes first.
+    runs = {arm: train(arguments.config, arm, arguments) for arm in ("filter", "dynamic")}
+    line = {"config": arguments.config, "seeds": arguments.seeds, "limit": arguments.limit}
+    print(json.dumps({**line, **compare(runs)}))
 
 
 if __name__ == "__main__":

@@ -508,6 +508,7 @@ def notebook(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
         spoil_file(rng.choice(records), rng)
 
     # Lines of Python before what is tried: a fit, and its evaluations with one value replaced.
+    fit_with = "isojax.fit('runs/tiny', options=isojax.FitOptions("
     options = "options=isojax.FitOptions(replicates=20)"
     fit = f"law = isojax.fit(isojax.read_runs('runs/tiny'), {options}); "
     frame = fit + "rows = law.frame('evaluations').astype(object); "
@@ -522,10 +523,9 @@ def notebook(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
                 f"isojax.read_runs(['runs/tiny', {text}])",
                 f"isojax.fit(isojax.read_runs('runs/tiny'), {text})",
                 f"isojax.fit('runs/tiny', compute={text})",
-                f"isojax.fit('runs/tiny', options=isojax.FitOptions(replicates={number}, mode='paper', "
-                f"seed={number}))",
-                f"isojax.fit('runs/tiny', options=isojax.FitOptions(replicates=0, mode={text}))",
-                f"isojax.fit('runs/tiny', options=isojax.FitOptions(replicates=0, run_sd={number}))",
+                f"{fit_with}replicates={number}, mode='paper', seed={number}))",
+                f"{fit_with}replicates=0, mode={text}))",
+                f"{fit_with}replicates=0, run_sd={number}))",
                 fit + f"law.recommend({number})",
                 fit + f"law.recommend(isojax.TimeBudget({number}))",
                 fit + f"law.recommend(1e4, epsilon={number})",

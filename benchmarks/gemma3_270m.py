@@ -8,7 +8,8 @@ Needs torch and transformers; for `lora` peft, which loads the adapters; for `gg
 llama-cpp-python, here or in the environment of `--llama-python`. Runs and exports are written below
 `--work`. Stages:
 
-    logprobs  log-probabilities of trainer, sampler and transformers on a text longer than the window; greedy texts
+    logprobs  log-probabilities of trainer, sampler and transformers on a text longer than the
+              window; greedy texts
     train     20 updates on sums, from a prompt of four solved ones
     export    the trained policy as a folder, in transformers
     gguf      the trained policy as a file of llama.cpp in F32
@@ -35,13 +36,18 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "concepts.md"  # whose text is longer than the window of 512
-LONG_TOKENS, PROMPT, RESPONSE = 620, 4096, 64
+LONG_TOKENS = 620
+PROMPT = 4096  # of the cache that is measured
+RESPONSE = 64
 PROMPTS = (
     "3 + 4 = 7\n15 + 2 = 17\n8 + 26 = 34\n34 + 52 = 86\n45 + 12 = ",
     "The capital of France is",
     "Once upon a time there was a fisherman who",
 )
-UPDATES, LORA_UPDATES, B_P, N = 20, 6, 4, 8
+UPDATES = 20
+LORA_UPDATES = 6
+B_P = 4
+N = 8
 CELL = f"{B_P}x{N}-s0"
 ISOJAX = [
     sys.executable,
@@ -57,7 +63,8 @@ from itertools import islice
 from llama_cpp import Llama
 model = Llama(sys.argv[1], verbose=False, n_ctx=256, n_threads=2)
 prompts, count = json.loads(sys.argv[2]), int(sys.argv[3])
-print(json.dumps([list(islice(model.generate(ids, temp=0.0, repeat_penalty=1.0), count)) for ids in prompts]))
+greedy = [model.generate(ids, temp=0.0, repeat_penalty=1.0) for ids in prompts]
+print(json.dumps([list(islice(tokens, count)) for tokens in greedy]))
 """
 
 
@@ -334,7 +341,8 @@ def isojax(place: Place, *words: str) -> None:
     )
     if completed.returncode:
         raise SystemExit(
-            f"isojax {' '.join(words)} ended with {completed.returncode}:\n{completed.stderr[-3000:]}"
+            f"isojax {' '.join(words)} ended with {completed.returncode}:\n"
+            f"{completed.stderr[-3000:]}"
         )
 
 

@@ -3,7 +3,8 @@ both:
 
     isojax launch quickstart name=growing sweep.seeds=5 sweep.seed=200 'sweep.B_p=[32]'
     'sweep.n=[2,4,8,16,32]' \\
-        cell.rl.lr_scaling=constant cell.rl.learning_rate=5e-4 'sweep.schedules={auto: "32x2 to 32x32 by gradient"}'
+        cell.rl.lr_scaling=constant cell.rl.learning_rate=5e-4 \
+        'sweep.schedules={auto: "32x2 to 32x32 by gradient"}'
     python benchmarks/growing_n.py runs/growing
 
 docs/growing-n-measured.md has the schedule half: "32x2 to 32x32 as C^0.5 from 2000" too, and, for

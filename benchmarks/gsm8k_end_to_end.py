@@ -1,16 +1,18 @@
 """GSM8K from its files to a trained policy, through the command line alone, at a size for one CPU
 core. Print one JSON line.
 
-    python benchmarks/gsm8k_end_to_end.py FOLDER MODEL              about ten minutes on one core with SmolLM2-135M
-    python benchmarks/gsm8k_end_to_end.py FOLDER MODEL --keep OUT   and leave all that it wrote in OUT (samples.txt to
-    read)
+    python benchmarks/gsm8k_end_to_end.py FOLDER MODEL              ten minutes on one core
+    python benchmarks/gsm8k_end_to_end.py FOLDER MODEL --keep OUT   what it wrote stays in OUT
+
+The ten minutes are those of SmolLM2-135M. samples.txt has responses to read.
 
 FOLDER holds train.jsonl and test.jsonl, or both as .jsonl.gz, of {"question", "answer"}, the answer
 ending in "#### 18".
 
-    isojax difficulty    labels --problems of the training file by avg@4 and writes them as a data set with splits
-    isojax train         2 updates of 4 problems x 4 rollouts on that data set, avg@2 on 8 test problems before, between
-    and after
+    isojax difficulty    labels --problems of the training file by avg@4, and writes them as a data
+                         set with splits
+    isojax train         2 updates of 4 problems x 4 rollouts on that data set, with avg@2 on 8 test
+                         problems before, between and after
 
 It shows that the parts fit together; whether a model learns is another question, that 2 updates do
 not answer. The prompt is two worked problems and then the question, and the answer ends with its
@@ -41,11 +43,13 @@ cell:
   prompt:
     format: raw
     template: |-
-      Question: A box holds 6 pens. Tom buys 3 boxes and gives away 4 pens. How many pens has he left?
+      Question: A box holds 6 pens. Tom buys 3 boxes and gives away 4 pens. How many pens \
+has he left?
       Answer: Tom buys 6*3=18 pens. He has 18-4=14 left.
       #### 14
 
-      Question: Ann earns $12 an hour. She works 5 hours and spends $20. How much money has she left?
+      Question: Ann earns $12 an hour. She works 5 hours and spends $20. How much money \
+has she left?
       Answer: Ann earns 12*5=60 dollars. She has 60-20=40 left.
       #### 40
 

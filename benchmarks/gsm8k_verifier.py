@@ -1,7 +1,7 @@
 """Does the `math` verifier tell GSM8K's right answers from wrong ones, and how fast? Print one JSON
 line.
 
-    python benchmarks/gsm8k_verifier.py test.jsonl.gz                 all problems of the file, on all cores
+    python benchmarks/gsm8k_verifier.py test.jsonl.gz                 on all cores
     python benchmarks/gsm8k_verifier.py test.jsonl.gz --workers 1     in one process
 
 PATH: JSON lines with "question" and "answer", the latter ending in "#### 18". Each answer must be

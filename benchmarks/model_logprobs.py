@@ -1,15 +1,17 @@
 """Logits of a model's folder, as the trainer and the sampler compute them: to be compared with
 another program's.
 
-    python benchmarks/model_logprobs.py FOLDER TOKENS.npz OUT.npz python
-    benchmarks/model_logprobs.py FOLDER TOKENS.npz OUT.npz --mesh data=2,fsdp=2,tensor=2 --devices 8
+    python benchmarks/model_logprobs.py FOLDER TOKENS.npz OUT.npz
+    python benchmarks/model_logprobs.py FOLDER TOKENS.npz OUT.npz \
+        --mesh data=2,fsdp=2,tensor=2 --devices 8
 
 TOKENS has `input_ids` i32[b, t], -1 after a sequence's end, and `lengths` i32[b]. OUT gets
 
     logits         f32[sum of lengths, V], of one pass, sequence after sequence
-    decode_logits  the same by the sampler: the first three tokens prefilled, then one token at a time; rows of
-                   prefilled tokens are those of `logits`
-    greedy_ids     i32[b, 24], the most likely tokens after each sequence; tokens that end a text are as any other
+    decode_logits  the same by the sampler: the first three tokens prefilled, then one token at a
+                   time; rows of prefilled tokens are those of `logits`
+    greedy_ids     i32[b, 24], the most likely tokens after each sequence; tokens that end a text
+                   are as any other
 
 in float32, on the devices of a mesh: `data` and `fsdp` split the sequences, `sequence` the
 positions of the pass and of what is prefilled, the other axes and `fsdp` the weights. `--devices 8`
@@ -125,26 +127,27 @@ def read_sequences(file: Path, vocab: int) -> Sequences:
             f"{file}: {e}; expected an .npz file with input_ids i32[b, t] and lengths i32[b]."
         ) from e
 
-    shapes = f"input_ids {tokens.dtype}{list(tokens.shape)} and lengths {lengths.dtype}{list(lengths.shape)}"
-    are_integers = np.issubdtype(tokens.dtype, np.integer) and np.issubdtype(
-        lengths.dtype, np.integer
+    shapes = (
+        f"input_ids {tokens.dtype}{list(tokens.shape)} and "
+        f"lengths {lengths.dtype}{list(lengths.shape)}"
     )
+    are_integers = all(np.issubdtype(array.dtype, np.integer) for array in (tokens, lengths))
     if not are_integers or tokens.ndim != 2 or lengths.shape != tokens.shape[:1] or not tokens.size:
         raise InputError(
             f"{file}: {shapes}; expected integers [b, t] and [b], of one sequence or more."
         )
     if lengths.min() < 1 or lengths.max() > tokens.shape[1]:
         raise InputError(
-            f"{file}: lengths from {lengths.min()} to {lengths.max()}; expected 1 to {tokens.shape[1]}, as input_ids "
-            "has positions."
+            f"{file}: lengths from {lengths.min()} to {lengths.max()}; "
+            f"expected 1 to {tokens.shape[1]}, as input_ids has positions."
         )
 
     is_token = np.arange(tokens.shape[1])[None] < lengths[:, None]
     smallest, largest = tokens[is_token].min(), tokens[is_token].max()
     if smallest < 0 or largest >= vocab:
         raise InputError(
-            f"{file}: tokens of sequences from {smallest} to {largest}; expected 0 to {vocab - 1}, the model's "
-            "vocabulary, up to each sequence's length."
+            f"{file}: tokens of sequences from {smallest} to {largest}; expected 0 to {vocab - 1}, "
+            "the model's vocabulary, up to each sequence's length."
         )
     return Sequences(np.where(is_token, tokens, 0).astype(np.int32), lengths.astype(np.int32))
 

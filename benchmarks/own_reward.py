@@ -2,19 +2,20 @@
 take? A table on standard error, one JSON line on standard output: wall and CPU seconds, with those
 of child processes.
 
-    python benchmarks/own_reward.py                 five minutes on two cores; needs the registry that pip is set up for
-    python benchmarks/own_reward.py --keep FOLDER   and leave all that it wrote in FOLDER
+    python benchmarks/own_reward.py                 five minutes on two cores
+    python benchmarks/own_reward.py --keep FOLDER   what it wrote stays in FOLDER
 
-In a fresh clone of this checkout's last commit, with a virtual environment of its own:
+It installs packages from the registry that pip is set up for. In a fresh clone of this checkout's
+last commit, with another virtual environment:
 
-    torch          torch, the reference that the last step needs and isojax does not: timed separately
+    torch          torch, which the last step needs and isojax does not: timed separately
     install        pip install -e .[tfds]
     import         isojax model import smollm2
-    difficulty     isojax difficulty: labels of 120 sums, each answered 4 times, by their mean reward
-    plan, launch   a sweep of two cells on the labelled problems, 4 x 2 and 4 x 4, with its fit and its report
+    difficulty     isojax difficulty: the mean reward of 4 answers to each of 120 sums
+    plan, launch   a sweep of 4 x 2 and 4 x 4 on the labelled problems, with fit and report
     fit, report    both again, as commands of their own
     export         the policy of 4 x 4, as a folder for transformers
-    transformers   the folder in AutoModelForCausalLM: every weight is used, and the logits are isojax's
+    transformers   the folder in AutoModelForCausalLM: every weight is used, with isojax's logits
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TORCH = "torch==2.13.0"  # as benchmarks/peers/requirements-transformers.txt pins it
 REWARDS = '''\
-"""1 for the sum, 1/2 for a neighbour of it, 1/3 at a distance of 2, ...; 0 where the response is no number."""
+"""1 for the sum, 1/2 for a neighbour of it, 1/3 at a distance of 2, ...; 0 of what is no number."""
 def closeness(prompts, completions, answer):
     said = [text.strip() for text in completions]
     return [1 / (1 + abs(int(s) - int(a))) if s.isdecimal() else 0.0 for s, a in zip(said, answer)]
@@ -112,14 +113,12 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         times = walk(args.keep or Path(name) / "isojax")
+
     torch = times.pop("torch")
     total = {kind: round(sum(step[kind] for step in times.values()), 1) for kind in torch}
+    rows = {**times, "all of these": total, "torch (timed separately)": torch}
     print(f"{'step':14}{'seconds':>9}{'of CPU':>9}", file=sys.stderr)
-    for step, seconds in {
-        **times,
-        "all of these": total,
-        "torch (timed separately)": torch,
-    }.items():
+    for step, seconds in rows.items():
         print(f"{step:14}{seconds['seconds']:9.1f}{seconds['cpu_seconds']:9.1f}", file=sys.stderr)
     print(json.dumps({**times, "total": total, "torch": torch}))
 

@@ -4,9 +4,9 @@ at the horizon. What came after the quarter must not choose the reward: with rew
 first and the last of the true curve, even the quote of a truth that is one of the fit's own draws
 says .09 where .21 never have it.
 
-    python benchmarks/quote_coverage.py                     60 simulated sweeps (benchmarks/foreign_forms.py)
-    python benchmarks/quote_coverage.py --run runs/quickstart      the runs of a sweep, each as a new one
-    python benchmarks/quote_coverage.py --run runs/many --by-seed  the same, where the runs of each seed are a sweep
+    python benchmarks/quote_coverage.py                            60 sweeps of foreign_forms.py
+    python benchmarks/quote_coverage.py --run runs/quickstart      each run of a sweep as a new one
+    python benchmarks/quote_coverage.py --run runs/many --by-seed  each seed's runs are a sweep
 
 A simulated run pays C where its expected reward on the sweep's problems, its own luck included,
 first is the quoted one; a run of a sweep, where the mean of three evaluations is. One JSON line per
@@ -22,7 +22,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from cut_sweep import up_to
@@ -55,16 +55,14 @@ def fit_quarter(runs: Sequence[RunRecord], metric: str, replicates: int) -> Any:
 
 def draw_reward(ensemble: CurveEnsemble, horizon: float, rng: np.random.Generator) -> float:
     """The reward at the horizon of one draw and one cell."""
-    return float(
-        rng.choice(
-            ensemble.sampled_at_cell_budgets(np.array([horizon]), same_problems=True).ravel()
-        )
-    )
+    rewards = ensemble.sampled_at_cell_budgets(np.array([horizon]), same_problems=True)
+    return float(rng.choice(rewards.ravel()))
 
 
 def judge(cell: QuotedCell, reward: float, paid: float) -> Line:
     """One run's C against the quote of its cell; infinite: never."""
-    low, high = (math.inf if C is None else C for C in (cell.low, cell.high))
+    low = math.inf if cell.low is None else cell.low
+    high = math.inf if cell.high is None else cell.high
     return {
         "B_p": cell.B_p,
         "n": cell.n,
@@ -86,25 +84,25 @@ def world_cases(world: World, rng: np.random.Generator, replicates: int) -> Iter
     C = np.geomspace(horizon / 1e4, horizon, GRID)
     for cell in isojax.quote(fit, reward).cells:
         curve = world.curves[cell.B_p, cell.n]
-        reached = (
-            world.on_problems(curve.reward(C) + rng.normal(0, world.run_sd) * curve.progress(C))
-            >= reward
-        )
-        yield judge(cell, reward, float(C[reached.argmax()]) if reached.any() else math.inf)
+        run_effect = rng.normal(0, world.run_sd) * curve.progress(C)
+        is_reached = world.on_problems(curve.reward(C) + run_effect) >= reward
+        yield judge(cell, reward, first_C(C, is_reached))
+
+
+def first_C(C: np.ndarray, is_reached: np.ndarray) -> float:
+    """Infinite where it is never reached."""
+    return float(C[is_reached.argmax()]) if is_reached.any() else math.inf
 
 
 def simulated(count: int, seed: int, replicates: int) -> Iterator[Line]:
-    for number in track(
-        range(count), description="worlds", console=None, disable=not sys.stderr.isatty()
-    ):
+    numbers = track(range(count), description="worlds", disable=not sys.stderr.isatty())
+    for number in numbers:
         rng = np.random.default_rng([seed, number])
         form = list(FORMS)[number % len(FORMS)]
         world = random_world(rng, form)
         try:
-            yield from (
-                {"form": form, "number": number, **case}
-                for case in world_cases(world, rng, replicates)
-            )
+            for case in world_cases(world, rng, replicates):
+                yield {"form": form, "number": number, **case}
         except InputError as error:  # a quarter of this sweep is too little for a fit
             yield {"form": form, "number": number, "refused": str(error)}
 
@@ -122,47 +120,48 @@ def sweep_cases(runs: Sequence[RunRecord], replicates: int) -> Iterator[Line]:
     metric = default_metric(runs)
     ensemble = load_ensemble(fit_quarter(runs, metric, replicates))
     curves = {run.cell: smooth_curve(run, metric) for run in runs}
-    horizon = min(MAX_EXTRAPOLATION * ensemble.C_measured_max, *(C[-1] for C, _ in curves.values()))
+    ends = [curve.C[-1] for curve in curves.values()]
+    horizon = min(MAX_EXTRAPOLATION * ensemble.C_measured_max, *ends)
+
     rng = np.random.default_rng(0)
     keys = [curve.key for curve in ensemble.curves]
     for _ in range(REWARDS):
         reward = draw_reward(ensemble, horizon, rng)
-        C_paid = first_budgets(ensemble, reward, horizon)
-        for cell, (C, smooth) in curves.items():
+        C_of_draws = first_budgets(ensemble, reward, horizon)
+        for cell, curve in curves.items():
             i = keys.index((cell.B_p, cell.n))
-            reached = (smooth >= reward) & (C <= horizon)
-            paid = float(C[reached.argmax()]) if reached.any() else math.inf
-            yield {"seed": cell.seed, **judge(quote_cell(ensemble, i, C_paid[:, i]), reward, paid)}
+            quoted = quote_cell(ensemble, i, C_of_draws[:, i])
+            paid = first_C(curve.C, (curve.reward >= reward) & (curve.C <= horizon))
+            yield {"seed": cell.seed, **judge(quoted, reward, paid)}
 
 
-def smooth_curve(run: RunRecord, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """(C, the mean of SMOOTHED evaluations around it) of a run, float[points - SMOOTHED + 1]
-    each."""
+class SmoothCurve(NamedTuple):
+    """C, and the mean of SMOOTHED evaluations around it, float[points - SMOOTHED + 1] each."""
+
+    C: np.ndarray
+    reward: np.ndarray
+
+
+def smooth_curve(run: RunRecord, metric: str) -> SmoothCurve:
     rewards = np.array([p.metrics[metric] for p in run.points])
     smooth = np.convolve(rewards, np.full(SMOOTHED, 1 / SMOOTHED), mode="valid")
-    return np.array([p.rollouts for p in run.points])[SMOOTHED // 2 :][: len(smooth)], smooth
+    C = np.array([p.rollouts for p in run.points])
+    return SmoothCurve(C[SMOOTHED // 2 :][: len(smooth)], smooth)
 
 
 def summarise(lines: Sequence[Line]) -> None:
     """Coverage, and P(never) by fifths."""
     cases = [line for line in lines if "inside" in line]
+    inside = np.mean([case["inside"] for case in cases])
     print(f"{len(cases)} cases, {len(lines) - len(cases)} refused", file=sys.stderr)
-    print(
-        f"inside the quoted interval: {np.mean([case['inside'] for case in cases]):.2f}",
-        file=sys.stderr,
-    )
+    print(f"inside the quoted interval: {inside:.2f}", file=sys.stderr)
     for fifth in range(5):
-        part = [
-            c
-            for c in cases
-            if fifth <= 5 * c["p_never"] < fifth + 1 or (fifth == 4 and c["p_never"] == 1)
-        ]
+        part = [case for case in cases if fifth == min(int(5 * case["p_never"]), 4)]
         if part:
-            stated, seen = (np.mean([float(c[key]) for c in part]) for key in ("p_never", "never"))
-            print(
-                f"P(never) stated {stated:.2f}, seen {seen:.2f} in {len(part)} cases",
-                file=sys.stderr,
-            )
+            stated = np.mean([case["p_never"] for case in part])
+            seen = np.mean([float(case["never"]) for case in part])
+            text = f"P(never) stated {stated:.2f}, seen {seen:.2f} in {len(part)} cases"
+            print(text, file=sys.stderr)
 
 
 def main() -> None:
@@ -173,16 +172,17 @@ def main() -> None:
     parser.add_argument(
         "--by-seed", action="store_true", help="the runs of each seed are a sweep of their own"
     )
-    parser.add_argument("--worlds", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--worlds", type=int, default=60, help="simulated sweeps")
+    parser.add_argument("--seed", type=int, default=0, help="another one draws other sweeps")
     parser.add_argument("--replicates", type=int, default=500, help="draws of each fit")
-    a = parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.run:
+        cases = measured(arguments.run, arguments.replicates, arguments.by_seed)
+    else:
+        cases = simulated(arguments.worlds, arguments.seed, arguments.replicates)
+
     lines = []
-    for line in (
-        measured(a.run, a.replicates, a.by_seed)
-        if a.run
-        else simulated(a.worlds, a.seed, a.replicates)
-    ):
+    for line in cases:
         print(json.dumps(line), flush=True)
         lines.append(line)
     summarise(lines)

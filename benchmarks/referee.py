@@ -2,7 +2,7 @@
 from each of five laws, as simulated sweeps whose true curves are known; a fit of each gives the
 verdicts.
 
-    python benchmarks/referee.py                    20 worlds of each law; about 2 minutes of one core
+    python benchmarks/referee.py                    20 worlds of each law; 2 minutes on one core
     python benchmarks/referee.py --worlds 5 --first 100
 
 What is true of a world is what each law says of its true curves, without noise. A world is drawn
@@ -19,7 +19,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -36,7 +36,8 @@ from tests.scaling.synthetic_curves import Hill, Stretched, TrueCurve
 Draw = np.random.Generator
 Curve = Callable[[int, int], TrueCurve]
 Line = dict[str, Any]
-RUN_SD, DRAWS = 0.01, 200
+RUN_SD = 0.01
+DRAWS = 200  # of each fit
 VERDICTS = ("excluded", "supported", "cannot tell")
 
 
@@ -44,11 +45,9 @@ class Shape:
     """What the curves of a world share, and a curve of a given plateau and speed."""
 
     def __init__(self, rng: Draw):
-        self.R0, self.A, self.C_mid = (
-            rng.uniform(0.15, 0.35),
-            rng.uniform(0.45, 0.6),
-            10 ** rng.uniform(3.8, 4.5),
-        )
+        self.R0 = rng.uniform(0.15, 0.35)
+        self.A = rng.uniform(0.45, 0.6)
+        self.C_mid = 10 ** rng.uniform(3.8, 4.5)
         self.form = (Hill, Stretched)[rng.integers(2)]
         self.exponent = rng.uniform(0.8, 1.5) if self.form is Hill else rng.uniform(0.6, 1.1)
 
@@ -111,49 +110,61 @@ def batch(rng: Draw, shape: Shape, n: Sequence[int]) -> Curve:
     return lambda B_p, n: shape.curve(-loss / (1 + B_p * n / critical), 1 + B_p * n / critical)
 
 
-# law -> (its curves, the grids of n and of B_p)
-KINDS: dict[
-    str, tuple[Callable[[Draw, Shape, Sequence[int]], Curve], tuple[int, ...], tuple[int, ...]]
-] = {
-    "n* grows with C": (rising, (2, 4, 8, 16, 32, 64), (16, 32)),
-    "n* is one number whatever C": (constant, (2, 4, 8, 16, 32), (16, 32)),
-    "n = 2 is enough": (two, (2, 4, 8, 16, 32), (16, 32)),
-    "hundreds keep gaining": (hundreds, (8, 32, 128, 256), (8, 16)),
-    "only B_p n matters": (batch, (4, 8, 16, 32), (8, 16, 32)),
+class Kind(NamedTuple):
+    """Worlds in which a law holds: their curves, and the grid of their cells."""
+
+    draw: Callable[[Draw, Shape, Sequence[int]], Curve]
+    n: tuple[int, ...]
+    B_p: tuple[int, ...]
+
+
+KINDS = {
+    "n* grows with C": Kind(rising, (2, 4, 8, 16, 32, 64), (16, 32)),
+    "n* is one number whatever C": Kind(constant, (2, 4, 8, 16, 32), (16, 32)),
+    "n = 2 is enough": Kind(two, (2, 4, 8, 16, 32), (16, 32)),
+    "hundreds keep gaining": Kind(hundreds, (8, 32, 128, 256), (8, 16)),
+    "only B_p n matters": Kind(batch, (4, 8, 16, 32), (8, 16, 32)),
 }
 
 
 def true_laws(simulated: World, C_end: float) -> dict[str, bool]:
     """Which laws hold for the true curves, of those that the sweep's cells can judge."""
-    starts = {
-        n: min(low for key, (low, _) in simulated.measured.items() if key[1] == n)
-        for _, n in simulated.truth
-    }
-    C = np.geomspace(sorted(starts.values())[1], C_end, GRID_POINTS)
+    # The grid begins where two values of n have been measured, as the fit's own does.
+    first_C: dict[int, float] = {}
+    for (_, n), (low, _) in simulated.measured.items():
+        first_C[n] = min(low, first_C.get(n, low))
+    C = np.geomspace(sorted(first_C.values())[1], C_end, GRID_POINTS)
+
     rewards = np.stack([simulated.reward(*key, C) for key in simulated.truth])[None]
     cells = ComparedCells(tuple(simulated.truth), C, rewards, np.ones(rewards.shape[1:], bool))
-    found = {law: judge(cells) for law, (_, judge) in LAWS.items()}
-    return {
-        law: bool(np.all(evidence.holds))
-        for law, evidence in found.items()
-        if evidence.missing_run is None
-    }
+    verdicts = {}
+    for law, (_, judge) in LAWS.items():
+        evidence = judge(cells)
+        if evidence.missing_run is None:
+            verdicts[law] = bool(np.all(evidence.holds))
+    return verdicts
 
 
-def draw_world(
-    law: str, seed: int, number: int, problems: int = 300
-) -> tuple[World, dict[str, bool]]:
-    """A world in which the law holds, and which laws hold in it."""
-    draw, all_n, all_B_p = KINDS[law]
+class JudgedWorld(NamedTuple):
+    """A simulated sweep, and which laws hold in it."""
+
+    world: World
+    truth: dict[str, bool]
+
+
+def draw_world(law: str, seed: int, number: int, problems: int = 300) -> JudgedWorld:
+    """A world in which the law holds."""
+    kind = KINDS[law]
     for attempt in range(1000):
         rng = np.random.default_rng([seed, list(KINDS).index(law), number, attempt])
         shape = Shape(rng)
-        curve = draw(rng, shape, all_n)
-        start, decades = shape.C_mid * rng.uniform(0.1, 0.3), rng.uniform(2.0, 2.8)
+        curve = kind.draw(rng, shape, kind.n)
+        start = shape.C_mid * rng.uniform(0.1, 0.3)
+        decades = rng.uniform(2.0, 2.8)
         simulated = world(
             curve=curve,
-            B_p=all_B_p,
-            n=all_n,
+            B_p=kind.B_p,
+            n=kind.n,
             seeds=int(rng.integers(1, 4)),
             seed=int(rng.integers(2**31)),
             problems=problems,
@@ -164,7 +175,7 @@ def draw_world(
         )
         truth = true_laws(simulated, start * 10**decades)
         if truth[law]:
-            return simulated, truth
+            return JudgedWorld(simulated, truth)
     raise RuntimeError(f"no world of 1000 drawn keeps the law {law!r}")
 
 
@@ -176,32 +187,22 @@ def judge_world(law: str, seed: int, number: int) -> Line:
 
 
 def table(lines: Sequence[Line]) -> Table:
-    headings = ("drawn from", "worlds", "excluded", "supported", "cannot tell")
-    others = (
-        "failing laws: excluded",
-        "supported",
-        "open",
-        "other true laws: excluded",
-        "supported",
-        "open",
-    )
-    result = Table(*headings, *others)
+    of_failing = ("failing laws: excluded", "supported", "open")
+    of_true = ("other true laws: excluded", "supported", "open")
+    result = Table("drawn from", "worlds", *VERDICTS, *of_failing, *of_true)
     for law in dict.fromkeys(line["law"] for line in lines):
-        specific = [line for line in lines if line["law"] == law]
-        own = [line["verdicts"][law] for line in specific]
-        rest = [
-            (line["truth"][other], verdict)
-            for line in specific
-            for other, verdict in line["verdicts"].items()
-            if other != law
-        ]
-        counts = [own.count(verdict) for verdict in ("excluded", "supported", "cannot tell")]
-        counts += [
-            rest.count((is_true, v))
-            for is_true in (False, True)
-            for v in ("excluded", "supported", "cannot tell")
-        ]
-        result.add_row(law, str(len(specific)), *map(str, counts))
+        of_law = [line for line in lines if line["law"] == law]
+        on_law = [line["verdicts"][law] for line in of_law]
+        on_others: dict[bool, list[str]] = {False: [], True: []}  # by whether the law holds
+        for line in of_law:
+            for other, verdict in line["verdicts"].items():
+                if other != law:
+                    on_others[line["truth"][other]].append(verdict)
+
+        counts = []
+        for verdicts in (on_law, on_others[False], on_others[True]):
+            counts += [str(verdicts.count(verdict)) for verdict in VERDICTS]
+        result.add_row(law, str(len(of_law)), *counts)
     return result
 
 
@@ -209,18 +210,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--worlds", type=int, default=20, help="of each law")
+    parser.add_argument("--worlds", type=int, default=20, help="worlds of each law")
     parser.add_argument("--first", type=int, default=0, help="the first world's number")
     parser.add_argument("--seed", type=int, default=0, help="of all draws")
     parser.add_argument(
         "--laws", nargs="+", choices=KINDS, default=list(KINDS), help="from which worlds are drawn"
     )
-    a = parser.parse_args()
+    arguments = parser.parse_args()
+
     lines = []
-    for law in a.laws:
-        for number in range(a.first, a.first + a.worlds):
-            lines.append(judge_world(law, a.seed, number))
-            print(json.dumps(lines[-1]), flush=True)
+    for law in arguments.laws:
+        for number in range(arguments.first, arguments.first + arguments.worlds):
+            line = judge_world(law, arguments.seed, number)
+            lines.append(line)
+            print(json.dumps(line), flush=True)
     Console(stderr=True, width=200).print(table(lines))
 
 

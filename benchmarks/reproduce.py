@@ -1,10 +1,11 @@
 """The small experiments of docs/reproduction.md and the sweeps of docs/quickstart.md, of minutes
 each on two cores.
 
-    python benchmarks/reproduce.py run                      train them, or go on; then write the runs, tables and times
+    python benchmarks/reproduce.py run                      train them, or go on with them; then
+                                                            write the runs and the tables
     python benchmarks/reproduce.py run --only small_easy    some of them; nothing is written
-    python benchmarks/reproduce.py publish FOLDER ...       put sweeps that were trained by hand among the runs
-    python benchmarks/reproduce.py check                    fit the committed runs again and compare with the pages
+    python benchmarks/reproduce.py publish FOLDER ...       add sweeps that were trained by hand
+    python benchmarks/reproduce.py check                    fit the runs again, compare the pages
 
 `check` fits isojax/runs/study.parquet and exits with code 1 where a line of a page differs.
 study_tables.py makes the tables.

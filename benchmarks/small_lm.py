@@ -44,7 +44,11 @@ cell:
   prompt: {{template: "{{prompt}} ", stop: ["\\n"]}}
   verifier: {{use: integer}}
   sampling: {{prompt_length: 12, response_length: 5}}
-  data: {{candidates: 8000, difficulty: [0.0, 0.61], validation: 1000, held_out: "jsonl:{folder}/validation.jsonl"}}
+  data:
+    candidates: 8000
+    difficulty: [0.0, 0.61]
+    validation: 1000
+    held_out: "jsonl:{folder}/validation.jsonl"
   rl: {{learning_rate: 5.0e-4, lr_scaling: constant}}
   eval: {{samples: 4, start: 1024, ratio: 1.25}}
 sweep: {{B_p: [32], n: [4, 8, 16, 32], budget: 70000}}

@@ -1,7 +1,7 @@
 """How much reward does `isojax spend` lose against the best fixed n, on worlds whose curves are not
 its model's?
 
-    python benchmarks/spend_worlds.py                  112 worlds of the forms of foreign_forms.py; some 3 minutes
+    python benchmarks/spend_worlds.py                  112 worlds of foreign_forms.py; 3 minutes
     python benchmarks/spend_worlds.py --seed 8 --worlds 28
 
 The budget of a world is its largest measured C, at its smallest B_p. The policy

@@ -80,7 +80,8 @@ class BestN(NamedTuple):
     @property
     def text(self) -> str:
         """The two most frequent n, and how often the last is larger."""
-        return f"n = {_mode(self.first)} to {_mode(self.last)}; P(grows) {_probability(self.last > self.first)}"
+        grows = _probability(self.last > self.first)
+        return f"n = {_mode(self.first)} to {_mode(self.last)}; P(grows) {grows}"
 
     @property
     def verdict(self) -> str:
@@ -91,27 +92,26 @@ class BestN(NamedTuple):
 def best_n(fit: FitResult, B_p: int | None = None, B: int | None = None) -> BestN:
     """Of all cells, or of those of one B_p or of one batch B = B_p n."""
     ensemble = load_ensemble(fit)
-    cells = np.flatnonzero(
-        ((ensemble.B_p == B_p) | (B_p is None)) & ((ensemble.B == B) | (B is None))
-    )
-    samples = ensemble.samples
-    low = float(np.max(samples.C_low[cells]))
-    high = float(np.min(samples.C_high[cells]))
-    return BestN(
-        *(ensemble.n[cells][ensemble.sampled_rewards(C)[:, cells].argmax(1)] for C in (low, high))
-    )
+    has_B_p = (ensemble.B_p == B_p) | (B_p is None)
+    has_B = (ensemble.B == B) | (B is None)
+    cells = np.flatnonzero(has_B_p & has_B)
+
+    def best_at(C: float) -> np.ndarray:
+        return ensemble.n[cells][ensemble.sampled_rewards(C)[:, cells].argmax(1)]
+
+    first_C = float(np.max(ensemble.samples.C_low[cells]))
+    last_C = float(np.min(ensemble.samples.C_high[cells]))
+    return BestN(first=best_at(first_C), last=best_at(last_C))
 
 
 def decide(holds: np.ndarray) -> str:
     """What the draws say of a claim."""
     share = float(np.mean(holds))
-    return (
-        "reproduced"
-        if share >= CERTAIN
-        else "not reproduced"
-        if share <= 1 - CERTAIN
-        else "too noisy"
-    )
+    if share >= CERTAIN:
+        return "reproduced"
+    if share <= 1 - CERTAIN:
+        return "not reproduced"
+    return "too noisy"
 
 
 def _mode(values: np.ndarray) -> int:
@@ -131,15 +131,18 @@ def _mean(values: Sequence[float]) -> str:
 
 def _z(a: np.ndarray, b: np.ndarray) -> float:
     """The difference of two means over its standard error."""
-    return float(
-        (a.mean() - b.mean())
-        / np.hypot(a.std(ddof=1) / np.sqrt(len(a)), b.std(ddof=1) / np.sqrt(len(b)))
-    )
+    se_a = a.std(ddof=1) / np.sqrt(len(a))
+    se_b = b.std(ddof=1) / np.sqrt(len(b))
+    return float((a.mean() - b.mean()) / np.hypot(se_a, se_b))
 
 
 def _verdict(z: float) -> str:
     """Of a claim that a difference is positive."""
-    return "reproduced" if z > CLEAR_Z else "not reproduced" if z < -CLEAR_Z else "too noisy"
+    if z > CLEAR_Z:
+        return "reproduced"
+    if z < -CLEAR_Z:
+        return "not reproduced"
+    return "too noisy"
 
 
 def growth(
@@ -163,21 +166,16 @@ def compare_best_n(
 
 def sensitivity_row(figure: str, claim: str, fit: FitResult, n_matters_more: bool) -> Row:
     """How much n matters, against B_p."""
-    over_n, over_B_p = (
-        (fit.sensitivity.over_n, fit.sensitivity.over_B_p) if fit.sensitivity else (None, None)
-    )
+    over_n = fit.sensitivity.over_n if fit.sensitivity else None
+    over_B_p = fit.sensitivity.over_B_p if fit.sensitivity else None
     if over_n is None or over_B_p is None:
         return Row(figure, claim, "–", "too noisy")
-    texts = [f"{s.spread:.3f} ({s.low:.3f} to {s.high:.3f})" for s in (over_n, over_B_p)]
-    n_matters_clearly = (
-        over_n.low is not None and over_B_p.high is not None and over_n.low > over_B_p.high
-    )
-    return Row(
-        figure,
-        claim,
-        f"range over n {texts[0]}, over B_p {texts[1]}",
-        "reproduced" if n_matters_clearly == n_matters_more else "not reproduced",
-    )
+
+    n_text, B_p_text = (f"{s.spread:.3f} ({s.low:.3f} to {s.high:.3f})" for s in (over_n, over_B_p))
+    has_ends = over_n.low is not None and over_B_p.high is not None
+    n_matters_clearly = has_ends and over_n.low > over_B_p.high
+    verdict = "reproduced" if n_matters_clearly == n_matters_more else "not reproduced"
+    return Row(figure, claim, f"range over n {n_text}, over B_p {B_p_text}", verdict)
 
 
 def record_row(fits: Fits, sweep: str) -> Row:
@@ -187,7 +185,8 @@ def record_row(fits: Fits, sweep: str) -> Row:
     inside = (
         joint.low is not None and joint.high is not None and joint.low <= paper.reward <= joint.high
     )
-    text = f"records {paper.reward:.3f}, all points {joint.reward:.3f} ({joint.low:.3f} to {joint.high:.3f})"
+    interval = f"({joint.low:.3f} to {joint.high:.3f})"
+    text = f"records {paper.reward:.3f}, all points {joint.reward:.3f} {interval}"
     return Row(
         "5, 15",
         f"Record-breaking points give the frontier, {sweep}",
@@ -252,21 +251,21 @@ def half_rows(study: Mapping[str, list[RunRecord]], fits: Fits) -> list[Row]:
     rows = []
     for sweep in ("easy", "hard"):
         ensemble = load_ensemble(fits(sweep, share=0.5))
-        inside = {cell: [] for cell in zip(ensemble.B_p.tolist(), ensemble.n.tolist(), strict=True)}
-        for i, (B_p, n) in enumerate(inside):
-            for run in study[f"small_{sweep}"]:
-                if (run.cell.B_p, run.cell.n) == (B_p, n):
-                    _, interval = ensemble.predict_new_run(i, run.points[-1].rollouts)
-                    assert interval is not None
-                    inside[B_p, n].append(
-                        interval[0] <= run.points[-1].metrics["avg@4"] <= interval[1]
-                    )
-        held = [value for values in inside.values() for value in values]
-        text = f"{sum(held)} of {len(held)} runs inside their 90% interval"
-        verdict = "reproduced" if np.mean(held) >= HELD else "not reproduced"
-        rows.append(
-            Row("ScaleRL", f"Half of the budget predicts all of it, {sweep}", text, verdict)
-        )
+        index = {curve.key: i for i, curve in enumerate(ensemble.curves)}
+        is_inside = []
+        for run in study[f"small_{sweep}"]:
+            i = index.get((run.cell.B_p, run.cell.n))
+            if i is None:  # half of its evaluations are too few for a curve
+                continue
+            end = run.points[-1]
+            interval = ensemble.predict_new_run(i, end.rollouts).interval
+            assert interval is not None
+            is_inside.append(interval[0] <= end.metrics["avg@4"] <= interval[1])
+
+        claim = f"Half of the budget predicts all of it, {sweep}"
+        text = f"{sum(is_inside)} of {len(is_inside)} runs inside their 90% interval"
+        verdict = "reproduced" if np.mean(is_inside) >= HELD else "not reproduced"
+        rows.append(Row("ScaleRL", claim, text, verdict))
     return rows
 
 
@@ -427,11 +426,13 @@ def language_model_table(study: Mapping[str, list[RunRecord]]) -> str:
         "fit to all (90%)",
         "P(n)",
     ]
-    chosen = forecast.allocation.n
+    recommended = forecast.allocation.n
     return (
-        f"{markdown_table(columns, rows)}\nThese intervals are for the mean of many runs; of the {len(runs)} single "
-        f"runs, {inside} ended inside the interval from half. From half, isojax\nrecommends n = {chosen}, which "
-        f"measured {means[chosen]:.3f} in the mean; the best n measured {max(means.values()):.3f}. From all, it "
+        f"{markdown_table(columns, rows)}\n"
+        f"These intervals are for the mean of many runs; of the {len(runs)} single "
+        f"runs, {inside} ended inside the interval from half. From half, isojax\n"
+        f"recommends n = {recommended}, which measured {means[recommended]:.3f} in the mean; "
+        f"the best n measured {max(means.values()):.3f}. From all, it "
         f"recommends n = {now.allocation.n}.\n"
     )
 

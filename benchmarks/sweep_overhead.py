@@ -6,11 +6,11 @@ gradient, AdamW), warm, on one core, called as `train.run_cell` calls it. Repeat
 and medians are taken, so that other load on the machine affects both. The learning rate is 0, so
 that every repeat does the same work. One JSON line on standard output:
 
-    python benchmarks/sweep_overhead.py                           configs/quickstart.yaml, its smallest and largest cell
-    python benchmarks/sweep_overhead.py --pairs 16x2,64x32        these cells, in the sweep's program
-    python benchmarks/sweep_overhead.py my.yaml --base runs/mine/base    the base policy of a run (otherwise an
-    untrained one, which
-                                                                  uses every response position)
+    python benchmarks/sweep_overhead.py                        smallest and largest of quickstart
+    python benchmarks/sweep_overhead.py --pairs 16x2,64x32     these cells, in the sweep's program
+    python benchmarks/sweep_overhead.py my.yaml --base runs/mine/base    the base policy of a run
+
+Without --base, the policy is untrained, and its responses have full length.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Whether `launch --dry-run --topology` says of a sweep what its real run would meet; needs libtpu
 and no TPU.
 
-    python benchmarks/topology_verdicts.py               six sweeps, two verdicts each; about an hour on 2 cores
+    python benchmarks/topology_verdicts.py               six sweeps, two verdicts each; an hour
     python benchmarks/topology_verdicts.py async lora    some of them
 
 A dry run compiles the programs that take the most. For each sweep the script compiles every program

@@ -1,9 +1,9 @@
 """What a token of the sampler costs on a TPU that is not here: an estimate of its compiler, and not
 a measurement.
 
-    python benchmarks/tpu_cost.py gsm8k models/llama-3.1-8b-instruct
-    cell.sampling.prompt_length=1024 \
-        cell.sampling.response_length=2048 sweep.decode_slots=32 --topology v5e:4x4 --mesh fsdp=4,tensor=4
+    python benchmarks/tpu_cost.py gsm8k models/llama-3.1-8b-instruct \
+        cell.sampling.prompt_length=1024 cell.sampling.response_length=2048 \
+        sweep.decode_slots=32 --topology v5e:4x4 --mesh fsdp=4,tensor=4
 
 libtpu compiles the sampler's program for the topology and writes into the optimized HLO how many
 cycles it expects each operation to take. The first line has a token's milliseconds, and what the

@@ -1,7 +1,7 @@
 """Which meshes the TPU's own compiler takes, for a small model and both ways of sampling; needs
 libtpu and no TPU.
 
-    python benchmarks/tpu_meshes.py                     twelve meshes of v5e:2x2 and of v5e:4x4, over an hour
+    python benchmarks/tpu_meshes.py                     meshes of v5e:2x2 and v5e:4x4; an hour
     python benchmarks/tpu_meshes.py --topology v5e:2x2 KEY=VALUE ...
 
 One JSON line for each mesh: `fused`, the program whose responses the device verifies, and `hosted`,
@@ -23,41 +23,45 @@ from isojax.launch.local.compile_for_topology import (
 )
 from isojax.launch.time_estimate import GIB
 
-CASES = {  # (mesh, response length)
+CASES = {  # topology -> (mesh, response length)
     "v5e:2x2": [
-        *[("data=4", 31), ("fsdp=4", 31), ("fsdp=4", 64), ("tensor=4", 65), ("sequence=4", 64)],
-        *[
-            ("data=2,fsdp=2", 65),
-            ("data=2,tensor=2", 64),
-            ("data=2,sequence=2", 31),
-            ("fsdp=2,tensor=2", 32767),
-        ],
-        *[("fsdp=2,tensor=2", 31), ("fsdp=2,sequence=2", 65), ("tensor=2,sequence=2", 64)],
+        ("data=4", 31),
+        ("fsdp=4", 31),
+        ("fsdp=4", 64),
+        ("tensor=4", 65),
+        ("sequence=4", 64),
+        ("data=2,fsdp=2", 65),
+        ("data=2,tensor=2", 64),
+        ("data=2,sequence=2", 31),
+        ("fsdp=2,tensor=2", 32767),
+        ("fsdp=2,tensor=2", 31),
+        ("fsdp=2,sequence=2", 65),
+        ("tensor=2,sequence=2", 64),
     ],
     "v5e:4x4": [
-        *[
-            ("data=16", 64),
-            ("fsdp=16", 65),
-            ("fsdp=16", 31),
-            ("data=4,tensor=4", 31),
-            ("sequence=16", 65),
-        ],
-        *[
-            ("data=4,fsdp=4", 64),
-            ("fsdp=4,tensor=4", 32767),
-            ("fsdp=4,tensor=4", 31),
-            ("fsdp=4,sequence=4", 64),
-        ],
-        *[
-            ("tensor=4,sequence=4", 31),
-            ("data=2,fsdp=2,tensor=4", 65),
-            ("data=2,fsdp=2,tensor=2,sequence=2", 64),
-        ],
+        ("data=16", 64),
+        ("fsdp=16", 65),
+        ("fsdp=16", 31),
+        ("data=4,tensor=4", 31),
+        ("sequence=16", 65),
+        ("data=4,fsdp=4", 64),
+        ("fsdp=4,tensor=4", 32767),
+        ("fsdp=4,tensor=4", 31),
+        ("fsdp=4,sequence=4", 64),
+        ("tensor=4,sequence=4", 31),
+        ("data=2,fsdp=2,tensor=4", 65),
+        ("data=2,fsdp=2,tensor=2,sequence=2", 64),
     ],
 }
 MODEL = (
-    *("cell.model.layers=2", "cell.model.width=512", "cell.model.heads=8", "cell.model.kv_heads=4"),
-    *("cell.model.head_dim=64", "cell.model.mlp=1024", "sweep.B_p=[16]", "sweep.n=[4]"),
+    "cell.model.layers=2",
+    "cell.model.width=512",
+    "cell.model.heads=8",
+    "cell.model.kv_heads=4",
+    "cell.model.head_dim=64",
+    "cell.model.mlp=1024",
+    "sweep.B_p=[16]",
+    "sweep.n=[4]",
 )
 WAYS = {
     "fused": (),
@@ -76,7 +80,9 @@ def compile_mesh(
             ["quickstart"], [*MODEL, *of_way, *lengths, f"run.mesh={mesh}", *words]
         )
         config, _, budget = topology_budget(config, topology)
+        # What the planner refuses is compiled too, with the smallest sizes.
         sweep = fit_to_memory(config.sweep, budget) or budget.smallest_sizes(config.sweep)
+
         programs = list(budget.estimate(sweep).program_bytes)
         try:
             peaks = compile_programs(config, sweep, topology, programs)

@@ -1,7 +1,7 @@
 """Is training slower than at an earlier commit? Two trees train the same run by turns; the ratio of
 their seconds.
 
-    python benchmarks/train_ratio.py --commit 35cd02c9              the last commit before tasks of turns
+    python benchmarks/train_ratio.py --commit HEAD~1
     python benchmarks/train_ratio.py --commit HEAD~50 --pairs 12
 
 The run is a cell of the quickstart, 32 x 16, or of the config and settings that are given. A time
@@ -29,23 +29,15 @@ def train(tree: Path, words: list[str], folder: Path) -> tuple[float, bytes]:
     """The seconds of one run after its second evaluation, and its ledger; the base policy in
     `folder` is used again."""
     shutil.rmtree(folder / "run" / "cells", ignore_errors=True)
-    command = [
-        sys.executable,
-        "-c",
-        MAIN,
-        "train",
-        *words,
-        "name=run",
-        f"run.dir={folder}",
-        "--resume",
-    ]
+    settings = ["name=run", f"run.dir={folder}", "--resume"]
+    command = [sys.executable, "-c", MAIN, "train", *words, *settings]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run(command, check=False, cwd=folder, env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
+
     (cell,) = (folder / "run" / "cells").iterdir()
-    seconds = [
-        json.loads(line)["seconds"] for line in (cell / "timing.jsonl").read_text().splitlines()
-    ]
+    lines = (cell / "timing.jsonl").read_text().splitlines()
+    seconds = [json.loads(line)["seconds"] for line in lines]
     return sum(seconds[2:]), (cell / "records.jsonl").read_bytes()
 
 
@@ -54,7 +46,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("words", nargs="*", default=RUN, help="a config of one run, and settings")
-    parser.add_argument("--commit", required=True)
+    parser.add_argument("--commit", required=True, help="what to compare this tree with")
     parser.add_argument("--pairs", type=int, default=8, help="an even number")
     arguments = parser.parse_args()
     if arguments.pairs < 2 or arguments.pairs % 2:
@@ -69,28 +61,28 @@ def main() -> None:
         folders = {which: Path(name) / which for which in trees}
         for folder in folders.values():
             folder.mkdir()
-        ratios, same_bits = [], True
-        # of which the first only makes base policies and compiled programs
+
+        ratios = []
+        same_bits = True
         for pair in range(arguments.pairs + 1):
-            order = sorted(trees, reverse=pair % 2 == 1)
-            runs = {
-                which: train(trees[which], list(arguments.words), folders[which]) for which in order
-            }
-            (now, now_ledger), (then, then_ledger) = runs["now"], runs["then"]
+            runs = {}
+            for which in sorted(trees, reverse=pair % 2 == 1):  # each begins every second pair
+                runs[which] = train(trees[which], list(arguments.words), folders[which])
+            now, now_ledger = runs["now"]
+            then, then_ledger = runs["then"]
             same_bits &= now_ledger == then_ledger
-            ratios += [now / then] * (pair > 0)
+            if pair > 0:  # the first only makes base policies and compiled programs
+                ratios.append(now / then)
             print(f"then {then:.2f} s, now {now:.2f} s", file=sys.stderr)
-    print(
-        json.dumps(
-            {
-                "commit": arguments.commit,
-                "now_over_then": round(statistics.geometric_mean(ratios), 3),
-                "smallest": round(min(ratios), 3),
-                "largest": round(max(ratios), 3),
-                "same_bits": same_bits,
-            }
-        )
-    )
+
+    line = {
+        "commit": arguments.commit,
+        "now_over_then": round(statistics.geometric_mean(ratios), 3),
+        "smallest": round(min(ratios), 3),
+        "largest": round(max(ratios), 3),
+        "same_bits": same_bits,
+    }
+    print(json.dumps(line))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """`isojax watch`, replayed on runs whose end is known, looked at in steps of 5%. One JSON line for
 each kind of run:
 
-    python benchmarks/watch_replay.py --runs-per-form 10        simulated runs of every form of foreign_forms.py
-    python benchmarks/watch_replay.py --file runs.csv           runs of a file: columns run, rollouts and reward
+    python benchmarks/watch_replay.py --runs-per-form 10        simulated runs, foreign_forms.py
+    python benchmarks/watch_replay.py --file runs.csv           columns run, rollouts and reward
     python benchmarks/watch_replay.py --ledger runs/NAME        runs of isojax
 
 inside: the share of runs whose interval holds the end at all looks. For simulated runs the end is

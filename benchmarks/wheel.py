@@ -1,10 +1,11 @@
 """Does the wheel work for someone who has nothing else, and how long does it take? Print one JSON
 line of seconds.
 
-    make dist && python benchmarks/wheel.py               needs the registry that pip is set up for, and some minutes
-    python benchmarks/wheel.py --dry-run                  up to the plan of the sweep; trains nothing
+    make dist && python benchmarks/wheel.py               some minutes
+    python benchmarks/wheel.py --dry-run                  up to the sweep's plan; trains nothing
 
-In a folder of its own, with a virtual environment of its own, neither of which knows this checkout:
+It installs packages from the registry that pip is set up for, into a virtual environment in an
+empty folder. Neither knows this checkout:
 
     install    pip install dist/isojax-*.whl
     dry_run    isojax launch quickstart --dry-run
@@ -42,7 +43,8 @@ def main() -> None:
     wheels = [args.wheel] if args.wheel else sorted(DIST.glob("isojax-*.whl"))
     if len(wheels) != 1 or not wheels[0].is_file():
         parser.error(
-            f"given {', '.join(map(str, wheels)) or 'no wheel in dist/'}, expected one wheel; make dist builds it"
+            f"given {', '.join(map(str, wheels)) or 'no wheel in dist/'}, expected one wheel; "
+            "make dist builds it"
         )
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTHON")

@@ -239,7 +239,8 @@ def model_folder(given: str) -> Path:
     """MODEL, as argparse's type."""
     if not (Path(given) / "tokenizer.json").is_file():
         raise argparse.ArgumentTypeError(
-            f"{given}: has no tokenizer.json; expected a folder that `isojax model import smollm2` wrote"
+            f"{given}: has no tokenizer.json; expected a folder that "
+            "`isojax model import smollm2` wrote"
         )
     return Path(given)
 
@@ -273,7 +274,8 @@ def parse() -> argparse.Namespace:
     ):
         if unknown := set(filter(None, inputs.split(","))) - known:
             parser.error(
-                f"{', '.join(sorted(unknown))}: expected some of {', '.join(sorted(known))}, with commas between"
+                f"{', '.join(sorted(unknown))}: expected some of {', '.join(sorted(known))}, "
+                "with commas between"
             )
     return args
 

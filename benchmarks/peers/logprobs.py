@@ -1,13 +1,13 @@
 """The sampler's log-probabilities against a full recomputation by transformers in double precision.
 One JSON line a temperature.
 
-    python benchmarks/peers/logprobs.py MODEL [--B_p 4] [--n 8] [--prompt 64] [--new 128]        after `make
-    bench-peers`
+    python benchmarks/peers/logprobs.py MODEL [--B_p 4] [--n 8] [--prompt 64] [--new 128]
 
-MODEL: SmolLM2-135M as `isojax model import smollm2` writes it. At temperatures 1 and .6 isojax
-draws B_p x n rollouts in float32, and transformers computes the log-probability of each of their
-tokens in float64 and in float32. A line says the largest and the mean difference of isojax's from
-either, and of transformers' float32 from its float64: what recomputing in float32 is worth.
+`make bench-peers` makes the environment of transformers first. MODEL: SmolLM2-135M as `isojax model
+import smollm2` writes it. At temperatures 1 and .6 isojax draws B_p x n rollouts in float32, and
+transformers computes the log-probability of each of their tokens in float64 and in float32. A line
+has the largest and the mean difference of isojax's from either, and of transformers' float32 from
+its float64: what recomputing in float32 is worth.
 """
 
 import argparse
