@@ -1,4 +1,5 @@
-"""The parts of docs/reference that are made from the code: commands, settings, keys of files, Python.
+"""The parts of docs/reference that are made from the code: commands, settings, keys of files,
+Python.
 
     python docs/reference_pages.py      writes them into the pages
 

@@ -75,12 +75,10 @@ def pytest_configure(config: pytest.Config) -> None:
     )  # also for the commands it starts, where a shell runs it in the background
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
-    os.environ.setdefault(
-        "JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0"
-    )  # nobody reads which line an operation of a program comes from
-    os.environ.setdefault(
-        "GLIBC_TUNABLES", ""
-    )  # a command called in a test's own process must not start that process again (core/machine.py)
+    # nobody reads which line an operation of a program comes from
+    os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+    # a command called in a test's own process must not start that process again (core/machine.py)
+    os.environ.setdefault("GLIBC_TUNABLES", "")
     inputs = os.environ.get("XLA_FLAGS", "")
     wanted = flags({} if "xla_backend_optimization_level" in inputs else QUICK).split()
     os.environ["XLA_FLAGS"] = " ".join(

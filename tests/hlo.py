@@ -51,7 +51,10 @@ def loops(hlo: str) -> Iterator[tuple[int, str]]:
 
 def collectives(hlo: str, devices: int = 8) -> list[Collective]:
     """Every collective of a module."""
-    kinds = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast|ragged-all-to-all"
+    kinds = (
+        "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
+        "|ragged-all-to-all"
+    )
     result = []
     for depth, line in loops(hlo):
         if m := re.search(rf"= (.*?) ({kinds})(-start)?\(", line):

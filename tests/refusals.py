@@ -2,8 +2,8 @@
 
 The whole messages are in messages.txt, in one place, so that a better sentence is a change of that
 file alone: each test's messages, in the order in which they came, under the test's id. A test whose
-messages differ from the file fails. `pytest --write-messages FILE...` writes those of the tests that
-it runs and that pass; read the difference before you commit it.
+messages differ from the file fails. `pytest --write-messages FILE...` writes those of the tests
+that it runs and that pass; read the difference before you commit it.
 """
 
 from __future__ import annotations

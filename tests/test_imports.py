@@ -274,7 +274,10 @@ def test_rooms_without_jax_load_none() -> None:
     """Through whatever they import."""
     names = [f"isojax.{m}" for m in MODULES if room(m) in ROOMS_WITHOUT_JAX and not loads_jax(m)]
     optional = {"isojax.runs.loggers.wandb", "isojax.launch.__main__"}
-    program = f"import importlib, sys\nfor name in {sorted(set(names) - optional)!r}: importlib.import_module(name)\n"
+    program = (
+        f"import importlib, sys\nfor name in {sorted(set(names) - optional)!r}: "
+        "importlib.import_module(name)\n"
+    )
     program += f"print(sorted({JAX_LIBRARIES!r} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -353,10 +356,9 @@ def test_the_test_itself_sees_a_wrong_import(tmp_path: Path) -> None:
     ]
     path = tmp_path / "strings.py"
     path.write_text(
-        '"""As isojax.cli.app does."""\n'
-        'import_module("isojax.rl.gradient")\n'
-        'PROGRAM = "from isojax.rl.gradient import x; from isojax.rl import losses; import isojax.y"\n'
-        'NAMES = {"fit": "isojax.scaling.fit:fit"}\n'
+        '"""As isojax.cli.app does."""\nimport_module("isojax.rl.gradient")\nPROGRAM = "from '
+        'isojax.rl.gradient import x; from isojax.rl import losses; import isojax.y"\nNAMES = '
+        '{"fit": "isojax.scaling.fit:fit"}\n'
     )
     assert [imported.name for imported in imports_in_strings(path)] == [
         "isojax.rl.gradient",

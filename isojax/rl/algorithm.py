@@ -114,7 +114,10 @@ def loss_metrics(plugin: Plugin[..., Any, LossTraits], name: str) -> list[str]:
     """The names of a loss's own metrics; InputError unless it returns a loss and metrics for each
     token."""
     setting = f"cell.rl.loss = {name}"
-    expected = "loss(logps, old_logps, advantages, mask, clip) -> (per-token loss f32[m T], {metric: f32[m T]})"
+    expected = (
+        "loss(logps, old_logps, advantages, mask, clip) -> (per-token loss f32[m T], {metric: "
+        "f32[m T]})"
+    )
 
     def loss_and_metrics() -> tuple[Any, dict[str, Any]]:
         tokens, bound = jnp.ones((2, 3)), jnp.ones(())
@@ -127,7 +130,8 @@ def loss_metrics(plugin: Plugin[..., Any, LossTraits], name: str) -> list[str]:
     shapes = {value.shape, *(x.shape for x in metrics.values())}
     if shapes != {(2, 3)}:
         raise InputError(
-            f"{setting} returns shapes {sorted(shapes)} for 2 responses of 3 tokens; expected {expected}."
+            f"{setting} returns shapes {sorted(shapes)} for 2 responses of 3 tokens; expected "
+            f"{expected}."
         )
     if taken := sorted(
         name for name in metrics if name in OWN_METRICS or name.startswith(OWN_PREFIXES)
@@ -186,10 +190,16 @@ def check_plugins(algorithm: Algorithm) -> None:
                 if hasattr(output, "shape")
                 else f"a {type(output).__name__}"
             )
-            problem = f"{setting}: for rollouts of shape {rows}, {num_groups} groups and {T} tokens it returns {actual}"
+            problem = (
+                f"{setting}: for rollouts of shape {rows}, {num_groups} groups and {T} tokens it "
+                f"returns {actual}"
+            )
             raise InputError(f"{problem}; expected {expected}: {' or '.join(map(str, shapes))}.")
 
-    expected = "advantage(batch), where n is traced, -> f32 of the shape of batch.rewards, or a number for each token"
+    expected = (
+        "advantage(batch), where n is traced, -> f32 of the shape of batch.rewards, or a number "
+        "for each token"
+    )
     check_shape("advantage", algorithm.advantage, expected, call_advantage, rows, (*rows, T))
     expected = "weight(responses) -> f32 of the shape of responses.lengths, or one number"
     check_shape("aggregation", algorithm.aggregation, expected, call_aggregation, rows, ())
@@ -210,24 +220,29 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
     has_critic = rl.critic is not None
     if advantage_traits.needs_critic != has_critic or (loss_traits.needs_critic and not has_critic):
         raise InputError(
-            f"cell.rl.loss = {rl.loss}, cell.rl.advantage = {algorithm.advantage.name} and cell.rl.critic is "
-            f"{'set' if has_critic else 'null'}; expected the advantage gae and a critic (the config "
-            "recipes/ppo, or cell.rl.critic={}), which the loss ppo needs, or neither."
+            f"cell.rl.loss = {rl.loss}, cell.rl.advantage = {algorithm.advantage.name} and "
+            f"cell.rl.critic is {'set' if has_critic else 'null'}; expected the advantage gae and "
+            "a critic (the config recipes/ppo, or cell.rl.critic={}), which the loss ppo needs, or "
+            "neither."
         )
     if advantage_traits.needs_group and smallest_n < 2:
         raise InputError(
-            f"cell.rl.advantage = {algorithm.advantage.name} compares a rollout with others of its problem and "
-            f"sweep.n holds {smallest_n}: every advantage would be 0. Expected n of 2 or more, or an advantage without "
-            "groups (cell.rl.loss=reinforce_pp, or ppo)."
+            f"cell.rl.advantage = {algorithm.advantage.name} compares a rollout with others of its "
+            f"problem and sweep.n holds {smallest_n}: every advantage would be 0. Expected n of 2 "
+            "or more, or an advantage without groups (cell.rl.loss=reinforce_pp, or ppo)."
         )
     if rl.zero_variance_filter and smallest_n < 2:
         raise InputError(
-            f"cell.rl.zero_variance_filter = {list(rl.zero_variance_filter)} and n = 1: a group of one never "
-            "disagrees, so that these terms would have no rollout left. Expected n of 2 or more, or no filter."
+            f"cell.rl.zero_variance_filter = {list(rl.zero_variance_filter)} and n = 1: a group of "
+            "one never disagrees, so that these terms would have no rollout left. Expected n of 2 "
+            "or more, or no filter."
         )
     check_dynamic_sampling(rl, cells)
     if rl.n_train is not None and rl.n_train > smallest_n:
-        problem = f"cell.rl.n_train = {rl.n_train} rollouts of a group in the gradient and sweep.n holds {smallest_n}"
+        problem = (
+            f"cell.rl.n_train = {rl.n_train} rollouts of a group in the gradient and sweep.n holds "
+            f"{smallest_n}"
+        )
         raise InputError(
             f"{problem}; expected n_train <= n (n counts the rollouts that estimate the baseline)."
         )
@@ -235,18 +250,20 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
         rl.tis == "none" or rl.tis_mode != "mask" or rl.tis_low >= rl.tis_cap
     ):
         raise InputError(
-            f"cell.rl.tis_low = {rl.tis_low:g} with tis = {rl.tis}, tis_mode = {rl.tis_mode} and tis_cap ="
-            f" {rl.tis_cap:g}; expected tis=token or tis=sequence, tis_mode=mask, and tis_low below tis_cap."
+            f"cell.rl.tis_low = {rl.tis_low:g} with tis = {rl.tis}, tis_mode = {rl.tis_mode} and "
+            f"tis_cap = {rl.tis_cap:g}; expected tis=token or tis=sequence, tis_mode=mask, and "
+            "tis_low below tis_cap."
         )
     for term, coefficient in (("kl", rl.kl), ("entropy", rl.entropy)):
         if term in rl.zero_variance_filter and coefficient == 0:
             raise InputError(
-                f"cell.rl.zero_variance_filter holds {term} and cell.rl.{term} = 0: there is no such term to filter. "
-                f"Set it, or leave {term} out of the filter."
+                f"cell.rl.zero_variance_filter holds {term} and cell.rl.{term} = 0: there is no "
+                f"such term to filter. Set it, or leave {term} out of the filter."
             )
     if not loss_traits.clips and (rl.clip is not None or rl.clip_high is not None):
         raise InputError(
-            f"cell.rl.loss = {rl.loss} never clips; expected neither cell.rl.clip nor cell.rl.clip_high."
+            f"cell.rl.loss = {rl.loss} never clips; expected neither cell.rl.clip nor "
+            "cell.rl.clip_high."
         )
 
 
@@ -256,13 +273,23 @@ def check_dynamic_sampling(rl: RLConfig, cells: Sequence[Cell]) -> None:
         return
     setting = f"cell.rl.dynamic_sampling = {rl.dynamic_sampling}"
     if any(n < 2 for cell in cells for _, n in cell.pairs):
-        problem = f"{setting} and n = 1: the rewards of a group of one are always equal, and every group would be replaced"
+        problem = (
+            f"{setting} and n = 1: the rewards of a group of one are always equal, and every group "
+            "would be replaced"
+        )
         raise InputError(f"{problem}. Expected n of 2 or more.")
     if rl.max_staleness is not None:
-        problem = f"{setting} and cell.rl.max_staleness = {rl.max_staleness}: batches of a sampler that runs ahead have begun"
+        problem = (
+            f"{setting} and cell.rl.max_staleness = {rl.max_staleness}: batches of a sampler that "
+            "runs ahead have begun"
+        )
         raise InputError(f"{problem} before it is known what they replace. Leave one of them out.")
     if any(cell.n_max or cell.is_of_spend for cell in cells):
-        problem = f"{setting} where n is chosen on the way, by gradient or by `isojax spend`: both read how many groups"
+        problem = (
+            f"{setting} where n is chosen on the way, by gradient or by `isojax spend`: both read "
+            "how many groups"
+        )
         raise InputError(
-            f"{problem} have equal rewards at B_p n rollouts an update. Leave it out, or fix n by sweep.n."
+            f"{problem} have equal rewards at B_p n rollouts an update. Leave it out, or fix n by "
+            "sweep.n."
         )

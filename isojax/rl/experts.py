@@ -3,7 +3,8 @@ and the replay of the sampler's choices.
 
 The load-balancing loss (arXiv:2101.03961, equation 4, as transformers computes it) is
 
-    E sum_e f_e P_e,    f_e = choices of expert e / N,    P_e = sum of the router's probabilities of e / N
+    E sum_e f_e P_e,    f_e = choices of expert e / N
+                        P_e = sum of the router's probabilities of e / N
 
 over the N pairs of a token and a sparse layer of the whole batch. A prompt's tokens count once for
 each response to it, as in a batch of whole sequences. f sums to k, so the loss of balanced experts
@@ -38,13 +39,14 @@ def check_experts(rl: RLConfig, decoder: Decoder, mesh: Mesh) -> None:
     used = [f"cell.rl.{name}" for name, is_set in settings.items() if is_set]
     if used and decoder.router is None:
         raise InputError(
-            f"{' and '.join(used)}: the policy of family {decoder.config.family} has no experts; expected a model with "
-            "some, such as of family qwen3_moe, or neither setting."
+            f"{' and '.join(used)}: the policy of family {decoder.config.family} has no experts; "
+            "expected a model with some, such as of family qwen3_moe, or neither setting."
         )
     if used and positions_are_split(mesh):
         raise InputError(
-            f"{' and '.join(used)} on a mesh with sequence={mesh.shape['sequence']}: devices that share a prompt's "
-            "positions do not collect its experts. Expected a mesh without sequence."
+            f"{' and '.join(used)} on a mesh with sequence={mesh.shape['sequence']}: devices that "
+            "share a prompt's positions do not collect its experts. Expected a mesh without "
+            "sequence."
         )
 
 

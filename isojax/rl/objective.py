@@ -441,7 +441,8 @@ class PolicyObjective:
             log_ratio = jnp.broadcast_to(log_ratio.sum(-1, keepdims=True), mask.shape)
         importance_ratio = jnp.exp(log_ratio)
 
-        # Above the cap the weight is the cap (truncate), or 0 (mask); below the lower bound it is 0.
+        # Above the cap the weight is the cap (truncate), or 0 (mask); below the lower bound it is
+        # 0.
         is_capped = importance_ratio > coefficients.tis_cap
         weight_above_cap = coefficients.tis_cap if self.rl.tis_mode == "truncate" else 0.0
         tis_weight = jnp.where(is_capped, weight_above_cap, importance_ratio)

@@ -39,7 +39,9 @@ from isojax.tasks.protocol import StopConditions
 
 # A GPU starts a chunk's loop over tokens once, as a graph, and not each of its kernels.
 GPU_OPTIONS = {
-    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
+    "xla_gpu_enable_command_buffer": (
+        "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
+    )
 }
 
 OnFinished = Callable[[np.ndarray, list[np.ndarray]], None]

@@ -76,12 +76,16 @@ class BasePolicy:
 
 def _unreadable(folder: Path, error: Exception) -> InputError:
     return InputError(
-        f"the base policy in {folder} cannot be read ({error!r}); remove the folder: it is made again."
+        f"the base policy in {folder} cannot be read ({error!r}); remove the folder: it is made "
+        "again."
     )
 
 
 def _damaged(folder: Path, name: str) -> InputError:
-    problem = f"{folder / name} is damaged: its checksum is not that of what was saved. Put back a copy of it"
+    problem = (
+        f"{folder / name} is damaged: its checksum is not that of what was saved. Put back a copy "
+        "of it"
+    )
     return InputError(
         f"{problem}; or remove {folder}, which is made again, and the cells that began from it."
     )
@@ -331,7 +335,8 @@ def _save_problems(
     if (folder / PARAMS_FILE).exists():
         checksums[PARAMS_FILE] = crc32(read_file(folder / PARAMS_FILE))
     about = {
-        "checkpoint": fingerprint, "text_files": text_fingerprint(model), "source": source, "notes": selection.notes,
+        "checkpoint": fingerprint, "text_files": text_fingerprint(model), "source": source,
+        "notes": selection.notes,
         "best_constant": constant, "checksums": checksums,
     }  # fmt: skip
     write_text(
@@ -393,14 +398,18 @@ def load_base_policy(
         raise _unreadable(folder, e) from e
     if stored_fingerprint != fingerprint:
         raise InputError(
-            f"cell.model.path: {cell.model.path} is not the checkpoint that {folder} was made with (fingerprint "
-            f"{fingerprint!r}, expected {stored_fingerprint!r}); put that one back, or choose another name=NAME for a "
-            "new run."
+            f"cell.model.path: {cell.model.path} is not the checkpoint that {folder} was made with "
+            f"(fingerprint {fingerprint!r}, expected {stored_fingerprint!r}); put that one back, "
+            "or choose another name=NAME for a new run."
         )
     if text_files is not None and about.get("text_files", text_files) != text_files:
-        changed = f"cell.model.path: tokenizer, chat template or generation_config.json in {cell.model.path} changed"
+        changed = (
+            "cell.model.path: tokenizer, chat template or generation_config.json in "
+            f"{cell.model.path} changed"
+        )
         raise InputError(
-            f"{changed} since {folder} was made; put the old files back, or choose another name=NAME."
+            f"{changed} since {folder} was made; put the old files back, or choose another "
+            "name=NAME."
         )
     training = problems_by_split["training"]
     validation = problems_by_split["validation"]

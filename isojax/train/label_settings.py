@@ -108,7 +108,10 @@ def warn_of_other_labels(cell: CellConfig) -> None:
     if not stored:
         return
     if differences := label_differences(stored, cell):
-        effect = "How hard these problems are for the base policy of this run may differ from their labels"
+        effect = (
+            "How hard these problems are for the base policy of this run may differ from their "
+            "labels"
+        )
         fix = "label again by `isojax difficulty` with the settings of this run and another --out"
         warn(f"{folder}: its labels were made with {'; '.join(differences)}. {effect}: {fix}.")
     if stored.get("engine") is not None:

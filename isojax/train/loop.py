@@ -4,12 +4,12 @@
 
 With the defaults of `cell.rl`, an update on n rollouts of each of B_p problems is:
 
-    reward      R = 1 if the verifier accepts the response, else 0                 tasks/verifiers/, tasks/device/
-    advantage   A = (R - mean of its problem's n rewards) / their sd               rl/advantages/group.py
-    ratio       r = p(token), trainer / p(token), sampler                          rl/losses/__init__.py
-    loss        L = -min(r A, clip(r, 0.8, 1.2) A), for each token                 rl/losses/grpo.py
-    the mean of L over all response tokens of the batch                            rl/aggregations/token.py
-    AdamW       with a learning rate that grows with sqrt(B_p n)                   rl/optimizer.py
+    reward      R = 1 if the verifier accepts the response, else 0     tasks/verifiers, tasks/device
+    advantage   A = (R - mean of its problem's n rewards) / their sd   rl/advantages/group.py
+    ratio       r = p(token), trainer / p(token), sampler              rl/losses/__init__.py
+    loss        L = -min(r A, clip(r, 0.8, 1.2) A), for each token     rl/losses/grpo.py
+    the mean of L over all response tokens of the batch                rl/aggregations/token.py
+    AdamW       with a learning rate that grows with sqrt(B_p n)       rl/optimizer.py
 
 How it departs from GRPO as published (DeepSeekMath, arXiv:2402.03300):
 - One update per batch of rollouts, so every update is on-policy, unless `cell.rl.max_staleness` is

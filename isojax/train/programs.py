@@ -235,7 +235,10 @@ def build_decoder(cell: CellConfig, sweep: SweepConfig, task_vocab: int, platfor
     """The decoder that a sweep trains; InputError where its vocabulary is smaller than the
     task's."""
     if cell.model.vocab is not None and cell.model.vocab < task_vocab:
-        problem = f"cell.model.vocab = {cell.model.vocab} is less than the {task_vocab} tokens of {cell.task}"
+        problem = (
+            f"cell.model.vocab = {cell.model.vocab} is less than the {task_vocab} tokens of "
+            f"{cell.task}"
+        )
         raise InputError(f"{problem}; leave it out, or raise it.")
     decoder = Decoder(cell.model, cell.model.vocab or task_vocab)
     precision = cell.precision.for_platform(platform)

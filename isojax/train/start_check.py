@@ -4,7 +4,8 @@ It looks at what the labels, or the evaluation at C = 0, have measured already, 
 
     no check of the verifier ended with a verdict      refused: every reward would be 0
     a log-probability or a reward is no number         refused: so would be every gradient
-    responses cut off or empty, none parsed, rewards all alike, some checks failed      a StartWarning
+    responses cut off or empty, or none parsed         a StartWarning
+    rewards all alike, or some checks failed           a StartWarning
 
 A warning is doubt, not proof: hard problems begin at a reward of 0, and a policy may learn to end
 its responses. The launcher prints it before the first update, and again at the end of the run.
@@ -84,8 +85,14 @@ def refuse_nonfinite(
     weight = first_nonfinite_weight(decoder, params)
     cause = f"the weight {weight} is not finite: put in a checkpoint whose weights are numbers"
     if weight is None:
-        cause = f"its weights are finite, so numbers overflow in between: {_overflow_fix(decoder, params)}"
-    problem = f"the base policy's log-probabilities are no numbers in {nonfinite:,} of its first {total:,} responses"
+        cause = (
+            "its weights are finite, so numbers overflow in between: "
+            f"{_overflow_fix(decoder, params)}"
+        )
+    problem = (
+        f"the base policy's log-probabilities are no numbers in {nonfinite:,} of its first "
+        f"{total:,} responses"
+    )
     raise DeadStart(f"{problem}; {cause}. Nothing was trained ({PAGE}#nan-or-inf).")
 
 
@@ -96,8 +103,14 @@ def _overflow_fix(decoder: Decoder, params: Params) -> str:
     if decoder.options.compute_dtype != "float32" and not is_absurd:
         return "try cell.precision.compute=float32"
     found = f"the largest number among them, {largest.size:.3g}, is in {largest.name}"
-    damage = "such sizes come of a damaged or wrongly converted checkpoint, or of a training that diverged"
-    return f"{found}{f', and {damage}' if is_absurd else ''}. Fetch or convert the checkpoint again, or take another"
+    damage = (
+        "such sizes come of a damaged or wrongly converted checkpoint, or of a training that "
+        "diverged"
+    )
+    return (
+        f"{found}{f', and {damage}' if is_absurd else ''}. Fetch or convert the checkpoint again, "
+        "or take another"
+    )
 
 
 def first_nonfinite_weight(decoder: Decoder, params: Params) -> str | None:
@@ -138,7 +151,10 @@ def refuse_impossible_rewards(counts_by_set: Mapping[str, EvalCounts], cell: Cel
     rewards = np.concatenate([counts.rewards.ravel() for counts in counts_by_set.values()])
     impossible = rewards[~((rewards >= 0) & (rewards <= 1))]  # NaN too
     if impossible.size:
-        given = f"{impossible.size:,} of its first {rewards.size:,} rewards are not, such as {impossible[0]:g}"
+        given = (
+            f"{impossible.size:,} of its first {rewards.size:,} rewards are not, such as "
+            f"{impossible[0]:g}"
+        )
         expected = "its verify must give numbers from 0 to 1"
         raise DeadStart(
             f"cell.task = {cell.task}: {expected}; {given}. Correct it. Nothing was trained."
@@ -160,9 +176,10 @@ def refuse_failed_checks(counts: EvalCounts, cell: CellConfig, failures: Mapping
         "score": "Let its scores lie between 0 and 1",
     }.get(kind, "Correct it")
     raise DeadStart(
-        f"cell.verifier.use = {_verifier_text(cell)}: none of its first {total:,} checks ended with a verdict "
-        f"({_count_by_kind(counts.failed_checks)}), and each counts as reward 0. {first}{fix}, and repeat the command, "
-        f"of a run with --resume. Nothing was trained ({PAGE}#checks-fail)."
+        f"cell.verifier.use = {_verifier_text(cell)}: none of its first {total:,} checks ended "
+        f"with a verdict ({_count_by_kind(counts.failed_checks)}), and each counts as reward 0. "
+        f"{first}{fix}, and repeat the command, of a run with --resume. Nothing was trained "
+        f"({PAGE}#checks-fail)."
     )
 
 
@@ -176,8 +193,9 @@ def refuse_failed_replies(
         (f"The first: {text}. " for kind, text in failures.items() if kind.startswith("reply ")), ""
     )
     raise DeadStart(
-        f"cell.task = {cell.task}: its reply failed at each of {counts.replies:,} turns. {first}Correct it, and repeat "
-        f"the command, of a run with --resume. Nothing was trained ({PAGE}#checks-fail)."
+        f"cell.task = {cell.task}: its reply failed at each of {counts.replies:,} turns. "
+        f"{first}Correct it, and repeat the command, of a run with --resume. Nothing was trained "
+        f"({PAGE}#checks-fail)."
     )
 
 
@@ -187,7 +205,10 @@ def _doubtful_responses(counts: EvalCounts, cell: CellConfig) -> Iterator[StartW
     if cut_off > COMMON * total:
         limit = f"cell.sampling.response_length = {cell.sampling.response_length} tokens"
         fix = "Raise it, or see whether the model ends its turn at all"
-        text = f"{cut_off:,} of {total:,} responses are cut off at {limit}. {fix} ({PAGE}#responses-are-cut-off)"
+        text = (
+            f"{cut_off:,} of {total:,} responses are cut off at {limit}. {fix} "
+            f"({PAGE}#responses-are-cut-off)"
+        )
         yield StartWarning("cut_off", text)
     if counts.empty > COMMON * total:
         fix = "Look at the prompts and at what ends a response"
@@ -205,7 +226,10 @@ def _doubtful_scores(
     # there an answer ends with its response
     is_parsed = counts.parsed > FEW * total or is_on_device(task)
     if not is_parsed and counts.empty < total:
-        text = f"the verifier {_verifier_text(cell)} finds an answer in {counts.parsed:,} of {total:,} responses"
+        text = (
+            f"the verifier {_verifier_text(cell)} finds an answer in {counts.parsed:,} of "
+            f"{total:,} responses"
+        )
         yield StartWarning(
             "nothing_parsed", f"{text}{_thinking_hint(cell, task)} ({PAGE}#nothing-parsed)"
         )
@@ -220,7 +244,10 @@ def _doubtful_scores(
     for name in (name for name, mean in counts.mean_scores.items() if mean == 0 and has_rewards):
         use = cell.verifier.use
         hint = "" if isinstance(use, str) else _opening_hint(use.get(name, ""), task)
-        text = f"the score {name!r} is 0 for all {total:,} responses{hint} ({PAGE}#the-reward-stays-at-0)"
+        text = (
+            f"the score {name!r} is 0 for all {total:,} responses{hint} "
+            f"({PAGE}#the-reward-stays-at-0)"
+        )
         yield StartWarning(f"score_{name}", text)
 
 
@@ -229,7 +256,10 @@ def _thinking_hint(cell: CellConfig, task: Task) -> str:
     uses = [cell.verifier.use] if isinstance(cell.verifier.use, str) else cell.verifier.use.values()
     if "math" not in uses or is_on_device(task) or not never_ends_thinking(task.opening, ""):
         return ""
-    return f"; each prompt ends with {task.opening[-60:]!r}, and only what follows the end of that thinking is an answer"
+    return (
+        f"; each prompt ends with {task.opening[-60:]!r}, and only what follows the end of that "
+        "thinking is an answer"
+    )
 
 
 def _opening_hint(use: str, task: Task) -> str:
@@ -251,7 +281,10 @@ def _doubtful_rewards(counts: EvalCounts, is_explained: bool, hint: str) -> Iter
     rewards, total = counts.rewards, counts.rewards.size
     low, high = float(rewards.min()), float(rewards.max())
     if high == 0:
-        text = f"all {total:,} rewards are 0: no update has a gradient before a response is right{hint}"
+        text = (
+            f"all {total:,} rewards are 0: no update has a gradient before a response is "
+            f"right{hint}"
+        )
         if not is_explained:
             yield StartWarning("all_wrong", f"{text} ({PAGE}#the-reward-stays-at-0)")
     elif low == 1:
@@ -261,7 +294,10 @@ def _doubtful_rewards(counts: EvalCounts, is_explained: bool, hint: str) -> Iter
         text = f"all {total:,} rewards are {low:g}: no update has a gradient while they are alike"
         yield StartWarning("equal_rewards", f"{text} ({PAGE}#the-reward-stays-at-0)")
     elif _never_differ(rewards):
-        text = f"the {rewards.shape[1]} rollouts of each problem have the same reward, so no update has a gradient"
+        text = (
+            f"the {rewards.shape[1]} rollouts of each problem have the same reward, so no update "
+            "has a gradient"
+        )
         fix = "Does the reward depend on the response, and is cell.sampling.temperature high enough"
         yield StartWarning("equal_rewards", f"{text}. {fix}? ({PAGE}#the-reward-stays-at-0)")
 
@@ -278,7 +314,10 @@ def _doubtful_checks(
         kind = max(counts.failed_checks, key=lambda kind: counts.failed_checks[kind])
         first = f"; the first: {failures[kind]}" if kind in failures else ""
         kinds = _count_by_kind(counts.failed_checks)
-        text = f"{failed:,} of {total:,} {checks} failed ({kinds}), each of reward 0{first} ({PAGE}#checks-fail)"
+        text = (
+            f"{failed:,} of {total:,} {checks} failed ({kinds}), each of reward 0{first} "
+            f"({PAGE}#checks-fail)"
+        )
         yield StartWarning(name, text)
 
     if counts.failed_replies > FEW * counts.replies:

@@ -74,7 +74,8 @@ def test_a_fit_without_it_is_the_fit_of_the_others_but_for_its_words(isojax: Iso
     )
     assert [flag["name"] for flag in fit["health"]["runs"][0]["flags"]] == ["collapsed"]
     assert fit["flags"][0]["text"].startswith(
-        "B_p=16 n=8 seed 1 is left out of the fit (--include-flagged puts it back): collapsed from C = "
+        "B_p=16 n=8 seed 1 is left out of the fit (--include-flagged puts it back): collapsed from "
+        "C = "
     )
     assert fit["flags"][1:] == single["flags"] and single["health"] == {
         "left_out": True,
@@ -131,9 +132,9 @@ def test_a_fit_from_before_a_run_was_flagged_is_made_again(isojax: Isojax) -> No
     code, out, err = isojax("recommend", "runs/one", "--budget", "1e5", "--fix", "B_p=16")
     assert code == 0 and "is made again" in err
     assert (
-        "note: B_p=16 n=8 seed 1 is left out of the fit (--include-flagged puts it back): collapsed from C = "
-        in out.replace("\n", " ")
-    )
+        "note: B_p=16 n=8 seed 1 is left out of the fit (--include-flagged puts it back): "
+        "collapsed from C = "
+    ) in out.replace("\n", " ")
     health = json.loads(
         isojax("recommend", "runs/one", "--budget", "1e5", "--fix", "B_p=16", "--json")[1]
     )["health"]
@@ -155,7 +156,8 @@ def test_where_every_run_broke_there_is_no_fit(isojax: Isojax) -> None:
     code, out, err = isojax("fit", "runs/one/cells/16x8-s1")
     assert code == 2 and not out
     assert err.startswith(
-        "error: every run is flagged as broken (1; runs/one/cells/16x8-s1/records.jsonl: collapsed from C = "
+        "error: every run is flagged as broken (1; runs/one/cells/16x8-s1/records.jsonl: collapsed "
+        "from C = "
     )
     assert "--include-flagged" in err
 

@@ -53,34 +53,41 @@ CASES = {
     "flags 3,000 deep": ("status", f"{CELL}/health.json", "[" * 3000, "health.json, line 1"),
     "flags that are a list": ("status", f"{CELL}/health.json", "[]", "expected a JSON object"),
     "a start 3,000 deep": ("status", f"{CELL}/start.json", "[" * 3000, "start.json, line 1"),
-    "a start without shares": ("status", f"{CELL}/start.json", '{"warnings": []}', "KeyError: 'shares'"),
+    "a start without shares": ("status", f"{CELL}/start.json", '{"warnings": []}',
+        "KeyError: 'shares'"),
     "n_max that is text": ("status", f"{CELL}/records.jsonl", lines(HEADER | {
         "schedule": "s", "stages": [[0, 8, 2]], "n_max": "x"}, POINT), "the schedule of"),
     "n_max that is infinite": ("fit", f"{CELL}/records.jsonl", lines(HEADER | {
         "schedule": "s", "stages": [[0, 8, 2]], "n_max": float("inf")}, POINT), "the schedule of"),
     "a stage that is infinite": ("fit", f"{CELL}/records.jsonl", lines(HEADER | {
         "schedule": "s", "stages": [[float("inf"), 8, 2]]}, POINT), "the schedule of"),
-    "no stages": ("status", f"{CELL}/records.jsonl", lines(HEADER | {"schedule": "s", "stages": []}), "the schedule"),
-    "400 digits of devices": ("status", f"{CELL}/timing.jsonl", times('"seconds": 1, "devices": ' + "9" * 400), ""),
+    "no stages": ("status", f"{CELL}/records.jsonl",
+        lines(HEADER | {"schedule": "s", "stages": []}), "the schedule"),
+    "400 digits of devices": ("status", f"{CELL}/timing.jsonl",
+        times('"seconds": 1, "devices": ' + "9" * 400), ""),
     "seconds that are NaN": ("status", f"{CELL}/timing.jsonl", times(
         '"seconds": 1, "devices": 1', '"seconds": NaN, "devices": 1'), ""),
     "seconds near 0": ("status", f"{CELL}/timing.jsonl", times(
         '"seconds": 1, "devices": 1', '"seconds": 5e-324, "devices": 1'), ""),
     "a cell of B_p = 0": ("status", "cells/0x4-s0/records.jsonl", "", ""),
-    "a driver's cell of n = 0": ("status", "status.json", json.dumps(STATUS | {"cells": {"1x0-s0": {}}}), ""),
+    "a driver's cell of n = 0": ("status", "status.json",
+        json.dumps(STATUS | {"cells": {"1x0-s0": {}}}), ""),
     "a driver's cell of 5,000 digits": (
         "status", "status.json", json.dumps(STATUS | {"cells": {f"{'9' * 5000}x1-s0": {}}}), ""),
     "400 digits of attempts": ("status", "status.json", json.dumps(STATUS | {
         "cells": {"8x2-s0": {"attempts": 10**400}}}), "status.json"),
     "a driver's reward that is NaN": ("status", "status.json", json.dumps(STATUS | {
         "cells": {"8x2-s0": {"reward": float("nan")}}}), "status.json"),
-    "no legs": ("status", "spend.json", json.dumps({"budget": 600, "metric": "avg@2", "legs": []}), "has no legs"),
+    "no legs": ("status", "spend.json", json.dumps({"budget": 600, "metric": "avg@2", "legs": []}),
+        "has no legs"),
     "a leg of B_p = 0": ("status", "spend.json", json.dumps({
-        "budget": 600, "metric": "avg@2", "legs": [LEG | {"cell": {"B_p": 0, "n": 2, "seed": 0}}]}), "has no legs"),
+        "budget": 600, "metric": "avg@2", "legs": [LEG | {"cell": {"B_p": 0, "n": 2, "seed": 0}}]}),
+        "has no legs"),
     "a reward that is NaN": ("watch", f"{CELL}/records.jsonl", lines(
         HEADER, POINT | {"metrics": {"acc": float("nan")}}), "acc is nan at C = 64"),
     "a reward of 1e308": (
-        "watch", f"{CELL}/records.jsonl", lines(HEADER, POINT | {"metrics": {"acc": 1e308}}), "1e+308"),
+        "watch", f"{CELL}/records.jsonl", lines(HEADER, POINT | {"metrics": {"acc": 1e308}}),
+        "1e+308"),
 }  # fmt: skip
 
 
@@ -163,8 +170,10 @@ def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.Mon
 
 BIG = "9" * 20
 OPTIONS = (
-    "fit --replicates BIG", "fit --replicates -1", "fit --run-sd nan", "fit --run-sd inf", "quote --reward nan",
-    "recommend --budget 1e5 --B-max BIG", "recommend --budget 1e5 --epsilon nan", "recommend --budget 1e5 --fix M=BIG",
+    "fit --replicates BIG", "fit --replicates -1", "fit --run-sd nan", "fit --run-sd inf",
+    "quote --reward nan",
+    "recommend --budget 1e5 --B-max BIG", "recommend --budget 1e5 --epsilon nan",
+    "recommend --budget 1e5 --fix M=BIG",
     "recommend --budget 1e999h", "recommend --budget 5usd --price 1e-320", "quote --reward inf",
     "watch --goal nan", "watch --end BIG", "watch --updates BIG",
 )  # fmt: skip

@@ -166,10 +166,13 @@ class PanicException(BaseException):
 
 
 UNEXPECTED = (
-    (PanicException("index out of bounds"), "did not expect this"), (OverflowError("too large"), "did not expect this"),
+    (PanicException("index out of bounds"), "did not expect this"),
+    (OverflowError("too large"), "did not expect this"),
     (RecursionError("too deep"), "did not expect this"), (KeyError("n_max"), "did not expect this"),
-    (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "no"), "did not expect this"), (ZeroDivisionError(), "did not expect"),
-    (MemoryError(), "this machine could not do it"), (OSError(28, "No space left on device", "/x"), "No space left"),
+    (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "no"), "did not expect this"),
+    (ZeroDivisionError(), "did not expect"),
+    (MemoryError(), "this machine could not do it"),
+    (OSError(28, "No space left on device", "/x"), "No space left"),
 )  # fmt: skip
 
 
@@ -218,7 +221,8 @@ def test_an_error_in_a_plug_in_of_ones_own_names_its_file(isojax: Isojax, tmp_pa
         ((*words, "my_json"), "my_json.py, line 6", "JSONDecodeError: Expecting value"),
         (
             ("recommend", "fit.json", "--budget", "1e5", "--write", "x.txt", "--for", "my_export"),
-            "my_export.py, line 5", "AttributeError: 'Recommendation' object has no attribute 'rollouts'",
+            "my_export.py, line 5",
+            "AttributeError: 'Recommendation' object has no attribute 'rollouts'",
         ),
     ):  # fmt: skip
         code, out, err = isojax(*command)

@@ -67,10 +67,9 @@ def test_import(isojax: Isojax, model: Path) -> None:
         len(tokenizer) == VOCAB and tokenizer.chat_template and end_tokens(tokenizer, model) == (2,)
     )
     code, _, error = isojax("import", "Tiny.gguf")
-    assert (
-        code == 2
-        and error
-        == "error: models/tiny exists, and nothing is overwritten; choose another name, or remove it first.\n"
+    assert code == 2 and error == (
+        "error: models/tiny exists, and nothing is overwritten; choose another name, or remove "
+        "it first.\n"
     )
 
 

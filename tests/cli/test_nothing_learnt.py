@@ -180,8 +180,9 @@ def test_the_ledger_says_why(isojax: Isojax) -> None:
     sentence = " ".join(out.split("reward(C)")[0].split())
     assert code == 0
     assert sentence == (
-        "No run learnt anything: avg@4 is 0 at all 24 evaluations of 2 runs; all responses were cut off at the length "
-        "limit (truncated); in all groups the rewards are equal, so there is no gradient (zero_variance)."
+        "No run learnt anything: avg@4 is 0 at all 24 evaluations of 2 runs; all responses were "
+        "cut off at the length limit (truncated); in all groups the rewards are equal, so there is "
+        "no gradient (zero_variance)."
     )
     assert "200 rollouts (problems x samples, by the records)" in " ".join(out.split())
 

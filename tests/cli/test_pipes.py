@@ -114,7 +114,10 @@ def test_a_writer_that_is_there_is_waited_for(tmp_path: Path) -> None:
     writer.write(TABLE)
     threading.Timer(0.2, writer.close).start()
     assert len(read_table(path).rows) == 2
-    program = "import sys; from pathlib import Path; from isojax.core.table_files import read_table as read; "
+    program = (
+        "import sys; from pathlib import Path; from isojax.core.table_files import read_table as "
+        "read; "
+    )
     program += "print(len(read(Path(sys.argv[1])).rows))"
     command = f"{sys.executable} -c '{program}' <(sleep 1; printf '{TABLE}')"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)

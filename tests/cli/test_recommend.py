@@ -401,9 +401,8 @@ def test_a_day_by_seconds_since_the_start(isojax: Isojax) -> None:
     for n in (4, 8):
         for step in range(0, 301, 25):
             C = 32 * n * step
-            lines.append(
-                f"{n},{step},{0.1 + 0.05 * (n == 8) + 0.4 * C / (C + 20_000):.5f},{60 + 20.5 * n * step}"
-            )
+            accuracy = 0.1 + 0.05 * (n == 8) + 0.4 * C / (C + 20_000)
+            lines.append(f"{n},{step},{accuracy:.5f},{60 + 20.5 * n * step}")
     Path("log.csv").write_text("\n".join(lines) + "\n")
     maps = "reward=acc,B_p=32,devices=8"
     by_step = isojax(

@@ -503,8 +503,8 @@ def test_a_line_that_is_being_written_is_not_there_yet(tmp_path: Path) -> None:
 
 def test_no_jax_is_loaded(tmp_path: Path) -> None:
     program = (
-        "import sys; from isojax.cli.commands.status_command import status; from pathlib import Path; "
-        "status([Path(sys.argv[1])]); print('jax' in sys.modules)"
+        "import sys; from isojax.cli.commands.status_command import status; from pathlib import "
+        "Path; status([Path(sys.argv[1])]); print('jax' in sys.modules)"
     )
     command = [sys.executable, "-c", program, str(sweep(tmp_path))]
     done = subprocess.run(

@@ -79,7 +79,10 @@ def test_a_later_config_replaces_an_earlier_one(folder: Path) -> None:
     """Sections key by key; lists, and maps of the user's own names, as a whole."""
     a = write(
         folder,
-        "name: a\nsweep: {n: [2, 4], budget: 5000}\ncell: {data: {mixture: {hard: 1.0, easy: 1.0}}, rl: {kl: 0.1}}",
+        (
+            "name: a\nsweep: {n: [2, 4], budget: 5000}\ncell: {data: {mixture: {hard: 1.0, easy: "
+            "1.0}}, rl: {kl: 0.1}}"
+        ),
         "a.yaml",
     )
     b = write(
@@ -99,7 +102,10 @@ def test_a_later_config_replaces_an_earlier_one(folder: Path) -> None:
 def test_an_override_replaces_a_map_or_reaches_into_it(folder: Path) -> None:
     path = write(
         folder,
-        "cell: {eval: {extra: {aime: 'jsonl:aime.jsonl'}}, data: {mixture: {hard: 1.0, easy: 1.0}}}",
+        (
+            "cell: {eval: {extra: {aime: 'jsonl:aime.jsonl'}}, data: {mixture: {hard: 1.0, easy: "
+            "1.0}}}"
+        ),
     )
     assert load_config(path, ["cell.data.mixture={hard: 0.25}"]).cell.data.mixture == {"hard": 0.25}
     assert load_config(path, ["cell.data.mixture.easy=0.5"]).cell.data.mixture == {
@@ -262,7 +268,8 @@ def test_a_saved_config_reads_back_equal(tmp_path: Path) -> None:
 
 
 OLD = Config.model_validate_json(
-    '{"sweep": {"B_p": [16], "n": [2, 4], "seeds": 2, "budget": 5000, "decode_slots": 32, "B_max": 64}}'
+    '{"sweep": {"B_p": [16], "n": [2, 4], "seeds": 2, "budget": 5000, "decode_slots": 32, "B_max": '
+    "64}}"
 )
 
 
@@ -440,7 +447,8 @@ def test_null_leaves_a_setting_that_is_proposed_unset(tmp_path: Path) -> None:
     """What a text task must set, and what `launch` proposes values for: a null asks for the
     proposal again."""
     (tmp_path / "mine.yaml").write_text(
-        "cell:\n  sampling: {prompt_length: 32, response_length: null}\n  rl: {learning_rate: 1.0e-5}\n"
+        "cell:\n  sampling: {prompt_length: 32, response_length: null}\n  rl: {learning_rate: "
+        "1.0e-5}\n"
     )
     words = ["cell.sampling.prompt_length=null", "cell.rl.learning_rate=null"]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +24,41 @@ from isojax.rl.losses import loss
 from isojax.runs.importers import verl_console
 
 DIGITS = "9" * 5000
+# Each of b0 to b8 holds the one before three times, the first of them a.
+ALIASES = "".join(
+    f"b{i}: &{name} [*{before}, *{before}, *{before}]\n"
+    for i, (before, name) in enumerate(pairwise("abcdefghij"))
+)
 CONFIGS = {
     "3,000 lists": ("cell: " + "[" * 3000 + "]" * 3000, "more than 64 deep"),
     "5,000 digits": (f"sweep: {{budget: {DIGITS}}}", "cannot read the config"),
     "a tag's own error": ("name: !!int x", "cannot read the config"),
-    "aliases that multiply": ("a: &a [1,1,1]\n" + "".join(f"b{i}: &{'bcdefghij'[i]} [*{'abcdefghi'[i]}, "
-                              f"*{'abcdefghi'[i]}, *{'abcdefghi'[i]}]\n" for i in range(9)), "not YAML .*nodes"),
+    "aliases that multiply": (f"a: &a [1,1,1]\n{ALIASES}", "not YAML .*nodes"),
     "a NUL": ('cell: {task: "jsonl:a\\0b"}', "text without NUL"),
     "a long file": ("# " + "x" * limits.MAX_YAML_BYTES, "the most are"),
-    "beyond int64": ("sweep: {budget: 99999999999999999999}", "less than or equal to 1000000000000000"),
-    "beyond a config": ("cell: {rl: {learning_rate: 1.0e+300}}", "less than or equal to 1000000000"),
+    "beyond int64": ("sweep: {budget: 99999999999999999999}",
+        "less than or equal to 1000000000000000"),
+    "beyond a config": ("cell: {rl: {learning_rate: 1.0e+300}}",
+        "less than or equal to 1000000000"),
     "layers": ("cell: {model: {layers: 1000000}}", "less than or equal to 1000"),
     "a name of 300": (f"name: {'a' * 300}", "at most 100 characters"),
     "itself": ("name: ${name}", "name a key"),
     "references that multiply": (
-        f"name: {'x' * 1000}\nrun: {{dir: \"{'${name}' * 1000}\"}}\ncell: {{task: \"{'${run.dir}' * 1000}\"}}",
+        (
+            f"name: {'x' * 1000}\nrun: {{dir: \"{'${name}' * 1000}\"}}\ncell: {{task: "
+            f"\"{'${run.dir}' * 1000}\"}}"
+        ),
         "more than 16 references"),
     "half of a character": ('name: "\\ud800"', "not YAML"),
     "a long key": (f"cell: {{rl: {{? {'learning_rat' * 9000} : 1}}}}", "unknown key"),
     "workers": ("run: {verifier_workers: 1000000}", "less than or equal to 1024"),
     "problems": ("cell: {data: {candidates: 50000000}}", "less than or equal to 1048576"),
-    "a stage from infinity": ("sweep: {schedules: {a: '16x2, 16x4 from 1e999'}}", "a number is too long"),
-    "a stage of 5,000 digits": (f"sweep: {{schedules: {{a: '16x{DIGITS}'}}}}", "a number is too long"),
-    "a schedule of spaces": (f"sweep: {{schedules: {{a: 'n*({' ' * 100_000}x'}}}}", "expected one such as"),
+    "a stage from infinity": ("sweep: {schedules: {a: '16x2, 16x4 from 1e999'}}",
+        "a number is too long"),
+    "a stage of 5,000 digits": (f"sweep: {{schedules: {{a: '16x{DIGITS}'}}}}",
+        "a number is too long"),
+    "a schedule of spaces": (f"sweep: {{schedules: {{a: 'n*({' ' * 100_000}x'}}}}",
+        "expected one such as"),
 }  # fmt: skip
 
 
@@ -163,7 +176,8 @@ def test_plugins_are_names(name: str) -> None:
 )
 def test_model_shapes(changed: dict[str, Any]) -> None:
     config_json = {
-        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 128,
         "vocab_size": 100, "rms_norm_eps": 1e-5,
     }  # fmt: skip
     assert hf_config.common_settings(config_json)["layers"] == 2

@@ -75,7 +75,10 @@ def test_where_it_helps(
 def test_libtpu_is_silent_where_there_is_no_tpu() -> None:
     """Nothing is printed though jax loads it, and the user has set no variable."""
     pytest.importorskip("libtpu")
-    program = "import jax; from isojax.core.machine import silence_libtpu; silence_libtpu(); print(jax.devices())"
+    program = (
+        "import jax; from isojax.core.machine import silence_libtpu; silence_libtpu(); "
+        "print(jax.devices())"
+    )
     mine = ("JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE")
     environment = {name: value for name, value in os.environ.items() if name not in mine}
     done = subprocess.run(

@@ -130,7 +130,10 @@ def test_a_file_of_a_name_is_found_in_a_stated_order(
         in refused("broken_file")
     )
     (folders[0] / "empty_file.py").write_text("LIMIT = 3")
-    said = "'empty_file': the module empty_file has no function with the decorator @verifier; expected one of exact"
+    said = (
+        "'empty_file': the module empty_file has no function with the decorator @verifier; "
+        "expected one of exact"
+    )
     assert said in refused("empty_file")
 
 
@@ -143,7 +146,10 @@ def test_a_file_that_exits_ends_nothing(fork: Path) -> None:
 
 def test_of_several_in_a_file_one_is_named(fork: Path) -> None:
     text = "from isojax.rl.losses import loss\nfrom isojax.rl.losses.grpo import grpo\n"
-    text += "narrow = loss(clip=0.1)(grpo)\nwide = loss(clip=0.9, advantage='mean')(grpo)\nsame = wide\n"
+    text += (
+        "narrow = loss(clip=0.1)(grpo)\nwide = loss(clip=0.9, advantage='mean')(grpo)\nsame = "
+        "wide\n"
+    )
     (fork / "two_losses.py").write_text(text)
     said = (
         f"losses plug-in 'two_losses': {fork}/two_losses.py has 2 plug-ins of this kind; name one: "
@@ -169,7 +175,10 @@ def test_one_that_a_file_imports_counts_where_it_has_none_of_its_own(fork: Path)
 def test_of_two_kinds_that_share_a_setting_the_file_decides(fork: Path) -> None:
     assert load_plugin((device_task, source), "solvers").kind == device_task
     assert load_plugin((device_task, source), "jsonl").kind == source
-    text = f"{VERIFIER}def build(argument): ...\n\nfrom isojax.tasks.sources import source\n@source\ndef mine(*_): ...\n"
+    text = (
+        f"{VERIFIER}def build(argument): ...\n\nfrom isojax.tasks.sources import source\n@source\n"
+        "def mine(*_): ...\n"
+    )
     (fork / "a_task_and_its_verifier.py").write_text(text)
     assert load_plugin((device_task, source), "a_task_and_its_verifier").kind == source
     assert verifier.load("a_task_and_its_verifier").traits.pure
@@ -217,7 +226,10 @@ def test_a_file_without_the_decorator_is_told_the_line(
     problem = f"{fork}/{module}.py has no function with the decorator @{kind.name}"
     head = f"`from isojax.{kind.folder} import {kind.name}` at the head of the file"
     for name in (module, f"{module}.advantage"):
-        said = f"{problem}. Write `{decorator}` above line 12 (advantage), and {head} (docs/extending.md)."
+        said = (
+            f"{problem}. Write `{decorator}` above line 12 (advantage), and {head} "
+            "(docs/extending.md)."
+        )
         assert refused(name, kind).endswith(said)
 
 

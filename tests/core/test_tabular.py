@@ -125,7 +125,10 @@ def test_ranges_empty_cells_columns_and_filters(tmp_path):
         ),
         (
             lambda: float_column(table, "rolouts"),
-            "points.csv, line 1: no column 'rolouts'; the nearest is 'rollouts'. The columns are n, rollouts, set",
+            (
+                "points.csv, line 1: no column 'rolouts'; the nearest is 'rollouts'. The columns "
+                "are n, rollouts, set"
+            ),
         ),
         (lambda: filter_rows(table, ["sett=easy"]), "no column 'sett'; the nearest is 'set'"),
         (lambda: filter_rows(table, ["set=medium"]), "matches no row; set has easy, hard"),

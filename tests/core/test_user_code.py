@@ -35,7 +35,10 @@ def test_an_error_that_a_library_raises_has_the_line_of_the_call(tmp_path: Path)
     )
     in_isojax = error_of(
         tmp_path / "wrong_count.py",
-        "from isojax.core.schedule import parse_schedule\n\n\ndef run():\n    parse_schedule('nonsense')\n",
+        (
+            "from isojax.core.schedule import parse_schedule\n\n\ndef run():\n    "
+            "parse_schedule('nonsense')\n"
+        ),
     )
 
     assert in_python.startswith("reads_json.py:4: json.decoder.JSONDecodeError: ")

@@ -10,8 +10,9 @@ them call it alike, and each writes its own file.
 
 In FILE.npz, besides a `loss` and arrays by parameter (`gradient...`, `params...`):
 
-    tokens, tokens_small       greedy responses to 13 x 7 rollouts, and to 3 x 2, fewer than eight shards
-    loss, loss_small           of the first batch of each size, and `gradient...`, `gradient_small...`
+    tokens, tokens_small    greedy responses to 13 x 7 rollouts, and to 3 x 2, fewer than shards
+    loss, loss_small        of the first batch of each size; also `gradient...`,
+                            `gradient_small...`
     bytes_params, bytes_moments, bytes_kv    of this process's devices, i64[devices]
 """
 

@@ -231,8 +231,8 @@ def test_a_sampler_that_holds_prompt_and_response_together_is_refused(
         StopConditions((EOS,), None),
     )
     says = (
-        rf"decode_attention={options.decode_attention} with cell.precision.cache={options.cache_dtype} "
-        "on a sampler's mesh"
+        rf"decode_attention={options.decode_attention} with "
+        rf"cell.precision.cache={options.cache_dtype} on a sampler's mesh"
     )
     with pytest.raises(InputError, match=says):
         build_engine(*inputs)

@@ -108,7 +108,10 @@ def test_what_another_mesh_has_taken() -> None:
         parse_mesh("data=-1", 8, devices_in_use=3) == MeshShape(data=5)
         and parse_mesh("auto", 8, devices_in_use=7) == MeshShape()
     )
-    match = r"needs 1 devices in addition to the 8 of another mesh and this machine shows 8.*device_count=9"
+    match = (
+        "needs 1 devices in addition to the 8 of another mesh and this machine shows "
+        "8.*device_count=9"
+    )
     with pytest.raises(InputError, match=match):
         parse_mesh("auto", 8, devices_in_use=8)
 

@@ -38,7 +38,8 @@ from isojax.tasks.task import TextTask, build_task, is_on_device
 
 MAX_N = 16  # responses of a request
 FAULTS = (
-    "", "dead", "slow", "wrong token ids", "no log-probs", "another temperature", "old weights", "another model"
+    "", "dead", "slow", "wrong token ids", "no log-probs", "another temperature", "old weights",
+    "another model"
 )  # fmt: skip
 SLOW = 600.0  # seconds
 

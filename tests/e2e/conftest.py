@@ -1,5 +1,5 @@
-"""What the end-to-end tests share: the process that commands are forked from, and one finished run of
-the small sweep."""
+"""What the end-to-end tests share: the process that commands are forked from, and one finished run
+of the small sweep."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ def count(report):
     assert all(len(tokens) == len(logps) for tokens, logps in zip(report.responses, report.logps))
     groups = report.rewards.reshape(8, 4)
     row = {"M": report.M, "C": report.C, "sampled": report.sampled,
-           "ids": [p.id for p in report.problems], "equal": int((groups.min(1) == groups.max(1)).sum()),
+           "ids": [p.id for p in report.problems],
+           "equal": int((groups.min(1) == groups.max(1)).sum()),
            "rewards": report.rewards.tolist(), "metrics": dict(report.metrics)}
     with open(report.folder / "counted.jsonl", "a") as file:
         file.write(json.dumps(row) + "\\n")
@@ -106,7 +107,10 @@ def test_a_hook_is_refused_before_any_work(isojax: Any) -> None:
     for text, expected in (
         ("def hook(report):\n    pass\n", "no function with the decorator @update_hook"),
         (
-            "from isojax.train.update_hooks import update_hook\n@update_hook\ndef hook():\n    pass\n",
+            (
+                "from isojax.train.update_hooks import update_hook\n@update_hook\ndef hook():\n    "
+                "pass\n"
+            ),
             "one argument",
         ),
     ):

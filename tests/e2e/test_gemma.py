@@ -127,9 +127,9 @@ def test_the_language_model_of_a_folder_that_reads_images_is_trained_and_exporte
     words = ("launch", "sums.yaml", "sweep.n=[4]", "sweep.budget=100", "cell.model.lora={rank: 3}")
     plan = isojax.quick_ok(*words, "--dry-run").stderr
     assert (
-        "its language model alone is trained and exported, without images; 1 tensors of vision_tower"
-        in plan
-    )
+        "its language model alone is trained and exported, without images; 1 tensors of "
+        "vision_tower"
+    ) in plan
 
     isojax.swept(*words, XLA_FLAGS=FLAGS)
     cell = str(isojax.run("sums") / "cells" / "4x4-s0")

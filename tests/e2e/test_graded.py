@@ -38,7 +38,8 @@ def nothing(completions):
 def unknown(completions):
     return [float("nan")]
 def broken(completions, answer):
-    return [{"0": 0.5, "1": -1.0, "2": float("nan"), "3": 2.0}[str(int(answer[0]) // 2 % 4 if completions[0] else 0)]]
+    scores = [0.5, -1.0, float("nan"), 2.0]
+    return [scores[int(answer[0]) // 2 % 4 if completions[0] else 0]]
 """
 SETTINGS = """\
 name: graded
@@ -93,7 +94,10 @@ def test_from_ones_own_reward_function_to_a_policy_in_transformers(place: Isojax
                 assert train["reward"] == pytest.approx(mean, abs=1e-5) and train["grad_norm"] > 0
         text = (place.run("graded") / "cells" / cell / "samples.txt").read_text()
         scores = r"accuracy 0\.\d{3}, format [01]\.\d{3}"
-        verdict = rf"    reward 0\.\d{{3}}, the answer is \d+\n        \({scores}(, cut off after 3 tokens)?\)\n"
+        verdict = (
+            rf"    reward 0\.\d{{3}}, the answer is \d+\n        \({scores}(, cut off after 3 "
+            r"tokens)?\)\n"
+        )
         assert re.search(verdict, text) and "wrong" not in text
     fitted = place.quick_ok("fit", "runs/graded").stdout
     assert "avg@k is the mean reward, not a share of correct responses" in " ".join(fitted.split())
@@ -242,11 +246,17 @@ def test_a_dict_of_verl_weighs_its_entries(place: Isojax) -> None:
         ),
         (
             ("cell.verifier.use=function:rewards.py:nothing", "cell.reward.weights=null"),
-            "an empty response: the score 'score' is nan (rewards.py:11 (nothing) returned str '1.0' for a score",
+            (
+                "an empty response: the score 'score' is nan (rewards.py:11 (nothing) returned str "
+                "'1.0' for a score"
+            ),
         ),
         (
             ("cell.verifier.use={accuracy: exact, format: function:rewards.py:nothing}",),
-            "the score 'format' is nan (format: rewards.py:11 (nothing) returned str '1.0' for a score",
+            (
+                "the score 'format' is nan (format: rewards.py:11 (nothing) returned str '1.0' for "
+                "a score"
+            ),
         ),
         (
             (*VERL, "cell.reward.weights={format: 1.0}"),
@@ -254,7 +264,10 @@ def test_a_dict_of_verl_weighs_its_entries(place: Isojax) -> None:
         ),
         (
             ("cell.verifier.use=function:rewards.py:offset", "cell.reward.weights=null"),
-            "an empty response: the score 'score' is 1.5; graded rewards are made of numbers from 0 to 1",
+            (
+                "an empty response: the score 'score' is 1.5; graded rewards are made of numbers "
+                "from 0 to 1"
+            ),
         ),
         (
             ("cell.task=solvers", "cell.model.path=null", "cell.verifier.use=math"),

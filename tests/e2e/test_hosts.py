@@ -128,7 +128,10 @@ def test_two_processes(isojax: Any) -> None:
             process.kill()
     assert time.monotonic() - killed < 30 and code == 1
     assert re.search(
-        rf"error: process 1 of 2 \(on {re.escape(socket.gethostname())}, pid {pair[1].pid}\) ended before the run did",
+        (
+            rf"error: process 1 of 2 \(on {re.escape(socket.gethostname())}, pid {pair[1].pid}\) "
+            "ended before the run did"
+        ),
         output,
     )
 

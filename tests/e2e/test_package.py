@@ -154,9 +154,9 @@ def test_the_description_has_no_link_that_leads_nowhere_elsewhere(wheel: zipfile
 
 def test_configs_templates_and_pages_are_found_without_a_checkout(installed: Installed) -> None:
     program = (
-        "import json, isojax\n"
-        "from isojax.core.config.load import SHARE, config_names, load_config\n"
-        "print(json.dumps([isojax.__file__, str(SHARE), [n for n in config_names() if load_config(n)]]))"
+        "import json, isojax\nfrom isojax.core.config.load import SHARE, config_names, "
+        "load_config\nprint(json.dumps([isojax.__file__, str(SHARE), [n for n in config_names() if "
+        "load_config(n)]]))"
     )
     module, share, names = json.loads(installed.python("-c", program))
     assert module == str(installed.folder / "isojax/__init__.py")  # not the one that tests use

@@ -20,7 +20,10 @@ FLAGS = flags(QUICK, devices=1)
 DATED = "{{ strftime_now('%d %b %Y') }}\n" + CHAT
 # beside 64 of the prompt; the model has 512 positions
 LONG = ("cell.sampling.response_length=1000",)
-EXCESS = "warning: cell.sampling.prompt_length = 64 and response_length = 1,000 are 1,064 tokens in all, and the model"
+EXCESS = (
+    "warning: cell.sampling.prompt_length = 64 and response_length = 1,000 are 1,064 tokens in "
+    "all, and the model"
+)
 
 
 def prepare(place: Isojax, chat: str = CHAT) -> Isojax:

@@ -173,7 +173,10 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
         LAUNCH,
         (
             "cell.sampling.prompt_length and cell.sampling.response_length must be set",
-            "begin with: cell.sampling.prompt_length=16 cell.sampling.response_length=496 (of 60 prompts",
+            (
+                "begin with: cell.sampling.prompt_length=16 cell.sampling.response_length=496 (of "
+                "60 prompts"
+            ),
         ),
     ),
     "no learning rate": (

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.slow
 
 PROBLEMS, ATTEMPTS = 40, 24  # a request is for at most 16 rollouts
 LABELLING = (
-    "difficulty", "sums.yaml", f"cell.data.candidates={PROBLEMS}", f"cell.data.attempts={ATTEMPTS}", "--held-out", "4",
+    "difficulty", "sums.yaml", f"cell.data.candidates={PROBLEMS}", f"cell.data.attempts={ATTEMPTS}",
+    "--held-out", "4",
 )  # fmt: skip
 FILES = {
     "labels.jsonl",

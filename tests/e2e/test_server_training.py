@@ -37,7 +37,8 @@ class Place(Isojax):
 
     def words(self, name: str, *others: str) -> tuple[str, ...]:
         by_server = (
-            "run.rollouts=server", f"run.server.url={self.server.url}", "run.server.weights=weights",
+            "run.rollouts=server", f"run.server.url={self.server.url}",
+            "run.server.weights=weights",
             "run.server.dtype=float32", "run.server.timeout=60",
         )  # fmt: skip
         return (*WORDS, *SAMPLING, f"name={name}", *by_server, *others)
@@ -116,11 +117,17 @@ def test_killed_and_resumed(place: Place) -> None:
         ),
         (
             "no log-probs",
-            r"the server URL .* gives no log-probs with \d tokens; training needs one of each token",
+            (
+                r"the server URL .* gives no log-probs with \d tokens; training needs one of each "
+                "token"
+            ),
         ),
         (
             "old weights",
-            r"answers with the weights of update (\d+), and was given those of update (\d+): since then",
+            (
+                r"answers with the weights of update (\d+), and was given those of update (\d+): "
+                "since then"
+            ),
         ),
     ],
 )

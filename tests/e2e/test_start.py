@@ -28,7 +28,10 @@ DEAD = {
         "rewards.py:2: KeyError: 'gold'",
     ),
     "raises in a library": (
-        "import json\ndef reward(completions, **k):\n    return [json.loads('{' + completions[0])]\n",
+        (
+            "import json\ndef reward(completions, **k):\n    return [json.loads('{' + "
+            "completions[0])]\n"
+        ),
         "rewards.py:3: json.decoder.JSONDecodeError",
     ),
     "imports when called": (

@@ -36,9 +36,10 @@ from zlib import crc32
 from isojax.tasks.verifiers import Verdict, verifier
 @verifier(isolated=False, pure=True)
 def build(argument):
-    return lambda problem, prompt, response: Verdict(
-        crc32(f"{problem.prompt}{response}".encode()) % 100 < 100 * (crc32(problem.prompt.encode()) % 17 / 16), True
-    )
+    def check(problem, prompt, response):
+        rate = crc32(problem.prompt.encode()) % 17 / 16
+        return Verdict(crc32(f"{problem.prompt}{response}".encode()) % 100 < 100 * rate, True)
+    return check
 """
 
 CONFIG = """\

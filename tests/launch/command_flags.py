@@ -18,9 +18,10 @@ import yaml
 RECORD = Path(__file__).with_suffix(".yaml")
 TOOLS = ("gcloud", "kubectl", "ray", "srun", "sbatch", "scancel")
 COMMAND = (
-    r"gcloud (?:(?:alpha|beta) )?(?:artifacts|auth|compute|config|container|filestore|quotas|services)"
-    r"(?: [a-z][a-z-]*)+"
-    r"|kubectl [a-z]+|ray (?:attach|down|exec|job submit|rsync-up|start|status|stop|up)|srun|sbatch|scancel"
+    "gcloud (?:(?:alpha|beta) "
+    ")?(?:artifacts|auth|compute|config|container|filestore|quotas|services)(?: "
+    "[a-z][a-z-]*)+|kubectl [a-z]+|ray (?:attach|down|exec|job "
+    "submit|rsync-up|start|status|stop|up)|srun|sbatch|scancel"
 )
 WORD = r"""(?:"[^"\n]*"|'[^'\n]*'|\$\{[^}\n]*\}|[^\s"'`;|&()<>#])+"""
 CALL = re.compile(rf"(?<![\w./-])({COMMAND})((?: {WORD})+)?(?![\w./:,-])")
@@ -60,7 +61,8 @@ def check_call(call: Sequence[str], record: dict[str, Any]) -> None:
     verb = next((verb for verb in verbs if verb in record["commands"]), None)
     if verb is None:
         raise ValueError(
-            f"{' '.join(call)}: not in {RECORD.name}: a wrong verb, or a new one (make record-flags)"
+            f"{' '.join(call)}: not in {RECORD.name}: a wrong verb, or a new one (make "
+            "record-flags)"
         )
     flags = record["commands"][verb]["flags"] + record["global_flags"].get(call[0], [])
     values = {flag.rstrip("=?"): flag[len(flag.rstrip("=?")) :] for flag in flags}

@@ -111,7 +111,8 @@ def check_kubernetes(text: str) -> None:
         cluster = document["spec"]["rayClusterSpec"]
         if cluster["rayVersion"] != ray.__version__:
             raise ValueError(
-                f"rayVersion {cluster['rayVersion']} is not the {ray.__version__} of launch/Dockerfile"
+                f"rayVersion {cluster['rayVersion']} is not the {ray.__version__} of "
+                "launch/Dockerfile"
             )
         for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
             template = {

@@ -43,7 +43,8 @@ def test_what_lacks_memory() -> None:
     )
     assert not is_out_of_memory(
         RunFailed(
-            "cannot be written (RESOURCE_EXHAUSTED: ... [OS error 28: ENOSPC No space left on device])"
+            "cannot be written (RESOURCE_EXHAUSTED: ... [OS error 28: ENOSPC No space left on "
+            "device])"
         )
     )
 

@@ -87,14 +87,20 @@ def test_every_tool_was_recorded_by_its_own_help() -> None:
 
 
 def test_flags_are_read_from_each_kind_of_help() -> None:
-    synopsis = "x create (TPU : --zone=ZONE) --version=VERSION [--spot] [--labels=[KEY=VALUE,...]] (--a=A | --b=B --c)"
+    synopsis = (
+        "x create (TPU : --zone=ZONE) --version=VERSION [--spot] [--labels=[KEY=VALUE,...]] (--a=A "
+        "| --b=B --c)"
+    )
     assert gcloud_flags(synopsis) == (
         ["--a=", "--b=", "--c", "--labels=", "--spot", "--version=", "--zone="],
         ["--version"],
     )
     kubectl = "    -f, --filename=[]:\n\tFiles.\n    --all=false:\n\tAll --of=them.\n"
     assert help_flags(kubectl) == ["--all?", "--filename=", "-f="]
-    ray = "  -y, --yes                Do not ask.\n  --address TEXT           Where.\n  --port INTEGER\n"
+    ray = (
+        "  -y, --yes                Do not ask.\n  --address TEXT           Where.\n  --port "
+        "INTEGER\n"
+    )
     assert help_flags(ray) == ["--address=", "--port=", "--yes", "-y"]
     slurm = (
         "  -N, --nodes=N    number\n      --exclusive[=user]   alone\n      --requeue    again\n"

@@ -190,7 +190,10 @@ def test_a_compiler_that_crashes_is_a_message_with_another_mesh(
     def compiler(*_: Any) -> dict[str, Any]:
         raise RunFailed("INTERNAL: RET_CHECK failure")
 
-    says = r"fails on mesh fsdp=4,tensor=4: INTERNAL: RET_CHECK failure The nearest mesh .* --mesh fsdp=2,tensor=8"
+    says = (
+        "fails on mesh fsdp=4,tensor=4: INTERNAL: RET_CHECK failure The nearest mesh .* --mesh "
+        "fsdp=2,tensor=8"
+    )
     with pytest.raises(InputError, match=says):
         confirmed_sizes(monkeypatch, compiler, "models/llama-3.1-8b-instruct")
 
@@ -233,7 +236,10 @@ class Refused:
 
 
 def test_what_the_compiler_refuses_is_read_from_its_message() -> None:
-    output = "RESOURCE_EXHAUSTED: ... the total memory required for HLO temporaries (47.46G) exceeds available HBM (15.75G)."
+    output = (
+        "RESOURCE_EXHAUSTED: ... the total memory required for HLO temporaries (47.46G) exceeds "
+        "available HBM (15.75G)."
+    )
     assert program_peak(Refused(output), ()) == int(47.46 * GIB)
     output = (
         "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 33.50G of 15.75G hbm. "

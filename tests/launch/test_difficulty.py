@@ -17,7 +17,8 @@ def labelled(solved: int, i: int = 0, attempts: int = 16) -> Problem:
 
 @pytest.mark.parametrize(
     ("solved", "attempts", "part"),
-    [(0, 16, "hard"), (1, 16, "hard"), (2, 16, None), (4, 16, None), (5, 16, "easy"), (9, 16, "easy"),
+    [(0, 16, "hard"), (1, 16, "hard"), (2, 16, None), (4, 16, None), (5, 16, "easy"),
+        (9, 16, "easy"),
      (6, 10, "easy"), (7, 10, "very_easy"),
      (9, 10, "very_easy"), (14, 16, "very_easy"), (15, 16, None), (16, 16, None), (3, 10, "easy")],
 )  # fmt: skip
@@ -30,7 +31,8 @@ def test_splits_of_each_part() -> None:
     splits = split_into_parts(problems, [], held_out=15, seed=0)
     sizes = {name: len(split) for name, split in splits.items()}
     assert sizes == {
-        "all": 340, "very_easy_train": 85, "very_easy_validation": 15, "easy_train": 85, "easy_validation": 15,
+        "all": 340, "very_easy_train": 85, "very_easy_validation": 15, "easy_train": 85,
+        "easy_validation": 15,
         "hard_train": 25, "hard_validation": 15,
     }  # fmt: skip
     for part in ("very_easy", "easy", "hard"):
@@ -41,7 +43,8 @@ def test_splits_of_each_part() -> None:
             difficulty_part(p) == part for p in splits[f"{part}_train"]
         )
     assert split_into_parts(problems, [], 15, 0) == splits != split_into_parts(problems, [], 15, 1)
-    assert {k: len(v) for k, v in split_into_parts(problems[:40], [], 300, 0).items() if "easy" not in k} == {
+    assert {k: len(v) for k, v in split_into_parts(problems[:40], [], 300,
+            0).items() if "easy" not in k} == {
         "all": 40, "hard_train": 3, "hard_validation": 3,
     }  # fmt: skip
 

@@ -59,13 +59,19 @@ def test_a_few_problems_of_each_part_with_what_they_were_rewarded_for(tmp_path: 
         "    0 + 1 = ",
         "        response 1 of 4, correct:",
         "            7",
-        "        response 2 of 4, wrong, the answer is 1 (nothing was parsed, cut off after 2 tokens):",
+        (
+            "        response 2 of 4, wrong, the answer is 1 (nothing was parsed, cut off after 2 "
+            "tokens):"
+        ),
         "            12",
         "hard: p.jsonl, line 3, avg@4 0.000, the answer is 3",
         "    2 + 1 = ",
         "        response 1 of 4, wrong, the answer is 3:",
         "            7",
-        "        response 2 of 4, wrong, the answer is 3 (nothing was parsed, cut off after 2 tokens):",
+        (
+            "        response 2 of 4, wrong, the answer is 3 (nothing was parsed, cut off after 2 "
+            "tokens):"
+        ),
         "            12",
     ]
 

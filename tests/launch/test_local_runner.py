@@ -61,7 +61,10 @@ def test_a_disk_without_room_for_all_checkpoints_is_warned_of(
         ("spend", "20 s at most, with the slowest n, from a probe"),
         (
             "adaptive",
-            "2.5 min for the sweep if all runs went to their end; sweep.strategy=adaptive spends less, from a probe",
+            (
+                "2.5 min for the sweep if all runs went to their end; sweep.strategy=adaptive "
+                "spends less, from a probe"
+            ),
         ),
     ],
 )

@@ -249,9 +249,9 @@ def test_rates_within_a_standard_error_go_to_the_lowest() -> None:
     # .500 and .488, while .46 is further away
     assert (result.best.rate, result.recommended.rate) == (1e-2, 1e-3)
     assert (
-        "1e-2 is best, and within a standard error of the difference: 1e-3; the lowest of them is taken, 1e-3"
-        in describe_search(result)
-    )
+        "1e-2 is best, and within a standard error of the difference: 1e-3; the lowest of them "
+        "is taken, 1e-3"
+    ) in describe_search(result)
     clear = select_rate(outcomes((0.40, 0.42), (0.465, 0.485), (0.49, 0.51), (0.45, 0.47)))
     assert clear.recommended is clear.best and not any(
         "standard error" in text for text in describe_search(clear)
@@ -319,7 +319,8 @@ def test_the_table_says_which_rates_failed(capsys: pytest.CaptureFixture[str]) -
         [1e-4, 1e-3, 1e-2], B_p=64, n=16, B=1024, budget=5000, seeds=1, folder="runs/quickstart-lr"
     )
     results = (
-        RateResult(1e-4, (0.3,)), RateResult(1e-3, (0.4,), ("8x2-s0: out of memory",), ("8x2-s0: out of memory",)),
+        RateResult(1e-4, (0.3,)), RateResult(1e-3, (0.4,), ("8x2-s0: out of memory",),
+            ("8x2-s0: out of memory",)),
         RateResult(1e-2, (0.2,), ("8x2-s0: collapsed",)),
     )  # fmt: skip
     print_search(to_json_value(select_rate(results).to_json(config, plan)), False)

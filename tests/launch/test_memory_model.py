@@ -421,7 +421,10 @@ def test_where_nothing_fits_it_says_what_would_help() -> None:
     least = budget(0).estimate(budget(0).smallest_sizes(REQUESTED)).peak
     tight = budget(int(0.7 * least / MEMORY_UTILIZATION))
     assert fit_to_memory(REQUESTED, tight) is None
-    says = r"sweep.decode_slots=1 sweep.microbatch=1 .*sweep.remat=layer are estimated .*run.device_memory=GIB"
+    says = (
+        "sweep.decode_slots=1 sweep.microbatch=1 .*sweep.remat=layer are estimated "
+        ".*run.device_memory=GIB"
+    )
     with pytest.raises(InputError, match=says):
         autosize_sweep(REQUESTED, tight, is_new_run=True)
     with pytest.raises(

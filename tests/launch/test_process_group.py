@@ -46,7 +46,8 @@ def test_refusals(
         parse_process_group(coordinator, processes, process)
     text = str(refusal.value)
     assert text.startswith(
-        f"given --processes {processes}, --coordinator {coordinator} and --process {process}; expected"
+        f"given --processes {processes}, --coordinator {coordinator} and --process {process}; "
+        "expected"
     )
     assert text.endswith(f"this one's number, {expected_number}.")
 

@@ -155,9 +155,9 @@ def test_a_lost_cell_is_started_again_and_given_up(
     )
     failed = schedule.run()
     assert [cell for cell, _ in failed] == CELLS[1:3] and str(failed[1][1]) == "not finite"
-    assert (
-        str(failed[0][1])
-        == "its process group was lost 3 times at C = 0, the last time because its node is gone; the end of its log"
+    assert str(failed[0][1]) == (
+        "its process group was lost 3 times at C = 0, the last time because its node is gone; "
+        "the end of its log"
     )
     assert [target.cell for target in FakeGroup.trained] == [CELLS[0]] * 3 + [CELLS[1]] * 3 + [
         CELLS[2]

@@ -35,14 +35,17 @@ STAND_INS = {
     # sweep begins when all nodes have.
     "ray": f"""note token "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN"
         case $* in *--block*) {HOLD} ;;
-        status*) tr '\\037' ' ' < "$ASKED" | grep -q 'start --head' && note ray answered ;; esac\n""",
+        status*) tr '\\037' ' ' < "$ASKED" | grep -q 'start --head' && note ray answered ;;
+        esac\n""",
     "isojax": f"""note token "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN"
-        until [ "$(tr '\\036' '\\n' < "$ASKED" | grep -c 'ray.up')" -ge "$NODES" ]; do sleep 0.05; done
+        until [ "$(tr '\\036' '\\n' < "$ASKED" | grep -c 'ray.up')" -ge "$NODES" ]
+        do sleep 0.05; done
         if [ -n "$LASTS" ]; then {HOLD}; fi; exit "${{FAILS:-0}}"\n""",
     # A slice of two hosts; what is asked of a host is run here, in the home of that host.
     "gcloud": """[[ $* != *"describe"* ]] || { case $* in
         *networkEndpoints*) echo 10.0.0.7 ;;
-        *state.state*) tr '\\037' ' ' < "$ASKED" | grep -q 'queued-resources create' && echo ACTIVE ;;
+        *state.state*)
+            tr '\\037' ' ' < "$ASKED" | grep -q 'queued-resources create' && echo ACTIVE ;;
         *) [ -n "$STATE" ] && echo "$STATE" ;; esac
         exit; }
     [[ $* != *" create "* ]] || exit "${FAILS:-0}"
@@ -282,7 +285,10 @@ def test_a_plan_prints_what_would_be_created_and_its_cost_and_checks_the_config(
         r"type +v5p:2x2x2, 8 chips \(v5p-16, software v2-alpha-tpuv5\)",
         r"terms +on demand; from the queue",
         r"cost +9.60 an hour, 230 a day",
-        r"command +gcloud compute tpus queued-resources create isojax .*--runtime-version=v2-alpha-tpuv5 ",
+        (
+            "command +gcloud compute tpus queued-resources create isojax "
+            ".*--runtime-version=v2-alpha-tpuv5 "
+        ),
     ):
         assert re.search(line, said), said
     ((_, check),) = stage.asked("isojax")

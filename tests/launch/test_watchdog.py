@@ -118,7 +118,8 @@ def test_a_death_ends_all(tmp_path: Path, dead: int) -> None:
         pid, host = run.members[dead].pid, socket.gethostname()
         for i in {0, 1, 2} - {dead}:
             assert run.said(i).startswith(
-                f"error: process {dead} of 3 (on {host}, pid {pid}) ended before the run did, so process {i} of 3"
+                f"error: process {dead} of 3 (on {host}, pid {pid}) ended before the run did, so "
+                f"process {i} of 3"
             )
             assert run.said(i).count("error:") == 1 and "--resume" in run.said(i)
 

@@ -1,9 +1,10 @@
 """Do exported folders reload in transformers with equal logits? Run by hand, where torch,
 transformers 5 and isojax's needs are.
 
-    python tests/models/check_export.py                            # random small models of every family
+    python tests/models/check_export.py                           # small models of every family
     python tests/models/check_export.py --model models/smollm2-135m
-    python tests/models/check_export.py --stored models/trained    # a folder as it is; exit code 1 beyond rounding
+    python tests/models/check_export.py --stored models/trained   # a folder as it is; exit code 1
+                                                                  # beyond rounding
 
 Each model is written by isojax (in float32, and in bfloat16 with several files), loaded by
 transformers' AutoModelForCausalLM, and run on both sides on the same tokens in float32. One JSON

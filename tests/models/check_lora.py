@@ -1,7 +1,7 @@
 """Are LoRA's logits PEFT's, and do exported adapters load there? Run by hand, where torch, PEFT and
 isojax's needs are.
 
-    python tests/models/check_lora.py                             # random small models of every family
+    python tests/models/check_lora.py                             # small models of every family
     python tests/models/check_lora.py --model models/smollm2-135m
 
 Each model is given random adapters, written as isojax exports them, and run by PEFT on the same

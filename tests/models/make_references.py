@@ -2,7 +2,7 @@
 torch is; tests read the files.
 
     python tests/models/make_references.py [NAME ...]           # needs torch, transformers 5, numpy
-    python tests/models/make_references.py --check 20 --seed 1  # and isojax's own needs, jax among them
+    python tests/models/make_references.py --check 20 --seed 1  # and what isojax needs, with jax
 
 The second draws random models of random shapes, runs them here and there, and prints one JSON line
 each: the largest and the root mean square difference of the logits over the three ways of running.

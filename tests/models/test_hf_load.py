@@ -314,8 +314,8 @@ def test_a_family_of_ones_own_is_a_file_beside_the_config(
     result = hf_load.resolve_model(ModelConfig(path="model", family="my_family"))
     assert (result.family, result.layers, result.width) == ("my_family", L, D)
     (tmp_path / "bare_family.py").write_text(
-        "from isojax.models.architecture import llama_architecture\nfrom isojax.models.families import family\n"
-        "bare = family(architectures=['QwenForCausalLM'])(llama_architecture)\n"
+        "from isojax.models.architecture import llama_architecture\nfrom isojax.models.families "
+        "import family\nbare = family(architectures=['QwenForCausalLM'])(llama_architecture)\n"
     )
     with pytest.raises(
         InputError, match=r"model/config.json: the family bare_family has no `settings`"

@@ -181,7 +181,8 @@ def test_adapters(compute: str) -> None:
         bound = 1e-5
     else:
         assert stored == {
-            "query": "int8", "query_scale": "float32", "query_lora_a": "bfloat16", "query_lora_b": "bfloat16",
+            "query": "int8", "query_scale": "float32", "query_lora_a": "bfloat16",
+            "query_lora_b": "bfloat16",
         }  # fmt: skip
         merged = jax.device_get(merge_adapters(rounded_policy(params), config.lora))
         expected = response_logits(

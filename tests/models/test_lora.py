@@ -166,7 +166,9 @@ def test_a_target_that_no_layer_has_is_refused() -> None:
     sparse = ModelConfig(
         **shape, family="qwen3_moe", qk_norm=True, options=options, lora=LoraConfig()
     )
-    assert [spec.name for spec in Decoder(sparse, 11).stacks[0].specs if spec.name.endswith("_lora_a")] == [
+    assert [spec.name for spec in Decoder(sparse, 11).stacks[0].specs if spec.name.endswith(
+        "_lora_a"
+    )] == [
         "query_lora_a", "key_lora_a", "value_lora_a", "out_lora_a"
     ]  # fmt: skip
 

@@ -63,6 +63,16 @@ def with_tensors(
     return make
 
 
+def with_unmerged_lora(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors under the names that PEFT gives them, and one of an adapter."""
+    in_peft = {
+        f"base_model.model.{name.replace('q_proj.', 'q_proj.base_layer.')}": value
+        for name, value in tensors.items()
+    }
+    adapter = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
+    return in_peft | {adapter: np.zeros((2, 8), np.float32)}
+
+
 def with_config(key: str, value: object) -> Make:
     def make(folder: Path) -> None:
         checkpoint(folder)
@@ -87,10 +97,12 @@ def pointer_of_git_lfs(folder: Path) -> None:
 FOLDERS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "an adapter of PEFT": (
         with_adapter(peft_type="LORA", base_model_name_or_path="org/base"),
-        ("adapter", "base model is org/base", "AutoPeftModelForCausalLM", "merge_and_unload().save_pretrained("),
+        ("adapter", "base model is org/base", "AutoPeftModelForCausalLM",
+            "merge_and_unload().save_pretrained("),
     ),
     "an adapter without config.json": (
-        with_files("adapter_config.json", "adapter_model.bin", config=False), ("adapter", "merge_and_unload()"),
+        with_files("adapter_config.json", "adapter_model.bin", config=False),
+        ("adapter", "merge_and_unload()"),
     ),
     "a prompt of PEFT": (
         with_adapter(peft_type="PROMPT_TUNING", base_model_name_or_path="org/base"),
@@ -98,10 +110,14 @@ FOLDERS: dict[str, tuple[Make, tuple[str, ...]]] = {
     ),
     "verl's actor": (
         with_files("model_world_size_2_rank_0.pt", "huggingface/config.json", config=False),
-        ("FSDP's shards of verl", "python -m verl.model_merger merge --backend fsdp --local_dir model --target_dir"),
+        (
+            "FSDP's shards of verl",
+            "python -m verl.model_merger merge --backend fsdp --local_dir model --target_dir",
+        ),
     ),
     "verl's step": (
-        with_files("actor/model_world_size_2_rank_0.pt", "critic/model_world_size_2_rank_0.pt", config=False),
+        with_files("actor/model_world_size_2_rank_0.pt", "critic/model_world_size_2_rank_0.pt",
+            config=False),
         ("--backend fsdp --local_dir model/actor --target_dir",),
     ),
     "verl's experiment": (
@@ -113,7 +129,8 @@ FOLDERS: dict[str, tuple[Make, tuple[str, ...]]] = {
         ("python -m verl.model_merger merge --backend megatron --local_dir model",),
     ),
     "DeepSpeed": (
-        with_files("global_step9/zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_to_fp32.py", "latest"),
+        with_files("global_step9/zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_to_fp32.py",
+            "latest"),
         ("DeepSpeed", "python model/zero_to_fp32.py model models/merged --safe_serialization"),
     ),
     "DeepSpeed without its script": (
@@ -122,9 +139,13 @@ FOLDERS: dict[str, tuple[Make, tuple[str, ...]]] = {
     ),
     "DeepSpeed's shards of the optimizer alone": (
         with_files(
-            "global_step20/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "zero_to_fp32.py", "latest"
+            "global_step20/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "zero_to_fp32.py",
+            "latest"
         ),
-        ("DeepSpeed's shards", "python model/zero_to_fp32.py model models/merged --safe_serialization"),
+        (
+            "DeepSpeed's shards",
+            "python model/zero_to_fp32.py model models/merged --safe_serialization",
+        ),
     ),
     "DeepSpeed's shards under a tag of another name": (
         with_files("pytorch_model/zero_pp_rank_0_mp_rank_00_optim_states.pt"),
@@ -139,7 +160,8 @@ FOLDERS: dict[str, tuple[Make, tuple[str, ...]]] = {
         ("pickles can run code", "M.from_pretrained('model').save_pretrained("),
     ),
     "verl's actor without its weights": (
-        with_files("optim_world_size_2_rank_0.pt", "extra_state_world_size_2_rank_0.pt", config=False),
+        with_files("optim_world_size_2_rank_0.pt", "extra_state_world_size_2_rank_0.pt",
+            config=False),
         ("verl (extra_state_world_size", "Copy model_world_size_*_rank_*.pt into model too"),
     ),
     "accelerate": (
@@ -147,7 +169,8 @@ FOLDERS: dict[str, tuple[Make, tuple[str, ...]]] = {
         ("accelerate merge-weights model/pytorch_model_fsdp_0 models/merged",),
     ),
     "Megatron": (
-        with_files("latest_checkpointed_iteration.txt", "iter_0000100/mp_rank_00/model.pt", config=False),
+        with_files("latest_checkpointed_iteration.txt", "iter_0000100/mp_rank_00/model.pt",
+            config=False),
         ("Megatron", "export_ckpt(megatron_path='model'"),
     ),
     "torch.distributed": (
@@ -162,8 +185,10 @@ FOLDERS: dict[str, tuple[Make, tuple[str, ...]]] = {
         lambda folder: checkpoint(folder / "models--org--name" / "snapshots" / "0123"),
         ("cache of huggingface_hub", "give model/models--org--name/snapshots/0123"),
     ),
-    "links to nothing": (linked_to_nothing, ("links to files that are not there: model.safetensors", "cp -rL")),
-    "a pointer of Git LFS": (pointer_of_git_lfs, ("model.safetensors: is a pointer of Git LFS", "git lfs pull")),
+    "links to nothing": (linked_to_nothing,
+        ("links to files that are not there: model.safetensors", "cp -rL")),
+    "a pointer of Git LFS": (pointer_of_git_lfs,
+        ("model.safetensors: is a pointer of Git LFS", "git lfs pull")),
     "llama.cpp": (
         with_files("model-q4_k_m.gguf", config=False),
         ("llama.cpp", "isojax model import model/model-q4_k_m.gguf"),
@@ -176,43 +201,48 @@ FOLDERS: dict[str, tuple[Make, tuple[str, ...]]] = {
         with_files("pytorch_model-00001-of-00002.bin", "training_args.bin"),
         ("pickles can run code", "M.from_pretrained('model').save_pretrained("),
     ),
-    "a pickle of another name": (with_files("policy.pt", "optimizer.pt"), ("policy.pt", "load_state_dict(torch.load")),
+    "a pickle of another name": (with_files("policy.pt", "optimizer.pt"),
+        ("policy.pt", "load_state_dict(torch.load")),
     "Flax": (with_files("flax_model.msgpack"), ("from_flax=True",)),
     "TensorFlow": (with_files("tf_model.h5"), ("from_tf=True",)),
     "ONNX": (with_files("model.onnx"), ("compiled for inference",)),
-    "Orbax": (with_files("_CHECKPOINT_METADATA", "manifest.ocdbt", config=False), ("checkpoint of Orbax",)),
+    "Orbax": (with_files("_CHECKPOINT_METADATA", "manifest.ocdbt", config=False),
+        ("checkpoint of Orbax",)),
     "a sweep of isojax": (
         with_files("config.yaml", "cells/8x4-s0/records.jsonl", config=False),
         ("sweep of isojax", "isojax model export model/cells/8x4-s0 models/merged"),
     ),
     "unmerged LoRA": (
-        with_tensors(
-            lambda t: {f"base_model.model.{k.replace('q_proj.', 'q_proj.base_layer.')}": v for k, v in t.items()}
-            | {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight": np.zeros((2, 8), np.float32)}
-        ),
+        with_tensors(with_unmerged_lora),
         ("adapters", "not merged", "merge_and_unload()"),
     ),
     "LoRA beside a whole model": (
-        with_tensors(lambda t: t | {QUERY.replace("weight", "lora_A"): np.zeros((2, 8), np.float32)}),
+        with_tensors(lambda t: t | {QUERY.replace("weight", "lora_A"): np.zeros((2, 8),
+                    np.float32)}),
         ("adapters", "not merged", "merge_and_unload()"),
     ),
     "FP8 without its config": (
-        with_tensors(lambda t: {k: v.astype(ml_dtypes.float8_e4m3fn) if "proj" in k else v for k, v in t.items()}),
+        with_tensors(lambda t: {k: v.astype(ml_dtypes.float8_e4m3fn) if "proj" in k else v for k,
+                v in t.items()}),
         ("quantised (fp8)", "FineGrainedFP8Config", "dequantize=True", "fetch it again"),
     ),
     "FP8 by blocks": (
-        with_tensors(lambda t: t | {f"{QUERY}_scale_inv": np.ones((1, 1), np.float32)}), ("quantised (fp8)",),
+        with_tensors(lambda t: t | {f"{QUERY}_scale_inv": np.ones((1, 1), np.float32)}),
+        ("quantised (fp8)",),
     ),
     "bitsandbytes": (
         with_tensors(
-            lambda t: t | {QUERY: np.zeros((96, 1), np.uint8), f"{QUERY}.absmax": np.ones(3, np.float32)}
+            lambda t: t | {QUERY: np.zeros((96, 1), np.uint8),
+                f"{QUERY}.absmax": np.ones(3, np.float32)}
         ),
-        ("quantised (bitsandbytes)", "M.from_pretrained('FOLDER').dequantize().save_pretrained('NEW')"),
+        ("quantised (bitsandbytes)",
+            "M.from_pretrained('FOLDER').dequantize().save_pretrained('NEW')"),
     ),
     "AWQ": (
         with_tensors(
             lambda t: {k: v for k, v in t.items() if k != QUERY}
-            | {QUERY.replace("weight", x): np.zeros((8, 3), np.int32) for x in ("qweight", "qzeros", "scales")}
+            | {QUERY.replace("weight", x): np.zeros((8, 3), np.int32) for x in ("qweight", "qzeros",
+                    "scales")}
         ),
         ("quantised (gptq or awq)", "take the model that it was quantised from"),
     ),
@@ -221,39 +251,48 @@ FOLDERS: dict[str, tuple[Make, tuple[str, ...]]] = {
         ("quantised (compressed-tensors)", "CompressedTensorsConfig"),
     ),
     "packed in integers": (
-        with_tensors(lambda t: t | {QUERY: np.zeros((24, 1), np.int32)}), ("quantised (I32)", "float weights"),
+        with_tensors(lambda t: t | {QUERY: np.zeros((24, 1), np.int32)}),
+        ("quantised (I32)", "float weights"),
     ),
     "quantisation in config.json": (
         with_config("quantization_config", {"quant_method": "gptq", "bits": 4}),
-        ("quantised (gptq)", "take the model that it was quantised from", "remove quantization_config"),
+        ("quantised (gptq)", "take the model that it was quantised from",
+            "remove quantization_config"),
     ),
     "compression in config.json": (
-        with_config("compression_config", {"format": "pack-quantized"}), ("compressed-tensors", "dequantize=True"),
+        with_config("compression_config", {"format": "pack-quantized"}),
+        ("compressed-tensors", "dequantize=True"),
     ),
     "MLX": (
-        with_config("quantization", {"group_size": 64, "bits": 4}), ("mlx_lm.convert --hf-path FOLDER", "--dequantize"),
+        with_config("quantization", {"group_size": 64, "bits": 4}),
+        ("mlx_lm.convert --hf-path FOLDER", "--dequantize"),
     ),
     "float64": (
         with_tensors(lambda t: {k: v.astype(np.float64) for k, v in t.items()}),
         ("stored as F64", "M.from_pretrained('model', dtype='float32').save_pretrained("),
     ),
     "empty tensors of ZeRO-3": (
-        with_tensors(lambda t: {k: v if "norm" in k else np.zeros(0, np.float32) for k, v in t.items()}),
+        with_tensors(lambda t: {k: v if "norm" in k else np.zeros(0, np.float32) for k,
+                v in t.items()}),
         ("ZeRO-3", "zero_to_fp32.py"),
     ),
     "no head of its own": (
-        with_tensors(lambda t: {k.removeprefix("model."): v for k, v in t.items() if k != "lm_head.weight"}),
+        with_tensors(lambda t: {k.removeprefix("model."): v for k,
+                v in t.items() if k != "lm_head.weight"}),
         ("names lack 'model.'", "AutoModelForCausalLM"),
     ),
     "Meta's names": (
-        with_tensors(lambda t: {k.replace("model.embed_tokens", "tok_embeddings"): v for k, v in t.items()}),
+        with_tensors(lambda t: {k.replace("model.embed_tokens", "tok_embeddings"): v for k,
+                v in t.items()}),
         ("Meta's and Mistral's own, such as tok_embeddings.weight",),
     ),
     "a reward model": (
-        with_config("architectures", ["LlamaForSequenceClassification"]), ("classifier or reward model",),
+        with_config("architectures", ["LlamaForSequenceClassification"]),
+        ("classifier or reward model",),
     ),
     "a model of images": (
-        with_config("architectures", ["Qwen2_5_VLForConditionalGeneration"]), ("a model of images, sound",),
+        with_config("architectures", ["Qwen2_5_VLForConditionalGeneration"]),
+        ("a model of images, sound",),
     ),
 }  # fmt: skip
 

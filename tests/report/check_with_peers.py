@@ -1,13 +1,15 @@
 """Exported configs read by the real trainers. By hand, not in CI: the trainers bring gigabytes.
 
-    python -m venv peers && peers/bin/pip install torch==2.13.0 && peers/bin/pip install trl
-    hydra-core ray tensordict \
-        codetiming orjson pillow datasets pyarrow
+    python -m venv peers && peers/bin/pip install torch==2.13.0
+    peers/bin/pip install trl hydra-core ray tensordict codetiming orjson pillow datasets pyarrow
     peers/bin/pip install --no-deps verl
     isojax recommend runs/quickstart --budget 5e5 --write trl.yaml --for trl --json > answer.json
     isojax recommend runs/quickstart --budget 5e5 --write verl.yaml --for verl
-    peers/bin/pip install --no-deps openrlhf google-tunix        # and --for openrlhf, --for tunix, likewise
-    peers/bin/python tests/report/check_with_peers.py answer.json trl.yaml verl.yaml openrlhf.txt tunix.yaml
+    peers/bin/pip install --no-deps openrlhf google-tunix
+    peers/bin/python tests/report/check_with_peers.py answer.json \
+        trl.yaml verl.yaml openrlhf.txt tunix.yaml
+
+openrlhf.txt and tunix.yaml are written likewise, by --for openrlhf and --for tunix.
 
 trl's parser and GRPOConfig read trl.yaml; verl's own entry point composes verl.yaml with its
 defaults (`--cfg job`). It prints what they made of the files and fails where that is not the

@@ -343,7 +343,10 @@ def _made_large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     broken runs."""
     folder = tmp_path_factory.mktemp("runs") / "large-sweep-of-a-paper"
     fit, runs = make_sweep(tuple(DELAYS), (*SHAPES, *LARGE_SHAPES), seeds=3)
-    text = "fitted up to C = 1.2e+04 alone, the curves predict the rest with a mean error of +0.015 of reward, and more"
+    text = (
+        "fitted up to C = 1.2e+04 alone, the curves predict the rest with a mean error of +0.015 "
+        "of reward, and more"
+    )
     flags = tuple(
         FitFlag(code="tie", severity=("warning", "info")[i % 2], text=f"{i}: {text}")
         for i in range(24)

@@ -144,7 +144,10 @@ def test_metric_fit_and_B_p_change_answer_and_chart(
     opened: Any, fits: list[dict[str, Any]]
 ) -> None:
     def drawn() -> tuple[int, str]:
-        script = "const c = document.getElementById('chart-reward'); return [c.data.length, c.layout.yaxis.title.text]"
+        script = (
+            "const c = document.getElementById('chart-reward'); return [c.data.length, "
+            "c.layout.yaxis.title.text]"
+        )
         return tuple(opened.execute_script(script))
 
     _choose(opened)
@@ -175,9 +178,11 @@ def test_the_pointer_reads_values(opened: Any) -> None:
         "document.getElementById('chart-reward').scrollIntoView({block: 'center'})"
     )
     x, y = opened.execute_script(
-        """const c = document.getElementById('chart-reward'), l = c._fullLayout, box = c.getBoundingClientRect();
-        const t = c.data.find((t) => t.meta && t.meta.n === 2 && t.mode === 'lines'), i = 40;
-        return [box.left + l.xaxis._offset + l.xaxis.d2p(t.x[i]), box.top + l.yaxis._offset + l.yaxis.d2p(t.y[i])];"""
+        """const chart = document.getElementById('chart-reward');
+        const {xaxis, yaxis} = chart._fullLayout, box = chart.getBoundingClientRect();
+        const line = chart.data.find((t) => t.meta && t.meta.n === 2 && t.mode === 'lines');
+        return [box.left + xaxis._offset + xaxis.d2p(line.x[40]),
+                box.top + yaxis._offset + yaxis.d2p(line.y[40])];"""
     )
     actions = ActionChains(opened)
     actions.w3c_actions.pointer_action.move_to_location(round(x), round(y))
@@ -219,7 +224,10 @@ def test_a_narrow_screen_holds_it_light_or_dark(
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 400
     chart = browser.find_element(By.CSS_SELECTOR, "#chart-reward svg.main-svg")
     assert 300 < chart.size["width"] <= 400
-    colours = "getComputedStyle(document.body).backgroundColor, document.getElementById('chart-reward').layout.font.color"
+    colours = (
+        "getComputedStyle(document.body).backgroundColor, "
+        "document.getElementById('chart-reward').layout.font.color"
+    )
     paper, ink = browser.execute_script(f"return [{colours}]")
     light = (paper == "rgb(255, 255, 255)", ink == "#1c2126")
     assert light == ((True, True) if scheme == "light" else (False, False))

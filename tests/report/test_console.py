@@ -48,7 +48,8 @@ def test_its_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     list_lines = lines(30, *ROWS, monkeypatch=monkeypatch)
     assert " ".join(line.strip() for line in list_lines[1:]).startswith(
-        "cell 16x8-s0, of budget 100%, reward 0.7812, last evaluation 2.5 min ago, where node-1, node-2"
+        "cell 16x8-s0, of budget 100%, reward 0.7812, last evaluation 2.5 min ago, where node-1, "
+        "node-2"
     )
 
 

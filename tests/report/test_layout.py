@@ -22,33 +22,36 @@ FOLDED = ["figures", "evidence", "law", "rewards", "provenance"]
 # What leaves the page or its own box; boxes that scroll (.scroll, pre) may hold more than they
 # show.
 CUT_OFF = """
-const name = (e) => `${e.tagName}.${e.className.baseVal ?? e.className} ${(e.textContent || '').trim().slice(0, 40)}`;
+const text = (e) => (e.textContent || '').trim();
+const name = (e) => `${e.tagName}.${e.className.baseVal ?? e.className} ${text(e).slice(0, 40)}`;
+const unseen = '.unseen, script, .modebar, #js-plotly-tester, defs, clipPath';
+const isTooWide = (e) => e.clientWidth && e.scrollWidth > e.clientWidth + 1;
+const leaves = (box, outer) => box.left < outer.left - 1 || box.right > outer.right + 1
+  || box.top < outer.top - 1 || box.bottom > outer.bottom + 1;
 const wrong = [], wide = document.scrollingElement.scrollWidth;
 if (wide > innerWidth) wrong.push(`the page is ${wide} px wide`);
 for (const e of document.querySelectorAll('body *')) {
   const box = e.getBoundingClientRect();
-  if (!box.width || !box.height || e.closest('.unseen, script, .modebar, #js-plotly-tester, defs, clipPath')) continue;
+  if (!box.width || !box.height || e.closest(unseen)) continue;
   const scrolls = e.closest('.scroll, pre');
-  if (!scrolls && (box.right > innerWidth + 1 || box.left < -1)) wrong.push(`beyond the page: ${name(e)}`);
+  if (!scrolls && (box.right > innerWidth + 1 || box.left < -1))
+    wrong.push(`beyond the page: ${name(e)}`);
   const hides = getComputedStyle(e).overflowX !== 'visible';
-  if (hides && !scrolls && e.clientWidth && !(e instanceof SVGElement) && e.scrollWidth > e.clientWidth + 1)
+  if (hides && !scrolls && !(e instanceof SVGElement) && isTooWide(e))
     wrong.push(`cut off by itself: ${name(e)}`);
-  if (e.tagName === 'text' && e.textContent.trim()) {
-    const svg = e.ownerSVGElement.getBoundingClientRect();
-    if (box.left < svg.left - 1 || box.right > svg.right + 1 || box.top < svg.top - 1 || box.bottom > svg.bottom + 1)
-      wrong.push(`beyond its drawing: ${name(e)}`);
-  }
+  if (e.tagName === 'text' && text(e) && leaves(box, e.ownerSVGElement.getBoundingClientRect()))
+    wrong.push(`beyond its drawing: ${name(e)}`);
 }
 const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
 for (const chart of document.querySelectorAll('.chart')) {
-  const texts = [...chart.querySelectorAll('.xtick text, .xtitle, .legendtext')].filter((e) => e.textContent.trim());
+  const texts = [...chart.querySelectorAll('.xtick text, .xtitle, .legendtext')].filter(text);
   const boxes = texts.map((e) => e.getBoundingClientRect());
   boxes.forEach((a, i) => boxes.slice(0, i).forEach((b, j) => {
     if (meet(a, b)) wrong.push(`one over the other: ${name(texts[i])} and ${name(texts[j])}`);
   }));
 }
 for (const e of document.querySelectorAll('.scroll')) {
-  if ((arguments[0] || e.closest('#other-budgets')) && e.clientWidth && e.scrollWidth > e.clientWidth + 1)
+  if ((arguments[0] || e.closest('#other-budgets')) && isTooWide(e))
     wrong.push(`scrolls: ${e.getAttribute('aria-label')}`);
 }
 return wrong"""
@@ -62,7 +65,10 @@ for (const e of document.querySelectorAll('body *')) {
   if (size < 14) seen[`${e.tagName} ${size}`] = e.textContent.trim().slice(0, 40);
 }
 return seen"""
-DRAWN = "return [...document.querySelectorAll('.chart')].every((c) => c.querySelector('.main-svg .xtick text'))"
+DRAWN = (
+    "return [...document.querySelectorAll('.chart')].every((c) => c.querySelector('.main-svg "
+    ".xtick text'))"
+)
 
 
 @pytest.fixture(name="page", scope="module", params=["made", "made_large"])
@@ -88,7 +94,10 @@ def _unfold(browser: Any) -> None:
 
 def test_the_sections_are_in_order(browser: Any, page: str) -> None:
     _open(browser, page, width=1280)
-    script = "return [...document.querySelectorAll('main > *')].map((e) => [e.id, e.tagName, e.getBoundingClientRect().top])"
+    script = (
+        "return [...document.querySelectorAll('main > *')].map((e) => [e.id, e.tagName, "
+        "e.getBoundingClientRect().top])"
+    )
     rows = [row for row in browser.execute_script(script) if row[0]]
     assert [row[0] for row in rows] == ORDER + FOLDED
     assert [row[1] for row in rows] == ["SECTION"] * len(ORDER) + ["DETAILS"] * len(FOLDED)
@@ -163,9 +172,15 @@ def test_paper_cuts_nothing_off(browser: Any, page: str) -> None:
     is."""
     _open(browser, page, width=680, media="print", scheme="dark")
     assert browser.execute_script(CUT_OFF, True) == []
-    shown = "return [...document.querySelectorAll('.chart, #budget, nav, main > details')].filter((e) => e.offsetHeight)"
+    shown = (
+        "return [...document.querySelectorAll('.chart, #budget, nav, main > details')].filter((e) "
+        "=> e.offsetHeight)"
+    )
     assert browser.execute_script(shown) == []
-    colours = "return [getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+    colours = (
+        "return [getComputedStyle(document.body).color, "
+        "getComputedStyle(document.body).backgroundColor]"
+    )
     assert browser.execute_script(colours) == ["rgb(0, 0, 0)", "rgb(255, 255, 255)"]
     set_screen(browser)
 
@@ -174,8 +189,8 @@ def test_every_n_has_its_share_of_P_best(browser: Any, made: tuple[Path, FitResu
     """The ribbons of the n* chart: at each C as thick as P(n is best), around n, in log n."""
     _open(browser, (made[0] / "report.html").as_uri(), width=1280)
     data = browser.execute_script(
-        "return document.getElementById('chart-n-star').data.filter((t) => t.meta.role === 'P(best)')"
-        ".map((t) => [t.meta.n, Array.from(t.x), Array.from(t.y)])"
+        "return document.getElementById('chart-n-star').data.filter((t) => t.meta.role === "
+        "'P(best)').map((t) => [t.meta.n, Array.from(t.x), Array.from(t.y)])"
     )
     points = made[1].joint.frontier
     assert {n for n, _, _ in data} == {

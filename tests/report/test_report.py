@@ -117,9 +117,9 @@ def test_the_page_states_the_answer(made: tuple[Path, FitResult], html: str) -> 
     best = recommend(fit, C)
     a, (low, high) = best.allocation, best.interval or (0, 0)
     assert (
-        f"At C = {wording.format_compact(C)} rollouts run n = {a.n}, B_p = {a.B_p} for M = {a.M} updates."
-        in text
-    )
+        f"At C = {wording.format_compact(C)} rollouts run n = {a.n}, B_p = {a.B_p} for M = "
+        f"{a.M} updates."
+    ) in text
     reward = f"{best.expected_reward:.3f} [{low:.3f}, {high:.3f}]"
     assert f"Expected validation avg@4: {reward}, from 0.240 for the base policy." in text
     sentences = wording.describe_advice(best)
@@ -133,9 +133,9 @@ def test_the_page_states_the_answer(made: tuple[Path, FitResult], html: str) -> 
         wording.format_compact(x) for x in (first.C, first.low, first.high, second.C, second.low)
     ]
     assert (
-        f"2 → 4 near C = {bounds[0]} [{bounds[1]}, {bounds[2]}], 4 → 8 near C = {bounds[3]} [{bounds[4]}, open]"
-        in text
-    )
+        f"2 → 4 near C = {bounds[0]} [{bounds[1]}, {bounds[2]}], 4 → 8 near C = {bounds[3]} "
+        f"[{bounds[4]}, open]"
+    ) in text
     rows = re.search(r"Fitted n\*\(C\)</caption>.*?</table>", html, re.S)
     assert rows is not None
     # L, k, log10 C0, b, n* at three C
@@ -159,9 +159,9 @@ def test_diagnostics_are_said_in_words(html: str) -> None:
         "Reduced χ² is 1.07 over 211 degrees of freedom: the misfit is what noise explains" in text
     )
     assert (
-        "The plateau is beyond the data (*), so do not read A alone, for B_p × n = 8 × 32 and 16 × 32."
-        in text
-    )
+        "The plateau is beyond the data (*), so do not read A alone, for B_p × n = 8 × 32 and "
+        "16 × 32."
+    ) in text
     assert "0.600 [0.585, 0.618]" in text  # A of 8x2
     assert (
         "Intervals hold 90% of 40 replicates (bootstrap over seeds and problems; seed 0)." in text
@@ -379,7 +379,8 @@ def test_the_charts_show_runs_whose_n_grew(make_sweep: Any) -> None:
         SchedulePoint(C=C, reward=y, best_fixed=0.5, n=4, B_p=16)
         for C, y in ((2e3, 0.6), (2e4, 0.99))
     )
-    row = ScheduleRow(name="<i>", stages="16x4, 16x8 from 9", seeds=(0,), evaluations=(2,), points=points, gain=None,
+    row = ScheduleRow(name="<i>", stages="16x4, 16x8 from 9", seeds=(0,), evaluations=(2,),
+        points=points, gain=None,
                       interval=None)  # fmt: skip
     without_points = row.model_copy(update={"name": "unmeasured", "points": ()})
     fit = fit.model_copy(update={"schedules": (row, without_points)})
@@ -507,7 +508,10 @@ def test_numbers_in_words() -> None:
 
 def test_a_laptop_needs_no_jax() -> None:
     absent = ("jax", "flax", "plotly", "matplotlib.pyplot")
-    code = f"import sys, isojax.report.page.html_page; sys.exit(any(m in sys.modules for m in {absent}))"
+    code = (
+        "import sys, isojax.report.page.html_page; sys.exit(any(m in sys.modules for m in "
+        f"{absent}))"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]

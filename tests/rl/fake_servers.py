@@ -98,7 +98,8 @@ class FakeServer:
         for i in range(body["n"]):
             drawn = self._draw(body["prompt"], body["seed"] + i, body["max_tokens"])
             choice = {
-                "index": i, "text": self._text(drawn), "finish_reason": "stop" if drawn.stopped else "length",
+                "index": i, "text": self._text(drawn),
+                "finish_reason": "stop" if drawn.stopped else "length",
                 "token_ids": drawn.tokens, "logprobs": None,
             }  # fmt: skip
             if "logprobs" in body:
@@ -107,7 +108,8 @@ class FakeServer:
                 }
                 names = [f"token_id:{t}" for t in drawn.tokens]
                 choice["logprobs"] = {
-                    "tokens": names, "token_logprobs": drawn.logps, "top_logprobs": [tops] * len(names),
+                    "tokens": names, "token_logprobs": drawn.logps,
+                    "top_logprobs": [tops] * len(names),
                 }  # fmt: skip
             choices.append(choice)
         return {"choices": choices[::-1], "usage": {"prompt_tokens": len(body["prompt"])}}
@@ -139,7 +141,8 @@ class FakeServer:
         assert body["samplers"] == ["temperature", "top_p"] and body["return_tokens"]
         drawn = self._draw(body["prompt"], body["seed"], body["n_predict"])
         answer: dict[str, Any] = {
-            "content": self._text(drawn), "tokens": drawn.tokens, "stop_type": "eos" if drawn.stopped else "limit",
+            "content": self._text(drawn), "tokens": drawn.tokens,
+            "stop_type": "eos" if drawn.stopped else "limit",
             "tokens_evaluated": len(body["prompt"]),
         }  # fmt: skip
         if "n_probs" in body:

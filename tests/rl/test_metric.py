@@ -60,11 +60,9 @@ def test_metrics_are_pytrees_and_plain_data() -> None:
 def test_every_process_traces_the_same_program() -> None:
     """Whatever order its sets have, which differs from one interpreter to the next."""
     program = (
-        "import jax\n"
-        "from isojax.rl.metric import mean, merge\n"
-        "def total(x): return [m.sum for m in merge(*({f'metric_{i}': mean(x * i + j) for i in range(9)} "
-        "for j in range(2))).values()]\n"
-        "print(jax.make_jaxpr(total)(1.0))"
+        "import jax\nfrom isojax.rl.metric import mean, merge\ndef total(x): return [m.sum for m "
+        "in merge(*({f'metric_{i}': mean(x * i + j) for i in range(9)} for j in "
+        "range(2))).values()]\nprint(jax.make_jaxpr(total)(1.0))"
     )
     texts = [
         subprocess.run(

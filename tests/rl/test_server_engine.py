@@ -240,7 +240,8 @@ def test_a_server_that_dies(task: TextTask) -> None:
     """While others of its requests are under way."""
     said = refused(task, "vllm", fault=lambda count, body: (500, b"gone") if count > 3 else None)
     assert said.startswith(
-        "later: the server URL does not answer (POST /v1/completions gives status 500: gone). Start it again"
+        "later: the server URL does not answer (POST /v1/completions gives status 500: gone). "
+        "Start it again"
     )
 
 

@@ -221,8 +221,8 @@ def test_tokens_that_a_server_does_not_name_any_more() -> None:
 
 @pytest.mark.parametrize(("rounding", "step"), [("float32", 1e-4), ("bfloat16", 3e-3)])
 def test_a_server_that_loads_a_part_of_the_weights(rounding: str, step: float) -> None:
-    """All but the output matrix, as vLLM 0.32 does of tied ones on a CPU: its log-probs move, but not
-    as they should."""
+    """All but the output matrix, as vLLM 0.32 does of tied ones on a CPU: its log-probs move, but
+    not as they should."""
     params = policy()
     server = Server(params, rounding)
     check = make_check(server)

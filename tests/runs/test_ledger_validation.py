@@ -55,8 +55,10 @@ POINTS = {
     "a metric nested 3,000 deep": ({"metrics": "@@"}, "line 2"),
 }
 HEADERS: dict[str, dict[str, Any]] = {
-    "schema 99": {"schema": 99}, "no schema": {"schema": None}, "n = -4": {"n": -4}, "B_p = 0": {"B_p": 0},
-    "a seed below 0": {"seed": -1}, "n as text": {"n": "4"}, "n beyond int64": {"n": 10**30}, "n = true": {"n": True},
+    "schema 99": {"schema": 99}, "no schema": {"schema": None}, "n = -4": {"n": -4},
+    "B_p = 0": {"B_p": 0},
+    "a seed below 0": {"seed": -1}, "n as text": {"n": "4"}, "n beyond int64": {"n": 10**30},
+    "n = true": {"n": True},
 }  # fmt: skip
 
 
@@ -122,8 +124,8 @@ def test_runs_with_a_schedule_are_no_cells_of_their_first_n(tmp_path: Path) -> N
     spent = Cell.of_spend(4, 4)
     write_run(tmp_path / "spent" / "cells" / spent.name, RunRecord(spent, points))
     assert check_ledgers([tmp_path / "spent"]).errors == [
-        "all runs have a schedule (from-n4); expected some of a fixed n. `isojax spend` chose their n on the way: its"
-        " answer is spend.html. For a law, launch a sweep."
+        "all runs have a schedule (from-n4); expected some of a fixed n. `isojax spend` chose "
+        "their n on the way: its answer is spend.html. For a law, launch a sweep."
     ]
     rmtree(tmp_path / "spent")
     write_run(tmp_path / "fixed", RunRecord(Cell(4, 4, 0), points))

@@ -99,8 +99,8 @@ def test_what_belongs_to_each_rollout_in_order() -> None:
 
 
 def test_rows_of_a_share_and_of_a_ring() -> None:
-    """A share that begins at rollout 7 of n = 3 has skipped one of problem 2; a ring of 4 groups and
-    12 rows."""
+    """A share that begins at rollout 7 of n = 3 has skipped one of problem 2; a ring of 4 groups
+    and 12 rows."""
     share = ShardSlice(*(jnp.int32(x) for x in (7, 9, 2, 4)))
     problems: Any = None
     batch = SamplingBatch(problems, share, jnp.int32(3), jax.random.key(0))

@@ -339,7 +339,8 @@ def _plan(
                 return plan
     inputs = f"n = {tuple(n)}, B_p = {B_p}, B_max = {B_max}, evaluations = {evaluations}"
     raise InputError(
-        f"no {kind} world of {inputs} keeps what the kind promises; expected more n, a larger B_max or evaluations."
+        f"no {kind} world of {inputs} keeps what the kind promises; expected more n, a larger "
+        "B_max or evaluations."
     )
 
 

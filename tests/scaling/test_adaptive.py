@@ -186,23 +186,22 @@ def test_what_cannot_be_decided_is_refused_before_anything_runs() -> None:
     assert policy.grid_rollouts == sum(math.ceil(grid[-1] / c.B) * c.B for c in cells)
     with pytest.raises(
         InputError,
-        match=r"sweep.total_rollouts: given 1000, expected at least \d+, which the first round takes to begin",
+        match=(
+            r"sweep.total_rollouts: given 1000, expected at least \d+, which the first round takes "
+            "to begin"
+        ),
     ):
         AdaptivePolicy(cells, grid, total_rollouts=1000)
     with pytest.raises(InputError, match="half of the grid"):
         AdaptivePolicy(
             plan_cells(SweepConfig(n=(32, 64), budget=4000)), EvalConfig().evaluation_targets(4000)
         )
-    with pytest.raises(
-        InputError,
-        match=r"16x4-s0 has 2 evaluations up to C = 1332, expected at least 4\. Raise sweep\.budget",
-    ):
+    too_few = r"16x4-s0 has 2 evaluations up to C = 1332, expected at least 4\. Raise sweep\.budget"
+    with pytest.raises(InputError, match=too_few):
         AdaptivePolicy([Cell(16, 4, 0)], EvalConfig().evaluation_targets(1500))
 
 
-def test_the_uncertainty_of_n_star_is_the_distance_between_the_draws_best_n_in_steps_of_the_grid() -> (
-    None
-):
+def test_the_uncertainty_of_n_star_is_the_distance_between_draws_in_steps_of_the_grid() -> None:
     n = np.array([2, 4, 8])
     R = np.full((400, 3, 1), 0.5)
     R[:200, 0], R[200:, 2] = (
@@ -267,8 +266,8 @@ def test_rollouts_are_spent_on_the_first_step_of_each_cell() -> None:
 
 
 def test_the_reduction_of_uncertainty_by_loops() -> None:
-    """Each draw in turn is the truth, measured with noise; the others weigh by how well they explain
-    it. Less what weights dealt to other draws remove."""
+    """Each draw in turn is the truth, measured with noise; the others weigh by how well they
+    explain it. Less what weights dealt to other draws remove."""
     rng = np.random.default_rng(3)
     rewards = 0.5 + 0.02 * rng.standard_normal((60, 4, 2))
     all_n = np.array([2, 4, 4, 8])

@@ -52,8 +52,8 @@ def test_the_risk_replaces_the_warnings_that_it_states():
     )
     r = recommend(d, 4e5)
     assert r.risk_summary == (
-        "one seed per cell; the spread between seeds, 0.010, is assumed; n = 16 is the largest of the grid; this "
-        "sweep's forecasts from its first quarter erred by 0.019"
+        "one seed per cell; the spread between seeds, 0.010, is assumed; n = 16 is the largest of "
+        "the grid; this sweep's forecasts from its first quarter erred by 0.019"
     )
     assert r.further_warnings == ("the flag unequal_lengths",) and len(r.warnings) == 5
     assert r.risks[-1].code == "forecast_missed"
@@ -240,7 +240,10 @@ def test_the_words():
     spread = "the spread between seeds, 0.010, is assumed"
     assert risk == f"Risk: {spread}; n = {n} is the {extreme} of the grid."
     assert re.match(
-        r"During the run: at C = 24,832 expect 0\.5\d\d, stop below 0\.5\d\d; at C = 49,920 expect ",
+        (
+            r"During the run: at C = 24,832 expect 0\.5\d\d, stop below 0\.5\d\d; at C = 49,920 "
+            "expect "
+        ),
         marks,
     )
     assert marks.endswith("That stops at most 10% of the runs that go as forecast.")

@@ -290,9 +290,9 @@ def test_what_a_trial_sees_and_what_it_hides():
 
 
 def test_errors_of_a_trial_by_hand():
-    """Predicted .52 and .6, measured .505 and .605 over two evaluations of two seeds: 1.5 points too
-    high, half a point too low. By chance: the draws' sd of .03, noise of .01 over 4 evaluations and
-    run-to-run .02 over 2 seeds."""
+    """Predicted .52 and .6, measured .505 and .605 over two evaluations of two seeds: 1.5 points
+    too high, half a point too low. By chance: the draws' sd of .03, noise of .01 over 4 evaluations
+    and run-to-run .02 over 2 seeds."""
     estimate = flat_draws([0.52, 0.6], 0.03)
     spread = estimate.draws.A[:, 0].var()
     errors = _trial_errors(hidden_sweep(), 16e3, estimate)

@@ -1,5 +1,5 @@
-"""Draws beyond their data and at levels: departures, cells that hardly scored, and which cell is the
-best where hits are few."""
+"""Draws beyond their data and at levels: departures, cells that hardly scored, and which cell is
+the best where hits are few."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def samples(A, R0=0.0, **others) -> PosteriorSamples:
 
 
 def test_departures_grow_with_the_decades_beyond_the_data():
-    """At four times the data their standard deviation is departure_sd, at twice half of that, inside
-    nothing; of mean 0, Student's t, and half of the variance is shared by all cells."""
+    """At four times the data their standard deviation is departure_sd, at twice half of that,
+    inside nothing; of mean 0, Student's t, and half of the variance is shared by all cells."""
     plain, departing = samples([0.5, 0.6, 0.7]), samples([0.5, 0.6, 0.7], departure_sd=0.02)
     for C, share in ((1e4, 0.0), (1e5, 0.0), (2e5, 0.5), (4e5, 1.0)):
         departure = departing.curves_at(np.array([C])) - plain.curves_at(np.array([C]))
@@ -60,8 +60,8 @@ def test_departures_stay_within_rewards():
 
 
 def test_a_cell_that_hardly_scored_rises_in_few_draws():
-    """The first cell ends at .0055, below .01, others above: in 6% of the draws it follows its curve
-    and departure, in the others it stays where its data end."""
+    """The first cell ends at .0055, below .01, others above: in 6% of the draws it follows its
+    curve and departure, in the others it stays where its data end."""
     departing = samples([0.006, 0.5, 0.6], departure_sd=0.05)
     ends = departing.curves_as_seen(np.full(3, 1e5))
     assert departing.hardly_scored().tolist() == [True, False, False]

@@ -170,7 +170,8 @@ def test_summary_means_shares_and_bounds():
             "constant": False, "no_effect": None,
             "in_range": {"hierarchical": inside, "paper": inside | {"bias": 0.02}},
             "hold_out": {"hierarchical": beyond, "paper": beyond},
-            "coverage": {"frontier": some, "crossovers": none, "A_determined": some}, "monotone_rejected": None,
+            "coverage": {"frontier": some, "crossovers": none, "A_determined": some},
+            "monotone_rejected": None,
         }  # fmt: skip
 
     broken = {"kind": "hill", "seed": 2, "mode": "hierarchical", "replicates": 9, "failed": "why"}

@@ -65,7 +65,8 @@ def recommended(times, **values):
     inside = {"truth": 0.5, "low": 0.4, "high": 0.6}
     outside = {"truth": 0.5, "low": 0.51, "high": 0.55}
     case = {
-        "times": times, "chosen": [16, 8], "expected": 0.53, "cell": inside, "new_run": outside, "regret": 0.01,
+        "times": times, "chosen": [16, 8], "expected": 0.53, "cell": inside, "new_run": outside,
+        "regret": 0.01,
         "regret_high": 0.02, "regret_best_measured": 0.03, "warning": True, "no_effect": False,
         "n_probability": [[4, 0.1, False], [8, 0.9, True]], "equal_n_regret": 0.022,
     }  # fmt: skip

@@ -1,5 +1,5 @@
-"""The statistics behind "nothing was learnt", each against an enumeration, SciPy, or by hand; and the
-size of an evaluation by its rewards."""
+"""The statistics behind "nothing was learnt", each against an enumeration, SciPy, or by hand; and
+the size of an evaluation by its rewards."""
 
 from __future__ import annotations
 
@@ -267,7 +267,8 @@ def test_failed_checks_are_a_share_of_those_made():
             EvalPoint(
                 100 * i, i, 100 * i, 0,
                 {"avg@4": 0.1, **({"verifier_failures": failures[i]} if i in failures else {})},
-                (1,) * 5, 4, {"verifier_failures": 15.0, "verifier_crash": 9.0, "verifier_slow": 6.0} if i else {},
+                (1,) * 5, 4, {"verifier_failures": 15.0, "verifier_crash": 9.0,
+                    "verifier_slow": 6.0} if i else {},
             )
             for i in range(7)
         )  # fmt: skip

@@ -83,7 +83,10 @@ def test_one_n_is_a_constant_and_says_so(tmp_path):
         {"b": [3.0, 3.0]},
     )
     assert result["flags"] == [
-        "all 3 points have n = 8: n*(C) is taken as constant, because no other n was compared with it"
+        (
+            "all 3 points have n = 8: n*(C) is taken as constant, because no other n was compared "
+            "with it"
+        )
     ]
     assert fit_law_file(write(tmp_path, [(8, 1e4)]), mode="paper")["n_star"]["form"] == "constant"
     assert fit_law_file(write(tmp_path, [(8, 1e4)]))["n_star"]["b"] == 3
@@ -106,7 +109,10 @@ def test_two_distinct_n_give_no_law_and_say_where_each_was_best(tmp_path, mode):
         and result["intervals"] is None
         and result["distinct_n"] == {"8": 2, "16": 2}
     )
-    text = "no law: n = 8 from C = 1e+04 to 2e+04 and n = 16 from C = 1e+05 to 2e+05 are two values of n"
+    text = (
+        "no law: n = 8 from C = 1e+04 to 2e+04 and n = 16 from C = 1e+05 to 2e+05 are two values "
+        "of n"
+    )
     assert result["flags"] == [f"{text}, and a slope needs 3 at least"]
 
 

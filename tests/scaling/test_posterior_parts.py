@@ -96,7 +96,8 @@ STIFFNESS = np.array([1.0, 4.0])
 
 
 def normal_potential(position):
-    """Minus the log density of a normal distribution of variances 1 / STIFFNESS; infinite beyond 3."""
+    """Minus the log density of a normal distribution of variances 1 / STIFFNESS; infinite beyond
+    3."""
     potential = 0.5 * (STIFFNESS * position**2).sum(1, keepdims=True)
     outside = (np.abs(position) > 3).any(1, keepdims=True)
     return position, np.where(outside, np.inf, potential), STIFFNESS * position
@@ -351,8 +352,8 @@ def test_without_an_evaluation_at_no_compute_the_floor_is_the_lowest_reward():
 
 
 def test_noise_by_hubers_second_proposal():
-    """The fixed point: the mean of squares, cut at four variances, is .9205 of the variance; times N
-    / (N - parameters)."""
+    """The fixed point: the mean of squares, cut at four variances, is .9205 of the variance; times
+    N / (N - parameters)."""
     residuals = np.random.default_rng(0).standard_t(3, SWEEP.data.y.shape) * 0.01
     got = robust_noise_sd(SWEEP.data, residuals, 20)
     squares = residuals[SWEEP.data.weight > 0] ** 2

@@ -211,7 +211,10 @@ def test_limits_that_leave_nothing():
         recommend(fit, 60)
     with pytest.raises(
         InputError,
-        match="B_max = 63 is below every stable measured cell, of which 16x4 is the smallest; expected B_max >= 64",
+        match=(
+            "B_max = 63 is below every stable measured cell, of which 16x4 is the smallest; "
+            "expected B_max >= 64"
+        ),
     ):
         recommend(fit, 1e5, B_max=63)
     with pytest.raises(InputError, match="B_p = 64 alone exceeds B_max = 32"):

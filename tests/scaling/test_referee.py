@@ -147,7 +147,8 @@ def rising_fit():
 def test_a_fit_judges_all_laws_and_the_report_shows_them(rising_fit):
     verdicts = {row.law: row.verdict for row in rising_fit.referee}
     assert verdicts == {
-        RISING: "supported", CONSTANT: "excluded", TWO: "excluded", HUNDREDS: "cannot tell", BATCH: "cannot tell"
+        RISING: "supported", CONSTANT: "excluded", TWO: "excluded", HUNDREDS: "cannot tell",
+        BATCH: "cannot tell"
     }  # fmt: skip
     assert describe_verdicts(rising_fit).startswith(
         "supported: n* grows with C; excluded: n* is one number"

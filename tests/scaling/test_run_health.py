@@ -195,7 +195,8 @@ def test_broken_runs_are_distinguished_and_named() -> None:
     (left_out,) = flag_sentences(RunHealth(left_out=True, runs=(row,)))
     (remaining,) = flag_sentences(RunHealth(left_out=False, runs=(row,)))
     assert left_out.startswith(
-        f"B_p=8 n=4 seed 1 is left out of the fit ({INCLUDE_FLAGGED} puts it back): collapsed from C = 6,000: reward"
+        f"B_p=8 n=4 seed 1 is left out of the fit ({INCLUDE_FLAGGED} puts it back): collapsed from "
+        "C = 6,000: reward"
     )
     assert "fitted all the same" in remaining
     with pytest.raises(

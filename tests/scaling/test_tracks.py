@@ -98,7 +98,10 @@ def test_metrics_of_extra_sets_follow_from_their_own_right_answers():
     ]
     with pytest.raises(
         InputError,
-        match=r"no metric 'hard/best@8'; expected .* for k <= 4 from its counts, after hard/, ood/ for an extra",
+        match=(
+            r"no metric 'hard/best@8'; expected .* for k <= 4 from its counts, after hard/, ood/ "
+            "for an extra"
+        ),
     ):
         metric_value(p, "hard/best@8")
     with pytest.raises(InputError, match="no metric 'esay/avg@4'"):

@@ -142,7 +142,10 @@ def test_a_recommendation_of_two_batches_has_half_the_updates() -> None:
         and dynamic.allocation.C == 99_840
     )
     assert dynamic.expected_reward == plain.expected_reward and dynamic.regret == plain.regret
-    reason = "M = 195 with dynamic sampling: in these runs, an update samples 2.00 batches of n B_p rollouts on average"
+    reason = (
+        "M = 195 with dynamic sampling: in these runs, an update samples 2.00 batches of n B_p "
+        "rollouts on average"
+    )
     assert any(text.startswith(reason) for text in dynamic.reasons)
     assert not any("floor(C / (n B_p))" in text for text in dynamic.reasons)
     assert [(cell.B_p, cell.n, cell.M // 2) for cell in plain.measured_cells] == [

@@ -21,7 +21,10 @@ def render(folder: Path, template: str, **options: Any) -> list[str]:
 
 
 def test_it_is_what_transformers_writes(tmp_path: Path) -> None:
-    template = "{{ bos_token }}{% for m in messages %}{{ m | tojson }}{% endfor %}{% if thinking %}!{% endif %}\n é"
+    template = (
+        "{{ bos_token }}{% for m in messages %}{{ m | tojson }}{% endfor %}{% if thinking %}!{% "
+        "endif %}\n é"
+    )
     loaded = load_tokenizer(byte_level(tmp_path, chat=template))
     assert render(tmp_path, template, thinking=True) == [
         loaded.apply_chat_template(chat, tokenize=False, thinking=True) for chat in CHATS

@@ -72,7 +72,8 @@ def reward(completions, answer, prompts):
         if os.fork() == 0:
             time.sleep(1000)
         os._exit(9)
-    scores = {"partial": 0.5, "nan": float("nan"), "none": None, "text": "1", "minus": -1, "true": True}
+    scores = {"partial": 0.5, "nan": float("nan"), "none": None}
+    scores |= {"text": "1", "minus": -1, "true": True}
     return [scores.get(what, float(what == answer[0]))]
 
 def pid(completions):
@@ -167,12 +168,18 @@ def test_a_sigterm_to_all_of_a_job_costs_no_verdict(checker: Checker) -> None:
         (
             "partial",
             "partial",
-            "problem 1: rewards.py:{line} (reward) returned a score of 0.5, which counts as 0: cell.reward.kind",
+            (
+                "problem 1: rewards.py:{line} (reward) returned a score of 0.5, which counts as 0: "
+                "cell.reward.kind"
+            ),
         ),
         (
             "none",
             "none",
-            "problem 1: rewards.py:{line} (reward) returned [None]: it does not apply to this problem",
+            (
+                "problem 1: rewards.py:{line} (reward) returned [None]: it does not apply to this "
+                "problem"
+            ),
         ),
         (
             "text",
@@ -376,7 +383,10 @@ def test_a_forks_verifier_says_where_it_runs(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(
         InputError,
-        match=r"plug-in 'fork_of_checks.odd': odd.py:2: @verifier has no argument isolated, which it needs",
+        match=(
+            r"plug-in 'fork_of_checks.odd': odd.py:2: @verifier has no argument isolated, which it "
+            "needs"
+        ),
     ):
         Checker(VerifierConfig(use="fork_of_checks.odd"))
 
@@ -394,7 +404,7 @@ def test_a_problem_without_the_functions_column_ends_the_run(rewards: Path) -> N
         assert checker.grade(problems, ["?"] * 2, ["x"] * 2).rewards.tolist() == [1, 0]
         with pytest.raises(
             InputError,
-            match=r"takes level, which problem 7 does not have; it has answer, completions, prompts",
+            match="takes level, which problem 7 does not have; it has answer, completions, prompts",
         ):
             checker.grade([*problems, Problem(7, "?", "")] * 10, ["?"] * 30, ["x"] * 30)
         # and the workers are as before
@@ -450,7 +460,10 @@ def test_a_closed_checker_says_so(rewards: Path) -> None:
         (
             "maths",
             None,
-            "plug-in 'maths': no such module; expected one of .*exact, function,.*integer, math,.*verl",
+            (
+                "plug-in 'maths': no such module; expected one of .*exact, function,.*integer, "
+                "math,.*verl"
+            ),
         ),
         ("exact:x", None, "exact takes no argument"),
     ],
@@ -470,11 +483,11 @@ def test_workers_and_their_children_die_with_a_parent_that_is_killed(
     rewards: Path, tmp_path: Path
 ) -> None:
     program = (
-        "from isojax.tasks.grading import Checker; from isojax.core.nouns import Problem; import sys\n"
-        "from isojax.core.config import VerifierConfig\n"
-        f"c = Checker(VerifierConfig(use='function:{rewards}:reward', timeout=1000), num_workers=1)\n"
-        "print(c._workers[0]._process.popen.pid, flush=True)\n"
-        "c.grade([Problem(0, '', '')], [''], sys.argv[1:])"
+        "from isojax.tasks.grading import Checker; from isojax.core.nouns import Problem; import "
+        "sys\nfrom isojax.core.config import VerifierConfig\nc = "
+        f"Checker(VerifierConfig(use='function:{rewards}:reward', timeout=1000), num_workers=1)\n"
+        "print(c._workers[0]._process.popen.pid, flush=True)\nc.grade([Problem(0, '', '')], [''], "
+        "sys.argv[1:])"
     )
     child = tmp_path / "pid"
     parent = subprocess.Popen(
@@ -493,11 +506,9 @@ def test_workers_and_their_children_die_with_a_parent_that_is_killed(
 def test_a_worker_loads_no_jax_and_nothing_of_the_parents_main_module(rewards: Path) -> None:
     path = rewards.with_name("loaded.py")
     path.write_text(
-        "import sys\ndef reward(completions):\n"
-        "    heavy = {'jax', 'jaxlib', 'flax', 'jaxtyping', 'numpy', 'transformers', 'pydantic', 'pytest', '_pytest'}"
-        " & set(sys.modules)\n"
-        "    assert not heavy, heavy\n"
-        "    return [1]\n"
+        "import sys\ndef reward(completions):\n    heavy = {'jax', 'jaxlib', 'flax', 'jaxtyping', "
+        "'numpy', 'transformers', 'pydantic', 'pytest', '_pytest'} & set(sys.modules)\n    assert "
+        "not heavy, heavy\n    return [1]\n"
     )
     with Checker(VerifierConfig(use=f"function:{path}:reward"), num_workers=1) as checker:
         assert grade(checker, ["x"]) == ([1.0], [True], {}), checker.failure_examples

@@ -31,7 +31,9 @@ TEMPLATE = """\
 {{ bos_token }}
 {%- set said = messages[0].content + '\n\n' if messages[0].role == 'system' else '' -%}
 {%- for message in (messages[1:] if messages[0].role == 'system' else messages) -%}
-{%- if (message.role == 'user') != (loop.index0 % 2 == 0) -%}{{ raise_exception('roles must alternate') }}{%- endif -%}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) -%}
+{{ raise_exception('roles must alternate') }}
+{%- endif -%}
 {{ '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) + '\n' }}
 {{- (said if loop.first else '') + message.content | trim + '<end_of_turn>\n' }}
 {%- endfor -%}

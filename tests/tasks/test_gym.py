@@ -117,8 +117,10 @@ def test_settings_a_generator_refuses() -> None:
         )
     )
     assert wrong == {
-        "error": "unknown settings animals; expected some of min_animals, max_animals, min_instances, max_instances,"
-        " size."
+        "error": (
+            "unknown settings animals; expected some of min_animals, max_animals, min_instances, "
+            "max_instances, size."
+        )
     }
     with pytest.raises(InputError, match="AssertionError: max_animals must be >= min_animals"):
         draw("gym:leg_counting,max_animals=0", 1)

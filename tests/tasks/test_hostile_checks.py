@@ -28,7 +28,8 @@ def daemon(path):
     """A grandchild that is in a session of its own and that nobody's environment or group names."""
     code = "import os,sys,time; p=os.fork(); p and os._exit(0); os.setsid();"
     code += " open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(1000)"
-    subprocess.Popen([sys.executable, "-S", "-c", code, path], start_new_session=True, env={}).wait()
+    command = [sys.executable, "-S", "-c", code, path]
+    subprocess.Popen(command, start_new_session=True, env={}).wait()
     while not (os.path.exists(path) and open(path).read()):
         time.sleep(0.01)
 
@@ -47,7 +48,8 @@ def reward(completions, answer):
         os._exit(0)
     if what == "nested":
         write(b"[" * 20000 + b"\\n")
-    if what in ("frames", "frames-child") and (what == "frames" or os.fork() == 0):  # with its verdict's nonce
+    # with its verdict's nonce
+    if what == "frames" or (what == "frames-child" and os.fork() == 0):
         frame = sys._getframe()
         while "nonce" not in frame.f_locals:
             frame = frame.f_back
@@ -153,8 +155,10 @@ def test_a_child_of_a_check_reaches_neither_verdicts_nor_requests(checker: Check
     assert grade(checker, ["good", "bad"]) == ([1, 0], {})
 
 
-UNUSABLE = ["nested", "5", "{", "[]", '[true, true, "", "", 1, false]', '[true, true, {}, "", null, false]',
-            '[true, true, "", "", {"a": "1"}, false]', '[1, true, "", "", null, false]', "\\udcff"]  # fmt: skip
+UNUSABLE = ["nested", "5", "{", "[]", '[true, true, "", "", 1, false]',
+    '[true, true, {}, "", null, false]',
+            '[true, true, "", "", {"a": "1"}, false]', '[1, true, "", "", null, false]',
+            "\\udcff"]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", UNUSABLE, ids=range(len(UNUSABLE)))

@@ -86,9 +86,9 @@ def test_which_columns_are_read(tmp_path: Path) -> None:
     )
     other = refused(write(tmp_path, {"text": "a", "label": "b"}, name="other.jsonl"))
     assert (
-        "other.jsonl, line 1: no prompt: there are the columns text, label; expected one of prompt, question"
-        in other
-    )
+        "other.jsonl, line 1: no prompt: there are the columns text, label; expected one of "
+        "prompt, question"
+    ) in other
     assert "cell.data.prompt_key=COLUMN" in other
 
 

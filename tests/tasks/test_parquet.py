@@ -108,13 +108,13 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
 
     bare = write(tmp_path / "x.parquet", [{"text": "a", "label": 1}])
     assert (
-        f"{bare}, row 0: no prompt: there are the columns text, label; expected one of prompt, question"
-        in refused(bare)
-    )
+        f"{bare}, row 0: no prompt: there are the columns text, label; expected one of prompt, "
+        "question"
+    ) in refused(bare)
     assert (
-        "no answer: there are the columns text, label; expected one of reward_model.ground_truth, answer"
-        in refused(bare, prompt_key="text")
-    )
+        "no answer: there are the columns text, label; expected one of "
+        "reward_model.ground_truth, answer"
+    ) in refused(bare, prompt_key="text")
     assert read(bare, prompt_key="text", answer_key="label")[0].answer == "1"
     gap = write(
         tmp_path / "gap.parquet",

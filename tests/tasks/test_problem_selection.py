@@ -69,7 +69,10 @@ def test_a_set_is_split_and_a_note_counts_long_prompts(tmp_path: Path) -> None:
     assert (len(got.training), len(got.validation)) == (16, 4)
     assert not {p.id for p in got.training} & {p.id for p in got.validation}
     assert got.notes == [
-        "2 of 22 problems dropped: their prompts have more than cell.sampling.prompt_length = 3 tokens"
+        (
+            "2 of 22 problems dropped: their prompts have more than cell.sampling.prompt_length = "
+            "3 tokens"
+        )
     ]
     # Words: 20 prompts of 2, one of 7, one of 6.
     needed = "tokens: the shortest has 2, 99% have at most 7, the longest has 7; raise it"
@@ -224,6 +227,12 @@ def test_the_note_of_a_small_held_out_set_counts_what_was_taken(tmp_path: Path) 
     held_out = write(tmp_path / "b.jsonl", ["c", "d", "one that is too long"])
     got = chosen(cell(write(tmp_path / "a.jsonl", ["a", "b"]), held_out=held_out, P=2))
     assert got.notes == [
-        "1 of 3 validation problems dropped: their prompts have more than cell.sampling.prompt_length = 2 tokens",
-        f"what was taken from {held_out} holds 2 problems, and cell.data.validation = 4: all of them validate",
+        (
+            "1 of 3 validation problems dropped: their prompts have more than "
+            "cell.sampling.prompt_length = 2 tokens"
+        ),
+        (
+            f"what was taken from {held_out} holds 2 problems, and cell.data.validation = 4: all "
+            "of them validate"
+        ),
     ]

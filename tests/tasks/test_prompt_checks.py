@@ -122,7 +122,10 @@ def test_a_turn_that_ends_in_plain_text_is_a_warning_with_the_remedy(tmp_path: P
     "chat",
     [
         "{{ messages[0].content }}" + GENERATION,  # earlier messages of the assistant are left out
-        "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}{{ messages[0].content }}",
+        (
+            "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}{{ "
+            "messages[0].content }}"
+        ),
         "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}" + GENERATION,
         # of one message: what follows it may be the assistant's header
         "{{ messages[-1].content }}<|im_start|>",
@@ -205,7 +208,10 @@ def test_a_chat_has_the_bos_of_its_template(
     twice = task(tmp_path, format="chat", template=BOS + "{prompt}", system=BOS + "Add.")
     assert twice.prompt_texts(SUMS)[0] == (
         BOS * template_writes_it
-        + "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n12 + 7 =<|im_end|>\n<|im_start|>assistant\n"
+        + (
+            "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n12 + 7 =<|im_end|>\n"
+            "<|im_start|>assistant\n"
+        )
     )
     assert len(twice.warnings) == 2 and all("left out" in warning for warning in twice.warnings)
 

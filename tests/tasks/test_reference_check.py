@@ -72,9 +72,12 @@ def test_what_no_response_matches(math_checker: Checker, answer: str, reason: st
 
 def test_what_responses_match(math_checker: Checker) -> None:
     answers = [
-        "42", "-3", "3.14", "1,234", "1,234,567", "50%", "$18", "7 apples", r"\frac{3}{4}", "3/4", r"2\sqrt{3}",
-        "x = 5", r"x^2 + 1", "(1, 2)", r"\{1, 2\}", "[1, 2]", r"(-\infty, 3]", "Evelyn", "no solution", "(B)",
-        r"\begin{pmatrix} 1 \\ 2\end{pmatrix}", "2 and 3", "She has 3 left.\n#### 3", r"Thus $x = 4$, so \boxed{4}.",
+        "42", "-3", "3.14", "1,234", "1,234,567", "50%", "$18", "7 apples", r"\frac{3}{4}", "3/4",
+        r"2\sqrt{3}",
+        "x = 5", r"x^2 + 1", "(1, 2)", r"\{1, 2\}", "[1, 2]", r"(-\infty, 3]", "Evelyn",
+        "no solution", "(B)",
+        r"\begin{pmatrix} 1 \\ 2\end{pmatrix}", "2 and 3", "She has 3 left.\n#### 3",
+        r"Thus $x = 4$, so \boxed{4}.",
     ]  # fmt: skip
     assert unmatched(math_checker, *answers) == {}
 
@@ -82,10 +85,14 @@ def test_what_responses_match(math_checker: Checker) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        "See solution", "see the solution.", "Please see above", "Refer to the figure", "See attached image",
-        r"\text{See solution}", r"\text{See explanation.}", "(see below)", "Check the answer below", "证明见解析", "略",
-        "Not available", "Not available yet", "Answer not provided", "The answer is not given.", "No answer provided",
-        "no answer available", "no answer", "unknown", "Unknown.", "[unknown]", "n.a.", "TBA", "...", "Unavailable",
+        "See solution", "see the solution.", "Please see above", "Refer to the figure",
+        "See attached image",
+        r"\text{See solution}", r"\text{See explanation.}", "(see below)", "Check the answer below",
+        "证明见解析", "略",
+        "Not available", "Not available yet", "Answer not provided", "The answer is not given.",
+        "No answer provided",
+        "no answer available", "no answer", "unknown", "Unknown.", "[unknown]", "n.a.", "TBA",
+        "...", "Unavailable",
         "Answers will vary.", "To be determined", "#REF!", "Work it out.\n#### See solution",
     ],
 )  # fmt: skip

@@ -130,7 +130,10 @@ def test_a_padding_token_beyond_the_embedding_pads_with_another(tmp_path: Path) 
 
 def test_a_chat_prompt_is_the_template_of_the_tokenizer(folder: Path) -> None:
     made = task(folder, format="chat", system="Be brief.", template="{prompt}?")
-    chat = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n3 + 4 =?<|im_end|>\n<|im_start|>assistant\n"
+    chat = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n3 + 4 =?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
     assert prompts(made)[1] == chat
     assert (
         prompts(task(folder, format="chat"))[1]
@@ -548,11 +551,13 @@ REWARDS = """\
 import re
 def whole(completions, prompts, **columns):
     assert sorted(columns) == ["answer"]
-    return [float(bool(re.search(r"assistant\\n<think>\\n[^<]*</think>", p + c))) for p, c in zip(prompts, completions)]
+    texts = [p + c for p, c in zip(prompts, completions)]
+    return [float(bool(re.search(r"assistant\\n<think>\\n[^<]*</think>", text))) for text in texts]
 def own_text(completions, problem_text):
     return [float(text in ("12 + 7 =", "3 + 4 =")) for text in problem_text]
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, prompt_str=""):
-    return float(prompt_str.endswith("<|im_start|>assistant\\n<think>\\n") and "</think>" in solution_str)
+    opened = prompt_str.endswith("<|im_start|>assistant\\n<think>\\n")
+    return float(opened and "</think>" in solution_str)
 def as_verl(data_source, solution_str, ground_truth, extra_info=None):
     return 1.0
 """

@@ -100,7 +100,10 @@ def test_the_split_that_is_read_when_none_is_named(tmp_path: Path) -> None:
     write(tmp_path / "set")
     with pytest.raises(
         InputError,
-        match=r"no split is named.*there are easy_train \(7\), easy_validation \(3\), extremely_hard_train \(0\)",
+        match=(
+            r"no split is named.*there are easy_train \(7\), easy_validation \(3\), "
+            r"extremely_hard_train \(0\)"
+        ),
     ):
         read(tmp_path / "set")
     source.write_dataset(tmp_path / "one", {"all": labelled(1, 4), "b": labelled(1, 2)}, {})
@@ -211,7 +214,10 @@ def test_another_data_set_is_read_by_its_columns(tmp_path: Path) -> None:
     assert [(p.id, p.prompt) for p in read(f"{tmp_path}#test")] == [(0, "3+1"), (1, "4+1")]
     with pytest.raises(
         InputError,
-        match=r"split test, record 0: no answer: there are the columns answer, question, tags; expected 'truth'",
+        match=(
+            "split test, record 0: no answer: there are the columns answer, question, tags; "
+            "expected 'truth'"
+        ),
     ):
         read(f"{tmp_path}#test", answer_key="truth")
 
@@ -235,7 +241,8 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.tabular import DataRow
 tfds.write_dataset(Path({str(tmp_path / "set")!r}), {{"all": [Problem(3, "p", "a", 1, 16)]}}, {{}})
-problems = tfds.dataset({str(tmp_path / "set")!r}, DataConfig()).problems(9, np.random.default_rng(0))
+dataset = tfds.dataset({str(tmp_path / "set")!r}, DataConfig())
+problems = dataset.problems(9, np.random.default_rng(0))
 print(problems[0].id, "tensorflow" in sys.modules)
 sys.modules["grain"] = None
 try:

@@ -85,7 +85,10 @@ def test_sentencepiece_files_alone(tmp_path: Path, config: dict[str, str] | None
 def test_a_sentencepiece_file_that_would_be_read_wrongly_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         InputError,
-        match=r"tokenizer\.model: transformers reads .* differently than sentencepiece does.*tokenizer_class",
+        match=(
+            r"tokenizer\.model: transformers reads .* differently than sentencepiece "
+            "does.*tokenizer_class"
+        ),
     ):
         load_tokenizer(sentencepiece(tmp_path, kind="unigram"))
 

@@ -26,12 +26,15 @@ SPLITTERS: dict[str, Any] = {
     "prefix": pre_tokenizers.ByteLevel(add_prefix_space=True),
 }
 CLASSES = (
-    "GPT2Tokenizer", "Qwen2Tokenizer", "Qwen2TokenizerFast", "GPTNeoXTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer",
+    "GPT2Tokenizer", "Qwen2Tokenizer", "Qwen2TokenizerFast", "GPTNeoXTokenizer",
+    "CodeLlamaTokenizer", "GemmaTokenizer",
     "LlamaTokenizer", "T5Tokenizer", "BertTokenizer", "RobertaTokenizer", "PreTrainedTokenizerFast",
 )  # fmt: skip
 TEXTS = (
-    "the cat sat\n\non the mat\n\n\n", "12 +  7 =  19", "  7", " x  12\t3", "the 1234567 cats", "a ran\r\n\r\n dog's",
-    "\u00e9 e\u0301 \u65e5\u672c\u8a9e \u0441\u043b\u043e\u0432\u043e \U0001f600", "the<|im_end|>\n\n 12<think> 3",
+    "the cat sat\n\non the mat\n\n\n", "12 +  7 =  19", "  7", " x  12\t3", "the 1234567 cats",
+    "a ran\r\n\r\n dog's",
+    "\u00e9 e\u0301 \u65e5\u672c\u8a9e \u0441\u043b\u043e\u0432\u043e \U0001f600",
+    "the<|im_end|>\n\n 12<think> 3",
 )  # fmt: skip
 
 
@@ -234,9 +237,9 @@ def test_tokens_that_the_config_alone_has_are_named_with_both_places(
     assert tokenizer.encode(f"{content}<end>") == [size, size + 1]
     (note,) = notes
     assert (
-        f"{folder}/tokenizer_config.json names the tokens {content} ({size}), <end> ({size + 1}), which"
-        in note
-    )
+        f"{folder}/tokenizer_config.json names the tokens {content} ({size}), <end> "
+        f"({size + 1}), which"
+    ) in note
     assert "which tokenizer.json does not have" in note and "vLLM's" not in note
 
     exec(f"import tokenizers; {note.partition('into the file: ')[2]}")

@@ -162,8 +162,9 @@ def test_a_score_outside_0_to_1_brings_its_place_and_a_remedy(
     """Also through a process, as all of a user's functions run."""
     path = tmp_path / "scores.py"
     path.write_text(
-        f"\n\ndef reward(completions, **columns): return [{score}]\n\n"
-        f"def compute_score(data_source, solution_str, ground_truth, extra_info=None): return {{'score': {score}}}\n"
+        f"\n\ndef reward(completions, **columns): return [{score}]\n\ndef "
+        "compute_score(data_source, solution_str, ground_truth, extra_info=None): return {'score': "
+        f"{score}}}\n"
     )
     use = f"function:{path}:reward" if kind == "function" else f"verl:{path}"
     place = "scores.py:3 (reward)" if kind == "function" else "scores.py:5 (compute_score)"
@@ -192,22 +193,18 @@ def rewards(tmp_path: Path) -> Path:
     (tmp_path / "helper_of_rewards.py").write_text("def norm(text):\n    return text.strip()\n")
     path = tmp_path / "rewards.py"
     path.write_text(
-        "from helper_of_rewards import norm\n"
-        "def few(completions, answer): return [norm(completions[0]) == answer[0]]\n"
-        "def every(prompts, completions, **columns): return [sorted(columns) == ['answer', 'level'] and"
-        " columns['level'] == [3]]\n"
-        "def some(completions, level, bonus=0): return (level[0] == 3,)\n"
-        "def two(completions): return [1, 1]\n"
-        "def bare(completions): return 1.0\n"
-        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    return {'score': 0.1, 'acc': (data_source, solution_str, ground_truth, extra_info) == ('gsm8k', 'r', '7',"
-        " {'i': 1})}\n"
-        "def plain(data_source, solution_str, ground_truth, extra_info=None): return float(solution_str =="
-        " ground_truth)\n"
-        "def pair(data_source, solution_str, ground_truth, extra_info=None): return (solution_str == ground_truth,"
-        " ['why'])\n"
-        "def scored(data_source, solution_str, ground_truth, extra_info=None): return {'score': -1.0}\n"
-        "def empty(data_source, solution_str, ground_truth, extra_info=None): return {'reward': 1}\n"
+        "from helper_of_rewards import norm\ndef few(completions, answer): return "
+        "[norm(completions[0]) == answer[0]]\ndef every(prompts, completions, **columns): return "
+        "[sorted(columns) == ['answer', 'level'] and columns['level'] == [3]]\ndef "
+        "some(completions, level, bonus=0): return (level[0] == 3,)\ndef two(completions): return "
+        "[1, 1]\ndef bare(completions): return 1.0\ndef compute_score(data_source, solution_str, "
+        "ground_truth, extra_info=None):\n    return {'score': 0.1, 'acc': (data_source, "
+        "solution_str, ground_truth, extra_info) == ('gsm8k', 'r', '7', {'i': 1})}\ndef "
+        "plain(data_source, solution_str, ground_truth, extra_info=None): return "
+        "float(solution_str == ground_truth)\ndef pair(data_source, solution_str, ground_truth, "
+        "extra_info=None): return (solution_str == ground_truth, ['why'])\ndef scored(data_source, "
+        "solution_str, ground_truth, extra_info=None): return {'score': -1.0}\ndef "
+        "empty(data_source, solution_str, ground_truth, extra_info=None): return {'reward': 1}\n"
     )
     return path
 
@@ -219,7 +216,10 @@ def test_function_gets_the_parameters_it_names(rewards: Path) -> None:
     assert judged(function.build(f"{rewards}:some"), "7", "8", level=3) == RIGHT
     with pytest.raises(
         InputError,
-        match="some takes level, which problem 5 does not have; it has answer, completions, depth, prompts",
+        match=(
+            "some takes level, which problem 5 does not have; it has answer, completions, depth, "
+            "prompts"
+        ),
     ):
         judged(function.build(f"{rewards}:some"), "7", "8", depth=3)
     for name, line, message in (("two", 5, "2 scores"), ("bare", 6, "float 1.0")):

@@ -19,9 +19,9 @@ TEXT = [
 ] * 20
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>"]  # ids 0 to 3
 CHAT = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is false %}<think>no</think>{% endif"
-    " %}{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if "
+    "add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is false "
+    "%}<think>no</think>{% endif %}{% endif %}"
 )
 
 

@@ -148,7 +148,10 @@ def test_samples_say_once_what_all_prompts_begin_with_and_what_was_rewarded(tmp_
         r"    1 + 4 = so \boxed{6}    wrong, the answer is 5",
         "        (the response says 6)",
         "    2 + 4 = I do not know    wrong, the answer is 6",
-        f"        (the response states no final answer, nothing was parsed, cut off after {len(responses[2])} tokens)",
+        (
+            "        (the response states no final answer, nothing was parsed, cut off after "
+            f"{len(responses[2])} tokens)"
+        ),
     ]
     first, *lines = (tmp_path / "samples.txt").read_text().splitlines()
     beginning = ["    every prompt begins with:", "        1 + 1 = 2", "        2 + 2 = 4"]

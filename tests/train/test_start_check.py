@@ -104,7 +104,10 @@ def test_a_run_whose_checks_all_fail_is_refused_with_the_first_failure_of_the_co
 def test_a_run_of_which_some_checks_fail_is_warned_of(failed: int) -> None:
     report = check(failing({"error": failed}), {"error": "problem 3: it broke"})
     assert symptoms(report) == ["failed_checks"] and report.shares["failed_checks"] == failed / 16
-    text = f"{failed} of 16 checks failed (error {failed}), each of reward 0; the first: problem 3: it broke"
+    text = (
+        f"{failed} of 16 checks failed (error {failed}), each of reward 0; the first: problem 3: "
+        "it broke"
+    )
     assert report.warnings[0].text.startswith(text)
 
 
@@ -222,9 +225,9 @@ def test_answers_that_math_does_not_find_behind_thinking_that_the_prompt_begins(
         assert symptoms(report) == ["nothing_parsed"]
         texts.append(report.warnings[0].text)
     assert (
-        "each prompt ends with '<think>', and only what follows the end of that thinking is an answer"
-        in texts[0]
-    )
+        "each prompt ends with '<think>', and only what follows the end of that thinking is an "
+        "answer"
+    ) in texts[0]
     assert "each prompt" not in texts[1]
 
 

@@ -58,7 +58,8 @@ def difficulty(
       isojax difficulty smollm2_cpu --dry-run                     how many problems and rollouts
       isojax difficulty gsm8k models/qwen2.5-7b-instruct cell.model.path=FOLDER --extremely-hard
       isojax difficulty gsm8k cell.model.path=FOLDER --server http://localhost:8000
-      isojax launch my.yaml cell.task=tfds:difficulty/gsm8k/splits 'cell.data.mixture={hard: 0.5, easy: 0.5}'
+      isojax launch my.yaml cell.task=tfds:difficulty/gsm8k/splits\
+ 'cell.data.mixture={hard: 0.5, easy: 0.5}'
     """
     config = read_config(words, mesh, None)
     folder = out or Path("difficulty") / config.name

@@ -53,14 +53,17 @@ def launch(
       isojax launch                               the quickstart
       isojax launch quickstart --dry-run          what would run, what it takes and how long
       isojax launch quickstart --dry-run --compile   the same, its memory by the compiler
-      isojax launch gsm8k models/qwen2.5-7b-instruct --dry-run --topology v5e:4x4 --mesh fsdp=4,tensor=4
+      isojax launch gsm8k models/qwen2.5-7b-instruct --dry-run --topology v5e:4x4\
+ --mesh fsdp=4,tensor=4
       isojax launch --resume sweep.budget=278000  go on with twice the budget
       isojax launch my.yaml --mesh data=4,tensor=2 'sweep.n=[2,4,8]' name=mine
       isojax launch gsm8k models/qwen2.5-7b-instruct cell.model.path=FOLDER
-      isojax launch my.yaml run.rollouts=server run.server.url=URL run.server.weights=DIR   by a server: docs/servers.md
+      isojax launch my.yaml run.rollouts=server run.server.url=URL run.server.weights=DIR\
+   by a server: docs/servers.md
       isojax launch my.yaml --processes auto --mesh fsdp=-1\
       on every host of a TPU pod, or by srun: docs/hosts.md
-      isojax launch my.yaml --ray auto run.process_group.tpu=v5e:4x4   runs on TPU slices: docs/clusters.md
+      isojax launch my.yaml --ray auto run.process_group.tpu=v5e:4x4\
+   runs on TPU slices: docs/clusters.md
     """
     # What takes seconds to import, SciPy and jax, is imported where it is used: a refusal is quick.
     config = options.read_config(words, mesh, "quickstart", ray)

@@ -39,7 +39,8 @@ def describe_samplers(config: Config, programs: SweepPrograms) -> list[str]:
     for server in dict.fromkeys(servers.values()):
         requests = ", ".join(f"POST {path}" for path in server.requests)
         lines.append(
-            f"each policy: written to {server.weights.folder} in {server.weights.dtype}, loaded by {requests}"
+            f"each policy: written to {server.weights.folder} in {server.weights.dtype}, loaded by "
+            f"{requests}"
         )
     return lines
 

@@ -65,7 +65,8 @@ class RolloutWorker:
         self.busy_seconds = 0.0  # of sampling so far
 
         # Batches: those before `next_batch` have begun; of those that have begun and are not taken,
-        # how many rollouts are done, and how many tokens were drawn with the weights of each update.
+        # how many rollouts are done, and how many tokens were drawn with the weights of each
+        # update.
         self.next_batch = job.first_batch
         self.finished_counts: dict[int, int] = {}
         self.tokens_by_version: dict[int, Counter[int]] = defaultdict(Counter)

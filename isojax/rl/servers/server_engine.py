@@ -212,11 +212,13 @@ class ServerEngine(RolloutEngine):
             return
         if dialect.logp_kind is LogpKind.NONE:
             raise InputError(
-                f"{server} gives no log-probs of the distribution that it samples; training needs them."
+                f"{server} gives no log-probs of the distribution that it samples; training needs "
+                "them."
             )
         if dialect.logp_kind is LogpKind.BEFORE_TOP_P and sampling.top_p < 1:
             raise InputError(
-                f"{server} gives log-probs before top-p; set cell.sampling.top_p=1 to train with them."
+                f"{server} gives log-probs before top-p; set cell.sampling.top_p=1 to train with "
+                "them."
             )
         # without it the trainer cannot compute log-probs of the same nucleus
         if sampling.top_p < 1:
@@ -267,14 +269,16 @@ class ServerEngine(RolloutEngine):
             if abs(received - expected) > LOGP_TOLERANCE * max(1, abs(expected)):
                 fix = self.served.dialect.logp_fix
                 raise InputError(
-                    f"the server {self.options.url} gives log-probs of another temperature than {ask.temperature:g}: "
-                    f"two tokens differ by {received:.3f}, expected {expected:.3f} ({difference_at_one:.3f} at "
-                    f"temperature 1); {fix or 'take one that gives those of the sampled distribution'}."
+                    f"the server {self.options.url} gives log-probs of another temperature than "
+                    f"{ask.temperature:g}: two tokens differ by {received:.3f}, expected "
+                    f"{expected:.3f} ({difference_at_one:.3f} at temperature 1); "
+                    f"{fix or 'take one that gives those of the sampled distribution'}."
                 )
             return
         server = f"the server {self.options.url}"
         warn(
-            f"{server}: whether its log-probs are of temperature {asks[0].temperature:g} could not be seen."
+            f"{server}: whether its log-probs are of temperature {asks[0].temperature:g} could not "
+            "be seen."
         )
 
     def _alternatives(self, ask: Ask) -> dict[int | str, float]:
@@ -324,7 +328,8 @@ class _Inspector:
         if outside.size:
             vocabulary = f"a vocabulary of {self.task.vocab}"
             raise self._failed(
-                f"gives token {outside[0]}, expected one of {vocabulary}: does it serve another model?"
+                f"gives token {outside[0]}, expected one of {vocabulary}: does it serve another "
+                "model?"
             )
 
         logps = self._logps(ask, completion, len(tokens))
@@ -335,14 +340,18 @@ class _Inspector:
             and completion.tokens is not None
             and len(tokens) < self.T
         ):
-            token = f"after token {tokens[-1]}, which ends none for isojax ({self.task.stops.tokens} do)"
+            token = (
+                f"after token {tokens[-1]}, which ends none for isojax ({self.task.stops.tokens} "
+                "do)"
+            )
             fix = f"make eos_token_id in {self.task.folder} and in the server's model the same"
             raise self._failed(f"ended a response {token}; {fix}")
         stopped = end is not None and end <= self.T
         length = min(len(tokens) if end is None else end, self.T)
         if not stopped and length < self.T and completion.tokens is not None:
             raise self._failed(
-                f"cut a response after {length} tokens, expected {self.T}: is its context long enough?"
+                f"cut a response after {length} tokens, expected {self.T}: is its context long "
+                "enough?"
             )
         self._compare(completion.text, self.task.decode(tokens[:length].astype(np.int32)))
         return SampledResponse(tokens[:length].astype(np.int32), logps[:length], stopped)
@@ -384,8 +393,8 @@ class _Inspector:
         server_text, own_text = (repr(text[:80]) for text in self._example)
         count = f"{self.mismatches} of {self.responses} responses"
         return (
-            f"the server {self.url}: the text of {count} is not that of its token ids, the first {server_text} and "
-            f"{own_text}: does it have another tokenizer than {self.task.folder}?"
+            f"the server {self.url}: the text of {count} is not that of its token ids, the first "
+            f"{server_text} and {own_text}: does it have another tokenizer than {self.task.folder}?"
         )
 
     def _plain(self, text: str) -> str:

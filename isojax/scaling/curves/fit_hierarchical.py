@@ -232,6 +232,8 @@ def _describe_intervals(
         problems=problem_count,
         acceptance=posterior.acceptance,
         r_hat=posterior.r_hat,
-        method="draws of all curves from their posterior, each run's luck and the run-to-run effect's own uncertainty "
-        f"included; {problems_sentence}",
+        method=(
+            "draws of all curves from their posterior, each run's luck and the run-to-run effect's "
+            f"own uncertainty included; {problems_sentence}"
+        ),
     )

@@ -109,7 +109,10 @@ def _describe_intervals(nothing: NothingLearnt, options: FitOptions) -> Interval
         else "unknown, as no run learnt anything",
         noise_sd=evaluation_sd(nothing),
         problems=None,
-        method=f"one reward for all cells, as uncertain as {nothing.size.rollouts:,.0f} rollouts leave it",
+        method=(
+            f"one reward for all cells, as uncertain as {nothing.size.rollouts:,.0f} rollouts "
+            "leave it"
+        ),
         acceptance=None,
         r_hat=None,
     )

@@ -4,9 +4,10 @@ its arrays.
 Run r of cell j = (B_p, n) follows, at log10 C = x,
 
     y = R0 + (A_j + e_r - R0) s(z) + noise,   z = ln10 exp(lnB_j) (x - mid_j),     (s: hill.py)
-    e_r ~ N(0, run_sd^2)                         the run-to-run effect, which grows with the run's progress
-    (A_j, mid_j, lnB_j) ~ N(X_j gamma, tau^2)    a surface over (n, B_p); cells depart from it by tau
-    gamma ~ N(gamma0, gamma_sd^2)                wide for the surface's level and slopes, narrow for its roughness
+    e_r ~ N(0, run_sd^2)                        the run-to-run effect, which grows with progress
+    (A_j, mid_j, lnB_j) ~ N(X_j gamma, tau^2)   a surface over (n, B_p); tau: cells' departures
+    gamma ~ N(gamma0, gamma_sd^2)               wide for the surface's level and slopes, narrow
+                                                for its roughness
 
 with one R0; mid is log10 C_mid, lnB the logarithm of the exponent. Outliers count by a soft-L1
 loss. Dimensions: J cells, S seeds, P points of a run, K columns of the surface."""

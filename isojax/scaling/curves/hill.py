@@ -1,7 +1,8 @@
 """The learning curve R(C) of one (B_p, n), its derivatives and its bounds; every fit of the package
 uses these.
 
-    R(C) = R0 + (A - R0) s(z),    z = exponent (ln C - ln C_mid),    s(z; tail) = 1 - (1 + (2^tail - 1) e^z)^(-1 / tail)
+    R(C) = R0 + (A - R0) s(z),    z = exponent (ln C - ln C_mid)
+    s(z; tail) = 1 - (1 + (2^tail - 1) e^z)^(-1 / tail)
 
 R0 is the reward before training, A the asymptote, C_mid the compute of half the gain. tail = 1 is
 ScaleRL's sigmoid (arXiv:2510.13786, eq. 1), R0 + (A - R0) / (1 + (C_mid / C)^exponent); tail = 0 is

@@ -180,7 +180,10 @@ def estimate_run_sd(
             100.0,
         )
     if not degrees_of_freedom:
-        source = f"assumed ({PRIOR_RUN_SD:g} of reward): one seed per cell cannot show it; state yours with --run-sd"
+        source = (
+            f"assumed ({PRIOR_RUN_SD:g} of reward): one seed per cell cannot show it; state yours "
+            "with --run-sd"
+        )
         return PRIOR_RUN_SD, source, PRIOR_WEIGHT
     variance = (PRIOR_WEIGHT * PRIOR_RUN_SD**2 + excess_spread) / (
         PRIOR_WEIGHT + degrees_of_freedom

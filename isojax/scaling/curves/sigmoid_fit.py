@@ -1,6 +1,8 @@
 """The fit of one sigmoid by least squares, or by a robust loss, within bounds.
 
-    R(C) = R0 + G s,    s = 1 / (1 + (C_mid / C)^exponent),    G = A - R0 >= 0        (hill.py with tail 1)
+    R(C) = R0 + G s,    s = 1 / (1 + (C_mid / C)^exponent),    G = A - R0 >= 0
+
+It is hill.py's with tail 1.
 
 The search begins at the best corners of a grid of (ln exponent, log10 C_mid), where R0 and G follow
 by linear least squares, and is scipy's, over (R0, G / (largest reward - R0), ln exponent, log10

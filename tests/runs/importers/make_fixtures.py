@@ -195,7 +195,10 @@ def make_verl_console() -> None:
         with contextlib.redirect_stdout(printed):
             for step in range(STEPS + 1):
                 logger.log(metrics(n, step, VERL), step)
-        settings = f"data.train_batch_size={B_P} actor_rollout_ref.rollout.n={n} trainer.experiment_name=gsm8k-n{n}"
+        settings = (
+            f"data.train_batch_size={B_P} actor_rollout_ref.rollout.n={n} "
+            f"trainer.experiment_name=gsm8k-n{n}"
+        )
         devices = "trainer.nnodes=1 trainer.n_gpus_per_node=8"
         with (folder / f"job-{n}.log").open("w") as f:
             f.write(f"++ python3 -m verl.trainer.main_ppo {settings} {devices}\n")

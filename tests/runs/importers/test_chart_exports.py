@@ -44,12 +44,18 @@ def test_a_chart_of_any_metric_and_of_runs_without_it_in_their_names(logged):
 
 def test_a_chart_without_bounds(logged):
     text = "Step,grpo-n2-s0 - val/acc,grpo-n4-s0 - val/acc\n0,.1,.1\n1,.2,.3\n"
-    with_bounds = "Step,grpo-n2-s0 - val/acc,grpo-n2-s0 - val/acc__MIN,grpo-n4-s0 - val/acc\n0,.1,.1,.1\n1,.2,.2,.3\n"
+    with_bounds = (
+        "Step,grpo-n2-s0 - val/acc,grpo-n2-s0 - val/acc__MIN,grpo-n4-s0 - val/acc\n0,.1,.1,.1\n"
+        "1,.2,.2,.3\n"
+    )
     assert logged("csv", text, "n=n{},B_p=4").runs == logged("csv", with_bounds, "n=n{},B_p=4").runs
 
 
 def test_a_chart_over_another_column_has_wandbs_step_too(logged):
-    text = "rollouts,n8 - _step,n8 - _step__MIN,n8 - val/acc,n8 - val/acc__MIN\n0,0,0,.2,.2\n5120,20,20,.3,.3\n"
+    text = (
+        "rollouts,n8 - _step,n8 - _step__MIN,n8 - val/acc,n8 - val/acc__MIN\n0,0,0,.2,.2\n"
+        "5120,20,20,.3,.3\n"
+    )
     (run,) = logged("csv", text, "n=n{},B_p=32").runs
     assert [(p.M, p.rollouts, p.metrics) for p in run.points] == [
         (0, 0, {"val/acc": 0.2}),

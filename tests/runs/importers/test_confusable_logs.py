@@ -184,7 +184,10 @@ def test_runs_of_different_rates_are_named(tmp_path):
 
 
 def test_a_command_over_several_lines(tmp_path):
-    command = "+ python3 -m verl.trainer.main_ppo \\\n  data.train_batch_size=16 \\\n  actor_rollout_ref.rollout.n=8\n"
+    command = (
+        "+ python3 -m verl.trainer.main_ppo \\\n  data.train_batch_size=16 \\\n  "
+        "actor_rollout_ref.rollout.n=8\n"
+    )
     (tmp_path / "job.log").write_text(command + STEPS)
     assert read_logs([tmp_path / "job.log"], None, {}).runs[0].cell == Cell(16, 8, 0)
 
@@ -285,7 +288,10 @@ def rows_by_kind(column: str, kinds: tuple[str, str], runs: tuple[str, ...] = ("
 def test_a_metric_after_another_that_a_column_tells_apart(tmp_path, column, kinds, first, runs):
     """Not "step falls": they are no runs. The rows of one, as the message says, are imported."""
     (tmp_path / "log.csv").write_text(rows_by_kind(column, kinds, runs))
-    match = rf"line 2: from there on, {column} is .* one after another within a run; .*as {column} = {first};"
+    match = (
+        f"line 2: from there on, {column} is .* one after another within a run; .*as {column} = "
+        f"{first};"
+    )
     with pytest.raises(InputError, match=match):
         read_logs([tmp_path / "log.csv"], None, {})
     lines = (tmp_path / "log.csv").read_text().splitlines(keepends=True)

@@ -30,7 +30,10 @@ def test_a_step_without_an_evaluation(logged, word):
     assert curve(result.runs[0]) == [(0, 0.0), (2, 0.2), (4, 0.4)]
     plain_word = word.strip('"')
     assert [note for note in result.notes if "not logged" in note] == [
-        f"{result.runs[0].source.split(',')[0]}: reward is {plain_word} at 3 steps: taken as not logged there"
+        (
+            f"{result.runs[0].source.split(',')[0]}: reward is {plain_word} at 3 steps: taken as "
+            "not logged there"
+        )
     ]
     assert not result.skipped
 
@@ -170,7 +173,10 @@ def test_other_marks_than_those_of_pandas_are_refused_with_what_to_write(logged,
         (long_form, "n=8,B_p=2", "reward"),
         (pivot, "reward=*,n=n{},B_p=2", "reward (run n4)"),
     ):
-        match = rf"line 3: {re.escape(cell)} is '{re.escape(mark)}'; .*; where nothing was logged, write NaN\.$"
+        match = (
+            f"line 3: {re.escape(cell)} is '{re.escape(mark)}'; .*; where nothing was logged, "
+            r"write NaN\.$"
+        )
         with pytest.raises(InputError, match=match):
             logged("csv", text, maps)
         points = logged("csv", text.replace(f"2,{mark}", "2,NaN"), maps).runs[0].points

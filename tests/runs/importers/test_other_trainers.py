@@ -61,8 +61,9 @@ def test_batches_of_unknown_size_are_asked_for(logged):
 
 
 def test_problems_that_a_step_replaced_count(logged):
-    """verl 0.9's filter_groups: a step of 4 problems x 8 logs those that it replaced, and those that
-    it did not need, where there were any. A step that is not in the log has the others' mean."""
+    """verl 0.9's filter_groups: a step of 4 problems x 8 logs those that it replaced, and those
+    that it did not need, where there were any. A step that is not in the log has the others'
+    mean."""
     replaced, surplus = (
         f"training/filter_groups/{name}"
         for name in ("evicted_samples", "discarded_surplus_samples")
@@ -168,7 +169,8 @@ def test_a_console_is_no_csv(tmp_path):
 def test_two_printed_dicts_are_no_csv_and_rows_of_numbers_are(tmp_path):
     file = tmp_path / "run.log"
     file.write_text(
-        "perf 0: {'rollout/time': 3.5, 'rollout/len': 2}\nstep 0: {'train/loss': 0.5, 'train/kl': 1}\n"
+        "perf 0: {'rollout/time': 3.5, 'rollout/len': 2}\n"
+        "step 0: {'train/loss': 0.5, 'train/kl': 1}\n"
     )
     with pytest.raises(InputError, match="format is not known"):
         read_logs([tmp_path], None, {})
@@ -222,8 +224,14 @@ def test_a_training_reward_beside_a_validation_metric_is_not_taken_for_it(logged
     )
     with pytest.raises(InputError, match="with Training Loss, reward may be a training reward"):
         logged("csv", notebook, SETTINGS)
-    others = "value_mean,train_acc,eval_dataset,test_problems,eval_batch,eval_runtime,eval_num,eval/minerva"
-    text = f"step,reward,{others}\n0,0.9,0.5,0.5,math,500,64,1.5,0.5,0.1\n10,0.9,0.5,0.5,math,500,64,1.5,0.5,0.2\n"
+    others = (
+        "value_mean,train_acc,eval_dataset,test_problems,eval_batch,eval_runtime,eval_num,"
+        "eval/minerva"
+    )
+    text = (
+        f"step,reward,{others}\n0,0.9,0.5,0.5,math,500,64,1.5,0.5,0.1\n"
+        "10,0.9,0.5,0.5,math,500,64,1.5,0.5,0.2\n"
+    )
     with pytest.raises(
         InputError,
         match=r"2 possible validation metrics; .*reward=eval/minerva or --map reward=reward\.",
@@ -294,7 +302,10 @@ def test_mapped_metrics_whose_rows_have_other_steps_are_named(logged):
     text = header + "".join(row.format(i) for i in (2, 4) for row in (trained, evaluated))
     maps = "reward=acc,response_length=length,n=8,B_p=4"
     result = logged("csv", text, maps)
-    expected = "2 rows with length have no eval/global_step and are left out; to use them: --map step=train/global_step"
+    expected = (
+        "2 rows with length have no eval/global_step and are left out; to use them: --map "
+        "step=train/global_step"
+    )
     assert result.notes[0].endswith(expected) and not result.runs[0].points[0].train
     result = logged("csv", text, maps + ",step=train/global_step")
     assert [(p.M, p.tokens) for p in result.runs[0].points] == [
@@ -314,7 +325,10 @@ def test_calls_of_a_logger_are_no_updates_where_it_logs_them_too(logged):
         logged("csv", text, "reward=val/acc", SETTINGS)
     (run,) = logged("csv", text, "reward=val/acc,step=train/global_step", SETTINGS).runs
     assert curve(run) == [(0, 0, 0.1), (10, 320, 0.2), (15, 480, 0.3)]
-    text = "_step,eval/at,skipped_steps,train:kl,val/acc\n0,0,0,,0.1\n1,,0,0.5,\n2,,0,0.6,\n3,10,0,,0.2\n"
+    text = (
+        "_step,eval/at,skipped_steps,train:kl,val/acc\n0,0,0,,0.1\n1,,0,0.5,\n2,,0,0.6,\n"
+        "3,10,0,,0.2\n"
+    )
     # training rows have no such step
     maps = ("reward=val/acc,step=eval/at,train:kl=train:kl", SETTINGS)
     assert curve(logged("csv", text, *maps).runs[0])[1] == (10, 320, 0.2)
@@ -372,7 +386,10 @@ def test_calls_of_a_logger_are_no_updates_in_a_file_of_several_runs(logged):
 
 
 def test_calls_of_a_logger_are_no_updates_where_evaluations_are_calls_of_their_own(logged):
-    text = "_step,_runtime,n,loss,acc\n0,1,8,,0.1\n1,2,8,0.5,\n2,3,8,0.5,\n3,4,8,,0.2\n4,5,8,0.4,\n5,6,8,,0.3\n"
+    text = (
+        "_step,_runtime,n,loss,acc\n0,1,8,,0.1\n1,2,8,0.5,\n2,3,8,0.5,\n3,4,8,,0.2\n4,5,8,0.4,\n"
+        "5,6,8,,0.3\n"
+    )
     with pytest.raises(
         InputError,
         match=r"_step counts calls .*: --map step=COLUMN; or, if it is one, .* step=_step\.",
@@ -466,7 +483,10 @@ def test_a_sum_of_rewards_above_one_names_its_parts(logged):
         {"step": i, **dict(zip(names, (1.2, 0.3 + 0.1 * i, 0.1, 0.9), strict=True))}
         for i in range(2)
     ]
-    part = r"--map reward=eval_rewards/accuracy/mean\. Percent: --map scale=0\.01; otherwise correct it"
+    part = (
+        r"--map reward=eval_rewards/accuracy/mean\. Percent: --map scale=0\.01; otherwise correct "
+        "it"
+    )
     with pytest.raises(
         InputError, match=rf"is 1\.2, expected a number in \[0, 1\]\. Name one that is: {part}"
     ):

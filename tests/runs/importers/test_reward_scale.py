@@ -29,7 +29,10 @@ def rewards_by_n(result):
 
 @pytest.mark.parametrize("scale", [{}, {"scale": "0.01"}])
 def test_a_mixture_is_refused(folder, scale):
-    expected = r"n4\.csv, line 2: rewards reach 40, as of percent, and those of .*n8\.csv, line 2 reach 0\.4; .*scale=auto"
+    expected = (
+        r"n4\.csv, line 2: rewards reach 40, as of percent, and those of .*n8\.csv, line 2 reach "
+        r"0\.4; .*scale=auto"
+    )
     with pytest.raises(InputError, match=expected):
         read_logs([folder], None, MAPS | scale)
     with pytest.raises(InputError, match=expected):

@@ -219,7 +219,10 @@ def test_numbers_of_a_trainers_log_that_are_not_finite_are_left_out_and_said(log
 
 def test_a_trainers_log_without_any_finite_reward_is_refused(logged):
     steps = [f"val/acc:nan - actor/kl:{i}" for i in range(3)]
-    expected = r"job\.log, line 1: reward \(column val/acc\) is nan, and at step 1, 2; expected an evaluation"
+    expected = (
+        r"job\.log, line 1: reward \(column val/acc\) is nan, and at step 1, 2; expected an "
+        "evaluation"
+    )
     with pytest.raises(InputError, match=expected):
         logged("verl_console", console(*steps), "n=2,B_p=2,reward=val/acc")
 
@@ -235,14 +238,12 @@ def test_a_validation_metric_with_a_nan_is_still_one_of_two(logged):
 
 def test_a_module_of_ones_own_is_a_format(tmp_path, monkeypatch, logged):
     (tmp_path / "my_format.py").write_text(
-        "from isojax.core.tabular import DataRow\n"
-        "from isojax.runs.importers import importer\n"
-        "from isojax.runs.logs.log_table import LogTable\n"
-        "@importer(fields={'reward': ('r',), 'n': ('n',), 'B_p': ('b',), 'step': ('s',)})\n"
-        "def read(path):\n"
-        "    rows = [dict(zip('rnbs', map(float, line.split()))) for line in path.read_text().splitlines()]\n"
-        "    return [LogTable(str(path), tuple(DataRow(str(path), f'line {i}', row) for i, row in enumerate(rows,"
-        " 1)))]\n"
+        "from isojax.core.tabular import DataRow\nfrom isojax.runs.importers import importer\nfrom "
+        "isojax.runs.logs.log_table import LogTable\n@importer(fields={'reward': ('r',), 'n': "
+        "('n',), 'B_p': ('b',), 'step': ('s',)})\ndef read(path):\n    rows = [dict(zip('rnbs', "
+        "map(float, line.split()))) for line in path.read_text().splitlines()]\n    return "
+        "[LogTable(str(path), tuple(DataRow(str(path), f'line {i}', row) for i, row in "
+        "enumerate(rows, 1)))]\n"
     )
     (tmp_path / "my_fork").mkdir()
     (tmp_path / "my_format.py").rename(tmp_path / "my_fork" / "my_format.py")
@@ -256,14 +257,20 @@ def test_a_module_of_ones_own_is_a_format(tmp_path, monkeypatch, logged):
     [
         (
             "",
-            "importers plug-in 'unfit0': unfit0.py:2: @importer has no argument fields, which it needs",
+            (
+                "importers plug-in 'unfit0': unfit0.py:2: @importer has no argument fields, which "
+                "it needs"
+            ),
         ),
         ("(fields={})", "the format unfit1 found no run in .*a"),
     ],
 )
 def test_a_format_without_fields_or_runs_is_refused(tmp_path, monkeypatch, logged, traits, message):
     name = f"unfit{len(traits) > 0:d}"
-    decorated = f"from isojax.runs.importers import importer\n@importer{traits}\ndef read(path):\n    return []\n"
+    decorated = (
+        f"from isojax.runs.importers import importer\n@importer{traits}\ndef read(path):\n    "
+        "return []\n"
+    )
     (tmp_path / f"{name}.py").write_text(decorated)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=message):

@@ -12,7 +12,10 @@ from isojax.core.nouns import Cell
 from isojax.runs.logs.import_logs import read_logs
 
 RAY = "\x1b[36m(TaskRunner pid=71)\x1b[0m "
-COMMAND = "++ python3 -m verl.trainer.main_ppo data.train_batch_size=64 actor_rollout_ref.rollout.n=5 trainer.nnodes=1"
+COMMAND = (
+    "++ python3 -m verl.trainer.main_ppo data.train_batch_size=64 actor_rollout_ref.rollout.n=5 "
+    "trainer.nnodes=1"
+)
 CONFIG = f"""\
 {RAY}{{'actor_rollout_ref': {{'actor': {{'optim': {{'lr': 1e-06}}}},
 \x1b[36m(WorkerDict pid=80)\x1b[0m a line of another process {{
@@ -24,14 +27,20 @@ VALIDATION = "val-core/openai/gsm8k/reward/mean@1"
 
 
 def step_line(step: int) -> str:
-    trained = f"critic/rewards/mean:{0.1 + step / 100:.3f} - response_length/mean:100.000 - perf/time_per_step:36.000"
+    trained = (
+        f"critic/rewards/mean:{0.1 + step / 100:.3f} - response_length/mean:100.000 - "
+        "perf/time_per_step:36.000"
+    )
     validated = f"{VALIDATION}:{0.2 + step / 100:.3f}"
     parts = [trained] * (step > 0) + [validated] * (step % 2 == 0)
     return f"{RAY}step:{step} - {' - '.join(parts)}\n"
 
 
 STEPS = "".join(step_line(step) for step in range(7))
-NOISE = f"{RAY}Training Progress:   1%|          | 1/105 [03:49<6:37:06, 229.10s/it]\n{RAY}step: not this - one:1\n"
+NOISE = (
+    f"{RAY}Training Progress:   1%|          | 1/105 [03:49<6:37:06, 229.10s/it]\n{RAY}step: not "
+    "this - one:1\n"
+)
 
 
 def test_the_printed_config_and_the_steps(tmp_path):
@@ -120,6 +129,7 @@ def prefixed(prefix: str) -> str:
     )
 
 
+BAR = "  5%|#  | 5/105 [03:49<6:37:06, 229.10s/it]"
 PREFIXES = {
     "kubectl": "2026-11-26T12:00:SECOND.123456789Z ",
     "ts": "Nov  6 12:00:SECOND ",
@@ -130,9 +140,9 @@ PREFIXES = {
     "times": "12:00:SECOND ",
     "Kubernetes' files": "2026-11-26T12:00:SECOND.123456789Z stdout F ",
     "docker compose": "trainer-1  | ",
-    "a bar without an end of line": "\rTraining Progress:  5%|#  | 5/105 [03:49<6:37:06, 229.10s/it]",
-    "a bar, and the cursor one line up": "Processed:  5%|#  | 5/105 [03:49<6:37:06, 229.10s/it]\x1b[A",
-    "a bar before a return": "Training Progress:  5%|#  | 5/105 [03:49<6:37:06, 229.10s/it]\r",
+    "a bar without an end of line": f"\rTraining Progress:{BAR}",
+    "a bar, and the cursor one line up": f"Processed:{BAR}\x1b[A",
+    "a bar before a return": f"Training Progress:{BAR}\r",
 }
 
 
@@ -178,7 +188,10 @@ def test_runs_of_two_settings_in_one_file_are_refused(tmp_path):
     (tmp_path / "job.log").write_text(CONFIG + STEPS + CONFIG.replace("'n': 8", "'n': 16") + STEPS)
     with pytest.raises(
         InputError,
-        match=r"holds runs whose actor_rollout_ref.rollout.n is 8, then 16; .* Split it before line 13\.",
+        match=(
+            "holds runs whose actor_rollout_ref.rollout.n is 8, then 16; .* Split it before line "
+            r"13\."
+        ),
     ):
         read_logs([tmp_path / "job.log"], None, {}, resumed=True)
     failed = CONFIG.replace("'n': 8", "'n': 16")  # it ended before its first step
@@ -202,7 +215,10 @@ def test_runs_of_two_settings_in_one_file_are_refused(tmp_path):
 def test_a_line_that_another_process_goes_on_with_is_two(tmp_path):
     """Ray's processes write at once, so that a line of one ends where one of another begins: in the
     config, or before a step; an older Ray writes the worker's group and name."""
-    other = "\x1b[36m(pid=80)\x1b[0m \n\x1b[36m(xQkWorkerDict_0:0 WorkerDict pid=80)\x1b[0m {'a': 1}\n\n"
+    other = (
+        "\x1b[36m(pid=80)\x1b[0m \n\x1b[36m(xQkWorkerDict_0:0 WorkerDict pid=80)\x1b[0m {'a': 1}\n"
+        "\n"
+    )
     config = CONFIG.replace("'qwen-n8', ", f"'qwen-n8',{other}{RAY}  ")
     steps = STEPS.replace(f"{RAY}step:4", f"(WorkerDict pid=80, ip=10.0.0.2) saving{RAY}step:4")
     assert config != CONFIG and steps != STEPS
