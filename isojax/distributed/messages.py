@@ -23,8 +23,8 @@ def _array_from_text(text: Any) -> np.ndarray:
     return np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)
 
 
-# An array in a message, of any dtype but object: base64 of what np.save writes. As a field it stands
-# in a dataclass: pydantic would not find it in a NamedTuple.
+# An array in a message, of any dtype but object: base64 of what np.save writes. As a field it
+# stands in a dataclass: pydantic would not find it in a NamedTuple.
 SentArray = Annotated[
     np.ndarray, PlainValidator(_array_from_text), PlainSerializer(_array_to_text, return_type=str)
 ]

@@ -257,7 +257,8 @@ HARD_FLAT = [0.2] * 10
 @pytest.mark.parametrize(
     ("rewards", "train", "flags"),
     [
-        # a share of .95 is one at which groups have collapsed, .8 at the start none that had a gradient
+        # a share of .95 is one at which groups have collapsed, .8 at the start none that had a
+        # gradient
         (HARD_FLAT, {"zero_variance": [0.79, *[0.95] * 8]}, ["collapsed"]),
         (HARD_FLAT, {"zero_variance": [0.8, *[0.95] * 8]}, []),
         (HARD_FLAT, {"zero_variance": [0.5, *[0.949] * 8]}, []),

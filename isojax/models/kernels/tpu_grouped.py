@@ -50,7 +50,8 @@ def _backward(interpret: bool, saved: Any, d: Array) -> tuple[Array, Array, None
     rows, inputs = x.shape
     outputs = d.shape[1]
 
-    # Of the rows: d times each group's matrix, transposed, so that inputs and outputs change places.
+    # Of the rows: d times each group's matrix, transposed, so that inputs and outputs change
+    # places.
     tiles = tile_sizes(rows, outputs, inputs)
     dx = gmm(d, matrices, group_sizes, x.dtype, tiles, transpose_rhs=True, interpret=interpret)
 
