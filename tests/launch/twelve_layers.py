@@ -1,5 +1,5 @@
-"""A model of twelve layers, small enough to count its bytes and operations by hand, and a sweep whose
-sizes are all set: what the tests of the memory model and of the time estimate share."""
+"""A model of twelve layers, small enough to count its bytes and operations by hand, and a sweep
+whose sizes are all set: what the tests of the memory model and of the time estimate share."""
 
 from __future__ import annotations
 

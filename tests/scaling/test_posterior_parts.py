@@ -434,8 +434,8 @@ def test_a_shape_fit_is_whole():
 
 
 def test_a_cells_curve_by_its_draws():
-    """Its error over the points that are fitted, its intervals of the draws on other problems; it is
-    determined where the runs have come far along it and the draws of A agree."""
+    """Its error over the points that are fitted, its intervals of the draws on other problems; it
+    is determined where the runs have come far along it and the draws of A agree."""
     rng = np.random.default_rng(0)
     weight = SWEEP.data.weight.copy()
     weight[1, 0, 30:] = 0

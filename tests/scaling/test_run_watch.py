@@ -71,8 +71,8 @@ def fake_look(C: np.ndarray, R: np.ndarray, C_end: float) -> Look:
 
 
 def test_a_look_needs_five_evaluations_after_the_base_policy(monkeypatch) -> None:
-    """Looks at an eighth, a quarter, a half and three quarters of 80; those that the run has reached,
-    from the evaluations up to there."""
+    """Looks at an eighth, a quarter, a half and three quarters of 80; those that the run has
+    reached, from the evaluations up to there."""
     monkeypatch.setattr(run_watch, "make_look", fake_look)
     watch = RunWatch(80.0)
     C = np.array([0.0, 2, 4, 6, 8, 8.5, 20, 39.9])

@@ -397,8 +397,8 @@ def flash_decode(
     G = N // K
     scaled = len(cache) > 2
 
-    # What a step has of its group: queries, where tokens go and up to where slots read, new keys and
-    # values.
+    # What a step has of its group: queries, where tokens go and up to where slots read, new keys
+    # and values.
     grouped_queries = (q * H**-0.5).astype(q.dtype).reshape(R, K, G, H)
     # An int8 cache's are rounded once: XLA leaves products that become float32 as they are.
     new_dtype = jnp.float32 if scaled else stored_dtype
