@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 # 48 training problems are 6 batches an epoch, and groups of the tiny task are often of equal
@@ -44,6 +45,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_counted_killed_and_resumed(isojax: Any) -> None:
     Path(isojax.folder, "count_rollouts.py").write_text(HOOK)
     isojax.swept(*WORDS, "name=whole")

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 # isojax's sampler, by another name: it counts what it is asked for.
 ENGINE = """
 from pathlib import Path
@@ -46,6 +48,7 @@ def rows(isojax: Any, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_an_engine_of_ones_own(isojax: Any) -> None:
     """It samples all rollouts of training; the numbers are those of isojax's own, one update after
     the other."""

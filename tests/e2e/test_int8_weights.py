@@ -10,6 +10,8 @@ from tests.compiler import QUICK, flags
 from tests.e2e.command_line import Isojax, Nursery
 from tests.e2e.test_text import FLAGS, killed_at, prepare
 
+pytestmark = pytest.mark.slow
+
 INT8 = "cell.precision.rollout_weights=int8"
 WORDS = ("launch", "sums.yaml", "sweep.n=[4]", INT8)
 CELL = "4x4-s0"

@@ -149,6 +149,7 @@ def test_samples_can_be_read(whole: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_again_and_side_by_side_the_same_bits(whole: Any, isojax: Any) -> None:
     """No clock and no order of work is in the records: two cells at a time, by the same programs,
     write what one after the other did.
