@@ -110,30 +110,28 @@ def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def write_tensors(
     writer: gguf.GGUFWriter, params: Params, config: ModelConfig, traits: GGUFTraits, dtype: str
 ) -> None:
-    """One tensor after the other, so that no second copy of the model is held."""
+    """One tensor after the other, so that no second copy of the model is held.
+
+    A GGUF file begins with what all its tensors are, and their values follow in the same order."""
     values = dict(flatten(params))
     layouts = weight_layouts(Decoder(config, params["embed"].shape[0]))
     names = gguf_names([layout.spec for layout in layouts], traits, config.layers)
     tensors = tensor_parts(layouts)
 
-    # First what all tensors are, in the order in which their values follow.
+    # By what llama.cpp divides each frequency of the rotary positions.
     plain = rope_frequencies(config.head_dim, config.rope_base, None)
     factors = plain / rope_frequencies(config.head_dim, config.rope_base, config.rope_scaling)
-    if config.rope_scaling is not None:
+    has_factors = config.rope_scaling is not None
+
+    if has_factors:
         writer.add_tensor_info(ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes)
     for name, parts in tensors.items():
-        spec = parts[0].layout.spec
-        kind = stored_type(spec, dtype)
-        *rows_shape, columns = spec.stored_shape
-        row = quantize(np.zeros((1, columns), np.float32), kind)  # as all rows are stored
-        shape = (*rows_shape, row.shape[-1])
-        num_bytes = row.nbytes * math.prod(rows_shape)
-        writer.add_tensor_info(names[name], shape, row.dtype, num_bytes, raw_dtype=kind)
+        announce_tensor(writer, names[name], parts[0].layout.spec, dtype)
 
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    if config.rope_scaling is not None:
+    if has_factors:
         writer.write_tensor_data(factors)
     for parts in tensors.values():
         spec = parts[0].layout.spec
@@ -144,6 +142,16 @@ def write_tensors(
         whole = np.ascontiguousarray(join_parts(stored, spec))
         writer.write_tensor_data(quantize(whole, stored_type(spec, dtype)))
     writer.close()
+
+
+def announce_tensor(writer: gguf.GGUFWriter, name: str, spec: Spec, dtype: str) -> None:
+    """Its shape, type and size, for the head of the file."""
+    kind = stored_type(spec, dtype)
+    *rows_shape, columns = spec.stored_shape
+    row = quantize(np.zeros((1, columns), np.float32), kind)  # as all rows are stored
+    shape = (*rows_shape, row.shape[-1])
+    num_bytes = row.nbytes * math.prod(rows_shape)
+    writer.add_tensor_info(name, shape, row.dtype, num_bytes, raw_dtype=kind)
 
 
 def stored_type(spec: Spec, dtype: str) -> gguf.GGMLQuantizationType:
@@ -162,6 +170,9 @@ def as_llama_cpp(layout: WeightLayout, value: np.ndarray, traits: GGUFTraits) ->
         return stored + np.float32(traits.norm_offset)
     if not is_rotated(layout.spec, traits):
         return stored
+
+    # llama.cpp rotates neighbouring numbers of a head against each other, isojax its two halves: so
+    # the i-th numbers of both halves become neighbours.
     _, heads = layout.spec.outputs[0]
     halves = stored.reshape(heads, 2, -1, *stored.shape[1:])
     return halves.swapaxes(1, 2).reshape(stored.shape)

@@ -7,7 +7,7 @@ has are tokens of their own, <0x0A>.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
@@ -41,20 +41,13 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, A
 
     tokens = metadata[f"{PREFIX}tokens"]
     types = metadata.get(f"{PREFIX}token_type") or [NORMAL] * len(tokens)
-    tokenizer, adds_bos = builders[kind](metadata, tokens, types)
-
-    control_tokens, user_tokens = [], []
-    for token, token_type in zip(tokens, types, strict=True):
-        if token_type == CONTROL:
-            control_tokens.append(AddedToken(token, normalized=False, special=True))
-        elif token_type == USER_DEFINED:
-            user_tokens.append(AddedToken(token, normalized=False))
-    tokenizer.add_special_tokens(control_tokens)
-    tokenizer.add_tokens(user_tokens)
+    built = builders[kind](metadata, tokens, types)
+    tokenizer = built.tokenizer
+    _add_whole_tokens(tokenizer, tokens, types)
 
     special_ids = special_token_ids(metadata)
     adds = {
-        "bos": metadata.get(f"{PREFIX}add_bos_token", adds_bos),
+        "bos": metadata.get(f"{PREFIX}add_bos_token", built.adds_bos),
         "eos": metadata.get(f"{PREFIX}add_eos_token"),
     }
     around = {}
@@ -63,7 +56,27 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, A
             around[name] = tokens[special_ids[name]]
     if around:
         tokenizer.post_processor = _template(around, special_ids)
+    return tokenizer, _tokenizer_config(metadata, tokens, special_ids)
 
+
+def _add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
+    """Tokens that are found in a text before anything is merged: those that end turns, and those
+    that the model's makers added."""
+    control_tokens = []
+    user_tokens = []
+    for token, token_type in zip(tokens, types, strict=True):
+        if token_type == CONTROL:
+            control_tokens.append(AddedToken(token, normalized=False, special=True))
+        elif token_type == USER_DEFINED:
+            user_tokens.append(AddedToken(token, normalized=False))
+    tokenizer.add_special_tokens(control_tokens)
+    tokenizer.add_tokens(user_tokens)
+
+
+def _tokenizer_config(
+    metadata: Mapping[str, Any], tokens: Sequence[str], special_ids: Mapping[str, int]
+) -> dict[str, Any]:
+    """The content of tokenizer_config.json."""
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -72,13 +85,17 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, A
     template = metadata.get("tokenizer.chat_template")
     if template:
         config["chat_template"] = template
-    return tokenizer, config
+    return config
+
+
+class BuiltTokenizer(NamedTuple):
+    tokenizer: Tokenizer
+    adds_bos: bool  # whether it begins texts with `bos` where the file does not say
 
 
 def _build_byte_level(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
-) -> tuple[Tokenizer, bool]:
-    """The tokenizer, and whether it begins texts with `bos` where the file does not say."""
+) -> BuiltTokenizer:
     name = metadata.get(f"{PREFIX}pre", "")
     if name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
@@ -95,18 +112,18 @@ def _build_byte_level(
         tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = kind.build()
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, kind.adds_bos
+    return BuiltTokenizer(tokenizer, kind.adds_bos)
 
 
 def _build_sentencepiece(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
-) -> tuple[Tokenizer, bool]:
-    """As `_build_byte_level`."""
+) -> BuiltTokenizer:
     begins_with_space = metadata.get(f"{PREFIX}add_space_prefix", True)
     special_ids = special_token_ids(metadata)
     unknown = [tokens[i] for i, token_type in enumerate(types) if token_type == UNKNOWN]
     if "unk" in special_ids:
         unknown.append(tokens[special_ids["unk"]])
+
     bpe = models.BPE(
         vocab={token: i for i, token in enumerate(tokens)},
         merges=merges_by_score(tokens, types, metadata[f"{PREFIX}scores"]),
@@ -123,7 +140,7 @@ def _build_sentencepiece(
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), write_spaces])
         parts.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(parts)
-    return tokenizer, True
+    return BuiltTokenizer(tokenizer, adds_bos=True)
 
 
 def merges_by_score(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> Merges:
