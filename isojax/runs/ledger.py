@@ -45,9 +45,9 @@ class Ledger:
     stay as they are."""
 
     def __init__(self, folder: Path, cell: Cell, cell_hash: str):
-        """Open the ledger in a cell's folder, or begin it; a torn last line is cut off. cell_hash:
-        of the settings that decide a run's result. InputError where the ledger is that of another
-        cell or other settings."""
+        """Open the ledger in a cell's folder, or begin it. A last line that is not complete, as
+        after a kill, is removed. cell_hash: a hash of the settings that decide a run's result.
+        InputError where the ledger is that of another cell or other settings."""
         self.folder = folder
         self.path = folder / RECORDS_FILE
         self.on_append: Callable[[], None] = lambda: None
@@ -66,6 +66,8 @@ class Ledger:
                 "choose another name=."
             )
 
+        # What a resumed run needs: at which values of the grid of C it was evaluated, and how many
+        # updates it had made by the last one.
         points = [row for row in rows if row["kind"] == "eval"]
         self.targets: list[int] = [row["target"] for row in points]
         self.last_update: int = points[-1]["M"] if points else 0

@@ -40,6 +40,7 @@ def read_spending(folder: Path) -> Spending | None:
         sizes += [leg.cell.B_p, leg.cell.n, leg.n]
     if not spending.legs or not all(1 <= size <= MAX_COUNT for size in sizes):
         raise _unreadable(path, "it has no legs, or sizes that no run has")
+
     # The file leaves this flag out, as it is true of each leg.
     legs = [replace(leg, cell=replace(leg.cell, is_of_spend=True)) for leg in spending.legs]
     return replace(spending, legs=tuple(legs))

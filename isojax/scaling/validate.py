@@ -121,6 +121,8 @@ def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Tri
         raise InputError(
             f"only n = {n} was run, so nothing is left without the largest n; run a second n."
         )
+
+    # Each evaluation of the hidden runs, with the frontier of the rest at its C as the prediction.
     fit_without_n = fit_visible([t.run for t in tracks if t.run.cell.n != n])
     ensemble = load_ensemble(fit_without_n)
     usable_cells = ensemble.stable if ensemble.stable.any() else np.ones_like(ensemble.stable)

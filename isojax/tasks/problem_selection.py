@@ -228,6 +228,7 @@ def _limit_training(cell: CellConfig, training: list[Problem]) -> RemainingProbl
         f"{len(training) - size} of {len(training)} training problems left out:"
         f" cell.data.size = {size}"
     )
+    # The second number of the seed is that of this use, so that no two uses draw the same numbers.
     subset = random_subset(training, size, np.random.default_rng([cell.data.seed, 4]))
     return RemainingProblems(subset, (note,))
 

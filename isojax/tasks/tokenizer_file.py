@@ -104,8 +104,10 @@ def _is_beside(token: AddedToken, as_written: Tokenizer, named_tokens: set[str])
 def describe_tokens_beside(
     folder: Path, tokenizer: PreTrainedTokenizerBase, beside: Sequence[AddedToken]
 ) -> str:
-    """A note on tokens that only files beside tokenizer.json name, with a program that writes them
-    into it. (save_pretrained would also write the pre-tokenizer of the class.)"""
+    """A note for the user on tokens that a model's folder names only in other files than
+    tokenizer.json, with a short program that writes them into it. (save_pretrained would also
+    write the pre-tokenizer of the class.) tokenizer: as read from the folder; beside: the tokens,
+    one or more, by their ids."""
     ids = tokenizer.get_vocab()
     names = [token.content for token in beside]
     listed = ", ".join(f"{name} ({ids[name]})" for name in names[:MAX_NAMED_TOKENS])
@@ -116,6 +118,8 @@ def describe_tokens_beside(
         f"{folder / sources[0]} names the tokens {listed}{more}, which {TOKENIZER_FILE} does not"
         f" have"
     )
+
+    # The config may give some of them other ids than transformers does.
     configured = _configured_ids(folder).items()
     others = [f"{name} is {i} there" for name, i in configured if name in names and ids[name] != i]
     if others:

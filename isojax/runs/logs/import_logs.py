@@ -103,6 +103,7 @@ def read_logs(
     elif settings and not refusals:
         notes += _describe_unused_settings([run.column_map.table for run in log_runs], settings)
 
+    # From here on all logs together: parts of one run, seeds, scales.
     joined = join_resumed_runs(log_runs, resumed)
     imported = to_run_records(joined.runs, refusals)
     return replace(imported, notes=(*dict.fromkeys(notes), *joined.notes, *imported.notes))

@@ -35,6 +35,8 @@ def number_in_names(field: str, text: str, table: LogTable) -> int:
         for name in (table.run, Path(table.source).name)
         if name and not _DATE_AND_HOST.match(name)
     ]
+
+    # The first of the names that has a number counts, else the path.
     numbers: set[str] = set()
     for name in names:
         numbers = numbers or set(pattern.findall(name))

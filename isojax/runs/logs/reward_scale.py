@@ -36,10 +36,11 @@ def scale_runs(runs: Sequence[LogRun]) -> NotedRuns:
 
     _reject_mixed_scales([run for run in runs if not (run.scale_is_auto or run.scale_is_stated)])
 
-    # The user's --map scale=0.01 on rewards that are already in [0, 1] gets a question.
     notes = []
     if percent_labels:
         notes.append(f"scale=auto: rewards are percent in {list_some(percent_labels)}")
+
+    # The user's --map scale=0.01 on rewards that are already in [0, 1] gets a question.
     highest = max((_rewards(run).max(initial=0) for run in runs), default=0)
     scales = {run.column_map.constants.get("scale", 1) for run in runs if not run.scale_is_stated}
     if PERCENT in scales and 0 < highest <= 1 + ROUNDING:

@@ -288,9 +288,10 @@ def _likely_cells(ensemble: CurveEnsemble, request: AllocationRequest) -> _Likel
     rewards = ensemble.expected_at_cell_budgets(C_spent)[None]  # [1, cells]
     if ensemble.replicates:
         rewards = ensemble.sampled_at_cell_budgets(C_spent)  # [replicates, cells]
-    competing = allowed | ~allowed.any()
+    competing = allowed | ~allowed.any()  # the allowed cells, or all where none is
     rewards = np.where(competing, rewards, -np.inf)
 
+    # An n is likely if it is the best in enough of the replicates.
     best_n_in_draws = ensemble.n[rewards.argmax(1)]
     n, times_best = np.unique(best_n_in_draws, return_counts=True)
     # With many n none may reach MIN_P_BEST: the most frequent one counts in any case.

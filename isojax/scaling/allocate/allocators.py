@@ -166,8 +166,9 @@ def _largest_batch(request: AllocationRequest, M: int, batches: float) -> int:
 def _split_batch(
     ensemble: CurveEnsemble, request: AllocationRequest, B: int, chosen: _ChosenN
 ) -> ExplainedAllocation:
-    """The allocation with at most B rollouts per update and the chosen n: B_p = B // n problems.
-    For a fixed M or B; the cell (B_p, n) need not have been measured."""
+    """The allocation with at most B rollouts per update and the chosen n: B_p = B // n problems,
+    with the reasons for n and B_p. For a request that fixes B, or that fixes M, so that the budget
+    leaves B per update. The cell (B_p, n) need not have been measured."""
     n = chosen.n
     B_p = B // n
     counts = ensemble.counts_of(B_p, n)

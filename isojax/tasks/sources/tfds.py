@@ -117,9 +117,9 @@ class TfdsSplits:
 def write_dataset(
     folder: Path, splits: Mapping[str, Sequence[Problem]], metadata: Mapping[str, Any]
 ) -> None:
-    """Write problems as a data set in a new folder, one file per split: splits: such as
-    {"hard_train": [...]}; metadata: plain JSON, for its metadata.json. After a failure no folder is
-    left. InputError where the folder exists."""
+    """Write problems as a TFDS data set in a new folder, one file for each split. splits: name ->
+    its problems, such as {"hard_train": [...]}; metadata: plain JSON, for its metadata.json. After
+    a failure no folder is left. InputError where the folder exists."""
     if folder.exists():
         raise InputError(
             f"{folder} exists already, and a data set is written once; choose another, or move it"
@@ -127,6 +127,7 @@ def write_dataset(
         )
     tfds = import_tfds()
 
+    # The columns, and their types in the file.
     all_problems = [problem for problems in splits.values() for problem in problems]
     features: dict[str, Any] = dict.fromkeys(NUMBER_FEATURES, np.int64)
     if any(isinstance(problem.solved, float) for problem in all_problems):
