@@ -15,19 +15,22 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from isojax.core.config.model import LoraConfig
 from isojax.core.errors import RunFailed
+from isojax.models.transformer import Decoder
 from isojax.rl.optimizer import TrainState, build_init_state, train_state_shardings
 from isojax.train.checkpoint import Checkpoints, RunCursor
-from tests.device import DECODER, MESHES, mesh, placed, policy
+from tests.device import CONFIG, DECODER, MESHES, VOCAB, mesh
 
 
-def some_state(axes: str, seed: int) -> TrainState:
+def some_state(axes: str, seed: int, decoder: Decoder = DECODER) -> TrainState:
     """A state whose every number was drawn, on a mesh."""
     on = mesh(axes)
     rng = np.random.default_rng(seed)
-    like = build_init_state(DECODER, on)(placed(policy(), on))
+    base = jax.device_put(decoder.init(jax.random.key(0)), decoder.shardings(on))
+    like = build_init_state(decoder, on)(base)
     drawn = jax.tree.map(lambda x: (rng.normal(size=x.shape) * 100).astype(x.dtype), like)
-    return jax.device_put(drawn, train_state_shardings(DECODER, on))
+    return jax.device_put(drawn, train_state_shardings(decoder, on))
 
 
 def check(got: TrainState, like: TrainState, expected: TrainState) -> None:
@@ -52,6 +55,26 @@ def test_back_bit_for_bit(tmp_path: Path, axes: str) -> None:
     with Checkpoints(tmp_path) as again:
         restored = again.restore(like)
     assert restored is not None and restored[1] == position
+    check(restored[0], like, saved)
+
+
+GEMMA = {"family": "gemma3", "layers": 4, "options": {"window": 3, "sliding_layers": [0, 1, 3]}}
+POLICIES = {
+    "layers in several stacks": CONFIG.with_settings(**GEMMA),
+    "adapters": CONFIG.with_settings(lora=LoraConfig(rank=2, targets=("query", "down"))),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_is_trained_comes_back_whatever_the_policy(tmp_path: Path, name: str) -> None:
+    decoder = Decoder(POLICIES[name], VOCAB)
+    saved, like = some_state(MESHES[1], 1, decoder), some_state("auto", 2, decoder)
+    assert len(decoder.stacks) > 1 or len(jax.tree.leaves(saved.params)) == 2 * 2  # A and B
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(saved, RunCursor(M=7, evaluation=2, tokens=100))
+    with Checkpoints(tmp_path) as again:
+        restored = again.restore(like)
+    assert restored is not None
     check(restored[0], like, saved)
 
 
