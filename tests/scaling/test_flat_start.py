@@ -9,8 +9,10 @@ from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.allocate.quote import quote
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.compare_sweeps import compare_sweeps
-from isojax.scaling.result import FitResult
-from isojax.scaling.tracks import FloatArray
+from isojax.scaling.curves.flat_start import _first_departure, find_flat_starts
+from isojax.scaling.evaluation_size import EvaluationSize
+from isojax.scaling.result import FitResult, FlatStart
+from isojax.scaling.tracks import FloatArray, group_by_cell
 from tests.scaling.sweeps import fit, run
 
 C = np.array([1, 2, 4, 8, 16, 32, 64, 128]) * 1000.0
@@ -191,3 +193,42 @@ def test_a_reward_is_not_reached_where_cells_stand():
     by_n = {cell.n: cell for cell in quoted.cells}
     assert by_n[16].C is not None and 16e3 < by_n[16].C < 64e3
     assert by_n[4].low is None or by_n[4].low > 128e3
+
+
+def test_the_first_departure_from_a_level():
+    """A hit of .01 above a level of .1 is none, once; two of them in a row, or a larger difference,
+    are."""
+
+    def first(*hits: float) -> int:
+        return _first_departure(0.1 + 0.01 * np.array(hits), 0.1, 0.01)
+
+    assert first(0, 0, 0) == 3
+    assert first(0, 1, 0, 0) == 4 and first(0, -1, 0, 2, 0) == 3
+    assert first(0, 1, 1, 0) == 1 and first(0, 2, 0) == 1
+    assert first(0, 1, 0, 1, 0) == 3  # once
+    assert first(0, 0, 1) == 3  # the last
+    assert first(1e-5, 0, 0, 3) == 3  # within rounding of the level
+
+
+def test_a_cell_stands_up_to_the_first_evaluation_of_any_seed_that_rose():
+    """Of evaluations of 100 rollouts, all at 0 up to 2,000 and one seed risen at 4,000; a single hit
+    before is none. Three evaluations of all seeds together are enough at 0, four of each run at
+    another level."""
+    C = [0.0, 1e3, 2e3, 4e3, 8e3]
+    size = EvaluationSize(100.0, "", is_known=True)
+
+    def starts(*rewards: list[float], C: list[float] = C):
+        tracks = [run(16, 4, seed, C, R) for seed, R in enumerate(rewards)]
+        return find_flat_starts(group_by_cell(tracks), size).get((16, 4))
+
+    rose = [0, 0.01, 0, 0.05, 0.1]
+    assert starts(rose, [0, 0, 0, 0, 0.2]) == FlatStart(0.0, 100.0, 2e3, 4e3)
+    assert starts([0.0] * 5) == FlatStart(0.0, 100.0, 8e3, None)
+    assert starts([1.0] * 4 + [0.9]) == FlatStart(1.0, 100.0, 4e3, 8e3)
+    assert starts([0, 0, 0.1, 0.2, 0.3], C=[0, *C[1:]]) is None  # two evaluations at 0
+    assert starts([0, 0, 0.1, 0.2, 0.3], [0, 0, 0.1, 0.2, 0.3]) == FlatStart(0.0, 100.0, 1e3, 2e3)
+    level = [0.25, 0.25, 0.25, 0.25, 0.5]
+    assert starts(level) == FlatStart(0.25, 100.0, 4e3, 8e3)
+    assert starts([0.25, 0.25, 0.25, 0.5, 0.5]) is None
+    assert starts(level, [0.25, 0.25, 0.25, 0.5, 0.5]) is None
+    assert starts([0.25, 0.26, 0.25, 0.25, 0.25]) is None  # there a hit is a difference
