@@ -14,6 +14,7 @@ from isojax.scaling.curves import posterior_draws, posterior_mode
 from isojax.scaling.curves.fit_hierarchical import DETERMINED_PROGRESS, _summarise_curve
 from isojax.scaling.curves.hierarchical import (
     minus_two_log_posterior,
+    pack_sweep,
     predict_rewards,
     progress_at_points,
     robust_precision,
@@ -47,10 +48,19 @@ from isojax.scaling.curves.posterior_mode import (
     posterior_covariances,
     robust_noise_sd,
 )
-from tests.scaling.sweeps import packed
+from tests.scaling.sweeps import packed, run, sweep
 
-# More points than bins, so that a bin holds several evaluations.
-SWEEP = packed(points=40, noise=0.01, run_sd=0.02, seeds=2)
+
+def packed_unequally():
+    """More points than bins, so that a bin holds several evaluations; and one run that ends before
+    the others, whose row of the arrays is padded."""
+    cells = sweep(points=40, noise=0.01, run_sd=0.02, seeds=2)
+    first, second = cells[16, 16]
+    cells[16, 16] = [first, run(16, 16, 1, second.C[:30], second.R[:30])]
+    return pack_sweep(cells)
+
+
+SWEEP = packed_unequally()
 FITTED = fit_shape(0.5, SWEEP)
 J, S, P = SWEEP.data.y.shape
 
