@@ -211,9 +211,9 @@ def test_the_first_departure_from_a_level():
 
 
 def test_a_cell_stands_up_to_the_first_evaluation_of_any_seed_that_rose():
-    """Of evaluations of 100 rollouts, all at 0 up to 2,000 and one seed risen at 4,000; a single hit
-    before is none. Three evaluations of all seeds together are enough at 0, four of each run at
-    another level."""
+    """Of evaluations of 100 rollouts, all at 0 up to 2,000 and one seed risen at 4,000; a single
+    hit before is none. Three evaluations of all seeds together are enough at 0, four of each run
+    at another level."""
     C = [0.0, 1e3, 2e3, 4e3, 8e3]
     size = EvaluationSize(100.0, "", is_known=True)
 

@@ -1,5 +1,5 @@
-"""What `isojax records check` notes of runs: few evaluations, runs that broke off, and cells without
-a curve."""
+"""What `isojax records check` notes of runs: few evaluations, runs that broke off, and cells
+without a curve."""
 
 from __future__ import annotations
 
