@@ -371,8 +371,9 @@ class NStarUncertainty:
         return expected_distance.min(-1).mean(-1)
 
     def expected_reduction(self, predicted_rewards: FloatArray) -> float:
-        """By how much the uncertainty is expected to fall if one run is evaluated at a place where
-        the draws predict these rewards, float[Q]; less what would seem to be gained by chance."""
+        """How much less uncertain the best n is expected to be after one more evaluation, of a run
+        at a C where the draws predict these rewards, float[Q]; without the part that even an
+        evaluation that reveals nothing seems to gain, by chance."""
         # In row q, draw q is the truth, and is measured with noise. The weights of the row: how
         # well each draw explains that measurement, by a normal likelihood.
         measured = predicted_rewards[:, None] + self._measurement_noise[:, None]

@@ -141,7 +141,9 @@ class RunWatch:
     def _advise(
         self, rollouts_left: float, interval: Interval | None, looks_agree: bool, last: Look | None
     ) -> _Advised:
-        """Whether to stop the run. interval: of the reward at the end; last: the newest look."""
+        """Whether to stop the run or go on, with the reason. rollouts_left: to its planned end;
+        interval: the forecast of its last reward, None for none yet; looks_agree: whether the
+        forecasts at different looks (points of the run) agree; last: the newest look."""
         if rollouts_left == 0:
             return _Advised("stop", "the run has reached its end")
         if interval is None or last is None:

@@ -42,9 +42,10 @@ TracksByCell = Mapping[tuple[int, int], Sequence[RunTrack]]  # (B_p, n) -> its s
 
 
 def build_tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[RunTrack]:
-    """The tracks of runs, in order of their cells. metric: such as "avg@4"; compute: one of
-    COMPUTE_UNITS. InputError where runs do not belong to one sweep, were evaluated on different
-    problems, or lack the metric."""
+    """The tracks of runs (the compute C and the metric of each evaluation, as arrays), in order of
+    their cells. metric: such as "avg@4"; compute: the unit of C, one of COMPUTE_UNITS. InputError
+    where runs do not belong to one sweep, were evaluated on different problems, or lack the
+    metric."""
     if not runs:
         raise InputError(
             "no run to fit; expected at least one RunRecord. "
@@ -85,9 +86,10 @@ def _require_same_problems(runs: Sequence[RunRecord], metric: str) -> None:
 
 
 def make_track(run: RunRecord, metric: str, compute: str) -> RunTrack:
-    """The track of one run. For a training metric (train/NAME) the evaluation before the first
-    update, which has none, is left out. InputError, with file and line, where there is no
-    evaluation, one lacks the metric or has it outside [0, 1], or C does not rise."""
+    """The track of one run: the compute C and the metric of each evaluation, as arrays. For a
+    training metric (train/NAME) the evaluation before the first update, which has none, is left
+    out. InputError, with file and line, where there is no evaluation, one lacks the metric or has
+    it outside [0, 1], or C does not rise."""
     location = run.source or f"run {run.cell.name}"
     if metric.startswith(TRAIN_PREFIX):
         run = select_points(run, _points_with_training(run, metric.removeprefix(TRAIN_PREFIX)))

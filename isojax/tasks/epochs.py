@@ -38,7 +38,8 @@ class EpochOrder(Iterator[np.ndarray]):
         batches_ahead: int = 0,
         first_epoch: int = 0,
     ):
-        """The order from the batch `first_batch` on; InputError where B_p exceeds num_problems.
+        """Make the order of the training problems from the batch `first_batch` on, in batches of
+        B_p; InputError where B_p exceeds num_problems.
 
         drop_above: a share of correct rollouts (class docstring); None: leave out no problem.
 

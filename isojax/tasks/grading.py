@@ -71,8 +71,9 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
     def __init__(
         self, grade: GradeFunction, problems: Sequence[Problem], reply: ReplyFunction | None = None
     ) -> None:
-        """grade: judges responses (GradeFunction); reply: gives the task's replies to unfinished
-        responses, for a task of turns."""
+        """Make a grader for one response to each entry of `problems`. grade: judges responses
+        (GradeFunction); reply: gives the task's replies to unfinished responses, for a task of
+        turns; None for other tasks."""
         self._grade = grade
         self._problems = problems
         self._reply = reply

@@ -39,8 +39,9 @@ class PromptWriter:
         prompt: PromptConfig,
         beyond: Mapping[int, str],
     ) -> None:
-        """folder: of the model, for messages. beyond: the added tokens without a row in the model's
-        embedding, as id -> token; a prompt with one is refused."""
+        """Write prompts by a tokenizer and the settings `prompt` (thinking, raw text, ...). folder:
+        of the model, for messages. beyond: the added tokens without a row in the model's embedding,
+        as id -> token; a prompt with one is refused."""
         self.folder = folder
         self.tokenizer = tokenizer
         self.prompt = prompt

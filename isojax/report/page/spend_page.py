@@ -35,7 +35,9 @@ FIXED_HEADER = ("run", "reward", "interval", "reached, less this")
 
 
 def render_spending(folder: Path, spending: Spending, runs: Sequence[RunRecord]) -> str:
-    """The page as HTML. `runs`: the policy's and the pilots'."""
+    """The page of `isojax spend` as one HTML document: what came of the budget, what it was spent
+    on, and what a fixed n would have got. `folder`: the sweep's, whose name is the title; `runs`:
+    the policy's and the pilots'."""
     answer = [
         markup.tag("p", " ".join(describe_spending(spending, runs))),
         _spending_figure(spending, runs),

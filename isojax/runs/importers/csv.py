@@ -85,8 +85,9 @@ def read(path: Path) -> list[LogTable]:
 
 
 def _read_tables(path: Path, text: str, whole_text: str) -> list[LogTable]:
-    """The tables in `text`, the lines to be read; whole_text is all of the file, in which further
-    headers are refused (two files joined into one)."""
+    """The tables in the text of a CSV file. text: the lines to be read, which may lack a last line
+    that is still being written; whole_text: all of the file, in which a second header is refused,
+    as of two files that were joined into one."""
     table = parse_csv(path, text)
     reject_further_headers(table.source, whole_text)
     if len(table.columns) == 1:
@@ -151,8 +152,8 @@ def _read_long(table: DataTable, metric: str, value: str) -> LogTable:
 
 
 def _read_wide(table: DataTable) -> Iterator[LogTable]:
-    """A table for each run of a W&B chart. A run has no row for steps at which its cells are empty
-    or NaN."""
+    """A table for each run out of one in W&B's export of a chart, which has a column for each run.
+    A run has no row for steps at which its cells are empty or NaN."""
     steps, *others = table.columns
     if not steps or steps.endswith(BOUND_SUFFIXES) or "time" in steps.lower():
         problem = f"{table.source}, {table.header_position}: the first column is {steps!r}"

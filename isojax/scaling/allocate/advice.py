@@ -125,9 +125,9 @@ def _extrapolation_risk(fit: FitResult, curve: FittedCurve, C: float) -> Risk | 
 def set_halting_marks(
     ensemble: CurveEnsemble, allocation: Allocation, cell: int
 ) -> tuple[HaltingMark, ...]:
-    """At which updates of the recommended run to look at its reward, and below which reward to stop
-    it; one mark for each of MARK_SHARES of its C. Empty where the fit has no draws, or the
-    allocation is not the measured cell (index `cell`), so that the run's own curve is unknown."""
+    """The rewards below which to stop the recommended run early: a mark (an update, and the lowest
+    reward to go on with) at each of MARK_SHARES of its C. Empty where the fit has no draws, or
+    where the allocation is not the measured cell (index `cell`), so that its curve is unknown."""
     curve = ensemble.curves[cell]
     counts = ensemble.counts[cell]
     if not ensemble.replicates or curve.key != (allocation.B_p, allocation.n):

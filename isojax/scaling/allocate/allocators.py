@@ -89,9 +89,9 @@ def allocate_by_law(
 
 
 def _choose_n_by_law(fit: FitResult, frontier_fit: FrontierFit, C: float) -> _ChosenN:
-    """n*(C) as a power of two. Where C is in the range of C that the frontier covers, n is kept
-    between the smallest and the largest measured n; outside, where only the law can answer, it is
-    not, and the reasons state it."""
+    """The n that the fitted law n*(C) gives at C, rounded to a power of two, with reasons. Where C
+    is in the range that the frontier covers, n is kept between the smallest and the largest
+    measured n; outside, where only the law can answer, it is not, and the reasons state it."""
     law = frontier_fit.n_star.law
     C_low = frontier_fit.frontier[0].C
     C_high = frontier_fit.frontier[-1].C

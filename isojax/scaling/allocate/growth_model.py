@@ -100,9 +100,9 @@ class GrowthDraws:
         return np.stack(at_evaluations, -1)
 
     def go_on(self, rewards: FloatArray, n_index: int, C_more: float) -> FloatArray:
-        """A run has these rewards, float[..., Q]; those after C_more further rollouts with the n of
-        this index. A reward above the asymptote of this n falls back to it: half of the excess
-        within C_mid rollouts."""
+        """The rewards of a run after C_more further rollouts with the n of this index, float[...,
+        Q]; `rewards` are those it has now, one for each of Q draws of the model. A reward above the
+        asymptote of this n falls back to it: half of the excess within C_mid rollouts."""
         # The bounds keep every draw of the prior, and every step of its fit, finite.
         exponent = np.exp(np.clip(self.theta[..., 1], -1.5, 1.5))
         tail = np.exp(np.clip(self.theta[..., 2], -5, 1.5))

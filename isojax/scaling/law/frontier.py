@@ -74,8 +74,9 @@ class Frontier:
 
 
 def compute_frontier(curves: Sequence[FittedCurve]) -> Frontier:
-    """The frontier of at least one curve. Of cells with equal rewards the one with the smaller n
-    leads, then that with the smaller B_p."""
+    """The frontier of one or more cells: at each C of a grid, which cell's fitted curve has the
+    highest reward there, among those with data near that C. Of cells with equal rewards the one
+    with the smaller n leads, then that with the smaller B_p."""
     ordered_curves = sorted(curves, key=lambda c: (c.n, c.B_p))  # argmax takes the first of equals
     C = _frontier_grid(ordered_curves)
     log10_C = np.log10(C)
@@ -153,10 +154,10 @@ def _stretches(
 
 
 def _tied_start(curves: Sequence[FittedCurve], C: FloatArray, rewards: FloatArray) -> int:
-    """At how many grid points, from the smallest C on, no cell leads because none has begun to
-    rise: every cell measured there is at the reward with which all began, or less than one correct
-    rollout of an evaluation from it. rewards: float[curves, grid], -inf where not measured. 0 where
-    no curve has a flat start."""
+    """The number of grid points, from the smallest C on, at which no cell leads because none has
+    begun to rise: every cell measured there is at the reward with which all began, or less than one
+    correct rollout of an evaluation from it. 0 where no curve has a flat start (a first part at one
+    reward). C: the grid, rising; rewards: float[curves, grid], -inf where not measured."""
     flat_starts = [c.flat_start for c in curves]
     first = next((flat for flat in flat_starts if flat is not None), None)
     if first is None:

@@ -193,7 +193,7 @@ def fit_n_star(
     n_largest: int,
     target_count: int,
 ) -> NStarFit:
-    """The law n*(C) of a frontier.
+    """The law n*(C), the best n as a function of C, fitted to a frontier.
 
     With draws, it is fitted to the replicates' mean log2 n* at MAX_LAW_POINTS budgets; the weight
     of each is 1 / (the replicates' variance + that of the grid of n). no_effect: whether n makes no
