@@ -115,9 +115,8 @@ def run(
     }
     environment |= {"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONPATH": path}
     if killing is not None:
-        environment[SETTINGS] = json.dumps(
-            {"cell": f"runs/{name}/cells/{CELLS[kind]}", "report": str(report), **killing}
-        )
+        cell = f"runs/{name}/cells/{CELLS[kind]}"
+        environment[SETTINGS] = json.dumps({"cell": cell, "report": str(report), **killing})
     command = [sys.executable, "-m", "isojax.train", *KINDS[kind], f"name={name}", "--resume"]
     done = subprocess.run(
         command,
@@ -167,15 +166,17 @@ def broken(
     names = [f"{kind}-killed"]
     phases = Counter[str]()
     during = {"saving": 0, "judging": 0, "damaged": 0}
+
+    # One kill for each aim, the others at any instant (None); that of the last checkpoint last.
     aims: list[str | None] = [*AIMS[kind], *[None] * kills][: kills - 1]
     rng.shuffle(aims)
     aims.append(LAST)
     while aims:
-        name, aim = names[-1], aims[0]
-        left = work * (1 - share(folder, name, updates))
-        kill, output = run(
-            folder, kind, name, {"after": rng.uniform(0, 2 * left / (len(aims) + 1)), "aim": aim}
-        )
+        name = names[-1]
+        aim = aims[0]
+        seconds_left = work * (1 - share(folder, name, updates))
+        after = rng.uniform(0, 2 * seconds_left / (len(aims) + 1))
+        kill, output = run(folder, kind, name, {"after": after, "aim": aim})
         during["damaged"] += "is damaged" in output
         # The run came to its end before: another run takes the kills that are left, this one at any
         # instant.
@@ -183,16 +184,13 @@ def broken(
             names.append(f"{kind}-killed-{len(names) + 1}")
             aims[0] = None
             continue
+
         aims.pop(0)
         phases[kill["phase"]] += 1
-        during["saving"], during["judging"] = (
-            during["saving"] + kill["saving"],
-            during["judging"] + kill["judging"],
-        )
-        aside = (
-            ", a checkpoint half written" * kill["saving"]
-            + ", responses being judged" * kill["judging"]
-        )
+        during["saving"] += kill["saving"]
+        during["judging"] += kill["judging"]
+        aside = ", a checkpoint half written" if kill["saving"] else ""
+        aside += ", responses being judged" if kill["judging"] else ""
         aimed = f", aimed at {aim}" if aim else ""
         tell(
             f"{kind}: kill {phases.total()} of {kills} at {share(folder, name, updates):.0%}"
@@ -214,25 +212,24 @@ def broken(
 
 def last_checkpoint(cell: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Of a run's folder: what the host knew, and every array by its place."""
-    path = cell / "checkpoint"
-    with ocp.CheckpointManager(
-        path.absolute(), options=ocp.CheckpointManagerOptions(create=False, read_only=True)
-    ) as manager:
+    path = (cell / "checkpoint").absolute()
+    options = ocp.CheckpointManagerOptions(create=False, read_only=True)
+    with ocp.CheckpointManager(path, options=options) as manager:
         step = manager.latest_step()
         assert step is not None, path
         host = manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"]
+
     arrays: dict[str, np.ndarray] = {}
     for part in ("state", "pending"):
-        if (path / str(step) / part).is_dir():
-            with ocp.PyTreeCheckpointer() as reader:
-                metadata = reader.metadata((path / str(step) / part).absolute()).item_metadata.tree
-                kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata)
-                tree = reader.restore((path / str(step) / part).absolute(), restore_args=kinds)
-            leaves = jax.tree_util.tree_leaves_with_path(tree)
-            arrays |= {
-                part + jax.tree_util.keystr(location): np.asarray(value)
-                for location, value in leaves
-            }
+        folder = path / str(step) / part
+        if not folder.is_dir():
+            continue
+        with ocp.PyTreeCheckpointer() as reader:
+            metadata = reader.metadata(folder).item_metadata.tree
+            kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata)
+            tree = reader.restore(folder, restore_args=kinds)
+        for location, value in jax.tree_util.tree_leaves_with_path(tree):
+            arrays[part + jax.tree_util.keystr(location)] = np.asarray(value)
     return host, arrays
 
 
@@ -243,20 +240,20 @@ def differences(folder: Path, one: str, other: str) -> list[str]:
         (a,), (b,) = (list(folder.glob(f"runs/{name}/cells/*/{file}")) for name in (one, other))
         if a.read_bytes() != b.read_bytes():
             result.append(f"{file} differs")
-    cells = [cell for name in (one, other) for cell in folder.glob(f"runs/{name}/cells/*")]
-    (host, arrays), (host_2, arrays_2) = map(last_checkpoint, cells)
-    result += [
-        f"the last checkpoint's {key} differs"
-        for key in host | host_2
-        if host.get(key) != host_2.get(key)
-    ]
+
+    (cell,) = folder.glob(f"runs/{one}/cells/*")
+    (cell_2,) = folder.glob(f"runs/{other}/cells/*")
+    host, arrays = last_checkpoint(cell)
+    host_2, arrays_2 = last_checkpoint(cell_2)
+    for key in host | host_2:
+        if host.get(key) != host_2.get(key):
+            result.append(f"the last checkpoint's {key} differs")
     if arrays.keys() != arrays_2.keys():
         return [*result, "the last checkpoints hold other arrays"]
-    return result + [
-        f"{location} differs"
-        for location in arrays
-        if arrays[location].tobytes() != arrays_2[location].tobytes()
-    ]
+    for location in arrays:
+        if arrays[location].tobytes() != arrays_2[location].tobytes():
+            result.append(f"{location} differs")
+    return result
 
 
 def main() -> int:
@@ -265,13 +262,15 @@ def main() -> int:
     )
     parser.add_argument("--kinds", default=",".join(KINDS), help="of " + ", ".join(KINDS))
     parser.add_argument("--kills", type=int, default=20, help="of each kind")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the instants of the kills")
     parser.add_argument("--keep", type=Path, help="a new folder to work in, which stays")
     args = parser.parse_args()
     if args.keep:
         args.keep.mkdir(parents=True)
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax's remarks on reading
-    rng, began = random.Random(args.seed), time.monotonic()
+
+    rng = random.Random(args.seed)
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (args.keep or Path(temporary)).absolute()
         prepare(folder)
@@ -289,10 +288,10 @@ def main() -> int:
         "kills": sum(phases.values()),
         "kills_by_phase": dict(phases),
         "equal": equal,
+        "seconds": round(time.monotonic() - began),
+        "kinds": result,
     }
-    print(
-        json.dumps(line | {"seconds": round(time.monotonic() - began), "kinds": result}), flush=True
-    )
+    print(json.dumps(line), flush=True)
     return 0 if equal else 1
 
 

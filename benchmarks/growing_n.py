@@ -24,7 +24,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,19 +61,27 @@ def first_C(C: np.ndarray, rewards: np.ndarray, reward: float) -> float:
     return float(np.exp((1 - share) * np.log(C[i - 1]) + share * np.log(C[i])))
 
 
+class Comparison(NamedTuple):
+    """A growing n against the best fixed n at each C."""
+
+    gains: np.ndarray  # float[targets]
+    middle: float  # the mean gain over the decade in the middle of log C
+    ratio_to_90: float  # rollouts to 90% of what the best fixed n gains: fixed n over growing
+
+
 def judge(
     fixed: Mapping[str, np.ndarray], growing: np.ndarray, C: np.ndarray, best: np.ndarray
-) -> tuple[Any, ...]:
-    """(gains float[C], middle gain, ratio of rollouts to 90%) of means float[targets]; `best`: the
-    fixed kind at each C by its number."""
+) -> Comparison:
+    """Of mean rewards, float[targets] each; `best`: the fixed kind at each C by its number."""
     curves = np.stack(list(fixed.values()))
     envelope = curves[best, np.arange(len(C))]
     gains = growing - envelope
     centre = (np.log10(C[0]) + np.log10(C[-1])) / 2
     middle = gains[np.abs(np.log10(C) - centre) <= 0.5].mean()
+
     goal = envelope[0] + 0.9 * (envelope[-1] - envelope[0])
     ratio = min(first_C(C, curve, goal) for curve in curves) / first_C(C, growing, goal)
-    return gains, middle, ratio
+    return Comparison(gains, float(middle), float(ratio))
 
 
 def compare(fixed: Mapping[str, np.ndarray], growing: np.ndarray, C: np.ndarray) -> dict[str, Any]:
@@ -84,32 +92,36 @@ def compare(fixed: Mapping[str, np.ndarray], growing: np.ndarray, C: np.ndarray)
 
     means = {kind: mean(rates) for kind, rates in fixed.items()}
     best = np.stack(list(means.values())).argmax(0)
-    gains, middle, ratio = judge(means, mean(growing), C, best)
-    rng, drawn = np.random.default_rng(0), []
+    measured = judge(means, mean(growing), C, best)
+
+    # Seeds are drawn with replacement in each cell, problems for all cells together.
+    rng = np.random.default_rng(0)
+    problems = growing.shape[2]
+    middles, ratios = [], []
     for _ in range(RESAMPLES):
-        weights = (
-            rng.multinomial(growing.shape[2], np.full(growing.shape[2], 1 / growing.shape[2]))
-            / growing.shape[2]
-        )
+        weights = rng.multinomial(problems, np.full(problems, 1 / problems)) / problems
 
         def resampled(rates: np.ndarray, weights: np.ndarray = weights) -> np.ndarray:
-            return (rates[rng.integers(0, len(rates), len(rates))].mean(0)) @ weights
+            seeds = rng.integers(0, len(rates), len(rates))
+            return rates[seeds].mean(0) @ weights
 
-        drawn.append(
-            judge({k: resampled(r) for k, r in fixed.items()}, resampled(growing), C, best)[1:]
-        )
-    middles, ratios = np.array(drawn).T
-    se = float(middles.std())
+        fixed_again = {kind: resampled(rates) for kind, rates in fixed.items()}
+        drawn = judge(fixed_again, resampled(growing), C, best)
+        middles.append(drawn.middle)
+        ratios.append(drawn.ratio_to_90)
+    se = float(np.std(middles))
     low, high = np.quantile(ratios, [0.05, 0.95])
+
+    gains = measured.gains
     return {
         "best_fixed": dict(zip(map(int, C), np.array(list(means))[best].tolist(), strict=True)),
         "reward": dict(zip(map(int, C), np.round(mean(growing), 4).tolist(), strict=True)),
         "gains": dict(zip(map(int, C), np.round(gains, 4).tolist(), strict=True)),
         "worst": round(float(gains.min()), 4),
-        "middle": round(float(middle), 4),
+        "middle": round(measured.middle, 4),
         "se": round(se, 4),
-        "z": round(float(middle) / se, 1),
-        "to_90": [round(float(x), 3) for x in (ratio, low, high)],
+        "z": round(measured.middle / se, 1),
+        "to_90": [round(float(x), 3) for x in (measured.ratio_to_90, low, high)],
     }
 
 
@@ -117,22 +129,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", type=Path)
+    parser.add_argument("run", type=Path, help="the folder of the sweep")
     parser.add_argument(
         "--against", nargs="*", help="the fixed cells, such as 32x4 32x8; all where none are named"
     )
-    a = parser.parse_args()
-    runs = read_runs([a.run])
-    targets = sorted({p.target for run in runs for p in run.points if p.target > 0})
+    arguments = parser.parse_args()
+
+    # The targets that every run reached, without the first few.
+    runs = read_runs([arguments.run])
+    all_targets = sorted({p.target for run in runs for p in run.points if p.target > 0})
     last = min(run.points[-1].target for run in runs)
-    targets = [target for target in targets if target <= last][SKIPPED:]
-    rates, C = solve_rates(runs, targets), np.array(targets, dtype=float)
+    targets = [target for target in all_targets if target <= last][SKIPPED:]
+    C = np.array(targets, dtype=float)
+
+    rates = solve_rates(runs, targets)
     scheduled = {run.cell.kind for run in runs if run.cell.schedule}
-    fixed = {
-        kind: r
-        for kind, r in rates.items()
-        if kind not in scheduled and (not a.against or kind in a.against)
-    }
+    fixed = {kind: of_kind for kind, of_kind in rates.items() if kind not in scheduled}
+    if arguments.against:
+        fixed = {kind: of_kind for kind, of_kind in fixed.items() if kind in arguments.against}
     for kind in sorted(scheduled):
         seeds = {"seeds": len(rates[kind]), "fixed_seeds": {k: len(r) for k, r in fixed.items()}}
         print(json.dumps({"schedule": kind, **seeds, **compare(fixed, rates[kind], C)}), flush=True)

@@ -67,12 +67,10 @@ DROPPED = re.compile(r"(\d+) of (\d+) (.*) dropped")
 
 def file_of(folder: Path, name: str) -> Path:
     """train.jsonl or train.jsonl.gz of a folder, absolute."""
-    result = [
-        path for path in (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz") if path.is_file()
-    ]
-    if not result:
-        sys.exit(f"error: {folder} has no {name}.jsonl and no {name}.jsonl.gz")
-    return result[0].resolve()
+    for path in (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz"):
+        if path.is_file():
+            return path.resolve()
+    sys.exit(f"error: {folder} has no {name}.jsonl and no {name}.jsonl.gz")
 
 
 def isojax(place: Path, *words: str) -> tuple[float, str]:
@@ -97,34 +95,24 @@ def sizes(info: Path) -> dict[str, int]:
 def measure(place: Path, folder: Path, model: Path, problems: int) -> dict[str, Any]:
     """Run the two commands in `place` and say what came of them."""
     (place / "small.yaml").write_text(SMALL)
-    train, test = file_of(folder, "train"), file_of(folder, "test")
-    common = [
-        "gsm8k",
-        "small.yaml",
-        f"cell.model.path={model.resolve()}",
-        f"cell.data.held_out=jsonl:{test}",
-    ]
-    labelling, output = isojax(
-        place,
-        "difficulty",
-        *common,
-        f"cell.task=jsonl:{train}",
-        f"cell.data.candidates={problems}",
-        "--out",
-        "labels",
-    )
-    data = "cell.task=tfds:labels/splits#all"
-    training, more = isojax(place, "train", *common, data, "cell.data.candidates=1000000")
+    train = file_of(folder, "train")
+    test = file_of(folder, "test")
+    model_setting = f"cell.model.path={model.resolve()}"
+    common = ["gsm8k", "small.yaml", model_setting, f"cell.data.held_out=jsonl:{test}"]
+
+    source = [f"cell.task=jsonl:{train}", f"cell.data.candidates={problems}"]
+    labelling, output = isojax(place, "difficulty", *common, *source, "--out", "labels")
+    labelled = ["cell.task=tfds:labels/splits#all", "cell.data.candidates=1000000"]
+    training, more = isojax(place, "train", *common, *labelled)
+
+    # What the commands left.
     labels = list(csv.DictReader((place / "labels/labels.csv").open()))
-    rows = map(
-        json.loads, (place / "runs/end_to_end/cells/4x4-s0/records.jsonl").read_text().splitlines()
-    )
-    points = [row for row in rows if row["kind"] == "eval"]
-    selected = [
-        json.loads(line)["split"]
-        for line in (place / "runs/end_to_end/base/problems.jsonl").read_text().splitlines()
-    ]
     solved = [int(row["solved"]) for row in labels]
+    run = place / "runs/end_to_end"
+    rows = map(json.loads, (run / "cells/4x4-s0/records.jsonl").read_text().splitlines())
+    points = [row for row in rows if row["kind"] == "eval"]
+    chosen_problems = map(json.loads, (run / "base/problems.jsonl").read_text().splitlines())
+    sides = [problem["split"] for problem in chosen_problems]
     return {
         "problems": problems,
         "dropped": {what: int(count) for count, _, what in DROPPED.findall(output + more)},
@@ -132,7 +120,7 @@ def measure(place: Path, folder: Path, model: Path, problems: int) -> dict[str, 
         "solved_of_4": {k: solved.count(k) for k in sorted(set(solved))},
         "avg@4": round(sum(solved) / 4 / len(solved), 4),
         "splits": sizes(place / "labels/splits/dataset_info.json"),
-        "sides": {side: selected.count(side) for side in sorted(set(selected))},
+        "sides": {side: sides.count(side) for side in sorted(set(sides))},
         "evaluations": [
             {"C": point["rollouts"], "counts": point["counts"], **point["metrics"]}
             for point in points
@@ -147,12 +135,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--problems", type=int, default=24)
-    parser.add_argument(
-        "--keep", type=Path, default=None, help="work in this new folder and leave it"
-    )
+    parser.add_argument("folder", type=Path, help="with GSM8K's train and test file")
+    parser.add_argument("model", type=Path, help="a folder with a language model")
+    parser.add_argument("--problems", type=int, default=24, help="problems to label")
+    parser.add_argument("--keep", type=Path, help="work in this new folder and leave it")
     inputs = parser.parse_args()
     if inputs.keep is not None:
         inputs.keep.mkdir(parents=True)

@@ -18,8 +18,10 @@ import gzip
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from isojax.core.config import VerifierConfig
 from isojax.core.nouns import Problem
@@ -53,53 +55,65 @@ def read(path: Path) -> list[Problem]:
     return [Problem(i, row["question"], row["answer"]) for i, row in enumerate(rows)]
 
 
+class Check(NamedTuple):
+    """A response to a problem. `kind` begins with right or wrong, which it is."""
+
+    kind: str
+    problem: Problem
+    response: str
+
+
+def make_checks(problems: list[Problem]) -> list[Check]:
+    """Of each problem: its own solution, its number in every form and spelling, and the changed
+    numbers in every form."""
+    solutions = [problem.answer.rpartition("####")[0] for problem in problems]
+    values = [int(problem.answer.rpartition("####")[2].replace(",", "")) for problem in problems]
+
+    checks = [Check("right_gold", problem, problem.answer) for problem in problems]
+    for i, (problem, solution, value) in enumerate(zip(problems, solutions, values, strict=True)):
+        wrong = {change: apply(value) for change, apply in CHANGES.items()}
+        wrong["other"] = values[(i + 1) % len(values)]
+        for form, write in FORMS.items():
+            for spelling in dict.fromkeys([f"{value:,}", str(value)]):
+                checks.append(Check(f"right_{form}", problem, write(solution, spelling)))
+            for change, changed in wrong.items():
+                if changed != value:
+                    response = write(solution, f"{changed:,}")
+                    checks.append(Check(f"wrong_{change}_{form}", problem, response))
+    return checks
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("path", type=Path)
-    parser.add_argument("--workers", type=int, default=None)
+    parser.add_argument("path", type=Path, help="GSM8K's file of problems, gzipped or not")
+    parser.add_argument("--workers", type=int, help="processes; as many as cores by default")
     inputs = parser.parse_args()
     problems = read(inputs.path)
-    checks: list[tuple[str, Problem, str]] = [
-        ("right_gold", problem, problem.answer) for problem in problems
-    ]
-    solutions = [problem.answer.rpartition("####")[0] for problem in problems]
-    values = [int(problem.answer.rpartition("####")[2].replace(",", "")) for problem in problems]
-    for i, (problem, solution, value) in enumerate(zip(problems, solutions, values, strict=True)):
-        for form, write in FORMS.items():
-            spellings = dict.fromkeys([f"{value:,}", str(value)])
-            checks += [
-                (f"right_{form}", problem, write(solution, spelling)) for spelling in spellings
-            ]
-            wrong = {change: apply(value) for change, apply in CHANGES.items()}
-            wrong["other"] = values[(i + 1) % len(values)]
-            checks += [
-                (f"wrong_{change}_{form}", problem, write(solution, f"{w:,}"))
-                for change, w in wrong.items()
-                if w != value
-            ]
+    checks = make_checks(problems)
+
     with Checker(VerifierConfig(use="math"), num_workers=inputs.workers) as checker:
         began = time.perf_counter()
         grades = checker.grade(
-            [p for _, p, _ in checks],
-            [p.prompt for _, p, _ in checks],
-            [response for *_, response in checks],
+            [check.problem for check in checks],
+            [check.problem.prompt for check in checks],
+            [check.response for check in checks],
         )
         seconds = time.perf_counter() - began
-    counts: dict[str, list[int]] = {}
-    for (kind, _, _), reward in zip(checks, grades.rewards, strict=True):
-        count = counts.setdefault(kind, [0, 0])
-        count[0] += 1
-        count[1] += int(reward) == int(kind.startswith("right"))
+
+    total, correct = Counter[str](), Counter[str]()
+    for check, reward in zip(checks, grades.rewards, strict=True):
+        total[check.kind] += 1
+        correct[check.kind] += int(reward) == int(check.kind.startswith("right"))
     line = {
         "benchmark": "gsm8k_verifier",
         "problems": len(problems),
         "cores": len(os.sched_getaffinity(0)),
         "checks": len(checks),
-        "as_they_should": {kind: f"{good} of {total}" for kind, (total, good) in counts.items()},
-        "mistakes": sum(total - good for total, good in counts.values()),
+        "as_they_should": {kind: f"{correct[kind]} of {count}" for kind, count in total.items()},
+        "mistakes": total.total() - correct.total(),
         "failures": grades.failures,
         "seconds": round(seconds, 2),
         "checks_per_second": round(len(checks) / seconds),

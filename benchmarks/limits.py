@@ -58,9 +58,10 @@ def floor(shape: Shape, limits: Limits, rows: int, prompt: int, new: int) -> flo
     """The serial floor's rollout tokens per second; lengths in tokens."""
     table = shape.vocab * shape.width
     cache = rows * (prompt + new / 2) * shape.position_bytes
-    layers = (
-        2 * shape.blocks * rows / limits.product + (FLOAT * shape.blocks + cache) / limits.bandwidth
-    )
+
+    # seconds of a step: products, and then what they read
+    products = 2 * shape.blocks * rows / limits.product
+    layers = products + (FLOAT * shape.blocks + cache) / limits.bandwidth
     unembedding = 2 * table * rows / limits.unembedding + FLOAT * table / limits.bandwidth
     return rows / (layers * (new - 1) / new + unembedding)
 
@@ -103,14 +104,8 @@ def measure(shape: Shape, rows: int, repeats: int) -> dict[str, float]:
     def product(equation: str, *shapes: tuple[int, ...]) -> float:
         arrays = [jnp.ones(s) for s in shapes]
         form = jax.jit(lambda a, b: jnp.einsum(equation, a, b))
-        return (
-            2
-            * shapes[0][0]
-            * shapes[1][0]
-            * shapes[1][1]
-            / seconds(lambda: form(*arrays), repeats)
-            / GIGABYTE
-        )
+        operations = 2 * shapes[0][0] * shapes[1][0] * shapes[1][1]
+        return operations / seconds(lambda: form(*arrays), repeats) / GIGABYTE
 
     V, D = shape.vocab, shape.width
     result = {"product_gflops": product("ij,jk->ik", (2048, 2048), (2048, 2048))}
@@ -139,26 +134,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=Path, help="a folder with a language model")
     parser.add_argument("--rows", default="32,64", help="slots R, one line each")
-    parser.add_argument("--prompt", type=int, default=64)
-    parser.add_argument("--new", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
+    parser.add_argument("--new", type=int, default=128, help="tokens of a response")
+    parser.add_argument("--repeats", type=int, default=5, help="calls that a median is taken of")
     args = parser.parse_args()
+
     shape = read_shape(args.model)
     for rows in map(int, args.rows.split(",")):
         result = measure(shape, rows, args.repeats)
         limits = Limits(
-            *(
-                GIGABYTE * result[name]
-                for name in ("product_gflops", "unembedding_gflops", "read_gbps")
-            )
+            product=GIGABYTE * result["product_gflops"],
+            unembedding=GIGABYTE * result["unembedding_gflops"],
+            bandwidth=GIGABYTE * result["read_gbps"],
         )
-        line = (
-            {"rows": rows}
-            | result
-            | {"floor_tokens_per_second": floor(shape, limits, rows, args.prompt, args.new)}
-        )
+        tokens_per_second = floor(shape, limits, rows, args.prompt, args.new)
+        line = {"rows": rows, **result, "floor_tokens_per_second": tokens_per_second}
         print(json.dumps({k: round(v, 1) for k, v in line.items()}), flush=True)
 
 

@@ -158,65 +158,54 @@ def drawn(seed: int) -> Iterator[tuple[str, ...]]:
     """Cases without end: any sizes, either verifier, any mesh of at most 4 devices."""
     rng = random.Random(seed)
     while True:
-        K, H = rng.choice((1, 2, 3, 4)), rng.choice((8, 16, 32, 64))
+        kv_heads = rng.choice((1, 2, 3, 4))
+        head_dim = rng.choice((8, 16, 32, 64))
         model = {
             "layers": rng.choice((2, 4, 6, 9, 12, 24)),
             "width": rng.choice((48, 64, 128, 192, 320)),
-            "kv_heads": K,
-        }
-        model |= {
-            "heads": K * rng.choice((1, 2, 4)),
-            "head_dim": H,
+            "kv_heads": kv_heads,
+            "heads": kv_heads * rng.choice((1, 2, 4)),
+            "head_dim": head_dim,
             "mlp": rng.choice((96, 128, 384, 768)),
             "tied": rng.choice(("true", "false")),
         }
-        sizes: dict[str, object] = {
+        sampling = {
             "prompt_length": rng.choice((6, 20, 48, 130, 400)),
             "response_length": rng.choice((4, 10, 32, 64, 200)),
+            "top_p": rng.choice((1.0, 1.0, 1.0, 0.9)),
         }
-        sizes["top_p"] = rng.choice((1.0, 1.0, 1.0, 0.9))
         n = rng.choice((2, 4, 8, 16))
         sweep = {
             "B_p": f"[{rng.choice((4, 16, 64))}]",
             "n": f"[{n},{2 * n}]",
             "B_max": 4096,
             "remat": rng.choice(("none", "none", "layer")),
-        }
-        sweep |= {
             "microbatch": rng.choice((2, 8, 16, 64)),
             "decode_slots": rng.choice((8, 32, 64, 128)),
             "slots_per_prefix": 1,
         }
         rl = {"kl": rng.choice((0.0, 0.0, 0.1)), "entropy": rng.choice((0.0, 0.0, 0.01))}
+
         on_device = rng.random() < 0.5
         task = {
             "cell.task": "solvers:ABCG" if on_device else "jsonl:none",
             "cell.model.vocab": rng.choice((100, 1000, 8000, 32000, 50000)),
         }
-        mesh = rng.choice(
-            (
-                "auto",
-                "auto",
-                "auto",
-                "data=2",
-                "fsdp=2",
-                "tensor=2",
-                "data=2,fsdp=2",
-                "data=2,tensor=2",
-            )
-        )
-        parts = {
+        one_axis = ("data=2", "fsdp=2", "tensor=2")
+        two_axes = ("data=2,fsdp=2", "data=2,tensor=2")
+        mesh = rng.choice(("auto", "auto", "auto", *one_axis, *two_axes))
+
+        sections = {
             "cell.model.": model,
-            "cell.sampling.": sizes,
+            "cell.sampling.": sampling,
             "sweep.": sweep,
             "cell.rl.": rl,
             "": task,
         }
-        yield (
-            mesh,
-            "quickstart",
-            *(f"{prefix}{k}={v}" for prefix, part in parts.items() for k, v in part.items()),
-        )
+        words = []
+        for prefix, settings in sections.items():
+            words += [f"{prefix}{key}={value}" for key, value in settings.items()]
+        yield (mesh, "quickstart", *words)
 
 
 def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
@@ -255,11 +244,11 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         device_memory=0,
     )
     planned = budget.estimate(sweep).program_bytes
-    for name, program in build_abstract_programs(
-        cell, sweep, pairs, make_mesh(shape, jax.devices()), task
-    ).items():
+
+    mesh = make_mesh(shape, jax.devices())
+    programs = build_abstract_programs(cell, sweep, pairs, mesh, task)
+    for name, (function, arguments) in programs.items():
         began = time.perf_counter()
-        function, arguments = program
         used = function.lower(*arguments).compile(FAST_COMPILE_OPTIONS).memory_analysis()
         figures = {
             "arguments": used.argument_size_in_bytes,
@@ -268,20 +257,16 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             "temporaries": used.temp_size_in_bytes,
         }
         total = sum(figures.values())
-        ratio = planned[name] / total
-        line = {
+        yield {
             "case": " ".join(case),
             "program": name,
             "planner": planned[name],
             "xla": total,
-            "ratio": round(ratio, 3),
+            "ratio": round(planned[name] / total, 3),
+            **figures,
+            "peak": used.peak_memory_in_bytes,
+            "compiled_in": round(time.perf_counter() - began, 1),
         }
-        yield (
-            line
-            | figures
-            | {"peak": used.peak_memory_in_bytes}
-            | {"compiled_in": round(time.perf_counter() - began, 1)}
-        )
 
 
 def main() -> None:
@@ -289,8 +274,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--random", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--random", type=int, default=0, help="so many cases more, at random")
+    parser.add_argument("--seed", type=int, default=0, help="of the random cases")
     parser.add_argument(
         "--only",
         default="",

@@ -66,23 +66,19 @@ def updated_pages() -> dict[Path, str]:
 
 def study_row(sweep: str, run: RunRecord, point: EvalPoint) -> dict[str, Any]:
     """The row of an evaluation, which load_study reads back."""
-    sizes = {
+    row = {
         "sweep": sweep,
         "B_p": run.cell.B_p,
         "n": run.cell.n,
         "seed": run.cell.seed,
         "cell_hash": run.cell_hash,
+        **{name: getattr(point, name) for name in POINT_COLUMNS},
+        "counts": list(point.counts),
     }
     groups = {"metrics": point.metrics, "train": point.train, "extra": point.extra}
-    flat = {
-        f"{group}/{key}": value for group, values in groups.items() for key, value in values.items()
-    }
-    return (
-        sizes
-        | {k: getattr(point, k) for k in POINT_COLUMNS}
-        | {"counts": list(point.counts)}
-        | flat
-    )
+    for group, values in groups.items():
+        row |= {f"{group}/{key}": value for key, value in values.items()}
+    return row
 
 
 def publish(folders: Sequence[Path]) -> None:
@@ -126,15 +122,8 @@ def run_sweeps(folder: Path, only: Sequence[str]) -> dict[str, float]:
     for i, name in enumerate(only, 1):
         print(f"sweep {i} of {len(only)}: {name}", file=sys.stderr, flush=True)
         started = time.monotonic()
-        words = [
-            "-m",
-            "isojax.launch",
-            *LAUNCHED[name],
-            "--resume",
-            "--no-report",
-            f"run.dir={folder}",
-        ]
-        subprocess.run([sys.executable, *words], check=True)
+        words = [*LAUNCHED[name], "--resume", "--no-report", f"run.dir={folder}"]
+        subprocess.run([sys.executable, "-m", "isojax.launch", *words], check=True)
         seconds[name] = round(time.monotonic() - started)
     return seconds
 
@@ -158,6 +147,7 @@ def main() -> int:
     publication.add_argument("folders", nargs="+", type=Path)
     commands.add_parser("check", help="fit the committed runs again and compare with the pages")
     arguments = parser.parse_args()
+
     if arguments.command == "run":
         seconds = run_sweeps(arguments.dir, arguments.only or list(LAUNCHED))
         print(json.dumps({"benchmark": "reproduce", "seconds": seconds}))
@@ -166,6 +156,8 @@ def main() -> int:
         publish([arguments.dir / name for name in LAUNCHED])
     elif arguments.command == "publish":
         publish(arguments.folders)
+
+    # `check` compares the pages, the others write them.
     different = []
     for path, new_page in updated_pages().items():
         page = path.read_text()

@@ -86,11 +86,13 @@ class SimulatedRun:
 
 def spend(world: World, rng: np.random.Generator, falls_back: bool) -> dict[str, Any]:
     """One budget spent in a world."""
-    B_p, budget = min(key[0] for key in world.curves), int(world.C_end)
+    budget = int(world.C_end)
+    B_p = min(key[0] for key in world.curves)
     all_n = sorted(key[1] for key in world.curves if key[0] == B_p)
     C_grid = [0, *(round(budget / EVALUATION_RATIO**k) for k in range(EVALUATIONS, -1, -1))]
     cells = [Cell.of_spend(B_p, n) for n in all_n]
-    policy, runs = SpendPolicy(cells, C_grid, budget, METRIC), {}
+    policy = SpendPolicy(cells, C_grid, budget, METRIC)
+    runs: dict[Cell, SimulatedRun] = {}
     legs: list[Leg] = []
 
     def go(leg: Leg) -> None:
@@ -103,6 +105,7 @@ def spend(world: World, rng: np.random.Generator, falls_back: bool) -> dict[str,
     num_pilots = len(legs)
     while (leg := policy.next_leg([run.record for run in runs.values()], legs)) is not None:
         go(leg)
+
     last = legs[-1]
     reward = runs[last.cell].reward
     fixed = {n: world.at_budget((B_p, n), budget) for n in all_n}
@@ -121,29 +124,29 @@ def spend(world: World, rng: np.random.Generator, falls_back: bool) -> dict[str,
 
 
 def spend_in_world(case: tuple[int, int]) -> dict[str, Any]:
-    rng, forms = np.random.default_rng(case), list(FORMS)
-    return spend(
-        random_world(rng, forms[case[1] % len(forms)]),
-        rng,
-        falls_back=case[1] // len(forms) % 2 == 0,
-    )
+    """case: (seed, number of the world)."""
+    _, number = case
+    rng = np.random.default_rng(case)
+    forms = list(FORMS)
+    world = random_world(rng, forms[number % len(forms)])
+    return spend(world, rng, falls_back=number // len(forms) % 2 == 0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seed", type=int, default=8)
-    parser.add_argument("--worlds", type=int, default=112)
-    a = parser.parse_args()
-    cases = [(a.seed, number) for number in range(a.worlds)]
+    parser.add_argument("--seed", type=int, default=8, help="another one draws other worlds")
+    parser.add_argument("--worlds", type=int, default=112, help="eight of each form by default")
+    arguments = parser.parse_args()
+
+    cases = [(arguments.seed, number) for number in range(arguments.worlds)]
     with ProcessPoolExecutor() as pool:
-        progress = track(
-            pool.map(spend_in_world, cases), "spending", len(cases), console=Console(stderr=True)
-        )
-        rows = list(progress)
+        results = pool.map(spend_in_world, cases)
+        rows = list(track(results, "spending", len(cases), console=Console(stderr=True)))
     for row in rows:
         print(json.dumps(row), flush=True)
+
     regrets = np.array([row["regret"] for row in rows])
     summary = {
         "worlds": len(rows),
@@ -154,13 +157,12 @@ def main() -> None:
         "spent": round(float(np.mean([row["spent"] for row in rows])), 3),
         "covered": round(float(np.mean([row["covered"] for row in rows])), 2),
     }
-    forms = {form: [row["regret"] for row in rows if row["form"] == form] for form in FORMS}
-    print(
-        json.dumps(
-            summary
-            | {"by_form": {form: round(float(np.mean(r)), 3) for form, r in forms.items() if r}}
-        )
-    )
+    by_form = {}
+    for form in FORMS:
+        of_form = [row["regret"] for row in rows if row["form"] == form]
+        if of_form:
+            by_form[form] = round(float(np.mean(of_form)), 3)
+    print(json.dumps({**summary, "by_form": by_form}))
 
 
 if __name__ == "__main__":

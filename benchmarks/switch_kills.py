@@ -48,20 +48,9 @@ KINDS = {
 
 def start(folder: Path, kind: str, seed: int) -> subprocess.Popen[str]:
     """A process of a run in `folder`, which begins or goes on."""
-    settings = [
-        "name=run",
-        f"run.dir={folder}",
-        f"sweep.seed={seed}",
-        "run.checkpoint_seconds=0",
-        "--resume",
-    ]
-    command = [
-        sys.executable,
-        "-c",
-        "from isojax.cli.app import main; main()",
-        *KINDS[kind],
-        *settings,
-    ]
+    settings = ["name=run", f"run.dir={folder}", f"sweep.seed={seed}", "run.checkpoint_seconds=0"]
+    program = "from isojax.cli.app import main; main()"
+    command = [sys.executable, "-c", program, *KINDS[kind], *settings, "--resume"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
@@ -84,24 +73,27 @@ def evaluations(folder: Path) -> list[list[tuple[int, float]]]:
 
 def kill_instants(whole: Path, kills: int, rng: random.Random) -> list[tuple[int, float]]:
     """(C of the evaluation after which a kill comes, seconds until then), by rising C."""
-    ledgers = evaluations(whole)
-    switches = sorted(
-        C for points in ledgers for (C, B), (_, next_B) in pairwise(points) if next_B > B
-    )[:AT_SWITCHES]
-    all_C = [C for points in ledgers for C, _ in points]
-    near = [(C, rng.uniform(0, 0.1)) for C in switches]
-    return sorted(
-        near + [(rng.choice(all_C), rng.uniform(0, 1.5)) for _ in range(kills - len(switches))]
-    )
+    all_C: list[int] = []
+    before_switches: list[int] = []
+    for points in evaluations(whole):
+        all_C += [C for C, _ in points]
+        before_switches += [C for (C, B), (_, next_B) in pairwise(points) if next_B > B]
+
+    instants = [(C, rng.uniform(0, 0.1)) for C in sorted(before_switches)[:AT_SWITCHES]]
+    while len(instants) < kills:
+        instants.append((rng.choice(all_C), rng.uniform(0, 1.5)))
+    return sorted(instants)
 
 
 def kill(folder: Path, kind: str, seed: int, C: int, seconds: float) -> bool:
     """Go on with a run until so long after its evaluation at C, and kill it; False where it had
     ended by then."""
+
+    def has_reached() -> bool:
+        return any(C <= reached for points in evaluations(folder) for reached, _ in points)
+
     process = start(folder, kind, seed)
-    while process.poll() is None and not any(
-        C <= reached for points in evaluations(folder) for reached, _ in points
-    ):
+    while process.poll() is None and not has_reached():
         time.sleep(0.003)
     time.sleep(seconds)
     if process.poll() is not None:
@@ -115,19 +107,22 @@ def kill(folder: Path, kind: str, seed: int, C: int, seconds: float) -> bool:
 def differences(one: Path, other: Path) -> list[str]:
     """The files and arrays in which two runs differ."""
     files = [path.relative_to(one) for path in sorted(one.glob("run/cells/*/records.jsonl"))]
-    files += [Path("run/spend.json")] * (one / "run" / "spend.json").exists()
+    if (one / "run" / "spend.json").exists():
+        files.append(Path("run/spend.json"))
     result = [
         str(file) for file in files if (one / file).read_bytes() != (other / file).read_bytes()
     ]
-    for cell in sorted(path.parent.relative_to(one) for path in one.glob("run/cells/*/checkpoint")):
-        (host, arrays), (host_2, arrays_2) = (
-            last_checkpoint(one / cell),
-            last_checkpoint(other / cell),
-        )
-        result += [f"{cell}: {key}" for key in host | host_2 if host.get(key) != host_2.get(key)]
-        result += [
-            f"{cell}: {key}" for key in arrays if arrays[key].tobytes() != arrays_2[key].tobytes()
-        ]
+
+    for path in sorted(one.glob("run/cells/*/checkpoint")):
+        cell = path.parent.relative_to(one)
+        host, arrays = last_checkpoint(one / cell)
+        host_2, arrays_2 = last_checkpoint(other / cell)
+        for key in host | host_2:
+            if host.get(key) != host_2.get(key):
+                result.append(f"{cell}: {key}")
+        for key in arrays:
+            if arrays[key].tobytes() != arrays_2[key].tobytes():
+                result.append(f"{cell}: {key}")
     return result
 
 
@@ -154,6 +149,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="sweep.seed, and that of the instants")
     args = parser.parse_args()
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax's remarks on reading
+
     equal = True
     with tempfile.TemporaryDirectory() as folder:
         for kind in args.kinds.split(","):

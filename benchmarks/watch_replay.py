@@ -66,13 +66,17 @@ def ledger_runs(path: Path) -> list[Run]:
 def replay(run: Run) -> list[dict[str, float]]:
     """A row for each goal; none for a run that allows no forecast."""
     C, R, end = run
-    watch, rows = RunWatch(float(C[-1])), []
+    watch = RunWatch(float(C[-1]))
+
+    # A look after each STEP of the run, with the evaluations up to it.
     counts = [int((share * C[-1] >= C).sum()) for share in np.arange(STEP, 1, STEP)]
     looked = [(count, watch.update(C[:count], R[:count])) for count in counts if count]
     intervals = [look.interval for _, look in looked if look.interval is not None]
     if not intervals:
         return []
+
     inside = all(low <= end <= high for low, high in intervals)
+    rows = []
     for step in GOAL_STEPS:
         watch.goal = end + step
         # The looks are kept, so a goal costs no further fit.
@@ -106,23 +110,25 @@ def summary(kind: str, runs: list[Run]) -> dict[str, object]:
     def mean(key: str, selected: list[dict[str, float]]) -> float:
         return round(float(np.mean([row[key] for row in selected])), 3)
 
-    reached, missed = (
-        [row for row in rows if (row["goal"] <= 0) is side] for side in (True, False)
-    )
-    line |= {"inside": mean("inside", [run[0] for run in replayed]), "width": mean("width", rows)}
-    line |= {"false_stops": mean("stopped", reached), "right_stops": mean("stopped", missed)}
-    by_run = [any(row["stopped"] for row in run if row["goal"] <= 0) for run in replayed]
-    line |= {"runs_falsely_stopped": round(float(np.mean(by_run)), 3)}
-    line |= {"saved": mean("saved", rows), "lost": mean("lost", rows)}
-    by_goal = {
-        goal: [row for row in rows if row["goal"] == goal]
-        for goal in sorted({row["goal"] for row in rows})
+    # Goals above the end of the run are missed: to stop for them is right.
+    reached = [row for row in rows if row["goal"] <= 0]
+    missed = [row for row in rows if row["goal"] > 0]
+    falsely = [any(row["stopped"] for row in run if row["goal"] <= 0) for run in replayed]
+    goals = []
+    for goal in sorted({row["goal"] for row in rows}):
+        of_goal = [row for row in rows if row["goal"] == goal]
+        goals.append({"goal": goal} | {key: mean(key, of_goal) for key in GOAL_COLUMNS})
+    return {
+        **line,
+        "inside": mean("inside", [run[0] for run in replayed]),
+        "width": mean("width", rows),
+        "false_stops": mean("stopped", reached),
+        "right_stops": mean("stopped", missed),
+        "runs_falsely_stopped": round(float(np.mean(falsely)), 3),
+        "saved": mean("saved", rows),
+        "lost": mean("lost", rows),
+        "goals": goals,
     }
-    table = [
-        {"goal": goal} | {key: mean(key, part) for key in GOAL_COLUMNS}
-        for goal, part in by_goal.items()
-    ]
-    return line | {"goals": table}
 
 
 def main() -> None:
@@ -130,29 +136,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs-per-form", type=int, default=10)
-    parser.add_argument("--forms", nargs="*", default=list(GROWTHS))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--file", type=Path)
-    parser.add_argument("--ledger", type=Path)
+    parser.add_argument("--runs-per-form", type=int, default=10, help="simulated runs of each form")
+    parser.add_argument(
+        "--forms", nargs="*", default=list(GROWTHS), help="of foreign_forms.py; all by default"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="another one draws other runs")
+    parser.add_argument("--file", type=Path, help="a CSV of runs, instead of simulated ones")
+    parser.add_argument("--ledger", type=Path, help="a sweep of isojax, instead of simulated runs")
     arguments = parser.parse_args()
-    if arguments.file is not None or arguments.ledger is not None:
-        runs = (
-            file_runs(arguments.file)
-            if arguments.file is not None
-            else ledger_runs(arguments.ledger)
-        )
-        print(json.dumps(summary((arguments.file or arguments.ledger).name, runs)))
+
+    if arguments.file is not None:
+        print(json.dumps(summary(arguments.file.name, file_runs(arguments.file))))
         return
-    all_runs: list[Run] = []
+    if arguments.ledger is not None:
+        print(json.dumps(summary(arguments.ledger.name, ledger_runs(arguments.ledger))))
+        return
+    runs: list[Run] = []
     for form in arguments.forms:
         number = list(GROWTHS).index(form)
-        rngs = [
-            np.random.default_rng([arguments.seed, number, i])
-            for i in range(arguments.runs_per_form)
-        ]
-        all_runs += [simulated_run(rng, form) for rng in rngs]
-    print(json.dumps(summary("simulated", all_runs)))
+        for i in range(arguments.runs_per_form):
+            rng = np.random.default_rng([arguments.seed, number, i])
+            runs.append(simulated_run(rng, form))
+    print(json.dumps(summary("simulated", runs)))
 
 
 if __name__ == "__main__":
