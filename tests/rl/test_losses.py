@@ -479,3 +479,37 @@ def test_the_names_that_no_loss_may_take_are_those_of_the_objective() -> None:
         <= own
         <= algorithm.OWN_METRICS
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "n", "is_allowed"),
+    [
+        ({"loss": "grpo"}, 2, True),
+        ({"loss": "grpo"}, 1, False),
+        ({"loss": "reinforce_pp"}, 1, True),
+        ({"loss": "reinforce_pp", "zero_variance_filter": ("policy",)}, 2, True),
+        ({"loss": "reinforce_pp", "zero_variance_filter": ("policy",)}, 1, False),
+        ({"n_train": 3}, 3, True),
+        ({"n_train": 4}, 3, False),
+        ({"kl": 0.1, "zero_variance_filter": ("kl",)}, 4, True),
+        ({"zero_variance_filter": ("kl",)}, 4, False),
+        ({"entropy": 0.1, "zero_variance_filter": ("entropy",)}, 4, True),
+        ({"zero_variance_filter": ("entropy",)}, 4, False),
+        ({"loss": "rloo"}, 4, True),
+        ({"loss": "rloo", "clip": 0.1}, 4, False),
+        ({"loss": "rloo", "clip_high": 0.1}, 4, False),
+        ({"advantage": "gae"}, 4, False),
+        ({"tis": "token", "tis_mode": "mask", "tis_cap": 2.0, "tis_low": 1.99}, 4, True),
+        ({"tis": "token", "tis_mode": "mask", "tis_cap": 2.0, "tis_low": 2.0}, 4, False),
+    ],
+)
+def test_recipes_at_the_limits_of_what_is_allowed(
+    settings: dict[str, Any], n: int, is_allowed: bool
+) -> None:
+    """Of a grid whose smallest n this is."""
+    cells = [Cell(4, n, 0), Cell(4, 8, 0)]
+    if is_allowed:
+        check_algorithm(RLConfig(**settings), cells)
+        return
+    with pytest.raises(InputError):
+        check_algorithm(RLConfig(**settings), cells)
