@@ -61,7 +61,10 @@ LOGS = {
 }  # what stands for the reader's own logs/
 
 # commands that another page runs on the same sweep
-ELSEWHERE = {"tour.md": ("isojax spend", "growing-n.md")}
+ELSEWHERE = {
+    "tour.md": ("isojax spend", "growing-n.md"),
+    "when-a-run-does-not-learn.md": ("isojax difficulty", "problems.md"),
+}
 
 
 def commands(page: Path) -> list[str]:
